@@ -1,0 +1,32 @@
+"""Errors a user can meet, each with the exit code it ends the command with. One line: what, where, what to do."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class Exit(IntEnum):
+    PASS = 0
+    MISMATCH = 1  # numeric mismatch, regression, crash or hang of the kernel under test, nothing captured
+    BAD_INPUT = 2  # usage or bad input
+    CANNOT_RUN = 3  # missing hardware or package, unsupported, does not compile
+
+
+class GdnbenchError(Exception):
+    """Base of every error this package raises on purpose; `exit_code` ends the command."""
+
+    exit_code: Exit = Exit.BAD_INPUT
+
+
+class BadInputError(GdnbenchError, ValueError):
+    """An argument, file or tensor that cannot be used as given."""
+
+
+class StoreError(GdnbenchError, OSError):
+    """A store that is missing, damaged, of a newer format, or not a store."""
+
+
+class CannotRunError(GdnbenchError, RuntimeError):
+    """Something this machine lacks; the message says what it needs."""
+
+    exit_code = Exit.CANNOT_RUN

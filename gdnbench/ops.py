@@ -1,0 +1,30 @@
+"""The operations there are: every folder of `gdnbench_kernels` that has a `contract` module."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from functools import cache
+
+import gdnbench_kernels
+from gdnbench.errors import BadInputError
+from gdnbench_kernels.contract import Operation
+
+
+@cache
+def operations() -> dict[str, Operation]:
+    """All operations by name, in name order."""
+    found: dict[str, Operation] = {}
+    for folder in sorted(pkgutil.iter_modules(gdnbench_kernels.__path__), key=lambda info: info.name):
+        if folder.ispkg:
+            operation: Operation = importlib.import_module(f"gdnbench_kernels.{folder.name}.contract").OPERATION
+            found[operation.name] = operation
+    return found
+
+
+def operation(name: str) -> Operation:
+    """The operation called `name`; BadInputError names those there are."""
+    try:
+        return operations()[name]
+    except KeyError:
+        raise BadInputError(f"operation {name!r} is not known; there are {', '.join(operations())}") from None

@@ -1,0 +1,156 @@
+"""What an operation is: its tensors, scalars, conventions, stages and kernels, each named once.
+
+An operation lives in one folder of this package and exposes `OPERATION` in `<folder>/contract.py`. Everything
+that the workbench must know of it (what to capture, convert, validate, poison, compare and where a coordinate
+lies) is asked of that object, so a new operation changes nothing outside its folder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Scalar = int | float | bool | str | None
+
+
+class ContractError(ValueError):
+    """A call breaks its operation's contract; the message names tensor, position and value."""
+
+
+class Role(StrEnum):
+    INPUT = "input"
+    OUTPUT = "output"
+    MUTATED = "mutated"  # read and written in place
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """One tensor of an operation.
+
+    `axes` are symbolic sizes in the default conventions; `axes_by` gives those that a convention changes, as
+    {(convention, value): axes}. `dtypes` are torch's names without the prefix. `pool_index` names the index tensor
+    that selects rows of axis 0: only the rows a call can touch are captured.
+    """
+
+    name: str
+    axes: tuple[str, ...]
+    dtypes: tuple[str, ...]
+    role: Role
+    meaning: str
+    optional: bool = False
+    pool_index: str | None = None
+    axes_by: Mapping[tuple[str, str], tuple[str, ...]] = field(default_factory=dict)
+
+    def axes_in(self, conventions: Mapping[str, str]) -> tuple[str, ...]:
+        """The axes of this tensor under `conventions`."""
+        for (name, value), axes in self.axes_by.items():
+            if conventions.get(name) == value:
+                return axes
+        return self.axes
+
+
+@dataclass(frozen=True, slots=True)
+class ScalarSpec:
+    name: str
+    kind: type
+    default: Scalar  # None: derived from the shapes, as `meaning` says
+    meaning: str
+
+
+@dataclass(frozen=True, slots=True)
+class Convention:
+    """A choice in which implementations of one operation differ; `values[0]` is the default."""
+
+    name: str
+    values: tuple[str, ...]
+    meaning: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """An intermediate tensor of the staged design: what a bisection can look at."""
+
+    tensor: TensorSpec
+    formula: str
+    rounded_to: str  # dtype it is rounded to between kernels
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """Rows [start, stop) of axis 0 that belong to one chunk (or state) of one sequence."""
+
+    start: int
+    stop: int
+    sequence: int
+    chunk: int | None = None
+    token: int | None = None  # position of row `start` inside its sequence, where rows are tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """Which rows of a tensor count, and to whom they belong. Rows in no region are padding and never count."""
+
+    regions: tuple[Region, ...]
+    head_axis: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of an operation: inputs and mutated tensors as they were before it, by contract name."""
+
+    tensors: Mapping[str, Tensor]
+    scalars: Mapping[str, Scalar]
+    conventions: Mapping[str, str]
+
+
+Kernel = Callable[..., Any]
+"""A kernel takes the contract's tensors and scalars as keyword arguments by name, outputs among them as buffers to
+fill (poisoned with NaN); mutated tensors are written in place. It may instead return outputs: one tensor, a tuple in
+contract order, or a dict by name; what it returns replaces the buffer. A kernel that has a parameter `stages` gets a
+dict there to fill with its intermediates by stage name. A parameter it does not have is not passed."""
+
+
+@dataclass(frozen=True, slots=True)
+class KernelEntry:
+    """An implementation: where it is, which conventions it takes, and what it needs to run."""
+
+    target: str  # "package.module:function", imported only when asked for
+    conventions: Mapping[str, tuple[str, ...]]  # accepted values; a convention left out means its default only
+    devices: tuple[str, ...] = ("cpu", "cuda")
+    meaning: str = ""
+
+
+@dataclass(frozen=True)
+class Operation:
+    """A named contract. The callables are pure and see only a `Call` (and outputs where said)."""
+
+    name: str
+    summary: str
+    tensors: tuple[TensorSpec, ...]
+    scalars: tuple[ScalarSpec, ...]
+    conventions: tuple[Convention, ...]
+    stages: tuple[Stage, ...]
+    kernels: Mapping[str, KernelEntry]  # at least "reference" (fp64 oracle) and "torch" (same dtype)
+    validate: Callable[[Call], None]  # raises ContractError
+    convert: Callable[[Call, Mapping[str, str]], Call]  # inputs into other conventions
+    convert_outputs: Callable[[Mapping[str, Tensor], Mapping[str, str], Mapping[str, str]], dict[str, Tensor]]
+    outputs: Callable[[Call], dict[str, tuple[tuple[int, ...], torch.dtype]]]  # shapes to allocate
+    touched: Callable[[Call], dict[str, Tensor]]  # pool -> sorted unique rows the call may read or write
+    partition: Callable[[Call, str], Partition]  # of an output, mutated tensor or stage
+    synth: Callable[..., Call]  # makes inputs; its keyword arguments are `gdnbench synth`'s options
+
+    def spec(self, name: str) -> TensorSpec:
+        """The tensor or stage called `name`; KeyError if there is none."""
+        for spec in (*self.tensors, *(stage.tensor for stage in self.stages)):
+            if spec.name == name:
+                return spec
+        raise KeyError(name)
+
+    @property
+    def default_conventions(self) -> dict[str, str]:
+        return {convention.name: convention.values[0] for convention in self.conventions}
