@@ -1,0 +1,256 @@
+"""The writer of a journal: where a captured call goes while the program waits.
+
+`append` is one `os.writev` of a header and the tensors' own memory. What it has returned from survives the death of
+the process; the sealer moves it into the store later. The format is described in `journal_format`.
+
+A folder `<store>/.journal/<segment>/` holds the journal of one process:
+
+    writer.lock    held (flock) by the writer for its life; the kernel releases it however the process ends
+    sealer.lock    held by the one sealer that works on this segment
+    00000000.log   entries; a new file once the last one is full; the sealer deletes what it has sealed
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import threading
+import time
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from gdnbench.record import RecordDraft, RecordInfo, TensorDraft
+from gdnbench.store.journal_carry import StateCarry
+from gdnbench.store.journal_codec import Buffer, Carried, buffer_of, info_json, plain_json, tensors_json
+from gdnbench.store.journal_format import Kind, checksum
+from gdnbench.store.journal_log import JournalLog
+
+MIB = 1 << 20
+_POLL_SECONDS = 0.005  # while blocked: far below the time in which a sealer frees a file
+_STUCK_FACTOR = 10  # a sealer that lives but frees nothing is waited for this many times `patience_s`
+_HEADER_ALLOWANCE = 16 << 10  # an entry's bytes beside its payloads, when asking for room
+
+
+@dataclass(frozen=True, slots=True)
+class JournalStats:
+    records: int  # appended, or begun and ended
+    bytes: int  # written to the journal in all
+    dropped: int  # calls that are not in the journal: queue full, or the journal cannot be written
+    queued_bytes: int  # in journal files that are not sealed yet
+    blocked_seconds: float
+    error: str | None  # why the journal turned itself off
+
+
+class JournalWriter:
+    """Appends records to the journal of a new segment. Thread safe; after a fork it belongs to the parent alone.
+
+    Never raises for what the disk does: on the first I/O error it turns itself off, keeps that error's text and
+    counts every later call as dropped. BadInputError is for a draft that is not contiguous on the CPU, or whose
+    fields JSON cannot hold; OSError only from the constructor, when the journal cannot be made at all.
+
+    `limit_bytes` bounds the bytes in files that are not sealed yet. Beyond it `append` waits for the sealer
+    ("block") or drops the record ("drop"). A blocked writer whose segment has had no live sealer for `patience_s`
+    goes over to dropping until something is sealed again, so that the program can never hang for good.
+    """
+
+    def __init__(
+        self,
+        store: Path,
+        *,
+        process: Mapping[str, Any],
+        provenance: Mapping[str, Any],
+        kind: str = "capture",
+        limit_bytes: int = 4096 * MIB,
+        when_full: Literal["block", "drop"] = "block",
+        file_bytes: int = 64 * MIB,
+        compression: int | None = None,
+        carry_bytes: int = 256 * MIB,
+        patience_s: float = 30.0,
+    ) -> None:
+        self._pid = os.getpid()
+        self.segment = f"{time.time_ns() // 1_000_000}-{self._pid}-{secrets.token_hex(4)}"
+        self._lock = threading.Lock()
+        self._limit = limit_bytes
+        self._blocks = when_full == "block"
+        # At least four files fit the queue, so that filling one never waits for its own sealing.
+        self._file_bytes = min(file_bytes, max(limit_bytes // 4, 1))
+        self._patience = patience_s
+        self._carry = StateCarry(carry_bytes)
+        self._records = self._dropped = 0
+        self._blocked_seconds = 0.0
+        self._given_up_at: int | None = None  # queued bytes when a wait was given up
+        self._error: str | None = None
+        opening = {
+            "kind": kind,
+            "segment": self.segment,
+            "compression": compression,
+            "process": dict(process),
+            "provenance": dict(provenance),
+        }
+        self._log = JournalLog(store, self.segment, plain_json(opening))
+        _writers.add(self)
+
+    def append(self, draft: RecordDraft) -> bool:
+        """Write a finished call. False: it was dropped, and counted."""
+        return self._put(Kind.RECORD, draft.info, draft.before, draft.after) is not None
+
+    def begin(self, info: RecordInfo, before: Mapping[str, TensorDraft]) -> int | None:
+        """Write a call's inputs and have them on disk on return; the token is for `end`. None: dropped, and counted."""
+        return self._put(Kind.BEGIN, info, before, {})
+
+    def end(self, token: int | None, info: RecordInfo, after: Mapping[str, TensorDraft]) -> bool:
+        """Finish the call that `begin` returned `token` for. Never waits: its inputs hold their place already."""
+        return token is not None and self._put(Kind.END, info, {}, after, begun=token) is not None
+
+    def close(self, summary: Mapping[str, Any]) -> None:
+        """Say that the writer ended in order, with what the segment is to remember of it. Idempotent."""
+        if os.getpid() != self._pid:
+            return
+        with self._lock:
+            if not self._log.is_open:
+                return
+            closing = {
+                "summary": dict(summary),
+                "blocked_seconds": self._blocked_seconds,
+                "error": self._error,
+            }
+            # On a full disk the segment ends like a killed one; its last entry tells what was dropped until then.
+            with contextlib.suppress(OSError):
+                self._log.write(
+                    Kind.CLOSE, plain_json(closing), (), records=self._records, dropped=self._dropped
+                )
+            self._log.release()
+
+    @property
+    def stats(self) -> JournalStats:
+        with self._lock:
+            return JournalStats(
+                records=self._records,
+                bytes=self._log.bytes_written,
+                dropped=self._dropped,
+                queued_bytes=self._log.queued_bytes(),
+                blocked_seconds=self._blocked_seconds,
+                error=self._error,
+            )
+
+    def _put(
+        self,
+        kind: Kind,
+        info: RecordInfo,
+        before: Mapping[str, TensorDraft],
+        after: Mapping[str, TensorDraft],
+        begun: int | None = None,
+    ) -> int | None:
+        """Number of the entry written; None if the call was dropped."""
+        if os.getpid() != self._pid:
+            return None
+        entering = {name: buffer_of(name, draft.data) for name, draft in before.items()}
+        leaving = {name: buffer_of(name, draft.data) for name, draft in after.items()}
+        header = (
+            f'{{"begin":{begun},"info":{info_json(info)}'
+            if begun is not None
+            else f'{{"info":{info_json(info)}'
+        )
+        with self._lock:
+            if self._error is not None or not self._log.is_open:
+                self._dropped += 1
+                return None
+            try:
+                nbytes = sum(map(len, entering.values())) + sum(map(len, leaving.values()))
+                if kind is not Kind.END and not self._make_room(nbytes + _HEADER_ALLOWANCE):
+                    self._dropped += 1
+                    return None
+                carried = self._find_carried(info.layer, entering)
+                header += f',"before":{tensors_json(before, carried)},"after":{tensors_json(after, {})}}}'
+                fresh = [buffer for name, buffer in entering.items() if name not in carried]
+                number = self._write(kind, info.layer, header.encode(), fresh, leaving)
+                if kind is Kind.BEGIN:
+                    self._log.sync()
+            except OSError as error:
+                self._error = f"{type(error).__name__}: {error}"
+                self._dropped += 1
+                return None
+            if kind is not Kind.BEGIN:
+                self._records += 1
+            return number
+
+    def _find_carried(self, layer: str, entering: Mapping[str, Buffer]) -> dict[str, Carried]:
+        found = {name: self._carry.find(layer, name, buffer) for name, buffer in entering.items()}
+        return {name: place for name, place in found.items() if place is not None}
+
+    def _write(
+        self, kind: Kind, layer: str, header: bytes, fresh: list[Buffer], leaving: Mapping[str, Buffer]
+    ) -> int:
+        sums = [checksum(buffer) for buffer in (*fresh, *leaving.values())]
+        number, places = self._log.write(
+            kind,
+            header,
+            (*fresh, *leaving.values()),
+            records=self._records,
+            dropped=self._dropped,
+            total=sum(sums),
+        )
+        left = zip(leaving.items(), places[len(fresh) :], sums[len(fresh) :], strict=True)
+        for (name, buffer), at, total in left:
+            self._carry.keep(layer, name, buffer, Carried(at, total))
+        return number
+
+    def _make_room(self, nbytes: int) -> bool:
+        """Have a file with room for `nbytes` more within the queue's bound; False if the record must be dropped."""
+        if self._log.has_records and self._log.offset + nbytes > self._file_bytes:
+            self._next_file()
+        if not self._over_limit(nbytes):
+            return True
+        if self._log.has_records:  # else the sealer could never delete what fills the queue
+            self._next_file()
+        return self._blocks and self._wait_for_room(nbytes)
+
+    def _over_limit(self, nbytes: int) -> bool:
+        """Whether `nbytes` more break the bound. A record larger than the bound itself is let in alone."""
+        queued = self._log.queued_bytes()
+        alone = queued == self._log.offset and not self._log.has_records
+        return queued + nbytes > self._limit and not alone
+
+    def _wait_for_room(self, nbytes: int) -> bool:
+        """Wait for the sealer to free a file; False once it shows no life, and from then on until it frees one."""
+        queued = self._log.queued_bytes()
+        if self._given_up_at is not None and queued >= self._given_up_at:
+            return False
+        self._given_up_at = None
+        started = freed = alive = now = time.monotonic()
+        while over := self._over_limit(nbytes):
+            if now - alive > self._patience or now - freed > _STUCK_FACTOR * self._patience:
+                self._given_up_at = self._log.queued_bytes()
+                break
+            time.sleep(_POLL_SECONDS)
+            now = time.monotonic()
+            if self._log.sealer_lives():
+                alive = now
+            if (left := self._log.queued_bytes()) < queued:
+                queued, freed = left, now
+        self._blocked_seconds += now - started
+        return not over
+
+    def _next_file(self) -> None:
+        self._log.next_file(records=self._records, dropped=self._dropped)
+        self._carry.next_file()
+
+    def _leave_to_parent(self) -> None:
+        """In a forked child: the descriptors are the parent's, and its death must release the lock."""
+        self._lock = threading.Lock()
+        self._log.release()
+
+
+_writers: weakref.WeakSet[JournalWriter] = weakref.WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    for writer in list(_writers):
+        writer._leave_to_parent()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -1,0 +1,175 @@
+"""The files of one journal as their writer sees them: create, append an entry, go on to the next file, let go."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from gdnbench.store.journal_codec import Buffer
+from gdnbench.store.journal_format import Kind, pack_head, pack_trailer, padding
+
+JOURNAL_FOLDER = ".journal"
+WRITER_LOCK = "writer.lock"
+SEALER_LOCK = "sealer.lock"
+
+_IOV_MAX = os.sysconf("SC_IOV_MAX")
+_PADS = tuple(bytes(n) for n in range(8))
+
+
+def log_name(file: int) -> str:
+    return f"{file:08d}.log"
+
+
+class Written(NamedTuple):
+    number: int  # of the entry
+    places: list[int]  # offset in the file of every payload
+
+
+class JournalLog:
+    """Appends entries to `<store>/.journal/<segment>/`; every method raises OSError as the disk does.
+
+    A failed write leaves no part of an entry behind. Not thread safe: `JournalWriter` holds the lock.
+    """
+
+    def __init__(self, store: Path, segment: str, opening: bytes) -> None:
+        self.folder = store / JOURNAL_FOLDER / segment
+        self.bytes_written = 0
+        self.offset = 0
+        self.has_records = False  # in the current file
+        self._opening = opening
+        self._number = 0
+        self._file = -1
+        self._full: dict[Path, int] = {}  # files written to their end and not yet deleted -> bytes
+        self._synced_folder = False
+        self._fd = self._writer_lock = self._sealer_lock = -1
+        self._create()
+
+    def _create(self) -> None:
+        """Made under a hidden name: a journal that can be seen is locked and has its first entry."""
+        hidden = self.folder.with_name(f".new-{self.folder.name}")
+        hidden.mkdir(parents=True)
+        flags = os.O_CREAT | os.O_RDWR | os.O_CLOEXEC
+        try:
+            self._sealer_lock = os.open(hidden / SEALER_LOCK, flags, 0o644)
+            self._writer_lock = os.open(hidden / WRITER_LOCK, flags, 0o644)
+            fcntl.flock(self._writer_lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._open_next(hidden, records=0, dropped=0)
+            hidden.rename(self.folder)
+        except OSError:
+            self.release()
+            raise
+
+    def _open_next(self, folder: Path, records: int, dropped: int) -> None:
+        flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC
+        fd = os.open(folder / log_name(self._file + 1), flags, 0o644)
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._full[folder / log_name(self._file)] = self.offset
+        self._fd = fd
+        self._file += 1
+        self.offset = 0
+        self.has_records = False
+        self._synced_folder = False
+        self.write(Kind.OPEN, self._opening, (), records=records, dropped=dropped)
+
+    def next_file(self, *, records: int, dropped: int) -> None:
+        """Close the current file for good, so that the sealer can delete it, and open the next one."""
+        self._open_next(self.folder, records, dropped)
+
+    def write(
+        self,
+        kind: Kind,
+        header: bytes,
+        payloads: Sequence[Buffer],
+        *,
+        records: int,
+        dropped: int,
+        total: int = 0,
+    ) -> Written:
+        """Append one entry. `total` is the sum of the payloads' checksums."""
+        number = self._number
+        head, crc = pack_head(kind, number, records, dropped, header, [len(payload) for payload in payloads])
+        pieces: list[bytes | Buffer] = [head]
+        nbytes = len(head)
+        places = []
+        for payload in payloads:
+            places.append(self.offset + nbytes)
+            pieces.append(payload)
+            pad = padding(len(payload))
+            if pad:
+                pieces.append(_PADS[pad])
+            nbytes += len(payload) + pad
+        trailer = pack_trailer(crc, number, total)
+        pieces.append(trailer)
+        nbytes += len(trailer)
+        self._write_all(pieces, nbytes)
+        self._number += 1
+        self.offset += nbytes
+        self.bytes_written += nbytes
+        self.has_records |= kind in (Kind.RECORD, Kind.BEGIN, Kind.END)
+        return Written(number, places)
+
+    def _write_all(self, pieces: Sequence[bytes | Buffer], nbytes: int) -> None:
+        try:
+            written = os.writev(self._fd, pieces) if len(pieces) <= _IOV_MAX else 0
+            # A short write is a signal, a disk that is filling up, or more than 2 GiB in one call.
+            while written < nbytes:
+                written += os.writev(self._fd, _after(pieces, written)[:_IOV_MAX])
+        except BaseException:
+            # Also for an exception that a signal handler of the program raises here. A whole entry is never cut off:
+            # a sealer may have it mapped.
+            if os.fstat(self._fd).st_size < self.offset + nbytes:
+                os.ftruncate(self._fd, self.offset)
+            raise
+
+    def sync(self) -> None:
+        """On return everything written so far is on disk, under its name."""
+        os.fdatasync(self._fd)
+        if not self._synced_folder:
+            for folder in (self.folder, self.folder.parent, self.folder.parent.parent):
+                fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+                try:
+                    os.fsync(fd)
+                finally:
+                    os.close(fd)
+            self._synced_folder = True
+
+    def queued_bytes(self) -> int:
+        """Bytes in files that are not sealed and deleted yet, the current one with them."""
+        for path in [path for path in self._full if not path.exists()]:
+            del self._full[path]
+        return sum(self._full.values()) + self.offset
+
+    def sealer_lives(self) -> bool:
+        """Whether a sealer holds this segment now."""
+        try:
+            fcntl.flock(self._sealer_lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        fcntl.flock(self._sealer_lock, fcntl.LOCK_UN)
+        return False
+
+    @property
+    def is_open(self) -> bool:
+        return self._fd >= 0
+
+    def release(self) -> None:
+        """Close the files and give the writer's lock back (in a forked child: only the child's share of it)."""
+        for fd in (self._fd, self._sealer_lock, self._writer_lock):
+            if fd >= 0:
+                os.close(fd)
+        self._fd = self._sealer_lock = self._writer_lock = -1
+
+
+def _after(pieces: Sequence[bytes | Buffer], written: int) -> list[memoryview]:
+    """What is left of `pieces` when their first `written` bytes are gone."""
+    left = []
+    for piece in pieces:
+        view = memoryview(piece).cast("B")
+        if written < view.nbytes:
+            left.append(view[written:])
+        written = max(written - view.nbytes, 0)
+    return left
