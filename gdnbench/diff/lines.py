@@ -1,0 +1,228 @@
+"""The arithmetic of a comparison: statistics of each line of a pair of blocks that fit in the L2 cache.
+
+A line is a stretch of elements of one row and one head. With d = x - y, a line yields sum d^2, sum y^2, sum d*y,
+sum |d|, max |d| and the largest ULP distance; everything a metric needs follows from these without cancellation,
+because only differences are ever squared. One visit of a block costs some twenty vectorised operations in cache,
+which is what makes a full diff no dearer than a few passes over memory.
+
+Three ways, from cheap to dear, chosen block by block:
+  equal    bits are equal: only sum y^2 is computed;
+  narrow   fp32 arithmetic, for dtypes that fp32 holds, while no square leaves fp32's range;
+  wide     fp64 with masks: non-finite elements, extreme magnitudes, an fp64 side, a relative tolerance.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gdnbench.diff import ulp
+
+BLOCK = 1 << 17
+"""Elements of a block: four fp32 scratch arrays of it come to 2 MiB, of which any operation touches at most three."""
+
+# Within these the squares below stay inside fp32's normal range (1e-38 .. 3e38), and whatever underflows beside the
+# largest element of a line is below 2**-24 of the line's sum.
+_LARGEST = 1e15
+_SMALLEST = 1e-12
+_NARROW = {torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2}
+
+
+class Sum(IntEnum):
+    """Rows of `LineStats.sums`, over elements that are finite on both sides."""
+
+    COUNT = 0
+    ABS = 1
+    DD = 2
+    YY = 3
+    DY = 4
+
+
+class Peak(IntEnum):
+    """Rows of `LineStats.peaks`."""
+
+    ABS = 0
+    ULP = 1
+    SCORE = 2  # |d| - rel * |y|: what a tolerance is held against; equals ABS where rel is 0
+
+
+@dataclass(slots=True)
+class LineStats:
+    """Statistics of n lines: sums [len(Sum), n] and peaks [len(Peak), n], both fp64."""
+
+    sums: np.ndarray
+    peaks: np.ndarray
+
+    @classmethod
+    def empty(cls, lines: int) -> LineStats:
+        return cls(np.zeros((len(Sum), lines)), np.zeros((len(Peak), lines)))
+
+
+@dataclass(slots=True)
+class Tally:
+    """What is counted over a whole tensor. Offsets are flat positions in what the meter was given, -1 for none."""
+
+    unequal: int = 0
+    nan_only_x: int = 0
+    nan_only_y: int = 0
+    inf_unequal: int = 0
+    violations: int = 0
+    first_unequal: int = -1
+    first_nonfinite: int = -1
+    histogram: np.ndarray = field(default_factory=lambda: np.zeros(ulp.BUCKETS, dtype=np.int64))
+
+
+@dataclass(frozen=True, slots=True)
+class Tolerance:
+    """An element passes when |x - y| <= abs + rel * |y|."""
+
+    abs: float
+    rel: float = 0.0
+
+
+class LineMeter:
+    """Measures pairs of equally shaped [lines, width] tensors; holds the scratch memory between them."""
+
+    def __init__(
+        self, x_dtype: torch.dtype, y_dtype: torch.dtype, tolerance: Tolerance | None = None
+    ) -> None:
+        self._same = x_dtype == y_dtype
+        self._narrow = self._same and x_dtype in _NARROW and tolerance is None
+        self._tolerance = tolerance
+        self._ulp_dtype = ulp.exact_in_float(x_dtype)
+        self._scratch: dict[str, Tensor] = {}
+
+    def measure(self, x: Tensor, y: Tensor, stats: LineStats, tally: Tally, first: int = 0) -> None:
+        """Fill `stats` with the lines of x against y, and add to `tally`; `first` is the offset of x[0, 0]."""
+        if x.numel() == 0:
+            return
+        step = max(1, BLOCK // x.shape[1])
+        for start in range(0, x.shape[0], step):
+            stop = min(start + step, x.shape[0])
+            part = LineStats(stats.sums[:, start:stop], stats.peaks[:, start:stop])
+            self._block(x[start:stop], y[start:stop], part, tally, first + start * x.shape[1])
+
+    def _block(self, x: Tensor, y: Tensor, stats: LineStats, tally: Tally, first: int) -> None:
+        equal = self._same and torch.equal(ulp.as_integers(x), ulp.as_integers(y))
+        if self._narrow and (self._equal(y, stats) if equal else self._different(x, y, stats)):
+            stats.sums[Sum.COUNT] = x.shape[1]
+            if equal:
+                tally.histogram[0] += x.numel()
+            else:
+                self._bits(x, y, None, stats, tally, first)
+        else:
+            self._wide(x, y, stats, tally, first)
+
+    def _equal(self, y: Tensor, stats: LineStats) -> bool:
+        """The line sums when x is y; False if they leave fp32's range."""
+        wide = self._as_float("y", y)
+        squares = torch.mul(wide, wide, out=self._buffer("t", y)).sum(-1)
+        if not _squares_hold(squares, wide):
+            return False
+        stats.sums[Sum.YY] = squares.numpy()
+        return True
+
+    def _different(self, x: Tensor, y: Tensor, stats: LineStats) -> bool:
+        """The line sums and peaks in fp32; False if they leave its range or meet a NaN or infinity."""
+        xf, yf = self._as_float("x", x), self._as_float("y", y)
+        d, t = self._buffer("d", x), self._buffer("t", x)
+        torch.sub(xf, yf, out=d)
+        squares = torch.mul(yf, yf, out=t).sum(-1)
+        dot = torch.mul(d, yf, out=t).sum(-1)
+        magnitude = torch.abs(d, out=t)
+        peak, total = magnitude.amax(-1), magnitude.sum(-1)
+        # A NaN or infinity on either side makes `d` non-finite, hence its line's peak.
+        if not bool((((peak >= _SMALLEST) & (peak <= _LARGEST)) | (peak == 0)).all()):
+            return False
+        if not _squares_hold(squares, yf):
+            return False
+        stats.sums[Sum.YY], stats.sums[Sum.DY] = squares.numpy(), dot.numpy()
+        stats.sums[Sum.ABS], stats.peaks[Peak.ABS] = total.numpy(), peak.numpy()
+        stats.peaks[Peak.SCORE] = stats.peaks[Peak.ABS]
+        stats.sums[Sum.DD] = torch.mul(d, d, out=t).sum(-1).numpy()
+        return True
+
+    def _wide(self, x: Tensor, y: Tensor, stats: LineStats, tally: Tally, first: int) -> None:
+        """Line sums and peaks in fp64 over the elements finite on both sides; counts of the others."""
+        xd, yd = x.double(), y.double()
+        finite = torch.isfinite(xd) & torch.isfinite(yd)
+        if not bool(finite.all()):
+            _count_nonfinite(xd, yd, tally, first)
+            zero = torch.zeros((), dtype=torch.float64)
+            xd, yd = torch.where(finite, xd, zero), torch.where(finite, yd, zero)
+        d = xd - yd
+        magnitude, reference = d.abs(), yd.abs()
+        stats.sums[Sum.COUNT] = finite.sum(-1).numpy()
+        stats.sums[Sum.ABS] = magnitude.sum(-1).numpy()
+        stats.sums[Sum.DD] = (d * d).sum(-1).numpy()
+        stats.sums[Sum.YY] = (yd * yd).sum(-1).numpy()
+        stats.sums[Sum.DY] = (d * yd).sum(-1).numpy()
+        stats.peaks[Peak.ABS] = stats.peaks[Peak.SCORE] = magnitude.amax(-1).numpy()
+        if self._tolerance is not None:
+            score = magnitude - self._tolerance.rel * reference
+            stats.peaks[Peak.SCORE] = torch.where(finite, score, -torch.inf).amax(-1).numpy()
+            allowed = self._tolerance.abs + self._tolerance.rel * reference
+            tally.violations += int((magnitude > allowed).sum())
+        self._bits(x, y if self._same else y.to(x.dtype), finite, stats, tally, first)
+
+    def _bits(
+        self, x: Tensor, y: Tensor, finite: Tensor | None, stats: LineStats, tally: Tally, first: int
+    ) -> None:
+        """ULP distances, their histogram and the count of unequal elements; `finite` None: all are."""
+        unequal = ulp.as_integers(x) != ulp.as_integers(y)
+        if finite is not None and x.is_floating_point():
+            unequal &= ~(torch.isnan(x.double()) & torch.isnan(y.double()))  # fp8 lacks isnan
+        count = int(torch.count_nonzero(unequal))
+        tally.unequal += count
+        if count and tally.first_unequal < 0:
+            tally.first_unequal = first + int(torch.nonzero(unequal.reshape(-1))[0])
+        if self._ulp_dtype is None:
+            distances = ulp.wide_distances(x, y)
+            if finite is not None:
+                distances = np.where(finite.numpy(), distances, np.uint64(0))
+            tally.histogram += ulp.wide_histogram(distances)
+            stats.peaks[Peak.ULP] = distances.max(-1).astype(np.float64)
+        else:
+            a = self._buffer("x", x, self._ulp_dtype).copy_(ulp.ordered(x))
+            b = self._buffer("y", y, self._ulp_dtype).copy_(ulp.ordered(y))
+            distance = a.sub_(b).abs_()
+            if finite is not None:
+                distance.masked_fill_(~finite, 0)
+            tally.histogram += ulp.histogram(ulp.bucket_codes(distance))
+            stats.peaks[Peak.ULP] = distance.amax(-1).numpy()
+        if finite is not None:
+            tally.histogram[0] -= x.numel() - int(finite.sum())  # non-finite elements are in no bucket
+
+    def _as_float(self, name: str, values: Tensor) -> Tensor:
+        return values if values.dtype == torch.float32 else self._buffer(name, values).copy_(values)
+
+    def _buffer(self, name: str, like: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Scratch of `like`'s shape. Fresh allocations of this size would cost a page fault every 4 KiB."""
+        key = f"{name}:{dtype}"
+        held = self._scratch.get(key)
+        if held is None or held.numel() < like.numel():
+            held = self._scratch[key] = torch.empty(like.numel(), dtype=dtype)
+        return held[: like.numel()].view(like.shape)
+
+
+def _squares_hold(squares: Tensor, values: Tensor) -> bool:
+    """Whether fp32 sums of squares are neither overflowed nor made of underflowed squares."""
+    if not bool((squares <= _LARGEST * _LARGEST).all()):  # NaN compares false
+        return False
+    small = squares < _SMALLEST * _SMALLEST
+    return not bool(small.any()) or not bool((values[small] != 0).any())
+
+
+def _count_nonfinite(xd: Tensor, yd: Tensor, tally: Tally, first: int) -> None:
+    x_nan, y_nan = torch.isnan(xd), torch.isnan(yd)
+    infinite = ~x_nan & ~y_nan & (torch.isinf(xd) | torch.isinf(yd)) & (xd != yd)
+    tally.nan_only_x += int((x_nan & ~y_nan).sum())
+    tally.nan_only_y += int((y_nan & ~x_nan).sum())
+    tally.inf_unequal += int(infinite.sum())
+    wrong = ((x_nan != y_nan) | infinite).reshape(-1)
+    if tally.first_nonfinite < 0 and bool(wrong.any()):
+        tally.first_nonfinite = first + int(torch.nonzero(wrong)[0])

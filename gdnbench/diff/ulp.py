@@ -1,0 +1,84 @@
+"""Distance in units in the last place, as the number of representable values between two elements.
+
+Every float format of a sign and a magnitude has its bit patterns in the order of its values, so the distance is a
+difference of integers: no rounding, subnormals and infinities included. +0 and -0 are the same point.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+BUCKETS = 66
+"""Histogram buckets: 0 holds distance 0, k >= 1 holds distances in [2**(k-1), 2**k)."""
+
+_INTEGER_OF_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_UNSIGNED_FLOATS = {torch.float8_e8m0fnu}
+
+
+def as_integers(values: Tensor) -> Tensor:
+    """The bits of `values` as integers of the same size; a view."""
+    return values.view(_INTEGER_OF_SIZE[values.element_size()])
+
+
+def ordered(values: Tensor) -> Tensor:
+    """Integers in the order of the values: int16 for dtypes of 8 and 16 bits, else int32 or int64.
+
+    NaNs get integers too, past the infinities; whoever calls this leaves them out.
+    """
+    bits = as_integers(values)
+    if bits.dtype == torch.uint8:
+        bits = bits.to(torch.int16)
+        if values.dtype in _UNSIGNED_FLOATS or not values.is_floating_point():
+            return bits
+        sign = -(bits >> 7)
+        return ((bits & 0x7F) ^ sign) - sign
+    if not values.is_floating_point():
+        return bits
+    sign = bits >> (8 * bits.element_size() - 1)  # 0 or -1
+    magnitude = bits & torch.iinfo(bits.dtype).max
+    return magnitude.bitwise_xor_(sign).sub_(sign)
+
+
+def exact_in_float(dtype: torch.dtype) -> torch.dtype | None:
+    """The float dtype that holds every distance of `dtype` exactly: fp32 to 16 bits, fp64 to 32, none for 64."""
+    size = dtype.itemsize
+    return torch.float32 if size <= 2 else torch.float64 if size == 4 else None
+
+
+def bucket_codes(distances: Tensor) -> Tensor:
+    """Byte codes of float distances (fp32 or fp64, whole numbers >= 0): 0 for 0, else 127 + floor(log2)."""
+    if distances.dtype == torch.float32:
+        return (distances.view(torch.int32) >> 23).to(torch.uint8)
+    exponents = (distances.view(torch.int64) >> 52).sub_(1023 - 127)
+    return exponents.clamp_(min=0).to(torch.uint8)  # the exponent field of 0.0 is 0
+
+
+def histogram(codes: Tensor) -> np.ndarray:
+    """Counts by bucket [BUCKETS] of `bucket_codes`."""
+    counts = torch.bincount(codes.reshape(-1), minlength=256).numpy()
+    return np.concatenate([counts[:1], counts[127 : 127 + BUCKETS - 1]])
+
+
+def wide_distances(x: Tensor, y: Tensor) -> np.ndarray:
+    """Distances of 64-bit elements as uint64, which alone holds them all."""
+    top = np.uint64(1 << 63)  # flips the sign bit: int64 order becomes uint64 order
+    a = ordered(x).numpy().view(np.uint64) ^ top
+    b = ordered(y).numpy().view(np.uint64) ^ top
+    return np.asarray(np.maximum(a, b) - np.minimum(a, b))
+
+
+def wide_histogram(distances: np.ndarray) -> np.ndarray:
+    """Counts by bucket [BUCKETS] of uint64 distances, exact where float64 would round up into the next bucket."""
+    high = (distances >> np.uint64(32)).astype(np.float64)
+    low = (distances & np.uint64(0xFFFFFFFF)).astype(np.float64)
+    lengths = np.where(high > 0, np.frexp(high)[1] + 32, np.frexp(low)[1])
+    return np.bincount(lengths.reshape(-1), minlength=BUCKETS)
+
+
+def bucket_label(bucket: int) -> str:
+    """`0`, `1`, `2-3`, `4-7`, ... for the distances of a bucket."""
+    if bucket < 2:
+        return str(bucket)
+    return f"{1 << (bucket - 1)}-{(1 << bucket) - 1}"

@@ -1,0 +1,59 @@
+"""Where an element lies: its index, and what that index means to whoever runs the model."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gdnbench_kernels.contract import Partition, Region
+
+NO_SEQUENCE = -1
+"""`Region.sequence` of rows that belong to no sequence, such as those of an index tensor."""
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    """One element of a tensor. `dims` are the axes that are neither rows nor heads, by symbol."""
+
+    index: tuple[int, ...]
+    sequence: int | None
+    chunk: int | None
+    token: int | None
+    head: int | None
+    dims: tuple[tuple[str, int], ...]
+
+    def __str__(self) -> str:
+        named = (
+            ("sequence", self.sequence),
+            ("chunk", self.chunk),
+            ("token", self.token),
+            ("head", self.head),
+        )
+        words = [f"{name} {value}" for name, value in (*named, *self.dims) if value is not None]
+        return f"[{', '.join(map(str, self.index))}]" + (f" ({', '.join(words)})" if words else "")
+
+
+def whole(rows: int) -> Partition:
+    """All of a tensor of `rows` rows as one region of no sequence and no head."""
+    return Partition((Region(0, rows, NO_SEQUENCE),), None)
+
+
+def locate(
+    index: Sequence[int], partition: Partition, axes: Sequence[str], starts: Sequence[int] | None = None
+) -> Location:
+    """The meaning of `index`. `starts`: the regions' first rows when they ascend, to find the region by bisection."""
+    row = index[0] if index else 0
+    if starts is not None:
+        region = partition.regions[bisect_right(starts, row) - 1]
+    else:
+        region = next(r for r in partition.regions if r.start <= row < r.stop)
+    head_axis = partition.head_axis
+    return Location(
+        index=tuple(index),
+        sequence=None if region.sequence == NO_SEQUENCE else region.sequence,
+        chunk=region.chunk,
+        token=None if region.token is None else region.token + row - region.start,
+        head=None if head_axis is None else index[head_axis],
+        dims=tuple((axes[i], v) for i, v in enumerate(index) if i not in (0, head_axis) and i < len(axes)),
+    )
