@@ -77,7 +77,7 @@ class Stage:
 
     tensor: TensorSpec
     formula: str
-    rounded_to: str  # dtype it is rounded to between kernels
+    rounded_to: str  # what it is rounded to between kernels: a dtype, or the tensor whose dtype it takes
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +89,7 @@ class Region:
     sequence: int
     chunk: int | None = None
     token: int | None = None  # position of row `start` inside its sequence, where rows are tokens
+    tokens: int | None = None  # where a row is a whole chunk [Hv, C, ...]: how many of its C tokens count
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +98,7 @@ class Partition:
 
     regions: tuple[Region, ...]
     head_axis: int | None
+    token_axis: int | None = None  # where axis 0 counts sequences: the axis of their tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +114,10 @@ Kernel = Callable[..., Any]
 """A kernel takes the contract's tensors and scalars as keyword arguments by name, outputs among them as buffers to
 fill (poisoned with NaN); mutated tensors are written in place. It may instead return outputs: one tensor, a tuple in
 contract order, or a dict by name; what it returns replaces the buffer. A kernel that has a parameter `stages` gets a
-dict there to fill with its intermediates by stage name. A parameter it does not have is not passed."""
+dict there to fill with its intermediates by stage name; one that accepts several values of a convention has a
+parameter of the convention's name and gets the value there. A parameter it does not have is not passed, nor is an
+optional tensor that the call lacks. What a kernel cannot do it refuses with NotImplementedError; a missing package is
+an ImportError whose message says what to install."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +148,8 @@ class Operation:
     touched: Callable[[Call], dict[str, Tensor]]  # pool -> sorted unique rows the call may read or write
     partition: Callable[[Call, str], Partition]  # of an output, mutated tensor or stage
     synth: Callable[..., Call]  # makes inputs; its keyword arguments are `gdnbench synth`'s options
+    conversions: Mapping[tuple[str, str, str], str] = field(default_factory=dict)
+    """What `convert` does, as a short text by (convention, from, to)."""
 
     def spec(self, name: str) -> TensorSpec:
         """The tensor or stage called `name`; KeyError if there is none."""

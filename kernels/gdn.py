@@ -1,0 +1,145 @@
+"""What the two Gated DeltaNet operations share: conventions, their conversion, ranges, and the recurrence itself.
+
+Shapes use the contract's symbols: H key heads, Hv value heads, K and V head dims. A state is [..., Hv, V, K].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from gdnbench_kernels.checks import check_range, resolved_conventions
+from gdnbench_kernels.contract import Call, ContractError, Convention, Scalar
+
+ACTIVATIONS = ("bfloat16", "float16", "float32")
+STATES = ("float32", "bfloat16", "float16")
+OFFSETS = ("int32", "int64")
+NORM_EPS = 1e-6  # added to the sum of squares, as every published implementation does
+
+GATE = Convention(
+    "gate", ("log", "linear"), "g holds the log-space decay (<= 0), or alpha = exp(g) in [0, 1] where linear"
+)
+STATE_LAYOUT = Convention(
+    "state_layout", ("VK", "KV"), "the last two axes of a state: value dim then key dim, or the other way round"
+)
+QK = Convention(
+    "qk",
+    ("normalised", "raw"),
+    "q and k come L2-normalised per head, or the operation does it: x / sqrt(sum x^2 + 1e-6), at least in fp32",
+)
+CONVENTIONS = (GATE, STATE_LAYOUT, QK)
+
+CONVERSIONS: Mapping[tuple[str, str, str], str] = {
+    ("gate", "log", "linear"): "g -> exp(g), in fp32",
+    ("gate", "linear", "log"): "g -> log(g), in fp32; 0 becomes -inf",
+    ("state_layout", "VK", "KV"): "states transposed to [K, V], copied",
+    ("state_layout", "KV", "VK"): "states transposed to [V, K], copied",
+    ("qk", "raw", "normalised"): "q, k L2-normalised in fp32 (eps 1e-6), rounded to their dtype",
+}
+
+
+def l2_normalise(x: Tensor, compute: torch.dtype) -> Tensor:
+    """`x` [..., K] divided by its norm over the last axis, computed and returned in `compute`."""
+    wide = x.to(compute)
+    return wide * torch.rsqrt((wide * wide).sum(-1, keepdim=True) + NORM_EPS)
+
+
+def normalised(x: Tensor, qk: str, compute: torch.dtype) -> Tensor:
+    """q or k as the recurrence uses it, in `compute`, whatever the convention `qk` of the caller."""
+    return l2_normalise(x, compute) if qk == "raw" else x.to(compute)
+
+
+def decay(g: Tensor, gate: str, compute: torch.dtype) -> Tensor:
+    """alpha, the factor of the state, in `compute`."""
+    wide = g.to(compute)
+    return wide if gate == "linear" else wide.exp()
+
+
+def log_decay(g: Tensor, gate: str, compute: torch.dtype) -> Tensor:
+    """The log-space gate in `compute`; alpha = 0 gives -inf."""
+    wide = g.to(compute)
+    return wide.log() if gate == "linear" else wide
+
+
+def in_vk(state: Tensor, layout: str) -> Tensor:
+    """A state in layout `layout` as [..., V, K], or one that is [..., V, K] in `layout`: a view either way."""
+    return state.transpose(-1, -2) if layout == "KV" else state
+
+
+def per_value_head(x: Tensor, value_heads: int, axis: int) -> Tensor:
+    """q or k with each of its H heads repeated Hv // H times: value head hv uses key head hv // (Hv // H)."""
+    heads = x.shape[axis]
+    return x if heads == value_heads else x.repeat_interleave(value_heads // heads, dim=axis)
+
+
+def default_scale(scale: float | None, key_dim: int) -> float:
+    """The factor of the output: K ** -0.5 unless given."""
+    return key_dim**-0.5 if scale is None else scale
+
+
+def recur(state: Tensor, q: Tensor, k: Tensor, v: Tensor, alpha: Tensor, beta: Tensor) -> Tensor:
+    """One token of B sequences: advances `state` [B, Hv, V, K] in place and returns S q [B, Hv, V], not yet scaled.
+
+        S' = alpha S;   u = beta (v - S' k);   S = S' + u k^T
+
+    q, k are [B, Hv, K], v [B, Hv, V], alpha and beta [B, Hv], all of the state's dtype; the state is contiguous.
+    Every (sequence, head) is a product of its own, so a NaN reaches no other.
+    """
+    state.mul_(alpha[..., None, None])
+    update = beta.unsqueeze(-1) * (v - (state @ k.unsqueeze(-1)).squeeze(-1))
+    per_head = state.view(-1, *state.shape[-2:])
+    per_head.baddbmm_(update.flatten(0, 1).unsqueeze(-1), k.flatten(0, 1).unsqueeze(-2))
+    return (state @ q.unsqueeze(-1)).squeeze(-1)
+
+
+def check_heads(op: str, sizes: Mapping[str, int]) -> None:
+    """Refuses a number of value heads that is no multiple of the number of key heads."""
+    heads, value_heads = sizes["H"], sizes["Hv"]
+    if heads < 1 or value_heads % heads:
+        raise ContractError(f"{op}: v has Hv = {value_heads} heads and q has H = {heads}; Hv must be a multiple of H")
+
+
+def check_gates(op: str, call: Call, beta_max: Scalar) -> None:
+    """Refuses finite values of g and beta outside their ranges, and a beta_max that is neither 1 nor 2."""
+    if beta_max not in (1, 2):
+        raise ContractError(f"{op}: scalar beta_max is {beta_max}; it must be 1 or 2")
+    low, high = (0.0, 1.0) if call.conventions.get("gate") == "linear" else (-torch.inf, 0.0)
+    check_range(op, call, "g", low, high)
+    check_range(op, call, "beta", 0.0, float(beta_max))
+
+
+def convert_call(op: str, call: Call, target: Mapping[str, str], states: Sequence[str]) -> Call:
+    """`call` in the conventions `target` (those it leaves out stay); raises ContractError where that cannot be done.
+
+    `states` names the tensors that are states. Tensors that no conversion concerns are passed on, not copied.
+    """
+    current = resolved_conventions(CONVENTIONS, call.conventions)
+    wanted = {**current, **target}
+    tensors = dict(call.tensors)
+    for name, value in wanted.items():
+        if value != current[name] and (name, current[name], value) not in CONVERSIONS:
+            raise ContractError(
+                f"{op}: convention {name} cannot go from {current[name]} to {value}: normalising q and k again would"
+                f" change their bits; choose a kernel that takes {current[name]}"
+            )
+    if wanted["gate"] != current["gate"]:
+        convert = decay if wanted["gate"] == "linear" else log_decay
+        tensors["g"] = convert(tensors["g"], current["gate"], torch.float32)
+    if wanted["qk"] != current["qk"]:
+        for name in ("q", "k"):
+            tensors[name] = l2_normalise(tensors[name], torch.float32).to(tensors[name].dtype)
+    return Call(convert_states(tensors, current, wanted, states), call.scalars, wanted)
+
+
+def convert_states(
+    tensors: Mapping[str, Tensor], source: Mapping[str, str], target: Mapping[str, str], states: Sequence[str]
+) -> dict[str, Tensor]:
+    """`tensors` with those named in `states` transposed, as contiguous copies, if the two layouts differ."""
+    default = STATE_LAYOUT.values[0]
+    if source.get("state_layout", default) == target.get("state_layout", default):
+        return dict(tensors)
+    return {
+        name: tensor.transpose(-1, -2).contiguous() if name in states else tensor for name, tensor in tensors.items()
+    }

@@ -1,0 +1,71 @@
+"""How packed sequences are cut into chunks, and tokens gathered chunk by chunk."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkPlan:
+    """The chunks of a packed batch in order of sequence; C chunks in all, none for a sequence without tokens.
+
+    All tensors are int64 on the host.
+    """
+
+    chunk_size: int
+    tokens: int  # T
+    bound: int  # UB: at least C for every cut of T tokens into N sequences, so known without reading offsets
+    sequence: Tensor  # [C] which sequence
+    index: Tensor  # [C] which chunk of that sequence
+    start: Tensor  # [C] first token
+    length: Tensor  # [C] tokens, 1 .. chunk_size
+    offsets: Tensor  # [N+1] chunks before each sequence
+
+    @property
+    def total(self) -> int:
+        """C, the number of chunks there are (`total_chunks`)."""
+        return len(self.sequence)
+
+    def part(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
+        """Of chunks [start, stop): the token of every row [c, chunk_size], and whether there is one."""
+        rows = torch.arange(self.chunk_size)
+        tokens = self.start[start:stop, None] + rows
+        valid = rows < self.length[start:stop, None]
+        return tokens.where(valid, 0), valid
+
+
+def plan_chunks(cu_seqlens: Tensor, chunk_size: int) -> ChunkPlan:
+    """The chunks of sequences [cu_seqlens[n], cu_seqlens[n + 1]); `cu_seqlens` is valid for its call."""
+    bounds = cu_seqlens.cpu().long()
+    sequences = len(bounds) - 1
+    tokens = int(bounds[-1])
+    lengths = bounds.diff()
+    counts = (lengths + chunk_size - 1) // chunk_size
+    offsets = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+    sequence = torch.repeat_interleave(torch.arange(sequences), counts)
+    index = torch.arange(len(sequence)) - offsets[sequence]
+    start = bounds[sequence] + index * chunk_size
+    length = (bounds[sequence + 1] - start).clamp(max=chunk_size)
+    bound = sequences - 1 - (sequences - 1 - tokens) // chunk_size
+    return ChunkPlan(chunk_size, tokens, bound, sequence, index, start, length, offsets)
+
+
+def gather_chunks(x: Tensor, tokens: Tensor, valid: Tensor) -> Tensor:
+    """Rows of `x` [T, H, ...] by chunk, heads first: [c, H, chunk_size, ...].
+
+    Rows past the end of a sequence are zero: replaced, not multiplied, since the token there belongs to another
+    sequence and may be NaN.
+    """
+    on_device = tokens.to(x.device)
+    rows = x.index_select(0, on_device.flatten()).unflatten(0, on_device.shape)
+    padding = ~valid.to(x.device)
+    return rows.masked_fill_(padding.view(*padding.shape, *(1,) * (x.dim() - 1)), 0).movedim(2, 1)
+
+
+def scatter_chunks(out: Tensor, chunks: Tensor, tokens: Tensor, valid: Tensor) -> None:
+    """The inverse of `gather_chunks`: writes the valid rows of `chunks` into `out`, and nothing else."""
+    mask = valid.to(out.device)
+    out[tokens.to(out.device)[mask]] = chunks.movedim(1, 2)[mask].to(out.dtype)

@@ -1,0 +1,101 @@
+"""The fp64 oracles of gdn_prefill: token by token, and the chunked form with every stage.
+
+They accept every convention themselves, so that they judge the very bits the caller passed.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gdnbench_kernels.gdn import decay, default_scale, in_vk, normalised, per_value_head, recur
+from gdnbench_kernels.gdn_prefill.chunked import ChunkedPrefill, PrefillInputs, published_stages
+from gdnbench_kernels.gdn_prefill.chunks import plan_chunks
+from gdnbench_kernels.rounding import EXACT
+
+# Bytes of fp64 state advanced together; sequences beyond that take another pass over time.
+STATE_BYTES_AT_ONCE = 256 << 20
+
+
+def reference(
+    *,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    cu_seqlens: Tensor,
+    initial_state: Tensor | None = None,
+    scale: float | None = None,
+    output_final_state: bool = True,
+    gate: str = "log",
+    state_layout: str = "VK",
+    qk: str = "normalised",
+) -> dict[str, Tensor]:
+    """The recurrence, one token at a time in fp64: o [T, Hv, V] and final_state [N, Hv, V, K] in the caller's layout.
+
+    All heads and all sequences that still have tokens advance together: sequences are taken longest first, so that
+    those of one step are a prefix.
+    """
+    bounds = cu_seqlens.cpu().long()
+    lengths = bounds.diff()
+    value_heads, value_dim, key_dim = v.shape[1], v.shape[2], k.shape[2]
+    factor = default_scale(scale, key_dim)
+    shape = (len(lengths), value_heads, value_dim, key_dim)
+    final = torch.empty(shape if output_final_state else (0, *shape[1:]), dtype=torch.float64, device=v.device)
+    o = torch.empty(v.shape, dtype=torch.float64, device=v.device)
+    order = lengths.argsort(descending=True, stable=True)
+    for sequences in order.split(max(1, STATE_BYTES_AT_ONCE // (8 * max(1, value_heads * value_dim * key_dim)))):
+        if initial_state is None:
+            state = torch.zeros(len(sequences), *shape[1:], dtype=torch.float64, device=v.device)
+        else:
+            state = in_vk(initial_state[sequences.to(v.device)], state_layout).double().contiguous()
+        starts, spans = bounds[sequences], lengths[sequences]
+        for step in range(max(spans.tolist(), default=0)):
+            active = int((spans > step).sum())
+            tokens = (starts[:active] + step).to(v.device)
+            read = recur(
+                state[:active],
+                per_value_head(normalised(q[tokens], qk, torch.float64), value_heads, axis=1),
+                per_value_head(normalised(k[tokens], qk, torch.float64), value_heads, axis=1),
+                v[tokens].double(),
+                decay(g[tokens], gate, torch.float64),
+                beta[tokens].double(),
+            )
+            o[tokens] = read * factor
+        if output_final_state:
+            final[sequences.to(v.device)] = state
+    if not output_final_state:
+        return {"o": o}
+    return {"o": o, "final_state": in_vk(final, state_layout).contiguous()}
+
+
+def reference_staged(
+    *,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    cu_seqlens: Tensor,
+    initial_state: Tensor | None = None,
+    scale: float | None = None,
+    chunk_size: int = 64,
+    output_final_state: bool = True,
+    gate: str = "log",
+    state_layout: str = "VK",
+    qk: str = "normalised",
+    stages: dict[str, Tensor] | None = None,
+) -> dict[str, Tensor]:
+    """The chunked form in fp64, nothing rounded; fills `stages` with what the same-dtype stages are judged against."""
+    factor = default_scale(scale, k.shape[2])
+    first = None if initial_state is None else in_vk(initial_state, state_layout)
+    run = ChunkedPrefill(
+        PrefillInputs(q, k, v, g, beta, first, plan_chunks(cu_seqlens, chunk_size), factor, gate, qk), EXACT
+    )
+    outputs = {"o": run.run()}
+    if output_final_state:
+        outputs["final_state"] = in_vk(run.state, state_layout).contiguous()
+    if stages is not None:
+        stages.update(published_stages(run))
+    return outputs

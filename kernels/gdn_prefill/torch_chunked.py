@@ -1,0 +1,55 @@
+"""The kernel named `torch` of gdn_prefill: the chunked form with the roundings of the served dtype.
+
+It emulates the published three-kernel design (see `chunked`): operands in q's dtype, products exact, sums in fp32,
+every intermediate that design stores rounded to that dtype. With fp32 inputs nothing is rounded below fp32.
+Within one chunk a NaN reaches earlier tokens too, as in any kernel that multiplies a masked tile by dense values
+(0 * NaN); it never leaves its sequence.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gdnbench_kernels.gdn import default_scale
+from gdnbench_kernels.gdn_prefill.chunked import ChunkedPrefill, PrefillInputs, published_stages
+from gdnbench_kernels.gdn_prefill.chunks import plan_chunks
+from gdnbench_kernels.rounding import served
+
+
+def torch_chunked(
+    *,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    cu_seqlens: Tensor,
+    initial_state: Tensor | None = None,
+    scale: float | None = None,
+    chunk_size: int = 64,
+    output_final_state: bool = True,
+    final_state_dtype: str | None = None,
+    stages: dict[str, Tensor] | None = None,
+) -> dict[str, Tensor]:
+    """o [T, Hv, V] in v's dtype and final_state [N, Hv, V, K] in `final_state_dtype`; fills `stages` if given.
+
+    `final_state_dtype` defaults to that of `initial_state`, and to float32 without one.
+    """
+    plan = plan_chunks(cu_seqlens, chunk_size)
+    inputs = PrefillInputs(q, k, v, g, beta, initial_state, plan, default_scale(scale, k.shape[2]))
+    run = ChunkedPrefill(inputs, served(v.dtype))
+    outputs = {"o": run.run()}
+    if output_final_state:
+        outputs["final_state"] = run.state.to(final_dtype(initial_state, final_state_dtype))
+    if stages is not None:
+        stages.update(published_stages(run))
+    return outputs
+
+
+def final_dtype(initial_state: Tensor | None, asked: str | None) -> torch.dtype:
+    """The dtype of final_state: as asked, else the initial state's, else float32."""
+    if asked is not None:
+        dtype: torch.dtype = getattr(torch, asked)
+        return dtype
+    return torch.float32 if initial_state is None else initial_state.dtype
