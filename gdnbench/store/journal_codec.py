@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import ctypes
 import json
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from gdnbench.bits import logical
 from gdnbench.errors import BadInputError
 from gdnbench.record import Pool, RecordInfo, Status, TensorDraft, TensorMeta
-from gdnbench.store.journal_format import JournalDamage
 
 _to_json = json.JSONEncoder(separators=(",", ":")).encode
 
@@ -32,12 +32,6 @@ def buffer_of(name: str, tensor: Tensor) -> Buffer:
             f"tensor {name} is on {tensor.device} or not contiguous: a draft takes a contiguous CPU copy"
         )
     return (ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())
-
-
-def words_of(buffer: Any) -> np.ndarray[Any, np.dtype[np.uint64]]:
-    """The whole 64-bit words of a buffer, not copied."""
-    nbytes = memoryview(buffer).nbytes
-    return np.frombuffer(buffer, np.uint64, nbytes // 8)
 
 
 @lru_cache(maxsize=4096)
@@ -135,20 +129,16 @@ def _tensor_items(drafts: Mapping[str, TensorDraft], carried: Mapping[str, Carri
         yield f"{_to_json(name)}:{meta_json(draft.meta)}{tail}"
 
 
-def tensor_at(buffer: Any, offset: int, meta: TensorMeta, where: str) -> Tensor:
-    """The tensor of `meta` whose bytes start at `offset` of `buffer`, not copied; JournalDamage on a wrong dtype."""
-    dtype = getattr(torch, meta.dtype, None)
-    if not isinstance(dtype, torch.dtype):
-        raise JournalDamage(f"{where}: dtype {meta.dtype!r} is not known")
-    nbytes = nbytes_of(meta, dtype)
+def nbytes_of(meta: TensorMeta) -> int:
+    """BadInputError if the dtype is not known."""
+    return logical(meta.dtype).torch.itemsize * math.prod(meta.shape)
+
+
+def tensor_at(buffer: Any, offset: int, meta: TensorMeta) -> Tensor:
+    """The tensor of `meta` whose bytes start at `offset` of the writable `buffer`, not copied."""
+    dtype = logical(meta.dtype).torch
+    nbytes = nbytes_of(meta)
     if nbytes == 0:
         return torch.empty(meta.shape, dtype=dtype)
     elements = torch.frombuffer(buffer, dtype=torch.uint8, count=nbytes, offset=offset)
     return elements.view(dtype).reshape(meta.shape)
-
-
-def nbytes_of(meta: TensorMeta, dtype: torch.dtype) -> int:
-    count = dtype.itemsize
-    for size in meta.shape:
-        count *= size
-    return count

@@ -144,11 +144,11 @@ def unpack_prefix(data: bytes, where: str) -> Prefix:
         raise JournalDamage(f"{where}: entry kind {kind} is not known") from None
 
 
-def unpack_head(prefix: Prefix, data: bytes, where: str) -> tuple[list[int], dict[str, Any]]:
+def unpack_head(prefix: Prefix, data: bytes, where: str) -> tuple[tuple[int, ...], dict[str, Any]]:
     """Payload lengths and header of an entry from the bytes that follow its prefix; JournalDamage if they differ."""
     if zlib.crc32(data) != prefix.header_crc:
         raise JournalDamage(f"{where}: the entry's header does not match its checksum")
-    lengths = list(struct.unpack_from(f"<{prefix.payload_count}Q", data))
+    lengths = struct.unpack_from(f"<{prefix.payload_count}Q", data)
     if sum(nbytes + padding(nbytes) for nbytes in lengths) != prefix.payload_bytes:
         raise JournalDamage(f"{where}: the payload lengths do not add up")
     header: dict[str, Any] = json.loads(data[8 * prefix.payload_count :])
