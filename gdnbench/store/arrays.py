@@ -1,0 +1,57 @@
+"""Arrays of a batch, written through zarr-python."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import zarr
+from zarr.storage import LocalStore
+
+from gdnbench.bits import Bits
+from gdnbench.store.compression import Chunking, Compression
+from gdnbench.store.layout import KEY
+
+# Shards in flight at once: each costs about three copies of itself while it is encoded, or two while it is decoded.
+_IN_FLIGHT = max(2, min(4, os.cpu_count() or 1))
+
+
+@contextmanager
+def array_io() -> Iterator[None]:
+    """Zarr's settings for our reads and writes: parallel within bounded memory, and every chunk written.
+
+    An all-zero chunk left out would read the same, but could not be told from one that was lost.
+    """
+    with zarr.config.set({"async.concurrency": _IN_FLIGHT, "array.write_empty_chunks": True}):
+        yield
+
+
+def write_array(
+    root: Path,
+    key: str,
+    bits: Bits,
+    attributes: Mapping[str, Any],
+    compression: Compression,
+    chunking: Chunking,
+) -> None:
+    """Write `bits` as the new array `key` under the folder `root`; its attribute under our key is `attributes`."""
+    chunks, shards = chunking.plan(bits.shape, bits.dtype.itemsize)
+    with array_io():
+        array = zarr.create_array(
+            LocalStore(root),
+            name=key,
+            shape=bits.shape,
+            dtype=bits.dtype,
+            chunks=chunks,
+            shards=shards,
+            compressors=compression.codecs(),
+            filters=None,
+            fill_value=np.zeros((), bits.dtype)[()],
+            attributes={KEY: dict(attributes)},
+            zarr_format=3,
+        )
+        array[...] = bits

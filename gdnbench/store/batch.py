@@ -1,0 +1,80 @@
+"""Decides where each tensor of a batch goes: to elements already stored, to a row of a shared array, or to its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from blake3 import blake3
+
+from gdnbench.bits import Bits, to_bits
+from gdnbench.errors import BadInputError
+from gdnbench.record import RecordDraft, TensorDraft, TensorMeta
+from gdnbench.store.layout import BLOBS, ROWS, Location, class_name
+from gdnbench.store.record_json import Placed, to_line
+
+# Equal bytes are the same elements only if they are read the same way.
+Content = tuple[str, str, tuple[int, ...]]  # digest, dtype, shape
+
+_PARALLEL_BYTES = 1 << 20  # below this, waking threads takes longer than hashing
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A tensor to be written, under the description of the first that held these elements."""
+
+    bits: Bits
+    meta: TensorMeta
+    digest: str
+
+
+def digest_of(bits: Bits) -> str:
+    """BLAKE3 of the contiguous bytes, in hexadecimal."""
+    threads = blake3.AUTO if bits.nbytes >= _PARALLEL_BYTES else 1
+    return blake3(bits.reshape(-1).view(np.uint8), max_threads=threads).hexdigest()
+
+
+@dataclass(slots=True)
+class Batch:
+    """A batch being put together. `stored` gathers what it adds to `known`, the segment's contents so far."""
+
+    segment: str
+    name: str
+    known: dict[Content, Location]
+    small: int  # bytes up to which a tensor becomes a row
+    lines: list[bytes] = field(default_factory=list)
+    rows: dict[str, list[Stored]] = field(default_factory=dict)  # class -> rows of its array
+    blobs: dict[str, Stored] = field(default_factory=dict)  # array name -> its tensor
+    stored: dict[Content, Location] = field(default_factory=dict)
+
+    def add(self, draft: RecordDraft) -> None:
+        """Append one record; BadInputError if a tensor is not what its description says."""
+        before = {name: self._place(name, tensor) for name, tensor in draft.before.items()}
+        after = {name: self._place(name, tensor) for name, tensor in draft.after.items()}
+        self.lines.append(to_line(draft.info, before, after))
+
+    def _place(self, name: str, draft: TensorDraft) -> Placed:
+        meta, bits = draft.meta, to_bits(draft.data)
+        if bits.shape != meta.shape or str(draft.data.dtype) != f"torch.{meta.dtype}":
+            raise BadInputError(
+                f"tensor {name} is {draft.data.dtype} {bits.shape}, but described as {meta.dtype} {meta.shape}"
+            )
+        if len(meta.axes) != len(meta.shape):
+            raise BadInputError(f"tensor {name} has shape {meta.shape} but axes {meta.axes}")
+        digest = digest_of(bits)
+        content = (digest, meta.dtype, meta.shape)
+        location = self.known.get(content) or self.stored.get(content)
+        if location is None:
+            location = self._assign(Stored(bits, meta, digest))
+            self.stored[content] = location
+        return Placed(meta, digest, location)
+
+    def _assign(self, stored: Stored) -> Location:
+        class_ = class_name(stored.meta.dtype, stored.meta.shape)
+        if stored.bits.nbytes > self.small:
+            name = f"{class_}.{stored.digest}"
+            self.blobs[name] = stored
+            return Location(self.segment, self.name, BLOBS, name, None)
+        rows = self.rows.setdefault(class_, [])
+        rows.append(stored)
+        return Location(self.segment, self.name, ROWS, class_, len(rows) - 1)

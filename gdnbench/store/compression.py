@@ -1,0 +1,60 @@
+"""How arrays are encoded and cut: codecs, chunks and shards."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from zarr.codecs import Crc32cCodec, ZstdCodec
+
+from gdnbench.errors import BadInputError
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Compression:
+    """The zstd level that chunks are compressed with; None leaves them as they are."""
+
+    level: int | None = 1
+
+    def __post_init__(self) -> None:
+        if self.level is not None and not -7 <= self.level <= 22:
+            raise BadInputError(f"zstd level {self.level} is not in -7..22")
+
+    def codecs(self) -> list[ZstdCodec | Crc32cCodec]:
+        """Zarr's bytes-to-bytes codecs. The checksum is what lets `verify` name the chunk that is damaged."""
+        zstd = [] if self.level is None else [ZstdCodec(level=self.level)]
+        return [*zstd, Crc32cCodec()]
+
+
+@dataclass(frozen=True, slots=True)
+class Chunking:
+    """Sizes, in bytes of elements, by which tensors are laid out. docs/store.md has the measurements behind them."""
+
+    small: int = 256 << 10  # up to here a tensor becomes a row of a shared array
+    chunk: int = 2 * MIB  # smallest unit that is read
+    shard: int | None = 32 * MIB  # file that holds many chunks; None writes each chunk as a file
+
+    def plan(self, shape: tuple[int, ...], itemsize: int) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
+        """Chunk and shard shapes for an array; no shards where one chunk holds it all.
+
+        A chunk is a C-contiguous run of the array wherever the sizes divide, so rows of axis 0 are read alone.
+        """
+        chunks = _run(shape, tuple(1 for _ in shape), max(1, self.chunk // itemsize))
+        if self.shard is None or all(c >= s for c, s in zip(chunks, shape, strict=True)):
+            return chunks, None
+        return chunks, _run(shape, chunks, max(1, self.shard // itemsize))
+
+
+def _run(shape: tuple[int, ...], unit: tuple[int, ...], limit: int) -> tuple[int, ...]:
+    """The largest block of at most `limit` elements, made of whole `unit`s, that is full in every trailing axis."""
+    block = list(unit)
+    for axis in reversed(range(len(shape))):
+        units = max(1, math.ceil(shape[axis] / unit[axis]))
+        fits = max(1, limit // math.prod(block))
+        # Even parts: 9 units that go 8 to a block become 5 + 4, not 8 + 1 padded to 8.
+        block[axis] = unit[axis] * math.ceil(units / math.ceil(units / min(units, fits)))
+        if block[axis] < shape[axis]:
+            break
+    return tuple(block)

@@ -1,0 +1,104 @@
+"""The files of a store that may come from a stranger: nothing outside it is read, whatever its names claim."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Protocol
+
+from zarr.abc.store import Store as ZarrStore
+from zarr.storage import LocalStore
+
+from gdnbench.errors import StoreError
+
+
+class StoreFiles(Protocol):
+    """Read access to a store's files. Keys are relative to its root, with "/" between names."""
+
+    path: Path
+
+    def read(self, key: str, limit: int) -> bytes | None:
+        """The content of a file, or None if there is none; StoreError if it is longer than `limit` bytes."""
+
+    def folders(self, key: str) -> list[str]:
+        """Names of the folders in the folder `key`, sorted; empty if there is none."""
+
+    def sizes(self, key: str) -> Mapping[str, int]:
+        """Bytes of every file under the folder `key`, at any depth, by its path from there."""
+
+    def zarr(self) -> tuple[ZarrStore, str]:
+        """A read-only Zarr store, and the prefix of our root in it ("" or ending in "/")."""
+
+    def close(self) -> None: ...
+
+
+class FolderFiles:
+    """A store that is a folder. The folder itself may be a symbolic link; nothing in it may."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def read(self, key: str, limit: int) -> bytes | None:
+        path = self._inside(key)
+        try:
+            size = path.stat().st_size
+            if size > limit:
+                raise StoreError(f"{self.path}: {key} has {size} bytes, more than the {limit} it may have")
+            return path.read_bytes()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except IsADirectoryError:
+            raise StoreError(f"{self.path}: {key} is a folder, not a file") from None
+
+    def folders(self, key: str) -> list[str]:
+        path = self._inside(key)
+        if not path.is_dir():
+            return []
+        with os.scandir(path) as entries:
+            return sorted(entry.name for entry in entries if not self._refused(entry) and entry.is_dir())
+
+    def sizes(self, key: str) -> Mapping[str, int]:
+        top = self._inside(key)
+        return dict(self._sizes(top, "")) if top.is_dir() else {}
+
+    def zarr(self) -> tuple[ZarrStore, str]:
+        return LocalStore(self.path, read_only=True), ""
+
+    def close(self) -> None:
+        """A folder holds nothing open."""
+
+    def _sizes(self, folder: Path, prefix: str) -> Iterator[tuple[str, int]]:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                if self._refused(entry):
+                    continue
+                if entry.is_dir():
+                    yield from self._sizes(folder / entry.name, f"{prefix}{entry.name}/")
+                else:
+                    yield f"{prefix}{entry.name}", entry.stat().st_size
+
+    def _inside(self, key: str) -> Path:
+        """The path of `key`; StoreError if it leaves the store or passes a symbolic link."""
+        path = self.path
+        for name in key.split("/") if key else []:
+            if name in ("", ".", "..") or "\\" in name or "\0" in name:
+                raise StoreError(f"{self.path}: {key!r} would lead out of the store")
+            path = path / name
+            if path.is_symlink():
+                self._refuse(path)
+        return path
+
+    def _refused(self, entry: os.DirEntry[str]) -> bool:
+        """False for a file or folder; StoreError for anything else that a store has no use for."""
+        mode = entry.stat(follow_symlinks=False).st_mode
+        if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+            self._refuse(Path(entry.path))
+        return False
+
+    def _refuse(self, path: Path) -> None:
+        what = "a symbolic link" if path.is_symlink() else "neither a file nor a folder"
+        raise StoreError(
+            f"{self.path}: {path.relative_to(self.path)} is {what}; a store holds only its own files"
+        )

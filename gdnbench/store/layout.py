@@ -1,0 +1,118 @@
+"""Names, paths and versions of the store's layout, and the JSON that every part of it shares."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from gdnbench.errors import StoreError
+
+FORMAT_VERSION: Final = 1
+KEY: Final = "gdnbench"  # the one attribute under which everything of ours is
+KINDS: Final = ("capture", "run", "synth")
+
+SEGMENTS: Final = "segments"
+ROWS: Final = "rows"
+BLOBS: Final = "blobs"
+RECORDS: Final = "records"
+JOURNAL: Final = ".journal"
+INCOMING: Final = ".incoming"
+METADATA: Final = "zarr.json"
+
+# Large enough for any metadata or batch of records we write, small enough to parse when a stranger wrote it.
+METADATA_LIMIT: Final = 64 << 20
+
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}")
+
+
+def is_name(name: str) -> bool:
+    """Whether `name` may be a folder of a store: no separator, no leading dot, so that it cannot lead elsewhere."""
+    return _NAME.fullmatch(name) is not None
+
+
+def checked_name(name: str, what: str) -> str:
+    """`name` if it may be a folder of a store; StoreError otherwise."""
+    if not is_name(name):
+        raise StoreError(
+            f"{what} {name!r} is refused: letters, digits, '_', '-' and inner '.' only, up to 200"
+        )
+    return name
+
+
+def class_name(dtype: str, shape: tuple[int, ...]) -> str:
+    """The name of a (dtype, shape): "bfloat16.1x16x128", "float32.scalar"."""
+    return f"{dtype}.{'x'.join(map(str, shape)) or 'scalar'}"
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    """Where a stored tensor's elements are: an array of the store, or one row of it."""
+
+    segment: str
+    batch: str
+    folder: str  # ROWS or BLOBS
+    name: str
+    row: int | None  # None exactly for BLOBS
+
+    @property
+    def array(self) -> str:
+        """The array's path from the root of the store."""
+        return f"{SEGMENTS}/{self.segment}/{self.batch}/{self.folder}/{self.name}"
+
+    def __str__(self) -> str:
+        row = "" if self.row is None else f"#{self.row}"
+        return f"{self.segment}/{self.batch}/{self.folder}/{self.name}{row}"
+
+    @classmethod
+    def parse(cls, text: str) -> Location:
+        """The location written as `text`; ValueError says what is wrong with it."""
+        path, hash_, row = text.partition("#")
+        parts = path.split("/")
+        if len(parts) != 4 or not all(is_name(part) for part in parts) or parts[2] not in (ROWS, BLOBS):
+            raise ValueError(f"location {text!r} is not <segment>/<batch>/rows|blobs/<name>")
+        if (parts[2] == ROWS) != bool(hash_) or (hash_ and not re.fullmatch(r"[0-9]{1,12}", row)):
+            raise ValueError(f"location {text!r}: rows need '#<row>' and blobs have none")
+        return cls(*parts, row=int(row) if hash_ else None)
+
+
+def group_json(attributes: Mapping[str, Any]) -> bytes:
+    """The zarr.json of a Zarr v3 group whose attribute under our key is `attributes`."""
+    node = {"zarr_format": 3, "node_type": "group", "attributes": {KEY: attributes} if attributes else {}}
+    return json.dumps(node, indent=2).encode()
+
+
+def parse_node(text: bytes, node_type: str, where: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A Zarr v3 node's metadata and its attributes under our key; StoreError if `text` is no such node."""
+    try:
+        node = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise StoreError(f"{where}/{METADATA} is not JSON: {error}") from error
+    if not isinstance(node, dict) or node.get("zarr_format") != 3 or node.get("node_type") != node_type:
+        raise StoreError(f"{where}/{METADATA} is not a Zarr v3 {node_type}")
+    attributes = node.get("attributes", {})
+    ours = attributes.get(KEY, {}) if isinstance(attributes, dict) else None
+    if not isinstance(ours, dict):
+        raise StoreError(f"{where}/{METADATA}: attributes.{KEY} is not an object")
+    return node, ours
+
+
+def check_root(attributes: Mapping[str, Any], path: object) -> str:
+    """The kind of the store whose root has these attributes; StoreError if this version cannot read it."""
+    version = attributes.get("format_version")
+    if not isinstance(version, int) or isinstance(version, bool) or version < 1:
+        raise StoreError(
+            f"{path} is a Zarr group but not a gdnbench store: attributes.{KEY}.format_version is missing"
+        )
+    if version > FORMAT_VERSION:
+        writer = attributes.get("created_by", "a newer gdnbench")
+        raise StoreError(
+            f"{path} has store format {version}, written by {writer}; this gdnbench reads up to format "
+            f"{FORMAT_VERSION}: install one that reads format {version}"
+        )
+    kind = attributes.get("kind")
+    if kind not in KINDS:
+        raise StoreError(f"{path}: kind {kind!r} is not one of {', '.join(KINDS)}")
+    return str(kind)

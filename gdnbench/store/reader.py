@@ -1,0 +1,338 @@
+"""Reads a store, a folder or a .zip, without ever writing to it."""
+
+from __future__ import annotations
+
+import bisect
+import math
+import os
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, overload
+
+from torch import Tensor
+
+from gdnbench.bits import Bits, from_bits, logical
+from gdnbench.errors import BadInputError, StoreError
+from gdnbench.record import RecordInfo, TensorMeta
+from gdnbench.store.files import FolderFiles, StoreFiles
+from gdnbench.store.layout import (
+    INCOMING,
+    JOURNAL,
+    METADATA,
+    METADATA_LIMIT,
+    RECORDS,
+    SEGMENTS,
+    Location,
+    check_root,
+    checked_name,
+    parse_node,
+)
+from gdnbench.store.record_json import Placed, RecordLine, from_line, unplain
+from gdnbench.store.stored_array import RowCache, StoredArray, open_array
+from gdnbench.store.zipped import ZipFiles
+
+_ROW_CACHE_BYTES = 64 << 20
+_OPEN_ARRAYS = 128
+_LOADED_BATCHES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentInfo:
+    """One writing process: what it was, and where what it ran came from."""
+
+    name: str
+    process: Mapping[str, Any]
+    provenance: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class BatchInfo:
+    """A committed batch: its records are entries `first` .. `first + count - 1` of its segment."""
+
+    segment: SegmentInfo
+    name: str
+    first: int
+    count: int
+
+    @property
+    def key(self) -> str:
+        return f"{SEGMENTS}/{self.segment.name}/{self.name}"
+
+
+@dataclass(slots=True)
+class Contents:
+    """What handles read from: the files, and what was read of them last."""
+
+    files: StoreFiles
+    rows: RowCache = field(default_factory=lambda: RowCache(_ROW_CACHE_BYTES))
+    arrays: OrderedDict[str, StoredArray] = field(default_factory=OrderedDict)
+    lines: OrderedDict[str, list[bytes]] = field(default_factory=OrderedDict)
+
+    def array(self, key: str) -> StoredArray:
+        found = self.arrays.get(key)
+        if found is None:
+            found = self.arrays[key] = open_array(self.files, key)
+            if len(self.arrays) > _OPEN_ARRAYS:
+                self.arrays.popitem(last=False)
+        else:
+            self.arrays.move_to_end(key)
+        return found
+
+    def record_lines(self, batch: BatchInfo) -> list[bytes]:
+        found = self.lines.get(batch.key)
+        if found is None:
+            found = self.lines[batch.key] = self._read_lines(batch)
+            if len(self.lines) > _LOADED_BATCHES:
+                self.lines.popitem(last=False)
+        return found
+
+    def _read_lines(self, batch: BatchInfo) -> list[bytes]:
+        array = open_array(self.files, f"{batch.key}/{RECORDS}")
+        if array.dtype.name != "uint8" or len(array.shape) != 1 or array.shape[0] > METADATA_LIMIT:
+            raise StoreError(f"{array.where} is {array.dtype.name} {array.shape}, not a text of up to 64 MiB")
+        lines = array.read().tobytes().split(b"\n")
+        if lines.pop() != b"" or len(lines) != batch.count:
+            raise StoreError(
+                f"{array.where} has {len(lines)} lines, but its batch says {batch.count} records"
+            )
+        return lines
+
+
+@dataclass(frozen=True, slots=True)
+class TensorHandle:
+    """A stored tensor, not yet read."""
+
+    meta: TensorMeta
+    digest: str  # BLAKE3 of the contiguous bytes, hexadecimal
+    location: Location
+    where: str  # record and tensor, for messages
+    _contents: Contents = field(repr=False)
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.meta.shape) * logical(self.meta.dtype).storage.itemsize
+
+    def read(self) -> Tensor:
+        """The tensor, contiguous on the CPU, bit for bit; StoreError if it is missing or damaged."""
+        array = self._array()
+        row = self.location.row
+        return self._tensor(array.read() if row is None else self._contents.rows.row(array, row))
+
+    def read_rows(self, start: int, stop: int) -> Tensor:
+        """Rows [start, stop) of axis 0, reading only the chunks that hold them."""
+        if not self.meta.shape:
+            raise BadInputError(f"{self.where} has no axes, so no rows; read it whole")
+        if not 0 <= start <= stop <= self.meta.shape[0]:
+            raise BadInputError(f"{self.where} has rows 0..{self.meta.shape[0]}, not {start}..{stop}")
+        if self.location.row is not None:
+            return self.read()[start:stop]
+        return self._tensor(self._array().read((slice(start, stop),)))
+
+    def read_block(self, selection: tuple[slice, ...]) -> Bits:
+        """The stored bits of a block, as numpy."""
+        array, row = self._array(), self.location.row
+        return array.read(selection) if row is None else self._contents.rows.row(array, row)[selection]
+
+    def _tensor(self, bits: Bits) -> Tensor:
+        return from_bits(bits, self.meta.dtype)
+
+    def _array(self) -> StoredArray:
+        """The array that holds this tensor, as its record describes it; StoreError otherwise."""
+        try:
+            array = self._contents.array(self.location.array)
+        except StoreError as error:
+            raise StoreError(f"{self.where}: {error}") from error
+        row, shape = self.location.row, self.meta.shape
+        dtype = logical(self.meta.dtype)
+        element = array.shape if row is None else array.shape[1:]
+        if row is not None and (not array.shape or row >= array.shape[0]):
+            raise StoreError(f"{self.where}: {array.where} has shape {array.shape} and no row {row}")
+        if element != shape or array.dtype != dtype.storage:
+            raise StoreError(
+                f"{self.where} should be {dtype.name} {shape}, but {array.where} holds {array.dtype.name} {element}"
+            )
+        if array.attributes.get("dtype") != dtype.name:
+            held = array.attributes.get("dtype")
+            raise StoreError(f"{self.where} should be {dtype.name}, but {array.where} says {held!r}")
+        return array
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRecord:
+    """A recorded call. `number` counts over the store; `key` names the record in it for good."""
+
+    number: int
+    key: str
+    segment: SegmentInfo
+    line: RecordLine
+    _contents: Contents = field(repr=False)
+
+    @property
+    def info(self) -> RecordInfo:
+        return self.line.info
+
+    @property
+    def before(self) -> Mapping[str, TensorHandle]:
+        return self._handles(self.line.before, "before")
+
+    @property
+    def after(self) -> Mapping[str, TensorHandle]:
+        return self._handles(self.line.after, "after")
+
+    def _handles(self, placed: Mapping[str, Placed], when: str) -> dict[str, TensorHandle]:
+        return {
+            name: TensorHandle(
+                tensor.meta,
+                tensor.digest,
+                tensor.location,
+                f"record {self.key}, {name} {when} the call",
+                self._contents,
+            )
+            for name, tensor in placed.items()
+        }
+
+
+class Records(Sequence[StoredRecord]):
+    """The records of a store in order, each parsed when it is asked for."""
+
+    def __init__(self, batches: Sequence[BatchInfo], contents: Contents) -> None:
+        self._batches = batches
+        self._contents = contents
+        self._starts: list[int] = []
+        self._length = 0
+        for batch in batches:
+            self._starts.append(self._length)
+            self._length += batch.count
+
+    def __len__(self) -> int:
+        return self._length
+
+    @overload
+    def __getitem__(self, index: int) -> StoredRecord: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[StoredRecord]: ...
+    def __getitem__(self, index: int | slice) -> StoredRecord | list[StoredRecord]:
+        if isinstance(index, slice):
+            return [self[number] for number in range(*index.indices(self._length))]
+        number = index + self._length if index < 0 else index
+        if not 0 <= number < self._length:
+            raise IndexError(f"record {index} of {self._length}")
+        at = bisect.bisect_right(self._starts, number) - 1
+        batch = self._batches[at]
+        line = number - self._starts[at]
+        key = f"{batch.segment.name}/{batch.first + line}"
+        where = f"{self._contents.files.path}: record {key}"
+        parsed = from_line(self._contents.record_lines(batch)[line], where)
+        for placed in (*parsed.before.values(), *parsed.after.values()):
+            if placed.location.segment != batch.segment.name:
+                raise StoreError(f"{where} refers to {placed.location}, which is in another segment")
+        return StoredRecord(number, key, batch.segment, parsed, self._contents)
+
+    def __iter__(self) -> Iterator[StoredRecord]:
+        return (self[number] for number in range(self._length))
+
+
+class Store:
+    """A store that is read. `problems` says what was passed over: unfinished or damaged batches."""
+
+    def __init__(self, files: StoreFiles) -> None:
+        self.path = files.path
+        self.contents = Contents(files)
+        text = files.read(METADATA, METADATA_LIMIT)
+        if text is None:
+            raise StoreError(f"{self.path} is not a gdnbench store: it has no {METADATA}")
+        _, ours = parse_node(text, "group", str(self.path))
+        self.kind = check_root(ours, self.path)
+        self.format_version: int = ours["format_version"]
+        problems: list[str] = []
+        self.segments = tuple(_segments(files, problems))
+        self.batches = tuple(_batches(files, self.segments, problems))
+        self.problems = (*problems, *_unfinished(files))
+        self.records: Sequence[StoredRecord] = Records(self.batches, self.contents)
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str]) -> Store:
+        """The store at `path`, a folder or a zip archive; StoreError if it is none."""
+        place = Path(path)
+        if not place.exists():
+            raise StoreError(f"{place} does not exist")
+        files: StoreFiles = FolderFiles(place) if place.is_dir() else ZipFiles(place)
+        try:
+            return cls(files)
+        except BaseException:
+            files.close()
+            raise
+
+    def records_of(self, segment: str) -> Sequence[StoredRecord]:
+        """The records of one segment, numbered within it."""
+        return Records([batch for batch in self.batches if batch.segment.name == segment], self.contents)
+
+    def close(self) -> None:
+        self.contents.files.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _segments(files: StoreFiles, problems: list[str]) -> Iterator[SegmentInfo]:
+    for name in files.folders(SEGMENTS):
+        key = f"{SEGMENTS}/{checked_name(name, f'{files.path}: segment')}"
+        try:
+            ours = _group(files, key)
+            yield SegmentInfo(
+                name, unplain(_mapping(ours, "process", key)), _mapping(ours, "provenance", key)
+            )
+        except StoreError as error:
+            problems.append(f"segment {name} is skipped: {error}")
+
+
+def _batches(files: StoreFiles, segments: Sequence[SegmentInfo], problems: list[str]) -> Iterator[BatchInfo]:
+    for segment in segments:
+        found = []
+        for name in files.folders(f"{SEGMENTS}/{segment.name}"):
+            key = f"{SEGMENTS}/{segment.name}/{checked_name(name, f'{files.path}: batch')}"
+            try:
+                ours = _group(files, key)
+                found.append(
+                    BatchInfo(segment, name, _number(ours, "first", key), _number(ours, "count", key))
+                )
+            except StoreError as error:
+                problems.append(f"batch {segment.name}/{name} is skipped: {error}")
+        yield from sorted(found, key=lambda batch: (batch.first, batch.name))
+
+
+def _group(files: StoreFiles, key: str) -> dict[str, Any]:
+    text = files.read(f"{key}/{METADATA}", METADATA_LIMIT)
+    if text is None:
+        raise StoreError(f"{key}/{METADATA} is missing")
+    return parse_node(text, "group", key)[1]
+
+
+def _mapping(attributes: Mapping[str, Any], name: str, where: str) -> dict[str, Any]:
+    value = attributes.get(name, {})
+    if not isinstance(value, dict):
+        raise StoreError(f"{where}: {name} is not an object")
+    return value
+
+
+def _number(attributes: Mapping[str, Any], name: str, where: str) -> int:
+    value = attributes.get(name)
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 48:
+        raise StoreError(f"{where}: {name} is {value!r}, not a count")
+    return value
+
+
+def _unfinished(files: StoreFiles) -> Iterator[str]:
+    for segment in files.folders(JOURNAL):
+        yield f"segment {segment} has journal entries that are not sealed; they are not listed"
+    for segment in files.folders(INCOMING):
+        for batch in files.folders(f"{INCOMING}/{segment}"):
+            yield f"batch {segment}/{batch} was not finished; its records are skipped"

@@ -1,0 +1,254 @@
+"""A record as one line of JSON, and back; a line that a stranger wrote is checked field by field."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from gdnbench.bits import DTYPES
+from gdnbench.errors import BadInputError, StoreError
+from gdnbench.record import Pool, RecordInfo, Status, TensorDraft, TensorMeta
+from gdnbench.store.layout import Location
+
+_FLOAT: Final = "$float"  # strict JSON has no NaN and no infinity: {"$float": "nan"}
+_MOST_AXES: Final = 32
+_MOST_ELEMENTS: Final = 1 << 48
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A stored tensor: what it is, the BLAKE3 of its contiguous bytes, and where they are."""
+
+    meta: TensorMeta
+    digest: str
+    location: Location
+
+
+@dataclass(frozen=True, slots=True)
+class RecordLine:
+    info: RecordInfo
+    before: Mapping[str, Placed]
+    after: Mapping[str, Placed]
+
+
+def to_line(info: RecordInfo, before: Mapping[str, Placed], after: Mapping[str, Placed]) -> bytes:
+    """The record as UTF-8 JSON without its newline; BadInputError if a field is not plain data."""
+    where = f"record of {info.layer or info.target}, call {info.call}"
+    fields = {
+        "op": info.op,
+        "target": info.target,
+        "layer": info.layer,
+        "layer_index": info.layer_index,
+        "call": info.call,
+        "step": info.step,
+        "status": info.status.value,
+        "scalars": plain(info.scalars, where),
+        "conventions": plain(info.conventions, where),
+        "pools": {
+            name: {
+                "slots": pool.slots,
+                "rows": list(pool.rows),
+                "untouched_before": pool.untouched_before,
+                "untouched_after": pool.untouched_after,
+            }
+            for name, pool in info.pools.items()
+        },
+        "dispatch": plain(info.dispatch, where),
+        "run": plain(info.run, where),
+    }
+    record = {"info": fields, "before": _tensors(before), "after": _tensors(after)}
+    return json.dumps(record, separators=(",", ":"), allow_nan=False).encode()
+
+
+def _tensors(placed: Mapping[str, Placed]) -> dict[str, dict[str, Any]]:
+    return {
+        name: {
+            "dtype": tensor.meta.dtype,
+            "shape": tensor.meta.shape,
+            "axes": tensor.meta.axes,
+            "caller_shape": tensor.meta.caller_shape,
+            "caller_strides": tensor.meta.caller_strides,
+            "caller_offset": tensor.meta.caller_offset,
+            "device": tensor.meta.device,
+            "digest": tensor.digest,
+            "location": str(tensor.location),
+        }
+        for name, tensor in placed.items()
+    }
+
+
+def plain(value: Any, where: str) -> Any:
+    """`value` as strict JSON data; BadInputError names what is not."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return {_FLOAT: str(value)}
+    if value is None or isinstance(value, str | bool | int | float):
+        return value
+    if isinstance(value, Mapping):
+        for key in value:
+            if not isinstance(key, str):
+                raise BadInputError(f"{where}: key {key!r} is not text")
+        return {key: plain(item, f"{where}, {key}") for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item, where) for item in value]
+    raise BadInputError(
+        f"{where}: {type(value).__name__} is not plain data (text, number, bool, list or dict)"
+    )
+
+
+def unplain(value: Any) -> Any:
+    """What `plain` was given, but for tuples, which are lists."""
+    if isinstance(value, dict):
+        if value.keys() == {_FLOAT}:
+            return _float(value[_FLOAT])
+        return {key: unplain(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [unplain(item) for item in value]
+    return value
+
+
+def _float(text: Any) -> float:
+    if text not in ("nan", "inf", "-inf"):
+        raise ValueError(f"{_FLOAT} {text!r} is not nan, inf or -inf")
+    return float(text)
+
+
+def from_line(line: bytes, where: str) -> RecordLine:
+    """The record written in `line`; StoreError names `where` and the field that is wrong."""
+    try:
+        data = _object(json.loads(line), "record")
+        return RecordLine(
+            _info(_object(_get(data, "info"), "info")),
+            _placed(_object(_get(data, "before"), "before"), "before"),
+            _placed(_object(_get(data, "after"), "after"), "after"),
+        )
+    except RecursionError:
+        raise StoreError(f"{where}: JSON is nested too deep") from None
+    except ValueError as error:
+        raise StoreError(f"{where}: {error}") from error
+
+
+def _info(data: Mapping[str, Any]) -> RecordInfo:
+    index = _get(data, "layer_index")
+    return RecordInfo(
+        op=_text(data, "op"),
+        target=_text(data, "target"),
+        layer=_text(data, "layer"),
+        layer_index=None if index is None else _count(data, "layer_index"),
+        call=_count(data, "call"),
+        step=_count(data, "step"),
+        status=Status(_text(data, "status")),
+        scalars=unplain(_object(_get(data, "scalars"), "scalars")),
+        conventions=_texts(_object(_get(data, "conventions"), "conventions")),
+        pools={
+            name: _pool(_object(pool, f"pool {name!r}"))
+            for name, pool in _object(_get(data, "pools"), "pools").items()
+        },
+        dispatch=unplain(_object(_get(data, "dispatch"), "dispatch")),
+        run=unplain(_object(_get(data, "run"), "run")),
+    )
+
+
+def _pool(data: Mapping[str, Any]) -> Pool:
+    slots, rows = _count(data, "slots"), _counts(data, "rows")
+    if rows and max(rows) >= slots:
+        raise ValueError(f"pool row {max(rows)} is not one of {slots} slots")
+    return Pool(
+        slots, rows, _digest_or_none(data, "untouched_before"), _digest_or_none(data, "untouched_after")
+    )
+
+
+def _placed(data: Mapping[str, Any], when: str) -> dict[str, Placed]:
+    placed = {}
+    for name, fields in data.items():
+        try:
+            placed[name] = _one_placed(_object(fields, "description"))
+        except ValueError as error:
+            raise ValueError(f"tensor {name!r} {when} the call: {error}") from error
+    return placed
+
+
+def _one_placed(data: Mapping[str, Any]) -> Placed:
+    dtype, shape, axes = _text(data, "dtype"), _counts(data, "shape"), _strings(data, "axes")
+    if dtype not in DTYPES:
+        raise ValueError(f"dtype {dtype!r} is not known")
+    if len(shape) > _MOST_AXES or math.prod(shape) > _MOST_ELEMENTS:
+        raise ValueError(f"shape {shape} is refused: at most {_MOST_AXES} axes and 2**48 elements")
+    if len(axes) != len(shape):
+        raise ValueError(f"shape {shape} and axes {axes} differ in length")
+    meta = TensorMeta(
+        dtype=dtype,
+        shape=shape,
+        axes=axes,
+        caller_shape=_counts(data, "caller_shape"),
+        caller_strides=_integers(data, "caller_strides"),
+        caller_offset=_count(data, "caller_offset"),
+        device=_text(data, "device"),
+    )
+    digest = _text(data, "digest")
+    if len(digest) != 64 or set(digest) - set("0123456789abcdef"):
+        raise ValueError(f"digest {digest!r} is not 64 hexadecimal digits")
+    return Placed(meta, digest, Location.parse(_text(data, "location")))
+
+
+def _get(data: Mapping[str, Any], field: str) -> Any:
+    if field not in data:
+        raise ValueError(f"{field} is missing")
+    return data[field]
+
+
+def _checked(data: Mapping[str, Any], field: str, holds: Callable[[Any], bool], what: str) -> Any:
+    value = _get(data, field)
+    if not holds(value):
+        raise ValueError(f"{field} is {str(value)[:60]!r}, not {what}")
+    return value
+
+
+def _object(value: Any, what: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ValueError(f"{what} is {str(value)[:60]!r}, not an object")  # noqa: TRY004 - reported as one kind
+    return value
+
+
+def _is_int(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_count(value: Any) -> bool:
+    return _is_int(value) and 0 <= value < 1 << 63
+
+
+def _text(data: Mapping[str, Any], field: str) -> str:
+    return str(_checked(data, field, lambda v: isinstance(v, str), "text"))
+
+
+def _digest_or_none(data: Mapping[str, Any], field: str) -> str | None:
+    value = _checked(data, field, lambda v: v is None or isinstance(v, str), "text or null")
+    return None if value is None else str(value)
+
+
+def _count(data: Mapping[str, Any], field: str) -> int:
+    return int(_checked(data, field, _is_count, "a count"))
+
+
+def _counts(data: Mapping[str, Any], field: str) -> tuple[int, ...]:
+    return tuple(_checked(data, field, lambda v: isinstance(v, list) and all(map(_is_count, v)), "counts"))
+
+
+def _integers(data: Mapping[str, Any], field: str) -> tuple[int, ...]:
+    return tuple(_checked(data, field, lambda v: isinstance(v, list) and all(map(_is_int, v)), "integers"))
+
+
+def _strings(data: Mapping[str, Any], field: str) -> tuple[str, ...]:
+    return tuple(
+        _checked(data, field, lambda v: isinstance(v, list) and all(isinstance(i, str) for i in v), "names")
+    )
+
+
+def _texts(data: dict[str, Any]) -> dict[str, str]:
+    for name, value in data.items():
+        if not isinstance(value, str):
+            raise ValueError(f"convention {name!r} is {str(value)[:60]!r}, not text")  # noqa: TRY004
+    return data

@@ -1,0 +1,221 @@
+"""Writes batches of records into a store; a batch is there whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+
+from gdnbench.bits import Bits, logical
+from gdnbench.errors import BadInputError, StoreError
+from gdnbench.record import RecordDraft
+from gdnbench.store.arrays import write_array
+from gdnbench.store.batch import Batch, Content, Stored
+from gdnbench.store.compression import Chunking, Compression
+from gdnbench.store.durable import make_folder, publish, remove_if_empty, sync, sync_tree
+from gdnbench.store.layout import (
+    BLOBS,
+    FORMAT_VERSION,
+    INCOMING,
+    JOURNAL,
+    KINDS,
+    METADATA,
+    RECORDS,
+    ROWS,
+    SEGMENTS,
+    Location,
+    check_root,
+    checked_name,
+    group_json,
+    parse_node,
+)
+from gdnbench.store.reader import Store
+from gdnbench.store.record_json import plain
+from gdnbench.version import __version__
+
+
+def new_segment() -> str:
+    """A segment name for this process: sorts by time, and no two are equal."""
+    return f"{time.time_ns() // 1_000_000}-{os.getpid()}-{secrets.token_hex(4)}"
+
+
+class StoreWriter:
+    """One segment of the store at `path`, which is made if it is not there.
+
+    Writers of different segments may work on one store at the same time. A segment has one writer at a time; opening
+    a segment again goes on with it, and clears away what a writer that died there had not committed.
+
+    `durable` flushes a batch to the device before it is committed, so that it outlives a power failure too.
+    StoreError if `path` holds something else, or a store of another kind or a newer format.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        kind: str,
+        segment: str | None = None,
+        process: Mapping[str, Any] | None = None,
+        provenance: Mapping[str, Any] | None = None,
+        compression: Compression | None = None,
+        chunking: Chunking | None = None,
+        durable: bool = True,
+    ) -> None:
+        if kind not in KINDS:
+            raise BadInputError(f"store kind {kind!r} is not one of {', '.join(KINDS)}")
+        self.path = Path(path)
+        self.kind = kind
+        self.segment = checked_name(segment if segment is not None else new_segment(), "segment")
+        self._compression = compression if compression is not None else Compression()
+        self._chunking = chunking if chunking is not None else Chunking()
+        self._durable = durable
+        self._folder = self.path / SEGMENTS / self.segment
+        self._incoming = self.path / INCOMING / self.segment
+        self._open_root()
+        self._open_segment(plain(process or {}, "process"), plain(provenance or {}, "provenance"))
+        self._stored = _contents(self.path, self.segment)
+
+    def has(self, name: str) -> bool:
+        """Whether a batch called `name` is committed in this segment."""
+        return (self._folder / checked_name(name, "batch") / METADATA).is_file()
+
+    def write(self, name: str, drafts: Sequence[RecordDraft], first: int = 0) -> None:
+        """Commit `drafts` as the batch `name`; its records are entries `first`, `first + 1`, ... of the segment.
+
+        StoreError if the batch is there already or the disk refuses; the store is then as it was before.
+        """
+        if self.has(name):
+            raise StoreError(f"{self.path}: batch {self.segment}/{name} is there already")
+        batch = Batch(self.segment, name, self._stored, self._chunking.small)
+        for draft in drafts:
+            batch.add(draft)
+        unfinished = self._incoming / name
+        try:
+            make_folder(unfinished)
+            self._write_arrays(unfinished, batch, first)
+            if self._durable:
+                sync_tree(unfinished)
+            os.rename(unfinished, self._folder / name)
+            if self._durable:
+                sync(self._folder)
+        except OSError as error:
+            shutil.rmtree(unfinished, ignore_errors=True)
+            raise StoreError(
+                f"{self.path}: batch {self.segment}/{name} cannot be written: {error}"
+            ) from error
+        self._stored.update(batch.stored)
+
+    def _write_arrays(self, root: Path, batch: Batch, first: int) -> None:
+        (root / METADATA).write_bytes(group_json({"count": len(batch.lines), "first": first}))
+        lines = np.frombuffer(b"".join(line + b"\n" for line in batch.lines), np.uint8)
+        self._write(root, RECORDS, lines, {"encoding": "UTF-8 JSON, one record a line"})
+        if batch.rows:
+            (root / ROWS).mkdir()
+            (root / ROWS / METADATA).write_bytes(group_json({}))
+        for class_, rows in batch.rows.items():
+            self._write(root, f"{ROWS}/{class_}", np.stack([row.bits for row in rows]), _described(rows))
+        if batch.blobs:
+            (root / BLOBS).mkdir()
+            (root / BLOBS / METADATA).write_bytes(group_json({}))
+        for blob, stored in batch.blobs.items():
+            self._write(root, f"{BLOBS}/{blob}", stored.bits, _described([stored]))
+
+    def _write(self, root: Path, key: str, bits: Bits, attributes: Mapping[str, Any]) -> None:
+        write_array(root, key, bits, attributes, self._compression, self._chunking)
+
+    def _open_root(self) -> None:
+        try:
+            self._refuse_other_folder()
+            make_folder(self._incoming)
+            root = {
+                "format_version": FORMAT_VERSION,
+                "kind": self.kind,
+                "created_by": f"gdnbench {__version__}",
+            }
+            publish(self.path / METADATA, group_json(root), self._incoming, self._durable)
+            _, ours = parse_node((self.path / METADATA).read_bytes(), "group", str(self.path))
+        except OSError as error:
+            if isinstance(error, StoreError):
+                raise
+            raise StoreError(f"{self.path} cannot be made a store: {error}") from error
+        found = check_root(ours, self.path)
+        if found != self.kind:
+            raise StoreError(f"{self.path} is a {found} store; write this {self.kind} to another path")
+
+    def _refuse_other_folder(self) -> None:
+        """A folder that holds anything but a store, or the beginnings of one, is not ours to write into."""
+        if not self.path.exists() or (self.path / METADATA).exists():
+            return
+        if not self.path.is_dir():
+            raise StoreError(f"{self.path} is a file; a store that can be written is a folder")
+        # Another process may be making this very store: what a store begins with is no objection.
+        strange = sorted({entry.name for entry in self.path.iterdir()} - {JOURNAL, INCOMING, METADATA})
+        if strange:
+            raise StoreError(
+                f"{self.path} is not a store and not empty (it holds {strange[0]}); choose another path"
+            )
+
+    def _open_segment(self, process: Any, provenance: Any) -> None:
+        try:
+            segments = self.path / SEGMENTS
+            segments.mkdir(exist_ok=True)
+            publish(segments / METADATA, group_json({}), self._incoming, self._durable)
+            for left in self._incoming.iterdir():
+                shutil.rmtree(left)
+            if not self._folder.exists():
+                made = self._incoming / "segment"
+                made.mkdir()
+                content = {"process": process, "provenance": provenance}
+                (made / METADATA).write_bytes(group_json(content))
+                if self._durable:
+                    sync_tree(made)
+                os.rename(made, self._folder)
+                if self._durable:
+                    sync(segments)
+        except OSError as error:
+            raise StoreError(f"{self.path}: segment {self.segment} cannot be made: {error}") from error
+
+    def close(self) -> None:
+        """Remove the folder for unfinished batches, so that the store holds nothing but Zarr."""
+        remove_if_empty(self._incoming)
+        remove_if_empty(self._incoming.parent)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _contents(path: Path, segment: str) -> dict[Content, Location]:
+    """What a segment holds already."""
+    known: dict[Content, Location] = {}
+    with Store.open(path) as store:
+        for record in store.records_of(segment):
+            for placed in (*record.line.before.values(), *record.line.after.values()):
+                known[placed.digest, placed.meta.dtype, placed.meta.shape] = placed.location
+    return known
+
+
+def _described(stored: Iterable[Stored]) -> dict[str, Any]:
+    """What a plain reader of the array sees of the tensors in it, in row order."""
+    tensors = list(stored)
+    dtype = tensors[0].meta.dtype
+    return {
+        "dtype": dtype,
+        "stored_as": logical(dtype).storage.name,
+        "digests": [tensor.digest for tensor in tensors],
+        "axes": [tensor.meta.axes for tensor in tensors],
+        "caller_shapes": [tensor.meta.caller_shape for tensor in tensors],
+        "caller_strides": [tensor.meta.caller_strides for tensor in tensors],
+        "caller_offsets": [tensor.meta.caller_offset for tensor in tensors],
+    }
