@@ -1,0 +1,47 @@
+"""The adapters there are: this package's, and those behind entry points of the group `gdnbench.adapters`."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from fnmatch import fnmatchcase
+
+from gdnbench.capture.adapter import Adapter, Target
+from gdnbench.capture.adapters.transformers import ADAPTER as TRANSFORMERS
+from gdnbench.errors import BadInputError
+
+GROUP = "gdnbench.adapters"
+
+
+def load() -> tuple[list[Adapter], list[str]]:
+    """All adapters, and one line for each entry point that does not load: it must not stop the others."""
+    adapters: list[Adapter] = [TRANSFORMERS]
+    problems = []
+    for entry in importlib.metadata.entry_points(group=GROUP):
+        try:
+            adapters.append(entry.load())
+        except Exception as error:
+            problems.append(f"adapter {entry.name!r} ({entry.value}) does not load: {error!r}")
+    return adapters, problems
+
+
+def names_target(pattern: str, framework: str, target: Target) -> bool:
+    """Whether `pattern` names this function, its module, a part of the module's path or its framework."""
+    names = (framework, target.function, target.module, target.name, *target.module.split("."))
+    return any(fnmatchcase(name, pattern) for name in names)
+
+
+def select(adapters: list[Adapter], patterns: tuple[str, ...]) -> list[tuple[Adapter, Target]]:
+    """The functions that `patterns` name; all without any. BadInputError for a pattern that names none."""
+    known = [(adapter, target) for adapter in adapters for target in adapter.targets]
+    for pattern in patterns:
+        if not any(names_target(pattern, adapter.framework, target) for adapter, target in known):
+            frameworks = ", ".join(sorted({adapter.framework for adapter in adapters}))
+            raise BadInputError(
+                f"--target {pattern!r} names no known function; known frameworks are {frameworks}, and "
+                f"{known[0][1].name} is an example"
+            )
+    return [
+        (adapter, target)
+        for adapter, target in known
+        if not patterns or any(names_target(pattern, adapter.framework, target) for pattern in patterns)
+    ]

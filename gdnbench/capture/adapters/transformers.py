@@ -1,0 +1,143 @@
+"""Hugging Face transformers: the chunk and the recurrent path of its Gated DeltaNet layers.
+
+| functions | tokens a sequence | recorded as |
+|---|---|---|
+| `CHUNK` | any | gdn_prefill |
+| `RECURRENT` | 1, with a state in and out | gdn_decode |
+| `RECURRENT` | more, or without a state | gdn_prefill |
+
+From 5.17 on, a layer calls the torch_* name and whichever implementation transformers picked sits below it.
+Earlier releases bind either flash-linear-attention's function or their own when a layer is built; both names
+are wrapped. Tensors are q, k [B, T, H, K], v [B, T, Hv, V], g, beta [B, T, Hv], states [B, Hv, K, V]; g is a
+log gate. Releases before 5.23 repeat q and k to Hv heads before the call: repeats equal bit for bit are
+recorded once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from gdnbench.capture.adapter import Finish, Observation, Seen, Target
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from gdnbench_kernels.contract import Scalar
+
+CHUNK = ("torch_chunk_gated_delta_rule", "chunk_gated_delta_rule")
+RECURRENT = ("torch_recurrent_gated_delta_rule", "fused_recurrent_gated_delta_rule")
+LAYERS = {
+    "transformers.models.qwen3_next.modeling_qwen3_next": "Qwen3NextGatedDeltaNet",
+    "transformers.models.qwen3_5.modeling_qwen3_5": "Qwen3_5GatedDeltaNet",
+    "transformers.models.qwen3_5_moe.modeling_qwen3_5_moe": "Qwen3_5MoeGatedDeltaNet",
+    "transformers.models.olmo_hybrid.modeling_olmo_hybrid": "OlmoHybridGatedDeltaNet",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TransformersAdapter:
+    framework: str = "transformers"
+    targets: tuple[Target, ...] = tuple(
+        Target(module, function) for module in LAYERS for function in CHUNK + RECURRENT
+    )
+    scopes: tuple[Target, ...] = tuple(Target(module, f"{layer}.forward") for module, layer in LAYERS.items())
+
+    def before(self, target: Target, arguments: Mapping[str, Any], layer: object | None) -> Observation:
+        q, k, v = (_either(arguments, *names) for names in (("query", "q"), ("key", "k"), ("value", "v")))
+        state = arguments.get("initial_state")
+        keep_state = bool(arguments.get("output_final_state", False))
+        recurrent = target.function in RECURRENT
+        decode = recurrent and q.shape[1] == 1 and state is not None and keep_state
+        scale = arguments.get("scale")
+        scalars: dict[str, Scalar] = {
+            "scale": float(scale) if scale is not None else float(k.shape[-1]) ** -0.5,
+            # Layers that allow negative eigenvalues double the sigmoid.
+            "beta_max": 2.0 if getattr(layer, "allow_neg_eigval", False) else 1.0,
+        }
+        raw = bool(arguments.get("use_qk_l2norm_in_kernel", False))
+        tensors = {"q": q, "k": k, "v": v, "g": arguments["g"], "beta": arguments["beta"]}
+        return Observation(
+            op="gdn_decode" if decode else "gdn_prefill",
+            tensors=_decode(tensors, state)
+            if decode
+            else _prefill(tensors, state, arguments.get("cu_seqlens")),
+            scalars=scalars if decode else scalars | _prefill_scalars(arguments, keep_state),
+            conventions={"gate": "log", "state_layout": "KV", "qk": "raw" if raw else "normalised"},
+            dispatch={"path": "recurrent" if recurrent else "chunk", "qk_heads_as_called": q.shape[2]},
+            finish=_collapse_if_repeated(q, k, v),
+        )
+
+    def after(self, seen: Observation, arguments: Mapping[str, Any], result: Any) -> Mapping[str, Seen]:
+        o, state = result
+        if seen.op == "gdn_decode":
+            return {"o": Seen(o), "state": Seen(state)}
+        outputs = {"o": _flat(o)}
+        if state is not None:
+            outputs["final_state"] = Seen(state)
+        return outputs
+
+    def implementation(self, function: Callable[..., Any]) -> str | None:
+        """The function that transformers' fallback wrapper closes over; else the function itself."""
+        code = getattr(function, "__code__", None)
+        chosen: Any = function
+        if code is not None and "implementation" in code.co_freevars:
+            cells = dict(zip(code.co_freevars, function.__closure__ or (), strict=True))
+            chosen = cells["implementation"].cell_contents
+        module, name = getattr(chosen, "__module__", None), getattr(chosen, "__qualname__", None)
+        return f"{module}.{name}" if module and name else None
+
+
+def _either(arguments: Mapping[str, Any], *names: str) -> Tensor:
+    """transformers says `query`, flash-linear-attention `q`."""
+    for name in names:
+        if name in arguments:
+            tensor: Tensor = arguments[name]
+            return tensor
+    raise KeyError(f"the call has no argument named {' or '.join(names)}")
+
+
+def _flat(tensor: Tensor) -> Seen:
+    """[B, T, ...] as [B*T, ...]."""
+    batch, tokens, *rest = tensor.shape
+    return Seen(tensor, (batch * tokens, *rest))
+
+
+def _decode(tensors: Mapping[str, Tensor], state: Tensor) -> dict[str, Seen]:
+    """The states of the batch are the whole pool: sequence i owns slot i."""
+    import torch
+
+    slots = torch.arange(state.shape[0], dtype=torch.int32, device="cpu").unsqueeze(1)
+    seen = {name: Seen(tensor) for name, tensor in tensors.items()}
+    return seen | {"state": Seen(state), "state_indices": Seen(slots)}
+
+
+def _prefill(
+    tensors: Mapping[str, Tensor], state: Tensor | None, cu_seqlens: Tensor | None
+) -> dict[str, Seen]:
+    import torch
+
+    seen = {name: _flat(tensor) for name, tensor in tensors.items()}
+    if cu_seqlens is None:
+        batch, tokens = tensors["q"].shape[:2]
+        cu_seqlens = torch.arange(batch + 1, dtype=torch.int32, device="cpu") * tokens
+    seen["cu_seqlens"] = Seen(cu_seqlens)
+    if state is not None:
+        seen["initial_state"] = Seen(state)
+    return seen
+
+
+def _prefill_scalars(arguments: Mapping[str, Any], keep_state: bool) -> dict[str, Scalar]:
+    return {"chunk_size": int(arguments.get("chunk_size") or 64), "output_final_state": keep_state}
+
+
+def _collapse_if_repeated(q: Tensor, k: Tensor, v: Tensor) -> Finish | None:
+    if q.shape[2] != v.shape[2] or k.shape[2] != q.shape[2] or q.shape[2] == 1:
+        return None  # grouped heads reach the function as they are
+    from gdnbench.capture.heads import collapse_repeated_heads
+
+    return collapse_repeated_heads
+
+
+ADAPTER = TransformersAdapter()

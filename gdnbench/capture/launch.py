@@ -1,0 +1,138 @@
+"""`gdnbench capture STORE -- CMD`: runs the command, captured, and says on stderr what came of it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import FrameType
+
+from gdnbench.capture import adapters
+from gdnbench.capture.options import OPTIONS_VARIABLE, STORE_VARIABLE, CaptureOptions
+from gdnbench.capture.outcome import Outcome
+from gdnbench.capture.progress import ProgressLine
+from gdnbench.capture.report import read_report
+from gdnbench.capture.runtime import start_sealer
+from gdnbench.capture.sealing import SealingThread
+from gdnbench.errors import BadInputError
+from gdnbench.store.layout import INCOMING, JOURNAL, METADATA, check_root, parse_node
+from gdnbench.store.sealer import Progress
+
+_FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+
+
+def run_captured(
+    store: Path,
+    command: Sequence[str],
+    options: CaptureOptions,
+    on_progress: Callable[[Progress], None] | None = None,
+) -> int:
+    """Run `command` with its calls captured into `store`; the exit status for this command.
+
+    The status is the child's own if that is not 0 (128 + N if signal N ended it), else 1 if nothing was
+    captured, else 0. Standard streams are the child's; ours is stderr alone. `on_progress`: by default a line
+    on stderr where that is a terminal.
+
+    Raises BadInputError before anything runs: no command, command not found, a `--target` that names nothing,
+    a path that cannot become a store; StoreError for a store of another kind or a newer format.
+    """
+    store = store.absolute()
+    if not command:
+        raise BadInputError(
+            "no command to capture; write it after --, as in: gdnbench capture STORE -- python X.py"
+        )
+    check_store(store)
+    selected = [target.name for _, target in adapters.select(adapters.load()[0], options.target)]
+    line = ProgressLine(sys.stderr)
+    with tempfile.TemporaryDirectory(prefix="gdnbench-") as folder:
+        report = Path(folder) / "report"
+        child = _start(command, _environment(store, replace(options, report=str(report))))
+        sealing = SealingThread(store, on_progress or line.show)
+        sealing.start()
+        with _forwarding(child):
+            status = child.wait()
+        sealing.finish()
+        line.clear()
+        outcome = Outcome.of(status, sealing.progress, selected, read_report(report), sealing.error)
+    if sealing.progress.live:
+        # A process that outlives the command goes on recording.
+        start_sealer(store)
+    for text in outcome.summary(store):
+        print(f"gdnbench: {text}", file=sys.stderr)
+    return outcome.exit_status
+
+
+def check_store(store: Path) -> None:
+    """Refuse now what could not be written to later, when the command has run for an hour."""
+    if (store / METADATA).is_file():
+        _, attributes = parse_node((store / METADATA).read_bytes(), "group", str(store))
+        kind = check_root(attributes, store)
+        if kind != "capture":
+            raise BadInputError(f"{store} is a {kind} store; capture into another path")
+    elif store.exists():
+        if not store.is_dir():
+            raise BadInputError(f"{store} is a file; capture into a folder")
+        strange = sorted({entry.name for entry in store.iterdir()} - {INCOMING, JOURNAL})
+        if strange:
+            raise BadInputError(f"{store} is not a store and holds {strange[0]}; capture into another path")
+    else:
+        try:
+            store.mkdir(parents=True)
+        except OSError as error:
+            raise BadInputError(
+                f"{store} cannot be made: {error.strerror}; capture into another path"
+            ) from None
+
+
+def _environment(store: Path, options: CaptureOptions) -> Mapping[str, str]:
+    return {**os.environ, STORE_VARIABLE: str(store), OPTIONS_VARIABLE: options.to_json()}
+
+
+def _start(command: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    try:
+        return subprocess.Popen(command, env=environment)
+    except OSError as error:
+        raise BadInputError(
+            f"{command[0]!r} cannot be run: {error.strerror}; write the command after --"
+        ) from None
+
+
+@contextmanager
+def _forwarding(child: subprocess.Popen[bytes]) -> Iterator[None]:
+    """Pass signals on to the child and live on to seal what it recorded."""
+
+    def forward(number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGINT and _terminal_signals_us():
+            return  # a Ctrl-C reaches the child too, without our help
+        child.send_signal(number)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    previous = {number: signal.signal(number, forward) for number in _FORWARDED}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def _terminal_signals_us() -> bool:
+    """Whether we, and so the child, are in the foreground of a terminal."""
+    try:
+        terminal = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY)
+    except OSError:
+        return False
+    try:
+        return os.tcgetpgrp(terminal) == os.getpgrp()
+    except OSError:
+        return False
+    finally:
+        os.close(terminal)

@@ -1,0 +1,94 @@
+"""What to capture and how: the options of `gdnbench capture`, and their form in the environment.
+
+Standard library only: every Python process below a captured command reads these at start-up.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal
+
+from gdnbench.errors import BadInputError
+
+STORE_VARIABLE = "GDNBENCH_CAPTURE"
+OPTIONS_VARIABLE = "GDNBENCH_CAPTURE_OPTIONS"
+
+_LISTS = ("target", "op", "layer")
+_COUNTS = ("first", "every", "max_bytes", "queue_bytes")
+_FLAGS = ("full_pools", "sync")
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureOptions:
+    """Selection and behaviour of a capture; the defaults keep every call of every known function.
+
+    Raises BadInputError, naming option and value, when one has the wrong type or range.
+    """
+
+    target: tuple[
+        str, ...
+    ] = ()  # framework, module, part of a module path, function or module:function; globs
+    op: tuple[str, ...] = ()  # operations by name
+    layer: tuple[str, ...] = ()  # indices ("3"), ranges ("0-3") or names (globs)
+    first: int | None = None  # of each layer, at most this many calls
+    every: int = 1  # of each layer, every N-th call, beginning with the first
+    max_bytes: int | None = None  # of one process; the first record that does not fit ends its capture
+    full_pools: bool = False  # keep whole state pools, not only the rows that a call can touch
+    sync: bool = False  # inputs are on disk before the call starts
+    when_full: Literal["block", "drop"] = "block"  # when `queue_bytes` wait to be sealed
+    queue_bytes: int = 4 << 30
+    report: str | None = None  # file of the launcher that processes report to; set by the launcher alone
+
+    def __post_init__(self) -> None:
+        for name in _LISTS:
+            value = getattr(self, name)
+            if not isinstance(value, tuple) or not all(isinstance(item, str) for item in value):
+                raise BadInputError(f"capture option {name!r} is {value!r}, must be a list of strings")
+        for name in _COUNTS:
+            value = getattr(self, name)
+            if value is None and name in ("first", "max_bytes"):
+                continue
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise BadInputError(f"capture option {name!r} is {value!r}, must be an integer above 0")
+        for name in _FLAGS:
+            if not isinstance(getattr(self, name), bool):
+                raise BadInputError(
+                    f"capture option {name!r} is {getattr(self, name)!r}, must be true or false"
+                )
+        if self.when_full not in ("block", "drop"):
+            raise BadInputError(
+                f"capture option 'when_full' is {self.when_full!r}, must be 'block' or 'drop'"
+            )
+        if self.report is not None and not isinstance(self.report, str):
+            raise BadInputError(f"capture option 'report' is {self.report!r}, must be a path")
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: str) -> CaptureOptions:
+        """The options in `text`, an object of option names; those left out keep their defaults."""
+        try:
+            given = json.loads(text)
+        except ValueError as error:
+            raise BadInputError(f"{OPTIONS_VARIABLE} is not JSON: {error}") from None
+        if not isinstance(given, dict):
+            raise BadInputError(f"{OPTIONS_VARIABLE} holds {given!r}, must be an object of option names")
+        known = {field.name for field in fields(cls)}
+        for name in given:
+            if name not in known:
+                raise BadInputError(
+                    f"{OPTIONS_VARIABLE} names option {name!r}, which there is not; there are "
+                    f"{', '.join(sorted(known - {'report'}))}"
+                )
+        lists: dict[str, Any] = {
+            name: tuple(given[name]) for name in _LISTS if isinstance(given.get(name), list)
+        }
+        return cls(**{**given, **lists})
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str]) -> CaptureOptions:
+        text = environment.get(OPTIONS_VARIABLE)
+        return cls.from_json(text) if text else cls()

@@ -1,0 +1,165 @@
+"""A call while it is being recorded: inputs copied before it, outputs after it, a record made of both."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from gdnbench.capture.adapter import Observation, Seen
+from gdnbench.capture.layers import Layer
+from gdnbench.capture.pools import checksum, untouched_rows
+from gdnbench.capture.snapshot import Copied, snapshot
+from gdnbench.ops import operation
+from gdnbench.record import Pool, RecordDraft, RecordInfo, Status, TensorDraft
+from gdnbench_kernels.contract import Call, Operation
+
+
+@dataclass(slots=True)
+class PoolRows:
+    """Rows of a pool that the call can touch; `rows` is None where the whole pool is kept."""
+
+    slots: int
+    numbers: tuple[int, ...]
+    rows: Tensor | None = None
+    untouched: Tensor | None = None
+    before: str | None = None
+    after: str | None = None
+
+    def recorded(self) -> Pool:
+        return Pool(self.slots, self.numbers, self.before, self.after)
+
+
+@dataclass(slots=True)
+class PendingRecord:
+    observation: Observation
+    info: RecordInfo
+    axes: Mapping[str, tuple[str, ...]]
+    pools: dict[str, PoolRows]
+    before: dict[str, Copied]
+    after: dict[str, Copied]
+    token: int | None = None  # of the journal's entry, once the inputs are in it
+    begun: bool = False
+
+    @property
+    def cuda_devices(self) -> set[str]:
+        return {
+            copied.device
+            for copies in (self.before, self.after)
+            for copied in copies.values()
+            if copied.device.startswith("cuda")
+        }
+
+    @property
+    def nbytes(self) -> int:
+        return sum(copied.data.nbytes for copies in (self.before, self.after) for copied in copies.values())
+
+    def close(self, seen: Mapping[str, Seen]) -> None:
+        """Copy outputs and mutated tensors."""
+        for name, tensor in seen.items():
+            rows = self.pools.get(name)
+            if rows is None:
+                self.after[name] = snapshot(tensor, reused=False)
+            else:
+                self.after[name], rows.after = _copy_rows(tensor, rows, reused=False)
+        self.info = replace(self.info, pools={name: rows.recorded() for name, rows in self.pools.items()})
+
+    def close_unfinished(self, error: BaseException) -> None:
+        dispatch = {**self.info.dispatch, "raised": type(error).__name__}
+        self.info = replace(self.info, status=Status.UNFINISHED, dispatch=dispatch)
+
+    def finish_inputs(self) -> dict[str, TensorDraft]:
+        """The inputs as they are stored; their copies must be complete."""
+        finish = self.observation.finish
+        if finish is None:
+            return {name: copied.draft(self.axes[name]) for name, copied in self.before.items()}
+        tensors, dispatch = finish({name: copied.data for name, copied in self.before.items()})
+        self.info = replace(self.info, dispatch={**self.info.dispatch, **dispatch})
+        return {name: copied.draft(self.axes[name], tensors[name]) for name, copied in self.before.items()}
+
+    def finish_outputs(self) -> dict[str, TensorDraft]:
+        return {name: copied.draft(self.axes[name]) for name, copied in self.after.items()}
+
+    def draft(self) -> RecordDraft:
+        before = self.finish_inputs()  # first: it adds to the info
+        return RecordDraft(self.info, before, self.finish_outputs())
+
+
+def open_record(
+    observation: Observation,
+    target: str,
+    layer: Layer,
+    number: int,
+    step: int,
+    full_pools: bool,
+    implementation: str | None,
+) -> PendingRecord:
+    """Copy the inputs of a call that is about to start."""
+    contract = operation(observation.op)
+    pools = _touched(contract, observation, full_pools)
+    before = {}
+    for name, seen in observation.tensors.items():
+        rows = pools.get(name)
+        if rows is None:
+            before[name] = snapshot(seen, reused=True)
+        else:
+            before[name], rows.before = _copy_rows(seen, rows, reused=True)
+    dispatch = dict(observation.dispatch)
+    if implementation is not None:
+        dispatch["implementation"] = implementation
+    info = RecordInfo(
+        op=observation.op,
+        target=target,
+        layer=layer.name,
+        layer_index=layer.index,
+        call=number,
+        step=step,
+        status=Status.COMPLETE,
+        scalars=observation.scalars,
+        conventions=observation.conventions,
+        pools={name: rows.recorded() for name, rows in pools.items()},
+        dispatch=dispatch,
+    )
+    return PendingRecord(observation, info, _axes(contract, observation.conventions), pools, before, {})
+
+
+_axes_known: dict[tuple[str, ...], dict[str, tuple[str, ...]]] = {}
+
+
+def _axes(contract: Operation, conventions: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
+    key = (contract.name, *conventions.values())
+    if key not in _axes_known:
+        _axes_known[key] = {spec.name: spec.axes_in(conventions) for spec in contract.tensors}
+    return _axes_known[key]
+
+
+def _touched(contract: Operation, observation: Observation, full_pools: bool) -> dict[str, PoolRows]:
+    names = [s.name for s in contract.tensors if s.pool_index is not None and s.name in observation.tensors]
+    if not names:
+        return {}
+    tensors = {
+        name: seen.tensor if seen.shape is None else seen.tensor.reshape(seen.shape)
+        for name, seen in observation.tensors.items()
+    }
+    touched = contract.touched(Call(tensors, observation.scalars, observation.conventions))
+    pools = {}
+    for name in names:
+        slots, rows = tensors[name].shape[0], touched[name]
+        if full_pools or rows.numel() == slots:
+            pools[name] = PoolRows(slots, tuple(range(slots)))
+        else:
+            pools[name] = PoolRows(slots, tuple(rows.tolist()), rows, untouched_rows(slots, rows))
+    return pools
+
+
+def _copy_rows(seen: Seen, pool: PoolRows, *, reused: bool) -> tuple[Copied, str | None]:
+    """The kept rows of a pool, and a checksum of the others."""
+    if pool.rows is None or pool.untouched is None:
+        return snapshot(seen, reused=reused), None
+    tensor = seen.tensor.detach()
+    some = torch.index_select(tensor, 0, pool.rows.to(tensor.device))
+    # The gather is a copy already.
+    copied = snapshot(Seen(some, None, seen.caller if seen.caller is not None else seen.tensor), reused=False)
+    return copied, checksum(tensor, pool.untouched)

@@ -1,0 +1,45 @@
+"""The line on stderr that shows a capture at work."""
+
+from __future__ import annotations
+
+import time
+from typing import TextIO
+
+from gdnbench.store.sealer import Progress
+
+_SECONDS_BETWEEN = 0.5
+
+
+def human_bytes(count: int) -> str:
+    """1536 -> "1.5 KiB"."""
+    amount = float(count)
+    for unit in ("B", "KiB", "MiB"):
+        if amount < 1024:
+            return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
+        amount /= 1024
+    return f"{amount:.1f} GiB"
+
+
+class ProgressLine:
+    """Rewrites one line of a terminal, at most twice a second; a file or pipe gets nothing."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._live = stream.isatty()
+        self._shown_at = 0.0
+
+    def show(self, progress: Progress) -> None:
+        now = time.monotonic()
+        if not self._live or now - self._shown_at < _SECONDS_BETWEEN:
+            return
+        self._shown_at = now
+        self._stream.write(
+            f"\r\x1b[Kgdnbench: {progress.records} records, {human_bytes(progress.bytes)} sealed, "
+            f"{human_bytes(progress.queued_bytes)} queued, {progress.dropped} dropped"
+        )
+        self._stream.flush()
+
+    def clear(self) -> None:
+        if self._shown_at:
+            self._stream.write("\r\x1b[K")
+            self._stream.flush()

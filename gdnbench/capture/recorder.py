@@ -1,0 +1,144 @@
+"""The journal of one process, and what is counted on the way to it."""
+
+from __future__ import annotations
+
+import threading
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gdnbench.capture.options import CaptureOptions
+from gdnbench.capture.pending import PendingRecord
+from gdnbench.capture.selection import Selection
+from gdnbench.capture.transfer import Transfers
+from gdnbench.provenance import gpu_provenance, process_info
+from gdnbench.record import Status
+from gdnbench.store.journal import JournalWriter
+
+
+@dataclass(slots=True)
+class Counts:
+    """What happened in this process. Failures are ours: hooks, adapters, journal."""
+
+    records: int = 0
+    unfinished: int = 0
+    bytes: int = 0
+    dropped: int = 0
+    failures: int = 0
+    first_failure: str | None = None
+    skipped_compiling: int = 0  # calls compiled into a graph or captured into a CUDA graph
+    reached_max_bytes: bool = False
+
+    def fail(self, error: BaseException) -> None:
+        self.failures += 1
+        if self.first_failure is None:
+            self.first_failure = _one_line(error)
+
+    def summary(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+
+
+def _one_line(error: BaseException) -> str:
+    """The error and the innermost place it came from."""
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
+    return " ".join(f"{type(error).__name__}: {error}{place}".split())
+
+
+class Recorder:
+    """Brings records to the journal: at once from the CPU, behind the stream from a GPU. Thread safe."""
+
+    def __init__(
+        self,
+        store: Path,
+        options: CaptureOptions,
+        provenance: Mapping[str, Any],
+        selection: Selection,
+        counts: Counts,
+    ) -> None:
+        self._selection = selection
+        self._counts = counts
+        self._lock = threading.Lock()
+        self._journal = JournalWriter(
+            store,
+            process=process_info(),
+            provenance={**provenance, **gpu_provenance()},
+            limit_bytes=options.queue_bytes,
+            when_full=options.when_full,
+        )
+        self._transfers = Transfers(self._write, self._failed, when_full=options.when_full)
+
+    def begin(self, pending: PendingRecord) -> None:
+        """Have the inputs on disk before the call starts."""
+        _synchronize(pending)
+        before = pending.finish_inputs()
+        nbytes = pending.nbytes
+        if not self._room_for(nbytes):
+            return
+        pending.token = self._journal.begin(pending.info, before)
+        if pending.token is None:
+            self._count(dropped=1)
+        else:
+            self._count(bytes=nbytes)
+        pending.begun = True
+        pending.before.clear()
+
+    def finish(self, pending: PendingRecord) -> None:
+        """Record a call that ended; its tensors may still be on their way from a GPU."""
+        if pending.begun:
+            if pending.token is None:
+                return
+            _synchronize(pending)
+            written = self._journal.end(pending.token, pending.info, pending.finish_outputs())
+            self._count_record(pending, written, pending.nbytes)
+        elif self._selection.full or not self._room_for(pending.nbytes):
+            return
+        elif pending.cuda_devices:
+            if not self._transfers.put(pending):
+                self._count(dropped=1)
+        else:
+            self._write(pending)
+
+    def _write(self, pending: PendingRecord) -> None:
+        nbytes = pending.nbytes
+        self._count_record(pending, self._journal.append(pending.draft()), nbytes)
+
+    def _count_record(self, pending: PendingRecord, written: bool, nbytes: int) -> None:
+        if not written:
+            self._count(dropped=1)
+        elif pending.info.status is Status.UNFINISHED:
+            self._count(unfinished=1, bytes=nbytes)
+        else:
+            self._count(records=1, bytes=nbytes)
+
+    def _room_for(self, nbytes: int) -> bool:
+        if self._selection.has_room(nbytes):
+            return True
+        self._counts.reached_max_bytes = True
+        return False
+
+    def _count(self, **amounts: int) -> None:
+        with self._lock:
+            for name, amount in amounts.items():
+                setattr(self._counts, name, getattr(self._counts, name) + amount)
+
+    def _failed(self, error: BaseException) -> None:
+        with self._lock:
+            self._counts.fail(error)
+
+    def close(self) -> None:
+        """Finish what is on its way, then end the journal with the summary."""
+        self._transfers.close()
+        error = self._journal.stats.error
+        if error is not None and self._counts.first_failure is None:
+            self._counts.first_failure = f"the journal cannot be written: {error}"
+        self._journal.close(self._counts.summary())
+
+
+def _synchronize(pending: PendingRecord) -> None:
+    for device in pending.cuda_devices:
+        torch.cuda.current_stream(torch.device(device)).synchronize()

@@ -1,0 +1,40 @@
+"""How captured processes tell the launcher what happened: JSON lines in one file that it reads at the end.
+
+A line is one `write` to a file opened for appending, so that lines of several processes never mix and those
+of a process that dies without a word are there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+
+class Report:
+    """Notes for the launcher; without one (capture by environment alone, Python API) they go nowhere."""
+
+    def __init__(self, path: str | None) -> None:
+        self._path = path
+
+    def note(self, event: str, **fields: Any) -> None:
+        """Write one line. Never raises: a lost note costs a sentence in the summary."""
+        if self._path is None:
+            return
+        try:
+            line = json.dumps({"event": event, "pid": os.getpid(), **fields}) + "\n"
+            descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+            try:
+                os.write(descriptor, line.encode())
+            finally:
+                os.close(descriptor)
+        except (OSError, TypeError, ValueError):
+            return
+
+
+def read_report(path: Path) -> list[dict[str, Any]]:
+    """The notes in `path`, oldest first; none if nobody wrote."""
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_text().splitlines()]

@@ -1,0 +1,118 @@
+"""The captures that are running in this process, and how each is started."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gdnbench.capture import adapters
+from gdnbench.capture.adapter import Adapter, Target
+from gdnbench.capture.hook import AfterImport
+from gdnbench.capture.options import OPTIONS_VARIABLE, STORE_VARIABLE, CaptureOptions
+from gdnbench.capture.patching import Patch, Patcher
+from gdnbench.capture.report import Report
+
+if TYPE_CHECKING:
+    from gdnbench.capture.session import Session
+
+_SEALER_START_SECONDS = 10.0
+
+
+class Capture:
+    """Options, wrapped functions and, from the first import of a target on, the session that records.
+
+    The session needs torch, so it is made only when something that can be captured is there.
+    """
+
+    def __init__(
+        self,
+        store: Path,
+        options: CaptureOptions,
+        *,
+        report: Report,
+        on_first_record: Callable[[Path], None] | None,
+    ) -> None:
+        self.store = store
+        self._options = options
+        self._report = report
+        self._on_first_record = on_first_record
+        self._session: Session | None = None
+        found, problems = adapters.load()
+        for problem in problems:
+            report.note("problem", text=problem)
+        selected = adapters.select(found, options.target)
+        chosen = {adapter.framework for adapter, _ in selected}
+        scopes = [(adapter, s) for adapter in found if adapter.framework in chosen for s in adapter.scopes]
+        self.patcher = Patcher(
+            [Patch(adapter, target, self._wrap_target) for adapter, target in selected]
+            + [Patch(adapter, scope, self._wrap_scope) for adapter, scope in scopes],
+            failed=lambda text: report.note("problem", text=text),
+        )
+
+    @property
+    def session(self) -> Session:
+        if self._session is None:
+            from gdnbench.capture.session import Session
+
+            self._session = Session(
+                self.store, self._options, report=self._report, on_first_record=self._on_first_record
+            )
+        return self._session
+
+    def _wrap_target(
+        self, adapter: Adapter, target: Target, function: Callable[..., Any]
+    ) -> Callable[..., Any]:
+        wrapper = self.session.wrap_target(adapter, target, function)
+        self._report.note("wrapped", target=target.name)
+        return wrapper
+
+    def _wrap_scope(
+        self, adapter: Adapter, target: Target, function: Callable[..., Any]
+    ) -> Callable[..., Any]:
+        return self.session.wrap_scope(adapter, target, function)
+
+
+# The innermost capture is last: decorated functions belong to it.
+running: list[Capture] = []
+
+
+def start_from_environment(environment: Mapping[str, str]) -> Mapping[str, AfterImport]:
+    """Start the capture that the environment asks for; what to call after which import.
+
+    Raises BadInputError for a broken option.
+    """
+    options = CaptureOptions.from_environment(environment)
+    report = Report(options.report)
+    report.note("started")
+    launched = options.report is not None
+    capture = Capture(
+        Path(environment[STORE_VARIABLE]).absolute(),
+        options,
+        report=report,
+        on_first_record=None if launched else start_sealer,
+    )
+    running.append(capture)
+    return capture.patcher.after_import
+
+
+def start_sealer(store: Path) -> None:
+    """Start the process that moves journals into `store`; it leaves by itself once they are closed and
+    sealed.
+
+    A shell between us and it, waited for here: the program must never find a child that it did not start.
+    """
+    environment = {
+        name: value for name, value in os.environ.items() if name not in (STORE_VARIABLE, OPTIONS_VARIABLE)
+    }
+    command = '"$0" -P -m gdnbench.store.sealer "$1" >/dev/null 2>&1 </dev/null &'
+    subprocess.run(
+        ["/bin/sh", "-c", command, sys.executable, str(store)],
+        env=environment,
+        start_new_session=True,
+        timeout=_SEALER_START_SECONDS,
+        check=True,
+    )

@@ -1,0 +1,72 @@
+"""Copies of a call's tensors that later writes to them cannot reach, with their description."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gdnbench.capture.adapter import Seen
+from gdnbench.record import TensorDraft, TensorMeta
+
+# Others (fake, distributed, quantised tensors) answer for elements that they do not hold in this process.
+_PLAIN = (Tensor, torch.nn.Parameter)
+
+
+@dataclass(frozen=True, slots=True)
+class Copied:
+    """A tensor on its way to the journal. From a GPU, `data` is filled once the stream has come this far."""
+
+    data: Tensor  # contiguous, CPU, in the contract's shape
+    caller_shape: tuple[int, ...]
+    caller_strides: tuple[int, ...]
+    caller_offset: int
+    device: str
+
+    def draft(self, axes: tuple[str, ...], data: Tensor | None = None) -> TensorDraft:
+        """`data`: the elements to store instead, where some were dropped since."""
+        data = self.data if data is None else data
+        meta = TensorMeta(
+            dtype=str(data.dtype).removeprefix("torch."),
+            shape=tuple(data.shape),
+            axes=axes,
+            caller_shape=self.caller_shape,
+            caller_strides=self.caller_strides,
+            caller_offset=self.caller_offset,
+            device=self.device,
+        )
+        return TensorDraft(data, meta)
+
+
+def plain(seen: Seen) -> Seen:
+    """`seen` itself, its tensor without its autograd history; TypeError if it is no plain strided tensor."""
+    for tensor in (seen.tensor, seen.caller):
+        if tensor is not None and (type(tensor) not in _PLAIN or tensor.layout is not torch.strided):
+            raise TypeError(
+                f"a {type(tensor).__name__} of layout {tensor.layout} cannot be copied bit for bit"
+            )
+    return Seen(seen.tensor.detach(), seen.shape, seen.caller if seen.caller is not None else seen.tensor)
+
+
+def snapshot(seen: Seen, *, reused: bool) -> Copied:
+    """Copy the elements: at once from the CPU, on the current stream into pinned memory from a GPU.
+
+    `reused`: the caller may write to the tensor before the copy has been dealt with. An output of a CPU call
+    is journalled before the caller sees it, so it is not copied if it is contiguous.
+    """
+    tensor, shape, caller = plain(seen)
+    assert caller is not None
+    if tensor.device.type == "cpu":
+        data = tensor.clone(memory_format=torch.contiguous_format) if reused else tensor.contiguous()
+    else:
+        # Torch keeps freed pinned blocks and hands them out once the copies into them are done.
+        data = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True)
+        data.copy_(tensor, non_blocking=True)
+    return Copied(
+        data=data if shape is None else data.view(shape),
+        caller_shape=tuple(caller.shape),
+        caller_strides=caller.stride(),
+        caller_offset=int(caller.storage_offset()),
+        device=str(caller.device),
+    )

@@ -1,0 +1,159 @@
+"""Where a record comes from: the caller's code, the packages, the machine. Collected once a process."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+_PACKAGES = (
+    "gdnbench",
+    "torch",
+    "transformers",
+    "triton",
+    "flash-linear-attention",
+    "nvidia-cutlass-dsl",
+    "flashinfer-python",
+    "numpy",
+)
+_GIT_SECONDS = 10.0
+
+
+def process_info() -> dict[str, Any]:
+    """This process: pid, rank among its peers (None where there are none), command line, host, time."""
+    return {
+        "pid": os.getpid(),
+        **_ranks(),
+        "argv": list(sys.orig_argv),
+        "cwd": os.getcwd(),
+        "host": socket.gethostname(),
+        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    }
+
+
+def _ranks() -> dict[str, int | None]:
+    """From torch.distributed once it is initialised, else from what its launchers set."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        rank, world = int(distributed.get_rank()), int(distributed.get_world_size())
+        return {"rank": rank, "world_size": world, "local_rank": _integer("LOCAL_RANK")}
+    return {
+        "rank": _integer("RANK"),
+        "world_size": _integer("WORLD_SIZE"),
+        "local_rank": _integer("LOCAL_RANK"),
+    }
+
+
+def _integer(variable: str) -> int | None:
+    text = os.environ.get(variable, "")
+    return int(text) if text.isdigit() else None
+
+
+def provenance() -> dict[str, Any]:
+    """Git state, packages, Python, operating system and CPU. Some 20 ms, more in a large working tree."""
+    return {
+        "git": git_state(),
+        "packages": _package_versions(),
+        "python": platform.python_version(),
+        "os": platform.platform(),
+        "cpu": _cpu_model(),
+    }
+
+
+def git_state() -> dict[str, Any] | None:
+    """Commit and dirty flag of the working tree that the script lies in, else of the current folder's.
+
+    None if there is no git or no working tree.
+    """
+    script = Path(sys.argv[0]) if sys.argv and sys.argv[0] else None
+    folders = [script.parent] if script is not None and script.is_file() else []
+    for folder in (*folders, Path()):
+        sha = _git(folder, "rev-parse", "HEAD")
+        if sha is not None:
+            changes = _git(folder, "status", "--porcelain")
+            return {"sha": sha, "dirty": None if changes is None else bool(changes)}
+    return None
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    try:
+        done = subprocess.run(
+            ["git", *arguments],
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            timeout=_GIT_SECONDS,
+            # `git status` would refresh the index file of a tree that is not ours.
+            env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"},
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.decode(errors="replace").strip()
+
+
+def _package_versions() -> dict[str, str]:
+    versions = {}
+    for name in _PACKAGES:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+def _cpu_model() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def gpu_provenance() -> dict[str, Any]:
+    """GPU names, driver and CUDA. Empty unless the program has initialised CUDA: we must not do it for it."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return {}
+    return {
+        "gpus": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
+        "cuda": torch.version.cuda,
+        "driver": _driver_version(),
+    }
+
+
+def _driver_version() -> str | None:
+    """From the kernel module's own file: `NVRM version: NVIDIA UNIX ... Kernel Module  580.82.07  ...`."""
+    try:
+        line = Path("/proc/driver/nvidia/version").read_text().splitlines()[0]
+    except (OSError, IndexError):
+        return None
+    return next((word for word in line.split() if word[0].isdigit() and "." in word), None)
+
+
+class BackgroundProvenance:
+    """Collects `provenance()` in a thread while the program loads its model."""
+
+    def __init__(self) -> None:
+        self._found: Mapping[str, Any] = {}
+        self._thread = threading.Thread(target=self._collect, name="gdnbench-provenance", daemon=True)
+        self._thread.start()
+
+    def _collect(self) -> None:
+        self._found = provenance()
+
+    def result(self) -> Mapping[str, Any]:
+        """What was found; waits for a slow `git status`, but not for ever. A forked child has its parent's."""
+        self._thread.join(timeout=2 * _GIT_SECONDS)
+        return self._found
