@@ -17,7 +17,9 @@ def operations() -> dict[str, Operation]:
     found: dict[str, Operation] = {}
     for folder in sorted(pkgutil.iter_modules(gdnbench_kernels.__path__), key=lambda info: info.name):
         if folder.ispkg:
-            operation: Operation = importlib.import_module(f"gdnbench_kernels.{folder.name}.contract").OPERATION
+            operation: Operation = importlib.import_module(
+                f"gdnbench_kernels.{folder.name}.contract"
+            ).OPERATION
             found[operation.name] = operation
     return found
 

@@ -1,4 +1,5 @@
-"""Validation that operations share: names, dtypes, symbolic axes, scalars, ranges. Values are checked vectorised.
+"""Validation that operations share: names, dtypes, symbolic axes, scalars, ranges. Values are checked
+vectorised.
 
 Every refusal is a `ContractError` of one line, `<operation>: <tensor>[<position>] ...`, with the value found.
 """
@@ -20,7 +21,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def resolved_scalars(specs: Sequence[ScalarSpec], call: Call) -> dict[str, Scalar]:
-    """Every scalar of the contract: the call's value, or the contract's default where the call says nothing."""
+    """Every scalar of the contract: the call's value, or the default where the call says nothing."""
     return {spec.name: call.scalars.get(spec.name, spec.default) for spec in specs}
 
 
@@ -34,9 +35,13 @@ def check_conventions(op: str, conventions: Sequence[Convention], given: Mapping
     known = {convention.name: convention.values for convention in conventions}
     for name, value in given.items():
         if name not in known:
-            raise ContractError(f"{op}: convention {name!r} is not in the contract; it has {', '.join(known)}")
+            raise ContractError(
+                f"{op}: convention {name!r} is not in the contract; it has {', '.join(known)}"
+            )
         if value not in known[name]:
-            raise ContractError(f"{op}: convention {name} is {value!r}; it must be {' or '.join(known[name])}")
+            raise ContractError(
+                f"{op}: convention {name} is {value!r}; it must be {' or '.join(known[name])}"
+            )
 
 
 def check_scalars(op: str, specs: Sequence[ScalarSpec], call: Call) -> None:
@@ -65,7 +70,9 @@ def check_tensors(op: str, specs: Sequence[TensorSpec], call: Call) -> dict[str,
     inputs = {spec.name: spec for spec in specs if spec.role is not Role.OUTPUT}
     for name in call.tensors:
         if name not in inputs:
-            raise ContractError(f"{op}: tensor {name!r} is not an input of the contract; it has {', '.join(inputs)}")
+            raise ContractError(
+                f"{op}: tensor {name!r} is not an input of the contract; it has {', '.join(inputs)}"
+            )
     sizes: dict[str, int] = {}
     sources: dict[str, str] = {}
     for name, spec in inputs.items():
@@ -75,7 +82,9 @@ def check_tensors(op: str, specs: Sequence[TensorSpec], call: Call) -> dict[str,
                 raise ContractError(f"{op}: tensor {name} is missing; its axes are [{', '.join(spec.axes)}]")
             continue
         if dtype_name(tensor.dtype) not in spec.dtypes:
-            raise ContractError(f"{op}: {name} is {dtype_name(tensor.dtype)}; it must be {' or '.join(spec.dtypes)}")
+            raise ContractError(
+                f"{op}: {name} is {dtype_name(tensor.dtype)}; it must be {' or '.join(spec.dtypes)}"
+            )
         _bind_axes(op, name, tensor, spec.axes_in(call.conventions), sizes, sources)
     return sizes
 
@@ -85,7 +94,9 @@ def _bind_axes(
 ) -> None:
     shape = list(tensor.shape)
     if len(shape) != len(axes):
-        raise ContractError(f"{op}: {name} has shape {shape}, rank {len(shape)}; its axes are [{', '.join(axes)}]")
+        raise ContractError(
+            f"{op}: {name} has shape {shape}, rank {len(shape)}; its axes are [{', '.join(axes)}]"
+        )
     for axis, (text, size) in enumerate(zip(axes, shape, strict=True)):
         symbol, _, extra = text.partition("+")
         if symbol.isdigit():
@@ -94,10 +105,13 @@ def _bind_axes(
             continue
         bound = size - int(extra or 0)
         if bound < 0:
-            raise ContractError(f"{op}: {name} has size {size} on axis {axis} ({text}); it must be at least {extra}")
+            raise ContractError(
+                f"{op}: {name} has size {size} on axis {axis} ({text}); it must be at least {extra}"
+            )
         if sizes.setdefault(symbol, bound) != bound:
             raise ContractError(
-                f"{op}: {name} has {symbol} = {bound} on axis {axis}; {sources[symbol]} has {symbol} = {sizes[symbol]}"
+                f"{op}: {name} has {symbol} = {bound} on axis {axis};"
+                f" {sources[symbol]} has {symbol} = {sizes[symbol]}"
             )
         sources.setdefault(symbol, name)
 
@@ -109,7 +123,8 @@ def check_one_dtype(op: str, call: Call, names: Sequence[str]) -> None:
         dtype = call.tensors[name].dtype
         if dtype != first:
             raise ContractError(
-                f"{op}: {name} is {dtype_name(dtype)} and {names[0]} is {dtype_name(first)}; they must be of one dtype"
+                f"{op}: {name} is {dtype_name(dtype)} and {names[0]} is {dtype_name(first)};"
+                " they must be of one dtype"
             )
 
 
@@ -126,7 +141,7 @@ def at(name: str, position: Sequence[int]) -> str:
 
 
 def check_range(op: str, call: Call, name: str, low: float, high: float) -> None:
-    """Refuses finite values outside [low, high]. NaN and Inf pass: they are valid input, replayed as they are."""
+    """Refuses finite values outside [low, high]. NaN and Inf are valid input and pass."""
     values = call.tensors[name]
     found = first_true(values.isfinite() & ((values < low) | (values > high)))
     if found is not None:
@@ -135,7 +150,7 @@ def check_range(op: str, call: Call, name: str, low: float, high: float) -> None
 
 
 def check_integers(op: str, call: Call, name: str, expected: Tensor, why: str) -> None:
-    """Refuses an integer tensor that differs from `expected` (on the host) over the rows that `expected` has."""
+    """Refuses an integer tensor that differs from `expected` (on the host) in the rows that it has."""
     values = call.tensors[name].cpu()[: len(expected)].long()
     found = first_true(values != expected)
     if found is not None:

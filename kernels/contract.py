@@ -33,8 +33,8 @@ class TensorSpec:
     """One tensor of an operation.
 
     `axes` are symbolic sizes in the default conventions; `axes_by` gives those that a convention changes, as
-    {(convention, value): axes}. `dtypes` are torch's names without the prefix. `pool_index` names the index tensor
-    that selects rows of axis 0: only the rows a call can touch are captured.
+    {(convention, value): axes}. `dtypes` are torch's names without the prefix. `pool_index` names the index
+    tensor that selects rows of axis 0: only the rows a call can touch are captured.
     """
 
     name: str
@@ -94,7 +94,7 @@ class Region:
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """Which rows of a tensor count, and to whom they belong. Rows in no region are padding and never count."""
+    """Which rows of a tensor count, and to whom they belong. Rows in no region never count."""
 
     regions: tuple[Region, ...]
     head_axis: int | None
@@ -111,13 +111,13 @@ class Call:
 
 
 Kernel = Callable[..., Any]
-"""A kernel takes the contract's tensors and scalars as keyword arguments by name, outputs among them as buffers to
-fill (poisoned with NaN); mutated tensors are written in place. It may instead return outputs: one tensor, a tuple in
-contract order, or a dict by name; what it returns replaces the buffer. A kernel that has a parameter `stages` gets a
-dict there to fill with its intermediates by stage name; one that accepts several values of a convention has a
-parameter of the convention's name and gets the value there. A parameter it does not have is not passed, nor is an
-optional tensor that the call lacks. What a kernel cannot do it refuses with NotImplementedError; a missing package is
-an ImportError whose message says what to install."""
+"""A kernel takes the contract's tensors and scalars as keyword arguments by name, outputs among them as
+buffers to fill (poisoned with NaN); mutated tensors are written in place. It may instead return outputs: one
+tensor, a tuple in contract order, or a dict by name; what it returns replaces the buffer. A kernel that has a
+parameter `stages` gets a dict there to fill with its intermediates by stage name; one that accepts several
+values of a convention has a parameter of the convention's name and gets the value there. A parameter it does
+not have is not passed, nor is an optional tensor that the call lacks. What a kernel cannot do it refuses with
+NotImplementedError; a missing package is an ImportError whose message says what to install."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +125,7 @@ class KernelEntry:
     """An implementation: where it is, which conventions it takes, and what it needs to run."""
 
     target: str  # "package.module:function", imported only when asked for
-    conventions: Mapping[str, tuple[str, ...]]  # accepted values; a convention left out means its default only
+    conventions: Mapping[str, tuple[str, ...]]  # accepted values; one left out means its default only
     devices: tuple[str, ...] = ("cpu", "cuda")
     meaning: str = ""
 

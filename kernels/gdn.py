@@ -1,4 +1,5 @@
-"""What the two Gated DeltaNet operations share: conventions, their conversion, ranges, and the recurrence itself.
+"""What the two Gated DeltaNet operations share: conventions, their conversion, ranges, and the recurrence
+itself.
 
 Shapes use the contract's symbols: H key heads, Hv value heads, K and V head dims. A state is [..., Hv, V, K].
 """
@@ -22,12 +23,14 @@ GATE = Convention(
     "gate", ("log", "linear"), "g holds the log-space decay (<= 0), or alpha = exp(g) in [0, 1] where linear"
 )
 STATE_LAYOUT = Convention(
-    "state_layout", ("VK", "KV"), "the last two axes of a state: value dim then key dim, or the other way round"
+    "state_layout",
+    ("VK", "KV"),
+    "the last two axes of a state: value dim then key dim, or the other way round",
 )
 QK = Convention(
     "qk",
     ("normalised", "raw"),
-    "q and k come L2-normalised per head, or the operation does it: x / sqrt(sum x^2 + 1e-6), at least in fp32",
+    "q and k come L2-normalised per head, or the operation does it: x / sqrt(sum x^2 + 1e-6) in fp32",
 )
 CONVENTIONS = (GATE, STATE_LAYOUT, QK)
 
@@ -64,7 +67,7 @@ def log_decay(g: Tensor, gate: str, compute: torch.dtype) -> Tensor:
 
 
 def in_vk(state: Tensor, layout: str) -> Tensor:
-    """A state in layout `layout` as [..., V, K], or one that is [..., V, K] in `layout`: a view either way."""
+    """A state of layout `layout` seen as [..., V, K], or the other way round: a view."""
     return state.transpose(-1, -2) if layout == "KV" else state
 
 
@@ -80,12 +83,13 @@ def default_scale(scale: float | None, key_dim: int) -> float:
 
 
 def recur(state: Tensor, q: Tensor, k: Tensor, v: Tensor, alpha: Tensor, beta: Tensor) -> Tensor:
-    """One token of B sequences: advances `state` [B, Hv, V, K] in place and returns S q [B, Hv, V], not yet scaled.
+    """One token of B sequences: advances `state` [B, Hv, V, K] in place and returns S q [B, Hv, V], not yet
+    scaled.
 
         S' = alpha S;   u = beta (v - S' k);   S = S' + u k^T
 
-    q, k are [B, Hv, K], v [B, Hv, V], alpha and beta [B, Hv], all of the state's dtype; the state is contiguous.
-    Every (sequence, head) is a product of its own, so a NaN reaches no other.
+    q, k are [B, Hv, K], v [B, Hv, V], alpha and beta [B, Hv], all of the state's dtype; the state is
+    contiguous. Every (sequence, head) is a product of its own, so a NaN reaches no other.
     """
     state.mul_(alpha[..., None, None])
     update = beta.unsqueeze(-1) * (v - (state @ k.unsqueeze(-1)).squeeze(-1))
@@ -98,7 +102,9 @@ def check_heads(op: str, sizes: Mapping[str, int]) -> None:
     """Refuses a number of value heads that is no multiple of the number of key heads."""
     heads, value_heads = sizes["H"], sizes["Hv"]
     if heads < 1 or value_heads % heads:
-        raise ContractError(f"{op}: v has Hv = {value_heads} heads and q has H = {heads}; Hv must be a multiple of H")
+        raise ContractError(
+            f"{op}: v has Hv = {value_heads} heads and q has H = {heads}; Hv must be a multiple of H"
+        )
 
 
 def check_gates(op: str, call: Call, beta_max: Scalar) -> None:
@@ -111,7 +117,8 @@ def check_gates(op: str, call: Call, beta_max: Scalar) -> None:
 
 
 def convert_call(op: str, call: Call, target: Mapping[str, str], states: Sequence[str]) -> Call:
-    """`call` in the conventions `target` (those it leaves out stay); raises ContractError where that cannot be done.
+    """`call` in the conventions `target` (those it leaves out stay); raises ContractError where that cannot
+    be done.
 
     `states` names the tensors that are states. Tensors that no conversion concerns are passed on, not copied.
     """
@@ -121,8 +128,8 @@ def convert_call(op: str, call: Call, target: Mapping[str, str], states: Sequenc
     for name, value in wanted.items():
         if value != current[name] and (name, current[name], value) not in CONVERSIONS:
             raise ContractError(
-                f"{op}: convention {name} cannot go from {current[name]} to {value}: normalising q and k again would"
-                f" change their bits; choose a kernel that takes {current[name]}"
+                f"{op}: convention {name} cannot go from {current[name]} to {value}: normalising them again"
+                f" would change their bits; choose a kernel that takes {current[name]}"
             )
     if wanted["gate"] != current["gate"]:
         convert = decay if wanted["gate"] == "linear" else log_decay
@@ -141,5 +148,6 @@ def convert_states(
     if source.get("state_layout", default) == target.get("state_layout", default):
         return dict(tensors)
     return {
-        name: tensor.transpose(-1, -2).contiguous() if name in states else tensor for name, tensor in tensors.items()
+        name: tensor.transpose(-1, -2).contiguous() if name in states else tensor
+        for name, tensor in tensors.items()
     }

@@ -1,7 +1,8 @@
-"""Inputs for the Gated DeltaNet operations: keys of a given correlation, gates of a given span, beta of a given range.
+"""Inputs for the Gated DeltaNet operations: keys of a given correlation, gates of a given span, beta of a
+given range.
 
-Random keys hide most regressions of a chunked kernel: near-parallel keys make the triangular inverse hard, and wide
-gates make its exponents large. Everything is deterministic in the seed of a CPU generator.
+Random keys hide most regressions of a chunked kernel: near-parallel keys make the triangular inverse hard,
+and wide gates make its exponents large. Everything is deterministic in the seed of a CPU generator.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ SPAN_TOKENS = 64  # the chunk over which a gate span is counted
 
 
 def ends(span: Span) -> tuple[float, float]:
-    """The two ends of a span; ContractError if they are not finite, not positive or zero, or in the wrong order."""
+    """The two ends of a span; ContractError unless 0 <= low <= high < inf."""
     low, high = span if isinstance(span, tuple) else (span, span)
     if not (math.isfinite(low) and math.isfinite(high) and 0 <= low <= high):
         raise ContractError(f"range {low:g},{high:g} is not one; give LOW,HIGH with 0 <= LOW <= HIGH")
@@ -29,10 +30,11 @@ def ends(span: Span) -> tuple[float, float]:
 
 
 def correlated(shape: tuple[int, ...], correlation: float, generator: Generator) -> Tensor:
-    """fp32 vectors [T, H, D] whose expected cosine within a head is `correlation`; not normalised, norm near sqrt(D).
+    """fp32 vectors [T, H, D] whose expected cosine within a head is `correlation`; not normalised, norm near
+    sqrt(D).
 
-    A vector is sqrt(c) m + sqrt(1 - c) e: m one standard normal vector per head, e one per token. At 1 all vectors
-    of a head are bit-identical; at 0 they are independent.
+    A vector is sqrt(c) m + sqrt(1 - c) e: m one standard normal vector per head, e one per token. At 1 all
+    vectors of a head are bit-identical; at 0 they are independent.
     """
     if not 0 <= correlation <= 1:
         raise ContractError(f"key correlation is {correlation:g}; it must lie in [0, 1]")
@@ -44,7 +46,7 @@ def correlated(shape: tuple[int, ...], correlation: float, generator: Generator)
 def queries_and_keys(
     shape: tuple[int, ...], correlation: float, dtype: torch.dtype, raw: bool, generator: Generator
 ) -> tuple[Tensor, Tensor]:
-    """q (independent) and k (correlated), both [T, H, K] in `dtype`; L2-normalised in fp32 first unless `raw`."""
+    """q (independent) and k (correlated) [T, H, K] in `dtype`; L2-normalised in fp32 first unless `raw`."""
     q, k = torch.randn(shape, generator=generator), correlated(shape, correlation, generator)
     if not raw:
         q, k = l2_normalise(q, torch.float32), l2_normalise(k, torch.float32)
@@ -54,8 +56,8 @@ def queries_and_keys(
 def gates(shape: tuple[int, ...], span: Span, generator: Generator) -> Tensor:
     """Log-space gates [T, Hv], fp32, <= 0: sum of |g| over 64 tokens is `span` in expectation.
 
-    A range gives every head a span of its own, log-uniform where the range excludes 0, uniform otherwise. Within a
-    head |g| is uniform in [0, 2 span / 64).
+    A range gives every head a span of its own, log-uniform where the range excludes 0, uniform otherwise.
+    Within a head |g| is uniform in [0, 2 span / 64).
     """
     low, high = ends(span)
     drawn = torch.rand(shape[-1], generator=generator)

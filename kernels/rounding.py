@@ -10,7 +10,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Arithmetic:
-    """Sums and products in `compute`; every stored intermediate rounded to `stored`, once, to nearest even."""
+    """Sums and products in `compute`; every stored intermediate rounded to `stored`, once."""
 
     compute: torch.dtype
     stored: torch.dtype
@@ -25,7 +25,7 @@ class Arithmetic:
 
 
 def served(dtype: torch.dtype) -> Arithmetic:
-    """What tensor cores do with operands of `dtype`: exact products, fp32 sums, results rounded to `dtype`."""
+    """What tensor cores do with operands of `dtype`: exact products, fp32 sums, rounded to `dtype`."""
     return Arithmetic(torch.float32, dtype)
 
 

@@ -1,9 +1,10 @@
-"""gdn_decode: the gated delta rule for a few tokens of each sequence, states read and written in a pool in place.
+"""gdn_decode: the gated delta rule for a few tokens of each sequence, on a pool of states updated in place.
 
-Axes: B sequences, S tokens of each, H key heads, Hv value heads, K and V head dims, `slots` states in the pool.
-Sequence i reads slot state_indices[i, num_accepted[i] - 1] and after its token t writes slot state_indices[i, t];
-with S = 1 that is plain decode. A sequence whose slot to read is -1 is padding: it reads and writes nothing, and
-nothing is promised of its rows of o. A token of another sequence whose own slot is -1 writes no state.
+Axes: B sequences, S tokens of each, H key heads, Hv value heads, K and V head dims, `slots` states in the
+pool. Sequence i reads slot state_indices[i, num_accepted[i] - 1] and after its token t writes slot
+state_indices[i, t]; with S = 1 that is plain decode. A sequence whose slot to read is -1 is padding: it reads
+and writes nothing, and nothing is promised of its rows of o. A token of another sequence whose own slot is -1
+writes no state.
 """
 
 from __future__ import annotations
@@ -55,7 +56,9 @@ NAME = "gdn_decode"
 TENSORS = (
     TensorSpec("q", ("B", "S", "H", "K"), ACTIVATIONS, Role.INPUT, "queries"),
     TensorSpec("k", ("B", "S", "H", "K"), ACTIVATIONS, Role.INPUT, "keys, of q's dtype"),
-    TensorSpec("v", ("B", "S", "Hv", "V"), ACTIVATIONS, Role.INPUT, "values, of q's dtype; Hv is a multiple of H"),
+    TensorSpec(
+        "v", ("B", "S", "Hv", "V"), ACTIVATIONS, Role.INPUT, "values, of q's dtype; Hv is a multiple of H"
+    ),
     TensorSpec("g", ("B", "S", "Hv"), STATES, Role.INPUT, "gate: log-space decay, or alpha where linear"),
     TensorSpec("beta", ("B", "S", "Hv"), STATES, Role.INPUT, "step size, in [0, beta_max]"),
     TensorSpec(
@@ -130,25 +133,26 @@ def _check_slots(call: Call, sizes: Mapping[str, int]) -> None:
         wrong = first_true(((counts < 1) | (counts > sizes["S"])) & (indices != PADDING).any(1))
         if wrong is not None:
             raise ContractError(
-                f"{NAME}: {at('num_accepted', wrong)} is {int(counts[wrong])}; it must lie in [1, S = {sizes['S']}]"
+                f"{NAME}: {at('num_accepted', wrong)} is {int(counts[wrong])};"
+                f" it must lie in [1, S = {sizes['S']}]"
             )
     _check_races(_slots_of(call))
 
 
 def _check_races(plan: SlotPlan) -> None:
-    """Refuses a slot that two sequences use. What a sequence reads it also writes, so each such slot is a race."""
-    sequences, tokens = plan.write.shape
+    """Refuses a slot of two sequences: what a sequence reads it also writes, hence a race."""
+    tokens = plan.write.shape[1]
     slots = plan.write.flatten()
     order = slots.argsort(stable=True)  # hence by sequence within a slot
-    slots, owners = slots[order], order // max(1, tokens)
+    slots, owners = slots[order], order // tokens
     raced = first_true((slots[1:] == slots[:-1]) & (owners[1:] != owners[:-1]) & (slots[1:] != PADDING))
     if raced is not None:
         first, second = (int(order[raced[0] + i]) for i in (0, 1))
         position = (int(plan.active[second // tokens]), second % tokens)
         other = (int(plan.active[first // tokens]), first % tokens)
         raise ContractError(
-            f"{NAME}: {at('state_indices', position)} is {int(slots[raced])}, as is {at('state_indices', other)};"
-            " two sequences would race for that slot"
+            f"{NAME}: {at('state_indices', position)} is {int(slots[raced])}, as is"
+            f" {at('state_indices', other)}; two sequences would race for that slot"
         )
 
 
@@ -178,7 +182,7 @@ def outputs(call: Call) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
 def touched(call: Call) -> dict[str, Tensor]:
     """The slots that active sequences read or write: sorted, unique, int64 on the host."""
     plan = _slots_of(call)
-    return {"state": plan.write[plan.write != PADDING].unique()}
+    return {"state": torch.unique(plan.write[plan.write != PADDING])}
 
 
 def partition(call: Call, name: str) -> Partition:

@@ -29,17 +29,19 @@ def decode(
     qk: str,
     compute: torch.dtype,
 ) -> None:
-    """Reads states from `source`, writes them to `pool` and outputs to `o`, both rounded to the dtype of what they
-    are written to; sums and products in `compute`.
+    """Reads states from `source`, writes them to `pool` and outputs to `o`, both rounded to the dtype of what
+    they are written to; sums and products in `compute`.
 
-    `source` and `pool` are [slots, Hv, V, K], possibly one tensor: no slot is read by one sequence and written by
-    another. The state of a sequence is carried in `compute` from token to token, not reloaded from its slot.
+    `source` and `pool` are [slots, Hv, V, K], possibly one tensor: no slot is read by one sequence and
+    written by another. The state of a sequence is carried in `compute` from token to token, not reloaded from
+    its slot.
     """
     plan = plan_slots(state_indices, num_accepted)
     value_heads, bytes_each = v.shape[2], source[:1].numel() * compute.itemsize
     at_once = max(1, STATE_BYTES_AT_ONCE // max(1, bytes_each))
-    parts = zip(plan.active.split(at_once), plan.read.split(at_once), plan.write.split(at_once), strict=True)
-    for sequences, read, write in parts:
+    for start in range(0, len(plan.active), at_once):
+        part = slice(start, start + at_once)
+        sequences, read, write = plan.active[part], plan.read[part], plan.write[part]
         state = source[read].to(compute).contiguous()
         for token in range(q.shape[1]):
             out = recur(

@@ -1,4 +1,4 @@
-"""The fp64 oracle of gdn_decode. It accepts every convention itself, so that it judges the caller's very bits."""
+"""The fp64 oracle of gdn_decode. It accepts every convention itself, to judge the caller's very bits."""
 
 from __future__ import annotations
 

@@ -14,8 +14,8 @@ PADDING = -1
 class SlotPlan:
     """Slots by sequence; int64, on the device of the index tensor.
 
-    A sequence is active unless the slot it reads is padding. An active sequence writes no slot for a token whose own
-    slot is padding, yet goes on.
+    A sequence is active unless the slot it reads is padding. An active sequence writes no slot for a token
+    whose own slot is padding, yet goes on.
     """
 
     active: Tensor  # [A] sequences that run
@@ -24,7 +24,7 @@ class SlotPlan:
 
 
 def plan_slots(state_indices: Tensor, num_accepted: Tensor | None) -> SlotPlan:
-    """Sequence i reads slot state_indices[i, num_accepted[i] - 1]; without `num_accepted` every sequence accepted 1."""
+    """Sequence i reads slot state_indices[i, num_accepted[i] - 1]; without `num_accepted`, [i, 0]."""
     indices = state_indices.long()
     if num_accepted is None:
         read = indices[:, 0]

@@ -34,10 +34,10 @@ def synth(
 ) -> Call:
     """A valid call, deterministic in `seed`.
 
-    `batch`: B sequences; `steps`: S tokens of each. `slots`: size of the pool, batch * steps + 1 if 0; slots are
-    dealt at random. `speculative`: num_accepted is given, random in 1 .. S. `padding`: share of the sequences that
-    are padding (-1), rounded down. `nan_at`: sequences whose q, k, v, g and beta are NaN. `key_correlation` counts
-    over all tokens of the batch; the other options are those of gdn_prefill.
+    `batch`: B sequences; `steps`: S tokens of each. `slots`: size of the pool, batch * steps + 1 if 0; slots
+    are dealt at random. `speculative`: num_accepted is given, random in 1 .. S. `padding`: share of the
+    sequences that are padding (-1), rounded down. `nan_at`: sequences whose q, k, v, g and beta are NaN.
+    `key_correlation` counts over all tokens of the batch; the other options are those of gdn_prefill.
     """
     if not 0 <= padding <= 1:
         raise ContractError(f"padding is {padding:g}; it is a share, in [0, 1]")
@@ -45,7 +45,9 @@ def synth(
     generator = torch.Generator().manual_seed(seed)
     activations: torch.dtype = getattr(torch, dtype)
     tokens, per_head = batch * steps, (batch * steps, value_heads)
-    q, k = queries_and_keys((tokens, key_heads, key_dim), key_correlation, activations, qk == "raw", generator)
+    q, k = queries_and_keys(
+        (tokens, key_heads, key_dim), key_correlation, activations, qk == "raw", generator
+    )
     by_token = {
         "q": q,
         "k": k,
@@ -53,13 +55,15 @@ def synth(
         "g": gates(per_head, gate_span, generator),
         "beta": betas(per_head, beta, generator),
     }
-    tensors = {name: x.unflatten(0, (batch, steps)) for name, x in by_token.items()}
+    tensors = {name: x.view(batch, steps, *x.shape[1:]) for name, x in by_token.items()}
     pool = torch.randn(slots or tokens + 1, value_heads, value_dim, key_dim, generator=generator)
     tensors["state"] = (pool * key_dim**-0.5).to(getattr(torch, state_dtype))
     indices = _deal(batch, steps, len(pool), int(padding * batch), generator)
     tensors["state_indices"] = indices.to(getattr(torch, offsets_dtype))
     if speculative:
-        tensors["num_accepted"] = torch.randint(1, steps + 1, (batch,), generator=generator, dtype=torch.int32)
+        tensors["num_accepted"] = torch.randint(
+            1, steps + 1, (batch,), generator=generator, dtype=torch.int32
+        )
     for sequence in nan_at:
         if not 0 <= sequence < batch:
             raise ContractError(f"nan_at names sequence {sequence}; there are {batch}")

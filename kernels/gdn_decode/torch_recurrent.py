@@ -1,8 +1,8 @@
 """The kernel named `torch` of gdn_decode: the recurrence with the served dtypes.
 
-fp32 arithmetic on the recorded operands; the state is loaded from its dtype, carried in fp32 over the tokens of a
-call, and rounded to its dtype on each store; o is rounded to v's dtype. q and k, where raw, are normalised in fp32
-and not rounded. g and beta are used at the precision they were recorded in.
+fp32 arithmetic on the recorded operands; the state is loaded from its dtype, carried in fp32 over the tokens
+of a call, and rounded to its dtype on each store; o is rounded to v's dtype. q and k, where raw, are
+normalised in fp32 and not rounded. g and beta are used at the precision they were recorded in.
 """
 
 from __future__ import annotations

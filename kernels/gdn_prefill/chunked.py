@@ -1,4 +1,5 @@
-"""The chunked form of the gated delta rule, in a given arithmetic; three steps, as the published design has kernels.
+"""The chunked form of the gated delta rule, in a given arithmetic; three steps, as the published design has
+kernels.
 
     g_cu      = cumsum(g) inside the chunk
     Gamma[i,j]= exp(g_cu[i] - g_cu[j])                  i >= j only: the exponent is never positive
@@ -11,10 +12,10 @@
     P         = lower(Q K^T Gamma)
     O         = scale (exp(g_cu) Q S^T + P V_new)       3. read_out
 
-Stored, hence rounded: A, Ai, Ai beta, Ai beta exp(g), U, W, h, V_new, V_new exp(g_last - g_cu), P, O. V_new and its
-scaled form are both rounded from the same unrounded difference. The state itself is carried unrounded. The inverse is
-exact: a triangular solve in fp64 of A as it is stored, then rounded, so that a kernel's own method of inversion is
-judged against the error of storage alone.
+Stored, hence rounded: A, Ai, Ai beta, Ai beta exp(g), U, W, h, V_new, V_new exp(g_last - g_cu), P, O. V_new
+and its scaled form are both rounded from the same unrounded difference. The state itself is carried
+unrounded. The inverse is exact: a triangular solve in fp64 of A as it is stored, then rounded, so that a
+kernel's own method of inversion is judged against the error of storage alone.
 
 Shapes: c chunks of C tokens; q, k [c, H, C, K], v [c, Hv, C, V], gates [c, Hv, C], states [.., Hv, V, K].
 """
@@ -30,7 +31,7 @@ from gdnbench_kernels.gdn import log_decay, normalised, per_value_head
 from gdnbench_kernels.gdn_prefill.chunks import ChunkPlan, gather_chunks, scatter_chunks
 from gdnbench_kernels.rounding import Arithmetic
 
-# Chunks worked on at once where chunks are independent. Bounds memory: 64 chunks of 32 heads keep a [C, C] fp32
+# Chunks worked on at once where chunks are independent: 64 of them with 32 heads keep an fp32 [C, C]
 # intermediate at 32 MiB.
 CHUNKS_AT_ONCE = 64
 
@@ -55,7 +56,7 @@ class PrefillInputs:
 
 
 def causal_decay(g_cu: Tensor) -> Tensor:
-    """Gamma [c, Hv, C, C]: exp(g_cu[i] - g_cu[j]) for i >= j, 0 above; masked before exp, which cannot overflow."""
+    """Gamma [c, Hv, C, C]: exp(g_cu[i] - g_cu[j]) for i >= j, 0 above; never exp of a positive number."""
     size = g_cu.shape[-1]
     above = torch.ones(size, size, dtype=torch.bool, device=g_cu.device).triu(1)
     return (g_cu.unsqueeze(-1) - g_cu.unsqueeze(-2)).masked_fill(above, -torch.inf).exp()
@@ -101,10 +102,11 @@ def form_p(q: Tensor, k: Tensor, g_cu: Tensor, arithmetic: Arithmetic) -> Tensor
 def advance_state(
     state: Tensor, k: Tensor, u: Tensor, w: Tensor, g_cu: Tensor, arithmetic: Arithmetic
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(h, V_new, next state) of one chunk of each sequence: the first two stored, the state carried unrounded.
+    """(h, V_new, next state) of one chunk of each sequence: the first two stored, the state carried
+    unrounded.
 
-    state is [n, Hv, V, K] in the arithmetic's `compute`; rows past a sequence's end have U = W = 0 and g_cu equal
-    to that of the last token, hence add nothing.
+    state is [n, Hv, V, K] in the arithmetic's `compute`; rows past a sequence's end have U = W = 0 and g_cu
+    equal to that of the last token, hence add nothing.
     """
     load, store = arithmetic.load, arithmetic.store
     h = store(state)
@@ -166,7 +168,10 @@ class ChunkedPrefill:
         return given.to(self.arithmetic.compute, copy=True).contiguous()
 
     def _blocks(self) -> list[slice]:
-        return [slice(i, min(i + CHUNKS_AT_ONCE, self.plan.total)) for i in range(0, self.plan.total, CHUNKS_AT_ONCE)]
+        return [
+            slice(i, min(i + CHUNKS_AT_ONCE, self.plan.total))
+            for i in range(0, self.plan.total, CHUNKS_AT_ONCE)
+        ]
 
     def _chunk_local(self) -> None:
         """Everything that needs no state, all heads of a block of chunks at once."""

@@ -56,13 +56,14 @@ def plan_chunks(cu_seqlens: Tensor, chunk_size: int) -> ChunkPlan:
 def gather_chunks(x: Tensor, tokens: Tensor, valid: Tensor) -> Tensor:
     """Rows of `x` [T, H, ...] by chunk, heads first: [c, H, chunk_size, ...].
 
-    Rows past the end of a sequence are zero: replaced, not multiplied, since the token there belongs to another
-    sequence and may be NaN.
+    Rows past the end of a sequence are zero: replaced, not multiplied, since the token there belongs to
+    another sequence and may be NaN.
     """
     on_device = tokens.to(x.device)
-    rows = x.index_select(0, on_device.flatten()).unflatten(0, on_device.shape)
+    rows = x.index_select(0, on_device.flatten()).view(*on_device.shape, *x.shape[1:])
     padding = ~valid.to(x.device)
-    return rows.masked_fill_(padding.view(*padding.shape, *(1,) * (x.dim() - 1)), 0).movedim(2, 1)
+    rows[padding] = 0
+    return rows.movedim(2, 1)
 
 
 def scatter_chunks(out: Tensor, chunks: Tensor, tokens: Tensor, valid: Tensor) -> None:

@@ -1,7 +1,7 @@
 """gdn_prefill: the gated delta rule over a packed batch of sequences, from given states to final states.
 
-Axes: T tokens of all sequences, N sequences, H key heads, Hv value heads, K and V head dims, C the chunk size,
-UB the upper bound of the number of chunks.
+Axes: T tokens of all sequences, N sequences, H key heads, Hv value heads, K and V head dims, C the chunk
+size, UB the upper bound of the number of chunks.
 """
 
 from __future__ import annotations
@@ -58,7 +58,9 @@ TENSORS = (
     TensorSpec("v", ("T", "Hv", "V"), ACTIVATIONS, Role.INPUT, "values, of q's dtype; Hv is a multiple of H"),
     TensorSpec("g", ("T", "Hv"), STATES, Role.INPUT, "gate: log-space decay, or alpha where linear"),
     TensorSpec("beta", ("T", "Hv"), STATES, Role.INPUT, "step size, in [0, beta_max]"),
-    TensorSpec("cu_seqlens", ("N+1",), OFFSETS, Role.INPUT, "sequence n is tokens cu_seqlens[n] .. cu_seqlens[n+1]-1"),
+    TensorSpec(
+        "cu_seqlens", ("N+1",), OFFSETS, Role.INPUT, "sequence n is tokens cu_seqlens[n] .. cu_seqlens[n+1]-1"
+    ),
     TensorSpec(
         "initial_state",
         ("N", "Hv", "V", "K"),
@@ -93,13 +95,23 @@ SCALARS = (
     ScalarSpec("scale", float, None, "factor of the output; K ** -0.5 unless given"),
     ScalarSpec("chunk_size", int, 64, "C, tokens of a chunk"),
     ScalarSpec("output_final_state", bool, True, "whether final_state is an output"),
-    ScalarSpec("final_state_dtype", str, None, "dtype of final_state; that of initial_state, or float32, unless given"),
+    ScalarSpec(
+        "final_state_dtype",
+        str,
+        None,
+        "dtype of final_state; that of initial_state, or float32, unless given",
+    ),
     ScalarSpec("beta_max", float, 1.0, "upper end of beta's range, 1 or 2"),
 )
 
 
 def _stage(
-    name: str, axes: tuple[str, ...], meaning: str, formula: str, rounded_to: str = "v", dtypes: tuple[str, ...] = ()
+    name: str,
+    axes: tuple[str, ...],
+    meaning: str,
+    formula: str,
+    rounded_to: str = "v",
+    dtypes: tuple[str, ...] = (),
 ) -> Stage:
     return Stage(TensorSpec(name, axes, dtypes or ACTIVATIONS, Role.OUTPUT, meaning), formula, rounded_to)
 
@@ -107,10 +119,17 @@ def _stage(
 _SQUARE = ("UB", "Hv", "C", "C")
 STAGES = (
     _stage("g_cu", ("T", "Hv"), "gate summed from the chunk's start", "cumsum(g)", "float32", ("float32",)),
-    _stage("A", _SQUARE, "what a token's update takes from earlier ones", "strict_lower(beta_i (K K^T)[i,j] Gamma[i,j])"),
+    _stage(
+        "A",
+        _SQUARE,
+        "what a token's update takes from earlier ones",
+        "strict_lower(beta_i (K K^T)[i,j] Gamma[i,j])",
+    ),
     _stage("Ai", _SQUARE, "unit lower triangular inverse", "(I + A)^-1"),
     _stage("U", ("UB*C", "Hv", "V"), "updates if the state before the chunk were zero", "(Ai beta_j) V"),
-    _stage("W", ("UB*C", "Hv", "K"), "keys that read the state before the chunk", "(Ai beta_j exp(g_cu_j)) K"),
+    _stage(
+        "W", ("UB*C", "Hv", "K"), "keys that read the state before the chunk", "(Ai beta_j exp(g_cu_j)) K"
+    ),
     _stage("h", ("UB", "Hv", "V", "K"), "state before the chunk", "S"),
     _stage("V_new", ("UB*C", "Hv", "V"), "updates", "U - W S^T"),
     _stage("P", _SQUARE, "what a token's output takes from updates", "lower(Q K^T Gamma)"),
@@ -152,7 +171,8 @@ def validate(call: Call) -> None:
         raise ContractError(f"{NAME}: scalar chunk_size is {scalars['chunk_size']}; it must be at least 1")
     if scalars["final_state_dtype"] not in (None, *STATES):
         raise ContractError(
-            f"{NAME}: scalar final_state_dtype is {scalars['final_state_dtype']!r}; it must be {' or '.join(STATES)}"
+            f"{NAME}: scalar final_state_dtype is {scalars['final_state_dtype']!r};"
+            f" it must be {' or '.join(STATES)}"
         )
     _check_cu_seqlens(call.tensors["cu_seqlens"], sizes["T"])
     _check_chunks(call)
@@ -174,7 +194,8 @@ def _check_cu_seqlens(cu_seqlens: Tensor, tokens: int) -> None:
         )
     if int(bounds[-1]) != tokens:
         raise ContractError(
-            f"{NAME}: cu_seqlens[{len(bounds) - 1}] is {int(bounds[-1])}; the last offset must be T = {tokens}"
+            f"{NAME}: cu_seqlens[{len(bounds) - 1}] is {int(bounds[-1])};"
+            f" the last offset must be T = {tokens}"
         )
 
 
@@ -187,7 +208,9 @@ def _check_chunks(call: Call) -> None:
     indices = call.tensors.get("chunk_indices")
     if indices is not None:
         if len(indices) < plan.total:
-            raise ContractError(f"{NAME}: chunk_indices has {len(indices)} rows; {why} makes {plan.total} chunks")
+            raise ContractError(
+                f"{NAME}: chunk_indices has {len(indices)} rows; {why} makes {plan.total} chunks"
+            )
         check_integers(NAME, call, "chunk_indices", torch.stack([plan.sequence, plan.index], dim=1), why)
 
 
@@ -220,7 +243,9 @@ def outputs(call: Call) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
         value_by_key = (v.shape[2], k.shape[2])
         last = value_by_key[::-1] if call.conventions.get(STATE_LAYOUT.name) == "KV" else value_by_key
         asked = scalars["final_state_dtype"]
-        dtype: torch.dtype = getattr(torch, str(asked)) if asked else torch.float32 if first is None else first.dtype
+        dtype: torch.dtype = (
+            getattr(torch, str(asked)) if asked else torch.float32 if first is None else first.dtype
+        )
         found["final_state"] = ((sequences, v.shape[1], *last), dtype)
     return found
 
@@ -235,7 +260,9 @@ def partition(call: Call, name: str) -> Partition:
     plan = plan_of(call)
     if name == "final_state":
         return Partition(tuple(Region(n, n + 1, n) for n in range(len(plan.offsets) - 1)), head_axis=1)
-    chunks = zip(plan.sequence.tolist(), plan.index.tolist(), plan.start.tolist(), plan.length.tolist(), strict=True)
+    chunks = zip(
+        plan.sequence.tolist(), plan.index.tolist(), plan.start.tolist(), plan.length.tolist(), strict=True
+    )
     size = plan.chunk_size
     if name in ("o", "g_cu"):
         regions = (Region(start, start + length, n, c, c * size) for n, c, start, length in chunks)

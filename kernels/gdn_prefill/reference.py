@@ -32,29 +32,30 @@ def reference(
     state_layout: str = "VK",
     qk: str = "normalised",
 ) -> dict[str, Tensor]:
-    """The recurrence, one token at a time in fp64: o [T, Hv, V] and final_state [N, Hv, V, K] in the caller's layout.
+    """The recurrence, one token at a time in fp64: o [T, Hv, V] and final_state [N, Hv, V, K] in the caller's
+    layout.
 
-    All heads and all sequences that still have tokens advance together: sequences are taken longest first, so that
-    those of one step are a prefix.
+    All heads and all sequences that still have tokens advance together: sequences are taken longest first, so
+    that those of one step are a prefix.
     """
     bounds = cu_seqlens.cpu().long()
     lengths = bounds.diff()
     value_heads, value_dim, key_dim = v.shape[1], v.shape[2], k.shape[2]
     factor = default_scale(scale, key_dim)
-    shape = (len(lengths), value_heads, value_dim, key_dim)
-    final = torch.empty(shape if output_final_state else (0, *shape[1:]), dtype=torch.float64, device=v.device)
     o = torch.empty(v.shape, dtype=torch.float64, device=v.device)
-    order = lengths.argsort(descending=True, stable=True)
-    for sequences in order.split(max(1, STATE_BYTES_AT_ONCE // (8 * max(1, value_heads * value_dim * key_dim)))):
-        if initial_state is None:
-            state = torch.zeros(len(sequences), *shape[1:], dtype=torch.float64, device=v.device)
-        else:
-            state = in_vk(initial_state[sequences.to(v.device)], state_layout).double().contiguous()
-        starts, spans = bounds[sequences], lengths[sequences]
-        for step in range(max(spans.tolist(), default=0)):
-            active = int((spans > step).sum())
-            tokens = (starts[:active] + step).to(v.device)
-            read = recur(
+    if initial_state is None:
+        final = o.new_zeros(len(lengths), value_heads, value_dim, key_dim)
+    else:
+        final = in_vk(initial_state, state_layout).to(torch.float64, copy=True).contiguous()
+    longest_first = lengths.argsort(descending=True, stable=True)
+    at_once = max(1, STATE_BYTES_AT_ONCE // max(1, 8 * value_heads * value_dim * key_dim))
+    for start in range(0, len(longest_first), at_once):
+        sequences = longest_first[start : start + at_once]
+        state = final[sequences.to(v.device)]
+        for step in range(int(lengths[sequences[0]])):
+            active = int((lengths[sequences] > step).sum())
+            tokens = (bounds[sequences[:active]] + step).to(v.device)
+            out = recur(
                 state[:active],
                 per_value_head(normalised(q[tokens], qk, torch.float64), value_heads, axis=1),
                 per_value_head(normalised(k[tokens], qk, torch.float64), value_heads, axis=1),
@@ -62,9 +63,8 @@ def reference(
                 decay(g[tokens], gate, torch.float64),
                 beta[tokens].double(),
             )
-            o[tokens] = read * factor
-        if output_final_state:
-            final[sequences.to(v.device)] = state
+            o[tokens] = out * factor
+        final[sequences.to(v.device)] = state
     if not output_final_state:
         return {"o": o}
     return {"o": o, "final_state": in_vk(final, state_layout).contiguous()}
@@ -87,7 +87,7 @@ def reference_staged(
     qk: str = "normalised",
     stages: dict[str, Tensor] | None = None,
 ) -> dict[str, Tensor]:
-    """The chunked form in fp64, nothing rounded; fills `stages` with what the same-dtype stages are judged against."""
+    """The chunked form in fp64, nothing rounded; fills `stages`, if given, with every stage."""
     factor = default_scale(scale, k.shape[2])
     first = None if initial_state is None else in_vk(initial_state, state_layout)
     run = ChunkedPrefill(

@@ -29,10 +29,10 @@ def synth(
 ) -> Call:
     """A valid call, deterministic in `seed`.
 
-    `seqlens`: tokens of each sequence, zero allowed. `heads`: (H, Hv). `head_dim`: (K, V).
-    `key_correlation`: expected cosine of two keys of a head, in [0, 1]. `gate_span`: expected sum of |g| over 64
-    tokens. `beta`: one value or a range; beyond 1 the call's beta_max is 2. `nan_at`: tokens, counted over the whole
-    batch, whose q, k, v, g and beta are NaN. `gate`, `state_layout`, `qk`: conventions of the call.
+    `seqlens`: tokens of each sequence, zero allowed. `heads`: (H, Hv). `head_dim`: (K, V). `key_correlation`:
+    expected cosine of two keys of a head, in [0, 1]. `gate_span`: expected sum of |g| over 64 tokens. `beta`:
+    one value or a range; beyond 1 the call's beta_max is 2. `nan_at`: tokens, counted over the whole batch,
+    whose q, k, v, g and beta are NaN. `gate`, `state_layout`, `qk`: conventions of the call.
     """
     if min(seqlens, default=0) < 0:
         raise ContractError(f"seqlens has {min(seqlens)}; a sequence has 0 or more tokens")
@@ -40,7 +40,9 @@ def synth(
     generator = torch.Generator().manual_seed(seed)
     activations: torch.dtype = getattr(torch, dtype)
     tokens, per_head = sum(seqlens), (sum(seqlens), value_heads)
-    q, k = queries_and_keys((tokens, key_heads, key_dim), key_correlation, activations, qk == "raw", generator)
+    q, k = queries_and_keys(
+        (tokens, key_heads, key_dim), key_correlation, activations, qk == "raw", generator
+    )
     tensors = {
         "q": q,
         "k": k,

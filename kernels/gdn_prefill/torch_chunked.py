@@ -1,9 +1,9 @@
 """The kernel named `torch` of gdn_prefill: the chunked form with the roundings of the served dtype.
 
-It emulates the published three-kernel design (see `chunked`): operands in q's dtype, products exact, sums in fp32,
-every intermediate that design stores rounded to that dtype. With fp32 inputs nothing is rounded below fp32.
-Within one chunk a NaN reaches earlier tokens too, as in any kernel that multiplies a masked tile by dense values
-(0 * NaN); it never leaves its sequence.
+It emulates the published three-kernel design (see `chunked`): operands in q's dtype, products exact, sums in
+fp32, every intermediate that design stores rounded to that dtype. With fp32 inputs nothing is rounded below
+fp32. Within one chunk a NaN reaches earlier tokens too, as in any kernel that multiplies a masked tile by
+dense values (0 * NaN); it never leaves its sequence.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ def torch_chunked(
     final_state_dtype: str | None = None,
     stages: dict[str, Tensor] | None = None,
 ) -> dict[str, Tensor]:
-    """o [T, Hv, V] in v's dtype and final_state [N, Hv, V, K] in `final_state_dtype`; fills `stages` if given.
+    """o [T, Hv, V] in v's dtype and final_state [N, Hv, V, K] in `final_state_dtype`; fills `stages` if
+    given.
 
     `final_state_dtype` defaults to that of `initial_state`, and to float32 without one.
     """

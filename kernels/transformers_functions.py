@@ -1,0 +1,38 @@
+"""transformers' own torch implementations of the gated delta rule, found when asked for."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import math
+from collections.abc import Callable
+
+from torch import Tensor
+
+MODELING = "transformers.models.qwen3_next.modeling_qwen3_next"
+
+
+def transformers_function(name: str) -> Callable[..., tuple[Tensor, Tensor | None]]:
+    """The function `name` of `MODELING` below every wrapper that transformers (or a hook) put around it.
+
+    A wrapper would pick flash-linear-attention where that is installed; this kernel stands for torch alone.
+    """
+    try:
+        modeling = importlib.import_module(MODELING)
+    except ImportError as error:
+        raise ImportError(
+            f"the kernel hf needs transformers ({error}): pip install 'gdnbench[hf]'"
+        ) from error
+    function: Callable[..., tuple[Tensor, Tensor | None]] = inspect.unwrap(getattr(modeling, name))
+    return function
+
+
+def check_scale(scale: float | None, key_dim: int) -> None:
+    """NotImplementedError for any scale but K ** -0.5, the only one that transformers' functions know.
+
+    A scale that went through fp32 may be off by 2^-24 of itself.
+    """
+    if scale is not None and not math.isclose(scale, key_dim**-0.5, rel_tol=2**-23):
+        raise NotImplementedError(
+            f"transformers scales by K ** -0.5 = {key_dim**-0.5:.9g}, the call by {scale:.9g}"
+        )
