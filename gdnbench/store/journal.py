@@ -55,6 +55,7 @@ class JournalWriter:
     `limit_bytes` bounds the bytes in files that are not sealed yet. Beyond it `append` waits for the sealer
     ("block") or drops the record ("drop"). A blocked writer whose segment has had no live sealer for `patience_s`
     goes over to dropping until something is sealed again, so that the program can never hang for good.
+    `compression` is the zstd level of the store, None for off.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class JournalWriter:
         limit_bytes: int = 4096 * MIB,
         when_full: Literal["block", "drop"] = "block",
         file_bytes: int = 64 * MIB,
-        compression: int | None = None,
+        compression: int | None = 1,
         carry_bytes: int = 256 * MIB,
         patience_s: float = 30.0,
     ) -> None:

@@ -64,4 +64,4 @@ class StateCarry:
 
 
 def _words(buffer: Buffer) -> Words:
-    return np.frombuffer(buffer, np.uint64)
+    return np.frombuffer(memoryview(buffer), np.uint64)

@@ -55,6 +55,10 @@ TRAILER_BYTES = _TRAILER.size
 _WORD_MASK = (1 << 64) - 1
 
 
+class JournalRefusedError(StoreError):
+    """A journal that this gdnbench cannot read at all; the message says why, and what would."""
+
+
 class JournalDamage(StoreError):
     """Bytes of a journal that are not what its writer wrote; the message says file, byte and what is wrong."""
 
@@ -134,7 +138,7 @@ def unpack_prefix(data: bytes, where: str) -> Prefix:
     if zlib.crc32(data[:_PREFIX_CHECKED]) != own:
         raise JournalDamage(f"{where}: the entry's prefix does not match its checksum")
     if version > JOURNAL_VERSION:
-        raise StoreError(
+        raise JournalRefusedError(
             f"{where}: journal version {version}, this gdnbench reads up to {JOURNAL_VERSION};"
             " seal it with the gdnbench that wrote it"
         )

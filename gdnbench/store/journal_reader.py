@@ -18,7 +18,7 @@ from gdnbench.store.journal_format import JournalDamage, Kind, checksum
 from gdnbench.store.journal_log import WRITER_LOCK
 from gdnbench.store.journal_scan import Entry, scan
 
-_LOG_NAME = re.compile(r"(\d{8})\.log")
+_LOG_NAME = re.compile(r"[0-9]{8}\.log")
 _UNREADABLE = (JournalDamage, BadInputError, KeyError, TypeError, ValueError)
 
 
@@ -123,15 +123,24 @@ class JournalReader:
             if file.read and not file.damaged and file.needed_until <= sealed and file.number not in waiting
         ]
 
+    def is_full(self, file: int) -> bool:
+        """Whether file number `file` has been read to its end."""
+        return file not in self._files or self._files[file].read
+
+    def damaged(self) -> list[Path]:
+        return [file.path for file in self._files.values() if file.damaged]
+
+    def logs(self) -> list[Path]:
+        """The journal's files, oldest first."""
+        return sorted(self.folder / name for name in os.listdir(self.folder) if _LOG_NAME.fullmatch(name))
+
     def forget(self, path: Path) -> None:
         """The releasable file `path` is deleted."""
         self._files = {number: file for number, file in self._files.items() if file.path != path}
 
     def _unread_files(self) -> list[_File]:
-        for name in os.listdir(self.folder):
-            match = _LOG_NAME.fullmatch(name)
-            if match and int(match[1]) not in self._files:
-                self._files[int(match[1])] = _File(int(match[1]), self.folder / name)
+        for path in self.logs():
+            self._files.setdefault(int(path.stem), _File(int(path.stem), path))
         return [file for _, file in sorted(self._files.items()) if not file.read]
 
     def _poll_file(self, file: _File, *, is_last: bool, grows: bool, sealed: int) -> Iterator[JournalRecord]:
