@@ -8,17 +8,55 @@ and wide gates make its exponents large. Everything is deterministic in the seed
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Generator, Tensor
 
+from gdnbench_kernels.checks import check_conventions
 from gdnbench_kernels.contract import ContractError
-from gdnbench_kernels.gdn import l2_normalise
+from gdnbench_kernels.gdn import ACTIVATIONS, CONVENTIONS, OFFSETS, STATES, l2_normalise
 
 Span = float | tuple[float, float]
 """One value, or the two ends of a range."""
 
 SPAN_TOKENS = 64  # the chunk over which a gate span is counted
+
+
+@dataclass(frozen=True, slots=True)
+class Dtypes:
+    """The dtypes of a made call."""
+
+    activations: torch.dtype
+    states: torch.dtype
+    offsets: torch.dtype
+
+
+def named_dtypes(dtype: str, state_dtype: str, offsets_dtype: str) -> Dtypes:
+    """The dtypes of those names; ContractError for one that the contracts do not take there."""
+    options = {"dtype": (dtype, ACTIVATIONS), "state_dtype": (state_dtype, STATES)}
+    options["offsets_dtype"] = (offsets_dtype, OFFSETS)
+    for option, (name, allowed) in options.items():
+        if name not in allowed:
+            raise ContractError(f"{option} is {name!r}; it must be {' or '.join(allowed)}")
+    return Dtypes(*(getattr(torch, name) for name, _ in options.values()))
+
+
+def made_conventions(op: str, gate: str, state_layout: str, qk: str) -> dict[str, str]:
+    """The conventions of those values; ContractError for one that there is not."""
+    conventions = {"gate": gate, "state_layout": state_layout, "qk": qk}
+    check_conventions(op, CONVENTIONS, conventions)
+    return conventions
+
+
+def made_nan(op: str, tensors: Mapping[str, Tensor], rows: Sequence[int], what: str) -> None:
+    """Sets rows of q, k, v, g and beta to NaN in place; ContractError for a row that there is not."""
+    for row in rows:
+        if not 0 <= row < len(tensors["q"]):
+            raise ContractError(f"{op}: nan_at names {what} {row}; there are {len(tensors['q'])}")
+        for name in ("q", "k", "v", "g", "beta"):
+            tensors[name][row] = torch.nan
 
 
 def ends(span: Span) -> tuple[float, float]:

@@ -8,7 +8,16 @@ from torch import Generator, Tensor
 from gdnbench_kernels.contract import Call, ContractError
 from gdnbench_kernels.gdn import convert_call
 from gdnbench_kernels.gdn_decode.slots import PADDING
-from gdnbench_kernels.gdn_inputs import Span, betas, ends, gates, queries_and_keys
+from gdnbench_kernels.gdn_inputs import (
+    Span,
+    betas,
+    ends,
+    gates,
+    made_conventions,
+    made_nan,
+    named_dtypes,
+    queries_and_keys,
+)
 
 
 def synth(
@@ -43,38 +52,35 @@ def synth(
         raise ContractError(f"padding is {padding:g}; it is a share, in [0, 1]")
     (key_heads, value_heads), (key_dim, value_dim) = heads, head_dim
     generator = torch.Generator().manual_seed(seed)
-    activations: torch.dtype = getattr(torch, dtype)
+    dtypes = named_dtypes(dtype, state_dtype, offsets_dtype)
+    conventions = made_conventions("gdn_decode", gate, state_layout, qk)
     tokens, per_head = batch * steps, (batch * steps, value_heads)
     q, k = queries_and_keys(
-        (tokens, key_heads, key_dim), key_correlation, activations, qk == "raw", generator
+        (tokens, key_heads, key_dim), key_correlation, dtypes.activations, qk == "raw", generator
     )
     by_token = {
         "q": q,
         "k": k,
-        "v": torch.randn(tokens, value_heads, value_dim, generator=generator).to(activations),
+        "v": torch.randn(tokens, value_heads, value_dim, generator=generator).to(dtypes.activations),
         "g": gates(per_head, gate_span, generator),
         "beta": betas(per_head, beta, generator),
     }
     tensors = {name: x.view(batch, steps, *x.shape[1:]) for name, x in by_token.items()}
     pool = torch.randn(slots or tokens + 1, value_heads, value_dim, key_dim, generator=generator)
-    tensors["state"] = (pool * key_dim**-0.5).to(getattr(torch, state_dtype))
+    tensors["state"] = (pool * key_dim**-0.5).to(dtypes.states)
     indices = _deal(batch, steps, len(pool), int(padding * batch), generator)
-    tensors["state_indices"] = indices.to(getattr(torch, offsets_dtype))
+    tensors["state_indices"] = indices.to(dtypes.offsets)
     if speculative:
         tensors["num_accepted"] = torch.randint(
             1, steps + 1, (batch,), generator=generator, dtype=torch.int32
         )
-    for sequence in nan_at:
-        if not 0 <= sequence < batch:
-            raise ContractError(f"nan_at names sequence {sequence}; there are {batch}")
-        for name in by_token:
-            tensors[name][sequence] = torch.nan
+    made_nan("gdn_decode", tensors, nan_at, "sequence")
     call = Call(
         tensors,
         {"beta_max": 2.0 if ends(beta)[1] > 1 else 1.0},
         {"gate": "log", "state_layout": "VK", "qk": qk},
     )
-    return convert_call("gdn_decode", call, {"gate": gate, "state_layout": state_layout}, ("state",))
+    return convert_call("gdn_decode", call, conventions, ("state",))
 
 
 def _deal(batch: int, steps: int, slots: int, padded: int, generator: Generator) -> Tensor:

@@ -1,4 +1,4 @@
-"""The kernel named `hf` of gdn_prefill: transformers' torch_chunk_gated_delta_rule, one sequence at a time."""
+"""The kernel named `hf` of gdn_prefill: transformers' torch_chunk_gated_delta_rule, sequence by sequence."""
 
 from __future__ import annotations
 

@@ -6,7 +6,16 @@ import torch
 
 from gdnbench_kernels.contract import Call, ContractError
 from gdnbench_kernels.gdn import convert_call
-from gdnbench_kernels.gdn_inputs import Span, betas, ends, gates, queries_and_keys
+from gdnbench_kernels.gdn_inputs import (
+    Span,
+    betas,
+    ends,
+    gates,
+    made_conventions,
+    made_nan,
+    named_dtypes,
+    queries_and_keys,
+)
 
 
 def synth(
@@ -38,27 +47,24 @@ def synth(
         raise ContractError(f"seqlens has {min(seqlens)}; a sequence has 0 or more tokens")
     (key_heads, value_heads), (key_dim, value_dim) = heads, head_dim
     generator = torch.Generator().manual_seed(seed)
-    activations: torch.dtype = getattr(torch, dtype)
+    dtypes = named_dtypes(dtype, state_dtype, offsets_dtype)
+    conventions = made_conventions("gdn_prefill", gate, state_layout, qk)
     tokens, per_head = sum(seqlens), (sum(seqlens), value_heads)
     q, k = queries_and_keys(
-        (tokens, key_heads, key_dim), key_correlation, activations, qk == "raw", generator
+        (tokens, key_heads, key_dim), key_correlation, dtypes.activations, qk == "raw", generator
     )
     tensors = {
         "q": q,
         "k": k,
-        "v": torch.randn(tokens, value_heads, value_dim, generator=generator).to(activations),
+        "v": torch.randn(tokens, value_heads, value_dim, generator=generator).to(dtypes.activations),
         "g": gates(per_head, gate_span, generator),
         "beta": betas(per_head, beta, generator),
-        "cu_seqlens": torch.tensor([0, *seqlens]).cumsum(0).to(getattr(torch, offsets_dtype)),
+        "cu_seqlens": torch.tensor([0, *seqlens]).cumsum(0).to(dtypes.offsets),
     }
     if initial_state:
         state = torch.randn(len(seqlens), value_heads, value_dim, key_dim, generator=generator)
-        tensors["initial_state"] = (state * key_dim**-0.5).to(getattr(torch, state_dtype))
-    for token in nan_at:
-        if not 0 <= token < tokens:
-            raise ContractError(f"nan_at names token {token}; there are {tokens}")
-        for name in ("q", "k", "v", "g", "beta"):
-            tensors[name][token] = torch.nan
+        tensors["initial_state"] = (state * key_dim**-0.5).to(dtypes.states)
+    made_nan("gdn_prefill", tensors, nan_at, "token")
     scalars = {"beta_max": 2.0 if ends(beta)[1] > 1 else 1.0}
     call = Call(tensors, scalars, {"gate": "log", "state_layout": "VK", "qk": qk})
-    return convert_call("gdn_prefill", call, {"gate": gate, "state_layout": state_layout}, ("initial_state",))
+    return convert_call("gdn_prefill", call, conventions, ("initial_state",))

@@ -1,0 +1,166 @@
+"""Made records: inputs of any operation by its own options, outputs by its same-dtype torch kernel."""
+
+from __future__ import annotations
+
+import inspect
+import types
+from collections.abc import Mapping
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+from torch import Tensor
+
+from gdnbench.capture.pools import checksum, untouched_rows
+from gdnbench.errors import BadInputError
+from gdnbench.ops import operation
+from gdnbench.record import Pool, RecordDraft, RecordInfo, Status, TensorDraft, TensorMeta
+from gdnbench_kernels.calling import run_kernel
+from gdnbench_kernels.checks import dtype_name, resolved_conventions, resolved_scalars
+from gdnbench_kernels.contract import Call, ContractError, Operation, Role
+
+RECORDED_KERNEL = "torch"
+LAYER = "synth"
+
+
+def synthesise(op: str, **options: Any) -> Call:
+    """A valid call of operation `op`; the options are those of its `synth`.
+
+    BadInputError for an operation or option that there is not, or a value that makes no valid call.
+    """
+    found = operation(op)
+    known = inspect.signature(found.synth).parameters
+    for name in options:
+        if name not in known:
+            raise BadInputError(f"{op} has no synth option {name!r}; it has {', '.join(known)}")
+    try:
+        call = found.synth(**options)
+        found.validate(call)
+    except ContractError as error:
+        raise BadInputError(str(error)) from error
+    return call
+
+
+def options_from_text(op: str, texts: Mapping[str, str]) -> dict[str, Any]:
+    """Options of `op`'s synth from text: numbers, true/false, comma-separated tuples, LOW,HIGH ranges."""
+    hints = get_type_hints(operation(op).synth)
+    hints.pop("return", None)
+    options = {}
+    for name, text in texts.items():
+        if name not in hints:
+            raise BadInputError(f"{op} has no synth option {name!r}; it has {', '.join(hints)}")
+        try:
+            options[name] = _parse(hints[name], text)
+        except ValueError:
+            raise BadInputError(f"{op} option {name}: {text!r} is not {_described(hints[name])}") from None
+    return options
+
+
+def draft(op: str, call: Call, *, index: int = 0) -> RecordDraft:
+    """The record of `call`, recorded outputs and mutated tensors being those of the kernel `RECORDED_KERNEL`.
+
+    `index` is the record's call and step number. The call is in the contract (see `synthesise`).
+    """
+    found = operation(op)
+    outputs = run_kernel(found, RECORDED_KERNEL, call)
+    conventions = resolved_conventions(found.conventions, call.conventions)
+    rows = {name: indices.cpu() for name, indices in found.touched(call).items()}
+    inputs = {
+        name: tensor for name, tensor in call.tensors.items() if found.spec(name).role is not Role.OUTPUT
+    }
+    info = RecordInfo(
+        op=op,
+        target=found.kernels[RECORDED_KERNEL].target,
+        layer=LAYER,
+        layer_index=None,
+        call=index,
+        step=index,
+        status=Status.COMPLETE,
+        scalars=resolved_scalars(found.scalars, call),
+        conventions=conventions,
+        pools={
+            name: Pool(
+                slots=len(inputs[name]),
+                rows=tuple(touched.tolist()),
+                untouched_before=checksum(inputs[name], untouched_rows(len(inputs[name]), touched)),
+                untouched_after=checksum(outputs[name], untouched_rows(len(inputs[name]), touched)),
+            )
+            for name, touched in rows.items()
+        },
+    )
+    return RecordDraft(
+        info,
+        {name: _tensor(found, name, tensor, rows.get(name), conventions) for name, tensor in inputs.items()},
+        {name: _tensor(found, name, tensor, rows.get(name), conventions) for name, tensor in outputs.items()},
+    )
+
+
+def make_drafts(op: str, options: Mapping[str, Any], count: int = 1) -> list[RecordDraft]:
+    """`count` records that differ only in their seed: options["seed"] (0 if absent), and on by one each."""
+    if count < 1:
+        raise BadInputError(f"the number of records is {count}; it must be at least 1")
+    first = int(options.get("seed", 0))
+    return [
+        draft(op, synthesise(op, **{**options, "seed": first + index}), index=index) for index in range(count)
+    ]
+
+
+def _tensor(
+    found: Operation, name: str, tensor: Tensor, rows: Tensor | None, conventions: Mapping[str, str]
+) -> TensorDraft:
+    held = tensor.contiguous()
+    data = held if rows is None else held[rows]
+    meta = TensorMeta(
+        dtype=dtype_name(held.dtype),
+        shape=tuple(data.shape),
+        axes=found.spec(name).axes_in(conventions),
+        caller_shape=tuple(held.shape),
+        caller_strides=held.stride(),
+        caller_offset=0,
+        device=str(held.device),
+    )
+    return TensorDraft(data, meta)
+
+
+def _parse(hint: Any, text: str) -> Any:
+    """`text` as a value of type `hint`; ValueError if it is none."""
+    if hint is bool:
+        return (
+            {"true": True, "false": False}[text.lower()] if text.lower() in ("true", "false") else _refuse()
+        )
+    if hint in (int, float, str):
+        return hint(text)
+    if get_origin(hint) is tuple:
+        return _parse_tuple(get_args(hint), text)
+    assert get_origin(hint) in (Union, types.UnionType), hint
+    for member in get_args(hint):
+        try:
+            return _parse(member, text)
+        except ValueError:
+            continue
+    return _refuse()
+
+
+def _parse_tuple(members: tuple[Any, ...], text: str) -> tuple[Any, ...]:
+    parts = text.split(",") if text.strip() else []
+    if members[-1] is ...:
+        return tuple(_parse(members[0], part) for part in parts)
+    return tuple(_parse(member, part) for member, part in zip(members, parts, strict=True))
+
+
+def _refuse() -> Any:
+    raise ValueError
+
+
+def _described(hint: Any) -> str:
+    if hint is bool:
+        return "true or false"
+    if hint in (int, float, str):
+        return {int: "an integer", float: "a number", str: "text"}[hint]
+    if get_origin(hint) is tuple:
+        members = get_args(hint)
+        what = {int: "integers", float: "numbers"}[members[0]]
+        return (
+            f"{what} separated by commas"
+            if members[-1] is ...
+            else f"{len(members)} {what} separated by a comma"
+        )
+    return " or ".join(_described(member) for member in get_args(hint))
