@@ -60,6 +60,21 @@ class _Begun:
     before: Mapping[str, TensorDraft]
 
 
+def writer_lives(folder: Path) -> bool:
+    """Whether a process holds the writer's lock of the journal in `folder`; without a lock file nobody does."""
+    try:
+        fd = os.open(folder / WRITER_LOCK, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False
+
+
 class JournalReader:
     """Follows one segment's journal. `poll` yields what was finished since; the rest says how the writer fares.
 
@@ -81,26 +96,12 @@ class JournalReader:
         self._files: dict[int, _File] = {}
         self._begun: dict[int, _Begun] = {}
 
-    def writer_lives(self) -> bool:
-        """Whether a process holds the writer's lock; without a lock file nobody does."""
-        try:
-            fd = os.open(self.folder / WRITER_LOCK, os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            return False
-        try:
-            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        finally:
-            os.close(fd)
-        return False
-
     def poll(self, sealed: int = 0) -> Iterator[JournalRecord]:
         """Records from number `sealed` on that were finished since the last poll, as far as the caller takes them.
 
         StoreError if the journal is of a newer version; damage is noted in `damage` and skipped.
         """
-        gone = not self.writer_lives()  # asked first: what is read below is then all there will be
+        gone = not writer_lives(self.folder)  # asked first: what is read below is then all there will be
         unread = self._unread_files()
         for file in unread:
             is_last = file is unread[-1]

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gdnbench.errors import GdnbenchError
+from gdnbench.store.journal_reader import writer_lives
 from gdnbench.store.layout import JOURNAL, is_name
 from gdnbench.store.segment_sealer import SegmentSealer
 
@@ -34,61 +35,62 @@ LINGER_SECONDS = 1.0
 class Progress:
     """What a sealer has done since it was made, and what is left."""
 
-    records: int  # sealed
-    bytes: int  # of the journal entries sealed
-    queued_bytes: int  # in journal files
-    dropped: int  # calls that never reached a journal, as far as the journals tell
-    live: tuple[str, ...]  # segments whose process lives
-    busy: tuple[str, ...]  # segments that another sealer works on
-    ended: tuple[str, ...]  # segments that this sealer finished
-    refused: tuple[str, ...]  # journals that cannot be read or sealed, each with the reason
-
-    @property
-    def settled(self) -> bool:
-        """Whether nothing is left that this sealer could do, now or once a process ends."""
-        return not self.live and not self.busy
+    records: int = 0  # sealed
+    bytes: int = 0  # of the journal entries sealed
+    queued_bytes: int = 0  # in journal files
+    dropped: int = 0  # calls that never reached a journal, as far as the journals tell
+    live: tuple[str, ...] = ()  # segments whose process lives
+    busy: tuple[str, ...] = ()  # segments that another sealer works on
+    ended: tuple[str, ...] = ()  # segments that this sealer finished
+    refused: tuple[str, ...] = ()  # why a journal cannot be sealed
 
 
 class Sealer:
-    """Seals every journal of the store at `store`, old ones and those that appear. One thread at a time."""
+    """Seals every journal of the store at `store`, old ones and those that appear. One thread at a time.
 
-    def __init__(self, store: Path) -> None:
+    `dead_only` leaves alone the journals of processes that live.
+    """
+
+    def __init__(self, store: Path, *, dead_only: bool = False) -> None:
         self._store = store
+        self._dead_only = dead_only
         self._segments: dict[str, SegmentSealer] = {}
         self._refused: dict[str, str] = {}
 
     def poll(self) -> Progress:
         """Seal what is ready now. StoreError if the store cannot be written; the journals are then still there."""
-        busy = []
+        live, busy = [], []
         for name in self._journals():
-            if name not in self._segments and name not in self._refused:
-                sealer = SegmentSealer.take(self._store, name)
-                if sealer is None:
-                    busy.append(name)
-                else:
-                    self._segments[name] = sealer
+            if name in self._segments or name in self._refused:
+                continue
+            if self._dead_only and writer_lives(self._store / JOURNAL / name):
+                live.append(name)
+            elif (sealer := SegmentSealer.take(self._store, name)) is not None:
+                self._segments[name] = sealer
+            else:
+                busy.append(name)
         for name, sealer in self._segments.items():
             if not sealer.ended and name not in self._refused:
                 refusal = sealer.step()
                 if refusal is not None:
                     self._refused[name] = refusal
-        return self._progress(busy)
+        return self._progress(live, busy)
 
     def run(self, stop: Callable[[], bool], progress: Callable[[Progress], None]) -> Progress:
-        """Poll, telling `progress` each time; once `stop()` holds, until all is settled and nothing new comes.
+        """Poll, telling `progress` each time, until `stop()` holds; then once more, and let go of the segments.
 
-        StoreError as `poll`.
+        On return every journal whose process had ended when `stop()` first held is sealed. StoreError as `poll`.
         """
-        quiet_since = time.monotonic()
-        while True:
-            asked = stop()
-            now = self.poll()
-            progress(now)
-            if not asked or not now.settled or self._unseen():
-                quiet_since = time.monotonic()
-            elif time.monotonic() - quiet_since >= LINGER_SECONDS:
-                return now
-            time.sleep(IDLE_SECONDS)
+        try:
+            while True:
+                is_last = stop()
+                now = self.poll()
+                progress(now)
+                if is_last:
+                    return now
+                time.sleep(IDLE_SECONDS)
+        finally:
+            self.close()
 
     def close(self) -> None:
         """Let go of the segments; whoever comes next goes on with them."""
@@ -103,21 +105,39 @@ class Sealer:
             return []
         return sorted(name for name in names if is_name(name))
 
-    def _unseen(self) -> bool:
-        return any(name not in self._segments and name not in self._refused for name in self._journals())
-
-    def _progress(self, busy: list[str]) -> Progress:
+    def _progress(self, live: list[str], busy: list[str]) -> Progress:
         sealers = self._segments.values()
+        live += [name for name, s in self._segments.items() if not s.ended and name not in self._refused]
         return Progress(
             records=sum(sealer.sealed_here for sealer in sealers),
             bytes=sum(sealer.bytes_here for sealer in sealers),
             queued_bytes=sum(sealer.queued_bytes() for sealer in sealers),
             dropped=sum(sealer.reader.dropped for sealer in sealers),
-            live=tuple(n for n, s in self._segments.items() if not s.ended and n not in self._refused),
+            live=tuple(live),
             busy=tuple(busy),
             ended=tuple(name for name, sealer in self._segments.items() if sealer.ended),
             refused=tuple(self._refused.values()),
         )
+
+
+class _Patience:
+    """Decides when the sealer process may end: nothing to do and nothing new for `LINGER_SECONDS`."""
+
+    def __init__(self, until_stdin_closes: bool) -> None:
+        self._waits_for_stdin = until_stdin_closes
+        self._latest = Progress()
+        self._quiet_since = time.monotonic()
+
+    def see(self, progress: Progress) -> None:
+        if progress.live or progress.busy or len(progress.ended) > len(self._latest.ended):
+            self._quiet_since = time.monotonic()
+        self._latest = progress
+
+    def is_over(self) -> bool:
+        if self._waits_for_stdin:
+            self._waits_for_stdin = not _stdin_closed()
+            self._quiet_since = time.monotonic()
+        return time.monotonic() - self._quiet_since >= LINGER_SECONDS
 
 
 def _stdin_closed() -> bool:
@@ -141,16 +161,9 @@ def main(arguments: list[str] | None = None) -> int:
     # An interrupt from the terminal is for the program being captured; what it wrote is still to be sealed.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.nice(19)
-    sealer = Sealer(options.store)
-    closed = False
-
-    def may_end() -> bool:
-        nonlocal closed
-        closed = closed or not options.until_stdin_closes or _stdin_closed()
-        return closed
-
+    patience = _Patience(options.until_stdin_closes)
     try:
-        last = sealer.run(may_end, lambda _: None)
+        last = Sealer(options.store).run(patience.is_over, patience.see)
     except GdnbenchError as error:
         print(f"gdnbench sealer: {error}", file=sys.stderr)
         return int(error.exit_code)

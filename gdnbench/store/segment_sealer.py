@@ -83,6 +83,10 @@ class SegmentSealer:
         return None
 
     def close(self) -> None:
+        """Let go of the segment; whoever takes it next goes on after the last visible batch."""
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
@@ -203,7 +207,5 @@ class SegmentSealer:
             (folder / name).unlink(missing_ok=True)
         for empty in (folder, folder.parent):
             remove_if_empty(empty)
-        if self._writer is not None:
-            self._writer.close()
         self.close()
         self.ended = True

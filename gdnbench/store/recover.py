@@ -1,0 +1,79 @@
+"""Opens a store for a user: what dead processes left in its journal is sealed first."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TextIO
+
+from gdnbench.errors import StoreError
+from gdnbench.store.layout import JOURNAL, is_name
+from gdnbench.store.reader import Store
+from gdnbench.store.sealer import Progress, Sealer
+from gdnbench.store.summary import SegmentSummary, segment_summary
+
+
+def open_store(path: str | os.PathLike[str], *, notes: TextIO | None = None) -> Store:
+    """The store at `path`, after sealing the journals of dead processes if it is a folder that can be written.
+
+    Says on `notes` (stderr) what was recovered and what was left. StoreError if there is no store, or as `Store.open`.
+    """
+    place = Path(path)
+    stream = sys.stderr if notes is None else notes
+    segments = _journals(place)
+    if segments and os.access(place, os.W_OK) and os.access(place / JOURNAL, os.W_OK):
+        try:
+            _seal(place, stream)
+        except StoreError as error:
+            print(f"gdnbench: the journal of {place} is kept, it cannot be sealed: {error}", file=stream)
+    elif segments:
+        print(
+            f"gdnbench: {place} cannot be written; the journals of {len(segments)} segments in it are not listed",
+            file=stream,
+        )
+    return Store.open(place)
+
+
+def _journals(place: Path) -> list[str]:
+    try:
+        return sorted(name for name in os.listdir(place / JOURNAL) if is_name(name))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def _seal(place: Path, stream: TextIO) -> None:
+    sealer = Sealer(place, dead_only=True)
+    try:
+        progress = sealer.poll()
+    finally:
+        sealer.close()
+    for line in _account(place, progress):
+        print(f"gdnbench: {line}", file=stream)
+
+
+def _account(place: Path, progress: Progress) -> Iterator[str]:
+    for segment in progress.ended:
+        summary = segment_summary(place, segment)
+        if summary is not None:
+            yield f"recovered the journal of segment {segment}: {', '.join(_findings(summary))}"
+    for segment in progress.live:
+        yield f"segment {segment} is still being written; what is in its journal is not listed"
+    for segment in progress.busy:
+        yield f"segment {segment} is being sealed by another process; what is in its journal is not listed"
+    for reason in progress.refused:
+        yield f"a journal is kept: {reason}"
+
+
+def _findings(summary: SegmentSummary) -> Iterator[str]:
+    yield f"{summary.records} records"
+    if summary.unfinished:
+        yield f"{summary.unfinished} of them with inputs only, their calls never came back"
+    if summary.torn:
+        yield f"skipped {summary.torn}"
+    if summary.dropped:
+        yield f"{summary.dropped} calls had been dropped"
+    if summary.error:
+        yield f"its process stopped recording: {summary.error}"
+    yield from (f"skipped {damage}" for damage in summary.damage)
