@@ -1,9 +1,9 @@
 """The arithmetic of a comparison: statistics of each line of a pair of blocks that fit in the L2 cache.
 
-A line is a stretch of elements of one row and one head. With d = x - y, a line yields sum d^2, sum y^2, sum d*y,
-sum |d|, max |d| and the largest ULP distance; everything a metric needs follows from these without cancellation,
-because only differences are ever squared. One visit of a block costs some twenty vectorised operations in cache,
-which is what makes a full diff no dearer than a few passes over memory.
+A line is a stretch of elements of one row and one head. With d = x - y, a line yields sum d^2, sum y^2,
+sum d*y, sum |d|, max |d| and the largest ULP distance. Every metric follows from these without cancellation,
+because differences are squared and never squares subtracted. A visit of a block is some twenty vectorised
+operations in cache, which is what makes a full diff no dearer than a few passes over memory.
 
 Three ways, from cheap to dear, chosen block by block:
   equal    bits are equal: only sum y^2 is computed;
@@ -23,10 +23,10 @@ from torch import Tensor
 from gdnbench.diff import ulp
 
 BLOCK = 1 << 17
-"""Elements of a block: four fp32 scratch arrays of it come to 2 MiB, of which any operation touches at most three."""
+"""Elements of a block."""
 
-# Within these the squares below stay inside fp32's normal range (1e-38 .. 3e38), and whatever underflows beside the
-# largest element of a line is below 2**-24 of the line's sum.
+# Within these the squares below stay inside fp32's normal range (1e-38 .. 3e38), and whatever underflows
+# beside the largest element of a line is below 2**-24 of the line's sum.
 _LARGEST = 1e15
 _SMALLEST = 1e-12
 _NARROW = {torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2}
@@ -64,7 +64,7 @@ class LineStats:
 
 @dataclass(slots=True)
 class Tally:
-    """What is counted over a whole tensor. Offsets are flat positions in what the meter was given, -1 for none."""
+    """What is counted over a whole tensor. Offsets are flat positions in the tensor, -1 for none."""
 
     unequal: int = 0
     nan_only_x: int = 0
@@ -97,7 +97,7 @@ class LineMeter:
         self._scratch: dict[str, Tensor] = {}
 
     def measure(self, x: Tensor, y: Tensor, stats: LineStats, tally: Tally, first: int = 0) -> None:
-        """Fill `stats` with the lines of x against y, and add to `tally`; `first` is the offset of x[0, 0]."""
+        """Fill `stats` with the lines of x against y and add to `tally`; `first` is the offset of x[0, 0]."""
         if x.numel() == 0:
             return
         step = max(1, BLOCK // x.shape[1])

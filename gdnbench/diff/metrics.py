@@ -1,17 +1,20 @@
 """Metrics of one tensor against another: over all of it, and for each (sequence, head, chunk).
 
-x is the tensor under test, y what it is held against. Rows in no region of the partition are padding and never
-count. Elements that are finite on both sides enter the errors; the others are counted by how they differ. Equal
-NaNs are equal whatever their payload; +0 and -0 are 0 ULP apart but not bitwise equal.
+x is the tensor under test, y what it is held against. Rows in no region of the partition are padding and
+never count. Elements that are finite on both sides enter the errors; the others are counted by how they
+differ. Equal NaNs are equal whatever their payload; +0 and -0 are 0 ULP apart but not bitwise equal.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from gdnbench.diff import ulp
 from gdnbench.diff.lines import LineMeter, LineStats, Peak, Sum, Tally, Tolerance
@@ -25,8 +28,11 @@ READ_BYTES = 16 << 20
 
 @dataclass(frozen=True, slots=True)
 class Errors:
-    """Figures over some elements. `rms_ratio` is rms(x - y) / rms(y), which over the same elements is also the
-    relative L2 error |x - y| / |y|; `cosine` is 1 - <x, y> / (|x| |y|)."""
+    """Figures over some elements.
+
+    `rms_ratio` is rms(x - y) / rms(y), which over the same elements is also the relative L2 error |x - y| /
+    |y|; `cosine` is the distance 1 - <x, y> / (|x| |y|).
+    """
 
     count: int
     max_abs: float
@@ -71,7 +77,7 @@ class NonFinite:
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """Sums and peaks for each region and head: sums [len(Sum), regions, heads], peaks [len(Peak), regions, heads]."""
+    """Line statistics merged by region and head: sums [len(Sum), regions, heads], peaks [len(Peak), ...]."""
 
     regions: tuple[Region, ...]
     sums: np.ndarray
@@ -104,19 +110,20 @@ class Groups:
 
     def rms(self) -> np.ndarray:
         """rms(x - y) for each region and head, [regions, heads]; 0 where there is no element."""
-        count = self.sums[Sum.COUNT]
-        return np.sqrt(np.divide(self.sums[Sum.DD], count, out=np.zeros_like(count), where=count > 0))
+        return _root_mean(self.sums[Sum.DD], self.sums[Sum.COUNT])
 
     def rms_reference(self) -> np.ndarray:
         """rms(y) for each region and head, [regions, heads]; 0 where there is no element."""
-        count = self.sums[Sum.COUNT]
-        return np.sqrt(np.divide(self.sums[Sum.YY], count, out=np.zeros_like(count), where=count > 0))
+        return _root_mean(self.sums[Sum.YY], self.sums[Sum.COUNT])
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One tensor against another. `worst` is the largest |x - y| (with a tolerance: what exceeds it most); where
-    all values agree and bits do not, the first such element. `violations` counts what breaks the tolerance."""
+    """One tensor against another.
+
+    `worst` is the largest |x - y| (with a tolerance: what exceeds it most); where all values agree and bits
+    do not, the first such element. `violations` counts what breaks the tolerance.
+    """
 
     elements: int
     unequal: int
@@ -142,7 +149,7 @@ def compare(
     """Compare `x` with `y` over the rows of `partition`.
 
     Shapes must be equal. Dtypes may differ: ULP distance and bit equality then take y rounded to x's dtype.
-    Memory stays at two times READ_BYTES plus the groups, whatever the size. Raises ValueError on unequal shapes
+    Memory stays at twice READ_BYTES plus the groups, whatever the size. Raises ValueError on unequal shapes
     or overlapping regions.
     """
     if x.shape != y.shape:
@@ -167,10 +174,10 @@ class _Run:
         self.x, self.y, self.axes = x, y, axes
         self.rel = tolerance.rel if tolerance else 0.0
         ascending = tuple(sorted(partition.regions, key=lambda region: region.start))
-        for before, after in zip(ascending, ascending[1:], strict=False):
+        for before, after in itertools.pairwise(ascending):
             if after.start < before.stop:
                 raise ValueError(f"regions overlap at row {after.start}: {before} and {after}")
-        self.partition = Partition(ascending, partition.head_axis)
+        self.partition = Partition(ascending, partition.head_axis, partition.token_axis)
         self.starts = [region.start for region in ascending]
         self.same_bits = x.digest is not None and x.digest == y.digest
         shape, axis = x.shape, partition.head_axis
@@ -201,8 +208,10 @@ class _Run:
         return max(1, READ_BYTES // max(1, bytes_a_row))
 
     def _unit(self, start: int, stop: int) -> None:
-        x = self.x.read_rows(start, stop).reshape(-1, self.width)
-        y = self.y.read_rows(start, stop).reshape(-1, self.width)
+        x, y = self.x.read_rows(start, stop), self.y.read_rows(start, stop)
+        if any(region.tokens is not None for region in self.partition.regions):
+            x, y = self._without_padding(x, start), self._without_padding(y, start)
+        x, y = x.reshape(-1, self.width), y.reshape(-1, self.width)
         stats = LineStats.empty(x.shape[0])
         offset = start * self.row_elements
         self.meter.measure(x, y, stats, self.tally, offset)
@@ -220,6 +229,14 @@ class _Run:
             self.first_unequal = self._element(self.tally.first_unequal)
         if self.first_nonfinite is None and self.tally.first_nonfinite >= 0:
             self.first_nonfinite = self._element(self.tally.first_nonfinite)
+
+    def _without_padding(self, rows: Tensor, start: int) -> Tensor:
+        """Chunks [R, Hv, C, ...] with NaN past their last token: NaN on both sides never counts."""
+        rows = rows.clone()
+        for region in self.partition.regions:
+            for row in range(max(region.start, start), min(region.stop, start + len(rows))):
+                rows[row - start, :, region.tokens :] = torch.nan
+        return rows
 
     def _fold(self, stats: LineStats, start: int, stop: int) -> None:
         """Merge the statistics of rows [start, stop) into those of their regions and heads."""
@@ -297,6 +314,11 @@ def _errors(sums: np.ndarray, peaks: np.ndarray) -> Errors:
     )
 
 
+def _root_mean(total: np.ndarray, count: np.ndarray) -> np.ndarray:
+    mean: np.ndarray = np.divide(total, count, out=np.zeros_like(count), where=count > 0)
+    return np.asarray(np.sqrt(mean))
+
+
 def _ratio(error: float, reference: float) -> float:
     if error == 0:
         return 0.0
@@ -306,7 +328,7 @@ def _ratio(error: float, reference: float) -> float:
 def _cosine(dd: float, yy: float, dy: float) -> float:
     """1 - <x, y> / (|x| |y|) from sums of d = x - y, without the cancellation of that form.
 
-    |x|^2 = |y|^2 + 2<d, y> + |d|^2 and 2(|x||y| - <x, y>) = |d|^2 - (|x| - |y|)^2. 1 if only one side is zero.
+    |x|^2 = |y|^2 + 2<d, y> + |d|^2 and 2(|x||y| - <x, y>) = |d|^2 - (|x| - |y|)^2. 1 if one side is zero.
     """
     if dd == 0:
         return 0.0

@@ -8,6 +8,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from gdnbench.bits import logical
+from gdnbench.store.reader import TensorHandle
+
 
 class RowSource(Protocol):
     """A tensor of at least one axis, read by rows of axis 0."""
@@ -47,3 +50,27 @@ class Memory:
     def read_rows(self, start: int, stop: int) -> Tensor:
         tensor = self.tensor.reshape(1) if self.tensor.ndim == 0 else self.tensor
         return tensor[start:stop].cpu().contiguous()
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A tensor in a store, read as it is compared; a 0-d one counts as one row."""
+
+    handle: TensorHandle
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.handle.meta.shape or (1,)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return logical(self.handle.meta.dtype).torch
+
+    @property
+    def digest(self) -> str | None:
+        return self.handle.digest
+
+    def read_rows(self, start: int, stop: int) -> Tensor:
+        if not self.handle.meta.shape:
+            return self.handle.read().reshape(1)[start:stop]
+        return self.handle.read_rows(start, stop)

@@ -1,7 +1,7 @@
 """Distance in units in the last place, as the number of representable values between two elements.
 
-Every float format of a sign and a magnitude has its bit patterns in the order of its values, so the distance is a
-difference of integers: no rounding, subnormals and infinities included. +0 and -0 are the same point.
+Every float format of a sign and a magnitude has its bit patterns in the order of its values, so the distance
+is a difference of integers: no rounding, subnormals and infinities included. +0 and -0 are the same point.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def ordered(values: Tensor) -> Tensor:
 
 
 def exact_in_float(dtype: torch.dtype) -> torch.dtype | None:
-    """The float dtype that holds every distance of `dtype` exactly: fp32 to 16 bits, fp64 to 32, none for 64."""
+    """The float dtype that holds every distance of `dtype`: fp32 up to 16 bits, fp64 for 32, else none."""
     size = dtype.itemsize
     return torch.float32 if size <= 2 else torch.float64 if size == 4 else None
 
@@ -70,7 +70,7 @@ def wide_distances(x: Tensor, y: Tensor) -> np.ndarray:
 
 
 def wide_histogram(distances: np.ndarray) -> np.ndarray:
-    """Counts by bucket [BUCKETS] of uint64 distances, exact where float64 would round up into the next bucket."""
+    """Counts by bucket [BUCKETS] of uint64 distances; exact where fp64 would round into the next bucket."""
     high = (distances >> np.uint64(32)).astype(np.float64)
     low = (distances & np.uint64(0xFFFFFFFF)).astype(np.float64)
     lengths = np.where(high > 0, np.frexp(high)[1] + 32, np.frexp(low)[1])

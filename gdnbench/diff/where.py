@@ -42,7 +42,7 @@ def whole(rows: int) -> Partition:
 def locate(
     index: Sequence[int], partition: Partition, axes: Sequence[str], starts: Sequence[int] | None = None
 ) -> Location:
-    """The meaning of `index`. `starts`: the regions' first rows when they ascend, to find the region by bisection."""
+    """The meaning of `index`. `starts`: the regions' first rows if they ascend, to find the region fast."""
     row = index[0] if index else 0
     if starts is not None:
         region = partition.regions[bisect_right(starts, row) - 1]
@@ -53,7 +53,17 @@ def locate(
         index=tuple(index),
         sequence=None if region.sequence == NO_SEQUENCE else region.sequence,
         chunk=region.chunk,
-        token=None if region.token is None else region.token + row - region.start,
+        token=_token(index, partition, region),
         head=None if head_axis is None else index[head_axis],
-        dims=tuple((axes[i], v) for i, v in enumerate(index) if i not in (0, head_axis) and i < len(axes)),
+        dims=tuple(
+            (axes[i], v)
+            for i, v in enumerate(index)
+            if i not in (0, head_axis, partition.token_axis) and i < len(axes)
+        ),
     )
+
+
+def _token(index: Sequence[int], partition: Partition, region: Region) -> int | None:
+    if partition.token_axis is not None:
+        return index[partition.token_axis]
+    return None if region.token is None else region.token + index[0] - region.start

@@ -1,0 +1,289 @@
+"""When a tensor passes.
+
+The bound. A tensor passes when its error against the fp64 oracle is at most k times that of the same-dtype
+torch kernel on the same record, plus a floor: for the RMS over the whole tensor, for the RMS of every
+(sequence, head), and for the largest absolute error.
+
+The floor is what rounding the exact result costs. Rounding y to a dtype of unit roundoff u = eps / 2 moves it
+by at most u |y|, or half the smallest subnormal s where y is that small. Hence rms error <= u rms(y) + s / 2,
+and the largest error <= u max|y| + s / 2. A kernel is never asked to do better than a correctly rounded
+result.
+
+What is not finite, element by element; "overflows" means finite in fp64 but not once rounded to the dtype:
+
+| oracle            | the kernel's element must be                                              |
+|-------------------|---------------------------------------------------------------------------|
+| NaN               | NaN or infinite: no value is right, so it must not look like one           |
+| +Inf, -Inf        | the same infinity, or non-finite exactly as torch's is                     |
+| overflows         | the infinity of its sign, or finite, infinite or NaN exactly as torch's is |
+| finite, torch too | finite                                                                     |
+| finite, torch not | anything: excluded and counted                                             |
+
+Only elements finite in all three enter the errors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gdnbench.diff.lines import Tolerance
+from gdnbench.diff.metrics import Comparison, Groups, Worst, compare
+from gdnbench.diff.result import Side, TensorResult, worst_groups
+from gdnbench.diff.rows import Memory, RowSource
+from gdnbench.diff.where import locate
+from gdnbench.record import When
+from gdnbench_kernels.contract import Partition
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """At most `k` times the error of torch's kernel, plus the floor; `by_tensor` overrides k by name."""
+
+    k: float = 2.0
+    by_tensor: Mapping[str, float] = field(default_factory=dict)
+
+    def factor(self, tensor: str) -> float:
+        return self.by_tensor.get(tensor, self.k)
+
+
+@dataclass(frozen=True, slots=True)
+class Bitwise:
+    """Every bit equal, except that any NaN equals any NaN."""
+
+
+Rule = Bound | Bitwise | Tolerance
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A tensor to be judged: its name, who owns its rows, and the meaning of its axes."""
+
+    name: str
+    when: When
+    partition: Partition
+    axes: tuple[str, ...]
+    side: Side = Side.KERNEL
+
+
+def judge(subject: Subject, tensor: Tensor, oracle: Tensor, yardstick: Tensor, bound: Bound) -> TensorResult:
+    """Hold `tensor` to `bound`: its error against `oracle` (fp64) by that of `yardstick` (torch's kernel).
+
+    All three lie on the CPU; `yardstick` has the contract's shape and dtype, which `tensor` must have too.
+    """
+    if (unmatched := match(subject, Memory(tensor), Memory(yardstick))) is not None:
+        return unmatched
+    screened = _screen(subject, tensor, oracle, yardstick)
+    y = Memory(screened.oracle)
+    own = compare(Memory(screened.tensor), y, subject.partition, subject.axes)
+    torchs = compare(Memory(screened.yardstick), y, subject.partition, subject.axes)
+    k = bound.factor(subject.name)
+    reasons = screened.reasons + _over_bound(own, torchs, tensor.dtype, k, screened.largest)
+    return replace(
+        _result(subject, Memory(tensor), own, reasons),
+        yardstick=torchs.total,
+        excluded=screened.excluded,
+        worst=screened.wrong or own.worst,
+    )
+
+
+def hold(subject: Subject, tensor: RowSource, target: RowSource, rule: Bitwise | Tolerance) -> TensorResult:
+    """Hold `tensor` to `target` itself, bit by bit or within a tolerance."""
+    if (unmatched := match(subject, tensor, target)) is not None:
+        return unmatched
+    if isinstance(rule, Bitwise):
+        comparison = compare(tensor, target, subject.partition, subject.axes)
+        reasons = _unequal_bits(comparison)
+    else:
+        comparison = compare(tensor, target, subject.partition, subject.axes, rule)
+        reasons = _beyond(comparison, rule)
+    return _result(subject, tensor, comparison, reasons)
+
+
+def show(subject: Subject, tensor: RowSource, target: RowSource) -> TensorResult:
+    """The difference of two tensors, which decides nothing unless they cannot be compared."""
+    if (unmatched := match(subject, tensor, target)) is not None:
+        return unmatched
+    comparison = compare(tensor, target, subject.partition, subject.axes)
+    return replace(_result(subject, tensor, comparison, ()), judged=False)
+
+
+def match(subject: Subject, tensor: RowSource, target: RowSource) -> TensorResult | None:
+    """A failing result if the two differ in shape or dtype (an fp64 oracle stands for any), else None."""
+    if tensor.shape != target.shape:
+        reason = f"shape {list(tensor.shape)} against {list(target.shape)}"
+    elif tensor.dtype != target.dtype and target.dtype != torch.float64:
+        reason = f"dtype {_name(tensor.dtype)} against {_name(target.dtype)}"
+    else:
+        return None
+    return TensorResult(
+        subject.name, subject.when, subject.side, _name(tensor.dtype), tensor.shape, reasons=(reason,)
+    )
+
+
+def missing(name: str, when: When, side: Side, reason: str) -> TensorResult:
+    """A tensor that one side does not have."""
+    return TensorResult(name, when, side, dtype="", shape=(), reasons=(reason,))
+
+
+def _result(
+    subject: Subject, tensor: RowSource, comparison: Comparison, reasons: tuple[str, ...]
+) -> TensorResult:
+    return TensorResult(
+        subject.name,
+        subject.when,
+        subject.side,
+        _name(tensor.dtype),
+        tensor.shape,
+        reasons=reasons,
+        elements=comparison.elements,
+        unequal=comparison.unequal,
+        errors=comparison.total,
+        nonfinite=comparison.nonfinite,
+        ulp_histogram=comparison.ulp_histogram,
+        worst=comparison.worst or comparison.nonfinite.first,
+        groups=worst_groups(comparison),
+    )
+
+
+def _unequal_bits(comparison: Comparison) -> tuple[str, ...]:
+    reasons = _unequal_kinds(comparison)
+    if comparison.unequal > comparison.nonfinite.unequal:
+        count = f"{comparison.unequal} of {comparison.elements} elements"
+        reasons += (f"{count} differ in their bits; worst {comparison.worst}",)
+    return reasons
+
+
+def _beyond(comparison: Comparison, tolerance: Tolerance) -> tuple[str, ...]:
+    reasons = _unequal_kinds(comparison)
+    if comparison.violations:
+        count = f"{comparison.violations} of {comparison.elements} elements"
+        limit = f"{tolerance.abs:g}" + (f" + {tolerance.rel:g} |y|" if tolerance.rel else "")
+        reasons += (f"{count} differ by more than {limit}; worst {comparison.worst}",)
+    return reasons
+
+
+def _unequal_kinds(comparison: Comparison) -> tuple[str, ...]:
+    wrong = comparison.nonfinite
+    if not wrong.unequal:
+        return ()
+    count = f"{wrong.unequal} of {comparison.elements} elements"
+    return (f"{count} are NaN or infinite on one side only; first {wrong.first}",)
+
+
+@dataclass(frozen=True, slots=True)
+class _Screened:
+    """The three tensors with NaN where an element is not to enter the errors of any."""
+
+    tensor: Tensor
+    oracle: Tensor
+    yardstick: Tensor
+    reasons: tuple[str, ...]
+    wrong: Worst | None
+    excluded: int
+    largest: float  # max |oracle| over what is left
+
+
+def _screen(subject: Subject, tensor: Tensor, oracle: Tensor, yardstick: Tensor) -> _Screened:
+    """Apply the table in the module's docstring."""
+    owned = torch.zeros(len(oracle), dtype=torch.bool)
+    for region in subject.partition.regions:
+        owned[region.start : region.stop] = True
+    rounded = oracle.to(tensor.dtype).double()  # double: fp8 lacks isnan
+    x, t = tensor.double(), yardstick.double()
+    usable = torch.isfinite(rounded) & torch.isfinite(t)
+    magnitude = oracle.abs().where(usable, 0.0).flatten(1).amax(1) if oracle.numel() else oracle.new_zeros(1)
+    largest = float(magnitude.where(owned, 0.0).max()) if oracle.numel() else 0.0
+    if bool((usable & torch.isfinite(x)).all()):
+        return _Screened(tensor, oracle, yardstick, (), None, 0, largest)
+    kind_x, kind_y, kind_t = _kind(x), _kind(rounded), _kind(t)
+    overflows = torch.isfinite(oracle) & ~torch.isfinite(rounded)
+    as_torch = (kind_x == kind_t) & (overflows | (kind_t != 0))
+    right = torch.where(
+        torch.isnan(rounded),
+        kind_x != 0,
+        torch.where(torch.isinf(rounded), (kind_x == kind_y) | as_torch, (kind_x == 0) | (kind_t != 0)),
+    )
+    rows = owned.view(-1, *(1,) * (oracle.ndim - 1))
+    wrong = ~right & rows
+    excluded = int((torch.isfinite(rounded) & ~torch.isfinite(t) & rows).sum())
+    reasons: tuple[str, ...] = ()
+    worst = None
+    if bool(wrong.any()):
+        index = tuple(int(i) for i in torch.nonzero(wrong)[0])
+        at = locate(index, subject.partition, subject.axes)
+        worst = Worst(at, float(x[index]), float(oracle[index]), None)
+        count = int(wrong.sum())
+        reasons = (
+            f"{count} of {rows.expand_as(wrong).sum()} elements are not finite where they must be, or"
+            f" finite where they cannot be; first {worst}",
+        )
+    nan = torch.nan
+    return _Screened(
+        tensor.where(usable, nan) if tensor.is_floating_point() else tensor,
+        oracle.where(usable, nan),
+        yardstick.where(usable, nan) if yardstick.is_floating_point() else yardstick,
+        reasons,
+        worst,
+        excluded,
+        largest,
+    )
+
+
+def _kind(values: Tensor) -> Tensor:
+    """0 finite, 1 NaN, 2 +Inf, 3 -Inf; uint8."""
+    kind = torch.isnan(values).to(torch.uint8)
+    infinite = torch.isinf(values)
+    return kind + 2 * (infinite & (values > 0)) + 3 * (infinite & (values < 0))
+
+
+def _over_bound(
+    own: Comparison, torchs: Comparison, dtype: torch.dtype, k: float, largest: float
+) -> tuple[str, ...]:
+    """One line for each of the three limits that is exceeded."""
+    unit, tiny = _rounding(dtype)
+    reasons = []
+    limit = k * torchs.total.rms + unit * own.total.rms_reference + tiny
+    if not own.total.rms <= limit:
+        reasons.append(
+            f"RMS error {own.total.rms:.3g} over {limit:.3g} = {k:g} x torch's"
+            f" {torchs.total.rms:.3g} + rounding"
+        )
+    by_head, by_head_torch = own.groups.by_sequence(), torchs.groups.by_sequence()
+    limits = k * by_head_torch.rms() + unit * by_head.rms_reference() + tiny
+    over = by_head.rms() > limits
+    if over.any():
+        reasons.append(_worst_head(by_head, limits, over))
+    limit = k * torchs.total.max_abs + unit * largest + tiny
+    if not own.total.max_abs <= limit:
+        reasons.append(
+            f"largest error {own.total.max_abs:.3g} over {limit:.3g} = {k:g} x torch's"
+            f" {torchs.total.max_abs:.3g} + rounding; at {own.worst}"
+        )
+    return tuple(reasons)
+
+
+def _worst_head(groups: Groups, limits: np.ndarray, over: np.ndarray) -> str:
+    excess = np.where(over, groups.rms() / np.maximum(limits, np.finfo(np.float64).tiny), 0.0)
+    region, head = (int(i) for i in np.unravel_index(excess.argmax(), excess.shape))
+    error, limit = groups.rms()[region, head], limits[region, head]
+    return (
+        f"RMS error of {over.sum()} of {over.size} (sequence, head): worst sequence"
+        f" {groups.regions[region].sequence} head {head}, {error:.3g} over {limit:.3g}"
+    )
+
+
+def _rounding(dtype: torch.dtype) -> tuple[float, float]:
+    """Unit roundoff and half the smallest subnormal of a float dtype; zeros for integers, which are exact."""
+    if not dtype.is_floating_point:
+        return 0.0, 0.0
+    info = torch.finfo(dtype)
+    return info.eps / 2, info.smallest_normal * info.eps / 2
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

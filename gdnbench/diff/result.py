@@ -1,0 +1,70 @@
+"""What a comparison of one tensor comes to, small enough to keep for every tensor of every record."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import numpy as np
+
+from gdnbench.diff.metrics import Comparison, Errors, NonFinite, Worst
+from gdnbench.record import When
+
+WORST_GROUPS = 5
+
+
+class Side(StrEnum):
+    """Whose tensor a result is about."""
+
+    KERNEL = "kernel"  # the kernel under test, against the oracle or what it is asked to equal
+    AGAINST = "against"  # what it is compared with, against the oracle
+    DIFFERENCE = "difference"  # one against the other
+
+
+@dataclass(frozen=True, slots=True)
+class GroupErrors:
+    """Errors of one (sequence, chunk) and head."""
+
+    sequence: int
+    chunk: int | None
+    head: int
+    errors: Errors
+
+
+@dataclass(frozen=True, slots=True)
+class TensorResult:
+    """One tensor judged. `reasons` is empty exactly when it passes; `groups` holds the worst ones by RMS."""
+
+    tensor: str
+    when: When
+    side: Side
+    dtype: str
+    shape: tuple[int, ...]
+    reasons: tuple[str, ...] = ()
+    elements: int = 0
+    unequal: int = 0
+    errors: Errors | None = None  # None: the tensors could not be compared
+    yardstick: Errors | None = None  # of the same-dtype torch kernel against the oracle
+    nonfinite: NonFinite | None = None
+    excluded: int = 0  # elements that only the yardstick failed to compute
+    ulp_histogram: tuple[int, ...] = ()
+    worst: Worst | None = None
+    groups: tuple[GroupErrors, ...] = field(default=())
+    judged: bool = True  # False: shown only, it decides nothing
+
+    @property
+    def passed(self) -> bool:
+        return not self.reasons
+
+
+def worst_groups(comparison: Comparison, count: int = WORST_GROUPS) -> tuple[GroupErrors, ...]:
+    """The `count` (sequence, chunk, head) of largest rms(x - y) above zero, largest first."""
+    groups = comparison.groups
+    rms = groups.rms()
+    found = []
+    for flat in np.argsort(-rms, axis=None, kind="stable")[:count]:
+        region, head = (int(i) for i in np.unravel_index(flat, rms.shape))
+        if rms[region, head] > 0:
+            owner = groups.regions[region]
+            found.append(GroupErrors(owner.sequence, owner.chunk, head, groups.errors(region, head)))
+    return tuple(found)
