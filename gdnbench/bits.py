@@ -1,7 +1,7 @@
 """Logical dtypes as plain bit views: what Zarr and numpy have no name for is kept as unsigned integers.
 
-Nothing here converts a value. A tensor's bits go to numpy and come back as they are, so NaN payloads (signalling
-ones too), -0.0 and every fp8 code survive.
+Nothing here converts a value. A tensor's bits go to numpy and come back as they are, so NaN payloads
+(signalling ones too), -0.0 and every fp8 code survive.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def from_bits(a: Bits, dtype: str) -> Tensor:
 
 
 def meta_of(t: Tensor, axes: Sequence[str], caller: Tensor | None = None) -> TensorMeta:
-    """Describes `t`, to be stored under symbolic `axes`, as the caller held it: as `caller`, or as `t` itself."""
+    """Describes `t`, to be stored under symbolic `axes`, and `caller`, by default `t`, as it was held."""
     held = t if caller is None else caller
     if len(axes) != t.dim():
         raise BadInputError(

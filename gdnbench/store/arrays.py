@@ -16,17 +16,14 @@ from gdnbench.bits import Bits
 from gdnbench.store.compression import Chunking, Compression
 from gdnbench.store.layout import KEY
 
-# Shards in flight at once: each costs about three copies of itself while it is encoded, or two while it is decoded.
+# Shards in flight at once: each costs three copies of itself while it is encoded, two while it is decoded.
 _IN_FLIGHT = max(2, min(4, os.cpu_count() or 1))
 
 
 @contextmanager
 def array_io() -> Iterator[None]:
-    """Zarr's settings for our reads and writes: parallel within bounded memory, and every chunk written.
-
-    An all-zero chunk left out would read the same, but could not be told from one that was lost.
-    """
-    with zarr.config.set({"async.concurrency": _IN_FLIGHT, "array.write_empty_chunks": True}):
+    """Zarr in parallel, but within bounded memory: its own default is ten shards at a time."""
+    with zarr.config.set({"async.concurrency": _IN_FLIGHT}):
         yield
 
 
@@ -38,7 +35,7 @@ def write_array(
     compression: Compression,
     chunking: Chunking,
 ) -> None:
-    """Write `bits` as the new array `key` under the folder `root`; its attribute under our key is `attributes`."""
+    """Write `bits` as the new array `key` under the folder `root`; `attributes` go under our key."""
     chunks, shards = chunking.plan(bits.shape, bits.dtype.itemsize)
     with array_io():
         array = zarr.create_array(
@@ -52,6 +49,8 @@ def write_array(
             filters=None,
             fill_value=np.zeros((), bits.dtype)[()],
             attributes={KEY: dict(attributes)},
+            # An all-zero chunk left out would read the same, but could not be told from one that was lost.
+            config={"write_empty_chunks": True},
             zarr_format=3,
         )
         array[...] = bits

@@ -1,4 +1,4 @@
-"""Decides where each tensor of a batch goes: to elements already stored, to a row of a shared array, or to its own."""
+"""Where each tensor of a batch goes: to elements stored before, a shared array's row, or its own array."""
 
 from __future__ import annotations
 
@@ -28,10 +28,15 @@ class Stored:
     digest: str
 
 
+def byte_view(bits: Bits) -> memoryview:
+    """The bytes of a C-contiguous array of any rank, empty too, not copied."""
+    return bits.reshape(-1).view(np.uint8).data
+
+
 def digest_of(bits: Bits) -> str:
     """BLAKE3 of the contiguous bytes, in hexadecimal."""
     threads = blake3.AUTO if bits.nbytes >= _PARALLEL_BYTES else 1
-    return blake3(bits.reshape(-1).view(np.uint8), max_threads=threads).hexdigest()
+    return blake3(byte_view(bits), max_threads=threads).hexdigest()
 
 
 @dataclass(slots=True)
@@ -57,7 +62,7 @@ class Batch:
         meta, bits = draft.meta, to_bits(draft.data)
         if bits.shape != meta.shape or str(draft.data.dtype) != f"torch.{meta.dtype}":
             raise BadInputError(
-                f"tensor {name} is {draft.data.dtype} {bits.shape}, but described as {meta.dtype} {meta.shape}"
+                f"tensor {name} is {draft.data.dtype} {bits.shape}, described as {meta.dtype} {meta.shape}"
             )
         if len(meta.axes) != len(meta.shape):
             raise BadInputError(f"tensor {name} has shape {meta.shape} but axes {meta.axes}")

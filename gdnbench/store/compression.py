@@ -30,7 +30,7 @@ class Compression:
 
 @dataclass(frozen=True, slots=True)
 class Chunking:
-    """Sizes, in bytes of elements, by which tensors are laid out. docs/store.md has the measurements behind them."""
+    """Sizes, in bytes of elements, by which tensors are laid out; docs/store.md has the measurements."""
 
     small: int = 256 << 10  # up to here a tensor becomes a row of a shared array
     chunk: int = 2 * MIB  # smallest unit that is read
@@ -39,16 +39,16 @@ class Chunking:
     def plan(self, shape: tuple[int, ...], itemsize: int) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
         """Chunk and shard shapes for an array; no shards where one chunk holds it all.
 
-        A chunk is a C-contiguous run of the array wherever the sizes divide, so rows of axis 0 are read alone.
+        Both are runs of the array in C order: full in the trailing axes, 1 in the leading ones.
         """
-        chunks = _run(shape, tuple(1 for _ in shape), max(1, self.chunk // itemsize))
+        chunks = run_of(shape, tuple(1 for _ in shape), max(1, self.chunk // itemsize))
         if self.shard is None or all(c >= s for c, s in zip(chunks, shape, strict=True)):
             return chunks, None
-        return chunks, _run(shape, chunks, max(1, self.shard // itemsize))
+        return chunks, run_of(shape, chunks, max(1, self.shard // itemsize))
 
 
-def _run(shape: tuple[int, ...], unit: tuple[int, ...], limit: int) -> tuple[int, ...]:
-    """The largest block of at most `limit` elements, made of whole `unit`s, that is full in every trailing axis."""
+def run_of(shape: tuple[int, ...], unit: tuple[int, ...], limit: int) -> tuple[int, ...]:
+    """The largest run in C order of at most `limit` elements that is made of whole `unit`s."""
     block = list(unit)
     for axis in reversed(range(len(shape))):
         units = max(1, math.ceil(shape[axis] / unit[axis]))

@@ -1,4 +1,4 @@
-"""The files of a store that may come from a stranger: nothing outside it is read, whatever its names claim."""
+"""The files of a store that a stranger may have made: nothing outside it is read, whatever its names say."""
 
 from __future__ import annotations
 

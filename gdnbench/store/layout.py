@@ -29,7 +29,7 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}")
 
 
 def is_name(name: str) -> bool:
-    """Whether `name` may be a folder of a store: no separator, no leading dot, so that it cannot lead elsewhere."""
+    """Whether `name` may be a folder of a store; with no separator or leading dot it leads nowhere else."""
     return _NAME.fullmatch(name) is not None
 
 
@@ -75,7 +75,8 @@ class Location:
             raise ValueError(f"location {text!r} is not <segment>/<batch>/rows|blobs/<name>")
         if (parts[2] == ROWS) != bool(hash_) or (hash_ and not re.fullmatch(r"[0-9]{1,12}", row)):
             raise ValueError(f"location {text!r}: rows need '#<row>' and blobs have none")
-        return cls(*parts, row=int(row) if hash_ else None)
+        segment, batch, folder, name = parts
+        return cls(segment, batch, folder, name, int(row) if hash_ else None)
 
 
 def group_json(attributes: Mapping[str, Any]) -> bytes:

@@ -32,6 +32,7 @@ from gdnbench.store.layout import (
 )
 from gdnbench.store.record_json import Placed, RecordLine, from_line, unplain
 from gdnbench.store.stored_array import RowCache, StoredArray, open_array
+from gdnbench.store.summary import END
 from gdnbench.store.zipped import ZipFiles
 
 _ROW_CACHE_BYTES = 64 << 20
@@ -46,6 +47,9 @@ class SegmentInfo:
     name: str
     process: Mapping[str, Any]
     provenance: Mapping[str, Any]
+    end: (
+        Mapping[str, Any] | None
+    )  # how it ended, as its sealer saw it; None while it goes on, or without a journal
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,9 +121,15 @@ class TensorHandle:
 
     def read(self) -> Tensor:
         """The tensor, contiguous on the CPU, bit for bit; StoreError if it is missing or damaged."""
-        array = self._array()
-        row = self.location.row
-        return self._tensor(array.read() if row is None else self._contents.rows.row(array, row))
+        return from_bits(self.bits(), self.meta.dtype)
+
+    def bits(self) -> Bits:
+        """The tensor as its storage dtype, a contiguous array that is the caller's own; errors as `read`."""
+        array, row = self.array(), self.location.row
+        try:
+            return array.read() if row is None else self._contents.rows.row(array, row)
+        except StoreError as error:
+            raise StoreError(f"{self.where}: {error}") from error
 
     def read_rows(self, start: int, stop: int) -> Tensor:
         """Rows [start, stop) of axis 0, reading only the chunks that hold them."""
@@ -129,17 +139,14 @@ class TensorHandle:
             raise BadInputError(f"{self.where} has rows 0..{self.meta.shape[0]}, not {start}..{stop}")
         if self.location.row is not None:
             return self.read()[start:stop]
-        return self._tensor(self._array().read((slice(start, stop),)))
+        array = self.array()
+        try:
+            rows = array.read((slice(start, stop), *array.whole[1:]))
+        except StoreError as error:
+            raise StoreError(f"{self.where}: {error}") from error
+        return from_bits(rows, self.meta.dtype)
 
-    def read_block(self, selection: tuple[slice, ...]) -> Bits:
-        """The stored bits of a block, as numpy."""
-        array, row = self._array(), self.location.row
-        return array.read(selection) if row is None else self._contents.rows.row(array, row)[selection]
-
-    def _tensor(self, bits: Bits) -> Tensor:
-        return from_bits(bits, self.meta.dtype)
-
-    def _array(self) -> StoredArray:
+    def array(self) -> StoredArray:
         """The array that holds this tensor, as its record describes it; StoreError otherwise."""
         try:
             array = self._contents.array(self.location.array)
@@ -151,9 +158,8 @@ class TensorHandle:
         if row is not None and (not array.shape or row >= array.shape[0]):
             raise StoreError(f"{self.where}: {array.where} has shape {array.shape} and no row {row}")
         if element != shape or array.dtype != dtype.storage:
-            raise StoreError(
-                f"{self.where} should be {dtype.name} {shape}, but {array.where} holds {array.dtype.name} {element}"
-            )
+            holds = f"{array.dtype.name} {element}"
+            raise StoreError(f"{self.where} should be {dtype.name} {shape}, but {array.where} holds {holds}")
         if array.attributes.get("dtype") != dtype.name:
             held = array.attributes.get("dtype")
             raise StoreError(f"{self.where} should be {dtype.name}, but {array.where} says {held!r}")
@@ -236,7 +242,7 @@ class Records(Sequence[StoredRecord]):
 
 
 class Store:
-    """A store that is read. `problems` says what was passed over: unfinished or damaged batches."""
+    """A store that is read. Nothing in it is executed, and nothing outside it is read."""
 
     def __init__(self, files: StoreFiles) -> None:
         self.path = files.path
@@ -247,10 +253,11 @@ class Store:
         _, ours = parse_node(text, "group", str(self.path))
         self.kind = check_root(ours, self.path)
         self.format_version: int = ours["format_version"]
-        problems: list[str] = []
-        self.segments = tuple(_segments(files, problems))
-        self.batches = tuple(_batches(files, self.segments, problems))
-        self.problems = (*problems, *_unfinished(files))
+        damaged: list[str] = []
+        self.segments = tuple(_segments(files, damaged))
+        self.batches = tuple(_batches(files, self.segments, damaged))
+        self.damaged = tuple(damaged)
+        self.unfinished = tuple(_unfinished(files, self.segments))
         self.records: Sequence[StoredRecord] = Records(self.batches, self.contents)
 
     @classmethod
@@ -265,6 +272,11 @@ class Store:
         except BaseException:
             files.close()
             raise
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """What was passed over: segments and batches that are damaged, and those that are unfinished."""
+        return (*self.damaged, *self.unfinished)
 
     def records_of(self, segment: str) -> Sequence[StoredRecord]:
         """The records of one segment, numbered within it."""
@@ -282,30 +294,36 @@ class Store:
         self.close()
 
 
-def _segments(files: StoreFiles, problems: list[str]) -> Iterator[SegmentInfo]:
+def _segments(files: StoreFiles, damaged: list[str]) -> Iterator[SegmentInfo]:
     for name in files.folders(SEGMENTS):
         key = f"{SEGMENTS}/{checked_name(name, f'{files.path}: segment')}"
         try:
             ours = _group(files, key)
+            ended = END in files.folders(key)
             yield SegmentInfo(
-                name, unplain(_mapping(ours, "process", key)), _mapping(ours, "provenance", key)
+                name,
+                unplain(_mapping(ours, "process", key)),
+                unplain(_mapping(ours, "provenance", key)),
+                _group(files, f"{key}/{END}") if ended else None,
             )
         except StoreError as error:
-            problems.append(f"segment {name} is skipped: {error}")
+            damaged.append(f"segment {name} is skipped: {error}")
 
 
-def _batches(files: StoreFiles, segments: Sequence[SegmentInfo], problems: list[str]) -> Iterator[BatchInfo]:
+def _batches(files: StoreFiles, segments: Sequence[SegmentInfo], damaged: list[str]) -> Iterator[BatchInfo]:
     for segment in segments:
         found = []
         for name in files.folders(f"{SEGMENTS}/{segment.name}"):
             key = f"{SEGMENTS}/{segment.name}/{checked_name(name, f'{files.path}: batch')}"
+            if name == END:
+                continue
             try:
                 ours = _group(files, key)
                 found.append(
                     BatchInfo(segment, name, _number(ours, "first", key), _number(ours, "count", key))
                 )
             except StoreError as error:
-                problems.append(f"batch {segment.name}/{name} is skipped: {error}")
+                damaged.append(f"batch {segment.name}/{name} is skipped: {error}")
         yield from sorted(found, key=lambda batch: (batch.first, batch.name))
 
 
@@ -330,9 +348,25 @@ def _number(attributes: Mapping[str, Any], name: str, where: str) -> int:
     return value
 
 
-def _unfinished(files: StoreFiles) -> Iterator[str]:
+def _unfinished(files: StoreFiles, segments: Sequence[SegmentInfo]) -> Iterator[str]:
+    for ended in segments:
+        yield from _missing_at_end(ended)
     for segment in files.folders(JOURNAL):
         yield f"segment {segment} has journal entries that are not sealed; they are not listed"
     for segment in files.folders(INCOMING):
         for batch in files.folders(f"{INCOMING}/{segment}"):
             yield f"batch {segment}/{batch} was not finished; its records are skipped"
+
+
+def _missing_at_end(segment: SegmentInfo) -> Iterator[str]:
+    """What the end of a segment says it does not hold."""
+    end = segment.end or {}
+    if torn := end.get("torn"):
+        yield f"segment {segment.name}: unfinished record skipped: {torn}"
+    if dropped := end.get("dropped"):
+        yield f"segment {segment.name}: {dropped} calls were dropped before they reached the store"
+    if error := end.get("error"):
+        yield f"segment {segment.name}: its process stopped recording: {error}"
+    damage = end.get("damage")
+    for what in damage if isinstance(damage, list) else ():
+        yield f"segment {segment.name}: lost from its journal: {what}"

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from gdnbench.bits import DTYPES
 from gdnbench.errors import BadInputError, StoreError
-from gdnbench.record import Pool, RecordInfo, Status, TensorDraft, TensorMeta
+from gdnbench.record import Pool, RecordInfo, Status, TensorMeta
 from gdnbench.store.layout import Location
 
 _FLOAT: Final = "$float"  # strict JSON has no NaN and no infinity: {"$float": "nan"}

@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 import math
 from collections import OrderedDict
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -18,36 +18,60 @@ from gdnbench.store.arrays import array_io
 from gdnbench.store.files import StoreFiles
 from gdnbench.store.layout import METADATA, METADATA_LIMIT, parse_node
 
-_CODECS = {"bytes", "zstd", "crc32c", "sharding_indexed"}
+_CODECS = ("bytes", "crc32c", "sharding_indexed", "zstd")
 # An all-zero block of 128 KiB takes zstd four bytes; what claims to expand further is no array of ours.
 _MOST_EXPANSION = 1 << 16
+_CHUNK_LIMIT = 1 << 30  # bytes of elements in a chunk or shard file: what decoding one may allocate
+
+Slices = tuple[slice, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class StoredArray:
-    """An open array: `dtype` is that of its storage, `chunk` the smallest part that can be read alone."""
+    """An open array. `dtype` is that of its storage; sizes are in elements."""
 
     key: str
     where: str  # store and array, for messages
     shape: tuple[int, ...]
     dtype: np.dtype[np.generic]
-    chunk: tuple[int, ...]
-    attributes: dict[str, Any]
-    zarr: zarr.Array[Any]
+    chunk: tuple[int, ...]  # smallest part that can be read alone
+    file: tuple[int, ...]  # part that is one file: a shard, or a chunk
+    attributes: Mapping[str, Any]
+    _files: Mapping[str, int] = field(repr=False)
+    _zarr: zarr.Array[Any] = field(repr=False)
 
-    def read(self, selection: tuple[slice, ...] = ()) -> Bits:
-        """The elements in `selection` (all of them by default); StoreError if they cannot be decoded."""
+    def read(self, selection: Slices | None = None) -> Bits:
+        """The elements in `selection`, bounded slices of every axis, or all; StoreError if not intact."""
+        part = self.whole if selection is None else selection
+        # Zarr would read a chunk that is missing as zeros. Stops at the first, however many a shape claims.
+        missing = next((name for name in self.files_of(part) if name not in self._files), None)
+        if missing is not None:
+            raise StoreError(f"{self.where}: chunk file {missing} is missing")
         try:
             with array_io():
-                return np.asarray(self.zarr[selection or ...])
-        # What zarr and its codecs raise for damaged bytes is theirs to choose: ValueError, RuntimeError, KeyError...
+                return np.asarray(self._zarr[part])
+        # What zarr and its codecs raise for damaged bytes is theirs to choose: ValueError, RuntimeError, ...
         except Exception as error:
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise StoreError(f"{self.where} is damaged: {reason}") from error
 
+    @property
+    def whole(self) -> Slices:
+        return tuple(slice(0, size) for size in self.shape)
+
+    def files_of(self, part: Slices) -> Iterator[str]:
+        """The chunk files that hold `part`, relative to the array."""
+        return ("/".join(("c", *map(str, at))) for at in grid_of(part, self.file))
+
+
+def grid_of(part: Slices, block: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    """Coordinates, in C order, of the blocks of a regular grid that `part` touches."""
+    spans = [range(axis.start // size, -(-axis.stop // size)) for axis, size in zip(part, block, strict=True)]
+    return itertools.product(*spans)
+
 
 def open_array(files: StoreFiles, key: str) -> StoredArray:
-    """The array `key`; StoreError if it is missing, not of our making, or lacks chunks."""
+    """The array `key`; StoreError if it is missing, not of our making, or larger than its files can hold."""
     where = f"{files.path}: array {key}"
     text = files.read(f"{key}/{METADATA}", METADATA_LIMIT)
     if text is None:
@@ -55,16 +79,21 @@ def open_array(files: StoreFiles, key: str) -> StoredArray:
     node, ours = parse_node(text, "array", where)
     for name in _codec_names(node.get("codecs"), where):
         if name not in _CODECS:
-            raise StoreError(f"{where}: codec {name!r} is refused; a store uses {', '.join(sorted(_CODECS))}")
+            raise StoreError(f"{where}: codec {name!r} is refused; a store uses {', '.join(_CODECS)}")
     store, prefix = files.zarr()
     try:
         array = zarr.open_array(store, path=prefix + key, mode="r", zarr_format=3)
+        dtype, chunk, file = np.dtype(array.dtype), array.chunks, array.shards or array.chunks
     # As above: bad metadata surfaces as whatever zarr's parser raises.
     except Exception as error:
-        raise StoreError(f"{where}/{METADATA} is not valid: {error}") from error
-    opened = StoredArray(key, where, array.shape, np.dtype(array.dtype), array.chunks, ours, array)
-    _check_chunks(opened, array.shards or array.chunks, dict(files.sizes(key)))
-    return opened
+        raise StoreError(f"{where}/{METADATA} is not valid: {str(error) or type(error).__name__}") from error
+    sizes = {name: size for name, size in files.sizes(key).items() if name != METADATA}
+    nbytes, held = math.prod(array.shape) * dtype.itemsize, sum(sizes.values())
+    if nbytes > _MOST_EXPANSION * held or math.prod(file) * dtype.itemsize > _CHUNK_LIMIT:
+        raise StoreError(
+            f"{where} claims shape {array.shape} in files of {file}, but has {held} bytes of them"
+        )
+    return StoredArray(key, where, array.shape, dtype, chunk, file, ours, sizes, array)
 
 
 def _codec_names(codecs: Any, where: str) -> Iterator[str]:
@@ -78,25 +107,6 @@ def _codec_names(codecs: Any, where: str) -> Iterator[str]:
         for inner in ("codecs", "index_codecs"):
             if isinstance(configuration, dict) and inner in configuration:
                 yield from _codec_names(configuration[inner], where)
-
-
-def _check_chunks(array: StoredArray, grid: tuple[int, ...], sizes: dict[str, int]) -> None:
-    """StoreError if a chunk file is missing (Zarr would read zeros), or the shape is more than the files can hold."""
-    counts = [math.ceil(size / step) for size, step in zip(array.shape, grid, strict=True)]
-    files = {name: size for name, size in sizes.items() if name != METADATA}
-    held, nbytes = sum(files.values()), math.prod(array.shape) * array.dtype.itemsize
-    coordinates = itertools.product(*(range(count) for count in counts))
-    # Never more steps than there are files, however large the shape claims to be.
-    missing = next((name for name in map(chunk_file, coordinates) if name not in files), None)
-    if missing is not None:
-        raise StoreError(f"{array.where}: chunk file {missing} is missing")
-    if nbytes > _MOST_EXPANSION * held:
-        raise StoreError(f"{array.where} claims {nbytes} bytes, which its {held} stored bytes cannot hold")
-
-
-def chunk_file(coordinates: tuple[int, ...]) -> str:
-    """The path of a chunk's file in its array's folder."""
-    return "/".join(("c", *map(str, coordinates)))
 
 
 class RowCache:
@@ -113,7 +123,8 @@ class RowCache:
         key = (array.key, row // step)
         block = self._blocks.get(key)
         if block is None:
-            block = array.read((slice(key[1] * step, (key[1] + 1) * step),))
+            rows = slice(key[1] * step, min(array.shape[0], (key[1] + 1) * step))
+            block = array.read((rows, *array.whole[1:]))
             self._blocks[key] = block
             self._bytes += block.nbytes
             while self._bytes > self._limit and len(self._blocks) > 1:

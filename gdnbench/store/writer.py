@@ -38,6 +38,7 @@ from gdnbench.store.layout import (
 )
 from gdnbench.store.reader import Store
 from gdnbench.store.record_json import plain
+from gdnbench.store.summary import END
 from gdnbench.version import __version__
 
 
@@ -49,8 +50,8 @@ def new_segment() -> str:
 class StoreWriter:
     """One segment of the store at `path`, which is made if it is not there.
 
-    Writers of different segments may work on one store at the same time. A segment has one writer at a time; opening
-    a segment again goes on with it, and clears away what a writer that died there had not committed.
+    Writers of different segments may work on one store at the same time. A segment has one writer at a time;
+    opening it again goes on with it, and clears away what a writer that died there had not committed.
 
     `durable` flushes a batch to the device before it is committed, so that it outlives a power failure too.
     StoreError if `path` holds something else, or a store of another kind or a newer format.
@@ -87,10 +88,12 @@ class StoreWriter:
         return (self._folder / checked_name(name, "batch") / METADATA).is_file()
 
     def write(self, name: str, drafts: Sequence[RecordDraft], first: int = 0) -> None:
-        """Commit `drafts` as the batch `name`; its records are entries `first`, `first + 1`, ... of the segment.
+        """Commit `drafts` as the batch `name`: entries `first`, `first + 1`, ... of the segment.
 
         StoreError if the batch is there already or the disk refuses; the store is then as it was before.
         """
+        if name == END:
+            raise BadInputError(f"batch name {END!r} is taken: a segment's end is written there")
         if self.has(name):
             raise StoreError(f"{self.path}: batch {self.segment}/{name} is there already")
         batch = Batch(self.segment, name, self._stored, self._chunking.small)

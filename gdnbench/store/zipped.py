@@ -1,4 +1,4 @@
-"""A store in a .zip, read where it lies. Every claim of the archive's directory is checked before it is believed."""
+"""A store in a .zip, read where it lies. No claim of the archive's directory is believed unchecked."""
 
 from __future__ import annotations
 

@@ -1,0 +1,199 @@
+"""Checks every byte of a store against its digests, and names what is damaged."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from blake3 import blake3
+
+from gdnbench.errors import StoreError
+from gdnbench.store.batch import byte_view
+from gdnbench.store.compression import run_of
+from gdnbench.store.reader import BatchInfo, Store, StoredRecord, TensorHandle
+from gdnbench.store.stored_array import Slices, StoredArray, grid_of
+
+_BLOCK_BYTES = 32 << 20  # read and hashed at a time
+_MOST_CHUNKS_NAMED = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """One thing that is wrong: in which record, tensor and chunk, as far as each is known."""
+
+    what: str
+    record: str | None = None  # StoredRecord.key
+    tensor: str | None = None  # "<name> before" or "<name> after"
+    chunk: str | None = None  # the chunk's file in the store, and which chunk of a shard
+
+    def __str__(self) -> str:
+        record = self.record and f"record {self.record}"
+        tensor = self.tensor and f"tensor {self.tensor}"
+        place = ", ".join(part for part in (record, tensor, self.chunk) if part)
+        return f"{place}: {self.what}" if place else self.what
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyReport:
+    records: int
+    tensors: int  # as the records refer to them
+    bytes: int  # of distinct tensors that were checked
+    damages: tuple[Damage, ...]
+    problems: tuple[str, ...]  # what is unfinished: not listed, and no damage
+
+    @property
+    def ok(self) -> bool:
+        return not self.damages
+
+
+Progress = Callable[[int, int], None]
+"""Called with the records checked so far and the records there are."""
+
+
+def verify(path: str | os.PathLike[str], progress: Progress | None = None) -> VerifyReport:
+    """Check all of the store at `path`; StoreError only if it cannot be opened at all."""
+    with Store.open(path) as store:
+        checker = _Checker(store)
+        for done, _ in enumerate(checker.check(), 1):
+            if progress is not None:
+                progress(done, len(store.records))
+        return VerifyReport(
+            len(store.records), checker.tensors, checker.nbytes, tuple(checker.damages), store.unfinished
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Flaw:
+    what: str
+    chunk: str | None = None
+
+
+class _Checker:
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        # By location and description; a tensor that many records share is read once.
+        self._flaws: dict[tuple[str, str, str, tuple[int, ...]], tuple[_Flaw, ...]] = {}
+        self.damages = [Damage(what) for what in store.damaged]
+        self.tensors = 0
+        self.nbytes = 0
+
+    def check(self) -> Iterator[None]:
+        """Check record by record, yielding after each."""
+        number = 0
+        for batch in self._store.batches:
+            whole = self._check_lines(batch)
+            for line in range(batch.count):
+                if whole:
+                    self._check_record(number, f"{batch.segment.name}/{batch.first + line}")
+                number += 1
+                yield
+
+    def _check_lines(self, batch: BatchInfo) -> bool:
+        """Whether the batch's records can be read; if not, none of them says what its tensors are."""
+        try:
+            self._store.contents.record_lines(batch)
+        except StoreError as error:
+            self.damages.append(Damage(f"{batch.count} records cannot be read: {error}"))
+            return False
+        return True
+
+    def _check_record(self, number: int, key: str) -> None:
+        try:
+            record = self._store.records[number]
+        except StoreError as error:
+            self.damages.append(Damage(str(error), key))
+            return
+        for name, handle in _handles(record):
+            self.tensors += 1
+            self.damages += [Damage(flaw.what, key, name, flaw.chunk) for flaw in self._check_tensor(handle)]
+
+    def _check_tensor(self, handle: TensorHandle) -> tuple[_Flaw, ...]:
+        content = (str(handle.location), handle.digest, handle.meta.dtype, handle.meta.shape)
+        if content not in self._flaws:
+            self._flaws[content] = _flaws(handle)
+            self.nbytes += handle.nbytes
+        return self._flaws[content]
+
+
+def _handles(record: StoredRecord) -> Iterator[tuple[str, TensorHandle]]:
+    for name, handle in record.before.items():
+        yield f"{name} before", handle
+    for name, handle in record.after.items():
+        yield f"{name} after", handle
+
+
+def _flaws(handle: TensorHandle) -> tuple[_Flaw, ...]:
+    """What is wrong with a tensor; empty if its bytes have its digest."""
+    try:
+        array = handle.array()
+    except StoreError as error:
+        return (_Flaw(str(error)),)
+    try:
+        found = _digest(handle, array)
+    except StoreError as error:
+        return _damaged_chunks(handle, array) or (_Flaw(str(error)),)
+    if found == handle.digest:
+        return ()
+    chunk = (
+        None
+        if handle.location.row is None
+        else _chunk_name(array, next(grid_of(_part(handle, array), array.chunk)))
+    )
+    return (
+        _Flaw(
+            f"its bytes have digest {found}, not {handle.digest}, though every chunk is well-formed", chunk
+        ),
+    )
+
+
+def _digest(handle: TensorHandle, array: StoredArray) -> str:
+    """BLAKE3 of the elements, holding one block of them at a time."""
+    hasher = blake3(max_threads=blake3.AUTO)
+    if handle.location.row is not None:
+        return hasher.update(byte_view(handle.bits())).hexdigest()
+    block = run_of(array.shape, _unit(array), max(1, _BLOCK_BYTES // array.dtype.itemsize))
+    for at in grid_of(array.whole, block):
+        hasher.update(byte_view(array.read(_block(at, block, array.shape))))
+    return hasher.hexdigest()
+
+
+def _unit(array: StoredArray) -> tuple[int, ...]:
+    """Chunks, where whole ones follow each other in C order; single elements otherwise."""
+    partial = next((axis for axis, size in enumerate(array.chunk) if size > 1), len(array.chunk))
+    trailing = zip(array.chunk[partial + 1 :], array.shape[partial + 1 :], strict=True)
+    return array.chunk if all(chunk >= size for chunk, size in trailing) else (1,) * len(array.shape)
+
+
+def _damaged_chunks(handle: TensorHandle, array: StoredArray) -> tuple[_Flaw, ...]:
+    flaws: list[_Flaw] = []
+    for at in grid_of(_part(handle, array), array.chunk):
+        try:
+            array.read(_block(at, array.chunk, array.shape))
+        except StoreError as error:
+            if len(flaws) == _MOST_CHUNKS_NAMED:
+                return (*flaws, _Flaw("and further chunks"))
+            flaws.append(_Flaw(str(error), _chunk_name(array, at)))
+    return tuple(flaws)
+
+
+def _part(handle: TensorHandle, array: StoredArray) -> Slices:
+    """The part of the array that holds the tensor."""
+    row = handle.location.row
+    return array.whole if row is None else (slice(row, row + 1), *array.whole[1:])
+
+
+def _block(at: tuple[int, ...], block: tuple[int, ...], shape: tuple[int, ...]) -> Slices:
+    return tuple(
+        slice(i * step, min(size, (i + 1) * step)) for i, step, size in zip(at, block, shape, strict=True)
+    )
+
+
+def _chunk_name(array: StoredArray, at: tuple[int, ...]) -> str:
+    """The chunk's file; in a shard also the chunk's coordinates there."""
+    first = tuple(i * step for i, step in zip(at, array.chunk, strict=True))
+    file = next(array.files_of(tuple(slice(i, i + 1) for i in first)))
+    if array.file == array.chunk:
+        return f"chunk {array.key}/{file}"
+    inner = tuple(i % whole // step for i, whole, step in zip(first, array.file, array.chunk, strict=True))
+    return f"chunk {inner} of shard {array.key}/{file}"
