@@ -154,6 +154,6 @@ class BackgroundProvenance:
         self._found = provenance()
 
     def result(self) -> Mapping[str, Any]:
-        """What was found; waits for a slow `git status`, but not for ever. A forked child has its parent's."""
+        """What was found; waits for a slow `git status`, but not for ever. A fork has its parent's."""
         self._thread.join(timeout=2 * _GIT_SECONDS)
         return self._found

@@ -49,7 +49,9 @@ def run_captured(
             "no command to capture; write it after --, as in: gdnbench capture STORE -- python X.py"
         )
     check_store(store)
-    selected = [target.name for _, target in adapters.select(adapters.load()[0], options.target)]
+    known, _ = adapters.load()
+    targets = [target.name for _, target in adapters.select(known, options.target)]
+    targets += adapters.unknown(known, options.target)
     line = ProgressLine(sys.stderr)
     with tempfile.TemporaryDirectory(prefix="gdnbench-") as folder:
         report = Path(folder) / "report"
@@ -60,8 +62,8 @@ def run_captured(
             status = child.wait()
         sealing.finish()
         line.clear()
-        outcome = Outcome.of(status, sealing.progress, selected, read_report(report), sealing.error)
-    if sealing.progress.live:
+        outcome = Outcome.of(status, sealing.progress, targets, read_report(report), sealing.error)
+    if outcome.unsealed:
         # A process that outlives the command goes on recording.
         start_sealer(store)
     for text in outcome.summary(store):

@@ -12,6 +12,10 @@ from gdnbench.errors import Exit
 from gdnbench.store.sealer import Progress
 
 
+def _module(target: str) -> str:
+    return target.partition(":")[0]
+
+
 @dataclass(frozen=True, slots=True)
 class Outcome:
     child_status: int  # as a shell gives it
@@ -19,8 +23,8 @@ class Outcome:
     bytes: int
     dropped: int
     unsealed: tuple[str, ...]  # segments of processes that live on
-    never_imported: tuple[str, ...]  # selected targets
-    never_called: tuple[str, ...]  # selected targets that were imported
+    never_imported: tuple[str, ...]  # modules of selected targets
+    never_called: tuple[str, ...]  # selected targets that were wrapped
     called: tuple[str, ...]
     processes: int  # Python processes in which capture started
     failures: int
@@ -42,8 +46,9 @@ class Outcome:
         def noted(event: str) -> list[Mapping[str, Any]]:
             return [note for note in notes if note["event"] == event]
 
-        wrapped = {note["target"] for note in noted("wrapped")}
         called = {note["target"] for note in noted("called")}
+        wrapped = {note["target"] for note in noted("wrapped")}
+        imported = {note["module"] for note in noted("imported")} | {_module(name) for name in called}
         closed = noted("closed")
         failures = [note["first_failure"] for note in closed if note["first_failure"]]
         problems = [note["text"] for note in noted("problem")]
@@ -55,7 +60,9 @@ class Outcome:
             bytes=progress.bytes,
             dropped=max(progress.dropped, sum(note["dropped"] for note in closed)),
             unsealed=progress.live,
-            never_imported=tuple(name for name in targets if name not in wrapped),
+            never_imported=tuple(
+                dict.fromkeys(_module(name) for name in targets if _module(name) not in imported)
+            ),
             never_called=tuple(name for name in targets if name in wrapped and name not in called),
             called=tuple(name for name in targets if name in called),
             processes=len(noted("started")),

@@ -31,19 +31,21 @@ class _Replaced:
 
 
 class Patcher:
-    """Applies patches to modules as they are imported.
+    """Applies patches to modules as they are imported, and tells `imported` their names.
 
     `failed` gets a line for whatever cannot be patched; nothing raises. A name that a release of the
     framework does not have, or holds None, is no failure.
     """
 
-    def __init__(self, patches: Iterable[Patch], failed: Callable[[str], None]) -> None:
+    def __init__(
+        self, patches: Iterable[Patch], *, imported: Callable[[str], None], failed: Callable[[str], None]
+    ) -> None:
         self._by_module: dict[str, list[Patch]] = {}
         for patch in patches:
             self._by_module.setdefault(patch.target.module, []).append(patch)
+        self._imported = imported
         self._failed = failed
         self._replaced: list[_Replaced] = []
-        self.imported: set[str] = set()
 
     @property
     def after_import(self) -> dict[str, Callable[[ModuleType], None]]:
@@ -58,7 +60,7 @@ class Patcher:
                 self.patch_module(module)
 
     def patch_module(self, module: ModuleType) -> None:
-        self.imported.add(module.__name__)
+        self._imported(module.__name__)
         for patch in self._by_module[module.__name__]:
             try:
                 self._patch(module, patch)

@@ -33,7 +33,9 @@ def checksum(pool: Tensor, rows: Tensor) -> str:
         return _digits(total)
     positions = torch.arange(row_words, dtype=torch.int64, device=pool.device)
     weights = (2 * positions + 1) * _ODD
-    for block in rows.split(max(1, _BLOCK_WORDS // row_words)):
+    block_rows = max(1, _BLOCK_WORDS // row_words)
+    for start in range(0, rows.numel(), block_rows):
+        block = rows[start : start + block_rows]
         words = pool[block].view(_WORDS[pool.element_size()]).reshape(block.numel(), row_words)
         sums = (words.to(torch.int64) * weights).sum(dim=1)
         total += (_mixed(sums) * (2 * block + 1)).sum()

@@ -72,6 +72,10 @@ class Recorder:
         )
         self._transfers = Transfers(self._write, self._failed, when_full=options.when_full)
 
+    @property
+    def segment(self) -> str:
+        return self._journal.segment
+
     def begin(self, pending: PendingRecord) -> None:
         """Have the inputs on disk before the call starts."""
         _synchronize(pending)

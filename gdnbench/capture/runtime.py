@@ -50,6 +50,7 @@ class Capture:
         self.patcher = Patcher(
             [Patch(adapter, target, self._wrap_target) for adapter, target in selected]
             + [Patch(adapter, scope, self._wrap_scope) for adapter, scope in scopes],
+            imported=lambda module: report.note("imported", module=module),
             failed=lambda text: report.note("problem", text=text),
         )
 
@@ -62,6 +63,11 @@ class Capture:
                 self.store, self._options, report=self._report, on_first_record=self._on_first_record
             )
         return self._session
+
+    def selects(self, adapter: Adapter, target: Target) -> bool:
+        """Whether `--target` names this function, which the adapters' tables do not hold."""
+        patterns = self._options.target
+        return not patterns or any(adapters.names_target(p, adapter.framework, target) for p in patterns)
 
     def _wrap_target(
         self, adapter: Adapter, target: Target, function: Callable[..., Any]
@@ -76,8 +82,13 @@ class Capture:
         return self.session.wrap_scope(adapter, target, function)
 
 
-# The innermost capture is last: decorated functions belong to it.
+# Captures that are running, the innermost last.
 running: list[Capture] = []
+
+
+def innermost() -> Capture | None:
+    """The capture that calls of decorated functions belong to."""
+    return running[-1] if running else None
 
 
 def start_from_environment(environment: Mapping[str, str]) -> Mapping[str, AfterImport]:

@@ -1,21 +1,37 @@
-"""The launcher's own sealer: a thread at low priority beside the captured command."""
+"""Sealing what captured processes write: beside them, at low priority, and to the end once they are done."""
 
 from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
-from gdnbench.store.sealer import Progress, Sealer
+from gdnbench.store.sealer import IDLE_SECONDS, Progress, Sealer
 
 _NICENESS = 19
+# Processes that the command left behind are mostly about to end too.
+_GRACE_SECONDS = 5.0
+
+
+def seal_segment(store: Path, segment: str) -> None:
+    """Return once the journal of `segment`, whose writer is closed, is sealed: by us or by who works on it.
+
+    StoreError if the store cannot be written; the journal is then still there.
+    """
+    sealer = Sealer(store)
+    try:
+        while segment in sealer.poll().busy:
+            time.sleep(IDLE_SECONDS)
+    finally:
+        sealer.close()
 
 
 class SealingThread(threading.Thread):
-    """Seals the journals in `store` until `finish` is called, and then what is left of them.
+    """Seals all journals in `store` beside the captured command.
 
-    On Linux niceness belongs to a thread, and the threads that it starts inherit it.
+    On Linux, niceness is of a thread and those that it starts.
     """
 
     def __init__(self, store: Path, on_progress: Callable[[Progress], None]) -> None:
@@ -23,15 +39,26 @@ class SealingThread(threading.Thread):
         self._store = store
         self._on_progress = on_progress
         self._command_ended = threading.Event()
+        self._waits_until: float | None = None
         self.progress = Progress()
         self.error: str | None = None
 
     def run(self) -> None:
         try:
             os.nice(_NICENESS)
-            Sealer(self._store).run(self._command_ended.is_set, self._show)
+            Sealer(self._store).run(self._may_stop, self._show)
         except Exception as error:
             self.error = " ".join(f"{type(error).__name__}: {error}".split())
+
+    def _may_stop(self) -> bool:
+        """The command ended, and with it, or within the grace, whatever it started."""
+        if not self._command_ended.is_set():
+            return False
+        if self._waits_until is None:
+            self._waits_until = time.monotonic() + _GRACE_SECONDS
+            return False
+        settled = not self.progress.live and not self.progress.busy
+        return settled or time.monotonic() > self._waits_until
 
     def _show(self, progress: Progress) -> None:
         self.progress = progress

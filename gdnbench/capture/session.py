@@ -31,17 +31,13 @@ from gdnbench.capture.report import Report
 from gdnbench.capture.selection import Selection
 from gdnbench.provenance import BackgroundProvenance
 
-
-class _Compiled:
-    """Calls that were compiled into a graph, where no hook runs."""
-
-    count = 0
+_compiled: list[str] = []  # one entry for each call that was traced into a graph
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def _count_compiled() -> bool:
+def count_compiled() -> bool:
     """Runs while a graph is traced and leaves nothing in it, neither a graph break nor a guard."""
-    _Compiled.count += 1
+    _compiled.append("call")
     return True
 
 
@@ -111,7 +107,7 @@ class Session:
         @functools.wraps(function)
         def captured(*args: Any, **kwargs: Any) -> Any:
             if torch.compiler.is_compiling():
-                _count_compiled()
+                count_compiled()
                 return function(*args, **kwargs)
             return self.call(site, args, kwargs)
 
@@ -223,7 +219,7 @@ class Session:
             util.Finalize(None, self.close, exitpriority=0)
 
     def after_fork(self) -> None:
-        """In a forked child: the journal is the parent's, and locks may be held by threads that are not here."""
+        """In a forked child: the journal is the parent's, and threads that hold locks are not here."""
         self._recorder = None
         self._lock = threading.Lock()
         self._layers.after_fork()
@@ -231,14 +227,19 @@ class Session:
         self._scopes = ScopeStack()
         self.counts = Counts()
 
+    @property
+    def segment(self) -> str | None:
+        """Where this process records in the store; None before the first record."""
+        return self._recorder.segment if self._recorder is not None else None
+
     def close(self) -> None:
         """Write what is on its way and end the journal in order. Idempotent; never raises."""
         if not self.active:
             return
         self.active = False
         try:
-            self.counts.skipped_compiling += _Compiled.count
-            _Compiled.count = 0
+            self.counts.skipped_compiling += len(_compiled)
+            _compiled.clear()
             if self._recorder is not None:
                 self._recorder.close()
             self._report.note("closed", **self.counts.summary())

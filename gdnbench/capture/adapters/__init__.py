@@ -31,10 +31,13 @@ def names_target(pattern: str, framework: str, target: Target) -> bool:
 
 
 def select(adapters: list[Adapter], patterns: tuple[str, ...]) -> list[tuple[Adapter, Target]]:
-    """The functions that `patterns` name; all without any. BadInputError for a pattern that names none."""
+    """The functions that `patterns` name; all without any. BadInputError for a pattern that names none.
+
+    A pattern `module:function` may also name a function that the program decorates, unknown until it runs.
+    """
     known = [(adapter, target) for adapter in adapters for target in adapter.targets]
-    for pattern in patterns:
-        if not any(names_target(pattern, adapter.framework, target) for adapter, target in known):
+    for pattern in unknown(adapters, patterns):
+        if ":" not in pattern:
             frameworks = ", ".join(sorted({adapter.framework for adapter in adapters}))
             raise BadInputError(
                 f"--target {pattern!r} names no known function; known frameworks are {frameworks}, and "
@@ -45,3 +48,9 @@ def select(adapters: list[Adapter], patterns: tuple[str, ...]) -> list[tuple[Ada
         for adapter, target in known
         if not patterns or any(names_target(pattern, adapter.framework, target) for pattern in patterns)
     ]
+
+
+def unknown(adapters: list[Adapter], patterns: tuple[str, ...]) -> list[str]:
+    """Those of `patterns` that name no function of any adapter."""
+    known = [(adapter.framework, target) for adapter in adapters for target in adapter.targets]
+    return [p for p in patterns if not any(names_target(p, framework, target) for framework, target in known)]

@@ -49,7 +49,6 @@ class TransformersAdapter:
         state = arguments.get("initial_state")
         keep_state = bool(arguments.get("output_final_state", False))
         recurrent = target.function in RECURRENT
-        decode = recurrent and q.shape[1] == 1 and state is not None and keep_state
         scale = arguments.get("scale")
         scalars: dict[str, Scalar] = {
             "scale": float(scale) if scale is not None else float(k.shape[-1]) ** -0.5,
@@ -58,12 +57,18 @@ class TransformersAdapter:
         }
         raw = bool(arguments.get("use_qk_l2norm_in_kernel", False))
         tensors = {"q": q, "k": k, "v": v, "g": arguments["g"], "beta": arguments["beta"]}
+        if recurrent and q.shape[1] == 1 and state is not None and keep_state:
+            op, seen = "gdn_decode", _decode(tensors, state)
+        else:
+            op, seen = "gdn_prefill", _prefill(tensors, state, arguments.get("cu_seqlens"))
+            scalars |= {
+                "chunk_size": int(arguments.get("chunk_size") or 64),
+                "output_final_state": keep_state,
+            }
         return Observation(
-            op="gdn_decode" if decode else "gdn_prefill",
-            tensors=_decode(tensors, state)
-            if decode
-            else _prefill(tensors, state, arguments.get("cu_seqlens")),
-            scalars=scalars if decode else scalars | _prefill_scalars(arguments, keep_state),
+            op=op,
+            tensors=seen,
+            scalars=scalars,
             conventions={"gate": "log", "state_layout": "KV", "qk": "raw" if raw else "normalised"},
             dispatch={"path": "recurrent" if recurrent else "chunk", "qk_heads_as_called": q.shape[2]},
             finish=_collapse_if_repeated(q, k, v),
@@ -126,10 +131,6 @@ def _prefill(
     if state is not None:
         seen["initial_state"] = Seen(state)
     return seen
-
-
-def _prefill_scalars(arguments: Mapping[str, Any], keep_state: bool) -> dict[str, Scalar]:
-    return {"chunk_size": int(arguments.get("chunk_size") or 64), "output_final_state": keep_state}
 
 
 def _collapse_if_repeated(q: Tensor, k: Tensor, v: Tensor) -> Finish | None:

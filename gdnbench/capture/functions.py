@@ -1,0 +1,105 @@
+"""Capturing a function of one's own: the decorator, and the adapter behind it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ParamSpec, TypeVar
+
+import torch
+from torch import Tensor
+
+from gdnbench.capture import runtime
+from gdnbench.capture.adapter import Observation, Seen, Target
+from gdnbench.capture.session import CallSite, count_compiled
+from gdnbench.ops import operation
+from gdnbench_kernels.contract import Role
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionAdapter:
+    """A function that takes the contract's tensors and scalars, each under a parameter of its own.
+
+    Outputs are buffers that it fills, or what it returns: one tensor, a tuple in the contract's order, or a
+    mapping by contract name. Mutated tensors are written in place.
+    """
+
+    op: str
+    names: Mapping[str, str]  # contract name by parameter name, where they differ
+    conventions: Mapping[str, str]
+    targets: tuple[Target, ...]
+    framework: str = "function"
+    scopes: tuple[Target, ...] = ()
+
+    def before(self, target: Target, arguments: Mapping[str, Any], layer: object | None) -> Observation:
+        contract = operation(self.op)
+        given = self._by_contract_name(arguments)
+        return Observation(
+            op=self.op,
+            tensors={
+                spec.name: Seen(given[spec.name])
+                for spec in contract.tensors
+                if spec.role is not Role.OUTPUT and isinstance(given.get(spec.name), Tensor)
+            },
+            scalars={spec.name: given.get(spec.name, spec.default) for spec in contract.scalars},
+            conventions=self.conventions,
+        )
+
+    def after(self, seen: Observation, arguments: Mapping[str, Any], result: Any) -> Mapping[str, Seen]:
+        contract = operation(self.op)
+        given = self._by_contract_name(arguments)
+        outputs = [spec.name for spec in contract.tensors if spec.role is Role.OUTPUT]
+        found = {name: given[name] for name in outputs if isinstance(given.get(name), Tensor)}
+        if isinstance(result, Tensor):
+            found[outputs[0]] = result
+        elif isinstance(result, Mapping):
+            found |= {name: result[name] for name in outputs if isinstance(result.get(name), Tensor)}
+        elif isinstance(result, tuple | list):
+            found |= {n: one for n, one in zip(outputs, result, strict=False) if isinstance(one, Tensor)}
+        mutated = [spec.name for spec in contract.tensors if spec.role is Role.MUTATED]
+        found |= {name: given[name] for name in mutated if name in seen.tensors}
+        return {name: Seen(tensor) for name, tensor in found.items()}
+
+    def implementation(self, function: Callable[..., Any]) -> str | None:
+        return None  # the function is what was decorated, and the record names it
+
+    def _by_contract_name(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        return {self.names.get(name, name): value for name, value in arguments.items()}
+
+
+def record(
+    op: str, *, names: Mapping[str, str] | None = None, conventions: Mapping[str, str] | None = None
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Have the calls of a function recorded whenever a capture is running; without one it is called as it is.
+
+    `names` maps its parameters to the contract's tensors and scalars where they are called otherwise;
+    `conventions` says where it differs from the operation's defaults. BadInputError if there is no such
+    operation.
+    """
+    contract = operation(op)
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        target = Target(function.__module__, function.__qualname__)
+        adapter = FunctionAdapter(
+            op, dict(names or {}), {**contract.default_conventions, **(conventions or {})}, (target,)
+        )
+        site = CallSite.of(adapter, target, function)
+
+        @functools.wraps(function)
+        def recorded(*args: P.args, **kwargs: P.kwargs) -> R:
+            if torch.compiler.is_compiling():
+                count_compiled()
+                return function(*args, **kwargs)
+            capture = runtime.innermost()
+            if capture is None or not capture.selects(adapter, target):
+                return function(*args, **kwargs)
+            result: R = capture.session.call(site, args, kwargs)
+            return result
+
+        return recorded
+
+    return decorate
