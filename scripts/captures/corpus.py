@@ -1,5 +1,7 @@
-"""Ordinary English text that every CPython carries: the language reference in `pydoc_data` and the standard library's
-docstrings. Nothing is downloaded, and the same Python release gives the same bytes."""
+"""Ordinary English text that every CPython carries: the language reference and the library's docstrings.
+
+Nothing is downloaded, and the same Python release gives the same bytes.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Runs the trained model as a user's program would: plain transformers, nothing of gdnbench.
 
-    python scripts/captures/infer.py MODEL_DIR prefill|packed|resumed|decode
+python scripts/captures/infer.py MODEL_DIR prefill|packed|resumed|decode
 """
 
 from __future__ import annotations
@@ -49,7 +49,9 @@ SCENARIOS = {function.__name__: function for function in (prefill, packed, resum
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("model_dir", type=Path)
     parser.add_argument("scenario", choices=SCENARIOS)
     options = parser.parse_args()

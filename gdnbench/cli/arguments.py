@@ -1,0 +1,34 @@
+"""Arguments that several commands take, read from their text."""
+
+from __future__ import annotations
+
+import re
+
+from gdnbench.errors import BadInputError
+
+UNITS = {"": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "kb": 10**3, "mb": 10**6, "gb": 10**9}
+
+
+def byte_count(text: str, option: str) -> int:
+    """ "512MiB" -> 536870912; a bare number counts bytes. BadInputError names the option."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text.strip())
+    if match is None or match[2].lower() not in UNITS:
+        raise BadInputError(f"{option} {text!r} is no size; write bytes, or a number with KiB, MiB or GiB")
+    return int(float(match[1]) * UNITS[match[2].lower()])
+
+
+def record_numbers(text: str, count: int) -> list[int]:
+    """ "0,3-5" -> [0, 3, 4, 5]; BadInputError for anything else, or past the `count` records there are."""
+    numbers: list[int] = []
+    for part in text.split(","):
+        match = re.fullmatch(r"(\d+)(?:-(\d+))?", part.strip())
+        if match is None:
+            raise BadInputError(f"records {text!r}: {part!r} is no number or range; write them like 0,3-5")
+        first, last = int(match[1]), int(match[2] or match[1])
+        if last < first:
+            raise BadInputError(f"records {text!r}: {part.strip()} runs backwards")
+        if last >= count:
+            held = f"records 0 to {count - 1}" if count else "no records"
+            raise BadInputError(f"there is no record {last}; the store has {held}")
+        numbers += range(first, last + 1)
+    return numbers

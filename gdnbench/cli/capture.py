@@ -1,0 +1,58 @@
+"""`gdnbench capture`: run a program with its kernel calls recorded."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gdnbench.cli.arguments import byte_count
+
+
+def capture(
+    store: Annotated[Path, typer.Argument(help="Store to record into; made if missing, added to if not.")],
+    command: Annotated[list[str], typer.Argument(help="After --: the program and its arguments.")],
+    target: Annotated[
+        list[str] | None,
+        typer.Option(help="Framework, module or module:function to hook, globs allowed; may repeat."),
+    ] = None,
+    op: Annotated[list[str] | None, typer.Option(help="Operation to keep; may repeat.")] = None,
+    layer: Annotated[
+        list[str] | None, typer.Option(help="Layer to keep: 3, 0-3 or a name (globs); may repeat.")
+    ] = None,
+    first: Annotated[int | None, typer.Option(min=1, help="Keep the first N calls of each layer.")] = None,
+    every: Annotated[int, typer.Option(min=1, help="Keep every N-th call of each layer.")] = 1,
+    max_bytes: Annotated[
+        str | None, typer.Option(help="Stop recording after so much, e.g. 2GiB; the program goes on.")
+    ] = None,
+    full_pools: Annotated[bool, typer.Option("--full-pools", help="Keep whole state pools.")] = False,
+    sync: Annotated[
+        bool, typer.Option("--sync", help="Inputs on disk before each call: a crash or hang leaves them.")
+    ] = False,
+    when_full: Annotated[
+        str, typer.Option(help="When the queue is full: block the program, or drop records.")
+    ] = "block",
+    queue: Annotated[str, typer.Option(help="Bytes that may wait to be sealed, e.g. 4GiB.")] = "4GiB",
+) -> None:
+    """Run a program, unchanged, and record what it gave to Gated DeltaNet kernels.
+
+    The exit status is the program's own if that is not 0; 1 if nothing was captured.
+    """
+    from gdnbench.capture.launch import run_captured
+    from gdnbench.capture.options import CaptureOptions
+
+    options = CaptureOptions(
+        target=tuple(target or ()),
+        op=tuple(op or ()),
+        layer=tuple(layer or ()),
+        first=first,
+        every=every,
+        max_bytes=None if max_bytes is None else byte_count(max_bytes, "--max-bytes"),
+        full_pools=full_pools,
+        sync=sync,
+        when_full=when_full,  # type: ignore[arg-type]  # CaptureOptions refuses any other word
+        queue_bytes=byte_count(queue, "--queue"),
+    )
+    sys.exit(run_captured(store, command, options))

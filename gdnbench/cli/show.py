@@ -1,0 +1,130 @@
+"""`gdnbench show`: everything about one record."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+
+from gdnbench.cli.arguments import record_numbers
+from gdnbench.cli.console import print_json, table
+from gdnbench.cli.ls import summary
+from gdnbench.store.reader import StoredRecord, TensorHandle
+from gdnbench.store.recover import open_store
+
+HEADERS = ("tensor", "when", "dtype", "shape", "axes", "caller strides", "min", "max", "nonfinite", "digest")
+DIGITS = 12  # of a digest: enough to tell tensors apart by eye
+
+
+def show(
+    store: Annotated[Path, typer.Argument(help="A store: folder or .zip.")],
+    record: Annotated[int, typer.Argument(min=0, help="Number of the record, as ls lists it.")],
+    json: Annotated[bool, typer.Option("--json", help="One object instead of text.")] = False,
+) -> None:
+    """Show one record: where it came from, its scalars and its tensors with their ranges."""
+    with open_store(store) as opened:
+        shown = opened.records[record_numbers(str(record), len(opened.records))[0]]
+        if json:
+            print_json(_document(shown))
+            return
+        for title, fields in _sections(shown):
+            print(title)
+            for name, value in fields.items():
+                print(f"  {name}: {_text(value)}")
+        print(
+            table(HEADERS, [_row(*tensor) for tensor in _tensors(shown)], right=("min", "max", "nonfinite"))
+        )
+
+
+def _tensors(record: StoredRecord) -> list[tuple[str, str, TensorHandle]]:
+    return [
+        (name, when, handle)
+        for when, handles in (("before", record.before), ("after", record.after))
+        for name, handle in handles.items()
+    ]
+
+
+def _sections(record: StoredRecord) -> list[tuple[str, Mapping[str, Any]]]:
+    info = record.info
+    call = {"target": info.target, "layer": info.layer, "step": info.step, "call": info.call}
+    call |= {"status": info.status.value, "key": record.key}
+    pools = {name: f"{len(pool.rows)} of {pool.slots} slots stored" for name, pool in info.pools.items()}
+    sections = [
+        (f"record {record.number}: {info.op}", call),
+        ("scalars", info.scalars),
+        ("conventions", info.conventions),
+        ("pools", pools),
+        ("dispatch", info.dispatch),
+        ("run", info.run),
+        ("process", record.segment.process),
+        ("provenance", record.segment.provenance),
+    ]
+    return [(title, fields) for title, fields in sections if fields]
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {_text(item)}" for key, item in value.items())
+    if isinstance(value, list | tuple):
+        return " ".join(_text(item) for item in value)
+    return str(value)
+
+
+def value_range(tensor: torch.Tensor) -> tuple[float | None, float | None, int]:
+    """(least, greatest, how many are NaN or Inf), the first two over finite values and None without any."""
+    wide = tensor.double()
+    finite = wide[wide.isfinite()]
+    nonfinite = wide.numel() - finite.numel()
+    return (
+        (finite.min().item(), finite.max().item(), nonfinite) if finite.numel() else (None, None, nonfinite)
+    )
+
+
+def _row(name: str, when: str, handle: TensorHandle) -> tuple[object, ...]:
+    meta = handle.meta
+    low, high, nonfinite = value_range(handle.read())
+    return (
+        name,
+        when,
+        meta.dtype,
+        "x".join(map(str, meta.shape)) or "scalar",
+        " ".join(meta.axes),
+        " ".join(map(str, meta.caller_strides)),
+        "" if low is None else f"{low:.4g}",
+        "" if high is None else f"{high:.4g}",
+        nonfinite or "",
+        handle.digest[:DIGITS],
+    )
+
+
+def _document(record: StoredRecord) -> dict[str, Any]:
+    tensors = []
+    for name, when, handle in _tensors(record):
+        meta = handle.meta
+        low, high, nonfinite = value_range(handle.read())
+        tensors.append(
+            {
+                "name": name,
+                "when": when,
+                "dtype": meta.dtype,
+                "shape": meta.shape,
+                "axes": meta.axes,
+                "caller_shape": meta.caller_shape,
+                "caller_strides": meta.caller_strides,
+                "caller_offset": meta.caller_offset,
+                "device": meta.device,
+                "min": low,
+                "max": high,
+                "nonfinite": nonfinite,
+                "digest": handle.digest,
+            }
+        )
+    info = record.info
+    more = {"target": info.target, "scalars": info.scalars, "conventions": info.conventions}
+    more |= {"dispatch": info.dispatch, "run": info.run}
+    more["pools"] = {name: {"slots": pool.slots, "rows": pool.rows} for name, pool in info.pools.items()}
+    origin = {"process_info": record.segment.process, "provenance": record.segment.provenance}
+    return summary(record) | more | {"tensors": tensors} | origin

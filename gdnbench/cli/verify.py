@@ -1,0 +1,36 @@
+"""`gdnbench verify`: is every byte of a store what it was when it was written?"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gdnbench.cli.console import print_json, progress, size
+from gdnbench.errors import Exit
+from gdnbench.store import verify as checks
+
+
+def verify(
+    store: Annotated[Path, typer.Argument(help="A store: folder or .zip.")],
+    json: Annotated[bool, typer.Option("--json", help="One object instead of text.")] = False,
+) -> None:
+    """Check every digest of a store and name what is damaged: record, tensor and chunk."""
+    with progress("verify") as advance:
+        report = checks.verify(store, advance)
+    for problem in report.problems:
+        print(f"gdnbench: {problem}", file=sys.stderr)
+    if json:
+        damages = [
+            {"what": damage.what, "record": damage.record, "tensor": damage.tensor, "chunk": damage.chunk}
+            for damage in report.damages
+        ]
+        print_json({"records": report.records, "tensors": report.tensors, "damages": damages})
+    else:
+        for damage in report.damages:
+            print(f"damaged: {damage}")
+        verdict = "whole" if report.ok else f"{len(report.damages)} damaged"
+        print(f"{report.records} records, {report.tensors} tensors, {size(report.bytes)} checked: {verdict}")
+    raise typer.Exit(Exit.PASS if report.ok else Exit.MISMATCH)

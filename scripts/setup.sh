@@ -1,0 +1,16 @@
+# Sourced by the other scripts: makes .venv with everything the project needs, once per change of pyproject.toml.
+# GDNBENCH_PYTHON picks the interpreter (3.11 or newer), GDNBENCH_TORCH the torch requirement.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+venv=.venv
+stamp=$venv/.installed
+if [ ! -e "$stamp" ] || [ pyproject.toml -nt "$stamp" ] || [ setup.py -nt "$stamp" ]; then
+  echo "setting up $venv (first run: a few minutes, about 2 GB)" >&2
+  [ -x $venv/bin/python ] || "${GDNBENCH_PYTHON:-python3}" -m venv $venv
+  # torch goes first and by its exact version: a range would take the newest build, with gigabytes of CUDA libraries.
+  $venv/bin/python -c 'import torch' 2>/dev/null || $venv/bin/python -m pip install -q "${GDNBENCH_TORCH:-torch==2.13.0}"
+  $venv/bin/python -m pip install -q -e '.[dev]'
+  touch "$stamp"
+fi
+export PATH="$PWD/$venv/bin:$PATH"
