@@ -14,7 +14,7 @@ from gdnbench_kernels.contract import Call, Kernel, Operation, Role
 def run_kernel(
     operation: Operation, name: str, call: Call, stages: dict[str, Tensor] | None = None
 ) -> dict[str, Tensor]:
-    """Outputs and mutated tensors of kernel `name`, in the call's conventions; the call itself is not changed.
+    """Outputs and mutated tensors of kernel `name`, in the call's conventions; the call stays as it is.
 
     `stages`, if given, is filled by a kernel that has stages, in the kernel's conventions.
     """

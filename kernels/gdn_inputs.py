@@ -35,12 +35,18 @@ class Dtypes:
 
 def named_dtypes(dtype: str, state_dtype: str, offsets_dtype: str) -> Dtypes:
     """The dtypes of those names; ContractError for one that the contracts do not take there."""
-    options = {"dtype": (dtype, ACTIVATIONS), "state_dtype": (state_dtype, STATES)}
-    options["offsets_dtype"] = (offsets_dtype, OFFSETS)
-    for option, (name, allowed) in options.items():
-        if name not in allowed:
-            raise ContractError(f"{option} is {name!r}; it must be {' or '.join(allowed)}")
-    return Dtypes(*(getattr(torch, name) for name, _ in options.values()))
+    return Dtypes(
+        activations=_named_dtype("dtype", dtype, ACTIVATIONS),
+        states=_named_dtype("state_dtype", state_dtype, STATES),
+        offsets=_named_dtype("offsets_dtype", offsets_dtype, OFFSETS),
+    )
+
+
+def _named_dtype(option: str, name: str, allowed: Sequence[str]) -> torch.dtype:
+    if name not in allowed:
+        raise ContractError(f"{option} is {name!r}; it must be {' or '.join(allowed)}")
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype
 
 
 def made_conventions(op: str, gate: str, state_layout: str, qk: str) -> dict[str, str]:

@@ -1,0 +1,65 @@
+"""The recurrence written out row by row in numpy fp64: what the oracles themselves are judged by."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from torch import Tensor
+
+from gdnbench_kernels.contract import Call
+
+Array = NDArray[np.float64]
+
+
+class Naive:
+    """A call's tensors in fp64 numpy, with the conventions undone in the plainest way."""
+
+    def __init__(self, call: Call, key_dim: int) -> None:
+        self.call = call
+        scale = call.scalars.get("scale")
+        self.scale = key_dim**-0.5 if scale is None else float(scale)
+
+    def array(self, name: str) -> Array:
+        tensor: Tensor = self.call.tensors[name]
+        return tensor.double().numpy()
+
+    def alpha(self, at: tuple[int, ...]) -> float:
+        g = float(self.call.tensors["g"][at])
+        return g if self.call.conventions["gate"] == "linear" else float(np.exp(np.float64(g)))
+
+    def vector(self, name: str, at: tuple[int, ...]) -> Array:
+        x = self.call.tensors[name][at].double().numpy()
+        return x / np.sqrt((x * x).sum() + 1e-6) if self.call.conventions["qk"] == "raw" else x
+
+    def step(self, state: Array, at: tuple[int, ...], head: int) -> Array:
+        """One token of one value head: advances `state` [V, K] in place, returns its output [V]."""
+        group = self.call.tensors["v"].shape[-2] // self.call.tensors["q"].shape[-2]
+        q, k = self.vector("q", (*at, head // group)), self.vector("k", (*at, head // group))
+        v = self.call.tensors["v"][(*at, head)].double().numpy()
+        alpha, beta = self.alpha((*at, head)), float(self.call.tensors["beta"][(*at, head)])
+        out = np.empty(len(v))
+        for row in range(len(v)):
+            decayed = alpha * state[row]
+            update = beta * (v[row] - sum(decayed[j] * k[j] for j in range(len(k))))
+            state[row] = decayed + update * k
+            out[row] = self.scale * sum(state[row, j] * q[j] for j in range(len(q)))
+        return out
+
+
+@pytest.fixture
+def naive() -> Callable[[Call], Naive]:
+    return lambda call: Naive(call, call.tensors["k"].shape[-1])
+
+
+@pytest.fixture
+def relative_error() -> Callable[[Tensor, Tensor], float]:
+    """|x - y| / |y| in the Frobenius norm, in fp64; 0 for two empty or two zero tensors."""
+
+    def measure(x: Tensor, y: Tensor) -> float:
+        difference, norm = float((x.double() - y.double()).norm()), float(y.double().norm())
+        return difference / norm if norm else difference
+
+    return measure
