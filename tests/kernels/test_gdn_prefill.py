@@ -20,8 +20,8 @@ Measure = Callable[[Tensor, Tensor], float]
 # Unit roundoff: half the distance from 1 to the next number.
 ROUNDOFF = {"bfloat16": 2**-8, "float16": 2**-11, "float32": 2**-24}
 # Roundings between input and output in the three-kernel design: A, Ai, Ai beta, Ai beta exp(g), U, W, h,
-# V_new, scaled V_new, P, O. Their errors are independent, so they add as a root of squares where no stage amplifies:
-# random keys at beta <= 1 leave the inverse near the identity.
+# V_new, scaled V_new, P, O. Their errors are independent, so they add as a root of squares where no stage
+# amplifies: random keys at beta <= 1 leave the inverse near the identity.
 ROUNDINGS = 11
 # fp64 against fp64: sums of up to 128 terms over up to 130 dependent tokens, 128 * 130 * 2^-53 = 1.8e-12.
 EXACT = 2e-12
@@ -167,7 +167,7 @@ def test_transformers_agrees_with_the_oracle(options: dict[str, Any], relative_e
     pytest.importorskip("transformers")
     call = made(seqlens=(1, 0, 63, 65), state_layout="KV", **options)
     expected, found = (run_kernel(OPERATION, name, call) for name in ("reference", "hf"))
-    # transformers computes in fp32 throughout and rounds o once: 3 products of 128 terms, and o's own rounding.
+    # transformers computes in fp32 and rounds o once: 3 products of 128 terms, and o's own rounding.
     sums = 3 * 128 * 2**-24
     assert relative_error(found["o"], expected["o"]) < ROUNDOFF[options.get("dtype", "bfloat16")] + sums
     assert relative_error(found["final_state"], expected["final_state"]) < sums

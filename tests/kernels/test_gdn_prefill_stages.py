@@ -115,7 +115,7 @@ def test_state_before_each_chunk(call: Call, stages: dict[str, Tensor], head: in
 
 
 def test_the_inverse_is_exact_for_identical_keys() -> None:
-    """Where Newton-Schulz in bf16 with three rounds is off by 2.9, the stored inverse is one rounding away."""
+    """Newton-Schulz in bf16 with three rounds is off by 2.9 here; the stored inverse by one rounding."""
     call = OPERATION.synth(seqlens=(64,), key_correlation=1.0, beta=1.0, gate_span=0.064, head_dim=(128, 8))
     stages: dict[str, Tensor] = {}
     run_kernel(OPERATION, "torch", call, stages)
@@ -170,7 +170,7 @@ def test_fp32_inputs_are_not_rounded_below_fp32() -> None:
         assert stages[name].dtype == torch.float32
         for region in OPERATION.partition(call, name).regions:
             difference = stages[name][region.start : region.stop] - exact[region.start : region.stop]
-            # Five products deep, each a sum of at most 64 terms in fp32: relative to the stage's largest value.
+            # Five products deep, each of at most 64 terms in fp32: relative to the stage's largest value.
             assert difference.abs().max() < 5 * 64 * 2**-24 * exact.nan_to_num().abs().max(), name
 
 

@@ -1,0 +1,397 @@
+"""What the two operations promise and refuse: tables, validation, conversions, partitions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from gdnbench.ops import operations
+from gdnbench_kernels.contract import Call, ContractError, Operation, Region
+from gdnbench_kernels.gdn_decode.contract import OPERATION as DECODE
+from gdnbench_kernels.gdn_prefill.contract import OPERATION as PREFILL
+
+NAN, INF = float("nan"), float("inf")
+
+
+def prefill(**options: Any) -> Call:
+    return PREFILL.synth(**{"seqlens": (3, 0, 4), "head_dim": (8, 4), "initial_state": True} | options)
+
+
+def decode(**options: Any) -> Call:
+    return DECODE.synth(
+        **{"batch": 3, "steps": 2, "slots": 8, "head_dim": (8, 4), "speculative": True} | options
+    )
+
+
+def edited(call: Call, edit: Callable[[dict[str, Tensor]], None]) -> Call:
+    tensors = {name: tensor.clone() for name, tensor in call.tensors.items()}
+    edit(tensors)
+    return Call(tensors, call.scalars, call.conventions)
+
+
+def put(name: str, position: tuple[int, ...], value: float) -> Callable[[dict[str, Tensor]], None]:
+    def edit(tensors: dict[str, Tensor]) -> None:
+        tensors[name][position] = value
+
+    return edit
+
+
+def swap(name: str, change: Callable[[Tensor], Tensor]) -> Callable[[dict[str, Tensor]], None]:
+    def edit(tensors: dict[str, Tensor]) -> None:
+        tensors[name] = change(tensors[name])
+
+    return edit
+
+
+def add(name: str, tensor: Tensor) -> Callable[[dict[str, Tensor]], None]:
+    def edit(tensors: dict[str, Tensor]) -> None:
+        tensors[name] = tensor
+
+    return edit
+
+
+def drop(name: str) -> Callable[[dict[str, Tensor]], None]:
+    def edit(tensors: dict[str, Tensor]) -> None:
+        del tensors[name]
+
+    return edit
+
+
+def offsets(*values: int) -> Callable[[dict[str, Tensor]], None]:
+    return add("cu_seqlens", torch.tensor(values, dtype=torch.int32))
+
+
+PREFILL_REFUSALS = [
+    (drop("beta"), "tensor beta is missing; its axes are [T, Hv]"),
+    (
+        add("alpha", torch.zeros(1)),
+        "tensor 'alpha' is not an input of the contract; it has q, k, v, g, beta, cu_seqlens, initial_state,"
+        " chunk_indices, chunk_offsets",
+    ),
+    (add("o", torch.zeros(1)), "tensor 'o' is not an input of the contract; it has"),
+    (swap("q", Tensor.double), "q is float64; it must be bfloat16 or float16 or float32"),
+    (swap("k", Tensor.half), "k is float16 and q is bfloat16; they must be of one dtype"),
+    (swap("cu_seqlens", Tensor.float), "cu_seqlens is float32; it must be int32 or int64"),
+    (swap("v", lambda v: v.flatten(1)), "v has shape [7, 16], rank 2; its axes are [T, Hv, V]"),
+    (swap("k", lambda k: k[:, :, :4]), "k has K = 4 on axis 2; q has K = 8"),
+    (swap("beta", lambda b: b[:5]), "beta has T = 5 on axis 0; q has T = 7"),
+    (swap("initial_state", lambda s: s[:2]), "initial_state has N = 2 on axis 0; cu_seqlens has N = 3"),
+    (swap("initial_state", lambda s: s.mT), "initial_state has V = 8 on axis 2; v has V = 4"),
+    (
+        lambda t: t.update(
+            v=t["v"][:, :3], g=t["g"][:, :3], beta=t["beta"][:, :3], initial_state=t["initial_state"][:, :3]
+        ),
+        "v has Hv = 3 heads and q has H = 2; Hv must be a multiple of H",
+    ),
+    (offsets(1, 3, 3, 7), "cu_seqlens[0] is 1; offsets must start at 0"),
+    (offsets(0, 4, 3, 7), "cu_seqlens[2] is 3, below cu_seqlens[1] = 4; offsets must not decrease"),
+    (offsets(0, 3, 8, 7), "cu_seqlens[2] is 8, past T = 7"),
+    (offsets(0, 3, 3, 9), "cu_seqlens[3] is 9, past T = 7"),
+    (offsets(0, 3, 3, 6), "cu_seqlens[3] is 6; the last offset must be T = 7"),
+    (offsets(), "cu_seqlens has size 0 on axis 0 (N+1); it must be at least 1"),
+    (put("g", (2, 1), 0.5), "g[2, 1] is 0.5; it must lie in [-inf, 0]"),
+    (put("beta", (6, 3), 1.0000001), "beta[6, 3] is 1.00000012; it must lie in [0, 1]"),
+    (put("beta", (0, 0), -1e-6), "beta[0, 0] is -9.99999997e-07; it must lie in [0, 1]"),
+    (
+        add("chunk_offsets", torch.tensor([0, 1, 2, 2])),
+        "chunk_offsets[2] is 2; chunks of 64 over cu_seqlens makes it 1",
+    ),
+    (
+        add("chunk_indices", torch.tensor([[0, 0], [1, 0], [9, 9]])),
+        "chunk_indices[1, 0] is 1; chunks of 64 over cu_seqlens makes it 2",
+    ),
+    (
+        add("chunk_indices", torch.tensor([[0, 0]])),
+        "chunk_indices has 1 rows; chunks of 64 over cu_seqlens makes 2 chunks",
+    ),
+    (
+        add("chunk_indices", torch.zeros(2, 3, dtype=torch.int32)),
+        "chunk_indices has size 3 on axis 1; it must be 2",
+    ),
+]
+
+
+@pytest.mark.parametrize(("edit", "message"), PREFILL_REFUSALS, ids=[m for _, m in PREFILL_REFUSALS])
+def test_prefill_refuses(edit: Callable[[dict[str, Tensor]], None], message: str) -> None:
+    with pytest.raises(ContractError) as refused:
+        PREFILL.validate(edited(prefill(), edit))
+    assert str(refused.value).startswith(f"gdn_prefill: {message}")
+    assert "\n" not in str(refused.value)
+
+
+def indices(*rows: list[int]) -> Callable[[dict[str, Tensor]], None]:
+    return add("state_indices", torch.tensor(rows, dtype=torch.int32))
+
+
+DECODE_REFUSALS = [
+    (drop("state"), "tensor state is missing; its axes are [slots, Hv, V, K]"),
+    (
+        put("state_indices", (1, 0), 8),
+        "state_indices[1, 0] is 8; it must be a slot in [0, 7], or -1 for padding",
+    ),
+    (
+        put("state_indices", (2, 1), -2),
+        "state_indices[2, 1] is -2; it must be a slot in [0, 7], or -1 for padding",
+    ),
+    (put("num_accepted", (1,), 0), "num_accepted[1] is 0; it must lie in [1, S = 2]"),
+    (put("num_accepted", (2,), 3), "num_accepted[2] is 3; it must lie in [1, S = 2]"),
+    (
+        indices([0, 1], [2, 3], [4, 1]),
+        "state_indices[2, 1] is 1, as is state_indices[0, 1]; two sequences would race for that slot",
+    ),
+    (
+        indices([5, 1], [2, 5], [4, 7]),
+        "state_indices[1, 1] is 5, as is state_indices[0, 0]; two sequences would race for that slot",
+    ),
+    (swap("num_accepted", Tensor.long), "num_accepted is int64; it must be int32"),
+    (swap("state", lambda s: s[:, :2]), "state has Hv = 2 on axis 1; v has Hv = 4"),
+    (swap("state_indices", lambda i: i[:, 0]), "state_indices has shape [3], rank 1; its axes are [B, S]"),
+    (put("beta", (0, 1, 2), 2.0), "beta[0, 1, 2] is 2; it must lie in [0, 1]"),
+    (put("g", (2, 0, 3), 1.0), "g[2, 0, 3] is 1; it must lie in [-inf, 0]"),
+    (
+        lambda t: t.update({name: t[name][:, :0] for name in ("q", "k", "v", "g", "beta", "state_indices")}),
+        "q has S = 0 on axis 1; a sequence has at least one token",
+    ),
+]
+
+
+@pytest.mark.parametrize(("edit", "message"), DECODE_REFUSALS, ids=[m for _, m in DECODE_REFUSALS])
+def test_decode_refuses(edit: Callable[[dict[str, Tensor]], None], message: str) -> None:
+    with pytest.raises(ContractError) as refused:
+        DECODE.validate(edited(decode(), edit))
+    assert str(refused.value) == f"gdn_decode: {message}"
+
+
+@pytest.mark.parametrize(
+    ("scalars", "conventions", "message"),
+    [
+        (
+            {"sale": 1.0},
+            {},
+            "scalar 'sale' is not in the contract; it has scale, chunk_size, output_final_state,",
+        ),
+        ({"chunk_size": 0}, {}, "scalar chunk_size is 0; it must be at least 1"),
+        ({"chunk_size": None}, {}, "scalar chunk_size is None; it must be of type int"),
+        ({"chunk_size": True}, {}, "scalar chunk_size is True; it must be of type int"),
+        ({"scale": "x"}, {}, "scalar scale is 'x'; it must be of type float"),
+        ({"scale": INF}, {}, "scalar scale is inf; it must be finite"),
+        ({"output_final_state": 1}, {}, "scalar output_final_state is 1; it must be of type bool"),
+        ({"beta_max": 1.5}, {}, "scalar beta_max is 1.5; it must be 1 or 2"),
+        (
+            {"final_state_dtype": "int8"},
+            {},
+            "scalar final_state_dtype is 'int8'; it must be float32 or bfloat16",
+        ),
+        ({}, {"layout": "VK"}, "convention 'layout' is not in the contract; it has gate, state_layout, qk"),
+        ({}, {"gate": "exp"}, "convention gate is 'exp'; it must be log or linear"),
+    ],
+)
+def test_scalars_and_conventions_are_checked(
+    scalars: dict[str, Any], conventions: dict[str, str], message: str
+) -> None:
+    call = prefill()
+    with pytest.raises(ContractError) as refused:
+        PREFILL.validate(Call(call.tensors, {**call.scalars, **scalars}, {**call.conventions, **conventions}))
+    assert str(refused.value).startswith(f"gdn_prefill: {message}")
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        put("g", (2, 1), NAN),
+        put("g", (2, 1), INF),
+        put("g", (2, 1), -INF),
+        put("beta", (2, 1), NAN),
+        put("beta", (2, 1), INF),
+        put("v", (2, 1, 0), -INF),
+        put("beta", (2, 1), 1.0),
+        put("g", (2, 1), 0.0),
+        put("initial_state", (1, 1, 0, 0), NAN),
+        offsets(0, 0, 0, 7),
+        swap("cu_seqlens", Tensor.long),
+        swap("beta", Tensor.bfloat16),
+        swap("g", Tensor.bfloat16),
+        drop("initial_state"),
+        # Rows past total_chunks are whatever was in memory.
+        add("chunk_indices", torch.tensor([[0, 0], [2, 0], [-7, 123456]], dtype=torch.int32)),
+        add("chunk_offsets", torch.tensor([0, 1, 1, 2])),
+    ],
+)
+def test_prefill_accepts(edit: Callable[[dict[str, Tensor]], None]) -> None:
+    PREFILL.validate(edited(prefill(), edit))
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        indices([-1, -1], [2, 3], [-1, -1]),
+        indices([-1, 4], [2, 3], [-1, -1]),  # sequence 0 reads -1 where it accepted 1, and writes nothing
+        indices([0, 0], [1, 2], [3, 4]),  # one sequence, token after token
+        drop("num_accepted"),
+        swap("state_indices", Tensor.long),
+        put("state", (0, 0, 0, 0), NAN),
+    ],
+)
+def test_decode_accepts(edit: Callable[[dict[str, Tensor]], None]) -> None:
+    call = edited(decode(), lambda tensors: tensors["num_accepted"].fill_(1))
+    DECODE.validate(edited(call, edit))
+
+
+def test_padding_slots_do_not_race() -> None:
+    """The slots of a padding sequence are not written, so another may use them."""
+    call = edited(decode(), lambda tensors: tensors["num_accepted"].fill_(1))
+    DECODE.validate(edited(call, indices([-1, 4], [4, 3], [5, 6])))
+
+
+def test_padding_sequences_may_hold_any_count() -> None:
+    call = edited(decode(), indices([-1, -1], [2, 3], [4, 5]))
+    DECODE.validate(edited(call, put("num_accepted", (0,), 0)))
+
+
+def test_beta_max_two_widens_the_range() -> None:
+    call = edited(prefill(), put("beta", (0, 0), 2.0))
+    PREFILL.validate(Call(call.tensors, {**call.scalars, "beta_max": 2}, call.conventions))
+
+
+def test_linear_gates_lie_between_zero_and_one() -> None:
+    call = prefill(gate="linear")
+    PREFILL.validate(edited(call, put("g", (0, 0), 0.0)))
+    with pytest.raises(ContractError, match=r"g\[0, 0\] is 1\.5; it must lie in \[0, 1\]"):
+        PREFILL.validate(edited(call, put("g", (0, 0), 1.5)))
+    with pytest.raises(ContractError, match=r"g\[0, 0\] is -0\.5; it must lie in \[0, 1\]"):
+        PREFILL.validate(edited(call, put("g", (0, 0), -0.5)))
+
+
+def test_state_axes_follow_the_layout() -> None:
+    call = prefill(state_layout="KV")
+    assert list(call.tensors["initial_state"].shape) == [3, 4, 8, 4]
+    PREFILL.validate(call)
+    with pytest.raises(ContractError, match=r"initial_state has V = 8 on axis 2; v has V = 4"):
+        PREFILL.validate(Call(call.tensors, call.scalars, {**call.conventions, "state_layout": "VK"}))
+
+
+@pytest.mark.parametrize(
+    ("op", "call", "state"), [(PREFILL, prefill(), "initial_state"), (DECODE, decode(), "state")]
+)
+def test_states_and_gates_convert_and_come_back(op: Operation, call: Call, state: str) -> None:
+    other = op.convert(call, {"gate": "linear", "state_layout": "KV"})
+    assert other.conventions == {"gate": "linear", "state_layout": "KV", "qk": "normalised"}
+    assert other.tensors[state].is_contiguous()
+    assert other.tensors[state].equal(call.tensors[state].mT)
+    assert other.tensors["g"].equal(torch.exp(call.tensors["g"]))
+    assert other.tensors["v"] is call.tensors["v"]
+    op.validate(other)
+    back = op.convert(other, call.conventions)
+    assert back.tensors[state].equal(call.tensors[state])
+    # exp and log each round once in fp32: log(x (1 + d)) = log x + d, hence an absolute error.
+    torch.testing.assert_close(back.tensors["g"], call.tensors["g"], rtol=2**-23, atol=2**-23)
+    name = "final_state" if state == "initial_state" else "state"
+    outputs = {name: other.tensors[state], "o": call.tensors["v"]}
+    converted = op.convert_outputs(outputs, other.conventions, call.conventions)
+    assert converted[name].equal(call.tensors[state])
+    assert converted["o"] is outputs["o"]
+
+
+def test_gate_conversion_at_its_ends() -> None:
+    g = torch.tensor([[-INF, -0.0, NAN, -200.0]])
+    linear = PREFILL.convert(edited(prefill(seqlens=(1,)), add("g", g)), {"gate": "linear"})
+    assert linear.tensors["g"][0, :2].tolist() == [0.0, 1.0]
+    assert linear.tensors["g"][0, 2].isnan()
+    assert linear.tensors["g"][0, 3] == 0  # below fp32: the gate is closed
+    back = PREFILL.convert(linear, {"gate": "log"}).tensors["g"]
+    assert back[0, [0, 1, 3]].tolist() == [-INF, 0.0, -INF]
+
+
+def test_gates_in_bf16_convert_to_fp32() -> None:
+    call = edited(prefill(), swap("g", Tensor.bfloat16))
+    converted = PREFILL.convert(call, {"gate": "linear"}).tensors["g"]
+    assert converted.dtype == torch.float32
+    assert converted.equal(call.tensors["g"].float().exp())
+
+
+def test_raw_keys_are_normalised_in_fp32_and_stored_in_their_dtype() -> None:
+    call = prefill(qk="raw")
+    converted = PREFILL.convert(call, {"qk": "normalised"})
+    for name in ("q", "k"):
+        wide = call.tensors[name].double()
+        exact = wide / (wide.square().sum(-1, keepdim=True) + 1e-6).sqrt()
+        assert converted.tensors[name].dtype == torch.bfloat16
+        # One rounding to bf16; fp32 before it could only move a tie.
+        assert ((converted.tensors[name].double() - exact).abs() <= 2**-8 * exact.abs()).all()
+
+
+@pytest.mark.parametrize(("op", "call"), [(PREFILL, prefill()), (DECODE, decode())])
+def test_normalised_keys_cannot_become_raw(op: Operation, call: Call) -> None:
+    with pytest.raises(ContractError) as refused:
+        op.convert(call, {"qk": "raw"})
+    assert str(refused.value) == (
+        f"{op.name}: convention qk cannot go from normalised to raw: normalising them again would"
+        " change their bits; choose a kernel that takes normalised"
+    )
+
+
+def test_every_possible_conversion_is_described() -> None:
+    for op in operations().values():
+        pairs = {(c.name, a, b) for c in op.conventions for a in c.values for b in c.values if a != b}
+        assert set(op.conversions) == pairs - {("qk", "normalised", "raw")}
+
+
+def regions(op: Operation, call: Call, name: str) -> list[tuple[int | None, ...]]:
+    found: tuple[Region, ...] = op.partition(call, name).regions
+    return [(r.start, r.stop, r.sequence, r.chunk, r.token, r.tokens) for r in found]
+
+
+def test_prefill_partition() -> None:
+    call = prefill(seqlens=(70, 0, 5))
+    by_token = [(0, 64, 0, 0, 0, None), (64, 70, 0, 1, 64, None), (70, 75, 2, 0, 0, None)]
+    for name in ("o", "g_cu"):
+        assert regions(PREFILL, call, name) == by_token
+    for name in ("U", "W", "V_new"):
+        assert regions(PREFILL, call, name) == [
+            (0, 64, 0, 0, 0, None),
+            (64, 70, 0, 1, 64, None),
+            (128, 133, 2, 0, 0, None),
+        ]
+    for name in ("A", "Ai", "P"):
+        assert regions(PREFILL, call, name) == [
+            (0, 1, 0, 0, None, 64),
+            (1, 2, 0, 1, None, 6),
+            (2, 3, 2, 0, None, 5),
+        ]
+    assert regions(PREFILL, call, "h") == [
+        (i, i + 1, n, c, None, None) for i, n, c in ((0, 0, 0), (1, 0, 1), (2, 2, 0))
+    ]
+    assert regions(PREFILL, call, "final_state") == [(n, n + 1, n, None, None, None) for n in range(3)]
+    names = [stage.tensor.name for stage in PREFILL.stages] + ["o", "final_state"]
+    assert {PREFILL.partition(call, name).head_axis for name in names} == {1}
+    with pytest.raises(KeyError):
+        PREFILL.partition(call, "q")
+
+
+def test_decode_partition() -> None:
+    call = edited(decode(), indices([6, 1], [-1, -1], [0, 3]))
+    assert regions(DECODE, call, "o") == [(0, 1, 0, None, None, None), (2, 3, 2, None, None, None)]
+    assert regions(DECODE, call, "state") == [
+        (slot, slot + 1, n, None, None, None) for slot, n in ((0, 2), (1, 0), (3, 2), (6, 0))
+    ]
+    assert (DECODE.partition(call, "o").head_axis, DECODE.partition(call, "o").token_axis) == (2, 1)
+    assert DECODE.partition(call, "state").head_axis == 1
+    assert DECODE.touched(call)["state"].tolist() == [0, 1, 3, 6]
+    with pytest.raises(KeyError):
+        DECODE.partition(call, "q")
+
+
+def test_tables_are_consistent() -> None:
+    for op in operations().values():
+        names = [spec.name for spec in op.tensors] + [stage.tensor.name for stage in op.stages]
+        assert len(names) == len(set(names))
+        assert {"reference", "torch", "hf"} <= set(op.kernels)
+        for entry in op.kernels.values():
+            for name, values in entry.conventions.items():
+                assert set(values) <= {v for c in op.conventions if c.name == name for v in c.values}
+        for spec in op.tensors:
+            assert spec.pool_index is None or spec.pool_index in names
