@@ -131,12 +131,12 @@ def _tensor_items(drafts: Mapping[str, TensorDraft], carried: Mapping[str, Carri
 
 def nbytes_of(meta: TensorMeta) -> int:
     """BadInputError if the dtype is not known."""
-    return logical(meta.dtype).torch.itemsize * math.prod(meta.shape)
+    return logical(meta.dtype).torch_dtype.itemsize * math.prod(meta.shape)
 
 
 def tensor_at(buffer: Any, offset: int, meta: TensorMeta) -> Tensor:
     """The tensor of `meta` whose bytes start at `offset` of the writable `buffer`, not copied."""
-    dtype = logical(meta.dtype).torch
+    dtype = logical(meta.dtype).torch_dtype
     nbytes = nbytes_of(meta)
     if nbytes == 0:
         return torch.empty(meta.shape, dtype=dtype)

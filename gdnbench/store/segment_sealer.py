@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Self
 
-from gdnbench.errors import BadInputError
+from gdnbench.errors import BadInputError, StoreError
 from gdnbench.record import RecordDraft
 from gdnbench.store.compression import Compression
 from gdnbench.store.durable import remove_if_empty
@@ -84,12 +84,15 @@ class SegmentSealer:
 
     def close(self) -> None:
         """Let go of the segment; whoever takes it next goes on after the last visible batch."""
-        if self._writer is not None:
-            self._writer.close()
-            self._writer = None
+        self._close_writer()
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
+
+    def _close_writer(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
 
     def queued_bytes(self) -> int:
         """Bytes in the segment's journal files."""
@@ -159,14 +162,17 @@ class SegmentSealer:
         if opening is None:
             raise JournalRefusedError(f"{self.reader.folder}: no file of this journal has a readable start")
         if self._writer is None:
-            self._writer = StoreWriter(
-                self._store,
-                kind=opening.kind,
-                segment=self._segment,
-                process=opening.process,
-                provenance=opening.provenance,
-                compression=Compression(opening.compression),
-            )
+            try:
+                self._writer = StoreWriter(
+                    self._store,
+                    kind=opening.kind,
+                    segment=self._segment,
+                    process=opening.process,
+                    provenance=opening.provenance,
+                    compression=Compression(opening.compression),
+                )
+            except StoreError as error:
+                raise JournalRefusedError(str(error)) from error
         return self._writer
 
     def _finish(self) -> None:
@@ -198,6 +204,7 @@ class SegmentSealer:
 
     def _remove_journal(self) -> None:
         """Delete the files, but keep what is damaged, under a name that no sealer reads again."""
+        self._close_writer()  # while the journal is there, whoever comes next tidies up after us
         for path in self.reader.damaged():
             path.rename(path.with_suffix(".damaged"))
         folder = self.reader.folder

@@ -30,11 +30,10 @@ class SegmentSummary:
 
 
 def write_summary(store: Path, segment: str, summary: SegmentSummary) -> None:
-    """Put `summary` into the store; a segment's first summary stays."""
+    """Put `summary` into the store, while the segment's `StoreWriter` is open; a segment's first summary stays."""
     folder = store / SEGMENTS / segment / END
     folder.mkdir(exist_ok=True)
-    (store / INCOMING).mkdir(exist_ok=True)
-    publish(folder / METADATA, group_json(asdict(summary)), store / INCOMING, durable=False)
+    publish(folder / METADATA, group_json(asdict(summary)), store / INCOMING / segment, durable=True)
 
 
 def segment_summary(store: Path, segment: str) -> SegmentSummary | None:

@@ -131,7 +131,7 @@ class StoreWriter:
             self._write(root, f"{BLOBS}/{blob}", stored.bits, _described([stored]))
 
     def _write(self, root: Path, key: str, bits: Bits, attributes: Mapping[str, Any]) -> None:
-        write_array(root, key, bits, attributes, self._compression, self._chunking)
+        write_array(root, key, bits, attributes, self._compression, self._chunking, self._durable)
 
     def _open_root(self) -> None:
         try:
@@ -171,7 +171,10 @@ class StoreWriter:
             segments.mkdir(exist_ok=True)
             publish(segments / METADATA, group_json({}), self._incoming, self._durable)
             for left in self._incoming.iterdir():
-                shutil.rmtree(left)
+                if left.is_dir():
+                    shutil.rmtree(left)
+                else:
+                    left.unlink()
             if not self._folder.exists():
                 made = self._incoming / "segment"
                 made.mkdir()
