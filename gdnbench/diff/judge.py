@@ -61,13 +61,37 @@ Rule = Bound | Bitwise | Tolerance
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """A tensor to be judged: its name, who owns its rows, and the meaning of its axes."""
+    """A tensor to be judged: its name, who owns its rows, and the meaning of its axes.
+
+    `rows`: the numbers by which the caller knows the rows, where those are not their positions (slots of a
+    pool).
+    """
 
     name: str
     when: When
     partition: Partition
     axes: tuple[str, ...]
     side: Side = Side.KERNEL
+    rows: tuple[int, ...] | None = None
+
+    def named(self, worst: Worst) -> Worst:
+        """`worst` with its row as the caller knows it."""
+        if self.rows is None:
+            return worst
+        index = (self.rows[worst.at.index[0]], *worst.at.index[1:])
+        return replace(worst, at=replace(worst.at, index=index))
+
+    def compare(self, x: RowSource, y: RowSource, tolerance: Tolerance | None = None) -> Comparison:
+        """`x` against `y`, coordinates as the caller knows them."""
+        found = compare(x, y, self.partition, self.axes, tolerance)
+        if self.rows is None:
+            return found
+        first = found.nonfinite.first
+        return replace(
+            found,
+            worst=found.worst and self.named(found.worst),
+            nonfinite=replace(found.nonfinite, first=first and self.named(first)),
+        )
 
 
 def judge(subject: Subject, tensor: Tensor, oracle: Tensor, yardstick: Tensor, bound: Bound) -> TensorResult:
@@ -79,8 +103,8 @@ def judge(subject: Subject, tensor: Tensor, oracle: Tensor, yardstick: Tensor, b
         return unmatched
     screened = _screen(subject, tensor, oracle, yardstick)
     y = Memory(screened.oracle)
-    own = compare(Memory(screened.tensor), y, subject.partition, subject.axes)
-    torchs = compare(Memory(screened.yardstick), y, subject.partition, subject.axes)
+    own = subject.compare(Memory(screened.tensor), y)
+    torchs = subject.compare(Memory(screened.yardstick), y)
     k = bound.factor(subject.name)
     reasons = screened.reasons + _over_bound(own, torchs, tensor.dtype, k, screened.largest)
     return replace(
@@ -96,10 +120,10 @@ def hold(subject: Subject, tensor: RowSource, target: RowSource, rule: Bitwise |
     if (unmatched := match(subject, tensor, target)) is not None:
         return unmatched
     if isinstance(rule, Bitwise):
-        comparison = compare(tensor, target, subject.partition, subject.axes)
+        comparison = subject.compare(tensor, target)
         reasons = _unequal_bits(comparison)
     else:
-        comparison = compare(tensor, target, subject.partition, subject.axes, rule)
+        comparison = subject.compare(tensor, target, rule)
         reasons = _beyond(comparison, rule)
     return _result(subject, tensor, comparison, reasons)
 
@@ -108,7 +132,7 @@ def show(subject: Subject, tensor: RowSource, target: RowSource) -> TensorResult
     """The difference of two tensors, which decides nothing unless they cannot be compared."""
     if (unmatched := match(subject, tensor, target)) is not None:
         return unmatched
-    comparison = compare(tensor, target, subject.partition, subject.axes)
+    comparison = subject.compare(tensor, target)
     return replace(_result(subject, tensor, comparison, ()), judged=False)
 
 
@@ -216,7 +240,7 @@ def _screen(subject: Subject, tensor: Tensor, oracle: Tensor, yardstick: Tensor)
     if bool(wrong.any()):
         index = tuple(int(i) for i in torch.nonzero(wrong)[0])
         at = locate(index, subject.partition, subject.axes)
-        worst = Worst(at, float(x[index]), float(oracle[index]), None)
+        worst = subject.named(Worst(at, float(x[index]), float(oracle[index]), None))
         count = int(wrong.sum())
         reasons = (
             f"{count} of {rows.expand_as(wrong).sum()} elements are not finite where they must be, or"

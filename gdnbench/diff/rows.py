@@ -64,7 +64,7 @@ class Stored:
 
     @property
     def dtype(self) -> torch.dtype:
-        return logical(self.handle.meta.dtype).torch
+        return logical(self.handle.meta.dtype).torch_dtype
 
     @property
     def digest(self) -> str | None:

@@ -1,0 +1,125 @@
+"""Calls a kernel as the contract says: by name, in conventions it takes, with buffers to fill."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gdnbench.replay.kernels import LoadedKernel
+from gdnbench.replay.poison import poison
+from gdnbench_kernels.contract import Call, Operation, Role
+
+
+@dataclass(frozen=True, slots=True)
+class Conversion:
+    """What must be converted for a kernel to take a call: target conventions, and a text for each change."""
+
+    target: dict[str, str]
+    texts: tuple[str, ...]
+
+
+class WrongReturn(TypeError):
+    """A kernel returned something that the contract has no place for."""
+
+
+def conversion(call: Call, operation: Operation, kernel: LoadedKernel) -> Conversion:
+    """The conventions to call `kernel` in: the call's own wherever it takes them."""
+    target, texts = dict(call.conventions), []
+    for convention in operation.conventions:
+        accepted = kernel.conventions.get(convention.name, convention.values[:1])
+        current = call.conventions[convention.name]
+        if current not in accepted:
+            target[convention.name] = accepted[0]
+            what = operation.conversions.get((convention.name, current, accepted[0]), "not possible")
+            texts.append(f"{convention.name} {current} -> {accepted[0]}: {what}")
+    return Conversion(target, tuple(texts))
+
+
+def run(
+    call: Call, operation: Operation, kernel: LoadedKernel, target: Mapping[str, str]
+) -> dict[str, Tensor]:
+    """Call `kernel` in the conventions `target`; its outputs and mutated tensors in those of `call`.
+
+    Outputs are poisoned before the call. Where nothing is converted, mutated tensors of `call` are written in
+    place. Raises what the kernel raises, ContractError for an impossible conversion, WrongReturn for a bad
+    return value.
+    """
+    converted = operation.convert(call, target) if dict(target) != dict(call.conventions) else call
+    device = next((tensor.device for tensor in converted.tensors.values()), torch.device("cpu"))
+    buffers = {
+        name: poison(torch.empty(shape, dtype=dtype, device=device))
+        for name, (shape, dtype) in operation.outputs(converted).items()
+    }
+    with torch.no_grad():
+        returned = kernel.function(**_arguments(kernel, operation, converted, buffers))
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)  # an error of the device belongs to this call
+    mutated = {
+        spec.name: converted.tensors[spec.name] for spec in operation.tensors if spec.role is Role.MUTATED
+    }
+    results = {**buffers, **mutated, **_by_name(returned, list(buffers), kernel, operation)}
+    return operation.convert_outputs(results, converted.conventions, call.conventions)
+
+
+def _arguments(
+    kernel: LoadedKernel, operation: Operation, call: Call, buffers: Mapping[str, Tensor]
+) -> dict[str, Any]:
+    """Keyword arguments: of what there is to pass, what the kernel has parameters for."""
+    scalars = {spec.name: call.scalars.get(spec.name, spec.default) for spec in operation.scalars}
+    offered: dict[str, Any] = {**call.conventions, **scalars, **call.tensors, **buffers}
+    parameters = inspect.signature(kernel.function).parameters
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return offered
+    for name, parameter in parameters.items():
+        if (
+            parameter.default is parameter.empty
+            and name not in offered
+            and parameter.kind is not parameter.VAR_POSITIONAL
+        ):
+            raise NotImplementedError(
+                f"{kernel.name} needs {name!r}, which this call of {operation.name} does not have"
+            )
+    return {name: value for name, value in offered.items() if name in parameters}
+
+
+def _by_name(
+    returned: Any, outputs: list[str], kernel: LoadedKernel, operation: Operation
+) -> dict[str, Tensor]:
+    """What a kernel returned, by contract name; None in place of an output leaves its buffer."""
+    if returned is None:
+        return {}
+    if isinstance(returned, Mapping):
+        known = {spec.name for spec in operation.tensors if spec.role is not Role.INPUT}
+        if unknown := [name for name in returned if name not in known]:
+            raise WrongReturn(
+                f"{kernel.name} returned {unknown[0]!r}; {operation.name} has {', '.join(sorted(known))}"
+            )
+        pairs = list(returned.items())
+    else:
+        values = list(returned) if isinstance(returned, tuple | list) else [returned]
+        while len(values) > len(outputs) and values[-1] is None:
+            values.pop()
+        if len(values) > len(outputs):
+            raise WrongReturn(
+                f"{kernel.name} returned {len(values)} values; this call of {operation.name} has the outputs"
+                f" {', '.join(outputs)}"
+            )
+        pairs = list(zip(outputs, values, strict=False))
+    for name, value in pairs:
+        if value is not None and not isinstance(value, Tensor):
+            raise WrongReturn(f"{kernel.name} returned {type(value).__name__} for {name}, not a tensor")
+    return {name: value for name, value in pairs if value is not None}
+
+
+def in_contract_dtype(results: Mapping[str, Tensor], call: Call, operation: Operation) -> dict[str, Tensor]:
+    """fp64 results of an oracle rounded to the dtypes that the contract has for this call."""
+    dtypes = {name: dtype for name, (_, dtype) in operation.outputs(call).items()}
+    for spec in operation.tensors:
+        if spec.role is Role.MUTATED:
+            dtypes[spec.name] = call.tensors[spec.name].dtype
+    return {name: tensor.to(dtypes[name]) for name, tensor in results.items()}

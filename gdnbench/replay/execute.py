@@ -1,0 +1,69 @@
+"""Runs one kernel on one record and sees what it did: outputs, and everything it should have left alone."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gdnbench.errors import CannotRunError
+from gdnbench.replay import bind, call, hygiene
+from gdnbench.replay.kernels import LoadedKernel
+from gdnbench.store.reader import StoredRecord
+from gdnbench_kernels.contract import Operation
+
+ORACLE = "reference"
+
+
+@dataclass(frozen=True, slots=True)
+class Execution:
+    """What a kernel left: outputs and mutated tensors by name (stored slots only, CPU, the record's
+    conventions).
+
+    `faults` says, one line each, what it wrote that it must not; `notes` what was converted or not rebuilt.
+    """
+
+    outputs: dict[str, Tensor]
+    faults: tuple[str, ...]
+    notes: tuple[str, ...]
+    seconds: float
+
+
+def device_of(on: str) -> torch.device:
+    """The device named `on`; CannotRunError if this machine or this build of torch has none."""
+    if on == "cuda" and not torch.cuda.is_available():
+        built = "this torch has no CUDA" if torch.version.cuda is None else "no CUDA device is visible"
+        raise CannotRunError(
+            f"--on cuda needs an NVIDIA GPU with its driver and a CUDA build of torch: {built}"
+        )
+    return torch.device(on)
+
+
+def execute(
+    record: StoredRecord, operation: Operation, kernel: LoadedKernel, device: torch.device
+) -> Execution:
+    """Run `kernel` on `record` as it was called. Raises what the kernel raises."""
+    if device.type not in kernel.devices:
+        raise CannotRunError(
+            f"kernel {kernel.name} runs on {' or '.join(kernel.devices)}, not on {device.type}"
+        )
+    bound = bind.exact(record, operation, device)
+    plan = call.conversion(bound.call, operation, kernel)
+    before = hygiene.inputs_of(bound.call, operation)
+    start = time.perf_counter()
+    results = call.run(bound.call, operation, kernel, plan.target)
+    seconds = time.perf_counter() - start
+    faults = hygiene.written_inputs(bound.call, before)
+    if kernel.name == ORACLE:  # returns a pool of its own, in fp64
+        results = call.in_contract_dtype(results, bound.call, operation)
+    else:
+        faults += hygiene.written_slots(record, operation, bound.call, results)
+    outputs = {}
+    for name, tensor in results.items():
+        rows = bind.slots_of(record, name)
+        if rows is not None:
+            tensor = tensor[torch.tensor(rows, device=tensor.device, dtype=torch.long)]
+        outputs[name] = tensor.detach().cpu().contiguous()
+    return Execution(outputs, tuple(faults), (*plan.texts, *bound.notes), seconds)

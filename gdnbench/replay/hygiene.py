@@ -1,0 +1,74 @@
+"""What a kernel must leave alone: its inputs, and every slot of a pool that the call has no business with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from gdnbench.diff.ulp import as_integers
+from gdnbench.replay.bind import is_poisoned
+from gdnbench.replay.poison import poison_bits, same_bits
+from gdnbench.store.reader import StoredRecord
+from gdnbench_kernels.contract import Call, Operation, Role
+
+_ROWS_BYTES = 64 << 20
+
+
+def inputs_of(call: Call, operation: Operation) -> dict[str, Tensor]:
+    """Copies of the inputs of `call`, to be compared after it."""
+    names = {spec.name for spec in operation.tensors if spec.role is Role.INPUT}
+    return {name: tensor.clone() for name, tensor in call.tensors.items() if name in names}
+
+
+def written_inputs(call: Call, before: Mapping[str, Tensor]) -> list[str]:
+    """One line for each input of `call` that no longer has the bits it had in `before`."""
+    faults = []
+    for name, tensor in before.items():
+        if not same_bits(call.tensors[name], tensor):
+            wrong = torch.nonzero(as_integers(call.tensors[name]) != as_integers(tensor))
+            faults.append(f"input {name} was written to: {len(wrong)} elements, first {wrong[0].tolist()}")
+    return faults
+
+
+def written_slots(
+    record: StoredRecord, operation: Operation, call: Call, results: Mapping[str, Tensor]
+) -> list[str]:
+    """One line for each pool in which a slot that `call` may not touch has changed.
+
+    `results` holds the pools after the call, whole, in the record's conventions.
+    """
+    faults = []
+    for name, touched in operation.touched(call).items():
+        pool = results[name]
+        stored = record.info.pools[name].rows if name in record.info.pools else tuple(range(len(pool)))
+        wrong = _changed(record, name, pool, stored, set(touched.tolist()))
+        if wrong:
+            faults.append(
+                f"{name}: {len(wrong)} slots were written that the call must not touch, first slot {wrong[0]}"
+            )
+    return faults
+
+
+def _changed(
+    record: StoredRecord, name: str, pool: Tensor, stored: tuple[int, ...], touched: set[int]
+) -> list[int]:
+    """Untouched slots whose bits differ from what they were bound with, in order."""
+    wrong = []
+    idle = [(position, slot) for position, slot in enumerate(stored) if slot not in touched]
+    if idle:
+        before = record.before[name].read()
+        wrong += [slot for position, slot in idle if not same_bits(pool[slot].cpu(), before[position])]
+    blank = torch.ones(len(pool), dtype=torch.bool)
+    blank[list(stored)] = False
+    slots = torch.nonzero(blank).flatten()
+    filling = 0
+    if name in record.info.pools and is_poisoned(record.info.pools[name], pool):
+        filling = poison_bits(pool.dtype)
+    rows = max(1, _ROWS_BYTES // max(1, pool[:1].nbytes))
+    for start in range(0, len(slots), rows):
+        part = slots[start : start + rows]
+        bits = as_integers(pool)[part.to(pool.device)].flatten(1)
+        wrong += part[(bits != filling).any(1).cpu()].tolist()
+    return sorted(wrong)

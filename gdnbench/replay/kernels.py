@@ -1,0 +1,97 @@
+"""Kernels by name: those that an operation lists, and a user's own functions."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from gdnbench.errors import BadInputError
+from gdnbench.ops import operations
+from gdnbench_kernels.contract import Kernel, Operation
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedKernel:
+    """A function that can be called, and the convention values it takes (one left out: its default only)."""
+
+    name: str
+    target: str  # "package.module:function"
+    function: Kernel
+    conventions: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    devices: tuple[str, ...] = ("cpu", "cuda")
+
+
+def is_user_kernel(name: str) -> bool:
+    """Whether `name` is a function to import rather than one that operations list."""
+    return ":" in name
+
+
+def check_name(name: str) -> None:
+    """BadInputError, with the names there are, if `name` is neither listed nor a `module:function`."""
+    known = sorted({kernel for operation in operations().values() for kernel in operation.kernels})
+    if not is_user_kernel(name) and name not in known:
+        raise BadInputError(
+            f"kernel {name!r} is not known; there are {', '.join(known)}, or a function of your own as"
+            " package.module:function or path/file.py:function"
+        )
+
+
+def load(name: str, operation: Operation) -> LoadedKernel:
+    """The kernel called `name` for `operation`.
+
+    NotImplementedError if the operation has none of that name; ImportError, with what to install, if its
+    packages are missing; BadInputError if a user's function is not there.
+    """
+    check_name(name)
+    if is_user_kernel(name):
+        return _user_kernel(name)
+    if name not in operation.kernels:
+        there = ", ".join(sorted(operation.kernels))
+        raise NotImplementedError(f"{operation.name} has no kernel {name!r}; there are {there}")
+    entry = operation.kernels[name]
+    module, _, function = entry.target.partition(":")
+    found = getattr(importlib.import_module(module), function)
+    return LoadedKernel(name, entry.target, found, entry.conventions, entry.devices)
+
+
+def _user_kernel(name: str) -> LoadedKernel:
+    place, _, attribute = name.rpartition(":")
+    module = _import_file(place) if place.endswith(".py") else _import_module(place)
+    found: Any = module
+    for part in attribute.split("."):
+        found = getattr(found, part, None)
+    if not callable(found):
+        there = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+        raise BadInputError(f"{place} has no function {attribute!r}; it has {', '.join(there) or 'none'}")
+    declared = getattr(found, "conventions", {})
+    conventions = {
+        key: (value,) if isinstance(value, str) else tuple(value) for key, value in declared.items()
+    }
+    return LoadedKernel(name, name, found, conventions)
+
+
+def _import_module(name: str) -> ModuleType:
+    """A module as `python -m` would find it: the current directory comes first."""
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    return importlib.import_module(name)
+
+
+def _import_file(path: str) -> ModuleType:
+    file = Path(path).resolve()
+    if not file.is_file():
+        raise BadInputError(f"kernel file {path} does not exist")
+    spec = importlib.util.spec_from_file_location(f"gdnbench_user_{file.stem}", file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # so that dataclasses and pickles of the file find it
+    spec.loader.exec_module(module)
+    return module

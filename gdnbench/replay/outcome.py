@@ -1,0 +1,84 @@
+"""What became of a replayed record, and the exit code that many of them come to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import StrEnum
+
+from gdnbench.errors import CannotRunError, Exit
+from gdnbench_kernels.contract import ContractError
+
+
+class Outcome(StrEnum):
+    PASS = "pass"
+    MISMATCH = "numeric mismatch"  # also an input written to, or a slot that the call has no business with
+    CRASH = "crash"  # an exception, a signal, a device error
+    HANG = "hang"  # killed after the timeout
+    COMPILE_FAILURE = "compile failure"
+    UNSUPPORTED = "unsupported"  # the kernel says it cannot do this call
+    MISSING = "missing device or package"
+    NOT_COMPARABLE = "cannot compare"  # the other side has no output, e.g. the recorded call never finished
+    REFUSED = "refused"  # the record breaks its operation's contract
+
+    @property
+    def exit_code(self) -> Exit:
+        return _EXITS[self]
+
+
+_EXITS = {
+    Outcome.PASS: Exit.PASS,
+    Outcome.MISMATCH: Exit.MISMATCH,
+    Outcome.CRASH: Exit.MISMATCH,
+    Outcome.HANG: Exit.MISMATCH,
+    Outcome.COMPILE_FAILURE: Exit.CANNOT_RUN,
+    Outcome.UNSUPPORTED: Exit.CANNOT_RUN,
+    Outcome.MISSING: Exit.CANNOT_RUN,
+    Outcome.NOT_COMPARABLE: Exit.CANNOT_RUN,
+    Outcome.REFUSED: Exit.BAD_INPUT,
+}
+
+# A kernel that is known to be wrong is worse news than one that did not run, and that than a record not
+# looked at.
+_WORST_FIRST = (Exit.MISMATCH, Exit.CANNOT_RUN, Exit.BAD_INPUT, Exit.PASS)
+
+
+def exit_code(outcomes: Iterable[Outcome]) -> Exit:
+    """The exit code of a command over many records: 1 beats 3 beats 2 beats 0."""
+    codes = {outcome.exit_code for outcome in outcomes}
+    return next((code for code in _WORST_FIRST if code in codes), Exit.PASS)
+
+
+class CompileFailure(RuntimeError):
+    """A kernel may raise this where its compiler refuses it."""
+
+
+# Compilers are not imported to name their exceptions: (module prefix, class name), of the error or a base of
+# it.
+_COMPILER_ERRORS = (
+    ("triton.", "CompilationError"),
+    ("triton.", "CompileTimeAssertionFailure"),
+    ("triton.", "OutOfResources"),
+    ("triton.", "PTXASError"),
+    ("cutlass.", "DSLRuntimeError"),
+    ("cutlass.", "DSLAstPreprocessorError"),
+    ("cutlass.", "DSLUserCodeError"),
+    ("torch._dynamo.", "TorchDynamoException"),
+    ("torch._dynamo.", "BackendCompilerFailed"),
+    ("torch._inductor.", "InductorError"),
+)
+
+
+def classify(error: BaseException) -> Outcome:
+    """The outcome of a kernel that raised `error`."""
+    if isinstance(error, ImportError | CannotRunError):
+        return Outcome.MISSING
+    if isinstance(error, NotImplementedError | ContractError):
+        return Outcome.UNSUPPORTED
+    if isinstance(error, CompileFailure | SyntaxError):
+        return Outcome.COMPILE_FAILURE
+    for kind in type(error).__mro__:
+        if any(
+            kind.__module__.startswith(module) and kind.__name__ == name for module, name in _COMPILER_ERRORS
+        ):
+            return Outcome.COMPILE_FAILURE
+    return Outcome.CRASH

@@ -1,0 +1,215 @@
+"""Replays the records of a store through a kernel and judges what comes out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from gdnbench.diff.judge import Bitwise, Bound, Rule
+from gdnbench.diff.lines import Tolerance
+from gdnbench.diff.result import Side, TensorResult
+from gdnbench.errors import BadInputError, StoreError
+from gdnbench.ops import operation
+from gdnbench.record import Status
+from gdnbench.replay import bind, kernels
+from gdnbench.replay.execute import ORACLE, Execution, device_of
+from gdnbench.replay.isolate import Isolated
+from gdnbench.replay.outcome import Outcome
+from gdnbench.replay.report import RecordResult, ReplayReport
+from gdnbench.replay.run import Failure, InProcess, Runner
+from gdnbench.replay.save import RunWriter
+from gdnbench.replay.verdict import Judge
+from gdnbench.store.reader import Store, StoredRecord
+from gdnbench_kernels.contract import ContractError
+
+RECORDED = "recorded"
+TIMEOUT = 300.0
+
+Progress = Callable[[int, int, RecordResult], None]
+"""Called after each record: how many are done, of how many, and the last one."""
+
+
+def replay(
+    store: Store,
+    *,
+    kernel: str = "torch",
+    against: str = ORACLE,
+    on: str = "cpu",
+    records: Sequence[int] | None = None,
+    op: str | None = None,
+    k: float = 2.0,
+    k_by_tensor: Mapping[str, float] | None = None,
+    tol: tuple[float, float] | None = None,
+    bitwise: bool = False,
+    isolate: bool | None = None,
+    timeout: float | None = None,
+    save: str | Path | None = None,
+    progress: Progress | None = None,
+) -> ReplayReport:
+    """Replay the records of `store` (those numbered in `records`, of operation `op`) through `kernel`.
+
+    The rule is `k` times the error of torch's kernel, or `bitwise`, or `tol` = (abs, rel). `isolate` None: in
+    a process of its own for a user's function, on CUDA, or with a timeout; `timeout` is seconds a record.
+
+    BadInputError for arguments that name nothing or contradict each other, CannotRunError if `on` is not
+    here.
+    """
+    rule = make_rule(k, k_by_tensor or {}, tol, bitwise)
+    chosen = select(store, records, op)
+    kernels.check_name(kernel)
+    if against not in (ORACLE, RECORDED):
+        kernels.check_name(against)
+    device = device_of(on)
+
+    def runner(name: str) -> Runner:
+        alone = kernels.is_user_kernel(name) or on == "cuda" or timeout is not None
+        if isolate if isolate is not None else alone:
+            return Isolated(store.path, name, on, timeout if timeout is not None else TIMEOUT)
+        if timeout is not None:
+            raise BadInputError("a timeout needs isolation: a kernel in this process cannot be stopped")
+        return InProcess(name, device)
+
+    results: list[RecordResult] = []
+    with ExitStack() as stack:
+        main = stack.enter_context(closing(runner(kernel)))
+        other = None if against in (ORACLE, RECORDED) else stack.enter_context(closing(runner(against)))
+        saved = None if save is None else stack.enter_context(RunWriter(Path(save), kernel, against, on))
+        one = _Replayer(main, other, against, Judge(rule, device), saved)
+        for number in chosen:
+            results.append(one.replay(store.records[number]))
+            if progress is not None:
+                progress(len(results), len(chosen), results[-1])
+    where = str(save) if save is not None else None
+    return ReplayReport(str(store.path), kernel, against, on, describe_rule(rule), tuple(results), where)
+
+
+def make_rule(
+    k: float = 2.0,
+    k_by_tensor: Mapping[str, float] | None = None,
+    tol: tuple[float, float] | None = None,
+    bitwise: bool = False,
+) -> Rule:
+    """The rule that options ask for; BadInputError if they contradict each other or make no sense."""
+    if bitwise and tol is not None:
+        raise BadInputError("choose one of bitwise and tol, not both")
+    if bitwise:
+        return Bitwise()
+    if tol is not None:
+        if not (tol[0] >= 0 and tol[1] >= 0):
+            raise BadInputError(f"tol {tol[0]:g}, {tol[1]:g} must not be negative")
+        return Tolerance(*tol)
+    if not k >= 0:
+        raise BadInputError(f"k {k:g} must not be negative")
+    return Bound(k, dict(k_by_tensor or {}))
+
+
+def describe_rule(rule: Rule) -> str:
+    """A rule in words, for reports."""
+    if isinstance(rule, Bitwise):
+        return "bitwise"
+    if isinstance(rule, Tolerance):
+        return f"|x - y| <= {rule.abs:g} + {rule.rel:g} |y|"
+    others = "".join(f", {k:g} x for {name}" for name, k in rule.by_tensor.items())
+    return f"error <= {rule.k:g} x torch's + rounding{others}"
+
+
+def select(store: Store, records: Sequence[int] | None, op: str | None) -> list[int]:
+    """Numbers of the records asked for, in the order asked for; BadInputError if there are none."""
+    count = len(store.records)
+    for number in records or ():
+        if not 0 <= number < count:
+            raise BadInputError(f"{store.path} has no record {number}; it has {count}, numbered from 0")
+    numbers = list(records) if records is not None else list(range(count))
+    if op is not None:
+        operation(op)
+        numbers = [number for number in numbers if store.records[number].info.op == op]
+    if not numbers:
+        what = f"record of {op}" if op is not None else "record"
+        raise BadInputError(f"{store.path} has no {what} to replay")
+    return numbers
+
+
+class _Replayer:
+    """Replays one record after another."""
+
+    def __init__(
+        self, kernel: Runner, other: Runner | None, against: str, judge: Judge, saved: RunWriter | None
+    ) -> None:
+        self._kernel = kernel
+        self._other = other
+        self._against = against
+        self._judge = judge
+        self._saved = saved
+
+    def replay(self, record: StoredRecord) -> RecordResult:
+        """Bind, run, judge and save one record; what goes wrong with it is its result."""
+        try:
+            op = operation(record.info.op)
+            bind.check(record, op)
+            return self._run(record)
+        except (ContractError, BadInputError, StoreError) as error:
+            return _result(record, Outcome.REFUSED, str(error))
+
+    def _run(self, record: StoredRecord) -> RecordResult:
+        op = operation(record.info.op)
+        if self._against == RECORDED and record.info.status is Status.UNFINISHED:
+            return _result(
+                record, Outcome.NOT_COMPARABLE, "the recorded call never finished: it has no output"
+            )
+        execution = self._kernel.run(record, op)
+        if isinstance(execution, Failure):
+            result = _result(record, execution.outcome, execution.reason)
+        else:
+            result = self._compare(record, execution)
+        if self._saved is not None:
+            self._saved.add(record, op, result, execution if isinstance(execution, Execution) else None)
+        return result
+
+    def _compare(self, record: StoredRecord, execution: Execution) -> RecordResult:
+        op = operation(record.info.op)
+        other: dict[str, Tensor] | None = None
+        if self._against == RECORDED:
+            other = {name: handle.read() for name, handle in record.after.items()}
+        elif self._other is not None:
+            found = self._other.run(record, op)
+            if isinstance(found, Failure):
+                return _result(record, found.outcome, f"{self._against}: {found.reason}")
+            other = found.outputs
+        tensors = self._judge.tensors(record, op, execution.outputs, other)
+        reasons = [*execution.faults, *_reasons(tensors)]
+        return RecordResult(
+            **_identity(record),
+            outcome=Outcome.MISMATCH if reasons else Outcome.PASS,
+            reason=reasons[0] if reasons else "",
+            faults=execution.faults,
+            tensors=tensors,
+            notes=execution.notes,
+            seconds=execution.seconds,
+        )
+
+
+def _reasons(tensors: Sequence[TensorResult]) -> Iterator[str]:
+    for tensor in tensors:
+        for reason in tensor.reasons:
+            side = f"{tensor.side} " if tensor.side is not Side.KERNEL else ""
+            yield f"{side}{tensor.tensor}: {reason}"
+
+
+def _result(record: StoredRecord, outcome: Outcome, reason: str) -> RecordResult:
+    return RecordResult(**_identity(record), outcome=outcome, reason=reason)
+
+
+def _identity(record: StoredRecord) -> dict[str, Any]:
+    info = record.info
+    return {
+        "number": record.number,
+        "key": record.key,
+        "op": info.op,
+        "layer": info.layer,
+        "layer_index": info.layer_index,
+        "step": info.step,
+    }

@@ -1,0 +1,86 @@
+"""Keeps what a kernel computed as a run store, for `diff` to compare with a run from another machine."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from torch import Tensor
+
+from gdnbench.bits import logical, meta_of
+from gdnbench.provenance import process_info, provenance
+from gdnbench.record import RecordDraft, TensorDraft
+from gdnbench.replay.bind import conventions_of
+from gdnbench.replay.execute import Execution
+from gdnbench.replay.report import RecordResult
+from gdnbench.store.reader import StoredRecord
+from gdnbench.store.writer import StoreWriter
+from gdnbench_kernels.contract import Operation
+
+_BATCH_RECORDS = 256
+_BATCH_BYTES = 64 << 20
+
+
+class RunWriter:
+    """Writes one run. A record holds the outputs, the digests of the inputs, and of the inputs themselves
+    only the index tensors, from which it is known to whom each row belongs."""
+
+    def __init__(self, path: Path, kernel: str, against: str, on: str) -> None:
+        self._kernel, self._against, self._on = kernel, against, on
+        self._writer = StoreWriter(path, kind="run", process=process_info(), provenance=provenance())
+        self._drafts: list[RecordDraft] = []
+        self._bytes = 0
+        self._written = 0
+
+    def add(
+        self, record: StoredRecord, operation: Operation, result: RecordResult, execution: Execution | None
+    ) -> None:
+        """Keep one record; without an execution only its outcome."""
+        conventions = conventions_of(record, operation)
+        outputs = {} if execution is None else execution.outputs
+        after = {}
+        for name, tensor in outputs.items():
+            after[name] = TensorDraft(tensor, meta_of(tensor, operation.spec(name).axes_in(conventions)))
+        before = {
+            name: TensorDraft(handle.read(), handle.meta)
+            for name, handle in record.before.items()
+            if not logical(handle.meta.dtype).torch_dtype.is_floating_point
+        }
+        run = {
+            "kernel": self._kernel,
+            "against": self._against,
+            "on": self._on,
+            "outcome": str(result.outcome),
+            "reason": result.reason,
+            "source": record.key,
+            "inputs": {name: handle.digest for name, handle in record.before.items()},
+        }
+        info = replace(record.info, target=self._kernel, conventions=conventions, run=run)
+        self._drafts.append(RecordDraft(info, before, after))
+        self._bytes += sum(_size(draft.data) for draft in (*before.values(), *after.values()))
+        if self._bytes >= _BATCH_BYTES or len(self._drafts) >= _BATCH_RECORDS:
+            self._flush()
+
+    def _flush(self) -> None:
+        if self._drafts:
+            self._writer.write(f"{self._written:08d}", self._drafts, first=self._written)
+            self._written += len(self._drafts)
+            self._drafts, self._bytes = [], 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Commit what there is, after an interruption too: every record in it is complete."""
+        try:
+            self._flush()
+        finally:
+            self._writer.close()
+
+
+def _size(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()

@@ -1,0 +1,122 @@
+"""Judges what a kernel left of one record: every output and mutated tensor, under the rule asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from gdnbench.diff.judge import Bitwise, Bound, Rule, Subject, hold, judge, missing, show
+from gdnbench.diff.lines import Tolerance
+from gdnbench.diff.result import Side, TensorResult
+from gdnbench.diff.rows import Memory
+from gdnbench.record import When
+from gdnbench.replay import bind
+from gdnbench.replay.execute import ORACLE
+from gdnbench.replay.poison import poisoned
+from gdnbench.store.reader import StoredRecord
+from gdnbench_kernels.calling import run_kernel
+from gdnbench_kernels.contract import Call, Operation, Role
+
+YARDSTICK = "torch"
+
+
+@dataclass(frozen=True, slots=True)
+class Judge:
+    """Judges the outputs of records. Oracle and yardstick run on `device`, when the rule needs them."""
+
+    rule: Rule
+    device: torch.device
+
+    def tensors(
+        self,
+        record: StoredRecord,
+        operation: Operation,
+        outputs: Mapping[str, Tensor],
+        other: Mapping[str, Tensor] | None,
+    ) -> tuple[TensorResult, ...]:
+        """Results for `outputs`, and for `other` where there is one; None: the oracle is the other side."""
+        compact = bind.compact(record, operation, self.device)
+        needs_oracle = isinstance(self.rule, Bound) or other is None
+        oracle = self._run(ORACLE, operation, compact) if needs_oracle else {}
+        yardstick = self._run(YARDSTICK, operation, compact) if isinstance(self.rule, Bound) else {}
+        results: list[TensorResult] = []
+        for name in compared(operation, compact):
+            subject = subject_of(record, operation, compact, name)
+            if isinstance(self.rule, Bound):
+                results += self._bounded(subject, outputs, other, oracle[name], yardstick[name], self.rule)
+            else:
+                results.append(_held(subject, outputs[name], oracle if other is None else other, self.rule))
+        return tuple(results)
+
+    def _run(self, kernel: str, operation: Operation, compact: Call) -> dict[str, Tensor]:
+        return {name: tensor.cpu() for name, tensor in run_kernel(operation, kernel, compact).items()}
+
+    def _bounded(
+        self,
+        subject: Subject,
+        outputs: Mapping[str, Tensor],
+        other: Mapping[str, Tensor] | None,
+        oracle: Tensor,
+        yardstick: Tensor,
+        bound: Bound,
+    ) -> list[TensorResult]:
+        name = subject.name
+        results = [
+            _with_unwritten(judge(subject, outputs[name], oracle, yardstick, bound), subject, outputs[name])
+        ]
+        if other is None:
+            return results
+        if name not in other:
+            return [
+                *results,
+                missing(name, subject.when, Side.AGAINST, "not among the outputs compared with"),
+            ]
+        results.append(judge(replace(subject, side=Side.AGAINST), other[name], oracle, yardstick, bound))
+        difference = replace(subject, side=Side.DIFFERENCE)
+        results.append(show(difference, Memory(outputs[name]), Memory(other[name])))
+        return results
+
+
+def compared(operation: Operation, call: Call) -> tuple[str, ...]:
+    """The tensors of a call that are compared: its outputs and what it mutates, in contract order."""
+    outputs = operation.outputs(call)
+    return tuple(
+        spec.name
+        for spec in operation.tensors
+        if spec.name in outputs or (spec.role is Role.MUTATED and spec.name in call.tensors)
+    )
+
+
+def subject_of(record: StoredRecord, operation: Operation, compact: Call, name: str) -> Subject:
+    """What is known of output or mutated tensor `name` of a record."""
+    axes = operation.spec(name).axes_in(compact.conventions)
+    return Subject(
+        name, When.AFTER, operation.partition(compact, name), axes, rows=bind.slots_of(record, name)
+    )
+
+
+def _held(
+    subject: Subject, tensor: Tensor, targets: Mapping[str, Tensor], rule: Bitwise | Tolerance
+) -> TensorResult:
+    if subject.name not in targets:
+        return missing(subject.name, subject.when, Side.AGAINST, "not among the outputs compared with")
+    target = targets[subject.name]
+    if isinstance(rule, Bitwise) and target.dtype == torch.float64:
+        target = target.to(tensor.dtype)
+    return _with_unwritten(hold(subject, Memory(tensor), Memory(target), rule), subject, tensor)
+
+
+def _with_unwritten(result: TensorResult, subject: Subject, tensor: Tensor) -> TensorResult:
+    """A failing result that also says how many elements still hold the poison."""
+    if result.passed:
+        return result
+    unwritten = poisoned(tensor)
+    count = sum(int(unwritten[region.start : region.stop].sum()) for region in subject.partition.regions)
+    if not count:
+        return result
+    return replace(
+        result, reasons=(f"{count} of {result.elements} elements were never written", *result.reasons)
+    )
