@@ -8,19 +8,16 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib.machinery import ModuleSpec
-from types import ModuleType
+from types import FrameType, ModuleType
 
 AfterImport = Callable[[ModuleType], None]
-
-# Looked for by every interpreter at start-up: their import says nothing about the program.
-_START_UP = frozenset({"sitecustomize", "usercustomize"})
 
 
 class CaptureFinder:
     """A meta-path finder that has a function called on each named module once it was executed (and reloaded).
 
-    `load` gives the modules and their functions. It is asked at the first import from outside the standard
-    library, so that a process that only runs a script of shell-like work pays for nothing. It must not raise.
+    `load` gives the modules and their functions. It is asked at the program's first import from outside the
+    standard library, so that a process that only does a shell's work pays for nothing. It must not raise.
     """
 
     def __init__(self, load: Callable[[], Mapping[str, AfterImport]]) -> None:
@@ -35,7 +32,7 @@ class CaptureFinder:
             return None
         if self._after_import is None:
             root = fullname.partition(".")[0]
-            if root in sys.stdlib_module_names or root in _START_UP:
+            if root in sys.stdlib_module_names or _in_start_up():
                 return None
             self._busy = True
             try:
@@ -59,6 +56,16 @@ class CaptureFinder:
                 if spec is not None:
                     return spec
         return None
+
+
+def _in_start_up() -> bool:
+    """Whether the interpreter is still starting: other packages have start-up lines too, and some import."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_globals.get("__name__") == "site":
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _call_after_exec(spec: ModuleSpec, after_import: AfterImport) -> None:

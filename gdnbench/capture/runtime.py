@@ -107,6 +107,7 @@ def start_from_environment(environment: Mapping[str, str]) -> Mapping[str, After
         on_first_record=None if launched else start_sealer,
     )
     running.append(capture)
+    capture.patcher.patch_loaded()  # what a start-up line of another package imported
     return capture.patcher.after_import
 
 

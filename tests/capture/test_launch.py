@@ -1,0 +1,176 @@
+"""The captured command: its own output and status, what is recorded, and what is said when nothing was."""
+
+from __future__ import annotations
+
+import time
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gdnbench.capture.launch import run_captured
+from gdnbench.capture.options import CaptureOptions
+from gdnbench.errors import BadInputError
+from gdnbench.store.reader import Store
+
+Toy = Any
+
+
+def test_entry_point_adapter_records_every_call_and_leaves_output_alone(
+    toy: Toy, program: Path, tmp_path: Path
+) -> None:
+    plain = toy.run(program)
+    captured = toy.capture(tmp_path / "run.zarr", program)
+    assert (captured.status, captured.out) == (0, plain.out)
+    assert captured.err.splitlines()[0].startswith("gdnbench: 8 records, ")
+    assert captured.err.count("\n") == 1
+    store = Store.open(tmp_path / "run.zarr")
+    assert store.problems == ()
+    infos = [record.info for record in store.records]
+    assert [(i.call, i.step, i.layer, i.layer_index) for i in infos] == [
+        (2 * step + layer, step, f"blocks.{layer}.mixer", layer) for step in range(4) for layer in range(2)
+    ]
+    assert {i.target for i in infos} == {"toyframe:step"}
+
+
+def test_only_touched_rows_are_stored_and_the_state_chains(toy: Toy, program: Path, tmp_path: Path) -> None:
+    toy.capture(tmp_path / "run.zarr", program, {"layer": ["1"]})
+    records = list(Store.open(tmp_path / "run.zarr").records)
+    assert len(records) == 4
+    for record in records:
+        pool = record.info.pools["state"]
+        assert (pool.slots, pool.rows) == (5, (1, 3))
+        # The toy writes only the rows it was given.
+        assert pool.untouched_before == pool.untouched_after is not None
+        assert record.before["state"].meta.caller_shape == (5, 4, 8, 8)
+    for earlier, later in pairwise(records):
+        assert torch.equal(earlier.after["state"].read(), later.before["state"].read())
+        assert not torch.equal(later.before["state"].read(), later.after["state"].read())
+
+
+def test_full_pools_keep_every_row(toy: Toy, program: Path, tmp_path: Path) -> None:
+    toy.capture(tmp_path / "run.zarr", program, {"full_pools": True, "first": 1})
+    for record in Store.open(tmp_path / "run.zarr").records:
+        assert record.info.pools["state"].rows == (0, 1, 2, 3, 4)
+        assert record.before["state"].meta.shape == (5, 4, 8, 8)
+        assert record.info.pools["state"].untouched_before is None
+
+
+@pytest.mark.parametrize("status", [0, 77])
+def test_exit_status_of_the_command_is_ours(toy: Toy, tmp_path: Path, status: int) -> None:
+    script = toy.script(f"import toyframe, sys; toyframe.Model()(0); sys.exit({status})")
+    assert toy.capture(tmp_path / "run.zarr", script).status == status
+    assert len(Store.open(tmp_path / "run.zarr").records) == 2
+
+
+def test_a_signal_that_ends_the_command_gives_128_and_its_number(toy: Toy, tmp_path: Path) -> None:
+    script = toy.script("import toyframe, os; toyframe.Model()(0); os.kill(os.getpid(), 9)")
+    ran = toy.capture(tmp_path / "run.zarr", script)
+    assert ran.status == 137
+    assert len(Store.open(tmp_path / "run.zarr").records) == 2
+
+
+def test_nothing_captured_is_exit_1_and_says_what_was_never_called(toy: Toy, tmp_path: Path) -> None:
+    ran = toy.capture(tmp_path / "run.zarr", toy.script("import toyframe; print('hello')"))
+    assert (ran.status, ran.out) == (1, "hello\n")
+    assert "imported but never called: toyframe:step" in ran.err
+    assert "never imported: transformers.models.qwen3_next.modeling_qwen3_next" in ran.err
+    assert "never imported: toyframe" not in ran.err
+
+
+def test_nothing_selected_is_exit_1_and_says_what_was_called(toy: Toy, program: Path, tmp_path: Path) -> None:
+    ran = toy.capture(tmp_path / "run.zarr", program, {"layer": ["7"], "target": ["toy"]})
+    assert ran.status == 1
+    assert "called but not selected or not recorded: toyframe:step" in ran.err
+    assert "transformers" not in ran.err
+
+
+def test_no_python_with_gdnbench_is_said(toy: Toy, tmp_path: Path) -> None:
+    ran = toy.capture(tmp_path / "run.zarr", ["sh", "-c", "exit 0"])
+    assert ran.status == 1
+    assert "started no Python in which gdnbench is installed" in ran.err
+
+
+@pytest.mark.parametrize(
+    ("command", "options", "said"),
+    [
+        ([], {}, "no command to capture"),
+        (
+            ["no-such-program-anywhere"],
+            {},
+            "'no-such-program-anywhere' cannot be run: No such file or directory",
+        ),
+        (["true"], {"target": ("nonesuch",)}, "--target 'nonesuch' names no known function"),
+    ],
+)
+def test_refused_before_anything_runs(
+    tmp_path: Path, command: list[str], options: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(BadInputError, match=said):
+        run_captured(tmp_path / "run.zarr", command, CaptureOptions(**options))
+
+
+def test_a_path_that_holds_something_else_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "precious.txt").write_text("mine")
+    with pytest.raises(BadInputError, match=r"is not a store and holds precious\.txt"):
+        run_captured(tmp_path, ["true"], CaptureOptions())
+    with pytest.raises(BadInputError, match="is a file"):
+        run_captured(tmp_path / "precious.txt", ["true"], CaptureOptions())
+
+
+def test_capturing_again_into_a_store_adds_to_it(toy: Toy, program: Path, tmp_path: Path) -> None:
+    for _ in range(2):
+        toy.capture(tmp_path / "run.zarr", program, {"first": 1})
+    assert len(Store.open(tmp_path / "run.zarr").records) == 4
+
+
+def test_interrupt_is_passed_on_and_what_was_recorded_is_kept(toy: Toy, tmp_path: Path) -> None:
+    script = toy.script(
+        """
+        import toyframe, os, signal, time
+        toyframe.Model()(0)
+        launcher = os.getppid()
+        os.kill(launcher, signal.SIGTERM)
+        time.sleep(60)
+        """
+    )
+    ran = toy.capture(tmp_path / "run.zarr", script)
+    assert ran.status == 128 + 15
+    assert len(Store.open(tmp_path / "run.zarr").records) == 2
+
+
+def test_environment_alone_captures_and_seals(toy: Toy, program: Path, tmp_path: Path) -> None:
+    plain = toy.run(program)
+    store = tmp_path / "run.zarr"
+    ran = toy.run(program, GDNBENCH_CAPTURE=str(store), GDNBENCH_CAPTURE_OPTIONS='{"first": 3}')
+    assert ran == plain
+    wait_until_sealed(store)
+    assert len(Store.open(store).records) == 6
+
+
+def test_a_broken_option_turns_capture_off_with_one_line(toy: Toy, program: Path, tmp_path: Path) -> None:
+    store = tmp_path / "run.zarr"
+    ran = toy.run(program, GDNBENCH_CAPTURE=str(store), GDNBENCH_CAPTURE_OPTIONS='{"frist": 3}')
+    assert (ran.status, ran.out) == (0, toy.run(program).out)
+    assert ran.err.startswith("gdnbench: capture is off: GDNBENCH_CAPTURE_OPTIONS names option 'frist'")
+    assert ran.err.count("\n") == 1
+    assert not store.exists()
+
+
+def test_start_up_imports_nothing_heavy(toy: Toy, tmp_path: Path) -> None:
+    script = toy.script("import sys; print(*sys.modules)")
+    loaded = [
+        set(toy.run(script, **env).out.split()) for env in ({}, {"GDNBENCH_CAPTURE": str(tmp_path / "s")})
+    ]
+    # Packages that the import hook and the start-up line need, and nothing else.
+    assert {name.partition(".")[0] for name in loaded[1] - loaded[0]} == {"gdnbench"}
+
+
+def wait_until_sealed(store: Path) -> None:
+    """The detached sealer ends by itself; its journal folder is then gone."""
+    deadline = time.monotonic() + 30
+    while not (store / "zarr.json").exists() or any((store / ".journal").glob("*/*.log")):
+        assert time.monotonic() < deadline, "the detached sealer did not finish"
+        time.sleep(0.05)
