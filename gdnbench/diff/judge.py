@@ -24,8 +24,7 @@ Only elements finite in all three enter the errors.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -35,28 +34,10 @@ from gdnbench.diff.lines import Tolerance
 from gdnbench.diff.metrics import Comparison, Groups, Worst, compare
 from gdnbench.diff.result import Side, TensorResult, worst_groups
 from gdnbench.diff.rows import Memory, RowSource
+from gdnbench.diff.rule import Bitwise, Bound
 from gdnbench.diff.where import locate
 from gdnbench.record import When
 from gdnbench_kernels.contract import Partition
-
-
-@dataclass(frozen=True, slots=True)
-class Bound:
-    """At most `k` times the error of torch's kernel, plus the floor; `by_tensor` overrides k by name."""
-
-    k: float = 2.0
-    by_tensor: Mapping[str, float] = field(default_factory=dict)
-
-    def factor(self, tensor: str) -> float:
-        return self.by_tensor.get(tensor, self.k)
-
-
-@dataclass(frozen=True, slots=True)
-class Bitwise:
-    """Every bit equal, except that any NaN equals any NaN."""
-
-
-Rule = Bound | Bitwise | Tolerance
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from gdnbench.errors import CannotRunError
+from gdnbench.errors import BadInputError, CannotRunError
 from gdnbench.replay.exchange import get
 from gdnbench.replay.execute import Execution
 from gdnbench.replay.outcome import Outcome
@@ -45,7 +45,7 @@ class Isolated:
         self._worker: _Worker | None = None
 
     def run(self, record: StoredRecord, operation: Operation) -> Execution | Failure:
-        """Raises CannotRunError if no worker can be started at all."""
+        """Raises CannotRunError if no worker can be started, BadInputError if there is no such kernel."""
         worker = self._started()
         try:
             reply = worker.ask({"record": record.number}, self._timeout)
@@ -76,12 +76,15 @@ class Isolated:
         if self._worker is None:
             self._worker = _Worker([self._kernel, self._on, str(self._path), str(self._results)])
             try:
-                self._worker.receive(START_SECONDS)
+                problem = self._worker.receive(START_SECONDS)["bad_input"]
             except (TimeoutError, _Gone):
                 self._stop()
                 raise CannotRunError(
                     f"the process for kernel {self._kernel} on {self._on} did not start; its stderr says why"
                 ) from None
+            if problem is not None:
+                self._stop()
+                raise BadInputError(problem)
         return self._worker
 
     def _stop(self) -> None:

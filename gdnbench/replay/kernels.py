@@ -50,7 +50,7 @@ def load(name: str, operation: Operation) -> LoadedKernel:
     """
     check_name(name)
     if is_user_kernel(name):
-        return _user_kernel(name)
+        return load_function(name)
     if name not in operation.kernels:
         there = ", ".join(sorted(operation.kernels))
         raise NotImplementedError(f"{operation.name} has no kernel {name!r}; there are {there}")
@@ -60,7 +60,12 @@ def load(name: str, operation: Operation) -> LoadedKernel:
     return LoadedKernel(name, entry.target, found, entry.conventions, entry.devices)
 
 
-def _user_kernel(name: str) -> LoadedKernel:
+def load_function(name: str) -> LoadedKernel:
+    """A user's function, "package.module:function" or "path/file.py:function".
+
+    A module is looked for in the current directory first. The function may have an attribute `conventions`, a
+    dict of the value or values that it takes of each convention. Raises as `load` does.
+    """
     place, _, attribute = name.rpartition(":")
     module = _import_file(place) if place.endswith(".py") else _import_module(place)
     found: Any = module

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from enum import StrEnum
 
-from gdnbench.errors import CannotRunError, Exit
+from gdnbench.errors import BadInputError, CannotRunError, Exit, StoreError
 from gdnbench_kernels.contract import ContractError
 
 
@@ -18,7 +18,7 @@ class Outcome(StrEnum):
     UNSUPPORTED = "unsupported"  # the kernel says it cannot do this call
     MISSING = "missing device or package"
     NOT_COMPARABLE = "cannot compare"  # the other side has no output, e.g. the recorded call never finished
-    REFUSED = "refused"  # the record breaks its operation's contract
+    REFUSED = "refused"  # the record breaks its operation's contract, or cannot be read
 
     @property
     def exit_code(self) -> Exit:
@@ -69,7 +69,9 @@ _COMPILER_ERRORS = (
 
 
 def classify(error: BaseException) -> Outcome:
-    """The outcome of a kernel that raised `error`."""
+    """The outcome of a record whose binding or kernel raised `error`."""
+    if isinstance(error, BadInputError | StoreError):
+        return Outcome.REFUSED
     if isinstance(error, ImportError | CannotRunError):
         return Outcome.MISSING
     if isinstance(error, NotImplementedError | ContractError):

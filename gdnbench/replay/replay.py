@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
-from gdnbench.diff.judge import Bitwise, Bound, Rule
-from gdnbench.diff.lines import Tolerance
 from gdnbench.diff.result import Side, TensorResult
+from gdnbench.diff.rule import describe_rule, make_rule
 from gdnbench.errors import BadInputError, StoreError
 from gdnbench.ops import operation
 from gdnbench.record import Status
@@ -24,7 +23,7 @@ from gdnbench.replay.run import Failure, InProcess, Runner
 from gdnbench.replay.save import RunWriter
 from gdnbench.replay.verdict import Judge
 from gdnbench.store.reader import Store, StoredRecord
-from gdnbench_kernels.contract import ContractError
+from gdnbench_kernels.contract import ContractError, Operation
 
 RECORDED = "recorded"
 TIMEOUT = 300.0
@@ -87,36 +86,6 @@ def replay(
     return ReplayReport(str(store.path), kernel, against, on, describe_rule(rule), tuple(results), where)
 
 
-def make_rule(
-    k: float = 2.0,
-    k_by_tensor: Mapping[str, float] | None = None,
-    tol: tuple[float, float] | None = None,
-    bitwise: bool = False,
-) -> Rule:
-    """The rule that options ask for; BadInputError if they contradict each other or make no sense."""
-    if bitwise and tol is not None:
-        raise BadInputError("choose one of bitwise and tol, not both")
-    if bitwise:
-        return Bitwise()
-    if tol is not None:
-        if not (tol[0] >= 0 and tol[1] >= 0):
-            raise BadInputError(f"tol {tol[0]:g}, {tol[1]:g} must not be negative")
-        return Tolerance(*tol)
-    if not k >= 0:
-        raise BadInputError(f"k {k:g} must not be negative")
-    return Bound(k, dict(k_by_tensor or {}))
-
-
-def describe_rule(rule: Rule) -> str:
-    """A rule in words, for reports."""
-    if isinstance(rule, Bitwise):
-        return "bitwise"
-    if isinstance(rule, Tolerance):
-        return f"|x - y| <= {rule.abs:g} + {rule.rel:g} |y|"
-    others = "".join(f", {k:g} x for {name}" for name, k in rule.by_tensor.items())
-    return f"error <= {rule.k:g} x torch's + rounding{others}"
-
-
 def select(store: Store, records: Sequence[int] | None, op: str | None) -> list[int]:
     """Numbers of the records asked for, in the order asked for; BadInputError if there are none."""
     count = len(store.records)
@@ -150,41 +119,38 @@ class _Replayer:
         try:
             op = operation(record.info.op)
             bind.check(record, op)
-            return self._run(record)
         except (ContractError, BadInputError, StoreError) as error:
-            return _result(record, Outcome.REFUSED, str(error))
-
-    def _run(self, record: StoredRecord) -> RecordResult:
-        op = operation(record.info.op)
+            return RecordResult.of(record, Outcome.REFUSED, str(error))
         if self._against == RECORDED and record.info.status is Status.UNFINISHED:
-            return _result(
+            return RecordResult.of(
                 record, Outcome.NOT_COMPARABLE, "the recorded call never finished: it has no output"
             )
         execution = self._kernel.run(record, op)
         if isinstance(execution, Failure):
-            result = _result(record, execution.outcome, execution.reason)
+            result = RecordResult.of(record, execution.outcome, execution.reason)
         else:
-            result = self._compare(record, execution)
+            result = self._compare(record, op, execution)
         if self._saved is not None:
-            self._saved.add(record, op, result, execution if isinstance(execution, Execution) else None)
+            self._saved.add(record, op, result, None if isinstance(execution, Failure) else execution)
         return result
 
-    def _compare(self, record: StoredRecord, execution: Execution) -> RecordResult:
-        op = operation(record.info.op)
+    def _compare(self, record: StoredRecord, op: Operation, execution: Execution) -> RecordResult:
         other: dict[str, Tensor] | None = None
         if self._against == RECORDED:
-            other = {name: handle.read() for name, handle in record.after.items()}
+            try:
+                other = {name: handle.read() for name, handle in record.after.items()}
+            except StoreError as error:
+                return RecordResult.of(record, Outcome.REFUSED, str(error))
         elif self._other is not None:
             found = self._other.run(record, op)
             if isinstance(found, Failure):
-                return _result(record, found.outcome, f"{self._against}: {found.reason}")
+                return RecordResult.of(record, found.outcome, f"{self._against}: {found.reason}")
             other = found.outputs
         tensors = self._judge.tensors(record, op, execution.outputs, other)
         reasons = [*execution.faults, *_reasons(tensors)]
-        return RecordResult(
-            **_identity(record),
-            outcome=Outcome.MISMATCH if reasons else Outcome.PASS,
-            reason=reasons[0] if reasons else "",
+        outcome = Outcome.MISMATCH if reasons else Outcome.PASS
+        return replace(
+            RecordResult.of(record, outcome, reasons[0] if reasons else ""),
             faults=execution.faults,
             tensors=tensors,
             notes=execution.notes,
@@ -197,19 +163,3 @@ def _reasons(tensors: Sequence[TensorResult]) -> Iterator[str]:
         for reason in tensor.reasons:
             side = f"{tensor.side} " if tensor.side is not Side.KERNEL else ""
             yield f"{side}{tensor.tensor}: {reason}"
-
-
-def _result(record: StoredRecord, outcome: Outcome, reason: str) -> RecordResult:
-    return RecordResult(**_identity(record), outcome=outcome, reason=reason)
-
-
-def _identity(record: StoredRecord) -> dict[str, Any]:
-    info = record.info
-    return {
-        "number": record.number,
-        "key": record.key,
-        "op": info.op,
-        "layer": info.layer,
-        "layer_index": info.layer_index,
-        "step": info.step,
-    }

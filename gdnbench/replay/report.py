@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from typing import Protocol
 
 from gdnbench.diff.result import TensorResult
 from gdnbench.errors import Exit
 from gdnbench.replay.outcome import Outcome, exit_code
+from gdnbench.store.reader import StoredRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +32,37 @@ class RecordResult:
     tensors: tuple[TensorResult, ...] = ()
     notes: tuple[str, ...] = ()
     seconds: float = 0.0
+    other: str | None = None  # in a diff: the key of the record it is compared with
+
+    @classmethod
+    def of(cls, record: StoredRecord, outcome: Outcome, reason: str = "") -> RecordResult:
+        """The result of `record`, no tensor of which was looked at."""
+        info = record.info
+        return cls(
+            record.number, record.key, info.op, info.layer, info.layer_index, info.step, outcome, reason
+        )
 
     @property
     def label(self) -> str:
         """`3 gdn_prefill model.layers.0 step 0`, for tables and test names."""
         return f"{self.number} {self.op} {self.layer} step {self.step}"
+
+
+class Report(Protocol):
+    """What renderers need of a replay or a diff."""
+
+    @property
+    def header(self) -> dict[str, str]:
+        """What was compared with what, by which rule."""
+
+    @property
+    def records(self) -> tuple[RecordResult, ...]: ...
+
+    @property
+    def outcomes(self) -> Counter[Outcome]: ...
+
+    @property
+    def exit_code(self) -> Exit: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +76,39 @@ class ReplayReport:
     rule: str
     records: tuple[RecordResult, ...]
     saved: str | None = None
+
+    @property
+    def header(self) -> dict[str, str]:
+        return {
+            "command": "replay",
+            "store": self.store,
+            "kernel": self.kernel,
+            "against": self.against,
+            "on": self.on,
+            "rule": self.rule,
+        }
+
+    @property
+    def outcomes(self) -> Counter[Outcome]:
+        return Counter(record.outcome for record in self.records)
+
+    @property
+    def exit_code(self) -> Exit:
+        return exit_code(self.outcomes)
+
+
+@dataclass(frozen=True, slots=True)
+class DiffReport:
+    """Two stores compared; a record that only one of them has is among `records`, as a mismatch."""
+
+    a: str
+    b: str
+    rule: str
+    records: tuple[RecordResult, ...]
+
+    @property
+    def header(self) -> dict[str, str]:
+        return {"command": "diff", "a": self.a, "b": self.b, "rule": self.rule}
 
     @property
     def outcomes(self) -> Counter[Outcome]:

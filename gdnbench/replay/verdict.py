@@ -8,10 +8,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from gdnbench.diff.judge import Bitwise, Bound, Rule, Subject, hold, judge, missing, show
+from gdnbench.diff.judge import Subject, hold, judge, missing, show
 from gdnbench.diff.lines import Tolerance
 from gdnbench.diff.result import Side, TensorResult
 from gdnbench.diff.rows import Memory
+from gdnbench.diff.rule import Bitwise, Bound, Rule
 from gdnbench.record import When
 from gdnbench.replay import bind
 from gdnbench.replay.execute import ORACLE

@@ -15,7 +15,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from gdnbench.errors import BadInputError
 from gdnbench.ops import operation
+from gdnbench.replay import kernels
 from gdnbench.replay.exchange import put
 from gdnbench.replay.execute import Execution, device_of
 from gdnbench.replay.run import Failure, InProcess
@@ -33,10 +35,22 @@ def main(arguments: list[str]) -> None:
         os.fdopen(int(requests), "r") as source,
         os.fdopen(int(replies), "w") as sink,
     ):
-        _reply(sink, {"ready": True})
+        _reply(sink, {"bad_input": _bad_input(kernel)})
         for line in source:
             record = store.records[json.loads(line)["record"]]
             _reply(sink, _answer(runner.run(record, operation(record.info.op)), Path(results)))
+
+
+def _bad_input(kernel: str) -> str | None:
+    """Why there is no function of that name; any other failure to load it is the outcome of each record."""
+    if kernels.is_user_kernel(kernel):
+        try:
+            kernels.load_function(kernel)
+        except BadInputError as error:
+            return str(error)
+        except Exception:
+            return None
+    return None
 
 
 def _answer(found: Execution | Failure, results: Path) -> dict[str, Any]:

@@ -1,0 +1,189 @@
+"""Compares two stores record by record, tensor by tensor, in memory that does not grow with them.
+
+By default two tensors pass only when their bits are equal: two stores have no reference between them that
+could say how far apart they may be. A tolerance is given by hand, or `oracle` judges both sides by the fp64
+oracle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+
+from gdnbench.bits import logical
+from gdnbench.diff.judge import Subject, hold, missing
+from gdnbench.diff.lines import Tolerance
+from gdnbench.diff.pairs import pair
+from gdnbench.diff.result import Side, TensorResult
+from gdnbench.diff.rows import Stored
+from gdnbench.diff.rule import Bitwise, Bound, Rule, describe_rule
+from gdnbench.diff.where import whole
+from gdnbench.errors import BadInputError, StoreError
+from gdnbench.ops import operation
+from gdnbench.record import When
+from gdnbench.replay import bind
+from gdnbench.replay.outcome import Outcome
+from gdnbench.replay.report import DiffReport, RecordResult
+from gdnbench.replay.verdict import Judge
+from gdnbench.store.reader import Store, StoredRecord, TensorHandle
+from gdnbench_kernels.contract import Call, ContractError, Operation, Partition, Role
+
+Progress = Callable[[int, int, RecordResult], None]
+
+
+def diff(
+    a: Store,
+    b: Store,
+    *,
+    tol: tuple[float, float] | None = None,
+    oracle: bool = False,
+    k: float = 2.0,
+    k_by_tensor: Mapping[str, float] | None = None,
+    op: str | None = None,
+    progress: Progress | None = None,
+) -> DiffReport:
+    """Compare `a` with `b`; a record or tensor that one of them lacks is a mismatch.
+
+    `tol` = (abs, rel) replaces bit equality. `oracle` judges the outputs of both by the fp64 oracle instead,
+    with `k` times the error of torch's kernel; it needs the inputs in one of the two and holds one record in
+    memory. BadInputError if the options contradict each other or there is no record to compare.
+    """
+    if oracle and tol is not None:
+        raise BadInputError("choose one of tol and oracle, not both")
+    rule: Rule = Bound(k, dict(k_by_tensor or {})) if oracle else Tolerance(*tol) if tol else Bitwise()
+    pairs = pair(a, b, op)
+    total = len(pairs.matched) + len(pairs.only_a) + len(pairs.only_b)
+    if not total:
+        raise BadInputError(f"neither {a.path} nor {b.path} has a record" + (f" of {op}" if op else ""))
+    results: list[RecordResult] = []
+
+    def add(result: RecordResult) -> None:
+        results.append(result)
+        if progress is not None:
+            progress(len(results), total, result)
+
+    for i, j in pairs.matched:
+        add(_compared(a.records[i], b.records[j], rule))
+    for store, numbers, name in ((a, pairs.only_a, "A"), (b, pairs.only_b, "B")):
+        for number in numbers:
+            reason = f"only {name} ({store.path}) has this record"
+            add(RecordResult.of(store.records[number], Outcome.MISMATCH, reason))
+    return DiffReport(str(a.path), str(b.path), describe_rule(rule), tuple(results))
+
+
+def _compared(a: StoredRecord, b: StoredRecord, rule: Rule) -> RecordResult:
+    try:
+        op = operation(a.info.op)
+        if isinstance(rule, Bound):
+            return _by_oracle(a, b, op, rule)
+        notes: list[str] = []
+        tensors = tuple(_tensors(a, b, op, rule, notes))
+        return _settled(a, b, tensors, tuple(_strangers(a, b)), tuple(notes))
+    except (BadInputError, ContractError, StoreError) as error:
+        return replace(RecordResult.of(a, Outcome.REFUSED, str(error)), other=b.key)
+
+
+def _settled(
+    a: StoredRecord,
+    b: StoredRecord,
+    tensors: tuple[TensorResult, ...],
+    faults: tuple[str, ...],
+    notes: tuple[str, ...],
+) -> RecordResult:
+    reasons = [*faults, *(f"{t.tensor}: {reason}" for t in tensors for reason in t.reasons)]
+    outcome = Outcome.MISMATCH if reasons else Outcome.PASS
+    result = RecordResult.of(a, outcome, reasons[0] if reasons else "")
+    return replace(result, other=b.key, tensors=tensors, faults=faults, notes=notes)
+
+
+def _tensors(
+    a: StoredRecord, b: StoredRecord, op: Operation, rule: Bitwise | Tolerance, notes: list[str]
+) -> Iterator[TensorResult]:
+    """Every tensor that both records hold, and a failing result for an output that one lacks."""
+    owners = _Owners(a, op, notes)
+    conventions = bind.conventions_of(a, op)
+    for when, left, right in ((When.BEFORE, a.before, b.before), (When.AFTER, a.after, b.after)):
+        for name in (spec.name for spec in op.tensors if spec.name in left or spec.name in right):
+            if name in left and name in right:
+                axes = op.spec(name).axes_in(conventions)
+                rows = bind.slots_of(a, name)
+                partition = owners.of(name, when, left[name])
+                subject = Subject(name, when, partition, axes, Side.DIFFERENCE, rows)
+                yield hold(subject, Stored(left[name]), Stored(right[name]), rule)
+            elif when is When.AFTER:
+                yield missing(name, when, Side.DIFFERENCE, f"only {'A' if name in left else 'B'} has it")
+
+
+@dataclass(slots=True)
+class _Owners:
+    """Who owns the rows of a record's tensors, from its index tensors."""
+
+    record: StoredRecord
+    op: Operation
+    notes: list[str]
+    call: Call | None = None
+
+    def of(self, name: str, when: When, handle: TensorHandle) -> Partition:
+        rows = handle.meta.shape[0] if handle.meta.shape else 1
+        if self.op.spec(name).role is Role.INPUT:
+            return whole(rows)
+        if self.call is None:
+            self.call = bind.outline(self.record, self.op)
+        try:
+            return self.op.partition(self.call, name)
+        except KeyError as error:
+            self.notes.append(f"{name}: all rows compared, because {error} is not recorded")
+            return whole(rows)
+
+
+def _strangers(a: StoredRecord, b: StoredRecord) -> Iterator[str]:
+    """What makes two records not the same call: operation, conventions, scalars, or the bits of an input."""
+    if a.info.op != b.info.op:
+        yield f"operation {a.info.op} against {b.info.op}"
+    if a.info.conventions != b.info.conventions:
+        yield f"conventions {dict(a.info.conventions)} against {dict(b.info.conventions)}"
+    if a.info.scalars != b.info.scalars:
+        yield f"scalars {dict(a.info.scalars)} against {dict(b.info.scalars)}"
+    left, right = _digests(a), _digests(b)
+    for name in sorted(left.keys() | right.keys()):
+        if name in a.before and name in b.before:
+            continue  # compared element by element
+        if name not in left or name not in right:
+            yield f"input {name}: only {'A' if name in left else 'B'} has it"
+        elif left[name] != right[name]:
+            yield f"input {name}: different bits, by digest"
+
+
+def _digests(record: StoredRecord) -> dict[str, str]:
+    """Digests of the inputs of a record; a replayed one remembers those of what it replayed."""
+    recorded: Mapping[str, str] = record.info.run.get("inputs", {})
+    return {**recorded, **{name: handle.digest for name, handle in record.before.items()}}
+
+
+def _by_oracle(a: StoredRecord, b: StoredRecord, op: Operation, bound: Bound) -> RecordResult:
+    source = next((record for record in (a, b) if _has_inputs(record)), None)
+    if source is None:
+        reason = "neither store holds the inputs: the oracle needs one of them to be a capture"
+        return replace(RecordResult.of(a, Outcome.NOT_COMPARABLE, reason), other=b.key)
+    faults = [
+        *_strangers(a, b),
+        *(
+            f"input {name}: different bits, by digest"
+            for name in a.before.keys() & b.before.keys()
+            if a.before[name].digest != b.before[name].digest
+        ),
+    ]
+    if faults:
+        return _settled(a, b, (), tuple(faults), ())
+    bind.check(source, op)
+    outputs = {name: handle.read() for name, handle in a.after.items()}
+    other = {name: handle.read() for name, handle in b.after.items()}
+    tensors = Judge(bound, torch.device("cpu")).tensors(source, op, outputs, other)
+    return _settled(a, b, tensors, (), ())
+
+
+def _has_inputs(record: StoredRecord) -> bool:
+    """Whether a record holds more of its inputs than index tensors."""
+    return any(logical(handle.meta.dtype).torch_dtype.is_floating_point for handle in record.before.values())

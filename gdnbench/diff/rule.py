@@ -1,0 +1,58 @@
+"""The rules that a tensor can be held to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from gdnbench.diff.lines import Tolerance
+from gdnbench.errors import BadInputError
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """At most `k` times the error of torch's kernel, plus the floor; `by_tensor` overrides k by name."""
+
+    k: float = 2.0
+    by_tensor: Mapping[str, float] = field(default_factory=dict)
+
+    def factor(self, tensor: str) -> float:
+        return self.by_tensor.get(tensor, self.k)
+
+
+@dataclass(frozen=True, slots=True)
+class Bitwise:
+    """Every bit equal, except that any NaN equals any NaN."""
+
+
+Rule = Bound | Bitwise | Tolerance
+
+
+def make_rule(
+    k: float = 2.0,
+    k_by_tensor: Mapping[str, float] | None = None,
+    tol: tuple[float, float] | None = None,
+    bitwise: bool = False,
+) -> Rule:
+    """The rule that options ask for; BadInputError if they contradict each other or make no sense."""
+    if bitwise and tol is not None:
+        raise BadInputError("choose one of bitwise and tol, not both")
+    if bitwise:
+        return Bitwise()
+    if tol is not None:
+        if not (tol[0] >= 0 and tol[1] >= 0):
+            raise BadInputError(f"tol {tol[0]:g}, {tol[1]:g} must not be negative")
+        return Tolerance(*tol)
+    if not k >= 0:
+        raise BadInputError(f"k {k:g} must not be negative")
+    return Bound(k, dict(k_by_tensor or {}))
+
+
+def describe_rule(rule: Rule) -> str:
+    """A rule in words, for reports."""
+    if isinstance(rule, Bitwise):
+        return "bitwise"
+    if isinstance(rule, Tolerance):
+        return f"|x - y| <= {rule.abs:g} + {rule.rel:g} |y|"
+    others = "".join(f", {k:g} x for {name}" for name, k in rule.by_tensor.items())
+    return f"error <= {rule.k:g} x torch's + rounding{others}"
