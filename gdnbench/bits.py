@@ -25,13 +25,9 @@ class LogicalDtype:
     """A tensor's dtype and the dtype of the same width that its bits are stored as."""
 
     name: str  # torch's name without the prefix
-    torch: torch.dtype
+    torch_dtype: torch.dtype
     storage: np.dtype[np.generic]
-
-    @property
-    def is_view(self) -> bool:
-        """Whether the stored numbers are bits to be reinterpreted rather than the values themselves."""
-        return self.storage.name != self.name
+    view: torch.dtype | None  # torch's dtype of the storage, where that is not the dtype itself
 
 
 def _table() -> dict[str, LogicalDtype]:
@@ -45,15 +41,18 @@ def _table() -> dict[str, LogicalDtype]:
     }
     native = ("float16", "float32", "float64", "bool")
     integers = tuple(f"{sign}int{width}" for sign in ("", "u") for width in (8, 16, 32, 64))
-    storages = viewed | {name: name for name in (*native, *integers)}
-    return {
-        name: LogicalDtype(name, getattr(torch, name), np.dtype(storage))
-        for name, storage in storages.items()
+    values = {
+        name: LogicalDtype(name, getattr(torch, name), np.dtype(name), None) for name in (*native, *integers)
     }
+    bits = {
+        name: LogicalDtype(name, getattr(torch, name), np.dtype(storage), getattr(torch, storage))
+        for name, storage in viewed.items()
+    }
+    return values | bits
 
 
 DTYPES = _table()
-_BY_TORCH = {dtype.torch: dtype for dtype in DTYPES.values()}
+_BY_TORCH = {dtype.torch_dtype: dtype for dtype in DTYPES.values()}
 
 
 def logical(name: str) -> LogicalDtype:
@@ -80,8 +79,8 @@ def to_bits(t: Tensor) -> Bits:
     if t.layout is not torch.strided:
         raise BadInputError(f"a {t.layout} tensor cannot be stored; convert it with .to_dense() first")
     plain = t.detach().cpu().contiguous()
-    if dtype.is_view:
-        plain = plain.view(getattr(torch, dtype.storage.name))
+    if dtype.view is not None:
+        plain = plain.view(dtype.view)
     return plain.numpy()
 
 
@@ -95,7 +94,7 @@ def from_bits(a: Bits, dtype: str) -> Tensor:
         raise BadInputError(f"bits of {dtype} are {known.storage.name}, not {a.dtype.name}")
     # "W" too: a torch tensor over read-only memory would let a caller write into it.
     plain = torch.from_numpy(np.require(a, requirements=("C", "W")))
-    return plain.view(known.torch) if known.is_view else plain
+    return plain if known.view is None else plain.view(known.torch_dtype)
 
 
 def meta_of(t: Tensor, axes: Sequence[str], caller: Tensor | None = None) -> TensorMeta:

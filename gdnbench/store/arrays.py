@@ -15,6 +15,7 @@ from zarr.storage import LocalStore
 from gdnbench.bits import Bits
 from gdnbench.store.compression import Chunking, Compression
 from gdnbench.store.layout import KEY
+from gdnbench.store.plain_chunks import PlainArray, write_plain
 
 # Shards in flight at once: each costs three copies of itself while it is encoded, two while it is decoded.
 _IN_FLIGHT = max(2, min(4, os.cpu_count() or 1))
@@ -34,8 +35,12 @@ def write_array(
     attributes: Mapping[str, Any],
     compression: Compression,
     chunking: Chunking,
+    durable: bool,
 ) -> None:
-    """Write `bits` as the new array `key` under the folder `root`; `attributes` go under our key."""
+    """Write `bits` as the new array `key` under the folder `root`; `attributes` go under our key.
+
+    `durable` flushes each chunk file as soon as it is full; the folders are the caller's to flush.
+    """
     chunks, shards = chunking.plan(bits.shape, bits.dtype.itemsize)
     with array_io():
         array = zarr.create_array(
@@ -53,4 +58,8 @@ def write_array(
             config={"write_empty_chunks": True},
             zarr_format=3,
         )
-        array[...] = bits
+        if compression.level is None:
+            plain = PlainArray(root / key, bits.shape, bits.dtype.itemsize, chunks, shards or chunks)
+            write_plain(plain, bits, durable)
+        else:
+            array[...] = bits

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -47,13 +48,16 @@ class Batch:
     name: str
     known: dict[Content, Location]
     small: int  # bytes up to which a tensor becomes a row
+    on_blob: Callable[[str, Stored], None]  # takes the name of an array and the tensor that it is
     lines: list[bytes] = field(default_factory=list)
     rows: dict[str, list[Stored]] = field(default_factory=dict)  # class -> rows of its array
-    blobs: dict[str, Stored] = field(default_factory=dict)  # array name -> its tensor
     stored: dict[Content, Location] = field(default_factory=dict)
 
     def add(self, draft: RecordDraft) -> None:
-        """Append one record; BadInputError if a tensor is not what its description says."""
+        """Append one record; BadInputError if a tensor is not what its description says.
+
+        Large tensors not stored before go to `on_blob` at once, while the next one is hashed.
+        """
         before = {name: self._place(name, tensor) for name, tensor in draft.before.items()}
         after = {name: self._place(name, tensor) for name, tensor in draft.after.items()}
         self.lines.append(to_line(draft.info, before, after))
@@ -78,7 +82,7 @@ class Batch:
         class_ = class_name(stored.meta.dtype, stored.meta.shape)
         if stored.bits.nbytes > self.small:
             name = f"{class_}.{stored.digest}"
-            self.blobs[name] = stored
+            self.on_blob(name, stored)
             return Location(self.segment, self.name, BLOBS, name, None)
         rows = self.rows.setdefault(class_, [])
         rows.append(stored)

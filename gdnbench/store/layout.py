@@ -26,6 +26,9 @@ METADATA: Final = "zarr.json"
 METADATA_LIMIT: Final = 64 << 20
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}")
+_LOCATION = re.compile(
+    rf"({_NAME.pattern})/({_NAME.pattern})/(?:{ROWS}/({_NAME.pattern})#([0-9]{{1,12}})|{BLOBS}/({_NAME.pattern}))"
+)
 
 
 def is_name(name: str) -> bool:
@@ -69,14 +72,16 @@ class Location:
     @classmethod
     def parse(cls, text: str) -> Location:
         """The location written as `text`; ValueError says what is wrong with it."""
-        path, hash_, row = text.partition("#")
-        parts = path.split("/")
-        if len(parts) != 4 or not all(is_name(part) for part in parts) or parts[2] not in (ROWS, BLOBS):
-            raise ValueError(f"location {text!r} is not <segment>/<batch>/rows|blobs/<name>")
-        if (parts[2] == ROWS) != bool(hash_) or (hash_ and not re.fullmatch(r"[0-9]{1,12}", row)):
-            raise ValueError(f"location {text!r}: rows need '#<row>' and blobs have none")
-        segment, batch, folder, name = parts
-        return cls(segment, batch, folder, name, int(row) if hash_ else None)
+        match = _LOCATION.fullmatch(text)
+        if match is None:
+            raise ValueError(
+                f"location {text[:300]!r} is neither <segment>/<batch>/rows/<name>#<row> "
+                "nor <segment>/<batch>/blobs/<name>"
+            )
+        segment, batch, rows, row, blob = match.groups()
+        if rows is not None:
+            return cls(segment, batch, ROWS, rows, int(row))
+        return cls(segment, batch, BLOBS, blob, None)
 
 
 def group_json(attributes: Mapping[str, Any]) -> bytes:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from functools import lru_cache
 from typing import Any, Final
 
 from gdnbench.bits import DTYPES
@@ -13,6 +15,8 @@ from gdnbench.errors import BadInputError, StoreError
 from gdnbench.record import Pool, RecordInfo, Status, TensorMeta
 from gdnbench.store.layout import Location
 
+_META_FIELDS: Final = tuple(field.name for field in fields(TensorMeta))
+_DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 _FLOAT: Final = "$float"  # strict JSON has no NaN and no infinity: {"$float": "nan"}
 _MOST_AXES: Final = 32
 _MOST_ELEMENTS: Final = 1 << 48
@@ -37,7 +41,7 @@ class RecordLine:
 def to_line(info: RecordInfo, before: Mapping[str, Placed], after: Mapping[str, Placed]) -> bytes:
     """The record as UTF-8 JSON without its newline; BadInputError if a field is not plain data."""
     where = f"record of {info.layer or info.target}, call {info.call}"
-    fields = {
+    described = {
         "op": info.op,
         "target": info.target,
         "layer": info.layer,
@@ -59,7 +63,7 @@ def to_line(info: RecordInfo, before: Mapping[str, Placed], after: Mapping[str, 
         "dispatch": plain(info.dispatch, where),
         "run": plain(info.run, where),
     }
-    record = {"info": fields, "before": _tensors(before), "after": _tensors(after)}
+    record = {"info": described, "before": _tensors(before), "after": _tensors(after)}
     return json.dumps(record, separators=(",", ":"), allow_nan=False).encode()
 
 
@@ -162,35 +166,53 @@ def _pool(data: Mapping[str, Any]) -> Pool:
 
 def _placed(data: Mapping[str, Any], when: str) -> dict[str, Placed]:
     placed = {}
-    for name, fields in data.items():
+    for name, described in data.items():
         try:
-            placed[name] = _one_placed(_object(fields, "description"))
+            placed[name] = _one_placed(_object(described, "description"))
         except ValueError as error:
             raise ValueError(f"tensor {name!r} {when} the call: {error}") from error
     return placed
 
 
 def _one_placed(data: Mapping[str, Any]) -> Placed:
-    dtype, shape, axes = _text(data, "dtype"), _counts(data, "shape"), _strings(data, "axes")
+    digest = data.get("digest")
+    if not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
+        raise ValueError(f"digest {str(digest)[:80]!r} is not 64 hexadecimal digits")
+    values = (data.get(name) for name in _META_FIELDS)
+    try:
+        meta = _meta(*(tuple(value) if isinstance(value, list) else value for value in values))
+    except TypeError:  # not hashable: a list in a list, an object
+        raise ValueError(f"{', '.join(_META_FIELDS)} are text, numbers or lists of them") from None
+    return Placed(meta, digest, Location.parse(_text(data, "location")))
+
+
+# Cached: a layer's tensors are described alike at every step, and this is most of a listing's cost.
+@lru_cache(maxsize=4096)
+def _meta(*values: Any) -> TensorMeta:
+    """The description with these values of `_META_FIELDS`, lists as tuples; ValueError if one is wrong."""
+    data = dict(zip(_META_FIELDS, values, strict=True))
+    dtype, shape = _text(data, "dtype"), _counts(data, "shape")
+    axes = _checked(
+        data, "axes", lambda v: isinstance(v, tuple) and all(isinstance(i, str) for i in v), "names"
+    )
     if dtype not in DTYPES:
         raise ValueError(f"dtype {dtype!r} is not known")
     if len(shape) > _MOST_AXES or math.prod(shape) > _MOST_ELEMENTS:
         raise ValueError(f"shape {shape} is refused: at most {_MOST_AXES} axes and 2**48 elements")
     if len(axes) != len(shape):
         raise ValueError(f"shape {shape} and axes {axes} differ in length")
-    meta = TensorMeta(
+    strides = _checked(
+        data, "caller_strides", lambda v: isinstance(v, tuple) and all(map(_is_int, v)), "integers"
+    )
+    return TensorMeta(
         dtype=dtype,
         shape=shape,
         axes=axes,
         caller_shape=_counts(data, "caller_shape"),
-        caller_strides=_integers(data, "caller_strides"),
+        caller_strides=strides,
         caller_offset=_count(data, "caller_offset"),
         device=_text(data, "device"),
     )
-    digest = _text(data, "digest")
-    if len(digest) != 64 or set(digest) - set("0123456789abcdef"):
-        raise ValueError(f"digest {digest!r} is not 64 hexadecimal digits")
-    return Placed(meta, digest, Location.parse(_text(data, "location")))
 
 
 def _get(data: Mapping[str, Any], field: str) -> Any:
@@ -234,17 +256,8 @@ def _count(data: Mapping[str, Any], field: str) -> int:
 
 
 def _counts(data: Mapping[str, Any], field: str) -> tuple[int, ...]:
-    return tuple(_checked(data, field, lambda v: isinstance(v, list) and all(map(_is_count, v)), "counts"))
-
-
-def _integers(data: Mapping[str, Any], field: str) -> tuple[int, ...]:
-    return tuple(_checked(data, field, lambda v: isinstance(v, list) and all(map(_is_int, v)), "integers"))
-
-
-def _strings(data: Mapping[str, Any], field: str) -> tuple[str, ...]:
-    return tuple(
-        _checked(data, field, lambda v: isinstance(v, list) and all(isinstance(i, str) for i in v), "names")
-    )
+    holds = _checked(data, field, lambda v: isinstance(v, list | tuple) and all(map(_is_count, v)), "counts")
+    return tuple(holds)
 
 
 def _texts(data: dict[str, Any]) -> dict[str, str]:

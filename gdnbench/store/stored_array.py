@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
@@ -15,15 +14,15 @@ import zarr
 from gdnbench.bits import Bits
 from gdnbench.errors import StoreError
 from gdnbench.store.arrays import array_io
-from gdnbench.store.files import StoreFiles
+from gdnbench.store.files import FolderFiles, StoreFiles
+from gdnbench.store.grid import Slices, chunk_file, grid_of
 from gdnbench.store.layout import METADATA, METADATA_LIMIT, parse_node
+from gdnbench.store.plain_chunks import PlainArray, is_plain, read_plain
 
 _CODECS = ("bytes", "crc32c", "sharding_indexed", "zstd")
 # An all-zero block of 128 KiB takes zstd four bytes; what claims to expand further is no array of ours.
 _MOST_EXPANSION = 1 << 16
 _CHUNK_LIMIT = 1 << 30  # bytes of elements in a chunk or shard file: what decoding one may allocate
-
-Slices = tuple[slice, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +38,7 @@ class StoredArray:
     attributes: Mapping[str, Any]
     _files: Mapping[str, int] = field(repr=False)
     _zarr: zarr.Array[Any] = field(repr=False)
+    _plain: PlainArray | None = field(repr=False)  # where the bytes can be read without zarr's copies
 
     def read(self, selection: Slices | None = None) -> Bits:
         """The elements in `selection`, bounded slices of every axis, or all; StoreError if not intact."""
@@ -48,6 +48,8 @@ class StoredArray:
         if missing is not None:
             raise StoreError(f"{self.where}: chunk file {missing} is missing")
         try:
+            if self._plain is not None and part[1:] == self.whole[1:]:
+                return read_plain(self._plain, part, self.dtype)
             with array_io():
                 return np.asarray(self._zarr[part])
         # What zarr and its codecs raise for damaged bytes is theirs to choose: ValueError, RuntimeError, ...
@@ -61,13 +63,7 @@ class StoredArray:
 
     def files_of(self, part: Slices) -> Iterator[str]:
         """The chunk files that hold `part`, relative to the array."""
-        return ("/".join(("c", *map(str, at))) for at in grid_of(part, self.file))
-
-
-def grid_of(part: Slices, block: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-    """Coordinates, in C order, of the blocks of a regular grid that `part` touches."""
-    spans = [range(axis.start // size, -(-axis.stop // size)) for axis, size in zip(part, block, strict=True)]
-    return itertools.product(*spans)
+        return (chunk_file(at) for at in grid_of(part, self.file))
 
 
 def open_array(files: StoreFiles, key: str) -> StoredArray:
@@ -93,7 +89,10 @@ def open_array(files: StoreFiles, key: str) -> StoredArray:
         raise StoreError(
             f"{where} claims shape {array.shape} in files of {file}, but has {held} bytes of them"
         )
-    return StoredArray(key, where, array.shape, dtype, chunk, file, ours, sizes, array)
+    plain = None
+    if isinstance(files, FolderFiles) and dtype.isnative and is_plain(node, array.shape, chunk):
+        plain = PlainArray(files.path / key, array.shape, dtype.itemsize, chunk, file)
+    return StoredArray(key, where, array.shape, dtype, chunk, file, ours, sizes, array, plain)
 
 
 def _codec_names(codecs: Any, where: str) -> Iterator[str]:

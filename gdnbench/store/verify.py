@@ -11,8 +11,9 @@ from blake3 import blake3
 from gdnbench.errors import StoreError
 from gdnbench.store.batch import byte_view
 from gdnbench.store.compression import run_of
+from gdnbench.store.grid import Slices, grid_of
 from gdnbench.store.reader import BatchInfo, Store, StoredRecord, TensorHandle
-from gdnbench.store.stored_array import Slices, StoredArray, grid_of
+from gdnbench.store.stored_array import StoredArray
 
 _BLOCK_BYTES = 32 << 20  # read and hashed at a time
 _MOST_CHUNKS_NAMED = 8

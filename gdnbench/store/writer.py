@@ -7,6 +7,7 @@ import secrets
 import shutil
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -96,39 +97,46 @@ class StoreWriter:
             raise BadInputError(f"batch name {END!r} is taken: a segment's end is written there")
         if self.has(name):
             raise StoreError(f"{self.path}: batch {self.segment}/{name} is there already")
-        batch = Batch(self.segment, name, self._stored, self._chunking.small)
-        for draft in drafts:
-            batch.add(draft)
         unfinished = self._incoming / name
         try:
             make_folder(unfinished)
-            self._write_arrays(unfinished, batch, first)
+            batch = self._write_arrays(unfinished, name, drafts, first)
             if self._durable:
                 sync_tree(unfinished)
             os.rename(unfinished, self._folder / name)
             if self._durable:
                 sync(self._folder)
         except OSError as error:
-            shutil.rmtree(unfinished, ignore_errors=True)
             raise StoreError(
                 f"{self.path}: batch {self.segment}/{name} cannot be written: {error}"
             ) from error
+        finally:
+            shutil.rmtree(unfinished, ignore_errors=True)
         self._stored.update(batch.stored)
 
-    def _write_arrays(self, root: Path, batch: Batch, first: int) -> None:
-        (root / METADATA).write_bytes(group_json({"count": len(batch.lines), "first": first}))
-        lines = np.frombuffer(b"".join(line + b"\n" for line in batch.lines), np.uint8)
-        self._write(root, RECORDS, lines, {"encoding": "UTF-8 JSON, one record a line"})
-        if batch.rows:
-            (root / ROWS).mkdir()
-            (root / ROWS / METADATA).write_bytes(group_json({}))
+    def _write_arrays(self, root: Path, name: str, drafts: Sequence[RecordDraft], first: int) -> Batch:
+        # One more thread, so that a tensor is written while the next one is hashed.
+        with ThreadPoolExecutor(1) as pool:
+            blobs: list[Future[None]] = []
+
+            def on_blob(blob: str, stored: Stored) -> None:
+                attributes = _described([stored])
+                blobs.append(pool.submit(self._write, root, f"{BLOBS}/{blob}", stored.bits, attributes))
+
+            batch = Batch(self.segment, name, self._stored, self._chunking.small, on_blob)
+            for draft in drafts:
+                batch.add(draft)
+            for written in blobs:
+                written.result()
         for class_, rows in batch.rows.items():
             self._write(root, f"{ROWS}/{class_}", np.stack([row.bits for row in rows]), _described(rows))
-        if batch.blobs:
-            (root / BLOBS).mkdir()
-            (root / BLOBS / METADATA).write_bytes(group_json({}))
-        for blob, stored in batch.blobs.items():
-            self._write(root, f"{BLOBS}/{blob}", stored.bits, _described([stored]))
+        lines = np.frombuffer(b"".join(line + b"\n" for line in batch.lines), np.uint8)
+        self._write(root, RECORDS, lines, {"encoding": "UTF-8 JSON, one record a line"})
+        (root / METADATA).write_bytes(group_json({"count": len(batch.lines), "first": first}))
+        for folder in (ROWS, BLOBS):
+            if (root / folder).is_dir():
+                (root / folder / METADATA).write_bytes(group_json({}))
+        return batch
 
     def _write(self, root: Path, key: str, bits: Bits, attributes: Mapping[str, Any]) -> None:
         write_array(root, key, bits, attributes, self._compression, self._chunking, self._durable)
