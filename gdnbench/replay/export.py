@@ -1,0 +1,168 @@
+"""A replay or a diff for machines: JSON (schema in docs/replay.md) and JUnit XML."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from typing import Any
+from xml.etree import ElementTree
+
+from gdnbench.diff.metrics import Errors, Worst
+from gdnbench.diff.result import TensorResult
+from gdnbench.errors import Exit
+from gdnbench.replay.report import RecordResult, Report
+
+SCHEMA = 1
+
+# XML 1.0 has no place for these, not even escaped.
+_NOT_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
+
+
+def to_json(report: Report) -> str:
+    """The whole report, one document; NaN and infinities are the strings "nan", "inf" and "-inf"."""
+    document = {
+        "schema": SCHEMA,
+        **report.header,
+        "exit_code": int(report.exit_code),
+        "outcomes": {str(outcome): count for outcome, count in sorted(report.outcomes.items())},
+        "records": [_record(record) for record in report.records],
+    }
+    return json.dumps(document, indent=1, allow_nan=False)
+
+
+def to_junit(report: Report) -> str:
+    """One test case a record: mismatch a failure, crash and hang an error, what could not run skipped."""
+    suite = ElementTree.Element("testsuite", name=f"gdnbench {report.header['command']}")
+    counts = {"tests": len(report.records), "failures": 0, "errors": 0, "skipped": 0}
+    for name, value in report.header.items():
+        properties = suite.find("properties")
+        if properties is None:
+            properties = ElementTree.SubElement(suite, "properties")
+        ElementTree.SubElement(properties, "property", name=name, value=_xml(value))
+    for record in report.records:
+        case = ElementTree.SubElement(
+            suite, "testcase", classname=record.op, name=_xml(record.label), time=f"{record.seconds:.6f}"
+        )
+        kind = _junit_kind(record)
+        if kind is not None:
+            element, counter = kind
+            counts[counter] += 1
+            found = ElementTree.SubElement(case, element, message=_xml(record.reason), type=str(record.outcome))
+            found.text = _xml("\n".join(_details(record)))
+    for name, count in counts.items():
+        suite.set(name, str(count))
+    root = ElementTree.Element("testsuites")
+    root.append(suite)
+    ElementTree.indent(root)
+    return ElementTree.tostring(root, encoding="unicode", xml_declaration=True)
+
+
+def _junit_kind(record: RecordResult) -> tuple[str, str] | None:
+    """Element and counter of a record's outcome; None for a pass."""
+    if record.outcome.exit_code is Exit.PASS:
+        return None
+    if record.outcome.exit_code is Exit.CANNOT_RUN:
+        return "skipped", "skipped"
+    return ("failure", "failures") if record.tensors or record.faults else ("error", "errors")
+
+
+def _details(record: RecordResult) -> list[str]:
+    lines = [record.reason, *record.faults]
+    for tensor in record.tensors:
+        for reason in tensor.reasons:
+            lines.append(f"{tensor.side} {tensor.tensor}: {reason}")
+        if not tensor.passed and tensor.worst is not None:
+            lines.append(f"{tensor.side} {tensor.tensor}: worst {tensor.worst}")
+    return lines
+
+
+def _xml(text: str) -> str:
+    return _NOT_XML.sub("\N{REPLACEMENT CHARACTER}", text)
+
+
+def _record(record: RecordResult) -> dict[str, Any]:
+    return {
+        "number": record.number,
+        "key": record.key,
+        "other": record.other,
+        "op": record.op,
+        "layer": record.layer,
+        "layer_index": record.layer_index,
+        "step": record.step,
+        "outcome": str(record.outcome),
+        "reason": record.reason,
+        "faults": list(record.faults),
+        "notes": list(record.notes),
+        "seconds": record.seconds,
+        "tensors": [_tensor(tensor) for tensor in record.tensors],
+    }
+
+
+def _tensor(tensor: TensorResult) -> dict[str, Any]:
+    wrong = tensor.nonfinite
+    return {
+        "tensor": tensor.tensor,
+        "when": str(tensor.when),
+        "side": str(tensor.side),
+        "dtype": tensor.dtype,
+        "shape": list(tensor.shape),
+        "judged": tensor.judged,
+        "passed": tensor.passed,
+        "reasons": list(tensor.reasons),
+        "elements": tensor.elements,
+        "unequal": tensor.unequal,
+        "excluded": tensor.excluded,
+        "errors": _errors(tensor.errors),
+        "torch_errors": _errors(tensor.yardstick),
+        "nonfinite": wrong
+        and {
+            "nan_only_x": wrong.nan_only_x,
+            "nan_only_y": wrong.nan_only_y,
+            "inf_unequal": wrong.inf_unequal,
+            "first": _worst(wrong.first),
+        },
+        "ulp_histogram": list(tensor.ulp_histogram),
+        "worst": _worst(tensor.worst),
+        "worst_groups": [
+            {"sequence": g.sequence, "chunk": g.chunk, "head": g.head, **(_errors(g.errors) or {})}
+            for g in tensor.groups
+        ],
+    }
+
+
+def _errors(errors: Errors | None) -> dict[str, Any] | None:
+    if errors is None:
+        return None
+    return {
+        "count": errors.count,
+        "max_abs": _number(errors.max_abs),
+        "mean_abs": _number(errors.mean_abs),
+        "rms": _number(errors.rms),
+        "rms_reference": _number(errors.rms_reference),
+        "rms_ratio": _number(errors.rms_ratio),
+        "relative_l2": _number(errors.relative_l2),
+        "cosine": _number(errors.cosine),
+        "max_ulp": errors.max_ulp,
+    }
+
+
+def _worst(worst: Worst | None) -> dict[str, Any] | None:
+    if worst is None:
+        return None
+    at = worst.at
+    return {
+        "index": list(at.index),
+        "sequence": at.sequence,
+        "chunk": at.chunk,
+        "token": at.token,
+        "head": at.head,
+        "dims": dict(at.dims),
+        "x": _number(worst.x),
+        "y": _number(worst.y),
+        "ulp": worst.ulp,
+    }
+
+
+def _number(value: float) -> float | str:
+    return value if math.isfinite(value) else str(value)

@@ -1,0 +1,122 @@
+"""A replay or a diff as a table for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from gdnbench.diff.result import Side, TensorResult
+from gdnbench.diff.ulp import bucket_label
+from gdnbench.replay.outcome import Outcome
+from gdnbench.replay.report import RecordResult, Report
+
+_COLUMNS = ("record", "tensor", "side", "max abs", "RMS ratio", "torch's", "max ULP", "verdict")
+
+
+def render_table(report: Report, *, show_notes: bool = True) -> RenderableType:
+    """Records in trouble, a row for each of their tensors and a line for each reason; else the worst by tensor.
+
+    Ends with what was converted and one summary line.
+    """
+    parts: list[RenderableType] = []
+    troubled = [record for record in report.records if record.outcome is not Outcome.PASS]
+    table = _table()
+    if troubled:
+        for record in troubled:
+            for tensor in record.tensors:
+                _row(table, str(record.number), tensor)
+        if table.row_count:
+            parts.append(table)
+        parts += [line for record in troubled for line in _reasons(record)]
+    else:
+        for number, tensor in _worst_by_tensor(report.records):
+            _row(table, str(number), tensor)
+        parts.append(table)
+    if show_notes:
+        parts += [Text(f"converted  {note}") for note in _notes(report.records)]
+    parts.append(Text(summary(report)))
+    return Group(*parts)
+
+
+def summary(report: Report) -> str:
+    """`12 records: 11 pass, 1 numeric mismatch`, with what was compared and the rule."""
+    count = len(report.records)
+    outcomes = ", ".join(f"{number} {outcome}" for outcome, number in sorted(report.outcomes.items()))
+    header = report.header
+    if header["command"] == "diff":
+        what = f"{header['a']} against {header['b']}"
+    else:
+        what = f"{header['kernel']} on {header['on']} against {header['against']}"
+    return f"{count} record{'s' if count != 1 else ''}: {outcomes} | {what} | {header['rule']}"
+
+
+def render_histogram(tensor: TensorResult) -> str:
+    """`0: 812, 1: 40, 2-3: 2`: how many elements are how many ULP off."""
+    return ", ".join(
+        f"{bucket_label(bucket)}: {count}" for bucket, count in enumerate(tensor.ulp_histogram) if count
+    )
+
+
+def _table() -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in _COLUMNS:
+        table.add_column(column, justify="left" if column in ("tensor", "side", "verdict") else "right")
+    return table
+
+
+def _row(table: Table, record: str, tensor: TensorResult) -> None:
+    verdict = "shown" if not tensor.judged else "pass" if tensor.passed else "FAIL"
+    errors, yardstick = tensor.errors, tensor.yardstick
+    name = tensor.tensor if tensor.when == "after" else f"{tensor.tensor} (input)"
+    table.add_row(
+        record,
+        name,
+        tensor.side,
+        "-" if errors is None else f"{errors.max_abs:.3g}",
+        "-" if errors is None else f"{errors.rms_ratio:.3g}",
+        "-" if yardstick is None else f"{yardstick.rms_ratio:.3g}",
+        "-" if errors is None else str(errors.max_ulp),
+        verdict,
+    )
+
+
+def _reasons(record: RecordResult) -> Iterator[Text]:
+    lines = [f"{record.outcome}: record {record.label}"]
+    if not record.tensors and not record.faults:
+        lines.append(f"  {record.reason}")
+    lines += [f"  {fault}" for fault in record.faults]
+    for tensor in record.tensors:
+        side = f"{tensor.side} " if tensor.side is Side.AGAINST else ""
+        lines += [f"  {side}{tensor.tensor}: {reason}" for reason in tensor.reasons]
+        if not tensor.passed and tensor.errors is not None:
+            lines.append(f"    ULP {render_histogram(tensor)}")
+    return (Text(line) for line in lines)
+
+
+def _worst_by_tensor(records: tuple[RecordResult, ...]) -> Iterator[tuple[int, TensorResult]]:
+    """For each operation, tensor and side the record where its RMS ratio is largest."""
+    worst: dict[tuple[str, str, str, str], tuple[int, TensorResult]] = {}
+    for record in records:
+        for tensor in record.tensors:
+            key = (record.op, tensor.when, tensor.tensor, tensor.side)
+            held = worst.get(key)
+            if held is None or _ratio(tensor) > _ratio(held[1]):
+                worst[key] = (record.number, tensor)
+    return iter(worst.values())
+
+
+def _ratio(tensor: TensorResult) -> float:
+    return 0.0 if tensor.errors is None else tensor.errors.rms_ratio
+
+
+def _notes(records: tuple[RecordResult, ...]) -> Iterator[str]:
+    """Each note once, with how many records it concerns."""
+    counts: dict[str, int] = {}
+    for record in records:
+        for note in record.notes:
+            counts[note] = counts.get(note, 0) + 1
+    return (f"{note} ({count} records)" for note, count in counts.items())
