@@ -128,6 +128,7 @@ class KernelEntry:
     conventions: Mapping[str, tuple[str, ...]]  # accepted values; one left out means its default only
     devices: tuple[str, ...] = ("cpu", "cuda")
     meaning: str = ""
+    needs: tuple[str, ...] = ()  # distributions, beyond this project's own requirements
 
 
 @dataclass(frozen=True)

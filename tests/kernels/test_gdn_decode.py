@@ -140,6 +140,24 @@ def test_a_token_without_a_slot_still_counts(naive: Any) -> None:
     assert OPERATION.touched(call)["state"].tolist() == [2, 4]
 
 
+def test_the_slot_that_is_read_decides_who_is_padding(naive: Any) -> None:
+    call = made(batch=2, steps=2, slots=5, head_dim=(8, 8), dtype="float32")
+    call = with_tensors(
+        call,
+        state_indices=torch.tensor([[-1, 3], [2, -1]], dtype=torch.int32),
+        num_accepted=torch.tensor([2, 2], dtype=torch.int32),
+    )
+    OPERATION.validate(call)
+    o, pool = written_out(call, naive(call))
+    assert np.isnan(o[1]).all()
+    for kernel in ("reference", "torch"):
+        found = run_kernel(OPERATION, kernel, call)
+        assert found["o"][1].isnan().all()
+        np.testing.assert_allclose(found["o"].numpy(), o, rtol=0, atol=SUMS * np.nanmax(np.abs(o)))
+        np.testing.assert_allclose(found["state"].numpy(), pool, rtol=0, atol=SUMS * np.abs(pool).max())
+    assert OPERATION.touched(call)["state"].tolist() == [3]
+
+
 @pytest.mark.parametrize("accepted", [1, 2, 3])
 def test_speculative_decode_reads_the_accepted_slot(accepted: int) -> None:
     call = made(batch=1, steps=3, slots=3, head_dim=(8, 8), dtype="float32")
