@@ -1,4 +1,4 @@
-"""An operation's tables in Markdown, from the operation itself: `python -m gdnbench_kernels.describe NAME`."""
+"""An operation's tables in Markdown, printed from it: `python -m gdnbench_kernels.describe NAME`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gdnbench_kernels.contract import Operation, Role
 
 
 def describe(operation: Operation) -> str:
-    """Tensors, scalars, conventions, conversions, stages and kernels, each a table under a heading of its name."""
+    """Tensors, scalars, conventions, conversions, stages and kernels: a heading and a table each."""
     sections = {
         "Tensors": _table(
             ("name", "axes", "dtypes", "role", "meaning"),
