@@ -11,7 +11,10 @@ from gdnbench.ops import operation
 from gdnbench_kernels.calling import run_kernel
 from gdnbench_kernels.contract import Call
 
-pytestmark = pytest.mark.gpu
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+]
 
 MADE: dict[str, dict[str, Any]] = {
     "gdn_prefill": {"seqlens": (70, 0, 300, 1), "heads": (2, 6), "initial_state": True, "state_layout": "KV"},
