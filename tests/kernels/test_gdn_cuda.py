@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import pytest
+import torch
 
 from gdnbench.ops import operation
 from gdnbench_kernels.calling import run_kernel
