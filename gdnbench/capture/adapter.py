@@ -55,6 +55,8 @@ class Observation:
     scalars: Mapping[str, Scalar]
     conventions: Mapping[str, str]
     dispatch: Mapping[str, Any] = field(default_factory=dict)
+    # Pools of which the call touches every row: spares asking the operation.
+    whole_pools: frozenset[str] = frozenset()
     finish: Finish | None = None  # off the hot path where the tensors are on a GPU
 
 

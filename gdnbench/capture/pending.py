@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gdnbench.capture.adapter import Observation, Seen
 from gdnbench.capture.layers import Layer
-from gdnbench.capture.pools import checksum, untouched_rows
+from gdnbench.capture.pools import checksum, digits, untouched_rows
 from gdnbench.capture.snapshot import Copied, snapshot
 from gdnbench.ops import operation
 from gdnbench.record import Pool, RecordDraft, RecordInfo, Status, TensorDraft
@@ -25,11 +25,12 @@ class PoolRows:
     numbers: tuple[int, ...]
     rows: Tensor | None = None
     untouched: Tensor | None = None
-    before: str | None = None
-    after: str | None = None
+    before: Tensor | None = None  # checksums of the untouched rows, on their way like all else
+    after: Tensor | None = None
 
     def recorded(self) -> Pool:
-        return Pool(self.slots, self.numbers, self.before, self.after)
+        before, after = (None if total is None else digits(total) for total in (self.before, self.after))
+        return Pool(self.slots, self.numbers, before, after)
 
 
 @dataclass(slots=True)
@@ -64,14 +65,19 @@ class PendingRecord:
                 self.after[name] = snapshot(tensor, reused=False)
             else:
                 self.after[name], rows.after = _copy_rows(tensor, rows, reused=False)
-        self.info = replace(self.info, pools={name: rows.recorded() for name, rows in self.pools.items()})
 
     def close_unfinished(self, error: BaseException) -> None:
         dispatch = {**self.info.dispatch, "raised": type(error).__name__}
         self.info = replace(self.info, status=Status.UNFINISHED, dispatch=dispatch)
 
+    def finish_info(self) -> RecordInfo:
+        """What is known of the call by now; copies must be complete."""
+        if not self.pools:
+            return self.info
+        return replace(self.info, pools={name: rows.recorded() for name, rows in self.pools.items()})
+
     def finish_inputs(self) -> dict[str, TensorDraft]:
-        """The inputs as they are stored; their copies must be complete."""
+        """The inputs as they are stored; their copies must be complete. May add to the info."""
         finish = self.observation.finish
         if finish is None:
             return {name: copied.draft(self.axes[name]) for name, copied in self.before.items()}
@@ -83,8 +89,8 @@ class PendingRecord:
         return {name: copied.draft(self.axes[name]) for name, copied in self.after.items()}
 
     def draft(self) -> RecordDraft:
-        before = self.finish_inputs()  # first: it adds to the info
-        return RecordDraft(self.info, before, self.finish_outputs())
+        before = self.finish_inputs()
+        return RecordDraft(self.finish_info(), before, self.finish_outputs())
 
 
 def open_record(
@@ -119,7 +125,6 @@ def open_record(
         status=Status.COMPLETE,
         scalars=observation.scalars,
         conventions=observation.conventions,
-        pools={name: rows.recorded() for name, rows in pools.items()},
         dispatch=dispatch,
     )
     return PendingRecord(observation, info, _axes(contract, observation.conventions), pools, before, {})
@@ -137,24 +142,26 @@ def _axes(contract: Operation, conventions: Mapping[str, str]) -> dict[str, tupl
 
 def _touched(contract: Operation, observation: Observation, full_pools: bool) -> dict[str, PoolRows]:
     names = [s.name for s in contract.tensors if s.pool_index is not None and s.name in observation.tensors]
-    if not names:
-        return {}
+    pools = {}
+    for name in names:
+        if full_pools or name in observation.whole_pools:
+            slots = observation.tensors[name].tensor.shape[0]
+            pools[name] = PoolRows(slots, tuple(range(slots)))
+    if len(pools) == len(names):
+        return pools
     tensors = {
         name: seen.tensor if seen.shape is None else seen.tensor.reshape(seen.shape)
         for name, seen in observation.tensors.items()
     }
     touched = contract.touched(Call(tensors, observation.scalars, observation.conventions))
-    pools = {}
     for name in names:
-        slots, rows = tensors[name].shape[0], touched[name]
-        if full_pools or rows.numel() == slots:
-            pools[name] = PoolRows(slots, tuple(range(slots)))
-        else:
+        if name not in pools:
+            slots, rows = tensors[name].shape[0], touched[name]
             pools[name] = PoolRows(slots, tuple(rows.tolist()), rows, untouched_rows(slots, rows))
     return pools
 
 
-def _copy_rows(seen: Seen, pool: PoolRows, *, reused: bool) -> tuple[Copied, str | None]:
+def _copy_rows(seen: Seen, pool: PoolRows, *, reused: bool) -> tuple[Copied, Tensor | None]:
     """The kept rows of a pool, and a checksum of the others."""
     if pool.rows is None or pool.untouched is None:
         return snapshot(seen, reused=reused), None
@@ -162,4 +169,4 @@ def _copy_rows(seen: Seen, pool: PoolRows, *, reused: bool) -> tuple[Copied, str
     some = torch.index_select(tensor, 0, pool.rows.to(tensor.device))
     # The gather is a copy already.
     copied = snapshot(Seen(some, None, seen.caller if seen.caller is not None else seen.tensor), reused=False)
-    return copied, checksum(tensor, pool.untouched)
+    return copied, snapshot(Seen(checksum(tensor, pool.untouched)), reused=False).data

@@ -19,8 +19,8 @@ def untouched_rows(slots: int, touched: Tensor) -> Tensor:
     return untouched.nonzero().squeeze(1)
 
 
-def checksum(pool: Tensor, rows: Tensor) -> str:
-    """16 hex digits over the bits of `rows` of `pool` [slots, ...], computed on the pool's device.
+def checksum(pool: Tensor, rows: Tensor) -> Tensor:
+    """64 bits (0-d, int64) over the bits of `rows` of `pool` [slots, ...], on the pool's device.
 
     A row's sum is sum(word[j] * (2j+1) * C) modulo 2**64 with C odd: each weight is odd, so a change of a
     single word always changes it. The sums are mixed and weighted by slot, so that rows that change places
@@ -30,7 +30,7 @@ def checksum(pool: Tensor, rows: Tensor) -> str:
     rows = rows.to(device=pool.device, dtype=torch.int64)
     row_words = pool[0].numel() if pool.shape[0] else 0
     if row_words == 0 or rows.numel() == 0:
-        return _digits(total)
+        return total
     positions = torch.arange(row_words, dtype=torch.int64, device=pool.device)
     weights = (2 * positions + 1) * _ODD
     block_rows = max(1, _BLOCK_WORDS // row_words)
@@ -39,7 +39,7 @@ def checksum(pool: Tensor, rows: Tensor) -> str:
         words = pool[block].view(_WORDS[pool.element_size()]).reshape(block.numel(), row_words)
         sums = (words.to(torch.int64) * weights).sum(dim=1)
         total += (_mixed(sums) * (2 * block + 1)).sum()
-    return _digits(total)
+    return total
 
 
 def _mixed(sums: Tensor) -> Tensor:
@@ -47,5 +47,6 @@ def _mixed(sums: Tensor) -> Tensor:
     return (sums ^ (sums >> 29)) * _ODD
 
 
-def _digits(total: Tensor) -> str:
+def digits(total: Tensor) -> str:
+    """A checksum as 16 hex digits."""
     return f"{int(total) & 0xFFFFFFFFFFFFFFFF:016x}"

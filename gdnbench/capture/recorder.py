@@ -83,7 +83,7 @@ class Recorder:
         nbytes = pending.nbytes
         if not self._room_for(nbytes):
             return
-        pending.token = self._journal.begin(pending.info, before)
+        pending.token = self._journal.begin(pending.finish_info(), before)
         if pending.token is None:
             self._count(dropped=1)
         else:
@@ -97,7 +97,7 @@ class Recorder:
             if pending.token is None:
                 return
             _synchronize(pending)
-            written = self._journal.end(pending.token, pending.info, pending.finish_outputs())
+            written = self._journal.end(pending.token, pending.finish_info(), pending.finish_outputs())
             self._count_record(pending, written, pending.nbytes)
         elif self._selection.full or not self._room_for(pending.nbytes):
             return

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,8 +14,7 @@ from gdnbench.record import TensorDraft, TensorMeta
 _PLAIN = (Tensor, torch.nn.Parameter)
 
 
-@dataclass(frozen=True, slots=True)
-class Copied:
+class Copied(NamedTuple):
     """A tensor on its way to the journal. From a GPU, `data` is filled once the stream has come this far."""
 
     data: Tensor  # contiguous, CPU, in the contract's shape
@@ -39,25 +38,21 @@ class Copied:
         return TensorDraft(data, meta)
 
 
-def plain(seen: Seen) -> Seen:
-    """`seen` itself, its tensor without its autograd history; TypeError if it is no plain strided tensor."""
-    for tensor in (seen.tensor, seen.caller):
-        if tensor is not None and (type(tensor) not in _PLAIN or tensor.layout is not torch.strided):
-            raise TypeError(
-                f"a {type(tensor).__name__} of layout {tensor.layout} cannot be copied bit for bit"
-            )
-    return Seen(seen.tensor.detach(), seen.shape, seen.caller if seen.caller is not None else seen.tensor)
-
-
 def snapshot(seen: Seen, *, reused: bool) -> Copied:
     """Copy the elements: at once from the CPU, on the current stream into pinned memory from a GPU.
 
     `reused`: the caller may write to the tensor before the copy has been dealt with. An output of a CPU call
-    is journalled before the caller sees it, so it is not copied if it is contiguous.
+    is journalled before the caller sees it, so it is not copied if it is contiguous. TypeError for tensors
+    whose elements are not here in plain strided form.
     """
-    tensor, shape, caller = plain(seen)
-    assert caller is not None
-    if tensor.device.type == "cpu":
+    tensor, shape, caller = seen
+    if caller is None:
+        caller = tensor
+    if type(tensor) not in _PLAIN or tensor.layout is not torch.strided:
+        raise TypeError(f"a {type(tensor).__name__} of layout {tensor.layout} cannot be copied bit for bit")
+    if tensor.requires_grad:
+        tensor = tensor.detach()  # a copy must not hang on to the graph, nor become part of it
+    if tensor.is_cpu:
         data = tensor.clone(memory_format=torch.contiguous_format) if reused else tensor.contiguous()
     else:
         # Torch keeps freed pinned blocks and hands them out once the copies into them are done.

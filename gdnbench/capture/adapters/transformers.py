@@ -71,6 +71,7 @@ class TransformersAdapter:
             scalars=scalars,
             conventions={"gate": "log", "state_layout": "KV", "qk": "raw" if raw else "normalised"},
             dispatch={"path": "recurrent" if recurrent else "chunk", "qk_heads_as_called": q.shape[2]},
+            whole_pools=frozenset({"state"}),
             finish=_collapse_if_repeated(q, k, v),
         )
 

@@ -1,0 +1,144 @@
+#!/usr/bin/env python
+"""What capturing costs a transformers model on the CPU: off, every call, every 16th step.
+
+    python scripts/bench_capture.py [--repeats 7] [--threads 2] [--prompt 512] [--steps 64]
+
+One Qwen3-Next model with random weights generates the same tokens again and again; the three modes alternate, so
+that what else the machine does meets them alike. A sealer process works beside them, as in `gdnbench capture`.
+An overhead is the median of the ratios within each round, not the ratio of medians.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from transformers import Qwen3NextConfig, Qwen3NextForCausalLM
+from transformers.utils import logging
+
+from gdnbench.capture import runtime
+from gdnbench.capture.options import CaptureOptions
+from gdnbench.capture.report import Report
+
+TARGETS = {"every call": 0.10, "every 16": 0.03}
+MODES = {"off": None, "every call": CaptureOptions(), "every 16": CaptureOptions(every=16)}
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    seconds: float
+    records: int
+    bytes: int
+
+
+def build_model() -> Any:
+    """Four layers, three of them linear attention; key heads 4, value heads 8, head dim 128."""
+    torch.manual_seed(0)
+    config = Qwen3NextConfig(
+        vocab_size=4096,
+        hidden_size=1024,
+        intermediate_size=3072,
+        num_hidden_layers=4,
+        num_attention_heads=8,
+        num_key_value_heads=2,
+        head_dim=128,
+        linear_num_key_heads=4,
+        linear_num_value_heads=8,
+        linear_key_head_dim=128,
+        linear_value_head_dim=128,
+        num_experts=8,
+        num_experts_per_tok=2,
+        moe_intermediate_size=512,
+        shared_expert_intermediate_size=512,
+    )
+    return Qwen3NextForCausalLM(config).eval()
+
+
+@contextlib.contextmanager
+def sealer(store: Path) -> Iterator[None]:
+    """The process that `gdnbench capture` has beside the program, for the whole benchmark."""
+    command = [sys.executable, "-m", "gdnbench.store.sealer", str(store), "--until-stdin-closes"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
+        yield
+        assert process.stdin is not None
+        process.stdin.close()
+
+
+def generate(model: Any, prompt: torch.Tensor, steps: int) -> float:
+    begun = time.perf_counter()
+    model.generate(prompt, max_new_tokens=steps + 1, min_new_tokens=steps + 1, do_sample=False)
+    return time.perf_counter() - begun
+
+
+def run(model: Any, prompt: torch.Tensor, steps: int, store: Path, options: CaptureOptions | None) -> Run:
+    if options is None:
+        return Run(generate(model, prompt, steps), 0, 0)
+    capture = runtime.Capture(store, options, report=Report(None), on_first_record=None)
+    capture.patcher.patch_loaded()
+    try:
+        seconds = generate(model, prompt, steps)
+    finally:
+        capture.patcher.restore()
+        capture.session.close()
+    counts = capture.session.counts
+    if counts.failures or counts.dropped:
+        raise SystemExit(f"not everything was recorded: {counts.summary()}")
+    return Run(seconds, counts.records, counts.bytes)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--prompt", type=int, default=512, help="tokens of the prompt")
+    parser.add_argument("--steps", type=int, default=64, help="decode steps")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    logging.set_verbosity_error()
+    model = build_model()
+    prompt = torch.randint(1, 4096, (1, options.prompt))
+    rounds: list[dict[str, Run]] = []
+    with tempfile.TemporaryDirectory() as folder, sealer(Path(folder) / "run.zarr"):
+        store = Path(folder) / "run.zarr"
+        for mode in MODES.values():  # warm up
+            run(model, prompt, 4, store, mode)
+        for number in range(options.repeats):
+            # A different mode goes first each time: the one after a heavy one inherits its dirty pages.
+            names = list(MODES)
+            order = names[number % 3 :] + names[: number % 3]
+            rounds.append({name: run(model, prompt, options.steps, store, MODES[name]) for name in order})
+    print_table(rounds, options)
+
+
+def print_table(rounds: list[dict[str, Run]], options: argparse.Namespace) -> None:
+    print(
+        f"Qwen3-Next, hidden 1024, 3 linear layers of 4, H 4, Hv 8, head dim 128, fp32; "
+        f"prefill {options.prompt} + {options.steps} decode steps; {options.threads} threads of "
+        f"{os.cpu_count()} CPUs; load {os.getloadavg()[0]:.1f}; {options.repeats} rounds"
+    )
+    print(f"{'mode':<12}{'median s':>10}{'overhead':>10}{'target':>8}{'records':>9}{'MiB':>8}{'us/call':>9}")
+    for name in MODES:
+        runs = [some[name] for some in rounds]
+        seconds, records = median(r.seconds for r in runs), runs[0].records
+        row = f"{name:<12}{seconds:>10.3f}"
+        if records:
+            overhead = median(some[name].seconds / some["off"].seconds - 1 for some in rounds)
+            cost = median(some[name].seconds - some["off"].seconds for some in rounds) / records
+            mib = runs[0].bytes / 2**20
+            row += f"{overhead:>10.1%}{TARGETS[name]:>8.0%}{records:>9}{mib:>8.1f}{cost * 1e6:>9.0f}"
+        print(row)
+
+
+if __name__ == "__main__":
+    main()
