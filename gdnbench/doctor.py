@@ -46,7 +46,12 @@ def examine() -> Iterator[Finding]:
 
 def _packages() -> Iterator[Finding]:
     """Every requirement of this distribution that applies here, extras included: installed, and in range?"""
-    for text in metadata.requires("gdnbench") or ():
+    try:
+        requirements = metadata.requires("gdnbench") or []
+    except metadata.PackageNotFoundError:
+        yield Finding("gdnbench", False, "found on the path but not installed", "pip install gdnbench")
+        return
+    for text in requirements:
         requirement = Requirement(text)
         extra = "hf" if requirement.marker and "hf" in str(requirement.marker) else ""
         if requirement.name == "gdnbench" or (
@@ -71,9 +76,7 @@ def _gpu() -> Finding:
         built = (
             f"torch is built for CUDA {torch.version.cuda}" if torch.version.cuda else "torch is a CPU build"
         )
-        remedy = (
-            "replay --on cpu needs none; --on cuda needs an NVIDIA GPU, its driver and a CUDA build of torch"
-        )
+        remedy = "only --on cuda needs one: an NVIDIA GPU, its driver and a CUDA build of torch"
         return Finding("GPU", False, f"none; {built}", remedy)
     major, minor = torch.cuda.get_device_capability()
     return Finding(

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -22,9 +22,19 @@ def table(headers: Sequence[str], rows: Sequence[Sequence[object]], right: Seque
         grid.add_column(header, justify="right" if header in right else "left", no_wrap=True)
     for row in rows:
         grid.add_row(*(str(cell) for cell in row))
+    return plain(grid)
+
+
+def plain(content: RenderableType) -> str:
+    """Anything rich can draw, as text that is not wrapped, without colours and without trailing blanks."""
     page = io.StringIO()
-    Console(file=page, width=UNWRAPPED, markup=False, highlight=False, emoji=False).print(grid)
+    Console(file=page, width=UNWRAPPED, markup=False, highlight=False, emoji=False).print(content)
     return "\n".join(line.rstrip() for line in page.getvalue().rstrip("\n").split("\n"))
+
+
+def print_wide(content: RenderableType) -> None:
+    """`content` on stdout, never wrapped."""
+    print(plain(content))
 
 
 def print_json(value: Any) -> None:

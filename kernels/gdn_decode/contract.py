@@ -102,6 +102,7 @@ KERNELS = {
         "gdnbench_kernels.gdn_decode.hf:hf",
         {STATE_LAYOUT.name: ("KV",), QK.name: QK.values},
         meaning="transformers' torch_recurrent_gated_delta_rule on gathered slots; one token a sequence",
+        needs=("transformers",),
     ),
 }
 

@@ -155,6 +155,7 @@ KERNELS = {
         "gdnbench_kernels.gdn_prefill.hf:hf",
         {STATE_LAYOUT.name: ("KV",), QK.name: QK.values},
         meaning="transformers' torch_chunk_gated_delta_rule, sequence by sequence",
+        needs=("transformers",),
     ),
 }
 

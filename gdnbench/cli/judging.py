@@ -1,0 +1,54 @@
+"""What `replay` and `diff` share: how close is close enough, and how the verdict is printed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+
+from gdnbench.cli.console import print_wide
+from gdnbench.errors import BadInputError
+from gdnbench.replay.export import to_json, to_junit
+from gdnbench.replay.render import render_table
+from gdnbench.replay.report import DiffReport, ReplayReport
+
+
+def tolerance(text: str | None) -> tuple[float, float] | None:
+    """ "1e-3" -> (1e-3, 0), "1e-3,1e-2" -> (absolute, relative); BadInputError for anything else."""
+    if text is None:
+        return None
+    try:
+        absolute, relative = (float(part) for part in (text if "," in text else f"{text},0").split(","))
+    except ValueError:
+        raise BadInputError(f"--tol {text!r} is not ABS or ABS,REL, such as 1e-3 or 1e-3,1e-2") from None
+    return absolute, relative
+
+
+def factors(texts: list[str] | None, default: float) -> tuple[float, dict[str, float]]:
+    """`["2", "state=4"]` -> (2.0, {"state": 4.0}); BadInputError for anything else."""
+    by_tensor: dict[str, float] = {}
+    for text in texts or ():
+        name, named, value = text.rpartition("=")
+        try:
+            factor = float(value)
+        except ValueError:
+            raise BadInputError(f"--k {text!r} is not a number or TENSOR=NUMBER") from None
+        if named:
+            by_tensor[name] = factor
+        else:
+            default = factor
+    return default, by_tensor
+
+
+def finish(report: ReplayReport | DiffReport, json: bool, junit: Path | None) -> None:
+    """Print a report and end the command with its exit code."""
+    if junit is not None:
+        try:
+            junit.write_text(to_junit(report), encoding="utf-8")
+        except OSError as error:
+            raise BadInputError(f"--junit {junit} cannot be written: {error.strerror}") from None
+    if json:
+        print(to_json(report))
+    else:
+        print_wide(render_table(report))
+    raise typer.Exit(report.exit_code)

@@ -1,0 +1,64 @@
+"""`gdnbench replay`: run recorded calls again, through any kernel, and judge what comes out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gdnbench.cli.arguments import record_numbers
+from gdnbench.cli.console import progress
+from gdnbench.cli.judging import factors, finish, tolerance
+from gdnbench.store.recover import open_store
+
+
+def replay(
+    store: Annotated[Path, typer.Argument(help="A store: folder or .zip.")],
+    records: Annotated[str | None, typer.Argument(help="Which records, like 0,3-5; all if left out.")] = None,
+    kernel: Annotated[
+        str, typer.Option(help="reference, torch, hf, package.module:function or FILE.py:function.")
+    ] = "torch",
+    against: Annotated[str, typer.Option(help="reference, recorded, or another kernel.")] = "reference",
+    on: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    op: Annotated[str | None, typer.Option(help="Only records of this operation.")] = None,
+    k: Annotated[
+        list[str] | None,
+        typer.Option(help="Pass at k times torch's error; TENSOR=K for one tensor; may repeat. Default 2."),
+    ] = None,
+    tol: Annotated[str | None, typer.Option(help="Pass at this difference instead: ABS or ABS,REL.")] = None,
+    bitwise: Annotated[bool, typer.Option("--bitwise", help="Pass only when every bit is equal.")] = False,
+    isolate: Annotated[
+        bool | None,
+        typer.Option(help="In a process of its own. Default: for functions of yours, and on cuda."),
+    ] = None,
+    timeout: Annotated[float | None, typer.Option(help="Seconds until a record counts as hung.")] = None,
+    save: Annotated[Path | None, typer.Option(help="Write outputs into a run store, for diff.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="One object instead of a table.")] = False,
+    junit: Annotated[Path | None, typer.Option(help="Also write a JUnit XML file.")] = None,
+) -> None:
+    """Replay recorded calls through a kernel and judge its outputs.
+
+    Exit status: 0 all pass; 1 a mismatch, crash or hang; 3 something could not run here.
+    """
+    from gdnbench.replay.replay import replay as replay_records
+
+    factor, by_tensor = factors(k, 2.0)
+    with open_store(store) as opened, progress("replay") as advance:
+        report = replay_records(
+            opened,
+            kernel=kernel,
+            against=against,
+            on=on,
+            records=None if records is None else record_numbers(records, len(opened.records)),
+            op=op,
+            k=factor,
+            k_by_tensor=by_tensor,
+            tol=tolerance(tol),
+            bitwise=bitwise,
+            isolate=isolate,
+            timeout=timeout,
+            save=save,
+            progress=lambda done, total, _: advance(done, total),
+        )
+    finish(report, json, junit)
