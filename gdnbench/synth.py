@@ -9,7 +9,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from torch import Tensor
 
-from gdnbench.capture.pools import checksum, untouched_rows
+from gdnbench.capture.pools import checksum, digits, untouched_rows
 from gdnbench.errors import BadInputError
 from gdnbench.ops import operation
 from gdnbench.record import Pool, RecordDraft, RecordInfo, Status, TensorDraft, TensorMeta
@@ -80,8 +80,8 @@ def draft(op: str, call: Call, *, index: int = 0) -> RecordDraft:
             name: Pool(
                 slots=len(inputs[name]),
                 rows=tuple(touched.tolist()),
-                untouched_before=checksum(inputs[name], untouched_rows(len(inputs[name]), touched)),
-                untouched_after=checksum(outputs[name], untouched_rows(len(inputs[name]), touched)),
+                untouched_before=digits(checksum(inputs[name], untouched_rows(len(inputs[name]), touched))),
+                untouched_after=digits(checksum(outputs[name], untouched_rows(len(inputs[name]), touched))),
             )
             for name, touched in rows.items()
         },
