@@ -1,7 +1,7 @@
 """The writer of a journal: where a captured call goes while the program waits.
 
-`append` is one `os.writev` of a header and the tensors' own memory. What it has returned from survives the death of
-the process; the sealer moves it into the store later. The format is described in `journal_format`.
+`append` is one `os.writev` of a header and the tensors' own memory. What it has returned from survives the
+death of the process; the sealer moves it into the store later. The format is described in `journal_format`.
 
 A folder `<store>/.journal/<segment>/` holds the journal of one process:
 
@@ -46,15 +46,17 @@ class JournalStats:
 
 
 class JournalWriter:
-    """Appends records to the journal of a new segment. Thread safe; after a fork it belongs to the parent alone.
+    """Appends records to a new segment's journal. Thread safe; after a fork it belongs to the parent alone.
 
-    Never raises for what the disk does: on the first I/O error it turns itself off, keeps that error's text and
-    counts every later call as dropped. BadInputError is for a draft that is not contiguous on the CPU, or whose
-    fields JSON cannot hold; OSError only from the constructor, when the journal cannot be made at all.
+    Never raises for what the disk does: on the first I/O error it turns itself off, keeps that error's text
+    and counts every later call as dropped. BadInputError is for a draft that is not contiguous on the CPU, or
+    whose fields JSON cannot hold; OSError only from the constructor, when the journal cannot be made at all.
 
     `limit_bytes` bounds the bytes in files that are not sealed yet. Beyond it `append` waits for the sealer
-    ("block") or drops the record ("drop"). A blocked writer whose segment has had no live sealer for `patience_s`
-    goes over to dropping until something is sealed again, so that the program can never hang for good.
+    ("block") or drops the record ("drop"). A blocked writer whose segment has had no live sealer for
+    `patience_s` goes over to dropping until something is sealed again, so that the program can never hang for
+    good.
+
     `compression` is the zstd level of the store, None for off.
     """
 
@@ -100,11 +102,11 @@ class JournalWriter:
         return self._put(Kind.RECORD, draft.info, draft.before, draft.after) is not None
 
     def begin(self, info: RecordInfo, before: Mapping[str, TensorDraft]) -> int | None:
-        """Write a call's inputs and have them on disk on return; the token is for `end`. None: dropped, and counted."""
+        """Have a call's inputs on disk on return; the token is for `end`. None: dropped, and counted."""
         return self._put(Kind.BEGIN, info, before, {})
 
     def end(self, token: int | None, info: RecordInfo, after: Mapping[str, TensorDraft]) -> bool:
-        """Finish the call that `begin` returned `token` for. Never waits: its inputs hold their place already."""
+        """Finish the call that `token` began. Never waits for room: its inputs have theirs already."""
         return token is not None and self._put(Kind.END, info, {}, after, begun=token) is not None
 
     def close(self, summary: Mapping[str, Any]) -> None:
@@ -119,7 +121,7 @@ class JournalWriter:
                 "blocked_seconds": self._blocked_seconds,
                 "error": self._error,
             }
-            # On a full disk the segment ends like a killed one; its last entry tells what was dropped until then.
+            # On a full disk the segment ends like a killed one; its last entry tells the drops until then.
             with contextlib.suppress(OSError):
                 self._log.write(
                     Kind.CLOSE, plain_json(closing), (), records=self._records, dropped=self._dropped
@@ -151,11 +153,8 @@ class JournalWriter:
             return None
         entering = {name: buffer_of(name, draft.data) for name, draft in before.items()}
         leaving = {name: buffer_of(name, draft.data) for name, draft in after.items()}
-        header = (
-            f'{{"begin":{begun},"info":{info_json(info)}'
-            if begun is not None
-            else f'{{"info":{info_json(info)}'
-        )
+        begin = "" if begun is None else f'"begin":{begun},'
+        header = f'{{{begin}"info":{info_json(info)}'
         with self._lock:
             if self._error is not None or not self._log.is_open:
                 self._dropped += 1
@@ -168,7 +167,10 @@ class JournalWriter:
                 carried = self._find_carried(info.layer, entering)
                 header += f',"before":{tensors_json(before, carried)},"after":{tensors_json(after, {})}}}'
                 fresh = [buffer for name, buffer in entering.items() if name not in carried]
-                number = self._write(kind, info.layer, header.encode(), fresh, leaving)
+                number, places = self._write(kind, header.encode(), fresh, leaving)
+                # What a call only returns enters no other call by that name; END does not know its inputs.
+                for name in leaving.keys() & entering.keys() if kind is Kind.RECORD else leaving:
+                    self._carry.keep(info.layer, name, leaving[name], places[name])
                 if kind is Kind.BEGIN:
                     self._log.sync()
             except OSError as error:
@@ -184,24 +186,19 @@ class JournalWriter:
         return {name: place for name, place in found.items() if place is not None}
 
     def _write(
-        self, kind: Kind, layer: str, header: bytes, fresh: list[Buffer], leaving: Mapping[str, Buffer]
-    ) -> int:
-        sums = [checksum(buffer) for buffer in (*fresh, *leaving.values())]
-        number, places = self._log.write(
-            kind,
-            header,
-            (*fresh, *leaving.values()),
-            records=self._records,
-            dropped=self._dropped,
-            total=sum(sums),
+        self, kind: Kind, header: bytes, fresh: list[Buffer], leaving: Mapping[str, Buffer]
+    ) -> tuple[int, dict[str, Carried]]:
+        """Number of the new entry, and where the tensors in `leaving` now stand."""
+        payloads = (*fresh, *leaving.values())
+        sums = [checksum(payload) for payload in payloads]
+        number, offsets = self._log.write(
+            kind, header, payloads, records=self._records, dropped=self._dropped, total=sum(sums)
         )
-        left = zip(leaving.items(), places[len(fresh) :], sums[len(fresh) :], strict=True)
-        for (name, buffer), at, total in left:
-            self._carry.keep(layer, name, buffer, Carried(at, total))
-        return number
+        places = [Carried(at, total) for at, total in zip(offsets, sums, strict=True)]
+        return number, dict(zip(leaving, places[len(fresh) :], strict=True))
 
     def _make_room(self, nbytes: int) -> bool:
-        """Have a file with room for `nbytes` more within the queue's bound; False if the record must be dropped."""
+        """Have a file and, within the queue's bound, room for `nbytes` more; False: the record is dropped."""
         if self._log.has_records and self._log.offset + nbytes > self._file_bytes:
             self._next_file()
         if not self._over_limit(nbytes):
@@ -217,7 +214,7 @@ class JournalWriter:
         return queued + nbytes > self._limit and not alone
 
     def _wait_for_room(self, nbytes: int) -> bool:
-        """Wait for the sealer to free a file; False once it shows no life, and from then on until it frees one."""
+        """Wait for the sealer to free a file; False once it shows no life, until it frees one after all."""
         queued = self._log.queued_bytes()
         if self._given_up_at is not None and queued >= self._given_up_at:
             return False

@@ -24,8 +24,9 @@ class _Held:
 class StateCarry:
     """Copies of the mutated tensors as each layer last left them, up to `limit_bytes` in all.
 
-    A copy, not a reference to the caller's tensor: that may be a live buffer the next step writes in place. Keeping
-    one and comparing take 5 us each for a 256 KiB state; writing it again takes 130 us and twice the queue.
+    A copy, not a reference to the caller's tensor: that may be a live buffer the next step writes in place.
+    Keeping one and comparing take 5 us each for a 256 KiB state; writing it again takes 130 us and twice the
+    queue.
     """
 
     def __init__(self, limit_bytes: int) -> None:
@@ -34,7 +35,7 @@ class StateCarry:
         self._held: dict[tuple[str, str], _Held] = {}
 
     def find(self, layer: str, name: str, buffer: Buffer) -> Carried | None:
-        """Where the bytes of `buffer` stand already, if tensor `name` of `layer` was left with exactly them."""
+        """Where the bytes of `buffer` stand, if `layer` left tensor `name` with exactly them."""
         held = self._held.get((layer, name))
         if held is None or held.place is None or held.words.nbytes != len(buffer):
             return None

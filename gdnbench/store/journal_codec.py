@@ -1,4 +1,4 @@
-"""A journal's headers and payloads: records as JSON and bytes, made with as little work as the hot path can do."""
+"""A journal's headers and payloads: records as JSON and bytes, with as little work as the hot path allows."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ Buffer = ctypes.Array[ctypes.c_char]
 def buffer_of(name: str, tensor: Tensor) -> Buffer:
     """The bytes of a contiguous CPU tensor, not copied; the tensor must outlive the view.
 
-    ctypes because it takes 0.4 us and every dtype and rank; `Tensor.numpy` knows no bf16 and takes 2 us through views.
+    ctypes because it takes 0.4 us and every dtype and rank; `Tensor.numpy` knows no bf16 and takes 2 us
+    through views.
     """
     if tensor.device.type != "cpu" or not tensor.is_contiguous():
         raise BadInputError(

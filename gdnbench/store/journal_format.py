@@ -1,32 +1,32 @@
 """Bytes of a journal: the append-only log between a captured call and the store.
 
-A segment's journal is the folder `<store>/.journal/<segment>/` with files `<8 digits>.log`, each a row of entries.
-All integers are little-endian; every entry, payload and trailer starts at a multiple of 8 bytes.
+A segment's journal is the folder `<store>/.journal/<segment>/` with files `<8 digits>.log`, each a row of
+entries. All integers are little-endian; every entry, payload and trailer starts at a multiple of 8 bytes.
 
-    entry    | prefix, 56 bytes           | see `Prefix`: magic "GDNJ", version, kind, numbers, lengths, two CRC-32
+    entry    | prefix, 56 bytes           | magic "GDNJ", version, then as `Prefix`; its own CRC-32 last
              | payload lengths, uint64[n] | bytes of each payload, padding not counted
              | header                     | UTF-8 JSON, padded with spaces to 8 bytes
              | payloads                   | elements of the tensors, contiguous, each zero-padded to 8 bytes
-             | trailer, 24 bytes          | magic "JEND", header CRC, entry number, sum of the payloads' checksums
+             | trailer, 24 bytes          | magic "JEND", header CRC, entry number, payload checksum
 
-| kind   | header                                                                       | payloads                |
-|--------|------------------------------------------------------------------------------|-------------------------|
-| OPEN   | kind and compression of the store, segment, process, provenance; first in every file | none            |
-| RECORD | info, before, after                                                          | before, then after      |
-| BEGIN  | info, before; on disk (fdatasync) before the call starts                     | before                  |
-| END    | begin (number of the BEGIN entry), info, after                               | after                   |
-| CLOSE  | summary; the writer ended in order                                           | none                    |
+| kind   | header                                                            | payloads           |
+|--------|-------------------------------------------------------------------|--------------------|
+| OPEN   | `Opening`: kind, segment, compression, process, provenance; first in every file | none |
+| RECORD | info, before, after                                               | before, then after |
+| BEGIN  | info, before; on disk (fdatasync) before the call starts          | before             |
+| END    | begin (number of the BEGIN entry), info, after                    | after              |
+| CLOSE  | summary, error, blocked_seconds; the writer ended in order        | none               |
 
-`before` and `after` map a tensor's name to its `TensorMeta`. A description with `at` and `sum` has no payload: its
-bytes are those at that offset of the same file (the state that left the layer's previous step).
+`before` and `after` map a tensor's name to its `TensorMeta`. A description with `at` and `sum` has no
+payload: its bytes are those at that offset of the same file (the state that left the layer's previous step).
 
-Why a reader trusts an entry: the prefix's own CRC makes its lengths safe to follow, the header CRC covers lengths
-and JSON, the trailer says that the last byte arrived, its sum that the payloads are those that were written. A
-writer killed inside `writev` leaves a file that ends early, at any byte: the tail is torn and is skipped. Anything
-else that does not fit is damage, and said to be.
+Why a reader trusts an entry: the prefix's own CRC makes its lengths safe to follow, the header CRC covers
+lengths and JSON, the trailer says that the last byte arrived, its sum that the payloads are those that were
+written. A writer killed inside `writev` leaves a file that ends early, at any byte: the tail is torn and is
+skipped. Anything else that does not fit is damage, and said to be.
 
-The payload checksum is the wrapping sum of 64-bit words: 6 us for a 256 KiB state where CRC-32 takes 60. It finds
-every single flipped bit and every block that reads back as zeros, which is what it is for.
+The payload checksum is the wrapping sum of 64-bit words: 6 us for a 256 KiB state where CRC-32 takes 60. It
+finds every single flipped bit and every block that reads back as zeros, which is what it is for.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class JournalRefusedError(StoreError):
 
 
 class JournalDamage(StoreError):
-    """Bytes of a journal that are not what its writer wrote; the message says file, byte and what is wrong."""
+    """Bytes that are not what the journal's writer wrote; the message says file, byte and what is wrong."""
 
 
 class Kind(IntEnum):
@@ -129,7 +129,7 @@ def pack_trailer(header_crc: int, number: int, checksum: int) -> bytes:
 
 
 def unpack_prefix(data: bytes, where: str) -> Prefix:
-    """The prefix in `data` (PREFIX_BYTES long). StoreError for a newer version, JournalDamage for anything else."""
+    """The prefix in `data`, PREFIX_BYTES long; JournalRefusedError for a newer version."""
     magic, version, kind, number, records, dropped, header, count, payload, header_crc, own = _PREFIX.unpack(
         data
     )
@@ -149,7 +149,7 @@ def unpack_prefix(data: bytes, where: str) -> Prefix:
 
 
 def unpack_head(prefix: Prefix, data: bytes, where: str) -> tuple[tuple[int, ...], dict[str, Any]]:
-    """Payload lengths and header of an entry from the bytes that follow its prefix; JournalDamage if they differ."""
+    """Payload lengths and header from the bytes after the prefix; JournalDamage if they do not match it."""
     if zlib.crc32(data) != prefix.header_crc:
         raise JournalDamage(f"{where}: the entry's header does not match its checksum")
     lengths = struct.unpack_from(f"<{prefix.payload_count}Q", data)

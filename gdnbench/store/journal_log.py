@@ -1,4 +1,4 @@
-"""The files of one journal as their writer sees them: create, append an entry, go on to the next file, let go."""
+"""A journal's files as their writer sees them: create, append an entry, go on to the next file, let go."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from gdnbench.store.journal_format import Kind, pack_head, pack_trailer, padding
 JOURNAL_FOLDER = ".journal"
 WRITER_LOCK = "writer.lock"
 SEALER_LOCK = "sealer.lock"
+UNBORN = ".new-"  # before the name of a journal that is being made
 
 _IOV_MAX = os.sysconf("SC_IOV_MAX")
 _PADS = tuple(bytes(n) for n in range(8))
@@ -49,7 +50,7 @@ class JournalLog:
 
     def _create(self) -> None:
         """Made under a hidden name: a journal that can be seen is locked and has its first entry."""
-        hidden = self.folder.with_name(f".new-{self.folder.name}")
+        hidden = self.folder.with_name(UNBORN + self.folder.name)
         hidden.mkdir(parents=True)
         flags = os.O_CREAT | os.O_RDWR | os.O_CLOEXEC
         try:
@@ -119,8 +120,8 @@ class JournalLog:
             while written < nbytes:
                 written += os.writev(self._fd, _after(pieces, written)[:_IOV_MAX])
         except BaseException:
-            # Also for an exception that a signal handler of the program raises here. A whole entry is never cut off:
-            # a sealer may have it mapped.
+            # Also for an exception that a signal handler of the program raises here. A whole entry is never
+            # cut off: a sealer may have it mapped.
             if os.fstat(self._fd).st_size < self.offset + nbytes:
                 os.ftruncate(self._fd, self.offset)
             raise
@@ -157,7 +158,7 @@ class JournalLog:
         return self._fd >= 0
 
     def release(self) -> None:
-        """Close the files and give the writer's lock back (in a forked child: only the child's share of it)."""
+        """Close the files and give back the writer's lock; in a forked child, only the child's share."""
         for fd in (self._fd, self._sealer_lock, self._writer_lock):
             if fd >= 0:
                 os.close(fd)

@@ -1,4 +1,4 @@
-"""Reads a journal while it is being written, or after its writer is gone: every finished record once, in order."""
+"""Reads a journal, growing or left behind by its writer: every finished record once, in order."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _UNREADABLE = (JournalDamage, BadInputError, KeyError, TypeError, ValueError)
 
 @dataclass(frozen=True, slots=True)
 class JournalRecord:
-    """A finished record. Its tensors are views of a private map of the file; they outlive the file's deletion."""
+    """A finished record. Its tensors view a private map of the file and outlive the file's deletion."""
 
     number: int  # in the segment, from 0, in the order in which calls were finished
     draft: RecordDraft
@@ -61,7 +61,7 @@ class _Begun:
 
 
 def writer_lives(folder: Path) -> bool:
-    """Whether a process holds the writer's lock of the journal in `folder`; without a lock file nobody does."""
+    """Whether a process holds the writer's lock in the journal `folder`; without a lock file none does."""
     try:
         fd = os.open(folder / WRITER_LOCK, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -76,7 +76,7 @@ def writer_lives(folder: Path) -> bool:
 
 
 class JournalReader:
-    """Follows one segment's journal. `poll` yields what was finished since; the rest says how the writer fares.
+    """Follows one segment's journal: `poll` yields what was finished since, the rest says how it stands.
 
     Only whole entries are mapped, and a writer never cuts a whole entry off, so no access can fault.
     """
@@ -97,7 +97,7 @@ class JournalReader:
         self._begun: dict[int, _Begun] = {}
 
     def poll(self, sealed: int = 0) -> Iterator[JournalRecord]:
-        """Records from number `sealed` on that were finished since the last poll, as far as the caller takes them.
+        """Records from number `sealed` on that were finished since the last poll.
 
         StoreError if the journal is of a newer version; damage is noted in `damage` and skipped.
         """
@@ -116,7 +116,7 @@ class JournalReader:
         ]
 
     def releasable(self, sealed: int) -> list[Path]:
-        """Undamaged files of which nothing is needed any more once records below `sealed` are in the store."""
+        """Undamaged files that nothing needs any more once the records below `sealed` are in the store."""
         waiting = {begun.file.number for begun in self._begun.values()}
         return [
             file.path

@@ -16,9 +16,11 @@ from gdnbench.store.summary import SegmentSummary, segment_summary
 
 
 def open_store(path: str | os.PathLike[str], *, notes: TextIO | None = None) -> Store:
-    """The store at `path`, after sealing the journals of dead processes if it is a folder that can be written.
+    """The store at `path`, after sealing the journals of dead processes if it is a folder that can be
+    written.
 
-    Says on `notes` (stderr) what was recovered and what was left. StoreError if there is no store, or as `Store.open`.
+    Says on `notes` (stderr) what was recovered and what was left. StoreError if there is no store, or as
+    `Store.open`.
     """
     place = Path(path)
     stream = sys.stderr if notes is None else notes
@@ -30,7 +32,7 @@ def open_store(path: str | os.PathLike[str], *, notes: TextIO | None = None) -> 
             print(f"gdnbench: the journal of {place} is kept, it cannot be sealed: {error}", file=stream)
     elif segments:
         print(
-            f"gdnbench: {place} cannot be written; the journals of {len(segments)} segments in it are not listed",
+            f"gdnbench: {place} cannot be written; what its {len(segments)} journals hold is not listed",
             file=stream,
         )
     return Store.open(place)

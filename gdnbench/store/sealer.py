@@ -1,20 +1,22 @@
 """Moves journals into the store: batches of finished records, each visible at once or not at all.
 
-What is sealed is read off the store itself: a batch is named by the number of its first record and says how many it
-holds. A sealer that is killed at any instant and started again goes on after the last visible batch, so no record is
-lost and none comes twice. A journal file is deleted only when all its records are visible.
+What is sealed is read off the store itself: a batch is named by the number of its first record and says how
+many it holds. A sealer that is killed at any instant and started again goes on after the last visible batch,
+so no record is lost and none comes twice. A journal file is deleted only when all its records are visible.
 
     python -m gdnbench.store.sealer STORE [--until-stdin-closes]
 
-runs it as a low-priority process: until standard input closes if so asked, and in any case until every journal it
-saw has been sealed and nothing new came for a second.
+runs it as a low-priority process: until standard input closes if so asked, and in any case until every
+journal it saw has been sealed and nothing new came for a second.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import select
+import shutil
 import signal
 import sys
 import time
@@ -23,12 +25,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gdnbench.errors import GdnbenchError
+from gdnbench.store.journal_log import UNBORN
 from gdnbench.store.journal_reader import writer_lives
 from gdnbench.store.layout import JOURNAL, is_name
 from gdnbench.store.segment_sealer import SegmentSealer
 
 IDLE_SECONDS = 0.05
 LINGER_SECONDS = 1.0
+UNBORN_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +62,7 @@ class Sealer:
         self._refused: dict[str, str] = {}
 
     def poll(self) -> Progress:
-        """Seal what is ready now. StoreError if the store cannot be written; the journals are then still there."""
+        """Seal what is ready now. StoreError if the store cannot be written; the journals are kept then."""
         live, busy = [], []
         for name in self._journals():
             if name in self._segments or name in self._refused:
@@ -77,9 +81,10 @@ class Sealer:
         return self._progress(live, busy)
 
     def run(self, stop: Callable[[], bool], progress: Callable[[Progress], None]) -> Progress:
-        """Poll, telling `progress` each time, until `stop()` holds; then once more, and let go of the segments.
+        """Poll, telling `progress` each time, until `stop()` holds; then once more, and let go.
 
-        On return every journal whose process had ended when `stop()` first held is sealed. StoreError as `poll`.
+        On return every journal whose process had ended when `stop()` first held is sealed. StoreError as
+        `poll`.
         """
         try:
             while True:
@@ -98,12 +103,22 @@ class Sealer:
             sealer.close()
 
     def _journals(self) -> list[str]:
-        """Segments that have a journal, oldest first. Hidden ones are still being made."""
+        """Segments that have a journal, oldest first. A hidden one is in the making, or was when its maker died."""
         try:
             names = os.listdir(self._store / JOURNAL)
         except FileNotFoundError:
             return []
+        for name in names:
+            if not is_name(name):
+                self._clear_unborn(self._store / JOURNAL / name)
         return sorted(name for name in names if is_name(name))
+
+    def _clear_unborn(self, folder: Path) -> None:
+        """Remove a journal whose process died while making it, which takes far less than the wait here."""
+        with contextlib.suppress(OSError):
+            old = time.time() - folder.stat().st_mtime > UNBORN_SECONDS
+            if old and folder.name.startswith(UNBORN) and not writer_lives(folder):
+                shutil.rmtree(folder)
 
     def _progress(self, live: list[str], busy: list[str]) -> Progress:
         sealers = self._segments.values()

@@ -99,7 +99,8 @@ class SegmentSealer:
         return 0 if self.ended else sum(path.stat().st_size for path in self.reader.logs())
 
     def step(self) -> str | None:
-        """Seal what is ready; at the journal's end also its summary. Why this journal cannot be sealed, if so.
+        """Seal what is ready; at the journal's end also its summary. Why this journal cannot be sealed, if
+        so.
 
         StoreError if the store cannot be written.
         """
@@ -119,7 +120,9 @@ class SegmentSealer:
         return None
 
     def _add(self, record: JournalRecord) -> None:
-        """Gather `record` for the next batch; the one before it is sealed first if the two cannot share a batch."""
+        """Gather `record` for the next batch; the one before it is sealed first if the two cannot share a
+        batch.
+        """
         follows = not self._pending or record.number == self._pending[-1].number + 1
         if not follows or len(self._pending) == BATCH_RECORDS or self._pending_bytes >= BATCH_BYTES:
             self._seal_pending()

@@ -30,14 +30,18 @@ class SegmentSummary:
 
 
 def write_summary(store: Path, segment: str, summary: SegmentSummary) -> None:
-    """Put `summary` into the store, while the segment's `StoreWriter` is open; a segment's first summary stays."""
+    """Put `summary` into the store, while the segment's `StoreWriter` is open; a segment's first summary
+    stays.
+    """
     folder = store / SEGMENTS / segment / END
     folder.mkdir(exist_ok=True)
     publish(folder / METADATA, group_json(asdict(summary)), store / INCOMING / segment, durable=True)
 
 
 def segment_summary(store: Path, segment: str) -> SegmentSummary | None:
-    """How `segment` ended; None while its process lives or its journal is not sealed. StoreError if it is damaged."""
+    """How `segment` ended; None while its process lives or its journal is not sealed. StoreError if it is
+    damaged.
+    """
     path = store / SEGMENTS / checked_name(segment, "segment") / END
     try:
         text = (path / METADATA).read_bytes()

@@ -1,7 +1,7 @@
-"""Deterministic calls: record `n` can be made, and checked bit for bit, anywhere and without the code under test.
+"""Deterministic calls: call `n` can be made and checked bit for bit without the code under test.
 
-Their sizes differ, one payload is empty and some have odd lengths; the bits are random, so every NaN payload and
-subnormal comes along. State `n + 1` leaves call `n` and enters call `n + 1`, as in decode.
+Their sizes differ, one payload is empty and some have odd lengths; the bits are random, so every NaN payload
+and subnormal comes along. State `n + 1` leaves call `n` and enters call `n + 1`, as in decode.
 """
 
 from __future__ import annotations

@@ -161,12 +161,15 @@ def test_a_forked_child_neither_writes_nor_keeps_the_lock(tmp_path: Path) -> Non
         return int(writer.append(calls.draft(1)))
 
     assert in_child(child_appends) == 0
+    started, start = os.pipe()
     lingering = os.fork()
     if lingering == 0:
         os.close(hold)
+        os.write(start, b".")
         os.read(release, 1)
         os._exit(0)
     try:
+        assert os.read(started, 1) == b"."
         writer.append(calls.draft(2))
         assert writer_lives(folder_of(tmp_path, writer))
         writer.close({"from": "parent"})
@@ -174,7 +177,8 @@ def test_a_forked_child_neither_writes_nor_keeps_the_lock(tmp_path: Path) -> Non
     finally:
         os.close(hold)
         os.waitpid(lingering, 0)
-        os.close(release)
+        for fd in (release, started, start):
+            os.close(fd)
     reader = JournalReader(folder_of(tmp_path, writer))
     assert_calls(list(reader.poll()), [0, 2])
     assert reader.closed is not None

@@ -213,7 +213,7 @@ def test_a_call_that_never_came_back_is_a_record_with_its_inputs(tmp_path: Path)
 def test_a_sealer_that_stops_between_any_two_steps_of_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps_before_crash: int
 ) -> None:
-    """The end has several steps (batches, the unfinished, the summary, the deletions): each may be the last."""
+    """The end has many steps (batches, the unfinished, the summary, deletions): each may be the last."""
     writer = new_writer(tmp_path, file_bytes=SMALL_FILES)
     for n in range(10):
         writer.append(calls.draft(n))
@@ -292,6 +292,17 @@ def test_a_record_that_cannot_be_stored_does_not_stop_the_others(tmp_path: Path)
     assert sealed_records(tmp_path, writer.segment) == 4
 
 
+def test_a_journal_whose_process_died_while_making_it_is_removed_later(tmp_path: Path) -> None:
+    unborn = tmp_path / ".journal" / ".new-1-2-3"
+    unborn.mkdir(parents=True)
+    (unborn / "writer.lock").touch()
+    Sealer(tmp_path).poll()
+    assert unborn.exists(), "it may be in the making"
+    os.utime(unborn, (0, 0))
+    Sealer(tmp_path).poll()
+    assert not unborn.exists()
+
+
 def test_a_store_of_another_kind_keeps_the_journal(tmp_path: Path) -> None:
     StoreWriter(tmp_path, kind="synth").close()
     writer = new_writer(tmp_path)
@@ -348,7 +359,7 @@ def test_a_read_only_store_is_opened_as_it_is(tmp_path: Path, monkeypatch: pytes
     notes = io.StringIO()
     with open_store(tmp_path, notes=notes) as store:
         assert len(store.records) == 0
-    assert "cannot be written; the journals of 1 segments in it are not listed" in notes.getvalue()
+    assert "cannot be written; what its 1 journals hold is not listed" in notes.getvalue()
     assert (tmp_path / ".journal" / writer.segment / "00000000.log").exists()
 
 
