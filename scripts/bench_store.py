@@ -4,8 +4,8 @@
     python scripts/bench_store.py [--gib 1] [--repeats 5] [--records 10000] [--folder DIR]
 
 Every way is timed once per repeat, in turn, so that a machine that slows down slows them all; medians are
-printed. Writes end when the bytes are on the device (fsync). Reads come twice: from the page cache, and
-after its pages were dropped with posix_fadvise. Targets: write 0.7 of raw + fsync without compression; read 0.7 of raw
+printed. Writes end when the bytes are on the device (fsync). Reads come twice: from the page cache, and after
+posix_fadvise has dropped the pages. Targets: write 0.7 of raw + fsync without compression; read 0.7 of raw
 unsharded, 0.35 sharded; 10,000 records listed in under 2 s.
 """
 

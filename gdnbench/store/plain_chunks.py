@@ -1,7 +1,7 @@
 """Chunk files of uncompressed arrays, moved between memory and disk with no copy in between.
 
-zarr-python builds a shard from copies of its chunks, and reads one through copies of file and shard; on two cores
-that left a third of the disk's speed. The bytes here are those that zarr writes:
+zarr-python builds a shard from copies of its chunks and reads one through copies of file and shard, which on
+two cores left a third of the disk's speed. The bytes here are those that zarr writes:
 
     chunk file   one encoded chunk
     shard file   encoded chunks, then an index: offset and length of each as uint64 in C order, and a CRC-32C

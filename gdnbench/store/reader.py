@@ -297,9 +297,9 @@ class Store:
 def _segments(files: StoreFiles, damaged: list[str]) -> Iterator[SegmentInfo]:
     for name in files.folders(SEGMENTS):
         key = f"{SEGMENTS}/{checked_name(name, f'{files.path}: segment')}"
+        ended = END in files.folders(key)
         try:
             ours = _group(files, key)
-            ended = END in files.folders(key)
             yield SegmentInfo(
                 name,
                 unplain(_mapping(ours, "process", key)),

@@ -43,10 +43,10 @@ class StoredArray:
     def read(self, selection: Slices | None = None) -> Bits:
         """The elements in `selection`, bounded slices of every axis, or all; StoreError if not intact."""
         part = self.whole if selection is None else selection
-        # Zarr would read a chunk that is missing as zeros. Stops at the first, however many a shape claims.
-        missing = next((name for name in self.files_of(part) if name not in self._files), None)
+        # Zarr would read a missing or empty file as zeros. Stops at the first, whatever the shape claims.
+        missing = next((name for name in self.files_of(part) if not self._files.get(name)), None)
         if missing is not None:
-            raise StoreError(f"{self.where}: chunk file {missing} is missing")
+            raise StoreError(f"{self.where}: chunk file {missing} is missing or empty")
         try:
             if self._plain is not None and part[1:] == self.whole[1:]:
                 return read_plain(self._plain, part, self.dtype)
