@@ -93,16 +93,6 @@ def draft(op: str, call: Call, *, index: int = 0) -> RecordDraft:
     )
 
 
-def make_drafts(op: str, options: Mapping[str, Any], count: int = 1) -> list[RecordDraft]:
-    """`count` records that differ only in their seed: options["seed"] (0 if absent), and on by one each."""
-    if count < 1:
-        raise BadInputError(f"the number of records is {count}; it must be at least 1")
-    first = int(options.get("seed", 0))
-    return [
-        draft(op, synthesise(op, **{**options, "seed": first + index}), index=index) for index in range(count)
-    ]
-
-
 def _tensor(
     found: Operation, name: str, tensor: Tensor, rows: Tensor | None, conventions: Mapping[str, str]
 ) -> TensorDraft:

@@ -83,8 +83,7 @@ def default_scale(scale: float | None, key_dim: int) -> float:
 
 
 def recur(state: Tensor, q: Tensor, k: Tensor, v: Tensor, alpha: Tensor, beta: Tensor) -> Tensor:
-    """One token of B sequences: advances `state` [B, Hv, V, K] in place and returns S q [B, Hv, V], not yet
-    scaled.
+    """One token of B sequences: advances `state` [B, Hv, V, K] in place, returns S q [B, Hv, V], unscaled.
 
         S' = alpha S;   u = beta (v - S' k);   S = S' + u k^T
 

@@ -1,16 +1,15 @@
-"""The chunked form of the gated delta rule, in a given arithmetic; three steps, as the published design has
-kernels.
+"""The chunked form of the gated delta rule in a given arithmetic: a step for each published kernel.
 
     g_cu      = cumsum(g) inside the chunk
     Gamma[i,j]= exp(g_cu[i] - g_cu[j])                  i >= j only: the exponent is never positive
     A         = strict_lower(beta_i (K K^T)[i,j] Gamma[i,j])
     Ai        = (I + A)^-1
     U         = (Ai beta_j) V
-    W         = (Ai beta_j exp(g_cu_j)) K               1. form_uw
+    W         = (Ai beta_j exp(g_cu_j)) K               1. form_a, invert, form_uw
     V_new     = U - W S^T                               S = state before the chunk, h its rounding
-    S_next    = exp(g_last) S + (V_new exp(g_last - g_cu))^T K        2. scan_states
+    S_next    = exp(g_last) S + (V_new exp(g_last - g_cu))^T K        2. advance_state
     P         = lower(Q K^T Gamma)
-    O         = scale (exp(g_cu) Q S^T + P V_new)       3. read_out
+    O         = scale (exp(g_cu) Q S^T + P V_new)       3. form_p, read_out
 
 Stored, hence rounded: A, Ai, Ai beta, Ai beta exp(g), U, W, h, V_new, V_new exp(g_last - g_cu), P, O. V_new
 and its scaled form are both rounded from the same unrounded difference. The state itself is carried
@@ -35,7 +34,8 @@ from gdnbench_kernels.rounding import Arithmetic
 # intermediate at 32 MiB.
 CHUNKS_AT_ONCE = 64
 
-# exp(-128) is 0 in fp32, as exp(-inf) is, but -128 - -128 is 0 where -inf - -inf is NaN.
+# exp(-128) is 0 in fp32, as exp(-inf) is, and lost beside any other term in fp64; but -128 - -128 is 0 where
+# -inf - -inf is NaN.
 CLOSED_GATE = -128.0
 
 

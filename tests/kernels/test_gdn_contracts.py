@@ -27,7 +27,7 @@ def decode(**options: Any) -> Call:
     )
 
 
-def edited(call: Call, edit: Callable[[dict[str, Tensor]], None]) -> Call:
+def edited(call: Call, edit: Callable[[dict[str, Tensor]], object]) -> Call:
     tensors = {name: tensor.clone() for name, tensor in call.tensors.items()}
     edit(tensors)
     return Call(tensors, call.scalars, call.conventions)
