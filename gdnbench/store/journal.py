@@ -209,6 +209,8 @@ class JournalWriter:
 
     def _over_limit(self, nbytes: int) -> bool:
         """Whether `nbytes` more break the bound. A record larger than the bound itself is let in alone."""
+        if self._log.queued_at_most + nbytes <= self._limit:
+            return False
         queued = self._log.queued_bytes()
         alone = queued == self._log.offset and not self._log.has_records
         return queued + nbytes > self._limit and not alone

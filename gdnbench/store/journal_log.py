@@ -44,6 +44,7 @@ class JournalLog:
         self._number = 0
         self._file = -1
         self._full: dict[Path, int] = {}  # files written to their end and not yet deleted -> bytes
+        self._full_bytes = 0
         self._synced_folder = False
         self._fd = self._writer_lock = self._sealer_lock = -1
         self._create()
@@ -69,6 +70,7 @@ class JournalLog:
         if self._fd >= 0:
             os.close(self._fd)
             self._full[folder / log_name(self._file)] = self.offset
+            self._full_bytes += self.offset
         self._fd = fd
         self._file += 1
         self.offset = 0
@@ -139,10 +141,15 @@ class JournalLog:
             self._synced_folder = True
 
     def queued_bytes(self) -> int:
-        """Bytes in files that are not sealed and deleted yet, the current one with them."""
+        """Bytes in files that are not sealed and deleted yet, the current one among them; looks at each."""
         for path in [path for path in self._full if not path.exists()]:
-            del self._full[path]
-        return sum(self._full.values()) + self.offset
+            self._full_bytes -= self._full.pop(path)
+        return self.queued_at_most
+
+    @property
+    def queued_at_most(self) -> int:
+        """`queued_bytes` as of the last look, and what was written since."""
+        return self._full_bytes + self.offset
 
     def sealer_lives(self) -> bool:
         """Whether a sealer holds this segment now."""

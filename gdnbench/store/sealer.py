@@ -103,7 +103,7 @@ class Sealer:
             sealer.close()
 
     def _journals(self) -> list[str]:
-        """Segments that have a journal, oldest first. A hidden one is in the making, or was when its maker died."""
+        """Segments that have a journal, oldest first. Hidden ones are in the making, or were left so."""
         try:
             names = os.listdir(self._store / JOURNAL)
         except FileNotFoundError:

@@ -220,6 +220,22 @@ def test_drop_mode_counts_and_goes_on_once_there_is_room(tmp_path: Path) -> None
     assert reader.dropped == 40 - len(kept)
 
 
+def test_files_are_looked_at_only_when_the_queue_may_be_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Looking at dozens of unsealed files at every append would cost more than the append."""
+    writer = new_writer(tmp_path, file_bytes=SMALL_FILES)
+    looks = []
+    exists = Path.exists
+    monkeypatch.setattr(Path, "exists", lambda path: looks.append(path) or exists(path))
+    for n in range(30):
+        assert writer.append(calls.draft(n))
+    assert looks == []
+    assert writer.stats.queued_bytes == writer.stats.bytes
+    assert len(looks) > 5
+    writer.close({})
+
+
 def test_a_full_queue_blocks_until_a_file_is_freed(tmp_path: Path) -> None:
     writer = new_writer(tmp_path, limit_bytes=400_000)
     folder = folder_of(tmp_path, writer)
