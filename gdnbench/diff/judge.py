@@ -224,8 +224,8 @@ def _screen(subject: Subject, tensor: Tensor, oracle: Tensor, yardstick: Tensor)
         worst = subject.named(Worst(at, float(x[index]), float(oracle[index]), None))
         count = int(wrong.sum())
         reasons = (
-            f"{count} of {rows.expand_as(wrong).sum()} elements are not finite where they must be, or"
-            f" finite where they cannot be; first {worst}",
+            f"{count} of {rows.expand_as(wrong).sum()} elements are NaN or infinite where they must"
+            f" not be, or finite where they cannot be; first {worst}",
         )
     nan = torch.nan
     return _Screened(

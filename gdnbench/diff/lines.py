@@ -29,6 +29,8 @@ BLOCK = 1 << 17
 # beside the largest element of a line is below 2**-24 of the line's sum.
 _LARGEST = 1e15
 _SMALLEST = 1e-12
+# In 16- and 32-bit formats, elements 2**(width-1) ULP apart differ in sign and one is 2.0 or more.
+_NO_WRAP = 2.0
 _NARROW = {torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2}
 
 
@@ -95,6 +97,8 @@ class LineMeter:
         self._tolerance = tolerance
         self._ulp_dtype = ulp.exact_in_float(x_dtype)
         self._scratch: dict[str, Tensor] = {}
+        self._lanes = ulp.lanes(BLOCK)
+        self._zeros = False
 
     def measure(self, x: Tensor, y: Tensor, stats: LineStats, tally: Tally, first: int = 0) -> None:
         """Fill `stats` with the lines of x against y and add to `tally`; `first` is the offset of x[0, 0]."""
@@ -108,14 +112,16 @@ class LineMeter:
 
     def _block(self, x: Tensor, y: Tensor, stats: LineStats, tally: Tally, first: int) -> None:
         equal = self._same and torch.equal(ulp.as_integers(x), ulp.as_integers(y))
-        if self._narrow and (self._equal(y, stats) if equal else self._different(x, y, stats)):
-            stats.sums[Sum.COUNT] = x.shape[1]
-            if equal:
-                tally.histogram[0] += x.numel()
-            else:
-                self._bits(x, y, None, stats, tally, first)
-        else:
+        if not self._narrow or not (self._equal(y, stats) if equal else self._different(x, y, stats)):
             self._wide(x, y, stats, tally, first)
+            return
+        stats.sums[Sum.COUNT] = x.shape[1]
+        if equal:
+            tally.histogram[0] += x.numel()
+        elif x.element_size() > 1 and float(stats.peaks[Peak.ABS].max()) < _NO_WRAP:
+            self._near_bits(x, y, stats, tally, first)
+        else:
+            self._bits(x, y, None, stats, tally, first)
 
     def _equal(self, y: Tensor, stats: LineStats) -> bool:
         """The line sums when x is y; False if they leave fp32's range."""
@@ -132,6 +138,7 @@ class LineMeter:
         d, t = self._buffer("d", x), self._buffer("t", x)
         torch.sub(xf, yf, out=d)
         squares = torch.mul(yf, yf, out=t).sum(-1)
+        self._zeros = bool(t.amin() == 0)  # if so, +0 may stand beside -0
         dot = torch.mul(d, yf, out=t).sum(-1)
         magnitude = torch.abs(d, out=t)
         peak, total = magnitude.amax(-1), magnitude.sum(-1)
@@ -143,8 +150,10 @@ class LineMeter:
         stats.sums[Sum.YY], stats.sums[Sum.DY] = squares.numpy(), dot.numpy()
         stats.sums[Sum.ABS], stats.peaks[Peak.ABS] = total.numpy(), peak.numpy()
         stats.peaks[Peak.SCORE] = stats.peaks[Peak.ABS]
-        stats.sums[Sum.DD] = torch.mul(d, d, out=t).sum(-1).numpy()
-        return True
+        error = torch.mul(d, d, out=t).sum(-1)
+        stats.sums[Sum.DD] = error.numpy()
+        # |x|^2 follows from these sums, but not where x is so much smaller than y that they cancel.
+        return bool((squares + 2 * dot + error >= 0.01 * squares).all())
 
     def _wide(self, x: Tensor, y: Tensor, stats: LineStats, tally: Tally, first: int) -> None:
         """Line sums and peaks in fp64 over the elements finite on both sides; counts of the others."""
@@ -169,6 +178,22 @@ class LineMeter:
             tally.violations += int((magnitude > allowed).sum())
         self._bits(x, y if self._same else y.to(x.dtype), finite, stats, tally, first)
 
+    def _near_bits(self, x: Tensor, y: Tensor, stats: LineStats, tally: Tally, first: int) -> None:
+        """As `_bits`, for finite elements less than _NO_WRAP apart: in integers of the dtype's own width."""
+        integers = ulp.as_integers(x).dtype
+        a, b, scratch = (self._buffer(name, x, integers) for name in ("a", "b", "scratch"))
+        ulp.ordered_into(a, scratch, x)
+        ulp.ordered_into(b, scratch, y)
+        distance = a.sub_(b).abs_()
+        stats.peaks[Peak.ULP] = distance.amax(-1).numpy()
+        codes = ulp.bucket_codes_of_integers(distance, self._buffer("t", x))
+        histogram = ulp.histogram(codes, self._lane(codes))
+        tally.histogram += histogram
+        if self._zeros or tally.first_unequal < 0:
+            _count_unequal(ulp.as_integers(x) != ulp.as_integers(y), tally, first)
+        else:
+            tally.unequal += x.numel() - int(histogram[0])  # no zeros: distance 0 is equal bits
+
     def _bits(
         self, x: Tensor, y: Tensor, finite: Tensor | None, stats: LineStats, tally: Tally, first: int
     ) -> None:
@@ -176,10 +201,7 @@ class LineMeter:
         unequal = ulp.as_integers(x) != ulp.as_integers(y)
         if finite is not None and x.is_floating_point():
             unequal &= ~(torch.isnan(x.double()) & torch.isnan(y.double()))  # fp8 lacks isnan
-        count = int(torch.count_nonzero(unequal))
-        tally.unequal += count
-        if count and tally.first_unequal < 0:
-            tally.first_unequal = first + int(torch.nonzero(unequal.reshape(-1))[0])
+        _count_unequal(unequal, tally, first)
         if self._ulp_dtype is None:
             distances = ulp.wide_distances(x, y)
             if finite is not None:
@@ -192,13 +214,19 @@ class LineMeter:
             distance = a.sub_(b).abs_()
             if finite is not None:
                 distance.masked_fill_(~finite, 0)
-            tally.histogram += ulp.histogram(ulp.bucket_codes(distance))
+            codes = ulp.bucket_codes(distance)
+            tally.histogram += ulp.histogram(codes, self._lane(codes))
             stats.peaks[Peak.ULP] = distance.amax(-1).numpy()
         if finite is not None:
             tally.histogram[0] -= x.numel() - int(finite.sum())  # non-finite elements are in no bucket
 
     def _as_float(self, name: str, values: Tensor) -> Tensor:
         return values if values.dtype == torch.float32 else self._buffer(name, values).copy_(values)
+
+    def _lane(self, codes: Tensor) -> Tensor:
+        if codes.numel() > len(self._lanes):  # a single line wider than a block
+            self._lanes = ulp.lanes(codes.numel())
+        return self._lanes[: codes.numel()]
 
     def _buffer(self, name: str, like: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         """Scratch of `like`'s shape. Fresh allocations of this size would cost a page fault every 4 KiB."""
@@ -215,6 +243,13 @@ def _squares_hold(squares: Tensor, values: Tensor) -> bool:
         return False
     small = squares < _SMALLEST * _SMALLEST
     return not bool(small.any()) or not bool((values[small] != 0).any())
+
+
+def _count_unequal(unequal: Tensor, tally: Tally, first: int) -> None:
+    count = int(torch.count_nonzero(unequal))
+    tally.unequal += count
+    if count and tally.first_unequal < 0:
+        tally.first_unequal = first + int(torch.nonzero(unequal.reshape(-1))[0])
 
 
 def _count_nonfinite(xd: Tensor, yd: Tensor, tally: Tally, first: int) -> None:

@@ -326,9 +326,10 @@ def _ratio(error: float, reference: float) -> float:
 
 
 def _cosine(dd: float, yy: float, dy: float) -> float:
-    """1 - <x, y> / (|x| |y|) from sums of d = x - y, without the cancellation of that form.
+    """1 - <x, y> / (|x| |y|) from sums of d = x - y; 1 if one side is zero.
 
-    |x|^2 = |y|^2 + 2<d, y> + |d|^2 and 2(|x||y| - <x, y>) = |d|^2 - (|x| - |y|)^2. 1 if one side is zero.
+    |x|^2 = |y|^2 + 2<d, y> + |d|^2. Where d is small the definition cancels, so it is taken as
+    (|d|^2 - (|x| - |y|)^2) / (2 |x| |y|), which does not.
     """
     if dd == 0:
         return 0.0
@@ -336,5 +337,7 @@ def _cosine(dd: float, yy: float, dy: float) -> float:
     norm_x, norm_y = math.sqrt(xx), math.sqrt(yy)
     if norm_x == 0 or norm_y == 0:
         return 1.0
+    if dd > yy / 4:
+        return min(2.0, max(0.0, 1 - (yy + dy) / norm_x / norm_y))
     difference = (2 * dy + dd) / (norm_x + norm_y)
     return max(0.0, (dd - difference * difference) / (2 * norm_x * norm_y))

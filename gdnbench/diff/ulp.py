@@ -41,6 +41,14 @@ def ordered(values: Tensor) -> Tensor:
     return magnitude.bitwise_xor_(sign).sub_(sign)
 
 
+def ordered_into(out: Tensor, scratch: Tensor, values: Tensor) -> Tensor:
+    """`ordered` of 16- or 32-bit floats without allocating: `out` and `scratch` have the integer dtype."""
+    bits = as_integers(values)
+    torch.bitwise_right_shift(bits, 8 * bits.element_size() - 1, out=scratch)
+    torch.bitwise_and(bits, torch.iinfo(bits.dtype).max, out=out)
+    return out.bitwise_xor_(scratch).sub_(scratch)
+
+
 def exact_in_float(dtype: torch.dtype) -> torch.dtype | None:
     """The float dtype that holds every distance of `dtype`: fp32 up to 16 bits, fp64 for 32, else none."""
     size = dtype.itemsize
@@ -55,10 +63,30 @@ def bucket_codes(distances: Tensor) -> Tensor:
     return exponents.clamp_(min=0).to(torch.uint8)  # the exponent field of 0.0 is 0
 
 
-def histogram(codes: Tensor) -> np.ndarray:
-    """Counts by bucket [BUCKETS] of `bucket_codes`."""
-    counts = torch.bincount(codes.reshape(-1), minlength=256).numpy()
-    return np.concatenate([counts[:1], counts[127 : 127 + BUCKETS - 1]])
+def bucket_codes_of_integers(distances: Tensor, scratch: Tensor) -> Tensor:
+    """Byte codes as of `bucket_codes` of int16 or int32 distances, which may change; `scratch` is fp32."""
+    if distances.dtype == torch.int32:
+        # Clears low bits where the 24 leading bits are ones, which fp32 would round to the next power of two.
+        distances &= ~(distances >> 24)
+    return bucket_codes(scratch.copy_(distances))
+
+
+def lanes(count: int) -> Tensor:
+    """0, 64, 128, 192, 0, ... as bytes: what `histogram` adds to codes."""
+    return (torch.arange(count) % 4 * 64).to(torch.uint8)
+
+
+def histogram(codes: Tensor, lane: Tensor) -> np.ndarray:
+    """Counts by bucket [BUCKETS] of `bucket_codes`, which it overwrites; `lane` is `lanes` of their number.
+
+    Neighbours count in four histograms of 64 buckets, because most distances of a tensor are alike and
+    increments of one counter wait for each other.
+    """
+    codes = (
+        codes.reshape(-1).clamp_(min=126).add_(lane)
+    )  # 126 is bucket 0, 127 + n bucket n + 1; wraps at 256
+    counts = np.roll(torch.bincount(codes, minlength=256).numpy(), -126).reshape(4, 64).sum(axis=0)
+    return np.pad(counts, (0, BUCKETS - 64))
 
 
 def wide_distances(x: Tensor, y: Tensor) -> np.ndarray:

@@ -48,7 +48,9 @@ def to_junit(report: Report) -> str:
         if kind is not None:
             element, counter = kind
             counts[counter] += 1
-            found = ElementTree.SubElement(case, element, message=_xml(record.reason), type=str(record.outcome))
+            found = ElementTree.SubElement(
+                case, element, message=_xml(record.reason), type=str(record.outcome)
+            )
             found.text = _xml("\n".join(_details(record)))
     for name, count in counts.items():
         suite.set(name, str(count))

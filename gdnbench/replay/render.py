@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator
 
 from rich import box
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -14,11 +15,12 @@ from gdnbench.diff.ulp import bucket_label
 from gdnbench.replay.outcome import Outcome
 from gdnbench.replay.report import RecordResult, Report
 
-_COLUMNS = ("record", "tensor", "side", "max abs", "RMS ratio", "torch's", "max ULP", "verdict")
+_COLUMNS = ("record", "operation", "tensor", "side", "max abs", "RMS ratio", "torch's", "max ULP", "verdict")
 
 
 def render_table(report: Report, *, show_notes: bool = True) -> RenderableType:
-    """Records in trouble, a row for each of their tensors and a line for each reason; else the worst by tensor.
+    """Records in trouble, a row for each of their tensors and a line for each reason; else the worst by
+    tensor.
 
     Ends with what was converted and one summary line.
     """
@@ -28,18 +30,26 @@ def render_table(report: Report, *, show_notes: bool = True) -> RenderableType:
     if troubled:
         for record in troubled:
             for tensor in record.tensors:
-                _row(table, str(record.number), tensor)
+                _row(table, record, tensor)
         if table.row_count:
             parts.append(table)
         parts += [line for record in troubled for line in _reasons(record)]
     else:
-        for number, tensor in _worst_by_tensor(report.records):
-            _row(table, str(number), tensor)
+        for record, tensor in _worst_by_tensor(report.records):
+            _row(table, record, tensor)
         parts.append(table)
     if show_notes:
-        parts += [Text(f"converted  {note}") for note in _notes(report.records)]
-    parts.append(Text(summary(report)))
+        parts += [_line(f"converted  {note}") for note in _notes(report.records)]
+    parts.append(_line(summary(report)))
     return Group(*parts)
+
+
+def render_text(report: Report, *, show_notes: bool = True, width: int = 120) -> str:
+    """`render_table` as plain text, for files and pipes."""
+    console = Console(file=io.StringIO(), width=width, color_system=None)
+    console.print(render_table(report, show_notes=show_notes), soft_wrap=True)
+    assert isinstance(console.file, io.StringIO)
+    return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines()) + "\n"
 
 
 def summary(report: Report) -> str:
@@ -55,25 +65,37 @@ def summary(report: Report) -> str:
 
 
 def render_histogram(tensor: TensorResult) -> str:
-    """`0: 812, 1: 40, 2-3: 2`: how many elements are how many ULP off."""
-    return ", ".join(
-        f"{bucket_label(bucket)}: {count}" for bucket, count in enumerate(tensor.ulp_histogram) if count
-    )
+    """`50% 0, 90% 2-3, 99% 16-31, all 64-127`: how many ULP that share of the elements is off, at most."""
+    counts = tensor.ulp_histogram
+    total, words = sum(counts), []
+    for share, label in ((0.5, "50%"), (0.9, "90%"), (0.99, "99%"), (1.0, "all")):
+        reached = 0
+        for bucket, count in enumerate(counts):
+            reached += count
+            if reached >= share * total:
+                words.append(f"{label} {bucket_label(bucket)}")
+                break
+    return ", ".join(words)
 
 
 def _table() -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for column in _COLUMNS:
-        table.add_column(column, justify="left" if column in ("tensor", "side", "verdict") else "right")
+        table.add_column(
+            column,
+            no_wrap=True,
+            justify="left" if column in ("operation", "tensor", "side", "verdict") else "right",
+        )
     return table
 
 
-def _row(table: Table, record: str, tensor: TensorResult) -> None:
+def _row(table: Table, record: RecordResult, tensor: TensorResult) -> None:
     verdict = "shown" if not tensor.judged else "pass" if tensor.passed else "FAIL"
     errors, yardstick = tensor.errors, tensor.yardstick
     name = tensor.tensor if tensor.when == "after" else f"{tensor.tensor} (input)"
     table.add_row(
-        record,
+        str(record.number),
+        record.op,
         name,
         tensor.side,
         "-" if errors is None else f"{errors.max_abs:.3g}",
@@ -92,20 +114,25 @@ def _reasons(record: RecordResult) -> Iterator[Text]:
     for tensor in record.tensors:
         side = f"{tensor.side} " if tensor.side is Side.AGAINST else ""
         lines += [f"  {side}{tensor.tensor}: {reason}" for reason in tensor.reasons]
-        if not tensor.passed and tensor.errors is not None:
-            lines.append(f"    ULP {render_histogram(tensor)}")
-    return (Text(line) for line in lines)
+        if not tensor.passed and tensor.ulp_histogram:
+            lines.append(f"    ULP off: {render_histogram(tensor)}")
+    return (_line(line) for line in lines)
 
 
-def _worst_by_tensor(records: tuple[RecordResult, ...]) -> Iterator[tuple[int, TensorResult]]:
+def _line(text: str) -> Text:
+    """A line that is not broken at the console's width, so that it can be searched for and copied."""
+    return Text(text, no_wrap=True, overflow="ignore")
+
+
+def _worst_by_tensor(records: tuple[RecordResult, ...]) -> Iterator[tuple[RecordResult, TensorResult]]:
     """For each operation, tensor and side the record where its RMS ratio is largest."""
-    worst: dict[tuple[str, str, str, str], tuple[int, TensorResult]] = {}
+    worst: dict[tuple[str, str, str, str], tuple[RecordResult, TensorResult]] = {}
     for record in records:
         for tensor in record.tensors:
             key = (record.op, tensor.when, tensor.tensor, tensor.side)
             held = worst.get(key)
             if held is None or _ratio(tensor) > _ratio(held[1]):
-                worst[key] = (record.number, tensor)
+                worst[key] = (record, tensor)
     return iter(worst.values())
 
 
