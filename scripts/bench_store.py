@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Store against raw files, torch.save and safetensors, side by side; and the cost of 10,000 decode records.
 
-    python scripts/bench_store.py [--gib 1] [--repeats 5] [--records 10000] [--folder DIR]
+    python scripts/bench_store.py [--gib 1] [--repeats 3] [--records 10000] [--folder DIR]
 
 Every way is timed once per repeat, in turn, so that a machine that slows down slows them all; medians are
 printed. Writes end when the bytes are on the device (fsync). Reads come twice: from the page cache, and after
@@ -20,6 +20,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -80,7 +81,7 @@ def raw_way(tensors: dict[str, torch.Tensor]) -> Way:
         path.mkdir()
         with open(path / "raw", "wb", buffering=0) as file:
             for tensor in tensors.values():
-                left = memoryview(tensor.view(torch.uint8).numpy().reshape(-1))
+                left = tensor.view(torch.uint8).numpy().reshape(-1).data
                 while left:
                     left = left[file.write(left) :]
             os.fsync(file.fileno())
@@ -90,7 +91,7 @@ def raw_way(tensors: dict[str, torch.Tensor]) -> Way:
         with open(path / "raw", "rb", buffering=0) as file:
             for tensor in tensors.values():
                 buffer = np.empty(tensor.nbytes, np.uint8)
-                left = memoryview(buffer)
+                left = buffer.data
                 while left:
                     left = left[file.readinto(left) :]
                 found.append(torch.from_numpy(buffer).view(torch.bfloat16).reshape(tensor.shape))
@@ -159,10 +160,10 @@ def measure(ways: list[Way], tensors: dict[str, torch.Tensor], repeats: int, fol
     for repeat in range(repeats):
         for way in ways:
             path = folder / "bench"
-            way.writes.append(timed(lambda way=way, path=path: way.write(path)))
-            way.warm.append(timed(lambda way=way, path=path: way.read(path)))
+            way.writes.append(timed(partial(way.write, path)))
+            way.warm.append(timed(partial(way.read, path)))
             drop_pages(path)
-            way.cold.append(timed(lambda way=way, path=path: way.read(path)))
+            way.cold.append(timed(partial(way.read, path)))
             if repeat == 0:
                 for found, tensor in zip(way.read(path), tensors.values(), strict=True):
                     if not torch.equal(found.view(torch.int16), tensor.view(torch.int16)):
@@ -206,7 +207,7 @@ def bench_decode(records: int, folder: Path) -> None:
                 before, after = states[call % 4], states[call % 4] * 0.99
                 states[call % 4] = after
                 batch.append(draft({**small, "state": before}, call, {"o": small["v"] * 2, "state": after}))
-            seconds += timed(lambda batch=batch, first=first: writer.write(f"{first:010d}", batch, first))
+            seconds += timed(partial(writer.write, f"{first:010d}", batch, first))
 
     def list_all() -> None:
         with Store.open(path) as store:
@@ -230,7 +231,7 @@ def bench_decode(records: int, folder: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--gib", type=float, default=1.0, help="size of the tensors in all")
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--records", type=int, default=10_000, help="decode records; 0 leaves that part out")
     parser.add_argument("--folder", type=Path, help="where to write; default the system's temporary folder")
     args = parser.parse_args()

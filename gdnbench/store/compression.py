@@ -32,7 +32,7 @@ class Compression:
 class Chunking:
     """Sizes, in bytes of elements, by which tensors are laid out; docs/store.md has the measurements."""
 
-    small: int = 256 << 10  # up to here a tensor becomes a row of a shared array
+    small: int = 4 * MIB  # up to here a tensor becomes a row of a shared array
     chunk: int = 2 * MIB  # smallest unit that is read
     shard: int | None = 32 * MIB  # file that holds many chunks; None writes each chunk as a file
 

@@ -44,7 +44,7 @@ def bit_patterns() -> dict[str, NDArray[np.generic]]:
         if name.startswith("float8"):
             found[name] = np.arange(256, dtype=np.uint8)
         elif dtype.storage.kind in "iu" and name not in found:
-            limits = np.iinfo(dtype.storage)
+            limits = np.iinfo(dtype.storage.name)
             found[name] = np.array([limits.min, limits.max, 1], dtype.storage)
     return found
 
@@ -55,14 +55,12 @@ def raw(array: NDArray[np.generic]) -> bytes:
 
 def plain_zarr(path: Path, tensor: str) -> NDArray[np.generic]:
     """The tensor as any user of zarr-python would read it, from the JSON of the records on."""
-    root = zarr.open_group(path, mode="r")
-    for _, batch in root["segments"].groups():
-        for _, records in batch.groups():
-            line = bytes(records["records"][:]).splitlines()[0]
-            array, _, row = json.loads(line)["before"][tensor]["location"].partition("#")
-            found = root[f"segments/{array}"]
-            return np.asarray(found[int(row)] if row else found[...])
-    raise AssertionError("no records")
+    (batch,) = (path / "segments").glob("*/0")
+    records = zarr.open_array(batch / "records", mode="r")
+    line = np.asarray(records[:]).tobytes().splitlines()[0]
+    location, _, row = json.loads(line)["before"][tensor]["location"].partition("#")
+    array = zarr.open_array(path / "segments" / location, mode="r")
+    return np.asarray(array[int(row)] if row else array[...])
 
 
 def by_tensorstore(path: Path, tensor: str) -> NDArray[np.generic]:
