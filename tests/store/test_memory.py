@@ -49,13 +49,8 @@ def store(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 @pytest.mark.parametrize("way", ["rows", "verify"])
 def test_memory_is_bounded(store: Path, way: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", READER, str(store), way],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=120,
-    )
+    command = [sys.executable, "-c", READER, str(store), way]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
     # A block of 32 MiB may lie across two shards of 32 MiB, each of which zarr holds encoded and decoded, and the
     # last block may not be freed yet: 6 x 32 MiB. The tensor is 320 MiB.
     assert int(done.stdout) < 192 * MIB
