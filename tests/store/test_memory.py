@@ -51,6 +51,6 @@ def store(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 def test_memory_is_bounded(store: Path, way: str) -> None:
     command = [sys.executable, "-c", READER, str(store), way]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
-    # A block of 32 MiB may lie across two shards of 32 MiB, each of which zarr holds encoded and decoded, and the
-    # last block may not be freed yet: 6 x 32 MiB. The tensor is 320 MiB.
+    # A block of 32 MiB may lie across two shards of 32 MiB, each of which zarr holds encoded and decoded, and
+    # the last block may not be freed yet: 6 x 32 MiB. The tensor is 320 MiB.
     assert int(done.stdout) < 192 * MIB

@@ -19,6 +19,7 @@ from gdnbench.errors import BadInputError, StoreError
 from gdnbench.record import RecordDraft, TensorDraft
 from gdnbench.store.compression import Compression
 from gdnbench.store.reader import Store, StoredRecord
+from gdnbench.store.summary import SegmentSummary, write_summary
 from gdnbench.store.verify import verify
 from gdnbench.store.writer import StoreWriter
 
@@ -219,6 +220,28 @@ def test_what_a_dead_writer_left_is_reported_and_then_cleared(tmp_path: Path) ->
         out.write("1", [record({})], 1)
     with Store.open(path) as store:
         assert (len(store.records), store.problems) == (2, ())
+
+
+def test_what_a_segment_lost_is_reported(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    with writer(path, "seg") as out:
+        out.write("0", [record({"q": randn(3)})])
+    lost = SegmentSummary(
+        closed=False, records=1, dropped=4, torn="record 1", damage=("file 2",), error="disk full"
+    )
+    (path / ".incoming").mkdir()
+    write_summary(path, "seg", lost)
+    (path / ".incoming").rmdir()
+    with Store.open(path) as store:
+        assert len(store.records) == 1
+        assert store.segments[0].end is not None
+        assert store.problems == (
+            "segment seg: unfinished record skipped: record 1",
+            "segment seg: 4 calls were dropped before they reached the store",
+            "segment seg: its process stopped recording: disk full",
+            "segment seg: lost from its journal: file 2",
+        )
+    assert verify(path).ok
 
 
 def test_a_disk_that_refuses_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
