@@ -3,9 +3,9 @@
 
     python scripts/bench_capture.py [--repeats 7] [--threads 2] [--prompt 512] [--steps 64]
 
-One Qwen3-Next model with random weights generates the same tokens again and again; the three modes alternate, so
-that what else the machine does meets them alike. A sealer process works beside them, as in `gdnbench capture`.
-An overhead is the median of the ratios within each round, not the ratio of medians.
+One Qwen3-Next model with random weights generates the same tokens again and again; the three modes alternate,
+so that what else the machine does meets them alike. A sealer process works beside them, as in `gdnbench
+capture`. An overhead is the median of the ratios within each round, not the ratio of medians.
 """
 
 from __future__ import annotations
@@ -81,20 +81,29 @@ def generate(model: Any, prompt: torch.Tensor, steps: int) -> float:
     return time.perf_counter() - begun
 
 
-def run(model: Any, prompt: torch.Tensor, steps: int, store: Path, options: CaptureOptions | None) -> Run:
-    if options is None:
-        return Run(generate(model, prompt, steps), 0, 0)
-    capture = runtime.Capture(store, options, report=Report(None), on_first_record=None)
-    capture.patcher.patch_loaded()
-    try:
+class Mode:
+    """One capture for all rounds: what starting one costs, a program pays once."""
+
+    def __init__(self, store: Path, options: CaptureOptions | None) -> None:
+        self._capture = None
+        if options is not None:
+            self._capture = runtime.Capture(store, options, report=Report(None), on_first_record=None)
+            self._counts = self._capture.session.counts
+
+    def run(self, model: Any, prompt: torch.Tensor, steps: int) -> Run:
+        if self._capture is None:
+            return Run(generate(model, prompt, steps), 0, 0)
+        records, nbytes = self._counts.records, self._counts.bytes
+        self._capture.patcher.patch_loaded()
         seconds = generate(model, prompt, steps)
-    finally:
-        capture.patcher.restore()
-        capture.session.close()
-    counts = capture.session.counts
-    if counts.failures or counts.dropped:
-        raise SystemExit(f"not everything was recorded: {counts.summary()}")
-    return Run(seconds, counts.records, counts.bytes)
+        self._capture.patcher.restore()
+        if self._counts.failures or self._counts.dropped:
+            raise SystemExit(f"not everything was recorded: {self._counts.summary()}")
+        return Run(seconds, self._counts.records - records, self._counts.bytes - nbytes)
+
+    def close(self) -> None:
+        if self._capture is not None:
+            self._capture.session.close()
 
 
 def main() -> None:
@@ -111,13 +120,16 @@ def main() -> None:
     rounds: list[dict[str, Run]] = []
     with tempfile.TemporaryDirectory() as folder, sealer(Path(folder) / "run.zarr"):
         store = Path(folder) / "run.zarr"
-        for mode in MODES.values():  # warm up
-            run(model, prompt, 4, store, mode)
+        modes = {name: Mode(store, mode) for name, mode in MODES.items()}
+        for mode in modes.values():  # warm up: allocators, the journal's first file, names of the layers
+            mode.run(model, prompt, 4)
         for number in range(options.repeats):
             # A different mode goes first each time: the one after a heavy one inherits its dirty pages.
             names = list(MODES)
             order = names[number % 3 :] + names[: number % 3]
-            rounds.append({name: run(model, prompt, options.steps, store, MODES[name]) for name in order})
+            rounds.append({name: modes[name].run(model, prompt, options.steps) for name in order})
+        for mode in modes.values():
+            mode.close()
     print_table(rounds, options)
 
 
@@ -127,16 +139,15 @@ def print_table(rounds: list[dict[str, Run]], options: argparse.Namespace) -> No
         f"prefill {options.prompt} + {options.steps} decode steps; {options.threads} threads of "
         f"{os.cpu_count()} CPUs; load {os.getloadavg()[0]:.1f}; {options.repeats} rounds"
     )
-    print(f"{'mode':<12}{'median s':>10}{'overhead':>10}{'target':>8}{'records':>9}{'MiB':>8}{'us/call':>9}")
-    for name in MODES:
+    print(f"{'mode':<12}{'median
+    s':>10}{'overhead':>10}{'target':>8}{'records':>9}{'MiB':>8}{'us/record':>11}") for name in MODES:
         runs = [some[name] for some in rounds]
-        seconds, records = median(r.seconds for r in runs), runs[0].records
-        row = f"{name:<12}{seconds:>10.3f}"
-        if records:
+        row = f"{name:<12}{median(run.seconds for run in runs):>10.3f}"
+        if name != "off":
             overhead = median(some[name].seconds / some["off"].seconds - 1 for some in rounds)
-            cost = median(some[name].seconds - some["off"].seconds for some in rounds) / records
-            mib = runs[0].bytes / 2**20
-            row += f"{overhead:>10.1%}{TARGETS[name]:>8.0%}{records:>9}{mib:>8.1f}{cost * 1e6:>9.0f}"
+            cost = median((some[name].seconds - some["off"].seconds) / some[name].records for some in rounds)
+            records, mib = median(run.records for run in runs), median(run.bytes for run in runs) / 2**20
+            row += f"{overhead:>10.1%}{TARGETS[name]:>8.0%}{records:>9}{mib:>8.1f}{cost * 1e6:>11.0f}"
         print(row)
 
 

@@ -1,0 +1,148 @@
+"""Whatever fails on our side, the program prints, computes and exits as it would without us."""
+
+from __future__ import annotations
+
+import resource
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from gdnbench.capture import CaptureOptions, capturing, record
+from gdnbench.store.reader import Store
+
+Toy = Any
+PROGRAM = """
+    import toyframe, torch
+    model = toyframe.Model()
+    with torch.no_grad():
+        for step in range(4):
+            print(float(model(step)).hex())
+    raise SystemExit(5)
+"""
+
+BROKEN = {
+    "the adapter raises before the call": ('names = ("q"', 'raise ValueError("no such thing"); names = ("q"'),
+    "the adapter raises after the call": ('return {"o"', 'raise ValueError("no such thing"); return {"o"'),
+    "it names a tensor that the contract lacks": ('return {"o"', 'return {"no such thing"'),
+    "it names an operation that there is not": ('op="gdn_decode"', 'op="no such thing"'),
+    "it returns no tensor": ('Seen(arguments["pool"])', 'Seen("no such thing")'),
+    "it does not import": ("from dataclasses", "import no_such_thing; from dataclasses"),
+}
+
+
+@pytest.mark.parametrize("what", BROKEN)
+def test_a_broken_adapter_changes_nothing(
+    toy_with: Callable[[str, str], Toy], tmp_path: Path, what: str
+) -> None:
+    toy = toy_with(*BROKEN[what])
+    script = toy.script(PROGRAM)
+    plain = toy.run(script)
+    ran = toy.capture(tmp_path / "run.zarr", script)
+    assert (ran.status, ran.out) == (plain.status, plain.out)
+    assert plain.status == 5
+    assert "problem: " in ran.err
+    assert "Traceback" not in ran.err
+
+
+def test_a_full_disk_changes_nothing(toy: Toy, tmp_path: Path) -> None:
+    # A file-size limit acts like a full disk on the journal: writes fail in the middle of the run.
+    script = toy.script(
+        "import resource, signal\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, resource.RLIM_INFINITY))\n"
+        + textwrap.dedent(PROGRAM)
+    )
+    plain = toy.run(script)
+    ran = toy.capture(tmp_path / "run.zarr", script)
+    assert (ran.status, ran.out) == (plain.status, plain.out)
+    assert "cannot be written" in ran.err
+    assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] == resource.RLIM_INFINITY
+
+
+def test_a_store_that_cannot_be_made_changes_nothing(toy: Toy, tmp_path: Path) -> None:
+    script = toy.script(PROGRAM)
+    (tmp_path / "file").write_text("not a folder")
+    assert toy.run(script, GDNBENCH_CAPTURE=str(tmp_path / "file" / "run.zarr")) == toy.run(script)
+
+
+def call_of(batch: int = 1) -> dict[str, Tensor]:
+    return {
+        "q": torch.ones(batch, 1, 2, 8),
+        "k": torch.ones(batch, 1, 2, 8),
+        "v": torch.ones(batch, 1, 4, 8),
+        "g": torch.zeros(batch, 1, 4),
+        "beta": torch.ones(batch, 1, 4),
+        "state": torch.zeros(batch, 4, 8, 8),
+        "state_indices": torch.arange(batch, dtype=torch.int32).unsqueeze(1),
+    }
+
+
+def test_an_exception_of_the_function_is_its_own_and_leaves_its_inputs(tmp_path: Path) -> None:
+    failure = RuntimeError("of the program")
+
+    @record("gdn_decode")
+    def failing(
+        q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor, state_indices: Tensor
+    ) -> Tensor:
+        state.fill_(7.0)
+        raise failure
+
+    with capturing(tmp_path / "run.zarr") as counts, pytest.raises(RuntimeError) as caught:
+        failing(**call_of())
+    assert caught.value is failure
+    assert (counts.records, counts.unfinished, counts.failures) == (0, 1, 0)
+    (stored,) = Store.open(tmp_path / "run.zarr").records
+    assert stored.info.status == "unfinished"
+    assert stored.info.dispatch["raised"] == "RuntimeError"
+    assert not stored.after
+    # As it was before the call wrote to it.
+    assert torch.equal(stored.before["state"].read(), torch.zeros(1, 4, 8, 8))
+
+
+def test_results_are_the_very_objects_of_the_function(tmp_path: Path) -> None:
+    result = torch.ones(1, 1, 4, 8, requires_grad=True)
+
+    @record("gdn_decode")
+    def returning(
+        q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor, state_indices: Tensor
+    ) -> Tensor:
+        return result
+
+    with capturing(tmp_path / "run.zarr"):
+        assert returning(**call_of()) is result
+    (stored,) = Store.open(tmp_path / "run.zarr").records
+    assert torch.equal(stored.after["o"].read(), result.detach())
+
+
+def test_max_bytes_ends_the_capture_and_not_the_program(tmp_path: Path) -> None:
+    @record("gdn_decode")
+    def returning(
+        q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor, state_indices: Tensor
+    ) -> Tensor:
+        return v * 2
+
+    with capturing(tmp_path / "run.zarr", CaptureOptions(max_bytes=10_000)) as counts:
+        for _ in range(5):
+            assert float(returning(**call_of()).sum()) == 64.0
+    # A call: state 1024 before and after, q and k 64 each, v and o 128 each, g and beta 16 each, index 4 bytes.
+    assert (counts.records, counts.bytes) == (4, 4 * 2468)
+    assert counts.reached_max_bytes
+
+
+def test_compiled_calls_are_counted_and_compiled_as_before(tmp_path: Path) -> None:
+    @record("gdn_decode")
+    def doubling(
+        q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor, state_indices: Tensor
+    ) -> Tensor:
+        return v * 2
+
+    compiled = torch.compile(doubling, backend="eager", fullgraph=True)
+    with capturing(tmp_path / "run.zarr") as counts:
+        assert float(compiled(**call_of()).sum()) == 64.0
+        assert float(doubling(**call_of()).sum()) == 64.0
+    assert (counts.records, counts.skipped_compiling, counts.failures) == (1, 1, 0)
