@@ -55,4 +55,4 @@ def capture(
         when_full=when_full,  # type: ignore[arg-type]  # CaptureOptions refuses any other word
         queue_bytes=byte_count(queue, "--queue"),
     )
-    sys.exit(run_captured(store, command, options))
+    sys.exit(run_captured(store, command[1:] if command[0] == "--" else command, options))

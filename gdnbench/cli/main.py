@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
+from collections.abc import Callable
+from typing import ParamSpec
 
 import typer
 
@@ -15,8 +18,10 @@ from gdnbench.cli.replay import replay
 from gdnbench.cli.show import show
 from gdnbench.cli.synth import synth
 from gdnbench.cli.verify import verify
-from gdnbench.errors import Exit, GdnbenchError
+from gdnbench.errors import GdnbenchError
 from gdnbench.version import __version__
+
+P = ParamSpec("P")
 
 app = typer.Typer(
     help="Capture, replay and diff Gated DeltaNet and DeepSeek-V4 attention kernels.",
@@ -27,10 +32,29 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+
+def reader_may_leave(command: Callable[P, None]) -> Callable[P, None]:
+    """`command`, for which a reader of stdout that went away (`gdnbench ls | head`) is no failure."""
+
+    @functools.wraps(command)
+    def guarded(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            command(*args, **kwargs)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            # What is still buffered goes nowhere, quietly.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+    return guarded
+
+
+FOREIGN_WORDS = {"allow_extra_args": True, "ignore_unknown_options": True}  # the operation's own options
+
 app.command(context_settings={"allow_interspersed_args": False})(capture)
-app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(synth)
-for command in (ls, show, replay, diff, verify, doctor):
-    app.command()(command)
+for command in (ls, show, replay, diff, verify):
+    app.command()(reader_may_leave(command))
+app.command(context_settings=FOREIGN_WORDS)(reader_may_leave(synth))
+app.command()(reader_may_leave(doctor))
 
 
 def print_version(wanted: bool) -> None:
@@ -58,7 +82,3 @@ def run() -> None:
     except KeyboardInterrupt:
         print("gdnbench: interrupted; what was finished is kept", file=sys.stderr)
         sys.exit(130)
-    except BrokenPipeError:
-        # The reader of our stdout went away (`gdnbench ls | head`): that is no failure of ours.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(Exit.PASS)
