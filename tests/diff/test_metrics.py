@@ -224,7 +224,7 @@ def test_cosine_of_parallel_tensors(factor: float) -> None:
     y = pair(torch.float32, (64, 2, 64), 0.0)[1]
     x = y * factor
     found = compare(Memory(x), Memory(y), chunked([64]), AXES)
-    # |x|^2 is a difference of fp64 sums that cancel down to factor**2, so 2**-52 / 1e-8 of it is lost at most.
+    # |x|^2 is a difference of fp64 sums that cancels down to factor**2: at most 2**-52 / 1e-8 is lost.
     assert found.total.cosine == pytest.approx(1.0 if factor == 0 else 0.0, abs=1e-7)
 
 

@@ -1,0 +1,90 @@
+"""Kernels that end their process, or never end: each an outcome, after which the next record goes on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+import pytest
+
+from gdnbench.errors import BadInputError, Exit
+from gdnbench.replay.outcome import Outcome
+from gdnbench.replay.replay import replay
+from gdnbench.store.reader import Store
+
+Faulty = Callable[[str], str]
+
+
+def test_a_crash_leaves_the_other_records(store: Store, faulty: Faulty) -> None:
+    """The worker is replaced, and answers for the record after the crash."""
+    report = replay(store, kernel=faulty("aborts_on_decode"), records=[1, 0])
+    assert [r.outcome for r in report.records] == [Outcome.CRASH, Outcome.PASS]
+    assert report.records[0].reason == "the process ended by signal 6 (SIGABRT)"
+    assert report.exit_code is Exit.MISMATCH
+
+
+@pytest.mark.parametrize(("kernel", "reason"), [("segfaults", "SIGSEGV"), ("exits", "exit status 7")])
+def test_ways_to_die(store: Store, faulty: Faulty, kernel: str, reason: str) -> None:
+    (record,) = replay(store, kernel=faulty(kernel), records=[0]).records
+    assert record.outcome is Outcome.CRASH
+    assert reason in record.reason
+
+
+def test_a_hang_is_killed(store: Store, faulty: Faulty) -> None:
+    start = time.monotonic()
+    (record,) = replay(store, kernel=faulty("hangs"), records=[0], timeout=1.0).records
+    assert record.outcome is Outcome.HANG
+    assert "1 s" in record.reason
+    # The kernel sleeps for 600 s; starting a worker takes up to a minute on a busy machine.
+    assert time.monotonic() - start < 120
+
+
+def test_isolation_changes_no_bit(store: Store, capfd: pytest.CaptureFixture[str], faulty: Faulty) -> None:
+    report = replay(store, kernel=faulty("correct"), against="recorded", bitwise=True)
+    assert [r.outcome for r in report.records] == [Outcome.PASS] * 3, [r.reason for r in report.records]
+    printed = capfd.readouterr()
+    assert printed.out == ""
+    assert printed.err.count("a kernel talks on stdout") == 3
+
+
+def test_refusals_and_faults_cross_the_pipe(store: Store, faulty: Faulty) -> None:
+    (record,) = replay(store, kernel=faulty("refuses"), records=[0]).records
+    assert record.outcome is Outcome.UNSUPPORTED
+    (record,) = replay(store, kernel=faulty("writes_a_stale_slot"), records=[1]).records
+    assert record.outcome is Outcome.MISMATCH
+    assert "slots were written" in record.faults[0]
+
+
+def test_a_function_that_is_not_there(store: Store, faulty: Faulty) -> None:
+    with pytest.raises(BadInputError, match=r"has no function 'nosuch'; it has .*aborts"):
+        replay(store, kernel=faulty("nosuch"))
+
+
+def test_interrupt_ends_the_worker(store: Store, faulty: Faulty) -> None:
+    """Ctrl-C during a hang: the parent stops with KeyboardInterrupt and nothing of it is left running."""
+    script = (
+        "import sys\n"
+        "from gdnbench.replay.replay import replay\n"
+        "from gdnbench.store.reader import Store\n"
+        "from gdnbench.replay import isolate\n"
+        "ask = isolate._Worker.ask\n"
+        "def told(self, message, timeout):\n"
+        "    print(self._process.pid, flush=True)\n"
+        "    return ask(self, message, timeout)\n"
+        "isolate._Worker.ask = told\n"
+        f"replay(Store.open({str(store.path)!r}), kernel={faulty('hangs')!r}, records=[0])\n"
+    )
+    parent = subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
+    assert parent.stdout is not None
+    worker = int(parent.stdout.readline())
+    parent.send_signal(signal.SIGINT)
+    assert parent.wait(60) != 0
+    parent.stdout.close()
+    with pytest.raises(ProcessLookupError):
+        os.kill(worker, 0)
