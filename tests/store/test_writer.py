@@ -226,12 +226,10 @@ def test_what_a_segment_lost_is_reported(tmp_path: Path) -> None:
     path = tmp_path / "s"
     with writer(path, "seg") as out:
         out.write("0", [record({"q": randn(3)})])
-    lost = SegmentSummary(
-        closed=False, records=1, dropped=4, torn="record 1", damage=("file 2",), error="disk full"
-    )
-    (path / ".incoming").mkdir()
-    write_summary(path, "seg", lost)
-    (path / ".incoming").rmdir()
+        lost = SegmentSummary(
+            closed=False, records=1, dropped=4, torn="record 1", damage=("file 2",), error="disk full"
+        )
+        write_summary(path, "seg", lost)
     with Store.open(path) as store:
         assert len(store.records) == 1
         assert store.segments[0].end is not None
