@@ -139,8 +139,9 @@ def print_table(rounds: list[dict[str, Run]], options: argparse.Namespace) -> No
         f"prefill {options.prompt} + {options.steps} decode steps; {options.threads} threads of "
         f"{os.cpu_count()} CPUs; load {os.getloadavg()[0]:.1f}; {options.repeats} rounds"
     )
-    print(f"{'mode':<12}{'median
-    s':>10}{'overhead':>10}{'target':>8}{'records':>9}{'MiB':>8}{'us/record':>11}") for name in MODES:
+    columns = f"{'mode':<12}{'median s':>10}{'overhead':>10}{'target':>8}{'records':>9}{'MiB':>8}"
+    print(f"{columns}{'us/record':>11}")
+    for name in MODES:
         runs = [some[name] for some in rounds]
         row = f"{name:<12}{median(run.seconds for run in runs):>10.3f}"
         if name != "off":

@@ -129,7 +129,7 @@ def test_max_bytes_ends_the_capture_and_not_the_program(tmp_path: Path) -> None:
     with capturing(tmp_path / "run.zarr", CaptureOptions(max_bytes=10_000)) as counts:
         for _ in range(5):
             assert float(returning(**call_of()).sum()) == 64.0
-    # A call: state 1024 before and after, q and k 64 each, v and o 128 each, g and beta 16 each, index 4 bytes.
+    # Bytes of a call: state 1024 before and after, q and k 64, v and o 128, g and beta 16 each, slot 4.
     assert (counts.records, counts.bytes) == (4, 4 * 2468)
     assert counts.reached_max_bytes
 

@@ -1,0 +1,182 @@
+"""Selection, layer names, repeated heads, pool checksums, options: each rule by itself."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from gdnbench.capture.heads import collapse_repeated_heads
+from gdnbench.capture.layers import Layer, LayerNames
+from gdnbench.capture.options import CaptureOptions
+from gdnbench.capture.pools import checksum, digits, untouched_rows
+from gdnbench.capture.selection import Selection, layer_matches
+from gdnbench.errors import BadInputError
+
+
+@pytest.mark.parametrize(
+    ("options", "kept"),
+    [
+        ({}, [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]),
+        ({"first": 3}, [0, 1, 2]),
+        ({"every": 4}, [0, 4, 8]),
+        ({"every": 4, "first": 2}, [0, 4]),
+        ({"op": ("gdn_decode",)}, [1, 2, 3, 4, 5, 6, 7, 8, 9]),
+        ({"op": ("gdn_decode",), "every": 3}, [1, 4, 7]),
+    ],
+)
+def test_steps_kept_of_one_prefill_and_nine_decodes(options: dict[str, object], kept: list[int]) -> None:
+    selection = Selection(CaptureOptions(**options))  # type: ignore[arg-type]
+    layers = [Layer("a", 0), Layer("b", 1)]
+    found = []
+    for step in range(10):
+        op = "gdn_prefill" if step == 0 else "gdn_decode"
+        which = [selection.keeps(op, layer) for layer in layers]
+        assert len(set(which)) == 1, "a kept step has every layer"
+        if which[0]:
+            found.append(step)
+    assert found == kept
+
+
+@pytest.mark.parametrize(
+    ("pattern", "matches"),
+    [
+        ("3", True),
+        ("0-3", True),
+        ("4-9", False),
+        ("0-2", False),
+        ("*.3.*", True),
+        ("model.*", True),
+        ("3*", False),
+    ],
+)
+def test_layer_patterns(pattern: str, matches: bool) -> None:
+    assert layer_matches(pattern, Layer("model.layers.3.linear_attn", 3)) is matches
+
+
+def test_lists_of_layers() -> None:
+    selection = Selection(CaptureOptions(layer=("0,2", "7-8")))
+    assert [n for n in range(10) if selection.keeps("op", Layer(f"l{n}", n))] == [0, 2, 7, 8]
+
+
+def test_a_layer_is_named_by_its_path_and_without_parents_by_its_class() -> None:
+    class Block(nn.Module):
+        def __init__(self, index: int) -> None:
+            super().__init__()
+            self.layer_idx = index
+
+    model = nn.Sequential()
+    model.add_module("layers", nn.ModuleList([Block(5), Block(6)]))
+    names = LayerNames()
+    layer = names.of(model.layers[1])  # type: ignore[index]
+    assert (layer.name, layer.index) == ("layers.1", 6)
+    assert names.of(model.layers[1]) is layer  # type: ignore[index]
+    alone = Block(7)
+    assert (names.of(alone).name, names.of(alone).index) == ("Block.7", 7)
+
+
+def heads(tokens: int, count: int, width: int, seed: int) -> torch.Tensor:
+    return torch.randn(2, tokens, count, width, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("count", "ratio"), [(4, 1), (4, 2), (2, 3), (3, 4), (1, 8)])
+def test_repeated_heads_are_kept_once(count: int, ratio: int, dtype: torch.dtype) -> None:
+    q, k = (heads(5, count, 16, seed).to(dtype) for seed in (0, 1))
+    called = {"q": q.repeat_interleave(ratio, dim=2), "k": k.repeat_interleave(ratio, dim=2), "v": q}
+    kept, dispatch = collapse_repeated_heads(called)
+    assert dispatch == {"repeated": ratio}
+    assert torch.equal(kept["q"], q)
+    assert torch.equal(kept["k"], k)
+    assert kept["v"] is q
+
+
+def test_one_different_bit_anywhere_keeps_every_head() -> None:
+    q = heads(5, 2, 16, 0).repeat_interleave(2, dim=2)
+    for place in [(0, 0, 1, 0), (1, 4, 3, 15), (0, 2, 2, 7)]:
+        changed = q.clone()
+        changed[place] = torch.nextafter(changed[place], torch.tensor(torch.inf))
+        assert collapse_repeated_heads({"q": q, "k": changed})[1] == {"repeated": 1}
+        assert collapse_repeated_heads({"q": changed, "k": q})[1] == {"repeated": 1}
+
+
+def test_equality_is_of_bits() -> None:
+    q = torch.full((1, 1, 2, 4), torch.nan)
+    assert collapse_repeated_heads({"q": q, "k": q})[1] == {"repeated": 2}
+    signs = torch.zeros(1, 1, 2, 4)
+    signs[0, 0, 1] = -0.0
+    assert collapse_repeated_heads({"q": signs, "k": q})[1] == {"repeated": 1}
+
+
+def test_heads_of_no_tokens_are_left_alone() -> None:
+    empty = torch.empty(1, 0, 4, 8)
+    assert collapse_repeated_heads({"q": empty, "k": empty})[1] == {"repeated": 1}
+
+
+def independent_checksum(pool: torch.Tensor, rows: list[int]) -> int:
+    """The documented sum, in Python's integers."""
+    odd, mask = 0x9E3779B97F4A7C15, (1 << 64) - 1
+    words = pool.numpy().view(np.int32).reshape(pool.shape[0], -1).astype(object)
+    total = 0
+    for row in rows:
+        s = sum(int(word) * (2 * j + 1) * odd for j, word in enumerate(words[row])) & mask
+        signed = s - (1 << 64) if s >> 63 else s
+        total += ((signed ^ (signed >> 29)) * odd) * (2 * row + 1)
+    return total & mask
+
+
+def test_checksum_is_the_documented_sum() -> None:
+    pool = torch.randn(6, 3, 5, generator=torch.Generator().manual_seed(0))
+    for rows in ([0, 1, 2, 3, 4, 5], [2], [1, 5], []):
+        assert digits(checksum(pool, torch.tensor(rows, dtype=torch.int64))) == (
+            f"{independent_checksum(pool, rows):016x}"
+        )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_checksum_sees_every_single_bit_and_rows_that_change_places(dtype: torch.dtype) -> None:
+    pool = torch.randn(4, 2, 3, generator=torch.Generator().manual_seed(0)).to(dtype)
+    rows = torch.arange(4)
+    words = pool.view(torch.int32 if dtype == torch.float32 else torch.int16)
+    seen = {digits(checksum(pool, rows))}
+    bits = 8 * pool.element_size()
+    for index in range(words.numel()):
+        for bit in range(bits):
+            flipped = words.clone()
+            flipped.view(-1)[index] ^= torch.tensor(1 << bit).to(words.dtype)
+            seen.add(digits(checksum(flipped.view(dtype), rows)))
+    assert len(seen) == 1 + words.numel() * bits
+    assert digits(checksum(pool[[1, 0, 2, 3]], rows)) not in seen
+
+
+def test_untouched_rows_are_the_others() -> None:
+    assert untouched_rows(6, torch.tensor([4, 1], dtype=torch.int32)).tolist() == [0, 2, 3, 5]
+    assert untouched_rows(2, torch.tensor([0, 1])).tolist() == []
+
+
+def test_options_survive_the_environment() -> None:
+    options = CaptureOptions(target=("a", "b:c"), layer=("0-3",), every=16, sync=True, when_full="drop")
+    assert CaptureOptions.from_json(options.to_json()) == options
+    assert CaptureOptions.from_environment({}) == CaptureOptions()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{", "GDNBENCH_CAPTURE_OPTIONS is not JSON"),
+        ("[1]", r"holds \[1\], must be an object"),
+        ('{"frist": 1}', "names option 'frist', which there is not; there are every, first"),
+        ('{"first": 0}', "'first' is 0, must be an integer above 0"),
+        ('{"every": true}', "'every' is True, must be an integer above 0"),
+        ('{"every": "2"}', "'every' is '2', must be an integer above 0"),
+        ('{"layer": "3"}', "'layer' is '3', must be a list of strings"),
+        ('{"layer": [3]}', r"'layer' is \(3,\), must be a list of strings"),
+        ('{"sync": 1}', "'sync' is 1, must be true or false"),
+        ('{"when_full": "wait"}', "'when_full' is 'wait', must be 'block' or 'drop'"),
+    ],
+)
+def test_broken_options_are_refused_in_one_line(text: str, said: str) -> None:
+    with pytest.raises(BadInputError, match=said) as caught:
+        CaptureOptions.from_json(text)
+    assert "\n" not in str(caught.value)
