@@ -72,8 +72,8 @@ class PendingRecord:
 
     def finish_info(self) -> RecordInfo:
         """What is known of the call by now; copies must be complete."""
-        if not self.pools:
-            return self.info
+        if all(rows.before is None for rows in self.pools.values()):
+            return self.info  # whole pools have no checksums to add
         return replace(self.info, pools={name: rows.recorded() for name, rows in self.pools.items()})
 
     def finish_inputs(self) -> dict[str, TensorDraft]:
@@ -125,6 +125,7 @@ def open_record(
         status=Status.COMPLETE,
         scalars=observation.scalars,
         conventions=observation.conventions,
+        pools={name: Pool(rows.slots, rows.numbers) for name, rows in pools.items()},
         dispatch=dispatch,
     )
     return PendingRecord(observation, info, _axes(contract, observation.conventions), pools, before, {})

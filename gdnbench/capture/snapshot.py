@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -18,7 +19,7 @@ class Copied(NamedTuple):
     """A tensor on its way to the journal. From a GPU, `data` is filled once the stream has come this far."""
 
     data: Tensor  # contiguous, CPU, in the contract's shape
-    caller_shape: tuple[int, ...]
+    caller_shape: torch.Size
     caller_strides: tuple[int, ...]
     caller_offset: int
     device: str
@@ -26,16 +27,28 @@ class Copied(NamedTuple):
     def draft(self, axes: tuple[str, ...], data: Tensor | None = None) -> TensorDraft:
         """`data`: the elements to store instead, where some were dropped since."""
         data = self.data if data is None else data
-        meta = TensorMeta(
-            dtype=str(data.dtype).removeprefix("torch."),
-            shape=tuple(data.shape),
-            axes=axes,
-            caller_shape=self.caller_shape,
-            caller_strides=self.caller_strides,
-            caller_offset=self.caller_offset,
-            device=self.device,
-        )
-        return TensorDraft(data, meta)
+        return TensorDraft(data, _meta(data.dtype, data.shape, axes, *self[1:]))
+
+
+@lru_cache(maxsize=1024)  # a layer's tensors look alike from step to step
+def _meta(
+    dtype: torch.dtype,
+    shape: torch.Size,
+    axes: tuple[str, ...],
+    caller_shape: torch.Size,
+    caller_strides: tuple[int, ...],
+    caller_offset: int,
+    device: str,
+) -> TensorMeta:
+    return TensorMeta(
+        dtype=str(dtype).removeprefix("torch."),
+        shape=tuple(shape),
+        axes=axes,
+        caller_shape=tuple(caller_shape),
+        caller_strides=caller_strides,
+        caller_offset=caller_offset,
+        device=device,
+    )
 
 
 def snapshot(seen: Seen, *, reused: bool) -> Copied:
@@ -60,8 +73,8 @@ def snapshot(seen: Seen, *, reused: bool) -> Copied:
         data.copy_(tensor, non_blocking=True)
     return Copied(
         data=data if shape is None else data.view(shape),
-        caller_shape=tuple(caller.shape),
+        caller_shape=caller.shape,
         caller_strides=caller.stride(),
         caller_offset=int(caller.storage_offset()),
-        device=str(caller.device),
+        device="cpu" if caller.is_cpu else str(caller.device),
     )

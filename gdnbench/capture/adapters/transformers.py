@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from gdnbench.capture.adapter import Finish, Observation, Seen, Target
@@ -112,11 +113,15 @@ def _flat(tensor: Tensor) -> Seen:
 
 def _decode(tensors: Mapping[str, Tensor], state: Tensor) -> dict[str, Seen]:
     """The states of the batch are the whole pool: sequence i owns slot i."""
+    seen = {name: Seen(tensor) for name, tensor in tensors.items()}
+    return seen | {"state": Seen(state), "state_indices": Seen(_own_slots(state.shape[0]))}
+
+
+@cache
+def _own_slots(batch: int) -> Tensor:
     import torch
 
-    slots = torch.arange(state.shape[0], dtype=torch.int32, device="cpu").unsqueeze(1)
-    seen = {name: Seen(tensor) for name, tensor in tensors.items()}
-    return seen | {"state": Seen(state), "state_indices": Seen(slots)}
+    return torch.arange(batch, dtype=torch.int32, device="cpu").unsqueeze(1)
 
 
 def _prefill(
