@@ -332,11 +332,12 @@ def test_reading_writes_nothing(tmp_path: Path) -> None:
 
 
 def test_a_compressed_chunk_that_claims_the_moon(tmp_path: Path) -> None:
-    """A zstd frame whose header promises 2**50 bytes, with a checksum that fits."""
+    """A Blosc frame whose header promises 2**32 - 1 bytes, with a checksum that fits."""
     path = tmp_path / "s"
     write_one(path, {"t": randn(3)}, Compression(1))
     file = next((array_path(path, "t") / "c").rglob("0/0"))
-    frame = bytes.fromhex("28b52ffd") + b"\xe0" + struct.pack("<Q", 1 << 50) + b"\x01\x00\x00"
+    # Blosc 1: versions of the format and of zstd's, flags, element size, then bytes, block bytes, frame bytes.
+    frame = struct.pack("<4B3I4x", 2, 1, 0x84, 4, (1 << 32) - 1, 1 << 20, 20)
     file.write_bytes(frame + struct.pack("<I", google_crc32c.value(frame)))
     with Store.open(path) as store, pytest.raises(StoreError, match="is damaged"):
         store.records[0].before["t"].read()

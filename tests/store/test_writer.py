@@ -287,18 +287,18 @@ def test_a_store_keeps_its_kind_and_format(tmp_path: Path) -> None:
 
 def test_compression_levels(tmp_path: Path) -> None:
     sizes = {}
-    for level in (None, 1, 19):
+    for level in (None, 1, 9):
         path = tmp_path / str(level)
         with StoreWriter(path, kind="capture", compression=Compression(level)) as out:
             out.write("0", [record({"t": torch.arange(1 << 18) % 1000})])
         sizes[level] = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
         text = (array_path(path, "t") / "zarr.json").read_text()
-        assert (f'"level": {level}' in text, '"zstd"' in text) == (level is not None, level is not None)
+        assert (f'"clevel": {level}' in text, '"zstd"' in text) == (level is not None, level is not None)
     assert sizes[None] > 2 << 20
     # Eight bytes an element, of which six are zero: anything that compresses at all gives a quarter.
-    assert max(sizes[1], sizes[19]) < sizes[None] // 4
-    with pytest.raises(BadInputError, match="zstd level 23 is not in"):
-        Compression(23)
+    assert max(sizes[1], sizes[9]) < sizes[None] // 4
+    with pytest.raises(BadInputError, match="zstd level 10 is not in"):
+        Compression(10)
 
 
 RACER = """
