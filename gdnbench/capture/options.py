@@ -39,6 +39,7 @@ class CaptureOptions:
     sync: bool = False  # inputs are on disk before the call starts
     when_full: Literal["block", "drop"] = "block"  # when `queue_bytes` wait to be sealed
     queue_bytes: int = 4 << 30
+    zstd: int | None = 1  # level, 1 to 9; None stores elements as they are
     report: str | None = None  # file of the launcher that processes report to; set by the launcher alone
 
     def __post_init__(self) -> None:
@@ -61,6 +62,8 @@ class CaptureOptions:
             raise BadInputError(
                 f"capture option 'when_full' is {self.when_full!r}, must be 'block' or 'drop'"
             )
+        if self.zstd is not None and (type(self.zstd) is not int or not 1 <= self.zstd <= 9):
+            raise BadInputError(f"capture option 'zstd' is {self.zstd!r}, must be a level 1 to 9 or null")
         if self.report is not None and not isinstance(self.report, str):
             raise BadInputError(f"capture option 'report' is {self.report!r}, must be a path")
 

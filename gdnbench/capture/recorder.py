@@ -69,6 +69,7 @@ class Recorder:
             provenance={**provenance, **gpu_provenance()},
             limit_bytes=options.queue_bytes,
             when_full=options.when_full,
+            compression=options.zstd,
         )
         self._transfers = Transfers(self._write, self._failed, when_full=options.when_full)
 

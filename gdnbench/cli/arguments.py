@@ -17,6 +17,15 @@ def byte_count(text: str, option: str) -> int:
     return int(float(match[1]) * UNITS[match[2].lower()])
 
 
+def zstd_level(text: str) -> int | None:
+    """ "1" to "9" -> the level, "off" -> None; BadInputError for anything else."""
+    if text == "off":
+        return None
+    if not re.fullmatch(r"[1-9]", text):
+        raise BadInputError(f"--zstd {text!r} is no level; write 1 to 9, or off")
+    return int(text)
+
+
 def record_numbers(text: str, count: int) -> list[int]:
     """ "0,3-5" -> [0, 3, 4, 5]; BadInputError for anything else, or past the `count` records there are."""
     numbers: list[int] = []

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from gdnbench.cli.arguments import byte_count
+from gdnbench.cli.arguments import byte_count, zstd_level
 
 
 def capture(
@@ -35,6 +35,7 @@ def capture(
         str, typer.Option(help="When the queue is full: block the program, or drop records.")
     ] = "block",
     queue: Annotated[str, typer.Option(help="Bytes that may wait to be sealed, e.g. 4GiB.")] = "4GiB",
+    zstd: Annotated[str, typer.Option(help="Compression level of the store, 1 to 9, or off.")] = "1",
 ) -> None:
     """Run a program, unchanged, and record what it gave to Gated DeltaNet kernels.
 
@@ -54,5 +55,6 @@ def capture(
         sync=sync,
         when_full=when_full,  # type: ignore[arg-type]  # CaptureOptions refuses any other word
         queue_bytes=byte_count(queue, "--queue"),
+        zstd=zstd_level(zstd),
     )
-    sys.exit(run_captured(store, command[1:] if command[0] == "--" else command, options))
+    sys.exit(run_captured(store, command, options))

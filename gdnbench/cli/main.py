@@ -50,7 +50,7 @@ def reader_may_leave(command: Callable[P, None]) -> Callable[P, None]:
 
 FOREIGN_WORDS = {"allow_extra_args": True, "ignore_unknown_options": True}  # the operation's own options
 
-app.command(context_settings={"allow_interspersed_args": False})(capture)
+app.command()(capture)
 for command in (ls, show, replay, diff, verify):
     app.command()(reader_may_leave(command))
 app.command(context_settings=FOREIGN_WORDS)(reader_may_leave(synth))
