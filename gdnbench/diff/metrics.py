@@ -267,20 +267,21 @@ class _Run:
         rows = sum(region.stop - region.start for region in self.partition.regions)
         elements = rows * self.row_elements
         if self.same_bits:
-            self.tally.histogram[0] = elements
+            self.tally.buckets[0] = elements
             heads = max(1, self.line_shape[1])
             lengths = np.array([region.stop - region.start for region in self.partition.regions], dtype=float)
             self.sums[Sum.COUNT] = (lengths * (self.row_elements // heads))[:, None]
         groups = Groups(self.partition.regions, self.sums, self.peaks)
         tally = self.tally
-        used = np.flatnonzero(tally.histogram)
+        histogram = tally.histogram
+        used = np.flatnonzero(histogram)
         return Comparison(
             elements=elements,
             unequal=tally.unequal,
             total=groups.total(),
             groups=groups,
             nonfinite=NonFinite(tally.nan_only_x, tally.nan_only_y, tally.inf_unequal, self.first_nonfinite),
-            ulp_histogram=tuple(tally.histogram[: used[-1] + 1].tolist()) if used.size else (),
+            ulp_histogram=tuple(histogram[: used[-1] + 1].tolist()) if used.size else (),
             worst=self.worst or self.first_unequal,
             violations=tally.violations,
         )

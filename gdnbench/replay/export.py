@@ -11,6 +11,7 @@ from xml.etree import ElementTree
 from gdnbench.diff.metrics import Errors, Worst
 from gdnbench.diff.result import TensorResult
 from gdnbench.errors import Exit
+from gdnbench.replay.outcome import Outcome
 from gdnbench.replay.report import RecordResult, Report
 
 SCHEMA = 1
@@ -32,7 +33,7 @@ def to_json(report: Report) -> str:
 
 
 def to_junit(report: Report) -> str:
-    """One test case a record: mismatch a failure, crash and hang an error, what could not run skipped."""
+    """One test case a record. Mismatches fail; crashes, hangs, refusals are errors; the rest is skipped."""
     suite = ElementTree.Element("testsuite", name=f"gdnbench {report.header['command']}")
     counts = {"tests": len(report.records), "failures": 0, "errors": 0, "skipped": 0}
     for name, value in report.header.items():
@@ -66,7 +67,7 @@ def _junit_kind(record: RecordResult) -> tuple[str, str] | None:
         return None
     if record.outcome.exit_code is Exit.CANNOT_RUN:
         return "skipped", "skipped"
-    return ("failure", "failures") if record.tensors or record.faults else ("error", "errors")
+    return ("failure", "failures") if record.outcome is Outcome.MISMATCH else ("error", "errors")
 
 
 def _details(record: RecordResult) -> list[str]:

@@ -1,0 +1,53 @@
+"""Kernels found by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gdnbench.errors import BadInputError
+from gdnbench.ops import operation
+from gdnbench.replay.kernels import check_name, load
+
+
+def test_listed_kernels_load() -> None:
+    for op in ("gdn_prefill", "gdn_decode"):
+        for name in operation(op).kernels:
+            assert callable(load(name, operation(op)).function)
+
+
+def test_an_operation_without_that_kernel() -> None:
+    with pytest.raises(
+        NotImplementedError, match="gdn_decode has no kernel 'reference_staged'; there are hf"
+    ):
+        load("reference_staged", operation("gdn_decode"))
+
+
+def test_unknown_names_are_told_the_known_ones() -> None:
+    with pytest.raises(BadInputError, match=r"'tourch' is not known; there are hf, reference.*path/file.py"):
+        check_name("tourch")
+
+
+def test_a_function_of_the_current_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mine_of_the_cwd.py").write_text(
+        "def kernel(q): pass\nkernel.conventions = {'gate': 'linear', 'qk': ('raw', 'normalised')}\n"
+        "class Holder:\n    @staticmethod\n    def inner(q): pass\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", [*__import__("sys").path])
+    found = load("mine_of_the_cwd:kernel", operation("gdn_prefill"))
+    assert found.conventions == {"gate": ("linear",), "qk": ("raw", "normalised")}
+    assert load("mine_of_the_cwd:Holder.inner", operation("gdn_prefill")).conventions == {}
+    assert load("mine_of_the_cwd.py:kernel", operation("gdn_prefill")).conventions == found.conventions
+    with pytest.raises(
+        BadInputError, match="mine_of_the_cwd has no function 'nosuch'; it has kernel, Holder"
+    ):
+        load("mine_of_the_cwd:nosuch", operation("gdn_prefill"))
+    with pytest.raises(BadInputError, match=r"kernel file absent.py does not exist"):
+        load("absent.py:kernel", operation("gdn_prefill"))
+
+
+def test_a_package_that_is_not_there() -> None:
+    with pytest.raises(ImportError, match="nosuchpackage"):
+        load("nosuchpackage.module:kernel", operation("gdn_prefill"))

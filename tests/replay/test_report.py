@@ -1,0 +1,113 @@
+"""Reports for people and machines."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from gdnbench.replay.export import to_json, to_junit
+from gdnbench.replay.outcome import Outcome
+from gdnbench.replay.render import render_text
+from gdnbench.replay.replay import replay
+from gdnbench.replay.report import RecordResult, ReplayReport
+from gdnbench.store.reader import Store
+
+Faulty = Callable[[str], str]
+
+
+@pytest.fixture(scope="module")
+def passing(store: Store) -> ReplayReport:
+    return replay(store, kernel="torch")
+
+
+@pytest.fixture(scope="module")
+def failing(store: Store, faulty: Faulty) -> ReplayReport:
+    return replay(store, kernel=faulty("gets_a_tail_wrong"), isolate=False)
+
+
+def report_of(*outcomes: Outcome) -> ReplayReport:
+    records = tuple(
+        RecordResult(i, f"s/{i}", "gdn_decode", "layer\x00<0>", 0, i, outcome, "why & how")
+        for i, outcome in enumerate(outcomes)
+    )
+    return ReplayReport("s.zarr", "k", "reference", "cpu", "rule", records)
+
+
+def test_a_pass_is_one_line_a_tensor(passing: ReplayReport) -> None:
+    lines = render_text(passing).splitlines()
+    rows = [line.split() for line in lines if line.rstrip().endswith("pass")]
+    assert [(row[1], row[2]) for row in rows] == [
+        ("gdn_prefill", "o"),
+        ("gdn_prefill", "final_state"),
+        ("gdn_decode", "state"),
+        ("gdn_decode", "o"),
+    ]
+    assert lines[-1] == "3 records: 3 pass | torch on cpu against reference | error <= 2 x torch's + rounding"
+
+
+def test_trouble_names_record_tensor_and_place(failing: ReplayReport) -> None:
+    text = render_text(failing)
+    assert "numeric mismatch: record 0 gdn_prefill synth step 0" in text
+    assert "sequence 3, chunk 1, token 69, head" in text
+    assert "FAIL" in text
+    assert "ULP off: 50% " in text
+
+
+def strict(constant: str) -> Any:
+    raise AssertionError(f"{constant} is not JSON")
+
+
+def test_json_is_strict_and_complete(failing: ReplayReport, store: Store, faulty: Faulty) -> None:
+    document = json.loads(to_json(failing), parse_constant=strict)
+    assert document["schema"] == 1
+    assert document["exit_code"] == 1
+    assert document["records"][0]["outcome"] == "numeric mismatch"
+    o = next(t for t in document["records"][0]["tensors"] if t["tensor"] == "o")
+    assert (o["worst"]["sequence"], o["worst"]["token"]) == (3, 69)
+    assert sum(o["ulp_histogram"]) == o["elements"] == o["errors"]["count"]
+    assert o["errors"]["relative_l2"] == o["errors"]["rms_ratio"] > o["torch_errors"]["rms_ratio"]
+    unwritten = replay(store, kernel=faulty("does_nothing"), isolate=False, records=[0])
+    first = json.loads(to_json(unwritten), parse_constant=strict)["records"][0]["tensors"][0]
+    assert first["worst"]["x"] == "nan"
+
+
+def test_junit_counts_and_details(failing: ReplayReport) -> None:
+    suite = ElementTree.fromstring(to_junit(failing)).find("testsuite")
+    assert suite is not None
+    assert {name: suite.get(name) for name in ("tests", "errors", "skipped")} == {
+        "tests": "3",
+        "errors": "0",
+        "skipped": "0",
+    }
+    case = suite.find("testcase[@name='0 gdn_prefill synth step 0']")
+    assert case is not None
+    failure = case.find("failure")
+    assert failure is not None
+    assert failure.text is not None
+    assert "token 69" in failure.text
+
+
+def test_junit_kinds_and_escapes() -> None:
+    suite = ElementTree.fromstring(to_junit(report_of(*Outcome))).find("testsuite")
+    assert suite is not None
+    kinds = [[child.tag for child in case] for case in suite.findall("testcase")]
+    by_outcome = dict(zip(Outcome, kinds, strict=True))
+    assert by_outcome[Outcome.PASS] == []
+    assert by_outcome[Outcome.MISMATCH] == ["failure"]
+    for outcome in (Outcome.CRASH, Outcome.HANG, Outcome.REFUSED):
+        assert by_outcome[outcome] == ["error"]
+    for outcome in (Outcome.COMPILE_FAILURE, Outcome.UNSUPPORTED, Outcome.MISSING, Outcome.NOT_COMPARABLE):
+        assert by_outcome[outcome] == ["skipped"]
+    assert (suite.get("failures"), suite.get("errors")) == ("1", "3")
+    assert suite.get("skipped") == "4"
+    assert "layer\N{REPLACEMENT CHARACTER}<0>" in str(suite.findall("testcase")[0].get("name"))
+
+
+def test_what_could_not_run_says_why() -> None:
+    text = render_text(report_of(Outcome.MISSING))
+    assert "missing device or package: record 0 gdn_decode" in text
+    assert "  why & how" in text
