@@ -107,7 +107,7 @@ class _Worker:
                 [sys.executable, "-m", "gdnbench.replay.worker", str(requests), str(replies), *arguments],
                 pass_fds=(requests, replies),
                 stdin=subprocess.DEVNULL,
-                stdout=sys.stderr.fileno(),
+                stdout=2,  # stderr: stdout belongs to the report
                 start_new_session=True,
             )
         finally:
