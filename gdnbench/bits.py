@@ -52,6 +52,7 @@ def _table() -> dict[str, LogicalDtype]:
 
 
 DTYPES = _table()
+_INTEGER_OF_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _BY_TORCH = {dtype.torch_dtype: dtype for dtype in DTYPES.values()}
 
 
@@ -95,6 +96,11 @@ def from_bits(a: Bits, dtype: str) -> Tensor:
     # "W" too: a torch tensor over read-only memory would let a caller write into it.
     plain = torch.from_numpy(np.require(a, requirements=("C", "W")))
     return plain if known.view is None else plain.view(known.torch_dtype)
+
+
+def as_integers(values: Tensor) -> Tensor:
+    """The bits of `values` as integers of the same size, to compute with; a view."""
+    return values.view(_INTEGER_OF_SIZE[values.element_size()])
 
 
 def meta_of(t: Tensor, axes: Sequence[str], caller: Tensor | None = None) -> TensorMeta:

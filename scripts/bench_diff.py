@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gdnbench.diff.metrics import compare
-from gdnbench.diff.rows import Memory
+from gdnbench.judge.metrics import compare
+from gdnbench.judge.rows import Memory
 from gdnbench_kernels.contract import Partition, Region
 
 HEADS, DIM, CHUNK = 32, 128, 64

@@ -8,9 +8,9 @@ import typer
 
 from gdnbench.cli.console import print_wide
 from gdnbench.errors import BadInputError
-from gdnbench.replay.export import to_json, to_junit
-from gdnbench.replay.render import render_table
-from gdnbench.replay.report import DiffReport, ReplayReport
+from gdnbench.report.export import to_json, to_junit
+from gdnbench.report.render import render_table
+from gdnbench.report.report import DiffReport, ReplayReport
 
 
 def tolerance(text: str | None) -> tuple[float, float] | None:

@@ -13,20 +13,20 @@ from dataclasses import dataclass, replace
 import torch
 
 from gdnbench.bits import logical
-from gdnbench.diff.judge import Subject, hold, missing
-from gdnbench.diff.lines import Tolerance
 from gdnbench.diff.pairs import pair
-from gdnbench.diff.result import Side, TensorResult
-from gdnbench.diff.rows import Stored
-from gdnbench.diff.rule import Bitwise, Bound, Rule, describe_rule
-from gdnbench.diff.where import whole
 from gdnbench.errors import BadInputError, StoreError
+from gdnbench.judge import calls
+from gdnbench.judge.lines import Tolerance
+from gdnbench.judge.record import Judge
+from gdnbench.judge.result import Side, TensorResult
+from gdnbench.judge.rows import Stored
+from gdnbench.judge.rule import Bitwise, Bound, Rule, describe_rule
+from gdnbench.judge.tensor import Subject, hold, missing
+from gdnbench.judge.where import whole
 from gdnbench.ops import operation
 from gdnbench.record import When
-from gdnbench.replay import bind
-from gdnbench.replay.outcome import Outcome
-from gdnbench.replay.report import DiffReport, RecordResult
-from gdnbench.replay.verdict import Judge
+from gdnbench.report.outcome import Outcome
+from gdnbench.report.report import DiffReport, RecordResult
 from gdnbench.store.reader import Store, StoredRecord, TensorHandle
 from gdnbench_kernels.contract import Call, ContractError, Operation, Partition, Role
 
@@ -103,12 +103,12 @@ def _tensors(
 ) -> Iterator[TensorResult]:
     """Every tensor that both records hold, and a failing result for an output that one lacks."""
     owners = _Owners(a, op, notes)
-    conventions = bind.conventions_of(a, op)
+    conventions = calls.conventions_of(a, op)
     for when, left, right in ((When.BEFORE, a.before, b.before), (When.AFTER, a.after, b.after)):
         for name in (spec.name for spec in op.tensors if spec.name in left or spec.name in right):
             if name in left and name in right:
                 axes = op.spec(name).axes_in(conventions)
-                rows = bind.slots_of(a, name)
+                rows = calls.slots_of(a, name)
                 partition = owners.of(name, when, left[name])
                 subject = Subject(name, when, partition, axes, Side.DIFFERENCE, rows)
                 yield hold(subject, Stored(left[name]), Stored(right[name]), rule)
@@ -130,7 +130,7 @@ class _Owners:
         if self.op.spec(name).role is Role.INPUT:
             return whole(rows)
         if self.call is None:
-            self.call = bind.outline(self.record, self.op)
+            self.call = calls.outline(self.record, self.op)
         try:
             return self.op.partition(self.call, name)
         except KeyError as error:
@@ -177,7 +177,7 @@ def _by_oracle(a: StoredRecord, b: StoredRecord, op: Operation, bound: Bound) ->
     ]
     if faults:
         return _settled(a, b, (), tuple(faults), ())
-    bind.check(source, op)
+    calls.check(source, op)
     outputs = {name: handle.read() for name, handle in a.after.items()}
     other = {name: handle.read() for name, handle in b.after.items()}
     tensors = Judge(bound, torch.device("cpu")).tensors(source, op, outputs, other)

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gdnbench.poison import poison
 from gdnbench.replay.kernels import LoadedKernel
-from gdnbench.replay.poison import poison
 from gdnbench_kernels.contract import Call, Operation, Role
 
 

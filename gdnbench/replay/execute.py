@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from gdnbench.errors import CannotRunError
+from gdnbench.judge.calls import slots_of
+from gdnbench.judge.record import ORACLE
 from gdnbench.replay import bind, call, hygiene
 from gdnbench.replay.kernels import LoadedKernel
 from gdnbench.store.reader import StoredRecord
 from gdnbench_kernels.contract import Operation
-
-ORACLE = "reference"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ def execute(
         faults += hygiene.written_slots(record, operation, bound.call, results)
     outputs = {}
     for name, tensor in results.items():
-        rows = bind.slots_of(record, name)
+        rows = slots_of(record, name)
         if rows is not None:
             tensor = tensor[torch.tensor(rows, device=tensor.device, dtype=torch.long)]
         outputs[name] = tensor.detach().cpu().contiguous()

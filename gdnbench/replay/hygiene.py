@@ -7,9 +7,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from gdnbench.diff.ulp import as_integers
+from gdnbench.bits import as_integers
+from gdnbench.poison import poison_bits, same_bits
 from gdnbench.replay.bind import is_poisoned
-from gdnbench.replay.poison import poison_bits, same_bits
 from gdnbench.store.reader import StoredRecord
 from gdnbench_kernels.contract import Call, Operation, Role
 

@@ -22,8 +22,8 @@ from typing import Any
 from gdnbench.errors import BadInputError, CannotRunError
 from gdnbench.replay.exchange import get
 from gdnbench.replay.execute import Execution
-from gdnbench.replay.outcome import Outcome
-from gdnbench.replay.run import Failure
+from gdnbench.replay.failure import Failure
+from gdnbench.report.outcome import Outcome
 from gdnbench.store.reader import StoredRecord
 from gdnbench_kernels.contract import Operation
 

@@ -9,19 +9,21 @@ from pathlib import Path
 
 from torch import Tensor
 
-from gdnbench.diff.result import Side, TensorResult
-from gdnbench.diff.rule import describe_rule, make_rule
 from gdnbench.errors import BadInputError, StoreError
+from gdnbench.judge import calls
+from gdnbench.judge.record import ORACLE, Judge
+from gdnbench.judge.result import Side, TensorResult
+from gdnbench.judge.rule import describe_rule, make_rule
 from gdnbench.ops import operation
 from gdnbench.record import Status
-from gdnbench.replay import bind, kernels
-from gdnbench.replay.execute import ORACLE, Execution, device_of
+from gdnbench.replay import kernels
+from gdnbench.replay.execute import Execution, device_of
+from gdnbench.replay.failure import Failure
 from gdnbench.replay.isolate import Isolated
-from gdnbench.replay.outcome import Outcome
-from gdnbench.replay.report import RecordResult, ReplayReport
-from gdnbench.replay.run import Failure, InProcess, Runner
+from gdnbench.replay.run import InProcess, Runner
 from gdnbench.replay.save import RunWriter
-from gdnbench.replay.verdict import Judge
+from gdnbench.report.outcome import Outcome
+from gdnbench.report.report import RecordResult, ReplayReport
 from gdnbench.store.reader import Store, StoredRecord
 from gdnbench_kernels.contract import ContractError, Operation
 
@@ -118,7 +120,7 @@ class _Replayer:
         """Bind, run, judge and save one record; what goes wrong with it is its result."""
         try:
             op = operation(record.info.op)
-            bind.check(record, op)
+            calls.check(record, op)
         except (ContractError, BadInputError, StoreError) as error:
             return RecordResult.of(record, Outcome.REFUSED, str(error))
         if self._against == RECORDED and record.info.status is Status.UNFINISHED:

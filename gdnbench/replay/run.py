@@ -4,25 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import sys
-import traceback
-from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
 from gdnbench.replay.execute import Execution, execute
+from gdnbench.replay.failure import Failure, classify, describe
 from gdnbench.replay.kernels import LoadedKernel, load
-from gdnbench.replay.outcome import Outcome, classify
 from gdnbench.store.reader import StoredRecord
 from gdnbench_kernels.contract import Operation
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """A kernel that left nothing to compare, and why, in one line."""
-
-    outcome: Outcome
-    reason: str
 
 
 class Runner(Protocol):
@@ -52,11 +42,3 @@ class InProcess:
 
     def close(self) -> None:
         self._loaded.clear()
-
-
-def describe(error: BaseException) -> str:
-    """An exception in one line: type, message, and the line that raised it."""
-    lines = str(error).strip().splitlines()
-    text = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
-    frames = traceback.extract_tb(error.__traceback__)
-    return f"{text} ({frames[-1].filename}:{frames[-1].lineno})" if frames else text

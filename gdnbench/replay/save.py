@@ -10,11 +10,11 @@ from typing import Self
 from torch import Tensor
 
 from gdnbench.bits import logical, meta_of
+from gdnbench.judge.calls import conventions_of
 from gdnbench.provenance import process_info, provenance
 from gdnbench.record import RecordDraft, TensorDraft
-from gdnbench.replay.bind import conventions_of
 from gdnbench.replay.execute import Execution
-from gdnbench.replay.report import RecordResult
+from gdnbench.report.report import RecordResult
 from gdnbench.store.reader import StoredRecord
 from gdnbench.store.writer import StoreWriter
 from gdnbench_kernels.contract import Operation

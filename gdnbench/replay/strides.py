@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from gdnbench.bits import to_bits
+from gdnbench.poison import poison, same_bits
 from gdnbench.record import TensorMeta
-from gdnbench.replay.poison import poison, same_bits
 
 STORAGE_BYTES = 1 << 30
 """A view into a larger buffer is rebuilt within a buffer of at most this size, or the tensor's own."""

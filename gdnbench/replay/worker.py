@@ -20,7 +20,8 @@ from gdnbench.ops import operation
 from gdnbench.replay import kernels
 from gdnbench.replay.exchange import put
 from gdnbench.replay.execute import Execution, device_of
-from gdnbench.replay.run import Failure, InProcess
+from gdnbench.replay.failure import Failure
+from gdnbench.replay.run import InProcess
 from gdnbench.store.reader import Store
 
 

@@ -12,8 +12,8 @@ import pytest
 from gdnbench.diff.compare import diff
 from gdnbench.errors import BadInputError, Exit
 from gdnbench.record import RecordDraft
-from gdnbench.replay.outcome import Outcome
 from gdnbench.replay.replay import replay
+from gdnbench.report.outcome import Outcome
 from gdnbench.store.reader import Store
 
 Keep = Callable[..., Store]

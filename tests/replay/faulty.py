@@ -144,7 +144,7 @@ def lacks_a_package(q: Tensor) -> None:
 
 
 def does_not_compile(q: Tensor) -> None:
-    from gdnbench.replay.outcome import CompileFailure
+    from gdnbench.replay.failure import CompileFailure
 
     raise CompileFailure("ptxas: register file exhausted")
 

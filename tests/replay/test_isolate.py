@@ -12,8 +12,8 @@ from collections.abc import Callable
 import pytest
 
 from gdnbench.errors import BadInputError, Exit
-from gdnbench.replay.outcome import Outcome
 from gdnbench.replay.replay import replay
+from gdnbench.report.outcome import Outcome
 from gdnbench.store.reader import Store
 
 Faulty = Callable[[str], str]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from gdnbench.errors import BadInputError, CannotRunError, Exit, StoreError
-from gdnbench.replay.outcome import CompileFailure, Outcome, classify, exit_code
+from gdnbench.replay.failure import CompileFailure, classify
+from gdnbench.report.outcome import Outcome, exit_code
 from gdnbench_kernels.contract import ContractError
 
 CODES = {

@@ -12,8 +12,8 @@ import torch
 
 from gdnbench.errors import BadInputError, CannotRunError, Exit
 from gdnbench.record import RecordDraft, Status, TensorDraft
-from gdnbench.replay.outcome import Outcome
 from gdnbench.replay.replay import replay
+from gdnbench.report.outcome import Outcome
 from gdnbench.store.reader import Store
 
 Faulty = Callable[[str], str]

@@ -9,11 +9,11 @@ from xml.etree import ElementTree
 
 import pytest
 
-from gdnbench.replay.export import to_json, to_junit
-from gdnbench.replay.outcome import Outcome
-from gdnbench.replay.render import render_text
 from gdnbench.replay.replay import replay
-from gdnbench.replay.report import RecordResult, ReplayReport
+from gdnbench.report.export import to_json, to_junit
+from gdnbench.report.outcome import Outcome
+from gdnbench.report.render import render_text
+from gdnbench.report.report import RecordResult, ReplayReport
 from gdnbench.store.reader import Store
 
 Faulty = Callable[[str], str]

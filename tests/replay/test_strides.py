@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from gdnbench.poison import poison, poisoned
 from gdnbench.record import TensorMeta
 from gdnbench.replay import strides
-from gdnbench.replay.poison import poison, poisoned
 from gdnbench.replay.strides import as_held
 
 CPU = torch.device("cpu")

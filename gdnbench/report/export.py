@@ -8,11 +8,11 @@ import re
 from typing import Any
 from xml.etree import ElementTree
 
-from gdnbench.diff.metrics import Errors, Worst
-from gdnbench.diff.result import TensorResult
 from gdnbench.errors import Exit
-from gdnbench.replay.outcome import Outcome
-from gdnbench.replay.report import RecordResult, Report
+from gdnbench.judge.metrics import Errors, Worst
+from gdnbench.judge.result import TensorResult
+from gdnbench.report.outcome import Outcome
+from gdnbench.report.report import RecordResult, Report
 
 SCHEMA = 1
 

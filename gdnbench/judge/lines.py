@@ -20,7 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gdnbench.diff import ulp
+from gdnbench.bits import as_integers
+from gdnbench.judge import ulp
 
 BLOCK = 1 << 18
 """Elements of a block: its scratch stays in the L3 cache, and the cost of some forty calls is spread thin."""
@@ -118,7 +119,7 @@ class LineMeter:
                 self._block(x[start:stop], y[start:stop], part, tally, first + start * x.shape[1])
 
     def _block(self, x: Tensor, y: Tensor, stats: LineStats, tally: Tally, first: int) -> None:
-        equal = self._same and torch.equal(ulp.as_integers(x), ulp.as_integers(y))
+        equal = self._same and torch.equal(as_integers(x), as_integers(y))
         if not self._narrow or not (self._equal(y, stats) if equal else self._different(x, y, stats)):
             self._wide(x, y, stats, tally, first)
             return
@@ -181,7 +182,7 @@ class LineMeter:
 
     def _near_bits(self, x: Tensor, y: Tensor, stats: LineStats, tally: Tally, first: int) -> None:
         """As `_bits`, for finite elements less than _NO_WRAP apart: in integers of the dtype's own width."""
-        integers = ulp.as_integers(x).dtype
+        integers = as_integers(x).dtype
         a, b, scratch = (self._buffer(name, x, integers).numpy() for name in ("a", "b", "scratch"))
         ulp.ordered_into(a, scratch, x)
         ulp.ordered_into(b, scratch, y)
@@ -192,7 +193,7 @@ class LineMeter:
         counts = ulp.count_codes(codes, self._lane(codes))
         tally.codes += counts
         if zeros or tally.first_unequal < 0:
-            _count_unequal(ulp.as_integers(x) != ulp.as_integers(y), tally, first)
+            _count_unequal(as_integers(x) != as_integers(y), tally, first)
         else:
             tally.unequal += x.numel() - int(
                 counts[ulp.ZERO_CODES].sum()
@@ -202,7 +203,7 @@ class LineMeter:
         self, x: Tensor, y: Tensor, finite: Tensor | None, stats: LineStats, tally: Tally, first: int
     ) -> None:
         """ULP distances, their histogram and the count of unequal elements; `finite` None: all are."""
-        unequal = ulp.as_integers(x) != ulp.as_integers(y)
+        unequal = as_integers(x) != as_integers(y)
         if finite is not None and x.is_floating_point():
             unequal &= ~(torch.isnan(x.double()) & torch.isnan(y.double()))  # fp8 lacks isnan
         _count_unequal(unequal, tally, first)

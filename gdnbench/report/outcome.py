@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from enum import StrEnum
 
-from gdnbench.errors import BadInputError, CannotRunError, Exit, StoreError
-from gdnbench_kernels.contract import ContractError
+from gdnbench.errors import Exit
 
 
 class Outcome(StrEnum):
@@ -46,41 +45,3 @@ def exit_code(outcomes: Iterable[Outcome]) -> Exit:
     """The exit code of a command over many records: 1 beats 3 beats 2 beats 0."""
     codes = {outcome.exit_code for outcome in outcomes}
     return next((code for code in _WORST_FIRST if code in codes), Exit.PASS)
-
-
-class CompileFailure(RuntimeError):
-    """A kernel may raise this where its compiler refuses it."""
-
-
-# Compilers are not imported to name their exceptions: (module prefix, class name), of the error or a base of
-# it.
-_COMPILER_ERRORS = (
-    ("triton.", "CompilationError"),
-    ("triton.", "CompileTimeAssertionFailure"),
-    ("triton.", "OutOfResources"),
-    ("triton.", "PTXASError"),
-    ("cutlass.", "DSLRuntimeError"),
-    ("cutlass.", "DSLAstPreprocessorError"),
-    ("cutlass.", "DSLUserCodeError"),
-    ("torch._dynamo.", "TorchDynamoException"),
-    ("torch._dynamo.", "BackendCompilerFailed"),
-    ("torch._inductor.", "InductorError"),
-)
-
-
-def classify(error: BaseException) -> Outcome:
-    """The outcome of a record whose binding or kernel raised `error`."""
-    if isinstance(error, BadInputError | StoreError):
-        return Outcome.REFUSED
-    if isinstance(error, ImportError | CannotRunError):
-        return Outcome.MISSING
-    if isinstance(error, NotImplementedError | ContractError):
-        return Outcome.UNSUPPORTED
-    if isinstance(error, CompileFailure | SyntaxError):
-        return Outcome.COMPILE_FAILURE
-    for kind in type(error).__mro__:
-        if any(
-            kind.__module__.startswith(module) and kind.__name__ == name for module, name in _COMPILER_ERRORS
-        ):
-            return Outcome.COMPILE_FAILURE
-    return Outcome.CRASH

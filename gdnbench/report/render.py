@@ -10,10 +10,10 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from gdnbench.diff.result import Side, TensorResult
-from gdnbench.diff.ulp import bucket_label
-from gdnbench.replay.outcome import Outcome
-from gdnbench.replay.report import RecordResult, Report
+from gdnbench.judge.result import Side, TensorResult
+from gdnbench.judge.ulp import bucket_label
+from gdnbench.report.outcome import Outcome
+from gdnbench.report.report import RecordResult, Report
 
 _COLUMNS = ("record", "operation", "tensor", "side", "max abs", "RMS ratio", "torch's", "max ULP", "verdict")
 

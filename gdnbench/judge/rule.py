@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from gdnbench.diff.lines import Tolerance
 from gdnbench.errors import BadInputError
+from gdnbench.judge.lines import Tolerance
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from gdnbench.diff import lines, metrics
-from gdnbench.diff.lines import Tolerance
-from gdnbench.diff.metrics import compare
-from gdnbench.diff.rows import Memory
-from gdnbench.diff.where import whole
+from gdnbench.judge import lines, metrics
+from gdnbench.judge.lines import Tolerance
+from gdnbench.judge.metrics import compare
+from gdnbench.judge.rows import Memory
+from gdnbench.judge.where import whole
 from gdnbench_kernels.contract import Partition, Region
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32, torch.float64, torch.float8_e4m3fn, torch.float8_e5m2]

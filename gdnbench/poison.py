@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gdnbench.diff.ulp import as_integers
+from gdnbench.bits import as_integers
 
 # Quiet NaNs with a payload that no arithmetic makes, where the format has room for one.
 _NANS = {

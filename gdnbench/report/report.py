@@ -6,9 +6,9 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Protocol
 
-from gdnbench.diff.result import TensorResult
 from gdnbench.errors import Exit
-from gdnbench.replay.outcome import Outcome, exit_code
+from gdnbench.judge.result import TensorResult
+from gdnbench.report.outcome import Outcome, exit_code
 from gdnbench.store.reader import StoredRecord
 
 

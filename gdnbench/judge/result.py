@@ -7,7 +7,7 @@ from enum import StrEnum
 
 import numpy as np
 
-from gdnbench.diff.metrics import Comparison, Errors, NonFinite, Worst
+from gdnbench.judge.metrics import Comparison, Errors, NonFinite, Worst
 from gdnbench.record import When
 
 WORST_GROUPS = 5

@@ -30,12 +30,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gdnbench.diff.lines import Tolerance
-from gdnbench.diff.metrics import Comparison, Groups, Worst, compare
-from gdnbench.diff.result import Side, TensorResult, worst_groups
-from gdnbench.diff.rows import Memory, RowSource
-from gdnbench.diff.rule import Bitwise, Bound
-from gdnbench.diff.where import locate
+from gdnbench.judge.lines import Tolerance
+from gdnbench.judge.metrics import Comparison, Groups, Worst, compare
+from gdnbench.judge.result import Side, TensorResult, worst_groups
+from gdnbench.judge.rows import Memory, RowSource
+from gdnbench.judge.rule import Bitwise, Bound
+from gdnbench.judge.where import locate
 from gdnbench.record import When
 from gdnbench_kernels.contract import Partition
 

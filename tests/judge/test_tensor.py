@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from gdnbench.diff.judge import Subject, hold, judge, show
-from gdnbench.diff.lines import Tolerance
-from gdnbench.diff.rows import Memory
-from gdnbench.diff.rule import Bitwise, Bound, make_rule
 from gdnbench.errors import BadInputError
+from gdnbench.judge.lines import Tolerance
+from gdnbench.judge.rows import Memory
+from gdnbench.judge.rule import Bitwise, Bound, make_rule
+from gdnbench.judge.tensor import Subject, hold, judge, show
 from gdnbench.record import When
 from gdnbench_kernels.contract import Partition, Region
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from gdnbench.diff import ulp
+from gdnbench.judge import ulp
 
 SMALL = {
     torch.bfloat16: (ml_dtypes.bfloat16, np.uint16),

@@ -16,10 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gdnbench.diff import ulp
-from gdnbench.diff.lines import LineMeter, LineStats, Peak, Sum, Tally, Tolerance
-from gdnbench.diff.rows import RowSource
-from gdnbench.diff.where import Location, locate
+from gdnbench.judge import ulp
+from gdnbench.judge.lines import LineMeter, LineStats, Peak, Sum, Tally, Tolerance
+from gdnbench.judge.rows import RowSource
+from gdnbench.judge.where import Location, locate
 from gdnbench_kernels.contract import Partition, Region
 
 READ_BYTES = 16 << 20

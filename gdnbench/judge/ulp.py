@@ -10,19 +10,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gdnbench.bits import as_integers
+
 BUCKETS = 66
 """Histogram buckets: 0 holds distance 0, k >= 1 holds distances in [2**(k-1), 2**k)."""
 
 ZERO_CODES = [126, 190, 254, 62]
 """Where `count_codes` counts distance 0, lane by lane."""
 
-_INTEGER_OF_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _UNSIGNED_FLOATS = {torch.float8_e8m0fnu}
-
-
-def as_integers(values: Tensor) -> Tensor:
-    """The bits of `values` as integers of the same size; a view."""
-    return values.view(_INTEGER_OF_SIZE[values.element_size()])
 
 
 def ordered(values: Tensor) -> Tensor:

@@ -8,19 +8,19 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from gdnbench.diff.judge import Subject, hold, judge, missing, show
-from gdnbench.diff.lines import Tolerance
-from gdnbench.diff.result import Side, TensorResult
-from gdnbench.diff.rows import Memory
-from gdnbench.diff.rule import Bitwise, Bound, Rule
+from gdnbench.judge import calls
+from gdnbench.judge.lines import Tolerance
+from gdnbench.judge.result import Side, TensorResult
+from gdnbench.judge.rows import Memory
+from gdnbench.judge.rule import Bitwise, Bound, Rule
+from gdnbench.judge.tensor import Subject, hold, judge, missing, show
+from gdnbench.poison import poisoned
 from gdnbench.record import When
-from gdnbench.replay import bind
-from gdnbench.replay.execute import ORACLE
-from gdnbench.replay.poison import poisoned
 from gdnbench.store.reader import StoredRecord
 from gdnbench_kernels.calling import run_kernel
 from gdnbench_kernels.contract import Call, Operation, Role
 
+ORACLE = "reference"
 YARDSTICK = "torch"
 
 
@@ -39,7 +39,7 @@ class Judge:
         other: Mapping[str, Tensor] | None,
     ) -> tuple[TensorResult, ...]:
         """Results for `outputs`, and for `other` where there is one; None: the oracle is the other side."""
-        compact = bind.compact(record, operation, self.device)
+        compact = calls.compact(record, operation, self.device)
         needs_oracle = isinstance(self.rule, Bound) or other is None
         oracle = self._run(ORACLE, operation, compact) if needs_oracle else {}
         yardstick = self._run(YARDSTICK, operation, compact) if isinstance(self.rule, Bound) else {}
@@ -95,7 +95,7 @@ def subject_of(record: StoredRecord, operation: Operation, compact: Call, name: 
     """What is known of output or mutated tensor `name` of a record."""
     axes = operation.spec(name).axes_in(compact.conventions)
     return Subject(
-        name, When.AFTER, operation.partition(compact, name), axes, rows=bind.slots_of(record, name)
+        name, When.AFTER, operation.partition(compact, name), axes, rows=calls.slots_of(record, name)
     )
 
 

@@ -1,0 +1,64 @@
+"""A kernel that left nothing to compare: which outcome that is, and why."""
+
+from __future__ import annotations
+
+import traceback
+from dataclasses import dataclass
+
+from gdnbench.errors import BadInputError, CannotRunError, StoreError
+from gdnbench.report.outcome import Outcome
+from gdnbench_kernels.contract import ContractError
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A kernel that left nothing to compare, and why, in one line."""
+
+    outcome: Outcome
+    reason: str
+
+
+class CompileFailure(RuntimeError):
+    """A kernel may raise this where its compiler refuses it."""
+
+
+# Compilers are not imported to name their exceptions: (module prefix, class name), of the error or a base of
+# it.
+_COMPILER_ERRORS = (
+    ("triton.", "CompilationError"),
+    ("triton.", "CompileTimeAssertionFailure"),
+    ("triton.", "OutOfResources"),
+    ("triton.", "PTXASError"),
+    ("cutlass.", "DSLRuntimeError"),
+    ("cutlass.", "DSLAstPreprocessorError"),
+    ("cutlass.", "DSLUserCodeError"),
+    ("torch._dynamo.", "TorchDynamoException"),
+    ("torch._dynamo.", "BackendCompilerFailed"),
+    ("torch._inductor.", "InductorError"),
+)
+
+
+def classify(error: BaseException) -> Outcome:
+    """The outcome of a record whose binding or kernel raised `error`."""
+    if isinstance(error, BadInputError | StoreError):
+        return Outcome.REFUSED
+    if isinstance(error, ImportError | CannotRunError):
+        return Outcome.MISSING
+    if isinstance(error, NotImplementedError | ContractError):
+        return Outcome.UNSUPPORTED
+    if isinstance(error, CompileFailure | SyntaxError):
+        return Outcome.COMPILE_FAILURE
+    for kind in type(error).__mro__:
+        if any(
+            kind.__module__.startswith(module) and kind.__name__ == name for module, name in _COMPILER_ERRORS
+        ):
+            return Outcome.COMPILE_FAILURE
+    return Outcome.CRASH
+
+
+def describe(error: BaseException) -> str:
+    """An exception in one line: type, message, and the line that raised it."""
+    lines = str(error).strip().splitlines()
+    text = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    frames = traceback.extract_tb(error.__traceback__)
+    return f"{text} ({frames[-1].filename}:{frames[-1].lineno})" if frames else text
