@@ -36,7 +36,14 @@ def synthesise(op: str, **options: Any) -> Call:
         found.validate(call)
     except ContractError as error:
         raise BadInputError(str(error)) from error
+    except (RuntimeError, ArithmeticError, TypeError, ValueError) as error:
+        # Torch's, of sizes and seeds that no tensor or generator can have.
+        raise _cannot_be_made(op, error) from error
     return call
+
+
+def _cannot_be_made(op: str, error: Exception) -> BadInputError:
+    return BadInputError(f"{op} cannot be made with these options: {str(error).splitlines()[0]}")
 
 
 def options_from_text(op: str, texts: Mapping[str, str]) -> dict[str, Any]:
@@ -60,7 +67,10 @@ def draft(op: str, call: Call, *, index: int = 0) -> RecordDraft:
     `index` is the record's call and step number. The call is in the contract (see `synthesise`).
     """
     found = operation(op)
-    outputs = run_kernel(found, RECORDED_KERNEL, call)
+    try:
+        outputs = run_kernel(found, RECORDED_KERNEL, call)
+    except ArithmeticError as error:  # heads of no elements have no scale
+        raise _cannot_be_made(op, error) from error
     conventions = resolved_conventions(found.conventions, call.conventions)
     rows = {name: indices.cpu() for name, indices in found.touched(call).items()}
     inputs = {

@@ -11,7 +11,7 @@ UNITS = {"": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "kb": 10**3, "mb
 
 def byte_count(text: str, option: str) -> int:
     """ "512MiB" -> 536870912; a bare number counts bytes. BadInputError names the option."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text.strip())
+    match = re.fullmatch(r"([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*([A-Za-z]*)", text.strip())
     if match is None or match[2].lower() not in UNITS:
         raise BadInputError(f"{option} {text!r} is no size; write bytes, or a number with KiB, MiB or GiB")
     return int(float(match[1]) * UNITS[match[2].lower()])
@@ -30,7 +30,7 @@ def record_numbers(text: str, count: int) -> list[int]:
     """ "0,3-5" -> [0, 3, 4, 5]; BadInputError for anything else, or past the `count` records there are."""
     numbers: list[int] = []
     for part in text.split(","):
-        match = re.fullmatch(r"(\d+)(?:-(\d+))?", part.strip())
+        match = re.fullmatch(r"([0-9]{1,18})(?:-([0-9]{1,18}))?", part.strip())
         if match is None:
             raise BadInputError(f"records {text!r}: {part!r} is no number or range; write them like 0,3-5")
         first, last = int(match[1]), int(match[2] or match[1])

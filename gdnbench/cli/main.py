@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import sys
 from collections.abc import Callable
-from typing import ParamSpec
+from typing import NoReturn, ParamSpec
 
 import typer
 
@@ -18,10 +19,14 @@ from gdnbench.cli.replay import replay
 from gdnbench.cli.show import show
 from gdnbench.cli.synth import synth
 from gdnbench.cli.verify import verify
-from gdnbench.errors import GdnbenchError
+from gdnbench.errors import Exit, GdnbenchError
 from gdnbench.version import __version__
 
 P = ParamSpec("P")
+
+INTERRUPTED = 128 + 2  # as a shell says it of a program that SIGINT ended
+# Of click, which some releases of typer bring along under a name of their own.
+UsageError: type[Exception] = typer.BadParameter.__mro__[2]
 
 app = typer.Typer(
     help="Capture, replay and diff Gated DeltaNet and DeepSeek-V4 attention kernels.",
@@ -42,8 +47,7 @@ def reader_may_leave(command: Callable[P, None]) -> Callable[P, None]:
             command(*args, **kwargs)
             sys.stdout.flush()
         except BrokenPipeError:
-            # What is still buffered goes nowhere, quietly.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            _leave_stdout()
 
     return guarded
 
@@ -75,10 +79,44 @@ def options(
 def run() -> None:
     """The console script: turns the errors a user can meet into one line and an exit status."""
     try:
-        app()
+        # Not standalone: typer would draw a box of five lines around a usage error.
+        status = app(standalone_mode=False)
     except GdnbenchError as error:
-        print(f"gdnbench: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        print("gdnbench: interrupted; what was finished is kept", file=sys.stderr)
-        sys.exit(130)
+        _end(str(error), error.exit_code)
+    except UsageError as error:
+        _end(_usage(error), Exit.BAD_INPUT)
+    except (KeyboardInterrupt, typer.Abort):
+        status = INTERRUPTED
+    except OSError as error:
+        place = f"{error.filename}: " if error.filename is not None else ""
+        _end(f"{place}{error.strerror or error}", Exit.BAD_INPUT)
+    except MemoryError:
+        _end("out of memory", Exit.CANNOT_RUN)
+    if status == INTERRUPTED:  # what typer makes of an interrupt
+        _end("interrupted; what was finished is kept", INTERRUPTED)
+    sys.exit(status or Exit.PASS)
+
+
+def _usage(error: Exception) -> str:
+    """What is wrong with the command line, and the help to read; empty where the help was printed."""
+    message = error.format_message()  # type: ignore[attr-defined]  # see UsageError
+    context = getattr(error, "ctx", None)
+    if not message or context is None:
+        return str(message)
+    return f"{message.rstrip('.')}; see {context.command_path} --help"
+
+
+def _end(message: str, status: int) -> NoReturn:
+    try:
+        sys.stdout.flush()
+    except OSError:
+        _leave_stdout()
+    if message:
+        print(f"gdnbench: {' '.join(message.split())}", file=sys.stderr)
+    sys.exit(status)
+
+
+def _leave_stdout() -> None:
+    """What is still buffered goes nowhere, quietly: whatever stdout is, it may not take it."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

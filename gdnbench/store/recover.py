@@ -41,8 +41,8 @@ def open_store(path: str | os.PathLike[str], *, notes: TextIO | None = None) -> 
 def _journals(place: Path) -> list[str]:
     try:
         return sorted(name for name in os.listdir(place / JOURNAL) if is_name(name))
-    except (FileNotFoundError, NotADirectoryError):
-        return []
+    except OSError:
+        return []  # what keeps us from the store itself is said when it is opened
 
 
 def _seal(place: Path, stream: TextIO) -> None:

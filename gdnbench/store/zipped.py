@@ -23,6 +23,8 @@ class ZipFiles:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        if not path.is_file():  # a pipe would be waited for, a device read without end
+            raise StoreError(f"{path} is neither a folder nor a file")
         try:
             self._archive = zipfile.ZipFile(path)
         except (zipfile.BadZipFile, OSError, NotImplementedError) as error:

@@ -183,6 +183,45 @@ def test_usage_errors_are_exit_2(gdnbench: Invoke, tmp_path: Path) -> None:
     assert gdnbench("capture", tmp_path / "s", "--queue", "much", "--", "true").code == 2
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("ls",), "Missing argument"),
+        (("no-such-command",), "No such command"),
+        (("ls", "store", "--nope"), "No such option"),
+        (("show", "store", "x"), "integer"),
+        (("ls", "x" * 5000), "File name too long"),
+        (("ls", "/dev/zero"), "neither a folder nor a file"),
+        (("replay", "{prefills}", "9" * 5000), "no number or range"),
+        (("capture", "s", "--queue", "9" * 400, "--", "true"), "no size"),
+        (("synth", "s", "--op", "gdn_decode", "--batch", "-1"), "cannot be made with these options"),
+        (("synth", "s", "--op", "gdn_decode", "--seed", "9" * 30), "cannot be made with these options"),
+        (("synth", "s", "--op", "gdn_prefill", "--head-dim", "0,0"), "cannot be made with these options"),
+        (("synth", "s", "--op", "gdn_prefill", "--seqlens", "9" * 18), "cannot be made with these options"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_2(
+    gdnbench: Invoke,
+    prefills: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: tuple[str, ...],
+    said: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = gdnbench(*(argument.format(prefills=prefills) for argument in arguments))
+    assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
+    assert result.err.startswith("gdnbench: ")
+    assert said in result.err
+
+
+def test_a_full_disk_under_stdout_is_one_line_and_exit_2(prefills: Path) -> None:
+    with Path("/dev/full").open("w") as full:
+        command = [sys.executable, "-m", "gdnbench", "ls", str(prefills)]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (2, "gdnbench: No space left on device\n")
+
+
 def test_doctor_lists_kernels(gdnbench: Invoke) -> None:
     result = gdnbench("doctor")
     assert result.code == 0
