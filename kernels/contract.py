@@ -88,7 +88,7 @@ class Region:
     stop: int
     sequence: int
     chunk: int | None = None
-    token: int | None = None  # position of row `start` inside its sequence, where rows are tokens
+    token: int | None = None  # position of row `start` in its sequence, where rows are tokens or states after
     tokens: int | None = None  # where a row is a whole chunk [Hv, C, ...]: how many of its C tokens count
 
 
@@ -129,6 +129,7 @@ class KernelEntry:
     devices: tuple[str, ...] = ("cpu", "cuda")
     meaning: str = ""
     needs: tuple[str, ...] = ()  # distributions, beyond this project's own requirements
+    fp64: bool = False  # an oracle: returns everything in fp64, mutated tensors too, and writes to none
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ def diff(
     """
     from gdnbench.diff.compare import diff as diff_stores
 
-    factor, by_tensor = factors(k, 2.0)
+    factor, by_tensor = factors(k)
     with open_store(a) as left, open_store(b) as right, progress("diff") as advance:
         report = diff_stores(
             left,

@@ -24,8 +24,9 @@ def tolerance(text: str | None) -> tuple[float, float] | None:
     return absolute, relative
 
 
-def factors(texts: list[str] | None, default: float) -> tuple[float, dict[str, float]]:
+def factors(texts: list[str] | None) -> tuple[float | None, dict[str, float]]:
     """`["2", "state=4"]` -> (2.0, {"state": 4.0}); BadInputError for anything else."""
+    default = None
     by_tensor: dict[str, float] = {}
     for text in texts or ():
         name, named, value = text.rpartition("=")

@@ -43,7 +43,7 @@ def replay(
     """
     from gdnbench.replay.replay import replay as replay_records
 
-    factor, by_tensor = factors(k, 2.0)
+    factor, by_tensor = factors(k)
     with open_store(store) as opened, progress("replay") as advance:
         report = replay_records(
             opened,

@@ -20,7 +20,7 @@ from gdnbench.judge.lines import Tolerance
 from gdnbench.judge.record import Judge
 from gdnbench.judge.result import Side, TensorResult
 from gdnbench.judge.rows import Stored
-from gdnbench.judge.rule import Bitwise, Bound, Rule, describe_rule
+from gdnbench.judge.rule import Bitwise, Bound, Rule, describe_rule, make_rule
 from gdnbench.judge.tensor import Subject, hold, missing
 from gdnbench.judge.where import whole
 from gdnbench.ops import operation
@@ -39,7 +39,7 @@ def diff(
     *,
     tol: tuple[float, float] | None = None,
     oracle: bool = False,
-    k: float = 2.0,
+    k: float | None = None,
     k_by_tensor: Mapping[str, float] | None = None,
     op: str | None = None,
     progress: Progress | None = None,
@@ -47,12 +47,15 @@ def diff(
     """Compare `a` with `b`; a record or tensor that one of them lacks is a mismatch.
 
     `tol` = (abs, rel) replaces bit equality. `oracle` judges the outputs of both by the fp64 oracle instead,
-    with `k` times the error of torch's kernel; it needs the inputs in one of the two and holds one record in
-    memory. BadInputError if the options contradict each other or there is no record to compare.
+    with `k` (2 unless given) times the error of torch's kernel; it needs the inputs in one of the two and
+    holds one record in memory. BadInputError if the options contradict each other or there is no record to
+    compare.
     """
     if oracle and tol is not None:
         raise BadInputError("choose one of tol and oracle, not both")
-    rule: Rule = Bound(k, dict(k_by_tensor or {})) if oracle else Tolerance(*tol) if tol else Bitwise()
+    if not oracle and (k is not None or k_by_tensor):
+        raise BadInputError("k multiplies torch's error by the oracle, which is looked at with oracle alone")
+    rule = make_rule(k, k_by_tensor, tol, bitwise=not oracle and tol is None)
     pairs = pair(a, b, op)
     total = len(pairs.matched) + len(pairs.only_a) + len(pairs.only_b)
     if not total:

@@ -8,6 +8,7 @@ from enum import StrEnum
 import numpy as np
 
 from gdnbench.judge.metrics import Comparison, Errors, NonFinite, Worst
+from gdnbench.judge.where import NO_SEQUENCE
 from gdnbench.record import When
 
 WORST_GROUPS = 5
@@ -58,13 +59,16 @@ class TensorResult:
 
 
 def worst_groups(comparison: Comparison, count: int = WORST_GROUPS) -> tuple[GroupErrors, ...]:
-    """The `count` (sequence, chunk, head) of largest rms(x - y) above zero, largest first."""
+    """The `count` (sequence, chunk, head) of largest rms(x - y) above zero, largest first.
+
+    None for a tensor that belongs to no sequence.
+    """
     groups = comparison.groups
     rms = groups.rms()
     found = []
     for flat in np.argsort(-rms, axis=None, kind="stable")[:count]:
         region, head = (int(i) for i in np.unravel_index(flat, rms.shape))
-        if rms[region, head] > 0:
-            owner = groups.regions[region]
+        owner = groups.regions[region]
+        if rms[region, head] > 0 and owner.sequence != NO_SEQUENCE:
             found.append(GroupErrors(owner.sequence, owner.chunk, head, groups.errors(region, head)))
     return tuple(found)

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 
 from gdnbench.errors import BadInputError
 from gdnbench.judge.lines import Tolerance
+from gdnbench.ops import operations
+from gdnbench_kernels.contract import Role
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,23 +31,31 @@ Rule = Bound | Bitwise | Tolerance
 
 
 def make_rule(
-    k: float = 2.0,
+    k: float | None = None,
     k_by_tensor: Mapping[str, float] | None = None,
     tol: tuple[float, float] | None = None,
     bitwise: bool = False,
 ) -> Rule:
     """The rule that options ask for; BadInputError if they contradict each other or make no sense."""
+    by_tensor = dict(k_by_tensor or {})
     if bitwise and tol is not None:
         raise BadInputError("choose one of bitwise and tol, not both")
+    if (bitwise or tol is not None) and (k is not None or by_tensor):
+        raise BadInputError("k multiplies torch's error, which is not looked at bitwise or with tol")
     if bitwise:
         return Bitwise()
     if tol is not None:
         if not (tol[0] >= 0 and tol[1] >= 0):
             raise BadInputError(f"tol {tol[0]:g}, {tol[1]:g} must not be negative")
         return Tolerance(*tol)
-    if not k >= 0:
-        raise BadInputError(f"k {k:g} must not be negative")
-    return Bound(k, dict(k_by_tensor or {}))
+    for factor in (*by_tensor.values(), *(() if k is None else (k,))):
+        if not factor >= 0:
+            raise BadInputError(f"k {factor:g} must not be negative")
+    there = {spec.name for op in operations().values() for spec in op.tensors if spec.role is not Role.INPUT}
+    for name in by_tensor:
+        if name not in there:
+            raise BadInputError(f"k of {name!r}: no such output; there are {', '.join(sorted(there))}")
+    return Bound(by_tensor=by_tensor) if k is None else Bound(k, by_tensor)
 
 
 def describe_rule(rule: Rule) -> str:

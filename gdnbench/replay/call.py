@@ -40,30 +40,23 @@ def conversion(call: Call, operation: Operation, kernel: LoadedKernel) -> Conver
     return Conversion(target, tuple(texts))
 
 
-def run(
-    call: Call, operation: Operation, kernel: LoadedKernel, target: Mapping[str, str]
-) -> dict[str, Tensor]:
-    """Call `kernel` in the conventions `target`; its outputs and mutated tensors in those of `call`.
+def run(call: Call, operation: Operation, kernel: LoadedKernel) -> dict[str, Tensor]:
+    """Outputs and mutated tensors that `kernel` leaves of `call`, which is in conventions that it takes.
 
-    Outputs are poisoned before the call. Where nothing is converted, mutated tensors of `call` are written in
-    place. Raises what the kernel raises, ContractError for an impossible conversion, WrongReturn for a bad
-    return value.
+    Outputs are poisoned before the call, mutated tensors written in place. Raises what the kernel raises,
+    WrongReturn for a bad return value.
     """
-    converted = operation.convert(call, target) if dict(target) != dict(call.conventions) else call
-    device = next((tensor.device for tensor in converted.tensors.values()), torch.device("cpu"))
+    device = next((tensor.device for tensor in call.tensors.values()), torch.device("cpu"))
     buffers = {
         name: poison(torch.empty(shape, dtype=dtype, device=device))
-        for name, (shape, dtype) in operation.outputs(converted).items()
+        for name, (shape, dtype) in operation.outputs(call).items()
     }
     with torch.no_grad():
-        returned = kernel.function(**_arguments(kernel, operation, converted, buffers))
+        returned = kernel.function(**_arguments(kernel, operation, call, buffers))
     if device.type == "cuda":
         torch.cuda.synchronize(device)  # an error of the device belongs to this call
-    mutated = {
-        spec.name: converted.tensors[spec.name] for spec in operation.tensors if spec.role is Role.MUTATED
-    }
-    results = {**buffers, **mutated, **_by_name(returned, list(buffers), kernel, operation)}
-    return operation.convert_outputs(results, converted.conventions, call.conventions)
+    mutated = {spec.name: call.tensors[spec.name] for spec in operation.tensors if spec.role is Role.MUTATED}
+    return {**buffers, **mutated, **_by_name(returned, list(buffers), kernel, operation)}
 
 
 def _arguments(

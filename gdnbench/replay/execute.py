@@ -8,13 +8,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gdnbench.errors import CannotRunError
+from gdnbench.errors import BadInputError, CannotRunError
 from gdnbench.judge.calls import slots_of
-from gdnbench.judge.record import ORACLE
 from gdnbench.replay import bind, call, hygiene
 from gdnbench.replay.kernels import LoadedKernel
 from gdnbench.store.reader import StoredRecord
 from gdnbench_kernels.contract import Operation
+
+DEVICES = ("cpu", "cuda")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +33,9 @@ class Execution:
 
 
 def device_of(on: str) -> torch.device:
-    """The device named `on`; CannotRunError if this machine or this build of torch has none."""
+    """The device named `on`; BadInputError if that is no device, CannotRunError if this machine has none."""
+    if on not in DEVICES:
+        raise BadInputError(f"--on {on!r} is no device; there are {' and '.join(DEVICES)}")
     if on == "cuda" and not torch.cuda.is_available():
         built = "this torch has no CUDA" if torch.version.cuda is None else "no CUDA device is visible"
         raise CannotRunError(
@@ -44,19 +47,22 @@ def device_of(on: str) -> torch.device:
 def execute(
     record: StoredRecord, operation: Operation, kernel: LoadedKernel, device: torch.device
 ) -> Execution:
-    """Run `kernel` on `record` as it was called. Raises what the kernel raises."""
+    """Run `kernel` on `record` as it was called, converted to what it takes. Raises what the kernel raises,
+    and ContractError for an impossible conversion."""
     if device.type not in kernel.devices:
         raise CannotRunError(
             f"kernel {kernel.name} runs on {' or '.join(kernel.devices)}, not on {device.type}"
         )
     bound = bind.exact(record, operation, device)
     plan = call.conversion(bound.call, operation, kernel)
-    before = hygiene.inputs_of(bound.call, operation)
+    given = operation.convert(bound.call, plan.target) if plan.texts else bound.call
+    before = hygiene.inputs_of(given, operation)
     start = time.perf_counter()
-    results = call.run(bound.call, operation, kernel, plan.target)
+    returned = call.run(given, operation, kernel)
     seconds = time.perf_counter() - start
-    faults = hygiene.written_inputs(bound.call, before)
-    if kernel.name == ORACLE:  # returns a pool of its own, in fp64
+    faults = hygiene.written_inputs(given, before)
+    results = operation.convert_outputs(returned, given.conventions, bound.call.conventions)
+    if kernel.fp64:
         results = call.in_contract_dtype(results, bound.call, operation)
     else:
         faults += hygiene.written_slots(record, operation, bound.call, results)

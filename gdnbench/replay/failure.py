@@ -38,11 +38,22 @@ _COMPILER_ERRORS = (
 )
 
 
+# What torch and Triton say to a kernel that asks for a GPU that is not there: (exception, start of message).
+_NO_DEVICE = (
+    (RuntimeError, "No CUDA GPUs are available"),
+    (RuntimeError, "Found no NVIDIA driver"),
+    (AssertionError, "Torch not compiled with CUDA enabled"),
+    (RuntimeError, "0 active drivers"),
+)
+
+
 def classify(error: BaseException) -> Outcome:
     """The outcome of a record whose binding or kernel raised `error`."""
     if isinstance(error, BadInputError | StoreError):
         return Outcome.REFUSED
-    if isinstance(error, ImportError | CannotRunError):
+    if isinstance(error, ImportError | CannotRunError) or any(
+        isinstance(error, kind) and str(error).startswith(start) for kind, start in _NO_DEVICE
+    ):
         return Outcome.MISSING
     if isinstance(error, NotImplementedError | ContractError):
         return Outcome.UNSUPPORTED

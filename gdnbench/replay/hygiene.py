@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from gdnbench.bits import as_integers
+from gdnbench.judge.calls import outline
 from gdnbench.poison import poison_bits, same_bits
 from gdnbench.replay.bind import is_poisoned
 from gdnbench.store.reader import StoredRecord
@@ -48,6 +49,25 @@ def written_slots(
             faults.append(
                 f"{name}: {len(wrong)} slots were written that the call must not touch, first slot {wrong[0]}"
             )
+    return faults
+
+
+def recorded_faults(record: StoredRecord, operation: Operation) -> list[str]:
+    """One line for each pool in which the recorded call itself changed a slot that it may not touch."""
+    faults = []
+    for name, pool in record.info.pools.items():
+        if name not in record.after:
+            continue
+        what = f"recorded {name}: slots that the call must not touch changed during it"
+        if pool.untouched_before != pool.untouched_after:
+            faults.append(f"{what} (checksum {pool.untouched_before} before, {pool.untouched_after} after)")
+        touched = operation.touched(outline(record, operation))[name].tolist()
+        idle = sorted(set(range(len(pool.rows))) - set(touched))  # positions: the outline renumbers slots
+        if not idle:
+            continue
+        before, after = record.before[name].read(), record.after[name].read()
+        if wrong := [pool.rows[i] for i in idle if not same_bits(before[i], after[i])]:
+            faults.append(f"{what}, first slot {wrong[0]}")
     return faults
 
 

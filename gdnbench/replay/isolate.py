@@ -28,7 +28,7 @@ from gdnbench.store.reader import StoredRecord
 from gdnbench_kernels.contract import Operation
 
 START_SECONDS = 120.0
-"""A worker imports torch and opens the device before it is ready; on a cold disk that takes a while."""
+"""A worker imports torch, then the kernel and whatever that imports; on a cold disk each takes a while."""
 
 
 class _Gone(Exception):
@@ -46,12 +46,15 @@ class Isolated:
 
     def run(self, record: StoredRecord, operation: Operation) -> Execution | Failure:
         """Raises CannotRunError if no worker can be started, BadInputError if there is no such kernel."""
+        fresh = self._worker is None
         worker = self._started()
         try:
+            if fresh:
+                self._check_loaded(worker)
             reply = worker.ask({"record": record.number}, self._timeout)
-        except TimeoutError:
+        except TimeoutError as error:
             self._stop()
-            return Failure(Outcome.HANG, f"no answer within {self._timeout:g} s; the process was killed")
+            return Failure(Outcome.HANG, f"no answer within {error.args[0]:g} s; the process was killed")
         except _Gone:
             status = worker.wait()
             self._stop()
@@ -76,16 +79,19 @@ class Isolated:
         if self._worker is None:
             self._worker = _Worker([self._kernel, self._on, str(self._path), str(self._results)])
             try:
-                problem = self._worker.receive(START_SECONDS)["bad_input"]
+                self._worker.receive(START_SECONDS)
             except (TimeoutError, _Gone):
                 self._stop()
                 raise CannotRunError(
                     f"the process for kernel {self._kernel} on {self._on} did not start; its stderr says why"
                 ) from None
-            if problem is not None:
-                self._stop()
-                raise BadInputError(problem)
         return self._worker
+
+    def _check_loaded(self, worker: _Worker) -> None:
+        """Waits for the kernel to be imported, which may take longer than a record may."""
+        problem = worker.receive(max(self._timeout, START_SECONDS))["bad_input"]
+        if problem is not None:
+            raise BadInputError(problem)
 
     def _stop(self) -> None:
         if self._worker is not None:
@@ -130,7 +136,7 @@ class _Worker:
             while b"\n" not in self._buffer:
                 left = deadline - time.monotonic()
                 if left <= 0 or not selector.select(left):
-                    raise TimeoutError
+                    raise TimeoutError(timeout)
                 data = os.read(self._replies, 1 << 16)
                 if not data:
                     raise _Gone

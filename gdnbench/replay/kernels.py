@@ -25,6 +25,7 @@ class LoadedKernel:
     function: Kernel
     conventions: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     devices: tuple[str, ...] = ("cpu", "cuda")
+    fp64: bool = False  # as of the contract's KernelEntry
 
 
 def is_user_kernel(name: str) -> bool:
@@ -57,7 +58,7 @@ def load(name: str, operation: Operation) -> LoadedKernel:
     entry = operation.kernels[name]
     module, _, function = entry.target.partition(":")
     found = getattr(importlib.import_module(module), function)
-    return LoadedKernel(name, entry.target, found, entry.conventions, entry.devices)
+    return LoadedKernel(name, entry.target, found, entry.conventions, entry.devices, entry.fp64)
 
 
 def load_function(name: str) -> LoadedKernel:

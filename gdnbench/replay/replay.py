@@ -16,7 +16,7 @@ from gdnbench.judge.result import Side, TensorResult
 from gdnbench.judge.rule import describe_rule, make_rule
 from gdnbench.ops import operation
 from gdnbench.record import Status
-from gdnbench.replay import kernels
+from gdnbench.replay import hygiene, kernels
 from gdnbench.replay.execute import Execution, device_of
 from gdnbench.replay.failure import Failure
 from gdnbench.replay.isolate import Isolated
@@ -42,7 +42,7 @@ def replay(
     on: str = "cpu",
     records: Sequence[int] | None = None,
     op: str | None = None,
-    k: float = 2.0,
+    k: float | None = None,
     k_by_tensor: Mapping[str, float] | None = None,
     tol: tuple[float, float] | None = None,
     bitwise: bool = False,
@@ -53,13 +53,16 @@ def replay(
 ) -> ReplayReport:
     """Replay the records of `store` (those numbered in `records`, of operation `op`) through `kernel`.
 
-    The rule is `k` times the error of torch's kernel, or `bitwise`, or `tol` = (abs, rel). `isolate` None: in
-    a process of its own for a user's function, on CUDA, or with a timeout; `timeout` is seconds a record.
+    The rule is `k` (2 unless given) times the error of torch's kernel, or `bitwise`, or `tol` = (abs, rel).
+    `isolate` None: in a process of its own for a user's function, on CUDA, or with a timeout; `timeout` is
+    seconds a record.
 
     BadInputError for arguments that name nothing or contradict each other, CannotRunError if `on` is not
     here.
     """
-    rule = make_rule(k, k_by_tensor or {}, tol, bitwise)
+    rule = make_rule(k, k_by_tensor, tol, bitwise)
+    if timeout is not None and not timeout > 0:
+        raise BadInputError(f"timeout {timeout:g} must be a number of seconds above 0")
     chosen = select(store, records, op)
     kernels.check_name(kernel)
     if against not in (ORACLE, RECORDED):
@@ -84,8 +87,7 @@ def replay(
             results.append(one.replay(store.records[number]))
             if progress is not None:
                 progress(len(results), len(chosen), results[-1])
-    where = str(save) if save is not None else None
-    return ReplayReport(str(store.path), kernel, against, on, describe_rule(rule), tuple(results), where)
+    return ReplayReport(str(store.path), kernel, against, on, describe_rule(rule), tuple(results))
 
 
 def select(store: Store, records: Sequence[int] | None, op: str | None) -> list[int]:
@@ -121,6 +123,7 @@ class _Replayer:
         try:
             op = operation(record.info.op)
             calls.check(record, op)
+            strays = hygiene.recorded_faults(record, op) if self._against == RECORDED else []
         except (ContractError, BadInputError, StoreError) as error:
             return RecordResult.of(record, Outcome.REFUSED, str(error))
         if self._against == RECORDED and record.info.status is Status.UNFINISHED:
@@ -131,31 +134,37 @@ class _Replayer:
         if isinstance(execution, Failure):
             result = RecordResult.of(record, execution.outcome, execution.reason)
         else:
-            result = self._compare(record, op, execution)
+            try:
+                result = self._compare(record, op, execution, strays)
+            except (BadInputError, StoreError) as error:
+                result = RecordResult.of(record, Outcome.REFUSED, str(error))
         if self._saved is not None:
             self._saved.add(record, op, result, None if isinstance(execution, Failure) else execution)
         return result
 
-    def _compare(self, record: StoredRecord, op: Operation, execution: Execution) -> RecordResult:
+    def _compare(
+        self, record: StoredRecord, op: Operation, execution: Execution, strays: list[str]
+    ) -> RecordResult:
+        """`strays`: what the recorded call wrote that it must not."""
         other: dict[str, Tensor] | None = None
+        faults, notes = [*execution.faults, *strays], [*execution.notes]
         if self._against == RECORDED:
-            try:
-                other = {name: handle.read() for name, handle in record.after.items()}
-            except StoreError as error:
-                return RecordResult.of(record, Outcome.REFUSED, str(error))
+            other = {name: handle.read() for name, handle in record.after.items()}
         elif self._other is not None:
             found = self._other.run(record, op)
             if isinstance(found, Failure):
                 return RecordResult.of(record, found.outcome, f"{self._against}: {found.reason}")
             other = found.outputs
+            faults += [f"{self._against}: {fault}" for fault in found.faults]
+            notes += [f"{self._against}: {note}" for note in found.notes]
         tensors = self._judge.tensors(record, op, execution.outputs, other)
-        reasons = [*execution.faults, *_reasons(tensors)]
+        reasons = [*faults, *_reasons(tensors)]
         outcome = Outcome.MISMATCH if reasons else Outcome.PASS
         return replace(
             RecordResult.of(record, outcome, reasons[0] if reasons else ""),
-            faults=execution.faults,
+            faults=tuple(faults),
             tensors=tensors,
-            notes=execution.notes,
+            notes=tuple(notes),
             seconds=execution.seconds,
         )
 

@@ -36,6 +36,7 @@ def main(arguments: list[str]) -> None:
         os.fdopen(int(requests), "r") as source,
         os.fdopen(int(replies), "w") as sink,
     ):
+        _reply(sink, {"ready": True})
         _reply(sink, {"bad_input": _bad_input(kernel)})
         for line in source:
             record = store.records[json.loads(line)["record"]]

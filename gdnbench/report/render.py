@@ -16,13 +16,14 @@ from gdnbench.report.outcome import Outcome
 from gdnbench.report.report import RecordResult, Report
 
 _COLUMNS = ("record", "operation", "tensor", "side", "max abs", "RMS ratio", "torch's", "max ULP", "verdict")
+_GROUPS = 3
 
 
 def render_table(report: Report, *, show_notes: bool = True) -> RenderableType:
     """Records in trouble, a row for each of their tensors and a line for each reason; else the worst by
     tensor.
 
-    Ends with what was converted and one summary line.
+    Ends with notes, of what was converted and what was not looked at, and one summary line.
     """
     parts: list[RenderableType] = []
     troubled = [record for record in report.records if record.outcome is not Outcome.PASS]
@@ -39,7 +40,7 @@ def render_table(report: Report, *, show_notes: bool = True) -> RenderableType:
             _row(table, record, tensor)
         parts.append(table)
     if show_notes:
-        parts += [_line(f"converted  {note}") for note in _notes(report.records)]
+        parts += [_line(f"note: {note}") for note in _notes(report.records)]
     parts.append(_line(summary(report)))
     return Group(*parts)
 
@@ -76,6 +77,16 @@ def render_histogram(tensor: TensorResult) -> str:
                 words.append(f"{label} {bucket_label(bucket)}")
                 break
     return ", ".join(words)
+
+
+def render_groups(tensor: TensorResult) -> str:
+    """`0.12 in sequence 3 chunk 1 head 0; ...`: the groups that are furthest off, a few of them."""
+    words = []
+    for group in tensor.groups[:_GROUPS]:
+        owner = (("sequence", group.sequence), ("chunk", group.chunk), ("head", group.head))
+        place = " ".join(f"{name} {value}" for name, value in owner if value is not None)
+        words.append(f"{group.errors.rms:.3g} in {place}")
+    return "; ".join(words)
 
 
 def _table() -> Table:
@@ -116,6 +127,8 @@ def _reasons(record: RecordResult) -> Iterator[Text]:
         lines += [f"  {side}{tensor.tensor}: {reason}" for reason in tensor.reasons]
         if not tensor.passed and tensor.ulp_histogram:
             lines.append(f"    ULP off: {render_histogram(tensor)}")
+        if not tensor.passed and tensor.groups:
+            lines.append(f"    worst RMS: {render_groups(tensor)}")
     return (_line(line) for line in lines)
 
 
@@ -140,10 +153,17 @@ def _ratio(tensor: TensorResult) -> float:
     return 0.0 if tensor.errors is None else tensor.errors.rms_ratio
 
 
+def _excluded(tensor: TensorResult) -> str:
+    return (
+        f"{tensor.side} {tensor.tensor}: {tensor.excluded} of {tensor.elements} elements not judged,"
+        " where torch's kernel itself is not finite"
+    )
+
+
 def _notes(records: tuple[RecordResult, ...]) -> Iterator[str]:
     """Each note once, with how many records it concerns."""
     counts: dict[str, int] = {}
     for record in records:
-        for note in record.notes:
+        for note in (*record.notes, *(_excluded(tensor) for tensor in record.tensors if tensor.excluded)):
             counts[note] = counts.get(note, 0) + 1
-    return (f"{note} ({count} records)" for note, count in counts.items())
+    return (f"{note} ({count} record{'s' if count != 1 else ''})" for note, count in counts.items())

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import Counter
 from dataclasses import dataclass
-from typing import Protocol
 
 from gdnbench.errors import Exit
 from gdnbench.judge.result import TensorResult
@@ -48,25 +48,28 @@ class RecordResult:
         return f"{self.number} {self.op} {self.layer} step {self.step}"
 
 
-class Report(Protocol):
-    """What renderers need of a replay or a diff."""
+class Report(ABC):
+    """What a command over many records came to."""
+
+    __slots__ = ()
+    records: tuple[RecordResult, ...]
 
     @property
+    @abstractmethod
     def header(self) -> dict[str, str]:
         """What was compared with what, by which rule."""
 
     @property
-    def records(self) -> tuple[RecordResult, ...]: ...
+    def outcomes(self) -> Counter[Outcome]:
+        return Counter(record.outcome for record in self.records)
 
     @property
-    def outcomes(self) -> Counter[Outcome]: ...
-
-    @property
-    def exit_code(self) -> Exit: ...
+    def exit_code(self) -> Exit:
+        return exit_code(self.outcomes)
 
 
 @dataclass(frozen=True, slots=True)
-class ReplayReport:
+class ReplayReport(Report):
     """A kernel replayed on the records of a store."""
 
     store: str
@@ -75,7 +78,6 @@ class ReplayReport:
     on: str
     rule: str
     records: tuple[RecordResult, ...]
-    saved: str | None = None
 
     @property
     def header(self) -> dict[str, str]:
@@ -88,17 +90,9 @@ class ReplayReport:
             "rule": self.rule,
         }
 
-    @property
-    def outcomes(self) -> Counter[Outcome]:
-        return Counter(record.outcome for record in self.records)
-
-    @property
-    def exit_code(self) -> Exit:
-        return exit_code(self.outcomes)
-
 
 @dataclass(frozen=True, slots=True)
-class DiffReport:
+class DiffReport(Report):
     """Two stores compared; a record that only one of them has is among `records`, as a mismatch."""
 
     a: str
@@ -109,11 +103,3 @@ class DiffReport:
     @property
     def header(self) -> dict[str, str]:
         return {"command": "diff", "a": self.a, "b": self.b, "rule": self.rule}
-
-    @property
-    def outcomes(self) -> Counter[Outcome]:
-        return Counter(record.outcome for record in self.records)
-
-    @property
-    def exit_code(self) -> Exit:
-        return exit_code(self.outcomes)

@@ -92,6 +92,7 @@ KERNELS = {
         "gdnbench_kernels.gdn_decode.reference:reference",
         {convention.name: convention.values for convention in CONVENTIONS},
         meaning="the fp64 oracle",
+        fp64=True,
     ),
     "torch": KernelEntry(
         "gdnbench_kernels.gdn_decode.torch_recurrent:torch_recurrent",
@@ -192,10 +193,18 @@ def partition(call: Call, name: str) -> Partition:
     if name == "o":
         return Partition(tuple(Region(i, i + 1, i) for i in plan.active.tolist()), head_axis=2, token_axis=1)
     if name == "state":
-        owners = plan.active.unsqueeze(1).expand_as(plan.write)
-        kept = plan.write != PADDING
-        owner_of = dict(zip(plan.write[kept].tolist(), owners[kept].tolist(), strict=True))
-        return Partition(tuple(Region(s, s + 1, owner_of[s]) for s in sorted(owner_of)), head_axis=1)
+        # Row by row in order of token: a slot that a sequence writes twice belongs to the later token.
+        writer_of = {
+            slot: (sequence, token)
+            for sequence, slots in zip(plan.active.tolist(), plan.write.tolist(), strict=True)
+            for token, slot in enumerate(slots)
+            if slot != PADDING
+        }
+        regions = (
+            Region(slot, slot + 1, sequence, token=token)
+            for slot, (sequence, token) in sorted(writer_of.items())
+        )
+        return Partition(tuple(regions), head_axis=1)
     raise KeyError(name)
 
 

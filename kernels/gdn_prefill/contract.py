@@ -140,11 +140,13 @@ KERNELS = {
         "gdnbench_kernels.gdn_prefill.reference:reference",
         {convention.name: convention.values for convention in CONVENTIONS},
         meaning="the fp64 oracle, token by token",
+        fp64=True,
     ),
     "reference_staged": KernelEntry(
         "gdnbench_kernels.gdn_prefill.reference:reference_staged",
         {convention.name: convention.values for convention in CONVENTIONS},
         meaning="the chunked form in fp64, with every stage",
+        fp64=True,
     ),
     "torch": KernelEntry(
         "gdnbench_kernels.gdn_prefill.torch_chunked:torch_chunked",

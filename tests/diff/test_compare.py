@@ -89,6 +89,14 @@ def test_shape_and_scalars_must_match(keep: Keep, drafts: list[RecordDraft]) -> 
     assert record.reason.startswith("scalars")
 
 
+def test_rules_that_make_no_sense_are_refused(keep: Keep, drafts: list[RecordDraft]) -> None:
+    store = keep("a", drafts)
+    with pytest.raises(BadInputError, match="must not be negative"):
+        diff(store, store, tol=(-1.0, 0.0))
+    with pytest.raises(BadInputError, match="looked at with oracle alone"):
+        diff(store, store, k=3.0)
+
+
 def test_nothing_to_compare(keep: Keep, drafts: list[RecordDraft]) -> None:
     store = keep("a", drafts[:1])
     with pytest.raises(BadInputError, match="has a record of gdn_decode"):

@@ -208,3 +208,9 @@ def test_rules_contradict_or_make_no_sense() -> None:
         make_rule(tol=(-1.0, 0.0))
     with pytest.raises(BadInputError, match="must not be negative"):
         make_rule(k=NAN)
+    with pytest.raises(BadInputError, match="k -3 must not be negative"):
+        make_rule(k_by_tensor={"o": -3.0})
+    with pytest.raises(BadInputError, match="k of 'p': no such output"):
+        make_rule(k_by_tensor={"p": 3.0})
+    with pytest.raises(BadInputError, match="not looked at bitwise or with tol"):
+        make_rule(k=2.0, tol=(1.0, 0.0))

@@ -376,7 +376,8 @@ def test_decode_partition() -> None:
     call = edited(decode(), indices([6, 1], [-1, -1], [0, 3]))
     assert regions(DECODE, call, "o") == [(0, 1, 0, None, None, None), (2, 3, 2, None, None, None)]
     assert regions(DECODE, call, "state") == [
-        (slot, slot + 1, n, None, None, None) for slot, n in ((0, 2), (1, 0), (3, 2), (6, 0))
+        (slot, slot + 1, n, None, token, None)
+        for slot, n, token in ((0, 2, 0), (1, 0, 1), (3, 2, 1), (6, 0, 0))
     ]
     assert (DECODE.partition(call, "o").head_axis, DECODE.partition(call, "o").token_axis) == (2, 1)
     assert DECODE.partition(call, "state").head_axis == 1

@@ -105,6 +105,10 @@ def writes_to_an_input(**call: Any) -> dict[str, Tensor]:
     return results
 
 
+def asks_for_a_gpu(q: Tensor) -> None:
+    raise RuntimeError("No CUDA GPUs are available")
+
+
 def writes_a_stale_slot(**call: Any) -> dict[str, Tensor]:
     """Also writes the first slot that no sequence has."""
     results = correct(**call)

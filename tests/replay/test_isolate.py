@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -41,6 +42,14 @@ def test_a_hang_is_killed(store: Store, faulty: Faulty) -> None:
     assert "1 s" in record.reason
     # The kernel sleeps for 600 s; starting a worker takes up to a minute on a busy machine.
     assert time.monotonic() - start < 120
+
+
+def test_a_crash_while_the_kernel_is_imported(store: Store, tmp_path: Path) -> None:
+    dies = tmp_path / "dies.py"
+    dies.write_text("import os\nos.abort()\n")
+    (record,) = replay(store, kernel=f"{dies}:kernel", records=[0]).records
+    assert record.outcome is Outcome.CRASH
+    assert record.reason == "the process ended by signal 6 (SIGABRT)"
 
 
 def test_isolation_changes_no_bit(store: Store, capfd: pytest.CaptureFixture[str], faulty: Faulty) -> None:

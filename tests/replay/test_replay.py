@@ -99,6 +99,7 @@ OUTCOMES = [
     ("raises", Outcome.CRASH, Exit.MISMATCH, "RuntimeError: something broke ("),
     ("refuses", Outcome.UNSUPPORTED, Exit.CANNOT_RUN, "head dim 128 only"),
     ("lacks_a_package", Outcome.MISSING, Exit.CANNOT_RUN, "pip install nosuch"),
+    ("asks_for_a_gpu", Outcome.MISSING, Exit.CANNOT_RUN, "No CUDA GPUs are available"),
     ("does_not_compile", Outcome.COMPILE_FAILURE, Exit.CANNOT_RUN, "ptxas"),
     ("wants_more", Outcome.UNSUPPORTED, Exit.CANNOT_RUN, "needs 'nonsense'"),
     ("returns_too_much", Outcome.CRASH, Exit.MISMATCH, "returned 4 values"),
@@ -218,6 +219,93 @@ def test_selection_and_bad_arguments(store: Store, tmp_path: Path) -> None:
 def test_cuda_that_is_not_there_is_said(store: Store) -> None:
     with pytest.raises(CannotRunError, match="--on cuda needs an NVIDIA GPU"):
         replay(store, kernel="torch", on="cuda")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"on": "tpu"}, "'tpu' is no device; there are cpu and cuda"),
+        ({"timeout": 0.0}, "timeout 0 must be a number of seconds above 0"),
+        ({"timeout": float("nan")}, "timeout nan must be"),
+        ({"k": 3.0, "bitwise": True}, "k multiplies torch's error"),
+        ({"k_by_tensor": {"nosuch": 3.0}}, "k of 'nosuch': no such output; there are final_state, o, state"),
+    ],
+)
+def test_senseless_arguments_are_refused(store: Store, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(BadInputError, match=message):
+        replay(store, kernel="torch", **options)
+
+
+def test_every_listed_oracle_passes(store: Store) -> None:
+    report = run(store, "reference_staged", records=[0])
+    assert report.records[0].outcome is Outcome.PASS, report.records[0].reason
+
+
+def test_a_write_to_a_converted_input_is_seen(store_of: StoreOf, made: Made, faulty: Faulty) -> None:
+    """The record's own q and k are raw, the kernel gets normalised copies."""
+    kept = store_of(made("gdn_prefill", qk="raw"))
+    (record,) = run(kept, faulty("writes_to_an_input")).records
+    assert record.faults == ("input k was written to: 1 elements, first [0, 0, 5]",)
+
+
+def test_what_the_other_kernel_did_counts_too(store: Store, faulty: Faulty) -> None:
+    other = faulty("writes_a_stale_slot")
+    (record,) = run(store, "hf", against=other, records=[1]).records
+    assert record.outcome is Outcome.MISMATCH
+    assert record.faults[0].startswith(f"{other}: state: 1 slots were written")
+    (record,) = run(store, "torch", against="hf", records=[1]).records
+    assert record.outcome is Outcome.PASS
+    assert [note.split(":")[0] for note in record.notes] == ["hf"]
+
+
+@pytest.mark.parametrize("full_pools", [False, True])
+def test_slots_that_the_recorded_call_had_no_business_with(
+    store_of: StoreOf, made: Made, full_pools: bool
+) -> None:
+    (draft,) = made("gdn_decode")
+    pool = draft.info.pools["state"]
+    after = draft.after
+    if full_pools:
+        pool = replace(pool, rows=tuple(range(pool.slots)), untouched_before=None, untouched_after=None)
+        state = draft.before["state"]
+        whole = torch.zeros(pool.slots, *state.data.shape[1:])
+        whole[list(draft.info.pools["state"].rows)] = state.data
+        wrong = whole.clone()
+        wrong[list(draft.info.pools["state"].rows)] = after["state"].data
+        free = min(set(range(pool.slots)) - set(draft.info.pools["state"].rows))
+        wrong[free, 0, 0, 0] = 1.0
+        meta = replace(state.meta, shape=tuple(whole.shape))
+        before = {**draft.before, "state": TensorDraft(whole, meta)}
+        after = {**after, "state": TensorDraft(wrong, meta)}
+        found = f"changed during it, first slot {free}"
+    else:
+        before = dict(draft.before)
+        pool = replace(pool, untouched_after="00000000000000aa")
+        found = f"changed during it (checksum {pool.untouched_before} before, 00000000000000aa after)"
+    stray = replace(draft, info=replace(draft.info, pools={"state": pool}), before=before, after=after)
+    kept = store_of([stray])
+    assert run(kept, "torch").records[0].outcome is Outcome.PASS
+    (record,) = run(kept, "torch", against="recorded").records
+    assert record.outcome is Outcome.MISMATCH
+    assert record.faults == (f"recorded state: slots that the call must not touch {found}",)
+
+
+def test_a_slot_that_was_not_captured_is_refused_alone(store_of: StoreOf, made: Made) -> None:
+    good, bad = made("gdn_decode", 2)
+    pool = bad.info.pools["state"]
+    cut = {
+        name: TensorDraft(part["state"].data[1:], replace(part["state"].meta, shape=(2, 4, 32, 32)))
+        for name, part in (("before", bad.before), ("after", bad.after))
+    }
+    bad = replace(
+        bad,
+        info=replace(bad.info, pools={"state": replace(pool, rows=pool.rows[1:])}),
+        before={**bad.before, "state": cut["before"]},
+        after={**bad.after, "state": cut["after"]},
+    )
+    report = run(store_of([bad, good]), "torch")
+    assert [r.outcome for r in report.records] == [Outcome.REFUSED, Outcome.PASS]
+    assert f"names slot {pool.rows[0]} of state, which was not captured" in report.records[0].reason
 
 
 def test_progress_and_order(store: Store) -> None:

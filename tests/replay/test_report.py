@@ -9,6 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from gdnbench.record import RecordDraft
 from gdnbench.replay.replay import replay
 from gdnbench.report.export import to_json, to_junit
 from gdnbench.report.outcome import Outcome
@@ -17,6 +18,8 @@ from gdnbench.report.report import RecordResult, ReplayReport
 from gdnbench.store.reader import Store
 
 Faulty = Callable[[str], str]
+StoreOf = Callable[[list[RecordDraft]], Store]
+Made = Callable[..., list[RecordDraft]]
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +58,16 @@ def test_trouble_names_record_tensor_and_place(failing: ReplayReport) -> None:
     assert "sequence 3, chunk 1, token 69, head" in text
     assert "FAIL" in text
     assert "ULP off: 50% " in text
+    groups = next(line for line in text.splitlines() if "worst RMS: " in line)
+    assert "in sequence 3 chunk 1 head" in groups
+    assert len(groups) < 200
+
+
+def test_elements_that_are_not_judged_are_said(store_of: StoreOf, made: Made) -> None:
+    """Within a chunk the torch kernel's masked product carries a NaN back to the tokens before it."""
+    text = render_text(replay(store_of(made("gdn_prefill", seqlens=(40,), nan_at=(20,))), kernel="torch"))
+    # Tokens 0 .. 19 of 4 heads of 32; what follows the NaN is NaN in the oracle too.
+    assert "note: kernel o: 2560 of 5120 elements not judged, where torch's kernel itself" in text
 
 
 def strict(constant: str) -> Any:

@@ -65,6 +65,7 @@ class TransformersAdapter:
             scalars |= {
                 "chunk_size": int(arguments.get("chunk_size") or 64),
                 "output_final_state": keep_state,
+                "final_state_dtype": "float32",  # of every implementation, whatever the initial state's is
             }
         return Observation(
             op=op,

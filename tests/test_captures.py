@@ -1,0 +1,71 @@
+"""The captures that come with the project: whole, and replayed against what a GPU's kernels computed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gdnbench.replay.replay import replay
+from gdnbench.report.outcome import Outcome
+from gdnbench.store.reader import Store
+from gdnbench.store.verify import verify
+
+FOLDER = Path(__file__).resolve().parents[1] / "captures"
+
+# As captures/README.md has them: operation, and tokens of each call's sequences.
+CONTENTS = {
+    "prefill": ("gdn_prefill", [(1,), (63,), (64,), (65,), (500,)]),
+    "packed": ("gdn_prefill", [(70, 1, 130, 64)]),
+    "resumed": ("gdn_prefill", [(130,), (90,)]),
+    "decode": ("gdn_decode", [(1,)] * 32),
+}
+BYTES = 12 << 20
+
+
+def path_of(name: str) -> Path:
+    return FOLDER / f"{name}.zarr.zip"
+
+
+@pytest.fixture(params=CONTENTS)
+def shipped(request: pytest.FixtureRequest) -> Iterator[tuple[str, Store]]:
+    with Store.open(path_of(request.param)) as store:
+        yield request.param, store
+
+
+@pytest.mark.parametrize("name", CONTENTS)
+def test_whole(name: str) -> None:
+    report = verify(path_of(name))
+    assert (report.damages, report.problems) == ((), ())
+    assert report.records == len(CONTENTS[name][1])
+
+
+def test_every_capture_is_listed_and_they_are_small() -> None:
+    files = list(FOLDER.glob("*.zarr.zip"))
+    assert {file.name.partition(".")[0] for file in files} == set(CONTENTS)
+    assert sum(file.stat().st_size for file in files) < BYTES
+
+
+def test_contents(shipped: tuple[str, Store]) -> None:
+    name, store = shipped
+    op, calls = CONTENTS[name]
+    assert {record.info.op for record in store.records} == {op}
+    found = []
+    for record in store.records:
+        q, v = (record.before[tensor].meta.shape for tensor in ("q", "v"))
+        assert (q[-2:], v[-2:]) == ((2, 128), (4, 128))
+        tokens = [1] * q[0] if op == "gdn_decode" else record.before["cu_seqlens"].read().diff().tolist()
+        found.append(tuple(tokens))
+    assert sorted(found) == sorted(calls)
+    if name == "resumed":
+        states = [record.before.get("initial_state") for record in store.records]
+        assert [state is not None and bool(state.read().any()) for state in states] == [False, True]
+
+
+@pytest.mark.parametrize("against", ["reference", "recorded"])
+@pytest.mark.parametrize("kernel", ["torch", "hf"])
+def test_replays(shipped: tuple[str, Store], kernel: str, against: str) -> None:
+    report = replay(shipped[1], kernel=kernel, against=against)
+    wrong = [(r.number, r.reason) for r in report.records if r.outcome is not Outcome.PASS]
+    assert not wrong
