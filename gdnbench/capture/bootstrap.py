@@ -7,6 +7,7 @@ and the capture therefore off.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Mapping
@@ -22,8 +23,16 @@ def _load() -> Mapping[str, AfterImport]:
         return start_from_environment(os.environ)
     except Exception as error:
         message = " ".join(str(error).split()) or type(error).__name__
-        sys.stderr.write(f"gdnbench: capture is off: {message}\n")
+        with contextlib.suppress(Exception):  # stderr may be closed, full or None
+            sys.stderr.write(f"gdnbench: capture is off: {message}\n")
         return {}
 
 
+def _fix_store() -> None:
+    """A relative path means the folder that the program starts in, for it and for all that it starts."""
+    with contextlib.suppress(OSError):
+        os.environ["GDNBENCH_CAPTURE"] = os.path.abspath(os.environ["GDNBENCH_CAPTURE"])
+
+
+_fix_store()
 install(CaptureFinder(_load))

@@ -5,6 +5,7 @@ Standard library only, and nothing of it that costs: this runs at the start of e
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib.machinery import ModuleSpec
@@ -39,6 +40,9 @@ class CaptureFinder:
                 self._after_import = self._load()
             finally:
                 self._busy = False
+            loaded = sys.modules.get(fullname)
+            if loaded is not None:
+                return _of_loaded(loaded)
         after_import = self._after_import.get(fullname)
         if after_import is None:
             return None
@@ -51,11 +55,39 @@ class CaptureFinder:
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None
     ) -> ModuleSpec | None:
         for finder in list(sys.meta_path):
-            if finder is not self:
-                spec = finder.find_spec(fullname, path, target)
+            # Finders of a kind that the import system still knows but for which there is no `find_spec` come
+            # last: without us it would ask them in turn, and it still does if no other finder has the module.
+            find_spec = getattr(finder, "find_spec", None)
+            if finder is not self and find_spec is not None:
+                spec: ModuleSpec | None = find_spec(fullname, path, target)
                 if spec is not None:
                     return spec
         return None
+
+
+def _of_loaded(module: ModuleType) -> ModuleSpec:
+    """For a module that loading our functions imported while the program's own import of it had begun.
+
+    To run it again would make a second module of it, with classes and state of its own.
+    """
+    spec = ModuleSpec(module.__name__, _AlreadyLoaded(module))  # type: ignore[arg-type]
+    # The import system takes the spec that it finds on the module before the one that it is given.
+    module.__spec__ = spec
+    return spec
+
+
+class _AlreadyLoaded:
+    """Loads a module by doing nothing, and gives its spec back."""
+
+    def __init__(self, module: ModuleType) -> None:
+        self._module = module
+        self._spec = module.__spec__
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        return self._module
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__spec__ = self._spec
 
 
 def _in_start_up() -> bool:
@@ -69,16 +101,22 @@ def _in_start_up() -> bool:
 
 
 def _call_after_exec(spec: ModuleSpec, after_import: AfterImport) -> None:
-    """The loader stays the very object that the import system made: others look at its type and methods."""
-    loader = spec.loader
-    assert loader is not None
-    exec_module = loader.exec_module
+    """The loader stays the very object that the import system made: others look at its type and methods.
+
+    One that cannot be made to tell us is left alone; so are, by their name, other modules that share it.
+    """
+    loader, name = spec.loader, spec.name
+    exec_module = getattr(loader, "exec_module", None)
+    if exec_module is None:
+        return
 
     def exec_then_patch(module: ModuleType) -> None:
         exec_module(module)
-        after_import(module)
+        if getattr(module, "__name__", None) == name:
+            after_import(module)
 
-    loader.exec_module = exec_then_patch  # type: ignore[method-assign]
+    with contextlib.suppress(AttributeError, TypeError):
+        loader.exec_module = exec_then_patch  # type: ignore[method-assign, union-attr]
 
 
 def install(finder: CaptureFinder) -> None:

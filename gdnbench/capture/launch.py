@@ -55,14 +55,15 @@ def run_captured(
     line = ProgressLine(sys.stderr)
     with tempfile.TemporaryDirectory(prefix="gdnbench-") as folder:
         report = Path(folder) / "report"
-        child = _start(command, _environment(store, replace(options, report=str(report))))
-        sealing = SealingThread(store, on_progress or line.show)
-        sealing.start()
-        with _forwarding(child):
+        sealing = SealingThread(store, report, on_progress or line.show)
+        with _forwarding() as forward_to:
+            child = _start(command, _environment(store, replace(options, report=str(report))))
+            forward_to(child)
+            sealing.start()
             status = child.wait()
         sealing.finish()
         line.clear()
-        outcome = Outcome.of(status, sealing.progress, targets, read_report(report), sealing.error)
+        outcome = Outcome.of(store, status, sealing.progress, targets, read_report(report), sealing.error)
     if outcome.unsealed:
         # A process that outlives the command goes on recording.
         start_sealer(store)
@@ -73,6 +74,8 @@ def run_captured(
 
 def check_store(store: Path) -> None:
     """Refuse now what could not be written to later, when the command has run for an hour."""
+    if store.is_dir() and not os.access(store, os.R_OK | os.W_OK | os.X_OK):
+        raise BadInputError(f"{store} cannot be written; capture into another path")
     if (store / METADATA).is_file():
         _, attributes = parse_node((store / METADATA).read_bytes(), "group", str(store))
         kind = check_root(attributes, store)
@@ -107,20 +110,36 @@ def _start(command: Sequence[str], environment: Mapping[str, str]) -> subprocess
 
 
 @contextmanager
-def _forwarding(child: subprocess.Popen[bytes]) -> Iterator[None]:
-    """Pass signals on to the child and live on to seal what it recorded."""
+def _forwarding() -> Iterator[Callable[[subprocess.Popen[bytes]], None]]:
+    """Pass signals on to the child and live on to seal what it recorded.
+
+    Yields what is to be told the child once it runs; a signal that comes before is passed on then. What we
+    were started to ignore (nohup), the child was too, and it stays so.
+    """
+    children: list[subprocess.Popen[bytes]] = []
+    early: list[int] = []
 
     def forward(number: int, frame: FrameType | None) -> None:
-        if number == signal.SIGINT and _terminal_signals_us():
-            return  # a Ctrl-C reaches the child too, without our help
-        child.send_signal(number)
+        if not children:
+            early.append(number)
+        elif number != signal.SIGINT or not _terminal_signals_us():
+            children[0].send_signal(number)  # else a Ctrl-C, which reaches the child without our help
+
+    def forward_to(child: subprocess.Popen[bytes]) -> None:
+        children.append(child)
+        for number in early:
+            child.send_signal(number)
 
     if threading.current_thread() is not threading.main_thread():
-        yield
+        yield forward_to
         return
-    previous = {number: signal.signal(number, forward) for number in _FORWARDED}
+    previous = {
+        number: signal.signal(number, forward)
+        for number in _FORWARDED
+        if signal.getsignal(number) is not signal.SIG_IGN
+    }
     try:
-        yield
+        yield forward_to
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)

@@ -35,7 +35,8 @@ class LayerNames:
             with self._lock:
                 if module not in self._layers:
                     self._learn(type(module))
-                layer = self._layers[module]
+                # Frozen objects (`gc.freeze()`) are on no list that could be searched.
+                layer = self._layers.get(module) or self._add(module, "")
         return layer
 
     def after_fork(self) -> None:
@@ -45,9 +46,13 @@ class LayerNames:
         """Name every module of this type that there is, so that a model's layers cost one search."""
         for module, name in qualified_names(kind).items():
             if module not in self._layers:
-                index = getattr(module, "layer_idx", None)
-                index = index if isinstance(index, int) else None
-                self._layers[module] = Layer(name or _class_and_index(module, index), index)
+                self._add(module, name)
+
+    def _add(self, module: nn.Module, name: str) -> Layer:
+        index = getattr(module, "layer_idx", None)
+        index = index if isinstance(index, int) else None
+        layer = self._layers[module] = Layer(name or _class_and_index(module, index), index)
+        return layer
 
 
 def _class_and_index(module: nn.Module, index: int | None) -> str:

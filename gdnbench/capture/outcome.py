@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from gdnbench.capture.progress import human_bytes
+from gdnbench.capture.report import segments_in
 from gdnbench.errors import Exit
 from gdnbench.store.sealer import Progress
+from gdnbench.store.segment_sealer import sealed_records
 
 
 def _module(target: str) -> str:
     return target.partition(":")[0]
+
+
+def _by_module(targets: Iterable[str]) -> tuple[str, ...]:
+    """`module (function, function)` for each module; a target that names no function as it is."""
+    functions: dict[str, list[str]] = {}
+    for target in targets:
+        module, _, function = target.partition(":")
+        functions.setdefault(module, []).extend([function] if function else [])
+    return tuple(f"{name} ({', '.join(found)})" if found else name for name, found in functions.items())
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +33,9 @@ class Outcome:
     records: int
     bytes: int
     dropped: int
+    recovered: int  # records that other processes had left in the store's journal
     unsealed: tuple[str, ...]  # segments of processes that live on
-    never_imported: tuple[str, ...]  # modules of selected targets
+    never_imported: tuple[str, ...]  # modules of selected targets, with the functions
     never_called: tuple[str, ...]  # selected targets that were wrapped
     called: tuple[str, ...]
     processes: int  # Python processes in which capture started
@@ -35,40 +47,54 @@ class Outcome:
     @classmethod
     def of(
         cls,
+        store: Path,
         returncode: int,
         progress: Progress,
         targets: Sequence[str],
         notes: Sequence[Mapping[str, Any]],
         sealer_error: str | None,
     ) -> Outcome:
-        """From the child's return code, the sealer's last figures and the processes' notes."""
+        """From the child's return code, the sealer's last figures and the processes' notes.
+
+        A journal may have been sealed in part by the sealer of another command: the store knows its records.
+        """
 
         def noted(event: str) -> list[Mapping[str, Any]]:
             return [note for note in notes if note["event"] == event]
 
-        called = {note["target"] for note in noted("called")}
-        wrapped = {note["target"] for note in noted("wrapped")}
-        imported = {note["module"] for note in noted("imported")} | {_module(name) for name in called}
+        def total(count: str) -> int:
+            return sum(int(note.get(count, 0)) for note in closed)
+
+        called = {note.get("target") for note in noted("called")}
+        wrapped = {note.get("target") for note in noted("wrapped")}
+        imported = {note.get("module") for note in noted("imported")}
+        imported |= {_module(name) for name in called if name is not None}
         closed = noted("closed")
-        failures = [note["first_failure"] for note in closed if note["first_failure"]]
-        problems = [note["text"] for note in noted("problem")]
+        failures = [note["first_failure"] for note in closed if note.get("first_failure")]
+        problems = [note["text"] for note in noted("problem") if "text" in note]
+        mine = segments_in(notes)
+        if mine is None:
+            mine = frozenset(progress.of_segment)
+        here = [tally for name, tally in progress.of_segment.items() if name in mine]
+        records = {name: tally.records for name, tally in progress.of_segment.items()}
+        records |= {name: sealed_records(store, name) for name in mine}
+        recovered = sum(count for name, count in records.items() if name not in mine)
         if sealer_error is not None:
             problems.append(f"the journal could not be sealed, and is kept: {sealer_error}")
         return cls(
             child_status=128 - returncode if returncode < 0 else returncode,
-            records=progress.records,
-            bytes=progress.bytes,
-            dropped=max(progress.dropped, sum(note["dropped"] for note in closed)),
-            unsealed=progress.live,
-            never_imported=tuple(
-                dict.fromkeys(_module(name) for name in targets if _module(name) not in imported)
-            ),
+            records=sum(records[name] for name in mine),
+            bytes=max(sum(tally.bytes for tally in here), total("bytes")),
+            dropped=max(sum(tally.dropped for tally in here), total("dropped")),
+            recovered=recovered,
+            unsealed=tuple(name for name in progress.live if name in mine),
+            never_imported=_by_module(name for name in targets if _module(name) not in imported),
             never_called=tuple(name for name in targets if name in wrapped and name not in called),
             called=tuple(name for name in targets if name in called),
             processes=len(noted("started")),
-            failures=sum(note["failures"] for note in closed),
-            skipped_compiling=sum(note["skipped_compiling"] for note in closed),
-            reached_max_bytes=any(note["reached_max_bytes"] for note in closed),
+            failures=total("failures"),
+            skipped_compiling=total("skipped_compiling"),
+            reached_max_bytes=any(note.get("reached_max_bytes") for note in closed),
             problems=(*progress.refused, *problems, *dict.fromkeys(failures)),
         )
 
@@ -92,6 +118,10 @@ class Outcome:
             )
         if self.reached_max_bytes:
             lines.append("--max-bytes was reached; later calls were not recorded")
+        if self.recovered:
+            lines.append(
+                f"{self.recovered} records of other processes were in its journal and are sealed now"
+            )
         if self.unsealed:
             lines.append(
                 f"{len(self.unsealed)} processes of the command live on and are still being recorded"
@@ -104,12 +134,12 @@ class Outcome:
         return f"{self.records} records, {human_bytes(self.bytes)} in {store}{dropped}{status}"
 
     def _why_nothing(self) -> list[str]:
-        if not self.processes:
-            return [
-                "nothing was captured: the command started no Python in which gdnbench is installed and that "
-                "imported anything; install gdnbench into the environment that the command uses"
-            ]
         lines = ["nothing was captured:"]
+        if not self.processes:
+            lines[0] += (
+                " the command started no Python in which gdnbench is installed and that imported anything; "
+                "install gdnbench into the environment that the command uses"
+            )
         for what, names in (
             ("called but not selected or not recorded", self.called),
             ("imported but never called", self.never_called),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -11,10 +11,13 @@ from torch import Tensor
 from gdnbench.capture.adapter import Observation, Seen
 from gdnbench.capture.layers import Layer
 from gdnbench.capture.pools import checksum, digits, untouched_rows
-from gdnbench.capture.snapshot import Copied, snapshot
+from gdnbench.capture.snapshot import Copied, is_plain, snapshot
 from gdnbench.ops import operation
 from gdnbench.record import Pool, RecordDraft, RecordInfo, Status, TensorDraft
 from gdnbench_kernels.contract import Call, Operation
+
+# The copy that was kept of a tensor when a layer last left it, if it still has the very same bytes.
+Carried = Callable[[str, str, Tensor], Tensor | None]
 
 
 @dataclass(slots=True)
@@ -101,8 +104,9 @@ def open_record(
     step: int,
     full_pools: bool,
     implementation: str | None,
+    carried: Carried,
 ) -> PendingRecord:
-    """Copy the inputs of a call that is about to start."""
+    """Copy the inputs of a call that is about to start, but for states that the layer's last call left."""
     contract = operation(observation.op)
     pools = _touched(contract, observation, full_pools)
     before = {}
@@ -110,6 +114,8 @@ def open_record(
         rows = pools.get(name)
         if rows is None:
             before[name] = snapshot(seen, reused=True)
+        elif rows.rows is None:
+            before[name] = snapshot(seen, reused=True, kept=_carried(carried, layer, name, seen))
         else:
             before[name], rows.before = _copy_rows(seen, rows, reused=True)
     dispatch = dict(observation.dispatch)
@@ -129,6 +135,12 @@ def open_record(
         dispatch=dispatch,
     )
     return PendingRecord(observation, info, _axes(contract, observation.conventions), pools, before, {})
+
+
+def _carried(carried: Carried, layer: Layer, name: str, seen: Seen) -> Tensor | None:
+    tensor = seen.tensor
+    usable = is_plain(tensor) and tensor.is_cpu and tensor.is_contiguous()
+    return carried(layer.name, name, tensor) if usable else None
 
 
 _axes_known: dict[tuple[str, ...], dict[str, tuple[str, ...]]] = {}

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from gdnbench.capture.options import CaptureOptions
 from gdnbench.capture.pending import PendingRecord
@@ -76,6 +77,10 @@ class Recorder:
     @property
     def segment(self) -> str:
         return self._journal.segment
+
+    def carried(self, layer: str, name: str, tensor: Tensor) -> Tensor | None:
+        """The journal's copy of `tensor`, if `layer`'s last call left exactly it; `tensor` is on the CPU."""
+        return self._journal.carried(layer, name, tensor)
 
     def begin(self, pending: PendingRecord) -> None:
         """Have the inputs on disk before the call starts."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,24 @@ class Report:
 
 
 def read_report(path: Path) -> list[dict[str, Any]]:
-    """The notes in `path`, oldest first; none if nobody wrote."""
-    if not path.exists():
+    """The notes in `path`, oldest first; none if nobody wrote. What a full disk cut short is passed over."""
+    try:
+        lines = path.read_bytes().splitlines()
+    except OSError:
         return []
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    return [note for note in map(_note, lines) if note is not None]
+
+
+def _note(line: bytes) -> dict[str, Any] | None:
+    try:
+        note = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return note if isinstance(note, dict) and "event" in note else None
+
+
+def segments_in(notes: Sequence[Mapping[str, Any]]) -> frozenset[str] | None:
+    """The segments that the noted processes record into; None if no process got to write a note."""
+    if not any(note["event"] == "started" for note in notes):
+        return None
+    return frozenset(str(note.get("segment")) for note in notes if note["event"] == "recording")

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from gdnbench.capture.report import read_report, segments_in
 from gdnbench.store.sealer import IDLE_SECONDS, Progress, Sealer
 
 _NICENESS = 19
@@ -29,14 +30,16 @@ def seal_segment(store: Path, segment: str) -> None:
 
 
 class SealingThread(threading.Thread):
-    """Seals all journals in `store` beside the captured command.
+    """Seals all journals in `store` beside the captured command, whose processes write notes to `report`.
 
+    A store may be captured into by several commands at once: whose sealer takes a journal does not matter.
     On Linux, niceness is of a thread and those that it starts.
     """
 
-    def __init__(self, store: Path, on_progress: Callable[[Progress], None]) -> None:
+    def __init__(self, store: Path, report: Path, on_progress: Callable[[Progress], None]) -> None:
         super().__init__(name="gdnbench-sealer", daemon=True)
         self._store = store
+        self._report = report
         self._on_progress = on_progress
         self._command_ended = threading.Event()
         self._waits_until: float | None = None
@@ -57,7 +60,9 @@ class SealingThread(threading.Thread):
         if self._waits_until is None:
             self._waits_until = time.monotonic() + _GRACE_SECONDS
             return False
-        settled = not self.progress.live and not self.progress.busy
+        waited_for = {*self.progress.live, *self.progress.busy}
+        mine = segments_in(read_report(self._report)) if waited_for else None
+        settled = not (waited_for if mine is None else waited_for & mine)
         return settled or time.monotonic() > self._waits_until
 
     def _show(self, progress: Progress) -> None:

@@ -170,6 +170,7 @@ class Session:
                 step,
                 self._options.full_pools,
                 site.implementation,
+                recorder.carried,
             )
             if self._options.sync:
                 recorder.begin(pending)
@@ -209,6 +210,7 @@ class Session:
                     if self._on_first_record is not None:
                         self._on_first_record(self._store)
                     self._close_with_multiprocessing()
+                    self._report.note("recording", segment=recorder.segment)
                     self._recorder = recorder
         return self._recorder
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -13,6 +14,8 @@ from gdnbench.record import TensorDraft, TensorMeta
 
 # Others (fake, distributed, quantised tensors) answer for elements that they do not hold in this process.
 _PLAIN = (Tensor, torch.nn.Parameter)
+_SHARED_FROM = 64 << 10
+_WORTH_SHARING = 4 << 20
 
 
 class Copied(NamedTuple):
@@ -51,22 +54,42 @@ def _meta(
     )
 
 
-def snapshot(seen: Seen, *, reused: bool) -> Copied:
+def _copy(tensor: Tensor) -> Tensor:
+    """A contiguous copy of a tensor on the CPU.
+
+    From 128 KiB on, torch divides the work among its threads and waits for all of them, which takes
+    milliseconds where one has to be scheduled first; it pays where there are megabytes to copy.
+    """
+    if not _SHARED_FROM <= tensor.nbytes <= _WORTH_SHARING or not tensor.is_contiguous():
+        return tensor.clone(memory_format=torch.contiguous_format)
+    data = torch.empty_like(tensor)
+    ctypes.memmove(data.data_ptr(), tensor.data_ptr(), tensor.nbytes)
+    return data
+
+
+def is_plain(tensor: Tensor) -> bool:
+    """Whether the tensor's elements are in this process, in strided form."""
+    return type(tensor) in _PLAIN and tensor.layout is torch.strided
+
+
+def snapshot(seen: Seen, *, reused: bool, kept: Tensor | None = None) -> Copied:
     """Copy the elements: at once from the CPU, on the current stream into pinned memory from a GPU.
 
     `reused`: the caller may write to the tensor before the copy has been dealt with. An output of a CPU call
-    is journalled before the caller sees it, so it is not copied if it is contiguous. TypeError for tensors
-    whose elements are not here in plain strided form.
+    is journalled before the caller sees it, so it is not copied if it is contiguous. `kept` is a copy that
+    there is already. TypeError for tensors whose elements are not here in plain strided form.
     """
     tensor, shape, caller = seen
     if caller is None:
         caller = tensor
-    if type(tensor) not in _PLAIN or tensor.layout is not torch.strided:
+    if not is_plain(tensor):
         raise TypeError(f"a {type(tensor).__name__} of layout {tensor.layout} cannot be copied bit for bit")
     if tensor.requires_grad:
         tensor = tensor.detach()  # a copy must not hang on to the graph, nor become part of it
-    if tensor.is_cpu:
-        data = tensor.clone(memory_format=torch.contiguous_format) if reused else tensor.contiguous()
+    if kept is not None:
+        data = kept
+    elif tensor.is_cpu:
+        data = _copy(tensor) if reused else tensor.contiguous()
     else:
         # Torch keeps freed pinned blocks and hands them out once the copies into them are done.
         data = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 from collections.abc import Sequence
@@ -47,16 +48,17 @@ class JournalLog:
         self._full_bytes = 0
         self._synced_folder = False
         self._fd = self._writer_lock = self._sealer_lock = -1
+        self._identities: dict[int, tuple[int, int]] = {}  # of our files, by descriptor
         self._create()
 
     def _create(self) -> None:
         """Made under a hidden name: a journal that can be seen is locked and has its first entry."""
         hidden = self.folder.with_name(UNBORN + self.folder.name)
         hidden.mkdir(parents=True)
-        flags = os.O_CREAT | os.O_RDWR | os.O_CLOEXEC
+        flags = os.O_CREAT | os.O_RDWR
         try:
-            self._sealer_lock = os.open(hidden / SEALER_LOCK, flags, 0o644)
-            self._writer_lock = os.open(hidden / WRITER_LOCK, flags, 0o644)
+            self._sealer_lock = self._open(hidden / SEALER_LOCK, flags)
+            self._writer_lock = self._open(hidden / WRITER_LOCK, flags)
             fcntl.flock(self._writer_lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self._open_next(hidden, records=0, dropped=0)
             hidden.rename(self.folder)
@@ -65,10 +67,10 @@ class JournalLog:
             raise
 
     def _open_next(self, folder: Path, records: int, dropped: int) -> None:
-        flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC
-        fd = os.open(folder / log_name(self._file + 1), flags, 0o644)
+        fd = self._open(folder / log_name(self._file + 1), os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_APPEND)
         if self._fd >= 0:
-            os.close(self._fd)
+            if self._still_ours(self._fd):
+                os.close(self._fd)
             self._full[folder / log_name(self._file)] = self.offset
             self._full_bytes += self.offset
         self._fd = fd
@@ -116,6 +118,8 @@ class JournalLog:
         return Written(number, places)
 
     def _write_all(self, pieces: Sequence[bytes | Buffer], nbytes: int) -> None:
+        if not self._still_ours(self._fd):
+            raise OSError(errno.EBADF, "the program closed the journal's file")
         try:
             written = os.writev(self._fd, pieces) if len(pieces) <= _IOV_MAX else 0
             # A short write is a signal, a disk that is filling up, or more than 2 GiB in one call.
@@ -127,6 +131,18 @@ class JournalLog:
             if os.fstat(self._fd).st_size < self.offset + nbytes:
                 os.ftruncate(self._fd, self.offset)
             raise
+
+    def _open(self, path: Path, flags: int) -> int:
+        fd = os.open(path, flags | os.O_CLOEXEC, 0o644)
+        self._identities[fd] = _identity(fd)
+        return fd
+
+    def _still_ours(self, fd: int) -> bool:
+        """Programs that close every descriptor get our numbers for files of their own."""
+        try:
+            return self._identities.get(fd) == _identity(fd)
+        except OSError:
+            return False
 
     def sync(self) -> None:
         """On return everything written so far is on disk, under its name."""
@@ -153,6 +169,8 @@ class JournalLog:
 
     def sealer_lives(self) -> bool:
         """Whether a sealer holds this segment now."""
+        if not self._still_ours(self._sealer_lock):
+            return False
         try:
             fcntl.flock(self._sealer_lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -167,9 +185,15 @@ class JournalLog:
     def release(self) -> None:
         """Close the files and give back the writer's lock; in a forked child, only the child's share."""
         for fd in (self._fd, self._sealer_lock, self._writer_lock):
-            if fd >= 0:
+            if fd >= 0 and self._still_ours(fd):
                 os.close(fd)
+        self._identities.clear()
         self._fd = self._sealer_lock = self._writer_lock = -1
+
+
+def _identity(fd: int) -> tuple[int, int]:
+    status = os.fstat(fd)
+    return status.st_dev, status.st_ino
 
 
 def _after(pieces: Sequence[bytes | Buffer], written: int) -> list[memoryview]:

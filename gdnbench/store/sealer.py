@@ -20,9 +20,10 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from gdnbench.errors import GdnbenchError
 from gdnbench.store.journal_log import UNBORN
@@ -33,6 +34,14 @@ from gdnbench.store.segment_sealer import SegmentSealer
 IDLE_SECONDS = 0.05
 LINGER_SECONDS = 1.0
 UNBORN_SECONDS = 60.0
+
+
+class Tally(NamedTuple):
+    """What a sealer has done of one segment."""
+
+    records: int
+    bytes: int
+    dropped: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +56,7 @@ class Progress:
     busy: tuple[str, ...] = ()  # segments that another sealer works on
     ended: tuple[str, ...] = ()  # segments that this sealer finished
     refused: tuple[str, ...] = ()  # why a journal cannot be sealed
+    of_segment: Mapping[str, Tally] = field(default_factory=dict)  # of those that this sealer works on
 
 
 class Sealer:
@@ -123,15 +133,20 @@ class Sealer:
     def _progress(self, live: list[str], busy: list[str]) -> Progress:
         sealers = self._segments.values()
         live += [name for name, s in self._segments.items() if not s.ended and name not in self._refused]
+        tallies = {
+            name: Tally(sealer.sealed_here, sealer.bytes_here, sealer.reader.dropped)
+            for name, sealer in self._segments.items()
+        }
         return Progress(
-            records=sum(sealer.sealed_here for sealer in sealers),
-            bytes=sum(sealer.bytes_here for sealer in sealers),
+            records=sum(tally.records for tally in tallies.values()),
+            bytes=sum(tally.bytes for tally in tallies.values()),
             queued_bytes=sum(sealer.queued_bytes() for sealer in sealers),
-            dropped=sum(sealer.reader.dropped for sealer in sealers),
+            dropped=sum(tally.dropped for tally in tallies.values()),
             live=tuple(live),
             busy=tuple(busy),
             ended=tuple(name for name, sealer in self._segments.items() if sealer.ended),
             refused=tuple(self._refused.values()),
+            of_segment=tallies,
         )
 
 

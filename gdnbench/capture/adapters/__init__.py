@@ -18,10 +18,19 @@ def load() -> tuple[list[Adapter], list[str]]:
     problems = []
     for entry in importlib.metadata.entry_points(group=GROUP):
         try:
-            adapters.append(entry.load())
-        except Exception as error:
+            adapters.append(_checked(entry.load()))
+        except (Exception, SystemExit) as error:
             problems.append(f"adapter {entry.name!r} ({entry.value}) does not load: {error!r}")
     return adapters, problems
+
+
+def _checked(adapter: Adapter) -> Adapter:
+    """`adapter` if its tables can be read; TypeError, or what reading them raises, if not."""
+    if not isinstance(adapter.framework, str):
+        raise TypeError(f"its framework is {adapter.framework!r}, not a name")
+    if not all(isinstance(target, Target) for target in (*adapter.targets, *adapter.scopes)):
+        raise TypeError("its targets and scopes must be Target objects")
+    return adapter
 
 
 def names_target(pattern: str, framework: str, target: Target) -> bool:
