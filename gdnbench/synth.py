@@ -9,12 +9,13 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from torch import Tensor
 
+from gdnbench.bits import meta_of
 from gdnbench.capture.pools import checksum, digits, untouched_rows
 from gdnbench.errors import BadInputError
 from gdnbench.ops import operation
-from gdnbench.record import Pool, RecordDraft, RecordInfo, Status, TensorDraft, TensorMeta
+from gdnbench.record import Pool, RecordDraft, RecordInfo, Status, TensorDraft
 from gdnbench_kernels.calling import run_kernel
-from gdnbench_kernels.checks import dtype_name, resolved_conventions, resolved_scalars
+from gdnbench_kernels.checks import resolved_conventions, resolved_scalars
 from gdnbench_kernels.contract import Call, ContractError, Operation, Role
 
 RECORDED_KERNEL = "torch"
@@ -108,16 +109,7 @@ def _tensor(
 ) -> TensorDraft:
     held = tensor.contiguous()
     data = held if rows is None else held[rows]
-    meta = TensorMeta(
-        dtype=dtype_name(held.dtype),
-        shape=tuple(data.shape),
-        axes=found.spec(name).axes_in(conventions),
-        caller_shape=tuple(held.shape),
-        caller_strides=held.stride(),
-        caller_offset=0,
-        device=str(held.device),
-    )
-    return TensorDraft(data, meta)
+    return TensorDraft(data, meta_of(data, found.spec(name).axes_in(conventions), held))
 
 
 def _parse(hint: Any, text: str) -> Any:

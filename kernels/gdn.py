@@ -11,8 +11,16 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from gdnbench_kernels.checks import check_range, resolved_conventions
-from gdnbench_kernels.contract import Call, ContractError, Convention, Scalar
+from gdnbench_kernels.checks import (
+    check_conventions,
+    check_one_dtype,
+    check_range,
+    check_scalars,
+    check_tensors,
+    dtype_name,
+    resolved_conventions,
+)
+from gdnbench_kernels.contract import Call, ContractError, Convention, Scalar, ScalarSpec, TensorSpec
 
 ACTIVATIONS = ("bfloat16", "float16", "float32")
 STATES = ("float32", "bfloat16", "float16")
@@ -32,7 +40,12 @@ QK = Convention(
     ("normalised", "raw"),
     "q and k come L2-normalised per head, or the operation does it: x / sqrt(sum x^2 + 1e-6) in fp32",
 )
-CONVENTIONS = (GATE, STATE_LAYOUT, QK)
+OFFSETS_DTYPE = Convention(
+    "offsets",
+    ("any", *OFFSETS),
+    "dtype of offsets, slots and chunk indices: whichever they have, or that one alone",
+)
+CONVENTIONS = (GATE, STATE_LAYOUT, QK, OFFSETS_DTYPE)
 
 CONVERSIONS: Mapping[tuple[str, str, str], str] = {
     ("gate", "log", "linear"): "g -> exp(g), in fp32",
@@ -40,6 +53,12 @@ CONVERSIONS: Mapping[tuple[str, str, str], str] = {
     ("state_layout", "VK", "KV"): "states transposed to [K, V], copied",
     ("state_layout", "KV", "VK"): "states transposed to [V, K], copied",
     ("qk", "raw", "normalised"): "q, k L2-normalised in fp32 (eps 1e-6), rounded to their dtype",
+    ("offsets", "any", "int32"): "index tensors as int32",
+    ("offsets", "any", "int64"): "index tensors as int64",
+    ("offsets", "int32", "int64"): "index tensors as int64",
+    ("offsets", "int64", "int32"): "index tensors as int32",
+    ("offsets", "int32", "any"): "nothing: they stay int32",
+    ("offsets", "int64", "any"): "nothing: they stay int64",
 }
 
 
@@ -97,6 +116,28 @@ def recur(state: Tensor, q: Tensor, k: Tensor, v: Tensor, alpha: Tensor, beta: T
     return (state @ q.unsqueeze(-1)).squeeze(-1)
 
 
+def check_form(
+    op: str, tensors: Sequence[TensorSpec], scalars: Sequence[ScalarSpec], call: Call
+) -> dict[str, int]:
+    """Refuses whatever can be told without a value: names, kinds, dtypes, shapes; returns sizes by symbol."""
+    check_conventions(op, CONVENTIONS, call.conventions)
+    check_scalars(op, scalars, call)
+    sizes = check_tensors(op, tensors, call)
+    check_one_dtype(op, call, ("q", "k", "v"))
+    check_heads(op, sizes)
+    wanted = call.conventions.get(OFFSETS_DTYPE.name, "any")
+    for name in index_tensors(tensors, call):
+        found = dtype_name(call.tensors[name].dtype)
+        if wanted not in ("any", found):
+            raise ContractError(f"{op}: {name} is {found}; the convention offsets makes it {wanted}")
+    return sizes
+
+
+def index_tensors(tensors: Sequence[TensorSpec], call: Call) -> list[str]:
+    """Names of the tensors of a call that may be of either integer dtype."""
+    return [spec.name for spec in tensors if spec.dtypes == OFFSETS and spec.name in call.tensors]
+
+
 def check_heads(op: str, sizes: Mapping[str, int]) -> None:
     """Refuses a number of value heads that is no multiple of the number of key heads."""
     heads, value_heads = sizes["H"], sizes["Hv"]
@@ -115,11 +156,18 @@ def check_gates(op: str, call: Call, beta_max: Scalar) -> None:
     check_range(op, call, "beta", 0.0, float(beta_max))
 
 
-def convert_call(op: str, call: Call, target: Mapping[str, str], states: Sequence[str]) -> Call:
+def convert_call(
+    op: str,
+    call: Call,
+    target: Mapping[str, str],
+    states: Sequence[str],
+    indices: Sequence[str] = (),
+) -> Call:
     """`call` in the conventions `target` (those it leaves out stay); raises ContractError where that cannot
     be done.
 
-    `states` names the tensors that are states. Tensors that no conversion concerns are passed on, not copied.
+    `states` names the tensors that are states, `indices` those that the convention offsets is about. Tensors
+    that no conversion concerns are passed on, not copied.
     """
     current = resolved_conventions(CONVENTIONS, call.conventions)
     wanted = {**current, **target}
@@ -130,6 +178,9 @@ def convert_call(op: str, call: Call, target: Mapping[str, str], states: Sequenc
                 f"{op}: convention {name} cannot go from {current[name]} to {value}: normalising them again"
                 f" would change their bits; choose a kernel that takes {current[name]}"
             )
+    if wanted["offsets"] != "any":
+        for name in indices:
+            tensors[name] = tensors[name].to(getattr(torch, wanted["offsets"]))
     if wanted["gate"] != current["gate"]:
         convert = decay if wanted["gate"] == "linear" else log_decay
         tensors["g"] = convert(tensors["g"], current["gate"], torch.float32)

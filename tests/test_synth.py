@@ -188,7 +188,12 @@ def test_prefill_draft() -> None:
     record = draft("gdn_prefill", call, index=3)
     assert (record.info.op, record.info.call, record.info.step) == ("gdn_prefill", 3, 3)
     assert record.info.status is Status.COMPLETE
-    assert record.info.conventions == {"gate": "log", "state_layout": "KV", "qk": "normalised"}
+    assert record.info.conventions == {
+        "gate": "log",
+        "state_layout": "KV",
+        "qk": "normalised",
+        "offsets": "any",
+    }
     assert record.info.scalars == {
         "scale": None,
         "chunk_size": 64,

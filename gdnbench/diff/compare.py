@@ -83,7 +83,7 @@ def _compared(a: StoredRecord, b: StoredRecord, rule: Rule) -> RecordResult:
             return _by_oracle(a, b, op, rule)
         notes: list[str] = []
         tensors = tuple(_tensors(a, b, op, rule, notes))
-        return _settled(a, b, tensors, tuple(_strangers(a, b)), tuple(notes))
+        return _settled(a, b, tensors, tuple(_strangers(a, b, op)), tuple(notes))
     except (BadInputError, ContractError, StoreError) as error:
         return replace(RecordResult.of(a, Outcome.REFUSED, str(error)), other=b.key)
 
@@ -141,12 +141,12 @@ class _Owners:
             return whole(rows)
 
 
-def _strangers(a: StoredRecord, b: StoredRecord) -> Iterator[str]:
+def _strangers(a: StoredRecord, b: StoredRecord, op: Operation) -> Iterator[str]:
     """What makes two records not the same call: operation, conventions, scalars, or the bits of an input."""
     if a.info.op != b.info.op:
         yield f"operation {a.info.op} against {b.info.op}"
-    if a.info.conventions != b.info.conventions:
-        yield f"conventions {dict(a.info.conventions)} against {dict(b.info.conventions)}"
+    elif (left_way := calls.conventions_of(a, op)) != (right_way := calls.conventions_of(b, op)):
+        yield f"conventions {left_way} against {right_way}"
     if a.info.scalars != b.info.scalars:
         yield f"scalars {dict(a.info.scalars)} against {dict(b.info.scalars)}"
     left, right = _digests(a), _digests(b)
@@ -171,7 +171,7 @@ def _by_oracle(a: StoredRecord, b: StoredRecord, op: Operation, bound: Bound) ->
         reason = "neither store holds the inputs: the oracle needs one of them to be a capture"
         return replace(RecordResult.of(a, Outcome.NOT_COMPARABLE, reason), other=b.key)
     faults = [
-        *_strangers(a, b),
+        *_strangers(a, b, op),
         *(
             f"input {name}: different bits, by digest"
             for name in a.before.keys() & b.before.keys()

@@ -37,6 +37,7 @@ from gdnbench.judge.rows import Memory, RowSource
 from gdnbench.judge.rule import Bitwise, Bound
 from gdnbench.judge.where import locate
 from gdnbench.record import When
+from gdnbench_kernels.checks import dtype_name
 from gdnbench_kernels.contract import Partition
 
 
@@ -122,11 +123,11 @@ def match(subject: Subject, tensor: RowSource, target: RowSource) -> TensorResul
     if tensor.shape != target.shape:
         reason = f"shape {list(tensor.shape)} against {list(target.shape)}"
     elif tensor.dtype != target.dtype and target.dtype != torch.float64:
-        reason = f"dtype {_name(tensor.dtype)} against {_name(target.dtype)}"
+        reason = f"dtype {dtype_name(tensor.dtype)} against {dtype_name(target.dtype)}"
     else:
         return None
     return TensorResult(
-        subject.name, subject.when, subject.side, _name(tensor.dtype), tensor.shape, reasons=(reason,)
+        subject.name, subject.when, subject.side, dtype_name(tensor.dtype), tensor.shape, reasons=(reason,)
     )
 
 
@@ -142,7 +143,7 @@ def _result(
         subject.name,
         subject.when,
         subject.side,
-        _name(tensor.dtype),
+        dtype_name(tensor.dtype),
         tensor.shape,
         reasons=reasons,
         elements=comparison.elements,
@@ -288,7 +289,3 @@ def _rounding(dtype: torch.dtype) -> tuple[float, float]:
         return 0.0, 0.0
     info = torch.finfo(dtype)
     return info.eps / 2, info.smallest_normal * info.eps / 2
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

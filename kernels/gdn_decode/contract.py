@@ -16,10 +16,6 @@ from torch import Tensor
 
 from gdnbench_kernels.checks import (
     at,
-    check_conventions,
-    check_one_dtype,
-    check_scalars,
-    check_tensors,
     first_true,
     resolved_scalars,
 )
@@ -43,10 +39,11 @@ from gdnbench_kernels.gdn import (
     QK,
     STATE_LAYOUT,
     STATES,
+    check_form,
     check_gates,
-    check_heads,
     convert_call,
     convert_states,
+    index_tensors,
 )
 from gdnbench_kernels.gdn_decode.slots import PADDING, SlotPlan, plan_slots
 from gdnbench_kernels.gdn_decode.synth import synth
@@ -110,11 +107,7 @@ KERNELS = {
 
 def validate(call: Call) -> None:
     """Refuses a call that breaks the contract, with a ContractError that names tensor, position and value."""
-    check_conventions(NAME, CONVENTIONS, call.conventions)
-    check_scalars(NAME, SCALARS, call)
-    sizes = check_tensors(NAME, TENSORS, call)
-    check_one_dtype(NAME, call, ("q", "k", "v"))
-    check_heads(NAME, sizes)
+    sizes = check_form(NAME, TENSORS, SCALARS, call)
     if sizes["S"] < 1:
         raise ContractError(f"{NAME}: q has S = 0 on axis 1; a sequence has at least one token")
     _check_slots(call, sizes)
@@ -165,7 +158,7 @@ def _slots_of(call: Call) -> SlotPlan:
 
 def convert(call: Call, target: Mapping[str, str]) -> Call:
     """The call in other conventions; see `CONVERSIONS`. ContractError where that is impossible."""
-    return convert_call(NAME, call, target, ("state",))
+    return convert_call(NAME, call, target, ("state",), index_tensors(TENSORS, call))
 
 
 def convert_outputs(

@@ -12,11 +12,7 @@ import torch
 from torch import Tensor
 
 from gdnbench_kernels.checks import (
-    check_conventions,
     check_integers,
-    check_one_dtype,
-    check_scalars,
-    check_tensors,
     first_true,
     resolved_scalars,
 )
@@ -40,10 +36,11 @@ from gdnbench_kernels.gdn import (
     QK,
     STATE_LAYOUT,
     STATES,
+    check_form,
     check_gates,
-    check_heads,
     convert_call,
     convert_states,
+    index_tensors,
 )
 from gdnbench_kernels.gdn_prefill.chunks import ChunkPlan, plan_chunks
 from gdnbench_kernels.gdn_prefill.synth import synth
@@ -164,11 +161,7 @@ KERNELS = {
 
 def validate(call: Call) -> None:
     """Refuses a call that breaks the contract, with a ContractError that names tensor, position and value."""
-    check_conventions(NAME, CONVENTIONS, call.conventions)
-    check_scalars(NAME, SCALARS, call)
-    sizes = check_tensors(NAME, TENSORS, call)
-    check_one_dtype(NAME, call, ("q", "k", "v"))
-    check_heads(NAME, sizes)
+    sizes = check_form(NAME, TENSORS, SCALARS, call)
     scalars = resolved_scalars(SCALARS, call)
     if int(scalars["chunk_size"] or 0) < 1:
         raise ContractError(f"{NAME}: scalar chunk_size is {scalars['chunk_size']}; it must be at least 1")
@@ -226,7 +219,7 @@ def plan_of(call: Call) -> ChunkPlan:
 
 def convert(call: Call, target: Mapping[str, str]) -> Call:
     """The call in other conventions; see `CONVERSIONS`. ContractError where that is impossible."""
-    return convert_call(NAME, call, target, STATE_TENSORS)
+    return convert_call(NAME, call, target, STATE_TENSORS, index_tensors(TENSORS, call))
 
 
 def convert_outputs(

@@ -153,7 +153,12 @@ def test_a_decorated_function_with_names_of_its_own(tmp_path: Path) -> None:
         inside = mine(*call, offsets=offsets)
     assert all(torch.equal(a, b) for a, b in zip(outside, inside, strict=True))
     (stored,) = Store.open(tmp_path / "run.zarr").records
-    assert stored.info.conventions == {"gate": "linear", "state_layout": "VK", "qk": "normalised"}
+    assert stored.info.conventions == {
+        "gate": "linear",
+        "state_layout": "VK",
+        "qk": "normalised",
+        "offsets": "any",
+    }
     assert stored.info.scalars["scale"] == 0.5
     assert stored.info.target == f"{mine.__module__}:{mine.__qualname__}"
     for name, tensor in zip(("q", "k", "v", "g", "beta"), call, strict=True):

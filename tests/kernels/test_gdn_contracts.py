@@ -279,7 +279,12 @@ def test_state_axes_follow_the_layout() -> None:
 )
 def test_states_and_gates_convert_and_come_back(op: Operation, call: Call, state: str) -> None:
     other = op.convert(call, {"gate": "linear", "state_layout": "KV"})
-    assert other.conventions == {"gate": "linear", "state_layout": "KV", "qk": "normalised"}
+    assert other.conventions == {
+        "gate": "linear",
+        "state_layout": "KV",
+        "qk": "normalised",
+        "offsets": "any",
+    }
     assert other.tensors[state].is_contiguous()
     assert other.tensors[state].equal(call.tensors[state].mT)
     assert other.tensors["g"].equal(torch.exp(call.tensors["g"]))
@@ -294,6 +299,19 @@ def test_states_and_gates_convert_and_come_back(op: Operation, call: Call, state
     converted = op.convert_outputs(outputs, other.conventions, call.conventions)
     assert converted[name].equal(call.tensors[state])
     assert converted["o"] is outputs["o"]
+
+
+@pytest.mark.parametrize(
+    ("op", "call", "name"), [(PREFILL, prefill(), "cu_seqlens"), (DECODE, decode(), "state_indices")]
+)
+def test_index_tensors_convert_and_are_held_to_their_dtype(op: Operation, call: Call, name: str) -> None:
+    wide = op.convert(call, {"offsets": "int64"})
+    assert (call.tensors[name].dtype, wide.tensors[name].dtype) == (torch.int32, torch.int64)
+    assert wide.tensors[name].tolist() == call.tensors[name].tolist()
+    op.validate(wide)
+    broken = Call({**wide.tensors, name: call.tensors[name]}, wide.scalars, wide.conventions)
+    with pytest.raises(ContractError, match=f"{name} is int32; the convention offsets makes it int64"):
+        op.validate(broken)
 
 
 def test_gate_conversion_at_its_ends() -> None:

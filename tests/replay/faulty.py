@@ -126,6 +126,16 @@ def reads_a_neighbour(**call: Any) -> dict[str, Tensor]:
     return correct(**call)
 
 
+def wants_int64(**call: Any) -> dict[str, Tensor]:
+    name = "state_indices" if "state" in call else "cu_seqlens"
+    if call[name].dtype != torch.int64:
+        raise TypeError(f"{name} is {call[name].dtype}")
+    return correct(**call)
+
+
+wants_int64.conventions = {"offsets": "int64"}  # type: ignore[attr-defined]
+
+
 def returns_too_much(**call: Any) -> tuple[Tensor, ...]:
     o = correct(**call)["o"]
     return o, o, o, o

@@ -33,7 +33,9 @@ def test_right_kernels_pass(store: Store, kernel: str, against: str) -> None:
     assert report.exit_code is Exit.PASS
 
 
-@pytest.mark.parametrize("kernel", ["correct", "fills_buffers", "returns_tuple", "linear_gate_kv"])
+@pytest.mark.parametrize(
+    "kernel", ["correct", "fills_buffers", "returns_tuple", "linear_gate_kv", "wants_int64"]
+)
 def test_every_way_to_take_and_return_passes(
     store: Store, faulty: Faulty, kernel: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
