@@ -23,10 +23,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from torch import Tensor
+
 from gdnbench.record import RecordDraft, RecordInfo, TensorDraft
-from gdnbench.store.journal_carry import StateCarry
+from gdnbench.store.journal_carry import SMALLEST_CARRIED, StateCarry
 from gdnbench.store.journal_codec import Buffer, Carried, buffer_of, info_json, plain_json, tensors_json
-from gdnbench.store.journal_format import Kind, checksum
+from gdnbench.store.journal_format import Kind, checksum, padding
 from gdnbench.store.journal_log import JournalLog
 
 MIB = 1 << 20
@@ -101,6 +103,17 @@ class JournalWriter:
         """Write a finished call. False: it was dropped, and counted."""
         return self._put(Kind.RECORD, draft.info, draft.before, draft.after) is not None
 
+    def carried(self, layer: str, name: str, tensor: Tensor) -> Tensor | None:
+        """A copy of `tensor` that needs no copying: kept since `layer` left exactly it in tensor `name`.
+
+        It stays as it is until the record that it is put into as an input is appended, begun or dropped.
+        `tensor` is contiguous and on the CPU.
+        """
+        if tensor.nbytes < SMALLEST_CARRIED or os.getpid() != self._pid:
+            return None
+        with self._lock:
+            return self._carry.lend(layer, name, tensor)
+
     def begin(self, info: RecordInfo, before: Mapping[str, TensorDraft]) -> int | None:
         """Have a call's inputs on disk on return; the token is for `end`. None: dropped, and counted."""
         return self._put(Kind.BEGIN, info, before, {})
@@ -168,9 +181,12 @@ class JournalWriter:
                 header += f',"before":{tensors_json(before, carried)},"after":{tensors_json(after, {})}}}'
                 fresh = [buffer for name, buffer in entering.items() if name not in carried]
                 number, places = self._write(kind, header.encode(), fresh, leaving)
+                # Before anything is kept, so that the memory that was lent takes the state that replaces it.
+                for name, buffer in entering.items():
+                    self._carry.give_back(info.layer, name, buffer)
                 # What a call only returns enters no other call by that name; END does not know its inputs.
                 for name in leaving.keys() & entering.keys() if kind is Kind.RECORD else leaving:
-                    self._carry.keep(info.layer, name, leaving[name], places[name])
+                    self._carry.keep(info.layer, name, after[name].data, places[name])
                 if kind is Kind.BEGIN:
                     self._log.sync()
             except OSError as error:
@@ -190,11 +206,15 @@ class JournalWriter:
     ) -> tuple[int, dict[str, Carried]]:
         """Number of the new entry, and where the tensors in `leaving` now stand."""
         payloads = (*fresh, *leaving.values())
-        sums = [checksum(payload) for payload in payloads]
+        sums = [checksum(payload) if len(payload) >= SMALLEST_CARRIED else 0 for payload in payloads]
+        # Small ones are never referred to, and are summed together: a sum takes 3 us at the least.
+        small = [bytes(payload) for payload in payloads if len(payload) < SMALLEST_CARRIED]
+        padded = [payload.ljust(len(payload) + padding(len(payload)), b"\0") for payload in small]
+        total = sum(sums) + checksum(b"".join(padded))
         number, offsets = self._log.write(
-            kind, header, payloads, records=self._records, dropped=self._dropped, total=sum(sums)
+            kind, header, payloads, records=self._records, dropped=self._dropped, total=total
         )
-        places = [Carried(at, total) for at, total in zip(offsets, sums, strict=True)]
+        places = [Carried(at, its_sum) for at, its_sum in zip(offsets, sums, strict=True)]
         return number, dict(zip(leaving, places[len(fresh) :], strict=True))
 
     def _make_room(self, nbytes: int) -> bool:
