@@ -5,7 +5,8 @@
 
 One Qwen3-Next model with random weights generates the same tokens again and again; the three modes alternate,
 so that what else the machine does meets them alike. A sealer process works beside them, as in `gdnbench
-capture`. An overhead is the median of the ratios within each round, not the ratio of medians.
+capture`; a round begins when it has sealed all of the one before, so that its work falls on no other mode.
+Starting the capture and the sealer is not in the times. An overhead is the median of the ratios within each round, not the ratio of medians.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from transformers.utils import logging
 from gdnbench.capture import runtime
 from gdnbench.capture.options import CaptureOptions
 from gdnbench.capture.report import Report
+from gdnbench.store.segment_sealer import sealed_records
 
 TARGETS = {"every call": 0.10, "every 16": 0.03}
 MODES = {"off": None, "every call": CaptureOptions(), "every 16": CaptureOptions(every=16)}
@@ -102,6 +104,12 @@ class Mode:
             raise SystemExit(f"not everything was recorded: {self._counts.summary()}")
         return Run(seconds, cpu_seconds, self._counts.records - records, self._counts.bytes - nbytes)
 
+    def wait_until_sealed(self, store: Path) -> None:
+        segment = self._capture.session.segment if self._capture is not None else None
+        if segment is not None:
+            while sealed_records(store, segment) < self._counts.records:
+                time.sleep(0.1)
+
     def close(self) -> None:
         if self._capture is not None:
             self._capture.session.close()
@@ -128,7 +136,11 @@ def main() -> None:
             # A different mode goes first each time: the one after a heavy one inherits its dirty pages.
             names = list(MODES)
             order = names[number % 3 :] + names[: number % 3]
-            rounds.append({name: modes[name].run(model, prompt, options.steps) for name in order})
+            rounds.append({})
+            for name in order:
+                for mode in modes.values():
+                    mode.wait_until_sealed(store)
+                rounds[-1][name] = modes[name].run(model, prompt, options.steps)
         for mode in modes.values():
             mode.close()
     print_table(rounds, options)
