@@ -125,6 +125,8 @@ def check_form(
     sizes = check_tensors(op, tensors, call)
     check_one_dtype(op, call, ("q", "k", "v"))
     check_heads(op, sizes)
+    if sizes["K"] < 1:
+        raise ContractError(f"{op}: q has K = 0 on its last axis; a key has at least one element")
     wanted = call.conventions.get(OFFSETS_DTYPE.name, "any")
     for name in index_tensors(tensors, call):
         found = dtype_name(call.tensors[name].dtype)

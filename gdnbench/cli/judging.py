@@ -43,13 +43,13 @@ def factors(texts: list[str] | None) -> tuple[float | None, dict[str, float]]:
 
 def finish(report: ReplayReport | DiffReport, json: bool, junit: Path | None) -> None:
     """Print a report and end the command with its exit code."""
+    if json:
+        print(to_json(report))
+    else:
+        print_wide(render_table(report))
     if junit is not None:
         try:
             junit.write_text(to_junit(report), encoding="utf-8")
         except OSError as error:
             raise BadInputError(f"--junit {junit} cannot be written: {error.strerror}") from None
-    if json:
-        print(to_json(report))
-    else:
-        print_wide(render_table(report))
     raise typer.Exit(report.exit_code)

@@ -68,15 +68,15 @@ def summary(report: Report) -> str:
 def render_histogram(tensor: TensorResult) -> str:
     """`50% 0, 90% 2-3, 99% 16-31, all 64-127`: how many ULP that share of the elements is off, at most."""
     counts = tensor.ulp_histogram
-    total, words = sum(counts), []
+    total, reaching = sum(counts), dict[str, str]()  # by bucket the largest share that it closes
     for share, label in ((0.5, "50%"), (0.9, "90%"), (0.99, "99%"), (1.0, "all")):
         reached = 0
         for bucket, count in enumerate(counts):
             reached += count
             if reached >= share * total:
-                words.append(f"{label} {bucket_label(bucket)}")
+                reaching[bucket_label(bucket)] = label
                 break
-    return ", ".join(words)
+    return ", ".join(f"{share} {distance}" for distance, share in reaching.items())
 
 
 def render_groups(tensor: TensorResult) -> str:

@@ -177,9 +177,8 @@ def validate(call: Call) -> None:
 
 def _check_cu_seqlens(cu_seqlens: Tensor, tokens: int) -> None:
     bounds = cu_seqlens.cpu().long()
-    if len(bounds) == 0 or int(bounds[0]) != 0:
-        found = f"is {int(bounds[0])}" if len(bounds) else "is missing"
-        raise ContractError(f"{NAME}: cu_seqlens[0] {found}; offsets must start at 0")
+    if int(bounds[0]) != 0:
+        raise ContractError(f"{NAME}: cu_seqlens[0] is {int(bounds[0])}; offsets must start at 0")
     if (past := first_true(bounds > tokens)) is not None:
         raise ContractError(f"{NAME}: cu_seqlens[{past[0]}] is {int(bounds[past])}, past T = {tokens}")
     if (falls := first_true(bounds.diff() < 0)) is not None:

@@ -196,7 +196,7 @@ def test_usage_errors_are_exit_2(gdnbench: Invoke, tmp_path: Path) -> None:
         (("capture", "s", "--queue", "9" * 400, "--", "true"), "no size"),
         (("synth", "s", "--op", "gdn_decode", "--batch", "-1"), "cannot be made with these options"),
         (("synth", "s", "--op", "gdn_decode", "--seed", "9" * 30), "cannot be made with these options"),
-        (("synth", "s", "--op", "gdn_prefill", "--head-dim", "0,0"), "cannot be made with these options"),
+        (("synth", "s", "--op", "gdn_prefill", "--head-dim", "0,0"), "q has K = 0 on its last axis"),
         (("synth", "s", "--op", "gdn_prefill", "--seqlens", "9" * 18), "cannot be made with these options"),
     ],
 )

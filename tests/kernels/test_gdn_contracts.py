@@ -87,6 +87,10 @@ PREFILL_REFUSALS = [
         ),
         "v has Hv = 3 heads and q has H = 2; Hv must be a multiple of H",
     ),
+    (
+        lambda t: t.update(q=t["q"][..., :0], k=t["k"][..., :0], initial_state=t["initial_state"][..., :0]),
+        "q has K = 0 on its last axis; a key has at least one element",
+    ),
     (offsets(1, 3, 3, 7), "cu_seqlens[0] is 1; offsets must start at 0"),
     (offsets(0, 4, 3, 7), "cu_seqlens[2] is 3, below cu_seqlens[1] = 4; offsets must not decrease"),
     (offsets(0, 3, 8, 7), "cu_seqlens[2] is 8, past T = 7"),

@@ -9,11 +9,12 @@ from xml.etree import ElementTree
 
 import pytest
 
-from gdnbench.record import RecordDraft
+from gdnbench.judge.result import Side, TensorResult
+from gdnbench.record import RecordDraft, When
 from gdnbench.replay.replay import replay
 from gdnbench.report.export import to_json, to_junit
 from gdnbench.report.outcome import Outcome
-from gdnbench.report.render import render_text
+from gdnbench.report.render import render_histogram, render_text
 from gdnbench.report.report import RecordResult, ReplayReport
 from gdnbench.store.reader import Store
 
@@ -68,6 +69,12 @@ def test_elements_that_are_not_judged_are_said(store_of: StoreOf, made: Made) ->
     text = render_text(replay(store_of(made("gdn_prefill", seqlens=(40,), nan_at=(20,))), kernel="torch"))
     # Tokens 0 .. 19 of 4 heads of 32; what follows the NaN is NaN in the oracle too.
     assert "note: kernel o: 2560 of 5120 elements not judged, where torch's kernel itself" in text
+
+
+def test_shares_that_reach_the_same_distance_are_said_once() -> None:
+    """Of 100 elements 50 are equal, 41 one ULP off, 9 two or three."""
+    tensor = TensorResult("o", When.AFTER, Side.KERNEL, "bfloat16", (100,), ulp_histogram=(50, 41, 9))
+    assert render_histogram(tensor) == "50% 0, 90% 1, all 2-3"
 
 
 def strict(constant: str) -> Any:
