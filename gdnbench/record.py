@@ -45,7 +45,7 @@ class Pool:
 
 @dataclass(frozen=True, slots=True)
 class RecordInfo:
-    """Everything about a call but its elements. `step` counts the calls of one layer; `call` those of the process."""
+    """Everything about a call but its elements. `step` counts calls of a layer, `call` those of the process."""
 
     op: str
     target: str  # the function that was called, "package.module:function", or the kernel that ran
@@ -58,7 +58,7 @@ class RecordInfo:
     conventions: Mapping[str, str]
     pools: Mapping[str, Pool] = field(default_factory=dict)
     dispatch: Mapping[str, Any] = field(default_factory=dict)  # what else decided how the call ran
-    run: Mapping[str, Any] = field(default_factory=dict)  # of a replayed record: kernel, source record, outcome
+    run: Mapping[str, Any] = field(default_factory=dict)  # of a replayed one: kernel, source, outcome
 
 
 @dataclass(frozen=True, slots=True)
