@@ -1,4 +1,4 @@
-"""Errors a user can meet, each with the exit code that ends the command. One line: what, where, what to do."""
+"""Errors a user can meet, each with the exit code of the command. In one line: what, where, what to do."""
 
 from __future__ import annotations
 

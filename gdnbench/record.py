@@ -45,7 +45,7 @@ class Pool:
 
 @dataclass(frozen=True, slots=True)
 class RecordInfo:
-    """Everything about a call but its elements. `step` counts calls of a layer, `call` those of the process."""
+    """A call but for its elements. `step` counts the calls of a layer, `call` those of the process."""
 
     op: str
     target: str  # the function that was called, "package.module:function", or the kernel that ran
