@@ -1,8 +1,9 @@
 """Puts `gdnbench_capture.pth` beside the installed packages; everything else is in pyproject.toml.
 
-Python runs a .pth line at start-up. Ours looks at one environment variable, so that `GDNBENCH_CAPTURE=STORE python
-anything.py` captures without a change to the program. Setuptools has no declarative way to ship one: a wheel takes it
-as a file of the build folder, an editable install as a data file.
+Python runs a .pth line at start-up. Ours looks at one environment variable, so that
+`GDNBENCH_CAPTURE=STORE python anything.py` captures without a change to the program. Setuptools has no
+declarative way to ship one: a wheel takes it as a file of the build folder, an editable install as a data
+file.
 """
 
 import os

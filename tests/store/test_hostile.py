@@ -336,7 +336,7 @@ def test_a_compressed_chunk_that_claims_the_moon(tmp_path: Path) -> None:
     path = tmp_path / "s"
     write_one(path, {"t": randn(3)}, Compression(1))
     file = next((array_path(path, "t") / "c").rglob("0/0"))
-    # Blosc 1: versions of the format and of zstd's, flags, element size, then bytes, block bytes, frame bytes.
+    # Blosc 1: versions of format and codec, flags, element size, then bytes, block bytes, frame bytes.
     frame = struct.pack("<4B3I4x", 2, 1, 0x84, 4, (1 << 32) - 1, 1 << 20, 20)
     file.write_bytes(frame + struct.pack("<I", google_crc32c.value(frame)))
     with Store.open(path) as store, pytest.raises(StoreError, match="is damaged"):
