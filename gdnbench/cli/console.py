@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -38,8 +39,16 @@ def print_wide(content: RenderableType) -> None:
 
 
 def print_json(value: Any) -> None:
-    """One JSON document on stdout."""
-    print(json.dumps(value, indent=2, allow_nan=False, default=str))
+    """One JSON document on stdout. Strict JSON has no NaN and no infinity: they are text, "nan" or "-inf"."""
+    print(json.dumps(_finite(value), indent=2, allow_nan=False, default=str))
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    return [_finite(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def size(count: int) -> str:

@@ -43,7 +43,10 @@ class FolderFiles:
     def read(self, key: str, limit: int) -> bytes | None:
         path = self._inside(key)
         try:
-            size = path.stat().st_size
+            status = path.stat()
+            size = status.st_size
+            if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):
+                self._refuse(path)  # a pipe would be waited for
             if size > limit:
                 raise StoreError(f"{self.path}: {key} has {size} bytes, more than the {limit} it may have")
             return path.read_bytes()

@@ -132,8 +132,12 @@ class JournalReader:
         return [file.path for file in self._files.values() if file.damaged]
 
     def logs(self) -> list[Path]:
-        """The journal's files, oldest first."""
-        return sorted(self.folder / name for name in os.listdir(self.folder) if _LOG_NAME.fullmatch(name))
+        """The journal's files, oldest first. No links and no pipes, which a writer does not make."""
+        with os.scandir(self.folder) as entries:
+            names = [
+                e.name for e in entries if _LOG_NAME.fullmatch(e.name) and e.is_file(follow_symlinks=False)
+            ]
+        return [self.folder / name for name in sorted(names)]
 
     def forget(self, path: Path) -> None:
         """The releasable file `path` is deleted."""

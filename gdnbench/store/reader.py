@@ -302,8 +302,8 @@ def _segments(files: StoreFiles, damaged: list[str]) -> Iterator[SegmentInfo]:
             ours = _group(files, key)
             yield SegmentInfo(
                 name,
-                unplain(_mapping(ours, "process", key)),
-                unplain(_mapping(ours, "provenance", key)),
+                _mapping(ours, "process", key),
+                _mapping(ours, "provenance", key),
                 _group(files, f"{key}/{END}") if ended else None,
             )
         except StoreError as error:
@@ -338,7 +338,11 @@ def _mapping(attributes: Mapping[str, Any], name: str, where: str) -> dict[str, 
     value = attributes.get(name, {})
     if not isinstance(value, dict):
         raise StoreError(f"{where}: {name} is not an object")
-    return value
+    try:
+        found: dict[str, Any] = unplain(value)
+    except ValueError as error:
+        raise StoreError(f"{where}: {name}: {error}") from error
+    return found
 
 
 def _number(attributes: Mapping[str, Any], name: str, where: str) -> int:

@@ -19,6 +19,7 @@ _META_FIELDS: Final = tuple(field.name for field in fields(TensorMeta))
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 _FLOAT: Final = "$float"  # strict JSON has no NaN and no infinity: {"$float": "nan"}
 _MOST_AXES: Final = 32
+_MOST_LEVELS: Final = 64  # whoever prints them goes down a few calls for each
 _MOST_ELEMENTS: Final = 1 << 48
 
 
@@ -102,14 +103,16 @@ def plain(value: Any, where: str) -> Any:
     )
 
 
-def unplain(value: Any) -> Any:
-    """What `plain` was given, but for tuples, which are lists."""
+def unplain(value: Any, levels: int = _MOST_LEVELS) -> Any:
+    """What `plain` was given, but for tuples, which are lists. ValueError if it is nested too deep."""
+    if not levels:
+        raise ValueError(f"JSON is nested too deep: at most {_MOST_LEVELS} levels")
     if isinstance(value, dict):
         if value.keys() == {_FLOAT}:
             return _float(value[_FLOAT])
-        return {key: unplain(item) for key, item in value.items()}
+        return {key: unplain(item, levels - 1) for key, item in value.items()}
     if isinstance(value, list):
-        return [unplain(item) for item in value]
+        return [unplain(item, levels - 1) for item in value]
     return value
 
 

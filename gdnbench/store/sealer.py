@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from gdnbench.errors import GdnbenchError
+from gdnbench.errors import GdnbenchError, StoreError
 from gdnbench.store.journal_log import UNBORN
 from gdnbench.store.journal_reader import writer_lives
 from gdnbench.store.layout import JOURNAL, is_name
@@ -114,10 +114,14 @@ class Sealer:
 
     def _journals(self) -> list[str]:
         """Segments that have a journal, oldest first. Hidden ones are in the making, or were left so."""
+        folder = self._store / JOURNAL
         try:
-            names = os.listdir(self._store / JOURNAL)
-        except FileNotFoundError:
+            # A link may lead into another store, or anywhere: what is there is not ours to seal and delete.
+            names = [entry.name for entry in os.scandir(folder) if entry.is_dir(follow_symlinks=False)]
+        except (FileNotFoundError, NotADirectoryError):
             return []
+        if folder.is_symlink():
+            raise StoreError(f"{folder} is a symbolic link; a store holds only its own files")
         for name in names:
             if not is_name(name):
                 self._clear_unborn(self._store / JOURNAL / name)

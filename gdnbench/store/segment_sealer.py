@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import re
@@ -69,9 +70,13 @@ class SegmentSealer:
         """The sealer of `segment`; None if there is another one, or the journal has just gone."""
         path = store / JOURNAL / segment / SEALER_LOCK
         try:
-            lock = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
+            lock = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
         except (FileNotFoundError, NotADirectoryError):
             return None
+        except OSError as error:
+            if error.errno != errno.ELOOP:
+                raise
+            return None  # a link, which may lead out of the store
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             # The one who held it may have removed the whole journal meanwhile.

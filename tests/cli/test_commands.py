@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 import zarr
 
+from gdnbench.cli.console import print_json
+
 Invoke = Callable[..., Any]  # the fixture `gdnbench`
 
 WRONG_KERNEL = """
@@ -243,3 +245,8 @@ def test_a_reader_that_leaves_early_is_no_error(prefills: Path) -> None:
         ["bash", "-c", f"set -o pipefail; {command}"], capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "record 0: gdn_prefill\n", "")
+
+
+def test_json_of_a_number_that_strict_json_lacks(capsys: pytest.CaptureFixture[str]) -> None:
+    print_json({"scale": float("nan"), "range": (float("-inf"), 1.0)})
+    assert json.loads(capsys.readouterr().out) == {"scale": "nan", "range": ["-inf", 1.0]}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import stat
 import struct
@@ -14,6 +15,7 @@ from typing import Any
 import google_crc32c
 import numpy as np
 import pytest
+import torch
 import zarr
 from store_samples import PLAIN, TINY, array_path, randn, record, write_one
 
@@ -21,6 +23,7 @@ from gdnbench.errors import StoreError
 from gdnbench.store.compression import Compression
 from gdnbench.store.layout import Location
 from gdnbench.store.reader import Store
+from gdnbench.store.recover import open_store
 from gdnbench.store.verify import verify
 from gdnbench.store.writer import StoreWriter
 
@@ -341,3 +344,53 @@ def test_a_compressed_chunk_that_claims_the_moon(tmp_path: Path) -> None:
     file.write_bytes(frame + struct.pack("<I", google_crc32c.value(frame)))
     with Store.open(path) as store, pytest.raises(StoreError, match="is damaged"):
         store.records[0].before["t"].read()
+
+
+@pytest.mark.parametrize("key", ["zarr.json", "{segment}/zarr.json", "{segment}/0/zarr.json"])
+def test_pipes_are_refused_and_not_waited_for(tmp_path: Path, key: str) -> None:
+    path = tmp_path / "s.zarr"
+    write_one(path, {"q": torch.ones(2)})
+    segment = next(entry for entry in (path / "segments").iterdir() if entry.is_dir())
+    pipe = path / key.format(segment=segment)
+    pipe.unlink()
+    os.mkfifo(pipe)
+    if key == "zarr.json":
+        with pytest.raises(StoreError, match="is neither a file nor a folder"):
+            Store.open(path)
+        return
+    with Store.open(path) as store:
+        assert "is neither a file nor a folder" in store.problems[0]
+
+
+@pytest.mark.parametrize(
+    ("process", "said"),
+    [({"$float": [1]}, "is not nan, inf or -inf"), ([[[]]] * 1, None), ("deep", "nested too deep")],
+)
+def test_a_segment_with_odd_json_is_skipped(tmp_path: Path, process: object, said: str | None) -> None:
+    path = tmp_path / "s.zarr"
+    write_one(path, {"q": torch.ones(2)})
+    node = next((path / "segments").glob("*/zarr.json"))
+    if process == "deep":
+        process = []
+        for _ in range(400):
+            process = [process]
+    content = json.loads(node.read_text())
+    content["attributes"]["gdnbench"]["process"] = {"a": process}
+    node.write_text(json.dumps(content))
+    with Store.open(path) as store:
+        assert len(store.records) == (1 if said is None else 0)
+        assert said is None or said in store.problems[0]
+
+
+def test_links_in_a_journal_lead_nowhere(tmp_path: Path) -> None:
+    path = tmp_path / "s.zarr"
+    write_one(path, {"q": torch.ones(2)})
+    journal = path / ".journal" / "1-1-a"
+    journal.mkdir(parents=True)
+    (journal / "sealer.lock").symlink_to(tmp_path / "victim")
+    (path / ".journal" / "2-2-b").symlink_to(tmp_path)
+    os.mkfifo(journal / "00000000.log")
+    with pytest.raises(StoreError, match="2-2-b is a symbolic link"):
+        open_store(path)
+    assert not (tmp_path / "victim").exists()
+    assert (path / ".journal" / "2-2-b").is_symlink()
