@@ -5,8 +5,9 @@
 
 One Qwen3-Next model with random weights generates the same tokens again and again; the three modes alternate,
 so that what else the machine does meets them alike. A sealer process works beside them, as in `gdnbench
-capture`; a round begins when it has sealed all of the one before, so that its work falls on no other mode.
-Starting the capture and the sealer is not in the times. An overhead is the median of the ratios within each round, not the ratio of medians.
+capture`; a mode begins when it has sealed all of the one before, so that its work falls on no other. Starting
+the capture and the sealer is not in the times. An overhead is the median of the ratios within each round, not
+the ratio of medians.
 """
 
 from __future__ import annotations

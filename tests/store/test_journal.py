@@ -9,6 +9,7 @@ import struct
 import threading
 import time
 import zlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +94,65 @@ def test_a_state_changed_in_place_between_calls_is_not_carried(tmp_path: Path) -
     found = list(JournalReader(folder_of(tmp_path, writer)).poll())
     assert [float(record.draft.before["state"].data.unique()) for record in found] == [0, 1, 2]
     assert [float(record.draft.after["state"].data.unique()) for record in found] == [0, 1, 2]
+
+
+_STATE_META = TensorMeta("float32", (8, 32, 32), ("h", "v", "k"), (8, 32, 32), (1024, 32, 1), 0, "cpu")
+
+
+def step(n: int, before: torch.Tensor, after: torch.Tensor) -> RecordDraft:
+    entering, leaving = ({"state": TensorDraft(state, _STATE_META)} for state in (before, after))
+    return RecordDraft(calls.info(n), entering, leaving)
+
+
+@pytest.mark.parametrize("file_bytes", [1 << 20, 1], ids=["one file", "a file a record"])
+def test_a_borrowed_state_stays_as_it_was_whatever_its_layer_does_meanwhile(
+    tmp_path: Path, file_bytes: int
+) -> None:
+    """Another thread's calls of the same layer may leave new states before the borrower is written."""
+    states = [torch.full((8, 32, 32), float(n)) for n in range(5)]
+    writer = new_writer(tmp_path, file_bytes=file_bytes)
+    layer = calls.info(0).layer
+    assert writer.carried(layer, "state", states[0]) is None, "nothing is kept yet"
+    writer.append(step(0, states[0], states[1]))
+    borrowed = writer.carried(layer, "state", states[1].clone())
+    given_up = writer.carried(layer, "state", states[1])
+    assert borrowed is not None
+    assert given_up is not None
+    writer.append(step(1, states[1], states[2]))
+    writer.append(step(2, states[2], states[3]))
+    writer.append(step(3, borrowed, states[4]))
+    assert torch.equal(given_up, states[1])
+    writer.close({})
+    found = list(JournalReader(folder_of(tmp_path, writer)).poll())
+    assert [float(record.draft.before["state"].data.unique()) for record in found] == [0, 1, 2, 1]
+    assert [float(record.draft.after["state"].data.unique()) for record in found] == [1, 2, 3, 4]
+
+
+def test_a_state_is_lent_only_if_every_bit_is_as_its_layer_left_it(tmp_path: Path) -> None:
+    state = torch.full((8, 32, 32), torch.nan)
+    state[0, 0, 0] = 0.0
+    writer = new_writer(tmp_path)
+    writer.append(step(0, state, state))
+    layer = calls.info(0).layer
+    negative = state.clone()
+    negative[0, 0, 0] = -0.0
+    assert writer.carried(layer, "state", negative) is None
+    assert writer.carried(layer, "state", state.view(32, 8, 32)) is None
+    assert writer.carried(layer, "state", state.view(torch.int32)) is None
+    assert writer.carried("another layer", "state", state) is None
+    assert writer.carried(layer, "state", state.clone()) is not None
+    writer.close({})
+
+
+def test_scalars_that_are_equal_but_of_other_types_stay_what_they_are(tmp_path: Path) -> None:
+    writer = new_writer(tmp_path)
+    values = [1, 1.0, True, -0.0, 0.0, 0, False, 1]
+    for n, value in enumerate(values):
+        writer.append(RecordDraft(replace(calls.info(0), call=n, scalars={"x": value}), {}, {}))
+    writer.close({})
+    found = [r.draft.info for r in JournalReader(folder_of(tmp_path, writer)).poll()]
+    assert [repr(info.scalars["x"]) for info in found] == [repr(value) for value in values]
+    assert [info.call for info in found] == list(range(len(values)))
 
 
 def test_a_growing_journal_is_followed(tmp_path: Path) -> None:
