@@ -9,21 +9,32 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from rich.cells import cell_len
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
 
 UNWRAPPED = 100_000  # columns; a result is never wrapped to the width of somebody's terminal
 
 
 def table(headers: Sequence[str], rows: Sequence[Sequence[object]], right: Sequence[str] = ()) -> str:
     """Columns under their headers, two spaces apart; those named in `right` are aligned to the right."""
-    grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_edge=False)
-    for header in headers:
-        grid.add_column(header, justify="right" if header in right else "left", no_wrap=True)
-    for row in rows:
-        grid.add_row(*(str(cell) for cell in row))
-    return plain(grid)
+    # Not rich's own table, which takes half a millisecond a row.
+    cells = [[_shown(cell) for cell in row] for row in (headers, *rows)]
+    widths = [max(map(cell_len, column)) for column in zip(*cells, strict=True)]
+    to_right = [header in right for header in headers]
+    return "\n".join(
+        "  ".join(
+            " " * (width - cell_len(cell)) + cell if is_right else cell + " " * (width - cell_len(cell))
+            for cell, width, is_right in zip(row, widths, to_right, strict=True)
+        ).rstrip()
+        for row in cells
+    )
+
+
+def _shown(cell: object) -> str:
+    """One line that does nothing to a terminal, whatever a store holds."""
+    text = str(cell)
+    return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def plain(content: RenderableType) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import zarr
 
-from gdnbench.cli.console import print_json
+from gdnbench.cli.console import print_json, table
 
 Invoke = Callable[..., Any]  # the fixture `gdnbench`
 
@@ -250,3 +250,8 @@ def test_a_reader_that_leaves_early_is_no_error(prefills: Path) -> None:
 def test_json_of_a_number_that_strict_json_lacks(capsys: pytest.CaptureFixture[str]) -> None:
     print_json({"scale": float("nan"), "range": (float("-inf"), 1.0)})
     assert json.loads(capsys.readouterr().out) == {"scale": "nan", "range": ["-inf", 1.0]}
+
+
+def test_a_table_shows_nothing_that_a_terminal_obeys() -> None:
+    shown = table(("name", "n"), [("\x1b[2Jé\n", 1), ("表", 100)], right=("n",))
+    assert shown.split("\n") == ["name          n", "\\x1b[2Jé\\n    1", "表          100"]
