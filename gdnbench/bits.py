@@ -1,21 +1,25 @@
 """Logical dtypes as plain bit views: what Zarr and numpy have no name for is kept as unsigned integers.
 
 Nothing here converts a value. A tensor's bits go to numpy and come back as they are, so NaN payloads
-(signalling ones too), -0.0 and every fp8 code survive.
+(signalling ones too), -0.0 and every fp8 code survive. torch is imported by what handles tensors, not by the
+table of dtypes: a listing reads the table alone, and the import takes longer than the listing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from gdnbench.errors import BadInputError
 from gdnbench.record import TensorMeta
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 Bits = NDArray[np.generic]
 
@@ -25,9 +29,23 @@ class LogicalDtype:
     """A tensor's dtype and the dtype of the same width that its bits are stored as."""
 
     name: str  # torch's name without the prefix
-    torch_dtype: torch.dtype
     storage: np.dtype[np.generic]
-    view: torch.dtype | None  # torch's dtype of the storage, where that is not the dtype itself
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        return _torch_dtype(self.name)
+
+    @property
+    def view(self) -> torch.dtype | None:
+        """torch's dtype of the storage, where that is not the dtype itself."""
+        return None if self.storage.name == self.name else _torch_dtype(self.storage.name)
+
+
+def _torch_dtype(name: str) -> torch.dtype:
+    import torch
+
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype
 
 
 def _table() -> dict[str, LogicalDtype]:
@@ -41,19 +59,12 @@ def _table() -> dict[str, LogicalDtype]:
     }
     native = ("float16", "float32", "float64", "bool")
     integers = tuple(f"{sign}int{width}" for sign in ("", "u") for width in (8, 16, 32, 64))
-    values = {
-        name: LogicalDtype(name, getattr(torch, name), np.dtype(name), None) for name in (*native, *integers)
-    }
-    bits = {
-        name: LogicalDtype(name, getattr(torch, name), np.dtype(storage), getattr(torch, storage))
-        for name, storage in viewed.items()
-    }
-    return values | bits
+    storages = {name: name for name in (*native, *integers)} | viewed
+    return {name: LogicalDtype(name, np.dtype(storage)) for name, storage in storages.items()}
 
 
 DTYPES = _table()
-_INTEGER_OF_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-_BY_TORCH = {dtype.torch_dtype: dtype for dtype in DTYPES.values()}
+_INTEGER_OF_SIZE = {1: "uint8", 2: "int16", 4: "int32", 8: "int64"}
 
 
 def logical(name: str) -> LogicalDtype:
@@ -66,9 +77,10 @@ def logical(name: str) -> LogicalDtype:
 
 def dtype_name(dtype: torch.dtype) -> str:
     """The stored name of a torch dtype, e.g. "bfloat16"; BadInputError if it cannot be stored."""
-    if dtype not in _BY_TORCH:
+    name = str(dtype).removeprefix("torch.")
+    if name not in DTYPES:
         raise BadInputError(f"{dtype} cannot be stored; there are {', '.join(DTYPES)}")
-    return _BY_TORCH[dtype].name
+    return name
 
 
 def to_bits(t: Tensor) -> Bits:
@@ -76,6 +88,8 @@ def to_bits(t: Tensor) -> Bits:
 
     Shares memory with `t` where that is already contiguous on the CPU; copies otherwise.
     """
+    import torch
+
     dtype = DTYPES[dtype_name(t.dtype)]
     if t.layout is not torch.strided:
         raise BadInputError(f"a {t.layout} tensor cannot be stored; convert it with .to_dense() first")
@@ -90,6 +104,8 @@ def from_bits(a: Bits, dtype: str) -> Tensor:
 
     Shares memory with `a` where that is contiguous and writable; copies otherwise.
     """
+    import torch
+
     known = logical(dtype)
     if a.dtype != known.storage:
         raise BadInputError(f"bits of {dtype} are {known.storage.name}, not {a.dtype.name}")
@@ -100,7 +116,7 @@ def from_bits(a: Bits, dtype: str) -> Tensor:
 
 def as_integers(values: Tensor) -> Tensor:
     """The bits of `values` as integers of the same size, to compute with; a view."""
-    return values.view(_INTEGER_OF_SIZE[values.element_size()])
+    return values.view(_torch_dtype(_INTEGER_OF_SIZE[values.element_size()]))
 
 
 def meta_of(t: Tensor, axes: Sequence[str], caller: Tensor | None = None) -> TensorMeta:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
 from gdnbench.cli.console import print_wide
 from gdnbench.errors import BadInputError
-from gdnbench.report.export import to_json, to_junit
-from gdnbench.report.render import render_table
-from gdnbench.report.report import DiffReport, ReplayReport
+
+if TYPE_CHECKING:
+    from gdnbench.report.report import DiffReport, ReplayReport
 
 
 def tolerance(text: str | None) -> tuple[float, float] | None:
@@ -43,6 +44,9 @@ def factors(texts: list[str] | None) -> tuple[float | None, dict[str, float]]:
 
 def finish(report: ReplayReport | DiffReport, json: bool, junit: Path | None) -> None:
     """Print a report and end the command with its exit code."""
+    from gdnbench.report.export import to_json, to_junit
+    from gdnbench.report.render import render_table
+
     if json:
         print(to_json(report))
     else:

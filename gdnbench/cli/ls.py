@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import fnmatch
+import math
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from gdnbench.bits import logical
 from gdnbench.cli.console import print_json, size, table
 from gdnbench.record import Status
-from gdnbench.store.reader import Store, StoredRecord, TensorHandle
+from gdnbench.store.reader import Store, StoredRecord
+from gdnbench.store.record_json import Placed
 from gdnbench.store.recover import open_store
 
 HEADERS = ("#", "op", "layer", "step", "sizes", "bytes", "status")
@@ -25,12 +29,13 @@ def ls(
 ) -> None:
     """List the records of a store."""
     with open_store(store) as opened:
-        records = [record for record in opened.records if _wanted(record, op, layer)]
+        wanted = (record for record in opened.records if _wanted(record, op, layer))
         if json:
-            print_json([summary(record) for record in records])
+            print_json([summary(record) for record in wanted])
             return
-        print(table(HEADERS, [_row(record) for record in records], right=("#", "step", "bytes")))
-        print(_last_line(opened, len(records)))
+        rows = [_row(record) for record in wanted]
+        print(table(HEADERS, rows, right=("#", "step", "bytes")))
+        print(_last_line(opened, len(rows)))
 
 
 def summary(record: StoredRecord) -> dict[str, Any]:
@@ -44,18 +49,23 @@ def summary(record: StoredRecord) -> dict[str, Any]:
         "layer_index": info.layer_index,
         "step": info.step,
         "call": info.call,
-        "sizes": sizes(record.before),
+        "sizes": sizes(record.line.before),
         "bytes": nbytes(record),
         "status": info.status.value,
         "process": record.segment.name,
     }
 
 
-def sizes(tensors: Mapping[str, TensorHandle]) -> dict[str, int]:
+def sizes(tensors: Mapping[str, Placed]) -> dict[str, int]:
     """The symbolic axes of a record's inputs with their sizes, in order of appearance."""
+    return dict(_sizes(tuple((tensor.meta.axes, tensor.meta.shape) for tensor in tensors.values())))
+
+
+@lru_cache  # calls of one layer look alike
+def _sizes(tensors: tuple[tuple[tuple[str, ...], tuple[int, ...]], ...]) -> dict[str, int]:
     found: dict[str, int] = {}
-    for tensor in tensors.values():
-        for axis, extent in zip(tensor.meta.axes, tensor.meta.shape, strict=True):
+    for axes, shape in tensors:
+        for axis, extent in zip(axes, shape, strict=True):
             if axis.isidentifier():
                 found.setdefault(axis, extent)
             elif axis.endswith("+1"):
@@ -65,8 +75,9 @@ def sizes(tensors: Mapping[str, TensorHandle]) -> dict[str, int]:
 
 def nbytes(record: StoredRecord) -> int:
     """Bytes of a record's distinct tensors."""
-    distinct = {handle.digest: handle.nbytes for handle in (*record.before.values(), *record.after.values())}
-    return sum(distinct.values())
+    line = record.line
+    distinct = {tensor.digest: tensor.meta for tensor in (*line.before.values(), *line.after.values())}
+    return sum(math.prod(meta.shape) * logical(meta.dtype).storage.itemsize for meta in distinct.values())
 
 
 def _wanted(record: StoredRecord, op: str | None, layer: str | None) -> bool:
@@ -77,7 +88,7 @@ def _wanted(record: StoredRecord, op: str | None, layer: str | None) -> bool:
 
 def _row(record: StoredRecord) -> tuple[object, ...]:
     info = record.info
-    shown = " ".join(f"{axis}={extent}" for axis, extent in sizes(record.before).items())
+    shown = " ".join(f"{axis}={extent}" for axis, extent in sizes(record.line.before).items())
     status = "" if info.status is Status.COMPLETE else info.status.value
     return record.number, info.op, info.layer, info.step, shown, size(nbytes(record)), status
 

@@ -1,4 +1,7 @@
-"""The command line: one thin file a command. stdout is the result, stderr everything else."""
+"""The command line: one thin file a command. stdout is the result, stderr everything else.
+
+Commands import what needs torch only when they run: importing it takes longer than listing most stores.
+"""
 
 from __future__ import annotations
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import torch
 import typer
 
 from gdnbench.cli.arguments import record_numbers
@@ -14,6 +13,9 @@ from gdnbench.cli.console import print_json, table
 from gdnbench.cli.ls import summary
 from gdnbench.store.reader import StoredRecord, TensorHandle
 from gdnbench.store.recover import open_store
+
+if TYPE_CHECKING:
+    import torch
 
 HEADERS = ("tensor", "when", "dtype", "shape", "axes", "caller strides", "min", "max", "nonfinite", "digest")
 DIGITS = 12  # of a digest: enough to tell tensors apart by eye

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import inspect
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from gdnbench.cli.console import progress
 from gdnbench.errors import BadInputError
-from gdnbench.ops import operation
-from gdnbench_kernels.contract import Operation
+
+if TYPE_CHECKING:
+    from gdnbench_kernels.contract import Operation
 
 
 def synth(
@@ -24,6 +25,7 @@ def synth(
 
     `gdnbench synth STORE --op NAME --options` lists them with their defaults and meanings.
     """
+    from gdnbench.ops import operation
     from gdnbench.store.writer import StoreWriter
     from gdnbench.synth import draft, options_from_text, synthesise
 

@@ -10,9 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, overload
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, Self, overload
 
 from gdnbench.bits import Bits, from_bits, logical
 from gdnbench.errors import BadInputError, StoreError
@@ -34,6 +32,9 @@ from gdnbench.store.record_json import Placed, RecordLine, from_line, unplain
 from gdnbench.store.stored_array import RowCache, StoredArray, open_array
 from gdnbench.store.summary import END
 from gdnbench.store.zipped import ZipFiles
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _ROW_CACHE_BYTES = 64 << 20
 _OPEN_ARRAYS = 128

@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from functools import lru_cache
+from operator import itemgetter
 from typing import Any, Final
 
 from gdnbench.bits import DTYPES
@@ -16,6 +17,7 @@ from gdnbench.record import Pool, RecordInfo, Status, TensorMeta
 from gdnbench.store.layout import Location
 
 _META_FIELDS: Final = tuple(field.name for field in fields(TensorMeta))
+_meta_values: Final = itemgetter(*_META_FIELDS)
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 _FLOAT: Final = "$float"  # strict JSON has no NaN and no infinity: {"$float": "nan"}
 _MOST_AXES: Final = 32
@@ -181,12 +183,17 @@ def _one_placed(data: Mapping[str, Any]) -> Placed:
     digest = data.get("digest")
     if not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
         raise ValueError(f"digest {str(digest)[:80]!r} is not 64 hexadecimal digits")
-    values = (data.get(name) for name in _META_FIELDS)
     try:
-        meta = _meta(*(tuple(value) if isinstance(value, list) else value for value in values))
+        meta = _meta(*map(_frozen, _meta_values(data)))
+    except KeyError as error:
+        raise ValueError(f"{error.args[0]} is missing") from None
     except TypeError:  # not hashable: a list in a list, an object
         raise ValueError(f"{', '.join(_META_FIELDS)} are text, numbers or lists of them") from None
     return Placed(meta, digest, Location.parse(_text(data, "location")))
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(value) if type(value) is list else value
 
 
 # Cached: a layer's tensors are described alike at every step, and this is most of a listing's cost.

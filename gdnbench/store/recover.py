@@ -6,13 +6,15 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from gdnbench.errors import StoreError
 from gdnbench.store.layout import JOURNAL, is_name
 from gdnbench.store.reader import Store
-from gdnbench.store.sealer import Progress, Sealer
 from gdnbench.store.summary import SegmentSummary, segment_summary
+
+if TYPE_CHECKING:
+    from gdnbench.store.sealer import Progress
 
 
 def open_store(path: str | os.PathLike[str], *, notes: TextIO | None = None) -> Store:
@@ -46,6 +48,9 @@ def _journals(place: Path) -> list[str]:
 
 
 def _seal(place: Path, stream: TextIO) -> None:
+    # Sealing needs torch; most stores have nothing to seal.
+    from gdnbench.store.sealer import Sealer
+
     sealer = Sealer(place, dead_only=True)
     try:
         progress = sealer.poll()
