@@ -139,7 +139,8 @@ def test_a_relative_store_is_where_the_program_started(toy: Toy, tmp_path: Path)
     (tmp_path / "here").mkdir()
     environment = toy.environment(GDNBENCH_CAPTURE="run.zarr")
     subprocess.run([sys.executable, script], env=environment, cwd=tmp_path / "here", check=True)
-    assert (tmp_path / "here" / "run.zarr" / ".journal").exists()
+    # The sealer may be at work or done by now: what there is of the store is here, and nothing is there.
+    assert (tmp_path / "here" / "run.zarr").is_dir()
     assert list((tmp_path / "elsewhere").iterdir()) == []
 
 
