@@ -66,7 +66,8 @@ def peak(folder: Path, records: int, megabytes: int) -> int:
 def test_peak_memory_is_bounded(tmp_path: Path) -> None:
     small = peak(tmp_path, 2, 16)
     # Eight times the records, or one tensor sixteen times as large, on each side: 448 and 480 MiB more
-    # to compare. What may grow is a read unit, the shards it lies in and what the allocator keeps.
-    assert peak(tmp_path, 16, 16) - small < 64 << 20
-    assert peak(tmp_path, 1, 256) - small < 64 << 20
+    # to compare. What may differ between two runs is how many shards happen to be decoded at once: up to 4
+    # (fewer on 2 cores) of 16 MiB, in two copies each, makes 128 MiB.
+    assert peak(tmp_path, 16, 16) - small < 128 << 20
+    assert peak(tmp_path, 1, 256) - small < 128 << 20
     assert small < 1 << 30
