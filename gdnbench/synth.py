@@ -10,9 +10,9 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 from torch import Tensor
 
 from gdnbench.bits import meta_of
-from gdnbench.capture.pools import checksum, digits, untouched_rows
 from gdnbench.errors import BadInputError
 from gdnbench.ops import operation
+from gdnbench.pools import checksum, digits, untouched_rows
 from gdnbench.record import Pool, RecordDraft, RecordInfo, Status, TensorDraft
 from gdnbench_kernels.calling import run_kernel
 from gdnbench_kernels.checks import resolved_conventions, resolved_scalars

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from gdnbench.capture.pools import checksum, digits
 from gdnbench.errors import BadInputError
+from gdnbench.pools import checksum, digits
 from gdnbench.record import Status
 from gdnbench.synth import draft, options_from_text, synthesise
 

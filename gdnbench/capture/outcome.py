@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gdnbench.capture.progress import human_bytes
 from gdnbench.capture.report import segments_in
 from gdnbench.errors import Exit
 from gdnbench.store.sealer import Progress
 from gdnbench.store.segment_sealer import sealed_records
+from gdnbench.units import human_bytes
 
 
 def _module(target: str) -> str:

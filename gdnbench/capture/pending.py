@@ -10,9 +10,9 @@ from torch import Tensor
 
 from gdnbench.capture.adapter import Observation, Seen
 from gdnbench.capture.layers import Layer
-from gdnbench.capture.pools import checksum, digits, untouched_rows
 from gdnbench.capture.snapshot import Copied, is_plain, snapshot
 from gdnbench.ops import operation
+from gdnbench.pools import checksum, digits, untouched_rows
 from gdnbench.record import Pool, RecordDraft, RecordInfo, Status, TensorDraft
 from gdnbench_kernels.contract import Call, Operation
 

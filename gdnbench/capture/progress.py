@@ -6,18 +6,9 @@ import time
 from typing import TextIO
 
 from gdnbench.store.sealer import Progress
+from gdnbench.units import human_bytes
 
 _SECONDS_BETWEEN = 0.5
-
-
-def human_bytes(count: int) -> str:
-    """1536 -> "1.5 KiB"."""
-    amount = float(count)
-    for unit in ("B", "KiB", "MiB"):
-        if amount < 1024:
-            return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
-        amount /= 1024
-    return f"{amount:.1f} GiB"
 
 
 class ProgressLine:

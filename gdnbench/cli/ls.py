@@ -12,11 +12,12 @@ from typing import Annotated, Any
 import typer
 
 from gdnbench.bits import logical
-from gdnbench.cli.console import print_json, size, table
+from gdnbench.cli.console import print_json, table
 from gdnbench.record import Status
 from gdnbench.store.reader import Store, StoredRecord
 from gdnbench.store.record_json import Placed
 from gdnbench.store.recover import open_store
+from gdnbench.units import human_bytes
 
 HEADERS = ("#", "op", "layer", "step", "sizes", "bytes", "status")
 
@@ -90,7 +91,7 @@ def _row(record: StoredRecord) -> tuple[object, ...]:
     info = record.info
     shown = " ".join(f"{axis}={extent}" for axis, extent in sizes(record.line.before).items())
     status = "" if info.status is Status.COMPLETE else info.status.value
-    return record.number, info.op, info.layer, info.step, shown, size(nbytes(record)), status
+    return record.number, info.op, info.layer, info.step, shown, human_bytes(nbytes(record)), status
 
 
 def _last_line(opened: Store, listed: int) -> str:

@@ -8,9 +8,10 @@ from typing import Annotated
 
 import typer
 
-from gdnbench.cli.console import print_json, progress, size
+from gdnbench.cli.console import print_json, progress
 from gdnbench.errors import Exit
 from gdnbench.store import verify as checks
+from gdnbench.units import human_bytes
 
 
 def verify(
@@ -32,5 +33,6 @@ def verify(
         for damage in report.damages:
             print(f"damaged: {damage}")
         verdict = "whole" if report.ok else f"{len(report.damages)} damaged"
-        print(f"{report.records} records, {report.tensors} tensors, {size(report.bytes)} checked: {verdict}")
+        counted = f"{report.records} records, {report.tensors} tensors"
+        print(f"{counted}, {human_bytes(report.bytes)} checked: {verdict}")
     raise typer.Exit(Exit.PASS if report.ok else Exit.MISMATCH)

@@ -10,9 +10,9 @@ from torch import nn
 from gdnbench.capture.heads import collapse_repeated_heads
 from gdnbench.capture.layers import Layer, LayerNames
 from gdnbench.capture.options import CaptureOptions
-from gdnbench.capture.pools import checksum, digits, untouched_rows
 from gdnbench.capture.selection import Selection, layer_matches
 from gdnbench.errors import BadInputError
+from gdnbench.pools import checksum, digits, untouched_rows
 
 
 @pytest.mark.parametrize(

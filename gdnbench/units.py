@@ -1,0 +1,13 @@
+"""Quantities as people write them."""
+
+from __future__ import annotations
+
+
+def human_bytes(count: int) -> str:
+    """1536 -> "1.5 KiB"."""
+    amount = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if amount < 1024:
+            return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
+        amount /= 1024
+    return f"{amount:.1f} TiB"
