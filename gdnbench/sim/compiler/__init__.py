@@ -1,0 +1,1 @@
+"""The IR compiled to LLVM for this CPU: the fast engine."""

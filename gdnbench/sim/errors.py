@@ -1,0 +1,85 @@
+"""What can go wrong in a simulated launch, each error with the place in the PTX and in the Python source."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from gdnbench.errors import BadInputError, CannotRunError, Exit, GdnbenchError
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A line of the PTX (1-based) with its text, and the source line that its last `.loc` names."""
+
+    line: int
+    text: str
+    file: str | None = None
+    file_line: int | None = None
+
+    def __str__(self) -> str:
+        source = f", {self.file}:{self.file_line}" if self.file is not None else ""
+        return f"PTX line {self.line} `{self.text}`{source}"
+
+
+class FaultKind(StrEnum):
+    """What a kernel did that the PTX ISA or the machine forbids."""
+
+    OUT_OF_BOUNDS = "out-of-bounds access"
+    MISALIGNED = "misaligned access"
+    UNINITIALISED = "uninitialised read"
+    TMEM_ACCESS = "TMEM not allocated"
+    TMEM_LEAK = "TMEM leaked"
+    TMEM_ALLOCATION = "TMEM allocation"
+    DESCRIPTOR = "illegal descriptor"
+    DIVERGENCE = "divergence at an aligned instruction"
+    BUDGET = "launch over budget"
+    BARRIER = "barrier misuse"
+    DEADLOCK = "deadlock"
+    TRAP = "trap"
+
+
+class SimError(GdnbenchError):
+    """Base of the simulator's own errors."""
+
+
+class KernelFault(SimError):
+    """The kernel did something illegal. `kind` says what, `place` where, `thread` who (CTA, warp, lanes)."""
+
+    exit_code = Exit.MISMATCH
+
+    def __init__(
+        self, kind: FaultKind, message: str, place: Place | None = None, thread: str | None = None
+    ) -> None:
+        self.kind = kind
+        self.message = message
+        self.place = place
+        self.thread = thread
+        super().__init__(message)
+
+    def __str__(self) -> str:
+        who = f" in {self.thread}" if self.thread else ""
+        where = f" at {self.place}" if self.place else ""
+        return f"{self.kind}: {self.message}{who}{where}"
+
+
+class UnsupportedError(SimError, CannotRunError):
+    """An instruction, modifier, operand or descriptor bit that the simulator does not model, by name."""
+
+    def __init__(self, what: str, place: Place | None = None) -> None:
+        self.what = what
+        self.place = place
+        where = f" at {place}" if place else ""
+        super().__init__(f"not simulated: {what}{where}")
+
+
+class PtxSyntaxError(SimError, BadInputError):
+    """Text that is not PTX."""
+
+
+class LaunchError(SimError, BadInputError):
+    """Arguments that do not fit the kernel."""
+
+
+class ExportError(SimError, CannotRunError):
+    """A compiled kernel without its PTX or host code; the message says which setting keeps them."""

@@ -1,0 +1,1 @@
+"""The readable definition of every instruction: NumPy, 32 lanes wide."""

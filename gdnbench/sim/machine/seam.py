@@ -1,0 +1,108 @@
+"""The seam between an engine, which owns registers and control flow, and the machine, which owns all else.
+
+An engine executes arithmetic, control flow, loads and stores and warp collectives by itself. Every other
+instruction it hands to `Cta.issue`. Values cross the seam as `Values`: uint64[32], one per lane,
+zero-extended bits; a predicate is 0 or 1. Lanes outside `lanes` hold rubbish.
+
+How a source operand arrives: Register, Immediate, Special, Symbol, Negated -> Values; Address -> Values, the
+effective address, in the state space that the instruction names (generic if it names none); TensorAddress ->
+(descriptor address, coordinate, ...); Vector -> one Values an element.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from gdnbench.sim.ptx.ir import Instruction
+
+if TYPE_CHECKING:
+    from gdnbench.sim.machine.cta import Cta
+
+LANES = 32
+
+Values = npt.NDArray[np.uint64]
+Lanes = npt.NDArray[np.bool_]
+Argument = Values | tuple[Values, ...]
+
+# Generic addresses of the windows that are not global memory; no host pointer lies this high.
+SHARED_WINDOW = 0x7000_0000_0000_0000
+LOCAL_WINDOW = 0x7100_0000_0000_0000
+PARAM_WINDOW = 0x7200_0000_0000_0000
+WINDOW_SIZE = 0x0010_0000_0000_0000
+
+# Shared addresses start here: the first kilobyte of an SM's shared memory belongs to the system.
+SHARED_BASE = 1024
+
+
+@dataclass(slots=True)
+class Wait:
+    """Why some lanes cannot go on: the instruction is issued again once `ready()`; `text()` says what is awaited
+    ("mbarrier 0x1408 parity 1: 1 of 2 arrivals and 4096 bytes pending"). `expires` waits (try_wait) may give up,
+    returning false, when nothing else in the CTA can move; `timed_out` is then set before the instruction is issued again."""
+
+    ready: Callable[[], bool]
+    text: Callable[[], str]
+    expires: bool = False
+    timed_out: bool = False
+
+
+Results = Sequence[Values]  # one per register of `Instruction.written()`
+
+
+@dataclass(slots=True)
+class Warp:
+    """Who issues: the warp's place in its CTA. `exists` marks the lanes that are threads of the block."""
+
+    cta: Cta
+    index: int
+    exists: Lanes
+
+
+Handler = Callable[["Cta", Warp, Instruction, Lanes, "tuple[Argument, ...]", "Wait | None"], "Results | Wait"]
+"""(cta, warp, instruction, lanes, sources, the Wait this instruction returned last time or None)."""
+
+
+class WarpState(Enum):
+    RUNNING = auto()
+    BLOCKED = auto()
+    EXITED = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Blocked:
+    """Lanes of a warp that wait at an instruction."""
+
+    instruction: Instruction
+    lanes: Lanes
+    wait: Wait
+
+
+class WarpEngine(Protocol):
+    """One warp as an engine runs it. A warp whose lanes diverged has several groups, each at its own pc."""
+
+    warp: Warp
+
+    def run(self, quantum: int) -> WarpState:
+        """Execute at most about `quantum` instructions; stop early when no group can go on."""
+        ...
+
+    def blocked(self) -> tuple[Blocked, ...]:
+        """The groups that wait, if the last `run` said BLOCKED."""
+        ...
+
+    @property
+    def executed(self) -> int:
+        """Warp instructions executed so far."""
+        ...
+
+
+class Engine(Protocol):
+    """A kernel made ready to run; `warps` gives the warps of one CTA, at their first instruction."""
+
+    def warps(self, cta: Cta) -> Sequence[WarpEngine]: ...

@@ -1,0 +1,1 @@
+"""Counts and traces of a simulated launch."""

@@ -1,0 +1,1 @@
+"""Tensor-core arithmetic as named models."""
