@@ -1,0 +1,125 @@
+"""TMA descriptors (CUtensorMap): the 128 opaque bytes that a bulk tensor copy takes its tensor's shape from.
+
+NVIDIA does not publish the encoding. It was read off the encoder that CuTe DSL compiles into its host code, and
+tests drive that encoder again (tests/sim/host/test_tensormap.py):
+
+    bytes 0-7     address of the tensor
+    bytes 8-11    flags: [0, 4) always 2, [4, 7) rank - 1, [7, 11) element type, [11, 13) interleave,
+                  [13, 15) swizzle, bit 18 always set, bit 21 set when a dimension spans 128 KiB or more
+    bytes 12-27   strides of dimensions 1 to 4 in units of 16 bytes, low 32 bits
+    bytes 28-31   bits [32, 36) of those strides, four bits each
+    bytes 32-51   extents of dimensions 0 to 4, less one
+    bytes 52-53   element strides, less one, three bits each
+    bytes 55-59   box extents, less one, a byte each
+    bytes 64-127  not read by the hardware; compiled host code leaves rubbish there
+
+The strides of cuTensorMapEncodeTiled (CUDA driver API, "Tensor Map Object Management") have the same order: dimension
+0 is contiguous and has none.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+from gdnbench.sim.errors import UnsupportedError
+
+TENSORMAP_BYTES = 128
+ENCODED_BYTES = 64  # of them carry the tensor map
+MAX_RANK = 5
+
+VERSION = 2
+STRIDE_UNIT = 16
+BIT_ALWAYS = 1 << 18
+BIT_LARGE = 1 << 21
+KNOWN_FLAGS = 0x7FFF | BIT_ALWAYS | BIT_LARGE
+
+# Element type codes, in the order and with the numbers of the hardware, not of the CUtensorMapDataType enum.
+ELEMENT_TYPES = {0: ("u8", 1), 2: ("u32", 4), 6: ("f16", 2), 7: ("f32", 4), 10: ("bf16", 2)}
+SWIZZLE_BYTES = {0: 0, 1: 32, 2: 64, 3: 128}
+
+
+@dataclass(frozen=True, slots=True)
+class TensorMap:
+    """A decoded TMA descriptor; dimension 0 is the contiguous one. All tuples have `rank` entries.
+
+    `strides` are in bytes, `strides[0]` the element size. `swizzle` is the span in bytes: 0, 32, 64 or 128.
+    Elements outside `dims` read as zero.
+    """
+
+    address: int
+    dtype: str
+    element_bytes: int
+    dims: tuple[int, ...]
+    strides: tuple[int, ...]
+    box: tuple[int, ...]
+    element_strides: tuple[int, ...]
+    swizzle: int
+
+    @property
+    def rank(self) -> int:
+        """Number of dimensions, 1 to 5."""
+        return len(self.dims)
+
+    @property
+    def box_bytes(self) -> int:
+        """Bytes that one copy moves into shared memory, and that its mbarrier counts."""
+        size = self.element_bytes
+        for extent in self.box:
+            size *= extent
+        return size
+
+
+def decode(data: bytes) -> TensorMap:
+    """The tensor map in `data` (128 bytes, or the 64 that count); UnsupportedError names what is not modelled."""
+    if len(data) not in (ENCODED_BYTES, TENSORMAP_BYTES):
+        raise UnsupportedError(f"a TMA descriptor of {len(data)} bytes; it has {TENSORMAP_BYTES}")
+    address, flags = struct.unpack_from("<QI", data, 0)
+    rank = _rank(flags)
+    dtype, element_bytes = _element_type(flags)
+    low = struct.unpack_from("<4I", data, 12)
+    (high,) = struct.unpack_from("<I", data, 28)
+    if high >> 16:
+        raise UnsupportedError(f"TMA descriptor stride bits {high:#010x}; only the low 16 are known")
+    outer = tuple((low[i] | (high >> 4 * i & 0xF) << 32) * STRIDE_UNIT for i in range(rank - 1))
+    # An empty dimension is stored as 0 - 1.
+    dims = tuple((extent + 1) & 0xFFFF_FFFF for extent in struct.unpack_from("<5I", data, 32)[:rank])
+    packed = int.from_bytes(data[52:55], "little")
+    if packed >> 3 * MAX_RANK:
+        raise UnsupportedError(f"TMA descriptor bits {packed:#08x} beside the element strides")
+    element_strides = tuple((packed >> 3 * i & 7) + 1 for i in range(rank))
+    if any(stride != 1 for stride in element_strides):
+        raise UnsupportedError(f"TMA descriptor with element strides {element_strides}")
+    if any(data[60:64]):
+        raise UnsupportedError(f"TMA descriptor bytes 60 to 63 set ({data[60:64].hex()})")
+    return TensorMap(
+        address=address,
+        dtype=dtype,
+        element_bytes=element_bytes,
+        dims=dims,
+        strides=(element_bytes, *outer),
+        box=tuple(extent + 1 for extent in data[55 : 55 + rank]),
+        element_strides=element_strides,
+        swizzle=SWIZZLE_BYTES[flags >> 13 & 3],
+    )
+
+
+def _rank(flags: int) -> int:
+    """Rank, once every flag that is not modelled is known to be clear."""
+    if flags & 0xF != VERSION or not flags & BIT_ALWAYS:
+        raise UnsupportedError(f"TMA descriptor flags {flags:#010x}: no tiled tensor map of a known version")
+    if unknown := flags & ~KNOWN_FLAGS:
+        raise UnsupportedError(f"TMA descriptor flag bits {unknown:#010x}")
+    if interleave := flags >> 11 & 3:
+        raise UnsupportedError(f"TMA descriptor with interleave {interleave}")
+    rank = (flags >> 4 & 7) + 1
+    if rank > MAX_RANK:
+        raise UnsupportedError(f"TMA descriptor of rank {rank}")
+    return rank
+
+
+def _element_type(flags: int) -> tuple[str, int]:
+    code = flags >> 7 & 0xF
+    if code not in ELEMENT_TYPES:
+        raise UnsupportedError(f"TMA descriptor with element type {code}")
+    return ELEMENT_TYPES[code]
