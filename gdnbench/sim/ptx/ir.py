@@ -19,7 +19,7 @@ from gdnbench.sim.errors import Place
 
 @dataclass(frozen=True, slots=True)
 class Register:
-    """A virtual register: `index` is its row in the register file, `type` as declared (b32, f32, pred, ...)."""
+    """A virtual register: `index` is its row in the register file, `type` as declared (b32, pred, ...)."""
 
     index: int
     name: str
@@ -41,7 +41,7 @@ class Immediate:
 
 @dataclass(frozen=True, slots=True)
 class Special:
-    """A special register such as `tid.x`, `ctaid.y`, `laneid`, `dynamic_smem_size`, without its percent sign."""
+    """A special register without its percent sign: `tid.x`, `ctaid.y`, `laneid`, `dynamic_smem_size`."""
 
     name: str
 
@@ -120,8 +120,8 @@ class Guard:
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
-    """One instruction; `pc` is its index in the kernel. `dests` are written, `sources` read (memory operands of
-    stores and copies are sources: an `Address` is read to know where to write)."""
+    """One instruction; `pc` is its index in the kernel. `dests` are written, `sources` read
+    (the memory operand of a store or copy is a source: an `Address` is read to know where to write)."""
 
     pc: int
     op: str
@@ -157,12 +157,17 @@ class Instruction:
                 yield dest
 
 
+DYNAMIC = -1
+# Swizzled layouts of dynamic shared memory count on this alignment, and the hardware gives it.
+DYNAMIC_SHARED_ALIGN = 1024
+
+
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """A declared variable. `space` is param, shared, global, const or local; `size` in bytes, 0 for `extern []`.
+    """A declared variable. `space` is param, shared, global, const or local; `size` in bytes, 0 for `extern`.
 
     `offset` is its place in the space's block of the kernel (param, shared, local) or of the module (global,
-    const); dynamic (`extern`) shared memory starts after all static shared memory, 1024-aligned.
+    const). Dynamic (`extern`) shared memory has offset DYNAMIC: it starts at `Kernel.dynamic_shared`.
     """
 
     name: str
@@ -189,6 +194,11 @@ class Kernel:
     maxnreg: int | None
     minnctapersm: int | None
     cluster: tuple[int, int, int] | None
+
+    @property
+    def dynamic_shared(self) -> int:
+        """Offset of dynamic shared memory in the CTA's block, after all static shared memory."""
+        return -(-self.shared_size // DYNAMIC_SHARED_ALIGN) * DYNAMIC_SHARED_ALIGN
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,53 @@
+"""PTX text as tokens, each with its line (PTX ISA, chapter 4, Syntax)."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from gdnbench.sim.errors import PtxSyntaxError
+
+# An identifier keeps its dots and colons: `cp.async.bulk.shared::cta` and `.b32` and `%tid.x` are one token.
+_TOKEN = re.compile(
+    r"""(?P<space>[ \t\r\f]+|//[^\n]*)
+      | (?P<newline>\n)
+      | (?P<comment>/\*.*?\*/)
+      | (?P<string>"(?:[^"\\]|\\.)*")
+      | (?P<number>0[fF][0-9a-fA-F]{8}|0[dD][0-9a-fA-F]{16}|0[xX][0-9a-fA-F]+U?|0[bB][01]+U?
+          |[0-9]+\.[0-9]*(?:[eE][+-]?[0-9]+)?|[0-9]+[eE][+-]?[0-9]+|[0-9]+U?)
+      | (?P<word>[.%$A-Za-z_](?:[A-Za-z0-9_$.]|::|%)*)
+      | (?P<mark>[\[\]{}()<>,;:@!|=+\-*])
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """`kind` is word, number, string or mark."""
+
+    kind: str
+    text: str
+    line: int
+
+
+def tokenize(text: str) -> list[Token]:
+    """All tokens of `text` without comments. Raises PtxSyntaxError at the first character that fits none."""
+    tokens: list[Token] = []
+    line, position = 1, 0
+    while position < len(text):
+        match = _TOKEN.match(text, position)
+        if match is None:
+            raise PtxSyntaxError(f"PTX line {line}: unexpected character {text[position]!r}")
+        kind = match.lastgroup
+        assert kind is not None
+        if kind == "newline":
+            line += 1
+        elif kind in ("comment", "string"):
+            if kind == "string":
+                tokens.append(Token(kind, match.group(), line))
+            line += match.group().count("\n")
+        elif kind != "space":
+            tokens.append(Token(kind, match.group(), line))
+        position = match.end()
+    return tokens

@@ -1,0 +1,254 @@
+"""The operands of one instruction: which are written, and what each token means in its place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from gdnbench.sim.errors import PtxSyntaxError, UnsupportedError
+from gdnbench.sim.ptx import isa
+from gdnbench.sim.ptx.ir import (
+    Address,
+    Destination,
+    Immediate,
+    Instruction,
+    Negated,
+    Operand,
+    Pair,
+    Register,
+    Sink,
+    Source,
+    Special,
+    Symbol,
+    Target,
+    TensorAddress,
+    Variable,
+    Vector,
+)
+from gdnbench.sim.ptx.lexer import Token
+from gdnbench.sim.ptx.literals import literal_bits, width_of
+from gdnbench.sim.ptx.scope import Scope
+
+_SCALAR_SPECIALS = """
+    laneid warpid nwarpid smid nsmid gridid lanemask_eq lanemask_le lanemask_lt lanemask_ge lanemask_gt
+    clock clock_hi clock64 globaltimer globaltimer_lo globaltimer_hi dynamic_smem_size total_smem_size
+    aggr_smem_size is_explicit_cluster cluster_ctarank cluster_nctarank"""
+_SPECIALS = frozenset(_SCALAR_SPECIALS.split()) | frozenset(
+    f"{name}.{axis}"
+    for name in (
+        "tid",
+        "ntid",
+        "ctaid",
+        "nctaid",
+        "clusterid",
+        "nclusterid",
+        "cluster_ctaid",
+        "cluster_nctaid",
+    )
+    for axis in "xyz"
+)
+WARP_SIZE = 32  # the constant WARP_SZ
+
+# Operands whose width is not that of the instruction's type: shift counts, bit positions, masks, selectors.
+_COUNT_OPERANDS = {"shl": (1,), "shr": (1,), "shf": (2,), "bfe": (1, 2), "bfi": (2, 3), "lop3": (3,)}
+# Opcodes whose immediates are counts, masks, sizes or coordinates: 32 bits unless a literal needs more.
+_OPEN_WIDTH = 32
+
+
+def split_operands(tokens: list[Token]) -> list[list[Token]]:
+    """Split at the commas that stand outside brackets and braces."""
+    operands: list[list[Token]] = []
+    current: list[Token] = []
+    depth = 0
+    for token in tokens:
+        if token.text == "," and depth == 0:
+            operands.append(current)
+            current = []
+            continue
+        depth += {"[": 1, "{": 1, "(": 1, "]": -1, "}": -1, ")": -1}.get(token.text, 0)
+        current.append(token)
+    if current:
+        operands.append(current)
+    return operands
+
+
+@dataclass(slots=True)
+class OperandParser:
+    """Parses the operands of `ins`, whose opcode is known and whose operands are not yet."""
+
+    ins: Instruction
+    scope: Scope
+
+    def parse(self, operands: list[list[Token]]) -> tuple[tuple[Destination, ...], tuple[Source, ...]]:
+        count = self._destinations(operands)
+        dests = tuple(self._destination(self._operand(tokens, None)) for tokens in operands[:count])
+        sources = tuple(
+            self._source(self._operand(tokens, index)) for index, tokens in enumerate(operands[count:])
+        )
+        return dests, sources
+
+    def _destinations(self, operands: list[list[Token]]) -> int:
+        form = isa.FORMS.get(self.ins.op)
+        if form is None:
+            return 0
+        if form.dests is None:
+            return 0 if operands and operands[0][0].text == "[" else 1
+        if len(operands) < form.dests:
+            raise self._error(f"{self.ins.op} without its destination")
+        return form.dests
+
+    def _error(self, text: str) -> PtxSyntaxError:
+        return PtxSyntaxError(f"{text} at {self.ins.place}")
+
+    def _destination(self, operand: Operand) -> Destination:
+        if not isinstance(operand, Register | Sink | Vector | Pair):
+            raise self._error("the destination is no register")
+        return operand
+
+    def _source(self, operand: Operand) -> Source:
+        if isinstance(operand, Sink | Pair):
+            raise self._error("`_` or a pair where a value is read")
+        return operand
+
+    def _operand(self, tokens: list[Token], index: int | None) -> Operand:
+        first = tokens[0].text
+        if first == "[":
+            return self._address(tokens[1:-1])
+        if first == "{":
+            elements = tuple(self._element(part, index) for part in split_operands(tokens[1:-1]))
+            return Vector(elements)
+        if first == "!":
+            return Negated(self.scope.register(tokens[1]))
+        texts = [token.text for token in tokens]
+        if "|" in texts:
+            bar = texts.index("|")
+            return Pair(self._result(tokens[:bar]), self._result(tokens[bar + 1 :]))
+        if self.ins.op == "bra":
+            return self._target(tokens[0])
+        return self._simple(tokens, index)
+
+    def _result(self, tokens: list[Token]) -> Register | Sink:
+        value = self._simple(tokens, None)
+        if not isinstance(value, Register | Sink):
+            raise self._error("a pair of results must be registers")
+        return value
+
+    def _element(self, tokens: list[Token], index: int | None) -> Register | Immediate | Special | Sink:
+        value = self._simple(tokens, index)
+        if isinstance(value, Symbol):
+            raise UnsupportedError("a variable's address inside a vector operand", self.ins.place)
+        return value
+
+    def _target(self, token: Token) -> Target:
+        pc = self.scope.label(token.text)
+        if pc is None:
+            raise self._error(f"unknown label {token.text}")
+        return Target(pc, token.text)
+
+    def _simple(
+        self, tokens: list[Token], index: int | None
+    ) -> Register | Immediate | Special | Symbol | Sink:
+        negative = tokens[0].text == "-"
+        token = tokens[1] if negative else tokens[0]
+        if token.kind == "number":
+            width = self._width(index)
+            bits = literal_bits(token.text, negative, 64 if width is None else width, token.line)
+            if width is None:
+                bits = bits & 0xFFFF_FFFF if negative or bits < 1 << _OPEN_WIDTH else bits
+            return Immediate(bits, ("-" if negative else "") + token.text)
+        if token.text == "_":
+            return Sink()
+        if token.text == "WARP_SZ":
+            return Immediate(WARP_SIZE, token.text)
+        found = self.scope.find(token.text)
+        if isinstance(found, Register):
+            return found
+        if isinstance(found, Variable):
+            return Symbol(found, self._offset(tokens[1:]))
+        if token.text.startswith("%") and token.text[1:] in _SPECIALS:
+            return Special(token.text[1:])
+        if token.text.startswith("%"):
+            raise UnsupportedError(f"register {token.text}", self.ins.place)
+        raise self._error(f"{token.text} is not declared")
+
+    def _offset(self, tokens: Iterable[Token]) -> int:
+        offset, sign = 0, 1
+        for token in tokens:
+            if token.text in "+-":
+                sign = -sign if token.text == "-" else sign
+            else:
+                bits = literal_bits(token.text, False, 64, token.line)
+                offset += sign * bits
+                sign = 1
+        return offset
+
+    def _address(self, tokens: list[Token]) -> Address | TensorAddress:
+        parts = split_operands(tokens)
+        address = self._plain_address(parts[0])
+        if len(parts) == 1:
+            return address
+        vector = self._operand(parts[1], None)
+        if len(parts) != 2 or not isinstance(vector, Vector):
+            raise self._error("expected [tensor map, {coordinates}]")
+        coordinates: list[Register | Immediate] = []
+        for element in vector.elements:
+            if isinstance(element, Immediate):
+                coordinates.append(Immediate(element.bits & 0xFFFF_FFFF, element.text))
+            elif isinstance(element, Register):
+                coordinates.append(element)
+            else:
+                raise self._error("a coordinate must be a register or a constant")
+        return TensorAddress(address, tuple(coordinates))
+
+    def _plain_address(self, tokens: list[Token]) -> Address:
+        head = tokens[0]
+        if head.kind == "number" or head.text == "-":
+            return Address(None, self._offset(tokens))
+        found = self.scope.find(head.text)
+        if isinstance(found, Variable):
+            return Address(Symbol(found), self._offset(tokens[1:]))
+        return Address(self.scope.register(head), self._offset(tokens[1:]))
+
+    def _width(self, index: int | None) -> int | None:
+        """Bits of an immediate in source position `index`; None where the opcode leaves it open."""
+        ins = self.ins
+        if index is None or isa.owner(ins.op) is isa.Owner.MACHINE or not ins.types:
+            return None
+        if index in _COUNT_OPERANDS.get(ins.op, ()):
+            return 32
+        if ins.op in ("atom", "red", "st", "ld", "mov", "selp", "bfe", "bfi", "prmt"):
+            return self._selected_width(index)
+        if ins.op in ("shfl", "vote", "match", "redux", "elect", "activemask"):
+            return self._collective_width(index)
+        if ins.op in ("mul", "mad") and ins.has("wide"):
+            return width_of(ins.types[0]) * (2 if index == 2 else 1)
+        if ins.op in ("set", "cvt", "slct") or ins.types[1:]:
+            return self._mixed_width(index)
+        return width_of(ins.types[-1])
+
+    def _selected_width(self, index: int) -> int:
+        width = width_of(self.ins.types[-1])
+        if self.ins.op == "selp" and index == 2:
+            return 1
+        if self.ins.op == "mov" and self.ins.types[-1] == "pred":
+            return 1
+        return width
+
+    def _collective_width(self, index: int) -> int:
+        if self.ins.op == "match" and index == 0:
+            return width_of(self.ins.types[-1])
+        if self.ins.op == "vote" and index == 0:
+            return 1
+        return 32
+
+    def _mixed_width(self, index: int) -> int | None:
+        """Instructions with two types: `set.eq.u32.f32`, `cvt.f32.s32`, `fma.rn.f32.bf16`, `slct.s32.f32`."""
+        op, types = self.ins.op, self.ins.types
+        if op == "slct":
+            return width_of(types[1] if index == 2 else types[0])
+        if op in ("set", "cvt"):
+            return width_of(types[-1])
+        if op in ("add", "sub", "fma") and len(types) == 2:
+            last = 1 if op != "fma" else 2
+            return width_of(types[0] if index == last else types[1])
+        return width_of(types[0]) if len(set(types)) == 1 else None

@@ -1,0 +1,392 @@
+"""PTX text -> `Module`: declarations, scopes and statements. Operands are parsed in operands.py."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field, replace
+
+from gdnbench.sim.errors import Place, PtxSyntaxError, UnsupportedError
+from gdnbench.sim.ptx import isa
+from gdnbench.sim.ptx.ir import DYNAMIC, Guard, Instruction, Kernel, Module, Register, Variable
+from gdnbench.sim.ptx.lexer import Token, tokenize
+from gdnbench.sim.ptx.literals import literal_bits, width_of
+from gdnbench.sim.ptx.operands import OperandParser, split_operands
+from gdnbench.sim.ptx.scope import Cursor, Scope
+
+_FILE = re.compile(r'^\s*\.file\s+(\d+)\s+"((?:[^"\\]|\\.)*)"', re.MULTILINE)
+_LINKING = {".visible", ".weak", ".extern", ".common"}
+_SPACE_WORDS = {".shared", ".global", ".const", ".local"}
+_TRIPLES = {".reqntid", ".maxntid", ".reqnctapercluster"}
+# Directives of an entry that constrain a compiler, not the launch.
+_IGNORED_ENTRY = {".noreturn": 0, ".explicitcluster": 0, ".blocksareclusters": 0, ".maxclusterrank": 1}
+
+
+def parse(text: str) -> Module:
+    """Parse a PTX file. Raises PtxSyntaxError for what is not PTX, UnsupportedError for unknown opcodes."""
+    return _ModuleParser(text).parse()
+
+
+@dataclass(slots=True)
+class _Space:
+    """Lays variables out one after another, each aligned."""
+
+    size: int = 0
+
+    def place(self, size: int, align: int) -> int:
+        offset = -(-self.size // align) * align
+        self.size = offset + size
+        return offset
+
+
+@dataclass(slots=True)
+class _Raw:
+    """An instruction before its labels are known."""
+
+    guard: tuple[bool, Token] | None
+    opcode: Token
+    operands: list[list[Token]]
+    scope: Scope
+    place: Place
+
+
+class _ModuleParser:
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.lines = text.split("\n")
+        self.files = {int(number): name for number, name in _FILE.findall(text)}
+        self.cursor = Cursor(tokenize(text))
+        self.version = (0, 0)
+        self.target = ""
+        self.kernels: dict[str, Kernel] = {}
+        self.variables: list[Variable] = []
+        self.spaces = {"global": _Space(), "const": _Space()}
+        self.shared = _Space()
+        self.scope = Scope(None)
+
+    def parse(self) -> Module:
+        while not self.cursor.done():
+            self._declaration()
+        return Module(self.version, self.target, self.kernels, tuple(self.variables), self.text)
+
+    def _declaration(self) -> None:
+        cursor = self.cursor
+        token = cursor.next()
+        while token.text in _LINKING:
+            token = cursor.next()
+        if token.text == ".version":
+            major, minor = cursor.next().text.split(".")
+            self.version = (int(major), int(minor))
+        elif token.text == ".target":
+            self.target = cursor.next().text
+            while cursor.accept(","):
+                cursor.next()
+        elif token.text == ".address_size":
+            if cursor.next().text != "64":
+                raise UnsupportedError("32-bit addresses", self._place(token.line))
+        elif token.text in (".file", ".section"):
+            self._skip_debug(token)
+        elif token.text in _SPACE_WORDS:
+            self._variable(token, self.scope, self.shared, None)
+        elif token.text == ".entry":
+            self._entry()
+        elif token.text == ".func":
+            self._function(token)
+        elif token.text == ".pragma":
+            cursor.until(";")
+        else:
+            raise PtxSyntaxError(f"PTX line {token.line}: {token.text!r} is no declaration")
+
+    def _skip_debug(self, token: Token) -> None:
+        if token.text == ".file":
+            self.cursor.next()
+            self.cursor.next()
+            while self.cursor.accept(","):
+                self.cursor.next()
+            return
+        self.cursor.next()
+        self.cursor.expect("{")
+        self.cursor.until("}")
+
+    def _function(self, token: Token) -> None:
+        """A prototype is skipped: nothing happens until it is called, and `call` is refused by name."""
+        while not self.cursor.at(";") and not self.cursor.at("{"):
+            self.cursor.next()
+        if self.cursor.at("{"):
+            raise UnsupportedError("device functions (.func with a body)", self._place(token.line))
+        self.cursor.next()
+
+    def _place(self, line: int, loc: tuple[int, int] | None = None) -> Place:
+        text = self.lines[line - 1].strip() if line <= len(self.lines) else ""
+        if loc is None or loc[0] not in self.files:
+            return Place(line, text)
+        return Place(line, text, self.files[loc[0]], loc[1])
+
+    def _variable(self, space: Token, scope: Scope, shared: _Space, local: _Space | None) -> Variable:
+        """`.shared .align 16 .b8 name[64] = {...};` after its space."""
+        cursor = self.cursor
+        name_of_space = space.text[1:]
+        align, type_name = 0, ""
+        while cursor.peek().text.startswith("."):
+            word = cursor.next()
+            if word.text == ".align":
+                align = int(cursor.next().text)
+            elif word.text[1:] in isa.TYPES:
+                type_name = word.text[1:]
+            else:
+                raise UnsupportedError(f"{word.text} in a variable declaration", self._place(word.line))
+        element = width_of(type_name) // 8
+        name = cursor.next()
+        count, extern = 1, False
+        while cursor.accept("["):
+            if cursor.at("]"):
+                extern, count = True, 0
+            else:
+                count *= int(cursor.next().text)
+            cursor.expect("]")
+        init = self._initialiser(element, count, name) if cursor.accept("=") else None
+        cursor.expect(";")
+        size = element * count
+        if extern and init is not None:
+            size, extern = len(init), False
+        if extern and name_of_space != "shared":
+            raise UnsupportedError(f"extern {name_of_space} array {name.text}", self._place(name.line))
+        block = {"shared": shared, "local": local, **self.spaces}[name_of_space]
+        assert block is not None
+        align = align or element
+        offset = DYNAMIC if extern else block.place(size, align)
+        variable = Variable(name.text, name_of_space, size, align, offset, init)
+        scope.symbols[name.text] = variable
+        if scope is self.scope:
+            self.variables.append(variable)
+        return variable
+
+    def _initialiser(self, element: int, count: int, name: Token) -> bytes:
+        values: list[int] = []
+        tokens = self.cursor.balanced() if self.cursor.at("{") else [self.cursor.next()]
+        negative = False
+        for token in tokens:
+            if token.text in ("{", "}", ","):
+                continue
+            if token.text == "-":
+                negative = True
+            elif token.kind == "number":
+                values.append(literal_bits(token.text, negative, element * 8, token.line))
+                negative = False
+            else:
+                raise UnsupportedError(f"initialiser {token.text!r} of {name.text}", self._place(token.line))
+        data = b"".join(value.to_bytes(element, "little") for value in values)
+        return data.ljust(element * count, b"\0")
+
+    def _entry(self) -> None:
+        cursor = self.cursor
+        name = cursor.next()
+        body = _BodyParser(self, name)
+        if cursor.accept("("):
+            while not cursor.accept(")"):
+                body.parameter()
+                cursor.accept(",")
+        while not cursor.at("{"):
+            body.entry_directive()
+        self.kernels[name.text] = body.parse()
+
+
+@dataclass(slots=True)
+class _Limits:
+    reqntid: tuple[int, int, int] | None = None
+    maxntid: tuple[int, int, int] | None = None
+    cluster: tuple[int, int, int] | None = None
+    maxnreg: int | None = None
+    minnctapersm: int | None = None
+
+
+@dataclass(slots=True)
+class _BodyParser:
+    """The parameters, directives and body of one entry."""
+
+    module: _ModuleParser
+    name: Token
+    params: list[Variable] = field(default_factory=list)
+    variables: list[Variable] = field(default_factory=list)
+    registers: list[Register] = field(default_factory=list)
+    raw: list[_Raw] = field(default_factory=list)
+    limits: _Limits = field(default_factory=_Limits)
+    param_space: _Space = field(default_factory=_Space)
+    shared: _Space = field(default_factory=_Space)
+    local: _Space = field(default_factory=_Space)
+    scope: Scope = field(init=False)
+    loc: tuple[int, int] | None = None
+
+    def __post_init__(self) -> None:
+        self.scope = Scope(self.module.scope)
+        self.shared.size = self.module.shared.size
+
+    def parameter(self) -> None:
+        """`.param .align 8 .b8 name[8]`, `.param .u64 .ptr .global .align 16 name`."""
+        cursor = self.module.cursor
+        cursor.expect(".param")
+        align, element = 0, 0
+        while cursor.peek().text.startswith("."):
+            word = cursor.next().text
+            if word == ".align":
+                align = align or int(cursor.next().text)
+            elif word == ".ptr":
+                while cursor.peek().text.startswith("."):
+                    if cursor.next().text == ".align":
+                        cursor.next()
+            elif word[1:] in isa.TYPES:
+                element = width_of(word[1:]) // 8
+        name = cursor.next().text
+        size = element
+        if cursor.accept("["):
+            size *= int(cursor.next().text)
+            cursor.expect("]")
+        align = align or element
+        variable = Variable(name, "param", size, align, self.param_space.place(size, align))
+        self.params.append(variable)
+        self.scope.symbols[name] = variable
+
+    def entry_directive(self) -> None:
+        cursor = self.module.cursor
+        token = cursor.next()
+        if token.text in _TRIPLES:
+            numbers = [int(cursor.next().text)]
+            while cursor.accept(","):
+                numbers.append(int(cursor.next().text))
+            x, y, z = (*numbers, 1, 1)[:3]
+            field_name = "cluster" if token.text == ".reqnctapercluster" else token.text[1:]
+            setattr(self.limits, field_name, (x, y, z))
+        elif token.text == ".maxnreg":
+            self.limits.maxnreg = int(cursor.next().text)
+        elif token.text == ".minnctapersm":
+            self.limits.minnctapersm = int(cursor.next().text)
+        elif token.text == ".pragma":
+            cursor.until(";")
+        elif token.text in _IGNORED_ENTRY:
+            for _ in range(_IGNORED_ENTRY[token.text]):
+                cursor.next()
+        else:
+            raise UnsupportedError(f"entry directive {token.text}", self.module._place(token.line))
+
+    def parse(self) -> Kernel:
+        self._block(self.scope)
+        instructions = tuple(self._instruction(pc, raw) for pc, raw in enumerate(self.raw))
+        limits = self.limits
+        return Kernel(
+            self.name.text,
+            tuple(self.params),
+            tuple(self.registers),
+            tuple(self.variables),
+            instructions,
+            self.shared.size,
+            self.local.size,
+            limits.reqntid,
+            limits.maxntid,
+            limits.maxnreg,
+            limits.minnctapersm,
+            limits.cluster,
+        )
+
+    def _block(self, scope: Scope) -> None:
+        cursor = self.module.cursor
+        cursor.expect("{")
+        while not cursor.accept("}"):
+            token = cursor.peek()
+            if token.text == "{":
+                self._block(Scope(scope))
+            elif token.text.startswith("."):
+                self._directive(cursor.next(), scope)
+            elif cursor.peek(1).text == ":" and token.kind == "word":
+                scope.labels[token.text] = len(self.raw)
+                cursor.next()
+                cursor.next()
+            else:
+                self._statement(scope)
+
+    def _directive(self, token: Token, scope: Scope) -> None:
+        cursor = self.module.cursor
+        if token.text == ".reg":
+            self._registers(scope)
+        elif token.text == ".loc":
+            number, line = int(cursor.next().text), int(cursor.next().text)
+            cursor.next()
+            while cursor.at(","):  # `, function_name $L, inlined_at file line column`
+                cursor.next()
+                cursor.next()
+                while cursor.peek().kind == "number" or cursor.at("+"):
+                    cursor.next()
+                if cursor.peek().kind == "word" and cursor.peek().text.startswith("$"):
+                    cursor.next()
+                    if cursor.accept("+"):
+                        cursor.next()
+            self.loc = (number, line)
+        elif token.text in (".shared", ".local"):
+            self.variables.append(self.module._variable(token, scope, self.shared, self.local))
+        elif token.text in (".global", ".const"):
+            self.module.variables.append(self.module._variable(token, scope, self.shared, self.local))
+        elif token.text == ".pragma":
+            cursor.until(";")
+        else:
+            raise UnsupportedError(f"directive {token.text}", self.module._place(token.line))
+
+    def _registers(self, scope: Scope) -> None:
+        """`.reg .b32 %r<15>;` declares %r0 to %r14; `.reg .pred p, q;` two."""
+        cursor = self.module.cursor
+        word = cursor.next()
+        type_name = word.text[1:]
+        if type_name not in isa.TYPES:
+            raise UnsupportedError(f"registers of type {word.text}", self.module._place(word.line))
+        while True:
+            name = cursor.next().text
+            names = [name]
+            if cursor.accept("<"):
+                names = [f"{name}{i}" for i in range(int(cursor.next().text))]
+                cursor.expect(">")
+            for each in names:
+                register = Register(len(self.registers), each, type_name)
+                self.registers.append(register)
+                scope.symbols[each] = register
+            if not cursor.accept(","):
+                break
+        cursor.expect(";")
+
+    def _statement(self, scope: Scope) -> None:
+        cursor = self.module.cursor
+        guard = None
+        if cursor.accept("@"):
+            negated = cursor.accept("!")
+            guard = (negated, cursor.next())
+        opcode = cursor.next()
+        tokens = cursor.until(";")
+        place = self.module._place(opcode.line, self.loc)
+        self.raw.append(_Raw(guard, opcode, split_operands(tokens), scope, place))
+
+    def _instruction(self, pc: int, raw: _Raw) -> Instruction:
+        op, suffixes = isa.split(raw.opcode.text)
+        if not op:
+            raise UnsupportedError(f"instruction {raw.opcode.text}", raw.place)
+        types, mods, vec = _classify(op, suffixes, raw.place)
+        guard = None
+        if raw.guard is not None:
+            register = raw.scope.register(raw.guard[1])
+            guard = Guard(register, raw.guard[0])
+        shell = Instruction(pc, op, mods, types, vec, (), (), guard, raw.place)
+        dests, sources = OperandParser(shell, raw.scope).parse(raw.operands)
+        return replace(shell, dests=dests, sources=sources)
+
+
+def _classify(
+    op: str, suffixes: tuple[str, ...], place: Place
+) -> tuple[tuple[str, ...], tuple[str, ...], int]:
+    """The suffixes of `op` as (types, modifiers, vector length); UnsupportedError for an unknown one."""
+    types, mods, vec = [], [], 1
+    form = isa.FORMS.get(op)
+    for suffix in suffixes:
+        if suffix in isa.TYPES:
+            types.append(suffix)
+        elif suffix in isa.VECTORS:
+            vec = isa.VECTORS[suffix]
+        elif form is None or suffix in form.mods:
+            mods.append(suffix)
+        else:
+            raise UnsupportedError(f"{op} with .{suffix}", place)
+    return tuple(types), tuple(mods), vec

@@ -1,0 +1,98 @@
+"""Where a parser stands in the tokens, and what a name means there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from gdnbench.sim.errors import PtxSyntaxError
+from gdnbench.sim.ptx.ir import Register, Variable
+from gdnbench.sim.ptx.lexer import Token
+
+_END = Token("end", "", 0)
+
+
+@dataclass(slots=True)
+class Cursor:
+    """A position in a list of tokens."""
+
+    tokens: list[Token]
+    position: int = 0
+
+    def done(self) -> bool:
+        return self.position >= len(self.tokens)
+
+    def peek(self, ahead: int = 0) -> Token:
+        index = self.position + ahead
+        return self.tokens[index] if index < len(self.tokens) else _END
+
+    def next(self) -> Token:
+        if self.done():
+            line = self.tokens[-1].line if self.tokens else 1
+            raise PtxSyntaxError(f"PTX line {line}: the text ends in the middle of a statement")
+        self.position += 1
+        return self.tokens[self.position - 1]
+
+    def at(self, text: str) -> bool:
+        return self.peek().text == text
+
+    def accept(self, text: str) -> bool:
+        """Step over `text` if it is next."""
+        if self.at(text):
+            self.position += 1
+            return True
+        return False
+
+    def expect(self, text: str) -> None:
+        token = self.next()
+        if token.text != text:
+            raise PtxSyntaxError(f"PTX line {token.line}: expected {text!r}, found {token.text!r}")
+
+    def until(self, text: str) -> list[Token]:
+        """The tokens before the next `text`, which is stepped over."""
+        taken = []
+        while (token := self.next()).text != text:
+            taken.append(token)
+        return taken
+
+    def balanced(self) -> list[Token]:
+        """The tokens of a `{...}` with everything inside it."""
+        taken, depth = [], 0
+        while True:
+            token = self.next()
+            taken.append(token)
+            depth += {"{": 1, "}": -1}.get(token.text, 0)
+            if depth == 0:
+                return taken
+
+
+@dataclass(slots=True)
+class Scope:
+    """Names of one `{...}`: registers and variables, and labels as the pc that they stand before."""
+
+    parent: Scope | None
+    symbols: dict[str, Register | Variable] = field(default_factory=dict)
+    labels: dict[str, int] = field(default_factory=dict)
+
+    def find(self, name: str) -> Register | Variable | None:
+        """What `name` is here or in an enclosing scope."""
+        scope: Scope | None = self
+        while scope is not None:
+            if name in scope.symbols:
+                return scope.symbols[name]
+            scope = scope.parent
+        return None
+
+    def label(self, name: str) -> int | None:
+        """The pc of a label here or in an enclosing scope."""
+        scope: Scope | None = self
+        while scope is not None:
+            if name in scope.labels:
+                return scope.labels[name]
+            scope = scope.parent
+        return None
+
+    def register(self, token: Token) -> Register:
+        found = self.find(token.text)
+        if not isinstance(found, Register):
+            raise PtxSyntaxError(f"PTX line {token.line}: {token.text} is no register")
+        return found
