@@ -1,0 +1,173 @@
+"""A tensor-core product as an instruction names it, and the arithmetic that the hardware does for it.
+
+`Multiply` is the seam: a matrix product over the K of one instruction, bits in, bits out.
+`reference.multiply` defines it in NumPy, `native.multiply` is the same compiled for this CPU. Two models:
+
+`exact`     Products exact, summed in fp64 one after another: C first (0 if there is none), then k = 0, 1,
+            ...; the sum rounded once to D, to nearest even. Overflow gives Inf, any NaN the canonical NaN.
+            Every product of two operand formats is exact in fp64: only additions and the last step round.
+
+`hardware`  Fused sums. One fused sum takes C and `terms` products. A product is exact and its exponent is
+            nominal: e_a + e_b, not renormalised; a subnormal has its format's smallest exponent, a zero
+            operand -126, C its own exponent. All terms are cut toward zero at 2^(largest exponent -
+            fraction_bits), added exactly, and the sum is normalised to D: toward zero for f32, to nearest
+            even for f16. Subnormals are kept. A zero sum is +0. Inf and NaN follow the exact sum: Inf - Inf,
+            0 * Inf and NaN operands give 0x7FFFFFFF (f16: 0x7FFF). A finite sum too large for D gives Inf.
+
+Where each number comes from:
+
+    unit      operands     terms             fraction bits  C      source
+    mma.sync  f16, bf16    k (8 or 16)       25             fused  MMA-Sim `nv_ptx.mma`, Hopper and Blackwell;
+                                                                   bf16 k16 confirmed on an H200
+    mma.sync  tf32         k (4 or 8)        25             fused  MMA-Sim, as above
+    mma.sync  e4m3, e5m2   k/2 at k%4 in     25, of f16     added  ptxas 13.0, for sm_90a and sm_100a alike:
+                           {0,1}, then {2,3}                       see below
+    tcgen05   f16, bf16    16                25             fused  MMA-Sim `nv_ptx.tcgen05mma`
+    tcgen05   tf32         8                 25             fused  MMA-Sim, as above
+    tcgen05   e4m3, e5m2,  32                25             fused  MMA-Sim, as above; e3m2 and e2m3, which it
+              e3m2 e2m3                                            does not list, are assumed alike
+              e2m1
+    all       rounding of D, NaN pattern, +0, zero's exponent      MMA-Sim `arithmetic.nv_fused_dot_add`
+
+MMA-Sim: Xie et al., arXiv 2511.10909, repository microsoft/MMA-Sim, bit-equal to ten GPUs by its authors.
+Khattak and Mikaitis, arXiv 2512.07004, model the same units (H100, B200) independently.
+
+Neither sm_90a nor sm_100a has an fp8 `mma.sync` in silicon, and MMA-Sim lists none. ptxas expands it: the
+bytes 0 and 1 of every register are unpacked to f16 (exactly) and multiplied with accumulator 0, the bytes 2
+and 3 likewise on top of that, and C is added by an ordinary FADD (HADD2 for f16 accumulators), which rounds
+to nearest even. So K splits by k % 4, and an fp8 subnormal enters with the exponent of its f16.
+
+Hopper's own fp8 unit, wgmma, keeps 13 fraction bits and cuts D to 13 of its 23; no instruction modelled here
+uses it. tcgen05 and mma.sync have no such cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gdnbench.sim.errors import UnsupportedError
+from gdnbench.sim.tensorcore.formats import (
+    BF16,
+    E2M1,
+    E2M3,
+    E3M2,
+    E4M3,
+    E5M2,
+    F16,
+    F32,
+    TF32,
+    Codes,
+    Format,
+)
+
+Unit = Literal["mma.sync", "tcgen05"]
+DType = Literal["f32", "f16"]
+
+BYTE_FORMATS = frozenset((E4M3, E5M2, E3M2, E2M3, E2M1))
+
+# What `terms` the units take, by the storage of the operands: (unit, bits of storage) -> allowed k.
+_ALLOWED_K: dict[tuple[Unit, int], tuple[int, ...]] = {
+    ("mma.sync", 32): (4, 8),
+    ("mma.sync", 16): (8, 16),
+    ("mma.sync", 8): (16, 32),
+    ("tcgen05", 32): (8,),
+    ("tcgen05", 16): (16,),
+    ("tcgen05", 8): (32,),
+}
+
+
+class Model(StrEnum):
+    """The arithmetic models by name."""
+
+    HARDWARE = "hardware"
+    EXACT = "exact"
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """D[M,N] = A[M,K] B[N,K]^T + C over one instruction's K, on one unit."""
+
+    a: Format
+    b: Format
+    d: DType
+    k: int
+    unit: Unit = "tcgen05"
+
+    def __post_init__(self) -> None:
+        formats = {self.a, self.b}
+        kinds: tuple[frozenset[Format], ...] = (frozenset((F16, BF16)), frozenset((TF32,)), BYTE_FORMATS)
+        if self.unit == "mma.sync":
+            kinds = (frozenset((F16,)), frozenset((BF16,)), frozenset((TF32,)), frozenset((E4M3, E5M2)))
+        allowed = _ALLOWED_K.get((self.unit, 8 * self.a.storage.itemsize), ())
+        # Half accumulators exist for half and byte operands only (PTX ISA, tables of mma and tcgen05 kinds).
+        half_ok = self.d == "f32" or formats <= BYTE_FORMATS or formats == {F16}
+        if not any(formats <= kind for kind in kinds) or self.k not in allowed or not half_ok:
+            raise UnsupportedError(str(self))
+
+    def __str__(self) -> str:
+        return f"{self.unit} product {self.d} += {self.a.name} x {self.b.name}, k {self.k}"
+
+    @property
+    def accumulator(self) -> Format:
+        return F32 if self.d == "f32" else F16
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """How the `hardware` model does a product: which k each fused sum takes, in order, and the rest."""
+
+    sums: tuple[tuple[int, ...], ...]
+    fraction_bits: int
+    widened: bool  # byte operands enter as f16
+    c_fused: bool  # C is a term of the first sum; otherwise added at the end, rounded to nearest even
+
+
+FRACTION_BITS = 25
+ZERO_EXPONENT = -126
+NAN_BITS: dict[DType, int] = {"f32": 0x7FFFFFFF, "f16": 0x7FFF}
+
+
+def rule(product: Product) -> Rule:
+    """The rule of the table above."""
+    every = tuple(range(product.k))
+    if product.unit == "mma.sync" and product.a in BYTE_FORMATS:
+        low = tuple(k for k in every if k % 4 < 2)
+        high = tuple(k for k in every if k % 4 >= 2)
+        return Rule((low, high), FRACTION_BITS, widened=True, c_fused=False)
+    return Rule((every,), FRACTION_BITS, widened=False, c_fused=True)
+
+
+Multiply = Callable[[Product, str, Codes, Codes, "Codes | None"], "NDArray[Any]"]
+"""(product, model, a[M,K], b[N,K], c[M,N] or None) -> d[M,N], all as bits: a and b in the format's storage
+type, c and d uint32 for f32, uint16 for f16. M and N are any, K is `product.k`. c None is no accumulator
+input (tcgen05 enable-input-d false). Negation of A or B is the caller's: it flips the operand's sign bits."""
+
+
+def check_operands(product: Product, model: str, a: Codes, b: Codes, c: Codes | None) -> Model:
+    """The model by name, after the shapes and types of the operands were checked."""
+    if a.ndim != 2 or b.ndim != 2 or a.shape[1] != product.k or b.shape[1] != product.k:
+        raise ValueError(
+            f"{product}: a is {a.shape}, b is {b.shape}, want [M,{product.k}] and [N,{product.k}]"
+        )
+    if a.dtype != product.a.storage or b.dtype != product.b.storage:
+        raise ValueError(f"{product}: a holds {a.dtype}, b {b.dtype}")
+    accumulator = product.accumulator
+    if c is not None and (c.shape != (a.shape[0], b.shape[0]) or c.dtype != accumulator.storage):
+        raise ValueError(f"{product}: c is {c.dtype} {c.shape}, want {accumulator.storage} of [M,N]")
+    try:
+        return Model(model)
+    except ValueError:
+        names = ", ".join(Model)
+        raise ValueError(f"no arithmetic model {model!r}; there are {names}") from None
+
+
+def canonical_nan(product: Product) -> np.unsignedinteger[Any]:
+    """The one NaN that a tensor core gives."""
+    nan: np.unsignedinteger[Any] = product.accumulator.storage.type(NAN_BITS[product.d])
+    return nan
