@@ -35,7 +35,10 @@ def literal_bits(text: str, negative: bool, width: int, line: int) -> int:
         return _float_bits(value, width, line)
     if "." in text or ("e" in lower and not lower.startswith("0x")):
         return _float_bits(-float(text) if negative else float(text), width, line)
-    value = _integer(lower.rstrip("u"))
+    try:
+        value = _integer(lower.rstrip("u"))
+    except ValueError:
+        raise PtxSyntaxError(f"PTX line {line}: {text!r} is no constant") from None
     value = -value if negative else value
     if not -(1 << 63) <= value < 1 << 64:
         raise PtxSyntaxError(f"PTX line {line}: the integer {value} does not fit 64 bits")

@@ -111,13 +111,17 @@ class OperandParser:
         return operand
 
     def _operand(self, tokens: list[Token], index: int | None) -> Operand:
-        first = tokens[0].text
+        if not tokens:
+            raise self._error("an operand is missing")
+        first, last = tokens[0].text, tokens[-1].text
+        if (first == "[") != (last == "]") or (first == "{") != (last == "}"):
+            raise self._error(f"unbalanced {first}")
         if first == "[":
             return self._address(tokens[1:-1])
         if first == "{":
             elements = tuple(self._element(part, index) for part in split_operands(tokens[1:-1]))
             return Vector(elements)
-        if first == "!":
+        if first == "!" and len(tokens) == 2:
             return Negated(self.scope.register(tokens[1]))
         texts = [token.text for token in tokens]
         if "|" in texts:
@@ -148,9 +152,16 @@ class OperandParser:
     def _simple(
         self, tokens: list[Token], index: int | None
     ) -> Register | Immediate | Special | Symbol | Sink:
-        negative = tokens[0].text == "-"
+        if not tokens:
+            raise self._error("an operand is missing")
+        negative = tokens[0].text == "-" and len(tokens) == 2
         token = tokens[1] if negative else tokens[0]
+        offset = tokens[1:]
+        if negative and token.kind != "number":
+            raise self._error(f"-{token.text} is no constant")
         if token.kind == "number":
+            if len(tokens) > 1 + negative:
+                raise self._error(f"unexpected {tokens[-1].text!r} after {token.text}")
             width = self._width(index)
             bits = literal_bits(token.text, negative, 64 if width is None else width, token.line)
             if width is None:
@@ -161,10 +172,12 @@ class OperandParser:
         if token.text == "WARP_SZ":
             return Immediate(WARP_SIZE, token.text)
         found = self.scope.find(token.text)
-        if isinstance(found, Register):
+        if isinstance(found, Register) and not offset:
             return found
         if isinstance(found, Variable):
-            return Symbol(found, self._offset(tokens[1:]))
+            return Symbol(found, self._offset(offset))
+        if offset and not negative:
+            raise self._error(f"unexpected {offset[0].text!r} after {token.text}")
         if token.text.startswith("%") and token.text[1:] in _SPECIALS:
             return Special(token.text[1:])
         if token.text.startswith("%"):
@@ -176,14 +189,15 @@ class OperandParser:
         for token in tokens:
             if token.text in "+-":
                 sign = -sign if token.text == "-" else sign
-            else:
-                bits = literal_bits(token.text, False, 64, token.line)
-                offset += sign * bits
+            elif token.kind == "number":
+                offset += sign * literal_bits(token.text, False, 64, token.line)
                 sign = 1
+            else:
+                raise self._error(f"{token.text!r} where an offset is expected")
         return offset
 
     def _address(self, tokens: list[Token]) -> Address | TensorAddress:
-        parts = split_operands(tokens)
+        parts = split_operands(tokens) or [[]]
         address = self._plain_address(parts[0])
         if len(parts) == 1:
             return address
@@ -201,6 +215,8 @@ class OperandParser:
         return TensorAddress(address, tuple(coordinates))
 
     def _plain_address(self, tokens: list[Token]) -> Address:
+        if not tokens:
+            raise self._error("an address is missing")
         head = tokens[0]
         if head.kind == "number" or head.text == "-":
             return Address(None, self._offset(tokens))

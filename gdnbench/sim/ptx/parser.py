@@ -74,8 +74,7 @@ class _ModuleParser:
         while token.text in _LINKING:
             token = cursor.next()
         if token.text == ".version":
-            major, minor = cursor.next().text.split(".")
-            self.version = (int(major), int(minor))
+            self.version = self._version(cursor.next())
         elif token.text == ".target":
             self.target = cursor.next().text
             while cursor.accept(","):
@@ -95,6 +94,12 @@ class _ModuleParser:
             cursor.until(";")
         else:
             raise PtxSyntaxError(f"PTX line {token.line}: {token.text!r} is no declaration")
+
+    def _version(self, token: Token) -> tuple[int, int]:
+        major, dot, minor = token.text.partition(".")
+        if not (dot and major.isdigit() and minor.isdigit()):
+            raise PtxSyntaxError(f"PTX line {token.line}: {token.text!r} is no version")
+        return int(major), int(minor)
 
     def _skip_debug(self, token: Token) -> None:
         if token.text == ".file":
@@ -129,19 +134,21 @@ class _ModuleParser:
         while cursor.peek().text.startswith("."):
             word = cursor.next()
             if word.text == ".align":
-                align = int(cursor.next().text)
+                align = cursor.integer()
             elif word.text[1:] in isa.TYPES:
                 type_name = word.text[1:]
             else:
                 raise UnsupportedError(f"{word.text} in a variable declaration", self._place(word.line))
-        element = width_of(type_name) // 8
         name = cursor.next()
+        if not type_name:
+            raise PtxSyntaxError(f"PTX line {name.line}: {name.text} has no type")
+        element = width_of(type_name) // 8
         count, extern = 1, False
         while cursor.accept("["):
             if cursor.at("]"):
                 extern, count = True, 0
             else:
-                count *= int(cursor.next().text)
+                count *= cursor.integer()
             cursor.expect("]")
         init = self._initialiser(element, count, name) if cursor.accept("=") else None
         cursor.expect(";")
@@ -228,17 +235,19 @@ class _BodyParser:
         while cursor.peek().text.startswith("."):
             word = cursor.next().text
             if word == ".align":
-                align = align or int(cursor.next().text)
+                align = align or cursor.integer()
             elif word == ".ptr":
                 while cursor.peek().text.startswith("."):
                     if cursor.next().text == ".align":
                         cursor.next()
             elif word[1:] in isa.TYPES:
                 element = width_of(word[1:]) // 8
-        name = cursor.next().text
-        size = element
+        token = cursor.next()
+        name, size = token.text, element
+        if element == 0:
+            raise PtxSyntaxError(f"PTX line {token.line}: parameter {name} has no type")
         if cursor.accept("["):
-            size *= int(cursor.next().text)
+            size *= cursor.integer()
             cursor.expect("]")
         align = align or element
         variable = Variable(name, "param", size, align, self.param_space.place(size, align))
@@ -249,16 +258,16 @@ class _BodyParser:
         cursor = self.module.cursor
         token = cursor.next()
         if token.text in _TRIPLES:
-            numbers = [int(cursor.next().text)]
+            numbers = [cursor.integer()]
             while cursor.accept(","):
-                numbers.append(int(cursor.next().text))
+                numbers.append(cursor.integer())
             x, y, z = (*numbers, 1, 1)[:3]
             field_name = "cluster" if token.text == ".reqnctapercluster" else token.text[1:]
             setattr(self.limits, field_name, (x, y, z))
         elif token.text == ".maxnreg":
-            self.limits.maxnreg = int(cursor.next().text)
+            self.limits.maxnreg = cursor.integer()
         elif token.text == ".minnctapersm":
-            self.limits.minnctapersm = int(cursor.next().text)
+            self.limits.minnctapersm = cursor.integer()
         elif token.text == ".pragma":
             cursor.until(";")
         elif token.text in _IGNORED_ENTRY:
@@ -307,7 +316,7 @@ class _BodyParser:
         if token.text == ".reg":
             self._registers(scope)
         elif token.text == ".loc":
-            number, line = int(cursor.next().text), int(cursor.next().text)
+            number, line = cursor.integer(), cursor.integer()
             cursor.next()
             while cursor.at(","):  # `, function_name $L, inlined_at file line column`
                 cursor.next()
@@ -339,7 +348,7 @@ class _BodyParser:
             name = cursor.next().text
             names = [name]
             if cursor.accept("<"):
-                names = [f"{name}{i}" for i in range(int(cursor.next().text))]
+                names = [f"{name}{i}" for i in range(cursor.integer())]
                 cursor.expect(">")
             for each in names:
                 register = Register(len(self.registers), each, type_name)

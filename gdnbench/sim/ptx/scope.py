@@ -35,6 +35,13 @@ class Cursor:
     def at(self, text: str) -> bool:
         return self.peek().text == text
 
+    def integer(self) -> int:
+        token = self.next()
+        text = token.text.rstrip("U")
+        if not text.isdigit():
+            raise PtxSyntaxError(f"PTX line {token.line}: expected a number, found {token.text!r}")
+        return int(text)
+
     def accept(self, text: str) -> bool:
         """Step over `text` if it is next."""
         if self.at(text):
