@@ -10,6 +10,9 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 
+SIM_ENGINES = ("gdnbench.sim.interpreter", "gdnbench.sim.compiler")
+SIM_ENDS = ("gdnbench.sim.host", "gdnbench.sim.launch", "gdnbench.sim.run", "gdnbench.sim.profile")
+
 # What each package must know nothing of, wherever in a file the import stands.
 FORBIDDEN = {
     "kernels": ("gdnbench",),
@@ -37,6 +40,25 @@ FORBIDDEN = {
         "gdnbench.diff",
         "gdnbench.cli",
     ),
+    # The simulator knows PTX: no operation, no store, no command.
+    "gdnbench/sim": (
+        "gdnbench_kernels",
+        "gdnbench.ops",
+        "gdnbench.store",
+        "gdnbench.judge",
+        "gdnbench.report",
+        "gdnbench.replay",
+        "gdnbench.diff",
+        "gdnbench.capture",
+        "gdnbench.cli",
+    ),
+    "gdnbench/sim/ptx": (*SIM_ENGINES, *SIM_ENDS, "gdnbench.sim.machine", "gdnbench.sim.tensorcore"),
+    "gdnbench/sim/tensorcore": (*SIM_ENGINES, *SIM_ENDS, "gdnbench.sim.machine", "gdnbench.sim.ptx"),
+    "gdnbench/sim/machine": (*SIM_ENGINES, *SIM_ENDS),
+    # The engines check each other: neither may borrow from the other.
+    "gdnbench/sim/interpreter": ("gdnbench.sim.compiler", "gdnbench.sim.tensorcore.native", *SIM_ENDS),
+    "gdnbench/sim/compiler": ("gdnbench.sim.interpreter", "gdnbench.sim.tensorcore.reference", *SIM_ENDS),
+    "gdnbench/sim/host": (*SIM_ENGINES, "gdnbench.sim.launch", "gdnbench.sim.run"),
 }
 
 
