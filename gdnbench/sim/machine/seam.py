@@ -42,14 +42,22 @@ SHARED_BASE = 1024
 
 @dataclass(slots=True)
 class Wait:
-    """Why some lanes cannot go on: the instruction is issued again once `ready()`; `text()` says what is awaited
-    ("mbarrier 0x1408 parity 1: 1 of 2 arrivals and 4096 bytes pending"). `expires` waits (try_wait) may give up,
-    returning false, when nothing else in the CTA can move; `timed_out` is then set before the instruction is issued again."""
+    """Why some lanes cannot go on: the instruction is issued again once `ready()`; `text()` says what is
+    awaited ("mbarrier 0x1408 parity 1: 1 of 2 arrivals and 4096 bytes pending"). `expires` waits (try_wait)
+    may give up, returning false, when nothing else in the CTA can move; `timed_out` is then set before the
+    instruction is issued again."""
 
     ready: Callable[[], bool]
     text: Callable[[], str]
     expires: bool = False
     timed_out: bool = False
+    advance: Callable[[], bool] | None = None
+    """Lands the next asynchronous effect that this wait is for; false if none is in flight. Called when no
+    warp of the CTA can run."""
+
+    def over(self) -> bool:
+        """True if the instruction is to be issued again, with this Wait."""
+        return self.timed_out or self.ready()
 
 
 Results = Sequence[Values]  # one per register of `Instruction.written()`
@@ -57,7 +65,8 @@ Results = Sequence[Values]  # one per register of `Instruction.written()`
 
 @dataclass(slots=True)
 class Warp:
-    """Who issues: the warp's place in its CTA. `exists` marks the lanes that are threads of the block."""
+    """Who issues: the warp's place in its CTA. `exists` marks the lanes that are threads of the block and
+    have not exited: the engine clears a lane, in place, when it exits."""
 
     cta: Cta
     index: int

@@ -1,0 +1,46 @@
+"""What a launch may ask for: the limits of compute capability 10.0 (CUDA Programming Guide, "Technical
+Specifications").
+"""
+
+from __future__ import annotations
+
+from gdnbench.sim.errors import FaultKind, KernelFault, UnsupportedError
+from gdnbench.sim.machine.seam import LANES
+from gdnbench.sim.ptx.ir import Kernel
+
+Dim3 = tuple[int, int, int]
+
+MAX_THREADS = 1024
+MAX_BLOCK = (1024, 1024, 64)
+MAX_GRID = (2**31 - 1, 65535, 65535)
+MAX_SHARED = 227 * 1024
+MAX_REGISTERS = 64 * 1024
+REGISTER_STEP = 8  # a warp's registers are handed out 256 at a time
+
+
+def _over(message: str) -> KernelFault:
+    return KernelFault(FaultKind.BUDGET, message)
+
+
+def check(kernel: Kernel, grid: Dim3, block: Dim3, shared: int, registers: int | None) -> None:
+    """Fault if the launch is over a limit of the SM or of the kernel's own directives."""
+    if kernel.cluster is not None and kernel.cluster != (1, 1, 1):
+        raise UnsupportedError(f"cluster launch {kernel.cluster} of {kernel.name}")
+    for name, extent, limits in (("grid", grid, MAX_GRID), ("block", block, MAX_BLOCK)):
+        if any(not 1 <= size <= limit for size, limit in zip(extent, limits, strict=True)):
+            raise _over(f"{name} {extent}; each extent is at least 1 and the limit is {limits}")
+    threads = block[0] * block[1] * block[2]
+    if threads > MAX_THREADS:
+        raise _over(f"block {block} of {threads} threads; the limit is {MAX_THREADS}")
+    if kernel.reqntid is not None and block != kernel.reqntid:
+        raise _over(f"block {block}, but {kernel.name} requires {kernel.reqntid} (.reqntid)")
+    if kernel.maxntid is not None:
+        most = kernel.maxntid[0] * kernel.maxntid[1] * kernel.maxntid[2]
+        if threads > most:
+            raise _over(f"block {block}, but {kernel.name} takes {most} threads at most (.maxntid)")
+    if shared > MAX_SHARED:
+        raise _over(f"{shared} bytes of shared memory; the limit is {MAX_SHARED}")
+    if registers is not None:
+        taken = -(-registers // REGISTER_STEP) * REGISTER_STEP * (-(-threads // LANES) * LANES)
+        if taken > MAX_REGISTERS:
+            raise _over(f"{threads} threads of {registers} registers take {taken}; an SM has {MAX_REGISTERS}")

@@ -1,0 +1,58 @@
+"""Bulk async-groups: which bulk stores and reductions a thread has grouped, and which it has waited for.
+
+PTX ISA, "cp.async.bulk.commit_group", "cp.async.bulk.wait_group": groups belong to the executing thread; a
+wait for N lets the N most recent groups be in flight; with `.read` only their sources must have been read.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from gdnbench.sim.machine.async_queue import AsyncOperation, AsyncQueue
+from gdnbench.sim.machine.seam import LANES
+
+
+@dataclass(slots=True)
+class _Thread:
+    """The open group and the committed ones, oldest first."""
+
+    open: list[AsyncOperation] = field(default_factory=list)
+    groups: deque[list[AsyncOperation]] = field(default_factory=deque)
+
+    def prune(self) -> None:
+        """Forget finished groups at the old end: no wait counts them again."""
+        while self.groups and all(operation.landed for operation in self.groups[0]):
+            self.groups.popleft()
+
+
+class BulkGroups:
+    """The bulk async-groups of one warp's threads."""
+
+    def __init__(self) -> None:
+        self._threads = tuple(_Thread() for _ in range(LANES))
+
+    def add(self, lanes: list[int], operation: AsyncOperation) -> None:
+        """`operation` belongs to the open group of these lanes."""
+        for lane in lanes:
+            self._threads[lane].open.append(operation)
+
+    def commit(self, lanes: list[int]) -> None:
+        """Close the open group of each lane, even an empty one."""
+        for lane in lanes:
+            thread = self._threads[lane]
+            thread.groups.append(thread.open)
+            thread.open = []
+            thread.prune()
+
+    def wait(self, lanes: list[int], allowed: int, queue: AsyncQueue, *, only_read: bool) -> None:
+        """Finish all but the `allowed` most recent groups of each lane."""
+        for lane in lanes:
+            thread = self._threads[lane]
+            for group in list(thread.groups)[: max(len(thread.groups) - allowed, 0)]:
+                for operation in group:
+                    if only_read:
+                        queue.finish_read(operation)
+                    else:
+                        queue.complete(operation)
+            thread.prune()

@@ -1,0 +1,184 @@
+"""cp.async: copies of 4, 8 or 16 bytes that each thread sets going for itself, its groups and their barriers.
+
+A warp's instruction is one operation in flight; when a subset of its lanes waits, all of it lands, which is
+a legal time for the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from gdnbench.sim.errors import FaultKind, KernelFault
+from gdnbench.sim.machine import mbarrier
+from gdnbench.sim.machine.async_queue import AsyncOperation, Span
+from gdnbench.sim.machine.bulk_groups import BulkGroups
+from gdnbench.sim.machine.memory import check_aligned
+from gdnbench.sim.machine.operands import active, one, shared_address, uniform
+from gdnbench.sim.machine.seam import LANES, Argument, Handler, Lanes, Results, Values, Wait, Warp
+from gdnbench.sim.ptx.ir import Instruction, Negated, Register
+
+if TYPE_CHECKING:
+    from gdnbench.sim.machine.cta import Cta
+
+CP_SIZES = {"ca": (4, 8, 16), "cg": (16,)}
+
+
+@dataclass(slots=True, eq=False)
+class _Copy:
+    """One warp's cp.async in flight: the group that it belongs to in each lane."""
+
+    operation: AsyncOperation
+    lanes: Lanes
+    group: npt.NDArray[np.int64]
+
+
+@dataclass(slots=True, eq=False)
+class ThreadCopies:
+    """The cp.async of one warp: the number of each lane's open group, and what is in flight."""
+
+    group: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(LANES, np.int64))
+    flying: list[_Copy] = field(default_factory=list)
+
+    def prune(self) -> None:
+        """Forget what has landed."""
+        self.flying = [copy for copy in self.flying if not copy.operation.landed]
+
+
+class CopyState:
+    """Groups of asynchronous copies of one CTA, by warp."""
+
+    def __init__(self) -> None:
+        self._threads: dict[int, ThreadCopies] = {}
+        self._bulk: dict[int, BulkGroups] = {}
+
+    def threads(self, warp: Warp) -> ThreadCopies:
+        return self._threads.setdefault(warp.index, ThreadCopies())
+
+    def bulk(self, warp: Warp) -> BulkGroups:
+        return self._bulk.setdefault(warp.index, BulkGroups())
+
+
+def _source_sizes(ins: Instruction, lanes: Lanes, sources: tuple[Argument, ...], width: int) -> Values:
+    """How many bytes each lane reads; the rest of its `width` bytes is filled with zeros."""
+    extra = len(sources) - 3 - ins.has("L2::cache_hint")
+    if extra == 0:
+        return np.full(LANES, width, np.uint64)
+    values, operand = one(sources[3]), ins.sources[3]
+    if isinstance(operand, Negated) or (isinstance(operand, Register) and operand.type == "pred"):
+        return np.where(values != 0, np.uint64(0), np.uint64(width))
+    sizes = values & np.uint64(0xFFFF_FFFF)
+    if (sizes[lanes] > width).any():
+        raise KernelFault(
+            FaultKind.OUT_OF_BOUNDS, f"{ins.name} reads {int(sizes[lanes].max())} of {width} bytes"
+        )
+    return sizes
+
+
+def _cp_async(
+    cta: Cta, warp: Warp, ins: Instruction, lanes: Lanes, sources: tuple[Argument, ...], previous: Wait | None
+) -> Results:
+    target, source = one(sources[0]), one(sources[1])
+    width = uniform(sources[2], lanes, "the copy's size")
+    if width not in CP_SIZES["cg" if ins.has("cg") else "ca"]:
+        raise KernelFault(FaultKind.MISALIGNED, f"{ins.name} of {width} bytes")
+    sizes = _source_sizes(ins, lanes, sources, width)
+    check_aligned(source, lanes, width)
+    for lane in active(lanes & (sizes != 0)):
+        cta.memory.check(int(source[lane]), int(sizes[lane]))
+    for lane in active(lanes):
+        cta.shared.check(int(target[lane]), width)
+    check_aligned(target, lanes, width)
+    target, source, mask = target.copy(), source.copy(), lanes.copy()
+    data = np.zeros((LANES, width), np.uint8)
+
+    def read() -> None:
+        for lane in active(mask & (sizes != 0)):
+            size = int(sizes[lane])
+            data[lane, :size] = cta.memory.view(int(source[lane]), size)
+
+    operation = AsyncOperation(
+        ins.name,
+        land=lambda: cta.shared.store(target, mask, data),
+        read=read,
+        reads=tuple(Span("global", int(source[lane]), int(sizes[lane])) for lane in active(mask)),
+        writes=tuple(Span("shared", int(target[lane]), width) for lane in active(mask)),
+    )
+    copies = cta.copies.threads(warp)
+    copies.flying.append(_Copy(operation, mask, copies.group.copy()))
+    cta.queue.submit(operation, lambda: cta.shared.poison(target, mask, width))
+    cta.counters.traffic["global to shared"] += int(sizes[mask].sum())
+    return ()
+
+
+def _commit(
+    cta: Cta, warp: Warp, ins: Instruction, lanes: Lanes, sources: tuple[Argument, ...], previous: Wait | None
+) -> Results:
+    cta.copies.threads(warp).group[lanes] += 1
+    return ()
+
+
+def _wait(
+    cta: Cta, warp: Warp, ins: Instruction, lanes: Lanes, sources: tuple[Argument, ...], previous: Wait | None
+) -> Results:
+    """wait_group N lands all but the N most recent groups of these lanes; wait_all lands uncommitted copies
+    too."""
+    copies = cta.copies.threads(warp)
+    last = copies.group.copy()
+    if ins.op == "cp.async.wait_group":
+        last -= uniform(sources[0], lanes, "the number of groups") + 1
+    for copy in copies.flying:
+        if (lanes & copy.lanes & (copy.group <= last)).any():
+            cta.queue.complete(copy.operation)
+    copies.prune()
+    return ()
+
+
+def _arrive(
+    cta: Cta, warp: Warp, ins: Instruction, lanes: Lanes, sources: tuple[Argument, ...], previous: Wait | None
+) -> Results:
+    """An arrival for each lane once its earlier cp.async have landed. Without .noinc the phase is told to
+    expect it (PTX ISA, "cp.async.mbarrier.arrive")."""
+    copies = cta.copies.threads(warp)
+    copies.prune()
+    earlier = [copy.operation for copy in copies.flying if (copy.lanes & lanes).any()]
+    addresses = [shared_address(address, ins) for address in one(sources[0])[lanes].tolist()]
+    if not ins.has("noinc"):
+        for address in addresses:
+            mbarrier.expect_arrival(cta.shared, address)
+
+    def land() -> None:
+        for operation in earlier:
+            cta.queue.complete(operation)
+        for address in addresses:
+            mbarrier.arrive(cta.shared, address)
+
+    signals = tuple(dict.fromkeys(addresses))
+    cta.queue.submit(AsyncOperation(ins.name, land=_named(ins, land), signals=signals))
+    return ()
+
+
+def _named(ins: Instruction, land: Callable[[], None]) -> Callable[[], None]:
+    """A fault that an effect commits when it lands is one of the instruction that set it going."""
+
+    def landing() -> None:
+        try:
+            land()
+        except KernelFault as fault:
+            fault.place = fault.place or ins.place
+            raise
+
+    return landing
+
+
+HANDLERS: dict[str, Handler] = {
+    "cp.async": _cp_async,
+    "cp.async.commit_group": _commit,
+    "cp.async.wait_group": _wait,
+    "cp.async.wait_all": _wait,
+    "cp.async.mbarrier.arrive": _arrive,
+}

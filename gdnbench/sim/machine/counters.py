@@ -1,0 +1,26 @@
+"""What a launch did, in numbers: the raw material of `--profile`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class Counters:
+    """Sums over CTAs. `instructions` by opcode, `traffic` in bytes by path ("global to shared"), `waits` by
+    (warp, what it waited at): how often it found that it could not go on."""
+
+    warp_instructions: int = 0
+    instructions: Counter[str] = field(default_factory=Counter)
+    traffic: Counter[str] = field(default_factory=Counter)
+    waits: Counter[tuple[int, str]] = field(default_factory=Counter)
+    mma_macs: int = 0
+
+    def merge(self, other: Counters) -> None:
+        """Add what another CTA did."""
+        self.warp_instructions += other.warp_instructions
+        self.instructions.update(other.instructions)
+        self.traffic.update(other.traffic)
+        self.waits.update(other.waits)
+        self.mma_macs += other.mma_macs

@@ -1,0 +1,167 @@
+"""One CTA's machine: its memories, barriers and asynchronous work, and the dispatch of what engines hand
+over."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from gdnbench.sim.errors import FaultKind, KernelFault, Place, UnsupportedError
+from gdnbench.sim.machine.async_queue import LATE, AsyncQueue, Schedule
+from gdnbench.sim.machine.barriers import NamedBarriers, RegisterPool
+from gdnbench.sim.machine.copies import CopyState
+from gdnbench.sim.machine.counters import Counters
+from gdnbench.sim.machine.memory import GlobalMemory, LocalMemory, SharedMemory
+from gdnbench.sim.machine.seam import LANES, Argument, Lanes, Results, Wait, Warp
+from gdnbench.sim.machine.tmem import TensorMemory
+from gdnbench.sim.machine.units import handler
+from gdnbench.sim.ptx.ir import Instruction, Kernel, Module
+from gdnbench.sim.tensorcore.product import Multiply
+
+Dim3 = tuple[int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class MachineConfig:
+    """How a launch is simulated. `mma` names the model of the tensor core, `multiply` is its implementation
+    in the engine in use. `track` keeps and checks which shared bytes were written. `registers` is the
+    number of registers of a thread if it is known."""
+
+    schedule: Schedule = LATE
+    mma: str = "hardware"
+    multiply: Multiply | None = None
+    track: bool = True
+    profile: bool = False
+    registers: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Something that a launch did which the reader should know, though it is legal."""
+
+    message: str
+    place: Place
+
+    def __str__(self) -> str:
+        return f"{self.message} at {self.place}"
+
+
+@dataclass(slots=True)
+class Launch:
+    """What all CTAs of a grid share."""
+
+    module: Module
+    kernel: Kernel
+    grid: Dim3
+    block: Dim3
+    param: bytes
+    memory: GlobalMemory
+    config: MachineConfig
+    static_shared: int
+    dynamic_shared: int
+    shared_size: int  # static, padding to the dynamic part's alignment, dynamic
+    notes: Counter[Note] = field(default_factory=Counter)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def threads(self) -> int:
+        """Threads of a CTA."""
+        return self.block[0] * self.block[1] * self.block[2]
+
+    @property
+    def warps(self) -> int:
+        """Warps of a CTA, the last one perhaps not full."""
+        return -(-self.threads // LANES)
+
+    @property
+    def ctas(self) -> int:
+        """CTAs of the grid."""
+        return self.grid[0] * self.grid[1] * self.grid[2]
+
+    def ctaid(self, index: int) -> Dim3:
+        """The coordinates of the CTA with this index, x fastest."""
+        x, y, _ = self.grid
+        return index % x, index // x % y, index // (x * y)
+
+
+class Cta:
+    """One CTA as engines and units see it."""
+
+    def __init__(self, launch: Launch, index: int) -> None:
+        self.launch = launch
+        self.index = index
+        self.config = launch.config
+        self.memory = launch.memory
+        self.grid = launch.grid
+        self.block = launch.block
+        self.ctaid = launch.ctaid(index)
+        self.param = launch.param
+        self.shared = SharedMemory(launch.shared_size, track=launch.config.track)
+        self.local = tuple(LocalMemory(launch.kernel.local_size) for _ in range(launch.warps))
+        self.tmem = TensorMemory(track=launch.config.track)
+        self.queue = AsyncQueue(launch.config.schedule, index)
+        self.copies = CopyState()
+        self.barriers = NamedBarriers(launch.warps)
+        self.pool = RegisterPool(launch.config.registers)
+        self.counters = Counters()
+
+    def warp(self, index: int) -> Warp:
+        """The warp with this index, its lanes those that the block has."""
+        return Warp(self, index, np.arange(LANES) < self.launch.threads - index * LANES)
+
+    def issue(
+        self,
+        warp: Warp,
+        ins: Instruction,
+        lanes: Lanes,
+        sources: tuple[Argument, ...],
+        previous: Wait | None = None,
+    ) -> Results | Wait:
+        """Execute a machine-owned instruction for `lanes` of `warp`. A fault carries the place and the
+        thread."""
+        try:
+            if _is_aligned(ins) and not np.array_equal(lanes, warp.exists):
+                missing = np.nonzero(warp.exists & ~lanes)[0].tolist()
+                raise KernelFault(FaultKind.DIVERGENCE, f"{ins.name} without lanes {missing} of the warp")
+            if self.config.profile:
+                self._count(warp, ins, previous)
+            return handler(ins.op)(self, warp, ins, lanes, sources, previous)
+        except KernelFault as fault:
+            if fault.place is None:
+                fault.place, fault.thread = ins.place, self.thread(warp, lanes)
+            raise
+        except UnsupportedError as error:
+            if error.place is None:
+                raise UnsupportedError(error.what, ins.place) from error
+            raise
+
+    def thread(self, warp: Warp, lanes: Lanes) -> str:
+        """Who executes, for messages."""
+        active = np.nonzero(lanes)[0].tolist()
+        some = f"lane {active[0]}" if len(active) == 1 else f"{len(active)} lanes"
+        return f"CTA {self.ctaid}, warp {warp.index}, {some}"
+
+    def note(self, message: str, ins: Instruction) -> None:
+        """Record something legal that the reader should know; equal notes are counted."""
+        with self.launch.lock:
+            self.launch.notes[Note(message, ins.place)] += 1
+
+    def finish(self) -> None:
+        """All warps have exited: what is in flight lands."""
+        self.queue.drain()
+        self.tmem.at_exit()
+
+    def _count(self, warp: Warp, ins: Instruction, previous: Wait | None) -> None:
+        if previous is None:
+            self.counters.instructions[ins.op] += 1
+        else:
+            self.counters.waits[warp.index, ins.op] += 1
+
+
+def _is_aligned(ins: Instruction) -> bool:
+    """True if all threads of the warp must execute `ins` together; `bar` is `barrier.aligned` (PTX ISA,
+    "bar")."""
+    return ins.has("aligned") or ins.op.startswith("bar.")

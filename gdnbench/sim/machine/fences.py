@@ -1,0 +1,77 @@
+"""Instructions that order or hint and change no value: fences, prefetches, dependent launches, sleeping.
+
+Every memory access is visible to all threads at once here, so that a fence has nothing to do: what a
+missing one would break is for a checker that follows the order of events, and it sees fences at
+`Cta.issue`. A grid has no predecessor or successor, so that griddepcontrol never waits.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gdnbench.sim.errors import FaultKind, KernelFault, UnsupportedError
+from gdnbench.sim.machine.operands import active, one
+from gdnbench.sim.machine.seam import Argument, Handler, Lanes, Results, Wait, Warp
+from gdnbench.sim.ptx.ir import Instruction
+
+if TYPE_CHECKING:
+    from gdnbench.sim.machine.cta import Cta
+
+# The PTX ISA ("discard") takes no other size.
+DISCARD_BYTES = 128
+
+
+def _nothing(
+    cta: Cta, warp: Warp, ins: Instruction, lanes: Lanes, sources: tuple[Argument, ...], previous: Wait | None
+) -> Results:
+    return ()
+
+
+def _fence(
+    cta: Cta, warp: Warp, ins: Instruction, lanes: Lanes, sources: tuple[Argument, ...], previous: Wait | None
+) -> Results:
+    """A fence is one of the forms that the PTX ISA lists ("membar, fence"), or it is refused by name."""
+    orders = [mod for mod in ins.mods if mod in ("sc", "acq_rel", "acquire", "release")]
+    scopes = [mod for mod in ins.mods if mod in ("cta", "cluster", "gpu", "sys")]
+    if len(orders) > 1 or len(scopes) != 1:
+        raise UnsupportedError(ins.name)
+    return ()
+
+
+def _discard(
+    cta: Cta, warp: Warp, ins: Instruction, lanes: Lanes, sources: tuple[Argument, ...], previous: Wait | None
+) -> Results:
+    """The bytes lose their value without being written back: what they read as is not defined, so they are
+    poisoned."""
+    addresses = one(sources[0])
+    for lane in active(lanes):
+        address = int(addresses[lane])
+        if address % DISCARD_BYTES:
+            raise KernelFault(
+                FaultKind.MISALIGNED, f"{ins.name} at {address:#x}, no multiple of {DISCARD_BYTES}"
+            )
+        cta.memory.view(address, DISCARD_BYTES)[:] = 0xFF
+    return ()
+
+
+HANDLERS: dict[str, Handler] = {
+    **dict.fromkeys(
+        (
+            "membar",
+            "membar.proxy",
+            "fence.mbarrier_init",
+            "fence.proxy.alias",
+            "fence.proxy.async",
+            "fence.proxy.async::generic",
+            "prefetch",
+            "prefetchu",
+            "applypriority",
+            "griddepcontrol.wait",
+            "griddepcontrol.launch_dependents",
+            "nanosleep",
+        ),
+        _nothing,
+    ),
+    "fence": _fence,
+    "discard": _discard,
+}

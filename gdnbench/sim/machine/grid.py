@@ -1,0 +1,171 @@
+"""Runs the CTAs of a grid: over threads where they are independent, in turns where they talk to each other.
+
+CTAs that use no global atomics and no ordered accesses to global memory cannot wait for one another, so
+that each runs to its end alone and the result does not depend on how many run at once. Others run in one
+thread, in ascending order, a new one beginning only when all that began have had their turn and not ended:
+as many at once as the GPU would hold, so that grid barriers and semaphores work and atomic updates come in
+one order.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+
+from gdnbench.sim.machine.counters import Counters
+from gdnbench.sim.machine.cta import Cta, Launch
+from gdnbench.sim.machine.scheduler import Scheduler
+from gdnbench.sim.machine.seam import LANES, Engine
+from gdnbench.sim.ptx.ir import Instruction, Kernel
+
+Progress = Callable[[int, int], None]
+
+# A B200 has 148 SMs, each with 2,048 threads, 32 CTAs and 228 KB of shared memory, of which a CTA takes 1
+# KB more than it asked for (CUDA Programming Guide, "Compute Capability 10.x").
+SMS = 148
+SM_THREADS = 2048
+SM_CTAS = 32
+SM_SHARED = 228 * 1024
+CTA_SHARED = 1024
+
+# Turns of a CTA that others may be waiting for.
+TURNS = 8
+
+_ORDERED = ("volatile", "relaxed", "acquire", "release", "acq_rel", "mmio")
+_SHARED = ("shared", "shared::cta", "shared::cluster")
+
+
+def _talks(ins: Instruction) -> bool:
+    """True if `ins` may be how CTAs talk: an atomic or ordered access that is not to shared memory."""
+    if ins.op in ("atom", "red"):
+        return not ins.has(*_SHARED)
+    if ins.op in ("ld", "st"):
+        return ins.has(*_ORDERED) and not ins.has(*_SHARED, "local", "param")
+    return ins.op.startswith("cp.reduce.async.bulk") and ins.has("global")
+
+
+def communicates(kernel: Kernel) -> bool:
+    """True if CTAs of `kernel` may depend on one another."""
+    return any(_talks(ins) for ins in kernel.instructions)
+
+
+def resident(launch: Launch) -> int:
+    """How many CTAs the GPU holds at once."""
+    per_sm = min(
+        SM_THREADS // (launch.warps * LANES), SM_SHARED // (launch.shared_size + CTA_SHARED), SM_CTAS
+    )
+    return SMS * per_sm
+
+
+class _Run:
+    """One CTA under way."""
+
+    def __init__(self, launch: Launch, engine: Engine, index: int, quantum: int) -> None:
+        self.cta = Cta(launch, index)
+        self.warps = engine.warps(self.cta)
+        self.scheduler = Scheduler(self.cta, self.warps, quantum)
+
+    def counters(self) -> Counters:
+        """What it did, once it has ended."""
+        self.cta.counters.warp_instructions = sum(warp.executed for warp in self.warps)
+        return self.cta.counters
+
+
+class _Apart:
+    """Independent CTAs over threads. The fault reported is that of the lowest CTA that commits one: no CTA
+    begins after one failed, and those before it run on."""
+
+    def __init__(self, launch: Launch, engine: Engine, quantum: int) -> None:
+        self.launch = launch
+        self.engine = engine
+        self.quantum = quantum
+        self.total = Counters()
+        self.done = 0
+        self.failures: dict[int, BaseException] = {}
+        self.cancelled = False
+        self._next = 0
+        self._lock = threading.Lock()
+
+    def take(self) -> int | None:
+        """The next CTA to run."""
+        with self._lock:
+            if self._next >= self.launch.ctas or self.failures or self.cancelled:
+                return None
+            self._next += 1
+            return self._next - 1
+
+    def run_one(self, index: int) -> None:
+        """Run a CTA to its end."""
+        run = _Run(self.launch, self.engine, index, self.quantum)
+        while run.scheduler.round():
+            if self.cancelled:
+                return
+        with self._lock:
+            self.total.merge(run.counters())
+            self.done += 1
+
+    def work(self) -> None:
+        """What each thread does."""
+        while (index := self.take()) is not None:
+            try:
+                self.run_one(index)
+            except BaseException as error:  # handed to the thread that waits
+                self.failures[index] = error
+
+    def run(self, threads: int, progress: Progress | None) -> Counters:
+        """All CTAs, on `threads` threads beside the one that waits, so that Ctrl-C reaches it."""
+        workers = [threading.Thread(target=self.work, daemon=True) for _ in range(threads)]
+        for worker in workers:
+            worker.start()
+        try:
+            for worker in workers:
+                while worker.is_alive():
+                    worker.join(0.1)
+                    if progress is not None:
+                        progress(self.done, self.launch.ctas)
+        finally:
+            self.cancelled = True
+            for worker in workers:
+                worker.join()
+        if self.failures:
+            raise self.failures[min(self.failures)]
+        return self.total
+
+
+def _run_together(launch: Launch, engine: Engine, quantum: int, progress: Progress | None) -> Counters:
+    """CTAs that may wait for one another, in turns."""
+    total = Counters()
+    limit = resident(launch)
+    begun = done = 0
+    active: list[_Run] = []
+    while active or begun < launch.ctas:
+        going: list[_Run] = []
+        for run in active:
+            if any(not run.scheduler.round() for _ in range(TURNS)):
+                total.merge(run.counters())
+                done += 1
+                if progress is not None:
+                    progress(done, launch.ctas)
+            else:
+                going.append(run)
+        if len(going) == len(active) < limit and begun < launch.ctas:
+            going.append(_Run(launch, engine, begun, quantum))
+            begun += 1
+        active = going
+    return total
+
+
+def run_grid(
+    launch: Launch,
+    engine: Engine,
+    *,
+    quantum: int,
+    threads: int | None = None,
+    progress: Progress | None = None,
+) -> Counters:
+    """Run all CTAs; the result is the same for any number of threads. `threads` None takes all cores."""
+    if communicates(launch.kernel):
+        return _run_together(launch, engine, quantum, progress)
+    count = len(os.sched_getaffinity(0)) if threads is None else threads
+    return _Apart(launch, engine, quantum).run(min(count, launch.ctas), progress)

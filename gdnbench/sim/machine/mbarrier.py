@@ -1,0 +1,261 @@
+"""mbarriers: objects of 64 bits in shared memory that count arrivals and bytes, phase after phase.
+
+The bits of the object (opaque to kernels; PTX ISA, "Contents of the mbarrier object", gives the ranges):
+
+    [0, 20)   arrivals that the current phase still waits for
+    [20, 40)  arrivals that the next phase will wait for
+    [40, 61)  tx-count: bytes that were expected and have not come, two's complement
+    63        parity of the current phase
+
+A phase completes when both counts are zero; its successor starts with the expected count.
+`SharedMemory.phase` counts the phases that completed, beside the bytes: it also says where an mbarrier is.
+
+Waiting: `try_wait` may give up after a time of the machine's choosing and `test_wait` at once. Here both
+wait for as long as anything in the CTA can move, and give up when nothing can: a kernel that peeks and then
+waits gets on, and a kernel that waits for what never comes is found out. Under the `random` schedule
+`test_wait` does answer at once.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from gdnbench.sim.errors import FaultKind, KernelFault
+from gdnbench.sim.machine.memory import SharedMemory
+from gdnbench.sim.machine.operands import active, constant, distinct, one, shared_address
+from gdnbench.sim.machine.seam import LANES, Argument, Handler, Lanes, Results, Wait, Warp
+from gdnbench.sim.ptx.ir import Instruction
+
+if TYPE_CHECKING:
+    from gdnbench.sim.machine.cta import Cta
+
+COUNT_BITS = 20
+COUNT_MAX = (1 << COUNT_BITS) - 1
+EXPECTED_SHIFT = 20
+TX_SHIFT = 40
+TX_BITS = 21
+TX_MAX = (1 << 20) - 1
+PARITY_SHIFT = 63
+BYTES = 8
+
+
+def _fault(message: str) -> KernelFault:
+    return KernelFault(FaultKind.BARRIER, message)
+
+
+def _slot(shared: SharedMemory, address: int) -> int:
+    """The index of the mbarrier at `address`; a fault if there is none."""
+    _check_address(shared, address)
+    if shared.phase[address // BYTES] < 0:
+        raise _fault(f"no mbarrier was initialised at shared address {address:#x}")
+    return address // BYTES
+
+
+def _check_address(shared: SharedMemory, address: int) -> None:
+    if address % BYTES:
+        raise KernelFault(FaultKind.MISALIGNED, f"mbarrier at {address:#x}, no multiple of {BYTES}")
+    shared.check(address, BYTES)
+
+
+def _unpack(word: int) -> tuple[int, int, int]:
+    """The word -> (pending arrivals, expected arrivals, tx-count)."""
+    tx = word >> TX_SHIFT & ((1 << TX_BITS) - 1)
+    return word & COUNT_MAX, word >> EXPECTED_SHIFT & COUNT_MAX, tx - (1 << TX_BITS) * (tx >> TX_BITS - 1)
+
+
+def _put(shared: SharedMemory, slot: int, pending: int, expected: int, tx: int) -> None:
+    """Write the counts back; a phase whose counts are both zero completes."""
+    if not -TX_MAX <= tx <= TX_MAX:
+        raise _fault(f"tx-count {tx} of mbarrier {slot * BYTES:#x} is out of range, +-{TX_MAX}")
+    phase = int(shared.phase[slot])
+    if pending == 0 and tx == 0:
+        phase += 1
+        pending = expected
+        shared.phase[slot] = phase
+    shared.words[slot] = (
+        pending
+        | expected << EXPECTED_SHIFT
+        | (tx & ((1 << TX_BITS) - 1)) << TX_SHIFT
+        | (phase & 1) << PARITY_SHIFT
+    )
+
+
+def init(shared: SharedMemory, address: int, count: int) -> None:
+    """A new mbarrier in its phase 0."""
+    _check_address(shared, address)
+    if not 1 <= count <= COUNT_MAX:
+        raise _fault(f"mbarrier.init with count {count}; the range is 1 to {COUNT_MAX}")
+    slot = address // BYTES
+    if shared.phase[slot] >= 0:
+        raise _fault(f"mbarrier.init at {address:#x}, where an mbarrier is; mbarrier.inval comes first")
+    shared.phase[slot] = 0
+    shared.written(address, BYTES)
+    _put(shared, slot, count, count, 0)
+
+
+def inval(shared: SharedMemory, address: int) -> None:
+    """The bytes are free for other use."""
+    shared.phase[_slot(shared, address)] = -1
+
+
+def arrive(shared: SharedMemory, address: int, count: int = 1, *, expect: int = 0, drop: bool = False) -> int:
+    """Expect `expect` bytes, then arrive `count` times; returns the object as it was, the state token."""
+    slot = _slot(shared, address)
+    word = int(shared.words[slot])
+    pending, expected, tx = _unpack(word)
+    if not 1 <= count <= COUNT_MAX:
+        raise _fault(f"arrival with count {count}; the range is 1 to {COUNT_MAX}")
+    if count > pending:
+        raise _fault(
+            f"{count} arrivals at mbarrier {address:#x}, "
+            f"whose phase {shared.phase[slot]} waits for {pending} of {expected}"
+        )
+    _put(shared, slot, pending - count, expected - count if drop else expected, tx + expect)
+    return word
+
+
+def expect_arrival(shared: SharedMemory, address: int) -> None:
+    """The current phase also waits for one more arrival (cp.async.mbarrier.arrive without .noinc)."""
+    slot = _slot(shared, address)
+    pending, expected, tx = _unpack(int(shared.words[slot]))
+    if pending == COUNT_MAX:
+        raise _fault(f"mbarrier {address:#x} waits for {pending} arrivals, the most it can")
+    _put(shared, slot, pending + 1, expected, tx)
+
+
+def expect_tx(shared: SharedMemory, address: int, size: int) -> None:
+    """The current phase also waits for `size` bytes."""
+    slot = _slot(shared, address)
+    pending, expected, tx = _unpack(int(shared.words[slot]))
+    # Only an arrival or a completion ends a phase: this raises the count of a phase that is not over.
+    if size:
+        _put(shared, slot, pending, expected, tx + size)
+
+
+def complete_tx(shared: SharedMemory, address: int, size: int) -> None:
+    """`size` bytes have come."""
+    slot = _slot(shared, address)
+    pending, expected, tx = _unpack(int(shared.words[slot]))
+    if size:
+        _put(shared, slot, pending, expected, tx - size)
+
+
+def is_complete(shared: SharedMemory, address: int, parity: int) -> bool:
+    """True once the phase of this parity is over: the current phase has the other one. Before the first
+    phase ends, the phase of parity 1 counts as over (PTX ISA, "mbarrier.test_wait", phaseParity)."""
+    return int(shared.phase[_slot(shared, address)]) & 1 != parity
+
+
+def describe(shared: SharedMemory, address: int, parity: int) -> str:
+    """What a wait for `parity` waits for."""
+    slot = _slot(shared, address)
+    pending, expected, tx = _unpack(int(shared.words[slot]))
+    return (
+        f"mbarrier {address:#x} parity {parity} (phase {shared.phase[slot]}): "
+        f"{pending} of {expected} arrivals and {tx} bytes pending"
+    )
+
+
+def _init(
+    cta: Cta, warp: Warp, ins: Instruction, lanes: Lanes, sources: tuple[Argument, ...], previous: Wait | None
+) -> Results:
+    for members, (address, count) in distinct(lanes, one(sources[0]), one(sources[1])):
+        if len(members) > 1:
+            cta.note(f"{len(members)} lanes initialise one mbarrier", ins)
+        init(cta.shared, shared_address(address, ins), count & 0xFFFF_FFFF)
+    return ()
+
+
+def _inval(
+    cta: Cta, warp: Warp, ins: Instruction, lanes: Lanes, sources: tuple[Argument, ...], previous: Wait | None
+) -> Results:
+    for _, (address,) in distinct(lanes, one(sources[0])):
+        inval(cta.shared, shared_address(address, ins))
+    return ()
+
+
+def _arrive(
+    cta: Cta, warp: Warp, ins: Instruction, lanes: Lanes, sources: tuple[Argument, ...], previous: Wait | None
+) -> Results:
+    """arrive and arrive_drop, with or without expect_tx: each lane arrives for itself."""
+    drop = ins.op.startswith("mbarrier.arrive_drop")
+    expects = ins.op.endswith("expect_tx")
+    extra = one(sources[1]) if len(sources) > 1 else constant(0 if expects else 1)
+    state = np.zeros(LANES, np.uint64)
+    addresses, extras = one(sources[0])[lanes].tolist(), extra[lanes].tolist()
+    for lane, address, operand in zip(active(lanes), addresses, extras, strict=True):
+        at = shared_address(address, ins)
+        count, expect = (1, operand & 0xFFFF_FFFF) if expects else (operand & 0xFFFF_FFFF, 0)
+        before = int(cta.shared.phase[_slot(cta.shared, at)])
+        state[lane] = arrive(cta.shared, at, count, expect=expect, drop=drop)
+        if ins.has("noComplete") and cta.shared.phase[at // BYTES] != before:
+            raise _fault(f"{ins.name} completed phase {before} of mbarrier {at:#x}")
+    return (state,) if ins.dests else ()
+
+
+def _transaction(
+    cta: Cta, warp: Warp, ins: Instruction, lanes: Lanes, sources: tuple[Argument, ...], previous: Wait | None
+) -> Results:
+    change = expect_tx if ins.op == "mbarrier.expect_tx" else complete_tx
+    addresses, sizes = one(sources[0])[lanes].tolist(), one(sources[1])[lanes].tolist()
+    for address, size in zip(addresses, sizes, strict=True):
+        change(cta.shared, shared_address(address, ins), size & 0xFFFF_FFFF)
+    return ()
+
+
+def _wait(
+    cta: Cta, warp: Warp, ins: Instruction, lanes: Lanes, sources: tuple[Argument, ...], previous: Wait | None
+) -> Results | Wait:
+    """test_wait and try_wait. Lanes that wait at several mbarriers go on together."""
+    shared = cta.shared
+    by_parity = ins.has("parity")
+    awaited: list[tuple[list[int], int, int]] = []
+    for members, (address, operand) in distinct(lanes, one(sources[0]), one(sources[1])):
+        parity = operand & 0xFFFF_FFFF if by_parity else operand >> PARITY_SHIFT
+        if parity > 1:
+            raise _fault(f"{ins.name} for parity {parity}; it is 0 or 1")
+        awaited.append((members, shared_address(address, ins), parity))
+    done = [is_complete(shared, address, parity) for _, address, parity in awaited]
+    asks_once = ins.op == "mbarrier.test_wait" and cta.config.schedule.kind == "random"
+    if all(done) or asks_once or (previous is not None and previous.timed_out):
+        result = np.zeros(LANES, np.uint64)
+        for (members, _, _), complete in zip(awaited, done, strict=True):
+            result[members] = complete
+        return (result,)
+    pending = [(address, parity) for _, address, parity in awaited]
+
+    def ready() -> bool:
+        return all(is_complete(shared, address, parity) for address, parity in pending)
+
+    def text() -> str:
+        waiting = [pair for pair in pending if not is_complete(shared, *pair)]
+        return "; ".join(describe(shared, *pair) for pair in waiting)
+
+    def advance() -> bool:
+        waiting = [address for address, parity in pending if not is_complete(shared, address, parity)]
+        return any(cta.queue.advance_signal(address) for address in waiting)
+
+    return Wait(ready, text, expires=True, advance=advance)
+
+
+def _pending_count(
+    cta: Cta, warp: Warp, ins: Instruction, lanes: Lanes, sources: tuple[Argument, ...], previous: Wait | None
+) -> Results:
+    return (one(sources[0]) & np.uint64(COUNT_MAX),)
+
+
+HANDLERS: dict[str, Handler] = {
+    "mbarrier.init": _init,
+    "mbarrier.inval": _inval,
+    "mbarrier.arrive": _arrive,
+    "mbarrier.arrive.expect_tx": _arrive,
+    "mbarrier.arrive_drop": _arrive,
+    "mbarrier.arrive_drop.expect_tx": _arrive,
+    "mbarrier.expect_tx": _transaction,
+    "mbarrier.complete_tx": _transaction,
+    "mbarrier.test_wait": _wait,
+    "mbarrier.try_wait": _wait,
+    "mbarrier.pending_count": _pending_count,
+}

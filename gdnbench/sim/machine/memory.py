@@ -1,0 +1,316 @@
+"""Memories as bytes with bounds: global memory, which is the tensors' own bytes, shared memory, local memory.
+
+Addresses are plain integers. Lane accesses are 32 wide: `load(addresses, lanes, width)` gives uint8[32,
+width], `store(addresses, lanes, data)` takes it. Where lanes store to one address, the highest lane wins
+(the PTX ISA leaves open which does, "Memory Consistency Model").
+"""
+
+from __future__ import annotations
+
+import bisect
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from gdnbench.sim.errors import FaultKind, KernelFault
+from gdnbench.sim.machine.seam import (
+    LANES,
+    LOCAL_WINDOW,
+    PARAM_WINDOW,
+    SHARED_BASE,
+    SHARED_WINDOW,
+    WINDOW_SIZE,
+    Lanes,
+    Values,
+)
+
+Bytes = npt.NDArray[np.uint8]
+Shadow = npt.NDArray[np.bool_]
+
+# Every byte 0xFF is a NaN in bf16, f16, f32, f64, e4m3 and e5m2: memory that nobody wrote, or that an
+# asynchronous operation has yet to write, shows in the numbers.
+POISON = 0xFF
+
+
+class Memory(Protocol):
+    """What the lane accesses of every memory have in common."""
+
+    def load(self, addresses: Values, lanes: Lanes, width: int) -> Bytes: ...
+
+    def store(self, addresses: Values, lanes: Lanes, data: Bytes) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """Bytes [base, base + size) that a kernel may touch; `keeper` keeps them alive."""
+
+    base: int
+    size: int
+    name: str
+    keeper: object
+
+    @property
+    def end(self) -> int:
+        return self.base + self.size
+
+
+def check_aligned(addresses: Values, lanes: Lanes, width: int) -> None:
+    """Every access of `width` bytes starts at a multiple of `width` (PTX ISA, "Operands, Alignment")."""
+    bad = lanes & (addresses % np.uint64(width) != 0)
+    if bad.any():
+        lane = int(bad.argmax())
+        raise KernelFault(
+            FaultKind.MISALIGNED,
+            f"address {int(addresses[lane]):#x} of lane {lane} is no multiple of {width}",
+        )
+
+
+class GlobalMemory:
+    """The tensors of a launch and the module's variables, at their own host addresses.
+
+    `bases` and `ends` are the allocations as disjoint, ascending intervals (overlapping views of one tensor
+    are joined): the table that compiled code searches. `symbols` gives the address of each module variable.
+    """
+
+    def __init__(self) -> None:
+        self.allocations: list[Allocation] = []
+        self.symbols: dict[str, int] = {}
+        self.bases: npt.NDArray[np.uint64] = np.empty(0, np.uint64)
+        self.ends: npt.NDArray[np.uint64] = np.empty(0, np.uint64)
+        self._starts: list[int] = []
+        self._stops: list[int] = []
+        self._origin = 0
+        self._bytes: Bytes = np.empty(0, np.uint8)
+
+    def add(self, base: int, size: int, name: str, keeper: object) -> None:
+        """Let kernels touch `size` bytes at the host address `base`, which `keeper` owns."""
+        if size <= 0:
+            return
+        self.allocations.append(Allocation(base, size, name, keeper))
+        self._index()
+
+    def add_array(self, array: npt.NDArray[np.generic], name: str) -> int:
+        """Let kernels touch the bytes that `array` spans; returns its address."""
+        low, high = np.lib.array_utils.byte_bounds(array)
+        self.add(low, high - low, name, array)
+        return int(array.ctypes.data)
+
+    def add_variable(self, name: str, size: int, align: int, init: bytes | None) -> int:
+        """Allocate a module's `.global` or `.const` variable, zero unless initialised; returns its
+        address."""
+        room = np.zeros(size + align, np.uint8)
+        start = -room.ctypes.data % align
+        if init is not None:
+            room[start : start + len(init)] = np.frombuffer(init, np.uint8)
+        base = int(room.ctypes.data) + start
+        self.symbols[name] = base
+        self.add(base, size, name, room)
+        return base
+
+    def _index(self) -> None:
+        joined: list[list[int]] = []
+        for item in sorted(self.allocations, key=lambda item: item.base):
+            if joined and item.base < joined[-1][1]:
+                joined[-1][1] = max(joined[-1][1], item.end)
+            else:
+                joined.append([item.base, item.end])
+        self._starts = [low for low, _ in joined]
+        self._stops = [high for _, high in joined]
+        self.bases = np.array(self._starts, np.uint64)
+        self.ends = np.array(self._stops, np.uint64)
+        # One view over everything, so that 32 lanes are one indexed access. What lies between allocations
+        # is never touched: every access is checked first.
+        self._origin = self._starts[0]
+        span = (ctypes.c_uint8 * (self._stops[-1] - self._origin)).from_address(self._origin)
+        self._bytes = np.frombuffer(memoryview(span), np.uint8)
+
+    def check(self, address: int, size: int) -> None:
+        """Fault unless [address, address + size) lies in one allocation."""
+        at = bisect.bisect_right(self._starts, address) - 1
+        if at < 0 or address + size > self._stops[at]:
+            raise KernelFault(FaultKind.OUT_OF_BOUNDS, self._describe(address, size))
+
+    def view(self, address: int, size: int) -> Bytes:
+        """The bytes [address, address + size), to read and to write."""
+        self.check(address, size)
+        start = address - self._origin
+        return self._bytes[start : start + size]
+
+    def strided(self, address: int, shape: Sequence[int], strides: Sequence[int]) -> Bytes:
+        """Bytes as an array of any shape with non-negative strides in bytes, checked from end to end."""
+        reach = sum((extent - 1) * stride for extent, stride in zip(shape, strides, strict=True)) + 1
+        return np.ndarray(tuple(shape), np.uint8, self.view(address, reach), 0, tuple(strides))
+
+    def _locate(self, addresses: Values, lanes: Lanes, width: int) -> npt.NDArray[np.intp]:
+        """Indices uint8[active, width] into the view of everything, once they are known to be in bounds."""
+        check_aligned(addresses, lanes, width)
+        wanted = addresses[lanes]
+        at = np.searchsorted(self.bases, wanted, side="right") - 1
+        bad = at < 0
+        if self.ends.size:
+            bad |= wanted + np.uint64(width) > self.ends[at]
+        if bad.any():
+            raise KernelFault(FaultKind.OUT_OF_BOUNDS, self._describe(int(wanted[bad.argmax()]), width))
+        first = (wanted - np.uint64(self._origin)).astype(np.intp)
+        return first[:, None] + np.arange(width)
+
+    def load(self, addresses: Values, lanes: Lanes, width: int) -> Bytes:
+        out = np.zeros((LANES, width), np.uint8)
+        if lanes.any():
+            out[lanes] = self._bytes[self._locate(addresses, lanes, width)]
+        return out
+
+    def store(self, addresses: Values, lanes: Lanes, data: Bytes) -> None:
+        if lanes.any():
+            self._bytes[self._locate(addresses, lanes, data.shape[1])] = data[lanes]
+
+    def _describe(self, address: int, size: int) -> str:
+        """Where an access out of bounds went, as seen from the nearest allocation."""
+        what = f"{size} bytes at global address {address:#x}"
+        if not self.allocations:
+            return f"{what}: the launch has no global memory"
+
+        def distance(item: Allocation) -> int:
+            return max(item.base - address, address + size - item.end)
+
+        near = min(self.allocations, key=distance)
+        side = (
+            f"{address - near.base} bytes after its start, {address + size - near.end} past its end"
+            if address + size > near.end
+            else f"{near.base - address} bytes before its start"
+        )
+        return f"{what}: nearest is {near.name} ({near.size} bytes), {side}"
+
+
+class SharedMemory:
+    """The shared memory of one CTA. `bytes[address]` is the byte at `address`; the first kilobyte is the
+    system's.
+
+    `valid` marks the bytes that were written; `track` says whether somebody keeps it, and reads check it (the
+    interpreter does, compiled code does not). mbarriers live in these bytes too: `phase[address // 8]` is
+    the number of phases that the mbarrier there has completed, -1 where there is none.
+    """
+
+    def __init__(self, size: int, *, track: bool) -> None:
+        self.size = size
+        self.end = SHARED_BASE + size
+        self.track = track
+        room = -(-self.end // 128) * 128
+        self.bytes: Bytes = np.full(room, POISON, np.uint8)
+        self.valid: Shadow = np.zeros(room, np.bool_)
+        self.words: npt.NDArray[np.uint64] = self.bytes.view(np.uint64)
+        self.phase: npt.NDArray[np.int64] = np.full(room // 8, -1, np.int64)
+
+    def check(self, address: int, size: int) -> None:
+        """Fault unless [address, address + size) lies in the CTA's shared memory."""
+        if address < SHARED_BASE or address + size > self.end:
+            raise KernelFault(FaultKind.OUT_OF_BOUNDS, self._describe(address, size))
+
+    def view(self, address: int, size: int) -> Bytes:
+        """The bytes [address, address + size), to read and to write; a writer marks them with `written`."""
+        self.check(address, size)
+        return self.bytes[address : address + size]
+
+    def written(self, address: int, size: int) -> None:
+        """Mark bytes as initialised."""
+        if self.track:
+            self.valid[address : address + size] = True
+
+    def _locate(self, addresses: Values, lanes: Lanes, width: int) -> npt.NDArray[np.intp]:
+        check_aligned(addresses, lanes, width)
+        wanted = addresses[lanes]
+        bad = (wanted < np.uint64(SHARED_BASE)) | (wanted > np.uint64(max(self.end - width, 0)))
+        if bad.any():
+            raise KernelFault(FaultKind.OUT_OF_BOUNDS, self._describe(int(wanted[bad.argmax()]), width))
+        return wanted.astype(np.intp)[:, None] + np.arange(width)
+
+    def load(self, addresses: Values, lanes: Lanes, width: int) -> Bytes:
+        out = np.zeros((LANES, width), np.uint8)
+        if lanes.any():
+            where = self._locate(addresses, lanes, width)
+            if self.track and not self.valid[where].all():
+                raise KernelFault(
+                    FaultKind.UNINITIALISED,
+                    f"shared address {int(where[~self.valid[where]][0]):#x} was never written",
+                )
+            out[lanes] = self.bytes[where]
+        return out
+
+    def store(self, addresses: Values, lanes: Lanes, data: Bytes) -> None:
+        if lanes.any():
+            where = self._locate(addresses, lanes, data.shape[1])
+            self.bytes[where] = data[lanes]
+            if self.track:
+                self.valid[where] = True
+
+    def poison(self, addresses: Values, lanes: Lanes, width: int) -> None:
+        """What an asynchronous copy will write does not hold its old value any more. Faults as `store`
+        would."""
+        if lanes.any():
+            self.bytes[self._locate(addresses, lanes, width)] = POISON
+
+    def _describe(self, address: int, size: int) -> str:
+        return (
+            f"{size} bytes at shared address {address:#x}: the CTA has {self.size} bytes, "
+            f"{SHARED_BASE:#x} to {self.end:#x}"
+        )
+
+
+class LocalMemory:
+    """The local memory of one warp's threads: `bytes[lane, offset]`. Each lane sees its own `size` bytes at
+    0."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.bytes: Bytes = np.full((LANES, size), POISON, np.uint8)
+
+    def _locate(self, addresses: Values, lanes: Lanes, width: int) -> npt.NDArray[np.intp]:
+        check_aligned(addresses, lanes, width)
+        wanted = addresses[lanes]
+        bad = (wanted > np.uint64(max(self.size - width, 0))) | (self.size < width)
+        if bad.any():
+            raise KernelFault(
+                FaultKind.OUT_OF_BOUNDS,
+                f"{width} bytes at local address {int(wanted[bad.argmax()]):#x}: "
+                f"a thread has {self.size} bytes",
+            )
+        return wanted.astype(np.intp)[:, None] + np.arange(width)
+
+    def load(self, addresses: Values, lanes: Lanes, width: int) -> Bytes:
+        out = np.zeros((LANES, width), np.uint8)
+        if lanes.any():
+            where = self._locate(addresses, lanes, width)
+            out[lanes] = self.bytes[np.nonzero(lanes)[0][:, None], where]
+        return out
+
+    def store(self, addresses: Values, lanes: Lanes, data: Bytes) -> None:
+        if lanes.any():
+            where = self._locate(addresses, lanes, data.shape[1])
+            self.bytes[np.nonzero(lanes)[0][:, None], where] = data[lanes]
+
+
+def resolve(address: int) -> tuple[str, int]:
+    """A generic address -> (state space, address in it). Constant memory is part of global memory here."""
+    for space, window in (("shared", SHARED_WINDOW), ("local", LOCAL_WINDOW), ("param", PARAM_WINDOW)):
+        if window <= address < window + WINDOW_SIZE:
+            return space, address - window
+    return "global", address
+
+
+def resolve_lanes(addresses: Values, lanes: Lanes) -> list[tuple[str, Lanes, Values]]:
+    """The same for 32 lanes: (state space, its lanes, their addresses in it) for each space that is met."""
+    out: list[tuple[str, Lanes, Values]] = []
+    window = addresses >> np.uint64(WINDOW_SIZE.bit_length() - 1)
+    rest = lanes
+    for space, base in (("shared", SHARED_WINDOW), ("local", LOCAL_WINDOW), ("param", PARAM_WINDOW)):
+        here = lanes & (window == np.uint64(base // WINDOW_SIZE))
+        if here.any():
+            out.append((space, here, addresses - np.uint64(base)))
+            rest = rest & ~here
+    if rest.any():
+        out.append(("global", rest, addresses))
+    return out

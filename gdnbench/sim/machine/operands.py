@@ -1,0 +1,72 @@
+"""Reading the operands that an engine hands over."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from gdnbench.sim.errors import FaultKind, KernelFault
+from gdnbench.sim.machine.memory import resolve
+from gdnbench.sim.machine.seam import LANES, Argument, Lanes, Values
+from gdnbench.sim.ptx.ir import Instruction
+
+SHARED_SPACES = ("shared", "shared::cta", "shared::cluster")
+
+
+def one(argument: Argument) -> Values:
+    """A source that has one value a lane."""
+    assert isinstance(argument, np.ndarray)
+    return argument
+
+
+def many(argument: Argument) -> tuple[Values, ...]:
+    """A source that is a vector, or an address with coordinates."""
+    assert isinstance(argument, tuple)
+    return argument
+
+
+def active(lanes: Lanes) -> list[int]:
+    """The numbers of the active lanes, ascending."""
+    indices: list[int] = np.flatnonzero(lanes).tolist()
+    return indices
+
+
+def uniform(argument: Argument, lanes: Lanes, what: str) -> int:
+    """A value that all active lanes must agree on."""
+    values = one(argument)[lanes]
+    if (values != values[0]).any():
+        raise KernelFault(FaultKind.DIVERGENCE, f"{what} differs between the lanes of a warp")
+    return int(values[0])
+
+
+def shared_address(address: int, ins: Instruction) -> int:
+    """An address operand that lies in the CTA's shared memory; generic if the instruction names no state
+    space.
+
+    The window of `shared::cta` is part of that of `shared::cluster`, so that without a cluster both are the
+    same (PTX ISA, "Shared State Space").
+    """
+    if ins.has(*SHARED_SPACES):
+        return address
+    space, offset = resolve(address)
+    if space != "shared":
+        raise KernelFault(
+            FaultKind.OUT_OF_BOUNDS, f"{ins.name}: generic address {address:#x} is not shared memory"
+        )
+    return offset
+
+
+def distinct(lanes: Lanes, *arguments: Values) -> Iterator[tuple[list[int], tuple[int, ...]]]:
+    """The active lanes grouped by equal operands: (lanes, their operands) in the order of the first lane."""
+    groups: dict[tuple[int, ...], list[int]] = {}
+    columns = [argument[lanes].tolist() for argument in arguments]
+    for lane, *values in zip(active(lanes), *columns, strict=True):
+        groups.setdefault(tuple(values), []).append(lane)
+    for values_of_group, members in groups.items():
+        yield members, values_of_group
+
+
+def constant(value: int) -> Values:
+    """The same value in all lanes."""
+    return np.full(LANES, value, np.uint64)

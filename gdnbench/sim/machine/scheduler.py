@@ -1,0 +1,115 @@
+"""The scheduler of one CTA: gives its warps turns, and finds out when nobody can go on.
+
+A turn is a quantum of instructions of one warp; the order of warps in a round is ascending, under `random`
+shuffled. When no warp can run, what is in flight lands, one effect at a time and first what somebody waits
+for; then waits that may give up do (try_wait); if they come back to the same wait with nothing changed in
+between, the CTA is deadlocked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from gdnbench.sim.errors import FaultKind, KernelFault
+from gdnbench.sim.machine.seam import Blocked, WarpEngine, WarpState
+
+if TYPE_CHECKING:
+    from gdnbench.sim.machine.cta import Cta
+
+QUANTUM = 4096
+# How often all that can give up may do so without any progress: a kernel peeks a few times before it waits.
+EXPIRIES = 16
+
+
+class Scheduler:
+    """Runs the warps of one CTA to their end."""
+
+    def __init__(self, cta: Cta, warps: Sequence[WarpEngine], quantum: int = QUANTUM) -> None:
+        self.cta = cta
+        self.warps = list(warps)
+        self.quantum = quantum
+        self._states = [WarpState.RUNNING] * len(self.warps)
+        self._expiries = 0
+        self._seen: tuple[object, ...] = ()
+
+    def round(self) -> bool:
+        """One turn for each warp that can run; false once all have exited."""
+        moved = False
+        for index in self._order():
+            if self._states[index] is WarpState.EXITED or not self._can_run(index):
+                continue
+            moved = True
+            self._states[index] = state = self.warps[index].run(self._quantum())
+            if state is WarpState.EXITED:
+                self.cta.barriers.exited(self.warps[index].warp.index)
+        if all(state is WarpState.EXITED for state in self._states):
+            self.cta.finish()
+            return False
+        if moved:
+            self.cta.queue.tick()
+        elif not self._land():
+            self._expire()
+        return True
+
+    def _order(self) -> list[int]:
+        order = list(range(len(self.warps)))
+        if self.cta.config.schedule.kind == "random":
+            self.cta.queue.random.shuffle(order)
+        return order
+
+    def _quantum(self) -> int:
+        if self.cta.config.schedule.kind == "random":
+            return self.cta.queue.random.choice((1, 16, 256, self.quantum))
+        return self.quantum
+
+    def _can_run(self, index: int) -> bool:
+        if self._states[index] is WarpState.RUNNING:
+            return True
+        return any(blocked.wait.over() for blocked in self.warps[index].blocked())
+
+    def _blocked(self) -> list[tuple[int, Blocked]]:
+        return [
+            (index, blocked)
+            for index, warp in enumerate(self.warps)
+            if self._states[index] is WarpState.BLOCKED
+            for blocked in warp.blocked()
+        ]
+
+    def _land(self) -> bool:
+        """Land one effect that somebody waits for, else any; false if nothing is in flight."""
+        for _, blocked in self._blocked():
+            if blocked.wait.advance is not None and blocked.wait.advance():
+                return True
+        return self.cta.queue.advance_any()
+
+    def _expire(self) -> None:
+        """Let waits that may give up do so, or find that the CTA is deadlocked."""
+        blocked = self._blocked()
+        progress = self._progress()
+        self._expiries = self._expiries + 1 if progress == self._seen else 0
+        self._seen = progress
+        expiring = [entry.wait for _, entry in blocked if entry.wait.expires]
+        if not expiring or self._expiries >= EXPIRIES:
+            raise self._deadlock(blocked)
+        for wait in expiring:
+            wait.timed_out = True
+
+    def _progress(self) -> tuple[object, ...]:
+        """What changes when anything happens that somebody could wait for."""
+        shared = self.cta.shared
+        present = shared.phase >= 0
+        barriers = tuple((index, use.arrivals) for index, use in sorted(self.cta.barriers.rounds.items()))
+        live = sum(state is not WarpState.EXITED for state in self._states)
+        words = shared.words[: present.size][present].tobytes()
+        return shared.phase[present].tobytes(), words, barriers, self.cta.queue.landed, live
+
+    def _deadlock(self, blocked: list[tuple[int, Blocked]]) -> KernelFault:
+        lines = [
+            f"warp {self.warps[index].warp.index} ({int(entry.lanes.sum())} lanes) "
+            f"waits for {entry.wait.text()} at {entry.instruction.place}"
+            for index, entry in blocked
+        ]
+        place = blocked[0][1].instruction.place if blocked else None
+        message = "nothing in the CTA can go on:\n  " + "\n  ".join(lines) + "\n"
+        return KernelFault(FaultKind.DEADLOCK, message, place, f"CTA {self.cta.ctaid}")

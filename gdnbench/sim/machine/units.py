@@ -1,0 +1,22 @@
+"""Which unit of the machine executes which instruction."""
+
+from __future__ import annotations
+
+from gdnbench.sim.errors import UnsupportedError
+from gdnbench.sim.machine import barriers, copies, fences, mbarrier
+from gdnbench.sim.machine.seam import Handler
+
+HANDLERS: dict[str, Handler] = {
+    **mbarrier.HANDLERS,
+    **barriers.HANDLERS,
+    **fences.HANDLERS,
+    **copies.HANDLERS,
+}
+
+
+def handler(op: str) -> Handler:
+    """The handler of `op`; UnsupportedError names an instruction that no unit models."""
+    found = HANDLERS.get(op)
+    if found is None:
+        raise UnsupportedError(f"instruction {op}")
+    return found

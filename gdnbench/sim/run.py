@@ -1,0 +1,191 @@
+"""Run a kernel from its PTX: `run_ptx(text, entry, grid, block, params, smem)`."""
+
+from __future__ import annotations
+
+import importlib
+import struct
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gdnbench.sim.errors import LaunchError, UnsupportedError
+from gdnbench.sim.machine import budget
+from gdnbench.sim.machine.async_queue import Schedule
+from gdnbench.sim.machine.counters import Counters
+from gdnbench.sim.machine.cta import Dim3, Launch, MachineConfig, Note
+from gdnbench.sim.machine.grid import Progress, run_grid
+from gdnbench.sim.machine.memory import GlobalMemory
+from gdnbench.sim.machine.seam import Engine
+from gdnbench.sim.ptx.ir import Kernel, Module, Variable
+from gdnbench.sim.ptx.parser import parse
+
+
+@dataclass(frozen=True, slots=True)
+class EngineKind:
+    """An engine by name: the module whose `prepare(module, kernel, config)` makes a kernel ready, the
+    module whose `multiply` is its tensor core, and the instructions of one turn of a warp."""
+
+    prepare: str
+    multiply: str
+    quantum: int
+    track: bool  # uninitialised shared memory is found
+
+
+ENGINES = {
+    "interpreter": EngineKind(
+        "gdnbench.sim.interpreter.engine", "gdnbench.sim.tensorcore.reference", 256, track=True
+    ),
+    "compiled": EngineKind(
+        "gdnbench.sim.compiler.engine", "gdnbench.sim.tensorcore.native", 4096, track=False
+    ),
+}
+
+# Dynamic shared memory starts at a multiple of this, which swizzled tiles rely on.
+DYNAMIC_ALIGN = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """What a launch did: its counters, how often each note was made, wall time."""
+
+    counters: Counters
+    notes: dict[Note, int]
+    seconds: float
+    ctas: int
+
+
+def run_ptx(
+    ptx: str | Module,
+    entry: str,
+    grid: Dim3,
+    block: Dim3,
+    params: Sequence[object],
+    smem: int = 0,
+    *,
+    engine: str = "compiled",
+    schedule: str = "late",
+    mma: str = "hardware",
+    check: bool = False,
+    profile: bool = False,
+    memory: GlobalMemory | None = None,
+    progress: Progress | None = None,
+    threads: int | None = None,
+    registers: int | None = None,
+) -> RunResult:
+    """Launch `entry` of the PTX with `smem` bytes of dynamic shared memory and wait for it.
+
+    `params`: tensors and arrays are passed by address, and become memory that the kernel may touch; numbers
+    are packed to the parameter's size; bytes are passed as they are. `memory` adds what is reachable in
+    other ways. `registers` is the number of registers of a thread, as ptxas reports it, for the launch
+    budget.
+    """
+    if check:
+        raise UnsupportedError("check=True: the race checker")
+    if engine not in ENGINES:
+        raise LaunchError(f"engine {engine!r}: {', '.join(ENGINES)}")
+    module = parse(ptx) if isinstance(ptx, str) else ptx
+    if entry not in module.kernels:
+        raise LaunchError(f"no kernel {entry!r} in the PTX; it has {', '.join(module.kernels) or 'none'}")
+    kernel = module.kernels[entry]
+    memory = GlobalMemory() if memory is None else memory
+    param = pack(kernel, params, memory)
+    kind = ENGINES[engine]
+    config = MachineConfig(
+        schedule=Schedule.parse(schedule),
+        mma=mma,
+        multiply=importlib.import_module(kind.multiply).multiply,
+        track=kind.track,
+        profile=profile,
+        registers=registers if registers is not None else kernel.maxnreg,
+    )
+    launch = prepare_launch(module, kernel, grid, block, param, smem, memory, config)
+    ready: Engine = importlib.import_module(kind.prepare).prepare(module, kernel, config)
+    start = time.perf_counter()
+    counters = run_grid(launch, ready, quantum=kind.quantum, threads=threads, progress=progress)
+    return RunResult(counters, dict(launch.notes), time.perf_counter() - start, launch.ctas)
+
+
+def prepare_launch(
+    module: Module,
+    kernel: Kernel,
+    grid: Dim3,
+    block: Dim3,
+    param: bytes,
+    smem: int,
+    memory: GlobalMemory,
+    config: MachineConfig,
+) -> Launch:
+    """Check the launch against the limits and give the module's variables their memory."""
+    padded = -(-kernel.shared_size // DYNAMIC_ALIGN) * DYNAMIC_ALIGN if smem else kernel.shared_size
+    budget.check(kernel, grid, block, padded + smem, config.registers)
+    for variable in module.variables:
+        if variable.space in ("global", "const") and variable.name not in memory.symbols:
+            memory.add_variable(variable.name, variable.size, variable.align, variable.init)
+    return Launch(
+        module=module,
+        kernel=kernel,
+        grid=grid,
+        block=block,
+        param=param,
+        memory=memory,
+        config=config,
+        static_shared=kernel.shared_size,
+        dynamic_shared=smem,
+        shared_size=padded + smem,
+    )
+
+
+def pack(kernel: Kernel, params: Sequence[object], memory: GlobalMemory) -> bytes:
+    """The kernel's parameter block; tensors and arrays are added to `memory`."""
+    if len(params) != len(kernel.params):
+        raise LaunchError(f"{kernel.name} has {len(kernel.params)} parameters, {len(params)} were given")
+    size = max((variable.offset + variable.size for variable in kernel.params), default=0)
+    block = bytearray(size)
+    for variable, value in zip(kernel.params, params, strict=True):
+        data = _encode(variable, value, memory)
+        block[variable.offset : variable.offset + len(data)] = data
+    return bytes(block)
+
+
+_FLOATS = {2: "<e", 4: "<f", 8: "<d"}
+
+
+def _encode(variable: Variable, value: object, memory: GlobalMemory) -> bytes:
+    """One parameter as bytes."""
+    if isinstance(value, bytes | bytearray):
+        if len(value) > variable.size:
+            raise LaunchError(f"{variable.name} has {variable.size} bytes, {len(value)} were given")
+        return bytes(value)
+    if isinstance(value, float) and variable.size in _FLOATS:
+        return struct.pack(_FLOATS[variable.size], value)
+    if isinstance(value, int | np.integer):
+        bits = 8 * variable.size
+        if not -(1 << bits - 1) <= int(value) < 1 << bits:
+            raise LaunchError(f"{value} does not fit {variable.name} of {variable.size} bytes")
+        return (int(value) & ((1 << bits) - 1)).to_bytes(variable.size, "little")
+    address = _address(value, variable.name, memory)
+    if address is None or variable.size != 8:
+        raise LaunchError(f"a {type(value).__name__} for {variable.name} of {variable.size} bytes")
+    return address.to_bytes(8, "little")
+
+
+def _address(value: object, name: str, memory: GlobalMemory) -> int | None:
+    """The address of a tensor or array, whose bytes the kernel may touch from now on; None for anything
+    else."""
+    if isinstance(value, np.ndarray):
+        return memory.add_array(value, name)
+    if hasattr(value, "data_ptr"):
+        return _add_tensor(value, name, memory)
+    return None
+
+
+def _add_tensor(tensor: Any, name: str, memory: GlobalMemory) -> int:
+    if tensor.device.type != "cpu":
+        raise LaunchError(f"{name} is on {tensor.device}; the simulator takes CPU tensors")
+    reach = sum((extent - 1) * stride for extent, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    if tensor.numel():
+        memory.add(tensor.data_ptr(), (reach + 1) * tensor.element_size(), name, tensor)
+    return int(tensor.data_ptr())
