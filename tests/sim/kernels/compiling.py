@@ -1,4 +1,4 @@
-"""Compiles the test kernels for sm_100a from fake tensors, with what the simulator needs: PTX and line numbers."""
+"""Compiles the test kernels for sm_100a from fake tensors and keeps what the simulator needs: PTX with lines."""
 
 from __future__ import annotations
 

@@ -3,12 +3,12 @@
     C[m, n] = sum over k of A[m, k] B[n, k]            A, B of one 16-bit type, sums and C in float32
 
     name    shape                       layout
-    sA      (TILE_M, TILE_K, STAGES)    rows of 64 bytes, 16-byte chunks swizzled; what one ldmatrix reads is free
+    sA      (TILE_M, TILE_K, STAGES)    rows of 64 bytes, 16-byte chunks swizzled: what one ldmatrix reads
     sB      (TILE_N, TILE_K, STAGES)    of bank conflicts
-    rC      64 values a thread          accumulators of 2 x 2 warps, m16n8k16 each
+    rC      32 values a thread          accumulators of 2 x 2 warps, m16n8k16 each
 
-All four warps load, wait for the oldest group, multiply. K a multiple of 8 (a chunk); M and N any: a thread writes
-zeros where its chunk lies outside the matrix.
+All four warps load, wait for the oldest group, multiply. K a multiple of 8 (a chunk); M and N any: a thread
+writes zeros where its chunk lies outside the matrix.
 """
 
 from __future__ import annotations

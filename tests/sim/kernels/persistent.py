@@ -1,10 +1,10 @@
 """A persistent tcgen05 GEMM: fewer CTAs than tiles, the epilogue of one tile under the products of the next.
 
-    C[m, n] = sum over k of A[m, k] B[n, k]            A, B of a 16-bit type, K contiguous; C in float32, N contiguous
+    C[m, n] = sum over k of A[m, k] B[n, k]            A, B of 16 bits, K contiguous; C float32
 
     name    where   shape                           layout
     sA, sB  SMEM    (TILE_M or N, TILE_K, STAGES)   canonical K-major, 128-byte swizzle
-    sC      SMEM    (TILE_M, TILE_N)                rows of 128 bytes, 128-byte swizzle; boxes of the TMA store
+    sC      SMEM    (TILE_M, TILE_N)                rows of 128 bytes, 128-byte swizzle, for the TMA store
     tAcc    TMEM    (TILE_M, TILE_N, 2)             two accumulators side by side
 
     role        warps   for each of the CTA's tiles
@@ -12,8 +12,8 @@
     LOAD        4       TMA of A and B into the ring, over tile boundaries
     MMA         5       wait for a free accumulator, multiply over K, commit
 
-Tile t of CTA b is number b + t x CTAs, rows first. The ring's state runs on from tile to tile, so phases of all
-pipelines differ between tiles whenever K / TILE_K is not a multiple of STAGES.
+Tile t of CTA b is number b + t x CTAs, rows first. The ring's state runs on from tile to tile, so phases of
+all pipelines differ between tiles whenever K / TILE_K is not a multiple of STAGES.
 """
 
 from __future__ import annotations

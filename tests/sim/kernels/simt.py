@@ -1,4 +1,4 @@
-"""Kernels of ordinary threads: an elementwise function of strided tensors, and row sums reduced in three ways.
+"""Kernels of ordinary threads: an elementwise function of strided tensors, and sums and counts.
 
     scaled_sum      z = alpha x + y, any strides, one thread an element
     row_sums        s[m] = sum over n of x[m, n]: shuffles within a warp, shared memory across the warps

@@ -3,9 +3,9 @@
     C[m, n] = sum over k of A[m, k] B[n, k]            A, B of `Gemm.dtype`, sums and C in float32
 
     name    where   shape                       layout
-    sA      SMEM    (tile_m, tile_k, STAGES)    canonical, 128-byte swizzle, K- or M-major; one TMA box a stage
+    sA      SMEM    (tile_m, tile_k, STAGES)    canonical, 128-byte swizzle, K- or M-major
     sB      SMEM    (tile_n, tile_k, STAGES)    the same for N
-    tAcc    TMEM    (tile_m, tile_n)            f32; lane = row (tile_m 128), or 32 (row/16) + row%16 (tile_m 64)
+    tAcc    TMEM    (tile_m, tile_n)            f32; lane = row; for tile_m 64: 32 (row/16) + row%16
 
     role        warps   does
     EPILOGUE    0 .. 3  TMEM -> registers -> C, each warp its own quarter of the lanes
@@ -16,8 +16,8 @@
     operands    TMA: 1 + box bytes          MMA commit: 1
     accumulator MMA commit: 1               128 epilogue threads
 
-Tails: a load fills with zeros outside A and B, which add nothing; the epilogue compares each coordinate with the
-shape of C. K = 0 is not allowed (the accumulator would never be written).
+Tails: a load fills with zeros outside A and B, which add nothing; the epilogue compares each coordinate with
+the shape of C. K = 0 is not allowed (the accumulator would never be written).
 """
 
 from __future__ import annotations

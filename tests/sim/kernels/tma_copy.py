@@ -7,9 +7,9 @@
     sIn     (TILE_M, TILE_N) CuTe's canonical atom of `load_kind`, 1024-byte aligned: the box of a TMA load
     sOut    (TILE_M, TILE_N) the same for `store_kind`: the box of a TMA store
 
-Threads read sIn and write sOut element by element through CuTe's own layouts, so that a wrong swizzle in the load
-cannot be undone by the same error in the store. 2x is exact in every format. Extents need not be multiples of the
-tile: a load fills with zeros, a store clips.
+Threads read sIn and write sOut element by element through CuTe's own layouts, so that a wrong swizzle in the
+load cannot be undone by the same error in the store. 2x is exact in every format. Extents need not be
+multiples of the tile: a load fills with zeros, a store clips.
 
     barrier     arrivals            who waits
     full        1 + box bytes       every thread that reads sIn
@@ -41,7 +41,7 @@ def _tile_layout(kind: Any, dtype: Any, tile: tuple[int, int]) -> cute.ComposedL
 
 
 class TmaScale:
-    """out = 2 in for matrices of one type; `load_kind` and `store_kind` must agree with their contiguous modes."""
+    """out = 2 in; `load_kind` and `store_kind` must agree with the contiguous modes of the matrices."""
 
     def __init__(self, load_kind: Any, store_kind: Any, tile: tuple[int, int] = (TILE_M, TILE_N)) -> None:
         self.load_kind = load_kind

@@ -1,0 +1,119 @@
+"""FlashInfer's Gated DeltaNet kernels, compiled for sm_100a from fake tensors and run on the simulator.
+
+The package's own `__init__` loads its CUDA libraries. The kernels need none of them, so the parents of their
+modules are stood in for by empty packages with the real paths, in this process only.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from types import ModuleType
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+import cutlass.cute.runtime as cute_runtime
+import torch
+
+from gdnbench import sim
+
+NUMERIC: dict[torch.dtype, Any] = {
+    torch.bfloat16: cutlass.BFloat16,
+    torch.float32: cutlass.Float32,
+    torch.int32: cutlass.Int32,
+}
+NULL_SLOT = -1
+
+
+def _kernels(module: str) -> ModuleType:
+    """`flashinfer.gdn_kernels.<module>` without what its parents import."""
+    spec = importlib.util.find_spec("flashinfer")
+    assert spec is not None
+    assert spec.submodule_search_locations is not None
+    (root,) = spec.submodule_search_locations
+    for name, folder in (
+        ("flashinfer", ""),
+        ("flashinfer.gdn_kernels", "gdn_kernels"),
+        ("flashinfer.jit", "jit"),
+    ):
+        package = ModuleType(name)
+        package.__path__ = [f"{root}/{folder}"]
+        sys.modules[name] = package
+    # Its compile cache on disk, which the modules import by name; compiling here goes past it.
+    cache = ModuleType("flashinfer.jit.cute_dsl_core")
+    cache.build_and_load_cute_dsl_kernel = None  # type: ignore[attr-defined]
+    sys.modules[cache.__name__] = cache
+    return importlib.import_module(f"flashinfer.gdn_kernels.{module}")
+
+
+def _fake(tensor: torch.Tensor) -> Any:
+    """`tensor` with the first extent unknown and 16-byte alignment: what the package compiles for."""
+    return cute_runtime.make_fake_tensor(
+        NUMERIC[tensor.dtype], (cute.sym_int(), *tensor.shape[1:]), tensor.stride(), assumed_align=16
+    )
+
+
+def fold(
+    state: torch.Tensor,
+    rawv: torch.Tensor,
+    rawk: torch.Tensor,
+    log_g: torch.Tensor,
+    beta: torch.Tensor,
+    slots: torch.Tensor,
+    accepted: torch.Tensor,
+    layers: int,
+) -> object:
+    """Commits the accepted tokens of a speculative decode to the states: tcgen05 `kind::tf32` for S k."""
+    module = _kernels("gdn_replayssm_spec_fold_tcgen")
+    tensors = (state, rawv, rawk, log_g, beta, slots, accepted)
+    compiled = cute.compile(
+        module._launch_gdn_replayssm_fold_tcgen,
+        *map(_fake, tensors),
+        NUM_LAYERS=layers,
+        H=rawk.shape[1],
+        HV=state.shape[1],
+        NULL_BLOCK_ID=NULL_SLOT,
+        USE_PACKED=slots.shape[0] > 1,
+        stream=cute_runtime.make_fake_stream(),
+    )
+    return sim.launch(compiled, *tensors)
+
+
+def decode(
+    state: torch.Tensor,
+    a_log: torch.Tensor,
+    a: torch.Tensor,
+    dt_bias: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    b: torch.Tensor,
+    out: torch.Tensor,
+    scale: float,
+) -> object:
+    """One decode step of every sequence; the state of sequence and head is transposed, [V, K]."""
+    module = _kernels("gdn_decode_pretranspose")
+    batch = q.shape[0]
+    indices = torch.zeros(batch, dtype=torch.int32)
+    offsets = torch.zeros(batch + 1, dtype=torch.int32)
+    tensors = (state, a_log, a, dt_bias, q, k, v, b, out, indices, indices.clone(), offsets)
+    compiled = cute.compile(
+        module.run_gdn_decode_kernel_small_batch_pretranspose,
+        *map(_fake, tensors),
+        softplus_beta=1.0,
+        softplus_threshold=20.0,
+        scale=scale,
+        HV=v.shape[2],
+        T=1,
+        H=q.shape[2],
+        K=q.shape[3],
+        V=v.shape[3],
+        use_initial_state=True,
+        use_qk_l2norm=True,
+        is_varlen=False,
+        use_pool_indexing=False,
+        stream=cute_runtime.make_fake_stream(),
+    )
+    return sim.launch(compiled, *tensors)

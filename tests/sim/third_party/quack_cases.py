@@ -1,0 +1,89 @@
+"""QuACK's kernels, compiled for sm_100a from fake tensors and run on the simulator."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import cuda.bindings.driver as cuda
+import cutlass
+import cutlass.cute as cute
+import torch
+from quack.compile_utils import make_fake_tensor
+from quack.gemm_default_epi import GemmDefaultSm100
+from quack.rmsnorm import RMSNorm
+from quack.softmax import Softmax
+from quack.tile_scheduler import TileSchedulerOptions
+
+from gdnbench import sim
+
+NUMERIC: dict[torch.dtype, Any] = {torch.bfloat16: cutlass.BFloat16, torch.float32: cutlass.Float32}
+
+GEMM_TILE = (128, 64)
+
+
+def _compiled(kernel: Any, *arguments: Any) -> Any:
+    return cute.compile(kernel, *arguments, cute.runtime.make_fake_stream())
+
+
+def softmax(x: torch.Tensor, out: torch.Tensor) -> object:
+    """out = softmax of the rows of x."""
+    dtype, columns = NUMERIC[x.dtype], x.shape[1]
+    rows = cute.sym_int()
+    divisible = math.gcd(128 // dtype.width, columns)
+    fakes = [make_fake_tensor(dtype, (rows, columns), divisible) for _ in range(2)]
+    return sim.launch(_compiled(Softmax(dtype, columns), *fakes), x, out)
+
+
+def rmsnorm(
+    x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, rstd: torch.Tensor, eps: float
+) -> object:
+    """out = x / sqrt(mean(x^2) + eps) * weight by rows; rstd is the factor."""
+    dtype, columns = NUMERIC[x.dtype], x.shape[1]
+    rows = cute.sym_int()
+    divisible = math.gcd(128 // dtype.width, columns)
+    fake_x, fake_out = (make_fake_tensor(dtype, (rows, columns), divisible) for _ in range(2))
+    fake_weight = make_fake_tensor(cutlass.Float32, (columns,), 4)
+    fake_rstd = make_fake_tensor(cutlass.Float32, (rows,))
+    compiled = _compiled(
+        RMSNorm(dtype, columns),
+        fake_x,
+        fake_weight,
+        None,
+        None,
+        fake_out,
+        None,
+        fake_rstd,
+        None,
+        cutlass.Float32(eps),
+    )
+    return sim.launch(compiled, x, weight, out, rstd, eps)
+
+
+class _Gemm:
+    """QuACK's SM100 GEMM of plain tensors: its own call takes named tuples of options."""
+
+    def __init__(self, clusters: int) -> None:
+        self.clusters = clusters
+
+    @cute.jit
+    def __call__(
+        self, a: cute.Tensor, b: cute.Tensor, d: cute.Tensor, bias: cute.Tensor | None, stream: cuda.CUstream
+    ) -> None:
+        gemm = GemmDefaultSm100(cutlass.Float32, a.element_type, GEMM_TILE, (1, 1, 1))
+        epilogue = GemmDefaultSm100.EpilogueArguments(mRowVecBroadcast=bias)
+        scheduler = TileSchedulerOptions(max_active_clusters=cutlass.Int32(self.clusters))
+        gemm(a, b, d, None, epilogue, scheduler, None, stream)
+
+
+def gemm(a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, bias: torch.Tensor, ctas: int) -> object:
+    """d[l] = a[l] b[l]^T + bias[l]: batches first, K contiguous, at most `ctas` CTAs; bias may be empty."""
+    rows, columns, inner, batch = (cute.sym_int() for _ in range(4))
+    fakes = [
+        make_fake_tensor(NUMERIC[tensor.dtype], (batch, *shape), 8)
+        for tensor, shape in ((a, (rows, inner)), (b, (columns, inner)), (d, (rows, columns)))
+    ]
+    if bias.numel() == 0:
+        return sim.launch(_compiled(_Gemm(ctas), *fakes, None), a, b, d)
+    fake_bias = make_fake_tensor(NUMERIC[bias.dtype], (batch, columns), 4)
+    return sim.launch(_compiled(_Gemm(ctas), *fakes, fake_bias), a, b, d, bias)

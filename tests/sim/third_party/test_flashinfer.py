@@ -1,0 +1,143 @@
+"""FlashInfer's Gated DeltaNet decode and its tcgen05 `kind::tf32` commit of speculated tokens, against fp64."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from apart import need, run_apart
+
+D = 128
+NULL_SLOT = -1
+
+# Approximate exponentials, logarithms and roots are within 2^-22: at most 8 of them and 16 roundings in a row.
+F32 = 2.0**-19
+# A float32 operand of a tf32 product loses 13 bits, at most 2^-10 relative, two operands a product.
+TF32 = 2 * 2.0**-10 + 2.0**-20
+BF16 = 2.0**-9
+
+
+@pytest.fixture(autouse=True)
+def _flashinfer() -> None:
+    need("flashinfer")
+
+
+def _normal(seed: int, *shape: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def test_gdn_decode(tmp_path: Path) -> None:
+    batch, heads, value_heads, scale = 2, 2, 4, D**-0.5
+    bf16 = torch.bfloat16
+    given = {
+        "state": _normal(1, batch * value_heads, D, D),
+        "a_log": 0.3 * _normal(2, value_heads),
+        "a": _normal(3, batch, 1, value_heads).to(bf16),
+        "dt_bias": 0.3 * _normal(4, value_heads),
+        "q": _normal(5, batch, 1, heads, D).to(bf16),
+        "k": _normal(6, batch, 1, heads, D).to(bf16),
+        "v": _normal(7, batch, 1, value_heads, D).to(bf16),
+        "b": _normal(8, batch, 1, value_heads).to(bf16),
+        "out": torch.full((batch, 1, value_heads, D), torch.nan, dtype=bf16),
+    }
+    ran = run_apart("flashinfer_cases", "decode", {**given, "scale": scale}, tmp_path)
+
+    exact = {name: tensor.double() for name, tensor in given.items()}
+    state = exact["state"].view(batch, value_heads, D, D)
+    rate = exact["a_log"].exp() * torch.nn.functional.softplus(exact["a"][:, 0] + exact["dt_bias"])
+    gate = (-rate).exp()[..., None, None]
+    beta = exact["b"][:, 0].sigmoid()[..., None]
+    q, k = (_unit(exact[name][:, 0]).repeat_interleave(value_heads // heads, 1) for name in "qk")
+    v = exact["v"][:, 0]
+    update = beta * (v - (gate * state @ k[..., None])[..., 0])
+    after = gate * state + update[..., None] * k[..., None, :]
+    out = (after @ q[..., None])[..., 0] * scale
+
+    # Errors grow with the sums of absolute values that the results are made of.
+    update_size = beta * (v.abs() + (gate * state.abs() @ k.abs()[..., None])[..., 0])
+    size = gate * state.abs() + update_size[..., None] * k.abs()[..., None, :]
+    out_size = (size @ q.abs()[..., None])[..., 0] * scale
+    error = (ran.tensors["state"].double().view_as(after) - after).abs()
+    assert (error <= F32 * size).all()
+    out_error = (ran.tensors["out"].double()[:, 0] - out).abs()
+    assert (out_error <= F32 * out_size + BF16 * (out.abs() + F32 * out_size)).all()
+
+
+def test_tcgen05_fold(tmp_path: Path) -> None:
+    """Four sequences commit 3, 8 and 0 tokens in two layers, the last has no slot. Rejected tokens are NaN."""
+    layers, slots, heads, value_heads, length = 2, 5, 1, 2, 8
+    flat = layers * slots
+    accepted = [3, 8, 0, 5]
+    chosen = [4, 0, 2, NULL_SLOT]
+    state = _normal(1, flat, value_heads, D, D)
+    rawv = _normal(2, flat, value_heads, length, D).to(torch.bfloat16)
+    rawk = _normal(3, flat, heads, length, D).to(torch.bfloat16)
+    log_g = -_normal(4, flat, value_heads, length).abs()
+    beta = torch.sigmoid(_normal(5, flat, value_heads, length))
+    for slot, count in zip(chosen, accepted, strict=True):
+        for layer in range(layers if slot != NULL_SLOT else 0):
+            for tensor in (rawv, rawk):
+                tensor[layer * slots + slot, :, count:] = torch.nan
+            for tensor in (log_g, beta):
+                tensor[layer * slots + slot, :, count:] = torch.nan
+    given = {
+        "state": state.clone(),
+        "rawv": rawv,
+        "rawk": rawk,
+        "log_g": log_g,
+        "beta": beta,
+        "slots": torch.tensor(chosen, dtype=torch.int32),
+        "accepted": torch.tensor(accepted, dtype=torch.int32),
+        "layers": layers,
+    }
+    left = run_apart("flashinfer_cases", "fold", given, tmp_path).tensors["state"]
+
+    untouched = torch.ones(flat, dtype=torch.bool)
+    for slot, count in zip(chosen, accepted, strict=True):
+        if slot == NULL_SLOT or count == 0:
+            continue
+        for layer in range(layers):
+            place = layer * slots + slot
+            untouched[place] = False
+            for head in range(value_heads):
+                tokens = (rawv[place, head, :count], rawk[place, 0, :count])
+                gates = (log_g[place, head, :count], beta[place, head, :count])
+                expected, bound = _folded(state[place, head], *tokens, *gates)
+                assert ((left[place, head].double() - expected).abs() <= bound).all()
+    assert torch.equal(left[untouched], state[untouched])
+
+
+def _unit(k: torch.Tensor) -> torch.Tensor:
+    return k * (k.square().sum(-1, keepdim=True) + 1e-6).rsqrt()
+
+
+def _folded(
+    state: torch.Tensor, v: torch.Tensor, k: torch.Tensor, log_g: torch.Tensor, beta: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The state after the tokens in float64, and how far the kernel may be from it.
+
+    The kernel forms S0 k in tf32 and runs the recurrence on the coefficients of the keys in float32. `wrong`
+    carries the error of those coefficients the way the recurrence carries the coefficients: prediction errors
+    times beta.
+    """
+    first, k = state.double(), _unit(k.double())
+    state = first.clone()
+    wrong: list[torch.Tensor] = []
+    size = state.abs()
+    decay = 1.0
+    for step in range(len(k)):
+        gate = log_g[step].double().exp()
+        decay *= gate
+        state = gate * state
+        size = gate * size
+        wrong = [gate * error for error in wrong]
+        update = beta[step].double() * (v[step].double() - state @ k[step])
+        prediction = TF32 * decay * (first.abs() @ k[step].abs())
+        prediction += sum((error * (k[j] @ k[step]).abs() for j, error in enumerate(wrong)), torch.zeros(D))
+        update_size = beta[step].double() * (v[step].double().abs() + size @ k[step].abs())
+        wrong.append(beta[step].double() * prediction + F32 * update_size)
+        state = state + update[:, None] * k[step]
+        size = size + update_size[:, None] * k[step].abs()
+    error = sum((error[:, None] * k[j].abs() for j, error in enumerate(wrong)), F32 * size)
+    return state, error

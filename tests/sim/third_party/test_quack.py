@@ -1,0 +1,76 @@
+"""QuACK's softmax, RMSNorm and tcgen05 GEMM, as its wheel ships them, against float64."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from apart import need, run_apart
+
+# Half a unit in the last place of a bfloat16, relative.
+BF16 = 2.0**-9
+F32 = 2.0**-24
+
+
+def _matrix(rows: int, columns: int, dtype: torch.dtype, seed: int) -> torch.Tensor:
+    return torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+@pytest.fixture(autouse=True)
+def _quack() -> None:
+    need("quack")
+
+
+@pytest.mark.parametrize(("dtype", "columns"), [(torch.bfloat16, 1000), (torch.float32, 512)])
+def test_softmax(dtype: torch.dtype, columns: int, tmp_path: Path) -> None:
+    x = _matrix(5, columns, dtype, 1)
+    ran = run_apart("quack_cases", "softmax", {"x": x, "out": torch.full_like(x, torch.nan)}, tmp_path)
+    out = ran.tensors["out"].double()
+    expected = x.double().softmax(1)
+    # The exponent (x - m) log2(e) carries roundings of x log2(e), m log2(e) and their difference, at most
+    # 4 max|x| units relative in the power; ex2.approx and rcp.approx are within 2^-22; at most 16
+    # additions deep.
+    relative = F32 * (4 * x.abs().max().item() + 4 + 4 + 16 + 8) + (BF16 if dtype is torch.bfloat16 else 0)
+    assert ((out - expected).abs() <= relative * expected).all()
+
+
+def test_rmsnorm(tmp_path: Path) -> None:
+    columns, eps = 1000, 1e-6
+    x = _matrix(5, columns, torch.bfloat16, 2)
+    weight = _matrix(1, columns, torch.float32, 3)[0]
+    given = {
+        "x": x,
+        "weight": weight,
+        "out": torch.full_like(x, torch.nan),
+        "rstd": torch.full((5,), torch.nan),
+        "eps": eps,
+    }
+    ran = run_apart("quack_cases", "rmsnorm", given, tmp_path)
+    factor = (x.double().square().mean(1) + eps).rsqrt()
+    expected = x.double() * factor[:, None] * weight.double()
+    # A sum of positive squares 40 additions deep, halved by its root; rsqrt.approx 2^-22; two products.
+    relative = F32 * (20 + 4 + 8)
+    assert ((ran.tensors["rstd"].double() - factor).abs() <= relative * factor).all()
+    assert ((ran.tensors["out"].double() - expected).abs() <= (relative + BF16) * expected.abs()).all()
+
+
+@pytest.mark.parametrize("biased", [False, True])
+def test_tcgen05_gemm(biased: bool, tmp_path: Path) -> None:
+    """Two batches, no extent a multiple of the tile, three CTAs for eight tiles."""
+    batch, rows, columns, inner = 2, 200, 104, 72
+    a = torch.stack([_matrix(rows, inner, torch.bfloat16, 10 + i) for i in range(batch)])
+    b = torch.stack([_matrix(columns, inner, torch.bfloat16, 20 + i) for i in range(batch)])
+    bias = _matrix(batch, columns, torch.bfloat16, 30) if biased else torch.empty(0, dtype=torch.bfloat16)
+    d = torch.full((batch, rows, columns), torch.nan, dtype=torch.bfloat16)
+    given = {"a": a, "b": b, "d": d, "bias": bias, "ctas": 3}
+    ran = run_apart("quack_cases", "gemm", given, tmp_path)
+    expected = a.double() @ b.double().mT
+    size = a.double().abs() @ b.double().abs().mT
+    if biased:
+        expected = expected + bias.double()[:, None, :]
+        size = size + bias.double().abs()[:, None, :]
+    # Each of the K/16 products truncates 17 terms at 25 bits below the largest and its sum at 24 bits.
+    accumulated = -(-inner // 16) * (17 * 2.0**-25 + 2.0**-23) + 2 * F32
+    error = (ran.tensors["d"].double() - expected).abs()
+    assert (error <= accumulated * size + BF16 * (expected.abs() + accumulated * size)).all()
