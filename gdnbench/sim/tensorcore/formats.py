@@ -52,6 +52,9 @@ class Format:
     storage: np.dtype[np.unsignedinteger]
     ignored: int = 0
 
+    def __hash__(self) -> int:
+        return hash(self.name)  # products are looked up at every MMA
+
     @property
     def bits(self) -> int:
         """Width of a code, ignored bits included."""

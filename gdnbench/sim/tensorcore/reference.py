@@ -35,7 +35,7 @@ def multiply(product: Product, model: str, a: Codes, b: Codes, c: Codes | None) 
 
 def round_from_fp64(values: NDArray[np.float64], form: Format, nan: int) -> Codes:
     """Bits of fp64 values in f32 or f16, to nearest even, with one NaN."""
-    if form is F32:
+    if form == F32:
         bits: Codes = values.astype(np.float32).view(np.uint32)
     else:
         bits = values.astype(np.float16).view(np.uint16)
@@ -70,7 +70,7 @@ def _as_f16(form: Format, codes: Codes) -> Codes:
 def _add(product: Product, x: Codes, y: Codes) -> Codes:
     """IEEE addition of accumulators, to nearest even. fp64 sums of two f32 would round twice, hence f32."""
     nan = canonical_nan(product)
-    if product.accumulator is F32:
+    if product.accumulator == F32:
         sums: Codes = (x.view(np.float32) + y.view(np.float32)).view(np.uint32)
     else:
         sums = (x.view(np.float16) + y.view(np.float16)).view(np.uint16)
@@ -137,7 +137,7 @@ def _encode(total: Ints, unit: Ints, form: Format) -> Codes:
     # The sum in units of the result's last place.
     drop = exponent - form.fraction_bits - unit
     kept = (magnitude >> np.clip(drop, 0, 62)) << np.clip(-drop, 0, 62)
-    if form is F16:
+    if form == F16:
         rest = magnitude - ((magnitude >> np.clip(drop, 0, 62)) << np.clip(drop, 0, 62))
         half = np.int64(1) << np.clip(drop - 1, 0, 62)
         kept += (drop > 0) & ((rest > half) | ((rest == half) & (kept % 2 == 1)))

@@ -1,0 +1,86 @@
+"""The arithmetic models compiled for this CPU: the bits of `reference`, by other arithmetic, at GMAC/s.
+
+A product is compiled on first use and kept for the life of the process. Calls release the GIL.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable
+from functools import cache
+
+import llvmlite.binding as llvm
+import numpy as np
+
+from gdnbench.sim.tensorcore.codegen import ENTRY, module_text
+from gdnbench.sim.tensorcore.formats import Codes
+from gdnbench.sim.tensorcore.product import Model, Product, check_operands
+
+Function = Callable[[int, int, int, int, int | None, int], None]
+
+_PROTOTYPE = ctypes.CFUNCTYPE(
+    None,
+    ctypes.c_int64,
+    ctypes.c_int64,
+    ctypes.c_void_p,
+    ctypes.c_void_p,
+    ctypes.c_void_p,
+    ctypes.c_void_p,
+)
+_COMPILING = threading.Lock()
+_ENGINES: list[llvm.ExecutionEngine] = []  # own the code that the functions point to
+
+
+def multiply(product: Product, model: str, a: Codes, b: Codes, c: Codes | None) -> Codes:
+    """D = A B^T + C, bits in and out (see `product.Multiply`)."""
+    chosen = check_operands(product, model, a, b, c)
+    a, b = np.ascontiguousarray(a), np.ascontiguousarray(b)
+    d = np.empty((a.shape[0], b.shape[0]), product.accumulator.storage)
+    c_data = None
+    if c is not None:
+        c = np.ascontiguousarray(c)
+        c_data = _data(c)
+    _function(product, chosen)(a.shape[0], b.shape[0], _data(a), _data(b), c_data, _data(d))
+    return d
+
+
+def _data(array: Codes) -> int:
+    """Where the elements lie; `ndarray.ctypes` builds three objects to say so."""
+    where: int = array.__array_interface__["data"][0]
+    return where
+
+
+def address(product: Product, model: str) -> int:
+    """Where the function lies that `codegen` describes, for code that calls it without Python."""
+    return _compiled(product, Model(model))
+
+
+@cache
+def _function(product: Product, model: Model) -> Function:
+    return _PROTOTYPE(_compiled(product, model))
+
+
+def _compiled(product: Product, model: Model) -> int:
+    with _COMPILING:
+        return _compile(product, model)
+
+
+@cache
+def _compile(product: Product, model: Model) -> int:
+    """Compile and return the address. LLVM's context is shared, so one at a time."""
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    module = llvm.parse_assembly(module_text(product, model))
+    module.verify()
+    machine = llvm.Target.from_default_triple().create_target_machine(
+        cpu=llvm.get_host_cpu_name(), features=llvm.get_host_cpu_features().flatten(), opt=3
+    )
+    options = llvm.create_pipeline_tuning_options(speed_level=2)
+    builder = llvm.create_pass_builder(machine, options)
+    builder.getModulePassManager().run(module, builder)
+    engine = llvm.create_mcjit_compiler(module, machine)
+    engine.finalize_object()
+    _ENGINES.append(engine)
+    where: int = engine.get_function_address(ENTRY)
+    return where
