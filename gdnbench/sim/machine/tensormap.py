@@ -1,7 +1,7 @@
 """TMA descriptors (CUtensorMap): the 128 opaque bytes that a bulk tensor copy takes its tensor's shape from.
 
-NVIDIA does not publish the encoding. It was read off the encoder that CuTe DSL compiles into its host code, and
-tests drive that encoder again (tests/sim/host/test_tensormap.py):
+NVIDIA does not publish the encoding. It was read off the encoder that CuTe DSL compiles into its host code,
+and tests drive that encoder again (tests/sim/host/test_tensormap.py):
 
     bytes 0-7     address of the tensor
     bytes 8-11    flags: [0, 4) always 2, [4, 7) rank - 1, [7, 11) element type, [11, 13) interleave,
@@ -13,8 +13,8 @@ tests drive that encoder again (tests/sim/host/test_tensormap.py):
     bytes 55-59   box extents, less one, a byte each
     bytes 64-127  not read by the hardware; compiled host code leaves rubbish there
 
-The strides of cuTensorMapEncodeTiled (CUDA driver API, "Tensor Map Object Management") have the same order: dimension
-0 is contiguous and has none.
+The strides of cuTensorMapEncodeTiled (CUDA driver API, "Tensor Map Object Management") have the same order:
+dimension 0 is contiguous and has none.
 """
 
 from __future__ import annotations
@@ -71,7 +71,8 @@ class TensorMap:
 
 
 def decode(data: bytes) -> TensorMap:
-    """The tensor map in `data` (128 bytes, or the 64 that count); UnsupportedError names what is not modelled."""
+    """The tensor map in `data` (128 bytes, or the 64 that count); UnsupportedError names what is not
+    modelled."""
     if len(data) not in (ENCODED_BYTES, TENSORMAP_BYTES):
         raise UnsupportedError(f"a TMA descriptor of {len(data)} bytes; it has {TENSORMAP_BYTES}")
     address, flags = struct.unpack_from("<QI", data, 0)

@@ -1,0 +1,197 @@
+"""From torch CPU tensors to what a host function takes, and to the allocations that its kernels may touch."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gdnbench.sim.errors import LaunchError
+from gdnbench.sim.host.layouts import Extent, TensorType, tensor_type
+
+# Element types of CuTe DSL's IR, which has no signs, and the torch dtypes with the same bits.
+DTYPES: dict[str, tuple[torch.dtype, ...]] = {
+    "f64": (torch.float64,),
+    "f32": (torch.float32,),
+    "tf32": (torch.float32,),
+    "f16": (torch.float16,),
+    "bf16": (torch.bfloat16,),
+    "f8E4M3FN": (torch.float8_e4m3fn,),
+    "f8E5M2": (torch.float8_e5m2,),
+    "f8E8M0FNU": (torch.float8_e8m0fnu,),
+    "i64": (torch.int64, torch.uint64),
+    "i32": (torch.int32, torch.uint32),
+    "i16": (torch.int16, torch.uint16),
+    "i8": (torch.int8, torch.uint8, torch.bool),
+}
+
+_SCALAR = re.compile(r"(i|f|bf|tf)(\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class NamedTensor:
+    """A tensor among the arguments, called as the kernel calls it: `x`, or `state[1]` within a tuple."""
+
+    name: str
+    tensor: Tensor
+
+
+class Packed:
+    """An argument that is already a struct in memory, in the form that CuTe DSL asks its arguments for."""
+
+    def __init__(self, data: bytes) -> None:
+        self._bytes = ctypes.create_string_buffer(data, max(len(data), 1))
+
+    def __c_pointers__(self) -> list[int]:
+        return [ctypes.addressof(self._bytes)]
+
+
+def replace_tensors(arguments: Mapping[str, Any], replace: Callable[[NamedTensor], Any]) -> list[Any]:
+    """The arguments with every torch tensor in them, in order, given to `replace`."""
+
+    def leaf(name: str, value: Any) -> Any:
+        return replace(NamedTensor(name, value)) if isinstance(value, Tensor) else value
+
+    return [map_leaves(name, value, leaf) for name, value in arguments.items()]
+
+
+def map_leaves(name: str, value: Any, leaf: Callable[[str, Any], Any]) -> Any:
+    """`value` with all that tuples, lists and dataclasses in it hold given to `leaf`, under a name of its
+    own."""
+    if isinstance(value, tuple | list):
+        items = [map_leaves(f"{name}[{i}]", item, leaf) for i, item in enumerate(value)]
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        changed = {
+            field.name: map_leaves(f"{name}.{field.name}", getattr(value, field.name), leaf)
+            for field in dataclasses.fields(value)
+            if field.init
+        }
+        return dataclasses.replace(value, **changed)
+    return leaf(name, value)
+
+
+def tensors_in(arguments: Mapping[str, Any]) -> list[NamedTensor]:
+    """Every torch tensor among the arguments, in order."""
+    found: list[NamedTensor] = []
+
+    def note(named: NamedTensor) -> Tensor:
+        found.append(named)
+        return named.tensor
+
+    replace_tensors(arguments, note)
+    return found
+
+
+def check_on_cpu(named: NamedTensor) -> None:
+    """LaunchError for a tensor whose bytes are not this process's own."""
+    if named.tensor.device.type != "cpu":
+        raise LaunchError(f"{named.name} is on {named.tensor.device}: the simulator takes CPU tensors")
+    if named.tensor.layout is not torch.strided:
+        raise LaunchError(f"{named.name} is {named.tensor.layout}: the simulator takes strided tensors")
+
+
+def pack_arguments(arguments: Mapping[str, Any], types: Sequence[str]) -> list[Any]:
+    """The arguments of a host function whose parameters have `types`, tensors as structs; LaunchError names
+    the first that does not fit. What is neither torch tensor, number, None nor a container of these is left
+    as it is."""
+    leaves = _leaves(arguments)
+    tensors = [name for name, value in leaves if isinstance(value, Tensor)]
+    wanted = [kind for kind in map(tensor_type, types) if kind is not None]
+    foreign = sum(
+        hasattr(value, "dynamic_shapes_mask") for _, value in leaves
+    )  # tensors of CuTe's own runtime
+    if len(leaves) == len(types):
+        for (name, value), type_ in zip(leaves, types, strict=True):
+            _check_kind(name, value, type_)
+    if len(tensors) + foreign != len(wanted):
+        raise LaunchError(f"the kernel takes {len(wanted)} tensors; there are {len(tensors) + foreign}")
+    remaining = iter(wanted)
+
+    def pack(name: str, value: Any) -> Any:
+        if hasattr(value, "dynamic_shapes_mask"):
+            next(remaining)
+        return pack_tensor(NamedTensor(name, value), next(remaining)) if isinstance(value, Tensor) else value
+
+    return [map_leaves(name, value, pack) for name, value in arguments.items()]
+
+
+def _leaves(arguments: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """Name and value of everything that is passed; None is compiled in, not passed."""
+    found: list[tuple[str, Any]] = []
+
+    def note(name: str, value: Any) -> Any:
+        if value is not None:
+            found.append((name, value))
+        return value
+
+    for name, value in arguments.items():
+        map_leaves(name, value, note)
+    return found
+
+
+def _check_kind(name: str, value: Any, type_: str) -> None:
+    """LaunchError unless a tensor stands where the kernel takes one, and a number where it takes a number."""
+    if isinstance(value, Tensor) and tensor_type(type_) is None:
+        raise LaunchError(f"{name} is a tensor; the kernel takes {type_.removeprefix('!')}")
+    if isinstance(value, bool | int | float | str):
+        scalar = _SCALAR.fullmatch(type_)
+        if scalar is None or isinstance(value, str):
+            what = "a tensor" if tensor_type(type_) else type_.removeprefix("!")
+            raise LaunchError(f"{name} is {value!r}; the kernel takes {what}")
+        if scalar[1] == "i":
+            bits = int(scalar[2])
+            if isinstance(value, float) or not -(1 << (bits - 1)) <= value < 1 << bits:
+                raise LaunchError(f"{name} is {value!r}; the kernel takes an integer of {bits} bits")
+
+
+def pack_tensor(named: NamedTensor, type_: TensorType) -> Packed:
+    """The argument struct of a tensor; LaunchError says how it does not fit the compiled type."""
+    if wrong := next(_misfits(named.tensor, type_), None):
+        raise LaunchError(f"{named.name} {wrong}")
+    tensor = named.tensor
+    return Packed(type_.pack(tensor.data_ptr(), tuple(tensor.shape), tensor.stride()))
+
+
+def _misfits(tensor: Tensor, type_: TensorType) -> Iterator[str]:
+    wanted = DTYPES.get(type_.dtype)
+    if wanted is None:
+        yield f"has element type {type_.dtype}, which no torch tensor can stand for"
+    elif tensor.dtype not in wanted:
+        yield f"is {_name(tensor.dtype)}; the kernel was compiled for {' or '.join(map(_name, wanted))}"
+    if tensor.dim() != len(type_.shape):
+        yield f"has {tensor.dim()} dimensions; the kernel was compiled for {len(type_.shape)}"
+        return
+    for what, values, extents in (
+        ("extent", tensor.shape, type_.shape),
+        ("stride", tensor.stride(), type_.strides),
+    ):
+        for dim, (value, extent) in enumerate(zip(values, extents, strict=True)):
+            # A stride is of no consequence along one element.
+            if what == "stride" and not extent.dynamic and tensor.shape[dim] == 1:
+                continue
+            if reason := _misfit(value, extent):
+                yield f"has {what} {value} in dimension {dim}; {reason}"
+    align = type_.align or tensor.element_size()
+    if tensor.numel() and tensor.data_ptr() % align:
+        yield f"is not aligned to {align} bytes, as the kernel was told"
+
+
+def _misfit(value: int, extent: Extent) -> str | None:
+    if extent.value is not None:
+        return f"the kernel was compiled for {extent.value}" if value != extent.value else None
+    if value % extent.divisor:
+        return f"the kernel was told a multiple of {extent.divisor}"
+    if value >= 1 << (extent.bits - 1):
+        return f"it is passed in {extent.bits} bits"
+    return None
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

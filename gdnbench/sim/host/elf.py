@@ -1,0 +1,148 @@
+"""Reads ELF objects as far as the simulator needs: symbols of host objects, kernel attributes of cubins.
+
+Layout from the System V ABI ("Object Files": ELF64 header, section header, symbol table). What a cubin adds
+is in no public document; the facts used here, a section `.nv.shared.<kernel>` for static shared memory and
+the register count in `.nv.info` (attribute 0x2f: symbol index, count), are what `cuobjdump -elf` prints. A
+fat binary is a header (magic, version, header size, size) and entries (kind, version, header size, size,
+...), see CUDA's fatbinary.h.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from dataclasses import dataclass
+
+SYMBOL_TABLE = 2
+UNDEFINED = 0
+GLOBAL_OR_WEAK = (1, 2)
+NO_CONTENTS = 8
+
+FAT_BINARY = 0xBA55ED50
+FAT_CUBIN = 2
+
+INFO_REGISTERS = 0x2F
+FORMAT_SIZED = (
+    0x04  # an attribute with a 16-bit size before its value; the other formats carry 16 bits at most
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A section with its contents; one without any (.bss) has only its `size`."""
+
+    name: str
+    kind: int
+    link: int
+    size: int
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Symbol:
+    """An entry of the symbol table."""
+
+    name: str
+    section: int
+    binding: int
+
+    @property
+    def undefined(self) -> bool:
+        """Whether another object has to define it."""
+        return bool(self.name) and self.section == UNDEFINED and self.binding in GLOBAL_OR_WEAK
+
+
+@dataclass(frozen=True, slots=True)
+class Elf:
+    """A 64-bit little-endian object."""
+
+    sections: tuple[Section, ...]
+    symbols: tuple[Symbol, ...]
+
+    @classmethod
+    def parse(cls, data: bytes) -> Elf:
+        """ValueError if `data` is no 64-bit little-endian ELF object."""
+        if data[:6] != b"\x7fELF\x02\x01":
+            raise ValueError("no 64-bit little-endian ELF object")
+        (table,) = struct.unpack_from("<Q", data, 40)
+        stride, count, names = struct.unpack_from("<HHH", data, 58)
+        headers = [struct.unpack_from("<IIQQQQIIQQ", data, table + i * stride) for i in range(count)]
+        strings = data[headers[names][4] :]
+        sections = tuple(
+            Section(
+                name=_text(strings, header[0]),
+                kind=header[1],
+                link=header[6],
+                size=header[5],
+                data=b"" if header[1] == NO_CONTENTS else data[header[4] : header[4] + header[5]],
+            )
+            for header in headers
+        )
+        return cls(sections, tuple(_symbols(sections)))
+
+    def undefined(self) -> list[str]:
+        """Names that something else has to define, in order."""
+        return sorted({symbol.name for symbol in self.symbols if symbol.undefined})
+
+    def section(self, name: str) -> Section | None:
+        """The section called `name`."""
+        return next((section for section in self.sections if section.name == name), None)
+
+    def registers(self, kernel: str) -> int | None:
+        """Registers per thread of a kernel in a cubin; None if the cubin does not say."""
+        info = self.section(".nv.info")
+        data, at = (info.data if info else b""), 0
+        while at + 4 <= len(data):
+            form, attribute, size = data[at], data[at + 1], struct.unpack_from("<H", data, at + 2)[0]
+            at += 4
+            if form != FORMAT_SIZED:
+                continue
+            if attribute == INFO_REGISTERS:
+                symbol, registers = struct.unpack_from("<II", data, at)
+                if self.symbols[symbol].name == kernel:
+                    return int(registers)
+            at += size
+        return None
+
+    def static_shared(self, kernel: str) -> int:
+        """Bytes of static shared memory of a kernel in a cubin."""
+        section = self.section(f".nv.shared.{kernel}")
+        return section.size if section else 0
+
+
+def cubin_at(address: int) -> Elf:
+    """The cubin that starts at an address of this process, alone or as the first in a fat binary; ValueError
+    else."""
+    header = ctypes.string_at(address, 16)
+    if header[:4] == b"\x7fELF":
+        return Elf.parse(ctypes.string_at(address, _elf_size(ctypes.string_at(address, 64))))
+    magic, _, header_size, size = struct.unpack("<IHHQ", header)
+    if magic != FAT_BINARY:
+        raise ValueError("neither a cubin nor a fat binary")
+    data = ctypes.string_at(address + header_size, size)
+    kind, _, entry_size, payload = struct.unpack_from("<HHIQ", data, 0)
+    if kind != FAT_CUBIN:
+        raise ValueError(f"a fat binary that starts with an entry of kind {kind}")
+    return Elf.parse(data[entry_size : entry_size + payload])
+
+
+def _elf_size(header: bytes) -> int:
+    """Bytes of an ELF file with these first 64 bytes: its tables stand at its end."""
+    programs, sections = struct.unpack_from("<QQ", header, 32)
+    program_size, program_count, section_size, section_count = struct.unpack_from("<HHHH", header, 54)
+    return int(max(sections + section_size * section_count, programs + program_size * program_count))
+
+
+def _symbols(sections: tuple[Section, ...]) -> list[Symbol]:
+    found = []
+    for section in sections:
+        if section.kind == SYMBOL_TABLE:
+            names = sections[section.link].data
+            for at in range(0, len(section.data), 24):
+                name, info, _, index = struct.unpack_from("<IBBH", section.data, at)
+                found.append(Symbol(_text(names, name), index, info >> 4))
+    return found
+
+
+def _text(strings: bytes, at: int) -> str:
+    return strings[at : strings.index(b"\0", at)].decode("latin-1")

@@ -1,0 +1,121 @@
+"""cuTensorMapEncodeTiled, for host code that calls the driver instead of encoding a TMA descriptor inline.
+
+Arguments and their limits: CUDA driver API, "Tensor Map Object Management". The encoding:
+machine/tensormap.py.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+
+from gdnbench.sim.errors import LaunchError, UnsupportedError
+from gdnbench.sim.machine import tensormap
+
+# CUtensorMapDataType -> the hardware's number, for the types whose number is known.
+ELEMENT_CODES = {0: 0, 2: 2, 6: 6, 7: 7, 9: 10}
+LARGE_SPAN = 128 << 10
+
+
+def encode_tiled(
+    out: int,
+    data_type: int,
+    rank: int,
+    address: int,
+    dims: int,
+    strides: int,
+    box: int,
+    element_strides: int,
+    interleave: int,
+    swizzle: int,
+    l2_promotion: int,
+    oob_fill: int,
+) -> None:
+    """Write the 128 bytes at `out`; pointers as addresses. LaunchError for what the driver would refuse.
+
+    `l2_promotion` changes no result and is not kept.
+    """
+    if data_type not in ELEMENT_CODES:
+        raise UnsupportedError(f"a TMA descriptor of CUtensorMapDataType {data_type}")
+    for name, value in (("interleave", interleave), ("NaN as out-of-bounds fill", oob_fill)):
+        if value:
+            raise UnsupportedError(f"a TMA descriptor with {name}")
+    if swizzle not in tensormap.SWIZZLE_BYTES:
+        raise UnsupportedError(f"a TMA descriptor with CUtensorMapSwizzle {swizzle}")
+    if not 1 <= rank <= tensormap.MAX_RANK:
+        raise LaunchError(f"a TMA descriptor of rank {rank}: it must be 1 to {tensormap.MAX_RANK}")
+    encoded = encode(
+        ELEMENT_CODES[data_type],
+        address,
+        tuple((ctypes.c_uint64 * rank).from_address(dims)),
+        tuple((ctypes.c_uint64 * (rank - 1)).from_address(strides)) if rank > 1 else (),
+        tuple((ctypes.c_uint32 * rank).from_address(box)),
+        tuple((ctypes.c_uint32 * rank).from_address(element_strides)),
+        swizzle,
+    )
+    ctypes.memmove(out, encoded, tensormap.TENSORMAP_BYTES)
+
+
+def encode(
+    code: int,
+    address: int,
+    dims: tuple[int, ...],
+    strides: tuple[int, ...],
+    box: tuple[int, ...],
+    element_strides: tuple[int, ...],
+    swizzle: int,
+) -> bytes:
+    """The 128 bytes of a tensor map; `strides` in bytes, of dimensions 1 and up. LaunchError names a bad
+    value."""
+    _check(code, address, dims, strides, box, element_strides, swizzle)
+    flags = tensormap.VERSION | (len(dims) - 1) << 4 | code << 7 | swizzle << 13 | tensormap.BIT_ALWAYS
+    if any(extent * stride >= LARGE_SPAN for extent, stride in zip(dims[1:], strides, strict=True)):
+        flags |= tensormap.BIT_LARGE
+    units = [stride // tensormap.STRIDE_UNIT for stride in strides] + [0] * (tensormap.MAX_RANK - len(dims))
+    high = sum((unit >> 32) << 4 * i for i, unit in enumerate(units))
+    steps = sum((step - 1) << 3 * i for i, step in enumerate(element_strides))
+    return struct.pack(
+        "<QI4II5I3s5s68x",
+        address,
+        flags,
+        *(unit & 0xFFFF_FFFF for unit in units),
+        high,
+        *((extent - 1) & 0xFFFF_FFFF for extent in _padded(dims)),
+        steps.to_bytes(3, "little"),
+        bytes(extent - 1 for extent in _padded(box)),
+    )
+
+
+def _padded(extents: tuple[int, ...]) -> tuple[int, ...]:
+    return (*extents, *(1,) * (tensormap.MAX_RANK - len(extents)))
+
+
+def _check(
+    code: int,
+    address: int,
+    dims: tuple[int, ...],
+    strides: tuple[int, ...],
+    box: tuple[int, ...],
+    element_strides: tuple[int, ...],
+    swizzle: int,
+) -> None:
+    """The limits that the driver documents."""
+    element = tensormap.ELEMENT_TYPES[code][1]
+    inner = box[0] * element
+    for wrong, what in (
+        (address % 16, f"address {address:#x} is no multiple of 16"),
+        (any(not 1 <= extent <= 2**32 for extent in dims), f"extents {dims} are not in 1 to 2**32"),
+        (
+            any(stride % 16 or stride >= 2**40 for stride in strides),
+            f"strides {strides} are not 16-byte units",
+        ),
+        (any(not 1 <= extent <= 256 for extent in box), f"box {box} is not in 1 to 256"),
+        (any(not 1 <= step <= 8 for step in element_strides), f"element strides {element_strides}"),
+        (inner % 16, f"inner box of {inner} bytes is no multiple of 16"),
+        (
+            swizzle and inner > tensormap.SWIZZLE_BYTES[swizzle],
+            f"inner box of {inner} bytes is wider than the swizzle",
+        ),
+    ):
+        if wrong:
+            raise LaunchError(f"illegal TMA descriptor: {what}")

@@ -1,0 +1,127 @@
+"""Loads a kernel's host object into this process, with the simulator's runtime where CUDA's would be.
+
+LLVM's linker ends the process when a symbol is missing, so the object's own symbol table is read first.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import llvmlite.binding as llvm  # type: ignore[import-untyped]
+
+from gdnbench.sim.errors import ExportError
+from gdnbench.sim.host.elf import Elf
+from gdnbench.sim.host.runtime import UNKNOWN, Runtime
+
+_INT, _WORD, _POINTER, _TEXT = ctypes.c_int32, ctypes.c_uint32, ctypes.c_void_p, ctypes.c_char_p
+
+# Symbol -> (method of Runtime, argument types); all return an int32.
+SYMBOLS: dict[str, tuple[Callable[..., int], tuple[Any, ...]]] = {
+    "_cudaGetDevice": (Runtime.get_device, (_POINTER,)),
+    "_cudaSetDevice": (Runtime.set_device, (_INT,)),
+    "_cudaDeviceGetAttribute": (Runtime.device_attribute, (_POINTER, _INT, _INT)),
+    "_cudaLibraryLoadData": (
+        Runtime.load_library,
+        (_POINTER, _POINTER, _POINTER, _POINTER, _INT, _POINTER, _POINTER, _INT),
+    ),
+    "_cudaLibraryGetKernel": (Runtime.library_kernel, (_POINTER, _POINTER, _TEXT)),
+    "_cuKernelGetAttribute": (Runtime.kernel_attribute, (_POINTER, _INT, _POINTER, _INT)),
+    "_cudaKernelSetAttributeForDevice": (Runtime.set_attribute, (_POINTER, _INT, _INT, _INT)),
+    "_cudaFuncSetAttribute": (Runtime.set_attribute, (_POINTER, _INT, _INT)),
+    "_cudaLaunchKernelEx": (Runtime.launch, (_POINTER, _POINTER, _POINTER)),
+    "_cuTensorMapEncodeTiled": (
+        Runtime.encode_tensor_map,
+        (_POINTER, _WORD, _WORD, _POINTER, *(_POINTER,) * 4, *(_WORD,) * 4),
+    ),
+    "CuteDSLRT_TVMFFISetRaisedCudaError": (Runtime.raise_cuda_error, (_POINTER, _INT)),
+    "CuteDSLRT_TVMFFISetRaisedCudaLaunchError": (Runtime.raise_launch_error, (_POINTER, *(_INT,) * 6)),
+    "cuda_dialect_unload_library_once": (Runtime.set_attribute, (_POINTER,)),
+    "cuda_dialect_init_library_once": (Runtime.initialise_once, (_POINTER, _POINTER, _POINTER, _POINTER)),
+}
+LINKER_OWN = ("_GLOBAL_OFFSET_TABLE_",)
+# Of the C library: what LLVM may turn a loop or a check into.
+C_LIBRARY = ("abort", "free", "malloc", "memcpy", "memmove", "memset", "printf", "snprintf", "strlen")
+
+_running = threading.local()
+
+
+@dataclass(slots=True)
+class HostObject:
+    """A loaded object. Its code may run only inside `running()`, which says whose runtime answers."""
+
+    runtime: Runtime
+    engine: Any
+    keep: list[object] = field(default_factory=list)
+
+    def function(self, name: str) -> int:
+        """The address of a function of the object; ExportError if it has none of that name."""
+        address = int(self.engine.get_function_address(name))
+        if not address:
+            raise ExportError(f"the exported host code has no function {name}")
+        return address
+
+    @contextmanager
+    def running(self) -> Iterator[Runtime]:
+        """While the object's code runs. Raises what the runtime refused meanwhile."""
+        outer = getattr(_running, "runtime", None)
+        _running.runtime = self.runtime
+        self.runtime.launches.clear()
+        self.runtime.error = None
+        try:
+            yield self.runtime
+        finally:
+            _running.runtime = outer
+
+
+def load(data: bytes, runtime: Runtime, extra: dict[str, int] | None = None) -> HostObject:
+    """Link `data`, an ELF object, against `runtime` and `extra` symbols (name -> address)."""
+    extra = extra or {}
+    known = {*SYMBOLS, *LINKER_OWN, *C_LIBRARY, *extra}
+    if missing := [name for name in Elf.parse(data).undefined() if name not in known]:
+        raise ExportError(
+            f"the kernel's host code calls what the simulator does not stand in for: {', '.join(missing)}"
+        )
+    _prepare()
+    for name, address in extra.items():
+        llvm.add_symbol(name, address)
+    target = llvm.Target.from_default_triple().create_target_machine(
+        reloc="pic", codemodel="jitdefault", jit=True
+    )
+    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), target)
+    engine.add_object_file(llvm.ObjectFileRef.from_data(data))
+    engine.finalize_object()
+    return HostObject(runtime, engine)
+
+
+@functools.cache
+def _prepare() -> tuple[object, ...]:
+    """Registers the symbols, once; LLVM keeps addresses alone, so the callbacks are kept here."""
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    callbacks = []
+    for name, (method, arguments) in SYMBOLS.items():
+        callback = ctypes.CFUNCTYPE(_INT, *arguments)(_forward(method))
+        llvm.add_symbol(name, ctypes.cast(callback, _POINTER).value)
+        callbacks.append(callback)
+    return tuple(callbacks)
+
+
+def _forward(method: Callable[..., int]) -> Callable[..., int]:
+    """`method` of the runtime that runs in this thread. An exception cannot pass through compiled code."""
+
+    @functools.wraps(method)
+    def forward(*arguments: Any) -> int:
+        runtime: Runtime = _running.runtime
+        try:
+            return method(runtime, *arguments)
+        except Exception as error:
+            runtime.error = runtime.error or error
+            return UNKNOWN
+
+    return forward

@@ -1,0 +1,90 @@
+"""Calls the entry of a kernel compiled with --enable-tvm-ffi, whose own code unpacks and checks the
+arguments."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from gdnbench.sim.errors import ExportError, LaunchError
+from gdnbench.sim.host.arguments import NamedTensor
+
+CUDA = 2  # kDLCUDA, DLPack's dlpack.h
+DEVICE_TYPE_AT = 8  # of DLTensor: after the data pointer
+_NAME = b"dltensor"
+
+
+def package() -> Any:
+    """The tvm_ffi module; ExportError if it is missing."""
+    try:
+        import tvm_ffi
+    except ImportError:
+        raise ExportError(
+            "a kernel compiled with --enable-tvm-ffi needs apache-tvm-ffi: pip install apache-tvm-ffi"
+        ) from None
+    return tvm_ffi
+
+
+def symbols(names: Sequence[str]) -> dict[str, int]:
+    """Addresses of the tvm-ffi functions among `names`, those that its library defines."""
+    from tvm_ffi.libinfo import find_libtvm_ffi
+
+    library = ctypes.CDLL(find_libtvm_ffi())
+    found = {}
+    for name in names:
+        if name.startswith("TVMFFI") and hasattr(library, name):
+            found[name] = ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0
+    return found
+
+
+class _AsCuda:
+    """A CPU tensor that says it is on CUDA, which the entry demands; its address stays what it is."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._tensor = tensor
+
+    def __dlpack__(self, **_: Any) -> Any:
+        capsule = self._tensor.__dlpack__()
+        get = ctypes.pythonapi.PyCapsule_GetPointer
+        get.restype, get.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
+        ctypes.c_int32.from_address(get(capsule, _NAME) + DEVICE_TYPE_AT).value = CUDA
+        return capsule
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return CUDA, 0
+
+
+def as_cuda(named: NamedTensor) -> Any:
+    """The tensor as the entry takes it."""
+    return package().from_dlpack(_AsCuda(named.tensor))
+
+
+class Entry:
+    """The entry at an address. It tells its parameters itself, when it is called with none."""
+
+    def __init__(self, address: int) -> None:
+        self._function = package().Function.__from_extern_c__(address)
+
+    def parameter_count(self) -> int:
+        """How many arguments it takes, the stream counted if it is one."""
+        try:
+            self._function()
+        except TypeError as error:
+            match = re.search(r"Expects (\d+) parameters", str(error))
+            if match is not None:
+                return int(match[1])
+            raise
+        return 0
+
+    def call(self, arguments: Sequence[Any], failed: Callable[[], Exception | None]) -> None:
+        """Run the host code; LaunchError with its own words for arguments that it refuses."""
+        try:
+            self._function(*arguments)
+        except Exception as error:
+            if failed() is None:
+                text = " ".join(str(error).split())
+                raise LaunchError(f"the kernel's host code refuses its arguments: {text}") from None
