@@ -1,0 +1,106 @@
+"""tcgen05: the tensor core's own instructions, as one table; allocation, commit, fences and what is refused.
+
+PTX ISA 9.7.16. By file: `tmem` the memory, `tcgen05_descriptor` the descriptors, `tcgen05_operand` matrices
+in shared memory, `tcgen05_fragment` and `tcgen05_access` registers, `tcgen05_mma` products, `tcgen05_copy`
+copies.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from gdnbench.sim.errors import FaultKind, KernelFault, UnsupportedError
+from gdnbench.sim.machine import mbarrier, tcgen05_access, tcgen05_copy, tcgen05_mma
+from gdnbench.sim.machine.async_queue import AsyncOperation
+from gdnbench.sim.machine.operands import shared_address, uniform
+from gdnbench.sim.machine.seam import Argument, Handler, Lanes, Results, Wait, Warp
+from gdnbench.sim.machine.tcgen05_issue import STREAM, refuse_pairs, single_issuer, value
+from gdnbench.sim.machine.tmem import check_size
+from gdnbench.sim.ptx.ir import Instruction
+
+if TYPE_CHECKING:
+    from gdnbench.sim.machine.cta import Cta
+
+
+def _allocate(
+    cta: Cta, warp: Warp, ins: Instruction, lanes: Lanes, sources: tuple[Argument, ...], previous: Wait | None
+) -> Results | Wait:
+    """alloc: waits while too few columns are free, then writes the address to shared memory."""
+    refuse_pairs(ins)
+    address = shared_address(uniform(sources[0], lanes, "the address of tcgen05.alloc"), ins)
+    columns = uniform(sources[1], lanes, "nCols of tcgen05.alloc")
+    if address % 4:
+        raise KernelFault(FaultKind.MISALIGNED, f"tcgen05.alloc writes to {address:#x}, no multiple of 4")
+    check_size(columns)
+    word = cta.shared.view(address, 4)
+    tmem = cta.tmem
+    first = tmem.allocate(columns)
+    if first is None:
+        return Wait(
+            lambda: tmem.find(columns) is not None,
+            lambda: f"tcgen05.alloc of {columns} columns; {tmem.held()}",
+        )
+    word[:] = np.array([first], np.uint32).view(np.uint8)
+    cta.shared.written(address, 4)
+    return ()
+
+
+def _deallocate(
+    cta: Cta, warp: Warp, ins: Instruction, lanes: Lanes, sources: tuple[Argument, ...], previous: Wait | None
+) -> Results:
+    refuse_pairs(ins)
+    address = uniform(sources[0], lanes, "the address of tcgen05.dealloc")
+    cta.tmem.deallocate(address, uniform(sources[1], lanes, "nCols of tcgen05.dealloc"))
+    return ()
+
+
+def _relinquish(
+    cta: Cta, warp: Warp, ins: Instruction, lanes: Lanes, sources: tuple[Argument, ...], previous: Wait | None
+) -> Results:
+    refuse_pairs(ins)
+    cta.tmem.permit = False
+    return ()
+
+
+def _commit(
+    cta: Cta, warp: Warp, ins: Instruction, lanes: Lanes, sources: tuple[Argument, ...], previous: Wait | None
+) -> Results:
+    """commit: the mbarrier gets one arrival once all that the stream holds has landed (PTX ISA
+    9.7.16.12.1)."""
+    refuse_pairs(ins)
+    if ins.has("multicast::cluster"):
+        raise UnsupportedError("tcgen05.commit.multicast::cluster")
+    lane = single_issuer(cta, ins, lanes, sources)
+    address = shared_address(value(sources[0], lane), ins)
+
+    def land() -> None:
+        try:
+            mbarrier.arrive(cta.shared, address)
+        except KernelFault as fault:
+            fault.place, fault.thread = ins.place, cta.thread(warp, lanes)
+            raise
+
+    cta.queue.submit(AsyncOperation(ins.op, land, stream=STREAM, signals=(address,)))
+    return ()
+
+
+def _fence(
+    cta: Cta, warp: Warp, ins: Instruction, lanes: Lanes, sources: tuple[Argument, ...], previous: Wait | None
+) -> Results:
+    """fence::before_thread_sync and ::after_thread_sync order what is in flight; values do not show it."""
+    return ()
+
+
+HANDLERS: dict[str, Handler] = {
+    "tcgen05.alloc": _allocate,
+    "tcgen05.dealloc": _deallocate,
+    "tcgen05.relinquish_alloc_permit": _relinquish,
+    "tcgen05.commit": _commit,
+    "tcgen05.fence::before_thread_sync": _fence,
+    "tcgen05.fence::after_thread_sync": _fence,
+    **tcgen05_access.HANDLERS,
+    **tcgen05_copy.HANDLERS,
+    **tcgen05_mma.HANDLERS,
+}

@@ -1,0 +1,139 @@
+"""tcgen05.cp: a matrix in shared memory into TMEM (PTX ISA 9.7.16.9.2).
+
+The source is described like a K-major operand: row r, 16-byte chunk c. A row goes to one or several lanes,
+its 128 or 256 bits to four or eight columns (CUTLASS `copy_traits_sm100.hpp`, SM100_UTCCP_*):
+
+    128x256b, 128x128b       lane r
+    64x128b.warpx2::02_13    lanes r and r + 64
+    64x128b.warpx2::01_23    lanes r and r + 32 for r < 32, r + 32 and r + 64 for the rest
+    32x128b.warpx4           lanes r, r + 32, r + 64, r + 96
+    4x256b                   lane 32 r, counted from the address's lane
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from gdnbench.sim.errors import FaultKind, KernelFault, UnsupportedError
+from gdnbench.sim.machine import tcgen05_operand
+from gdnbench.sim.machine.async_queue import AsyncOperation, Span
+from gdnbench.sim.machine.seam import Argument, Handler, Lanes, Results, Wait, Warp
+from gdnbench.sim.machine.tcgen05_descriptor import MatrixDescriptor, check_majorness, decode_matrix
+from gdnbench.sim.machine.tcgen05_issue import STREAM, refuse_pairs, single_issuer, value
+from gdnbench.sim.machine.tcgen05_operand import Gather
+from gdnbench.sim.machine.tmem import LANES, Writer, column_of, lane_of
+from gdnbench.sim.ptx.ir import Instruction
+
+if TYPE_CHECKING:
+    from gdnbench.sim.machine.cta import Cta
+
+_SHAPES = ("128x256b", "4x256b", "128x128b", "64x128b", "32x128b")
+_FORMATS = ("b8x16", "b6x16_p32", "b4x16_p64")
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """`lanes[copy, row]` is where each row goes; `chunks` of 16 bytes a row."""
+
+    lanes: npt.NDArray[np.intp]
+    chunks: int
+
+    @property
+    def rows(self) -> int:
+        return int(self.lanes.shape[1])
+
+
+@cache
+def shape_of(mods: tuple[str, ...]) -> Shape:
+    """The shape and multicast that an opcode's suffixes name."""
+    decompression = [mod for mod in mods if mod in _FORMATS]
+    if decompression:
+        raise UnsupportedError(f"tcgen05.cp decompression .{'.'.join(decompression)}")
+    shape = next((mod for mod in mods if mod in _SHAPES), "")
+    multicast = next((mod for mod in mods if mod.startswith("warpx")), "")
+    lane = np.arange(LANES)
+    match shape, multicast:
+        case (("128x256b" | "128x128b"), ""):
+            lanes = lane.reshape(1, LANES)
+        case "64x128b", "warpx2::02_13":
+            lanes = lane.reshape(2, 64)
+        case "64x128b", "warpx2::01_23":
+            lanes = lane.reshape(2, 2, 32).swapaxes(0, 1).reshape(2, 64)
+        case "32x128b", "warpx4":
+            lanes = lane.reshape(4, 32)
+        case "4x256b", "":
+            lanes = lane[::32].reshape(1, 4)
+        case _:
+            raise UnsupportedError(f"tcgen05.cp.{shape}.{multicast}")
+    return Shape(lanes, 2 if shape.endswith("256b") else 1)
+
+
+@dataclass(eq=False, slots=True)
+class _Copy:
+    """One copy in flight; `lanes[copy, row]` are absolute."""
+
+    cta: Cta
+    warp: Warp
+    issuers: Lanes
+    ins: Instruction
+    source: MatrixDescriptor
+    gather: Gather
+    lanes: npt.NDArray[np.intp]
+    column: int
+    columns: int
+    writer: Writer
+
+    def land(self) -> None:
+        try:
+            tmem = self.cta.tmem
+            tmem.end_write(self.writer)
+            tmem.require(self.column, self.column + self.columns, self.ins.name)
+            data = tcgen05_operand.read(self.cta.shared, self.source, self.gather, "the source")
+            where = slice(self.column, self.column + self.columns)
+            tmem.cells[self.lanes, where] = data.view(np.uint32)
+            tmem.valid[self.lanes, where] = True
+        except KernelFault as fault:
+            if fault.place is None:
+                fault.place = self.ins.place
+                fault.thread = self.cta.thread(self.warp, self.issuers)
+            raise
+
+
+def _issue(
+    cta: Cta, warp: Warp, ins: Instruction, lanes: Lanes, sources: tuple[Argument, ...], previous: Wait | None
+) -> Results:
+    refuse_pairs(ins)
+    shape = shape_of(ins.mods)
+    lane = single_issuer(cta, ins, lanes, sources)
+    address, source = value(sources[0], lane), decode_matrix(value(sources[1], lane))
+    check_majorness(source.swizzle, False, 1, "the source")
+    first, columns = column_of(address), 4 * shape.chunks
+    offset = lane_of(address)
+    if offset >= (32 if shape.rows == 4 else 1):
+        raise KernelFault(FaultKind.MISALIGNED, f"{ins.name} starts at lane {offset} of TMEM")
+    cta.tmem.require(first, first + columns, ins.name)
+    gather = tcgen05_operand.chunks(source, False, shape.rows, shape.chunks)
+    tcgen05_operand.check_bounds(cta.shared, source, gather, "the source")
+    written = np.zeros(LANES, bool)
+    written[shape.lanes + offset] = True
+    writer = Writer(written, first, first + columns)
+    copy = _Copy(cta, warp, lanes, ins, source, gather, shape.lanes + offset, first, columns, writer)
+    cta.tmem.begin_write(writer)
+    origin = source.start // 1024 * 1024
+    reads = (Span("shared", origin + gather.low, gather.high - gather.low),)
+    cta.queue.submit(
+        AsyncOperation(
+            ins.op, copy.land, stream=STREAM, reads=reads, writes=(Span("tmem", address, columns),)
+        )
+    )
+    if cta.config.profile:
+        cta.counters.traffic["shared to TMEM"] += 16 * shape.rows * shape.chunks
+    return ()
+
+
+HANDLERS: dict[str, Handler] = {"tcgen05.cp": _issue}

@@ -1,0 +1,202 @@
+"""The 64-bit shared-memory matrix descriptor and the 32-bit instruction descriptor of tcgen05, bit by bit.
+
+PTX ISA 9.7.16.4 (tables 40 to 42); the names are those of CUTLASS's `mma_sm100_desc.hpp`. A value that the
+ISA forbids is an illegal descriptor; one that it allows and the simulator does not model is refused by name.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from functools import cache
+
+from gdnbench.sim.errors import FaultKind, KernelFault, UnsupportedError
+
+
+class Swizzle(IntEnum):
+    """Layout type of a matrix descriptor; each pattern XORs address bits into others (see `PATTERNS`)."""
+
+    NONE = 0
+    B128_BASE32B = 1
+    B128 = 2
+    B64 = 4
+    B32 = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Pattern:
+    """A swizzle as CuTe writes it, Swizzle<bits, base, shift>: address bits [base + shift, +bits) are XORed
+    into bits [base, +bits). `width` is the row of the swizzle atom in bytes, `rows` its height, `period` its
+    size."""
+
+    bits: int
+    base: int
+    shift: int
+    width: int
+    rows: int
+
+    @property
+    def period(self) -> int:
+        return 1 << (self.base + self.shift + self.bits)
+
+
+PATTERNS = {
+    Swizzle.NONE: Pattern(0, 4, 3, 16, 8),
+    Swizzle.B32: Pattern(1, 4, 3, 32, 8),
+    Swizzle.B64: Pattern(2, 4, 3, 64, 8),
+    Swizzle.B128: Pattern(3, 4, 3, 128, 8),
+    Swizzle.B128_BASE32B: Pattern(2, 5, 2, 128, 4),
+}
+
+_VERSION = 0b001
+
+
+@dataclass(frozen=True, slots=True)
+class MatrixDescriptor:
+    """Where a matrix lies in shared memory, in bytes. `base_offset` counts 128-byte rows."""
+
+    start: int
+    leading: int
+    stride: int
+    base_offset: int
+    swizzle: Swizzle
+
+
+@cache
+def decode_matrix(bits: int) -> MatrixDescriptor:
+    """Decode a shared-memory descriptor (table 40)."""
+    for low, width in ((14, 2), (30, 2), (53, 8)):
+        if field(bits, low, width):
+            raise _illegal(f"matrix descriptor 0x{bits:016x}: bits {low}..{low + width - 1} must be zero")
+    if field(bits, 46, 3) != _VERSION:
+        raise _illegal(
+            f"matrix descriptor 0x{bits:016x}: bits 46..48 must be 0b001, not {field(bits, 46, 3):#05b}"
+        )
+    if field(bits, 52, 1):
+        # Only sm_103a has it, for a K of 48 bytes.
+        raise _illegal(
+            f"matrix descriptor 0x{bits:016x}: absolute leading-dimension addresses (bit 52) need sm_103a"
+        )
+    layout = field(bits, 61, 3)
+    if layout not in PATTERNS:
+        raise _illegal(f"matrix descriptor 0x{bits:016x}: layout type {layout} is none")
+    swizzle = Swizzle(layout)
+    base_offset = field(bits, 49, 3)
+    if base_offset and swizzle is Swizzle.NONE:
+        raise _illegal(f"matrix descriptor 0x{bits:016x}: base offset {base_offset} without a swizzle")
+    return MatrixDescriptor(
+        field(bits, 0, 14) << 4, field(bits, 16, 14) << 4, field(bits, 32, 14) << 4, base_offset, swizzle
+    )
+
+
+def encode_matrix(descriptor: MatrixDescriptor) -> int:
+    """The inverse of `decode_matrix`."""
+    return (
+        (descriptor.start >> 4 & 0x3FFF)
+        | (descriptor.leading >> 4 & 0x3FFF) << 16
+        | (descriptor.stride >> 4 & 0x3FFF) << 32
+        | _VERSION << 46
+        | descriptor.base_offset << 49
+        | descriptor.swizzle << 61
+    )
+
+
+# Element types by kind: code in bits 7..9 and 10..12 -> name.
+_TYPES = {
+    "f16": {0: "f16", 1: "bf16"},
+    "tf32": {2: "tf32"},
+    "f8f6f4": {0: "e4m3", 1: "e5m2", 3: "e2m3", 4: "e3m2", 5: "e2m1"},
+}
+_RESULTS = {"f16": {0: "f16", 1: "f32"}, "tf32": {1: "f32"}, "f8f6f4": {0: "f16", 1: "f32"}}
+_DEPTH = {"f16": 16, "tf32": 8, "f8f6f4": 32}
+SUB_BYTE = ("e2m3", "e3m2", "e2m1")
+
+
+@dataclass(frozen=True, slots=True)
+class InstructionDescriptor:
+    """What one tcgen05.mma computes: element types, shape, negation; `*_mn_major` are the transpose bits."""
+
+    a: str
+    b: str
+    d: str
+    m: int
+    n: int
+    k: int
+    negate_a: bool
+    negate_b: bool
+    a_mn_major: bool
+    b_mn_major: bool
+
+    @property
+    def element_bytes(self) -> int:
+        """Bytes of an operand element in shared memory and TMEM; a product's K is always 32 bytes."""
+        return 32 // self.k
+
+
+@cache
+def decode_instruction(bits: int, kind: str) -> InstructionDescriptor:
+    """Decode an instruction descriptor (table 42) for `kind::f16`, `kind::tf32` or `kind::f8f6f4`."""
+    name = f"instruction descriptor 0x{bits:08x}"
+    if field(bits, 2, 1):
+        raise UnsupportedError(f"sparse matrices ({name}, bit 2)")
+    if field(bits, 3, 1):
+        raise _illegal(f"{name}: saturation (bit 3) is for kind::i8 only")
+    for low, width in ((0, 2), (6, 1), (23, 1), (29, 1)):
+        if field(bits, low, width):
+            raise _illegal(f"{name}: bits {low}..{low + width - 1} must be zero for a dense product")
+    if field(bits, 30, 2):
+        raise _illegal(f"{name}: the maximum shift (bits 30..31) is for .ws only")
+    types = []
+    for low, table, what in ((7, _TYPES, "A"), (10, _TYPES, "B"), (4, _RESULTS, "D")):
+        code = field(bits, low, 2 if what == "D" else 3)
+        if code not in table[kind]:
+            raise _illegal(f"{name}: kind::{kind} has no type {code} of {what}")
+        types.append(table[kind][code])
+    a, b, d = types
+    if kind == "f16" and d == "f16" and (a, b) != ("f16", "f16"):
+        raise _illegal(f"{name}: an f16 result needs f16 operands, not {a} and {b}")
+    if kind == "f16" and a != b:
+        # Table 39 writes one column for both types; CUTLASS instantiates equal ones only.
+        raise UnsupportedError(f"kind::f16 of {a} by {b} ({name})")
+    negate_a, negate_b, a_mn_major, b_mn_major = (bool(field(bits, low, 1)) for low in range(13, 17))
+    m, n = field(bits, 24, 5) << 4, field(bits, 17, 6) << 3
+    descriptor = InstructionDescriptor(
+        a, b, d, m, n, _DEPTH[kind], negate_a, negate_b, a_mn_major, b_mn_major
+    )
+    _check_shape(descriptor, name)
+    return descriptor
+
+
+def _check_shape(descriptor: InstructionDescriptor, name: str) -> None:
+    """Table 39 and, for eight-bit N-major B, table 52; majorness of sub-byte types as CUTLASS states it."""
+    if descriptor.m not in (64, 128):
+        raise _illegal(f"{name}: M = {descriptor.m}; cta_group::1 has M = 64 and 128")
+    step = 16 if descriptor.b_mn_major and descriptor.element_bytes == 1 else 8
+    if not step <= descriptor.n <= 256 or descriptor.n % step:
+        raise _illegal(f"{name}: N = {descriptor.n}; a multiple of {step} from {step} to 256 is needed")
+    for operand, mn_major, what in (
+        (descriptor.a, descriptor.a_mn_major, "A"),
+        (descriptor.b, descriptor.b_mn_major, "B"),
+    ):
+        if operand in SUB_BYTE and mn_major:
+            raise _illegal(f"{name}: {operand} operand {what} cannot be MN-major")
+
+
+def check_majorness(swizzle: Swizzle, mn_major: bool, element_bytes: int, operand: str) -> None:
+    """Which swizzles a major can have (table 54, section 9.7.16.10.1)."""
+    if mn_major and (element_bytes == 4) != (swizzle is Swizzle.B128_BASE32B):
+        raise _illegal(
+            f"MN-major {operand} of {8 * element_bytes}-bit elements with layout {swizzle.name}: "
+            "32-bit elements need 128B_BASE32B, others must not have it"
+        )
+    if not mn_major and swizzle is Swizzle.B128_BASE32B:
+        # Table 54 allows it, table 55 shows no such layout and CUTLASS excludes it.
+        raise UnsupportedError(f"K-major {operand} with layout 128B_BASE32B")
+
+
+def field(bits: int, low: int, width: int) -> int:
+    return bits >> low & (1 << width) - 1
+
+
+def _illegal(message: str) -> KernelFault:
+    return KernelFault(FaultKind.DESCRIPTOR, message)

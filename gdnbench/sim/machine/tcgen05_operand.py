@@ -1,0 +1,123 @@
+"""Matrices of the tensor core in shared memory: which 16-byte chunk holds which elements.
+
+PTX ISA 9.7.16.3.3 gives the canonical layouts, 9.7.16.10.6 the swizzle atoms. In every layout 16 aligned
+bytes hold neighbours of one row (K-major) or of one column (MN-major), so a matrix is gathered by chunks. In
+bytes, for row r, chunk c of a K-major row, chunk i along MN and column k of an MN-major matrix, atom width W
+and height H:
+
+    K-major   none       (r%8) 16 + (r/8) SBO + c LBO
+              swizzled   (r%8) W + (r/8) SBO + 16 c
+    MN-major  none       i SBO + (k%8) 16 + (k/8) LBO
+              swizzled   (i%(W/16)) 16 + (i/(W/16)) LBO + (k%H) W + (k/H) SBO
+
+The swizzle then XORs bits 7.. of the *absolute* address into bits 4.. (bits 5.. in 128B_BASE32B). A base
+offset says that the pattern starts at a 128-byte row other than 0 of its period (table 41), so it is taken
+off first.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from gdnbench.sim.errors import FaultKind, KernelFault
+from gdnbench.sim.machine.memory import SharedMemory
+from gdnbench.sim.machine.seam import SHARED_BASE
+from gdnbench.sim.machine.tcgen05_descriptor import PATTERNS, MatrixDescriptor, Pattern, Swizzle
+
+CHUNK = 16
+# Every swizzle repeats after this many bytes, so tables are shared between addresses that differ by a
+# multiple.
+_PERIOD = 1024
+
+# NumPy's 16-byte type: chunks are moved, never computed with.
+_CHUNK_TYPE = np.complex128
+
+
+class Gather(NamedTuple):
+    """Chunks of a matrix: `table[...]` counts chunks from the period that the matrix starts in, `low` and
+    `high` are the extremes of its bytes there."""
+
+    table: npt.NDArray[np.intp]
+    low: int
+    high: int
+
+
+def chunks(descriptor: MatrixDescriptor, mn_major: bool, rows: int, columns: int) -> Gather:
+    """The table of a matrix: [rows, columns chunks] if K-major, [columns, rows chunks] if MN-major."""
+    return _chunks(
+        descriptor.swizzle, descriptor.leading, descriptor.stride, descriptor.base_offset,
+        descriptor.start % _PERIOD, mn_major, rows, columns,
+    )  # fmt: skip
+
+
+@cache
+def _chunks(
+    swizzle: Swizzle,
+    leading: int,
+    stride: int,
+    base_offset: int,
+    start: int,
+    mn_major: bool,
+    rows: int,
+    columns: int,
+) -> Gather:
+    pattern = PATTERNS[swizzle]
+    offset = (_mn_major if mn_major else _k_major)(pattern, leading, stride, rows, columns)
+    address = start + offset
+    row = (address >> (pattern.base + pattern.shift)) - base_offset
+    address ^= (row & (1 << pattern.bits) - 1) << pattern.base
+    table = address // CHUNK
+    table.setflags(write=False)
+    return Gather(table, int(address.min()), int(address.max()) + CHUNK)
+
+
+def _k_major(pattern: Pattern, leading: int, stride: int, rows: int, columns: int) -> npt.NDArray[np.intp]:
+    r, c = np.meshgrid(np.arange(rows), np.arange(columns), indexing="ij")
+    step = CHUNK if pattern.bits else leading
+    return r % 8 * pattern.width + r // 8 * stride + c * step
+
+
+def _mn_major(pattern: Pattern, leading: int, stride: int, rows: int, columns: int) -> npt.NDArray[np.intp]:
+    k, i = np.meshgrid(np.arange(columns), np.arange(rows), indexing="ij")
+    if not pattern.bits:
+        return i * stride + k % 8 * CHUNK + k // 8 * leading
+    across = pattern.width // CHUNK
+    return (
+        i % across * CHUNK
+        + i // across * leading
+        + k % pattern.rows * pattern.width
+        + k // pattern.rows * stride
+    )
+
+
+def check_bounds(shared: SharedMemory, descriptor: MatrixDescriptor, gather: Gather, what: str) -> None:
+    """Fault if a matrix leaves shared memory."""
+    origin = descriptor.start // _PERIOD * _PERIOD
+    if origin + gather.low < SHARED_BASE or origin + gather.high > shared.end:
+        raise KernelFault(
+            FaultKind.OUT_OF_BOUNDS,
+            f"{what} spans shared addresses {origin + gather.low:#x} to {origin + gather.high:#x}; "
+            f"the CTA has {SHARED_BASE:#x} to {shared.end:#x}",
+        )
+
+
+def read(
+    shared: SharedMemory, descriptor: MatrixDescriptor, gather: Gather, what: str
+) -> npt.NDArray[np.uint8]:
+    """The chunks as they are now, as bytes: one row of the result per row of the table."""
+    first = descriptor.start // _PERIOD * _PERIOD
+    if shared.track:
+        valid = shared.valid[first:].view(_CHUNK_TYPE).take(gather.table).view(np.bool_)
+        if not valid.all():
+            raise KernelFault(FaultKind.UNINITIALISED, _first_invalid(shared, first, gather, what))
+    return shared.bytes[first:].view(_CHUNK_TYPE).take(gather.table).view(np.uint8)
+
+
+def _first_invalid(shared: SharedMemory, first: int, gather: Gather, what: str) -> str:
+    bytes_read = first + (gather.table.reshape(-1, 1) * CHUNK + np.arange(CHUNK)).ravel()
+    missing = bytes_read[~shared.valid[bytes_read]]
+    return f"{what}: {missing.size} bytes never written, the first at shared address {int(missing.min()):#x}"

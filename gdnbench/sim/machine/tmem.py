@@ -1,0 +1,152 @@
+"""Tensor memory of a CTA: 128 lanes by 512 columns of 32-bit cells, its allocations, and writes in flight.
+
+PTX ISA 9.7.16.1 (addresses), 9.7.16.7 (allocation). A product or copy that was issued but has not landed
+keeps its destination in `writers`: a load that overlaps one reads poison, because nothing ordered it after
+the write. The tensor core itself works in issue order and reads the cells (9.7.16.6.2, pipelined
+instructions).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from gdnbench.sim.errors import FaultKind, KernelFault
+
+LANES = 128
+COLUMNS = 512
+QUARTER = 32
+GRANULE = 32
+
+Cells = npt.NDArray[np.uint32]
+
+# NaN in f32, f16, bf16 and the fp8 formats.
+POISON = 0xFFFF_FFFF
+
+
+def lane_of(address: int) -> int:
+    return address >> 16
+
+
+def column_of(address: int) -> int:
+    return address & 0xFFFF
+
+
+@dataclass(eq=False, slots=True)
+class Writer:
+    """The cells that an operation in flight will write: `lanes` (bool[128]) by columns [first, last)."""
+
+    lanes: npt.NDArray[np.bool_]
+    first: int
+    last: int
+
+
+class TensorMemory:
+    """`cells` and which of them are `valid`, that is written; `allocated` and `busy`, the number of writers
+    in flight, by column. `track` says whether reads of what was never written fault (the interpreter's do).
+    `stores` holds, by warp, what tcgen05.st has set going and no tcgen05.wait::st has waited for: flat cell
+    numbers and values."""
+
+    def __init__(self, *, track: bool = False) -> None:
+        self.track = track
+        self.stores: dict[int, list[tuple[npt.NDArray[np.intp], Cells]]] = {}
+        self.cells = np.full((LANES, COLUMNS), POISON, np.uint32)
+        self.valid = np.zeros((LANES, COLUMNS), bool)
+        self.allocated = np.zeros(COLUMNS, bool)
+        self.busy = np.zeros(COLUMNS, np.uint16)
+        self.allocations: dict[int, int] = {}
+        self.writers: list[Writer] = []
+        self.permit = True
+        self._smallest = COLUMNS
+
+    def find(self, columns: int) -> int | None:
+        """The first column of a free range, or None. The lowest one: which range hardware takes is not
+        documented."""
+        for first in range(0, COLUMNS - columns + 1, GRANULE):
+            if not self.allocated[first : first + columns].any():
+                return first
+        return None
+
+    def allocate(self, columns: int) -> int | None:
+        """Take a range of columns and return its address; None while too few are free."""
+        check_size(columns)
+        if not self.permit:
+            raise KernelFault(
+                FaultKind.TMEM_ALLOCATION, "tcgen05.alloc after tcgen05.relinquish_alloc_permit of the CTA"
+            )
+        if columns > self._smallest:
+            raise KernelFault(
+                FaultKind.TMEM_ALLOCATION,
+                f"{columns} columns after {self._smallest}: sizes must not increase within a CTA",
+            )
+        first = self.find(columns)
+        if first is None:
+            return None
+        self._smallest = columns
+        self.allocated[first : first + columns] = True
+        self.allocations[first] = columns
+        return first
+
+    def deallocate(self, address: int, columns: int) -> None:
+        """Give a range back; it must be exactly one that `allocate` gave."""
+        check_size(columns)
+        first = column_of(address)
+        if lane_of(address) != 0 or self.allocations.get(first) != columns:
+            raise KernelFault(
+                FaultKind.TMEM_ALLOCATION,
+                f"tcgen05.dealloc of {columns} columns at 0x{address:08x}, no allocation; {self.held()}",
+            )
+        if self.busy[first : first + columns].any():
+            raise KernelFault(
+                FaultKind.TMEM_ALLOCATION,
+                f"tcgen05.dealloc of columns {first}..{first + columns - 1} that are being written",
+            )
+        del self.allocations[first]
+        self.allocated[first : first + columns] = False
+        self.valid[:, first : first + columns] = False
+        self.cells[:, first : first + columns] = POISON
+
+    def held(self) -> str:
+        """The allocations, for messages."""
+        if not self.allocations:
+            return "nothing is allocated"
+        spans = ", ".join(f"{first}..{first + size - 1}" for first, size in sorted(self.allocations.items()))
+        return f"allocated columns: {spans}"
+
+    def require(self, first: int, last: int, what: str) -> None:
+        """Fault unless columns [first, last) are allocated."""
+        if last > COLUMNS or not self.allocated[first:last].all():
+            raise KernelFault(
+                FaultKind.TMEM_ACCESS, f"{what} of TMEM columns {first}..{last - 1}; {self.held()}"
+            )
+
+    def begin_write(self, writer: Writer) -> None:
+        """A write was issued: until `end_write`, loads of its cells read poison."""
+        self.writers.append(writer)
+        self.busy[writer.first : writer.last] += 1
+
+    def end_write(self, writer: Writer) -> None:
+        self.writers.remove(writer)
+        self.busy[writer.first : writer.last] -= 1
+
+    def in_flight(self, lanes: npt.NDArray[np.intp], columns: npt.NDArray[np.intp]) -> npt.NDArray[np.bool_]:
+        """Which of the cells (lane, column) an operation in flight will still write."""
+        hit = np.zeros(lanes.shape, bool)
+        for writer in self.writers:
+            hit |= writer.lanes[lanes] & (columns >= writer.first) & (columns < writer.last)
+        return hit
+
+    def at_exit(self) -> None:
+        """All that was allocated must be freed before the kernel exits (PTX ISA 9.7.16.1.2)."""
+        if self.allocations:
+            raise KernelFault(FaultKind.TMEM_LEAK, f"the CTA exits without tcgen05.dealloc; {self.held()}")
+
+
+def check_size(columns: int) -> None:
+    """Fault unless a power of two in 32..512 (PTX ISA 9.7.16.7.1)."""
+    if not GRANULE <= columns <= COLUMNS or columns & (columns - 1):
+        raise KernelFault(
+            FaultKind.TMEM_ALLOCATION, f"{columns} columns: a power of two from 32 to 512 is needed"
+        )

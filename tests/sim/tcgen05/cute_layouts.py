@@ -1,0 +1,105 @@
+"""What CuTe says on the host: layouts of shared memory, TMEM and fragments, as NumPy arrays of addresses.
+
+Only layouts are taken from CuTe, as shapes and strides; `evaluate` is the textbook rule of a CuTe layout.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from functools import cache
+
+import numpy as np
+
+os.environ.setdefault("CUTE_DSL_ARCH", "sm_100a")
+
+import cutlass
+import cutlass.utils.blackwell_helpers as helpers
+from cutlass import cute
+from cutlass.cute.nvgpu import OperandMajorMode, tcgen05
+
+DTYPES = {
+    "f16": cutlass.Float16,
+    "bf16": cutlass.BFloat16,
+    "tf32": cutlass.TFloat32,
+    "e4m3": cutlass.Float8E4M3FN,
+    "e5m2": cutlass.Float8E5M2,
+}
+BITS = {"f16": 16, "bf16": 16, "tf32": 32, "e4m3": 8, "e5m2": 8}
+
+
+def on_host(build: Callable[[], tuple]) -> tuple:
+    """Evaluate CuTe's layout algebra: it works inside a jit function only."""
+    found: list[tuple] = []
+
+    @cute.jit
+    def trace() -> None:
+        found.append(build())
+
+    trace()
+    return found[0]
+
+
+def flat(shape: object, stride: object) -> list[tuple[int, int]]:
+    """(extent, stride) of every leaf, in order."""
+    if isinstance(shape, tuple):
+        return [leaf for pair in zip(shape, stride, strict=True) for leaf in flat(*pair)]
+    return [(int(shape), int(stride))]
+
+
+def along(shape: object, stride: object) -> np.ndarray:
+    """Offsets of one mode at coordinates 0, 1, ...: the first leaf runs fastest."""
+    offsets = np.zeros(1, np.int64)
+    for extent, step in flat(shape, stride):
+        offsets = (np.arange(extent)[:, None] * step + offsets).ravel()
+    return offsets
+
+
+def evaluate(shape: tuple, stride: tuple) -> np.ndarray:
+    """The offsets of all coordinates, one array axis for each top-level mode."""
+    total = np.zeros((), np.int64)
+    for mode in zip(shape, stride, strict=True):
+        total = np.add.outer(total, along(*mode))
+    return total
+
+
+def swizzle(address: np.ndarray, bits: int, base: int, shift: int) -> np.ndarray:
+    """CuTe's Swizzle<bits, base, shift>."""
+    mask = (1 << bits) - 1 << base + shift
+    return address ^ (address & mask) >> shift
+
+
+def _major(mn: bool) -> OperandMajorMode:
+    return OperandMajorMode.MN if mn else OperandMajorMode.K
+
+
+@cache
+def accumulator_layout(m: int, n: int, a: str = "bf16") -> np.ndarray:
+    """TMEM address (lane << 16 | column) of D[m, n]."""
+
+    def build() -> tuple:
+        mma = helpers.make_trivial_tiled_mma(
+            DTYPES[a], DTYPES[a], _major(False), _major(False), cutlass.Float32, tcgen05.CtaGroup.ONE, (m, n)
+        )
+        layout = mma.make_fragment_C(mma.partition_shape_C((m, n))).layout
+        return layout.shape[0], layout.stride[0]
+
+    return evaluate(*on_host(build))
+
+
+@cache
+def fragment_layout(shape: str, repeat: int) -> np.ndarray:
+    """[thread, register] -> 32-bit word of the fragment, whose rows are the TMEM lanes one after another."""
+    operation = {
+        "32x32b": tcgen05.Ld32x32bOp,
+        "16x64b": tcgen05.Ld16x64bOp,
+        "16x128b": tcgen05.Ld16x128bOp,
+        "16x256b": tcgen05.Ld16x256bOp,
+        "16x32bx2": tcgen05.Ld16x32bx2Op,
+    }[shape]
+
+    def build() -> tuple:
+        atom = cute.make_copy_atom(operation(getattr(tcgen05.Repetition, f"x{repeat}")), cutlass.Float32)
+        return atom.layout_dst_tv.shape, atom.layout_dst_tv.stride
+
+    return evaluate(*on_host(build))
