@@ -43,9 +43,6 @@ ENGINES = {
     ),
 }
 
-# Dynamic shared memory starts at a multiple of this, which swizzled tiles rely on.
-DYNAMIC_ALIGN = 1024
-
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
@@ -119,7 +116,7 @@ def prepare_launch(
     config: MachineConfig,
 ) -> Launch:
     """Check the launch against the limits and give the module's variables their memory."""
-    padded = -(-kernel.shared_size // DYNAMIC_ALIGN) * DYNAMIC_ALIGN if smem else kernel.shared_size
+    padded = kernel.dynamic_shared if smem else kernel.shared_size
     budget.check(kernel, grid, block, padded + smem, config.registers)
     for variable in module.variables:
         if variable.space in ("global", "const") and variable.name not in memory.symbols:

@@ -6,7 +6,6 @@ a legal time for the others.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -16,6 +15,7 @@ import numpy.typing as npt
 from gdnbench.sim.errors import FaultKind, KernelFault
 from gdnbench.sim.machine import mbarrier
 from gdnbench.sim.machine.async_queue import AsyncOperation, Span
+from gdnbench.sim.machine.bulk import placed
 from gdnbench.sim.machine.bulk_groups import BulkGroups
 from gdnbench.sim.machine.memory import check_aligned
 from gdnbench.sim.machine.operands import active, one, shared_address, uniform
@@ -158,21 +158,8 @@ def _arrive(
             mbarrier.arrive(cta.shared, address)
 
     signals = tuple(dict.fromkeys(addresses))
-    cta.queue.submit(AsyncOperation(ins.name, land=_named(ins, land), signals=signals))
+    cta.queue.submit(AsyncOperation(ins.name, land=placed(ins, land), signals=signals))
     return ()
-
-
-def _named(ins: Instruction, land: Callable[[], None]) -> Callable[[], None]:
-    """A fault that an effect commits when it lands is one of the instruction that set it going."""
-
-    def landing() -> None:
-        try:
-            land()
-        except KernelFault as fault:
-            fault.place = fault.place or ins.place
-            raise
-
-    return landing
 
 
 HANDLERS: dict[str, Handler] = {

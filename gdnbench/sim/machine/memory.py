@@ -202,6 +202,7 @@ class SharedMemory:
         room = -(-self.end // 128) * 128
         self.bytes: Bytes = np.full(room, POISON, np.uint8)
         self.valid: Shadow = np.zeros(room, np.bool_)
+        self.units = self.bytes.view("V16")
         self.words: npt.NDArray[np.uint64] = self.bytes.view(np.uint64)
         self.phase: npt.NDArray[np.int64] = np.full(room // 8, -1, np.int64)
 

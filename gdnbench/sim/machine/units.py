@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gdnbench.sim.errors import UnsupportedError
-from gdnbench.sim.machine import barriers, copies, fences, mbarrier, tcgen05
+from gdnbench.sim.machine import barriers, bulk, copies, fences, mbarrier, tcgen05, tma
 from gdnbench.sim.machine.seam import Handler
 
 HANDLERS: dict[str, Handler] = {
@@ -11,6 +11,8 @@ HANDLERS: dict[str, Handler] = {
     **barriers.HANDLERS,
     **fences.HANDLERS,
     **copies.HANDLERS,
+    **bulk.HANDLERS,
+    **tma.HANDLERS,
     **tcgen05.HANDLERS,
 }
 

@@ -1,0 +1,225 @@
+"""Bulk copies: cp.async.bulk and cp.reduce.async.bulk of contiguous bytes, their groups, and st.async.
+
+A bulk instruction is one operation of one thread. Compiled kernels may reach one with all 32 lanes active
+and equal operands: the machine instruction that ptxas makes of it is uniform, executed once a warp, so that
+equal operands make one operation here, with a note. Different operands make one operation each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from gdnbench.sim.errors import FaultKind, KernelFault, UnsupportedError
+from gdnbench.sim.machine import mbarrier
+from gdnbench.sim.machine.async_queue import AsyncOperation, Span
+from gdnbench.sim.machine.memory import POISON, Bytes
+from gdnbench.sim.machine.operands import SHARED_SPACES, active, distinct, one, uniform
+from gdnbench.sim.machine.reduce import OPERATIONS, reduce
+from gdnbench.sim.machine.seam import Argument, Handler, Lanes, Results, Values, Wait, Warp
+from gdnbench.sim.ptx.ir import Instruction
+
+if TYPE_CHECKING:
+    from gdnbench.sim.machine.cta import Cta
+
+BULK_ALIGN = 16
+
+_KNOWN = frozenset((*SHARED_SPACES, "global", "mbarrier::complete_tx::bytes", "bulk_group", "L2::cache_hint"))
+
+
+def refuse_unknown(ins: Instruction, known: frozenset[str]) -> None:
+    """Name the first suffix that is not modelled."""
+    for mod in ins.mods:
+        if mod not in known:
+            raise UnsupportedError(f"{ins.op} with .{mod}")
+
+
+def operations(
+    cta: Cta, ins: Instruction, lanes: Lanes, *arguments: Values
+) -> list[tuple[list[int], tuple[int, ...]]]:
+    """The operations that the active lanes set going: equal operands make one, with a note."""
+    found = list(distinct(lanes, *arguments))
+    for members, _ in found:
+        if len(members) > 1:
+            cta.note(f"{ins.op} reached by {len(members)} lanes with equal operands is done once", ins)
+    return found
+
+
+def placed(ins: Instruction, effect: Callable[[], None]) -> Callable[[], None]:
+    """`effect`, whose faults are those of the instruction that set it going."""
+
+    def landing() -> None:
+        try:
+            effect()
+        except KernelFault as fault:
+            fault.place = fault.place or ins.place
+            raise
+
+    return landing
+
+
+def start(
+    cta: Cta,
+    warp: Warp,
+    ins: Instruction,
+    members: list[int],
+    operation: AsyncOperation,
+    poison: Callable[[], None] | None,
+) -> None:
+    """Set an operation going; one that completes by group belongs to the open group of its lanes."""
+    if ins.has("bulk_group"):
+        cta.copies.bulk(warp).add(members, operation)
+    cta.queue.submit(operation, poison)
+
+
+def view(cta: Cta, space: str, address: int, size: int) -> Bytes:
+    """Bytes of shared or global memory, as an instruction names the space."""
+    if space in SHARED_SPACES:
+        return cta.shared.view(address, size)
+    return cta.memory.view(address, size)
+
+
+def _spaces(ins: Instruction) -> tuple[str, str]:
+    """(destination, source): an instruction names them in this order."""
+    named = [mod for mod in ins.mods if mod == "global" or mod in SHARED_SPACES]
+    if len(named) != 2:
+        raise UnsupportedError(ins.name)
+    return named[0], named[1]
+
+
+def _copy(
+    cta: Cta, warp: Warp, ins: Instruction, lanes: Lanes, sources: tuple[Argument, ...], previous: Wait | None
+) -> Results:
+    """cp.async.bulk and cp.reduce.async.bulk. The kernel may not touch the bytes until the operation is
+    known to be complete, so that when they are read is the machine's choice."""
+    reducing = ins.op.startswith("cp.reduce")
+    refuse_unknown(ins, _KNOWN | OPERATIONS | {"noftz"} if reducing else _KNOWN)
+    target_space, source_space = _spaces(ins)
+    arguments = [one(argument) for argument in sources[: 3 if ins.has("bulk_group") else 4]]
+    for members, (target, source, size, *barrier) in operations(cta, ins, lanes, *arguments):
+        size &= 0xFFFF_FFFF
+        for what, value in (("destination", target), ("source", source), ("size", size)):
+            if value % BULK_ALIGN:
+                raise KernelFault(
+                    FaultKind.MISALIGNED, f"{ins.op}: {what} {value:#x} is no multiple of {BULK_ALIGN}"
+                )
+        if size == 0:
+            raise KernelFault(FaultKind.OUT_OF_BOUNDS, f"{ins.op} of no bytes")
+        to = view(cta, target_space, target, size)
+        view(cta, source_space, source, size)
+        operation = _operation(cta, ins, to, (target_space, target), (source_space, source), size, barrier)
+        start(cta, warp, ins, members, operation, None if reducing else partial(to.fill, POISON))
+        count(cta, source_space, target_space, size)
+    return ()
+
+
+def _operation(
+    cta: Cta,
+    ins: Instruction,
+    to: Bytes,
+    target: tuple[str, int],
+    source: tuple[str, int],
+    size: int,
+    barrier: list[int],
+) -> AsyncOperation:
+    """One bulk copy or reduction of `size` bytes into `to`."""
+    data = np.empty(size, np.uint8)
+
+    def read() -> None:
+        data[:] = view(cta, *source, size)
+
+    def land() -> None:
+        to[:] = reduce(ins, ins.types[0], to, data) if ins.op.startswith("cp.reduce") else data
+        if target[0] in SHARED_SPACES:
+            cta.shared.written(target[1], size)
+        for address in barrier:
+            mbarrier.complete_tx(cta.shared, address, size)
+
+    return AsyncOperation(
+        ins.op,
+        land=placed(ins, land),
+        read=read,
+        signals=tuple(barrier),
+        reads=(Span(space_name(source[0]), source[1], size),),
+        writes=(Span(space_name(target[0]), target[1], size),),
+    )
+
+
+def space_name(space: str) -> str:
+    """`shared` for all spellings of it."""
+    return "shared" if space in SHARED_SPACES else space
+
+
+def count(cta: Cta, source: str, target: str, size: int) -> None:
+    """Add to the traffic between two memories."""
+    cta.counters.traffic[f"{space_name(source)} to {space_name(target)}"] += size
+
+
+def _commit(
+    cta: Cta, warp: Warp, ins: Instruction, lanes: Lanes, sources: tuple[Argument, ...], previous: Wait | None
+) -> Results:
+    cta.copies.bulk(warp).commit(active(lanes))
+    return ()
+
+
+def _wait(
+    cta: Cta, warp: Warp, ins: Instruction, lanes: Lanes, sources: tuple[Argument, ...], previous: Wait | None
+) -> Results:
+    allowed = uniform(sources[0], lanes, "the number of groups")
+    cta.copies.bulk(warp).wait(active(lanes), allowed, cta.queue, only_read=ins.has("read"))
+    return ()
+
+
+_STORE_BYTES = {"b32": 4, "u32": 4, "s32": 4, "f32": 4, "b64": 8, "u64": 8, "s64": 8, "f64": 8}
+
+
+def _store(
+    cta: Cta, warp: Warp, ins: Instruction, lanes: Lanes, sources: tuple[Argument, ...], previous: Wait | None
+) -> Results:
+    """st.async: each lane stores registers to shared memory and completes their bytes at an mbarrier."""
+    refuse_unknown(ins, frozenset(("weak", "shared::cluster", "mbarrier::complete_tx::bytes")))
+    width = _STORE_BYTES[ins.types[0]]
+    values = sources[1] if isinstance(sources[1], tuple) else (sources[1],)
+    size = width * len(values)
+    kept = np.stack([one(value) for value in values], axis=1).view(np.uint8).reshape(-1, len(values), 8)
+    for lane in active(lanes):
+        address, barrier = int(one(sources[0])[lane]), int(one(sources[2])[lane])
+        if address % size:
+            raise KernelFault(FaultKind.MISALIGNED, f"{ins.op} of {size} bytes to {address:#x}")
+        to = cta.shared.view(address, size)
+        data = kept[lane, :, :width].reshape(-1)
+
+        def land(to: Bytes = to, data: Bytes = data, address: int = address, barrier: int = barrier) -> None:
+            to[:] = data
+            cta.shared.written(address, size)
+            mbarrier.complete_tx(cta.shared, barrier, size)
+
+        operation = AsyncOperation(
+            ins.op,
+            land=placed(ins, land),
+            signals=(barrier,),
+            writes=(Span("shared", address, size),),
+        )
+        cta.queue.submit(operation, partial(to.fill, POISON))
+    return ()
+
+
+def _prefetch(
+    cta: Cta, warp: Warp, ins: Instruction, lanes: Lanes, sources: tuple[Argument, ...], previous: Wait | None
+) -> Results:
+    """A prefetch into L2 changes no value."""
+    refuse_unknown(ins, frozenset(("L2", "global", "L2::cache_hint")))
+    return ()
+
+
+HANDLERS: dict[str, Handler] = {
+    "cp.async.bulk": _copy,
+    "cp.reduce.async.bulk": _copy,
+    "cp.async.bulk.commit_group": _commit,
+    "cp.async.bulk.wait_group": _wait,
+    "cp.async.bulk.prefetch": _prefetch,
+    "st.async": _store,
+}
