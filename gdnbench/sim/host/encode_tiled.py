@@ -13,8 +13,8 @@ from gdnbench.sim.errors import LaunchError, UnsupportedError
 from gdnbench.sim.machine import tensormap
 
 # CUtensorMapDataType -> the hardware's number, for the types whose number is known.
-ELEMENT_CODES = {0: 0, 2: 2, 6: 6, 7: 7, 9: 10}
-LARGE_SPAN = 128 << 10
+ELEMENT_CODES = {0: 0, 1: 1, 2: 2, 4: 4, 6: 6, 7: 7, 8: 9, 9: 10}
+LARGE_REACH = 128 << 10
 
 
 def encode_tiled(
@@ -69,7 +69,7 @@ def encode(
     value."""
     _check(code, address, dims, strides, box, element_strides, swizzle)
     flags = tensormap.VERSION | (len(dims) - 1) << 4 | code << 7 | swizzle << 13 | tensormap.BIT_ALWAYS
-    if any(extent * stride >= LARGE_SPAN for extent, stride in zip(dims[1:], strides, strict=True)):
+    if any((extent - 1) * stride >= LARGE_REACH for extent, stride in zip(dims[1:], strides, strict=True)):
         flags |= tensormap.BIT_LARGE
     units = [stride // tensormap.STRIDE_UNIT for stride in strides] + [0] * (tensormap.MAX_RANK - len(dims))
     high = sum((unit >> 32) << 4 * i for i, unit in enumerate(units))

@@ -5,7 +5,8 @@ and tests drive that encoder again (tests/sim/host/test_tensormap.py):
 
     bytes 0-7     address of the tensor
     bytes 8-11    flags: [0, 4) always 2, [4, 7) rank - 1, [7, 11) element type, [11, 13) interleave,
-                  [13, 15) swizzle, bit 18 always set, bit 21 set when a dimension spans 128 KiB or more
+                  [13, 15) swizzle, 16 rounding to tf32, 18 always set, 21 set when a dimension reaches
+                  128 KiB or further from its first element
     bytes 12-27   strides of dimensions 1 to 4 in units of 16 bytes, low 32 bits
     bytes 28-31   bits [32, 36) of those strides, four bits each
     bytes 32-51   extents of dimensions 0 to 4, less one
@@ -30,12 +31,22 @@ MAX_RANK = 5
 
 VERSION = 2
 STRIDE_UNIT = 16
+BIT_TF32 = 1 << 16  # an f32 tensor whose elements are rounded to tf32 on their way
 BIT_ALWAYS = 1 << 18
 BIT_LARGE = 1 << 21
 KNOWN_FLAGS = 0x7FFF | BIT_ALWAYS | BIT_LARGE
 
 # Element type codes, in the order and with the numbers of the hardware, not of the CUtensorMapDataType enum.
-ELEMENT_TYPES = {0: ("u8", 1), 2: ("u32", 4), 6: ("f16", 2), 7: ("f32", 4), 10: ("bf16", 2)}
+ELEMENT_TYPES = {
+    0: ("u8", 1),
+    1: ("u16", 2),
+    2: ("u32", 4),
+    4: ("u64", 8),
+    6: ("f16", 2),
+    7: ("f32", 4),
+    9: ("f64", 8),
+    10: ("bf16", 2),
+}
 SWIZZLE_BYTES = {0: 0, 1: 32, 2: 64, 3: 128}
 
 
@@ -109,6 +120,10 @@ def _rank(flags: int) -> int:
     """Rank, once every flag that is not modelled is known to be clear."""
     if flags & 0xF != VERSION or not flags & BIT_ALWAYS:
         raise UnsupportedError(f"TMA descriptor flags {flags:#010x}: no tiled tensor map of a known version")
+    if flags & BIT_TF32:
+        raise UnsupportedError(
+            "TMA descriptor that rounds f32 to tf32 as it copies: the rounding is in no document"
+        )
     if unknown := flags & ~KNOWN_FLAGS:
         raise UnsupportedError(f"TMA descriptor flag bits {unknown:#010x}")
     if interleave := flags >> 11 & 3:

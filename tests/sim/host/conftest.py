@@ -1,0 +1,11 @@
+"""CuTe DSL is needed to compile what these tests capture; the kernels stand in a file beside them."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("cutlass", reason="CuTe DSL has wheels for Linux only")
+sys.path.insert(0, str(Path(__file__).parent))

@@ -1,0 +1,105 @@
+"""Small kernels whose host code does one thing each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import cuda.bindings.driver as cuda
+import cutlass
+import cutlass.cute as cute
+from cutlass.cute.nvgpu import cpasync
+
+BLOCK = 64
+
+
+@cute.kernel
+def scale_kernel(x: cute.Tensor, y: cute.Tensor, factor: cutlass.Float32, count: cutlass.Int32):
+    thread, _, _ = cute.arch.thread_idx()
+    block, _, _ = cute.arch.block_idx()
+    index = block * BLOCK + thread
+    if index < count:
+        y[index, 0] = x[index, 0] * factor
+
+
+@cute.jit
+def scale(
+    x: cute.Tensor, y: cute.Tensor, factor: cutlass.Float32, count: cutlass.Int32, stream: cuda.CUstream
+):
+    scale_kernel(x, y, factor, count).launch(
+        grid=[(count + BLOCK - 1) // BLOCK, 1, 1], block=[BLOCK, 1, 1], stream=stream
+    )
+
+
+@cute.jit
+def scale_without_annotation(
+    x: cute.Tensor, y: cute.Tensor, factor: cutlass.Float32, count: cutlass.Int32, stream
+):
+    scale_kernel(x, y, factor, count).launch(
+        grid=[(count + BLOCK - 1) // BLOCK, 1, 1], block=[BLOCK, 1, 1], stream=stream
+    )
+
+
+@cute.jit
+def scale_twice(x: cute.Tensor, y: cute.Tensor, factor: cutlass.Float32, stream: cuda.CUstream):
+    """Two launches: the second reads what the first wrote and has a grid of its own."""
+    count = x.shape[0]
+    scale_kernel(x, y, factor, count).launch(grid=[count, 2, 3], block=[BLOCK, 1, 1], stream=stream)
+    scale_kernel(y, x, factor, 7).launch(grid=[1, 1, 1], block=[32, 2, 1], smem=4096, stream=stream)
+
+
+@cute.kernel
+def add_kernel(x: cute.Tensor, y: cute.Tensor, offset: cutlass.Int32):
+    thread, _, _ = cute.arch.thread_idx()
+    y[thread] = x[thread] + offset
+
+
+@cute.jit
+def add_pair(pair: tuple[cute.Tensor, cute.Tensor], extra: Any, offset: cutlass.Int32, stream: cuda.CUstream):
+    """Tensors in a tuple, and an argument that is None."""
+    add_kernel(pair[0], pair[1], offset).launch(grid=[1, 1, 1], block=[32, 1, 1], stream=stream)
+
+
+@dataclass
+class Tensors:
+    source: cute.Tensor
+    target: cute.Tensor
+
+
+@cute.jit
+def add_fields(tensors: Tensors, offset: cutlass.Int32, stream: cuda.CUstream):
+    add_kernel(tensors.source, tensors.target, offset).launch(grid=[1, 1, 1], block=[32, 1, 1], stream=stream)
+
+
+@cute.jit
+def in_a_cluster(x: cute.Tensor, y: cute.Tensor, stream: cuda.CUstream):
+    add_kernel(x, y, 1).launch(grid=[4, 1, 1], block=[32, 1, 1], cluster=[2, 1, 1], stream=stream)
+
+
+@cute.kernel
+def shared_kernel(y: cute.Tensor):
+    shared = cute.arch.alloc_smem(cutlass.Float32, 640)
+    thread, _, _ = cute.arch.thread_idx()
+    shared[thread] = y[thread]
+    cute.arch.sync_threads()
+    y[thread] = shared[31 - thread]
+
+
+@cute.jit
+def uses_shared(y: cute.Tensor, stream: cuda.CUstream):
+    shared_kernel(y).launch(grid=[1, 1, 1], block=[32, 1, 1], stream=stream)
+
+
+@cute.kernel
+def touch(atom: cute.CopyAtom, coordinates: cute.Tensor):
+    cpasync.prefetch_descriptor(atom)
+
+
+@cute.jit
+def describe(x: cute.Tensor, box: cutlass.Constexpr, swizzle_bits: cutlass.Constexpr, stream: cuda.CUstream):
+    """Its one kernel parameter that counts is the TMA descriptor of `x` for boxes of shape `box`."""
+    layout = cute.make_layout(box)
+    if cutlass.const_expr(swizzle_bits):
+        layout = cute.make_composed_layout(cute.make_swizzle(swizzle_bits, 4, 3), 0, layout)
+    atom, coordinates = cpasync.make_tiled_tma_atom(cpasync.CopyBulkTensorTileG2SOp(), x, layout, box)
+    touch(atom, coordinates).launch(grid=[1, 1, 1], block=[32, 1, 1], stream=stream)

@@ -1,0 +1,211 @@
+"""TMA descriptors: what CuTe DSL's compiled host code encodes from random tensors is what `decode` reads."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import random
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+import host_kernels
+import pytest
+import torch
+from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
+
+from gdnbench.sim.errors import LaunchError, UnsupportedError
+from gdnbench.sim.host import cutlass_dsl
+from gdnbench.sim.host.capture import capture
+from gdnbench.sim.host.encode_tiled import encode_tiled
+from gdnbench.sim.machine.tensormap import BIT_LARGE, ENCODED_BYTES, TensorMap, decode
+
+BF16, F16, F32, U8 = (
+    (cutlass.BFloat16, torch.bfloat16, "bf16"),
+    (cutlass.Float16, torch.float16, "f16"),
+    (cutlass.Float32, torch.float32, "f32"),
+    (cutlass.Uint8, torch.uint8, "u8"),
+)
+# (type, box, bits of the swizzle: 0 none, 1 32 bytes, 2 64, 3 128). The inner box fits the swizzle.
+CASES = [
+    (BF16, (64, 8, 2), 3),
+    (BF16, (32, 16), 2),
+    (BF16, (16, 2, 3, 4, 5), 1),
+    (F16, (64,), 0),
+    (F16, (8, 256), 0),
+    (F32, (32, 4, 2, 3), 3),
+    (F32, (16, 7), 2),
+    (U8, (128, 8), 3),
+    (U8, (256, 3, 2), 0),
+    ((cutlass.Int16, torch.int16, "u16"), (16, 3), 0),
+    ((cutlass.Int32, torch.int32, "u32"), (8, 5, 4), 1),
+    ((cutlass.Int64, torch.int64, "u64"), (16, 2), 3),
+    ((cutlass.Float64, torch.float64, "f64"), (2, 9), 0),
+]
+POOL = torch.zeros(1 << 21, dtype=torch.int64)
+
+
+@functools.cache
+def compiled(dtype: Any, box: tuple[int, ...], bits: int) -> Any:
+    """`describe` for any tensor of that rank and type; strides must be multiples of 16 bytes."""
+    units = max(1, 128 // dtype.width)
+    strides = (1, *(cute.sym_int64(divisibility=units) for _ in box[1:]))
+    fake = make_fake_tensor(dtype, tuple(cute.sym_int() for _ in box), strides, assumed_align=16)
+    return cutlass_dsl.compile_kept(
+        host_kernels.describe, fake, box, bits, make_fake_stream(), arch="sm_100a"
+    )
+
+
+def random_tensor(torch_dtype: torch.dtype, rank: int, rng: random.Random) -> torch.Tensor:
+    """A view of the pool with any shape, with padding between the modes, at any multiple of 16 bytes."""
+    pool = POOL.view(torch_dtype)
+    unit = 16 // pool.element_size()
+    shape, strides, step = [], [], 1
+    for mode in range(rank):
+        shape.append(rng.choice((1, 2, 3, 7, 8, 16, 20, rng.randrange(1, 40))))
+        strides.append(step)
+        step = -(-step * shape[-1] // unit) * unit + unit * rng.choice((0, 0, 1, 5))
+        if mode == 0 and rng.random() < 0.5:
+            shape[0] *= 8
+            step = step * 8
+    if step > pool.numel() // 2:
+        return random_tensor(torch_dtype, rank, rng)
+    return torch.as_strided(pool, shape, strides, unit * rng.randrange(64))
+
+
+def descriptor(dtype: Any, box: tuple[int, ...], bits: int, tensor: torch.Tensor) -> bytes:
+    (request,) = capture(compiled(dtype, box, bits), (tensor,)).requests
+    assert len(request.params[0]) == 128
+    return request.params[0]
+
+
+@pytest.mark.parametrize(("kind", "box", "bits"), CASES, ids=str)
+def test_descriptor_of_compiled_host_code(kind: Any, box: tuple[int, ...], bits: int) -> None:
+    dtype, torch_dtype, name = kind
+    rng = random.Random(f"{name}{box}")
+    for _ in range(25):
+        tensor = random_tensor(torch_dtype, len(box), rng)
+        size = tensor.element_size()
+        assert decode(descriptor(dtype, box, bits, tensor)) == TensorMap(
+            address=tensor.data_ptr(),
+            dtype=name,
+            element_bytes=size,
+            dims=tuple(tensor.shape),
+            strides=tuple(stride * size for stride in tensor.stride()),
+            box=box,
+            element_strides=(1,) * len(box),
+            swizzle=(0, 32, 64, 128)[bits],
+        )
+
+
+def test_only_the_first_64_bytes_count() -> None:
+    tensor = random_tensor(torch.bfloat16, 3, random.Random(0))
+    data = descriptor(cutlass.BFloat16, (64, 8, 2), 3, tensor)
+    assert decode(data[:ENCODED_BYTES] + b"\xa5" * 64) == decode(data[:ENCODED_BYTES])
+
+
+def test_strides_beyond_32_bits_and_an_empty_dimension() -> None:
+    """The fake tensor of a far stride is never touched: only its descriptor is made."""
+    size, far = 2, 5 << 34
+    tensor = torch.as_strided(POOL.view(torch.bfloat16), (64, 0, 0), (1, 64, far))
+    read = decode(descriptor(cutlass.BFloat16, (64, 8, 2), 3, tensor))
+    assert read.dims == (64, 0, 0)
+    assert read.strides == (size, 64 * size, far * size)
+
+
+@pytest.mark.parametrize(
+    ("at", "bits", "what"),
+    [
+        (8, 0x01, "known version"),
+        (10, 0x04, "known version"),
+        (9, 0x08, "interleave 1"),
+        (9, 0x10, "interleave 2"),
+        (9, 0x80, "flag bits 0x00008000"),
+        (10, 0x01, "tf32"),
+        (10, 0x02, "flag bits 0x00020000"),
+        (10, 0x08, "flag bits 0x00080000"),
+        (11, 0x80, "flag bits 0x80000000"),
+        (8, 0x50, "rank 8"),
+        (8, 0x80, "element type 11"),
+        (30, 0x01, "stride bits"),
+        (52, 0x01, "element strides"),
+        (54, 0x80, "beside the element strides"),
+        (60, 0x01, "bytes 60 to 63"),
+    ],
+)
+def test_bits_that_are_not_modelled_are_refused(at: int, bits: int, what: str) -> None:
+    tensor = torch.as_strided(POOL.view(torch.bfloat16), (64, 3, 2), (1, 64, 192))
+    data = bytearray(descriptor(cutlass.BFloat16, (64, 8, 2), 3, tensor)[:ENCODED_BYTES])
+    data[at] ^= bits
+    with pytest.raises(UnsupportedError, match=what):
+        decode(bytes(data))
+
+
+def test_tf32_is_refused() -> None:
+    tensor = torch.as_strided(POOL.view(torch.float32), (32, 3), (1, 32))
+    with pytest.raises(UnsupportedError, match="tf32"):
+        decode(descriptor(cutlass.TFloat32, (32, 2), 3, tensor))
+
+
+def array(values: tuple[int, ...], kind: Any) -> Any:
+    return (kind * max(len(values), 1))(*values)
+
+
+def driver_call(map_: TensorMap, data_type: int, swizzle: int) -> bytes:
+    """cuTensorMapEncodeTiled as host code would call it."""
+    out = ctypes.create_string_buffer(128)
+    dims, box = array(map_.dims, ctypes.c_uint64), array(map_.box, ctypes.c_uint32)
+    strides = array(map_.strides[1:], ctypes.c_uint64)
+    steps = array(map_.element_strides, ctypes.c_uint32)
+    pointers = [ctypes.addressof(values) for values in (dims, strides, box, steps)]
+    encode_tiled(ctypes.addressof(out), data_type, map_.rank, map_.address, *pointers, 0, swizzle, 2, 0)
+    return out.raw
+
+
+CUDA_DATA_TYPES = {"u8": 0, "u16": 1, "u32": 2, "u64": 4, "f16": 6, "f32": 7, "f64": 8, "bf16": 9}
+
+
+@pytest.mark.parametrize(("kind", "box", "bits"), CASES, ids=str)
+def test_the_driver_call_encodes_what_compiled_host_code_does(
+    kind: Any, box: tuple[int, ...], bits: int
+) -> None:
+    dtype, torch_dtype, name = kind
+    rng = random.Random(f"driver{name}{box}")
+    for _ in range(5):
+        data = descriptor(dtype, box, bits, random_tensor(torch_dtype, len(box), rng))[:ENCODED_BYTES]
+        assert driver_call(decode(data), CUDA_DATA_TYPES[name], bits)[:ENCODED_BYTES] == data
+
+
+@pytest.mark.parametrize(("rows", "large"), [(512, False), (513, True)])
+def test_the_flag_of_a_far_dimension(rows: int, large: bool) -> None:
+    """Row 512 of a pitch of 256 bytes starts 128 KiB from the first."""
+    tensor = torch.as_strided(POOL.view(torch.float16), (8, rows), (1, 128))
+    data = descriptor(cutlass.Float16, (8, 256), 0, tensor)[:ENCODED_BYTES]
+    assert bool(int.from_bytes(data[8:12], "little") & BIT_LARGE) is large
+    assert driver_call(decode(data), 6, 0)[:ENCODED_BYTES] == data
+
+
+LEGAL = TensorMap(0x1000, "bf16", 2, (64, 8), (2, 128), (64, 8), (1, 1), 128)
+
+
+def changed(**fields: Any) -> TensorMap:
+    return TensorMap(**{name: fields.get(name, getattr(LEGAL, name)) for name in LEGAL.__slots__})
+
+
+@pytest.mark.parametrize(
+    ("map_", "what"),
+    [
+        (changed(address=0x1008), "multiple of 16"),
+        (changed(strides=(2, 120)), "strides"),
+        (changed(dims=(0, 8)), "extents"),
+        (changed(box=(64, 257)), "box"),
+        (changed(box=(4, 8)), "inner box"),
+        (changed(box=(128, 8)), "wider than the swizzle"),
+        (changed(element_strides=(1, 9)), "element strides"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_the_driver_refuses(map_: TensorMap, what: str) -> None:
+    driver_call(LEGAL, 9, 3)
+    with pytest.raises(LaunchError, match=what):
+        driver_call(map_, 9, 3)
