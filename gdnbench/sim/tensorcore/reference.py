@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from gdnbench.sim.tensorcore.formats import F16, F32, Codes, Decoded, Format
 from gdnbench.sim.tensorcore.product import (
-    FRACTION_BITS,
     ZERO_EXPONENT,
     Model,
     Product,
@@ -58,7 +57,7 @@ def _hardware(product: Product, a: Codes, b: Codes, c: Codes) -> Codes:
         fa = fb = F16
     total = c if how.c_fused else np.zeros_like(c)
     for ks in how.sums:
-        total = fused_sum(product, fa, fb, a[:, ks], b[:, ks], total)
+        total = _fused_sum(product, fa, fb, a[:, ks], b[:, ks], total, how.fraction_bits)
     return total if how.c_fused else _add(product, total, c)
 
 
@@ -68,7 +67,7 @@ def _as_f16(form: Format, codes: Codes) -> Codes:
 
 
 def _add(product: Product, x: Codes, y: Codes) -> Codes:
-    """IEEE addition of accumulators, to nearest even. fp64 sums of two f32 would round twice, hence f32."""
+    """IEEE addition of accumulators, to nearest even, with the one NaN."""
     nan = canonical_nan(product)
     if product.accumulator == F32:
         sums: Codes = (x.view(np.float32) + y.view(np.float32)).view(np.uint32)
@@ -95,14 +94,14 @@ def _signed(parts: Decoded) -> Ints:
     return np.where(parts.negative, -parts.significand, parts.significand)
 
 
-def fused_sum(
+def _fused_sum(
     product: Product,
     fa: Format,
     fb: Format,
     a: Codes,
     b: Codes,
     c: Codes,
-    fraction_bits: int = FRACTION_BITS,
+    fraction_bits: int,
 ) -> Codes:
     """One fused sum of C and all products of a[M,K] and b[N,K]."""
     accumulator = product.accumulator
