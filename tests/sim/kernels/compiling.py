@@ -1,4 +1,4 @@
-"""Compiles the test kernels for sm_100a from fake tensors and keeps what the simulator needs: PTX with lines."""
+"""Compiles the test kernels for sm_100a from fake tensors and keeps their PTX and its lines."""
 
 from __future__ import annotations
 
