@@ -77,15 +77,33 @@ def map_leaves(name: str, value: Any, leaf: Callable[[str, Any], Any]) -> Any:
     return leaf(name, value)
 
 
-def tensors_in(arguments: Mapping[str, Any]) -> list[NamedTensor]:
-    """Every torch tensor among the arguments, in order."""
-    found: list[NamedTensor] = []
+@dataclass(frozen=True, slots=True)
+class Region:
+    """Bytes that the kernels of a call may touch; `keeper` owns them."""
 
-    def note(named: NamedTensor) -> Tensor:
-        found.append(named)
-        return named.tensor
+    name: str
+    address: int
+    size: int
+    keeper: object
 
-    replace_tensors(arguments, note)
+
+def region_of(named: NamedTensor) -> Region:
+    """From a tensor's first element to its last; LaunchError if it is not on the CPU."""
+    check_on_cpu(named)
+    tensor = named.tensor
+    last = sum((extent - 1) * stride for extent, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    size = (last + 1) * tensor.element_size() if tensor.numel() else 0
+    return Region(named.name, tensor.data_ptr(), size, tensor)
+
+
+def regions_in(arguments: Mapping[str, Any]) -> list[Region]:
+    """What the tensors among the arguments cover, torch's and those of CuTe's own runtime."""
+    found = []
+    for name, value in _leaves(arguments):
+        if isinstance(value, Tensor):
+            found.append(region_of(NamedTensor(name, value)))
+        elif hasattr(value, "data_ptr") and hasattr(value, "size_in_bytes"):
+            found.append(Region(name, int(value.data_ptr), int(value.size_in_bytes), value))
     return found
 
 

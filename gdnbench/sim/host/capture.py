@@ -8,15 +8,16 @@ from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from torch import Tensor
+
 from gdnbench.sim.errors import ExportError, LaunchError
 from gdnbench.sim.host import cutlass_dsl, tvm_ffi
 from gdnbench.sim.host.arguments import (
-    NamedTensor,
     Packed,
-    check_on_cpu,
+    Region,
     pack_arguments,
+    regions_in,
     replace_tensors,
-    tensors_in,
 )
 from gdnbench.sim.host.cutlass_dsl import Exported
 from gdnbench.sim.host.device import device_for
@@ -48,7 +49,7 @@ class Capture:
 
     module: Module
     requests: tuple[LaunchRequest, ...]
-    tensors: tuple[NamedTensor, ...]
+    regions: tuple[Region, ...]
 
 
 _loaded: WeakKeyDictionary[Any, Host] = WeakKeyDictionary()
@@ -61,9 +62,7 @@ def capture(compiled: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None
     """
     host = _host(compiled)
     arguments = cutlass_dsl.bind(compiled, args, kwargs or {}, NO_STREAM)
-    tensors = tensors_in(arguments)
-    for named in tensors:
-        check_on_cpu(named)
+    regions = regions_in(arguments)
     call = _tvm_ffi_call if host.exported.tvm_ffi else _plain_call
     with host.code.running() as runtime:
         status = call(compiled, host, arguments)
@@ -71,7 +70,7 @@ def capture(compiled: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None
             raise runtime.error
         if status:
             raise ExportError(f"the host code of {host.exported.function} ends with CUDA error {status}")
-        return Capture(host.module, tuple(runtime.launches), tuple(tensors))
+        return Capture(host.module, tuple(runtime.launches), tuple(regions))
 
 
 def _host(compiled: Any) -> Host:
@@ -124,7 +123,7 @@ def _plain_call(compiled: Any, host: Host, arguments: Mapping[str, Any]) -> int:
     packed = list(arguments.values())
     if host.exported.ir is not None:
         packed = pack_arguments(arguments, parameter_types(host.exported.ir, function))
-    elif tensors_in(arguments):
+    elif any(isinstance(region.keeper, Tensor) for region in regions_in(arguments)):
         raise ExportError(
             f"{function} was compiled without its argument types kept: {cutlass_dsl.HOW_TO_KEEP}"
         )

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import ctypes
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -62,6 +62,36 @@ def compile_kept(function: Any, *args: Any, arch: str | None, **options: Any) ->
 
     with keep_ptx(arch):
         return cute.compile(function, *args, **options)
+
+
+@contextmanager
+def calls_go_to(handler: Callable[..., object]) -> Iterator[None]:
+    """While a call of what `cute.compile` returned is a call of `handler(compiled, *args, **kwargs)`."""
+    kinds = [kind for kind in _compiled_kinds() if "__call__" in vars(kind)]
+    before = [vars(kind)["__call__"] for kind in kinds]
+
+    def call(compiled: Any, *args: Any, **kwargs: Any) -> None:
+        handler(compiled, *args, **kwargs)
+
+    for kind in kinds:
+        kind.__call__ = call
+    try:
+        yield
+    finally:
+        for kind, original in zip(kinds, before, strict=True):
+            kind.__call__ = original
+
+
+def _compiled_kinds() -> list[Any]:
+    """The class of compiled functions and all that derive from it."""
+    from cutlass.cutlass_dsl.cuda_jit_executor import CudaDialectJitCompiledFunction
+
+    with suppress(ImportError):  # without tvm-ffi its kinds do not exist
+        import cutlass.cutlass_dsl.tvm_ffi_provider  # noqa: F401
+    kinds: list[Any] = [CudaDialectJitCompiledFunction]
+    for kind in kinds:
+        kinds += [derived for derived in kind.__subclasses__() if derived not in kinds]
+    return kinds
 
 
 def _settings() -> Any:
@@ -131,7 +161,7 @@ def stream_names(compiled: Any) -> list[str]:
 
 
 def bind(compiled: Any, args: Sequence[Any], kwargs: Mapping[str, Any], stream: Any) -> dict[str, Any]:
-    """Arguments by parameter name, in the kernel's order; `stream` for those that were not given."""
+    """Arguments by parameter name, in the kernel's order; streams, given or not, are replaced by `stream`."""
     streams = stream_names(compiled)
     names = parameter_names(compiled)
     positional = [name for name in names if name not in streams]
@@ -140,7 +170,7 @@ def bind(compiled: Any, args: Sequence[Any], kwargs: Mapping[str, Any], stream: 
     if len(args) > len(positional):
         raise LaunchError(f"{len(args)} arguments for {len(positional)}: {', '.join(positional)}")
     given = dict(zip(positional, args, strict=False)) | dict(kwargs)
-    given |= {name: stream for name in streams if name not in given}
+    given |= dict.fromkeys(streams, stream)
     try:
         rectified = compiled.execution_args.get_rectified_args((), given)
     except Exception as error:

@@ -1,0 +1,145 @@
+"""What a simulated call did, readable as text and as data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any
+
+from gdnbench.sim.errors import KernelFault, Place
+from gdnbench.sim.machine.cta import Dim3
+
+
+class Severity(StrEnum):
+    """How bad a finding is: an illegal act, or something legal that the reader should know."""
+
+    ERROR = "error"
+    NOTE = "note"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing found: its kind, and where and in whom it was met, as far as that is known."""
+
+    severity: Severity
+    kind: str
+    message: str
+    launch: int  # which of the call's launches, from 0
+    thread: str | None = None
+    count: int = 1
+    ptx_line: int | None = None
+    ptx: str | None = None
+    file: str | None = None
+    line: int | None = None
+
+    @classmethod
+    def at(cls, place: Place | None, **what: Any) -> Finding:
+        """A finding with what `place` knows."""
+        if place is None:
+            return cls(**what)
+        return cls(**what, ptx_line=place.line, ptx=place.text, file=place.file, line=place.file_line)
+
+    @classmethod
+    def of_fault(cls, fault: KernelFault, launch: int) -> Finding:
+        """The finding that a fault is."""
+        return cls.at(
+            fault.place,
+            severity=Severity.ERROR,
+            kind=fault.kind.value,
+            message=fault.message,
+            launch=launch,
+            thread=fault.thread,
+        )
+
+    def __str__(self) -> str:
+        who = f" in {self.thread}" if self.thread else ""
+        often = f" ({self.count} times)" if self.count > 1 else ""
+        lines = [f"{self.severity} in launch {self.launch}: {self.kind}: {self.message}{who}{often}"]
+        if self.ptx_line is not None:
+            lines.append(f"  PTX line {self.ptx_line}: {self.ptx}")
+        if self.file is not None:
+            lines.append(f"  {self.file}:{self.line}")
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchReport:
+    """One launch. `instructions`, `traffic` and `waits` are counted with profile=True alone."""
+
+    entry: str
+    grid: Dim3
+    block: Dim3
+    shared_bytes: int
+    registers: int | None
+    finished: bool
+    ctas: int = 0
+    warp_instructions: int = 0
+    mma_macs: int = 0
+    seconds: float = 0.0
+    instructions: Mapping[str, int] | None = None
+    traffic: Mapping[str, int] | None = None
+    waits: Mapping[str, int] | None = None
+
+    def __str__(self) -> str:
+        shared = f"{self.shared_bytes} bytes of dynamic shared memory"
+        size = f"grid {_by(self.grid)}, block {_by(self.block)}, {shared}"
+        registers = f", {self.registers} registers" if self.registers is not None else ""
+        done = (
+            f"{self.warp_instructions:,} warp instructions, {self.mma_macs:,} MACs in {self.seconds:.2f} s"
+            if self.finished
+            else "stopped"
+        )
+        return f"{self.entry}\n  {size}{registers}\n  {done}"
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A simulated call: its launches in order, what was found, and how it was simulated."""
+
+    launches: tuple[LaunchReport, ...]
+    findings: tuple[Finding, ...]
+    engine: str
+    schedule: str
+    mma: str
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing illegal was met."""
+        return all(finding.severity is not Severity.ERROR for finding in self.findings)
+
+    def __str__(self) -> str:
+        how = f"engine {self.engine}, schedule {self.schedule}, mma {self.mma}"
+        launches = [f"launch {number}: {launch}" for number, launch in enumerate(self.launches)]
+        profiles = [text for number, launch in enumerate(self.launches) if (text := _profile(number, launch))]
+        errors = sum(finding.severity is Severity.ERROR for finding in self.findings)
+        verdict = f"{errors} error{'' if errors == 1 else 's'} found" if errors else "no error found"
+        return "\n".join([how, *launches, *profiles, *map(str, self.findings), verdict])
+
+    def as_json(self) -> dict[str, Any]:
+        """The same as plain values."""
+        return {
+            "ok": self.ok,
+            "engine": self.engine,
+            "schedule": self.schedule,
+            "mma": self.mma,
+            "launches": [asdict(launch) for launch in self.launches],
+            "findings": [asdict(finding) for finding in self.findings],
+        }
+
+
+def _profile(number: int, launch: LaunchReport) -> str:
+    """What was counted in a launch, the most frequent first."""
+    lines = []
+    for title, counts in (
+        ("instructions", launch.instructions),
+        ("bytes", launch.traffic),
+        ("waits", launch.waits),
+    ):
+        for name, count in sorted((counts or {}).items(), key=lambda item: (-item[1], item[0])):
+            lines.append(f"  {title:<12}  {count:>14,}  {name}")
+    return "\n".join([f"profile of launch {number}", *lines]) if lines else ""
+
+
+def _by(extent: Dim3) -> str:
+    return "x".join(map(str, extent))

@@ -1,0 +1,197 @@
+"""Simulates a call of a compiled kernel: its host code, then every launch that the host code asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from torch import Tensor
+
+from gdnbench.sim.errors import KernelFault, UnsupportedError
+from gdnbench.sim.host import cutlass_dsl
+from gdnbench.sim.host.arguments import NamedTensor, Region, region_of
+from gdnbench.sim.host.capture import capture
+from gdnbench.sim.host.request import LaunchRequest
+from gdnbench.sim.machine.cta import Note
+from gdnbench.sim.machine.memory import GlobalMemory
+from gdnbench.sim.ptx.ir import Module
+from gdnbench.sim.report import Finding, LaunchReport, Report, Severity
+from gdnbench.sim.run import RunResult, run_ptx
+
+ONE_CTA = (1, 1, 1)
+
+Progress = Callable[[int, int], None]
+"""Called as CTAs of a launch end: how many have, of how many."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How a call is simulated; see `launch`."""
+
+    mma: str = "hardware"
+    engine: str = "compiled"
+    schedule: str = "late"
+    profile: bool = False
+    threads: int | None = None
+    progress: Progress | None = None
+
+
+@dataclass(slots=True)
+class Session:
+    """What `active` yields: the reports of the calls made so far."""
+
+    settings: Settings
+    reports: list[Report] = field(default_factory=list)
+
+
+_session: ContextVar[Session | None] = ContextVar("gdnbench_sim_session", default=None)
+
+
+def launch(
+    compiled: Any,
+    *args: Any,
+    check: bool = False,
+    raises: bool = True,
+    reachable: Sequence[Tensor] = (),
+    mma: str | None = None,
+    engine: str | None = None,
+    schedule: str | None = None,
+    profile: bool | None = None,
+    threads: int | None = None,
+    progress: Progress | None = None,
+    **kwargs: Any,
+) -> Report:
+    """Call `compiled`, which `cute.compile` returned for sm_100a or sm_90a, on the CPU.
+
+    `args` and `kwargs` are the kernel's own without the stream: torch CPU tensors, written in place, and
+    numbers. `reachable` are tensors that the kernel finds by pointers it was given as numbers.
+
+    `mma` is the tensor cores' arithmetic ("hardware" or "exact"), `engine` "compiled" or "interpreter",
+    `schedule` when asynchronous effects land: "late", "early" or "random:SEED". `threads` bounds the cores
+    used. What is None comes from the `active` block around the call, else it is the first named, with all
+    cores.
+
+    An illegal act raises KernelFault; with `raises` False it is the report's last finding, and the launches
+    after it are not run. Raises ExportError, LaunchError or UnsupportedError for what cannot be simulated.
+    """
+    if check:
+        raise UnsupportedError("check=True: the race checker")
+    options = {
+        "mma": mma,
+        "engine": engine,
+        "schedule": schedule,
+        "profile": profile,
+        "threads": threads,
+        "progress": progress,
+    }
+    given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+    session = _session.get()
+    settings = replace(session.settings if session is not None else Settings(), **given)
+    call = capture(compiled, args, kwargs)
+    more = [region_of(NamedTensor(f"reachable[{i}]", tensor)) for i, tensor in enumerate(reachable)]
+    report = _run(call.module, call.requests, [*call.regions, *more], settings, raises)
+    if session is not None:
+        session.reports.append(report)
+    return report
+
+
+@contextmanager
+def active(settings: Settings | None = None) -> Iterator[Session]:
+    """While kernels run on the simulator: calling what `cute.compile` returned simulates it, `launch` takes
+    its defaults from `settings`, and kernels compiled meanwhile keep what the simulator needs."""
+    session = Session(settings or Settings())
+    token = _session.set(session)
+    try:
+        with cutlass_dsl.keep_ptx(), cutlass_dsl.calls_go_to(launch):
+            yield session
+    finally:
+        _session.reset(token)
+
+
+def _run(
+    module: Module,
+    requests: Sequence[LaunchRequest],
+    regions: Sequence[Region],
+    settings: Settings,
+    raises: bool,
+) -> Report:
+    memory = GlobalMemory()
+    for region in regions:
+        memory.add(region.address, region.size, region.name, region.keeper)
+    launches: list[LaunchReport] = []
+    findings: list[Finding] = []
+    for number, request in enumerate(requests):
+        try:
+            result = _run_one(module, request, memory, settings)
+        except KernelFault as fault:
+            if raises:
+                raise
+            findings.append(Finding.of_fault(fault, number))
+            launches.append(_launch_report(request, None, settings))
+            break
+        launches.append(_launch_report(request, result, settings))
+        findings += [_of_note(note, count, number) for note, count in result.notes.items()]
+    return Report(tuple(launches), tuple(findings), settings.engine, settings.schedule, settings.mma)
+
+
+def _run_one(module: Module, request: LaunchRequest, memory: GlobalMemory, settings: Settings) -> RunResult:
+    if request.cluster != ONE_CTA:
+        raise UnsupportedError(f"a launch in clusters of {request.cluster}")
+    return run_ptx(
+        module,
+        request.entry,
+        request.grid,
+        request.block,
+        request.params,
+        request.shared_bytes,
+        engine=settings.engine,
+        schedule=settings.schedule,
+        mma=settings.mma,
+        profile=settings.profile,
+        memory=memory,
+        progress=settings.progress,
+        threads=settings.threads,
+        registers=request.registers,
+    )
+
+
+def _of_note(note: Note, count: int, launch: int) -> Finding:
+    return Finding.at(
+        note.place,
+        severity=Severity.NOTE,
+        kind="note",
+        message=note.message,
+        launch=launch,
+        count=count,
+    )
+
+
+def _launch_report(request: LaunchRequest, result: RunResult | None, settings: Settings) -> LaunchReport:
+    """`result` is None for a launch that was stopped."""
+    start = LaunchReport(
+        entry=request.entry,
+        grid=request.grid,
+        block=request.block,
+        shared_bytes=request.shared_bytes,
+        registers=request.registers,
+        finished=result is not None,
+    )
+    if result is None:
+        return start
+    counters = result.counters
+    done = replace(
+        start,
+        ctas=result.ctas,
+        warp_instructions=counters.warp_instructions,
+        mma_macs=counters.mma_macs,
+        seconds=result.seconds,
+    )
+    if not settings.profile:
+        return done
+    waits = {f"warp {warp} at {name}": count for (warp, name), count in counters.waits.items()}
+    return replace(
+        done, instructions=dict(counters.instructions), traffic=dict(counters.traffic), waits=waits
+    )
