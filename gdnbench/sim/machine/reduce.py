@@ -101,7 +101,8 @@ def _extreme(operation: str, old: Array, new: Array, bits: Any) -> Array:
 
     def key(values: Array) -> Array:
         raw = values.view(bits)
-        return np.where(raw & sign, ~raw, raw | sign)
+        ordered: Array = np.where(raw & sign, ~raw, raw | sign)
+        return ordered
 
     less = key(old) < key(new)
     chosen: Array = np.where(less if operation == "min" else ~less, old.view(bits), new.view(bits))

@@ -1,0 +1,249 @@
+"""mbarriers. Expectations are the phase rules of the PTX ISA, chapter "mbarrier"."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from bench import ALL, Bench, play, step
+
+from gdnbench.sim.errors import FaultKind, KernelFault
+from gdnbench.sim.machine.seam import LANES, SHARED_BASE, SHARED_WINDOW, Wait
+
+AT = SHARED_BASE + 64
+LANE = np.arange(LANES, dtype=np.uint64)
+
+INIT = "mbarrier.init.shared.b64 [%a], %n"
+ARRIVE = "mbarrier.arrive.shared.b64 %d0, [%a]"
+ARRIVE_N = "mbarrier.arrive.shared.b64 _, [%a], %n"
+ARRIVE_TX = "mbarrier.arrive.expect_tx.shared.b64 _, [%a], %n"
+EXPECT = "mbarrier.expect_tx.relaxed.cta.shared.b64 [%a], %n"
+COMPLETE = "mbarrier.complete_tx.relaxed.cta.shared::cta.b64 [%a], %n"
+TEST = "mbarrier.test_wait.parity.shared.b64 %p0, [%a], %n"
+TRY = "mbarrier.try_wait.parity.shared.b64 %p0, [%a], %n"
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()
+
+
+def init(bench: Bench, count: int, at: int = AT) -> None:
+    bench.issue(INIT, a=at, n=count)
+
+
+def passed(bench: Bench, parity: int) -> bool:
+    """Whether a wait for `parity` goes through at once."""
+    got = bench.issue(TRY, a=AT, n=parity)
+    return not isinstance(got, Wait) and bool(got[0][0])
+
+
+def fault(text: str, kind: FaultKind = FaultKind.BARRIER):  # type: ignore[no-untyped-def]
+    return pytest.raises(KernelFault, match=f"{kind}: .*{text}")
+
+
+def test_a_fresh_barrier_passes_parity_one(bench: Bench) -> None:
+    init(bench, 1)
+    assert passed(bench, 1)
+    assert not passed(bench, 0)
+
+
+def test_phases_alternate(bench: Bench) -> None:
+    init(bench, 2)
+    for phase in range(5):
+        assert not passed(bench, phase & 1)
+        bench.issue(ARRIVE, a=AT)
+        assert not passed(bench, phase & 1)
+        bench.issue(ARRIVE, a=AT)
+        assert passed(bench, phase & 1)
+        assert not passed(bench, (phase + 1) & 1)
+
+
+def test_each_lane_arrives(bench: Bench) -> None:
+    init(bench, LANES)
+    bench.issue(ARRIVE, lanes=LANE < 31, a=AT)
+    assert not passed(bench, 0)
+    bench.issue(ARRIVE, lanes=LANE == 31, a=AT)
+    assert passed(bench, 0)
+
+
+def test_lanes_arrive_across_phases(bench: Bench) -> None:
+    init(bench, 16)
+    bench.issue(ARRIVE, lanes=ALL, a=AT)  # two phases of 16
+    assert bench.shared.phase[AT // 8] == 2
+
+
+def test_counts(bench: Bench) -> None:
+    init(bench, 5)
+    bench.issue(ARRIVE_N, a=AT, n=3)
+    assert not passed(bench, 0)
+    bench.issue(ARRIVE_N, a=AT, n=2)
+    assert passed(bench, 0)
+
+
+def test_bytes_hold_the_phase(bench: Bench) -> None:
+    init(bench, 1)
+    bench.issue(ARRIVE_TX, a=AT, n=4096)
+    assert not passed(bench, 0)
+    bench.issue(COMPLETE, a=AT, n=4000)
+    assert not passed(bench, 0)
+    bench.issue(COMPLETE, a=AT, n=96)
+    assert passed(bench, 0)
+
+
+def test_bytes_may_come_before_they_are_expected(bench: Bench) -> None:
+    init(bench, 1)
+    bench.issue(COMPLETE, a=AT, n=128)
+    bench.issue(EXPECT, a=AT, n=256)
+    bench.issue(ARRIVE, a=AT)
+    assert not passed(bench, 0)
+    bench.issue(COMPLETE, a=AT, n=128)
+    assert passed(bench, 0)
+
+
+def test_drop_lowers_the_next_count(bench: Bench) -> None:
+    init(bench, 2)
+    bench.issue("mbarrier.arrive_drop.shared.b64 %d0, [%a]", a=AT)
+    assert not passed(bench, 0)  # the current phase still waits for the other
+    bench.issue(ARRIVE, a=AT)
+    assert passed(bench, 0)
+    bench.issue(ARRIVE, a=AT)  # one is enough now
+    assert passed(bench, 1)
+
+
+def test_states(bench: Bench) -> None:
+    init(bench, 1)
+    state = bench.issue(ARRIVE, a=AT)[0]
+    (count,) = bench.issue("mbarrier.pending_count.b64 %r0, %d0", d0=state)
+    assert count[0] == 1  # as it was before the arrival
+    (done,) = bench.issue("mbarrier.test_wait.shared.b64 %p0, [%a], %d0", a=AT, d0=state)
+    assert done[0] == 1
+    # The state of the phase that has now begun.
+    assert isinstance(
+        bench.issue("mbarrier.try_wait.shared.b64 %p0, [%a], %d0", a=AT, d0=int(state[0]) ^ 1 << 63), Wait
+    )
+
+
+def test_no_complete(bench: Bench) -> None:
+    init(bench, 2)
+    bench.issue("mbarrier.arrive.noComplete.shared.b64 %d0, [%a], %n", a=AT, n=1)
+    with fault("completed phase 0"):
+        bench.issue("mbarrier.arrive.noComplete.shared.b64 %d0, [%a], %n", a=AT, n=1)
+
+
+def test_generic_and_cluster_addresses(bench: Bench) -> None:
+    bench.issue("mbarrier.init.b64 [%d1], %n", d1=SHARED_WINDOW + AT, n=2)
+    bench.issue("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%a]", a=AT)
+    bench.issue("mbarrier.arrive.b64 %d0, [%d1]", d1=SHARED_WINDOW + AT)
+    assert passed(bench, 0)
+    with fault("is not shared memory", FaultKind.OUT_OF_BOUNDS):
+        bench.issue("mbarrier.arrive.b64 %d0, [%d1]", d1=AT)
+
+
+def test_inval_frees_the_bytes(bench: Bench) -> None:
+    init(bench, 1)
+    with fault("where an mbarrier is"):
+        init(bench, 1)
+    bench.issue("mbarrier.inval.shared.b64 [%a]", a=AT)
+    with fault("no mbarrier"):
+        bench.issue(ARRIVE, a=AT)
+    init(bench, 1)
+    assert not passed(bench, 0)
+
+
+def test_many_lanes_initialise_once(bench: Bench) -> None:
+    bench.issue(INIT, lanes=ALL, a=AT, n=1)
+    assert bench.notes() == ["32 lanes initialise one mbarrier"]
+
+
+@pytest.mark.parametrize(
+    ("text", "values", "message"),
+    [
+        (TRY, {"a": AT + 8, "n": 0}, "no mbarrier was initialised"),
+        (ARRIVE, {"a": AT + 8}, "no mbarrier was initialised"),
+        (EXPECT, {"a": AT + 8, "n": 16}, "no mbarrier was initialised"),
+        (ARRIVE_N, {"a": AT, "n": 3}, "3 arrivals.*waits for 2 of 2"),
+        (ARRIVE_N, {"a": AT, "n": 0}, "count 0"),
+        (EXPECT, {"a": AT, "n": 1 << 20}, "tx-count 1048576.*out of range"),
+        (INIT, {"a": AT + 8, "n": 0}, "count 0"),
+        (INIT, {"a": AT + 8, "n": 1 << 20}, "count 1048576"),
+        (TRY, {"a": AT, "n": 2}, "parity 2"),
+    ],
+)
+def test_misuse(bench: Bench, text: str, values: dict[str, int], message: str) -> None:
+    init(bench, 2)
+    with fault(message) as caught:
+        bench.issue(text, **values)
+    assert caught.value.place is not None
+    assert "CTA (0, 0, 0), warp 0, lane 0" in str(caught.value)
+
+
+def test_addresses(bench: Bench) -> None:
+    with fault("no multiple of 8", FaultKind.MISALIGNED):
+        init(bench, 1, AT + 4)
+    with fault("the CTA has", FaultKind.OUT_OF_BOUNDS):
+        init(bench, 1, SHARED_BASE + 64 * 1024)
+
+
+def test_wait_says_what_it_waits_for(bench: Bench) -> None:
+    init(bench, 2)
+    bench.issue(ARRIVE_TX, a=AT, n=4096)
+    wait = bench.issue(TRY, a=AT, n=0)
+    assert wait.text() == f"mbarrier {AT:#x} parity 0 (phase 0): 1 of 2 arrivals and 4096 bytes pending"
+    assert not wait.ready()
+    bench.issue(ARRIVE, a=AT)
+    bench.issue(COMPLETE, a=AT, n=4096)
+    assert wait.ready()
+    (done,) = bench.issue(TRY, a=AT, n=0, previous=wait)
+    assert done[0] == 1
+
+
+def test_a_wait_that_timed_out_is_false(bench: Bench) -> None:
+    init(bench, 1)
+    wait = bench.issue(TRY, a=AT, n=0)
+    wait.timed_out = True
+    assert wait.over()
+    (done,) = bench.issue(TRY, a=AT, n=0, previous=wait)
+    assert done[0] == 0
+
+
+def test_test_wait_answers_at_once_under_random() -> None:
+    bench = Bench(schedule="random:1")
+    init(bench, 1)
+    (done,) = bench.issue(TEST, a=AT, n=0)
+    assert done[0] == 0
+
+
+def test_lanes_wait_for_different_barriers(bench: Bench) -> None:
+    init(bench, 1)
+    init(bench, 1, AT + 8)
+    bench.issue(ARRIVE, a=AT)
+    lanes = LANE < 2
+    wait = bench.issue(TRY, lanes=lanes, a=AT + 8 * (LANE % 2), n=0)
+    assert isinstance(wait, Wait)
+    wait.timed_out = True
+    (done,) = bench.issue(TRY, lanes=lanes, a=AT + 8 * (LANE % 2), n=0, previous=wait)
+    assert done[:2].tolist() == [1, 0]
+
+
+def test_producer_and_consumer_over_several_phases(bench: Bench) -> None:
+    """A ring of one slot: full and empty barriers, ten items."""
+    full, empty = AT, AT + 8
+    init(bench, 1, full)
+    init(bench, 1, empty)
+    slot: list[int] = [0]
+    seen: list[int] = []
+    producer: list[object] = []
+    consumer: list[object] = []
+    for item in range(10):
+        producer += [
+            step(TRY, a=empty, n=(item & 1) ^ 1),
+            lambda item=item: slot.__setitem__(0, item),
+            step(ARRIVE, a=full),
+        ]
+        consumer += [
+            step(TRY, a=full, n=item & 1),
+            lambda: seen.append(slot[0]),
+            step(ARRIVE, a=empty),
+        ]
+    play(bench, producer, consumer)  # type: ignore[arg-type]
+    assert seen == list(range(10))

@@ -1,0 +1,74 @@
+"""TMA told a second time, one byte after the other: what a box copy does, straight from its description.
+
+The box is walked element by element, dimension 0 fastest. The swizzles are told as the PTX ISA draws them
+("Swizzling modes"): rows of 128, 64 or 32 bytes hold chunks of 16, and the chunks of a row change places by
+a number that counts lines of 128 bytes, here of the absolute shared address.
+"""
+
+from __future__ import annotations
+
+import itertools
+import struct
+from dataclasses import dataclass
+
+import numpy as np
+
+CODES = {"u8": 0, "u32": 2, "f16": 6, "f32": 7, "bf16": 10}
+SIZES = {"u8": 1, "u32": 4, "f16": 2, "f32": 4, "bf16": 2}
+SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}
+
+
+@dataclass(frozen=True)
+class Map:
+    """A tensor map: dimension 0 first, strides in bytes of dimensions 1 and up."""
+
+    address: int
+    dtype: str
+    dims: tuple[int, ...]
+    strides: tuple[int, ...]
+    box: tuple[int, ...]
+    swizzle: int
+
+    @property
+    def size(self) -> int:
+        return SIZES[self.dtype]
+
+    @property
+    def box_bytes(self) -> int:
+        return int(np.prod(self.box)) * self.size
+
+    def encode(self) -> bytes:
+        """The descriptor, by the table of the fields in machine/tensormap.py; rubbish in the unused half."""
+        rank = len(self.dims)
+        flags = 2 | (rank - 1) << 4 | CODES[self.dtype] << 7 | SWIZZLES[self.swizzle] << 13 | 1 << 18
+        units = [stride // 16 for stride in self.strides] + [0] * (4 - len(self.strides))
+        high = sum((unit >> 32 & 15) << 4 * index for index, unit in enumerate(units))
+        dims = [extent - 1 & 0xFFFF_FFFF for extent in self.dims] + [0] * (5 - rank)
+        box = [extent - 1 for extent in self.box] + [0] * (5 - rank)
+        head = struct.pack("<QI4II5I", self.address, flags, *(u & 0xFFFF_FFFF for u in units), high, *dims)
+        return head + bytes(3) + bytes(box) + bytes(4) + b"\xa5" * 64
+
+    def element(self, index: tuple[int, ...]) -> int:
+        """The address of an element."""
+        return self.address + index[0] * self.size + sum(map(int.__mul__, index[1:], self.strides))
+
+    def walk(self, shared: int, corner: tuple[int, ...]):  # type: ignore[no-untyped-def]
+        """(shared address, global address or None outside the tensor) of each byte of a box."""
+        at = shared
+        for position in itertools.product(*(range(extent) for extent in self.box[::-1])):
+            index = tuple(start + step for start, step in zip(corner, position[::-1], strict=True))
+            inside = all(0 <= i < extent for i, extent in zip(index, self.dims, strict=True))
+            for byte in range(self.size):
+                yield swizzled(at, self.swizzle), self.element(index) + byte if inside else None
+                at += 1
+
+
+def swizzled(address: int, span: int) -> int:
+    """Where the byte that would lie at `address` lies under a swizzle."""
+    if span == 0:
+        return address
+    line = address // 128
+    row, inside = divmod(address, span)
+    chunk, byte = divmod(inside, 16)
+    chunks = span // 16
+    return row * span + (chunk ^ line % chunks) * 16 + byte
