@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
@@ -103,3 +104,65 @@ def fragment_layout(shape: str, repeat: int) -> np.ndarray:
         return atom.layout_dst_tv.shape, atom.layout_dst_tv.stride
 
     return evaluate(*on_host(build))
+
+
+@dataclass(frozen=True)
+class SharedLayout:
+    """A CuTe layout of shared memory: `offset[row, k]` in bytes, and the swizzle that follows."""
+
+    offset: np.ndarray
+    swizzle: tuple[int, int, int]
+    element: int
+    mn_major: bool
+
+    def addresses(self, base: int) -> np.ndarray:
+        """[row, k, byte]: where each byte of each element lies. CuTe swizzles the pointer, an address."""
+        return swizzle(base + self.offset[..., None] + np.arange(self.element), *self.swizzle)
+
+    def strides(self) -> tuple[int, int]:
+        """(leading, stride) byte offsets as `make_umma_desc` takes them from the canonical layout."""
+        bits, base, _ = self.swizzle
+        unit = 16 // self.element
+        across = unit << (bits if base == 4 else 3)  # elements in a row of the swizzle atom
+        if self.mn_major:
+            down = 4 if base == 5 else 8
+            block = self._at(across, 0)
+            return (self._at(0, 8), block) if bits == 0 else (block, self._at(0, down))
+        return (self._at(0, unit) if bits == 0 else 16), self._at(8, 0)
+
+    def _at(self, row: int, k: int) -> int:
+        return int(self.offset[row, k]) if row < len(self.offset) else 0
+
+
+@cache
+def shared_layout(kind: str, name: str, mn_major: bool, rows: int, depth: int) -> SharedLayout:
+    """A [rows, depth] operand tiled with a canonical atom, `kind` INTER, SW32, SW64, SW128 or SW128_32B."""
+    atom_kind = getattr(tcgen05.SmemLayoutAtomKind, f"{'MN' if mn_major else 'K'}_{kind}")
+
+    def build() -> tuple:
+        layout = cute.tile_to_shape(
+            tcgen05.make_smem_layout_atom(atom_kind, DTYPES[name]), (rows, depth), (0, 1)
+        )
+        inner = layout.inner
+        return layout.outer.shape, layout.outer.stride, (inner.num_bits, inner.num_base, inner.num_shift)
+
+    shape, stride, parameters = on_host(build)
+    element = BITS[name] // 8
+    return SharedLayout(evaluate(shape, stride) * element, parameters, element, mn_major)
+
+
+@cache
+def tmem_operand_layout(m: int, depth: int, name: str) -> np.ndarray:
+    """[m, k]: TMEM lane << 16 times elements a column, plus the element's number along the columns, of A."""
+
+    def build() -> tuple:
+        mma = helpers.make_trivial_tiled_mma(
+            DTYPES[name], DTYPES[name], _major(False), _major(False), cutlass.Float32, tcgen05.CtaGroup.ONE,
+            (m, 32), tcgen05.OperandSource.TMEM,
+        )  # fmt: skip
+        layout = mma.make_fragment_A(mma.partition_shape_A((m, depth))).layout
+        return layout.shape, layout.stride
+
+    offsets = evaluate(*on_host(build))  # [(m, k) of an instruction, 1, k blocks]
+    blocks = offsets.shape[-1]
+    return np.concatenate([offsets[:, 0, block].reshape(-1, m).T for block in range(blocks)], axis=1)

@@ -1,0 +1,118 @@
+"""tcgen05.mma: every kind, shape, major, swizzle and operand source against exact integer products.
+
+Operands are small integers, so that the product is exact in every type and every model and each element
+has its say: an element read from a wrong place, or twice, gives another number. Layouts come from CuTe on the
+host.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from cute_layouts import shared_layout
+from products import KIND, STEP, Operand, instruction_descriptor, put_tmem, result
+from tensor_machine import Machine
+
+A_AT = 16 * 1024
+B_AT = 96 * 1024
+COLUMN = 40
+
+
+def integers(rng: np.random.Generator, rows: int, depth: int) -> np.ndarray:
+    """Integers that all operand types hold exactly (e5m2 has three significant bits)."""
+    return rng.integers(-3, 4, (rows, depth)).astype(np.float32)
+
+
+def multiply(
+    name: str, m: int, n: int, blocks: int, a_layout: tuple[str, bool] | None, b_layout: tuple[str, bool],
+    offsets: tuple[int, int], lane: int = 0, schedule: str = "late",
+) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
+    """(what the machine gives, what NumPy gives); A in TMEM if `a_layout` is None."""
+    kind = KIND[name]
+    step, depth = STEP[kind], STEP[kind] * blocks
+    rng = np.random.default_rng([m, n, blocks, *offsets])
+    a, b = integers(rng, m, depth), integers(rng, n, depth)
+    machine = Machine(schedule=schedule)
+    machine.alloc(512)
+    idesc = instruction_descriptor(
+        name, name, m, n, a_mn=a_layout is not None and a_layout[1], b_mn=b_layout[1]
+    )
+    right = Operand(shared_layout(b_layout[0], name, b_layout[1], n, depth), B_AT + offsets[1], name)
+    right.put(machine, b)
+    left = None
+    if a_layout is not None:
+        left = Operand(shared_layout(a_layout[0], name, a_layout[1], m, depth), A_AT + offsets[0], name)
+        left.put(machine, a)
+    else:
+        put_tmem(machine, 320, name, m, a, lane)
+    for block in range(blocks):
+        source = (lane << 16 | 320 + 8 * block) if left is None else left.descriptor(step * block)
+        machine.mma(
+            kind, lane << 16 | COLUMN, source, right.descriptor(step * block), idesc,
+            a_in_tmem=left is None, accumulate=block > 0,
+        )  # fmt: skip
+    machine.finish()
+    return result(machine, COLUMN, m, n, lane).view(np.float32), a @ b.T
+
+
+K_MAJOR = [(kind, False) for kind in ("INTER", "SW32", "SW64", "SW128")]
+MN_MAJOR = [(kind, True) for kind in ("INTER", "SW32", "SW64", "SW128")]
+# Buffers past a 1024-byte alignment: the swizzle must follow the address, not the offset in the buffer.
+OFFSETS = [(0, 0), (128, 256), (256, 512), (512, 128)]
+
+
+@pytest.mark.parametrize(("m", "n"), [(64, 256), (128, 192)])
+@pytest.mark.parametrize("offsets", OFFSETS)
+@pytest.mark.parametrize(
+    "layout", K_MAJOR + MN_MAJOR, ids=lambda layout: f"{layout[0]}-{'MN' if layout[1] else 'K'}"
+)
+def test_sixteen_bit_layouts(layout: tuple[str, bool], offsets: tuple[int, int], m: int, n: int) -> None:
+    other = (layout[0], not layout[1])
+    got, want = multiply("bf16", m, n, 4, layout, other, offsets)
+    np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("layout", K_MAJOR, ids=lambda layout: layout[0])
+@pytest.mark.parametrize(
+    ("name", "m", "n"), [("f16", 64, 8), ("tf32", 128, 24), ("e4m3", 64, 40), ("e5m2", 128, 104)]
+)
+def test_k_major_of_every_type(name: str, m: int, n: int, layout: tuple[str, bool]) -> None:
+    got, want = multiply(name, m, n, 4, layout, layout, (384, 128))
+    np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("layout", MN_MAJOR, ids=lambda layout: layout[0])
+@pytest.mark.parametrize("m", [64, 128])
+def test_mn_major_of_eight_bits(m: int, layout: tuple[str, bool]) -> None:
+    a_layout = ("SW64", True) if layout[0] == "SW128" and m == 64 else layout
+    got, want = multiply("e4m3", m, 256, 2, a_layout, layout, (128, 512))
+    np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("offsets", OFFSETS)
+@pytest.mark.parametrize(("m", "n"), [(64, 96), (128, 32)])
+def test_mn_major_of_tf32(m: int, n: int, offsets: tuple[int, int]) -> None:
+    """32-bit elements have one transposed layout, 128-byte swizzle with 32-byte atoms."""
+    layout = ("SW128_32B", True)
+    got, want = multiply("tf32", m, n, 3, layout, layout, offsets)
+    np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("name", ["bf16", "f16", "tf32", "e4m3", "e5m2"])
+@pytest.mark.parametrize(("m", "lane"), [(64, 0), (64, 16), (128, 0)])
+def test_a_in_tensor_memory(name: str, m: int, lane: int) -> None:
+    got, want = multiply(name, m, 48, 3, None, ("SW32", False), (0, 256), lane)
+    np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("schedule", ["early", "late", "random:3"])
+def test_schedules_agree(schedule: str) -> None:
+    got, want = multiply("bf16", 128, 80, 4, ("SW128", False), ("SW64", False), (0, 0), schedule=schedule)
+    np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("n", range(8, 257, 8))
+@pytest.mark.parametrize("m", [64, 128])
+def test_every_n(m: int, n: int) -> None:
+    got, want = multiply("bf16", m, n, 1, ("SW32", False), ("SW32", False), (0, 0))
+    np.testing.assert_array_equal(got, want)
