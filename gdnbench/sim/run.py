@@ -19,6 +19,7 @@ from gdnbench.sim.machine.cta import Dim3, Launch, MachineConfig, Note
 from gdnbench.sim.machine.grid import Progress, run_grid
 from gdnbench.sim.machine.memory import GlobalMemory
 from gdnbench.sim.machine.seam import Engine
+from gdnbench.sim.profile.recorder import LaunchRecord
 from gdnbench.sim.ptx.ir import Kernel, Module, Variable
 from gdnbench.sim.ptx.parser import parse
 
@@ -43,15 +44,19 @@ ENGINES = {
     ),
 }
 
+# Instructions of one turn of a warp while a timeline is recorded.
+PROFILE_QUANTUM = 64
+
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """What a launch did: its counters, how often each note was made, wall time."""
+    """What a launch did: its counters, how often each note was made, wall time; its timeline if profiled."""
 
     counters: Counters
     notes: dict[Note, int]
     seconds: float
     ctas: int
+    record: LaunchRecord | None = None
 
 
 def run_ptx(
@@ -99,10 +104,14 @@ def run_ptx(
         registers=registers if registers is not None else kernel.maxnreg,
     )
     launch = prepare_launch(module, kernel, grid, block, param, smem, memory, config)
+    record = LaunchRecord() if profile else None
+    launch.recorder = record.cta if record is not None else None
     ready: Engine = importlib.import_module(kind.prepare).prepare(module, kernel, config)
     start = time.perf_counter()
-    counters = run_grid(launch, ready, quantum=kind.quantum, threads=threads, progress=progress)
-    return RunResult(counters, dict(launch.notes), time.perf_counter() - start, launch.ctas)
+    # A profile interleaves the warps finely, so that its steps mean something.
+    quantum = min(kind.quantum, PROFILE_QUANTUM) if profile else kind.quantum
+    counters = run_grid(launch, ready, quantum=quantum, threads=threads, progress=progress)
+    return RunResult(counters, dict(launch.notes), time.perf_counter() - start, launch.ctas, record)
 
 
 def prepare_launch(

@@ -1,1 +1,1 @@
-"""Everything of an SM that is not a register: memories, barriers, copy engines, tensor cores, the scheduler."""
+"""All of an SM that is no register: memories, barriers, copy engines, tensor cores, the scheduler."""

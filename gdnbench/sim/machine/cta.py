@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -15,6 +16,7 @@ from gdnbench.sim.machine.barriers import NamedBarriers, RegisterPool
 from gdnbench.sim.machine.copies import CopyState
 from gdnbench.sim.machine.counters import Counters
 from gdnbench.sim.machine.memory import GlobalMemory, LocalMemory, SharedMemory
+from gdnbench.sim.machine.recorder import Recorder
 from gdnbench.sim.machine.seam import LANES, Argument, Lanes, Results, Wait, Warp
 from gdnbench.sim.machine.tmem import TensorMemory
 from gdnbench.sim.machine.units import handler
@@ -63,6 +65,7 @@ class Launch:
     static_shared: int
     dynamic_shared: int
     shared_size: int  # static, padding to the dynamic part's alignment, dynamic
+    recorder: Callable[[int], Recorder] | None = None  # of the CTA with this index
     notes: Counter[Note] = field(default_factory=Counter)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -107,6 +110,9 @@ class Cta:
         self.barriers = NamedBarriers(launch.warps)
         self.pool = RegisterPool(launch.config.registers)
         self.counters = Counters()
+        self.recorder = launch.recorder(index) if launch.recorder is not None else None
+        if self.recorder is not None:
+            self.queue.observer = self.recorder.asynchronous
 
     def warp(self, index: int) -> Warp:
         """The warp with this index, its lanes those that the block has."""
@@ -157,6 +163,8 @@ class Cta:
     def _count(self, warp: Warp, ins: Instruction, previous: Wait | None) -> None:
         if previous is None:
             self.counters.instructions[ins.op] += 1
+            if self.recorder is not None:
+                self.recorder.issued(warp.index, ins)
         else:
             self.counters.waits[warp.index, ins.op] += 1
 

@@ -40,17 +40,28 @@ class Scheduler:
             if self._states[index] is WarpState.EXITED or not self._can_run(index):
                 continue
             moved = True
-            self._states[index] = state = self.warps[index].run(self._quantum())
+            state = self._turn(index)
             if state is WarpState.EXITED:
                 self.cta.barriers.exited(self.warps[index].warp.index)
         if all(state is WarpState.EXITED for state in self._states):
             self.cta.finish()
             return False
         if moved:
+            if self.cta.recorder is not None:
+                self.cta.recorder.round()
             self.cta.queue.tick()
         elif not self._land():
             self._expire()
         return True
+
+    def _turn(self, index: int) -> WarpState:
+        warp, recorder = self.warps[index], self.cta.recorder
+        before = warp.executed
+        self._states[index] = state = warp.run(self._quantum())
+        if recorder is not None:
+            blocked = warp.blocked() if state is WarpState.BLOCKED else ()
+            recorder.turn(warp.warp.index, warp.executed - before, blocked)
+        return state
 
     def _order(self) -> list[int]:
         order = list(range(len(self.warps)))

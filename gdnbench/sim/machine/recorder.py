@@ -1,0 +1,35 @@
+"""Who watches a CTA run: the seam between the scheduler and `--profile`.
+
+The simulator has no clock. Its time is the *step*: the warps that run in one round of the scheduler run side
+by side, each from the step at which the round begins, and the round takes as many steps as its longest turn
+took instructions. Waits and copies then have lengths that can be compared, in instructions, not in cycles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from gdnbench.sim.machine.async_queue import AsyncOperation
+from gdnbench.sim.machine.seam import Blocked
+from gdnbench.sim.ptx.ir import Instruction
+
+
+class Recorder(Protocol):
+    """What the scheduler and the units report of one CTA."""
+
+    def issued(self, warp: int, ins: Instruction) -> None:
+        """Warp `warp` handed `ins` to the machine for the first time (not a retry after a wait)."""
+        ...
+
+    def turn(self, warp: int, executed: int, blocked: Sequence[Blocked]) -> None:
+        """Warp `warp` executed `executed` instructions in this round and then waits for `blocked`."""
+        ...
+
+    def round(self) -> None:
+        """A round has ended."""
+        ...
+
+    def asynchronous(self, operation: AsyncOperation) -> None:
+        """`operation` was issued, or has landed if `operation.landed`."""
+        ...

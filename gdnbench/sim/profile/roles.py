@@ -1,0 +1,25 @@
+"""What a warp is for, read off what it hands to the machine: PTX has no names for warp roles."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+# The first that fits names the role; a warp that does several things is named by the rarest in such kernels.
+_ROLES = (
+    ("tcgen05.mma", "MMA"),
+    ("cp.async.bulk.tensor load", "TMA load"),
+    ("tcgen05.ld", "TMEM load"),
+    ("tcgen05.st", "TMEM store"),
+    ("cp.async.bulk.tensor store", "TMA store"),
+    ("cp.async.bulk", "bulk copy"),
+    ("cp.async", "cp.async"),
+)
+OTHER = "compute"
+
+
+def role(ops: Mapping[str, int]) -> str:
+    """The roles of a warp that issued `ops`, such as "MMA" or "TMEM load + TMA store"."""
+    found = [name for op, name in _ROLES if ops.get(op)]
+    if found[:1] == ["MMA"]:
+        return "MMA"
+    return " + ".join(found) if found else OTHER
