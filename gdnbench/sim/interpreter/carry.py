@@ -1,0 +1,73 @@
+"""Extended-precision integer arithmetic (PTX ISA 9.7.2): sums that keep a carry in CC.CF, one bit a lane."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from gdnbench.sim.interpreter.integer import multiply_high
+from gdnbench.sim.interpreter.operation import (
+    Spelling,
+    Step,
+    Thread,
+    bits_kind,
+    fetch,
+    read_registers,
+    refuse,
+    require,
+    write,
+)
+from gdnbench.sim.interpreter.registers import Array
+from gdnbench.sim.machine.seam import Lanes
+from gdnbench.sim.ptx.ir import Instruction
+
+Sum = Callable[[Array, Array, Array], tuple[Array, Array]]
+
+
+def add_with_carry(a: Array, b: Array, carry: Array) -> tuple[Array, Array]:
+    """(a + b + carry, carry out); unsigned."""
+    partial = a + b
+    total = partial + carry.astype(a.dtype)
+    return total, (partial < a) | (total < partial)
+
+
+def subtract_with_borrow(a: Array, b: Array, borrow: Array) -> tuple[Array, Array]:
+    """(a - b - borrow, borrow out); unsigned."""
+    partial = a - b
+    return partial - borrow.astype(a.dtype), (a < b) | ((partial == 0) & borrow)
+
+
+def step(ins: Instruction) -> Step:
+    """add.cc, addc, sub.cc, subc, mad.cc and madc; `.cc` also writes the carry."""
+    spelling = Spelling(ins)
+    sets = spelling.flag("cc")
+    uses = ins.op.endswith("c")
+    multiplies = ins.op in ("mad", "madc")
+    part = spelling.choice(None, "lo", "hi") if multiplies else ""
+    spelling.done()
+    if len(ins.types) != 1 or ins.types[0] not in ("u32", "s32", "u64", "s64"):
+        refuse(ins)
+    kind, bits = ins.types[0], bits_kind(f"b{ins.types[0][1:]}")
+    fetches = tuple(fetch(ins, source, kind) for source in ins.sources)
+    used = read_registers(ins.sources)
+    put = write(ins, next(ins.written()), bits)
+    total: Sum = subtract_with_borrow if ins.op in ("sub", "subc") else add_with_carry
+    product = np.multiply if part == "lo" else multiply_high
+    dtype = np.dtype(f"u{int(bits[1:]) // 8}")
+
+    def unsigned(value: Array) -> Array:
+        return np.ascontiguousarray(value).view(dtype)
+
+    def run(thread: Thread, lanes: Lanes) -> None:
+        require(thread, used, lanes)
+        values = [get(thread) for get in fetches]
+        if multiplies:
+            values = [product(values[0], values[1]), values[2]]
+        carry = thread.carry if uses else np.zeros_like(thread.carry)
+        result, out = total(unsigned(values[0]), unsigned(values[1]), carry)
+        put(thread, lanes, result)
+        if sets:
+            np.copyto(thread.carry, out, where=lanes)
+
+    return run

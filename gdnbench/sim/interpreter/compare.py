@@ -1,0 +1,200 @@
+"""Comparison and selection (PTX ISA 9.7.6, 9.7.7): `setp`, `set`, `selp`, `slct`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from gdnbench.sim.interpreter.float import TYPES
+from gdnbench.sim.interpreter.operation import (
+    Operation,
+    Spelling,
+    Step,
+    Thread,
+    bits_kind,
+    fetch,
+    read_registers,
+    refuse,
+    require,
+    write,
+)
+from gdnbench.sim.interpreter.registers import Array, whole
+from gdnbench.sim.interpreter.rounding import BF16, F32, flush, from_bits
+from gdnbench.sim.machine.seam import Lanes
+from gdnbench.sim.ptx.ir import Instruction, Register
+
+Predicate = Callable[[Array, Array], Array]
+
+_ORDERED: dict[str, Predicate] = {
+    "eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal, "gt": np.greater,
+    "ge": np.greater_equal, "lo": np.less, "ls": np.less_equal, "hi": np.greater, "hs": np.greater_equal,
+}  # fmt: skip
+_UNORDERED = ("equ", "neu", "ltu", "leu", "gtu", "geu")
+_COMPARISONS = (*_ORDERED, *_UNORDERED, "num", "nan")
+_LOGICAL: dict[str, Predicate] = {"and": np.logical_and, "or": np.logical_or, "xor": np.logical_xor}
+
+
+def _either_nan(a: Array, b: Array) -> Array:
+    return np.isnan(a) | np.isnan(b)
+
+
+def float_comparison(name: str) -> Predicate:
+    """Ordered comparisons are false of NaN, `ne` included; those ending in `u` are true (9.3.1.2)."""
+    if name == "num":
+        return lambda a, b: ~_either_nan(a, b)
+    if name == "nan":
+        return _either_nan
+    if name in _UNORDERED:
+        ordered = _ORDERED[name[:-1]]
+        return lambda a, b: ordered(a, b) | _either_nan(a, b)
+    if name == "ne":
+        return lambda a, b: (a != b) & ~_either_nan(a, b)
+    return _ORDERED[name]
+
+
+def _integer_kind(ins: Instruction, type_name: str, comparison: str) -> str:
+    """The type that integers are compared in; bits only for equality, `lo ls hi hs` only unsigned."""
+    if comparison not in _ORDERED:
+        refuse(ins)
+    if type_name[0] == "b":
+        if comparison not in ("eq", "ne"):
+            refuse(ins)
+        return bits_kind(type_name)
+    if comparison in ("lo", "ls", "hi", "hs") and type_name[0] != "u":
+        refuse(ins)
+    return type_name
+
+
+def comparison(ins: Instruction, spelling: Spelling, type_name: str) -> tuple[str, Predicate]:
+    """(how the operands are held, the predicate on them). Packed halves give two results a lane."""
+    name = spelling.choice(None, *_COMPARISONS)
+    if type_name == "f64":
+        return "f64", float_comparison(name)
+    if type_name in TYPES and type_name != "f32x2":
+        type_ = TYPES[type_name]
+        compare = float_comparison(name)
+        ftz = type_.format is not BF16 and spelling.flag("ftz")
+
+        def of_bits(a: Array, b: Array) -> Array:
+            left, right = from_bits(a, type_.format), from_bits(b, type_.format)
+            if ftz:
+                left, right = flush(left, type_.format), flush(right, type_.format)
+            return compare(left, right)
+
+        return type_.kind, of_bits
+    if type_name not in [f"{k}{w}" for k in "bus" for w in (16, 32, 64)]:
+        refuse(ins)
+    return _integer_kind(ins, type_name, name), _ORDERED[name]
+
+
+def _combination(spelling: Spelling) -> Predicate | None:
+    name = spelling.choice("", *_LOGICAL)
+    return _LOGICAL.get(name)
+
+
+def setp(ins: Instruction) -> Operation:
+    """p = compare(a, b) combined with c; q = the negated comparison combined with c. For packed halves p
+    and q are the results of the lower and the upper half."""
+    spelling = Spelling(ins)
+    if len(ins.types) != 1:
+        refuse(ins)
+    kind, compare = comparison(ins, spelling, ins.types[0])
+    combine = _combination(spelling)
+    spelling.done()
+
+    def both(a: Array, b: Array) -> tuple[Array, Array]:
+        result = compare(a, b)
+        return (result[..., 0], result[..., 1]) if kind == "u16x2" else (result, ~result)
+
+    if combine is None:
+        return Operation((kind, kind), ("pred", "pred"), both)
+
+    def combined(a: Array, b: Array, c: Array) -> tuple[Array, Array]:
+        p, q = both(a, b)
+        return combine(p, c), combine(q, c)
+
+    return Operation((kind, kind, "pred"), ("pred", "pred"), combined)
+
+
+# What `set` writes for true: all ones, or 1.0 in the destination's format.
+_TRUE = {
+    "u32": 0xFFFF_FFFF, "s32": 0xFFFF_FFFF, "f32": 0x3F80_0000, "u16": 0xFFFF, "s16": 0xFFFF,
+    "f16": 0x3C00, "bf16": 0x3F80, "f16x2": 0x3C00, "bf16x2": 0x3F80,
+}  # fmt: skip
+
+
+def set_(ins: Instruction) -> Operation:
+    """Like `setp`, but the truth is written as a number of the first type."""
+    spelling = Spelling(ins)
+    if len(ins.types) != 2 or ins.types[0] not in _TRUE:
+        refuse(ins)
+    target, source = ins.types
+    kind, compare = comparison(ins, spelling, source)
+    combine = _combination(spelling)
+    spelling.done()
+    packed = kind == "u16x2"
+    halves = target in ("u16", "s16", "f16", "bf16", "f16x2", "bf16x2")
+    put = "u16x2" if packed else "u16" if halves else "u32"
+    dtype = np.uint16 if halves or packed else np.uint32
+    true = dtype(_TRUE[target] & 0xFFFF if packed else _TRUE[target])
+
+    def compute(a: Array, b: Array, *c: Array) -> Array:
+        result = compare(a, b)
+        if combine is not None:
+            result = combine(result, c[0][:, None] if packed else c[0])
+        return np.where(result, true, dtype(0))
+
+    reads = (kind, kind) if combine is None else (kind, kind, "pred")
+    return Operation(reads, (put,), compute)
+
+
+def selp(ins: Instruction) -> Step:
+    """d = p ? a : b. It moves its operand, written or not; the predicate is really read."""
+    Spelling(ins).done()
+    if len(ins.types) != 1 or ins.types[0] in ("pred", "f16", "bf16"):
+        refuse(ins)
+    kind = bits_kind(ins.types[0])
+    get_a, get_b = (fetch(ins, source, kind) for source in ins.sources[:2])
+    get_p, used = fetch(ins, ins.sources[2], "pred"), read_registers(ins.sources[2:])
+    dest = next(ins.written())
+    put = write(ins, dest, kind)
+    moved = read_registers(ins.sources[:2])
+
+    def mask(thread: Thread, operand: object) -> Array | int:
+        if isinstance(operand, Register):
+            return thread.registers.there(operand.index)
+        return 0xFF
+
+    def step(thread: Thread, lanes: Lanes) -> None:
+        require(thread, used, lanes)
+        chosen = get_p(thread)
+        result = np.where(chosen, get_a(thread), get_b(thread))
+        if isinstance(dest, Register) and not all(thread.registers.clean[i] for i in moved):
+            carried = np.where(chosen, mask(thread, ins.sources[0]), mask(thread, ins.sources[1]))
+            put(thread, lanes, result)
+            thread.registers.mark_bytes(dest.index, lanes, carried & whole(dest))
+        else:
+            put(thread, lanes, result)
+
+    return step
+
+
+def slct(ins: Instruction) -> Operation:
+    """d = c >= 0 ? a : b, where -0.0 counts as 0 and a NaN selects b."""
+    spelling = Spelling(ins)
+    if len(ins.types) != 2 or ins.types[1] not in ("s32", "f32"):
+        refuse(ins)
+    ftz = ins.types[1] == "f32" and spelling.flag("ftz")
+    spelling.done()
+    kind = bits_kind(f"b{ins.types[0][1:]}")
+    selector = ins.types[1]
+
+    def compute(a: Array, b: Array, c: Array) -> Array:
+        number = flush(c.astype(np.float64), F32) if ftz else c
+        return np.where(number >= 0, a, b)
+
+    return Operation((kind, kind, selector), (kind,), compute)
+
+
+OPERATIONS: dict[str, Callable[[Instruction], Operation]] = {"setp": setp, "set": set_, "slct": slct}

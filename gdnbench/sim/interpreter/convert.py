@@ -1,0 +1,237 @@
+"""Conversions (`cvt`, PTX ISA 9.7.9.21) between integers, floating-point formats and packed small floats."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from fractions import Fraction
+
+import numpy as np
+
+from gdnbench.sim.interpreter import double, small_floats
+from gdnbench.sim.interpreter.operation import Operation, Spelling, refuse
+from gdnbench.sim.interpreter.registers import Array
+from gdnbench.sim.interpreter.rounding import (
+    BF16,
+    F16,
+    F32,
+    F64,
+    TF32,
+    Format,
+    flush,
+    from_bits,
+    saturate,
+    to_bits,
+)
+from gdnbench.sim.ptx.ir import Instruction
+
+INTEGERS = tuple(f"{sign}{bits}" for sign in "us" for bits in (8, 16, 32, 64))
+FORMATS: dict[str, Format] = {"f32": F32, "f16": F16, "bf16": BF16}
+FLOAT_MODES = ("rn", "rz", "rm", "rp")
+INTEGER_MODES = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}
+
+
+def _range(kind: str) -> tuple[int, int]:
+    bits = int(kind[1:])
+    return (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) if kind[0] == "s" else (0, (1 << bits) - 1)
+
+
+def _dtype(kind: str) -> np.dtype[np.generic]:
+    return np.dtype(f"{'i' if kind[0] == 's' else 'u'}{int(kind[1:]) // 8}")
+
+
+def _integer_to_integer(ins: Instruction, target: str, source: str) -> Operation:
+    """Chopped or extended; `.sat` clamps."""
+    spelling = Spelling(ins)
+    clamp = spelling.flag("sat")
+    spelling.done()
+    low, high = _range(target)
+    lowest, highest = _range(source)
+    dtype, wide = _dtype(target), _dtype(source)
+
+    def compute(a: Array) -> Array:
+        if clamp:
+            a = np.clip(a, np.array(max(low, lowest), wide), np.array(min(high, highest), wide))
+        return a.astype(dtype)
+
+    return Operation((source,), (target,), compute)
+
+
+def _float_to_integer(ins: Instruction, target: str, source: str) -> Operation:
+    """Rounded, then clamped to the range of the target. NaN gives 0, or for 64 bits on either side the
+    pattern with only the highest bit set."""
+    spelling = Spelling(ins)
+    rounding = INTEGER_MODES[spelling.choice(None, *INTEGER_MODES)]
+    ftz = source == "f32" and spelling.flag("ftz")
+    spelling.discard("sat")
+    spelling.done()
+    low, high = _range(target)
+    dtype = _dtype(target)
+    nan = 1 << (int(target[1:]) - 1) if source == "f64" or target in ("s64", "u64") else 0
+    kind = "f64" if source == "f64" else f"u{16 if source in ('f16', 'bf16') else 32}"
+
+    def compute(a: Array) -> Array:
+        value = a if source == "f64" else from_bits(a, FORMATS[source])
+        if ftz:
+            value = flush(value, F32)
+        value = rounding(value)
+        inside = (value > low) & (value < high)  # as fp64: the bounds of 64 bits round outward
+        result = np.where(inside, value, 0.0).astype(dtype)
+        ends = np.where(value >= high, np.array(high, dtype), np.array(low, dtype))
+        result = np.where(inside, result, ends)
+        return np.where(np.isnan(value), np.array(nan, f"u{dtype.itemsize}").view(dtype), result)
+
+    return Operation((kind,), (target,), compute)
+
+
+def _to_odd(a: Array) -> F64:
+    """64-bit integers as fp64 rounded to odd, so that one more rounding is right."""
+    value = a.astype(np.float64)
+    if a.dtype.itemsize < 8:
+        return value
+    size = np.where(a < 0, ~a.view(np.uint64) + np.uint64(1), a.view(np.uint64)) if a.dtype.kind == "i" else a
+    # The top 53 bits and a sticky bit: drop 11 bits where the number is that long.
+    drop = size >= np.uint64(1 << 53)
+    kept = size >> np.uint64(11)
+    sticky = (size & np.uint64(0x7FF) != 0).astype(np.uint64)
+    odd = np.ldexp((kept | sticky).astype(np.float64), 11)
+    return np.copysign(np.where(drop, odd, size.astype(np.float64)), value)
+
+
+def _integer_to_float(ins: Instruction, target: str, source: str) -> Operation:
+    spelling = Spelling(ins)
+    mode = spelling.choice(None, *FLOAT_MODES)
+    clamp = target != "bf16" and spelling.flag("sat")
+    if target == "f32":
+        spelling.discard("ftz")  # no integer is subnormal
+    spelling.done()
+    if target == "f64":
+        if source in ("u64", "s64"):
+            return Operation((source,), ("f64",), lambda a: _long_to_double(a, mode, clamp))
+        return Operation((source,), ("f64",), lambda a: _clamped(a.astype(np.float64), clamp))
+    kind = "u32" if target == "f32" else "u16"
+    return Operation(
+        (source,),
+        (kind,),
+        lambda a: to_bits(_clamped(_to_odd(np.ascontiguousarray(a)), clamp), FORMATS[target], mode),
+    )
+
+
+def _clamped(value: F64, clamp: bool) -> F64:
+    return saturate(value) if clamp else value
+
+
+def _long_to_double(a: Array, mode: str, clamp: bool) -> Array:
+    if mode == "rn":
+        return _clamped(a.astype(np.float64), clamp)
+    exact = np.array([double.nearest(Fraction(int(value)), mode, False) for value in a])
+    return _clamped(exact, clamp)
+
+
+def _float_to_float(ins: Instruction, target: str, source: str) -> Operation:
+    """To a smaller format with rounding, to a larger one exactly, to the same one with rounding to an
+    integer."""
+    spelling = Spelling(ins)
+    integral = spelling.choice("", *INTEGER_MODES) if target == source else ""
+    narrowing = ("bf16", "f16", "f32", "f64").index(target) < ("bf16", "f16", "f32", "f64").index(source)
+    mode = spelling.choice(None if narrowing else "rn", *FLOAT_MODES)
+    ftz = "f32" in (target, source) and spelling.flag("ftz")
+    clamp = target != "bf16" and spelling.flag("sat")
+    relu = target in ("f16", "bf16") and spelling.flag("relu")
+    satfinite = target in ("f16", "bf16") and source == "f32" and spelling.flag("satfinite")
+    spelling.done()
+    read = "f64" if source == "f64" else "u32" if source == "f32" else "u16"
+    put = "f64" if target == "f64" else "u32" if target == "f32" else "u16"
+
+    def compute(a: Array) -> Array:
+        value = a if source == "f64" else from_bits(a, FORMATS[source])
+        if ftz and source == "f32":
+            value = flush(value, F32)
+        if integral:
+            value = np.copysign(INTEGER_MODES[integral](value), value)
+        if clamp:
+            value = saturate(value)
+        if relu:
+            value = np.where(value <= 0, 0.0, value)
+        if target == "f64":
+            return double.canonical(value)
+        format_ = FORMATS[target]
+        if source == "f64" and mode == "rn" and format_ is not BF16:
+            bits = to_bits(value, format_)
+        else:
+            bits = to_bits(value, format_, mode)
+        if satfinite:
+            bits = finite(bits, format_)
+        if ftz and target == "f32":
+            bits = to_bits(flush(from_bits(bits, F32), F32), F32)
+        return bits
+
+    return Operation((read,), (put,), compute)
+
+
+def finite(bits: Array, target: Format) -> Array:
+    """`.satfinite`: Inf becomes the largest number of its sign; NaN is the canonical NaN already."""
+    value = from_bits(bits, target)
+    clipped = np.clip(value, -target.largest, target.largest)
+    return to_bits(clipped, target)
+
+
+def _packed_halves(ins: Instruction) -> Operation:
+    """Two f32 into one f16x2 or bf16x2: the first source goes to the upper half."""
+    spelling = Spelling(ins)
+    target = FORMATS[ins.types[0][:-2]]
+    mode = spelling.choice(None, "rn", "rz")
+    relu, satfinite = spelling.flag("relu"), spelling.flag("satfinite")
+    spelling.done()
+
+    def one(a: Array) -> Array:
+        value = from_bits(a, F32)
+        if relu:
+            value = np.where(value <= 0, 0.0, value)
+        bits = to_bits(value, target, mode)
+        return finite(bits, target) if satfinite else bits
+
+    return Operation(("u32", "u32"), ("u16x2",), lambda a, b: np.stack([one(b), one(a)], axis=-1))
+
+
+def _to_tf32(ins: Instruction) -> Operation:
+    """The low 13 bits of the result are zero."""
+    spelling = Spelling(ins)
+    mode = spelling.choice(None, "rna", "rn", "rz")
+    relu, satfinite = mode != "rna" and spelling.flag("relu"), spelling.flag("satfinite")
+    spelling.done()
+
+    def compute(a: Array) -> Array:
+        value = from_bits(a, F32)
+        if relu:
+            value = np.where(value <= 0, 0.0, value)
+        bits = to_bits(value, TF32, mode)
+        return finite(bits, TF32) if satfinite else bits
+
+    return Operation(("u32",), ("u32",), compute)
+
+
+def convert(ins: Instruction) -> Operation:
+    """`cvt` by the kinds of its two types."""
+    if len(ins.types) != 2:
+        refuse(ins)
+    target, source = ins.types
+    if {target, source} & small_floats.TYPES:
+        return small_floats.convert(ins)
+    if target in ("f16x2", "bf16x2") and source == "f32" and not ins.has("rs"):
+        return _packed_halves(ins)
+    if (target, source) == ("tf32", "f32"):
+        return _to_tf32(ins)
+    floats = (*FORMATS, "f64")
+    builders: dict[tuple[bool, bool], Callable[[Instruction, str, str], Operation]] = {
+        (False, False): _integer_to_integer,
+        (False, True): _float_to_integer,
+        (True, False): _integer_to_float,
+        (True, True): _float_to_float,
+    }
+    for name in (target, source):
+        if name not in (*INTEGERS, *floats):
+            refuse(ins)
+    return builders[target in floats, source in floats](ins, target, source)
+
+
+OPERATIONS: dict[str, Callable[[Instruction], Operation]] = {"cvt": convert}

@@ -1,0 +1,30 @@
+"""The plain engine: the readable definition of every instruction, in NumPy, 32 lanes wide."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from gdnbench.sim.interpreter.program import prepare as prepare_program
+from gdnbench.sim.interpreter.warp import InterpretedWarp
+from gdnbench.sim.machine.seam import WarpEngine
+from gdnbench.sim.ptx.ir import Kernel, Module
+
+if TYPE_CHECKING:
+    from gdnbench.sim.machine.cta import Cta, MachineConfig
+
+
+class Interpreter:
+    """A kernel made ready to run. Seam: `Engine`."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self.program = prepare_program(kernel)
+
+    def warps(self, cta: Cta) -> Sequence[WarpEngine]:
+        """The warps of one CTA, at their first instruction."""
+        return [InterpretedWarp(self.program, cta.warp(index)) for index in range(cta.launch.warps)]
+
+
+def prepare(module: Module, kernel: Kernel, config: MachineConfig) -> Interpreter:
+    """What `run_ptx` calls."""
+    return Interpreter(kernel)

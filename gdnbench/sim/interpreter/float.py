@@ -1,0 +1,347 @@
+"""Floating-point arithmetic (PTX ISA 9.7.3, 9.7.4, 9.7.5) but the approximations: f32, f64, f16, bf16, their
+packed pairs, and sums that mix a half with f32.
+
+The operands become fp64, which holds them exactly; the exact result is rounded once to the destination.
+Every NaN result is the canonical one of its format."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from gdnbench.sim.interpreter import double
+from gdnbench.sim.interpreter.operation import Operation, Spelling, refuse
+from gdnbench.sim.interpreter.registers import Array
+from gdnbench.sim.interpreter.rounding import (
+    BF16,
+    F16,
+    F32,
+    F64,
+    Format,
+    add_to_odd,
+    flush,
+    from_bits,
+    saturate,
+    to_bits,
+)
+from gdnbench.sim.ptx.ir import Instruction
+
+MODES = ("rn", "rz", "rm", "rp")
+
+
+@dataclass(frozen=True, slots=True)
+class FloatType:
+    """A PTX type: how a register holds it (`kind`) and the format of its elements."""
+
+    kind: str
+    format: Format
+
+
+TYPES = {
+    "f32": FloatType("u32", F32),
+    "f32x2": FloatType("f32x2", F32),
+    "f16": FloatType("u16", F16),
+    "f16x2": FloatType("u16x2", F16),
+    "bf16": FloatType("u16", BF16),
+    "bf16x2": FloatType("u16x2", BF16),
+}
+HALVES = ("f16", "bf16")
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """What happens to an exact result on its way into the destination."""
+
+    format: Format
+    mode: str = "rn"
+    ftz: bool = False
+    sat: bool = False
+    relu: bool = False
+
+    def __call__(self, value: F64) -> Array:
+        bits = to_bits(value, self.format, self.mode)
+        if not (self.ftz or self.sat or self.relu):
+            return bits
+        rounded = from_bits(bits, self.format)
+        if self.ftz:
+            rounded = flush(rounded, self.format)
+        if self.sat:
+            rounded = saturate(rounded)
+        if self.relu:
+            rounded = np.where(rounded > 0, rounded, np.where(np.isnan(rounded), rounded, 0.0))
+        return to_bits(rounded, self.format)
+
+
+def operand(type_: FloatType, ftz: bool) -> Callable[[Array], F64]:
+    """How a source of `type_` becomes fp64."""
+    if not ftz:
+        return lambda bits: from_bits(bits, type_.format)
+    return lambda bits: flush(from_bits(bits, type_.format), type_.format)
+
+
+def is_float(ins: Instruction) -> bool:
+    """True if the instruction's first type is a floating-point one."""
+    return bool(ins.types) and ins.types[0] in (*TYPES, "f64")
+
+
+def _type(ins: Instruction) -> FloatType:
+    """The type of all operands."""
+    if len(ins.types) != 1 or ins.types[0] not in TYPES:
+        refuse(ins)
+    return TYPES[ins.types[0]]
+
+
+def _finish(ins: Instruction, spelling: Spelling, type_: FloatType) -> Finish:
+    """Rounding, flushing and clamping as spelled. Halves only round to nearest; bf16 has no ftz and no
+    sat."""
+    name = ins.types[0]
+    modes = MODES if name in ("f32", "f32x2") else ("rn",)
+    ftz = name not in ("bf16", "bf16x2") and spelling.flag("ftz")
+    sat = name in ("f32", "f16", "f16x2") and spelling.flag("sat")
+    return Finish(type_.format, spelling.choice("rn", *modes), ftz, sat)
+
+
+def _exact_sum(a: F64, b: F64, mode: str) -> F64:
+    """a + b to odd; numbers that cancel give -0 if rounded down, +0 otherwise (IEEE 754, 6.3)."""
+    total = add_to_odd(a, b)
+    if mode == "rm":
+        return np.where((total == 0) & ~((a == 0) & (b == 0) & ~np.signbit(a) & ~np.signbit(b)), -0.0, total)
+    return total
+
+
+def _difference(a: F64, b: F64, mode: str) -> F64:
+    return _exact_sum(a, -b, mode)
+
+
+def _sum(combine: Callable[[F64, F64, str], F64]) -> Callable[[Instruction], Operation]:
+    """`add`, `sub`; with two types (9.7.5) the first source is a half, the second and the result f32."""
+
+    def define(ins: Instruction) -> Operation:
+        spelling = Spelling(ins)
+        if ins.types == ("f64",):
+            return double.sum_(ins, spelling, negate=ins.op == "sub")
+        if len(ins.types) == 2:
+            if ins.types[0] != "f32" or ins.types[1] not in HALVES:
+                refuse(ins)
+            first, last = TYPES[ins.types[1]], TYPES["f32"]
+        else:
+            first = last = _type(ins)
+        finish = _finish(ins, spelling, last)
+        spelling.done()
+        left, right, mode = operand(first, finish.ftz), operand(last, finish.ftz), finish.mode
+        return Operation(
+            (first.kind, last.kind), (last.kind,), lambda a, b: finish(combine(left(a), right(b), mode))
+        )
+
+    return define
+
+
+def _mul(ins: Instruction) -> Operation:
+    spelling = Spelling(ins)
+    if ins.types == ("f64",):
+        return double.product(ins, spelling)
+    type_ = _type(ins)
+    finish = _finish(ins, spelling, type_)
+    spelling.done()
+    get = operand(type_, finish.ftz)
+    return Operation((type_.kind,) * 2, (type_.kind,), lambda a, b: finish(get(a) * get(b)))
+
+
+def _fma(ins: Instruction) -> Operation:
+    """Also `mad.f32`, which is the same (9.7.3.7)."""
+    spelling = Spelling(ins)
+    if ins.types == ("f64",):
+        return double.fused(ins, spelling)
+    if len(ins.types) == 2:
+        if ins.types[0] != "f32" or ins.types[1] not in HALVES:
+            refuse(ins)
+        factor, last = TYPES[ins.types[1]], TYPES["f32"]
+    else:
+        factor = last = _type(ins)
+    finish = _finish(ins, spelling, last)
+    if last.format is not F32 and spelling.flag("relu"):
+        finish = Finish(last.format, finish.mode, finish.ftz, finish.sat, relu=True)
+    spelling.done()
+    get, get_last, mode = operand(factor, finish.ftz), operand(last, finish.ftz), finish.mode
+    return Operation(
+        (factor.kind, factor.kind, last.kind),
+        (last.kind,),
+        lambda a, b, c: finish(_exact_sum(get(a) * get(b), get_last(c), mode)),
+    )
+
+
+def _div(ins: Instruction) -> Operation:
+    """IEEE division, and `.full`/`.approx`, for which the correctly rounded quotient meets the bound of 2
+    ulp.
+
+    A quotient of two 24-bit numbers is at least 2^-49 of itself away from any number of 25 bits that it is
+    not, so fp64 never rounds it onto a tie or across a number of f32."""
+    spelling = Spelling(ins)
+    if ins.types == ("f64",):
+        return double.quotient(ins, spelling)
+    if ins.types != ("f32",):
+        refuse(ins)
+    approximate = spelling.choice("", "full", "approx")
+    ftz = spelling.flag("ftz")
+    mode = "rn" if approximate else spelling.choice(None, *MODES)
+    spelling.done()
+    get, finish = operand(TYPES["f32"], ftz), Finish(F32, mode, ftz)
+
+    def compute(a: Array, b: Array) -> Array:
+        numerator, denominator = get(a), get(b)
+        result = numerator / denominator
+        if approximate == "approx":
+            # 9.7.3.8: beyond 2^126 the reciprocal is flushed, so the quotient is 0, and Inf gives NaN.
+            huge = (np.abs(denominator) > 2.0**126) & np.isfinite(denominator)
+            zero = np.copysign(0.0, numerator) * np.copysign(1.0, denominator)
+            lost = np.where(np.isinf(numerator), np.nan, np.where(np.isnan(numerator), np.nan, zero))
+            result = np.where(huge, lost, result)
+        return finish(result)
+
+    return Operation(("u32", "u32"), ("u32",), compute)
+
+
+def rounded_unary(function: Callable[[F64], F64]) -> Callable[[Instruction], Operation]:
+    """`rcp.rnd` and `sqrt.rnd`. fp64 never lands on a tie of f32 that the exact value is not, as for
+    division."""
+
+    def define(ins: Instruction) -> Operation:
+        spelling = Spelling(ins)
+        if ins.types == ("f64",):
+            return double.unary(ins, spelling)
+        if ins.types != ("f32",):
+            refuse(ins)
+        ftz = spelling.flag("ftz")
+        mode = spelling.choice(None, *MODES)
+        spelling.done()
+        get, finish = operand(TYPES["f32"], ftz), Finish(F32, mode, ftz)
+        return Operation(("u32",), ("u32",), lambda a: finish(function(get(a))))
+
+    return define
+
+
+def reciprocal(value: F64) -> F64:
+    return 1.0 / value
+
+
+def _sign(ins: Instruction) -> Operation:
+    """`abs` and `neg` change the sign bit. A NaN operand gives an unspecified NaN: the canonical one for
+    f32 and f64, its payload kept in the halves, where the hardware flips the bit of each half."""
+    spelling = Spelling(ins)
+    negate = ins.op == "neg"
+    if ins.types == ("f64",):
+        spelling.done()
+        return Operation(("f64",), ("f64",), np.negative if negate else np.abs)
+    type_ = _type(ins)
+    ftz = type_.format is not BF16 and spelling.flag("ftz")
+    spelling.done()
+    get = operand(type_, ftz)
+    change: Callable[[F64], F64] = np.negative if negate else np.abs
+    if type_.format is F32:
+        return Operation((type_.kind,), (type_.kind,), lambda a: to_bits(change(get(a)), F32))
+    sign = np.uint16(0x8000)
+
+    def halves(bits: Array) -> Array:
+        flipped = bits ^ sign if negate else bits & ~sign
+        return to_bits(flush(from_bits(flipped, F16), F16), F16) if ftz else flipped
+
+    return Operation((type_.kind,), (type_.kind,), halves)
+
+
+def extremum(a: F64, b: F64, largest: bool, nan: bool) -> F64:
+    """Of two numbers the larger or smaller, -0 below +0; of a NaN and a number the number, or NaN if
+    `nan`."""
+    before = (a < b) | ((a == b) & np.signbit(a) & ~np.signbit(b))
+    chosen = np.where(before, b, a) if largest else np.where(before, a, b)
+    missing_a, missing_b = np.isnan(a), np.isnan(b)
+    if nan:
+        return np.where(missing_a | missing_b, np.nan, chosen)
+    return np.where(missing_a, b, np.where(missing_b, a, chosen))
+
+
+def _extremum(ins: Instruction) -> Operation:
+    """`min` and `max` of two, or three f32."""
+    spelling = Spelling(ins)
+    largest = ins.op == "max"
+    if ins.types == ("f64",):
+        spelling.done()
+        return Operation(
+            ("f64", "f64"), ("f64",), lambda a, b: double.canonical(extremum(a, b, largest, False))
+        )
+    type_ = _type(ins)
+    ftz = type_.format is not BF16 and spelling.flag("ftz")
+    nan, absolute, xorsign = spelling.flag("NaN"), spelling.flag("abs"), spelling.flag("xorsign")
+    spelling.done()
+    count = len(ins.sources)
+    if ins.types[0] == "f32x2" or (count == 3 and (ins.types[0] != "f32" or xorsign)) or xorsign > absolute:
+        refuse(ins)
+    if absolute and not xorsign and count != 3:
+        refuse(ins)
+    get = operand(type_, ftz)
+
+    def compute(*sources: Array) -> Array:
+        values = [get(source) for source in sources]
+        negative = np.signbit(values[0]) ^ np.signbit(values[1])
+        if absolute:
+            values = [np.abs(value) for value in values]
+        result = extremum(values[0], values[1], largest, nan)
+        if count == 3:
+            result = extremum(result, values[2], largest, nan)
+        if xorsign:
+            result = np.copysign(result, np.where(negative, -1.0, 1.0))
+        return to_bits(result, type_.format)
+
+    return Operation((type_.kind,) * count, (type_.kind,), compute)
+
+
+def _copysign(ins: Instruction) -> Operation:
+    """The sign of `a` on `b`."""
+    Spelling(ins).done()
+    if ins.types not in (("f32",), ("f64",)):
+        refuse(ins)
+    kind = f"u{ins.types[0][1:]}"
+    dtype = np.dtype(f"u{int(kind[1:]) // 8}").type
+    sign = dtype(1) << dtype(int(kind[1:]) - 1)
+    return Operation((kind, kind), (kind,), lambda a, b: a & sign | b & ~sign)
+
+
+def _testp(ins: Instruction) -> Operation:
+    spelling = Spelling(ins)
+    what = spelling.choice(None, "finite", "infinite", "number", "notanumber", "normal", "subnormal")
+    spelling.done()
+    if ins.types not in (("f32",), ("f64",)):
+        refuse(ins)
+    kind = ins.types[0]
+    tiny = F32.tiny if kind == "f32" else np.finfo(np.float64).tiny
+
+    def compute(a: Array) -> Array:
+        size = np.abs(a)
+        tests: dict[str, Array] = {
+            "finite": np.isfinite(a),
+            "infinite": np.isinf(a),
+            "number": ~np.isnan(a),
+            "notanumber": np.isnan(a),
+            "normal": np.isfinite(a) & (size >= tiny),
+            "subnormal": (size > 0) & (size < tiny),
+        }
+        return tests[what]
+
+    return Operation((kind,), ("pred",), compute)
+
+
+OPERATIONS: dict[str, Callable[[Instruction], Operation]] = {
+    "add": _sum(_exact_sum),
+    "sub": _sum(_difference),
+    "mul": _mul,
+    "fma": _fma,
+    "mad": _fma,
+    "div": _div,
+    "abs": _sign,
+    "neg": _sign,
+    "min": _extremum,
+    "max": _extremum,
+    "copysign": _copysign,
+    "testp": _testp,
+}

@@ -1,0 +1,168 @@
+"""Logic and shifts (PTX ISA 9.7.8), and byte permutation (`prmt`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from gdnbench.sim.interpreter.operation import (
+    Operation,
+    Spelling,
+    Step,
+    Thread,
+    bits_kind,
+    fetch,
+    read_registers,
+    refuse,
+    require,
+    write,
+)
+from gdnbench.sim.interpreter.registers import Array, whole
+from gdnbench.sim.machine.seam import Lanes
+from gdnbench.sim.ptx.ir import Instruction, Register
+
+_U32 = np.uint32
+_U64 = np.uint64
+
+
+def _bitwise(compute: Callable[..., Array], count: int, *types: str) -> Callable[[Instruction], Operation]:
+    def define(ins: Instruction) -> Operation:
+        Spelling(ins).done()
+        if len(ins.types) != 1 or ins.types[0] not in types:
+            refuse(ins)
+        kind = bits_kind(ins.types[0])
+        return Operation((kind,) * count, (kind,), compute)
+
+    return define
+
+
+def _lop3(ins: Instruction) -> Operation:
+    """Any function of three bits; its table is the immediate: bit (a << 2 | b << 1 | c)."""
+    spelling = Spelling(ins)
+    spelling.done()
+    if ins.types != ("b32",):
+        refuse(ins)
+
+    def compute(a: Array, b: Array, c: Array, table: Array) -> Array:
+        out = np.zeros(a.shape, _U32)
+        for row in range(8):
+            term = (a if row & 4 else ~a) & (b if row & 2 else ~b) & (c if row & 1 else ~c)
+            out |= np.where(table >> _U32(row) & _U32(1), term, _U32(0))
+        return out
+
+    return Operation(("u32",) * 4, ("u32",), compute)
+
+
+def _shift(ins: Instruction) -> Operation:
+    """`shl`, `shr`: amounts beyond the width act like the width."""
+    Spelling(ins).done()
+    left = ins.op == "shl"
+    letters = "b" if left else "bus"
+    if len(ins.types) != 1 or ins.types[0] not in [f"{x}{w}" for x in letters for w in (16, 32, 64)]:
+        refuse(ins)
+    kind = ins.types[0] if ins.types[0][0] == "s" else bits_kind(ins.types[0])
+    width = int(kind[1:])
+
+    def compute(a: Array, amount: Array) -> Array:
+        inside = np.minimum(amount, _U32(width - 1)).astype(a.dtype)
+        shifted: Array = np.left_shift(a, inside) if left else np.right_shift(a, inside)
+        if kind[0] == "s":
+            return shifted
+        return np.where(amount < width, shifted, a.dtype.type(0))
+
+    return Operation((kind, "u32"), (kind,), compute)
+
+
+def _funnel(ins: Instruction) -> Operation:
+    """`shf`: the 64 bits b:a shifted, the upper half kept (left) or the lower (right)."""
+    spelling = Spelling(ins)
+    left = spelling.choice(None, "l", "r") == "l"
+    clamp = spelling.choice(None, "clamp", "wrap") == "clamp"
+    spelling.done()
+    if ins.types != ("b32",):
+        refuse(ins)
+
+    def compute(a: Array, b: Array, amount: Array) -> Array:
+        count = (np.minimum(amount, _U32(32)) if clamp else amount & _U32(31)).astype(_U64)
+        both = b.astype(_U64) << _U64(32) | a
+        return (both << count >> _U64(32) if left else both >> count).astype(_U32)
+
+    return Operation(("u32",) * 3, ("u32",), compute)
+
+
+# Which of the eight source bytes goes to result bytes 0..3, by the two low bits of the selector.
+_PERMUTE_MODES = {
+    "f4e": ((0, 1, 2, 3), (1, 2, 3, 4), (2, 3, 4, 5), (3, 4, 5, 6)),
+    "b4e": ((0, 7, 6, 5), (1, 0, 7, 6), (2, 1, 0, 7), (3, 2, 1, 0)),
+    "rc8": ((0, 0, 0, 0), (1, 1, 1, 1), (2, 2, 2, 2), (3, 3, 3, 3)),
+    "ecl": ((0, 1, 2, 3), (1, 1, 2, 3), (2, 2, 2, 3), (3, 3, 3, 3)),
+    "ecr": ((0, 0, 0, 0), (0, 1, 1, 1), (0, 1, 2, 2), (0, 1, 2, 3)),
+    "rc16": ((0, 1, 0, 1), (2, 3, 2, 3), (0, 1, 0, 1), (2, 3, 2, 3)),
+}
+
+
+def _selection(mode: str, control: Array) -> tuple[Array, Array]:
+    """(source byte, replicate its sign) for each lane and result byte."""
+    if mode:
+        index = np.array(_PERMUTE_MODES[mode])[(control & _U32(3)).astype(np.intp)]
+        return index, np.zeros(index.shape, np.bool_)
+    nibbles = control[:, None] >> np.array([0, 4, 8, 12], _U32)
+    return (nibbles & _U32(7)).astype(np.intp), (nibbles & _U32(8)).astype(np.bool_)
+
+
+def _octets(a: Array, b: Array) -> Array:
+    """The eight bytes of b:a, uint8[32, 8]."""
+    return (b.astype(_U64) << _U64(32) | a).view(np.uint8).reshape(-1, 8)
+
+
+def prmt(ins: Instruction) -> Step:
+    """Bytes are moved, so those that were never written stay so: compilers build vectors of bytes with it,
+    one byte at a time, on a register that holds nothing yet."""
+    spelling = Spelling(ins)
+    mode = spelling.choice("", *_PERMUTE_MODES)
+    spelling.done()
+    if ins.types != ("b32",) or len(ins.sources) != 3:
+        refuse(ins)
+    get_a, get_b, get_control = (fetch(ins, source, "u32") for source in ins.sources)
+    moved, control_used = ins.sources[:2], read_registers(ins.sources[2:])
+    dest = next(ins.written())
+    put = write(ins, dest, "u32")
+
+    def source_mask(thread: Thread, operand: object) -> Array:
+        if isinstance(operand, Register):
+            bits = thread.registers.there(operand.index)[:, None] >> np.arange(4, dtype=np.uint8)
+            there: Array = np.bitwise_and(bits, np.uint8(1))
+            return there
+        return np.ones((32, 4), np.uint8)
+
+    def step(thread: Thread, lanes: Lanes) -> None:
+        require(thread, control_used, lanes)
+        index, sign = _selection(mode, get_control(thread))
+        octets = _octets(get_a(thread), get_b(thread))
+        picked = np.take_along_axis(octets, index, axis=1)
+        result = np.where(sign, np.where(picked & 0x80, np.uint8(0xFF), np.uint8(0)), picked)
+        put(thread, lanes, np.ascontiguousarray(result).view(_U32).reshape(-1))
+        if isinstance(dest, Register) and not all(thread.registers.clean[i] for i in read_registers(moved)):
+            masks = np.concatenate([source_mask(thread, operand) for operand in moved], axis=1)
+            bits = np.take_along_axis(masks, index, axis=1) << np.arange(4, dtype=np.uint8)
+            carried = bits.sum(axis=1, dtype=np.uint8)
+            extra = np.uint8(whole(dest) & ~0xF)
+            thread.registers.mark_bytes(dest.index, lanes, carried | extra)
+
+    return step
+
+
+_BITS = ("pred", "b16", "b32", "b64")
+
+OPERATIONS: dict[str, Callable[[Instruction], Operation]] = {
+    "and": _bitwise(np.bitwise_and, 2, *_BITS),
+    "or": _bitwise(np.bitwise_or, 2, *_BITS),
+    "xor": _bitwise(np.bitwise_xor, 2, *_BITS),
+    "not": _bitwise(np.invert, 1, *_BITS),
+    "cnot": _bitwise(lambda a: (a == 0).astype(a.dtype), 1, *_BITS[1:]),
+    "lop3": _lop3,
+    "shl": _shift,
+    "shr": _shift,
+    "shf": _funnel,
+}

@@ -1,0 +1,217 @@
+"""Loads and stores (PTX ISA 9.7.9.8 to 9.7.9.11) in every state space and in the generic one.
+
+Order, scope and cache operators change nothing here: a warp's accesses happen at once and in program order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from gdnbench.sim.errors import FaultKind, KernelFault
+from gdnbench.sim.interpreter.operation import (
+    Spelling,
+    Step,
+    Thread,
+    bits_kind,
+    fetch,
+    fetch_address,
+    read_registers,
+    refuse,
+    require,
+    write,
+)
+from gdnbench.sim.interpreter.registers import Array
+from gdnbench.sim.machine.memory import SharedMemory, check_aligned, resolve_lanes
+from gdnbench.sim.machine.seam import LANES, Lanes, Values
+from gdnbench.sim.ptx.ir import Address, Instruction, Register, Vector
+from gdnbench.sim.ptx.isa import HINTS
+
+if TYPE_CHECKING:
+    from gdnbench.sim.machine.memory import Memory
+
+_U64 = np.uint64
+SPACES = {
+    "global": "global",
+    # Constant memory is laid out as global memory.
+    "const": "global",
+    "shared": "shared",
+    "shared::cta": "shared",
+    # Without a cluster its window is that of the CTA (PTX ISA 5.1.8).
+    "shared::cluster": "shared",
+    "local": "local",
+    "param": "param",
+    "param::entry": "param",
+}
+ORDERS = ("weak", "relaxed", "acquire", "release", "acq_rel", "volatile", "mmio")
+SCOPES = ("cta", "cluster", "gpu", "sys")
+
+
+class ParameterMemory:
+    """The kernel's parameters: the same bytes for every thread, to be read only."""
+
+    def __init__(self, data: bytes) -> None:
+        self.bytes = np.frombuffer(data, np.uint8)
+
+    def load(self, addresses: Values, lanes: Lanes, width: int) -> Array:
+        check_aligned(addresses, lanes, width)
+        wanted = addresses[lanes]
+        if (wanted + _U64(width) > self.bytes.size).any():
+            raise KernelFault(
+                FaultKind.OUT_OF_BOUNDS,
+                f"{width} bytes at parameter offset {int(wanted.max())}: the kernel has {self.bytes.size}",
+            )
+        out = np.zeros((LANES, width), np.uint8)
+        out[lanes] = self.bytes[wanted.astype(np.intp)[:, None] + np.arange(width)]
+        return out
+
+    def store(self, addresses: Values, lanes: Lanes, data: Array) -> None:
+        raise KernelFault(FaultKind.OUT_OF_BOUNDS, "a store to the kernel's parameters")
+
+
+def memory_of(thread: Thread, space: str) -> Memory:
+    """The memory behind a state space."""
+    cta = thread.warp.cta
+    if space == "shared":
+        return cta.shared
+    if space == "local":
+        return cta.local[thread.warp.index]
+    if space == "param":
+        return ParameterMemory(cta.param)
+    return cta.memory
+
+
+def take_space(spelling: Spelling) -> str:
+    """The state space that an instruction names, "" for the generic one; its order, scope and hints are
+    taken."""
+    space = spelling.choice("", *SPACES)
+    spelling.discard(*ORDERS, *SCOPES, *HINTS, "nc", "unified")
+    return SPACES.get(space, "")
+
+
+def places(space: str, addresses: Values, lanes: Lanes) -> Iterator[tuple[str, Lanes, Values]]:
+    """(state space, lanes, addresses in it): one for a named space, several for generic addresses."""
+    if space:
+        yield space, lanes, addresses
+    else:
+        yield from resolve_lanes(addresses, lanes)
+
+
+def count(thread: Thread, space: str, lanes: Lanes, width: int, *, load: bool) -> None:
+    """Add to the traffic of a profiled launch."""
+    cta = thread.warp.cta
+    if cta.config.profile:
+        path = f"{space} to registers" if load else f"registers to {space}"
+        cta.counters.traffic[path] += int(lanes.sum()) * width
+
+
+def load_bytes(thread: Thread, space: str, addresses: Values, lanes: Lanes, width: int) -> Array:
+    """uint8[32, width]."""
+    data = np.zeros((LANES, width), np.uint8)
+    for name, here, local in places(space, addresses, lanes):
+        got = memory_of(thread, name).load(local, here, width)
+        data = got if here is lanes else np.where(here[:, None], got, data)
+        count(thread, name, here, width, load=True)
+    return data
+
+
+def store_bytes(thread: Thread, space: str, addresses: Values, lanes: Lanes, data: Array) -> None:
+    """Store uint8[32, width]."""
+    for name, here, local in places(space, addresses, lanes):
+        memory_of(thread, name).store(local, here, data)
+        count(thread, name, here, data.shape[1], load=False)
+
+
+def elements(data: Array, size: int) -> list[Array]:
+    """uint8[32, n * size] as n arrays of unsigned integers."""
+    whole = np.ascontiguousarray(data).view(np.dtype(f"u{size}"))
+    return [whole[:, i] for i in range(whole.shape[1])]
+
+
+def element_type(ins: Instruction) -> tuple[str, int]:
+    """(kind of one element, its bytes). Signed types extend their sign into wider registers."""
+    if len(ins.types) != 1 or ins.types[0] in ("b128", "pred"):
+        refuse(ins)
+    name = ins.types[0]
+    kind = name if name[0] == "s" else bits_kind(name)
+    return kind, int(kind[1:]) // 8
+
+
+def check_operands(ins: Instruction, count_without_policy: int) -> Address:
+    """The address operand; a cache policy may follow the operands where the hint says so."""
+    policy = 1 if ins.has("L2::cache_hint") else 0
+    address = ins.sources[0] if ins.sources else None
+    if len(ins.sources) != count_without_policy + policy or not isinstance(address, Address):
+        refuse(ins)
+    return address
+
+
+def ld(ins: Instruction) -> Step:
+    spelling = Spelling(ins)
+    space = take_space(spelling)
+    spelling.done()
+    kind, size = element_type(ins)
+    address = check_operands(ins, 1)
+    locate, used = fetch_address(ins, address), read_registers([address])
+    puts = tuple(write(ins, dest, kind) for dest in ins.written())
+    if len(puts) != ins.vec:
+        refuse(ins)
+    width = size * ins.vec
+    dtype = np.dtype(f"{'i' if kind[0] == 's' else 'u'}{size}")
+
+    def step(thread: Thread, lanes: Lanes) -> None:
+        require(thread, used, lanes)
+        data = load_bytes(thread, space, locate(thread), lanes, width)
+        for put, value in zip(puts, elements(data, size), strict=True):
+            put(thread, lanes, value.view(dtype))
+
+    return step
+
+
+def st(ins: Instruction) -> Step:
+    """A register that was never written may be stored to shared memory: the bytes stay unwritten there."""
+    spelling = Spelling(ins)
+    space = take_space(spelling)
+    spelling.done()
+    kind, size = element_type(ins)
+    kind = bits_kind(f"b{8 * size}")
+    address = check_operands(ins, 2)
+    value = ins.sources[1]
+    parts = value.elements if isinstance(value, Vector) else (value,)
+    if len(parts) != ins.vec:
+        refuse(ins)
+    locate, used = fetch_address(ins, address), read_registers([address])
+    gets = tuple(fetch(ins, part, kind) for part in parts)
+    stored = read_registers(parts)
+
+    def step(thread: Thread, lanes: Lanes) -> None:
+        require(thread, used, lanes)
+        addresses = locate(thread)
+        partly = space == "shared" and not all(thread.registers.clean[i] for i in stored)
+        if not partly:
+            require(thread, stored, lanes)
+        data = np.stack([get(thread) for get in gets], axis=1).view(np.uint8)
+        store_bytes(thread, space, addresses, lanes, data)
+        if partly:
+            there = np.concatenate([_written(thread, part, size) for part in parts], axis=1)
+            _mark(thread.warp.cta.shared, addresses, lanes, there)
+
+    return step
+
+
+def _written(thread: Thread, part: object, size: int) -> Array:
+    """Which bytes of a stored element are there: bool[32, size]."""
+    if not isinstance(part, Register):
+        return np.ones((LANES, size), np.bool_)
+    mask = thread.registers.there(part.index)
+    there: Array = np.not_equal(mask[:, None] >> np.arange(size, dtype=np.uint8) & np.uint8(1), 0)
+    return there
+
+
+def _mark(shared: SharedMemory, addresses: Values, lanes: Lanes, there: Array) -> None:
+    """Bytes of shared memory that a store left unwritten."""
+    if shared.track:
+        where = addresses[lanes].astype(np.intp)[:, None] + np.arange(there.shape[1])
+        shared.valid[where] = there[lanes]

@@ -1,0 +1,149 @@
+"""Movement of values: `mov` with packing and unpacking, `cvta`, `isspacep`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from gdnbench.sim.interpreter.operation import (
+    Operation,
+    Spelling,
+    Step,
+    Thread,
+    bits_kind,
+    fetch,
+    refuse,
+    write,
+)
+from gdnbench.sim.interpreter.registers import Array, whole
+from gdnbench.sim.machine.seam import LANES, LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW, WINDOW_SIZE, Lanes
+from gdnbench.sim.ptx.ir import Instruction, Register, Sink, Vector
+
+_U64 = np.uint64
+_WINDOWS = {
+    "shared": SHARED_WINDOW,
+    "shared::cta": SHARED_WINDOW,
+    # Without a cluster its window is that of the CTA (PTX ISA 5.1.8).
+    "shared::cluster": SHARED_WINDOW,
+    "local": LOCAL_WINDOW,
+    "param": PARAM_WINDOW,
+    "param::entry": PARAM_WINDOW,
+    # Constant memory lies in global memory here; both have generic addresses that equal their own.
+    "global": 0,
+    "const": 0,
+}
+
+
+def _written_bytes(thread: Thread, operand: object) -> Array:
+    """Which bytes of a source are there, one mask a lane."""
+    if isinstance(operand, Register):
+        return thread.registers.there(operand.index)
+    return np.full(LANES, 0xFF, np.uint8)
+
+
+def mov(ins: Instruction) -> Step:
+    """A value as it is, whether or not it was ever written."""
+    Spelling(ins).done()
+    if len(ins.types) != 1 or len(ins.dests) != 1 or len(ins.sources) != 1 or ins.types == ("b128",):
+        refuse(ins)
+    if isinstance(ins.sources[0], Vector):
+        return _pack(ins, ins.sources[0])
+    if isinstance(ins.dests[0], Vector):
+        return _unpack(ins, ins.dests[0])
+    kind = bits_kind(ins.types[0])
+    source, dest = ins.sources[0], ins.dests[0]
+    get, put = fetch(ins, source, kind), write(ins, dest, kind)
+
+    def step(thread: Thread, lanes: Lanes) -> None:
+        put(thread, lanes, get(thread))
+        if isinstance(source, Register) and isinstance(dest, Register):
+            registers = thread.registers
+            if not registers.clean[source.index]:
+                registers.mark_bytes(dest.index, lanes, registers.written[source.index])
+
+    return step
+
+
+def _element_width(ins: Instruction, vector: Vector) -> int:
+    return int(bits_kind(ins.types[0])[1:]) // len(vector.elements)
+
+
+def _pack(ins: Instruction, vector: Vector) -> Step:
+    """Elements joined, the first lowest."""
+    width = _element_width(ins, vector)
+    gets = tuple(fetch(ins, element, f"u{width}") for element in vector.elements)
+    dest = ins.dests[0]
+    put = write(ins, dest, bits_kind(ins.types[0]))
+
+    def step(thread: Thread, lanes: Lanes) -> None:
+        joined = np.zeros(LANES, _U64)
+        for place, get in enumerate(gets):
+            joined |= get(thread).astype(_U64) << _U64(place * width)
+        put(thread, lanes, joined)
+        sources = [e for e in vector.elements if isinstance(e, Register)]
+        registers = thread.registers
+        if isinstance(dest, Register) and not all(registers.clean[e.index] for e in sources):
+            mask = np.zeros(LANES, np.uint8)
+            own = np.uint8((1 << width // 8) - 1)
+            for place, element in enumerate(vector.elements):
+                mask |= (_written_bytes(thread, element) & own) << np.uint8(place * width // 8)
+            registers.mark_bytes(dest.index, lanes, mask)
+
+    return step
+
+
+def _unpack(ins: Instruction, vector: Vector) -> Step:
+    """A register taken apart, the first element lowest."""
+    width = _element_width(ins, vector)
+    source = ins.sources[0]
+    get = fetch(ins, source, bits_kind(ins.types[0]))
+    puts = tuple(write(ins, element, f"u{width}") for element in vector.elements)
+    mask = _U64((1 << width) - 1)
+
+    def step(thread: Thread, lanes: Lanes) -> None:
+        value = get(thread).astype(_U64)  # a copy: an element may be the source itself
+        registers = thread.registers
+        there = None
+        if isinstance(source, Register) and not registers.clean[source.index]:
+            there = registers.written[source.index].copy()
+        for place, (element, put) in enumerate(zip(vector.elements, puts, strict=True)):
+            put(thread, lanes, value >> _U64(place * width) & mask)
+            if there is not None and not isinstance(element, Sink):
+                assert isinstance(element, Register)
+                part = there >> np.uint8(place * width // 8) & np.uint8(whole(element))
+                registers.mark_bytes(element.index, lanes, part)
+
+    return step
+
+
+def _cvta(ins: Instruction) -> Operation:
+    """Between a state space and the generic space: the windows lie at fixed places."""
+    spelling = Spelling(ins)
+    to_space = spelling.flag("to")
+    base = _U64(_WINDOWS[spelling.choice(None, *_WINDOWS)])
+    spelling.done()
+    if ins.types not in (("u64",), ("b64",)):
+        refuse(ins)
+    return Operation(("u64",), ("u64",), lambda a: a - base if to_space else a + base)
+
+
+def _isspacep(ins: Instruction) -> Operation:
+    spelling = Spelling(ins)
+    space = spelling.choice(None, *_WINDOWS)
+    spelling.done()
+    windows = (SHARED_WINDOW, LOCAL_WINDOW, PARAM_WINDOW)
+
+    def inside(address: Array, base: int) -> Array:
+        return (address >= _U64(base)) & (address < _U64(base + WINDOW_SIZE))
+
+    def compute(address: Array) -> Array:
+        if _WINDOWS[space]:
+            return inside(address, _WINDOWS[space])
+        elsewhere: Array = np.logical_or.reduce([inside(address, base) for base in windows])
+        return ~elsewhere
+
+    return Operation(("u64",), ("pred",), compute)
+
+
+OPERATIONS: dict[str, Callable[[Instruction], Operation]] = {"cvta": _cvta, "isspacep": _isspacep}

@@ -1,0 +1,241 @@
+"""What an instruction computes, apart from where its operands live, and how the two are joined.
+
+An `Operation` is the definition of an instruction: the types of its sources, of its results, and a function
+on arrays of 32 lanes. `bind` joins it to the operands of one instruction and gives a `Step`, the form in
+which a warp executes it. Steps are made once for a kernel and run for any warp of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn, Protocol
+
+import numpy as np
+
+from gdnbench.sim.errors import UnsupportedError
+from gdnbench.sim.interpreter.registers import WIDTHS, Array, RegisterFile, view
+from gdnbench.sim.machine.seam import LANES, SHARED_BASE, Lanes, Values, Warp
+from gdnbench.sim.ptx.ir import (
+    DYNAMIC,
+    Address,
+    Immediate,
+    Instruction,
+    Kernel,
+    Negated,
+    Register,
+    Sink,
+    Special,
+    Symbol,
+    Vector,
+)
+
+
+class Thread(Protocol):
+    """The state of one warp, as steps see it."""
+
+    warp: Warp
+    kernel: Kernel
+    registers: RegisterFile
+    carry: Array  # the carry flag CC.CF of each lane
+
+    def special(self, name: str) -> Values: ...
+
+
+Step = Callable[[Thread, Lanes], None]
+Fetch = Callable[[Thread], Array]
+Write = Callable[[Thread, Lanes, Array], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """`compute(*sources) -> result`, or a tuple of results where `writes` names more than one."""
+
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+    compute: Callable[..., Any]
+
+
+class Spelling:
+    """The modifiers of an instruction, each to be taken exactly once: what is left is refused by name."""
+
+    def __init__(self, ins: Instruction) -> None:
+        self.ins = ins
+        self._left = list(ins.mods)
+
+    def flag(self, name: str) -> bool:
+        """Take `name` if it is spelled."""
+        if name in self._left:
+            self._left.remove(name)
+            return True
+        return False
+
+    def choice(self, default: str | None, *names: str) -> str:
+        """Take the one of `names` that is spelled; `default` if none, which None makes an error."""
+        for name in names:
+            if self.flag(name):
+                return name
+        if default is None:
+            self.refuse()
+        return default
+
+    def discard(self, *names: str) -> None:
+        """Take modifiers that change nothing here."""
+        for name in names:
+            self.flag(name)
+
+    def done(self) -> None:
+        """Refuse the instruction if a modifier is left that nobody took."""
+        if self._left:
+            self.refuse()
+
+    def refuse(self) -> NoReturn:
+        raise UnsupportedError(self.ins.name, self.ins.place)
+
+
+def refuse(ins: Instruction) -> NoReturn:
+    """The instruction is not one that the interpreter defines."""
+    raise UnsupportedError(ins.name, ins.place)
+
+
+def bits_kind(type_name: str) -> str:
+    """The unsigned kind that holds the bits of a type: f16 u16, bf16x2 u32, b64 u64, pred pred."""
+    if type_name == "pred":
+        return "pred"
+    name, _, count = type_name.partition("x")
+    digits = int("".join(c for c in name.removeprefix("b").removeprefix("f") if c.isdigit()))
+    return f"u{digits * int(count or 1)}"
+
+
+def constant(bits: int, kind: str) -> Array:
+    """A constant in all lanes."""
+    return view(np.full(LANES, bits & 0xFFFF_FFFF_FFFF_FFFF, np.uint64), kind).copy()
+
+
+def symbol_address(thread: Thread, symbol: Symbol) -> int:
+    """The address of a variable in its own state space."""
+    variable = symbol.variable
+    if variable.space == "shared":
+        start = thread.kernel.dynamic_shared if variable.offset == DYNAMIC else variable.offset
+        return SHARED_BASE + start + symbol.offset
+    if variable.space in ("global", "const"):
+        return thread.warp.cta.memory.symbols[variable.name] + symbol.offset
+    return variable.offset + symbol.offset
+
+
+def fetch(ins: Instruction, operand: object, kind: str) -> Fetch:
+    """How a scalar source operand is read as `kind`."""
+    if isinstance(operand, Register):
+        index = operand.index
+        return lambda thread: thread.registers.views[kind][index]
+    if isinstance(operand, Immediate):
+        value = constant(operand.bits, kind)
+        return lambda thread: value
+    if isinstance(operand, Special):
+        name = operand.name
+        return lambda thread: view(thread.special(name), kind)
+    if isinstance(operand, Negated) and kind == "pred":
+        index = operand.register.index
+        return lambda thread: ~thread.registers.views["pred"][index]
+    if isinstance(operand, Symbol):
+        symbol = operand
+        return lambda thread: constant(symbol_address(thread, symbol), kind)
+    raise UnsupportedError(f"{ins.name} with such an operand", ins.place)
+
+
+def fetch_address(ins: Instruction, address: Address) -> Fetch:
+    """How the effective address of a memory operand is computed, as uint64[32]."""
+    offset = np.uint64(address.offset & 0xFFFF_FFFF_FFFF_FFFF)
+    base = address.base
+    if isinstance(base, Register):
+        index = base.index
+        if base.bits == 64:
+            return lambda thread: thread.registers.bits[index] + offset
+        # A 32-bit base reaches 4 GiB of its state space and wraps there.
+        low = np.uint64(0xFFFF_FFFF)
+        return lambda thread: (thread.registers.bits[index] + offset) & low
+    if base is None:
+        value = np.full(LANES, offset, np.uint64)
+        return lambda thread: value
+    symbol = base
+    return lambda thread: np.full(LANES, symbol_address(thread, symbol), np.uint64) + offset
+
+
+def read_registers(operands: Sequence[object]) -> tuple[int, ...]:
+    """Registers that the operands read, each once."""
+    found: dict[int, None] = {}
+    for operand in operands:
+        if isinstance(operand, Register):
+            found[operand.index] = None
+        elif isinstance(operand, Negated):
+            found[operand.register.index] = None
+        elif isinstance(operand, Address) and isinstance(operand.base, Register):
+            found[operand.base.index] = None
+        elif isinstance(operand, Vector):
+            found.update(dict.fromkeys(read_registers(operand.elements)))
+    return tuple(found)
+
+
+def require(thread: Thread, indices: Sequence[int], lanes: Lanes) -> None:
+    """Fault if a lane reads a register that it never wrote."""
+    registers = thread.registers
+    for index in indices:
+        if not registers.clean[index]:
+            registers.require(index, lanes)
+
+
+def _discard(thread: Thread, lanes: Lanes, value: Array) -> None:
+    """The write of `_`."""
+
+
+def write(ins: Instruction, dest: object, kind: str) -> Write:
+    """How a result of `kind` is written. A wider register gets it sign- or zero-extended (PTX ISA 9.4.1)."""
+    if isinstance(dest, Sink):
+        return _discard
+    if not isinstance(dest, Register):
+        raise UnsupportedError(f"{ins.name} with such a destination", ins.place)
+    index, bits, target = dest.index, dest.bits, kind
+    if bits < WIDTHS[kind]:
+        raise UnsupportedError(f"{ins.name} into {dest.name} of {bits} bits", ins.place)
+    if bits > WIDTHS[kind]:
+        target = f"s{bits}" if kind in ("s8", "s16", "s32") else f"u{bits}"
+        if kind.startswith("f") or "x" in kind:
+            raise UnsupportedError(f"{ins.name} into {dest.name} of {bits} bits", ins.place)
+    packed = "x" in kind
+
+    def store(thread: Thread, lanes: Lanes, value: Array) -> None:
+        registers = thread.registers
+        where = lanes[:, None] if packed else lanes
+        np.copyto(registers.views[target][index], value, where=where, casting="unsafe")
+        if not registers.clean[index]:
+            registers.mark(index, lanes)
+
+    return store
+
+
+def bind(ins: Instruction, operation: Operation) -> Step:
+    """The step that reads the operands of `ins`, computes and writes."""
+    if len(ins.sources) != len(operation.reads):
+        raise UnsupportedError(f"{ins.name} with {len(ins.sources)} sources", ins.place)
+    fetches = tuple(fetch(ins, s, kind) for s, kind in zip(ins.sources, operation.reads, strict=True))
+    used = read_registers(ins.sources)
+    compute = operation.compute
+    dests = tuple(ins.written())
+    if len(operation.writes) == 1 and len(dests) == 1:
+        store = write(ins, dests[0], operation.writes[0])
+
+        def single(thread: Thread, lanes: Lanes) -> None:
+            require(thread, used, lanes)
+            store(thread, lanes, compute(*[get(thread) for get in fetches]))
+
+        return single
+    if len(dests) > len(operation.writes):
+        raise UnsupportedError(f"{ins.name} with {len(dests)} destinations", ins.place)
+    stores = tuple(write(ins, d, kind) for d, kind in zip(dests, operation.writes, strict=False))
+
+    def several(thread: Thread, lanes: Lanes) -> None:
+        require(thread, used, lanes)
+        results = compute(*[get(thread) for get in fetches])
+        for put, result in zip(stores, results, strict=False):
+            put(thread, lanes, result)
+
+    return several

@@ -1,0 +1,330 @@
+"""One warp: groups of lanes, each at its own place in the program, and the order in which they go on.
+
+A branch that lanes disagree on splits a group. The group at the lowest pc runs first, and groups that meet
+at a pc join: enough to reconverge after structured control flow, for a compiler lays blocks out in that
+order. A group that the machine makes wait does not hold up the others. An instruction that needs several
+lanes waits until they have joined; if the other lanes can never come, the warp has diverged where it must
+not.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gdnbench.sim.errors import FaultKind, KernelFault, UnsupportedError
+from gdnbench.sim.interpreter.collectives import lanes_of
+from gdnbench.sim.interpreter.operation import require
+from gdnbench.sim.interpreter.program import (
+    Branch,
+    Collective,
+    Entry,
+    Exit,
+    Machine,
+    Plain,
+    Program,
+    result_bits,
+)
+from gdnbench.sim.interpreter.registers import Array, RegisterFile
+from gdnbench.sim.interpreter.special import SpecialRegisters
+from gdnbench.sim.machine.seam import LANES, Blocked, Lanes, Results, Values, Wait, Warp, WarpState
+from gdnbench.sim.ptx.ir import Kernel, Register
+
+# A group that ran this long while others could have is passed over once: lanes may spin on what others do.
+PATIENCE = 4096
+
+
+class Group:
+    """Lanes at one place. `wait` is the machine's, `missing` the lanes that a collective still needs."""
+
+    __slots__ = ("lanes", "missing", "pc", "ran", "wait")
+
+    def __init__(self, pc: int, lanes: Lanes) -> None:
+        self.pc = pc
+        self.lanes = lanes
+        self.wait: Wait | None = None
+        self.missing: Lanes | None = None
+        self.ran = 0
+
+    def ready(self) -> bool:
+        if self.wait is not None:
+            return self.wait.over()
+        return self.missing is None
+
+
+def _arrival(missing: Lanes) -> Wait:
+    """A collective's wait for lanes of its own warp, which nothing outside the warp can end."""
+    lanes = np.flatnonzero(missing).tolist()
+    return Wait(ready=lambda: False, text=lambda: f"lanes {lanes} of its warp to arrive")
+
+
+class InterpretedWarp:
+    """Runs a program for one warp. Seam: `WarpEngine`."""
+
+    def __init__(self, program: Program, warp: Warp) -> None:
+        self.program = program
+        self.warp = warp
+        self.kernel: Kernel = program.kernel
+        self.registers = RegisterFile(program.kernel.registers, warp.exists.copy())
+        self.carry: Array = np.zeros(LANES, np.bool_)
+        self.groups: list[Group] = [Group(0, warp.exists.copy())] if warp.exists.any() else []
+        self.executed = 0
+        self.special = SpecialRegisters(warp, lambda: self.executed)
+
+    def run(self, quantum: int) -> WarpState:
+        """Execute at most `quantum` instructions; stop early when no group can go on."""
+        end = self.executed + quantum
+        with np.errstate(all="ignore"):
+            while self.executed < end:
+                group = self._next()
+                if group is None:
+                    return self._stopped()
+                try:
+                    self._advance(group, end)
+                except KernelFault as fault:
+                    if fault.place is None:
+                        fault.place = self._entry(group).ins.place
+                        fault.thread = self.warp.cta.thread(self.warp, group.lanes)
+                    raise
+                except UnsupportedError as error:
+                    if error.place is None:
+                        raise UnsupportedError(error.what, self._entry(group).ins.place) from error
+                    raise
+        return WarpState.RUNNING if self.groups else WarpState.EXITED
+
+    def blocked(self) -> tuple[Blocked, ...]:
+        """The groups that wait."""
+        found = []
+        for group in self.groups:
+            wait = group.wait
+            if wait is None and group.missing is not None:
+                wait = _arrival(group.missing)
+            if wait is not None:
+                found.append(Blocked(self._entry(group).ins, group.lanes, wait))
+        return tuple(found)
+
+    def _entry(self, group: Group) -> Entry:
+        return self.program.entries[group.pc]
+
+    def _next(self) -> Group | None:
+        """The group to run: one that only has to exit, else that at the lowest pc, patience allowing."""
+        if len(self.groups) == 1:
+            only = self.groups[0]
+            return only if only.ready() else None
+        ready = [group for group in self.groups if group.ready()]
+        for group in ready:
+            if isinstance(self._entry(group), Exit):
+                return group
+        return min(ready, key=lambda group: (group.ran // PATIENCE, group.pc), default=None)
+
+    def _stopped(self) -> WarpState:
+        """No group can go on: the warp has exited, or waits for the machine, or diverged for good."""
+        if not self.groups:
+            return WarpState.EXITED
+        if any(group.wait is not None for group in self.groups):
+            return WarpState.BLOCKED
+        group = min(self.groups, key=lambda group: group.pc)
+        raise self._diverged(group, "are elsewhere for good")
+
+    def _diverged(self, group: Group, why: str) -> KernelFault:
+        ins = self._entry(group).ins
+        missing = group.missing if group.missing is not None else self.warp.exists & ~group.lanes
+        return KernelFault(
+            FaultKind.DIVERGENCE,
+            f"{ins.name}: lanes {np.flatnonzero(missing).tolist()}, which it needs, {why}",
+            ins.place,
+            self.warp.cta.thread(self.warp, group.lanes),
+        )
+
+    def _advance(self, group: Group, end: int) -> None:
+        """Run `group` to the next place where another group may have to go on."""
+        alone = len(self.groups) == 1
+        stop = min((other.pc for other in self.groups if other.pc > group.pc), default=-1)
+        if not alone:
+            end = min(end, self.executed + PATIENCE)
+        entries, guards = self.program.entries, self.program.guards
+        profile = self.warp.cta.config.profile
+        lanes = group.lanes
+        while self.executed < end:
+            entry = entries[group.pc]
+            if type(entry) is not Plain:
+                break
+            self.executed += 1
+            if profile:
+                self.warp.cta.counters.instructions[entry.ins.op] += 1
+            guard = guards[group.pc]
+            if guard is None:
+                entry.step(self, lanes)
+            else:
+                active = guard(self, lanes)
+                if active.any():
+                    entry.step(self, active)
+            group.pc += 1
+            group.ran += 1
+            if group.pc == stop:
+                self._join(group)
+                return
+        else:
+            return
+        self._flow(group, entry)
+
+    def _flow(self, group: Group, entry: Entry) -> None:
+        """An instruction that may end, split or hold up the group."""
+        guard = self.program.guards[group.pc]
+        active = group.lanes if guard is None or group.wait is not None else guard(self, group.lanes)
+        group.ran += 1
+        if isinstance(entry, Branch):
+            self._count(entry)
+            self._branch(group, entry, active)
+            return
+        if not active.any():
+            self._count(entry)
+            self._step_on(group)
+            return
+        if isinstance(entry, Machine) and not entry.aligned:
+            self._issue(group, entry, active)
+            return
+        if not np.array_equal(active, group.lanes):
+            self._split(group, active)
+        if isinstance(entry, Exit):
+            self._count(entry)
+            self._exit(group)
+        elif isinstance(entry, Machine):
+            if group.wait is not None or self._gathered(group, self.warp.exists):
+                self._issue(group, entry, active)
+        else:
+            assert isinstance(entry, Collective)
+            self._collective(group, entry)
+
+    def _count(self, entry: Entry) -> None:
+        self.executed += 1
+        if self.warp.cta.config.profile and not isinstance(entry, Machine):
+            self.warp.cta.counters.instructions[entry.ins.op] += 1
+
+    def _step_on(self, group: Group) -> None:
+        group.pc += 1
+        self._join(group)
+
+    def _join(self, group: Group) -> None:
+        """Take in the groups that are at the same place and have not been issued to the machine."""
+        for other in [g for g in self.groups if g is not group and g.pc == group.pc and g.wait is None]:
+            group.lanes = group.lanes | other.lanes
+            group.missing = None
+            group.ran = 0
+            self.groups.remove(other)
+
+    def _split(self, group: Group, active: Lanes) -> None:
+        """The lanes whose guard is false go on to the next instruction."""
+        rest = Group(group.pc + 1, group.lanes & ~active)
+        group.lanes = active
+        group.ran = 0
+        self.groups.append(rest)
+        self._join(rest)
+
+    def _branch(self, group: Group, entry: Branch, taken: Lanes) -> None:
+        staying = group.lanes & ~taken
+        if not staying.any():
+            group.pc = entry.target
+        elif not taken.any():
+            group.pc += 1
+        else:
+            group.lanes, group.ran = staying, 0
+            group.pc += 1
+            leaving = Group(entry.target, taken)
+            self.groups.append(leaving)
+            self._join(leaving)
+        if group in self.groups:
+            self._join(group)
+
+    def _exit(self, group: Group) -> None:
+        self.warp.exists[group.lanes] = False
+        self.groups.remove(group)
+        for other in self.groups:
+            if other.missing is not None:
+                other.missing = other.missing & self.warp.exists
+                if not other.missing.any():
+                    self._left_alone(other)
+
+    def _left_alone(self, group: Group) -> None:
+        """The lanes that a group waited for have exited. `.sync` waits for lanes that have not; `.aligned`
+        says that all threads of the warp execute the instruction, and these never did."""
+        entry = self._entry(group)
+        if entry.ins.has("aligned") or isinstance(entry, Machine):
+            group.missing = None
+            raise KernelFault(
+                FaultKind.DIVERGENCE,
+                f"{entry.ins.name}: the other lanes of the warp exited without it",
+                entry.ins.place,
+                self.warp.cta.thread(self.warp, group.lanes),
+            )
+        group.missing = None
+
+    def _gathered(self, group: Group, needed: Lanes) -> bool:
+        """True if all lanes that are needed are here; the group waits for them if not."""
+        missing = needed & self.warp.exists & ~group.lanes
+        if missing.any():
+            group.missing = missing
+            return False
+        group.missing = None
+        return True
+
+    def _collective(self, group: Group, entry: Collective) -> None:
+        needed = self.warp.exists
+        if entry.members is not None:
+            require(self, entry.mask_registers, group.lanes)
+            named = entry.members(self)[group.lanes]
+            needed = lanes_of(int(np.bitwise_or.reduce(named)))
+        if not self._gathered(group, needed):
+            if entry.ins.op == "bar.warp.sync":
+                self._meet(group, needed)
+            return
+        self._count(entry)
+        entry.step(self, group.lanes)
+        self._step_on(group)
+
+    def _meet(self, group: Group, needed: Lanes) -> None:
+        """`bar.warp.sync` with one mask may stand at several places: lanes meet wherever they wait in one."""
+        met = [
+            other
+            for other in self.groups
+            if other.missing is not None
+            and self._entry(other).ins.op == "bar.warp.sync"
+            and np.array_equal((other.lanes | other.missing), needed & self.warp.exists)
+        ]
+        here = np.logical_or.reduce([other.lanes for other in met])
+        if (needed & self.warp.exists & ~here).any():
+            return
+        for other in met:
+            entry = self._entry(other)
+            assert isinstance(entry, Collective)
+            entry.step(self, other.lanes)
+            other.missing = None
+            self._count(entry)
+        for other in met:
+            if other in self.groups:
+                self._step_on(other)
+
+    def _issue(self, group: Group, entry: Machine, active: Lanes) -> None:
+        """Hand an instruction to the machine. Lanes that do not issue it go on if the others must wait."""
+        previous = group.wait
+        if previous is None:
+            require(self, entry.used, active)
+        result = self.warp.cta.issue(self.warp, entry.ins, active, entry.arguments(self), previous)
+        if previous is None:
+            self._count(entry)
+        if isinstance(result, Wait):
+            if not np.array_equal(active, group.lanes):
+                self._split(group, active)
+            group.wait = result
+            return
+        group.wait = None
+        self._write(entry, active, result)
+        self._step_on(group)
+
+    def _write(self, entry: Machine, lanes: Lanes, results: Results) -> None:
+        registers = self.registers
+        for dest, value in zip(entry.dests, results, strict=True):
+            if isinstance(dest, Register):
+                bits: Values = result_bits(value, dest)
+                np.copyto(registers.bits[dest.index], bits, where=lanes)
+                if not registers.clean[dest.index]:
+                    registers.mark(dest.index, lanes)
