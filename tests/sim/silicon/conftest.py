@@ -1,0 +1,8 @@
+"""Puts the folder above in reach, so that `silicon` is a package for the tests and for the recording script."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent.parent))

@@ -1,0 +1,44 @@
+"""All micro-kernels by name. Building one makes its inputs, so a family is built when it is asked for."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from silicon import (
+    approximate,
+    atomics,
+    convert,
+    copies,
+    float32,
+    half,
+    integer,
+    matrix,
+    mma,
+    tma,
+    tma_limits,
+    warp,
+)
+from silicon.microkernel import MicroKernel
+
+FAMILIES = {
+    "float32": float32.KERNELS,
+    "half": half.KERNELS,
+    "convert": convert.KERNELS,
+    "approximate": approximate.KERNELS,
+    "integer": integer.KERNELS,
+    "warp": warp.KERNELS,
+    "atomics": atomics.KERNELS,
+    "matrix": matrix.KERNELS,
+    "mma": mma.KERNELS,
+    "copies": copies.KERNELS,
+    "tma": tma.KERNELS,
+    "tma_limits": tma_limits.KERNELS,
+}
+
+
+@cache
+def kernels(family: str) -> dict[str, MicroKernel]:
+    built = [make() for make in FAMILIES[family]]
+    by_name = {kernel.name: kernel for kernel in built}
+    assert len(by_name) == len(built), f"two kernels of {family} have one name"
+    return by_name
