@@ -42,6 +42,7 @@ def test_highest_lane_wins() -> None:
     base = memory.add_array(array, "a")
     data = LANE.astype(np.int32).view(np.uint8).reshape(LANES, 4)
     memory.store(np.full(LANES, base, np.uint64), LANE < 7, data)
+    assert array[0] == 6
 
 
 def test_inactive_lanes_are_not_checked() -> None:
