@@ -17,8 +17,7 @@
 Where each number comes from:
 
     unit      operands     terms             fraction bits  C      source
-    mma.sync  f16, bf16    k (8 or 16)       25             fused  MMA-Sim `nv_ptx.mma`, Hopper and Blackwell;
-                                                                   bf16 k16 confirmed on an H200
+    mma.sync  f16, bf16    k (8 or 16)       25             fused  MMA-Sim `nv_ptx.mma`, Hopper and Blackwell
     mma.sync  tf32         k (4 or 8)        25             fused  MMA-Sim, as above
     mma.sync  e4m3, e5m2   k/2 at k%4 in     25, of f16     added  ptxas 13.0, for sm_90a and sm_100a alike:
                            {0,1}, then {2,3}                       see below
@@ -28,6 +27,11 @@ Where each number comes from:
               e3m2 e2m3                                            does not list, are assumed alike
               e2m1
     all       rounding of D, NaN pattern, +0, zero's exponent      MMA-Sim `arithmetic.nv_fused_dot_add`
+
+Every `mma.sync` row equals an H200 bit for bit over operands of 0 to 40 binades with Inf, NaN, zeros and
+subnormals strewn in. Those do not reach four points, which rest on MMA-Sim alone: the exponent of a zero
+operand, the sign of a zero sum, f32 results that are subnormal and f32 results that overflow.
+`tests/sim/tensorcore/corners.py` asks for them. No tcgen05 row was compared with hardware here.
 
 MMA-Sim: Xie et al., arXiv 2511.10909, repository microsoft/MMA-Sim, bit-equal to ten GPUs by its authors.
 Khattak and Mikaitis, arXiv 2512.07004, model the same units (H100, B200) independently.

@@ -49,8 +49,8 @@ def test_hardware_is_the_published_rule(product: Product) -> None:
     for what, a, b, c in every_kind(rng, product, M, N):
         va, vb, vc = numbers(product, a, b, c)
         want = [
-            [codes_of(expected_dot(product, va[i], vb[j], vc[i][j]), product.d) for j in range(N)]
-            for i in range(M)
+            [codes_of(expected_dot(product, va[i], vb[j], vc[i][j]), product.d) for j in range(len(b))]
+            for i in range(len(a))
         ]
         got = multiply(product, "hardware", a, b, c)
         assert got.dtype == product.accumulator.storage
@@ -62,8 +62,8 @@ def test_exact_is_fp64_rounded_once(product: Product) -> None:
     rng = np.random.default_rng(21)
     for what, a, b, c in every_kind(rng, product, M, N):
         va, vb, vc = numbers(product, a, b, c)
-        for i in range(M):
-            for j in range(N):
+        for i in range(len(a)):
+            for j in range(len(b)):
                 total = vc[i][j]
                 for x, y in zip(va[i], vb[j], strict=True):
                     total += x * y
