@@ -23,7 +23,7 @@ from gdnbench.sim.errors import FaultKind, KernelFault, UnsupportedError
 from gdnbench.sim.machine import tcgen05_operand
 from gdnbench.sim.machine.async_queue import AsyncOperation, Span
 from gdnbench.sim.machine.seam import Argument, Handler, Lanes, Results, Wait, Warp
-from gdnbench.sim.machine.tcgen05_descriptor import MatrixDescriptor, check_majorness, decode_matrix
+from gdnbench.sim.machine.tcgen05_descriptor import check_majorness, decode_matrix
 from gdnbench.sim.machine.tcgen05_issue import STREAM, refuse_pairs, single_issuer, value
 from gdnbench.sim.machine.tcgen05_operand import Gather
 from gdnbench.sim.machine.tmem import LANES, Writer, column_of, lane_of
@@ -81,7 +81,6 @@ class _Copy:
     warp: Warp
     issuers: Lanes
     ins: Instruction
-    source: MatrixDescriptor
     gather: Gather
     lanes: npt.NDArray[np.intp]
     column: int
@@ -93,7 +92,7 @@ class _Copy:
             tmem = self.cta.tmem
             tmem.end_write(self.writer)
             tmem.require(self.column, self.column + self.columns, self.ins.name)
-            data = tcgen05_operand.read(self.cta.shared, self.source, self.gather, "the source")
+            data = tcgen05_operand.read(self.cta.shared, self.gather, "the source")
             where = slice(self.column, self.column + self.columns)
             tmem.cells[self.lanes, where] = data.view(np.uint32)
             tmem.valid[self.lanes, where] = True
@@ -118,14 +117,13 @@ def _issue(
         raise KernelFault(FaultKind.MISALIGNED, f"{ins.name} starts at lane {offset} of TMEM")
     cta.tmem.require(first, first + columns, ins.name)
     gather = tcgen05_operand.chunks(source, False, shape.rows, shape.chunks)
-    tcgen05_operand.check_bounds(cta.shared, source, gather, "the source")
+    tcgen05_operand.check_bounds(cta.shared, gather, "the source")
     written = np.zeros(LANES, bool)
     written[shape.lanes + offset] = True
     writer = Writer(written, first, first + columns)
-    copy = _Copy(cta, warp, lanes, ins, source, gather, shape.lanes + offset, first, columns, writer)
+    copy = _Copy(cta, warp, lanes, ins, gather, shape.lanes + offset, first, columns, writer)
     cta.tmem.begin_write(writer)
-    origin = source.start // 1024 * 1024
-    reads = (Span("shared", origin + gather.low, gather.high - gather.low),)
+    reads = (Span("shared", gather.low, gather.high - gather.low),)
     cta.queue.submit(
         AsyncOperation(
             ins.op, copy.land, stream=STREAM, reads=reads, writes=(Span("tmem", address, columns),)

@@ -21,10 +21,8 @@ STREAM = "tcgen05"
 
 def refuse_pairs(ins: Instruction) -> None:
     """Pairs of CTAs need clusters."""
-    if ins.has("cta_group::2"):
+    if "cta_group::1" not in ins.mods:
         raise UnsupportedError(f"{ins.op}.cta_group::2")
-    if not ins.has("cta_group::1"):
-        raise UnsupportedError(f"{ins.op} without .cta_group::1")
 
 
 def single_issuer(cta: Cta, ins: Instruction, lanes: Lanes, sources: tuple[Argument, ...]) -> int:
@@ -33,8 +31,8 @@ def single_issuer(cta: Cta, ins: Instruction, lanes: Lanes, sources: tuple[Argum
     By PTX every active lane would issue its own; ptxas makes one uniform instruction a warp of them, and
     compilers rely on it. So equal operands are one operation, which a note reports.
     """
-    first = int(lanes.argmax())
-    count = int(lanes.sum())
+    active = lanes.tobytes()  # one byte a lane: twice as fast as asking NumPy
+    first, count = active.index(1), active.count(1)
     if count > 1:
         for source in sources:
             for values in source if isinstance(source, tuple) else (source,):

@@ -38,20 +38,30 @@ _CHUNK_TYPE = np.complex128
 
 
 class Gather(NamedTuple):
-    """Chunks of a matrix: `table[...]` counts chunks from the period that the matrix starts in, `low` and
-    `high` are the extremes of its bytes there."""
+    """A matrix's chunks: chunk `table[...]` counts from shared address `origin`; `low` and `high` are the
+    extremes of the bytes it spans."""
 
     table: npt.NDArray[np.intp]
+    origin: int
     low: int
     high: int
 
 
 def chunks(descriptor: MatrixDescriptor, mn_major: bool, rows: int, columns: int) -> Gather:
     """The table of a matrix: [rows, columns chunks] if K-major, [columns, rows chunks] if MN-major."""
-    return _chunks(
-        descriptor.swizzle, descriptor.leading, descriptor.stride, descriptor.base_offset,
-        descriptor.start % _PERIOD, mn_major, rows, columns,
-    )  # fmt: skip
+    start = descriptor.start % _PERIOD
+    origin = descriptor.start - start
+    table, low, high = _chunks(
+        descriptor.swizzle,
+        descriptor.leading,
+        descriptor.stride,
+        descriptor.base_offset,
+        start,
+        mn_major,
+        rows,
+        columns,
+    )
+    return Gather(table, origin, origin + low, origin + high)
 
 
 @cache
@@ -64,7 +74,8 @@ def _chunks(
     mn_major: bool,
     rows: int,
     columns: int,
-) -> Gather:
+) -> tuple[npt.NDArray[np.intp], int, int]:
+    """The table of a matrix that starts within the first period, and the extremes of its bytes."""
     pattern = PATTERNS[swizzle]
     offset = (_mn_major if mn_major else _k_major)(pattern, leading, stride, rows, columns)
     address = start + offset
@@ -72,7 +83,7 @@ def _chunks(
     address ^= (row & (1 << pattern.bits) - 1) << pattern.base
     table = address // CHUNK
     table.setflags(write=False)
-    return Gather(table, int(address.min()), int(address.max()) + CHUNK)
+    return table, int(address.min()), int(address.max()) + CHUNK
 
 
 def _k_major(pattern: Pattern, leading: int, stride: int, rows: int, columns: int) -> npt.NDArray[np.intp]:
@@ -94,30 +105,26 @@ def _mn_major(pattern: Pattern, leading: int, stride: int, rows: int, columns: i
     )
 
 
-def check_bounds(shared: SharedMemory, descriptor: MatrixDescriptor, gather: Gather, what: str) -> None:
+def check_bounds(shared: SharedMemory, gather: Gather, what: str) -> None:
     """Fault if a matrix leaves shared memory."""
-    origin = descriptor.start // _PERIOD * _PERIOD
-    if origin + gather.low < SHARED_BASE or origin + gather.high > shared.end:
+    if gather.low < SHARED_BASE or gather.high > shared.end:
         raise KernelFault(
             FaultKind.OUT_OF_BOUNDS,
-            f"{what} spans shared addresses {origin + gather.low:#x} to {origin + gather.high:#x}; "
+            f"{what} spans shared addresses {gather.low:#x} to {gather.high:#x}; "
             f"the CTA has {SHARED_BASE:#x} to {shared.end:#x}",
         )
 
 
-def read(
-    shared: SharedMemory, descriptor: MatrixDescriptor, gather: Gather, what: str
-) -> npt.NDArray[np.uint8]:
+def read(shared: SharedMemory, gather: Gather, what: str) -> npt.NDArray[np.uint8]:
     """The chunks as they are now, as bytes: one row of the result per row of the table."""
-    first = descriptor.start // _PERIOD * _PERIOD
     if shared.track:
-        valid = shared.valid[first:].view(_CHUNK_TYPE).take(gather.table).view(np.bool_)
+        valid = shared.valid[gather.origin :].view(_CHUNK_TYPE).take(gather.table).view(np.bool_)
         if not valid.all():
-            raise KernelFault(FaultKind.UNINITIALISED, _first_invalid(shared, first, gather, what))
-    return shared.bytes[first:].view(_CHUNK_TYPE).take(gather.table).view(np.uint8)
+            raise KernelFault(FaultKind.UNINITIALISED, _first_invalid(shared, gather, what))
+    return shared.bytes[gather.origin :].view(_CHUNK_TYPE).take(gather.table).view(np.uint8)
 
 
-def _first_invalid(shared: SharedMemory, first: int, gather: Gather, what: str) -> str:
-    bytes_read = first + (gather.table.reshape(-1, 1) * CHUNK + np.arange(CHUNK)).ravel()
+def _first_invalid(shared: SharedMemory, gather: Gather, what: str) -> str:
+    bytes_read = gather.origin + (gather.table.reshape(-1, 1) * CHUNK + np.arange(CHUNK)).ravel()
     missing = bytes_read[~shared.valid[bytes_read]]
     return f"{what}: {missing.size} bytes never written, the first at shared address {int(missing.min()):#x}"
