@@ -85,7 +85,7 @@ def drawn(count: int) -> Iterator[TensorMap]:
         most = max(min(256, limit // dtype.size) // unit, 1)
         dims = tuple(1 + pick(1 << pick(18)) for _ in range(rank))
         strides = tuple(16 * (1 + pick(1 << pick(30))) for _ in range(rank - 1))
-        box = (unit * (1 + pick(most)), *(1 + pick(256) for _ in range(rank - 1)))
+        box = (unit * (1 + pick(most)), *(1 + pick(256 if rank < 3 else 6) for _ in range(rank - 1)))
         steps = tuple(1 + pick(8) if pick(4) == 0 else 1 for _ in range(rank))
         fill = Fill(pick(2)) if dtype >= DataType.FLOAT16 else Fill.NONE
         yield TensorMap(dtype, dims, strides, box, steps, swizzle=swizzle, l2=L2Promotion(pick(4)), fill=fill)

@@ -56,10 +56,23 @@ def tensor_map(
     return TensorMap(dtype, dims, tuple(strides), box, ones, swizzle=swizzle, fill=fill)
 
 
+def box_elements(map_: TensorMap) -> int:
+    """Every `element_stride`-th element of the box; the innermost dimension has no such stride, whatever is asked
+    (CUDA driver API, cuTensorMapEncodeTiled: elementStrides[0] is ignored)."""
+    outer = zip(map_.box[1:], map_.element_strides[1:], strict=True)
+    return map_.box[0] * prod(-(-box // step) for box, step in outer)
+
+
 def box_bytes(map_: TensorMap) -> int:
-    """What one copy moves: every `element_stride`-th element of the box."""
-    elements = (-(-b // s) for b, s in zip(map_.box, map_.element_strides, strict=True))
-    return prod(elements) * map_.dtype.size
+    """What one copy moves, and its mbarrier counts."""
+    return box_elements(map_) * map_.dtype.size
+
+
+def span_bytes(map_: TensorMap) -> int:
+    """Shared memory from the box's first byte to its last: a row takes a whole swizzle span, also a shorter one."""
+    row = map_.box[0] * map_.dtype.size
+    span = 16 << map_.swizzle if map_.swizzle else row
+    return box_bytes(map_) // row * max(row, span)
 
 
 def tensor_bytes(map_: TensorMap) -> int:
@@ -137,7 +150,7 @@ def padded(at: tuple[tuple[int, ...], ...]) -> Array:
 
 def load_kernel(load: Load) -> MicroKernel:
     rank, moved = load.map.rank, box_bytes(load.map)
-    size = -(-(load.offset + moved) // 128) * 128 + 128  # and a guard behind
+    size = -(-(load.offset + span_bytes(load.map)) // 128) * 128 + 128  # and a guard behind
     fill, dump = fill_and_dump(size)
     place = ", ".join(f"%c{i}" for i in range(rank))
     body = f""".shared .align 1024 .b8 tile[{size}];
@@ -194,8 +207,8 @@ class Store:
 
 
 def store_kernel(store: Store) -> MicroKernel:
-    rank, moved = store.map.rank, box_bytes(store.map)
-    size = -(-(store.offset + moved) // 128) * 128
+    rank = store.map.rank
+    size = -(-(store.offset + span_bytes(store.map)) // 128) * 128
     place = ", ".join(f"%c{i}" for i in range(rank))
     opcode = f"cp.async.bulk.tensor.{rank}d.global.shared::cta.tile.bulk_group"
     if store.reduction:
@@ -293,7 +306,7 @@ def ranked() -> list[Load]:
             step = 8 if axis == 0 else 1
             for value in (
                 -step,
-                -(-(DIMS[axis] - BOX[axis]) // step + -1) * step,
+                -(-(DIMS[axis] - BOX[axis] + 1) // step) * step,
                 DIMS[axis] + 4 * (axis == 0),
             ):
                 places.append((*inside[:axis], value, *inside[axis + 1 :]))
