@@ -1,0 +1,171 @@
+"""Cuts a kernel into blocks, the units that are compiled and dispatched, and finds what lives between them.
+
+A warp's lanes may part and meet, wait and go on only between blocks. So a block begins at every branch
+target, after every branch, at every collective, and around every service: an instruction that Python
+executes, because it belongs to the machine or to the tensor core. Long blocks are cut, which keeps compile
+time linear.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from gdnbench.sim.ptx import isa
+from gdnbench.sim.ptx.ir import (
+    Address,
+    Instruction,
+    Kernel,
+    Negated,
+    Operand,
+    Pair,
+    Register,
+    Target,
+    TensorAddress,
+    Vector,
+)
+
+MAX_BLOCK = 96
+COLLECTIVES = frozenset(("shfl", "vote", "match", "redux", "elect", "bar.warp.sync"))
+ALIGNED_ENGINE = frozenset(("ldmatrix", "stmatrix", "movmatrix", "mma"))
+ENDS = frozenset(("bra", "ret", "exit", "trap"))
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Instructions [start, stop). `live_out`: registers that later blocks may read, as a bit set by index."""
+
+    index: int
+    start: int
+    stop: int
+    service: bool
+    live_in: int
+    live_out: int
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """The blocks of a kernel in order of pc; `at[pc]` is the index of the block that starts there."""
+
+    blocks: tuple[Block, ...]
+    at: dict[int, int]
+
+
+def registers_of(operand: Operand | None) -> Iterator[Register]:
+    """The registers that an operand names."""
+    if isinstance(operand, Register):
+        yield operand
+    elif isinstance(operand, Negated):
+        yield operand.register
+    elif isinstance(operand, Address):
+        yield from registers_of(operand.base)
+    elif isinstance(operand, TensorAddress):
+        yield from registers_of(operand.descriptor)
+        for coordinate in operand.coordinates:
+            yield from registers_of(coordinate)
+    elif isinstance(operand, Vector):
+        for element in operand.elements:
+            yield from registers_of(element)
+    elif isinstance(operand, Pair):
+        yield from registers_of(operand.first)
+        yield from registers_of(operand.second)
+
+
+def read_set(ins: Instruction) -> int:
+    """Registers that the instruction reads. A guarded one keeps its destination's old value in some lanes."""
+    found = 0
+    for source in ins.sources:
+        for register in registers_of(source):
+            found |= 1 << register.index
+    if ins.guard is not None:
+        found |= 1 << ins.guard.register.index
+        found |= written_set(ins)
+    if reads_inactive_lanes(ins):
+        found |= written_set(ins)
+    return found
+
+
+def reads_inactive_lanes(ins: Instruction) -> bool:
+    """Collectives under a partial membership merge into their destination lane by lane."""
+    return ins.op in COLLECTIVES
+
+
+def written_set(ins: Instruction) -> int:
+    """Registers that the instruction writes."""
+    found = 0
+    for register in ins.written():
+        if isinstance(register, Register):
+            found |= 1 << register.index
+    return found
+
+
+def is_service(ins: Instruction) -> bool:
+    """True if Python executes the instruction."""
+    return isa.owner(ins.op) is isa.Owner.MACHINE or ins.op == "mma"
+
+
+def _leaders(kernel: Kernel) -> list[int]:
+    leaders = {0}
+    for ins in kernel.instructions:
+        if ins.op == "bra":
+            target = ins.sources[0]
+            assert isinstance(target, Target)
+            leaders.add(target.pc)
+        if is_service(ins):
+            leaders |= {ins.pc, ins.pc + 1}
+        if ins.op in COLLECTIVES or ins.op in ALIGNED_ENGINE:
+            leaders.add(ins.pc)
+        if ins.op in ENDS:
+            leaders.add(ins.pc + 1)
+    leaders.discard(len(kernel.instructions))
+    ordered: list[int] = []
+    for pc in range(len(kernel.instructions)):
+        if pc in leaders or pc - ordered[-1] >= MAX_BLOCK:
+            ordered.append(pc)
+    return ordered
+
+
+def _successors(kernel: Kernel, last: Instruction) -> list[int]:
+    """The pcs that may follow; the kernel's end is none."""
+    following = [last.pc + 1] if last.pc + 1 < len(kernel.instructions) else []
+    if last.op == "bra":
+        target = last.sources[0]
+        assert isinstance(target, Target)
+        return ([target.pc] if target.pc < len(kernel.instructions) else []) + (
+            following if last.guard else []
+        )
+    if last.op in ("ret", "exit", "trap"):
+        return following if last.guard else []
+    return following
+
+
+def find_blocks(kernel: Kernel) -> Blocks:
+    """Cut the kernel and solve liveness over its control flow graph, backward until nothing changes."""
+    leaders = _leaders(kernel)
+    at = {pc: index for index, pc in enumerate(leaders)}
+    stops = [*leaders[1:], len(kernel.instructions)]
+    count = len(leaders)
+    reads, kills, follow = [0] * count, [0] * count, [[0]] * count
+    for index in range(count):
+        body = kernel.instructions[leaders[index] : stops[index]]
+        for ins in body:
+            reads[index] |= read_set(ins) & ~kills[index]
+            if ins.guard is None:
+                kills[index] |= written_set(ins)
+        follow[index] = [at[pc] for pc in _successors(kernel, body[-1])]
+    live_in, live_out = list(reads), [0] * count
+    changed = True
+    while changed:
+        changed = False
+        for index in reversed(range(count)):
+            out = 0
+            for successor in follow[index]:
+                out |= live_in[successor]
+            into = reads[index] | (out & ~kills[index])
+            if out != live_out[index] or into != live_in[index]:
+                live_out[index], live_in[index], changed = out, into, True
+    blocks = tuple(
+        Block(i, leaders[i], stops[i], is_service(kernel.instructions[leaders[i]]), live_in[i], live_out[i])
+        for i in range(count)
+    )
+    return Blocks(blocks, at)

@@ -1,0 +1,83 @@
+"""Control flow: bra, ret, exit, trap."""
+
+from __future__ import annotations
+
+from gdnbench.sim.compiler.emit import I32, Value, const
+from gdnbench.sim.compiler.layout import HEADER
+from gdnbench.sim.compiler.translator import END, Exit, FaultCode, Translate, Translator, only
+from gdnbench.sim.ptx.ir import Instruction, Target
+
+
+def branch(t: Translator, ins: Instruction) -> None:
+    """All lanes one way is the fast path; otherwise each lane's place is written and the warp parts."""
+    only(ins, "uni")
+    target = ins.sources[0]
+    assert isinstance(target, Target)
+    there, here = t.next_block(target.pc), t.next_block(ins.pc + 1)
+    if ins.guard is None:
+        t.leave(there)
+        return
+    code = t.code
+    lanes = code.op("and", code.mask_bits(t.guard(ins)), t.entered)
+    t.write_back()
+    all_label, not_all, none_label, split = (code.new_label(s) for s in ("taken", "other", "not", "split"))
+    code.branch(code.compare("icmp eq", lanes, t.entered), all_label, not_all)
+    code.at(all_label)
+    _go(t, there)
+    code.at(not_all)
+    code.branch(code.comparei("icmp eq", lanes, 0), none_label, split)
+    code.at(none_label)
+    _go(t, here)
+    code.at(split)
+    taken = code.bits(lanes, "<32 x i1>")
+    for block, mask in ((there, taken), (here, code.op("xor", taken, t.active))):
+        if block == END:
+            t.exit_lanes(mask)
+        else:
+            place(t, block, mask)
+    t.ret(const("i32", Exit.GONE if END in (there, here) else Exit.SPLIT))
+
+
+def _go(t: Translator, block: int) -> None:
+    """Return the next block, or exit."""
+    if block == END:
+        t.exit_lanes(t.active)
+        t.ret(const("i32", Exit.GONE))
+    else:
+        t.ret(const("i32", block))
+
+
+def place(t: Translator, block: int, mask: Value) -> None:
+    """The lanes of `mask` stand at `block` from now on."""
+    t.masked_store(const(I32, block), t.code.offset(t.state, HEADER["block"]), mask, 64)
+
+
+def leave_kernel(t: Translator, ins: Instruction) -> None:
+    """`ret` of an entry and `exit`; under a guard the other lanes go on."""
+    only(ins, "uni")
+    t.write_back()
+    t.exit_lanes(t.active)
+    following = t.next_block(ins.pc + 1)
+    if ins.guard is not None:
+        code = t.code
+        rest = code.op("xor", t.active, Value("<32 x i1>", "%lanes"))
+        if following == END:
+            t.exit_lanes(rest)
+        else:
+            place(t, following, rest)
+    t.ret(const("i32", Exit.GONE))
+
+
+def trap(t: Translator, ins: Instruction) -> None:
+    only(ins)
+    t.fault(t.active, FaultCode.TRAP, ins, None)
+    t.leave(t.next_block(ins.pc + 1))
+
+
+TABLE: dict[str, Translate] = {
+    "bra": branch,
+    "ret": leave_kernel,
+    "exit": leave_kernel,
+    "trap": trap,
+    "brkpt": trap,
+}

@@ -1,0 +1,194 @@
+"""cvt: between integers, floating-point formats and packed small floats (PTX ISA, "cvt")."""
+
+from __future__ import annotations
+
+from gdnbench.sim.compiler import small_floats
+from gdnbench.sim.compiler.emit import F32, F64, I32, Value, bits_of, const, lanes_of
+from gdnbench.sim.compiler.formats import (
+    MODES,
+    canonical,
+    clamp_negative,
+    decode,
+    encode,
+    flush32,
+    narrow,
+    rounded,
+    saturate,
+    to_f32,
+    write_elements,
+)
+from gdnbench.sim.compiler.translator import Translate, Translator, only
+from gdnbench.sim.errors import UnsupportedError
+from gdnbench.sim.ptx.ir import Instruction
+
+INTEGERS = tuple(f"{sign}{bits}" for sign in "us" for bits in (8, 16, 32, 64))
+FLOATS = ("bf16", "f16", "f32", "f64")
+_INTEGRAL = {"rni": "roundeven", "rzi": "trunc", "rmi": "floor", "rpi": "ceil"}
+
+
+def _one(ins: Instruction, names: tuple[str, ...], default: str | None) -> str:
+    """The one of `names` that is spelled."""
+    found = [mod for mod in ins.mods if mod in names]
+    if len(found) > 1 or (not found and default is None):
+        raise UnsupportedError(ins.name)
+    return found[0] if found else str(default)
+
+
+def limits(kind: str) -> tuple[int, int]:
+    bits = int(kind[1:])
+    return (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) if kind[0] == "s" else (0, (1 << bits) - 1)
+
+
+def _integer_to_integer(t: Translator, ins: Instruction, target: str, source: str) -> None:
+    only(ins, "sat")
+    code = t.code
+    value = t.read(ins.sources[0], int(source[1:]))
+    if ins.has("sat"):
+        (low, high), (least, most) = limits(target), limits(source)
+        sign = source[0]
+        if high < most:
+            value = code.intrinsic(f"{sign}min", value.type, value, const(value.type, high))
+        if low > least:
+            value = code.intrinsic(f"{sign}max", value.type, value, const(value.type, low))
+    result = code.resize(value, lanes_of(f"i{target[1:]}"), signed=source[0] == "s")
+    t.write(ins.dests[0], result, signed=target[0] == "s")
+
+
+def _float_to_integer(t: Translator, ins: Instruction, target: str, source: str) -> None:
+    """Rounded and clamped; NaN gives 0, or with 64 bits on either side the highest bit alone."""
+    only(ins, *_INTEGRAL, "sat", *(("ftz",) if source == "f32" else ()))
+    code = t.code
+    value = decode(t, ins, source, ins.sources[0], ftz=ins.has("ftz"))[0]
+    integral = code.intrinsic(_INTEGRAL[_one(ins, tuple(_INTEGRAL), None)], value.type, value)
+    kind = lanes_of(f"i{target[1:]}")
+    name = "fptosi.sat" if target[0] == "s" else "fptoui.sat"
+    suffix = f"v32i{target[1:]}.v32{'f64' if value.type == F64 else 'f32'}"
+    result = code.intrinsic(name, kind, integral, suffix=suffix)
+    if source == "f64" or target in ("s64", "u64"):
+        top = const(kind, 1 << (int(target[1:]) - 1))
+        result = code.select(code.compare("fcmp uno", value, value), top, result)
+    t.write(ins.dests[0], result, signed=target[0] == "s")
+
+
+def _integer_to_float(t: Translator, ins: Instruction, target: str, source: str) -> None:
+    allowed = [*MODES]
+    allowed += ["sat"] if target != "bf16" else []
+    allowed += ["ftz"] if target == "f32" else []
+    only(ins, *allowed)
+    mode = _one(ins, MODES, None)
+    code = t.code
+    signed = source[0] == "s"
+    bits = max(int(source[1:]), 32)
+    whole = code.resize(t.read(ins.sources[0], int(source[1:])), lanes_of(f"i{bits}"), signed=signed)
+    opcode = "sitofp" if signed else "uitofp"
+    way = mode if target in ("f32", "f64") else "odd"
+    kind = "f64" if target == "f64" else "f32"
+    if way == "rn":
+        value = code.cast(opcode, whole, F64 if kind == "f64" else F32)
+    else:
+        helper = rounded(code.library, opcode, way, kind, 1, f"i{bits}")
+        value = code.call(helper, F64 if kind == "f64" else F32, whole)
+    if ins.has("sat"):
+        value = saturate(code, value)
+    if target == "f64":
+        t.write(ins.dests[0], code.bits(value, lanes_of("i64")))
+    else:
+        t.write(ins.dests[0], encode(code, target, value, mode))
+
+
+def _float_to_float(t: Translator, ins: Instruction, target: str, source: str) -> None:
+    """To a smaller format with rounding, to a larger one exactly, to the same one rounded to an integer."""
+    code = t.code
+    narrowing = FLOATS.index(target) < FLOATS.index(source)
+    halves = target in ("f16", "bf16")
+    allowed = [*MODES]
+    allowed += ["ftz"] if "f32" in (target, source) else []
+    allowed += ["sat"] if target != "bf16" else []
+    allowed += [*_INTEGRAL] if target == source else []
+    allowed += ["relu"] if halves else []
+    allowed += ["satfinite"] if halves and source == "f32" else []
+    only(ins, *allowed)
+    integral = _one(ins, tuple(_INTEGRAL), "")
+    mode = _one(ins, MODES, None if narrowing else "rn")
+    value = decode(t, ins, source, ins.sources[0], ftz=ins.has("ftz") and source == "f32")[0]
+    if integral:
+        value = code.intrinsic(_INTEGRAL[integral], value.type, value)
+    if ins.has("sat"):
+        value = saturate(code, value)
+    if ins.has("relu"):
+        value = clamp_negative(code, value)
+    if target == "f64":
+        wide = code.cast("fpext", value, F64)
+        t.write(ins.dests[0], code.bits(canonical(code, wide), lanes_of("i64")))
+        return
+    if source == "f64":
+        value = narrow(code, value, mode if target == "f32" else "odd")
+        mode = mode if target != "f32" else "rn"
+    bits = encode(code, target, value, mode)
+    if ins.has("satfinite"):
+        bits = finite(t, target, bits)
+    if ins.has("ftz") and target == "f32":
+        bits = code.bits(flush32(code, to_f32(code, "f32", bits)), I32)
+    t.write(ins.dests[0], bits)
+
+
+def finite(t: Translator, name: str, bits: Value) -> Value:
+    """`.satfinite`: Inf becomes the largest number of its sign."""
+    code = t.code
+    infinity = {"f16": 0x7C00, "bf16": 0x7F80, "tf32": 0x7F80_0000}[name]
+    unit = 0x2000 if name == "tf32" else 1  # the weight of the last bit
+    top = 1 << (bits_of(bits.type) - 1)
+    over = code.comparei("icmp eq", code.opi("and", bits, top - 1), infinity)
+    return code.select(over, code.opi("sub", bits, unit), bits)
+
+
+def _packed(t: Translator, ins: Instruction, name: str) -> None:
+    """Two f32 into a pair of halves: the first source is the upper one."""
+    only(ins, "rn", "rz", "relu", "satfinite")
+    mode = _one(ins, ("rn", "rz"), None)
+    code = t.code
+    parts = []
+    for source in reversed(ins.sources):
+        value = decode(t, ins, "f32", source)[0]
+        if ins.has("relu"):
+            value = clamp_negative(code, value)
+        bits = encode(code, name, value, mode)
+        parts.append(finite(t, name, bits) if ins.has("satfinite") else bits)
+    if len(parts) != 2:
+        raise UnsupportedError(ins.name)
+    write_elements(t, ins.dests[0], parts)
+
+
+def _to_tf32(t: Translator, ins: Instruction) -> None:
+    only(ins, "rna", "rn", "rz", "relu", "satfinite")
+    mode = _one(ins, ("rna", "rn", "rz"), None)
+    if mode == "rna" and ins.has("relu"):
+        raise UnsupportedError(ins.name)
+    code = t.code
+    value = decode(t, ins, "f32", ins.sources[0])[0]
+    if ins.has("relu"):
+        value = clamp_negative(code, value)
+    bits = encode(code, "tf32", value, mode)
+    t.write(ins.dests[0], finite(t, "tf32", bits) if ins.has("satfinite") else bits)
+
+
+def convert(t: Translator, ins: Instruction) -> None:
+    """`cvt` by the kinds of its two types."""
+    if len(ins.types) != 2:
+        raise UnsupportedError(ins.name)
+    target, source = ins.types
+    if {target, source} & small_floats.TYPES:
+        small_floats.convert(t, ins)
+    elif target in ("f16x2", "bf16x2") and source == "f32":
+        _packed(t, ins, target.removesuffix("x2"))
+    elif (target, source) == ("tf32", "f32"):
+        _to_tf32(t, ins)
+    elif not {target, source} <= {*INTEGERS, *FLOATS}:
+        raise UnsupportedError(ins.name)
+    elif target in INTEGERS:
+        (_integer_to_integer if source in INTEGERS else _float_to_integer)(t, ins, target, source)
+    else:
+        (_integer_to_float if source in INTEGERS else _float_to_float)(t, ins, target, source)
+
+
+TABLE: dict[str, Translate] = {"cvt": convert}

@@ -1,0 +1,86 @@
+"""Turns what compiled code left in a warp's state into the KernelFault that the interpreter raises.
+
+Compiled code only finds out that an access is illegal. The machine's memories word the fault: the access is
+repeated there, with the same addresses.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from gdnbench.sim.compiler.layout import HEADER
+from gdnbench.sim.compiler.service import mask_lanes
+from gdnbench.sim.compiler.translator import FaultCode
+from gdnbench.sim.errors import FaultKind, KernelFault
+from gdnbench.sim.machine.memory import check_aligned, resolve_lanes
+from gdnbench.sim.machine.seam import LANES, Lanes, Values
+from gdnbench.sim.ptx.ir import Instruction
+from gdnbench.sim.ptx.literals import width_of
+
+if TYPE_CHECKING:
+    from gdnbench.sim.compiler.engine import CompiledWarp
+
+_SPACES = {FaultCode.SHARED: "shared", FaultCode.LOCAL: "local", FaultCode.PARAM: "param"}
+
+
+def fault(warp: CompiledWarp) -> KernelFault:
+    """The fault that the last `run` stopped at."""
+    code = FaultCode(int(warp.word("fault_code")[0]))
+    ins = warp.engine.native.kernel.instructions[int(warp.word("fault_pc")[0])]
+    lanes = mask_lanes(int(warp.word("fault_lanes")[0]))
+    at = HEADER["fault_address"]
+    addresses = warp.state[at : at + 8 * LANES].view(np.uint64)
+    try:
+        if code is FaultCode.TRAP:
+            raise KernelFault(FaultKind.TRAP, f"{ins.op} was executed")
+        _repeat(warp, code, ins, addresses, lanes)
+    except KernelFault as error:
+        if error.place is None:
+            error.place, error.thread = ins.place, warp.cta.thread(warp.warp, lanes)
+        return error
+    raise AssertionError(f"compiled code stopped at {ins.place}, where the machine sees no fault")
+
+
+def divergence(warp: CompiledWarp, ins: Instruction, lanes: Lanes) -> KernelFault:
+    """Some lanes of the warp are not at an `.aligned` instruction."""
+    missing = np.nonzero(warp.warp.exists & ~lanes)[0].tolist()
+    message = f"{ins.name} without lanes {missing} of the warp"
+    return KernelFault(FaultKind.DIVERGENCE, message, ins.place, warp.cta.thread(warp.warp, lanes))
+
+
+def access_width(ins: Instruction) -> int:
+    """Bytes that a lane of a memory instruction touches at its address."""
+    if ins.op in ("ldmatrix", "stmatrix"):
+        return 16
+    return width_of(ins.types[-1]) // 8 * ins.vec
+
+
+def _repeat(warp: CompiledWarp, code: FaultCode, ins: Instruction, addresses: Values, lanes: Lanes) -> None:
+    width = access_width(ins)
+    if code in _SPACES:
+        parts = [(_SPACES[code], lanes, addresses)]
+    else:
+        parts = resolve_lanes(addresses, lanes)
+    for space, here, where in parts:
+        if space == "shared":
+            warp.cta.shared.load(where, here, width)
+        elif space == "local":
+            warp.cta.local[warp.warp.index].load(where, here, width)
+        elif space == "param":
+            _check_param(warp, where, here, width)
+        else:
+            warp.cta.memory.load(where, here, width)
+
+
+def _check_param(warp: CompiledWarp, addresses: Values, lanes: Lanes, width: int) -> None:
+    check_aligned(addresses, lanes, width)
+    size = len(warp.cta.param)
+    bad = lanes & (addresses + np.uint64(width) > np.uint64(size))
+    if bad.any():
+        offset = int(addresses[bad.argmax()])
+        raise KernelFault(
+            FaultKind.OUT_OF_BOUNDS,
+            f"{width} bytes at parameter offset {offset}: the kernel has {size} bytes",
+        )

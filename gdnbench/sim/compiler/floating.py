@@ -1,0 +1,279 @@
+"""Floating-point arithmetic: f32, f64, the halves, packed pairs, and sums of a half and f32.
+
+NaN results are the canonical NaN of the format (PTX ISA, "Floating Point Instructions").
+"""
+
+from __future__ import annotations
+
+from gdnbench.sim.compiler import integer
+from gdnbench.sim.compiler.emit import F64, I32, I64, Value, const
+from gdnbench.sim.compiler.formats import (
+    FLOATS,
+    MODES,
+    canonical,
+    decode,
+    element,
+    encode,
+    finish,
+    flush,
+    flush32,
+    is_nan,
+    rounded,
+    to_f32,
+    write_elements,
+)
+from gdnbench.sim.compiler.translator import Translate, Translator, only
+from gdnbench.sim.errors import UnsupportedError
+from gdnbench.sim.ptx.ir import Instruction
+
+_OPCODES = {
+    "add": "fadd",
+    "sub": "fsub",
+    "mul": "fmul",
+    "fma": "fma",
+    "mad": "fma",
+    "div": "fdiv",
+    "sqrt": "sqrt",
+}
+_HALVES = ("f16", "bf16")
+
+
+def mode_of(ins: Instruction, kind: str, *, needed: bool = False) -> str:
+    """The rounding direction that is spelled, `rn` by default. Halves only round to nearest."""
+    modes = [mod for mod in ins.mods if mod in MODES]
+    allowed = MODES if kind in ("f32", "f32x2", "f64") else ("rn",)
+    if len(modes) > 1 or (needed and not modes) or any(mode not in allowed for mode in modes):
+        raise UnsupportedError(ins.name)
+    return modes[0] if modes else "rn"
+
+
+def operate(t: Translator, op: str, mode: str, values: list[Value]) -> Value:
+    """One IEEE operation on f32 or f64 vectors; `mode` may be `odd`."""
+    code = t.code
+    opcode = _OPCODES[op]
+    kind = "f64" if values[0].type == F64 else "f32"
+    if mode != "rn":
+        return code.call(rounded(code.library, opcode, mode, kind, len(values)), values[0].type, *values)
+    if opcode in ("fma", "sqrt"):
+        return code.intrinsic(opcode, values[0].type, *values)
+    return code.op(opcode, *values)
+
+
+def _needs_odd(op: str, name: str) -> bool:
+    """f32 holds sums and products of halves well enough for one more rounding to be right: 24 bits are twice
+    11 and two more (Figueroa, "When is double rounding innocuous?"). Not so for fused products, and not for
+    bf16 products, which may be subnormal in f32."""
+    return name != "f32" and (op in ("fma", "mad") or (op == "mul" and name == "bf16"))
+
+
+def arithmetic(t: Translator, ins: Instruction) -> None:
+    """add, sub, mul, fma, mad; with two types the first operands are halves, the last and the result f32."""
+    kind = ins.types[0]
+    relu = ins.op == "fma" and element(kind) in _HALVES
+    ftz_allowed = element(kind) in ("f32", "f16")
+    sat_allowed = kind in ("f32", "f16", "f16x2")
+    only(
+        ins,
+        *MODES,
+        *(("ftz",) if ftz_allowed else ()),
+        *(("sat",) if sat_allowed else ()),
+        *(("relu",) if relu else ()),
+    )
+    kinds = [kind] * len(ins.sources)
+    if len(ins.types) == 2:
+        if kind != "f32" or ins.types[1] not in _HALVES or ins.op not in ("add", "sub", "fma"):
+            raise UnsupportedError(ins.name)
+        kinds = [ins.types[1]] * (len(ins.sources) - 1) + ["f32"]
+    elif len(ins.types) != 1:
+        raise UnsupportedError(ins.name)
+    mode = mode_of(ins, kind, needed=kind == "f64" and ins.op in ("fma", "mad"))
+    name, ftz = element(kind), ins.has("ftz")
+    columns = [decode(t, ins, k, s, ftz=ftz) for k, s in zip(kinds, ins.sources, strict=True)]
+    way = "odd" if _needs_odd(ins.op, name) else mode
+    results = []
+    for values in zip(*columns, strict=True):
+        value = operate(t, ins.op, way, list(values))
+        results.append(finish(t, name, value, ftz=ftz, sat=ins.has("sat"), relu=ins.has("relu")))
+    write_elements(t, ins.dests[0], results)
+
+
+def divide(t: Translator, ins: Instruction) -> None:
+    """IEEE division; `.approx` and `.full` give the correctly rounded quotient, within their bound of 2 ulp.
+    For `.approx` a divisor beyond 2^126 gives 0, and NaN under Inf (PTX ISA, "div")."""
+    kind = ins.types[0]
+    loose = [mod for mod in ins.mods if mod in ("approx", "full")]
+    only(ins, *(loose or MODES), *(("ftz",) if kind == "f32" else ()))
+    if kind not in ("f32", "f64") or len(ins.types) != 1 or len(loose) > 1 or (loose and kind == "f64"):
+        raise UnsupportedError(ins.name)
+    mode = "rn" if loose else mode_of(ins, kind, needed=True)
+    code, ftz = t.code, ins.has("ftz")
+    a, b = (decode(t, ins, kind, s, ftz=ftz)[0] for s in ins.sources)
+    value = operate(t, "div", mode, [a, b])
+    if loose == ["approx"]:
+        value = _flush_huge(t, a, b, value)
+    t.write(ins.dests[0], finish(t, kind, value, ftz=ftz))
+
+
+def _flush_huge(t: Translator, a: Value, b: Value, quotient: Value) -> Value:
+    code = t.code
+    bits_a, bits_b = code.bits(a, I32), code.bits(b, I32)
+    size = code.opi("and", bits_b, 0x7FFF_FFFF)
+    huge = code.op(
+        "and", code.comparei("icmp ugt", size, 0x7E80_0000), code.comparei("icmp ult", size, 0x7F80_0000)
+    )
+    zero = code.opi("and", code.op("xor", bits_a, bits_b), 0x8000_0000)
+    finite = code.comparei("icmp ult", code.opi("and", bits_a, 0x7FFF_FFFF), 0x7F80_0000)
+    lost = code.bits(code.select(finite, zero, const(I32, 0x7FFF_FFFF)), a.type)
+    return code.select(huge, lost, quotient)
+
+
+def abs_neg(t: Translator, ins: Instruction) -> None:
+    """Only the sign bit changes. A NaN becomes canonical in f32 and keeps its payload in the others."""
+    kind = ins.types[0]
+    name = element(kind)
+    only(ins, *(("ftz",) if name in ("f32", "f16") else ()))
+    if len(ins.types) != 1:
+        raise UnsupportedError(ins.name)
+    code = t.code
+    size = {"f64": 64, "f32": 32}.get(name, 16)
+    count = 2 if kind.endswith("x2") else 1
+    whole = t.read(ins.sources[0], size * count)
+    results = []
+    for bits in t.split(whole, count) if count > 1 else [whole]:
+        sign = 1 << (size - 1)
+        bits = code.opi("xor", bits, sign) if ins.op == "neg" else code.opi("and", bits, sign - 1)
+        if name == "f32":
+            value = to_f32(code, name, bits)
+            bits = encode(code, name, flush32(code, value) if ins.has("ftz") else value)
+        elif ins.has("ftz"):
+            bits = encode(code, name, flush(code, name, to_f32(code, name, bits)))
+        results.append(bits)
+    write_elements(t, ins.dests[0], results)
+
+
+def extremum(t: Translator, a: Value, b: Value, largest: bool, nan: bool) -> Value:
+    """-0 lies below +0; of a number and a NaN the number, or NaN if `nan`."""
+    code = t.code
+    bits = I64 if a.type == F64 else I32
+    less = code.compare("fcmp olt", a, b)
+    # Equal numbers differ at most in the sign of zero: as integers the negative one is the smaller.
+    tie = code.op(
+        "and",
+        code.compare("fcmp oeq", a, b),
+        code.compare("icmp slt", code.bits(a, bits), code.bits(b, bits)),
+    )
+    equal_negative = code.op("and", tie, code.compare("fcmp oeq", a, Value(a.type, "zeroinitializer")))
+    before = code.op("or", less, equal_negative)
+    chosen = code.select(before, b, a) if largest else code.select(before, a, b)
+    no_a, no_b = is_nan(code, a), is_nan(code, b)
+    if nan:
+        either = code.op("or", no_a, no_b)
+        return code.select(either, code.select(no_a, a, b), chosen)
+    return code.select(no_a, b, code.select(no_b, a, chosen))
+
+
+def _absolute(t: Translator, value: Value) -> Value:
+    return t.code.intrinsic("fabs", value.type, value)
+
+
+def min_max(t: Translator, ins: Instruction) -> None:
+    """Of two numbers, or of three f32."""
+    kind = ins.types[0]
+    name = element(kind)
+    allowed = () if kind == "f64" else ("NaN", "abs", "xorsign", *(("ftz",) if name != "bf16" else ()))
+    only(ins, *allowed)
+    absolute, xorsign, count = ins.has("abs"), ins.has("xorsign"), len(ins.sources)
+    bad_three = count == 3 and (kind != "f32" or xorsign)
+    if len(ins.types) != 1 or kind == "f32x2" or bad_three or (xorsign and not absolute):
+        raise UnsupportedError(ins.name)
+    if absolute and not xorsign and count != 3:
+        raise UnsupportedError(ins.name)
+    columns = [decode(t, ins, kind, s, ftz=ins.has("ftz")) for s in ins.sources]
+    results = [_extremum(t, ins, list(values)) for values in zip(*columns, strict=True)]
+    if name == "f64":
+        t.write(ins.dests[0], t.code.bits(canonical(t.code, results[0]), I64))
+    else:
+        write_elements(t, ins.dests[0], [encode(t.code, name, value) for value in results])
+
+
+def _extremum(t: Translator, ins: Instruction, values: list[Value]) -> Value:
+    code = t.code
+    largest, nan = ins.op == "max", ins.has("NaN")
+    sources = [_absolute(t, v) for v in values] if ins.has("abs") else values
+    result = extremum(t, sources[0], sources[1], largest, nan)
+    if len(sources) == 3:
+        result = extremum(t, result, sources[2], largest, nan)
+    if ins.has("xorsign"):
+        sign = code.opi(
+            "and", code.op("xor", code.bits(values[0], I32), code.bits(values[1], I32)), 0x8000_0000
+        )
+        size = code.opi("and", code.bits(result, I32), 0x7FFF_FFFF)
+        result = code.bits(code.op("or", size, sign), result.type)
+    return result
+
+
+def copysign(t: Translator, ins: Instruction) -> None:
+    """The sign of a on b."""
+    only(ins)
+    if ins.types not in (("f32",), ("f64",)):
+        raise UnsupportedError(ins.name)
+    size = int(ins.types[0][1:])
+    a, b = (t.read(s, size) for s in ins.sources)
+    sign = 1 << (size - 1)
+    t.write(ins.dests[0], t.code.op("or", t.code.opi("and", a, sign), t.code.opi("and", b, sign - 1)))
+
+
+def testp(t: Translator, ins: Instruction) -> None:
+    """What kind of number it is, by the bits."""
+    names = ("finite", "infinite", "number", "notanumber", "normal", "subnormal")
+    only(ins, *names)
+    if ins.types not in (("f32",), ("f64",)) or len(ins.mods) != 1:
+        raise UnsupportedError(ins.name)
+    code = t.code
+    size = int(ins.types[0][1:])
+    fraction = 23 if size == 32 else 52
+    infinity = ((1 << (size - 1 - fraction)) - 1) << fraction
+    smallest = 1 << fraction
+    value = code.opi("and", t.read(ins.sources[0], size), (1 << (size - 1)) - 1)
+    below, at_most = code.comparei("icmp ult", value, infinity), code.comparei("icmp ule", value, infinity)
+    normal = code.op("and", below, code.comparei("icmp uge", value, smallest))
+    tests = {
+        "finite": below,
+        "infinite": code.comparei("icmp eq", value, infinity),
+        "number": at_most,
+        "notanumber": code.not_(at_most),
+        "normal": normal,
+        "subnormal": code.op(
+            "and", code.comparei("icmp ult", value, smallest), code.comparei("icmp ne", value, 0)
+        ),
+    }
+    t.write(ins.dests[0], tests[ins.mods[0]])
+
+
+def by_type(real: Translate, whole: Translate) -> Translate:
+    """An opcode that integers and floating-point numbers share."""
+
+    def translate(t: Translator, ins: Instruction) -> None:
+        (real if ins.types and ins.types[0] in FLOATS else whole)(t, ins)
+
+    return translate
+
+
+_REAL: dict[str, Translate] = {
+    "add": arithmetic,
+    "sub": arithmetic,
+    "mul": arithmetic,
+    "mad": arithmetic,
+    "div": divide,
+    "abs": abs_neg,
+    "neg": abs_neg,
+    "min": min_max,
+    "max": min_max,
+}
+
+TABLE: dict[str, Translate] = {
+    **{op: by_type(real, integer.SHARED[op]) for op, real in _REAL.items()},
+    "fma": arithmetic,
+    "copysign": copysign,
+    "testp": testp,
+}

@@ -1,0 +1,93 @@
+"""A kernel from IR to loaded machine code: translate every block, compile or take it from the cache."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gdnbench.sim.compiler import (
+    approximate,
+    compare,
+    control,
+    convert,
+    floating,
+    integer,
+    logic,
+    memory,
+    native,
+    runtime,
+    warp,
+)
+from gdnbench.sim.compiler.blocks import Blocks, find_blocks, is_service
+from gdnbench.sim.compiler.emit import Library
+from gdnbench.sim.compiler.layout import Layout, plan
+from gdnbench.sim.compiler.service import enter_service
+from gdnbench.sim.compiler.translator import Program, Translate, Translator
+from gdnbench.sim.ptx.ir import Instruction, Kernel, Module
+
+
+def _table() -> dict[str, Translate]:
+    return {
+        **integer.TABLE,
+        **floating.TABLE,
+        **approximate.TABLE,
+        **compare.TABLE,
+        **convert.TABLE,
+        **logic.TABLE,
+        **memory.TABLE,
+        **warp.TABLE,
+        **control.TABLE,
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class NativeKernel:
+    """A kernel ready to run. `symbols` are the state's places for the addresses of module variables,
+    `traffic` the names of the byte counters."""
+
+    kernel: Kernel
+    blocks: Blocks
+    layout: Layout
+    loaded: native.Loaded
+    symbols: dict[str, int]
+    traffic: tuple[str, ...]
+
+
+def translate(kernel: Kernel, blocks: Blocks, layout: Layout) -> tuple[str, Program]:
+    """The LLVM IR of a kernel."""
+    library = Library(dict(runtime.DECLARATIONS))
+    program = Program(kernel, blocks, layout, library)
+    table = _table()
+    for ins in kernel.instructions:
+        if is_service(ins):
+            table[ins.op] = enter_service
+    functions = [Translator(program, block).translate(table) for block in blocks.blocks]
+    text = "\n".join((ATTRIBUTES, runtime.runtime(blocks), library.text(), *functions))
+    return text, program
+
+
+# Vectors of 512 bits where the CPU has them; on others LLVM splits them.
+ATTRIBUTES = (
+    'attributes #0 = { nounwind "prefer-vector-width"="512" "min-legal-vector-width"="512" '
+    '"no-trapping-math"="true" "denormal-fp-math"="ieee,ieee" }'
+)
+
+
+def make(module: Module, kernel: Kernel) -> NativeKernel:
+    """Ready to run: from the cache if this kernel was compiled before on such a CPU."""
+    blocks = find_blocks(kernel)
+    layout = plan(kernel, blocks)
+    name = native.key(module.text, kernel.name)
+    found = native.fetch(name)
+    if found is None:
+        text, program = translate(kernel, blocks, layout)
+        record = {"size": layout.size, "symbols": program.symbol_slots, "traffic": list(program.traffic)}
+        found = native.Compiled(native.compile_text(text), record)
+        native.keep(name, found)
+    layout.size = found.record["size"]
+    traffic = tuple(found.record["traffic"])
+    return NativeKernel(kernel, blocks, layout, native.load(found.code), found.record["symbols"], traffic)
+
+
+def services(kernel: Kernel) -> tuple[Instruction, ...]:
+    """The instructions that Python executes."""
+    return tuple(ins for ins in kernel.instructions if is_service(ins))

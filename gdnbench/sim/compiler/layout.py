@@ -1,0 +1,121 @@
+"""Where everything lies in a warp's state, the one block of memory that compiled code and Python share.
+
+A header (lanes' places, pointers to the CTA's memories, special registers), a cache line of the allocation
+table for every instruction that touches global memory, and a slot for every register that lives between
+blocks: 32 lanes side by side, a predicate as a 32-bit mask.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from gdnbench.sim.compiler.blocks import Blocks, read_set, written_set
+from gdnbench.sim.errors import UnsupportedError
+from gdnbench.sim.ptx.ir import Kernel, Register
+
+ALIGN = 64
+
+# Header: name -> bytes. Vectors first, each a multiple of a cache line.
+_HEADER = {
+    "block": 128,  # i32[32]: the block at which each lane stands
+    "tid.x": 128,  # i32[32]
+    "tid.y": 128,
+    "tid.z": 128,
+    "fault_address": 256,  # i64[32]
+    "live": 4,  # mask of lanes that have not exited
+    "waiting": 4,  # mask of lanes that wait at a service
+    "joining": 4,  # mask of lanes that stand at a collective which needs lanes that are elsewhere
+    "carry": 4,  # mask of lanes whose carry flag is set
+    "active": 4,  # mask of the lanes that execute
+    "current": 4,  # the block that they execute
+    "fault_code": 4,
+    "fault_pc": 4,
+    "fault_lanes": 4,
+    "profile": 4,
+    "executed": 8,
+    "shared": 8,  # pointer to the byte at shared address 0
+    "shared_end": 8,
+    "param": 8,
+    "param_size": 8,
+    "local": 8,
+    "local_size": 8,
+    "bases": 8,  # pointer to the sorted allocation table
+    "ends": 8,
+    "allocations": 8,
+    "counts": 8,  # pointer to i64[blocks, 2]: executions, and the sum of their active lanes
+    "phases": 8,  # pointer to i64: completed phases of each mbarrier
+    "traffic": 8,  # pointer to i64: bytes by counter
+}
+
+SCALARS = tuple(
+    [
+        "ntid.x",
+        "ntid.y",
+        "ntid.z",
+        "ctaid.x",
+        "ctaid.y",
+        "ctaid.z",
+        "nctaid.x",
+        "nctaid.y",
+        "nctaid.z",
+        "warpid",
+        "nwarpid",
+        "smid",
+        "nsmid",
+        "dynamic_smem_size",
+        "total_smem_size",
+    ]
+)
+
+
+def _offsets() -> tuple[dict[str, int], int]:
+    offsets: dict[str, int] = {}
+    at = 0
+    for name, size in [*_HEADER.items(), *((name, 4) for name in SCALARS)]:
+        at = -(-at // min(size, 8)) * min(size, 8)
+        offsets[name] = at
+        at += size
+    return offsets, -(-at // ALIGN) * ALIGN
+
+
+HEADER, HEADER_SIZE = _offsets()
+
+
+def slot_bytes(register: Register) -> int:
+    """Bytes of a register's 32 lanes."""
+    if register.bits == 1:
+        return 4
+    if register.bits > 64:
+        raise UnsupportedError(f"{register.bits}-bit register {register.name}")
+    return register.bits * 4
+
+
+@dataclass(slots=True)
+class Layout:
+    """The state of one kernel's warps: `slots` by register index, `size` in bytes; sites are added while
+    compiling."""
+
+    slots: dict[int, int] = field(default_factory=dict)
+    size: int = HEADER_SIZE
+
+    def reserve(self, size: int, align: int = ALIGN) -> int:
+        """Room for `size` more bytes; returns its offset."""
+        offset = -(-self.size // align) * align
+        self.size = offset + size
+        return offset
+
+
+def plan(kernel: Kernel, blocks: Blocks) -> Layout:
+    """Slots for the registers that live between blocks or that services use."""
+    kept = 0
+    for block in blocks.blocks:
+        kept |= block.live_in | block.live_out
+        if block.service:
+            ins = kernel.instructions[block.start]
+            kept |= read_set(ins) | written_set(ins)
+    layout = Layout()
+    chosen = [r for r in kernel.registers if kept >> r.index & 1]
+    for register in sorted(chosen, key=lambda r: -r.bits):
+        size = slot_bytes(register)
+        layout.slots[register.index] = layout.reserve(size, min(size, ALIGN))
+    return layout

@@ -1,0 +1,174 @@
+"""ld, st, cvta, isspacep: addresses are located and checked, then the lanes' bytes move."""
+
+from __future__ import annotations
+
+from gdnbench.sim.compiler import lanes
+from gdnbench.sim.compiler.emit import I1, I64, Value, const, lanes_of
+from gdnbench.sim.compiler.translator import FaultCode, Translate, Translator, window_of
+from gdnbench.sim.errors import UnsupportedError
+from gdnbench.sim.machine.seam import WINDOW_SIZE
+from gdnbench.sim.ptx.ir import Address, Instruction, Operand, Sink, Symbol, Vector
+from gdnbench.sim.ptx.literals import width_of
+
+SPACES = {
+    "shared": "shared",
+    "shared::cta": "shared",
+    "shared::cluster": "shared",
+    "global": "global",
+    "local": "local",
+    "param": "param",
+    "param::entry": "param",
+    "const": "global",
+}
+
+FAULTS = {
+    "shared": FaultCode.SHARED,
+    "global": FaultCode.GLOBAL,
+    "local": FaultCode.LOCAL,
+    "param": FaultCode.PARAM,
+    "generic": FaultCode.GLOBAL,
+}
+
+
+def space_of(ins: Instruction) -> str:
+    """The state space that the instruction names; generic if none."""
+    for mod in ins.mods:
+        if mod in SPACES:
+            return SPACES[mod]
+    return "generic"
+
+
+def locate(t: Translator, ins: Instruction, space: str, address: Value, width: int) -> Value:
+    """Check an access of `width` bytes in the active lanes; its host addresses."""
+    code = t.code
+    out = t.scratch(256)
+    arguments = [t.state, code.mask_bits(t.active), code.resize(address, I64), const("i64", width), out]
+    if space in ("global", "generic"):
+        arguments.append(const("i64", t.program.layout.reserve(16, 16)))
+    bad = code.call(f"locate_{space}", "i32", *arguments)
+    t.fault(code.bits(bad, I1), FAULTS[space], ins, address)
+    return code.load(I64, out, 64)
+
+
+def read_rows(t: Translator, hosts: Value, size: int, count: int) -> list[Value]:
+    """`count` elements of `size` bytes from each active lane's host address."""
+    code = t.code
+    rows = t.scratch(32 * size * count)
+    helper = lanes.fetch(code.library, size, count)
+    code.call_void(helper, hosts, code.mask_bits(t.active), rows)
+    kind = lanes_of(f"i{size * 8}")
+    align = min(64, 32 * size)
+    return [code.load(kind, code.offset(rows, row * 32 * size), align) for row in range(count)]
+
+
+def write_rows(t: Translator, hosts: Value, rows: list[Value], size: int) -> None:
+    """The inverse of `read_rows`."""
+    code = t.code
+    area = t.scratch(32 * size * len(rows))
+    for row, value in enumerate(rows):
+        code.store(value, code.offset(area, row * 32 * size), min(64, 32 * size))
+    code.call_void(lanes.put(code.library, size, len(rows)), hosts, code.mask_bits(t.active), area)
+
+
+def _elements(operand: Operand) -> tuple[Operand, ...]:
+    return operand.elements if isinstance(operand, Vector) else (operand,)
+
+
+def _shape(ins: Instruction) -> tuple[int, int, int]:
+    """(bytes of an element, elements, bytes of all)."""
+    bits = width_of(ins.types[-1])
+    if bits not in (8, 16, 32, 64):
+        raise UnsupportedError(ins.name)
+    return bits // 8, ins.vec, bits // 8 * ins.vec
+
+
+def load(t: Translator, ins: Instruction) -> None:
+    """`ld`: zero- or sign-extended into a wider register (PTX ISA, "ld")."""
+    size, count, width = _shape(ins)
+    space = space_of(ins)
+    dests = _elements(ins.dests[0])
+    if len(dests) != count:
+        raise UnsupportedError(f"{ins.name} of {len(dests)} registers")
+    signed = ins.types[-1].startswith("s")
+    source = ins.sources[0]
+    fixed = _fixed_param(t, source) if space == "param" else None
+    if fixed is not None and fixed % width == 0 and fixed + width <= t.param_bytes():
+        values = _load_param(t, fixed, size, count)
+    else:
+        if space == "generic" and isinstance(source, Address) and isinstance(source.base, Symbol):
+            space = SPACES[source.base.variable.space]
+        hosts = locate(t, ins, space, t.address(source), width)
+        values = read_rows(t, hosts, size, count)
+    if space != "param":
+        t.count_traffic(f"{space} to registers", width)
+    for dest, value in zip(dests, values, strict=True):
+        if not isinstance(dest, Sink):
+            t.write(dest, value, signed=signed)
+
+
+def _fixed_param(t: Translator, source: Operand) -> int | None:
+    """The offset of a parameter whose address is a constant."""
+    if isinstance(source, Address) and isinstance(source.base, Symbol):
+        return source.base.variable.offset + source.base.offset + source.offset
+    return None
+
+
+def _load_param(t: Translator, offset: int, size: int, count: int) -> list[Value]:
+    code = t.code
+    base = code.load("ptr", t.header("param"), 8)
+    kind = f"i{size * 8}"
+    return [code.splat(code.load(kind, code.offset(base, offset + i * size), size)) for i in range(count)]
+
+
+def store(t: Translator, ins: Instruction) -> None:
+    """`st`: the low bits of a wider register."""
+    size, count, width = _shape(ins)
+    space = space_of(ins)
+    target, source = ins.sources[0], ins.sources[1]
+    if space == "param":
+        raise UnsupportedError(ins.name)
+    if space == "generic" and isinstance(target, Address) and isinstance(target.base, Symbol):
+        space = SPACES[target.base.variable.space]
+    parts = _elements(source)
+    if len(parts) != count:
+        raise UnsupportedError(f"{ins.name} of {len(parts)} registers")
+    values = [t.read(part, size * 8) for part in parts]
+    hosts = locate(t, ins, space, t.address(target), width)
+    write_rows(t, hosts, values, size)
+    t.count_traffic(f"registers to {space}", width)
+
+
+def cvta(t: Translator, ins: Instruction) -> None:
+    """Between a state space's addresses and generic ones: the window's base is added or subtracted."""
+    names = [mod for mod in ins.mods if mod in SPACES]
+    if len(names) != 1 or ins.types[-1] not in ("u64", "u32"):
+        raise UnsupportedError(ins.name)
+    space = SPACES[names[0]]
+    base = window_of("const" if names[0] == "const" else space)
+    value = t.read(ins.sources[0], 64)
+    if base:
+        value = t.code.opi("sub" if ins.has("to") else "add", value, base)
+    t.write(ins.dests[0], value)
+
+
+def isspacep(t: Translator, ins: Instruction) -> None:
+    """Whether a generic address lies in a window; global is what lies in none."""
+    code = t.code
+    names = [mod for mod in ins.mods if mod in SPACES]
+    if len(names) != 1 or names[0] == "const":
+        raise UnsupportedError(ins.name)
+    shift = WINDOW_SIZE.bit_length() - 1
+    window = code.opi("lshr", t.read(ins.sources[0], 64), shift)
+
+    def inside(space: str) -> Value:
+        return code.comparei("icmp eq", window, window_of(space) >> shift)
+
+    space = SPACES[names[0]]
+    if space == "global":
+        some = code.op("or", code.op("or", inside("shared"), inside("local")), inside("param"))
+        t.write(ins.dests[0], code.not_(some))
+    else:
+        t.write(ins.dests[0], inside(space))
+
+
+TABLE: dict[str, Translate] = {"ld": load, "ldu": load, "st": store, "cvta": cvta, "isspacep": isspacep}

@@ -1,0 +1,140 @@
+"""LLVM IR -> machine code for this CPU, kept on disk between processes.
+
+A cache entry is the object file with what the translation decided beside it, under the digest of all that it
+depends on. A damaged entry is compiled again. `GDNBENCH_CACHE_DIR` names the cache's place; by default it
+lies in the user's cache directory.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import json
+import os
+import tempfile
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import llvmlite.binding as llvm
+
+_MAGIC = b"gdnbench-sim-1\n"
+_lock = threading.Lock()
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """An object file and a JSON record of the translator."""
+
+    code: bytes
+    record: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """Machine code in memory: `run(state, quantum) -> status`. `engine` owns the memory."""
+
+    run: Callable[[int, int], int]
+    engine: Any
+
+
+@cache
+def _host() -> tuple[str, str]:
+    """(CPU name, its features) as LLVM spells them."""
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    return llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()
+
+
+def _machine() -> Any:
+    cpu, features = _host()
+    target = llvm.Target.from_default_triple()
+    return target.create_target_machine(cpu=cpu, features=features, opt=1, reloc="pic", codemodel="small")
+
+
+@cache
+def _version() -> bytes:
+    """A digest of this package's sources: a change of the engine makes old entries unreachable."""
+    digest = hashlib.sha256()
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.digest()
+
+
+def key(*texts: str) -> str:
+    """What a compiled kernel depends on, as a file name."""
+    digest = hashlib.sha256(_version())
+    for text in (*texts, *_host(), repr(llvm.llvm_version_info)):
+        digest.update(text.encode() + b"\0")
+    return digest.hexdigest()
+
+
+def cache_directory() -> Path:
+    """Where compiled kernels are kept."""
+    chosen = os.environ.get("GDNBENCH_CACHE_DIR")
+    if chosen:
+        return Path(chosen) / "sim"
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "gdnbench" / "sim"
+
+
+def compile_text(text: str) -> bytes:
+    """LLVM IR to an object file."""
+    with _lock:
+        machine = _machine()
+        module = llvm.parse_assembly(text)
+        module.triple = llvm.get_default_triple()
+        module.data_layout = str(machine.target_data)
+        options = llvm.create_pipeline_tuning_options(speed_level=0)
+        builder = llvm.create_pass_builder(machine, options)
+        passes = llvm.create_new_function_pass_manager()
+        passes.add_instruction_combine_pass()
+        passes.add_simplify_cfg_pass()
+        for function in module.functions:
+            if not function.is_declaration:
+                passes.run(function, builder)
+        return bytes(machine.emit_object(module))
+
+
+def load(code: bytes) -> Loaded:
+    """Map an object file into this process."""
+    with _lock:
+        module = llvm.parse_assembly("")
+        engine = llvm.create_mcjit_compiler(module, _machine())
+        engine.add_object_file(llvm.ObjectFileRef.from_data(code))
+        engine.finalize_object()
+        address = engine.get_function_address("run")
+    kind = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_int64)
+    return Loaded(kind(address), engine)
+
+
+def fetch(name: str) -> Compiled | None:
+    """The entry `name`, None if there is none or it is damaged."""
+    try:
+        data = (cache_directory() / name).read_bytes()
+    except OSError:
+        return None
+    head, body = data[: len(_MAGIC) + 32], data[len(_MAGIC) + 32 :]
+    if head != _MAGIC + hashlib.sha256(body).digest():
+        return None
+    size = int.from_bytes(body[:8], "little")
+    return Compiled(body[8 + size :], json.loads(body[8 : 8 + size]))
+
+
+def keep(name: str, compiled: Compiled) -> None:
+    """Write an entry; it appears whole or not at all. A cache that cannot be written costs time, not
+    results."""
+    record = json.dumps(compiled.record).encode()
+    body = len(record).to_bytes(8, "little") + record + compiled.code
+    directory = cache_directory()
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=directory)
+        with os.fdopen(handle, "wb") as file:
+            file.write(_MAGIC + hashlib.sha256(body).digest() + body)
+        os.replace(temporary, directory / name)
+    except OSError:
+        return

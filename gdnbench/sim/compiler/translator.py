@@ -1,0 +1,446 @@
+"""Translates the instructions of one block into the body of one LLVM function.
+
+The function is `i32 block(ptr state, i32 active)`. Registers are SSA values inside it: read from the state
+when first used, written back at the end if a later block may read them, in the active lanes only. It returns
+what the dispatcher does next: the index of a block, or one of the codes in `Exit`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+from gdnbench.sim.compiler.blocks import Block, Blocks
+from gdnbench.sim.compiler.emit import (
+    I1,
+    I32,
+    I64,
+    LANE_IDS,
+    Code,
+    Library,
+    Value,
+    bits_of,
+    const,
+    lane_constants,
+    lanes_of,
+)
+from gdnbench.sim.compiler.layout import HEADER, Layout
+from gdnbench.sim.errors import UnsupportedError
+from gdnbench.sim.machine.seam import LOCAL_WINDOW, PARAM_WINDOW, SHARED_BASE, SHARED_WINDOW
+from gdnbench.sim.ptx.ir import (
+    DYNAMIC,
+    Address,
+    Immediate,
+    Instruction,
+    Kernel,
+    Negated,
+    Operand,
+    Register,
+    Sink,
+    Special,
+    Symbol,
+    Vector,
+)
+
+
+class Exit(IntEnum):
+    """What a block returns instead of the next block's index."""
+
+    SPLIT = -1  # lanes went different ways; the state says where
+    GONE = -2  # the active lanes, or those marked, have exited
+    SERVICE = -3  # Python executes the instruction
+    FAULT = -4
+    JOIN = -5  # a collective waits for lanes that are elsewhere
+
+
+class FaultCode(IntEnum):
+    """What a fault was; Python repeats the access to word the message."""
+
+    GLOBAL = 1
+    SHARED = 2
+    LOCAL = 3
+    PARAM = 4
+    TRAP = 5
+    COLLECTIVE = 6
+
+
+END = 0x7FFFFFFF  # the block at which an exited lane stands; larger than any index
+
+Translate = Callable[["Translator", Instruction], None]
+
+_LANEMASKS = ("lanemask_eq", "lanemask_le", "lanemask_lt", "lanemask_ge", "lanemask_gt")
+
+
+def register_type(register: Register) -> str:
+    """The lane type of a register's value."""
+    return I1 if register.bits == 1 else lanes_of(f"i{register.bits}")
+
+
+@dataclass(slots=True)
+class Program:
+    """What all blocks of a kernel share while they are translated."""
+
+    kernel: Kernel
+    blocks: Blocks
+    layout: Layout
+    library: Library
+    symbol_slots: dict[str, int] = field(default_factory=dict)
+    traffic: dict[str, int] = field(default_factory=dict)
+
+    def symbol_slot(self, symbol: Symbol) -> int:
+        """Where the state holds the address of a module variable."""
+        name = symbol.variable.name
+        if name not in self.symbol_slots:
+            self.symbol_slots[name] = self.layout.reserve(8, 8)
+        return self.symbol_slots[name]
+
+
+@dataclass(slots=True)
+class Translator:
+    """One block on its way to LLVM. `active` is the mask of the lanes that execute the present
+    instruction."""
+
+    program: Program
+    block: Block
+    code: Code = field(init=False)
+    state: Value = field(init=False)
+    entered: Value = field(init=False)
+    active: Value = field(init=False)
+    values: dict[int, Value] = field(default_factory=dict)
+    dirty: dict[int, Register] = field(default_factory=dict)
+    scratch_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        self.code = Code(self.program.library)
+        self.state = Value("ptr", "%state")
+        self.entered = Value("i32", "%active")
+        self.active = Value(I1, "%lanes")
+
+    # The function
+
+    def translate(self, table: dict[str, Translate]) -> str:
+        """The text of the function."""
+        code, kernel = self.code, self.program.kernel
+        code.at("entry")
+        code.line(f"%lanes = bitcast i32 %active to {I1}")
+        body = kernel.instructions[self.block.start : self.block.stop]
+        for ins in body:
+            self.instruction(ins, table)
+        if body[-1].op not in ("bra", "ret", "exit", "trap") and not self.block.service:
+            self.leave(self.next_block(body[-1].pc + 1))
+        head = f"define internal i32 @block{self.block.index}(ptr noalias %state, i32 %active) #0 {{\n"
+        if self.scratch_bytes:
+            code.lines.insert(1, f"  %scratch = alloca [{self.scratch_bytes} x i8], align 64")
+        return f"{head}{code.text()}\n}}\n"
+
+    def instruction(self, ins: Instruction, table: dict[str, Translate]) -> None:
+        translate = table.get(ins.op)
+        if translate is None:
+            raise UnsupportedError(f"instruction {ins.name}", ins.place)
+        entered = self.active
+        if ins.guard is not None and ins.op != "bra":
+            self.active = self.code.op("and", entered, self.guard(ins))
+        try:
+            translate(self, ins)
+        except UnsupportedError as error:
+            raise error if error.place is not None else UnsupportedError(error.what, ins.place) from error
+        self.active = entered
+
+    def guard(self, ins: Instruction) -> Value:
+        assert ins.guard is not None
+        value = self.register(ins.guard.register)
+        return self.code.not_(value) if ins.guard.negated else value
+
+    def next_block(self, pc: int) -> int:
+        """The index of the block at `pc`; END behind the last instruction."""
+        return self.program.blocks.at.get(pc, END)
+
+    def leave(self, block: int) -> None:
+        """End the function: go on at `block`."""
+        self.write_back()
+        if block == END:
+            self.exit_lanes(self.active)
+            self.ret(const("i32", Exit.GONE))
+        else:
+            self.ret(const("i32", block))
+
+    def ret(self, code: Value) -> None:
+        self.code.line(f"ret {code}")
+
+    def exit_lanes(self, mask: Value) -> None:
+        """Mark lanes as exited."""
+        code = self.code
+        pointer = self.header("live")
+        live = code.load("i32", pointer, 4)
+        code.store(code.op("and", live, code.not_(code.mask_bits(mask))), pointer, 4)
+
+    def write_back(self) -> None:
+        """Store the registers that live on. With all lanes active the stores need no mask, and a later load
+        can be forwarded from them."""
+        code, live = self.code, self.block.live_out
+        kept = [r for r in self.dirty.values() if live >> r.index & 1]
+        wide = [r for r in kept if r.bits > 1]
+        for register in kept:
+            if register.bits == 1:
+                self._store_predicate(register)
+        if not wide:
+            return
+        full = code.comparei("icmp eq", self.entered, -1)
+        every, some, done = code.new_label("every"), code.new_label("some"), code.new_label("stored")
+        code.branch(full, every, some)
+        code.at(every)
+        for register in wide:
+            code.store(self.values[register.index], self.slot(register), 64 if register.bits >= 16 else 32)
+        code.jump(done)
+        code.at(some)
+        for register in wide:
+            self._store_masked(register)
+        code.jump(done)
+        code.at(done)
+
+    def _store_predicate(self, register: Register) -> None:
+        code, pointer = self.code, self.slot(register)
+        new = code.op("and", code.mask_bits(self.values[register.index]), self.entered)
+        old = code.op("and", code.load("i32", pointer, 4), code.not_(self.entered))
+        code.store(code.op("or", new, old), pointer, 4)
+
+    def _store_masked(self, register: Register) -> None:
+        value = self.values[register.index]
+        self.masked_store(value, self.slot(register), Value(I1, "%lanes"), 64 if register.bits >= 16 else 32)
+
+    def masked_store(self, value: Value, pointer: Value, mask: Value, align: int) -> None:
+        code = self.code
+        short = f"@llvm.masked.store.v32i{bits_of(value.type)}.p0"
+        code.declare(short, "void", value.type, "ptr", I1)
+        code.line(f"call void {short}({value}, ptr align {align} {pointer.text}, {mask})")
+
+    # Registers and operands
+
+    def header(self, name: str) -> Value:
+        """A pointer to a field of the state's header."""
+        return self.code.offset(self.state, HEADER[name])
+
+    def slot(self, register: Register) -> Value:
+        return self.code.offset(self.state, self.program.layout.slots[register.index])
+
+    def register(self, register: Register) -> Value:
+        """The register's present value."""
+        found = self.values.get(register.index)
+        if found is None:
+            found = self._load(register)
+            self.values[register.index] = found
+        return found
+
+    def _load(self, register: Register) -> Value:
+        code = self.code
+        if register.index not in self.program.layout.slots:
+            # Never written where this can be reached: any value will do, but it must be the same one each
+            # time.
+            return const(register_type(register), 0)
+        if register.bits == 1:
+            return code.bits(code.load("i32", self.slot(register), 4), I1)
+        return code.load(register_type(register), self.slot(register), 64 if register.bits >= 16 else 32)
+
+    def read(self, operand: Operand, bits: int, *, signed: bool = False) -> Value:
+        """A source operand in all lanes, in `bits` bits."""
+        code = self.code
+        kind = lanes_of(f"i{bits}")
+        if isinstance(operand, Register):
+            value = self.register(operand)
+            if operand.bits == 1 and bits != 1:
+                return code.cast("zext", value, kind)
+            return code.resize(value, kind, signed=signed)
+        if isinstance(operand, Immediate):
+            return const(kind, operand.bits)
+        if isinstance(operand, Negated):
+            return code.not_(self.register(operand.register))
+        if isinstance(operand, Special):
+            return code.resize(self.special(operand.name), kind)
+        if isinstance(operand, Symbol):
+            return code.resize(self.symbol(operand), kind)
+        if isinstance(operand, Vector):
+            return self.pack([self.read(e, bits // len(operand.elements)) for e in operand.elements])
+        raise UnsupportedError(f"operand {type(operand).__name__.lower()}")
+
+    def pack(self, parts: list[Value]) -> Value:
+        """Elements side by side in one integer, the first lowest."""
+        code = self.code
+        width = bits_of(parts[0].type)
+        kind = lanes_of(f"i{width * len(parts)}")
+        total = code.cast("zext", parts[0], kind)
+        for index, part in enumerate(parts[1:], 1):
+            total = code.op("or", total, code.opi("shl", code.cast("zext", part, kind), index * width))
+        return total
+
+    def split(self, value: Value, count: int) -> list[Value]:
+        """The inverse of `pack`."""
+        code = self.code
+        width = bits_of(value.type) // count
+        kind = lanes_of(f"i{width}")
+        return [
+            code.cast("trunc", code.opi("lshr", value, i * width) if i else value, kind) for i in range(count)
+        ]
+
+    def write(self, destination: Operand, value: Value, *, signed: bool = False) -> None:
+        """Set a register in the lanes that execute; other lanes keep theirs."""
+        if isinstance(destination, Sink):
+            return
+        if isinstance(destination, Vector):
+            parts = self.split(value, len(destination.elements))
+            for element, part in zip(destination.elements, parts, strict=True):
+                self.write(element, part)
+            return
+        if not isinstance(destination, Register):
+            raise UnsupportedError(f"destination {type(destination).__name__.lower()}")
+        kind = register_type(destination)
+        if kind == I1:
+            value = value if value.type == I1 else self.code.comparei("icmp ne", value, 0)
+        elif value.type == I1:
+            value = self.code.cast("zext", value, kind)
+        else:
+            value = self.code.bits(value, lanes_of(f"i{bits_of(value.type)}"))
+            value = self.code.resize(value, kind, signed=signed)
+        if self.active.text != "%lanes":
+            value = self.code.select(self.active, value, self.register(destination))
+        self.values[destination.index] = value
+        self.dirty[destination.index] = destination
+
+    # Special registers and addresses
+
+    def special(self, name: str) -> Value:
+        """A special register in all lanes (PTX ISA, "Special Registers")."""
+        code = self.code
+        if name in ("tid.x", "tid.y", "tid.z"):
+            return code.load(I32, self.header(name), 64)
+        if name == "laneid":
+            return LANE_IDS
+        if name in _LANEMASKS:
+            return _lanemask(code, name)
+        if name in ("clusterid.x", "clusterid.y", "clusterid.z"):
+            return self.special("ctaid" + name[-2:])
+        if name in ("nclusterid.x", "nclusterid.y", "nclusterid.z"):
+            return self.special("nctaid" + name[-2:])
+        if name.startswith("cluster_ctaid.") or name in ("cluster_ctarank", "gridid", "is_explicit_cluster"):
+            return const(I32, 0)
+        if name.startswith("cluster_nctaid.") or name == "cluster_nctarank":
+            return const(I32, 1)
+        if name in ("clock", "clock_hi", "clock64", "globaltimer", "globaltimer_lo", "globaltimer_hi"):
+            return self._clock(name)
+        if name == "aggr_smem_size":
+            name = "total_smem_size"
+        if name not in HEADER:
+            raise UnsupportedError(f"special register %{name}")
+        return code.splat(code.load("i32", self.header(name), 4))
+
+    def _clock(self, name: str) -> Value:
+        """Time is the number of instructions that the warp has executed."""
+        code = self.code
+        now = code.load("i64", self.header("executed"), 8)
+        if name.endswith("_hi"):
+            now = code.opi("lshr", now, 32)
+        wide = name in ("clock64", "globaltimer")
+        return code.splat(now if wide else code.cast("trunc", now, "i32"))
+
+    def symbol(self, symbol: Symbol) -> Value:
+        """A variable's address in its own state space."""
+        variable = symbol.variable
+        if variable.space in ("global", "const"):
+            address = self.code.load("i64", self.code.offset(self.state, self.program.symbol_slot(symbol)), 8)
+            return self.code.opi("add", self.code.splat(address), symbol.offset)
+        offset = variable.offset
+        if variable.space == "shared":
+            offset = SHARED_BASE + (self.program.kernel.dynamic_shared if offset == DYNAMIC else offset)
+        return const(I64, offset + symbol.offset)
+
+    def address(self, operand: Operand) -> Value:
+        """The effective address of a memory operand; a 32-bit base wraps at 4 GiB."""
+        if not isinstance(operand, Address):
+            raise UnsupportedError(f"memory operand {type(operand).__name__.lower()}")
+        if operand.base is None:
+            return const(I64, operand.offset)
+        narrow = isinstance(operand.base, Register) and operand.base.bits == 32
+        base = self.read(operand.base, 32 if narrow else 64)
+        address = self.code.opi("add", base, operand.offset) if operand.offset else base
+        return self.code.resize(address, I64)
+
+    def scratch(self, size: int) -> Value:
+        """Stack room for the vectors that helper functions fill; the next use may take the same room."""
+        self.scratch_bytes = max(self.scratch_bytes, size)
+        return Value("ptr", "%scratch")
+
+    def scratch_at(self, offset: int) -> Value:
+        """Room for one vector at a place of its own in the scratch area."""
+        self.scratch(offset + 256)
+        return self.code.offset(Value("ptr", "%scratch"), offset)
+
+    def param_bytes(self) -> int:
+        """Bytes of the kernel's parameters."""
+        return max((p.offset + p.size for p in self.program.kernel.params), default=0)
+
+    # Ends of the function in its middle
+
+    def fault(self, lanes: Value, code_number: FaultCode, ins: Instruction, address: Value | None) -> None:
+        """Leave with a fault if any lane is in `lanes`; go on otherwise."""
+        code = self.code
+        bad, good = code.new_label("fault"), code.new_label("ok")
+        any_bad = code.any(lanes)
+        expect = code.intrinsic("expect.i1", "i1", any_bad, const("i1", 0), suffix="")
+        code.branch(expect, bad, good)
+        code.at(bad)
+        where = const(I64, 0) if address is None else code.resize(address, I64)
+        arguments = (
+            self.state,
+            const("i32", code_number),
+            const("i32", ins.pc),
+            code.mask_bits(lanes),
+            where,
+        )
+        code.call_void("record_fault", *arguments)
+        self.ret(const("i32", Exit.FAULT))
+        code.at(good)
+
+    def join(self, named: Value) -> None:
+        """Leave to wait if live lanes that `named` (i32) names do not execute with these."""
+        code = self.code
+        live = code.load("i32", self.header("live"), 4)
+        missing = code.op("and", code.op("and", live, code.not_(self.entered)), named)
+        wait, together = code.new_label("wait"), code.new_label("together")
+        code.branch(code.comparei("icmp ne", missing, 0), wait, together)
+        code.at(wait)
+        self.ret(const("i32", Exit.JOIN))
+        code.at(together)
+
+    def count_traffic(self, name: str, size: int) -> None:
+        """Count `size` bytes a lane under `name`, if the launch is profiled."""
+        slot = self.program.traffic.setdefault(name, len(self.program.traffic))
+        code = self.code
+        pointer = code.offset(code.load("ptr", self.header("traffic"), 8), slot * 8)
+        lanes = code.intrinsic("ctpop", "i32", code.mask_bits(self.active))
+        amount = code.opi("mul", code.cast("zext", lanes, "i64"), size)
+        code.store(code.op("add", code.load("i64", pointer, 8), amount), pointer, 8)
+
+
+def _lanemask(code: Code, name: str) -> Value:
+    """Bits of the lanes that are equal to, below or above a lane."""
+    masks = {
+        "lanemask_eq": [1 << i for i in range(32)],
+        "lanemask_le": [(2 << i) - 1 for i in range(32)],
+        "lanemask_lt": [(1 << i) - 1 for i in range(32)],
+        "lanemask_ge": [-(1 << i) & 0xFFFFFFFF for i in range(32)],
+        "lanemask_gt": [-(2 << i) & 0xFFFFFFFF for i in range(32)],
+    }
+    return lane_constants("i32", [m - (1 << 32) if m >> 31 else m for m in masks[name]])
+
+
+def window_of(space: str) -> int:
+    """The generic address of a state space's address 0, as `cvta` adds it."""
+    windows = {"shared": SHARED_WINDOW, "local": LOCAL_WINDOW, "param": PARAM_WINDOW, "global": 0, "const": 0}
+    return windows[space]
+
+
+def only(ins: Instruction, *allowed: str) -> None:
+    """Refuse a modifier that the translation does not know."""
+    for mod in ins.mods:
+        if mod not in allowed:
+            raise UnsupportedError(ins.name)
