@@ -86,4 +86,5 @@ def _find_nth_set(name: str, library: Library) -> str:
         result = code.select(done, position, result)
         position = code.op("add", position, step)
     code.line(f"ret {result}")
-    return f"define internal {I32} @{name}({I32} %mask, {I32} %base, {I32} %offset) noinline #0 {{\n{code.text()}\n}}\n"
+    head = f"define internal {I32} @{name}({I32} %mask, {I32} %base, {I32} %offset) noinline #0"
+    return f"{head} {{\n{code.text()}\n}}\n"

@@ -59,10 +59,7 @@ def access_width(ins: Instruction) -> int:
 
 def _repeat(warp: CompiledWarp, code: FaultCode, ins: Instruction, addresses: Values, lanes: Lanes) -> None:
     width = access_width(ins)
-    if code in _SPACES:
-        parts = [(_SPACES[code], lanes, addresses)]
-    else:
-        parts = resolve_lanes(addresses, lanes)
+    parts = [(_SPACES[code], lanes, addresses)] if code in _SPACES else resolve_lanes(addresses, lanes)
     for space, here, where in parts:
         if space == "shared":
             warp.cta.shared.load(where, here, width)

@@ -106,7 +106,7 @@ def divide(t: Translator, ins: Instruction) -> None:
     if kind not in ("f32", "f64") or len(ins.types) != 1 or len(loose) > 1 or (loose and kind == "f64"):
         raise UnsupportedError(ins.name)
     mode = "rn" if loose else mode_of(ins, kind, needed=True)
-    code, ftz = t.code, ins.has("ftz")
+    ftz = ins.has("ftz")
     a, b = (decode(t, ins, kind, s, ftz=ftz)[0] for s in ins.sources)
     value = operate(t, "div", mode, [a, b])
     if loose == ["approx"]:
@@ -156,14 +156,13 @@ def extremum(t: Translator, a: Value, b: Value, largest: bool, nan: bool) -> Val
     code = t.code
     bits = I64 if a.type == F64 else I32
     less = code.compare("fcmp olt", a, b)
-    # Equal numbers differ at most in the sign of zero: as integers the negative one is the smaller.
+    # Equal numbers differ at most in the sign of zero: as integers the negative zero is the smaller.
     tie = code.op(
         "and",
         code.compare("fcmp oeq", a, b),
         code.compare("icmp slt", code.bits(a, bits), code.bits(b, bits)),
     )
-    equal_negative = code.op("and", tie, code.compare("fcmp oeq", a, Value(a.type, "zeroinitializer")))
-    before = code.op("or", less, equal_negative)
+    before = code.op("or", less, tie)
     chosen = code.select(before, b, a) if largest else code.select(before, a, b)
     no_a, no_b = is_nan(code, a), is_nan(code, b)
     if nan:

@@ -88,10 +88,7 @@ def is_nan(code: Code, value: Value) -> Value:
 
 def canonical(code: Code, value: Value) -> Value:
     """f32 or f64 with every NaN as the canonical one."""
-    if value.type == F64:
-        nan = Value(F64, f"splat (double 0x{NAN64:016X})")
-    else:
-        nan = f32_const(NAN32)
+    nan = f32_const(NAN32) if value.type == F32 else Value(F64, f"splat (double 0x{NAN64:016X})")
     return code.select(is_nan(code, value), nan, value)
 
 

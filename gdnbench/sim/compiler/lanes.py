@@ -40,7 +40,8 @@ def _neighbours(code: Code, width: int) -> tuple[Value, Value, Value]:
 
 
 def _define(name: str, code: Code) -> str:
-    return f"define internal void @{name}({I64} %hosts, i32 %mask, ptr noalias %rows) noinline #0 {{\n{code.text()}\n}}\n"
+    head = f"define internal void @{name}({I64} %hosts, i32 %mask, ptr noalias %rows) noinline #0"
+    return f"{head} {{\n{code.text()}\n}}\n"
 
 
 def _lane_loop(code: Code, copy: tuple[str, str], width: int, table: Value, area: Value, done: str) -> None:

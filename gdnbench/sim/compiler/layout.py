@@ -47,24 +47,9 @@ _HEADER = {
     "traffic": 8,  # pointer to i64: bytes by counter
 }
 
-SCALARS = tuple(
-    [
-        "ntid.x",
-        "ntid.y",
-        "ntid.z",
-        "ctaid.x",
-        "ctaid.y",
-        "ctaid.z",
-        "nctaid.x",
-        "nctaid.y",
-        "nctaid.z",
-        "warpid",
-        "nwarpid",
-        "smid",
-        "nsmid",
-        "dynamic_smem_size",
-        "total_smem_size",
-    ]
+SCALARS = (
+    *("ntid.x", "ntid.y", "ntid.z", "ctaid.x", "ctaid.y", "ctaid.z", "nctaid.x", "nctaid.y", "nctaid.z"),
+    *("warpid", "nwarpid", "smid", "nsmid", "dynamic_smem_size", "total_smem_size"),
 )
 
 

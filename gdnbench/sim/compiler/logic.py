@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from gdnbench.sim.compiler.emit import I32, I64, Value, const, lanes_of
 from gdnbench.sim.compiler.integer import kind_of, width
 from gdnbench.sim.compiler.translator import Translate, Translator, only
@@ -84,16 +86,14 @@ def funnel(t: Translator, ins: Instruction) -> None:
         else code.opi("and", amount, 31)
     )
     both, wide = t.pack([a, b]), code.cast("zext", count, I64)
-    if ins.has("l"):
-        result = code.opi("lshr", code.op("shl", both, wide), 32)
-    else:
-        result = code.op("lshr", both, wide)
-    t.write(ins.dests[0], code.cast("trunc", result, I32))
+    shifted = code.op("shl" if ins.has("l") else "lshr", both, wide)
+    kept = code.opi("lshr", shifted, 32) if ins.has("l") else shifted
+    t.write(ins.dests[0], code.cast("trunc", kept, I32))
 
 
 # Modes of prmt: for each value of the selector's two low bits, which of the eight source bytes goes to each
 # result byte (PTX ISA, "prmt", table of modes).
-_MODES = {
+_MODES: dict[str, Callable[[int, int], int]] = {
     "f4e": lambda s, i: s + i,
     "b4e": lambda s, i: (s - i) % 8,
     "rc8": lambda s, i: s,

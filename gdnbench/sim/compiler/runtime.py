@@ -194,7 +194,8 @@ def _locate_window(name: str, low: int, end_field: str, pointer_field: str, per_
         else "  %host = add <32 x i64> %near, splat (i64 0)\n"
     )
     return (
-        f"define internal i32 @locate_{name}(ptr %state, i32 %mask, <32 x i64> %address, i64 %width, ptr %out) #0 {{\n"
+        f"define internal i32 @locate_{name}(ptr %state, i32 %mask, <32 x i64> %address, i64 %width, "
+        "ptr %out) #0 {\n"
         + _field("end", end_field, "i64", 8)
         + _field("pointer", pointer_field, "i64", 8)
         + f"  %room.0 = add i64 %end, {1 - low}\n"
@@ -222,8 +223,9 @@ def _locate_global() -> str:
     """Global memory: the interval that this instruction touched last, else a search of the table lane by
     lane. `site` is that interval's place in the state: its base and its end."""
     return (
-        "define internal i32 @locate_global(ptr %state, i32 %mask, <32 x i64> %address, i64 %width, ptr %out,
-        " "i64 %site) #0 {\nentry:\n"
+        "define internal i32 @locate_global(ptr %state, i32 %mask, <32 x i64> %address, i64 %width, "
+        "ptr %out, "
+        "i64 %site) #0 {\nentry:\n"
         "  %site.p = getelementptr i8, ptr %state, i64 %site\n"
         "  %base = load i64, ptr %site.p, align 8\n"
         "  %site.end = getelementptr i8, ptr %site.p, i64 8\n"
@@ -259,7 +261,8 @@ def _locate_global() -> str:
 def _search() -> str:
     """The lanes of `mask` whose access lies in no allocation; the last one found is remembered at `site`."""
     return (
-        "define internal i32 @search(ptr %state, i32 %mask, ptr %addresses, i64 %width, ptr %site) noinline #0 {\n"
+        "define internal i32 @search(ptr %state, i32 %mask, ptr %addresses, i64 %width, ptr %site) "
+        "noinline #0 {\n"
         "entry:\n"
         + _field("bases", "bases", "ptr", 8)
         + _field("ends", "ends", "ptr", 8)
@@ -329,8 +332,8 @@ def _locate_generic() -> str:
     """Generic addresses: each window's lanes are located in their own memory."""
     shift = WINDOW_SIZE.bit_length() - 1
     text = (
-        "define internal i32 @locate_generic(ptr %state, i32 %mask, <32 x i64> %address, i64 %width, ptr
-        %out, " "i64 %site) #0 {\nentry:\n"
+        "define internal i32 @locate_generic(ptr %state, i32 %mask, <32 x i64> %address, i64 %width, ptr "
+        "%out, i64 %site) #0 {\nentry:\n"
         f"  %window = lshr <32 x i64> %address, splat (i64 {shift})\n"
     )
     windows = (("shared", SHARED_WINDOW), ("local", LOCAL_WINDOW), ("param", PARAM_WINDOW))
@@ -346,8 +349,8 @@ def _locate_generic() -> str:
         "  %not.other = xor i32 %other, -1\n"
         "  %mask.global = and i32 %mask, %not.other\n"
         "  %part = alloca <32 x i64>, align 64\n"
-        "  %bad.global = call i32 @locate_global(ptr %state, i32 %mask.global, <32 x i64> %address, i64 %width, "
-        "ptr %out, i64 %site)\n"
+        "  %bad.global = call i32 @locate_global(ptr %state, i32 %mask.global, <32 x i64> %address, "
+        "i64 %width, ptr %out, i64 %site)\n"
         "  %windowed = icmp ne i32 %other, 0\n"
         "  br i1 %windowed, label %try.shared, label %plain\n"
         "plain:\n  ret i32 %bad.global\n"
@@ -369,8 +372,8 @@ def _locate_generic() -> str:
             f"  br i1 %some.{name}, label %in.{name}, label %{following}\n"
             f"in.{name}:\n"
             f"  %local.{name} = sub <32 x i64> %address, splat (i64 {base})\n"
-            f"  %bad.{name} = call i32 @locate_{name}(ptr %state, i32 %mask.{name}, <32 x i64> %local.{name}, "
-            "i64 %width, ptr %part)\n"
+            f"  %bad.{name} = call i32 @locate_{name}(ptr %state, i32 %mask.{name}, "
+            f"<32 x i64> %local.{name}, i64 %width, ptr %part)\n"
             f"  %new.{name} = load <32 x i64>, ptr %part, align 64\n"
             f"  %old.{name} = load <32 x i64>, ptr %out, align 64\n"
             f"  %mix.{name} = select <32 x i1> %is.{name}, <32 x i64> %new.{name}, <32 x i64> %old.{name}\n"

@@ -70,7 +70,8 @@ def symbols_of(ins: Instruction) -> Iterator[Symbol]:
 
 def mask_lanes(mask: int) -> npt.NDArray[np.bool_]:
     """A 32-bit mask as 32 truth values."""
-    return (np.uint32(mask) & _BITS) != 0
+    lanes: npt.NDArray[np.bool_] = (np.uint32(mask) & _BITS) != 0
+    return lanes
 
 
 def lanes_mask(lanes: npt.NDArray[np.bool_]) -> int:

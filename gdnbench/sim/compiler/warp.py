@@ -259,7 +259,7 @@ def redux(t: Translator, ins: Instruction) -> None:
     if len(names) != 1 or len(ins.sources) != 2:
         raise UnsupportedError(ins.name)
     name = names[0]
-    allowed = ("b32",) if name in ("and", "or", "xor") else ("u32", "s32")
+    allowed: tuple[str, ...] = ("b32",) if name in ("and", "or", "xor") else ("u32", "s32")
     if kind == "f32":
         allowed = ("f32",) if name in ("min", "max") else ()
     elif ins.has("abs", "NaN"):
