@@ -104,7 +104,7 @@ class Cta:
         self.param = launch.param
         self.shared = SharedMemory(launch.shared_size, track=launch.config.track)
         self.local = tuple(LocalMemory(launch.kernel.local_size) for _ in range(launch.warps))
-        self.tmem = TensorMemory(track=launch.config.track)
+        self._tmem: TensorMemory | None = None
         self.queue = AsyncQueue(launch.config.schedule, index)
         self.copies = CopyState()
         self.barriers = NamedBarriers(launch.warps)
@@ -113,6 +113,13 @@ class Cta:
         self.recorder = launch.recorder(index) if launch.recorder is not None else None
         if self.recorder is not None:
             self.queue.observer = self.recorder.asynchronous
+
+    @property
+    def tmem(self) -> TensorMemory:
+        """Tensor memory, made when it is first used."""
+        if self._tmem is None:
+            self._tmem = TensorMemory(track=self.config.track)
+        return self._tmem
 
     def warp(self, index: int) -> Warp:
         """The warp with this index, its lanes those that the block has."""
@@ -158,7 +165,8 @@ class Cta:
     def finish(self) -> None:
         """All warps have exited: what is in flight lands."""
         self.queue.drain()
-        self.tmem.at_exit()
+        if self._tmem is not None:
+            self._tmem.at_exit()
 
     def _count(self, warp: Warp, ins: Instruction, previous: Wait | None) -> None:
         if previous is None:

@@ -29,8 +29,11 @@ SM_CTAS = 32
 SM_SHARED = 228 * 1024
 CTA_SHARED = 1024
 
-# Turns of a CTA that others may be waiting for.
-TURNS = 8
+# What CTAs in flight may take together, beyond one for each SM.
+IN_FLIGHT_BYTES = 256 * 1024 * 1024
+
+# Turns of a CTA that may do nothing but wait for another.
+TURNS = 2
 
 _ORDERED = ("volatile", "relaxed", "acquire", "release", "acq_rel", "mmio")
 _SHARED = ("shared", "shared::cta", "shared::cluster")
@@ -51,11 +54,13 @@ def communicates(kernel: Kernel) -> bool:
 
 
 def resident(launch: Launch) -> int:
-    """How many CTAs the GPU holds at once."""
+    """How many CTAs are in flight together: what the GPU holds, less if that takes too much memory here."""
     per_sm = min(
         SM_THREADS // (launch.warps * LANES), SM_SHARED // (launch.shared_size + CTA_SHARED), SM_CTAS
     )
-    return SMS * per_sm
+    # Shared memory with its shadows, and roughly 64 KB of registers and objects.
+    size = 4 * launch.shared_size + 64 * 1024
+    return min(SMS * per_sm, max(SMS, IN_FLIGHT_BYTES // size))
 
 
 class _Run:
@@ -130,6 +135,8 @@ class _Apart:
                 worker.join()
         if self.failures:
             raise self.failures[min(self.failures)]
+        if progress is not None:
+            progress(self.done, self.launch.ctas)
         return self.total
 
 

@@ -12,7 +12,6 @@ from tma_model import Map
 
 from gdnbench.errors import BadInputError
 from gdnbench.sim.errors import FaultKind, KernelFault, LaunchError, UnsupportedError
-from gdnbench.sim.machine import budget
 from gdnbench.sim.machine.grid import communicates, resident
 from gdnbench.sim.run import RunResult, run_ptx
 
@@ -381,11 +380,11 @@ OTHER:
 
 
 def test_resident_ctas() -> None:
-    """148 SMs: by threads 2 x 1024, by shared memory 1 of 227 KB or 14 of 15 KB, by slots 32."""
+    """148 SMs: by threads 2 x 1024, by shared memory 1 of 227 KB or 9 of 24 KB; 256 MB at most."""
     from bench import launch
 
     assert resident(launch(threads=1024, shared=0)) == 148 * 2
     assert resident(launch(threads=128, shared=227 * 1024)) == 148
-    assert resident(launch(threads=128, shared=15 * 1024)) == 148 * 14
-    assert resident(launch(threads=32, shared=0)) == 148 * 32
-    assert budget.MAX_THREADS == 1024
+    assert resident(launch(threads=128, shared=24 * 1024)) == 148 * 9
+    # 32 slots an SM would be 4,736 CTAs of 64 KB; 256 MB hold 4,096.
+    assert resident(launch(threads=32, shared=0)) == 4096
