@@ -31,7 +31,7 @@ Where each number comes from:
 Every `mma.sync` row equals an H200 bit for bit over operands of 0 to 40 binades with Inf, NaN, zeros and
 subnormals strewn in. Those do not reach four points, which rest on MMA-Sim alone: the exponent of a zero
 operand, the sign of a zero sum, f32 results that are subnormal and f32 results that overflow.
-`tests/sim/tensorcore/corners.py` asks for them. No tcgen05 row was compared with hardware here.
+`tests/sim/tensorcore/mma_corners.py` asks for them. No tcgen05 row was compared with hardware here.
 
 MMA-Sim: Xie et al., arXiv 2511.10909, repository microsoft/MMA-Sim, bit-equal to ten GPUs by its authors.
 Khattak and Mikaitis, arXiv 2512.07004, model the same units (H100, B200) independently.

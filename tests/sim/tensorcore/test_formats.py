@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import scalar_model
+import mma_scalar
 
 from gdnbench.sim.tensorcore.formats import F32, FORMATS, TF32, Codes, Format
 
@@ -25,7 +25,7 @@ def codes(form: Format) -> Codes:
 class TestEveryCode:
     def test_values(self, form: Format) -> None:
         every = codes(form)
-        expected = scalar_model.values(form.name, every)
+        expected = mma_scalar.values(form.name, every)
         got = form.values(every)
         np.testing.assert_array_equal(got, expected)
         real = ~np.isnan(expected)
@@ -33,7 +33,7 @@ class TestEveryCode:
 
     def test_parts_are_the_value_and_the_exponent_is_nominal(self, form: Format) -> None:
         every = codes(form)
-        expected = scalar_model.values(form.name, every)
+        expected = mma_scalar.values(form.name, every)
         parts = form.decode(every)
         np.testing.assert_array_equal(parts.nan, np.isnan(expected))
         np.testing.assert_array_equal(parts.inf, np.isinf(expected))
@@ -43,14 +43,14 @@ class TestEveryCode:
         magnitude = np.ldexp(significand.astype(np.float64), exponent - form.fraction_bits)
         np.testing.assert_array_equal(magnitude, np.abs(expected[finite]))
 
-        smallest = scalar_model.SMALLEST[form.name]
+        smallest = mma_scalar.SMALLEST[form.name]
         true = np.frexp(np.abs(expected[finite]))[1] - 1
         nominal = np.where(expected[finite] == 0, smallest, np.maximum(true, smallest))
         np.testing.assert_array_equal(exponent, nominal)
         assert (parts.significand[~finite] == 0).all()
 
     def test_largest_exponent(self, form: Format) -> None:
-        expected = scalar_model.values(form.name, codes(form))
+        expected = mma_scalar.values(form.name, codes(form))
         largest = np.abs(expected[np.isfinite(expected)]).max()
         assert form.max_exponent == np.frexp(largest)[1] - 1
 

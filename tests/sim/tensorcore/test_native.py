@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from operands import PRODUCTS, every_kind, stratified
+from mma_operands import PRODUCTS, every_kind, stratified
 
 from gdnbench.sim.tensorcore import native, reference
 from gdnbench.sim.tensorcore.formats import F16

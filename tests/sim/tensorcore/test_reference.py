@@ -7,8 +7,8 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from operands import PRODUCTS, SPREADS, cancelling, every_kind, stratified
-from scalar_model import Rule, codes_of, dot, fused_sum, values
+from mma_operands import PRODUCTS, SPREADS, cancelling, every_kind, stratified
+from mma_scalar import Rule, codes_of, dot, fused_sum, values
 
 from gdnbench.sim.errors import UnsupportedError
 from gdnbench.sim.tensorcore.formats import BF16, E4M3, E5M2, F16, F32, TF32, Codes, Format

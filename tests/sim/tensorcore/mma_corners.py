@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scalar_model import DTYPES
+from mma_scalar import DTYPES
 
 from gdnbench.sim.tensorcore.formats import Codes, Format
 from gdnbench.sim.tensorcore.product import Product
