@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 from mma_scalar import DTYPES
+from numpy.typing import NDArray
 
 from gdnbench.sim.tensorcore.formats import Codes, Format
 from gdnbench.sim.tensorcore.product import Product

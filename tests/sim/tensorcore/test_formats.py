@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import mma_scalar
 import numpy as np
 import pytest
-import mma_scalar
 
 from gdnbench.sim.tensorcore.formats import F32, FORMATS, TF32, Codes, Format
 
