@@ -10,16 +10,17 @@ from typing import Any
 
 from torch import Tensor
 
-from gdnbench.sim.errors import KernelFault, UnsupportedError
+from gdnbench.sim.errors import KernelFault, LaunchError, UnsupportedError
 from gdnbench.sim.host import cutlass_dsl
 from gdnbench.sim.host.arguments import NamedTensor, Region, region_of
 from gdnbench.sim.host.capture import capture
 from gdnbench.sim.host.request import LaunchRequest
+from gdnbench.sim.machine.async_queue import Schedule
 from gdnbench.sim.machine.cta import Note
 from gdnbench.sim.machine.memory import GlobalMemory
 from gdnbench.sim.ptx.ir import Module
 from gdnbench.sim.report import Finding, LaunchReport, Report, Severity
-from gdnbench.sim.run import RunResult, run_ptx
+from gdnbench.sim.run import ENGINES, RunResult, run_ptx
 
 ONE_CTA = (1, 1, 1)
 
@@ -27,9 +28,12 @@ Progress = Callable[[int, int], None]
 """Called as CTAs of a launch end: how many have, of how many."""
 
 
+MMA_MODELS = ("hardware", "exact")
+
+
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How a call is simulated; see `launch`."""
+    """How a call is simulated; see `launch`. LaunchError for a name that there is not."""
 
     mma: str = "hardware"
     engine: str = "compiled"
@@ -37,6 +41,12 @@ class Settings:
     profile: bool = False
     threads: int | None = None
     progress: Progress | None = None
+
+    def __post_init__(self) -> None:
+        for what, value, known in (("mma", self.mma, MMA_MODELS), ("engine", self.engine, tuple(ENGINES))):
+            if value not in known:
+                raise LaunchError(f"{what} {value!r}; there are {' and '.join(known)}")
+        Schedule.parse(self.schedule)
 
 
 @dataclass(slots=True)
@@ -99,13 +109,14 @@ def launch(
 
 
 @contextmanager
-def active(settings: Settings | None = None) -> Iterator[Session]:
+def active(settings: Settings | None = None, arch: str | None = None) -> Iterator[Session]:
     """While kernels run on the simulator: calling what `cute.compile` returned simulates it, `launch` takes
-    its defaults from `settings`, and kernels compiled meanwhile keep what the simulator needs."""
+    its defaults from `settings`, and kernels compiled meanwhile, for `arch`, keep what the simulator
+    needs."""
     session = Session(settings or Settings())
     token = _session.set(session)
     try:
-        with cutlass_dsl.keep_ptx(), cutlass_dsl.calls_go_to(launch):
+        with cutlass_dsl.keep_ptx(arch), cutlass_dsl.calls_go_to(launch):
             yield session
     finally:
         _session.reset(token)

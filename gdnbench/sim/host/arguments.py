@@ -77,6 +77,11 @@ def map_leaves(name: str, value: Any, leaf: Callable[[str, Any], Any]) -> Any:
     return leaf(name, value)
 
 
+def tensors_in(arguments: Mapping[str, Any]) -> list[NamedTensor]:
+    """Every torch tensor among the arguments, in order."""
+    return [NamedTensor(name, value) for name, value in _leaves(arguments) if isinstance(value, Tensor)]
+
+
 @dataclass(frozen=True, slots=True)
 class Region:
     """Bytes that the kernels of a call may touch; `keeper` owns them."""

@@ -9,19 +9,27 @@ tvm-ffi form: export_to_c(object_file_path=, function_name=)
 from __future__ import annotations
 
 import ctypes
+import inspect
+import re
 import tempfile
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from gdnbench.sim.errors import ExportError, LaunchError
 
 PREFIX = "gdnbench_sim"
 DEFAULT_ARCH = "sm_100a"
+ALIGN = 16  # bytes: what TMA and vector accesses ask for
 KEEP = "CUTE_DSL_KEEP=ptx,ir-debug"
 HOW_TO_KEEP = f"compile it with gdnbench.sim.compile, inside gdnbench.sim.keep_ptx(), or with {KEEP} set"
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 SETTINGS = ("keep_ptx", "keep_ir", "lineinfo", "dump_dir", "_arch")
 
 
@@ -102,6 +110,129 @@ def _settings() -> Any:
     return CuTeDSL._get_dsl().envar
 
 
+def is_jit(value: object) -> bool:
+    """Whether `value` is a host function, decorated with `@cute.jit`."""
+    return getattr(value, "_decorator_kind", None) == "jit"
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """A parameter of a host function: whether it is a stream, is compiled in, must be given; its number
+    type."""
+
+    name: str
+    stream: bool
+    compiled_in: bool
+    required: bool
+    number: Any
+
+
+def jit_parameters(function: Any) -> list[Parameter]:
+    """The parameters of a `@cute.jit` function."""
+    from cutlass.base_dsl.typing import Constexpr, NumericMeta
+
+    inner = getattr(function, "__wrapped__", function)
+    try:
+        signature = inspect.signature(inner, eval_str=True)
+    except NameError:  # an annotation that only a type checker can resolve
+        signature = inspect.signature(inner)
+    found = []
+    for name, parameter in signature.parameters.items():
+        annotation = parameter.annotation
+        origin = getattr(annotation, "__origin__", annotation)
+        found.append(
+            Parameter(
+                name,
+                stream=_is_stream(parameter),
+                compiled_in=origin is Constexpr,
+                required=parameter.default is parameter.empty,
+                number=annotation if isinstance(annotation, NumericMeta) else None,
+            )
+        )
+    return found
+
+
+def compile_from_examples(
+    function: Any,
+    parameters: Sequence[Parameter],
+    bound: Mapping[str, Any],
+    dynamic: Mapping[int, tuple[bool, ...]],
+    arch: str | None,
+) -> Any:
+    """Compile for the values in `bound`; ExportError if the DSL refuses the kernel."""
+    from cutlass.cute.runtime import make_fake_stream
+
+    examples: dict[str, Any] = {}
+    for parameter in parameters:
+        value = bound.get(parameter.name)
+        if parameter.stream:
+            examples[parameter.name] = make_fake_stream()
+        elif isinstance(value, Tensor):
+            examples[parameter.name] = _fake_tensor(value, dynamic.get(id(value), ()))
+        elif parameter.name in bound:
+            is_number = parameter.number is not None and isinstance(value, int | float)
+            examples[parameter.name] = parameter.number(value) if is_number else value
+    try:
+        return compile_kept(function, arch=arch, **examples)
+    except Exception as error:  # tracing runs the kernel's own Python, which may raise anything
+        where = _raised_at(error, getattr(function, "__wrapped__", function))
+        raise ExportError(f"{function.__name__} does not compile: {_first_line(error)}{where}") from error
+
+
+def _fake_tensor(tensor: Tensor, dynamic: tuple[bool, ...]) -> Any:
+    """A tensor known by its type alone; a stride that spans an open extent is open too."""
+    import cutlass.cute as cute
+    from cutlass.cute.runtime import make_fake_tensor
+
+    dtype = _numeric_types().get(tensor.dtype)
+    if dtype is None:
+        raise LaunchError(f"CuTe DSL has no element type for {tensor.dtype}")
+    open_ = dynamic or (False,) * tensor.dim()
+    shape = tuple(
+        cute.sym_int() if is_open else extent for extent, is_open in zip(tensor.shape, open_, strict=True)
+    )
+    unit = max(1, ALIGN // tensor.element_size())
+    strides = tuple(
+        cute.sym_int64(divisibility=unit if stride % unit == 0 else 1) if spans else stride
+        for stride, spans in zip(tensor.stride(), _spans_open(tensor, open_), strict=True)
+    )
+    align = ALIGN if tensor.data_ptr() % ALIGN == 0 else tensor.element_size()
+    return make_fake_tensor(dtype, shape, strides, assumed_align=align)
+
+
+def _spans_open(tensor: Tensor, open_: Sequence[bool]) -> list[bool]:
+    """For each dimension, whether a dimension of smaller stride has an open extent."""
+    order = sorted(range(tensor.dim()), key=lambda dim: (tensor.stride(dim), -dim))
+    spans, met = [False] * tensor.dim(), False
+    for dim in order:
+        spans[dim] = met
+        met = met or open_[dim]
+    return spans
+
+
+def _numeric_types() -> dict[torch.dtype, Any]:
+    import cutlass
+
+    return {
+        torch.float64: cutlass.Float64,
+        torch.float32: cutlass.Float32,
+        torch.float16: cutlass.Float16,
+        torch.bfloat16: cutlass.BFloat16,
+        torch.float8_e4m3fn: cutlass.Float8E4M3FN,
+        torch.float8_e5m2: cutlass.Float8E5M2,
+        torch.float8_e8m0fnu: cutlass.Float8E8M0FNU,
+        torch.int64: cutlass.Int64,
+        torch.int32: cutlass.Int32,
+        torch.int16: cutlass.Int16,
+        torch.int8: cutlass.Int8,
+        torch.uint64: cutlass.Uint64,
+        torch.uint32: cutlass.Uint32,
+        torch.uint16: cutlass.Uint16,
+        torch.uint8: cutlass.Uint8,
+        torch.bool: cutlass.Boolean,
+    }
+
+
 def is_compiled(value: object) -> bool:
     """Whether `value` is what `cute.compile` returns."""
     return hasattr(value, "artifacts") and hasattr(value, "execution_args")
@@ -146,39 +277,47 @@ def parameter_names(compiled: Any) -> list[str]:
 
 
 def stream_names(compiled: Any) -> list[str]:
-    """Which of the parameters are CUDA streams: those annotated so, and one without annotation of that
-    name."""
-    found = []
-    for name, parameter in compiled.execution_args.signature.parameters.items():
-        annotation = parameter.annotation
-        if annotation is parameter.empty:
-            is_stream = name == "stream"
-        else:
-            is_stream = "CUstream" in str(getattr(annotation, "__name__", annotation))
-        if is_stream:
-            found.append(name)
-    return found
+    """Which of the parameters are CUDA streams."""
+    return [
+        name
+        for name, parameter in compiled.execution_args.signature.parameters.items()
+        if _is_stream(parameter)
+    ]
+
+
+def _is_stream(parameter: inspect.Parameter) -> bool:
+    """Annotated as a stream, or without annotation and called so."""
+    annotation = parameter.annotation
+    if annotation is parameter.empty:
+        return parameter.name == "stream"
+    return "CUstream" in str(getattr(annotation, "__name__", annotation))
+
+
+def name_arguments(compiled: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments by parameter name, streams left out. LaunchError if there are too many."""
+    streams = stream_names(compiled)
+    names = parameter_names(compiled)
+    expected = [name for name in names if name not in streams]
+    if len(args) != len(names):  # else streams were given too
+        names = expected
+    if len(args) > len(names):
+        raise LaunchError(f"{len(args)} arguments for {len(expected)}: {', '.join(expected)}")
+    given = dict(zip(names, args, strict=False)) | dict(kwargs)
+    return {name: value for name, value in given.items() if name not in streams}
 
 
 def bind(compiled: Any, args: Sequence[Any], kwargs: Mapping[str, Any], stream: Any) -> dict[str, Any]:
-    """Arguments by parameter name, in the kernel's order; streams, given or not, are replaced by `stream`."""
-    streams = stream_names(compiled)
-    names = parameter_names(compiled)
-    positional = [name for name in names if name not in streams]
-    if len(args) == len(names):
-        positional = names
-    if len(args) > len(positional):
-        raise LaunchError(f"{len(args)} arguments for {len(positional)}: {', '.join(positional)}")
-    given = dict(zip(positional, args, strict=False)) | dict(kwargs)
-    given |= dict.fromkeys(streams, stream)
+    """All arguments by parameter name, in the kernel's order; `stream` in place of every stream."""
+    given = name_arguments(compiled, args, kwargs)
+    streams = dict.fromkeys(stream_names(compiled), stream)
     try:
-        rectified = compiled.execution_args.get_rectified_args((), given)
+        rectified = compiled.execution_args.get_rectified_args((), given | streams)
     except Exception as error:
-        missing = [name for name in positional if name not in given]
+        missing = [name for name in parameter_names(compiled) if name not in (given | streams)]
         raise LaunchError(
             f"arguments missing: {', '.join(missing)}" if missing else _first_line(error)
         ) from None
-    return dict(zip(names, rectified, strict=True))
+    return dict(zip(parameter_names(compiled), rectified, strict=True))
 
 
 def argument_pointers(compiled: Any, arguments: Sequence[Any]) -> tuple[list[int], object]:
@@ -199,12 +338,17 @@ def _address(pointer: Any) -> int:
 
 
 def _first_line(error: BaseException) -> str:
-    """The message without the DSL's colours and frames."""
-    import re
+    """What is wrong, in a line: the DSL's messages have colours, frames and a heading of their own."""
+    lines = [line.strip() for line in _COLOUR.sub("", str(error)).splitlines() if line.strip()]
+    said = next((line for line in lines if line.startswith("error:")), lines[0] if lines else "")
+    return f"{type(error).__name__}: {said.removeprefix('error: ')}".rstrip(": ")
 
-    plain = re.sub(r"\x1b\[[0-9;]*m", "", str(error))
-    lines = [line.strip() for line in plain.splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+def _raised_at(error: BaseException, function: Any) -> str:
+    """The last line of the function's own file that was running, in brackets."""
+    file = inspect.getsourcefile(function)
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
+    return f" ({file}:{frames[-1].lineno})" if frames else ""
 
 
 def host_parameter_count(compiled: Any) -> int:

@@ -1,0 +1,156 @@
+"""`gdnbench sim`: run a compiled SM100 kernel, host code and PTX, on this CPU."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gdnbench.cli.console import print_json, progress, table
+from gdnbench.errors import BadInputError, Exit
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from gdnbench.sim.compiling import Call
+
+HEADERS = ("tensor", "dtype", "shape", "min", "max", "nonfinite")
+
+ARGUMENTS = (
+    "Arguments of the function, each [NAME=]VALUE: a number, true, false, none, a Python literal, or a tensor"
+    " as TYPE[EXTENTS], TYPE[EXTENTS:STRIDES], either with :FILL, or @FILE (.npy, .pt)."
+)
+
+
+def sim(
+    function: Annotated[
+        str,
+        typer.Argument(help="FILE.py:function or package.module:function.", metavar="FUNCTION"),
+    ],
+    values: Annotated[list[str] | None, typer.Argument(help=ARGUMENTS, metavar="[ARGS]...")] = None,
+    args: Annotated[
+        list[str] | None, typer.Option("--args", help="The same; all that follow are arguments too.")
+    ] = None,
+    arch: Annotated[str, typer.Option(help="Compile for sm_100a or sm_90a.")] = "sm_100a",
+    engine: Annotated[
+        str, typer.Option(help="compiled, or interpreter: slower, finds uninitialised reads.")
+    ] = "compiled",
+    schedule: Annotated[
+        str, typer.Option(help="When asynchronous effects land: late, early or random:SEED.")
+    ] = "late",
+    mma: Annotated[str, typer.Option(help="Tensor-core arithmetic: hardware or exact.")] = "hardware",
+    threads: Annotated[int | None, typer.Option(min=1, help="Cores to use; all if left out.")] = None,
+    seed: Annotated[int, typer.Option(help="Of random tensors.")] = 0,
+    profile: Annotated[bool, typer.Option("--profile", help="Count instructions, bytes and waits.")] = False,
+    save: Annotated[
+        Path | None, typer.Option(help="Write every tensor, as it is afterwards, to DIR/NAME.pt.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="One object instead of text.")] = False,
+) -> None:
+    """Run a CuTe DSL kernel on the simulated SM100.
+
+    The function is a @cute.jit host function, which is compiled for the arguments given (its stream is
+    not one of them), or a Python function that returns (compiled, args): what cute.compile returned and
+    torch CPU tensors and numbers to call it with.
+
+    TYPE is f64 f32 f16 bf16 e4m3 e5m2 ue8m0 i8..i64 u8..u64 or bool; ?N among the EXTENTS is N, left open
+    when the kernel is compiled; FILL is randn, rand, randint, zeros, ones, arange, nan or a number.
+
+      gdnbench sim gemm.py:gemm 'bf16[128,64]' 'bf16[256,64]' 'f32[128,256]:nan' alpha=0.5
+
+    Exit status: 0 the kernel did nothing illegal; 1 it did; 2 bad input; 3 it cannot be simulated.
+    """
+    from gdnbench.sim.simulate import Settings, active, launch
+
+    # What the kernel's file prints is no part of the result.
+    with progress("sim") as advance, contextlib.redirect_stdout(sys.stderr):
+        settings = Settings(mma, engine, schedule, profile, threads, advance)
+        with active(settings, arch) as session:
+            call = _call(function, [*(args or ()), *(values or ())], seed, arch)
+            if call is not None:
+                launch(call.compiled, raises=False, **call.arguments)
+    tensors = {} if call is None else _tensors(call)
+    if save is not None:
+        _save(tensors, save)
+    reports = session.reports
+    if not reports:
+        raise BadInputError(f"{function} returned no (compiled, args) and ran nothing on the simulator")
+    if json:
+        print_json({"calls": [report.as_json() for report in reports], "tensors": _summaries(tensors)})
+    else:
+        for report in reports:
+            print(report)
+        if tensors:
+            print(table(HEADERS, [*map(_row, _summaries(tensors))], right=("min", "max", "nonfinite")))
+    raise typer.Exit(Exit.PASS if all(report.ok for report in reports) else Exit.MISMATCH)
+
+
+def _call(name: str, texts: list[str], seed: int, arch: str) -> Call | None:
+    """What is to be called; None if the function did all by itself."""
+    import torch
+
+    from gdnbench.replay.kernels import load_function
+    from gdnbench.sim.argspec import TensorSpec, make_tensor, parse_argument
+    from gdnbench.sim.compiling import call_of, compile_for
+    from gdnbench.sim.host.cutlass_dsl import is_jit
+
+    if ":" not in name:
+        raise BadInputError(f"{name!r} is no function; write FILE.py:function or package.module:function")
+    generator = torch.Generator().manual_seed(seed)
+    positional: list[Any] = []
+    named: dict[str, Any] = {}
+    dynamic: dict[int, tuple[bool, ...]] = {}
+    for argument in map(parse_argument, texts):
+        value: Any = argument.value
+        if isinstance(value, TensorSpec):
+            spec, value = value, make_tensor(value, generator)
+            dynamic[id(value)] = spec.dynamic
+        if argument.name is not None:
+            named[argument.name] = value
+        elif named:
+            raise BadInputError(f"argument {texts[len(positional) + len(named)]!r} follows a named one")
+        else:
+            positional.append(value)
+    function = load_function(name).function
+    if is_jit(function):
+        return compile_for(function, positional, named, dynamic, arch)
+    return call_of(function(*positional, **named), name)
+
+
+def _tensors(call: Call) -> dict[str, Tensor]:
+    from gdnbench.sim.host.arguments import tensors_in
+
+    return {named.name: named.tensor for named in tensors_in(call.arguments)}
+
+
+def _summaries(tensors: Mapping[str, Tensor]) -> list[dict[str, Any]]:
+    from gdnbench.cli.show import value_range
+
+    rows = []
+    for name, tensor in tensors.items():
+        low, high, nonfinite = value_range(tensor)
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        values = (name, dtype, list(tensor.shape), low, high, nonfinite)
+        rows.append(dict(zip(HEADERS, values, strict=True)))
+    return rows
+
+
+def _row(summary: Mapping[str, Any]) -> list[object]:
+    name, dtype, shape, low, high, nonfinite = summary.values()
+    shown = ("" if value is None else f"{value:.6g}" for value in (low, high))
+    return [name, dtype, "x".join(map(str, shape)) or "scalar", *shown, nonfinite or ""]
+
+
+def _save(tensors: Mapping[str, Tensor], folder: Path) -> None:
+    import torch
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, tensor in tensors.items():
+            torch.save(tensor.contiguous(), folder / f"{name}.pt")
+    except OSError as error:
+        raise BadInputError(f"--save {folder}: {error.strerror or error}") from None
