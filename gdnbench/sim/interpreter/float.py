@@ -41,7 +41,7 @@ class FloatType:
 
 TYPES = {
     "f32": FloatType("u32", F32),
-    "f32x2": FloatType("f32x2", F32),
+    "f32x2": FloatType("u32x2", F32),
     "f16": FloatType("u16", F16),
     "f16x2": FloatType("u16x2", F16),
     "bf16": FloatType("u16", BF16),

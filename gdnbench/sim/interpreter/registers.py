@@ -26,7 +26,7 @@ _SCALARS: dict[str, type[np.generic]] = {
     "s8": np.int8, "s16": np.int16, "s32": np.int32, "s64": np.int64,
     "f16": np.float16, "f32": np.float32, "f64": np.float64, "pred": np.bool_,
 }  # fmt: skip
-_PACKED: dict[str, type[np.generic]] = {"u16x2": np.uint16, "s16x2": np.int16, "f32x2": np.float32}
+_PACKED: dict[str, type[np.generic]] = {"u16x2": np.uint16, "s16x2": np.int16, "u32x2": np.uint32}
 
 WIDTHS = {name: 1 if name == "pred" else 8 * np.dtype(kind).itemsize for name, kind in _SCALARS.items()}
 WIDTHS |= {name: 16 * np.dtype(kind).itemsize for name, kind in _PACKED.items()}

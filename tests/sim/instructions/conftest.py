@@ -1,4 +1,5 @@
-"""Every instruction test runs on each engine. Also puts this folder's helper modules in reach of its tests."""
+"""Every instruction test runs on each engine. Also puts this folder's helper modules in reach of its
+tests."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Runs PTX on arrays: one element a thread, operands loaded from global memory, results stored there.
 
-`apply(engine, "add.s32 %d0, %s0, %s1;", [a, b], [np.int32])` gives `[a + b]` as the engine computes it. Registers
-%s<i> and %d<i> are as wide as the arrays' elements; a bool array is a predicate. Everything runs in one warp at a
-time, so that the text may be a collective, and may declare more registers or use shared memory.
-"""
+`apply(engine, "add.s32 %d0, %s0, %s1;", [a, b], [np.int32])` gives `[a + b]` as the engine computes it.
+Registers %s<i> and %d<i> are as wide as the arrays' elements; a bool array is a predicate. Everything runs
+in one warp at a time, so that the text may be a collective, and may declare more registers or use shared
+memory."""
 
 from __future__ import annotations
 
@@ -106,6 +106,6 @@ def check(actual: Array, expected: Array, *sources: Array) -> None:
         operands = ", ".join(f"{np.ascontiguousarray(s)[at]!r}" for s in sources)
         wrong = int((got != want).sum())
         raise AssertionError(
-            f"{wrong} of {got.size} differ; first at {at}: ({operands}) gives {actual[at]!r} = {int(got[at]):#x}, "
-            f"expected {expected[at]!r} = {int(want[at]):#x}"
+            f"{wrong} of {got.size} differ; first at {at}: ({operands}) gives {actual[at]!r} = "
+            f"{int(got[at]):#x}, expected {expected[at]!r} = {int(want[at]):#x}"
         )

@@ -54,8 +54,8 @@ def triples(a: Array, b: Array, c: Array, corners: int = 8) -> tuple[Array, Arra
 
 # Zero, one, Inf, the largest number, subnormals, NaN with and without the quiet bit: both signs of each.
 _CORNERS = {
-    "f32": [0, 0x3F800000, 0x7F800000, 0x7F7FFFFF, 1, 0x007FFFFF, 0x00800000, 0x7FC00001, 0x7F800001, 0x3F800001],
-    "f64": [
+    "f32": [0, 0x3F800000, 0x7F800000, 0x7F7FFFFF, 1, 0x007FFFFF, 0x00800000, 0x7FC00001, 0x7F800001,
+    0x3F800001], "f64": [
         0, 0x3FF0000000000000, 0x7FF0000000000000, 0x7FEFFFFFFFFFFFFF, 1, 0x000FFFFFFFFFFFFF,
         0x0010000000000000, 0x7FF8000000000001, 0x7FF0000000000001, 0x3FF0000000000001,
     ],
@@ -67,7 +67,8 @@ CORNERS = 20
 
 
 def float_bits(name: str, seed: int, count: int = 512) -> Array:
-    """Bit patterns: `CORNERS` corners, random patterns, and numbers near one so that sums cancel and round."""
+    """Bit patterns: `CORNERS` corners, random patterns, and numbers near one so that sums cancel and
+    round."""
     dtype = np.dtype(_STORAGE[name])
     bits = 8 * dtype.itemsize
     corners = [value | sign << (bits - 1) for sign in (0, 1) for value in _CORNERS[name]]
