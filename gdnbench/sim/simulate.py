@@ -21,14 +21,12 @@ from gdnbench.sim.machine.memory import GlobalMemory
 from gdnbench.sim.ptx.ir import Module
 from gdnbench.sim.report import Finding, LaunchReport, Report, Severity
 from gdnbench.sim.run import ENGINES, RunResult, run_ptx
+from gdnbench.sim.tensorcore.product import Model
 
 ONE_CTA = (1, 1, 1)
 
 Progress = Callable[[int, int], None]
 """Called as CTAs of a launch end: how many have, of how many."""
-
-
-MMA_MODELS = ("hardware", "exact")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +41,7 @@ class Settings:
     progress: Progress | None = None
 
     def __post_init__(self) -> None:
-        for what, value, known in (("mma", self.mma, MMA_MODELS), ("engine", self.engine, tuple(ENGINES))):
+        for what, value, known in (("mma", self.mma, tuple(Model)), ("engine", self.engine, tuple(ENGINES))):
             if value not in known:
                 raise LaunchError(f"{what} {value!r}; there are {' and '.join(known)}")
         Schedule.parse(self.schedule)

@@ -96,9 +96,15 @@ def region_of(named: NamedTensor) -> Region:
     """From a tensor's first element to its last; LaunchError if it is not on the CPU."""
     check_on_cpu(named)
     tensor = named.tensor
-    last = sum((extent - 1) * stride for extent, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    size = (last + 1) * tensor.element_size() if tensor.numel() else 0
+    size = _span(tensor.shape, tensor.stride()) * tensor.element_size()
     return Region(named.name, tensor.data_ptr(), size, tensor)
+
+
+def _span(shape: Sequence[int], strides: Sequence[int]) -> int:
+    """Elements from the first to the last, both counted."""
+    if 0 in shape:
+        return 0
+    return 1 + sum((extent - 1) * stride for extent, stride in zip(shape, strides, strict=True))
 
 
 def regions_in(arguments: Mapping[str, Any]) -> list[Region]:
@@ -107,8 +113,9 @@ def regions_in(arguments: Mapping[str, Any]) -> list[Region]:
     for name, value in _leaves(arguments):
         if isinstance(value, Tensor):
             found.append(region_of(NamedTensor(name, value)))
-        elif hasattr(value, "data_ptr") and hasattr(value, "size_in_bytes"):
-            found.append(Region(name, int(value.data_ptr), int(value.size_in_bytes), value))
+        elif hasattr(value, "dynamic_shapes_mask"):
+            bits = _span(value.shape, value.stride) * value.element_type.width
+            found.append(Region(name, int(value.data_ptr), -(-bits // 8), value))
     return found
 
 
