@@ -61,8 +61,9 @@ class NamedBarriers:
                 f"where others wait for {_threads(use.threads)}",
             )
         use.votes += votes
-        use.voters += int(lanes.sum())
-        present = use.partial.pop(warp.index, np.zeros(LANES, np.bool_)) | lanes
+        use.voters += int(np.count_nonzero(lanes))
+        earlier = use.partial.pop(warp.index, None)
+        present = lanes if earlier is None else lanes | earlier
         if (warp.exists & ~present).any():
             use.partial[warp.index] = present
             return use

@@ -17,7 +17,7 @@ from gdnbench.sim.machine.copies import CopyState
 from gdnbench.sim.machine.counters import Counters
 from gdnbench.sim.machine.memory import GlobalMemory, LocalMemory, SharedMemory
 from gdnbench.sim.machine.recorder import Recorder
-from gdnbench.sim.machine.seam import LANES, Argument, Lanes, Results, Wait, Warp
+from gdnbench.sim.machine.seam import LANES, Argument, Handler, Lanes, Results, Wait, Warp
 from gdnbench.sim.machine.tmem import TensorMemory
 from gdnbench.sim.machine.units import handler
 from gdnbench.sim.ptx.ir import Instruction, Kernel, Module
@@ -51,6 +51,15 @@ class Note:
         return f"{self.message} at {self.place}"
 
 
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How an instruction is dispatched."""
+
+    ins: Instruction
+    handler: Handler
+    aligned: bool
+
+
 @dataclass(slots=True)
 class Launch:
     """What all CTAs of a grid share."""
@@ -67,7 +76,13 @@ class Launch:
     shared_size: int  # static, padding to the dynamic part's alignment, dynamic
     recorder: Callable[[int], Recorder] | None = None  # of the CTA with this index
     notes: Counter[Note] = field(default_factory=Counter)
+    plans: dict[int, Plan] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def plan(self, ins: Instruction) -> Plan:
+        """How `ins` is dispatched, kept by identity for the next time."""
+        made = self.plans[id(ins)] = Plan(ins, handler(ins.op), _is_aligned(ins))
+        return made
 
     @property
     def threads(self) -> int:
@@ -136,12 +151,13 @@ class Cta:
         """Execute a machine-owned instruction for `lanes` of `warp`. A fault carries the place and the
         thread."""
         try:
-            if _is_aligned(ins) and not np.array_equal(lanes, warp.exists):
+            plan = self.launch.plans.get(id(ins)) or self.launch.plan(ins)
+            if plan.aligned and (lanes != warp.exists).any():
                 missing = np.nonzero(warp.exists & ~lanes)[0].tolist()
                 raise KernelFault(FaultKind.DIVERGENCE, f"{ins.name} without lanes {missing} of the warp")
             if self.config.profile:
                 self._count(warp, ins, previous)
-            return handler(ins.op)(self, warp, ins, lanes, sources, previous)
+            return plan.handler(self, warp, ins, lanes, sources, previous)
         except KernelFault as fault:
             if fault.place is None:
                 fault.place, fault.thread = ins.place, self.thread(warp, lanes)

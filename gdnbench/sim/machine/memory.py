@@ -205,6 +205,9 @@ class SharedMemory:
         self.units = self.bytes.view("V16")
         self.words: npt.NDArray[np.uint64] = self.bytes.view(np.uint64)
         self.phase: npt.NDArray[np.int64] = np.full(room // 8, -1, np.int64)
+        # The same cells as Python numbers, several times as fast to read one by one.
+        self.word_cells = self.bytes.data.cast("Q")
+        self.phase_cells = self.phase.data.cast("B").cast("q")
 
     def check(self, address: int, size: int) -> None:
         """Fault unless [address, address + size) lies in the CTA's shared memory."""

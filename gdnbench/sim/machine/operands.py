@@ -9,7 +9,7 @@ import numpy as np
 from gdnbench.sim.errors import FaultKind, KernelFault
 from gdnbench.sim.machine.memory import resolve
 from gdnbench.sim.machine.seam import LANES, Argument, Lanes, Values
-from gdnbench.sim.ptx.ir import Instruction
+from gdnbench.sim.ptx.ir import Instruction, Sink
 
 SHARED_SPACES = ("shared", "shared::cta", "shared::cluster")
 
@@ -34,10 +34,10 @@ def active(lanes: Lanes) -> list[int]:
 
 def uniform(argument: Argument, lanes: Lanes, what: str) -> int:
     """A value that all active lanes must agree on."""
-    values = one(argument)[lanes]
-    if (values != values[0]).any():
+    values = equal_operands(lanes, one(argument))
+    if values is None:
         raise KernelFault(FaultKind.DIVERGENCE, f"{what} differs between the lanes of a warp")
-    return int(values[0])
+    return values[0]
 
 
 def shared_address(address: int, ins: Instruction) -> int:
@@ -59,6 +59,10 @@ def shared_address(address: int, ins: Instruction) -> int:
 
 def distinct(lanes: Lanes, *arguments: Values) -> Iterator[tuple[list[int], tuple[int, ...]]]:
     """The active lanes grouped by equal operands: (lanes, their operands) in the order of the first lane."""
+    same = equal_operands(lanes, *arguments)
+    if same is not None:
+        yield active(lanes), same
+        return
     groups: dict[tuple[int, ...], list[int]] = {}
     columns = [argument[lanes].tolist() for argument in arguments]
     for lane, *values in zip(active(lanes), *columns, strict=True):
@@ -67,6 +71,24 @@ def distinct(lanes: Lanes, *arguments: Values) -> Iterator[tuple[list[int], tupl
         yield members, values_of_group
 
 
+def equal_operands(lanes: Lanes, *arguments: Values) -> tuple[int, ...] | None:
+    """The operands if all active lanes have the same, else None."""
+    first = int(lanes.argmax())
+    values = tuple(int(argument[first]) for argument in arguments)
+    if np.count_nonzero(lanes) > 1:
+        for argument, value in zip(arguments, values, strict=True):
+            if ((argument != np.uint64(value)) & lanes).any():
+                return None
+    return values
+
+
+def wants_result(ins: Instruction) -> bool:
+    """True if a destination of `ins` is a register, not `_`."""
+    return any(not isinstance(register, Sink) for register in ins.written())
+
+
 def constant(value: int) -> Values:
-    """The same value in all lanes."""
-    return np.full(LANES, value, np.uint64)
+    """The same value in all lanes, not to be written."""
+    values = np.full(LANES, value, np.uint64)
+    values.flags.writeable = False
+    return values

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 QUANTUM = 4096
 # How often all that can give up may do so without any progress: a kernel peeks a few times before it waits.
-EXPIRIES = 16
+EXPIRIES = 64
 
 
 class Scheduler:

@@ -178,7 +178,7 @@ class ScriptWarp:
                 return WarpState.BLOCKED
             self._wait = None
             self._executed += 1
-            if action.loop and ins.op.endswith("try_wait") and not got[0][lanes].all():
+            if action.loop and ins.op.endswith(("try_wait", "test_wait")) and not got[0][lanes].all():
                 continue
             self.results.append(got)
             self._at += 1
