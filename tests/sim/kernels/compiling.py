@@ -1,8 +1,7 @@
-"""Compiles the test kernels for sm_100a from fake tensors and keeps their PTX and its lines."""
+"""Compiles the test kernels for sm_100a from fake tensors."""
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +10,7 @@ import cutlass.cute as cute
 import cutlass.cute.runtime as cute_runtime
 import torch
 
-ARCH = "sm_100a"
+from gdnbench import sim
 
 NUMERIC: dict[torch.dtype, Any] = {
     torch.float32: cutlass.Float32,
@@ -48,10 +47,7 @@ def fake(
 
 
 def compiled(function: Callable[..., Any], *args: Any, tvm_ffi: bool = False) -> Any:
-    """`function` compiled for sm_100a with its PTX kept and `.loc` lines; no GPU is asked for."""
-    with tempfile.TemporaryDirectory() as folder:
-        options = f"--keep-ptx --generate-line-info --gpu-arch {ARCH} --dump-dir {folder}"
-        if tvm_ffi:
-            options += " --enable-tvm-ffi"
-        stream = cute_runtime.make_fake_stream(use_tvm_ffi_env_stream=tvm_ffi)
-        return cute.compile(function, *args, stream, options=options)
+    """`function` compiled for sm_100a; no GPU is asked for."""
+    stream = cute_runtime.make_fake_stream(use_tvm_ffi_env_stream=tvm_ffi)
+    options = {"options": "--enable-tvm-ffi"} if tvm_ffi else {}
+    return sim.compile(function, *args, stream, arch="sm_100a", **options)

@@ -3,8 +3,8 @@
     C[m, n] = sum over k of A[m, k] B[n, k]            A, B of one 16-bit type, sums and C in float32
 
     name    shape                       layout
-    sA      (TILE_M, TILE_K, STAGES)    rows of 64 bytes, 16-byte chunks swizzled: what one ldmatrix reads
-    sB      (TILE_N, TILE_K, STAGES)    of bank conflicts
+    sA      (TILE_M, TILE_K, STAGES)    rows of 64 bytes, 64-byte swizzle
+    sB      (TILE_N, TILE_K, STAGES)    the same
     rC      32 values a thread          accumulators of 2 x 2 warps, m16n8k16 each
 
 All four warps load, wait for the oldest group, multiply. K a multiple of 8 (a chunk); M and N any: a thread
@@ -37,7 +37,7 @@ class LdmatrixMma:
     @cute.jit
     def __call__(self, a: cute.Tensor, b: cute.Tensor, c: cute.Tensor, stream: cuda.CUstream) -> None:
         atom = cute.make_composed_layout(
-            cute.make_swizzle(2, 3, 3), 0, cute.make_layout((8, TILE_K), stride=(TILE_K, 1))
+            cute.make_swizzle(2, 4, 3), 0, cute.make_layout((8, TILE_K), stride=(TILE_K, 1))
         )
         a_ring = cute.tile_to_shape(atom, (TILE_M, TILE_K, STAGES), order=(0, 1, 2))
         b_ring = cute.tile_to_shape(atom, (TILE_N, TILE_K, STAGES), order=(0, 1, 2))
@@ -101,7 +101,7 @@ class LdmatrixMma:
         place = cute.local_tile(cute.make_identity_tensor(c.shape), (TILE_M, TILE_N), (row, column))
         where = math.partition_C(place)
         target = math.partition_C(cute.local_tile(c, (TILE_M, TILE_N), (row, column)))
-        for index in cutlass.range_constexpr(cute.size(r_c)):
+        for index in cutlass.range(cute.size(r_c), unroll_full=True):
             if cute.elem_less(where[index], c.shape):
                 target[index] = r_c[index]
 

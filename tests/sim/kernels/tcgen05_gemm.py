@@ -89,10 +89,10 @@ class Gemm:
         b_ring = sm100.make_smem_layout_b(mma, self.tile, self.operand, STAGES)
         load = cpasync.CopyBulkTensorTileG2SOp(tcgen05.CtaGroup.ONE)
         load_a, tma_a = cute.nvgpu.make_tiled_tma_atom_A(
-            load, a, cute.select(a_ring, mode=[0, 1, 2]), self.tile, mma, internal_type=self.operand
+            load, a, cute.select(a_ring, mode=[0, 1, 2]), self.tile, mma
         )
         load_b, tma_b = cute.nvgpu.make_tiled_tma_atom_B(
-            load, b, cute.select(b_ring, mode=[0, 1, 2]), self.tile, mma, internal_type=self.operand
+            load, b, cute.select(b_ring, mode=[0, 1, 2]), self.tile, mma
         )
         grid = (*cute.ceil_div(c.shape, self.tile[:2]), 1)
         self.kernel(mma, load_a, tma_a, load_b, tma_b, c, a_ring, b_ring).launch(
@@ -230,9 +230,12 @@ class Gemm:
         thread = cute.arch.thread_idx()[0]
         coordinates = cute.local_tile(cute.make_identity_tensor(c.shape), self.tile[:2], (row, column))
         g_c = cute.local_tile(c, self.tile[:2], (row, column))
-        # tile_m 64 fills 16 of each warp's 32 lanes: the 16-lane load shape reads just those.
-        op = tcgen05.Ld32x32bOp if self.tile_m == 128 else tcgen05.Ld16x256bOp
-        atom = cute.make_copy_atom(op(tcgen05.Repetition.x8), cutlass.Float32)
+        # tile_m 64 fills 16 of each warp's 32 lanes: the 16-lane load shape reads just those. Both read 16 columns.
+        if cutlass.const_expr(self.tile_m == 128):
+            op = tcgen05.Ld32x32bOp(tcgen05.Repetition.x16)
+        else:
+            op = tcgen05.Ld16x256bOp(tcgen05.Repetition.x2)
+        atom = cute.make_copy_atom(op, cutlass.Float32)
         copy = tcgen05.make_tmem_copy(atom, t_acc[(None, None), 0, 0])
         slice_ = copy.get_slice(thread)
         source = slice_.partition_S(t_acc[(None, None), 0, 0])
@@ -243,6 +246,6 @@ class Gemm:
         cute.copy(copy, source, values)
         cute.arch.fence_view_async_tmem_load()
         full.release()
-        for index in cutlass.range_constexpr(cute.size(values)):
+        for index in cutlass.range(cute.size(values), unroll_full=True):
             if cute.elem_less(where[index], c.shape):
                 target[index] = values[index]

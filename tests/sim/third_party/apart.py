@@ -25,8 +25,6 @@ HERE = Path(__file__).parent
 ARCHITECTURE = {
     "CUTE_DSL_ARCH": "sm_100a",
     "QUACK_ARCH": "sm_100a",
-    "CUTE_DSL_KEEP": "ptx",
-    "CUTE_DSL_LINEINFO": "1",
     "QUACK_CACHE_ENABLED": "0",
     "OMP_NUM_THREADS": "1",
 }
@@ -56,7 +54,7 @@ def run_apart(cases: str, case: str, tensors: dict[str, torch.Tensor], folder: P
     torch.save(tensors, given)
     child = subprocess.run(
         [sys.executable, str(HERE / "child.py"), cases, case, str(given), str(left)],
-        env={**os.environ, **ARCHITECTURE, "CUTE_DSL_DUMP_DIR": str(folder)},
+        env={**os.environ, **ARCHITECTURE},
         capture_output=True,
         text=True,
         timeout=TIMEOUT,

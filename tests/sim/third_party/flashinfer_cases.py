@@ -68,7 +68,7 @@ def fold(
     """Commits the accepted tokens of a speculative decode to the states: tcgen05 `kind::tf32` for S k."""
     module = _kernels("gdn_replayssm_spec_fold_tcgen")
     tensors = (state, rawv, rawk, log_g, beta, slots, accepted)
-    compiled = cute.compile(
+    compiled = sim.compile(
         module._launch_gdn_replayssm_fold_tcgen,
         *map(_fake, tensors),
         NUM_LAYERS=layers,
@@ -99,7 +99,7 @@ def decode(
     indices = torch.zeros(batch, dtype=torch.int32)
     offsets = torch.zeros(batch + 1, dtype=torch.int32)
     tensors = (state, a_log, a, dt_bias, q, k, v, b, out, indices, indices.clone(), offsets)
-    compiled = cute.compile(
+    compiled = sim.compile(
         module.run_gdn_decode_kernel_small_batch_pretranspose,
         *map(_fake, tensors),
         softplus_beta=1.0,

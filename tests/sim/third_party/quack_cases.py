@@ -23,7 +23,7 @@ GEMM_TILE = (128, 64)
 
 
 def _compiled(kernel: Any, *arguments: Any) -> Any:
-    return cute.compile(kernel, *arguments, cute.runtime.make_fake_stream())
+    return sim.compile(kernel, *arguments, cute.runtime.make_fake_stream())
 
 
 def softmax(x: torch.Tensor, out: torch.Tensor) -> object:
@@ -57,7 +57,7 @@ def rmsnorm(
         None,
         cutlass.Float32(eps),
     )
-    return sim.launch(compiled, x, weight, out, rstd, eps)
+    return sim.launch(compiled, x, weight, None, None, out, None, rstd, None, eps)
 
 
 class _Gemm:
@@ -70,7 +70,9 @@ class _Gemm:
     def __call__(
         self, a: cute.Tensor, b: cute.Tensor, d: cute.Tensor, bias: cute.Tensor | None, stream: cuda.CUstream
     ) -> None:
-        gemm = GemmDefaultSm100(cutlass.Float32, a.element_type, GEMM_TILE, (1, 1, 1))
+        gemm = GemmDefaultSm100(
+            cutlass.Float32, a.element_type, GEMM_TILE, (1, 1, 1), use_clc_persistence=False
+        )
         epilogue = GemmDefaultSm100.EpilogueArguments(mRowVecBroadcast=bias)
         scheduler = TileSchedulerOptions(max_active_clusters=cutlass.Int32(self.clusters))
         gemm(a, b, d, None, epilogue, scheduler, None, stream)
@@ -84,6 +86,6 @@ def gemm(a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, bias: torch.Tensor, 
         for tensor, shape in ((a, (rows, inner)), (b, (columns, inner)), (d, (rows, columns)))
     ]
     if bias.numel() == 0:
-        return sim.launch(_compiled(_Gemm(ctas), *fakes, None), a, b, d)
+        return sim.launch(_compiled(_Gemm(ctas), *fakes, None), a, b, d, None)
     fake_bias = make_fake_tensor(NUMERIC[bias.dtype], (batch, columns), 4)
     return sim.launch(_compiled(_Gemm(ctas), *fakes, fake_bias), a, b, d, bias)

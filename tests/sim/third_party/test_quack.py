@@ -8,8 +8,8 @@ import pytest
 import torch
 from apart import need, run_apart
 
-# Half a unit in the last place of a bfloat16, relative.
-BF16 = 2.0**-9
+# Rounding of 8 and 24 bits to nearest, relative.
+BF16 = 2.0**-8
 F32 = 2.0**-24
 
 
