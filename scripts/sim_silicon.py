@@ -114,12 +114,11 @@ class Driver:
         self.call("cuModuleGetFunction", ctypes.byref(function), module, kernel.name.encode())
         return module, function
 
-    def run(self, kernel: MicroKernel) -> tuple[dict[str, Array], dict[str, bytes]]:
-        """Launches; the answers by buffer, and the tensor maps by parameter with their address cleared."""
+    def run(self, kernel: MicroKernel) -> dict[str, Array]:
+        """Launches; the answers by buffer."""
         module, function = self.function(kernel)
         pointers = {buffer.name: self.allocate(buffer.data) for buffer in kernel.buffers()}
         arguments: list[Any] = []
-        maps = {}
         for param in kernel.params:
             if isinstance(param, Buffer):
                 if param.argument:
@@ -129,7 +128,6 @@ class Driver:
             if code:
                 raise DriverError("cuTensorMapEncodeTiled", code)
             arguments.append(ctypes.create_string_buffer(encoded, TENSOR_MAP_BYTES))
-            maps[param.name] = bytes(8) + encoded[8:]
         table = (ctypes.c_void_p * len(arguments))(*(ctypes.addressof(argument) for argument in arguments))
         shape = (kernel.grid, 1, 1, kernel.block, 1, 1)
         self.call("cuLaunchKernel", function, *shape, 0, None, table, None)
@@ -138,7 +136,7 @@ class Driver:
         for pointer in pointers.values():
             self.call("cuMemFree_v2", ctypes.c_uint64(pointer))
         self.call("cuModuleUnload", module)
-        return answers, maps
+        return answers
 
 
 def run_until_fault(family: str, names: list[str], answers: Connection) -> None:
@@ -146,7 +144,7 @@ def run_until_fault(family: str, names: list[str], answers: Connection) -> None:
     driver = Driver()
     for name in names:
         try:
-            answers.send((name, *driver.run(kernels(family)[name])))
+            answers.send((name, driver.run(kernels(family)[name])))
         except DriverError as error:
             answers.send((name, error.code if error.call == "cuCtxSynchronize" else str(error)))
             return
@@ -171,17 +169,20 @@ def recorded(family: str) -> tuple[Capture, list[str]]:
         process.start()
         theirs.close()
         while remaining:
-            name, *answer = ours.recv()
+            name, answer = ours.recv()
             remaining.remove(name)
-            if isinstance(answer[0], str):
-                failed.append(f"{name}: {answer[0]}")
+            if isinstance(answer, str):
+                failed.append(f"{name}: {answer}")
                 break
-            capture.about["kernels"][name] = kernels(family)[name].fingerprint()
-            if isinstance(answer[0], int):
-                capture.about["faults"][name] = answer[0]
+            kernel = kernels(family)[name]
+            capture.about["kernels"][name] = kernel.fingerprint()
+            for param in kernel.tensor_maps():
+                _, data = driver.encode(param.map, ADDRESS)
+                capture.tensor_maps[f"{name}/{param.name}"] = bytes(8) + data[8:]
+            if isinstance(answer, int):
+                capture.about["faults"][name] = answer
                 break
-            capture.answers |= {f"{name}/{buffer}": rows for buffer, rows in answer[0].items()}
-            capture.tensor_maps |= {f"{name}/{param}": data for param, data in answer[1].items()}
+            capture.answers |= {f"{name}/{buffer}": rows for buffer, rows in answer.items()}
         process.join()
     return capture, failed
 

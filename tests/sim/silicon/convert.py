@@ -141,16 +141,8 @@ def integers_to_integers() -> MicroKernel:
     operations += [cvt(s, to, t) for to, t in (("u32", "s32"), ("s32", "u32")) for s in ("", ".sat")]
     operations += [cvt("", to, t) for t in ("s32", "u32") for to in ("s64", "u64")]
     for to, t, s in product(("s16", "u16", "s32", "u32"), ("s64", "u64"), ("", ".sat")):
-        operations.append(asm(f"cvt{s}.{to}.{t}", f"cvt{s}.{to}.{t} $d, $e;", register(to)))
-    for kind in ("s8", "u8", "s16", "u16"):
-        spelling = f"cvt.pack.sat.{kind}.s32"
-        if kind in ("s8", "u8"):
-            operations.append(op(f"{spelling}.b32", sources=3))
-        else:
-            operations.append(op(spelling, sources=2))
-    return elementwise(
-        "cvt_integers", (a, wide[::-1].astype(np.uint32), u32_spread(27, 2048), wide), operations
-    )
+        operations.append(asm(f"cvt{s}.{to}.{t}", f"cvt{s}.{to}.{t} $d, $b;", register(to)))
+    return elementwise("cvt_integers", (a, wide), operations)
 
 
 def double() -> MicroKernel:

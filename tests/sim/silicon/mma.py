@@ -148,25 +148,6 @@ def multiply(name: str, spelling: str, fragments: list[list[U32]]) -> MicroKerne
     return elementwise(name, inputs, [asm(f"mma.sync.aligned.{spelling}", text, *["b32"] * outs)])
 
 
-def integers(k: int, a: str, b: str, saturate: str, seed: int) -> MicroKernel:
-    """Random bytes, with rows of extremes so that the saturating form saturates."""
-    lanes = WARPS * 32
-    shape = Shape(k)
-
-    def columns(count: int, start: int) -> list[U32]:
-        words = [(random_words(start + i, lanes) >> np.uint64(32)).astype(np.uint32) for i in range(count)]
-        return [
-            np.where(np.arange(lanes) // 32 % 4 == 3, np.uint32(0x7F7F7F7F), w).astype(np.uint32)
-            for w in words
-        ]
-
-    near_top = [np.uint32(0x7FFFF000) - (w & np.uint32(0xFFFF)) for w in columns(4, seed + 50)]
-    bottom = [np.where(np.arange(lanes) % 2 == 0, x, ~x).astype(np.uint32) for x in near_top]
-    name = f"mma_m16n8k{k}_{a}_{b}{saturate.replace('.', '_')}"
-    fragments = [columns(shape.a // 4, seed), columns(shape.b // 4, seed + 20), bottom]
-    return multiply(name, f"m16n8k{k}.row.col{saturate}.s32.{a}.{b}.s32", fragments)
-
-
 FLOATS = (
     (16, "f32", "bf16", "bf16"),
     (16, "f32", "f16", "f16"),
@@ -185,9 +166,6 @@ FLOATS = (
     (32, "f16", "e4m3", "e4m3"),
     (16, "f16", "e5m2", "e5m2"),
 )
-INTEGERS = ((32, "s8", "s8", ""), (32, "u8", "s8", ".satfinite"), (16, "s8", "u8", ""))
-
 KERNELS: tuple[Callable[[], MicroKernel], ...] = (
     *(lambda args=args, i=i: product(*args, seed=1000 + 400 * i) for i, args in enumerate(FLOATS)),  # type: ignore[misc]
-    *(lambda args=args, i=i: integers(*args, seed=9000 + 100 * i) for i, args in enumerate(INTEGERS)),  # type: ignore[misc]
 )
