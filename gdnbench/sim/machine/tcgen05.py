@@ -36,7 +36,7 @@ def _allocate(
     check_size(columns)
     word = cta.shared.view(address, 4)
     tmem = cta.tmem
-    first = tmem.allocate(columns)
+    first = tmem.allocate(columns, ins.place)
     if first is None:
         return Wait(
             lambda: tmem.find(columns) is not None,

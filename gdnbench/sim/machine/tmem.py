@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from gdnbench.sim.errors import FaultKind, KernelFault
+from gdnbench.sim.errors import FaultKind, KernelFault, Place
 
 LANES = 128
 COLUMNS = 512
@@ -57,6 +57,7 @@ class TensorMemory:
         self.allocated = np.zeros(COLUMNS, bool)
         self.busy = np.zeros(COLUMNS, np.uint16)
         self.allocations: dict[int, int] = {}
+        self.places: dict[int, Place | None] = {}  # by first column, of the last allocation there
         self.writers: list[Writer] = []
         self.permit = True
         self._smallest = COLUMNS
@@ -69,8 +70,9 @@ class TensorMemory:
                 return first
         return None
 
-    def allocate(self, columns: int) -> int | None:
-        """Take a range of columns and return its address; None while too few are free."""
+    def allocate(self, columns: int, place: Place | None = None) -> int | None:
+        """Take a range of columns, asked for at `place`, and return its address; None while too few are
+        free."""
         check_size(columns)
         if not self.permit:
             raise KernelFault(
@@ -87,6 +89,7 @@ class TensorMemory:
         self._smallest = columns
         self.allocated[first : first + columns] = True
         self.allocations[first] = columns
+        self.places[first] = place
         return first
 
     def deallocate(self, address: int, columns: int) -> None:
@@ -141,7 +144,10 @@ class TensorMemory:
     def at_exit(self) -> None:
         """All that was allocated must be freed before the kernel exits (PTX ISA 9.7.16.1.2)."""
         if self.allocations:
-            raise KernelFault(FaultKind.TMEM_LEAK, f"the CTA exits without tcgen05.dealloc; {self.held()}")
+            place = self.places[min(self.allocations)]
+            raise KernelFault(
+                FaultKind.TMEM_LEAK, f"the CTA exits without tcgen05.dealloc; {self.held()}", place
+            )
 
 
 def check_size(columns: int) -> None:

@@ -57,6 +57,7 @@ class _ModuleParser:
         self.cursor = Cursor(tokenize(text))
         self.version = (0, 0)
         self.target = ""
+        self.inline = _inline_asm(self.lines)
         self.kernels: dict[str, Kernel] = {}
         self.variables: list[Variable] = []
         self.spaces = {"global": _Space(), "const": _Space()}
@@ -327,7 +328,8 @@ class _BodyParser:
                     cursor.next()
                     if cursor.accept("+"):
                         cursor.next()
-            self.loc = (number, line)
+            if token.line not in self.module.inline:
+                self.loc = (number, line)
         elif token.text in (".shared", ".local"):
             self.variables.append(self.module._variable(token, scope, self.shared, self.local))
         elif token.text in (".global", ".const"):
@@ -399,3 +401,18 @@ def _classify(
         else:
             raise UnsupportedError(f"{op} with .{suffix}", place)
     return tuple(types), tuple(mods), vec
+
+
+def _inline_asm(lines: list[str]) -> set[int]:
+    """The lines of inline assembly. NVVM counts the `.loc` in there on from the source line of the statement,
+    a line of the source for each line of the text, so only the one before it is right."""
+    found: set[int] = set()
+    inside = False
+    for number, line in enumerate(lines, 1):
+        if line.strip() == "// begin inline asm":
+            inside = True
+        elif line.strip() == "// end inline asm":
+            inside = False
+        elif inside:
+            found.add(number)
+    return found
