@@ -61,7 +61,10 @@ class Machine:
         self.warps = [self.cta.warp(index) for index in range(4)]
         self._commits = 0
 
-    def issue(self, text: str, *, warp: int = 0, lanes: np.ndarray = ALL, **values: object) -> object:
+    def issue(
+        self, text: str, *, warp: int = 0, lanes: np.ndarray = ALL, previous: Wait | None = None,
+        **values: object,
+    ) -> object:  # fmt: skip
         """Execute one instruction; `values` are the registers' contents, one number or 32."""
         ins = instruction(text)
 
@@ -78,7 +81,7 @@ class Machine:
             raise AssertionError(source)
 
         return self.cta.issue(
-            self.warps[warp], ins, lanes.copy(), tuple(operand(source) for source in ins.sources), None
+            self.warps[warp], ins, lanes.copy(), tuple(operand(source) for source in ins.sources), previous
         )
 
     def alloc(self, columns: int, slot: int = SHARED_BASE + 8) -> int:
@@ -89,7 +92,10 @@ class Machine:
         return int(self.cta.shared.view(slot, 4).view(np.uint32)[0])
 
     def dealloc(self, address: int, columns: int) -> None:
-        self.issue(f"tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r, {columns};", r=address)
+        text = f"tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r, {columns};"
+        wait = self.issue(text, r=address)
+        if isinstance(wait, Wait):
+            self.issue(text, r=address, previous=wait)
 
     def load(
         self, shape: str, repeat: int, address: int, *, warp: int = 0, tail: str = "", mods: str = ""

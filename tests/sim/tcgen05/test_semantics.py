@@ -177,6 +177,20 @@ def test_a_store_is_not_seen_before_its_wait() -> None:
     np.testing.assert_array_equal(machine.load("32x32b", 8, 0), data)
 
 
+def test_a_product_reads_poison_from_a_store_that_was_not_waited_for() -> None:
+    """A in TMEM, stored by a warp without tcgen05.wait::st."""
+    setup = Setup(128)
+    machine = setup.machine
+    for warp in range(4):
+        machine.store("32x32b", 8, 32, np.zeros((32, 8), np.uint32), warp=warp, wait=warp != 2)
+    idesc = instruction_descriptor("bf16", "bf16", 128, 24)
+    machine.mma("f16", 0, 32, setup.right.descriptor(0), idesc, a_in_tmem=True)
+    machine.finish()
+    values = setup.values()
+    assert np.isnan(values[64:96]).all()
+    np.testing.assert_array_equal(np.delete(values, range(64, 96), axis=0), 0)
+
+
 def test_one_warps_wait_does_not_complete_anothers_store() -> None:
     machine = Machine()
     machine.alloc(32)
