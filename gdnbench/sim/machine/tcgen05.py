@@ -7,6 +7,7 @@ copies.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,7 +18,7 @@ from gdnbench.sim.machine.async_queue import AsyncOperation
 from gdnbench.sim.machine.operands import shared_address, uniform
 from gdnbench.sim.machine.seam import Argument, Handler, Lanes, Results, Wait, Warp
 from gdnbench.sim.machine.tcgen05_issue import STREAM, refuse_pairs, single_issuer, value
-from gdnbench.sim.machine.tmem import check_size
+from gdnbench.sim.machine.tmem import check_size, column_of
 from gdnbench.sim.ptx.ir import Instruction
 
 if TYPE_CHECKING:
@@ -47,12 +48,38 @@ def _allocate(
     return ()
 
 
+@dataclass(slots=True)
+class LastUse(Wait):
+    """A deallocation that lets all others go first; `used` names what they did to its columns meanwhile."""
+
+    used: set[str] = field(default_factory=set)
+
+
 def _deallocate(
     cta: Cta, warp: Warp, ins: Instruction, lanes: Lanes, sources: tuple[Argument, ...], previous: Wait | None
-) -> Results:
+) -> Results | Wait:
+    """dealloc: under the late schedule it comes when no other warp of the CTA can go on.
+
+    A warp may be as slow as it likes, so that this order is as good as any, and what the others still do to
+    the columns shows that nothing made the deallocation wait for them: a note says so. Under the other
+    schedules the columns are gone at once and such an access is a fault.
+    """
     refuse_pairs(ins)
     address = uniform(sources[0], lanes, "the address of tcgen05.dealloc")
-    cta.tmem.deallocate(address, uniform(sources[1], lanes, "nCols of tcgen05.dealloc"))
+    columns = uniform(sources[1], lanes, "nCols of tcgen05.dealloc")
+    tmem = cta.tmem
+    tmem.check_allocation(address, columns)
+    if previous is None and cta.queue.schedule.kind == "late" and len(cta.barriers.live) > 1:
+        wait = LastUse(lambda: False, lambda: "tcgen05.dealloc, which comes last", expires=True)
+        tmem.ending[column_of(address)] = wait.used
+        return wait
+    tmem.deallocate(address, columns)
+    if isinstance(previous, LastUse) and previous.used:
+        cta.note(
+            f"{', '.join(sorted(previous.used))} of other warps came after warp {warp.index} could free the "
+            f"columns: nothing makes tcgen05.dealloc wait for them",
+            ins,
+        )
     return ()
 
 

@@ -47,7 +47,8 @@ class TensorMemory:
     """`cells` and which of them are `valid`, that is written; `allocated` and `busy`, the number of writers
     in flight, by column. `track` says whether reads of what was never written fault (the interpreter's do).
     `stores` holds, by warp, what tcgen05.st has set going and no tcgen05.wait::st has waited for: flat cell
-    numbers and values."""
+    numbers and values. `ending` are the allocations, by first column, that a warp has come to free, with
+    the names of the instructions that used them since."""
 
     def __init__(self, *, track: bool = False) -> None:
         self.track = track
@@ -58,6 +59,7 @@ class TensorMemory:
         self.busy = np.zeros(COLUMNS, np.uint16)
         self.allocations: dict[int, int] = {}
         self.places: dict[int, Place | None] = {}  # by first column, of the last allocation there
+        self.ending: dict[int, set[str]] = {}
         self.writers: list[Writer] = []
         self.permit = True
         self._smallest = COLUMNS
@@ -92,8 +94,8 @@ class TensorMemory:
         self.places[first] = place
         return first
 
-    def deallocate(self, address: int, columns: int) -> None:
-        """Give a range back; it must be exactly one that `allocate` gave."""
+    def check_allocation(self, address: int, columns: int) -> None:
+        """Fault unless the range is exactly one that `allocate` gave, and nothing writes to it."""
         check_size(columns)
         first = column_of(address)
         if lane_of(address) != 0 or self.allocations.get(first) != columns:
@@ -106,6 +108,12 @@ class TensorMemory:
                 FaultKind.TMEM_ALLOCATION,
                 f"tcgen05.dealloc of columns {first}..{first + columns - 1} that are being written",
             )
+
+    def deallocate(self, address: int, columns: int) -> None:
+        """Give a range back."""
+        self.check_allocation(address, columns)
+        first = column_of(address)
+        self.ending.pop(first, None)
         del self.allocations[first]
         self.allocated[first : first + columns] = False
         self.valid[:, first : first + columns] = False
@@ -124,6 +132,9 @@ class TensorMemory:
             raise KernelFault(
                 FaultKind.TMEM_ACCESS, f"{what} of TMEM columns {first}..{last - 1}; {self.held()}"
             )
+        for start, used in self.ending.items():
+            if start < last and first < start + self.allocations[start]:
+                used.add(what)
 
     def begin_write(self, writer: Writer) -> None:
         """A write was issued: until `end_write`, loads of its cells read poison."""
