@@ -80,14 +80,7 @@ def read_set(ins: Instruction) -> int:
     if ins.guard is not None:
         found |= 1 << ins.guard.register.index
         found |= written_set(ins)
-    if reads_inactive_lanes(ins):
-        found |= written_set(ins)
     return found
-
-
-def reads_inactive_lanes(ins: Instruction) -> bool:
-    """Collectives under a partial membership merge into their destination lane by lane."""
-    return ins.op in COLLECTIVES
 
 
 def written_set(ins: Instruction) -> int:
@@ -111,7 +104,7 @@ def _leaders(kernel: Kernel) -> list[int]:
             target = ins.sources[0]
             assert isinstance(target, Target)
             leaders.add(target.pc)
-        if is_service(ins):
+        if is_service(ins) or ins.op == "bar.warp.sync":  # lanes may meet there without compiled code
             leaders |= {ins.pc, ins.pc + 1}
         if ins.op in COLLECTIVES or ins.op in ALIGNED_ENGINE:
             leaders.add(ins.pc)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from gdnbench.sim.compiler.emit import I32, Value, const
-from gdnbench.sim.compiler.layout import HEADER
-from gdnbench.sim.compiler.translator import END, Exit, FaultCode, Translate, Translator, only
+from gdnbench.sim.compiler.emit import Value, const
+from gdnbench.sim.compiler.translator import Exit, FaultCode, Translate, Translator, only
 from gdnbench.sim.ptx.ir import Instruction, Target
 
 
@@ -23,33 +22,21 @@ def branch(t: Translator, ins: Instruction) -> None:
     all_label, not_all, none_label, split = (code.new_label(s) for s in ("taken", "other", "not", "split"))
     code.branch(code.compare("icmp eq", lanes, t.entered), all_label, not_all)
     code.at(all_label)
-    _go(t, there)
+    t.go(there)
     code.at(not_all)
     code.branch(code.comparei("icmp eq", lanes, 0), none_label, split)
     code.at(none_label)
-    _go(t, here)
+    t.go(here)
     code.at(split)
     taken = code.bits(lanes, "<32 x i1>")
+    gone = False
     for block, mask in ((there, taken), (here, code.op("xor", taken, t.active))):
-        if block == END:
-            t.exit_lanes(mask)
+        if t.exits(block):
+            t.exit_at(block, mask)
+            gone = True
         else:
-            place(t, block, mask)
-    t.ret(const("i32", Exit.GONE if END in (there, here) else Exit.SPLIT))
-
-
-def _go(t: Translator, block: int) -> None:
-    """Return the next block, or exit."""
-    if block == END:
-        t.exit_lanes(t.active)
-        t.ret(const("i32", Exit.GONE))
-    else:
-        t.ret(const("i32", block))
-
-
-def place(t: Translator, block: int, mask: Value) -> None:
-    """The lanes of `mask` stand at `block` from now on."""
-    t.masked_store(const(I32, block), t.code.offset(t.state, HEADER["block"]), mask, 64)
+            t.place(block, mask)
+    t.ret(const("i32", Exit.GONE if gone else Exit.SPLIT))
 
 
 def leave_kernel(t: Translator, ins: Instruction) -> None:
@@ -61,10 +48,10 @@ def leave_kernel(t: Translator, ins: Instruction) -> None:
     if ins.guard is not None:
         code = t.code
         rest = code.op("xor", t.active, Value("<32 x i1>", "%lanes"))
-        if following == END:
-            t.exit_lanes(rest)
+        if t.exits(following):
+            t.exit_at(following, rest)
         else:
-            place(t, following, rest)
+            t.place(following, rest)
     t.ret(const("i32", Exit.GONE))
 
 

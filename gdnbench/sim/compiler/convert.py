@@ -119,7 +119,7 @@ def _float_to_float(t: Translator, ins: Instruction, target: str, source: str) -
         value = clamp_negative(code, value)
     if target == "f64":
         wide = code.cast("fpext", value, F64)
-        t.write(ins.dests[0], code.bits(canonical(code, wide), lanes_of("i64")))
+        t.write(ins.dests[0], canonical(code, wide))
         return
     if source == "f64":
         value = narrow(code, value, mode if target == "f32" else "odd")

@@ -63,13 +63,6 @@ def lane_constants(element: str, values: Sequence[int]) -> Value:
     return Value(f"<{len(values)} x {element}>", "<" + ", ".join(f"{element} {v}" for v in values) + ">")
 
 
-def f32_const(pattern: int) -> Value:
-    """A 32-bit float by its bits, in all lanes."""
-    return Value(
-        F32, f"bitcast ({I32} splat (i32 {pattern - (1 << 32) if pattern >> 31 else pattern}) to {F32})"
-    )
-
-
 def f64_const(value: float) -> Value:
     """A double in all lanes."""
     return Value(F64, f"splat (double 0x{struct.unpack('<Q', struct.pack('<d', value))[0]:016X})")

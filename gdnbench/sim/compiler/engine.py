@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from gdnbench.sim.compiler import faults, mma
+from gdnbench.sim.compiler import faults, joins, mma
 from gdnbench.sim.compiler import kernel as kernels
-from gdnbench.sim.compiler.blocks import is_service
+from gdnbench.sim.compiler.blocks import COLLECTIVES, is_service
 from gdnbench.sim.compiler.kernel import NativeKernel
 from gdnbench.sim.compiler.layout import ALIGN, HEADER, SCALARS
 from gdnbench.sim.compiler.runtime import Status
@@ -59,11 +59,20 @@ class CompiledEngine:
         }
         self.next_block = [blocks.at.get(block.stop, -1) for block in blocks.blocks]
         self.starts = [block.start for block in blocks.blocks]
+        self.masks = {
+            block.index: maker.value(instructions[block.start], instructions[block.start].sources[-1])
+            for block in blocks.blocks
+            if instructions[block.start].op in COLLECTIVES
+        }
         self.histograms = [
             Counter(ins.op for ins in instructions[b.start : b.stop] if not is_service(ins))
             for b in blocks.blocks
         ]
         self.template = np.zeros(native.layout.size, np.uint8)
+
+    def instruction(self, block: int) -> Instruction:
+        """The first instruction of a block, the only one if Python executes it."""
+        return self.native.kernel.instructions[self.starts[block]]
 
     def warps(self, cta: Cta) -> Sequence[WarpEngine]:
         return [CompiledWarp(self, cta.warp(index)) for index in range(cta.launch.warps)]
@@ -91,7 +100,7 @@ class CompiledWarp:
         self._waiting: list[tuple[int, Lanes, Wait]] = []  # (block, lanes, what for)
         self._words = {name: self.word(name) for name in ("live", "waiting", "joining", "active", "current")}
         self._executed = self.state[HEADER["executed"] : HEADER["executed"] + 8].view(np.int64)
-        self._places = self.state[: 4 * LANES].view(np.int32)
+        self.places = self.state[: 4 * LANES].view(np.int32)
         self._fill()
 
     def word(self, name: str) -> npt.NDArray[np.uint32]:
@@ -174,6 +183,8 @@ class CompiledWarp:
                 return WarpState.RUNNING
             elif status == Status.FAULT:
                 raise faults.fault(self)
+            elif status == Status.EXITS:
+                self._left_behind()
             else:
                 return self._idle()
 
@@ -183,19 +194,19 @@ class CompiledWarp:
         if live == 0:
             self._account()
             return WarpState.EXITED
-        joining = int(self._words["joining"][0])
-        if joining and not self._waiting:
-            self._meet(joining)
+        if int(self._words["joining"][0]):
+            if joins.meet(self):
+                return WarpState.RUNNING
+            if not self._waiting:
+                raise joins.diverged(self)
         return WarpState.BLOCKED
 
-    def _meet(self, joining: int) -> None:
-        """Lanes stand at a collective and nothing can bring the others there: at an `.aligned` instruction
-        that is divergence, which the machine words."""
-        block = int(self._places[mask_lanes(joining)].min())
-        ins = self.engine.native.kernel.instructions[self.engine.starts[block]]
-        lanes = mask_lanes(joining) & (self._places == block)
-        if ins.has("aligned") or ins.op.startswith("bar."):
-            raise faults.divergence(self, ins, lanes)
+    def _left_behind(self) -> None:
+        """Lanes exited while others stood at a collective: those look again, unless nobody is left to come
+        to an instruction that all threads of the warp must execute."""
+        self._see_exits()
+        joins.check_left_alone(self)
+        self._words["joining"][0] = 0
 
     def _see_exits(self) -> int:
         """Tell the machine which lanes have exited."""
@@ -220,29 +231,38 @@ class CompiledWarp:
         service = self.engine.services[block]
         state = self.state
         executing = lanes
-        if service.guard is not None:
+        if service.guard is not None and previous is None:
             executing = lanes & service.guard(state).astype(np.bool_)
         self._see_exits()
         results = self._issue(service, executing, previous)
         if isinstance(results, Wait):
-            self._words["waiting"][0] |= lanes_mask(lanes)
-            self._waiting.append((block, lanes, results))
+            self._words["waiting"][0] |= lanes_mask(executing)
+            self._waiting.append((block, executing, results))
+            self._move_on(block, lanes & ~executing)
             return
         if service.slots:
             service.write(state, executing, results)
+        self.complete(block, lanes)
+
+    def complete(self, block: int, lanes: Lanes) -> None:
+        """The instruction at `block` was executed outside of compiled code."""
         self._executed[0] += 1
         self.counts[block, 0] += 1
         self.counts[block, 1] += int(lanes.sum())
+        self._move_on(block, lanes)
+
+    def _move_on(self, block: int, lanes: Lanes) -> None:
+        """Lanes go to the instruction after the one at `block`."""
         following = self.engine.next_block[block]
         if following < 0:
             self._words["live"][0] &= _FULL ^ lanes_mask(lanes)
         else:
-            self._places[lanes] = following
+            self.places[lanes] = following
 
     def _issue(self, service: Service, lanes: Lanes, previous: Wait | None) -> Results | Wait:
         ins, sources = service.ins, service.sources(self.state)
         if ins.op == "mma":
-            return mma.execute(self, ins, lanes, sources)
+            return mma.execute(self, ins, sources)
         return self.cta.issue(self.warp, ins, lanes, sources, previous)
 
     def blocked(self) -> tuple[Blocked, ...]:
@@ -251,16 +271,8 @@ class CompiledWarp:
             Blocked(instructions[self.engine.starts[block]], lanes, wait)
             for block, lanes, wait in self._waiting
         ]
-        joining = int(self._words["joining"][0])
-        if joining:
-            lanes = mask_lanes(joining)
-            for block in sorted(set(self._places[lanes].tolist())):
-                here = lanes & (self._places == block)
-                found.append(Blocked(self._instruction(block), here, _never(here)))
+        found += [Blocked(group.ins, group.lanes, group.wait()) for group in joins.groups(self)]
         return tuple(found)
-
-    def _instruction(self, block: int) -> Instruction:
-        return self.engine.native.kernel.instructions[self.engine.starts[block]]
 
     def _account(self) -> None:
         """The warp has ended: what it did goes to the CTA's counters."""
@@ -273,9 +285,3 @@ class CompiledWarp:
                     counters.instructions[op] += executions * count
         for name, amount in zip(self.engine.native.traffic, self.traffic.tolist(), strict=False):
             counters.traffic[name] += amount
-
-
-def _never(lanes: Lanes) -> Wait:
-    """The wait of lanes for others that stand elsewhere; it ends when those come, not by itself."""
-    text = f"the other lanes that the collective names (here are {np.nonzero(lanes)[0].tolist()})"
-    return Wait(lambda: False, lambda: text)

@@ -34,20 +34,24 @@ def fault(warp: CompiledWarp) -> KernelFault:
     addresses = warp.state[at : at + 8 * LANES].view(np.uint64)
     try:
         if code is FaultCode.TRAP:
-            raise KernelFault(FaultKind.TRAP, f"{ins.op} was executed")
+            raise KernelFault(FaultKind.TRAP, f"the kernel executed {ins.op}")
+        if code is FaultCode.COLLECTIVE:
+            lane = int(lanes.argmax())
+            raise KernelFault(
+                FaultKind.DIVERGENCE,
+                f"lane {lane} is not in the member mask {int(addresses[lane]):#010x} that it names",
+            )
+        if code is FaultCode.MATRIX:
+            space = resolve_lanes(addresses, lanes)[0][0]
+            raise KernelFault(
+                FaultKind.OUT_OF_BOUNDS, f"a matrix row in {space} memory, not in shared memory"
+            )
         _repeat(warp, code, ins, addresses, lanes)
     except KernelFault as error:
         if error.place is None:
             error.place, error.thread = ins.place, warp.cta.thread(warp.warp, lanes)
         return error
     raise AssertionError(f"compiled code stopped at {ins.place}, where the machine sees no fault")
-
-
-def divergence(warp: CompiledWarp, ins: Instruction, lanes: Lanes) -> KernelFault:
-    """Some lanes of the warp are not at an `.aligned` instruction."""
-    missing = np.nonzero(warp.warp.exists & ~lanes)[0].tolist()
-    message = f"{ins.name} without lanes {missing} of the warp"
-    return KernelFault(FaultKind.DIVERGENCE, message, ins.place, warp.cta.thread(warp.warp, lanes))
 
 
 def access_width(ins: Instruction) -> int:

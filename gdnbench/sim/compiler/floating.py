@@ -6,7 +6,7 @@ NaN results are the canonical NaN of the format (PTX ISA, "Floating Point Instru
 from __future__ import annotations
 
 from gdnbench.sim.compiler import integer
-from gdnbench.sim.compiler.emit import F64, I32, I64, Value, const
+from gdnbench.sim.compiler.emit import F64, I32, I64, Code, Value, const
 from gdnbench.sim.compiler.formats import (
     FLOATS,
     MODES,
@@ -63,7 +63,7 @@ def _needs_odd(op: str, name: str) -> bool:
     """f32 holds sums and products of halves well enough for one more rounding to be right: 24 bits are twice
     11 and two more (Figueroa, "When is double rounding innocuous?"). Not so for fused products, and not for
     bf16 products, which may be subnormal in f32."""
-    return name != "f32" and (op in ("fma", "mad") or (op == "mul" and name == "bf16"))
+    return name in _HALVES and (op in ("fma", "mad") or (op == "mul" and name == "bf16"))
 
 
 def arithmetic(t: Translator, ins: Instruction) -> None:
@@ -151,9 +151,8 @@ def abs_neg(t: Translator, ins: Instruction) -> None:
     write_elements(t, ins.dests[0], results)
 
 
-def extremum(t: Translator, a: Value, b: Value, largest: bool, nan: bool) -> Value:
+def extremum(code: Code, a: Value, b: Value, largest: bool, nan: bool) -> Value:
     """-0 lies below +0; of a number and a NaN the number, or NaN if `nan`."""
-    code = t.code
     bits = I64 if a.type == F64 else I32
     less = code.compare("fcmp olt", a, b)
     # Equal numbers differ at most in the sign of zero: as integers the negative zero is the smaller.
@@ -190,7 +189,7 @@ def min_max(t: Translator, ins: Instruction) -> None:
     columns = [decode(t, ins, kind, s, ftz=ins.has("ftz")) for s in ins.sources]
     results = [_extremum(t, ins, list(values)) for values in zip(*columns, strict=True)]
     if name == "f64":
-        t.write(ins.dests[0], t.code.bits(canonical(t.code, results[0]), I64))
+        t.write(ins.dests[0], canonical(t.code, results[0]))
     else:
         write_elements(t, ins.dests[0], [encode(t.code, name, value) for value in results])
 
@@ -199,9 +198,9 @@ def _extremum(t: Translator, ins: Instruction, values: list[Value]) -> Value:
     code = t.code
     largest, nan = ins.op == "max", ins.has("NaN")
     sources = [_absolute(t, v) for v in values] if ins.has("abs") else values
-    result = extremum(t, sources[0], sources[1], largest, nan)
+    result = extremum(code, sources[0], sources[1], largest, nan)
     if len(sources) == 3:
-        result = extremum(t, result, sources[2], largest, nan)
+        result = extremum(code, result, sources[2], largest, nan)
     if ins.has("xorsign"):
         sign = code.opi(
             "and", code.op("xor", code.bits(values[0], I32), code.bits(values[1], I32)), 0x8000_0000

@@ -19,7 +19,6 @@ from gdnbench.sim.compiler.emit import (
     Library,
     Value,
     const,
-    f32_const,
     lanes_of,
 )
 from gdnbench.sim.compiler.translator import Translator
@@ -87,9 +86,10 @@ def is_nan(code: Code, value: Value) -> Value:
 
 
 def canonical(code: Code, value: Value) -> Value:
-    """f32 or f64 with every NaN as the canonical one."""
-    nan = f32_const(NAN32) if value.type == F32 else Value(F64, f"splat (double 0x{NAN64:016X})")
-    return code.select(is_nan(code, value), nan, value)
+    """The bits of f32 or f64, every NaN as the canonical one. The choice is made on integers: between
+    floating-point values LLVM holds one NaN as good as another."""
+    kind, nan = (I64, NAN64) if value.type == F64 else (I32, NAN32)
+    return code.select(is_nan(code, value), const(kind, nan), code.bits(value, kind))
 
 
 def saturate(code: Code, value: Value) -> Value:
@@ -110,7 +110,7 @@ def clamp_negative(code: Code, value: Value) -> Value:
 def encode(code: Code, name: str, value: Value, mode: str = "rn") -> Value:
     """An f32 value as bits of f32, tf32, f16 or bf16, rounded once; NaN is canonical."""
     if name == "f32":
-        return code.bits(canonical(code, value), I32)
+        return canonical(code, value)
     if name == "f16":
         bits = _to_f16(code, value, mode)
         return code.select(is_nan(code, value), const(I16, NAN16), bits)
@@ -243,7 +243,7 @@ def finish(
     """The bits of a result: rounded, flushed, clamped."""
     code = t.code
     if name == "f64":
-        return code.bits(canonical(code, value), I64)
+        return canonical(code, value)
     if name != "f32":
         if not (ftz or sat or relu):
             return encode(code, name, value, mode)

@@ -6,12 +6,14 @@ from dataclasses import dataclass
 
 from gdnbench.sim.compiler import (
     approximate,
+    atomics,
     compare,
     control,
     convert,
     floating,
     integer,
     logic,
+    matrix,
     memory,
     native,
     runtime,
@@ -34,6 +36,8 @@ def _table() -> dict[str, Translate]:
         **convert.TABLE,
         **logic.TABLE,
         **memory.TABLE,
+        **atomics.TABLE,
+        **matrix.TABLE,
         **warp.TABLE,
         **control.TABLE,
     }
@@ -65,10 +69,12 @@ def translate(kernel: Kernel, blocks: Blocks, layout: Layout) -> tuple[str, Prog
     return text, program
 
 
-# Vectors of 512 bits where the CPU has them; on others LLVM splits them.
+# Vectors of 512 bits where the CPU has them; on others LLVM splits them. Functions with #1 change the CPU's
+# rounding mode, and LLVM must not move arithmetic across that.
+_VECTORS = '"prefer-vector-width"="512" "min-legal-vector-width"="512"'
 ATTRIBUTES = (
-    'attributes #0 = { nounwind "prefer-vector-width"="512" "min-legal-vector-width"="512" '
-    '"no-trapping-math"="true" "denormal-fp-math"="ieee,ieee" }'
+    f'attributes #0 = {{ nounwind {_VECTORS} "no-trapping-math"="true" }}\n'
+    f"attributes #1 = {{ nounwind strictfp {_VECTORS} }}"
 )
 
 

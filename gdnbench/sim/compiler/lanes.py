@@ -149,3 +149,26 @@ def _interleave(code: Code, rows: list[Value]) -> Value:
     length = LANES * len(rows) // 2
     order = [index // 2 + (index % 2) * length for index in range(2 * length)]
     return code.shuffle(even, order, odd)
+
+
+def collect(library: Library, width: int) -> str:
+    """The helper that copies `width` bytes of each lane of the mask side by side, lane after lane."""
+    library.helper(f"collect_{width}", lambda name, library: _copy(name, library, width, ("host", "area")))
+    return f"collect_{width}"
+
+
+def spread(library: Library, width: int) -> str:
+    """The inverse of `collect`."""
+    library.helper(f"spread_{width}", lambda name, library: _copy(name, library, width, ("area", "host")))
+    return f"spread_{width}"
+
+
+def _copy(name: str, library: Library, width: int, copy: tuple[str, str]) -> str:
+    code = Code(library)
+    code.at("entry")
+    table = code.value("ptr", f"alloca {I64}, align 64")
+    code.store(HOSTS, table, 64)
+    _lane_loop(code, copy, width, table, ROWS, "done")
+    code.at("done")
+    code.line("ret void")
+    return _define(name, code)

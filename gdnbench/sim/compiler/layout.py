@@ -31,8 +31,9 @@ _HEADER = {
     "fault_code": 4,
     "fault_pc": 4,
     "fault_lanes": 4,
-    "profile": 4,
+    "floor": 4,  # blocks below it are passed over for now
     "executed": 8,
+    "mark": 8,  # instructions executed when the present group began to hold others up
     "shared": 8,  # pointer to the byte at shared address 0
     "shared_end": 8,
     "param": 8,

@@ -1,16 +1,109 @@
-"""mma.sync for the compiled engine (placeholder until the fragments are in)."""
+"""mma.sync: the fragments of a warp become matrices, the tensor core's model multiplies them, and back.
+
+A fragment's lane is 4 * group + t (PTX ISA, "Matrix Fragments for mma"). Index tables, made once for a shape,
+say for each element of A, B and C which register and lane hold it.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING
 
+import numpy as np
+import numpy.typing as npt
+
 from gdnbench.sim.errors import UnsupportedError
-from gdnbench.sim.machine.seam import Argument, Lanes, Results
+from gdnbench.sim.machine.seam import LANES, Argument, Results
 from gdnbench.sim.ptx.ir import Instruction
+from gdnbench.sim.tensorcore.formats import FORMATS
+from gdnbench.sim.tensorcore.product import Product
 
 if TYPE_CHECKING:
     from gdnbench.sim.compiler.engine import CompiledWarp
 
+Index = npt.NDArray[np.intp]
 
-def execute(warp: CompiledWarp, ins: Instruction, lanes: Lanes, sources: tuple[Argument, ...]) -> Results:
-    raise UnsupportedError(ins.name, ins.place)
+_M, _N = 16, 8
+_SHAPES = {"m16n8k4": 4, "m16n8k8": 8, "m16n8k16": 16, "m16n8k32": 32}
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A product and where its elements lie: indices into registers as [register, lane, element of a
+    register]."""
+
+    product: Product
+    a: Index  # [16, k]
+    b: Index  # [8, k]
+    c: Index  # [16, 8]
+    registers: tuple[int, int, int]
+
+
+def _operand(rows: int, k: int, per: int) -> Index:
+    """Register r holds rows 8 * (r % (rows / 8)) on, columns 4 * per * (r / (rows / 8)) on; lane 4 * group +
+    t the row `group` and the columns per * t on."""
+    row, column = np.arange(rows)[:, None], np.arange(k)[None, :]
+    blocks = rows // 8
+    register = row // 8 + blocks * (column // (4 * per))
+    lane = 4 * (row % 8) + column % (4 * per) // per
+    index: Index = (register * LANES + lane) * per + column % per
+    return index
+
+
+def _accumulator(per: int) -> Index:
+    """C and D: two neighbouring columns a lane, in two registers of f32 or one of halves."""
+    row, column = np.arange(_M)[:, None], np.arange(_N)[None, :]
+    lane = 4 * (row % 8) + column // 2
+    if per == 2:
+        packed: Index = (row // 8 * LANES + lane) * 2 + column % 2
+        return packed
+    single: Index = (2 * (row // 8) + column % 2) * LANES + lane
+    return single
+
+
+@cache
+def plan(mods: tuple[str, ...], types: tuple[str, ...]) -> Plan | None:
+    """None for a form that is not modelled."""
+    shapes = [mod for mod in mods if mod in _SHAPES]
+    known = {"sync", "aligned", "row", "col", *_SHAPES}
+    if len(shapes) != 1 or not set(mods) <= known or not {"row", "col"} <= set(mods) or len(types) != 4:
+        return None
+    d, a, b, c = types
+    if d != c or d not in ("f32", "f16") or not {a, b} <= set(FORMATS):
+        return None
+    k = _SHAPES[shapes[0]]
+    product = Product(FORMATS[a], FORMATS[b], "f32" if d == "f32" else "f16", k, "mma.sync")
+    per = 4 // FORMATS[a].storage.itemsize
+    halves = 2 if d == "f16" else 1
+    counts = (2 * k // (4 * per), k // (4 * per), 4 // halves)
+    return Plan(product, _operand(_M, k, per), _operand(_N, k, per), _accumulator(halves), counts)
+
+
+def check(ins: Instruction) -> Plan:
+    """The plan of an instruction, UnsupportedError if there is none."""
+    found = plan(ins.mods, ins.types)
+    if found is None:
+        raise UnsupportedError(ins.name, ins.place)
+    return found
+
+
+def execute(warp: CompiledWarp, ins: Instruction, sources: tuple[Argument, ...]) -> Results:
+    """D = A B + C for the whole warp."""
+    form = check(ins)
+    product, cta = form.product, warp.cta
+    stacks = [np.array(source, np.uint64).astype(np.uint32).reshape(-1, LANES) for source in sources]
+    if tuple(len(stack) for stack in stacks) != form.registers:
+        raise UnsupportedError(ins.name, ins.place)
+    a = stacks[0].view(product.a.storage).reshape(-1)[form.a]
+    b = stacks[1].view(product.b.storage).reshape(-1)[form.b]
+    storage = product.accumulator.storage
+    c = stacks[2].view(storage).reshape(-1)[form.c]
+    multiply = cta.config.multiply
+    assert multiply is not None
+    d = multiply(product, cta.config.mma, a, b, c)
+    if cta.config.profile:
+        cta.counters.mma_macs += _M * _N * product.k
+    out = np.empty(form.c.size, storage)
+    out[form.c] = d
+    return list(out.view(np.uint32).reshape(-1, LANES).astype(np.uint64))

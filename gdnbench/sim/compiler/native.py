@@ -22,6 +22,17 @@ from typing import Any
 import llvmlite.binding as llvm
 
 _MAGIC = b"gdnbench-sim-1\n"
+
+
+def _sources() -> bytes:
+    """A digest of this package's sources: a change of the engine makes old entries unreachable."""
+    digest = hashlib.sha256()
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.digest()
+
+
+_VERSION = _sources()  # taken when the sources are imported, not when the first kernel is compiled
 _lock = threading.Lock()
 
 
@@ -55,18 +66,9 @@ def _machine() -> Any:
     return target.create_target_machine(cpu=cpu, features=features, opt=1, reloc="pic", codemodel="small")
 
 
-@cache
-def _version() -> bytes:
-    """A digest of this package's sources: a change of the engine makes old entries unreachable."""
-    digest = hashlib.sha256()
-    for path in sorted(Path(__file__).parent.glob("*.py")):
-        digest.update(path.read_bytes())
-    return digest.digest()
-
-
 def key(*texts: str) -> str:
     """What a compiled kernel depends on, as a file name."""
-    digest = hashlib.sha256(_version())
+    digest = hashlib.sha256(_VERSION)
     for text in (*texts, *_host(), repr(llvm.llvm_version_info)):
         digest.update(text.encode() + b"\0")
     return digest.hexdigest()

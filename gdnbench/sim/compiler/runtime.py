@@ -22,6 +22,12 @@ class Status(IntEnum):
     IDLE = 1  # no lane can go on
     SERVICE = 2  # Python executes the instruction of block `current` for the lanes `active`
     FAULT = 3
+    EXITS = 4  # lanes exited while others stood at a collective
+
+
+# A group that ran this many instructions while others could have is passed over: lanes may spin on what
+# others do.
+PATIENCE = 4096
 
 
 def _field(name: str, field: str, kind: str, align: int) -> str:
@@ -49,6 +55,8 @@ start:
   %waiting.p = getelementptr i8, ptr %state, i64 {HEADER["waiting"]}
   %joining.p = getelementptr i8, ptr %state, i64 {HEADER["joining"]}
   %active.p = getelementptr i8, ptr %state, i64 {HEADER["active"]}
+  %floor.p = getelementptr i8, ptr %state, i64 {HEADER["floor"]}
+  %mark.p = getelementptr i8, ptr %state, i64 {HEADER["mark"]}
   %current.p = getelementptr i8, ptr %state, i64 {HEADER["current"]}
   %block.p = getelementptr i8, ptr %state, i64 {HEADER["block"]}
   br label %pick
@@ -69,7 +77,21 @@ choose:
   %where = load <32 x i32>, ptr %block.p, align 64
   %ready.lanes = bitcast i32 %ready to <32 x i1>
   %keyed = select <32 x i1> %ready.lanes, <32 x i32> %where, <32 x i32> splat (i32 {END})
-  %low = call i32 @llvm.vector.reduce.umin.v32i32(<32 x i32> %keyed)
+  %lowest = call i32 @llvm.vector.reduce.umin.v32i32(<32 x i32> %keyed)
+  %floor = load i32, ptr %floor.p, align 4
+  %no.floor = icmp eq i32 %floor, 0
+  br i1 %no.floor, label %chosen, label %pass.over
+pass.over:
+  %floor.1 = insertelement <32 x i32> poison, i32 %floor, i32 0
+  %floors = shufflevector <32 x i32> %floor.1, <32 x i32> poison, <32 x i32> zeroinitializer
+  %above.lanes = icmp sge <32 x i32> %keyed, %floors
+  %above.keyed = select <32 x i1> %above.lanes, <32 x i32> %keyed, <32 x i32> splat (i32 {END})
+  %above = call i32 @llvm.vector.reduce.umin.v32i32(<32 x i32> %above.keyed)
+  %none.above = icmp eq i32 %above, {END}
+  %other.low = select i1 %none.above, i32 %lowest, i32 %above
+  br label %chosen
+chosen:
+  %low = phi i32 [ %lowest, %choose ], [ %other.low, %pass.over ]
   %low.1 = insertelement <32 x i32> poison, i32 %low, i32 0
   %lows = shufflevector <32 x i32> %low.1, <32 x i32> poison, <32 x i32> zeroinitializer
   %here.lanes = icmp eq <32 x i32> %where, %lows
@@ -81,12 +103,19 @@ choose:
   store i32 %group, ptr %active.p, align 4
   %others = and i32 %awake, %not.group
   %alone = icmp eq i32 %others, 0
+  br i1 %alone, label %calm, label %go
+calm:
+  %mark.now = load i64, ptr %executed0.p, align 8
+  store i64 %mark.now, ptr %mark.p, align 8
+  store i32 0, ptr %floor.p, align 4
+  br label %go
+go:
   %lanes.1 = call i32 @llvm.ctpop.i32(i32 %group)
   %lanes = zext i32 %lanes.1 to i64
   br label %enter
 
 enter:
-  %block = phi i32 [ %low, %choose ], [ %result, %straight ]
+  %block = phi i32 [ %low, %go ], [ %result, %straight ]
   %slot = getelementptr [{count} x ptr], ptr @blocks, i64 0, i32 %block
   %function = load ptr, ptr %slot, align 8
   %result = call i32 %function(ptr %state, i32 %group)
@@ -117,21 +146,36 @@ straight:
   br label %enter
 park:
   call void @place(ptr %state, i32 %group, i32 %result)
-  br i1 %spent, label %quantum.end, label %pick
+  br label %parted.more
 parted:
   %gone = icmp eq i32 %result, {Exit.GONE}
-  br i1 %gone, label %retry, label %parted.more
-retry:
-  store i32 0, ptr %joining.p, align 4
-  br label %parted.more
+  %joining.left = load i32, ptr %joining.p, align 4
+  %stranded = icmp ne i32 %joining.left, 0
+  %exits = and i1 %gone, %stranded
+  br i1 %exits, label %exits.end, label %parted.more
+exits.end:
+  ret i32 {Status.EXITS}
 parted.more:
+  %mark = load i64, ptr %mark.p, align 8
+  %ran = sub i64 %executed, %mark
+  %impatient = icmp sgt i64 %ran, {PATIENCE}
+  br i1 %impatient, label %rotate, label %turn
+rotate:
+  store i64 %executed, ptr %mark.p, align 8
+  %above.block = add i32 %block, 1
+  store i32 %above.block, ptr %floor.p, align 4
+  br label %turn
+turn:
   br i1 %spent, label %quantum.end, label %pick
 quantum.end:
   ret i32 {Status.QUANTUM}
 
 stop:
-  call void @place(ptr %state, i32 %group, i32 %block)
   store i32 %block, ptr %current.p, align 4
+  %parts = icmp eq i32 %result, {Exit.PART}
+  br i1 %parts, label %pick, label %stay
+stay:
+  call void @place(ptr %state, i32 %group, i32 %block)
   switch i32 %result, label %failed [ i32 {Exit.SERVICE}, label %service
                                       i32 {Exit.JOIN}, label %join ]
 service:
@@ -143,6 +187,27 @@ join:
   %joined = or i32 %joining.now, %group
   store i32 %joined, ptr %joining.p, align 4
   br label %pick
+}}
+
+define internal void @exit_early(ptr %state, i32 %lanes, i32 %block) #0 {{
+{_field("live", "live", "i32", 4)}{_field("counts", "counts", "ptr", 8)}
+{_field("executed", "executed", "i64", 8)}
+  %stay = xor i32 %lanes, -1
+  %left = and i32 %live, %stay
+  store i32 %left, ptr %live.p, align 4
+  %more = add i64 %executed, 1
+  store i64 %more, ptr %executed.p, align 8
+  %count.p = getelementptr [2 x i64], ptr %counts, i32 %block
+  %count = load i64, ptr %count.p, align 8
+  %count.new = add i64 %count, 1
+  store i64 %count.new, ptr %count.p, align 8
+  %sum.p = getelementptr i8, ptr %count.p, i64 8
+  %sum = load i64, ptr %sum.p, align 8
+  %here = call i32 @llvm.ctpop.i32(i32 %lanes)
+  %here.long = zext i32 %here to i64
+  %sum.new = add i64 %sum, %here.long
+  store i64 %sum.new, ptr %sum.p, align 8
+  ret void
 }}
 
 define internal void @place(ptr %state, i32 %group, i32 %block) alwaysinline #0 {{
@@ -224,8 +289,7 @@ def _locate_global() -> str:
     lane. `site` is that interval's place in the state: its base and its end."""
     return (
         "define internal i32 @locate_global(ptr %state, i32 %mask, <32 x i64> %address, i64 %width, "
-        "ptr %out, "
-        "i64 %site) #0 {\nentry:\n"
+        "ptr %out, i64 %site) #0 {\nentry:\n"
         "  %site.p = getelementptr i8, ptr %state, i64 %site\n"
         "  %base = load i64, ptr %site.p, align 8\n"
         "  %site.end = getelementptr i8, ptr %site.p, i64 8\n"

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from gdnbench.sim.compiler.emit import Value, const
+from gdnbench.sim.compiler import mma
+from gdnbench.sim.compiler.emit import const
 from gdnbench.sim.compiler.layout import HEADER, SCALARS, Layout
 from gdnbench.sim.compiler.translator import Exit, Translator
 from gdnbench.sim.errors import UnsupportedError
@@ -47,8 +48,10 @@ def enter_service(t: Translator, ins: Instruction) -> None:
     code = t.code
     for symbol in symbols_of(ins):
         t.program.symbol_slot(symbol)
+    if ins.op == "mma":
+        mma.check(ins)
     if ins.has("aligned") or ins.op.startswith("bar."):
-        t.join(Value("i32", "-1"))
+        t.gather(ins, const("i32", -1))
     if ins.guard is not None:
         python, skip = code.new_label("python"), code.new_label("skip")
         code.branch(code.any(t.active), python, skip)
@@ -154,6 +157,10 @@ class ServiceMaker:
                 return read(state) ^ np.uint64(negated)
 
         return Service(ins, tuple(self._gather(ins, source) for source in ins.sources), guard, written)
+
+    def value(self, ins: Instruction, operand: Operand) -> Read:
+        """How one scalar operand is read."""
+        return self._scalar(ins, operand)
 
     def _gather(self, ins: Instruction, operand: Operand) -> Gather:
         if isinstance(operand, Vector):

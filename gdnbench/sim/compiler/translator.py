@@ -52,6 +52,7 @@ class Exit(IntEnum):
     SERVICE = -3  # Python executes the instruction
     FAULT = -4
     JOIN = -5  # a collective waits for lanes that are elsewhere
+    PART = -6  # lanes whose guard is false went past a collective; nothing was executed
 
 
 class FaultCode(IntEnum):
@@ -63,12 +64,27 @@ class FaultCode(IntEnum):
     PARAM = 4
     TRAP = 5
     COLLECTIVE = 6
+    MATRIX = 7  # a matrix row outside of shared memory
 
 
 END = 0x7FFFFFFF  # the block at which an exited lane stands; larger than any index
 
 Translate = Callable[["Translator", Instruction], None]
 
+# How many sources an instruction has, where its translation takes them as they come.
+ARITY: dict[str, tuple[int, ...]] = {
+    **dict.fromkeys(("not", "cnot", "abs", "neg", "popc", "clz", "bfind", "brev", "mov", "testp"), (1,)),
+    **dict.fromkeys(("rcp", "sqrt", "rsqrt", "sin", "cos", "lg2", "ex2", "tanh", "cvta", "isspacep"), (1,)),
+    **dict.fromkeys(("add", "sub", "addc", "subc", "mul", "mul24", "div", "rem", "and", "or", "xor"), (2,)),
+    **dict.fromkeys(("shl", "shr", "copysign", "szext", "bmsk"), (2,)),
+    **dict.fromkeys(
+        ("mad", "madc", "mad24", "fma", "sad", "selp", "slct", "shf", "prmt", "bfe", "fns"), (3,)
+    ),
+    **dict.fromkeys(("dp4a", "dp2a"), (3,)),
+    **dict.fromkeys(("bfi", "lop3"), (4,)),
+    **dict.fromkeys(("setp", "set", "min", "max"), (2, 3)),
+    "cvt": (1, 2),
+}
 _LANEMASKS = ("lanemask_eq", "lanemask_le", "lanemask_lt", "lanemask_ge", "lanemask_gt")
 
 
@@ -138,6 +154,8 @@ class Translator:
         translate = table.get(ins.op)
         if translate is None:
             raise UnsupportedError(f"instruction {ins.name}", ins.place)
+        if ins.op in ARITY and len(ins.sources) not in ARITY[ins.op]:
+            raise UnsupportedError(f"{ins.name} with {len(ins.sources)} sources", ins.place)
         entered = self.active
         if ins.guard is not None and ins.op != "bra":
             self.active = self.code.op("and", entered, self.guard(ins))
@@ -159,11 +177,34 @@ class Translator:
     def leave(self, block: int) -> None:
         """End the function: go on at `block`."""
         self.write_back()
+        self.go(block)
+
+    def exits(self, block: int) -> bool:
+        """True if all that lanes do at `block` is to exit. They exit before they get there, because lanes
+        that only have to exit hold up nobody who waits for them at a collective."""
         if block == END:
-            self.exit_lanes(self.active)
+            return True
+        ins = self.program.kernel.instructions[self.program.blocks.blocks[block].start]
+        return ins.op in ("ret", "exit") and ins.guard is None
+
+    def go(self, block: int) -> None:
+        """Return the next block, or exit."""
+        if self.exits(block):
+            self.exit_at(block, self.active)
             self.ret(const("i32", Exit.GONE))
         else:
             self.ret(const("i32", block))
+
+    def exit_at(self, block: int, mask: Value) -> None:
+        """Lanes exit by the instruction at `block`, which counts as executed, or at the kernel's end."""
+        if block == END:
+            self.exit_lanes(mask)
+        else:
+            self.code.call_void("exit_early", self.state, self.code.mask_bits(mask), const("i32", block))
+
+    def place(self, block: int, mask: Value) -> None:
+        """The lanes of `mask` stand at `block` from now on."""
+        self.masked_store(const(I32, block), self.code.offset(self.state, HEADER["block"]), mask, 64)
 
     def ret(self, code: Value) -> None:
         self.code.line(f"ret {code}")
@@ -400,9 +441,12 @@ class Translator:
         self.ret(const("i32", Exit.FAULT))
         code.at(good)
 
-    def join(self, named: Value) -> None:
-        """Leave to wait if live lanes that `named` (i32) names do not execute with these."""
+    def gather(self, ins: Instruction, named: Value) -> None:
+        """Leave to wait if live lanes that `named` (i32) names do not execute with these. Lanes whose guard
+        is false go on to the next instruction first."""
         code = self.code
+        if ins.guard is not None:
+            self._part(ins)
         live = code.load("i32", self.header("live"), 4)
         missing = code.op("and", code.op("and", live, code.not_(self.entered)), named)
         wait, together = code.new_label("wait"), code.new_label("together")
@@ -410,6 +454,28 @@ class Translator:
         code.at(wait)
         self.ret(const("i32", Exit.JOIN))
         code.at(together)
+
+    def _part(self, ins: Instruction) -> None:
+        """Send lanes whose guard is false past this instruction, if not all lanes agree."""
+        code = self.code
+        chosen = code.mask_bits(self.active)
+        mixed = code.op(
+            "and",
+            code.compare("icmp ne", chosen, self.entered),
+            code.comparei("icmp ne", chosen, 0),
+        )
+        part, agreed = code.new_label("part"), code.new_label("agreed")
+        code.branch(mixed, part, agreed)
+        code.at(part)
+        rest = code.op("xor", self.active, Value(I1, "%lanes"))
+        following = self.next_block(ins.pc + 1)
+        if self.exits(following):
+            self.exit_at(following, rest)
+        else:
+            self.place(following, rest)
+        self.place(self.block.index, self.active)
+        self.ret(const("i32", Exit.PART))
+        code.at(agreed)
 
     def count_traffic(self, name: str, size: int) -> None:
         """Count `size` bytes a lane under `name`, if the launch is profiled."""

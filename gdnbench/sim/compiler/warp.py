@@ -40,11 +40,11 @@ def arrive(t: Translator, ins: Instruction) -> Value | None:
     """Wait for the named lanes; the member mask of each lane, None if all name all."""
     code = t.code
     if _one_set(ins):
-        t.join(const("i32", -1))
+        t.gather(ins, const("i32", -1))
         return None
     named = t.read(ins.sources[-1], 32)
     active = code.select(t.active, named, const(I32, 0))
-    t.join(code.intrinsic("vector.reduce.or", "i32", active, suffix="v32i32"))
+    t.gather(ins, code.intrinsic("vector.reduce.or", "i32", active, suffix="v32i32"))
     outside = code.comparei("icmp eq", code.op("and", named, _BITS), 0)
     t.fault(
         code.op("and", outside, t.active),
@@ -296,7 +296,7 @@ def _float_reduction(
             numbers = code.intrinsic("fabs", F32, numbers)
         for step in (16, 8, 4, 2, 1):
             other = code.shuffle(numbers, [lane ^ step for lane in range(32)])
-            numbers = extremum(t, numbers, other, name == "max", ins.has("NaN"))
+            numbers = extremum(code, numbers, other, name == "max", ins.has("NaN"))
         return [code.extract(encode(code, "f32", numbers), 0)]
 
     return reduce

@@ -1,0 +1,112 @@
+"""ldmatrix, stmatrix, movmatrix: 8x8 matrices of 16-bit elements between shared memory and the warp.
+
+A matrix lies in the warp as lane = 4 * row + column / 2, two columns a register; its row i starts at the address
+that lane 8 * matrix + i gives (PTX ISA, "ldmatrix"). Rows move through a table of 512 bytes, 16 of each lane
+that gives an address; registers are then picked from the table.
+"""
+
+from __future__ import annotations
+
+from gdnbench.sim.compiler import lanes
+from gdnbench.sim.compiler.emit import I32, Value, const, lane_constants
+from gdnbench.sim.compiler.memory import SPACES, locate, space_of
+from gdnbench.sim.compiler.translator import FaultCode, Translate, Translator, only, window_of
+from gdnbench.sim.errors import UnsupportedError
+from gdnbench.sim.machine.seam import WINDOW_SIZE
+from gdnbench.sim.ptx.ir import Instruction, Vector
+
+_ROW_BYTES = 16
+_HALVES = "<256 x i16>"  # up to four matrices: halves in order of the row-giving lanes
+
+
+def _shape(ins: Instruction) -> tuple[int, bool]:
+    """(matrices, transposed)."""
+    only(ins, "sync", "aligned", "m8n8", "x1", "x2", "x4", "trans", *SPACES)
+    counts = [int(mod[1:]) for mod in ins.mods if mod in ("x1", "x2", "x4")]
+    if ins.types != ("b16",) or not ins.has("m8n8") or len(counts) != 1:
+        raise UnsupportedError(ins.name)
+    if space_of(ins) not in ("shared", "generic"):
+        raise UnsupportedError(ins.name)
+    return counts[0], ins.has("trans")
+
+
+def _rows(t: Translator, ins: Instruction, matrices: int) -> Value:
+    """The host addresses of the rows; `t.active` becomes the lanes that give one."""
+    code = t.code
+    givers = lane_constants("i1", [int(lane < 8 * matrices) for lane in range(32)])
+    t.active = code.op("and", t.active, givers)
+    address = t.address(ins.sources[0])
+    if space_of(ins) == "generic":
+        shift = WINDOW_SIZE.bit_length() - 1
+        outside = code.comparei("icmp ne", code.opi("lshr", address, shift), window_of("shared") >> shift)
+        t.fault(code.op("and", outside, t.active), FaultCode.MATRIX, ins, address)
+        address = code.opi("sub", address, window_of("shared"))
+    return locate(t, ins, "shared", address, _ROW_BYTES)
+
+
+def _order(matrices: int, transposed: bool) -> list[list[int]]:
+    """For each matrix, lane and half: where the element lies in the table of rows."""
+    orders = []
+    for matrix in range(matrices):
+        order = []
+        for lane in range(32):
+            row, column = lane // 4, 2 * (lane % 4)
+            for half in (0, 1):
+                place = (column + half, row) if transposed else (row, column + half)
+                order.append(64 * matrix + 8 * place[0] + place[1])
+        orders.append(order)
+    return orders
+
+
+def load_matrix(t: Translator, ins: Instruction) -> None:
+    matrices, transposed = _shape(ins)
+    dests = tuple(ins.written())
+    if len(dests) != matrices:
+        raise UnsupportedError(ins.name)
+    code = t.code
+    t.gather(ins, const("i32", -1))
+    everyone = t.active
+    hosts = _rows(t, ins, matrices)
+    table = t.scratch(512)
+    code.call_void(lanes.collect(code.library, _ROW_BYTES), hosts, code.mask_bits(t.active), table)
+    halves = code.load(_HALVES, table, 64)
+    t.count_traffic("shared to registers", _ROW_BYTES)
+    t.active = everyone
+    for dest, order in zip(dests, _order(matrices, transposed), strict=True):
+        t.write(dest, code.bits(code.shuffle(halves, order), I32))
+
+
+def store_matrix(t: Translator, ins: Instruction) -> None:
+    matrices, transposed = _shape(ins)
+    source = ins.sources[1]
+    parts = source.elements if isinstance(source, Vector) else (source,)
+    if len(parts) != matrices:
+        raise UnsupportedError(ins.name)
+    code = t.code
+    t.gather(ins, const("i32", -1))
+    registers = [t.read(part, 32) for part in parts]
+    hosts = _rows(t, ins, matrices)
+    table = t.scratch(512)
+    for matrix, (register, order) in enumerate(zip(registers, _order(matrices, transposed), strict=True)):
+        # The inverse of the order in which a load picks elements.
+        inverse = [0] * 64
+        for position, place in enumerate(order):
+            inverse[place - 64 * matrix] = position
+        rows = code.shuffle(code.bits(register, "<64 x i16>"), inverse)
+        code.store(rows, code.offset(table, 128 * matrix), 64)
+    code.call_void(lanes.spread(code.library, _ROW_BYTES), hosts, code.mask_bits(t.active), table)
+    t.count_traffic("registers to shared", _ROW_BYTES)
+
+
+def move_matrix(t: Translator, ins: Instruction) -> None:
+    """Transposed across the warp."""
+    only(ins, "sync", "aligned", "m8n8", "trans")
+    if ins.types != ("b16",) or not ins.has("trans"):
+        raise UnsupportedError(ins.name)
+    code = t.code
+    t.gather(ins, const("i32", -1))
+    whole = code.bits(t.read(ins.sources[0], 32), "<64 x i16>")
+    t.write(ins.dests[0], code.bits(code.shuffle(whole, _order(1, True)[0]), I32))
+
+
+TABLE: dict[str, Translate] = {"ldmatrix": load_matrix, "stmatrix": store_matrix, "movmatrix": move_matrix}

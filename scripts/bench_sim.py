@@ -1,0 +1,174 @@
+"""How fast the simulator's compiled engine is on this machine, on one core.
+
+    python scripts/bench_sim.py [--lines 2000] [--seconds 2]
+
+Prints full-warp instructions per second on a loop of mixed instructions (integer, f32, f32x2, shared loads
+and stores, shuffles, conversions), the time until a kernel of 2,500 PTX lines is ready to run, first and
+from the cache, and the tensor-core model's products per second.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import tempfile
+import time
+
+import numpy as np
+
+from gdnbench.sim.ptx.parser import parse
+from gdnbench.sim.run import run_ptx
+from gdnbench.sim.tensorcore import native
+from gdnbench.sim.tensorcore.formats import FORMATS
+from gdnbench.sim.tensorcore.product import Product
+
+HEADER = ".version 8.8\n.target sm_100a\n.address_size 64\n"
+REGISTERS, PAIRS, HALVES = 24, 8, 8
+
+# What compiled kernels consist of, about: (weight, instruction); r, d, h are filled with registers.
+MIX = (
+    (10, "add.s32 {r}, {r}, {r};"),
+    (4, "mad.lo.s32 {r}, {r}, {r}, {r};"),
+    (6, "and.b32 {r}, {r}, {r};"),
+    (4, "shl.b32 {r}, {r}, 3;"),
+    (4, "xor.b32 {r}, {r}, {r};"),
+    (4, "selp.b32 {r}, {r}, {r}, %p1;"),
+    (3, "setp.lt.s32 %p1, {r}, {r};"),
+    (12, "fma.rn.f32 {r}, {r}, {r}, {r};"),
+    (8, "mul.f32 {r}, {r}, {r};"),
+    (8, "add.f32 {r}, {r}, {r};"),
+    (4, "max.f32 {r}, {r}, {r};"),
+    (10, "fma.rn.f32x2 {d}, {d}, {d}, {d};"),
+    (6, "mul.rn.f32x2 {d}, {d}, {d};"),
+    (4, "mov.b64 {d}, {{{r}, {r}}};"),
+    (3, "ld.shared.b32 {r}, [%place + {o4}];"),
+    (3, "ld.shared.v4.b32 {{{r}, {r}, {r}, {r}}}, [%wide];"),
+    (2, "st.shared.b32 [%place + {o4}], {r};"),
+    (2, "st.shared.v4.b32 [%wide], {{{r}, {r}, {r}, {r}}};"),
+    (2, "shfl.sync.bfly.b32 {r}, {r}, 8, 31, -1;"),
+    (5, "cvt.rn.bf16x2.f32 {r}, {r}, {r};"),
+    (2, "cvt.f32.bf16 {r}, {h};"),
+    (2, "cvt.u16.u32 {h}, {r};"),
+    (2, "ex2.approx.ftz.f32 {r}, {r};"),
+)
+
+
+def kernel(lines: int, seed: int = 0) -> str:
+    """A kernel `mix` whose loop body has `lines` instructions."""
+    rng = random.Random(seed)
+    weights = [weight for weight, _ in MIX]
+    body = []
+    for (text,) in zip(rng.choices([text for _, text in MIX], weights, k=lines), strict=True):
+        fresh = iter(rng.sample(range(REGISTERS), 8))
+        pairs = iter(rng.sample(range(PAIRS), 4))
+        while "{r}" in text:
+            text = text.replace("{r}", f"%r{next(fresh)}", 1)
+        while "{d}" in text:
+            text = text.replace("{d}", f"%d{next(pairs)}", 1)
+        text = text.replace("{h}", f"%h{rng.randrange(HALVES)}").replace("{o4}", str(128 * rng.randrange(4)))
+        body.append(text.replace("{{", "{").replace("}}", "}"))
+    init = "\n".join(f"mov.b32 %r{i}, 0x3f{i:06x};" for i in range(REGISTERS))
+    init += "\n" + "\n".join(f"mov.b64 %d{i}, {{%r{i}, %r{i + 1}}};" for i in range(PAIRS))
+    init += "\n" + "\n".join(f"cvt.u16.u32 %h{i}, %r{i};" for i in range(HALVES))
+    fold = "\n".join(f"xor.b32 %r0, %r0, %r{i};" for i in range(1, REGISTERS))
+    newline = "\n"
+    return f"""{HEADER}
+.visible .entry mix(.param .u64 out, .param .u32 count)
+{{
+.reg .b32 %r<{REGISTERS}>, %lane, %place, %wide, %n;
+.reg .b64 %d<{PAIRS}>, %address;
+.reg .b16 %h<{HALVES}>;
+.reg .pred %p1, %more;
+.shared .align 16 .b8 buffer[4096];
+mov.u32 %lane, %tid.x;
+mov.u32 %place, buffer;
+mad.lo.s32 %wide, %lane, 16, %place;
+mad.lo.s32 %place, %lane, 4, %place;
+ld.param.u32 %n, [count];
+{init}
+setp.eq.s32 %p1, %lane, 3;
+LOOP:
+{newline.join(body)}
+add.s32 %n, %n, -1;
+setp.gt.s32 %more, %n, 0;
+@%more bra LOOP;
+{fold}
+ld.param.u64 %address, [out];
+mad.wide.u32 %address, %lane, 4, %address;
+st.global.b32 [%address], %r0;
+ret;
+}}
+"""
+
+
+def instruction_rate(lines: int, seconds: float) -> float:
+    """Full-warp instructions per second of one warp."""
+    module = parse(kernel(lines))
+    out = np.zeros(32, np.uint32)
+
+    def run(count: int) -> tuple[int, float]:
+        result = run_ptx(module, "mix", (1, 1, 1), (32, 1, 1), [out, count], threads=1)
+        return result.counters.warp_instructions, result.seconds
+
+    run(1)
+    executed, taken = run(20)
+    executed, taken = run(max(int(20 * seconds / taken), 1))
+    return executed / taken
+
+
+def ready_times(lines: int) -> tuple[float, float]:
+    """Seconds from PTX text to a kernel that has run: compiled now, and taken from the cache."""
+    text = kernel(lines, seed=1)
+    out = np.zeros(32, np.uint32)
+    times = []
+    with tempfile.TemporaryDirectory() as directory:
+        before = os.environ.get("GDNBENCH_CACHE_DIR")
+        os.environ["GDNBENCH_CACHE_DIR"] = directory
+        try:
+            for _ in range(2):
+                start = time.perf_counter()
+                run_ptx(text, "mix", (1, 1, 1), (32, 1, 1), [out, 1], threads=1)
+                times.append(time.perf_counter() - start)
+        finally:
+            if before is None:
+                del os.environ["GDNBENCH_CACHE_DIR"]
+            else:
+                os.environ["GDNBENCH_CACHE_DIR"] = before
+    return times[0], times[1]
+
+
+def product_rate(name: str, k: int, seconds: float) -> float:
+    """Multiply-adds per second of a 128 x 128 product."""
+    form = FORMATS[name]
+    rng = np.random.default_rng(0)
+    a, b = (rng.integers(0, 1 << 14, (128, k)).astype(form.storage) for _ in range(2))
+    c = np.zeros((128, 128), np.uint32)
+    product = Product(form, form, "f32", k)
+    native.multiply(product, "hardware", a, b, c)
+    start, count = time.perf_counter(), 0
+    while time.perf_counter() - start < seconds:
+        native.multiply(product, "hardware", a, b, c)
+        count += 1
+    return count * 128 * 128 * k / (time.perf_counter() - start)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--lines", type=int, default=2000, help="instructions of the loop body")
+    parser.add_argument("--seconds", type=float, default=2.0, help="how long each rate is measured")
+    options = parser.parse_args()
+    rate = instruction_rate(options.lines, options.seconds)
+    print(
+        f"instructions   {rate / 1e6:8.1f} M full-warp instructions/s, one core, {options.lines} in the loop"
+    )
+    first, cached = ready_times(2500)
+    print(f"ready          {first:8.2f} s for 2,500 PTX lines, {cached:.2f} s from the cache")
+    for name, k in (("bf16", 16), ("tf32", 8), ("e4m3", 32)):
+        print(f"MMA {name:10} {product_rate(name, k, options.seconds / 2) / 1e9:8.2f} GMAC/s, one core")
+
+
+if __name__ == "__main__":
+    main()
