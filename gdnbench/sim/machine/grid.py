@@ -32,8 +32,10 @@ CTA_SHARED = 1024
 # What CTAs in flight may take together, beyond one for each SM.
 IN_FLIGHT_BYTES = 256 * 1024 * 1024
 
-# Turns of a CTA that may do nothing but wait for another.
+# Rounds that a CTA gets before the next one has its turn, and by how much its warps' quantum is shorter: it
+# may do nothing but wait for another.
 TURNS = 2
+SHORTER = 8
 
 _ORDERED = ("volatile", "relaxed", "acquire", "release", "acq_rel", "mmio")
 _SHARED = ("shared", "shared::cta", "shared::cluster")
@@ -173,6 +175,6 @@ def run_grid(
 ) -> Counters:
     """Run all CTAs; the result is the same for any number of threads. `threads` None takes all cores."""
     if communicates(launch.kernel):
-        return _run_together(launch, engine, quantum, progress)
+        return _run_together(launch, engine, max(1, quantum // SHORTER), progress)
     count = len(os.sched_getaffinity(0)) if threads is None else threads
     return _Apart(launch, engine, quantum).run(min(count, launch.ctas), progress)

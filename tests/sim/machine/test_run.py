@@ -15,7 +15,7 @@ from gdnbench.sim.errors import FaultKind, KernelFault, LaunchError, Unsupported
 from gdnbench.sim.machine.grid import communicates, resident
 from gdnbench.sim.run import RunResult, run_ptx
 
-ENGINES = ("interpreter",)
+ENGINES = ("interpreter", "compiled")
 SCHEDULES = ("early", "late", "random:1", "random:2")
 
 
