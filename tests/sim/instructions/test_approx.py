@@ -1,0 +1,157 @@
+"""Approximate functions: special values exactly, all others within the bound that the PTX ISA states,
+against fp64.
+
+The bounds are the ISA's own (9.7.3.13 to 9.7.3.22, 9.7.4.9, 9.7.4.10). An absolute error of a half result
+that the ISA bounds is checked against fp64 of the operand as it is; ulp are of the f32 result, half an ulp
+of the fp64 reference's own rounding included."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+import pytest
+from one_instruction import apply, one
+from operands import float_bits
+
+Array = npt.NDArray[Any]
+NAN, INF, NEG_INF = 0x7FFFFFFF, 0x7F800000, 0xFF800000
+
+# For each function, the documented table: operand bits -> result bits.
+TABLES: dict[str, dict[int, int]] = {
+    "ex2": {NEG_INF: 0, 0x80000000: 0x3F800000, 0: 0x3F800000, INF: INF, NAN: NAN},
+    "lg2": {NEG_INF: NAN, 0xBF800000: NAN, 0x80000000: NEG_INF, 0: NEG_INF, INF: INF, NAN: NAN},
+    "rcp": {NEG_INF: 0x80000000, 0x80000000: NEG_INF, 0: INF, INF: 0, NAN: NAN},
+    "rsqrt": {NEG_INF: NAN, 0xBF800000: NAN, 0x80000000: NEG_INF, 0: INF, INF: 0, NAN: NAN},
+    "sqrt": {NEG_INF: NAN, 0xBF800000: NAN, 0x80000000: 0x80000000, 0: 0, INF: INF, NAN: NAN},
+    "sin": {NEG_INF: NAN, 0x80000000: 0x80000000, 0: 0, INF: NAN, NAN: NAN},
+    "cos": {NEG_INF: NAN, 0x80000000: 0x3F800000, 0: 0x3F800000, INF: NAN, NAN: NAN},
+    "tanh": {NEG_INF: 0xBF800000, 0x80000000: 0x80000000, 0: 0, INF: 0x3F800000, NAN: NAN},
+}
+FTZ_TABLES: dict[str, dict[int, int]] = {
+    "ex2": {1: 0x3F800000, 0x80000001: 0x3F800000, 0xC2FE0000: 0},  # 2^-127 is subnormal
+    "lg2": {1: NEG_INF, 0x80000001: NEG_INF},
+    "rcp": {1: INF, 0x80000001: NEG_INF, 0x7F000001: 0, 0xFF000001: 0x80000000},
+    "rsqrt": {1: INF, 0x80000001: NEG_INF},
+    "sqrt": {1: 0, 0x80000001: 0x80000000},
+}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_special_values(engine: str, name: str) -> None:
+    table = TABLES[name]
+    a = np.array(list(table), np.uint32)
+    got = one(engine, f"{name}.approx.f32 %d0, %s0;", [a], np.uint32)
+    assert [hex(x) for x in got.tolist()] == [hex(x) for x in table.values()]
+
+
+@pytest.mark.parametrize("name", FTZ_TABLES)
+def test_special_values_flushed(engine: str, name: str) -> None:
+    table = TABLES[name] | FTZ_TABLES[name]
+    a = np.array(list(table), np.uint32)
+    got = one(engine, f"{name}.approx.ftz.f32 %d0, %s0;", [a], np.uint32)
+    assert [hex(x) for x in got.tolist()] == [hex(x) for x in table.values()]
+
+
+def operands(low: float, high: float) -> Array:
+    """f32 numbers spread over [low, high] evenly, and over its binades if it is positive."""
+    random = np.random.default_rng(1)
+    spread = [random.uniform(low, high, 4000)]
+    if low > 0:
+        spread.append(np.exp2(random.uniform(np.log2(low), np.log2(high), 4000)))
+    return np.concatenate(spread).astype(np.float32)
+
+
+def ulp(value: Array) -> Array:
+    with np.errstate(all="ignore"):
+        return np.spacing(np.abs(value).astype(np.float32)).astype(np.float64)
+
+
+def relative(value: Array) -> Array:
+    return np.abs(value)
+
+
+def absolute(value: Array) -> Array:
+    return np.ones_like(value)
+
+
+# (function, reference, range, what the error is measured in, bound)
+BOUNDS: list[tuple[str, Callable[[Array], Array], tuple[float, float], Callable[[Array], Array], float]] = [
+    ("ex2", np.exp2, (-126.0, 127.9), ulp, 2.5),
+    ("lg2", np.log2, (0.51, 1.99), absolute, 2.0**-22),
+    ("lg2", np.log2, (2.0, 3e38), relative, 2.0**-22),
+    ("lg2", np.log2, (1.2e-38, 0.5), relative, 2.0**-22),
+    ("rcp", lambda x: 1 / x, (1.2e-38, 8e37), ulp, 1.5),
+    ("rsqrt", lambda x: 1 / np.sqrt(x), (1.2e-38, 3e38), relative, 2.0**-22.9),
+    ("sqrt", np.sqrt, (1.2e-38, 3e38), relative, 2.0**-23),
+    ("sin", np.sin, (-np.pi, np.pi), absolute, 2.0**-20.5),
+    ("cos", np.cos, (-np.pi, np.pi), absolute, 2.0**-20.5),
+    ("tanh", np.tanh, (-9.0, 9.0), relative, 2.0**-11),
+]
+
+
+@pytest.mark.parametrize(("name", "reference", "span", "unit", "bound"), BOUNDS)
+def test_bounds(
+    engine: str, name: str, reference: Any, span: tuple[float, float], unit: Any, bound: float
+) -> None:
+    a = operands(*span)
+    got = one(engine, f"{name}.approx.f32 %d0, %s0;", [a.view(np.uint32)], np.float32).astype(np.float64)
+    want = reference(a.astype(np.float64))
+    error = np.abs(got - want) / unit(want)
+    worst = int(error.argmax())
+    assert error[worst] <= bound, (a[worst], got[worst], want[worst], error[worst])
+
+
+@pytest.mark.parametrize("half", ["f16", "bf16"])
+@pytest.mark.parametrize("name", ["ex2", "tanh"])
+def test_halves(engine: str, name: str, half: str) -> None:
+    """All 2^16 patterns, alone and in pairs."""
+    kind: Any = np.float16 if half == "f16" else ml_dtypes.bfloat16
+    bits = np.arange(1 << 16, dtype=np.uint16)
+    ftz = ".ftz" if (name, half) == ("ex2", "bf16") else ""
+    got = one(engine, f"{name}.approx{ftz}.{half} %d0, %s0;", [bits], np.uint16)
+    with np.errstate(over="ignore", invalid="ignore"):
+        a = bits.view(kind).astype(np.float64)
+        want = np.exp2(a) if name == "ex2" else np.tanh(a)
+        value = got.view(kind).astype(np.float64)
+        top, tiny = float(ml_dtypes.finfo(kind).max), float(ml_dtypes.finfo(kind).tiny)
+        inside = (np.abs(want) <= top) & (np.abs(want) >= tiny)
+        error = np.abs(value - want)
+        if name == "ex2":
+            error = error / want
+    bound = {
+        ("ex2", "f16"): 2.0**-9.9,
+        ("ex2", "bf16"): 2.0**-7,
+        ("tanh", "f16"): 2.0**-10.987,
+        ("tanh", "bf16"): 2.0**-8,
+    }
+    assert np.nanmax(error[inside]) <= bound[name, half]
+    assert (got[np.isnan(a)] == 0x7FFF).all()
+    assert np.isinf(value[np.isfinite(a) & (want > 2 * top)]).all()
+    pair = bits.astype(np.uint32) << np.uint32(16) | np.roll(bits, 1)
+    both = one(engine, f"{name}.approx{ftz}.{half}x2 %d0, %s0;", [pair], np.uint32)
+    assert (both >> np.uint32(16) == got).all()
+    assert (both & np.uint32(0xFFFF) == np.roll(got, 1)).all()
+
+
+def test_approximate_division(engine: str) -> None:
+    """2 ulp; beyond 2^126 `div.approx` gives zero, and NaN for Inf (9.7.3.8)."""
+    a, b = (float_bits("f32", seed, 2000) for seed in (3, 4))
+    b = np.roll(b, 1)
+    full, approximate = apply(
+        engine, "div.full.f32 %d0, %s0, %s1; div.approx.f32 %d1, %s0, %s1;", [a, b], [np.float32] * 2
+    )
+    x, y = (v.view(np.float32).astype(np.float64) for v in (a, b))
+    with np.errstate(all="ignore"):
+        want = x / y
+        ordinary = np.isfinite(want) & (np.abs(want) >= 2.0**-126) & (np.abs(want) < 2.0**128) & (y != 0)
+        in_range = ordinary & (np.abs(y) >= 2.0**-126) & (np.abs(y) <= 2.0**126)
+        assert (np.abs(full - want)[ordinary] <= 2.5 * ulp(want)[ordinary]).all()
+        assert (np.abs(approximate - want)[in_range] <= 2.5 * ulp(want)[in_range]).all()
+    huge = (np.abs(y) > 2.0**126) & np.isfinite(y)
+    assert (approximate[huge & np.isfinite(x)] == 0).all()
+    infinite = one(engine, "div.approx.f32 %d0, %s0, 0f7F000001;", [np.full(32, INF, np.uint32)], np.uint32)
+    assert (infinite == NAN).all()

@@ -1,0 +1,201 @@
+"""Matrix fragments. Expectations are the layout formulas of PTX ISA 9.7.14.5, applied one thread and one
+register at a time; products of small integers are exact whatever the tensor core's arithmetic is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+import pytest
+from one_instruction import HEADER, apply, check
+
+from gdnbench.sim.errors import FaultKind, KernelFault
+from gdnbench.sim.run import run_ptx
+
+Array = npt.NDArray[Any]
+LANES = 32
+
+
+def warp(engine: str, body: str, arrays: list[Array], smem: int = 0, declare: str = "") -> None:
+    """`body` in one warp; %p<i> holds the address of array i, %lane the lane, `room` is shared memory."""
+    params = ", ".join(f".param .b64 a{i}" for i in range(len(arrays)))
+    loads = "".join(f".reg .b64 %p{i}; ld.param.b64 %p{i}, [a{i}];\n" for i in range(len(arrays)))
+    ptx = f"""{HEADER}
+.extern .shared .align 128 .b8 room[];
+.visible .entry k({params})
+{{
+.reg .b32 %r<40>; .reg .b64 %q; .reg .b32 %lane, %at, %base;
+{declare}
+{loads}
+mov.u32 %lane, %tid.x; mov.u32 %base, room;
+{body}
+ret;
+}}"""
+    run_ptx(ptx, "k", (1, 1, 1), (LANES, 1, 1), arrays, smem, engine=engine, threads=1)
+
+
+def names(first: int, count: int) -> str:
+    registers = ", ".join(f"%r{first + i}" for i in range(count))
+    return f"{{{registers}}}"
+
+
+def per_lane(parameter: int, first: int, count: int, op: str) -> str:
+    """Load or store `count` registers of each lane at [lane * count]."""
+    one = "ld.global.b32 %r{0}, [%q+{1}];\n" if op == "ld" else "st.global.b32 [%q+{1}], %r{0};\n"
+    moves = "".join(one.format(first + i, 4 * i) for i in range(count))
+    return f"mad.wide.u32 %q, %lane, {4 * count}, %p{parameter};\n{moves}"
+
+
+def fragment(tile: Array, transposed: bool) -> Array:
+    """Lane i of an 8x8 tile of halves has row i/4, columns 2(i%4) and 2(i%4)+1; of its transpose if asked."""
+    t = tile.T if transposed else tile
+    pairs = [(int(t[i // 4, 2 * (i % 4)]), int(t[i // 4, 2 * (i % 4) + 1])) for i in range(LANES)]
+    return np.array([low | high << 16 for low, high in pairs], np.uint32)
+
+
+@pytest.mark.parametrize("count", [1, 2, 4])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_ldmatrix(engine: str, count: int, transposed: bool) -> None:
+    """Rows lie scattered; lane 8m + r gives the address of row r of matrix m."""
+    rows = 48
+    memory = np.arange(rows * 8, dtype=np.uint16)
+    where = np.random.default_rng(count).permutation(rows)[:LANES].astype(np.uint32)
+    out = np.zeros((LANES, count), np.uint32)
+    copies = "".join(
+        f"ld.global.b32 %r0, [%q+{4 * i}]; st.shared.b32 [%at+{4 * i}], %r0;\n"
+        for i in range(rows * 16 // 128)
+    )
+    trans = ".trans" if transposed else ""
+    body = f"""mad.wide.u32 %q, %lane, {rows * 16 // 32}, %p0; mad.lo.s32 %at, %lane, {rows * 16 // 32}, %base;
+    {copies}
+    bar.warp.sync -1;
+    {per_lane(1, 8, 1, "ld")}
+    mad.lo.s32 %at, %r8, 16, %base;
+    ldmatrix.sync.aligned.m8n8.x{count}{trans}.shared.b16 {names(0, count)}, [%at];
+    {per_lane(2, 0, count, "st")}"""
+    warp(engine, body, [memory, where, out], rows * 16)
+    table = memory.reshape(rows, 8)
+    expected = np.stack([fragment(table[where[8 * m : 8 * m + 8]], transposed) for m in range(count)], axis=1)
+    check(out.ravel(), expected.ravel())
+
+
+@pytest.mark.parametrize("count", [1, 2, 4])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_stmatrix(engine: str, count: int, transposed: bool) -> None:
+    rows = 48
+    tiles = np.random.default_rng(count).integers(0, 1 << 16, (count, 8, 8)).astype(np.uint16)
+    registers = np.stack([fragment(tile, transposed) for tile in tiles], axis=1)
+    where = np.random.default_rng(9).permutation(rows)[:LANES].astype(np.uint32)
+    out = np.zeros(rows * 8, np.uint16)
+    words = rows * 16 // 128
+    clear = "".join(f"st.shared.b32 [%at+{4 * i}], %r0;\n" for i in range(words))
+    back = "".join(
+        f"ld.shared.b32 %r0, [%at+{4 * i}]; st.global.b32 [%q+{4 * i}], %r0;\n" for i in range(words)
+    )
+    trans = ".trans" if transposed else ""
+    body = f"""mov.b32 %r0, 0; mad.lo.s32 %at, %lane, {4 * words}, %base;
+    {clear}
+    bar.warp.sync -1;
+    {per_lane(0, 0, count, "ld")}{per_lane(1, 8, 1, "ld")}
+    mad.lo.s32 %at, %r8, 16, %base;
+    stmatrix.sync.aligned.m8n8.x{count}{trans}.shared.b16 [%at], {names(0, count)};
+    bar.warp.sync -1;
+    mad.lo.s32 %at, %lane, {4 * words}, %base; mad.wide.u32 %q, %lane, {4 * words}, %p2;
+    {back}"""
+    warp(engine, body, [registers, where, out], rows * 16)
+    expected = np.zeros((rows, 8), np.uint16)
+    for m in range(count):
+        expected[where[8 * m : 8 * m + 8]] = tiles[m]
+    check(out, expected.ravel())
+
+
+def test_movmatrix(engine: str) -> None:
+    tile = np.arange(64, dtype=np.uint16).reshape(8, 8)
+    source = np.tile(fragment(tile, False), 4)
+    (out,) = apply(engine, "movmatrix.sync.aligned.m8n8.trans.b16 %d0, %s0;", [source], [np.uint32])
+    check(out, np.tile(fragment(tile, True), 4))
+
+
+def test_a_misaligned_row(engine: str) -> None:
+    body = """mov.b32 %r0, 0; st.shared.b32 [%base], %r0; mad.lo.s32 %at, %lane, 16, %base; add.s32 %at, %at, 8;
+    ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%r0}, [%at];"""
+    with pytest.raises(KernelFault) as caught:
+        warp(engine, body, [], 1024)
+    assert caught.value.kind is FaultKind.MISALIGNED
+
+
+KINDS = {
+    "bf16": (ml_dtypes.bfloat16, 2),
+    "f16": (np.float16, 2),
+    "tf32": (np.float32, 4),
+    "e4m3": (ml_dtypes.float8_e4m3fn, 1),
+    "e5m2": (ml_dtypes.float8_e5m2, 1),
+}
+
+
+def place_a(register: int, element: int, lane: int, per: int) -> tuple[int, int]:
+    """(row, k) of an element of A: 9.7.14.5, m16n8k4 to m16n8k32, with g = lane/4 and t = lane%4."""
+    g, t = lane // 4, lane % 4
+    return g + 8 * (register % 2), t * per + element + 4 * per * (register // 2)
+
+
+def place_b(register: int, element: int, lane: int, per: int) -> tuple[int, int]:
+    """(k, n) of an element of B."""
+    return lane % 4 * per + element + 4 * per * register, lane // 4
+
+
+def pack(matrix: Array, place: Any, registers: int, size: int) -> Array:
+    """Each lane's registers, elements low first."""
+    per = 4 // size
+    raw = matrix.view(f"u{size}")
+    out = np.zeros((LANES, registers), np.uint32)
+    for lane in range(LANES):
+        for r in range(registers):
+            for e in range(per):
+                out[lane, r] |= np.uint32(int(raw[place(r, e, lane, per)]) << 8 * size * e)
+    return out
+
+
+def place_c(register: int, lane: int) -> tuple[int, int]:
+    return lane // 4 + 8 * (register // 2), 2 * (lane % 4) + register % 2
+
+
+SHAPES = [("bf16", 8), ("bf16", 16), ("f16", 8), ("f16", 16), ("tf32", 4), ("tf32", 8),
+          ("e4m3", 32), ("e5m2", 32), ("e4m3", 16), ("e5m2", 16)]  # fmt: skip
+
+
+HALF_RESULTS = [(name, k, "f16") for name, k in SHAPES if name not in ("bf16", "tf32")]
+
+
+@pytest.mark.parametrize(("name", "k", "d_type"), [*((n, k, "f32") for n, k in SHAPES), *HALF_RESULTS])
+def test_mma(engine: str, name: str, k: int, d_type: str) -> None:
+    """Small integers: every product and sum is exact, so a wrong place shows and nothing else can."""
+    kind, size = KINDS[name]
+    random = np.random.default_rng(k)
+    a, b = random.integers(-2, 3, (16, k)), random.integers(-2, 3, (k, 8))
+    c = random.integers(-50, 51, (16, 8))
+    per = 4 // size
+    a_registers, b_registers = 2 * k // (4 * per), k // (4 * per)
+    halves = d_type == "f16"
+    lanes = [[place_c(r, lane) for r in range(4)] for lane in range(LANES)]
+    c_wide = np.array([[np.float16(c[at]) if halves else np.float32(c[at]) for at in row] for row in lanes])
+    c_bits = np.ascontiguousarray(c_wide).view(np.uint32)
+    c_registers = 2 if halves else 4
+    arrays = [
+        pack(a.astype(kind), place_a, a_registers, size),
+        pack(b.astype(kind), place_b, b_registers, size),
+        c_bits,
+    ]
+    out = np.zeros((LANES, c_registers), np.uint32)
+    loads = per_lane(0, 0, a_registers, "ld") + per_lane(1, 8, b_registers, "ld")
+    body = f"""{loads}{per_lane(2, 16, c_registers, "ld")}
+    mma.sync.aligned.m16n8k{k}.row.col.{d_type}.{name}.{name}.{d_type}
+        {names(20, c_registers)}, {names(0, a_registers)}, {names(8, b_registers)}, {names(16, c_registers)};
+    {per_lane(3, 20, c_registers, "st")}"""
+    warp(engine, body, [*arrays, out])
+    d = a @ b + c
+    got = np.ascontiguousarray(out).view(np.float16 if halves else np.float32)
+    expected = np.array([[d[at] for at in row] for row in lanes], got.dtype)
+    check(got.ravel(), expected.ravel())
