@@ -20,7 +20,7 @@ def replay(
         str, typer.Option(help="reference, torch, hf, package.module:function or FILE.py:function.")
     ] = "torch",
     against: Annotated[str, typer.Option(help="reference, recorded, or another kernel.")] = "reference",
-    on: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    on: Annotated[str, typer.Option(help="cpu, cuda, or sim: a simulated SM100.")] = "cpu",
     op: Annotated[str | None, typer.Option(help="Only records of this operation.")] = None,
     k: Annotated[
         list[str] | None,

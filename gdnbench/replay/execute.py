@@ -12,10 +12,11 @@ from gdnbench.errors import BadInputError, CannotRunError
 from gdnbench.judge.calls import slots_of
 from gdnbench.replay import bind, call, hygiene
 from gdnbench.replay.kernels import LoadedKernel
+from gdnbench.replay.simulated import SIM, notes_of, simulated
 from gdnbench.store.reader import StoredRecord
 from gdnbench_kernels.contract import Operation
 
-DEVICES = ("cpu", "cuda")
+DEVICES = ("cpu", "cuda", SIM)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,33 +34,34 @@ class Execution:
 
 
 def device_of(on: str) -> torch.device:
-    """The device named `on`; BadInputError if that is no device, CannotRunError if this machine has none."""
+    """Where the tensors of the device named `on` are; BadInputError if that is no device, CannotRunError if
+    this machine has none."""
     if on not in DEVICES:
-        raise BadInputError(f"--on {on!r} is no device; there are {' and '.join(DEVICES)}")
+        raise BadInputError(
+            f"--on {on!r} is no device; there are {', '.join(DEVICES[:-1])} and {DEVICES[-1]}"
+        )
     if on == "cuda" and not torch.cuda.is_available():
         built = "this torch has no CUDA" if torch.version.cuda is None else "no CUDA device is visible"
         raise CannotRunError(
             f"--on cuda needs an NVIDIA GPU with its driver and a CUDA build of torch: {built}"
         )
-    return torch.device(on)
+    return torch.device("cpu" if on == SIM else on)
 
 
-def execute(
-    record: StoredRecord, operation: Operation, kernel: LoadedKernel, device: torch.device
-) -> Execution:
-    """Run `kernel` on `record` as it was called, converted to what it takes. Raises what the kernel raises,
-    and ContractError for an impossible conversion."""
-    if device.type not in kernel.devices:
-        raise CannotRunError(
-            f"kernel {kernel.name} runs on {' or '.join(kernel.devices)}, not on {device.type}"
-        )
-    bound = bind.exact(record, operation, device)
+def execute(record: StoredRecord, operation: Operation, kernel: LoadedKernel, on: str) -> Execution:
+    """Run `kernel` on the device `on`, on `record` as it was called, converted to what it takes. Raises what
+    the kernel raises, and ContractError for an impossible conversion."""
+    if on not in kernel.devices:
+        raise CannotRunError(f"kernel {kernel.name} runs on {' or '.join(kernel.devices)}, not on {on}")
+    bound = bind.exact(record, operation, device_of(on))
     plan = call.conversion(bound.call, operation, kernel)
     given = operation.convert(bound.call, plan.target) if plan.texts else bound.call
     before = hygiene.inputs_of(given, operation)
-    start = time.perf_counter()
-    returned = call.run(given, operation, kernel)
-    seconds = time.perf_counter() - start
+    with simulated(on) as session:
+        start = time.perf_counter()
+        returned = call.run(given, operation, kernel)
+        seconds = time.perf_counter() - start
+    ran = [] if session is None else notes_of(session, kernel.name)
     faults = hygiene.written_inputs(given, before)
     results = operation.convert_outputs(returned, given.conventions, bound.call.conventions)
     if kernel.fp64:
@@ -72,4 +74,4 @@ def execute(
         if rows is not None:
             tensor = tensor[torch.tensor(rows, device=tensor.device, dtype=torch.long)]
         outputs[name] = tensor.detach().cpu().contiguous()
-    return Execution(outputs, tuple(faults), (*plan.texts, *bound.notes), seconds)
+    return Execution(outputs, tuple(faults), (*plan.texts, *bound.notes, *ran), seconds)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from gdnbench.errors import BadInputError, CannotRunError, StoreError
 from gdnbench.report.outcome import Outcome
+from gdnbench.sim.errors import SimError
 from gdnbench_kernels.contract import ContractError
 
 
@@ -49,6 +50,8 @@ _NO_DEVICE = (
 
 def classify(error: BaseException) -> Outcome:
     """The outcome of a record whose binding or kernel raised `error`."""
+    if isinstance(error, SimError):  # of the kernel under test: an illegal act, or something not simulated
+        return Outcome.UNSUPPORTED if isinstance(error, CannotRunError) else Outcome.CRASH
     if isinstance(error, BadInputError | StoreError):
         return Outcome.REFUSED
     if isinstance(error, ImportError | CannotRunError) or any(
@@ -68,8 +71,9 @@ def classify(error: BaseException) -> Outcome:
 
 
 def describe(error: BaseException) -> str:
-    """An exception in one line: type, message, and the line that raised it."""
+    """An exception in one line: type, message, and the line that raised it. An error of the simulator says
+    itself where in the kernel it was met."""
     lines = str(error).strip().splitlines()
     text = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
-    frames = traceback.extract_tb(error.__traceback__)
+    frames = [] if isinstance(error, SimError) else traceback.extract_tb(error.__traceback__)
     return f"{text} ({frames[-1].filename}:{frames[-1].lineno})" if frames else text

@@ -11,8 +11,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from gdnbench.errors import BadInputError
+from gdnbench.errors import BadInputError, CannotRunError
 from gdnbench.ops import operations
+from gdnbench.replay.simulated import SIM
 from gdnbench_kernels.contract import Kernel, Operation
 
 
@@ -24,7 +25,7 @@ class LoadedKernel:
     target: str  # "package.module:function"
     function: Kernel
     conventions: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    devices: tuple[str, ...] = ("cpu", "cuda")
+    devices: tuple[str, ...] = ("cpu", "cuda", SIM)
     fp64: bool = False  # as of the contract's KernelEntry
 
 
@@ -33,10 +34,25 @@ def is_user_kernel(name: str) -> bool:
     return ":" in name
 
 
-def check_name(name: str) -> None:
-    """BadInputError, with the names there are, if `name` is neither listed nor a `module:function`."""
+def on_simulator() -> list[str]:
+    """Names of the listed kernels that run on the simulator."""
+    entries = [entry for operation in operations().values() for entry in operation.kernels.items()]
+    return sorted({name for name, entry in entries if SIM in entry.devices})
+
+
+def check_name(name: str, on: str = "cpu") -> None:
+    """BadInputError, with the names there are, if `name` is neither listed nor a `module:function`.
+    CannotRunError if it is to run on the simulator and no listed kernel does."""
     known = sorted({kernel for operation in operations().values() for kernel in operation.kernels})
-    if not is_user_kernel(name) and name not in known:
+    if is_user_kernel(name):
+        return
+    if on == SIM and name not in on_simulator():
+        there = ", ".join(on_simulator()) or "none of the listed kernels"
+        raise CannotRunError(
+            f"--on sim runs kernels compiled for SM100, and {name!r} is none; there are {there}, or a"
+            " function of your own that calls one, as package.module:function or path/file.py:function"
+        )
+    if name not in known:
         raise BadInputError(
             f"kernel {name!r} is not known; there are {', '.join(known)}, or a function of your own as"
             " package.module:function or path/file.py:function"

@@ -22,6 +22,7 @@ from gdnbench.replay.failure import Failure
 from gdnbench.replay.isolate import Isolated
 from gdnbench.replay.run import InProcess, Runner
 from gdnbench.replay.save import RunWriter
+from gdnbench.replay.simulated import SIM
 from gdnbench.report.outcome import Outcome
 from gdnbench.report.report import RecordResult, ReplayReport
 from gdnbench.store.reader import Store, StoredRecord
@@ -64,23 +65,27 @@ def replay(
     if timeout is not None and not timeout > 0:
         raise BadInputError(f"timeout {timeout:g} must be a number of seconds above 0")
     chosen = select(store, records, op)
-    kernels.check_name(kernel)
+    kernels.check_name(kernel, on)
     if against not in (ORACLE, RECORDED):
         kernels.check_name(against)
+    # The other side of a simulated kernel need not be simulated: its tensors are on the CPU anyway.
+    there = "cpu" if on == SIM and against not in kernels.on_simulator() else on
     device = device_of(on)
 
-    def runner(name: str) -> Runner:
-        alone = kernels.is_user_kernel(name) or on == "cuda" or timeout is not None
+    def runner(name: str, place: str) -> Runner:
+        alone = kernels.is_user_kernel(name) or place == "cuda" or timeout is not None
         if isolate if isolate is not None else alone:
-            return Isolated(store.path, name, on, timeout if timeout is not None else TIMEOUT)
+            return Isolated(store.path, name, place, timeout if timeout is not None else TIMEOUT)
         if timeout is not None:
             raise BadInputError("a timeout needs isolation: a kernel in this process cannot be stopped")
-        return InProcess(name, device)
+        return InProcess(name, place)
 
     results: list[RecordResult] = []
     with ExitStack() as stack:
-        main = stack.enter_context(closing(runner(kernel)))
-        other = None if against in (ORACLE, RECORDED) else stack.enter_context(closing(runner(against)))
+        main = stack.enter_context(closing(runner(kernel, on)))
+        other = (
+            None if against in (ORACLE, RECORDED) else stack.enter_context(closing(runner(against, there)))
+        )
         saved = None if save is None else stack.enter_context(RunWriter(Path(save), kernel, against, on))
         one = _Replayer(main, other, against, Judge(rule, device), saved)
         for number in chosen:

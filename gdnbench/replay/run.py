@@ -6,11 +6,10 @@ import contextlib
 import sys
 from typing import Protocol
 
-import torch
-
 from gdnbench.replay.execute import Execution, execute
 from gdnbench.replay.failure import Failure, classify, describe
 from gdnbench.replay.kernels import LoadedKernel, load
+from gdnbench.replay.simulated import simulated
 from gdnbench.store.reader import StoredRecord
 from gdnbench_kernels.contract import Operation
 
@@ -26,17 +25,18 @@ class Runner(Protocol):
 class InProcess:
     """Runs the kernel here: fast, but a crash or hang of it is ours. What it prints goes to stderr."""
 
-    def __init__(self, kernel: str, device: torch.device) -> None:
+    def __init__(self, kernel: str, on: str) -> None:
         self._name = kernel
-        self._device = device
+        self._on = on
         self._loaded: dict[str, LoadedKernel] = {}
 
     def run(self, record: StoredRecord, operation: Operation) -> Execution | Failure:
         try:
             with contextlib.redirect_stdout(sys.stderr):
                 if operation.name not in self._loaded:
-                    self._loaded[operation.name] = load(self._name, operation)
-                return execute(record, operation, self._loaded[operation.name], self._device)
+                    with simulated(self._on):  # its file may compile kernels when it is imported
+                        self._loaded[operation.name] = load(self._name, operation)
+                return execute(record, operation, self._loaded[operation.name], self._on)
         except Exception as error:
             return Failure(classify(error), describe(error))
 

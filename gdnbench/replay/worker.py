@@ -19,9 +19,10 @@ from gdnbench.errors import BadInputError
 from gdnbench.ops import operation
 from gdnbench.replay import kernels
 from gdnbench.replay.exchange import put
-from gdnbench.replay.execute import Execution, device_of
+from gdnbench.replay.execute import Execution
 from gdnbench.replay.failure import Failure
 from gdnbench.replay.run import InProcess
+from gdnbench.replay.simulated import simulated
 from gdnbench.store.reader import Store
 
 
@@ -30,24 +31,25 @@ def main(arguments: list[str]) -> None:
     requests, replies, kernel, on, path, results = arguments
     os.dup2(2, 1)
     faulthandler.enable()
-    runner = InProcess(kernel, device_of(on))
+    runner = InProcess(kernel, on)
     with (
         Store.open(path) as store,
         os.fdopen(int(requests), "r") as source,
         os.fdopen(int(replies), "w") as sink,
     ):
         _reply(sink, {"ready": True})
-        _reply(sink, {"bad_input": _bad_input(kernel)})
+        _reply(sink, {"bad_input": _bad_input(kernel, on)})
         for line in source:
             record = store.records[json.loads(line)["record"]]
             _reply(sink, _answer(runner.run(record, operation(record.info.op)), Path(results)))
 
 
-def _bad_input(kernel: str) -> str | None:
+def _bad_input(kernel: str, on: str) -> str | None:
     """Why there is no function of that name; any other failure to load it is the outcome of each record."""
     if kernels.is_user_kernel(kernel):
         try:
-            kernels.load_function(kernel)
+            with simulated(on):
+                kernels.load_function(kernel)
         except BadInputError as error:
             return str(error)
         except Exception:

@@ -226,7 +226,7 @@ def test_cuda_that_is_not_there_is_said(store: Store) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"on": "tpu"}, "'tpu' is no device; there are cpu and cuda"),
+        ({"on": "tpu"}, "'tpu' is no device; there are cpu, cuda and sim"),
         ({"timeout": 0.0}, "timeout 0 must be a number of seconds above 0"),
         ({"timeout": float("nan")}, "timeout nan must be"),
         ({"k": 3.0, "bitwise": True}, "k multiplies torch's error"),

@@ -1,0 +1,44 @@
+"""Kernels on the simulated SM100: CPU tensors in, and every compiled kernel that is called simulated."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from gdnbench.errors import CannotRunError
+
+if TYPE_CHECKING:
+    from gdnbench.sim.simulate import Session
+
+SIM = "sim"
+
+
+@contextmanager
+def simulated(on: str) -> Iterator[Session | None]:
+    """While a kernel is loaded or runs on the device called `on`; yields None unless that is the simulator.
+
+    A kernel calls what `cute.compile` returned, or `gdnbench.sim.launch`, with the tensors it was given.
+    """
+    if on != SIM:
+        yield None
+        return
+    from gdnbench.sim.simulate import active
+
+    with active() as session:
+        yield session
+
+
+def notes_of(session: Session, kernel: str) -> list[str]:
+    """What was simulated, in a line, and what the simulator noted. CannotRunError if nothing was: a result
+    that the simulator had no part in says nothing about it."""
+    launches = [launch for report in session.reports for launch in report.launches]
+    if not launches:
+        raise CannotRunError(
+            f"kernel {kernel} ran nothing on the simulator: it must call what cute.compile returned, or"
+            " gdnbench.sim.launch"
+        )
+    instructions = sum(launch.warp_instructions for launch in launches)
+    found = [finding.message for report in session.reports for finding in report.findings]
+    count = f"{len(launches)} launch{'es' if len(launches) > 1 else ''}"
+    return [f"simulated: {count}, {instructions:,} warp instructions", *dict.fromkeys(found)]

@@ -1,0 +1,96 @@
+"""`--on sim`: recorded calls through kernels that run on the simulated SM100."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from gdnbench.errors import CannotRunError
+from gdnbench.record import RecordDraft
+from gdnbench.replay import kernels
+from gdnbench.replay.replay import replay
+from gdnbench.report.outcome import Outcome
+from gdnbench.store.reader import Store
+
+pytest.importorskip("cutlass", reason="CuTe DSL has wheels for Linux only")
+
+
+def mine(function: str) -> str:
+    return f"{Path(__file__).with_name('simulated.py')}:{function}"
+
+
+@pytest.fixture
+def decode(store_of: Callable[[list[RecordDraft]], Store], made: Callable[..., list[RecordDraft]]) -> Store:
+    return store_of(made("gdn_decode", 1, batch=2, slots=4, padding=0.0))
+
+
+@pytest.mark.parametrize("function", ["calls_a_compiled_kernel", "calls_launch"])
+def test_a_compiled_kernel_is_simulated(decode: Store, function: str) -> None:
+    (result,) = replay(decode, kernel=mine(function), on="sim", isolate=False).records
+    assert (result.outcome, result.reason) == (Outcome.PASS, ""), result.reason
+    # 2 sequences of 4 heads of 32: two CTAs of 128 threads, four warps each.
+    (note,) = [note for note in result.notes if note.startswith("simulated: ")]
+    assert note.startswith("simulated: 1 launch, ")
+    instructions = int(note.split()[3].replace(",", ""))
+    assert 8 * 4 <= instructions <= 8 * 100
+
+
+def test_in_a_process_of_its_own(decode: Store) -> None:
+    (result,) = replay(decode, kernel=mine("calls_a_compiled_kernel"), on="sim").records
+    assert result.outcome is Outcome.PASS
+    assert any(note.startswith("simulated: 1 launch") for note in result.notes)
+
+
+def test_against_a_kernel_on_the_cpu(decode: Store) -> None:
+    report = replay(
+        decode, kernel=mine("calls_launch"), against="torch", on="sim", bitwise=True, isolate=False
+    )
+    assert [record.outcome for record in report.records] == [Outcome.PASS]
+
+
+def test_what_the_simulated_kernel_leaves_out_is_a_mismatch(decode: Store) -> None:
+    (result,) = replay(decode, kernel=mine("copies_all_but_one"), on="sim", isolate=False).records
+    assert result.outcome is Outcome.MISMATCH
+    (wrong,) = [tensor for tensor in result.tensors if tensor.reasons]
+    assert wrong.tensor == "o"
+
+
+@pytest.mark.parametrize(
+    ("function", "outcome", "reason"),
+    [
+        ("reads_past_the_end", Outcome.CRASH, r"out-of-bounds access: .* source .*simulated\.py:"),
+        ("launches_nothing", Outcome.MISSING, "ran nothing on the simulator"),
+        ("passes_a_wrong_type", Outcome.CRASH, "source is float32; the kernel was compiled for bfloat16"),
+    ],
+)
+def test_failures(decode: Store, function: str, outcome: Outcome, reason: str) -> None:
+    import re
+
+    (result,) = replay(decode, kernel=mine(function), on="sim", isolate=False).records
+    assert result.outcome is outcome
+    assert re.search(reason, result.reason), result.reason
+    assert "\n" not in result.reason
+
+
+def test_a_listed_kernel_that_is_not_compiled_for_sm100(decode: Store) -> None:
+    with pytest.raises(CannotRunError, match="compiled for SM100, and 'torch' is none"):
+        replay(decode, kernel="torch", on="sim")
+
+
+def test_sm100_without_such_kernels(decode: Store) -> None:
+    if "sm100" in kernels.on_simulator():
+        pytest.skip("there are some")
+    with pytest.raises(CannotRunError, match=r"'sm100' is none; there are none of the listed kernels"):
+        replay(decode, kernel="sm100", on="sim")
+
+
+def test_calls_are_real_calls_again_afterwards(decode: Store) -> None:
+    """Without the simulator the same function needs a GPU."""
+    replay(decode, kernel=mine("calls_launch"), on="sim", isolate=False)
+    if torch.cuda.is_available():
+        pytest.skip("there is one")
+    (result,) = replay(decode, kernel=mine("calls_a_compiled_kernel"), on="cpu", isolate=False).records
+    assert result.outcome is not Outcome.PASS
