@@ -65,7 +65,7 @@ class NamedBarriers:
         earlier = use.partial.pop(warp.index, None)
         present = lanes if earlier is None else lanes | earlier
         if (warp.exists & ~present).any():
-            use.partial[warp.index] = present
+            use.partial[warp.index] = present.copy()
             return use
         use.arrivals += 1
         use.warps.add(warp.index)

@@ -87,26 +87,29 @@ def _cp_async(
     if width not in CP_SIZES["cg" if ins.has("cg") else "ca"]:
         raise KernelFault(FaultKind.MISALIGNED, f"{ins.name} of {width} bytes")
     sizes = _source_sizes(ins, lanes, sources, width)
-    check_aligned(source, lanes, width)
-    for lane in active(lanes & (sizes != 0)):
-        cta.memory.check(int(source[lane]), int(sizes[lane]))
-    for lane in active(lanes):
-        cta.shared.check(int(target[lane]), width)
-    check_aligned(target, lanes, width)
     target, source, mask = target.copy(), source.copy(), lanes.copy()
+    whole = mask & (sizes == width)
+    short = active(mask & (sizes != 0) & ~whole)
+    cta.shared.check_lanes(target, mask, width)
+    check_aligned(source, mask, width)
+    cta.memory.check_lanes(source, whole, width)
+    for lane in short:
+        cta.memory.check(int(source[lane]), int(sizes[lane]))
     data = np.zeros((LANES, width), np.uint8)
 
     def read() -> None:
-        for lane in active(mask & (sizes != 0)):
+        data[:] = cta.memory.load(source, whole, width)
+        for lane in short:
             size = int(sizes[lane])
             data[lane, :size] = cta.memory.view(int(source[lane]), size)
 
+    watched = active(mask) if cta.queue.observer is not None else ()
     operation = AsyncOperation(
         ins.name,
         land=lambda: cta.shared.store(target, mask, data),
         read=read,
-        reads=tuple(Span("global", int(source[lane]), int(sizes[lane])) for lane in active(mask)),
-        writes=tuple(Span("shared", int(target[lane]), width) for lane in active(mask)),
+        reads=tuple(Span("global", int(source[lane]), int(sizes[lane])) for lane in watched),
+        writes=tuple(Span("shared", int(target[lane]), width) for lane in watched),
     )
     copies = cta.copies.threads(warp)
     copies.flying.append(_Copy(operation, mask, copies.group.copy()))

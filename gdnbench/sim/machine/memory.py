@@ -158,6 +158,11 @@ class GlobalMemory:
         first = (wanted - np.uint64(self._origin)).astype(np.intp)
         return first[:, None] + np.arange(width)
 
+    def check_lanes(self, addresses: Values, lanes: Lanes, width: int) -> None:
+        """Fault as `load` would."""
+        if lanes.any():
+            self._locate(addresses, lanes, width)
+
     def load(self, addresses: Values, lanes: Lanes, width: int) -> Bytes:
         out = np.zeros((LANES, width), np.uint8)
         if lanes.any():
@@ -250,6 +255,11 @@ class SharedMemory:
             self.bytes[where] = data[lanes]
             if self.track:
                 self.valid[where] = True
+
+    def check_lanes(self, addresses: Values, lanes: Lanes, width: int) -> None:
+        """Fault as `store` would."""
+        if lanes.any():
+            self._locate(addresses, lanes, width)
 
     def poison(self, addresses: Values, lanes: Lanes, width: int) -> None:
         """What an asynchronous copy will write does not hold its old value any more. Faults as `store`

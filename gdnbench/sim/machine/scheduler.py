@@ -35,6 +35,14 @@ class Scheduler:
 
     def round(self) -> bool:
         """One turn for each warp that can run; false once all have exited."""
+        try:
+            return self._round()
+        except KernelFault as fault:
+            # What lands or is found between the warps' turns belongs to no thread.
+            fault.thread = fault.thread or f"CTA {self.cta.ctaid}"
+            raise
+
+    def _round(self) -> bool:
         moved = False
         for index in self._order():
             if self._states[index] is WarpState.EXITED or not self._can_run(index):
@@ -123,4 +131,4 @@ class Scheduler:
         ]
         place = blocked[0][1].instruction.place if blocked else None
         message = "nothing in the CTA can go on:\n  " + "\n  ".join(lines) + "\n"
-        return KernelFault(FaultKind.DEADLOCK, message, place, f"CTA {self.cta.ctaid}")
+        return KernelFault(FaultKind.DEADLOCK, message, place)
