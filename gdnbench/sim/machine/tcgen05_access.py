@@ -3,6 +3,9 @@
 A store is asynchronous until tcgen05.wait::st: under the late schedule its cells hold poison until then, for
 loads and for products. A load delivers at once, since compilers move the registers' first copies above
 tcgen05.wait::ld; what it delivers for a cell that a product or copy in flight will write is poison.
+
+`load_words`, `store_words` and `complete_stores` are the instructions for an engine that keeps a warp's
+registers together; the handlers are the same through the seam.
 """
 
 from __future__ import annotations
@@ -15,16 +18,18 @@ import numpy as np
 import numpy.typing as npt
 
 from gdnbench.sim.errors import FaultKind, KernelFault, UnsupportedError
+from gdnbench.sim.machine.operands import uniform
 from gdnbench.sim.machine.seam import Argument, Handler, Lanes, Results, Wait, Warp
 from gdnbench.sim.machine.tcgen05_fragment import REGISTERS, Fragment, fragment
-from gdnbench.sim.machine.tcgen05_issue import as_values, quarter_base, uniform_address
+from gdnbench.sim.machine.tcgen05_issue import as_values, quarter_base
 from gdnbench.sim.machine.tmem import COLUMNS, POISON, TensorMemory, column_of
-from gdnbench.sim.ptx.ir import Instruction
+from gdnbench.sim.ptx.ir import Immediate, Instruction
 
 if TYPE_CHECKING:
     from gdnbench.sim.machine.cta import Cta
 
 Table = npt.NDArray[np.intp]
+Words = npt.NDArray[np.uint32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,47 +57,88 @@ def access(mods: tuple[str, ...], split: int) -> Access:
     return Access(flat, cells.lanes, int(column.max()) + widen, packed)
 
 
-def _locate(
-    cta: Cta, warp: Warp, ins: Instruction, lanes: Lanes, sources: tuple[Argument, ...]
-) -> tuple[Access, int, int]:
-    """The access, the flat number of its first cell and its first column, checked against the allocations."""
-    address = uniform_address(sources[0], lanes, ins)
-    split = 0
-    if ins.has("16x32bx2"):
-        if len(sources) < 2:
-            raise UnsupportedError(f"{ins.name} without immHalfSplitoff")
-        split = uniform_address(sources[1], lanes, ins)
-        if split >= COLUMNS:
-            raise KernelFault(
-                FaultKind.TMEM_ACCESS, f"{ins.name}: immHalfSplitoff {split} is over {COLUMNS} columns"
-            )
+def load_words(cta: Cta, warp: Warp, ins: Instruction, address: int, split: int = 0) -> Words:
+    """tcgen05.ld as uint32[registers, 32 threads]; `split` is immHalfSplitoff."""
+    cells, index, first = _locate(cta, warp, ins, address, split)
+    words = _read(cta.tmem, index, first, cells.columns, ins)
+    if cells.packed:
+        high = _read(cta.tmem, index + 1, first, cells.columns, ins)
+        words = np.bitwise_or(words & np.uint32(0xFFFF), high << np.uint32(16))
+    if cta.config.profile:
+        cta.counters.traffic["TMEM to registers"] += 4 * index.size * (1 + cells.packed)
+    return words
+
+
+def store_words(cta: Cta, warp: Warp, ins: Instruction, address: int, words: Words, split: int = 0) -> None:
+    """tcgen05.st of uint32[registers, 32 threads], which it keeps."""
+    cells, index, _ = _locate(cta, warp, ins, address, split)
+    if words.shape != index.shape:
+        raise UnsupportedError(f"{ins.name} with {len(words)} registers")
+    tmem = cta.tmem
+    if cells.packed:
+        # Each half lands in the low half of its column; that the upper half is written zero is an assumption.
+        index = np.concatenate((index, index + 1))
+        words = np.concatenate((words & np.uint32(0xFFFF), words >> np.uint32(16)))
+    schedule = cta.queue.schedule.kind
+    if schedule == "early" or (schedule == "random" and cta.queue.random.random() < 0.5):
+        tmem.flat[index] = words
+    else:
+        tmem.flat[index] = POISON
+        tmem.stores.setdefault(warp.index, []).append((index, words))
+    if tmem.track:
+        tmem.valid.ravel()[index] = True
+    if cta.config.profile:
+        cta.counters.traffic["registers to TMEM"] += 4 * index.size
+
+
+def complete_stores(cta: Cta, warp: Warp) -> None:
+    """tcgen05.wait::st: what the warp has stored is in TMEM."""
+    for index, words in cta.tmem.stores.pop(warp.index, ()):
+        cta.tmem.flat[index] = words
+
+
+def _locate(cta: Cta, warp: Warp, ins: Instruction, address: int, split: int) -> tuple[Access, Table, int]:
+    """The access, the flat numbers of its cells and its first column, checked against the allocations."""
+    if split >= COLUMNS:
+        raise KernelFault(
+            FaultKind.TMEM_ACCESS, f"{ins.name}: immHalfSplitoff {split} is over {COLUMNS} columns"
+        )
     cells = access(ins.mods, split)
     first = column_of(address)
     cta.tmem.require(first, first + cells.columns, ins.name)
-    return cells, quarter_base(warp.index, address, cells.lanes, ins) * COLUMNS + first, first
+    base = quarter_base(warp.index, address, cells.lanes, ins) * COLUMNS + first
+    return cells, cells.flat + base, first
+
+
+def _operands(ins: Instruction, lanes: Lanes, sources: tuple[Argument, ...]) -> tuple[int, int]:
+    """The address, which all lanes must agree on (PTX ISA 9.7.16.8.3), and immHalfSplitoff."""
+    address = uniform(sources[0], lanes, f"the address of {ins.name}")
+    if "16x32bx2" not in ins.mods:
+        return address, 0
+    if len(ins.sources) < 2 or not isinstance(ins.sources[1], Immediate):
+        raise UnsupportedError(f"{ins.name} without immHalfSplitoff")
+    return address, ins.sources[1].bits
 
 
 def _load(
     cta: Cta, warp: Warp, ins: Instruction, lanes: Lanes, sources: tuple[Argument, ...], previous: Wait | None
 ) -> Results:
-    cells, base, first = _locate(cta, warp, ins, lanes, sources)
-    tmem = cta.tmem
-    index = cells.flat + base
-    words = _read(tmem, index, first, cells.columns, ins)
-    if cells.packed:
-        high = _read(tmem, index + 1, first, cells.columns, ins)
-        words = np.bitwise_or(words & np.uint32(0xFFFF), high << np.uint32(16))
-    if cta.config.profile:
-        cta.counters.traffic["TMEM to registers"] += 4 * index.size * (1 + cells.packed)
-    return list(words.astype(np.uint64))
+    return list(load_words(cta, warp, ins, *_operands(ins, lanes, sources)).astype(np.uint64))
 
 
-def _read(
-    tmem: TensorMemory, index: Table, first: int, columns: int, ins: Instruction
-) -> npt.NDArray[np.uint32]:
-    words = tmem.cells.ravel().take(index)
+def _store(
+    cta: Cta, warp: Warp, ins: Instruction, lanes: Lanes, sources: tuple[Argument, ...], previous: Wait | None
+) -> Results:
+    address, split = _operands(ins, lanes, sources)
+    registers = as_values(sources[-1])
+    store_words(cta, warp, ins, address, np.array(registers, np.uint64).astype(np.uint32), split)
+    return ()
+
+
+def _read(tmem: TensorMemory, index: Table, first: int, columns: int, ins: Instruction) -> Words:
+    words = tmem.flat.take(index)
     in_flight = None
-    if tmem.busy[first : first + columns].any():
+    if tmem.writers and tmem.busy[first : first + columns].any():
         in_flight = tmem.in_flight(index // COLUMNS, index % COLUMNS)
         words[in_flight] = POISON
     if tmem.track:
@@ -108,37 +154,10 @@ def _read(
     return words
 
 
-def _store(
-    cta: Cta, warp: Warp, ins: Instruction, lanes: Lanes, sources: tuple[Argument, ...], previous: Wait | None
-) -> Results:
-    cells, base, _ = _locate(cta, warp, ins, lanes, sources)
-    registers = as_values(sources[-1])
-    if len(registers) != cells.flat.shape[0]:
-        raise UnsupportedError(f"{ins.name} with {len(registers)} registers")
-    words = np.array(registers, np.uint64).astype(np.uint32)
-    index = cells.flat + base
-    tmem = cta.tmem
-    if cells.packed:
-        # Each half lands in the low half of its column; that the upper half is written zero is an assumption.
-        index = np.concatenate((index, index + 1))
-        words = np.concatenate((words & 0xFFFF, words >> 16))
-    schedule = cta.queue.schedule.kind
-    if schedule == "early" or (schedule == "random" and cta.queue.random.random() < 0.5):
-        tmem.cells.ravel()[index] = words
-    else:
-        tmem.cells.ravel()[index] = POISON
-        tmem.stores.setdefault(warp.index, []).append((index, words))
-    tmem.valid.ravel()[index] = True
-    if cta.config.profile:
-        cta.counters.traffic["registers to TMEM"] += 4 * index.size
-    return ()
-
-
 def _wait_store(
     cta: Cta, warp: Warp, ins: Instruction, lanes: Lanes, sources: tuple[Argument, ...], previous: Wait | None
 ) -> Results:
-    for index, words in cta.tmem.stores.pop(warp.index, ()):
-        cta.tmem.cells.ravel()[index] = words
+    complete_stores(cta, warp)
     return ()
 
 

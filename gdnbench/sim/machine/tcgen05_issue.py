@@ -6,7 +6,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gdnbench.sim.errors import FaultKind, KernelFault, UnsupportedError
-from gdnbench.sim.machine.operands import uniform
 from gdnbench.sim.machine.seam import Argument, Lanes, Values
 from gdnbench.sim.ptx.ir import Instruction
 
@@ -68,11 +67,6 @@ def quarter_base(warp_index: int, address: int, lanes: int, ins: Instruction) ->
             FaultKind.TMEM_ACCESS, f"{ins.name} accesses {lanes} lanes from lane {within} of its quarter"
         )
     return quarter + within
-
-
-def uniform_address(source: Argument, lanes: Lanes, ins: Instruction) -> int:
-    """The TMEM address, which all lanes must agree on (PTX ISA 9.7.16.8.3)."""
-    return uniform(source, lanes, f"the address of {ins.name}")
 
 
 def as_values(source: Argument) -> tuple[Values, ...]:

@@ -54,6 +54,7 @@ class TensorMemory:
         self.track = track
         self.stores: dict[int, list[tuple[npt.NDArray[np.intp], Cells]]] = {}
         self.cells = np.full((LANES, COLUMNS), POISON, np.uint32)
+        self.flat = self.cells.reshape(-1)
         self.valid = np.zeros((LANES, COLUMNS), bool)
         self.allocated = np.zeros(COLUMNS, bool)
         self.busy = np.zeros(COLUMNS, np.uint16)
