@@ -33,6 +33,16 @@ FORBIDDEN = {
     "gdnbench/report": ("gdnbench.replay", "gdnbench.diff", "gdnbench.capture", "gdnbench.cli"),
     "gdnbench/replay": ("gdnbench.diff", "gdnbench.capture", "gdnbench.cli"),
     "gdnbench/diff": ("gdnbench.replay", "gdnbench.capture", "gdnbench.cli"),
+    "gdnbench/sim": (
+        "gdnbench.store",
+        "gdnbench.judge",
+        "gdnbench.report",
+        "gdnbench.replay",
+        "gdnbench.diff",
+        "gdnbench.capture",
+        "gdnbench.cli",
+        "gdnbench_kernels",
+    ),
     "gdnbench/capture": (
         "gdnbench.judge",
         "gdnbench.report",

@@ -14,6 +14,7 @@ import ast
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from pickle import UnpicklingError
 
 import numpy as np
 import torch
@@ -186,6 +187,7 @@ def _read(path: Path, text: str) -> Tensor:
             raise BadInputError(f"argument {text!r}: {path} holds no tensor")
     except OSError as error:
         raise BadInputError(f"argument {text!r}: {path} cannot be read: {error.strerror or error}") from None
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise BadInputError(f"argument {text!r}: {path}: {error}") from None
+    except (TypeError, ValueError, RuntimeError, EOFError, UnpicklingError) as error:
+        what = str(error).partition("\n")[0].partition(". ")[0]
+        raise BadInputError(f"argument {text!r}: {path} holds no tensor: {what}") from None
     raise BadInputError(f"argument {text!r}: {path} is neither .npy nor .pt")

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from gdnbench.sim.errors import ExportError, LaunchError
+from gdnbench.sim.host.device import DEVICES
 
 PREFIX = "gdnbench_sim"
 DEFAULT_ARCH = "sm_100a"
@@ -50,6 +51,8 @@ def keep_ptx(arch: str | None = None) -> Iterator[None]:
 
     `arch` is sm_100a or sm_90a; None for what CUTE_DSL_ARCH says, sm_100a if it says nothing.
     """
+    if arch is not None and arch not in DEVICES:
+        raise LaunchError(f"arch {arch!r}; there are {', '.join(DEVICES)}")
     settings = _settings()
     before = {name: getattr(settings, name) for name in SETTINGS}
     with tempfile.TemporaryDirectory(prefix="gdnbench-sim-") as folder:

@@ -57,7 +57,7 @@ class HostObject:
 
     runtime: Runtime
     engine: Any
-    keep: list[object] = field(default_factory=list)
+    lock: threading.RLock = field(default_factory=threading.RLock)
 
     def function(self, name: str) -> int:
         """The address of a function of the object; ExportError if it has none of that name."""
@@ -68,15 +68,16 @@ class HostObject:
 
     @contextmanager
     def running(self) -> Iterator[Runtime]:
-        """While the object's code runs. Raises what the runtime refused meanwhile."""
-        outer = getattr(_running, "runtime", None)
-        _running.runtime = self.runtime
-        self.runtime.launches.clear()
-        self.runtime.error = None
-        try:
-            yield self.runtime
-        finally:
-            _running.runtime = outer
+        """While the object's code runs, in one thread at a time."""
+        with self.lock:
+            outer = getattr(_running, "runtime", None)
+            _running.runtime = self.runtime
+            self.runtime.launches.clear()
+            self.runtime.error = None
+            try:
+                yield self.runtime
+            finally:
+                _running.runtime = outer
 
 
 def load(data: bytes, runtime: Runtime, extra: dict[str, int] | None = None) -> HostObject:

@@ -103,3 +103,15 @@ def describe(x: cute.Tensor, box: cutlass.Constexpr, swizzle_bits: cutlass.Const
         layout = cute.make_composed_layout(cute.make_swizzle(swizzle_bits, 4, 3), 0, layout)
     atom, coordinates = cpasync.make_tiled_tma_atom(cpasync.CopyBulkTensorTileG2SOp(), x, layout, box)
     touch(atom, coordinates).launch(grid=[1, 1, 1], block=[32, 1, 1], stream=stream)
+
+
+@cute.kernel
+def increment_kernel(pointer: cute.Pointer):
+    thread, _, _ = cute.arch.thread_idx()
+    data = cute.make_tensor(pointer, cute.make_layout(32))
+    data[thread] = data[thread] + 1.0
+
+
+@cute.jit
+def through_pointer(pointer: cute.Pointer, stream: cuda.CUstream):
+    increment_kernel(pointer).launch(grid=[1, 1, 1], block=[32, 1, 1], stream=stream)

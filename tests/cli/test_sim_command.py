@@ -1,0 +1,205 @@
+"""`gdnbench sim`: kernels from the command line, what is printed, saved and refused."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("cutlass", reason="CuTe DSL has wheels for Linux only")
+
+Invoke = Callable[..., Any]  # the fixture `gdnbench`
+
+KERNELS = """
+import cuda.bindings.driver as cuda
+import cutlass
+import cutlass.cute as cute
+import torch
+from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
+
+print("imported")
+
+
+@cute.kernel
+def axpy_kernel(x: cute.Tensor, y: cute.Tensor, factor: cutlass.Float32, count: cutlass.Int32):
+    thread, _, _ = cute.arch.thread_idx()
+    block, _, _ = cute.arch.block_idx()
+    index = block * 32 + thread
+    if index < count:
+        y[index] = y[index] + x[index] * factor
+
+
+@cute.jit
+def axpy(
+    x: cute.Tensor, y: cute.Tensor, factor: cutlass.Float32, count: cutlass.Int32, stream: cuda.CUstream
+):
+    axpy_kernel(x, y, factor, count).launch(grid=[(count + 31) // 32, 1, 1], block=[32, 1, 1], stream=stream)
+
+
+@cute.jit
+def axpy_of(x: cute.Tensor, y: cute.Tensor, count: cutlass.Constexpr, factor: cutlass.Float32 = 2.0):
+    axpy_kernel(x, y, factor, count).launch(grid=[(count + 31) // 32, 1, 1], block=[32, 1, 1])
+
+
+@cute.jit
+def broken(x: cute.Tensor):
+    raise ValueError("no such layout")
+
+
+def compiled():
+    flat = make_fake_tensor(cutlass.Float32, (cute.sym_int(),), (1,))
+    return cute.compile(axpy, flat, flat, cutlass.Float32(1), cutlass.Int32(1), make_fake_stream())
+
+
+def ready(count=40):
+    return compiled(), (torch.ones(40), torch.full((40,), 3.0), 2.0, count)
+
+
+def by_itself():
+    compiled()(torch.ones(8), torch.zeros(8), 1.0, 8, cuda.CUstream(0))
+
+
+def nothing():
+    pass
+
+
+def something_else():
+    return 3
+"""
+
+
+@pytest.fixture(scope="module")
+def kernels(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("kernels") / "axpy.py"
+    path.write_text(KERNELS)
+    return path
+
+
+def test_a_host_function_with_arguments(gdnbench: Invoke, kernels: Path, tmp_path: Path) -> None:
+    result = gdnbench(
+        "sim", f"{kernels}:axpy", "--args", "f32[40]:arange", "f32[?40]:1", "0.5", "37", "--save", tmp_path
+    )
+    assert (result.code, result.err) == (0, "imported\n")
+    lines = result.out.splitlines()
+    assert lines[0] == "engine compiled, schedule late, mma hardware"
+    assert lines[1].startswith("launch 0: kernel_cutlass_axpy_kernel")
+    assert re.fullmatch(
+        r"  grid 2x1x1, block 32x1x1, 0 bytes of dynamic shared memory, \d+ registers", lines[2]
+    )
+    assert re.fullmatch(r"  \d+ warp instructions, 0 MACs in \d+\.\d\d s", lines[3])
+    assert lines[4:] == [
+        "no error found",
+        "tensor  dtype    shape  min  max  nonfinite",
+        "x       float32  40       0   39",
+        "y       float32  40       1   19",
+    ]
+    wanted = torch.ones(40)
+    wanted[:37] += torch.arange(37.0) * 0.5
+    assert torch.equal(torch.load(tmp_path / "y.pt", weights_only=True), wanted)
+
+
+def test_arguments_by_name_and_what_is_compiled_in(gdnbench: Invoke, kernels: Path) -> None:
+    result = gdnbench(
+        "sim",
+        f"{kernels}:axpy_of",
+        "f32[8]:ones",
+        "count=8",
+        "y=f32[8]:1",
+        "--json",
+        "--engine",
+        "interpreter",
+    )
+    assert result.code == 0
+    data = json.loads(result.out)
+    assert data["calls"][0]["engine"] == "interpreter"
+    assert [tensor["tensor"] for tensor in data["tensors"]] == ["x", "y"]
+    assert data["tensors"][1] == {
+        "tensor": "y",
+        "dtype": "float32",
+        "shape": [8],
+        "min": 3.0,
+        "max": 3.0,
+        "nonfinite": 0,
+    }
+
+
+@pytest.mark.parametrize("schedule", ["early", "late", "random:5"])
+def test_a_function_that_returns_a_call(gdnbench: Invoke, kernels: Path, schedule: str) -> None:
+    result = gdnbench("sim", f"{kernels}:ready", "--schedule", schedule)
+    assert result.code == 0
+    assert result.out.splitlines()[0] == f"engine compiled, schedule {schedule}, mma hardware"
+    assert result.out.splitlines()[-1] == "y       float32  40       5    5"
+
+
+def test_a_function_that_calls_a_kernel_itself(gdnbench: Invoke, kernels: Path) -> None:
+    result = gdnbench("sim", f"{kernels}:by_itself")
+    assert (result.code, result.out.splitlines()[-1]) == (0, "no error found")
+
+
+def test_an_illegal_act_is_reported(gdnbench: Invoke, kernels: Path) -> None:
+    result = gdnbench("sim", f"{kernels}:ready", "count=41")
+    assert result.code == 1
+    assert "error in launch 0: out-of-bounds access: 4 bytes at global address" in result.out
+    line = 1 + KERNELS.splitlines().index("        y[index] = y[index] + x[index] * factor")
+    assert f"  {kernels}:{line}\n" in result.out
+    assert "1 error found" in result.out
+
+
+def test_profile(gdnbench: Invoke, kernels: Path) -> None:
+    result = gdnbench("sim", f"{kernels}:ready", "--profile", "--engine", "interpreter")
+    assert re.search(r"^  bytes +160  registers to global$", result.out, re.MULTILINE)  # 40 f32 stored
+
+
+def test_random_arguments_come_from_the_seed(gdnbench: Invoke, kernels: Path) -> None:
+    def run(seed: int) -> str:
+        call = ("sim", f"{kernels}:axpy", "f32[40]", "f32[40]", "1.0", "40")
+        return str(json.loads(gdnbench(*call, "--json", "--seed", seed).out)["tensors"])
+
+    assert run(1) == run(1) != run(2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["{}:axpy", "f32[40]"], 2, "axpy takes x, y, factor, count; given were a tensor"),
+        (["{}:axpy", "f32[40]", "f32[40]", "1.0", "1.5"], 2, "count is 1.5; the kernel takes an integer"),
+        (["{}:axpy", "f3[40]"], 2, "type 'f3'"),
+        (["{}:axpy", "x=1", "3"], 2, "argument '3' follows a named one"),
+        (["{}:axpy", "f32[40]", "f32[40]", "1.0", "1", "--engine", "fast"], 2, "engine 'fast'"),
+        (["{}:axpy", "f32[40]", "f32[40]", "1.0", "1", "--mma", "fast"], 2, "mma 'fast'"),
+        (["{}:axpy", "f32[40]", "f32[40]", "1.0", "1", "--schedule", "fast"], 2, "schedule 'fast'"),
+        (["{}:axpy", "f32[40]", "f32[40]", "1.0", "1", "--arch", "sm_80"], 2, "arch 'sm_80'"),
+        (["{}:broken", "f32[4]"], 3, "broken does not compile: ValueError: no such layout"),
+        (["{}:nothing"], 2, "returned no (compiled, args) and ran nothing on the simulator"),
+        (["{}:something_else"], 2, "something_else returned int, not (compiled, args)"),
+        (["{}:missing"], 2, "has no function 'missing'"),
+        (["{}"], 2, "is no function; write FILE.py:function"),
+        (["nosuch.py:f"], 2, "nosuch.py does not exist"),
+    ],
+)
+def test_refusals_in_one_line(
+    gdnbench: Invoke, kernels: Path, arguments: list[str], code: int, message: str
+) -> None:
+    result = gdnbench("sim", *(argument.format(kernels) for argument in arguments))
+    assert (result.code, result.out) == (code, "")
+    assert message in result.err
+    said = [line for line in result.err.splitlines() if line != "imported"]
+    assert len(said) == 1
+
+
+def test_help_says_how_arguments_are_written(gdnbench: Invoke) -> None:
+    text = gdnbench("sim", "--help").out
+    assert "TYPE[EXTENTS" in text
+    assert "random:SEED" in text
+    assert "randn, rand, randint, zeros, ones, arange, nan" in " ".join(text.replace("│", " ").split())
+
+
+def test_replay_on_sim_needs_a_kernel_for_it(gdnbench: Invoke, prefills: Path) -> None:
+    result = gdnbench("replay", prefills, "--kernel", "torch", "--on", "sim")
+    assert (result.code, result.out) == (3, "")
+    assert "--on sim runs kernels compiled for SM100" in result.err
