@@ -1,0 +1,103 @@
+"""Compiled kernels on disk: taken again, replaced when damaged, apart for different texts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gdnbench.sim.compiler import native
+from gdnbench.sim.run import run_ptx
+
+TEXT = """.version 8.8
+.target sm_100a
+.address_size 64
+.visible .entry k(.param .b64 out)
+{
+.reg .b32 %x;
+.reg .b64 %address;
+ld.param.b64 %address, [out];
+mov.u32 %x, %tid.x;
+mad.wide.u32 %address, %x, 4, %address;
+add.s32 %x, %x, SHIFT;
+st.global.b32 [%address], %x;
+ret;
+}
+"""
+
+
+def result(shift: int) -> list[int]:
+    out = np.zeros(32, np.uint32)
+    run_ptx(TEXT.replace("SHIFT", str(shift)), "k", (1, 1, 1), (32, 1, 1), [out])
+    values: list[int] = out.tolist()
+    return values
+
+
+def entries(tmp_path: Path) -> list[Path]:
+    return sorted((tmp_path / "sim").iterdir())
+
+
+@pytest.fixture
+def compilations(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """One item for each compilation."""
+    count: list[int] = []
+    original = native.compile_text
+
+    def counted(text: str) -> bytes:
+        count.append(len(text))
+        return original(text)
+
+    monkeypatch.setattr(native, "compile_text", counted)
+    return count
+
+
+def test_a_kernel_is_compiled_once(tmp_path: Path, compilations: list[int]) -> None:
+    assert result(5) == [lane + 5 for lane in range(32)]
+    assert result(5) == [lane + 5 for lane in range(32)]
+    assert len(compilations) == 1
+    assert len(entries(tmp_path)) == 1
+
+
+def test_another_text_is_another_entry(tmp_path: Path, compilations: list[int]) -> None:
+    assert result(5)[0] == 5
+    assert result(6)[0] == 6
+    assert len(compilations) == 2
+    assert len(entries(tmp_path)) == 2
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "empty", "other"])
+def test_a_damaged_entry_is_compiled_again(tmp_path: Path, compilations: list[int], damage: str) -> None:
+    result(5)
+    (entry,) = entries(tmp_path)
+    data = entry.read_bytes()
+    flipped = bytearray(data)
+    flipped[len(data) // 2] ^= 1
+    broken = {"flip": bytes(flipped), "cut": data[:-100], "empty": b"", "other": b"not an entry" * 100}
+    entry.write_bytes(broken[damage])
+    assert result(5)[0] == 5
+    assert len(compilations) == 2
+    assert entry.read_bytes() == data
+    assert result(5)[0] == 5
+    assert len(compilations) == 2
+
+
+def test_a_cache_that_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compilations: list[int]
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("GDNBENCH_CACHE_DIR", str(tmp_path / "file"))
+    assert result(5)[0] == 5
+    assert result(5)[0] == 5
+    assert len(compilations) == 2
+
+
+def test_the_key_depends_on_all_that_decides_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = native.key("text", "k")
+    assert native.key("text", "k") == before
+    assert native.key("text", "l") != before
+    monkeypatch.setattr(native, "_host", lambda: ("another-cpu", "+sse2"))
+    assert native.key("text", "k") != before
+    monkeypatch.undo()
+    monkeypatch.setattr(native, "_VERSION", b"another engine")
+    assert native.key("text", "k") != before
