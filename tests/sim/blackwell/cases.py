@@ -304,7 +304,21 @@ def numbers() -> Iterator[Assumption]:
     yield Assumption(
         "narrow-formats",
         "e2m1, e2m3, e3m2 in shared memory: 16 codes at the start of 16 bytes, low bits first",
-        tuple(narrow(name) for name in ("e2m1", "e2m3", "e3m2")),
+        (*(narrow(name, name) for name in ("e2m1", "e2m3", "e3m2")), narrow("e2m1", "e3m2")),
+    )
+    yield Assumption(
+        "narrow-formats-in-tmem",
+        "A in TMEM: a byte a code, e2m1 in bits 2..5, e2m3 and e3m2 in bits 0..5, other bits ignored",
+        tuple(narrow(name, "e2m3", a_in_tmem=True) for name in ("e2m1", "e2m3", "e3m2")),
+    )
+    body = mma(
+        "f16", instruction("bf16", "bf16", 64), k_major(0, NONE, "%d0"), k_major(B_AT, NONE, "%d1"),
+        accumulate=True,
+    )  # fmt: skip
+    yield Assumption(
+        "one-product-a-warp",
+        "a product that all lanes of a warp issue with equal operands happens once",
+        (tensor_kernel("whole_warp", body, integers("bf16"), index_fill(), whole_warp=True),),
     )
 
 
@@ -323,11 +337,14 @@ def scaled_only(name: str, fill: Fill) -> MicroKernel:
     return tensor_kernel(name, body, np.zeros(16, np.uint8), fill)
 
 
-def narrow(name: str) -> MicroKernel:
-    """Random bytes are codes of a format whose codes are all finite."""
-    image = random_u32(600 + CODE[name], IMAGE_BYTES // 4).view(np.uint8)
-    body = mma("f8f6f4", instruction(name, name, 64), k_major(0, NONE, "%d0"), k_major(B_AT, NONE, "%d1"))
-    return tensor_kernel(f"narrow_{name}", body, image, index_fill())
+def narrow(a: str, b: str, *, a_in_tmem: bool = False) -> MicroKernel:
+    """Random bytes are codes of formats whose codes are all finite."""
+    image = random_u32(600 + CODE[a], IMAGE_BYTES // 4).view(np.uint8)
+    fill = random_u32(620 + CODE[a], THREADS * COLUMNS).reshape(THREADS, COLUMNS)
+    source = [f"add.u32 %r1, %taddr, {A_COLUMN};"] if a_in_tmem else k_major(0, NONE, "%d0")
+    body = mma("f8f6f4", instruction(a, b, 64), source, k_major(B_AT, NONE, "%d1"), a_in_tmem=a_in_tmem)
+    where = "tmem" if a_in_tmem else "shared"
+    return tensor_kernel(f"narrow_{a}_{b}_{where}", body, image, fill if a_in_tmem else index_fill())
 
 
 def fragments() -> Iterator[Assumption]:

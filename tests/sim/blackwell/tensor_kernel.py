@@ -48,31 +48,36 @@ def matrix_descriptor(
 
 
 def tensor_kernel(
-    name: str, body: Sequence[str], image: Image, fill: Fill, *, per_warp: int | None = None
+    name: str,
+    body: Sequence[str],
+    image: Image,
+    fill: Fill,
+    *,
+    per_warp: int | None = None,
+    whole_warp: bool = False,
 ) -> MicroKernel:
     """`per_warp` is the number of answer registers of a body that all warps execute; None: TMEM is the
-    answer."""
+    answer. `whole_warp` has all lanes of warp 0 execute the body."""
     assert image.size <= IMAGE_BYTES
     padded = np.zeros(IMAGE_BYTES, np.uint8)
     padded[: image.size] = image
     count = COLUMNS if per_warp is None else per_warp
     answer = Buffer("out", np.zeros((THREADS, count), np.uint32), tuple(f"lane {i}" for i in range(THREADS)))
     buffers = (Buffer("image", padded.view(np.uint32).reshape(THREADS, -1)), Buffer("fill", fill), answer)
-    return MicroKernel(name, _text(name, body, per_warp), buffers, 1, THREADS)
+    return MicroKernel(name, _text(name, body, per_warp, whole_warp), buffers, 1, THREADS)
 
 
 def registers(count: int) -> str:
     return ", ".join(f"%o{i}" for i in range(count))
 
 
-def _text(name: str, body: Sequence[str], per_warp: int | None) -> str:
+def _text(name: str, body: Sequence[str], per_warp: int | None, whole_warp: bool) -> str:
     lines = [*_setup(), *_fill_tmem()]
     if per_warp is None:
         lines += [
-            "@%leader bra ISSUE;",
-            "bra WAIT;",
-            "ISSUE:",
+            f"@!%{'first' if whole_warp else 'leader'} bra WAIT;",
             *body,
+            "@!%leader bra WAIT;",
             *_commit(),
             "WAIT:",
             *_wait(),
