@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from cute_layouts import shared_layout
-from products import KIND, STEP, Operand, instruction_descriptor, put_tmem, result
+from products import KIND, NUMPY, STEP, Operand, instruction_descriptor, put_tmem, result
 from tensor_machine import Machine
 
 A_AT = 16 * 1024
@@ -116,3 +116,52 @@ def test_schedules_agree(schedule: str) -> None:
 def test_every_n(m: int, n: int) -> None:
     got, want = multiply("bf16", m, n, 1, ("SW32", False), ("SW32", False), (0, 0))
     np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("mma", ["hardware", "exact"])
+@pytest.mark.parametrize("in_tmem", [False, True])
+@pytest.mark.parametrize(
+    ("name", "m"), [("f16", 64), ("bf16", 128), ("tf32", 64), ("e4m3", 128), ("e5m2", 64)]
+)
+def test_random_numbers_against_fp64(name: str, m: int, in_tmem: bool, mma: str) -> None:
+    """Four products of one K each on top of each other, normally distributed operands.
+
+    One product cuts each of its K terms and D at 2^-25 of 2^e, where e is the largest nominal exponent and
+    2^e at most the largest term, and then cuts the sum to 24 bits: an error of at most (K + 1) 2^-25
+    max|term| + 2^-23 |sum|, which stays when the next product adds to it. `exact` rounds once a product and
+    is better than that.
+    """
+    kind, n, blocks = KIND[name], 56, 4
+    step = STEP[kind]
+    rng = np.random.default_rng(m)
+    a, b = (rng.normal(size=(rows, blocks * step)).astype(NUMPY[name]) for rows in (m, n))
+    if name == "tf32":  # the low 13 bits of a float are not read
+        a, b = ((x.view(np.uint32) & np.uint32(0xFFFF_E000)).view(np.float32) for x in (a, b))
+    machine = Machine(mma=mma)
+    machine.alloc(512)
+    right = Operand(shared_layout("SW64", name, False, n, blocks * step), B_AT, name)
+    right.put(machine, b)
+    left = Operand(shared_layout("SW128", name, False, m, blocks * step), A_AT, name)
+    if in_tmem:
+        put_tmem(machine, 320, name, m, a)
+    else:
+        left.put(machine, a)
+    idesc = instruction_descriptor(name, name, m, n)
+    for block in range(blocks):
+        source = 320 + 8 * block if in_tmem else left.descriptor(step * block)
+        machine.mma(
+            kind, COLUMN, source, right.descriptor(step * block), idesc,
+            a_in_tmem=in_tmem, accumulate=block > 0,
+        )  # fmt: skip
+    machine.finish()
+    total, bound = np.zeros((m, n)), np.zeros((m, n))
+    for block in range(blocks):
+        part = slice(step * block, step * block + step)
+        terms = a[:, None, part].astype(np.float64) * b[None, :, part].astype(np.float64)
+        largest = np.maximum(np.abs(terms).max(axis=2), np.abs(total) + bound)
+        total = total + terms.sum(axis=2)
+        bound = bound + (step + 1) * 2.0**-25 * largest
+        bound = bound + 2.0**-23 * (np.abs(total) + bound)
+    got = result(machine, COLUMN, m, n).view(np.float32)
+    worst = np.unravel_index(np.argmax(np.abs(got - total) - bound), got.shape)
+    assert (np.abs(got - total) <= bound).all(), (worst, got[worst], total[worst])
