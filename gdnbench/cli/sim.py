@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from gdnbench.sim.compiling import Call
+    from gdnbench.sim.report import Report
 
 HEADERS = ("tensor", "dtype", "shape", "min", "max", "nonfinite")
 
@@ -46,6 +47,9 @@ def sim(
     threads: Annotated[int | None, typer.Option(min=1, help="Cores to use; all if left out.")] = None,
     seed: Annotated[int, typer.Option(help="Of random tensors.")] = 0,
     profile: Annotated[bool, typer.Option("--profile", help="Count instructions, bytes and waits.")] = False,
+    trace: Annotated[
+        Path | None, typer.Option(help="Write a timeline of the warps for Perfetto; profiles too.")
+    ] = None,
     save: Annotated[
         Path | None, typer.Option(help="Write every tensor, as it is afterwards, to DIR/NAME.pt.")
     ] = None,
@@ -68,7 +72,7 @@ def sim(
 
     # What the kernel's file prints is no part of the result.
     with progress("sim") as advance, contextlib.redirect_stdout(sys.stderr):
-        settings = Settings(mma, engine, schedule, profile, threads, advance)
+        settings = Settings(mma, engine, schedule, profile or trace is not None, threads, advance)
         with active(settings, arch) as session:
             call = _call(function, [*(args or ()), *(values or ())], seed, arch)
             if call is not None:
@@ -79,6 +83,8 @@ def sim(
     reports = session.reports
     if not reports:
         raise BadInputError(f"{function} returned no (compiled, args) and ran nothing on the simulator")
+    if trace is not None:
+        _write_trace(reports, trace)
     if json:
         print_json({"calls": [report.as_json() for report in reports], "tensors": _summaries(tensors)})
     else:
@@ -143,6 +149,20 @@ def _row(summary: Mapping[str, Any]) -> list[object]:
     name, dtype, shape, low, high, nonfinite = summary.values()
     shown = ("" if value is None else f"{value:.6g}" for value in (low, high))
     return [name, dtype, "x".join(map(str, shape)) or "scalar", *shown, nonfinite or ""]
+
+
+def _write_trace(reports: Sequence[Report], path: Path) -> None:
+    """All launches of all calls, one after the other."""
+    from dataclasses import replace
+
+    launches = tuple(launch for report in reports for launch in report.launches)
+    if not any(launch.finished for launch in launches):
+        print(f"gdnbench: no launch finished; {path} is not written", file=sys.stderr)
+        return
+    try:
+        replace(reports[0], launches=launches).write_trace(path)
+    except OSError as error:
+        raise BadInputError(f"--trace {path}: {error.strerror or error}") from None
 
 
 def _save(tensors: Mapping[str, Tensor], folder: Path) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
+from pathlib import Path
 from typing import Any
 
-from gdnbench.sim.errors import KernelFault, Place
+from gdnbench.sim.errors import KernelFault, LaunchError, Place
 from gdnbench.sim.machine.cta import Dim3
+from gdnbench.sim.profile.recorder import LaunchRecord
+from gdnbench.sim.profile.trace import write_trace
 
 
 class Severity(StrEnum):
@@ -65,7 +68,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class LaunchReport:
-    """One launch. `instructions`, `traffic` and `waits` are counted with profile=True alone."""
+    """One launch. `instructions`, `traffic`, `waits` and `timeline` are there with profile=True alone."""
 
     entry: str
     grid: Dim3
@@ -80,6 +83,7 @@ class LaunchReport:
     instructions: Mapping[str, int] | None = None
     traffic: Mapping[str, int] | None = None
     waits: Mapping[str, int] | None = None
+    timeline: LaunchRecord | None = None
 
     def __str__(self) -> str:
         shared = f"{self.shared_bytes} bytes of dynamic shared memory"
@@ -116,6 +120,13 @@ class Report:
         verdict = f"{errors} error{'' if errors == 1 else 's'} found" if errors else "no error found"
         return "\n".join([how, *launches, *profiles, *map(str, self.findings), verdict])
 
+    def write_trace(self, path: Path) -> None:
+        """Write the timelines for Perfetto or chrome://tracing; LaunchError if none was recorded."""
+        recorded = [(one.entry, one.timeline) for one in self.launches if one.timeline is not None]
+        if not recorded:
+            raise LaunchError("there is no timeline to write: launch with profile=True")
+        write_trace(path, recorded)
+
     def as_json(self) -> dict[str, Any]:
         """The same as plain values."""
         return {
@@ -123,9 +134,14 @@ class Report:
             "engine": self.engine,
             "schedule": self.schedule,
             "mma": self.mma,
-            "launches": [asdict(launch) for launch in self.launches],
+            "launches": [_plain(launch) for launch in self.launches],
             "findings": [asdict(finding) for finding in self.findings],
         }
+
+
+def _plain(launch: LaunchReport) -> dict[str, Any]:
+    """All but the timeline, which has a file format of its own."""
+    return {field.name: getattr(launch, field.name) for field in fields(launch) if field.name != "timeline"}
 
 
 def _profile(number: int, launch: LaunchReport) -> str:

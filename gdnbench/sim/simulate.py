@@ -202,5 +202,9 @@ def _launch_report(request: LaunchRequest, result: RunResult | None, settings: S
         return done
     waits = {f"warp {warp} at {name}": count for (warp, name), count in counters.waits.items()}
     return replace(
-        done, instructions=dict(counters.instructions), traffic=dict(counters.traffic), waits=waits
+        done,
+        instructions=dict(counters.instructions),
+        traffic=dict(counters.traffic),
+        waits=waits,
+        timeline=result.record,
     )

@@ -155,6 +155,20 @@ def test_profile(gdnbench: Invoke, kernels: Path) -> None:
     assert re.search(r"^  bytes +160  registers to global$", result.out, re.MULTILINE)  # 40 f32 stored
 
 
+def test_trace(gdnbench: Invoke, kernels: Path, tmp_path: Path) -> None:
+    result = gdnbench("sim", f"{kernels}:ready", "--trace", tmp_path / "t.json")
+    assert result.code == 0
+    events = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
+    (process,) = [event["args"]["name"] for event in events if event["name"] == "process_name"]
+    assert process.startswith("launch 0: kernel_cutlass_axpy_kernel")
+    result = gdnbench("sim", f"{kernels}:ready", "--trace", tmp_path / "no" / "t.json")
+    assert (result.code, result.out) == (2, "")
+    result = gdnbench("sim", f"{kernels}:ready", "count=41", "--trace", tmp_path / "u.json")
+    assert (result.code, (tmp_path / "u.json").exists()) == (1, False)
+    assert "1 error found" in result.out
+    assert "u.json is not written" in result.err
+
+
 def test_random_arguments_come_from_the_seed(gdnbench: Invoke, kernels: Path) -> None:
     def run(seed: int) -> str:
         call = ("sim", f"{kernels}:axpy", "f32[40]", "f32[40]", "1.0", "40")
