@@ -107,9 +107,9 @@ OUT_OF_BOUNDS = (
         "one lane of a warp",
         FaultKind.OUT_OF_BOUNDS,
         "@@\nadd.u64 %d1, %d0, %d1;\nld.global.f32 %f0, [%d1+0];",
-        "mul.wide.u32 %d1, %r0, 34;",
+        "mul.wide.u32 %d1, %r0, 36;",
         "mul.wide.u32 %d1, %r0, 32;",
-        "lane",
+        "data",
         at="ld.global.f32",
     ),
     Pair(
@@ -251,7 +251,7 @@ TMEM = (
         ALLOCATE + f"{FREE}\n@@",
         "tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r2, 32; // again",
         "",
-        "not allocated",
+        "no allocation",
     ),
     Pair(
         "allocated after the permit is given up",
@@ -300,6 +300,7 @@ def product(shape: str = SHAPE, descriptors: str = DESCRIPTORS, wait: str = WAIT
     """D = A B of ones, by lane 0, then each lane's first column of D to global memory."""
     return f"""
 {ALLOCATE}
+{FILL_TMEM}
 {BARRIER}
 {ONES}
 {descriptors}
@@ -334,7 +335,7 @@ DESCRIPTOR = (
         product(descriptors=DESCRIPTORS.replace("mov.b64 %d2, 0x0000401000080000;", "@@")),
         "mov.b64 %d2, 0x0000001000080000;",
         "mov.b64 %d2, 0x0000401000080000;",
-        "version",
+        "bits 46..48",
         at="tcgen05.mma",
     ),
 )
@@ -343,7 +344,7 @@ DIVERGENCE = (
     Pair(
         "half a warp at bar.sync",
         FaultKind.DIVERGENCE,
-        "@@\n@%p4 bra skip;\nbar.sync 0;\nskip:",
+        "@@\n@%p4 bra skip;\nbar.sync 0;\nskip:\nst.global.b32 [%d0], %r0;",
         "setp.lt.u32 %p4, %r0, 16;",
         "setp.lt.u32 %p4, %r0, 0;",
         "lanes",
@@ -352,7 +353,10 @@ DIVERGENCE = (
     Pair(
         "half a warp at tcgen05.alloc",
         FaultKind.DIVERGENCE,
-        "mov.u32 %r1, columns;\n@@\n@%p4 bra skip;\n" + ALLOCATE + FREE + "\nskip:",
+        "mov.u32 %r1, columns;\n@@\n@%p4 bra skip;\n"
+        + ALLOCATE
+        + FREE
+        + "\nskip:\nst.global.b32 [%d0], %r0;",
         "setp.lt.u32 %p4, %r0, 16;",
         "setp.lt.u32 %p4, %r0, 0;",
         "lanes",
@@ -397,7 +401,7 @@ DEADLOCK = (
         "ld.shared.b32 %r2, [columns];\n@@",
         "tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r1], 32;",
         "tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r2, 512;",
-        "512",
+        "0..511",
     ),
 )
 

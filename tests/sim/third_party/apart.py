@@ -1,24 +1,26 @@
 """Runs other people's kernels in processes of their own: importing them changes CuTe DSL for a whole process.
 
 A case is a function of `quack_cases` or `flashinfer_cases` that compiles a kernel of an installed package and
-runs it on the simulator. Tensors go there and come back through a file.
+runs it on the simulator. Tensors go there and come back through files, names and reports through pipes.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 # Set where the packages are installed on purpose: a missing one is then a failure and not a skip.
 REQUIRED = "GDNBENCH_THIRD_PARTY_REQUIRED"
-TIMEOUT = 240
 HERE = Path(__file__).parent
 
 # Each of these packages asks the GPU for its architecture unless told.
@@ -31,10 +33,10 @@ ARCHITECTURE = {
 
 
 @dataclass(frozen=True, slots=True)
-class Apart:
+class Outcome:
     """The tensors of a case as it left them, and the simulator's report as text."""
 
-    tensors: dict[str, torch.Tensor]
+    tensors: dict[str, Any]
     report: str
 
 
@@ -48,17 +50,47 @@ def need(package: str) -> None:
     pytest.skip(reason)
 
 
-def run_apart(cases: str, case: str, tensors: dict[str, torch.Tensor], folder: Path) -> Apart:
-    """`case` of the module `cases`, given `tensors` by name; it writes some of them in place."""
-    given, left = folder / "given.pt", folder / "left.pt"
-    torch.save(tensors, given)
-    child = subprocess.run(
-        [sys.executable, str(HERE / "child.py"), cases, case, str(given), str(left)],
-        env={**os.environ, **ARCHITECTURE},
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT,
-        check=False,
-    )
-    assert child.returncode == 0, child.stderr[-4000:]
-    return Apart(torch.load(left), child.stdout)
+class Apart:
+    """A process with the cases of one module; importing the packages takes longer than a case."""
+
+    def __init__(self, cases: str, folder: Path) -> None:
+        self.folder = folder
+        self.process = subprocess.Popen(
+            [sys.executable, str(HERE / "child.py"), cases],
+            env={**os.environ, **ARCHITECTURE},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(self, case: str, tensors: dict[str, Any]) -> Outcome:
+        """`case` with these arguments by name; it writes some of the tensors in place."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        assert self.process.stderr is not None
+        given, left = self.folder / "given.pt", self.folder / "left.pt"
+        torch.save(tensors, given)
+        try:
+            self.process.stdin.write(json.dumps([case, str(given), str(left)]) + "\n")
+            self.process.stdin.flush()
+            answer = self.process.stdout.readline()
+        except BrokenPipeError:
+            answer = ""
+        said = json.loads(answer) if answer else {"error": self.process.stderr.read()}
+        assert "error" not in said, said["error"][-4000:]
+        return Outcome(torch.load(left), said["report"])
+
+    def close(self) -> None:
+        """Ends the process."""
+        self.process.communicate()
+
+
+def apart(package: str, cases: str, folder: Path) -> Iterator[Apart]:
+    """What a module's fixture yields from."""
+    need(package)
+    process = Apart(cases, folder)
+    try:
+        yield process
+    finally:
+        process.close()

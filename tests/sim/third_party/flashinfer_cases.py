@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
+from functools import cache
 from types import ModuleType
 from typing import Any
 
@@ -29,6 +30,12 @@ NULL_SLOT = -1
 
 def _kernels(module: str) -> ModuleType:
     """`flashinfer.gdn_kernels.<module>` without what its parents import."""
+    _stand_in()
+    return importlib.import_module(f"flashinfer.gdn_kernels.{module}")
+
+
+@cache
+def _stand_in() -> None:
     spec = importlib.util.find_spec("flashinfer")
     assert spec is not None
     assert spec.submodule_search_locations is not None
@@ -42,10 +49,9 @@ def _kernels(module: str) -> ModuleType:
         package.__path__ = [f"{root}/{folder}"]
         sys.modules[name] = package
     # Its compile cache on disk, which the modules import by name; compiling here goes past it.
-    cache = ModuleType("flashinfer.jit.cute_dsl_core")
-    cache.build_and_load_cute_dsl_kernel = None  # type: ignore[attr-defined]
-    sys.modules[cache.__name__] = cache
-    return importlib.import_module(f"flashinfer.gdn_kernels.{module}")
+    stored = ModuleType("flashinfer.jit.cute_dsl_core")
+    stored.build_and_load_cute_dsl_kernel = None  # type: ignore[attr-defined]
+    sys.modules[stored.__name__] = stored
 
 
 def _fake(tensor: torch.Tensor) -> Any:

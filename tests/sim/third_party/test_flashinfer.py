@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Iterator
 
 import pytest
 import torch
-from apart import need, run_apart
+from apart import Apart, apart
 
 D = 128
 NULL_SLOT = -1
@@ -18,16 +18,16 @@ TF32 = 2 * 2.0**-10 + 2.0**-20
 BF16 = 2.0**-8
 
 
-@pytest.fixture(autouse=True)
-def _flashinfer() -> None:
-    need("flashinfer")
+@pytest.fixture(scope="module")
+def flashinfer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Apart]:
+    yield from apart("flashinfer", "flashinfer_cases", tmp_path_factory.mktemp("flashinfer"))
 
 
 def _normal(seed: int, *shape: int) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-def test_gdn_decode(tmp_path: Path) -> None:
+def test_gdn_decode(flashinfer: Apart) -> None:
     batch, heads, value_heads, scale = 2, 2, 4, D**-0.5
     bf16 = torch.bfloat16
     given = {
@@ -41,7 +41,7 @@ def test_gdn_decode(tmp_path: Path) -> None:
         "b": _normal(8, batch, 1, value_heads).to(bf16),
         "out": torch.full((batch, 1, value_heads, D), torch.nan, dtype=bf16),
     }
-    ran = run_apart("flashinfer_cases", "decode", {**given, "scale": scale}, tmp_path)
+    ran = flashinfer.run("decode", {**given, "scale": scale})
 
     exact = {name: tensor.double() for name, tensor in given.items()}
     state = exact["state"].view(batch, value_heads, D, D)
@@ -64,7 +64,7 @@ def test_gdn_decode(tmp_path: Path) -> None:
     assert (out_error <= F32 * out_size + BF16 * (out.abs() + F32 * out_size)).all()
 
 
-def test_tcgen05_fold(tmp_path: Path) -> None:
+def test_tcgen05_fold(flashinfer: Apart) -> None:
     """Four sequences commit 3, 8 and 0 tokens in two layers; one has no slot. Rejected tokens are NaN."""
     layers, slots, heads, value_heads, length = 2, 5, 1, 2, 8
     flat = layers * slots
@@ -91,7 +91,7 @@ def test_tcgen05_fold(tmp_path: Path) -> None:
         "accepted": torch.tensor(accepted, dtype=torch.int32),
         "layers": layers,
     }
-    left = run_apart("flashinfer_cases", "fold", given, tmp_path).tensors["state"]
+    left = flashinfer.run("fold", given).tensors["state"]
 
     untouched = torch.ones(flat, dtype=torch.bool)
     for slot, count in zip(chosen, accepted, strict=True):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Iterator
 
 import pytest
 import torch
-from apart import need, run_apart
+from apart import Apart, apart
 
 # Rounding of 8 and 24 bits to nearest, relative.
 BF16 = 2.0**-8
@@ -17,15 +17,15 @@ def _matrix(rows: int, columns: int, dtype: torch.dtype, seed: int) -> torch.Ten
     return torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
-@pytest.fixture(autouse=True)
-def _quack() -> None:
-    need("quack")
+@pytest.fixture(scope="module")
+def quack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Apart]:
+    yield from apart("quack", "quack_cases", tmp_path_factory.mktemp("quack"))
 
 
 @pytest.mark.parametrize(("dtype", "columns"), [(torch.bfloat16, 1000), (torch.float32, 512)])
-def test_softmax(dtype: torch.dtype, columns: int, tmp_path: Path) -> None:
+def test_softmax(dtype: torch.dtype, columns: int, quack: Apart) -> None:
     x = _matrix(5, columns, dtype, 1)
-    ran = run_apart("quack_cases", "softmax", {"x": x, "out": torch.full_like(x, torch.nan)}, tmp_path)
+    ran = quack.run("softmax", {"x": x, "out": torch.full_like(x, torch.nan)})
     out = ran.tensors["out"].double()
     expected = x.double().softmax(1)
     # The exponent (x - m) log2(e) carries roundings of x log2(e), m log2(e) and their difference, at most
@@ -35,7 +35,7 @@ def test_softmax(dtype: torch.dtype, columns: int, tmp_path: Path) -> None:
     assert ((out - expected).abs() <= relative * expected).all()
 
 
-def test_rmsnorm(tmp_path: Path) -> None:
+def test_rmsnorm(quack: Apart) -> None:
     columns, eps = 1000, 1e-6
     x = _matrix(5, columns, torch.bfloat16, 2)
     weight = _matrix(1, columns, torch.float32, 3)[0]
@@ -46,7 +46,7 @@ def test_rmsnorm(tmp_path: Path) -> None:
         "rstd": torch.full((5,), torch.nan),
         "eps": eps,
     }
-    ran = run_apart("quack_cases", "rmsnorm", given, tmp_path)
+    ran = quack.run("rmsnorm", given)
     factor = (x.double().square().mean(1) + eps).rsqrt()
     expected = x.double() * factor[:, None] * weight.double()
     # A sum of positive squares 40 additions deep, halved by its root; rsqrt.approx 2^-22; two products.
@@ -56,7 +56,7 @@ def test_rmsnorm(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("biased", [False, True])
-def test_tcgen05_gemm(biased: bool, tmp_path: Path) -> None:
+def test_tcgen05_gemm(biased: bool, quack: Apart) -> None:
     """Two batches, no extent a multiple of the tile, three CTAs for eight tiles."""
     batch, rows, columns, inner = 2, 200, 104, 72
     a = torch.stack([_matrix(rows, inner, torch.bfloat16, 10 + i) for i in range(batch)])
@@ -64,7 +64,7 @@ def test_tcgen05_gemm(biased: bool, tmp_path: Path) -> None:
     bias = _matrix(batch, columns, torch.bfloat16, 30) if biased else torch.empty(0, dtype=torch.bfloat16)
     d = torch.full((batch, rows, columns), torch.nan, dtype=torch.bfloat16)
     given = {"a": a, "b": b, "d": d, "bias": bias, "ctas": 3}
-    ran = run_apart("quack_cases", "gemm", given, tmp_path)
+    ran = quack.run("gemm", given)
     expected = a.double() @ b.double().mT
     size = a.double().abs() @ b.double().abs().mT
     if biased:
