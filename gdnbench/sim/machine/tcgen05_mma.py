@@ -78,8 +78,7 @@ class _Mma:
         a = self._from_tmem(tmem) if work.a.gather is None else self._from_shared(work.a)
         b = self._from_shared(work.b)
         self._write(tmem, multiply(work.product, cta.config.mma, a, b, self._input(tmem)))
-        if cta.config.profile:
-            cta.counters.mma_macs += work.descriptor.m * work.descriptor.n * work.descriptor.k
+        cta.counters.mma_macs += work.descriptor.m * work.descriptor.n * work.descriptor.k
 
     def _write(self, tmem: TensorMemory, result: Codes) -> None:
         work = self.plan
