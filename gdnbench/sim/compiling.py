@@ -53,7 +53,8 @@ def compile_for(
     bound = dict(zip(names, args, strict=False)) | dict(kwargs)
     required = {parameter.name for parameter in parameters if parameter.required and not parameter.stream}
     if len(args) > len(names) or set(bound) - set(names) or required - set(bound):
-        raise LaunchError(f"{function.__name__} takes {', '.join(names)}; given were {_given(args, kwargs)}")
+        given = _given(args, kwargs)
+        raise LaunchError(f"{cutlass_dsl.jit_name(function)} takes {', '.join(names)}; given were {given}")
     compiled = cutlass_dsl.compile_from_examples(function, parameters, bound, dynamic, arch)
     passed = {
         parameter.name: bound[parameter.name]

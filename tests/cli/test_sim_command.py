@@ -46,6 +46,19 @@ def axpy_of(x: cute.Tensor, y: cute.Tensor, count: cutlass.Constexpr, factor: cu
     axpy_kernel(x, y, factor, count).launch(grid=[(count + 31) // 32, 1, 1], block=[32, 1, 1])
 
 
+class Axpy:
+    def __init__(self, factor):
+        self.factor = factor
+
+    @cute.jit
+    def __call__(self, x: cute.Tensor, y: cute.Tensor, stream: cuda.CUstream):
+        count = cute.size(x)
+        axpy_kernel(x, y, self.factor, count).launch(grid=[2, 1, 1], block=[32, 1, 1], stream=stream)
+
+
+doubled = Axpy(2.0)
+
+
 @cute.jit
 def broken(x: cute.Tensor):
     raise ValueError("no such layout")
@@ -126,6 +139,14 @@ def test_arguments_by_name_and_what_is_compiled_in(gdnbench: Invoke, kernels: Pa
         "max": 3.0,
         "nonfinite": 0,
     }
+
+
+def test_an_object_that_is_called_as_a_host_function(gdnbench: Invoke, kernels: Path) -> None:
+    result = gdnbench("sim", f"{kernels}:doubled", "f32[40]:3", "f32[40]:1")
+    assert (result.code, result.out.splitlines()[-1]) == (0, "y       float32  40       7    7")
+    result = gdnbench("sim", f"{kernels}:doubled", "f32[40]:3")
+    assert result.code == 2
+    assert "Axpy takes x, y; given were a tensor" in result.err
 
 
 @pytest.mark.parametrize("schedule", ["early", "late", "random:5"])

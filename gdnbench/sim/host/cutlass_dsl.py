@@ -114,8 +114,19 @@ def _settings() -> Any:
 
 
 def is_jit(value: object) -> bool:
-    """Whether `value` is a host function, decorated with `@cute.jit`."""
-    return getattr(value, "_decorator_kind", None) == "jit"
+    """Whether `value` is a host function, decorated with `@cute.jit`, or an object that is called as one."""
+    return any(getattr(found, "_decorator_kind", None) == "jit" for found in (value, type(value).__call__))
+
+
+def _jit_source(value: Any) -> Any:
+    """The Python function behind a `@cute.jit` one; for an object, that of its `__call__`, without self."""
+    found = value if hasattr(value, "_decorator_kind") else type(value).__call__
+    return getattr(found, "__wrapped__", found)
+
+
+def jit_name(value: Any) -> str:
+    """What to call a host function in messages."""
+    return str(getattr(value, "__name__", type(value).__name__))
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,13 +145,14 @@ def jit_parameters(function: Any) -> list[Parameter]:
     """The parameters of a `@cute.jit` function."""
     from cutlass.base_dsl.typing import Constexpr, NumericMeta
 
-    inner = getattr(function, "__wrapped__", function)
+    inner = _jit_source(function)
     try:
         signature = inspect.signature(inner, eval_str=True)
     except NameError:  # an annotation that only a type checker can resolve
         signature = inspect.signature(inner)
     found = []
-    for name, parameter in signature.parameters.items():
+    of_object = not hasattr(function, "_decorator_kind")
+    for name, parameter in list(signature.parameters.items())[of_object:]:
         annotation = parameter.annotation
         origin = getattr(annotation, "__origin__", annotation)
         found.append(
@@ -178,8 +190,8 @@ def compile_from_examples(
     try:
         return compile_kept(function, arch=arch, **examples)
     except Exception as error:  # tracing runs the kernel's own Python, which may raise anything
-        where = _raised_at(error, getattr(function, "__wrapped__", function))
-        raise ExportError(f"{function.__name__} does not compile: {_first_line(error)}{where}") from error
+        where = _raised_at(error, _jit_source(function))
+        raise ExportError(f"{jit_name(function)} does not compile: {_first_line(error)}{where}") from error
 
 
 def _fake_tensor(tensor: Tensor, dynamic: tuple[bool, ...]) -> Any:
