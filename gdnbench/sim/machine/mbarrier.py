@@ -33,7 +33,7 @@ from gdnbench.sim.machine.operands import (
     shared_address,
     wants_result,
 )
-from gdnbench.sim.machine.seam import LANES, Argument, Handler, Lanes, Results, Wait, Warp
+from gdnbench.sim.machine.seam import LANES, Argument, Handler, Lanes, Results, Values, Wait, Warp
 from gdnbench.sim.ptx.ir import Instruction
 
 if TYPE_CHECKING:
@@ -196,13 +196,14 @@ def _arrive(
     extra = one(sources[1]) if len(sources) > 1 else _ZERO if expects else _ONE
     addresses = one(sources[0])
     same = equal_operands(lanes, addresses, extra)
-    if same is not None and not wants_result(ins) and not ins.has("noComplete"):
+    if same is not None and not ins.has("noComplete"):
         at, count, expect = shared_address(same[0], ins), *_counts(same[1], expects)
         members = int(np.count_nonzero(lanes))
+        alike = expect == 0 or not wants_result(ins)
         # As one arrival, unless the lanes complete a phase and go on into the next.
-        if members == 1 or count * members <= shared.word_cells[_slot(shared, at)] & COUNT_MAX:
-            arrive(shared, at, count * members, expect=expect * members, drop=drop)
-            return (_ZERO,) if ins.dests else ()
+        if members == 1 or (alike and count * members <= shared.word_cells[_slot(shared, at)] & COUNT_MAX):
+            word = arrive(shared, at, count * members, expect=expect * members, drop=drop)
+            return (_tokens(word, count, lanes, drop),) if ins.dests else ()
     state = np.zeros(LANES, np.uint64)
     operands = zip(active(lanes), addresses[lanes].tolist(), extra[lanes].tolist(), strict=True)
     for lane, address, operand in operands:
@@ -212,6 +213,13 @@ def _arrive(
         if ins.has("noComplete") and shared.phase_cells[at // BYTES] != before:
             raise _fault(f"{ins.name} completed phase {before} of mbarrier {at:#x}")
     return (state,) if ins.dests else ()
+
+
+def _tokens(word: int, count: int, lanes: Lanes, drop: bool) -> Values:
+    """What lanes that arrive one after the other, in one phase, find before them."""
+    step = count * (1 + (1 << EXPECTED_SHIFT) * drop)
+    tokens: Values = np.uint64(word) - np.uint64(step) * (np.cumsum(lanes, dtype=np.uint64) - lanes)
+    return tokens
 
 
 def _counts(operand: int, expects: bool) -> tuple[int, int]:

@@ -123,6 +123,19 @@ def test_states(bench: Bench) -> None:
     )
 
 
+@pytest.mark.parametrize("op", ["arrive", "arrive_drop"])
+@pytest.mark.parametrize("lanes", [ALL, LANE % 3 == 1], ids=["all", "some"])
+@pytest.mark.parametrize("spare", [0, 5])
+def test_states_of_a_warp(op: str, lanes: np.ndarray, spare: int, bench: Bench) -> None:
+    """Each lane finds one arrival fewer pending than the lane before it did."""
+    arrivals = int(lanes.sum())
+    init(bench, arrivals + spare)
+    state = bench.issue(f"mbarrier.{op}.shared.b64 %d0, [%a]", lanes=lanes, a=AT)[0]
+    (counts,) = bench.issue("mbarrier.pending_count.b64 %r0, %d0", lanes=lanes, d0=state)
+    assert counts[lanes].tolist() == list(range(arrivals + spare, spare, -1))
+    assert passed(bench, 0) == (spare == 0)
+
+
 def test_no_complete(bench: Bench) -> None:
     init(bench, 2)
     bench.issue("mbarrier.arrive.noComplete.shared.b64 %d0, [%a], %n", a=AT, n=1)
