@@ -103,6 +103,7 @@ class Program:
     library: Library
     symbol_slots: dict[str, int] = field(default_factory=dict)
     traffic: dict[str, int] = field(default_factory=dict)
+    seen: dict[int, int] = field(default_factory=dict)  # by block: set once the machine took the instruction
 
     def symbol_slot(self, symbol: Symbol) -> int:
         """Where the state holds the address of a module variable."""
@@ -188,9 +189,10 @@ class Translator:
         return ins.op in ("ret", "exit") and ins.guard is None
 
     def go(self, block: int) -> None:
-        """Return the next block, or exit."""
+        """Return the next block, or exit: all lanes that entered, also those that a guard kept from the last
+        instruction."""
         if self.exits(block):
-            self.exit_at(block, self.active)
+            self.exit_at(block, Value(I1, "%lanes"))
             self.ret(const("i32", Exit.GONE))
         else:
             self.ret(const("i32", block))

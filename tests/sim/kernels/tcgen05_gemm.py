@@ -230,7 +230,7 @@ class Gemm:
         thread = cute.arch.thread_idx()[0]
         coordinates = cute.local_tile(cute.make_identity_tensor(c.shape), self.tile[:2], (row, column))
         g_c = cute.local_tile(c, self.tile[:2], (row, column))
-        # tile_m 64 fills 16 of each warp's 32 lanes: the 16-lane load shape reads just those. Both read 16 columns.
+        # tile_m 64 fills 16 of each warp's 32 lanes: the 16-lane shape reads just those. Both take 16 columns
         if cutlass.const_expr(self.tile_m == 128):
             op = tcgen05.Ld32x32bOp(tcgen05.Repetition.x16)
         else:

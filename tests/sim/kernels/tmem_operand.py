@@ -7,7 +7,7 @@
     tD      TMEM    64 .. 127   lane = row; one column of N a column
     sB      SMEM                canonical, K-major, 128-byte swizzle; one TMA box
 
-Thread m carries row m: A from global memory to tA, later D from tD to global memory. Warp 0 loads B and multiplies.
+Thread m carries row m of A from global memory to tA and row m of D back. Warp 0 loads B and multiplies.
 """
 
 from __future__ import annotations
