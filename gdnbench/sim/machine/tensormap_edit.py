@@ -44,6 +44,7 @@ _ELEMENT_TYPE = (71, 4)
 _INTERLEAVE = (75, 2)
 _SWIZZLE = (77, 2)
 _FILL = (79, 1)
+_TF32 = (80, 1)
 _STRIDE_LOW = (96, 32)
 _STRIDE_HIGH = (224, 4)
 _EXTENT = (256, 32)
@@ -83,7 +84,8 @@ def _pieces(field: str, ordinal: int, value: int) -> list[tuple[tuple[int, int],
         place, known = _CODES[field]
         if value not in known:
             raise UnsupportedError(f"tensormap.replace.{field} with {value}")
-        return [(place, value)] if place is not None else []
+        pieces = [(place, value)] if place is not None else []
+        return [*pieces, (_TF32, 0)] if field == "elemtype" else pieces
     dimensions = MAX_RANK - 1 if field == "global_stride" else MAX_RANK
     _demand(f"{field}'s ordinal", ordinal < dimensions, ordinal)
     if field == "global_stride":
