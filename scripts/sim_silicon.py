@@ -151,7 +151,7 @@ def run_until_fault(family: str, names: list[str], answers: Connection) -> None:
 
 
 def recorded(family: str) -> tuple[Capture, list[str]]:
-    """The family's answers, and the kernels that could not be launched. A fault of a kernel is an answer too."""
+    """The family's answers, and the kernels that could not be launched. A kernel's fault is an answer too."""
     driver = Driver()
     capture = Capture({**driver.about(), "kernels": {}, "faults": {}})
     if family == ENCODINGS:

@@ -1,4 +1,4 @@
-"""Atomics on an address per thread (the order of floating-point sums is not defined), and integer sums on one."""
+"""Atomics on an address per thread, as the order of floating-point sums is undefined; integers on one word."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ COUNT = 1024
 
 
 def fetched(spelling: str, kind: str, old: str = "$a", operands: str = "$b") -> Operation:
-    """`atom.global`: the slot holds `a`, the result is the old value, and what the slot holds then counts too."""
+    """`atom.global`: the slot holds `a`, the old value is a result, and so is what it holds then."""
     text = f"st.global.{kind} $m1, {old};\natom.global.{spelling} $d, $m1, {operands};"
     return asm(f"atom.global.{spelling}", text, kind, kind + "*")
 
 
 def shared(spelling: str, kind: str, old: str = "$a", operands: str = "$b") -> Operation:
-    text = f"st.shared.{kind} [$s], {old};\natom.shared.{spelling} $d, [$s], {operands};\nld.shared.{kind} $d1, [$s];"
+    text = f"st.shared.{kind} [$s], {old};\natom.shared.{spelling} $d, [$s], {operands};\n"
+    text += f"ld.shared.{kind} $d1, [$s];"
     return asm(f"atom.shared.{spelling}", text, kind, kind)
 
 

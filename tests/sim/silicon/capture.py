@@ -1,8 +1,9 @@
 """The stored answers: one npz per family under `vectors/`, with what ran them.
 
-A row of an answer is stored as its XOR with the row before (roundings of one operation differ in few bits) and
-split into byte planes, which the archive then compresses to a small part. Members are `<kernel>/<buffer>` and,
-for tensor maps, `<kernel>/<parameter>`: the driver's 128 bytes with the tensor's address cleared.
+A row of an answer is stored as its XOR with the row before (roundings of one operation differ in few
+bits) and split into byte planes, which the archive then compresses to a small part. Members are
+`<kernel>/<buffer>` and, for tensor maps, `<kernel>/<parameter>`: the driver's 128 bytes with the tensor's
+address cleared.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Puts the folder above in reach, so that `silicon` is a package for the tests and for the recording script."""
+"""Puts the folder above in reach: `silicon` is a package for the tests and for the recording script."""
 
 from __future__ import annotations
 

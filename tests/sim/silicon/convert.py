@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import product
 
-import numpy as np
-
 from silicon.elementwise import Operation, asm, elementwise, op
 from silicon.microkernel import MicroKernel
 from silicon.patterns import (
@@ -33,7 +31,7 @@ def register(type_: str) -> str:
 
 
 def cvt(mods: str, to: str, source: str) -> Operation:
-    """`cvt{.mods}.to.source`; a b8 result is zero-extended first, as a register's upper bits are not defined."""
+    """`cvt{.mods}.to.source`; a b8 result is zero-extended: a register's upper bits are not defined."""
     spelling = f"cvt{mods}.{to}.{source}"
     if to in ("s8", "u8"):
         return asm(spelling, f"{spelling} $d, $a;\nand.b16 $d, $d, 255;", "b16")
@@ -87,7 +85,7 @@ def half_to_all() -> MicroKernel:
 
 
 def half_to_integers() -> MicroKernel:
-    """All 2^16 patterns to integers; the wide ones by one rounding each, as rounding does not depend on width."""
+    """All 2^16 patterns to integers; to the wide ones by one rounding, which does not depend on width."""
     operations = [
         cvt(f".{r}", to, t) for t in ("f16", "bf16") for to in ("s32", "s16") for r in INTEGER_ROUNDINGS
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
@@ -85,7 +86,8 @@ def barriers() -> MicroKernel:
         f"{init}\nmbarrier.arrive.shared::cta.b64 %state, [$s];\nmbarrier.pending_count.b64 $d, %state;\n"
     )
     pending += "mbarrier.test_wait.shared::cta.b64 $q, [$s], %state;\nselp.b32 $d1, 1, 0, $q;\n"
-    pending += "mbarrier.arrive.noComplete.shared::cta.b64 %state, [$s], 1;\nmbarrier.pending_count.b64 $d2, %state;\n"
+    pending += "mbarrier.arrive.noComplete.shared::cta.b64 %state, [$s], 1;\n"
+    pending += "mbarrier.pending_count.b64 $d2, %state;\n"
     pending += "mbarrier.inval.shared::cta.b64 [$s];"
     counted = pending.replace(init, "add.u32 %half, $a, 2;\nmbarrier.init.shared::cta.b64 [$s], %half;")
     operations.append(asm("pending_count of the state before the arrival", counted, "b32", "b32", "b32"))
@@ -100,7 +102,7 @@ def barriers() -> MicroKernel:
 
 
 def asynchronous() -> MicroKernel:
-    """cp.async of every size with fewer source bytes than that, with the source ignored, and of pairs of groups."""
+    """cp.async of every size, with fewer source bytes than that, and with the source ignored."""
     count = 512
     words = u64_spread(193, count)
     have = random_u32(194, count)
@@ -254,5 +256,5 @@ KERNELS: tuple[Callable[[], MicroKernel], ...] = (
     asynchronous,
     bulk_load,
     bulk_store,
-    *(lambda o=o, k=k: bulk_reduction(o, k) for o, kinds in REDUCTIONS.items() for k in kinds),  # type: ignore[misc]
+    *(partial(bulk_reduction, name, kind) for name, kinds in REDUCTIONS.items() for kind in kinds),
 )

@@ -1,11 +1,11 @@
-"""Many instructions over the same inputs: a thread loads its operands, runs each instruction, stores each result.
+"""Many instructions over the same inputs: a thread loads operands, runs each instruction, stores each result.
 
 An `Operation` is PTX text with placeholders:
 
     $a $b $c ...  the inputs in order, in registers of their width
     $d, $d1 ...   result registers, one per entry of `outs`
-    $m, $m1 ...   the address (global) of the same results' slots, for instructions that write memory; an entry
-                  of `outs` with a star ("b32*") is such a slot and is not stored by the wrapper
+    $m, $m1 ...   the address (global) of the same results' slots, for instructions that write memory; an
+                  entry of `outs` with a star ("b32*") is such a slot and is not stored by the wrapper
     $p $q         predicates of this operation's own
     $k            a number of its own, for labels
     $s            this thread's 16 bytes of shared memory (32-bit address), if the kernel asks for any

@@ -1,7 +1,7 @@
 """Tensor maps to be encoded by the driver, one thing varied at a time and many things drawn at random.
 
-The recording keeps, for each, the driver's return code and the 128 bytes; the address is a fixed number, as the
-encoder does not look at the memory.
+The recording keeps, for each, the driver's return code and the 128 bytes; the address is a fixed number, as
+the encoder does not look at the memory.
 """
 
 from __future__ import annotations

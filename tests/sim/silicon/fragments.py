@@ -1,4 +1,4 @@
-"""Which lane of a warp holds which element of A, B and C of mma.m16n8k*, as the figures of the PTX ISA draw them
+"""Which lane of a warp holds which element of A, B and C of mma.m16n8k*, by the figures of the PTX ISA
 ("Matrix Fragments for mma.m16n8k8" and its siblings). Written apart from the simulator's own table.
 """
 
@@ -20,7 +20,7 @@ def unpacked(registers: list[Codes], dtype: npt.DTypeLike) -> Codes:
 
 
 def matrix_a(registers: list[Codes], dtype: npt.DTypeLike) -> Codes:
-    """(warps, 16, K): a register holds neighbours in K; registers alternate between the upper and lower rows."""
+    """(warps, 16, K): a register holds neighbours in K; registers alternate between upper and lower rows."""
     held = unpacked(registers, dtype)
     warps, _, count, each = held.shape
     a = np.zeros((warps, 16, 8 * count * each // 4), dtype)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from itertools import product
 
 from silicon.elementwise import asm, elementwise, op
@@ -109,7 +110,7 @@ def packed_approximate() -> MicroKernel:
 
 
 def _each(make: Callable[[str], MicroKernel]) -> list[Callable[[], MicroKernel]]:
-    return [lambda kind=kind: make(kind) for kind in FRACTION]  # type: ignore[misc]
+    return [partial(make, kind) for kind in FRACTION]
 
 
 KERNELS: tuple[Callable[[], MicroKernel], ...] = (

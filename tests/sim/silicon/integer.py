@@ -49,7 +49,8 @@ def words() -> MicroKernel:
         text = f"setp.{compare}.u32 $p, $a, $b;\nselp.b32 $d, $a, $c, $p;"
         operations.append(asm(f"setp.{compare}.u32 + selp", text, "b32"))
     for logic in ("and", "or", "xor"):
-        text = f"setp.lt.s32 $q, $b, $c;\nsetp.gt.{logic}.s32 $p|$q, $a, $b, $q;\nselp.b32 $d, 1, 0, $p;\nselp.b32 $d1, 1, 0, $q;"
+        text = f"setp.lt.s32 $q, $b, $c;\nsetp.gt.{logic}.s32 $p|$q, $a, $b, $q;\n"
+        text += "selp.b32 $d, 1, 0, $p;\nselp.b32 $d1, 1, 0, $q;"
         operations.append(asm(f"setp.gt.{logic}.s32", text, "b32", "b32"))
     operations.append(asm("slct.b32.s32", "slct.b32.s32 $d, $a, $b, $c;", "b32"))
     return elementwise("integer_words", (a, b, c), operations)

@@ -52,7 +52,7 @@ Parameter = Buffer | TensorMapOf
 
 @dataclass(frozen=True, slots=True)
 class MicroKernel:
-    """A launch: a pointer per Buffer that is an argument, 128 bytes per TensorMapOf, in the order of `params`."""
+    """A launch: a pointer per Buffer that is an argument, 128 bytes per TensorMapOf, in their order."""
 
     name: str
     ptx: str

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -23,8 +24,8 @@ WARPS = 16  # per spread
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """A floating-point operand: `bits` wide, of which `fraction` mantissa and `exponent` exponent bits; `pad` low
-    bits that the tensor core does not read (tf32 is kept in 32 bits)."""
+    """A floating-point operand: `bits` wide, of which `fraction` mantissa and `exponent` exponent bits;
+    `pad` low bits that the tensor core does not read (tf32 is kept in 32 bits)."""
 
     bits: int
     exponent: int
@@ -47,8 +48,8 @@ FORMATS = {
 
 
 def drawn(name: str, seed: int, count: int, spread: int, center: int = 0) -> U32:
-    """`count` codes with exponents evenly within `spread` binades around 2^center, clipped to the format's range
-    (the lowest code is subnormal there)."""
+    """`count` codes with exponents evenly within `spread` binades around 2^center, clipped to the format's
+    range (the lowest code is subnormal there)."""
     form = FORMATS[name]
     words = random_words(seed, count)
     exponent = below(seed + 1, count, spread + 1) - spread // 2 + center + form.bias
@@ -167,5 +168,5 @@ FLOATS = (
     (16, "f16", "e5m2", "e5m2"),
 )
 KERNELS: tuple[Callable[[], MicroKernel], ...] = (
-    *(lambda args=args, i=i: product(*args, seed=1000 + 400 * i) for i, args in enumerate(FLOATS)),  # type: ignore[misc]
+    *(partial(product, *args, seed=1000 + 400 * i) for i, args in enumerate(FLOATS)),
 )

@@ -1,8 +1,8 @@
 """Inputs that reach every class of a format, made by integer arithmetic alone: the same bits everywhere.
 
-Names: `specials` are hand-picked bit patterns, `spread` draws over all exponents, `near` draws second operands
-whose exponents are close to the first's (where rounding and cancellation happen), `ties` sit at and beside the
-half-way points of narrower formats.
+Names: `specials` are hand-picked bit patterns, `spread` draws over all exponents, `near` draws second
+operands whose exponents are close to the first's (where rounding and cancellation happen), `ties` sit at and
+beside the half-way points of narrower formats.
 """
 
 from __future__ import annotations
@@ -43,12 +43,15 @@ ALL_16 = np.arange(1 << 16, dtype=np.uint16)
 
 # Zeros, subnormals, the normal edge, one and its neighbours, integers' limits, infinities, NaN payloads.
 _F32_SPECIALS = """
-    00000000 80000000 00000001 80000001 00400000 007fffff 807fffff 00800000 80800000 00800001 00ffffff 01000000
-    3f800000 bf800000 3f7fffff 3f800001 bf800001 3f000000 bf000000 3f000001 3effffff 3fc00000 40000000 40200000
-    c0200000 40490fdb 4b000000 4b7fffff 4b800000 cb000001 4effffff 4f000000 cf000000 4f7fffff 4f800000 5f000000
-    7f7fffff ff7fffff 7f000000 7e800000 7f800000 ff800000 7fc00000 ffc00000 7fc12345 7f800001 ff812345 7fffffff
-    477fe000 477ff000 33000000 33000001 387fc000 38800000 7f7f8000 7f7f7fff 42c80000 0d800000 43dc0000 43e80000
-    43e7ffff 47600000 47700000 3a800000 00fffffe 3f000002
+    00000000 80000000 00000001 80000001 00400000 007fffff 807fffff 00800000
+    80800000 00800001 00ffffff 01000000 3f800000 bf800000 3f7fffff 3f800001
+    bf800001 3f000000 bf000000 3f000001 3effffff 3fc00000 40000000 40200000
+    c0200000 40490fdb 4b000000 4b7fffff 4b800000 cb000001 4effffff 4f000000
+    cf000000 4f7fffff 4f800000 5f000000 7f7fffff ff7fffff 7f000000 7e800000
+    7f800000 ff800000 7fc00000 ffc00000 7fc12345 7f800001 ff812345 7fffffff
+    477fe000 477ff000 33000000 33000001 387fc000 38800000 7f7f8000 7f7f7fff
+    42c80000 0d800000 43dc0000 43e80000 43e7ffff 47600000 47700000 3a800000
+    00fffffe 3f000002
 """
 F32_SPECIALS = np.array([int(word, 16) for word in _F32_SPECIALS.split()], dtype=np.uint32)
 
@@ -75,7 +78,7 @@ def f32_near(base: U32, seed: int, reach: int) -> U32:
 
 
 def f32_ties() -> U32:
-    """Exactly half-way, and one bit to either side, for every number of mantissa bits that a conversion keeps."""
+    """Exactly half-way, and one bit to either side, for every number of mantissa bits that one may keep."""
     cuts = np.arange(1, 24, dtype=np.uint32)[:, None, None]  # low bits dropped
     exponents = np.array(
         [100, 110, 113, 116, 118, 120, 124, 126, 127, 128, 131, 134, 135, 138, 142, 150, 158]
@@ -141,18 +144,16 @@ def f32_three(seed: int, count: int) -> tuple[U32, U32, U32]:
     return a[order], b[order], c[order]
 
 
-F16_SPECIALS = np.array(
-    [0x0000, 0x8000, 0x0001, 0x8001, 0x0200, 0x03FF, 0x83FF, 0x0400, 0x8400, 0x0401, 0x3BFF, 0x3C00, 0x3C01]
-    + [0xBC00, 0x3800, 0x3E00, 0x4000, 0x4248, 0x6400, 0x7800, 0x7BFF, 0xFBFF, 0x7C00, 0xFC00, 0x7E00, 0xFE00]
-    + [0x7E01, 0x7C01, 0xFD55, 0x7FFF, 0xFFFF, 0x1400],
-    dtype=np.uint16,
-)
-BF16_SPECIALS = np.array(
-    [0x0000, 0x8000, 0x0001, 0x8001, 0x0040, 0x007F, 0x807F, 0x0080, 0x8080, 0x0081, 0x3F7F, 0x3F80, 0x3F81]
-    + [0xBF80, 0x3F00, 0x3FC0, 0x4000, 0x4049, 0x4300, 0x7F00, 0x7F7F, 0xFF7F, 0x7F80, 0xFF80, 0x7FC0, 0xFFC0]
-    + [0x7FC1, 0x7F81, 0xFF95, 0x7FFF, 0xFFFF, 0x1F80],
-    dtype=np.uint16,
-)
+_F16_SPECIALS = """
+    0000 8000 0001 8001 0200 03ff 83ff 0400 8400 0401 3bff 3c00 3c01 bc00 3800 3e00
+    4000 4248 6400 7800 7bff fbff 7c00 fc00 7e00 fe00 7e01 7c01 fd55 7fff ffff 1400
+"""
+F16_SPECIALS = np.array([int(word, 16) for word in _F16_SPECIALS.split()], dtype=np.uint16)
+_BF16_SPECIALS = """
+    0000 8000 0001 8001 0040 007f 807f 0080 8080 0081 3f7f 3f80 3f81 bf80 3f00 3fc0
+    4000 4049 4300 7f00 7f7f ff7f 7f80 ff80 7fc0 ffc0 7fc1 7f81 ff95 7fff ffff 1f80
+"""
+BF16_SPECIALS = np.array([int(word, 16) for word in _BF16_SPECIALS.split()], dtype=np.uint16)
 
 
 def half_two(seed: int, count: int, fraction: int) -> tuple[U16, U16]:
@@ -196,22 +197,13 @@ def pack_halves(low: U16, high: U16) -> U32:
     return low.astype(np.uint32) | (high.astype(np.uint32) << np.uint32(16))
 
 
-INT_EDGES = np.array(
-    [0, 1, 2, 3, 5, 7, 31, 32, 33, 63, 64, 127, 128, 255, 256, 32767, 32768, 65535, 65536, 0xFFFFFF]
-    + [
-        0x1000000,
-        0x1000001,
-        0x7FFFFFFF,
-        0x80000000,
-        0x80000001,
-        0xFFFF8000,
-        0xFFFFFF80,
-        0xFFFFFFFE,
-        0xFFFFFFFF,
-    ]
-    + [0x55555555, 0xAAAAAAAA, 0x12345678],
-    dtype=np.uint64,
-)
+_INT_EDGES = """
+    00000000 00000001 00000002 00000003 00000005 00000007 0000001f 00000020
+    00000021 0000003f 00000040 0000007f 00000080 000000ff 00000100 00007fff
+    00008000 0000ffff 00010000 00ffffff 01000000 01000001 7fffffff 80000000
+    80000001 ffff8000 ffffff80 fffffffe ffffffff 55555555 aaaaaaaa 12345678
+"""
+INT_EDGES = np.array([int(word, 16) for word in _INT_EDGES.split()], dtype=np.uint64)
 
 
 def u32_spread(seed: int, count: int) -> U32:

@@ -1,7 +1,7 @@
 """The stored products of the GPU admit the `hardware` model and no other near it.
 
-A model that keeps a bit fewer or more of each term, rounds to nearest, or sums in other groups is the same code
-with another `Rule`; every one must miss bits that the GPU gave.
+A model that keeps a bit fewer or more of each term, or sums in other groups, is the same code with another
+`Rule`; every one must miss bits that the GPU gave.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from silicon.capture import load
-from silicon.fragments import matrix_a, matrix_b, matrix_c
-from silicon.mma import FLOATS
-from silicon.registry import kernels
 
 from gdnbench.sim.tensorcore import product as product_module
 from gdnbench.sim.tensorcore import reference
 from gdnbench.sim.tensorcore.formats import FORMATS
 from gdnbench.sim.tensorcore.product import Product, Rule
+from silicon.capture import load
+from silicon.fragments import matrix_a, matrix_b, matrix_c
+from silicon.mma import FLOATS
+from silicon.registry import kernels
 
 Change = Callable[[Rule, int], Rule]
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from functools import cache
 
 import pytest
-from silicon.capture import Capture, load
-from silicon.registry import FAMILIES, kernels
-from silicon.replay import differences, simulate
 
 from gdnbench.sim.errors import KernelFault
 from gdnbench.sim.run import ENGINES
+from silicon.capture import Capture, load
+from silicon.registry import FAMILIES, kernels
+from silicon.replay import differences, simulate
 
 CASES = [(family, name) for family in FAMILIES for name in kernels(family)]
 

@@ -1,7 +1,8 @@
-"""Tensor copies of the TMA unit: boxes inside, across and outside the tensor, swizzles, fills, element strides.
+"""Tensor copies of the TMA unit: boxes inside, across and outside a tensor, swizzles, fills, element strides.
 
-A load kernel copies one box per CTA, at that CTA's coordinates, into shared memory filled with 0xA5, and stores
-that memory word by word: layout, fill and what stays untouched all show. A row of the answer is one box.
+A load kernel copies one box per CTA, at that CTA's coordinates, into shared memory filled with 0xA5, and
+stores that memory word by word: layout, fill and what stays untouched all show. A row of the answer is one
+box.
 A store kernel puts its boxes one after another and the answer is the whole tensor.
 """
 
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 
 import numpy as np
@@ -57,8 +59,8 @@ def tensor_map(
 
 
 def box_elements(map_: TensorMap) -> int:
-    """Every `element_stride`-th element of the box; the innermost dimension has no such stride, whatever is asked
-    (CUDA driver API, cuTensorMapEncodeTiled: elementStrides[0] is ignored)."""
+    """Every `element_stride`-th element of the box; the innermost dimension has no such stride, whatever is
+    asked (CUDA driver API, cuTensorMapEncodeTiled: elementStrides[0] is ignored)."""
     outer = zip(map_.box[1:], map_.element_strides[1:], strict=True)
     return map_.box[0] * prod(-(-box // step) for box, step in outer)
 
@@ -69,7 +71,7 @@ def box_bytes(map_: TensorMap) -> int:
 
 
 def span_bytes(map_: TensorMap) -> int:
-    """Shared memory from the box's first byte to its last: a row takes a whole swizzle span, also a shorter one."""
+    """Shared memory from the box's first byte to its last: a shorter row takes a whole swizzle span too."""
     row = map_.box[0] * map_.dtype.size
     span = 16 << map_.swizzle if map_.swizzle else row
     return box_bytes(map_) // row * max(row, span)
@@ -153,6 +155,7 @@ def load_kernel(load: Load) -> MicroKernel:
     size = -(-(load.offset + span_bytes(load.map)) // 128) * 128 + 128  # and a guard behind
     fill, dump = fill_and_dump(size)
     place = ", ".join(f"%c{i}" for i in range(rank))
+    opcode = f"cp.async.bulk.tensor.{rank}d.shared::cta.global.tile.mbarrier::complete_tx::bytes"
     body = f""".shared .align 1024 .b8 tile[{size}];
 {PRELUDE}{fill}
 @%first mbarrier.init.shared::cta.b64 [%bar], 1;
@@ -162,7 +165,7 @@ bar.sync 0;
 {coordinates(rank)}
 add.s32 %box, %tile, {load.offset};
 mbarrier.arrive.expect_tx.shared::cta.b64 _, [%bar], {moved};
-cp.async.bulk.tensor.{rank}d.shared::cta.global.tile.mbarrier::complete_tx::bytes [%box], [%tm, {{{place}}}], [%bar];
+{opcode} [%box], [%tm, {{{place}}}], [%bar];
 ISSUED:
 {wait_loop("%bar")}
 ld.param.b64 %out, [done];
@@ -262,9 +265,9 @@ def random_image(words: int) -> Array:
     return (low | ((low + np.uint32(1)) << np.uint32(16))).astype(np.uint32)
 
 
-# The innermost coordinate is a multiple of 16 bytes: silicon takes any other for an illegal instruction, as it
-# does a store below zero (tma_limits.py). Two dimensions, 24 x 10 elements of bf16 in rows of 64 bytes; the box
-# of 16 x 4 lies everywhere around it.
+# The innermost coordinate is a multiple of 16 bytes: silicon takes any other for an illegal instruction, as
+# it does a store below zero (tma_limits.py). Two dimensions, 24 x 10 elements of bf16 in rows of 64 bytes;
+# the box of 16 x 4 lies everywhere around it.
 FLAT = tensor_map(BF16, (24, 10), (16, 4), pad=16)
 AROUND = ((0, 0), (8, 6), (8, 3), (16, 0), (16, 8), (24, 0), (0, 10), (-8, 0), (0, -2), (-8, -3), (-16, 0))
 AROUND += ((0, -4), (16, 9), (-8, 8), (1000, 1000), (-1000, 5), (0x7FFFFFF0, 0), (0, -0x80000000))
@@ -407,6 +410,6 @@ LOADS = (*ranked(), *swizzled(), *typed(), *strided())
 STORES = (*stores(), *reductions())
 
 KERNELS: tuple[Callable[[], MicroKernel], ...] = (
-    *(lambda load=load: load_kernel(load) for load in LOADS),  # type: ignore[misc]
-    *(lambda store=store: store_kernel(store) for store in STORES),  # type: ignore[misc]
+    *(partial(load_kernel, load) for load in LOADS),
+    *(partial(store_kernel, store) for store in STORES),
 )

@@ -6,6 +6,7 @@ The recording keeps the driver's error of each that faults; the simulator must r
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from silicon.microkernel import MicroKernel
 from silicon.tensormap import Swizzle
@@ -48,6 +49,6 @@ def store_limit(store: Store) -> MicroKernel:
 
 
 KERNELS: tuple[Callable[[], MicroKernel], ...] = (
-    *(lambda load=load: load_limit(load) for load in LOADS),  # type: ignore[misc]
-    *(lambda store=store: store_limit(store) for store in STORES),  # type: ignore[misc]
+    *(partial(load_limit, load) for load in LOADS),
+    *(partial(store_limit, store) for store in STORES),
 )

@@ -36,7 +36,7 @@ def shuffles() -> MicroKernel:
 
 
 def votes() -> MicroKernel:
-    """Predicates that hold for none, few, most and all lanes of a warp; redux and match of few and many values."""
+    """Predicates that hold for none, few, most and all lanes; redux and match of few and many values."""
     words = random_words(104, COUNT)
     warp = np.arange(COUNT) // 32
     share = np.array([0, 1, 50, 99, 100, 50, 3, 97])[warp % 8]
