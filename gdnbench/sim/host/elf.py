@@ -22,9 +22,8 @@ FAT_BINARY = 0xBA55ED50
 FAT_CUBIN = 2
 
 INFO_REGISTERS = 0x2F
-FORMAT_SIZED = (
-    0x04  # an attribute with a 16-bit size before its value; the other formats carry 16 bits at most
-)
+# An attribute of this format has a 16-bit size before its value; the others carry 16 bits at most.
+FORMAT_SIZED = 0x04
 
 
 @dataclass(frozen=True, slots=True)
