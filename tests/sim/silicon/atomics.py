@@ -1,4 +1,4 @@
-"""Atomics on an address per thread, as the order of floating-point sums is undefined; integers on one word."""
+"""Atomics on an address per thread, as the order of floating-point sums is undefined; integers on one."""
 
 from __future__ import annotations
 
