@@ -1,9 +1,8 @@
 """The arithmetic of bulk reductions: element by element, memory = memory OP source.
 
-PTX ISA, "cp.reduce.async.bulk": the operations are those of `red`. Sums round to nearest even; f32 sums in
-global memory flush subnormal inputs and results to zero of their sign, as `red.add.f32` does ("red",
-Floating-point operations); f16 and bf16 keep them (.noftz). Minimum and maximum take the other operand of a
-NaN and order -0 below +0 ("min").
+PTX ISA, "cp.reduce.async.bulk": the operations are those of `red`. Sums round to nearest even and keep
+subnormals: an sm_90 GPU does so for f32 too (tests/sim/silicon/copies.py), unlike `red.add.f32`. Minimum and
+maximum take the other operand of a NaN and order -0 below +0 ("min").
 """
 
 from __future__ import annotations
@@ -79,20 +78,15 @@ def _float(operation: str, dtype: str, memory: Bytes, source: Bytes) -> Array | 
     old, new = memory.view(kind), source.view(kind)
     with np.errstate(all="ignore"):
         if operation == "add":
-            result = _flushed(_flushed(old) + _flushed(new)) if dtype == "f32" else old + new
+            result = old + new
         elif operation in ("min", "max") and dtype in ("f16", "bf16"):
             result = _extreme(operation, old, new, bits)
         else:
             return None
+        invalid = np.isnan(result)
     out: Array = result.view(bits).copy()
-    out[np.isnan(result)] = nan
+    out[invalid] = nan
     return out
-
-
-def _flushed(values: Array) -> Array:
-    """Subnormals as zeros of their sign."""
-    tiny = np.abs(values) < np.finfo(np.float32).tiny
-    return np.where(tiny, np.copysign(np.float32(0), values), values)
 
 
 def _extreme(operation: str, old: Array, new: Array, bits: Any) -> Array:

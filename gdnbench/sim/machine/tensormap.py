@@ -4,9 +4,9 @@ NVIDIA does not publish the encoding. It was read off the encoder that CuTe DSL 
 and tests drive that encoder again (tests/sim/host/test_tensormap.py):
 
     bytes 0-7     address of the tensor
-    bytes 8-11    flags: [0, 4) always 2, [4, 7) rank - 1, [7, 11) element type, [11, 13) interleave,
-                  [13, 15) swizzle, 16 rounding to tf32, 18 always set, 21 set when a dimension reaches
-                  128 KiB or further from its first element
+    bytes 8-11    flags: [0, 4) 2 on sm_100 and 0 on sm_90, [4, 7) rank - 1, [7, 11) element type,
+                  [11, 13) interleave, [13, 15) swizzle, 15 fill with NaN, 16 rounding to tf32, 18 always set
+                  on sm_100, 21 set when a dimension reaches 128 KiB or further from its first element
     bytes 12-27   strides of dimensions 1 to 4 in units of 16 bytes, low 32 bits
     bytes 28-31   bits [32, 36) of those strides, four bits each
     bytes 32-51   extents of dimensions 0 to 4, less one
@@ -30,20 +30,27 @@ ENCODED_BYTES = 64  # of them carry the tensor map
 MAX_RANK = 5
 
 VERSION = 2
+SM90_VERSION = 0
+BIT_NAN = 1 << 15
 STRIDE_UNIT = 16
 BIT_TF32 = 1 << 16  # an f32 tensor whose elements are rounded to tf32 on their way
 BIT_ALWAYS = 1 << 18
 BIT_LARGE = 1 << 21
-KNOWN_FLAGS = 0x7FFF | BIT_ALWAYS | BIT_LARGE
+KNOWN_FLAGS = 0x7FFF | BIT_NAN | BIT_TF32 | BIT_ALWAYS | BIT_LARGE
+
+FTZ_TYPE = 8  # f32 whose subnormals are flushed to zero on their way
 
 # Element type codes, in the order and with the numbers of the hardware, not of the CUtensorMapDataType enum.
 ELEMENT_TYPES = {
     0: ("u8", 1),
     1: ("u16", 2),
     2: ("u32", 4),
+    3: ("s32", 4),
     4: ("u64", 8),
+    5: ("s64", 8),
     6: ("f16", 2),
     7: ("f32", 4),
+    FTZ_TYPE: ("f32", 4),
     9: ("f64", 8),
     10: ("bf16", 2),
 }
@@ -55,7 +62,8 @@ class TensorMap:
     """A decoded TMA descriptor; dimension 0 is the contiguous one. All tuples have `rank` entries.
 
     `strides` are in bytes, `strides[0]` the element size. `swizzle` is the span in bytes: 0, 32, 64 or 128.
-    Elements outside `dims` read as zero.
+    Elements outside `dims` read as zero, or as NaN with `fill_nan`. `tf32` and `ftz` change f32 elements as
+    they are loaded.
     """
 
     address: int
@@ -66,6 +74,9 @@ class TensorMap:
     box: tuple[int, ...]
     element_strides: tuple[int, ...]
     swizzle: int
+    fill_nan: bool = False
+    tf32: bool = False
+    ftz: bool = False
 
     @property
     def rank(self) -> int:
@@ -76,9 +87,16 @@ class TensorMap:
     def box_bytes(self) -> int:
         """Bytes that one copy moves into shared memory, and that its mbarrier counts."""
         size = self.element_bytes
-        for extent in self.box:
+        for extent in self.copied:
             size *= extent
         return size
+
+    @property
+    def copied(self) -> tuple[int, ...]:
+        """Elements of the box that are copied: every `element_strides`-th, but all of dimension 0, whose
+        element stride is ignored (CUDA driver API, cuTensorMapEncodeTiled)."""
+        outer = zip(self.box[1:], self.element_strides[1:], strict=True)
+        return (self.box[0], *(-(-extent // step) for extent, step in outer))
 
 
 def decode(data: bytes) -> TensorMap:
@@ -100,8 +118,6 @@ def decode(data: bytes) -> TensorMap:
     if packed >> 3 * MAX_RANK:
         raise UnsupportedError(f"TMA descriptor bits {packed:#08x} beside the element strides")
     element_strides = tuple((packed >> 3 * i & 7) + 1 for i in range(rank))
-    if any(stride != 1 for stride in element_strides):
-        raise UnsupportedError(f"TMA descriptor with element strides {element_strides}")
     if any(data[60:64]):
         raise UnsupportedError(f"TMA descriptor bytes 60 to 63 set ({data[60:64].hex()})")
     return TensorMap(
@@ -113,17 +129,16 @@ def decode(data: bytes) -> TensorMap:
         box=tuple(extent + 1 for extent in data[55 : 55 + rank]),
         element_strides=element_strides,
         swizzle=SWIZZLE_BYTES[flags >> 13 & 3],
+        fill_nan=bool(flags & BIT_NAN),
+        tf32=bool(flags & BIT_TF32),
+        ftz=flags >> 7 & 0xF == FTZ_TYPE,
     )
 
 
 def _rank(flags: int) -> int:
     """Rank, once every flag that is not modelled is known to be clear."""
-    if flags & 0xF != VERSION or not flags & BIT_ALWAYS:
+    if (flags & 0xF, flags & BIT_ALWAYS) not in ((VERSION, BIT_ALWAYS), (SM90_VERSION, 0)):
         raise UnsupportedError(f"TMA descriptor flags {flags:#010x}: no tiled tensor map of a known version")
-    if flags & BIT_TF32:
-        raise UnsupportedError(
-            "TMA descriptor that rounds f32 to tf32 as it copies: the rounding is in no document"
-        )
     if unknown := flags & ~KNOWN_FLAGS:
         raise UnsupportedError(f"TMA descriptor flag bits {unknown:#010x}")
     if interleave := flags >> 11 & 3:

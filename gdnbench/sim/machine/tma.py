@@ -1,11 +1,13 @@
 """Bulk tensor copies (TMA): boxes of a tensor of rank 1 to 5 between global and shared memory.
 
-The box lies in shared memory without gaps, dimension 0 fastest. A swizzle of 128, 64 or 32 bytes then moves
-each 16-byte unit within its 128 bytes, by the absolute shared address: bits [4, 7) of the address are XORed
-with bits [7, 10), of which a span of 128, 64, 32 bytes takes three, two, one (CuTe's Swizzle<3,4,3>,
-<2,4,3>, <1,4,3>; PTX ISA, "Swizzling modes"). Elements outside the tensor read as zero and are not written;
-a load's mbarrier counts the whole box all the same (PTX ISA, "Out of boundary access"; CUTLASS counts a
-tile's bytes without regard to its tail).
+The box lies in shared memory row by row, dimension 0 fastest, a row that is shorter than the swizzle's span
+at the start of its span. A swizzle of 128, 64 or 32 bytes then moves each 16-byte unit within its 128
+bytes, by the absolute shared address: bits [4, 7) of the address are XORed with bits [7, 10), of which a
+span of 128, 64, 32 bytes takes three, two, one (CuTe's Swizzle<3,4,3>, <2,4,3>, <1,4,3>; PTX ISA,
+"Swizzling modes"). Elements outside the tensor read as zero and are not written; a load's mbarrier counts
+the whole box all the same (PTX ISA, "Out of boundary access"; CUTLASS counts a tile's bytes without regard
+to its tail). What the documents leave open follows an sm_90 GPU, whose answers are kept in
+tests/sim/silicon.
 """
 
 from __future__ import annotations
@@ -17,14 +19,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from gdnbench.sim.errors import FaultKind, KernelFault, UnsupportedError
+from gdnbench.sim.errors import FaultKind, KernelFault
 from gdnbench.sim.machine import mbarrier
 from gdnbench.sim.machine.async_queue import AsyncOperation, Span
 from gdnbench.sim.machine.bulk import count, operations, placed, refuse_unknown, start
-from gdnbench.sim.machine.memory import POISON, resolve
+from gdnbench.sim.machine.memory import POISON, Bytes, resolve
 from gdnbench.sim.machine.operands import SHARED_SPACES, many, one
 from gdnbench.sim.machine.reduce import OPERATIONS, reduce
 from gdnbench.sim.machine.seam import Argument, Handler, Lanes, Results, Wait, Warp
+from gdnbench.sim.machine.tensor_elements import converted, fill
 from gdnbench.sim.machine.tensormap import ENCODED_BYTES, MAX_RANK, TENSORMAP_BYTES, TensorMap, decode
 from gdnbench.sim.ptx.ir import Instruction
 
@@ -35,6 +38,7 @@ UNIT = 16
 SHARED_ALIGN = 128
 DESCRIPTOR_ALIGN = 64
 GLOBAL_ALIGN = 16
+_POISON_UNIT = np.full(UNIT, POISON, np.uint8).view(f"V{UNIT}")[0]
 _SWIZZLE_MASK = {128: 7, 64: 3, 32: 1}
 
 _RANKS = tuple(f"{rank}d" for rank in range(1, MAX_RANK + 1))
@@ -70,35 +74,53 @@ def place_box(tensor: TensorMap, coordinates: tuple[int, ...]) -> Box:
     whole."""
     address = tensor.address
     inside: list[slice] = []
-    for start_at, box, extent, stride in zip(
-        coordinates, tensor.box, tensor.dims, tensor.strides, strict=True
+    strides: list[int] = []
+    steps = (1, *tensor.element_strides[1:])
+    for start_at, taken, extent, stride, step in zip(
+        coordinates, tensor.copied, tensor.dims, tensor.strides, steps, strict=True
     ):
-        low = min(max(0, -start_at), box)
-        high = max(low, min(box, extent - start_at))
+        low = min(-(min(0, start_at) // step), taken)
+        high = max(low, min(taken, -((start_at - extent) // step)))
         inside.append(slice(low, high))
-        address += (start_at + low) * stride
+        strides.append(stride * step)
+        address += (start_at + low * step) * stride
     size = tensor.element_bytes
     inside[0] = slice(inside[0].start * size, inside[0].stop * size)
     return Box(
-        shape=(*tensor.box[:0:-1], tensor.box[0] * size),
+        shape=(*tensor.copied[:0:-1], tensor.box[0] * size),
         inside=tuple(inside[::-1]),
         address=address,
-        strides=(*tensor.strides[:0:-1], 1),
+        strides=(*strides[:0:-1], 1),
     )
 
 
 @lru_cache(maxsize=256)
-def _swizzled(units: int, first: int, mask: int) -> npt.NDArray[np.intp]:
-    """Where unit i of a box goes, relative to its first unit; `first` is that unit's address / 16, modulo
-    64."""
-    unit = np.arange(first, first + units, dtype=np.intp)
+def _swizzled(units: int, row: int, pitch: int, first: int, mask: int) -> npt.NDArray[np.intp]:
+    """Where unit i of a box goes, relative to its first unit; `first` is that unit's address / 16, modulo 64.
+    `row` and `pitch` are units from the start of a row to its end, and to the next row."""
+    index = np.arange(units, dtype=np.intp)
+    unit = first + index // row * pitch + index % row
     return (unit ^ (unit >> 3 & mask)) - first
 
 
-def _units(address: int, size: int, swizzle: int) -> npt.NDArray[np.intp]:
+def _units(tensor: TensorMap, address: int) -> npt.NDArray[np.intp]:
     """The 16-byte units of shared memory that hold a box, in the order of the box."""
     first = address // UNIT
-    return first + _swizzled(size // UNIT, first % 64, _SWIZZLE_MASK.get(swizzle, 0))
+    row, pitch = _row(tensor)
+    mask = _SWIZZLE_MASK.get(tensor.swizzle, 0)
+    return first + _swizzled(tensor.box_bytes // UNIT, row // UNIT, pitch // UNIT, first % 64, mask)
+
+
+def _row(tensor: TensorMap) -> tuple[int, int]:
+    """Bytes of a row of the box, and to the next row: a whole swizzle span, also for a shorter row."""
+    row = tensor.box[0] * tensor.element_bytes
+    return row, max(row, tensor.swizzle)
+
+
+def _extent(tensor: TensorMap) -> int:
+    """Shared memory from the first row of a box to the end of its last."""
+    row, pitch = _row(tensor)
+    return tensor.box_bytes // row * pitch
 
 
 def _descriptor(cta: Cta, address: int) -> TensorMap:
@@ -118,8 +140,9 @@ def _descriptor(cta: Cta, address: int) -> TensorMap:
     return tensor
 
 
-def _check(ins: Instruction, tensor: TensorMap, shared: int) -> None:
-    """What the PTX ISA and cuTensorMapEncodeTiled (CUDA driver API) demand of a box."""
+def _check(ins: Instruction, tensor: TensorMap, shared: int, where: tuple[int, ...]) -> None:
+    """What the PTX ISA and cuTensorMapEncodeTiled (CUDA driver API) demand of a box. That the first
+    coordinate is a multiple of 16 bytes is what an sm_90 GPU demands (tests/sim/silicon/tma_limits.py)."""
     if not ins.has(f"{tensor.rank}d"):
         raise KernelFault(FaultKind.DESCRIPTOR, f"{ins.name} with a tensor map of rank {tensor.rank}")
     row = tensor.box[0] * tensor.element_bytes
@@ -131,8 +154,11 @@ def _check(ins: Instruction, tensor: TensorMap, shared: int) -> None:
         raise KernelFault(
             FaultKind.DESCRIPTOR, f"a box row of {row} bytes, with swizzle {tensor.swizzle} at most that many"
         )
-    if tensor.swizzle and row < tensor.swizzle:
-        raise UnsupportedError(f"a box row of {row} bytes under a swizzle of {tensor.swizzle}")
+    if where[0] * tensor.element_bytes % UNIT:
+        raise KernelFault(
+            FaultKind.MISALIGNED,
+            f"{ins.op} at {where[0]}: its bytes in dimension 0 are no multiple of {UNIT}",
+        )
     if shared % SHARED_ALIGN:
         raise KernelFault(
             FaultKind.MISALIGNED, f"{ins.op}: shared address {shared:#x} is no multiple of {SHARED_ALIGN}"
@@ -175,24 +201,23 @@ def _load(
 ) -> None:
     """A box from global to shared memory."""
     tensor = _descriptor(cta, address)
-    _check(ins, tensor, shared)
+    _check(ins, tensor, shared, where)
     size = tensor.box_bytes
-    target = cta.shared.view(shared, size)
+    cta.shared.check(shared, _extent(tensor))
+    units, order = cta.shared.units, _units(tensor, shared)
     box = place_box(tensor, where)
     source = None if box.empty else cta.memory.strided(box.address, box.counts, box.strides)
-    data = np.zeros(box.shape, np.uint8)
+    data = np.empty(box.shape, np.uint8)
 
     def read() -> None:
+        fill(data, tensor)
         if source is not None:
-            data[box.inside] = source
+            data[box.inside] = converted(source, tensor)
 
     def land() -> None:
-        flat = data.reshape(-1)
-        if tensor.swizzle:
-            cta.shared.units[_units(shared, size, tensor.swizzle)] = flat.view(cta.shared.units.dtype)
-        else:
-            target[:] = flat
-        cta.shared.written(shared, size)
+        units[order] = data.reshape(-1).view(units.dtype)
+        if cta.shared.track:
+            cta.shared.valid.reshape(-1, UNIT)[order] = True
         mbarrier.complete_tx(cta.shared, barrier, size)
 
     operation = AsyncOperation(
@@ -201,9 +226,9 @@ def _load(
         read=read,
         signals=(barrier,),
         reads=(_reach(box),),
-        writes=(Span("shared", shared, size),),
+        writes=(Span("shared", shared, _extent(tensor)),),
     )
-    start(cta, warp, ins, members, operation, lambda: target.fill(POISON))
+    start(cta, warp, ins, members, operation, lambda: units.__setitem__(order, _POISON_UNIT))
     count(cta, "global", "shared", size)
 
 
@@ -218,16 +243,20 @@ def _store(
 ) -> None:
     """A box from shared to global memory, copied or reduced into it."""
     tensor = _descriptor(cta, address)
-    _check(ins, tensor, shared)
+    _check(ins, tensor, shared, where)
+    if min(where) < 0:
+        # An sm_90 GPU stops with an illegal instruction (tests/sim/silicon/tma_limits.py).
+        raise KernelFault(FaultKind.OUT_OF_BOUNDS, f"{ins.op} to global memory at {where}, below zero")
     size = tensor.box_bytes
-    cta.shared.check(shared, size)
+    cta.shared.check(shared, _extent(tensor))
+    order = _units(tensor, shared)
     box = place_box(tensor, where)
     target = None if box.empty else cta.memory.strided(box.address, box.counts, box.strides)
+    beyond = _beyond(cta, ins, box)
     data = np.empty(box.shape, np.uint8)
     reducing = ins.op.startswith("cp.reduce")
 
     def read() -> None:
-        order = _units(shared, size, tensor.swizzle)
         data.reshape(-1)[:] = cta.shared.units[order].view(np.uint8)
         if cta.shared.track:
             _check_written(cta, box, order)
@@ -237,6 +266,9 @@ def _store(
             return
         part = data[box.inside]
         target[...] = reduce(ins, tensor.dtype, target, part) if reducing else part
+        for where_in_box, memory in beyond:
+            more = data[where_in_box]
+            memory[...] = reduce(ins, tensor.dtype, memory, more) if reducing else more
 
     def poison() -> None:
         if target is not None:
@@ -246,11 +278,34 @@ def _store(
         ins.op,
         land=placed(ins, land),
         read=placed(ins, read),
-        reads=(Span("shared", shared, size),),
+        reads=(Span("shared", shared, _extent(tensor)),),
         writes=(_reach(box),),
     )
     start(cta, warp, ins, members, operation, None if reducing else poison)
     count(cta, "shared", "global", size)
+
+
+def _beyond(cta: Cta, ins: Instruction, box: Box) -> list[tuple[tuple[int | slice, ...], Bytes]]:
+    """What a store writes past the end of dimension 0: an sm_90 GPU writes whole units of 16 bytes, so that
+    an extent that is no multiple of it is overrun (tests/sim/silicon/tma.py). For each row, where in the
+    box the bytes come from and where they go; rows whose unit ends outside the launch's memory are left
+    out."""
+    stop = box.inside[-1].stop
+    end = -(-stop // UNIT) * UNIT
+    if box.empty or end == stop:
+        return []
+    cta.note(f"{ins.op} writes whole units of {UNIT} bytes, {end - stop} bytes past dimension 0", ins)
+    found: list[tuple[tuple[int | slice, ...], Bytes]] = []
+    for row in np.ndindex(*box.counts[:-1]):
+        steps = zip(row, box.strides[:-1], strict=True)
+        address = box.address + sum(index * stride for index, stride in steps) + box.counts[-1]
+        try:
+            memory = cta.memory.view(address, end - stop)
+        except KernelFault:
+            continue
+        rows = (part.start + index for part, index in zip(box.inside[:-1], row, strict=True))
+        found.append(((*rows, slice(stop, end)), memory))
+    return found
 
 
 def _check_written(cta: Cta, box: Box, order: npt.NDArray[np.intp]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -92,11 +93,13 @@ CASES = [
     ("f16", (70, 50), (32, 24), 64, (32, 40)),
     ("f32", (24, 50), (8, 40), 32, (16, 20)),
     ("u8", (300, 9), (128, 4), 128, (256, 7)),
-    ("f32", (40, 11), (20, 5), 0, (30, -2)),
+    ("f32", (40, 11), (20, 5), 0, (28, -2)),
     ("bf16", (64, 3, 29), (64, 2, 8), 128, (0, 2, 25)),
     ("bf16", (64, 1, 300, 2), (64, 1, 16, 2), 128, (0, 0, 290, 0)),
     ("u32", (36, 3, 4, 5), (8, 2, 3, 2), 32, (32, -1, 3, 4)),
-    ("f16", (40, 3, 4, 2, 3), (8, 2, 2, 2, 2), 0, (33, 2, -1, 1, 2)),
+    ("f16", (40, 3, 4, 2, 3), (8, 2, 2, 2, 2), 0, (32, 2, -1, 1, 2)),
+    ("bf16", (60, 20), (32, 6), 128, (32, 9)),  # rows of half a swizzle span
+    ("f32", (25, 20), (4, 6), 64, (24, 9)),
     ("bf16", (96, 2, 3, 2, 2), (32, 2, 2, 2, 1), 64, (64, 0, 2, 0, 1)),
 ]
 
@@ -120,15 +123,16 @@ def test_load(case: tuple, offset: int) -> None:  # type: ignore[type-arg]
 @pytest.mark.parametrize("offset", [0, 128, 512])
 def test_store_clips(case: tuple, offset: int) -> None:  # type: ignore[type-arg]
     dtype, dims, box, swizzle, where = case
+    where = tuple(max(0, start) for start in where)  # a store below zero is illegal
     rng = random.Random(2)
     tensor = Tensor(rng, dtype, dims, box, swizzle)
     bench = tensor.bench()
-    size = tensor.map.box_bytes
+    size = 16 * 1024
     shared = TILE + offset
     bench.shared.bytes[shared : shared + size] = np.frombuffer(rng.randbytes(size), np.uint8)
     bench.shared.written(shared, size)
     want = tensor.bytes.copy()
-    for source, to in tensor.map.walk(shared, where):
+    for source, to in tensor.map.walk(shared, where, store=True):
         if to is not None:
             want[tensor.at(to)] = bench.shared.bytes[source]
     bench.issue(store_text(len(dims)), s=shared, d1=PARAM_WINDOW, **corner(where))
@@ -142,11 +146,15 @@ def test_random_maps() -> None:
     for _ in range(60):
         rank, swizzle = rng.randint(1, 5), rng.choice((0, 32, 64, 128))
         dtype = rng.choice(tuple(SIZES))
-        row = swizzle // SIZES[dtype] if swizzle else 16 // SIZES[dtype] * rng.randint(1, 4)
+        unit = 16 // SIZES[dtype]
+        row = unit * rng.randint(1, swizzle // 16 if swizzle else 4)
         box = (row, *(rng.randint(1, 4) for _ in range(rank - 1)))
         dims = (row * rng.randint(1, 2) + rng.randint(0, 7), *(rng.randint(1, 6) for _ in range(rank - 1)))
         where = tuple(rng.randint(-extent, extent + 1) for extent in dims)
+        where = (where[0] // unit * unit, *where[1:])
         tensor = Tensor(rng, dtype, dims, box, swizzle, pad=rng.choice((0, 16, 48)))
+        steps = tuple(rng.choice((1, 1, 2, 3)) for _ in range(rank))
+        tensor.map = replace(tensor.map, steps=steps)
         bench = tensor.bench()
         shared = TILE + 128 * rng.randint(0, 9)
         load(bench, tensor, where, shared)
@@ -297,7 +305,23 @@ def test_faults() -> None:
     refuses(FaultKind.DESCRIPTOR, "row of 256 bytes", map_of={"box": (128, 8), "dims": (128, 32)})
     refuses(FaultKind.DESCRIPTOR, "row of 10 bytes", map_of={"box": (5, 8), "swizzle": 0})
     refuses(FaultKind.DESCRIPTOR, "rank 3", map_of={"dims": (64, 8, 2), "box": (64, 8, 1)})
+    refuses(FaultKind.MISALIGNED, "at 4: its bytes in dimension 0", map_of={}, c0=4)
     refuses(FaultKind.BARRIER, "no mbarrier was initialised", map_of={}, b=BAR + 8)
+
+
+def test_a_store_below_zero() -> None:
+    tensor = Tensor(random.Random(1), "bf16", (64, 32), (64, 8), 128)
+    bench = tensor.bench(track=False)
+    bench.issue(store_text(2), s=TILE, d1=PARAM_WINDOW, c0=0, c1=0)
+    with pytest.raises(KernelFault, match=r"out-of-bounds access: .* at \(0, -1\), below zero"):
+        bench.issue(store_text(2), s=TILE, d1=PARAM_WINDOW, c0=0, c1=0xFFFF_FFFF)
+
+
+def test_a_store_past_dimension_0_is_noted() -> None:
+    tensor = Tensor(random.Random(1), "bf16", (60, 8), (64, 8), 128)
+    bench = tensor.bench(track=False)
+    bench.issue(store_text(2), s=TILE, d1=PARAM_WINDOW, c0=0, c1=0)
+    assert bench.notes() == ["cp.async.bulk.tensor writes whole units of 16 bytes, 8 bytes past dimension 0"]
 
 
 def test_a_map_of_more_than_the_tensor() -> None:
@@ -318,7 +342,7 @@ def test_a_store_of_bytes_nobody_wrote() -> None:
     bench.shared.written(TILE, 6 * 16)  # the last two rows lie outside the tensor
     bench.issue(store_text(2), s=TILE, d1=PARAM_WINDOW, c0=0, c1=0)
     bench.cta.queue.drain()
-    bench.issue(store_text(2), s=TILE, d1=PARAM_WINDOW, c0=0, c1=-1 & 0xFFFF_FFFF)
+    bench.issue(store_text(2), s=TILE + 1024, d1=PARAM_WINDOW, c0=0, c1=0)
     with pytest.raises(KernelFault, match="uninitialised read: the box at shared address") as caught:
         bench.cta.queue.drain()
     assert caught.value.place is not None

@@ -28,6 +28,7 @@ class Map:
     strides: tuple[int, ...]
     box: tuple[int, ...]
     swizzle: int
+    steps: tuple[int, ...] = ()
 
     @property
     def size(self) -> int:
@@ -35,7 +36,12 @@ class Map:
 
     @property
     def box_bytes(self) -> int:
-        return int(np.prod(self.box)) * self.size
+        """Bytes that are copied: every step-th element of the box, but all of dimension 0."""
+        return len(range(self.box[0])) * self.size * int(np.prod([len(r) for r in self.ranges()[1:]]))
+
+    def ranges(self) -> list[range]:
+        steps = (1, *self.steps[1:]) if self.steps else (1,) * len(self.box)
+        return [range(0, extent, step) for extent, step in zip(self.box, steps, strict=True)]
 
     def encode(self) -> bytes:
         """The descriptor, by the table of the fields in machine/tensormap.py; rubbish in the unused half."""
@@ -46,18 +52,26 @@ class Map:
         dims = [extent - 1 & 0xFFFF_FFFF for extent in self.dims] + [0] * (5 - rank)
         box = [extent - 1 for extent in self.box] + [0] * (5 - rank)
         head = struct.pack("<QI4II5I", self.address, flags, *(u & 0xFFFF_FFFF for u in units), high, *dims)
-        return head + bytes(3) + bytes(box) + bytes(4) + b"\xa5" * 64
+        packed = sum(step - 1 << 3 * index for index, step in enumerate(self.steps))
+        return head + packed.to_bytes(3, "little") + bytes(box) + bytes(4) + b"\xa5" * 64
 
     def element(self, index: tuple[int, ...]) -> int:
         """The address of an element."""
         return self.address + index[0] * self.size + sum(map(int.__mul__, index[1:], self.strides))
 
-    def walk(self, shared: int, corner: tuple[int, ...]):  # type: ignore[no-untyped-def]
-        """(shared address, global address or None outside the tensor) of each byte of a box."""
+    def walk(self, shared: int, corner: tuple[int, ...], *, store: bool = False):  # type: ignore[no-untyped-def]
+        """(shared address, global address or None outside the tensor) of each byte of a box. A row starts at
+        a multiple of the swizzle's span. A store takes the bytes of dimension 0 in units of 16."""
         at = shared
-        for position in itertools.product(*(range(extent) for extent in self.box[::-1])):
+        row = -1
+        unit = 16 // self.size if store else 1
+        limits = (-(-self.dims[0] // unit) * unit, *self.dims[1:])
+        for position in itertools.product(*self.ranges()[::-1]):
+            if position[-1] == 0:
+                row += 1
+                at = shared + row * max(self.box[0] * self.size, self.swizzle)
             index = tuple(start + step for start, step in zip(corner, position[::-1], strict=True))
-            inside = all(0 <= i < extent for i, extent in zip(index, self.dims, strict=True))
+            inside = all(0 <= i < extent for i, extent in zip(index, limits, strict=True))
             for byte in range(self.size):
                 yield swizzled(at, self.swizzle), self.element(index) + byte if inside else None
                 at += 1
