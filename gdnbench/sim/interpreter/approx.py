@@ -9,6 +9,10 @@ argument, so its distance from the hardware is the hardware's own error, which t
     sin, cos   2^-20.5 absolute in [-pi, pi]           ex2 halves  2^-9.9 relative (f16), 2^-7 (bf16)
     tanh f16   2^-10.987 absolute, bf16 2^-8
 
+Against an H200, over thousands of operands: rcp, rsqrt, sqrt, div.approx and div.full differ by at most 1
+ulp, tanh.f32 by 126 ulp, tanh of halves by 1 ulp, ex2.f16 in one pattern of 65,536, sin and cos by 3.3e-7
+for any argument. The halves are computed as f32 and cut toward zero.
+
 Special values are exact: the tables of the PTX ISA.
 """
 
@@ -22,10 +26,11 @@ from gdnbench.sim.interpreter import float as arithmetic
 from gdnbench.sim.interpreter.float import TYPES, Finish, operand
 from gdnbench.sim.interpreter.operation import Operation, Spelling, refuse
 from gdnbench.sim.interpreter.registers import Array
-from gdnbench.sim.interpreter.rounding import F64
+from gdnbench.sim.interpreter.rounding import F32, F64, Format, round_to
 from gdnbench.sim.ptx.ir import Instruction
 
 Function = Callable[[F64], F64]
+_PER_TURN = float(np.float32(0.5 / np.pi))
 _HALVES = ("f16", "f16x2", "bf16", "bf16x2")
 
 
@@ -34,12 +39,26 @@ def reciprocal_root(value: F64) -> F64:
     return 1.0 / np.sqrt(value)
 
 
+def _turns(value: F64) -> F64:
+    """An angle in turns, as the unit takes it: multiplied by the f32 next to 1 / 2 pi and rounded toward
+    zero to f32, then cut to 25 fractional bits. The error of a large angle is thereby that of an H200."""
+    turns = round_to(value * _PER_TURN, F32, "rz")
+    turns = np.fmod(turns, 1.0)
+    return np.trunc(turns * 2.0**25) / 2.0**25
+
+
 def sine(value: F64) -> F64:
-    return np.sin(value)
+    return np.sin(2 * np.pi * _turns(value))
 
 
 def cosine(value: F64) -> F64:
-    return np.cos(value)
+    return np.cos(2 * np.pi * _turns(value))
+
+
+def _cut(value: F64, target: Format) -> F64:
+    """Toward zero, but overflow to Inf: how an H200 makes a half of what it computed as f32."""
+    cut = round_to(value, target, "rz")
+    return np.where(np.abs(value) > target.largest, value, cut)
 
 
 def define(ins: Instruction, spelling: Spelling, function: Function, *types: str) -> Operation:
@@ -51,9 +70,11 @@ def define(ins: Instruction, spelling: Spelling, function: Function, *types: str
     ftz = spelling.flag("ftz")
     spelling.done()
     get, finish = operand(type_, ftz), Finish(type_.format, ftz=ftz)
+    if type_.format is F32:
+        return Operation((type_.kind,), (type_.kind,), lambda a: finish(function(get(a))))
 
     def compute(a: Array) -> Array:
-        return finish(function(get(a)))
+        return finish(_cut(function(get(a)).astype(np.float32).astype(np.float64), type_.format))
 
     return Operation((type_.kind,), (type_.kind,), compute)
 

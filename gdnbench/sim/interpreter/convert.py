@@ -18,6 +18,7 @@ from gdnbench.sim.interpreter.rounding import (
     TF32,
     Format,
     flush,
+    flush_result,
     from_bits,
     saturate,
     to_bits,
@@ -28,6 +29,9 @@ INTEGERS = tuple(f"{sign}{bits}" for sign in "us" for bits in (8, 16, 32, 64))
 FORMATS: dict[str, Format] = {"f32": F32, "f16": F16, "bf16": BF16}
 FLOAT_MODES = ("rn", "rz", "rm", "rp")
 INTEGER_MODES = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}
+
+
+_TF32_BITS = np.uint32(0xFFFF_E000)
 
 
 def _range(kind: str) -> tuple[int, int]:
@@ -127,6 +131,29 @@ def _long_to_double(a: Array, mode: str, clamp: bool) -> Array:
     return _clamped(exact, clamp)
 
 
+# Exponent and fraction bits.
+_LAYOUT = {"f16": (5, 10), "bf16": (8, 7), "f32": (8, 23), "f64": (11, 52)}
+
+
+def _with_nan(bits: Array, a: Array, source: str, target: str, *, canonical: bool) -> Array:
+    """To and from f64 an H200 keeps the sign and the upper payload of a NaN, and makes it quiet. With
+    `.ftz` an f32 operand becomes the canonical NaN first."""
+    (_, have), (exponent, want) = _LAYOUT[source], _LAYOUT[target]
+    wide = a.view(f"u{a.dtype.itemsize}").astype(np.uint64)
+    sign = wide >> np.uint64(8 * a.dtype.itemsize - 1)
+    payload = wide & np.uint64((1 << have) - 1)
+    missing = payload.astype(np.bool_) & (
+        wide >> np.uint64(have) & np.uint64((1 << _LAYOUT[source][0]) - 1)
+        == np.uint64((1 << _LAYOUT[source][0]) - 1)
+    )
+    if canonical:
+        sign, payload = np.zeros_like(sign), np.full_like(payload, (1 << have) - 1)
+    moved = payload << np.uint64(want - have) if want >= have else payload >> np.uint64(have - want)
+    quiet = np.uint64(((1 << exponent) - 1) << want | 1 << (want - 1))
+    nan = sign << np.uint64(exponent + want) | quiet | moved
+    return np.where(missing, nan.astype(bits.dtype), bits)
+
+
 def _float_to_float(ins: Instruction, target: str, source: str) -> Operation:
     """To a smaller format with rounding, to a larger one exactly, to the same one with rounding to an
     integer."""
@@ -144,7 +171,8 @@ def _float_to_float(ins: Instruction, target: str, source: str) -> Operation:
 
     def compute(a: Array) -> Array:
         value = a if source == "f64" else from_bits(a, FORMATS[source])
-        if ftz and source == "f32":
+        if ftz and source == "f32" and target != "f16":
+            # Into f16 an H200 keeps subnormal operands in spite of `.ftz`.
             value = flush(value, F32)
         if integral:
             value = np.copysign(INTEGER_MODES[integral](value), value)
@@ -153,16 +181,18 @@ def _float_to_float(ins: Instruction, target: str, source: str) -> Operation:
         if relu:
             value = np.where(value <= 0, 0.0, value)
         if target == "f64":
-            return double.canonical(value)
+            result = value.view(np.uint64)
+            return _with_nan(result, a, source, target, canonical=ftz).view(np.float64)
         format_ = FORMATS[target]
-        if source == "f64" and mode == "rn" and format_ is not BF16:
-            bits = to_bits(value, format_)
-        else:
-            bits = to_bits(value, format_, mode)
+        if ftz and target == "f32":
+            value = flush_result(value, F32, mode)
+        bits = to_bits(value, format_, mode)
         if satfinite:
             bits = finite(bits, format_)
-        if ftz and target == "f32":
-            bits = to_bits(flush(from_bits(bits, F32), F32), F32)
+        if source == "f64":
+            return _with_nan(bits, a, source, target, canonical=False)
+        if (source, target) == ("bf16", "f32") and not (ftz or clamp):
+            return a.astype(np.uint32) << np.uint32(16)  # the bits move up, those of NaN too
         return bits
 
     return Operation((read,), (put,), compute)
@@ -199,13 +229,32 @@ def _to_tf32(ins: Instruction) -> Operation:
     mode = spelling.choice(None, "rna", "rn", "rz")
     relu, satfinite = mode != "rna" and spelling.flag("relu"), spelling.flag("satfinite")
     spelling.done()
+    if mode == "rna":
+        return _away_from_zero(satfinite)
 
     def compute(a: Array) -> Array:
         value = from_bits(a, F32)
         if relu:
             value = np.where(value <= 0, 0.0, value)
-        bits = to_bits(value, TF32, mode)
-        return finite(bits, TF32) if satfinite else bits
+        bits = to_bits(value, TF32, mode) & _TF32_BITS
+        return finite(bits, TF32) & _TF32_BITS if satfinite else bits
+
+    return Operation(("u32",), ("u32",), compute)
+
+
+def _away_from_zero(satfinite: bool) -> Operation:
+    """`.rna` on the bits: half a unit is added unless the exponent is that of Inf and NaN, and the low bits
+    are cut. `.satfinite` steps back by one unit from that exponent. So an H200 does, NaN included."""
+    infinity = np.uint32(0x7F80_0000)
+    unit = np.uint32(1 << 13)
+
+    def compute(a: Array) -> Array:
+        magnitude = a & np.uint32(0x7FFF_FFFF)
+        half = np.where(magnitude < infinity, unit // np.uint32(2), np.uint32(0))
+        rounded = (magnitude + half) & _TF32_BITS
+        if satfinite:
+            rounded = np.where(rounded >= infinity, rounded - unit, rounded)
+        return rounded | a & np.uint32(0x8000_0000)
 
     return Operation(("u32",), ("u32",), compute)
 

@@ -22,6 +22,7 @@ from gdnbench.sim.interpreter.rounding import (
     Format,
     add_to_odd,
     flush,
+    flush_result,
     from_bits,
     saturate,
     to_bits,
@@ -61,12 +62,12 @@ class Finish:
     relu: bool = False
 
     def __call__(self, value: F64) -> Array:
+        if self.ftz:
+            value = flush_result(value, self.format, self.mode)
         bits = to_bits(value, self.format, self.mode)
-        if not (self.ftz or self.sat or self.relu):
+        if not (self.sat or self.relu):
             return bits
         rounded = from_bits(bits, self.format)
-        if self.ftz:
-            rounded = flush(rounded, self.format)
         if self.sat:
             rounded = saturate(rounded)
         if self.relu:
@@ -227,8 +228,8 @@ def reciprocal(value: F64) -> F64:
 
 
 def _sign(ins: Instruction) -> Operation:
-    """`abs` and `neg` change the sign bit. A NaN operand gives an unspecified NaN: the canonical one for
-    f32 and f64, its payload kept in the halves, where the hardware flips the bit of each half."""
+    """`abs` and `neg` change the sign bit. A NaN operand gives an unspecified NaN: the canonical one, as on
+    an H200."""
     spelling = Spelling(ins)
     negate = ins.op == "neg"
     if ins.types == ("f64",):
@@ -239,15 +240,7 @@ def _sign(ins: Instruction) -> Operation:
     spelling.done()
     get = operand(type_, ftz)
     change: Callable[[F64], F64] = np.negative if negate else np.abs
-    if type_.format is F32:
-        return Operation((type_.kind,), (type_.kind,), lambda a: to_bits(change(get(a)), F32))
-    sign = np.uint16(0x8000)
-
-    def halves(bits: Array) -> Array:
-        flipped = bits ^ sign if negate else bits & ~sign
-        return to_bits(flush(from_bits(flipped, F16), F16), F16) if ftz else flipped
-
-    return Operation((type_.kind,), (type_.kind,), halves)
+    return Operation((type_.kind,), (type_.kind,), lambda a: to_bits(change(get(a)), type_.format))
 
 
 def extremum(a: F64, b: F64, largest: bool, nan: bool) -> F64:
@@ -308,6 +301,7 @@ def _copysign(ins: Instruction) -> Operation:
 
 
 def _testp(ins: Instruction) -> Operation:
+    """Zeros count as normal (9.7.3.1)."""
     spelling = Spelling(ins)
     what = spelling.choice(None, "finite", "infinite", "number", "notanumber", "normal", "subnormal")
     spelling.done()
@@ -323,7 +317,7 @@ def _testp(ins: Instruction) -> Operation:
             "infinite": np.isinf(a),
             "number": ~np.isnan(a),
             "notanumber": np.isnan(a),
-            "normal": np.isfinite(a) & (size >= tiny),
+            "normal": np.isfinite(a) & ((size >= tiny) | (size == 0)),
             "subnormal": (size > 0) & (size < tiny),
         }
         return tests[what]

@@ -7,7 +7,7 @@ f32, f16 or bf16 are exact in fp64."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,7 @@ import numpy.typing as npt
 from gdnbench.sim.interpreter.registers import Array
 
 F64 = npt.NDArray[np.float64]
+_NO_MINIMUM = -1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +114,17 @@ def from_bits(bits: Array, source: Format) -> F64:
 def flush(value: F64, target: Format) -> F64:
     """Subnormal numbers of `target` become zeros of their sign."""
     return np.where(np.abs(value) < target.tiny, np.copysign(0.0, value), value)
+
+
+def flush_result(value: F64, target: Format, mode: str) -> F64:
+    """The exact result of an operation with `.ftz`: zero if it is still subnormal when it is rounded as
+    though exponents had no lower end. (Tininess after rounding, as IEEE 754 7.5 calls it; measured on an
+    H200.)"""
+    tiny = np.abs(value) < target.tiny
+    if not tiny.any():
+        return value
+    unbounded = round_to(value, replace(target, minimum=_NO_MINIMUM), mode)
+    return np.where(np.abs(unbounded) < target.tiny, np.copysign(0.0, value), value)
 
 
 def saturate(value: F64) -> F64:

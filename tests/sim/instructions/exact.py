@@ -113,6 +113,11 @@ def encode(value: Value, name: str, mode: str = "rn", ftz: bool = False) -> int:
     exponent = size.numerator.bit_length() - size.denominator.bit_length()
     exponent -= power(exponent) > size
     lowest = 1 - shape.bias
+    if ftz and exponent < lowest:
+        # Tininess after rounding (IEEE 754, 7.5): subnormal even when rounded with exponents unbounded.
+        free = power(exponent - shape.fraction_bits)
+        if _steps(size / free, mode, value.negative) * free < power(lowest):
+            return sign
     unit = max(exponent, lowest) - shape.fraction_bits
     steps = _steps(size / power(unit), mode, value.negative)
     # Steps of `unit` from the start of the binade: adding carries into the exponent field by itself.
@@ -121,8 +126,6 @@ def encode(value: Value, name: str, mode: str = "rn", ftz: bool = False) -> int:
     if bits >= shape.infinity:
         outward = mode in ("rn", "rna") or mode == ("rm" if value.negative else "rp")
         return sign | (shape.infinity if outward else shape.infinity - 1)
-    if ftz and bits < 1 << shape.fraction_bits:
-        bits = 0
     return sign | bits
 
 

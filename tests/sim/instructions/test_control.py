@@ -111,7 +111,8 @@ def test_trap(engine: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["add.rn.bf16x2 %d0, %s0, %s0, %s0;", "cvt.rs.f16x2.f32 %d0, %s0, %s0, %s0;", "cvt.rn.f32.f32x2 %d0, %s0;",
+    ["add.rn.bf16x2 %d0, %s0, %s0, %s0;", "cvt.rs.f16x2.f32 %d0, %s0, %s0, %s0;",
+     "cvt.rn.f32.f32x2 %d0, %s0;",
      "mul.lo.f32 %d0, %s0, %s0;", "setp.lo.s32 %d0, %s0, %s0;"],
 )  # fmt: skip
 def test_unknown_spellings_are_refused_by_name(engine: str, text: str) -> None:

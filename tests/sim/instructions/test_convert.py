@@ -120,6 +120,16 @@ def ties(source: str, target: str, seed: int) -> Array:
     )
 
 
+def any_nan(actual: Array, expected: Array, name: str) -> Array:
+    """`expected`, with the NaN of `actual` where both are one: PTX leaves payloads open, silicon vectors do
+    not."""
+
+    def nan(bits: Array) -> Array:
+        return elementwise(lambda x: decode(x, name).nan, np.bool_, bits)
+
+    return np.where(nan(actual) & nan(expected), actual, expected)
+
+
 NARROWING = [("f64", "f32"), ("f64", "f16"), ("f64", "bf16"), ("f32", "f16"), ("f32", "bf16")]
 
 
@@ -128,7 +138,8 @@ NARROWING = [("f64", "f32"), ("f64", "f16"), ("f64", "bf16"), ("f32", "f16"), ("
 def test_narrowing(engine: str, source: str, target: str, mode: str) -> None:
     a = np.concatenate([float_bits(source, 5), ties(source, target, 6)])
     expected = elementwise(lambda x: encode(decode(x, source), target, mode), STORAGE[target], a)
-    check(one(engine, f"cvt.{mode}.{target}.{source} %d0, %s0;", [a], STORAGE[target]), expected, a)
+    actual = one(engine, f"cvt.{mode}.{target}.{source} %d0, %s0;", [a], STORAGE[target])
+    check(actual, any_nan(actual, expected, target) if source == "f64" else expected, a)
 
 
 NUMPY = {"f16": np.float16, "bf16": ml_dtypes.bfloat16, "f32": np.float32, "f64": np.float64}
@@ -149,7 +160,7 @@ def test_widening(engine: str, source: str, target: str) -> None:
     a = np.arange(1 << 16, dtype=np.uint16) if source != "f32" else float_bits(source, 7)
     expected = widened(a, source, target)
     actual = one(engine, f"cvt.{target}.{source} %d0, %s0;", [a], STORAGE[target])
-    check(actual, same_f64(actual, expected) if target == "f64" else expected, a)
+    check(actual, any_nan(actual, expected, target) if source == "bf16" or target == "f64" else expected, a)
 
 
 @pytest.mark.parametrize("source", ["f32", "f64", "f16"])
@@ -217,13 +228,14 @@ def test_tf32(engine: str, mode: str) -> None:
     def convert(bits: int, finite: bool = False) -> int:
         value = decode(bits, "f32")
         if value.nan:
-            return 0x7FFFFFFF
+            return 0x7FFFE000
         result = encode(value, "tf32", mode)
         return (satfinite(result, "tf32") if finite else result) << 13
 
-    check(
-        one(engine, f"cvt.{mode}.tf32.f32 %d0, %s0;", [a], np.uint32), elementwise(convert, np.uint32, a), a
-    )
+    if mode == "rna":  # what it makes of NaN is left to the silicon vectors
+        a = a[~elementwise(lambda x: decode(x, "f32").nan, np.bool_, a)]
+    expected = elementwise(convert, np.uint32, a)
+    check(one(engine, f"cvt.{mode}.tf32.f32 %d0, %s0;", [a], np.uint32), expected, a)
     expected = elementwise(lambda x: convert(x, finite=True), np.uint32, a)
     check(one(engine, f"cvt.{mode}.satfinite.tf32.f32 %d0, %s0;", [a], np.uint32), expected, a)
 

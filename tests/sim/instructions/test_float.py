@@ -404,7 +404,7 @@ def test_copysign_and_testp(engine: str, name: str) -> None:
         "infinite": ("infinite",),
         "number": ("zero", "normal", "subnormal", "infinite"),
         "notanumber": ("notanumber",),
-        "normal": ("normal",),
+        "normal": ("normal", "zero"),
         "subnormal": ("subnormal",),
     }
     text = "".join(f"testp.{test}.{name} %d{i}, %s0;\n" for i, test in enumerate(tests))

@@ -68,7 +68,8 @@ def test_ldmatrix(engine: str, count: int, transposed: bool) -> None:
         for i in range(rows * 16 // 128)
     )
     trans = ".trans" if transposed else ""
-    body = f"""mad.wide.u32 %q, %lane, {rows * 16 // 32}, %p0; mad.lo.s32 %at, %lane, {rows * 16 // 32}, %base;
+    body = f"""mad.wide.u32 %q, %lane, {rows * 16 // 32}, %p0;
+    mad.lo.s32 %at, %lane, {rows * 16 // 32}, %base;
     {copies}
     bar.warp.sync -1;
     {per_lane(1, 8, 1, "ld")}
@@ -119,7 +120,8 @@ def test_movmatrix(engine: str) -> None:
 
 
 def test_a_misaligned_row(engine: str) -> None:
-    body = """mov.b32 %r0, 0; st.shared.b32 [%base], %r0; mad.lo.s32 %at, %lane, 16, %base; add.s32 %at, %at, 8;
+    body = """mov.b32 %r0, 0; st.shared.b32 [%base], %r0; mad.lo.s32 %at, %lane, 16, %base;
+    add.s32 %at, %at, 8;
     ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%r0}, [%at];"""
     with pytest.raises(KernelFault) as caught:
         warp(engine, body, [], 1024)
