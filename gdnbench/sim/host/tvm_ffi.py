@@ -48,7 +48,7 @@ class _AsCuda:
         self._tensor = tensor
 
     def __dlpack__(self, **_: Any) -> Any:
-        capsule = self._tensor.__dlpack__()
+        capsule = self._tensor.detach().__dlpack__()
         get = ctypes.pythonapi.PyCapsule_GetPointer
         get.restype, get.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
         ctypes.c_int32.from_address(get(capsule, _NAME) + DEVICE_TYPE_AT).value = CUDA
