@@ -49,6 +49,15 @@ EPILOGUE_THREADS = 128
 THREADS = 192
 
 
+# Each takes 16 columns. With tile_m 64 only 16 of each warp's 32 lanes are filled: no 32-lane shape there.
+LOADS = {
+    "32x32b": tcgen05.Ld32x32bOp(tcgen05.Repetition.x16),
+    "16x64b": tcgen05.Ld16x64bOp(tcgen05.Repetition.x8),
+    "16x128b": tcgen05.Ld16x128bOp(tcgen05.Repetition.x4),
+    "16x256b": tcgen05.Ld16x256bOp(tcgen05.Repetition.x2),
+}
+
+
 @dataclass(frozen=True)
 class Gemm:
     """The choices fixed at compile time; `a_major` and `b_major` name the contiguous mode of the operands."""
@@ -58,6 +67,9 @@ class Gemm:
     b_major: OperandMajorMode = OperandMajorMode.K
     tile_m: int = 128
     tile_n: int = 64
+    load_shape: str = "32x32b"
+    # Bytes between a multiple of 1,024 and the start of sA; a multiple of 128.
+    displaced: int = 0
 
     @property
     def operand(self) -> Any:
@@ -114,8 +126,12 @@ class Gemm:
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         row, column, _ = cute.arch.block_idx()
         smem = cutlass.memory.SmemAllocator()
-        s_a = smem.allocate_tensor(self.operand, a_ring.outer, 1024, a_ring.inner)
-        s_b = smem.allocate_tensor(self.operand, b_ring.outer, 1024, b_ring.inner)
+        alignment = 1024
+        if cutlass.const_expr(self.displaced > 0):
+            smem.allocate(self.displaced, 1024)
+            alignment = 128
+        s_a = smem.allocate_tensor(self.operand, a_ring.outer, alignment, a_ring.inner)
+        s_b = smem.allocate_tensor(self.operand, b_ring.outer, alignment, b_ring.inner)
         operand_barriers = smem.allocate_array(cutlass.Int64, 2 * STAGES)
         accumulator_barriers = smem.allocate_array(cutlass.Int64, 2)
         tmem = cutlass.memory.TmemAllocator(
@@ -230,12 +246,7 @@ class Gemm:
         thread = cute.arch.thread_idx()[0]
         coordinates = cute.local_tile(cute.make_identity_tensor(c.shape), self.tile[:2], (row, column))
         g_c = cute.local_tile(c, self.tile[:2], (row, column))
-        # tile_m 64 fills 16 of each warp's 32 lanes: the 16-lane shape reads just those. Both take 16 columns
-        if cutlass.const_expr(self.tile_m == 128):
-            op = tcgen05.Ld32x32bOp(tcgen05.Repetition.x16)
-        else:
-            op = tcgen05.Ld16x256bOp(tcgen05.Repetition.x2)
-        atom = cute.make_copy_atom(op, cutlass.Float32)
+        atom = cute.make_copy_atom(LOADS[self.load_shape], cutlass.Float32)
         copy = tcgen05.make_tmem_copy(atom, t_acc[(None, None), 0, 0])
         slice_ = copy.get_slice(thread)
         source = slice_.partition_S(t_acc[(None, None), 0, 0])
