@@ -12,8 +12,9 @@ import struct
 from gdnbench.sim.errors import LaunchError, UnsupportedError
 from gdnbench.sim.machine import tensormap
 
+TFLOAT32 = 11
 # CUtensorMapDataType -> the hardware's number, for the types whose number is known.
-ELEMENT_CODES = {0: 0, 1: 1, 2: 2, 4: 4, 6: 6, 7: 7, 8: 9, 9: 10}
+ELEMENT_CODES = {0: 0, 1: 1, 2: 2, 3: 3, 4: 4, 5: 5, 6: 6, 7: 7, 8: 9, 9: 10, 10: 8, TFLOAT32: 7}
 LARGE_REACH = 128 << 10
 
 
@@ -37,9 +38,8 @@ def encode_tiled(
     """
     if data_type not in ELEMENT_CODES:
         raise UnsupportedError(f"a TMA descriptor of CUtensorMapDataType {data_type}")
-    for name, value in (("interleave", interleave), ("NaN as out-of-bounds fill", oob_fill)):
-        if value:
-            raise UnsupportedError(f"a TMA descriptor with {name}")
+    if interleave:
+        raise UnsupportedError(f"a TMA descriptor with interleave {interleave}")
     if swizzle not in tensormap.SWIZZLE_BYTES:
         raise UnsupportedError(f"a TMA descriptor with CUtensorMapSwizzle {swizzle}")
     if not 1 <= rank <= tensormap.MAX_RANK:
@@ -52,6 +52,8 @@ def encode_tiled(
         tuple((ctypes.c_uint32 * rank).from_address(box)),
         tuple((ctypes.c_uint32 * rank).from_address(element_strides)),
         swizzle,
+        fill_nan=bool(oob_fill),
+        tf32=data_type == TFLOAT32,
     )
     ctypes.memmove(out, encoded, tensormap.TENSORMAP_BYTES)
 
@@ -64,11 +66,15 @@ def encode(
     box: tuple[int, ...],
     element_strides: tuple[int, ...],
     swizzle: int,
+    *,
+    fill_nan: bool = False,
+    tf32: bool = False,
 ) -> bytes:
     """The 128 bytes of a tensor map; `strides` in bytes, of dimensions 1 and up. LaunchError names a bad
     value."""
     _check(code, address, dims, strides, box, element_strides, swizzle)
     flags = tensormap.VERSION | (len(dims) - 1) << 4 | code << 7 | swizzle << 13 | tensormap.BIT_ALWAYS
+    flags |= tensormap.BIT_NAN * fill_nan | tensormap.BIT_TF32 * tf32
     if any((extent - 1) * stride >= LARGE_REACH for extent, stride in zip(dims[1:], strides, strict=True)):
         flags |= tensormap.BIT_LARGE
     units = [stride // tensormap.STRIDE_UNIT for stride in strides] + [0] * (tensormap.MAX_RANK - len(dims))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import random
+from dataclasses import replace
 from typing import Any
 
 import cutlass
@@ -120,15 +121,12 @@ def test_strides_beyond_32_bits_and_an_empty_dimension() -> None:
         (10, 0x04, "known version"),
         (9, 0x08, "interleave 1"),
         (9, 0x10, "interleave 2"),
-        (9, 0x80, "flag bits 0x00008000"),
-        (10, 0x01, "tf32"),
         (10, 0x02, "flag bits 0x00020000"),
         (10, 0x08, "flag bits 0x00080000"),
         (11, 0x80, "flag bits 0x80000000"),
         (8, 0x50, "rank 8"),
         (8, 0x80, "element type 11"),
         (30, 0x01, "stride bits"),
-        (52, 0x01, "element strides"),
         (54, 0x80, "beside the element strides"),
         (60, 0x01, "bytes 60 to 63"),
     ],
@@ -141,24 +139,28 @@ def test_bits_that_are_not_modelled_are_refused(at: int, bits: int, what: str) -
         decode(bytes(data))
 
 
-def test_tf32_is_refused() -> None:
+def test_tf32() -> None:
     tensor = torch.as_strided(POOL.view(torch.float32), (32, 3), (1, 32))
-    with pytest.raises(UnsupportedError, match="tf32"):
-        decode(descriptor(cutlass.TFloat32, (32, 2), 3, tensor))
+    rounded = decode(descriptor(cutlass.TFloat32, (32, 2), 3, tensor))
+    plain = decode(descriptor(cutlass.Float32, (32, 2), 3, tensor))
+    assert (rounded.tf32, plain.tf32) == (True, False)
+    assert replace(rounded, tf32=False) == plain
+    data = descriptor(cutlass.TFloat32, (32, 2), 3, tensor)[:ENCODED_BYTES]
+    assert driver_call(rounded, 11, 3)[:ENCODED_BYTES] == data
 
 
 def array(values: tuple[int, ...], kind: Any) -> Any:
     return (kind * max(len(values), 1))(*values)
 
 
-def driver_call(map_: TensorMap, data_type: int, swizzle: int) -> bytes:
+def driver_call(map_: TensorMap, data_type: int, swizzle: int, fill: int = 0) -> bytes:
     """cuTensorMapEncodeTiled as host code would call it."""
     out = ctypes.create_string_buffer(128)
     dims, box = array(map_.dims, ctypes.c_uint64), array(map_.box, ctypes.c_uint32)
     strides = array(map_.strides[1:], ctypes.c_uint64)
     steps = array(map_.element_strides, ctypes.c_uint32)
     pointers = [ctypes.addressof(values) for values in (dims, strides, box, steps)]
-    encode_tiled(ctypes.addressof(out), data_type, map_.rank, map_.address, *pointers, 0, swizzle, 2, 0)
+    encode_tiled(ctypes.addressof(out), data_type, map_.rank, map_.address, *pointers, 0, swizzle, 2, fill)
     return out.raw
 
 
@@ -176,6 +178,13 @@ def test_the_driver_call_encodes_what_compiled_host_code_does(
         assert driver_call(decode(data), CUDA_DATA_TYPES[name], bits)[:ENCODED_BYTES] == data
 
 
+def test_what_only_the_driver_call_can_say() -> None:
+    """CuTe DSL's own encoder sets neither: NaN as fill, strides of elements."""
+    assert decode(driver_call(LEGAL, 9, 3, fill=1)) == changed(fill_nan=True)
+    strided = changed(element_strides=(1, 4))
+    assert decode(driver_call(strided, 9, 3)) == strided
+
+
 @pytest.mark.parametrize(("rows", "large"), [(512, False), (513, True)])
 def test_the_flag_of_a_far_dimension(rows: int, large: bool) -> None:
     """Row 512 of a pitch of 256 bytes starts 128 KiB from the first."""
@@ -189,7 +198,7 @@ LEGAL = TensorMap(0x1000, "bf16", 2, (64, 8), (2, 128), (64, 8), (1, 1), 128)
 
 
 def changed(**fields: Any) -> TensorMap:
-    return TensorMap(**{name: fields.get(name, getattr(LEGAL, name)) for name in LEGAL.__slots__})
+    return replace(LEGAL, **fields)
 
 
 @pytest.mark.parametrize(
