@@ -8,11 +8,23 @@ series, cut where a term falls below 2^-56 of the result over the reduced argume
 from __future__ import annotations
 
 import math
+import struct
 from collections.abc import Callable
 
 from gdnbench.sim.compiler.emit import F32, F64, I64, Code, Library, Value, const, f64_const
-from gdnbench.sim.compiler.floating import mode_of, operate
-from gdnbench.sim.compiler.formats import decode, element, finish, is_nan, narrow, write_elements
+from gdnbench.sim.compiler.floating import flush_operation, mode_of, operate
+from gdnbench.sim.compiler.formats import (
+    decode,
+    element,
+    encode,
+    finish,
+    flush,
+    flush_exact,
+    is_nan,
+    narrow,
+    to_f32,
+    write_elements,
+)
 from gdnbench.sim.compiler.translator import Translate, Translator, only
 from gdnbench.sim.errors import UnsupportedError
 from gdnbench.sim.ptx.ir import Instruction
@@ -98,9 +110,20 @@ def _rsqrt(code: Code) -> Value:
     return code.op("fdiv", f64_const(1.0), code.intrinsic("sqrt", F64, _ARGUMENT))
 
 
-def _of_library(name: str) -> Callable[[Code], Value]:
-    """sin and cos of any size need long reductions: the C library's."""
-    return lambda code: code.intrinsic(name, F64, _ARGUMENT)
+def _of_turns(name: str) -> Callable[[Code], Value]:
+    """sin and cos by the C library, of the angle as the unit takes it: in turns, multiplied by the f32 next
+    to 1 / 2 pi and rounded toward zero to f32, its fraction cut to 25 bits."""
+
+    def define(code: Code) -> Value:
+        per_turn = struct.unpack("<f", struct.pack("<f", 0.5 / math.pi))[0]
+        product = narrow(code, code.op("fmul", _ARGUMENT, f64_const(per_turn)), "rz")
+        turns = code.cast("fpext", product, F64)
+        fraction = code.op("fsub", turns, code.intrinsic("trunc", F64, turns))
+        steps = code.intrinsic("trunc", F64, code.op("fmul", fraction, f64_const(2.0**25)))
+        angle = code.op("fmul", f64_const(2 * math.pi), code.op("fdiv", steps, f64_const(2.0**25)))
+        return code.intrinsic(name, F64, angle)
+
+    return define
 
 
 _FUNCTIONS: dict[str, Callable[[Code], Value]] = {
@@ -110,8 +133,8 @@ _FUNCTIONS: dict[str, Callable[[Code], Value]] = {
     "rsqrt": _rsqrt,
     "rcp": lambda code: code.op("fdiv", f64_const(1.0), _ARGUMENT),
     "sqrt": lambda code: code.intrinsic("sqrt", F64, _ARGUMENT),
-    "sin": _of_library("sin"),
-    "cos": _of_library("cos"),
+    "sin": _of_turns("sin"),
+    "cos": _of_turns("cos"),
 }
 
 
@@ -143,9 +166,23 @@ def approximate(t: Translator, ins: Instruction) -> None:
     results = []
     for value in decode(t, ins, kind, ins.sources[0], ftz=ftz):
         wide = code.call(_helper(code.library, ins.op), F64, code.cast("fpext", value, F64))
-        single = code.cast("fptrunc", wide, F32) if name == "f32" else narrow(code, wide, "odd")
-        results.append(finish(t, name, single, ftz=ftz))
+        if name == "f32":
+            exact = flush_exact(code, "f32", wide) if ftz else wide
+            results.append(encode(code, "f32", code.cast("fptrunc", exact, F32)))
+        else:
+            results.append(_cut(t, name, code.cast("fptrunc", wide, F32), ftz))
     write_elements(t, ins.dests[0], results)
+
+
+def _cut(t: Translator, name: str, value: Value, ftz: bool) -> Value:
+    """An f32 as a half, toward zero, but overflow to Inf: so an H200 makes halves of what it computed as
+    f32."""
+    code = t.code
+    largest = 65504.0 if name == "f16" else 2.0**128 - 2.0**120
+    limit = Value(F32, f64_const(largest).text.replace("double", "float"))
+    over = code.compare("fcmp ogt", code.intrinsic("fabs", F32, value), limit)
+    bits = code.select(over, encode(code, name, value), encode(code, name, value, "rz"))
+    return encode(code, name, flush(code, name, to_f32(code, name, bits))) if ftz else bits
 
 
 def exact_or_approximate(t: Translator, ins: Instruction) -> None:
@@ -165,6 +202,8 @@ def exact_or_approximate(t: Translator, ins: Instruction) -> None:
     if ins.op == "rcp":
         one = Value(value.type, "splat (double 1.0)" if kind == "f64" else "splat (float 1.0)")
         result = operate(t, "div", mode, [one, value])
+        if ftz:
+            result = flush_operation(t, "div", mode, [one, value], result)
     else:
         result = operate(t, "sqrt", mode, [value])
     t.write(ins.dests[0], finish(t, kind, result, ftz=ftz))

@@ -94,8 +94,8 @@ def _float(code: Code, name: str, kind: str, old: Value, b: Value, flushing: Val
 
 
 def _combine(code: Code, name: str, element: str, pair: list[Value], flushing: Value) -> Value:
-    """Sums round to nearest even. Those of f32 in global memory flush subnormals, in shared memory they do not
-    (PTX ISA, "atom")."""
+    """Sums round to nearest even. Those of f32 in global memory flush subnormals, in shared memory they do
+    not (PTX ISA, "atom")."""
     if name != "add":
         return encode(code, element, extremum(code, pair[0], pair[1], name == "max", False))
     if element != "f32":

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from gdnbench.sim.compiler import small_floats
-from gdnbench.sim.compiler.emit import F32, F64, I32, Value, bits_of, const, lanes_of
+from gdnbench.sim.compiler.emit import F32, F64, I32, I64, Value, bits_of, const, lanes_of
 from gdnbench.sim.compiler.formats import (
     MODES,
-    canonical,
     clamp_negative,
     decode,
     encode,
     flush32,
+    flush_exact,
     narrow,
     rounded,
     saturate,
-    to_f32,
     write_elements,
 )
 from gdnbench.sim.compiler.translator import Translate, Translator, only
@@ -110,7 +109,9 @@ def _float_to_float(t: Translator, ins: Instruction, target: str, source: str) -
     only(ins, *allowed)
     integral = _one(ins, tuple(_INTEGRAL), "")
     mode = _one(ins, MODES, None if narrowing else "rn")
-    value = decode(t, ins, source, ins.sources[0], ftz=ins.has("ftz") and source == "f32")[0]
+    # Into f16 an H200 keeps subnormal operands in spite of `.ftz`.
+    flushed = ins.has("ftz") and source == "f32" and target != "f16"
+    value = decode(t, ins, source, ins.sources[0], ftz=flushed)[0]
     if integral:
         value = code.intrinsic(_INTEGRAL[integral], value.type, value)
     if ins.has("sat"):
@@ -118,18 +119,50 @@ def _float_to_float(t: Translator, ins: Instruction, target: str, source: str) -
     if ins.has("relu"):
         value = clamp_negative(code, value)
     if target == "f64":
-        wide = code.cast("fpext", value, F64)
-        t.write(ins.dests[0], canonical(code, wide))
+        bits = code.bits(code.cast("fpext", value, F64), I64)
+        t.write(ins.dests[0], _keep_nan(t, ins, bits, canonical=ins.has("ftz")))
         return
     if source == "f64":
+        if ins.has("ftz"):
+            value = flush_exact(code, "f32", value, mode)
         value = narrow(code, value, mode if target == "f32" else "odd")
         mode = mode if target != "f32" else "rn"
+    elif ins.has("ftz") and target == "f32":
+        value = flush32(code, value)
     bits = encode(code, target, value, mode)
     if ins.has("satfinite"):
         bits = finite(t, target, bits)
-    if ins.has("ftz") and target == "f32":
-        bits = code.bits(flush32(code, to_f32(code, "f32", bits)), I32)
+    if source == "f64":
+        bits = _keep_nan(t, ins, bits, canonical=False)
+    if (source, target) == ("bf16", "f32") and not ins.has("ftz", "sat"):
+        # The bits move up, those of NaN too.
+        bits = code.opi("shl", code.cast("zext", t.read(ins.sources[0], 16), I32), 16)
     t.write(ins.dests[0], bits)
+
+
+# Exponent and fraction bits.
+_LAYOUT = {"f16": (5, 10), "bf16": (8, 7), "f32": (8, 23), "f64": (11, 52)}
+
+
+def _keep_nan(t: Translator, ins: Instruction, bits: Value, *, canonical: bool) -> Value:
+    """To and from f64 an H200 keeps the sign and the upper payload of a NaN, and makes it quiet; with `.ftz`
+    an f32 operand becomes the canonical NaN first."""
+    code = t.code
+    (exponent_a, have), (exponent, want) = _LAYOUT[ins.types[1]], _LAYOUT[ins.types[0]]
+    size = 1 + exponent_a + have
+    wide = t.read(ins.sources[0], size)
+    infinity = ((1 << exponent_a) - 1) << have
+    missing = code.comparei("icmp ugt", code.opi("and", wide, (1 << (size - 1)) - 1), infinity)
+    quiet = ((1 << exponent) - 1) << want | 1 << (want - 1)
+    long = code.resize(wide, I64)
+    if canonical:
+        nan = const(I64, quiet | ((1 << have) - 1) << (want - have))
+    else:
+        payload = code.opi("and", long, (1 << have) - 1)
+        moved = code.opi("shl" if want >= have else "lshr", payload, abs(want - have))
+        sign = code.opi("shl", code.opi("lshr", long, size - 1), exponent + want)
+        nan = code.opi("or", code.op("or", moved, sign), quiet)
+    return code.select(missing, code.resize(nan, bits.type), bits)
 
 
 def finite(t: Translator, name: str, bits: Value) -> Value:
@@ -160,16 +193,34 @@ def _packed(t: Translator, ins: Instruction, name: str) -> None:
 
 
 def _to_tf32(t: Translator, ins: Instruction) -> None:
+    """The low 13 bits of the result are zero, those of NaN too."""
     only(ins, "rna", "rn", "rz", "relu", "satfinite")
     mode = _one(ins, ("rna", "rn", "rz"), None)
     if mode == "rna" and ins.has("relu"):
         raise UnsupportedError(ins.name)
     code = t.code
+    if mode == "rna":
+        t.write(ins.dests[0], _away_from_zero(t, ins))
+        return
     value = decode(t, ins, "f32", ins.sources[0])[0]
     if ins.has("relu"):
         value = clamp_negative(code, value)
-    bits = encode(code, "tf32", value, mode)
+    bits = code.opi("and", encode(code, "tf32", value, mode), 0xFFFF_E000)
     t.write(ins.dests[0], finite(t, "tf32", bits) if ins.has("satfinite") else bits)
+
+
+def _away_from_zero(t: Translator, ins: Instruction) -> Value:
+    """`.rna` on the bits: half a unit is added below the exponent of Inf and NaN, then the low bits are cut;
+    `.satfinite` steps back by a unit from that exponent. So an H200 does, NaN included."""
+    code = t.code
+    bits = t.read(ins.sources[0], 32)
+    size = code.opi("and", bits, 0x7FFF_FFFF)
+    number = code.comparei("icmp ult", size, 0x7F80_0000)
+    size = code.opi("and", code.select(number, code.opi("add", size, 0x1000), size), 0xFFFF_E000)
+    if ins.has("satfinite"):
+        over = code.comparei("icmp uge", size, 0x7F80_0000)
+        size = code.select(over, code.opi("sub", size, 0x2000), size)
+    return code.op("or", size, code.opi("and", bits, 0x8000_0000))
 
 
 def convert(t: Translator, ins: Instruction) -> None:

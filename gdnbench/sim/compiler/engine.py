@@ -20,6 +20,7 @@ from gdnbench.sim.compiler.kernel import NativeKernel
 from gdnbench.sim.compiler.layout import ALIGN, HEADER, SCALARS
 from gdnbench.sim.compiler.runtime import Status
 from gdnbench.sim.compiler.service import Service, ServiceMaker, lanes_mask, mask_lanes
+from gdnbench.sim.compiler.tmem import TmemAccess, tmem_access
 from gdnbench.sim.machine.cta import MachineConfig
 from gdnbench.sim.machine.seam import (
     LANES,
@@ -37,6 +38,11 @@ if TYPE_CHECKING:
     from gdnbench.sim.machine.cta import Cta
 
 _FULL = 0xFFFF_FFFF
+LIVE, WAITING, JOINING, ACTIVE, CURRENT = (
+    HEADER[name] // 4 for name in ("live", "waiting", "joining", "active", "current")
+)
+EXECUTED = HEADER["executed"] // 8
+SERVICE = int(Status.SERVICE)
 
 
 def prepare(module: Module, kernel: Kernel, config: MachineConfig) -> CompiledEngine:
@@ -59,6 +65,11 @@ class CompiledEngine:
         }
         self.next_block = [blocks.at.get(block.stop, -1) for block in blocks.blocks]
         self.starts = [block.start for block in blocks.blocks]
+        self.direct: dict[int, TmemAccess] = {}
+        if not config.profile:
+            self.direct = {
+                block: found for block, service in self.services.items() if (found := tmem_access(service))
+            }
         self.masks = {
             block.index: maker.value(instructions[block.start], instructions[block.start].sources[-1])
             for block in blocks.blocks
@@ -95,17 +106,14 @@ class CompiledWarp:
         self.state = aligned_bytes(engine.native.layout.size)
         self.pointer = int(self.state.ctypes.data)
         self.counts = np.zeros((len(engine.native.blocks.blocks), 2), np.int64)
+        self._counts = self.counts.data.cast("B").cast("q")
         self.traffic = np.zeros(max(len(engine.native.traffic), 1), np.int64)
         self._keep: list[object] = []
-        self._waiting: list[tuple[int, Lanes, Wait]] = []  # (block, lanes, what for)
-        self._words = {name: self.word(name) for name in ("live", "waiting", "joining", "active", "current")}
-        self._executed = self.state[HEADER["executed"] : HEADER["executed"] + 8].view(np.int64)
+        self._waiting: list[tuple[int, int, Wait]] = []  # (block, lanes, what for)
+        self.cells = self.state.data.cast("B").cast("I")  # reads and writes plain integers
+        self._executed = self.state.data.cast("B").cast("q")
         self.places = self.state[: 4 * LANES].view(np.int32)
         self._fill()
-
-    def word(self, name: str) -> npt.NDArray[np.uint32]:
-        at = HEADER[name]
-        return self.state[at : at + 4].view(np.uint32)
 
     def _long(self, name: str, value: int) -> None:
         at = HEADER[name]
@@ -146,8 +154,9 @@ class CompiledWarp:
         ):
             self.state[HEADER[name] : HEADER[name] + 128].view(np.uint32)[:] = row
         for name, number in zip(SCALARS, self._scalars(launch), strict=True):
-            self.word(name)[0] = number
-        self._words["live"][0] = lanes_mask(self.warp.exists)
+            self.cells[HEADER[name] // 4] = number
+        self.cells[HEADER["inline"] // 4] = not cta.config.profile
+        self.cells[LIVE] = self._seen_live = lanes_mask(self.warp.exists)
 
     def _scalars(self, launch: object) -> tuple[int, ...]:
         cta = self.cta
@@ -166,19 +175,21 @@ class CompiledWarp:
 
     @property
     def executed(self) -> int:
-        return int(self._executed[0])
+        return self._executed[EXECUTED]
 
     def run(self, quantum: int) -> WarpState:
-        limit = self.executed + quantum
-        self._retry()
-        run, pointer, words = self.engine.run, self.pointer, self._words
+        executed, cells = self._executed, self.cells
+        limit = executed[EXECUTED] + quantum
+        if self._waiting:
+            self._retry()
+        run, pointer = self.engine.run, self.pointer
         while True:
-            left = limit - int(self._executed[0])
+            left = limit - executed[EXECUTED]
             if left <= 0:
                 return WarpState.RUNNING
             status = run(pointer, left)
-            if status == Status.SERVICE:
-                self._service(int(words["current"][0]), mask_lanes(int(words["active"][0])), None)
+            if status == SERVICE:
+                self._service(cells[CURRENT], cells[ACTIVE], None)
             elif status == Status.QUANTUM:
                 return WarpState.RUNNING
             elif status == Status.FAULT:
@@ -190,11 +201,11 @@ class CompiledWarp:
 
     def _idle(self) -> WarpState:
         """No lane can go on: all have exited, or they wait."""
-        live = self._see_exits()
-        if live == 0:
+        self._see_exits()
+        if not self.cells[LIVE]:
             self._account()
             return WarpState.EXITED
-        if int(self._words["joining"][0]):
+        if self.cells[JOINING]:
             if joins.meet(self):
                 return WarpState.RUNNING
             if not self._waiting:
@@ -202,62 +213,73 @@ class CompiledWarp:
         return WarpState.BLOCKED
 
     def _left_behind(self) -> None:
-        """Lanes exited while others stood at a collective: those look again, unless nobody is left to come
-        to an instruction that all threads of the warp must execute."""
+        """Lanes exited while others stood at a collective: those look again, unless nobody is left to come to
+        an instruction that all threads of the warp must execute."""
         self._see_exits()
         joins.check_left_alone(self)
-        self._words["joining"][0] = 0
+        self.cells[JOINING] = 0
 
-    def _see_exits(self) -> int:
+    def _see_exits(self) -> None:
         """Tell the machine which lanes have exited."""
-        live = int(self._words["live"][0])
-        np.copyto(self.warp.exists, mask_lanes(live))
-        return live
+        live = self.cells[LIVE]
+        if live != self._seen_live:
+            self._seen_live = live
+            np.copyto(self.warp.exists, mask_lanes(live))
 
     def _retry(self) -> None:
         """Issue again what waited, where the wait is over."""
-        if not self._waiting:
-            return
         waiting, self._waiting = self._waiting, []
-        for block, lanes, wait in waiting:
+        for block, mask, wait in waiting:
             if wait.over():
-                self._words["waiting"][0] &= _FULL ^ lanes_mask(lanes)
-                self._service(block, lanes, wait)
+                self.cells[WAITING] &= _FULL ^ mask
+                self._service(block, mask, wait)
             else:
-                self._waiting.append((block, lanes, wait))
+                self._waiting.append((block, mask, wait))
 
-    def _service(self, block: int, lanes: Lanes, previous: Wait | None) -> None:
-        """Execute the instruction at `block` for `lanes`, and let them go on or wait."""
+    def _service(self, block: int, mask: int, previous: Wait | None) -> None:
+        """Execute the instruction at `block` for the lanes of `mask`, and let them go on or wait."""
         service = self.engine.services[block]
-        state = self.state
-        executing = lanes
+        executing = mask
         if service.guard is not None and previous is None:
-            executing = lanes & service.guard(state).astype(np.bool_)
+            executing &= lanes_mask(service.guard(self.state) != 0)
         self._see_exits()
-        results = self._issue(service, executing, previous)
+        direct = self.engine.direct.get(block)
+        if direct is not None and executing == self._seen_live:
+            direct.execute(self, mask_lanes(executing))
+            self.complete(block, mask)
+            return
+        lanes = mask_lanes(executing)
+        results = self._issue(service, lanes, previous)
         if isinstance(results, Wait):
-            self._words["waiting"][0] |= lanes_mask(executing)
+            self.cells[WAITING] |= executing
             self._waiting.append((block, executing, results))
-            self._move_on(block, lanes & ~executing)
+            if executing != mask:
+                self._move_on(block, mask ^ executing)
             return
         if service.slots:
-            service.write(state, executing, results)
-        self.complete(block, lanes)
+            service.write(self.state, lanes, results)
+        seen = self.engine.native.seen.get(block)
+        if seen is not None:
+            self.cells[seen // 4] = 1
+        self.complete(block, mask)
 
-    def complete(self, block: int, lanes: Lanes) -> None:
+    def complete(self, block: int, mask: int) -> None:
         """The instruction at `block` was executed outside of compiled code."""
-        self._executed[0] += 1
-        self.counts[block, 0] += 1
-        self.counts[block, 1] += int(lanes.sum())
-        self._move_on(block, lanes)
+        self._executed[EXECUTED] += 1
+        counts = self._counts
+        counts[2 * block] += 1
+        counts[2 * block + 1] += mask.bit_count()
+        self._move_on(block, mask)
 
-    def _move_on(self, block: int, lanes: Lanes) -> None:
+    def _move_on(self, block: int, mask: int) -> None:
         """Lanes go to the instruction after the one at `block`."""
         following = self.engine.next_block[block]
         if following < 0:
-            self._words["live"][0] &= _FULL ^ lanes_mask(lanes)
+            self.cells[LIVE] &= _FULL ^ mask
+        elif mask == _FULL:
+            self.places.fill(following)
         else:
-            self.places[lanes] = following
+            self.places[mask_lanes(mask)] = following
 
     def _issue(self, service: Service, lanes: Lanes, previous: Wait | None) -> Results | Wait:
         ins, sources = service.ins, service.sources(self.state)
@@ -268,10 +290,11 @@ class CompiledWarp:
     def blocked(self) -> tuple[Blocked, ...]:
         instructions = self.engine.native.kernel.instructions
         found = [
-            Blocked(instructions[self.engine.starts[block]], lanes, wait)
-            for block, lanes, wait in self._waiting
+            Blocked(instructions[self.engine.starts[block]], mask_lanes(mask), wait)
+            for block, mask, wait in self._waiting
         ]
-        found += [Blocked(group.ins, group.lanes, group.wait()) for group in joins.groups(self)]
+        if self.cells[JOINING]:
+            found += [Blocked(group.ins, group.lanes, group.wait()) for group in joins.groups(self)]
         return tuple(found)
 
     def _account(self) -> None:

@@ -27,9 +27,9 @@ _SPACES = {FaultCode.SHARED: "shared", FaultCode.LOCAL: "local", FaultCode.PARAM
 
 def fault(warp: CompiledWarp) -> KernelFault:
     """The fault that the last `run` stopped at."""
-    code = FaultCode(int(warp.word("fault_code")[0]))
-    ins = warp.engine.native.kernel.instructions[int(warp.word("fault_pc")[0])]
-    lanes = mask_lanes(int(warp.word("fault_lanes")[0]))
+    code = FaultCode(warp.cells[HEADER["fault_code"] // 4])
+    ins = warp.engine.native.kernel.instructions[warp.cells[HEADER["fault_pc"] // 4]]
+    lanes = mask_lanes(warp.cells[HEADER["fault_lanes"] // 4])
     at = HEADER["fault_address"]
     addresses = warp.state[at : at + 8 * LANES].view(np.uint64)
     try:

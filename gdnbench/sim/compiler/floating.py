@@ -6,7 +6,7 @@ NaN results are the canonical NaN of the format (PTX ISA, "Floating Point Instru
 from __future__ import annotations
 
 from gdnbench.sim.compiler import integer
-from gdnbench.sim.compiler.emit import F64, I32, I64, Code, Value, const
+from gdnbench.sim.compiler.emit import F32, F64, I32, I64, Code, Library, Value, const
 from gdnbench.sim.compiler.formats import (
     FLOATS,
     MODES,
@@ -15,11 +15,10 @@ from gdnbench.sim.compiler.formats import (
     element,
     encode,
     finish,
-    flush,
     flush32,
+    flush_exact,
     is_nan,
     rounded,
-    to_f32,
     write_elements,
 )
 from gdnbench.sim.compiler.translator import Translate, Translator, only
@@ -59,6 +58,34 @@ def operate(t: Translator, op: str, mode: str, values: list[Value]) -> Value:
     return code.op(opcode, *values)
 
 
+def flush_operation(t: Translator, op: str, mode: str, sources: list[Value], result: Value) -> Value:
+    """`result` flushed. A result that is the smallest normal number may have been rounded up from a tiny one:
+    then, seldom, a helper does the operation again in fp64, to odd, and judges that."""
+    code = t.code
+    name = f"flush_{_OPCODES[op]}_{mode}"
+    code.library.helper(name, lambda name, library: _define_flush(name, library, op, mode, len(sources)))
+    return code.call(name, F32, result, *sources)
+
+
+def _define_flush(name: str, library: Library, op: str, mode: str, count: int) -> str:
+    code = Code(library)
+    code.at("entry")
+    result = Value(F32, "%result")
+    size = code.opi("and", code.bits(result, I32), 0x7FFF_FFFF)
+    code.branch(code.any(code.comparei("icmp eq", size, 0x0080_0000)), "again", "plain")
+    code.at("plain")
+    code.line(f"ret {flush32(code, result)}")
+    code.at("again")
+    wide = [code.cast("fpext", Value(F32, f"%a{i}"), F64) for i in range(count)]
+    exact = code.call(rounded(library, _OPCODES[op], "odd", "f64", count), F64, *wide)
+    judged = flush_exact(code, "f32", exact, mode)
+    lost = code.compare("fcmp oeq", judged, Value(F64, "zeroinitializer"))
+    zero = code.bits(code.opi("and", code.bits(result, I32), 0x8000_0000), F32)
+    code.line(f"ret {code.select(lost, zero, result)}")
+    head = ", ".join([f"{F32} %result", *(f"{F32} %a{i}" for i in range(count))])
+    return f"define internal {F32} @{name}({head}) noinline #0 {{\n{code.text()}\n}}\n"
+
+
 def _needs_odd(op: str, name: str) -> bool:
     """f32 holds sums and products of halves well enough for one more rounding to be right: 24 bits are twice
     11 and two more (Figueroa, "When is double rounding innocuous?"). Not so for fused products, and not for
@@ -93,6 +120,8 @@ def arithmetic(t: Translator, ins: Instruction) -> None:
     results = []
     for values in zip(*columns, strict=True):
         value = operate(t, ins.op, way, list(values))
+        if ftz and name == "f32":
+            value = flush_operation(t, ins.op, mode, list(values), value)
         results.append(finish(t, name, value, ftz=ftz, sat=ins.has("sat"), relu=ins.has("relu")))
     write_elements(t, ins.dests[0], results)
 
@@ -109,6 +138,8 @@ def divide(t: Translator, ins: Instruction) -> None:
     ftz = ins.has("ftz")
     a, b = (decode(t, ins, kind, s, ftz=ftz)[0] for s in ins.sources)
     value = operate(t, "div", mode, [a, b])
+    if ftz:
+        value = flush_operation(t, "div", mode, [a, b], value)
     if loose == ["approx"]:
         value = _flush_huge(t, a, b, value)
     t.write(ins.dests[0], finish(t, kind, value, ftz=ftz))
@@ -128,26 +159,23 @@ def _flush_huge(t: Translator, a: Value, b: Value, quotient: Value) -> Value:
 
 
 def abs_neg(t: Translator, ins: Instruction) -> None:
-    """Only the sign bit changes. A NaN becomes canonical in f32 and keeps its payload in the others."""
+    """Only the sign bit changes. A NaN becomes canonical, but in f64."""
     kind = ins.types[0]
     name = element(kind)
     only(ins, *(("ftz",) if name in ("f32", "f16") else ()))
     if len(ins.types) != 1:
         raise UnsupportedError(ins.name)
     code = t.code
-    size = {"f64": 64, "f32": 32}.get(name, 16)
-    count = 2 if kind.endswith("x2") else 1
-    whole = t.read(ins.sources[0], size * count)
+    if name == "f64":
+        value = t.read(ins.sources[0], 64)
+        sign = 1 << 63
+        flipped = code.opi("xor", value, sign) if ins.op == "neg" else code.opi("and", value, sign - 1)
+        t.write(ins.dests[0], flipped)
+        return
     results = []
-    for bits in t.split(whole, count) if count > 1 else [whole]:
-        sign = 1 << (size - 1)
-        bits = code.opi("xor", bits, sign) if ins.op == "neg" else code.opi("and", bits, sign - 1)
-        if name == "f32":
-            value = to_f32(code, name, bits)
-            bits = encode(code, name, flush32(code, value) if ins.has("ftz") else value)
-        elif ins.has("ftz"):
-            bits = encode(code, name, flush(code, name, to_f32(code, name, bits)))
-        results.append(bits)
+    for value in decode(t, ins, kind, ins.sources[0], ftz=ins.has("ftz")):
+        changed = code.fneg(value) if ins.op == "neg" else code.intrinsic("fabs", F32, value)
+        results.append(encode(code, name, changed))
     write_elements(t, ins.dests[0], results)
 
 
@@ -234,7 +262,9 @@ def testp(t: Translator, ins: Instruction) -> None:
     smallest = 1 << fraction
     value = code.opi("and", t.read(ins.sources[0], size), (1 << (size - 1)) - 1)
     below, at_most = code.comparei("icmp ult", value, infinity), code.comparei("icmp ule", value, infinity)
-    normal = code.op("and", below, code.comparei("icmp uge", value, smallest))
+    # Zero counts as normal (PTX ISA, "testp").
+    sized = code.op("or", code.comparei("icmp uge", value, smallest), code.comparei("icmp eq", value, 0))
+    normal = code.op("and", below, sized)
     tests = {
         "finite": below,
         "infinite": code.comparei("icmp eq", value, infinity),

@@ -19,6 +19,7 @@ from gdnbench.sim.compiler.emit import (
     Library,
     Value,
     const,
+    f64_const,
     lanes_of,
 )
 from gdnbench.sim.compiler.translator import Translator
@@ -230,6 +231,38 @@ def _odd(code: Code, down: Value, up: Value, near: Value) -> Value:
     return code.select(exact, near, chosen)
 
 
+# Tininess is judged after rounding as though exponents had no lower end (IEEE 754, 7.5; so an H200 flushes):
+# a size below the smallest normal number counts as normal if it rounds up to it with the precision of normal
+# numbers. By format: log2 of that smallest number, bits of precision.
+_SMALLEST = {"f32": (-126, 24), "f16": (-14, 11)}
+
+
+def flush_exact(code: Code, name: str, value: Value, mode: str = "rn") -> Value:
+    """An exact result, held in a wider format (or rounded to odd there), with what is tiny in `name` as
+    zero."""
+    exponent, precision = _SMALLEST[name]
+    smallest = 2.0**exponent
+    near = smallest * (1 - 2.0 ** -(precision + 1))  # halfway to the number before, with unbounded exponents
+    before = smallest * (1 - 2.0**-precision)
+
+    def limit(number: float) -> Value:
+        wide = f64_const(number)
+        return wide if value.type == F64 else Value(F32, wide.text.replace("double", "float"))
+
+    size = code.intrinsic("fabs", value.type, value)
+    if mode == "rn":
+        tiny = code.compare("fcmp olt", size, limit(near))
+    else:
+        outward = code.compare("fcmp ole", size, limit(before))
+        inward = code.compare("fcmp olt", size, limit(smallest))
+        zero = Value(value.type, "zeroinitializer")
+        negative = code.compare("fcmp olt", value, zero)
+        up, down = {"rz": (inward, inward), "rp": (outward, inward), "rm": (inward, outward)}[mode]
+        tiny = code.select(negative, down, up)
+    zero = Value(value.type, "zeroinitializer")
+    return code.select(tiny, code.intrinsic("copysign", value.type, zero, value), value)
+
+
 def finish(
     t: Translator,
     name: str,
@@ -240,16 +273,16 @@ def finish(
     sat: bool = False,
     relu: bool = False,
 ) -> Value:
-    """The bits of a result: rounded, flushed, clamped."""
+    """The bits of a result: flushed, rounded, clamped."""
     code = t.code
     if name == "f64":
         return canonical(code, value)
+    if ftz:
+        value = flush_exact(code, "f16", value) if name == "f16" else flush32(code, value)
     if name != "f32":
-        if not (ftz or sat or relu):
+        if not (sat or relu):
             return encode(code, name, value, mode)
         value = to_f32(code, name, encode(code, name, value, mode))
-    if ftz:
-        value = flush(code, name, value)
     if sat:
         value = saturate(code, value)
     if relu:

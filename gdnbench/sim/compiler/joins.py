@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from gdnbench.sim.compiler.layout import HEADER
 from gdnbench.sim.compiler.service import lanes_mask, mask_lanes
 from gdnbench.sim.errors import FaultKind, KernelFault
 from gdnbench.sim.machine.seam import Lanes, Wait
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from gdnbench.sim.compiler.engine import CompiledWarp
 
 _ALL = 0xFFFF_FFFF
+_JOINING, _LIVE = HEADER["joining"] // 4, HEADER["live"] // 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +41,11 @@ class Joining:
 
 def groups(warp: CompiledWarp) -> list[Joining]:
     """The groups that wait, by block."""
-    joining = int(warp.word("joining")[0])
+    joining = warp.cells[_JOINING]
     if not joining:
         return []
     waiting = mask_lanes(joining)
-    live = mask_lanes(int(warp.word("live")[0]))
+    live = mask_lanes(warp.cells[_LIVE])
     found = []
     for block in np.unique(warp.places[waiting]).tolist():
         lanes = waiting & (warp.places == block)
@@ -63,8 +65,9 @@ def meet(warp: CompiledWarp) -> bool:
         if (first.needed & ~arrived).any():
             continue
         for group in together:
-            warp.word("joining")[0] &= _ALL ^ lanes_mask(group.lanes)
-            warp.complete(group.block, group.lanes)
+            mask = lanes_mask(group.lanes)
+            warp.cells[_JOINING] &= _ALL ^ mask
+            warp.complete(group.block, mask)
         return True
     return False
 

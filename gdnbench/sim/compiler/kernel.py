@@ -21,10 +21,10 @@ from gdnbench.sim.compiler import (
 )
 from gdnbench.sim.compiler.blocks import Blocks, find_blocks, is_service
 from gdnbench.sim.compiler.emit import Library
-from gdnbench.sim.compiler.layout import Layout, plan
+from gdnbench.sim.compiler.layout import ALIGN, Layout, plan
 from gdnbench.sim.compiler.service import enter_service
 from gdnbench.sim.compiler.translator import Program, Translate, Translator
-from gdnbench.sim.ptx.ir import Instruction, Kernel, Module
+from gdnbench.sim.ptx.ir import Kernel, Module
 
 
 def _table() -> dict[str, Translate]:
@@ -54,6 +54,7 @@ class NativeKernel:
     loaded: native.Loaded
     symbols: dict[str, int]
     traffic: tuple[str, ...]
+    seen: dict[int, int]
 
 
 def translate(kernel: Kernel, blocks: Blocks, layout: Layout) -> tuple[str, Program]:
@@ -86,14 +87,22 @@ def make(module: Module, kernel: Kernel) -> NativeKernel:
     found = native.fetch(name)
     if found is None:
         text, program = translate(kernel, blocks, layout)
-        record = {"size": layout.size, "symbols": program.symbol_slots, "traffic": list(program.traffic)}
+        record = {
+            "size": layout.size,
+            "symbols": program.symbol_slots,
+            "traffic": list(program.traffic),
+            "seen": list(program.seen.items()),
+        }
         found = native.Compiled(native.compile_text(text), record)
         native.keep(name, found)
-    layout.size = found.record["size"]
+    layout.size = -(-found.record["size"] // ALIGN) * ALIGN
     traffic = tuple(found.record["traffic"])
-    return NativeKernel(kernel, blocks, layout, native.load(found.code), found.record["symbols"], traffic)
-
-
-def services(kernel: Kernel) -> tuple[Instruction, ...]:
-    """The instructions that Python executes."""
-    return tuple(ins for ins in kernel.instructions if is_service(ins))
+    return NativeKernel(
+        kernel,
+        blocks,
+        layout,
+        native.load(found.code),
+        found.record["symbols"],
+        traffic,
+        dict(found.record["seen"]),
+    )

@@ -31,6 +31,7 @@ _HEADER = {
     "fault_code": 4,
     "fault_pc": 4,
     "fault_lanes": 4,
+    "inline": 4,  # nonzero if compiled code may execute machine instructions by itself
     "floor": 4,  # blocks below it are passed over for now
     "executed": 8,
     "mark": 8,  # instructions executed when the present group began to hold others up

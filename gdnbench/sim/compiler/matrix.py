@@ -1,8 +1,8 @@
 """ldmatrix, stmatrix, movmatrix: 8x8 matrices of 16-bit elements between shared memory and the warp.
 
-A matrix lies in the warp as lane = 4 * row + column / 2, two columns a register; its row i starts at the address
-that lane 8 * matrix + i gives (PTX ISA, "ldmatrix"). Rows move through a table of 512 bytes, 16 of each lane
-that gives an address; registers are then picked from the table.
+A matrix lies in the warp as lane = 4 * row + column / 2, two columns a register; its row i starts at the
+address that lane 8 * matrix + i gives (PTX ISA, "ldmatrix"). Rows move through a table of 512 bytes, 16 of
+each lane that gives an address; registers are then picked from the table.
 """
 
 from __future__ import annotations

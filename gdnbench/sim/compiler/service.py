@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
 
 from gdnbench.sim.compiler import mma
 from gdnbench.sim.compiler.emit import const
+from gdnbench.sim.compiler.inline import inline
 from gdnbench.sim.compiler.layout import HEADER, SCALARS, Layout
 from gdnbench.sim.compiler.translator import Exit, Translator
 from gdnbench.sim.errors import UnsupportedError
@@ -58,6 +60,11 @@ def enter_service(t: Translator, ins: Instruction) -> None:
         code.at(skip)
         t.leave(t.next_block(ins.pc + 1))
         code.at(python)
+    last = code.new_label("machine")
+    before = len(code.lines)
+    inline(t, ins, last)
+    if len(code.lines) > before:
+        code.at(last)
     t.ret(const("i32", Exit.SERVICE))
 
 
@@ -71,9 +78,11 @@ def symbols_of(ins: Instruction) -> Iterator[Symbol]:
             yield operand
 
 
+@lru_cache(4096)
 def mask_lanes(mask: int) -> npt.NDArray[np.bool_]:
-    """A 32-bit mask as 32 truth values."""
+    """A 32-bit mask as 32 truth values, not to be written."""
     lanes: npt.NDArray[np.bool_] = (np.uint32(mask) & _BITS) != 0
+    lanes.flags.writeable = False
     return lanes
 
 
@@ -119,6 +128,8 @@ class Service:
     gathers: tuple[Gather, ...]
     guard: Read | None
     slots: tuple[tuple[int, int], ...]  # (slot, bits) of each written register; slot -1 for `_`
+    address: Read  # the first source, if it is no vector
+    vector: tuple[tuple[int, int], ...]  # the same of the registers in the last source
 
     def sources(self, state: State) -> tuple[Argument, ...]:
         return tuple(gather(state) for gather in self.gathers)
@@ -156,7 +167,18 @@ class ServiceMaker:
             def guard(state: State) -> Values:
                 return read(state) ^ np.uint64(negated)
 
-        return Service(ins, tuple(self._gather(ins, source) for source in ins.sources), guard, written)
+        gathers = tuple(self._gather(ins, source) for source in ins.sources)
+        scalar = bool(ins.sources) and not isinstance(ins.sources[0], Vector | TensorAddress)
+        address = self._scalar(ins, ins.sources[0]) if scalar else _constant(0)
+        return Service(ins, gathers, guard, written, address, self._vector(ins))
+
+    def _vector(self, ins: Instruction) -> tuple[tuple[int, int], ...]:
+        last = ins.sources[-1] if ins.sources else None
+        elements = last.elements if isinstance(last, Vector) else (last,)
+        registers = [element for element in elements if isinstance(element, Register)]
+        if len(registers) != len(elements):
+            return ()
+        return tuple((self.layout.slots[register.index], register.bits) for register in registers)
 
     def value(self, ins: Instruction, operand: Operand) -> Read:
         """How one scalar operand is read."""
