@@ -1,0 +1,270 @@
+"""Every illegal act stops the launch and says what, where in the PTX and where in Python; its twin runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import fault_cases
+import faulty
+import numpy as np
+import pytest
+import torch
+from compiling import compiled, fake
+from fault_cases import ALLOCATE, BARRIER, FREE, GLOBAL_BYTES, PAIRS, Pair, product, ptx
+
+from gdnbench import sim
+from gdnbench.errors import Exit
+from gdnbench.sim.errors import FaultKind, KernelFault, UnsupportedError
+
+ENGINES = ("interpreter", "compiled")
+ONES = np.float32(1)
+
+
+def run(text: str, engine: str, threads: int = 32, smem: int = 0, **settings: Any) -> np.ndarray[Any, Any]:
+    """The global memory of the kernel `k` after it ran as one CTA."""
+    data = np.full(GLOBAL_BYTES // 4, ONES)
+    sim.run_ptx(text, "k", (1, 1, 1), (threads, 1, 1), [data], smem, engine=engine, **settings)
+    return data
+
+
+def engines_of(pair: Pair) -> tuple[str, ...]:
+    return ENGINES[:1] if pair.interpreter_only else ENGINES
+
+
+@pytest.mark.parametrize(
+    ("pair", "engine"),
+    [
+        pytest.param(pair, engine, id=f"{pair.kind.name}-{pair.name}-{engine}")
+        for pair in PAIRS
+        for engine in engines_of(pair)
+    ],
+)
+def test_ptx_fault_and_its_twin(pair: Pair, engine: str) -> None:
+    bad, good = pair.texts()
+    with pytest.raises(KernelFault) as caught:
+        run(bad, engine, pair.threads)
+    fault = caught.value
+    assert fault.kind is pair.kind, fault
+    assert fault.exit_code == Exit.MISMATCH
+    assert pair.says in fault.message, fault
+    assert fault.place is not None
+    line = bad.splitlines()[fault.place.line - 1]
+    assert (pair.at or pair.bad.splitlines()[0]) in line, (line, str(fault))
+    assert f"PTX line {fault.place.line}" in str(fault)
+    run(good, engine, pair.threads)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_deadlock_names_every_waiter(engine: str) -> None:
+    """Two warps wait on two things: the message has both, with phase, counts and lines."""
+    text = ptx(
+        BARRIER
+        + """
+setp.ge.u32 %p4, %r0, 32;
+@%p4 bra second;
+again:
+mbarrier.try_wait.parity.shared.b64 %p2, [barrier], 0;
+@!%p2 bra again;
+ret;
+second:
+bar.sync 3, 64;
+"""
+    )
+    with pytest.raises(KernelFault) as caught:
+        run(text, engine, threads=64)
+    message = str(caught.value)
+    lines = text.splitlines()
+    for waiter, what in (("warp 0", "mbarrier.try_wait"), ("warp 1", "bar.sync 3")):
+        line = next(number for number, line in enumerate(lines, 1) if what in line)
+        (told,) = [text for text in message.splitlines() if waiter in text and "waits" in text]
+        assert f"PTX line {line}" in told
+    assert "parity 0" in message
+    assert "1 of 1 arrivals" in message
+    assert caught.value.kind is FaultKind.DEADLOCK
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(
+    ("settings", "directives", "says"),
+    [
+        ({"smem": 220 * 1024}, "", "shared memory"),
+        ({"threads": 1056}, "", "1024"),
+        ({"threads": 64}, ".reqntid 32, 1, 1", "reqntid"),
+        ({"threads": 512, "registers": 160}, "", "registers"),
+    ],
+)
+def test_launch_over_budget(settings: dict[str, int], directives: str, says: str, engine: str) -> None:
+    with pytest.raises(KernelFault) as caught:
+        run(ptx("", directives), engine, **settings)
+    assert caught.value.kind is FaultKind.BUDGET
+    assert says in caught.value.message
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_launch_at_budget(engine: str) -> None:
+    """Twin of the above: one step below each limit (the texts have 9 KB of static shared memory)."""
+    run(ptx("", ".reqntid 512, 1, 1"), engine, threads=512, smem=216 * 1024, registers=128)
+    run(ptx(""), engine, threads=1024, registers=64)
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("frobnicate.b32 %r1, %r0;", "frobnicate"),
+        ("add.rz.s32 %r1, %r0, %r0;", "rz"),
+        ("ld.global.L7::keep.f32 %f0, [%d0];", "L7::keep"),
+        ("mapa.shared::cluster.u32 %r1, %r0, %r0;", "mapa"),
+        ("barrier.cluster.arrive;", "barrier.cluster"),
+        ("wgmma.fence.sync.aligned;", "wgmma"),
+        ("tcgen05.alloc.cta_group::2.sync.aligned.shared::cta.b32 [columns], 32;", "cta_group::2"),
+    ],
+)
+@pytest.mark.parametrize("engine", ENGINES)
+def test_unknown_instruction_or_modifier(line: str, says: str, engine: str) -> None:
+    text = ptx(line)
+    with pytest.raises(UnsupportedError) as caught:
+        run(text, engine)
+    assert says in caught.value.what
+    assert caught.value.place is not None
+    assert text.splitlines()[caught.value.place.line - 1] == line
+    assert caught.value.exit_code == Exit.CANNOT_RUN
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_known_instructions_run(engine: str) -> None:
+    """Twin of the above."""
+    run(ptx("add.s32 %r1, %r0, %r0;\nld.global.L1::no_allocate.f32 %f0, [%d0];"), engine)
+
+
+COPIED = """
+mul.wide.u32 %d4, %r0, 4;
+add.s64 %d4, %d0, %d4;
+shl.b32 %r4, %r0, 2;
+mov.u32 %r5, buffer;
+add.s32 %r4, %r5, %r4;
+st.shared.f32 [%r4], 0f00000000;
+bar.sync 0;
+"""
+BULK_LOAD = """
+@%p1 bra loaded;
+mbarrier.arrive.expect_tx.shared.b64 _, [barrier], 128;
+cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes [buffer], [%d0], 128, [barrier];
+loaded:
+"""
+OUT = """
+ld.shared.f32 %f1, [%r4];
+add.f32 %f1, %f1, %f1;
+st.global.f32 [%d4+512], %f1;
+"""
+THREAD_COPY = "cp.async.ca.shared.global [%r4], [%d4], 4;\ncp.async.commit_group;\n"
+STORE_SOURCE = COPIED + "st.shared.f32 [%r4], 0f40000000;\nfence.proxy.async.shared::cta;\nbar.sync 0;\n"
+STORE = """
+setp.ne.u32 %p1, %r0, 0;
+@%p1 bra stored;
+cp.async.bulk.global.shared::cta.bulk_group [%d0+512], [buffer], 128;
+cp.async.bulk.commit_group;
+@@
+stored:
+bar.sync 0;
+st.shared.f32 [%r4], 0f41000000;
+@%p1 bra gone;
+cp.async.bulk.wait_group 0;
+gone:
+"""
+STORE_TMEM = "mov.b32 %r3, 0f40000000;\ntcgen05.st.sync.aligned.32x32b.x1.b32 [%r2], {%r3};\n"
+TO_GLOBAL = "mul.wide.u32 %d4, %r0, 4;\nadd.s64 %d4, %d0, %d4;\nst.global.b32 [%d4+512], %r4;\n"
+
+# name, text with `@@` where the wait belongs, the wait, the 32 values from byte 512 on if it is there
+MISSING_WAITS = {
+    "bulk load": (COPIED + BARRIER + BULK_LOAD + "@@" + OUT + fault_cases.WAIT, fault_cases.WAIT, 2.0),
+    "cp.async": (COPIED + THREAD_COPY + "@@\n" + OUT, "cp.async.wait_group 0;", 2.0),
+    "bulk store reads": (STORE_SOURCE + STORE, "cp.async.bulk.wait_group.read 0;", 2.0),
+    "tcgen05.st": (
+        ALLOCATE
+        + STORE_TMEM
+        + "@@\ntcgen05.ld.sync.aligned.32x32b.x1.b32 {%r4}, [%r2];\ntcgen05.wait::ld.sync.aligned;\n"
+        + TO_GLOBAL
+        + "tcgen05.wait::st.sync.aligned;\n"
+        + FREE,
+        "tcgen05.wait::st.sync.aligned;",
+        2.0,
+    ),
+}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("name", MISSING_WAITS)
+def test_missing_wait_shows_in_the_numbers(name: str, engine: str) -> None:
+    body, wait, expected = MISSING_WAITS[name]
+    bad = run(ptx(body), engine, schedule="late")[128:160]
+    good = run(ptx(body, line=wait), engine, schedule="late")[128:160]
+    assert (good == expected).all()
+    assert not (bad == expected).any()
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_missing_wait_for_a_product_shows_in_the_numbers(engine: str) -> None:
+    """Lanes 0 .. 15 and 16 .. 31 of warp 0: rows 0 .. 15 of D, and lanes that M 64 leaves alone."""
+    right = run(ptx(product()), engine, schedule="late")[:16]
+    assert (right == 16.0).all()
+    # The wait moves behind the loads, so that the product does not outlive the CTA.
+    late = product(wait="").replace(FREE, fault_cases.WAIT + FREE)
+    assert not (run(ptx(late), engine, schedule="late")[:16] == 16.0).any()
+
+
+def line_of(marked: str, name: str) -> int:
+    """The line of `faulty.py` marked in the class `name`."""
+    lines = Path(faulty.__file__).read_text(encoding="utf-8").splitlines()
+    start = next(number for number, line in enumerate(lines) if line.startswith(f"class {name}("))
+    return next(number for number, line in enumerate(lines, 1) if number > start and line.endswith(marked))
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "engine"),
+    [
+        ("OutOfBounds", FaultKind.OUT_OF_BOUNDS, "compiled"),
+        ("OutOfBounds", FaultKind.OUT_OF_BOUNDS, "interpreter"),
+        ("Deadlock", FaultKind.DEADLOCK, "compiled"),
+        ("Uninitialised", FaultKind.UNINITIALISED, "interpreter"),
+        ("TmemLeak", FaultKind.TMEM_LEAK, "compiled"),
+        ("Divergence", FaultKind.DIVERGENCE, "compiled"),
+        ("Divergence", FaultKind.DIVERGENCE, "interpreter"),
+    ],
+)
+def test_cute_fault_names_the_python_line(name: str, kind: FaultKind, engine: str) -> None:
+    size = 100 if kind is FaultKind.OUT_OF_BOUNDS else faulty.THREADS
+    x = torch.arange(size, dtype=torch.float32)
+    fakes = [fake(torch.float32, (None,), align=4) for _ in range(2)]
+    y = torch.full_like(x, torch.nan)
+    with pytest.raises(KernelFault) as caught:
+        sim.launch(compiled(getattr(faulty, name)(True), *fakes), x, y, engine=engine)
+    place = caught.value.place
+    assert caught.value.kind is kind, caught.value
+    assert place is not None
+    assert place.file is not None
+    assert Path(place.file) == Path(faulty.__file__)
+    assert place.file_line == line_of("# here", name)
+    assert f"faulty.py:{place.file_line}" in str(caught.value)
+
+    y = torch.full_like(x, torch.nan)
+    sim.launch(compiled(getattr(faulty, name)(False), *fakes), x, y, engine=engine)
+    assert torch.equal(y, x.flip(0) if name == "Uninitialised" else x)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_cute_missing_wait(engine: str) -> None:
+    x = torch.arange(1.0, 4097.0).view(faulty.TILE)
+    right, wrong = torch.zeros_like(x), torch.zeros_like(x)
+    fakes = [fake(torch.float32, faulty.TILE) for _ in range(2)]
+    sim.launch(compiled(faulty.MissingWait(False), *fakes), x, right, engine=engine)
+    assert torch.equal(right, x)
+    broken = compiled(faulty.MissingWait(True), *fakes)
+    if engine == "interpreter":
+        # It sees that nothing was ever written there.
+        with pytest.raises(KernelFault) as caught:
+            sim.launch(broken, x, wrong, engine=engine)
+        assert caught.value.kind is FaultKind.UNINITIALISED
+    else:
+        sim.launch(broken, x, wrong, engine=engine)
+        assert not (wrong == x).any()
