@@ -102,11 +102,13 @@ def _commit(
     lane = single_issuer(cta, ins, lanes, sources)
     address = shared_address(value(sources[0], lane), ins)
 
+    issuers = lanes.copy()
+
     def land() -> None:
         try:
             mbarrier.arrive(cta.shared, address)
         except KernelFault as fault:
-            fault.place, fault.thread = ins.place, cta.thread(warp, lanes)
+            fault.place, fault.thread = ins.place, cta.thread(warp, issuers)
             raise
 
     cta.queue.submit(AsyncOperation(ins.op, land, stream=STREAM, signals=(address,)))

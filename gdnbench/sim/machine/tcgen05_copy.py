@@ -121,7 +121,7 @@ def _issue(
     written = np.zeros(LANES, bool)
     written[shape.lanes + offset] = True
     writer = Writer(written, first, first + columns)
-    copy = _Copy(cta, warp, lanes, ins, gather, shape.lanes + offset, first, columns, writer)
+    copy = _Copy(cta, warp, lanes.copy(), ins, gather, shape.lanes + offset, first, columns, writer)
     cta.tmem.begin_write(writer)
     reads = (Span("shared", gather.low, gather.high - gather.low),)
     cta.queue.submit(

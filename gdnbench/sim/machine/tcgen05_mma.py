@@ -179,7 +179,7 @@ def _issue(
         else:
             tcgen05_operand.check_bounds(cta.shared, matrix.gather, matrix.name)
     writer = Writer(work.lanes if enabled is None else work.lanes & enabled, work.first, work.last)
-    product = _Mma(cta, warp, lanes, ins, work, accumulate, scale, enabled, writer)
+    product = _Mma(cta, warp, lanes.copy(), ins, work, accumulate, scale, enabled, writer)
     cta.tmem.begin_write(writer)
     cta.queue.submit(
         AsyncOperation(ins.op, product.land, stream=STREAM, reads=work.reads, writes=work.writes)

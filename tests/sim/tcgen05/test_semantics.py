@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from cute_layouts import shared_layout
+from cute_layouts import shared_layout, swizzle
 from products import Operand, codes, instruction_descriptor, matrix_descriptor, result
 from tensor_machine import ALL, BARRIER, ONE, Machine
 
@@ -42,6 +42,11 @@ class Setup:
             "f16", d, self.left.descriptor(0), self.right.descriptor(0), idesc,
             accumulate=accumulate, disable=disable, scale=scale, lanes=lanes,
         )  # fmt: skip
+
+    def issue_with(self, right: int, idesc: int) -> None:
+        """Another B, and wait."""
+        self.machine.mma("f16", 0, self.left.descriptor(0), right, idesc)
+        self.machine.finish()
 
     def words(self) -> np.ndarray:
         return result(self.machine, 0, self.m, self.n)
@@ -241,6 +246,29 @@ def test_narrow_formats(name: str) -> None:
     np.testing.assert_array_equal(result(machine, 0, 64, 32).view(np.float32), sides[0] @ sides[1].T)
 
 
+@pytest.mark.parametrize(("name", "shift"), [("e2m1", 2), ("e2m3", 0), ("e3m2", 0)])
+def test_narrow_formats_in_tensor_memory(name: str, shift: int) -> None:
+    """A byte a code (9.7.16.10.4.3): e2m1 in bits 2..5, six-bit codes in bits 0..5. What lies around them is
+    not the element's; here it is noise."""
+    rng = np.random.default_rng(4)
+    code, bits = {"e2m1": 5, "e2m3": 3, "e3m2": 4}[name], FORMATS[name].bits
+    setup = Setup()
+    a = rng.integers(0, 1 << bits, (64, 32))
+    noise = rng.integers(0, 256, (64, 32)) & ~(((1 << bits) - 1) << shift)
+    cells = np.zeros((128, 32), np.uint8)
+    row = np.arange(64)
+    cells[32 * (row // 16) + row % 16] = a << shift | noise
+    for warp in range(4):
+        setup.machine.store("32x32b", 8, 32, cells[32 * warp : 32 * warp + 32].view(np.uint32), warp=warp)
+    b = rng.integers(-3, 4, (24, 32)).astype(np.float32)
+    right = Operand(shared_layout("SW32", "e4m3", False, 24, 32), B_AT, "e4m3")
+    right.put(setup.machine, b)
+    idesc = 1 << 4 | code << 7 | 24 >> 3 << 17 | 64 >> 4 << 24
+    setup.machine.mma("f8f6f4", 0, 32, right.descriptor(0), idesc, a_in_tmem=True)
+    setup.machine.finish()
+    np.testing.assert_array_equal(setup.values(), FORMATS[name].values(a.astype(np.uint8)) @ b.T)
+
+
 def test_base_offset_moves_the_pattern() -> None:
     """A swizzle pattern that starts 512 bytes past its period: base offset (start >> 7) & 7 (table 41)."""
     setup = Setup(64, 24)
@@ -253,10 +281,28 @@ def test_base_offset_moves_the_pattern() -> None:
     idesc = instruction_descriptor("bf16", "bf16", 64, 24)
     for block in range(4):
         descriptor = matrix_descriptor(start + 32 * block, 16, 1024, 2, base_offset=4)
-        setup.machine.mma("f16", 0, setup.left.descriptor(0), descriptor, idesc, accumulate=block > 0)
-    setup.machine.finish()
-    want = sum(setup.a @ b[:, 16 * block : 16 * block + 16].T for block in range(4))
-    np.testing.assert_array_equal(setup.values(), want)
+        setup.issue_with(descriptor, idesc)
+        np.testing.assert_array_equal(setup.values(), setup.a @ b[:, 16 * block : 16 * block + 16].T)
+
+
+def test_groups_of_four_columns_in_transposed_tf32() -> None:
+    """128-byte swizzle with 32-byte atoms: an atom has 8 x 4 chunks (table 55), so the stride offset leads
+    from four columns to the next four; here the groups are apart."""
+    stride = 1536
+    machine = Machine()
+    machine.alloc(32)
+    left = Operand(shared_layout("SW32", "tf32", False, 64, 8), A_AT, "tf32")
+    rng = np.random.default_rng(8)
+    a, b = (rng.integers(-3, 4, (rows, 8)).astype(np.float32) for rows in (64, 32))
+    left.put(machine, a)
+    row, k = np.meshgrid(np.arange(32), np.arange(8), indexing="ij")
+    address = swizzle(B_AT + 4 * row + 128 * (k % 4) + stride * (k // 4), 2, 5, 2)[..., None] + np.arange(4)
+    machine.cta.shared.bytes[address] = b[..., None].view(np.uint8)
+    machine.cta.shared.valid[address] = True
+    idesc = instruction_descriptor("tf32", "tf32", 64, 32, b_mn=True)
+    machine.mma("tf32", 0, left.descriptor(0), matrix_descriptor(B_AT, 0, stride, 1), idesc)
+    machine.finish()
+    np.testing.assert_array_equal(result(machine, 0, 64, 32).view(np.float32), a @ b.T)
 
 
 @pytest.mark.parametrize(
