@@ -1,6 +1,7 @@
 """Everything private of CuTe DSL that the simulator touches; written against nvidia-cutlass-dsl 4.8.1.
 
 CuTeDSL._get_dsl().envar        the settings that CUTE_DSL_* variables give, read once at import
+cute.compile._compile_options   the options of compilations, into which the settings are written
 compiled.artifacts              PTX and IR as kept at compilation
 compiled.function_name, .ir_module, .dump_to_object, .execution_args
 tvm-ffi form: export_to_c(object_file_path=, function_name=)
@@ -8,6 +9,7 @@ tvm-ffi form: export_to_c(object_file_path=, function_name=)
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import inspect
 import re
@@ -55,7 +57,7 @@ def keep_ptx(arch: str | None = None) -> Iterator[None]:
         raise LaunchError(f"arch {arch!r}; there are {', '.join(DEVICES)}")
     settings = _settings()
     before = {name: getattr(settings, name) for name in SETTINGS}
-    with tempfile.TemporaryDirectory(prefix="gdnbench-sim-") as folder:
+    with _options_of_their_own(), tempfile.TemporaryDirectory(prefix="gdnbench-sim-") as folder:
         settings.keep_ptx = settings.keep_ir = settings.lineinfo = True
         settings.dump_dir = folder  # the artifacts are read back as soon as they are written
         if arch is not None or before["_arch"] is None:
@@ -65,6 +67,20 @@ def keep_ptx(arch: str | None = None) -> Iterator[None]:
         finally:
             for name, value in before.items():
                 setattr(settings, name, value)
+
+
+@contextmanager
+def _options_of_their_own() -> Iterator[None]:
+    """`cute.compile` writes the settings into options that it keeps: here into a copy."""
+    import cutlass.cute as cute
+
+    compiler: Any = cute.compile
+    before = compiler._compile_options
+    compiler._compile_options = copy.deepcopy(before)
+    try:
+        yield
+    finally:
+        compiler._compile_options = before
 
 
 def compile_kept(function: Any, *args: Any, arch: str | None, **options: Any) -> Any:

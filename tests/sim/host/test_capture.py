@@ -6,6 +6,7 @@ from __future__ import annotations
 import functools
 import struct
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import cutlass
@@ -295,7 +296,9 @@ def test_a_kernel_without_its_ptx_names_the_setting() -> None:
     compiled = cute.compile(
         host_kernels.add_pair, (example, example), None, cutlass.Int32(0), make_fake_stream()
     )
-    with pytest.raises(ExportError, match=r"sim\.compile.*keep_ptx.*CUTE_DSL_KEEP=ptx,ir-debug"):
+    with pytest.raises(
+        ExportError, match=r"without its PTX kept: .*sim\.compile.*keep_ptx.*CUTE_DSL_KEEP=ptx,ir-debug"
+    ):
         capture(compiled, ((source, target), None, 1))
 
 
@@ -317,6 +320,22 @@ def test_something_else_than_a_compiled_kernel() -> None:
         capture(rows, ())
 
 
+def test_nothing_is_kept_outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Settings that lingered would write files into the current directory."""
+    monkeypatch.setattr(cutlass_dsl._settings(), "dump_dir", str(tmp_path))
+    example = vectors()[0]
+
+    def compiled() -> Any:
+        return cute.compile(
+            host_kernels.add_pair, (example, example), None, cutlass.Int32(0), make_fake_stream()
+        )
+
+    with compiling.keep_ptx():
+        assert ".loc" in compiled().artifacts.PTX
+    assert compiled().artifacts.PTX is None
+    assert not list(tmp_path.iterdir())
+
+
 def test_settings_are_put_back() -> None:
     settings = cutlass_dsl._settings()
     before = {name: getattr(settings, name) for name in cutlass_dsl.SETTINGS}
@@ -326,7 +345,7 @@ def test_settings_are_put_back() -> None:
     assert {name: getattr(settings, name) for name in cutlass_dsl.SETTINGS} == before
 
 
-def test_missing_symbols_are_named_before_anything_is_linked(tmp_path: Any) -> None:
+def test_missing_symbols_are_named_before_anything_is_linked() -> None:
     """The object is made by LLVM: a function that calls one that nobody defines."""
     import llvmlite.binding as llvm
 
