@@ -2,8 +2,7 @@
 
 PTX ISA 9.7.16.2.3.1 draws the fragments, 9.7.16.8.2 the packing; the numbers are those of CUTLASS's
 `copy_traits_sm100.hpp` (DstLayout of SM100_TMEM_LOAD_*). Lanes count from the first lane that the instruction
-accesses, columns from the column of its address. For thread t and register r, with `w` = registers per
-repeat:
+accesses, columns from the column of its address. For thread t and register r:
 
     32x32b    lane t                     column r
     16x64b    lane 8 (t%2) + t/4         column 2 r + (t/2)%2
