@@ -6,21 +6,26 @@ runs it on the simulator. Tensors go there and come back through files, names an
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-# Set where the packages are installed on purpose: a missing one is then a failure and not a skip.
-REQUIRED = "GDNBENCH_THIRD_PARTY_REQUIRED"
+# A folder that the packages were installed to with `pip install --target`, apart from what other tests use.
+# Where it is set, a missing package is a failure and not a skip.
+FOLDER = "GDNBENCH_THIRD_PARTY"
+INSTALL = {
+    "quack": "quack-kernels==0.6.5 apache-tvm-ffi einops torch-c-dlpack-ext triton",
+    "flashinfer": "flashinfer-python==0.7.2.post1",
+}
 HERE = Path(__file__).parent
 
 # Each of these packages asks the GPU for its architecture unless told.
@@ -42,12 +47,13 @@ class Outcome:
 
 def need(package: str) -> None:
     """Skips the test if `package` is not installed, or fails it where it has to be."""
-    if importlib.util.find_spec(package) is not None:
+    folder = os.environ.get(FOLDER)
+    if PathFinder.find_spec(package, [folder, *sys.path] if folder else sys.path) is not None:
         return
-    reason = f"{package} is not installed: pip install 'gdnbench[third-party]'"
-    if os.environ.get(REQUIRED):
-        pytest.fail(f"{reason}, and {REQUIRED} is set")
-    pytest.skip(reason)
+    how = f"pip install --no-deps --target ${FOLDER} {INSTALL[package]}"
+    if folder:
+        pytest.fail(f"{FOLDER} is set to {folder}, but {package} is not there: {how}")
+    pytest.skip(f"{package} is not installed, {FOLDER} not set: {how}")
 
 
 class Apart:
@@ -55,9 +61,10 @@ class Apart:
 
     def __init__(self, cases: str, folder: Path) -> None:
         self.folder = folder
+        path = [os.environ[name] for name in (FOLDER, "PYTHONPATH") if os.environ.get(name)]
         self.process = subprocess.Popen(
             [sys.executable, str(HERE / "child.py"), cases],
-            env={**os.environ, **ARCHITECTURE},
+            env={**os.environ, **ARCHITECTURE, "PYTHONPATH": os.pathsep.join(path)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
