@@ -5,8 +5,9 @@ and tests drive that encoder again (tests/sim/host/test_tensormap.py):
 
     bytes 0-7     address of the tensor
     bytes 8-11    flags: [0, 4) 2 on sm_100 and 0 on sm_90, [4, 7) rank - 1, [7, 11) element type,
-                  [11, 13) interleave, [13, 15) swizzle, 15 fill with NaN, 16 rounding to tf32, 18 always set
-                  on sm_100, 21 set when a dimension reaches 128 KiB or further from its first element
+                  [11, 13) interleave, [13, 15) swizzle, 15 fill with NaN, 16 rounding to tf32, [17, 19) L2
+                  promotion (a hint; CuTe DSL always asks for 128 bytes), 21 set when a dimension
+                  reaches 128 KiB or further from its first element
     bytes 12-27   strides of dimensions 1 to 4 in units of 16 bytes, low 32 bits
     bytes 28-31   bits [32, 36) of those strides, four bits each
     bytes 32-51   extents of dimensions 0 to 4, less one
@@ -34,9 +35,10 @@ SM90_VERSION = 0
 BIT_NAN = 1 << 15
 STRIDE_UNIT = 16
 BIT_TF32 = 1 << 16  # an f32 tensor whose elements are rounded to tf32 on their way
-BIT_ALWAYS = 1 << 18
+L2_PROMOTION = 3 << 17
+BIT_ALWAYS = 1 << 18  # L2 promotion of 128 bytes, which CuTe DSL always asks for
 BIT_LARGE = 1 << 21
-KNOWN_FLAGS = 0x7FFF | BIT_NAN | BIT_TF32 | BIT_ALWAYS | BIT_LARGE
+KNOWN_FLAGS = 0x7FFF | BIT_NAN | BIT_TF32 | L2_PROMOTION | BIT_LARGE
 
 FTZ_TYPE = 8  # f32 whose subnormals are flushed to zero on their way
 
@@ -137,7 +139,7 @@ def decode(data: bytes) -> TensorMap:
 
 def _rank(flags: int) -> int:
     """Rank, once every flag that is not modelled is known to be clear."""
-    if (flags & 0xF, flags & BIT_ALWAYS) not in ((VERSION, BIT_ALWAYS), (SM90_VERSION, 0)):
+    if flags & 0xF not in (VERSION, SM90_VERSION):
         raise UnsupportedError(f"TMA descriptor flags {flags:#010x}: no tiled tensor map of a known version")
     if unknown := flags & ~KNOWN_FLAGS:
         raise UnsupportedError(f"TMA descriptor flag bits {unknown:#010x}")

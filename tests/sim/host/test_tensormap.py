@@ -118,10 +118,8 @@ def test_strides_beyond_32_bits_and_an_empty_dimension() -> None:
     ("at", "bits", "what"),
     [
         (8, 0x01, "known version"),
-        (10, 0x04, "known version"),
         (9, 0x08, "interleave 1"),
         (9, 0x10, "interleave 2"),
-        (10, 0x02, "flag bits 0x00020000"),
         (10, 0x08, "flag bits 0x00080000"),
         (11, 0x80, "flag bits 0x80000000"),
         (8, 0x50, "rank 8"),
