@@ -10,9 +10,9 @@ of its modules are stood in for by empty packages with the real paths, in this p
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import sys
 from functools import cache
+from importlib.machinery import PathFinder
 from types import ModuleType
 from typing import Any
 
@@ -28,7 +28,7 @@ HEAD_DIM = 128
 
 @cache
 def _kernel_class() -> Any:
-    spec = importlib.util.find_spec("flashinfer")
+    spec = PathFinder.find_spec("flashinfer")
     if spec is None or spec.submodule_search_locations is None:
         raise ImportError("flashinfer is not installed: pip install 'gdnbench[third-party]'")
     (root,) = spec.submodule_search_locations
@@ -104,7 +104,7 @@ def gdn_prefill(
     beta: Tensor,
     cu_seqlens: Tensor,
     o: Tensor,
-    scale: float,
+    scale: float | None = None,
     initial_state: Tensor | None = None,
     final_state: Tensor | None = None,
 ) -> None:
@@ -130,7 +130,7 @@ def gdn_prefill(
         None,
         None,
         0,
-        scale,
+        HEAD_DIM**-0.5 if scale is None else scale,
         descriptors,
     )
 
