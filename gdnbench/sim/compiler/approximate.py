@@ -119,6 +119,7 @@ def _of_turns(name: str) -> Callable[[Code], Value]:
         product = narrow(code, code.op("fmul", _ARGUMENT, f64_const(per_turn)), "rz")
         turns = code.cast("fpext", product, F64)
         fraction = code.op("fsub", turns, code.intrinsic("trunc", F64, turns))
+        fraction = code.intrinsic("copysign", F64, fraction, turns)  # of whole turns it is zero of their sign
         steps = code.intrinsic("trunc", F64, code.op("fmul", fraction, f64_const(2.0**25)))
         angle = code.op("fmul", f64_const(2 * math.pi), code.op("fdiv", steps, f64_const(2.0**25)))
         return code.intrinsic(name, F64, angle)
