@@ -162,7 +162,8 @@ MISALIGNED = (
         "mbarrier",
         FaultKind.MISALIGNED,
         "@@",
-        *(f"mbarrier.init.shared.b64 [barrier+{offset}], 1;" for offset in (4, 8)),
+        "mbarrier.init.shared.b64 [barrier+4], 1;",
+        "mbarrier.init.shared.b64 [barrier+8], 1;",
         "mbarrier",
     ),
     Pair(

@@ -46,7 +46,7 @@ def launched(kernel: Any, given: list[Any], out: torch.Tensor, *, interpreter: b
     return left
 
 
-def _left(kernel: Any, given: list[Any], out: torch.Tensor, **settings: str) -> torch.Tensor:
+def _left(kernel: Any, given: list[Any], out: torch.Tensor, **settings: Any) -> torch.Tensor:
     # `clone` would drop the padding between rows.
     left = torch.empty_strided(out.shape, out.stride(), dtype=out.dtype).copy_(out)
     sim.launch(kernel, *given, left, **settings)

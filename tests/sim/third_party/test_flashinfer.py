@@ -125,10 +125,10 @@ def _folded(
     state = first.clone()
     wrong: list[torch.Tensor] = []
     size = state.abs()
-    decay = 1.0
+    decay = torch.ones((), dtype=torch.float64)
     for step in range(len(k)):
         gate = log_g[step].double().exp()
-        decay *= gate
+        decay = decay * gate
         state = gate * state
         size = gate * size
         wrong = [gate * error for error in wrong]
