@@ -7,7 +7,7 @@ from __future__ import annotations
 from gdnbench.sim.compiler.emit import I64, Code, Library, Value, bits_of, const, lanes_of
 from gdnbench.sim.compiler.floating import extremum
 from gdnbench.sim.compiler.formats import canonical, encode, flush32, to_f32
-from gdnbench.sim.compiler.memory import SPACES, locate, space_of
+from gdnbench.sim.compiler.memory import SPACES, count_access, locate, space_of
 from gdnbench.sim.compiler.translator import Translate, Translator
 from gdnbench.sim.errors import UnsupportedError
 from gdnbench.sim.machine.seam import SHARED_WINDOW, WINDOW_SIZE
@@ -179,8 +179,8 @@ def atomic(t: Translator, ins: Instruction) -> None:
         code.call_void(helper, hosts, mask, _shared_lanes(t, space, address), b, c, old)
         results.append(code.load(lanes_of(f"i{bits}"), old, 64))
         if dests:
-            t.count_traffic(f"{space} to registers", size)
-        t.count_traffic(f"registers to {space}", size)
+            count_access(t, space, address, size, load=True)
+        count_access(t, space, address, size, load=False)
     for dest, result in zip(dests, results, strict=False):
         t.write(dest, result)
 

@@ -21,6 +21,7 @@ from gdnbench.sim.compiler.layout import ALIGN, HEADER, SCALARS
 from gdnbench.sim.compiler.runtime import Status
 from gdnbench.sim.compiler.service import Service, ServiceMaker, lanes_mask, mask_lanes
 from gdnbench.sim.compiler.tmem import TmemAccess, tmem_access
+from gdnbench.sim.machine.counters import counted_as
 from gdnbench.sim.machine.cta import MachineConfig
 from gdnbench.sim.machine.seam import (
     LANES,
@@ -76,7 +77,7 @@ class CompiledEngine:
             if instructions[block.start].op in COLLECTIVES
         }
         self.histograms = [
-            Counter(ins.op for ins in instructions[b.start : b.stop] if not is_service(ins))
+            Counter(counted_as(ins) for ins in instructions[b.start : b.stop] if not is_service(ins))
             for b in blocks.blocks
         ]
         self.template = np.zeros(native.layout.size, np.uint8)
@@ -307,4 +308,5 @@ class CompiledWarp:
                 if executions:
                     counters.instructions[op] += executions * count
         for name, amount in zip(self.engine.native.traffic, self.traffic.tolist(), strict=False):
-            counters.traffic[name] += amount
+            if amount:
+                counters.traffic[name] += amount

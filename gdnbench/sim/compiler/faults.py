@@ -49,7 +49,8 @@ def fault(warp: CompiledWarp) -> KernelFault:
         _repeat(warp, code, ins, addresses, lanes)
     except KernelFault as error:
         if error.place is None:
-            error.place, error.thread = ins.place, warp.cta.thread(warp.warp, lanes)
+            together = mask_lanes(warp.cells[HEADER["active"] // 4])
+            error.place, error.thread = ins.place, warp.cta.thread(warp.warp, together)
         return error
     raise AssertionError(f"compiled code stopped at {ins.place}, where the machine sees no fault")
 

@@ -70,6 +70,27 @@ def write_rows(t: Translator, hosts: Value, rows: list[Value], size: int) -> Non
     code.call_void(lanes.put(code.library, size, len(rows)), hosts, code.mask_bits(t.active), area)
 
 
+def count_access(t: Translator, space: str, address: Value | None, size: int, *, load: bool) -> None:
+    """Count an access in the state space where it went, for generic addresses lane by lane."""
+
+    def path(name: str) -> str:
+        return f"{name} to registers" if load else f"registers to {name}"
+
+    if space != "generic":
+        t.count_traffic(path(space), size)
+        return
+    assert address is not None
+    code = t.code
+    shift = WINDOW_SIZE.bit_length() - 1
+    window = code.opi("lshr", code.resize(address, I64), shift)
+    rest = const(I1, 1)
+    for name in ("shared", "local", "param"):
+        here = code.comparei("icmp eq", window, window_of(name) >> shift)
+        t.count_traffic(path(name), size, here)
+        rest = code.op("and", rest, code.not_(here))
+    t.count_traffic(path("global"), size, rest)
+
+
 def _elements(operand: Operand) -> tuple[Operand, ...]:
     return operand.elements if isinstance(operand, Vector) else (operand,)
 
@@ -91,16 +112,17 @@ def load(t: Translator, ins: Instruction) -> None:
         raise UnsupportedError(f"{ins.name} of {len(dests)} registers")
     signed = ins.types[-1].startswith("s")
     source = ins.sources[0]
+    address: Value | None = None
     fixed = _fixed_param(t, source) if space == "param" else None
     if fixed is not None and fixed % width == 0 and fixed + width <= t.param_bytes():
         values = _load_param(t, fixed, size, count)
     else:
         if space == "generic" and isinstance(source, Address) and isinstance(source.base, Symbol):
             space = SPACES[source.base.variable.space]
-        hosts = locate(t, ins, space, t.address(source), width)
+        address = t.address(source)
+        hosts = locate(t, ins, space, address, width)
         values = read_rows(t, hosts, size, count)
-    if space != "param":
-        t.count_traffic(f"{space} to registers", width)
+    count_access(t, space, address, width, load=True)
     for dest, value in zip(dests, values, strict=True):
         if not isinstance(dest, Sink):
             t.write(dest, value, signed=signed)
@@ -133,9 +155,10 @@ def store(t: Translator, ins: Instruction) -> None:
     if len(parts) != count:
         raise UnsupportedError(f"{ins.name} of {len(parts)} registers")
     values = [t.read(part, size * 8) for part in parts]
-    hosts = locate(t, ins, space, t.address(target), width)
+    address = t.address(target)
+    hosts = locate(t, ins, space, address, width)
     write_rows(t, hosts, values, size)
-    t.count_traffic(f"registers to {space}", width)
+    count_access(t, space, address, width, load=False)
 
 
 def cvta(t: Translator, ins: Instruction) -> None:

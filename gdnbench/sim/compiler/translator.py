@@ -479,12 +479,13 @@ class Translator:
         self.ret(const("i32", Exit.PART))
         code.at(agreed)
 
-    def count_traffic(self, name: str, size: int) -> None:
-        """Count `size` bytes a lane under `name`, if the launch is profiled."""
+    def count_traffic(self, name: str, size: int, among: Value | None = None) -> None:
+        """Count `size` bytes for each active lane, or those of them in the mask `among`, under `name`."""
         slot = self.program.traffic.setdefault(name, len(self.program.traffic))
         code = self.code
         pointer = code.offset(code.load("ptr", self.header("traffic"), 8), slot * 8)
-        lanes = code.intrinsic("ctpop", "i32", code.mask_bits(self.active))
+        mask = self.active if among is None else code.op("and", self.active, among)
+        lanes = code.intrinsic("ctpop", "i32", code.mask_bits(mask))
         amount = code.opi("mul", code.cast("zext", lanes, "i64"), size)
         code.store(code.op("add", code.load("i64", pointer, 8), amount), pointer, 8)
 
