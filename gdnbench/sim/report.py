@@ -11,6 +11,7 @@ from typing import Any
 from gdnbench.sim.errors import KernelFault, LaunchError, Place
 from gdnbench.sim.machine.cta import Dim3
 from gdnbench.sim.profile.recorder import LaunchRecord
+from gdnbench.sim.profile.table import profile_table
 from gdnbench.sim.profile.trace import write_trace
 
 
@@ -145,16 +146,11 @@ def _plain(launch: LaunchReport) -> dict[str, Any]:
 
 
 def _profile(number: int, launch: LaunchReport) -> str:
-    """What was counted in a launch, the most frequent first."""
-    lines = []
-    for title, counts in (
-        ("instructions", launch.instructions),
-        ("bytes", launch.traffic),
-        ("waits", launch.waits),
-    ):
-        for name, count in sorted((counts or {}).items(), key=lambda item: (-item[1], item[0])):
-            lines.append(f"  {title:<12}  {count:>14,}  {name}")
-    return "\n".join([f"profile of launch {number}", *lines]) if lines else ""
+    """What was counted in a launch; empty without a profile."""
+    if launch.timeline is None or launch.instructions is None or launch.traffic is None:
+        return ""
+    table = profile_table(launch.instructions, launch.traffic, launch.mma_macs, launch.timeline)
+    return f"profile of launch {number}\n{table}"
 
 
 def _by(extent: Dim3) -> str:

@@ -71,6 +71,12 @@ class CompiledEngine:
             self.direct = {
                 block: found for block, service in self.services.items() if (found := tmem_access(service))
             }
+        # Waits that compiled code finds over by itself: the lanes go back to it.
+        self.repeatable = {
+            block
+            for block, service in self.services.items()
+            if service.ins.op == "mbarrier.try_wait" and not config.profile
+        }
         self.masks = {
             block.index: maker.value(instructions[block.start], instructions[block.start].sources[-1])
             for block in blocks.blocks
@@ -233,7 +239,8 @@ class CompiledWarp:
         for block, mask, wait in waiting:
             if wait.over():
                 self.cells[WAITING] &= _FULL ^ mask
-                self._service(block, mask, wait)
+                if wait.timed_out or block not in self.engine.repeatable:
+                    self._service(block, mask, wait)
             else:
                 self._waiting.append((block, mask, wait))
 

@@ -26,6 +26,7 @@ from gdnbench.sim.interpreter.program import (
 )
 from gdnbench.sim.interpreter.registers import Array, RegisterFile
 from gdnbench.sim.interpreter.special import SpecialRegisters
+from gdnbench.sim.machine.counters import counted_as
 from gdnbench.sim.machine.seam import LANES, Blocked, Lanes, Results, Values, Wait, Warp, WarpState
 from gdnbench.sim.ptx.ir import Kernel, Register
 
@@ -150,7 +151,7 @@ class InterpretedWarp:
                 break
             self.executed += 1
             if profile:
-                self.warp.cta.counters.instructions[entry.ins.op] += 1
+                self.warp.cta.counters.instructions[counted_as(entry.ins)] += 1
             guard = guards[group.pc]
             if guard is None:
                 entry.step(self, lanes)
@@ -198,7 +199,7 @@ class InterpretedWarp:
     def _count(self, entry: Entry) -> None:
         self.executed += 1
         if self.warp.cta.config.profile and not isinstance(entry, Machine):
-            self.warp.cta.counters.instructions[entry.ins.op] += 1
+            self.warp.cta.counters.instructions[counted_as(entry.ins)] += 1
 
     def _step_on(self, group: Group) -> None:
         group.pc += 1

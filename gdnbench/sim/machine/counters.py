@@ -5,11 +5,21 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
+from gdnbench.sim.ptx import isa
+from gdnbench.sim.ptx.ir import Instruction
+
+
+def counted_as(ins: Instruction) -> str:
+    """The name an instruction is counted under: its opcode, and what the engine executes with its type."""
+    if not ins.types or isa.owner(ins.op) is isa.Owner.MACHINE or ins.op == "mma":
+        return ins.op
+    return f"{ins.op}.{ins.types[0]}"
+
 
 @dataclass(slots=True)
 class Counters:
-    """Sums over CTAs. `instructions` by opcode, `traffic` in bytes by path ("global to shared"), `waits` by
-    (warp, what it waited at): how often it found that it could not go on."""
+    """Sums over CTAs. `instructions` by `counted_as`; `traffic` in bytes by path ("global to shared");
+    `waits` by (warp, what it waited at): how often it found that it could not go on."""
 
     warp_instructions: int = 0
     instructions: Counter[str] = field(default_factory=Counter)

@@ -14,7 +14,7 @@ from gdnbench.sim.errors import FaultKind, KernelFault, Place, UnsupportedError
 from gdnbench.sim.machine.async_queue import LATE, AsyncQueue, Schedule
 from gdnbench.sim.machine.barriers import NamedBarriers, RegisterPool
 from gdnbench.sim.machine.copies import CopyState
-from gdnbench.sim.machine.counters import Counters
+from gdnbench.sim.machine.counters import Counters, counted_as
 from gdnbench.sim.machine.memory import GlobalMemory, LocalMemory, SharedMemory
 from gdnbench.sim.machine.recorder import Recorder
 from gdnbench.sim.machine.seam import LANES, Argument, Handler, Lanes, Results, Wait, Warp
@@ -186,7 +186,7 @@ class Cta:
 
     def _count(self, warp: Warp, ins: Instruction, previous: Wait | None) -> None:
         if previous is None:
-            self.counters.instructions[ins.op] += 1
+            self.counters.instructions[counted_as(ins)] += 1
             if self.recorder is not None:
                 self.recorder.issued(warp.index, ins)
         else:
