@@ -24,6 +24,7 @@ from gdnbench.sim.compiler.emit import Library
 from gdnbench.sim.compiler.layout import ALIGN, Layout, plan
 from gdnbench.sim.compiler.service import enter_service
 from gdnbench.sim.compiler.translator import Program, Translate, Translator
+from gdnbench.sim.errors import UnsupportedError
 from gdnbench.sim.ptx.ir import Kernel, Module
 
 
@@ -81,6 +82,8 @@ ATTRIBUTES = (
 
 def make(module: Module, kernel: Kernel) -> NativeKernel:
     """Ready to run: from the cache if this kernel was compiled before on such a CPU."""
+    if not kernel.instructions:
+        raise UnsupportedError(f"kernel {kernel.name} without instructions")
     blocks = find_blocks(kernel)
     layout = plan(kernel, blocks)
     name = native.key(module.text, kernel.name)
