@@ -22,11 +22,8 @@ import torch
 # A folder that the packages were installed to with `pip install --target`, apart from what other tests use.
 # Where it is set, a missing package is a failure and not a skip.
 FOLDER = "GDNBENCH_THIRD_PARTY"
-INSTALL = {
-    "quack": "quack-kernels==0.6.5 apache-tvm-ffi einops torch-c-dlpack-ext triton",
-    "flashinfer": "flashinfer-python==0.7.2.post1",
-}
 HERE = Path(__file__).parent
+REQUIREMENTS = HERE / "requirements.txt"
 
 # Each of these packages asks the GPU for its architecture unless told.
 ARCHITECTURE = {
@@ -50,7 +47,7 @@ def need(package: str) -> None:
     folder = os.environ.get(FOLDER)
     if PathFinder.find_spec(package, [folder, *sys.path] if folder else sys.path) is not None:
         return
-    how = f"pip install --no-deps --target ${FOLDER} {INSTALL[package]}"
+    how = f"pip install --no-deps --target ${FOLDER} -r {REQUIREMENTS}"
     if folder:
         pytest.fail(f"{FOLDER} is set to {folder}, but {package} is not there: {how}")
     pytest.skip(f"{package} is not installed, {FOLDER} not set: {how}")
