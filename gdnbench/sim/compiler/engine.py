@@ -16,11 +16,11 @@ import numpy.typing as npt
 from gdnbench.sim.compiler import faults, joins, mma
 from gdnbench.sim.compiler import kernel as kernels
 from gdnbench.sim.compiler.blocks import COLLECTIVES, is_service
+from gdnbench.sim.compiler.fragments import Direct, direct
 from gdnbench.sim.compiler.kernel import NativeKernel
 from gdnbench.sim.compiler.layout import ALIGN, HEADER, SCALARS
 from gdnbench.sim.compiler.runtime import Status
 from gdnbench.sim.compiler.service import Service, ServiceMaker, lanes_mask, mask_lanes
-from gdnbench.sim.compiler.tmem import TmemAccess, tmem_access
 from gdnbench.sim.machine.counters import counted_as
 from gdnbench.sim.machine.cta import MachineConfig
 from gdnbench.sim.machine.seam import (
@@ -66,10 +66,10 @@ class CompiledEngine:
         }
         self.next_block = [blocks.at.get(block.stop, -1) for block in blocks.blocks]
         self.starts = [block.start for block in blocks.blocks]
-        self.direct: dict[int, TmemAccess] = {}
+        self.direct: dict[int, Direct] = {}
         if not config.profile:
             self.direct = {
-                block: found for block, service in self.services.items() if (found := tmem_access(service))
+                block: found for block, service in self.services.items() if (found := direct(service))
             }
         # Waits that compiled code finds over by itself: the lanes go back to it.
         self.repeatable = {

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from gdnbench.sim.compiler.engine import CompiledWarp
 
 Index = npt.NDArray[np.intp]
+Words = npt.NDArray[np.uint32]
 
 _M, _N = 16, 8
 _SHAPES = {"m16n8k4": 4, "m16n8k8": 8, "m16n8k16": 16, "m16n8k32": 32}
@@ -91,19 +92,27 @@ def check(ins: Instruction) -> Plan:
 def execute(warp: CompiledWarp, ins: Instruction, sources: tuple[Argument, ...]) -> Results:
     """D = A B + C for the whole warp."""
     form = check(ins)
-    product, cta = form.product, warp.cta
     stacks = [np.array(source, np.uint64).astype(np.uint32).reshape(-1, LANES) for source in sources]
     if tuple(len(stack) for stack in stacks) != form.registers:
         raise UnsupportedError(ins.name, ins.place)
-    a = stacks[0].view(product.a.storage).reshape(-1)[form.a]
-    b = stacks[1].view(product.b.storage).reshape(-1)[form.b]
-    storage = product.accumulator.storage
-    c = stacks[2].view(storage).reshape(-1)[form.c]
+    return list(product(warp, form, *stacks).astype(np.uint64))
+
+
+def product(warp: CompiledWarp, form: Plan, a: Words, b: Words, c: Words) -> Words:
+    """The registers of D from those of A, B and C, all [registers, 32]."""
+    cta, kind = warp.cta, form.product
+    storage = kind.accumulator.storage
     multiply = cta.config.multiply
     assert multiply is not None
-    d = multiply(product, cta.config.mma, a, b, c)
+    d = multiply(
+        kind,
+        cta.config.mma,
+        a.view(kind.a.storage).reshape(-1)[form.a],
+        b.view(kind.b.storage).reshape(-1)[form.b],
+        c.view(storage).reshape(-1)[form.c],
+    )
     if cta.config.profile:
-        cta.counters.mma_macs += _M * _N * product.k
+        cta.counters.mma_macs += _M * _N * kind.k
     out = np.empty(form.c.size, storage)
     out[form.c] = d
-    return list(out.view(np.uint32).reshape(-1, LANES).astype(np.uint64))
+    return out.view(np.uint32).reshape(-1, LANES)

@@ -129,7 +129,7 @@ class Service:
     guard: Read | None
     slots: tuple[tuple[int, int], ...]  # (slot, bits) of each written register; slot -1 for `_`
     address: Read  # the first source, if it is no vector
-    vector: tuple[tuple[int, int], ...]  # the same of the registers in the last source
+    registers: tuple[tuple[tuple[int, int], ...], ...]  # the same of each source; () if it is not registers
 
     def sources(self, state: State) -> tuple[Argument, ...]:
         return tuple(gather(state) for gather in self.gathers)
@@ -170,11 +170,11 @@ class ServiceMaker:
         gathers = tuple(self._gather(ins, source) for source in ins.sources)
         scalar = bool(ins.sources) and not isinstance(ins.sources[0], Vector | TensorAddress)
         address = self._scalar(ins, ins.sources[0]) if scalar else _constant(0)
-        return Service(ins, gathers, guard, written, address, self._vector(ins))
+        registers = tuple(self._registers(source) for source in ins.sources)
+        return Service(ins, gathers, guard, written, address, registers)
 
-    def _vector(self, ins: Instruction) -> tuple[tuple[int, int], ...]:
-        last = ins.sources[-1] if ins.sources else None
-        elements = last.elements if isinstance(last, Vector) else (last,)
+    def _registers(self, operand: Operand) -> tuple[tuple[int, int], ...]:
+        elements = operand.elements if isinstance(operand, Vector) else (operand,)
         registers = [element for element in elements if isinstance(element, Register)]
         if len(registers) != len(elements):
             return ()

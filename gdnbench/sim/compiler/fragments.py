@@ -1,0 +1,119 @@
+"""Instructions of a whole warp that move fragments, tcgen05.ld and .st and mma.sync, on the state itself.
+
+What the generic path does lane by lane and register by register in 64-bit values is here one copy: the 32-bit
+words of all registers of an operand, by a table of where they lie.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from gdnbench.sim.compiler import mma
+from gdnbench.sim.compiler.service import Read, Service
+from gdnbench.sim.errors import KernelFault
+from gdnbench.sim.machine.operands import uniform
+from gdnbench.sim.machine.seam import LANES, Lanes
+from gdnbench.sim.machine.tcgen05_access import load_words, store_words
+from gdnbench.sim.ptx.ir import Immediate, Instruction
+
+if TYPE_CHECKING:
+    from gdnbench.sim.compiler.engine import CompiledWarp
+
+Words = npt.NDArray[np.intp]  # [registers, lanes]: indices of 32-bit words in a warp's state
+
+
+class Direct(Protocol):
+    """An instruction that is executed for all lanes of its warp."""
+
+    def execute(self, warp: CompiledWarp, lanes: Lanes) -> None:
+        """What the generic path does, faults included; `lanes` are those of the warp that exist."""
+        ...
+
+
+def direct(service: Service) -> Direct | None:
+    """How to execute `service` on the state, if that can be."""
+    if service.ins.op == "mma":
+        return _mma_sync(service)
+    if service.ins.op in ("tcgen05.ld", "tcgen05.st"):
+        return _tmem_access(service)
+    return None
+
+
+def _words(slots: tuple[tuple[int, int], ...]) -> Words | None:
+    """None unless these are registers of 32 bits, all of them wanted."""
+    if not slots or any(bits != 32 or slot < 0 for slot, bits in slots):
+        return None
+    return np.array([slot // 4 for slot, _ in slots], np.intp)[:, None] + np.arange(LANES, dtype=np.intp)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TmemAccess:
+    """tcgen05.ld or tcgen05.st; `split` is immHalfSplitoff."""
+
+    ins: Instruction
+    address: Read
+    words: Words
+    split: int
+    loads: bool
+
+    def execute(self, warp: CompiledWarp, lanes: Lanes) -> None:
+        state = warp.state.view(np.uint32)
+        try:
+            address = uniform(self.address(warp.state), lanes, f"the address of {self.ins.name}")
+            if self.loads:
+                loaded = load_words(warp.cta, warp.warp, self.ins, address, self.split)
+                _put(state, self.words, loaded, lanes)
+            else:
+                store_words(warp.cta, warp.warp, self.ins, address, state.take(self.words), self.split)
+        except KernelFault as fault:
+            if fault.place is None:
+                fault.place, fault.thread = self.ins.place, warp.cta.thread(warp.warp, lanes)
+            raise
+
+
+def _put(state: npt.NDArray[np.uint32], words: Words, values: npt.NDArray[np.uint32], lanes: Lanes) -> None:
+    """Write the registers of the lanes that exist."""
+    if lanes.all():
+        state[words] = values
+    else:
+        state[words[:, lanes]] = values[:, lanes]
+
+
+def _tmem_access(service: Service) -> TmemAccess | None:
+    ins = service.ins
+    split = 0
+    if ins.has("16x32bx2"):
+        if len(ins.sources) < 2 or not isinstance(ins.sources[1], Immediate):
+            return None
+        split = ins.sources[1].bits
+    loads = ins.op == "tcgen05.ld"
+    words = _words(service.slots if loads else service.registers[-1])
+    return None if words is None else TmemAccess(ins, service.address, words, split, loads)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MmaSync:
+    """mma.sync: A, B, C and D by their registers."""
+
+    plan: mma.Plan
+    operands: tuple[Words, Words, Words]
+    result: Words
+
+    def execute(self, warp: CompiledWarp, lanes: Lanes) -> None:
+        state = warp.state.view(np.uint32)
+        a, b, c = (state.take(words) for words in self.operands)
+        _put(state, self.result, mma.product(warp, self.plan, a, b, c), lanes)
+
+
+def _mma_sync(service: Service) -> MmaSync | None:
+    plan = mma.check(service.ins)
+    tables = [_words(registers) for registers in (*service.registers, service.slots)]
+    found = [table for table in tables if table is not None]
+    if len(found) != 4 or tuple(len(table) for table in found[:3]) != plan.registers:
+        return None
+    a, b, c, d = found
+    return MmaSync(plan, (a, b, c), d)
