@@ -1,19 +1,10 @@
-"""Approximate functions (`.approx`, PTX ISA 9.7.3 and 9.7.4).
+"""Approximate functions (`.approx`, `div.full`; PTX ISA 9.7.3 and 9.7.4), as the special-function unit of
+sm_90 and the instructions that ptxas puts around it compute them; sm_100 is taken to do the same.
 
-The special function unit's tables are not published. Each function here is the correctly rounded value of its
-argument, so its distance from the hardware is the hardware's own error, which the PTX ISA bounds:
+The unit (mufu.py) flushes subnormals. Forms without `.ftz` move arguments out of its way and results back;
+the functions below name the SASS they follow. The halves are computed as f32 and cut toward zero.
 
-    ex2.f32    2 ulp                                   lg2.f32     2^-22 absolute in (0.5, 2), else relative
-    rcp.f32    1 ulp                                   rsqrt.f32   2^-22.9 relative
-    sqrt.f32   2^-23 relative                          tanh.f32    2^-11 relative
-    sin, cos   2^-20.5 absolute in [-pi, pi]           ex2 halves  2^-9.9 relative (f16), 2^-7 (bf16)
-    tanh f16   2^-10.987 absolute, bf16 2^-8
-
-Against an H200, over thousands of operands: rcp, rsqrt, sqrt, div.approx and div.full differ by at most 1
-ulp, tanh.f32 by 126 ulp, tanh of halves by 1 ulp, ex2.f16 in one pattern of 65,536, sin and cos by 3.3e-7
-for any argument. The halves are computed as f32 and cut toward zero.
-
-Special values are exact: the tables of the PTX ISA.
+All bits are those of an H200 but for `rcp.approx.ftz.f64`, which was not recorded.
 """
 
 from __future__ import annotations
@@ -23,98 +14,164 @@ from collections.abc import Callable
 import numpy as np
 
 from gdnbench.sim.interpreter import float as arithmetic
-from gdnbench.sim.interpreter.float import TYPES, Finish, operand
+from gdnbench.sim.interpreter import mufu
+from gdnbench.sim.interpreter.float import TYPES
 from gdnbench.sim.interpreter.operation import Operation, Spelling, refuse
 from gdnbench.sim.interpreter.registers import Array
-from gdnbench.sim.interpreter.rounding import F32, F64, Format, round_to
+from gdnbench.sim.interpreter.rounding import (
+    F32,
+    F64,
+    Format,
+    flush,
+    flush_result,
+    from_bits,
+    round_to,
+    to_bits,
+)
 from gdnbench.sim.ptx.ir import Instruction
 
-Function = Callable[[F64], F64]
+Function = Callable[[Array], Array]  # f32 bits to f32 bits
 _PER_TURN = float(np.float32(0.5 / np.pi))
 _HALVES = ("f16", "f16x2", "bf16", "bf16x2")
+_TINY, _HUGE = F32.tiny, 2.0**126
 
 
-def reciprocal_root(value: F64) -> F64:
-    """1 / sqrt(value): -0 gives -Inf, negative numbers NaN."""
-    return 1.0 / np.sqrt(value)
+def _value(bits: Array) -> F64:
+    return from_bits(bits, F32)
 
 
-def _turns(value: F64) -> F64:
-    """An angle in turns, as the unit takes it: multiplied by the f32 next to 1 / 2 pi and rounded toward
-    zero to f32, then cut to 25 fractional bits. The error of a large angle is thereby that of an H200."""
-    turns = round_to(value * _PER_TURN, F32, "rz")
-    turns = np.fmod(turns, 1.0)
-    return np.trunc(turns * 2.0**25) / 2.0**25
+def _fmul(a: Array, b: F64 | float, mode: str = "rn", *, ftz: bool = False) -> Array:
+    """FMUL of f32 bits and an f32 number."""
+    if not ftz:
+        return to_bits(_value(a) * b, F32, mode)
+    product = flush(_value(a), F32) * flush(np.asarray(b), F32)
+    return to_bits(flush_result(product, F32, mode), F32, mode)
 
 
-def sine(value: F64) -> F64:
-    return np.sin(2 * np.pi * _turns(value))
+def _ex2_subnormal(a: Array) -> Array:
+    """FSETP.GEU a, -126; @!P FMUL a, 0.5; MUFU.EX2; @!P FMUL of the result with itself."""
+    low = _value(a) < -126
+    result = mufu.ex2(np.where(low, _fmul(a, 0.5), a))
+    return np.where(low, _fmul(result, _value(result)), result)
 
 
-def cosine(value: F64) -> F64:
-    return np.cos(2 * np.pi * _turns(value))
+def _lg2_subnormal(a: Array) -> Array:
+    """FSETP.GEU |a|, 2^-126; @!P FMUL a, 2^24; MUFU.LG2; @!P FADD -24."""
+    low = np.abs(_value(a)) < _TINY
+    result = mufu.lg2(np.where(low, _fmul(a, 2.0**24), a))
+    return np.where(low, to_bits(_value(result) - 24, F32), result)
 
 
-def _cut(value: F64, target: Format) -> F64:
-    """Toward zero, but overflow to Inf: how an H200 makes a half of what it computed as f32."""
-    cut = round_to(value, target, "rz")
-    return np.where(np.abs(value) > target.largest, value, cut)
+def _rcp_subnormal(a: Array) -> Array:
+    """FSEL of a scale: 2^24 below 2^-126, 0.25 above 2^126, or 1; FMUL, MUFU.RCP, FMUL by the scale."""
+    size = np.abs(_value(a))
+    scale = np.where(size < _TINY, 2.0**24, np.where(size > _HUGE, 0.25, 1.0))
+    return _fmul(mufu.rcp(_fmul(a, scale)), scale)
 
 
-def define(ins: Instruction, spelling: Spelling, function: Function, *types: str) -> Operation:
-    """`function` between one argument and one result of the instruction's type."""
-    name = ins.types[0] if len(ins.types) == 1 else ""
-    if name not in types:
-        refuse(ins)
-    type_ = TYPES[name]
-    ftz = spelling.flag("ftz")
-    spelling.done()
-    get, finish = operand(type_, ftz), Finish(type_.format, ftz=ftz)
-    if type_.format is F32:
-        return Operation((type_.kind,), (type_.kind,), lambda a: finish(function(get(a))))
+def _root_subnormal(unit: Function, back: float) -> Function:
+    """FSETP.GEU |a|, 2^-126; @!P FMUL a, 2^24; MUFU; @!P FMUL by 2^-12 or 2^12."""
 
     def compute(a: Array) -> Array:
-        return finish(_cut(function(get(a)).astype(np.float32).astype(np.float64), type_.format))
+        low = np.abs(_value(a)) < _TINY
+        result = unit(np.where(low, _fmul(a, 2.0**24), a))
+        return np.where(low, _fmul(result, back), result)
+
+    return compute
+
+
+def _of_angle(unit: Function) -> Function:
+    """FMUL.RZ by the f32 next to 1 / 2 pi, with and without `.ftz`; MUFU.SIN or MUFU.COS."""
+    return lambda a: unit(_fmul(a, _PER_TURN, "rz"))
+
+
+_sin, _cos = _of_angle(mufu.sin), _of_angle(mufu.cos)
+
+# For each function, how it is computed with `.ftz` and without.
+FUNCTIONS: dict[str, tuple[Function, Function]] = {
+    "ex2": (mufu.ex2, _ex2_subnormal),
+    "lg2": (mufu.lg2, _lg2_subnormal),
+    "rcp": (mufu.rcp, _rcp_subnormal),
+    "rsqrt": (mufu.rsq, _root_subnormal(mufu.rsq, 2.0**12)),
+    "sqrt": (mufu.sqrt, _root_subnormal(mufu.sqrt, 2.0**-12)),
+    "sin": (_sin, _sin),
+    "cos": (_cos, _cos),
+}
+
+
+def _f32(ins: Instruction) -> Operation:
+    """`op.approx{.ftz}.f32`."""
+    spelling = Spelling(ins)
+    spelling.choice(None, "approx")
+    with_ftz, without = FUNCTIONS[ins.op]
+    function = with_ftz if spelling.flag("ftz") else without
+    spelling.done()
+    if ins.types != ("f32",):
+        refuse(ins)
+    return Operation(("u32",), ("u32",), function)
+
+
+def _cut(value: F64, target: Format) -> Array:
+    """An f32 as a half: toward zero, but overflow to Inf."""
+    cut = np.where(np.abs(value) > target.largest, value, round_to(value, target, "rz"))
+    return to_bits(cut, target)
+
+
+def _half(unit: Function, type_name: str) -> Operation:
+    """MUFU.EX2.F16, MUFU.TANH.BF16, ...: of the argument as f32, element by element."""
+    type_ = TYPES[type_name]
+
+    def compute(a: Array) -> Array:
+        wide = to_bits(from_bits(a, type_.format), F32)
+        return _cut(_value(unit(wide)), type_.format)
 
     return Operation((type_.kind,), (type_.kind,), compute)
 
 
-def _approximate(function: Function, *types: str) -> Callable[[Instruction], Operation]:
-    def build(ins: Instruction) -> Operation:
-        spelling = Spelling(ins)
-        spelling.choice(None, "approx")
-        return define(ins, spelling, function, *types)
-
-    return build
-
-
 def _ex2(ins: Instruction) -> Operation:
     """For bf16 `.ftz` is part of the spelling, for f16 it is not allowed (9.7.4.10)."""
+    half = ins.types[0] if len(ins.types) == 1 else ""
+    if half not in _HALVES:
+        return _f32(ins)
     spelling = Spelling(ins)
     spelling.choice(None, "approx")
-    half = ins.types[0] if ins.types else ""
-    if half in _HALVES and half.startswith("bf16") != ins.has("ftz"):
+    if spelling.flag("ftz") != half.startswith("bf16"):
         refuse(ins)
-    return define(ins, spelling, np.exp2, "f32", *_HALVES)
+    spelling.done()
+    return _half(mufu.ex2, half)
 
 
-def _exact_or(function: Function) -> Callable[[Instruction], Operation]:
+def _tanh(ins: Instruction) -> Operation:
+    """There is no `.ftz`, and no need of it: MUFU.TANH returns subnormals as they are."""
+    spelling = Spelling(ins)
+    spelling.choice(None, "approx")
+    spelling.done()
+    name = ins.types[0] if len(ins.types) == 1 else ""
+    if name in _HALVES:
+        return _half(mufu.tanh, name)
+    if name != "f32":
+        refuse(ins)
+    return Operation(("u32",), ("u32",), mufu.tanh)
+
+
+def _exact_or(function: Callable[[F64], F64]) -> Callable[[Instruction], Operation]:
     """`rcp` and `sqrt` have approximate and correctly rounded forms."""
 
     def build(ins: Instruction) -> Operation:
         if not ins.has("approx"):
             return arithmetic.rounded_unary(function)(ins)
-        spelling = Spelling(ins)
-        spelling.choice(None, "approx")
         if ins.op == "rcp" and ins.types == ("f64",):
-            return _gross_reciprocal(spelling)
-        return define(ins, spelling, function, "f32")
+            return _gross_reciprocal(ins)
+        return _f32(ins)
 
     return build
 
 
-def _gross_reciprocal(spelling: Spelling) -> Operation:
-    """`rcp.approx.ftz.f64`: 20 bits of mantissa, the lower half of the result zero (9.7.3.14)."""
+def _gross_reciprocal(ins: Instruction) -> Operation:
+    """`rcp.approx.ftz.f64`: 20 bits of mantissa, the lower half of the result zero (9.7.3.14). The exact
+    reciprocal cut to that many bits is within the ISA's bound."""
+    spelling = Spelling(ins)
+    spelling.choice(None, "approx")
     if not spelling.flag("ftz"):
         spelling.refuse()
     spelling.done()
@@ -130,13 +187,42 @@ def _gross_reciprocal(spelling: Spelling) -> Operation:
     return Operation(("f64",), ("u64",), compute)
 
 
+def _quotient(full: bool, ftz: bool) -> Callable[[Array, Array], Array]:
+    """a * (1/b): MUFU.RCP, FMUL. Both are multiplied by 2^24 first where b is subnormal, unless that is
+    flushed, and for `.full` by 0.25 where b is beyond 2^126, of which MUFU.RCP would make zero."""
+
+    def compute(a: Array, b: Array) -> Array:
+        size = np.abs(_value(b))
+        scale = np.ones_like(size)
+        if full:
+            scale = np.where(size > _HUGE, 0.25, scale)
+        if not ftz:
+            scale = np.where(size < _TINY, 2.0**24, scale)
+        moved = scale != 1
+        numerator = np.where(moved, _fmul(a, scale, ftz=ftz), a)
+        denominator = np.where(moved, _fmul(b, scale, ftz=ftz), b)
+        return _fmul(numerator, _value(mufu.rcp(denominator)), ftz=ftz)
+
+    return compute
+
+
+def divide(ins: Instruction) -> Operation:
+    """`div.approx`, `div.full`, and the IEEE forms, which are arithmetic's."""
+    if not ins.has("approx", "full"):
+        return arithmetic.divide(ins)
+    spelling = Spelling(ins)
+    full = spelling.choice(None, "full", "approx") == "full"
+    ftz = spelling.flag("ftz")
+    spelling.done()
+    if ins.types != ("f32",):
+        refuse(ins)
+    return Operation(("u32", "u32"), ("u32",), _quotient(full, ftz))
+
+
 OPERATIONS: dict[str, Callable[[Instruction], Operation]] = {
+    **dict.fromkeys(("lg2", "rsqrt", "sin", "cos"), _f32),
     "ex2": _ex2,
-    "lg2": _approximate(np.log2, "f32"),
-    "rsqrt": _approximate(reciprocal_root, "f32"),
-    "sin": _approximate(sine, "f32"),
-    "cos": _approximate(cosine, "f32"),
-    "tanh": _approximate(np.tanh, "f32", *_HALVES),
+    "tanh": _tanh,
     "rcp": _exact_or(arithmetic.reciprocal),
     "sqrt": _exact_or(np.sqrt),
 }

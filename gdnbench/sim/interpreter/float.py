@@ -173,9 +173,8 @@ def _fma(ins: Instruction) -> Operation:
     )
 
 
-def _div(ins: Instruction) -> Operation:
-    """IEEE division, and `.full`/`.approx`, for which the correctly rounded quotient meets the bound of 2
-    ulp.
+def divide(ins: Instruction) -> Operation:
+    """IEEE division; approx.py has the other forms.
 
     A quotient of two 24-bit numbers is at least 2^-49 of itself away from any number of 25 bits that it is
     not, so fp64 never rounds it onto a tie or across a number of f32."""
@@ -184,24 +183,11 @@ def _div(ins: Instruction) -> Operation:
         return double.quotient(ins, spelling)
     if ins.types != ("f32",):
         refuse(ins)
-    approximate = spelling.choice("", "full", "approx")
     ftz = spelling.flag("ftz")
-    mode = "rn" if approximate else spelling.choice(None, *MODES)
+    mode = spelling.choice(None, *MODES)
     spelling.done()
     get, finish = operand(TYPES["f32"], ftz), Finish(F32, mode, ftz)
-
-    def compute(a: Array, b: Array) -> Array:
-        numerator, denominator = get(a), get(b)
-        result = numerator / denominator
-        if approximate == "approx":
-            # 9.7.3.8: beyond 2^126 the reciprocal is flushed, so the quotient is 0, and Inf gives NaN.
-            huge = (np.abs(denominator) > 2.0**126) & np.isfinite(denominator)
-            zero = np.copysign(0.0, numerator) * np.copysign(1.0, denominator)
-            lost = np.where(np.isinf(numerator), np.nan, np.where(np.isnan(numerator), np.nan, zero))
-            result = np.where(huge, lost, result)
-        return finish(result)
-
-    return Operation(("u32", "u32"), ("u32",), compute)
+    return Operation(("u32", "u32"), ("u32",), lambda a, b: finish(get(a) / get(b)))
 
 
 def rounded_unary(function: Callable[[F64], F64]) -> Callable[[Instruction], Operation]:
@@ -331,7 +317,7 @@ OPERATIONS: dict[str, Callable[[Instruction], Operation]] = {
     "mul": _mul,
     "fma": _fma,
     "mad": _fma,
-    "div": _div,
+    "div": divide,
     "abs": _sign,
     "neg": _sign,
     "min": _extremum,

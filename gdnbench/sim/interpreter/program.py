@@ -143,7 +143,8 @@ def _plain_step(ins: Instruction) -> Step:
     if ins.op in _STEPS:
         return _STEPS[ins.op](ins)
     if ins.op in _SHARED and float.is_float(ins):
-        return bind(ins, float.OPERATIONS[ins.op](ins))
+        define = approx.divide if ins.op == "div" else float.OPERATIONS[ins.op]
+        return bind(ins, define(ins))
     if ins.op not in _OPERATIONS:
         refuse(ins)
     return bind(ins, _OPERATIONS[ins.op](ins))

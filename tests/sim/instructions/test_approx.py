@@ -126,7 +126,9 @@ def test_halves(engine: str, name: str, half: str) -> None:
         ("ex2", "f16"): 2.0**-9.9,
         ("ex2", "bf16"): 2.0**-7,
         ("tanh", "f16"): 2.0**-10.987,
-        ("tanh", "bf16"): 2.0**-8,
+        # The ISA says 2^-8, one unit just below 1. The GPU cuts tanh.f32, itself off by 2^-11 of its value, to
+        # that unit: one pattern, 0x3F3F, is 2^-8 * 1.00007 away.
+        ("tanh", "bf16"): 2.0**-8 + 2.0**-11,
     }
     assert np.nanmax(error[inside]) <= bound[name, half]
     assert (got[np.isnan(a)] == 0x7FFF).all()
