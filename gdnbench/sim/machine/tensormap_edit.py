@@ -53,12 +53,15 @@ _BOX = (440, 8)
 _MAX_BOX = 256
 _MAX_ELEMENT_STRIDE = 8
 
+# Element types that to the hardware are f32, plain or flushed, with a bit that rounds them to tf32.
+_TF32_TYPES = {11: 7, 12: 8}
+
 # Fields whose values are constants: where they lie, None if that is not known, and the values modelled.
 _CODES: dict[str, tuple[tuple[int, int] | None, frozenset[int]]] = {
     "elemtype": (_ELEMENT_TYPE, frozenset(ELEMENT_TYPES)),
     "swizzle_mode": (_SWIZZLE, frozenset(SWIZZLE_BYTES)),
     "interleave_layout": (_INTERLEAVE, frozenset((0,))),
-    "fill_mode": (_FILL, frozenset((0,))),
+    "fill_mode": (_FILL, frozenset((0, 1))),
     "swizzle_atomicity": (None, frozenset((0,))),
 }
 
@@ -80,6 +83,8 @@ def _pieces(field: str, ordinal: int, value: int) -> list[tuple[tuple[int, int],
     if field == "rank":
         _demand(field, value < MAX_RANK, value)
         return [(_RANK, value)]
+    if field == "elemtype" and value in _TF32_TYPES:
+        return [(_ELEMENT_TYPE, _TF32_TYPES[value]), (_TF32, 1)]
     if field in _CODES:
         place, known = _CODES[field]
         if value not in known:

@@ -108,6 +108,25 @@ def test_every_field(space: str) -> None:
         np.testing.assert_array_equal(maps.bytes[128:], 0)
 
 
+@pytest.mark.parametrize(
+    ("code", "tf32", "ftz"), [(7, False, False), (8, False, True), (11, True, False), (12, True, True)]
+)
+def test_kinds_of_f32(code: int, tf32: bool, ftz: bool) -> None:
+    """PTX ISA, "tensormap.replace": f32, f32.ftz, tf32, tf32.ftz."""
+    maps = Maps(a_map(random.Random(7)))
+    for before in (12, code):
+        maps.edit("elemtype", 32, None, before)
+    held = decode(maps.bytes[:128].tobytes())
+    assert (held.dtype, held.tf32, held.ftz) == ("f32", tf32, ftz)
+
+
+def test_fill() -> None:
+    maps = Maps(a_map(random.Random(8)))
+    for fill in (1, 0):
+        maps.edit("fill_mode", 32, None, fill)
+        assert decode(maps.bytes[:128].tobytes()).fill_nan == bool(fill)
+
+
 def test_a_sequence_of_its_own() -> None:
     """What kernels do for sequences of any length: the map ends where the sequence does."""
     memory = GlobalMemory()
