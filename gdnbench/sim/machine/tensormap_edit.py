@@ -34,8 +34,7 @@ from gdnbench.sim.ptx.ir import Instruction
 if TYPE_CHECKING:
     from gdnbench.sim.machine.cta import Cta
 
-EDIT_ALIGN = 64  # of a tensor map that TMA reads
-COPY_ALIGN = 128  # PTX ISA, "tensormap.cp_fenceproxy"
+MAP_ALIGN = 64  # of a CUtensorMap (CUDA driver API, "Tensor Map Object Management")
 
 # (first bit, bits) of the fields in the encoded map; those by dimension at dimension 0.
 _ADDRESS = (0, 64)
@@ -129,9 +128,9 @@ def _map(cta: Cta, ins: Instruction, address: int) -> Bytes:
         space, offset = "shared", address
     else:
         space, offset = resolve(address)
-    if offset % EDIT_ALIGN:
+    if offset % MAP_ALIGN:
         raise KernelFault(
-            FaultKind.MISALIGNED, f"tensor map at {space} address {offset:#x}, no multiple of {EDIT_ALIGN}"
+            FaultKind.MISALIGNED, f"tensor map at {space} address {offset:#x}, no multiple of {MAP_ALIGN}"
         )
     if space == "global":
         return cta.memory.view(offset, TENSORMAP_BYTES)
@@ -171,9 +170,9 @@ def _copy_and_fence(
     source = uniform(sources[1], lanes, "the source")
     _check_size(ins, uniform(sources[2], lanes, "the size"))
     for what, address in (("destination", target), ("source", source)):
-        if address % COPY_ALIGN:
+        if address % MAP_ALIGN:
             raise KernelFault(
-                FaultKind.MISALIGNED, f"{ins.op}: {what} {address:#x} is no multiple of {COPY_ALIGN}"
+                FaultKind.MISALIGNED, f"{ins.op}: {what} {address:#x} is no multiple of {MAP_ALIGN}"
             )
     cta.memory.view(target, TENSORMAP_BYTES)[:] = cta.shared.view(source, TENSORMAP_BYTES)
     return ()

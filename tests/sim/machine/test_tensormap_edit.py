@@ -187,7 +187,7 @@ def test_copy_and_fence_is_for_the_whole_warp() -> None:
     ("text", "values", "kind"),
     [
         (f"{COPY}64", {"s": SHARED_MAP}, FaultKind.DESCRIPTOR),
-        (f"{COPY}128", {"s": SHARED_MAP + 64}, FaultKind.MISALIGNED),
+        (f"{COPY}128", {"s": SHARED_MAP + 32}, FaultKind.MISALIGNED),
         ("fence.proxy.tensormap::generic.acquire.gpu [%d0], 64", {}, FaultKind.DESCRIPTOR),
         ("fence.proxy.tensormap::generic.acquire.gpu [%d0], 128", {"d0": 4096}, FaultKind.OUT_OF_BOUNDS),
         (replace("rank"), {"r0": 5}, FaultKind.DESCRIPTOR),
