@@ -56,8 +56,7 @@ def run_until_fault(kernels: Sequence[MicroKernel], answers: Connection) -> None
     driver = Driver()
     for kernel in kernels:
         try:
-            found, _ = driver.run(kernel)
-            answers.send((kernel.name, found["out"]))
+            answers.send((kernel.name, driver.run(kernel)["out"]))
         except DriverError as error:
             answers.send((kernel.name, str(error)))
             return

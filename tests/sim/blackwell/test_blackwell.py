@@ -6,6 +6,7 @@ import importlib
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -101,6 +102,37 @@ def test_a_gpu_that_answers_otherwise_refutes(
     assert lines[0].startswith(f"refuted   {chosen[0].name}: ")
     assert lines[2].startswith(f"confirmed {chosen[1].name}: ")
     assert lines[-1] == f"{len(chosen) - 1} of {len(chosen)} assumptions confirmed"
+
+
+class ObligingDriver:
+    """The CUDA driver library: every call succeeds, and what is read back stays as it was."""
+
+    def __getattr__(self, name: str) -> Callable[..., int]:
+        return lambda *arguments: 0
+
+
+class Sent:
+    """The end of a pipe that keeps what is sent."""
+
+    def __init__(self) -> None:
+        self.messages: list[tuple[str, object]] = []
+
+    def send(self, message: tuple[str, object]) -> None:
+        self.messages.append(message)
+
+
+def test_what_a_gpu_answers_is_what_is_compared(answers: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the driver's launch to `differences`: every kernel's words arrive in the stored shape."""
+    monkeypatch.syspath_prepend(str(SCRIPT.parent))
+    script = importlib.import_module("verify_on_blackwell")
+    monkeypatch.setattr(importlib.import_module("sim_silicon").ctypes, "CDLL", lambda name: ObligingDriver())
+    sent = Sent()
+    script.run_until_fault(all_kernels(), sent)
+    assert [name for name, _ in sent.messages] == [kernel.name for kernel in all_kernels()]
+    for name, words in sent.messages:
+        assert isinstance(words, np.ndarray), (name, words)
+        assert words.shape == answers.answers[name].shape
+        assert words.dtype == answers.answers[name].dtype
 
 
 @pytest.mark.skipif(shutil.which("ptxas") is None, reason="ptxas is not installed")
