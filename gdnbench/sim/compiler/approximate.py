@@ -1,158 +1,128 @@
-"""`.approx` functions: ex2, lg2, rcp, rsqrt, sqrt, sin, cos, tanh, and the IEEE forms of rcp and sqrt.
+"""`.approx` functions and quick divisions, and the IEEE forms of rcp and sqrt.
 
-Each is the correctly rounded value of the function, computed in fp64 with an error of a few 2^-53 and rounded
-once; the interpreter's approx.py says how far the hardware may be from that. Polynomials are the Taylor
-series, cut where a term falls below 2^-56 of the result over the reduced argument.
+Around the special-function unit (mufu.py) stand the instructions that ptxas puts there: without `.ftz` they
+move subnormal numbers out of the way of the unit, which flushes them, and move the result back.
 """
 
 from __future__ import annotations
 
 import math
-import struct
 from collections.abc import Callable
 
-from gdnbench.sim.compiler.emit import F32, F64, I64, Code, Library, Value, const, f64_const
+from gdnbench.sim.compiler import floating, integer
+from gdnbench.sim.compiler.emit import (
+    F32,
+    F64,
+    I32,
+    I64,
+    Code,
+    Library,
+    Value,
+    const,
+    f32_const,
+    f64_const,
+)
 from gdnbench.sim.compiler.floating import flush_operation, mode_of, operate
 from gdnbench.sim.compiler.formats import (
+    canonical,
     decode,
     element,
     encode,
     finish,
-    flush,
-    flush_exact,
     is_nan,
     narrow,
-    to_f32,
     write_elements,
 )
+from gdnbench.sim.compiler.mufu import mufu
 from gdnbench.sim.compiler.translator import Translate, Translator, only
 from gdnbench.sim.errors import UnsupportedError
 from gdnbench.sim.ptx.ir import Instruction
 
 _HALVES = ("f16", "f16x2", "bf16", "bf16x2")
-_ARGUMENT = Value(F64, "%x")
-LN2_HIGH = float.fromhex("0x1.62e42feep-1")  # ln 2 with 32 bits: its product with a small integer is exact
-LN2_LOW = float.fromhex("0x1.a39ef35793c76p-33")
-LOG2E = 1 / math.log(2)
+_ARGUMENT = Value(F32, "%a")
+_UNIT = {"rsqrt": "rsq"}  # where the unit's name for a function is another
+_ANGLES = ("sin", "cos")
 
 
-def _polynomial(code: Code, x: Value, coefficients: list[float]) -> Value:
-    """Horner's rule; the constant comes first."""
-    total = f64_const(coefficients[-1])
-    for coefficient in reversed(coefficients[:-1]):
-        total = code.intrinsic("fma", F64, total, x, f64_const(coefficient))
-    return total
+def _unit(code: Code, op: str, value: Value) -> Value:
+    return code.bits(mufu(code, _UNIT.get(op, op), code.bits(value, I32)), F32)
 
 
-def _scale(code: Code, value: Value, power: Value) -> Value:
-    """value * 2^power for an integral power that stays in the range of fp64."""
-    exponent = code.opi("shl", code.opi("add", code.cast("fptosi", power, I64), 1023), 52)
-    return code.op("fmul", value, code.bits(exponent, F64))
+def _size(code: Code, value: Value) -> Value:
+    return code.intrinsic("fabs", F32, value)
 
 
-def _clamp(code: Code, x: Value, low: float, high: float) -> Value:
-    """NaN stays: comparisons with it are false."""
-    x = code.select(code.compare("fcmp olt", x, f64_const(low)), f64_const(low), x)
-    return code.select(code.compare("fcmp ogt", x, f64_const(high)), f64_const(high), x)
+def _below(code: Code, value: Value, limit: float) -> Value:
+    return code.compare("fcmp olt", value, f32_const(limit))
+
+
+def _when(code: Code, mask: Value, opcode: str, value: Value, constant: float) -> Value:
+    """A predicated FMUL or FADD."""
+    return code.select(mask, code.op(opcode, value, f32_const(constant)), value)
 
 
 def _ex2(code: Code) -> Value:
-    """2^x = 2^n * e^(f ln 2), |f| <= 1/2. Beyond +-200 f32 has overflowed or underflowed long since."""
-    nan = is_nan(code, _ARGUMENT)
-    x = code.select(nan, Value(F64, "zeroinitializer"), _clamp(code, _ARGUMENT, -200.0, 200.0))
-    whole = code.intrinsic("roundeven", F64, x)
-    rest = code.op("fsub", x, whole)
-    terms = [math.log(2) ** n / math.factorial(n) for n in range(15)]
-    result = _scale(code, _polynomial(code, rest, terms), whole)
-    return code.select(nan, _ARGUMENT, result)
+    """Below -126: the square of 2^(a/2)."""
+    low = _below(code, _ARGUMENT, -126.0)
+    result = _unit(code, "ex2", _when(code, low, "fmul", _ARGUMENT, 0.5))
+    return code.select(low, code.op("fmul", result, result), result)
 
 
-def _lg2(code: Code) -> Value:
-    """log2 m + e with m in [sqrt 1/2, sqrt 2): the series of atanh in (m - 1) / (m + 1)."""
-    x = _ARGUMENT
-    bits = code.bits(x, I64)
-    root = 0x3FE6_A09E_667F_3BCD  # sqrt(1/2)
-    offset = code.opi("sub", bits, root)
-    exponent = code.opi("ashr", offset, 52)
-    mantissa = code.bits(code.op("sub", bits, code.opi("shl", exponent, 52)), F64)
-    one = f64_const(1.0)
-    s = code.op("fdiv", code.op("fsub", mantissa, one), code.op("fadd", mantissa, one))
-    square = code.op("fmul", s, s)
-    series = _polynomial(code, square, [2 * LOG2E / (2 * n + 1) for n in range(12)])
-    result = code.intrinsic("fma", F64, s, series, code.cast("sitofp", exponent, F64))
-    zero = Value(F64, "zeroinitializer")
-    infinity = f64_const(math.inf)
-    result = code.select(code.compare("fcmp oeq", x, infinity), infinity, result)
-    result = code.select(code.compare("fcmp oeq", x, zero), f64_const(-math.inf), result)
-    return code.select(code.compare("fcmp ult", x, zero), f64_const(math.nan), result)
+def _rcp(code: Code) -> Value:
+    """Scaled before and after, where the argument is subnormal or the result would be."""
+    size = _size(code, _ARGUMENT)
+    huge = code.compare("fcmp ogt", size, f32_const(2.0**126))
+    scale = code.select(huge, f32_const(0.25), f32_const(1.0))
+    scale = code.select(_below(code, size, 2.0**-126), f32_const(2.0**24), scale)
+    return code.op("fmul", scale, _unit(code, "rcp", code.op("fmul", _ARGUMENT, scale)))
 
 
-def _tanh(code: Code) -> Value:
-    """(e^2|x| - 1) / (e^2|x| + 1), from e^y - 1 without cancellation. Beyond 20 it is 1 in fp64."""
-    x = _ARGUMENT
-    nan = is_nan(code, x)
-    safe = code.select(nan, Value(F64, "zeroinitializer"), x)
-    size = _clamp(code, code.intrinsic("fabs", F64, safe), 0.0, 20.0)
-    y = code.op("fadd", size, size)
-    whole = code.intrinsic("roundeven", F64, code.op("fmul", y, f64_const(LOG2E)))
-    negative = code.fneg(whole)
-    rest = code.intrinsic("fma", F64, negative, f64_const(LN2_HIGH), y)
-    rest = code.intrinsic("fma", F64, negative, f64_const(LN2_LOW), rest)
-    terms = [1 / math.factorial(n + 1) for n in range(15)]
-    small = code.op("fmul", rest, _polynomial(code, rest, terms))  # e^rest - 1
-    power = _scale(code, f64_const(1.0), whole)
-    less_one = code.intrinsic("fma", F64, small, power, code.op("fsub", power, f64_const(1.0)))
-    result = code.op("fdiv", less_one, code.op("fadd", less_one, f64_const(2.0)))
-    return code.select(nan, x, code.intrinsic("copysign", F64, result, safe))
-
-
-def _rsqrt(code: Code) -> Value:
-    return code.op("fdiv", f64_const(1.0), code.intrinsic("sqrt", F64, _ARGUMENT))
-
-
-def _of_turns(name: str) -> Callable[[Code], Value]:
-    """sin and cos by the C library, of the angle as the unit takes it: in turns, multiplied by the f32 next
-    to 1 / 2 pi and rounded toward zero to f32, its fraction cut to 25 bits."""
+def _scaled(op: str, opcode: str, back: float) -> Callable[[Code], Value]:
+    """A subnormal argument times 2^24, and the result set right."""
 
     def define(code: Code) -> Value:
-        per_turn = struct.unpack("<f", struct.pack("<f", 0.5 / math.pi))[0]
-        product = narrow(code, code.op("fmul", _ARGUMENT, f64_const(per_turn)), "rz")
-        turns = code.cast("fpext", product, F64)
-        fraction = code.op("fsub", turns, code.intrinsic("trunc", F64, turns))
-        fraction = code.intrinsic("copysign", F64, fraction, turns)  # of whole turns it is zero of their sign
-        steps = code.intrinsic("trunc", F64, code.op("fmul", fraction, f64_const(2.0**25)))
-        angle = code.op("fmul", f64_const(2 * math.pi), code.op("fdiv", steps, f64_const(2.0**25)))
-        return code.intrinsic(name, F64, angle)
+        tiny = _below(code, _size(code, _ARGUMENT), 2.0**-126)
+        result = _unit(code, op, _when(code, tiny, "fmul", _ARGUMENT, 2.0**24))
+        return _when(code, tiny, opcode, result, back)
+
+    return define
+
+
+def _of_angle(op: str) -> Callable[[Code], Value]:
+    """Of turns: the angle times the f32 next to 1 / 2 pi, rounded toward zero."""
+
+    def define(code: Code) -> Value:
+        per_turn = f32_const(0.5 / math.pi)
+        exact = code.op("fmul", code.cast("fpext", _ARGUMENT, F64), code.cast("fpext", per_turn, F64))
+        return _unit(code, op, narrow(code, exact, "rz"))
 
     return define
 
 
 _FUNCTIONS: dict[str, Callable[[Code], Value]] = {
     "ex2": _ex2,
-    "lg2": _lg2,
-    "tanh": _tanh,
-    "rsqrt": _rsqrt,
-    "rcp": lambda code: code.op("fdiv", f64_const(1.0), _ARGUMENT),
-    "sqrt": lambda code: code.intrinsic("sqrt", F64, _ARGUMENT),
-    "sin": _of_turns("sin"),
-    "cos": _of_turns("cos"),
+    "lg2": _scaled("lg2", "fadd", -24.0),
+    "rcp": _rcp,
+    "rsqrt": _scaled("rsqrt", "fmul", 2.0**12),
+    "sqrt": _scaled("sqrt", "fmul", 2.0**-12),
+    "sin": _of_angle("sin"),
+    "cos": _of_angle("cos"),
 }
 
 
-def _helper(library: Library, op: str) -> str:
+def _without_flushing(code: Code, op: str, value: Value) -> Value:
     def define(name: str, library: Library) -> str:
-        code = Code(library)
-        code.at("entry")
-        result = _FUNCTIONS[op](code)
-        code.line(f"ret {result}")
-        return f"define internal {F64} @{name}({F64} %x) noinline #0 {{\n{code.text()}\n}}\n"
+        body = Code(library)
+        body.at("entry")
+        body.line(f"ret {_FUNCTIONS[op](body)}")
+        return f"define internal {F32} @{name}({F32} %a) noinline #0 {{\n{body.text()}\n}}\n"
 
-    library.helper(f"approximate_{op}", define)
-    return f"approximate_{op}"
+    code.library.helper(f"approximate_{op}", define)
+    return code.call(f"approximate_{op}", F32, value)
 
 
 def approximate(t: Translator, ins: Instruction) -> None:
-    """One argument, rounded to the instruction's type."""
+    """One argument. Halves are computed as f32. `tanh` has no `.ftz`: the unit leaves its subnormals."""
     only(ins, "approx", "ftz")
     kind = ins.types[0] if len(ins.types) == 1 else ""
     halves = ins.op in ("ex2", "tanh")
@@ -164,26 +134,48 @@ def approximate(t: Translator, ins: Instruction) -> None:
     if ins.op == "tanh" and ftz:
         raise UnsupportedError(ins.name)
     code = t.code
-    results = []
-    for value in decode(t, ins, kind, ins.sources[0], ftz=ftz):
-        wide = code.call(_helper(code.library, ins.op), F64, code.cast("fpext", value, F64))
-        if name == "f32":
-            exact = flush_exact(code, "f32", wide) if ftz else wide
-            results.append(encode(code, "f32", code.cast("fptrunc", exact, F32)))
-        else:
-            results.append(_cut(t, name, code.cast("fptrunc", wide, F32), ftz))
-    write_elements(t, ins.dests[0], results)
+    if name == "f32" and ins.op != "tanh" and (not ftz or ins.op in _ANGLES):
+        value = _without_flushing(code, ins.op, decode(t, ins, kind, ins.sources[0])[0])
+        t.write(ins.dests[0], canonical(code, value))
+        return
+    values = [_unit(code, ins.op, value) for value in decode(t, ins, kind, ins.sources[0])]
+    write_elements(
+        t, ins.dests[0], [code.bits(v, I32) if name == "f32" else _cut(code, name, v) for v in values]
+    )
 
 
-def _cut(t: Translator, name: str, value: Value, ftz: bool) -> Value:
-    """An f32 as a half, toward zero, but overflow to Inf: so an H200 makes halves of what it computed as
-    f32."""
-    code = t.code
+def _cut(code: Code, name: str, value: Value) -> Value:
+    """An f32 as a half, toward zero, but overflow to Inf."""
     largest = 65504.0 if name == "f16" else 2.0**128 - 2.0**120
-    limit = Value(F32, f64_const(largest).text.replace("double", "float"))
-    over = code.compare("fcmp ogt", code.intrinsic("fabs", F32, value), limit)
-    bits = code.select(over, encode(code, name, value), encode(code, name, value, "rz"))
-    return encode(code, name, flush(code, name, to_f32(code, name, bits))) if ftz else bits
+    over = code.compare("fcmp ogt", _size(code, value), f32_const(largest))
+    return code.select(over, encode(code, name, value), encode(code, name, value, "rz"))
+
+
+def divide(t: Translator, ins: Instruction) -> None:
+    """`div.approx` and `div.full` multiply by MUFU.RCP; the other forms are `floating`'s."""
+    if not ins.has("approx", "full"):
+        floating.divide(t, ins)
+        return
+    only(ins, "approx", "full", "ftz")
+    full, ftz = ins.has("full"), ins.has("ftz")
+    if ins.types != ("f32",) or (full and ins.has("approx")):
+        raise UnsupportedError(ins.name)
+    code = t.code
+    a, b = (decode(t, ins, "f32", s, ftz=ftz)[0] for s in ins.sources)
+
+    def product(x: Value, y: Value) -> Value:
+        result = code.op("fmul", x, y)
+        return flush_operation(t, "mul", "rn", [x, y], result) if ftz else result
+
+    size = _size(code, b)
+    if full:  # MUFU.RCP would make zero of it
+        huge = code.compare("fcmp ogt", size, f32_const(2.0**126))
+        quarter = f32_const(0.25)
+        a, b = (code.select(huge, product(value, quarter), value) for value in (a, b))
+    if not ftz:
+        tiny = _below(code, size, 2.0**-126)
+        a, b = (_when(code, tiny, "fmul", value, 2.0**24) for value in (a, b))
+    t.write(ins.dests[0], canonical(code, product(_unit(code, "rcp", b), a)))
 
 
 def exact_or_approximate(t: Translator, ins: Instruction) -> None:
@@ -211,7 +203,8 @@ def exact_or_approximate(t: Translator, ins: Instruction) -> None:
 
 
 def _gross_reciprocal(t: Translator, ins: Instruction) -> None:
-    """`rcp.approx.ftz.f64`: the lower half of the result is zero (PTX ISA, "rcp.approx.ftz.f64")."""
+    """`rcp.approx.ftz.f64`: the lower half of the result is zero (PTX ISA, "rcp.approx.ftz.f64"). Not
+    recorded on a GPU: the exact reciprocal, cut."""
     only(ins, "approx", "ftz")
     if not ins.has("ftz"):
         raise UnsupportedError(ins.name)
@@ -229,6 +222,7 @@ def _gross_reciprocal(t: Translator, ins: Instruction) -> None:
 
 TABLE: dict[str, Translate] = {
     **dict.fromkeys(("ex2", "lg2", "rsqrt", "sin", "cos", "tanh"), approximate),
+    "div": floating.by_type(divide, integer.SHARED["div"]),
     "rcp": exact_or_approximate,
     "sqrt": exact_or_approximate,
 }

@@ -68,6 +68,12 @@ def f64_const(value: float) -> Value:
     return Value(F64, f"splat (double 0x{struct.unpack('<Q', struct.pack('<d', value))[0]:016X})")
 
 
+def f32_const(value: float) -> Value:
+    """The float next to `value` in all lanes; LLVM spells it as the double of the same value."""
+    (near,) = struct.unpack("<f", struct.pack("<f", value))
+    return Value(F32, f64_const(near).text.replace("double", "float"))
+
+
 LANE_IDS = lane_constants("i32", range(LANES))
 
 Helper = Callable[["Library"], str]

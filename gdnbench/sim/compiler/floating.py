@@ -6,7 +6,7 @@ NaN results are the canonical NaN of the format (PTX ISA, "Floating Point Instru
 from __future__ import annotations
 
 from gdnbench.sim.compiler import integer
-from gdnbench.sim.compiler.emit import F32, F64, I32, I64, Code, Library, Value, const
+from gdnbench.sim.compiler.emit import F32, F64, I32, I64, Code, Library, Value
 from gdnbench.sim.compiler.formats import (
     FLOATS,
     MODES,
@@ -127,35 +127,17 @@ def arithmetic(t: Translator, ins: Instruction) -> None:
 
 
 def divide(t: Translator, ins: Instruction) -> None:
-    """IEEE division; `.approx` and `.full` give the correctly rounded quotient, within their bound of 2 ulp.
-    For `.approx` a divisor beyond 2^126 gives 0, and NaN under Inf (PTX ISA, "div")."""
+    """IEEE division; approximate.py has the other forms."""
     kind = ins.types[0]
-    loose = [mod for mod in ins.mods if mod in ("approx", "full")]
-    only(ins, *(loose or MODES), *(("ftz",) if kind == "f32" else ()))
-    if kind not in ("f32", "f64") or len(ins.types) != 1 or len(loose) > 1 or (loose and kind == "f64"):
+    only(ins, *MODES, *(("ftz",) if kind == "f32" else ()))
+    if kind not in ("f32", "f64") or len(ins.types) != 1:
         raise UnsupportedError(ins.name)
-    mode = "rn" if loose else mode_of(ins, kind, needed=True)
-    ftz = ins.has("ftz")
+    mode, ftz = mode_of(ins, kind, needed=True), ins.has("ftz")
     a, b = (decode(t, ins, kind, s, ftz=ftz)[0] for s in ins.sources)
     value = operate(t, "div", mode, [a, b])
     if ftz:
         value = flush_operation(t, "div", mode, [a, b], value)
-    if loose == ["approx"]:
-        value = _flush_huge(t, a, b, value)
     t.write(ins.dests[0], finish(t, kind, value, ftz=ftz))
-
-
-def _flush_huge(t: Translator, a: Value, b: Value, quotient: Value) -> Value:
-    code = t.code
-    bits_a, bits_b = code.bits(a, I32), code.bits(b, I32)
-    size = code.opi("and", bits_b, 0x7FFF_FFFF)
-    huge = code.op(
-        "and", code.comparei("icmp ugt", size, 0x7E80_0000), code.comparei("icmp ult", size, 0x7F80_0000)
-    )
-    zero = code.opi("and", code.op("xor", bits_a, bits_b), 0x8000_0000)
-    finite = code.comparei("icmp ult", code.opi("and", bits_a, 0x7FFF_FFFF), 0x7F80_0000)
-    lost = code.bits(code.select(finite, zero, const(I32, 0x7FFF_FFFF)), a.type)
-    return code.select(huge, lost, quotient)
 
 
 def abs_neg(t: Translator, ins: Instruction) -> None:

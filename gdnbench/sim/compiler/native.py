@@ -21,13 +21,16 @@ from typing import Any
 
 import llvmlite.binding as llvm
 
+from gdnbench.sim import special_function
+
 _MAGIC = b"gdnbench-sim-1\n"
 
 
 def _sources() -> bytes:
-    """A digest of this package's sources: a change of the engine makes old entries unreachable."""
+    """A digest of this package's sources and of the tables that compiled code holds: a change of the engine
+    makes old entries unreachable."""
     digest = hashlib.sha256()
-    for path in sorted(Path(__file__).parent.glob("*.py")):
+    for path in (*sorted(Path(__file__).parent.glob("*.py")), Path(special_function.__file__)):
         digest.update(path.read_bytes())
     return digest.digest()
 
@@ -58,6 +61,11 @@ def _host() -> tuple[str, str]:
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     return llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()
+
+
+def has_feature(name: str) -> bool:
+    """Whether this CPU has an extension, as LLVM calls it."""
+    return f"+{name}" in _host()[1].split(",")
 
 
 def _machine() -> Any:
