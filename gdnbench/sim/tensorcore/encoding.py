@@ -88,7 +88,8 @@ def decode(b: ir.IRBuilder, form: Format, codes: Value, widened: bool) -> Parts:
 
 def value_of(b: ir.IRBuilder, parts: Parts) -> Value:
     """The value as a float, specials included; every operand and accumulator format fits."""
-    finite = b.fmul(parts.significand, power_of_two(b, parts.exponent))
+    # A zero's exponent is beyond those of floats.
+    finite = b.fmul(parts.significand, power_of_two(b, smax(b, parts.exponent, ints(-126))))
     return b.select(parts.special, parts.kind, finite)
 
 

@@ -8,9 +8,9 @@
             Every product of two operand formats is exact in fp64: only additions and the last step round.
 
 `hardware`  Fused sums. One fused sum takes C and `terms` products. A product is exact and its exponent is
-            nominal: e_a + e_b, not renormalised; a subnormal has its format's smallest exponent, a zero
-            operand -126, C its own exponent. All terms are cut toward zero at 2^(largest exponent -
-            fraction_bits), added exactly, and the sum is normalised to D: toward zero for f32, to nearest
+            nominal: e_a + e_b, not renormalised; a subnormal has its format's smallest exponent, C its own
+            exponent; terms that are zero take no part. All terms are cut toward zero at 2^(largest exponent
+            - fraction_bits), added exactly, and the sum is normalised to D: toward zero for f32, to nearest
             even for f16. Subnormals are kept. A zero sum is +0. Inf and NaN follow the exact sum: Inf - Inf,
             0 * Inf and NaN operands give 0x7FFFFFFF (f16: 0x7FFF). A finite sum too large for D gives Inf.
 
@@ -26,12 +26,13 @@ Where each number comes from:
     tcgen05   e4m3, e5m2,  32                25             fused  MMA-Sim, as above; e3m2 and e2m3, which it
               e3m2 e2m3                                            does not list, are assumed alike
               e2m1
-    all       rounding of D, NaN pattern, +0, zero's exponent      MMA-Sim `arithmetic.nv_fused_dot_add`
+    all       rounding of D, NaN pattern, +0                       MMA-Sim `arithmetic.nv_fused_dot_add`
+    all       zero terms do not align                              an H200; MMA-Sim gives a zero operand the
+                                                                   exponent -126, which the GPU refutes
 
 Every `mma.sync` row equals an H200 bit for bit over operands of 0 to 40 binades with Inf, NaN, zeros and
-subnormals strewn in. Those do not reach four points, which rest on MMA-Sim alone: the exponent of a zero
-operand, the sign of a zero sum, f32 results that are subnormal and f32 results that overflow.
-`tests/sim/tensorcore/mma_corners.py` asks for them. No tcgen05 row was compared with hardware here.
+subnormals strewn in, and on sums made to tell zeros, subnormal results and overflow apart
+(`tests/sim/silicon/corners.py`). No tcgen05 row was compared with hardware here.
 
 MMA-Sim: Xie et al., arXiv 2511.10909, repository microsoft/MMA-Sim, bit-equal to ten GPUs by its authors.
 Khattak and Mikaitis, arXiv 2512.07004, model the same units (H100, B200) independently.
@@ -133,7 +134,8 @@ class Rule:
 
 
 FRACTION_BITS = 25
-ZERO_EXPONENT = -126
+# Below the exponent of any product that is not zero, so that a zero never is the largest term.
+ZERO_EXPONENT = -1024
 NAN_BITS: dict[DType, int] = {"f32": 0x7FFFFFFF, "f16": 0x7FFF}
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import mma_corners
 import numpy as np
 from numpy.typing import NDArray
+from silicon import corners
 
 from gdnbench.sim.tensorcore.formats import (
     BF16,
@@ -111,5 +111,5 @@ def every_kind(
         rng.integers(0, 1 << f.bits, s, f.storage) for f, s in ((fa, (m, k)), (fb, (n, k)), (fc, (m, n)))
     )
     cases.append(("any codes", a, b, c))
-    cases.append(("corners", *mma_corners.tile(product)))
+    cases.append(("corners", *corners.tile(product)))
     return cases

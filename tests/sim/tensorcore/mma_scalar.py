@@ -54,12 +54,9 @@ class Rule:
 
     bits: int = 25
     terms: int = 16
-    zero: int = -126  # exponent of a zero operand
 
 
-def exponent(value: float, smallest: int, rule: Rule) -> int:
-    if value == 0:
-        return rule.zero
+def exponent(value: float, smallest: int) -> int:
     return max(math.frexp(value)[1] - 1, smallest)
 
 
@@ -76,9 +73,12 @@ def fused_sum(a: list[float], b: list[float], c: float, formats: tuple[str, str,
     if math.isnan(special) or math.isinf(special):
         return special
     ea, eb, ec = (SMALLEST[name] for name in formats)
-    terms = [(Fraction(c), exponent(c, ec, rule))]
+    terms = [(Fraction(c), exponent(c, ec))] if c else []
     for x, y in zip(a, b, strict=True):
-        terms.append((Fraction(x) * Fraction(y), exponent(x, ea, rule) + exponent(y, eb, rule)))
+        if x and y:
+            terms.append((Fraction(x) * Fraction(y), exponent(x, ea) + exponent(y, eb)))
+    if not terms:
+        return 0.0
     unit = Fraction(2) ** (max(e for _, e in terms) - rule.bits)
     return rounded(sum(math.trunc(value / unit) for value, _ in terms) * unit, formats[2])
 
