@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gdnbench.sim.errors import KernelFault, LaunchError, Place
-from gdnbench.sim.machine.cta import Dim3
+from gdnbench.sim.machine.seam import Dim3
 from gdnbench.sim.profile.recorder import LaunchRecord
 from gdnbench.sim.profile.table import profile_table
 from gdnbench.sim.profile.trace import write_trace

@@ -15,13 +15,14 @@ from gdnbench.sim.errors import LaunchError, UnsupportedError
 from gdnbench.sim.machine import budget
 from gdnbench.sim.machine.async_queue import Schedule
 from gdnbench.sim.machine.counters import Counters
-from gdnbench.sim.machine.cta import Dim3, Launch, MachineConfig, Note
+from gdnbench.sim.machine.cta import Launch, MachineConfig, Note
 from gdnbench.sim.machine.grid import Progress, run_grid
 from gdnbench.sim.machine.memory import GlobalMemory
-from gdnbench.sim.machine.seam import Engine
+from gdnbench.sim.machine.seam import Dim3, Engine
 from gdnbench.sim.profile.recorder import LaunchRecord
 from gdnbench.sim.ptx.ir import Kernel, Module, Variable
 from gdnbench.sim.ptx.parser import parse
+from gdnbench.sim.tensorcore.product import Model
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,16 @@ ENGINES = {
 
 # Instructions of one turn of a warp while a timeline is recorded.
 PROFILE_QUANTUM = 64
+
+
+def check_settings(engine: str, schedule: str, mma: str, threads: int | None) -> Schedule:
+    """The schedule by name, once every other setting is known to be one; BadInputError names what is not."""
+    for what, value, known in (("mma", mma, tuple(Model)), ("engine", engine, tuple(ENGINES))):
+        if value not in known:
+            raise LaunchError(f"{what} {value!r}; there are {' and '.join(known)}")
+    if threads is not None and threads < 1:
+        raise LaunchError(f"threads {threads}; 1 or more, or None for all cores")
+    return Schedule.parse(schedule)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +93,14 @@ def run_ptx(
     `params`: tensors and arrays are passed by address, and become memory that the kernel may touch; numbers
     are packed to the parameter's size; bytes are passed as they are. `memory` adds what is reachable in
     other ways. `registers` is the number of registers of a thread, as ptxas reports it, for the launch
-    budget.
+    budget. The rest is as in `gdnbench.sim.launch`.
+
+    Raises KernelFault for an illegal act, UnsupportedError for what is not simulated, PtxSyntaxError or
+    LaunchError for a text or arguments that cannot be launched.
     """
     if check:
         raise UnsupportedError("check=True: the race checker")
-    if engine not in ENGINES:
-        raise LaunchError(f"engine {engine!r}: {', '.join(ENGINES)}")
+    order = check_settings(engine, schedule, mma, threads)
     module = parse(ptx) if isinstance(ptx, str) else ptx
     if entry not in module.kernels:
         raise LaunchError(f"no kernel {entry!r} in the PTX; it has {', '.join(module.kernels) or 'none'}")
@@ -96,7 +109,7 @@ def run_ptx(
     param = pack(kernel, params, memory)
     kind = ENGINES[engine]
     config = MachineConfig(
-        schedule=Schedule.parse(schedule),
+        schedule=order,
         mma=mma,
         multiply=importlib.import_module(kind.multiply).multiply,
         track=kind.track,

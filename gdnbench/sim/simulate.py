@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
@@ -10,28 +10,24 @@ from typing import Any
 
 from torch import Tensor
 
-from gdnbench.sim.errors import KernelFault, LaunchError, UnsupportedError
+from gdnbench.sim.errors import KernelFault, UnsupportedError
 from gdnbench.sim.host import cutlass_dsl
 from gdnbench.sim.host.arguments import NamedTensor, Region, region_of
 from gdnbench.sim.host.capture import capture
 from gdnbench.sim.host.request import LaunchRequest
-from gdnbench.sim.machine.async_queue import Schedule
 from gdnbench.sim.machine.cta import Note
+from gdnbench.sim.machine.grid import Progress
 from gdnbench.sim.machine.memory import GlobalMemory
 from gdnbench.sim.ptx.ir import Module
 from gdnbench.sim.report import Finding, LaunchReport, Report, Severity
-from gdnbench.sim.run import ENGINES, RunResult, run_ptx
-from gdnbench.sim.tensorcore.product import Model
+from gdnbench.sim.run import RunResult, check_settings, run_ptx
 
 ONE_CTA = (1, 1, 1)
-
-Progress = Callable[[int, int], None]
-"""Called as CTAs of a launch end: how many have, of how many."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How a call is simulated; see `launch`. LaunchError for a name that there is not."""
+    """How a call is simulated; see `launch`. BadInputError for a value that there is not."""
 
     mma: str = "hardware"
     engine: str = "compiled"
@@ -41,10 +37,7 @@ class Settings:
     progress: Progress | None = None
 
     def __post_init__(self) -> None:
-        for what, value, known in (("mma", self.mma, tuple(Model)), ("engine", self.engine, tuple(ENGINES))):
-            if value not in known:
-                raise LaunchError(f"{what} {value!r}; there are {' and '.join(known)}")
-        Schedule.parse(self.schedule)
+        check_settings(self.engine, self.schedule, self.mma, self.threads)
 
 
 @dataclass(slots=True)

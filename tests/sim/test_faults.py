@@ -118,6 +118,7 @@ def test_launch_at_budget(engine: str) -> None:
         ("barrier.cluster.arrive;", "barrier.cluster"),
         ("wgmma.fence.sync.aligned;", "wgmma"),
         ("tcgen05.alloc.cta_group::2.sync.aligned.shared::cta.b32 [columns], 32;", "cta_group::2"),
+        ("tcgen05.ld.sync.aligned.16x256b.x64.b32 {%r1, %r2}, [0];", "16x256b.x64"),
     ],
 )
 @pytest.mark.parametrize("engine", ENGINES)

@@ -34,7 +34,7 @@ def encode_tiled(
 ) -> None:
     """Write the 128 bytes at `out`; pointers as addresses. LaunchError for what the driver would refuse.
 
-    `l2_promotion` changes no result and is not kept.
+    `l2_promotion` changes no result and is not kept: every map asks for 128 bytes, as CuTe DSL's do.
     """
     if data_type not in ELEMENT_CODES:
         raise UnsupportedError(f"a TMA descriptor of CUtensorMapDataType {data_type}")
@@ -73,7 +73,7 @@ def encode(
     """The 128 bytes of a tensor map; `strides` in bytes, of dimensions 1 and up. LaunchError names a bad
     value."""
     _check(code, address, dims, strides, box, element_strides, swizzle)
-    flags = tensormap.VERSION | (len(dims) - 1) << 4 | code << 7 | swizzle << 13 | tensormap.BIT_ALWAYS
+    flags = tensormap.VERSION | (len(dims) - 1) << 4 | code << 7 | swizzle << 13 | tensormap.L2_PROMOTION_128B
     flags |= tensormap.BIT_NAN * fill_nan | tensormap.BIT_TF32 * tf32
     if any((extent - 1) * stride >= LARGE_REACH for extent, stride in zip(dims[1:], strides, strict=True)):
         flags |= tensormap.BIT_LARGE

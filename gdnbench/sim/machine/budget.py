@@ -5,10 +5,8 @@ Specifications").
 from __future__ import annotations
 
 from gdnbench.sim.errors import FaultKind, KernelFault, UnsupportedError
-from gdnbench.sim.machine.seam import LANES
+from gdnbench.sim.machine.seam import LANES, Dim3
 from gdnbench.sim.ptx.ir import Kernel
-
-Dim3 = tuple[int, int, int]
 
 MAX_THREADS = 1024
 MAX_BLOCK = (1024, 1024, 64)

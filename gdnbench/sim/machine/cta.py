@@ -17,13 +17,11 @@ from gdnbench.sim.machine.copies import CopyState
 from gdnbench.sim.machine.counters import Counters, counted_as
 from gdnbench.sim.machine.memory import GlobalMemory, LocalMemory, SharedMemory
 from gdnbench.sim.machine.recorder import Recorder
-from gdnbench.sim.machine.seam import LANES, Argument, Handler, Lanes, Results, Wait, Warp
+from gdnbench.sim.machine.seam import LANES, Argument, Dim3, Handler, Lanes, Results, Wait, Warp
 from gdnbench.sim.machine.tmem import TensorMemory
 from gdnbench.sim.machine.units import handler
 from gdnbench.sim.ptx.ir import Instruction, Kernel, Module
 from gdnbench.sim.tensorcore.product import Multiply
-
-Dim3 = tuple[int, int, int]
 
 
 @dataclass(frozen=True, slots=True)

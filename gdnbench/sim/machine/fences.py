@@ -1,4 +1,5 @@
-"""Instructions that order or hint and change no value: fences, prefetches, dependent launches, sleeping.
+"""Instructions that order or hint: fences, prefetches, dependent launches, sleeping; and `discard`, the one
+among them that changes values.
 
 Every memory access is visible to all threads at once here, so that a fence has nothing to do: what a
 missing one would break is for a checker that follows the order of events, and it sees fences at
@@ -10,6 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gdnbench.sim.errors import FaultKind, KernelFault, UnsupportedError
+from gdnbench.sim.machine.memory import POISON
 from gdnbench.sim.machine.operands import active, one
 from gdnbench.sim.machine.seam import Argument, Handler, Lanes, Results, Wait, Warp
 from gdnbench.sim.ptx.ir import Instruction
@@ -50,7 +52,7 @@ def _discard(
             raise KernelFault(
                 FaultKind.MISALIGNED, f"{ins.name} at {address:#x}, no multiple of {DISCARD_BYTES}"
             )
-        cta.memory.view(address, DISCARD_BYTES)[:] = 0xFF
+        cta.memory.view(address, DISCARD_BYTES)[:] = POISON
     return ()
 
 

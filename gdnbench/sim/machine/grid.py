@@ -20,6 +20,7 @@ from gdnbench.sim.machine.seam import LANES, Engine
 from gdnbench.sim.ptx.ir import Instruction, Kernel
 
 Progress = Callable[[int, int], None]
+"""Called as CTAs of a launch end: how many have, of how many."""
 
 # A B200 has 148 SMs, each with 2,048 threads, 32 CTAs and 228 KB of shared memory, of which a CTA takes 1
 # KB more than it asked for (CUDA Programming Guide, "Compute Capability 10.x").

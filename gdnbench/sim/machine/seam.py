@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 LANES = 32
 
+Dim3 = tuple[int, int, int]
 Values = npt.NDArray[np.uint64]
 Lanes = npt.NDArray[np.bool_]
 Argument = Values | tuple[Values, ...]

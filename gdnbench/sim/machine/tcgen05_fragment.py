@@ -21,6 +21,7 @@ from functools import cache
 import numpy as np
 import numpy.typing as npt
 
+from gdnbench.sim.errors import UnsupportedError
 from gdnbench.sim.machine.seam import LANES
 
 Table = npt.NDArray[np.intp]
@@ -52,11 +53,12 @@ class Fragment:
 
 @cache
 def fragment(shape: str, repeat: int) -> Fragment:
-    """The cells of `tcgen05.{ld,st}.<shape>.x<repeat>`, without packing."""
+    """The cells of `tcgen05.{ld,st}.<shape>.x<repeat>`, without packing; UnsupportedError for a repeat that
+    the PTX ISA does not list for the shape."""
     registers = REGISTERS[shape] * repeat
     if not 1 <= registers <= MAX_REGISTERS:
-        raise ValueError(
-            f".{shape}.x{repeat} needs {registers} registers; at most {MAX_REGISTERS} are possible"
+        raise UnsupportedError(
+            f".{shape}.x{repeat}, which needs {registers} registers; {MAX_REGISTERS} are possible"
         )
     t, r = np.meshgrid(np.arange(LANES), np.arange(registers), indexing="ij")
     second = np.zeros(t.shape, bool)

@@ -30,13 +30,14 @@ TENSORMAP_BYTES = 128
 ENCODED_BYTES = 64  # of them carry the tensor map
 MAX_RANK = 5
 
+STRIDE_UNIT = 16
+
 VERSION = 2
 SM90_VERSION = 0
 BIT_NAN = 1 << 15
-STRIDE_UNIT = 16
 BIT_TF32 = 1 << 16  # an f32 tensor whose elements are rounded to tf32 on their way
 L2_PROMOTION = 3 << 17
-BIT_ALWAYS = 1 << 18  # L2 promotion of 128 bytes, which CuTe DSL always asks for
+L2_PROMOTION_128B = 2 << 17
 BIT_LARGE = 1 << 21
 KNOWN_FLAGS = 0x7FFF | BIT_NAN | BIT_TF32 | L2_PROMOTION | BIT_LARGE
 

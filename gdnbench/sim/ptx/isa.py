@@ -234,6 +234,15 @@ FORMS: dict[str, Form] = {
     "prefetchu": _machine(0, "L1"),
     "applypriority": _machine(0, "global L2::evict_normal"),
     "discard": _machine(0, "global L2"),
+    # Tensor maps edited by the kernel
+    "tensormap.replace": _machine(
+        0,
+        "tile global_address rank box_dim global_dim global_stride element_stride elemtype interleave_layout "
+        "swizzle_mode swizzle_atomicity fill_mode global shared::cta b1024",
+    ),
+    "tensormap.cp_fenceproxy": _machine(
+        0, "global shared::cta tensormap::generic release sync aligned", _SCOPE
+    ),
     # Fifth-generation tensor core
     "tcgen05.alloc": _machine(0, _TCGEN, "shared::cta"),
     "tcgen05.dealloc": _machine(0, _TCGEN),
@@ -277,14 +286,6 @@ FORMS: dict[str, Form] = {
     ),
     "clusterlaunchcontrol.query_cancel": _machine(
         1, "is_canceled get_first_ctaid get_first_ctaid::x get_first_ctaid::y get_first_ctaid::z"
-    ),
-    "tensormap.replace": _machine(
-        0,
-        "tile global_address rank box_dim global_dim global_stride element_stride elemtype interleave_layout "
-        "swizzle_mode swizzle_atomicity fill_mode global shared::cta b1024",
-    ),
-    "tensormap.cp_fenceproxy": _machine(
-        0, "global shared::cta tensormap::generic release sync aligned", _SCOPE
     ),
     "wgmma.fence": _machine(0, "sync aligned"),
     "wgmma.commit_group": _machine(0, "sync aligned"),

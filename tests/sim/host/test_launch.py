@@ -140,6 +140,7 @@ def test_the_race_checker_is_refused_by_name() -> None:
         ({"engine": "fast"}, "engine 'fast'; there are interpreter and compiled"),
         ({"mma": "sloppy"}, "mma 'sloppy'; there are hardware and exact"),
         ({"schedule": "soon"}, "schedule 'soon'"),
+        ({"threads": 0}, "threads 0; 1 or more"),
     ],
 )
 def test_options_that_there_are_not(option: dict[str, Any], message: str) -> None:

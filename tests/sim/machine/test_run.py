@@ -137,6 +137,12 @@ def test_names_of_things_that_are_not() -> None:
         run(ADD_ONE, [0], engine="fast")
     with pytest.raises(BadInputError, match="schedule 'random'"):
         run(ADD_ONE, [np.zeros(32, np.int32)], schedule="random")
+    with pytest.raises(LaunchError, match="mma 'sloppy'; there are hardware and exact"):
+        run(ADD_ONE, [np.zeros(32, np.int32)], mma="sloppy")
+    data = np.zeros(32, np.int32)
+    with pytest.raises(LaunchError, match="threads 0; 1 or more"):
+        run(ADD_ONE, [data], threads=0)
+    assert not data.any()
     with pytest.raises(UnsupportedError, match="race checker"):
         run(ADD_ONE, [0], check=True)
 

@@ -7,6 +7,7 @@ import pytest
 from cute_layouts import fragment_layout
 from tensor_machine import Machine
 
+from gdnbench.sim.errors import UnsupportedError
 from gdnbench.sim.machine.tcgen05_fragment import fragment
 
 # Columns that one repeat spans (PTX ISA 9.7.16.2.3: lanes x bits).
@@ -99,5 +100,5 @@ def test_the_lane_field_may_be_relative_to_the_quarter() -> None:
 
 
 def test_fragment_has_no_more_than_128_registers() -> None:
-    with pytest.raises(ValueError, match="256 registers"):
+    with pytest.raises(UnsupportedError, match="256 registers"):
         fragment("16x256b", 64)
