@@ -1,8 +1,9 @@
 """The special-function unit (MUFU) in LLVM: f32 bits in, f32 bits out, as an H200's.
 
-special_function.py has the tables and says what a function's result is. Here q is summed in fp64, where it is
-exact: every term and sum is an integer below 2^44. Cutting it to 24 bits is clearing 29 of its bits, and a
-power of two is added to the exponent of the f32 that is left.
+special_function.py has the tables and says what a function's result is. Where the first bit of q has one
+place, 32-bit integers give the 24 bits that are kept. Elsewhere q is summed in fp64, where it is exact: every
+term and sum is an integer below 2^44. Cutting it to 24 bits is clearing 29 of its bits, and a power of two is
+added to the exponent of the f32 that is left.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from gdnbench.sim.special_function import EX2, LG2, RCP, RSQ, SIN, SQRT, TANH, T
 
 _SIGN, _INFINITY, _NAN, _ONE = 0x8000_0000, 0x7F80_0000, 0x7FFF_FFFF, 0x3F80_0000
 _MANTISSA = (1 << 23) - 1
-_LOW = 22  # c0 is picked in two words: its low 22 bits, and the rest
+_CUT = 18  # bits of q below 24 significant ones, where the first of these is 2^41
 _ARGUMENT = Value(I32, "%a")
 _ZERO = const(I32, 0)
 
@@ -69,24 +70,53 @@ def _truncated_square(code: Code, x: Value, bits: int) -> Value:
     return total
 
 
-def _interpolate(code: Code, table: Table, place: Value) -> Value:
-    """q as fp64, at the number of the interval followed by the bits of x."""
+def _coefficients(code: Code, table: Table, place: Value) -> tuple[list[Value], Value, Value]:
+    """Of the number of an interval followed by the bits of x: c0 in two words, the upper first, c1 and 4 c2;
+    x as 17 bits; S."""
     interval = code.opi("lshr", place, table.low)
     x = code.opi("and", place, (1 << table.low) - 1)
-    square = _truncated_square(code, x, table.low)
-    rows = table.rows
     words: tuple[Sequence[int], ...] = (
-        [c0 >> _LOW for c0, _, _ in rows],
-        [c0 & ((1 << _LOW) - 1) for c0, _, _ in rows],
-        [c1 for _, c1, _ in rows],
-        [c2 for _, _, c2 in rows],
+        [c0 >> _CUT for c0, _, _ in table.rows],
+        [c0 & ((1 << _CUT) - 1) for c0, _, _ in table.rows],
+        [c1 for _, c1, _ in table.rows],
+        [4 * c2 for _, _, c2 in table.rows],
     )
-    high, low, c1, c2 = (code.cast("sitofp", word, F64) for word in pick(code, words, interval))
-    scaled_x = code.cast("sitofp", code.opi("shl", x, 17 - table.low), F64)
-    scaled_square = code.cast("sitofp", code.opi("shl", square, 2), F64)
-    total = code.intrinsic("fma", F64, high, f64_const(2.0**_LOW), low)
-    total = code.intrinsic("fma", F64, c1, scaled_x, total)
-    return code.intrinsic("fma", F64, c2, scaled_square, total)
+    picked = pick(code, words, interval)
+    return picked, code.opi("shl", x, 17 - table.low), _truncated_square(code, x, table.low)
+
+
+def _mantissa(code: Code, table: Table, place: Value) -> Value:
+    """q / 2^18 cut to an integer: 24 significant bits of a q in [2^41, 2^42), without leaving 32 bits. c1 x,
+    which has more, is summed in two parts: |c1| < 2^19 times 11 and 6 bits of x."""
+    (high, low, c1, c2), x, square = _coefficients(code, table, place)
+    fine = code.op("add", low, code.op("mul", c1, code.opi("and", x, 63)))
+    fine = code.op("add", fine, code.op("mul", c2, square))
+    coarse = code.op("mul", c1, code.opi("lshr", x, 6))
+    coarse = code.op("add", coarse, code.opi("ashr", fine, 6))
+    return code.op("add", high, code.opi("ashr", coarse, _CUT - 6))
+
+
+def _scale_mantissa(code: Code, mantissa: Value, unit: Value) -> Value:
+    """A number in [2^23, 2^24] times 2^unit: Inf above f32's range, zero below its normal numbers."""
+    # The leading one of the mantissa adds one to the exponent.
+    upper = code.opi("add", unit, 127 + 22)
+    biased = code.op("add", upper, code.opi("lshr", mantissa, 23))
+    result = code.op("add", mantissa, code.opi("shl", upper, 23))
+    return _in_range(code, biased, result)
+
+
+def _in_range(code: Code, biased: Value, result: Value) -> Value:
+    result = code.select(code.comparei("icmp sgt", biased, 254), const(I32, _INFINITY), result)
+    return code.select(code.comparei("icmp slt", biased, 1), _ZERO, result)
+
+
+def _interpolate(code: Code, table: Table, place: Value) -> Value:
+    """q as fp64."""
+    coefficients, x, square = _coefficients(code, table, place)
+    high, low, c1, c2 = (code.cast("sitofp", word, F64) for word in coefficients)
+    total = code.intrinsic("fma", F64, high, f64_const(2.0**_CUT), low)
+    total = code.intrinsic("fma", F64, c1, code.cast("sitofp", x, F64), total)
+    return code.intrinsic("fma", F64, c2, code.cast("sitofp", square, F64), total)
 
 
 def _cut(code: Code, q: Value) -> Value:
@@ -96,22 +126,17 @@ def _cut(code: Code, q: Value) -> Value:
 
 
 def _scale(code: Code, cut: Value, unit: Value) -> Value:
-    """A number from `_cut`, 0 or in [1, 2^43), times 2^unit: Inf above f32's range, zero below its normal
-    numbers."""
-    biased = code.op("add", code.opi("lshr", cut, 23), unit)
+    """A number from `_cut`, 0 or in [1, 2^43), times 2^unit, which keeps it in the range of f32."""
     result = code.op("add", cut, code.opi("shl", unit, 23))
-    result = code.select(code.comparei("icmp sgt", biased, 254), const(I32, _INFINITY), result)
-    lost = code.op("or", code.comparei("icmp slt", biased, 1), code.comparei("icmp eq", cut, 0))
-    return code.select(lost, _ZERO, result)
+    return code.select(code.comparei("icmp eq", cut, 0), _ZERO, result)
 
 
 def _rcp(code: Code) -> Value:
     a = _split(code)
-    cut = _cut(code, _interpolate(code, RCP, a.mantissa))
+    mantissa = _mantissa(code, RCP, a.mantissa)
     # A power of two is exact: the table would give the number below.
-    exact = code.comparei("icmp eq", a.mantissa, 0)
-    cut = code.select(exact, const(I32, (127 + 42) << 23), cut)
-    size = _scale(code, cut, code.op("sub", const(I32, -42), a.exponent))
+    mantissa = code.select(code.comparei("icmp eq", a.mantissa, 0), const(I32, 1 << 24), mantissa)
+    size = _scale_mantissa(code, mantissa, code.op("sub", const(I32, -24), a.exponent))
     size = code.select(a.zero, const(I32, _INFINITY), code.select(a.infinite, _ZERO, size))
     return code.select(a.nan, const(I32, _NAN), code.op("or", a.sign, size))
 
@@ -132,11 +157,10 @@ def _no_root(code: Code, a: _Parts, result: Value) -> Value:
 def _rsq(code: Code) -> Value:
     a = _split(code)
     half, place = _octave_pair(code, a)
-    cut = _cut(code, _interpolate(code, RSQ, place))
+    mantissa = _mantissa(code, RSQ, place)
     # So is a power of four.
-    exact = code.comparei("icmp eq", place, 0)
-    cut = code.select(exact, const(I32, (127 + 42) << 23), cut)
-    result = _scale(code, cut, code.op("sub", const(I32, -42), half))
+    mantissa = code.select(code.comparei("icmp eq", place, 0), const(I32, 1 << 24), mantissa)
+    result = _scale_mantissa(code, mantissa, code.op("sub", const(I32, -24), half))
     result = code.select(a.infinite, _ZERO, result)
     result = code.select(a.zero, code.opi("or", a.sign, _INFINITY), result)
     return _no_root(code, a, result)
@@ -145,7 +169,7 @@ def _rsq(code: Code) -> Value:
 def _sqrt(code: Code) -> Value:
     a = _split(code)
     half, place = _octave_pair(code, a)
-    result = _scale(code, _cut(code, _interpolate(code, SQRT, place)), code.opi("add", half, -41))
+    result = _scale_mantissa(code, _mantissa(code, SQRT, place), code.opi("add", half, -23))
     result = code.select(a.infinite, const(I32, _INFINITY), result)
     return _no_root(code, a, code.select(a.zero, a.sign, result))
 
@@ -160,8 +184,8 @@ def _ex2(code: Code) -> Value:
     broken = code.comparei("icmp ne", code.opi("and", fixed, _MANTISSA), 0)
     below = code.op("and", code.comparei("icmp slt", fixed, 0), broken)
     fixed = code.select(below, code.opi("add", fixed, -1), fixed)
-    cut = _cut(code, _interpolate(code, EX2, code.opi("and", fixed, _MANTISSA)))
-    result = _scale(code, cut, code.opi("add", code.opi("ashr", fixed, 23), -41))
+    mantissa = _mantissa(code, EX2, code.opi("and", fixed, _MANTISSA))
+    result = _scale_mantissa(code, mantissa, code.opi("add", code.opi("ashr", fixed, 23), -23))
     nan = code.compare("fcmp uno", value, value)
     return code.select(nan, const(I32, _NAN), result)
 
