@@ -119,6 +119,7 @@ def test_launch_at_budget(engine: str) -> None:
         ("wgmma.fence.sync.aligned;", "wgmma"),
         ("tcgen05.alloc.cta_group::2.sync.aligned.shared::cta.b32 [columns], 32;", "cta_group::2"),
         ("tcgen05.ld.sync.aligned.16x256b.x64.b32 {%r1, %r2}, [0];", "16x256b.x64"),
+        ("tcgen05.st.sync.aligned.16x256b.x64.b32 [0], {%r0, %r0};", "16x256b.x64"),
     ],
 )
 @pytest.mark.parametrize("engine", ENGINES)
@@ -130,6 +131,22 @@ def test_unknown_instruction_or_modifier(line: str, says: str, engine: str) -> N
     assert caught.value.place is not None
     assert text.splitlines()[caught.value.place.line - 1] == line
     assert caught.value.exit_code == Exit.CANNOT_RUN
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(
+    "line",
+    [
+        "tcgen05.ld.sync.aligned.32x32b.x2.b32 {%r4}, [%r2];",
+        "tcgen05.st.sync.aligned.32x32b.x2.b32 [%r2], {%r0};",
+    ],
+)
+def test_a_fragment_of_other_registers_than_the_opcode_says(line: str, engine: str) -> None:
+    text = ptx(ALLOCATE + "@@\n" + FREE, line=line)
+    with pytest.raises(UnsupportedError, match="with 1 registers") as caught:
+        run(text, engine)
+    assert caught.value.place is not None
+    assert text.splitlines()[caught.value.place.line - 1] == line
 
 
 @pytest.mark.parametrize("engine", ENGINES)

@@ -14,10 +14,10 @@ import numpy.typing as npt
 
 from gdnbench.sim.compiler import mma
 from gdnbench.sim.compiler.service import Read, Service
-from gdnbench.sim.errors import KernelFault
+from gdnbench.sim.errors import KernelFault, UnsupportedError
 from gdnbench.sim.machine.operands import uniform
 from gdnbench.sim.machine.seam import LANES, Lanes
-from gdnbench.sim.machine.tcgen05_access import load_words, store_words
+from gdnbench.sim.machine.tcgen05_access import access, load_words, store_words
 from gdnbench.sim.ptx.ir import Immediate, Instruction
 
 if TYPE_CHECKING:
@@ -92,7 +92,13 @@ def _tmem_access(service: Service) -> TmemAccess | None:
         split = ins.sources[1].bits
     loads = ins.op == "tcgen05.ld"
     words = _words(service.slots if loads else service.registers[-1])
-    return None if words is None else TmemAccess(ins, service.address, words, split, loads)
+    try:
+        registers = len(access(ins.mods, split).flat)
+    except UnsupportedError:
+        return None  # the generic path refuses it, with its place
+    if words is None or len(words) != registers:
+        return None
+    return TmemAccess(ins, service.address, words, split, loads)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

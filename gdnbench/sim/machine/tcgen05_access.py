@@ -123,7 +123,11 @@ def _operands(ins: Instruction, lanes: Lanes, sources: tuple[Argument, ...]) -> 
 def _load(
     cta: Cta, warp: Warp, ins: Instruction, lanes: Lanes, sources: tuple[Argument, ...], previous: Wait | None
 ) -> Results:
-    return list(load_words(cta, warp, ins, *_operands(ins, lanes, sources)).astype(np.uint64))
+    address, split = _operands(ins, lanes, sources)
+    registers = sum(1 for _ in ins.written())
+    if registers != len(access(ins.mods, split).flat):
+        raise UnsupportedError(f"{ins.name} with {registers} registers")
+    return list(load_words(cta, warp, ins, address, split).astype(np.uint64))
 
 
 def _store(
