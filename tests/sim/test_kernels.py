@@ -7,6 +7,7 @@ bits though they share no arithmetic.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -287,7 +288,12 @@ def test_report_and_determinism() -> None:
         reports.append(sim.launch(simt_kernel("row_sums"), x, out, schedule="random:3"))
         sums.append(out)
     assert torch.equal(*sums)
-    assert reports[0].findings == reports[1].findings
+    first, second = reports
+    assert first.findings == second.findings
+    assert [replace(launch, seconds=0.0) for launch in first.launches] == [
+        replace(launch, seconds=0.0) for launch in second.launches
+    ]
+    assert first.launches[0].warp_instructions > 0
 
 
 @pytest.mark.parametrize("function", [simt.row_sums])

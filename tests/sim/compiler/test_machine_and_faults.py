@@ -99,9 +99,8 @@ def test_both_engines_count_alike() -> None:
     _, compiled = launch(RING, profile=True)
     _, interpreted = launch(RING, engine="interpreter", profile=True)
     assert compiled.counters.traffic == interpreted.counters.traffic
-    names = ("add", "ld", "st", "mbarrier.arrive", "mad", "xor", "ret")
-    for name in names:
-        assert compiled.counters.instructions[name] == interpreted.counters.instructions[name], name
+    assert compiled.counters.instructions == interpreted.counters.instructions
+    assert compiled.counters.instructions["add.s32"] > WARPS * TURNS
 
 
 def _kernel(body: str) -> str:
