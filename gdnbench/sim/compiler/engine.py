@@ -23,6 +23,7 @@ from gdnbench.sim.compiler.runtime import Status
 from gdnbench.sim.compiler.service import Service, ServiceMaker, lanes_mask, mask_lanes
 from gdnbench.sim.machine.counters import counted_as
 from gdnbench.sim.machine.cta import MachineConfig
+from gdnbench.sim.machine.grid import SMS
 from gdnbench.sim.machine.seam import (
     LANES,
     Blocked,
@@ -128,7 +129,7 @@ class CompiledWarp:
 
     def _fill(self) -> None:
         """The header: where the CTA's memories are and which thread each lane is."""
-        cta, launch = self.cta, self.cta.launch
+        cta = self.cta
         shared, local = cta.shared, cta.local[self.warp.index]
         param = np.frombuffer(cta.param + bytes(ALIGN), np.uint8)
         bases, ends = cta.memory.bases, cta.memory.ends
@@ -160,22 +161,22 @@ class CompiledWarp:
             ("tid.z", thread // (width * height)),
         ):
             self.state[HEADER[name] : HEADER[name] + 128].view(np.uint32)[:] = row
-        for name, number in zip(SCALARS, self._scalars(launch), strict=True):
+        for name, number in zip(SCALARS, self._scalars(), strict=True):
             self.cells[HEADER[name] // 4] = number
         self.cells[HEADER["inline"] // 4] = not cta.config.profile
         self.cells[LIVE] = self._seen_live = lanes_mask(self.warp.exists)
 
-    def _scalars(self, launch: object) -> tuple[int, ...]:
-        cta = self.cta
-        sizes = cta.launch
+    def _scalars(self) -> tuple[int, ...]:
+        """The values of `layout.SCALARS`."""
+        cta, sizes = self.cta, self.cta.launch
         return (
             *cta.block,
             *cta.ctaid,
             *cta.grid,
             self.warp.index,
             sizes.warps,
-            0,
-            1,
+            cta.index % SMS,
+            SMS,
             sizes.dynamic_shared,
             sizes.shared_size,
         )

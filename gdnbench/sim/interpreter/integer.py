@@ -23,10 +23,6 @@ def _type(ins: Instruction, *allowed: str) -> str:
     return ins.types[0]
 
 
-def _unsigned(kind: str) -> str:
-    return "u" + kind[1:]
-
-
 def _wide(kind: str) -> str:
     """The type of twice the width."""
     return f"{kind[0]}{2 * int(kind[1:])}"

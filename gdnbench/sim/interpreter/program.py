@@ -36,7 +36,7 @@ from gdnbench.sim.interpreter.operation import (
     read_registers,
     refuse,
 )
-from gdnbench.sim.machine.seam import LANES, Argument, Lanes, Values
+from gdnbench.sim.machine.seam import Argument, Lanes, Values
 from gdnbench.sim.ptx import isa
 from gdnbench.sim.ptx.ir import (
     Address,
@@ -260,10 +260,6 @@ def prepare(kernel: Kernel) -> Program:
     entries = [entry(ins) for ins in kernel.instructions]
     guards = [guard(ins) for ins in kernel.instructions]
     return Program(kernel, (*entries, Exit(kernel.instructions[-1])), (*guards, None))
-
-
-def no_lanes() -> Lanes:
-    return np.zeros(LANES, np.bool_)
 
 
 def result_bits(value: Values, dest: Register) -> Values:

@@ -5,7 +5,6 @@ f64 NaN is compared as a class (`same_f64`), for PTX leaves its pattern open."""
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
@@ -179,12 +178,6 @@ def elementwise(function: Callable[..., int], dtype: Any, *sources: Array) -> Ar
     """`function` of the bits of each element."""
     rows = zip(*(source.tolist() for source in sources), strict=True)
     return np.array([function(*row) for row in rows], dtype)
-
-
-def float_of(bits: int) -> float:
-    """f64 bits as a Python float."""
-    value: float = struct.unpack("<d", bits.to_bytes(8, "little"))[0]
-    return value
 
 
 def same_f64(actual: Array, expected: Array) -> Array:

@@ -120,3 +120,13 @@ def test_lane_registers(engine: str) -> None:
     }
     for name, values in expected.items():
         assert special(engine, name, (1, 1, 1), (105, 1, 1)).tolist() == values.tolist(), name
+
+
+def test_a_cta_for_each_multiprocessor(engine: str) -> None:
+    """The 148 of a B200 (data sheet), in turn: what a kernel finds that counts CTAs by multiprocessor."""
+    grid, block = (150, 1, 1), (32, 1, 1)
+    smid = special(engine, "smid", grid, block).reshape(150, 32)
+    assert (smid == (np.arange(150) % 148)[:, None]).all()
+    assert (special(engine, "nsmid", grid, block) == 148).all()
+    for name, value in (("gridid", 0), ("cluster_ctarank", 0), ("cluster_nctarank", 1)):
+        assert (special(engine, name, (2, 1, 1), block) == value).all(), name
