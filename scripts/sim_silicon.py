@@ -5,8 +5,9 @@
     python scripts/sim_silicon.py --assemble [FAMILY ...]    does ptxas accept every micro-kernel?
     python scripts/sim_silicon.py --record [FAMILY ...]      writes tests/sim/silicon/vectors
     python scripts/sim_silicon.py --compare [FAMILY ...]     is the stored answer still this GPU's?
+    python scripts/sim_silicon.py --sweeps                   are the digests of sweeps.py still this GPU's?
 
-The last two need an sm_90 GPU, NumPy and the CUDA driver library: the driver compiles the PTX.
+The last three need an sm_90 GPU, NumPy and the CUDA driver library: the driver compiles the PTX.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from silicon.capture import FOLDER, Capture, load
 from silicon.encodings import ADDRESS, all_maps
 from silicon.microkernel import Array, Buffer, MicroKernel
 from silicon.registry import FAMILIES, kernels
+from silicon.sweeps import SWEEPS, digest
 from silicon.tensormap import TensorMap
 
 TENSOR_MAP_BYTES = 128
@@ -222,6 +224,18 @@ def compare(families: list[str], folder: Path) -> int:
     return int(wrong > 0)
 
 
+def sweeps(families: list[str], folder: Path) -> int:
+    driver = Driver()
+    wrong = 0
+    for sweep in SWEEPS:
+        found = digest(driver.run(sweep.kernel())["out"])
+        if found != sweep.digest:
+            wrong += 1
+            print(f"{sweep.name}: {found}, stored {sweep.digest}")
+    print(f"{wrong} of {len(SWEEPS)} sweeps differ")
+    return int(wrong > 0)
+
+
 def assemble(families: list[str], folder: Path) -> int:
     """Exit status 1 if ptxas refuses a kernel."""
     wrong = 0
@@ -255,6 +269,7 @@ def main() -> int:
         "assemble": assemble,
         "record": record,
         "compare": compare,
+        "sweeps": sweeps,
     }
     for name, function in actions.items():
         action.add_argument(f"--{name}", dest="action", action="store_const", const=function)

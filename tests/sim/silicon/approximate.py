@@ -1,7 +1,6 @@
 """The special-function unit in fp32: ex2, lg2, rcp, rsqrt, sqrt, sin, cos, tanh and the quick divisions.
 
-The stored vectors reach every exponent; `sweep` runs all mantissas of chosen octaves, too many to store,
-of which the recording keeps a hash.
+The stored vectors reach every exponent; sweeps.py has all mantissas of chosen octaves.
 """
 
 from __future__ import annotations
