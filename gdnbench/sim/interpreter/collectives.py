@@ -23,7 +23,7 @@ from gdnbench.sim.interpreter.operation import (
     require,
     write,
 )
-from gdnbench.sim.interpreter.registers import Array, whole
+from gdnbench.sim.interpreter.registers import Array
 from gdnbench.sim.interpreter.rounding import F32, from_bits, to_bits
 from gdnbench.sim.machine.seam import LANES, Lanes
 from gdnbench.sim.ptx.ir import Instruction, Register
@@ -69,8 +69,9 @@ def _mask_registers(ins: Instruction) -> tuple[int, ...]:
 
 
 def shfl(ins: Instruction) -> Step:
-    """Moves a register between lanes, written or not. A lane that sources one that does not take part gets
-    a value that was never written."""
+    """Moves a register between lanes, written or not; one that tcgen05.ld has yet to deliver is used by it,
+    for no compiler moves it above a wait. A lane that sources one that does not take part gets a value that
+    was never written."""
     spelling = Spelling(ins)
     spelling.discard("sync")
     mode = spelling.choice(None, "up", "down", "bfly", "idx")
@@ -90,14 +91,14 @@ def shfl(ins: Instruction) -> Step:
         taking_part = np.zeros(LANES, np.bool_)
         for together in sets(thread, lanes, mask):
             taking_part |= together & together[lane_from]
-        there = np.full(LANES, 0xFF, np.uint8)
+        registers = thread.registers
         if isinstance(source, Register):
-            there = thread.registers.written[source.index]
-        carried = np.where(taking_part, there[lane_from], np.uint8(0))
+            registers.require_delivered(source.index, lanes)
+        marks = np.where(taking_part, registers.moved(source)[lane_from], np.uint16(0))
         put(thread, lanes, get(thread)[lane_from])
         dest = dests[0]
-        if isinstance(dest, Register) and ((carried & 0xF) != 0xF)[lanes].any():
-            thread.registers.mark_bytes(dest.index, lanes, carried & whole(dest))
+        if isinstance(dest, Register) and ((marks & 0xF) != 0xF)[lanes].any():
+            registers.mark_moved(dest.index, lanes, marks, ())
         if put_valid is not None:
             put_valid(thread, lanes, valid)
 

@@ -19,7 +19,7 @@ from gdnbench.sim.interpreter.operation import (
     require,
     write,
 )
-from gdnbench.sim.interpreter.registers import Array, whole
+from gdnbench.sim.interpreter.registers import Array
 from gdnbench.sim.interpreter.rounding import BF16, F32, flush, from_bits
 from gdnbench.sim.machine.seam import Lanes
 from gdnbench.sim.ptx.ir import Instruction, Register
@@ -161,19 +161,15 @@ def selp(ins: Instruction) -> Step:
     put = write(ins, dest, kind)
     moved = read_registers(ins.sources[:2])
 
-    def mask(thread: Thread, operand: object) -> Array | int:
-        if isinstance(operand, Register):
-            return thread.registers.there(operand.index)
-        return 0xFF
-
     def step(thread: Thread, lanes: Lanes) -> None:
         require(thread, used, lanes)
         chosen = get_p(thread)
         result = np.where(chosen, get_a(thread), get_b(thread))
-        if isinstance(dest, Register) and not all(thread.registers.clean[i] for i in moved):
-            carried = np.where(chosen, mask(thread, ins.sources[0]), mask(thread, ins.sources[1]))
+        registers = thread.registers
+        if isinstance(dest, Register) and not all(registers.clean[i] for i in moved):
+            marks = np.where(chosen, registers.moved(ins.sources[0]), registers.moved(ins.sources[1]))
             put(thread, lanes, result)
-            thread.registers.mark_bytes(dest.index, lanes, carried & whole(dest))
+            registers.mark_moved(dest.index, lanes, marks, ins.sources[:2])
         else:
             put(thread, lanes, result)
 

@@ -18,7 +18,7 @@ from gdnbench.sim.interpreter.operation import (
     require,
     write,
 )
-from gdnbench.sim.interpreter.registers import Array, whole
+from gdnbench.sim.interpreter.registers import Array, both, whole
 from gdnbench.sim.machine.seam import Lanes
 from gdnbench.sim.ptx.ir import Instruction, Register
 
@@ -129,12 +129,12 @@ def prmt(ins: Instruction) -> Step:
     dest = next(ins.written())
     put = write(ins, dest, "u32")
 
-    def source_mask(thread: Thread, operand: object) -> Array:
-        if isinstance(operand, Register):
-            bits = thread.registers.there(operand.index)[:, None] >> np.arange(4, dtype=np.uint8)
-            there: Array = np.bitwise_and(bits, np.uint8(1))
-            return there
-        return np.ones((32, 4), np.uint8)
+    places = np.arange(4, dtype=np.uint16)
+
+    def byte_marks(thread: Thread, operand: object) -> Array:
+        """The marks of each byte of a source, [32, 4]."""
+        marks: Array = thread.registers.moved(operand)[:, None] >> places & both(1)
+        return marks
 
     def step(thread: Thread, lanes: Lanes) -> None:
         require(thread, control_used, lanes)
@@ -142,13 +142,14 @@ def prmt(ins: Instruction) -> Step:
         octets = _octets(get_a(thread), get_b(thread))
         picked = np.take_along_axis(octets, index, axis=1)
         result = np.where(sign, np.where(picked & 0x80, np.uint8(0xFF), np.uint8(0)), picked)
+        marks = None
+        if not all(thread.registers.clean[i] for i in read_registers(moved)):
+            sources = np.concatenate([byte_marks(thread, operand) for operand in moved], axis=1)
+            marks = (np.take_along_axis(sources, index, axis=1) << places).sum(axis=1, dtype=np.uint16)
         put(thread, lanes, np.ascontiguousarray(result).view(_U32).reshape(-1))
-        if isinstance(dest, Register) and not all(thread.registers.clean[i] for i in read_registers(moved)):
-            masks = np.concatenate([source_mask(thread, operand) for operand in moved], axis=1)
-            bits = np.take_along_axis(masks, index, axis=1) << np.arange(4, dtype=np.uint8)
-            carried = bits.sum(axis=1, dtype=np.uint8)
-            extra = np.uint8(whole(dest) & ~0xF)
-            thread.registers.mark_bytes(dest.index, lanes, carried | extra)
+        if isinstance(dest, Register) and marks is not None:
+            zero_extension = np.uint16(whole(dest) & ~0xF)
+            thread.registers.mark_moved(dest.index, lanes, marks | zero_extension, moved)
 
     return step
 

@@ -171,7 +171,8 @@ def ld(ins: Instruction) -> Step:
 
 
 def st(ins: Instruction) -> Step:
-    """A register that was never written may be stored to shared memory: the bytes stay unwritten there."""
+    """A register that was never written may be stored to shared memory: the bytes stay unwritten there. Not
+    so one that tcgen05.ld has yet to deliver."""
     spelling = Spelling(ins)
     space = take_space(spelling)
     spelling.done()
@@ -190,7 +191,10 @@ def st(ins: Instruction) -> Step:
         require(thread, used, lanes)
         addresses = locate(thread)
         partly = space == "shared" and not all(thread.registers.clean[i] for i in stored)
-        if not partly:
+        if partly:
+            for index in stored:
+                thread.registers.require_delivered(index, lanes)
+        else:
             require(thread, stored, lanes)
         data = np.stack([get(thread) for get in gets], axis=1).view(np.uint8)
         store_bytes(thread, space, addresses, lanes, data)
@@ -205,8 +209,8 @@ def _written(thread: Thread, part: object, size: int) -> Array:
     """Which bytes of a stored element are there: bool[32, size]."""
     if not isinstance(part, Register):
         return np.ones((LANES, size), np.bool_)
-    mask = thread.registers.there(part.index)
-    there: Array = np.not_equal(mask[:, None] >> np.arange(size, dtype=np.uint8) & np.uint8(1), 0)
+    marks = thread.registers.moved(part)
+    there: Array = np.not_equal(marks[:, None] >> np.arange(size, dtype=np.uint16) & np.uint16(1), 0)
     return there
 
 

@@ -16,7 +16,7 @@ from gdnbench.sim.interpreter.operation import (
     refuse,
     write,
 )
-from gdnbench.sim.interpreter.registers import Array, whole
+from gdnbench.sim.interpreter.registers import Array, both
 from gdnbench.sim.machine.seam import LANES, LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW, WINDOW_SIZE, Lanes
 from gdnbench.sim.ptx.ir import Instruction, Register, Sink, Vector
 
@@ -35,15 +35,8 @@ _WINDOWS = {
 }
 
 
-def _written_bytes(thread: Thread, operand: object) -> Array:
-    """Which bytes of a source are there, one mask a lane."""
-    if isinstance(operand, Register):
-        return thread.registers.there(operand.index)
-    return np.full(LANES, 0xFF, np.uint8)
-
-
 def mov(ins: Instruction) -> Step:
-    """A value as it is, whether or not it was ever written."""
+    """A value as it is, whether or not it is there: compilers move packing above tcgen05.wait::ld."""
     Spelling(ins).done()
     if len(ins.types) != 1 or len(ins.dests) != 1 or len(ins.sources) != 1 or ins.types == ("b128",):
         refuse(ins)
@@ -60,7 +53,7 @@ def mov(ins: Instruction) -> Step:
         if isinstance(source, Register) and isinstance(dest, Register):
             registers = thread.registers
             if not registers.clean[source.index]:
-                registers.mark_bytes(dest.index, lanes, registers.written[source.index])
+                registers.mark_moved(dest.index, lanes, registers.moved(source), (source,))
 
     return step
 
@@ -84,11 +77,11 @@ def _pack(ins: Instruction, vector: Vector) -> Step:
         sources = [e for e in vector.elements if isinstance(e, Register)]
         registers = thread.registers
         if isinstance(dest, Register) and not all(registers.clean[e.index] for e in sources):
-            mask = np.zeros(LANES, np.uint8)
-            own = np.uint8((1 << width // 8) - 1)
+            marks = np.zeros(LANES, np.uint16)
+            own = both((1 << width // 8) - 1)
             for place, element in enumerate(vector.elements):
-                mask |= (_written_bytes(thread, element) & own) << np.uint8(place * width // 8)
-            registers.mark_bytes(dest.index, lanes, mask)
+                marks |= (registers.moved(element) & own) << np.uint16(place * width // 8)
+            registers.mark_moved(dest.index, lanes, marks, sources)
 
     return step
 
@@ -104,15 +97,15 @@ def _unpack(ins: Instruction, vector: Vector) -> Step:
     def step(thread: Thread, lanes: Lanes) -> None:
         value = get(thread).astype(_U64)  # a copy: an element may be the source itself
         registers = thread.registers
-        there = None
+        marks = None
         if isinstance(source, Register) and not registers.clean[source.index]:
-            there = registers.written[source.index].copy()
+            marks = registers.moved(source).copy()
         for place, (element, put) in enumerate(zip(vector.elements, puts, strict=True)):
             put(thread, lanes, value >> _U64(place * width) & mask)
-            if there is not None and not isinstance(element, Sink):
+            if marks is not None and not isinstance(element, Sink):
                 assert isinstance(element, Register)
-                part = there >> np.uint8(place * width // 8) & np.uint8(whole(element))
-                registers.mark_bytes(element.index, lanes, part)
+                part = marks >> np.uint16(place * width // 8)
+                registers.mark_moved(element.index, lanes, part, (source,))
 
     return step
 

@@ -1,8 +1,9 @@
 """The registers of one warp: a row of 32 lanes each, seen in the type that an instruction gives them.
 
 A row holds zero-extended bits in 64 bits a lane. `views[kind][i]` is row i as `kind`: writing there writes
-the register. Beside the bits lies a mask of the bytes that were written, so that a `mov` may carry a value
-that is only partly there while any real use of it faults."""
+the register. Beside the bits lie marks of a register's bytes, so that a `mov` may carry a value that is only
+partly there while any real use of it faults: bits 0 to 7 say which were written, bits 8 to 15 which a
+tcgen05.ld delivers at the warp's next tcgen05.wait::ld."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gdnbench.sim.errors import FaultKind, KernelFault, UnsupportedError
+from gdnbench.sim.errors import FaultKind, KernelFault, Place, UnsupportedError
 from gdnbench.sim.machine.seam import LANES, Lanes, Values
 from gdnbench.sim.ptx.ir import Register
 
@@ -47,11 +48,17 @@ def whole(register: Register) -> int:
     return (1 << max(register.bits // 8, 1)) - 1
 
 
+def both(mask: int) -> np.uint16:
+    """A byte mask as marks of either sort: what a move of these bytes takes along."""
+    return np.uint16(mask * 0x0101)
+
+
 class RegisterFile:
     """All registers of one warp. `clean[i]` says that every lane of register i is completely written: the
-    common case, which costs a reader one test."""
+    common case, which costs a reader one test. `loads` has the registers that may hold a value that
+    tcgen05.ld has not delivered yet, each with the place of the load."""
 
-    __slots__ = ("bits", "clean", "exists", "registers", "views", "written")
+    __slots__ = ("bits", "clean", "exists", "loads", "marks", "registers", "views")
 
     def __init__(self, registers: Sequence[Register], exists: Lanes) -> None:
         wide = [register for register in registers if register.bits > 64]
@@ -60,33 +67,70 @@ class RegisterFile:
         self.registers = registers
         self.exists = exists
         self.bits: Values = np.zeros((max(len(registers), 1), LANES), np.uint64)
-        self.written = np.zeros(self.bits.shape, np.uint8)
+        self.marks = np.zeros(self.bits.shape, np.uint16)
         self.clean = [False] * len(self.bits)
+        self.loads: dict[int, Place] = {}
         self.views = {kind: view(self.bits, kind) for kind in (*_SCALARS, *_PACKED)}
 
-    def there(self, index: int) -> Array:
-        """Which bytes of a register were written, one mask a lane."""
-        masks: Array = self.written[index]
-        return masks
+    def moved(self, operand: object) -> Array:
+        """The marks that a move of `operand` takes along, one a lane."""
+        if isinstance(operand, Register):
+            marks: Array = self.marks[operand.index]
+            return marks
+        return np.full(LANES, 0xFF, np.uint16)
 
     def require(self, index: int, lanes: Lanes) -> None:
-        """Fault if one of `lanes` reads a byte of the register that was never written."""
+        """Fault if one of `lanes` reads a byte of the register that is not there."""
+        self.require_delivered(index, lanes)
         need = whole(self.registers[index])
-        missing = lanes & (self.written[index] & need != need)
+        missing = lanes & (self.marks[index] & need != need)
         if missing.any():
             raise KernelFault(
                 FaultKind.UNINITIALISED,
                 f"register {self.registers[index].name} was never written in lane {int(missing.argmax())}",
             )
 
+    def require_delivered(self, index: int, lanes: Lanes) -> None:
+        """Fault if one of `lanes` reads a byte of the register that a tcgen05.ld has yet to deliver."""
+        if index in self.loads and (self.marks[index][lanes] >> 8).any():
+            raise KernelFault(
+                FaultKind.UNINITIALISED,
+                f"register {self.registers[index].name} is used before tcgen05.wait::ld; "
+                f"it was loaded at {self.loads[index]}",
+            )
+
     def mark(self, index: int, lanes: Lanes) -> None:
         """Note a complete write of `lanes`."""
         need = whole(self.registers[index])
-        self.written[index][lanes] = need
-        self.clean[index] = bool((self.written[index] == need)[self.exists].all())
+        self.marks[index][lanes] = need
+        self.clean[index] = bool((self.marks[index] == need)[self.exists].all())
 
-    def mark_bytes(self, index: int, lanes: Lanes, mask: Array) -> None:
-        """Note a write that carries the bytes in `mask`, one mask a lane, and leaves the rest unwritten."""
-        np.copyto(self.written[index], mask, where=lanes, casting="unsafe")
+    def mark_moved(self, index: int, lanes: Lanes, marks: Array, sources: Sequence[object]) -> None:
+        """Note a write that moves bytes of `sources` with these marks, one a lane."""
         need = whole(self.registers[index])
-        self.clean[index] = bool((self.written[index] & need == need)[self.exists].all())
+        np.copyto(self.marks[index], marks & both(need), where=lanes)
+        self.clean[index] = bool((self.marks[index] == need)[self.exists].all())
+        if self.loads:
+            loads = [self.loads.get(s.index) for s in sources if isinstance(s, Register)]
+            place = next((place for place in loads if place is not None), None)
+            if place is not None:
+                self.loads[index] = place
+
+    def load(self, indices: Sequence[int], lanes: Lanes, place: Place) -> None:
+        """tcgen05.ld at `place`: these registers have their bits, but not before tcgen05.wait::ld."""
+        for index in indices:
+            self.marks[index][lanes] = whole(self.registers[index]) << 8
+            self.clean[index] = False
+            self.loads[index] = place
+
+    def deliver(self) -> None:
+        """tcgen05.wait::ld: what was loaded is there, wherever it was moved."""
+        if not self.loads:
+            return
+        indices = list(self.loads)
+        need = np.array([[whole(self.registers[index])] for index in indices], np.uint16)
+        marks = (self.marks[indices] | self.marks[indices] >> np.uint16(8)) & need
+        self.marks[indices] = marks
+        for index, clean in zip(indices, (marks == need)[:, self.exists].all(axis=1).tolist(), strict=True):
+            self.clean[index] = clean
+        self.loads.clear()

@@ -329,3 +329,8 @@ class InterpretedWarp:
                 np.copyto(registers.bits[dest.index], bits, where=lanes)
                 if not registers.clean[dest.index]:
                     registers.mark(dest.index, lanes)
+        if entry.ins.op in ("tcgen05.ld", "tcgen05.ld.red"):
+            indices = [dest.index for dest in entry.dests if isinstance(dest, Register)]
+            registers.load(indices, lanes, entry.ins.place)
+        elif entry.ins.op == "tcgen05.wait::ld":
+            registers.deliver()
