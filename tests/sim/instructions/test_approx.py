@@ -1,5 +1,5 @@
-"""Approximate functions: special values exactly, all others within the bound that the PTX ISA states,
-against fp64.
+"""Approximate functions: special values exactly, some answers of an H200 exactly (tests/sim/silicon has many
+more), all others within the bound that the PTX ISA states, against fp64; and the engines against each other.
 
 The bounds are the ISA's own (9.7.3.13 to 9.7.3.22, 9.7.4.9, 9.7.4.10). An absolute error of a half result
 that the ISA bounds is checked against fp64 of the operand as it is; ulp are of the f32 result, half an ulp
@@ -14,8 +14,8 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 import pytest
-from one_instruction import apply, one
-from operands import float_bits
+from one_instruction import apply, check, one
+from operands import CORNERS, float_bits
 
 Array = npt.NDArray[Any]
 NAN, INF, NEG_INF = 0x7FFFFFFF, 0x7F800000, 0xFF800000
@@ -126,7 +126,7 @@ def test_halves(engine: str, name: str, half: str) -> None:
         ("ex2", "f16"): 2.0**-9.9,
         ("ex2", "bf16"): 2.0**-7,
         ("tanh", "f16"): 2.0**-10.987,
-        # The ISA says 2^-8, one unit just below 1. The GPU cuts tanh.f32, itself off by 2^-11 of its value, to
+        # The ISA says 2^-8, one unit just below 1. The GPU cuts tanh.f32, itself off by 2^-11 of it, to
         # that unit: one pattern, 0x3F3F, is 2^-8 * 1.00007 away.
         ("tanh", "bf16"): 2.0**-8 + 2.0**-11,
     }
@@ -157,3 +157,53 @@ def test_approximate_division(engine: str) -> None:
     assert (approximate[huge & np.isfinite(x)] == 0).all()
     infinite = one(engine, "div.approx.f32 %d0, %s0, 0f7F000001;", [np.full(32, INF, np.uint32)], np.uint32)
     assert (infinite == NAN).all()
+
+
+# An H200's answers where they are not the correctly rounded ones, and where `.ftz` makes a difference.
+RECORDED: dict[str, dict[tuple[int, ...], int]] = {
+    "ex2.approx.ftz.f32": {(0x40000061,): 0x40800087, (0xBD24C5A4,): 0x3F78F5DB, (0x40300001,): 0x40D74500},
+    "ex2.approx.f32": {(0x3C000401,): 0x3F80B1F4, (0xC2FF9325,): 0x002514BC, (0xC303FFFF,): 0x00020001},
+    "lg2.approx.ftz.f32": {(0x3F0C0001,): 0xBF5EE74A, (0x3F800007,): 0x35AFFB80, (0x3A6C6135,): 0xC121D731},
+    "lg2.approx.f32": {(0x3D66B005,): 0xC084CE77, (0x007FFFFF,): 0xC2FC0000},
+    "rcp.approx.ftz.f32": {(0xC700C000,): 0xB7FE823C, (0x3E040000,): 0x40F83E0F, (0xCB005FFF,): 0xB3FF4091},
+    "rcp.approx.f32": {(0xBB00BFFF,): 0xC3FE823E, (0x80307FFF,): 0xFF28E843, (0x006F75AB,): 0x7E92FEB3},
+    "rsqrt.approx.ftz.f32": {(0x3C100000,): 0x412AAAAA, (0x3F000000,): 0x3FB504F2, (0x3200000F,): 0x463504E8},
+    "rsqrt.approx.f32": {(0x3E00000F,): 0x403504E8, (0x007FFFFF,): 0x5F000000},
+    "sqrt.approx.ftz.f32": {(0x403FFFFF,): 0x3FDDB3D6, (0x47600000,): 0x436F7750, (0x3E000021,): 0x3EB5050A},
+    "sqrt.approx.f32": {(0x4B000021,): 0x4535050A, (0x007FFFFF,): 0x1FFFFFFF},
+    "sin.approx.ftz.f32": {(0xC7000020,): 0xBF77583A, (0x4B3FFFFF,): 0x3F3504F3, (0xC5180000,): 0xBECAB74D},
+    "sin.approx.f32": {(0x45000002,): 0xBEA02388},
+    "cos.approx.ftz.f32": {(0x5EA00000,): 0x3F800000, (0xCF01FFFF,): 0x3F800000},
+    "tanh.approx.f32": {(0x3F000010,): 0x3EEC9A69, (0xBF800000,): 0xBF42F848, (0x80307FFF,): 0x80307FFF},
+    "div.approx.ftz.f32": {(0x3797B9C3, 0x37B3FFFF): 0x3F57C99E, (0x43E7FFFF, 0x3F7FFFFF): 0x43E80001},
+    "div.approx.f32": {(0x40D0A5D2, 0xC04FABF8): 0xC0009A00, (0xE7F64FFF, 0xE7A25141): 0x3FC23C9A},
+    "div.full.ftz.f32": {(0x3FC00000, 0x3F800001): 0x3FBFFFFE, (0x4B000000, 0x7F7FFFFF): 0x0B000001},
+    "div.full.f32": {(0xDCCB06EF, 0xDCD25ABC): 0x3F771529, (0x3F800001, 0x7F7FFFFF): 0x00200001},
+}
+
+
+@pytest.mark.parametrize("spelling", RECORDED)
+def test_recorded_answers(engine: str, spelling: str) -> None:
+    table = RECORDED[spelling]
+    sources = [np.array(column, np.uint32) for column in zip(*table, strict=True)]
+    names = ", ".join(f"%s{i}" for i in range(len(sources)))
+    got = one(engine, f"{spelling} %d0, {names};", sources, np.uint32)
+    assert [hex(x) for x in got.tolist()] == [hex(x) for x in table.values()]
+
+
+def test_engines_agree() -> None:
+    """Every exponent with both signs and the corners, as first and as second operand."""
+    random = np.random.default_rng(23)
+    exponents = np.repeat(np.arange(512, dtype=np.uint32) << np.uint32(23), 14)
+    drawn = exponents | random.integers(0, 1 << 23, exponents.size, dtype=np.uint32)
+    drawn[::14] = exponents[::14]  # mantissas of zero are special: powers of two, Inf
+    a = np.concatenate([float_bits("f32", 21, 0)[:CORNERS], drawn])
+    b = random.permutation(a)
+    text = "".join(
+        f"{spelling} %d{i}, {'%s0, %s1' if spelling.startswith('div') else '%s0'};\n"
+        for i, spelling in enumerate(RECORDED)
+    )
+    answers = [apply(name, text, [a, b], [np.uint32] * len(RECORDED)) for name in ("interpreter", "compiled")]
+    for spelling, interpreted, compiled in zip(RECORDED, *answers, strict=True):
+        check(compiled, interpreted, a, b)
+        assert len(np.unique(interpreted)) > 100, spelling
