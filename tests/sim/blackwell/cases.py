@@ -4,6 +4,8 @@ can show.
 Layouts: the image holds random small integers and the product's descriptors point into it, so that the answer
 depends on which bytes the tensor core reads, and on nothing else. Numbers: operands over many binades, as the
 mma.sync vectors recorded on a Hopper GPU have them.
+
+Special functions: the simulator has a Hopper GPU's tables; a change of any shows.
 """
 
 from __future__ import annotations
@@ -428,7 +430,43 @@ def copies() -> Iterator[Assumption]:
         yield Assumption(f"cp-{shape}", "rows to lanes, 16-byte chunks to four columns each", tuple(kernels))
 
 
-GROUPS: tuple[Callable[[], Iterator[Assumption]], ...] = (layouts, tensor_memory, numbers, fragments, copies)
+def special_functions() -> Iterator[Assumption]:
+    """Each function where its tables' intervals begin, and at three places within, with all, alternate and few
+    bits of x: another table or squarer shows. Thread i takes the first number and i steps."""
+    octave = 1 << 23
+    spans = {  # first number as f32 bits, how many octaves
+        "ex2.approx.ftz.f32": (0x3F800000, 1),
+        "lg2.approx.ftz.f32": (0x3F000000, 2),
+        "rcp.approx.ftz.f32": (0x3F800000, 1),
+        "rsqrt.approx.ftz.f32": (0x3F800000, 2),
+        "sqrt.approx.ftz.f32": (0x3F800000, 2),
+        "sin.approx.ftz.f32": (0x3F000000, 4),
+        "cos.approx.ftz.f32": (0x3F000000, 4),
+        "tanh.approx.f32": (0x3B800000, 11),
+    }
+    for spelling, (first, octaves) in spans.items():
+        step = octaves * octave // THREADS
+        body = []
+        for i, within in enumerate((0, 0xFFFF, 0x5555, 0x8421)):
+            body += [
+                f"mad.lo.u32 %r0, %thread, {step:#x}, {first + within:#x};",
+                f"{spelling} %o{i}, %r0;",
+            ]
+        name = spelling.split(".")[0]
+        kernel = tensor_kernel(f"mufu_{name}", body, np.zeros(16, np.uint8), index_fill(), per_warp=4)
+        yield Assumption(
+            f"special-function-{name}", f"{spelling} is that of sm_90, from the same tables", (kernel,)
+        )
+
+
+GROUPS: tuple[Callable[[], Iterator[Assumption]], ...] = (
+    layouts,
+    tensor_memory,
+    numbers,
+    fragments,
+    copies,
+    special_functions,
+)
 
 
 @cache
