@@ -431,8 +431,8 @@ def copies() -> Iterator[Assumption]:
 
 
 def special_functions() -> Iterator[Assumption]:
-    """Each function where its tables' intervals begin, and at three places within, with all, alternate and few
-    bits of x: another table or squarer shows. Thread i takes the first number and i steps."""
+    """Each function where its tables' intervals begin, and at three places within, with all, alternate and
+    few bits of x: another table or squarer shows. Thread i takes the first number and i steps."""
     octave = 1 << 23
     spans = {  # first number as f32 bits, how many octaves
         "ex2.approx.ftz.f32": (0x3F800000, 1),
