@@ -16,10 +16,10 @@ import numpy.typing as npt
 from gdnbench.sim.compiler import faults, joins, mma
 from gdnbench.sim.compiler import kernel as kernels
 from gdnbench.sim.compiler.blocks import COLLECTIVES, is_service
+from gdnbench.sim.compiler.dispatch import Status
 from gdnbench.sim.compiler.fragments import Direct, direct
 from gdnbench.sim.compiler.kernel import NativeKernel
 from gdnbench.sim.compiler.layout import ALIGN, HEADER, SCALARS
-from gdnbench.sim.compiler.runtime import Status
 from gdnbench.sim.compiler.service import Service, ServiceMaker, lanes_mask, mask_lanes
 from gdnbench.sim.machine.counters import counted_as
 from gdnbench.sim.machine.cta import MachineConfig

@@ -68,6 +68,14 @@ def _offsets() -> tuple[dict[str, int], int]:
 HEADER, HEADER_SIZE = _offsets()
 
 
+def load_field(name: str, field: str, kind: str, align: int) -> str:
+    """LLVM IR that loads header field `field` as %name; its pointer is %name.p."""
+    return (
+        f"  %{name}.p = getelementptr i8, ptr %state, i64 {HEADER[field]}\n"
+        f"  %{name} = load {kind}, ptr %{name}.p, align {align}\n"
+    )
+
+
 def slot_bytes(register: Register) -> int:
     """Bytes of a register's 32 lanes."""
     if register.bits == 1:

@@ -22,15 +22,27 @@ from typing import Any
 import llvmlite.binding as llvm
 
 from gdnbench.sim import special_function
+from gdnbench.sim.machine import mbarrier, seam
+from gdnbench.sim.ptx import isa
 
 _MAGIC = b"gdnbench-sim-1\n"
 
 
+def _files() -> list[Path]:
+    """The sources that decide what a PTX text becomes: this package, the parser, and the tables and places
+    that compiled code holds."""
+    packages = (Path(__file__).parent, Path(isa.__file__).parent)
+    modules = (special_function, seam, mbarrier)
+    return [
+        *(path for package in packages for path in sorted(package.glob("*.py"))),
+        *(Path(str(module.__file__)) for module in modules),
+    ]
+
+
 def _sources() -> bytes:
-    """A digest of this package's sources and of the tables that compiled code holds: a change of the engine
-    makes old entries unreachable."""
+    """Their digest: a change of the engine makes old entries unreachable."""
     digest = hashlib.sha256()
-    for path in (*sorted(Path(__file__).parent.glob("*.py")), Path(special_function.__file__)):
+    for path in _files():
         digest.update(path.read_bytes())
     return digest.digest()
 

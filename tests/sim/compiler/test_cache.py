@@ -92,6 +92,22 @@ def test_a_cache_that_cannot_be_written(
     assert len(compilations) == 2
 
 
+def test_a_change_of_any_source_that_decides_the_code_is_another_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = native._files()
+    sim = Path(native.__file__).parents[1]
+    names = {str(path.relative_to(sim)) for path in files}
+    assert {"compiler/kernel.py", "ptx/parser.py", "ptx/literals.py", "machine/seam.py"} <= names
+    assert {"machine/mbarrier.py", "special_function.py"} <= names
+    before = native._sources()
+    changed = tmp_path / "changed.py"
+    for index, path in enumerate(files):
+        changed.write_bytes(path.read_bytes() + b"# changed\n")
+        monkeypatch.setattr(native, "_files", lambda at=index: [*files[:at], changed, *files[at + 1 :]])
+        assert native._sources() != before, path
+
+
 def test_the_key_depends_on_all_that_decides_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
     before = native.key("text", "k")
     assert native.key("text", "k") == before
