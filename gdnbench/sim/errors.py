@@ -57,6 +57,9 @@ class KernelFault(SimError):
         self.thread = thread
         super().__init__(message)
 
+    def __reduce__(self) -> tuple[type[KernelFault], tuple[object, ...]]:
+        return KernelFault, (self.kind, self.message, self.place, self.thread)
+
     def __str__(self) -> str:
         who = f" in {self.thread}" if self.thread else ""
         where = f" at {self.place}" if self.place else ""
@@ -72,6 +75,9 @@ class UnsupportedError(SimError, CannotRunError):
         where = f" at {place}" if place else ""
         super().__init__(f"not simulated: {what}{where}")
 
+    def __reduce__(self) -> tuple[type[UnsupportedError], tuple[object, ...]]:
+        return UnsupportedError, (self.what, self.place)
+
 
 class PtxSyntaxError(SimError, BadInputError):
     """Text that is not PTX."""
@@ -83,3 +89,7 @@ class LaunchError(SimError, BadInputError):
 
 class ExportError(SimError, CannotRunError):
     """A compiled kernel without its PTX or host code; the message says which setting keeps them."""
+
+
+class WorkerError(SimError, CannotRunError):
+    """A process that ran a share of the CTAs died."""

@@ -1,20 +1,22 @@
-"""Runs the CTAs of a grid: over threads where they are independent, in turns where they talk to each other.
+"""Runs the CTAs of a grid: over the cores where they are independent, in turns where they talk to each other.
 
 CTAs that use no global atomics and no ordered accesses to global memory cannot wait for one another, so
-that each runs to its end alone and the result does not depend on how many run at once. Others run in one
-thread, in ascending order, a new one beginning only when all that began have had their turn and not ended:
-as many at once as the GPU would hold, so that grid barriers and semaphores work and atomic updates come in
-one order.
+that each runs to its end alone and the result does not depend on how many run at once. They run over
+processes, or over threads where memory is too large to be copied for each process. Others run in one thread,
+in ascending order, a new one beginning only when all that began have had their turn and not ended: as many
+at once as the GPU would hold, so that grid barriers and semaphores work and atomic updates come in one order.
 """
 
 from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable
 
 from gdnbench.sim.machine.counters import Counters
 from gdnbench.sim.machine.cta import Cta, Launch
+from gdnbench.sim.machine.processes import fits, run_in_processes
 from gdnbench.sim.machine.scheduler import Scheduler
 from gdnbench.sim.machine.seam import LANES, Engine
 from gdnbench.sim.ptx.ir import Instruction, Kernel
@@ -29,6 +31,9 @@ SM_THREADS = 2048
 SM_CTAS = 32
 SM_SHARED = 228 * 1024
 CTA_SHARED = 1024
+
+# A grid that takes no longer than this is not worth a process.
+ALONE_SECONDS = 0.2
 
 # What CTAs in flight may take together, beyond one for each SM.
 IN_FLIGHT_BYTES = 256 * 1024 * 1024
@@ -80,14 +85,15 @@ class _Run:
         return self.cta.counters
 
 
-class _Apart:
+class _Threads:
     """Independent CTAs over threads. The fault reported is that of the lowest CTA that commits one: no CTA
-    begins after one failed, and those before it run on."""
+    begins after one failed, and those before it run on. None begins when `seconds` are over."""
 
-    def __init__(self, launch: Launch, engine: Engine, quantum: int) -> None:
+    def __init__(self, launch: Launch, engine: Engine, quantum: int, seconds: float | None = None) -> None:
         self.launch = launch
         self.engine = engine
         self.quantum = quantum
+        self.deadline = None if seconds is None else time.monotonic() + seconds
         self.total = Counters()
         self.done = 0
         self.failures: dict[int, BaseException] = {}
@@ -99,6 +105,8 @@ class _Apart:
         """The next CTA to run."""
         with self._lock:
             if self._next >= self.launch.ctas or self.failures or self.cancelled:
+                return None
+            if self.deadline is not None and time.monotonic() > self.deadline:
                 return None
             self._next += 1
             return self._next - 1
@@ -143,6 +151,25 @@ class _Apart:
         return self.total
 
 
+def _run_apart(
+    launch: Launch, engine: Engine, quantum: int, workers: int, progress: Progress | None
+) -> Counters:
+    """Independent CTAs: a few here, which tells whether the rest is worth other processes."""
+
+    def run_cta(index: int) -> Counters:
+        run = _Run(launch, engine, index, quantum)
+        while run.scheduler.round():
+            pass
+        return run.counters()
+
+    begun = _Threads(launch, engine, quantum, ALONE_SECONDS if workers > 1 else None)
+    total = begun.run(1, progress)
+    left = launch.ctas - begun.done
+    if left:
+        total.merge(run_in_processes(launch, run_cta, begun.done, min(workers, left), progress))
+    return total
+
+
 def _run_together(launch: Launch, engine: Engine, quantum: int, progress: Progress | None) -> Counters:
     """CTAs that may wait for one another, in turns."""
     total = Counters()
@@ -174,8 +201,10 @@ def run_grid(
     threads: int | None = None,
     progress: Progress | None = None,
 ) -> Counters:
-    """Run all CTAs; the result is the same for any number of threads. `threads` None takes all cores."""
+    """Run all CTAs on `threads` cores, None for all; the result is the same for any number."""
     if communicates(launch.kernel):
         return _run_together(launch, engine, max(1, quantum // SHORTER), progress)
     count = len(os.sched_getaffinity(0)) if threads is None else threads
-    return _Apart(launch, engine, quantum).run(min(count, launch.ctas), progress)
+    if launch.recorder is None and fits(launch):
+        return _run_apart(launch, engine, quantum, count, progress)
+    return _Threads(launch, engine, quantum).run(min(count, launch.ctas), progress)

@@ -1,0 +1,241 @@
+"""Independent CTAs over processes: each runs a share on its copy of global memory and sends what it changed.
+
+Much of a CTA's work is the machine's, in Python, which threads of one process cannot do side by side. A
+forked process has everything made ready, at the same addresses, and its writes are its own. At its end it
+compares global memory with what it was at the fork, and the parent writes the changed bytes into the
+tensors: independent CTAs write different bytes, or the same value.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import pickle
+import selectors
+import signal
+import struct
+import traceback
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from gdnbench.sim.errors import SimError, WorkerError
+from gdnbench.sim.machine.counters import Counters
+from gdnbench.sim.machine.cta import Launch, Note
+from gdnbench.sim.machine.memory import Bytes
+
+RunCta = Callable[[int], Counters]
+Progress = Callable[[int, int], None]
+
+# A worker keeps a copy of global memory and, at worst, its own version of every page.
+MAX_BYTES = 64 * 1024 * 1024
+
+# How often progress is told while nothing happens.
+PROGRESS_SECONDS = 0.1
+
+_NO_FAILURE = np.iinfo(np.int64).max
+
+
+@dataclass(frozen=True, slots=True)
+class _Change:
+    """Changed bytes of the interval of global memory at `base`: a bit for each, and their values."""
+
+    base: int
+    size: int
+    changed: bytes
+    values: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class _Share:
+    """What a worker sends back: `failure` is the CTA and the error that stopped it."""
+
+    counters: Counters
+    notes: Counter[Note]
+    changes: tuple[_Change, ...]
+    failure: tuple[int, BaseException] | None
+
+
+class _Board:
+    """What the workers see of each other: which CTA is next and the lowest that failed."""
+
+    def __init__(self, first: int) -> None:
+        self._words = np.frombuffer(mmap.mmap(-1, 16), np.int64)
+        self._words[:] = first, _NO_FAILURE
+        # A pipe that holds one byte is a lock that works between processes.
+        self._lock = os.pipe()
+        os.write(self._lock[1], b".")
+
+    def take(self, end: int) -> int | None:
+        """The next CTA below `end` to run; none once a CTA has failed."""
+        os.read(self._lock[0], 1)
+        try:
+            index = int(self._words[0])
+            if index >= end or self._words[1] != _NO_FAILURE:
+                return None
+            self._words[0] = index + 1
+            return index
+        finally:
+            os.write(self._lock[1], b".")
+
+    def failed(self, index: int) -> None:
+        """No CTA begins from now on."""
+        self._words[1] = min(int(self._words[1]), index)
+
+    def close(self) -> None:
+        for end in self._lock:
+            os.close(end)
+
+
+def fits(launch: Launch) -> bool:
+    """True if the launch's memory may be copied for each worker, and the system can fork."""
+    total = sum(int(end) - int(base) for base, end in _intervals(launch))
+    return hasattr(os, "fork") and total <= MAX_BYTES
+
+
+def run_in_processes(
+    launch: Launch, run_cta: RunCta, first: int, workers: int, progress: Progress | None
+) -> Counters:
+    """Run CTAs from `first` on; raises the error of the lowest CTA that fails.
+
+    Raises WorkerError if a process dies.
+    """
+    board = _Board(first)
+    children: dict[int, int] = {}  # by the end of the pipe that is read
+    try:
+        for _ in range(workers):
+            # Made one by one: a child that held another's pipe would keep it from ending.
+            read, write = os.pipe()
+            child = os.fork()
+            if child == 0:
+                _work(launch, run_cta, board, write)
+            children[read] = child
+            os.close(write)
+        shares = _collect(children, launch, first, progress)
+    finally:
+        for read, child in children.items():
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            os.close(read)
+        board.close()
+    failures = [share.failure for share in shares if share.failure is not None]
+    if failures:
+        raise min(failures, key=lambda failure: failure[0])[1]
+    total = Counters()
+    for share in shares:
+        total.merge(share.counters)
+        launch.notes.update(share.notes)
+        for change in share.changes:
+            _apply(launch, change)
+    return total
+
+
+def _work(launch: Launch, run_cta: RunCta, board: _Board, write: int) -> None:
+    """A worker's whole life; it never returns, so that nothing of the parent's runs twice."""
+    status = 1
+    try:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent is told too, and ends its workers
+        share = _run_share(launch, run_cta, board, write)
+        _send(write, pickle.dumps(share, protocol=pickle.HIGHEST_PROTOCOL))
+        status = 0
+    finally:
+        os._exit(status)
+
+
+def _run_share(launch: Launch, run_cta: RunCta, board: _Board, write: int) -> _Share:
+    before = [launch.memory.view(base, end - base).copy() for base, end in _intervals(launch)]
+    launch.notes.clear()
+    total, failure = Counters(), None
+    while failure is None and (index := board.take(launch.ctas)) is not None:
+        try:
+            total.merge(run_cta(index))
+            _send(write, b"")
+        except BaseException as error:
+            board.failed(index)
+            failure = (index, _portable(error))
+    changes = tuple(
+        change
+        for old, (base, end) in zip(before, _intervals(launch), strict=True)
+        if (change := _changed(old, base, launch.memory.view(base, end - base))) is not None
+    )
+    return _Share(total, launch.notes, () if failure is not None else changes, failure)
+
+
+def _portable(error: BaseException) -> BaseException:
+    """The error itself if another process can have it, else its text."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return SimError("".join(traceback.format_exception(error)))
+    return error
+
+
+# Messages: eight bytes of length, then the pickled share; a length of 0 says that a CTA has ended.
+_LENGTH = struct.Struct("<q")
+
+
+def _send(write: int, data: bytes) -> None:
+    view = memoryview(_LENGTH.pack(len(data)) + data)
+    while view:
+        view = view[os.write(write, view) :]
+
+
+class _Inbox:
+    """One worker's messages as they come in pieces."""
+
+    def __init__(self) -> None:
+        self.data = bytearray()
+        self.share: _Share | None = None
+        self.ended = 0
+
+    def feed(self, piece: bytes) -> None:
+        self.data += piece
+        while len(self.data) >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(self.data)
+            if len(self.data) < _LENGTH.size + length:
+                return
+            if length:
+                self.share = pickle.loads(self.data[_LENGTH.size : _LENGTH.size + length])
+            else:
+                self.ended += 1
+            del self.data[: _LENGTH.size + length]
+
+
+def _collect(children: dict[int, int], launch: Launch, first: int, progress: Progress | None) -> list[_Share]:
+    """The shares of all workers, in their order."""
+    inboxes = {read: _Inbox() for read in children}
+    with selectors.DefaultSelector() as selector:
+        for read in children:
+            selector.register(read, selectors.EVENT_READ)
+        while selector.get_map():
+            for key, _ in selector.select(PROGRESS_SECONDS):
+                inbox, piece = inboxes[key.fd], os.read(key.fd, 1 << 20)
+                if piece:
+                    inbox.feed(piece)
+                elif inbox.share is None:
+                    raise WorkerError(f"worker process {children[key.fd]} died: the memory may have run out")
+                else:
+                    selector.unregister(key.fd)
+            if progress is not None:
+                progress(first + sum(inbox.ended for inbox in inboxes.values()), launch.ctas)
+    return [inbox.share for inbox in inboxes.values() if inbox.share is not None]
+
+
+def _intervals(launch: Launch) -> list[tuple[int, int]]:
+    """Global memory as disjoint intervals of addresses."""
+    memory = launch.memory
+    return [(int(base), int(end)) for base, end in zip(memory.bases, memory.ends, strict=True)]
+
+
+def _changed(old: Bytes, base: int, now: Bytes) -> _Change | None:
+    different = old != now
+    if not different.any():
+        return None
+    return _Change(base, now.size, np.packbits(different).tobytes(), now[different].tobytes())
+
+
+def _apply(launch: Launch, change: _Change) -> None:
+    mask = np.unpackbits(np.frombuffer(change.changed, np.uint8), count=change.size).view(np.bool_)
+    launch.memory.view(change.base, change.size)[mask] = np.frombuffer(change.values, np.uint8)
