@@ -1,6 +1,6 @@
 """FlashInfer's Blackwell GDN prefill kernel as a kernel for `gdnbench replay`, on the simulated SM100:
 
-    pip install 'gdnbench[third-party]'
+    pip install --no-deps flashinfer-python==0.7.2.post1
     gdnbench replay captures/prefill.zarr.zip --kernel scripts/demo_flashinfer.py:gdn_prefill --on sim
 
 FlashInfer's package loads CUDA libraries when it is imported. The kernel needs none of them, so the parents
@@ -30,7 +30,7 @@ HEAD_DIM = 128
 def _kernel_class() -> Any:
     spec = PathFinder.find_spec("flashinfer")
     if spec is None or spec.submodule_search_locations is None:
-        raise ImportError("flashinfer is not installed: pip install 'gdnbench[third-party]'")
+        raise ImportError("flashinfer is not installed: pip install --no-deps flashinfer-python==0.7.2.post1")
     (root,) = spec.submodule_search_locations
     for folder in ("", ".gdn_kernels", ".gdn_kernels.blackwell"):
         package = ModuleType(f"flashinfer{folder}")

@@ -123,10 +123,12 @@ def test_profile_counts() -> None:
 
 
 def test_progress_and_threads() -> None:
-    seen = []
-    x, y = operands()
-    sim.launch(scale(), x, y, 2.0, 640, threads=1, progress=lambda *done: seen.append(done), raises=False)
-    assert all(total == 10 for _, total in seen)
+    seen: list[tuple[int, int]] = []
+    x, y = operands(640)
+    sim.launch(scale(), x, y, 2.0, 640, threads=1, progress=lambda *done: seen.append(done))
+    assert seen == sorted(seen)
+    assert {total for _, total in seen} == {10}
+    assert seen[-1] == (10, 10)
 
 
 def test_the_race_checker_is_refused_by_name() -> None:
