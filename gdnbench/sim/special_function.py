@@ -22,11 +22,12 @@ What the fraction is, in the order of the table's intervals, and the unit of q:
     TANH    bits of the mantissa from TANH_IGNORED on, octave after octave; 2^(min(e,-1)-41) in octave e
 
 How the tables were found. On an H200 (driver 580.159.04) every function answered for all 2^23 mantissas of
-some octaves. Each answer bounds q from both sides: a linear program in (c0, c1, c2) for each interval. It has
-no solution with an exact square, or with columns left out in another place; with S as above it has one for
-every interval. c1 and c2 are the solution rounded to the coarsest grid that still satisfies every bound, c0
-the bound-respecting number with most trailing zeros. The low bits of the unit's own c0 may be others, but no
-argument tells them apart. tests/sim/silicon keeps a digest of every octave.
+some octaves. Each answer bounds q from both sides: a linear program in (c0, c1, c2) for each interval. With S
+as above all have a solution. With an exact square, or one column more or less, those of ex2 and rcp that were
+tried have none, by 1/40 to 1/10 of a result's last place. c1 and c2 are the solution rounded to integers or a
+coarser grid that satisfies every bound, c0 the number within its bounds with most trailing zeros; the unit's
+own may differ where no argument tells. tests/sim/silicon/sweeps.py has digests of 35 octaves, and
+`scripts/sim_silicon.py --sweeps` asks a GPU for them again.
 
 Blackwell's unit is taken to be the same: scripts/verify_on_blackwell.py asks it.
 """
