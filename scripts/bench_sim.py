@@ -1,10 +1,12 @@
-"""How fast the simulator's compiled engine is on this machine, on one core.
+"""How fast the simulator's compiled engine is on this machine.
 
-    python scripts/bench_sim.py [--lines 2000] [--seconds 2]
+    python scripts/bench_sim.py [--lines 2000] [--seconds 2] [--repeats 3]
 
 Prints full-warp instructions per second on a loop of mixed instructions (integer, f32, f32x2, shared loads
 and stores, shuffles, conversions), the time until a kernel of 2,500 PTX lines is ready to run, first and
-from the cache, and the tensor-core model's products per second.
+from the cache, and the tensor-core model's products per second, each on one core. Then a record as models
+serve it, 2,048 tokens with 16 and 32 heads, through FlashInfer's Blackwell kernel on all cores, and the memory
+that it took; that needs `pip install --no-deps flashinfer-python==0.7.2.post1`.
 """
 
 from __future__ import annotations
@@ -12,16 +14,27 @@ from __future__ import annotations
 import argparse
 import os
 import random
+import resource
+import statistics
+import sys
 import tempfile
 import time
+from importlib.util import find_spec
+from pathlib import Path
 
 import numpy as np
+import torch
 
+from gdnbench import sim
+from gdnbench.errors import Exit
 from gdnbench.sim.ptx.parser import parse
 from gdnbench.sim.run import run_ptx
 from gdnbench.sim.tensorcore import native
 from gdnbench.sim.tensorcore.formats import FORMATS
 from gdnbench.sim.tensorcore.product import Product
+from gdnbench.synth import synthesise
+
+TOKENS, HEADS = 2048, (16, 32)
 
 HEADER = ".version 8.8\n.target sm_100a\n.address_size 64\n"
 REGISTERS, PAIRS, HALVES = 24, 8, 8
@@ -153,12 +166,48 @@ def product_rate(name: str, k: int, seconds: float) -> float:
     return count * 128 * 128 * k / (time.perf_counter() - start)
 
 
+def served_record(repeats: int) -> None:
+    """A prefill of one sequence: the launch's median seconds, and memory beyond the tensors at its peak."""
+    sys.path.insert(0, str(Path(__file__).parent))
+    from demo_flashinfer import gdn_prefill
+
+    call = synthesise("gdn_prefill", seqlens=(TOKENS,), heads=HEADS, initial_state=True, gate="linear")
+    given = {name: call.tensors[name] for name in ("q", "k", "v", "g", "beta", "cu_seqlens", "initial_state")}
+    out = torch.empty_like(given["v"])
+    state = torch.empty_like(given["initial_state"])
+
+    def run() -> sim.Report:
+        with sim.active() as session:
+            gdn_prefill(**given, o=out, final_state=state)
+        return session.reports[0]
+
+    # A first run of 64 tokens compiles and loads everything, which is not the launch's memory.
+    short = {n: t[:64] if t.shape[0] == TOKENS else t for n, t in given.items()}
+    short["cu_seqlens"] = torch.tensor([0, 64], dtype=torch.int32)
+    with sim.active():
+        gdn_prefill(**short, o=out[:64], final_state=state)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    reports = [run().launches[0] for _ in range(repeats)]
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    worker = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+    seconds = statistics.median(report.seconds for report in reports)
+    work = (
+        f"{reports[0].warp_instructions / 1e6:.1f} M warp instructions, {reports[0].mma_macs / 1e9:.1f} GMAC"
+    )
+    cores = len(os.sched_getaffinity(0))
+    print(f"served record  {seconds:8.1f} s on {cores} cores ({repeats} runs): {TOKENS} tokens, {work}")
+    print(
+        f"memory         {grown / 1024:8.0f} MiB more than before it, {worker / 1024:.0f} MiB a worker in all"
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--lines", type=int, default=2000, help="instructions of the loop body")
     parser.add_argument("--seconds", type=float, default=2.0, help="how long each rate is measured")
+    parser.add_argument("--repeats", type=int, default=3, help="runs of the served record")
     options = parser.parse_args()
     rate = instruction_rate(options.lines, options.seconds)
     print(
@@ -168,6 +217,10 @@ def main() -> None:
     print(f"ready          {first:8.2f} s for 2,500 PTX lines, {cached:.2f} s from the cache")
     for name, k in (("bf16", 16), ("tf32", 8), ("e4m3", 32)):
         print(f"MMA {name:10} {product_rate(name, k, options.seconds / 2) / 1e9:8.2f} GMAC/s, one core")
+    if find_spec("flashinfer") is None:
+        print("served record  needs pip install --no-deps flashinfer-python==0.7.2.post1", file=sys.stderr)
+        sys.exit(Exit.CANNOT_RUN)
+    served_record(options.repeats)
 
 
 if __name__ == "__main__":
