@@ -5,8 +5,8 @@
 Prints full-warp instructions per second on a loop of mixed instructions (integer, f32, f32x2, shared loads
 and stores, shuffles, conversions), the time until a kernel of 2,500 PTX lines is ready to run, first and
 from the cache, and the tensor-core model's products per second, each on one core. Then a record as models
-serve it, 2,048 tokens with 16 and 32 heads, through FlashInfer's Blackwell kernel on all cores, and the memory
-that it took; that needs `pip install --no-deps flashinfer-python==0.7.2.post1`.
+serve it, 2,048 tokens with 16 and 32 heads, through FlashInfer's Blackwell kernel on all cores, and the
+memory that it took; that needs `pip install --no-deps flashinfer-python==0.7.2.post1`.
 """
 
 from __future__ import annotations
