@@ -12,17 +12,13 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable
 
 from gdnbench.sim.machine.counters import Counters
 from gdnbench.sim.machine.cta import Cta, Launch
-from gdnbench.sim.machine.processes import fits, run_in_processes
+from gdnbench.sim.machine.processes import Progress, fits, run_in_processes
 from gdnbench.sim.machine.scheduler import Scheduler
 from gdnbench.sim.machine.seam import LANES, Engine
 from gdnbench.sim.ptx.ir import Instruction, Kernel
-
-Progress = Callable[[int, int], None]
-"""Called as CTAs of a launch end: how many have, of how many."""
 
 # A B200 has 148 SMs, each with 2,048 threads, 32 CTAs and 228 KB of shared memory, of which a CTA takes 1
 # KB more than it asked for (CUDA Programming Guide, "Compute Capability 10.x").

@@ -28,6 +28,7 @@ from gdnbench.sim.machine.memory import Bytes
 
 RunCta = Callable[[int], Counters]
 Progress = Callable[[int, int], None]
+"""Called as CTAs of a launch end: how many have, of how many."""
 
 # A worker keeps a copy of global memory and, at worst, its own version of every page.
 MAX_BYTES = 64 * 1024 * 1024
