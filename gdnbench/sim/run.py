@@ -12,12 +12,14 @@ from typing import Any
 import numpy as np
 
 from gdnbench.sim.errors import LaunchError, UnsupportedError
+from gdnbench.sim.floating_environment import ieee_arithmetic
 from gdnbench.sim.machine import budget
 from gdnbench.sim.machine.async_queue import Schedule
 from gdnbench.sim.machine.counters import Counters
 from gdnbench.sim.machine.cta import Launch, MachineConfig, Note
-from gdnbench.sim.machine.grid import Progress, run_grid
+from gdnbench.sim.machine.grid import run_grid
 from gdnbench.sim.machine.memory import GlobalMemory
+from gdnbench.sim.machine.processes import Progress
 from gdnbench.sim.machine.seam import Dim3, Engine
 from gdnbench.sim.profile.recorder import LaunchRecord
 from gdnbench.sim.ptx.ir import Kernel, Module, Variable
@@ -70,6 +72,7 @@ class RunResult:
     record: LaunchRecord | None = None
 
 
+@ieee_arithmetic()
 def run_ptx(
     ptx: str | Module,
     entry: str,

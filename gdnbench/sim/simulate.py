@@ -11,13 +11,14 @@ from typing import Any
 from torch import Tensor
 
 from gdnbench.sim.errors import KernelFault, UnsupportedError
+from gdnbench.sim.floating_environment import ieee_arithmetic
 from gdnbench.sim.host import cutlass_dsl
 from gdnbench.sim.host.arguments import NamedTensor, Region, region_of
 from gdnbench.sim.host.capture import capture
 from gdnbench.sim.host.request import LaunchRequest
 from gdnbench.sim.machine.cta import Note
-from gdnbench.sim.machine.grid import Progress
 from gdnbench.sim.machine.memory import GlobalMemory
+from gdnbench.sim.machine.processes import Progress
 from gdnbench.sim.ptx.ir import Module
 from gdnbench.sim.report import Finding, LaunchReport, Report, Severity
 from gdnbench.sim.run import RunResult, check_settings, run_ptx
@@ -51,6 +52,7 @@ class Session:
 _session: ContextVar[Session | None] = ContextVar("gdnbench_sim_session", default=None)
 
 
+@ieee_arithmetic()
 def launch(
     compiled: Any,
     *args: Any,

@@ -11,6 +11,7 @@ import ctypes
 import hashlib
 import json
 import os
+import platform
 import tempfile
 import threading
 from collections.abc import Callable
@@ -22,8 +23,12 @@ from typing import Any
 import llvmlite.binding as llvm
 
 from gdnbench.sim import special_function
+from gdnbench.sim.errors import UnsupportedError
 from gdnbench.sim.machine import mbarrier, seam
 from gdnbench.sim.ptx import isa
+
+# What every x86-64 CPU that the engine is tested on has: without them its code does not run.
+_NEEDED = ("avx2", "f16c", "fma")
 
 _MAGIC = b"gdnbench-sim-1\n"
 
@@ -72,7 +77,13 @@ def _host() -> tuple[str, str]:
     """(CPU name, its features) as LLVM spells them."""
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
-    return llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()
+    name, features = llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()
+    missing = [feature for feature in _NEEDED if f"+{feature}" not in features.split(",")]
+    if platform.machine() == "x86_64" and missing:
+        raise UnsupportedError(
+            f"the compiled engine on a CPU without {', '.join(missing)}; engine='interpreter' runs on any"
+        )
+    return name, features
 
 
 def has_feature(name: str) -> bool:

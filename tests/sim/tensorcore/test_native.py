@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -35,6 +36,13 @@ def test_fixed_operands(product: Product) -> None:
 @pytest.mark.parametrize("product", PRODUCTS, ids=str)
 def test_fresh_operands(product: Product) -> None:
     compare(product, time.time_ns(), 19, 21)
+
+
+@pytest.mark.parametrize("name", ["x86-64-v3", "x86-64-v2"])
+def test_other_cpus(name: str, as_cpu: Callable[[str], None]) -> None:
+    as_cpu(name)
+    for product in PRODUCTS[::3]:
+        compare(product, 35, 35, 21)
 
 
 @pytest.mark.slow
