@@ -2,7 +2,8 @@
 
 A store is asynchronous until tcgen05.wait::st: under the late schedule its cells hold poison until then, for
 loads and for products. A load delivers at once, since compilers move the registers' first copies above
-tcgen05.wait::ld; what it delivers for a cell that a product or copy in flight will write is poison.
+tcgen05.wait::ld; that nothing else uses them before the wait is for an engine to check. What it delivers for
+a cell that a product or copy in flight will write is poison.
 
 `load_words`, `store_words` and `complete_stores` are the instructions for an engine that keeps a warp's
 registers together; the handlers are the same through the seam.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import re
 import sys
 from functools import cache
 from types import ModuleType
@@ -70,8 +71,13 @@ def fold(
     slots: torch.Tensor,
     accepted: torch.Tensor,
     layers: int,
+    engine: str = "compiled",
+    wait: bool = False,
 ) -> object:
-    """Commits the accepted tokens of a speculative decode to the states: tcgen05 `kind::tf32` for S k."""
+    """Commits the accepted tokens of a speculative decode to the states: tcgen05 `kind::tf32` for S k.
+
+    `wait` puts a tcgen05.wait::ld behind each tcgen05.ld; the kernel has none.
+    """
     module = _kernels("gdn_replayssm_spec_fold_tcgen")
     tensors = (state, rawv, rawk, log_g, beta, slots, accepted)
     compiled = sim.compile(
@@ -84,7 +90,10 @@ def fold(
         USE_PACKED=slots.shape[0] > 1,
         stream=cute_runtime.make_fake_stream(),
     )
-    return sim.launch(compiled, *tensors)
+    if wait:
+        waits = r"\1\ntcgen05.wait::ld.sync.aligned;"
+        compiled.artifacts.PTX = re.sub(r"(tcgen05\.ld\.[^;]*;)", waits, compiled.artifacts.PTX)
+    return sim.launch(compiled, *tensors, engine=engine)
 
 
 def decode(

@@ -114,6 +114,28 @@ def test_tcgen05_fold(flashinfer: Apart) -> None:
     assert torch.equal(left[untouched], state[untouched])
 
 
+def test_tcgen05_fold_does_not_wait_for_its_loads(flashinfer: Apart) -> None:
+    """A finding in the kernel: it shuffles what tcgen05.ld loads and has no tcgen05.wait::ld. With a wait put
+    in, the interpreter gives the bits of the compiled engine, where the loads deliver at once."""
+    layers, slots, value_heads, length = 1, 2, 1, 8
+    given = {
+        "state": _normal(11, layers * slots, value_heads, D, D),
+        "rawv": _normal(12, layers * slots, value_heads, length, D).to(torch.bfloat16),
+        "rawk": _normal(13, layers * slots, 1, length, D).to(torch.bfloat16),
+        "log_g": -_normal(14, layers * slots, value_heads, length).abs(),
+        "beta": torch.sigmoid(_normal(15, layers * slots, value_heads, length)),
+        "slots": torch.tensor([1, NULL_SLOT], dtype=torch.int32),
+        "accepted": torch.tensor([5, 8], dtype=torch.int32),
+        "layers": layers,
+    }
+    with pytest.raises(AssertionError, match=r"is used before tcgen05\.wait::ld; .* `shfl\.sync"):
+        flashinfer.run("fold", {**given, "engine": "interpreter"})
+    runs = ({"engine": "compiled"}, {"engine": "interpreter", "wait": True})
+    fast, slow = (flashinfer.run("fold", {**given, **run}).tensors["state"] for run in runs)
+    assert not torch.equal(fast, given["state"])
+    assert torch.equal(fast, slow)
+
+
 def _unit(k: torch.Tensor) -> torch.Tensor:
     return k * (k.square().sum(-1, keepdim=True) + 1e-6).rsqrt()
 
