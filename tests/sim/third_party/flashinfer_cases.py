@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import re
 import sys
 from functools import cache
 from types import ModuleType
@@ -18,6 +17,7 @@ import cutlass
 import cutlass.cute as cute
 import cutlass.cute.runtime as cute_runtime
 import torch
+from waits import add_waits
 
 from gdnbench import sim
 
@@ -91,8 +91,7 @@ def fold(
         stream=cute_runtime.make_fake_stream(),
     )
     if wait:
-        waits = r"\1\ntcgen05.wait::ld.sync.aligned;"
-        compiled.artifacts.PTX = re.sub(r"(tcgen05\.ld\.[^;]*;)", waits, compiled.artifacts.PTX)
+        add_waits(compiled)
     return sim.launch(compiled, *tensors, engine=engine)
 
 

@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from waits import add_waits
 
 from gdnbench import sim
 from gdnbench.replay.kernels import load_function
 from gdnbench.replay.replay import replay
+from gdnbench.sim import simulate
 from gdnbench.store.reader import Store
 
 ADAPTER = f"{Path(__file__).parents[3] / 'scripts' / 'demo_flashinfer.py'}:gdn_prefill"
@@ -31,13 +33,26 @@ def records(store: str, results: list[dict[str, Any]]) -> str:
     return ""
 
 
-def engines(names: list[str], outputs: dict[str, list[torch.Tensor]], **tensors: torch.Tensor) -> list[str]:
-    """Fills the outputs, of which there is one for each engine."""
+def engines(
+    names: list[str], outputs: dict[str, list[torch.Tensor]], wait: bool, **tensors: torch.Tensor
+) -> list[str]:
+    """Fills the outputs, of which there is one for each engine. `wait` puts a tcgen05.wait::ld behind each
+    tcgen05.ld."""
     kernel = load_function(ADAPTER).function
+    capture = simulate.capture
+
+    def capture_waiting(compiled: Any, *call: Any) -> Any:
+        add_waits(compiled)
+        return capture(compiled, *call)
+
     reports: list[str] = []
-    for number, name in enumerate(names):
-        with sim.active(sim.Settings(engine=name)) as session:
-            filled = {output: made[number] for output, made in outputs.items()}
-            kernel(**tensors, **filled, scale=128**-0.5)
-        reports += [str(report) for report in session.reports]
+    simulate.capture = capture_waiting if wait else capture
+    try:
+        for number, name in enumerate(names):
+            with sim.active(sim.Settings(engine=name)) as session:
+                filled = {output: made[number] for output, made in outputs.items()}
+                kernel(**tensors, **filled, scale=128**-0.5)
+            reports += [str(report) for report in session.reports]
+    finally:
+        simulate.capture = capture
     return reports
