@@ -73,6 +73,8 @@ def _combine(t: Translator, ins: Instruction, values: list[Value]) -> list[Value
         if len(ins.sources) != 2:
             raise UnsupportedError(ins.name)
         return values
+    if len(ins.sources) != 3:
+        raise UnsupportedError(f"{ins.name} with {len(ins.sources)} sources")
     other = t.read(ins.sources[2], 1)
     return [t.code.op(logical[0], value, other) for value in values]
 

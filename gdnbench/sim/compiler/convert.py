@@ -228,6 +228,9 @@ def convert(t: Translator, ins: Instruction) -> None:
     if len(ins.types) != 2:
         raise UnsupportedError(ins.name)
     target, source = ins.types
+    wanted = 2 if target.endswith("x2") and source == "f32" else 1
+    if len(ins.sources) != wanted:
+        raise UnsupportedError(f"{ins.name} with {len(ins.sources)} sources")
     if {target, source} & small_floats.TYPES:
         small_floats.convert(t, ins)
     elif target in ("f16x2", "bf16x2") and source == "f32":

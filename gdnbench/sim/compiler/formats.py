@@ -18,13 +18,14 @@ from gdnbench.sim.compiler.emit import (
     Code,
     Library,
     Value,
+    bits_of,
     const,
     f64_const,
     lanes_of,
 )
 from gdnbench.sim.compiler.translator import Translator
 from gdnbench.sim.errors import UnsupportedError
-from gdnbench.sim.ptx.ir import Instruction, Operand
+from gdnbench.sim.ptx.ir import Instruction, Operand, Register
 
 HALF = lanes_of("half")
 FLOATS = ("f32", "f32x2", "f64", "f16", "f16x2", "bf16", "bf16x2")
@@ -291,5 +292,8 @@ def finish(
 
 
 def write_elements(t: Translator, dest: Operand, parts: list[Value]) -> None:
-    """Write one or two elements, the lower first."""
-    t.write(dest, t.pack(parts) if len(parts) > 1 else parts[0])
+    """Write one or two elements, the lower first; a pair fills its register."""
+    whole = t.pack(parts) if len(parts) > 1 else parts[0]
+    if len(parts) > 1 and isinstance(dest, Register) and dest.bits > bits_of(whole.type):
+        raise UnsupportedError(f"a pair of {bits_of(whole.type)} bits into {dest.name} of {dest.bits}")
+    t.write(dest, whole)

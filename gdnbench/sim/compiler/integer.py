@@ -61,6 +61,8 @@ def add_sub(t: Translator, ins: Instruction) -> None:
     op = ins.op[:3]
     if ins.has("cc") or ins.op.endswith("c"):
         kind = kind_of(ins, "u32", "s32", "u64", "s64")
+        if ins.has("sat"):
+            raise UnsupportedError(ins.name)
         a, b = (t.read(s, width(kind)) for s in ins.sources)
         t.write(ins.dests[0], _carry_sum(t, ins, a, b))
         return
@@ -133,7 +135,7 @@ def mul_mad(t: Translator, ins: Instruction) -> None:
     if ins.op != "mul":
         c = t.read(ins.sources[2], bits_of(result.type))
         if ins.has("sat"):
-            if part != "hi" or kind != "s32":
+            if part != "hi" or kind != "s32" or carrying:
                 raise UnsupportedError(ins.name)
             result = _saturating(t, "add", result, c)
         elif carrying:
@@ -204,6 +206,8 @@ def abs_neg(t: Translator, ins: Instruction) -> None:
 def min_max(t: Translator, ins: Instruction) -> None:
     only(ins, "relu")
     kind = kind_of(ins, *(("s32", "s16x2") if ins.has("relu") else (*SCALARS, *PACKED)))
+    if len(ins.sources) != 2:
+        raise UnsupportedError(f"{ins.name} with {len(ins.sources)} sources")
     name = f"{kind[0]}{ins.op}"
 
     def combine(a: Value, b: Value) -> Value:

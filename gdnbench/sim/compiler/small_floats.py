@@ -140,7 +140,7 @@ def _unpack(t: Translator, ins: Instruction, form: SmallFloat) -> None:
 def _pack_scale(t: Translator, ins: Instruction, source: str) -> None:
     """ue8m0: the exponent of the size, rounded toward zero or up; 255 is NaN."""
     only(ins, "rz", "rp", "satfinite")
-    if ins.has("rz") == ins.has("rp"):
+    if ins.has("rz") == ins.has("rp") or source == "f16x2":
         raise UnsupportedError(ins.name)
     code = t.code
     codes = []

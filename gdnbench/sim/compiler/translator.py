@@ -13,6 +13,8 @@ from enum import IntEnum
 
 from gdnbench.sim.compiler.blocks import Block, Blocks
 from gdnbench.sim.compiler.emit import (
+    F32,
+    F64,
     I1,
     I32,
     I64,
@@ -337,6 +339,9 @@ class Translator:
         if not isinstance(destination, Register):
             raise UnsupportedError(f"destination {type(destination).__name__.lower()}")
         kind = register_type(destination)
+        size = 1 if value.type == I1 or kind == I1 else bits_of(value.type)  # predicates take any truth
+        if size > destination.bits or (size < destination.bits and value.type in (F32, F64)):
+            raise UnsupportedError(f"a result of {size} bits into {destination.name} of {destination.bits}")
         if kind == I1:
             value = value if value.type == I1 else self.code.comparei("icmp ne", value, 0)
         elif value.type == I1:

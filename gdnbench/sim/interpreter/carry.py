@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from gdnbench.sim.errors import UnsupportedError
 from gdnbench.sim.interpreter.integer import multiply_high
 from gdnbench.sim.interpreter.operation import (
     Spelling,
@@ -48,6 +49,8 @@ def step(ins: Instruction) -> Step:
     spelling.done()
     if len(ins.types) != 1 or ins.types[0] not in ("u32", "s32", "u64", "s64"):
         refuse(ins)
+    if len(ins.sources) != (3 if multiplies else 2):
+        raise UnsupportedError(f"{ins.name} with {len(ins.sources)} sources", ins.place)
     kind, bits = ins.types[0], bits_kind(f"b{ins.types[0][1:]}")
     fetches = tuple(fetch(ins, source, kind) for source in ins.sources)
     used = read_registers(ins.sources)

@@ -30,6 +30,7 @@ _ORDERED: dict[str, Predicate] = {
     "eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal, "gt": np.greater,
     "ge": np.greater_equal, "lo": np.less, "ls": np.less_equal, "hi": np.greater, "hs": np.greater_equal,
 }  # fmt: skip
+_UNSIGNED = ("lo", "ls", "hi", "hs")
 _UNORDERED = ("equ", "neu", "ltu", "leu", "gtu", "geu")
 _COMPARISONS = (*_ORDERED, *_UNORDERED, "num", "nan")
 _LOGICAL: dict[str, Predicate] = {"and": np.logical_and, "or": np.logical_or, "xor": np.logical_xor}
@@ -61,7 +62,7 @@ def _integer_kind(ins: Instruction, type_name: str, comparison: str) -> str:
         if comparison not in ("eq", "ne"):
             refuse(ins)
         return bits_kind(type_name)
-    if comparison in ("lo", "ls", "hi", "hs") and type_name[0] != "u":
+    if comparison in _UNSIGNED and type_name[0] != "u":
         refuse(ins)
     return type_name
 
@@ -69,10 +70,12 @@ def _integer_kind(ins: Instruction, type_name: str, comparison: str) -> str:
 def comparison(ins: Instruction, spelling: Spelling, type_name: str) -> tuple[str, Predicate]:
     """(how the operands are held, the predicate on them). Packed halves give two results a lane."""
     name = spelling.choice(None, *_COMPARISONS)
-    if type_name == "f64":
+    if type_name == "f64" and name not in _UNSIGNED:
         return "f64", float_comparison(name)
     if type_name in TYPES and type_name != "f32x2":
         type_ = TYPES[type_name]
+        if name in _UNSIGNED:
+            refuse(ins)
         compare = float_comparison(name)
         ftz = type_.format is not BF16 and spelling.flag("ftz")
 

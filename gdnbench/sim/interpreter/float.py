@@ -254,6 +254,8 @@ def _extremum(ins: Instruction) -> Operation:
     nan, absolute, xorsign = spelling.flag("NaN"), spelling.flag("abs"), spelling.flag("xorsign")
     spelling.done()
     count = len(ins.sources)
+    if count not in (2, 3):
+        refuse(ins)
     if ins.types[0] == "f32x2" or (count == 3 and (ins.types[0] != "f32" or xorsign)) or xorsign > absolute:
         refuse(ins)
     if absolute and not xorsign and count != 3:

@@ -1,12 +1,14 @@
 """Which PTX instructions there are, how each is spelled and who executes it.
 
-Spelling only: a suffix that is not listed for an opcode is refused at parse time, so an engine meets no
-suffix that nobody thought of. PTX ISA 9.2, chapter 9, is the source of the tables; opcodes outside them are
-refused by name. Suffixes in `HINTS` change speed, never results.
+Spelling only: a suffix that is not listed for an opcode is refused at parse time, and so are two of which one
+would have to be ignored: an engine meets no suffix that nobody thought of. PTX ISA 9.2, chapter 9, is the
+source of the tables; opcodes outside them are refused by name. Suffixes in `HINTS` change speed, never
+results.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 
@@ -294,6 +296,114 @@ FORMS: dict[str, Form] = {
     "multimem.st": _machine(0, *_ATOMIC),
     "multimem.red": _machine(0, *_ATOMIC),
 }
+
+# Suffixes of which an instruction takes one: two rounding modes, or two scopes, mean nothing.
+_ALTERNATIVES = tuple(
+    map(
+        _set,
+        (
+            f"{_ROUND} {_ROUND_INT} rna rs approx full",
+            f"{_COMPARE} wide",  # lo and hi are also halves of a product
+            "add min max inc dec and or xor exch cas",
+            "weak relaxed acquire release acq_rel volatile sc",
+            f"{_SCOPE} gl",
+            "l r",
+            "sat relu",
+            "clamp wrap",
+            "f4e b4e rc8 ecl ecr rc16",
+            "finite infinite number notanumber normal subnormal",
+            "up down bfly idx",
+            "all any uni ballot",
+            "ca cg",
+            _MATRIX_SHAPES,
+            "m8n8 m16n16 m8n16 m16n8",
+            "x1 x2 x4 x8 x16 x32 x64 x128",
+            "16x64b 16x128b 16x256b 32x32b 16x32bx2",
+            "128x256b 4x256b 128x128b 64x128b 32x128b",
+            "warpx2::02_13 warpx2::01_23 warpx4",
+            "b6x16_p32 b4x16_p64",
+            "cta_group::1 cta_group::2",
+            _KINDS,
+            "1d 2d 3d 4d 5d",
+            "tile tile::gather4 tile::scatter4 im2col im2col::w im2col::w::128 im2col_no_offs",
+        ),
+    )
+)
+# Engines know one state space in an access; copies of the machine name two.
+_ONE_SPACE = _set(_SPACES)
+
+_VECTOR_OPS = _set("ld ldu st atom red st.async red.async multimem.ld_reduce multimem.st multimem.red")
+
+# The types of opcodes that have one, or none, and that no executor looks at. Others judge by themselves.
+_MOVED = _set("b16 b32 b64 u16 u32 u64 s16 s32 s64 f32 f64")
+_LOADED = _MOVED | _set("b8 u8 s8 b128")
+_ONE_TYPE: dict[str, frozenset[str]] = {
+    "mov": _MOVED | _set("pred b128"),
+    "selp": _MOVED,
+    "ld": _LOADED,
+    "ldu": _LOADED,
+    "st": _LOADED,
+    "bar.red": _set("pred u32"),
+    "bar.cta.red": _set("pred u32"),
+    "barrier.red": _set("pred u32"),
+    "barrier.cta.red": _set("pred u32"),
+    "mbarrier": _set("b64"),
+    "cp.async.mbarrier.arrive": _set("b64"),
+    "cp.reduce.async.bulk": _set("f16 bf16 b32 u32 s32 b64 u64 s64 f32 f64"),
+    "st.async": _LOADED,
+    "red.async": _set("u32 s32 b32 u64 s64 b64"),
+    "tcgen05.alloc": _set("b32"),
+    "tcgen05.dealloc": _set("b32"),
+    "tcgen05.ld": _set("b32"),
+    "tcgen05.ld.red": _set("f32 u32 s32"),
+    "tcgen05.st": _set("b32"),
+    "tcgen05.commit": _set("b64"),
+    "setmaxnreg": _set("u32"),
+    "nanosleep": _set("u32"),
+    "tensormap.replace": _set("b32 b64"),
+}
+_NO_TYPE = _set(
+    """bra ret exit trap brkpt elect bar.warp.sync bar barrier membar fence cp.async cp.async.bulk
+    cp.reduce.async.bulk.tensor prefetch prefetchu applypriority discard tcgen05 griddepcontrol
+    tensormap.cp_fenceproxy"""
+)
+
+
+def _rule(op: str) -> frozenset[str] | None:
+    """The types of which `op` takes one, none if empty; None if its executor judges. An opcode shares the
+    rule of the longest part of its name that has one."""
+    while op:
+        if op in _ONE_TYPE:
+            return _ONE_TYPE[op]
+        if op in _NO_TYPE:
+            return frozenset()
+        op = op.rpartition(".")[0]
+    return None
+
+
+def contradiction(op: str, types: Sequence[str], mods: Sequence[str], vectors: Sequence[str]) -> str | None:
+    """What is wrong with known suffixes of `op` together: the one that would have to be ignored; None if
+    nothing is."""
+    for index, mod in enumerate(mods):
+        if mod in mods[:index]:
+            return f"{mod} twice"
+    groups = (*_ALTERNATIVES, _ONE_SPACE) if owner(op) is Owner.ENGINE else _ALTERNATIVES
+    for group in groups:
+        chosen = [mod for mod in mods if mod in group]
+        if len(chosen) > 1:
+            return " and .".join(chosen)
+    if len(vectors) > 1 or (vectors and op not in _VECTOR_OPS):
+        return " and .".join(vectors)
+    allowed = _rule(op)
+    if op == "slct" and types and types[0] not in _MOVED:
+        return types[0]
+    if allowed is None:
+        return None
+    wrong = [name for name in types if name not in allowed]
+    if wrong or len(types) > 1:
+        return " and .".join(wrong or types)
+    return None if types or not allowed else ""
+
 
 # Opcodes with so many spellings that listing them would say nothing: their suffixes are kept unchecked, and
 # they have no handler either.

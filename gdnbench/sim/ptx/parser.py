@@ -389,18 +389,20 @@ def _classify(
     op: str, suffixes: tuple[str, ...], place: Place
 ) -> tuple[tuple[str, ...], tuple[str, ...], int]:
     """The suffixes of `op` as (types, modifiers, vector length); UnsupportedError for an unknown one."""
-    types, mods, vec = [], [], 1
+    types, mods, vectors = [], [], []
     form = isa.FORMS.get(op)
     for suffix in suffixes:
         if suffix in isa.TYPES:
             types.append(suffix)
         elif suffix in isa.VECTORS:
-            vec = isa.VECTORS[suffix]
+            vectors.append(suffix)
         elif form is None or suffix in form.mods:
             mods.append(suffix)
         else:
             raise UnsupportedError(f"{op} with .{suffix}", place)
-    return tuple(types), tuple(mods), vec
+    if op in isa.FORMS and (wrong := isa.contradiction(op, types, mods, vectors)) is not None:
+        raise UnsupportedError(f"{op} with .{wrong}" if wrong else f"{op} without a type", place)
+    return tuple(types), tuple(mods), isa.VECTORS[vectors[0]] if vectors else 1
 
 
 def _inline_asm(lines: list[str]) -> set[int]:
