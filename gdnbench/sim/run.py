@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import struct
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -104,6 +104,9 @@ def run_ptx(
     if check:
         raise UnsupportedError("check=True: the race checker")
     order = check_settings(engine, schedule, mma, threads)
+    grid, block = _extents("grid", grid), _extents("block", block)
+    if not isinstance(smem, int | np.integer) or smem < 0:
+        raise LaunchError(f"smem {smem!r}: a number of bytes, 0 or more")
     module = parse(ptx) if isinstance(ptx, str) else ptx
     if entry not in module.kernels:
         raise LaunchError(f"no kernel {entry!r} in the PTX; it has {', '.join(module.kernels) or 'none'}")
@@ -128,6 +131,15 @@ def run_ptx(
     quantum = min(kind.quantum, PROFILE_QUANTUM) if profile else kind.quantum
     counters = run_grid(launch, ready, quantum=quantum, threads=threads, progress=progress)
     return RunResult(counters, dict(launch.notes), time.perf_counter() - start, launch.ctas, record)
+
+
+def _extents(name: str, given: object) -> Dim3:
+    """Three integers; the machine's budget judges their size."""
+    extents = tuple(given) if isinstance(given, Iterable) else (given,)
+    if len(extents) != 3 or not all(isinstance(extent, int | np.integer) for extent in extents):
+        raise LaunchError(f"{name} {given!r}: three integers (x, y, z)")
+    x, y, z = (int(extent) for extent in extents)
+    return x, y, z
 
 
 def prepare_launch(
@@ -182,7 +194,10 @@ def _encode(variable: Variable, value: object, memory: GlobalMemory) -> bytes:
             raise LaunchError(f"{variable.name} has {variable.size} bytes, {len(value)} were given")
         return bytes(value)
     if isinstance(value, float) and variable.size in _FLOATS:
-        return struct.pack(_FLOATS[variable.size], value)
+        try:
+            return struct.pack(_FLOATS[variable.size], value)
+        except OverflowError:
+            raise LaunchError(f"{value} does not fit {variable.name} of {variable.size} bytes") from None
     if isinstance(value, int | np.integer):
         bits = 8 * variable.size
         if not -(1 << bits - 1) <= int(value) < 1 << bits:
@@ -198,6 +213,10 @@ def _address(value: object, name: str, memory: GlobalMemory) -> int | None:
     """The address of a tensor or array, whose bytes the kernel may touch from now on; None for anything
     else."""
     if isinstance(value, np.ndarray):
+        if value.dtype.hasobject:
+            raise LaunchError(f"{name} is an array of Python objects; pass numbers")
+        if not value.flags.writeable:
+            raise LaunchError(f"{name} is a read-only array, which a kernel could write; pass a copy")
         return memory.add_array(value, name)
     if hasattr(value, "data_ptr"):
         return _add_tensor(value, name, memory)

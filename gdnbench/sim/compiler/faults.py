@@ -79,7 +79,7 @@ def _repeat(warp: CompiledWarp, code: FaultCode, ins: Instruction, addresses: Va
 def _check_param(warp: CompiledWarp, addresses: Values, lanes: Lanes, width: int) -> None:
     check_aligned(addresses, lanes, width)
     size = len(warp.cta.param)
-    bad = lanes & (addresses + np.uint64(width) > np.uint64(size))
+    bad = lanes & ((addresses > np.uint64(max(size - width, 0))) | (size < width))
     if bad.any():
         offset = int(addresses[bad.argmax()])
         raise KernelFault(

@@ -58,7 +58,7 @@ class ParameterMemory:
     def load(self, addresses: Values, lanes: Lanes, width: int) -> Array:
         check_aligned(addresses, lanes, width)
         wanted = addresses[lanes]
-        if (wanted + _U64(width) > self.bytes.size).any():
+        if width > self.bytes.size or (wanted > _U64(self.bytes.size - width)).any():
             raise KernelFault(
                 FaultKind.OUT_OF_BOUNDS,
                 f"{width} bytes at parameter offset {int(wanted.max())}: the kernel has {self.bytes.size}",

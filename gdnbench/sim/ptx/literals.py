@@ -56,4 +56,8 @@ def _integer(text: str) -> int:
 def _float_bits(value: float, width: int, line: int) -> int:
     if width not in _FLOAT_FORMATS:
         raise PtxSyntaxError(f"PTX line {line}: a floating-point constant where {width} bits are expected")
-    return int.from_bytes(struct.pack(_FLOAT_FORMATS[width], value), "little")
+    try:
+        packed = struct.pack(_FLOAT_FORMATS[width], value)
+    except OverflowError:
+        raise PtxSyntaxError(f"PTX line {line}: {value} does not fit {width} bits") from None
+    return int.from_bytes(packed, "little")

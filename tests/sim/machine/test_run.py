@@ -394,3 +394,51 @@ def test_resident_ctas() -> None:
     assert resident(launch(threads=128, shared=24 * 1024)) == 148 * 9
     # 32 slots an SM would be 4,736 CTAs of 64 KB; 256 MB hold 4,096.
     assert resident(launch(threads=32, shared=0)) == 4096
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"grid": (1, 1)},
+        {"grid": (1, 1, 1, 1)},
+        {"grid": 1},
+        {"grid": (1.5, 1, 1)},
+        {"grid": ("a", 1, 1)},
+        {"block": (32.0, 1, 1)},
+        {"smem": -1},
+        {"smem": 1.5},
+        {"smem": None},
+    ],
+)
+def test_a_launch_of_no_extents(change: dict[str, object]) -> None:
+    name = next(iter(change))
+    launch = {"grid": (1, 1, 1), "block": (32, 1, 1), "smem": 0} | change
+    with pytest.raises(LaunchError, match=f"^{name} "):
+        run_ptx(module("ret;", ""), "k", params=[], **launch)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("declared", "value", "match"),
+    [
+        (".f32 a", 1e39, "does not fit a of 4 bytes"),
+        (".f16 a", 1e9, "does not fit a of 2 bytes"),
+        (".b64 a", np.array([None]), "Python objects"),
+        (".b64 a", np.frombuffer(b"constant", np.uint8), "read-only"),
+    ],
+)
+def test_a_parameter_that_cannot_be_passed(declared: str, value: object, match: str) -> None:
+    with pytest.raises(LaunchError, match=match):
+        run_ptx(module("ret;", f".param {declared}"), "k", (1, 1, 1), (32, 1, 1), [value])
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_parameter_before_the_first(engine: str) -> None:
+    with pytest.raises(KernelFault) as caught:
+        run_ptx(module("ld.param.b32 %r0, [-4];", ""), "k", (1, 1, 1), (32, 1, 1), [], engine=engine)
+    assert caught.value.kind is FaultKind.OUT_OF_BOUNDS
+
+
+def test_a_constant_too_large_for_its_format() -> None:
+    text = module(".reg .b16 %h; mov.b16 %h, 1e30;", "")
+    with pytest.raises(BadInputError, match="1e\\+30 does not fit 16 bits"):
+        run_ptx(text, "k", (1, 1, 1), (32, 1, 1), [])
