@@ -13,6 +13,16 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parent / "kernels"))
 
+
+@pytest.fixture(autouse=True, scope="session")
+def _no_dumps_in_the_working_directory() -> Iterator[None]:
+    """CuTe DSL drops PTX and IR where it is called, unless what is kept goes to a folder of its own."""
+    here = Path.cwd()
+    before = set(here.glob("cutlass_*"))
+    yield
+    assert set(here.glob("cutlass_*")) <= before
+
+
 # The features of x86-64 CPUs without AVX-512, and of those without fused multiply-add and half precision.
 CPUS = {"x86-64-v3": "+avx,+avx2,+bmi,+bmi2,+f16c,+fma,+lzcnt,+movbe", "x86-64-v2": "+sse4.2,+popcnt"}
 
