@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import platform
+import stat
 import tempfile
 import threading
 from collections.abc import Callable
@@ -145,9 +146,14 @@ def load(code: bytes) -> Loaded:
 
 
 def fetch(name: str) -> Compiled | None:
-    """The entry `name`, None if there is none or it is damaged."""
+    """The entry `name`, None if there is none, it is damaged, or somebody else could have written it: an
+    entry is machine code that is going to run."""
     try:
-        data = (cache_directory() / name).read_bytes()
+        with (cache_directory() / name).open("rb") as file:
+            status = os.fstat(file.fileno())
+            if status.st_uid != os.geteuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+                return None
+            data = file.read()
     except OSError:
         return None
     head, body = data[: len(_MAGIC) + 32], data[len(_MAGIC) + 32 :]

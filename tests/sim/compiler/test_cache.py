@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -117,3 +118,25 @@ def test_the_key_depends_on_all_that_decides_the_code(monkeypatch: pytest.Monkey
     monkeypatch.undo()
     monkeypatch.setattr(native, "_VERSION", b"another engine")
     assert native.key("text", "k") != before
+
+
+@pytest.mark.parametrize("mode", [0o620, 0o602])
+def test_an_entry_that_others_may_write_is_not_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compilations: list[int], mode: int
+) -> None:
+    monkeypatch.setenv("GDNBENCH_CACHE_DIR", str(tmp_path))
+    result(1)
+    entries(tmp_path)[0].chmod(mode)
+    assert result(1) == list(range(1, 33))
+    assert len(compilations) == 2
+
+
+def test_an_entry_of_another_user_is_not_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compilations: list[int]
+) -> None:
+    monkeypatch.setenv("GDNBENCH_CACHE_DIR", str(tmp_path))
+    result(1)
+    owner = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
+    assert result(1) == list(range(1, 33))
+    assert len(compilations) == 2
