@@ -1,12 +1,13 @@
 """LLVM IR -> machine code for this CPU, kept on disk between processes.
 
 A cache entry is the object file with what the translation decided beside it, under the digest of all that it
-depends on. A damaged entry is compiled again. `GDNBENCH_CACHE_DIR` names the cache's place; by default it
-lies in the user's cache directory.
+depends on. A damaged entry is compiled again; beyond `MAX_ENTRIES` those unused for longest go.
+`GDNBENCH_CACHE_DIR` names the cache's place; by default it lies in the user's cache directory.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import hashlib
 import json
@@ -32,6 +33,8 @@ from gdnbench.sim.ptx import isa
 _NEEDED = ("avx2", "f16c", "fma")
 
 _MAGIC = b"gdnbench-sim-1\n"
+# An entry is 20 KB to 2 MB.
+MAX_ENTRIES = 500
 
 
 def _files() -> list[Path]:
@@ -148,14 +151,17 @@ def load(code: bytes) -> Loaded:
 def fetch(name: str) -> Compiled | None:
     """The entry `name`, None if there is none, it is damaged, or somebody else could have written it: an
     entry is machine code that is going to run."""
+    directory = cache_directory()
     try:
-        with (cache_directory() / name).open("rb") as file:
+        with (directory / name).open("rb") as file:
             status = os.fstat(file.fileno())
             if status.st_uid != os.geteuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
                 return None
             data = file.read()
     except OSError:
         return None
+    with contextlib.suppress(OSError):
+        os.utime(directory / name)  # its age is the time since it was last used
     head, body = data[: len(_MAGIC) + 32], data[len(_MAGIC) + 32 :]
     if head != _MAGIC + hashlib.sha256(body).digest():
         return None
@@ -175,5 +181,19 @@ def keep(name: str, compiled: Compiled) -> None:
         with os.fdopen(handle, "wb") as file:
             file.write(_MAGIC + hashlib.sha256(body).digest() + body)
         os.replace(temporary, directory / name)
+        _trim(directory)
     except OSError:
         return
+
+
+def _trim(directory: Path) -> None:
+    """Delete what was not used for longest, a tenth at a time; other processes may do the same meanwhile."""
+    names = os.listdir(directory)
+    if len(names) <= MAX_ENTRIES:
+        return
+    ages = []
+    for name in names:
+        with contextlib.suppress(OSError):
+            ages.append(((directory / name).stat().st_mtime_ns, name))
+    for _, name in sorted(ages)[: len(names) - MAX_ENTRIES * 9 // 10]:
+        (directory / name).unlink(missing_ok=True)

@@ -140,3 +140,16 @@ def test_an_entry_of_another_user_is_not_run(
     monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
     assert result(1) == list(range(1, 33))
     assert len(compilations) == 2
+
+
+def test_entries_unused_for_longest_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GDNBENCH_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(native, "MAX_ENTRIES", 10)
+    folder = native.cache_directory()
+    entry = native.Compiled(b"code", {})
+    for number in range(10):
+        native.keep(f"{number}", entry)
+        os.utime(folder / f"{number}", (number, number))
+    assert native.fetch("0") == entry  # used: now the youngest
+    native.keep("10", entry)
+    assert {path.name for path in folder.iterdir()} == {"0", "3", "4", "5", "6", "7", "8", "9", "10"}
