@@ -24,7 +24,10 @@ def width_of(type_name: str) -> int:
 
 
 def literal_bits(text: str, negative: bool, width: int, line: int) -> int:
-    """The bits of a literal in `width` bits; PtxSyntaxError if it does not fit or means nothing there."""
+    """The bits of a literal in `width` bits, to which an integer of up to 64 is cut (PTX ISA 4.5.1).
+
+    PtxSyntaxError for a larger integer, or a floating-point constant where there is no such number.
+    """
     lower = text.lower()
     if lower.startswith(("0f", "0d")):
         source = 32 if lower[1] == "f" else 64

@@ -26,15 +26,32 @@ def parse(text: str) -> Module:
     return _ModuleParser(text).parse()
 
 
+# Text asks for memory: what is beyond these is no kernel.
+MAX_REGISTERS = 1 << 20
+MAX_DEPTH = 200
+MAX_ALIGN = 1 << 16
+# Bytes of the variables of a state space (PTX ISA, "State Spaces"; CUDA Programming Guide, "Technical
+# Specifications"). Shared memory is held against the launch's budget.
+MAX_BYTES = {"param": 32_764, "const": 64 << 10, "local": 512 << 10, "shared": 1 << 20, "global": 1 << 32}
+
+
 @dataclass(slots=True)
 class _Space:
     """Lays variables out one after another, each aligned."""
 
+    name: str
     size: int = 0
 
-    def place(self, size: int, align: int) -> int:
+    def place(self, size: int, align: int, line: int) -> int:
+        if align & (align - 1) or not 0 < align <= MAX_ALIGN:
+            raise PtxSyntaxError(f"PTX line {line}: alignment {align} is no power of two up to {MAX_ALIGN}")
         offset = -(-self.size // align) * align
         self.size = offset + size
+        if self.size > MAX_BYTES[self.name]:
+            limit = MAX_BYTES[self.name]
+            raise PtxSyntaxError(
+                f"PTX line {line}: {self.size} bytes of {self.name} variables; the limit is {limit}"
+            )
         return offset
 
 
@@ -60,8 +77,8 @@ class _ModuleParser:
         self.inline = _inline_asm(self.lines)
         self.kernels: dict[str, Kernel] = {}
         self.variables: list[Variable] = []
-        self.spaces = {"global": _Space(), "const": _Space()}
-        self.shared = _Space()
+        self.spaces = {"global": _Space("global"), "const": _Space("const")}
+        self.shared = _Space("shared")
         self.scope = Scope(None)
 
     def parse(self) -> Module:
@@ -131,7 +148,8 @@ class _ModuleParser:
         """`.shared .align 16 .b8 name[64] = {...};` after its space."""
         cursor = self.cursor
         name_of_space = space.text[1:]
-        align, type_name = 0, ""
+        align: int | None = None
+        type_name = ""
         while cursor.peek().text.startswith("."):
             word = cursor.next()
             if word.text == ".align":
@@ -160,10 +178,10 @@ class _ModuleParser:
             raise UnsupportedError(f"extern {name_of_space} array {name.text}", self._place(name.line))
         block = {"shared": shared, "local": local, **self.spaces}[name_of_space]
         assert block is not None
-        align = align or element
-        offset = DYNAMIC if extern else block.place(size, align)
+        align = element if align is None else align
+        offset = DYNAMIC if extern else block.place(size, align, name.line)
         variable = Variable(name.text, name_of_space, size, align, offset, init)
-        scope.symbols[name.text] = variable
+        scope.declare(name, variable)
         if scope is self.scope:
             self.variables.append(variable)
         return variable
@@ -183,6 +201,10 @@ class _ModuleParser:
             else:
                 raise UnsupportedError(f"initialiser {token.text!r} of {name.text}", self._place(token.line))
         data = b"".join(value.to_bytes(element, "little") for value in values)
+        if count and len(data) > element * count:
+            raise PtxSyntaxError(
+                f"PTX line {name.line}: {len(values)} initial values for {name.text}[{count}]"
+            )
         return data.ljust(element * count, b"\0")
 
     def _entry(self) -> None:
@@ -195,6 +217,8 @@ class _ModuleParser:
                 cursor.accept(",")
         while not cursor.at("{"):
             body.entry_directive()
+        if name.text in self.kernels:
+            raise PtxSyntaxError(f"PTX line {name.line}: a second kernel {name.text}")
         self.kernels[name.text] = body.parse()
 
 
@@ -218,9 +242,9 @@ class _BodyParser:
     registers: list[Register] = field(default_factory=list)
     raw: list[_Raw] = field(default_factory=list)
     limits: _Limits = field(default_factory=_Limits)
-    param_space: _Space = field(default_factory=_Space)
-    shared: _Space = field(default_factory=_Space)
-    local: _Space = field(default_factory=_Space)
+    param_space: _Space = field(default_factory=lambda: _Space("param"))
+    shared: _Space = field(default_factory=lambda: _Space("shared"))
+    local: _Space = field(default_factory=lambda: _Space("local"))
     scope: Scope = field(init=False)
     loc: tuple[int, int] | None = None
 
@@ -232,11 +256,12 @@ class _BodyParser:
         """`.param .align 8 .b8 name[8]`, `.param .u64 .ptr .global .align 16 name`."""
         cursor = self.module.cursor
         cursor.expect(".param")
-        align, element = 0, 0
+        align: int | None = None
+        element = 0
         while cursor.peek().text.startswith("."):
             word = cursor.next().text
             if word == ".align":
-                align = align or cursor.integer()
+                align = cursor.integer()
             elif word == ".ptr":
                 while cursor.peek().text.startswith("."):
                     if cursor.next().text == ".align":
@@ -250,10 +275,11 @@ class _BodyParser:
         if cursor.accept("["):
             size *= cursor.integer()
             cursor.expect("]")
-        align = align or element
-        variable = Variable(name, "param", size, align, self.param_space.place(size, align))
+        align = element if align is None else align
+        offset = self.param_space.place(size, align, token.line)
+        variable = Variable(name, "param", size, align, offset)
         self.params.append(variable)
-        self.scope.symbols[name] = variable
+        self.scope.declare(token, variable)
 
     def entry_directive(self) -> None:
         cursor = self.module.cursor
@@ -296,16 +322,20 @@ class _BodyParser:
             limits.cluster,
         )
 
-    def _block(self, scope: Scope) -> None:
+    def _block(self, scope: Scope, depth: int = 1) -> None:
         cursor = self.module.cursor
+        if depth > MAX_DEPTH:
+            raise PtxSyntaxError(f"PTX line {cursor.peek().line}: more than {MAX_DEPTH} scopes in each other")
         cursor.expect("{")
         while not cursor.accept("}"):
             token = cursor.peek()
             if token.text == "{":
-                self._block(Scope(scope))
+                self._block(Scope(scope), depth + 1)
             elif token.text.startswith("."):
                 self._directive(cursor.next(), scope)
             elif cursor.peek(1).text == ":" and token.kind == "word":
+                if token.text in scope.labels:
+                    raise PtxSyntaxError(f"PTX line {token.line}: a second label {token.text}")
                 scope.labels[token.text] = len(self.raw)
                 cursor.next()
                 cursor.next()
@@ -347,15 +377,18 @@ class _BodyParser:
         if type_name not in isa.TYPES:
             raise UnsupportedError(f"registers of type {word.text}", self.module._place(word.line))
         while True:
-            name = cursor.next().text
-            names = [name]
+            name = cursor.next()
+            names = [name.text]
             if cursor.accept("<"):
-                names = [f"{name}{i}" for i in range(cursor.integer())]
+                count = cursor.integer()
+                if len(self.registers) + count > MAX_REGISTERS:
+                    raise PtxSyntaxError(f"PTX line {name.line}: more than {MAX_REGISTERS} registers")
+                names = [f"{name.text}{i}" for i in range(count)]
                 cursor.expect(">")
             for each in names:
                 register = Register(len(self.registers), each, type_name)
                 self.registers.append(register)
-                scope.symbols[each] = register
+                scope.declare(Token(name.kind, each, name.line), register)
             if not cursor.accept(","):
                 break
         cursor.expect(";")

@@ -80,6 +80,12 @@ class Scope:
     symbols: dict[str, Register | Variable] = field(default_factory=dict)
     labels: dict[str, int] = field(default_factory=dict)
 
+    def declare(self, name: Token, meaning: Register | Variable) -> None:
+        """Give `name` its meaning in this scope, where it must be new."""
+        if name.text in self.symbols:
+            raise PtxSyntaxError(f"PTX line {name.line}: {name.text} is declared twice")
+        self.symbols[name.text] = meaning
+
     def find(self, name: str) -> Register | Variable | None:
         """What `name` is here or in an enclosing scope."""
         scope: Scope | None = self

@@ -322,6 +322,44 @@ def test_what_is_no_ptx_is_said(body: str, text: str) -> None:
     assert text in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        (".reg .b32 %a<10000000>;", "more than 1048576 registers"),
+        (".reg .b32 %a<999999999999>;", "more than 1048576 registers"),
+        (".local .b8 s[99999999999];", "bytes of local variables"),
+        (".shared .align 0 .b8 s[4];", "alignment 0"),
+        (".shared .align 3 .b8 s[4];", "alignment 3"),
+        (".shared .align 1099511627776 .b8 s[4];", "alignment 1099511627776"),
+        ("{" * 20000, "scopes in each other"),
+        ("L: mov.b32 %r1, 0;\nL: ret;", "second label L"),
+        (".reg .b32 %r1;", "%r1 is declared twice"),
+        (".shared .b8 s[4];\n.shared .b8 s[4];", "s is declared twice"),
+    ],
+)
+def test_what_is_beyond_all_kernels_is_refused_at_once(text: str, named: str) -> None:
+    with pytest.raises(PtxSyntaxError) as caught:
+        kernel(text)
+    assert named in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        (".global .b8 g[99999999999];", "bytes of global variables"),
+        (".const .b8 c[65537];", "bytes of const variables"),
+        (".global .b32 g[2] = {1, 2, 3};", "3 initial values for g[2]"),
+        (".entry k() { ret; }\n.entry k() { ret; }", "second kernel k"),
+        (".entry k(.param .u32 a, .param .u32 a) { ret; }", "a is declared twice"),
+        (".entry k(.param .b8 a[40000]) { ret; }", "bytes of param variables"),
+    ],
+)
+def test_modules_beyond_all_kernels(text: str, named: str) -> None:
+    with pytest.raises(PtxSyntaxError) as caught:
+        parse(HEADER + text)
+    assert named in str(caught.value)
+
+
 def test_damaged_text_never_escapes_the_named_errors() -> None:
     """Any text either parses or is refused in one of the two ways; fresh seed on every run."""
     seed = random.SystemRandom().randrange(2**32)
