@@ -51,13 +51,19 @@ ENGINES = {
 PROFILE_QUANTUM = 64
 
 
+def _is_integer(value: object, least: int) -> bool:
+    return isinstance(value, int | np.integer) and int(value) >= least
+
+
 def check_settings(engine: str, schedule: str, mma: str, threads: int | None) -> Schedule:
     """The schedule by name, once every other setting is known to be one; BadInputError names what is not."""
     for what, value, known in (("mma", mma, tuple(Model)), ("engine", engine, tuple(ENGINES))):
-        if value not in known:
+        if not isinstance(value, str) or value not in known:
             raise LaunchError(f"{what} {value!r}; there are {' and '.join(known)}")
-    if threads is not None and threads < 1:
-        raise LaunchError(f"threads {threads}; 1 or more, or None for all cores")
+    if threads is not None and not _is_integer(threads, 1):
+        raise LaunchError(f"threads {threads!r}; 1 or more, or None for all cores")
+    if not isinstance(schedule, str):
+        raise LaunchError(f"schedule {schedule!r}; early, late or random:SEED")
     return Schedule.parse(schedule)
 
 
@@ -105,10 +111,18 @@ def run_ptx(
         raise UnsupportedError("check=True: the race checker")
     order = check_settings(engine, schedule, mma, threads)
     grid, block = _extents("grid", grid), _extents("block", block)
-    if not isinstance(smem, int | np.integer) or smem < 0:
+    if not _is_integer(smem, 0):
         raise LaunchError(f"smem {smem!r}: a number of bytes, 0 or more")
+    if registers is not None and not _is_integer(registers, 0):
+        raise LaunchError(f"registers {registers!r}: those of a thread, or None if they are not known")
+    if progress is not None and not callable(progress):
+        raise LaunchError(f"progress {progress!r}; a function of (CTAs done, of how many), or None")
+    if memory is not None and not isinstance(memory, GlobalMemory):
+        raise LaunchError(f"memory is of type {type(memory).__name__}: a GlobalMemory, or None")
+    if not isinstance(ptx, str | Module):
+        raise LaunchError(f"ptx is of type {type(ptx).__name__}: the text, or what parse() made of it")
     module = parse(ptx) if isinstance(ptx, str) else ptx
-    if entry not in module.kernels:
+    if not isinstance(entry, str) or entry not in module.kernels:
         raise LaunchError(f"no kernel {entry!r} in the PTX; it has {', '.join(module.kernels) or 'none'}")
     kernel = module.kernels[entry]
     memory = GlobalMemory() if memory is None else memory
@@ -174,6 +188,8 @@ def prepare_launch(
 
 def pack(kernel: Kernel, params: Sequence[object], memory: GlobalMemory) -> bytes:
     """The kernel's parameter block; tensors and arrays are added to `memory`."""
+    if not isinstance(params, Sequence) or isinstance(params, str | bytes | bytearray):
+        raise LaunchError(f"params is of type {type(params).__name__}: a list, one for each parameter")
     if len(params) != len(kernel.params):
         raise LaunchError(f"{kernel.name} has {len(kernel.params)} parameters, {len(params)} were given")
     size = max((variable.offset + variable.size for variable in kernel.params), default=0)
@@ -190,7 +206,7 @@ _FLOATS = {2: "<e", 4: "<f", 8: "<d"}
 def _encode(variable: Variable, value: object, memory: GlobalMemory) -> bytes:
     """One parameter as bytes."""
     if isinstance(value, bytes | bytearray):
-        if len(value) > variable.size:
+        if len(value) != variable.size:
             raise LaunchError(f"{variable.name} has {variable.size} bytes, {len(value)} were given")
         return bytes(value)
     if isinstance(value, float) and variable.size in _FLOATS:

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from gdnbench.sim.errors import KernelFault, UnsupportedError
+from gdnbench.sim.errors import KernelFault, LaunchError, UnsupportedError
 from gdnbench.sim.floating_environment import ieee_arithmetic
 from gdnbench.sim.host import cutlass_dsl
 from gdnbench.sim.host.arguments import NamedTensor, Region, region_of
@@ -93,6 +93,8 @@ def launch(
     given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     session = _session.get()
     settings = replace(session.settings if session is not None else Settings(), **given)
+    if not isinstance(reachable, Sequence) or not all(isinstance(tensor, Tensor) for tensor in reachable):
+        raise LaunchError("reachable takes a list of tensors")
     call = capture(compiled, args, kwargs)
     more = [region_of(NamedTensor(f"reachable[{i}]", tensor)) for i, tensor in enumerate(reachable)]
     report = _run(call.module, call.requests, [*call.regions, *more], settings, raises)

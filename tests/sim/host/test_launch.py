@@ -226,3 +226,21 @@ def test_calls_of_several_threads_do_not_mix() -> None:
     for thread in threads:
         thread.join()
     assert not failures
+
+
+@pytest.mark.parametrize(
+    ("settings", "match"),
+    [
+        ({"schedule": 3}, "^schedule 3"),
+        ({"engine": ["compiled"]}, "^engine "),
+        ({"mma": 1.0}, "^mma 1.0"),
+        ({"threads": "2"}, "^threads '2'"),
+        ({"progress": 5}, "^progress 5"),
+        ({"reachable": 5}, "^reachable "),
+        ({"reachable": [5]}, "^reachable "),
+        ({"reachable": torch.zeros(3)}, "^reachable "),
+    ],
+)
+def test_settings_of_a_wrong_type(settings: dict[str, Any], match: str) -> None:
+    with pytest.raises(sim.LaunchError, match=match):
+        sim.launch(scale(), *operands(), 0.5, 65, **settings)

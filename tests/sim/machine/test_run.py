@@ -122,6 +122,7 @@ def test_parameters() -> None:
         ([out, 1 << 40, 2.5, 1.5, b""], "does not fit a"),
         ([out, "x", 2.5, 1.5, b""], "a str for a"),
         ([out, 1, 2.5, 1.5, bytes(9)], "s has 8 bytes, 9"),
+        ([out, 1, 2.5, 1.5, bytes(7)], "s has 8 bytes, 7"),
         ([out, out, 2.5, 1.5, b""], "a ndarray for a of 4 bytes"),
     ):
         with pytest.raises(LaunchError, match=message):
@@ -133,6 +134,8 @@ def test_parameters() -> None:
 def test_names_of_things_that_are_not() -> None:
     with pytest.raises(LaunchError, match=r"no kernel 'q'.*it has k"):
         run_ptx(ADD_ONE, "q", (1, 1, 1), (32, 1, 1), [])
+    with pytest.raises(LaunchError, match=r"no kernel \['k'\].*it has k"):
+        run_ptx(ADD_ONE, ["k"], (1, 1, 1), (32, 1, 1), [])  # type: ignore[arg-type]
     with pytest.raises(LaunchError, match="engine 'fast'"):
         run(ADD_ONE, [0], engine="fast")
     with pytest.raises(BadInputError, match="schedule 'random'"):
@@ -408,13 +411,36 @@ def test_resident_ctas() -> None:
         {"smem": -1},
         {"smem": 1.5},
         {"smem": None},
+        {"registers": -1},
+        {"registers": "32"},
+        {"schedule": None},
+        {"engine": None},
+        {"engine": ["compiled"]},
+        {"mma": np.zeros(2)},
+        {"threads": "2"},
+        {"threads": 1.5},
+        {"params": None},
+        {"params": 7},
+        {"params": "abc"},
+        {"progress": 5},
+        {"memory": []},
+        {"ptx": None},
+        {"ptx": b""},
     ],
 )
-def test_a_launch_of_no_extents(change: dict[str, object]) -> None:
+def test_a_launch_of_what_is_no_setting(change: dict[str, object]) -> None:
     name = next(iter(change))
-    launch = {"grid": (1, 1, 1), "block": (32, 1, 1), "smem": 0} | change
-    with pytest.raises(LaunchError, match=f"^{name} "):
-        run_ptx(module("ret;", ""), "k", params=[], **launch)  # type: ignore[arg-type]
+    launch = {
+        "ptx": module("ret;", ""),
+        "entry": "k",
+        "grid": (1, 1, 1),
+        "block": (32, 1, 1),
+        "params": [],
+        **change,
+    }
+    with pytest.raises(LaunchError, match=f"^{name} ") as caught:
+        run_ptx(**launch)  # type: ignore[arg-type]
+    assert len(str(caught.value).splitlines()) == 1
 
 
 @pytest.mark.parametrize(
