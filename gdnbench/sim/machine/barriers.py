@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gdnbench.sim.errors import FaultKind, KernelFault
+from gdnbench.sim.machine.budget import MAX_THREADS
 from gdnbench.sim.machine.operands import constant, one, uniform
 from gdnbench.sim.machine.seam import LANES, Argument, Handler, Lanes, Results, Wait, Warp
 from gdnbench.sim.ptx.ir import Instruction
@@ -49,9 +50,10 @@ class NamedBarriers:
         """Lanes of a warp arrive; the round is done once everybody it waits for has."""
         if not 0 <= index < BARRIERS:
             raise KernelFault(FaultKind.BARRIER, f"barrier {index}; there are {BARRIERS}")
-        if threads is not None and (threads == 0 or threads % LANES):
+        if threads is not None and (not LANES <= threads <= MAX_THREADS or threads % LANES):
             raise KernelFault(
-                FaultKind.BARRIER, f"barrier {index} for {threads} threads, no multiple of {LANES}"
+                FaultKind.BARRIER,
+                f"barrier {index} for {threads} threads, no multiple of {LANES} up to {MAX_THREADS}",
             )
         use = self.rounds.setdefault(index, Round(threads))
         if use.threads != threads:

@@ -119,6 +119,8 @@ def test_divergence_at_an_aligned_barrier(text: str) -> None:
     [
         ("bar.sync 16", "barrier 16; there are 16"),
         ("bar.sync 1, 48", "48 threads, no multiple of 32"),
+        ("bar.sync 1, 1056", "1056 threads, no multiple of 32 up to 1024"),
+        ("bar.sync 1, -32", "4294967264 threads, no multiple of 32 up to 1024"),
         ("barrier.arrive 1, 0", "0 threads"),
     ],
 )
