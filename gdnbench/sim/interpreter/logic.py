@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from gdnbench.sim.errors import UnsupportedError
 from gdnbench.sim.interpreter.operation import (
     Operation,
     Spelling,
@@ -20,7 +21,7 @@ from gdnbench.sim.interpreter.operation import (
 )
 from gdnbench.sim.interpreter.registers import Array, both, whole
 from gdnbench.sim.machine.seam import Lanes
-from gdnbench.sim.ptx.ir import Instruction, Register
+from gdnbench.sim.ptx.ir import Immediate, Instruction, Register
 
 _U32 = np.uint32
 _U64 = np.uint64
@@ -43,6 +44,8 @@ def _lop3(ins: Instruction) -> Operation:
     spelling.done()
     if ins.types != ("b32",):
         refuse(ins)
+    if not all(isinstance(table, Immediate) for table in ins.sources[3:]):
+        raise UnsupportedError(f"{ins.name} with a table that is no constant", ins.place)
 
     def compute(a: Array, b: Array, c: Array, table: Array) -> Array:
         out = np.zeros(a.shape, _U32)

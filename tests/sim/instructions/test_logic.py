@@ -9,6 +9,8 @@ from exact import elementwise
 from one_instruction import apply, check, one
 from operands import integers, pairs, triples
 
+from gdnbench.sim.errors import UnsupportedError
+
 
 @pytest.mark.parametrize("width", [16, 32, 64])
 @pytest.mark.parametrize("op", ["and", "or", "xor"])
@@ -59,6 +61,13 @@ def test_lop3(engine: str, table: int) -> None:
         elementwise(bit_by_bit, np.uint32, a, b, c),
         a, b, c,
     )  # fmt: skip
+
+
+def test_lop3_of_a_table_that_is_no_constant(engine: str) -> None:
+    """The PTX ISA wants `immLut` as a constant."""
+    a = integers(np.uint32, 4)
+    with pytest.raises(UnsupportedError, match=r"lop3\.b32 with a table that is no constant at PTX line"):
+        one(engine, "lop3.b32 %d0, %s0, %s0, %s0, %s0;", [a], np.uint32)
 
 
 @pytest.mark.parametrize("width", [16, 32, 64])
