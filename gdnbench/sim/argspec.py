@@ -91,11 +91,17 @@ def parse_argument(text: str) -> Argument:
 
 
 def make_tensor(spec: TensorSpec, generator: torch.Generator) -> Tensor:
-    """The tensor with its contents; random ones come from `generator`."""
+    """The tensor with its contents; random ones come from `generator`. BadInputError if it is too large."""
     dtype = DTYPES[spec.dtype]
-    values = _contents(spec, dtype, generator)
-    tensor = torch.empty_strided(spec.shape, spec.strides, dtype=dtype)
-    tensor.copy_(values)
+    try:
+        tensor = torch.empty_strided(spec.shape, spec.strides, dtype=dtype)
+        tensor.copy_(_contents(spec, dtype, generator))
+    except (MemoryError, OverflowError, RuntimeError, TypeError) as error:
+        extents, strides = (",".join(map(str, numbers)) for numbers in (spec.shape, spec.strides))
+        what = str(error).partition("\n")[0]
+        raise BadInputError(
+            f"a tensor {spec.dtype}[{extents}:{strides}]:{spec.fill} cannot be made: {what}"
+        ) from None
     return tensor
 
 

@@ -129,6 +129,23 @@ def test_what_is_wrong_is_said_in_one_line(text: str, message: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "f32[99999999999999]",
+        "i8[99999999999999]:arange",
+        "f32[999999999999999999,999999999999999999]",
+        "f32[2:9223372036854775807]:0",
+        "f32[2:99999999999999999999999]:0",
+        "i32[2]:1e300",
+    ],
+)
+def test_a_tensor_that_cannot_be_made(text: str) -> None:
+    with pytest.raises(BadInputError, match="^a tensor .* cannot be made: ") as caught:
+        made(text)
+    assert "\n" not in str(caught.value)
+
+
 def test_a_file_that_is_no_array(tmp_path: Path) -> None:
     for name in ("x.npy", "x.pt"):
         (tmp_path / name).write_bytes(b"nothing")
