@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import random
 import struct
+from pathlib import Path
 
 import pytest
 
 from gdnbench.sim.errors import PtxSyntaxError, UnsupportedError
+from gdnbench.sim.machine.units import handler
 from gdnbench.sim.ptx import isa
 from gdnbench.sim.ptx.ir import (
     DYNAMIC,
@@ -358,6 +360,23 @@ def test_modules_beyond_all_kernels(text: str, named: str) -> None:
     with pytest.raises(PtxSyntaxError) as caught:
         parse(HEADER + text)
     assert named in str(caught.value)
+
+
+def test_every_spelling_of_public_kernels_is_known_or_of_a_family_that_is_refused() -> None:
+    """The opcodes of 74 PTX files that public CuTe DSL kernels compile to for sm_100a."""
+    spellings = (Path(__file__).parent / "public_opcodes.txt").read_text().split()
+    assert len(spellings) > 300
+    refused = ("barrier.cluster.", "mapa.", "clusterlaunchcontrol.", "wgmma.")
+    for spelling in spellings:
+        base, suffixes = isa.split(spelling)
+        assert base, spelling
+        for suffix in suffixes:
+            assert base not in isa.FORMS or suffix in isa.TYPES | isa.VECTORS.keys() | isa.FORMS[base].mods
+        if isa.owner(base) is isa.Owner.MACHINE and not spelling.startswith(refused):
+            assert handler(base)
+        if spelling.startswith(refused):
+            with pytest.raises(UnsupportedError):
+                handler(base)
 
 
 def test_damaged_text_never_escapes_the_named_errors() -> None:
