@@ -116,7 +116,8 @@ def _end(message: str, status: int) -> NoReturn:
     except OSError:
         _leave_stdout()
     if message:
-        print(f"gdnbench: {' '.join(message.split())}", file=sys.stderr)
+        lines = (" ".join(line.split()) for line in message.splitlines())
+        print(f"gdnbench: {'; '.join(filter(None, lines))}", file=sys.stderr)
     sys.exit(status)
 
 

@@ -44,7 +44,8 @@ class SimError(GdnbenchError):
 
 
 class KernelFault(SimError):
-    """The kernel did something illegal. `kind` says what, `place` where, `thread` who (CTA, warp, lanes)."""
+    """The kernel did something illegal. `kind` says what, `place` where, `thread` who (CTA, warp, lanes).
+    The first line of the text stands alone; a deadlock's waits follow, a line each."""
 
     exit_code = Exit.MISMATCH
 
@@ -63,7 +64,8 @@ class KernelFault(SimError):
     def __str__(self) -> str:
         who = f" in {self.thread}" if self.thread else ""
         where = f" at {self.place}" if self.place else ""
-        return f"{self.kind}: {self.message}{who}{where}"
+        first, *rest = self.message.split("\n")
+        return "\n".join([f"{self.kind}: {first}{who}{where}", *rest])
 
 
 class UnsupportedError(SimError, CannotRunError):

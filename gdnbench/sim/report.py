@@ -59,7 +59,8 @@ class Finding:
     def __str__(self) -> str:
         who = f" in {self.thread}" if self.thread else ""
         often = f" ({self.count} times)" if self.count > 1 else ""
-        lines = [f"{self.severity} in launch {self.launch}: {self.kind}: {self.message}{who}{often}"]
+        first, *rest = self.message.split("\n")
+        lines = [f"{self.severity} in launch {self.launch}: {self.kind}: {first}{who}{often}", *rest]
         if self.ptx_line is not None:
             lines.append(f"  PTX line {self.ptx_line}: {self.ptx}")
         if self.file is not None:

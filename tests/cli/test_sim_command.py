@@ -81,6 +81,21 @@ def nothing():
     pass
 
 
+PTX = '''.version 8.8
+.target sm_100a
+.address_size 64
+.visible .entry k() {
+    bar.sync 1, 96;
+    ret;
+}
+'''
+
+
+def stuck():
+    from gdnbench import sim
+    return sim.run_ptx(PTX, "k", (1, 1, 1), (64, 1, 1), [])
+
+
 def something_else():
     return 3
 """
@@ -211,6 +226,7 @@ def test_random_arguments_come_from_the_seed(gdnbench: Invoke, kernels: Path) ->
         (["{}:axpy", "f32[40]", "f32[40]", "1.0", "1", "--schedule", "fast"], 2, "schedule 'fast'"),
         (["{}:axpy", "f32[40]", "f32[40]", "1.0", "1", "--arch", "sm_80"], 2, "arch 'sm_80'"),
         (["{}:broken", "f32[4]"], 3, "broken does not compile: ValueError: no such layout"),
+        (["{}:stuck"], 1, "can go on: 2 waits in CTA (0, 0, 0) at PTX line 5 `bar.sync 1, 96;`; warp 0 (32"),
         (["{}:nothing"], 2, "returned no (compiled, args) and ran nothing on the simulator"),
         (["{}:something_else"], 2, "something_else returned int, not (compiled, args)"),
         (["{}:missing"], 2, "has no function 'missing'"),

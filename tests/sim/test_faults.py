@@ -15,6 +15,7 @@ from fault_cases import ALLOCATE, BARRIER, FREE, GLOBAL_BYTES, PAIRS, Pair, prod
 
 from gdnbench import sim
 from gdnbench.errors import Exit
+from gdnbench.replay.failure import describe
 from gdnbench.sim.errors import FaultKind, KernelFault, UnsupportedError
 
 ENGINES = ("interpreter", "compiled")
@@ -82,6 +83,9 @@ bar.sync 3, 64;
     assert "parity 0" in message
     assert "1 of 1 arrivals" in message
     assert caught.value.kind is FaultKind.DEADLOCK
+    first = message.splitlines()[0]
+    assert first.startswith("deadlock: nothing in the CTA can go on: 2 waits in CTA (0, 0, 0) at PTX line ")
+    assert describe(caught.value) == "KernelFault: " + "; ".join(map(str.strip, message.splitlines()))
 
 
 @pytest.mark.parametrize("engine", ENGINES)

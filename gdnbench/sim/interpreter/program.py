@@ -79,9 +79,10 @@ class Branch:
 
 @dataclass(frozen=True, slots=True)
 class Exit:
-    """`ret` and `exit` of a kernel, and its end."""
+    """`ret` and `exit` of a kernel, and its end: no instruction, so that it does not count as one."""
 
     ins: Instruction
+    counts: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,7 +260,7 @@ def prepare(kernel: Kernel) -> Program:
         raise UnsupportedError(f"kernel {kernel.name} without instructions")
     entries = [entry(ins) for ins in kernel.instructions]
     guards = [guard(ins) for ins in kernel.instructions]
-    return Program(kernel, (*entries, Exit(kernel.instructions[-1])), (*guards, None))
+    return Program(kernel, (*entries, Exit(kernel.instructions[-1], counts=False)), (*guards, None))
 
 
 def result_bits(value: Values, dest: Register) -> Values:

@@ -187,7 +187,8 @@ class InterpretedWarp:
         if not np.array_equal(active, group.lanes):
             self._split(group, active)
         if isinstance(entry, Exit):
-            self._count(entry)
+            if entry.counts:
+                self._count(entry)
             self._exit(group)
         elif isinstance(entry, Machine):
             if group.wait is not None or self._gathered(group, self.warp.exists):

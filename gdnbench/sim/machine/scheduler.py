@@ -130,5 +130,6 @@ class Scheduler:
             for index, entry in blocked
         ]
         place = blocked[0][1].instruction.place if blocked else None
-        message = "nothing in the CTA can go on:\n  " + "\n  ".join(lines) + "\n"
+        waits = f"{len(lines)} wait{'' if len(lines) == 1 else 's'}"
+        message = "\n  ".join([f"nothing in the CTA can go on: {waits}", *lines])
         return KernelFault(FaultKind.DEADLOCK, message, place)

@@ -141,7 +141,7 @@ def test_what_is_wrong_is_said_in_one_line(text: str, message: str) -> None:
     ],
 )
 def test_a_tensor_that_cannot_be_made(text: str) -> None:
-    with pytest.raises(BadInputError, match="^a tensor .* cannot be made: ") as caught:
+    with pytest.raises(BadInputError, match=r"^a tensor .* cannot be made: ") as caught:
         made(text)
     assert "\n" not in str(caught.value)
 

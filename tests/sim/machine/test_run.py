@@ -464,6 +464,16 @@ def test_a_parameter_before_the_first(engine: str) -> None:
     assert caught.value.kind is FaultKind.OUT_OF_BOUNDS
 
 
+@pytest.mark.parametrize("end", ["", "ret;", "@%p1 ret;", "@%p2 exit;", "@%p1 bra OUT; mov.u32 %r2, 0; OUT:"])
+def test_the_end_of_a_kernel_is_no_instruction(end: str) -> None:
+    """Half of the lanes have %p1, none %p2; what they execute is counted once for each group of lanes."""
+    text = module(f"mov.u32 %r1, %tid.x; setp.lt.u32 %p1, %r1, 16; setp.gt.u32 %p2, %r1, 99; {end}", "")
+    counts = {engine: run(text, [], engine=engine, profile=True).counters for engine in ENGINES}
+    expected = 3 + (2 if "bra" in end else int(bool(end)))
+    assert {count.warp_instructions for count in counts.values()} == {expected}
+    assert {sum(count.instructions.values()) for count in counts.values()} == {expected}
+
+
 def test_a_constant_too_large_for_its_format() -> None:
     text = module(".reg .b16 %h; mov.b16 %h, 1e30;", "")
     with pytest.raises(BadInputError, match="1e\\+30 does not fit 16 bits"):
