@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from gdnbench.sim.compiler import (
     approximate,
@@ -80,6 +81,12 @@ ATTRIBUTES = (
 )
 
 
+def _complete(record: dict[str, Any]) -> bool:
+    """True if a cache entry holds what `make` writes."""
+    kinds = {name: type(value) for name, value in record.items()}
+    return kinds == {"size": int, "symbols": dict, "traffic": list, "seen": list}
+
+
 def make(module: Module, kernel: Kernel) -> NativeKernel:
     """Ready to run: from the cache if this kernel was compiled before on such a CPU."""
     if not kernel.instructions:
@@ -88,7 +95,7 @@ def make(module: Module, kernel: Kernel) -> NativeKernel:
     layout = plan(kernel, blocks)
     name = native.key(module.text, kernel.name)
     found = native.fetch(name)
-    if found is None:
+    if found is None or not _complete(found.record):
         text, program = translate(kernel, blocks, layout)
         record = {
             "size": layout.size,

@@ -1,7 +1,8 @@
 """LLVM IR -> machine code for this CPU, kept on disk between processes.
 
 A cache entry is the object file with what the translation decided beside it, under the digest of all that it
-depends on. A damaged entry is compiled again; beyond `MAX_ENTRIES` those unused for longest go.
+depends on. One that is damaged or not of its name is compiled again; beyond `MAX_ENTRIES` those unused for
+longest go.
 `GDNBENCH_CACHE_DIR` names the cache's place; by default it lies in the user's cache directory.
 """
 
@@ -148,6 +149,11 @@ def load(code: bytes) -> Loaded:
     return Loaded(kind(address), engine)
 
 
+def _head(name: str, body: bytes) -> bytes:
+    """What an entry starts with. The name is in the checksum: a copy under another name is none."""
+    return _MAGIC + hashlib.sha256(name.encode() + b"\0" + body).digest()
+
+
 def fetch(name: str) -> Compiled | None:
     """The entry `name`, None if there is none, it is damaged, or somebody else could have written it: an
     entry is machine code that is going to run."""
@@ -163,10 +169,14 @@ def fetch(name: str) -> Compiled | None:
     with contextlib.suppress(OSError):
         os.utime(directory / name)  # its age is the time since it was last used
     head, body = data[: len(_MAGIC) + 32], data[len(_MAGIC) + 32 :]
-    if head != _MAGIC + hashlib.sha256(body).digest():
+    if head != _head(name, body):
         return None
     size = int.from_bytes(body[:8], "little")
-    return Compiled(body[8 + size :], json.loads(body[8 : 8 + size]))
+    try:
+        record = json.loads(body[8 : 8 + size])
+    except ValueError:
+        return None
+    return Compiled(body[8 + size :], record) if isinstance(record, dict) else None
 
 
 def keep(name: str, compiled: Compiled) -> None:
@@ -179,7 +189,7 @@ def keep(name: str, compiled: Compiled) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=directory)
         with os.fdopen(handle, "wb") as file:
-            file.write(_MAGIC + hashlib.sha256(body).digest() + body)
+            file.write(_head(name, body) + body)
         os.replace(temporary, directory / name)
         _trim(directory)
     except OSError:

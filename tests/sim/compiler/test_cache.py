@@ -83,6 +83,29 @@ def test_a_damaged_entry_is_compiled_again(tmp_path: Path, compilations: list[in
     assert len(compilations) == 2
 
 
+def test_an_entry_under_another_name_is_compiled_again(tmp_path: Path, compilations: list[int]) -> None:
+    result(5)
+    (five,) = entries(tmp_path)
+    result(6)
+    (six,) = set(entries(tmp_path)) - {five}
+    five.write_bytes(six.read_bytes())
+    assert result(5)[0] == 5
+    assert len(compilations) == 3
+
+
+@pytest.mark.parametrize("record", [b"", b"{", b"\xff", b"[]", b"7", b"{}", b'{"size": 4096}'])
+def test_an_entry_with_another_record_is_compiled_again(
+    tmp_path: Path, compilations: list[int], record: bytes
+) -> None:
+    """Its checksum is right."""
+    result(5)
+    (entry,) = entries(tmp_path)
+    body = len(record).to_bytes(8, "little") + record + b"no object file"
+    entry.write_bytes(native._head(entry.name, body) + body)
+    assert result(5)[0] == 5
+    assert len(compilations) == 2
+
+
 def test_a_cache_that_cannot_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compilations: list[int]
 ) -> None:
