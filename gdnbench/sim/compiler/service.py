@@ -22,7 +22,6 @@ from gdnbench.sim.compiler.translator import Exit, Translator
 from gdnbench.sim.errors import UnsupportedError
 from gdnbench.sim.machine.seam import LANES, SHARED_BASE, Argument, Values
 from gdnbench.sim.ptx.ir import (
-    DYNAMIC,
     Address,
     Immediate,
     Instruction,
@@ -219,7 +218,7 @@ class ServiceMaker:
             )
         offset = variable.offset
         if variable.space == "shared":
-            offset = SHARED_BASE + (self.kernel.dynamic_shared if offset == DYNAMIC else offset)
+            offset = SHARED_BASE + self.kernel.shared_offset(variable)
         return _constant(offset + symbol.offset)
 
     def _address(self, ins: Instruction, address: Address) -> Read:

@@ -31,7 +31,6 @@ from gdnbench.sim.compiler.layout import HEADER, Layout
 from gdnbench.sim.errors import UnsupportedError
 from gdnbench.sim.machine.seam import LOCAL_WINDOW, PARAM_WINDOW, SHARED_BASE, SHARED_WINDOW
 from gdnbench.sim.ptx.ir import (
-    DYNAMIC,
     Address,
     Immediate,
     Instruction,
@@ -398,7 +397,7 @@ class Translator:
             return self.code.opi("add", self.code.splat(address), symbol.offset)
         offset = variable.offset
         if variable.space == "shared":
-            offset = SHARED_BASE + (self.program.kernel.dynamic_shared if offset == DYNAMIC else offset)
+            offset = SHARED_BASE + self.program.kernel.shared_offset(variable)
         return const(I64, offset + symbol.offset)
 
     def address(self, operand: Operand) -> Value:

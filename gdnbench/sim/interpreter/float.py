@@ -183,11 +183,16 @@ def divide(ins: Instruction) -> Operation:
         return double.quotient(ins, spelling)
     if ins.types != ("f32",):
         refuse(ins)
+    get, finish = _rounded_f32(spelling)
+    return Operation(("u32", "u32"), ("u32",), lambda a, b: finish(get(a) / get(b)))
+
+
+def _rounded_f32(spelling: Spelling) -> tuple[Callable[[Array], F64], Finish]:
+    """How `.rnd{.ftz}.f32` takes an operand and rounds the result."""
     ftz = spelling.flag("ftz")
     mode = spelling.choice(None, *MODES)
     spelling.done()
-    get, finish = operand(TYPES["f32"], ftz), Finish(F32, mode, ftz)
-    return Operation(("u32", "u32"), ("u32",), lambda a, b: finish(get(a) / get(b)))
+    return operand(TYPES["f32"], ftz), Finish(F32, mode, ftz)
 
 
 def rounded_unary(function: Callable[[F64], F64]) -> Callable[[Instruction], Operation]:
@@ -200,10 +205,7 @@ def rounded_unary(function: Callable[[F64], F64]) -> Callable[[Instruction], Ope
             return double.unary(ins, spelling)
         if ins.types != ("f32",):
             refuse(ins)
-        ftz = spelling.flag("ftz")
-        mode = spelling.choice(None, *MODES)
-        spelling.done()
-        get, finish = operand(TYPES["f32"], ftz), Finish(F32, mode, ftz)
+        get, finish = _rounded_f32(spelling)
         return Operation(("u32",), ("u32",), lambda a: finish(function(get(a))))
 
     return define

@@ -16,7 +16,6 @@ from gdnbench.sim.errors import UnsupportedError
 from gdnbench.sim.interpreter.registers import WIDTHS, Array, RegisterFile, view
 from gdnbench.sim.machine.seam import LANES, SHARED_BASE, Lanes, Values, Warp
 from gdnbench.sim.ptx.ir import (
-    DYNAMIC,
     Address,
     Immediate,
     Instruction,
@@ -115,8 +114,7 @@ def symbol_address(thread: Thread, symbol: Symbol) -> int:
     """The address of a variable in its own state space."""
     variable = symbol.variable
     if variable.space == "shared":
-        start = thread.kernel.dynamic_shared if variable.offset == DYNAMIC else variable.offset
-        return SHARED_BASE + start + symbol.offset
+        return SHARED_BASE + thread.kernel.shared_offset(variable) + symbol.offset
     if variable.space in ("global", "const"):
         return thread.warp.cta.memory.symbols[variable.name] + symbol.offset
     return variable.offset + symbol.offset

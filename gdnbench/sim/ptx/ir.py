@@ -200,6 +200,10 @@ class Kernel:
         """Offset of dynamic shared memory in the CTA's block, after all static shared memory."""
         return -(-self.shared_size // DYNAMIC_SHARED_ALIGN) * DYNAMIC_SHARED_ALIGN
 
+    def shared_offset(self, variable: Variable) -> int:
+        """Where a shared variable, static or dynamic, lies in the CTA's block."""
+        return self.dynamic_shared if variable.offset == DYNAMIC else variable.offset
+
 
 @dataclass(frozen=True, slots=True)
 class Module:
