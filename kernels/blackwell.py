@@ -1,0 +1,131 @@
+"""What the SM100 kernels share: mbarrier rings, operand views, tensor-memory views. CuTe DSL.
+
+A `Ring` is a plan's ring at work. A place in it (stage and phase) is a `pipeline.PipelineState`, made by
+`producing` or `consuming` and advanced with `advance()`; each wait, arrive and commit of a kernel is a method
+here, so that a kernel's header can name who signals whom.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+import cutlass.pipeline as pipeline
+from cutlass.cute.nvgpu import cpasync, tcgen05
+
+from gdnbench_kernels import plan
+
+LANE = 1 << 16
+"""Distance of two lanes of tensor memory, in an address of 32-bit columns."""
+
+
+@dataclass(frozen=True)
+class Ring:
+    """The mbarriers of a plan's ring in shared memory: the full ones first, then the empty ones."""
+
+    spec: plan.Ring
+    barriers: cute.Pointer
+
+    @staticmethod
+    def allocate(spec: plan.Ring, smem: Any) -> Ring:
+        return Ring(spec, smem.allocate_array(cutlass.Int64, 2 * spec.stages))
+
+    def full(self, place: Any) -> Any:
+        """The barrier that says that the stage is filled; TMA loads name it."""
+        return self.barriers + place.index
+
+    def empty(self, place: Any) -> Any:
+        return self.barriers + self.spec.stages + place.index
+
+    def init(self) -> None:
+        """By one thread, before `mbarrier_init_fence` and a barrier of the CTA."""
+        for stage in range(self.spec.stages):
+            cute.arch.mbarrier_init(self.barriers + stage, self.spec.full_count)
+            cute.arch.mbarrier_init(self.barriers + self.spec.stages + stage, self.spec.empty_count)
+
+    def producing(self) -> Any:
+        """The first place of a producer: its first wait for each stage passes."""
+        return pipeline.make_pipeline_state(pipeline.PipelineUserType.Producer, self.spec.stages)
+
+    def consuming(self) -> Any:
+        return pipeline.make_pipeline_state(pipeline.PipelineUserType.Consumer, self.spec.stages)
+
+    def acquire(self, place: Any) -> None:
+        """Producer: wait until the stage may be overwritten."""
+        cute.arch.mbarrier_wait(self.empty(place), place.phase)
+
+    def expect(self, place: Any) -> None:
+        """Producer, one lane: arrive, and let the phase wait for the plan's bytes from TMA."""
+        with cute.arch.elect_one():
+            cute.arch.mbarrier_arrive_and_expect_tx(self.full(place), self.spec.bytes)
+
+    def fill(self, place: Any) -> None:
+        """Producer, every thread that calls it: the stage is filled as far as this thread goes."""
+        cute.arch.mbarrier_arrive(self.full(place))
+
+    def fill_after_mma(self, place: Any) -> None:
+        """Producer, one lane: the stage is filled when all products issued so far are done."""
+        with cute.arch.elect_one():
+            tcgen05.commit(self.full(place))
+
+    def wait(self, place: Any) -> None:
+        """Consumer: wait until the stage is filled."""
+        cute.arch.mbarrier_wait(self.full(place), place.phase)
+
+    def release(self, place: Any) -> None:
+        """Consumer, every thread that calls it: this thread has read the stage."""
+        cute.arch.mbarrier_arrive(self.empty(place))
+
+    def release_after_mma(self, place: Any) -> None:
+        """Consumer, one lane: the stage is read when all products issued so far are done."""
+        with cute.arch.elect_one():
+            tcgen05.commit(self.empty(place))
+
+    @cute.jit
+    def drain(self, place: Any) -> None:
+        """Producer, last: wait until every stage has been released, so that no arrival comes after the CTA."""
+        for _ in cutlass.range_constexpr(self.spec.stages):
+            self.acquire(place)
+            place.advance()
+
+
+def load_layout(dtype: Any, rows: int, columns: int, stages: int) -> cute.ComposedLayout:
+    """(rows, columns, stages), columns contiguous, 128-byte swizzle: as TMA fills it.
+
+    Its bytes are those of a K-major operand (rows = M or N, columns = K) and of an MN-major one (rows = K,
+    columns = M or N), so that one tile serves as both; see `sm100.make_smem_layout_a` and `_b`.
+    """
+    atom = tcgen05.make_smem_layout_atom(tcgen05.SmemLayoutAtomKind.K_SW128, dtype)
+    return cute.tile_to_shape(atom, (rows, columns, stages), order=(0, 1, 2))
+
+
+def view(tile: cute.Tensor, layout: cute.ComposedLayout) -> cute.Tensor:
+    """The shared memory of `tile`, a swizzled tensor, under another layout with the same swizzle."""
+    return cute.make_tensor(tile.iterator, layout.outer)
+
+
+def accumulator(
+    mma: cute.TiledMma, base: cute.Pointer, part: plan.Accumulator, stage: Any = 0
+) -> cute.Tensor:
+    """The plan's accumulator in the tensor memory at `base`, as (MMA, MMA_M, MMA_N) of `mma`."""
+    layout = mma.make_fragment_C(mma.partition_shape_C(part.shape)).layout
+    return cute.make_tensor(base + part.offset + stage * part.columns, layout)
+
+
+def multiply(mma: cute.TiledMma, t_acc: cute.Tensor, r_a: cute.Tensor, r_b: cute.Tensor) -> None:
+    """t_acc = A B over all of K, by one warp; the operands are fragments (MMA, M or N, K) of one stage."""
+    for block in cutlass.range_constexpr(cute.size(r_a, mode=[2])):
+        mma.set(tcgen05.Field.ACCUMULATE, block > 0)
+        cute.gemm(mma, t_acc, r_a[None, None, block], r_b[None, None, block], t_acc)
+
+
+def tma_slices(
+    atom: cute.CopyAtom, s_ring: cute.Tensor, g_tile: cute.Tensor
+) -> tuple[cute.Tensor, cute.Tensor]:
+    """(shared, global) sides of TMA copies between the stages (rows, columns, stages) of a ring and a tile
+    (rows, columns, ...) in global memory: index both in their last modes."""
+    return cpasync.tma_partition(
+        atom, 0, cute.make_layout(1), cute.group_modes(s_ring, 0, 2), cute.group_modes(g_tile, 0, 2)
+    )

@@ -1,0 +1,21 @@
+"""Where a chunk lies, read on the device from the tables that `chunk_metadata` writes. CuTe DSL."""
+
+from __future__ import annotations
+
+import cutlass
+import cutlass.cute as cute
+
+CHUNK = 64
+"""C: tokens of a chunk."""
+HEAD_DIM = 128
+"""K and V."""
+
+
+@cute.jit
+def chunk_at(
+    chunk: cutlass.Int32, chunk_indices: cute.Tensor, cu_seqlens: cute.Tensor
+) -> tuple[cutlass.Int32, cutlass.Int32]:
+    """(first token, number of tokens, 1..64) of global chunk `chunk` < total_chunks."""
+    sequence = chunk_indices[chunk, 0]
+    start = cu_seqlens[sequence] + CHUNK * chunk_indices[chunk, 1]
+    return start, cutlass.min(CHUNK, cu_seqlens[sequence + 1] - start)

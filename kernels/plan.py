@@ -1,0 +1,221 @@
+"""What a warp-specialised kernel allocates, as data: shared memory, tensor memory, roles, rings.
+
+A kernel derives its addresses and arrive counts from its plan, its header quotes the plan's tables, and a test
+holds the two together. Nothing here imports CuTe DSL.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from math import prod
+
+SMEM_LIMIT = 232_448
+"""Bytes of shared memory that one CTA may have on sm_100 (227 KiB)."""
+TMEM_COLUMNS = 512
+BARRIER_BYTES = 8
+WARP = 32
+
+
+class PlanError(ValueError):
+    """A plan asks for more than the hardware has, or contradicts itself; the message has both figures."""
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """A shared-memory tensor, `stages` times. `layout` is said in words; the tensor is aligned to `align`."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str  # bfloat16, float16, float32, int32
+    layout: str
+    stages: int = 1
+    align: int = 1024
+
+    @property
+    def stage_bytes(self) -> int:
+        return prod(self.shape) * {"bfloat16": 2, "float16": 2, "float32": 4, "int32": 4}[self.dtype]
+
+    @property
+    def bytes(self) -> int:
+        return self.stage_bytes * self.stages
+
+
+@dataclass(frozen=True, slots=True)
+class Accumulator:
+    """Columns [start, start + columns x stages) of tensor memory, 32-bit each.
+
+    `lanes` says which of each 32-lane quarter: "all", or for operands of 64 rows "low" (0..15) or "high"
+    (16..31), so that two of them share columns.
+    """
+
+    name: str
+    shape: tuple[int, int]
+    start: int
+    columns: int
+    layout: str
+    lanes: str = "all"
+    stages: int = 1
+
+    @property
+    def stop(self) -> int:
+        return self.start + self.columns * self.stages
+
+    @property
+    def offset(self) -> int:
+        """The address relative to the allocation: lane in the high half, column in the low."""
+        return ((16 << 16) if self.lanes == "high" else 0) + self.start
+
+
+@dataclass(frozen=True, slots=True)
+class Ring:
+    """A ring of stages between producers and consumers, two mbarriers a stage.
+
+    `full_by` and `empty_by` say who arrives; `full_count` and `empty_count` how often a phase. `bytes` is what
+    TMA adds to a phase of the full barrier, 0 without TMA.
+    """
+
+    name: str
+    stages: int
+    full_by: str
+    full_count: int
+    empty_by: str
+    empty_count: int
+    bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Sync:
+    """A fence, named barrier or wait beside the rings: who executes it, and what it orders."""
+
+    name: str
+    who: str
+    orders: str
+
+
+@dataclass(frozen=True, slots=True)
+class KernelPlan:
+    """All of one kernel. `roles` are first warps, `warps` how many each has, `does` what it does."""
+
+    name: str
+    roles: type[IntEnum]
+    warps: dict[str, int]
+    does: dict[str, str]
+    smem: tuple[Buffer, ...]
+    tmem: tuple[Accumulator, ...]
+    rings: tuple[Ring, ...]
+    syncs: tuple[Sync, ...] = ()
+    ctas_per_sm: int = 1
+
+    def __post_init__(self) -> None:
+        if self.smem_bytes * self.ctas_per_sm > SMEM_LIMIT:
+            raise PlanError(
+                f"{self.name}: {self.ctas_per_sm} x {self.smem_bytes} bytes of shared memory;"
+                f" there are {SMEM_LIMIT}"
+            )
+        if self.tmem_columns * self.ctas_per_sm > TMEM_COLUMNS:
+            raise PlanError(
+                f"{self.name}: {self.ctas_per_sm} x {self.tmem_columns} columns of tensor memory;"
+                f" there are {TMEM_COLUMNS}"
+            )
+        for i, one in enumerate(self.tmem):
+            for other in self.tmem[i + 1 :]:
+                disjoint = {one.lanes, other.lanes} == {"low", "high"}
+                if not disjoint and one.start < other.stop and other.start < one.stop:
+                    raise PlanError(f"{self.name}: {one.name} and {other.name} share tensor memory")
+        after = 0
+        for role in self.roles:
+            if role.value != after:
+                raise PlanError(f"{self.name}: role {role.name} starts at warp {role.value}, not {after}")
+            after += self.warps[role.name]
+
+    @property
+    def threads(self) -> int:
+        return WARP * sum(self.warps.values())
+
+    def threads_of(self, *roles: IntEnum) -> int:
+        return WARP * sum(self.warps[role.name] for role in roles)
+
+    @property
+    def smem_bytes(self) -> int:
+        """Buffers in order, each aligned, then the barriers and the word that TMEM's address is put into."""
+        end = 0
+        for buffer in self.smem:
+            end = -(-end // buffer.align) * buffer.align + buffer.bytes
+        end = -(-end // BARRIER_BYTES) * BARRIER_BYTES
+        return end + sum(2 * ring.stages * BARRIER_BYTES for ring in self.rings) + (4 if self.tmem else 0)
+
+    @property
+    def tmem_columns(self) -> int:
+        """What is allocated: a power of two of at least 32, or 0."""
+        if not self.tmem:
+            return 0
+        return max(32, 1 << (max(part.stop for part in self.tmem) - 1).bit_length())
+
+    def ring(self, name: str) -> Ring:
+        return next(ring for ring in self.rings if ring.name == name)
+
+    def buffer(self, name: str) -> Buffer:
+        return next(buffer for buffer in self.smem if buffer.name == name)
+
+    def accumulator(self, name: str) -> Accumulator:
+        return next(part for part in self.tmem if part.name == name)
+
+    def tables(self) -> str:
+        """The header's tables: buffers, tensor memory, roles, rings, other synchronisation."""
+        memory = [
+            (buffer.name, _by(buffer.shape, buffer.stages), buffer.dtype, buffer.layout)
+            for buffer in self.smem
+        ]
+        columns = [
+            (
+                part.name,
+                _by(part.shape, part.stages),
+                f"{part.start}..{part.stop - 1}",
+                part.lanes,
+                part.layout,
+            )
+            for part in self.tmem
+        ]
+        roles = [
+            (role.name, _span(role.value, self.warps[role.name]), self.does[role.name]) for role in self.roles
+        ]
+        rings = [
+            (ring.name, str(ring.stages), _arrivals(ring), f"{ring.empty_count} {ring.empty_by}")
+            for ring in self.rings
+        ]
+        parts = [
+            _table(("SMEM", "shape", "dtype", "layout"), memory),
+            _table(("TMEM", "shape", "columns", "lanes", "layout"), columns) if columns else "",
+            _table(("role", "warps", "does"), roles),
+            _table(("ring", "stages", "full: arrivals", "empty: arrivals"), rings) if rings else "",
+            _table(("sync", "who", "orders"), [(sync.name, sync.who, sync.orders) for sync in self.syncs])
+            if self.syncs
+            else "",
+            f"{self.threads} threads, {self.smem_bytes} bytes of SMEM, {self.tmem_columns} columns of TMEM,"
+            f" {self.ctas_per_sm} CTA{'s' if self.ctas_per_sm > 1 else ''} an SM",
+        ]
+        return "\n\n".join(part for part in parts if part)
+
+
+def _by(shape: Sequence[int], stages: int) -> str:
+    return " x ".join(map(str, shape)) + (f", {stages} stages" if stages > 1 else "")
+
+
+def _span(first: int, count: int) -> str:
+    return str(first) if count == 1 else f"{first}..{first + count - 1}"
+
+
+def _arrivals(ring: Ring) -> str:
+    return f"{ring.full_count} {ring.full_by}" + (f" + {ring.bytes} bytes" if ring.bytes else "")
+
+
+def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Columns padded to their widest entry, four spaces in; the last is not padded."""
+    widths = [max(len(row[i]) for row in (heads, *rows)) for i in range(len(heads))]
+    lines = [
+        "  ".join(entry.ljust(width) for entry, width in zip(row, widths, strict=True)).rstrip()
+        for row in (heads, *rows)
+    ]
+    return "\n".join(f"    {line}" for line in lines)
