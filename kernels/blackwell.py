@@ -83,10 +83,9 @@ class Ring:
         with cute.arch.elect_one():
             tcgen05.commit(self.empty(place))
 
-    @cute.jit
     def drain(self, place: Any) -> None:
-        """Producer, last: wait until every stage has been released, so that no arrival comes after the CTA."""
-        for _ in cutlass.range_constexpr(self.spec.stages):
+        """Producer, last: wait until every stage is released, so that no arrival comes after the CTA."""
+        for _ in range(self.spec.stages):
             self.acquire(place)
             place.advance()
 
@@ -116,7 +115,9 @@ def accumulator(
 
 def multiply(mma: cute.TiledMma, t_acc: cute.Tensor, r_a: cute.Tensor, r_b: cute.Tensor) -> None:
     """t_acc = A B over all of K, by one warp; the operands are fragments (MMA, M or N, K) of one stage."""
-    for block in cutlass.range_constexpr(cute.size(r_a, mode=[2])):
+    # A copy: a flag set on the caller's object within a loop would escape from the loop.
+    mma = mma.__new_from_mlir_values__(mma.__extract_mlir_values__())
+    for block in range(cute.size(r_a, mode=[2])):
         mma.set(tcgen05.Field.ACCUMULATE, block > 0)
         cute.gemm(mma, t_acc, r_a[None, None, block], r_b[None, None, block], t_acc)
 
@@ -126,6 +127,7 @@ def tma_slices(
 ) -> tuple[cute.Tensor, cute.Tensor]:
     """(shared, global) sides of TMA copies between the stages (rows, columns, stages) of a ring and a tile
     (rows, columns, ...) in global memory: index both in their last modes."""
-    return cpasync.tma_partition(
+    s_side, g_side = cpasync.tma_partition(
         atom, 0, cute.make_layout(1), cute.group_modes(s_ring, 0, 2), cute.group_modes(g_tile, 0, 2)
     )
+    return s_side, g_side

@@ -1,7 +1,7 @@
 """What a warp-specialised kernel allocates, as data: shared memory, tensor memory, roles, rings.
 
-A kernel derives its addresses and arrive counts from its plan, its header quotes the plan's tables, and a test
-holds the two together. Nothing here imports CuTe DSL.
+A kernel derives its addresses and arrive counts from its plan, its header quotes the plan's tables, and a
+test holds the two together. Nothing here imports CuTe DSL.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ class Accumulator:
 class Ring:
     """A ring of stages between producers and consumers, two mbarriers a stage.
 
-    `full_by` and `empty_by` say who arrives; `full_count` and `empty_count` how often a phase. `bytes` is what
-    TMA adds to a phase of the full barrier, 0 without TMA.
+    `full_by` and `empty_by` say who arrives; `full_count` and `empty_count` how often a phase. `bytes` is
+    what TMA adds to a phase of the full barrier, 0 without TMA.
     """
 
     name: str
