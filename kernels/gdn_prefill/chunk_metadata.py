@@ -1,0 +1,167 @@
+"""Cuts packed sequences into chunks of C = 64 tokens, on the device. CuTe DSL.
+
+    chunk_offsets[n]  = sum over m < n of ceil((cu_seqlens[m+1] - cu_seqlens[m]) / C)        n = 0 .. N
+    chunk_indices[c]  = (n, c - chunk_offsets[n])        n the sequence that chunk c belongs to
+    total_chunks[0]   = chunk_offsets[N]
+
+There are no products. One CTA walks over strips of as many sequences as it has threads:
+
+    1. each thread counts the chunks of one sequence; the counts are scanned over the warp, the warps' sums
+       over the CTA, and the chunks of earlier strips added: chunk_offsets of the strip, in shared memory too
+    2. the threads take the strip's chunks in turn, whoever they belong to, and look up each one's sequence:
+       the last n with chunk_offsets[n] <= c, which passes over sequences without tokens
+
+so that a batch of one long sequence is written by all threads, as one of many short ones is.
+
+    SMEM       shape  dtype  layout
+    s_offsets  1024   int32  contiguous: chunk_offsets of the strip
+    s_sums     32     int32  contiguous: chunks of each warp's sequences
+
+    role  warps  does
+    SCAN  0..31  counts, scans, writes the tables
+
+    sync                   who   orders
+    barrier after s_sums   SCAN  sums written before they are scanned; s_offsets searched before rewritten
+    barrier after offsets  SCAN  s_offsets written before it is searched; s_sums scanned before rewritten
+
+1024 threads, 4224 bytes of SMEM, 0 columns of TMEM, 1 CTA an SM
+
+Limits: N < 2^31 - 1024 sequences, zero-length ones and N = 0 among them; cu_seqlens int32, not decreasing.
+chunk_indices has at least total_chunks rows; rows past that are not written. The sums are integers: nothing
+depends on the order of threads.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+import cuda.bindings.driver as cuda
+import cutlass
+import cutlass.cute as cute
+
+from gdnbench_kernels.gdn_prefill.chunk_table import CHUNK
+from gdnbench_kernels.plan import WARP, Buffer, KernelPlan, Sync
+
+WARPS = 32
+
+
+class Role(IntEnum):
+    """First warp of each role."""
+
+    SCAN = 0
+
+
+PLAN = KernelPlan(
+    name="chunk_metadata",
+    roles=Role,
+    warps={"SCAN": WARPS},
+    does={"SCAN": "counts, scans, writes the tables"},
+    smem=(
+        Buffer("s_offsets", (WARPS * WARP,), "int32", "contiguous: chunk_offsets of the strip", align=16),
+        Buffer("s_sums", (WARPS,), "int32", "contiguous: chunks of each warp's sequences", align=16),
+    ),
+    tmem=(),
+    rings=(),
+    syncs=(
+        Sync(
+            "barrier after s_sums",
+            "SCAN",
+            "sums written before they are scanned; s_offsets searched before rewritten",
+        ),
+        Sync(
+            "barrier after offsets",
+            "SCAN",
+            "s_offsets written before it is searched; s_sums scanned before rewritten",
+        ),
+    ),
+)
+
+
+class ChunkMetadata:
+    """Fills the tables that every other kernel of the operation finds its chunks by."""
+
+    @cute.jit
+    def __call__(
+        self,
+        cu_seqlens: cute.Tensor,
+        chunk_offsets: cute.Tensor,
+        chunk_indices: cute.Tensor,
+        total_chunks: cute.Tensor,
+        stream: cuda.CUstream,
+    ) -> None:
+        self.kernel(cu_seqlens, chunk_offsets, chunk_indices, total_chunks).launch(
+            grid=(1, 1, 1), block=(PLAN.threads, 1, 1), stream=stream
+        )
+
+    @cute.kernel
+    def kernel(
+        self,
+        cu_seqlens: cute.Tensor,
+        chunk_offsets: cute.Tensor,
+        chunk_indices: cute.Tensor,
+        total_chunks: cute.Tensor,
+    ) -> None:
+        smem = cutlass.memory.SmemAllocator()
+        s_offsets = smem.allocate_tensor(cutlass.Int32, cute.make_layout(PLAN.threads), 16)
+        s_sums = smem.allocate_tensor(cutlass.Int32, cute.make_layout(WARPS), 16)
+        thread = cute.arch.thread_idx()[0]
+        sequences = cute.size(cu_seqlens) - 1
+        before = cutlass.Int32(0)
+        for first in cutlass.range(0, sequences, PLAN.threads, unroll=1):
+            sequence = first + thread
+            count = cutlass.Int32(0)
+            if sequence < sequences:
+                count = (cu_seqlens[sequence + 1] - cu_seqlens[sequence] + CHUNK - 1) // CHUNK
+            offset, chunks = self.scan(count, s_sums)
+            offset += before
+            if sequence < sequences:
+                chunk_offsets[sequence] = offset
+            s_offsets[thread] = offset
+            cute.arch.sync_threads()
+            self.index(first, before, before + chunks, s_offsets, chunk_indices)
+            before += chunks
+        if thread == 0:
+            chunk_offsets[sequences] = before
+            total_chunks[0] = before
+
+    @cute.jit
+    def scan(self, count: cutlass.Int32, s_sums: cute.Tensor) -> tuple[cutlass.Int32, cutlass.Int32]:
+        """(sum of the counts of all threads before this one, sum of all), by every thread of the CTA."""
+        lane = cute.arch.lane_idx()
+        warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+        through = self.scan_warp(count, lane)
+        if lane == WARP - 1:
+            s_sums[warp] = through
+        cute.arch.sync_threads()
+        sums = self.scan_warp(s_sums[lane], lane)
+        # The sum of this warp's own counts lies between the sums through it and before it.
+        warps_before = cute.arch.shuffle_sync(sums, warp) - cute.arch.shuffle_sync(through, WARP - 1)
+        return warps_before + through - count, cute.arch.shuffle_sync(sums, WARP - 1)
+
+    @cute.jit
+    def scan_warp(self, value: cutlass.Int32, lane: cutlass.Int32) -> cutlass.Int32:
+        """The sum of the values of this lane and those below it."""
+        for step in cutlass.range_constexpr(WARP.bit_length() - 1):
+            below = cute.arch.shuffle_sync_up(value, 1 << step)
+            value += cutlass.select_(lane >= 1 << step, below, cutlass.Int32(0))
+        return value
+
+    @cute.jit
+    def index(
+        self,
+        first: cutlass.Int32,
+        start: cutlass.Int32,
+        stop: cutlass.Int32,
+        s_offsets: cute.Tensor,
+        chunk_indices: cute.Tensor,
+    ) -> None:
+        """Rows [start, stop) of chunk_indices: the chunks of the strip of sequences that begins at
+        `first`."""
+        for chunk in cutlass.range(start + cute.arch.thread_idx()[0], stop, PLAN.threads, unroll=1):
+            # Bisection: offsets through `place` are at most `chunk`; the strip's first one always is.
+            place = cutlass.Int32(0)
+            for bit in cutlass.range_constexpr(PLAN.threads.bit_length() - 2, -1, -1):
+                further = place + (1 << bit)
+                place = cutlass.select_(s_offsets[further] <= chunk, further, place)
+            chunk_indices[chunk, 0] = first + place
+            chunk_indices[chunk, 1] = chunk - s_offsets[place]
