@@ -5,10 +5,9 @@ from __future__ import annotations
 import cutlass
 import cutlass.cute as cute
 
-CHUNK = 64
-"""C: tokens of a chunk."""
-HEAD_DIM = 128
-"""K and V."""
+from gdnbench_kernels.gdn_prefill.sizes import CHUNK, HEAD_DIM
+
+__all__ = ["CHUNK", "HEAD_DIM", "chunk_at"]
 
 
 @cute.jit

@@ -37,6 +37,11 @@ class ChunkPlan:
         return tokens.where(valid, 0), valid
 
 
+def chunk_bound(tokens: int, sequences: int, chunk_size: int) -> int:
+    """UB: (N - 1) + ceil((T - (N - 1)) / chunk_size). No cut of T tokens into N sequences has more chunks."""
+    return sequences - 1 - (sequences - 1 - tokens) // chunk_size
+
+
 def plan_chunks(cu_seqlens: Tensor, chunk_size: int) -> ChunkPlan:
     """The chunks of sequences [cu_seqlens[n], cu_seqlens[n + 1]); `cu_seqlens` is valid for its call."""
     bounds = cu_seqlens.cpu().long()
@@ -49,7 +54,7 @@ def plan_chunks(cu_seqlens: Tensor, chunk_size: int) -> ChunkPlan:
     index = torch.arange(len(sequence)) - offsets[sequence]
     start = bounds[sequence] + index * chunk_size
     length = (bounds[sequence + 1] - start).clamp(max=chunk_size)
-    bound = sequences - 1 - (sequences - 1 - tokens) // chunk_size
+    bound = chunk_bound(tokens, sequences, chunk_size)
     return ChunkPlan(chunk_size, tokens, bound, sequence, index, start, length, offsets)
 
 
