@@ -81,6 +81,22 @@ class Stage:
 
 
 @dataclass(frozen=True, slots=True)
+class Limit:
+    """What a stage must keep to beside the ratio to torch's error, or `instead` of it.
+
+    x is the kernel's, y exact. For every chunk and head, in the Frobenius norm: |x - y| <= relative |y| +
+    absolute. With `block` also for every block x block part of the last two axes: |x - y| <= relative
+    max(|y|, sqrt(block)) + absolute, the root being the norm of an identity of that size, since a part off
+    the diagonal may be zero.
+    """
+
+    relative: float
+    absolute: float = 0.0
+    block: int | None = None
+    instead: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Region:
     """Rows [start, stop) of axis 0 that belong to one chunk (or state) of one sequence."""
 
@@ -108,6 +124,14 @@ class Call:
     tensors: Mapping[str, Tensor]
     scalars: Mapping[str, Scalar]
     conventions: Mapping[str, str]
+
+
+def _no_limit(call: Call, stage: str) -> Limit | None:
+    return None
+
+
+def _as_it_is(call: Call) -> Call:
+    return call
 
 
 Kernel = Callable[..., Any]
@@ -152,6 +176,10 @@ class Operation:
     synth: Callable[..., Call]  # makes inputs; its keyword arguments are `gdnbench synth`'s options
     conversions: Mapping[tuple[str, str, str], str] = field(default_factory=dict)
     """What `convert` does, as a short text by (convention, from, to)."""
+    stage_limit: Callable[[Call, str], Limit | None] = _no_limit
+    """What stage of that name is held to in this call beside torch's error."""
+    stage_call: Callable[[Call], Call] = _as_it_is
+    """The call whose exact stages are asked for: with what the contract itself rounds on the way rounded."""
 
     def spec(self, name: str) -> TensorSpec:
         """The tensor or stage called `name`; KeyError if there is none."""

@@ -52,6 +52,7 @@ class TensorResult:
     worst: Worst | None = None
     groups: tuple[GroupErrors, ...] = field(default=())
     judged: bool = True  # False: shown only, it decides nothing
+    stage: bool = False  # an intermediate of the kernel, not what it was called for
 
     @property
     def passed(self) -> bool:

@@ -76,10 +76,13 @@ class Subject:
         )
 
 
-def judge(subject: Subject, tensor: Tensor, oracle: Tensor, yardstick: Tensor, bound: Bound) -> TensorResult:
+def judge(
+    subject: Subject, tensor: Tensor, oracle: Tensor, yardstick: Tensor, bound: Bound | None
+) -> TensorResult:
     """Hold `tensor` to `bound`: its error against `oracle` (fp64) by that of `yardstick` (torch's kernel).
 
     All three lie on the CPU; `yardstick` has the contract's shape and dtype, which `tensor` must have too.
+    Without a bound the errors are only measured; what must be finite must be so all the same.
     """
     if (unmatched := match(subject, Memory(tensor), Memory(yardstick))) is not None:
         return unmatched
@@ -87,8 +90,10 @@ def judge(subject: Subject, tensor: Tensor, oracle: Tensor, yardstick: Tensor, b
     y = Memory(screened.oracle)
     own = subject.compare(Memory(screened.tensor), y)
     torchs = subject.compare(Memory(screened.yardstick), y)
-    k = bound.factor(subject.name)
-    reasons = screened.reasons + _over_bound(own, torchs, tensor.dtype, k, screened.largest)
+    reasons = screened.reasons
+    if bound is not None:
+        k = bound.factor(subject.name)
+        reasons += _over_bound(own, torchs, tensor.dtype, k, screened.largest)
     return replace(
         _result(subject, Memory(tensor), own, reasons),
         yardstick=torchs.total,

@@ -43,6 +43,7 @@ from gdnbench_kernels.gdn import (
     index_tensors,
 )
 from gdnbench_kernels.gdn_prefill.chunks import ChunkPlan, plan_chunks
+from gdnbench_kernels.gdn_prefill.stage_rules import stage_limit, with_rounded_sums
 from gdnbench_kernels.gdn_prefill.synth import synth
 
 NAME = "gdn_prefill"
@@ -290,4 +291,6 @@ OPERATION = Operation(
     partition=partition,
     synth=synth,
     conversions=CONVERSIONS,
+    stage_limit=stage_limit,
+    stage_call=with_rounded_sums,
 )

@@ -1,15 +1,20 @@
-"""The recurrence written out row by row in numpy fp64: what the oracles themselves are judged by."""
+"""The recurrence written out row by row in numpy fp64, which judges the oracles, and what judges stages."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 from torch import Tensor
 
+from gdnbench.cli.console import table
+from gdnbench.judge.result import TensorResult
+from gdnbench.judge.rule import Bound
+from gdnbench.judge.stages import judge_stages
 from gdnbench_kernels.contract import Call
+from gdnbench_kernels.gdn_prefill.contract import OPERATION as PREFILL
 
 Array = NDArray[np.float64]
 
@@ -63,3 +68,39 @@ def relative_error() -> Callable[[Tensor, Tensor], float]:
         return difference / norm if norm else difference
 
     return measure
+
+
+@pytest.fixture(scope="session")
+def stage_errors() -> Callable[[Call, Mapping[str, Tensor]], tuple[TensorResult, ...]]:
+    """`stage_errors(call, {"U": ..., "o": ...})`: each tensor of a prefill by the rule of `replay --stages`.
+
+    Error against the staged fp64 oracle by torch's, over rows that count, with the worst coordinate.
+    """
+    return lambda call, found: judge_stages(PREFILL, call, found, Bound())
+
+
+@pytest.fixture(scope="session")
+def assert_stages(
+    stage_errors: Callable[[Call, Mapping[str, Tensor]], tuple[TensorResult, ...]],
+) -> Callable[[Call, Mapping[str, Tensor]], None]:
+    """`assert_stages(call, found)` fails with a table of all of `found` if one of them does not pass."""
+
+    def hold(call: Call, found: Mapping[str, Tensor]) -> None:
+        results = stage_errors(call, found)
+        assert {result.tensor for result in results} == set(found)
+        rows = [
+            (
+                result.tensor,
+                *(
+                    f"{errors.rms_ratio:.3g}" if errors else "-"
+                    for errors in (result.errors, result.yardstick)
+                ),
+                "pass" if result.passed else "; ".join(result.reasons),
+                result.worst or "",
+            )
+            for result in results
+        ]
+        shown = table(("stage", "RMS ratio", "torch's", "verdict", "worst"), rows)
+        assert all(result.passed for result in results), f"\n{shown}"
+
+    return hold

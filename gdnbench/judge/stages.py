@@ -1,0 +1,194 @@
+"""Judges the intermediate tensors that a kernel fills: where in the chain of stages it goes wrong first.
+
+Each stage is held to the rule that outputs are held to (see `tensor`), the oracle being the staged form in
+fp64 and the yardstick torch's staged kernel, and to the limit that its operation has for it. A kernel may
+keep a stage in another float dtype than torch does: both are then judged in the dtype that holds both, unless
+the contract names the dtype itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from gdnbench.judge.lines import Tolerance
+from gdnbench.judge.record import YARDSTICK
+from gdnbench.judge.result import Side, TensorResult
+from gdnbench.judge.rows import Memory
+from gdnbench.judge.rule import Bitwise, Bound, Rule
+from gdnbench.judge.tensor import Subject, hold, judge, missing, show
+from gdnbench.record import When
+from gdnbench_kernels.calling import run_kernel
+from gdnbench_kernels.checks import dtype_name
+from gdnbench_kernels.contract import Call, Limit, Operation, Region
+
+STAGED_ORACLE = "reference_staged"
+
+
+def judge_stages(
+    operation: Operation,
+    call: Call,
+    filled: Mapping[str, Tensor],
+    rule: Rule,
+    other: Mapping[str, Tensor] | None = None,
+) -> tuple[TensorResult, ...]:
+    """Results for the stages and outputs in `filled`, in the contract's order; `call` is what the kernel got.
+
+    `other`: the stages of the kernel compared with; without one the oracle is the other side. All tensors lie
+    on the CPU.
+    """
+    oracle, yardstick = dict[str, Tensor](), dict[str, Tensor]()
+    bound = rule if isinstance(rule, Bound) else None
+    if bound is not None or other is None:
+        oracle.update(run_kernel(operation, STAGED_ORACLE, operation.stage_call(call), oracle))
+    if bound is not None:
+        yardstick.update(run_kernel(operation, YARDSTICK, call, yardstick))
+    results: list[TensorResult] = []
+    for name in (*(stage.tensor.name for stage in operation.stages), *operation.outputs(call)):
+        if name not in filled:
+            continue
+        subject, tensor = stage_subject(operation, call, name), in_named_dtype(operation, name, filled[name])
+        if bound is not None:
+            limit = operation.stage_limit(call, name)
+            results.append(judge_stage(subject, tensor, oracle[name], yardstick[name], bound, limit))
+            if other is not None:
+                results += _against(subject, tensor, other, oracle[name], yardstick[name], bound, limit)
+        elif other is not None and name not in other:
+            results.append(_lacking(subject))
+        else:
+            assert not isinstance(rule, Bound)
+            results.append(_held(subject, tensor, (oracle if other is None else other)[name], rule))
+    stages = {stage.tensor.name for stage in operation.stages}
+    return tuple(replace(result, stage=result.tensor in stages) for result in results)
+
+
+def in_named_dtype(operation: Operation, name: str, tensor: Tensor) -> Tensor:
+    """`tensor` rounded to the dtype that the contract names for stage `name`, where it names one."""
+    for stage in operation.stages:
+        named = getattr(torch, stage.rounded_to, None)  # None: the dtype of a tensor of that name
+        if stage.tensor.name == name and isinstance(named, torch.dtype) and tensor.is_floating_point():
+            return tensor.to(named)
+    return tensor
+
+
+def stage_subject(operation: Operation, call: Call, name: str) -> Subject:
+    """What is known of stage `name`. Two last axes of one symbol are told apart, as row and column."""
+    axes = operation.spec(name).axes_in(call.conventions)
+    if len(axes) > 1 and axes[-2] == axes[-1]:
+        axes = (*axes[:-2], "row", "column")
+    return Subject(name, When.AFTER, operation.partition(call, name), axes)
+
+
+def judge_stage(
+    subject: Subject, tensor: Tensor, oracle: Tensor, yardstick: Tensor, bound: Bound, limit: Limit | None
+) -> TensorResult:
+    """Hold one stage to `bound`, unless its limit stands instead of it, and to its limit."""
+    if not tensor.is_floating_point():
+        reason = f"dtype {dtype_name(tensor.dtype)}; a stage is of a float dtype"
+        return missing(subject.name, subject.when, subject.side, reason)
+    common = torch.promote_types(tensor.dtype, yardstick.dtype)
+    ratio = None if limit is not None and limit.instead else bound
+    result = judge(subject, tensor.to(common), oracle, yardstick.to(common), ratio)
+    result = replace(result, dtype=dtype_name(tensor.dtype))
+    if limit is None or result.errors is None:
+        return result
+    return replace(result, reasons=(*result.reasons, *beyond_limit(subject, tensor, oracle, limit)))
+
+
+def beyond_limit(subject: Subject, tensor: Tensor, oracle: Tensor, limit: Limit) -> tuple[str, ...]:
+    """A line for the worst (sequence, chunk, head) beyond the limit, and one for the worst part of one.
+
+    Elements that are not finite in both count as equal: whether they may be so is judged elsewhere.
+    """
+    found: list[str] = []
+    tiles = list(_chunks(subject, tensor, oracle))
+    over = [(excess, text) for region, x, y in tiles for excess, text in _whole(region, x, y, limit)]
+    if over:
+        found.append(f"{len(over)} (sequence, chunk, head) beyond their limit: worst {max(over)[1]}")
+    if limit.block is not None:
+        over = [(excess, text) for region, x, y in tiles for excess, text in _parts(region, x, y, limit)]
+        if over:
+            size = limit.block
+            found.append(f"{len(over)} parts of {size} x {size} beyond their limit: worst {max(over)[1]}")
+    return tuple(found)
+
+
+def _chunks(subject: Subject, tensor: Tensor, oracle: Tensor) -> Iterator[tuple[Region, Tensor, Tensor]]:
+    """(region, x, y) of every chunk, heads first, in fp64, zeros where an element does not count."""
+    assert subject.partition.head_axis == 1
+    for region in subject.partition.regions:
+        x, y = tensor[region.start : region.stop].double(), oracle[region.start : region.stop].double()
+        if region.tokens is not None:  # [1, Hv, C, ...]
+            x, y = x[0, :, : region.tokens], y[0, :, : region.tokens]
+        else:  # [rows, Hv, ...]
+            x, y = x.movedim(1, 0), y.movedim(1, 0)
+        counts = torch.isfinite(x) & torch.isfinite(y)
+        yield region, x.where(counts, 0.0), y.where(counts, 0.0)
+
+
+def _whole(region: Region, x: Tensor, y: Tensor, limit: Limit) -> Iterator[tuple[float, str]]:
+    error, size = (x - y).flatten(1).norm(dim=1), y.flatten(1).norm(dim=1)
+    allowed = limit.relative * size + limit.absolute
+    for head in torch.nonzero(~(error <= allowed)).flatten().tolist():
+        yield _excess(float(error[head]), float(allowed[head]), float(size[head]), _place(region, head))
+
+
+def _parts(region: Region, x: Tensor, y: Tensor, limit: Limit) -> Iterator[tuple[float, str]]:
+    step = limit.block
+    assert step is not None
+    for row in range(0, x.shape[-2], step):
+        for column in range(0, x.shape[-1], step):
+            part = (..., slice(row, row + step), slice(column, column + step))
+            error, size = (x - y)[part].flatten(1).norm(dim=1), y[part].flatten(1).norm(dim=1)
+            scale = size.clamp(min=step**0.5)
+            allowed = limit.relative * scale + limit.absolute
+            for head in torch.nonzero(~(error <= allowed)).flatten().tolist():
+                place = f"{_place(region, head)} row {row} column {column}"
+                yield _excess(float(error[head]), float(allowed[head]), float(scale[head]), place)
+
+
+def _excess(error: float, allowed: float, size: float, place: str) -> tuple[float, str]:
+    text = f"{place}, |x - y| {error:.3g} over {allowed:.3g}"
+    if size > 0:
+        text += f", relative {error / size:.3g} over {allowed / size:.3g}"
+    return (error / allowed if allowed > 0 else float("inf")), text
+
+
+def _place(region: Region, head: int) -> str:
+    chunk = "" if region.chunk is None else f" chunk {region.chunk}"
+    return f"sequence {region.sequence}{chunk} head {head}"
+
+
+def _against(
+    subject: Subject,
+    tensor: Tensor,
+    other: Mapping[str, Tensor],
+    oracle: Tensor,
+    yardstick: Tensor,
+    bound: Bound,
+    limit: Limit | None,
+) -> Iterator[TensorResult]:
+    """The other kernel's stage judged too, and the difference shown."""
+    if subject.name not in other:
+        yield _lacking(subject)
+        return
+    theirs = other[subject.name]
+    yield judge_stage(replace(subject, side=Side.AGAINST), theirs, oracle, yardstick, bound, limit)
+    common = torch.promote_types(tensor.dtype, theirs.dtype)
+    difference = replace(subject, side=Side.DIFFERENCE)
+    yield show(difference, Memory(tensor.to(common)), Memory(theirs.to(common)))
+
+
+def _lacking(subject: Subject) -> TensorResult:
+    """The other kernel keeps this stage to itself: said, and no fault of anyone."""
+    found = missing(subject.name, subject.when, Side.AGAINST, "")
+    return replace(found, reasons=(), judged=False)
+
+
+def _held(subject: Subject, tensor: Tensor, target: Tensor, rule: Bitwise | Tolerance) -> TensorResult:
+    if isinstance(rule, Bitwise) and target.dtype == torch.float64:
+        target = target.to(tensor.dtype)
+    return hold(subject, Memory(tensor), Memory(target), rule)

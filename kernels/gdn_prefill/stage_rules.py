@@ -1,0 +1,62 @@
+"""What the stages of gdn_prefill are held to, where the ratio to torch's error says too little.
+
+The inverse. Keys that are alike make (I + A)^-1 hard: a method that is right on random keys can be off by
+orders of magnitude, and torch's own stages, which store A in bf16, are off by 1e-2. So A, Ai and U have
+limits of their own, which ask a kernel to keep A in fp16 or better, to lose no more in inverting it than
+storing Ai in bf16 does, and to round nothing else before U.
+
+    stage  limit for every chunk and head                       where it comes from
+    A      |dA| <= 2^-11 |A| + C 2^-25                          every element rounded to fp16
+    Ai     3e-3 (beta up to 2: 2e-2), in 16 x 16 parts as well  twice what an fp16 A costs, identical keys
+    U      5e-3 (beta up to 2: 2e-2)                            twice what an exact inverse in bf16 costs
+
+The gate. g_cu is float32 whatever the dtype of v, and its rounding moves the exponent g_cu[i] - g_cu[j] of
+every later stage by up to an ULP of g_cu: 2^-7 where a chunk's gates sum to -1e5. A stage is asked how well
+it computes from the g_cu that there is, so the exact stages are those of the rounded sums.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from gdnbench_kernels.contract import Call, Limit
+from gdnbench_kernels.gdn import log_decay
+from gdnbench_kernels.gdn_prefill.chunked import chunk_cumsum
+from gdnbench_kernels.gdn_prefill.chunks import gather_chunks, plan_chunks, scatter_chunks
+
+HALF_ROUNDOFF = 2.0**-11
+"""Half an ULP of fp16, relative."""
+HALF_TINY = 2.0**-25
+"""Half the smallest subnormal of fp16."""
+INVERSE_BLOCK = 16
+
+
+def stage_limit(call: Call, stage: str) -> Limit | None:
+    """The limit of the table above; None for other stages."""
+    beyond_one = float(call.scalars.get("beta_max") or 1.0) > 1
+    if stage == "A":
+        chunk_size = int(call.scalars.get("chunk_size") or 64)
+        return Limit(HALF_ROUNDOFF, absolute=chunk_size * HALF_TINY, instead=True)
+    if stage == "Ai":
+        return Limit(2e-2 if beyond_one else 3e-3, block=INVERSE_BLOCK, instead=True)
+    if stage == "U":
+        return Limit(2e-2 if beyond_one else 5e-3)
+    return None
+
+
+def with_rounded_sums(call: Call) -> Call:
+    """The call with fp64 log-space gates whose sums in each chunk are the exact sums rounded to float32.
+
+    Differences of neighbouring sums: exact in fp64 but for what lies 2^-53 below the larger one.
+    """
+    tensors = dict(call.tensors)
+    gates = log_decay(tensors["g"], call.conventions.get("gate", "log"), torch.float64)
+    plan = plan_chunks(tensors["cu_seqlens"], int(call.scalars.get("chunk_size") or 64))
+    rows = plan.part(0, plan.total)
+    sums = chunk_cumsum(gather_chunks(gates, *rows))
+    rounded = sums.clamp(min=torch.finfo(torch.float32).min).float().double()
+    tensors["g"] = torch.empty_like(gates)
+    scatter_chunks(
+        tensors["g"], rounded.diff(dim=-1, prepend=rounded.new_zeros(*rounded.shape[:-1], 1)), *rows
+    )
+    return Call(tensors, call.scalars, {**call.conventions, "gate": "log"})
