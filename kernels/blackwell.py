@@ -13,10 +13,13 @@ from typing import Any
 import cutlass
 import cutlass.cute as cute
 import cutlass.pipeline as pipeline
+from cutlass._mlir.dialects import nvvm
 from cutlass.cute.nvgpu import cpasync, tcgen05
 
 from gdnbench_kernels import plan
 
+VECTOR = 8
+"""Elements of 16 bits in the 16 bytes that one thread stores at once and that a swizzle leaves together."""
 LANE = 1 << 16
 """Distance of two lanes of tensor memory, in an address of 32-bit columns."""
 
@@ -65,6 +68,12 @@ class Ring:
         """Producer, every thread that calls it: the stage is filled as far as this thread goes."""
         cute.arch.mbarrier_arrive(self.full(place))
 
+    def fill_by_warp(self, place: Any) -> None:
+        """Producer, a whole warp, which counts as one: the stage is filled as far as this warp goes."""
+        cute.arch.sync_warp()
+        with cute.arch.elect_one():
+            cute.arch.mbarrier_arrive(self.full(place))
+
     def fill_after_mma(self, place: Any) -> None:
         """Producer, one lane: the stage is filled when all products issued so far are done."""
         with cute.arch.elect_one():
@@ -78,6 +87,12 @@ class Ring:
         """Consumer, every thread that calls it: this thread has read the stage."""
         cute.arch.mbarrier_arrive(self.empty(place))
 
+    def release_by_warp(self, place: Any) -> None:
+        """Consumer, a whole warp, which counts as one: this warp has read the stage."""
+        cute.arch.sync_warp()
+        with cute.arch.elect_one():
+            cute.arch.mbarrier_arrive(self.empty(place))
+
     def release_after_mma(self, place: Any) -> None:
         """Consumer, one lane: the stage is read when all products issued so far are done."""
         with cute.arch.elect_one():
@@ -88,6 +103,16 @@ class Ring:
         for _ in range(self.spec.stages):
             self.acquire(place)
             place.advance()
+
+
+def before_thread_sync() -> None:
+    """tcgen05 operations of this thread come before what it does next to tell others: arrive, barrier."""
+    nvvm.tcgen05_fence(nvvm.Tcgen05FenceKind.BEFORE_THREAD_SYNC)
+
+
+def after_thread_sync() -> None:
+    """tcgen05 operations of this thread come after the wait or barrier before: what it was told holds."""
+    nvvm.tcgen05_fence(nvvm.Tcgen05FenceKind.AFTER_THREAD_SYNC)
 
 
 def load_layout(dtype: Any, rows: int, columns: int, stages: int) -> cute.ComposedLayout:
@@ -120,6 +145,20 @@ def multiply(mma: cute.TiledMma, t_acc: cute.Tensor, r_a: cute.Tensor, r_b: cute
     for block in range(cute.size(r_a, mode=[2])):
         mma.set(tcgen05.Field.ACCUMULATE, block > 0)
         cute.gemm(mma, t_acc, r_a[None, None, block], r_b[None, None, block], t_acc)
+
+
+@cute.jit
+def zero_rows(s_tile: cute.Tensor, first: cutlass.Int32) -> None:
+    """Rows `first` .. of a tile (rows, columns) of 16 bits in shared memory become zeros, by one warp. Who it
+    tells afterwards may read them by MMA or TMA."""
+    rows, columns = cute.size(s_tile, mode=[0]), cute.size(s_tile, mode=[1])
+    vectors = columns // VECTOR
+    lane = cute.arch.lane_idx()
+    zeros = cute.make_rmem_tensor((1, VECTOR), s_tile.element_type)
+    zeros.fill(0.0)
+    for row in cutlass.range(first + lane // vectors, rows, plan.WARP // vectors, unroll=1):
+        cute.autovec_copy(zeros, cute.local_tile(s_tile, (1, VECTOR), (row, lane % vectors)))
+    cute.arch.fence_proxy("async.shared", space="cta")
 
 
 def tma_slices(
