@@ -1,0 +1,270 @@
+"""Compiled kernels: what they are made from, where they are kept, how they are called.
+
+A `Source` names a kernel and its options; `program` compiles it once, or finds it in memory or on disk. A
+`Program` is called with the kernel's tensors and numbers, without the stream. Who runs it is the `launching`
+block's choice: by default CUDA, on torch's current device and stream.
+
+    source = Source.of("gdn_prefill.chunk_uw", "gdnbench_kernels.gdn_prefill.chunk_uw:example", heads=2)
+    program(source)(k, v, ...)
+
+Importing this module needs neither CuTe DSL nor a GPU. Compiling needs CuTe DSL and no GPU.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import importlib
+import importlib.util
+import os
+import platform
+import re
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from gdnbench_kernels import program_cache
+
+DSL = "nvidia-cutlass-dsl"
+
+ARCHS: dict[str, tuple[tuple[int, int], ...]] = {
+    "sm_100a": ((10, 0),),
+    "sm_100f": ((10, 0), (10, 3)),
+    "sm_103a": ((10, 3),),
+}
+"""Targets and the compute capabilities that their code runs on: "a" is for one, "f" for a family."""
+
+STREAM = "!cuda.stream"
+
+Option = int | float | str | bool | None
+
+
+class ArchError(ValueError):
+    """A target that kernels are not compiled for; the message names those that they are."""
+
+
+class ArgumentError(ValueError):
+    """Arguments that a compiled kernel does not take; the message names the argument and what is taken."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A kernel to compile.
+
+    `target`, "package.module:function", is called with `options` and returns (host function or object with a
+    `@cute.jit` `__call__`, example arguments, a fake stream among them). Its module is imported only to
+    compile.
+    """
+
+    name: str  # "gdn_prefill.chunk_uw"
+    target: str
+    options: tuple[tuple[str, Option], ...] = ()
+
+    @staticmethod
+    def of(name: str, target: str, **options: Option) -> Source:
+        return Source(name, target, tuple(sorted(options.items())))
+
+    @property
+    def symbol(self) -> str:
+        """What exported symbols and files start with: the name and the options, as an identifier."""
+        parts = [self.name, *(f"{name}_{value}" for name, value in self.options)]
+        return re.sub(r"\W+", "_", "_".join(parts))
+
+    def build(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        """What the compiler is given; imports CuTe DSL."""
+        module, _, function = self.target.partition(":")
+        host, arguments = getattr(importlib.import_module(module), function)(**dict(self.options))
+        return host, tuple(arguments)
+
+    def files(self) -> dict[str, Path]:
+        """The Python files that decide what is compiled, by module: the target's, and all that it imports
+        of its own top-level package or of this one, directly or not."""
+        first = self.target.partition(":")[0]
+        packages = {first.partition(".")[0], __name__.partition(".")[0]}
+        found: dict[str, Path] = {}
+        waiting = [first]
+        while waiting:
+            module = waiting.pop()
+            spec = None if module in found else _spec(module)
+            if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
+                continue
+            found[module] = Path(spec.origin)
+            waiting += _imports(spec, packages)
+            if "." in module:
+                waiting.append(module.rpartition(".")[0])  # a package's own file runs first
+        return dict(sorted(found.items()))
+
+    def key(self, arch: str) -> str:
+        """A digest of all that the compiled kernel depends on: source text, DSL, target, options, the
+        compiler's settings in the environment, this host, and where the files lie (line numbers name them).
+        """
+        digest = hashlib.sha256()
+        settings = sorted((name, value) for name, value in os.environ.items() if name.startswith("CUTE_DSL_"))
+        host = (platform.system(), platform.machine())
+        for part in (self.name, self.target, self.options, arch, dsl_version(), settings, host):
+            digest.update(repr(part).encode() + b"\0")
+        for module, path in {**self.files(), **_own_files()}.items():
+            digest.update(f"{module}\0{path}\0".encode() + hashlib.sha256(path.read_bytes()).digest())
+        return digest.hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """A parameter of a kernel's host function: its type in the compiler's IR, None if it was compiled in."""
+
+    name: str
+    type: str | None
+
+
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
+class Program:
+    """A compiled kernel, complete: it is loaded, simulated or linked without compiling anything."""
+
+    name: str
+    arch: str
+    key: str
+    symbol: str  # prefix of the host object's symbols
+    function: str  # the host function, as the compiler named it
+    parameters: tuple[Parameter, ...]  # in order, the stream among them
+    ptx: str
+    header: str  # C, declares what the host object defines
+    host_object: bytes  # ELF, with the cubin in it
+    cubin: bytes
+    compile_seconds: float
+
+    def __call__(self, *args: Any, **kwargs: Any) -> None:
+        """Run on the active launcher; arguments in the kernel's order, without the stream."""
+        (_launcher.get() or _cuda)(self, args, kwargs)
+
+    def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """Arguments by parameter name, without streams; what was compiled in is None."""
+        names = [parameter.name for parameter in self.parameters if parameter.type != STREAM]
+        required = [parameter.name for parameter in self.parameters if parameter.type not in (STREAM, None)]
+        given = dict(zip(names, args, strict=False))
+        twice = [name for name in kwargs if name in given]
+        unknown = [name for name in kwargs if name not in names]
+        missing = [name for name in required if name not in {*given, *kwargs}]
+        if len(args) > len(names) or twice or unknown or missing:
+            what = f"{len(args)} positional arguments" + (f" and {', '.join(kwargs)}" if kwargs else "")
+            raise ArgumentError(f"{self.name} takes {', '.join(names)}; given were {what}")
+        given.update(kwargs)
+        for parameter in self.parameters:
+            if parameter.type is None and given.setdefault(parameter.name, None) is not None:
+                raise ArgumentError(f"{self.name} was compiled without {parameter.name}; it is to be None")
+        return {name: given[name] for name in names}
+
+
+Launcher = Callable[[Program, Sequence[Any], Mapping[str, Any]], object]
+"""Runs a program on arguments as the caller gave them."""
+
+_launcher: ContextVar[Launcher | None] = ContextVar("gdnbench_kernels_launcher", default=None)
+
+
+@contextmanager
+def launching(launcher: Launcher) -> Iterator[None]:
+    """While calls of programs go to `launcher`."""
+    token = _launcher.set(launcher)
+    try:
+        yield
+    finally:
+        _launcher.reset(token)
+
+
+def _cuda(program: Program, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    from gdnbench_kernels.cuda_launch import launch
+
+    launch(program, args, kwargs)
+
+
+_programs: dict[tuple[Source, str], Program] = {}
+_lock = threading.Lock()
+
+
+def program(source: Source, arch: str = "sm_100a") -> Program:
+    """`source`, compiled for `arch`: from this process, else from disk, else compiled now and kept.
+
+    ArchError for another target, ImportError without CuTe DSL; what the compiler raises passes through.
+    """
+    if arch not in ARCHS:
+        raise ArchError(f"arch {arch!r}; there are {', '.join(ARCHS)}")
+    with _lock:
+        found = _programs.get((source, arch))
+        if found is None:
+            found = _programs[source, arch] = _from_disk(source, arch)
+        return found
+
+
+def _from_disk(source: Source, arch: str) -> Program:
+    key = source.key(arch)
+    kept = program_cache.fetch(key)
+    if kept is not None:
+        record, texts = kept
+        parameters = tuple(Parameter(name, kind) for name, kind in record.pop("parameters"))
+        ptx, header, host_object, cubin = texts
+        return Program(
+            **record,
+            parameters=parameters,
+            ptx=ptx.decode(),
+            header=header.decode(),
+            host_object=host_object,
+            cubin=cubin,
+        )
+    from gdnbench_kernels.cutlass_compiler import compile_source
+
+    made = compile_source(source, arch, key)
+    record = {
+        name: getattr(made, name) for name in ("name", "arch", "key", "symbol", "function", "compile_seconds")
+    }
+    record["parameters"] = [(parameter.name, parameter.type) for parameter in made.parameters]
+    program_cache.keep(key, record, [made.ptx.encode(), made.header.encode(), made.host_object, made.cubin])
+    return made
+
+
+def dsl_version() -> str:
+    """Of the installed CuTe DSL; ImportError says what to install."""
+    try:
+        return metadata.version(DSL)
+    except metadata.PackageNotFoundError:
+        raise ImportError(f"CuTe DSL is not installed: pip install {DSL}") from None
+
+
+def _own_files() -> dict[str, Path]:
+    """What decides how sources are compiled."""
+    folder = Path(__file__).parent
+    return {name: folder / f"{name}.py" for name in ("compiling", "cutlass_compiler", "program_cache")}
+
+
+def _spec(module: str) -> Any:
+    """Where a module is, or None; packages above it are imported, itself it is not."""
+    try:
+        return importlib.util.find_spec(module)
+    except (ModuleNotFoundError, ValueError):  # of a package that is not there; a module without a spec
+        return None
+
+
+def _imports(spec: Any, packages: set[str]) -> Iterator[str]:
+    """Modules of `packages` that a file imports, anywhere in it."""
+    package = spec.name if spec.submodule_search_locations is not None else spec.parent
+    for node in ast.walk(ast.parse(Path(spec.origin).read_bytes())):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            relative = "." * node.level + (node.module or "")
+            base = importlib.util.resolve_name(relative, package) if node.level else relative
+            names = [base]
+            # What is no package has no modules, and would be imported to look for one.
+            if base.partition(".")[0] in packages and _is_package(base):
+                names += [f"{base}.{alias.name}" for alias in node.names]
+        else:
+            continue
+        yield from (name for name in names if name.partition(".")[0] in packages)
+
+
+def _is_package(module: str) -> bool:
+    spec = _spec(module)
+    return spec is not None and spec.submodule_search_locations is not None

@@ -1,0 +1,108 @@
+"""Compiles a `Source` with CuTe DSL and keeps everything that it makes. Needs no GPU.
+
+Public surface: `cute.compile` with the options --gpu-arch, --keep-ptx, --keep-cubin and
+--generate-line-info; `artifacts`, `export_to_c`. Private, written against nvidia-cutlass-dsl 4.8.1:
+
+    CuTeDSL._get_dsl().envar    .keep_ir and .dump_dir: CUTE_DSL_KEEP and CUTE_DSL_DUMP_DIR, read at import
+    cutlass._mlir.ir            parses the IR kept; types of the host function's parameters
+    compiled.execution_args     .signature: names of the host function's parameters
+"""
+
+from __future__ import annotations
+
+import inspect
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from gdnbench_kernels.compiling import STREAM, Parameter, Program, Source
+
+
+class CompileError(RuntimeError):
+    """A kernel that was compiled, but not into what a `Program` holds."""
+
+
+def compile_source(source: Source, arch: str, key: str) -> Program:
+    """Compile for `arch`; what the compiler raises passes through."""
+    import cutlass.cute as cute
+
+    host, arguments = source.build()
+    options = f"--gpu-arch={arch} --keep-ptx --keep-cubin --generate-line-info"
+    with tempfile.TemporaryDirectory(prefix="gdnbench-") as folder, _keeping_ir(folder):
+        start = time.perf_counter()
+        compiled = cute.compile(host, *arguments, options=options)
+        seconds = time.perf_counter() - start
+        compiled.export_to_c(folder, "program", source.symbol)
+        header = Path(folder, "program.h").read_text()
+        host_object = Path(folder, "program.o").read_bytes()
+    function = str(compiled.function_name)
+    names = list(compiled.execution_args.signature.parameters)
+    types = _parameter_types(compiled.artifacts.MLIR, function)
+    return Program(
+        name=source.name,
+        arch=arch,
+        key=key,
+        symbol=source.symbol,
+        function=function,
+        parameters=_parameters(source, names, types, _bound(host, names, arguments)),
+        ptx=compiled.artifacts.PTX,
+        header=header,
+        host_object=host_object,
+        cubin=compiled.artifacts.CUBIN,
+        compile_seconds=seconds,
+    )
+
+
+@contextmanager
+def _keeping_ir(folder: str) -> Iterator[None]:
+    """While compilations write the IR, before any pass, and all else that they keep, to `folder`."""
+    from cutlass.cutlass_dsl import CuTeDSL
+
+    settings: Any = CuTeDSL._get_dsl().envar
+    before = (settings.keep_ir, settings.dump_dir)
+    settings.keep_ir, settings.dump_dir = True, folder
+    try:
+        yield
+    finally:
+        settings.keep_ir, settings.dump_dir = before
+
+
+def _parameter_types(text: str, function: str) -> list[str]:
+    """The type of each parameter of the host function, from the module's IR."""
+    from cutlass._mlir import ir
+
+    with ir.Context():
+        for operation in ir.Module.parse(text).body.operations:
+            attributes = operation.attributes
+            if "function_type" in attributes and attributes["sym_name"].value == function:
+                return [str(kind) for kind in attributes["function_type"].value.inputs]
+    raise CompileError(f"the compiler's IR has no function {function}")
+
+
+def _bound(host: Any, names: list[str], arguments: tuple[Any, ...]) -> dict[str, Any]:
+    """Example arguments by parameter name, those of `names` alone: others were compile-time constants."""
+    called = host if inspect.isroutine(host) or hasattr(host, "_decorator_kind") else type(host).__call__
+    signature = inspect.signature(getattr(called, "__wrapped__", called))
+    given = (host, *arguments) if called is not host else arguments
+    bound = signature.bind(*given)
+    bound.apply_defaults()
+    return {name: bound.arguments[name] for name in names}
+
+
+def _parameters(
+    source: Source, names: list[str], types: list[str], examples: dict[str, Any]
+) -> tuple[Parameter, ...]:
+    """A None among the examples was compiled in; every other one is one value at run time."""
+    passed = [name for name in names if examples[name] is not None]
+    if len(passed) != len(types):
+        raise CompileError(
+            f"{source.name} takes {', '.join(passed)}, and the compiler made {len(types)} values of them:"
+            " a program takes tensors and numbers, no containers of them"
+        )
+    by_name = dict(zip(passed, types, strict=True))
+    if STREAM not in types:
+        raise CompileError(f"{source.name} takes no stream")
+    return tuple(Parameter(name, by_name.get(name)) for name in names)
