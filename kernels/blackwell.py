@@ -170,3 +170,37 @@ def tma_slices(
         atom, 0, cute.make_layout(1), cute.group_modes(s_ring, 0, 2), cute.group_modes(g_tile, 0, 2)
     )
     return s_side, g_side
+
+
+@dataclass(frozen=True)
+class Reader:
+    """How 128 threads read an accumulator of 64 rows and 8 n columns: thread t of warp w has rows 16 w + t/4
+    and + 8, of every 8 columns 2 (t % 4) and + 1. `where` says (row, column) of each of its values.
+    """
+
+    mma: cute.TiledMma
+    base: cute.Pointer
+    copy: cute.TiledCopy
+    layout: cute.Layout
+    thread: Any
+    where: cute.Tensor
+
+    @staticmethod
+    def of(mma: cute.TiledMma, shape: tuple[int, int], base: cute.Pointer, thread: Any) -> Reader:
+        """`thread` counts from the first of four warps, the first of which is a multiple of 4."""
+        layout = mma.make_fragment_C(mma.partition_shape_C(shape)).layout[0]
+        atom = cute.make_copy_atom(tcgen05.Ld16x256bOp(tcgen05.Repetition(shape[1] // 8)), cutlass.Float32)
+        copy = tcgen05.make_tmem_copy(atom, cute.make_tensor(base, layout))
+        rows_columns = mma.get_slice(0).partition_C(cute.make_identity_tensor(shape))[(None, None), 0, 0]
+        return Reader(mma, base, copy, layout, thread, copy.get_slice(thread).partition_D(rows_columns))
+
+    def read(self, part: plan.Accumulator, stage: Any, column: int, values: cute.Tensor) -> None:
+        """From `column` of the plan's accumulator; there after `fence_view_async_tmem_load`."""
+        stage_start = cute.assume(stage * part.columns, divby=part.columns)
+        t_part = cute.make_tensor(self.base + part.offset + column + stage_start, self.layout)
+        cute.copy(self.copy, self.copy.get_slice(self.thread).partition_S(t_part), values)
+
+    def write(self, values: cute.Tensor, s_tile: cute.Tensor) -> None:
+        """What each thread has, to its (row, column) in a tile in shared memory."""
+        tile = self.mma.get_slice(0).partition_C(s_tile)[(None, None), 0, 0]
+        cute.autovec_copy(values, self.copy.get_slice(self.thread).partition_D(tile))
