@@ -33,6 +33,7 @@ from gdnbench_kernels.gdn import (
     CONVENTIONS,
     CONVERSIONS,
     OFFSETS,
+    OFFSETS_DTYPE,
     QK,
     STATE_LAYOUT,
     STATES,
@@ -156,6 +157,12 @@ KERNELS = {
         {STATE_LAYOUT.name: ("KV",), QK.name: QK.values},
         meaning="transformers' torch_chunk_gated_delta_rule, sequence by sequence",
         needs=("transformers",),
+    ),
+    "sm100": KernelEntry(
+        "gdnbench_kernels.gdn_prefill.sm100:sm100",
+        {OFFSETS_DTYPE.name: ("int32",)},
+        devices=("sim", "cuda"),
+        meaning="four tcgen05 kernels for SM100 in CuTe DSL",
     ),
 }
 

@@ -1,0 +1,190 @@
+"""What the SM100 kernels of gdn_prefill are compiled from: the object that is called, its arguments' types.
+
+Extents that count tokens, sequences or chunks are open; heads, feature dims and dtypes are compiled in. CuTe
+DSL is imported when a kernel is compiled, by the `build_` function of its source.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gdnbench_kernels.compiling import Source
+from gdnbench_kernels.gdn_prefill.sizes import CHUNK, HEAD_DIM
+
+ALIGN = 16
+"""Bytes that every tensor is aligned to: what TMA asks of a base address."""
+
+STATE_DTYPES = ("float32", "bfloat16")
+
+Build = tuple[Any, tuple[Any, ...]]
+"""What is compiled, and examples of its arguments."""
+
+
+def sources(
+    heads: int,
+    value_heads: int,
+    initial_state: str | None = "float32",
+    final_state: str | None = "float32",
+    tap: bool = False,
+) -> list[Source]:
+    """The four kernels of a call, in the order they run. A state is named by its dtype, None if the call has
+    none; `tap`: with A and Ai stored."""
+    return [
+        metadata_source(),
+        uw_source(heads, value_heads, tap),
+        state_source(heads, value_heads, initial_state, final_state),
+        output_source(heads, value_heads),
+    ]
+
+
+def metadata_source() -> Source:
+    """`ChunkMetadata`, for any batch."""
+    return Source.of("gdn_prefill.chunk_metadata", f"{__name__}:build_metadata")
+
+
+def uw_source(heads: int, value_heads: int, tap: bool) -> Source:
+    """`ChunkUW`; with `tap` it stores A and Ai too."""
+    _check_heads(heads, value_heads)
+    return Source.of(
+        "gdn_prefill.chunk_uw", f"{__name__}:build_uw", heads=heads, value_heads=value_heads, tap=tap
+    )
+
+
+def state_source(heads: int, value_heads: int, initial_state: str | None, final_state: str | None) -> Source:
+    """`ChunkState`, for states of those dtypes."""
+    _check_heads(heads, value_heads)
+    for dtype in (initial_state, final_state):
+        if dtype not in (None, *STATE_DTYPES):
+            raise ValueError(f"a state is {' or '.join(STATE_DTYPES)}, or there is none; not {dtype}")
+    return Source.of(
+        "gdn_prefill.chunk_state",
+        f"{__name__}:build_state",
+        heads=heads,
+        value_heads=value_heads,
+        initial_state=initial_state,
+        final_state=final_state,
+    )
+
+
+def output_source(heads: int, value_heads: int) -> Source:
+    """`ChunkOutput`."""
+    _check_heads(heads, value_heads)
+    return Source.of(
+        "gdn_prefill.chunk_output", f"{__name__}:build_output", heads=heads, value_heads=value_heads
+    )
+
+
+def _check_heads(heads: int, value_heads: int) -> None:
+    if heads < 1 or value_heads < 1 or value_heads % heads:
+        raise ValueError(f"{value_heads} value heads are no multiple of {heads} key heads")
+
+
+def build_metadata() -> Build:
+    """cu_seqlens, chunk_offsets, chunk_indices, total_chunks."""
+    from gdnbench_kernels.gdn_prefill.chunk_metadata import ChunkMetadata
+
+    of = _Examples()
+    return ChunkMetadata(), (
+        of.tensor("int32", of.offsets),
+        of.tensor("int32", of.offsets),
+        of.tensor("int32", of.chunks, 2),
+        of.tensor("int32", 1),
+        of.stream(),
+    )
+
+
+def build_uw(heads: int, value_heads: int, tap: bool) -> Build:
+    """k, v, g, beta, cu_seqlens, chunk_indices, total_chunks, g_cu, u, w, a, ai, ctas."""
+    import cutlass
+
+    from gdnbench_kernels.gdn_prefill.chunk_uw import ChunkUW
+
+    of = _Examples()
+    return ChunkUW(heads, value_heads, tap), (
+        of.tensor("bfloat16", of.tokens, heads, HEAD_DIM),
+        of.tensor("bfloat16", of.tokens, value_heads, HEAD_DIM),
+        of.tensor("float32", of.tokens, value_heads),
+        of.tensor("float32", of.tokens, value_heads),
+        of.tensor("int32", of.offsets),
+        of.tensor("int32", of.chunks, 2),
+        of.tensor("int32", 1),
+        of.tensor("float32", of.tokens, value_heads),
+        of.tensor("bfloat16", of.rows, value_heads, HEAD_DIM),
+        of.tensor("bfloat16", of.rows, value_heads, HEAD_DIM),
+        of.tensor("float32", of.chunks, value_heads, CHUNK, CHUNK) if tap else None,
+        of.tensor("float32", of.chunks, value_heads, CHUNK, CHUNK) if tap else None,
+        cutlass.Int32(1),
+        of.stream(),
+    )
+
+
+def build_state(heads: int, value_heads: int, initial_state: str | None, final_state: str | None) -> Build:
+    """k, u, w, g_cu, cu_seqlens, chunk_offsets, initial_state, h, v_new, final_state."""
+    from gdnbench_kernels.gdn_prefill.chunk_state import ChunkState
+
+    of = _Examples()
+
+    def state(dtype: str | None) -> Any:
+        return None if dtype is None else of.tensor(dtype, of.sequences, value_heads, HEAD_DIM, HEAD_DIM)
+
+    return ChunkState(heads, value_heads), (
+        of.tensor("bfloat16", of.tokens, heads, HEAD_DIM),
+        of.tensor("bfloat16", of.rows, value_heads, HEAD_DIM),
+        of.tensor("bfloat16", of.rows, value_heads, HEAD_DIM),
+        of.tensor("float32", of.tokens, value_heads),
+        of.tensor("int32", of.offsets),
+        of.tensor("int32", of.offsets),
+        state(initial_state),
+        of.tensor("bfloat16", of.chunks, value_heads, HEAD_DIM, HEAD_DIM),
+        of.tensor("bfloat16", of.rows, value_heads, HEAD_DIM),
+        state(final_state),
+        of.stream(),
+    )
+
+
+def build_output(heads: int, value_heads: int) -> Build:
+    """q, k, v_new, h, g_cu, cu_seqlens, chunk_indices, total_chunks, o, scale, ctas."""
+    import cutlass
+
+    from gdnbench_kernels.gdn_prefill.chunk_output import ChunkOutput
+
+    of = _Examples()
+    return ChunkOutput(heads, value_heads), (
+        of.tensor("bfloat16", of.tokens, heads, HEAD_DIM),
+        of.tensor("bfloat16", of.tokens, heads, HEAD_DIM),
+        of.tensor("bfloat16", of.rows, value_heads, HEAD_DIM),
+        of.tensor("bfloat16", of.chunks, value_heads, HEAD_DIM, HEAD_DIM),
+        of.tensor("float32", of.tokens, value_heads),
+        of.tensor("int32", of.offsets),
+        of.tensor("int32", of.chunks, 2),
+        of.tensor("int32", 1),
+        of.tensor("bfloat16", of.tokens, value_heads, HEAD_DIM),
+        cutlass.Float32(1.0),
+        cutlass.Int32(1),
+        of.stream(),
+    )
+
+
+class _Examples:
+    """Contiguous tensors known by their types alone, and the extents left open."""
+
+    def __init__(self) -> None:
+        import cutlass
+        import cutlass.cute as cute
+        from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
+
+        self._make: Any = make_fake_tensor
+        self._dtypes: dict[str, Any] = {
+            "bfloat16": cutlass.BFloat16,
+            "float32": cutlass.Float32,
+            "int32": cutlass.Int32,
+        }
+        self.stream: Any = make_fake_stream
+        self.tokens, self.sequences, self.offsets = cute.sym_int(), cute.sym_int(), cute.sym_int()
+        self.chunks, self.rows = cute.sym_int(), cute.sym_int()  # UB, and UB C
+
+    def tensor(self, dtype: str, *shape: Any) -> Any:
+        strides = [1]
+        for extent in reversed(shape[1:]):
+            strides.insert(0, strides[0] * extent)
+        return self._make(self._dtypes[dtype], shape, tuple(strides), assumed_align=ALIGN)
