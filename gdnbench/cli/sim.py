@@ -68,12 +68,13 @@ def sim(
 
     Exit status: 0 the kernel did nothing illegal; 1 it did; 2 bad input; 3 it cannot be simulated.
     """
+    from gdnbench.replay.simulated import programs_simulated
     from gdnbench.sim.simulate import Settings, active, launch
 
     # What the kernel's file prints is no part of the result.
     with progress("sim") as advance, contextlib.redirect_stdout(sys.stderr):
         settings = Settings(mma, engine, schedule, profile or trace is not None, threads, advance)
-        with active(settings, arch) as session:
+        with active(settings, arch) as session, programs_simulated():
             call = _call(function, [*(args or ()), *(values or ())], seed, arch)
             if call is not None:
                 launch(call.compiled, raises=False, **call.arguments)

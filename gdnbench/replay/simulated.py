@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from gdnbench.errors import CannotRunError
+from gdnbench_kernels.compiling import launching
 
 if TYPE_CHECKING:
     from gdnbench.sim.simulate import Session
@@ -18,15 +19,25 @@ SIM = "sim"
 def simulated(on: str) -> Iterator[Session | None]:
     """While a kernel is loaded or runs on the device called `on`; yields None unless that is the simulator.
 
-    A kernel calls what `cute.compile` returned, or `gdnbench.sim.launch`, with the tensors it was given.
+    A kernel calls a `Program`, what `cute.compile` returned, or `gdnbench.sim.launch`, with the tensors it
+    was given.
     """
     if on != SIM:
         yield None
         return
     from gdnbench.sim.simulate import active
 
-    with active() as session:
+    with active() as session, programs_simulated():
         yield session
+
+
+@contextmanager
+def programs_simulated() -> Iterator[None]:
+    """While calls of compiled programs are simulated."""
+    from gdnbench.sim.simulate import launch
+
+    with launching(lambda program, args, kwargs: launch(program, *args, **kwargs)):
+        yield
 
 
 def notes_of(session: Session, kernel: str) -> list[str]:
@@ -35,8 +46,8 @@ def notes_of(session: Session, kernel: str) -> list[str]:
     launches = [launch for report in session.reports for launch in report.launches]
     if not launches:
         raise CannotRunError(
-            f"kernel {kernel} ran nothing on the simulator: it must call what cute.compile returned, or"
-            " gdnbench.sim.launch"
+            f"kernel {kernel} ran nothing on the simulator: it must call a compiled program, what"
+            " cute.compile returned, or gdnbench.sim.launch"
         )
     instructions = sum(launch.warp_instructions for launch in launches)
     found = [finding.message for report in session.reports for finding in report.findings]

@@ -67,7 +67,8 @@ def launch(
     progress: Progress | None = None,
     **kwargs: Any,
 ) -> Report:
-    """Call `compiled`, which `cute.compile` returned for sm_100a or sm_90a, on the CPU.
+    """Call `compiled`, which `cute.compile` returned for sm_100a or sm_90a, on the CPU. It may be a kernel
+    that was exported whole instead, see `gdnbench.sim.host.exported_kernel`: nothing is compiled for it.
 
     `args` and `kwargs` are the kernel's own without the stream: torch CPU tensors, written in place, and
     numbers. `reachable` are tensors that the kernel finds by pointers it was given as numbers.

@@ -11,26 +11,18 @@ from weakref import WeakKeyDictionary
 from torch import Tensor
 
 from gdnbench.sim.errors import ExportError, LaunchError
-from gdnbench.sim.host import cutlass_dsl, tvm_ffi
-from gdnbench.sim.host.arguments import (
-    Packed,
-    Region,
-    pack_arguments,
-    regions_in,
-    replace_tensors,
-)
+from gdnbench.sim.host import cutlass_dsl, exported_kernel, tvm_ffi
+from gdnbench.sim.host.arguments import Region, pack_arguments, regions_in, replace_tensors
 from gdnbench.sim.host.cutlass_dsl import Exported
 from gdnbench.sim.host.device import device_for
 from gdnbench.sim.host.elf import Elf
+from gdnbench.sim.host.exported_kernel import NO_STREAM, ExportedKernel
 from gdnbench.sim.host.layouts import parameter_types
 from gdnbench.sim.host.loader import HostObject, load
 from gdnbench.sim.host.request import LaunchRequest
 from gdnbench.sim.host.runtime import Runtime
 from gdnbench.sim.ptx.ir import Module
 from gdnbench.sim.ptx.parser import parse
-
-STREAM = "!cuda.stream"
-NO_STREAM = Packed(bytes(8))  # the default stream, a null pointer
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,14 +48,19 @@ _loaded: WeakKeyDictionary[Any, Host] = WeakKeyDictionary()
 
 
 def capture(compiled: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> Capture:
-    """What `compiled(*args, **kwargs)` would launch, on torch CPU tensors, without the stream.
+    """What `compiled(*args, **kwargs)` would launch, on torch CPU tensors, without the stream. `compiled` is
+    what `cute.compile` returned, or an `ExportedKernel`.
 
     ExportError if the kernel cannot be loaded, LaunchError if the arguments do not fit it.
     """
     host = _host(compiled)
-    arguments = cutlass_dsl.bind(compiled, args, kwargs or {}, NO_STREAM)
+    if isinstance(compiled, ExportedKernel):
+        arguments = exported_kernel.bind(compiled, args, kwargs or {})
+        call = _exported_call
+    else:
+        arguments = cutlass_dsl.bind(compiled, args, kwargs or {}, NO_STREAM)
+        call = _tvm_ffi_call if host.exported.tvm_ffi else _plain_call
     regions = regions_in(arguments)
-    call = _tvm_ffi_call if host.exported.tvm_ffi else _plain_call
     with host.code.running() as runtime:
         status = call(compiled, host, arguments)
         if runtime.error is not None:
@@ -74,11 +71,18 @@ def capture(compiled: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None
 
 
 def _host(compiled: Any) -> Host:
-    found = _loaded.get(compiled) if cutlass_dsl.is_compiled(compiled) else None
+    whole = isinstance(compiled, ExportedKernel)
+    found = _loaded.get(compiled) if whole or cutlass_dsl.is_compiled(compiled) else None
     if found is None:
-        found = _load(cutlass_dsl.export(compiled))
+        found = _load(_exported(compiled) if whole else cutlass_dsl.export(compiled))
         _loaded[compiled] = found
     return found
+
+
+def _exported(kernel: ExportedKernel) -> Exported:
+    return Exported(
+        kernel.function, kernel.ptx, None, kernel.host_object, tvm_ffi=False, prefix=kernel.symbol
+    )
 
 
 def _load(exported: Exported) -> Host:
@@ -93,18 +97,18 @@ def _load(exported: Exported) -> Host:
     extra = tvm_ffi.symbols(Elf.parse(exported.data).undefined()) if exported.tvm_ffi else {}
     code = load(exported.data, runtime, extra)
     if not exported.tvm_ffi:
-        _initialise(code)
+        _initialise(code, exported.prefix)
     return Host(exported, module, code)
 
 
-def _initialise(code: HostObject) -> None:
+def _initialise(code: HostObject, prefix: str) -> None:
     """Load the cubin and look its kernels up, as the header that the DSL exports does before a first call."""
     library, error = ctypes.c_void_p(), ctypes.c_int32()
     storage, device = ctypes.pointer(library), ctypes.c_int32(0)
     with code.running() as runtime:
-        _call_packed(code, f"_mlir_{cutlass_dsl.PREFIX}_cuda_init", [storage], error)
+        _call_packed(code, f"_mlir_{prefix}_cuda_init", [storage], error)
         if not error.value:
-            _call_packed(code, f"_mlir_{cutlass_dsl.PREFIX}_cuda_load_to_device", [storage, device], error)
+            _call_packed(code, f"_mlir_{prefix}_cuda_load_to_device", [storage, device], error)
         if runtime.error is not None:
             raise runtime.error
     if error.value:
@@ -131,11 +135,23 @@ def _plain_call(compiled: Any, host: Host, arguments: Mapping[str, Any]) -> int:
     wanted = cutlass_dsl.host_parameter_count(compiled)
     if len(addresses) != wanted:
         raise LaunchError(f"the arguments make {len(addresses)} values where {function} takes {wanted}")
-    result = ctypes.c_int32()
-    slots = (ctypes.c_void_p * (wanted + 1))(*addresses, ctypes.addressof(result))
-    entry = host.code.function(f"_mlir_{cutlass_dsl.PREFIX}__mlir_ciface_{function}")
-    ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int32)(entry)(ctypes.addressof(slots), wanted + 1)
+    status = _call_host(host, addresses)
     del keep  # until here
+    return status
+
+
+def _exported_call(kernel: ExportedKernel, host: Host, arguments: Mapping[str, Any]) -> int:
+    """The same of a kernel that says its parameters itself."""
+    packed = exported_kernel.pack(kernel, arguments)
+    return _call_host(host, [address for value in packed for address in value.__c_pointers__()])
+
+
+def _call_host(host: Host, addresses: Sequence[int]) -> int:
+    """Call the host function on the values at `addresses`."""
+    result = ctypes.c_int32()
+    slots = (ctypes.c_void_p * (len(addresses) + 1))(*addresses, ctypes.addressof(result))
+    entry = host.code.function(f"_mlir_{host.exported.prefix}__mlir_ciface_{host.exported.function}")
+    ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int32)(entry)(ctypes.addressof(slots), len(slots))
     return result.value
 
 
@@ -143,7 +159,7 @@ def _tvm_ffi_call(compiled: Any, host: Host, arguments: Mapping[str, Any]) -> in
     """Call the tvm-ffi entry. A stream is passed only if the entry takes one: it may come from the
     environment."""
     streams = cutlass_dsl.stream_names(compiled)
-    entry = tvm_ffi.Entry(host.code.function(f"__tvm_ffi_{cutlass_dsl.PREFIX}"))
+    entry = tvm_ffi.Entry(host.code.function(f"__tvm_ffi_{host.exported.prefix}"))
     given = {name: 0 if name in streams else value for name, value in arguments.items()}
     if entry.parameter_count() == len(given) - len(streams):
         given = {name: value for name, value in given.items() if name not in streams}

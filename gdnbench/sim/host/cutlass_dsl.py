@@ -45,6 +45,7 @@ class Exported:
     ir: str | None
     data: bytes  # the host object
     tvm_ffi: bool
+    prefix: str = PREFIX  # of the host object's symbols
 
 
 @contextmanager
