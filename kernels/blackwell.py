@@ -13,6 +13,7 @@ from typing import Any
 import cutlass
 import cutlass.cute as cute
 import cutlass.pipeline as pipeline
+import cutlass.utils.blackwell_helpers as sm100
 from cutlass._mlir.dialects import nvvm
 from cutlass.cute.nvgpu import cpasync, tcgen05
 
@@ -130,6 +131,22 @@ def view(tile: cute.Tensor, layout: cute.ComposedLayout) -> cute.Tensor:
     return cute.make_tensor(tile.iterator, layout.outer)
 
 
+def tiles(smem: Any, buffer: plan.Buffer) -> cute.Tensor:
+    """The plan's buffer of tiles as `load_layout` has them, the next in `smem`."""
+    dtype = getattr(cutlass, {"bfloat16": "BFloat16", "float16": "Float16"}[buffer.dtype])
+    layout = load_layout(dtype, buffer.shape[0], buffer.shape[1], buffer.stages)
+    return smem.allocate_tensor(dtype, layout.outer, buffer.align, layout.inner)
+
+
+def operands(
+    mma: cute.TiledMma, s_a: cute.Tensor, s_b: cute.Tensor, shape: tuple[int, int, int]
+) -> tuple[cute.Tensor, cute.Tensor]:
+    """Fragments (MMA, M or N, K, stages) of two rings of tiles, for products of `shape` (M, N, K)."""
+    a = sm100.make_smem_layout_a(mma, shape, s_a.element_type, cute.size(s_a, mode=[2]))
+    b = sm100.make_smem_layout_b(mma, shape, s_b.element_type, cute.size(s_b, mode=[2]))
+    return mma.make_fragment_A(view(s_a, a)), mma.make_fragment_B(view(s_b, b))
+
+
 def accumulator(
     mma: cute.TiledMma, base: cute.Pointer, part: plan.Accumulator, stage: Any = 0
 ) -> cute.Tensor:
@@ -159,6 +176,35 @@ def zero_rows(s_tile: cute.Tensor, first: cutlass.Int32) -> None:
     for row in cutlass.range(first + lane // vectors, rows, plan.WARP // vectors, unroll=1):
         cute.autovec_copy(zeros, cute.local_tile(s_tile, (1, VECTOR), (row, lane % vectors)))
     cute.arch.fence_proxy("async.shared", space="cta")
+
+
+@dataclass(frozen=True)
+class Tma:
+    """A tensor in global memory that TMA copies by tiles of rows and columns, its first modes, from or to
+    shared memory as `load_layout` has it."""
+
+    atom: cute.CopyAtom
+    tensor: cute.Tensor
+
+    @staticmethod
+    def of(operation: Any, x: cute.Tensor, box: tuple[int, int]) -> Tma:
+        layout = cute.select(load_layout(x.element_type, *box, 1), mode=[0, 1])
+        return Tma(*cpasync.make_tiled_tma_atom(operation, x, layout, box))
+
+    def load(self, ring: Ring, place: Any, s_ring: cute.Tensor, first: Any, *others: Any) -> None:
+        """The tile whose first row is `first`, in the other modes at `others`, into the stage at `place`."""
+        s_side, g_side = tma_slices(self.atom, s_ring, self._tile(s_ring, first, others))
+        cute.copy(self.atom, g_side, s_side[None, place.index], tma_bar_ptr=ring.full(place))
+
+    def store(self, s_tile: cute.Tensor, first: Any, *others: Any) -> None:
+        """By one lane, which also commits."""
+        s_side, g_side = tma_slices(self.atom, s_tile, self._tile(s_tile, first, others))
+        cute.copy(self.atom, s_side, g_side)
+
+    def _tile(self, like: cute.Tensor, first: Any, others: tuple[Any, ...]) -> cute.Tensor:
+        shape = (cute.size(like, mode=[0]), cute.size(like, mode=[1]))
+        origin = (first, *(0 for _ in range(cute.rank(self.tensor) - 1)))
+        return cute.local_tile(cute.domain_offset(origin, self.tensor), shape, (0, 0, *others))
 
 
 def tma_slices(
@@ -201,6 +247,9 @@ class Reader:
         cute.copy(self.copy, self.copy.get_slice(self.thread).partition_S(t_part), values)
 
     def write(self, values: cute.Tensor, s_tile: cute.Tensor) -> None:
-        """What each thread has, to its (row, column) in a tile in shared memory."""
+        """16-bit values, each to its (row, column) of a tile in shared memory, columns contiguous."""
         tile = self.mma.get_slice(0).partition_C(s_tile)[(None, None), 0, 0]
-        cute.autovec_copy(values, self.copy.get_slice(self.thread).partition_D(tile))
+        atom = cute.make_copy_atom(cute.nvgpu.warp.StMatrix8x8x16bOp(False, 4), values.element_type)
+        store = cute.make_tiled_copy_D(atom, self.copy)
+        slice_ = store.get_slice(self.thread)
+        cute.copy(store, slice_.retile(values), slice_.partition_D(tile))

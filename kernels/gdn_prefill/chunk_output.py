@@ -40,18 +40,18 @@ below total_chunks Hv, a number read on the device. With C = 64 tokens, K = V = 
     p       2       4 MASK                1 MMA
     o       2       1 MMA                 4 EPILOGUE
 
-    sync                         who                  orders
-    mbarrier_init, barrier TMEM  all                  mbarriers and tensor memory exist before their first use
-    fence before, after          MMA, MASK, EPILOGUE  tcgen05 operations with the arrivals between them
-    wait::ld                     MASK, EPILOGUE       a stage of tensor memory read before it is released
-    fence.proxy.async, s_p       MASK                 P written before products read it
-    bulk wait_group.read         EPILOGUE, 1 lane     the last TMA store has read s_o
-    barrier EPILOGUE, first      EPILOGUE             s_o read by the last store before it is written
-    fence.proxy.async, s_o       EPILOGUE             o in s_o before the TMA store reads it
-    barrier EPILOGUE, second     EPILOGUE             all of s_o written before it is stored
-    bulk wait_group              EPILOGUE, 1 lane     o stored before the CTA ends
-    drain of a ring              its producer         no arrival after the CTA ends
-    barrier of the CTA           all                  tensor memory read before it is freed
+    sync                               who                  orders
+    fence.mbarrier_init, barrier TMEM  all                  mbarriers, tensor memory: before their use
+    tcgen05.fence before, after        MMA, MASK, EPILOGUE  tensor memory, arrivals and waits
+    tcgen05.wait::ld                   MASK, EPILOGUE       tensor memory read before its release
+    fence.proxy.async, s_p             MASK                 P written before products read it
+    bulk wait_group.read               EPILOGUE, warp 4     the last TMA store has read s_o
+    barrier EPILOGUE, first            EPILOGUE             s_o read by the last store before it is written
+    fence.proxy.async, s_o             EPILOGUE             o in s_o before the TMA store reads it
+    barrier EPILOGUE, second           EPILOGUE             all of s_o written before it is stored
+    bulk wait_group                    EPILOGUE, warp 4     o stored before the CTA ends
+    drain of a ring                    its producer         no arrival after the CTA ends
+    barrier of the CTA                 all                  tensor memory read before it is freed
 
 352 threads, 230644 bytes of SMEM, 512 columns of TMEM, 1 CTA an SM
 
@@ -86,6 +86,8 @@ from gdnbench_kernels.plan import WARP, Accumulator, Buffer, KernelPlan, Ring, S
 
 BF16 = cutlass.BFloat16
 LOG2_E = 1.4426950408889634
+VECTOR = 8
+"""bf16 values in the widest access to memory, 16 bytes."""
 
 
 class Role(IntEnum):
@@ -144,27 +146,15 @@ PLAN = KernelPlan(
         Ring("o", 2, "MMA", 1, "EPILOGUE", 4),
     ),
     syncs=(
-        Sync(
-            "mbarrier_init, barrier TMEM", "all", "mbarriers and tensor memory exist before their first use"
-        ),
-        Sync(
-            "fence before, after", "MMA, MASK, EPILOGUE", "tcgen05 operations with the arrivals between them"
-        ),
-        Sync("wait::ld", "MASK, EPILOGUE", "a stage of tensor memory read before it is released"),
+        Sync("fence.mbarrier_init, barrier TMEM", "all", "mbarriers, tensor memory: before their use"),
+        Sync("tcgen05.fence before, after", "MMA, MASK, EPILOGUE", "tensor memory, arrivals and waits"),
+        Sync("tcgen05.wait::ld", "MASK, EPILOGUE", "tensor memory read before its release"),
         Sync("fence.proxy.async, s_p", "MASK", "P written before products read it"),
-        Sync(
-            "bulk wait_group.read",
-            "EPILOGUE, 1 lane",
-            "the last TMA store has read s_o",
-        ),
-        Sync(
-            "barrier EPILOGUE, first",
-            "EPILOGUE",
-            "s_o read by the last store before it is written",
-        ),
+        Sync("bulk wait_group.read", "EPILOGUE, warp 4", "the last TMA store has read s_o"),
+        Sync("barrier EPILOGUE, first", "EPILOGUE", "s_o read by the last store before it is written"),
         Sync("fence.proxy.async, s_o", "EPILOGUE", "o in s_o before the TMA store reads it"),
         Sync("barrier EPILOGUE, second", "EPILOGUE", "all of s_o written before it is stored"),
-        Sync("bulk wait_group", "EPILOGUE, 1 lane", "o stored before the CTA ends"),
+        Sync("bulk wait_group", "EPILOGUE, warp 4", "o stored before the CTA ends"),
         Sync("drain of a ring", "its producer", "no arrival after the CTA ends"),
         Sync("barrier of the CTA", "all", "tensor memory read before it is freed"),
     ),
@@ -191,6 +181,43 @@ class Rings:
             ring.init()
 
 
+@dataclass(frozen=True)
+class Tiles:
+    """The plan's buffers of tiles in shared memory, each (rows, columns, stages)."""
+
+    q: cute.Tensor
+    k: cute.Tensor
+    h: cute.Tensor
+    v: cute.Tensor
+    p: cute.Tensor
+    o: cute.Tensor
+
+    @staticmethod
+    def allocate(smem: Any) -> Tiles:
+        return Tiles(*(blackwell.tiles(smem, buffer) for buffer in PLAN.smem[:-1]))
+
+
+@dataclass(frozen=True)
+class Items:
+    """The items of one CTA, and where they lie."""
+
+    value_heads: int
+    group: int
+    count: cutlass.Int32
+    cu_seqlens: cute.Tensor
+    chunk_indices: cute.Tensor
+
+    def at(self, turn: cutlass.Int32) -> tuple[cutlass.Int32, cutlass.Int32, cutlass.Int32]:
+        """(chunk, value head, key head) of the CTA's item number `turn`."""
+        item = cute.arch.block_idx()[0] + turn * cute.arch.grid_dim()[0]
+        value_head = item % self.value_heads
+        return item // self.value_heads, value_head, value_head // self.group
+
+    def tokens(self, chunk: cutlass.Int32) -> tuple[cutlass.Int32, cutlass.Int32]:
+        """(first token, number of tokens)."""
+        return chunk_at(chunk, self.chunk_indices, self.cu_seqlens)
+
+
 class ChunkOutput:
     """The kernel for `heads` key heads and `value_heads` value heads, a multiple of them."""
 
@@ -214,49 +241,30 @@ class ChunkOutput:
         ctas: cutlass.Int32,
         stream: cuda.CUstream,
     ) -> None:
-        major, minor = OperandMajorMode.K, OperandMajorMode.MN
-        qk = self._product(major, CHUNK)
-        qs = self._product(major, HEAD_DIM)
-        pv = self._product(minor, HEAD_DIM)
-        tokens = blackwell.load_layout(BF16, *TOKENS, 1)
-        state = blackwell.load_layout(BF16, *STATE, 1)
         load, store = cpasync.CopyBulkTensorTileG2SOp(), cpasync.CopyBulkTensorTileS2GOp()
-        load_q, tma_q = self._tma(load, self._by_head(q), tokens, TOKENS)
-        load_k, tma_k = self._tma(load, self._by_head(k), tokens, TOKENS)
-        load_v, tma_v = self._tma(load, self._by_head(v_new), tokens, TOKENS)
-        states = cute.make_tensor(h.iterator, cute.select(h.layout, mode=[2, 3, 1, 0]))
-        load_h, tma_h = self._tma(load, states, state, STATE)
-        store_o, tma_o = self._tma(store, self._by_head(o), tokens, TOKENS)
+        tma_q, tma_k, tma_v = (blackwell.Tma.of(load, self._by_head(x), TOKENS) for x in (q, k, v_new))
+        tma_h = blackwell.Tma.of(load, self._by_head_and_chunk(h), STATE)
+        tma_o = blackwell.Tma.of(store, self._by_head(o), TOKENS)
         self.kernel(
-            (qk, qs, pv),
-            (load_q, load_k, load_h, load_v, store_o),
-            (tma_q, tma_k, tma_h, tma_v, tma_o),
-            g_cu,
-            cu_seqlens,
-            chunk_indices,
-            total_chunks,
-            o,
-            scale,
+            tma_q, tma_k, tma_h, tma_v, tma_o, g_cu, cu_seqlens, chunk_indices, total_chunks, o, scale
         ).launch(grid=(ctas, 1, 1), block=(PLAN.threads, 1, 1), stream=stream)
-
-    def _product(self, b_major: Any, columns: int) -> Any:
-        return sm100.make_trivial_tiled_mma(
-            BF16, BF16, OperandMajorMode.K, b_major, cutlass.Float32, tcgen05.CtaGroup.ONE, (CHUNK, columns)
-        )
 
     def _by_head(self, x: cute.Tensor) -> cute.Tensor:
         """(tokens, features, heads) of a tensor (tokens, heads, features)."""
         return cute.make_tensor(x.iterator, cute.select(x.layout, mode=[0, 2, 1]))
 
-    def _tma(self, operation: Any, x: cute.Tensor, ring: cute.ComposedLayout, box: Any) -> Any:
-        return cpasync.make_tiled_tma_atom(operation, x, cute.select(ring, mode=[0, 1]), box)
+    def _by_head_and_chunk(self, h: cute.Tensor) -> cute.Tensor:
+        """(values, keys, heads, chunks) of a tensor (chunks, heads, values, keys)."""
+        return cute.make_tensor(h.iterator, cute.select(h.layout, mode=[2, 3, 1, 0]))
 
     @cute.kernel
     def kernel(
         self,
-        products: tuple[Any, Any, Any],
-        copies: tuple[Any, Any, Any, Any, Any],
-        tma: tuple[Any, Any, Any, Any, Any],
+        tma_q: blackwell.Tma,
+        tma_k: blackwell.Tma,
+        tma_h: blackwell.Tma,
+        tma_v: blackwell.Tma,
+        tma_o: blackwell.Tma,
         g_cu: cute.Tensor,
         cu_seqlens: cute.Tensor,
         chunk_indices: cute.Tensor,
@@ -266,10 +274,10 @@ class ChunkOutput:
     ) -> None:
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         smem = cutlass.memory.SmemAllocator()
-        s_q, s_k, s_h, s_v, s_p, s_o = (self._ring_buffer(smem, buffer) for buffer in PLAN.smem[:6])
-        g_buffer = PLAN.buffer("s_g")
+        tiles = Tiles.allocate(smem)
+        gates = PLAN.buffer("s_g")
         s_g = smem.allocate_tensor(
-            cutlass.Float32, cute.make_layout((*g_buffer.shape, g_buffer.stages)), g_buffer.align
+            cutlass.Float32, cute.make_layout((*gates.shape, gates.stages)), gates.align
         )
         rings = Rings.allocate(smem)
         tmem = cutlass.memory.TmemAllocator(
@@ -284,158 +292,62 @@ class ChunkOutput:
         tmem.allocate(PLAN.tmem_columns)
         tmem.wait_for_alloc()
         base = tmem.retrieve_ptr(cutlass.Float32)
-        table = (cu_seqlens, chunk_indices, total_chunks)
+        block, ctas = cute.arch.block_idx()[0], cute.arch.grid_dim()[0]
+        count = (total_chunks[0] * self.value_heads - block + ctas - 1) // ctas
+        group = self.value_heads // self.heads
+        items = Items(self.value_heads, group, count, cu_seqlens, chunk_indices)
         if warp < Role.EPILOGUE:
-            self.mask(rings, table, products[0], base, s_g, s_p)
+            self.mask(rings, items, base, s_g, tiles.p)
         if warp >= Role.EPILOGUE and warp < Role.LOAD:
-            self.epilogue(rings, table, products[0], base, s_g, s_o, copies[4], tma[4], o, scale)
+            self.epilogue(rings, items, base, s_g, tiles.o, tma_o, o, scale)
         if warp == Role.LOAD:
-            self.load(rings, table, copies[:4], tma[:4], (s_q, s_k, s_h, s_v))
+            self.load(rings, items, tiles, tma_q, tma_k, tma_h, tma_v)
         if warp == Role.MMA:
-            self.multiply(rings, table, products, base, (s_q, s_k, s_h, s_v, s_p))
+            self.multiply(rings, items, tiles, base)
             tmem.relinquish_alloc_permit()
         if warp == Role.GATE:
-            self.gate(rings, table, g_cu, s_g)
+            self.gate(rings, items, g_cu, s_g)
         cute.arch.sync_threads()
         tmem.free(base)
-
-    def _ring_buffer(self, smem: Any, buffer: Buffer) -> cute.Tensor:
-        rows, columns = buffer.shape
-        layout = blackwell.load_layout(BF16, rows, columns, buffer.stages)
-        return smem.allocate_tensor(BF16, layout.outer, buffer.align, layout.inner)
 
     @cute.jit
     def load(
         self,
         rings: Rings,
-        table: tuple[cute.Tensor, cute.Tensor, cute.Tensor],
-        copies: tuple[Any, Any, Any, Any],
-        tma: tuple[Any, Any, Any, Any],
-        buffers: tuple[cute.Tensor, cute.Tensor, cute.Tensor, cute.Tensor],
+        items: Items,
+        tiles: Tiles,
+        tma_q: blackwell.Tma,
+        tma_k: blackwell.Tma,
+        tma_h: blackwell.Tma,
+        tma_v: blackwell.Tma,
     ) -> None:
-        """Q and K first: their product and its mask can be under way before the state has come."""
-        cu_seqlens, chunk_indices, total_chunks = table
-        load_q, load_k, load_h, load_v = copies
-        tma_q, tma_k, tma_h, tma_v = tma
-        s_q, s_k, s_h, s_v = buffers
+        """Q and K first: their product can be masked before the state has come."""
         qk, hv = rings.qk.producing(), rings.hv.producing()
-        items = total_chunks[0] * self.value_heads
-        for item in cutlass.range(cute.arch.block_idx()[0], items, cute.arch.grid_dim()[0], unroll=1):
-            chunk, value_head = item // self.value_heads, item % self.value_heads
-            head = value_head // (self.value_heads // self.heads)
-            start, _ = chunk_at(chunk, chunk_indices, cu_seqlens)
+        for turn in cutlass.range(items.count, unroll=1):
+            chunk, value_head, head = items.at(turn)
+            start, _ = items.tokens(chunk)
             rings.qk.acquire(qk)
             rings.qk.expect(qk)
-            self._load_tile(load_q, tma_q, s_q, start, head, qk.index, rings.qk.full(qk))
-            self._load_tile(load_k, tma_k, s_k, start, head, qk.index, rings.qk.full(qk))
+            tma_q.load(rings.qk, qk, tiles.q, start, head)
+            tma_k.load(rings.qk, qk, tiles.k, start, head)
             qk.advance()
             rings.hv.acquire(hv)
             rings.hv.expect(hv)
-            g_h = cute.local_tile(tma_h, STATE, (0, 0, value_head, chunk))
-            t_s, t_g = blackwell.tma_slices(load_h, s_h, g_h)
-            cute.copy(load_h, t_g, t_s[None, hv.index], tma_bar_ptr=rings.hv.full(hv))
-            self._load_tile(load_v, tma_v, s_v, CHUNK * chunk, value_head, hv.index, rings.hv.full(hv))
+            tma_h.load(rings.hv, hv, tiles.h, 0, value_head, chunk)
+            tma_v.load(rings.hv, hv, tiles.v, CHUNK * chunk, value_head)
             hv.advance()
         rings.qk.drain(qk)
         rings.hv.drain(hv)
 
     @cute.jit
-    def _load_tile(
-        self,
-        copy: cute.CopyAtom,
-        tma: cute.Tensor,
-        s_ring: cute.Tensor,
-        start: cutlass.Int32,
-        head: cutlass.Int32,
-        stage: cutlass.Int32,
-        full: cute.Pointer,
-    ) -> None:
-        """64 rows from `start` of one head; rows past the chunk's end are those of whoever comes next."""
-        g_tile = cute.local_tile(cute.domain_offset((start, 0, 0), tma), TOKENS, (0, 0, head))
-        t_s, t_g = blackwell.tma_slices(copy, s_ring, g_tile)
-        cute.copy(copy, t_g, t_s[None, stage], tma_bar_ptr=full)
-
-    @cute.jit
-    def multiply(
-        self,
-        rings: Rings,
-        table: tuple[cute.Tensor, cute.Tensor, cute.Tensor],
-        products: tuple[Any, Any, Any],
-        base: cute.Pointer,
-        buffers: tuple[cute.Tensor, cute.Tensor, cute.Tensor, cute.Tensor, cute.Tensor],
-    ) -> None:
-        """QK runs an item ahead of QS and PV, so that P is masked while the products before it run."""
-        qk, qs, pv = products
-        s_q, s_k, s_h, s_v, s_p = buffers
-        a_qk, b_qk = self._operands(qk, s_q, s_k, CHUNK, HEAD_DIM)
-        a_qs, b_qs = self._operands(qs, s_q, s_h, HEAD_DIM, HEAD_DIM)
-        a_pv, b_pv = self._operands(pv, s_p, s_v, HEAD_DIM, CHUNK)
-        ahead, behind = rings.qk.consuming(), rings.qk.consuming()
-        hv, p = rings.hv.consuming(), rings.p.consuming()
-        scores, o = rings.scores.producing(), rings.o.producing()
-        first, step = cute.arch.block_idx()[0], cute.arch.grid_dim()[0]
-        items = (table[2][0] * self.value_heads - first + step - 1) // step
-        for turn in cutlass.range(items + 1, unroll=1):
-            if turn < items:
-                rings.qk.wait(ahead)
-                rings.scores.acquire(scores)
-                blackwell.after_thread_sync()
-                t_qk = blackwell.accumulator(qk, base, PLAN.accumulator("t_qk"), scores.index)
-                blackwell.multiply(
-                    qk, t_qk, a_qk[None, None, None, ahead.index], b_qk[None, None, None, ahead.index]
-                )
-                rings.scores.fill_after_mma(scores)
-                ahead.advance()
-                scores.advance()
-            if turn > 0:
-                rings.hv.wait(hv)
-                rings.o.acquire(o)
-                blackwell.after_thread_sync()
-                t_qs = blackwell.accumulator(qs, base, PLAN.accumulator("t_qs"), o.index)
-                blackwell.multiply(
-                    qs, t_qs, a_qs[None, None, None, behind.index], b_qs[None, None, None, hv.index]
-                )
-                rings.qk.release_after_mma(behind)
-                rings.p.wait(p)
-                t_pv = blackwell.accumulator(pv, base, PLAN.accumulator("t_pv"), o.index)
-                blackwell.multiply(
-                    pv, t_pv, a_pv[None, None, None, p.index], b_pv[None, None, None, hv.index]
-                )
-                rings.hv.release_after_mma(hv)
-                rings.p.release_after_mma(p)
-                rings.o.fill_after_mma(o)
-                behind.advance()
-                hv.advance()
-                p.advance()
-                o.advance()
-        rings.scores.drain(scores)
-        rings.o.drain(o)
-
-    def _operands(
-        self, mma: cute.TiledMma, s_a: cute.Tensor, s_b: cute.Tensor, columns: int, depth: int
-    ) -> tuple[cute.Tensor, cute.Tensor]:
-        """Fragments (MMA, M or N, K, stages) of A [64, depth] and B [columns, depth]."""
-        shape = (CHUNK, columns, depth)
-        a = sm100.make_smem_layout_a(mma, shape, BF16, cute.size(s_a, mode=[2]))
-        b = sm100.make_smem_layout_b(mma, shape, BF16, cute.size(s_b, mode=[2]))
-        return mma.make_fragment_A(blackwell.view(s_a, a)), mma.make_fragment_B(blackwell.view(s_b, b))
-
-    @cute.jit
-    def gate(
-        self,
-        rings: Rings,
-        table: tuple[cute.Tensor, cute.Tensor, cute.Tensor],
-        g_cu: cute.Tensor,
-        s_g: cute.Tensor,
-    ) -> None:
-        """Rows past the chunk's end get the last token's: finite, and no exponent is positive there."""
-        cu_seqlens, chunk_indices, total_chunks = table
+    def gate(self, rings: Rings, items: Items, g_cu: cute.Tensor, s_g: cute.Tensor) -> None:
+        """Rows past the chunk's end get the last token's: no exponent is positive there either."""
         lane = cute.arch.lane_idx()
         g = rings.g.producing()
-        items = total_chunks[0] * self.value_heads
-        for item in cutlass.range(cute.arch.block_idx()[0], items, cute.arch.grid_dim()[0], unroll=1):
-            value_head = item % self.value_heads
-            start, length = chunk_at(item // self.value_heads, chunk_indices, cu_seqlens)
+        for turn in cutlass.range(items.count, unroll=1):
+            chunk, value_head, _ = items.at(turn)
+            start, length = items.tokens(chunk)
+            # Read before the stage is free: the latency of three dependent loads lies under that wait.
             low = g_cu[start + cutlass.min(lane, length - 1), value_head]
             high = g_cu[start + cutlass.min(lane + WARP, length - 1), value_head]
             rings.g.acquire(g)
@@ -446,47 +358,80 @@ class ChunkOutput:
         rings.g.drain(g)
 
     @cute.jit
-    def mask(
-        self,
-        rings: Rings,
-        table: tuple[cute.Tensor, cute.Tensor, cute.Tensor],
-        qk: cute.TiledMma,
-        base: cute.Pointer,
-        s_g: cute.Tensor,
-        s_p: cute.Tensor,
-    ) -> None:
-        """P = lower(QK Gamma). What lies above the diagonal, as all that row i < length could take from rows
-        past the end does, is replaced, not multiplied: it may be NaN."""
-        thread = cute.arch.thread_idx()[0]
-        part = PLAN.accumulator("t_qk")
-        reader = blackwell.Reader.of(qk, part.shape, base, thread)
-        g, scores, p = rings.g.consuming(), rings.scores.consuming(), rings.p.producing()
-        values = cute.make_rmem_tensor(reader.where.shape, cutlass.Float32)
-        rounded = cute.make_rmem_tensor(reader.where.shape, BF16)
-        first, step = cute.arch.block_idx()[0], cute.arch.grid_dim()[0]
-        for _ in cutlass.range(first, table[2][0] * self.value_heads, step, unroll=1):
-            rings.g.wait(g)
-            decay = cute.make_rmem_tensor(reader.where.shape, cutlass.Float32)
-            for i in cutlass.range_constexpr(cute.size(values)):
-                row, column = reader.where[i]
-                decay[i] = s_g[row, g.index] - s_g[column, g.index]
-            rings.g.release_by_warp(g)
-            for i in cutlass.range_constexpr(cute.size(values)):
-                row, column = reader.where[i]
-                decay[i] = cute.math.exp2(
-                    LOG2_E * (decay[i] if column <= row else cutlass.Float32(0.0)), fastmath=True
+    def multiply(self, rings: Rings, items: Items, tiles: Tiles, base: cute.Pointer) -> None:
+        """QK an item ahead of QS and PV, so that it is being masked while the item before is multiplied."""
+        qk, qs, pv = qk_product(), qs_product(), pv_product()
+        r_q, r_k = blackwell.operands(qk, tiles.q, tiles.k, (CHUNK, CHUNK, HEAD_DIM))
+        r_qs, r_h = blackwell.operands(qs, tiles.q, tiles.h, (CHUNK, HEAD_DIM, HEAD_DIM))
+        r_p, r_v = blackwell.operands(pv, tiles.p, tiles.v, (CHUNK, HEAD_DIM, CHUNK))
+        ahead, behind, hv, p = (ring.consuming() for ring in (rings.qk, rings.qk, rings.hv, rings.p))
+        scores, o = rings.scores.producing(), rings.o.producing()
+        for turn in cutlass.range(items.count + 1, unroll=1):
+            if turn < items.count:
+                rings.qk.wait(ahead)
+                rings.scores.acquire(scores)
+                blackwell.after_thread_sync()
+                t_qk = blackwell.accumulator(qk, base, PLAN.accumulator("t_qk"), scores.index)
+                blackwell.multiply(
+                    qk, t_qk, r_q[None, None, None, ahead.index], r_k[None, None, None, ahead.index]
                 )
+                rings.scores.fill_after_mma(scores)
+                ahead.advance()
+                scores.advance()
+            if turn > 0:
+                rings.hv.wait(hv)
+                rings.o.acquire(o)
+                blackwell.after_thread_sync()
+                t_qs = blackwell.accumulator(qs, base, PLAN.accumulator("t_qs"), o.index)
+                blackwell.multiply(
+                    qs, t_qs, r_qs[None, None, None, behind.index], r_h[None, None, None, hv.index]
+                )
+                rings.qk.release_after_mma(behind)
+                rings.p.wait(p)
+                t_pv = blackwell.accumulator(pv, base, PLAN.accumulator("t_pv"), o.index)
+                blackwell.multiply(pv, t_pv, r_p[None, None, None, p.index], r_v[None, None, None, hv.index])
+                rings.hv.release_after_mma(hv)
+                rings.p.release_after_mma(p)
+                rings.o.fill_after_mma(o)
+                behind.advance()
+                hv.advance()
+                p.advance()
+                o.advance()
+        rings.scores.drain(scores)
+        rings.o.drain(o)
+
+    @cute.jit
+    def mask(
+        self, rings: Rings, items: Items, base: cute.Pointer, s_g: cute.Tensor, s_p: cute.Tensor
+    ) -> None:
+        """P = lower(QK Gamma). Above the diagonal QK is replaced, not multiplied, by 0: it may be NaN."""
+        part = PLAN.accumulator("t_qk")
+        reader = blackwell.Reader.of(qk_product(), part.shape, base, cute.arch.thread_idx()[0])
+        g, scores, p = rings.g.consuming(), rings.scores.consuming(), rings.p.producing()
+        r_decay = cute.make_rmem_tensor(reader.where.shape, cutlass.Float32)
+        r_qk = cute.make_rmem_tensor(reader.where.shape, cutlass.Float32)
+        r_p = cute.make_rmem_tensor(reader.where.shape, BF16)
+        for _ in cutlass.range(items.count, unroll=1):
+            rings.g.wait(g)
+            for i in cutlass.range_constexpr(cute.size(r_decay)):
+                row, column = reader.where[i]
+                r_decay[i] = s_g[row, g.index] - s_g[column, g.index]
+            rings.g.release_by_warp(g)
+            for i in cutlass.range_constexpr(cute.size(r_decay)):
+                # Above the diagonal the difference is positive. NaN stays.
+                r_decay[i] = exp(cute.arch.fmin(r_decay[i], 0.0, nan=True))
             rings.scores.wait(scores)
             blackwell.after_thread_sync()
-            reader.read(part, scores.index, 0, values)
+            reader.read(part, scores.index, 0, r_qk)
             cute.arch.fence_view_async_tmem_load()
             blackwell.before_thread_sync()
             rings.scores.release_by_warp(scores)
-            for i in cutlass.range_constexpr(cute.size(values)):
+            for i in cutlass.range_constexpr(cute.size(r_qk)):
                 row, column = reader.where[i]
-                rounded[i] = ((values[i] * decay[i]) if column <= row else cutlass.Float32(0.0)).to(BF16)
+                r_qk[i] = (r_qk[i] if column <= row else cutlass.Float32(0.0)) * r_decay[i]
+            r_p.store(r_qk.load().to(BF16))
             rings.p.acquire(p)
-            reader.write(rounded, s_p[None, None, p.index])
+            reader.write(r_p, s_p[None, None, p.index])
             cute.arch.fence_proxy("async.shared", space="cta")
             rings.p.fill_by_warp(p)
             g.advance()
@@ -498,48 +443,39 @@ class ChunkOutput:
     def epilogue(
         self,
         rings: Rings,
-        table: tuple[cute.Tensor, cute.Tensor, cute.Tensor],
-        mma: cute.TiledMma,
+        items: Items,
         base: cute.Pointer,
         s_g: cute.Tensor,
         s_o: cute.Tensor,
-        store: cute.CopyAtom,
-        tma_o: cute.Tensor,
+        tma_o: blackwell.Tma,
         o: cute.Tensor,
         scale: cutlass.Float32,
     ) -> None:
-        cu_seqlens, chunk_indices, total_chunks = table
+        """o, scaled and rounded, through s_o to memory: a full chunk by TMA, a shorter one row by row."""
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+        threads = PLAN.threads_of(Role.EPILOGUE)
         thread = cute.arch.thread_idx()[0] - WARP * Role.EPILOGUE
-        together = pipeline.NamedBarrier(
-            barrier_id=Barrier.EPILOGUE, num_threads=PLAN.threads_of(Role.EPILOGUE)
-        )
-        reader = blackwell.Reader.of(mma, PLAN.accumulator("t_qk").shape, base, thread)
+        together = pipeline.NamedBarrier(barrier_id=Barrier.EPILOGUE, num_threads=threads)
+        reader = blackwell.Reader.of(qk_product(), (CHUNK, CHUNK), base, thread)
         g, acc = rings.g.consuming(), rings.o.consuming()
-        items = total_chunks[0] * self.value_heads
-        for item in cutlass.range(cute.arch.block_idx()[0], items, cute.arch.grid_dim()[0], unroll=1):
-            value_head = item % self.value_heads
-            start, length = chunk_at(item // self.value_heads, chunk_indices, cu_seqlens)
-            # s_o is free once the last store has read it, which only the warp that issued it knows.
+        for turn in cutlass.range(items.count, unroll=1):
+            chunk, value_head, _ = items.at(turn)
+            start, length = items.tokens(chunk)
             if warp == Role.EPILOGUE:
                 cute.arch.cp_async_bulk_wait_group(0, read=True)
             together.arrive_and_wait()
-            self._form_o(rings, g, acc, reader, base, s_g, s_o[None, None, 0], scale)
+            self._form_o(rings, g, acc, reader, s_g, s_o[None, None, 0], scale)
             g.advance()
             acc.advance()
             cute.arch.fence_proxy("async.shared", space="cta")
             together.arrive_and_wait()
             if length == CHUNK:
                 if warp == Role.EPILOGUE:
-                    g_o = cute.local_tile(
-                        cute.domain_offset((start, 0, 0), tma_o), TOKENS, (0, 0, value_head)
-                    )
-                    t_s, t_g = blackwell.tma_slices(store, s_o, g_o)
                     with cute.arch.elect_one():
-                        cute.copy(store, t_s[None, 0], t_g)
+                        tma_o.store(s_o[None, None, 0], start, value_head)
                         cute.arch.cp_async_bulk_commit_group()
             else:
-                self._store_tail(s_o[None, None, 0], o, start, length, value_head, thread)
+                self._store_rows(s_o[None, None, 0], o, start, length, value_head, thread)
         if warp == Role.EPILOGUE:
             cute.arch.cp_async_bulk_wait_group(0)
 
@@ -549,39 +485,34 @@ class ChunkOutput:
         rings: Rings,
         g: Any,
         acc: Any,
-        reader: Any,
-        base: cute.Pointer,
+        reader: blackwell.Reader,
         s_g: cute.Tensor,
         s_o: cute.Tensor,
         scale: cutlass.Float32,
     ) -> None:
-        """o into s_o, half of the columns at a time; no thread reads s_g or tensor memory afterwards."""
-        t_qs, t_pv = PLAN.accumulator("t_qs"), PLAN.accumulator("t_pv")
-        decay = cute.make_rmem_tensor(reader.where.shape, cutlass.Float32)
-        from_state = cute.make_rmem_tensor(reader.where.shape, cutlass.Float32)
-        from_chunk = cute.make_rmem_tensor(reader.where.shape, cutlass.Float32)
-        rounded = cute.make_rmem_tensor(reader.where.shape, BF16)
+        """o = scale (exp(g_cu) QS + PV) into s_o, half of the columns at a time."""
+        r_decay, r_qs, r_pv = (cute.make_rmem_tensor(reader.where.shape, cutlass.Float32) for _ in range(3))
+        r_o = cute.make_rmem_tensor(reader.where.shape, BF16)
         rings.g.wait(g)
-        for i in cutlass.range_constexpr(cute.size(decay)):
-            decay[i] = s_g[reader.where[i][0], g.index]
+        for i in cutlass.range_constexpr(cute.size(r_decay)):
+            r_decay[i] = s_g[reader.where[i][0], g.index]
         rings.g.release_by_warp(g)
-        for i in cutlass.range_constexpr(cute.size(decay)):
-            decay[i] = cute.math.exp2(LOG2_E * decay[i], fastmath=True)
+        for i in cutlass.range_constexpr(cute.size(r_decay)):
+            r_decay[i] = exp(r_decay[i])
         rings.o.wait(acc)
         blackwell.after_thread_sync()
         for half in cutlass.range_constexpr(2):
-            reader.read(t_qs, acc.index, half * CHUNK, from_state)
-            reader.read(t_pv, acc.index, half * CHUNK, from_chunk)
+            reader.read(PLAN.accumulator("t_qs"), acc.index, half * CHUNK, r_qs)
+            reader.read(PLAN.accumulator("t_pv"), acc.index, half * CHUNK, r_pv)
             cute.arch.fence_view_async_tmem_load()
             if cutlass.const_expr(half == 1):
                 blackwell.before_thread_sync()
                 rings.o.release_by_warp(acc)
-            for i in cutlass.range_constexpr(cute.size(decay)):
-                rounded[i] = (scale * (decay[i] * from_state[i] + from_chunk[i])).to(BF16)
-            reader.write(rounded, cute.local_tile(s_o, (CHUNK, CHUNK), (0, half)))
+            r_o.store((scale * (r_decay.load() * r_qs.load() + r_pv.load())).to(BF16))
+            reader.write(r_o, cute.local_tile(s_o, (CHUNK, CHUNK), (0, half)))
 
     @cute.jit
-    def _store_tail(
+    def _store_rows(
         self,
         s_o: cute.Tensor,
         o: cute.Tensor,
@@ -590,22 +521,41 @@ class ChunkOutput:
         value_head: cutlass.Int32,
         thread: cutlass.Int32,
     ) -> None:
-        """16 bytes a thread and step, rows below `length` alone: those after belong to the next sequence."""
-        # The offset in 64 bits: T Hv 128 may pass 2^31.
+        """Rows below `length`, 16 bytes a thread: the row after them is the next sequence's first."""
+        # In 64 bits: T Hv 128 may pass 2^31.
         stride = self.value_heads * HEAD_DIM
         first = cutlass.Int64(start) * stride + value_head * HEAD_DIM
         g_o = cute.make_tensor((o.iterator + first).align(16), cute.make_layout(TOKENS, stride=(stride, 1)))
-        vector = 8
-        threads = PLAN.threads_of(Role.EPILOGUE)
-        layout = cute.make_layout(
-            (threads * vector // HEAD_DIM, HEAD_DIM // vector), stride=(HEAD_DIM // vector, 1)
-        )
-        atom = cute.make_copy_atom(cute.nvgpu.CopyUniversalOp(), BF16, num_bits_per_copy=128)
-        copy = cute.make_tiled_copy_tv(atom, layout, cute.make_layout((1, vector))).get_slice(thread)
+        across = HEAD_DIM // VECTOR
+        threads = cute.make_layout((PLAN.threads_of(Role.EPILOGUE) // across, across), stride=(across, 1))
+        atom = cute.make_copy_atom(cute.nvgpu.CopyUniversalOp(), BF16, num_bits_per_copy=VECTOR * BF16.width)
+        copy = cute.make_tiled_copy_tv(atom, threads, cute.make_layout((1, VECTOR))).get_slice(thread)
         source, target = copy.partition_S(s_o), copy.partition_D(g_o)
         where = copy.partition_S(cute.make_identity_tensor(TOKENS))
         for step in cutlass.range_constexpr(cute.size(source, mode=[1])):
             if where[0, step, 0][0] < length:
-                part = cute.make_rmem_tensor_like(source[None, step, 0])
-                cute.autovec_copy(source[None, step, 0], part)
-                cute.autovec_copy(part, target[None, step, 0])
+                r_o = cute.make_rmem_tensor_like(source[None, step, 0])
+                cute.autovec_copy(source[None, step, 0], r_o)
+                cute.autovec_copy(r_o, target[None, step, 0])
+
+
+def qk_product() -> cute.TiledMma:
+    return _product(OperandMajorMode.K, CHUNK)
+
+
+def qs_product() -> cute.TiledMma:
+    return _product(OperandMajorMode.K, HEAD_DIM)
+
+
+def pv_product() -> cute.TiledMma:
+    return _product(OperandMajorMode.MN, HEAD_DIM)
+
+
+def _product(b_major: OperandMajorMode, columns: int) -> cute.TiledMma:
+    return sm100.make_trivial_tiled_mma(
+        BF16, BF16, OperandMajorMode.K, b_major, cutlass.Float32, tcgen05.CtaGroup.ONE, (CHUNK, columns)
+    )
+
+
+def exp(x: cutlass.Float32) -> cutlass.Float32:
+    return cute.math.exp2(LOG2_E * x, fastmath=True)
