@@ -1,0 +1,619 @@
+"""U and W of every chunk: what the state recurrence needs of keys, values and gates. CuTe DSL, sm_100a.
+
+Of a chunk of C = 64 tokens and value head hv, with key head hv // (Hv / H) and K = V = 128:
+
+    g_cu = cumsum(g)                                          summed in fp64, rounded once to f32
+    A    = strict_lower(beta_i (K K^T)[i,j] exp(g_cu[i] - g_cu[j]))
+    Ai   = (I + A)^-1                                         inverse.py
+    U    = (Ai beta_j) V
+    W    = (Ai beta_j exp(g_cu[j])) K
+
+    product  M   N    K    A operand         B operand         accumulator
+    1. KKT   64  64   128  s_k, K-major      s_k, K-major      t_kkt
+    2. U     64  128  64   s_aib, K-major    s_v, MN-major     t_u
+    3. W     64  128  64   s_aibg, K-major   s_k, MN-major     t_w
+
+An item is (chunk, value head), number chunk x Hv + hv of total_chunks x Hv; CTA b takes b, b + ctas, ... KKT
+of an item is issued before U and W of the one before, so that it is there when the inverse is done. Rows of
+K and V behind the end of a sequence, which are the next one's, are overwritten with zeros before anybody
+multiplies them, and g and beta count as 0 there: rows of U and W past the end are 0.
+
+    SMEM        shape               dtype     layout
+    s_k         64 x 128, 3 stages  bfloat16  two halves of 64 columns, SW128
+    s_v         64 x 128, 3 stages  bfloat16  two halves of 64 columns, SW128
+    s_aib       64 x 64, 2 stages   bfloat16  K-major, SW128: Ai beta_j
+    s_aibg      64 x 64, 2 stages   bfloat16  K-major, SW128: Ai beta_j exp(g_cu[j])
+    s_u         4 x 16 x 128        bfloat16  of each warp two halves of 64 columns, SW128
+    s_w         4 x 16 x 128        bfloat16  of each warp two halves of 64 columns, SW128
+    s_gate      3 x 64, 3 stages    float32   rows g_cu, beta, exp(g_cu)
+    s_blocks    64 x 64             float16   rows contiguous, 128 B swizzle
+    s_diagonal  4 x 16 x 20         float32   columns contiguous, padded
+
+    TMEM   shape               columns   lanes  layout
+    t_kkt  64 x 64, 2 stages   0..127    low    M = 64
+    t_u    64 x 128, 2 stages  128..383  low    M = 64
+    t_w    64 x 128, 2 stages  128..383  high   M = 64
+
+    role      warps  does
+    INVERT    0..3   KKT from TMEM, A, Ai in registers, the operands of U and W into SMEM
+    EPILOGUE  4..7   U and W: TMEM to bf16 to SMEM, a TMA store of its own 16 rows by each warp
+    LOAD      8      TMA of K and V; zeros behind the end of a sequence
+    MMA       9      allocates TMEM; KKT one item ahead of U and W
+    GATE      10     scans g; g_cu to global memory, g_cu, beta and exp(g_cu) to SMEM
+
+    ring      stages  full: arrivals        empty: arrivals
+    tiles     3       1 LOAD + 32768 bytes  1 MMA commit
+    tail      1       1 LOAD + 32768 bytes  1 LOAD
+    gate      3       1 GATE                4 INVERT warp
+    kkt       2       1 MMA commit          4 INVERT warp
+    operands  2       4 INVERT warp         1 MMA commit
+    uw        2       1 MMA commit          4 EPILOGUE warp
+
+    sync                    who                    orders
+    mbarrier init fence     LOAD                   barriers initialised before TMA and commits arrive on them
+    TMEM barrier            all                    barriers initialised and TMEM allocated before a role starts
+    tail ring               LOAD                   TMA has landed before zeros are stored over its rows
+    async fence             LOAD                   zeros of a tail stored before MMA reads them
+    barrier                 INVERT                 exchanges within the inverse: inverse.py
+    async fence             INVERT                 s_aib, s_aibg stored before MMA reads them
+    wait::ld                INVERT, EPILOGUE       TMEM read before its stage is released
+    thread fences           INVERT, EPILOGUE, MMA  TMEM accesses on their side of kkt's and uw's arrivals
+    bulk wait, warp sync    EPILOGUE               s_u, s_w read by the last store before they are rewritten
+    async fence, warp sync  EPILOGUE               s_u, s_w stored by all lanes before a TMA store reads
+    last bulk wait          EPILOGUE               stores done before the CTA's memory goes
+    drains                  producers              all arrivals there before the CTA's barriers go
+    barrier of the CTA      all                    TMEM read for the last time before it is freed
+
+352 threads, 179668 bytes of SMEM, 512 columns of TMEM, 1 CTA an SM
+
+A row is "two halves" where its 128 bf16 are two swizzled tiles of 64 columns one after the other.
+
+Limits: K = V = 128, C = 64, Hv a multiple of H, bf16 tensors, f32 gates; at most 2^31 - 1 items and 2^31 - 1
+elements of g. g is at most 0: the sums never rise, also where fp64 rounded, hence no exponent is positive.
+g = -inf counts as -128, a finite g below -1e30 as -1e30. A NaN reaches its own chunk and no other. A and Ai
+are f32 in registers and reach memory only in the builds that `Tap` names. An item's bits depend on its own
+inputs alone, not on ctas or on who else is in the batch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum, IntEnum
+from math import prod
+from typing import Any
+
+import cuda.bindings.driver as cuda
+import cutlass
+import cutlass.cute as cute
+import cutlass.pipeline as pipeline
+import cutlass.utils.blackwell_helpers as sm100
+from cutlass.cute.nvgpu import OperandMajorMode, cpasync, tcgen05
+
+from gdnbench_kernels import blackwell
+from gdnbench_kernels.gdn_prefill import inverse
+from gdnbench_kernels.gdn_prefill.chunk_table import chunk_at
+from gdnbench_kernels.gdn_prefill.gate_scan import Gate, decay, scan
+from gdnbench_kernels.gdn_prefill.sizes import CHUNK, HEAD_DIM
+from gdnbench_kernels.gdn_prefill.triangle import (
+    ROWS_OF_WARP,
+    form_a,
+    give_square,
+    store_rows,
+    take_square,
+    write_operands,
+)
+from gdnbench_kernels.plan import WARP, Accumulator, Buffer, KernelPlan, Ring, Sync
+
+OPERAND = cutlass.BFloat16
+TILE_STAGES = 3
+GROUP_WARPS = CHUNK // ROWS_OF_WARP
+TILE = (CHUNK, HEAD_DIM)
+ROWS = (ROWS_OF_WARP, HEAD_DIM)
+HALVES = "two halves of 64 columns, SW128"
+
+
+class Role(IntEnum):
+    """First warp of each role."""
+
+    INVERT = 0
+    EPILOGUE = 4
+    LOAD = 8
+    MMA = 9
+    GATE = 10
+
+
+class Barrier(IntEnum):
+    """Named barriers; 0 is the CTA's own."""
+
+    TMEM = 1
+    INVERT = 2
+
+
+class Tap(Enum):
+    """What a build does with A and Ai: nothing, both written out, or one taken from outside."""
+
+    NONE = "none"
+    DUMP = "dump"
+    INJECT_A = "inject A"
+    INJECT_AI = "inject Ai"
+
+
+PLAN = KernelPlan(
+    name="chunk_uw",
+    roles=Role,
+    warps={"INVERT": GROUP_WARPS, "EPILOGUE": GROUP_WARPS, "LOAD": 1, "MMA": 1, "GATE": 1},
+    does={
+        "INVERT": "KKT from TMEM, A, Ai in registers, the operands of U and W into SMEM",
+        "EPILOGUE": "U and W: TMEM to bf16 to SMEM, a TMA store of its own 16 rows by each warp",
+        "LOAD": "TMA of K and V; zeros behind the end of a sequence",
+        "MMA": "allocates TMEM; KKT one item ahead of U and W",
+        "GATE": "scans g; g_cu to global memory, g_cu, beta and exp(g_cu) to SMEM",
+    },
+    smem=(
+        Buffer("s_k", TILE, "bfloat16", HALVES, TILE_STAGES),
+        Buffer("s_v", TILE, "bfloat16", HALVES, TILE_STAGES),
+        Buffer("s_aib", (CHUNK, CHUNK), "bfloat16", "K-major, SW128: Ai beta_j", 2),
+        Buffer("s_aibg", (CHUNK, CHUNK), "bfloat16", "K-major, SW128: Ai beta_j exp(g_cu[j])", 2),
+        Buffer("s_u", (GROUP_WARPS, *ROWS), "bfloat16", f"of each warp {HALVES}"),
+        Buffer("s_w", (GROUP_WARPS, *ROWS), "bfloat16", f"of each warp {HALVES}"),
+        Buffer("s_gate", (len(Gate), CHUNK), "float32", "rows g_cu, beta, exp(g_cu)", TILE_STAGES, align=128),
+        *inverse.BUFFERS,
+    ),
+    tmem=(
+        Accumulator("t_kkt", (CHUNK, CHUNK), 0, CHUNK, "M = 64", lanes="low", stages=2),
+        Accumulator("t_u", TILE, 2 * CHUNK, HEAD_DIM, "M = 64", lanes="low", stages=2),
+        Accumulator("t_w", TILE, 2 * CHUNK, HEAD_DIM, "M = 64", lanes="high", stages=2),
+    ),
+    rings=(
+        Ring("tiles", TILE_STAGES, "LOAD", 1, "MMA commit", 1, 4 * CHUNK * HEAD_DIM),
+        Ring("tail", 1, "LOAD", 1, "LOAD", 1, 4 * CHUNK * HEAD_DIM),
+        Ring("gate", TILE_STAGES, "GATE", 1, "INVERT warp", GROUP_WARPS),
+        Ring("kkt", 2, "MMA commit", 1, "INVERT warp", GROUP_WARPS),
+        Ring("operands", 2, "INVERT warp", GROUP_WARPS, "MMA commit", 1),
+        Ring("uw", 2, "MMA commit", 1, "EPILOGUE warp", GROUP_WARPS),
+    ),
+    syncs=(
+        Sync("mbarrier init fence", "LOAD", "barriers initialised before TMA and commits arrive on them"),
+        Sync("TMEM barrier", "all", "barriers initialised and TMEM allocated before a role starts"),
+        Sync("tail ring", "LOAD", "TMA has landed before zeros are stored over its rows"),
+        Sync("async fence", "LOAD", "zeros of a tail stored before MMA reads them"),
+        Sync("barrier", "INVERT", "exchanges within the inverse: inverse.py"),
+        Sync("async fence", "INVERT", "s_aib, s_aibg stored before MMA reads them"),
+        Sync("wait::ld", "INVERT, EPILOGUE", "TMEM read before its stage is released"),
+        Sync(
+            "thread fences", "INVERT, EPILOGUE, MMA", "TMEM accesses on their side of kkt's and uw's arrivals"
+        ),
+        Sync("bulk wait, warp sync", "EPILOGUE", "s_u, s_w read by the last store before they are rewritten"),
+        Sync("async fence, warp sync", "EPILOGUE", "s_u, s_w stored by all lanes before a TMA store reads"),
+        Sync("last bulk wait", "EPILOGUE", "stores done before the CTA's memory goes"),
+        Sync("drains", "producers", "all arrivals there before the CTA's barriers go"),
+        Sync("barrier of the CTA", "all", "TMEM read for the last time before it is freed"),
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Rings:
+    """The plan's rings at work, in its order."""
+
+    tiles: blackwell.Ring
+    tail: blackwell.Ring
+    gate: blackwell.Ring
+    kkt: blackwell.Ring
+    operands: blackwell.Ring
+    uw: blackwell.Ring
+
+    @staticmethod
+    def allocate(smem: Any) -> Rings:
+        return Rings(*(blackwell.Ring.allocate(spec, smem) for spec in PLAN.rings))
+
+    def init(self) -> None:
+        """By one thread."""
+        for ring in (self.tiles, self.tail, self.gate, self.kkt, self.operands, self.uw):
+            ring.init()
+
+
+def layout_of(name: str) -> cute.ComposedLayout:
+    """Of a swizzled buffer of the plan, (rows, columns, how often)."""
+    buffer = PLAN.buffer(name)
+    *often, rows, columns = buffer.shape
+    return blackwell.load_layout(OPERAND, rows, columns, buffer.stages * prod(often))
+
+
+def kkt_mma() -> cute.TiledMma:
+    """A and B are the K tile, features contiguous."""
+    return _mma(OperandMajorMode.K, CHUNK)
+
+
+def uw_mma() -> cute.TiledMma:
+    """A is Ai's operand, B the K or V tile, whose tokens are summed over."""
+    return _mma(OperandMajorMode.MN, HEAD_DIM)
+
+
+def _mma(b_major: OperandMajorMode, columns: int) -> cute.TiledMma:
+    return sm100.make_trivial_tiled_mma(
+        OPERAND,
+        OPERAND,
+        OperandMajorMode.K,
+        b_major,
+        cutlass.Float32,
+        tcgen05.CtaGroup.ONE,
+        (CHUNK, columns),
+    )
+
+
+def by_head(tensor: cute.Tensor) -> cute.Tensor:
+    """(tokens, heads, features) as (tokens, features, heads): a tile of one head has two modes."""
+    return cute.make_tensor(tensor.iterator, cute.select(tensor.layout, mode=[0, 2, 1]))
+
+
+@dataclass(frozen=True)
+class ChunkUW:
+    """The kernel for `heads` key heads and `value_heads` value heads."""
+
+    heads: int
+    value_heads: int
+    tap: Tap = Tap.NONE
+
+    @cute.jit
+    def __call__(
+        self,
+        k: cute.Tensor,
+        v: cute.Tensor,
+        g: cute.Tensor,
+        beta: cute.Tensor,
+        cu_seqlens: cute.Tensor,
+        chunk_indices: cute.Tensor,
+        total_chunks: cute.Tensor,
+        g_cu: cute.Tensor,
+        u: cute.Tensor,
+        w: cute.Tensor,
+        a: cute.Tensor | None,
+        ai: cute.Tensor | None,
+        ctas: cutlass.Int32,
+        stream: cuda.CUstream,
+    ) -> None:
+        """k [T, H, 128] and v [T, Hv, 128] bf16, g and beta [T, Hv] f32, the tables of chunk_metadata; out:
+        g_cu [T, Hv] f32, u and w [UB * 64, Hv, 128] bf16. a and ai [UB, Hv, 64, 64] f32, as `tap` says."""
+        load, store = cpasync.CopyBulkTensorTileG2SOp(), cpasync.CopyBulkTensorTileS2GOp()
+        box, row_box = (cute.select(layout_of(name), mode=[0, 1]) for name in ("s_k", "s_u"))
+        load_k, tma_k = cpasync.make_tiled_tma_atom(load, by_head(k), box, TILE)
+        load_v, tma_v = cpasync.make_tiled_tma_atom(load, by_head(v), box, TILE)
+        store_u, tma_u = cpasync.make_tiled_tma_atom(store, by_head(u), row_box, ROWS)
+        store_w, tma_w = cpasync.make_tiled_tma_atom(store, by_head(w), row_box, ROWS)
+        self.kernel(
+            (load_k, load_v, store_u, store_w),
+            (tma_k, tma_v, tma_u, tma_w),
+            (g, beta, g_cu),
+            (cu_seqlens, chunk_indices),
+            total_chunks,
+            (a, ai),
+        ).launch(grid=(ctas, 1, 1), block=(PLAN.threads, 1, 1), stream=stream)
+
+    @cute.kernel
+    def kernel(
+        self,
+        atoms: tuple[cute.CopyAtom, cute.CopyAtom, cute.CopyAtom, cute.CopyAtom],
+        tma: tuple[cute.Tensor, cute.Tensor, cute.Tensor, cute.Tensor],
+        gates: tuple[cute.Tensor, cute.Tensor, cute.Tensor],
+        chunks: tuple[cute.Tensor, cute.Tensor],
+        total_chunks: cute.Tensor,
+        squares: tuple[cute.Tensor | None, cute.Tensor | None],
+    ) -> None:
+        warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+        smem = cutlass.memory.SmemAllocator()
+        s_k, s_v, s_aib, s_aibg, s_u, s_w = (
+            self._allocate(smem, name) for name in ("s_k", "s_v", "s_aib", "s_aibg", "s_u", "s_w")
+        )
+        gate = PLAN.buffer("s_gate")
+        s_gate = smem.allocate_tensor(
+            cutlass.Float32,
+            cute.make_layout((*gate.shape, gate.stages), stride=(CHUNK, 1, prod(gate.shape))),
+            gate.align,
+        )
+        scratch = inverse.Scratch.allocate(smem)
+        rings = Rings.allocate(smem)
+        tmem = cutlass.memory.TmemAllocator(
+            smem.allocate(cutlass.Int32),
+            barrier_for_retrieve=pipeline.NamedBarrier(barrier_id=Barrier.TMEM, num_threads=PLAN.threads),
+            allocator_warp_id=Role.MMA,
+        )
+        if warp == Role.LOAD:
+            for atom in atoms:
+                cpasync.prefetch_descriptor(atom)
+            with cute.arch.elect_one():
+                rings.init()
+        cute.arch.mbarrier_init_fence()
+        tmem.allocate(PLAN.tmem_columns)
+        tmem.wait_for_alloc()
+        base = tmem.retrieve_ptr(cutlass.Float32)
+
+        items = total_chunks[0] * self.value_heads
+        if warp < Role.EPILOGUE:
+            self.invert(rings, items, base, s_gate, scratch, s_aib, s_aibg, squares)
+        if warp >= Role.EPILOGUE and warp < Role.LOAD:
+            self.store_uw(rings, items, base, atoms[2:], tma[2:], (s_u, s_w))
+        if warp == Role.LOAD:
+            self.load(rings, items, chunks, atoms[:2], tma[:2], (s_k, s_v))
+        if warp == Role.MMA:
+            self.multiply(rings, items, base, s_k, s_v, s_aib, s_aibg)
+        if warp == Role.GATE:
+            self.scan_gates(rings, items, chunks, *gates, s_gate)
+
+        cute.arch.sync_threads()
+        if warp == Role.MMA:
+            tmem.relinquish_alloc_permit()
+        tmem.free(base)
+
+    def _allocate(self, smem: Any, name: str) -> cute.Tensor:
+        layout = layout_of(name)
+        return smem.allocate_tensor(OPERAND, layout.outer, PLAN.buffer(name).align, layout.inner)
+
+    @cute.jit
+    def load(
+        self,
+        rings: Rings,
+        items: cutlass.Int32,
+        chunks: tuple[cute.Tensor, cute.Tensor],
+        atoms: tuple[cute.CopyAtom, cute.CopyAtom],
+        tma: tuple[cute.Tensor, cute.Tensor],
+        s_tiles: tuple[cute.Tensor, cute.Tensor],
+    ) -> None:
+        """K and V of each item; where the sequence ends within the chunk, zeros behind its end."""
+        cu_seqlens, chunk_indices = chunks
+        place, tail = rings.tiles.producing(), rings.tail.producing()
+        landed = rings.tail.consuming()
+        for item in cutlass.range(cute.arch.block_idx()[0], items, cute.arch.grid_dim()[0], unroll=1):
+            start, length = chunk_at(item // self.value_heads, chunk_indices, cu_seqlens)
+            value_head = item % self.value_heads
+            heads = (value_head // (self.value_heads // self.heads), value_head)
+            rings.tiles.acquire(place)
+            barrier = rings.tiles.full(place)
+            if length < CHUNK:
+                rings.tail.acquire(tail)
+                rings.tail.expect(tail)
+                self._copy_in(atoms, tma, s_tiles, start, heads, place.index, rings.tail.full(tail))
+                rings.tail.wait(landed)
+                for s_tile in s_tiles:
+                    blackwell.zero_rows(s_tile[None, None, place.index], length)
+                rings.tail.release_by_warp(landed)
+                rings.tiles.fill_by_warp(place)
+                tail.advance()
+                landed.advance()
+            else:
+                rings.tiles.expect(place)
+                self._copy_in(atoms, tma, s_tiles, start, heads, place.index, barrier)
+            place.advance()
+        rings.tiles.drain(place)
+
+    @cute.jit
+    def _copy_in(
+        self,
+        atoms: tuple[cute.CopyAtom, cute.CopyAtom],
+        tma: tuple[cute.Tensor, cute.Tensor],
+        s_tiles: tuple[cute.Tensor, cute.Tensor],
+        start: cutlass.Int32,
+        heads: tuple[cutlass.Int32, cutlass.Int32],
+        stage: cutlass.Int32,
+        barrier: cute.Pointer,
+    ) -> None:
+        """64 rows from token `start` of a key head and of a value head."""
+        for atom, tensor, s_tile, head in zip(atoms, tma, s_tiles, heads, strict=True):
+            of_head = cute.domain_offset((start, 0), tensor[None, None, head])
+            g_tile = cute.local_tile(of_head, TILE, (0, 0))
+            t_s, t_g = blackwell.tma_slices(atom, s_tile, g_tile)
+            cute.copy(atom, t_g, t_s[None, stage], tma_bar_ptr=barrier)
+
+    @cute.jit
+    def scan_gates(
+        self,
+        rings: Rings,
+        items: cutlass.Int32,
+        chunks: tuple[cute.Tensor, cute.Tensor],
+        g: cute.Tensor,
+        beta: cute.Tensor,
+        g_cu: cute.Tensor,
+        s_gate: cute.Tensor,
+    ) -> None:
+        """Lane l has tokens 2l and 2l + 1. Past the chunk's end g and beta are 0."""
+        cu_seqlens, chunk_indices = chunks
+        lane = cute.arch.lane_idx()
+        place = rings.gate.producing()
+        r_g, r_beta, r_sum = (cute.make_rmem_tensor((2,), cutlass.Float32) for _ in range(3))
+        for item in cutlass.range(cute.arch.block_idx()[0], items, cute.arch.grid_dim()[0], unroll=1):
+            start, length = chunk_at(item // self.value_heads, chunk_indices, cu_seqlens)
+            head = item % self.value_heads
+            r_g.fill(0.0)
+            r_beta.fill(0.0)
+            for j in cutlass.range_constexpr(2):
+                if 2 * lane + j < length:
+                    r_g[j] = g[start + 2 * lane + j, head]
+                    r_beta[j] = beta[start + 2 * lane + j, head]
+            scan(r_g, r_sum, lane)
+            for j in cutlass.range_constexpr(2):
+                if 2 * lane + j < length:
+                    g_cu[start + 2 * lane + j, head] = r_sum[j]
+            rings.gate.acquire(place)
+            for j in cutlass.range_constexpr(2):
+                s_gate[Gate.G_CU, 2 * lane + j, place.index] = r_sum[j]
+                s_gate[Gate.BETA, 2 * lane + j, place.index] = r_beta[j]
+                s_gate[Gate.DECAY, 2 * lane + j, place.index] = decay(r_sum[j])
+            rings.gate.fill_by_warp(place)
+            place.advance()
+        rings.gate.drain(place)
+
+    @cute.jit
+    def multiply(
+        self,
+        rings: Rings,
+        items: cutlass.Int32,
+        base: cute.Pointer,
+        s_k: cute.Tensor,
+        s_v: cute.Tensor,
+        s_aib: cute.Tensor,
+        s_aibg: cute.Tensor,
+    ) -> None:
+        """KKT of the next item goes ahead of U and W, which wait for this item's inverse."""
+        kkt, uw = kkt_mma(), uw_mma()
+        tile = (CHUNK, HEAD_DIM, CHUNK)
+        operands = PLAN.ring("operands").stages
+        a_layout = sm100.make_smem_layout_a(uw, tile, OPERAND, operands)
+        b_layout = sm100.make_smem_layout_b(uw, tile, OPERAND, TILE_STAGES)
+        k_tile = (CHUNK, CHUNK, HEAD_DIM)
+        r_rows = kkt.make_fragment_A(
+            blackwell.view(s_k, sm100.make_smem_layout_a(kkt, k_tile, OPERAND, TILE_STAGES))
+        )
+        r_columns = kkt.make_fragment_B(
+            blackwell.view(s_k, sm100.make_smem_layout_b(kkt, k_tile, OPERAND, TILE_STAGES))
+        )
+        r_aib, r_aibg = (uw.make_fragment_A(blackwell.view(s, a_layout)) for s in (s_aib, s_aibg))
+        r_v, r_k = (uw.make_fragment_B(blackwell.view(s, b_layout)) for s in (s_v, s_k))
+        ahead, used = rings.tiles.consuming(), rings.tiles.consuming()
+        squares, ready, results = rings.kkt.producing(), rings.operands.consuming(), rings.uw.producing()
+        step = cute.arch.grid_dim()[0]
+        # One turn more than there are items: turn t multiplies KKT of item t and U, W of item t - 1.
+        first = cute.arch.block_idx()[0]
+        for item in cutlass.range(first, items + step, step, unroll=1):
+            if item < items:
+                rings.tiles.wait(ahead)
+                rings.kkt.acquire(squares)
+                blackwell.after_thread_sync()
+                t_kkt = blackwell.accumulator(kkt, base, PLAN.accumulator("t_kkt"), squares.index)
+                stage = (None, None, None, ahead.index)
+                blackwell.multiply(kkt, t_kkt, r_rows[stage], r_columns[stage])
+                rings.kkt.fill_after_mma(squares)
+                ahead.advance()
+                squares.advance()
+            if item >= first + step:
+                rings.operands.wait(ready)
+                rings.uw.acquire(results)
+                blackwell.after_thread_sync()
+                t_u = blackwell.accumulator(uw, base, PLAN.accumulator("t_u"), results.index)
+                t_w = blackwell.accumulator(uw, base, PLAN.accumulator("t_w"), results.index)
+                stage, operand = (None, None, None, used.index), (None, None, None, ready.index)
+                blackwell.multiply(uw, t_u, r_aib[operand], r_v[stage])
+                blackwell.multiply(uw, t_w, r_aibg[operand], r_k[stage])
+                rings.uw.fill_after_mma(results)
+                rings.operands.release_after_mma(ready)
+                rings.tiles.release_after_mma(used)
+                used.advance()
+                ready.advance()
+                results.advance()
+        rings.kkt.drain(squares)
+        rings.uw.drain(results)
+
+    @cute.jit
+    def invert(
+        self,
+        rings: Rings,
+        items: cutlass.Int32,
+        base: cute.Pointer,
+        s_gate: cute.Tensor,
+        scratch: inverse.Scratch,
+        s_aib: cute.Tensor,
+        s_aibg: cute.Tensor,
+        squares: tuple[cute.Tensor | None, cute.Tensor | None],
+    ) -> None:
+        """Warp w has rows 16w .. 16w + 15 of A and Ai, in registers as tcgen05.ld 16x256b delivers them."""
+        thread, lane = cute.arch.thread_idx()[0], cute.arch.lane_idx()
+        warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+        t_kkt = PLAN.accumulator("t_kkt")
+        reader = blackwell.Reader.of(kkt_mma(), t_kkt.shape, base, thread)
+        products, gate, ready = rings.kkt.consuming(), rings.gate.consuming(), rings.operands.producing()
+        for item in cutlass.range(cute.arch.block_idx()[0], items, cute.arch.grid_dim()[0], unroll=1):
+            r_kkt = cute.make_rmem_tensor(reader.where.shape, cutlass.Float32)
+            r_a = cute.make_tensor(r_kkt.iterator, cute.make_layout(cute.size(r_kkt)))
+            rings.kkt.wait(products)
+            blackwell.after_thread_sync()
+            reader.read(t_kkt, products.index, 0, r_kkt)
+            cute.arch.fence_view_async_tmem_load()
+            blackwell.before_thread_sync()
+            rings.kkt.release_by_warp(products)
+            rings.gate.wait(gate)
+            s_scalars = s_gate[None, None, gate.index]
+            at = (item // self.value_heads, item % self.value_heads)
+            self._form_inverse(r_a, s_scalars, scratch, squares, at, warp, lane)
+            rings.operands.acquire(ready)
+            stage = (None, None, ready.index)
+            write_operands(r_a, s_scalars, s_aib[stage], s_aibg[stage], warp, lane)
+            cute.arch.fence_proxy("async.shared", space="cta")
+            rings.operands.fill_by_warp(ready)
+            rings.gate.release_by_warp(gate)
+            products.advance()
+            gate.advance()
+            ready.advance()
+        rings.operands.drain(ready)
+
+    @cute.jit
+    def _form_inverse(
+        self,
+        r_a: cute.Tensor,
+        s_scalars: cute.Tensor,
+        scratch: inverse.Scratch,
+        squares: tuple[cute.Tensor | None, cute.Tensor | None],
+        at: tuple[cutlass.Int32, cutlass.Int32],
+        warp: cutlass.Int32,
+        lane: cutlass.Int32,
+    ) -> None:
+        """r_a, KKT, becomes Ai; with a tap, `at` (chunk, head) of A and Ai in global memory is used."""
+        together = pipeline.NamedBarrier(barrier_id=Barrier.INVERT, num_threads=PLAN.threads_of(Role.INVERT))
+        if cutlass.const_expr(self.tap is Tap.INJECT_AI):
+            take_square(r_a, squares[1], at, warp, lane)
+        else:
+            if cutlass.const_expr(self.tap is Tap.INJECT_A):
+                take_square(r_a, squares[0], at, warp, lane)
+            else:
+                form_a(r_a, s_scalars, warp, lane)
+            if cutlass.const_expr(self.tap is Tap.DUMP):
+                give_square(r_a, squares[0], at, warp, lane)
+            inverse.invert(r_a, scratch, warp, lane, together)
+            if cutlass.const_expr(self.tap is Tap.DUMP):
+                give_square(r_a, squares[1], at, warp, lane)
+
+    @cute.jit
+    def store_uw(
+        self,
+        rings: Rings,
+        items: cutlass.Int32,
+        base: cute.Pointer,
+        atoms: tuple[cute.CopyAtom, cute.CopyAtom],
+        tma: tuple[cute.Tensor, cute.Tensor],
+        s_outputs: tuple[cute.Tensor, cute.Tensor],
+    ) -> None:
+        """Each warp stores its own 16 rows, so that no two warps wait for each other."""
+        thread, lane = cute.arch.thread_idx()[0] - WARP * Role.EPILOGUE, cute.arch.lane_idx()
+        warp = cute.arch.make_warp_uniform(cute.arch.warp_idx()) - Role.EPILOGUE
+        reader = blackwell.Reader.of(kkt_mma(), (CHUNK, CHUNK), base, thread)
+        parts = (PLAN.accumulator("t_u"), PLAN.accumulator("t_w"))
+        results = rings.uw.consuming()
+        r_values = cute.make_rmem_tensor(reader.where.shape, cutlass.Float32)
+        r_flat = cute.make_tensor(r_values.iterator, cute.make_layout(cute.size(r_values)))
+        r_rounded = cute.make_rmem_tensor(r_flat.shape, OPERAND)
+        for item in cutlass.range(cute.arch.block_idx()[0], items, cute.arch.grid_dim()[0], unroll=1):
+            chunk, head = item // self.value_heads, item % self.value_heads
+            rings.uw.wait(results)
+            blackwell.after_thread_sync()
+            for i in cutlass.range_constexpr(2):
+                # The two latest stores are the other tensor's and this one's: all but one must have read.
+                cute.arch.cp_async_bulk_wait_group(1, read=True)
+                cute.arch.sync_warp()
+                for half in cutlass.range_constexpr(2):
+                    reader.read(parts[i], results.index, half * CHUNK, r_values)
+                    cute.arch.fence_view_async_tmem_load()
+                    r_rounded.store(r_flat.load().to(OPERAND))
+                    s_rows = s_outputs[i][None, None, warp]
+                    store_rows(r_rounded, cute.local_tile(s_rows, (ROWS_OF_WARP, CHUNK), (0, half)), lane)
+                if cutlass.const_expr(i == 1):
+                    blackwell.before_thread_sync()
+                    rings.uw.release_by_warp(results)
+                cute.arch.fence_proxy("async.shared", space="cta")
+                cute.arch.sync_warp()
+                g_rows = cute.local_tile(
+                    tma[i][None, None, head], (ROWS_OF_WARP, HEAD_DIM), (GROUP_WARPS * chunk + warp, 0)
+                )
+                t_s, t_g = blackwell.tma_slices(atoms[i], s_outputs[i], g_rows)
+                with cute.arch.elect_one():
+                    cute.copy(atoms[i], t_s[None, warp], t_g)
+                    cute.arch.cp_async_bulk_commit_group()
+            results.advance()
+        cute.arch.cp_async_bulk_wait_group(0)

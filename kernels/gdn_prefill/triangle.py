@@ -1,0 +1,100 @@
+"""A and Ai of a chunk as four warps hold them: 64 x 64 in f32, each warp 16 rows. CuTe DSL.
+
+A thread has 32 values, in the order of tcgen05.ld 16x256b and of mma.sync accumulators: value 4n + 2 half + j
+is row 16 warp + lane/4 + 8 half, column 8n + 2 (lane % 4) + j.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+from cutlass.cute.nvgpu import warp as warp_ops
+
+from gdnbench_kernels import blackwell
+from gdnbench_kernels.gdn_prefill.chunk_table import CHUNK
+from gdnbench_kernels.gdn_prefill.gate_scan import Gate, decay
+
+ROWS_OF_WARP = 16
+
+
+def fragment_row(warp: Any, lane: Any, half: int) -> Any:
+    """Row of a thread's values 4n + 2 half and 4n + 2 half + 1."""
+    return ROWS_OF_WARP * warp + lane // 4 + 8 * half
+
+
+def fragment_column(lane: Any, n: int, j: int) -> Any:
+    """Column of a thread's values 4n + j and 4n + 2 + j."""
+    return 8 * n + 2 * (lane % 4) + j
+
+
+@cute.jit
+def form_a(r_a: cute.Tensor, s_scalars: cute.Tensor, warp: cutlass.Int32, lane: cutlass.Int32) -> None:
+    """r_a, KKT, becomes A. On and above the diagonal the exponent could be positive and KKT not finite: what
+    is there is replaced, not multiplied."""
+    rows = [fragment_row(warp, lane, half) for half in range(2)]
+    scalars = [(s_scalars[Gate.G_CU, row], s_scalars[Gate.BETA, row]) for row in rows]
+    for n in cutlass.range_constexpr(CHUNK // 8):
+        for j in cutlass.range_constexpr(2):
+            column = fragment_column(lane, n, j)
+            g_column = s_scalars[Gate.G_CU, column]
+            for half in cutlass.range_constexpr(2):
+                at = 4 * n + 2 * half + j
+                below = column < rows[half]
+                g_row, beta_row = scalars[half]
+                span = (g_row - g_column) if below else cutlass.Float32(0.0)
+                value = beta_row * r_a[at] * decay(span)
+                r_a[at] = value if below else cutlass.Float32(0.0)
+
+
+@cute.jit
+def write_operands(
+    r_ai: cute.Tensor,
+    s_scalars: cute.Tensor,
+    s_aib: cute.Tensor,
+    s_aibg: cute.Tensor,
+    warp: cutlass.Int32,
+    lane: cutlass.Int32,
+) -> None:
+    """Ai beta_j and Ai beta_j exp(g_cu[j]) in bf16: this warp's rows of one stage of each."""
+    r_aib, r_aibg = (cute.make_rmem_tensor(r_ai.shape, cutlass.BFloat16) for _ in range(2))
+    for n in cutlass.range_constexpr(CHUNK // 8):
+        for j in cutlass.range_constexpr(2):
+            column = fragment_column(lane, n, j)
+            beta, decayed = s_scalars[Gate.BETA, column], s_scalars[Gate.DECAY, column]
+            for half in cutlass.range_constexpr(2):
+                at = 4 * n + 2 * half + j
+                value = r_ai[at] * beta
+                r_aib[at] = value.to(cutlass.BFloat16)
+                r_aibg[at] = (value * decayed).to(cutlass.BFloat16)
+    for s_operand, r_operand in ((s_aib, r_aib), (s_aibg, r_aibg)):
+        store_rows(r_operand, cute.local_tile(s_operand, (ROWS_OF_WARP, CHUNK), (warp, 0)), lane)
+
+
+@cute.jit
+def give_square(
+    r_square: cute.Tensor, squares: cute.Tensor, at: Any, warp: cutlass.Int32, lane: cutlass.Int32
+) -> None:
+    """A fragment into squares[chunk, head, :, :]."""
+    for i in cutlass.range_constexpr(CHUNK // 2):
+        row, column = fragment_row(warp, lane, i // 2 % 2), fragment_column(lane, i // 4, i % 2)
+        squares[(*at, row, column)] = r_square[i]
+
+
+@cute.jit
+def take_square(
+    r_square: cute.Tensor, squares: cute.Tensor, at: Any, warp: cutlass.Int32, lane: cutlass.Int32
+) -> None:
+    """The reverse of `give_square`."""
+    for i in cutlass.range_constexpr(CHUNK // 2):
+        row, column = fragment_row(warp, lane, i // 2 % 2), fragment_column(lane, i // 4, i % 2)
+        r_square[i] = squares[(*at, row, column)]
+
+
+def store_rows(r_values: cute.Tensor, s_rows: cute.Tensor, lane: Any) -> None:
+    """A warp's 16 rows of 64 bf16 values, as fragments have them, into shared memory by stmatrix."""
+    store = cute.make_copy_atom(warp_ops.StMatrix8x8x16bOp(transpose=False, num_matrices=4), cutlass.BFloat16)
+    for pair in range(CHUNK // 16):
+        s_row = cute.local_tile(s_rows[lane % 16, None], (blackwell.VECTOR,), (2 * pair + lane // 16,))
+        cute.copy(store, cute.local_tile(r_values, (blackwell.VECTOR,), (pair,)), s_row)
