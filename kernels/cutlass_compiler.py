@@ -3,7 +3,7 @@
 Public surface: `cute.compile` with the options --gpu-arch, --keep-ptx, --keep-cubin and
 --generate-line-info; `artifacts`, `export_to_c`. Private, written against nvidia-cutlass-dsl 4.8.1:
 
-    CuTeDSL._get_dsl().envar    .keep_ir and .dump_dir: CUTE_DSL_KEEP and CUTE_DSL_DUMP_DIR, read at import
+    CuTeDSL._get_dsl().envar    .keep_ir, .dump_dir, .lineinfo: what CUTE_DSL_* say, read at import
     cutlass._mlir.ir            parses the IR kept; types of the host function's parameters
     compiled.execution_args     .signature: names of the host function's parameters
 """
@@ -58,16 +58,17 @@ def compile_source(source: Source, arch: str, key: str) -> Program:
 
 @contextmanager
 def _keeping_ir(folder: str) -> Iterator[None]:
-    """While compilations write the IR, before any pass, and all else that they keep, to `folder`."""
+    """While compilations write the IR, before any pass, and all else that they keep, to `folder`. Without
+    its source lines, whoever asked for them: with them it is no text that can be parsed."""
     from cutlass.cutlass_dsl import CuTeDSL
 
     settings: Any = CuTeDSL._get_dsl().envar
-    before = (settings.keep_ir, settings.dump_dir)
-    settings.keep_ir, settings.dump_dir = True, folder
+    before = (settings.keep_ir, settings.dump_dir, settings.lineinfo)
+    settings.keep_ir, settings.dump_dir, settings.lineinfo = True, folder, False
     try:
         yield
     finally:
-        settings.keep_ir, settings.dump_dir = before
+        settings.keep_ir, settings.dump_dir, settings.lineinfo = before
 
 
 def _parameter_types(text: str, function: str) -> list[str]:
