@@ -28,6 +28,9 @@ def replay(
     ] = None,
     tol: Annotated[str | None, typer.Option(help="Pass at this difference instead: ABS or ABS,REL.")] = None,
     bitwise: Annotated[bool, typer.Option("--bitwise", help="Pass only when every bit is equal.")] = False,
+    stages: Annotated[
+        bool, typer.Option("--stages", help="Judge what the kernel shows between inputs and outputs, too.")
+    ] = False,
     isolate: Annotated[
         bool | None,
         typer.Option(help="In a process of its own. Default: for functions of yours, and on cuda."),
@@ -56,6 +59,7 @@ def replay(
             k_by_tensor=by_tensor,
             tol=tolerance(tol),
             bitwise=bitwise,
+            stages=stages,
             isolate=isolate,
             timeout=timeout,
             save=save,

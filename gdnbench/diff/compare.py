@@ -104,17 +104,23 @@ def _settled(
 def _tensors(
     a: StoredRecord, b: StoredRecord, op: Operation, rule: Bitwise | Tolerance, notes: list[str]
 ) -> Iterator[TensorResult]:
-    """Every tensor that both records hold, and a failing result for an output that one lacks."""
+    """Every tensor that both records hold, and a failing result for an output that one lacks. Stages are
+    compared, ahead of outputs, where both runs kept them (`replay --stages --save`)."""
     owners = _Owners(a, op, notes)
     conventions = calls.conventions_of(a, op)
+    stages = [stage.tensor.name for stage in op.stages]
+    names = [*stages, *(spec.name for spec in op.tensors)]
     for when, left, right in ((When.BEFORE, a.before, b.before), (When.AFTER, a.after, b.after)):
-        for name in (spec.name for spec in op.tensors if spec.name in left or spec.name in right):
+        for name in (name for name in names if name in left or name in right):
             if name in left and name in right:
                 axes = op.spec(name).axes_in(conventions)
                 rows = calls.slots_of(a, name)
                 partition = owners.of(name, when, left[name])
                 subject = Subject(name, when, partition, axes, Side.DIFFERENCE, rows)
-                yield hold(subject, Stored(left[name]), Stored(right[name]), rule)
+                found = hold(subject, Stored(left[name]), Stored(right[name]), rule)
+                yield replace(found, stage=name in stages)
+            elif name in stages:
+                notes.append(f"stage {name}: only {'A' if name in left else 'B'} has it")
             elif when is When.AFTER:
                 yield missing(name, when, Side.DIFFERENCE, f"only {'A' if name in left else 'B'} has it")
 

@@ -37,20 +37,24 @@ def judge_stages(
 ) -> tuple[TensorResult, ...]:
     """Results for the stages and outputs in `filled`, in the contract's order; `call` is what the kernel got.
 
-    `other`: the stages of the kernel compared with; without one the oracle is the other side. All tensors lie
-    on the CPU.
+    `other`: the stages of the kernel compared with; without one the oracle is the other side. `filled` and
+    `other` lie on the CPU; oracle and torch run where the call is.
     """
-    oracle, yardstick = dict[str, Tensor](), dict[str, Tensor]()
+    oracle: dict[str, Tensor] = {}
+    yardstick: dict[str, Tensor] = {}
     bound = rule if isinstance(rule, Bound) else None
+    filled = {name: in_named_dtype(operation, name, tensor) for name, tensor in filled.items()}
+    if other is not None:
+        other = {name: in_named_dtype(operation, name, tensor) for name, tensor in other.items()}
     if bound is not None or other is None:
-        oracle.update(run_kernel(operation, STAGED_ORACLE, operation.stage_call(call), oracle))
+        oracle = _with_stages(operation, STAGED_ORACLE, operation.stage_call(call))
     if bound is not None:
-        yardstick.update(run_kernel(operation, YARDSTICK, call, yardstick))
+        yardstick = _with_stages(operation, YARDSTICK, call)
     results: list[TensorResult] = []
     for name in (*(stage.tensor.name for stage in operation.stages), *operation.outputs(call)):
         if name not in filled:
             continue
-        subject, tensor = stage_subject(operation, call, name), in_named_dtype(operation, name, filled[name])
+        subject, tensor = stage_subject(operation, call, name), filled[name]
         if bound is not None:
             limit = operation.stage_limit(call, name)
             results.append(judge_stage(subject, tensor, oracle[name], yardstick[name], bound, limit))
@@ -63,6 +67,13 @@ def judge_stages(
             results.append(_held(subject, tensor, (oracle if other is None else other)[name], rule))
     stages = {stage.tensor.name for stage in operation.stages}
     return tuple(replace(result, stage=result.tensor in stages) for result in results)
+
+
+def _with_stages(operation: Operation, kernel: str, call: Call) -> dict[str, Tensor]:
+    """Stages and outputs of a listed kernel, on the CPU."""
+    stages: dict[str, Tensor] = {}
+    outputs = run_kernel(operation, kernel, call, stages)
+    return {name: tensor.cpu() for name, tensor in {**stages, **outputs}.items()}
 
 
 def in_named_dtype(operation: Operation, name: str, tensor: Tensor) -> Tensor:

@@ -201,14 +201,11 @@ class _Screened:
 
 def _screen(subject: Subject, tensor: Tensor, oracle: Tensor, yardstick: Tensor) -> _Screened:
     """Apply the table in the module's docstring."""
-    owned = torch.zeros(len(oracle), dtype=torch.bool)
-    for region in subject.partition.regions:
-        owned[region.start : region.stop] = True
+    rows = _owned(subject.partition, oracle)
     rounded = oracle.to(tensor.dtype).double()  # double: fp8 lacks isnan
     x, t = tensor.double(), yardstick.double()
     usable = torch.isfinite(rounded) & torch.isfinite(t)
-    magnitude = oracle.abs().where(usable, 0.0).flatten(1).amax(1) if oracle.numel() else oracle.new_zeros(1)
-    largest = float(magnitude.where(owned, 0.0).max()) if oracle.numel() else 0.0
+    largest = float(oracle.abs().where(usable & rows, 0.0).max()) if oracle.numel() else 0.0
     if bool((usable & torch.isfinite(x)).all()):
         return _Screened(tensor, oracle, yardstick, (), None, 0, largest)
     kind_x, kind_y, kind_t = _kind(x), _kind(rounded), _kind(t)
@@ -219,7 +216,6 @@ def _screen(subject: Subject, tensor: Tensor, oracle: Tensor, yardstick: Tensor)
         kind_x != 0,
         torch.where(torch.isinf(rounded), (kind_x == kind_y) | as_torch, (kind_x == 0) | (kind_t != 0)),
     )
-    rows = owned.view(-1, *(1,) * (oracle.ndim - 1))
     wrong = ~right & rows
     excluded = int((torch.isfinite(rounded) & ~torch.isfinite(t) & rows).sum())
     reasons: tuple[str, ...] = ()
@@ -243,6 +239,16 @@ def _screen(subject: Subject, tensor: Tensor, oracle: Tensor, yardstick: Tensor)
         excluded,
         largest,
     )
+
+
+def _owned(partition: Partition, like: Tensor) -> Tensor:
+    """Which elements of a tensor shaped `like` it count, as a mask that broadcasts to it."""
+    by_token = any(region.tokens is not None for region in partition.regions)  # [rows, Hv, C, ...]
+    size = like.shape[2] if by_token else 1
+    owned = torch.zeros(len(like), 1, size, dtype=torch.bool)
+    for region in partition.regions:
+        owned[region.start : region.stop, :, : size if region.tokens is None else region.tokens] = True
+    return owned.view(-1, *((1, size, *(1,) * (like.ndim - 3)) if by_token else (1,) * (like.ndim - 1)))
 
 
 def _kind(values: Tensor) -> Tensor:

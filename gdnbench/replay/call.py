@@ -14,6 +14,9 @@ from gdnbench.poison import poison
 from gdnbench.replay.kernels import LoadedKernel
 from gdnbench_kernels.contract import Call, Operation, Role
 
+STAGES = "stages"
+"""The parameter by which a kernel takes the dict that it fills with its intermediates."""
+
 
 @dataclass(frozen=True, slots=True)
 class Conversion:
@@ -40,11 +43,14 @@ def conversion(call: Call, operation: Operation, kernel: LoadedKernel) -> Conver
     return Conversion(target, tuple(texts))
 
 
-def run(call: Call, operation: Operation, kernel: LoadedKernel) -> dict[str, Tensor]:
+def run(
+    call: Call, operation: Operation, kernel: LoadedKernel, stages: dict[str, Tensor] | None = None
+) -> dict[str, Tensor]:
     """Outputs and mutated tensors that `kernel` leaves of `call`, which is in conventions that it takes.
 
-    Outputs are poisoned before the call, mutated tensors written in place. Raises what the kernel raises,
-    WrongReturn for a bad return value.
+    Outputs are poisoned before the call, mutated tensors written in place. `stages`, if given, is filled with
+    the kernel's intermediates. Raises what the kernel raises, WrongReturn for a bad return value or stage,
+    NotImplementedError if stages are asked of a kernel that has none.
     """
     device = next((tensor.device for tensor in call.tensors.values()), torch.device("cpu"))
     buffers = {
@@ -52,21 +58,34 @@ def run(call: Call, operation: Operation, kernel: LoadedKernel) -> dict[str, Ten
         for name, (shape, dtype) in operation.outputs(call).items()
     }
     with torch.no_grad():
-        returned = kernel.function(**_arguments(kernel, operation, call, buffers))
+        returned = kernel.function(**_arguments(kernel, operation, call, buffers, stages))
     if device.type == "cuda":
         torch.cuda.synchronize(device)  # an error of the device belongs to this call
+    if stages is not None:
+        _check_stages(stages, operation, kernel)
     mutated = {spec.name: call.tensors[spec.name] for spec in operation.tensors if spec.role is Role.MUTATED}
     return {**buffers, **mutated, **_by_name(returned, list(buffers), kernel, operation)}
 
 
 def _arguments(
-    kernel: LoadedKernel, operation: Operation, call: Call, buffers: Mapping[str, Tensor]
+    kernel: LoadedKernel,
+    operation: Operation,
+    call: Call,
+    buffers: Mapping[str, Tensor],
+    stages: dict[str, Tensor] | None,
 ) -> dict[str, Any]:
     """Keyword arguments: of what there is to pass, what the kernel has parameters for."""
     scalars = {spec.name: call.scalars.get(spec.name, spec.default) for spec in operation.scalars}
     offered: dict[str, Any] = {**call.conventions, **scalars, **call.tensors, **buffers}
     parameters = inspect.signature(kernel.function).parameters
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+    takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    if stages is not None:
+        if not operation.stages:
+            raise NotImplementedError(f"{operation.name} has no stages")
+        if not takes_all and STAGES not in parameters:
+            raise NotImplementedError(f"{kernel.name} shows no stages: it has no parameter {STAGES!r}")
+        offered[STAGES] = stages
+    if takes_all:
         return offered
     for name, parameter in parameters.items():
         if (
@@ -78,6 +97,17 @@ def _arguments(
                 f"{kernel.name} needs {name!r}, which this call of {operation.name} does not have"
             )
     return {name: value for name, value in offered.items() if name in parameters}
+
+
+def _check_stages(stages: Mapping[str, Tensor], operation: Operation, kernel: LoadedKernel) -> None:
+    known = [stage.tensor.name for stage in operation.stages]
+    if not stages:
+        raise NotImplementedError(f"{kernel.name} filled none of the stages {', '.join(known)}")
+    for name, value in stages.items():
+        if name not in known:
+            raise WrongReturn(f"{kernel.name} filled stage {name!r}; {operation.name} has {', '.join(known)}")
+        if not isinstance(value, Tensor):
+            raise WrongReturn(f"{kernel.name} filled stage {name} with {type(value).__name__}, not a tensor")
 
 
 def _by_name(

@@ -22,6 +22,11 @@ def put(file: Path, tensors: Mapping[str, Tensor]) -> list[dict[str, Any]]:
     return described
 
 
+def stages_beside(results: Path) -> Path:
+    """The file of a kernel's stages, for the file of its outputs."""
+    return results.with_suffix(".stages")
+
+
 def get(file: Path, described: list[dict[str, Any]]) -> dict[str, Tensor]:
     """The tensors that `put` wrote."""
     found = {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -25,12 +25,15 @@ class Execution:
     conventions).
 
     `faults` says, one line each, what it wrote that it must not; `notes` what was converted or not rebuilt.
+    `stages` are its intermediates by name, as it computed them in `conventions`; empty unless asked for.
     """
 
     outputs: dict[str, Tensor]
     faults: tuple[str, ...]
     notes: tuple[str, ...]
     seconds: float
+    stages: dict[str, Tensor] = field(default_factory=dict)
+    conventions: dict[str, str] = field(default_factory=dict)
 
 
 def device_of(on: str) -> torch.device:
@@ -48,18 +51,21 @@ def device_of(on: str) -> torch.device:
     return torch.device("cpu" if on == SIM else on)
 
 
-def execute(record: StoredRecord, operation: Operation, kernel: LoadedKernel, on: str) -> Execution:
-    """Run `kernel` on the device `on`, on `record` as it was called, converted to what it takes. Raises what
-    the kernel raises, and ContractError for an impossible conversion."""
+def execute(
+    record: StoredRecord, operation: Operation, kernel: LoadedKernel, on: str, stages: bool = False
+) -> Execution:
+    """Run `kernel` on the device `on`, on `record` as it was called, converted to what it takes; keep its
+    `stages` too if asked. Raises what the kernel raises, and ContractError for an impossible conversion."""
     if on not in kernel.devices:
         raise CannotRunError(f"kernel {kernel.name} runs on {' or '.join(kernel.devices)}, not on {on}")
     bound = bind.exact(record, operation, device_of(on))
     plan = call.conversion(bound.call, operation, kernel)
     given = operation.convert(bound.call, plan.target) if plan.texts else bound.call
     before = hygiene.inputs_of(given, operation)
+    filled: dict[str, Tensor] = {}
     with simulated(on) as session:
         start = time.perf_counter()
-        returned = call.run(given, operation, kernel)
+        returned = call.run(given, operation, kernel, filled if stages else None)
         seconds = time.perf_counter() - start
     ran = [] if session is None else notes_of(session, kernel.name)
     faults = hygiene.written_inputs(given, before)
@@ -74,4 +80,11 @@ def execute(record: StoredRecord, operation: Operation, kernel: LoadedKernel, on
         if rows is not None:
             tensor = tensor[torch.tensor(rows, device=tensor.device, dtype=torch.long)]
         outputs[name] = tensor.detach().cpu().contiguous()
-    return Execution(outputs, tuple(faults), (*plan.texts, *bound.notes, *ran), seconds)
+    return Execution(
+        outputs,
+        tuple(faults),
+        (*plan.texts, *bound.notes, *ran),
+        seconds,
+        {name: tensor.detach().cpu().contiguous() for name, tensor in filled.items()},
+        plan.target,
+    )

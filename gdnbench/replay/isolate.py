@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from gdnbench.errors import BadInputError, CannotRunError
-from gdnbench.replay.exchange import get
+from gdnbench.replay.exchange import get, stages_beside
 from gdnbench.replay.execute import Execution
 from gdnbench.replay.failure import Failure
 from gdnbench.report.outcome import Outcome
@@ -36,10 +36,14 @@ class _Gone(Exception):
 
 
 class Isolated:
-    """Runs `kernel` on records of the store at `path` in a worker; `timeout` is seconds a record."""
+    """Runs `kernel` on records of the store at `path` in a worker; `timeout` is seconds a record.
 
-    def __init__(self, path: Path, kernel: str, on: str, timeout: float) -> None:
+    With `stages` its intermediates come back too.
+    """
+
+    def __init__(self, path: Path, kernel: str, on: str, timeout: float, stages: bool = False) -> None:
         self._path, self._kernel, self._on, self._timeout = path, kernel, on, timeout
+        self._stages = stages
         self._folder = tempfile.TemporaryDirectory(prefix="gdnbench-replay-")
         self._results = Path(self._folder.name) / "outputs"
         self._worker: _Worker | None = None
@@ -69,6 +73,8 @@ class Isolated:
             tuple(reply["faults"]),
             tuple(reply["notes"]),
             reply["seconds"],
+            get(stages_beside(self._results), reply["stages"]),
+            reply["conventions"],
         )
 
     def close(self) -> None:
@@ -77,7 +83,9 @@ class Isolated:
 
     def _started(self) -> _Worker:
         if self._worker is None:
-            self._worker = _Worker([self._kernel, self._on, str(self._path), str(self._results)])
+            self._worker = _Worker(
+                [self._kernel, self._on, str(self._path), str(self._results), str(int(self._stages))]
+            )
             try:
                 self._worker.receive(START_SECONDS)
             except (TimeoutError, _Gone):

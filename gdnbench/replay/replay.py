@@ -14,6 +14,7 @@ from gdnbench.judge import calls
 from gdnbench.judge.record import ORACLE, Judge
 from gdnbench.judge.result import Side, TensorResult
 from gdnbench.judge.rule import describe_rule, make_rule
+from gdnbench.judge.stages import judge_stages
 from gdnbench.ops import operation
 from gdnbench.record import Status
 from gdnbench.replay import hygiene, kernels
@@ -47,6 +48,7 @@ def replay(
     k_by_tensor: Mapping[str, float] | None = None,
     tol: tuple[float, float] | None = None,
     bitwise: bool = False,
+    stages: bool = False,
     isolate: bool | None = None,
     timeout: float | None = None,
     save: str | Path | None = None,
@@ -55,6 +57,7 @@ def replay(
     """Replay the records of `store` (those numbered in `records`, of operation `op`) through `kernel`.
 
     The rule is `k` (2 unless given) times the error of torch's kernel, or `bitwise`, or `tol` = (abs, rel).
+    `stages`: judge the intermediates that the kernel fills as well, ahead of its outputs, by the same rule.
     `isolate` None: in a process of its own for a user's function, on CUDA, or with a timeout; `timeout` is
     seconds a record.
 
@@ -64,6 +67,8 @@ def replay(
     rule = make_rule(k, k_by_tensor, tol, bitwise)
     if timeout is not None and not timeout > 0:
         raise BadInputError(f"timeout {timeout:g} must be a number of seconds above 0")
+    if stages and against == RECORDED:
+        raise BadInputError("no call records its stages: compare them with reference or another kernel")
     chosen = select(store, records, op)
     kernels.check_name(kernel, on)
     if against not in (ORACLE, RECORDED):
@@ -75,10 +80,10 @@ def replay(
     def runner(name: str, place: str) -> Runner:
         alone = kernels.is_user_kernel(name) or place == "cuda" or timeout is not None
         if isolate if isolate is not None else alone:
-            return Isolated(store.path, name, place, timeout if timeout is not None else TIMEOUT)
+            return Isolated(store.path, name, place, timeout if timeout is not None else TIMEOUT, stages)
         if timeout is not None:
             raise BadInputError("a timeout needs isolation: a kernel in this process cannot be stopped")
-        return InProcess(name, place)
+        return InProcess(name, place, stages)
 
     results: list[RecordResult] = []
     with ExitStack() as stack:
@@ -152,6 +157,7 @@ class _Replayer:
     ) -> RecordResult:
         """`strays`: what the recorded call wrote that it must not."""
         other: dict[str, Tensor] | None = None
+        other_stages: dict[str, Tensor] | None = None
         faults, notes = [*execution.faults, *strays], [*execution.notes]
         if self._against == RECORDED:
             other = {name: handle.read() for name, handle in record.after.items()}
@@ -159,10 +165,14 @@ class _Replayer:
             found = self._other.run(record, op)
             if isinstance(found, Failure):
                 return RecordResult.of(record, found.outcome, f"{self._against}: {found.reason}")
-            other = found.outputs
+            other, other_stages = found.outputs, found.stages
             faults += [f"{self._against}: {fault}" for fault in found.faults]
             notes += [f"{self._against}: {note}" for note in found.notes]
         tensors = self._judge.tensors(record, op, execution.outputs, other)
+        if execution.stages:
+            given = op.convert(calls.compact(record, op, self._judge.device), execution.conventions)
+            stages = judge_stages(op, given, execution.stages, self._judge.rule, other_stages)
+            tensors = (*stages, *tensors)
         reasons = [*faults, *_reasons(tensors)]
         outcome = Outcome.MISMATCH if reasons else Outcome.PASS
         return replace(

@@ -25,9 +25,10 @@ class Runner(Protocol):
 class InProcess:
     """Runs the kernel here: fast, but a crash or hang of it is ours. What it prints goes to stderr."""
 
-    def __init__(self, kernel: str, on: str) -> None:
+    def __init__(self, kernel: str, on: str, stages: bool = False) -> None:
         self._name = kernel
         self._on = on
+        self._stages = stages
         self._loaded: dict[str, LoadedKernel] = {}
 
     def run(self, record: StoredRecord, operation: Operation) -> Execution | Failure:
@@ -36,7 +37,7 @@ class InProcess:
                 if operation.name not in self._loaded:
                     with simulated(self._on):  # its file may compile kernels when it is imported
                         self._loaded[operation.name] = load(self._name, operation)
-                return execute(record, operation, self._loaded[operation.name], self._on)
+                return execute(record, operation, self._loaded[operation.name], self._on, self._stages)
         except Exception as error:
             return Failure(classify(error), describe(error))
 

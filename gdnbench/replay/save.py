@@ -24,8 +24,8 @@ _BATCH_BYTES = 64 << 20
 
 
 class RunWriter:
-    """Writes one run. A record holds the outputs, the digests of the inputs, and of the inputs themselves
-    only the index tensors, from which it is known to whom each row belongs."""
+    """Writes one run. A record holds the outputs, the stages that were asked for, the digests of the inputs,
+    and of the inputs themselves only the index tensors, from which it is known to whom each row belongs."""
 
     def __init__(self, path: Path, kernel: str, against: str, on: str) -> None:
         self._kernel, self._against, self._on = kernel, against, on
@@ -39,7 +39,7 @@ class RunWriter:
     ) -> None:
         """Keep one record; without an execution only its outcome."""
         conventions = conventions_of(record, operation)
-        outputs = {} if execution is None else execution.outputs
+        outputs = {} if execution is None else {**execution.stages, **execution.outputs}
         after = {}
         for name, tensor in outputs.items():
             after[name] = TensorDraft(tensor, meta_of(tensor, operation.spec(name).axes_in(conventions)))

@@ -1,9 +1,9 @@
 """The process that runs one kernel on record after record, told by JSON lines on a pipe.
 
-`python -m gdnbench.replay.worker REQUESTS REPLIES KERNEL ON STORE RESULTS`: file descriptors of the two
-pipes, the kernel's name, the device, the store, and the file that outputs are written to. A request is a
-record number; the reply is what `isolate` makes an Execution or a Failure of. Whatever the kernel prints goes
-to stderr.
+`python -m gdnbench.replay.worker REQUESTS REPLIES KERNEL ON STORE RESULTS STAGES`: file descriptors of the
+two pipes, the kernel's name, the device, the store, the file that outputs are written to, and 1 if the
+kernel's stages are wanted beside them. A request is a record number; the reply is what `isolate` makes an
+Execution or a Failure of. Whatever the kernel prints goes to stderr.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 from gdnbench.errors import BadInputError
 from gdnbench.ops import operation
 from gdnbench.replay import kernels
-from gdnbench.replay.exchange import put
+from gdnbench.replay.exchange import put, stages_beside
 from gdnbench.replay.execute import Execution
 from gdnbench.replay.failure import Failure
 from gdnbench.replay.run import InProcess
@@ -28,10 +28,10 @@ from gdnbench.store.reader import Store
 
 def main(arguments: list[str]) -> None:
     """Serve requests until the pipe closes, which it does when the parent is gone."""
-    requests, replies, kernel, on, path, results = arguments
+    requests, replies, kernel, on, path, results, stages = arguments
     os.dup2(2, 1)
     faulthandler.enable()
-    runner = InProcess(kernel, on)
+    runner = InProcess(kernel, on, stages == "1")
     with (
         Store.open(path) as store,
         os.fdopen(int(requests), "r") as source,
@@ -65,6 +65,8 @@ def _answer(found: Execution | Failure, results: Path) -> dict[str, Any]:
         "faults": found.faults,
         "notes": found.notes,
         "seconds": found.seconds,
+        "stages": put(stages_beside(results), found.stages),
+        "conventions": found.conventions,
     }
 
 

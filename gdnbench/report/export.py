@@ -107,6 +107,7 @@ def _tensor(tensor: TensorResult) -> dict[str, Any]:
     return {
         "tensor": tensor.tensor,
         "when": str(tensor.when),
+        "stage": tensor.stage,
         "side": str(tensor.side),
         "dtype": tensor.dtype,
         "shape": list(tensor.shape),

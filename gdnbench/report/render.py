@@ -104,6 +104,7 @@ def _row(table: Table, record: RecordResult, tensor: TensorResult) -> None:
     verdict = "shown" if not tensor.judged else "pass" if tensor.passed else "FAIL"
     errors, yardstick = tensor.errors, tensor.yardstick
     name = tensor.tensor if tensor.when == "after" else f"{tensor.tensor} (input)"
+    name = f"{name} (stage)" if tensor.stage else name
     table.add_row(
         str(record.number),
         record.op,
@@ -125,6 +126,8 @@ def _reasons(record: RecordResult) -> Iterator[Text]:
     for tensor in record.tensors:
         side = f"{tensor.side} " if tensor.side is Side.AGAINST else ""
         lines += [f"  {side}{tensor.tensor}: {reason}" for reason in tensor.reasons]
+        if not tensor.passed and tensor.stage and tensor.worst is not None:
+            lines.append(f"    worst: {tensor.worst}")
         if not tensor.passed and tensor.ulp_histogram:
             lines.append(f"    ULP off: {render_histogram(tensor)}")
         if not tensor.passed and tensor.groups:
