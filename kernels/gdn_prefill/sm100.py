@@ -59,6 +59,7 @@ MAX_ELEMENTS = 2**31
 
 CONTIGUOUS = torch.contiguous_format
 INT32, FLOAT32, BFLOAT16 = torch.int32, torch.float32, torch.bfloat16
+GATES = (FLOAT32, BFLOAT16, torch.float16)
 STATES: tuple[torch.dtype, ...] = tuple(getattr(torch, name) for name in STATE_DTYPES)
 
 
@@ -125,8 +126,9 @@ def sm100(
 ) -> dict[str, Tensor]:
     """o [T, Hv, V] and final_state [N, Hv, V, K], written to the tensors of that name where given.
 
-    Inputs that are not contiguous, or not aligned, are copied. `stages`, if given, gets g_cu, A, Ai, U, W, h
-    and V_new; P never leaves the chip. NotImplementedError for a call that the kernels are not written for.
+    Inputs that are not contiguous, or not aligned, are copied; g and beta of 16 bits are widened. `stages`,
+    if given, gets g_cu, A, Ai, U, W, h and V_new; P never leaves the chip. NotImplementedError for a call
+    that the kernels are not written for.
     """
     _refuse(q, k, v, chunk_size, beta_max)
     tokens, value_heads, sequences = len(v), v.shape[1], len(cu_seqlens) - 1
@@ -146,6 +148,7 @@ def sm100(
     first = None if initial_state is None else _held(initial_state)
     final = None if last is None else last.buffer
     if tokens:
+        g, beta = _wide("g", g), _wide("beta", beta)
         q, k, v, g, beta, cu_seqlens = map(_held, (q, k, v, g, beta, cu_seqlens))
         tables, g_cu, u, w, h, v_new = space.tables, space.g_cu, space.u, space.w, space.h, space.v_new
         factor = default_scale(scale, HEAD_DIM)
@@ -298,6 +301,19 @@ def _held(tensor: Tensor) -> Tensor:
     return tensor if _fits(tensor) else tensor.clone(memory_format=CONTIGUOUS)
 
 
+def _wide(name: str, tensor: Tensor) -> Tensor:
+    """A gate or step size in float32: narrower ones are widened, which changes no value."""
+    if tensor.dtype not in GATES:
+        raise NotImplementedError(
+            f"the SM100 kernels take {name} as {_names(GATES)}, not as {dtype_name(tensor.dtype)}"
+        )
+    return tensor.to(FLOAT32)
+
+
+def _names(dtypes: Sequence[torch.dtype]) -> str:
+    return " or ".join(map(dtype_name, dtypes))
+
+
 def _refuse(q: Tensor, k: Tensor, v: Tensor, chunk_size: int, beta_max: float) -> None:
     """NotImplementedError for sizes that the kernels are not written for."""
     for name, tensor in (("q", q), ("k", k), ("v", v)):
@@ -350,8 +366,7 @@ def _check_form(
     taken = dtypes if isinstance(dtypes, tuple) else (dtypes,)
     if tensor.dtype not in taken:
         raise NotImplementedError(
-            f"the SM100 kernels take {name} as {' or '.join(map(dtype_name, taken))},"
-            f" not as {dtype_name(tensor.dtype)}"
+            f"the SM100 kernels take {name} as {_names(taken)}, not as {dtype_name(tensor.dtype)}"
         )
     if tensor.shape != tuple(shape):
         raise ValueError(f"{name} has shape {list(tensor.shape)}; it must be {list(shape)}")
