@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import inspect
-import types
 from collections.abc import Mapping
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any
 
 from torch import Tensor
 
 from gdnbench.bits import meta_of
 from gdnbench.errors import BadInputError
 from gdnbench.ops import operation
+from gdnbench.options import parse_options
 from gdnbench.pools import checksum, digits, untouched_rows
 from gdnbench.record import Pool, RecordDraft, RecordInfo, Status, TensorDraft
 from gdnbench_kernels.calling import run_kernel
@@ -48,18 +48,8 @@ def _cannot_be_made(op: str, error: Exception) -> BadInputError:
 
 
 def options_from_text(op: str, texts: Mapping[str, str]) -> dict[str, Any]:
-    """Options of `op`'s synth from text: numbers, true/false, comma-separated tuples, LOW,HIGH ranges."""
-    hints = get_type_hints(operation(op).synth)
-    hints.pop("return", None)
-    options = {}
-    for name, text in texts.items():
-        if name not in hints:
-            raise BadInputError(f"{op} has no synth option {name!r}; it has {', '.join(hints)}")
-        try:
-            options[name] = _parse(hints[name], text)
-        except ValueError:
-            raise BadInputError(f"{op} option {name}: {text!r} is not {_described(hints[name])}") from None
-    return options
+    """Options of `op`'s synth from text, see `gdnbench.options`."""
+    return parse_options(operation(op).synth, texts, op, "synth")
 
 
 def draft(op: str, call: Call, *, index: int = 0) -> RecordDraft:
@@ -110,49 +100,3 @@ def _tensor(
     held = tensor.contiguous()
     data = held if rows is None else held[rows]
     return TensorDraft(data, meta_of(data, found.spec(name).axes_in(conventions), held))
-
-
-def _parse(hint: Any, text: str) -> Any:
-    """`text` as a value of type `hint`; ValueError if it is none."""
-    if hint is bool:
-        return (
-            {"true": True, "false": False}[text.lower()] if text.lower() in ("true", "false") else _refuse()
-        )
-    if hint in (int, float, str):
-        return hint(text)
-    if get_origin(hint) is tuple:
-        return _parse_tuple(get_args(hint), text)
-    assert get_origin(hint) in (Union, types.UnionType), hint
-    for member in get_args(hint):
-        try:
-            return _parse(member, text)
-        except ValueError:
-            continue
-    return _refuse()
-
-
-def _parse_tuple(members: tuple[Any, ...], text: str) -> tuple[Any, ...]:
-    parts = text.split(",") if text.strip() else []
-    if members[-1] is ...:
-        return tuple(_parse(members[0], part) for part in parts)
-    return tuple(_parse(member, part) for member, part in zip(members, parts, strict=True))
-
-
-def _refuse() -> Any:
-    raise ValueError
-
-
-def _described(hint: Any) -> str:
-    if hint is bool:
-        return "true or false"
-    if hint in (int, float, str):
-        return {int: "an integer", float: "a number", str: "text"}[hint]
-    if get_origin(hint) is tuple:
-        members = get_args(hint)
-        what = {int: "integers", float: "numbers"}[members[0]]
-        return (
-            f"{what} separated by commas"
-            if members[-1] is ...
-            else f"{len(members)} {what} separated by a comma"
-        )
-    return " or ".join(_described(member) for member in get_args(hint))

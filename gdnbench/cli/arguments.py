@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from gdnbench.errors import BadInputError
 
@@ -41,3 +42,17 @@ def record_numbers(text: str, count: int) -> list[int]:
             raise BadInputError(f"there is no record {last}; the store has {held}")
         numbers += range(first, last + 1)
     return numbers
+
+
+def option_texts(arguments: Sequence[str]) -> dict[str, str]:
+    """`["--heads", "2,4", "--initial-state"]` -> {"heads": "2,4", "initial_state": "true"}."""
+    options: dict[str, str] = {}
+    rest = list(arguments)
+    while rest:
+        flag, given, value = rest.pop(0).partition("=")
+        if not flag.startswith("--"):
+            raise BadInputError(f"{flag!r} is no option; options of an operation are written --name VALUE")
+        if not given:
+            value = rest.pop(0) if rest and not rest[0].startswith("--") else "true"
+        options[flag.removeprefix("--").replace("-", "_")] = value
+    return options

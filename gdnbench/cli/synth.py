@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from gdnbench.cli.arguments import option_texts
 from gdnbench.cli.console import progress
-from gdnbench.errors import BadInputError
-
-if TYPE_CHECKING:
-    from gdnbench_kernels.contract import Operation
 
 
 def synth(
@@ -26,13 +22,14 @@ def synth(
     `gdnbench synth STORE --op NAME --options` lists them with their defaults and meanings.
     """
     from gdnbench.ops import operation
+    from gdnbench.options import describe_options
     from gdnbench.store.writer import StoreWriter
     from gdnbench.synth import draft, options_from_text, synthesise
 
     if context.args == ["--options"]:
-        print(describe(operation(op)))
+        print(describe_options(operation(op).synth))
         return
-    options = options_from_text(op, texts(context.args))
+    options = options_from_text(op, option_texts(context.args))
     first = int(options.pop("seed", 0))
     # The first call is made before the store: options that make no valid call leave no folder behind.
     synthesise(op, **options, seed=first)
@@ -42,27 +39,3 @@ def synth(
             writer.write(f"{index:010d}", [draft(op, call, index=index)], first=index)
             advance(index + 1, count)
     print(f"{count} {op} record{'' if count == 1 else 's'} in {store}")
-
-
-def texts(arguments: list[str]) -> dict[str, str]:
-    """`["--heads", "2,4", "--initial-state"]` -> {"heads": "2,4", "initial_state": "true"}."""
-    options: dict[str, str] = {}
-    rest = list(arguments)
-    while rest:
-        flag, given, value = rest.pop(0).partition("=")
-        if not flag.startswith("--"):
-            raise BadInputError(f"{flag!r} is no option; options of an operation are written --name VALUE")
-        if not given:
-            value = rest.pop(0) if rest and not rest[0].startswith("--") else "true"
-        options[flag.removeprefix("--").replace("-", "_")] = value
-    return options
-
-
-def describe(found: Operation) -> str:
-    """The options of an operation's `synth` with their defaults, then what its documentation says of them."""
-    lines = []
-    for parameter in inspect.signature(found.synth).parameters.values():
-        default = parameter.default
-        shown = ",".join(map(str, default)) or "none" if isinstance(default, tuple) else default
-        lines.append(f"--{parameter.name.replace('_', '-')} (default {shown})")
-    return "\n".join([*lines, "", inspect.getdoc(found.synth) or ""]).rstrip()
