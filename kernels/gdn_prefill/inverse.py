@@ -2,7 +2,44 @@
 
     X = (I + A)^-1
 
-16x16 diagonal blocks by substitution in f32, then merges 16 -> 32 -> 64 by mma.sync with fp16 operands.
+Warp w owns rows 16w .. 16w+15 of A and of X, in blocks of 16x16; the block (i, j) of X is
+
+    X[i,i]                = (I + A[i,i])^-1                                 0. every warp, in f32
+    X[w,w-1]              = -(X[w,w] A[w,w-1]) X[w-1,w-1]                   1. warps 1 and 3
+    P[w,0..1]             = -(X[w,2] A[2,0..1] + X[w,3] A[3,0..1])          2. warps 2 and 3
+    X[w,0..1]             = P[w,0..1] [X[0,0] 0; X[1,0] X[1,1]]
+
+0 is substitution: a lane has a column of X in registers and subtracts row j times A[i,j] from all rows i > j,
+j = 0 .. 14. 1 and 2 are mma.sync m16n8k16 in this order; sums in f32, operands rounded to fp16: A, X[i,j] of
+the levels before, and the left product, which goes from accumulator to operand without leaving its thread.
+With `split` an operand is the sum of two fp16 numbers, its rounding and the rounding of what that left, and a
+product is three: both roundings, and each rounding with the other's rest.
+
+    SMEM        shape                dtype    layout
+    s_blocks    64 x 64, 1 or 2      float16  rows contiguous, 128 B swizzle; a second stage with `split`
+    s_diagonal  4 x 16 x 20          float32  a block's columns contiguous, 4 words of padding
+
+    what                         who writes, where                    who reads                ordered by
+    A[i,i]                       warp i, s_diagonal[i]                its lanes, in step 0     sync_warp
+    X[i,i] in f32                16 lanes of warp i, s_diagonal[i]    its lanes, as fragment   sync_warp
+    A[w,j], j < w                warp w, block (w, j)                 warps w and 3, 1 and 2   barrier 2 of 3
+    X[i,i], i < 3                warp i, block (i, i)                 warps 1, 2, 3, 1 and 2   barrier 2 of 3
+    X[1,0]                       warp 1, block (0, 1), else unused    warps 2, 3, in step 2    barrier 3 of 3
+    any block of the next call   its warp                             -                        barrier 1 of 3
+
+The operands on the right come from s_blocks by ldmatrix.trans, those on the left from registers. Barrier 1 of
+3 keeps the next call's blocks from overwriting what warps 2 and 3 still read; all else that a call reads was
+written between its own barriers. Nothing is read by the async proxy or from tensor memory.
+
+                        warp 0     warp 1     warp 2     warp 3     four warps
+    FFMA2, 2 lanes' FMA 64         64         64         64         256
+    mma.sync            0          4          10         18         32
+    with `split`        0          12         30         54         96
+
+Limits: |A|, |X| and |P| below 65504 (fp16's largest number): for normalised keys and beta <= 2 all are near 2
+at most. Without `split` the relative error of X stays below 3e-3 for beta <= 1 and does not for beta near 2
+and nearly equal keys; with it, 2e-2 holds there (docs/inverse.md). A NaN or Inf in A makes rows of X NaN,
+never those of a 16-row block above it.
 """
 
 from __future__ import annotations
@@ -15,23 +52,28 @@ import cutlass.cute as cute
 import cutlass.pipeline as pipeline
 from cutlass.cute.nvgpu import warp as warp_ops
 
-from gdnbench_kernels.plan import Buffer
+from gdnbench_kernels.plan import WARP, Buffer
 
 SIZE = 64
-BLOCK = 16
-BLOCKS = SIZE // BLOCK
-VALUES = 8
-"""Elements of a 16x16 block that a thread holds."""
-PITCH = 20
-"""f32 words from column to column of a diagonal block in shared memory: 16 rows and 4 of padding, so that
-neither the scattered words of a fragment nor whole columns meet in a bank."""
+WARPS = 4
+BLOCK = SIZE // WARPS
+VALUES = BLOCK * BLOCK // WARP
+"""Elements of a block that a lane holds: of rows lane/4 and lane/4 + 8, two columns of each half."""
+QUAD = 4
+"""f32 words of one vector load."""
+PITCH = BLOCK + QUAD
+"""f32 words from column to column of a diagonal block in shared memory: with 20 neither the 32 words that a
+warp scatters, column 2 (lane % 4) and row lane / 4, nor 8 quads of 8 columns share a bank."""
+
+Operand = tuple[Any, ...]
+"""A block's fragment in fp16: (its rounding,), or (its rounding, the rounding of what that left)."""
 
 
 def buffers(split: bool = False) -> tuple[Buffer, ...]:
     """The shared memory that `Scratch.allocate(smem, split)` takes, for a plan."""
     return (
         Buffer("s_blocks", (SIZE, SIZE), "float16", "rows contiguous, 128 B swizzle", 1 + split, align=128),
-        Buffer("s_diagonal", (BLOCKS, BLOCK, PITCH), "float32", "columns contiguous, padded", align=128),
+        Buffer("s_diagonal", (WARPS, BLOCK, PITCH), "float32", "columns contiguous, padded", align=128),
     )
 
 
@@ -40,10 +82,10 @@ BUFFERS = buffers()
 
 @dataclass(frozen=True)
 class Scratch:
-    """Shared memory of one inversion at a time."""
+    """The shared memory of one inversion at a time."""
 
-    s_blocks: cute.Tensor  # (64 rows, 64 columns, parts), fp16
-    s_diagonal: cute.Tensor  # (16 rows and padding, 16 columns, 4 blocks), f32
+    s_blocks: cute.Tensor  # (row, column, part)
+    s_diagonal: cute.Tensor  # (row, column, block), rows padded to PITCH
     parts: int
 
     @staticmethod
@@ -57,9 +99,7 @@ class Scratch:
             cute.make_swizzle(3, 4, 3),
         )
         s_diagonal = smem.allocate_tensor(
-            cutlass.Float32,
-            cute.make_layout((PITCH, BLOCK, BLOCKS)),
-            diagonal.align,
+            cutlass.Float32, cute.make_layout((PITCH, BLOCK, WARPS)), diagonal.align
         )
         return Scratch(s_blocks, s_diagonal, blocks.stages)
 
@@ -68,83 +108,52 @@ class Scratch:
 def invert(
     r_a: cute.Tensor,
     scratch: Scratch,
-    warp: cutlass.Int32,
+    warp_in_group: cutlass.Int32,
     lane: cutlass.Int32,
     barrier: pipeline.NamedBarrier,
 ) -> None:
-    """r_a = (I + r_a)^-1, by four warps together; see the header."""
-    r_rows = cute.make_tensor(r_a.iterator, cute.make_layout((VALUES, BLOCKS)))
-    r_diagonal = cute.make_rmem_tensor(VALUES, cutlass.Float32)
-    r_diagonal.fill(0.0)
-    barrier.arrive_and_wait()
-    for block in cutlass.range_constexpr(BLOCKS):
-        if block == warp:
-            _assign(r_diagonal, r_rows[None, block])
-        if block < warp:
-            _publish(_rounded(r_rows[None, block], scratch.parts), scratch, warp, block, lane)
-    _invert_diagonal(r_diagonal, scratch.s_diagonal[None, None, warp], lane)
-    inverse = _rounded(r_diagonal, scratch.parts)
-    _publish(inverse, scratch, warp, warp, lane)
-    barrier.arrive_and_wait()
+    """Replaces the strictly lower A in `r_a` by X, called by four warps together; `barrier` is theirs alone.
 
-    r_left = cute.make_rmem_tensor(VALUES, cutlass.Float32)
-    r_left.fill(0.0)
-    if warp % 2 == 1:
-        r_product = _product(inverse, _operand(scratch, warp, warp - 1, lane))
-        before = _operand(scratch, warp - 1, warp - 1, lane)
-        _assign(r_left, _product(_rounded(r_product, scratch.parts, negate=True), before))
-        _publish(_rounded(r_left, scratch.parts), scratch, warp, warp - 1, lane)
+    r_a: 32 f32, the fragment of a 16x256b tensor-memory load of 64 columns by the warp that owns rows
+    16 warp_in_group and on: element 4n + {0, 1} is row lane / 4, columns 8n + 2 (lane % 4) + {0, 1},
+    element 4n + {2, 3} the same columns 8 rows below. On and above the diagonal A is 0; there X is 1 and 0.
+    """
+    r_rows = cute.make_tensor(r_a.iterator, cute.make_layout((VALUES, WARPS)))
+    s_diagonal = scratch.s_diagonal[None, None, warp_in_group]
     barrier.arrive_and_wait()
-    for block in cutlass.range_constexpr(BLOCKS):
-        if block == warp:
-            _assign(r_rows[None, block], r_diagonal)
-    if warp == 1:
-        _assign(r_rows[None, 0], r_left)
-    if warp == 3:
-        _assign(r_rows[None, 2], r_left)
-    if warp >= 2:
-        _merge_lower(r_rows, inverse, _rounded(r_left, scratch.parts), scratch, warp, lane)
+    # Registers have no index at run time: what depends on the warp's own columns is written out per warp.
+    for warp in cutlass.range_constexpr(WARPS):
+        if warp_in_group == warp:
+            _scatter_negated(r_rows[None, warp], s_diagonal, lane)
+            for column in cutlass.range_constexpr(warp):
+                _publish(_rounded(r_rows[None, column], scratch.parts), scratch, warp, column, lane)
+    r_diagonal = _invert_diagonal(s_diagonal, lane)
+    for warp in cutlass.range_constexpr(WARPS):
+        if warp_in_group == warp:
+            _merge(r_rows, r_diagonal, scratch, warp, lane, barrier)
 
 
 @cute.jit
-def _merge_lower(
-    r_rows: cute.Tensor,
-    inverse: tuple[cute.Tensor, ...],
-    left: tuple[cute.Tensor, ...],
-    scratch: Scratch,
-    warp: cutlass.Int32,
-    lane: cutlass.Int32,
-) -> None:
-    """Columns 0..31 of warps 2 and 3."""
-    products = []
-    for column in cutlass.range_constexpr(2):
-        r_product = _product(inverse, _operand(scratch, warp, column, lane))
-        if warp == 3:
-            _accumulate(r_product, left, _operand(scratch, 2, column, lane))
-        products.append(_rounded(r_product, scratch.parts, negate=True))
-    r_first = _product(products[0], _operand(scratch, 0, 0, lane))
-    _accumulate(r_first, products[1], _operand(scratch, 1, 0, lane))
-    _assign(r_rows[None, 0], r_first)
-    _assign(r_rows[None, 1], _product(products[1], _operand(scratch, 1, 1, lane)))
-
-
-@cute.jit
-def _invert_diagonal(r_block: cute.Tensor, s_block: cute.Tensor, lane: cutlass.Int32) -> None:
-    """r_block, a fragment of a strictly lower 16x16 block B, becomes that of (I + B)^-1; one warp."""
-    row, column = lane // 4, 2 * (lane % 4)
+def _scatter_negated(r_block: cute.Tensor, s_block: cute.Tensor, lane: cutlass.Int32) -> None:
     for value in cutlass.range_constexpr(VALUES):
-        at = row + 8 * (value // 2 % 2), column + value % 2 + 8 * (value // 4)
-        s_block[at] = -r_block[value]
-    cute.arch.sync_warp()
+        s_block[_place(value, lane)] = -r_block[value]
+
+
+@cute.jit
+def _invert_diagonal(s_block: cute.Tensor, lane: cutlass.Int32) -> cute.Tensor:
+    """The fragment of (I + B)^-1, for -B in `s_block`, strictly lower; by one warp, for itself."""
+    # Lanes 16..31 do what lanes 0..15 do and store nothing.
     mine = lane % BLOCK
     r_x = cute.make_rmem_tensor(BLOCK, cutlass.Float32)
     for i in cutlass.range_constexpr(BLOCK):
         r_x[i] = cutlass.Float32(1.0) if mine == i else cutlass.Float32(0.0)
     r_column = cute.make_rmem_tensor(BLOCK, cutlass.Float32)
+    cute.arch.sync_warp()
     for j in cutlass.range_constexpr(BLOCK - 1):
-        for quad in cutlass.range_constexpr((j + 1) // 4, BLOCK // 4):
-            s_quad = cute.local_tile(s_block[None, j], (4,), (quad,))
-            cute.autovec_copy(s_quad, cute.local_tile(r_column, (4,), (quad,)))
+        for quad in cutlass.range_constexpr((j + 1) // QUAD, BLOCK // QUAD):
+            s_quad = cute.local_tile(s_block[None, j], (QUAD,), (quad,))
+            cute.autovec_copy(s_quad, cute.local_tile(r_column, (QUAD,), (quad,)))
+        # Rows in pairs: the first may be row j itself, to which its zero of B adds nothing.
         for i in cutlass.range_constexpr((j + 1) // 2 * 2, BLOCK, 2):
             r_x[i], r_x[i + 1] = cute.arch.fma_packed_f32x2(
                 (r_column[i], r_column[i + 1]), (r_x[j], r_x[j]), (r_x[i], r_x[i + 1])
@@ -153,8 +162,55 @@ def _invert_diagonal(r_block: cute.Tensor, s_block: cute.Tensor, lane: cutlass.I
     if lane < BLOCK:
         cute.autovec_copy(r_x, cute.local_tile(s_block[None, mine], (BLOCK,), (0,)))
     cute.arch.sync_warp()
+    r_block = cute.make_rmem_tensor(VALUES, cutlass.Float32)
     for value in cutlass.range_constexpr(VALUES):
-        r_block[value] = s_block[row + 8 * (value // 2 % 2), column + value % 2 + 8 * (value // 4)]
+        r_block[value] = s_block[_place(value, lane)]
+    return r_block
+
+
+@cute.jit
+def _merge(
+    r_rows: cute.Tensor,
+    r_diagonal: cute.Tensor,
+    scratch: Scratch,
+    warp: cutlass.Constexpr,
+    lane: cutlass.Int32,
+    barrier: pipeline.NamedBarrier,
+) -> None:
+    """Steps 1 and 2 for one warp's rows: 16 -> 32 -> 64."""
+    _assign(r_rows[None, warp], r_diagonal)
+    inverse = _rounded(r_diagonal, scratch.parts)
+    if cutlass.const_expr(warp < 3):
+        _publish(inverse, scratch, warp, warp, lane)
+    barrier.arrive_and_wait()
+    # The sign of both steps is put into the left factor of their first product, where it costs least.
+    left = [_negated(inverse)]
+    if cutlass.const_expr(warp % 2 == 1):
+        r_product = _product(left, [_operand(scratch, warp, warp - 1, lane)])
+        before = _operand(scratch, warp - 1, warp - 1, lane)
+        r_left = _product([_rounded(r_product, scratch.parts)], [before])
+        _assign(r_rows[None, warp - 1], r_left)
+        rounded = _rounded(r_left, scratch.parts)
+        if cutlass.const_expr(warp == 1):
+            _publish(rounded, scratch, 0, 1, lane)
+        left = [_negated(rounded), *left]
+    barrier.arrive_and_wait()
+    if cutlass.const_expr(warp >= 2):
+        products = [
+            _rounded(
+                _product(left, [_operand(scratch, row, column, lane) for row in range(2, warp + 1)]),
+                scratch.parts,
+            )
+            for column in range(2)
+        ]
+        first = [_operand(scratch, 0, 0, lane), _operand(scratch, 0, 1, lane)]
+        _assign(r_rows[None, 0], _product(products, first))
+        _assign(r_rows[None, 1], _product(products[1:], [_operand(scratch, 1, 1, lane)]))
+
+
+def _place(value: int, lane: Any) -> tuple[Any, Any]:
+    """(row, column) in its block of a fragment's element."""
+    return lane // 4 + 8 * (value // 2 % 2), 2 * (lane % 4) + value % 2 + 8 * (value // 4)
 
 
 def _assign(r_to: cute.Tensor, r_from: cute.Tensor) -> None:
@@ -162,10 +218,8 @@ def _assign(r_to: cute.Tensor, r_from: cute.Tensor) -> None:
         r_to[value] = r_from[value]
 
 
-def _rounded(r_block: cute.Tensor, parts: int, negate: bool = False) -> tuple[cute.Tensor, ...]:
-    """A block's fragment in fp16: (rounding,), or (rounding, rounding of what it left)."""
-    rest = -r_block.load() if negate else r_block.load()
-    rounded = []
+def _rounded(r_block: cute.Tensor, parts: int) -> Operand:
+    rest, rounded = r_block.load(), []
     for part in range(parts):
         r_part = cute.make_rmem_tensor(VALUES, cutlass.Float16)
         r_part.store(rest.to(cutlass.Float16))
@@ -175,42 +229,50 @@ def _rounded(r_block: cute.Tensor, parts: int, negate: bool = False) -> tuple[cu
     return tuple(rounded)
 
 
-def _spot(scratch: Scratch, row: Any, column: Any, part: int, lane: Any) -> cute.Tensor:
-    """The 8 elements of block (row, column) whose address `lane` gives to ldmatrix and stmatrix."""
-    at = BLOCK * row + lane % 16, 2 * column + lane // 16
-    s_row = scratch.s_blocks[at[0], None, part]
-    return cute.local_tile(s_row, (VALUES,), (at[1],))
+def _negated(operand: Operand) -> Operand:
+    negated = []
+    for r_part in operand:
+        r_negated = cute.make_rmem_tensor(VALUES, cutlass.Float16)
+        r_negated.store(-r_part.load())
+        negated.append(r_negated)
+    return tuple(negated)
 
 
-def _publish(parts: tuple[cute.Tensor, ...], scratch: Scratch, row: Any, column: Any, lane: Any) -> None:
-    store = cute.make_copy_atom(warp_ops.StMatrix8x8x16bOp(transpose=False, num_matrices=4), cutlass.Float16)
-    for part, r_part in enumerate(parts):
-        cute.copy(store, r_part, _spot(scratch, row, column, part, lane))
+def _row_of(scratch: Scratch, row: int, column: int, part: int, lane: Any) -> cute.Tensor:
+    """The 8 elements of block (row, column) whose address `lane` gives to ldmatrix or stmatrix: lanes 0..15
+    those of the left half's rows, 16..31 of the right half's."""
+    s_row = scratch.s_blocks[BLOCK * row + lane % BLOCK, None, part]
+    return cute.local_tile(s_row, (VALUES,), (2 * column + lane // BLOCK,))
 
 
-def _operand(scratch: Scratch, row: Any, column: Any, lane: Any) -> tuple[cute.Tensor, ...]:
-    """Block (row, column) as B operand."""
-    load = cute.make_copy_atom(warp_ops.LdMatrix8x8x16bOp(transpose=True, num_matrices=4), cutlass.Float16)
+def _publish(operand: Operand, scratch: Scratch, row: int, column: int, lane: Any) -> None:
+    store = cute.make_copy_atom(warp_ops.StMatrix8x8x16bOp(num_matrices=4), cutlass.Float16)
+    for part, r_part in enumerate(operand):
+        cute.copy(store, r_part, _row_of(scratch, row, column, part, lane))
+
+
+def _operand(scratch: Scratch, row: int, column: int, lane: Any) -> Operand:
+    """Block (row, column) as right operand: its columns 0..7, then 8..15."""
+    load = cute.make_copy_atom(warp_ops.LdMatrix8x8x16bOp(True, 4), cutlass.Float16)
     parts = []
     for part in range(scratch.parts):
         r_part = cute.make_rmem_tensor(VALUES, cutlass.Float16)
-        cute.copy(load, _spot(scratch, row, column, part, lane), r_part)
+        cute.copy(load, _row_of(scratch, row, column, part, lane), r_part)
         parts.append(r_part)
     return tuple(parts)
 
 
-def _product(a: tuple[cute.Tensor, ...], b: tuple[cute.Tensor, ...]) -> cute.Tensor:
+def _product(left: list[Operand], right: list[Operand]) -> cute.Tensor:
+    """The f32 fragment of the sum of left[i] right[i], in order; two rests are not multiplied."""
+    mma = cute.make_mma_atom(warp_ops.MmaF16BF16Op(cutlass.Float16, cutlass.Float32, (16, 8, 16)))
     r_sum = cute.make_rmem_tensor(VALUES, cutlass.Float32)
     r_sum.fill(0.0)
-    _accumulate(r_sum, a, b)
+    for a, b in zip(left, right, strict=True):
+        for half in range(2):
+            r_half = cute.local_tile(r_sum, (VALUES // 2,), (half,))
+            for i, r_a in enumerate(a):
+                for r_b in b[: len(b) - i]:
+                    cute.mma_atom_call(
+                        mma, r_half, r_a, cute.local_tile(r_b, (VALUES // 2,), (half,)), r_half
+                    )
     return r_sum
-
-
-def _accumulate(r_sum: cute.Tensor, a: tuple[cute.Tensor, ...], b: tuple[cute.Tensor, ...]) -> None:
-    """r_sum += a b, without the product of two rests."""
-    mma = cute.make_mma_atom(warp_ops.MmaF16BF16Op(cutlass.Float16, cutlass.Float32, (16, 8, 16)))
-    for half in range(2):
-        r_half = cute.local_tile(r_sum, (4,), (half,))
-        for i, r_a in enumerate(a):
-            for r_b in b[: len(a) - i]:
-                cute.mma_atom_call(mma, r_half, r_a, cute.local_tile(r_b, (4,), (half,)), r_half)
