@@ -154,6 +154,7 @@ class KernelEntry:
     meaning: str = ""
     needs: tuple[str, ...] = ()  # distributions, beyond this project's own requirements
     fp64: bool = False  # an oracle: returns everything in fp64, mutated tensors too, and writes to none
+    sources: str = ""  # "package.module:function": options -> a Source for each kernel compiled ahead
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from typing import NoReturn, ParamSpec
 import typer
 
 from gdnbench.cli.capture import capture
+from gdnbench.cli.compile import compile
 from gdnbench.cli.diff import diff
 from gdnbench.cli.doctor import doctor
 from gdnbench.cli.ls import ls
@@ -61,7 +62,8 @@ FOREIGN_WORDS = {"allow_extra_args": True, "ignore_unknown_options": True}  # th
 app.command()(capture)
 for command in (ls, show, replay, diff, verify, sim):
     app.command()(reader_may_leave(command))
-app.command(context_settings=FOREIGN_WORDS)(reader_may_leave(synth))
+for command in (synth, compile):
+    app.command(context_settings=FOREIGN_WORDS)(reader_may_leave(command))
 app.command()(reader_may_leave(doctor))
 
 

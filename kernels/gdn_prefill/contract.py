@@ -163,6 +163,7 @@ KERNELS = {
         {OFFSETS_DTYPE.name: ("int32",)},
         devices=("sim", "cuda"),
         meaning="four tcgen05 kernels for SM100 in CuTe DSL",
+        sources="gdnbench_kernels.gdn_prefill.sources:sources",
     ),
 }
 

@@ -6,7 +6,7 @@ DSL is imported when a kernel is compiled, by the `build_` function of its sourc
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal, get_args
 
 from gdnbench_kernels.compiling import Source
 from gdnbench_kernels.gdn_prefill.sizes import CHUNK, HEAD_DIM
@@ -14,17 +14,18 @@ from gdnbench_kernels.gdn_prefill.sizes import CHUNK, HEAD_DIM
 ALIGN = 16
 """Bytes that every tensor is aligned to: what TMA asks of a base address."""
 
-STATE_DTYPES = ("float32", "bfloat16")
+StateDtype = Literal["float32", "bfloat16"]
+STATE_DTYPES = get_args(StateDtype)
 
 Build = tuple[Any, tuple[Any, ...]]
 """What is compiled, and examples of its arguments."""
 
 
 def sources(
-    heads: int,
-    value_heads: int,
-    initial_state: str | None = "float32",
-    final_state: str | None = "float32",
+    heads: int = 16,
+    value_heads: int = 32,
+    initial_state: StateDtype | None = "float32",
+    final_state: StateDtype | None = "float32",
     tap: bool = False,
 ) -> list[Source]:
     """The four kernels of a call, in the order they run. A state is named by its dtype, None if the call has

@@ -1,8 +1,10 @@
 """Reads ELF objects as far as the simulator needs: symbols of host objects, kernel attributes of cubins.
 
 Layout from the System V ABI ("Object Files": ELF64 header, section header, symbol table). What a cubin adds
-is in no public document; the facts used here, a section `.nv.shared.<kernel>` for static shared memory and
-the register count in `.nv.info` (attribute 0x2f: symbol index, count), are what `cuobjdump -elf` prints. A
+is in no public document; the facts used here, a section `.nv.shared.<kernel>` for static shared memory and in
+`.nv.info` the register count (attribute 0x2f: symbol index, count) and the stack (0x12: symbol index, bytes),
+are what `cuobjdump -elf` prints; opcodes are those of `nvdisasm -hex`, and a test holds their count against
+what ptxas itself says of spills. A
 fat binary is a header (magic, version, header size, size) and entries (kind, version, header size, size,
 ...), see CUDA's fatbinary.h.
 """
@@ -22,8 +24,14 @@ FAT_BINARY = 0xBA55ED50
 FAT_CUBIN = 2
 
 INFO_REGISTERS = 0x2F
+INFO_MIN_STACK_SIZE = 0x12
 # An attribute of this format has a 16-bit size before its value; the others carry 16 bits at most.
 FORMAT_SIZED = 0x04
+
+# Of an instruction's first 64 bits the low 9 are the operation, the 3 above them the form of its operands.
+INSTRUCTION_BYTES = 16
+OPCODE = 0x1FF
+LOCAL_ACCESSES = (0x187, 0x183)  # STL, LDL
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +97,25 @@ class Elf:
 
     def registers(self, kernel: str) -> int | None:
         """Registers per thread of a kernel in a cubin; None if the cubin does not say."""
+        return self._info(INFO_REGISTERS, kernel)
+
+    def stack(self, kernel: str) -> int | None:
+        """Bytes of stack that a thread of a kernel in a cubin needs; None if the cubin does not say."""
+        return self._info(INFO_MIN_STACK_SIZE, kernel)
+
+    def local_accesses(self) -> int:
+        """Loads and stores of local memory in the machine code of a cubin: spills, and what lies on the
+        stack."""
+        code = [section.data for section in self.sections if section.name.startswith(".text.")]
+        opcodes = [
+            struct.unpack_from("<Q", data, at)[0] & OPCODE
+            for data in code
+            for at in range(0, len(data), INSTRUCTION_BYTES)
+        ]
+        return sum(opcode in LOCAL_ACCESSES for opcode in opcodes)
+
+    def _info(self, wanted: int, kernel: str) -> int | None:
+        """The value that `.nv.info` gives a kernel under an attribute of (symbol index, value)."""
         info = self.section(".nv.info")
         data, at = (info.data if info else b""), 0
         while at + 4 <= len(data):
@@ -96,10 +123,10 @@ class Elf:
             at += 4
             if form != FORMAT_SIZED:
                 continue
-            if attribute == INFO_REGISTERS:
-                symbol, registers = struct.unpack_from("<II", data, at)
+            if attribute == wanted:
+                symbol, value = struct.unpack_from("<II", data, at)
                 if self.symbols[symbol].name == kernel:
-                    return int(registers)
+                    return int(value)
             at += size
         return None
 

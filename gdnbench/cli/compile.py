@@ -1,0 +1,90 @@
+"""`gdnbench compile`: an operation's kernels compiled ahead of time, and what they take of the hardware."""
+
+from __future__ import annotations
+
+import contextlib
+import json as json_module
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gdnbench.cli.arguments import option_texts
+from gdnbench.cli.console import print_json, progress, table
+from gdnbench.errors import BadInputError, Exit
+
+if TYPE_CHECKING:
+    from gdnbench_kernels.compiling import Program
+
+
+def compile(
+    context: typer.Context,
+    arch: Annotated[str, typer.Option(help="sm_100a, sm_100f or sm_103a.")] = "sm_100a",
+    op: Annotated[str, typer.Option(help="The operation.")] = "gdn_prefill",
+    kernel: Annotated[
+        str | None, typer.Option(help="Which of its compiled kernels, if it has several.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("-o", "--out", help="Write object, C header and PTX of each kernel to DIR.")
+    ] = None,
+    budget: Annotated[
+        Path | None, typer.Option(help="Compare with this earlier output of --json; exit 1 where worse.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="One object instead of text.")] = False,
+) -> None:
+    """Compile an operation's kernels, without a GPU, with options of its own such as --heads 16.
+
+    `gdnbench compile --options` lists them with their defaults and meanings. Registers, spills, stack,
+    shared memory, tensor memory and instruction counts of each kernel are printed.
+
+    Exit status: 0 compiled; 1 a kernel spills, is over a limit, or is worse than the budget; 2 bad input;
+    3 it does not compile, or there is no compiler.
+    """
+    from gdnbench.compile import compile_programs, sources_of
+    from gdnbench.kernel_figures import figures, limits, problems
+    from gdnbench.options import describe_options, parse_options
+
+    name, sources = sources_of(op, kernel)
+    if context.args == ["--options"]:
+        print(describe_options(sources))
+        return
+    options = parse_options(sources, option_texts(context.args), f"{op} kernel {name}", "compile")
+    earlier = None if budget is None else _read(budget)
+    # What the compiler prints is no part of the result.
+    with progress("compile") as advance, contextlib.redirect_stdout(sys.stderr):
+        programs = compile_programs(sources, options, arch, advance)
+        found = [figures(program) for program in programs]
+    if out is not None:
+        _write(programs, out)
+    rows = [kernel_figures.as_json() for kernel_figures in found]
+    if json:
+        print_json({"op": op, "kernel": name, "arch": arch, "options": options, "kernels": rows})
+    else:
+        headers = tuple(rows[0])
+        print(table(headers, [tuple(row.values()) for row in rows], right=headers[1:]))
+    wrong = [line for one in found for line in limits(one)] if earlier is None else problems(found, earlier)
+    for line in wrong:
+        print(f"gdnbench: {line}", file=sys.stderr)
+    raise typer.Exit(Exit.MISMATCH if wrong else Exit.PASS)
+
+
+def _read(budget: Path) -> Any:
+    try:
+        return json_module.loads(budget.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise BadInputError(f"--budget {budget}: {error.strerror or error}") from None
+    except ValueError as error:
+        raise BadInputError(f"--budget {budget} is no JSON: {error}") from None
+
+
+def _write(programs: Sequence[Program], folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for program in programs:
+            (folder / f"{program.symbol}.o").write_bytes(program.host_object)
+            (folder / f"{program.symbol}.h").write_text(program.header, encoding="utf-8")
+            (folder / f"{program.symbol}.ptx").write_text(program.ptx, encoding="utf-8")
+    except OSError as error:
+        raise BadInputError(f"-o {folder}: {error.strerror or error}") from None

@@ -1,0 +1,55 @@
+"""Compiles all kernels that an operation's implementation consists of, with options of its own."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from gdnbench.errors import BadInputError, CannotRunError
+from gdnbench.ops import operation
+from gdnbench_kernels.compiling import ArchError, Program, Source, program
+
+Sources = Callable[..., Sequence[Source]]
+
+
+class CompileError(CannotRunError):
+    """A kernel that the compiler refuses, or no compiler."""
+
+
+def sources_of(op: str, kernel: str | None = None) -> tuple[str, Sources]:
+    """(name, function that makes the sources from options) of a kernel of `op` that is compiled ahead;
+    BadInputError names those there are. Without a name there must be one."""
+    entries = {name: entry.sources for name, entry in operation(op).kernels.items() if entry.sources}
+    if kernel is None and len(entries) == 1:
+        kernel = next(iter(entries))
+    if kernel not in entries:
+        there = ", ".join(entries) or "none"
+        what = "kernels" if kernel is None else f"kernel {kernel!r}"
+        raise BadInputError(f"{op} {what}: choose one of those that are compiled ahead of time: {there}")
+    module, _, function = entries[kernel].partition(":")
+    return kernel, getattr(importlib.import_module(module), function)
+
+
+def compile_programs(
+    sources: Sources, options: Mapping[str, Any], arch: str, advance: Callable[[int, int], None]
+) -> list[Program]:
+    """One program a source, in order; `advance` is told (done, total). BadInputError for options or an arch
+    that there are not, CompileError for what does not compile."""
+    try:
+        wanted = list(sources(**options))
+    except ValueError as error:
+        raise BadInputError(str(error)) from error
+    made = []
+    for index, source in enumerate(wanted):
+        advance(index, len(wanted))
+        try:
+            made.append(program(source, arch))
+        except ArchError as error:
+            raise BadInputError(str(error)) from error
+        except ImportError as error:
+            raise CompileError(str(error)) from error
+        except Exception as error:  # tracing runs the kernel's own Python, which may raise anything
+            first = next(iter(str(error).strip().splitlines()), "")
+            raise CompileError(f"{source.name} does not compile: {type(error).__name__}: {first}") from error
+    return made
