@@ -112,6 +112,16 @@ def gates(shape: tuple[int, ...], span: Span, generator: Generator) -> Tensor:
     return -2 * spans / SPAN_TOKENS * torch.rand(shape, generator=generator)
 
 
+def spike(g: Tensor, size: float, generator: Generator) -> None:
+    """Adds `size` to |g| of one drawn token in every 64, for each head by itself, in place."""
+    if not (math.isfinite(size) and size >= 0):
+        raise ContractError(f"gate spike {size:g} is none; give a number of 0 or more")
+    for start in range(0, len(g) if size else 0, SPAN_TOKENS):
+        block = g[start : start + SPAN_TOKENS]
+        token = torch.randint(len(block), g.shape[1:], generator=generator)
+        block.scatter_add_(0, token.unsqueeze(0), torch.full_like(block[:1], -size))
+
+
 def betas(shape: tuple[int, ...], beta: Span, generator: Generator) -> Tensor:
     """beta [T, Hv], fp32: constant, or uniform in a range within [0, 2]."""
     low, high = ends(beta)

@@ -15,6 +15,7 @@ from gdnbench_kernels.gdn_inputs import (
     made_nan,
     named_dtypes,
     queries_and_keys,
+    spike,
 )
 
 
@@ -25,6 +26,7 @@ def synth(
     head_dim: tuple[int, int] = (128, 128),
     key_correlation: float = 0.0,
     gate_span: Span = 1.0,
+    gate_spike: float = 0.0,
     beta: Span = (0.0, 1.0),
     initial_state: bool = False,
     state_dtype: str = "float32",
@@ -39,9 +41,10 @@ def synth(
     """A valid call, deterministic in `seed`.
 
     `seqlens`: tokens of each sequence, zero allowed. `heads`: (H, Hv). `head_dim`: (K, V). `key_correlation`:
-    expected cosine of two keys of a head, in [0, 1]. `gate_span`: expected sum of |g| over 64 tokens. `beta`:
-    one value or a range; beyond 1 the call's beta_max is 2. `nan_at`: tokens, counted over the whole batch,
-    whose q, k, v, g and beta are NaN. `gate`, `state_layout`, `qk`: conventions of the call.
+    expected cosine of two keys of a head, in [0, 1]. `gate_span`: expected sum of |g| over 64 tokens.
+    `gate_spike`: by how much |g| of one drawn token in every 64 is larger. `beta`: one value or a range;
+    beyond 1 the call's beta_max is 2. `nan_at`: tokens, counted over the whole batch, whose q, k, v, g and
+    beta are NaN. `gate`, `state_layout`, `qk`: conventions of the call.
     """
     if min(seqlens, default=0) < 0:
         raise ContractError(f"seqlens has {min(seqlens)}; a sequence has 0 or more tokens")
@@ -61,6 +64,7 @@ def synth(
         "beta": betas(per_head, beta, generator),
         "cu_seqlens": torch.tensor([0, *seqlens]).cumsum(0).to(dtypes.offsets),
     }
+    spike(tensors["g"], gate_spike, generator)
     if initial_state:
         state = torch.randn(len(seqlens), value_heads, value_dim, key_dim, generator=generator)
         tensors["initial_state"] = (state * key_dim**-0.5).to(dtypes.states)
