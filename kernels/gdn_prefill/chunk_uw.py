@@ -50,8 +50,8 @@ multiplies them, and g and beta count as 0 there: rows of U and W past the end a
     uw        2       1 MMA commit          4 EPILOGUE warp
 
     sync                    who                    orders
-    mbarrier init fence     LOAD                   barriers initialised before TMA and commits arrive on them
-    TMEM barrier            all                    barriers initialised and TMEM allocated before a role starts
+    mbarrier init fence     LOAD                   barriers initialised before TMA or commits arrive
+    TMEM barrier            all                    barriers initialised, TMEM allocated before a role starts
     tail ring               LOAD                   TMA has landed before zeros are stored over its rows
     async fence             LOAD                   zeros of a tail stored before MMA reads them
     barrier                 INVERT                 exchanges within the inverse: inverse.py
@@ -78,7 +78,7 @@ inputs alone, not on ctas or on who else is in the batch.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum, IntEnum
+from enum import IntEnum
 from math import prod
 from typing import Any
 
@@ -90,18 +90,11 @@ import cutlass.utils.blackwell_helpers as sm100
 from cutlass.cute.nvgpu import OperandMajorMode, cpasync, tcgen05
 
 from gdnbench_kernels import blackwell
-from gdnbench_kernels.gdn_prefill import inverse
+from gdnbench_kernels.gdn_prefill import inverse, triangle
 from gdnbench_kernels.gdn_prefill.chunk_table import chunk_at
 from gdnbench_kernels.gdn_prefill.gate_scan import Gate, decay, scan
 from gdnbench_kernels.gdn_prefill.sizes import CHUNK, HEAD_DIM
-from gdnbench_kernels.gdn_prefill.triangle import (
-    ROWS_OF_WARP,
-    form_a,
-    give_square,
-    store_rows,
-    take_square,
-    write_operands,
-)
+from gdnbench_kernels.gdn_prefill.triangle import ROWS_OF_WARP, Tap
 from gdnbench_kernels.plan import WARP, Accumulator, Buffer, KernelPlan, Ring, Sync
 
 OPERAND = cutlass.BFloat16
@@ -127,15 +120,6 @@ class Barrier(IntEnum):
 
     TMEM = 1
     INVERT = 2
-
-
-class Tap(Enum):
-    """What a build does with A and Ai: nothing, both written out, or one taken from outside."""
-
-    NONE = "none"
-    DUMP = "dump"
-    INJECT_A = "inject A"
-    INJECT_AI = "inject Ai"
 
 
 PLAN = KernelPlan(
@@ -173,8 +157,8 @@ PLAN = KernelPlan(
         Ring("uw", 2, "MMA commit", 1, "EPILOGUE warp", GROUP_WARPS),
     ),
     syncs=(
-        Sync("mbarrier init fence", "LOAD", "barriers initialised before TMA and commits arrive on them"),
-        Sync("TMEM barrier", "all", "barriers initialised and TMEM allocated before a role starts"),
+        Sync("mbarrier init fence", "LOAD", "barriers initialised before TMA or commits arrive"),
+        Sync("TMEM barrier", "all", "barriers initialised, TMEM allocated before a role starts"),
         Sync("tail ring", "LOAD", "TMA has landed before zeros are stored over its rows"),
         Sync("async fence", "LOAD", "zeros of a tail stored before MMA reads them"),
         Sync("barrier", "INVERT", "exchanges within the inverse: inverse.py"),
@@ -231,15 +215,20 @@ def uw_mma() -> cute.TiledMma:
 
 
 def _mma(b_major: OperandMajorMode, columns: int) -> cute.TiledMma:
+    shape, one = (CHUNK, columns), tcgen05.CtaGroup.ONE
     return sm100.make_trivial_tiled_mma(
-        OPERAND,
-        OPERAND,
-        OperandMajorMode.K,
-        b_major,
-        cutlass.Float32,
-        tcgen05.CtaGroup.ONE,
-        (CHUNK, columns),
+        OPERAND, OPERAND, OperandMajorMode.K, b_major, cutlass.Float32, one, shape
     )
+
+
+def fragments(
+    mma: cute.TiledMma, columns: int, depth: int, s_a: cute.Tensor, s_b: cute.Tensor
+) -> tuple[cute.Tensor, cute.Tensor]:
+    """A, 64 x depth, and B, columns x depth, of every stage of two rings: (MMA, M or N, K, stages)."""
+    shape = (CHUNK, columns, depth)
+    a = sm100.make_smem_layout_a(mma, shape, OPERAND, cute.size(s_a, mode=[2]))
+    b = sm100.make_smem_layout_b(mma, shape, OPERAND, cute.size(s_b, mode=[2]))
+    return mma.make_fragment_A(blackwell.view(s_a, a)), mma.make_fragment_B(blackwell.view(s_b, b))
 
 
 def by_head(tensor: cute.Tensor) -> cute.Tensor:
@@ -254,6 +243,10 @@ class ChunkUW:
     heads: int
     value_heads: int
     tap: Tap = Tap.NONE
+
+    def __post_init__(self) -> None:
+        if self.value_heads % self.heads:
+            raise ValueError(f"{self.value_heads} value heads are no multiple of {self.heads} key heads")
 
     @cute.jit
     def __call__(
@@ -368,7 +361,6 @@ class ChunkUW:
             value_head = item % self.value_heads
             heads = (value_head // (self.value_heads // self.heads), value_head)
             rings.tiles.acquire(place)
-            barrier = rings.tiles.full(place)
             if length < CHUNK:
                 rings.tail.acquire(tail)
                 rings.tail.expect(tail)
@@ -382,7 +374,7 @@ class ChunkUW:
                 landed.advance()
             else:
                 rings.tiles.expect(place)
-                self._copy_in(atoms, tma, s_tiles, start, heads, place.index, barrier)
+                self._copy_in(atoms, tma, s_tiles, start, heads, place.index, rings.tiles.full(place))
             place.advance()
         rings.tiles.drain(place)
 
@@ -430,11 +422,10 @@ class ChunkUW:
                     r_g[j] = g[start + 2 * lane + j, head]
                     r_beta[j] = beta[start + 2 * lane + j, head]
             scan(r_g, r_sum, lane)
+            rings.gate.acquire(place)
             for j in cutlass.range_constexpr(2):
                 if 2 * lane + j < length:
                     g_cu[start + 2 * lane + j, head] = r_sum[j]
-            rings.gate.acquire(place)
-            for j in cutlass.range_constexpr(2):
                 s_gate[Gate.G_CU, 2 * lane + j, place.index] = r_sum[j]
                 s_gate[Gate.BETA, 2 * lane + j, place.index] = r_beta[j]
                 s_gate[Gate.DECAY, 2 * lane + j, place.index] = decay(r_sum[j])
@@ -455,24 +446,13 @@ class ChunkUW:
     ) -> None:
         """KKT of the next item goes ahead of U and W, which wait for this item's inverse."""
         kkt, uw = kkt_mma(), uw_mma()
-        tile = (CHUNK, HEAD_DIM, CHUNK)
-        operands = PLAN.ring("operands").stages
-        a_layout = sm100.make_smem_layout_a(uw, tile, OPERAND, operands)
-        b_layout = sm100.make_smem_layout_b(uw, tile, OPERAND, TILE_STAGES)
-        k_tile = (CHUNK, CHUNK, HEAD_DIM)
-        r_rows = kkt.make_fragment_A(
-            blackwell.view(s_k, sm100.make_smem_layout_a(kkt, k_tile, OPERAND, TILE_STAGES))
-        )
-        r_columns = kkt.make_fragment_B(
-            blackwell.view(s_k, sm100.make_smem_layout_b(kkt, k_tile, OPERAND, TILE_STAGES))
-        )
-        r_aib, r_aibg = (uw.make_fragment_A(blackwell.view(s, a_layout)) for s in (s_aib, s_aibg))
-        r_v, r_k = (uw.make_fragment_B(blackwell.view(s, b_layout)) for s in (s_v, s_k))
+        r_rows, r_columns = fragments(kkt, CHUNK, HEAD_DIM, s_k, s_k)
+        r_aib, r_v = fragments(uw, HEAD_DIM, CHUNK, s_aib, s_v)
+        r_aibg, r_k = fragments(uw, HEAD_DIM, CHUNK, s_aibg, s_k)
         ahead, used = rings.tiles.consuming(), rings.tiles.consuming()
         squares, ready, results = rings.kkt.producing(), rings.operands.consuming(), rings.uw.producing()
-        step = cute.arch.grid_dim()[0]
-        # One turn more than there are items: turn t multiplies KKT of item t and U, W of item t - 1.
-        first = cute.arch.block_idx()[0]
+        first, step = cute.arch.block_idx()[0], cute.arch.grid_dim()[0]
+        # One turn more than there are items: each multiplies KKT of its item and U, W of the one before.
         for item in cutlass.range(first, items + step, step, unroll=1):
             if item < items:
                 rings.tiles.wait(ahead)
@@ -535,7 +515,7 @@ class ChunkUW:
             self._form_inverse(r_a, s_scalars, scratch, squares, at, warp, lane)
             rings.operands.acquire(ready)
             stage = (None, None, ready.index)
-            write_operands(r_a, s_scalars, s_aib[stage], s_aibg[stage], warp, lane)
+            triangle.write_operands(r_a, s_scalars, s_aib[stage], s_aibg[stage], warp, lane)
             cute.arch.fence_proxy("async.shared", space="cta")
             rings.operands.fill_by_warp(ready)
             rings.gate.release_by_warp(gate)
@@ -557,18 +537,18 @@ class ChunkUW:
     ) -> None:
         """r_a, KKT, becomes Ai; with a tap, `at` (chunk, head) of A and Ai in global memory is used."""
         together = pipeline.NamedBarrier(barrier_id=Barrier.INVERT, num_threads=PLAN.threads_of(Role.INVERT))
-        if cutlass.const_expr(self.tap is Tap.INJECT_AI):
-            take_square(r_a, squares[1], at, warp, lane)
+        if cutlass.const_expr(self.tap == Tap.INJECT_AI):
+            triangle.take_square(r_a, squares[1], at, warp, lane)
         else:
-            if cutlass.const_expr(self.tap is Tap.INJECT_A):
-                take_square(r_a, squares[0], at, warp, lane)
+            if cutlass.const_expr(self.tap == Tap.INJECT_A):
+                triangle.take_square(r_a, squares[0], at, warp, lane)
             else:
-                form_a(r_a, s_scalars, warp, lane)
-            if cutlass.const_expr(self.tap is Tap.DUMP):
-                give_square(r_a, squares[0], at, warp, lane)
+                triangle.form_a(r_a, s_scalars, warp, lane)
+            if cutlass.const_expr(self.tap == Tap.DUMP):
+                triangle.give_square(r_a, squares[0], at, warp, lane)
             inverse.invert(r_a, scratch, warp, lane, together)
-            if cutlass.const_expr(self.tap is Tap.DUMP):
-                give_square(r_a, squares[1], at, warp, lane)
+            if cutlass.const_expr(self.tap == Tap.DUMP):
+                triangle.give_square(r_a, squares[1], at, warp, lane)
 
     @cute.jit
     def store_uw(
@@ -594,7 +574,7 @@ class ChunkUW:
             rings.uw.wait(results)
             blackwell.after_thread_sync()
             for i in cutlass.range_constexpr(2):
-                # The two latest stores are the other tensor's and this one's: all but one must have read.
+                # Stores of U and W take turns: with one pending at most, this one's last has read its rows.
                 cute.arch.cp_async_bulk_wait_group(1, read=True)
                 cute.arch.sync_warp()
                 for half in cutlass.range_constexpr(2):
@@ -602,15 +582,15 @@ class ChunkUW:
                     cute.arch.fence_view_async_tmem_load()
                     r_rounded.store(r_flat.load().to(OPERAND))
                     s_rows = s_outputs[i][None, None, warp]
-                    store_rows(r_rounded, cute.local_tile(s_rows, (ROWS_OF_WARP, CHUNK), (0, half)), lane)
+                    triangle.store_rows(
+                        r_rounded, cute.local_tile(s_rows, (ROWS_OF_WARP, CHUNK), (0, half)), lane
+                    )
                 if cutlass.const_expr(i == 1):
                     blackwell.before_thread_sync()
                     rings.uw.release_by_warp(results)
                 cute.arch.fence_proxy("async.shared", space="cta")
                 cute.arch.sync_warp()
-                g_rows = cute.local_tile(
-                    tma[i][None, None, head], (ROWS_OF_WARP, HEAD_DIM), (GROUP_WARPS * chunk + warp, 0)
-                )
+                g_rows = cute.local_tile(tma[i][None, None, head], ROWS, (GROUP_WARPS * chunk + warp, 0))
                 t_s, t_g = blackwell.tma_slices(atoms[i], s_outputs[i], g_rows)
                 with cute.arch.elect_one():
                     cute.copy(atoms[i], t_s[None, warp], t_g)

@@ -6,6 +6,7 @@ is row 16 warp + lane/4 + 8 half, column 8n + 2 (lane % 4) + j.
 
 from __future__ import annotations
 
+from enum import IntEnum
 from typing import Any
 
 import cutlass
@@ -13,10 +14,19 @@ import cutlass.cute as cute
 from cutlass.cute.nvgpu import warp as warp_ops
 
 from gdnbench_kernels import blackwell
-from gdnbench_kernels.gdn_prefill.chunk_table import CHUNK
 from gdnbench_kernels.gdn_prefill.gate_scan import Gate, decay
+from gdnbench_kernels.gdn_prefill.sizes import CHUNK
 
 ROWS_OF_WARP = 16
+
+
+class Tap(IntEnum):
+    """What a build does with A and Ai: nothing, both written out, or one taken from outside."""
+
+    NONE = 0
+    DUMP = 1
+    INJECT_A = 2
+    INJECT_AI = 3
 
 
 def fragment_row(warp: Any, lane: Any, half: int) -> Any:
