@@ -131,6 +131,11 @@ def view(tile: cute.Tensor, layout: cute.ComposedLayout) -> cute.Tensor:
     return cute.make_tensor(tile.iterator, layout.outer)
 
 
+def transposed(tile: cute.Tensor) -> cute.Tensor:
+    """(columns, rows) of a tile (rows, columns)."""
+    return cute.make_tensor(tile.iterator, cute.select(tile.layout, mode=[1, 0]))
+
+
 def tiles(smem: Any, buffer: plan.Buffer) -> cute.Tensor:
     """The plan's buffer of tiles as `load_layout` has them, the next in `smem`."""
     dtype = getattr(cutlass, {"bfloat16": "BFloat16", "float16": "Float16"}[buffer.dtype])
@@ -191,10 +196,14 @@ class Tma:
         layout = cute.select(load_layout(x.element_type, *box, 1), mode=[0, 1])
         return Tma(*cpasync.make_tiled_tma_atom(operation, x, layout, box))
 
-    def load(self, ring: Ring, place: Any, s_ring: cute.Tensor, first: Any, *others: Any) -> None:
-        """The tile whose first row is `first`, in the other modes at `others`, into the stage at `place`."""
+    def load(
+        self, ring: Ring, place: Any, s_ring: cute.Tensor, first: Any, *others: Any, stage: Any = None
+    ) -> None:
+        """The tile whose first row is `first`, in the other modes at `others`, into the stage at `place`, or
+        into `stage` of another ring's buffer."""
         s_side, g_side = tma_slices(self.atom, s_ring, self._tile(s_ring, first, others))
-        cute.copy(self.atom, g_side, s_side[None, place.index], tma_bar_ptr=ring.full(place))
+        s_side = s_side[None, place.index if stage is None else stage]
+        cute.copy(self.atom, g_side, s_side, tma_bar_ptr=ring.full(place))
 
     def store(self, s_tile: cute.Tensor, first: Any, *others: Any) -> None:
         """By one lane, which also commits."""
@@ -246,10 +255,24 @@ class Reader:
         t_part = cute.make_tensor(self.base + part.offset + column + stage_start, self.layout)
         cute.copy(self.copy, self.copy.get_slice(self.thread).partition_S(t_part), values)
 
-    def write(self, values: cute.Tensor, s_tile: cute.Tensor) -> None:
-        """16-bit values, each to its (row, column) of a tile in shared memory, columns contiguous."""
-        tile = self.mma.get_slice(0).partition_C(s_tile)[(None, None), 0, 0]
-        atom = cute.make_copy_atom(cute.nvgpu.warp.StMatrix8x8x16bOp(False, 4), values.element_type)
+    def part(self, tile: cute.Tensor) -> cute.Tensor:
+        """This thread's values of a tile (rows, columns) anywhere."""
+        return self.copy.get_slice(self.thread).partition_D(self._whole(tile))
+
+    def write(self, values: cute.Tensor, s_tile: cute.Tensor, transpose: bool = False) -> None:
+        """16-bit values, each to its (row, column) of a tile in shared memory: columns contiguous, or rows
+        where `transpose`."""
+        atom = cute.make_copy_atom(cute.nvgpu.warp.StMatrix8x8x16bOp(transpose, 4), values.element_type)
         store = cute.make_tiled_copy_D(atom, self.copy)
         slice_ = store.get_slice(self.thread)
-        cute.copy(store, slice_.retile(values), slice_.partition_D(tile))
+        cute.copy(store, slice_.retile(values), slice_.partition_D(self._whole(s_tile)))
+
+    def fetch(self, s_tile: cute.Tensor, values: cute.Tensor, transpose: bool = False) -> None:
+        """The inverse of `write`."""
+        atom = cute.make_copy_atom(cute.nvgpu.warp.LdMatrix8x8x16bOp(transpose, 4), values.element_type)
+        load = cute.make_tiled_copy_D(atom, self.copy)
+        slice_ = load.get_slice(self.thread)
+        cute.copy(load, slice_.partition_S(self._whole(s_tile)), slice_.retile(values))
+
+    def _whole(self, tile: cute.Tensor) -> cute.Tensor:
+        return self.mma.get_slice(0).partition_C(tile)[(None, None), 0, 0]

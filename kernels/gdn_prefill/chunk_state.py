@@ -1,0 +1,652 @@
+"""The state of every sequence from chunk to chunk: h before each, V_new within it. CuTe DSL, sm_100a.
+
+    V_new = U - W S^T                                     S = state before the chunk, h its rounding
+    S     = exp(g_last) S + (V_new exp(g_last - g_cu))^T K
+
+The rows of S do not meet: a CTA carries TILE = 64 of the 128 rows of one value head through one sequence, CTA
+((n Hv + head) 2 + tile), chunk after chunk. S stays in registers, unrounded. With C = 64 tokens, K = 128, for
+each chunk:
+
+    1. D1 = h W^T                            M, N, K = TILE, C, K
+    2. D2 = (V_new exp(g_last - g_cu))^T K   M, N, K = TILE, K, C       K read N-major
+
+A thread of STATE has the same elements of S, h and D2, and the same of U^T, D1 and V_new^T, in the order that
+tcgen05.ld 16x256b, stmatrix and ldmatrix share: everything between the products is done in registers, without
+a word between threads. Product 2 has both operands in shared memory, though its left one would fit into
+tensor memory: then a rule on the lanes of a 64-row operand and its result would have to hold that product 1
+does not need.
+
+    SMEM     shape               dtype     layout
+    s_w      64 x 128, 2 stages  bfloat16  K-major, 128-byte swizzle
+    s_u      64 x 64, 2 stages   bfloat16  row = token, 128-byte swizzle
+    s_k      64 x 128, 2 stages  bfloat16  row = token, 128-byte swizzle; read as N-major
+    s_h      64 x 128            bfloat16  K-major, 128-byte swizzle
+    s_vs     64 x 64             bfloat16  K-major, 128-byte swizzle
+    s_v_new  64 x 64             bfloat16  row = token, 128-byte swizzle
+    s_decay  64, 2 stages        float32   contiguous
+    s_carry  1, 2 stages         float32   contiguous
+
+    TMEM  shape     columns  lanes  layout
+    t_d1  64 x 64   0..63    high   M=64: row r in lane 32 (r/16) + r%16, + 16
+    t_d2  64 x 128  0..127   low    M=64: row r in lane 32 (r/16) + r%16
+
+    role   warps  does
+    STATE  0..3   carries S in registers; h and V_new from it, exp(g_last) S + D2 into it
+    LOAD   4      TMA of W, U and K; zeros behind the end of the sequence
+    MMA    5      both products; allocates TMEM
+    GATE   6      exp(g_last - g_cu) of the chunk's tokens, exp(g_last)
+    STORE  7      TMA of h and V_new to global memory
+
+    ring   stages  full: arrivals        empty: arrivals
+    w      2       1 LOAD + 16384 bytes  1 MMA
+    u      2       1 LOAD + 8192 bytes   4 STATE
+    k      2       1 LOAD + 16384 bytes  1 MMA
+    tail   1       1 LOAD + 16384 bytes  1 LOAD
+    gate   2       1 GATE                4 STATE
+    h      1       4 STATE               2 MMA, STORE
+    d1     1       1 MMA                 4 STATE
+    vs     1       4 STATE               1 MMA
+    d2     1       1 MMA                 4 STATE
+    v_new  1       4 STATE               1 STORE
+
+    sync                               who           orders
+    fence.mbarrier_init, barrier TMEM  all           mbarriers, tensor memory: before their use
+    setmaxnreg                         all           registers given up by the others before STATE takes them
+    tail ring                          LOAD          K has landed before zeros are stored over its rows
+    fence.proxy.async, s_k             LOAD          zeros of a tail written before product 2 reads them
+    fence.proxy.async, s_h             STATE         h written before product 1 and the TMA store read it
+    fence.proxy.async, s_vs            STATE         the decayed V_new written before product 2 reads it
+    fence.proxy.async, s_v_new         STATE         V_new written before the TMA store reads it
+    tcgen05.wait::ld                   STATE         tensor memory read before its release
+    tcgen05.fence before, after        MMA, STATE    tensor memory, arrivals and waits
+    bulk wait_group.read               STORE         the TMA store has read s_h, s_v_new before their release
+    bulk wait_group                    STORE         h and V_new stored before the CTA ends
+    drain of a ring                    its producer  no arrival after the CTA ends
+    barrier of the CTA                 all           tensor memory read before it is freed
+
+256 threads, 115436 bytes of SMEM, 128 columns of TMEM, 2 CTAs an SM
+
+Two CTAs an SM: while one waits for a product the other rounds, subtracts and adds. 128 registers a thread at
+launch, then setmaxnreg.
+
+A last chunk of fewer than 64 tokens: U and W hold zeros past its end, K gets them when it is loaded, the gate
+is the last token's. V_new's rows there are 0 while S is finite. A sequence without tokens has no chunks: its
+final state is its initial one.
+
+Limits: K = V = 128, bf16 but for g_cu in f32, which is finite or NaN and falls within a chunk, so that no
+exponent is positive; states in f32 or bf16, each of the two or none, the initial then 0; Hv a multiple of H;
+N >= 1; T Hv, N Hv V K < 2^31; tensors contiguous, aligned to 16 bytes. Rows of u, w past the last chunk are
+not read, those of h, v_new not written. NaN in a sequence stays in its own h, V_new and final state. A
+sequence's bits depend on its own data alone; sums have one order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+import cuda.bindings.driver as cuda
+import cutlass
+import cutlass.cute as cute
+import cutlass.pipeline as pipeline
+import cutlass.utils.blackwell_helpers as sm100
+from cutlass.cute.nvgpu import OperandMajorMode, cpasync, tcgen05
+
+from gdnbench_kernels import blackwell
+from gdnbench_kernels.gdn_prefill.chunk_table import CHUNK, HEAD_DIM
+from gdnbench_kernels.plan import WARP, Accumulator, Buffer, KernelPlan, Ring, Sync
+
+BF16 = cutlass.BFloat16
+LOG2_E = 1.4426950408889634
+TILE = 64
+"""Rows of S that a CTA carries."""
+TILES = HEAD_DIM // TILE
+AHEAD = 2
+"""Chunks of operands and gates in shared memory: the one at work and the one after."""
+STATE_REGISTERS, OTHER_REGISTERS = 168, 88
+"""Of a thread, after the warps that have little to do have given theirs up: 128 of them at launch."""
+ALL_SHARED = 100
+"""Percent of the SM's memory that may be shared: with less a second CTA would not fit."""
+
+
+class Role(IntEnum):
+    """First warp of each role. STATE is one warpgroup, all others another: setmaxnreg is by warpgroup."""
+
+    STATE = 0
+    LOAD = 4
+    MMA = 5
+    GATE = 6
+    STORE = 7
+
+
+class Barrier(IntEnum):
+    """Named barriers; 0 is the CTA's own."""
+
+    TMEM = 1
+
+
+TOKENS = (CHUNK, HEAD_DIM)
+K_MAJOR = "K-major, 128-byte swizzle"
+BY_TOKEN = "row = token, 128-byte swizzle"
+LANES = "M=64: row r in lane 32 (r/16) + r%16"
+
+PLAN = KernelPlan(
+    name="chunk_state",
+    roles=Role,
+    warps={"STATE": 4, "LOAD": 1, "MMA": 1, "GATE": 1, "STORE": 1},
+    does={
+        "STATE": "carries S in registers; h and V_new from it, exp(g_last) S + D2 into it",
+        "LOAD": "TMA of W, U and K; zeros behind the end of the sequence",
+        "MMA": "both products; allocates TMEM",
+        "GATE": "exp(g_last - g_cu) of the chunk's tokens, exp(g_last)",
+        "STORE": "TMA of h and V_new to global memory",
+    },
+    smem=(
+        Buffer("s_w", TOKENS, "bfloat16", K_MAJOR, AHEAD),
+        Buffer("s_u", (CHUNK, TILE), "bfloat16", BY_TOKEN, AHEAD),
+        Buffer("s_k", TOKENS, "bfloat16", f"{BY_TOKEN}; read as N-major", AHEAD),
+        Buffer("s_h", (TILE, HEAD_DIM), "bfloat16", K_MAJOR),
+        Buffer("s_vs", (TILE, CHUNK), "bfloat16", K_MAJOR),
+        Buffer("s_v_new", (CHUNK, TILE), "bfloat16", BY_TOKEN),
+        Buffer("s_decay", (CHUNK,), "float32", "contiguous", AHEAD, align=16),
+        Buffer("s_carry", (1,), "float32", "contiguous", AHEAD, align=8),
+    ),
+    tmem=(
+        Accumulator("t_d1", (TILE, CHUNK), 0, CHUNK, f"{LANES}, + 16", "high"),
+        Accumulator("t_d2", (TILE, HEAD_DIM), 0, HEAD_DIM, LANES, "low"),
+    ),
+    rings=(
+        Ring("w", AHEAD, "LOAD", 1, "MMA", 1, CHUNK * HEAD_DIM * 2),
+        Ring("u", AHEAD, "LOAD", 1, "STATE", 4, CHUNK * TILE * 2),
+        Ring("k", AHEAD, "LOAD", 1, "MMA", 1, CHUNK * HEAD_DIM * 2),
+        Ring("tail", 1, "LOAD", 1, "LOAD", 1, CHUNK * HEAD_DIM * 2),
+        Ring("gate", AHEAD, "GATE", 1, "STATE", 4),
+        Ring("h", 1, "STATE", 4, "MMA, STORE", 2),
+        Ring("d1", 1, "MMA", 1, "STATE", 4),
+        Ring("vs", 1, "STATE", 4, "MMA", 1),
+        Ring("d2", 1, "MMA", 1, "STATE", 4),
+        Ring("v_new", 1, "STATE", 4, "STORE", 1),
+    ),
+    syncs=(
+        Sync("fence.mbarrier_init, barrier TMEM", "all", "mbarriers, tensor memory: before their use"),
+        Sync("setmaxnreg", "all", "registers given up by the others before STATE takes them"),
+        Sync("tail ring", "LOAD", "K has landed before zeros are stored over its rows"),
+        Sync("fence.proxy.async, s_k", "LOAD", "zeros of a tail written before product 2 reads them"),
+        Sync("fence.proxy.async, s_h", "STATE", "h written before product 1 and the TMA store read it"),
+        Sync("fence.proxy.async, s_vs", "STATE", "the decayed V_new written before product 2 reads it"),
+        Sync("fence.proxy.async, s_v_new", "STATE", "V_new written before the TMA store reads it"),
+        Sync("tcgen05.wait::ld", "STATE", "tensor memory read before its release"),
+        Sync("tcgen05.fence before, after", "MMA, STATE", "tensor memory, arrivals and waits"),
+        Sync("bulk wait_group.read", "STORE", "the TMA store has read s_h, s_v_new before their release"),
+        Sync("bulk wait_group", "STORE", "h and V_new stored before the CTA ends"),
+        Sync("drain of a ring", "its producer", "no arrival after the CTA ends"),
+        Sync("barrier of the CTA", "all", "tensor memory read before it is freed"),
+    ),
+    ctas_per_sm=2,
+)
+
+
+@dataclass(frozen=True)
+class Rings:
+    """The plan's rings at work."""
+
+    w: blackwell.Ring
+    u: blackwell.Ring
+    k: blackwell.Ring
+    tail: blackwell.Ring
+    gate: blackwell.Ring
+    h: blackwell.Ring
+    d1: blackwell.Ring
+    vs: blackwell.Ring
+    d2: blackwell.Ring
+    v_new: blackwell.Ring
+
+    @staticmethod
+    def allocate(smem: Any) -> Rings:
+        return Rings(*(blackwell.Ring.allocate(ring, smem) for ring in PLAN.rings))
+
+    def init(self) -> None:
+        for ring in PLAN.rings:
+            getattr(self, ring.name).init()
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """The plan's buffers of tiles in shared memory, each (rows, columns, stages)."""
+
+    w: cute.Tensor
+    u: cute.Tensor
+    k: cute.Tensor
+    h: cute.Tensor
+    vs: cute.Tensor
+    v_new: cute.Tensor
+
+    @staticmethod
+    def allocate(smem: Any) -> Tiles:
+        return Tiles(*(blackwell.tiles(smem, buffer) for buffer in PLAN.smem[:6]))
+
+
+@dataclass(frozen=True)
+class Tma:
+    """The tensors in global memory that those tiles are copied from and to."""
+
+    w: blackwell.Tma
+    u: blackwell.Tma
+    k: blackwell.Tma
+    h: blackwell.Tma
+    v_new: blackwell.Tma
+
+
+@dataclass(frozen=True)
+class Gates:
+    """exp(g_last - g_cu) by token and stage, exp(g_last) by stage, in shared memory."""
+
+    decay: cute.Tensor
+    carry: cute.Tensor
+
+    @staticmethod
+    def allocate(smem: Any) -> Gates:
+        decay, carry = PLAN.buffer("s_decay"), PLAN.buffer("s_carry")
+        return Gates(
+            smem.allocate_tensor(
+                cutlass.Float32, cute.make_layout((*decay.shape, decay.stages)), decay.align
+            ),
+            smem.allocate_tensor(cutlass.Float32, cute.make_layout(carry.stages), carry.align),
+        )
+
+
+@dataclass(frozen=True)
+class Scan:
+    """What a CTA goes through: the chunks of a sequence, for a tile of rows of one value head's state."""
+
+    sequence: cutlass.Int32
+    head: cutlass.Int32
+    tile: cutlass.Int32
+    chunk: cutlass.Int32  # the first
+    chunks: cutlass.Int32
+    start: cutlass.Int32  # the first token
+    stop: cutlass.Int32
+
+    def state(self, states: cute.Tensor) -> cute.Tensor:
+        """The CTA's tile (V, K) of states (N, Hv, V, K)."""
+        whole = states[self.sequence, self.head, None, None]
+        return cute.local_tile(whole, (TILE, HEAD_DIM), (self.tile, 0))
+
+
+class ChunkState:
+    """The kernel for `heads` key heads and `value_heads` value heads, a multiple of them."""
+
+    def __init__(self, heads: int, value_heads: int) -> None:
+        self.heads = heads
+        self.value_heads = value_heads
+
+    @cute.jit
+    def __call__(
+        self,
+        k: cute.Tensor,
+        u: cute.Tensor,
+        w: cute.Tensor,
+        g_cu: cute.Tensor,
+        cu_seqlens: cute.Tensor,
+        chunk_offsets: cute.Tensor,
+        initial_state: cute.Tensor | None,
+        h: cute.Tensor,
+        v_new: cute.Tensor,
+        final_state: cute.Tensor | None,
+        stream: cuda.CUstream,
+    ) -> None:
+        load, store = cpasync.CopyBulkTensorTileG2SOp(), cpasync.CopyBulkTensorTileS2GOp()
+        tma = Tma(
+            w=blackwell.Tma.of(load, self._by_head(w), TOKENS),
+            u=blackwell.Tma.of(load, self._by_tile(u), (CHUNK, TILE)),
+            k=blackwell.Tma.of(load, self._by_head(k), TOKENS),
+            h=blackwell.Tma.of(store, self._by_chunk(h), (TILE, HEAD_DIM)),
+            v_new=blackwell.Tma.of(store, self._by_tile(v_new), (CHUNK, TILE)),
+        )
+        ctas = (cute.size(cu_seqlens) - 1) * self.value_heads * TILES
+        self.kernel(tma, g_cu, (cu_seqlens, chunk_offsets), initial_state, final_state).launch(
+            grid=(ctas, 1, 1),
+            block=(PLAN.threads, 1, 1),
+            min_blocks_per_mp=PLAN.ctas_per_sm,
+            preferred_smem_carveout=ALL_SHARED,
+            stream=stream,
+        )
+
+    def _by_head(self, x: cute.Tensor) -> cute.Tensor:
+        """(tokens, features, heads) of a tensor (tokens, heads, features)."""
+        return cute.make_tensor(x.iterator, cute.select(x.layout, mode=[0, 2, 1]))
+
+    def _by_tile(self, x: cute.Tensor) -> cute.Tensor:
+        """(tokens, features of a tile, heads, tiles) of a tensor (tokens, heads, features)."""
+        tokens = cute.logical_divide(self._by_head(x), (None, TILE, None))
+        return cute.make_tensor(x.iterator, cute.select(cute.flatten(tokens.layout), mode=[0, 1, 3, 2]))
+
+    def _by_chunk(self, h: cute.Tensor) -> cute.Tensor:
+        """(values, keys, heads, chunks) of a tensor (chunks, heads, values, keys)."""
+        return cute.make_tensor(h.iterator, cute.select(h.layout, mode=[2, 3, 1, 0]))
+
+    @cute.kernel
+    def kernel(
+        self,
+        tma: Tma,
+        g_cu: cute.Tensor,
+        tables: tuple[cute.Tensor, cute.Tensor],
+        initial_state: cute.Tensor | None,
+        final_state: cute.Tensor | None,
+    ) -> None:
+        warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+        smem = cutlass.memory.SmemAllocator()
+        tiles, gates, rings = Tiles.allocate(smem), Gates.allocate(smem), Rings.allocate(smem)
+        tmem = cutlass.memory.TmemAllocator(
+            smem.allocate(cutlass.Int32),
+            barrier_for_retrieve=pipeline.NamedBarrier(barrier_id=Barrier.TMEM, num_threads=PLAN.threads),
+            allocator_warp_id=Role.MMA,
+        )
+        if warp == Role.LOAD:
+            with cute.arch.elect_one():
+                rings.init()
+        cute.arch.mbarrier_init_fence()
+        tmem.allocate(PLAN.tmem_columns)
+        # At once: the SM's other CTA waits with its allocation until this one will not ask for more.
+        tmem.relinquish_alloc_permit()
+        tmem.wait_for_alloc()
+        base = tmem.retrieve_ptr(cutlass.Float32)
+        # Each role finds its scan by itself: what lives across setmaxnreg is spilled.
+        if warp < Role.LOAD:
+            cute.arch.setmaxregister_increase(STATE_REGISTERS)
+            self.carry(self.scan(tables), rings, tiles, gates, base, initial_state, final_state)
+        else:
+            cute.arch.setmaxregister_decrease(OTHER_REGISTERS)
+        if warp == Role.LOAD:
+            self.load(self.scan(tables), rings, tiles, tma)
+        if warp == Role.MMA:
+            self.multiply(self.scan(tables), rings, tiles, base)
+        if warp == Role.GATE:
+            self.gate(self.scan(tables), rings, gates, g_cu)
+        if warp == Role.STORE:
+            self.store(self.scan(tables), rings, tiles, tma)
+        cute.arch.sync_threads()
+        tmem.free(base)
+
+    def scan(self, tables: tuple[cute.Tensor, cute.Tensor]) -> Scan:
+        """Tiles of a head, heads of a sequence, sequences: CTAs that read the same K and W are neighbours."""
+        cu_seqlens, chunk_offsets = tables
+        block = cute.arch.block_idx()[0]
+        row = block // TILES
+        n = row // self.value_heads
+        chunk, chunks = chunk_offsets[n], chunk_offsets[n + 1] - chunk_offsets[n]
+        head, tile = row % self.value_heads, block % TILES
+        return Scan(n, head, tile, chunk, chunks, cu_seqlens[n], cu_seqlens[n + 1])
+
+    @cute.jit
+    def load(self, scan: Scan, rings: Rings, tiles: Tiles, tma: Tma) -> None:
+        """W, U and K of each chunk, in the order of their use. U and W have rows of zeros behind the end of
+        the sequence; K goes on with the next sequence there, and gets them here."""
+        key_head = scan.head // (self.value_heads // self.heads)
+        w, u, k = rings.w.producing(), rings.u.producing(), rings.k.producing()
+        tail, landed = rings.tail.producing(), rings.tail.consuming()
+        for i in cutlass.range(scan.chunks, unroll=1):
+            row, token = CHUNK * (scan.chunk + i), scan.start + CHUNK * i
+            rings.w.acquire(w)
+            rings.w.expect(w)
+            tma.w.load(rings.w, w, tiles.w, row, scan.head)
+            rings.u.acquire(u)
+            rings.u.expect(u)
+            tma.u.load(rings.u, u, tiles.u, row, scan.head, scan.tile)
+            rings.k.acquire(k)
+            if token + CHUNK <= scan.stop:
+                rings.k.expect(k)
+                tma.k.load(rings.k, k, tiles.k, token, key_head)
+            else:
+                rings.tail.acquire(tail)
+                rings.tail.expect(tail)
+                tma.k.load(rings.tail, tail, tiles.k, token, key_head, stage=k.index)
+                rings.tail.wait(landed)
+                blackwell.zero_rows(tiles.k[None, None, k.index], scan.stop - token)
+                rings.tail.release_by_warp(landed)
+                rings.k.fill_by_warp(k)
+            w.advance()
+            u.advance()
+            k.advance()
+        rings.w.drain(w)
+        rings.u.drain(u)
+        rings.k.drain(k)
+
+    @cute.jit
+    def gate(self, scan: Scan, rings: Rings, gates: Gates, g_cu: cute.Tensor) -> None:
+        """What each token's update and the state before it have decayed by at the chunk's end."""
+        lane = cute.arch.lane_idx()
+        gate = rings.gate.producing()
+        for i in cutlass.range(scan.chunks, unroll=1):
+            first = scan.start + CHUNK * i
+            last = cutlass.min(first + CHUNK, scan.stop) - 1
+            # Read before the stage is free: the latency lies under that wait. Behind the end of the sequence
+            # stands its last token's gate, a decay of 1 for rows of zeros.
+            g_last = g_cu[last, scan.head]
+            low = g_cu[cutlass.min(first + lane, last), scan.head]
+            high = g_cu[cutlass.min(first + lane + WARP, last), scan.head]
+            rings.gate.acquire(gate)
+            gates.decay[lane, gate.index] = exp(g_last - low)
+            gates.decay[lane + WARP, gate.index] = exp(g_last - high)
+            if lane == 0:
+                gates.carry[gate.index] = exp(g_last)
+            rings.gate.fill_by_warp(gate)
+            gate.advance()
+        rings.gate.drain(gate)
+
+    @cute.jit
+    def multiply(self, scan: Scan, rings: Rings, tiles: Tiles, base: cute.Pointer) -> None:
+        """D1 and D2 of each chunk; each waits for STATE, so that nothing is to be gained by going ahead."""
+        read, write = read_product(), write_product()
+        r_h, r_w = blackwell.operands(read, tiles.h, tiles.w, (TILE, CHUNK, HEAD_DIM))
+        r_vs, r_k = blackwell.operands(write, tiles.vs, tiles.k, (TILE, HEAD_DIM, CHUNK))
+        t_d1 = blackwell.accumulator(read, base, PLAN.accumulator("t_d1"))
+        t_d2 = blackwell.accumulator(write, base, PLAN.accumulator("t_d2"))
+        w, k = rings.w.consuming(), rings.k.consuming()
+        h, vs = rings.h.consuming(), rings.vs.consuming()
+        d1, d2 = rings.d1.producing(), rings.d2.producing()
+        for _ in cutlass.range(scan.chunks, unroll=1):
+            rings.w.wait(w)
+            rings.d1.acquire(d1)
+            rings.h.wait(h)
+            blackwell.after_thread_sync()
+            blackwell.multiply(read, t_d1, r_h[None, None, None, h.index], r_w[None, None, None, w.index])
+            rings.d1.fill_after_mma(d1)
+            rings.w.release_after_mma(w)
+            rings.h.release_after_mma(h)
+            rings.k.wait(k)
+            rings.d2.acquire(d2)
+            rings.vs.wait(vs)
+            blackwell.after_thread_sync()
+            blackwell.multiply(write, t_d2, r_vs[None, None, None, vs.index], r_k[None, None, None, k.index])
+            rings.d2.fill_after_mma(d2)
+            rings.k.release_after_mma(k)
+            rings.vs.release_after_mma(vs)
+            w.advance()
+            d1.advance()
+            h.advance()
+            k.advance()
+            d2.advance()
+            vs.advance()
+        rings.d1.drain(d1)
+        rings.d2.drain(d2)
+
+    @cute.jit
+    def store(self, scan: Scan, rings: Rings, tiles: Tiles, tma: Tma) -> None:
+        """One lane copies, commits and waits: bulk groups belong to the thread that committed them."""
+        h, v_new = rings.h.consuming(), rings.v_new.consuming()
+        for i in cutlass.range(scan.chunks, unroll=1):
+            chunk = scan.chunk + i
+            rings.h.wait(h)
+            with cute.arch.elect_one():
+                tma.h.store(tiles.h[None, None, h.index], TILE * scan.tile, scan.head, chunk)
+                cute.arch.cp_async_bulk_commit_group()
+                cute.arch.cp_async_bulk_wait_group(0, read=True)
+                rings.h.release(h)
+            rings.v_new.wait(v_new)
+            with cute.arch.elect_one():
+                tma.v_new.store(tiles.v_new[None, None, v_new.index], CHUNK * chunk, scan.head, scan.tile)
+                cute.arch.cp_async_bulk_commit_group()
+                cute.arch.cp_async_bulk_wait_group(0, read=True)
+                rings.v_new.release(v_new)
+            h.advance()
+            v_new.advance()
+        with cute.arch.elect_one():
+            cute.arch.cp_async_bulk_wait_group(0)
+
+    @cute.jit
+    def carry(
+        self,
+        scan: Scan,
+        rings: Rings,
+        tiles: Tiles,
+        gates: Gates,
+        base: cute.Pointer,
+        initial_state: cute.Tensor | None,
+        final_state: cute.Tensor | None,
+    ) -> None:
+        """The state from the initial to the final one; what is waited for between two products is all that
+        is done between them."""
+        thread = cute.arch.thread_idx()[0]
+        updates = blackwell.Reader.of(read_product(), (TILE, CHUNK), base, thread)
+        states = blackwell.Reader.of(write_product(), (TILE, HEAD_DIM), base, thread)
+        r_s = cute.make_rmem_tensor(states.where.shape, cutlass.Float32)
+        r_v_new = cute.make_rmem_tensor(updates.where.shape, BF16)
+        r_u, r_decay = (
+            cute.make_rmem_tensor_like(r_v_new),
+            cute.make_rmem_tensor_like(r_v_new, cutlass.Float32),
+        )
+        self.begin(scan, states, initial_state, r_s)
+        u, gate = rings.u.consuming(), rings.gate.consuming()
+        d1, d2 = rings.d1.consuming(), rings.d2.consuming()
+        h, vs, v_new = rings.h.producing(), rings.vs.producing(), rings.v_new.producing()
+        for _ in cutlass.range(scan.chunks, unroll=1):
+            rings.h.acquire(h)
+            self.pack_state(states, r_s, tiles.h[None, None, h.index])
+            rings.h.fill_by_warp(h)
+
+            rings.u.wait(u)
+            updates.fetch(blackwell.transposed(tiles.u[None, None, u.index]), r_u, transpose=True)
+            rings.u.release_by_warp(u)
+            rings.gate.wait(gate)
+            self.fetch_decay(updates, gates.decay[None, gate.index], r_decay)
+            carry = gates.carry[gate.index]
+            rings.gate.release_by_warp(gate)
+            rings.vs.acquire(vs)
+
+            rings.d1.wait(d1)
+            self.form_updates(updates, r_u, r_decay, r_v_new, tiles.vs[None, None, vs.index])
+            rings.vs.fill_by_warp(vs)
+            rings.d1.release_by_warp(d1)
+
+            rings.v_new.acquire(v_new)
+            self.pack_updates(updates, r_v_new, tiles.v_new[None, None, v_new.index])
+            rings.v_new.fill_by_warp(v_new)
+
+            rings.d2.wait(d2)
+            self.advance(states, carry, r_s)
+            rings.d2.release_by_warp(d2)
+            u.advance()
+            gate.advance()
+            d1.advance()
+            d2.advance()
+            h.advance()
+            vs.advance()
+            v_new.advance()
+        self.end(scan, states, r_s, final_state)
+        rings.h.drain(h)
+        rings.vs.drain(vs)
+        rings.v_new.drain(v_new)
+
+    @cute.jit
+    def begin(
+        self, scan: Scan, states: blackwell.Reader, initial_state: cute.Tensor | None, r_s: cute.Tensor
+    ) -> None:
+        if cutlass.const_expr(initial_state is None):
+            r_s.fill(0.0)
+        else:
+            r_given = cute.make_rmem_tensor_like(r_s, initial_state.element_type)
+            cute.autovec_copy(states.part(scan.state(initial_state)), r_given)
+            r_s.store(r_given.load().to(cutlass.Float32))
+
+    @cute.jit
+    def end(
+        self, scan: Scan, states: blackwell.Reader, r_s: cute.Tensor, final_state: cute.Tensor | None
+    ) -> None:
+        if cutlass.const_expr(final_state is not None):
+            r_kept = cute.make_rmem_tensor_like(r_s, final_state.element_type)
+            r_kept.store(r_s.load().to(final_state.element_type))
+            cute.autovec_copy(r_kept, states.part(scan.state(final_state)))
+
+    @cute.jit
+    def pack_state(self, states: blackwell.Reader, r_s: cute.Tensor, s_h: cute.Tensor) -> None:
+        """h, for product 1 and for global memory."""
+        r_h = cute.make_rmem_tensor_like(r_s, BF16)
+        r_h.store(r_s.load().to(BF16))
+        states.write(r_h, s_h)
+        cute.arch.fence_proxy("async.shared", space="cta")
+
+    @cute.jit
+    def fetch_decay(self, updates: blackwell.Reader, s_decay: cute.Tensor, r_decay: cute.Tensor) -> None:
+        """The same for every row: a column is a token."""
+        by_column = cute.make_tensor(s_decay.iterator, cute.make_layout((TILE, CHUNK), stride=(0, 1)))
+        cute.autovec_copy(updates.part(by_column), r_decay)
+
+    @cute.jit
+    def form_updates(
+        self,
+        updates: blackwell.Reader,
+        r_u: cute.Tensor,
+        r_decay: cute.Tensor,
+        r_v_new: cute.Tensor,
+        s_vs: cute.Tensor,
+    ) -> None:
+        """V_new = U - D1 in r_v_new, its decayed form in s_vs: both rounded from the same difference."""
+        r_d1 = cute.make_rmem_tensor_like(r_decay)
+        blackwell.after_thread_sync()
+        updates.read(PLAN.accumulator("t_d1"), 0, 0, r_d1)
+        cute.arch.fence_view_async_tmem_load()
+        blackwell.before_thread_sync()
+        difference = r_u.load().to(cutlass.Float32) - r_d1.load()
+        r_v_new.store(difference.to(BF16))
+        r_vs = cute.make_rmem_tensor_like(r_v_new)
+        r_vs.store((difference * r_decay.load()).to(BF16))
+        updates.write(r_vs, s_vs)
+        cute.arch.fence_proxy("async.shared", space="cta")
+
+    @cute.jit
+    def pack_updates(self, updates: blackwell.Reader, r_v_new: cute.Tensor, s_v_new: cute.Tensor) -> None:
+        """V_new by token, for global memory."""
+        updates.write(r_v_new, blackwell.transposed(s_v_new), transpose=True)
+        cute.arch.fence_proxy("async.shared", space="cta")
+
+    @cute.jit
+    def advance(self, states: blackwell.Reader, carry: cutlass.Float32, r_s: cute.Tensor) -> None:
+        """S = exp(g_last) S + D2."""
+        r_d2 = cute.make_rmem_tensor_like(r_s)
+        blackwell.after_thread_sync()
+        states.read(PLAN.accumulator("t_d2"), 0, 0, r_d2)
+        cute.arch.fence_view_async_tmem_load()
+        blackwell.before_thread_sync()
+        r_s.store(cute.math.fma(r_s.load(), cute.full_like(r_s, carry), r_d2.load()))
+
+
+def exp(x: cutlass.Float32) -> cutlass.Float32:
+    return cute.math.exp2(x * LOG2_E, fastmath=True)
+
+
+def read_product() -> cute.TiledMma:
+    """D1: h by key, W by key."""
+    return _product(OperandMajorMode.K, (TILE, CHUNK))
+
+
+def write_product() -> cute.TiledMma:
+    """D2: decayed V_new by token, K by token."""
+    return _product(OperandMajorMode.MN, (TILE, HEAD_DIM))
+
+
+def _product(b_major: OperandMajorMode, shape: tuple[int, int]) -> cute.TiledMma:
+    return sm100.make_trivial_tiled_mma(
+        BF16, BF16, OperandMajorMode.K, b_major, cutlass.Float32, tcgen05.CtaGroup.ONE, shape
+    )
