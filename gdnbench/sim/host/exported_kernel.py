@@ -62,8 +62,9 @@ def bind(kernel: ExportedKernel, args: Sequence[Any], kwargs: Mapping[str, Any])
                 raise LaunchError(f"{parameter.name} is given; the kernel was compiled without it")
         elif parameter.type == STREAM:
             bound[parameter.name] = NO_STREAM
-        elif parameter.name not in given:
-            raise LaunchError(f"arguments missing: {parameter.name}")
+        elif given.get(parameter.name) is None:
+            why = "is None" if parameter.name in given else "is missing"
+            raise LaunchError(f"argument {parameter.name} {why}; the kernel was compiled with it")
         else:
             bound[parameter.name] = given[parameter.name]
     return bound

@@ -20,3 +20,4 @@ class LaunchRequest:
     shared_bytes: int  # dynamic shared memory
     params: tuple[bytes, ...]
     registers: int | None
+    stream: int  # its handle, 0 for the default stream

@@ -129,6 +129,7 @@ class Runtime:
                 shared_bytes=config.dynamic_shared,
                 params=tuple(ctypes.string_at(slot, size) for slot, size in zip(slots, sizes, strict=True)),
                 registers=found.cubin.registers(found.name),
+                stream=config.stream or 0,
             )
         )
         return SUCCESS

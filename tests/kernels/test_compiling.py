@@ -1,0 +1,599 @@
+"""Compiled programs: what they are kept under, that they are kept whole, and how they are called."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("cutlass", reason="CuTe DSL has wheels for Linux only")
+
+from gdnbench import sim
+from gdnbench.sim.errors import LaunchError
+from gdnbench_kernels import compiling, cuda_launch, program_cache
+from gdnbench_kernels.compiling import (
+    ArchError,
+    ArgumentError,
+    Parameter,
+    Program,
+    Source,
+    launching,
+    program,
+)
+
+HERE = Path(__file__).parent
+AFFINE = Source.of("tests.affine", "compiled_kernels:affine", with_bias=True)
+PLAIN = Source.of("tests.affine", "compiled_kernels:affine", with_bias=False)
+ROWS, COLUMNS = 32, 64
+
+Arguments = tuple[Any, ...]
+
+
+@pytest.fixture(autouse=True)
+def cache(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Kernels of this folder can be imported, and programs are kept in a place of the session's own."""
+    monkeypatch.syspath_prepend(str(HERE))
+    place = tmp_path_factory.getbasetemp() / "programs"
+    monkeypatch.setenv("GDNBENCH_CACHE_DIR", str(place))
+    return place
+
+
+@pytest.fixture
+def empty_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Nothing is kept yet, neither on disk nor in this process."""
+    monkeypatch.setenv("GDNBENCH_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(compiling, "_programs", {})
+    return tmp_path / program_cache.FOLDER
+
+
+@pytest.fixture
+def compilations(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the sources that were compiled, in order."""
+    from gdnbench_kernels import cutlass_compiler
+
+    compiled: list[str] = []
+    original = cutlass_compiler.compile_source
+
+    def noted(source: Source, arch: str, key: str) -> Program:
+        compiled.append(source.name)
+        return original(source, arch, key)
+
+    monkeypatch.setattr(cutlass_compiler, "compile_source", noted)
+    return compiled
+
+
+def arguments(rows: int = 50, count: int = 45) -> Arguments:
+    """x, bias, y full of NaN, count, factor."""
+    x = torch.arange(rows * COLUMNS, dtype=torch.float32).reshape(rows, COLUMNS)
+    y = torch.full((rows, COLUMNS), torch.nan)
+    return x, torch.arange(COLUMNS, dtype=torch.float32), y, count, 0.5
+
+
+def wanted(x: torch.Tensor, bias: torch.Tensor | None, count: int, factor: float) -> torch.Tensor:
+    """Exact: integers and a power of two."""
+    y = torch.full_like(x, torch.nan)
+    y[:count] = x[:count] * factor + (0 if bias is None else bias)
+    return y
+
+
+def same(x: torch.Tensor, y: torch.Tensor) -> bool:
+    return torch.equal(x.view(torch.int32), y.view(torch.int32))
+
+
+def forget() -> None:
+    compiling._programs.clear()
+
+
+# What a program is made from, and kept under
+
+
+def write(folder: Path, **files: str) -> None:
+    for name, text in files.items():
+        (folder / f"{name}.py").write_text(text)
+
+
+def test_files_are_those_that_the_kernel_imports() -> None:
+    source = Source.of("x", "gdnbench_kernels.gdn_prefill.chunk_uw:f")
+    found = source.files()
+    assert {"gdnbench_kernels.gdn_prefill.chunk_uw", "gdnbench_kernels.blackwell"} <= found.keys()
+    assert {"gdnbench_kernels.plan", "gdnbench_kernels.gdn_prefill", "gdnbench_kernels"} <= found.keys()
+    assert "gdnbench_kernels.gdn_prefill.chunk_state" not in found
+    assert all(path.is_file() for path in found.values())
+
+
+def test_files_are_found_without_importing_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "somepackage"
+    package.mkdir()
+    boom = "raise RuntimeError('imported')\n"
+    write(
+        package,
+        __init__="",
+        kernel=boom + "def build():\n    from somepackage import helper, NAME\n    from .other import x\n",
+        helper=boom + "import somepackage.deep, json, cutlass\n",
+        other=boom,
+        deep=boom,
+        unrelated=boom,
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    names = ["", ".deep", ".helper", ".kernel", ".other"]
+    assert list(Source.of("x", "somepackage.kernel:build").files()) == [
+        f"somepackage{name}" for name in names
+    ]
+
+
+def test_key_depends_on_all_that_decides_the_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "keyed"
+    package.mkdir()
+    write(package, __init__="", kernel="from keyed import helper\n", helper="A = 1\n", unrelated="B = 1\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    source = Source.of("k", "keyed.kernel:build", heads=2)
+    first = source.key("sm_100a")
+    assert source.key("sm_100a") == first
+    write(package, unrelated="B = 2\n")
+    assert source.key("sm_100a") == first
+    keys = {first, source.key("sm_100f"), replace(source, name="other").key("sm_100a")}
+    keys |= {Source.of("k", "keyed.kernel:build", heads=value).key("sm_100a") for value in (3, "2", True)}
+    keys |= {Source.of("k", "keyed.kernel:other", heads=2).key("sm_100a")}
+    write(package, helper="A = 2\n")
+    keys.add(source.key("sm_100a"))
+    monkeypatch.setattr(compiling, "dsl_version", lambda: "9.9.9")
+    keys.add(source.key("sm_100a"))
+    monkeypatch.setenv("CUTE_DSL_COMPILER_OPT", "x")
+    keys.add(source.key("sm_100a"))
+    assert len(keys) == 10
+
+
+def test_options_are_in_the_symbol() -> None:
+    assert AFFINE.symbol == "tests_affine_with_bias_True"
+    assert Source.of("tests.affine", "compiled_kernels:affine", with_bias=True) == AFFINE
+
+
+def test_unknown_arch() -> None:
+    with pytest.raises(ArchError, match="arch 'sm_90a'; there are sm_100a, sm_100f, sm_103a"):
+        program(AFFINE, "sm_90a")
+
+
+def test_without_the_compiler(empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiling, "DSL", "no-such-distribution")
+    with pytest.raises(ImportError, match="CuTe DSL is not installed: pip install no-such-distribution"):
+        program(AFFINE)
+
+
+@pytest.mark.parametrize("arch", ["sm_100f", "sm_103a"])
+def test_other_targets(arch: str) -> None:
+    assert f".target {arch}\n" in program(AFFINE, arch).ptx
+
+
+def test_program_is_complete() -> None:
+    found = program(AFFINE)
+    assert (found.name, found.arch, found.symbol) == ("tests.affine", "sm_100a", AFFINE.symbol)
+    matrix = f'!cute.memref<f32, gmem, align<16>, "(?,{COLUMNS}):({COLUMNS},1)">'
+    bias = f'!cute.memref<f32, gmem, align<16>, "({COLUMNS}):(1)">'
+    types = [matrix, bias, matrix, "i32", "f32", compiling.STREAM]
+    names = ["x", "bias", "y", "count", "factor", "stream"]
+    assert found.parameters == tuple(map(Parameter, names, types))
+    assert program(PLAIN).parameters[1] == Parameter("bias", None)
+    assert found.ptx.startswith("//")
+    assert ".target sm_100a" in found.ptx
+    assert ".loc" in found.ptx
+    assert found.cubin[:4] == found.host_object[:4] == b"\x7fELF"
+    assert found.cubin in found.host_object
+    assert f"int32_t cute_dsl_{found.symbol}_wrapper(" in found.header
+    assert found.compile_seconds > 0
+
+
+# What is kept
+
+
+def test_compiled_once(empty_cache: Path, compilations: list[str]) -> None:
+    first = program(AFFINE)
+    assert program(Source.of("tests.affine", "compiled_kernels:affine", with_bias=True)) is first
+    forget()
+    second = program(AFFINE)
+    assert compilations == ["tests.affine"]
+    for field in (
+        "parameters",
+        "function",
+        "ptx",
+        "header",
+        "host_object",
+        "cubin",
+        "compile_seconds",
+        "key",
+    ):
+        assert getattr(first, field) == getattr(second, field)
+    assert [path.name for path in empty_cache.iterdir()] == [first.key]
+
+
+def test_compiled_again_to_the_same(empty_cache: Path, compilations: list[str]) -> None:
+    first = program(AFFINE)
+    forget()
+    (empty_cache / first.key).unlink()
+    second = program(AFFINE)
+    assert len(compilations) == 2
+    assert (first.ptx, first.cubin, first.host_object) == (second.ptx, second.cubin, second.host_object)
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def flip_in_the_middle(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def of_another_name(path: Path) -> None:
+    other = program(PLAIN)
+    path.write_bytes((path.parent / other.key).read_bytes())
+
+
+def writable_by_others(path: Path) -> None:
+    path.chmod(0o666)
+
+
+@pytest.mark.parametrize("damage", [cut, flip_in_the_middle, empty, of_another_name, writable_by_others])
+def test_damaged_entry_is_compiled_again(
+    damage: Callable[[Path], None], empty_cache: Path, compilations: list[str]
+) -> None:
+    first = program(AFFINE)
+    damage(empty_cache / first.key)
+    forget()
+    compilations.clear()
+    assert program(AFFINE).ptx == first.ptx
+    assert compilations == ["tests.affine"]
+    forget()
+    assert program(AFFINE).ptx == first.ptx
+    assert compilations == ["tests.affine"]
+
+
+def test_cache_that_cannot_be_written(
+    empty_cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    monkeypatch.setenv("GDNBENCH_CACHE_DIR", str(file))
+    assert program(AFFINE).ptx
+
+
+def test_entries_unused_for_longest_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GDNBENCH_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(program_cache, "MAX_ENTRIES", 10)
+    names = [f"{index:02d}" for index in range(11)]
+    for age, name in enumerate(names[:10]):
+        program_cache.keep(name, {}, [b"text"])
+        os.utime(tmp_path / program_cache.FOLDER / name, ns=(age, age))
+    assert program_cache.fetch("00") == ({}, [b"text"])  # used just now
+    program_cache.keep(names[10], {}, [b"text"])
+    left = {path.name for path in (tmp_path / program_cache.FOLDER).iterdir()}
+    assert left == {"00", *names[3:]}  # nine tenths
+
+
+IN_A_PROCESS = """
+import hashlib, sys
+import torch
+from gdnbench import sim
+from gdnbench_kernels.compiling import Source, program
+
+compiled = program(Source.of("tests.affine", "compiled_kernels:affine", with_bias=True))
+x = torch.arange(50 * 64, dtype=torch.float32).reshape(50, 64)
+y = torch.full((50, 64), torch.nan)
+sim.launch(compiled, x, torch.arange(64, dtype=torch.float32), y, 45, 0.5)
+print(hashlib.sha256(y.numpy().tobytes()).hexdigest(), "cutlass" in sys.modules)
+"""
+
+
+def start() -> subprocess.Popen[str]:
+    """Another process that simulates the program, printing a digest of y and whether it has a compiler."""
+    command = f"import sys; sys.path.insert(0, {str(HERE)!r})\n{IN_A_PROCESS}"
+    return subprocess.Popen([sys.executable, "-c", command], stdout=subprocess.PIPE, text=True)
+
+
+def test_simulated_in_another_process_without_the_compiler(empty_cache: Path) -> None:
+    x, bias, y, count, factor = arguments()
+    sim.launch(program(AFFINE), x, bias, y, count, factor)
+    digest = hashlib.sha256(y.numpy().tobytes()).hexdigest()
+    out, _ = start().communicate(timeout=120)
+    assert out.split() == [digest, "False"]
+
+
+def test_processes_that_compile_at_the_same_time(empty_cache: Path) -> None:
+    outputs = [process.communicate(timeout=120)[0] for process in [start(), start()]]
+    assert outputs[0].split()[0] == outputs[1].split()[0]
+    assert [path.name for path in empty_cache.iterdir()] == [program(AFFINE).key]
+
+
+# How a program is called
+
+
+@pytest.mark.parametrize("source", [AFFINE, PLAIN])
+@pytest.mark.parametrize("engine", ["compiled", "interpreter"])
+def test_simulated(source: Source, engine: str) -> None:
+    x, bias, y, count, factor = arguments()
+    given = bias if source is AFFINE else None
+    report = sim.launch(program(source), x, given, y, count=count, factor=factor, engine=engine)
+    assert report.launches[0].grid == (2, 1, 1)
+    assert same(y, wanted(x, given, count, factor))
+
+
+def test_simulated_as_what_the_compiler_returns_is() -> None:
+    import compiled_kernels
+
+    host, examples = compiled_kernels.affine(True)
+    compiled = sim.compile(host, *examples, arch="sm_100a")
+    x, bias, y, count, factor = arguments()
+    whole, fresh = y.clone(), y.clone()
+    reports = [
+        sim.launch(program(AFFINE), x, bias, whole, count, factor),
+        sim.launch(compiled, x, bias, fresh, count, factor),
+    ]
+    assert same(whole, fresh)
+    one, other = (report.launches[0] for report in reports)
+    assert (one.block, one.registers, one.shared_bytes) == (other.block, other.registers, other.shared_bytes)
+    assert one.warp_instructions == other.warp_instructions
+
+
+def misfits() -> Iterator[tuple[str, Callable[[Arguments], Arguments], str]]:
+    """(name, what becomes of the arguments, what the simulator says)."""
+    yield "few", lambda a: a[:-1], "argument factor is missing"
+    yield "many", lambda a: (*a, 1), "6 arguments for 5: x, bias, y, count, factor"
+    yield "dtype", lambda a: (a[0].double(), *a[1:]), "x is float64; the kernel was compiled for float32"
+    yield "none", lambda a: (a[0], None, *a[2:]), "argument bias is None; the kernel was compiled with it"
+    yield "extent", lambda a: (a[0][:, :32].contiguous(), *a[1:]), "x has extent 32 in dimension 1"
+    yield "real", lambda a: (*a[:3], 4.5, a[4]), "count is 4.5; the kernel takes an integer of 32 bits"
+    yield "tensor", lambda a: (*a[:3], a[1], a[4]), "count is a tensor; the kernel takes i32"
+    yield "number", lambda a: (3, *a[1:]), "x is 3; the kernel takes a tensor"
+
+
+@pytest.mark.parametrize(("change", "message"), [pytest.param(*case[1:], id=case[0]) for case in misfits()])
+def test_simulator_refuses_arguments(change: Callable[[Arguments], Arguments], message: str) -> None:
+    with pytest.raises(LaunchError, match=message):
+        sim.launch(program(AFFINE), *change(arguments()))
+
+
+def test_simulator_refuses_what_was_compiled_in() -> None:
+    with pytest.raises(LaunchError, match="bias is given; the kernel was compiled without it"):
+        sim.launch(program(PLAIN), *arguments())
+    with pytest.raises(LaunchError, match="argument count is given twice"):
+        sim.launch(program(AFFINE), *arguments(), count=3)
+    with pytest.raises(LaunchError, match="argument size is none of x, bias, y, count, factor"):
+        sim.launch(program(AFFINE), *arguments(), size=3)
+
+
+def test_calls_go_to_the_launcher_of_the_block() -> None:
+    calls: list[tuple[str, Any, Any]] = []
+
+    def outer(called: Program, args: Any, kwargs: Any) -> None:
+        calls.append(("outer", args, dict(kwargs)))
+
+    def inner(called: Program, args: Any, kwargs: Any) -> None:
+        calls.append(("inner", args, dict(kwargs)))
+
+    compiled = program(AFFINE)
+    with launching(outer):
+        with launching(inner):
+            compiled(1, count=2)
+        compiled(3)
+        with pytest.raises(KeyError), launching(inner):
+            raise KeyError
+        compiled(4)
+    assert calls == [("inner", (1,), {"count": 2}), ("outer", (3,), {}), ("outer", (4,), {})]
+
+
+def test_replay_simulates_programs() -> None:
+    from gdnbench.replay.simulated import SIM, notes_of, simulated
+
+    x, bias, y, count, factor = arguments()
+    with simulated(SIM) as session:
+        program(AFFINE)(x, bias, y, count, factor)
+        assert session is not None
+        assert notes_of(session, "k")[0].startswith("simulated: 1 launch,")
+    assert same(y, wanted(x, bias, count, factor))
+
+
+# On CUDA
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_without_a_device() -> None:
+    with pytest.raises(
+        NotImplementedError,
+        match=r"tests.affine is compiled for sm_100a and needs a GPU of compute capability 10\.0; there is no"
+        " CUDA device here",
+    ):
+        program(AFFINE)(*arguments())
+
+
+def pretend_device(monkeypatch: pytest.MonkeyPatch, name: str, capability: tuple[int, int]) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: capability)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: name)
+    stream = SimpleNamespace(cuda_stream=0x5150)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda index: stream)
+
+
+@pytest.mark.parametrize(
+    ("arch", "capability", "needs"),
+    [("sm_100a", (9, 0), "10.0"), ("sm_100a", (10, 3), "10.0"), ("sm_100f", (12, 0), "10.0 or 10.3")],
+)
+def test_on_another_device(
+    arch: str, capability: tuple[int, int], needs: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend_device(monkeypatch, "NVIDIA Something", capability)
+    major, minor = capability
+    with pytest.raises(NotImplementedError) as refused:
+        program(AFFINE, arch)(*arguments())
+    assert str(refused.value) == (
+        f"tests.affine is compiled for {arch} and needs a GPU of compute capability {needs};"
+        f" NVIDIA Something has {major}.{minor}"
+    )
+
+
+def test_current_stream_of_a_device_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend_device(monkeypatch, "NVIDIA B200", (10, 0))
+    assert cuda_launch.current(program(AFFINE)) == (torch.device("cuda", 0), 0x5150)
+
+
+class MockEngine:
+    """Where CuTe DSL's loader would link the host object against the CUDA runtime: linked against the
+    simulator's runtime instead, which records launches."""
+
+    runtime: Any = None
+
+    def __init__(self, data: bytes, libraries: list[str], use_jit_link: bool) -> None:
+        from gdnbench.sim.host import loader
+
+        self.code = loader.load(data, MockEngine.runtime)
+
+    def lookup(self, name: str) -> int:
+        """The address of a function or of a constant, such as the signature that the object carries."""
+        return int(self.code.engine.get_global_value_address(name))
+
+
+@pytest.fixture
+def cuda_launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
+    """What programs launch on CUDA, without any: tensors are on the CPU, and the stream is 0x5150."""
+    import cuda.bindings.runtime as cuda_runtime
+    from cutlass.base_dsl.export.external_binary_module import ExternalBinaryModule
+
+    from gdnbench.sim.host import loader
+    from gdnbench.sim.host.device import device_for
+    from gdnbench.sim.host.runtime import Runtime
+    from gdnbench.sim.ptx.parser import parse
+
+    def runtime(compiled: Program) -> Runtime:
+        module = parse(compiled.ptx)
+        return Runtime(
+            compiled.ptx,
+            device_for(module.target),
+            lambda entry: [param.size for param in module.kernels[entry].params],
+        )
+
+    MockEngine.runtime = runtime(program(AFFINE))
+    monkeypatch.setattr(ExternalBinaryModule.load_provider, "execution_engine_constructor", MockEngine)
+    one_device = (cuda_runtime.cudaError_t.cudaSuccess, 1)
+    monkeypatch.setattr(cuda_runtime, "cudaGetDeviceCount", lambda: one_device)
+    monkeypatch.setattr(cuda_launch, "current", lambda compiled: (torch.device("cpu"), 0x5150))
+    monkeypatch.setattr(loader._running, "runtime", MockEngine.runtime, raising=False)
+    monkeypatch.setattr(cuda_launch, "_functions", {})
+    yield MockEngine.runtime.launches
+    cuda_launch._functions.clear()
+
+
+def test_cuda_launch_is_the_simulated_launch(cuda_launches: list[Any]) -> None:
+    """All of the CUDA path runs: `Program.__call__`, our packing, CuTe DSL's loader and executor, the
+    object's own machine code, its tensor map encoding and launch. Only the CUDA runtime's entry points, which
+    the object calls, are the simulator's. The simulator packs the same arguments with code of its own. Both
+    must hand the same launch to the runtime: kernel, grid, block, shared memory, and every parameter's bytes.
+    """
+    from gdnbench.sim.host.capture import capture
+
+    given = arguments()
+    program(AFFINE)(*given)
+    (mine,) = cuda_launches
+    (simulated,) = capture(program(AFFINE), given).requests
+    assert mine.entry == simulated.entry
+    assert (mine.grid, mine.block, mine.cluster) == (simulated.grid, simulated.block, simulated.cluster)
+    assert (mine.grid, mine.block) == ((2, 1, 1), (COLUMNS, 1, 1))
+    assert mine.shared_bytes == simulated.shared_bytes > ROWS * COLUMNS * 4
+    assert (mine.stream, simulated.stream) == (0x5150, 0)
+    assert mine.registers == simulated.registers
+    assert list(map(written, mine.params)) == list(map(written, simulated.params))
+    addresses = {given[index].data_ptr().to_bytes(8, "little") for index in range(3)}
+    assert addresses == {param[:8] for param in mine.params if param[:8] in addresses}
+
+
+def written(param: bytes) -> bytes:
+    """What the host code stores of a parameter; the rest is left as the stack was. Of a tensor map that are
+    64 of 128 bytes, of a tensor with one dynamic extent 12 of 16: it ends in padding."""
+    return param[: {128: 64, 16: 12}.get(len(param), len(param))]
+
+
+def test_cuda_launch_depends_on_its_arguments(cuda_launches: list[Any]) -> None:
+    x, bias, y, count, factor = arguments()
+    compiled = program(AFFINE)
+    compiled(x, bias, y, count, factor)
+    compiled(x, bias, y, count=count, factor=0.25)
+    compiled(x.clone(), bias, y, count, factor)
+    compiled(x[:40], bias, y[:40], 40, factor)
+    compiled(x, bias, y, count, factor)
+    first, *others, again = ([*map(written, launch.params)] for launch in cuda_launches)
+    assert again == first
+    assert all(other != first for other in others)
+    number = bytes(ctypes.c_float(0.25))
+    assert number in cuda_launches[1].params
+    assert number not in first
+
+
+def refusals() -> Iterator[tuple[str, Callable[[Arguments], Arguments], str]]:
+    """(name, what becomes of the arguments, what the CUDA launcher says)."""
+    taken = r"the kernel takes \(any, 64\) and \(64, 1\)"
+    yield "few", lambda a: a[:-1], "tests.affine takes x, bias, y, count, factor; given were 4 positional"
+    yield "many", lambda a: (*a, 1), "given were 6 positional arguments"
+    yield "dtype", lambda a: (a[0].double(), *a[1:]), "x is torch.float64; the kernel takes f32"
+    yield "none", lambda a: (a[0], None, *a[2:]), "bias is NoneType; the kernel takes a tensor"
+    yield "extent", lambda a: (a[0][:, :32].contiguous(), *a[1:]), taken
+    yield "dimensions", lambda a: (a[0][0], *a[1:]), taken
+    yield "strides", lambda a: (a[0].T.contiguous().T, *a[1:]), taken
+    yield "device", lambda a: (a[0].to("meta"), *a[1:]), "x is on meta; the kernel runs on cpu"
+    yield "align", lambda a: (a[0], torch.zeros(65)[1:], *a[2:]), "bias is not aligned to 16 bytes"
+    yield "real", lambda a: (*a[:3], 4.5, a[4]), "count is 4.5; the kernel takes an integer of 32 bits"
+    yield "large", lambda a: (*a[:3], 2**32, a[4]), "count is 4294967296; the kernel takes an integer of 32"
+    yield "tensor", lambda a: (*a[:4], a[1]), "factor is tensor"
+
+
+@pytest.mark.parametrize(("change", "message"), [pytest.param(*case[1:], id=case[0]) for case in refusals()])
+def test_cuda_refuses_arguments(
+    change: Callable[[Arguments], Arguments], message: str, cuda_launches: list[Any]
+) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        program(AFFINE)(*change(arguments()))
+    assert not cuda_launches
+
+
+def test_cuda_refuses_what_was_compiled_in(cuda_launches: list[Any]) -> None:
+    with pytest.raises(ArgumentError, match=r"tests\.affine was compiled without bias; it is to be None"):
+        program(PLAIN)(*arguments())
+    with pytest.raises(ArgumentError, match=r"given were 5 positional arguments and count"):
+        program(AFFINE)(*arguments(), count=3)
+    assert not cuda_launches
+
+
+@pytest.mark.parametrize(
+    ("layout", "shape", "strides"),
+    [
+        ("(?,?):(?,1)", (3, 5), (7, 1)),
+        ("(?,16,?{i64}):(?{i64 div=8},128,1)", (3, 16, 5), (2048, 128, 1)),
+        ("(?{div=4}):(1)", (8,), (1,)),
+        ("(?{i64},?):(?,?)", (2, 3), (4, 1)),
+        ("(3,4):(4,1)", (3, 4), (4, 1)),
+    ],
+)
+def test_struct_of_a_tensor_is_the_simulators(
+    layout: str, shape: tuple[int, ...], strides: tuple[int, ...]
+) -> None:
+    """Types that the small kernel has none of: written by two hands, to the same bytes."""
+    from gdnbench.sim.host.layouts import tensor_type
+
+    text = f'!cute.memref<f32, gmem, align<16>, "{layout}">'
+    tensor = torch.zeros(10_000).as_strided(shape, strides)
+    mine, simulated = cuda_launch.TensorType.parse(text), tensor_type(text)
+    assert mine is not None
+    assert simulated is not None
+    assert bytes(mine.pack(tensor)) == simulated.pack(tensor.data_ptr(), shape, strides)
