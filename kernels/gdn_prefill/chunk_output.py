@@ -215,7 +215,8 @@ class Items:
 
     def tokens(self, chunk: cutlass.Int32) -> tuple[cutlass.Int32, cutlass.Int32]:
         """(first token, number of tokens)."""
-        return chunk_at(chunk, self.chunk_indices, self.cu_seqlens)
+        start, length = chunk_at(chunk, self.chunk_indices, self.cu_seqlens)
+        return start, length
 
 
 class ChunkOutput:

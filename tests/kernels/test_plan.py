@@ -1,0 +1,172 @@
+"""Plans of kernels: what they refuse, what they print, and that headers and launches are as they say."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from enum import IntEnum
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+import gdnbench_kernels.gdn_prefill
+from gdnbench.replay.simulated import programs_simulated
+from gdnbench.sim.simulate import active
+from gdnbench_kernels.calling import run_kernel
+from gdnbench_kernels.gdn_prefill.contract import OPERATION
+from gdnbench_kernels.gdn_prefill.synth import synth
+from gdnbench_kernels.plan import (
+    SMEM_LIMIT,
+    TMEM_COLUMNS,
+    Accumulator,
+    Buffer,
+    KernelPlan,
+    PlanError,
+    Ring,
+    Sync,
+)
+
+KERNELS = ("chunk_metadata", "chunk_uw", "chunk_state", "chunk_output")
+
+
+class Role(IntEnum):
+    WORK = 0
+    LOAD = 4
+
+
+PLAN = KernelPlan(
+    name="example",
+    roles=Role,
+    warps={"WORK": 4, "LOAD": 1},
+    does={"WORK": "multiplies", "LOAD": "TMA of X"},
+    smem=(
+        Buffer("s_x", (64, 128), "bfloat16", "K-major", 2),
+        Buffer("s_g", (3,), "float32", "flat", align=16),
+    ),
+    tmem=(
+        Accumulator("t_low", (64, 64), 0, 64, "M=64", "low", 2),
+        Accumulator("t_high", (64, 32), 96, 32, "M=64", "high"),
+    ),
+    rings=(Ring("x", 2, "LOAD", 1, "WORK", 4, 16384), Ring("acc", 1, "WORK", 1, "WORK", 128)),
+    syncs=(Sync("barrier", "all", "the end"),),
+)
+
+
+def test_sizes() -> None:
+    assert PLAN.threads == 160
+    assert PLAN.threads_of(Role.LOAD) == 32
+    assert PLAN.buffer("s_x").bytes == 2 * 64 * 128 * 2
+    # s_x, s_g and what aligns the mbarriers, two of them a stage of a ring, tensor memory's address
+    assert PLAN.smem_bytes == 32768 + 12 + 4 + 2 * (2 + 1) * 8 + 4
+    assert PLAN.tmem_columns == 128
+    assert [PLAN.accumulator(name).offset for name in ("t_low", "t_high")] == [0, (16 << 16) + 96]
+    assert PLAN.ring("acc").empty_count == 128
+
+
+def test_buffers_are_aligned() -> None:
+    buffers = (Buffer("a", (3,), "int32", "flat", align=4), Buffer("b", (1,), "float32", "flat"))
+    assert replace(PLAN, smem=buffers, rings=(), tmem=()).smem_bytes == 1024 + 8
+
+
+@pytest.mark.parametrize(("columns", "allocated"), [(1, 32), (32, 32), (33, 64), (257, 512), (512, 512)])
+def test_tensor_memory_is_allocated_by_powers_of_two(columns: int, allocated: int) -> None:
+    part = Accumulator("t", (128, columns), 0, columns, "M=128")
+    assert replace(PLAN, tmem=(part,)).tmem_columns == allocated
+
+
+def test_no_tensor_memory() -> None:
+    plan = replace(PLAN, tmem=())
+    assert plan.tmem_columns == 0
+    assert plan.smem_bytes == PLAN.smem_bytes - 4
+
+
+def test_too_much_shared_memory() -> None:
+    barriers = 2 * (2 + 1) * 8
+    plan = replace(PLAN, tmem=(), smem=(Buffer("s_x", ((SMEM_LIMIT - barriers) // 4,), "int32", "flat"),))
+    assert plan.smem_bytes == SMEM_LIMIT
+    with pytest.raises(PlanError, match=rf"example: 1 x {SMEM_LIMIT + 4} bytes .* there are {SMEM_LIMIT}"):
+        replace(plan, tmem=PLAN.tmem)
+    with pytest.raises(PlanError, match=rf"2 x {SMEM_LIMIT} bytes"):
+        replace(plan, ctas_per_sm=2)
+
+
+def test_too_much_tensor_memory() -> None:
+    part = Accumulator("t", (128, 256), 0, 256, "M=128", stages=2)
+    assert replace(PLAN, tmem=(part,)).tmem_columns == TMEM_COLUMNS
+    with pytest.raises(PlanError, match=r"1 x 1024 columns of tensor memory; there are 512"):
+        replace(PLAN, tmem=(replace(part, start=1),))
+    with pytest.raises(PlanError, match="2 x 512 columns"):
+        replace(PLAN, tmem=(part,), ctas_per_sm=2)
+
+
+@pytest.mark.parametrize("lanes", [("low", "low"), ("high", "high"), ("all", "low"), ("high", "all")])
+def test_accumulators_that_overlap(lanes: tuple[str, str]) -> None:
+    """Stages count: the second begins in the first's last column."""
+    first = Accumulator("one", (64, 32), 32, 32, "M=64", lanes[0], 2)
+    second = Accumulator("two", (64, 32), 95, 32, "M=64", lanes[1])
+    with pytest.raises(PlanError, match="example: one and two share tensor memory"):
+        replace(PLAN, tmem=(first, second))
+    replace(PLAN, tmem=(first, replace(second, start=96)))
+    replace(PLAN, tmem=(replace(first, lanes="low"), replace(second, lanes="high")))
+
+
+def test_roles_leave_no_gap() -> None:
+    with pytest.raises(PlanError, match="example: role LOAD starts at warp 4, not 3"):
+        replace(PLAN, warps={"WORK": 3, "LOAD": 1})
+
+
+def test_tables() -> None:
+    assert PLAN.tables().split("\n") == [
+        "    SMEM  shape               dtype     layout",
+        "    s_x   64 x 128, 2 stages  bfloat16  K-major",
+        "    s_g   3                   float32   flat",
+        "",
+        "    TMEM    shape              columns  lanes  layout",
+        "    t_low   64 x 64, 2 stages  0..127   low    M=64",
+        "    t_high  64 x 32            96..127  high   M=64",
+        "",
+        "    role  warps  does",
+        "    WORK  0..3   multiplies",
+        "    LOAD  4      TMA of X",
+        "",
+        "    ring  stages  full: arrivals        empty: arrivals",
+        "    x     2       1 LOAD + 16384 bytes  4 WORK",
+        "    acc   1       1 WORK                128 WORK",
+        "",
+        "    sync     who  orders",
+        "    barrier  all  the end",
+        "",
+        "160 threads, 32836 bytes of SMEM, 128 columns of TMEM, 1 CTA an SM",
+    ]
+
+
+def test_tables_of_a_plan_that_has_little() -> None:
+    tables = replace(PLAN, tmem=(), rings=(), syncs=(), ctas_per_sm=2).tables()
+    assert [part.split()[0] for part in tables.split("\n\n")] == ["SMEM", "role", "160"]
+    assert tables.endswith("0 columns of TMEM, 2 CTAs an SM")
+
+
+def test_every_kernel_with_a_plan_is_known_here() -> None:
+    folder = Path(gdnbench_kernels.gdn_prefill.__path__[0])
+    planned = {path.stem for path in folder.glob("*.py") if "\nPLAN = KernelPlan(" in path.read_text()}
+    assert planned == set(KERNELS)
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_headers_quote_the_plan(name: str) -> None:
+    module = import_module(f"gdnbench_kernels.gdn_prefill.{name}")
+    assert module.PLAN.name == name
+    assert f"\n\n{module.PLAN.tables()}\n\n" in str(module.__doc__), (
+        f"the tables are now\n{module.PLAN.tables()}"
+    )
+
+
+def test_launches_are_as_planned() -> None:
+    plans = [import_module(f"gdnbench_kernels.gdn_prefill.{name}").PLAN for name in KERNELS]
+    call = synth(seqlens=(3,), heads=(1, 1))
+    with active() as session, programs_simulated():
+        run_kernel(OPERATION, "sm100", call)
+    launches = [launch for report in session.reports for launch in report.launches]
+    assert [(launch.block, launch.shared_bytes) for launch in launches] == [
+        ((plan.threads, 1, 1), plan.smem_bytes) for plan in plans
+    ]
