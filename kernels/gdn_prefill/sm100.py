@@ -28,6 +28,8 @@ from gdnbench_kernels.gdn_prefill.sizes import CHUNK, HEAD_DIM
 from gdnbench_kernels.gdn_prefill.sources import (
     ALIGN,
     STATE_DTYPES,
+    Tap,
+    check_heads,
     metadata_source,
     output_source,
     sources,
@@ -133,11 +135,21 @@ def sm100(
     _refuse(q, k, v, chunk_size, beta_max)
     tokens, value_heads, sequences = len(v), v.shape[1], len(cu_seqlens) - 1
     states = (sequences, value_heads, HEAD_DIM, HEAD_DIM)
+    _check_form("q", q, k.shape, BFLOAT16, v.device)
+    _check_form("k", k, (tokens, k.shape[1], HEAD_DIM), BFLOAT16, v.device)
+    _check_form("v", v, (tokens, value_heads, HEAD_DIM), BFLOAT16, v.device)
+    _check_form("g", g, v.shape[:2], GATES, v.device)
+    _check_form("beta", beta, v.shape[:2], GATES, v.device)
+    _check_form("cu_seqlens", cu_seqlens, cu_seqlens.shape[:1], INT32, v.device)
+    if initial_state is not None:
+        _check_form("initial_state", initial_state, states, STATES, v.device)
     out = _Output.of("o", o, v.shape, BFLOAT16, v.device)
     last: _Output | None = None
     if output_final_state:
         wanted = final_state_dtype or (None if final_state is None else dtype_name(final_state.dtype))
-        last = _Output.of("final_state", final_state, states, final_dtype(initial_state, wanted), v.device)
+        dtype = final_dtype(initial_state, wanted)
+        _check_dtype("final_state", dtype, STATES)
+        last = _Output.of("final_state", final_state, states, dtype, v.device)
     space = workspace or Workspace.allocate(tokens, sequences, value_heads, v.device)
     a = ai = None
     if stages is not None:
@@ -148,12 +160,13 @@ def sm100(
     first = None if initial_state is None else _held(initial_state)
     final = None if last is None else last.buffer
     if tokens:
-        g, beta = _wide("g", g), _wide("beta", beta)
+        g, beta = g.to(FLOAT32), beta.to(FLOAT32)
         q, k, v, g, beta, cu_seqlens = map(_held, (q, k, v, g, beta, cu_seqlens))
         tables, g_cu, u, w, h, v_new = space.tables, space.g_cu, space.u, space.w, space.h, space.v_new
         factor = default_scale(scale, HEAD_DIM)
         chunk_metadata(cu_seqlens, tables)
-        chunk_uw(k, v, g, beta, cu_seqlens, tables, g_cu=g_cu, u=u, w=w, a=a, ai=ai)
+        tap: Tap = "none" if stages is None else "dump"
+        chunk_uw(k, v, g, beta, cu_seqlens, tables, g_cu=g_cu, u=u, w=w, a=a, ai=ai, tap=tap)
         chunk_state(
             k, u, w, g_cu, cu_seqlens, tables, initial_state=first, h=h, v_new=v_new, final_state=final
         )
@@ -166,7 +179,7 @@ def sm100(
 def chunk_metadata(cu_seqlens: Tensor, tables: ChunkTables) -> None:
     """Fills `tables`; rows of `indices` past the last chunk stay as they are."""
     _check_tables(cu_seqlens, tables)
-    _compiled(metadata_source)(cu_seqlens, tables.offsets, tables.indices, tables.total)
+    _compiled(cu_seqlens.device, metadata_source)(cu_seqlens, tables.offsets, tables.indices, tables.total)
 
 
 def chunk_uw(
@@ -182,21 +195,26 @@ def chunk_uw(
     w: Tensor,
     a: Tensor | None = None,
     ai: Tensor | None = None,
+    tap: Tap = "none",
 ) -> None:
-    """Fills g_cu, u and w, and with both a and ai [UB, Hv, C, C] float32 also those."""
+    """Fills g_cu, u and w.
+
+    A and Ai [UB, Hv, C, C] float32 are for `tap`: "dump" fills a and ai, "inject_a" takes a instead of
+    computing it, "inject_ai" takes ai.
+    """
     (tokens, heads), value_heads, bound = k.shape[:2], v.shape[1], _check_tables(cu_seqlens, tables)
-    if (a is None) != (ai is None):
-        raise ValueError("a and ai are filled together; one of them was left out")
     for name, tensor in (("g", g), ("beta", beta), ("g_cu", g_cu)):
         _check(name, tensor, (tokens, value_heads), FLOAT32, k.device)
     for name, tensor in (("u", u), ("w", w)):
         _check(name, tensor, (bound * CHUNK, value_heads, HEAD_DIM), BFLOAT16, k.device)
     _check("k", k, (tokens, heads, HEAD_DIM), BFLOAT16, k.device)
     _check("v", v, (tokens, value_heads, HEAD_DIM), BFLOAT16, k.device)
-    for name, square in (("a", a), ("ai", ai)):
+    for name, square, taps in (("a", a, ("dump", "inject_a")), ("ai", ai, ("dump", "inject_ai"))):
+        if (square is not None) != (tap in taps):
+            raise ValueError(f"{name} is for tap {' or '.join(taps)}; tap is {tap}")
         if square is not None:
             _check(name, square, (bound, value_heads, CHUNK, CHUNK), FLOAT32, k.device)
-    launch = _compiled(uw_source, heads, value_heads, a is not None)
+    launch = _compiled(k.device, uw_source, heads, value_heads, tap)
     ctas = _ctas(bound * value_heads, k.device)
     launch(k, v, g, beta, cu_seqlens, tables.indices, tables.total, g_cu, u, w, a, ai, ctas)
 
@@ -227,7 +245,7 @@ def chunk_state(
             shape = (len(cu_seqlens) - 1, value_heads, HEAD_DIM, HEAD_DIM)
             _check(name, state, shape, STATES, k.device)
         dtypes.append(None if state is None else dtype_name(state.dtype))
-    launch = _compiled(state_source, heads, value_heads, *dtypes)
+    launch = _compiled(k.device, state_source, heads, value_heads, *dtypes)
     launch(k, u, w, g_cu, cu_seqlens, tables.offsets, initial_state, h, v_new, final_state)
 
 
@@ -251,14 +269,20 @@ def chunk_output(
     _check("h", h, (bound, value_heads, HEAD_DIM, HEAD_DIM), BFLOAT16, k.device)
     _check("g_cu", g_cu, (tokens, value_heads), FLOAT32, k.device)
     _check("o", o, (tokens, value_heads, HEAD_DIM), BFLOAT16, k.device)
-    launch = _compiled(output_source, heads, value_heads)
+    launch = _compiled(k.device, output_source, heads, value_heads)
     ctas = _ctas(bound * value_heads, k.device)
     launch(q, k, v_new, h, g_cu, cu_seqlens, tables.indices, tables.total, o, scale, ctas)
 
 
+def _compiled(device: torch.device, source: Callable[..., Source], *options: Any) -> Program:
+    """The program of a source for that device, or for an SM100 where there is none."""
+    newer = device.type == "cuda" and torch.cuda.get_device_capability(device) == (10, 3)
+    return _program("sm_103a" if newer else "sm_100a", source, *options)
+
+
 @cache
-def _compiled(source: Callable[..., Source], *options: Any) -> Program:
-    return program(source(*options))
+def _program(arch: str, source: Callable[..., Source], *options: Any) -> Program:
+    return program(source(*options), arch)
 
 
 def _ctas(items: int, device: torch.device) -> int:
@@ -301,24 +325,12 @@ def _held(tensor: Tensor) -> Tensor:
     return tensor if _fits(tensor) else tensor.clone(memory_format=CONTIGUOUS)
 
 
-def _wide(name: str, tensor: Tensor) -> Tensor:
-    """A gate or step size in float32: narrower ones are widened, which changes no value."""
-    if tensor.dtype not in GATES:
-        raise NotImplementedError(
-            f"the SM100 kernels take {name} as {_names(GATES)}, not as {dtype_name(tensor.dtype)}"
-        )
-    return tensor.to(FLOAT32)
-
-
-def _names(dtypes: Sequence[torch.dtype]) -> str:
-    return " or ".join(map(dtype_name, dtypes))
-
-
 def _refuse(q: Tensor, k: Tensor, v: Tensor, chunk_size: int, beta_max: float) -> None:
-    """NotImplementedError for sizes that the kernels are not written for."""
+    """NotImplementedError for sizes that the kernels are not written for, ValueError for wrong ones."""
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         if tensor.dim() != 3:
-            raise ValueError(f"{name} has {tensor.dim()} axes; they are tokens, heads, features")
+            raise ValueError(f"{name} has {tensor.dim()} axes; it has three: tokens, heads, features")
+    check_heads(k.shape[1], v.shape[1])
     if k.shape[2] != HEAD_DIM or v.shape[2] != HEAD_DIM:
         raise NotImplementedError(
             f"the SM100 kernels take K = V = {HEAD_DIM}, not K = {k.shape[2]} and V = {v.shape[2]}"
@@ -363,11 +375,7 @@ def _check_form(
     device: torch.device,
 ) -> None:
     """`_check`, but for how the tensor lies in memory."""
-    taken = dtypes if isinstance(dtypes, tuple) else (dtypes,)
-    if tensor.dtype not in taken:
-        raise NotImplementedError(
-            f"the SM100 kernels take {name} as {_names(taken)}, not as {dtype_name(tensor.dtype)}"
-        )
+    _check_dtype(name, tensor.dtype, dtypes if isinstance(dtypes, tuple) else (dtypes,))
     if tensor.shape != tuple(shape):
         raise ValueError(f"{name} has shape {list(tensor.shape)}; it must be {list(shape)}")
     if tensor.device != device:
@@ -376,3 +384,9 @@ def _check_form(
         raise NotImplementedError(
             f"the SM100 kernels take tensors of less than 2^31 elements; {name} has {tensor.numel()}"
         )
+
+
+def _check_dtype(name: str, dtype: torch.dtype, taken: Sequence[torch.dtype]) -> None:
+    if dtype not in taken:
+        names = " or ".join(map(dtype_name, taken))
+        raise NotImplementedError(f"the SM100 kernels take {name} as {names}, not as {dtype_name(dtype)}")

@@ -15,7 +15,11 @@ ALIGN = 16
 """Bytes that every tensor is aligned to: what TMA asks of a base address."""
 
 StateDtype = Literal["float32", "bfloat16"]
-STATE_DTYPES = get_args(StateDtype)
+STATE_DTYPES: tuple[str, ...] = get_args(StateDtype)
+
+Tap = Literal["none", "dump", "inject_a", "inject_ai"]
+"""A and Ai: in registers alone, both stored too, or one of them loaded instead of computed."""
+TAPS: tuple[str, ...] = get_args(Tap)
 
 Build = tuple[Any, tuple[Any, ...]]
 """What is compiled, and examples of its arguments."""
@@ -26,10 +30,14 @@ def sources(
     value_heads: int = 32,
     initial_state: StateDtype | None = "float32",
     final_state: StateDtype | None = "float32",
-    tap: bool = False,
+    tap: Tap = "none",
 ) -> list[Source]:
-    """The four kernels of a call, in the order they run. A state is named by its dtype, None if the call has
-    none; `tap`: with A and Ai stored."""
+    """The four kernels of a call, in the order they run.
+
+    heads, value_heads: H and Hv. initial_state, final_state: their dtypes, none for a call without. tap: what
+    becomes of A and Ai, which stay in registers, or are both stored (dump), or one is loaded instead of
+    computed (inject_a, inject_ai).
+    """
     return [
         metadata_source(),
         uw_source(heads, value_heads, tap),
@@ -43,20 +51,24 @@ def metadata_source() -> Source:
     return Source.of("gdn_prefill.chunk_metadata", f"{__name__}:build_metadata")
 
 
-def uw_source(heads: int, value_heads: int, tap: bool) -> Source:
-    """`ChunkUW`; with `tap` it stores A and Ai too."""
-    _check_heads(heads, value_heads)
+def uw_source(heads: int, value_heads: int, tap: Tap) -> Source:
+    """`ChunkUW`."""
+    check_heads(heads, value_heads)
+    if tap not in TAPS:
+        raise ValueError(f"tap is {' or '.join(TAPS)}, not {tap!r}")
     return Source.of(
         "gdn_prefill.chunk_uw", f"{__name__}:build_uw", heads=heads, value_heads=value_heads, tap=tap
     )
 
 
-def state_source(heads: int, value_heads: int, initial_state: str | None, final_state: str | None) -> Source:
+def state_source(
+    heads: int, value_heads: int, initial_state: StateDtype | None, final_state: StateDtype | None
+) -> Source:
     """`ChunkState`, for states of those dtypes."""
-    _check_heads(heads, value_heads)
+    check_heads(heads, value_heads)
     for dtype in (initial_state, final_state):
         if dtype not in (None, *STATE_DTYPES):
-            raise ValueError(f"a state is {' or '.join(STATE_DTYPES)}, or there is none; not {dtype}")
+            raise ValueError(f"a state is {' or '.join(STATE_DTYPES)}, or there is none; not {dtype!r}")
     return Source.of(
         "gdn_prefill.chunk_state",
         f"{__name__}:build_state",
@@ -69,13 +81,14 @@ def state_source(heads: int, value_heads: int, initial_state: str | None, final_
 
 def output_source(heads: int, value_heads: int) -> Source:
     """`ChunkOutput`."""
-    _check_heads(heads, value_heads)
+    check_heads(heads, value_heads)
     return Source.of(
         "gdn_prefill.chunk_output", f"{__name__}:build_output", heads=heads, value_heads=value_heads
     )
 
 
-def _check_heads(heads: int, value_heads: int) -> None:
+def check_heads(heads: int, value_heads: int) -> None:
+    """ValueError unless every value head has a key head."""
     if heads < 1 or value_heads < 1 or value_heads % heads:
         raise ValueError(f"{value_heads} value heads are no multiple of {heads} key heads")
 
@@ -94,14 +107,15 @@ def build_metadata() -> Build:
     )
 
 
-def build_uw(heads: int, value_heads: int, tap: bool) -> Build:
+def build_uw(heads: int, value_heads: int, tap: Tap) -> Build:
     """k, v, g, beta, cu_seqlens, chunk_indices, total_chunks, g_cu, u, w, a, ai, ctas."""
     import cutlass
 
-    from gdnbench_kernels.gdn_prefill.chunk_uw import ChunkUW
+    from gdnbench_kernels.gdn_prefill import chunk_uw
 
     of = _Examples()
-    return ChunkUW(heads, value_heads, tap), (
+    square = ("float32", of.chunks, value_heads, CHUNK, CHUNK)
+    return chunk_uw.ChunkUW(heads, value_heads, chunk_uw.Tap[tap.upper()]), (
         of.tensor("bfloat16", of.tokens, heads, HEAD_DIM),
         of.tensor("bfloat16", of.tokens, value_heads, HEAD_DIM),
         of.tensor("float32", of.tokens, value_heads),
@@ -112,20 +126,22 @@ def build_uw(heads: int, value_heads: int, tap: bool) -> Build:
         of.tensor("float32", of.tokens, value_heads),
         of.tensor("bfloat16", of.rows, value_heads, HEAD_DIM),
         of.tensor("bfloat16", of.rows, value_heads, HEAD_DIM),
-        of.tensor("float32", of.chunks, value_heads, CHUNK, CHUNK) if tap else None,
-        of.tensor("float32", of.chunks, value_heads, CHUNK, CHUNK) if tap else None,
+        of.tensor(*square) if tap in ("dump", "inject_a") else None,
+        of.tensor(*square) if tap in ("dump", "inject_ai") else None,
         cutlass.Int32(1),
         of.stream(),
     )
 
 
-def build_state(heads: int, value_heads: int, initial_state: str | None, final_state: str | None) -> Build:
+def build_state(
+    heads: int, value_heads: int, initial_state: StateDtype | None, final_state: StateDtype | None
+) -> Build:
     """k, u, w, g_cu, cu_seqlens, chunk_offsets, initial_state, h, v_new, final_state."""
     from gdnbench_kernels.gdn_prefill.chunk_state import ChunkState
 
     of = _Examples()
 
-    def state(dtype: str | None) -> Any:
+    def state(dtype: StateDtype | None) -> Any:
         return None if dtype is None else of.tensor(dtype, of.sequences, value_heads, HEAD_DIM, HEAD_DIM)
 
     return ChunkState(heads, value_heads), (
