@@ -19,27 +19,27 @@ product is three: both roundings, and each rounding with the other's rest.
     s_blocks    64 x 64, 1 or 2      float16  rows contiguous, 128 B swizzle; a second stage with `split`
     s_diagonal  4 x 16 x 20          float32  a block's columns contiguous, 4 words of padding
 
-    what                         who writes, where                    who reads                ordered by
-    A[i,i]                       warp i, s_diagonal[i]                its lanes, in step 0     sync_warp
-    X[i,i] in f32                16 lanes of warp i, s_diagonal[i]    its lanes, as fragment   sync_warp
-    A[w,j], j < w                warp w, block (w, j)                 warps w and 3, 1 and 2   barrier 2 of 3
-    X[i,i], i < 3                warp i, block (i, i)                 warps 1, 2, 3, 1 and 2   barrier 2 of 3
-    X[1,0]                       warp 1, block (0, 1), else unused    warps 2, 3, in step 2    barrier 3 of 3
-    any block of the next call   its warp                             -                        barrier 1 of 3
+    what                  written by         to                 read by                      ordered by
+    A[i,i]                warp i             s_diagonal[i]      its lanes, step 0            sync_warp
+    X[i,i] in f32         16 lanes, warp i   s_diagonal[i]      its lanes, as a fragment     sync_warp
+    A[i,j], j < i         warp i             block (i, j)       warps 1, 3; 2, 3 in step 2   second barrier
+    X[i,i], i < 3         warp i             block (i, i)       warps 1, 3; 2, 3 in step 2   second barrier
+    X[1,0]                warp 1             block (0, 1)       warps 2, 3 in step 2         third barrier
+    A of the next call    all                all of these       -                            first barrier
 
-The operands on the right come from s_blocks by ldmatrix.trans, those on the left from registers. Barrier 1 of
-3 keeps the next call's blocks from overwriting what warps 2 and 3 still read; all else that a call reads was
-written between its own barriers. Nothing is read by the async proxy or from tensor memory.
+Right operands come from s_blocks by ldmatrix.trans, left ones from registers. Block (0, 1) is free, since A is
+0 there. The first barrier keeps a call from overwriting what warps 2 and 3 still read in the call before; a
+call reads nothing else that was written before it. Only generic accesses, hence no proxy fence.
 
-                        warp 0     warp 1     warp 2     warp 3     four warps
-    FFMA2, 2 lanes' FMA 64         64         64         64         256
-    mma.sync            0          4          10         18         32
-    with `split`        0          12         30         54         96
+    in the code of        warp 0     warp 1     warp 2     warp 3     sum
+    FFMA2                 64         64         64         64         256
+    mma.sync m16n8k16     0          4          10         18         32
+    with `split`          0          12         30         54         96
 
-Limits: |A|, |X| and |P| below 65504 (fp16's largest number): for normalised keys and beta <= 2 all are near 2
-at most. Without `split` the relative error of X stays below 3e-3 for beta <= 1 and does not for beta near 2
-and nearly equal keys; with it, 2e-2 holds there (docs/inverse.md). A NaN or Inf in A makes rows of X NaN,
-never those of a 16-row block above it.
+Limits: |A|, |X| and |P| below 65504, fp16's largest; for normalised keys and beta <= 2 all are near 2 at most.
+Relative error of X in the Frobenius norm, of the whole and of 16x16 blocks: below 3e-3 for beta <= 1; for
+beta <= 2 it was seen up to 1e-1, with `split` up to 4e-5 (docs/inverse.md: both, and why this method). A NaN or
+Inf in A makes rows of X NaN: those of its block and below, none above.
 """
 
 from __future__ import annotations

@@ -55,6 +55,7 @@ def exact(a: Tensor) -> Tensor:
     return x
 
 
+@cache
 def made(correlation: float, beta: float | tuple[float, float], seed: int) -> Tensor:
     """A in fp64 of 96 chunks: 32 of each of three heads, whose gates are near 0, -1e-3 on average."""
     chunks, heads = 32, 3
@@ -109,6 +110,15 @@ def test_correlated_keys(correlation: float, beta: float | tuple[float, float], 
     assert_within(inverted(a, split=False), exact(a), PLAIN)
 
 
+def test_rounding_that_errs_one_way() -> None:
+    """One key, one gate: all of a diagonal of A is rounded alike. Gates near -2.5e-4 are the worst that a
+    search found (scripts/inverse_methods.py), 2.7e-3 in a block."""
+    distance = (torch.arange(SIZE).unsqueeze(1) - torch.arange(SIZE)).clamp(min=0)
+    gates = -torch.linspace(2e-4, 3e-4, 64, dtype=torch.float64).view(-1, 1, 1)
+    a = (1.00173 * (gates * distance).exp()).tril(-1)
+    assert_within(inverted(a, split=False), exact(a), PLAIN)
+
+
 @pytest.mark.parametrize(
     ("correlation", "beta"), [(0.0, 2.0), (0.9, 2.0), (0.99, 2.0), (1.0, 2.0), (1.0, (0.0, 2.0))], ids=str
 )
@@ -151,22 +161,23 @@ def test_identical_keys_without_decay_exactly(beta: float, split: bool) -> None:
 
 
 @SPLIT
-@pytest.mark.parametrize("tokens", [1, 2, 15, 16, 17, 31, 33, 48, 49, 63])
-def test_short_chunks(tokens: int, split: bool) -> None:
+def test_short_chunks(split: bool) -> None:
     """Rows and columns past the last token are those of I, and the others have the bits of the full chunk."""
-    full = made(0.9, 1.0, seed=3)[:3]
-    short = full.clone()
-    short[:, tokens:], short[:, :, tokens:] = 0.0, 0.0
-    x = inverted(short, split)
-    assert torch.equal(x[:, :tokens, :tokens], inverted(full, split)[:, :tokens, :tokens])
-    assert torch.equal(x[:, tokens:], torch.eye(SIZE)[tokens:].expand(3, -1, -1))
-    assert (x[:, :tokens, tokens:] == 0).all()
+    full = made(0.9, 1.0, seed=3)[:1]
+    lengths = (1, 2, 15, 16, 17, 31, 33, 48, 49, 63)
+    short = full.repeat(len(lengths), 1, 1)
+    for a, tokens in zip(short, lengths, strict=True):
+        a[tokens:] = 0.0
+    expected = inverted(full, split)[0]
+    for x, tokens in zip(inverted(short, split), lengths, strict=True):
+        assert torch.equal(x[:tokens], expected[:tokens]), tokens
+        assert torch.equal(x[tokens:], torch.eye(SIZE)[tokens:]), tokens
 
 
 @SPLIT
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
 def test_nan_stays_in_its_matrix_below_its_block_of_rows(value: float, split: bool) -> None:
-    a = made(0.9, 1.0, seed=4)[: 3 * CTAS]
+    a = made(0.9, 1.0, seed=3)[: 3 * CTAS].clone()
     clean = inverted(a, split)
     a[CTAS, 37, 5] = value  # the second matrix of CTA 0
     x = inverted(a, split)
@@ -179,7 +190,7 @@ def test_nan_stays_in_its_matrix_below_its_block_of_rows(value: float, split: bo
 @SPLIT
 def test_equal_bits_in_any_order(split: bool) -> None:
     """Both engines, all schedules; alone and among others."""
-    a = made(0.99, 1.0, seed=6)[: 2 * CTAS + 1]
+    a = made(0.99, 1.0, seed=11)[: 2 * CTAS + 1]
     expected = inverted(a, split)
     for schedule in ("early", "random:1", "random:2", "random:3"):
         assert torch.equal(inverted(a, split, schedule=schedule), expected), schedule
@@ -195,7 +206,7 @@ def test_equal_bits_in_any_order(split: bool) -> None:
 def test_no_barrier_is_idle(without: tuple[int, ...]) -> None:
     """Without any of its three uses of the barrier (the later two are there once for each warp) the result
     depends on the order of the warps."""
-    a = made(0.9, 1.0, seed=8)[: 3 * CTAS]
+    a = made(0.9, 1.0, seed=3)[: 3 * CTAS]
     expected = inverted(a, split=False)
     wrong = 0
     for seed in range(4):
