@@ -76,10 +76,11 @@ def form_a(k: Tensor, g_cu: Tensor, beta: Tensor, arithmetic: Arithmetic) -> Ten
 
 
 def invert(a: Tensor, arithmetic: Arithmetic) -> Tensor:
-    """Ai = (I + A)^-1 [c, Hv, C, C], stored; exact but for its own rounding."""
+    """Ai = (I + A)^-1 [c, Hv, C, C], stored; exact but for its own rounding. The diagonal is 1 whatever A is,
+    NaN too, of which the solver makes more."""
     identity = torch.eye(a.shape[-1], dtype=torch.float64, device=a.device).expand(a.shape)
     inverse = torch.linalg.solve_triangular(a.double(), identity, upper=False, unitriangular=True)
-    return arithmetic.store(inverse.tril())
+    return arithmetic.store(inverse.tril(-1) + identity)
 
 
 def form_uw(

@@ -98,6 +98,17 @@ def test_a_stage_that_is_not_finite_fails(call: Call, exact: dict[str, Tensor], 
     assert "NaN or infinite" in result.reasons[0]
 
 
+def test_a_nan_may_reach_all_of_its_chunk_and_head_and_nothing_else() -> None:
+    made = OPERATION.synth(seqlens=(70, 70), heads=(1, 2), head_dim=(32, 16), nan_at=(3,))
+    made.tensors["v"][3] = 0
+    exact = stages_of(made, "reference_staged")
+    assert exact["Ai"][0, 0, 0].isfinite().all()  # the row of token 0, which no later token is part of
+    for row, passes in ((0, True), (1, False), (2, False)):  # chunk 1 is finite too: its own keys are
+        wrong = {name: tensor.clone() for name, tensor in exact.items()}
+        wrong["Ai"][row, 0, 0] = torch.nan
+        assert judged(made, wrong)["Ai"].passed is passes, row
+
+
 def test_fewer_stages_are_fewer_results_and_outputs_may_be_among_them(call: Call) -> None:
     stages: dict[str, Tensor] = {}
     outputs = run_kernel(OPERATION, "torch", call, stages)
