@@ -27,19 +27,19 @@ product is three: both roundings, and each rounding with the other's rest.
     X[1,0]                warp 1             block (0, 1)       warps 2, 3 in step 2         third barrier
     A of the next call    all                all of these       -                            first barrier
 
-Right operands come from s_blocks by ldmatrix.trans, left ones from registers. Block (0, 1) is free, since A is
-0 there. The first barrier keeps a call from overwriting what warps 2 and 3 still read in the call before; a
-call reads nothing else that was written before it. Only generic accesses, hence no proxy fence.
+Right operands come from s_blocks by ldmatrix.trans, left ones from registers. Block (0, 1) is free, since A
+is 0 there. The first barrier keeps a call from overwriting what warps 2 and 3 still read in the call
+before; a call reads nothing else that was written before it. Only generic accesses, hence no proxy fence.
 
     in the code of        warp 0     warp 1     warp 2     warp 3     sum
     FFMA2                 64         64         64         64         256
     mma.sync m16n8k16     0          4          10         18         32
     with `split`          0          12         30         54         96
 
-Limits: |A|, |X| and |P| below 65504, fp16's largest; for normalised keys and beta <= 2 all are near 2 at most.
-Relative error of X in the Frobenius norm, of the whole and of 16x16 blocks: below 3e-3 for beta <= 1; for
-beta <= 2 it was seen up to 1e-1, with `split` up to 4e-5 (docs/inverse.md: both, and why this method). A NaN or
-Inf in A makes rows of X NaN: those of its block and below, none above.
+Limits: |A|, |X| and |P| below 65504, fp16's largest; for normalised keys and beta <= 2 all are near 2 at
+most. Relative error of X in the Frobenius norm, of the whole and of 16x16 blocks: below 3e-3 for beta <= 1;
+for beta <= 2 it was seen up to 1e-1, with `split` up to 4e-5 (docs/inverse.md: both, and why this method).
+A NaN or Inf in A makes rows of X NaN: those of its block and below, none above.
 """
 
 from __future__ import annotations
