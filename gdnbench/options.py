@@ -31,6 +31,16 @@ def parse_options(
     return options
 
 
+def option_defaults(function: Callable[..., Any]) -> dict[str, Any]:
+    """The options of a function that have a default."""
+    parameters = inspect.signature(function).parameters.values()
+    return {
+        parameter.name: parameter.default
+        for parameter in parameters
+        if parameter.default is not parameter.empty
+    }
+
+
 def describe_options(function: Callable[..., Any]) -> str:
     """The options of a function with their defaults, then what its documentation says of them."""
     lines = []

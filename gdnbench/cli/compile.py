@@ -44,7 +44,7 @@ def compile(
     """
     from gdnbench.compile import compile_programs, sources_of
     from gdnbench.kernel_figures import figures, limits, problems
-    from gdnbench.options import describe_options, parse_options
+    from gdnbench.options import describe_options, option_defaults, parse_options
 
     name, sources = sources_of(op, kernel)
     if context.args == ["--options"]:
@@ -60,7 +60,8 @@ def compile(
         _write(programs, out)
     rows = [kernel_figures.as_json() for kernel_figures in found]
     if json:
-        print_json({"op": op, "kernel": name, "arch": arch, "options": options, "kernels": rows})
+        whole = option_defaults(sources) | options
+        print_json({"op": op, "kernel": name, "arch": arch, "options": whole, "kernels": rows})
     else:
         headers = tuple(rows[0])
         print(table(headers, [tuple(row.values()) for row in rows], right=headers[1:]))

@@ -86,20 +86,22 @@ def affine(with_bias: bool) -> tuple[Any, tuple[Any, ...]]:
     )
 
 
-VALUES = 200
+VALUES = 60
 THREADS = 1024
 
 
 @cute.kernel
 def spilling_kernel(x: cute.Tensor, y: cute.Tensor) -> None:
-    """VALUES values a thread, all live at the barrier, where a thread of 1024 has 64 registers."""
+    """Twice VALUES values a thread, all live at the barrier, where a thread of 1024 has 64 registers."""
     thread = cute.arch.thread_idx()[0]
-    r_x = cute.make_rmem_tensor((VALUES,), cutlass.Float32)
+    r_a = cute.make_rmem_tensor((VALUES,), cutlass.Float32)
+    r_b = cute.make_rmem_tensor((VALUES,), cutlass.Float32)
     for i in cutlass.range_constexpr(VALUES):
-        r_x[i] = x[thread + i * THREADS]
+        r_a[i] = x[thread + i * THREADS]
+        r_b[i] = x[thread + (VALUES + i) * THREADS]
     cute.arch.sync_threads()
     for i in cutlass.range_constexpr(VALUES):
-        y[thread + i * THREADS] = r_x[i] + r_x[(i * 7 + 3) % VALUES] * r_x[(i * 13 + 50) % VALUES]
+        y[thread + i * THREADS] = r_a[i] + r_b[(i * 7 + 3) % VALUES] * r_a[(i * 13 + 50) % VALUES]
 
 
 @cute.jit

@@ -1,0 +1,175 @@
+"""`gdnbench compile`: what is printed and written, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("cutlass", reason="CuTe DSL has wheels for Linux only")
+
+Invoke = Callable[..., Any]  # the fixture `gdnbench`
+
+SMALL = ("--heads", "1", "--value-heads", "2")
+KERNELS = ["chunk_metadata", "chunk_uw", "chunk_state", "chunk_output"]
+FIGURES = [
+    "name",
+    "registers",
+    "spills",
+    "stack",
+    "smem",
+    "tmem_columns",
+    "threads",
+    "cubin_bytes",
+    "ptx_lines",
+    "tcgen05_instructions",
+    "tma_instructions",
+    "compile_seconds",
+]
+
+
+def test_json(gdnbench: Invoke) -> None:
+    done = gdnbench("compile", "--arch", "sm_100a", "--json", *SMALL, "--initial-state", "none")
+    assert (done.code, done.err) == (0, "")
+    found = json.loads(done.out)
+    assert [found[name] for name in ("op", "kernel", "arch")] == ["gdn_prefill", "sm100", "sm_100a"]
+    assert found["options"] == {
+        "heads": 1,
+        "value_heads": 2,
+        "initial_state": None,
+        "final_state": "float32",
+        "tap": "none",
+    }
+    assert [kernel["name"] for kernel in found["kernels"]] == [f"gdn_prefill.{name}" for name in KERNELS]
+    for kernel in found["kernels"]:
+        assert list(kernel) == FIGURES
+        assert (kernel["spills"], kernel["stack"]) == (0, 0)
+        assert 0 < kernel["registers"] * kernel["threads"] <= 65_536
+        assert 0 < kernel["smem"] <= 232_448
+        # Tensor memory is there to be multiplied into, from tiles that TMA brings.
+        tensor_core = kernel["name"] != "gdn_prefill.chunk_metadata"
+        for name in ("tmem_columns", "tcgen05_instructions", "tma_instructions"):
+            assert (kernel[name] > 0) is tensor_core
+        assert kernel["tmem_columns"] <= 512
+
+
+def test_table(gdnbench: Invoke) -> None:
+    done = gdnbench("compile", *SMALL)
+    assert (done.code, done.err) == (0, "")
+    lines = [line.split() for line in done.out.splitlines()]
+    assert lines[0] == FIGURES
+    assert [line[0] for line in lines[1:]] == [f"gdn_prefill.{name}" for name in KERNELS]
+
+
+def test_files(gdnbench: Invoke, tmp_path: Path) -> None:
+    folder = tmp_path / "a" / "b"
+    assert gdnbench("compile", *SMALL, "-o", folder).code == 0
+    names = {
+        "gdn_prefill_chunk_metadata",
+        "gdn_prefill_chunk_uw_heads_1_tap_none_value_heads_2",
+        "gdn_prefill_chunk_state_final_state_float32_heads_1_initial_state_float32_value_heads_2",
+        "gdn_prefill_chunk_output_heads_1_value_heads_2",
+    }
+    assert {path.name for path in folder.iterdir()} == {f"{name}.{end}" for name in names for end in "oh"} | {
+        f"{name}.ptx" for name in names
+    }
+    for name in names:
+        host_object = (folder / f"{name}.o").read_bytes()
+        assert host_object[:4] == b"\x7fELF"
+        assert host_object[18:20] in (b"\x3e\x00", b"\xb7\x00")  # x86-64 or AArch64
+        header = (folder / f"{name}.h").read_text()
+        assert f"cute_dsl_{name}_wrapper(" in header
+        assert ".target sm_100a" in (folder / f"{name}.ptx").read_text()
+
+
+def test_options_are_listed(gdnbench: Invoke) -> None:
+    done = gdnbench("compile", "--options")
+    assert done.code == 0
+    lines = done.out.splitlines()
+    assert lines[:3] == [
+        "--heads (default 16)",
+        "--value-heads (default 32)",
+        "--initial-state (default float32)",
+    ]
+
+
+def test_budget(gdnbench: Invoke, tmp_path: Path) -> None:
+    file = tmp_path / "budget.json"
+    file.write_text(gdnbench("compile", *SMALL, "--json").out)
+    done = gdnbench("compile", *SMALL, "--budget", file)
+    assert (done.code, done.err) == (0, "")
+    budget = json.loads(file.read_text())
+    budget["kernels"][1]["registers"] -= 1
+    budget["kernels"][2]["ptx_lines"] += 1
+    file.write_text(json.dumps(budget))
+    done = gdnbench("compile", *SMALL, "--budget", file)
+    new = budget["kernels"][1]["registers"] + 1
+    assert done.code == 1
+    assert done.err == f"gdnbench: gdn_prefill.chunk_uw: registers {new - 1} -> {new}\n"
+    assert done.out.startswith("name")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (("--arch", "sm_90a"), 2, "arch 'sm_90a'; there are sm_100a, sm_100f, sm_103a"),
+        (("--heads", "3", "--value-heads", "4"), 2, "4 value heads are no multiple of 3 key heads"),
+        (("--heads", "0"), 2, "32 value heads are no multiple of 0 key heads"),
+        (("--heads", "x"), 2, "gdn_prefill kernel sm100 option heads: 'x' is not an integer"),
+        (("--initial-state", "float16"), 2, "is not float32 or bfloat16 or none"),
+        (("--colour", "red"), 2, "gdn_prefill kernel sm100 has no compile option 'colour'; it has heads,"),
+        (("--op", "nothing"), 2, "operation 'nothing' is not known"),
+        (("--op", "gdn_decode"), 2, "gdn_decode kernels: choose one of those that are compiled"),
+        (
+            ("--kernel", "torch"),
+            2,
+            "kernel 'torch': choose one of those that are compiled ahead of time: sm100",
+        ),
+        (("--budget", "/nonexistent/b.json"), 2, "--budget /nonexistent/b.json: No such file"),
+        (("--budget", __file__), 2, "is no JSON"),
+    ],
+)
+def test_refused(gdnbench: Invoke, arguments: tuple[str, ...], code: int, message: str) -> None:
+    done = gdnbench("compile", *arguments)
+    assert done.code == code
+    assert message in done.err
+    assert done.err.startswith("gdnbench: ")
+    assert done.err.count("\n") == 1
+    assert done.out == ""
+
+
+def test_folder_that_cannot_be_made(gdnbench: Invoke, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    done = gdnbench("compile", *SMALL, "-o", tmp_path / "file" / "b")
+    assert done.code == 2
+    assert "-o " in done.err
+
+
+def test_without_the_compiler(gdnbench: Invoke, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from gdnbench_kernels import compiling
+
+    monkeypatch.setattr(compiling, "_programs", {})
+    monkeypatch.setattr(compiling, "DSL", "no-such-distribution")
+    done = gdnbench("compile")
+    assert (done.code, done.out) == (3, "")
+    assert done.err == "gdnbench: CuTe DSL is not installed: pip install no-such-distribution\n"
+
+
+def test_kernel_that_does_not_compile(
+    gdnbench: Invoke, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from gdnbench_kernels import compiling
+    from gdnbench_kernels.gdn_prefill import sources
+
+    def broken() -> None:
+        raise RuntimeError("first line\nsecond line")
+
+    monkeypatch.setattr(compiling, "_programs", {})
+    monkeypatch.setenv("GDNBENCH_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(sources, "build_metadata", broken)
+    done = gdnbench("compile")
+    assert (done.code, done.out) == (3, "")
+    assert done.err == "gdnbench: gdn_prefill.chunk_metadata does not compile: RuntimeError: first line\n"

@@ -1,0 +1,52 @@
+"""The SM100 kernels of gdn_prefill stay within their budget, and take what their plans say.
+
+gdnbench compile --json > tests/kernels/prefill_budget.json     records what they take now
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("cutlass", reason="CuTe DSL has wheels for Linux only")
+
+from gdnbench.compile import compile_programs, sources_of
+from gdnbench.kernel_figures import Figures, figures, limits, problems
+from gdnbench_kernels.plan import KernelPlan
+
+BUDGET = Path(__file__).with_name("prefill_budget.json")
+
+
+def compiled(**options: Any) -> list[Figures]:
+    _, sources = sources_of("gdn_prefill", "sm100")
+    return [figures(program) for program in compile_programs(sources, options, "sm_100a", lambda *_: None)]
+
+
+def test_within_the_budget() -> None:
+    budget = json.loads(BUDGET.read_text())
+    assert (budget["op"], budget["kernel"], budget["arch"]) == ("gdn_prefill", "sm100", "sm_100a")
+    assert problems(compiled(**budget["options"]), budget) == []
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"heads": 1, "value_heads": 3, "initial_state": None, "final_state": "bfloat16"},
+        {"heads": 4, "value_heads": 4, "initial_state": "bfloat16", "final_state": None, "tap": "inject_a"},
+    ],
+)
+def test_other_builds_are_within_the_limits(options: dict[str, Any]) -> None:
+    found = compiled(**options)
+    assert len(found) == 4
+    assert [line for kernel in found for line in limits(kernel)] == []
+
+
+def test_kernels_take_what_their_plans_say() -> None:
+    for kernel in compiled(**json.loads(BUDGET.read_text())["options"]):
+        plan: KernelPlan = importlib.import_module(f"gdnbench_kernels.{kernel.name}").PLAN
+        planned = (plan.smem_bytes, plan.threads, plan.tmem_columns)
+        assert (kernel.smem, kernel.threads, kernel.tmem_columns) == planned, kernel.name
