@@ -131,9 +131,15 @@ def view(tile: cute.Tensor, layout: cute.ComposedLayout) -> cute.Tensor:
     return cute.make_tensor(tile.iterator, layout.outer)
 
 
-def transposed(tile: cute.Tensor) -> cute.Tensor:
-    """(columns, rows) of a tile (rows, columns)."""
-    return cute.make_tensor(tile.iterator, cute.select(tile.layout, mode=[1, 0]))
+def reordered(x: cute.Tensor, *modes: int) -> cute.Tensor:
+    """The tensor with its modes in this order."""
+    return cute.make_tensor(x.iterator, cute.select(x.layout, mode=list(modes)))
+
+
+def vectors(smem: Any, buffer: plan.Buffer) -> cute.Tensor:
+    """The plan's buffer of f32 vectors, (elements, stages), the next in `smem`."""
+    layout = cute.make_layout((*buffer.shape, buffer.stages))
+    return smem.allocate_tensor(cutlass.Float32, layout, buffer.align)
 
 
 def tiles(smem: Any, buffer: plan.Buffer) -> cute.Tensor:

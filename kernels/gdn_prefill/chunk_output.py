@@ -11,6 +11,14 @@ below total_chunks Hv, a number read on the device. With C = 64 tokens, K = V = 
     2. QS = Q h^T        M, N, K = C, V, K
     3. PV = P V_new      M, N, K = C, V, C       V_new read MN-major
 
+    tensor         shape            dtype     rows
+    q, k           T, H, K          bfloat16  value head hv reads head hv // (Hv // H)
+    v_new          UB C, Hv, V      bfloat16  chunk c in rows 64 c ..
+    h              UB, Hv, V, K     bfloat16  chunk c in row c
+    g_cu           T, Hv            float32
+    chunk_indices  UB, 2            int32     (sequence, chunk within it); UB >= total_chunks
+    o              T, Hv, V         bfloat16
+
     SMEM  shape                dtype     layout
     s_q   64 x 128, 3 stages   bfloat16  K-major, 128-byte swizzle
     s_k   64 x 128, 3 stages   bfloat16  K-major, 128-byte swizzle
@@ -29,7 +37,7 @@ below total_chunks Hv, a number read on the device. With C = 64 tokens, K = V = 
     MASK      0..3   QK from TMEM, decay and causal mask, P into s_p
     EPILOGUE  4..7   QS and PV from TMEM, o into s_o, stores o
     LOAD      8      TMA of Q, K, h and V_new
-    MMA       9      all products; allocates TMEM
+    MMA       9      allocates TMEM; all products
     GATE      10     g_cu of the chunk's tokens into s_g
 
     ring    stages  full: arrivals        empty: arrivals
@@ -41,9 +49,9 @@ below total_chunks Hv, a number read on the device. With C = 64 tokens, K = V = 
     o       2       1 MMA                 4 EPILOGUE
 
     sync                               who                  orders
-    fence.mbarrier_init, barrier TMEM  all                  mbarriers, tensor memory: before their use
-    tcgen05.fence before, after        MMA, MASK, EPILOGUE  tensor memory, arrivals and waits
-    tcgen05.wait::ld                   MASK, EPILOGUE       tensor memory read before its release
+    fence.mbarrier_init, barrier TMEM  all                  mbarriers, TMEM there before they are used
+    tcgen05.fence before, after        MMA, MASK, EPILOGUE  products and loads of TMEM with arrivals, waits
+    tcgen05.wait::ld                   MASK, EPILOGUE       a stage of TMEM read before it is released
     fence.proxy.async, s_p             MASK                 P written before products read it
     bulk wait_group.read               EPILOGUE, warp 4     the last TMA store has read s_o
     barrier EPILOGUE, first            EPILOGUE             s_o read by the last store before it is written
@@ -51,7 +59,7 @@ below total_chunks Hv, a number read on the device. With C = 64 tokens, K = V = 
     barrier EPILOGUE, second           EPILOGUE             all of s_o written before it is stored
     bulk wait_group                    EPILOGUE, warp 4     o stored before the CTA ends
     drain of a ring                    its producer         no arrival after the CTA ends
-    barrier of the CTA                 all                  tensor memory read before it is freed
+    barrier of the CTA                 all                  TMEM read before it is freed
 
 352 threads, 230644 bytes of SMEM, 512 columns of TMEM, 1 CTA an SM
 
@@ -120,7 +128,7 @@ PLAN = KernelPlan(
         "MASK": "QK from TMEM, decay and causal mask, P into s_p",
         "EPILOGUE": "QS and PV from TMEM, o into s_o, stores o",
         "LOAD": "TMA of Q, K, h and V_new",
-        "MMA": "all products; allocates TMEM",
+        "MMA": "allocates TMEM; all products",
         "GATE": "g_cu of the chunk's tokens into s_g",
     },
     smem=(
@@ -146,9 +154,13 @@ PLAN = KernelPlan(
         Ring("o", 2, "MMA", 1, "EPILOGUE", 4),
     ),
     syncs=(
-        Sync("fence.mbarrier_init, barrier TMEM", "all", "mbarriers, tensor memory: before their use"),
-        Sync("tcgen05.fence before, after", "MMA, MASK, EPILOGUE", "tensor memory, arrivals and waits"),
-        Sync("tcgen05.wait::ld", "MASK, EPILOGUE", "tensor memory read before its release"),
+        Sync("fence.mbarrier_init, barrier TMEM", "all", "mbarriers, TMEM there before they are used"),
+        Sync(
+            "tcgen05.fence before, after",
+            "MMA, MASK, EPILOGUE",
+            "products and loads of TMEM with arrivals, waits",
+        ),
+        Sync("tcgen05.wait::ld", "MASK, EPILOGUE", "a stage of TMEM read before it is released"),
         Sync("fence.proxy.async, s_p", "MASK", "P written before products read it"),
         Sync("bulk wait_group.read", "EPILOGUE, warp 4", "the last TMA store has read s_o"),
         Sync("barrier EPILOGUE, first", "EPILOGUE", "s_o read by the last store before it is written"),
@@ -156,7 +168,7 @@ PLAN = KernelPlan(
         Sync("barrier EPILOGUE, second", "EPILOGUE", "all of s_o written before it is stored"),
         Sync("bulk wait_group", "EPILOGUE, warp 4", "o stored before the CTA ends"),
         Sync("drain of a ring", "its producer", "no arrival after the CTA ends"),
-        Sync("barrier of the CTA", "all", "tensor memory read before it is freed"),
+        Sync("barrier of the CTA", "all", "TMEM read before it is freed"),
     ),
 )
 
@@ -243,20 +255,12 @@ class ChunkOutput:
         stream: cuda.CUstream,
     ) -> None:
         load, store = cpasync.CopyBulkTensorTileG2SOp(), cpasync.CopyBulkTensorTileS2GOp()
-        tma_q, tma_k, tma_v = (blackwell.Tma.of(load, self._by_head(x), TOKENS) for x in (q, k, v_new))
-        tma_h = blackwell.Tma.of(load, self._by_head_and_chunk(h), STATE)
-        tma_o = blackwell.Tma.of(store, self._by_head(o), TOKENS)
+        tma_q, tma_k, tma_v = (blackwell.Tma.of(load, by_head(x), TOKENS) for x in (q, k, v_new))
+        tma_h = blackwell.Tma.of(load, blackwell.reordered(h, 2, 3, 1, 0), STATE)
+        tma_o = blackwell.Tma.of(store, by_head(o), TOKENS)
         self.kernel(
             tma_q, tma_k, tma_h, tma_v, tma_o, g_cu, cu_seqlens, chunk_indices, total_chunks, o, scale
         ).launch(grid=(ctas, 1, 1), block=(PLAN.threads, 1, 1), stream=stream)
-
-    def _by_head(self, x: cute.Tensor) -> cute.Tensor:
-        """(tokens, features, heads) of a tensor (tokens, heads, features)."""
-        return cute.make_tensor(x.iterator, cute.select(x.layout, mode=[0, 2, 1]))
-
-    def _by_head_and_chunk(self, h: cute.Tensor) -> cute.Tensor:
-        """(values, keys, heads, chunks) of a tensor (chunks, heads, values, keys)."""
-        return cute.make_tensor(h.iterator, cute.select(h.layout, mode=[2, 3, 1, 0]))
 
     @cute.kernel
     def kernel(
@@ -276,10 +280,7 @@ class ChunkOutput:
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         smem = cutlass.memory.SmemAllocator()
         tiles = Tiles.allocate(smem)
-        gates = PLAN.buffer("s_g")
-        s_g = smem.allocate_tensor(
-            cutlass.Float32, cute.make_layout((*gates.shape, gates.stages)), gates.align
-        )
+        s_g = blackwell.vectors(smem, PLAN.buffer("s_g"))
         rings = Rings.allocate(smem)
         tmem = cutlass.memory.TmemAllocator(
             smem.allocate(cutlass.Int32),
@@ -538,6 +539,11 @@ class ChunkOutput:
                 r_o = cute.make_rmem_tensor_like(source[None, step, 0])
                 cute.autovec_copy(source[None, step, 0], r_o)
                 cute.autovec_copy(r_o, target[None, step, 0])
+
+
+def by_head(x: cute.Tensor) -> cute.Tensor:
+    """(tokens, features, heads) of a tensor (tokens, heads, features)."""
+    return blackwell.reordered(x, 0, 2, 1)
 
 
 def qk_product() -> cute.TiledMma:
