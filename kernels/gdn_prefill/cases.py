@@ -33,40 +33,53 @@ class Case:
     refused: bool = False  # outside what the SM100 kernels are written for: must be said, and not computed
 
 
+def _case(name: str, *, quick: bool = False, refused: bool = False, **options: Any) -> Case:
+    return Case(name, {"heads": (1, 2), **options}, quick, refused)
+
+
 def cases() -> Iterator[Case]:
-    """All of them."""
+    """All of them, of (H, Hv) = (1, 2) where nothing is said."""
+    yield from _shapes()
+    yield from _values()
+    yield _case("beta to 2", seqlens=(65,), beta=(0.0, 2.0), quick=True, refused=True)
+    yield _case("K 64", seqlens=(65,), head_dim=(64, 128), quick=True, refused=True)
+    yield _case("V 256", seqlens=(65,), head_dim=(128, 256), refused=True)
+    yield _case("float16", seqlens=(65,), dtype="float16", refused=True)
+
+
+def _shapes() -> Iterator[Case]:
     for heads in HEADS:
-        options = {"seqlens": LENGTHS, "heads": heads}
-        yield Case(f"heads {heads[0]},{heads[1]}", options)
+        yield _case(f"heads {heads[0]},{heads[1]}", seqlens=LENGTHS, heads=heads)
     for length in LENGTHS:
-        yield Case(f"length {length}", {"seqlens": (length,), "heads": (1, 2), "initial_state": True})
-    yield Case("5 sequences", {"seqlens": RAGGED, "heads": (1, 2)})
-    yield Case("257 sequences", {"seqlens": MANY, "heads": (1, 1), "initial_state": True})
-    yield Case("no tokens but one", {"seqlens": (0, 0, 1, 0), "heads": (1, 1), "initial_state": True})
+        yield _case(f"length {length}", seqlens=(length,), initial_state=True)
+    yield _case("5 sequences", seqlens=RAGGED)
+    yield _case("257 sequences", seqlens=MANY, heads=(1, 1), initial_state=True)
+    yield _case("no tokens but one", seqlens=(0, 0, 1, 0), initial_state=True)
     for dtype in STATE_DTYPES:
-        options = {"seqlens": RAGGED, "heads": (1, 2), "initial_state": True, "state_dtype": dtype}
-        yield Case(f"state {dtype}", options, quick=dtype == "bfloat16")
+        quick = dtype == "bfloat16"
+        yield _case(f"state {dtype}", seqlens=RAGGED, initial_state=True, state_dtype=dtype, quick=quick)
+    other: dict[str, Any] = {"gate": "linear", "state_layout": "KV", "qk": "raw", "offsets_dtype": "int64"}
+    yield _case("other conventions", seqlens=RAGGED, initial_state=True, **other)
+
+
+def _values() -> Iterator[Case]:
     for correlation in CORRELATIONS:
-        options = {"seqlens": (500, 129), "heads": (1, 1), "key_correlation": correlation}
-        yield Case(f"keys alike {correlation:g}", options | {"beta": 1.0, "gate_span": SPANS[0]})
-        options = {"seqlens": (500, 129), "heads": (1, 1), "key_correlation": correlation}
-        yield Case(f"keys alike {correlation:g}, beta to 1", options | {"gate_span": SPANS[0]})
+        for name, beta in (("", 1.0), (", beta to 1", (0.0, 1.0))):
+            yield _case(
+                f"keys alike {correlation:g}{name}",
+                seqlens=(500, 129),
+                heads=(1, 1),
+                key_correlation=correlation,
+                gate_span=SPANS[0],
+                beta=beta,
+            )
     for span in SPANS:
-        options = {"seqlens": (500, 65), "heads": (1, 2), "gate_span": span, "initial_state": True}
-        yield Case(f"gate span {span:g}", options)
+        yield _case(f"gate span {span:g}", seqlens=(500, 65), gate_span=span, initial_state=True)
+    spans = (SPANS[0], SPANS[-1])
+    yield _case("gate spans by head", seqlens=RAGGED, heads=(1, 4), gate_span=spans, key_correlation=0.9)
     # What follows a spike in its chunk has exponents that are differences of sums of 1e5.
-    spiked = {"seqlens": (129, 65), "heads": (1, 2), "gate_spike": SPANS[-1], "key_correlation": 0.9}
-    yield Case("one gate of 1e5 in a chunk", spiked, quick=True)
-    spans = {"seqlens": RAGGED, "heads": (1, 4), "gate_span": (SPANS[0], SPANS[-1]), "key_correlation": 0.9}
-    yield Case("gate spans by head", spans)
+    spike: dict[str, Any] = {"gate_spike": SPANS[-1], "key_correlation": 0.9}
+    yield _case("one gate of 1e5 in a chunk", seqlens=(129, 65), quick=True, **spike)
     # Tokens 65 and 194 are the first after a tail of one token, 258 the last of all.
-    nan = {"seqlens": (65, 129, 65), "heads": (1, 2), "initial_state": True}
-    yield Case("NaN behind a tail", nan | {"nan_at": (65, 194)}, quick=True)
-    yield Case("NaN before a tail", nan | {"nan_at": (0, 258)})
-    other = {"gate": "linear", "state_layout": "KV", "qk": "raw", "offsets_dtype": "int64"}
-    yield Case("other conventions", {"seqlens": RAGGED, "heads": (1, 2), "initial_state": True} | other)
-    small = {"seqlens": (65,), "heads": (1, 1)}
-    yield Case("beta to 2", small | {"beta": (0.0, 2.0)}, quick=True, refused=True)
-    yield Case("K 64", small | {"head_dim": (64, 128)}, quick=True, refused=True)
-    yield Case("V 256", small | {"head_dim": (128, 256)}, refused=True)
-    yield Case("float16", small | {"dtype": "float16"}, refused=True)
+    yield _case("NaN behind a tail", seqlens=(65, 129, 65), initial_state=True, nan_at=(65, 194), quick=True)
+    yield _case("NaN before a tail", seqlens=(65, 129, 65), initial_state=True, nan_at=(0, 258))

@@ -11,6 +11,7 @@ chunks and the barriers' words do not grow with its tokens and are left out.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gdnbench_kernels.gdn_prefill.sizes import CHUNK, HEAD_DIM
@@ -187,7 +188,7 @@ def _size(product: Product) -> str:
     ) + f"{product.m} x {product.n} over {product.k}"
 
 
-def _table(heads: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+def _table(heads: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
     lines = [f"| {' | '.join(row)} |" for row in (heads, *rows)]
     return "\n".join((lines[0], f"|{'---|' * len(heads)}", *lines[1:]))
 
