@@ -30,7 +30,8 @@ def decay(exponent: cutlass.Float32) -> cutlass.Float32:
 
 @cute.jit
 def scan(r_g: cute.Tensor, r_sum: cute.Tensor, lane: cutlass.Int32) -> None:
-    """r_sum = cumulated r_g over the warp's 64 values: fp64 sums rounded once, never rising."""
+    """r_sum = sums of r_g, none above 0, up to each value: in fp64, rounded once, never rising. Lane l has
+    values 2l and 2l + 1 of 64."""
     for j in cutlass.range_constexpr(2):
         r_g[j] = LEAST_GATE if r_g[j] < LEAST_GATE and r_g[j] != -math.inf else r_g[j]
         r_g[j] = CLOSED_GATE if r_g[j] == -math.inf else r_g[j]
@@ -46,10 +47,8 @@ def scan(r_g: cute.Tensor, r_sum: cute.Tensor, lane: cutlass.Int32) -> None:
         before = cutlass.Float64(0.0)
     r_sum[0] = cutlass.Float32(before + first)
     r_sum[1] = cutlass.Float32(before + pair)
-    # Sums of different lanes are rounded along different trees: one that ends above an earlier one by a
-    # rounding would make exp(g_cu[i] - g_cu[j]) exceed 1. Comparisons with NaN are false: NaN stays.
-    if r_sum[0] < r_sum[1]:
-        r_sum[1] = r_sum[0]
+    # No sum rises within a lane. From lane to lane one may, by a rounding, since they are summed along
+    # different trees; exp(g_cu[i] - g_cu[j]) would then exceed 1. Comparisons with NaN are false: NaN stays.
     least = r_sum[1]
     for power in cutlass.range_constexpr(5):
         earlier = cute.arch.shuffle_sync_up(least, 1 << power)
