@@ -16,6 +16,7 @@ import ast
 import hashlib
 import importlib
 import importlib.util
+import json
 import os
 import platform
 import re
@@ -50,6 +51,10 @@ class ArchError(ValueError):
 
 class ArgumentError(ValueError):
     """Arguments that a compiled kernel does not take; the message names the argument and what is taken."""
+
+
+class LoadError(ValueError):
+    """Files that are not what `export` wrote; the message names one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,26 +208,66 @@ def _from_disk(source: Source, arch: str) -> Program:
     key = source.key(arch)
     kept = program_cache.fetch(key)
     if kept is not None:
-        record, texts = kept
-        parameters = tuple(Parameter(name, kind) for name, kind in record.pop("parameters"))
-        ptx, header, host_object, cubin = texts
-        return Program(
-            **record,
-            parameters=parameters,
-            ptx=ptx.decode(),
-            header=header.decode(),
-            host_object=host_object,
-            cubin=cubin,
-        )
+        record, contents = kept
+        return _of_record(record, dict(zip(CONTENTS, contents, strict=True)))
     from gdnbench_kernels.cutlass_compiler import compile_source
 
     made = compile_source(source, arch, key)
-    record = {
-        name: getattr(made, name) for name in ("name", "arch", "key", "symbol", "function", "compile_seconds")
-    }
-    record["parameters"] = [(parameter.name, parameter.type) for parameter in made.parameters]
-    program_cache.keep(key, record, [made.ptx.encode(), made.header.encode(), made.host_object, made.cubin])
+    program_cache.keep(key, _record(made), list(_contents(made).values()))
     return made
+
+
+CONTENTS = ("o", "h", "cubin", "ptx")
+"""What a program consists of beside its record, called as the files that `export` writes."""
+
+
+def export(made: Program, folder: Path) -> Path:
+    """Write a program as files to link or to `load`, each called as the program's symbol; returns the path of
+    its record."""
+    folder.mkdir(parents=True, exist_ok=True)
+    contents = _contents(made)
+    for suffix, content in contents.items():
+        (folder / f"{made.symbol}.{suffix}").write_bytes(content)
+    digests = {suffix: hashlib.sha256(content).hexdigest() for suffix, content in contents.items()}
+    path = folder / f"{made.symbol}.json"
+    path.write_text(json.dumps(_record(made) | {"sha256": digests}, indent=2) + "\n", encoding="utf-8")
+    return path
+
+
+def load(path: Path) -> Program:
+    """The program whose record `export` wrote to `path`; LoadError unless all its files are as they were."""
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+        digests = record.pop("sha256")
+        contents = {suffix: path.with_suffix(f".{suffix}").read_bytes() for suffix in CONTENTS}
+        changed = [name for name in CONTENTS if hashlib.sha256(contents[name]).hexdigest() != digests[name]]
+        if changed:
+            raise LoadError(f"{path}: {path.stem}.{changed[0]} is not what was exported with it")
+        return _of_record(record, contents)
+    except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
+        raise LoadError(f"{path} is no record of an exported program: {error!r}") from error
+
+
+def _contents(made: Program) -> dict[str, bytes]:
+    contents = (made.host_object, made.header.encode(), made.cubin, made.ptx.encode())
+    return dict(zip(CONTENTS, contents, strict=True))
+
+
+def _record(made: Program) -> dict[str, Any]:
+    fields = ("name", "arch", "key", "symbol", "function", "compile_seconds")
+    parameters = [(parameter.name, parameter.type) for parameter in made.parameters]
+    return {name: getattr(made, name) for name in fields} | {"parameters": parameters}
+
+
+def _of_record(record: Mapping[str, Any], contents: Mapping[str, bytes]) -> Program:
+    return Program(
+        **{name: value for name, value in record.items() if name != "parameters"},
+        parameters=tuple(Parameter(name, kind) for name, kind in record["parameters"]),
+        host_object=contents["o"],
+        header=contents["h"].decode(),
+        cubin=contents["cubin"],
+        ptx=contents["ptx"].decode(),
+    )
 
 
 def dsl_version() -> str:

@@ -27,7 +27,8 @@ def compile(
         str | None, typer.Option(help="Which of its compiled kernels, if it has several.")
     ] = None,
     out: Annotated[
-        Path | None, typer.Option("-o", "--out", help="Write object, C header and PTX of each kernel to DIR.")
+        Path | None,
+        typer.Option("-o", "--out", help="Write object, C header, cubin and PTX of each kernel to DIR."),
     ] = None,
     budget: Annotated[
         Path | None, typer.Option(help="Compare with this earlier output of --json; exit 1 where worse.")
@@ -81,11 +82,10 @@ def _read(budget: Path) -> Any:
 
 
 def _write(programs: Sequence[Program], folder: Path) -> None:
+    from gdnbench_kernels.compiling import export
+
     try:
-        folder.mkdir(parents=True, exist_ok=True)
         for program in programs:
-            (folder / f"{program.symbol}.o").write_bytes(program.host_object)
-            (folder / f"{program.symbol}.h").write_text(program.header, encoding="utf-8")
-            (folder / f"{program.symbol}.ptx").write_text(program.ptx, encoding="utf-8")
+            export(program, folder)
     except OSError as error:
         raise BadInputError(f"-o {folder}: {error.strerror or error}") from None

@@ -62,8 +62,8 @@ FOREIGN_WORDS = {"allow_extra_args": True, "ignore_unknown_options": True}  # th
 app.command()(capture)
 for command in (ls, show, replay, diff, verify, sim):
     app.command()(reader_may_leave(command))
-for command in (synth, compile):
-    app.command(context_settings=FOREIGN_WORDS)(reader_may_leave(command))
+app.command(context_settings=FOREIGN_WORDS)(reader_may_leave(synth))
+app.command(context_settings=FOREIGN_WORDS)(reader_may_leave(compile))
 app.command()(reader_may_leave(doctor))
 
 

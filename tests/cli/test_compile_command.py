@@ -73,9 +73,8 @@ def test_files(gdnbench: Invoke, tmp_path: Path) -> None:
         "gdn_prefill_chunk_state_final_state_float32_heads_1_initial_state_float32_value_heads_2",
         "gdn_prefill_chunk_output_heads_1_value_heads_2",
     }
-    assert {path.name for path in folder.iterdir()} == {f"{name}.{end}" for name in names for end in "oh"} | {
-        f"{name}.ptx" for name in names
-    }
+    ends = ("o", "h", "cubin", "ptx", "json")
+    assert {path.name for path in folder.iterdir()} == {f"{name}.{end}" for name in names for end in ends}
     for name in names:
         host_object = (folder / f"{name}.o").read_bytes()
         assert host_object[:4] == b"\x7fELF"
@@ -83,6 +82,7 @@ def test_files(gdnbench: Invoke, tmp_path: Path) -> None:
         header = (folder / f"{name}.h").read_text()
         assert f"cute_dsl_{name}_wrapper(" in header
         assert ".target sm_100a" in (folder / f"{name}.ptx").read_text()
+        assert json.loads((folder / f"{name}.json").read_text())["symbol"] == name
 
 
 def test_options_are_listed(gdnbench: Invoke) -> None:

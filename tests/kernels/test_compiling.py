@@ -24,10 +24,13 @@ from gdnbench_kernels import compiling, cuda_launch, program_cache
 from gdnbench_kernels.compiling import (
     ArchError,
     ArgumentError,
+    LoadError,
     Parameter,
     Program,
     Source,
+    export,
     launching,
+    load,
     program,
 )
 
@@ -316,6 +319,36 @@ def test_processes_that_compile_at_the_same_time(empty_cache: Path) -> None:
     outputs = [process.communicate(timeout=120)[0] for process in [start(), start()]]
     assert outputs[0].split()[0] == outputs[1].split()[0]
     assert [path.name for path in empty_cache.iterdir()] == [program(AFFINE).key]
+
+
+def test_exported_files_are_a_program(tmp_path: Path, compilations: list[str]) -> None:
+    made = program(AFFINE)
+    compilations.clear()
+    path = export(made, tmp_path / "a" / "b")
+    assert path.name == f"{AFFINE.symbol}.json"
+    found = load(path)
+    assert found is not made
+    assert all(getattr(found, name) == getattr(made, name) for name in Program.__slots__ if name[0] != "_")
+    x, bias, y, count, factor = arguments()
+    sim.launch(found, x, bias, y, count, factor)
+    assert same(y, wanted(x, bias, count, factor))
+    assert not compilations
+
+
+@pytest.mark.parametrize("suffix", ["o", "h", "cubin", "ptx"])
+def test_exported_files_that_were_changed(suffix: str, tmp_path: Path) -> None:
+    path = export(program(AFFINE), tmp_path)
+    flip_in_the_middle(path.with_suffix(f".{suffix}"))
+    with pytest.raises(LoadError, match=rf"{AFFINE.symbol}\.{suffix} is not what was exported with it"):
+        load(path)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"sha256": {}}'])
+def test_file_that_is_no_record(text: str, tmp_path: Path) -> None:
+    path = export(program(AFFINE), tmp_path)
+    path.write_text(text)
+    with pytest.raises(LoadError, match="is no record of an exported program"):
+        load(path)
 
 
 # How a program is called

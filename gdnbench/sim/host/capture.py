@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -54,6 +54,7 @@ def capture(compiled: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None
     ExportError if the kernel cannot be loaded, LaunchError if the arguments do not fit it.
     """
     host = _host(compiled)
+    call: Callable[..., int]
     if isinstance(compiled, ExportedKernel):
         arguments = exported_kernel.bind(compiled, args, kwargs or {})
         call = _exported_call
