@@ -1,7 +1,7 @@
 """The state of every sequence from chunk to chunk: h before each, V_new within it. CuTe DSL, sm_100a.
 
     V_new = U - W S^T                                     S = state before the chunk, h its rounding
-    S     = exp(g_last) S + (V_new exp(g_last - g_cu))^T K
+    S     = decay(g_last) S + (V_new exp(g_last - g_cu))^T K
 
 The rows of S do not meet: a CTA carries TILE = 64 of the 128 rows of one value head through one sequence, CTA
 ((n Hv + head) 2 + tile), chunk after chunk. S stays in registers, unrounded. With C = 64 tokens, K = 128, for
@@ -12,9 +12,8 @@ each chunk:
 
 A thread of STATE has the same elements of S, h and D2, and the same of U^T, D1 and V_new^T, in the order that
 tcgen05.ld 16x256b, stmatrix and ldmatrix share: everything between the products is done in registers, without
-a word between threads. Product 2 has both operands in shared memory, though its left one would fit into
-tensor memory: then a rule on the lanes of a 64-row operand and its result would have to hold that product 1
-does not need.
+a word between threads. The left operand of product 2 would fit into tensor memory too, but there it would
+have to lie in the lanes of its result; in shared memory nothing must hold that product 1 does not need.
 
     SMEM     shape               dtype     layout
     s_w      64 x 128, 2 stages  bfloat16  K-major, 128-byte swizzle
@@ -53,10 +52,8 @@ does not need.
     fence.mbarrier_init, barrier TMEM  all           mbarriers, tensor memory: before their use
     setmaxnreg                         all           registers given up by the others before STATE takes them
     tail ring                          LOAD          K has landed before zeros are stored over its rows
-    fence.proxy.async, s_k             LOAD          zeros of a tail written before product 2 reads them
-    fence.proxy.async, s_h             STATE         h written before product 1 and the TMA store read it
-    fence.proxy.async, s_vs            STATE         the decayed V_new written before product 2 reads it
-    fence.proxy.async, s_v_new         STATE         V_new written before the TMA store reads it
+    fence.proxy.async                  LOAD          zeros in s_k written before product 2 reads them
+    fence.proxy.async                  STATE         s_h, s_vs, s_v_new written before they are read
     tcgen05.wait::ld                   STATE         tensor memory read before its release
     tcgen05.fence before, after        MMA, STATE    tensor memory, arrivals and waits
     bulk wait_group.read               STORE         the TMA store has read s_h, s_v_new before their release
@@ -66,8 +63,7 @@ does not need.
 
 256 threads, 115436 bytes of SMEM, 128 columns of TMEM, 2 CTAs an SM
 
-Two CTAs an SM: while one waits for a product the other rounds, subtracts and adds. 128 registers a thread at
-launch, then setmaxnreg.
+Two CTAs an SM: while one waits for a product the other rounds, subtracts and adds.
 
 A last chunk of fewer than 64 tokens: U and W hold zeros past its end, K gets them when it is loaded, the gate
 is the last token's. V_new's rows there are 0 while S is finite. A sequence without tokens has no chunks: its
@@ -95,10 +91,10 @@ from cutlass.cute.nvgpu import OperandMajorMode, cpasync, tcgen05
 
 from gdnbench_kernels import blackwell
 from gdnbench_kernels.gdn_prefill.chunk_table import CHUNK, HEAD_DIM
+from gdnbench_kernels.gdn_prefill.gate_scan import decay
 from gdnbench_kernels.plan import WARP, Accumulator, Buffer, KernelPlan, Ring, Sync
 
 BF16 = cutlass.BFloat16
-LOG2_E = 1.4426950408889634
 TILE = 64
 """Rows of S that a CTA carries."""
 TILES = HEAD_DIM // TILE
@@ -172,10 +168,8 @@ PLAN = KernelPlan(
         Sync("fence.mbarrier_init, barrier TMEM", "all", "mbarriers, tensor memory: before their use"),
         Sync("setmaxnreg", "all", "registers given up by the others before STATE takes them"),
         Sync("tail ring", "LOAD", "K has landed before zeros are stored over its rows"),
-        Sync("fence.proxy.async, s_k", "LOAD", "zeros of a tail written before product 2 reads them"),
-        Sync("fence.proxy.async, s_h", "STATE", "h written before product 1 and the TMA store read it"),
-        Sync("fence.proxy.async, s_vs", "STATE", "the decayed V_new written before product 2 reads it"),
-        Sync("fence.proxy.async, s_v_new", "STATE", "V_new written before the TMA store reads it"),
+        Sync("fence.proxy.async", "LOAD", "zeros in s_k written before product 2 reads them"),
+        Sync("fence.proxy.async", "STATE", "s_h, s_vs, s_v_new written before they are read"),
         Sync("tcgen05.wait::ld", "STATE", "tensor memory read before its release"),
         Sync("tcgen05.fence before, after", "MMA, STATE", "tensor memory, arrivals and waits"),
         Sync("bulk wait_group.read", "STORE", "the TMA store has read s_h, s_v_new before their release"),
@@ -212,8 +206,8 @@ class Rings:
 
 
 @dataclass(frozen=True)
-class Tiles:
-    """The plan's buffers of tiles in shared memory, each (rows, columns, stages)."""
+class Shared:
+    """The plan's buffers: tiles (rows, columns, stages), vectors (elements, stages)."""
 
     w: cute.Tensor
     u: cute.Tensor
@@ -221,10 +215,13 @@ class Tiles:
     h: cute.Tensor
     vs: cute.Tensor
     v_new: cute.Tensor
+    decay: cute.Tensor
+    carry: cute.Tensor
 
     @staticmethod
-    def allocate(smem: Any) -> Tiles:
-        return Tiles(*(blackwell.tiles(smem, buffer) for buffer in PLAN.smem[:6]))
+    def allocate(smem: Any) -> Shared:
+        tiles = [blackwell.tiles(smem, buffer) for buffer in PLAN.smem[:-2]]
+        return Shared(*tiles, *(blackwell.vectors(smem, buffer) for buffer in PLAN.smem[-2:]))
 
 
 @dataclass(frozen=True)
@@ -236,24 +233,6 @@ class Tma:
     k: blackwell.Tma
     h: blackwell.Tma
     v_new: blackwell.Tma
-
-
-@dataclass(frozen=True)
-class Gates:
-    """exp(g_last - g_cu) by token and stage, exp(g_last) by stage, in shared memory."""
-
-    decay: cute.Tensor
-    carry: cute.Tensor
-
-    @staticmethod
-    def allocate(smem: Any) -> Gates:
-        decay, carry = PLAN.buffer("s_decay"), PLAN.buffer("s_carry")
-        return Gates(
-            smem.allocate_tensor(
-                cutlass.Float32, cute.make_layout((*decay.shape, decay.stages)), decay.align
-            ),
-            smem.allocate_tensor(cutlass.Float32, cute.make_layout(carry.stages), carry.align),
-        )
 
 
 @dataclass(frozen=True)
@@ -278,8 +257,7 @@ class ChunkState:
     """The kernel for `heads` key heads and `value_heads` value heads, a multiple of them."""
 
     def __init__(self, heads: int, value_heads: int) -> None:
-        self.heads = heads
-        self.value_heads = value_heads
+        self.heads, self.value_heads = heads, value_heads
 
     @cute.jit
     def __call__(
@@ -298,10 +276,10 @@ class ChunkState:
     ) -> None:
         load, store = cpasync.CopyBulkTensorTileG2SOp(), cpasync.CopyBulkTensorTileS2GOp()
         tma = Tma(
-            w=blackwell.Tma.of(load, self._by_head(w), TOKENS),
+            w=blackwell.Tma.of(load, blackwell.reordered(w, 0, 2, 1), TOKENS),
             u=blackwell.Tma.of(load, self._by_tile(u), (CHUNK, TILE)),
-            k=blackwell.Tma.of(load, self._by_head(k), TOKENS),
-            h=blackwell.Tma.of(store, self._by_chunk(h), (TILE, HEAD_DIM)),
+            k=blackwell.Tma.of(load, blackwell.reordered(k, 0, 2, 1), TOKENS),
+            h=blackwell.Tma.of(store, blackwell.reordered(h, 2, 3, 1, 0), (TILE, HEAD_DIM)),
             v_new=blackwell.Tma.of(store, self._by_tile(v_new), (CHUNK, TILE)),
         )
         ctas = (cute.size(cu_seqlens) - 1) * self.value_heads * TILES
@@ -313,18 +291,10 @@ class ChunkState:
             stream=stream,
         )
 
-    def _by_head(self, x: cute.Tensor) -> cute.Tensor:
-        """(tokens, features, heads) of a tensor (tokens, heads, features)."""
-        return cute.make_tensor(x.iterator, cute.select(x.layout, mode=[0, 2, 1]))
-
     def _by_tile(self, x: cute.Tensor) -> cute.Tensor:
         """(tokens, features of a tile, heads, tiles) of a tensor (tokens, heads, features)."""
-        tokens = cute.logical_divide(self._by_head(x), (None, TILE, None))
-        return cute.make_tensor(x.iterator, cute.select(cute.flatten(tokens.layout), mode=[0, 1, 3, 2]))
-
-    def _by_chunk(self, h: cute.Tensor) -> cute.Tensor:
-        """(values, keys, heads, chunks) of a tensor (chunks, heads, values, keys)."""
-        return cute.make_tensor(h.iterator, cute.select(h.layout, mode=[2, 3, 1, 0]))
+        tiled = cute.flatten(cute.logical_divide(x.layout, (None, None, TILE)))
+        return blackwell.reordered(cute.make_tensor(x.iterator, tiled), 0, 2, 1, 3)
 
     @cute.kernel
     def kernel(
@@ -337,7 +307,7 @@ class ChunkState:
     ) -> None:
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         smem = cutlass.memory.SmemAllocator()
-        tiles, gates, rings = Tiles.allocate(smem), Gates.allocate(smem), Rings.allocate(smem)
+        shared, rings = Shared.allocate(smem), Rings.allocate(smem)
         tmem = cutlass.memory.TmemAllocator(
             smem.allocate(cutlass.Int32),
             barrier_for_retrieve=pipeline.NamedBarrier(barrier_id=Barrier.TMEM, num_threads=PLAN.threads),
@@ -355,17 +325,17 @@ class ChunkState:
         # Each role finds its scan by itself: what lives across setmaxnreg is spilled.
         if warp < Role.LOAD:
             cute.arch.setmaxregister_increase(STATE_REGISTERS)
-            self.carry(self.scan(tables), rings, tiles, gates, base, initial_state, final_state)
+            self.carry(self.scan(tables), rings, shared, base, initial_state, final_state)
         else:
             cute.arch.setmaxregister_decrease(OTHER_REGISTERS)
         if warp == Role.LOAD:
-            self.load(self.scan(tables), rings, tiles, tma)
+            self.load(self.scan(tables), rings, shared, tma)
         if warp == Role.MMA:
-            self.multiply(self.scan(tables), rings, tiles, base)
+            self.multiply(self.scan(tables), rings, shared, base)
         if warp == Role.GATE:
-            self.gate(self.scan(tables), rings, gates, g_cu)
+            self.gate(self.scan(tables), rings, shared, g_cu)
         if warp == Role.STORE:
-            self.store(self.scan(tables), rings, tiles, tma)
+            self.store(self.scan(tables), rings, shared, tma)
         cute.arch.sync_threads()
         tmem.free(base)
 
@@ -380,7 +350,7 @@ class ChunkState:
         return Scan(n, head, tile, chunk, chunks, cu_seqlens[n], cu_seqlens[n + 1])
 
     @cute.jit
-    def load(self, scan: Scan, rings: Rings, tiles: Tiles, tma: Tma) -> None:
+    def load(self, scan: Scan, rings: Rings, shared: Shared, tma: Tma) -> None:
         """W, U and K of each chunk, in the order of their use. U and W have rows of zeros behind the end of
         the sequence; K goes on with the next sequence there, and gets them here."""
         key_head = scan.head // (self.value_heads // self.heads)
@@ -390,20 +360,20 @@ class ChunkState:
             row, token = CHUNK * (scan.chunk + i), scan.start + CHUNK * i
             rings.w.acquire(w)
             rings.w.expect(w)
-            tma.w.load(rings.w, w, tiles.w, row, scan.head)
+            tma.w.load(rings.w, w, shared.w, row, scan.head)
             rings.u.acquire(u)
             rings.u.expect(u)
-            tma.u.load(rings.u, u, tiles.u, row, scan.head, scan.tile)
+            tma.u.load(rings.u, u, shared.u, row, scan.head, scan.tile)
             rings.k.acquire(k)
             if token + CHUNK <= scan.stop:
                 rings.k.expect(k)
-                tma.k.load(rings.k, k, tiles.k, token, key_head)
+                tma.k.load(rings.k, k, shared.k, token, key_head)
             else:
                 rings.tail.acquire(tail)
                 rings.tail.expect(tail)
-                tma.k.load(rings.tail, tail, tiles.k, token, key_head, stage=k.index)
+                tma.k.load(rings.tail, tail, shared.k, token, key_head, stage=k.index)
                 rings.tail.wait(landed)
-                blackwell.zero_rows(tiles.k[None, None, k.index], scan.stop - token)
+                blackwell.zero_rows(shared.k[None, None, k.index], scan.stop - token)
                 rings.tail.release_by_warp(landed)
                 rings.k.fill_by_warp(k)
             w.advance()
@@ -414,7 +384,7 @@ class ChunkState:
         rings.k.drain(k)
 
     @cute.jit
-    def gate(self, scan: Scan, rings: Rings, gates: Gates, g_cu: cute.Tensor) -> None:
+    def gate(self, scan: Scan, rings: Rings, shared: Shared, g_cu: cute.Tensor) -> None:
         """What each token's update and the state before it have decayed by at the chunk's end."""
         lane = cute.arch.lane_idx()
         gate = rings.gate.producing()
@@ -427,22 +397,22 @@ class ChunkState:
             low = g_cu[cutlass.min(first + lane, last), scan.head]
             high = g_cu[cutlass.min(first + lane + WARP, last), scan.head]
             rings.gate.acquire(gate)
-            gates.decay[lane, gate.index] = exp(g_last - low)
-            gates.decay[lane + WARP, gate.index] = exp(g_last - high)
+            shared.decay[lane, gate.index] = decay(g_last - low)
+            shared.decay[lane + WARP, gate.index] = decay(g_last - high)
             if lane == 0:
-                gates.carry[gate.index] = exp(g_last)
+                shared.carry[0, gate.index] = decay(g_last)
             rings.gate.fill_by_warp(gate)
             gate.advance()
         rings.gate.drain(gate)
 
     @cute.jit
-    def multiply(self, scan: Scan, rings: Rings, tiles: Tiles, base: cute.Pointer) -> None:
+    def multiply(self, scan: Scan, rings: Rings, shared: Shared, base: cute.Pointer) -> None:
         """D1 and D2 of each chunk; each waits for STATE, so that nothing is to be gained by going ahead."""
-        read, write = read_product(), write_product()
-        r_h, r_w = blackwell.operands(read, tiles.h, tiles.w, (TILE, CHUNK, HEAD_DIM))
-        r_vs, r_k = blackwell.operands(write, tiles.vs, tiles.k, (TILE, HEAD_DIM, CHUNK))
-        t_d1 = blackwell.accumulator(read, base, PLAN.accumulator("t_d1"))
-        t_d2 = blackwell.accumulator(write, base, PLAN.accumulator("t_d2"))
+        first, second = products()
+        r_h, r_w = blackwell.operands(first, shared.h, shared.w, (TILE, CHUNK, HEAD_DIM))
+        r_vs, r_k = blackwell.operands(second, shared.vs, shared.k, (TILE, HEAD_DIM, CHUNK))
+        t_d1 = blackwell.accumulator(first, base, PLAN.accumulator("t_d1"))
+        t_d2 = blackwell.accumulator(second, base, PLAN.accumulator("t_d2"))
         w, k = rings.w.consuming(), rings.k.consuming()
         h, vs = rings.h.consuming(), rings.vs.consuming()
         d1, d2 = rings.d1.producing(), rings.d2.producing()
@@ -451,7 +421,7 @@ class ChunkState:
             rings.d1.acquire(d1)
             rings.h.wait(h)
             blackwell.after_thread_sync()
-            blackwell.multiply(read, t_d1, r_h[None, None, None, h.index], r_w[None, None, None, w.index])
+            blackwell.multiply(first, t_d1, r_h[None, None, None, h.index], r_w[None, None, None, w.index])
             rings.d1.fill_after_mma(d1)
             rings.w.release_after_mma(w)
             rings.h.release_after_mma(h)
@@ -459,7 +429,7 @@ class ChunkState:
             rings.d2.acquire(d2)
             rings.vs.wait(vs)
             blackwell.after_thread_sync()
-            blackwell.multiply(write, t_d2, r_vs[None, None, None, vs.index], r_k[None, None, None, k.index])
+            blackwell.multiply(second, t_d2, r_vs[None, None, None, vs.index], r_k[None, None, None, k.index])
             rings.d2.fill_after_mma(d2)
             rings.k.release_after_mma(k)
             rings.vs.release_after_mma(vs)
@@ -473,75 +443,76 @@ class ChunkState:
         rings.d2.drain(d2)
 
     @cute.jit
-    def store(self, scan: Scan, rings: Rings, tiles: Tiles, tma: Tma) -> None:
+    def store(self, scan: Scan, rings: Rings, shared: Shared, tma: Tma) -> None:
         """One lane copies, commits and waits: bulk groups belong to the thread that committed them."""
         h, v_new = rings.h.consuming(), rings.v_new.consuming()
-        for i in cutlass.range(scan.chunks, unroll=1):
-            chunk = scan.chunk + i
+        for chunk in cutlass.range(scan.chunk, scan.chunk + scan.chunks, unroll=1):
             rings.h.wait(h)
             with cute.arch.elect_one():
-                tma.h.store(tiles.h[None, None, h.index], TILE * scan.tile, scan.head, chunk)
-                cute.arch.cp_async_bulk_commit_group()
-                cute.arch.cp_async_bulk_wait_group(0, read=True)
-                rings.h.release(h)
+                tma.h.store(shared.h[None, None, h.index], TILE * scan.tile, scan.head, chunk)
+                self.release_when_read(rings.h, h)
+            h.advance()
             rings.v_new.wait(v_new)
             with cute.arch.elect_one():
-                tma.v_new.store(tiles.v_new[None, None, v_new.index], CHUNK * chunk, scan.head, scan.tile)
-                cute.arch.cp_async_bulk_commit_group()
-                cute.arch.cp_async_bulk_wait_group(0, read=True)
-                rings.v_new.release(v_new)
-            h.advance()
+                tma.v_new.store(shared.v_new[None, None, v_new.index], CHUNK * chunk, scan.head, scan.tile)
+                self.release_when_read(rings.v_new, v_new)
             v_new.advance()
         with cute.arch.elect_one():
             cute.arch.cp_async_bulk_wait_group(0)
+
+    def release_when_read(self, ring: blackwell.Ring, place: Any) -> None:
+        cute.arch.cp_async_bulk_commit_group()
+        cute.arch.cp_async_bulk_wait_group(0, read=True)
+        ring.release(place)
 
     @cute.jit
     def carry(
         self,
         scan: Scan,
         rings: Rings,
-        tiles: Tiles,
-        gates: Gates,
+        shared: Shared,
         base: cute.Pointer,
         initial_state: cute.Tensor | None,
         final_state: cute.Tensor | None,
     ) -> None:
-        """The state from the initial to the final one; what is waited for between two products is all that
-        is done between them."""
+        """The state from the initial to the final one. What product 1 need not be waited for is done before
+        that wait, and V_new is packed for global memory under product 2."""
         thread = cute.arch.thread_idx()[0]
-        updates = blackwell.Reader.of(read_product(), (TILE, CHUNK), base, thread)
-        states = blackwell.Reader.of(write_product(), (TILE, HEAD_DIM), base, thread)
+        first, second = products()
+        updates = blackwell.Reader.of(first, (TILE, CHUNK), base, thread)
+        states = blackwell.Reader.of(second, (TILE, HEAD_DIM), base, thread)
         r_s = cute.make_rmem_tensor(states.where.shape, cutlass.Float32)
-        r_v_new = cute.make_rmem_tensor(updates.where.shape, BF16)
-        r_u, r_decay = (
-            cute.make_rmem_tensor_like(r_v_new),
-            cute.make_rmem_tensor_like(r_v_new, cutlass.Float32),
-        )
-        self.begin(scan, states, initial_state, r_s)
+        r_u = cute.make_rmem_tensor(updates.where.shape, BF16)
+        r_decay = cute.make_rmem_tensor_like(r_u, cutlass.Float32)
+        self.begin(states, scan, initial_state, r_s)
         u, gate = rings.u.consuming(), rings.gate.consuming()
         d1, d2 = rings.d1.consuming(), rings.d2.consuming()
         h, vs, v_new = rings.h.producing(), rings.vs.producing(), rings.v_new.producing()
         for _ in cutlass.range(scan.chunks, unroll=1):
             rings.h.acquire(h)
-            self.pack_state(states, r_s, tiles.h[None, None, h.index])
+            self.pack_state(states, r_s, shared.h[None, None, h.index])
             rings.h.fill_by_warp(h)
 
             rings.u.wait(u)
-            updates.fetch(blackwell.transposed(tiles.u[None, None, u.index]), r_u, transpose=True)
+            updates.fetch(blackwell.reordered(shared.u[None, None, u.index], 1, 0), r_u, transpose=True)
             rings.u.release_by_warp(u)
             rings.gate.wait(gate)
-            self.fetch_decay(updates, gates.decay[None, gate.index], r_decay)
-            carry = gates.carry[gate.index]
+            by_column = cute.make_layout((TILE, CHUNK), stride=(0, 1))
+            s_decay = cute.make_tensor(shared.decay[None, gate.index].iterator, by_column)
+            cute.autovec_copy(updates.part(s_decay), r_decay)
+            carry = shared.carry[0, gate.index]
             rings.gate.release_by_warp(gate)
             rings.vs.acquire(vs)
 
             rings.d1.wait(d1)
-            self.form_updates(updates, r_u, r_decay, r_v_new, tiles.vs[None, None, vs.index])
+            r_v_new = self.form_updates(updates, r_u, r_decay, shared.vs[None, None, vs.index])
             rings.vs.fill_by_warp(vs)
             rings.d1.release_by_warp(d1)
 
             rings.v_new.acquire(v_new)
-            self.pack_updates(updates, r_v_new, tiles.v_new[None, None, v_new.index])
+            s_v_new = blackwell.reordered(shared.v_new[None, None, v_new.index], 1, 0)
+            updates.write(r_v_new, s_v_new, transpose=True)
+            cute.arch.fence_proxy("async.shared", space="cta")
             rings.v_new.fill_by_warp(v_new)
 
             rings.d2.wait(d2)
@@ -554,15 +525,16 @@ class ChunkState:
             h.advance()
             vs.advance()
             v_new.advance()
-        self.end(scan, states, r_s, final_state)
+        self.end(states, scan, r_s, final_state)
         rings.h.drain(h)
         rings.vs.drain(vs)
         rings.v_new.drain(v_new)
 
     @cute.jit
     def begin(
-        self, scan: Scan, states: blackwell.Reader, initial_state: cute.Tensor | None, r_s: cute.Tensor
+        self, states: blackwell.Reader, scan: Scan, initial_state: cute.Tensor | None, r_s: cute.Tensor
     ) -> None:
+        """S as it was given, or 0."""
         if cutlass.const_expr(initial_state is None):
             r_s.fill(0.0)
         else:
@@ -572,8 +544,9 @@ class ChunkState:
 
     @cute.jit
     def end(
-        self, scan: Scan, states: blackwell.Reader, r_s: cute.Tensor, final_state: cute.Tensor | None
+        self, states: blackwell.Reader, scan: Scan, r_s: cute.Tensor, final_state: cute.Tensor | None
     ) -> None:
+        """S to where it is wanted, if it is."""
         if cutlass.const_expr(final_state is not None):
             r_kept = cute.make_rmem_tensor_like(r_s, final_state.element_type)
             r_kept.store(r_s.load().to(final_state.element_type))
@@ -588,42 +561,26 @@ class ChunkState:
         cute.arch.fence_proxy("async.shared", space="cta")
 
     @cute.jit
-    def fetch_decay(self, updates: blackwell.Reader, s_decay: cute.Tensor, r_decay: cute.Tensor) -> None:
-        """The same for every row: a column is a token."""
-        by_column = cute.make_tensor(s_decay.iterator, cute.make_layout((TILE, CHUNK), stride=(0, 1)))
-        cute.autovec_copy(updates.part(by_column), r_decay)
-
-    @cute.jit
     def form_updates(
-        self,
-        updates: blackwell.Reader,
-        r_u: cute.Tensor,
-        r_decay: cute.Tensor,
-        r_v_new: cute.Tensor,
-        s_vs: cute.Tensor,
-    ) -> None:
-        """V_new = U - D1 in r_v_new, its decayed form in s_vs: both rounded from the same difference."""
+        self, updates: blackwell.Reader, r_u: cute.Tensor, r_decay: cute.Tensor, s_vs: cute.Tensor
+    ) -> cute.Tensor:
+        """V_new = U - D1, returned, and its decayed form in s_vs: both rounded from the same difference."""
         r_d1 = cute.make_rmem_tensor_like(r_decay)
         blackwell.after_thread_sync()
         updates.read(PLAN.accumulator("t_d1"), 0, 0, r_d1)
         cute.arch.fence_view_async_tmem_load()
         blackwell.before_thread_sync()
         difference = r_u.load().to(cutlass.Float32) - r_d1.load()
+        r_v_new, r_vs = cute.make_rmem_tensor_like(r_u), cute.make_rmem_tensor_like(r_u)
         r_v_new.store(difference.to(BF16))
-        r_vs = cute.make_rmem_tensor_like(r_v_new)
         r_vs.store((difference * r_decay.load()).to(BF16))
         updates.write(r_vs, s_vs)
         cute.arch.fence_proxy("async.shared", space="cta")
-
-    @cute.jit
-    def pack_updates(self, updates: blackwell.Reader, r_v_new: cute.Tensor, s_v_new: cute.Tensor) -> None:
-        """V_new by token, for global memory."""
-        updates.write(r_v_new, blackwell.transposed(s_v_new), transpose=True)
-        cute.arch.fence_proxy("async.shared", space="cta")
+        return r_v_new
 
     @cute.jit
     def advance(self, states: blackwell.Reader, carry: cutlass.Float32, r_s: cute.Tensor) -> None:
-        """S = exp(g_last) S + D2."""
+        """S = decay(g_last) S + D2."""
         r_d2 = cute.make_rmem_tensor_like(r_s)
         blackwell.after_thread_sync()
         states.read(PLAN.accumulator("t_d2"), 0, 0, r_d2)
@@ -632,21 +589,11 @@ class ChunkState:
         r_s.store(cute.math.fma(r_s.load(), cute.full_like(r_s, carry), r_d2.load()))
 
 
-def exp(x: cutlass.Float32) -> cutlass.Float32:
-    return cute.math.exp2(x * LOG2_E, fastmath=True)
-
-
-def read_product() -> cute.TiledMma:
-    """D1: h by key, W by key."""
-    return _product(OperandMajorMode.K, (TILE, CHUNK))
-
-
-def write_product() -> cute.TiledMma:
-    """D2: decayed V_new by token, K by token."""
-    return _product(OperandMajorMode.MN, (TILE, HEAD_DIM))
-
-
-def _product(b_major: OperandMajorMode, shape: tuple[int, int]) -> cute.TiledMma:
-    return sm100.make_trivial_tiled_mma(
-        BF16, BF16, OperandMajorMode.K, b_major, cutlass.Float32, tcgen05.CtaGroup.ONE, shape
+def products() -> tuple[cute.TiledMma, cute.TiledMma]:
+    """1 and 2: the right operand is K-major, then N-major."""
+    left, one = OperandMajorMode.K, tcgen05.CtaGroup.ONE
+    first, second = (
+        sm100.make_trivial_tiled_mma(BF16, BF16, left, right, cutlass.Float32, one, (TILE, columns))
+        for right, columns in ((OperandMajorMode.K, CHUNK), (OperandMajorMode.MN, HEAD_DIM))
     )
+    return first, second
