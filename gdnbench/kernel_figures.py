@@ -70,9 +70,7 @@ NUMBERS = tuple(field.name for field in fields(Figures) if field.name != "name")
 def figures(program: Program) -> Figures:
     """Of a program that launches one kernel; UnsupportedError for another, ExportError for a cubin that does
     not say what is asked."""
-    call = capture(
-        program, [_example(parameter.type) for parameter in program.parameters if parameter.type != STREAM]
-    )
+    call = capture(program, example_arguments(program))
     if len(call.requests) != 1 or len(call.module.kernels) != 1:
         raise UnsupportedError(f"figures of {program.name}, which launches {len(call.requests)} kernels")
     request, kernel = call.requests[0], call.module.kernels[call.requests[0].entry]
@@ -99,6 +97,11 @@ def figures(program: Program) -> Figures:
         tma_instructions=sum(op in TMA for op in ops),
         compile_seconds=round(program.compile_seconds, 3),
     )
+
+
+def example_arguments(program: Program) -> list[Any]:
+    """Arguments that a program takes: zeros, and 1 for numbers."""
+    return [_example(parameter.type) for parameter in program.parameters if parameter.type != STREAM]
 
 
 def ptx_lines(ptx: str) -> int:

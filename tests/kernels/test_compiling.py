@@ -33,6 +33,7 @@ from gdnbench_kernels.compiling import (
     load,
     program,
 )
+from gdnbench_kernels.gdn_prefill import sources
 
 HERE = Path(__file__).parent
 AFFINE = Source.of("tests.affine", "compiled_kernels:affine", with_bias=True)
@@ -500,7 +501,7 @@ class MockEngine:
 
 
 @pytest.fixture
-def cuda_launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
+def cuda_launches(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     """What programs launch on CUDA, without any: tensors are on the CPU, and the stream is 0x5150."""
     import cuda.bindings.runtime as cuda_runtime
     from cutlass.base_dsl.export.external_binary_module import ExternalBinaryModule
@@ -510,15 +511,13 @@ def cuda_launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     from gdnbench.sim.host.runtime import Runtime
     from gdnbench.sim.ptx.parser import parse
 
-    def runtime(compiled: Program) -> Runtime:
-        module = parse(compiled.ptx)
-        return Runtime(
-            compiled.ptx,
-            device_for(module.target),
-            lambda entry: [param.size for param in module.kernels[entry].params],
-        )
-
-    MockEngine.runtime = runtime(program(AFFINE))
+    # Sources of other kernels come as the test's parameter.
+    module = parse(program(getattr(request, "param", AFFINE)).ptx)
+    MockEngine.runtime = Runtime(
+        module.text,
+        device_for(module.target),
+        lambda entry: [param.size for param in module.kernels[entry].params],
+    )
     monkeypatch.setattr(ExternalBinaryModule.load_provider, "execution_engine_constructor", MockEngine)
     one_device = (cuda_runtime.cudaError_t.cudaSuccess, 1)
     monkeypatch.setattr(cuda_runtime, "cudaGetDeviceCount", lambda: one_device)
@@ -556,6 +555,29 @@ def written(param: bytes) -> bytes:
     """What the host code stores of a parameter; the rest is left as the stack was. Of a tensor map that are
     64 of 128 bytes, of a tensor with one dynamic extent 12 of 16: it ends in padding."""
     return param[: {128: 64, 16: 12}.get(len(param), len(param))]
+
+
+PREFILL = sources.sources(1, 2, "bfloat16", None)
+
+
+@pytest.mark.parametrize(
+    ("cuda_launches", "source"),
+    [pytest.param(source, source, id=source.name) for source in PREFILL],
+    indirect=["cuda_launches"],
+)
+def test_cuda_launch_of_the_prefill_kernels(cuda_launches: list[Any], source: Source) -> None:
+    """The same of the kernels themselves."""
+    from gdnbench.kernel_figures import example_arguments
+    from gdnbench.sim.host.capture import capture
+
+    compiled = program(source)
+    given = example_arguments(compiled)
+    compiled(*given)
+    (mine,) = cuda_launches
+    (simulated,) = capture(compiled, given).requests
+    assert (mine.entry, mine.grid, mine.block) == (simulated.entry, simulated.grid, simulated.block)
+    assert (mine.shared_bytes, mine.stream) == (simulated.shared_bytes, 0x5150)
+    assert list(map(written, mine.params)) == list(map(written, simulated.params))
 
 
 def test_cuda_launch_depends_on_its_arguments(cuda_launches: list[Any]) -> None:
@@ -606,6 +628,12 @@ def test_cuda_refuses_what_was_compiled_in(cuda_launches: list[Any]) -> None:
     with pytest.raises(ArgumentError, match=r"given were 5 positional arguments and count"):
         program(AFFINE)(*arguments(), count=3)
     assert not cuda_launches
+
+
+def test_values_that_an_open_extent_takes() -> None:
+    extent = cuda_launch.Extent(None, bits=32, divisor=8)
+    assert [value for value in (0, 4, 8, 9, 2**31 - 8, 2**31) if extent.takes(value)] == [0, 8, 2**31 - 8]
+    assert cuda_launch.Extent(None, bits=64).takes(2**31)
 
 
 @pytest.mark.parametrize(
