@@ -133,22 +133,15 @@ def sm100(
     that the kernels are not written for.
     """
     _refuse(q, k, v, chunk_size, beta_max)
+    _check_inputs(q, k, v, g, beta, cu_seqlens, initial_state)
     tokens, value_heads, sequences = len(v), v.shape[1], len(cu_seqlens) - 1
-    states = (sequences, value_heads, HEAD_DIM, HEAD_DIM)
-    _check_form("q", q, k.shape, BFLOAT16, v.device)
-    _check_form("k", k, (tokens, k.shape[1], HEAD_DIM), BFLOAT16, v.device)
-    _check_form("v", v, (tokens, value_heads, HEAD_DIM), BFLOAT16, v.device)
-    _check_form("g", g, v.shape[:2], GATES, v.device)
-    _check_form("beta", beta, v.shape[:2], GATES, v.device)
-    _check_form("cu_seqlens", cu_seqlens, cu_seqlens.shape[:1], INT32, v.device)
-    if initial_state is not None:
-        _check_form("initial_state", initial_state, states, STATES, v.device)
     out = _Output.of("o", o, v.shape, BFLOAT16, v.device)
     last: _Output | None = None
     if output_final_state:
         wanted = final_state_dtype or (None if final_state is None else dtype_name(final_state.dtype))
         dtype = final_dtype(initial_state, wanted)
         _check_dtype("final_state", dtype, STATES)
+        states = (sequences, value_heads, HEAD_DIM, HEAD_DIM)
         last = _Output.of("final_state", final_state, states, dtype, v.device)
     space = workspace or Workspace.allocate(tokens, sequences, value_heads, v.device)
     a = ai = None
@@ -342,6 +335,22 @@ def _refuse(q: Tensor, k: Tensor, v: Tensor, chunk_size: int, beta_max: float) -
             f"the SM100 kernels take beta up to {BETA_MAX:g}, beyond which their inverse is not accurate"
             f" enough; beta_max is {beta_max:g}"
         )
+
+
+def _check_inputs(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, cu_seqlens: Tensor, initial_state: Tensor | None
+) -> None:
+    """Before anything is launched: of one device, of dtypes that are taken, of shapes that fit together."""
+    tokens, value_heads = v.shape[:2]
+    _check_form("v", v, (tokens, value_heads, HEAD_DIM), BFLOAT16, v.device)
+    for name, tensor in (("q", q), ("k", k)):
+        _check_form(name, tensor, (tokens, k.shape[1], HEAD_DIM), BFLOAT16, v.device)
+    for name, tensor in (("g", g), ("beta", beta)):
+        _check_form(name, tensor, (tokens, value_heads), GATES, v.device)
+    _check_form("cu_seqlens", cu_seqlens, cu_seqlens.shape[:1], INT32, v.device)
+    if initial_state is not None:
+        states = (len(cu_seqlens) - 1, value_heads, HEAD_DIM, HEAD_DIM)
+        _check_form("initial_state", initial_state, states, STATES, v.device)
 
 
 def _check_tables(cu_seqlens: Tensor, tables: ChunkTables) -> int:

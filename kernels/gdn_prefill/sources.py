@@ -111,11 +111,12 @@ def build_uw(heads: int, value_heads: int, tap: Tap) -> Build:
     """k, v, g, beta, cu_seqlens, chunk_indices, total_chunks, g_cu, u, w, a, ai, ctas."""
     import cutlass
 
-    from gdnbench_kernels.gdn_prefill import chunk_uw
+    from gdnbench_kernels.gdn_prefill import triangle
+    from gdnbench_kernels.gdn_prefill.chunk_uw import ChunkUW
 
     of = _Examples()
     square = ("float32", of.chunks, value_heads, CHUNK, CHUNK)
-    return chunk_uw.ChunkUW(heads, value_heads, chunk_uw.Tap[tap.upper()]), (
+    return ChunkUW(heads, value_heads, triangle.Tap[tap.upper()]), (
         of.tensor("bfloat16", of.tokens, heads, HEAD_DIM),
         of.tensor("bfloat16", of.tokens, value_heads, HEAD_DIM),
         of.tensor("float32", of.tokens, value_heads),

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import fields, replace
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,14 +16,20 @@ from torch import Tensor
 from gdnbench.bits import as_integers
 from gdnbench.judge.rule import Bound
 from gdnbench.judge.stages import judge_stages
+from gdnbench.replay.replay import replay
 from gdnbench.replay.simulated import programs_simulated
+from gdnbench.report.outcome import Outcome
 from gdnbench.sim.simulate import Session, Settings, active
+from gdnbench.store.recover import open_store
 from gdnbench_kernels.contract import Call
 from gdnbench_kernels.gdn_prefill import sm100 as kernels
 from gdnbench_kernels.gdn_prefill.chunks import plan_chunks
 from gdnbench_kernels.gdn_prefill.contract import OPERATION
 from gdnbench_kernels.gdn_prefill.sm100 import ChunkTables, Workspace, sm100
 from gdnbench_kernels.gdn_prefill.synth import synth
+
+CAPTURES = Path(__file__).parents[2] / "captures"
+CPU = torch.device("cpu")
 
 GUARD = 64
 """Elements before and after a tensor that nobody may write; a multiple of the alignment in any dtype."""
@@ -96,9 +103,6 @@ class Run:
         return [finding.message for report in self.session.reports for finding in report.findings]
 
 
-CPU = torch.device("cpu")
-
-
 def same(x: Tensor, y: Tensor) -> bool:
     return x.dtype == y.dtype and x.shape == y.shape and bool((as_integers(x) == as_integers(y)).all())
 
@@ -150,9 +154,10 @@ def test_stages_and_outputs(options: dict[str, Any]) -> None:
 
 
 def test_257_sequences() -> None:
-    lengths = torch.randint(0, 12, (257,), generator=torch.Generator().manual_seed(0))
-    lengths[100] = 140
-    assert_passes(synth(seqlens=tuple(lengths.tolist()), heads=(1, 1), initial_state=True))
+    """Most of them empty, among them the first and the last."""
+    lengths = [0] * 257
+    lengths[1:256:12] = torch.arange(22).mul(31).remainder(75).tolist()
+    assert_passes(synth(seqlens=tuple(lengths), heads=(1, 1), initial_state=True))
 
 
 @pytest.mark.parametrize(
@@ -224,31 +229,34 @@ def test_a_sequence_of_nan_and_inf_reaches_no_other() -> None:
         assert same(found["o"][bounds[n] : bounds[n + 1]], clean["o"][bounds[n] : bounds[n + 1]])
 
 
-SETTINGS: list[dict[str, Any]] = [
-    {"schedule": "late"},  # once more: a run differs from the next by nothing
-    {"schedule": "early"},
-    {"schedule": "random:1"},
-    {"schedule": "random:2"},
-    {"engine": "interpreter"},
-]
-
-
 @pytest.fixture(scope="module")
 def usual() -> dict[str, Tensor]:
+    """Stages and outputs of `BATCH`."""
     run = Run(synth(**BATCH))
     return {**run.stages, **run.outputs}
 
 
-@pytest.mark.parametrize("settings", SETTINGS, ids=lambda settings: next(iter(settings.values())))
-def test_bits_are_those_of_any_schedule_and_engine(
-    usual: dict[str, Tensor], settings: dict[str, Any]
-) -> None:
-    run = Run(synth(**BATCH), **settings)
-    total = plan_chunks(synth(**BATCH).tensors["cu_seqlens"], 64).total
+def assert_same_bits(call: Call, run: Run, wanted: dict[str, Tensor]) -> None:
+    total = plan_chunks(call.tensors["cu_seqlens"], 64).total
     for name, tensor in {**run.stages, **run.outputs}.items():
-        # A and Ai are not in the workspace: past the last chunk they hold whatever was there.
+        # A and Ai are not of the workspace: past the last chunk they hold whatever was there.
         rows = slice(total if name in ("A", "Ai") else None)
-        assert same(tensor[rows], usual[name][rows]), name
+        assert same(tensor[rows], wanted[name][rows]), name
+
+
+@pytest.mark.parametrize("schedule", ["late", "early", "random:1", "random:2"])
+def test_bits_are_those_of_any_schedule(usual: dict[str, Tensor], schedule: str) -> None:
+    """The default, "late", a second time: a run does not differ from the next."""
+    call = synth(**BATCH)
+    assert_same_bits(call, Run(call, schedule=schedule), usual)
+
+
+def test_bits_are_those_of_the_other_engine() -> None:
+    call = synth(seqlens=(65,), heads=(1, 1), initial_state=True)
+    wanted = Run(call)
+    found = Run(call, engine="interpreter")
+    assert_same_bits(call, found, {**wanted.stages, **wanted.outputs})
+    assert found.findings == []
 
 
 def test_the_build_that_stores_a_and_ai_has_the_same_bits(usual: dict[str, Tensor]) -> None:
@@ -258,11 +266,9 @@ def test_the_build_that_stores_a_and_ai_has_the_same_bits(usual: dict[str, Tenso
 
 
 def test_kernels_alone_make_the_whole() -> None:
-    """Chained by hand, the second half from an inverse that the first stored."""
+    """Chained by hand, from an inverse that another run stored."""
     call = synth(**BATCH)
-    t, stages = call.tensors, {}
-    whole = Run(call)
-    stages = whole.stages
+    t, whole = call.tensors, Run(call)
     space = Workspace.allocate(len(t["v"]), len(t["cu_seqlens"]) - 1, t["v"].shape[1], CPU)
     o, final, tables = torch.empty_like(t["v"]), torch.empty_like(t["initial_state"]), space.tables
     with simulator():
@@ -273,7 +279,7 @@ def test_kernels_alone_make_the_whole() -> None:
             g_cu=space.g_cu,
             u=space.u,
             w=space.w,
-            ai=stages["Ai"],
+            ai=whole.stages["Ai"],
             tap="inject_ai",
         )
         kernels.chunk_state(
@@ -313,7 +319,8 @@ def test_strided_and_unaligned_tensors_are_taken(usual: dict[str, Tensor]) -> No
         return torch.empty(tensor.numel() + 1, dtype=tensor.dtype)[1:].view(tensor.shape).copy_(tensor)
 
     tensors = {name: shifted(tensor) for name, tensor in call.tensors.items()}
-    tensors["q"], tensors["k"] = torch.cat([tensors["q"], tensors["k"]], dim=1).split(1, dim=1)
+    both = torch.cat([tensors["q"], tensors["k"]], dim=1)
+    tensors["q"], tensors["k"] = both[:, :1], both[:, 1:]
     o = torch.full((len(tensors["v"]), 2, 256), 7.0, dtype=torch.bfloat16)[..., 64:192]
     final = shifted(torch.zeros_like(usual["final_state"]))
     with simulator():
@@ -331,6 +338,15 @@ def test_gates_and_steps_of_16_bits_are_widened() -> None:
     with simulator():
         found, wanted = sm100(**{**call.tensors, **narrow}), sm100(**{**call.tensors, **wide})
     assert all(same(found[name], wanted[name]) for name in wanted)
+
+
+@pytest.mark.parametrize("capture", ["packed", "prefill", "resumed"])
+def test_shipped_captures(capture: str) -> None:
+    with open_store(CAPTURES / f"{capture}.zarr.zip") as store:
+        report = replay(store, kernel="sm100", on="sim", op="gdn_prefill")
+    assert [(result.outcome, result.reason) for result in report.records] == [(Outcome.PASS, "")] * len(
+        report.records
+    )
 
 
 REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
