@@ -531,10 +531,8 @@ class ChunkState:
         rings.v_new.drain(v_new)
 
     @cute.jit
-    def begin(
-        self, states: blackwell.Reader, scan: Scan, initial_state: cute.Tensor | None, r_s: cute.Tensor
-    ) -> None:
-        """S as it was given, or 0."""
+    def begin(self, states: blackwell.Reader, scan: Scan, initial_state: Any, r_s: cute.Tensor) -> None:
+        """S as it was given, 0 without any."""
         if cutlass.const_expr(initial_state is None):
             r_s.fill(0.0)
         else:
@@ -543,10 +541,8 @@ class ChunkState:
             r_s.store(r_given.load().to(cutlass.Float32))
 
     @cute.jit
-    def end(
-        self, states: blackwell.Reader, scan: Scan, r_s: cute.Tensor, final_state: cute.Tensor | None
-    ) -> None:
-        """S to where it is wanted, if it is."""
+    def end(self, states: blackwell.Reader, scan: Scan, r_s: cute.Tensor, final_state: Any) -> None:
+        """S to where it is wanted, nowhere without any."""
         if cutlass.const_expr(final_state is not None):
             r_kept = cute.make_rmem_tensor_like(r_s, final_state.element_type)
             r_kept.store(r_s.load().to(final_state.element_type))

@@ -18,7 +18,7 @@ from gdnbench_kernels.gdn_prefill.chunk_state import PLAN
 from gdnbench_kernels.gdn_prefill.chunked import advance_state
 from gdnbench_kernels.gdn_prefill.chunks import ChunkPlan, gather_chunks
 from gdnbench_kernels.gdn_prefill.contract import OPERATION, plan_of
-from gdnbench_kernels.gdn_prefill.sources import build_state
+from gdnbench_kernels.gdn_prefill.sources import StateDtype, build_state
 from gdnbench_kernels.gdn_prefill.synth import synth
 from gdnbench_kernels.plan import SMEM_LIMIT
 from gdnbench_kernels.rounding import EXACT, Arithmetic, served
@@ -27,14 +27,15 @@ LENGTHS = (1, 63, 0, 64, 65, 127, 129)
 GUARD = 3
 """Rows before and after every output that nobody may write to."""
 BF16 = served(torch.bfloat16)
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, None: None}
+DTYPES: dict[StateDtype, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+NAMES: dict[torch.dtype, StateDtype] = {dtype: name for name, dtype in DTYPES.items()}
 
 Outputs = dict[str, Tensor]
 """h [UB, Hv, V, K], V_new [UB C, Hv, V] and final_state [N, Hv, V, K]: NaN where nothing was written."""
 
 
 @cache
-def compiled(heads: int, value_heads: int, initial: str | None, final: str | None) -> Any:
+def compiled(heads: int, value_heads: int, initial: StateDtype | None, final: StateDtype | None) -> Any:
     host, arguments = build_state(heads, value_heads, initial, final)
     return sim.compile(host, *arguments, arch="sm_100a")
 
@@ -47,7 +48,7 @@ class Given:
     chunks: ChunkPlan
 
     @classmethod
-    def of(cls, initial: str | None = "float32", **options: Any) -> Given:
+    def of(cls, initial: StateDtype | None = "float32", **options: Any) -> Given:
         call = synth(initial_state=initial is not None, state_dtype=initial or "float32", **options)
         stages: dict[str, Tensor] = {}
         run_kernel(OPERATION, "reference_staged", call, stages)
@@ -67,10 +68,10 @@ class Given:
     def heads(self) -> tuple[int, int]:
         return self["k"].shape[1], self["g_cu"].shape[1]
 
-    def run(self, final: str | None = "float32", **options: Any) -> Outputs:
+    def run(self, final: StateDtype | None = "float32", **options: Any) -> Outputs:
         """Outputs; the inputs and what surrounds the outputs are as they were."""
         sequences, (_, value_heads) = len(self["cu_seqlens"]) - 1, self.heads
-        shapes = {
+        shapes: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
             "h": ((self.chunks.bound, value_heads, 128, 128), torch.bfloat16),
             "V_new": ((64 * self.chunks.bound, value_heads, 128), torch.bfloat16),
         }
@@ -83,7 +84,7 @@ class Given:
         out = {name: tensor[GUARD:-GUARD] for name, tensor in guarded.items()}
         x = {name: None if tensor is None else tensor.clone() for name, tensor in self.tensors.items()}
         first = x["initial_state"]
-        program = compiled(*self.heads, None if first is None else str(first.dtype)[6:], final)
+        program = compiled(*self.heads, None if first is None else NAMES[first.dtype], final)
         inputs = [x[name] for name in ("k", "U", "W", "g_cu", "cu_seqlens")]
         offsets = self.chunks.offsets.int()
         outputs = (out["h"], out["V_new"], out.get("final_state"))
@@ -96,7 +97,7 @@ class Given:
             assert tensor[-GUARD:].isnan().all(), f"{name} was written behind its end"
         return out
 
-    def expected(self, arithmetic: Arithmetic, final: str = "float32") -> Outputs:
+    def expected(self, arithmetic: Arithmetic, final: StateDtype = "float32") -> Outputs:
         """Outputs of these very inputs."""
         total, offsets = self.chunks.total, self.chunks.offsets.tolist()
         rows = self.chunks.part(0, total)
@@ -104,7 +105,7 @@ class Given:
         # Behind the end the last token's gate.
         last = rows[0].where(rows[1], rows[0].where(rows[1], 0).amax(1, keepdim=True))
         g_cu = self["g_cu"][last.flatten()].view(*last.shape, -1).movedim(2, 1).to(arithmetic.compute)
-        u, w = (self[name].unflatten(0, (-1, 64)).movedim(1, 2)[:total] for name in ("U", "W"))
+        u, w = (chunked(self[name]).movedim(1, 2)[:total] for name in ("U", "W"))
         value_heads = self.heads[1]
         first = self.tensors["initial_state"]
         sequences = len(offsets) - 1
@@ -123,6 +124,11 @@ class Given:
         if arithmetic is not EXACT:
             state = state.to(DTYPES[final])
         return {"h": h, "V_new": v_new.flatten(0, 1), "final_state": state}
+
+
+def chunked(rows: Tensor) -> Tensor:
+    """[UB, C, Hv, ...] of [UB C, Hv, ...]."""
+    return rows.view(-1, 64, *rows.shape[1:])
 
 
 def same_bits(x: Tensor, y: Tensor) -> bool:
@@ -150,7 +156,7 @@ def errors(given: Given, found: Tensor, exact: Tensor, name: str) -> Tensor:
     return torch.stack(rms)
 
 
-def assert_accurate(given: Given, out: Outputs, final: str = "float32") -> None:
+def assert_accurate(given: Given, out: Outputs, final: StateDtype = "float32") -> None:
     """At most twice the error of the same roundings in torch: the worst (sequence, head), and all."""
     exact, torchs = given.expected(EXACT), given.expected(BF16, final)
     for name, tensor in out.items():
@@ -169,7 +175,7 @@ def test_every_sequence_and_head_is_accurate(heads: tuple[int, int]) -> None:
 @pytest.mark.parametrize(
     ("initial", "final"), [("float32", "bfloat16"), ("bfloat16", "float32"), (None, "bfloat16")]
 )
-def test_states_of_either_dtype_or_none(initial: str | None, final: str) -> None:
+def test_states_of_either_dtype_or_none(initial: StateDtype | None, final: StateDtype) -> None:
     given = Given.of(initial, seqlens=(0, 65, 130), heads=(1, 2))
     out = given.run(final)
     assert_accurate(given, out, final)
@@ -235,7 +241,7 @@ def test_rows_behind_an_end_are_zeros_and_chunks_there_are_not_untouched(
     assert plan.bound > plan.total
     assert out["h"][plan.total :].isnan().all()
     assert out["V_new"][64 * plan.total :].isnan().all()
-    rows = out["V_new"].unflatten(0, (-1, 64))
+    rows = chunked(out["V_new"])
     assert min(plan.length) < 64
     for chunk, length in enumerate(plan.length.tolist()):
         assert not rows[chunk, length:].any()
