@@ -340,7 +340,14 @@ def test_gates_and_steps_of_16_bits_are_widened() -> None:
     assert all(same(found[name], wanted[name]) for name in wanted)
 
 
-@pytest.mark.parametrize("capture", ["packed", "prefill", "resumed"])
+@pytest.mark.parametrize(
+    "capture",
+    [
+        "resumed",
+        pytest.param("packed", marks=pytest.mark.slow),
+        pytest.param("prefill", marks=pytest.mark.slow),
+    ],
+)
 def test_shipped_captures(capture: str) -> None:
     with open_store(CAPTURES / f"{capture}.zarr.zip") as store:
         report = replay(store, kernel="sm100", on="sim", op="gdn_prefill")
