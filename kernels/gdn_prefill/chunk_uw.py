@@ -19,12 +19,12 @@ K and V behind the end of a sequence, which are the next one's, are overwritten 
 multiplies them, and g and beta count as 0 there: rows of U and W past the end are 0.
 
     SMEM        shape               dtype     layout
-    s_k         64 x 128, 3 stages  bfloat16  two halves of 64 columns, SW128
-    s_v         64 x 128, 3 stages  bfloat16  two halves of 64 columns, SW128
+    s_k         64 x 128, 3 stages  bfloat16  two tiles of 64 columns, SW128
+    s_v         64 x 128, 3 stages  bfloat16  two tiles of 64 columns, SW128
     s_aib       64 x 64, 2 stages   bfloat16  K-major, SW128: Ai beta_j
     s_aibg      64 x 64, 2 stages   bfloat16  K-major, SW128: Ai beta_j exp(g_cu[j])
-    s_u         4 x 16 x 128        bfloat16  of each warp two halves of 64 columns, SW128
-    s_w         4 x 16 x 128        bfloat16  of each warp two halves of 64 columns, SW128
+    s_u         4 x 16 x 128        bfloat16  of each warp two tiles of 64 columns, SW128
+    s_w         4 x 16 x 128        bfloat16  of each warp two tiles of 64 columns, SW128
     s_gate      3 x 64, 3 stages    float32   rows g_cu, beta, exp(g_cu)
     s_blocks    64 x 64             float16   rows contiguous, 128 B swizzle
     s_diagonal  4 x 16 x 20         float32   columns contiguous, padded
@@ -66,8 +66,6 @@ multiplies them, and g and beta count as 0 there: rows of U and W past the end a
 
 352 threads, 179668 bytes of SMEM, 512 columns of TMEM, 1 CTA an SM
 
-A row is "two halves" where its 128 bf16 are two swizzled tiles of 64 columns one after the other.
-
 Limits: K = V = 128, C = 64, Hv a multiple of H, bf16 tensors, f32 gates; at most 2^31 - 1 items and 2^31 - 1
 elements of g. g is at most 0: the sums never rise, also where fp64 rounded, hence no exponent is positive.
 g = -inf counts as -128, a finite g below -1e30 as -1e30. A NaN reaches its own chunk and no other. A and Ai
@@ -97,12 +95,14 @@ from gdnbench_kernels.gdn_prefill.sizes import CHUNK, HEAD_DIM
 from gdnbench_kernels.gdn_prefill.triangle import ROWS_OF_WARP, Tap
 from gdnbench_kernels.plan import WARP, Accumulator, Buffer, KernelPlan, Ring, Sync
 
+__all__ = ["PLAN", "ChunkUW", "Tap"]
+
 OPERAND = cutlass.BFloat16
 TILE_STAGES = 3
 GROUP_WARPS = CHUNK // ROWS_OF_WARP
 TILE = (CHUNK, HEAD_DIM)
 ROWS = (ROWS_OF_WARP, HEAD_DIM)
-HALVES = "two halves of 64 columns, SW128"
+HALVES = "two tiles of 64 columns, SW128"
 
 
 class Role(IntEnum):

@@ -212,7 +212,7 @@ def test_hard_keys_gates_and_betas(options: dict[str, Any]) -> None:
 def test_equal_bits_under_every_schedule_in_both_engines() -> None:
     call = made(seqlens=(1, 65, 0, 128), key_correlation=0.5)
     expected = launch(call).bits()
-    settings = [
+    settings: list[dict[str, Any]] = [
         {"schedule": schedule, "engine": engine}
         for engine, schedules in {
             "compiled": ("early", "random:1", "random:2"),
@@ -340,8 +340,13 @@ def test_injected_squares_are_used(tap: Tap) -> None:
     """A = 0, or Ai = I: U is v times beta as an operand, rounded once more."""
     call = made(seqlens=(70,))
     identity = torch.eye(64).expand(2, 2, 64, 64).contiguous()
-    squares = {"a": torch.zeros(2, 2, 64, 64)} if tap is Tap.INJECT_A else {"ai": identity}
-    found = launch(call, tap=tap, **squares).stages
+    zeros = torch.zeros_like(identity)
+    found = launch(
+        call,
+        tap=tap,
+        a=zeros if tap is Tap.INJECT_A else None,
+        ai=identity if tap is Tap.INJECT_AI else None,
+    ).stages
     beta, v = call.tensors["beta"], call.tensors["v"]
     expected = (beta.bfloat16().double()[..., None] * v.double()).bfloat16()
     assert torch.equal(found["U"][:70], expected)
