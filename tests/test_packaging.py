@@ -22,6 +22,9 @@ sys.meta_path.insert(0, Refuse())
 import pkgutil
 import gdnbench_kernels
 for module in pkgutil.walk_packages(gdnbench_kernels.__path__, "gdnbench_kernels."):
+    source = module.module_finder.find_spec(module.name).loader.get_source(module.name)
+    if "\\nimport cutlass\\n" in source:
+        continue  # written in CuTe DSL: imported when it is compiled, by none of the others
     __import__(module.name)
 from gdnbench.ops import operations
 print(*operations())
@@ -40,7 +43,7 @@ def test_the_name_kernels_is_left_to_its_owner(tmp_path: Path) -> None:
     assert result.stdout == "None\n"
 
 
-def test_kernel_packages_import_with_nothing_installed_beside_them(tmp_path: Path) -> None:
+def test_kernel_packages_import_without_cutlass_cuda_or_transformers(tmp_path: Path) -> None:
     result = python(BLOCKED, tmp_path)
     assert (result.stdout, result.stderr) == ("gdn_decode gdn_prefill\n", "")
 
