@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """Replays a prefill kernel, stages and all, on calls that kernels have gone wrong on and on shipped captures.
 
-    python scripts/prove_prefill.py                      the SM100 kernels on the simulator, all cases
+    python scripts/prove_prefill.py                      the SM100 kernels, simulated: about ten minutes
     python scripts/prove_prefill.py --quick              the few small cases that meet every branch
     python scripts/prove_prefill.py 'gate*' 'keys*'      cases by name; --list prints them
     python scripts/prove_prefill.py --kernel torch --on cpu
