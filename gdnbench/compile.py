@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -31,6 +32,10 @@ def sources_of(op: str, kernel: str | None = None) -> tuple[str, Sources]:
     return kernel, getattr(importlib.import_module(module), function)
 
 
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+"""CuTe DSL's messages are in colour."""
+
+
 def compile_programs(
     sources: Sources, options: Mapping[str, Any], arch: str, advance: Callable[[int, int], None]
 ) -> list[Program]:
@@ -50,6 +55,9 @@ def compile_programs(
         except ImportError as error:
             raise CompileError(str(error)) from error
         except Exception as error:  # tracing runs the kernel's own Python, which may raise anything
-            first = next(iter(str(error).strip().splitlines()), "")
-            raise CompileError(f"{source.name} does not compile: {type(error).__name__}: {first}") from error
+            said = _COLOUR.sub("", str(error)).strip()
+            first = next(iter(said.splitlines()), "").removeprefix("error: ")
+            raise CompileError(
+                f"{source.name} does not compile for {arch}: {type(error).__name__}: {first}"
+            ) from error
     return made

@@ -34,6 +34,7 @@ from gdnbench_kernels import program_cache
 DSL = "nvidia-cutlass-dsl"
 
 ARCHS: dict[str, tuple[tuple[int, int], ...]] = {
+    "sm_90a": ((9, 0),),
     "sm_100a": ((10, 0),),
     "sm_100f": ((10, 0), (10, 3)),
     "sm_103a": ((10, 3),),

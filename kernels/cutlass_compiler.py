@@ -3,7 +3,7 @@
 Public surface: `cute.compile` with the options --gpu-arch, --keep-ptx, --keep-cubin and
 --generate-line-info; `artifacts`, `export_to_c`. Private, written against nvidia-cutlass-dsl 4.8.1:
 
-    CuTeDSL._get_dsl().envar    .keep_ir, .dump_dir, .lineinfo: what CUTE_DSL_* say, read at import
+    CuTeDSL._get_dsl().envar    .keep_ir, .dump_dir, .lineinfo, .arch: what CUTE_DSL_* say, read at import
     cutlass._mlir.ir            parses the IR kept; types of the host function's parameters
     compiled.execution_args     .signature: names of the host function's parameters
 """
@@ -31,7 +31,7 @@ def compile_source(source: Source, arch: str, key: str) -> Program:
 
     host, arguments = source.build()
     options = f"--gpu-arch={arch} --keep-ptx --keep-cubin --generate-line-info"
-    with tempfile.TemporaryDirectory(prefix="gdnbench-") as folder, _keeping_ir(folder):
+    with tempfile.TemporaryDirectory(prefix="gdnbench-") as folder, _settings(folder, arch):
         start = time.perf_counter()
         compiled = cute.compile(host, *arguments, options=options)
         seconds = time.perf_counter() - start
@@ -57,18 +57,22 @@ def compile_source(source: Source, arch: str, key: str) -> Program:
 
 
 @contextmanager
-def _keeping_ir(folder: str) -> Iterator[None]:
+def _settings(folder: str, arch: str) -> Iterator[None]:
     """While compilations write the IR, before any pass, and all else that they keep, to `folder`. Without
-    its source lines, whoever asked for them: with them it is no text that can be parsed."""
+    its source lines, whoever asked for them: with them it is no text that can be parsed. The option
+    --gpu-arch alone is not enough for an architecture older than the one that the DSL assumes without a GPU:
+    the host object could not be written."""
     from cutlass.cutlass_dsl import CuTeDSL
 
     settings: Any = CuTeDSL._get_dsl().envar
-    before = (settings.keep_ir, settings.dump_dir, settings.lineinfo)
-    settings.keep_ir, settings.dump_dir, settings.lineinfo = True, folder, False
+    names = ("keep_ir", "dump_dir", "lineinfo", "_arch")
+    before = {name: getattr(settings, name) for name in names}
+    settings.keep_ir, settings.dump_dir, settings.lineinfo, settings.arch = True, folder, False, arch
     try:
         yield
     finally:
-        settings.keep_ir, settings.dump_dir, settings.lineinfo = before
+        for name, value in before.items():
+            setattr(settings, name, value)
 
 
 def _parameter_types(text: str, function: str) -> list[str]:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 def compile(
     context: typer.Context,
-    arch: Annotated[str, typer.Option(help="sm_100a, sm_100f or sm_103a.")] = "sm_100a",
+    arch: Annotated[str, typer.Option(help="sm_90a, sm_100a, sm_100f or sm_103a.")] = "sm_100a",
     op: Annotated[str, typer.Option(help="The operation.")] = "gdn_prefill",
     kernel: Annotated[
         str | None, typer.Option(help="Which of its compiled kernels, if it has several.")

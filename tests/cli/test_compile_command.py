@@ -115,7 +115,12 @@ def test_budget(gdnbench: Invoke, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (("--arch", "sm_90a"), 2, "arch 'sm_90a'; there are sm_100a, sm_100f, sm_103a"),
+        (("--arch", "sm_80"), 2, "arch 'sm_80'; there are sm_90a, sm_100a, sm_100f, sm_103a"),
+        (
+            ("--arch", "sm_90a"),
+            3,
+            "gdn_prefill.chunk_uw does not compile for sm_90a: DSLUserCodeError: expects arch",
+        ),
         (("--heads", "3", "--value-heads", "4"), 2, "4 value heads are no multiple of 3 key heads"),
         (("--heads", "0"), 2, "32 value heads are no multiple of 0 key heads"),
         (("--heads", "x"), 2, "gdn_prefill kernel sm100 option heads: 'x' is not an integer"),
@@ -172,4 +177,5 @@ def test_kernel_that_does_not_compile(
     monkeypatch.setattr(sources, "build_metadata", broken)
     done = gdnbench("compile")
     assert (done.code, done.out) == (3, "")
-    assert done.err == "gdnbench: gdn_prefill.chunk_metadata does not compile: RuntimeError: first line\n"
+    what = "gdn_prefill.chunk_metadata does not compile for sm_100a: RuntimeError: first line"
+    assert done.err == f"gdnbench: {what}\n"
