@@ -24,9 +24,7 @@ from gdnbench.sim.host.elf import NO_CONTENTS, Elf
 from gdnbench.sim.host.layouts import Extent, TensorType, tensor_type
 from gdnbench.sim.ptx.ir import Immediate, Instruction, Kernel, Register
 from gdnbench_kernels.compiling import STREAM, Program
-
-SMEM_LIMIT = 232_448  # bytes a CTA can have on sm_100: 227 KiB
-TMEM_LIMIT = 512  # columns of an SM
+from gdnbench_kernels.plan import SMEM_LIMIT, TMEM_COLUMNS
 
 TMA = (
     "cp.async.bulk",
@@ -159,7 +157,7 @@ def limits(kernel: Figures) -> list[str]:
         ("spills", 0),
         ("stack", 0),
         ("smem", SMEM_LIMIT),
-        ("tmem_columns", TMEM_LIMIT),
+        ("tmem_columns", TMEM_COLUMNS),
     )
     return [
         f"{kernel.name}: {name} {getattr(kernel, name)}, over the limit of {limit}"

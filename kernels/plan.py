@@ -11,8 +11,12 @@ from dataclasses import dataclass
 from enum import IntEnum
 from math import prod
 
-SMEM_LIMIT = 232_448
-"""Bytes of shared memory that one CTA may have on sm_100 (227 KiB)."""
+SM_SMEM = 233_472
+"""Bytes of shared memory in an SM of sm_100 (228 KiB)."""
+CTA_SMEM = 1_024
+"""Bytes that the system takes of them for each CTA."""
+SMEM_LIMIT = SM_SMEM - CTA_SMEM
+"""Bytes of shared memory that one CTA may have."""
 TMEM_COLUMNS = 512
 BARRIER_BYTES = 8
 WARP = 32
@@ -109,10 +113,11 @@ class KernelPlan:
     ctas_per_sm: int = 1
 
     def __post_init__(self) -> None:
-        if self.smem_bytes * self.ctas_per_sm > SMEM_LIMIT:
+        smem = SM_SMEM - CTA_SMEM * self.ctas_per_sm
+        if self.smem_bytes * self.ctas_per_sm > smem:
             raise PlanError(
                 f"{self.name}: {self.ctas_per_sm} x {self.smem_bytes} bytes of shared memory;"
-                f" there are {SMEM_LIMIT}"
+                f" there are {smem}"
             )
         if self.tmem_columns * self.ctas_per_sm > TMEM_COLUMNS:
             raise PlanError(

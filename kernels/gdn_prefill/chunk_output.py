@@ -90,12 +90,10 @@ from cutlass.cute.nvgpu import OperandMajorMode, cpasync, tcgen05
 
 from gdnbench_kernels import blackwell
 from gdnbench_kernels.gdn_prefill.chunk_table import CHUNK, HEAD_DIM, chunk_at
+from gdnbench_kernels.gdn_prefill.gate_scan import decay
 from gdnbench_kernels.plan import WARP, Accumulator, Buffer, KernelPlan, Ring, Sync
 
 BF16 = cutlass.BFloat16
-LOG2_E = 1.4426950408889634
-VECTOR = 8
-"""bf16 values in the widest access to memory, 16 bytes."""
 
 
 class Role(IntEnum):
@@ -390,6 +388,7 @@ class ChunkOutput:
                 )
                 rings.qk.release_after_mma(behind)
                 rings.p.wait(p)
+                blackwell.after_thread_sync()
                 t_pv = blackwell.accumulator(pv, base, PLAN.accumulator("t_pv"), o.index)
                 blackwell.multiply(pv, t_pv, r_p[None, None, None, p.index], r_v[None, None, None, hv.index])
                 rings.hv.release_after_mma(hv)
@@ -421,7 +420,7 @@ class ChunkOutput:
             rings.g.release_by_warp(g)
             for i in cutlass.range_constexpr(cute.size(r_decay)):
                 # Above the diagonal the difference is positive. NaN stays.
-                r_decay[i] = exp(cute.arch.fmin(r_decay[i], 0.0, nan=True))
+                r_decay[i] = decay(cute.arch.fmin(r_decay[i], 0.0, nan=True))
             rings.scores.wait(scores)
             blackwell.after_thread_sync()
             reader.read(part, scores.index, 0, r_qk)
@@ -500,7 +499,7 @@ class ChunkOutput:
             r_decay[i] = s_g[reader.where[i][0], g.index]
         rings.g.release_by_warp(g)
         for i in cutlass.range_constexpr(cute.size(r_decay)):
-            r_decay[i] = exp(r_decay[i])
+            r_decay[i] = decay(r_decay[i])
         rings.o.wait(acc)
         blackwell.after_thread_sync()
         for half in cutlass.range_constexpr(2):
@@ -528,10 +527,14 @@ class ChunkOutput:
         stride = self.value_heads * HEAD_DIM
         first = cutlass.Int64(start) * stride + value_head * HEAD_DIM
         g_o = cute.make_tensor((o.iterator + first).align(16), cute.make_layout(TOKENS, stride=(stride, 1)))
-        across = HEAD_DIM // VECTOR
+        across = HEAD_DIM // blackwell.VECTOR
         threads = cute.make_layout((PLAN.threads_of(Role.EPILOGUE) // across, across), stride=(across, 1))
-        atom = cute.make_copy_atom(cute.nvgpu.CopyUniversalOp(), BF16, num_bits_per_copy=VECTOR * BF16.width)
-        copy = cute.make_tiled_copy_tv(atom, threads, cute.make_layout((1, VECTOR))).get_slice(thread)
+        atom = cute.make_copy_atom(
+            cute.nvgpu.CopyUniversalOp(), BF16, num_bits_per_copy=blackwell.VECTOR * BF16.width
+        )
+        copy = cute.make_tiled_copy_tv(atom, threads, cute.make_layout((1, blackwell.VECTOR))).get_slice(
+            thread
+        )
         source, target = copy.partition_S(s_o), copy.partition_D(g_o)
         where = copy.partition_S(cute.make_identity_tensor(TOKENS))
         for step in cutlass.range_constexpr(cute.size(source, mode=[1])):
@@ -562,7 +565,3 @@ def _product(b_major: OperandMajorMode, columns: int) -> cute.TiledMma:
     return sm100.make_trivial_tiled_mma(
         BF16, BF16, OperandMajorMode.K, b_major, cutlass.Float32, tcgen05.CtaGroup.ONE, (CHUNK, columns)
     )
-
-
-def exp(x: cutlass.Float32) -> cutlass.Float32:
-    return cute.math.exp2(LOG2_E * x, fastmath=True)

@@ -90,6 +90,15 @@ def test_too_much_shared_memory() -> None:
         replace(plan, ctas_per_sm=2)
 
 
+def test_every_cta_of_an_sm_takes_a_kibibyte_more() -> None:
+    """Two of 115,712 bytes, and 1,024 for each, are all of an SM's 228 KiB."""
+    x = Buffer("s_x", (115_712 // 4,), "int32", "flat")
+    plan = replace(PLAN, tmem=(), rings=(), smem=(x,), ctas_per_sm=2)
+    assert plan.smem_bytes == 115_712
+    with pytest.raises(PlanError, match=r"2 x 115720 bytes .* there are 231424"):
+        replace(plan, smem=(replace(x, shape=(115_712 // 4 + 1,)),))
+
+
 def test_too_much_tensor_memory() -> None:
     part = Accumulator("t", (128, 256), 0, 256, "M=128", stages=2)
     assert replace(PLAN, tmem=(part,)).tmem_columns == TMEM_COLUMNS
