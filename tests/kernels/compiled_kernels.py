@@ -7,6 +7,7 @@ from typing import Any
 import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
+import torch
 from cutlass.cute.nvgpu import cpasync
 from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 
@@ -84,6 +85,24 @@ def affine(with_bias: bool) -> tuple[Any, tuple[Any, ...]]:
         cutlass.Float32(1.0),
         make_fake_stream(),
     )
+
+
+def arguments(rows: int = 50, count: int = 45) -> tuple[Any, ...]:
+    """x, bias, y full of NaN, count, factor."""
+    x = torch.arange(rows * COLUMNS, dtype=torch.float32).reshape(rows, COLUMNS)
+    y = torch.full((rows, COLUMNS), torch.nan)
+    return x, torch.arange(COLUMNS, dtype=torch.float32), y, count, 0.5
+
+
+def wanted(x: torch.Tensor, bias: torch.Tensor | None, count: int, factor: float) -> torch.Tensor:
+    """Exact: integers and a power of two."""
+    y = torch.full_like(x, torch.nan)
+    y[:count] = x[:count] * factor + (0 if bias is None else bias)
+    return y
+
+
+def same(x: torch.Tensor, y: torch.Tensor) -> bool:
+    return torch.equal(x.view(torch.int32), y.view(torch.int32))
 
 
 VALUES = 60
