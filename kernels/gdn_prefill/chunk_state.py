@@ -54,6 +54,7 @@ have to lie in the lanes of its result; in shared memory nothing must hold that 
     tail ring                          LOAD          K has landed before zeros are stored over its rows
     fence.proxy.async                  LOAD          zeros in s_k written before product 2 reads them
     fence.proxy.async                  STATE         s_h, s_vs, s_v_new written before they are read
+    fence.proxy.async                  STATE         s_u read before TMA overwrites it
     tcgen05.wait::ld                   STATE         tensor memory read before its release
     tcgen05.fence before, after        MMA, STATE    tensor memory, arrivals and waits
     bulk wait_group.read               STORE         the TMA store has read s_h, s_v_new before their release
@@ -170,6 +171,7 @@ PLAN = KernelPlan(
         Sync("tail ring", "LOAD", "K has landed before zeros are stored over its rows"),
         Sync("fence.proxy.async", "LOAD", "zeros in s_k written before product 2 reads them"),
         Sync("fence.proxy.async", "STATE", "s_h, s_vs, s_v_new written before they are read"),
+        Sync("fence.proxy.async", "STATE", "s_u read before TMA overwrites it"),
         Sync("tcgen05.wait::ld", "STATE", "tensor memory read before its release"),
         Sync("tcgen05.fence before, after", "MMA, STATE", "tensor memory, arrivals and waits"),
         Sync("bulk wait_group.read", "STORE", "the TMA store has read s_h, s_v_new before their release"),
@@ -495,6 +497,8 @@ class ChunkState:
 
             rings.u.wait(u)
             updates.fetch(blackwell.reordered(shared.u[None, None, u.index], 1, 0), r_u, transpose=True)
+            # Reads in one proxy, and the stage's next writes, by TMA, in another: an arrival is not enough.
+            cute.arch.fence_proxy("async.shared", space="cta")
             rings.u.release_by_warp(u)
             rings.gate.wait(gate)
             by_column = cute.make_layout((TILE, CHUNK), stride=(0, 1))

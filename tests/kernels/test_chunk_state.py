@@ -309,6 +309,16 @@ def test_many_sequences_without_tokens() -> None:
     assert_accurate(given, out)
 
 
+def test_reads_of_what_tma_overwrites_are_fenced() -> None:
+    """The simulator knows one proxy: in PTX, a fence stands between the last ldmatrix, whose tile TMA writes
+    next, and the arrival that lets it."""
+    ptx = compiled(1, 1, "float32", "float32").artifacts.PTX
+    names = ("ldmatrix", "fence.proxy.async", "mbarrier.arrive.shared")
+    steps = [name for line in ptx.splitlines() for name in names if line.strip().startswith(name)]
+    last = max(i for i, name in enumerate(steps) if name == "ldmatrix")
+    assert steps[last + 1 : last + 3] == ["fence.proxy.async", "mbarrier.arrive.shared"]
+
+
 def test_the_launch_is_the_plans() -> None:
     given = Given.of(seqlens=(1,), heads=(1, 1))
     x = given.tensors
