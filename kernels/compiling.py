@@ -22,7 +22,7 @@ import platform
 import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from importlib import metadata
@@ -112,7 +112,16 @@ class Source:
         digest = hashlib.sha256()
         settings = sorted((name, value) for name, value in os.environ.items() if name.startswith("CUTE_DSL_"))
         host = (platform.system(), platform.machine())
-        for part in (self.name, self.target, self.options, arch, dsl_version(), settings, host):
+        for part in (
+            self.name,
+            self.target,
+            self.options,
+            arch,
+            dsl_version(),
+            _code_generators(),
+            settings,
+            host,
+        ):
             digest.update(repr(part).encode() + b"\0")
         for module, path in {**self.files(), **_own_files()}.items():
             digest.update(f"{module}\0{path}\0".encode() + hashlib.sha256(path.read_bytes()).digest())
@@ -277,6 +286,16 @@ def dsl_version() -> str:
         return metadata.version(DSL)
     except metadata.PackageNotFoundError:
         raise ImportError(f"CuTe DSL is not installed: pip install {DSL}") from None
+
+
+def _code_generators() -> list[tuple[str, str]]:
+    """The DSL's libraries that are installed: that for CUDA 12 and that for CUDA 13 have assemblers of their
+    own, which give a kernel different registers."""
+    found = []
+    for name in (f"{DSL}-libs-{part}" for part in ("base", "core", "cu12", "cu13")):
+        with suppress(metadata.PackageNotFoundError):
+            found.append((name, metadata.version(name)))
+    return found
 
 
 def _own_files() -> dict[str, Path]:

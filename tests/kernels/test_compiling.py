@@ -130,9 +130,13 @@ def test_key_depends_on_all_that_decides_the_code(tmp_path: Path, monkeypatch: p
     keys.add(source.key("sm_100a"))
     monkeypatch.setattr(compiling, "dsl_version", lambda: "9.9.9")
     keys.add(source.key("sm_100a"))
+    installed = compiling._code_generators()
+    assert any(name.endswith(("-cu12", "-cu13")) for name, _ in installed)
+    monkeypatch.setattr(compiling, "_code_generators", lambda: installed[:-1])
+    keys.add(source.key("sm_100a"))
     monkeypatch.setenv("CUTE_DSL_COMPILER_OPT", "x")
     keys.add(source.key("sm_100a"))
-    assert len(keys) == 10
+    assert len(keys) == 11
 
 
 def test_options_are_in_the_symbol() -> None:
