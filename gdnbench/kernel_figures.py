@@ -128,15 +128,25 @@ def _constant(kernel: Kernel, alloc: Instruction) -> int:
     return columns.bits
 
 
-def problems(found: Sequence[Figures], budget: Mapping[str, Any]) -> list[str]:
-    """What is over the hardware's limits, spilled, or worse than in the budget, which is `gdnbench compile
-    --json`'s object of an earlier state; old and new figure in each line."""
-    recorded = {}
+def figures_in(budget: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+    """The figures of a budget by kernel; BadInputError if it is none."""
+    recorded: dict[str, dict[str, float]] = {}
     try:
         for entry in budget["kernels"]:
             recorded[entry["name"]] = {name: entry[name] for name in NUMBERS}
     except (KeyError, TypeError) as error:
         raise BadInputError(f"the budget is no output of gdnbench compile --json: {error!r}") from None
+    for kernel, numbers in recorded.items():
+        for name, number in numbers.items():
+            if type(number) not in (int, float) or not math.isfinite(number):
+                raise BadInputError(f"the budget's {name} of {kernel} is {number!r}, which is no number")
+    return recorded
+
+
+def problems(found: Sequence[Figures], budget: Mapping[str, Any]) -> list[str]:
+    """What is over the hardware's limits, spilled, or worse than in the budget, which is `gdnbench compile
+    --json`'s object of an earlier state; old and new figure in each line."""
+    recorded = figures_in(budget)
     lines = [line for kernel in found for line in limits(kernel)]
     for kernel in found:
         if kernel.name not in recorded:

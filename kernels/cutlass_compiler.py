@@ -3,7 +3,8 @@
 Public surface: `cute.compile` with the options --gpu-arch, --keep-ptx, --keep-cubin and
 --generate-line-info; `artifacts`, `export_to_c`. Private, written against nvidia-cutlass-dsl 4.8.1:
 
-    CuTeDSL._get_dsl().envar    .keep_ir, .dump_dir, .lineinfo, .arch: what CUTE_DSL_* say, read at import
+    CuTeDSL._get_dsl().envar    what CUTE_DSL_* say, read at import: .keep_ir, .dump_dir, .lineinfo, .arch,
+                                .enable_tvm_ffi, .dryrun
     cutlass._mlir.ir            parses the IR kept; types of the host function's parameters
     compiled.execution_args     .signature: names of the host function's parameters
 """
@@ -59,15 +60,18 @@ def compile_source(source: Source, arch: str, key: str) -> Program:
 @contextmanager
 def _settings(folder: str, arch: str) -> Iterator[None]:
     """While compilations write the IR, before any pass, and all else that they keep, to `folder`. Without
-    its source lines, whoever asked for them: with them it is no text that can be parsed. The option
-    --gpu-arch alone is not enough for an architecture older than the one that the DSL assumes without a GPU:
-    the host object could not be written."""
+    its source lines, whoever asked for them: with them it is no text that can be parsed. And compiled for the
+    C interface, whatever the environment says of dry runs and TVM FFI.
+
+    The option --gpu-arch alone is not enough for an architecture older than the one that the DSL assumes
+    without a GPU: the host object could not be written."""
     from cutlass.cutlass_dsl import CuTeDSL
 
     settings: Any = CuTeDSL._get_dsl().envar
-    names = ("keep_ir", "dump_dir", "lineinfo", "_arch")
+    names = ("keep_ir", "dump_dir", "lineinfo", "enable_tvm_ffi", "dryrun", "_arch")
     before = {name: getattr(settings, name) for name in names}
     settings.keep_ir, settings.dump_dir, settings.lineinfo, settings.arch = True, folder, False, arch
+    settings.enable_tvm_ffi = settings.dryrun = False
     try:
         yield
     finally:

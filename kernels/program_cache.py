@@ -26,24 +26,35 @@ FOLDER = "programs"
 
 
 def directory() -> Path:
-    """Where compiled programs are kept."""
+    """Where compiled programs are kept; NoHomeError if that is nowhere."""
     chosen = os.environ.get("GDNBENCH_CACHE_DIR")
     if chosen:
         return Path(chosen) / FOLDER
     base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "gdnbench" / FOLDER
+    return (Path(base) if base else _home() / ".cache") / "gdnbench" / FOLDER
+
+
+class NoHomeError(RuntimeError):
+    """A user who has no home directory, as in containers that give a user a number alone."""
+
+
+def _home() -> Path:
+    try:
+        return Path.home()
+    except RuntimeError:
+        raise NoHomeError(f"user {os.geteuid()} has no home directory; set GDNBENCH_CACHE_DIR") from None
 
 
 def fetch(key: str) -> tuple[dict[str, Any], list[bytes]] | None:
     """The record and the byte strings kept under `key`, or None."""
-    path = directory() / key
     try:
-        with path.open("rb") as file:
-            status = os.fstat(file.fileno())
-            if status.st_uid != os.geteuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        path = directory() / key
+        # Not waiting for the other end of what may be a pipe.
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+            if not _own(os.fstat(file.fileno())):
                 return None
             data = file.read()
-    except OSError:
+    except (OSError, NoHomeError):
         return None
     body = data[_HEAD:]
     if data[:_HEAD] != _head(key, body):
@@ -63,16 +74,29 @@ def keep(key: str, record: Mapping[str, Any], texts: Sequence[bytes]) -> None:
     """Write an entry; it appears whole or not at all. A cache that cannot be written costs time alone."""
     line = json.dumps({"record": record, "sizes": [len(text) for text in texts]}).encode()
     body = b"\n".join([line, b"".join(texts)])
-    folder = directory()
     try:
+        folder = directory()
         folder.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=folder)
-        with os.fdopen(handle, "wb") as file:
-            file.write(_head(key, body) + body)
-        os.replace(temporary, folder / key)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(_head(key, body) + body)
+            os.replace(temporary, folder / key)
+        except BaseException:  # a full disk is not filled with halves of entries
+            os.unlink(temporary)
+            raise
         _trim(folder)
-    except OSError:
+    except (OSError, NoHomeError):
         return
+
+
+def _own(status: os.stat_result) -> bool:
+    """Whether this is a file that nobody else could have written."""
+    return (
+        stat.S_ISREG(status.st_mode)
+        and status.st_uid == os.geteuid()
+        and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    )
 
 
 def _head(key: str, body: bytes) -> bytes:

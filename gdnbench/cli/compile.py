@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json as json_module
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -52,7 +52,8 @@ def compile(
         print(describe_options(sources))
         return
     options = parse_options(sources, option_texts(context.args), f"{op} kernel {name}", "compile")
-    earlier = None if budget is None else _read(budget)
+    whole = option_defaults(sources) | options
+    earlier = None if budget is None else _read(budget, {"op": op, "kernel": name, "arch": arch}, whole)
     # What the compiler prints is no part of the result.
     with progress("compile") as advance, contextlib.redirect_stdout(sys.stderr):
         programs = compile_programs(sources, options, arch, advance)
@@ -61,7 +62,6 @@ def compile(
         _write(programs, out)
     rows = [kernel_figures.as_json() for kernel_figures in found]
     if json:
-        whole = option_defaults(sources) | options
         print_json({"op": op, "kernel": name, "arch": arch, "options": whole, "kernels": rows})
     else:
         headers = tuple(rows[0])
@@ -72,13 +72,23 @@ def compile(
     raise typer.Exit(Exit.MISMATCH if wrong else Exit.PASS)
 
 
-def _read(budget: Path) -> Any:
+def _read(budget: Path, what: Mapping[str, str], options: Mapping[str, Any]) -> Any:
+    """The budget; BadInputError if it is none, or one of something else than `what` with `options`."""
+    from gdnbench.kernel_figures import figures_in
+
     try:
-        return json_module.loads(budget.read_text(encoding="utf-8"))
+        earlier = json_module.loads(budget.read_text(encoding="utf-8"))
     except OSError as error:
         raise BadInputError(f"--budget {budget}: {error.strerror or error}") from None
     except ValueError as error:
         raise BadInputError(f"--budget {budget} is no JSON: {error}") from None
+    figures_in(earlier)
+    # An option that the budget does not know was added since, and had its default.
+    given, recorded = {**options, **what}, {**(earlier.get("options") or {}), **earlier}
+    for name, value in given.items():
+        if recorded.get(name, value) != value:
+            raise BadInputError(f"--budget {budget} is of {name} {recorded[name]}, not {value}")
+    return earlier
 
 
 def _write(programs: Sequence[Program], folder: Path) -> None:

@@ -14,7 +14,7 @@ from gdnbench.replay import bind, call, hygiene
 from gdnbench.replay.kernels import LoadedKernel
 from gdnbench.replay.simulated import SIM, notes_of, simulated
 from gdnbench.store.reader import StoredRecord
-from gdnbench_kernels.contract import Operation
+from gdnbench_kernels.contract import Call, Operation, Role
 
 DEVICES = ("cpu", "cuda", SIM)
 
@@ -51,6 +51,13 @@ def device_of(on: str) -> torch.device:
     return torch.device("cpu" if on == SIM else on)
 
 
+def _empty(call: Call, operation: Operation) -> bool:
+    """Whether no output that every call has is given an element: there are no tokens."""
+    shapes = {name: shape for name, (shape, _) in operation.outputs(call).items()}
+    always = [spec for spec in operation.tensors if spec.role is Role.OUTPUT and not spec.optional]
+    return all(0 in shapes[spec.name] for spec in always)
+
+
 def execute(
     record: StoredRecord, operation: Operation, kernel: LoadedKernel, on: str, stages: bool = False
 ) -> Execution:
@@ -67,7 +74,7 @@ def execute(
         start = time.perf_counter()
         returned = call.run(given, operation, kernel, filled if stages else None)
         seconds = time.perf_counter() - start
-    ran = [] if session is None else notes_of(session, kernel.name)
+    ran = [] if session is None else notes_of(session, kernel.name, _empty(given, operation))
     faults = hygiene.written_inputs(given, before)
     results = operation.convert_outputs(returned, given.conventions, bound.call.conventions)
     if kernel.fp64:

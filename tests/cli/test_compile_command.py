@@ -113,6 +113,26 @@ def test_budget(gdnbench: Invoke, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"arch": "sm_100f"}, "is of arch sm_100f, not sm_100a"),
+        ({"options": {"heads": 16}}, "is of heads 16, not 1"),
+        ({"kernels": [{"name": "k"}]}, "the budget is no output of gdnbench compile --json: KeyError"),
+        ({"kernels": None}, "the budget is no output of gdnbench compile --json: TypeError"),
+    ],
+)
+def test_budget_of_something_else(
+    gdnbench: Invoke, tmp_path: Path, change: dict[str, Any], message: str
+) -> None:
+    file = tmp_path / "budget.json"
+    file.write_text(json.dumps({"op": "gdn_prefill", "arch": "sm_100a", "kernels": [], **change}))
+    done = gdnbench("compile", *SMALL, "--budget", file)
+    assert (done.code, done.out) == (2, "")
+    assert message in done.err
+    assert done.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
         (("--arch", "sm_80"), 2, "arch 'sm_80'; there are sm_90a, sm_100a, sm_100f, sm_103a"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import subprocess
@@ -233,7 +234,20 @@ def writable_by_others(path: Path) -> None:
     path.chmod(0o666)
 
 
-@pytest.mark.parametrize("damage", [cut, flip_in_the_middle, empty, of_another_name, writable_by_others])
+def link_to_nothing(path: Path) -> None:
+    path.unlink()
+    path.symlink_to(path.parent / "nothing")
+
+
+def pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+DAMAGES = (cut, flip_in_the_middle, empty, of_another_name, writable_by_others, link_to_nothing, pipe)
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
 def test_damaged_entry_is_compiled_again(
     damage: Callable[[Path], None], empty_cache: Path, compilations: list[str]
 ) -> None:
@@ -255,6 +269,84 @@ def test_cache_that_cannot_be_written(
     file.touch()
     monkeypatch.setenv("GDNBENCH_CACHE_DIR", str(file))
     assert program(AFFINE).ptx
+
+
+def test_user_without_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    def home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    for name in ("GDNBENCH_CACHE_DIR", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(Path, "home", home)
+    program_cache.keep("k", {}, [b"text"])
+    assert program_cache.fetch("k") is None
+
+
+def test_full_disk_is_left_as_it_was(empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program_cache.keep("k", {}, [b"text"])
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "replace", full)
+    program_cache.keep("other", {}, [b"text"])
+    assert [path.name for path in empty_cache.iterdir()] == ["k"]
+    assert program_cache.fetch("k") == ({}, [b"text"])
+
+
+@pytest.fixture
+def kernel_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A module `edited` of the kernels of compiled_kernels.py, older than this process."""
+    file = tmp_path / "edited.py"
+    file.write_text((HERE / "compiled_kernels.py").read_text())
+    os.utime(file, (1, 1))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield file
+    sys.modules.pop("edited", None)
+
+
+def edit(file: Path) -> None:
+    file.write_text(file.read_text() + "# edited\n")
+
+
+EDITED = Source.of("tests.affine", "edited:affine", with_bias=True)
+
+
+def test_code_imported_before_an_edit_is_not_kept_as_the_edited(empty_cache: Path, kernel_file: Path) -> None:
+    first = program(EDITED)
+    edit(kernel_file)
+    forget()
+    second = program(EDITED)
+    assert second.key != first.key
+    assert [path.name for path in empty_cache.iterdir()] == [first.key]
+
+
+def test_code_edited_while_it_is_compiled_is_not_kept(
+    empty_cache: Path, kernel_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from gdnbench_kernels import cutlass_compiler
+
+    original = cutlass_compiler.compile_source
+
+    def edited_before(source: Source, arch: str, key: str) -> Program:
+        edit(kernel_file)
+        return original(source, arch, key)
+
+    monkeypatch.setattr(cutlass_compiler, "compile_source", edited_before)
+    assert program(EDITED).ptx
+    assert not empty_cache.exists()
+
+
+@pytest.mark.parametrize("setting", ["enable_tvm_ffi", "dryrun"])
+def test_settings_of_the_environment_that_would_make_another_thing(
+    setting: str, empty_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from cutlass.cutlass_dsl import CuTeDSL
+
+    settings: Any = CuTeDSL._get_dsl().envar
+    monkeypatch.setattr(settings, setting, True)
+    assert program(PLAIN).host_object
+    assert getattr(settings, setting) is True
 
 
 def test_entries_unused_for_longest_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -174,3 +174,11 @@ def test_kernels_that_come_and_go() -> None:
 def test_no_budget(damaged: Any) -> None:
     with pytest.raises(BadInputError, match="the budget is no output of gdnbench compile --json"):
         problems([GOOD], damaged)
+
+
+@pytest.mark.parametrize("value", ["120", None, True, float("nan")], ids=str)
+def test_figures_that_are_no_numbers(value: Any) -> None:
+    damaged = budget(GOOD)
+    damaged["kernels"][0]["registers"] = value
+    with pytest.raises(BadInputError, match=r"the budget's registers of k is .*, which is no number"):
+        problems([GOOD], damaged)

@@ -74,6 +74,14 @@ def test_failures(decode: Store, function: str, outcome: Outcome, reason: str) -
     assert "\n" not in result.reason
 
 
+def test_a_call_of_no_tokens_needs_no_launch(
+    store_of: Callable[[list[RecordDraft]], Store], made: Callable[..., list[RecordDraft]]
+) -> None:
+    store = store_of(made("gdn_prefill", 1, seqlens=(0, 0), head_dim=(128, 128)))
+    (result,) = replay(store, kernel="sm100", on="sim").records
+    assert (result.outcome, result.reason) == (Outcome.PASS, "")
+
+
 def test_a_listed_kernel_that_is_not_compiled_for_sm100(decode: Store) -> None:
     with pytest.raises(CannotRunError, match="compiled for SM100, and 'torch' is none; there are sm100"):
         replay(decode, kernel="torch", on="sim")

@@ -111,12 +111,23 @@ def key(*texts: str) -> str:
 
 
 def cache_directory() -> Path:
-    """Where compiled kernels are kept."""
+    """Where compiled kernels are kept; NoHomeError if that is nowhere."""
     chosen = os.environ.get("GDNBENCH_CACHE_DIR")
     if chosen:
         return Path(chosen) / "sim"
     base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "gdnbench" / "sim"
+    return (Path(base) if base else _home() / ".cache") / "gdnbench" / "sim"
+
+
+class NoHomeError(RuntimeError):
+    """A user who has no home directory, as in containers that give a user a number alone."""
+
+
+def _home() -> Path:
+    try:
+        return Path.home()
+    except RuntimeError:
+        raise NoHomeError(f"user {os.geteuid()} has no home directory; set GDNBENCH_CACHE_DIR") from None
 
 
 def compile_text(text: str) -> bytes:
@@ -149,6 +160,15 @@ def load(code: bytes) -> Loaded:
     return Loaded(kind(address), engine)
 
 
+def _own(status: os.stat_result) -> bool:
+    """Whether this is a file that nobody else could have written."""
+    return (
+        stat.S_ISREG(status.st_mode)
+        and status.st_uid == os.geteuid()
+        and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    )
+
+
 def _head(name: str, body: bytes) -> bytes:
     """What an entry starts with. The name is in the checksum: a copy under another name is none."""
     return _MAGIC + hashlib.sha256(name.encode() + b"\0" + body).digest()
@@ -157,14 +177,14 @@ def _head(name: str, body: bytes) -> bytes:
 def fetch(name: str) -> Compiled | None:
     """The entry `name`, None if there is none, it is damaged, or somebody else could have written it: an
     entry is machine code that is going to run."""
-    directory = cache_directory()
     try:
-        with (directory / name).open("rb") as file:
-            status = os.fstat(file.fileno())
-            if status.st_uid != os.geteuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        directory = cache_directory()
+        # Not waiting for the other end of what may be a pipe.
+        with os.fdopen(os.open(directory / name, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+            if not _own(os.fstat(file.fileno())):
                 return None
             data = file.read()
-    except OSError:
+    except (OSError, NoHomeError):
         return None
     with contextlib.suppress(OSError):
         os.utime(directory / name)  # its age is the time since it was last used
@@ -184,15 +204,19 @@ def keep(name: str, compiled: Compiled) -> None:
     results."""
     record = json.dumps(compiled.record).encode()
     body = len(record).to_bytes(8, "little") + record + compiled.code
-    directory = cache_directory()
     try:
+        directory = cache_directory()
         directory.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=directory)
-        with os.fdopen(handle, "wb") as file:
-            file.write(_head(name, body) + body)
-        os.replace(temporary, directory / name)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(_head(name, body) + body)
+            os.replace(temporary, directory / name)
+        except BaseException:  # a full disk is not filled with halves of entries
+            os.unlink(temporary)
+            raise
         _trim(directory)
-    except OSError:
+    except (OSError, NoHomeError):
         return
 
 
