@@ -7,15 +7,17 @@ here, so that a kernel's header can name who signals whom.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, fields
+from enum import IntEnum
+from math import prod
+from typing import Any, Self
 
 import cutlass
 import cutlass.cute as cute
 import cutlass.pipeline as pipeline
 import cutlass.utils.blackwell_helpers as sm100
 from cutlass._mlir.dialects import nvvm
-from cutlass.cute.nvgpu import cpasync, tcgen05
+from cutlass.cute.nvgpu import OperandMajorMode, cpasync, tcgen05
 
 from gdnbench_kernels import plan
 
@@ -106,6 +108,45 @@ class Ring:
             place.advance()
 
 
+@dataclass(frozen=True)
+class Rings:
+    """A plan's rings at work; a kernel's own class has a field for each, in the plan's order."""
+
+    @classmethod
+    def allocate(cls, spec: plan.KernelPlan, smem: Any) -> Self:
+        return cls(*(Ring.allocate(ring, smem) for ring in spec.rings))
+
+    def init(self) -> None:
+        """By one thread, as `Ring.init`."""
+        for field in fields(self):
+            getattr(self, field.name).init()
+
+
+@cute.jit
+def init_barriers(rings: Rings, mine: cutlass.Boolean) -> None:
+    """By all warps, one of which it is `mine` to do; who waits for a barrier afterwards may use them."""
+    if mine:
+        with cute.arch.elect_one():
+            rings.init()
+    cute.arch.mbarrier_init_fence()
+
+
+def allocate_tmem(
+    spec: plan.KernelPlan, smem: Any, allocator: IntEnum, barrier: IntEnum
+) -> tuple[Any, cute.Pointer]:
+    """The plan's tensor memory, allocated by the first warp of a role, and its start. By all warps: the
+    named barrier that they wait at is also what orders their use of mbarriers after `init_barriers`."""
+    together = pipeline.NamedBarrier(barrier_id=barrier, num_threads=spec.threads)
+    tmem = cutlass.memory.TmemAllocator(
+        smem.allocate(cutlass.Int32), barrier_for_retrieve=together, allocator_warp_id=allocator
+    )
+    tmem.allocate(spec.tmem_columns)
+    # At once: another CTA of the SM waits with its allocation until this one will not ask for more.
+    tmem.relinquish_alloc_permit()
+    tmem.wait_for_alloc()
+    return tmem, tmem.retrieve_ptr(cutlass.Float32)
+
+
 def before_thread_sync() -> None:
     """tcgen05 operations of this thread come before what it does next to tell others: arrive, barrier."""
     nvvm.tcgen05_fence(nvvm.Tcgen05FenceKind.BEFORE_THREAD_SYNC)
@@ -114,6 +155,14 @@ def before_thread_sync() -> None:
 def after_thread_sync() -> None:
     """tcgen05 operations of this thread come after the wait or barrier before: what it was told holds."""
     nvvm.tcgen05_fence(nvvm.Tcgen05FenceKind.AFTER_THREAD_SYNC)
+
+
+def afresh(value: cutlass.Int32) -> cutlass.Int32:
+    """The value, as one that is new in each turn of a loop: what is computed from it is computed there, and
+    not before the loop, to be kept in as many registers as it is numbers."""
+    return cute.arch.inline_ptx(
+        "mov.b32 {$w0}, {$r0};", write_only_types=[cutlass.Int32], read_only_args=[value]
+    )
 
 
 def load_layout(dtype: Any, rows: int, columns: int, stages: int) -> cute.ComposedLayout:
@@ -136,17 +185,32 @@ def reordered(x: cute.Tensor, *modes: int) -> cute.Tensor:
     return cute.make_tensor(x.iterator, cute.select(x.layout, mode=list(modes)))
 
 
+def by_head(x: cute.Tensor) -> cute.Tensor:
+    """(tokens, features, heads) of a tensor (tokens, heads, features): a tile of one head has two modes."""
+    return reordered(x, 0, 2, 1)
+
+
 def vectors(smem: Any, buffer: plan.Buffer) -> cute.Tensor:
-    """The plan's buffer of f32 vectors, (elements, stages), the next in `smem`."""
-    layout = cute.make_layout((*buffer.shape, buffer.stages))
+    """The plan's buffer of f32 vectors, (..., elements, stages), elements contiguous, the next in `smem`."""
+    strides = [prod(buffer.shape[mode + 1 :]) for mode in range(len(buffer.shape))]
+    layout = cute.make_layout((*buffer.shape, buffer.stages), stride=(*strides, prod(buffer.shape)))
     return smem.allocate_tensor(cutlass.Float32, layout, buffer.align)
 
 
 def tiles(smem: Any, buffer: plan.Buffer) -> cute.Tensor:
-    """The plan's buffer of tiles as `load_layout` has them, the next in `smem`."""
+    """The plan's buffer of tiles as `load_layout` has them, (rows, columns, how many), the next in `smem`."""
+    *often, rows, columns = buffer.shape
     dtype = getattr(cutlass, {"bfloat16": "BFloat16", "float16": "Float16"}[buffer.dtype])
-    layout = load_layout(dtype, buffer.shape[0], buffer.shape[1], buffer.stages)
+    layout = load_layout(dtype, rows, columns, buffer.stages * prod(often))
     return smem.allocate_tensor(dtype, layout.outer, buffer.align, layout.inner)
+
+
+def product(b_major: OperandMajorMode, rows: int, columns: int) -> cute.TiledMma:
+    """One CTA's product of bf16 operands in f32, rows x columns; A is K-major."""
+    dtype, one = cutlass.BFloat16, tcgen05.CtaGroup.ONE
+    return sm100.make_trivial_tiled_mma(
+        dtype, dtype, OperandMajorMode.K, b_major, cutlass.Float32, one, (rows, columns)
+    )
 
 
 def operands(

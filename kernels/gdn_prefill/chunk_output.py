@@ -85,8 +85,7 @@ import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
 import cutlass.pipeline as pipeline
-import cutlass.utils.blackwell_helpers as sm100
-from cutlass.cute.nvgpu import OperandMajorMode, cpasync, tcgen05
+from cutlass.cute.nvgpu import OperandMajorMode, cpasync
 
 from gdnbench_kernels import blackwell
 from gdnbench_kernels.gdn_prefill.chunk_table import CHUNK, HEAD_DIM, chunk_at
@@ -172,23 +171,13 @@ PLAN = KernelPlan(
 
 
 @dataclass(frozen=True)
-class Rings:
-    """The plan's rings at work."""
-
+class Rings(blackwell.Rings):
     qk: blackwell.Ring
     hv: blackwell.Ring
     g: blackwell.Ring
     scores: blackwell.Ring
     p: blackwell.Ring
     o: blackwell.Ring
-
-    @staticmethod
-    def allocate(smem: Any) -> Rings:
-        return Rings(*(blackwell.Ring.allocate(ring, smem) for ring in PLAN.rings))
-
-    def init(self) -> None:
-        for ring in (self.qk, self.hv, self.g, self.scores, self.p, self.o):
-            ring.init()
 
 
 @dataclass(frozen=True)
@@ -253,9 +242,9 @@ class ChunkOutput:
         stream: cuda.CUstream,
     ) -> None:
         load, store = cpasync.CopyBulkTensorTileG2SOp(), cpasync.CopyBulkTensorTileS2GOp()
-        tma_q, tma_k, tma_v = (blackwell.Tma.of(load, by_head(x), TOKENS) for x in (q, k, v_new))
+        tma_q, tma_k, tma_v = (blackwell.Tma.of(load, blackwell.by_head(x), TOKENS) for x in (q, k, v_new))
         tma_h = blackwell.Tma.of(load, blackwell.reordered(h, 2, 3, 1, 0), STATE)
-        tma_o = blackwell.Tma.of(store, by_head(o), TOKENS)
+        tma_o = blackwell.Tma.of(store, blackwell.by_head(o), TOKENS)
         self.kernel(
             tma_q, tma_k, tma_h, tma_v, tma_o, g_cu, cu_seqlens, chunk_indices, total_chunks, o, scale
         ).launch(grid=(ctas, 1, 1), block=(PLAN.threads, 1, 1), stream=stream)
@@ -279,19 +268,9 @@ class ChunkOutput:
         smem = cutlass.memory.SmemAllocator()
         tiles = Tiles.allocate(smem)
         s_g = blackwell.vectors(smem, PLAN.buffer("s_g"))
-        rings = Rings.allocate(smem)
-        tmem = cutlass.memory.TmemAllocator(
-            smem.allocate(cutlass.Int32),
-            barrier_for_retrieve=pipeline.NamedBarrier(barrier_id=Barrier.TMEM, num_threads=PLAN.threads),
-            allocator_warp_id=Role.MMA,
-        )
-        if warp == Role.LOAD:
-            with cute.arch.elect_one():
-                rings.init()
-        cute.arch.mbarrier_init_fence()
-        tmem.allocate(PLAN.tmem_columns)
-        tmem.wait_for_alloc()
-        base = tmem.retrieve_ptr(cutlass.Float32)
+        rings = Rings.allocate(PLAN, smem)
+        blackwell.init_barriers(rings, warp == Role.LOAD)
+        tmem, base = blackwell.allocate_tmem(PLAN, smem, Role.MMA, Barrier.TMEM)
         block, ctas = cute.arch.block_idx()[0], cute.arch.grid_dim()[0]
         count = (total_chunks[0] * self.value_heads - block + ctas - 1) // ctas
         group = self.value_heads // self.heads
@@ -304,7 +283,6 @@ class ChunkOutput:
             self.load(rings, items, tiles, tma_q, tma_k, tma_h, tma_v)
         if warp == Role.MMA:
             self.multiply(rings, items, tiles, base)
-            tmem.relinquish_alloc_permit()
         if warp == Role.GATE:
             self.gate(rings, items, g_cu, s_g)
         cute.arch.sync_threads()
@@ -544,24 +522,13 @@ class ChunkOutput:
                 cute.autovec_copy(r_o, target[None, step, 0])
 
 
-def by_head(x: cute.Tensor) -> cute.Tensor:
-    """(tokens, features, heads) of a tensor (tokens, heads, features)."""
-    return blackwell.reordered(x, 0, 2, 1)
-
-
 def qk_product() -> cute.TiledMma:
-    return _product(OperandMajorMode.K, CHUNK)
+    return blackwell.product(OperandMajorMode.K, CHUNK, CHUNK)
 
 
 def qs_product() -> cute.TiledMma:
-    return _product(OperandMajorMode.K, HEAD_DIM)
+    return blackwell.product(OperandMajorMode.K, CHUNK, HEAD_DIM)
 
 
 def pv_product() -> cute.TiledMma:
-    return _product(OperandMajorMode.MN, HEAD_DIM)
-
-
-def _product(b_major: OperandMajorMode, columns: int) -> cute.TiledMma:
-    return sm100.make_trivial_tiled_mma(
-        BF16, BF16, OperandMajorMode.K, b_major, cutlass.Float32, tcgen05.CtaGroup.ONE, (CHUNK, columns)
-    )
+    return blackwell.product(OperandMajorMode.MN, CHUNK, HEAD_DIM)

@@ -12,8 +12,17 @@ each chunk:
 
 A thread of STATE has the same elements of S, h and D2, and the same of U^T, D1 and V_new^T, in the order that
 tcgen05.ld 16x256b, stmatrix and ldmatrix share: everything between the products is done in registers, without
-a word between threads. The left operand of product 2 would fit into tensor memory too, but there it would
-have to lie in the lanes of its result; in shared memory nothing must hold that product 1 does not need.
+a word between threads. The left operand of product 2 would fit into tensor memory too, but only into the lanes
+of its result; in shared memory both products find theirs alike.
+
+    tensor         shape            dtype     rows
+    k              T, H, K          bfloat16  value head hv reads head hv // (Hv // H)
+    u, w           UB C, Hv, V | K  bfloat16  chunk c in rows 64 c ..
+    g_cu           T, Hv            float32
+    chunk_offsets  N + 1            int32     chunks before each sequence
+    h              UB, Hv, V, K     bfloat16  chunk c in row c
+    v_new          UB C, Hv, V      bfloat16  chunk c in rows 64 c ..
+    initial_state  N, Hv, V, K      float32 or bfloat16, as final_state
 
     SMEM     shape               dtype     layout
     s_w      64 x 128, 2 stages  bfloat16  K-major, 128-byte swizzle
@@ -86,9 +95,7 @@ from typing import Any
 import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
-import cutlass.pipeline as pipeline
-import cutlass.utils.blackwell_helpers as sm100
-from cutlass.cute.nvgpu import OperandMajorMode, cpasync, tcgen05
+from cutlass.cute.nvgpu import OperandMajorMode, cpasync
 
 from gdnbench_kernels import blackwell
 from gdnbench_kernels.gdn_prefill.chunk_table import CHUNK, HEAD_DIM
@@ -184,9 +191,7 @@ PLAN = KernelPlan(
 
 
 @dataclass(frozen=True)
-class Rings:
-    """The plan's rings at work."""
-
+class Rings(blackwell.Rings):
     w: blackwell.Ring
     u: blackwell.Ring
     k: blackwell.Ring
@@ -197,14 +202,6 @@ class Rings:
     vs: blackwell.Ring
     d2: blackwell.Ring
     v_new: blackwell.Ring
-
-    @staticmethod
-    def allocate(smem: Any) -> Rings:
-        return Rings(*(blackwell.Ring.allocate(ring, smem) for ring in PLAN.rings))
-
-    def init(self) -> None:
-        for ring in PLAN.rings:
-            getattr(self, ring.name).init()
 
 
 @dataclass(frozen=True)
@@ -278,9 +275,9 @@ class ChunkState:
     ) -> None:
         load, store = cpasync.CopyBulkTensorTileG2SOp(), cpasync.CopyBulkTensorTileS2GOp()
         tma = Tma(
-            w=blackwell.Tma.of(load, blackwell.reordered(w, 0, 2, 1), TOKENS),
+            w=blackwell.Tma.of(load, blackwell.by_head(w), TOKENS),
             u=blackwell.Tma.of(load, self._by_tile(u), (CHUNK, TILE)),
-            k=blackwell.Tma.of(load, blackwell.reordered(k, 0, 2, 1), TOKENS),
+            k=blackwell.Tma.of(load, blackwell.by_head(k), TOKENS),
             h=blackwell.Tma.of(store, blackwell.reordered(h, 2, 3, 1, 0), (TILE, HEAD_DIM)),
             v_new=blackwell.Tma.of(store, self._by_tile(v_new), (CHUNK, TILE)),
         )
@@ -309,21 +306,9 @@ class ChunkState:
     ) -> None:
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         smem = cutlass.memory.SmemAllocator()
-        shared, rings = Shared.allocate(smem), Rings.allocate(smem)
-        tmem = cutlass.memory.TmemAllocator(
-            smem.allocate(cutlass.Int32),
-            barrier_for_retrieve=pipeline.NamedBarrier(barrier_id=Barrier.TMEM, num_threads=PLAN.threads),
-            allocator_warp_id=Role.MMA,
-        )
-        if warp == Role.LOAD:
-            with cute.arch.elect_one():
-                rings.init()
-        cute.arch.mbarrier_init_fence()
-        tmem.allocate(PLAN.tmem_columns)
-        # At once: the SM's other CTA waits with its allocation until this one will not ask for more.
-        tmem.relinquish_alloc_permit()
-        tmem.wait_for_alloc()
-        base = tmem.retrieve_ptr(cutlass.Float32)
+        shared, rings = Shared.allocate(smem), Rings.allocate(PLAN, smem)
+        blackwell.init_barriers(rings, warp == Role.LOAD)
+        tmem, base = blackwell.allocate_tmem(PLAN, smem, Role.MMA, Barrier.TMEM)
         # Each role finds its scan by itself: what lives across setmaxnreg is spilled.
         if warp < Role.LOAD:
             cute.arch.setmaxregister_increase(STATE_REGISTERS)
@@ -591,9 +576,7 @@ class ChunkState:
 
 def products() -> tuple[cute.TiledMma, cute.TiledMma]:
     """1 and 2: the right operand is K-major, then N-major."""
-    left, one = OperandMajorMode.K, tcgen05.CtaGroup.ONE
-    first, second = (
-        sm100.make_trivial_tiled_mma(BF16, BF16, left, right, cutlass.Float32, one, (TILE, columns))
-        for right, columns in ((OperandMajorMode.K, CHUNK), (OperandMajorMode.MN, HEAD_DIM))
+    return (
+        blackwell.product(OperandMajorMode.K, TILE, CHUNK),
+        blackwell.product(OperandMajorMode.MN, TILE, HEAD_DIM),
     )
-    return first, second

@@ -66,26 +66,27 @@ multiplies them, and g and beta count as 0 there: rows of U and W past the end a
 
 352 threads, 179668 bytes of SMEM, 512 columns of TMEM, 1 CTA an SM
 
-Limits: K = V = 128, C = 64, Hv a multiple of H, bf16 tensors, f32 gates; at most 2^31 - 1 items and 2^31 - 1
-elements of g. g is at most 0: the sums never rise, also where fp64 rounded, hence no exponent is positive.
-g = -inf counts as -128, a finite g below -1e30 as -1e30. A NaN reaches its own chunk and no other. A and Ai
-are f32 in registers and reach memory only in the builds that `Tap` names. An item's bits depend on its own
-inputs alone, not on ctas or on who else is in the batch.
+The build for beta beyond 1, `split`, inverts with operands of two fp16 numbers: s_blocks has 2 stages there,
+187860 bytes of SMEM in all.
+
+Limits: beta up to 1, with `split` up to 2. K = V = 128, C = 64, Hv a multiple of H, bf16 tensors, f32 gates;
+at most 2^31 - 1 items and 2^31 - 1 elements of g. g is at most 0: the sums never rise, also where fp64
+rounded, hence no exponent is positive. g = -inf counts as -128, a finite g below -1e30 as -1e30. A NaN
+reaches its own chunk and no other. A and Ai are f32 in registers and reach memory only in the builds that
+`Tap` names. An item's bits depend on its own inputs alone, not on ctas or on who else is in the batch.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
-from math import prod
 from typing import Any
 
 import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
 import cutlass.pipeline as pipeline
-import cutlass.utils.blackwell_helpers as sm100
-from cutlass.cute.nvgpu import OperandMajorMode, cpasync, tcgen05
+from cutlass.cute.nvgpu import OperandMajorMode, cpasync
 
 from gdnbench_kernels import blackwell
 from gdnbench_kernels.gdn_prefill import inverse, triangle
@@ -95,7 +96,7 @@ from gdnbench_kernels.gdn_prefill.sizes import CHUNK, HEAD_DIM
 from gdnbench_kernels.gdn_prefill.triangle import ROWS_OF_WARP, Tap
 from gdnbench_kernels.plan import WARP, Accumulator, Buffer, KernelPlan, Ring, Sync
 
-__all__ = ["PLAN", "ChunkUW", "Tap"]
+__all__ = ["PLAN", "SPLIT_PLAN", "ChunkUW", "Tap"]
 
 OPERAND = cutlass.BFloat16
 TILE_STAGES = 3
@@ -122,6 +123,16 @@ class Barrier(IntEnum):
     INVERT = 2
 
 
+BUFFERS = (
+    Buffer("s_k", TILE, "bfloat16", HALVES, TILE_STAGES),
+    Buffer("s_v", TILE, "bfloat16", HALVES, TILE_STAGES),
+    Buffer("s_aib", (CHUNK, CHUNK), "bfloat16", "K-major, SW128: Ai beta_j", 2),
+    Buffer("s_aibg", (CHUNK, CHUNK), "bfloat16", "K-major, SW128: Ai beta_j exp(g_cu[j])", 2),
+    Buffer("s_u", (GROUP_WARPS, *ROWS), "bfloat16", f"of each warp {HALVES}"),
+    Buffer("s_w", (GROUP_WARPS, *ROWS), "bfloat16", f"of each warp {HALVES}"),
+    Buffer("s_gate", (len(Gate), CHUNK), "float32", "rows g_cu, beta, exp(g_cu)", TILE_STAGES, align=128),
+)
+
 PLAN = KernelPlan(
     name="chunk_uw",
     roles=Role,
@@ -133,16 +144,7 @@ PLAN = KernelPlan(
         "MMA": "allocates TMEM; KKT one item ahead of U and W",
         "GATE": "scans g; g_cu to global memory, g_cu, beta and exp(g_cu) to SMEM",
     },
-    smem=(
-        Buffer("s_k", TILE, "bfloat16", HALVES, TILE_STAGES),
-        Buffer("s_v", TILE, "bfloat16", HALVES, TILE_STAGES),
-        Buffer("s_aib", (CHUNK, CHUNK), "bfloat16", "K-major, SW128: Ai beta_j", 2),
-        Buffer("s_aibg", (CHUNK, CHUNK), "bfloat16", "K-major, SW128: Ai beta_j exp(g_cu[j])", 2),
-        Buffer("s_u", (GROUP_WARPS, *ROWS), "bfloat16", f"of each warp {HALVES}"),
-        Buffer("s_w", (GROUP_WARPS, *ROWS), "bfloat16", f"of each warp {HALVES}"),
-        Buffer("s_gate", (len(Gate), CHUNK), "float32", "rows g_cu, beta, exp(g_cu)", TILE_STAGES, align=128),
-        *inverse.BUFFERS,
-    ),
+    smem=(*BUFFERS, *inverse.buffers()),
     tmem=(
         Accumulator("t_kkt", (CHUNK, CHUNK), 0, CHUNK, "M = 64", lanes="low", stages=2),
         Accumulator("t_u", TILE, 2 * CHUNK, HEAD_DIM, "M = 64", lanes="low", stages=2),
@@ -176,10 +178,11 @@ PLAN = KernelPlan(
 )
 
 
-@dataclass(frozen=True)
-class Rings:
-    """The plan's rings at work, in its order."""
+SPLIT_PLAN = replace(PLAN, smem=(*BUFFERS, *inverse.buffers(split=True)))
 
+
+@dataclass(frozen=True)
+class Rings(blackwell.Rings):
     tiles: blackwell.Ring
     tail: blackwell.Ring
     gate: blackwell.Ring
@@ -187,62 +190,54 @@ class Rings:
     operands: blackwell.Ring
     uw: blackwell.Ring
 
+
+@dataclass(frozen=True)
+class Shared:
+    """The plan's buffers: tiles (rows, columns, how many), then (rows, tokens, stages)."""
+
+    k: cute.Tensor
+    v: cute.Tensor
+    aib: cute.Tensor
+    aibg: cute.Tensor
+    u: cute.Tensor
+    w: cute.Tensor
+    gate: cute.Tensor
+
     @staticmethod
-    def allocate(smem: Any) -> Rings:
-        return Rings(*(blackwell.Ring.allocate(spec, smem) for spec in PLAN.rings))
-
-    def init(self) -> None:
-        """By one thread."""
-        for ring in (self.tiles, self.tail, self.gate, self.kkt, self.operands, self.uw):
-            ring.init()
+    def allocate(smem: Any) -> Shared:
+        *tiles, gate = BUFFERS
+        s_tiles = [blackwell.tiles(smem, buffer) for buffer in tiles]
+        return Shared(*s_tiles, gate=blackwell.vectors(smem, gate))
 
 
-def layout_of(name: str) -> cute.ComposedLayout:
-    """Of a swizzled buffer of the plan, (rows, columns, how often)."""
-    buffer = PLAN.buffer(name)
-    *often, rows, columns = buffer.shape
-    return blackwell.load_layout(OPERAND, rows, columns, buffer.stages * prod(often))
+@dataclass(frozen=True)
+class Tma:
+    """The tensors in global memory that those tiles are copied from and to."""
+
+    k: blackwell.Tma
+    v: blackwell.Tma
+    u: blackwell.Tma
+    w: blackwell.Tma
 
 
 def kkt_mma() -> cute.TiledMma:
     """A and B are the K tile, features contiguous."""
-    return _mma(OperandMajorMode.K, CHUNK)
+    return blackwell.product(OperandMajorMode.K, CHUNK, CHUNK)
 
 
 def uw_mma() -> cute.TiledMma:
     """A is Ai's operand, B the K or V tile, whose tokens are summed over."""
-    return _mma(OperandMajorMode.MN, HEAD_DIM)
-
-
-def _mma(b_major: OperandMajorMode, columns: int) -> cute.TiledMma:
-    shape, one = (CHUNK, columns), tcgen05.CtaGroup.ONE
-    return sm100.make_trivial_tiled_mma(
-        OPERAND, OPERAND, OperandMajorMode.K, b_major, cutlass.Float32, one, shape
-    )
-
-
-def fragments(
-    mma: cute.TiledMma, columns: int, depth: int, s_a: cute.Tensor, s_b: cute.Tensor
-) -> tuple[cute.Tensor, cute.Tensor]:
-    """A, 64 x depth, and B, columns x depth, of every stage of two rings: (MMA, M or N, K, stages)."""
-    shape = (CHUNK, columns, depth)
-    a = sm100.make_smem_layout_a(mma, shape, OPERAND, cute.size(s_a, mode=[2]))
-    b = sm100.make_smem_layout_b(mma, shape, OPERAND, cute.size(s_b, mode=[2]))
-    return mma.make_fragment_A(blackwell.view(s_a, a)), mma.make_fragment_B(blackwell.view(s_b, b))
-
-
-def by_head(tensor: cute.Tensor) -> cute.Tensor:
-    """(tokens, heads, features) as (tokens, features, heads): a tile of one head has two modes."""
-    return cute.make_tensor(tensor.iterator, cute.select(tensor.layout, mode=[0, 2, 1]))
+    return blackwell.product(OperandMajorMode.MN, CHUNK, HEAD_DIM)
 
 
 @dataclass(frozen=True)
 class ChunkUW:
-    """The kernel for `heads` key heads and `value_heads` value heads."""
+    """The kernel for `heads` key heads and `value_heads` value heads; beta is at most 1, with `split` 2."""
 
     heads: int
     value_heads: int
     tap: Tap = Tap.NONE
+    split: bool = False
 
     def __post_init__(self) -> None:
         if self.value_heads % self.heads:
@@ -269,25 +264,18 @@ class ChunkUW:
         """k [T, H, 128] and v [T, Hv, 128] bf16, g and beta [T, Hv] f32, the tables of chunk_metadata; out:
         g_cu [T, Hv] f32, u and w [UB * 64, Hv, 128] bf16. a and ai [UB, Hv, 64, 64] f32, as `tap` says."""
         load, store = cpasync.CopyBulkTensorTileG2SOp(), cpasync.CopyBulkTensorTileS2GOp()
-        box, row_box = (cute.select(layout_of(name), mode=[0, 1]) for name in ("s_k", "s_u"))
-        load_k, tma_k = cpasync.make_tiled_tma_atom(load, by_head(k), box, TILE)
-        load_v, tma_v = cpasync.make_tiled_tma_atom(load, by_head(v), box, TILE)
-        store_u, tma_u = cpasync.make_tiled_tma_atom(store, by_head(u), row_box, ROWS)
-        store_w, tma_w = cpasync.make_tiled_tma_atom(store, by_head(w), row_box, ROWS)
-        self.kernel(
-            (load_k, load_v, store_u, store_w),
-            (tma_k, tma_v, tma_u, tma_w),
-            (g, beta, g_cu),
-            (cu_seqlens, chunk_indices),
-            total_chunks,
-            (a, ai),
-        ).launch(grid=(ctas, 1, 1), block=(PLAN.threads, 1, 1), stream=stream)
+        tma = Tma(
+            *(blackwell.Tma.of(load, blackwell.by_head(x), TILE) for x in (k, v)),
+            *(blackwell.Tma.of(store, blackwell.by_head(x), ROWS) for x in (u, w)),
+        )
+        self.kernel(tma, (g, beta, g_cu), (cu_seqlens, chunk_indices), total_chunks, (a, ai)).launch(
+            grid=(ctas, 1, 1), block=(PLAN.threads, 1, 1), stream=stream
+        )
 
     @cute.kernel
     def kernel(
         self,
-        atoms: tuple[cute.CopyAtom, cute.CopyAtom, cute.CopyAtom, cute.CopyAtom],
-        tma: tuple[cute.Tensor, cute.Tensor, cute.Tensor, cute.Tensor],
+        tma: Tma,
         gates: tuple[cute.Tensor, cute.Tensor, cute.Tensor],
         chunks: tuple[cute.Tensor, cute.Tensor],
         total_chunks: cute.Tensor,
@@ -295,52 +283,29 @@ class ChunkUW:
     ) -> None:
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         smem = cutlass.memory.SmemAllocator()
-        s_k, s_v, s_aib, s_aibg, s_u, s_w = (
-            self._allocate(smem, name) for name in ("s_k", "s_v", "s_aib", "s_aibg", "s_u", "s_w")
-        )
-        gate = PLAN.buffer("s_gate")
-        s_gate = smem.allocate_tensor(
-            cutlass.Float32,
-            cute.make_layout((*gate.shape, gate.stages), stride=(CHUNK, 1, prod(gate.shape))),
-            gate.align,
-        )
-        scratch = inverse.Scratch.allocate(smem)
-        rings = Rings.allocate(smem)
-        tmem = cutlass.memory.TmemAllocator(
-            smem.allocate(cutlass.Int32),
-            barrier_for_retrieve=pipeline.NamedBarrier(barrier_id=Barrier.TMEM, num_threads=PLAN.threads),
-            allocator_warp_id=Role.MMA,
-        )
+        shared = Shared.allocate(smem)
+        scratch = inverse.Scratch.allocate(smem, self.split)
+        rings = Rings.allocate(PLAN, smem)
         if warp == Role.LOAD:
-            for atom in atoms:
-                cpasync.prefetch_descriptor(atom)
-            with cute.arch.elect_one():
-                rings.init()
-        cute.arch.mbarrier_init_fence()
-        tmem.allocate(PLAN.tmem_columns)
-        tmem.wait_for_alloc()
-        base = tmem.retrieve_ptr(cutlass.Float32)
+            for tensor in (tma.k, tma.v, tma.u, tma.w):
+                cpasync.prefetch_descriptor(tensor.atom)
+        blackwell.init_barriers(rings, warp == Role.LOAD)
+        tmem, base = blackwell.allocate_tmem(PLAN, smem, Role.MMA, Barrier.TMEM)
 
         items = total_chunks[0] * self.value_heads
         if warp < Role.EPILOGUE:
-            self.invert(rings, items, base, s_gate, scratch, s_aib, s_aibg, squares)
+            self.invert(rings, items, base, shared, scratch, squares)
         if warp >= Role.EPILOGUE and warp < Role.LOAD:
-            self.store_uw(rings, items, base, atoms[2:], tma[2:], (s_u, s_w))
+            self.store_uw(rings, items, base, shared, tma)
         if warp == Role.LOAD:
-            self.load(rings, items, chunks, atoms[:2], tma[:2], (s_k, s_v))
+            self.load(rings, items, chunks, shared, tma)
         if warp == Role.MMA:
-            self.multiply(rings, items, base, s_k, s_v, s_aib, s_aibg)
+            self.multiply(rings, items, base, shared)
         if warp == Role.GATE:
-            self.scan_gates(rings, items, chunks, *gates, s_gate)
+            self.scan_gates(rings, items, chunks, *gates, shared.gate)
 
         cute.arch.sync_threads()
-        if warp == Role.MMA:
-            tmem.relinquish_alloc_permit()
         tmem.free(base)
-
-    def _allocate(self, smem: Any, name: str) -> cute.Tensor:
-        layout = layout_of(name)
-        return smem.allocate_tensor(OPERAND, layout.outer, PLAN.buffer(name).align, layout.inner)
 
     @cute.jit
     def load(
@@ -348,9 +313,8 @@ class ChunkUW:
         rings: Rings,
         items: cutlass.Int32,
         chunks: tuple[cute.Tensor, cute.Tensor],
-        atoms: tuple[cute.CopyAtom, cute.CopyAtom],
-        tma: tuple[cute.Tensor, cute.Tensor],
-        s_tiles: tuple[cute.Tensor, cute.Tensor],
+        shared: Shared,
+        tma: Tma,
     ) -> None:
         """K and V of each item; where the sequence ends within the chunk, zeros behind its end."""
         cu_seqlens, chunk_indices = chunks
@@ -359,14 +323,15 @@ class ChunkUW:
         for item in cutlass.range(cute.arch.block_idx()[0], items, cute.arch.grid_dim()[0], unroll=1):
             start, length = chunk_at(item // self.value_heads, chunk_indices, cu_seqlens)
             value_head = item % self.value_heads
-            heads = (value_head // (self.value_heads // self.heads), value_head)
+            head = value_head // (self.value_heads // self.heads)
             rings.tiles.acquire(place)
             if length < CHUNK:
                 rings.tail.acquire(tail)
                 rings.tail.expect(tail)
-                self._copy_in(atoms, tma, s_tiles, start, heads, place.index, rings.tail.full(tail))
+                tma.k.load(rings.tail, tail, shared.k, start, head, stage=place.index)
+                tma.v.load(rings.tail, tail, shared.v, start, value_head, stage=place.index)
                 rings.tail.wait(landed)
-                for s_tile in s_tiles:
+                for s_tile in (shared.k, shared.v):
                     blackwell.zero_rows(s_tile[None, None, place.index], length)
                 rings.tail.release_by_warp(landed)
                 rings.tiles.fill_by_warp(place)
@@ -374,27 +339,10 @@ class ChunkUW:
                 landed.advance()
             else:
                 rings.tiles.expect(place)
-                self._copy_in(atoms, tma, s_tiles, start, heads, place.index, rings.tiles.full(place))
+                tma.k.load(rings.tiles, place, shared.k, start, head)
+                tma.v.load(rings.tiles, place, shared.v, start, value_head)
             place.advance()
         rings.tiles.drain(place)
-
-    @cute.jit
-    def _copy_in(
-        self,
-        atoms: tuple[cute.CopyAtom, cute.CopyAtom],
-        tma: tuple[cute.Tensor, cute.Tensor],
-        s_tiles: tuple[cute.Tensor, cute.Tensor],
-        start: cutlass.Int32,
-        heads: tuple[cutlass.Int32, cutlass.Int32],
-        stage: cutlass.Int32,
-        barrier: cute.Pointer,
-    ) -> None:
-        """64 rows from token `start` of a key head and of a value head."""
-        for atom, tensor, s_tile, head in zip(atoms, tma, s_tiles, heads, strict=True):
-            of_head = cute.domain_offset((start, 0), tensor[None, None, head])
-            g_tile = cute.local_tile(of_head, TILE, (0, 0))
-            t_s, t_g = blackwell.tma_slices(atom, s_tile, g_tile)
-            cute.copy(atom, t_g, t_s[None, stage], tma_bar_ptr=barrier)
 
     @cute.jit
     def scan_gates(
@@ -439,16 +387,13 @@ class ChunkUW:
         rings: Rings,
         items: cutlass.Int32,
         base: cute.Pointer,
-        s_k: cute.Tensor,
-        s_v: cute.Tensor,
-        s_aib: cute.Tensor,
-        s_aibg: cute.Tensor,
+        shared: Shared,
     ) -> None:
         """KKT of the next item goes ahead of U and W, which wait for this item's inverse."""
         kkt, uw = kkt_mma(), uw_mma()
-        r_rows, r_columns = fragments(kkt, CHUNK, HEAD_DIM, s_k, s_k)
-        r_aib, r_v = fragments(uw, HEAD_DIM, CHUNK, s_aib, s_v)
-        r_aibg, r_k = fragments(uw, HEAD_DIM, CHUNK, s_aibg, s_k)
+        r_rows, r_columns = blackwell.operands(kkt, shared.k, shared.k, (CHUNK, CHUNK, HEAD_DIM))
+        r_aib, r_v = blackwell.operands(uw, shared.aib, shared.v, (CHUNK, HEAD_DIM, CHUNK))
+        r_aibg, r_k = blackwell.operands(uw, shared.aibg, shared.k, (CHUNK, HEAD_DIM, CHUNK))
         ahead, used = rings.tiles.consuming(), rings.tiles.consuming()
         squares, ready, results = rings.kkt.producing(), rings.operands.consuming(), rings.uw.producing()
         first, step = cute.arch.block_idx()[0], cute.arch.grid_dim()[0]
@@ -488,15 +433,15 @@ class ChunkUW:
         rings: Rings,
         items: cutlass.Int32,
         base: cute.Pointer,
-        s_gate: cute.Tensor,
+        shared: Shared,
         scratch: inverse.Scratch,
-        s_aib: cute.Tensor,
-        s_aibg: cute.Tensor,
         squares: tuple[cute.Tensor | None, cute.Tensor | None],
     ) -> None:
         """Warp w has rows 16w .. 16w + 15 of A and Ai, in registers as tcgen05.ld 16x256b delivers them."""
         thread, lane = cute.arch.thread_idx()[0], cute.arch.lane_idx()
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+        # Beyond the plain build there are not the registers for numbers that are the same for every item.
+        spare = self.tap == Tap.NONE and not self.split
         t_kkt = PLAN.accumulator("t_kkt")
         reader = blackwell.Reader.of(kkt_mma(), t_kkt.shape, base, thread)
         products, gate, ready = rings.kkt.consuming(), rings.gate.consuming(), rings.operands.producing()
@@ -510,12 +455,13 @@ class ChunkUW:
             blackwell.before_thread_sync()
             rings.kkt.release_by_warp(products)
             rings.gate.wait(gate)
-            s_scalars = s_gate[None, None, gate.index]
+            s_scalars = shared.gate[None, None, gate.index]
             at = (item // self.value_heads, item % self.value_heads)
+            lane = lane if cutlass.const_expr(spare) else blackwell.afresh(lane)
             self._form_inverse(r_a, s_scalars, scratch, squares, at, warp, lane)
             rings.operands.acquire(ready)
             stage = (None, None, ready.index)
-            triangle.write_operands(r_a, s_scalars, s_aib[stage], s_aibg[stage], warp, lane)
+            triangle.write_operands(r_a, s_scalars, shared.aib[stage], shared.aibg[stage], warp, lane)
             cute.arch.fence_proxy("async.shared", space="cta")
             rings.operands.fill_by_warp(ready)
             rings.gate.release_by_warp(gate)
@@ -537,34 +483,36 @@ class ChunkUW:
     ) -> None:
         """r_a, KKT, becomes Ai; with a tap, `at` (chunk, head) of A and Ai in global memory is used."""
         together = pipeline.NamedBarrier(barrier_id=Barrier.INVERT, num_threads=PLAN.threads_of(Role.INVERT))
+        r_square = triangle.fragment(r_a)
+        g_a, g_ai = (
+            None if square is None else triangle.fragment_of(square[(*at, None, None)], warp, lane)
+            for square in squares
+        )
         if cutlass.const_expr(self.tap == Tap.INJECT_AI):
-            triangle.take_square(r_a, squares[1], at, warp, lane)
+            cute.autovec_copy(g_ai, r_square)
         else:
             if cutlass.const_expr(self.tap == Tap.INJECT_A):
-                triangle.take_square(r_a, squares[0], at, warp, lane)
+                cute.autovec_copy(g_a, r_square)
             else:
                 triangle.form_a(r_a, s_scalars, warp, lane)
             if cutlass.const_expr(self.tap == Tap.DUMP):
-                triangle.give_square(r_a, squares[0], at, warp, lane)
+                cute.autovec_copy(r_square, g_a)
             inverse.invert(r_a, scratch, warp, lane, together)
             if cutlass.const_expr(self.tap == Tap.DUMP):
-                triangle.give_square(r_a, squares[1], at, warp, lane)
+                cute.autovec_copy(r_square, g_ai)
 
     @cute.jit
     def store_uw(
-        self,
-        rings: Rings,
-        items: cutlass.Int32,
-        base: cute.Pointer,
-        atoms: tuple[cute.CopyAtom, cute.CopyAtom],
-        tma: tuple[cute.Tensor, cute.Tensor],
-        s_outputs: tuple[cute.Tensor, cute.Tensor],
+        self, rings: Rings, items: cutlass.Int32, base: cute.Pointer, shared: Shared, tma: Tma
     ) -> None:
         """Each warp stores its own 16 rows, so that no two warps wait for each other."""
         thread, lane = cute.arch.thread_idx()[0] - WARP * Role.EPILOGUE, cute.arch.lane_idx()
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx()) - Role.EPILOGUE
         reader = blackwell.Reader.of(kkt_mma(), (CHUNK, CHUNK), base, thread)
-        parts = (PLAN.accumulator("t_u"), PLAN.accumulator("t_w"))
+        outputs = (
+            (PLAN.accumulator("t_u"), shared.u[None, None, warp], tma.u),
+            (PLAN.accumulator("t_w"), shared.w[None, None, warp], tma.w),
+        )
         results = rings.uw.consuming()
         r_values = cute.make_rmem_tensor(reader.where.shape, cutlass.Float32)
         r_flat = cute.make_tensor(r_values.iterator, cute.make_layout(cute.size(r_values)))
@@ -574,14 +522,14 @@ class ChunkUW:
             rings.uw.wait(results)
             blackwell.after_thread_sync()
             for i in cutlass.range_constexpr(2):
+                part, s_rows, tma_rows = outputs[i]
                 # Stores of U and W take turns: with one pending at most, this one's last has read its rows.
                 cute.arch.cp_async_bulk_wait_group(1, read=True)
                 cute.arch.sync_warp()
                 for half in cutlass.range_constexpr(2):
-                    reader.read(parts[i], results.index, half * CHUNK, r_values)
+                    reader.read(part, results.index, half * CHUNK, r_values)
                     cute.arch.fence_view_async_tmem_load()
                     r_rounded.store(r_flat.load().to(OPERAND))
-                    s_rows = s_outputs[i][None, None, warp]
                     triangle.store_rows(
                         r_rounded, cute.local_tile(s_rows, (ROWS_OF_WARP, CHUNK), (0, half)), lane
                     )
@@ -590,10 +538,8 @@ class ChunkUW:
                     rings.uw.release_by_warp(results)
                 cute.arch.fence_proxy("async.shared", space="cta")
                 cute.arch.sync_warp()
-                g_rows = cute.local_tile(tma[i][None, None, head], ROWS, (GROUP_WARPS * chunk + warp, 0))
-                t_s, t_g = blackwell.tma_slices(atoms[i], s_outputs[i], g_rows)
                 with cute.arch.elect_one():
-                    cute.copy(atoms[i], t_s[None, warp], t_g)
+                    tma_rows.store(s_rows, CHUNK * chunk + ROWS_OF_WARP * warp, head)
                     cute.arch.cp_async_bulk_commit_group()
             results.advance()
         cute.arch.cp_async_bulk_wait_group(0)

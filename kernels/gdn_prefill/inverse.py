@@ -77,9 +77,6 @@ def buffers(split: bool = False) -> tuple[Buffer, ...]:
     )
 
 
-BUFFERS = buffers()
-
-
 @dataclass(frozen=True)
 class Scratch:
     """The shared memory of one inversion at a time."""

@@ -14,6 +14,9 @@ from gdnbench_kernels.gdn_prefill.sizes import CHUNK, HEAD_DIM
 ALIGN = 16
 """Bytes that every tensor is aligned to: what TMA asks of a base address."""
 
+BETA_MAX = 2.0
+"""The largest beta for which the inverse keeps its limits."""
+
 StateDtype = Literal["float32", "bfloat16"]
 STATE_DTYPES: tuple[str, ...] = get_args(StateDtype)
 
@@ -31,16 +34,18 @@ def sources(
     initial_state: StateDtype | None = "float32",
     final_state: StateDtype | None = "float32",
     tap: Tap = "none",
+    beta_max: float = 1.0,
 ) -> list[Source]:
     """The four kernels of a call, in the order they run.
 
     heads, value_heads: H and Hv. initial_state, final_state: their dtypes, none for a call without. tap: what
     becomes of A and Ai, which stay in registers, or are both stored (dump), or one is loaded instead of
-    computed (inject_a, inject_ai).
+    computed (inject_a, inject_ai). beta_max: the largest beta, up to 2; beyond 1 the inverse takes three
+    times the products.
     """
     return [
         metadata_source(),
-        uw_source(heads, value_heads, tap),
+        uw_source(heads, value_heads, tap, beta_max),
         state_source(heads, value_heads, initial_state, final_state),
         output_source(heads, value_heads),
     ]
@@ -51,13 +56,20 @@ def metadata_source() -> Source:
     return Source.of("gdn_prefill.chunk_metadata", f"{__name__}:build_metadata")
 
 
-def uw_source(heads: int, value_heads: int, tap: Tap) -> Source:
-    """`ChunkUW`."""
+def uw_source(heads: int, value_heads: int, tap: Tap, beta_max: float) -> Source:
+    """`ChunkUW`, one build for beta up to 1 and another for beta up to 2."""
     check_heads(heads, value_heads)
     if tap not in TAPS:
         raise ValueError(f"tap is {' or '.join(TAPS)}, not {tap!r}")
+    if not 0 <= beta_max <= BETA_MAX:
+        raise ValueError(f"beta_max is from 0 to {BETA_MAX:g}, not {beta_max:g}")
     return Source.of(
-        "gdn_prefill.chunk_uw", f"{__name__}:build_uw", heads=heads, value_heads=value_heads, tap=tap
+        "gdn_prefill.chunk_uw",
+        f"{__name__}:build_uw",
+        heads=heads,
+        value_heads=value_heads,
+        tap=tap,
+        split=beta_max > 1,
     )
 
 
@@ -107,7 +119,7 @@ def build_metadata() -> Build:
     )
 
 
-def build_uw(heads: int, value_heads: int, tap: Tap) -> Build:
+def build_uw(heads: int, value_heads: int, tap: Tap, split: bool) -> Build:
     """k, v, g, beta, cu_seqlens, chunk_indices, total_chunks, g_cu, u, w, a, ai, ctas."""
     import cutlass
 
@@ -116,7 +128,7 @@ def build_uw(heads: int, value_heads: int, tap: Tap) -> Build:
 
     of = _Examples()
     square = ("float32", of.chunks, value_heads, CHUNK, CHUNK)
-    return ChunkUW(heads, value_heads, triangle.Tap[tap.upper()]), (
+    return ChunkUW(heads, value_heads, triangle.Tap[tap.upper()], split), (
         of.tensor("bfloat16", of.tokens, heads, HEAD_DIM),
         of.tensor("bfloat16", of.tokens, value_heads, HEAD_DIM),
         of.tensor("float32", of.tokens, value_heads),

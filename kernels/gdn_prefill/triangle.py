@@ -82,24 +82,18 @@ def write_operands(
         store_rows(r_operand, cute.local_tile(s_operand, (ROWS_OF_WARP, CHUNK), (warp, 0)), lane)
 
 
-@cute.jit
-def give_square(
-    r_square: cute.Tensor, squares: cute.Tensor, at: Any, warp: cutlass.Int32, lane: cutlass.Int32
-) -> None:
-    """A fragment into squares[chunk, head, :, :]."""
-    for i in cutlass.range_constexpr(CHUNK // 2):
-        row, column = fragment_row(warp, lane, i // 2 % 2), fragment_column(lane, i // 4, i % 2)
-        squares[(*at, row, column)] = r_square[i]
+def fragment_of(square: cute.Tensor, warp: cutlass.Int32, lane: cutlass.Int32) -> cute.Tensor:
+    """A thread's values of a 64 x 64 matrix in global memory, in its order, as `fragment` has them. One
+    address, and constants beside it: given an index for each the compiler keeps as many addresses."""
+    corner = cute.domain_offset((fragment_row(warp, lane, 0), fragment_column(lane, 0, 0)), square)
+    return cute.make_tensor(
+        corner.iterator.align(8), cute.make_layout((2, 2, CHUNK // 8), stride=(1, 8 * CHUNK, 8))
+    )
 
 
-@cute.jit
-def take_square(
-    r_square: cute.Tensor, squares: cute.Tensor, at: Any, warp: cutlass.Int32, lane: cutlass.Int32
-) -> None:
-    """The reverse of `give_square`."""
-    for i in cutlass.range_constexpr(CHUNK // 2):
-        row, column = fragment_row(warp, lane, i // 2 % 2), fragment_column(lane, i // 4, i % 2)
-        r_square[i] = squares[(*at, row, column)]
+def fragment(r_square: cute.Tensor) -> cute.Tensor:
+    """A thread's 32 values by (column of a pair, row of a pair, eight columns)."""
+    return cute.make_tensor(r_square.iterator, cute.make_layout((2, 2, CHUNK // 8)))
 
 
 def store_rows(r_values: cute.Tensor, s_rows: cute.Tensor, lane: Any) -> None:

@@ -363,7 +363,8 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "dtype of the final state": ({}, {"final_state_dtype": "float16"}, "not as float16"),
     "offsets": ({"offsets_dtype": "int64"}, {}, "take cu_seqlens as int32, not as int64"),
     "chunk size": ({}, {"chunk_size": 32}, "take chunks of 64 tokens, not of 32"),
-    "beta_max": ({"beta": (0.0, 2.0)}, {}, "take beta up to 1, .* beta_max is 2"),
+    "beta_max": ({}, {"beta_max": 2.5}, "take beta up to 2, .* beta_max is 2.5"),
+    "beta_max NaN": ({}, {"beta_max": float("nan")}, "take beta up to 2, .* beta_max is nan"),
 }
 
 

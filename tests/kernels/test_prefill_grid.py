@@ -75,10 +75,10 @@ def test_a_spike_is_one_gate_of_each_block_and_head() -> None:
 def test_a_design_with_a_in_bf16_fails_on_keys_that_are_alike(
     proof: Callable[..., tuple[Exit, str]],
 ) -> None:
-    code, out = proof("--kernel", "torch", "--on", "cpu", "keys alike 0", "keys alike 1")
+    code, out = proof("--kernel", "torch", "--on", "cpu", "keys alike 0, beta 1", "keys alike 1, beta 1")
     lines = out.splitlines()
-    assert lines[1].split()[:4] == ["keys", "alike", "0", "pass"]
-    assert lines[2].split()[:4] == ["keys", "alike", "1", "FAIL"]
+    assert lines[1].split()[:6] == ["keys", "alike", "0,", "beta", "1", "pass"]
+    assert lines[2].split()[:6] == ["keys", "alike", "1,", "beta", "1", "FAIL"]
     assert "Ai: " in lines[2]
     assert lines[3] == "2 cases, 1 failed"
     assert code is Exit.MISMATCH
