@@ -325,6 +325,15 @@ class Reader:
         t_part = cute.make_tensor(self.base + part.offset + column + stage_start, self.layout)
         cute.copy(self.copy, self.copy.get_slice(self.thread).partition_S(t_part), values)
 
+    def take(self, ring: Ring, place: Any, part: plan.Accumulator, values: cute.Tensor) -> None:
+        """A whole stage of the plan's accumulator, waited for, read and released."""
+        ring.wait(place)
+        after_thread_sync()
+        self.read(part, place.index, 0, values)
+        cute.arch.fence_view_async_tmem_load()
+        before_thread_sync()
+        ring.release_by_warp(place)
+
     def part(self, tile: cute.Tensor) -> cute.Tensor:
         """This thread's values of a tile (rows, columns) anywhere."""
         return self.copy.get_slice(self.thread).partition_D(self._whole(tile))

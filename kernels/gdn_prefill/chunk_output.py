@@ -399,12 +399,7 @@ class ChunkOutput:
             for i in cutlass.range_constexpr(cute.size(r_decay)):
                 # Above the diagonal the difference is positive. NaN stays.
                 r_decay[i] = decay(cute.arch.fmin(r_decay[i], 0.0, nan=True))
-            rings.scores.wait(scores)
-            blackwell.after_thread_sync()
-            reader.read(part, scores.index, 0, r_qk)
-            cute.arch.fence_view_async_tmem_load()
-            blackwell.before_thread_sync()
-            rings.scores.release_by_warp(scores)
+            reader.take(rings.scores, scores, part, r_qk)
             for i in cutlass.range_constexpr(cute.size(r_qk)):
                 row, column = reader.where[i]
                 r_qk[i] = (r_qk[i] if column <= row else cutlass.Float32(0.0)) * r_decay[i]

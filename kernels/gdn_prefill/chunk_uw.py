@@ -206,8 +206,9 @@ class Shared:
     @staticmethod
     def allocate(smem: Any) -> Shared:
         *tiles, gate = BUFFERS
-        s_tiles = [blackwell.tiles(smem, buffer) for buffer in tiles]
-        return Shared(*s_tiles, gate=blackwell.vectors(smem, gate))
+        buffers = [blackwell.tiles(smem, buffer) for buffer in tiles]
+        buffers.append(blackwell.vectors(smem, gate))
+        return Shared(*buffers)
 
 
 @dataclass(frozen=True)
@@ -448,12 +449,7 @@ class ChunkUW:
         for item in cutlass.range(cute.arch.block_idx()[0], items, cute.arch.grid_dim()[0], unroll=1):
             r_kkt = cute.make_rmem_tensor(reader.where.shape, cutlass.Float32)
             r_a = cute.make_tensor(r_kkt.iterator, cute.make_layout(cute.size(r_kkt)))
-            rings.kkt.wait(products)
-            blackwell.after_thread_sync()
-            reader.read(t_kkt, products.index, 0, r_kkt)
-            cute.arch.fence_view_async_tmem_load()
-            blackwell.before_thread_sync()
-            rings.kkt.release_by_warp(products)
+            reader.take(rings.kkt, products, t_kkt, r_kkt)
             rings.gate.wait(gate)
             s_scalars = shared.gate[None, None, gate.index]
             at = (item // self.value_heads, item % self.value_heads)

@@ -162,7 +162,7 @@ KERNELS = {
         "gdnbench_kernels.gdn_prefill.sm100:sm100",
         {OFFSETS_DTYPE.name: ("int32",)},
         devices=("sim", "cuda"),
-        meaning="four tcgen05 kernels for SM100 in CuTe DSL",
+        meaning="four tcgen05 kernels for SM100 in CuTe DSL; another build where beta_max is 2",
         sources="gdnbench_kernels.gdn_prefill.sources:sources",
     ),
 }
