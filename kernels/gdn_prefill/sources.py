@@ -51,6 +51,21 @@ def sources(
     ]
 
 
+def fused_sources(
+    heads: int = 16,
+    value_heads: int = 32,
+    initial_state: StateDtype | None = "float32",
+    final_state: StateDtype | None = "float32",
+    beta_max: float = 1.0,
+) -> list[Source]:
+    """The one kernel of a fused call.
+
+    heads, value_heads: H and Hv. initial_state, final_state: their dtypes, none for a call without. beta_max:
+    the largest beta, up to 2; beyond 1 the inverse takes three times the products.
+    """
+    return [fused_source(heads, value_heads, initial_state, final_state, beta_max)]
+
+
 def metadata_source() -> Source:
     """`ChunkMetadata`, for any batch."""
     return Source.of("gdn_prefill.chunk_metadata", f"{__name__}:build_metadata")
@@ -61,15 +76,14 @@ def uw_source(heads: int, value_heads: int, tap: Tap, beta_max: float) -> Source
     check_heads(heads, value_heads)
     if tap not in TAPS:
         raise ValueError(f"tap is {' or '.join(TAPS)}, not {tap!r}")
-    if not 0 <= beta_max <= BETA_MAX:
-        raise ValueError(f"beta_max is from 0 to {BETA_MAX:g}, not {beta_max:g}")
+    check_beta_max(beta_max)
     return Source.of(
         "gdn_prefill.chunk_uw",
         f"{__name__}:build_uw",
         heads=heads,
         value_heads=value_heads,
         tap=tap,
-        split=beta_max > 1,
+        beta_max=2 if beta_max > 1 else 1,
     )
 
 
@@ -78,9 +92,7 @@ def state_source(
 ) -> Source:
     """`ChunkState`, for states of those dtypes."""
     check_heads(heads, value_heads)
-    for dtype in (initial_state, final_state):
-        if dtype not in (None, *STATE_DTYPES):
-            raise ValueError(f"a state is {' or '.join(STATE_DTYPES)}, or there is none; not {dtype!r}")
+    check_states(initial_state, final_state)
     return Source.of(
         "gdn_prefill.chunk_state",
         f"{__name__}:build_state",
@@ -99,10 +111,45 @@ def output_source(heads: int, value_heads: int) -> Source:
     )
 
 
+def fused_source(
+    heads: int,
+    value_heads: int,
+    initial_state: StateDtype | None,
+    final_state: StateDtype | None,
+    beta_max: float,
+) -> Source:
+    """`ChunkFused`, for states of those dtypes, one build for beta up to 1 and another for beta up to 2."""
+    check_heads(heads, value_heads)
+    check_states(initial_state, final_state)
+    check_beta_max(beta_max)
+    return Source.of(
+        "gdn_prefill.chunk_fused",
+        f"{__name__}:build_fused",
+        heads=heads,
+        value_heads=value_heads,
+        initial_state=initial_state,
+        final_state=final_state,
+        beta_max=2 if beta_max > 1 else 1,
+    )
+
+
 def check_heads(heads: int, value_heads: int) -> None:
     """ValueError unless every value head has a key head."""
     if heads < 1 or value_heads < 1 or value_heads % heads:
         raise ValueError(f"{value_heads} value heads are no multiple of {heads} key heads")
+
+
+def check_states(*dtypes: StateDtype | None) -> None:
+    """ValueError for a dtype that states do not have."""
+    for dtype in dtypes:
+        if dtype not in (None, *STATE_DTYPES):
+            raise ValueError(f"a state is {' or '.join(STATE_DTYPES)}, or there is none; not {dtype!r}")
+
+
+def check_beta_max(beta_max: float) -> None:
+    """ValueError for a beta that no build is for."""
+    if not 0 <= beta_max <= BETA_MAX:
+        raise ValueError(f"beta_max is from 0 to {BETA_MAX:g}, not {beta_max:g}")
 
 
 def build_metadata() -> Build:
@@ -119,7 +166,7 @@ def build_metadata() -> Build:
     )
 
 
-def build_uw(heads: int, value_heads: int, tap: Tap, split: bool) -> Build:
+def build_uw(heads: int, value_heads: int, tap: Tap, beta_max: int) -> Build:
     """k, v, g, beta, cu_seqlens, chunk_indices, total_chunks, g_cu, u, w, a, ai, ctas."""
     import cutlass
 
@@ -128,7 +175,7 @@ def build_uw(heads: int, value_heads: int, tap: Tap, split: bool) -> Build:
 
     of = _Examples()
     square = ("float32", of.chunks, value_heads, CHUNK, CHUNK)
-    return ChunkUW(heads, value_heads, triangle.Tap[tap.upper()], split), (
+    return ChunkUW(heads, value_heads, triangle.Tap[tap.upper()], split=beta_max > 1), (
         of.tensor("bfloat16", of.tokens, heads, HEAD_DIM),
         of.tensor("bfloat16", of.tokens, value_heads, HEAD_DIM),
         of.tensor("float32", of.tokens, value_heads),
@@ -154,9 +201,6 @@ def build_state(
 
     of = _Examples()
 
-    def state(dtype: StateDtype | None) -> Any:
-        return None if dtype is None else of.tensor(dtype, of.sequences, value_heads, HEAD_DIM, HEAD_DIM)
-
     return ChunkState(heads, value_heads), (
         of.tensor("bfloat16", of.tokens, heads, HEAD_DIM),
         of.tensor("bfloat16", of.rows, value_heads, HEAD_DIM),
@@ -164,10 +208,10 @@ def build_state(
         of.tensor("float32", of.tokens, value_heads),
         of.tensor("int32", of.offsets),
         of.tensor("int32", of.offsets),
-        state(initial_state),
+        of.states(initial_state, value_heads),
         of.tensor("bfloat16", of.chunks, value_heads, HEAD_DIM, HEAD_DIM),
         of.tensor("bfloat16", of.rows, value_heads, HEAD_DIM),
-        state(final_state),
+        of.states(final_state, value_heads),
         of.stream(),
     )
 
@@ -195,6 +239,34 @@ def build_output(heads: int, value_heads: int) -> Build:
     )
 
 
+def build_fused(
+    heads: int,
+    value_heads: int,
+    initial_state: StateDtype | None,
+    final_state: StateDtype | None,
+    beta_max: int,
+) -> Build:
+    """q, k, v, g, beta, cu_seqlens, initial_state, o, final_state, scale."""
+    import cutlass
+
+    from gdnbench_kernels.gdn_prefill.chunk_fused import ChunkFused
+
+    of = _Examples()
+    return ChunkFused(heads, value_heads, split=beta_max > 1), (
+        of.tensor("bfloat16", of.tokens, heads, HEAD_DIM),
+        of.tensor("bfloat16", of.tokens, heads, HEAD_DIM),
+        of.tensor("bfloat16", of.tokens, value_heads, HEAD_DIM),
+        of.tensor("float32", of.tokens, value_heads),
+        of.tensor("float32", of.tokens, value_heads),
+        of.tensor("int32", of.offsets),
+        of.states(initial_state, value_heads),
+        of.tensor("bfloat16", of.tokens, value_heads, HEAD_DIM),
+        of.states(final_state, value_heads),
+        cutlass.Float32(1.0),
+        of.stream(),
+    )
+
+
 class _Examples:
     """Contiguous tensors known by their types alone, and the extents left open."""
 
@@ -218,3 +290,9 @@ class _Examples:
         for extent in reversed(shape[1:]):
             strides.insert(0, strides[0] * extent)
         return self._make(self._dtypes[dtype], shape, tuple(strides), assumed_align=ALIGN)
+
+    def states(self, dtype: StateDtype | None, value_heads: int) -> Any:
+        """None without a dtype."""
+        if dtype is None:
+            return None
+        return self.tensor(dtype, self.sequences, value_heads, HEAD_DIM, HEAD_DIM)

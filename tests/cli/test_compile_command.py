@@ -42,6 +42,7 @@ def test_json(gdnbench: Invoke) -> None:
         "initial_state": None,
         "final_state": "float32",
         "tap": "none",
+        "beta_max": 1.0,
     }
     assert [kernel["name"] for kernel in found["kernels"]] == [f"gdn_prefill.{name}" for name in KERNELS]
     for kernel in found["kernels"]:
@@ -69,7 +70,7 @@ def test_files(gdnbench: Invoke, tmp_path: Path) -> None:
     assert gdnbench("compile", *SMALL, "-o", folder).code == 0
     names = {
         "gdn_prefill_chunk_metadata",
-        "gdn_prefill_chunk_uw_heads_1_tap_none_value_heads_2",
+        "gdn_prefill_chunk_uw_beta_max_1_heads_1_tap_none_value_heads_2",
         "gdn_prefill_chunk_state_final_state_float32_heads_1_initial_state_float32_value_heads_2",
         "gdn_prefill_chunk_output_heads_1_value_heads_2",
     }
@@ -135,6 +136,8 @@ def test_budget_of_something_else(
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
+        (("--beta-max", 3), 2, "beta_max is from 0 to 2, not 3"),
+        (("--beta-max", "nan"), 2, "beta_max is from 0 to 2, not nan"),
         (("--arch", "sm_80"), 2, "arch 'sm_80'; there are sm_90a, sm_100a, sm_100f, sm_103a"),
         (
             ("--arch", "sm_90a"),

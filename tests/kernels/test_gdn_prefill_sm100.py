@@ -265,6 +265,18 @@ def test_the_build_that_stores_a_and_ai_has_the_same_bits(usual: dict[str, Tenso
     assert all(same(tensor, usual[name]) for name, tensor in plain.outputs.items())
 
 
+def test_beta_to_two_on_its_own_build() -> None:
+    """Identical keys and beta 2, where U of the build for beta up to 1 is off by more than its limit."""
+    call = synth(seqlens=(256,), heads=(1, 1), key_correlation=1.0, gate_span=0.06, beta=2.0)
+    assert_passes(call)
+    plain: dict[str, Tensor] = {}
+    with simulator():
+        sm100(**call.tensors, beta_max=1.0, stages=plain)
+    (_, _, _, u, *_) = judge_stages(OPERATION, call, plain, Bound())
+    assert u.tensor == "U"
+    assert not u.passed
+
+
 def test_kernels_alone_make_the_whole() -> None:
     """Chained by hand, from an inverse that another run stored."""
     call = synth(**BATCH)
