@@ -194,7 +194,12 @@ def _example_tensor(type_: TensorType) -> Tensor:
     dtype = DTYPES[type_.dtype][0]
     # Aligned by hand: torch aligns to 64 bytes, a type may ask for more.
     slack = max(type_.align // dtype.itemsize, 1)
-    memory = torch.zeros(elements + slack, dtype=dtype)
+    try:
+        memory = torch.zeros(elements + slack, dtype=dtype)
+    except (RuntimeError, MemoryError):  # what torch says of more memory than there is
+        raise UnsupportedError(
+            f"figures of a kernel that takes tensors of {elements:.3g} elements and more: no memory for one"
+        ) from None
     first = -memory.data_ptr() % max(type_.align, 1) // dtype.itemsize
     return memory[first:].as_strided(shape, strides)
 

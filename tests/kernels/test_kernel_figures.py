@@ -12,7 +12,16 @@ import pytest
 pytest.importorskip("cutlass", reason="CuTe DSL has wheels for Linux only")
 
 from gdnbench.errors import BadInputError
-from gdnbench.kernel_figures import NUMBERS, Figures, figures, limits, problems, ptx_lines, tmem_columns
+from gdnbench.kernel_figures import (
+    NUMBERS,
+    Figures,
+    _example,
+    figures,
+    limits,
+    problems,
+    ptx_lines,
+    tmem_columns,
+)
 from gdnbench.sim.errors import UnsupportedError
 from gdnbench.sim.ptx.parser import parse
 from gdnbench_kernels.compiling import Source, program
@@ -124,6 +133,13 @@ def test_columns_of_tensor_memory() -> None:
 def test_columns_that_are_computed_are_no_figure(body: tuple[str, ...]) -> None:
     with pytest.raises(UnsupportedError, match="a number of columns that is computed"):
         tmem_columns(ptx(*body, f"{ALLOC}%r1;"))
+
+
+def test_tensor_larger_than_memory() -> None:
+    huge = '!cute.memref<f32, gmem, align<16>, "(?,1099511627776):(1099511627776,1)">'
+    assert _example('!cute.memref<f32, gmem, align<16>, "(?,4):(4,1)">').shape == (64, 4)
+    with pytest.raises(UnsupportedError, match=r"takes tensors of 7.04e\+13 elements"):
+        _example(huge)
 
 
 # Budgets
