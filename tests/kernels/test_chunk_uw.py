@@ -360,19 +360,19 @@ def test_beta_to_two(correlation: float, beta: float | tuple[float, float]) -> N
     of_block = norms(blocks(ai - wanted)) / norms(blocks(wanted)).clamp(min=4)
     assert of_block.max() <= INVERSE_BEYOND_ONE
     u, wanted = (
-        x["U"][: 64 * chunks].double().unflatten(0, (chunks, 64)).transpose(1, 2)
+        x["U"][: 64 * chunks].double().reshape(chunks, 64, 2, 128).transpose(1, 2)
         for x in (found.stages, exact)
     )
     assert (norms(u - wanted) <= U_BEYOND_ONE * norms(wanted)).all()
 
 
 def norms(x: Tensor) -> Tensor:
-    return x.norm(dim=(-2, -1))
+    return torch.linalg.vector_norm(x, dim=(-2, -1))
 
 
 def blocks(x: Tensor) -> Tensor:
     """(..., 64, 64) as (..., 4, 4, 16, 16)."""
-    return x.unflatten(-1, (4, 16)).unflatten(-3, (4, 16)).transpose(-3, -2)
+    return x.reshape(*x.shape[:-2], 4, 16, 4, 16).transpose(-3, -2)
 
 
 @pytest.mark.parametrize("tap", [Tap.INJECT_A, Tap.INJECT_AI])
