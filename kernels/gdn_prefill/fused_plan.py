@@ -1,0 +1,203 @@
+"""What chunk_fused.py allocates, who does what in it, and what its roles are given. CuTe DSL."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+
+from gdnbench_kernels import blackwell
+from gdnbench_kernels.gdn_prefill import inverse
+from gdnbench_kernels.gdn_prefill.sizes import CHUNK, HEAD_DIM
+from gdnbench_kernels.plan import WARP, Accumulator, Buffer, KernelPlan, Ring, Sync
+
+HALF = HEAD_DIM // 2
+"""Rows of S that one of the two warpgroups of STATE carries."""
+HALF_LANES = 16
+"""Of each 32 lanes of tensor memory, hence of each 32 rows, those of one of them."""
+GROUP_WARPS = 4
+
+
+class Role(IntEnum):
+    """First warp of each role. STATE is two warpgroups, INVERT one, the others one: setmaxnreg is by
+    warpgroup, tensor memory is read by a warp's place in its own."""
+
+    STATE = 0
+    INVERT = 8
+    LOAD = 12
+    MMA = 13
+    GATE = 14
+    STORE = 15
+
+
+class Barrier(IntEnum):
+    """Named barriers; 0 is the CTA's own."""
+
+    TMEM = 1
+    INVERT = 2
+
+
+class Row(IntEnum):
+    """Rows of s_gate, the first as `gate_scan.Gate` has them."""
+
+    G_CU = 0
+    BETA = 1
+    DECAY = 2  # exp(g_cu)
+    REST = 3  # exp(g_last - g_cu)
+
+
+TOKENS = (CHUNK, HEAD_DIM)
+STATE = (HEAD_DIM, HEAD_DIM)
+UPDATE = (HEAD_DIM, CHUNK)
+SQUARE = (CHUNK, CHUNK)
+TILE_BYTES = 2 * CHUNK * HEAD_DIM
+AHEAD = 2
+"""Chunks of what is made a chunk ahead of the state."""
+KEYS = 3
+"""Chunks of K, which is used from the first product that goes ahead to the last of its chunk."""
+GATES = 3
+"""Chunks of gates: of the one inverted, of the one that the state goes through, of the one read out."""
+K_MAJOR = "K-major, SW128"
+BY_TOKEN = "row = token, SW128"
+ROWS = "row r in lane r"
+
+T_KKT = Accumulator("t_kkt", SQUARE, 0, CHUNK, "M=64: row r in lane 32 (r/16) + r%16", "low", AHEAD)
+T_QK = Accumulator("t_qk", SQUARE, 0, CHUNK, "M=64: row r in lane 32 (r/16) + r%16, + 16", "high", AHEAD)
+T_KS = Accumulator("t_ks", UPDATE, 2 * CHUNK, CHUNK, ROWS)
+T_QS = Accumulator("t_qs", UPDATE, 3 * CHUNK, CHUNK, ROWS)
+T_V_NEW = Accumulator("t_v_new", UPDATE, 4 * CHUNK, CHUNK, ROWS)
+T_PV = Accumulator("t_pv", UPDATE, 5 * CHUNK, CHUNK, ROWS)
+T_ADDED = Accumulator("t_added", STATE, 6 * CHUNK, HEAD_DIM, ROWS)
+
+
+def planned(split: bool) -> KernelPlan:
+    """The kernel's plan. With `split` the inverse exchanges twice as much, in the place of a stage of K."""
+    keys = KEYS - split
+    return KernelPlan(
+        name="chunk_fused",
+        roles=Role,
+        warps={"STATE": 8, "INVERT": 4, "LOAD": 1, "MMA": 1, "GATE": 1, "STORE": 1},
+        does={
+            "STATE": "carries S in registers, 64 rows each four warps; h, X, V_new and o",
+            "INVERT": "KKT and QK from TMEM; A and Ai in registers; Ai beta and P into SMEM",
+            "LOAD": "TMA of K, Q and V; zeros behind the end of the sequence",
+            "MMA": "allocates TMEM; all products, KKT and QK a chunk ahead",
+            "GATE": "scans g; g_cu, beta, exp(g_cu) and exp(g_last - g_cu) into SMEM",
+            "STORE": "o to global memory",
+        },
+        smem=(
+            Buffer("s_k", TOKENS, "bfloat16", f"{K_MAJOR}; read as N-major too", keys),
+            Buffer("s_q", TOKENS, "bfloat16", K_MAJOR, AHEAD),
+            Buffer("s_v", TOKENS, "bfloat16", BY_TOKEN),
+            Buffer("s_h", STATE, "bfloat16", K_MAJOR),
+            Buffer("s_left", UPDATE, "bfloat16", f"{K_MAJOR}: X^T, then (V_new exp(g_last - g_cu))^T"),
+            Buffer("s_v_new", UPDATE, "bfloat16", f"{K_MAJOR}: V_new^T"),
+            Buffer("s_aib", SQUARE, "bfloat16", f"{K_MAJOR}: Ai beta_j", AHEAD),
+            Buffer("s_p", SQUARE, "bfloat16", K_MAJOR, AHEAD),
+            Buffer("s_o", TOKENS, "bfloat16", BY_TOKEN),
+            Buffer("s_gate", (len(Row), CHUNK), "float32", "a row for each of GATE's", GATES, align=128),
+            *inverse.buffers(split),
+        ),
+        tmem=(T_KKT, T_QK, T_KS, T_QS, T_V_NEW, T_PV, T_ADDED),
+        rings=(
+            Ring("k", keys, "LOAD", 1, "MMA commit", 1, TILE_BYTES),
+            Ring("q", AHEAD, "LOAD", 1, "MMA commit", 1, TILE_BYTES),
+            Ring("v", 1, "LOAD", 1, "STATE warp", 8, TILE_BYTES),
+            Ring("tail", 2, "LOAD", 1, "nobody", 1, TILE_BYTES),
+            Ring("gate", GATES, "GATE", 1, "INVERT, STATE warp", 12),
+            Ring("scores", AHEAD, "MMA commit", 1, "INVERT warp", 4),
+            Ring("squares", AHEAD, "INVERT warp", 4, "MMA commit", 1),
+            Ring("h", 1, "STATE warp", 8, "MMA commit", 1),
+            Ring("ks", 1, "MMA commit", 1, "STATE warp", 8),
+            Ring("left", 1, "STATE warp", 8, "MMA commit", 1),
+            Ring("update", 1, "MMA commit", 1, "STATE warp", 8),
+            Ring("v_new", 1, "STATE warp", 8, "MMA commit", 1),
+            Ring("added", 1, "MMA commit", 1, "STATE warp", 8),
+            Ring("out", 1, "MMA commit", 1, "STATE warp", 8),
+            Ring("o", 1, "STATE warp", 8, "STORE", 1),
+        ),
+        syncs=SYNCS,
+    )
+
+
+SYNCS = (
+    Sync("fence.mbarrier_init, barrier TMEM", "all", "mbarriers, tensor memory: before their use"),
+    Sync("setmaxnreg", "all", "registers given up before STATE takes them"),
+    Sync("tail ring", "LOAD", "K, V have landed before zeros are stored"),
+    Sync("fence.proxy.async", "LOAD", "zeros in s_k written before products read them"),
+    Sync("barrier INVERT", "INVERT", "exchanges within the inverse: inverse.py"),
+    Sync("fence.proxy.async", "INVERT", "s_aib, s_p written before products read them"),
+    Sync("fence.proxy.async", "STATE", "s_h, s_left, s_v_new written before products"),
+    Sync("fence.proxy.async", "STATE", "s_o written before TMA, s_v read before TMA writes"),
+    Sync("tcgen05.wait::ld", "INVERT, STATE", "tensor memory read before its release"),
+    Sync("tcgen05.fence before, after", "MMA, INVERT, STATE", "tensor memory, arrivals and waits"),
+    Sync("bulk wait_group.read", "STORE", "the TMA store has read s_o before its release"),
+    Sync("bulk wait_group", "STORE", "o stored before the CTA ends"),
+    Sync("drain of a ring", "its producer", "no arrival after the CTA ends"),
+    Sync("barrier of the CTA", "all", "tensor memory read before it is freed"),
+)
+
+
+@dataclass(frozen=True)
+class Rings(blackwell.Rings):
+    k: blackwell.Ring
+    q: blackwell.Ring
+    v: blackwell.Ring
+    tail: blackwell.Ring
+    gate: blackwell.Ring
+    scores: blackwell.Ring
+    squares: blackwell.Ring
+    h: blackwell.Ring
+    ks: blackwell.Ring
+    left: blackwell.Ring
+    update: blackwell.Ring
+    v_new: blackwell.Ring
+    added: blackwell.Ring
+    out: blackwell.Ring
+    o: blackwell.Ring
+
+
+@dataclass(frozen=True)
+class Shared:
+    """The plan's buffers: tiles (rows, columns, stages), gates (row, token, stage)."""
+
+    k: cute.Tensor
+    q: cute.Tensor
+    v: cute.Tensor
+    h: cute.Tensor
+    left: cute.Tensor
+    v_new: cute.Tensor
+    aib: cute.Tensor
+    p: cute.Tensor
+    o: cute.Tensor
+    gate: cute.Tensor
+
+    @staticmethod
+    def allocate(plan: KernelPlan, smem: Any) -> Shared:
+        """All but the inverse's."""
+        *tiles, gate = plan.smem[: -len(inverse.buffers())]
+        return Shared(*(blackwell.tiles(smem, tile) for tile in tiles), gate=blackwell.vectors(smem, gate))
+
+
+@dataclass(frozen=True)
+class Walk:
+    """What a CTA goes through: the chunks of a sequence, for one value head."""
+
+    sequence: cutlass.Int32
+    head: cutlass.Int32
+    start: cutlass.Int32  # the first token
+    stop: cutlass.Int32
+    chunks: cutlass.Int32
+
+
+def rows_of_half(tile: cute.Tensor, half: Any) -> cute.Tensor:
+    """Of a tile of 128 rows those 64 of a warpgroup of STATE: in each 32 the first 16 or the last. Their
+    lanes of tensor memory are those of M=64, so that the reader of an accumulator of 64 rows reads them."""
+    order = cute.make_layout((HALF_LANES, GROUP_WARPS, 2), stride=(1, WARP, HALF_LANES))
+    columns = cute.size(tile, mode=[1])
+    return cute.local_tile(
+        cute.composition(tile, (order, cute.make_layout(columns))), (HALF, columns), (half, 0)
+    )

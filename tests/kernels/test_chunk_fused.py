@@ -1,0 +1,327 @@
+"""gdn_prefill in one kernel, in the simulator: against the oracles, and against itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import fields
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("cutlass", reason="CuTe DSL has wheels for Linux only")
+
+from gdnbench.bits import as_integers
+from gdnbench.judge.rule import Bound
+from gdnbench.judge.stages import judge_stages
+from gdnbench.kernel_figures import figures, limits
+from gdnbench.replay.simulated import programs_simulated
+from gdnbench.sim.simulate import Session, Settings, active
+from gdnbench_kernels.compiling import program
+from gdnbench_kernels.contract import Call
+from gdnbench_kernels.gdn_prefill import chunk_fused, fused_plan
+from gdnbench_kernels.gdn_prefill.chunk_fused import PLAN, SPLIT_PLAN
+from gdnbench_kernels.gdn_prefill.contract import OPERATION
+from gdnbench_kernels.gdn_prefill.fused import sm100_fused
+from gdnbench_kernels.gdn_prefill.gate_scan import Gate
+from gdnbench_kernels.gdn_prefill.sm100 import sm100
+from gdnbench_kernels.gdn_prefill.sources import StateDtype, fused_source
+from gdnbench_kernels.gdn_prefill.synth import synth
+
+GUARD = 64
+"""Elements before and after an output that nobody may write; a multiple of the alignment in any dtype."""
+BATCH: dict[str, Any] = {"seqlens": (1, 63, 64, 65, 0, 129), "heads": (1, 2), "initial_state": True}
+
+Outputs = dict[str, Tensor]
+
+
+@contextmanager
+def simulator(**settings: Any) -> Iterator[Session]:
+    with active(Settings(**settings)) as session, programs_simulated():
+        yield session
+
+
+def run(call: Call, **settings: Any) -> Outputs:
+    """The outputs, poisoned before; what lies around them and the inputs stay, and nothing is found."""
+    whole, outputs = {}, {}
+    for name, (shape, dtype) in OPERATION.outputs(call).items():
+        count = torch.Size(shape).numel()
+        whole[name] = torch.full((count + 2 * GUARD,), torch.nan, dtype=dtype)
+        outputs[name] = whole[name][GUARD : GUARD + count].view(shape)
+    before = {name: tensor.clone() for name, tensor in call.tensors.items()}
+    with simulator(**settings) as session:
+        returned = sm100_fused(**call.tensors, **call.scalars, **outputs)
+    assert returned.keys() == outputs.keys()
+    assert all(returned[name] is outputs[name] for name in outputs)
+    assert [finding.message for report in session.reports for finding in report.findings] == []
+    for name, tensor in call.tensors.items():
+        assert same(tensor, before[name]), f"{name} was written to"
+    for name, tensor in whole.items():
+        assert tensor[:GUARD].isnan().all(), f"{name} was written ahead of its start"
+        assert tensor[-GUARD:].isnan().all(), f"{name} was written behind its end"
+    return outputs
+
+
+def same(x: Tensor, y: Tensor) -> bool:
+    return x.dtype == y.dtype and x.shape == y.shape and bool((as_integers(x) == as_integers(y)).all())
+
+
+def all_same(x: Outputs, y: Outputs) -> bool:
+    return x.keys() == y.keys() and all(same(x[name], y[name]) for name in x)
+
+
+def assert_passes(call: Call) -> Outputs:
+    """Within twice torch's error, all of a tensor and the worst (sequence, head) of it."""
+    outputs = run(call)
+    results = judge_stages(OPERATION, call, outputs, Bound())
+    assert [result.tensor for result in results] == list(outputs)
+    assert [f"{result.tensor}: {reason}" for result in results for reason in result.reasons] == []
+    return outputs
+
+
+CALLS: dict[str, dict[str, Any]] = {
+    "every length, (1, 1)": {
+        "seqlens": (1, 63, 64, 65, 127, 129, 500),
+        "heads": (1, 1),
+        "initial_state": True,
+    },
+    "(1, 2), no initial state": {"seqlens": (130, 64, 3), "heads": (1, 2)},
+    "(1, 3), bf16 states": {
+        "seqlens": (65, 0, 127),
+        "heads": (1, 3),
+        "initial_state": True,
+        "state_dtype": "bfloat16",
+    },
+    "(2, 8)": {"seqlens": (63, 129), "heads": (2, 8), "initial_state": True},
+    "keys of correlation 0.99": {"seqlens": (200,), "heads": (1, 2), "key_correlation": 0.99, "beta": 1.0},
+    "equal keys, open gates": {
+        "seqlens": (129,),
+        "heads": (1, 2),
+        "key_correlation": 1.0,
+        "beta": 1.0,
+        "gate_span": 0.01,
+    },
+    "gates of 1e5 a chunk": {"seqlens": (150, 64), "heads": (1, 2), "gate_span": 1e5, "initial_state": True},
+    "a gate of 1e5 in a chunk": {"seqlens": (129, 65), "heads": (1, 2), "gate_spike": 1e5},
+    "gates that hardly close": {"seqlens": (500,), "heads": (1, 2), "gate_span": 1e-3},
+    "no sequence but empty ones around it": {
+        "seqlens": (0, 0, 70, 0),
+        "heads": (1, 2),
+        "initial_state": True,
+    },
+}
+
+
+@pytest.mark.parametrize("options", CALLS.values(), ids=CALLS)
+def test_outputs(options: dict[str, Any]) -> None:
+    assert_passes(synth(**options))
+
+
+def test_257_sequences() -> None:
+    """Most of them empty, among them the first and the last."""
+    lengths = [0] * 257
+    lengths[1:256:12] = torch.arange(22).mul(31).remainder(75).tolist()
+    call = synth(seqlens=tuple(lengths), heads=(1, 1), initial_state=True)
+    outputs = assert_passes(call)
+    empty = call.tensors["cu_seqlens"].diff() == 0
+    assert same(outputs["final_state"][empty], call.tensors["initial_state"][empty])
+
+
+@pytest.mark.parametrize(
+    ("initial", "final"), [(None, "bfloat16"), ("bfloat16", "float32"), ("float32", "bfloat16")]
+)
+def test_states_of_two_dtypes(initial: str | None, final: str) -> None:
+    call = synth(
+        seqlens=(70, 0), heads=(1, 1), initial_state=initial is not None, state_dtype=initial or "float32"
+    )
+    outputs = assert_passes(replaced(call, scalars={"final_state_dtype": final}))
+    first = call.tensors.get("initial_state")
+    assert outputs["final_state"].dtype is getattr(torch, final)
+    given = torch.zeros(1, 128, 128) if first is None else first[1]
+    assert same(outputs["final_state"][1], given.to(outputs["final_state"].dtype))
+
+
+def replaced(call: Call, scalars: dict[str, Any] | None = None, **tensors: Tensor) -> Call:
+    return Call({**call.tensors, **tensors}, {**call.scalars, **(scalars or {})}, call.conventions)
+
+
+@pytest.fixture(scope="module")
+def usual() -> Outputs:
+    return run(synth(**BATCH))
+
+
+def test_a_final_state_is_left_out_and_changes_nothing(usual: Outputs) -> None:
+    outputs = run(replaced(synth(**BATCH), scalars={"output_final_state": False}))
+    assert all_same(outputs, {"o": usual["o"]})
+
+
+def test_the_scale_is_the_callers(usual: Outputs) -> None:
+    """Powers of two change no digit."""
+    outputs = run(replaced(synth(**BATCH), scalars={"scale": 2 * 128**-0.5}))
+    assert all_same(outputs, {**usual, "o": 2 * usual["o"]})
+
+
+def test_no_tokens() -> None:
+    call = synth(seqlens=(0, 0), heads=(1, 2), initial_state=True)
+    assert same(run(call)["final_state"], call.tensors["initial_state"])
+
+
+@pytest.mark.parametrize("schedule", ["late", "early", "random:1", "random:2"])
+def test_bits_are_those_of_any_schedule(usual: Outputs, schedule: str) -> None:
+    """The default, "late", a second time: a run does not differ from the next."""
+    assert all_same(run(synth(**BATCH), schedule=schedule), usual)
+
+
+@pytest.mark.parametrize("schedule", ["late", "early", "random:1"])
+def test_bits_are_those_of_the_other_engine(schedule: str) -> None:
+    call = synth(seqlens=(65, 0), heads=(1, 1), initial_state=True)
+    assert all_same(run(call, engine="interpreter", schedule=schedule), run(call))
+
+
+def test_a_sequence_alone_has_the_bits_it_has_in_a_batch(usual: Outputs) -> None:
+    call = synth(**BATCH)
+    for n, (start, stop) in enumerate(pairwise(call.tensors["cu_seqlens"].tolist())):
+        own = {name: call.tensors[name][start:stop] for name in ("q", "k", "v", "g", "beta")}
+        own["cu_seqlens"] = torch.tensor([0, stop - start], dtype=torch.int32)
+        own["initial_state"] = call.tensors["initial_state"][n : n + 1]
+        alone = run(replaced(call, **own))
+        assert same(alone["o"], usual["o"][start:stop])
+        assert same(alone["final_state"][0], usual["final_state"][n])
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_what_a_neighbour_holds_is_nobody_elses(usual: Outputs, value: float) -> None:
+    """Each sequence is spoilt in every input: the others keep their bits, tails before it too."""
+    call = synth(**BATCH)
+    bounds = call.tensors["cu_seqlens"].tolist()
+    for n in (0, 2, 3, 5):
+        tensors = {name: tensor.clone() for name, tensor in call.tensors.items()}
+        for name in ("q", "k", "v", "g", "beta"):
+            tensors[name][bounds[n] : bounds[n + 1]] = torch.nan if name == "g" else value
+        tensors["initial_state"][n] = value
+        spoilt = run(replaced(call, **tensors))
+        assert spoilt["o"][bounds[n] : bounds[n + 1]].isnan().all()
+        assert spoilt["final_state"][n].isnan().all()
+        for m in set(range(len(bounds) - 1)) - {n}:
+            assert same(spoilt["o"][bounds[m] : bounds[m + 1]], usual["o"][bounds[m] : bounds[m + 1]])
+            assert same(spoilt["final_state"][m], usual["final_state"][m])
+
+
+@pytest.mark.parametrize("name", ["q", "k", "v", "g", "beta"])
+def test_a_token_that_is_not_a_number_stays_behind_those_of_other_chunks(usual: Outputs, name: str) -> None:
+    """Token 70 of the last sequence, in its second chunk of three: what is not after it is as before."""
+    call = synth(**BATCH)
+    start, stop = call.tensors["cu_seqlens"][-2:].tolist()
+    spoilt = call.tensors[name].clone()
+    spoilt[start + 70] = torch.nan
+    outputs = run(replaced(call, **{name: spoilt}))
+    assert same(outputs["o"][: start + 64], usual["o"][: start + 64])
+    assert same(outputs["final_state"][:-1], usual["final_state"][:-1])
+    assert outputs["o"][start + 70].isnan().all()
+    if name == "q":
+        assert same(outputs["o"][start + 71 : stop], usual["o"][start + 71 : stop])
+        assert same(outputs["final_state"], usual["final_state"])
+    else:
+        assert outputs["final_state"][-1].isnan().all()
+
+
+def test_gates_as_the_other_kernel_has_them() -> None:
+    """-inf closes a gate, and no finite one is worse."""
+    call = synth(seqlens=(130,), heads=(1, 2), initial_state=True)
+    g = call.tensors["g"].clone()
+    g[5], g[70], g[100] = -torch.inf, -3e38, 0.0
+    outputs, wanted = run(replaced(call, g=g)), None
+    with simulator():
+        wanted = sm100(**replaced(call, g=g).tensors)
+    for name, tensor in outputs.items():
+        difference = (tensor.float() - wanted[name].float()).norm() / wanted[name].float().norm()
+        # Two ways of rounding V_new to bf16, 2^-9 of it at most each, and o once more.
+        assert difference < 3 * 2**-9, name
+
+
+def test_a_state_may_be_updated_in_place(usual: Outputs) -> None:
+    call = synth(**BATCH)
+    states = call.tensors["initial_state"].clone()
+    with simulator():
+        returned = sm100_fused(**{**call.tensors, "initial_state": states}, final_state=states)
+    assert returned["final_state"] is states
+    assert same(states, usual["final_state"])
+    assert same(returned["o"], usual["o"])
+
+
+def test_strided_and_unaligned_tensors_are_taken(usual: Outputs) -> None:
+    call = synth(**BATCH)
+
+    def shifted(tensor: Tensor) -> Tensor:
+        return torch.empty(tensor.numel() + 1, dtype=tensor.dtype)[1:].view(tensor.shape).copy_(tensor)
+
+    o = torch.full((len(usual["o"]), 2, 256), 7.0, dtype=torch.bfloat16)[..., 64:192]
+    final = shifted(torch.zeros_like(usual["final_state"]))
+    with simulator():
+        sm100_fused(**{name: shifted(x) for name, x in call.tensors.items()}, o=o, final_state=final)
+    assert same(o.contiguous(), usual["o"])
+    assert same(final, usual["final_state"])
+
+
+def test_gates_and_steps_of_16_bits_are_widened() -> None:
+    call = synth(seqlens=(70,), heads=(1, 2))
+    narrow = {name: call.tensors[name].to(torch.bfloat16) for name in ("g", "beta")}
+    wide = {name: tensor.float() for name, tensor in narrow.items()}
+    assert all_same(run(replaced(call, **narrow)), run(replaced(call, **wide)))
+
+
+REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+    "K and V": ({"head_dim": (64, 128)}, {}, "take K = V = 128, not K = 64 and V = 128"),
+    "dtype of q": ({"dtype": "float16"}, {}, "take . as bfloat16, not as float16"),
+    "dtype of a state": ({"initial_state": True, "state_dtype": "float16"}, {}, "not as float16"),
+    "dtype of the final state": ({}, {"final_state_dtype": "float16"}, "not as float16"),
+    "offsets": ({"offsets_dtype": "int64"}, {}, "take cu_seqlens as int32, not as int64"),
+    "chunk size": ({}, {"chunk_size": 32}, "take chunks of 64 tokens, not of 32"),
+}
+
+
+@pytest.mark.parametrize(("made", "passed", "message"), REFUSED.values(), ids=REFUSED)
+@pytest.mark.parametrize("tokens", [0, 3])
+def test_refused_by_name(made: dict[str, Any], passed: dict[str, Any], message: str, tokens: int) -> None:
+    call = synth(**{"seqlens": (tokens,), "heads": (1, 1), **made})
+    with simulator() as session, pytest.raises(NotImplementedError, match=message):
+        sm100_fused(**call.tensors, **{**call.scalars, **passed})
+    assert session.reports == []
+
+
+@pytest.mark.parametrize("states", [("float32", "float32"), (None, "bfloat16"), ("bfloat16", None)])
+def test_builds_take_what_the_plan_says(states: tuple[StateDtype | None, StateDtype | None]) -> None:
+    found = figures(program(fused_source(1, 3, *states, 1.0), "sm_100a"))
+    assert limits(found) == []
+    planned = (PLAN.smem_bytes, PLAN.threads, PLAN.tmem_columns)
+    assert (found.smem, found.threads, found.tmem_columns) == planned
+
+
+def test_registers_are_those_there_are() -> None:
+    """Of an SM, 64 K, by warpgroup; and launched with what all threads can have."""
+    groups = {
+        "STATE": chunk_fused.STATE_REGISTERS,
+        "INVERT": chunk_fused.INVERT_REGISTERS,
+        "LOAD": chunk_fused.OTHER_REGISTERS,
+    }
+    warps = {**PLAN.warps, "LOAD": sum(PLAN.warps[name] for name in ("LOAD", "MMA", "GATE", "STORE"))}
+    assert sum(32 * warps[name] * registers for name, registers in groups.items()) <= 1 << 16
+    assert all(warps[name] % 4 == 0 and registers % 8 == 0 for name, registers in groups.items())
+
+
+def test_the_header_has_the_tables() -> None:
+    assert f"\n\n{PLAN.tables()}\n\n" in str(chunk_fused.__doc__)
+
+
+def test_rows_of_gates_begin_as_the_scan_has_them() -> None:
+    assert [fused_plan.Row[row.name] for row in Gate] == list(Gate)
+
+
+def test_rings_and_buffers_are_in_the_plans_order() -> None:
+    for plan in (PLAN, SPLIT_PLAN):
+        assert [ring.name for ring in plan.rings] == [field.name for field in fields(fused_plan.Rings)]
+        tiles = [f"s_{field.name}" for field in fields(fused_plan.Shared)]
+        assert [buffer.name for buffer in plan.smem[: len(tiles)]] == tiles
