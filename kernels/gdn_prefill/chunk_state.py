@@ -99,7 +99,7 @@ from cutlass.cute.nvgpu import OperandMajorMode, cpasync
 
 from gdnbench_kernels import blackwell
 from gdnbench_kernels.gdn_prefill.chunk_table import CHUNK, HEAD_DIM
-from gdnbench_kernels.gdn_prefill.gate_scan import decay
+from gdnbench_kernels.gdn_prefill.gate_scan import decay, rounded_decay
 from gdnbench_kernels.plan import WARP, Accumulator, Buffer, KernelPlan, Ring, Sync
 
 BF16 = cutlass.BFloat16
@@ -383,11 +383,12 @@ class ChunkState:
             g_last = g_cu[last, scan.head]
             low = g_cu[cutlass.min(first + lane, last), scan.head]
             high = g_cu[cutlass.min(first + lane + WARP, last), scan.head]
+            carry = rounded_decay(g_last)
             rings.gate.acquire(gate)
             shared.decay[lane, gate.index] = decay(g_last - low)
             shared.decay[lane + WARP, gate.index] = decay(g_last - high)
             if lane == 0:
-                shared.carry[0, gate.index] = decay(g_last)
+                shared.carry[0, gate.index] = carry
             rings.gate.fill_by_warp(gate)
             gate.advance()
         rings.gate.drain(gate)

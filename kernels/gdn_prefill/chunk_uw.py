@@ -71,7 +71,7 @@ The build for beta beyond 1, `split`, inverts with operands of two fp16 numbers:
 
 Limits: beta up to 1, with `split` up to 2. K = V = 128, C = 64, Hv a multiple of H, bf16 tensors, f32 gates;
 at most 2^31 - 1 items and 2^31 - 1 elements of g. g is at most 0: the sums never rise, also where fp64
-rounded, hence no exponent is positive. g = -inf counts as -128, a finite g below -1e30 as -1e30. A NaN
+rounded, hence no exponent is positive. g = -inf counts as -128, a finite g below -2^100 as that, +inf as NaN. A NaN
 reaches its own chunk and no other. A and Ai are f32 in registers and reach memory only in the builds that
 `Tap` names. An item's bits depend on its own inputs alone, not on ctas or on who else is in the batch.
 """

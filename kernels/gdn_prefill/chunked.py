@@ -38,6 +38,9 @@ CHUNKS_AT_ONCE = 64
 # -inf - -inf is NaN.
 CLOSED_GATE = -128.0
 
+# What a lower finite gate counts as: exp of either is 0, and the sum of a chunk of these is finite in fp32.
+LEAST_GATE = -(2.0**100)
+
 
 @dataclass(frozen=True, slots=True)
 class PrefillInputs:
@@ -63,8 +66,10 @@ def causal_decay(g_cu: Tensor) -> Tensor:
 
 
 def chunk_cumsum(g: Tensor) -> Tensor:
-    """g_cu [c, Hv, C] of log-space gates; a gate of -inf (alpha = 0) counts as `CLOSED_GATE`."""
-    return g.masked_fill(g.isneginf(), CLOSED_GATE).cumsum(-1)
+    """g_cu [c, Hv, C] of log-space gates. A gate of -inf (alpha = 0) counts as `CLOSED_GATE`, a finite one
+    below `LEAST_GATE` as that, and one of +inf, which is no decay, as NaN."""
+    counted = g.clamp(min=LEAST_GATE).masked_fill(g.isneginf(), CLOSED_GATE)
+    return counted.masked_fill(g.isposinf(), torch.nan).cumsum(-1)
 
 
 def form_a(k: Tensor, g_cu: Tensor, beta: Tensor, arithmetic: Arithmetic) -> Tensor:
@@ -76,11 +81,25 @@ def form_a(k: Tensor, g_cu: Tensor, beta: Tensor, arithmetic: Arithmetic) -> Ten
 
 
 def invert(a: Tensor, arithmetic: Arithmetic) -> Tensor:
-    """Ai = (I + A)^-1 [c, Hv, C, C], stored; exact but for its own rounding. The diagonal is 1 whatever A is,
-    NaN too, of which the solver makes more."""
+    """Ai = (I + A)^-1 [c, Hv, C, C], stored; exact but for its own rounding."""
+    a = a.double()
     identity = torch.eye(a.shape[-1], dtype=torch.float64, device=a.device).expand(a.shape)
-    inverse = torch.linalg.solve_triangular(a.double(), identity, upper=False, unitriangular=True)
+    inverse = torch.linalg.solve_triangular(a, identity, upper=False, unitriangular=True)
+    spoilt = ~a.isfinite().flatten(-2).all(-1)
+    if bool(spoilt.any()):
+        inverse[spoilt] = _substitute(a[spoilt])
     return arithmetic.store(inverse.tril(-1) + identity)
+
+
+def _substitute(a: Tensor) -> Tensor:
+    """(I + A)^-1 [n, C, C] of matrices that are not all finite: element (i, j) is made of rows j .. i and
+    columns j .. i of A and of nothing else, where a solver adds 0 * NaN of the columns before j."""
+    size = a.shape[-1]
+    inverse = torch.eye(size, dtype=a.dtype, device=a.device).repeat(len(a), 1, 1)
+    for i in range(1, size):
+        terms = (a[:, i, :i, None] * inverse[:, :i, :i]).tril()  # [n, m, j]: none for m < j
+        inverse[:, i, :i] = -terms.sum(1)
+    return inverse
 
 
 def form_uw(

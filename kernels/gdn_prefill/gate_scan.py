@@ -8,11 +8,9 @@ from enum import IntEnum
 import cutlass
 import cutlass.cute as cute
 
-from gdnbench_kernels.gdn_prefill.chunked import CLOSED_GATE
+from gdnbench_kernels.gdn_prefill.chunked import CLOSED_GATE, LEAST_GATE
 
 LOG2_E = math.log2(math.e)
-LEAST_GATE = -1e30
-"""64 of these have a finite sum in f32."""
 
 
 class Gate(IntEnum):
@@ -24,8 +22,47 @@ class Gate(IntEnum):
 
 
 def decay(exponent: cutlass.Float32) -> cutlass.Float32:
-    """exp of a number that is not positive."""
+    """exp of a number that is not positive, for what is rounded to bf16 next: with L = 127 the most that
+    |exponent log2 e| is where the result is normal, two roundings of it move the result by 2^-24 L ln 2 each,
+    and exp2.approx is off by 2^-22: in all less than 2^-16, where half an ULP of bf16 is 2^-9."""
     return cute.math.exp2(exponent * LOG2_E, fastmath=True)
+
+
+DEGREE = 9
+LEAST_EXPONENT = -128.0
+"""exp of it is 2^-185: 0 in f32, whose least subnormal is 2^-149."""
+
+
+@cute.jit
+def rounded_decay(exponent: cutlass.Float32) -> cutlass.Float32:
+    """exp of a number that is not positive, to 0.5 + 2^-12 ULP of f32, for what is multiplied from chunk to
+    chunk: an error here is the whole state's, and the next chunk's adds to it. NaN stays.
+
+    In fp64, exp(x) = 2^n exp(r) with n = round(x log2 e) and r = x - n ln 2, |r| < 0.347. r is off by n 2^-54
+    (ln 2) and two roundings of less than 2^-46 each, n being at most 185; the series of exp(r) up to r^9 / 9!
+    by less than 0.347^10 / 10! e^0.347 < 2^-36.4, and exp(r) is at least 0.7. So the relative error before
+    the one rounding to f32 is below 2^-36, and half an ULP at least 2^-25 of what is rounded: subnormals
+    have larger ones.
+    """
+    least = cutlass.Float32(LEAST_EXPONENT)
+    x = cutlass.Float64(least if exponent < least else exponent)
+    n = cute.arch.inline_ptx(
+        "cvt.rni.s32.f64 {$w0}, {$r0};", write_only_types=[cutlass.Int32], read_only_args=[x * LOG2_E]
+    )
+    r = x - cutlass.Float64(n) * math.log(2)
+    total = cutlass.Float64(1 / math.factorial(DEGREE))
+    for power in cutlass.range_constexpr(DEGREE - 1, -1, -1):
+        total = total * r + 1 / math.factorial(power)
+    return cutlass.Float32(total * power_of_two(n))
+
+
+def power_of_two(n: cutlass.Int32) -> cutlass.Float64:
+    """2^n for -1022 <= n <= 1023: its exponent, biased, and no other bit."""
+    return cute.arch.inline_ptx(
+        "mov.b64 {$w0}, {$r0};",
+        write_only_types=[cutlass.Float64],
+        read_only_args=[cutlass.Int64(n + 1023) << 52],
+    )
 
 
 @cute.jit
@@ -33,6 +70,8 @@ def scan(r_g: cute.Tensor, r_sum: cute.Tensor, lane: cutlass.Int32) -> None:
     """r_sum = sums of r_g, none above 0, up to each value: in fp64, rounded once, never rising. Lane l has
     values 2l and 2l + 1 of 64."""
     for j in cutlass.range_constexpr(2):
+        # No decay: a sum of +inf would be taken back below, as one that rises.
+        r_g[j] = math.nan if r_g[j] == math.inf else r_g[j]
         r_g[j] = LEAST_GATE if r_g[j] < LEAST_GATE and r_g[j] != -math.inf else r_g[j]
         r_g[j] = CLOSED_GATE if r_g[j] == -math.inf else r_g[j]
     first = cutlass.Float64(r_g[0])

@@ -153,6 +153,38 @@ def test_stages_and_outputs(options: dict[str, Any]) -> None:
     assert_passes(synth(**options))
 
 
+@pytest.mark.parametrize("gate", [torch.inf, -torch.inf, -3e38])
+def test_gates_that_no_sum_takes(gate: float) -> None:
+    """+inf is no decay and becomes NaN, before what never rises is taken back; the others close the gate."""
+    call = synth(seqlens=(65, 70), heads=(1, 2), initial_state=True)
+    g = call.tensors["g"].clone()
+    g[[3, 40, 41], 0] = gate
+    bad = Call({**call.tensors, "g": g}, call.scalars, call.conventions)
+    assert_passes(bad)
+    run = Run(bad)
+    assert bool(run.stages["g_cu"][3:64, 0].isnan().all()) == (gate > 0)
+    assert run.stages["g_cu"][:, 1].isfinite().all()
+
+
+@pytest.mark.parametrize("value", [torch.inf, torch.nan])
+@pytest.mark.parametrize("name", ["k", "beta"])
+def test_a_token_that_is_not_finite(name: str, value: float) -> None:
+    """The inverse has it in what depends on it; the oracle, which judges that, spreads it no further."""
+    call = synth(seqlens=(65, 70), heads=(1, 2), initial_state=True)
+    tensor = call.tensors[name].clone()
+    tensor[[0, 90]] = value
+    assert_passes(Call({**call.tensors, name: tensor}, call.scalars, call.conventions))
+
+
+@pytest.mark.parametrize("gate_span", [0.01, 1.0, 20.0])
+def test_states_that_only_decay(gate_span: float) -> None:
+    """exp(g_last) of eight chunks multiplied: an error of theirs would be that of all of the state."""
+    call = synth(seqlens=(500,), heads=(1, 1), beta=0.0, gate_span=gate_span, initial_state=True)
+    final = Run(call, tap=False).outputs["final_state"]
+    (result,) = judge_stages(OPERATION, call, {"final_state": final}, Bound())
+    assert result.reasons == ()
+
+
 def test_257_sequences() -> None:
     """Most of them empty, among them the first and the last."""
     lengths = [0] * 257

@@ -13,8 +13,9 @@ from torch import Tensor
 
 from gdnbench_kernels.calling import run_kernel
 from gdnbench_kernels.contract import Call
-from gdnbench_kernels.gdn_prefill.chunked import causal_decay
+from gdnbench_kernels.gdn_prefill.chunked import causal_decay, chunk_cumsum, invert
 from gdnbench_kernels.gdn_prefill.contract import OPERATION, plan_of
+from gdnbench_kernels.rounding import EXACT
 
 Array = NDArray[np.float64]
 
@@ -200,3 +201,26 @@ def test_chunk_size_does_not_change_the_oracle(call: Call, chunk_size: int, rela
     found = run_kernel(OPERATION, "reference_staged", other)
     # As in test_gdn_prefill: 128 terms over 130 dependent tokens bound this too.
     assert relative_error(found["o"], expected["o"]) < 2e-12
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_an_inverse_is_spoilt_where_it_depends_on_what_is_spoilt(value: float) -> None:
+    """(i, j) of the inverse is made of (m, n) of A with j <= n < m <= i; a finite matrix beside it is solved
+    as if it were alone."""
+    generator = torch.Generator().manual_seed(0)
+    clean = torch.randn(2, 1, 16, 16, generator=generator, dtype=torch.float64).tril(-1) / 4
+    spoilt = clean.clone()
+    spoilt[0, 0, 9, 4] = value
+    found, wanted = invert(spoilt, EXACT)[:, 0], invert(clean, EXACT)[:, 0]
+    reached = torch.zeros(16, 16, dtype=torch.bool)
+    reached[9:, :5] = True
+    assert torch.equal(found[0].isfinite(), ~reached)
+    torch.testing.assert_close(found[0][~reached], wanted[0][~reached], rtol=1e-12, atol=1e-12)
+    assert torch.equal(found[1], wanted[1])
+
+
+def test_gates_that_no_sum_takes() -> None:
+    g = torch.tensor([-1.0, -torch.inf, -3e38, -(2.0**101), torch.inf, -1.0], dtype=torch.float64)
+    assert chunk_cumsum(g)[:4].tolist() == [-1.0, -129.0, -129.0 - 2.0**100, -129.0 - 2.0**101]
+    assert chunk_cumsum(g)[4:].isnan().all()
+    assert chunk_cumsum(torch.full((64,), -3e38)).isfinite().all()
