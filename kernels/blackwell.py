@@ -131,6 +131,15 @@ def init_barriers(rings: Rings, mine: cutlass.Boolean) -> None:
     cute.arch.mbarrier_init_fence()
 
 
+@cute.jit
+def prefetch(tensors: tuple[Tma, ...], mine: cutlass.Boolean) -> None:
+    """By all warps, one of which it is `mine` to do: descriptors on their way before the first copy asks for
+    them, beside what else comes before it."""
+    if mine:
+        for tensor in tensors:
+            cpasync.prefetch_descriptor(tensor.atom)
+
+
 def allocate_tmem(
     spec: plan.KernelPlan, smem: Any, allocator: IntEnum, barrier: IntEnum
 ) -> tuple[Any, cute.Pointer]:

@@ -50,6 +50,7 @@ below total_chunks Hv, a number read on the device. With C = 64 tokens, K = V = 
 
     sync                               who                  orders
     fence.mbarrier_init, barrier TMEM  all                  mbarriers, TMEM there before they are used
+    relinquish                         MMA                  TMEM taken before another CTA may ask for it
     tcgen05.fence before, after        MMA, MASK, EPILOGUE  products and loads of TMEM with arrivals, waits
     tcgen05.wait::ld                   MASK, EPILOGUE       a stage of TMEM read before it is released
     fence.proxy.async, s_p             MASK                 P written before products read it
@@ -152,6 +153,7 @@ PLAN = KernelPlan(
     ),
     syncs=(
         Sync("fence.mbarrier_init, barrier TMEM", "all", "mbarriers, TMEM there before they are used"),
+        Sync("relinquish", "MMA", "TMEM taken before another CTA may ask for it"),
         Sync(
             "tcgen05.fence before, after",
             "MMA, MASK, EPILOGUE",
@@ -269,6 +271,7 @@ class ChunkOutput:
         tiles = Tiles.allocate(smem)
         s_g = blackwell.vectors(smem, PLAN.buffer("s_g"))
         rings = Rings.allocate(PLAN, smem)
+        blackwell.prefetch((tma_q, tma_k, tma_h, tma_v, tma_o), warp == Role.LOAD)
         blackwell.init_barriers(rings, warp == Role.LOAD)
         tmem, base = blackwell.allocate_tmem(PLAN, smem, Role.MMA, Barrier.TMEM)
         block, ctas = cute.arch.block_idx()[0], cute.arch.grid_dim()[0]

@@ -12,8 +12,8 @@ each chunk:
 
 A thread of STATE has the same elements of S, h and D2, and the same of U^T, D1 and V_new^T, in the order that
 tcgen05.ld 16x256b, stmatrix and ldmatrix share: everything between the products is done in registers, without
-a word between threads. The left operand of product 2 would fit into tensor memory too, but only into the lanes
-of its result; in shared memory both products find theirs alike.
+a word between threads. The left operand of product 2 would fit into tensor memory too, but only into the
+lanes of its result; in shared memory both products find theirs alike.
 
     tensor         shape            dtype     rows
     k              T, H, K          bfloat16  value head hv reads head hv // (Hv // H)
@@ -42,7 +42,7 @@ of its result; in shared memory both products find theirs alike.
     STATE  0..3   carries S in registers; h and V_new from it, exp(g_last) S + D2 into it
     LOAD   4      TMA of W, U and K; zeros behind the end of the sequence
     MMA    5      both products; allocates TMEM
-    GATE   6      exp(g_last - g_cu) of the chunk's tokens, exp(g_last)
+    GATE   6      exp(g_last - g_cu) of the chunk's tokens; exp(g_last) to half an ULP of f32
     STORE  7      TMA of h and V_new to global memory
 
     ring   stages  full: arrivals        empty: arrivals
@@ -59,6 +59,7 @@ of its result; in shared memory both products find theirs alike.
 
     sync                               who           orders
     fence.mbarrier_init, barrier TMEM  all           mbarriers, tensor memory: before their use
+    relinquish                         MMA           tensor memory taken before the SM's other CTA may ask
     setmaxnreg                         all           registers given up by the others before STATE takes them
     tail ring                          LOAD          K has landed before zeros are stored over its rows
     fence.proxy.async                  LOAD          zeros in s_k written before product 2 reads them
@@ -143,7 +144,7 @@ PLAN = KernelPlan(
         "STATE": "carries S in registers; h and V_new from it, exp(g_last) S + D2 into it",
         "LOAD": "TMA of W, U and K; zeros behind the end of the sequence",
         "MMA": "both products; allocates TMEM",
-        "GATE": "exp(g_last - g_cu) of the chunk's tokens, exp(g_last)",
+        "GATE": "exp(g_last - g_cu) of the chunk's tokens; exp(g_last) to half an ULP of f32",
         "STORE": "TMA of h and V_new to global memory",
     },
     smem=(
@@ -174,6 +175,7 @@ PLAN = KernelPlan(
     ),
     syncs=(
         Sync("fence.mbarrier_init, barrier TMEM", "all", "mbarriers, tensor memory: before their use"),
+        Sync("relinquish", "MMA", "tensor memory taken before the SM's other CTA may ask"),
         Sync("setmaxnreg", "all", "registers given up by the others before STATE takes them"),
         Sync("tail ring", "LOAD", "K has landed before zeros are stored over its rows"),
         Sync("fence.proxy.async", "LOAD", "zeros in s_k written before product 2 reads them"),
@@ -307,6 +309,7 @@ class ChunkState:
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         smem = cutlass.memory.SmemAllocator()
         shared, rings = Shared.allocate(smem), Rings.allocate(PLAN, smem)
+        blackwell.prefetch((tma.w, tma.u, tma.k, tma.h, tma.v_new), warp == Role.LOAD)
         blackwell.init_barriers(rings, warp == Role.LOAD)
         tmem, base = blackwell.allocate_tmem(PLAN, smem, Role.MMA, Barrier.TMEM)
         # Each role finds its scan by itself: what lives across setmaxnreg is spilled.

@@ -18,6 +18,17 @@ of an item is issued before U and W of the one before, so that it is there when 
 K and V behind the end of a sequence, which are the next one's, are overwritten with zeros before anybody
 multiplies them, and g and beta count as 0 there: rows of U and W past the end are 0.
 
+    tensor         shape            dtype     rows
+    k              T, H, K          bfloat16  value head hv reads head hv // (Hv // H)
+    v              T, Hv, V         bfloat16
+    g, beta        T, Hv            float32
+    cu_seqlens     N + 1            int32     sequence n is tokens cu_seqlens[n] ..
+    chunk_indices  UB, 2            int32     (sequence, chunk within it); UB >= total_chunks
+    total_chunks   1                int32     read on the device
+    g_cu           T, Hv            float32   written; token
+    u, w           UB C, Hv, V | K  bfloat16  written; chunk c in rows 64 c ..
+    a, ai          UB, Hv, C, C     float32   as `tap` says: none, written, or one of them read; chunk
+
     SMEM        shape               dtype     layout
     s_k         64 x 128, 3 stages  bfloat16  two tiles of 64 columns, SW128
     s_v         64 x 128, 3 stages  bfloat16  two tiles of 64 columns, SW128
@@ -52,6 +63,7 @@ multiplies them, and g and beta count as 0 there: rows of U and W past the end a
     sync                    who                    orders
     mbarrier init fence     LOAD                   barriers initialised before TMA or commits arrive
     TMEM barrier            all                    barriers initialised, TMEM allocated before a role starts
+    relinquish              MMA                    TMEM allocated before another CTA of the SM may ask for it
     tail ring               LOAD                   TMA has landed before zeros are stored over its rows
     async fence             LOAD                   zeros of a tail stored before MMA reads them
     barrier                 INVERT                 exchanges within the inverse: inverse.py
@@ -70,10 +82,11 @@ The build for beta beyond 1, `split`, inverts with operands of two fp16 numbers:
 187860 bytes of SMEM in all.
 
 Limits: beta up to 1, with `split` up to 2. K = V = 128, C = 64, Hv a multiple of H, bf16 tensors, f32 gates;
-at most 2^31 - 1 items and 2^31 - 1 elements of g. g is at most 0: the sums never rise, also where fp64
-rounded, hence no exponent is positive. g = -inf counts as -128, a finite g below -2^100 as that, +inf as NaN. A NaN
-reaches its own chunk and no other. A and Ai are f32 in registers and reach memory only in the builds that
-`Tap` names. An item's bits depend on its own inputs alone, not on ctas or on who else is in the batch.
+at most 2^31 - 1 items and 2^31 - 1 elements of g. Keys of norm about 1, since operands of the inverse are
+fp16 (inverse.py). g is at most 0: the sums never rise, also where fp64 rounded, hence no exponent is
+positive. g = -inf counts as -128, a finite g below -2^100 as that, +inf as NaN. A NaN reaches its own chunk
+and no other. A and Ai are f32 in registers and reach memory only in the builds that `Tap` names. An item's
+bits depend on its own inputs alone, not on ctas or on who else is in the batch.
 """
 
 from __future__ import annotations
@@ -161,6 +174,7 @@ PLAN = KernelPlan(
     syncs=(
         Sync("mbarrier init fence", "LOAD", "barriers initialised before TMA or commits arrive"),
         Sync("TMEM barrier", "all", "barriers initialised, TMEM allocated before a role starts"),
+        Sync("relinquish", "MMA", "TMEM allocated before another CTA of the SM may ask for it"),
         Sync("tail ring", "LOAD", "TMA has landed before zeros are stored over its rows"),
         Sync("async fence", "LOAD", "zeros of a tail stored before MMA reads them"),
         Sync("barrier", "INVERT", "exchanges within the inverse: inverse.py"),
@@ -287,9 +301,7 @@ class ChunkUW:
         shared = Shared.allocate(smem)
         scratch = inverse.Scratch.allocate(smem, self.split)
         rings = Rings.allocate(PLAN, smem)
-        if warp == Role.LOAD:
-            for tensor in (tma.k, tma.v, tma.u, tma.w):
-                cpasync.prefetch_descriptor(tensor.atom)
+        blackwell.prefetch((tma.k, tma.v, tma.u, tma.w), warp == Role.LOAD)
         blackwell.init_barriers(rings, warp == Role.LOAD)
         tmem, base = blackwell.allocate_tmem(PLAN, smem, Role.MMA, Barrier.TMEM)
 

@@ -36,9 +36,11 @@ before; a call reads nothing else that was written before it. Only generic acces
     mma.sync m16n8k16     0          4          10         18         32
     with `split`          0          12         30         54         96
 
-Limits: |A|, |X| and |P| below 65504, fp16's largest; for normalised keys and beta <= 2 all are near 2 at
-most. Relative error of X in the Frobenius norm, of the whole and of 16x16 blocks: below 3e-3 for beta <= 1;
-for beta <= 2 it was seen up to 1e-1, with `split` up to 4e-5 (docs/inverse.md: both, and why this method).
+Limits: |A|, |X| and |P| below 65504, fp16's largest; for keys of norm about 1 and beta <= 2 all are near 2
+at most. A grows with the square of the keys' norm and X with powers of A: with norms of 4 the bound below
+was seen broken, with norms of 6 fp16 overflown. Relative error of X in the Frobenius norm, of the whole and
+of 16x16 blocks: below 3e-3 for beta <= 1; for beta <= 2 it was seen up to 1e-1, with `split` up to 4e-5
+(docs/inverse.md: both, and why this method).
 A NaN or Inf in A makes rows of X NaN: those of its block and below, none above.
 """
 
