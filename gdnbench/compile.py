@@ -19,11 +19,11 @@ class CompileError(CannotRunError):
 
 
 def sources_of(op: str, kernel: str | None = None) -> tuple[str, Sources]:
-    """(name, function that makes the sources from options) of a kernel of `op` that is compiled ahead;
-    BadInputError names those there are. Without a name there must be one."""
+    """(name, function that makes the sources from options) of a kernel of `op` that is compiled ahead, the
+    first of them without a name; BadInputError names those there are."""
     entries = {name: entry.sources for name, entry in operation(op).kernels.items() if entry.sources}
-    if kernel is None and len(entries) == 1:
-        kernel = next(iter(entries))
+    if kernel is None:
+        kernel = next(iter(entries), None)
     if kernel not in entries:
         there = ", ".join(entries) or "none"
         what = "kernels" if kernel is None else f"kernel {kernel!r}"

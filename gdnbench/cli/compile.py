@@ -24,10 +24,10 @@ def compile(
     arch: Annotated[str, typer.Option(help="sm_90a, sm_100a, sm_100f or sm_103a.")] = "sm_100a",
     op: Annotated[str, typer.Option(help="The operation.")] = "gdn_prefill",
     kernel: Annotated[
-        str | None, typer.Option(help="Which of its compiled kernels, if it has several.")
+        str | None, typer.Option(help="Which of its compiled kernels; the first unless given.")
     ] = None,
     out: Annotated[
-        Path | None,
+        str | None,
         typer.Option("-o", "--out", help="Write object, C header, cubin and PTX of each kernel to DIR."),
     ] = None,
     budget: Annotated[
@@ -47,6 +47,8 @@ def compile(
     from gdnbench.kernel_figures import figures, limits, problems
     from gdnbench.options import describe_options, option_defaults, parse_options
 
+    if out == "":  # which as a path would be the current folder
+        raise BadInputError("-o is empty; it names a folder")
     name, sources = sources_of(op, kernel)
     if context.args == ["--options"]:
         print(describe_options(sources))
@@ -59,7 +61,7 @@ def compile(
         programs = compile_programs(sources, options, arch, advance)
         found = [figures(program) for program in programs]
     if out is not None:
-        _write(programs, out)
+        _write(programs, Path(out))
     rows = [kernel_figures.as_json() for kernel_figures in found]
     if json:
         print_json({"op": op, "kernel": name, "arch": arch, "options": whole, "kernels": rows})

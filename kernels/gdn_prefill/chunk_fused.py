@@ -96,7 +96,7 @@ waits for nobody but the inputs, the inverse and P, is made a chunk ahead of the
 
 512 threads, 229748 bytes of SMEM, 512 columns of TMEM, 1 CTA an SM
 
-fused_plan.py makes these tables. With `split` there are 2 stages of s_k and 2 of s_blocks, 221556 bytes.
+fused_plan.py makes these tables. With `split` there are 2 stages of s_k and 2 of s_blocks, 221540 bytes.
 
 A last chunk of fewer than 64 tokens: K and V get rows of zeros past its end when they are loaded, g and beta
 are 0 there; so are A, X, V_new but for h that is not finite, and the gate is the last token's. Q goes on with
@@ -106,9 +106,10 @@ its final state is its initial one.
 Limits: K = V = 128, C = 64, Hv a multiple of H, bf16 tensors, f32 gates; states in f32 or bf16, each of the
 two or none, the initial then 0; beta at most 1, with `split` 2; N >= 1; T Hv, N Hv V K < 2^31; tensors
 contiguous, aligned to 16 bytes. g is at most 0: the sums never rise, also where fp64 rounded, hence no
-exponent is positive. g = -inf counts as -128, a finite g below -1e30 as -1e30. NaN in a sequence stays in its
-own o and final state. A sequence's bits depend on its own data alone; sums have one order. As many CTAs work
-as there are sequences and value heads: for one long sequence chunk_uw.py and chunk_output.py use more SMs.
+exponent is positive. g = -inf counts as -128, a finite g below -2^100 as that, +inf as NaN. NaN in a sequence
+stays in its own o and final state. A sequence's bits depend on its own data alone; sums have one order. There
+are as many CTAs as sequences and value heads: a long sequence alone leaves SMs idle, which chunk_uw.py and
+chunk_output.py would use.
 """
 
 from __future__ import annotations
@@ -142,13 +143,13 @@ from gdnbench_kernels.gdn_prefill.fused_plan import (
     Walk,
     planned,
 )
-from gdnbench_kernels.gdn_prefill.gate_scan import decay, scan
+from gdnbench_kernels.gdn_prefill.gate_scan import decay, rounded_decay, scan
 from gdnbench_kernels.gdn_prefill.sizes import CHUNK, HEAD_DIM
 from gdnbench_kernels.gdn_prefill.triangle import ROWS_OF_WARP, fragment_column, fragment_row
 from gdnbench_kernels.plan import WARP, Accumulator
 
 BF16 = cutlass.BFloat16
-STATE_REGISTERS, INVERT_REGISTERS, OTHER_REGISTERS = 152, 128, 80
+STATE_REGISTERS, INVERT_REGISTERS, OTHER_REGISTERS = 152, 144, 64
 """Of a thread, after the warps that have little to do have given theirs up: 128 of them at launch."""
 
 PLAN = planned(split=False)
@@ -229,7 +230,7 @@ class ChunkFused:
         load, store = cpasync.CopyBulkTensorTileG2SOp(), cpasync.CopyBulkTensorTileS2GOp()
         tma = Tma(
             *(blackwell.Tma.of(load, blackwell.by_head(x), TOKENS) for x in (k, q, v)),
-            o=blackwell.Tma.of(store, blackwell.by_head(o), TOKENS),
+            *(blackwell.Tma.of(store, blackwell.by_head(x), TOKENS) for x in (o,)),
         )
         self.kernel(tma, (g, beta), cu_seqlens, (initial_state, final_state), o, scale).launch(
             grid=((cute.size(cu_seqlens) - 1) * self.value_heads, 1, 1),
@@ -254,9 +255,7 @@ class ChunkFused:
         shared = Shared.allocate(plan, smem)
         scratch = inverse.Scratch.allocate(smem, self.split)
         rings = Rings.allocate(plan, smem)
-        if warp == Role.LOAD:
-            for tensor in (tma.k, tma.q, tma.v, tma.o):
-                cpasync.prefetch_descriptor(tensor.atom)
+        blackwell.prefetch((tma.k, tma.q, tma.v, tma.o), warp == Role.LOAD)
         blackwell.init_barriers(rings, warp == Role.LOAD)
         tmem, base = blackwell.allocate_tmem(plan, smem, Role.MMA, Barrier.TMEM)
         # Each role finds its walk by itself: what lives across setmaxnreg is spilled.
@@ -264,7 +263,7 @@ class ChunkFused:
             cute.arch.setmaxregister_increase(STATE_REGISTERS)
             fused_state.carry(self.walk(cu_seqlens), rings, shared, base, *states, scale)
         elif warp < Role.LOAD:
-            cute.arch.setmaxregister_decrease(INVERT_REGISTERS)
+            cute.arch.setmaxregister_increase(INVERT_REGISTERS)
             self.invert(self.walk(cu_seqlens), rings, shared, scratch, base)
         else:
             cute.arch.setmaxregister_decrease(OTHER_REGISTERS)
@@ -340,7 +339,8 @@ class ChunkFused:
 
     @cute.jit
     def scan_gates(self, walk: Walk, rings: Rings, shared: Shared, g: cute.Tensor, beta: cute.Tensor) -> None:
-        """Lane l has tokens 2l and 2l + 1. Behind the end of the sequence g and beta are 0."""
+        """Lane l has tokens 2l and 2l + 1. Behind the end of the sequence g and beta are 0. exp(g_cu) is
+        what the state is multiplied with too, hence rounded."""
         lane = cute.arch.lane_idx()
         gate = rings.gate.producing()
         r_g, r_beta, r_sum = (cute.make_rmem_tensor((2,), cutlass.Float32) for _ in range(3))
@@ -358,7 +358,7 @@ class ChunkFused:
             for j in cutlass.range_constexpr(2):
                 s_rows = shared.gate[None, 2 * lane + j, gate.index]
                 s_rows[Row.G_CU], s_rows[Row.BETA] = r_sum[j], r_beta[j]
-                s_rows[Row.DECAY], s_rows[Row.REST] = decay(r_sum[j]), decay(g_last - r_sum[j])
+                s_rows[Row.DECAY], s_rows[Row.REST] = rounded_decay(r_sum[j]), decay(g_last - r_sum[j])
             rings.gate.fill_by_warp(gate)
             gate.advance()
         rings.gate.drain(gate)
@@ -465,6 +465,8 @@ class ChunkFused:
             lane = blackwell.afresh(cute.arch.lane_idx())
             triangle.form_a(r_values, s_gate, warp, lane)
             inverse.invert(r_values, scratch, warp, lane, together)
+            # Or the addresses of what is written last are in registers all the while.
+            lane = blackwell.afresh(lane)
             rings.squares.acquire(squares)
             self._scale_columns(r_values, s_gate, lane)
             self._write_rows(r_values, shared.aib[None, None, squares.index], warp, lane)

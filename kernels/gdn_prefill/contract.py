@@ -165,6 +165,13 @@ KERNELS = {
         meaning="four tcgen05 kernels for SM100 in CuTe DSL; another build where beta_max is 2",
         sources="gdnbench_kernels.gdn_prefill.sources:sources",
     ),
+    "sm100_fused": KernelEntry(
+        "gdnbench_kernels.gdn_prefill.fused:sm100_fused",
+        {OFFSETS_DTYPE.name: ("int32",)},
+        devices=("sim", "cuda"),
+        meaning="one tcgen05 kernel for SM100 in CuTe DSL, without stages; another build where beta_max is 2",
+        sources="gdnbench_kernels.gdn_prefill.sources:fused_sources",
+    ),
 }
 
 

@@ -49,6 +49,8 @@ def sm100_fused(
     """
     _refuse(q, k, v, chunk_size, beta_max)
     _check_inputs(q, k, v, g, beta, cu_seqlens, initial_state)
+    if final_state is not None and not output_final_state:
+        raise ValueError("final_state is given, which output_final_state = False says not to fill")
     heads, value_heads, sequences = k.shape[1], v.shape[1], len(cu_seqlens) - 1
     out = _Output.of("o", o, v.shape, BFLOAT16, v.device)
     last: _Output | None = None

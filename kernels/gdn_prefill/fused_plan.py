@@ -179,7 +179,8 @@ class Shared:
     def allocate(plan: KernelPlan, smem: Any) -> Shared:
         """All but the inverse's."""
         *tiles, gate = plan.smem[: -len(inverse.buffers())]
-        return Shared(*(blackwell.tiles(smem, tile) for tile in tiles), gate=blackwell.vectors(smem, gate))
+        s_tiles = [blackwell.tiles(smem, tile) for tile in tiles]
+        return Shared(*s_tiles, *[blackwell.vectors(smem, gate)])
 
 
 @dataclass(frozen=True)

@@ -183,7 +183,7 @@ def form_x(half: Half, rings: Rings, shared: Shared, places: tuple[Any, Any, Any
     cute.arch.fence_proxy("async.shared", space="cta")
     rings.v.release_by_warp(v)
     r_decay = half.by_token(shared.gate[Row.DECAY, None, gate.index])
-    take(half, rings.ks, ks, T_KS, r_ks)
+    half.reader.take(rings.ks, ks, T_KS, r_ks)
     r_x.store((r_v.load().to(cutlass.Float32) - r_decay.load() * r_ks.load()).to(BF16))
     half.reader.write(r_x, half.part(s_x))
     cute.arch.fence_proxy("async.shared", space="cta")
@@ -197,7 +197,7 @@ def form_updates(
     gate, update = places
     r_update, r_vs, r_v_new = half.registers(), half.registers(BF16), half.registers(BF16)
     r_rest = half.by_token(shared.gate[Row.REST, None, gate.index])
-    take(half, rings.update, update, T_V_NEW, r_update)
+    half.reader.take(rings.update, update, T_V_NEW, r_update)
     r_vs.store((r_update.load() * r_rest.load()).to(BF16))
     r_v_new.store(r_update.load().to(BF16))
     half.reader.write(r_vs, half.part(s_vs))
@@ -245,13 +245,3 @@ def read_out(
     half.reader.write(r_o, half.part(s_o), transpose=True)
     cute.arch.fence_proxy("async.shared", space="cta")
     rings.o.fill_by_warp(o)
-
-
-def take(half: Half, ring: blackwell.Ring, place: Any, part: Any, values: cute.Tensor) -> None:
-    """A warpgroup's elements of an accumulator, waited for, read and released."""
-    ring.wait(place)
-    blackwell.after_thread_sync()
-    half.reader.read(part, 0, 0, values)
-    cute.arch.fence_view_async_tmem_load()
-    blackwell.before_thread_sync()
-    ring.release_by_warp(place)

@@ -23,13 +23,14 @@ from gdnbench.sim.simulate import Session, Settings, active
 from gdnbench_kernels.compiling import program
 from gdnbench_kernels.contract import Call
 from gdnbench_kernels.gdn_prefill import chunk_fused, fused_plan
+from gdnbench_kernels.gdn_prefill.cases import cases
 from gdnbench_kernels.gdn_prefill.chunk_fused import PLAN, SPLIT_PLAN
 from gdnbench_kernels.gdn_prefill.contract import OPERATION
 from gdnbench_kernels.gdn_prefill.fused import sm100_fused
 from gdnbench_kernels.gdn_prefill.gate_scan import Gate
-from gdnbench_kernels.gdn_prefill.sm100 import sm100
 from gdnbench_kernels.gdn_prefill.sources import StateDtype, fused_source
 from gdnbench_kernels.gdn_prefill.synth import synth
+from gdnbench_kernels.plan import KernelPlan
 
 GUARD = 64
 """Elements before and after an output that nobody may write; a multiple of the alignment in any dtype."""
@@ -82,66 +83,56 @@ def assert_passes(call: Call) -> Outputs:
     return outputs
 
 
+QUICK = {case.name: case.options for case in cases() if case.quick and not case.refused}
+
+
+@pytest.mark.parametrize("options", QUICK.values(), ids=QUICK)
+def test_quick_cases_of_the_grid(options: dict[str, Any]) -> None:
+    assert_passes(synth(**options))
+
+
 CALLS: dict[str, dict[str, Any]] = {
-    "every length, (1, 1)": {
-        "seqlens": (1, 63, 64, 65, 127, 129, 500),
-        "heads": (1, 1),
-        "initial_state": True,
-    },
-    "(1, 2), no initial state": {"seqlens": (130, 64, 3), "heads": (1, 2)},
-    "(1, 3), bf16 states": {
-        "seqlens": (65, 0, 127),
-        "heads": (1, 3),
-        "initial_state": True,
-        "state_dtype": "bfloat16",
-    },
-    "(2, 8)": {"seqlens": (63, 129), "heads": (2, 8), "initial_state": True},
-    "keys of correlation 0.99": {"seqlens": (200,), "heads": (1, 2), "key_correlation": 0.99, "beta": 1.0},
-    "equal keys, open gates": {
-        "seqlens": (129,),
-        "heads": (1, 2),
-        "key_correlation": 1.0,
-        "beta": 1.0,
-        "gate_span": 0.01,
-    },
-    "gates of 1e5 a chunk": {"seqlens": (150, 64), "heads": (1, 2), "gate_span": 1e5, "initial_state": True},
-    "a gate of 1e5 in a chunk": {"seqlens": (129, 65), "heads": (1, 2), "gate_spike": 1e5},
-    "gates that hardly close": {"seqlens": (500,), "heads": (1, 2), "gate_span": 1e-3},
-    "no sequence but empty ones around it": {
-        "seqlens": (0, 0, 70, 0),
-        "heads": (1, 2),
-        "initial_state": True,
-    },
+    "every length": {"seqlens": (1, 63, 64, 65, 127, 129, 500)},
+    "keys of correlation 0.99": {"seqlens": (200,), "key_correlation": 0.99, "beta": 1.0},
+    "equal keys, open gates": {"seqlens": (129,), "key_correlation": 1.0, "beta": 1.0, "gate_span": 0.01},
+    "gates of 1e5 a chunk": {"seqlens": (150, 64), "gate_span": 1e5},
+    "gates that hardly close": {"seqlens": (500,), "gate_span": 1e-3},
+    "no sequence but empty ones around it": {"seqlens": (0, 0, 70, 0)},
 }
 
 
 @pytest.mark.parametrize("options", CALLS.values(), ids=CALLS)
 def test_outputs(options: dict[str, Any]) -> None:
-    assert_passes(synth(**options))
+    assert_passes(synth(heads=(1, 2), initial_state=True, **options))
 
 
 def test_257_sequences() -> None:
     """Most of them empty, among them the first and the last."""
     lengths = [0] * 257
-    lengths[1:256:12] = torch.arange(22).mul(31).remainder(75).tolist()
-    call = synth(seqlens=tuple(lengths), heads=(1, 1), initial_state=True)
+    lengths[1:256:24] = torch.arange(11).mul(31).remainder(75).tolist()
+    call = synth(seqlens=tuple(lengths), heads=(1, 2), initial_state=True)
     outputs = assert_passes(call)
     empty = call.tensors["cu_seqlens"].diff() == 0
     assert same(outputs["final_state"][empty], call.tensors["initial_state"][empty])
 
 
 @pytest.mark.parametrize(
-    ("initial", "final"), [(None, "bfloat16"), ("bfloat16", "float32"), ("float32", "bfloat16")]
+    ("heads", "lengths", "initial", "final"),
+    [
+        ((1, 1), (500, 0), None, "bfloat16"),
+        ((1, 3), (65, 0, 127), "bfloat16", "float32"),
+        ((2, 8), (63, 0, 129), "float32", "bfloat16"),
+    ],
 )
-def test_states_of_two_dtypes(initial: str | None, final: str) -> None:
-    call = synth(
-        seqlens=(70, 0), heads=(1, 1), initial_state=initial is not None, state_dtype=initial or "float32"
-    )
+def test_heads_and_states_of_two_dtypes(
+    heads: tuple[int, int], lengths: tuple[int, ...], initial: str | None, final: str
+) -> None:
+    state: dict[str, Any] = {"initial_state": initial is not None, "state_dtype": initial or "float32"}
+    call = synth(seqlens=lengths, heads=heads, **state)
     outputs = assert_passes(replaced(call, scalars={"final_state_dtype": final}))
     first = call.tensors.get("initial_state")
-    assert outputs["final_state"].dtype is getattr(torch, final)
-    given = torch.zeros(1, 128, 128) if first is None else first[1]
-    assert same(outputs["final_state"][1], given.to(outputs["final_state"].dtype))
+    given = torch.zeros(heads[1], 128, 128) if first is None else first[1]
+    assert same(outputs["final_state"][1], given.to(getattr(torch, final)))
 
 
 def replaced(call: Call, scalars: dict[str, Any] | None = None, **tensors: Tensor) -> Call:
@@ -177,7 +168,7 @@ def test_bits_are_those_of_any_schedule(usual: Outputs, schedule: str) -> None:
 
 @pytest.mark.parametrize("schedule", ["late", "early", "random:1"])
 def test_bits_are_those_of_the_other_engine(schedule: str) -> None:
-    call = synth(seqlens=(65, 0), heads=(1, 1), initial_state=True)
+    call = synth(seqlens=(65, 0), heads=(1, 2), initial_state=True)
     assert all_same(run(call, engine="interpreter", schedule=schedule), run(call))
 
 
@@ -228,18 +219,12 @@ def test_a_token_that_is_not_a_number_stays_behind_those_of_other_chunks(usual: 
         assert outputs["final_state"][-1].isnan().all()
 
 
-def test_gates_as_the_other_kernel_has_them() -> None:
-    """-inf closes a gate, and no finite one is worse."""
+def test_closed_gates_and_lowest() -> None:
+    """exp of -inf is 0, and so is that of any number as low, whatever the sums behind it."""
     call = synth(seqlens=(130,), heads=(1, 2), initial_state=True)
     g = call.tensors["g"].clone()
     g[5], g[70], g[100] = -torch.inf, -3e38, 0.0
-    outputs, wanted = run(replaced(call, g=g)), None
-    with simulator():
-        wanted = sm100(**replaced(call, g=g).tensors)
-    for name, tensor in outputs.items():
-        difference = (tensor.float() - wanted[name].float()).norm() / wanted[name].float().norm()
-        # Two ways of rounding V_new to bf16, 2^-9 of it at most each, and o once more.
-        assert difference < 3 * 2**-9, name
+    assert_passes(replaced(call, g=g))
 
 
 def test_a_state_may_be_updated_in_place(usual: Outputs) -> None:
@@ -267,7 +252,7 @@ def test_strided_and_unaligned_tensors_are_taken(usual: Outputs) -> None:
 
 
 def test_gates_and_steps_of_16_bits_are_widened() -> None:
-    call = synth(seqlens=(70,), heads=(1, 2))
+    call = synth(seqlens=(70,), heads=(1, 2), initial_state=True)
     narrow = {name: call.tensors[name].to(torch.bfloat16) for name in ("g", "beta")}
     wide = {name: tensor.float() for name, tensor in narrow.items()}
     assert all_same(run(replaced(call, **narrow)), run(replaced(call, **wide)))
@@ -292,12 +277,26 @@ def test_refused_by_name(made: dict[str, Any], passed: dict[str, Any], message: 
     assert session.reports == []
 
 
-@pytest.mark.parametrize("states", [("float32", "float32"), (None, "bfloat16"), ("bfloat16", None)])
-def test_builds_take_what_the_plan_says(states: tuple[StateDtype | None, StateDtype | None]) -> None:
-    found = figures(program(fused_source(1, 3, *states, 1.0), "sm_100a"))
+@pytest.mark.parametrize(
+    ("states", "beta_max", "plan"),
+    [
+        (("float32", "float32"), 1.0, PLAN),
+        (("float32", None), 1.0, PLAN),
+        (("bfloat16", "bfloat16"), 1.0, PLAN),
+        ((None, "float32"), 1.0, PLAN),
+        ((None, "float32"), 2.0, SPLIT_PLAN),
+    ],
+)
+def test_builds_take_what_the_plan_says(
+    states: tuple[StateDtype | None, StateDtype | None], beta_max: float, plan: KernelPlan
+) -> None:
+    found = figures(program(fused_source(1, 2, *states, beta_max), "sm_100a"))
     assert limits(found) == []
-    planned = (PLAN.smem_bytes, PLAN.threads, PLAN.tmem_columns)
-    assert (found.smem, found.threads, found.tmem_columns) == planned
+    assert (found.smem, found.threads, found.tmem_columns) == (
+        plan.smem_bytes,
+        plan.threads,
+        plan.tmem_columns,
+    )
 
 
 def test_registers_are_those_there_are() -> None:
@@ -308,12 +307,8 @@ def test_registers_are_those_there_are() -> None:
         "LOAD": chunk_fused.OTHER_REGISTERS,
     }
     warps = {**PLAN.warps, "LOAD": sum(PLAN.warps[name] for name in ("LOAD", "MMA", "GATE", "STORE"))}
-    assert sum(32 * warps[name] * registers for name, registers in groups.items()) <= 1 << 16
+    assert sum(32 * warps[name] * registers for name, registers in groups.items()) == 1 << 16
     assert all(warps[name] % 4 == 0 and registers % 8 == 0 for name, registers in groups.items())
-
-
-def test_the_header_has_the_tables() -> None:
-    assert f"\n\n{PLAN.tables()}\n\n" in str(chunk_fused.__doc__)
 
 
 def test_rows_of_gates_begin_as_the_scan_has_them() -> None:

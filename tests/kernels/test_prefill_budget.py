@@ -1,6 +1,9 @@
-"""The SM100 kernels of gdn_prefill stay within their budget, and take what their plans say.
+"""The SM100 kernels of gdn_prefill stay within their budgets, and take what their plans say.
 
-gdnbench compile --json > tests/kernels/prefill_budget.json     records what they take now
+What they take now is recorded by
+
+    gdnbench compile --json > tests/kernels/prefill_budget.json
+    gdnbench compile --json --kernel sm100_fused > tests/kernels/prefill_fused_budget.json
 """
 
 from __future__ import annotations
@@ -18,18 +21,22 @@ from gdnbench.compile import compile_programs, sources_of
 from gdnbench.kernel_figures import Figures, figures, limits, problems
 from gdnbench_kernels.plan import KernelPlan
 
-BUDGET = Path(__file__).with_name("prefill_budget.json")
+BUDGETS = {
+    "sm100": Path(__file__).with_name("prefill_budget.json"),
+    "sm100_fused": Path(__file__).with_name("prefill_fused_budget.json"),
+}
 
 
-def compiled(**options: Any) -> list[Figures]:
-    _, sources = sources_of("gdn_prefill", "sm100")
+def compiled(kernel: str, **options: Any) -> list[Figures]:
+    _, sources = sources_of("gdn_prefill", kernel)
     return [figures(program) for program in compile_programs(sources, options, "sm_100a", lambda *_: None)]
 
 
-def test_within_the_budget() -> None:
-    budget = json.loads(BUDGET.read_text())
-    assert (budget["op"], budget["kernel"], budget["arch"]) == ("gdn_prefill", "sm100", "sm_100a")
-    assert problems(compiled(**budget["options"]), budget) == []
+@pytest.mark.parametrize("kernel", BUDGETS)
+def test_within_the_budget(kernel: str) -> None:
+    budget = json.loads(BUDGETS[kernel].read_text())
+    assert (budget["op"], budget["kernel"], budget["arch"]) == ("gdn_prefill", kernel, "sm_100a")
+    assert problems(compiled(kernel, **budget["options"]), budget) == []
 
 
 @pytest.mark.parametrize(
@@ -43,13 +50,14 @@ def test_within_the_budget() -> None:
     ],
 )
 def test_other_builds_are_within_the_limits(options: dict[str, Any]) -> None:
-    found = compiled(**options)
+    found = compiled("sm100", **options)
     assert len(found) == 4
     assert [line for kernel in found for line in limits(kernel)] == []
 
 
-def test_kernels_take_what_their_plans_say() -> None:
-    for kernel in compiled(**json.loads(BUDGET.read_text())["options"]):
+@pytest.mark.parametrize("name", BUDGETS)
+def test_kernels_take_what_their_plans_say(name: str) -> None:
+    for kernel in compiled(name, **json.loads(BUDGETS[name].read_text())["options"]):
         plan: KernelPlan = importlib.import_module(f"gdnbench_kernels.{kernel.name}").PLAN
         planned = (plan.smem_bytes, plan.threads, plan.tmem_columns)
         assert (kernel.smem, kernel.threads, kernel.tmem_columns) == planned, kernel.name

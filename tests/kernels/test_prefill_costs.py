@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gdnbench_kernels.gdn_prefill import chunk_output, chunk_state, chunk_uw, costs
+from gdnbench_kernels.gdn_prefill import chunk_fused, chunk_output, chunk_state, chunk_uw, costs
 from gdnbench_kernels.plan import Buffer, KernelPlan
 
 PAGE = Path(__file__).parents[2] / "docs" / "prefill.md"
@@ -66,6 +66,18 @@ def test_what_is_asked_for_is_what_tma_brings_into_the_plans_buffers() -> None:
     tile = stage_bytes(chunk_state.PLAN, ("s_k", "s_w", "s_u"))
     assert asked[costs.STATE] == chunk_state.TILES * tile
     assert asked[costs.OUTPUT] == stage_bytes(chunk_output.PLAN, ("s_q", "s_k", "s_v", "s_h"))
+
+
+def test_the_fused_kernel_is_counted_as_it_is() -> None:
+    """Its products, of accumulator and depth as in its header, and what a CTA loads and stores of a chunk."""
+    depths = {"t_kkt": 128, "t_qk": 128, "t_ks": 128, "t_qs": 128, "t_v_new": 64, "t_added": 64, "t_pv": 64}
+    parts = {part.name: part.shape for part in chunk_fused.PLAN.tmem}
+    assert parts.keys() == depths.keys()
+    products = sum(2 * rows * columns * depths[name] for name, (rows, columns) in parts.items())
+    inverse = sum(p.flop for p in costs.PRODUCTS if p.name.startswith("inverse"))
+    assert costs.fused(group=2).flop == products / 64 + inverse
+    moved = stage_bytes(chunk_fused.PLAN, ("s_k", "s_q", "s_v", "s_o"))
+    assert costs.fused(group=2).requested == moved / 64 + 2 * 4
 
 
 def test_the_page_has_the_tables() -> None:
