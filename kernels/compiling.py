@@ -242,15 +242,24 @@ CONTENTS = ("o", "h", "cubin", "ptx")
 
 def export(made: Program, folder: Path) -> Path:
     """Write a program as files to link or to `load`, each called as the program's symbol; returns the path of
-    its record."""
+    its record, which is written last."""
     folder.mkdir(parents=True, exist_ok=True)
     contents = _contents(made)
-    for suffix, content in contents.items():
-        (folder / f"{made.symbol}.{suffix}").write_bytes(content)
     digests = {suffix: hashlib.sha256(content).hexdigest() for suffix, content in contents.items()}
-    path = folder / f"{made.symbol}.json"
-    path.write_text(json.dumps(_record(made) | {"sha256": digests}, indent=2) + "\n", encoding="utf-8")
-    return path
+    record = json.dumps(_record(made) | {"sha256": digests}, indent=2) + "\n"
+    for suffix, content in {**contents, "json": record.encode()}.items():
+        _write_whole(folder / f"{made.symbol}.{suffix}", content)
+    return folder / f"{made.symbol}.json"
+
+
+def _write_whole(path: Path, content: bytes) -> None:
+    """A file that appears whole or not at all, and stays as it was where the disk is full."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        temporary.write_bytes(content)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def load(path: Path) -> Program:

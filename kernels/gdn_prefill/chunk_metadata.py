@@ -27,8 +27,9 @@ so that a batch of one long sequence is written by all threads, as one of many s
 1024 threads, 4224 bytes of SMEM, 0 columns of TMEM, 1 CTA an SM
 
 Limits: N < 2^31 - 1024 sequences, zero-length ones and N = 0 among them; cu_seqlens int32, not decreasing.
-chunk_indices has at least total_chunks rows; rows past that are not written. The sums are integers: nothing
-depends on the order of threads.
+chunk_indices has at least total_chunks rows; rows past that are not written. Offsets that make more chunks
+than it has rows, as none from 0 to T do, are cut off there, in all three tables. The sums are integers:
+nothing depends on the order of threads.
 """
 
 from __future__ import annotations
@@ -105,7 +106,7 @@ class ChunkMetadata:
         s_offsets = smem.allocate_tensor(cutlass.Int32, cute.make_layout(PLAN.threads), 16)
         s_sums = smem.allocate_tensor(cutlass.Int32, cute.make_layout(WARPS), 16)
         thread = cute.arch.thread_idx()[0]
-        sequences = cute.size(cu_seqlens) - 1
+        sequences, rows = cute.size(cu_seqlens) - 1, cute.size(chunk_indices, mode=[0])
         before = cutlass.Int32(0)
         for first in cutlass.range(0, sequences, PLAN.threads, unroll=1):
             sequence = first + thread
@@ -115,14 +116,14 @@ class ChunkMetadata:
             offset, chunks = self.scan(count, s_sums)
             offset += before
             if sequence < sequences:
-                chunk_offsets[sequence] = offset
+                chunk_offsets[sequence] = cutlass.min(offset, rows)
             s_offsets[thread] = offset
             cute.arch.sync_threads()
-            self.index(first, before, before + chunks, s_offsets, chunk_indices)
+            self.index(first, before, cutlass.min(before + chunks, rows), s_offsets, chunk_indices)
             before += chunks
         if thread == 0:
-            chunk_offsets[sequences] = before
-            total_chunks[0] = before
+            chunk_offsets[sequences] = cutlass.min(before, rows)
+            total_chunks[0] = cutlass.min(before, rows)
 
     @cute.jit
     def scan(self, count: cutlass.Int32, s_sums: cute.Tensor) -> tuple[cutlass.Int32, cutlass.Int32]:

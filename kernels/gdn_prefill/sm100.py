@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from math import prod
 from typing import Any
 
 import torch
@@ -54,8 +55,10 @@ __all__ = [
 B200_SMS = 148
 """CTAs of a persistent launch where there is no device to ask."""
 
-MAX_ELEMENTS = 2**31
-"""The kernels count the elements of a tensor in 32 bits."""
+MAX_COUNTED = 2**31
+COUNTED = ("g", "beta", "g_cu", "a", "ai", "initial_state", "final_state")
+"""Tensors whose elements the kernels count in 32 bits. Of the others they count rows: TMA has 64 bits for an
+address."""
 
 CONTIGUOUS = torch.contiguous_format
 INT32, FLOAT32, BFLOAT16 = torch.int32, torch.float32, torch.bfloat16
@@ -135,6 +138,8 @@ def sm100(
     tokens, value_heads, sequences = len(v), v.shape[1], len(cu_seqlens) - 1
     out = _Output.of("o", o, v.shape, BFLOAT16, v.device)
     last: _Output | None = None
+    if final_state is not None and not output_final_state:
+        raise ValueError("final_state is given, which output_final_state = False says not to fill")
     if output_final_state:
         wanted = final_state_dtype or (None if final_state is None else dtype_name(final_state.dtype))
         dtype = final_dtype(initial_state, wanted)
@@ -143,8 +148,10 @@ def sm100(
         last = _Output.of("final_state", final_state, states, dtype, v.device)
     space = workspace or Workspace.allocate(tokens, sequences, value_heads, v.device)
     a = ai = None
+    _check_rows(len(space.tables.indices), value_heads)
     if stages is not None:
         square = (len(space.h), value_heads, CHUNK, CHUNK)
+        _check_count("a", square)
         a, ai = (torch.empty(square, dtype=FLOAT32, device=v.device) for _ in range(2))
         stages |= {"g_cu": space.g_cu, "A": a, "Ai": ai}
         stages |= {"U": space.u, "W": space.w, "h": space.h, "V_new": space.v_new}
@@ -196,6 +203,7 @@ def chunk_uw(
     computing it, "inject_ai" takes ai.
     """
     (tokens, heads), value_heads, bound = k.shape[:2], v.shape[1], _check_tables(cu_seqlens, tables)
+    _check_rows(bound, value_heads)
     for name, tensor in (("g", g), ("beta", beta), ("g_cu", g_cu)):
         _check(name, tensor, (tokens, value_heads), FLOAT32, k.device)
     for name, tensor in (("u", u), ("w", w)):
@@ -227,6 +235,9 @@ def chunk_state(
 ) -> None:
     """Fills h and v_new, and final_state if there is to be one, which may be initial_state itself."""
     (tokens, heads), value_heads, bound = k.shape[:2], u.shape[1], _check_tables(cu_seqlens, tables)
+    _check_rows(bound, value_heads)
+    if len(cu_seqlens) < 2:
+        raise ValueError("cu_seqlens has 1 element: no sequence to carry a state through")
     _check("k", k, (tokens, heads, HEAD_DIM), BFLOAT16, k.device)
     _check("g_cu", g_cu, (tokens, value_heads), FLOAT32, k.device)
     _check("h", h, (bound, value_heads, HEAD_DIM, HEAD_DIM), BFLOAT16, k.device)
@@ -256,6 +267,7 @@ def chunk_output(
 ) -> None:
     """Fills o."""
     (tokens, heads), value_heads, bound = k.shape[:2], o.shape[1], _check_tables(cu_seqlens, tables)
+    _check_rows(bound, value_heads)
     for name, tensor in (("q", q), ("k", k)):
         _check(name, tensor, (tokens, heads, HEAD_DIM), BFLOAT16, k.device)
     _check("v_new", v_new, (bound * CHUNK, value_heads, HEAD_DIM), BFLOAT16, k.device)
@@ -296,6 +308,7 @@ class _Output:
     def of(
         cls, name: str, given: Tensor | None, shape: Sequence[int], dtype: torch.dtype, device: torch.device
     ) -> _Output:
+        _check_count(name, shape)
         if given is None:
             return cls(torch.empty(tuple(shape), dtype=dtype, device=device), None)
         _check_form(name, given, shape, dtype, device)
@@ -347,7 +360,9 @@ def _check_inputs(
         _check_form(name, tensor, (tokens, k.shape[1], HEAD_DIM), BFLOAT16, v.device)
     for name, tensor in (("g", g), ("beta", beta)):
         _check_form(name, tensor, (tokens, value_heads), GATES, v.device)
-    _check_form("cu_seqlens", cu_seqlens, cu_seqlens.shape[:1], INT32, v.device)
+    _check_form("cu_seqlens", cu_seqlens, (cu_seqlens.numel(),), INT32, v.device)
+    if len(cu_seqlens) < (2 if tokens else 1):
+        raise ValueError(f"cu_seqlens has {len(cu_seqlens)} elements: no sequence for {tokens} tokens")
     if initial_state is not None:
         states = (len(cu_seqlens) - 1, value_heads, HEAD_DIM, HEAD_DIM)
         _check_form("initial_state", initial_state, states, STATES, v.device)
@@ -356,7 +371,9 @@ def _check_inputs(
 def _check_tables(cu_seqlens: Tensor, tables: ChunkTables) -> int:
     """UB, the rows of the tables."""
     device, bound = cu_seqlens.device, len(tables.indices)
-    _check("cu_seqlens", cu_seqlens, cu_seqlens.shape[:1], INT32, device)
+    _check("cu_seqlens", cu_seqlens, (cu_seqlens.numel(),), INT32, device)
+    if not len(cu_seqlens):
+        raise ValueError("cu_seqlens has no element; it has one more than there are sequences")
     _check("tables.offsets", tables.offsets, cu_seqlens.shape, INT32, device)
     _check("tables.indices", tables.indices, (bound, 2), INT32, device)
     _check("tables.total", tables.total, (1,), INT32, device)
@@ -389,9 +406,21 @@ def _check_form(
         raise ValueError(f"{name} has shape {list(tensor.shape)}; it must be {list(shape)}")
     if tensor.device != device:
         raise ValueError(f"{name} is on {tensor.device}, others on {device}; all must be on one device")
-    if tensor.numel() >= MAX_ELEMENTS:
+    _check_count(name, shape)
+
+
+def _check_count(name: str, shape: Sequence[int]) -> None:
+    if name in COUNTED and prod(shape) >= MAX_COUNTED:
         raise NotImplementedError(
-            f"the SM100 kernels take tensors of less than 2^31 elements; {name} has {tensor.numel()}"
+            f"the SM100 kernels take {name} of less than 2^31 elements; it has {prod(shape)}"
+        )
+
+
+def _check_rows(bound: int, value_heads: int) -> None:
+    """Rows of the workspace, and so items of a launch, are counted in 32 bits too."""
+    if (rows := bound * CHUNK * value_heads) >= MAX_COUNTED:
+        raise NotImplementedError(
+            f"the SM100 kernels take less than 2^31 rows of chunks and value heads; UB C Hv is {rows}"
         )
 
 

@@ -17,6 +17,9 @@ ALIGN = 16
 BETA_MAX = 2.0
 """The largest beta for which the inverse keeps its limits."""
 
+MAX_HEADS = 2**31 // HEAD_DIM**2 - 1
+"""One sequence's state, Hv V K elements, is counted in 32 bits."""
+
 StateDtype = Literal["float32", "bfloat16"]
 STATE_DTYPES: tuple[str, ...] = get_args(StateDtype)
 
@@ -134,7 +137,9 @@ def fused_source(
 
 
 def check_heads(heads: int, value_heads: int) -> None:
-    """ValueError unless every value head has a key head."""
+    """ValueError unless every value head has a key head, and a state's strides fit into 32 bits."""
+    if value_heads > MAX_HEADS:
+        raise ValueError(f"{value_heads} value heads are more than {MAX_HEADS}, which a state has at most")
     if heads < 1 or value_heads < 1 or value_heads % heads:
         raise ValueError(f"{value_heads} value heads are no multiple of {heads} key heads")
 

@@ -8,7 +8,8 @@ that costs, and rounds nothing else before U. Identical keys and beta 1 are the 
     stage  limit for every chunk and head                       where it comes from
     A      3e-3 (beta up to 2: 2e-2), and C 2^-25 of fp16       as for Ai; half of fp16's smallest number each
     Ai     3e-3 (beta up to 2: 2e-2), in 16 x 16 parts as well  twice what an exact inverse of A in fp16 costs
-    U      5e-3                                                 twice what an exact inverse in bf16 costs U
+    U      5e-3, and sqrt(C V) 2^-134 of bf16                   twice what an exact inverse in bf16 costs U;
+                                                                half of bf16's smallest number each
 
 The gate. g_cu is float32 whatever the dtype of v, and its rounding moves the exponent g_cu[i] - g_cu[j] of
 every later stage by up to an ULP of g_cu: 2^-7 where a chunk's gates sum to -1e5. A stage is asked how well
@@ -38,7 +39,11 @@ def stage_limit(call: Call, stage: str) -> Limit | None:
     if stage == "Ai":
         return Limit(inverse, block=INVERSE_BLOCK, instead=True)
     if stage == "U":
-        return Limit(5e-3)
+        v = call.tensors["v"]
+        form = torch.finfo(v.dtype)
+        half_tiny = form.smallest_normal * form.eps / 2
+        elements = int(call.scalars.get("chunk_size") or 64) * v.shape[-1]
+        return Limit(5e-3, absolute=elements**0.5 * half_tiny)
     return None
 
 

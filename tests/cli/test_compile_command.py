@@ -146,6 +146,12 @@ def test_budget_of_something_else(
         ),
         (("--heads", "3", "--value-heads", "4"), 2, "4 value heads are no multiple of 3 key heads"),
         (("--heads", "0"), 2, "32 value heads are no multiple of 0 key heads"),
+        (
+            ("--value-heads", "131072"),
+            2,
+            "131072 value heads are more than 131071, which a state has at most",
+        ),
+        (("-o", ""), 2, "-o is empty; it names a folder"),
         (("--heads", "x"), 2, "gdn_prefill kernel sm100 option heads: 'x' is not an integer"),
         (("--initial-state", "float16"), 2, "is not float32 or bfloat16 or none"),
         (("--colour", "red"), 2, "gdn_prefill kernel sm100 has no compile option 'colour'; it has heads,"),

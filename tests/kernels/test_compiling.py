@@ -410,6 +410,25 @@ def test_exported_files_are_a_program(tmp_path: Path, compilations: list[str]) -
     assert not compilations
 
 
+@pytest.mark.parametrize("before", [False, True], ids=["nothing before", "an export before"])
+def test_full_disk_leaves_no_part_of_an_export(
+    before: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = program(AFFINE)
+    if before:
+        export(made, tmp_path)
+    write, left = Path.write_bytes, {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+
+    def full(path: Path, content: bytes) -> int:
+        write(path, content[: len(content) // 2])
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(OSError, match="No space left"):
+        export(made, tmp_path)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == left
+
+
 @pytest.mark.parametrize("suffix", ["o", "h", "cubin", "ptx"])
 def test_exported_files_that_were_changed(suffix: str, tmp_path: Path) -> None:
     path = export(program(AFFINE), tmp_path)

@@ -185,6 +185,19 @@ def test_states_that_only_decay(gate_span: float) -> None:
     assert result.reasons == ()
 
 
+def test_values_at_the_end_of_bf16() -> None:
+    """U is subnormal, where a rounding is no part of it, and its limit has a floor of its own."""
+    call = synth(seqlens=(70,), heads=(1, 1))
+    v = (call.tensors["v"].float() * 2.0**-131).bfloat16()
+    small = Call({**call.tensors, "v": v}, call.scalars, call.conventions)
+    assert_passes(small)
+    limit = OPERATION.stage_limit(small, "U")
+    assert limit is not None
+    (_, _, _, u, *_) = judge_stages(OPERATION, small, Run(small).stages, Bound())
+    assert u.errors is not None
+    assert u.errors.rms > limit.relative * u.errors.rms_reference
+
+
 def test_257_sequences() -> None:
     """Most of them empty, among them the first and the last."""
     lengths = [0] * 257
@@ -434,4 +447,94 @@ def test_wrong_arguments(name: str, tensor: Tensor, message: str) -> None:
     call = synth(seqlens=(3,), heads=(2, 2))
     with simulator() as session, pytest.raises(ValueError, match=message):
         sm100(**{**call.tensors, name: tensor})
+    assert session.reports == []
+
+
+def test_a_final_state_that_is_not_to_be_filled_is_refused() -> None:
+    call = synth(seqlens=(3,), heads=(1, 1))
+    final = torch.zeros(1, 1, 128, 128)
+    with simulator() as session, pytest.raises(ValueError, match="final_state is given, which output_final_"):
+        sm100(**call.tensors, final_state=final, output_final_state=False)
+    assert session.reports == []
+
+
+@pytest.mark.parametrize(("tokens", "elements"), [(3, 1), (3, 0), (0, 0)])
+def test_tokens_of_no_sequence_are_refused(tokens: int, elements: int) -> None:
+    call = synth(seqlens=(tokens,), heads=(1, 1))
+    none = torch.zeros(elements, dtype=torch.int32)
+    with (
+        simulator() as session,
+        pytest.raises(ValueError, match=f"cu_seqlens has {elements} elements: no seq"),
+    ):
+        sm100(**{**call.tensors, "cu_seqlens": none})
+    assert session.reports == []
+
+
+def test_a_state_needs_a_sequence_to_be_carried_through() -> None:
+    space = Workspace.allocate(3, 1, 1, CPU)
+    tables = replace(space.tables, offsets=torch.zeros(1, dtype=torch.int32))
+    k, bounds = torch.zeros(3, 1, 128).bfloat16(), torch.zeros(1, dtype=torch.int32)
+    given = (k, space.u, space.w, space.g_cu, bounds, tables)
+    with simulator() as session, pytest.raises(ValueError, match="no sequence to carry a state through"):
+        kernels.chunk_state(*given, initial_state=None, h=space.h, v_new=space.v_new, final_state=None)
+    assert session.reports == []
+
+
+def test_offsets_past_the_tokens_write_no_table_behind_its_end() -> None:
+    """cu_seqlens is not read on the host: what it may do is bounded by the tables."""
+    guarded = Guarded()
+    made = ChunkTables.allocate(130, 3, CPU)
+    tables = ChunkTables(*(guarded.tensor(getattr(made, field.name)) for field in fields(made)))
+    bound = len(tables.indices)
+    with simulator():
+        kernels.chunk_metadata(torch.tensor([0, 64, 10**6, 2 * 10**6], dtype=torch.int32), tables)
+    guarded.check()
+    assert tables.offsets.tolist() == [0, 1, bound, bound]
+    assert tables.total.item() == bound
+    assert tables.indices.tolist() == [[0, 0], *([1, c] for c in range(bound - 1))]
+
+
+LARGE: dict[str, tuple[int, int, int, str]] = {  # T, N, Hv
+    "gates": (2**26, 1, 32, "take g of less than 2.31 elements; it has 2147483648"),
+    "initial states": (4, 2**12, 32, "take initial_state of less than 2.31 elements; it has 2147483648"),
+    "rows of chunks": (2**20, 2**20, 32, "take less than 2.31 rows of chunks and value heads"),
+}
+
+
+@pytest.mark.parametrize(("tokens", "sequences", "heads", "message"), LARGE.values(), ids=LARGE)
+def test_what_32_bits_do_not_count_is_refused(tokens: int, sequences: int, heads: int, message: str) -> None:
+    """Tensors of no memory, which no kernel could be launched on."""
+
+    def meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    q = k = meta(tokens, 1, 128)
+    v, gates = meta(tokens, heads, 128), meta(tokens, heads, dtype=torch.float32)
+    bounds = meta(sequences + 1, dtype=torch.int32)
+    first = meta(sequences, heads, 128, 128) if message.startswith("take initial") else None
+    with simulator() as session, pytest.raises(NotImplementedError, match=message):
+        sm100(
+            q=q,
+            k=k,
+            v=v,
+            g=gates,
+            beta=gates,
+            cu_seqlens=bounds,
+            initial_state=first,
+            output_final_state=first is not None,
+        )
+    assert session.reports == []
+
+
+def test_a_stored_inverse_of_2_31_elements_is_refused() -> None:
+    def meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    q, v, gates = meta(2**20, 1, 128), meta(2**20, 32, 128), meta(2**20, 32, dtype=torch.float32)
+    inputs = {"q": q, "k": q, "v": v, "g": gates, "beta": gates, "cu_seqlens": meta(2, dtype=torch.int32)}
+    with (
+        simulator() as session,
+        pytest.raises(NotImplementedError, match=r"take a of less than 2.31 elements"),
+    ):
+        sm100(**inputs, stages={})
     assert session.reports == []
