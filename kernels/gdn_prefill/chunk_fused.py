@@ -80,7 +80,7 @@ waits for nobody but the inputs, the inverse and P, is made a chunk ahead of the
 
     sync                               who                 orders
     fence.mbarrier_init, barrier TMEM  all                 mbarriers, tensor memory: before their use
-    setmaxnreg                         all                 registers given up before STATE takes them
+    setmaxnreg                         all                 registers given up before STATE, INVERT take them
     tail ring                          LOAD                K, V have landed before zeros are stored
     fence.proxy.async                  LOAD                zeros in s_k written before products read them
     barrier INVERT                     INVERT              exchanges within the inverse: inverse.py
@@ -104,12 +104,12 @@ the next sequence: its rows make rows of P and o that nobody stores. A sequence 
 its final state is its initial one.
 
 Limits: K = V = 128, C = 64, Hv a multiple of H, bf16 tensors, f32 gates; states in f32 or bf16, each of the
-two or none, the initial then 0; beta at most 1, with `split` 2; N >= 1; T Hv, N Hv V K < 2^31; tensors
-contiguous, aligned to 16 bytes. g is at most 0: the sums never rise, also where fp64 rounded, hence no
-exponent is positive. g = -inf counts as -128, a finite g below -2^100 as that, +inf as NaN. NaN in a sequence
-stays in its own o and final state. A sequence's bits depend on its own data alone; sums have one order. There
-are as many CTAs as sequences and value heads: a long sequence alone leaves SMs idle, which chunk_uw.py and
-chunk_output.py would use.
+two or none, the initial then 0; beta at most 1, with `split` 2; N >= 1; T Hv, N Hv < 2^31, N Hv V K too where
+there are states; tensors contiguous, aligned to 16 bytes. g is at most 0: the sums never rise, also where
+fp64 rounded, hence no exponent is positive. g = -inf counts as -128, a finite g below -2^100 as that, +inf as
+NaN. NaN in a sequence stays in its own o and final state. A sequence's bits depend on its own data alone;
+sums have one order. There are as many CTAs as sequences and value heads: a long sequence alone leaves SMs
+idle, which chunk_uw.py and chunk_output.py would use.
 """
 
 from __future__ import annotations

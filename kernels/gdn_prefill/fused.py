@@ -11,7 +11,15 @@ from torch import Tensor
 from gdnbench_kernels.checks import dtype_name
 from gdnbench_kernels.gdn import default_scale
 from gdnbench_kernels.gdn_prefill.sizes import CHUNK, HEAD_DIM
-from gdnbench_kernels.gdn_prefill.sm100_call import FLOAT32, Outputs, check_inputs, compiled, held, refuse
+from gdnbench_kernels.gdn_prefill.sm100_call import (
+    FLOAT32,
+    Outputs,
+    check_ctas,
+    check_inputs,
+    compiled,
+    held,
+    refuse,
+)
 from gdnbench_kernels.gdn_prefill.sources import fused_source
 
 
@@ -39,6 +47,7 @@ def sm100_fused(
     refuse(q, k, v, chunk_size, beta_max)
     check_inputs(q, k, v, g, beta, cu_seqlens, initial_state)
     heads, value_heads, sequences = k.shape[1], v.shape[1], len(cu_seqlens) - 1
+    check_ctas(sequences, value_heads)
     outputs = Outputs.of(v, initial_state, o, final_state, output_final_state, final_state_dtype, sequences)
     first = None if initial_state is None else held(initial_state)
     final = outputs.final_state

@@ -125,7 +125,7 @@ def planned(split: bool) -> KernelPlan:
 
 SYNCS = (
     Sync("fence.mbarrier_init, barrier TMEM", "all", "mbarriers, tensor memory: before their use"),
-    Sync("setmaxnreg", "all", "registers given up before STATE takes them"),
+    Sync("setmaxnreg", "all", "registers given up before STATE, INVERT take them"),
     Sync("tail ring", "LOAD", "K, V have landed before zeros are stored"),
     Sync("fence.proxy.async", "LOAD", "zeros in s_k written before products read them"),
     Sync("barrier INVERT", "INVERT", "exchanges within the inverse: inverse.py"),

@@ -221,6 +221,14 @@ def check_rows(bound: int, value_heads: int) -> None:
         )
 
 
+def check_ctas(sequences: int, value_heads: int) -> None:
+    """CTAs of a launch that has one for each; states, where there are any, are counted by themselves."""
+    if (ctas := sequences * value_heads) >= MAX_COUNTED:
+        raise NotImplementedError(
+            f"the SM100 kernels take less than 2^31 sequences times value heads; N Hv is {ctas}"
+        )
+
+
 def check_dtype(name: str, dtype: torch.dtype, taken: Sequence[torch.dtype]) -> None:
     if dtype not in taken:
         names = " or ".join(map(dtype_name, taken))
