@@ -116,6 +116,14 @@ def test_257_sequences() -> None:
     assert same(outputs["final_state"][empty], call.tensors["initial_state"][empty])
 
 
+@pytest.mark.slow  # two more programs
+@pytest.mark.parametrize(("first", "last"), [("bfloat16", "float32"), ("float32", "bfloat16")])
+def test_states_of_two_dtypes(first: str, last: str) -> None:
+    call = OPERATION.synth(seqlens=(70, 0, 3), heads=(1, 2), initial_state=True, state_dtype=first, seed=5)
+    found = assert_passes(replaced(call, {"final_state_dtype": last}))
+    assert found["final_state"].dtype == getattr(torch, last)
+
+
 def test_a_sequence_without_tokens_or_initial_state_ends_with_zeros() -> None:
     outputs = assert_passes(synth(seqlens=(0, 65), heads=(1, 2)))
     assert same(outputs["final_state"][0], torch.zeros(2, 128, 128))
