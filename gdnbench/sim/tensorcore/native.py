@@ -68,13 +68,18 @@ def _compiled(product: Product, model: Model) -> int:
 
 @cache
 def _compile(product: Product, model: Model) -> int:
-    """Compile and return the address. LLVM's context is shared, so one at a time."""
+    """Compile and return the address. LLVM's context is shared, so one at a time. Code and constants may be
+    mapped further apart than 2 GB: the large code model reaches that."""
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     module = llvm.parse_assembly(module_text(product, model))
     module.verify()
     machine = llvm.Target.from_default_triple().create_target_machine(
-        cpu=llvm.get_host_cpu_name(), features=llvm.get_host_cpu_features().flatten(), opt=3
+        cpu=llvm.get_host_cpu_name(),
+        features=llvm.get_host_cpu_features().flatten(),
+        opt=3,
+        reloc="static",
+        codemodel="large",
     )
     options = llvm.create_pipeline_tuning_options(speed_level=2)
     builder = llvm.create_pass_builder(machine, options)
