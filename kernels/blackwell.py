@@ -67,10 +67,6 @@ class Ring:
         with cute.arch.elect_one():
             cute.arch.mbarrier_arrive_and_expect_tx(self.full(place), self.spec.bytes)
 
-    def fill(self, place: Any) -> None:
-        """Producer, every thread that calls it: the stage is filled as far as this thread goes."""
-        cute.arch.mbarrier_arrive(self.full(place))
-
     def fill_by_warp(self, place: Any) -> None:
         """Producer, a whole warp, which counts as one: the stage is filled as far as this warp goes."""
         cute.arch.sync_warp()

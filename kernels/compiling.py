@@ -4,8 +4,9 @@ A `Source` names a kernel and its options; `program` compiles it once, or finds 
 `Program` is called with the kernel's tensors and numbers, without the stream. Who runs it is the `launching`
 block's choice: by default CUDA, on torch's current device and stream.
 
-    source = Source.of("gdn_prefill.chunk_uw", "gdnbench_kernels.gdn_prefill.chunk_uw:example", heads=2)
-    program(source)(k, v, ...)
+    target = "gdnbench_kernels.gdn_prefill.sources:build_output"
+    source = Source.of("gdn_prefill.chunk_output", target, heads=2, value_heads=4)
+    program(source)(q, k, ...)
 
 Importing this module needs neither CuTe DSL nor a GPU. Compiling needs CuTe DSL and no GPU.
 """
