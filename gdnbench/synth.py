@@ -77,21 +77,22 @@ def draft(op: str, call: Call, *, index: int = 0) -> RecordDraft:
         status=Status.COMPLETE,
         scalars=resolved_scalars(found.scalars, call),
         conventions=conventions,
-        pools={
-            name: Pool(
-                slots=len(inputs[name]),
-                rows=tuple(touched.tolist()),
-                untouched_before=digits(checksum(inputs[name], untouched_rows(len(inputs[name]), touched))),
-                untouched_after=digits(checksum(outputs[name], untouched_rows(len(inputs[name]), touched))),
-            )
-            for name, touched in rows.items()
-        },
+        pools={name: _pool(inputs[name], outputs.get(name), touched) for name, touched in rows.items()},
     )
     return RecordDraft(
         info,
         {name: _tensor(found, name, tensor, rows.get(name), conventions) for name, tensor in inputs.items()},
         {name: _tensor(found, name, tensor, rows.get(name), conventions) for name, tensor in outputs.items()},
     )
+
+
+def _pool(before: Tensor, after: Tensor | None, touched: Tensor) -> Pool:
+    """What is said of a pool; checksums of the other rows where it is written to."""
+    slots, rows = len(before), tuple(touched.tolist())
+    if after is None:
+        return Pool(slots, rows)
+    untouched = untouched_rows(slots, touched)
+    return Pool(slots, rows, *(digits(checksum(pool, untouched)) for pool in (before, after)))
 
 
 def _tensor(

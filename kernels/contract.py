@@ -7,7 +7,7 @@ lies) is asked of that object, so a new operation changes nothing outside its fo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -97,6 +97,14 @@ class Limit:
 
 
 @dataclass(frozen=True, slots=True)
+class Tolerance:
+    """What an output is held to instead of the ratio to torch's error: |x - y| <= absolute + relative |y|."""
+
+    absolute: float
+    relative: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Region:
     """Rows [start, stop) of axis 0 that belong to one chunk (or state) of one sequence."""
 
@@ -181,6 +189,11 @@ class Operation:
     """What stage of that name is held to in this call beside torch's error."""
     stage_call: Callable[[Call], Call] = _as_it_is
     """The call whose exact stages are asked for: with what the contract itself rounds on the way rounded."""
+    renumber: Callable[[Call, Mapping[str, Sequence[int]]], dict[str, Tensor]] | None = None
+    """Index tensors for pools that have only the rows stored, by pool, ascending; ContractError for a row
+    that is not. None: a pool's index tensor names its rows, and each is replaced by its position."""
+    tolerances: Mapping[str, Tolerance] = field(default_factory=dict)
+    """Outputs that are not held to a multiple of torch's error."""
 
     def spec(self, name: str) -> TensorSpec:
         """The tensor or stage called `name`; KeyError if there is none."""

@@ -15,7 +15,7 @@ from gdnbench.bits import logical
 from gdnbench.errors import BadInputError
 from gdnbench.record import Pool
 from gdnbench.store.reader import StoredRecord
-from gdnbench_kernels.contract import Call, Operation
+from gdnbench_kernels.contract import Call, ContractError, Operation
 
 
 def conventions_of(record: StoredRecord, operation: Operation) -> dict[str, str]:
@@ -76,9 +76,16 @@ def _renumbered(
 ) -> dict[str, Tensor]:
     """`tensors` with every pool's index tensor pointing at stored rows instead of the caller's slots."""
     found = dict(tensors)
-    for name, pool in record.info.pools.items():
+    partial = {name: pool for name, pool in record.info.pools.items() if not is_whole(pool)}
+    if operation.renumber is not None:
+        stored = {name: pool.rows for name, pool in partial.items()}
+        try:
+            return found | operation.renumber(call_of(record, operation, tensors), stored)
+        except ContractError as error:
+            raise BadInputError(f"record {record.number}: {error}") from None
+    for name, pool in partial.items():
         index_name = operation.spec(name).pool_index
-        if index_name is None or is_whole(pool):
+        if index_name is None:
             continue
         indices = tensors[index_name]
         if bool((indices >= pool.slots).any()):

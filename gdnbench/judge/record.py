@@ -46,7 +46,11 @@ class Judge:
         results: list[TensorResult] = []
         for name in compared(operation, compact):
             subject = subject_of(record, operation, compact, name)
-            if isinstance(self.rule, Bound):
+            tolerance = operation.tolerances.get(name)
+            if isinstance(self.rule, Bound) and tolerance is not None:
+                rule = Tolerance(tolerance.absolute, tolerance.relative)
+                results += _tolerated(subject, outputs, other, oracle, rule)
+            elif isinstance(self.rule, Bound):
                 results += self._bounded(subject, outputs, other, oracle[name], yardstick[name], self.rule)
             else:
                 results.append(_held(subject, outputs[name], oracle if other is None else other, self.rule))
@@ -79,6 +83,25 @@ class Judge:
         difference = replace(subject, side=Side.DIFFERENCE)
         results.append(show(difference, Memory(outputs[name]), Memory(other[name])))
         return results
+
+
+def _tolerated(
+    subject: Subject,
+    outputs: Mapping[str, Tensor],
+    other: Mapping[str, Tensor] | None,
+    oracle: Mapping[str, Tensor],
+    rule: Tolerance,
+) -> list[TensorResult]:
+    """Both sides held to the oracle within a tolerance that the contract has for this output."""
+    name = subject.name
+    results = [_held(subject, outputs[name], oracle, rule)]
+    if other is None:
+        return results
+    if name not in other:
+        return [*results, missing(name, subject.when, Side.AGAINST, "not among the outputs compared with")]
+    results.append(hold(replace(subject, side=Side.AGAINST), Memory(other[name]), Memory(oracle[name]), rule))
+    difference = replace(subject, side=Side.DIFFERENCE)
+    return [*results, show(difference, Memory(outputs[name]), Memory(other[name]))]
 
 
 def compared(operation: Operation, call: Call) -> tuple[str, ...]:

@@ -42,6 +42,8 @@ def written_slots(
     """
     faults = []
     for name, touched in operation.touched(call).items():
+        if operation.spec(name).role is not Role.MUTATED:
+            continue  # an input: see `written_inputs`
         pool = results[name]
         stored = record.info.pools[name].rows if name in record.info.pools else tuple(range(len(pool)))
         wrong = _changed(record, name, pool, stored, set(touched.tolist()))

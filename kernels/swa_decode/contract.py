@@ -1,0 +1,309 @@
+"""swa_decode: sliding-window attention of one query token a request over a paged cache of latent rows.
+
+Axes: T requests (one query token each), H heads, W entries of a window, `blocks` pages of `block_size`
+tokens. Keys and values are the same 512-wide rows, one for all heads. Request t attends to the slots
+swa_indices[t, j] for j < swa_lens[t], without those that are -1. Entries past its length are stale: they name
+anything, and are not followed. A request that attends to nothing has o = 0 and lse = -inf.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from gdnbench_kernels.checks import (
+    at,
+    check_conventions,
+    check_scalars,
+    check_tensors,
+    dtype_name,
+    first_true,
+)
+from gdnbench_kernels.contract import (
+    Call,
+    ContractError,
+    Convention,
+    KernelEntry,
+    Operation,
+    Partition,
+    Region,
+    Role,
+    ScalarSpec,
+    TensorSpec,
+    Tolerance,
+)
+from gdnbench_kernels.swa_decode.layouts import CacheLayout
+from gdnbench_kernels.swa_decode.sizes import BLOCK_SIZES, MAX_HEADS, MAX_WINDOW
+from gdnbench_kernels.swa_decode.synth import synth
+from gdnbench_kernels.swa_decode.window import (
+    INDEX_SHAPES,
+    PADDING,
+    attended,
+    flat_indices,
+    shaped_indices,
+)
+
+NAME = "swa_decode"
+
+CACHE_LAYOUT = Convention(
+    "cache_layout",
+    tuple(CacheLayout),
+    "how a page holds its rows: e4m3 and a scale a token, vLLM's fp8_ds_mla pages, or bfloat16",
+)
+INDEX_SHAPE = Convention("index_shape", tuple(INDEX_SHAPES), "the axes of swa_indices")
+CONVENTIONS = (CACHE_LAYOUT, INDEX_SHAPE)
+
+CODES = ("float8_e4m3fn", "uint8")
+CACHE_DTYPES = {
+    CacheLayout.PER_TOKEN_SCALE: CODES,
+    CacheLayout.FP8_DS_MLA: ("uint8",),
+    CacheLayout.BFLOAT16: ("bfloat16",),
+}
+
+TENSORS = (
+    TensorSpec("q", ("T", "H", "512"), ("bfloat16",), Role.INPUT, "queries, rope applied"),
+    TensorSpec(
+        "cache",
+        ("blocks", "block_size", "512"),
+        (*CODES, "bfloat16"),
+        Role.INPUT,
+        "the pages; fp8_ds_mla pages may lie further apart than they are long",
+        pool_index="swa_indices",
+        axes_by={("cache_layout", CacheLayout.FP8_DS_MLA): ("blocks", "block_size", "584")},
+    ),
+    TensorSpec(
+        "inv_scale",
+        ("slots",),
+        ("float32", "bfloat16"),
+        Role.INPUT,
+        "what a slot's e4m3 values are multiplied by; of per_token_scale alone",
+        optional=True,
+        pool_index="swa_indices",
+    ),
+    TensorSpec(
+        "swa_indices",
+        ("T", "W"),
+        ("int32",),
+        Role.INPUT,
+        "slots attended to, block * block_size + offset; -1 is padding",
+        axes_by={("index_shape", shape): axes for shape, axes in INDEX_SHAPES.items()},
+    ),
+    TensorSpec("swa_lens", ("T",), ("int32",), Role.INPUT, "how many entries of swa_indices count"),
+    TensorSpec(
+        "attn_sink",
+        ("H",),
+        ("float32",),
+        Role.INPUT,
+        "a logit in the softmax's denominator alone; -inf if absent",
+        optional=True,
+    ),
+    TensorSpec("o", ("T", "H", "512"), ("bfloat16",), Role.OUTPUT, "outputs, of q's dtype"),
+    TensorSpec(
+        "lse", ("T", "H"), ("float32",), Role.OUTPUT, "natural log of the sum without the sink", optional=True
+    ),
+)
+
+SCALARS = (
+    ScalarSpec("scale", float, None, "factor of the scores; 512 ** -0.5 unless given"),
+    ScalarSpec("output_lse", bool, False, "whether lse is an output"),
+)
+
+LSE = Tolerance(absolute=1e-3, relative=2.0**-16)
+"""lse is held to this instead of to torch's error, which in fp32 may be zero. The absolute part is what a
+merge of two parts can notice in bfloat16 (half of 2^-8 of a weight is 2e-3). The relative part covers scores
+that are large: 32 partial sums of 16 products, each cut to 24 bits, lose up to 32 * 2^-23 < 2^-17 of the
+largest partial sum, which may be twice the score."""
+
+SERVED: dict[str, tuple[str, ...]] = {
+    "cache_layout": (CacheLayout.PER_TOKEN_SCALE, CacheLayout.FP8_DS_MLA),
+    "index_shape": INDEX_SHAPE.values,
+}
+ALL = {convention.name: convention.values for convention in CONVENTIONS}
+
+KERNELS = {
+    "reference": KernelEntry(
+        "gdnbench_kernels.swa_decode.reference:reference", ALL, meaning="the fp64 oracle", fp64=True
+    ),
+    "torch": KernelEntry(
+        "gdnbench_kernels.swa_decode.torch_paged:torch_paged",
+        ALL,
+        meaning="rows gathered and dequantised to bfloat16, then SDPA",
+    ),
+}
+
+
+def validate(call: Call) -> None:
+    """Refuses a call that breaks the contract, with a ContractError that names tensor, position and value."""
+    check_conventions(NAME, CONVENTIONS, call.conventions)
+    check_scalars(NAME, SCALARS, call)
+    sizes = check_tensors(NAME, TENSORS, call)
+    _check_sizes(sizes)
+    _check_cache(call, sizes)
+    _check_window(call, sizes)
+
+
+def _check_sizes(sizes: Mapping[str, int]) -> None:
+    if not 1 <= sizes["H"] <= MAX_HEADS:
+        raise ContractError(f"{NAME}: q has {sizes['H']} heads; it must have 1 to {MAX_HEADS}")
+    if not 1 <= sizes["W"] <= MAX_WINDOW:
+        raise ContractError(f"{NAME}: swa_indices has a window of {sizes['W']}; it must be 1 to {MAX_WINDOW}")
+    if sizes["block_size"] not in BLOCK_SIZES:
+        raise ContractError(
+            f"{NAME}: cache has a block_size of {sizes['block_size']};"
+            f" it must be one of {', '.join(map(str, BLOCK_SIZES))}"
+        )
+    if sizes["blocks"] < 1:
+        raise ContractError(f"{NAME}: cache has no blocks")
+
+
+def _check_cache(call: Call, sizes: Mapping[str, int]) -> None:
+    layout, cache = layout_of(call), call.tensors["cache"]
+    if dtype_name(cache.dtype) not in CACHE_DTYPES[layout]:
+        raise ContractError(
+            f"{NAME}: cache is {dtype_name(cache.dtype)}; with cache_layout {layout} it must be"
+            f" {' or '.join(CACHE_DTYPES[layout])}"
+        )
+    row = layout.row_size
+    page = row * sizes["block_size"]
+    if cache.stride()[1:] != (row, 1) or (sizes["blocks"] > 1 and cache.stride(0) < page):
+        raise ContractError(
+            f"{NAME}: cache has strides {tuple(cache.stride())}; rows of a page must be contiguous, hence"
+            f" [{page} or more, {row}, 1]"
+        )
+    inv_scale = call.tensors.get("inv_scale")
+    if (inv_scale is not None) != (layout is CacheLayout.PER_TOKEN_SCALE):
+        what = "missing" if inv_scale is None else "given"
+        raise ContractError(
+            f"{NAME}: inv_scale is {what} with cache_layout {layout}; it belongs to per_token_scale alone"
+        )
+    slots = sizes["blocks"] * sizes["block_size"]
+    if inv_scale is not None and len(inv_scale) != slots:
+        raise ContractError(f"{NAME}: inv_scale has {len(inv_scale)} elements; the cache has {slots} slots")
+
+
+def _check_window(call: Call, sizes: Mapping[str, int]) -> None:
+    lens, indices = call.tensors["swa_lens"].cpu(), flat_of(call).cpu()
+    wrong = first_true((lens < 0) | (lens > sizes["W"]))
+    if wrong is not None:
+        raise ContractError(
+            f"{NAME}: {at('swa_lens', wrong)} is {int(lens[wrong])}; it must lie in [0, {sizes['W']}],"
+            " the window"
+        )
+    slots = sizes["blocks"] * sizes["block_size"]
+    outside = first_true(attended(indices, lens) & ((indices < 0) | (indices >= slots)))
+    if outside is not None:
+        raise ContractError(
+            f"{NAME}: {at('swa_indices', outside)} is {int(indices[outside])}; it must be a slot in"
+            f" [0, {slots - 1}], or -1 for padding"
+        )
+
+
+def layout_of(call: Call) -> CacheLayout:
+    return CacheLayout(call.conventions.get("cache_layout", CACHE_LAYOUT.values[0]))
+
+
+def flat_of(call: Call) -> Tensor:
+    """swa_indices as [T, W]."""
+    shape = call.conventions.get("index_shape", INDEX_SHAPE.values[0])
+    return flat_indices(call.tensors["swa_indices"], shape)
+
+
+def convert(call: Call, target: Mapping[str, str]) -> Call:
+    """The call with swa_indices in another shape; ContractError for another cache layout: packing rounds."""
+    conventions = {name: call.conventions.get(name, ALL[name][0]) for name in ALL}
+    check_conventions(NAME, CONVENTIONS, target)
+    layout = target.get("cache_layout", conventions["cache_layout"])
+    if layout != conventions["cache_layout"]:
+        raise ContractError(
+            f"{NAME}: a cache in {conventions['cache_layout']} does not become {layout} without rounding;"
+            " capture it in that layout"
+        )
+    shape = target.get("index_shape", conventions["index_shape"])
+    tensors = {**call.tensors, "swa_indices": shaped_indices(flat_of(call), shape)}
+    return Call(tensors, call.scalars, {**conventions, "index_shape": shape})
+
+
+def convert_outputs(
+    outputs: Mapping[str, Tensor], source: Mapping[str, str], target: Mapping[str, str]
+) -> dict[str, Tensor]:
+    """The outputs as they are: no convention concerns them."""
+    return dict(outputs)
+
+
+def outputs(call: Call) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+    """Shape and dtype of o, and of lse where it is asked for."""
+    q = call.tensors["q"]
+    found: dict[str, tuple[tuple[int, ...], torch.dtype]] = {"o": (tuple(q.shape), q.dtype)}
+    if call.scalars.get("output_lse", False):
+        found["lse"] = (tuple(q.shape[:2]), torch.float32)
+    return found
+
+
+def touched(call: Call) -> dict[str, Tensor]:
+    """The pages that requests attend to, and the slots of those pages: sorted, unique, int64 on the host."""
+    indices, lens = flat_of(call).cpu(), call.tensors["swa_lens"].cpu()
+    block_size = call.tensors["cache"].shape[1]
+    blocks = torch.unique(indices[attended(indices, lens)].long() // block_size)
+    found = {"cache": blocks}
+    if "inv_scale" in call.tensors:
+        slots = blocks.unsqueeze(1) * block_size + torch.arange(block_size)
+        found["inv_scale"] = slots.flatten()
+    return found
+
+
+def renumber(call: Call, stored: Mapping[str, Sequence[int]]) -> dict[str, Tensor]:
+    """swa_indices for pools that hold only the rows `stored`. Stale entries, which name anything, become -1;
+    ContractError where an entry's page is not stored."""
+    blocks = stored.get("cache")
+    if blocks is None:
+        return {}
+    indices, block_size = flat_of(call), call.tensors["cache"].shape[1]
+    counts = attended(indices, call.tensors["swa_lens"])
+    position = {block: place for place, block in enumerate(blocks)}
+    renumbered = torch.full_like(indices, PADDING)
+    for row, column in torch.nonzero(counts).tolist():
+        block, offset = divmod(int(indices[row, column]), block_size)
+        if block not in position:
+            raise ContractError(
+                f"{NAME}: {at('swa_indices', (row, column))} is {int(indices[row, column])},"
+                " a slot whose page was not captured"
+            )
+        renumbered[row, column] = position[block] * block_size + offset
+    shape = call.conventions.get("index_shape", INDEX_SHAPE.values[0])
+    return {"swa_indices": shaped_indices(renumbered, shape)}
+
+
+def partition(call: Call, name: str) -> Partition:
+    """Every request owns its row of o and lse, those that attend to nothing too; KeyError for other names."""
+    if name not in ("o", "lse"):
+        raise KeyError(name)
+    rows = len(call.tensors["q"])
+    return Partition(tuple(Region(i, i + 1, i) for i in range(rows)), head_axis=1)
+
+
+OPERATION = Operation(
+    name=NAME,
+    summary="sliding-window attention of one token a request over a paged cache of latent rows",
+    tensors=TENSORS,
+    scalars=SCALARS,
+    conventions=CONVENTIONS,
+    stages=(),
+    kernels=KERNELS,
+    validate=validate,
+    convert=convert,
+    convert_outputs=convert_outputs,
+    outputs=outputs,
+    touched=touched,
+    partition=partition,
+    synth=synth,
+    conversions={
+        ("index_shape", one, other): f"swa_indices viewed as [{', '.join(INDEX_SHAPES[other])}]"
+        for one in INDEX_SHAPES
+        for other in INDEX_SHAPES
+        if one != other
+    },
+    renumber=renumber,
+    tolerances={"lse": LSE},
+)

@@ -1,0 +1,134 @@
+"""The cache layouts: where the bytes of a latent row lie, how they are written, and what they are worth.
+
+    per_token_scale   cache [blocks, block_size, 512] e4m3 (or its bytes), inv_scale [blocks * block_size]
+                      value = e4m3 * inv_scale[slot]
+    fp8_ds_mla        cache [blocks, block_size, 584] bytes. A page is not rows of 584: first 576 bytes of
+                      data a token (448 e4m3, then 64 bfloat16), then 8 bytes of scales a token (7 ue8m0,
+                      one for 64 e4m3 values, and a zero). value = e4m3 * 2^(scale - 127). Pages lie a
+                      multiple of 576 bytes apart.
+    bfloat16          cache [blocks, block_size, 512] bfloat16: not quantised, as transformers keeps it
+
+Slot = block * block_size + offset. All functions run on the device of their tensors.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import torch
+from torch import Tensor
+
+from gdnbench_kernels.swa_decode.sizes import GROUP, GROUPS, HEAD_DIM, NOPE_DIM, ROPE_DIM
+
+E4M3_MAX = 448.0
+DATA_BYTES = NOPE_DIM + 2 * ROPE_DIM
+"""Of a token in `fp8_ds_mla`, without its scales."""
+SCALE_BYTES = 8
+ROW_BYTES = DATA_BYTES + SCALE_BYTES
+SCALE_BIAS = 127
+LEAST_AMAX = 1e-4
+"""What a group's largest magnitude counts as at least, so that no scale is 0."""
+
+
+class CacheLayout(StrEnum):
+    PER_TOKEN_SCALE = "per_token_scale"
+    FP8_DS_MLA = "fp8_ds_mla"
+    BFLOAT16 = "bfloat16"
+
+    @property
+    def row_size(self) -> int:
+        """Extent of the cache's last axis."""
+        return ROW_BYTES if self is CacheLayout.FP8_DS_MLA else HEAD_DIM
+
+
+def page_stride(block_size: int) -> int:
+    """Bytes from page to page of an `fp8_ds_mla` cache."""
+    return -(-block_size * ROW_BYTES // DATA_BYTES) * DATA_BYTES
+
+
+def empty_ds_mla(blocks: int, block_size: int, device: torch.device | str = "cpu") -> Tensor:
+    """An `fp8_ds_mla` cache of zeros, uint8 [blocks, block_size, 584] with the padding between pages."""
+    stride = page_stride(block_size)
+    memory = torch.zeros(blocks * stride, dtype=torch.uint8, device=device)
+    return memory.as_strided((blocks, block_size, ROW_BYTES), (stride, ROW_BYTES, 1))
+
+
+def pack_per_token_scale(rows: Tensor, scale_dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
+    """(cache e4m3 [blocks, block_size, 512], inv_scale [slots]) of `rows` [blocks, block_size, 512].
+
+    inv_scale is a row's largest magnitude / 448, rounded to `scale_dtype`; a row of zeros has 1.
+    """
+    rows = rows.float()
+    inv_scale = (rows.abs().amax(-1) / E4M3_MAX).to(scale_dtype)
+    # A scale that was rounded down, or lost, must not push a code out of range: e4m3 has no infinity.
+    inv_scale = torch.where(inv_scale == 0, torch.ones_like(inv_scale), inv_scale)
+    codes = (rows / inv_scale.float().unsqueeze(-1)).clamp(-E4M3_MAX, E4M3_MAX)
+    return codes.to(torch.float8_e4m3fn), inv_scale.flatten()
+
+
+def pack_ds_mla(rows: Tensor) -> Tensor:
+    """uint8 [blocks, block_size, 584], pages padded, of `rows` [blocks, block_size, 512].
+
+    A scale is 2^ceil(log2(max(amax, 1e-4) / 448)).
+    """
+    blocks, block_size, _ = rows.shape
+    nope = rows[..., :NOPE_DIM].float().reshape(blocks, block_size, GROUPS, GROUP)
+    amax = nope.abs().amax(-1).clamp(min=LEAST_AMAX)
+    # frexp is exact where log2 is not: x = m 2^e, m in [1/2, 1), so ceil(log2 x) is e, or e - 1 at m = 1/2.
+    mantissa, exponent = torch.frexp(amax.double() / E4M3_MAX)
+    exponent = exponent - (mantissa == 0.5).to(exponent.dtype)
+    biased = (exponent + SCALE_BIAS).clamp(0, 254)
+    codes = torch.ldexp(nope.double(), (SCALE_BIAS - biased).unsqueeze(-1)).clamp(-E4M3_MAX, E4M3_MAX)
+    cache = empty_ds_mla(blocks, block_size, rows.device)
+    data, scales = ds_mla_parts(cache)
+    data[..., :NOPE_DIM] = codes.float().to(torch.float8_e4m3fn).view(torch.uint8).flatten(-2)
+    data[..., NOPE_DIM:] = rows[..., NOPE_DIM:].to(torch.bfloat16).contiguous().view(torch.uint8)
+    scales[..., :GROUPS] = biased.to(torch.uint8)
+    return cache
+
+
+def ds_mla_parts(cache: Tensor) -> tuple[Tensor, Tensor]:
+    """Views of the data [blocks, block_size, 576] and the scales [blocks, block_size, 8] of a cache."""
+    blocks, block_size, _ = cache.shape
+    page, offset = cache.stride(0), cache.storage_offset()
+    data = cache.as_strided((blocks, block_size, DATA_BYTES), (page, DATA_BYTES, 1), offset)
+    scales = cache.as_strided(
+        (blocks, block_size, SCALE_BYTES), (page, SCALE_BYTES, 1), offset + block_size * DATA_BYTES
+    )
+    return data, scales
+
+
+def read_rows(
+    cache: Tensor, inv_scale: Tensor | None, slots: Tensor, layout: str, dtype: torch.dtype
+) -> Tensor:
+    """The latent rows at `slots` [...], as `dtype` [..., 512], each value rounded once.
+
+    Only the rows asked for are read.
+    """
+    slots = slots.long()
+    block_size = cache.shape[1]
+    block, offset = slots // block_size, slots % block_size
+    if layout == CacheLayout.BFLOAT16:
+        return cache[block, offset].to(dtype)
+    if layout == CacheLayout.PER_TOKEN_SCALE:
+        assert inv_scale is not None
+        codes = cache.view(torch.uint8)[block, offset].view(torch.float8_e4m3fn).double()
+        return (codes * inv_scale[slots].double().unsqueeze(-1)).to(dtype)
+    data, scales = (part[block, offset] for part in ds_mla_parts(cache))
+    nope = data[..., :NOPE_DIM].contiguous().view(torch.float8_e4m3fn).double()
+    grouped = nope.reshape(*slots.shape, GROUPS, GROUP) * _powers(scales[..., :GROUPS]).unsqueeze(-1)
+    rope = data[..., NOPE_DIM:].contiguous().view(torch.bfloat16)
+    return torch.cat([grouped.flatten(-2).to(dtype), rope.to(dtype)], dim=-1)
+
+
+def unpack(cache: Tensor, inv_scale: Tensor | None, layout: str, dtype: torch.dtype) -> Tensor:
+    """All rows of a cache, as `dtype` [blocks, block_size, 512]."""
+    slots = torch.arange(cache.shape[0] * cache.shape[1], device=cache.device)
+    return read_rows(cache, inv_scale, slots.view(cache.shape[:2]), layout, dtype)
+
+
+def _powers(scales: Tensor) -> Tensor:
+    """2^(scale - 127) in fp64; 255 is NaN."""
+    exponent = scales.to(torch.int32) - SCALE_BIAS
+    power = torch.ldexp(torch.ones_like(exponent, dtype=torch.float64), exponent)
+    return torch.where(scales == 255, torch.nan, power)

@@ -1,0 +1,54 @@
+"""The fp64 oracle of swa_decode. It reads every layout itself, to judge the caller's very bits.
+
+    s[t, h, j] = scale q[t, h] . row[j]          j over the slots that row t attends to
+    lse[t, h]  = log sum_j exp s[t, h, j]
+    o[t, h]    = sum_j exp(s[t, h, j]) row[j] / (exp(lse[t, h]) + exp(attn_sink[h]))
+
+lse leaves the sink out, as callers that merge with another part of the attention need it (FlashMLA's
+convention). A row that attends to nothing has o = 0 and lse = -inf, whatever the sink.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gdnbench_kernels.swa_decode.layouts import read_rows
+from gdnbench_kernels.swa_decode.sizes import HEAD_DIM
+from gdnbench_kernels.swa_decode.window import attended, flat_indices
+
+
+def reference(
+    *,
+    q: Tensor,
+    cache: Tensor,
+    inv_scale: Tensor | None = None,
+    swa_indices: Tensor,
+    swa_lens: Tensor,
+    attn_sink: Tensor | None = None,
+    scale: float | None = None,
+    output_lse: bool = False,
+    cache_layout: str = "per_token_scale",
+    index_shape: str = "TW",
+) -> dict[str, Tensor]:
+    """o [T, H, 512], and lse [T, H] where asked for; fp64, on q's device."""
+    indices = flat_indices(swa_indices, index_shape)
+    counts = attended(indices, swa_lens)
+    scale = HEAD_DIM**-0.5 if scale is None else scale
+    tokens, heads, _ = q.shape
+    o = torch.zeros(q.shape, dtype=torch.float64, device=q.device)
+    lse = torch.full((tokens, heads), -torch.inf, dtype=torch.float64, device=q.device)
+    for token in torch.nonzero(counts.any(1)).flatten().tolist():
+        slots = indices[token][counts[token]]
+        rows = read_rows(cache, inv_scale, slots, cache_layout, torch.float64)
+        scores = scale * q[token].double() @ rows.T
+        lse[token] = torch.logsumexp(scores, dim=1)
+        total = lse[token]
+        if attn_sink is not None:
+            total = torch.logaddexp(total, attn_sink.double())
+        # A score of +inf makes its row NaN here, as it does in torch's softmax.
+        o[token] = torch.exp(scores - total.unsqueeze(1)) @ rows
+    found = {"o": o}
+    if output_lse:
+        found["lse"] = lse
+    return found

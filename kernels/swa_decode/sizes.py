@@ -1,0 +1,14 @@
+"""Sizes that every file of swa_decode agrees on."""
+
+HEAD_DIM = 512
+"""Features of a query and of a latent row, which is key and value at once."""
+ROPE_DIM = 64
+"""The last features of a row carry the position; `fp8_ds_mla` keeps them in bfloat16."""
+NOPE_DIM = HEAD_DIM - ROPE_DIM
+GROUP = 64
+"""Features that share a scale in `fp8_ds_mla`."""
+GROUPS = NOPE_DIM // GROUP
+MAX_WINDOW = 128
+BLOCK_SIZES = (16, 32, 64, 128, 256)
+"""Tokens of a page."""
+MAX_HEADS = 128

@@ -1,0 +1,142 @@
+"""Made inputs for swa_decode."""
+
+from __future__ import annotations
+
+import torch
+from torch import Generator, Tensor
+
+from gdnbench_kernels.contract import Call, ContractError, Scalar
+from gdnbench_kernels.swa_decode.layouts import CacheLayout, pack_ds_mla, pack_per_token_scale
+from gdnbench_kernels.swa_decode.sizes import BLOCK_SIZES, HEAD_DIM, MAX_WINDOW
+from gdnbench_kernels.swa_decode.window import INDEX_SHAPES, PADDING, attended, shaped_indices
+
+STALE = 0x7F00_0000
+"""What entries past a row's length hold, about: slots of no cache, so that to follow one is an error."""
+
+
+def synth(
+    *,
+    lens: tuple[int, ...] = (128, 17, 0, 1),
+    heads: int = 64,
+    window: int = MAX_WINDOW,
+    block_size: int = 64,
+    cache_layout: str = "per_token_scale",
+    index_shape: str = "TW",
+    scale_dtype: str = "float32",
+    holes: float = 0.0,
+    sink: float | None = None,
+    spread: float = 0.0,
+    scale_range: float = 1.0,
+    shared_page: bool = False,
+    spare_pages: int = 2,
+    poison: bool = True,
+    output_lse: bool = True,
+    scale: float | None = None,
+    seed: int = 0,
+) -> Call:
+    """A valid call, deterministic in `seed`.
+
+    `lens`: swa_lens, one request each. `window`: W. `holes`: share of a row's entries that are -1, rounded
+    down. `sink`: attn_sink about that value (normal around it), none if not given. `spread`: the difference
+    of the largest and the least score of a row, about; 0 leaves them as they fall, near 1. `scale_range`: the
+    magnitudes of rows differ by up to this factor, and those of groups of 64 features too. `shared_page`: all
+    rows attend within one page; else to slots at random. `spare_pages`: pages that no row attends to.
+    `poison`: slots that no row attends to hold NaN, in codes, scales and rope.
+    """
+    layout = CacheLayout(cache_layout)
+    if block_size not in BLOCK_SIZES:
+        raise ContractError(f"block_size is {block_size}; it is one of {', '.join(map(str, BLOCK_SIZES))}")
+    if index_shape not in INDEX_SHAPES:
+        raise ContractError(f"index_shape is {index_shape!r}; it is one of {', '.join(INDEX_SHAPES)}")
+    if not 0 <= holes <= 1:
+        raise ContractError(f"holes is {holes:g}; it is a share, in [0, 1]")
+    generator = torch.Generator().manual_seed(seed)
+    lengths = torch.tensor(lens, dtype=torch.int32)
+    if bool((lengths < 0).any()) or bool((lengths > window).any()):
+        raise ContractError(f"lens are in [0, {window}], the window; they are {', '.join(map(str, lens))}")
+    blocks = 1 if shared_page else -(-max(1, int(lengths.sum())) // block_size)
+    blocks += spare_pages
+    indices = _deal(lengths, window, block_size, blocks, shared_page, holes, generator)
+    rows = _rows(blocks * block_size, scale_range, generator)
+    q = torch.randn(len(lens), heads, HEAD_DIM, generator=generator)
+    if spread:
+        # Scores are then normal with this deviation; 128 of them span about 5.2 deviations.
+        factor = spread / 5.2 / (HEAD_DIM**-0.5 if scale is None else scale)
+        q *= factor / rows.norm(dim=1).mean()
+    tensors: dict[str, Tensor] = {"q": q.to(torch.bfloat16)}
+    rows = rows.to(torch.bfloat16).view(blocks, block_size, HEAD_DIM)
+    counts = attended(indices, lengths)
+    unread = torch.ones(blocks * block_size, dtype=torch.bool)
+    unread[indices[counts].long()] = False
+    tensors |= _cache(rows, layout, getattr(torch, scale_dtype), unread if poison else None)
+    tensors["swa_indices"] = shaped_indices(indices, index_shape).contiguous()
+    tensors["swa_lens"] = lengths
+    if sink is not None:
+        tensors["attn_sink"] = sink + torch.randn(heads, generator=generator)
+    scalars: dict[str, Scalar] = {"output_lse": output_lse}
+    if scale is not None:
+        scalars["scale"] = scale
+    return Call(tensors, scalars, {"cache_layout": layout.value, "index_shape": index_shape})
+
+
+def _rows(slots: int, scale_range: float, generator: Generator) -> Tensor:
+    """[slots, 512], normal; magnitudes of rows and of groups spread log-uniformly over `scale_range`."""
+    rows = torch.randn(slots, HEAD_DIM // 64, 64, generator=generator)
+    if scale_range != 1:
+        for shape in ((slots, 1, 1), (slots, HEAD_DIM // 64, 1)):
+            rows *= scale_range ** -torch.rand(shape, generator=generator)
+    return rows.flatten(1)
+
+
+def _deal(
+    lengths: Tensor,
+    window: int,
+    block_size: int,
+    blocks: int,
+    shared_page: bool,
+    holes: float,
+    generator: Generator,
+) -> Tensor:
+    """[T, W] int32: slots at random, -1 at random among the first `lengths`, stale entries after them."""
+    indices = torch.empty(len(lengths), window, dtype=torch.int32)
+    for row, length in enumerate(lengths.tolist()):
+        if shared_page:
+            slots = torch.randint(block_size, (length,), generator=generator)
+        else:
+            slots = torch.randperm(blocks * block_size, generator=generator)[:length]
+        missing = torch.randperm(length, generator=generator)[: int(holes * length)]
+        slots[missing] = PADDING
+        indices[row, :length] = slots.to(torch.int32)
+        indices[row, length:] = STALE + torch.arange(window - length, dtype=torch.int32)
+    return indices
+
+
+def _cache(
+    rows: Tensor, layout: CacheLayout, scale_dtype: torch.dtype, unread: Tensor | None
+) -> dict[str, Tensor]:
+    """The cache tensors of `rows` [blocks, block_size, 512], all ones bits where `unread` [slots]."""
+    if layout is CacheLayout.PER_TOKEN_SCALE:
+        cache, inv_scale = pack_per_token_scale(rows, scale_dtype)
+        found = {"cache": cache, "inv_scale": inv_scale}
+    elif layout is CacheLayout.FP8_DS_MLA:
+        found = {"cache": pack_ds_mla(rows)}
+    else:
+        found = {"cache": rows.clone()}
+    if unread is not None:
+        _poison(found, layout, unread)
+    return found
+
+
+def _poison(found: dict[str, Tensor], layout: CacheLayout, unread: Tensor) -> None:
+    """All ones is a NaN in e4m3, ue8m0, bfloat16 and fp32."""
+    from gdnbench_kernels.swa_decode.layouts import ds_mla_parts
+
+    cache = found["cache"]
+    where = unread.view(cache.shape[:2])
+    if layout is CacheLayout.FP8_DS_MLA:
+        for part in ds_mla_parts(cache):
+            part[where] = 0xFF
+        return
+    cache.view(torch.uint8)[where] = 0xFF
+    if "inv_scale" in found:
+        found["inv_scale"][unread] = torch.nan

@@ -1,0 +1,54 @@
+"""The kernel named `torch` of swa_decode: the window gathered and dequantised to bfloat16, then SDPA.
+
+What a serving engine without a fused kernel does; its error is the measure of the others'. lse is computed in
+fp32 from the rows before that rounding.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from gdnbench_kernels.swa_decode.layouts import read_rows
+from gdnbench_kernels.swa_decode.sizes import HEAD_DIM
+from gdnbench_kernels.swa_decode.window import attended, flat_indices
+
+
+def torch_paged(
+    *,
+    q: Tensor,
+    cache: Tensor,
+    inv_scale: Tensor | None = None,
+    swa_indices: Tensor,
+    swa_lens: Tensor,
+    attn_sink: Tensor | None = None,
+    scale: float | None = None,
+    output_lse: bool = False,
+    cache_layout: str = "per_token_scale",
+    index_shape: str = "TW",
+) -> dict[str, Tensor]:
+    """o [T, H, 512] of q's dtype, and lse [T, H] fp32 where asked for. No host synchronisation."""
+    indices = flat_indices(swa_indices, index_shape)
+    counts = attended(indices, swa_lens)
+    scale = HEAD_DIM**-0.5 if scale is None else scale
+    # Slot 0 stands in where a row does not attend; what it holds is then overwritten, as it may be NaN.
+    wide = read_rows(cache, inv_scale, indices.where(counts, 0), cache_layout, torch.float32)
+    wide = wide.masked_fill(~counts.unsqueeze(-1), 0.0)
+    rows = wide.to(q.dtype)
+    none = ~counts.any(1)
+    bias = torch.zeros(counts.shape, dtype=torch.float32, device=q.device).masked_fill(~counts, -torch.inf)
+    bias = bias.masked_fill(none.unsqueeze(1), 0.0)  # a softmax over nothing is NaN; its row is zeroed below
+    scores = torch.einsum("thd,twd->thw", q.float(), wide) * scale + bias.unsqueeze(1)
+    lse = torch.logsumexp(scores, dim=2)
+    # One key head for all heads; the queries of a row are its sequence.
+    o = scaled_dot_product_attention(
+        q.unsqueeze(1), rows.unsqueeze(1), rows.unsqueeze(1), bias.to(q.dtype)[:, None, None, :], scale=scale
+    ).squeeze(1)
+    if attn_sink is not None:
+        o = (o.float() * torch.sigmoid(lse - attn_sink.float()).unsqueeze(-1)).to(q.dtype)
+    o = o.masked_fill(none[:, None, None], 0.0)
+    found = {"o": o}
+    if output_lse:
+        found["lse"] = lse.masked_fill(none.unsqueeze(1), -torch.inf)
+    return found
