@@ -230,7 +230,7 @@ def test_cuda_that_is_not_there_is_said(store: Store) -> None:
         ({"timeout": 0.0}, "timeout 0 must be a number of seconds above 0"),
         ({"timeout": float("nan")}, "timeout nan must be"),
         ({"k": 3.0, "bitwise": True}, "k multiplies torch's error"),
-        ({"k_by_tensor": {"nosuch": 3.0}}, "k of 'nosuch': no such output; there are final_state, o, state"),
+        ({"k_by_tensor": {"nosuch": 3.0}}, "k of 'nosuch': no such output; there are final_state, lse, o, state"),
     ],
 )
 def test_senseless_arguments_are_refused(store: Store, options: dict[str, Any], message: str) -> None:
