@@ -1,0 +1,303 @@
+"""What a call of a compiled kernel of swa_decode is held to before anything is launched, and its tensors.
+
+Checks look at shapes, dtypes and addresses, never at values, so nothing waits for the device. They name the
+argument: NotImplementedError for what another kernel could take, ValueError for what none could. The cache is
+never copied; other inputs and outputs that a kernel cannot be given as they lie in memory are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache as cached
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gdnbench_kernels.checks import dtype_name
+from gdnbench_kernels.compiling import Program, Source, program
+from gdnbench_kernels.swa_decode.layouts import CacheLayout
+from gdnbench_kernels.swa_decode.sizes import BLOCK_SIZES, HEAD_DIM, MAX_HEADS, MAX_WINDOW
+from gdnbench_kernels.swa_decode.sources import ALIGN, SCALE_DTYPES
+from gdnbench_kernels.swa_decode.window import INDEX_SHAPES, flat_indices
+
+SERVED = (CacheLayout.PER_TOKEN_SCALE, CacheLayout.FP8_DS_MLA)
+"""The layouts that the kernels read."""
+
+SM90, SM100, SM103 = "sm_90a", "sm_100a", "sm_103a"
+ARCH_OF = {(9, 0): SM90, (10, 0): SM100, (10, 3): SM103}
+"""What is compiled for a device of that compute capability."""
+
+CODES = (torch.float8_e4m3fn, torch.uint8)
+INT32, FLOAT32, BFLOAT16 = torch.int32, torch.float32, torch.bfloat16
+SCALES: tuple[torch.dtype, ...] = tuple(getattr(torch, name) for name in SCALE_DTYPES)
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """A tensor to fill, and the caller's, which may be one that a kernel cannot write to."""
+
+    buffer: Tensor
+    given: Tensor | None
+
+    @classmethod
+    def of(
+        cls, name: str, given: Tensor | None, shape: Sequence[int], dtype: torch.dtype, device: torch.device
+    ) -> Output:
+        if given is None:
+            return cls(torch.empty(tuple(shape), dtype=dtype, device=device), None)
+        _check(name, given, shape, (dtype,), device)
+        return cls(given if _fits(given) else torch.empty(given.shape, dtype=dtype, device=device), given)
+
+    def finish(self) -> Tensor:
+        """The caller's tensor, filled; else ours."""
+        if self.given is None or self.given is self.buffer:
+            return self.buffer
+        return self.given.copy_(self.buffer)
+
+
+@dataclass(frozen=True, slots=True)
+class Arguments:
+    """A call's tensors as a program takes them, T tokens of H heads, and its numbers.
+
+    q [T, H, 512] bfloat16, contiguous. pages [blocks, bytes] uint8: the cache's own memory, pages a multiple
+    of 16 bytes apart. inv_scale [slots] float32 or bfloat16 with per_token_scale, else None. indices [T, W]
+    int32, rows any distance apart. lens [T] int32. attn_sink [H] float32 or None. A page holds
+    2^block_shift tokens.
+    """
+
+    q: Tensor
+    pages: Tensor
+    inv_scale: Tensor | None
+    indices: Tensor
+    lens: Tensor
+    attn_sink: Tensor | None
+    scale: float
+    block_shift: int
+    layout: CacheLayout
+    _o: Output
+    _lse: Output | None
+
+    @property
+    def tokens(self) -> int:
+        return self.q.shape[0]
+
+    @property
+    def heads(self) -> int:
+        return self.q.shape[1]
+
+    @property
+    def device(self) -> torch.device:
+        return self.q.device
+
+    @property
+    def scale_dtype(self) -> str | None:
+        """Of inv_scale, torch's name; None where there is none."""
+        return None if self.inv_scale is None else dtype_name(self.inv_scale.dtype)
+
+    @property
+    def o(self) -> Tensor:
+        """[T, H, 512] bfloat16, what a kernel writes to."""
+        return self._o.buffer
+
+    @property
+    def lse(self) -> Tensor | None:
+        """[T, H] float32, what a kernel writes to; None where it is not asked for."""
+        return None if self._lse is None else self._lse.buffer
+
+    def launch(self, made: Program) -> None:
+        """Run a program whose parameters are those of `sources`, in their order; nothing for no tokens."""
+        if not self.tokens:
+            return
+        made(
+            self.q,
+            self.pages,
+            self.inv_scale,
+            self.indices,
+            self.lens,
+            self.attn_sink,
+            self.o,
+            self.lse,
+            self.scale,
+            self.block_shift,
+        )
+
+    def finish(self) -> dict[str, Tensor]:
+        """The caller's tensors, filled; else ours."""
+        found = {"o": self._o.finish()}
+        if self._lse is not None:
+            found["lse"] = self._lse.finish()
+        return found
+
+
+def prepare(
+    *,
+    q: Tensor,
+    cache: Tensor,
+    inv_scale: Tensor | None,
+    swa_indices: Tensor,
+    swa_lens: Tensor,
+    attn_sink: Tensor | None,
+    scale: float | None,
+    output_lse: bool,
+    cache_layout: str,
+    index_shape: str,
+    o: Tensor | None,
+    lse: Tensor | None,
+) -> Arguments:
+    """The contract's arguments, checked. NotImplementedError for a call that the kernels are not written for,
+    ValueError for one that is wrong."""
+    layout = _layout(cache_layout)
+    if q.dim() != 3 or q.shape[2] != HEAD_DIM:
+        raise ValueError(f"q has shape {list(q.shape)}; it must be [T, H, {HEAD_DIM}]")
+    tokens, heads, _ = q.shape
+    if not 1 <= heads <= MAX_HEADS:
+        raise ValueError(f"q has {heads} heads; it must have 1 to {MAX_HEADS}")
+    _check("q", q, q.shape, (BFLOAT16,), q.device)
+    pages, block_shift = _pages(cache, layout, q.device)
+    scales = _scales(inv_scale, layout, len(pages) << block_shift, q.device)
+    indices = _indices(swa_indices, index_shape, tokens, q.device)
+    _check("swa_lens", swa_lens, (tokens,), (INT32,), q.device)
+    if attn_sink is not None:
+        _check("attn_sink", attn_sink, (heads,), (FLOAT32,), q.device)
+    if lse is not None and not output_lse:
+        raise ValueError("lse is given, which output_lse = False says not to fill")
+    return Arguments(
+        q=_held(q),
+        pages=pages,
+        inv_scale=scales,
+        indices=indices,
+        lens=_held(swa_lens),
+        attn_sink=None if attn_sink is None else _held(attn_sink),
+        scale=HEAD_DIM**-0.5 if scale is None else float(scale),
+        block_shift=block_shift,
+        layout=layout,
+        _o=Output.of("o", o, q.shape, BFLOAT16, q.device),
+        _lse=Output.of("lse", lse, (tokens, heads), FLOAT32, q.device) if output_lse else None,
+    )
+
+
+def arch_of(device: torch.device) -> str:
+    """What to compile for that device, for an SM100 where there is none. NotImplementedError names the
+    compute capabilities that kernels are compiled for."""
+    if device.type != "cuda":
+        return SM100
+    capability = torch.cuda.get_device_capability(device)
+    if capability not in ARCH_OF:
+        taken = ", ".join(f"{major}.{minor}" for major, minor in ARCH_OF)
+        name = torch.cuda.get_device_name(device)
+        raise NotImplementedError(
+            f"swa_decode is compiled for compute capability {taken}; {name} has {capability[0]}.{capability[1]}"
+        )
+    return ARCH_OF[capability]
+
+
+@cached
+def compiled(arch: str, source: Callable[..., Source], *options: Any) -> Program:
+    """The program of `source(*options)`, looked up once a process."""
+    return program(source(*options), arch)
+
+
+@cached
+def multiprocessors(device: torch.device) -> int:
+    """SMs of a CUDA device, those of a B200 where there is none."""
+    if device.type != "cuda":
+        return 148
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def _layout(cache_layout: str) -> CacheLayout:
+    layout = CacheLayout(cache_layout)
+    if layout not in SERVED:
+        raise NotImplementedError(
+            f"the compiled kernels take a cache in {' or '.join(SERVED)}, not in {cache_layout}"
+        )
+    return layout
+
+
+def _pages(cache: Tensor, layout: CacheLayout, device: torch.device) -> tuple[Tensor, int]:
+    """(the cache's memory as uint8 [blocks, bytes], log2 of block_size)."""
+    row = layout.row_size
+    if cache.dim() != 3 or cache.shape[2] != row:
+        raise ValueError(
+            f"cache has shape {list(cache.shape)}; in {layout} it is [blocks, block_size, {row}]"
+        )
+    blocks, block_size, _ = cache.shape
+    if block_size not in BLOCK_SIZES:
+        sizes = ", ".join(map(str, BLOCK_SIZES))
+        raise ValueError(f"cache has a block_size of {block_size}; it must be one of {sizes}")
+    if not blocks:
+        raise ValueError("cache has no blocks")
+    taken = CODES if layout is CacheLayout.PER_TOKEN_SCALE else (torch.uint8,)
+    _check("cache", cache, cache.shape, taken, device)
+    page = block_size * row
+    # The distance to a page that is not there says nothing.
+    stride = cache.stride(0) if blocks > 1 else page
+    if cache.stride()[1:] != (row, 1) or stride < page:
+        raise ValueError(
+            f"cache has strides {cache.stride()}; rows of a page must be contiguous: [{page} or more, {row}, 1]"
+        )
+    if stride % ALIGN or cache.data_ptr() % ALIGN:
+        raise NotImplementedError(
+            f"the compiled kernels take pages aligned to {ALIGN} bytes; the cache's first is at"
+            f" {cache.data_ptr() % ALIGN} past that, and they lie {stride} bytes apart"
+        )
+    codes = cache.view(torch.uint8)
+    return codes.as_strided((blocks, page), (stride, 1)), block_size.bit_length() - 1
+
+
+def _scales(inv_scale: Tensor | None, layout: CacheLayout, slots: int, device: torch.device) -> Tensor | None:
+    if (inv_scale is not None) != (layout is CacheLayout.PER_TOKEN_SCALE):
+        what = "missing" if inv_scale is None else "given"
+        raise ValueError(
+            f"inv_scale is {what} with cache_layout {layout}; it belongs to per_token_scale alone"
+        )
+    if inv_scale is None:
+        return None
+    _check("inv_scale", inv_scale, (slots,), SCALES, device)
+    if not inv_scale.is_contiguous():
+        raise ValueError("inv_scale must be contiguous: it is as long as the cache and is not copied")
+    return inv_scale
+
+
+def _indices(swa_indices: Tensor, index_shape: str, tokens: int, device: torch.device) -> Tensor:
+    """[T, W], elements of a row contiguous."""
+    if index_shape not in INDEX_SHAPES:
+        raise ValueError(f"index_shape is {index_shape!r}; it is one of {', '.join(INDEX_SHAPES)}")
+    axes = INDEX_SHAPES[index_shape]
+    window = swa_indices.shape[-1] if swa_indices.dim() else 0
+    extents = {"T": tokens, "1": 1, "W": window}
+    if tuple(swa_indices.shape) != tuple(extents[axis] for axis in axes):
+        raise ValueError(
+            f"swa_indices has shape {list(swa_indices.shape)}; with index_shape {index_shape} and"
+            f" {tokens} tokens it must be [{', '.join(str(tokens) if axis == 'T' else axis for axis in axes)}]"
+        )
+    if not 1 <= window <= MAX_WINDOW:
+        raise ValueError(f"swa_indices has a window of {window}; it must be 1 to {MAX_WINDOW}")
+    _check("swa_indices", swa_indices, swa_indices.shape, (INT32,), device)
+    indices = flat_indices(swa_indices, index_shape)
+    return indices if indices.stride(1) == 1 or window == 1 else indices.contiguous()
+
+
+def _fits(tensor: Tensor) -> bool:
+    return tensor.is_contiguous() and tensor.data_ptr() % ALIGN == 0
+
+
+def _held(tensor: Tensor) -> Tensor:
+    """The tensor as a kernel can be given it."""
+    return tensor if _fits(tensor) else tensor.clone(memory_format=torch.contiguous_format)
+
+
+def _check(
+    name: str, tensor: Tensor, shape: Sequence[int], dtypes: Sequence[torch.dtype], device: torch.device
+) -> None:
+    if tensor.dtype not in dtypes:
+        names = " or ".join(map(dtype_name, dtypes))
+        raise NotImplementedError(
+            f"the compiled kernels take {name} as {names}, not as {dtype_name(tensor.dtype)}"
+        )
+    if tensor.shape != tuple(shape):
+        raise ValueError(f"{name} has shape {list(tensor.shape)}; it must be {list(shape)}")
+    if tensor.device != device:
+        raise ValueError(f"{name} is on {tensor.device}, q on {device}; all must be on one device")

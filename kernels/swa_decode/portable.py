@@ -1,0 +1,72 @@
+"""The kernel named `portable` of swa_decode: one launch of `mma_sync_decode`, for SM90 and SM100.
+
+Nothing is read back from the device and no shape depends on values, so a call can be captured into a CUDA
+graph; with outputs of the caller's it allocates nothing. It compiles for a number of heads, a layout, a
+dtype of scales, and whether there is a sink or lse; the first call of each compiles or finds it.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from gdnbench_kernels.swa_decode.call import Arguments, arch_of, compiled, multiprocessors, prepare
+from gdnbench_kernels.swa_decode.sources import PORTABLE_ROWS, portable_source
+
+__all__ = ["portable"]
+
+
+def portable(
+    *,
+    q: Tensor,
+    cache: Tensor,
+    inv_scale: Tensor | None = None,
+    swa_indices: Tensor,
+    swa_lens: Tensor,
+    attn_sink: Tensor | None = None,
+    scale: float | None = None,
+    output_lse: bool = False,
+    cache_layout: str = "per_token_scale",
+    index_shape: str = "TW",
+    o: Tensor | None = None,
+    lse: Tensor | None = None,
+    arch: str | None = None,
+) -> dict[str, Tensor]:
+    """o [T, H, 512] bfloat16, and lse [T, H] float32 where asked for, written to the tensors of that name
+    where given.
+
+    `arch`: what to compile for, the device's own unless given. NotImplementedError for a call that the kernel
+    is not written for, ValueError for a wrong one.
+    """
+    given = prepare(
+        q=q,
+        cache=cache,
+        inv_scale=inv_scale,
+        swa_indices=swa_indices,
+        swa_lens=swa_lens,
+        attn_sink=attn_sink,
+        scale=scale,
+        output_lse=output_lse,
+        cache_layout=cache_layout,
+        index_shape=index_shape,
+        o=o,
+        lse=lse,
+    )
+    made = compiled(
+        arch or arch_of(given.device),
+        portable_source,
+        given.heads,
+        given.layout.value,
+        given.scale_dtype,
+        given.attn_sink is not None,
+        given.lse is not None,
+        rows_of(given),
+    )
+    given.launch(made)
+    return given.finish()
+
+
+def rows_of(given: Arguments) -> int:
+    """Heads of a CTA: many once that fills the SMs, since every CTA of a token gathers its window."""
+    few, many = PORTABLE_ROWS
+    ctas = given.tokens * -(-given.heads // many)
+    return many if given.heads > few and ctas >= multiprocessors(given.device) else few
