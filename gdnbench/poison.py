@@ -18,6 +18,8 @@ _NANS = {
     torch.float8_e8m0fnu: 0xFF,
     torch.float8_e4m3fnuz: 0x80,
     torch.float8_e5m2fnuz: 0x80,
+    # Bytes are what paged caches hold their codes in: a NaN in e4m3, e5m2 and ue8m0, in pairs in bfloat16.
+    torch.uint8: 0xFF,
 }
 _INTEGER_BYTE = 0xA5
 

@@ -44,11 +44,12 @@ def compact(record: StoredRecord, operation: Operation, device: torch.device) ->
 
 
 def outline(record: StoredRecord, operation: Operation) -> Call:
-    """The compact call with index tensors read, others as shapes without memory: enough for `partition`."""
+    """The compact call with index tensors read, pools and others as shapes without memory: enough for
+    `partition`."""
     tensors = {}
     for name, handle in record.before.items():
         dtype = logical(handle.meta.dtype).torch_dtype
-        if dtype.is_floating_point:
+        if dtype.is_floating_point or name in record.info.pools:
             tensors[name] = torch.empty(handle.meta.shape, dtype=dtype, device="meta")
         else:
             tensors[name] = handle.read()

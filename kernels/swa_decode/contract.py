@@ -248,31 +248,47 @@ def touched(call: Call) -> dict[str, Tensor]:
     blocks = torch.unique(indices[attended(indices, lens)].long() // block_size)
     found = {"cache": blocks}
     if "inv_scale" in call.tensors:
-        slots = blocks.unsqueeze(1) * block_size + torch.arange(block_size)
-        found["inv_scale"] = slots.flatten()
+        found["inv_scale"] = _slots_of_pages(blocks, block_size)
     return found
 
 
 def renumber(call: Call, stored: Mapping[str, Sequence[int]]) -> dict[str, Tensor]:
     """swa_indices for pools that hold only the rows `stored`. Stale entries, which name anything, become -1;
-    ContractError where an entry's page is not stored."""
-    blocks = stored.get("cache")
-    if blocks is None:
+    ContractError where an entry's page is not stored, or inv_scale not the scales of the pages."""
+    if not stored:
         return {}
     indices, block_size = flat_of(call), call.tensors["cache"].shape[1]
+    pages = torch.tensor(stored.get("cache", range(len(call.tensors["cache"]))), dtype=torch.int64)
+    _check_scales_stored(call, stored, _slots_of_pages(pages, block_size))
     counts = attended(indices, call.tensors["swa_lens"])
-    position = {block: place for place, block in enumerate(blocks)}
-    renumbered = torch.full_like(indices, PADDING)
-    for row, column in torch.nonzero(counts).tolist():
-        block, offset = divmod(int(indices[row, column]), block_size)
-        if block not in position:
-            raise ContractError(
-                f"{NAME}: {at('swa_indices', (row, column))} is {int(indices[row, column])},"
-                " a slot whose page was not captured"
-            )
-        renumbered[row, column] = position[block] * block_size + offset
+    page = indices.long() // block_size
+    place = torch.searchsorted(pages, page)
+    there = torch.zeros_like(counts)
+    if len(pages):
+        there = pages[place.clamp(max=len(pages) - 1)] == page
+    lost = first_true(counts & ~there)
+    if lost is not None:
+        raise ContractError(
+            f"{NAME}: {at('swa_indices', lost)} is {int(indices[lost])}, a slot whose page was not captured"
+        )
+    renumbered = torch.where(counts, place * block_size + indices % block_size, PADDING).to(indices.dtype)
     shape = call.conventions.get("index_shape", INDEX_SHAPE.values[0])
     return {"swa_indices": shaped_indices(renumbered, shape)}
+
+
+def _check_scales_stored(call: Call, stored: Mapping[str, Sequence[int]], slots: Tensor) -> None:
+    if "inv_scale" not in call.tensors:
+        return
+    scales = stored.get("inv_scale", range(len(call.tensors["inv_scale"])))
+    if list(scales) != slots.tolist():
+        raise ContractError(
+            f"{NAME}: inv_scale was captured for {len(scales)} slots; the captured pages of cache have"
+            f" {len(slots)}, and they must be the same"
+        )
+
+
+def _slots_of_pages(pages: Tensor, block_size: int) -> Tensor:
+    return (pages.unsqueeze(1) * block_size + torch.arange(block_size)).flatten()
 
 
 def partition(call: Call, name: str) -> Partition:

@@ -26,6 +26,8 @@ DATA_BYTES = NOPE_DIM + 2 * ROPE_DIM
 SCALE_BYTES = 8
 ROW_BYTES = DATA_BYTES + SCALE_BYTES
 SCALE_BIAS = 127
+NAN_SCALE = 255
+NAN_CODE = 0x7F
 LEAST_AMAX = 1e-4
 """What a group's largest magnitude counts as at least, so that no scale is 0."""
 
@@ -56,12 +58,16 @@ def empty_ds_mla(blocks: int, block_size: int, device: torch.device | str = "cpu
 def pack_per_token_scale(rows: Tensor, scale_dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
     """(cache e4m3 [blocks, block_size, 512], inv_scale [slots]) of `rows` [blocks, block_size, 512].
 
-    inv_scale is a row's largest magnitude / 448, rounded to `scale_dtype`; a row of zeros has 1.
+    inv_scale is a row's largest magnitude / 448, rounded to `scale_dtype`; a row of zeros has 1. Codes are
+    value / inv_scale, rounded to nearest even and saturated. A row with a NaN or an infinity, which has no
+    scale, is NaN throughout, scale and codes.
     """
     rows = rows.float()
-    inv_scale = (rows.abs().amax(-1) / E4M3_MAX).to(scale_dtype)
-    # A scale that was rounded down, or lost, must not push a code out of range: e4m3 has no infinity.
+    amax = rows.abs().amax(-1)
+    inv_scale = _over_448(amax).to(scale_dtype)
     inv_scale = torch.where(inv_scale == 0, torch.ones_like(inv_scale), inv_scale)
+    inv_scale = torch.where(amax.isfinite(), inv_scale, torch.nan)
+    # A scale that was rounded down must not push a code out of range: e4m3 has no infinity.
     codes = (rows / inv_scale.float().unsqueeze(-1)).clamp(-E4M3_MAX, E4M3_MAX)
     return codes.to(torch.float8_e4m3fn), inv_scale.flatten()
 
@@ -69,22 +75,30 @@ def pack_per_token_scale(rows: Tensor, scale_dtype: torch.dtype = torch.float32)
 def pack_ds_mla(rows: Tensor) -> Tensor:
     """uint8 [blocks, block_size, 584], pages padded, of `rows` [blocks, block_size, 512].
 
-    A scale is 2^ceil(log2(max(amax, 1e-4) / 448)).
+    A scale is 2^ceil(log2(max(amax, 1e-4) / 448)). Codes are value / scale, rounded to nearest even; the last
+    64 features are rounded to bfloat16. A group of 64 with a NaN or an infinity, which has no scale, gets
+    scale 255 and codes 0x7F: it is NaN throughout. Padding is zero.
     """
     blocks, block_size, _ = rows.shape
     nope = rows[..., :NOPE_DIM].float().reshape(blocks, block_size, GROUPS, GROUP)
-    amax = nope.abs().amax(-1).clamp(min=LEAST_AMAX)
+    amax = nope.abs().amax(-1)
+    finite = amax.isfinite()
     # frexp is exact where log2 is not: x = m 2^e, m in [1/2, 1), so ceil(log2 x) is e, or e - 1 at m = 1/2.
-    mantissa, exponent = torch.frexp(amax.double() / E4M3_MAX)
-    exponent = exponent - (mantissa == 0.5).to(exponent.dtype)
-    biased = (exponent + SCALE_BIAS).clamp(0, 254)
-    codes = torch.ldexp(nope.double(), (SCALE_BIAS - biased).unsqueeze(-1)).clamp(-E4M3_MAX, E4M3_MAX)
+    mantissa, exponent = torch.frexp(_over_448(amax.clamp(min=LEAST_AMAX).double()))
+    exponent = (exponent - (mantissa == 0.5).to(exponent.dtype)).where(finite, 0)
+    codes = (nope.double() * power_of_two(-exponent).unsqueeze(-1)).float().to(torch.float8_e4m3fn)
+    codes = codes.view(torch.uint8).where(finite.unsqueeze(-1), NAN_CODE)
     cache = empty_ds_mla(blocks, block_size, rows.device)
     data, scales = ds_mla_parts(cache)
-    data[..., :NOPE_DIM] = codes.float().to(torch.float8_e4m3fn).view(torch.uint8).flatten(-2)
+    data[..., :NOPE_DIM] = codes.flatten(-2)
     data[..., NOPE_DIM:] = rows[..., NOPE_DIM:].to(torch.bfloat16).contiguous().view(torch.uint8)
-    scales[..., :GROUPS] = biased.to(torch.uint8)
+    scales[..., :GROUPS] = (exponent + SCALE_BIAS).where(finite, NAN_SCALE).to(torch.uint8)
     return cache
+
+
+def _over_448(x: Tensor) -> Tensor:
+    """By a tensor: on CUDA torch divides by a number through its rounded reciprocal."""
+    return x / torch.full_like(x, E4M3_MAX)
 
 
 def ds_mla_parts(cache: Tensor) -> tuple[Tensor, Tensor]:
@@ -127,8 +141,11 @@ def unpack(cache: Tensor, inv_scale: Tensor | None, layout: str, dtype: torch.dt
     return read_rows(cache, inv_scale, slots.view(cache.shape[:2]), layout, dtype)
 
 
+def power_of_two(exponent: Tensor) -> Tensor:
+    """2^exponent in fp64, exact, for integers in [-1022, 1023]: torch.ldexp multiplies by a pow in fp32."""
+    return ((exponent.long() + 1023) << 52).view(torch.float64)
+
+
 def _powers(scales: Tensor) -> Tensor:
     """2^(scale - 127) in fp64; 255 is NaN."""
-    exponent = scales.to(torch.int32) - SCALE_BIAS
-    power = torch.ldexp(torch.ones_like(exponent, dtype=torch.float64), exponent)
-    return torch.where(scales == 255, torch.nan, power)
+    return power_of_two(scales.long() - SCALE_BIAS).masked_fill(scales == NAN_SCALE, torch.nan)

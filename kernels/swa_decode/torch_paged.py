@@ -32,9 +32,12 @@ def torch_paged(
     indices = flat_indices(swa_indices, index_shape)
     counts = attended(indices, swa_lens)
     scale = HEAD_DIM**-0.5 if scale is None else scale
-    # Slot 0 stands in where a row does not attend; what it holds is then overwritten, as it may be NaN.
-    wide = read_rows(cache, inv_scale, indices.where(counts, 0), cache_layout, torch.float32)
-    wide = wide.masked_fill(~counts.unsqueeze(-1), 0.0)
+    if len(cache):
+        # Slot 0 stands in where a row does not attend; what it holds is then overwritten, as it may be NaN.
+        wide = read_rows(cache, inv_scale, indices.where(counts, 0), cache_layout, torch.float32)
+        wide = wide.masked_fill(~counts.unsqueeze(-1), 0.0)
+    else:  # a record in which no row attends to anything holds no page
+        wide = torch.zeros(*counts.shape, HEAD_DIM, device=q.device)
     rows = wide.to(q.dtype)
     none = ~counts.any(1)
     bias = torch.zeros(counts.shape, dtype=torch.float32, device=q.device).masked_fill(~counts, -torch.inf)
