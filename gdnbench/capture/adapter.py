@@ -17,6 +17,11 @@ if TYPE_CHECKING:
     from gdnbench_kernels.contract import Scalar
 
 
+class NotCaptured(Exception):
+    """A call that the adapter knows and leaves alone: no failure. The message is a reason without figures of
+    the call, as the summary counts calls by it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Target:
     """A function to wrap: a name of a module, or `Class.method` in one."""
@@ -43,7 +48,8 @@ class Seen(NamedTuple):
 
 
 Finish = Callable[["dict[str, Tensor]"], "tuple[dict[str, Tensor], dict[str, Any]]"]
-"""Gets the CPU copies of the inputs by contract name; may make some smaller, and add to `dispatch`."""
+"""Gets the CPU copies of the inputs by contract name; may make some smaller, and add to `dispatch`. May
+raise `NotCaptured`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +82,8 @@ class Adapter(Protocol):
         """The call in the contract's terms.
 
         `arguments` holds what was passed, by parameter name, and defaults of the rest; `layer` is the module
-        of the innermost scope. Anything raised leaves this call uncaptured and is counted.
+        of the innermost scope. `NotCaptured` leaves this call uncaptured for its reason; anything else raised
+        does too, and is counted as a failure.
         """
 
     def after(self, seen: Observation, arguments: Mapping[str, Any], result: Any) -> Mapping[str, Seen]:

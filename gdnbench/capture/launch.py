@@ -49,7 +49,7 @@ def run_captured(
             "no command to capture; write it after --, as in: gdnbench capture STORE -- python X.py"
         )
     check_store(store)
-    known, _ = adapters.load()
+    known, _ = adapters.load(options)
     targets = [target.name for _, target in adapters.select(known, options.target)]
     targets += adapters.unknown(known, options.target)
     line = ProgressLine(sys.stderr)

@@ -15,6 +15,10 @@ from gdnbench.errors import BadInputError
 STORE_VARIABLE = "GDNBENCH_CAPTURE"
 OPTIONS_VARIABLE = "GDNBENCH_CAPTURE_OPTIONS"
 
+# As gdnbench_kernels.swa_decode has them, which cannot be asked here: it imports torch.
+CACHE_LAYOUTS = ("per_token_scale", "fp8_ds_mla", "bfloat16")
+BLOCK_SIZES = (16, 32, 64, 128, 256)
+
 _LISTS = ("target", "op", "layer")
 _COUNTS = ("first", "every", "max_bytes", "queue_bytes")
 _FLAGS = ("full_pools", "sync")
@@ -39,6 +43,8 @@ class CaptureOptions:
     sync: bool = False  # inputs are on disk before the call starts
     when_full: Literal["block", "drop"] = "block"  # when `queue_bytes` wait to be sealed
     queue_bytes: int = 4 << 30
+    cache_layout: str = "bfloat16"  # that rows of a cache which is not paged are kept in
+    block_size: int = 64  # tokens of a page that such rows are laid into
     zstd: int | None = 1  # level, 1 to 9; None stores elements as they are
     report: str | None = None  # file of the launcher that processes report to; set by the launcher alone
 
@@ -61,6 +67,16 @@ class CaptureOptions:
         if self.when_full not in ("block", "drop"):
             raise BadInputError(
                 f"capture option 'when_full' is {self.when_full!r}, must be 'block' or 'drop'"
+            )
+        if self.cache_layout not in CACHE_LAYOUTS:
+            raise BadInputError(
+                f"capture option 'cache_layout' is {self.cache_layout!r}, must be one of "
+                f"{', '.join(CACHE_LAYOUTS)}"
+            )
+        if type(self.block_size) is not int or self.block_size not in BLOCK_SIZES:
+            raise BadInputError(
+                f"capture option 'block_size' is {self.block_size!r}, must be one of "
+                f"{', '.join(map(str, BLOCK_SIZES))}"
             )
         if self.zstd is not None and (type(self.zstd) is not int or not 1 <= self.zstd <= 9):
             raise BadInputError(f"capture option 'zstd' is {self.zstd!r}, must be a level 1 to 9 or null")

@@ -27,6 +27,14 @@ def _by_module(targets: Iterable[str]) -> tuple[str, ...]:
     return tuple(f"{name} ({', '.join(found)})" if found else name for name, found in functions.items())
 
 
+def _total_by_reason(closed: Iterable[Mapping[str, Any]]) -> dict[str, int]:
+    totals: dict[str, int] = {}
+    for note in closed:
+        for reason, count in note.get("passed_over", {}).items():
+            totals[reason] = totals.get(reason, 0) + count
+    return totals
+
+
 @dataclass(frozen=True, slots=True)
 class Outcome:
     child_status: int  # as a shell gives it
@@ -41,6 +49,7 @@ class Outcome:
     processes: int  # Python processes in which capture started
     failures: int
     skipped_compiling: int
+    passed_over: Mapping[str, int]  # calls by the reason why their adapter left them alone
     reached_max_bytes: bool
     problems: tuple[str, ...]
 
@@ -94,6 +103,7 @@ class Outcome:
             processes=len(noted("started")),
             failures=total("failures"),
             skipped_compiling=total("skipped_compiling"),
+            passed_over=_total_by_reason(closed),
             reached_max_bytes=any(note.get("reached_max_bytes") for note in closed),
             problems=(*progress.refused, *problems, *dict.fromkeys(failures)),
         )
@@ -111,6 +121,7 @@ class Outcome:
             lines += self._why_nothing()
         if self.failures:
             lines.append(f"{self.failures} calls could not be recorded (the program was not disturbed)")
+        lines += [f"{count} calls were not recorded: {reason}" for reason, count in self.passed_over.items()]
         if self.skipped_compiling:
             lines.append(
                 f"{self.skipped_compiling} calls were compiled into a graph and not recorded; run without "

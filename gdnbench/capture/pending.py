@@ -14,7 +14,7 @@ from gdnbench.capture.snapshot import Copied, is_plain, snapshot
 from gdnbench.ops import operation
 from gdnbench.pools import checksum, digits, untouched_rows
 from gdnbench.record import Pool, RecordDraft, RecordInfo, Status, TensorDraft
-from gdnbench_kernels.contract import Call, Operation
+from gdnbench_kernels.contract import Call, Operation, Role
 
 # The copy that was kept of a tensor when a layer last left it, if it still has the very same bytes.
 Carried = Callable[[str, str, Tensor], Tensor | None]
@@ -27,7 +27,7 @@ class PoolRows:
     slots: int
     numbers: tuple[int, ...]
     rows: Tensor | None = None
-    untouched: Tensor | None = None
+    untouched: Tensor | None = None  # of a pool that is written to; a cache that is only read may be huge
     before: Tensor | None = None  # checksums of the untouched rows, on their way like all else
     after: Tensor | None = None
 
@@ -170,16 +170,21 @@ def _touched(contract: Operation, observation: Observation, full_pools: bool) ->
     for name in names:
         if name not in pools:
             slots, rows = tensors[name].shape[0], touched[name]
-            pools[name] = PoolRows(slots, tuple(rows.tolist()), rows, untouched_rows(slots, rows))
+            pools[name] = PoolRows(slots, tuple(rows.tolist()), rows)
+            if contract.spec(name).role is Role.MUTATED:
+                pools[name].untouched = untouched_rows(slots, rows)
     return pools
 
 
 def _copy_rows(seen: Seen, pool: PoolRows, *, reused: bool) -> tuple[Copied, Tensor | None]:
-    """The kept rows of a pool, and a checksum of the others."""
-    if pool.rows is None or pool.untouched is None:
+    """The kept rows of a pool, and a checksum of the others if it is written to."""
+    if pool.rows is None:
         return snapshot(seen, reused=reused), None
     tensor = seen.tensor.detach()
-    some = torch.index_select(tensor, 0, pool.rows.to(tensor.device))
+    words = tensor.view(torch.uint8) if tensor.element_size() == 1 else tensor  # fp8 has no index_select
+    some = torch.index_select(words, 0, pool.rows.to(tensor.device)).view(tensor.dtype)
     # The gather is a copy already.
     copied = snapshot(Seen(some, None, seen.caller if seen.caller is not None else seen.tensor), reused=False)
+    if pool.untouched is None:
+        return copied, None
     return copied, snapshot(Seen(checksum(tensor, pool.untouched)), reused=False).data

@@ -5,13 +5,14 @@ from __future__ import annotations
 import threading
 import traceback
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from gdnbench.capture.adapter import NotCaptured
 from gdnbench.capture.options import CaptureOptions
 from gdnbench.capture.pending import PendingRecord
 from gdnbench.capture.selection import Selection
@@ -32,9 +33,15 @@ class Counts:
     failures: int = 0
     first_failure: str | None = None
     skipped_compiling: int = 0  # calls compiled into a graph or captured into a CUDA graph
+    passed_over: dict[str, int] = field(default_factory=dict)  # calls that adapters left alone, by reason
     reached_max_bytes: bool = False
 
     def fail(self, error: BaseException) -> None:
+        """Count a call that was not recorded."""
+        if isinstance(error, NotCaptured):
+            reason = str(error)
+            self.passed_over[reason] = self.passed_over.get(reason, 0) + 1
+            return
         self.failures += 1
         if self.first_failure is None:
             self.first_failure = _one_line(error)

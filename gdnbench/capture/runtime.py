@@ -41,7 +41,7 @@ class Capture:
         self._report = report
         self._on_first_record = on_first_record
         self._session: Session | None = None
-        found, problems = adapters.load()
+        found, problems = adapters.load(options)
         for problem in problems:
             report.note("problem", text=problem)
         selected = adapters.select(found, options.target)

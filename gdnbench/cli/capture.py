@@ -35,9 +35,14 @@ def capture(
         str, typer.Option(help="When the queue is full: block the program, or drop records.")
     ] = "block",
     queue: Annotated[str, typer.Option(help="Bytes that may wait to be sealed, e.g. 4GiB.")] = "4GiB",
+    cache_layout: Annotated[
+        str,
+        typer.Option(help="Layout for rows of a cache without pages; those in FP8 round, and keep no o."),
+    ] = "bfloat16",
+    block_size: Annotated[int, typer.Option(help="Tokens of a page that such rows are laid into.")] = 64,
     zstd: Annotated[str, typer.Option(help="Compression level of the store, 1 to 9, or off.")] = "1",
 ) -> None:
-    """Run a program, unchanged, and record what it gave to Gated DeltaNet kernels.
+    """Run a program, unchanged, and record what it gave to the kernels of its attention layers.
 
     The exit status is the program's own if that is not 0; 1 if nothing was captured.
     """
@@ -55,6 +60,8 @@ def capture(
         sync=sync,
         when_full=when_full,  # type: ignore[arg-type]  # CaptureOptions refuses any other word
         queue_bytes=byte_count(queue, "--queue"),
+        cache_layout=cache_layout,
+        block_size=block_size,
         zstd=zstd_level(zstd),
     )
     sys.exit(run_captured(store, command, options))

@@ -136,10 +136,10 @@ class _Replayer:
             strays = hygiene.recorded_faults(record, op) if self._against == RECORDED else []
         except (ContractError, BadInputError, StoreError) as error:
             return RecordResult.of(record, Outcome.REFUSED, str(error))
-        if self._against == RECORDED and record.info.status is Status.UNFINISHED:
-            return RecordResult.of(
-                record, Outcome.NOT_COMPARABLE, "the recorded call never finished: it has no output"
-            )
+        if self._against == RECORDED and not record.after:
+            unfinished = record.info.status is Status.UNFINISHED
+            why = "the recorded call never finished" if unfinished else "its capture kept the inputs alone"
+            return RecordResult.of(record, Outcome.NOT_COMPARABLE, f"{why}: it has no output")
         execution = self._kernel.run(record, op)
         if isinstance(execution, Failure):
             result = RecordResult.of(record, execution.outcome, execution.reason)

@@ -6,15 +6,18 @@ import importlib.metadata
 from fnmatch import fnmatchcase
 
 from gdnbench.capture.adapter import Adapter, Target
+from gdnbench.capture.adapters.deepseek_v4 import DeepseekV4Adapter
 from gdnbench.capture.adapters.transformers import ADAPTER as TRANSFORMERS
+from gdnbench.capture.options import CaptureOptions
 from gdnbench.errors import BadInputError
 
 GROUP = "gdnbench.adapters"
 
 
-def load() -> tuple[list[Adapter], list[str]]:
+def load(options: CaptureOptions | None = None) -> tuple[list[Adapter], list[str]]:
     """All adapters, and one line for each entry point that does not load: it must not stop the others."""
-    adapters: list[Adapter] = [TRANSFORMERS]
+    options = options or CaptureOptions()
+    adapters: list[Adapter] = [TRANSFORMERS, DeepseekV4Adapter(options.cache_layout, options.block_size)]
     problems = []
     for entry in importlib.metadata.entry_points(group=GROUP):
         try:
