@@ -79,7 +79,8 @@ def _renumbered(
     found = dict(tensors)
     partial = {name: pool for name, pool in record.info.pools.items() if not is_whole(pool)}
     if operation.renumber is not None:
-        stored = {name: pool.rows for name, pool in partial.items()}
+        # A run holds no pools: their bytes are those of the capture.
+        stored = {name: pool.rows for name, pool in partial.items() if name in tensors}
         try:
             return found | operation.renumber(call_of(record, operation, tensors), stored)
         except ContractError as error:

@@ -46,7 +46,7 @@ class RunWriter:
         before = {
             name: TensorDraft(handle.read(), handle.meta)
             for name, handle in record.before.items()
-            if not logical(handle.meta.dtype).torch_dtype.is_floating_point
+            if name not in record.info.pools and not logical(handle.meta.dtype).torch_dtype.is_floating_point
         }
         run = {
             "kernel": self._kernel,

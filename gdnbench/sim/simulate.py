@@ -107,9 +107,10 @@ def launch(
 @contextmanager
 def active(settings: Settings | None = None, arch: str | None = None) -> Iterator[Session]:
     """While kernels run on the simulator: calling what `cute.compile` returned simulates it, `launch` takes
-    its defaults from `settings`, and kernels compiled meanwhile, for `arch`, keep what the simulator
-    needs."""
-    session = Session(settings or Settings())
+    its defaults from `settings`, or else from the block around this one, and kernels compiled meanwhile, for
+    `arch`, keep what the simulator needs."""
+    around = _session.get()
+    session = Session(settings or (Settings() if around is None else around.settings))
     token = _session.set(session)
     try:
         with cutlass_dsl.keep_ptx(arch), cutlass_dsl.calls_go_to(launch):

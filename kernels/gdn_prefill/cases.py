@@ -7,8 +7,9 @@ right for one head of a group is right for the next, being given nothing but an 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
+
+from gdnbench_kernels.cases import Case
 
 LENGTHS = (1, 63, 64, 65, 127, 129, 500)
 """One token, a chunk but one, a chunk, a chunk and one, and the same of two; and many chunks."""
@@ -22,16 +23,6 @@ SPANS = (0.06, 100.0, 1e4, 1e5)
 RAGGED = (65, 1, 129, 0, 63)
 MANY = tuple(13 * i % 71 for i in range(257))
 """Of 0 to 70 tokens each, four of them empty."""
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    """Options of `synth`; `quick` ones are a few small ones that between them meet every branch."""
-
-    name: str
-    options: Mapping[str, Any]
-    quick: bool = False
-    refused: bool = False  # outside what the SM100 kernels are written for: must be said, and not computed
 
 
 def _case(name: str, *, quick: bool = False, refused: bool = False, **options: Any) -> Case:

@@ -131,6 +131,12 @@ KERNELS = {
         ALL,
         meaning="rows gathered and dequantised to bfloat16, then SDPA",
     ),
+    "sm100": KernelEntry(
+        "gdnbench_kernels.swa_decode.sm100:sm100",
+        SERVED,
+        meaning="CuTe DSL for SM100, tcgen05; compiled, or in the simulator",
+        sources="gdnbench_kernels.swa_decode.sources:sm100_sources",
+    ),
 }
 
 
@@ -295,7 +301,7 @@ def partition(call: Call, name: str) -> Partition:
     """Every request owns its row of o and lse, those that attend to nothing too; KeyError for other names."""
     if name not in ("o", "lse"):
         raise KeyError(name)
-    rows = len(call.tensors["q"])
+    rows = len(call.tensors["swa_lens"])
     return Partition(tuple(Region(i, i + 1, i) for i in range(rows)), head_axis=1)
 
 

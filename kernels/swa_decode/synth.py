@@ -6,7 +6,14 @@ import torch
 from torch import Generator, Tensor
 
 from gdnbench_kernels.contract import Call, ContractError, Scalar
-from gdnbench_kernels.swa_decode.layouts import CacheLayout, pack_ds_mla, pack_per_token_scale
+from gdnbench_kernels.swa_decode.layouts import (
+    NAN_CODE,
+    NAN_SCALE,
+    CacheLayout,
+    ds_mla_parts,
+    pack_ds_mla,
+    pack_per_token_scale,
+)
 from gdnbench_kernels.swa_decode.sizes import BLOCK_SIZES, HEAD_DIM, MAX_WINDOW
 from gdnbench_kernels.swa_decode.window import INDEX_SHAPES, PADDING, attended, shaped_indices
 
@@ -30,6 +37,8 @@ def synth(
     shared_page: bool = False,
     spare_pages: int = 2,
     poison: bool = True,
+    nan_at: tuple[int, ...] = (),
+    nan_scale_at: tuple[int, ...] = (),
     output_lse: bool = True,
     scale: float | None = None,
     seed: int = 0,
@@ -41,7 +50,8 @@ def synth(
     of the largest and the least score of a row, about; 0 leaves them as they fall, near 1. `scale_range`: the
     magnitudes of rows differ by up to this factor, and those of groups of 64 features too. `shared_page`: all
     rows attend within one page; else to slots at random. `spare_pages`: pages that no row attends to.
-    `poison`: slots that no row attends to hold NaN, in codes, scales and rope.
+    `poison`: slots that no row attends to hold NaN, in codes, scales and rope. `nan_at`: requests of
+    which one slot that they attend to holds a NaN in its first value; `nan_scale_at`: in a scale.
     """
     layout = CacheLayout(cache_layout)
     if block_size not in BLOCK_SIZES:
@@ -68,7 +78,11 @@ def synth(
     counts = attended(indices, lengths)
     unread = torch.ones(blocks * block_size, dtype=torch.bool)
     unread[indices[counts].long()] = False
-    tensors |= _cache(rows, layout, getattr(torch, scale_dtype), unread if poison else None)
+    tensors |= _cache(rows, layout, _scale_dtype(scale_dtype), unread if poison else None)
+    for name, requests in (("nan_at", nan_at), ("nan_scale_at", nan_scale_at)):
+        for request in requests:
+            slot = _attended_slot(indices, counts, request, name)
+            _spoil(tensors, layout, slot, in_scale=name == "nan_scale_at")
     tensors["swa_indices"] = shaped_indices(indices, index_shape).contiguous()
     tensors["swa_lens"] = lengths
     if sink is not None:
@@ -77,6 +91,33 @@ def synth(
     if scale is not None:
         scalars["scale"] = scale
     return Call(tensors, scalars, {"cache_layout": layout.value, "index_shape": index_shape})
+
+
+def _scale_dtype(name: str) -> torch.dtype:
+    if name not in ("float32", "bfloat16"):
+        raise ContractError(f"scale_dtype is {name!r}; it is float32 or bfloat16")
+    return torch.float32 if name == "float32" else torch.bfloat16
+
+
+def _attended_slot(indices: Tensor, counts: Tensor, request: int, option: str) -> int:
+    if not 0 <= request < len(indices) or not bool(counts[request].any()):
+        raise ContractError(f"{option} names request {request}; there is none that attends to a slot")
+    return int(indices[request][counts[request]][-1])
+
+
+def _spoil(tensors: dict[str, Tensor], layout: CacheLayout, slot: int, *, in_scale: bool) -> None:
+    """A NaN in the first value of a slot, or in its (first) scale."""
+    cache = tensors["cache"]
+    block, offset = divmod(slot, cache.shape[1])
+    if not in_scale:
+        first = ds_mla_parts(cache)[0] if layout is CacheLayout.FP8_DS_MLA else cache
+        first[block, offset, 0] = NAN_CODE if first.dtype == torch.uint8 else torch.nan
+    elif layout is CacheLayout.FP8_DS_MLA:
+        ds_mla_parts(cache)[1][block, offset, 0] = NAN_SCALE
+    elif layout is CacheLayout.PER_TOKEN_SCALE:
+        tensors["inv_scale"][slot] = torch.nan
+    else:
+        raise ContractError("nan_scale_at: a bfloat16 cache has no scales")
 
 
 def _rows(slots: int, scale_range: float, generator: Generator) -> Tensor:
@@ -129,8 +170,6 @@ def _cache(
 
 def _poison(found: dict[str, Tensor], layout: CacheLayout, unread: Tensor) -> None:
     """All ones is a NaN in e4m3, ue8m0, bfloat16 and fp32."""
-    from gdnbench_kernels.swa_decode.layouts import ds_mla_parts
-
     cache = found["cache"]
     where = unread.view(cache.shape[:2])
     if layout is CacheLayout.FP8_DS_MLA:

@@ -1,8 +1,13 @@
-"""The recurrence written out row by row in numpy fp64, which judges the oracles, and what judges stages."""
+"""The recurrence written out row by row in numpy fp64, which judges the oracles, what judges stages, and the
+scripts that prove kernels."""
 
 from __future__ import annotations
 
+import importlib.util
+import sys
 from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -10,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gdnbench.cli.console import table
+from gdnbench.errors import Exit
 from gdnbench.judge.result import TensorResult
 from gdnbench.judge.rule import Bound
 from gdnbench.judge.stages import judge_stages
@@ -17,6 +23,7 @@ from gdnbench_kernels.contract import Call
 from gdnbench_kernels.gdn_prefill.contract import OPERATION as PREFILL
 
 Array = NDArray[np.float64]
+SCRIPTS = Path(__file__).parents[2] / "scripts"
 
 
 class Naive:
@@ -104,3 +111,37 @@ def assert_stages(
         assert all(result.passed for result in results), f"\n{shown}"
 
     return hold
+
+
+@pytest.fixture(scope="session")
+def script() -> Callable[[str], ModuleType]:
+    """A file of scripts/, imported."""
+
+    def load(name: str) -> ModuleType:
+        spec = importlib.util.spec_from_file_location(name, SCRIPTS / f"{name}.py")
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
+
+    return load
+
+
+@pytest.fixture
+def proof_of(
+    script: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[[str], Callable[..., tuple[Exit, str]]]:
+    """`proof_of("prove_prefill")(*arguments)`: the script's exit status and what it prints."""
+
+    def of(name: str) -> Callable[..., tuple[Exit, str]]:
+        module = script(name)
+
+        def run(*arguments: str) -> tuple[Exit, str]:
+            monkeypatch.setattr(sys, "argv", [name, *arguments])
+            code = module.main()
+            return code, capsys.readouterr().out
+
+        return run
+
+    return of

@@ -2,43 +2,30 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from types import ModuleType
 
 import pytest
 import torch
 
 from gdnbench.errors import Exit
-from gdnbench_kernels.gdn_prefill.cases import Case, cases
+from gdnbench_kernels.cases import Case
+from gdnbench_kernels.gdn_prefill.cases import cases
 from gdnbench_kernels.gdn_prefill.contract import OPERATION
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "prove_prefill.py"
 QUICK = [case for case in cases() if case.quick]
+
+Proof = Callable[..., tuple[Exit, str]]
 
 
 @pytest.fixture(scope="module")
-def prove() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("prove_prefill", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def prove(script: Callable[[str], ModuleType]) -> ModuleType:
+    return script("prove_prefill")
 
 
 @pytest.fixture
-def proof(
-    prove: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Callable[..., tuple[Exit, str]]:
-    def run(*arguments: str) -> tuple[Exit, str]:
-        monkeypatch.setattr(sys, "argv", [str(SCRIPT), *arguments])
-        code = prove.main()
-        return code, capsys.readouterr().out
-
-    return run
+def proof(proof_of: Callable[[str], Proof]) -> Proof:
+    return proof_of("prove_prefill")
 
 
 def test_the_grid_has_what_kernels_go_wrong_on() -> None:
@@ -73,7 +60,7 @@ def test_a_spike_is_one_gate_of_each_block_and_head() -> None:
 
 
 def test_a_design_with_a_in_bf16_fails_on_keys_that_are_alike(
-    proof: Callable[..., tuple[Exit, str]],
+    proof: Proof,
 ) -> None:
     code, out = proof("--kernel", "torch", "--on", "cpu", "keys alike 0, beta 1", "keys alike 1, beta 1")
     lines = out.splitlines()
@@ -84,13 +71,13 @@ def test_a_design_with_a_in_bf16_fails_on_keys_that_are_alike(
     assert code is Exit.MISMATCH
 
 
-def test_names_that_choose_nothing_prove_nothing(proof: Callable[..., tuple[Exit, str]]) -> None:
+def test_names_that_choose_nothing_prove_nothing(proof: Proof) -> None:
     assert proof("no such case")[0] is Exit.MISMATCH
 
 
 @pytest.mark.parametrize("case", QUICK, ids=[case.name for case in QUICK])
 def test_the_sm100_kernels_pass(prove: ModuleType, case: Case) -> None:
-    verdict, record = prove.proven(case, "sm100", "sim")
+    verdict, record = prove.proving.Prover(prove.GRID, "sm100", "sim").case(case)
     assert verdict == ("refused" if case.refused else "pass"), record.reason
     if not case.refused:
         stages = {tensor.tensor for tensor in record.tensors if tensor.stage}

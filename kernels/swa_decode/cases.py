@@ -1,0 +1,83 @@
+"""Made calls that a kernel of swa_decode must get right, each for a way in which one has gone wrong.
+
+The options are those of `synth`. Each is made in both FP8 layouts unless it concerns one alone. Heads are 8
+where their number is no matter: a tile is padded to more, and a head of it is like the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from gdnbench_kernels.cases import Case
+from gdnbench_kernels.swa_decode.layouts import CacheLayout
+from gdnbench_kernels.swa_decode.sizes import BLOCK_SIZES
+
+LAYOUTS = (CacheLayout.PER_TOKEN_SCALE, CacheLayout.FP8_DS_MLA)
+SHORT = {CacheLayout.PER_TOKEN_SCALE: "per token", CacheLayout.FP8_DS_MLA: "ds_mla"}
+LENS = (0, 1, 17, 127, 128)
+"""Nothing, one slot, part of a tile, a window but one, a window."""
+HEADS = (1, 8, 16, 32, 64, 100, 128)
+"""Those of the models and of their ranks, one, and one that no tile divides."""
+SINKS = {"on": 0.0, "huge": 1e6, "-1e6": -1e6, "-inf": float("-inf"), "+inf": float("inf")}
+
+
+def cases() -> Iterator[Case]:
+    """All of them."""
+    for layout in LAYOUTS:
+        for name, quick, options in (*_shapes(), *_windows(), *_values()):
+            made = {"heads": 8, "lens": LENS, "cache_layout": layout.value, **options}
+            yield Case(f"{SHORT[layout]}, {name}", made, quick)
+    yield Case(
+        "per token, bfloat16 scales", {"heads": 8, "lens": LENS, "scale_dtype": "bfloat16"}, quick=True
+    )
+    yield Case(
+        "bfloat16 cache", {"heads": 8, "lens": (17,), "cache_layout": "bfloat16"}, quick=True, refused=True
+    )
+
+
+Made = tuple[str, bool, dict[str, Any]]
+
+
+def _shapes() -> Iterator[Made]:
+    for length in LENS:
+        yield f"one request of {length}", False, {"lens": (length,)}
+    yield "no requests", True, {"lens": ()}
+    yield "3 requests", False, {"lens": (128, 0, 65)}
+    yield "64 requests", False, {"lens": tuple((7 * i) % 129 for i in range(64))}
+    for heads in HEADS:
+        yield f"{heads} heads", heads == 64, {"heads": heads, "lens": (128, 17)}
+    # Where tokens and heads are as many, an axis taken for the other is no error of shape.
+    for count in (8, 16):
+        yield f"{count} requests, {count} heads", False, {"heads": count, "lens": (128, 31) * (count // 2)}
+    for shape in ("T1W", "1TW"):
+        yield f"indices as {shape}", False, {"index_shape": shape, "lens": (5, 128, 0)}
+    yield "one request, indices as 1TW", False, {"index_shape": "1TW", "lens": (128,)}
+    yield "no lse", False, {"output_lse": False}
+
+
+def _windows() -> Iterator[Made]:
+    for window in (1, 16, 100, 127):
+        yield f"window {window}", False, {"window": window, "lens": (window, window // 2, 0)}
+    for block_size in BLOCK_SIZES:
+        yield f"pages of {block_size}", block_size == 16, {"block_size": block_size, "lens": (128, 50)}
+    for holes in (0.25, 0.9, 1.0):
+        yield f"-1 in {holes:.0%} of a row", holes == 0.25, {"holes": holes}
+    yield "one page for all", False, {"shared_page": True, "lens": (128, 0, 64, 3)}
+    yield "pages far apart", False, {"spare_pages": 300, "block_size": 16}
+    yield "pages far apart, holes", False, {"spare_pages": 300, "block_size": 16, "holes": 0.5}
+    yield "nothing is NaN", False, {"poison": False}
+
+
+def _values() -> Iterator[Made]:
+    for name, sink in SINKS.items():
+        yield f"sink {name}", name in ("on", "huge"), {"sink": sink}
+    for spread in (100.0, 1e4):
+        yield f"spread {spread:g}", spread == 1e4, {"spread": spread, "sink": 0.0}
+    yield "spread 1e4, holes", False, {"spread": 1e4, "holes": 0.5}
+    yield "magnitudes over 2^10", True, {"scale_range": 1024.0}
+    yield "magnitudes over 2^10, spread 1e4", False, {"scale_range": 1024.0, "spread": 1e4}
+    yield "scale 1", False, {"scale": 1.0}
+    yield "scale -0.1", False, {"scale": -0.1}
+    yield "NaN in a row", True, {"lens": (128, 17, 64), "nan_at": (1,)}
+    yield "NaN in a scale", False, {"lens": (128, 17, 64), "nan_scale_at": (0, 2)}

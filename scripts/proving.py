@@ -1,0 +1,198 @@
+"""Replays a kernel on the made calls of its operation's grid and on the shipped captures: what the scripts
+`prove_*` share.
+
+A case passes when its record does. A call outside what the compiled kernels are written for passes when it is
+refused. With several schedules of the simulator, it must pass under the first and give the same bits under
+the others.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import inspect
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatch
+from pathlib import Path
+
+from torch import Tensor
+
+from gdnbench.cli.console import table
+from gdnbench.errors import BadInputError, Exit
+from gdnbench.judge.result import TensorResult
+from gdnbench.ops import operation
+from gdnbench.poison import same_bits
+from gdnbench.replay.kernels import load
+from gdnbench.replay.replay import replay
+from gdnbench.replay.simulated import SIM
+from gdnbench.report.outcome import Outcome
+from gdnbench.report.report import RecordResult
+from gdnbench.sim.simulate import Settings, active
+from gdnbench.store.reader import Store
+from gdnbench.store.recover import open_store
+from gdnbench.store.writer import StoreWriter
+from gdnbench.synth import draft, synthesise
+from gdnbench_kernels.cases import Case
+
+CAPTURES = Path(__file__).parents[1] / "captures"
+
+Proof = tuple[str, str, RecordResult]
+"""Name, verdict, record."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """What is proven of one operation."""
+
+    op: str
+    cases: Callable[[], Iterable[Case]]
+    refusing: tuple[str, ...]  # the kernels that refuse what cases mark as refused
+
+
+@dataclass(frozen=True, slots=True)
+class Prover:
+    """Proves `kernel` on device `on`; `schedules` are those of the simulator. `seed` is added to that of
+    every case."""
+
+    grid: Grid
+    kernel: str
+    on: str
+    schedules: tuple[str, ...] = ("late",)
+    seed: int = 0
+
+    def case(self, case: Case) -> tuple[str, RecordResult]:
+        """The verdict on one case, and its record."""
+        options = {**case.options, "seed": int(case.options.get("seed", 0)) + self.seed}
+        with tempfile.TemporaryDirectory(prefix="gdnbench-prove-") as folder:
+            path = Path(folder) / "case.zarr"
+            with StoreWriter(path, kind="synth") as writer:
+                writer.write("0", [draft(self.grid.op, synthesise(self.grid.op, **options))])
+            with open_store(path) as store:
+                record = self.record(store, 0)
+        wanted = Outcome.UNSUPPORTED if case.refused else Outcome.PASS
+        if record.outcome is not wanted:
+            return "FAIL", record
+        return ("refused" if case.refused else "pass"), record
+
+    def captured(self, names: Sequence[str]) -> Iterator[Proof]:
+        """Every record of the operation in the shipped captures."""
+        for path in sorted(CAPTURES.glob("*.zarr.zip")):
+            with open_store(path) as store:
+                numbers = [record.number for record in store.records if record.info.op == self.grid.op]
+                for number in numbers:
+                    name = f"capture {path.name.partition('.')[0]} {number}"
+                    if chosen(name, names):
+                        record = self.record(store, number)
+                        yield name, "pass" if record.outcome is Outcome.PASS else "FAIL", record
+
+    def record(self, store: Store, number: int) -> RecordResult:
+        """Record `number` replayed under the first schedule, and its bits under the others."""
+        with tempfile.TemporaryDirectory(prefix="gdnbench-prove-") as folder:
+            schedules = self.schedules if self.on == SIM else self.schedules[:1]
+            first, bits = self._replayed(store, number, schedules[0], Path(folder) / "0.zarr")
+            if first.outcome is not Outcome.PASS:
+                return first
+            for index, schedule in enumerate(schedules[1:], 1):
+                _, others = self._replayed(store, number, schedule, Path(folder) / f"{index}.zarr")
+                if wrong := different(bits, others):
+                    reason = f"{wrong} under schedule {schedule} has not the bits of {schedules[0]}"
+                    return replace(first, outcome=Outcome.MISMATCH, reason=reason)
+        return first
+
+    def _replayed(
+        self, store: Store, number: int, schedule: str, run: Path
+    ) -> tuple[RecordResult, dict[str, Tensor]]:
+        """The verdict, and the outputs as they were kept in the store `run`."""
+        with active(Settings(schedule=schedule)) if self.on == SIM else contextlib.nullcontext():
+            (record,) = replay(
+                store,
+                kernel=self.kernel,
+                on=self.on,
+                records=[number],
+                stages=shows_stages(self.grid.op, self.kernel),
+                save=run,
+            ).records
+        with open_store(run) as saved:
+            return record, {name: handle.read() for name, handle in saved.records[0].after.items()}
+
+    def prove(self, names: Sequence[str], quick: bool) -> Iterator[Proof]:
+        for case in self.grid.cases():
+            if chosen(case.name, names) and (case.quick or not quick):
+                # What is outside the compiled kernels need not be outside another one.
+                if case.refused and self.kernel not in self.grid.refusing:
+                    continue
+                yield case.name, *self.case(case)
+        if not quick:
+            yield from self.captured(names)
+
+
+def different(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> str:
+    """The first tensor, by name, of which two runs have other bits; "" if there is none."""
+    for name in sorted(one.keys() | other.keys()):
+        if name not in one or name not in other or not same_bits(one[name], other[name]):
+            return name
+    return ""
+
+
+def shows_stages(op: str, kernel: str) -> bool:
+    return "stages" in inspect.signature(load(kernel, operation(op)).function).parameters
+
+
+def chosen(name: str, patterns: Sequence[str]) -> bool:
+    return not patterns or any(fnmatch(name, pattern) for pattern in patterns)
+
+
+def furthest(record: RecordResult) -> TensorResult | None:
+    """The tensor whose RMS error is the largest multiple of torch's; those that torch has exact come last."""
+    return max((t for t in record.tensors if t.errors is not None), key=multiple, default=None)
+
+
+def multiple(tensor: TensorResult) -> float:
+    if tensor.errors is None or tensor.yardstick is None or tensor.yardstick.rms == 0:
+        return 0.0
+    return tensor.errors.rms / tensor.yardstick.rms
+
+
+def row(name: str, verdict: str, record: RecordResult) -> tuple[object, ...]:
+    worst = furthest(record)
+    if worst is None or worst.errors is None or worst.yardstick is None:
+        return (name, verdict, f"{record.seconds:.1f}", "", "", "", "", record.reason)
+    figures = (f"{multiple(worst):.2f}", f"{worst.errors.rms_ratio:.2g}", f"{worst.yardstick.rms_ratio:.2g}")
+    return (name, verdict, f"{record.seconds:.1f}", worst.tensor, *figures, record.reason)
+
+
+def main(grid: Grid, description: str, schedules: tuple[str, ...] = ("late",)) -> Exit:
+    """The command line of a grid; `schedules` are those it is proven under if nothing is said."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("names", nargs="*", help="patterns of case names; all if left out")
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--list", action="store_true", help="print the names")
+    parser.add_argument("--kernel", default="sm100")
+    parser.add_argument("--on", default=SIM)
+    parser.add_argument("--seed", type=int, default=0, help="added to the seed of every case")
+    parser.add_argument(
+        "--schedules",
+        default=",".join(schedules),
+        help="of the simulator, separated by commas: late, early, random:SEED (default %(default)s)",
+    )
+    options = parser.parse_args()
+    if options.list:
+        print("\n".join(case.name for case in grid.cases()))
+        return Exit.PASS
+    prover = Prover(grid, options.kernel, options.on, tuple(options.schedules.split(",")), options.seed)
+    found = []
+    try:
+        for name, verdict, record in prover.prove(options.names, options.quick):
+            found.append((name, verdict, record))
+            print(f"{len(found):3} {verdict:8} {name} {record.reason}", file=sys.stderr, flush=True)
+    except BadInputError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return Exit.BAD_INPUT
+    heads = ("case", "verdict", "seconds", "worst", "of torch's", "RMS ratio", "torch's", "reason")
+    print(table(heads, [row(*one) for one in found], right=heads[2:3] + heads[4:7]))
+    failed = sum(verdict == "FAIL" for _, verdict, _ in found)
+    print(f"{len(found)} cases, {failed} failed")
+    return Exit.MISMATCH if failed or not found else Exit.PASS
