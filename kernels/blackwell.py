@@ -235,12 +235,15 @@ def accumulator(
     return cute.make_tensor(base + part.offset + stage * part.columns, layout)
 
 
-def multiply(mma: cute.TiledMma, t_acc: cute.Tensor, r_a: cute.Tensor, r_b: cute.Tensor) -> None:
-    """t_acc = A B over all of K, by one warp; the operands are fragments (MMA, M or N, K) of one stage."""
+def multiply(
+    mma: cute.TiledMma, t_acc: cute.Tensor, r_a: cute.Tensor, r_b: cute.Tensor, add: Any = False
+) -> None:
+    """t_acc = A B over all of K, or t_acc += A B to `add`, by one warp; the operands are fragments (MMA, M or
+    N, K) of one stage."""
     # A copy: a flag set on the caller's object within a loop would escape from the loop.
     mma = mma.__new_from_mlir_values__(mma.__extract_mlir_values__())
     for block in range(cute.size(r_a, mode=[2])):
-        mma.set(tcgen05.Field.ACCUMULATE, block > 0)
+        mma.set(tcgen05.Field.ACCUMULATE, True if block else add)
         cute.gemm(mma, t_acc, r_a[None, None, block], r_b[None, None, block], t_acc)
 
 

@@ -106,8 +106,9 @@ class Arguments:
         """[T, H] float32, what a kernel writes to; None where it is not asked for."""
         return None if self._lse is None else self._lse.buffer
 
-    def launch(self, made: Program) -> None:
-        """Run a program whose parameters are those of `sources`, in their order; nothing for no tokens."""
+    def launch(self, made: Program, *more: int) -> None:
+        """Run a program whose parameters are those of `sources`, in their order, then `more`; nothing for no
+        tokens."""
         if not self.tokens:
             return
         made(
@@ -121,6 +122,7 @@ class Arguments:
             self.lse,
             self.scale,
             self.block_shift,
+            *more,
         )
 
     def finish(self) -> dict[str, Tensor]:

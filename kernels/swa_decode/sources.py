@@ -24,6 +24,11 @@ SCALE_DTYPES: tuple[str, ...] = get_args(ScaleDtype)
 PORTABLE_ROWS = (16, 32)
 """Heads of a CTA of the portable kernel."""
 
+TILE_HEADS = 64
+"""Heads of an item of the sm100 kernel."""
+PART_COUNTS = (1, 2, 4)
+"""Into how many CTAs it may deal the features of o."""
+
 Build = tuple[Any, tuple[Any, ...]]
 """What is compiled, and examples of its arguments."""
 
@@ -63,6 +68,38 @@ def portable_source(
     )
 
 
+def sm100_sources(
+    heads: int = 64,
+    cache_layout: Layout = "per_token_scale",
+    scale_dtype: ScaleDtype | None = "float32",
+    sink: bool = True,
+    lse: bool = True,
+) -> list[Source]:
+    """The kernel named `sm100`.
+
+    heads: H. cache_layout: how pages hold their rows. scale_dtype: that of inv_scale, of per_token_scale
+    alone. sink: whether there is an attn_sink. lse: whether it is an output.
+    """
+    dtype = scale_dtype if cache_layout == CacheLayout.PER_TOKEN_SCALE else None
+    return [sm100_source(heads, cache_layout, dtype, sink, lse)]
+
+
+def sm100_source(
+    heads: int, cache_layout: Layout, scale_dtype: ScaleDtype | None, sink: bool, lse: bool
+) -> Source:
+    """`Tcgen05Decode`, which takes the number of value parts and of their CTAs too."""
+    check_options(heads, cache_layout, scale_dtype)
+    return Source.of(
+        "swa_decode.tcgen05_decode",
+        f"{__name__}:build_sm100",
+        heads=heads,
+        cache_layout=str(cache_layout),
+        scale_dtype=scale_dtype,
+        sink=sink,
+        lse=lse,
+    )
+
+
 def check_options(heads: int, cache_layout: Layout, scale_dtype: ScaleDtype | None) -> None:
     """ValueError for what no kernel is compiled for."""
     if not 1 <= heads <= MAX_HEADS:
@@ -83,6 +120,23 @@ def build_portable(
 
     kernel = MmaSyncDecode(heads, CacheLayout(cache_layout), rows)
     return kernel, examples(heads, scale_dtype, sink, lse)
+
+
+def build_sm100(
+    heads: int, cache_layout: Layout, scale_dtype: ScaleDtype | None, sink: bool, lse: bool
+) -> Build:
+    """See the module; then parts, workers."""
+    import cutlass
+
+    from gdnbench_kernels.swa_decode.tcgen05_decode import Tcgen05Decode
+
+    *arguments, stream = examples(heads, scale_dtype, sink, lse)
+    return Tcgen05Decode(heads, CacheLayout(cache_layout)), (
+        *arguments,
+        cutlass.Int32(1),
+        cutlass.Int32(1),
+        stream,
+    )
 
 
 def examples(heads: int, scale_dtype: ScaleDtype | None, sink: bool, lse: bool) -> tuple[Any, ...]:
