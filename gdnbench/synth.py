@@ -98,6 +98,5 @@ def _pool(before: Tensor, after: Tensor | None, touched: Tensor) -> Pool:
 def _tensor(
     found: Operation, name: str, tensor: Tensor, rows: Tensor | None, conventions: Mapping[str, str]
 ) -> TensorDraft:
-    held = tensor.contiguous()
-    data = held if rows is None else held[rows]
-    return TensorDraft(data, meta_of(data, found.spec(name).axes_in(conventions), held))
+    data = (tensor if rows is None else tensor[rows]).contiguous()
+    return TensorDraft(data, meta_of(data, found.spec(name).axes_in(conventions), tensor))
