@@ -19,6 +19,8 @@ SMEM_LIMIT = SM_SMEM - CTA_SMEM
 """Bytes of shared memory that one CTA may have."""
 TMEM_COLUMNS = 512
 BARRIER_BYTES = 8
+SIZES = {"uint8": 1, "bfloat16": 2, "float16": 2, "float32": 4, "int32": 4}
+"""Bytes of an element."""
 WARP = 32
 
 
@@ -32,14 +34,14 @@ class Buffer:
 
     name: str
     shape: tuple[int, ...]
-    dtype: str  # bfloat16, float16, float32, int32
+    dtype: str  # a key of SIZES
     layout: str
     stages: int = 1
     align: int = 1024
 
     @property
     def stage_bytes(self) -> int:
-        return prod(self.shape) * {"bfloat16": 2, "float16": 2, "float32": 4, "int32": 4}[self.dtype]
+        return prod(self.shape) * SIZES[self.dtype]
 
     @property
     def bytes(self) -> int:

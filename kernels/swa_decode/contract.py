@@ -131,6 +131,13 @@ KERNELS = {
         ALL,
         meaning="rows gathered and dequantised to bfloat16, then SDPA",
     ),
+    "portable": KernelEntry(
+        "gdnbench_kernels.swa_decode.portable:portable",
+        SERVED,
+        devices=("sim", "cuda"),
+        meaning="one mma.sync kernel for SM90 and SM100 in CuTe DSL, products straight from the codes",
+        sources="gdnbench_kernels.swa_decode.sources:portable_sources",
+    ),
     "sm100": KernelEntry(
         "gdnbench_kernels.swa_decode.sm100:sm100",
         SERVED,

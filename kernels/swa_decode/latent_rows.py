@@ -1,0 +1,339 @@
+"""The window's latent rows in shared memory as the portable kernel has them: gathered once, read as keys and
+as values. CuTe DSL.
+
+Warp w gathers entries 16 w .. 16 w + 15, for itself to multiply with the queries. What an entry's row is
+multiplied by, its factor, does not touch its codes: the scores take it, and so do the weights.
+
+    per_token_scale  the row is its codes, the factor is inv_scale
+    fp8_ds_mla       codes times 2^(scale - ref), rope as f16 2^-ref, the factor is 2^ref: ref is such that the
+                     largest value there can be is about 2^15. Exact down to 2^-29 of that, and below that to
+                     2^-40 of it.
+
+An entry that does not count is a row of zeros, for which nothing is read.
+
+Keys, for products over 16 features: lane l has features 4 (l % 4) .. + 3 of entries l / 4 and l / 4 + 8, so
+position 2 t of such a product is feature 4 t, and position 8 + 2 t is feature 4 t + 2. Rope is stored so that
+`ldmatrix` gives it in that order too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+
+from gdnbench_kernels.swa_decode import warp_ops as ops
+from gdnbench_kernels.swa_decode.layouts import DATA_BYTES, SCALE_BYTES
+from gdnbench_kernels.swa_decode.portable_plan import ENTRIES
+from gdnbench_kernels.swa_decode.sizes import GROUP, GROUPS, HEAD_DIM, MAX_WINDOW, NOPE_DIM, ROPE_DIM
+from gdnbench_kernels.swa_decode.window import PADDING
+
+I32, I64, F32 = cutlass.Int32, cutlass.Int64, cutlass.Float32
+
+CHUNK = 16
+"""Bytes that one thread copies, and one row of a matrix."""
+STEP = 16
+"""Features of a product."""
+ROPE_CHUNK = NOPE_DIM // CHUNK
+ROPE_PARTS = 2 * ROPE_DIM // CHUNK
+"""Lanes that convert one row's rope."""
+
+TURN = 32 // ROPE_PARTS
+"""Rows whose rope a warp converts at once."""
+FEATURE_TILES = GROUP // 8
+"""Of 8 features, in one warp's share of the outputs."""
+
+BIAS = 127
+CODE_BITS = 9
+"""|code| < 2^9."""
+TOP = 15
+"""Values are scaled to below 2^15; f16 ends at 2^16."""
+LEAST, MOST = -126, 121
+"""Exponents that `ref` may have."""
+NAN_SCALE = 255
+NOTHING_ABOVE = 1000
+"""What is above a row with a scale that is no number."""
+NO_NUMBER = 0x7FC0_0000
+"""Bits of a NaN."""
+ONE = 0x3F80_0000
+"""Bits of 1."""
+VALUE_BITS = 0x7FFF_0000
+"""Of a bf16 in the high half of a word, without the sign."""
+
+
+@dataclass(frozen=True)
+class Pages:
+    """The cache in global memory."""
+
+    base: cutlass.Int64
+    stride: cutlass.Int64
+    shift: cutlass.Int32
+
+    def page(self, slot: Any) -> Any:
+        return self.base + I64(slot >> self.shift) * self.stride
+
+    def offset(self, slot: Any) -> Any:
+        """Of the slot in its page, in tokens."""
+        return slot & ((I32(1) << self.shift) - 1)
+
+
+@dataclass(frozen=True)
+class Entries:
+    """The entries of one warp: lane l and lane l + 16 hold slot number l, -1 where it does not count."""
+
+    slots: cutlass.Int32
+    warp: cutlass.Int32
+    lane: cutlass.Int32
+
+    def slot(self, number: Any) -> Any:
+        """Of an entry of this warp, to all lanes, or to each lane its own."""
+        return cute.arch.shuffle_sync(self.slots, number)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Where the rows lie in shared memory, and what each is multiplied by."""
+
+    s_rows: cutlass.Int32
+    s_entries: cutlass.Int32
+
+    def put(self, entry: Any, factor: Any, exponent: Any, mantissa: Any, counts: Any) -> None:
+        ops.store_shared(self.s_entries + entry * 16, factor, exponent, mantissa, counts)
+
+    def entry(self, number: Any) -> tuple[Any, ...]:
+        """(factor, exponent, mantissa, 1 where it counts) of an entry."""
+        return tuple(map(ops.float_of, ops.load_shared(self.s_entries + number * 16)))
+
+    def matrices(self, first: Any, chunk: Any, lane: Any, pitch: int, key: Any) -> Any:
+        """The lane's address in four matrices: entries `first` .. + 15 at `chunk`, then at the one after it.
+        `key` is the swizzle of the lane's entry; `chunk` is even."""
+        return self.s_rows + (first + (lane & 15)) * pitch + ((chunk ^ (lane >> 4) ^ key) * CHUNK)
+
+
+@dataclass(frozen=True)
+class PerTokenRows(Rows):
+    """Rows of 512 codes."""
+
+    inv_scale: cute.Tensor
+
+    def gather(self, entries: Entries, pages: Pages) -> tuple[Any, ...]:
+        """Starts the copies; returns what `describe` needs, on its way from global memory."""
+        lane = entries.lane
+        for number in range(ENTRIES):
+            slot = entries.slot(number)
+            counts = slot != PADDING
+            slot = ops.pick(counts, slot, I32(0))
+            source = pages.page(slot) + I64(pages.offset(slot) * HEAD_DIM + lane * CHUNK)
+            target = (entries.warp * ENTRIES + number) * HEAD_DIM + (lane ^ (number % 8)) * CHUNK
+            size = ops.pick(counts, I32(CHUNK), I32(0))
+            ops.copy_async(self.s_rows + target, source, size)
+        cute.arch.cp_async_commit_group()
+        return (self.factor(entries.slots),)
+
+    @cute.jit
+    def factor(self, slot: cutlass.Int32) -> cutlass.Float32:
+        factor = F32(0.0)
+        if slot != PADDING:
+            factor = F32(self.inv_scale[slot])
+        return factor
+
+    @cute.jit
+    def describe(self, entries: Entries, loaded: tuple[Any, ...]) -> None:
+        """Factors, each cut into a power of two and a rest in [1, 2)."""
+        factor = loaded[0]
+        bits = ops.bits_of(factor)
+        small = ((bits >> 23) & 255) == 0
+        bits = ops.pick(small, ops.bits_of(factor * F32(2.0**32)), bits)
+        field = (bits >> 23) & 255
+        exponent = F32(field - ops.pick(small, I32(BIAS + 32), I32(BIAS)))
+        exponent = ops.pick(field == 0, F32(-inf), exponent)
+        rest = (bits & ~0x7F80_0000) | ONE
+        rest = ops.pick(field == 0, I32(0), rest)
+        rest = ops.pick(field == 255, I32(NO_NUMBER), rest)
+        counts = ops.pick(entries.slots != PADDING, F32(1.0), F32(0.0))
+        if entries.lane < ENTRIES:
+            entry = entries.warp * ENTRIES + entries.lane
+            self.put(entry, factor, exponent, ops.float_of(rest), counts)
+
+    @cute.jit
+    def score(self, acc: cute.Tensor, queries: Any, warp: cutlass.Int32, lane: cutlass.Int32) -> None:
+        """acc[m][n] += Q K^T of this warp's entries."""
+        first, key = warp * ENTRIES, lane & 7
+        for pair in cutlass.range(HEAD_DIM // STEP // 2, unroll=2):
+            words = ops.ldmatrix(self.matrices(first, 2 * pair, lane, HEAD_DIM, key))
+            for half in cutlass.range_constexpr(2):
+                low, high = (ops.halves_of_codes(word) for word in words[2 * half : 2 * half + 2])
+                queries.multiply(acc, 2 * pair + half, low, high)
+
+    @cute.jit
+    def weigh(self, acc: cute.Tensor, weights: Any, warp: cutlass.Int32, lane: cutlass.Int32) -> None:
+        """acc[m][n] += P V of this warp's features."""
+        key = lane & 7
+        for step in cutlass.range(MAX_WINDOW // ENTRIES, unroll=2):
+            a = weights.fragments(step)
+            for pair in cutlass.range_constexpr(GROUP // CHUNK // 2):
+                chunk = warp * (GROUP // CHUNK) + 2 * pair
+                address = self.matrices(step * ENTRIES, chunk, lane, HEAD_DIM, key)
+                multiply_codes(acc, 4 * pair, a, ops.ldmatrix_transposed(address))
+
+
+@dataclass(frozen=True)
+class DsMlaRows(Rows):
+    """Rows of 448 codes, then 64 f16."""
+
+    s_groups: cutlass.Int32
+    block_size: cutlass.Int32
+
+    def gather(self, entries: Entries, pages: Pages) -> tuple[Any, ...]:
+        """Starts the copies; returns what `describe` needs, on its way from global memory: rope and scales,
+        8 lanes a row and 4 rows at once."""
+        self.copy_codes(entries, pages)
+        lane, loaded = entries.lane, []
+        for turn in range(ENTRIES // TURN):
+            slot = entries.slot(TURN * turn + lane // ROPE_PARTS)
+            counts = slot != PADDING
+            slot = ops.pick(counts, slot, I32(0))
+            page, offset, part = pages.page(slot), pages.offset(slot), lane % ROPE_PARTS
+            rope = page + I64(offset * DATA_BYTES + NOPE_DIM + part * CHUNK)
+            scale = page + I64(self.block_size * DATA_BYTES + offset * SCALE_BYTES + part)
+            scaled = ops.pick(part < GROUPS, I32(counts), I32(0))
+            loaded += [*ops.load_global_if(I32(counts), rope), ops.load_byte_if(scaled, scale), I32(counts)]
+        return tuple(loaded)
+
+    @cute.jit
+    def copy_codes(self, entries: Entries, pages: Pages) -> None:
+        lane = entries.lane
+        for number in cutlass.range_constexpr(ENTRIES):
+            slot = entries.slot(number)
+            counts = slot != PADDING
+            slot = ops.pick(counts, slot, I32(0))
+            source = pages.page(slot) + I64(pages.offset(slot) * DATA_BYTES + lane * CHUNK)
+            target = (entries.warp * ENTRIES + number) * DATA_BYTES + (lane ^ (number // 2 % 4)) * CHUNK
+            size = ops.pick(counts, I32(CHUNK), I32(0))
+            if lane < ROPE_CHUNK:
+                ops.copy_async(self.s_rows + target, source, size)
+        cute.arch.cp_async_commit_group()
+
+    def describe(self, entries: Entries, loaded: tuple[Any, ...]) -> None:
+        """Factors, what groups are multiplied by, and rope."""
+        for turn in range(ENTRIES // TURN):
+            *rope, scale, counts = loaded[6 * turn : 6 * turn + 6]
+            entry = entries.warp * ENTRIES + TURN * turn + entries.lane // ROPE_PARTS
+            self.describe_row(entry, entries.lane % ROPE_PARTS, rope, scale, counts)
+
+    @cute.jit
+    def describe_row(
+        self,
+        entry: cutlass.Int32,
+        part: cutlass.Int32,
+        rope: list[Any],
+        scale: cutlass.Int32,
+        counts: cutlass.Int32,
+    ) -> None:
+        """One of 8 lanes of a row."""
+        largest = I32(0)
+        for word in cutlass.range_constexpr(4):
+            largest = cutlass.max(largest, rope[word] & VALUE_BITS)
+            largest = cutlass.max(largest, (rope[word] << 16) & VALUE_BITS)
+        # |rope| < 2^(field - 126), |code| 2^(scale - 127) < 2^(scale - 118)
+        above = cutlass.max((largest >> 23) - (BIAS - 1), scale - (BIAS - CODE_BITS))
+        above = ops.pick(scale == NAN_SCALE, I32(NOTHING_ABOVE), above)
+        for step in cutlass.range_constexpr(3):
+            above = cutlass.max(above, cute.arch.shuffle_sync_bfly(above, 1 << step))
+        ref = cutlass.min(cutlass.max(above - TOP, LEAST), MOST)
+        if part < GROUPS:
+            group = ops.power_of_two(cutlass.max(scale - BIAS - ref, LEAST))
+            ops.store_shared_half(self.s_groups + (part * MAX_WINDOW + entry) * 2, group)
+        self.put_rope(entry, part, rope, ops.power_of_two(-ref))
+        if part == 0:
+            spoilt = above == NOTHING_ABOVE
+            factor = ops.pick(spoilt, I32(NO_NUMBER), (ref + BIAS) << 23)
+            mantissa = ops.pick(spoilt, I32(NO_NUMBER), I32(ONE))
+            self.put(entry, ops.float_of(factor), F32(ref), ops.float_of(mantissa), F32(counts))
+
+    def put_rope(self, entry: Any, part: Any, rope: list[Any], scale: Any) -> None:
+        """Features 8 part .. + 7, four pairs: the first and third into one chunk, the others into the next."""
+        pairs = []
+        for word in rope:
+            low, high = ops.widened(word)
+            pairs.append(ops.halves(low * scale, high * scale))
+        for odd in range(2):
+            chunk = (ROPE_CHUNK + part // 2 * 2 + odd) ^ (entry // 2 % 4)
+            address = self.s_rows + entry * DATA_BYTES + chunk * CHUNK + part % 2 * (CHUNK // 2)
+            ops.store_shared(address, pairs[odd], pairs[odd + 2])
+
+    @cute.jit
+    def score(self, acc: cute.Tensor, queries: Any, warp: cutlass.Int32, lane: cutlass.Int32) -> None:
+        """acc[m][n] += Q K^T of this warp's entries."""
+        first, key = warp * ENTRIES, lane // 2 % 4
+        for group in cutlass.range(GROUPS, unroll=1):
+            at = self.s_groups + (group * MAX_WINDOW + first + lane // 4) * 2
+            low_scale, high_scale = (ops.load_shared_half(at + 2 * more) for more in (0, 8))
+            for pair in cutlass.range_constexpr(2):
+                chunk = group * (GROUP // CHUNK) + 2 * pair
+                words = ops.ldmatrix(self.matrices(first, chunk, lane, DATA_BYTES, key))
+                for half in cutlass.range_constexpr(2):
+                    low, high = (ops.halves_of_codes(word) for word in words[2 * half : 2 * half + 2])
+                    low = tuple(ops.scaled(word, low_scale) for word in low)
+                    high = tuple(ops.scaled(word, high_scale) for word in high)
+                    queries.multiply(acc, chunk + half, low, high)
+        for step in cutlass.range(ROPE_DIM // STEP, unroll=1):
+            words = ops.ldmatrix(self.matrices(first, ROPE_CHUNK + 2 * step, lane, DATA_BYTES, key))
+            queries.multiply(acc, NOPE_DIM // STEP + step, (words[0], words[2]), (words[1], words[3]))
+
+    @cute.jit
+    def weigh(self, acc: cute.Tensor, weights: Any, warp: cutlass.Int32, lane: cutlass.Int32) -> None:
+        """acc[m][n] += P V of this warp's features."""
+        if warp < GROUPS:
+            self.weigh_codes(acc, weights, warp, lane)
+        if warp == GROUPS:
+            self.weigh_rope(acc, weights, lane)
+
+    @cute.jit
+    def weigh_codes(self, acc: cute.Tensor, weights: Any, warp: cutlass.Int32, lane: cutlass.Int32) -> None:
+        key = lane // 2 % 4
+        for step in cutlass.range(MAX_WINDOW // ENTRIES, unroll=1):
+            a = weights.fragments(step)
+            at = self.s_groups + (warp * MAX_WINDOW + step * ENTRIES + lane % 4 * 2) * 2
+            low_scale, high_scale = (ops.load_shared_word(at + 2 * more) for more in (0, 8))
+            for pair in cutlass.range_constexpr(GROUP // CHUNK // 2):
+                chunk = warp * (GROUP // CHUNK) + 2 * pair
+                address = self.matrices(step * ENTRIES, chunk, lane, DATA_BYTES, key)
+                words = ops.ldmatrix_transposed(address)
+                multiply_codes(acc, 4 * pair, a, words, (low_scale, high_scale))
+
+    @cute.jit
+    def weigh_rope(self, acc: cute.Tensor, weights: Any, lane: cutlass.Int32) -> None:
+        key = lane // 2 % 4
+        for step in cutlass.range(MAX_WINDOW // ENTRIES, unroll=1):
+            a = weights.fragments(step)
+            for pair in cutlass.range_constexpr(ROPE_DIM // STEP):
+                chunk = ROPE_CHUNK + 2 * pair
+                words = ops.ldmatrix_transposed(self.matrices(step * ENTRIES, chunk, lane, DATA_BYTES, key))
+                multiply_tiles(acc, 2 * pair, a, words[:2], words[2:])
+
+
+def multiply_codes(
+    acc: cute.Tensor, tile: int, a: list[ops.Quad], words: ops.Quad, scales: tuple[Any, Any] | None = None
+) -> None:
+    """Of two chunks of 16 features, each a tile of even ones and a tile of odd ones; `scales` of the first 8
+    entries and of the others."""
+    for chunk in range(2):
+        parts = [ops.transposed_halves_of_codes(word) for word in words[2 * chunk : 2 * chunk + 2]]
+        if scales is not None:
+            parts = [
+                (ops.scaled(even, scale), ops.scaled(odd, scale))
+                for (even, odd), scale in zip(parts, scales, strict=True)
+            ]
+        (even_low, odd_low), (even_high, odd_high) = parts
+        multiply_tiles(acc, tile + 2 * chunk, a, (even_low, even_high), (odd_low, odd_high))
+
+
+def multiply_tiles(acc: cute.Tensor, tile: int, a: list[ops.Quad], one: ops.Pair, other: ops.Pair) -> None:
+    """Tiles `tile` and the next of every 16 rows."""
+    for m, part in enumerate(a):
+        for more, b in enumerate((one, other)):
+            ops.multiply(acc, (m * FEATURE_TILES + tile + more) * 4, part, b)

@@ -1,0 +1,246 @@
+"""Instructions of a warp for which CuTe DSL has no word that takes bytes as they are. CuTe DSL, sm_89 on.
+
+Addresses are numbers, 32 bits of shared memory and 64 of global memory. Of a matrix of 8 rows of 16 bytes
+`ldmatrix` gives lane l 4 bytes of row l / 4, and transposed 2 bytes, number l / 4, of each of rows
+2 (l % 4) and + 1.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+
+I32, F32 = cutlass.Int32, cutlass.Float32
+
+Pair = tuple[Any, Any]
+Quad = tuple[Any, Any, Any, Any]
+
+EVEN_THEN_ODD = 0x3120
+"""Of `prmt`: bytes 0 and 2, then 1 and 3."""
+
+
+def ldmatrix(address: Any) -> Quad:
+    """Four matrices; lane l gives the address of row l % 8 of matrix l / 8."""
+    return _four("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {{$w0}, {$w1}, {$w2}, {$w3}}, [{$r0}];", address)
+
+
+def ldmatrix_transposed(address: Any) -> Quad:
+    """As `ldmatrix`, each matrix of 8 x 8 units of 16 bits transposed."""
+    return _four(
+        "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {{$w0}, {$w1}, {$w2}, {$w3}}, [{$r0}];", address
+    )
+
+
+def load_shared(address: Any) -> Quad:
+    """16 bytes."""
+    return _four("ld.shared.v4.b32 {{$w0}, {$w1}, {$w2}, {$w3}}, [{$r0}];", address)
+
+
+def load_global(address: Any) -> Quad:
+    """16 bytes that nobody writes while the kernel runs."""
+    return _four("ld.global.nc.v4.b32 {{$w0}, {$w1}, {$w2}, {$w3}}, [{$r0}];", address)
+
+
+def _four(text: str, address: Any) -> Quad:
+    found: Quad = cute.arch.inline_ptx(text, write_only_types=[I32, I32, I32, I32], read_only_args=[address])
+    return found
+
+
+def load_global_if(given: Any, address: Any) -> Quad:
+    """16 bytes that nobody writes while the kernel runs, or zeros, nothing being read."""
+    found: Quad = cute.arch.inline_ptx(
+        "{ .reg .pred p; setp.ne.s32 p, {$r1}, 0; mov.b32 {$w0}, 0; mov.b32 {$w1}, 0; mov.b32 {$w2}, 0;"
+        " mov.b32 {$w3}, 0; @p ld.global.nc.v4.b32 {{$w0}, {$w1}, {$w2}, {$w3}}, [{$r0}]; }",
+        write_only_types=[I32, I32, I32, I32],
+        read_only_args=[address, given],
+    )
+    return found
+
+
+def load_byte_if(given: Any, address: Any) -> Any:
+    """An unsigned byte that nobody writes while the kernel runs, or 0, nothing being read."""
+    return cute.arch.inline_ptx(
+        "{ .reg .pred p; setp.ne.s32 p, {$r1}, 0; mov.b32 {$w0}, 0; @p ld.global.nc.u8 {$w0}, [{$r0}]; }",
+        write_only_types=[I32],
+        read_only_args=[address, given],
+    )
+
+
+def load_shared_half(address: Any) -> Any:
+    """16 bits, twice in a register."""
+    return cute.arch.inline_ptx(
+        "{ .reg .b16 x; ld.shared.b16 x, [{$r0}]; mov.b32 {$w0}, {x, x}; }",
+        write_only_types=[I32],
+        read_only_args=[address],
+    )
+
+
+def load_shared_word(address: Any) -> Any:
+    return cute.arch.inline_ptx(
+        "ld.shared.b32 {$w0}, [{$r0}];", write_only_types=[I32], read_only_args=[address]
+    )
+
+
+def load_shared_floats(address: Any) -> Pair:
+    found: Pair = cute.arch.inline_ptx(
+        "ld.shared.v2.f32 {{$w0}, {$w1}}, [{$r0}];", write_only_types=[F32, F32], read_only_args=[address]
+    )
+    return found
+
+
+def load_shared_float(address: Any) -> Any:
+    return cute.arch.inline_ptx(
+        "ld.shared.f32 {$w0}, [{$r0}];", write_only_types=[F32], read_only_args=[address]
+    )
+
+
+def store_shared(address: Any, *words: Any) -> None:
+    """1, 2 or 4 words of 32 bits, integers or floats alike."""
+    _store("shared", address, words)
+
+
+def store_global(address: Any, *words: Any) -> None:
+    """1, 2 or 4 words of 32 bits, integers or floats alike."""
+    _store("global", address, words)
+
+
+def _store(space: str, address: Any, words: tuple[Any, ...]) -> None:
+    kind = "f32" if isinstance(words[0], F32) else "b32"
+    names = ", ".join(f"{{$r{place + 1}}}" for place in range(len(words)))
+    vector, value = ("", names) if len(words) == 1 else (f".v{len(words)}", f"{{{names}}}")
+    cute.arch.inline_ptx(f"st.{space}{vector}.{kind} [{{$r0}}], {value};", read_only_args=[address, *words])
+
+
+def store_shared_half(address: Any, value: Any) -> None:
+    """A float, rounded to 16 bits."""
+    cute.arch.inline_ptx(
+        "{ .reg .b16 x; cvt.rn.f16.f32 x, {$r1}; st.shared.b16 [{$r0}], x; }", read_only_args=[address, value]
+    )
+
+
+def copy_async(shared: Any, source: Any, count: Any) -> None:
+    """16 bytes from global to shared memory, of which those from `count` on, 0 or 16, are zeros that nothing
+    is read for."""
+    cute.arch.inline_ptx(
+        "cp.async.cg.shared.global [{$r0}], [{$r1}], 16, {$r2};", read_only_args=[shared, source, count]
+    )
+
+
+def halves_of_codes(codes: Any) -> Pair:
+    """(bytes 0 and 1, bytes 2 and 3) of four e4m3 numbers as f16, exactly."""
+    found: Pair = cute.arch.inline_ptx(
+        "{ .reg .b16 x, y; mov.b32 {x, y}, {$r0};"
+        " cvt.rn.f16x2.e4m3x2 {$w0}, x; cvt.rn.f16x2.e4m3x2 {$w1}, y; }",
+        write_only_types=[I32, I32],
+        read_only_args=[codes],
+    )
+    return found
+
+
+def transposed_halves_of_codes(word: Any) -> Pair:
+    """Of a word of `ldmatrix_transposed` of codes, two of each of two rows: (the first of both, the second of
+    both) as f16."""
+    return halves_of_codes(
+        cute.arch.inline_ptx(
+            f"prmt.b32 {{$w0}}, {{$r0}}, 0, {EVEN_THEN_ODD};", write_only_types=[I32], read_only_args=[word]
+        )
+    )
+
+
+def halves(low: Any, high: Any) -> Any:
+    """Two floats, each rounded to f16."""
+    return cute.arch.inline_ptx(
+        "cvt.rn.f16x2.f32 {$w0}, {$r1}, {$r0};", write_only_types=[I32], read_only_args=[low, high]
+    )
+
+
+def bfloats(low: Any, high: Any) -> Any:
+    """Two floats, each rounded to bf16."""
+    return cute.arch.inline_ptx(
+        "cvt.rn.bf16x2.f32 {$w0}, {$r1}, {$r0};", write_only_types=[I32], read_only_args=[low, high]
+    )
+
+
+def widened(word: Any) -> Pair:
+    """Two bf16 as floats: the low half, the high half."""
+    return float_of(word << 16), float_of(word & -65536)
+
+
+def float_of(bits: Any) -> Any:
+    return cute.arch.inline_ptx("mov.b32 {$w0}, {$r0};", write_only_types=[F32], read_only_args=[bits])
+
+
+def bits_of(value: Any) -> Any:
+    return cute.arch.inline_ptx("mov.b32 {$w0}, {$r0};", write_only_types=[I32], read_only_args=[value])
+
+
+def power_of_two(exponent: Any) -> Any:
+    """2^exponent as a float, -126 to 127."""
+    return float_of((exponent + 127) << 23)
+
+
+def scaled(pair: Any, factors: Any) -> Any:
+    """Two products of f16."""
+    return cute.arch.inline_ptx(
+        "mul.rn.f16x2 {$w0}, {$r0}, {$r1};", write_only_types=[I32], read_only_args=[pair, factors]
+    )
+
+
+def product(x: Any, y: Any) -> Any:
+    """x y, rounded: a compiler may not make one operation of it and of a sum that it goes into."""
+    return cute.arch.inline_ptx(
+        "mul.rn.f32 {$w0}, {$r0}, {$r1};", write_only_types=[F32], read_only_args=[x, y]
+    )
+
+
+def exp2(x: Any) -> Any:
+    """2^x; 0 below -126."""
+    return cute.arch.inline_ptx(
+        "ex2.approx.ftz.f32 {$w0}, {$r0};", write_only_types=[F32], read_only_args=[x]
+    )
+
+
+def exp2_whole(x: Any) -> Any:
+    """2^x, subnormal ones too."""
+    return cute.arch.inline_ptx("ex2.approx.f32 {$w0}, {$r0};", write_only_types=[F32], read_only_args=[x])
+
+
+def log2(x: Any) -> Any:
+    return cute.arch.inline_ptx(
+        "lg2.approx.ftz.f32 {$w0}, {$r0};", write_only_types=[F32], read_only_args=[x]
+    )
+
+
+def reciprocal(x: Any) -> Any:
+    return cute.arch.inline_ptx(
+        "rcp.approx.ftz.f32 {$w0}, {$r0};", write_only_types=[F32], read_only_args=[x]
+    )
+
+
+def greater(x: Any, y: Any) -> Any:
+    """The greater of two floats, and of a number and a NaN the number."""
+    return cute.arch.inline_ptx("max.f32 {$w0}, {$r0}, {$r1};", write_only_types=[F32], read_only_args=[x, y])
+
+
+def round_up(x: Any) -> Any:
+    """The least whole number that is not below x, a float."""
+    return cute.arch.inline_ptx("cvt.rpi.f32.f32 {$w0}, {$r0};", write_only_types=[F32], read_only_args=[x])
+
+
+def multiply(acc: cute.Tensor, first: int, a: Quad, b: Pair) -> None:
+    """acc[first .. first + 3] += A B: A is 16 x 16 and B 16 x 8, both f16, sums f32."""
+    sums = cute.arch.inline_ptx(
+        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {{$w0}, {$w1}, {$w2}, {$w3}},"
+        " {{$r0}, {$r1}, {$r2}, {$r3}}, {{$r4}, {$r5}}, {{$r6}, {$r7}, {$r8}, {$r9}};",
+        write_only_types=[F32, F32, F32, F32],
+        read_only_args=[*a, *b, *(acc[first + place] for place in range(4))],
+    )
+    for place in range(4):
+        acc[first + place] = sums[place]
+
+
+def pick(condition: Any, one: Any, other: Any) -> Any:
+    """`one` where the condition holds, else `other`; of the type of `one`."""
+    return type(one)(cutlass.select_(condition, one, other))
