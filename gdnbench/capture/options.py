@@ -19,7 +19,7 @@ OPTIONS_VARIABLE = "GDNBENCH_CAPTURE_OPTIONS"
 CACHE_LAYOUTS = ("per_token_scale", "fp8_ds_mla", "bfloat16")
 BLOCK_SIZES = (16, 32, 64, 128, 256)
 
-_LISTS = ("target", "op", "layer")
+_LISTS = ("target", "op", "layer", "table")
 _COUNTS = ("first", "every", "max_bytes", "queue_bytes")
 _FLAGS = ("full_pools", "sync")
 
@@ -36,6 +36,7 @@ class CaptureOptions:
     ] = ()  # framework, module, part of a module path, function or module:function; globs
     op: tuple[str, ...] = ()  # operations by name
     layer: tuple[str, ...] = ()  # indices ("3"), ranges ("0-3") or names (globs)
+    table: tuple[str, ...] = ()  # files with tables of paged callers
     first: int | None = None  # of each layer, at most this many calls
     every: int = 1  # of each layer, every N-th call, beginning with the first
     max_bytes: int | None = None  # of one process; the first record that does not fit ends its capture

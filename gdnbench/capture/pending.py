@@ -170,6 +170,11 @@ def _touched(contract: Operation, observation: Observation, full_pools: bool) ->
     for name in names:
         if name not in pools:
             slots, rows = tensors[name].shape[0], touched[name]
+            if len(rows) and not 0 <= int(rows[0]) <= int(rows[-1]) < slots:
+                # A GPU would stop the program at a row that is not there.
+                raise ValueError(
+                    f"the call names row {int(rows[0])} to {int(rows[-1])} of {name}; it has {slots}"
+                )
             pools[name] = PoolRows(slots, tuple(rows.tolist()), rows)
             if contract.spec(name).role is Role.MUTATED:
                 pools[name].untouched = untouched_rows(slots, rows)

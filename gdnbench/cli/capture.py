@@ -22,6 +22,10 @@ def capture(
     layer: Annotated[
         list[str] | None, typer.Option(help="Layer to keep: 3, 0-3 or a name (globs); may repeat.")
     ] = None,
+    table: Annotated[
+        list[Path] | None,
+        typer.Option(help="File with tables of paged callers to hook, TOML or JSON; may repeat."),
+    ] = None,
     first: Annotated[int | None, typer.Option(min=1, help="Keep the first N calls of each layer.")] = None,
     every: Annotated[int, typer.Option(min=1, help="Keep every N-th call of each layer.")] = 1,
     max_bytes: Annotated[
@@ -53,6 +57,7 @@ def capture(
         target=tuple(target or ()),
         op=tuple(op or ()),
         layer=tuple(layer or ()),
+        table=tuple(str(path.absolute()) for path in table or ()),
         first=first,
         every=every,
         max_bytes=None if max_bytes is None else byte_count(max_bytes, "--max-bytes"),

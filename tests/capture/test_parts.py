@@ -166,7 +166,10 @@ def test_options_survive_the_environment() -> None:
     [
         ("{", "GDNBENCH_CAPTURE_OPTIONS is not JSON"),
         ("[1]", r"holds \[1\], must be an object"),
-        ('{"frist": 1}', "names option 'frist', which there is not; there are every, first"),
+        (
+            '{"frist": 1}',
+            "names option 'frist', which there is not; there are block_size, cache_layout, every, first",
+        ),
         ('{"first": 0}', "'first' is 0, must be an integer above 0"),
         ('{"every": true}', "'every' is True, must be an integer above 0"),
         ('{"every": "2"}', "'every' is '2', must be an integer above 0"),

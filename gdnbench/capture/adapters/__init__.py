@@ -1,4 +1,5 @@
-"""The adapters there are: this package's, and those behind entry points of the group `gdnbench.adapters`."""
+"""The adapters there are: this package's, those behind entry points of the group `gdnbench.adapters`, and
+tables that the options name."""
 
 from __future__ import annotations
 
@@ -15,9 +16,16 @@ GROUP = "gdnbench.adapters"
 
 
 def load(options: CaptureOptions | None = None) -> tuple[list[Adapter], list[str]]:
-    """All adapters, and one line for each entry point that does not load: it must not stop the others."""
+    """All adapters, and one line for each entry point that does not load: it must not stop the others.
+
+    BadInputError for a table of the options that cannot be read: it was asked for.
+    """
     options = options or CaptureOptions()
     adapters: list[Adapter] = [TRANSFORMERS, DeepseekV4Adapter(options.cache_layout, options.block_size)]
+    for path in options.table:
+        from gdnbench.capture.tables import read_tables
+
+        adapters += read_tables(path)
     problems = []
     for entry in importlib.metadata.entry_points(group=GROUP):
         try:

@@ -1,0 +1,300 @@
+"""Any caller of sliding-window decode attention over a paged cache, described by a small table.
+
+A serving engine's author names a function and says where in its arguments each tensor of swa_decode is:
+
+    ADAPTER = Paged(
+        function="engine.attention:sparse_decode",
+        q="q", cache="kv_cache", swa_indices="metadata.indices", swa_lens="metadata.lengths",
+        attn_sink="self.sinks", scale="softmax_scale", o="return[0]",
+        cache_layout="fp8_ds_mla",
+    )
+
+A place is a parameter, or `return`, followed by attributes, keys and indices: `metadata.decode.indices`,
+`kv_caches[0]`, `return.out`. A parameter that holds a buffer to be filled is a place for an output.
+
+Tensors are recorded as views of what the caller holds: q and o [..., H, 512] with any leading axes; indices
+[T, W], [T, 1, W], [1, T, W] or [B, S, W]; the cache [blocks, block_size, row] with further axes of size 1
+anywhere, [slots, 512], or [blocks, bytes] of fp8_ds_mla pages (the last two need `block_size`), its pages as
+far apart as they are; inv_scale in any shape that views as [slots].
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from gdnbench.capture.adapter import Observation, Seen, Target
+from gdnbench.capture.options import BLOCK_SIZES, CACHE_LAYOUTS
+from gdnbench.errors import BadInputError
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+RETURN = "return"
+INDEX_SHAPES = ("TW", "T1W", "1TW")
+_INPUTS = ("q", "cache", "inv_scale", "swa_indices", "swa_lens", "attn_sink")
+_OUTPUTS = ("o", "lse")
+_REQUIRED = ("q", "cache", "swa_indices", "swa_lens", "o")
+_FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
+_PLACE = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*|\[-?\d+\])*")
+_STEP = re.compile(r"\.([A-Za-z_]\w*)|\[(-?\d+)\]")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Paged:
+    """The table; itself an adapter. BadInputError, in one line, for one that cannot be meant.
+
+    `function` and `layers` are written `module:function` and `module:Class.forward`. `inv_scale` belongs to
+    per_token_scale alone. `scale` is a place or a number, 512 ** -0.5 if left out. `lse` is the natural log
+    of the sum without the sink: leave it out where the caller means another.
+    """
+
+    function: str
+    q: str
+    cache: str
+    swa_indices: str
+    swa_lens: str
+    o: str
+    cache_layout: str
+    inv_scale: str | None = None
+    attn_sink: str | None = None
+    scale: str | float | None = None
+    lse: str | None = None
+    block_size: int | None = None  # where the cache's shape does not say it
+    index_shape: str | None = None  # where the shape of swa_indices does not say it: [1, 1, W]
+    layers: tuple[str, ...] = ()
+    framework: str = "paged"  # what --target calls it
+
+    def __post_init__(self) -> None:
+        for name in ("function", "framework", "cache_layout"):
+            if not isinstance(getattr(self, name), str):
+                raise BadInputError(f"{name} is {getattr(self, name)!r}; it must be text")
+        if not isinstance(self.layers, tuple):
+            raise BadInputError(f"layers is {self.layers!r}; it must be a list of module:Class.forward")
+        for name, texts in (("function", (self.function,)), ("layers", self.layers)):
+            for text in texts:
+                if not isinstance(text, str) or not _FUNCTION.fullmatch(text):
+                    raise BadInputError(f"{name} {text!r} is no function; write it as module:function")
+        for name in (*_INPUTS, *_OUTPUTS):
+            self._check_place(name, getattr(self, name))
+        self._check_scale()
+        for name, known in (("cache_layout", CACHE_LAYOUTS), ("index_shape", (*INDEX_SHAPES, None))):
+            if getattr(self, name) not in known:
+                words = ", ".join(word for word in known if word is not None)
+                raise BadInputError(f"{name} is {getattr(self, name)!r}; it must be one of {words}")
+        if self.block_size is not None and (
+            type(self.block_size) is not int or self.block_size not in BLOCK_SIZES
+        ):
+            raise BadInputError(
+                f"block_size is {self.block_size!r}; it must be one of {', '.join(map(str, BLOCK_SIZES))}"
+            )
+        if (self.inv_scale is not None) != (self.cache_layout == "per_token_scale"):
+            what = "missing" if self.inv_scale is None else "given"
+            raise BadInputError(
+                f"inv_scale is {what} with cache_layout {self.cache_layout}; it belongs to per_token_scale"
+            )
+
+    def _check_place(self, name: str, place: object) -> None:
+        if place is None and name not in _REQUIRED:
+            return
+        if not isinstance(place, str) or not _PLACE.fullmatch(place):
+            raise BadInputError(
+                f"{name} is {place!r}; it must be a place such as q, metadata.indices, caches[0] or return[0]"
+            )
+        if _root(place) == RETURN and name not in _OUTPUTS:
+            raise BadInputError(f"{name} is {place!r}; an input is among the arguments, not in what returns")
+
+    def _check_scale(self) -> None:
+        if isinstance(self.scale, str):
+            self._check_place("scale", self.scale)
+        elif self.scale is not None and type(self.scale) not in (int, float):
+            raise BadInputError(f"scale is {self.scale!r}; it must be a number or a place")
+
+    @property
+    def targets(self) -> tuple[Target, ...]:
+        return (_target(self.function),)
+
+    @property
+    def scopes(self) -> tuple[Target, ...]:
+        return tuple(_target(layer) for layer in self.layers)
+
+    def before(self, target: Target, arguments: Mapping[str, Any], layer: object | None) -> Observation:
+        found = {name: self._tensor(name, arguments) for name in _INPUTS}
+        held = {name: tensor.detach() for name, tensor in found.items() if tensor is not None}
+        seen = {"q": Seen(held["q"], (_leading(held["q"], 2), *held["q"].shape[-2:]))}
+        seen["cache"] = Seen(pages(held["cache"], self.cache_layout, self.block_size))
+        if "inv_scale" in held:
+            seen["inv_scale"] = Seen(_flat("inv_scale", held["inv_scale"]))
+        index_shape, seen["swa_indices"] = self._indices(held["swa_indices"])
+        seen["swa_lens"] = Seen(_flat("swa_lens", held["swa_lens"]))
+        if "attn_sink" in held:
+            seen["attn_sink"] = Seen(_flat("attn_sink", held["attn_sink"]).float())
+        conventions = {"cache_layout": self.cache_layout, "index_shape": index_shape}
+        _validate(tuple(conventions.items()), tuple((name, *_form(one)) for name, one in seen.items()))
+        scalars = {"scale": self._scale(arguments), "output_lse": self.lse is not None}
+        dispatch = {"path": "paged", "cache_as_called": list(held["cache"].shape)}
+        return Observation("swa_decode", seen, scalars, conventions, dispatch)
+
+    def after(self, seen: Observation, arguments: Mapping[str, Any], result: Any) -> Mapping[str, Seen]:
+        places = {**arguments, RETURN: result}
+        tokens, heads, dim = seen.tensors["q"].shape or ()
+        o = self._tensor("o", places)
+        assert o is not None
+        outputs = {"o": Seen(o, _expected("o", o, (tokens, heads, dim)))}
+        lse = self._tensor("lse", places)
+        if lse is not None:
+            if lse.ndim > 2 and lse.shape[-1] == 1:
+                lse = lse.squeeze(-1)  # [B, H, 1 token], as FlashMLA has it
+            outputs["lse"] = Seen(lse, _expected("lse", lse, (tokens, heads)))
+        return outputs
+
+    def implementation(self, function: Callable[..., Any]) -> str | None:
+        module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", None)
+        return f"{module}.{name}" if module and name else None
+
+    def _tensor(self, name: str, places: Mapping[str, Any]) -> Tensor | None:
+        """What is at the place of `name`; None where the table has none, or an optional one is not given."""
+        import torch
+
+        place = getattr(self, name)
+        if place is None:
+            return None
+        value = at_place(place, places)
+        if value is None and name not in _REQUIRED and name != "inv_scale":
+            return None
+        if not isinstance(value, torch.Tensor):
+            raise TypeError(f"{name}: {place} is a {type(value).__name__}, not a tensor")
+        return value
+
+    def _scale(self, arguments: Mapping[str, Any]) -> float | None:
+        value = at_place(self.scale, arguments) if isinstance(self.scale, str) else self.scale
+        return None if value is None else float(value)
+
+    def _indices(self, indices: Tensor) -> tuple[str, Seen]:
+        """The convention of the indices' shape, and them in it; [B, S, W] is [B*S, W]."""
+        shape = indices.shape
+        if self.index_shape is not None:
+            return self.index_shape, Seen(indices)
+        if len(shape) == 3 and 1 in shape[:2]:
+            return "T1W" if shape[1] == 1 else "1TW", Seen(indices)
+        return "TW", Seen(indices, (_leading(indices, 1), shape[-1]))
+
+
+def at_place(place: str, values: Mapping[str, Any]) -> Any:
+    """What is at `place`, beginning among `values` by name. LookupError or AttributeError, naming it, if
+    nothing is there."""
+    root = _root(place)
+    if root not in values:
+        raise LookupError(f"{place}: the call has no argument {root!r}; it has {', '.join(values)}")
+    value = values[root]
+    for name, index in _STEP.findall(place[len(root) :]):
+        if index:
+            value = value[int(index)]
+        elif isinstance(value, Mapping):
+            value = value[name]
+        else:
+            value = getattr(value, name)
+    return value
+
+
+def pages(cache: Tensor, layout: str, block_size: int | None) -> Tensor:
+    """`cache` as the contract has it, [blocks, block_size, row]: a view. ValueError if there is none."""
+    import torch
+
+    from gdnbench_kernels.swa_decode.layouts import CacheLayout
+
+    row = CacheLayout(layout).row_size
+    if cache.dtype == torch.int8 or (layout == CacheLayout.FP8_DS_MLA and cache.element_size() == 1):
+        cache = cache.view(torch.uint8)
+    if cache.ndim == 2:
+        return _pages_of_two_axes(cache, layout, row, block_size)
+    for axis in range(cache.ndim - 2, 0, -1):
+        if cache.ndim > 3 and cache.shape[axis] == 1:
+            cache = cache.squeeze(axis)
+    while cache.ndim > 3 and cache.shape[0] == 1:
+        cache = cache.squeeze(0)
+    if cache.ndim != 3 or (block_size is not None and cache.shape[1] != block_size):
+        said = "block_size" if block_size is None else str(block_size)
+        raise ValueError(f"cache has shape {list(cache.shape)}; it must be [blocks, {said}, {row}]")
+    return cache
+
+
+def _pages_of_two_axes(cache: Tensor, layout: str, row: int, block_size: int | None) -> Tensor:
+    if block_size is None:
+        raise ValueError(f"cache has shape {list(cache.shape)}, two axes: the table must give its block_size")
+    size, width = cache.shape
+    if layout == "fp8_ds_mla":
+        if width < block_size * row or cache.stride(1) != 1:
+            raise ValueError(
+                f"cache has shape {list(cache.shape)}; a page of {block_size} takes {block_size * row} bytes"
+            )
+        return cache.as_strided((size, block_size, row), (cache.stride(0), row, 1), cache.storage_offset())
+    if size % block_size:
+        raise ValueError(f"cache has {size} slots, not a multiple of its block_size {block_size}")
+    return cache.unflatten(0, (-1, block_size))
+
+
+def _root(place: str) -> str:
+    return re.split(r"[.\[]", place, maxsplit=1)[0]
+
+
+def _target(name: str) -> Target:
+    module, _, function = name.partition(":")
+    return Target(module, function)
+
+
+def _leading(tensor: Tensor, last: int) -> int:
+    """How many elements the axes before the `last` ones have."""
+    return tensor.shape[: tensor.ndim - last].numel()
+
+
+def _flat(name: str, tensor: Tensor) -> Tensor:
+    try:
+        return tensor.view(-1)
+    except RuntimeError:
+        raise ValueError(
+            f"{name}: no view of shape {list(tensor.shape)}, strides {list(tensor.stride())}, is flat"
+        ) from None
+
+
+def _expected(name: str, tensor: Tensor, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """`shape` if `tensor` has it, its first axis perhaps in parts; ValueError if not."""
+    rest = shape[1:]
+    if tensor.shape[-len(rest) :] != rest or _leading(tensor, len(rest)) != shape[0]:
+        raise ValueError(f"{name} has shape {list(tensor.shape)}; it must be {list(shape)}")
+    return shape
+
+
+Form = tuple[str, tuple[int, ...], tuple[int, ...], "torch.dtype"]
+
+
+def _form(seen: Seen) -> tuple[tuple[int, ...], tuple[int, ...], torch.dtype]:
+    if seen.shape is None:
+        return tuple(seen.tensor.shape), seen.tensor.stride(), seen.tensor.dtype
+    return seen.shape, (), seen.tensor.dtype  # strides of what is a view of it do not matter
+
+
+@lru_cache(maxsize=256)  # a layer's calls look alike from step to step
+def _validate(conventions: tuple[tuple[str, str], ...], forms: tuple[Form, ...]) -> None:
+    """ContractError for shapes, strides or dtypes that the contract does not have.
+
+    No element is looked at, which on a GPU would have to be waited for: the lengths stand as zeros here.
+    """
+    import torch
+
+    from gdnbench.ops import operation
+    from gdnbench_kernels.contract import Call
+
+    tensors = {}
+    for name, shape, strides, dtype in forms:
+        if name in ("swa_lens", "swa_indices"):
+            tensors[name] = torch.zeros(shape, dtype=dtype)
+        elif strides:
+            tensors[name] = torch.empty_strided(shape, strides, dtype=dtype, device="meta")
+        else:
+            tensors[name] = torch.empty(shape, dtype=dtype, device="meta")
+    operation("swa_decode").validate(Call(tensors, {}, dict(conventions)))

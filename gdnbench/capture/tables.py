@@ -1,0 +1,65 @@
+"""Adapters from a file: tables of paged callers, in TOML or JSON.
+
+    [[paged]]
+    function = "engine.attention:sparse_decode"
+    q = "q"
+    ...
+
+The keys are the fields of `Paged`. Every file is read in every captured process, at its start.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from dataclasses import MISSING, fields
+from pathlib import Path
+from typing import Any
+
+from gdnbench.capture.adapters.paged import Paged
+from gdnbench.errors import BadInputError
+
+KIND = "paged"
+
+
+def read_tables(path: str | Path) -> list[Paged]:
+    """The adapters in a file: JSON if its name ends in .json, else TOML. BadInputError of one line, naming
+    file, table and key, for whatever is wrong with it."""
+    path = Path(path)
+    document = _document(path)
+    if not isinstance(document, dict) or set(document) != {KIND} or not isinstance(document[KIND], list):
+        raise BadInputError(f"{path} must hold a list of tables named {KIND!r} and nothing else: [[{KIND}]]")
+    if not document[KIND]:
+        raise BadInputError(f"{path} has no table; write one under [[{KIND}]]")
+    return [_adapter(table, f"{path}: {KIND}[{number}]") for number, table in enumerate(document[KIND])]
+
+
+def _document(path: Path) -> Any:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise BadInputError(f"table {path} cannot be read: {why}") from None
+    try:
+        return json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
+        kind = "JSON" if path.suffix == ".json" else "TOML"
+        raise BadInputError(f"table {path} is not {kind}: {' '.join(str(error).split())}") from None
+
+
+def _adapter(table: Any, where: str) -> Paged:
+    if not isinstance(table, dict):
+        raise BadInputError(f"{where} is {table!r}; it must be a table")
+    known = {field.name: field for field in fields(Paged)}
+    for key in table:
+        if key not in known:
+            raise BadInputError(f"{where} has a key {key!r}, which there is not; keys are {', '.join(known)}")
+    missing = [name for name, field in known.items() if field.default is MISSING and name not in table]
+    if missing:
+        raise BadInputError(f"{where} lacks {', '.join(missing)}")
+    if isinstance(table.get("layers"), list):
+        table = {**table, "layers": tuple(table["layers"])}
+    try:
+        return Paged(**table)
+    except BadInputError as error:
+        raise BadInputError(f"{where}: {error}") from None

@@ -1,0 +1,129 @@
+"""Files with tables of paged callers: what they may hold, and what is said of others."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gdnbench.capture import CaptureOptions, capturing
+from gdnbench.capture.adapter import Target
+from gdnbench.capture.adapters.paged import Paged
+from gdnbench.capture.tables import read_tables
+from gdnbench.errors import BadInputError
+
+GOOD = """
+[[paged]]
+function = "engine.attention:decode"
+layers = ["engine.layers:Attention.forward", "engine.layers:Other.forward"]
+q = "q"
+cache = "caches[0]"
+swa_indices = "metadata.indices"
+swa_lens = "metadata.lengths"
+scale = 0.05
+o = "return[0]"
+cache_layout = "fp8_ds_mla"
+block_size = 64
+"""
+
+
+def test_toml_and_json_say_the_same(tmp_path: Path) -> None:
+    (tmp_path / "t.toml").write_text(GOOD)
+    (tmp_path / "t.json").write_text(
+        '{"paged": [{"function": "engine.attention:decode", "q": "q", "cache": "caches[0]", "scale": 0.05,'
+        ' "layers": ["engine.layers:Attention.forward", "engine.layers:Other.forward"], "block_size": 64,'
+        ' "swa_indices": "metadata.indices", "swa_lens": "metadata.lengths", "o": "return[0]",'
+        ' "cache_layout": "fp8_ds_mla"}]}'
+    )
+    (one,), (other,) = (read_tables(tmp_path / name) for name in ("t.toml", "t.json"))
+    assert one == other
+    assert one.targets == (Target("engine.attention", "decode"),)
+    assert one.scopes[1] == Target("engine.layers", "Other.forward")
+
+
+def test_several_tables_are_several_adapters(tmp_path: Path) -> None:
+    (tmp_path / "t.toml").write_text(GOOD + GOOD.replace(":decode", ":verify"))
+    assert [one.targets[0].function for one in read_tables(tmp_path / "t.toml")] == ["decode", "verify"]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[[paged", "table t.toml is not TOML: Expected"),
+        ("", "t.toml must hold a list of tables named 'paged' and nothing else"),
+        ("[paged]\nq = 1", "t.toml must hold a list of tables"),
+        ("paged = []", "t.toml has no table"),
+        ("paged = [3]", r"t.toml: paged\[0\] is 3; it must be a table"),
+        (
+            GOOD + "other = 1",
+            r"paged\[0\] has a key 'other', which there is not; keys are function, q, cache",
+        ),
+        (GOOD + "[more]", "t.toml must hold a list of tables"),
+        (GOOD + "[[paged]]", r"paged\[1\] lacks function, q, cache, swa_indices, swa_lens, o, cache_layout"),
+        (GOOD.replace('o = "return[0]"', ""), r"paged\[0\] lacks o$"),
+        (GOOD.replace("engine.attention:decode", "decode"), "function 'decode' is no function; write it as"),
+        (GOOD.replace("engine.layers:Other.forward", "Other"), "layers 'Other' is no function"),
+        (
+            GOOD.replace('"metadata.lengths"', '"metadata..lengths"'),
+            "swa_lens is 'metadata..lengths'; it must",
+        ),
+        (GOOD.replace('"metadata.lengths"', '"len(x)"'), r"swa_lens is 'len\(x\)'; it must be a place"),
+        (GOOD.replace('q = "q"', "q = 3"), "q is 3; it must be a place such as q, metadata.indices"),
+        (GOOD.replace('q = "q"', 'q = "return[1]"'), "an input is among the arguments, not in what returns"),
+        (
+            GOOD.replace("fp8_ds_mla", "fp8"),
+            "cache_layout is 'fp8'; it must be one of per_token_scale, fp8_ds",
+        ),
+        (
+            GOOD.replace("fp8_ds_mla", "per_token_scale"),
+            "inv_scale is missing with cache_layout per_token_scale",
+        ),
+        (GOOD + 'inv_scale = "s"', "inv_scale is given with cache_layout fp8_ds_mla"),
+        (GOOD + 'index_shape = "WT"', "index_shape is 'WT'; it must be one of TW, T1W, 1TW$"),
+        (GOOD.replace("= 64", "= 48"), "block_size is 48; it must be one of 16, 32"),
+        (GOOD.replace("= 64", '= "64"'), "block_size is '64'; it must be"),
+        (GOOD.replace("0.05", "true"), "scale is True; it must be a number or a place"),
+        (GOOD.replace("0.05", '"1/2"'), "scale is '1/2'; it must be a place"),
+        (GOOD + "framework = 3", "framework is 3; it must be text"),
+    ],
+)
+def test_a_wrong_table_is_refused_in_one_line(
+    text: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("t.toml").write_text(text)
+    with pytest.raises(BadInputError, match=said) as caught:
+        read_tables("t.toml")
+    assert "\n" not in str(caught.value)
+    with pytest.raises(BadInputError, match=said), capturing("run.zarr", CaptureOptions(table=("t.toml",))):
+        pass
+
+
+def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(BadInputError, match=r"none.toml cannot be read: No such file"):
+        read_tables(tmp_path / "none.toml")
+    (tmp_path / "bytes.toml").write_bytes(b"\xff\xfe")
+    with pytest.raises(BadInputError, match=r"bytes.toml cannot be read: it is not UTF-8"):
+        read_tables(tmp_path / "bytes.toml")
+    (tmp_path / "wrong.json").write_text("{")
+    with pytest.raises(BadInputError, match=r"wrong.json is not JSON"):
+        read_tables(tmp_path / "wrong.json")
+
+
+def test_the_command_stops_before_the_program_runs(tmp_path: Path) -> None:
+    (tmp_path / "t.toml").write_text("[[paged]]")
+    words = ["capture", "run.zarr", "--table", "t.toml", "--", sys.executable, "-c", "print('ran')"]
+    ran = subprocess.run(
+        [sys.executable, "-m", "gdnbench", *words], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert (ran.returncode, ran.stdout, ran.stderr.count("\n")) == (2, "", 1)
+    assert "t.toml: paged[0] lacks function" in ran.stderr
+
+
+def test_a_table_in_python_is_checked_alike() -> None:
+    keys: dict[str, Any] = dict.fromkeys(("q", "cache", "swa_indices", "swa_lens", "o"), "x")
+    with pytest.raises(BadInputError, match="layers is 'm:f'; it must be a list"):
+        Paged(function="m:f", cache_layout="bfloat16", layers="m:f", **keys)  # type: ignore[arg-type]
