@@ -190,7 +190,8 @@ def arch_of(device: torch.device) -> str:
         taken = ", ".join(f"{major}.{minor}" for major, minor in ARCH_OF)
         name = torch.cuda.get_device_name(device)
         raise NotImplementedError(
-            f"swa_decode is compiled for compute capability {taken}; {name} has {capability[0]}.{capability[1]}"
+            f"swa_decode is compiled for compute capability {taken};"
+            f" {name} has {capability[0]}.{capability[1]}"
         )
     return ARCH_OF[capability]
 
@@ -238,7 +239,8 @@ def _pages(cache: Tensor, layout: CacheLayout, device: torch.device) -> tuple[Te
     stride = cache.stride(0) if blocks > 1 else page
     if cache.stride()[1:] != (row, 1) or stride < page:
         raise ValueError(
-            f"cache has strides {cache.stride()}; rows of a page must be contiguous: [{page} or more, {row}, 1]"
+            f"cache has strides {list(cache.stride())}; rows of a page must be contiguous:"
+            f" [{page} or more, {row}, 1]"
         )
     if stride % ALIGN or cache.data_ptr() % ALIGN:
         raise NotImplementedError(
@@ -271,9 +273,10 @@ def _indices(swa_indices: Tensor, index_shape: str, tokens: int, device: torch.d
     window = swa_indices.shape[-1] if swa_indices.dim() else 0
     extents = {"T": tokens, "1": 1, "W": window}
     if tuple(swa_indices.shape) != tuple(extents[axis] for axis in axes):
+        wanted = ", ".join(str(tokens) if axis == "T" else axis for axis in axes)
         raise ValueError(
-            f"swa_indices has shape {list(swa_indices.shape)}; with index_shape {index_shape} and"
-            f" {tokens} tokens it must be [{', '.join(str(tokens) if axis == 'T' else axis for axis in axes)}]"
+            f"swa_indices has shape {list(swa_indices.shape)}; with index_shape {index_shape} it must be"
+            f" [{wanted}]"
         )
     if not 1 <= window <= MAX_WINDOW:
         raise ValueError(f"swa_indices has a window of {window}; it must be 1 to {MAX_WINDOW}")

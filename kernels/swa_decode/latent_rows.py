@@ -5,9 +5,9 @@ Warp w gathers entries 16 w .. 16 w + 15, for itself to multiply with the querie
 multiplied by, its factor, does not touch its codes: the scores take it, and so do the weights.
 
     per_token_scale  the row is its codes, the factor is inv_scale
-    fp8_ds_mla       codes times 2^(scale - ref), rope as f16 2^-ref, the factor is 2^ref: ref is such that the
-                     largest value there can be is about 2^15. Exact down to 2^-29 of that, and below that to
-                     2^-40 of it.
+    fp8_ds_mla       codes times 2^(scale - ref), rope as f16 2^-ref, the factor is 2^ref: ref is such that
+                     the largest value there can be is about 2^15. Exact down to 2^-27 of that, and below
+                     that to 2^-40 of it.
 
 An entry that does not count is a row of zeros, for which nothing is read.
 
@@ -255,7 +255,7 @@ class DsMlaRows(Rows):
             self.put(entry, ops.float_of(factor), F32(ref), ops.float_of(mantissa), F32(counts))
 
     def put_rope(self, entry: Any, part: Any, rope: list[Any], scale: Any) -> None:
-        """Features 8 part .. + 7, four pairs: the first and third into one chunk, the others into the next."""
+        """Features 8 part .. + 7, four pairs: the first and third into one chunk, the others into another."""
         pairs = []
         for word in rope:
             low, high = ops.widened(word)

@@ -1,4 +1,88 @@
-"""HEADER"""
+"""All of a swa_decode call in one kernel: queries and pages in, o and lse out. CuTe DSL, sm_90a and sm_100a.
+
+Of request t, with j over the entries of its window, r the entry's row and f its factor as latent_rows.py
+makes them from the page (value = r f, r exact in f16), a power of two 2^-k of the head making q[h] fill f16:
+
+    s[h, j] = (2^k q[h] . r[j]) (2^-k scale log2 e) f[j]      -inf where j does not count
+    m[h]    = max_j s[h, j]
+    p[h, j] = exp2(s[h, j] - m[h])                            l[h] = sum_j p[h, j]
+    x[h]    = ceil(max_j (s[h, j] - m[h] + e[j]))             f = 2^e times a mantissa, of size 1 to 2
+    w[h, j] = f16(2^13 exp2(s[h, j] - m[h] + e[j] - x[h]) mantissa[j])
+    o[h]    = (sum_j w[h, j] r[j]) 2^(x[h] - 13) / (l[h] + exp2(sink[h] log2 e - m[h]))       0 where l is 0
+    lse[h]  = (m[h] + log2 l[h]) ln 2
+
+so that what is multiplied fills f16 whatever the factors are. CTA b has `rows` heads, those above H zeros
+that are not stored, of token b // ceil(H / rows): CTAs of a token are neighbours, and its rows come from L2
+for all but the first. A token of length 0 is left at once. The products are `mma.sync` m16n8k16, f16 with f32
+sums, their right operands made in registers from the codes in shared memory:
+
+    product    M     N   K    left  right                   in warp w
+    1. Q R^T   rows  16  512  s_q   s_rows, `ldmatrix`      entries 16 w .. + 15
+    2. W R     rows  64  128  s_p   s_rows, `.trans`        features 64 w .. + 63
+
+Sums over a window go over 16 entries in a warp (4 of a thread, then 4 lanes), then over the warps in order.
+
+    tensor       shape            dtype     rows
+    q, o         T, H, 512        bfloat16
+    pages        blocks, bytes    uint8     a multiple of 16 bytes apart
+    inv_scale    slots            float32   or bfloat16; with per_token_scale alone
+    indices      T, W             int32     any distance apart; W <= 128
+    lens         T                int32
+    attn_sink    H                float32   or none
+    lse          T, H             float32   or none
+
+With fp8_ds_mla and 32 heads a CTA:
+
+    SMEM            shape       dtype    layout
+    s_rows          128 x 576   uint8    16-byte chunk ^= entry / 2 % 4
+    s_q             32 x 512    float16  16-byte chunk ^= row % 8; s_p over it
+    s_entries       128 x 4     float32  factor, its exponent, mantissa, 1 if it counts
+    s_peaks         8 x 32 x 2  float32  a warp's largest score, exponent
+    s_sums          8 x 32      float32  a warp's sum of weights
+    s_coefficients  32          float32  of a head's scores
+    s_groups        7 x 128     float16  2^(scale - factor)
+
+    role  warps  does
+    ALL   0..7   16 entries in products 1, 64 features in product 2
+
+    sync                            who        orders
+    cp.async.wait_group, warp sync  each warp  its entries' rows there before it multiplies them
+    barrier, first                  all        s_q, s_coefficients written before products 1
+    barrier, second                 all        s_peaks written, s_q read before s_p is written over it
+    barrier, third                  all        s_p, s_sums written, all rows there before product 2
+
+256 threads, 113536 bytes of SMEM, 0 columns of TMEM, 2 CTAs an SM
+
+With per_token_scale and 16 heads a CTA:
+
+    SMEM            shape       dtype    layout
+    s_rows          128 x 512   uint8    16-byte chunk ^= entry % 8
+    s_q             16 x 512    float16  16-byte chunk ^= row % 8; s_p over it
+    s_entries       128 x 4     float32  factor, its exponent, mantissa, 1 if it counts
+    s_peaks         8 x 16 x 2  float32  a warp's largest score, exponent
+    s_sums          8 x 16      float32  a warp's sum of weights
+    s_coefficients  16          float32  of a head's scores
+
+    role  warps  does
+    ALL   0..7   16 entries in products 1, 64 features in product 2
+
+    sync                            who        orders
+    cp.async.wait_group, warp sync  each warp  its entries' rows there before it multiplies them
+    barrier, first                  all        s_q, s_coefficients written before products 1
+    barrier, second                 all        s_peaks written, s_q read before s_p is written over it
+    barrier, third                  all        s_p, s_sums written, all rows there before product 2
+
+256 threads, 85568 bytes of SMEM, 0 columns of TMEM, 2 CTAs an SM
+
+An entry that does not count is never followed: its row is zeros, and its score is replaced, not multiplied.
+NaN of an entry that counts, in its codes, scale or rope, makes all of its token's outputs NaN and no other's;
+a query that is not finite makes its own head's. A row's bits depend on that row alone: not on T, on `rows`,
+on the architecture or on who runs first.
+
+Limits: 1 <= H <= 128; T ceil(H / rows) < 2^31; pages aligned to 16 bytes. In fp8_ds_mla a value loses bits
+below 2^-27 of the largest that its row's scales and rope allow, and is 0 below 2^-40; so is q of its head's
+largest.
+"""
 
 from __future__ import annotations
 
@@ -188,8 +272,7 @@ class MmaSyncDecode:
                 ops.store_global(row, zero, zero, zero, zero)
                 ops.store_global(row + CHUNK, zero, zero, zero, zero)
                 if cutlass.const_expr(lse is not None):
-                    if item.lane == 0:
-                        lse[item.token, head] = F32(-inf)
+                    self.put_lse(item, head, F32(-inf), item.lane == 0, lse)
 
     def row(self, x: cute.Tensor, token: Any, head: Any) -> Any:
         """Where a head's features lie, in q or o."""
@@ -312,7 +395,7 @@ class MmaSyncDecode:
         self.tell(item, shared.peaks, numbers, list(zip(peaks, exponents, strict=True)))
         cute.arch.sync_threads()
         sums, tops, powers = [], [], []
-        for (m, half), row, s in zip(parts, numbers, values, strict=True):
+        for row, s in zip(numbers, values, strict=True):
             top, power = self.over_warps(shared, row)
             p = [ops.exp2(x - top) for x in s]
             w = [
@@ -363,16 +446,27 @@ class MmaSyncDecode:
         for w in cutlass.range_constexpr(1, WARPS):
             total = total + ops.load_shared_float(shared.sums + (w * self.rows + row) * 4)
         if cutlass.const_expr(lse is not None):
-            if item.warp == 0 and item.lane % 4 == 0 and head < self.heads:
-                lse[item.token, head] = ops.pick(
-                    total == 0.0, F32(-inf), (top + ops.log2(total)) * F32(log(2))
-                )
+            found = ops.pick(total == 0.0, F32(-inf), (top + ops.log2(total)) * F32(log(2)))
+            mine = item.warp == 0 and item.lane % 4 == 0 and head < self.heads
+            self.put_lse(item, head, found, mine, lse)
         below = total
         if cutlass.const_expr(attn_sink is not None):
-            if head < self.heads:
-                below = total + ops.exp2(ops.product(attn_sink[head], F32(LOG2_E)) - top)
+            sink = attn_sink[cutlass.min(head, self.heads - 1)]
+            below = total + ops.exp2(ops.product(sink, F32(LOG2_E)) - top)
         factor = ops.exp2_whole(power - W_TOP) * ops.reciprocal(below)
         return ops.pick(total == 0.0, F32(0.0), factor)
+
+    @cute.jit
+    def put_lse(
+        self,
+        item: Item,
+        head: cutlass.Int32,
+        value: cutlass.Float32,
+        mine: cutlass.Boolean,
+        lse: cute.Tensor,
+    ) -> None:
+        if mine:
+            lse[item.token, head] = value
 
     @cute.jit
     def store(self, item: Item, acc: cute.Tensor, factors: list[Any], o: cute.Tensor) -> None:
