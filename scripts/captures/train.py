@@ -1,68 +1,45 @@
-"""Trains the small Qwen3-Next model whose activations the shipped captures hold.
+"""Trains one of the small models whose activations the shipped captures hold.
 
-    python scripts/captures/train.py MODEL_DIR [--steps 2000]
+    python scripts/captures/train.py qwen3_next|deepseek_v4 MODEL_DIR [--steps 2000]
 
-Byte-level language model, four layers (three of them Gated DeltaNet: H 2, Hv 4, head dim 128), seeded. Two
-minutes on one data-centre GPU with transformers' own torch code; hours on a CPU.
+Byte-level language models, seeded. Minutes on one data-centre GPU with the torch code of transformers, hours
+on a CPU.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
+import tempfile
 import time
 from pathlib import Path
 
 import torch
 from corpus import corpus
-from transformers import Qwen3NextConfig, Qwen3NextForCausalLM
+from models import MODELS
+from transformers import PreTrainedModel
 
 SEED = 20250917
 CONTEXT = 512
 BATCH = 32
-PEAK_LEARNING_RATE = 2e-3
 WARMUP_STEPS = 100
 
 
-def configuration() -> Qwen3NextConfig:
-    return Qwen3NextConfig(
-        vocab_size=256,
-        hidden_size=256,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=64,
-        intermediate_size=512,
-        linear_num_key_heads=2,
-        linear_num_value_heads=4,
-        linear_key_head_dim=128,
-        linear_value_head_dim=128,
-        num_experts=4,
-        num_experts_per_tok=2,
-        moe_intermediate_size=256,
-        shared_expert_intermediate_size=256,
-        max_position_embeddings=4096,
-        tie_word_embeddings=True,
-    )
-
-
 def learning_rate(step: int, steps: int) -> float:
-    """Linear warm-up, then a cosine to a tenth of the peak."""
+    """As a share of the peak: linear warm-up, then a cosine to a tenth."""
     if step < WARMUP_STEPS:
-        return PEAK_LEARNING_RATE * (step + 1) / WARMUP_STEPS
+        return (step + 1) / WARMUP_STEPS
     progress = (step - WARMUP_STEPS) / max(1, steps - WARMUP_STEPS)
-    return PEAK_LEARNING_RATE * (0.55 + 0.45 * math.cos(math.pi * progress))
+    return 0.55 + 0.45 * math.cos(math.pi * progress)
 
 
-def train(steps: int, device: str) -> Qwen3NextForCausalLM:
+def train(name: str, steps: int, batch: int, peak: float, device: str) -> PreTrainedModel:
     torch.manual_seed(SEED)
     text = torch.frombuffer(bytearray(corpus()), dtype=torch.uint8).to(device)
     held_out = text[-65536:].long()
     text = text[:-65536]
-    model = Qwen3NextForCausalLM(configuration()).to(device)
-    optimizer = torch.optim.AdamW(
-        model.parameters(), lr=PEAK_LEARNING_RATE, betas=(0.9, 0.95), weight_decay=0.1
-    )
+    model = MODELS[name]().to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=peak, betas=(0.9, 0.95), weight_decay=0.1)
     offsets = torch.arange(CONTEXT, device=device)
     print(
         f"{text.numel()} bytes of text, {sum(p.numel() for p in model.parameters())} parameters", flush=True
@@ -70,8 +47,8 @@ def train(steps: int, device: str) -> Qwen3NextForCausalLM:
     started = time.monotonic()
     for step in range(steps):
         for group in optimizer.param_groups:
-            group["lr"] = learning_rate(step, steps)
-        starts = torch.randint(text.numel() - CONTEXT, (BATCH, 1), device=device)
+            group["lr"] = peak * learning_rate(step, steps)
+        starts = torch.randint(text.numel() - CONTEXT, (batch, 1), device=device)
         tokens = text[starts + offsets].long()
         with torch.autocast(device, dtype=torch.bfloat16):
             loss = model(input_ids=tokens, labels=tokens, use_cache=False).loss
@@ -89,15 +66,26 @@ def train(steps: int, device: str) -> Qwen3NextForCausalLM:
     return model
 
 
+def save_halved(model: PreTrainedModel, folder: Path) -> None:
+    """Saves in bfloat16 but for what the library keeps in fp32 (norms, sinks): its loader knows which."""
+    with tempfile.TemporaryDirectory() as whole:
+        model.save_pretrained(whole)
+        type(model).from_pretrained(whole, dtype=torch.bfloat16).save_pretrained(folder)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("model", choices=MODELS)
     parser.add_argument("model_dir", type=Path)
     parser.add_argument("--steps", type=int, default=2000)
+    parser.add_argument("--batch", type=int, default=BATCH)
+    parser.add_argument("--peak", type=float, default=2e-3, help="the highest learning rate")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     options = parser.parse_args()
-    train(options.steps, options.device).to(torch.bfloat16).save_pretrained(options.model_dir)
+    model = train(options.model, options.steps, options.batch, options.peak, options.device)
+    save_halved(model, options.model_dir)
 
 
 if __name__ == "__main__":
