@@ -186,6 +186,10 @@ def _by_oracle(a: StoredRecord, b: StoredRecord, op: Operation, bound: Bound) ->
     ]
     if faults:
         return _settled(a, b, (), tuple(faults), ())
+    for side, record in (("A", a), ("B", b)):
+        if not record.after:
+            reason = f"{side} has no outputs: its call never finished, or its capture kept the inputs alone"
+            return replace(RecordResult.of(a, Outcome.NOT_COMPARABLE, reason), other=b.key)
     calls.check(source, op)
     outputs = {name: handle.read() for name, handle in a.after.items()}
     other = {name: handle.read() for name, handle in b.after.items()}

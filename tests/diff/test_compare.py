@@ -66,6 +66,17 @@ def test_the_oracle_says_which_side_is_wrong(keep: Keep, drafts: list[RecordDraf
     assert not verdicts["o", "against"]
 
 
+@pytest.mark.parametrize("side", ["A", "B"])
+def test_the_oracle_has_nothing_to_say_of_inputs_alone(
+    keep: Keep, drafts: list[RecordDraft], side: str
+) -> None:
+    stores = {"A": drafts[:1], "B": drafts[:1]} | {side: [replace(drafts[0], after={})]}
+    report = diff(keep("a", stores["A"]), keep("b", stores["B"]), oracle=True)
+    assert [r.outcome for r in report.records] == [Outcome.NOT_COMPARABLE]
+    assert report.records[0].reason.startswith(f"{side} has no outputs")
+    assert report.exit_code is Exit.CANNOT_RUN
+
+
 def test_unmatched_records_and_tensors_fail(keep: Keep, drafts: list[RecordDraft]) -> None:
     lacking = replace(drafts[1], after={"o": drafts[1].after["o"]})
     report = diff(keep("a", drafts), keep("b", [lacking, drafts[2]]))

@@ -161,6 +161,13 @@ def test_unfinished_records_replay_but_have_nothing_to_compare_with(store_of: St
     assert report.exit_code is Exit.CANNOT_RUN
 
 
+def test_records_of_inputs_alone_say_so(store_of: StoreOf, made: Made) -> None:
+    (draft,) = made("gdn_decode")
+    report = run(store_of([replace(draft, after={})]), "torch", against="recorded")
+    assert report.records[0].outcome is Outcome.NOT_COMPARABLE
+    assert report.records[0].reason == "its capture kept the inputs alone: it has no output"
+
+
 def test_a_record_that_breaks_its_contract_is_refused(store_of: StoreOf, made: Made) -> None:
     good, bad = made("gdn_prefill", 2)
     offsets = bad.before["cu_seqlens"]
@@ -230,7 +237,10 @@ def test_cuda_that_is_not_there_is_said(store: Store) -> None:
         ({"timeout": 0.0}, "timeout 0 must be a number of seconds above 0"),
         ({"timeout": float("nan")}, "timeout nan must be"),
         ({"k": 3.0, "bitwise": True}, "k multiplies torch's error"),
-        ({"k_by_tensor": {"nosuch": 3.0}}, "k of 'nosuch': no such output; there are final_state, lse, o, state"),
+        (
+            {"k_by_tensor": {"nosuch": 3.0}},
+            "k of 'nosuch': no such output; there are final_state, lse, o, state",
+        ),
     ],
 )
 def test_senseless_arguments_are_refused(store: Store, options: dict[str, Any], message: str) -> None:
