@@ -113,8 +113,8 @@ SCALARS = (
 LSE = Tolerance(absolute=1e-3, relative=2.0**-16)
 """lse is held to this instead of to torch's error, which in fp32 may be zero. The absolute part is what a
 merge of two parts can notice in bfloat16 (half of 2^-8 of a weight is 2e-3). The relative part covers scores
-that are large: 32 partial sums of 16 products, each cut to 24 bits, lose up to 32 * 2^-23 < 2^-17 of the
-largest partial sum, which may be twice the score."""
+that are large: 32 partial sums of 16 products, each cut to 24 bits, lose up to 32 * 2^-23 = 2^-18 of the
+largest of them, which may be four times the score."""
 
 SERVED: dict[str, tuple[str, ...]] = {
     "cache_layout": (CacheLayout.PER_TOKEN_SCALE, CacheLayout.FP8_DS_MLA),
@@ -141,6 +141,7 @@ KERNELS = {
     "sm100": KernelEntry(
         "gdnbench_kernels.swa_decode.sm100:sm100",
         SERVED,
+        devices=("sim", "cuda"),
         meaning="CuTe DSL for SM100, tcgen05; compiled, or in the simulator",
         sources="gdnbench_kernels.swa_decode.sources:sm100_sources",
     ),

@@ -49,7 +49,8 @@ def synth(
     down. `sink`: attn_sink about that value (normal around it), none if not given. `spread`: the difference
     of the largest and the least score of a row, about; 0 leaves them as they fall, near 1. `scale_range`: the
     magnitudes of rows differ by up to this factor, and those of groups of 64 features too. `shared_page`: all
-    rows attend within one page; else to slots at random. `spare_pages`: pages that no row attends to.
+    rows attend within one page; else to slots at random. `spare_pages`: pages that no row attends to, among
+    the others.
     `poison`: slots that no row attends to hold NaN, in codes, scales and rope. `nan_at`: requests of
     which one slot that they attend to holds a NaN in its first value; `nan_scale_at`: in a scale.
     """
@@ -64,9 +65,10 @@ def synth(
     lengths = torch.tensor(lens, dtype=torch.int32)
     if bool((lengths < 0).any()) or bool((lengths > window).any()):
         raise ContractError(f"lens are in [0, {window}], the window; they are {', '.join(map(str, lens))}")
-    blocks = 1 if shared_page else -(-max(1, int(lengths.sum())) // block_size)
-    blocks += spare_pages
-    indices = _deal(lengths, window, block_size, blocks, shared_page, holes, generator)
+    used = 1 if shared_page else -(-max(1, int(lengths.sum())) // block_size)
+    blocks = used + spare_pages
+    pages = torch.randperm(blocks, generator=generator)[:used]
+    indices = _deal(lengths, window, block_size, pages, shared_page, holes, generator)
     rows = _rows(blocks * block_size, scale_range, generator)
     q = torch.randn(len(lens), heads, HEAD_DIM, generator=generator)
     if spread:
@@ -133,18 +135,20 @@ def _deal(
     lengths: Tensor,
     window: int,
     block_size: int,
-    blocks: int,
+    pages: Tensor,
     shared_page: bool,
     holes: float,
     generator: Generator,
 ) -> Tensor:
-    """[T, W] int32: slots at random, -1 at random among the first `lengths`, stale entries after them."""
+    """[T, W] int32: slots of `pages` at random, -1 at random among the first `lengths`, stale entries after
+    them."""
     indices = torch.empty(len(lengths), window, dtype=torch.int32)
     for row, length in enumerate(lengths.tolist()):
         if shared_page:
             slots = torch.randint(block_size, (length,), generator=generator)
         else:
-            slots = torch.randperm(blocks * block_size, generator=generator)[:length]
+            slots = torch.randperm(len(pages) * block_size, generator=generator)[:length]
+        slots = pages[slots // block_size] * block_size + slots % block_size
         missing = torch.randperm(length, generator=generator)[: int(holes * length)]
         slots[missing] = PADDING
         indices[row, :length] = slots.to(torch.int32)

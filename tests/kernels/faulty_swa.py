@@ -63,3 +63,32 @@ for _function in (
     multiplies_masked_rows_by_zero,
 ):
     _function.conventions = SERVED  # type: ignore[attr-defined]
+
+
+def reads_a_page_too_many(*, swa_indices: Tensor, swa_lens: Tensor, **call: Any) -> dict[str, Tensor]:
+    """Has every row of a length attend to the first page that no row names, too."""
+    attended = (swa_indices // call["cache"].shape[1]).flatten().tolist()
+    page = next(page for page in range(len(call["cache"])) if page not in attended)
+    moved = swa_indices.clone()
+    moved[swa_lens > 0, 0] = page * call["cache"].shape[1]
+    return correct(swa_indices=moved, swa_lens=swa_lens, **call)
+
+
+def writes_to_the_cache(**call: Any) -> dict[str, Tensor]:
+    call["cache"].view(torch.uint8)[0, 0, 0] ^= 1
+    return correct(**call)
+
+
+def shows_what_it_got(*, swa_indices: Tensor, **call: Any) -> dict[str, Tensor]:
+    """Correct only for indices [T, 1, W], as it says it takes."""
+    if swa_indices.shape[1] != 1 or swa_indices.ndim != 3:
+        raise ValueError(f"swa_indices came as {list(swa_indices.shape)}")
+    return correct(swa_indices=swa_indices, **{**call, "index_shape": "T1W"})
+
+
+reads_a_page_too_many.conventions = SERVED  # type: ignore[attr-defined]
+writes_to_the_cache.conventions = SERVED  # type: ignore[attr-defined]
+shows_what_it_got.conventions = {  # type: ignore[attr-defined]
+    "cache_layout": SERVED["cache_layout"],
+    "index_shape": "T1W",
+}

@@ -274,7 +274,7 @@ def truncated_scores(q: Tensor, rows: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("spread", [0.0, 10.0, 1e2, 1e3, 1e4])
 def test_the_tolerance_of_lse_has_room_for_cut_sums_and_no_more(spread: float) -> None:
-    """Sums in fp32, cut at every step: within half the tolerance. Scores in bfloat16: far outside."""
+    """Sums in fp32, cut at every step: within half the tolerance. lse in bfloat16: outside."""
     seed = int(torch.seed() % 2**31)
     call = made(lens=(128,), heads=64, spread=spread, cache_layout="fp8_ds_mla", seed=seed)
     exact = ran(reference, call)["lse"][0]
@@ -286,7 +286,7 @@ def test_the_tolerance_of_lse_has_room_for_cut_sums_and_no_more(spread: float) -
     lse = torch.logsumexp(scores, 1).double()
     allowed = LSE.absolute + LSE.relative * exact.abs()
     assert float(((lse - exact).abs() / allowed).max()) < 0.5, f"seed {seed}"
-    rounded = torch.logsumexp(scores.bfloat16().double(), 1)
+    rounded = exact.bfloat16().double()  # by up to 2^-9 of it: 1e-2 at the least lse there is here, 5
     assert float(((rounded - exact).abs() / allowed).max()) > 1, f"seed {seed}"
 
 
