@@ -44,6 +44,14 @@ def test_toml_and_json_say_the_same(tmp_path: Path) -> None:
     assert one.scopes[1] == Target("engine.layers", "Other.forward")
 
 
+def test_the_table_of_the_documentation_is_one(tmp_path: Path) -> None:
+    page = Path(__file__).parents[2] / "docs" / "capture.md"
+    (block,) = [b for b in page.read_text().split("```toml\n") if b.startswith("[[paged]]")]
+    (tmp_path / "t.toml").write_text(block.partition("```")[0])
+    (one,) = read_tables(tmp_path / "t.toml")
+    assert (one.cache_layout, one.lse, one.block_size) == ("fp8_ds_mla", "return[1]", 64)
+
+
 def test_several_tables_are_several_adapters(tmp_path: Path) -> None:
     (tmp_path / "t.toml").write_text(GOOD + GOOD.replace(":decode", ":verify"))
     assert [one.targets[0].function for one in read_tables(tmp_path / "t.toml")] == ["decode", "verify"]
