@@ -50,10 +50,11 @@ def synth(
     of the largest and the least score of a row, about; 0 leaves them as they fall, near 1. `scale_range`: the
     magnitudes of rows differ by up to this factor, and those of groups of 64 features too. `shared_page`: all
     rows attend within one page; else to slots at random. `spare_pages`: pages that no row attends to, among
-    the others.
-    `poison`: slots that no row attends to hold NaN, in codes, scales and rope. `nan_at`: requests of
-    which one slot that they attend to holds a NaN in its first value; `nan_scale_at`: in a scale.
+    the others. `poison`: slots that no row attends to hold NaN, in codes, scales and rope. `nan_at`: requests
+    of which one slot that they attend to holds a NaN in its first value; `nan_scale_at`: in a scale.
     """
+    if cache_layout not in tuple(CacheLayout):
+        raise ContractError(f"cache_layout is {cache_layout!r}; it is one of {', '.join(CacheLayout)}")
     layout = CacheLayout(cache_layout)
     if block_size not in BLOCK_SIZES:
         raise ContractError(f"block_size is {block_size}; it is one of {', '.join(map(str, BLOCK_SIZES))}")

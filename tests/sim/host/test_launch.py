@@ -186,6 +186,18 @@ def test_active_calls_are_simulated() -> None:
     assert [report.engine for report in session.reports] == ["interpreter", "interpreter"]
 
 
+def test_an_inner_block_takes_the_settings_of_the_one_around_it() -> None:
+    """Which is how a schedule reaches kernels that a replay runs, in a block of its own."""
+    early = sim.Settings(schedule="early")
+    with sim.active(early):
+        with sim.active() as inner:
+            assert inner.settings == early
+        with sim.active(sim.Settings(mma="exact")) as inner:
+            assert inner.settings == sim.Settings(mma="exact")
+    with sim.active() as outer:
+        assert outer.settings == sim.Settings()
+
+
 def test_active_keeps_what_compiling_inside_it_needs() -> None:
     x, y = operands()
     with sim.active() as session:
