@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from transformers import DeepseekV4Config
 from transformers.models.deepseek_v4 import modeling_deepseek_v4 as deepseek_v4
 
 from gdnbench.capture import CaptureOptions, capturing
@@ -39,7 +40,7 @@ WINDOW = 128
 
 
 def tiny_model(layers: tuple[str, ...] = (SLIDING, SLIDING), **changes: Any) -> Any:
-    config = deepseek_v4.DeepseekV4Config(
+    config = DeepseekV4Config(
         **{
             "vocab_size": 64,
             "hidden_size": 64,
@@ -64,7 +65,7 @@ def tiny_model(layers: tuple[str, ...] = (SLIDING, SLIDING), **changes: Any) -> 
         }
     )
     torch.manual_seed(0)
-    model = deepseek_v4.DeepseekV4ForCausalLM(config)
+    model: Any = deepseek_v4.DeepseekV4ForCausalLM(config)
     for parameter in model.parameters():
         if parameter.ndim > 1:
             torch.nn.init.normal_(parameter, std=0.15)

@@ -141,15 +141,15 @@ class Paged:
 
     def after(self, seen: Observation, arguments: Mapping[str, Any], result: Any) -> Mapping[str, Seen]:
         places = {**arguments, RETURN: result}
-        tokens, heads, dim = seen.tensors["q"].shape or ()
-        o = self._tensor("o", places)
+        shape, o = seen.tensors["q"].shape, self._tensor("o", places)
+        assert shape is not None
         assert o is not None
-        outputs = {"o": Seen(o, _expected("o", o, (tokens, heads, dim)))}
+        outputs = {"o": Seen(o, _expected("o", o, shape))}
         lse = self._tensor("lse", places)
         if lse is not None:
             if lse.ndim > 2 and lse.shape[-1] == 1:
                 lse = lse.squeeze(-1)  # [B, H, 1 token], as FlashMLA has it
-            outputs["lse"] = Seen(lse, _expected("lse", lse, (tokens, heads)))
+            outputs["lse"] = Seen(lse, _expected("lse", lse, shape[:2]))
         return outputs
 
     def implementation(self, function: Callable[..., Any]) -> str | None:
@@ -235,7 +235,7 @@ def _pages_of_two_axes(cache: Tensor, layout: str, row: int, block_size: int | N
         return cache.as_strided((size, block_size, row), (cache.stride(0), row, 1), cache.storage_offset())
     if size % block_size:
         raise ValueError(f"cache has {size} slots, not a multiple of its block_size {block_size}")
-    return cache.unflatten(0, (-1, block_size))
+    return cache.view(size // block_size, block_size, width)
 
 
 def _root(place: str) -> str:
