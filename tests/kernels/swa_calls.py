@@ -1,0 +1,143 @@
+"""Calls of swa_decode for the tests of its compiled kernels, which run in the simulator and are judged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gdnbench.bits import as_integers
+from gdnbench.judge.lines import Tolerance
+from gdnbench.judge.rows import Memory
+from gdnbench.judge.rule import Bound
+from gdnbench.judge.tensor import Subject, hold, judge
+from gdnbench.record import When
+from gdnbench.replay.simulated import programs_simulated
+from gdnbench.sim.simulate import Settings, active
+from gdnbench_kernels.calling import run_kernel
+from gdnbench_kernels.contract import Call
+from gdnbench_kernels.swa_decode.contract import OPERATION, flat_of
+from gdnbench_kernels.swa_decode.layouts import ds_mla_parts, empty_ds_mla
+from gdnbench_kernels.swa_decode.window import attended
+
+Outputs = dict[str, Tensor]
+
+PER_TOKEN, DS_MLA = "per_token_scale", "fp8_ds_mla"
+LAYOUTS = (PER_TOKEN, DS_MLA)
+FRESH = int(torch.seed() % 2**20)
+GUARD = 64
+"""Elements before and after an output that nobody may write; a multiple of the alignment in any dtype."""
+CODE_NAN, SCALE_NAN = 0x7F, 0xFF
+
+CALLS: dict[str, dict[str, Any]] = {
+    "holes": {"holes": 0.25},
+    "nothing but holes": {"holes": 1.0, "lens": (128, 3)},
+    "a huge sink": {"sink": 1e6},
+    "a sink of -inf": {"sink": -torch.inf},
+    "a sink of +inf": {"sink": torch.inf},
+    "scores spread over 1e4": {"spread": 1e4, "holes": 0.1},
+    "scores spread over 1e4, a sink among them": {"spread": 1e4, "sink": 1e3},
+    "magnitudes over 2^10": {"scale_range": 1024.0},
+    "a negative scale": {"scale": -0.1},
+    "pages of 16, one request": {"lens": (128,), "block_size": 16},
+    "pages of 256, a window of 100": {"lens": (100, 3), "window": 100, "block_size": 256},
+    "T1W, one page for all": {"index_shape": "T1W", "shared_page": True, "lens": (128, 0, 64)},
+    "1TW, as many requests as heads": {"index_shape": "1TW", "lens": (128, 31) * 4},
+}
+"""Of 8 heads."""
+
+
+def run(kernel: Callable[..., Outputs], call: Call, options: dict[str, Any], **settings: Any) -> Outputs:
+    """What `kernel` makes of the call with `options`; outputs are poisoned and guarded, and the inputs are as
+    they were."""
+    whole, outputs = {}, {}
+    for name, (shape, dtype) in OPERATION.outputs(call).items():
+        whole[name] = torch.full((2 * GUARD + torch.Size(shape).numel(),), torch.nan, dtype=dtype)
+        outputs[name] = whole[name][GUARD:-GUARD].view(shape)
+    before = {name: tensor.clone() for name, tensor in call.tensors.items()}
+    with active(Settings(**settings)) as session, programs_simulated():
+        returned = kernel(**call.tensors, **call.scalars, **call.conventions, **outputs, **options)
+    assert returned.keys() == outputs.keys()
+    assert all(returned[name] is outputs[name] for name in outputs)
+    assert all(same(call.tensors[name], before[name]) for name in before)
+    for tensor in whole.values():
+        assert tensor[:GUARD].isnan().all()
+        assert tensor[-GUARD:].isnan().all()
+    assert [finding for report in session.reports for finding in report.findings] == []
+    return outputs
+
+
+def same(x: Tensor, y: Tensor) -> bool:
+    return x.dtype == y.dtype and x.shape == y.shape and bool((as_integers(x) == as_integers(y)).all())
+
+
+def same_outputs(x: Outputs, y: Outputs) -> bool:
+    return x.keys() == y.keys() and all(same(x[name], y[name]) for name in x)
+
+
+def assert_passes(call: Call, outputs: Outputs) -> None:
+    """o within twice torch's error, lse within its tolerance; zeros and -inf where nothing is attended to."""
+    oracle, torchs = (run_kernel(OPERATION, kernel, call) for kernel in ("reference", "torch"))
+    for name, tensor in outputs.items():
+        subject = Subject(name, When.AFTER, OPERATION.partition(call, name), OPERATION.spec(name).axes)
+        held = OPERATION.tolerances.get(name)
+        if held is None:
+            result = judge(subject, tensor, oracle[name], torchs[name], Bound())
+        else:
+            tolerance = Tolerance(held.absolute, held.relative)
+            result = hold(subject, Memory(tensor), Memory(oracle[name]), tolerance)
+        assert result.reasons == (), name
+    nothing = ~attended(flat_of(call), call.tensors["swa_lens"]).any(1)
+    assert (outputs["o"][nothing] == 0).all()
+    if "lse" in outputs:
+        assert (outputs["lse"][nothing] == -torch.inf).all()
+
+
+def with_tensors(call: Call, **tensors: Tensor) -> Call:
+    return replace(call, tensors={**call.tensors, **tensors})
+
+
+def request_of(call: Call, row: int) -> Call:
+    """One request of the call."""
+    return with_tensors(
+        call,
+        q=call.tensors["q"][row : row + 1],
+        swa_indices=flat_of(call)[row : row + 1],
+        swa_lens=call.tensors["swa_lens"][row : row + 1],
+    )
+
+
+def copied(cache: Tensor, layout: str) -> Tensor:
+    """A copy, pages as far apart."""
+    if layout == PER_TOKEN:
+        return cache.clone()
+    copy = empty_ds_mla(*cache.shape[:2])
+    copy.copy_(cache)
+    return copy
+
+
+def spoilt(call: Call, what: str) -> tuple[Call, Tensor]:
+    """The call with a NaN in the first request's window, in a code, a scale or rope; which requests attend to
+    that slot, bool [T]."""
+    layout, cache = call.conventions["cache_layout"], call.tensors["cache"]
+    indices = flat_of(call)
+    counts = attended(indices, call.tensors["swa_lens"])
+    slot = int(indices[0][counts[0]][5])
+    block, offset = divmod(slot, cache.shape[1])
+    changed = {"cache": copied(cache, layout)}
+    data, scales = (changed["cache"].view(torch.uint8),) * 2
+    if layout == DS_MLA:
+        data, scales = ds_mla_parts(changed["cache"])
+    if what == "code":
+        data[block, offset, 7] = CODE_NAN
+    elif what == "rope":
+        data[block, offset, -3:] = SCALE_NAN
+    elif layout == DS_MLA:
+        scales[block, offset, 2] = SCALE_NAN
+    else:
+        changed["inv_scale"] = call.tensors["inv_scale"].clone()
+        changed["inv_scale"][slot] = torch.nan
+    return with_tensors(call, **changed), (counts & (indices == slot)).any(1)

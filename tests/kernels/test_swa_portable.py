@@ -1,0 +1,258 @@
+"""swa_decode by mma.sync in the simulator: against the oracle, and against itself."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("cutlass", reason="CuTe DSL has wheels for Linux only")
+
+from gdnbench.replay.simulated import programs_simulated
+from gdnbench.sim.simulate import active
+from gdnbench_kernels.compiling import program
+from gdnbench_kernels.contract import Call
+from gdnbench_kernels.swa_decode import mma_sync_decode
+from gdnbench_kernels.swa_decode import portable as module
+from gdnbench_kernels.swa_decode.contract import OPERATION, flat_of
+from gdnbench_kernels.swa_decode.layouts import CacheLayout, ds_mla_parts, empty_ds_mla, read_rows
+from gdnbench_kernels.swa_decode.portable import portable
+from gdnbench_kernels.swa_decode.portable_plan import plan
+from gdnbench_kernels.swa_decode.sizes import GROUPS, HEAD_DIM, NOPE_DIM
+from gdnbench_kernels.swa_decode.sources import PORTABLE_ROWS, portable_source
+from gdnbench_kernels.swa_decode.synth import synth
+from gdnbench_kernels.swa_decode.window import attended
+
+sys.path.insert(0, str(Path(__file__).parent))
+import swa_calls
+from swa_calls import CALLS, DS_MLA, FRESH, LAYOUTS, PER_TOKEN, Outputs, assert_passes, same, same_outputs
+
+LENS = (128, 0, 17, 1, 127)
+
+
+def made(**options: Any) -> Call:
+    """With few heads, a sink and lse unless told: one build of each layout serves most tests."""
+    call = synth(**{"lens": LENS, "heads": 8, "sink": 0.0, "seed": FRESH, **options})
+    OPERATION.validate(call)
+    return call
+
+
+def run(call: Call, arch: str | None = None, **settings: Any) -> Outputs:
+    return swa_calls.run(portable, call, {"arch": arch}, **settings)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", CALLS)
+def test_accurate(name: str, layout: str) -> None:
+    call = made(cache_layout=layout, **CALLS[name])
+    assert_passes(call, run(call))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"cache_layout": PER_TOKEN, "heads": 128, "scale_dtype": "bfloat16", "sink": None, "lens": (128,)},
+        {"cache_layout": DS_MLA, "heads": 64, "sink": None, "output_lse": False},
+        {"cache_layout": DS_MLA, "heads": 5},
+        {"cache_layout": PER_TOKEN, "heads": 16, "lens": (128, 17, 0, 99) * 4},
+    ],
+    ids=lambda options: f"{options['cache_layout']}, {options['heads']} heads",
+)
+def test_other_builds_are_accurate(options: dict[str, Any]) -> None:
+    call = made(**{"lens": (128, 17, 0), "holes": 0.1, **options})
+    assert_passes(call, run(call))
+
+
+@pytest.fixture(scope="module", params=LAYOUTS)
+def mixed(request: pytest.FixtureRequest) -> tuple[Call, Outputs]:
+    call = made(cache_layout=request.param, lens=(*LENS, 128, 64), holes=0.1, seed=1)
+    return call, run(call)
+
+
+Mixed = tuple[Call, Outputs]
+
+
+@pytest.mark.parametrize("schedule", ["early", "random:1", f"random:{FRESH}"])
+def test_bits_are_those_of_every_schedule(mixed: Mixed, schedule: str) -> None:
+    call, outputs = mixed
+    assert same_outputs(run(call, schedule=schedule), outputs)
+
+
+@pytest.mark.parametrize("schedule", ["late", f"random:{FRESH}"])
+def test_bits_are_those_of_the_other_engine(mixed: Mixed, schedule: str) -> None:
+    """One request: the interpreter is slow."""
+    call, outputs = mixed
+    found = run(swa_calls.request_of(call, 0), engine="interpreter", schedule=schedule)
+    assert same_outputs(found, {name: tensor[:1] for name, tensor in outputs.items()})
+
+
+def test_bits_are_those_of_the_other_architecture(mixed: Mixed) -> None:
+    call, outputs = mixed
+    assert same_outputs(run(call, arch="sm_90a"), outputs)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_bits_are_those_of_any_number_of_heads_a_cta(layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """40 heads are no multiple of either number."""
+    call = made(cache_layout=layout, heads=40, holes=0.1, lens=(128, 0, 17))
+    found = []
+    for rows in PORTABLE_ROWS:
+        monkeypatch.setattr(module, "rows_of", lambda given, rows=rows: rows)
+        found.append(run(call))
+    assert_passes(call, found[0])
+    assert same_outputs(*found)
+
+
+def test_a_request_alone_has_the_bits_it_has_in_a_batch(mixed: Mixed) -> None:
+    call, outputs = mixed
+    for row in range(len(call.tensors["q"])):
+        found = run(swa_calls.request_of(call, row))
+        assert same_outputs(found, {name: tensor[row : row + 1] for name, tensor in outputs.items()})
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_heads_of_a_tile_do_not_meet(mixed: Mixed, value: float) -> None:
+    """One head's query is not finite: neither are its outputs, and the others' are as they were."""
+    call, outputs = mixed
+    q = call.tensors["q"].clone()
+    q[:, 3, 100] = value
+    found = run(swa_calls.with_tensors(call, q=q))
+    some = attended(flat_of(call), call.tensors["swa_lens"]).any(1)
+    others = [head for head in range(q.shape[1]) if head != 3]
+    for name, tensor in found.items():
+        assert same(tensor[:, others], outputs[name][:, others])
+        assert tensor[some, 3].isnan().all()
+        assert same(tensor[~some, 3], outputs[name][~some, 3])
+
+
+@pytest.mark.parametrize("what", ["code", "scale", "rope"])
+def test_a_row_that_is_not_a_number_shows_in_its_own_request_alone(mixed: Mixed, what: str) -> None:
+    call, outputs = mixed
+    bad, hit = swa_calls.spoilt(call, what)
+    found = run(bad)
+    for name, tensor in found.items():
+        assert same(tensor[~hit], outputs[name][~hit])
+        assert tensor[hit].isnan().all()
+
+
+def test_entries_that_do_not_count_may_name_anything(mixed: Mixed) -> None:
+    """Here a slot that holds NaN, which is a read that the simulator would let pass."""
+    call, outputs = mixed
+    indices = flat_of(call).clone()
+    lens, cache = call.tensors["swa_lens"], call.tensors["cache"]
+    free = torch.ones(cache.shape[0] * cache.shape[1], dtype=torch.bool)
+    free[indices[attended(indices, lens)].long()] = False
+    indices[torch.arange(indices.shape[1]) >= lens.unsqueeze(1)] = int(free.nonzero()[0])
+    assert same_outputs(run(swa_calls.with_tensors(call, swa_indices=indices)), outputs)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_pages_may_lie_further_apart(layout: str) -> None:
+    call = made(cache_layout=layout, block_size=16, lens=(50, 128))
+    cache = call.tensors["cache"]
+    blocks, block_size, width = cache.shape
+    stride = cache.stride(0) + 48
+    memory = torch.full((blocks * stride,), 0xFF, dtype=torch.uint8)
+    apart = memory.as_strided((blocks, block_size, width), (stride, width, 1))
+    apart.copy_(cache.view(torch.uint8))
+    assert same_outputs(run(swa_calls.with_tensors(call, cache=apart)), run(call))
+
+
+def alone(cache: Tensor, inv_scale: Tensor | None, rows: int, layout: str) -> Outputs:
+    """Of 8 heads with queries of zeros, request i attending to slot i alone."""
+    tensors = {
+        "q": torch.zeros(rows, 8, HEAD_DIM, dtype=torch.bfloat16),
+        "cache": cache,
+        "swa_indices": torch.arange(rows, dtype=torch.int32).unsqueeze(1),
+        "swa_lens": torch.ones(rows, dtype=torch.int32),
+        "attn_sink": torch.full((8,), -torch.inf),
+    }
+    if inv_scale is not None:
+        tensors["inv_scale"] = inv_scale
+    found = run(Call(tensors, {"output_lse": True}, {"cache_layout": layout, "index_shape": "TW"}))
+    wanted = read_rows(cache, inv_scale, torch.arange(rows), layout, torch.bfloat16)
+    assert torch.equal(found["o"], wanted.unsqueeze(1).expand(-1, 8, -1))
+    assert (found["lse"] == 0).all()
+    return found
+
+
+FINITE = torch.tensor([code for code in range(256) if code & 0x7F != 0x7F], dtype=torch.uint8)
+
+
+def test_a_row_alone_is_what_an_fp8_ds_mla_cache_says() -> None:
+    """One entry has weight 1: o is the row's values. All finite codes; scales of a row up to 2^20 apart, and
+    rope up to the largest of it, which is what keeps every bit."""
+    block_size = 16
+    firsts = torch.tensor([0, 1, 30, 90, 107, 117, 127, 140, 200, 225])
+    cache = empty_ds_mla(1, block_size)
+    data, scales = ds_mla_parts(cache)
+    for row, first in enumerate(firsts.tolist()):
+        data[0, row, :NOPE_DIM] = FINITE.roll(37 * row).repeat(2)[:NOPE_DIM]
+        apart = torch.tensor([0, 1, 20, 3, 5, 11, 15])
+        scales[0, row, :GROUPS] = (first + apart).roll(row).to(torch.uint8)
+    rope = torch.randn(1, block_size, HEAD_DIM - NOPE_DIM)
+    rope[0, : len(firsts)] *= torch.exp2(firsts.float() + 20 - 127).unsqueeze(1)
+    data[..., NOPE_DIM:] = rope.to(torch.bfloat16).view(torch.uint8)
+    found = alone(cache, None, len(firsts), DS_MLA)
+    assert (found["o"][:, 0] != 0).sum(1).min() > 480
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_row_alone_is_what_a_per_token_cache_says(dtype: torch.dtype) -> None:
+    """Scales of every kind: of either sign, not powers of two, zero, and so small that f32 is subnormal.
+
+    A scale of f32 has more bits than a weight of f16: those here have at most 8, as a bf16 has."""
+    scales = torch.tensor([1.0, -0.75, 2.0**-133, 0.0, 3 * 2.0**100, 1.40625, -(2.0**-120), 2.0**-126])
+    cache = torch.stack([FINITE.roll(37 * row).repeat(3)[:HEAD_DIM] for row in range(16)]).unsqueeze(0)
+    inv_scale = torch.ones(16, dtype=dtype)
+    inv_scale[: len(scales)] = scales.to(dtype)
+    alone(cache.view(torch.float8_e4m3fn), inv_scale, len(scales), PER_TOKEN)
+
+
+def test_without_requests_nothing_is_launched() -> None:
+    call = made(lens=())
+    with active() as session, programs_simulated():
+        found = portable(**call.tensors, **call.scalars, **call.conventions)
+    assert {name: tuple(tensor.shape) for name, tensor in found.items()} == {"o": (0, 8, 512), "lse": (0, 8)}
+    assert session.reports == []
+
+
+@pytest.mark.parametrize("rows", PORTABLE_ROWS)
+@pytest.mark.parametrize("layout", [CacheLayout.PER_TOKEN_SCALE, CacheLayout.FP8_DS_MLA])
+def test_what_is_launched_is_as_planned(
+    layout: CacheLayout, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "rows_of", lambda given: rows)
+    call = made(lens=(3,), heads=40, cache_layout=layout.value)
+    with active() as session, programs_simulated():
+        portable(**call.tensors, **call.scalars, **call.conventions)
+    (launch,) = session.reports[0].launches
+    planned = plan(layout, rows)
+    assert (launch.grid, launch.block, launch.shared_bytes) == (
+        (-(-40 // rows), 1, 1),
+        (planned.threads, 1, 1),
+        planned.smem_bytes,
+    )
+
+
+def test_the_header_quotes_the_plan() -> None:
+    header = str(mma_sync_decode.__doc__)
+    for tables in (plan(CacheLayout.FP8_DS_MLA, 32).tables(), plan(CacheLayout.PER_TOKEN_SCALE, 16).tables()):
+        assert f"\n\n{tables}\n\n" in header, f"the tables are now\n{tables}"
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_no_sum_of_a_product_is_left_to_the_assembler(layout: str, tmp_path: Path) -> None:
+    """ptxas fuses `mul.f32` and what adds to it, which the simulator does not: bits would differ."""
+    dtype = "float32" if layout == PER_TOKEN else None
+    text = program(portable_source(8, layout, dtype, True, True, 16), "sm_90a").ptx
+    products = set(re.findall(r"^\s*mul\.f32\s+(%f\d+|%r\d+)", text, re.MULTILINE))
+    sums = re.findall(r"^\s*(?:add|sub)(?:\.f32)\s+\S+ (%\w+), (%\w+);", text, re.MULTILINE)
+    assert products
+    assert sums
+    assert not {name for pair in sums for name in pair} & products
