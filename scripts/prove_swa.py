@@ -24,8 +24,14 @@ import proving
 
 from gdnbench.errors import Exit
 from gdnbench_kernels.swa_decode.cases import cases
+from gdnbench_kernels.swa_decode.contract import SERVED
 
-GRID = proving.Grid("swa_decode", cases, refusing=("sm100", "portable"))
+GRID = proving.Grid(
+    "swa_decode",
+    cases,
+    refusing=("sm100", "portable"),
+    refused=lambda conventions: conventions["cache_layout"] not in SERVED["cache_layout"],
+)
 SCHEDULES = ("late", "early", "random:0")
 
 

@@ -43,6 +43,10 @@ Proof = tuple[str, str, RecordResult]
 """Name, verdict, record."""
 
 
+def never(conventions: Mapping[str, str]) -> bool:
+    return False
+
+
 @dataclass(frozen=True, slots=True)
 class Grid:
     """What is proven of one operation."""
@@ -50,6 +54,7 @@ class Grid:
     op: str
     cases: Callable[[], Iterable[Case]]
     refusing: tuple[str, ...]  # the kernels that refuse what cases mark as refused
+    refused: Callable[[Mapping[str, str]], bool] = never  # of a captured call's conventions, likewise
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,21 +77,18 @@ class Prover:
                 writer.write("0", [draft(self.grid.op, synthesise(self.grid.op, **options))])
             with open_store(path) as store:
                 record = self.record(store, 0)
-        wanted = Outcome.UNSUPPORTED if case.refused else Outcome.PASS
-        if record.outcome is not wanted:
-            return "FAIL", record
-        return ("refused" if case.refused else "pass"), record
+        return verdict(record, case.refused), record
 
     def captured(self, names: Sequence[str]) -> Iterator[Proof]:
         """Every record of the operation in the shipped captures."""
         for path in sorted(CAPTURES.glob("*.zarr.zip")):
             with open_store(path) as store:
-                numbers = [record.number for record in store.records if record.info.op == self.grid.op]
-                for number in numbers:
+                for info, number in [(record.info, record.number) for record in store.records]:
                     name = f"capture {path.name.partition('.')[0]} {number}"
-                    if chosen(name, names):
+                    if info.op == self.grid.op and chosen(name, names):
+                        refused = self.kernel in self.grid.refusing and self.grid.refused(info.conventions)
                         record = self.record(store, number)
-                        yield name, "pass" if record.outcome is Outcome.PASS else "FAIL", record
+                        yield name, verdict(record, refused), record
 
     def record(self, store: Store, number: int) -> RecordResult:
         """Record `number` replayed under the first schedule, and its bits under the others."""
@@ -127,6 +129,13 @@ class Prover:
                 yield case.name, *self.case(case)
         if not quick:
             yield from self.captured(names)
+
+
+def verdict(record: RecordResult, refused: bool) -> str:
+    """Of a record that should pass, or be refused."""
+    if record.outcome is not (Outcome.UNSUPPORTED if refused else Outcome.PASS):
+        return "FAIL"
+    return "refused" if refused else "pass"
 
 
 def different(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> str:
