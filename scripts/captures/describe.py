@@ -18,7 +18,8 @@ from gdnbench.ops import operation
 from gdnbench.store.reader import Store, StoredRecord
 from gdnbench_kernels.contract import Call
 from gdnbench_kernels.swa_decode.contract import flat_of, layout_of
-from gdnbench_kernels.swa_decode.layouts import GROUPS, SCALE_BIAS, CacheLayout, ds_mla_parts, read_rows
+from gdnbench_kernels.swa_decode.layouts import SCALE_BIAS, CacheLayout, ds_mla_parts, read_rows
+from gdnbench_kernels.swa_decode.sizes import GROUPS
 from gdnbench_kernels.swa_decode.window import attended
 
 CHUNK = 64
