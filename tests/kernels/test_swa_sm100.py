@@ -1,0 +1,311 @@
+"""swa_decode on SM100 in the simulator: against the oracle, and against itself."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from gdnbench.bits import as_integers
+from gdnbench.judge.lines import Tolerance
+from gdnbench.judge.rows import Memory
+from gdnbench.judge.rule import Bound
+from gdnbench.judge.tensor import Subject, hold, judge
+from gdnbench.record import When
+from gdnbench.replay.simulated import programs_simulated
+from gdnbench.sim.simulate import Settings, active
+from gdnbench_kernels.calling import run_kernel
+from gdnbench_kernels.contract import Call
+from gdnbench_kernels.swa_decode import tcgen05_decode
+from gdnbench_kernels.swa_decode.contract import OPERATION, flat_of
+from gdnbench_kernels.swa_decode.layouts import ds_mla_parts, empty_ds_mla, read_rows
+from gdnbench_kernels.swa_decode.sizes import GROUPS, HEAD_DIM, NOPE_DIM
+from gdnbench_kernels.swa_decode.sm100 import launch_of, sm100
+from gdnbench_kernels.swa_decode.sources import PART_COUNTS
+from gdnbench_kernels.swa_decode.synth import synth
+from gdnbench_kernels.swa_decode.tcgen05_plan import PLAN
+from gdnbench_kernels.swa_decode.window import attended
+
+PER_TOKEN, DS_MLA = "per_token_scale", "fp8_ds_mla"
+LAYOUTS = (PER_TOKEN, DS_MLA)
+LENS = (128, 0, 17, 1, 127)
+FRESH = int(torch.seed() % 2**20)
+GUARD = 64
+"""Elements before and after an output that nobody may write; a multiple of the alignment in any dtype."""
+
+
+def made(**options: Any) -> Call:
+    """With few heads, a sink and lse unless told: one build of each layout serves most tests."""
+    call = synth(**{"lens": LENS, "heads": 8, "sink": 0.0, "seed": FRESH, **options})
+    OPERATION.validate(call)
+    return call
+
+
+def run(
+    call: Call, parts: int | None = None, workers: int | None = None, **settings: Any
+) -> dict[str, Tensor]:
+    """The call's outputs; they are poisoned and guarded, and the inputs are as they were."""
+    whole, outputs = {}, {}
+    for name, (shape, dtype) in OPERATION.outputs(call).items():
+        whole[name] = torch.full((2 * GUARD + torch.Size(shape).numel(),), torch.nan, dtype=dtype)
+        outputs[name] = whole[name][GUARD:-GUARD].view(shape)
+    before = {name: tensor.clone() for name, tensor in call.tensors.items()}
+    with active(Settings(**settings)) as session, programs_simulated():
+        returned = sm100(
+            **call.tensors, **call.scalars, **call.conventions, **outputs, parts=parts, workers=workers
+        )
+    assert {name: tensor.data_ptr() for name, tensor in returned.items()} == {
+        name: tensor.data_ptr() for name, tensor in outputs.items()
+    }
+    assert all(same(call.tensors[name], before[name]) for name in before)
+    for tensor in whole.values():
+        assert tensor[:GUARD].isnan().all()
+        assert tensor[-GUARD:].isnan().all()
+    assert [finding for report in session.reports for finding in report.findings] == []
+    return outputs
+
+
+def same(x: Tensor, y: Tensor) -> bool:
+    return x.dtype == y.dtype and x.shape == y.shape and bool((as_integers(x) == as_integers(y)).all())
+
+
+def same_outputs(x: dict[str, Tensor], y: dict[str, Tensor]) -> bool:
+    return x.keys() == y.keys() and all(same(x[name], y[name]) for name in x)
+
+
+def assert_passes(call: Call, outputs: dict[str, Tensor]) -> None:
+    """o within twice torch's error, lse within its tolerance; zeros and -inf where nothing is attended to."""
+    oracle, torchs = (run_kernel(OPERATION, kernel, call) for kernel in ("reference", "torch"))
+    for name, tensor in outputs.items():
+        subject = Subject(name, When.AFTER, OPERATION.partition(call, name), OPERATION.spec(name).axes)
+        held = OPERATION.tolerances.get(name)
+        if held is None:
+            result = judge(subject, tensor, oracle[name], torchs[name], Bound())
+        else:
+            tolerance = Tolerance(held.absolute, held.relative)
+            result = hold(subject, Memory(tensor), Memory(oracle[name]), tolerance)
+        assert result.reasons == (), name
+    nothing = ~attended(flat_of(call), call.tensors["swa_lens"]).any(1)
+    assert (outputs["o"][nothing] == 0).all()
+    if "lse" in outputs:
+        assert (outputs["lse"][nothing] == -torch.inf).all()
+
+
+def with_tensors(call: Call, **tensors: Tensor) -> Call:
+    return replace(call, tensors={**call.tensors, **tensors})
+
+
+def some_requests(call: Call, start: int, stop: int) -> Call:
+    return with_tensors(
+        call, **{name: call.tensors[name][start:stop] for name in ("q", "swa_indices", "swa_lens")}
+    )
+
+
+CALLS: dict[str, dict[str, Any]] = {
+    "holes": {"holes": 0.25},
+    "nothing but holes": {"holes": 1.0, "lens": (128, 3)},
+    "a huge sink": {"sink": 1e6},
+    "a sink of -inf": {"sink": -torch.inf},
+    "a sink of +inf": {"sink": torch.inf},
+    "scores spread over 1e4": {"spread": 1e4, "holes": 0.1},
+    "magnitudes over 2^10": {"scale_range": 1024.0},
+    "a negative scale": {"scale": -0.1},
+    "pages of 16, one request": {"lens": (128,), "block_size": 16},
+    "pages of 256, a window of 100": {"lens": (100, 3), "window": 100, "block_size": 256},
+    "T1W, one page for all": {"index_shape": "T1W", "shared_page": True, "lens": (128, 0, 64)},
+    "1TW, as many requests as heads": {"index_shape": "1TW", "lens": (128, 31) * 4},
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", CALLS)
+def test_accurate(name: str, layout: str) -> None:
+    call = made(cache_layout=layout, **CALLS[name])
+    assert_passes(call, run(call))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"cache_layout": PER_TOKEN, "heads": 128, "scale_dtype": "bfloat16", "sink": None},
+        {"cache_layout": DS_MLA, "heads": 64, "sink": None, "output_lse": False},
+        {"cache_layout": DS_MLA, "heads": 100},
+    ],
+    ids=lambda options: f"{options['cache_layout']}, {options['heads']} heads",
+)
+def test_other_builds_are_accurate(options: dict[str, Any]) -> None:
+    call = made(lens=(128, 17, 0), holes=0.1, **options)
+    assert_passes(call, run(call))
+
+
+@pytest.fixture(scope="module", params=LAYOUTS)
+def mixed(request: pytest.FixtureRequest) -> tuple[Call, dict[str, Tensor]]:
+    call = made(cache_layout=request.param, lens=(*LENS, 128, 64), holes=0.1, seed=1)
+    return call, run(call)
+
+
+Mixed = tuple[Call, dict[str, Tensor]]
+
+
+SCHEDULES = ("late", "early", "random:1", f"random:{FRESH}")
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_bits_are_those_of_every_schedule(mixed: Mixed, schedule: str) -> None:
+    """Of few CTAs, so that rings go round."""
+    call, outputs = mixed
+    assert same_outputs(run(call, parts=2, workers=2, schedule=schedule), outputs)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES[1:3])
+def test_bits_are_those_of_the_interpreter(mixed: Mixed, schedule: str) -> None:
+    """Of the first requests, by one CTA: it is slow."""
+    call, outputs = mixed
+    found = run(some_requests(call, 0, 3), parts=1, workers=1, engine="interpreter", schedule=schedule)
+    assert same_outputs(found, {name: tensor[:3] for name, tensor in outputs.items()})
+
+
+@pytest.mark.parametrize("parts", PART_COUNTS)
+@pytest.mark.parametrize("workers", [1, 3, 20])
+def test_bits_are_those_of_any_number_of_ctas(mixed: Mixed, parts: int, workers: int) -> None:
+    """20: more than there are items."""
+    call, outputs = mixed
+    assert same_outputs(run(call, parts=parts, workers=workers), outputs)
+
+
+def test_a_request_alone_has_the_bits_it_has_in_a_batch(mixed: Mixed) -> None:
+    call, outputs = mixed
+    for row in range(len(call.tensors["q"])):
+        found = run(some_requests(call, row, row + 1))
+        assert same_outputs(found, {name: tensor[row : row + 1] for name, tensor in outputs.items()})
+
+
+def test_heads_of_a_tile_do_not_meet(mixed: Mixed) -> None:
+    """NaN in one head's query is NaN in its outputs, and in those of no other."""
+    call, outputs = mixed
+    q = call.tensors["q"].clone()
+    q[:, 3] = torch.nan
+    found = run(with_tensors(call, q=q))
+    some = attended(flat_of(call), call.tensors["swa_lens"]).any(1)
+    others = [head for head in range(q.shape[1]) if head != 3]
+    for name, tensor in found.items():
+        assert same(tensor[:, others], outputs[name][:, others])
+        assert tensor[some, 3].isnan().all()
+        assert same(tensor[~some, 3], outputs[name][~some, 3])
+
+
+def test_entries_that_do_not_count_may_name_anything(mixed: Mixed) -> None:
+    """Here slots that hold NaN, which is a read that the simulator would let pass."""
+    call, outputs = mixed
+    indices = flat_of(call).clone()
+    counts = attended(indices, call.tensors["swa_lens"])
+    free = torch.ones(call.tensors["cache"].shape[0] * call.tensors["cache"].shape[1], dtype=torch.bool)
+    free[indices[counts].long()] = False
+    position = torch.arange(indices.shape[1])
+    stale = position >= call.tensors["swa_lens"].unsqueeze(1)
+    indices[stale] = int(free.nonzero()[0])
+    assert same_outputs(run(with_tensors(call, swa_indices=indices)), outputs)
+
+
+def test_a_row_that_is_not_a_number_shows_in_its_own_request_alone(mixed: Mixed) -> None:
+    call, outputs = mixed
+    indices, cache = flat_of(call), call.tensors["cache"].clone()
+    counts = attended(indices, call.tensors["swa_lens"])
+    slot = int(indices[0][counts[0]][5])
+    hit = (counts & (indices == slot)).any(1)
+    cache.view(torch.uint8)[slot // cache.shape[1], slot % cache.shape[1], 7] = 0x7F
+    if call.conventions["cache_layout"] == DS_MLA:
+        cache = as_it_lay(call.tensors["cache"])
+        data, _ = ds_mla_parts(cache)
+        data[slot // cache.shape[1], slot % cache.shape[1], 7] = 0x7F
+    found = run(with_tensors(call, cache=cache))
+    for name, tensor in found.items():
+        assert same(tensor[~hit], outputs[name][~hit])
+        assert tensor[hit].isnan().all()
+
+
+def as_it_lay(cache: Tensor) -> Tensor:
+    """A copy of an fp8_ds_mla cache with its distances between pages."""
+    copy = empty_ds_mla(*cache.shape[:2])
+    copy.copy_(cache)
+    return copy
+
+
+def test_pages_may_lie_further_apart() -> None:
+    call = made(cache_layout=PER_TOKEN, block_size=16, lens=(50, 128))
+    cache = call.tensors["cache"]
+    blocks, block_size, width = cache.shape
+    stride = block_size * width + 48
+    memory = torch.full((blocks * stride,), 0xFF, dtype=torch.uint8)
+    apart = memory.as_strided((blocks, block_size, width), (stride, width, 1))
+    apart.copy_(cache.view(torch.uint8))
+    assert same_outputs(run(with_tensors(call, cache=apart)), run(call))
+
+
+def test_a_row_alone_is_what_the_cache_says() -> None:
+    """One entry has weight 1: o is the row's values, rounded once. All finite codes, under scales of every
+    kind: 2^-127 and small ones, whose values are subnormal, to those at which values overflow."""
+    block_size, scales = 16, torch.tensor([0, 1, 2, 8, 100, 126, 127, 128, 200, 240, 246])
+    finite = torch.tensor([code for code in range(256) if code & 0x7F != 0x7F], dtype=torch.uint8)
+    cache = empty_ds_mla(2, block_size)
+    data, bytes_ = ds_mla_parts(cache)
+    rows = len(scales)
+    for row in range(rows):
+        codes = finite.roll(37 * row).repeat(2)[:NOPE_DIM]
+        data[row // block_size, row % block_size, :NOPE_DIM] = codes
+        bytes_[row // block_size, row % block_size, :GROUPS] = scales.roll(row)[:GROUPS].to(torch.uint8)
+    rope = torch.randn(2, block_size, HEAD_DIM - NOPE_DIM).to(torch.bfloat16)
+    data[..., NOPE_DIM:] = rope.view(torch.uint8)
+    indices = torch.arange(rows, dtype=torch.int32).unsqueeze(1)
+    tensors = {
+        "q": torch.zeros(rows, 8, HEAD_DIM, dtype=torch.bfloat16),
+        "cache": cache,
+        "swa_indices": indices,
+        "swa_lens": torch.ones(rows, dtype=torch.int32),
+        "attn_sink": torch.full((8,), -torch.inf),
+    }
+    found = run(Call(tensors, {"output_lse": True}, {"cache_layout": DS_MLA, "index_shape": "TW"}))
+    wanted = read_rows(cache, None, indices[:, 0], DS_MLA, torch.bfloat16)
+    assert (wanted.abs() > 0).sum() > rows * 400
+    assert torch.equal(found["o"], wanted.unsqueeze(1).expand(-1, 8, -1))
+    assert (found["lse"] == 0).all()
+
+
+def test_without_requests_nothing_is_launched() -> None:
+    call = made(lens=())
+    with active() as session, programs_simulated():
+        found = sm100(**call.tensors, **call.scalars, **call.conventions)
+    assert {name: tuple(tensor.shape) for name, tensor in found.items()} == {"o": (0, 8, 512), "lse": (0, 8)}
+    assert session.reports == []
+
+
+@pytest.mark.parametrize(
+    ("tokens", "heads", "launch"),
+    [
+        (1, 64, (4, 1)),
+        (1, 128, (4, 2)),
+        (37, 64, (4, 37)),
+        (38, 64, (2, 38)),
+        (74, 64, (2, 74)),
+        (75, 8, (1, 75)),
+        (256, 64, (1, 148)),
+        (256, 128, (1, 148)),
+    ],
+)
+def test_ctas_fill_the_sms_but_no_item_waits_for_another_part(
+    tokens: int, heads: int, launch: tuple[int, int]
+) -> None:
+    assert launch_of(tokens, heads, sms=148) == launch
+
+
+def test_parts_that_there_are_not() -> None:
+    with pytest.raises(ValueError, match="parts is 1, 2, 4, not 3"):
+        launch_of(1, 64, 148, parts=3)
+
+
+def test_the_header_quotes_the_plan() -> None:
+    assert PLAN.name == "tcgen05_decode"
+    assert f"\n\n{PLAN.tables()}\n\n" in str(tcgen05_decode.__doc__), f"the tables are now\n{PLAN.tables()}"
