@@ -57,7 +57,7 @@ def portable_source(
     if rows not in PORTABLE_ROWS:
         raise ValueError(f"rows is {' or '.join(map(str, PORTABLE_ROWS))}, not {rows}")
     return Source.of(
-        "swa_decode.mma_sync_decode",
+        f"swa_decode.mma_sync_decode_{rows}",
         f"{__name__}:build_portable",
         heads=heads,
         cache_layout=str(cache_layout),
