@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 
 from gdnbench.errors import Exit
+from gdnbench.sim import simulate
+from gdnbench_kernels.cases import Case
 from gdnbench_kernels.contract import Call
 from gdnbench_kernels.swa_decode.cases import cases
 from gdnbench_kernels.swa_decode.contract import OPERATION, flat_of
@@ -153,3 +155,28 @@ def test_every_schedule_is_run_and_its_bits_compared(
     assert verdict == ("FAIL" if flips else "pass"), record.reason
     if flips:
         assert record.reason == "o under schedule early has not the bits of late"
+
+
+QUICK = [case for case in cases() if case.quick]
+
+
+@pytest.mark.parametrize("kernel", ["sm100", "portable"])
+@pytest.mark.parametrize("case", QUICK, ids=[case.name for case in QUICK])
+def test_the_compiled_kernels_pass(
+    script: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch, kernel: str, case: Case
+) -> None:
+    """Simulated, the same bits whether effects land late or at random."""
+    ran: list[str] = []
+
+    def run(module: Any, requests: Any, regions: Any, settings: Any, raises: bool) -> Any:
+        ran.append(settings.schedule)
+        return simulated(module, requests, regions, settings, raises)
+
+    simulated = simulate._run
+    monkeypatch.setattr(simulate, "_run", run)
+    prove = script("prove_swa")
+    schedules = ("late", f"random:{int(torch.seed() % 2**31)}")
+    verdict, record = prove.proving.Prover(prove.GRID, kernel, "sim", schedules).case(case)
+    assert verdict == ("refused" if case.refused else "pass"), record.reason
+    launched = not case.refused and bool(case.options["lens"])
+    assert ran == (list(schedules) if launched else [])
