@@ -251,6 +251,7 @@ class MmaSyncDecode:
         smem = cutlass.memory.SmemAllocator()
         at = {buffer.name: smem.allocate(buffer.bytes, buffer.align).toint() for buffer in self.plan.smem}
         shared = Shared(at["s_q"], at["s_peaks"], at["s_sums"], at["s_coefficients"])
+        rows: Any
         if cutlass.const_expr(self.layout is CacheLayout.PER_TOKEN_SCALE):
             rows = PerTokenRows(at["s_rows"], at["s_entries"], inv_scale)
         else:

@@ -45,7 +45,7 @@ def portable_sources(
     heads: H. cache_layout: how pages hold their rows. scale_dtype: that of inv_scale, of per_token_scale
     alone. sink: whether there is an attn_sink. lse: whether it is an output.
     """
-    dtype = scale_dtype if cache_layout == CacheLayout.PER_TOKEN_SCALE else None
+    dtype = scale_dtype if cache_layout == "per_token_scale" else None
     return [portable_source(heads, cache_layout, dtype, sink, lse, rows) for rows in PORTABLE_ROWS]
 
 
@@ -80,7 +80,7 @@ def sm100_sources(
     heads: H. cache_layout: how pages hold their rows. scale_dtype: that of inv_scale, of per_token_scale
     alone. sink: whether there is an attn_sink. lse: whether it is an output.
     """
-    dtype = scale_dtype if cache_layout == CacheLayout.PER_TOKEN_SCALE else None
+    dtype = scale_dtype if cache_layout == "per_token_scale" else None
     return [sm100_source(heads, cache_layout, dtype, sink, lse)]
 
 
@@ -106,7 +106,7 @@ def check_options(heads: int, cache_layout: Layout, scale_dtype: ScaleDtype | No
         raise ValueError(f"heads is 1 to {MAX_HEADS}, not {heads}")
     if cache_layout not in get_args(Layout):
         raise ValueError(f"cache_layout is {' or '.join(get_args(Layout))}, not {cache_layout!r}")
-    scaled = cache_layout == CacheLayout.PER_TOKEN_SCALE
+    scaled = cache_layout == "per_token_scale"
     if scale_dtype not in (SCALE_DTYPES if scaled else (None,)):
         taken = " or ".join(SCALE_DTYPES) if scaled else "none"
         raise ValueError(f"scale_dtype of {cache_layout} is {taken}, not {scale_dtype!r}")
