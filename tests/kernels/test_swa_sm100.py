@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
-from gdnbench.bits import as_integers
-from gdnbench.judge.lines import Tolerance
-from gdnbench.judge.rows import Memory
-from gdnbench.judge.rule import Bound
-from gdnbench.judge.tensor import Subject, hold, judge
-from gdnbench.record import When
+pytest.importorskip("cutlass", reason="CuTe DSL has wheels for Linux only")
+
 from gdnbench.replay.simulated import programs_simulated
-from gdnbench.sim.simulate import Settings, active
-from gdnbench_kernels.calling import run_kernel
+from gdnbench.sim.simulate import active
 from gdnbench_kernels.contract import Call
 from gdnbench_kernels.swa_decode import tcgen05_decode
 from gdnbench_kernels.swa_decode.contract import OPERATION, flat_of
@@ -29,12 +24,24 @@ from gdnbench_kernels.swa_decode.synth import synth
 from gdnbench_kernels.swa_decode.tcgen05_plan import PLAN
 from gdnbench_kernels.swa_decode.window import attended
 
-PER_TOKEN, DS_MLA = "per_token_scale", "fp8_ds_mla"
-LAYOUTS = (PER_TOKEN, DS_MLA)
+sys.path.insert(0, str(Path(__file__).parent))
+import swa_calls
+from swa_calls import (
+    CALLS,
+    DS_MLA,
+    FRESH,
+    LAYOUTS,
+    PER_TOKEN,
+    Outputs,
+    assert_passes,
+    request_of,
+    same,
+    same_outputs,
+    spoilt,
+    with_tensors,
+)
+
 LENS = (128, 0, 17, 1, 127)
-FRESH = int(torch.seed() % 2**20)
-GUARD = 64
-"""Elements before and after an output that nobody may write; a multiple of the alignment in any dtype."""
 
 
 def made(**options: Any) -> Call:
@@ -44,80 +51,8 @@ def made(**options: Any) -> Call:
     return call
 
 
-def run(
-    call: Call, parts: int | None = None, workers: int | None = None, **settings: Any
-) -> dict[str, Tensor]:
-    """The call's outputs; they are poisoned and guarded, and the inputs are as they were."""
-    whole, outputs = {}, {}
-    for name, (shape, dtype) in OPERATION.outputs(call).items():
-        whole[name] = torch.full((2 * GUARD + torch.Size(shape).numel(),), torch.nan, dtype=dtype)
-        outputs[name] = whole[name][GUARD:-GUARD].view(shape)
-    before = {name: tensor.clone() for name, tensor in call.tensors.items()}
-    with active(Settings(**settings)) as session, programs_simulated():
-        returned = sm100(
-            **call.tensors, **call.scalars, **call.conventions, **outputs, parts=parts, workers=workers
-        )
-    assert {name: tensor.data_ptr() for name, tensor in returned.items()} == {
-        name: tensor.data_ptr() for name, tensor in outputs.items()
-    }
-    assert all(same(call.tensors[name], before[name]) for name in before)
-    for tensor in whole.values():
-        assert tensor[:GUARD].isnan().all()
-        assert tensor[-GUARD:].isnan().all()
-    assert [finding for report in session.reports for finding in report.findings] == []
-    return outputs
-
-
-def same(x: Tensor, y: Tensor) -> bool:
-    return x.dtype == y.dtype and x.shape == y.shape and bool((as_integers(x) == as_integers(y)).all())
-
-
-def same_outputs(x: dict[str, Tensor], y: dict[str, Tensor]) -> bool:
-    return x.keys() == y.keys() and all(same(x[name], y[name]) for name in x)
-
-
-def assert_passes(call: Call, outputs: dict[str, Tensor]) -> None:
-    """o within twice torch's error, lse within its tolerance; zeros and -inf where nothing is attended to."""
-    oracle, torchs = (run_kernel(OPERATION, kernel, call) for kernel in ("reference", "torch"))
-    for name, tensor in outputs.items():
-        subject = Subject(name, When.AFTER, OPERATION.partition(call, name), OPERATION.spec(name).axes)
-        held = OPERATION.tolerances.get(name)
-        if held is None:
-            result = judge(subject, tensor, oracle[name], torchs[name], Bound())
-        else:
-            tolerance = Tolerance(held.absolute, held.relative)
-            result = hold(subject, Memory(tensor), Memory(oracle[name]), tolerance)
-        assert result.reasons == (), name
-    nothing = ~attended(flat_of(call), call.tensors["swa_lens"]).any(1)
-    assert (outputs["o"][nothing] == 0).all()
-    if "lse" in outputs:
-        assert (outputs["lse"][nothing] == -torch.inf).all()
-
-
-def with_tensors(call: Call, **tensors: Tensor) -> Call:
-    return replace(call, tensors={**call.tensors, **tensors})
-
-
-def some_requests(call: Call, start: int, stop: int) -> Call:
-    return with_tensors(
-        call, **{name: call.tensors[name][start:stop] for name in ("q", "swa_indices", "swa_lens")}
-    )
-
-
-CALLS: dict[str, dict[str, Any]] = {
-    "holes": {"holes": 0.25},
-    "nothing but holes": {"holes": 1.0, "lens": (128, 3)},
-    "a huge sink": {"sink": 1e6},
-    "a sink of -inf": {"sink": -torch.inf},
-    "a sink of +inf": {"sink": torch.inf},
-    "scores spread over 1e4": {"spread": 1e4, "holes": 0.1},
-    "magnitudes over 2^10": {"scale_range": 1024.0},
-    "a negative scale": {"scale": -0.1},
-    "pages of 16, one request": {"lens": (128,), "block_size": 16},
-    "pages of 256, a window of 100": {"lens": (100, 3), "window": 100, "block_size": 256},
-    "T1W, one page for all": {"index_shape": "T1W", "shared_page": True, "lens": (128, 0, 64)},
-    "1TW, as many requests as heads": {"index_shape": "1TW", "lens": (128, 31) * 4},
-}
+def run(call: Call, parts: int | None = None, workers: int | None = None, **settings: Any) -> Outputs:
+    return swa_calls.run(sm100, call, {"parts": parts, "workers": workers}, **settings)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -142,12 +77,12 @@ def test_other_builds_are_accurate(options: dict[str, Any]) -> None:
 
 
 @pytest.fixture(scope="module", params=LAYOUTS)
-def mixed(request: pytest.FixtureRequest) -> tuple[Call, dict[str, Tensor]]:
+def mixed(request: pytest.FixtureRequest) -> tuple[Call, Outputs]:
     call = made(cache_layout=request.param, lens=(*LENS, 128, 64), holes=0.1, seed=1)
     return call, run(call)
 
 
-Mixed = tuple[Call, dict[str, Tensor]]
+Mixed = tuple[Call, Outputs]
 
 
 SCHEDULES = ("late", "early", "random:1", f"random:{FRESH}")
@@ -164,7 +99,8 @@ def test_bits_are_those_of_every_schedule(mixed: Mixed, schedule: str) -> None:
 def test_bits_are_those_of_the_interpreter(mixed: Mixed, schedule: str) -> None:
     """Of the first requests, by one CTA: it is slow."""
     call, outputs = mixed
-    found = run(some_requests(call, 0, 3), parts=1, workers=1, engine="interpreter", schedule=schedule)
+    few = {name: call.tensors[name][:3] for name in ("q", "swa_indices", "swa_lens")}
+    found = run(with_tensors(call, **few), parts=1, workers=1, engine="interpreter", schedule=schedule)
     assert same_outputs(found, {name: tensor[:3] for name, tensor in outputs.items()})
 
 
@@ -179,7 +115,7 @@ def test_bits_are_those_of_any_number_of_ctas(mixed: Mixed, parts: int, workers:
 def test_a_request_alone_has_the_bits_it_has_in_a_batch(mixed: Mixed) -> None:
     call, outputs = mixed
     for row in range(len(call.tensors["q"])):
-        found = run(some_requests(call, row, row + 1))
+        found = run(request_of(call, row))
         assert same_outputs(found, {name: tensor[row : row + 1] for name, tensor in outputs.items()})
 
 
@@ -210,28 +146,16 @@ def test_entries_that_do_not_count_may_name_anything(mixed: Mixed) -> None:
     assert same_outputs(run(with_tensors(call, swa_indices=indices)), outputs)
 
 
-def test_a_row_that_is_not_a_number_shows_in_its_own_request_alone(mixed: Mixed) -> None:
+@pytest.mark.parametrize("what", ["code", "scale", "rope"])
+def test_a_row_that_is_not_a_number_shows_in_its_own_request_alone(mixed: Mixed, what: str) -> None:
     call, outputs = mixed
-    indices, cache = flat_of(call), call.tensors["cache"].clone()
-    counts = attended(indices, call.tensors["swa_lens"])
-    slot = int(indices[0][counts[0]][5])
-    hit = (counts & (indices == slot)).any(1)
-    cache.view(torch.uint8)[slot // cache.shape[1], slot % cache.shape[1], 7] = 0x7F
-    if call.conventions["cache_layout"] == DS_MLA:
-        cache = as_it_lay(call.tensors["cache"])
-        data, _ = ds_mla_parts(cache)
-        data[slot // cache.shape[1], slot % cache.shape[1], 7] = 0x7F
-    found = run(with_tensors(call, cache=cache))
+    if what == "rope" and call.conventions["cache_layout"] == PER_TOKEN:
+        what = "code"
+    changed, hit = spoilt(call, what)
+    found = run(changed)
     for name, tensor in found.items():
         assert same(tensor[~hit], outputs[name][~hit])
         assert tensor[hit].isnan().all()
-
-
-def as_it_lay(cache: Tensor) -> Tensor:
-    """A copy of an fp8_ds_mla cache with its distances between pages."""
-    copy = empty_ds_mla(*cache.shape[:2])
-    copy.copy_(cache)
-    return copy
 
 
 def test_pages_may_lie_further_apart() -> None:
