@@ -16,12 +16,13 @@ from gdnbench.bits import as_integers
 from gdnbench.judge.calls import call_of, is_whole
 from gdnbench.poison import poison
 from gdnbench.record import Pool, TensorMeta
+from gdnbench.replay.sparse import sparse_pool
 from gdnbench.replay.strides import as_held
 from gdnbench.store.reader import StoredRecord
 from gdnbench_kernels.contract import Call, Operation
 
 POISONED_POOL_BYTES = 1 << 30
-"""Pools up to this size hold NaN in the slots that were not stored; larger ones leave those untouched."""
+"""Pools up to this size hold NaN in the slots that were not stored; larger ones zeros."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +39,13 @@ def exact(record: StoredRecord, operation: Operation, device: torch.device) -> B
     notes = []
     for name, handle in record.before.items():
         pool = record.info.pools.get(name)
-        if pool is not None and not is_whole(pool):
-            held = as_held(_spread(handle.read(), pool), _pool_meta(handle.meta, pool), device)
+        rows = handle.read()
+        if pool is None or is_whole(pool):
+            held = as_held(rows, handle.meta, device)
+        elif is_poisoned(pool, rows):
+            held = as_held(_spread(rows, pool), _pool_meta(handle.meta, pool), device)
         else:
-            held = as_held(handle.read(), handle.meta, device)
+            held = sparse_pool(rows, pool, handle.meta, device)
         tensors[name] = held.tensor
         if held.note:
             notes.append(f"{name}: {held.note}")
@@ -62,11 +66,7 @@ def _pool_meta(meta: TensorMeta, pool: Pool) -> TensorMeta:
 
 
 def _spread(rows: Tensor, pool: Pool) -> Tensor:
-    """The whole pool, `rows` where they were; the other slots are poisoned, or zero in a large pool."""
-    shape = (pool.slots, *rows.shape[1:])
-    if is_poisoned(pool, rows):
-        whole = poison(torch.empty(shape, dtype=rows.dtype))
-    else:
-        whole = torch.zeros(shape, dtype=rows.dtype)
+    """The whole pool, `rows` where they were; the other slots are poisoned."""
+    whole = poison(torch.empty((pool.slots, *rows.shape[1:]), dtype=rows.dtype))
     as_integers(whole)[list(pool.rows)] = as_integers(rows)  # as bits: fp8 cannot be indexed
     return whole

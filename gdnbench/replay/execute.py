@@ -68,14 +68,14 @@ def execute(
     bound = bind.exact(record, operation, device_of(on))
     plan = call.conversion(bound.call, operation, kernel)
     given = operation.convert(bound.call, plan.target) if plan.texts else bound.call
-    before = hygiene.inputs_of(given, operation)
+    before = hygiene.inputs_of(record, given, operation)
     filled: dict[str, Tensor] = {}
     with simulated(on) as session:
         start = time.perf_counter()
         returned = call.run(given, operation, kernel, filled if stages else None)
         seconds = time.perf_counter() - start
     ran = [] if session is None else notes_of(session, kernel.name, _empty(given, operation))
-    faults = hygiene.written_inputs(given, before)
+    faults = hygiene.written_inputs(given, before) + hygiene.written_pools(record, operation, given)
     results = operation.convert_outputs(returned, given.conventions, bound.call.conventions)
     if kernel.fp64:
         results = call.in_contract_dtype(results, bound.call, operation)

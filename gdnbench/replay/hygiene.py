@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import pairwise
 
 import torch
 from torch import Tensor
 
 from gdnbench.bits import as_integers
-from gdnbench.judge.calls import outline
+from gdnbench.judge.calls import is_whole, outline
 from gdnbench.poison import poison_bits, same_bits
 from gdnbench.replay.bind import is_poisoned
 from gdnbench.store.reader import StoredRecord
@@ -17,10 +18,32 @@ from gdnbench_kernels.contract import Call, Operation, Role
 _ROWS_BYTES = 64 << 20
 
 
-def inputs_of(call: Call, operation: Operation) -> dict[str, Tensor]:
-    """Copies of the inputs of `call`, to be compared after it."""
+def inputs_of(record: StoredRecord, call: Call, operation: Operation) -> dict[str, Tensor]:
+    """Copies of the inputs of `call`, to be compared after it, but for pools too large to copy."""
     names = {spec.name for spec in operation.tensors if spec.role is Role.INPUT}
+    names -= _large_pools(record, call)
     return {name: tensor.clone() for name, tensor in call.tensors.items() if name in names}
+
+
+def _large_pools(record: StoredRecord, call: Call) -> set[str]:
+    """Pools whose slots were not all stored and that are not poisoned."""
+    return {
+        name
+        for name, pool in record.info.pools.items()
+        if name in call.tensors and not is_whole(pool) and not is_poisoned(pool, call.tensors[name])
+    }
+
+
+def written_pools(record: StoredRecord, operation: Operation, call: Call) -> list[str]:
+    """One line for each large pool among the inputs that no longer has the bits it was bound with."""
+    faults = []
+    for name in sorted(_large_pools(record, call)):
+        if operation.spec(name).role is not Role.INPUT:
+            continue  # see `written_slots`
+        wrong = _changed(record, name, call.tensors[name], record.info.pools[name].rows, set())
+        if wrong:
+            faults.append(f"input {name} was written to: {len(wrong)} slots, first slot {wrong[0]}")
+    return faults
 
 
 def written_inputs(call: Call, before: Mapping[str, Tensor]) -> list[str]:
@@ -43,7 +66,7 @@ def written_slots(
     faults = []
     for name, touched in operation.touched(call).items():
         if operation.spec(name).role is not Role.MUTATED:
-            continue  # an input: see `written_inputs`
+            continue  # an input: see `written_inputs` and `written_pools`
         pool = results[name]
         stored = record.info.pools[name].rows if name in record.info.pools else tuple(range(len(pool)))
         wrong = _changed(record, name, pool, stored, set(touched.tolist()))
@@ -82,15 +105,16 @@ def _changed(
     if idle:
         before = record.before[name].read()
         wrong += [slot for position, slot in idle if not same_bits(pool[slot].cpu(), before[position])]
-    blank = torch.ones(len(pool), dtype=torch.bool)
-    blank[list(stored)] = False
-    slots = torch.nonzero(blank).flatten()
     filling = 0
     if name in record.info.pools and is_poisoned(record.info.pools[name], pool):
         filling = poison_bits(pool.dtype)
     rows = max(1, _ROWS_BYTES // max(1, pool[:1].nbytes))
-    for start in range(0, len(slots), rows):
-        part = slots[start : start + rows]
-        bits = as_integers(pool)[part.to(pool.device)].flatten(1)
-        wrong += part[(bits != filling).any(1).cpu()].tolist()
+    ends = (-1, *sorted(stored), len(pool))
+    for before_run, after_run in pairwise(ends):
+        for start in range(before_run + 1, after_run, rows):
+            bits = as_integers(pool[start : min(start + rows, after_run)])
+            # The common answer without a copy: a pool may be most of the memory there is.
+            if bool(bits.any() if filling == 0 else (bits != filling).any()):
+                differs = (bits != filling).flatten(1).any(1)
+                wrong += [start + int(row) for row in torch.nonzero(differs)]
     return sorted(wrong)

@@ -1,0 +1,46 @@
+"""A large pool of which a few rows were stored: all of its slots are there, memory only for those rows.
+
+On the CPU the pool lies in anonymous memory that the system hands out page by page when it is first written
+to; a GPU has no such memory, and its pool is as large as the caller's was.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+
+import torch
+from torch import Tensor
+
+from gdnbench.bits import as_integers
+from gdnbench.record import Pool, TensorMeta
+from gdnbench.replay.strides import ALIGNMENT, Held
+
+
+def sparse_pool(rows: Tensor, pool: Pool, meta: TensorMeta, device: torch.device) -> Held:
+    """The pool that `meta` describes a part of, `rows` at their slots, zeros at all others.
+
+    Its rows lie as far apart as the caller's did. Within a row only contiguous elements are rebuilt, and the
+    storage offset is reduced modulo ALIGNMENT; the note says so.
+    """
+    shape = (pool.slots, *rows.shape[1:])
+    inner = rows.stride()[1:]
+    length = math.prod(rows.shape[1:])
+    step, offset, note = length, 0, None
+    if meta.caller_shape == shape and meta.caller_strides[1:] == inner and meta.caller_strides[0] >= length:
+        step, offset = meta.caller_strides[0], meta.caller_offset % ALIGNMENT
+        if offset != meta.caller_offset:
+            note = f"storage offset {meta.caller_offset} reduced to {offset} to save memory"
+    elif meta.caller_strides != (length, *inner):
+        note = f"strides {list(meta.caller_strides)} not rebuilt: rows of this pool are not contiguous"
+    storage = _zeros(offset + (pool.slots - 1) * step + length, rows.dtype, device)
+    whole = storage.as_strided(shape, (step, *inner), offset)
+    slots = torch.tensor(pool.rows, dtype=torch.long, device=device)
+    as_integers(whole)[slots] = as_integers(rows).to(device)  # as bits: fp8 cannot be indexed
+    return Held(whole, note)
+
+
+def _zeros(elements: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    if device.type != "cpu":
+        return torch.zeros(elements, dtype=dtype, device=device)
+    return torch.frombuffer(mmap.mmap(-1, elements * dtype.itemsize), dtype=torch.uint8).view(dtype)
