@@ -6,8 +6,9 @@ multiplied by, its factor, does not touch its codes: the scores take it, and so 
 
     per_token_scale  the row is its codes, the factor is inv_scale
     fp8_ds_mla       codes times 2^(scale - ref), rope as f16 2^-ref, the factor is 2^ref: ref is such that
-                     the largest value there can be is about 2^15. Exact down to 2^-27 of that, and below
-                     that to 2^-40 of it.
+                     the largest value there can be is about 2^15. That is what the scales allow, unless rope
+                     is less than 2^-16 of it: then the codes are asked. Exact down to 2^-27 of that largest
+                     value, and below that to 2^-40 of it.
 
 An entry that does not count is a row of zeros, for which nothing is read.
 
@@ -54,6 +55,11 @@ TOP = 15
 LEAST, MOST = -126, 121
 """Exponents that `ref` may have."""
 NAN_SCALE = 255
+SLACK = 16
+"""By how much scales may allow larger values than rope has before the codes are looked at."""
+CODE_MAGNITUDE, CODE_MANTISSA, CODE_BIAS = 0x7F, 3, 7
+"""Of e4m3: bits without the sign, bits of the mantissa, bias of the exponent."""
+NOTHING_THERE = -1000
 NOTHING_ABOVE = 1000
 """What is above a row with a scale that is no number."""
 NO_NUMBER = 0x7FC0_0000
@@ -141,7 +147,7 @@ class PerTokenRows(Rows):
         return factor
 
     @cute.jit
-    def describe(self, entries: Entries, loaded: tuple[Any, ...]) -> None:
+    def describe(self, entries: Entries, pages: Pages, loaded: tuple[Any, ...]) -> None:
         """Factors, each cut into a power of two and a rest in [1, 2)."""
         factor = loaded[0]
         bits = ops.bits_of(factor)
@@ -217,35 +223,41 @@ class DsMlaRows(Rows):
                 ops.copy_async(self.s_rows + target, source, size)
         cute.arch.cp_async_commit_group()
 
-    def describe(self, entries: Entries, loaded: tuple[Any, ...]) -> None:
+    def describe(self, entries: Entries, pages: Pages, loaded: tuple[Any, ...]) -> None:
         """Factors, what groups are multiplied by, and rope."""
         for turn in range(ENTRIES // TURN):
             *rope, scale, counts = loaded[6 * turn : 6 * turn + 6]
-            entry = entries.warp * ENTRIES + TURN * turn + entries.lane // ROPE_PARTS
-            self.describe_row(entry, entries.lane % ROPE_PARTS, rope, scale, counts)
+            number = TURN * turn + entries.lane // ROPE_PARTS
+            self.describe_row(entries, pages, number, entries.lane % ROPE_PARTS, rope, scale, counts)
 
     @cute.jit
     def describe_row(
         self,
-        entry: cutlass.Int32,
+        entries: Entries,
+        pages: Pages,
+        number: cutlass.Int32,
         part: cutlass.Int32,
         rope: list[Any],
         scale: cutlass.Int32,
         counts: cutlass.Int32,
     ) -> None:
         """One of 8 lanes of a row."""
+        entry = entries.warp * ENTRIES + number
         largest = I32(0)
         for word in cutlass.range_constexpr(4):
             largest = cutlass.max(largest, rope[word] & VALUE_BITS)
             largest = cutlass.max(largest, (rope[word] << 16) & VALUE_BITS)
         # |rope| < 2^(field - 126), |code| 2^(scale - 127) < 2^(scale - 118)
-        above = cutlass.max((largest >> 23) - (BIAS - 1), scale - (BIAS - CODE_BITS))
-        above = ops.pick(scale == NAN_SCALE, I32(NOTHING_ABOVE), above)
-        for step in cutlass.range_constexpr(3):
-            above = cutlass.max(above, cute.arch.shuffle_sync_bfly(above, 1 << step))
+        above_rope = over_row((largest >> 23) - (BIAS - 1))
+        largest_scale = over_row(scale)
+        above_codes = largest_scale - (BIAS - CODE_BITS)
+        if cute.arch.vote_any_sync(above_codes > above_rope + SLACK):
+            above_codes = over_row(self.above_codes(entries, pages, number, part, scale))
+        above = cutlass.max(above_rope, above_codes)
+        above = ops.pick(largest_scale == NAN_SCALE, I32(NOTHING_ABOVE), above)
         ref = cutlass.min(cutlass.max(above - TOP, LEAST), MOST)
         if part < GROUPS:
-            group = ops.power_of_two(cutlass.max(scale - BIAS - ref, LEAST))
+            group = ops.power_of_two(cutlass.min(cutlass.max(scale - BIAS - ref, LEAST), TOP))
             ops.store_shared_half(self.s_groups + (part * MAX_WINDOW + entry) * 2, group)
         self.put_rope(entry, part, rope, ops.power_of_two(-ref))
         if part == 0:
@@ -253,6 +265,31 @@ class DsMlaRows(Rows):
             factor = ops.pick(spoilt, I32(NO_NUMBER), (ref + BIAS) << 23)
             mantissa = ops.pick(spoilt, I32(NO_NUMBER), I32(ONE))
             self.put(entry, ops.float_of(factor), F32(ref), ops.float_of(mantissa), F32(counts))
+
+    @cute.jit
+    def above_codes(
+        self,
+        entries: Entries,
+        pages: Pages,
+        number: cutlass.Int32,
+        part: cutlass.Int32,
+        scale: cutlass.Int32,
+    ) -> cutlass.Int32:
+        """What is above the values of a lane's group of a row, from its codes: all may be small or 0 where
+        the scale is not. 2^15 of it at most, so that the group's own factor is one of f16."""
+        slot = entries.slot(number)
+        reads = I32(slot != PADDING and part < GROUPS)
+        slot = ops.pick(slot != PADDING, slot, I32(0))
+        codes = pages.page(slot) + I64(pages.offset(slot) * DATA_BYTES + part * GROUP)
+        largest = I32(0)
+        for chunk in cutlass.range(GROUP // CHUNK, unroll=1):
+            words = ops.load_global_if(reads, codes + I64(chunk * CHUNK))
+            for word in cutlass.range_constexpr(4):
+                for byte in cutlass.range_constexpr(4):
+                    largest = cutlass.max(largest, (words[word] >> (8 * byte)) & CODE_MAGNITUDE)
+        # |code| < 2^(field - 6), and field is at least 1 but for the subnormal ones.
+        above = scale - BIAS + cutlass.max((largest >> CODE_MANTISSA) - (CODE_BIAS - 1), 0)
+        return ops.pick(largest == 0, I32(NOTHING_THERE), above)
 
     def put_rope(self, entry: Any, part: Any, rope: list[Any], scale: Any) -> None:
         """Features 8 part .. + 7, four pairs: the first and third into one chunk, the others into another."""
@@ -314,6 +351,13 @@ class DsMlaRows(Rows):
                 chunk = ROPE_CHUNK + 2 * pair
                 words = ops.ldmatrix_transposed(self.matrices(step * ENTRIES, chunk, lane, DATA_BYTES, key))
                 multiply_tiles(acc, 2 * pair, a, words[:2], words[2:])
+
+
+def over_row(value: Any) -> Any:
+    """The greatest of the 8 lanes of a row."""
+    for step in range(3):
+        value = cutlass.max(value, cute.arch.shuffle_sync_bfly(value, 1 << step))
+    return value
 
 
 def multiply_codes(

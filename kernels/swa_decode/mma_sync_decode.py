@@ -79,9 +79,9 @@ NaN of an entry that counts, in its codes, scale or rope, makes all of its token
 a query that is not finite makes its own head's. A row's bits depend on that row alone: not on T, on `rows`,
 on the architecture or on who runs first.
 
-Limits: 1 <= H <= 128; T ceil(H / rows) < 2^31; pages aligned to 16 bytes. In fp8_ds_mla a value loses bits
-below 2^-27 of the largest that its row's scales and rope allow, and is 0 below 2^-40; so is q of its head's
-largest.
+Limits: 1 <= H <= 128; T ceil(H / rows) < 2^31; pages aligned to 16 bytes. What is less than 2^-11
+of the largest value of its row (fp8_ds_mla) or of its head's query may lose bits, and less than 2^-24 become
+0; where rope is as large as the codes these are 2^-27 and 2^-40.
 """
 
 from __future__ import annotations
@@ -298,7 +298,7 @@ class MmaSyncDecode:
         loaded = rows.gather(entries, cache)
         queries = Queries(shared.q, item.lane, self.tiles)
         self.put_queries(item, shared, queries, words, scale)
-        rows.describe(entries, loaded)
+        rows.describe(entries, cache, loaded)
         cute.arch.sync_threads()
         cute.arch.cp_async_wait_group(0)
         cute.arch.sync_warp()

@@ -202,6 +202,27 @@ def test_a_row_alone_is_what_an_fp8_ds_mla_cache_says() -> None:
     assert (found["o"][:, 0] != 0).sum(1).min() > 480
 
 
+def test_scales_of_codes_that_are_small_do_not_hide_other_values() -> None:
+    """As one finds them: scales are not below 2^-22, and codes under that are zeros, beside rope that is
+    smaller yet. As one does not: a scale of 2^113 on zeros, one of 2^-54 on the least of codes."""
+    rows, block_size = 4, 16
+    cache = empty_ds_mla(1, block_size)
+    data, scales = ds_mla_parts(cache)
+    scales[0, :rows, :GROUPS] = torch.tensor([105, 105, 60, 60], dtype=torch.uint8).unsqueeze(1)
+    data[0, 2:rows, :NOPE_DIM] = FINITE.repeat(2)[:NOPE_DIM]
+    data[0, 1, 70] = 1
+    scales[0, 2, 3] = 240
+    data[0, 2, 3 * 64 : 4 * 64] = torch.tensor([0x00, 0x80], dtype=torch.uint8).repeat(32)
+    scales[0, 3, 3] = 73
+    data[0, 3, 3 * 64 : 4 * 64] = torch.tensor([0x00, 0x01], dtype=torch.uint8).repeat(32)
+    rope = torch.randn(1, block_size, HEAD_DIM - NOPE_DIM) * 2.0**-100
+    rope[0, 1] *= 2.0**60
+    rope[0, 2:] *= 2.0**30
+    data[..., NOPE_DIM:] = rope.to(torch.bfloat16).view(torch.uint8)
+    found = alone(cache, None, rows, DS_MLA)
+    assert (found["o"][:, 0] != 0).sum(1).tolist()[:2] == [64, 65]
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_row_alone_is_what_a_per_token_cache_says(dtype: torch.dtype) -> None:
     """Scales of every kind: of either sign, not powers of two, zero, and so small that f32 is subnormal.
