@@ -34,6 +34,7 @@ def synth(
     sink: float | None = None,
     spread: float = 0.0,
     scale_range: float = 1.0,
+    magnitude: float = 1.0,
     shared_page: bool = False,
     spare_pages: int = 2,
     poison: bool = True,
@@ -48,7 +49,8 @@ def synth(
     `lens`: swa_lens, one request each. `window`: W. `holes`: share of a row's entries that are -1, rounded
     down. `sink`: attn_sink about that value (normal around it), none if not given. `spread`: the difference
     of the largest and the least score of a row, about; 0 leaves them as they fall, near 1. `scale_range`: the
-    magnitudes of rows differ by up to this factor, and those of groups of 64 features too. `shared_page`: all
+    magnitudes of rows differ by up to this factor, and those of groups of 64 features too. `magnitude`: that
+    of values, about; queries are then as small as to leave scores as they were. `shared_page`: all
     rows attend within one page; else to slots at random. `spare_pages`: pages that no row attends to, among
     the others. `poison`: slots that no row attends to hold NaN, in codes, scales and rope. `nan_at`: requests
     of which one slot that they attend to holds a NaN in its first value; `nan_scale_at`: in a scale.
@@ -60,6 +62,8 @@ def synth(
         raise ContractError(f"block_size is {block_size}; it is one of {', '.join(map(str, BLOCK_SIZES))}")
     if index_shape not in INDEX_SHAPES:
         raise ContractError(f"index_shape is {index_shape!r}; it is one of {', '.join(INDEX_SHAPES)}")
+    if not 1e-30 <= magnitude <= 1e30:
+        raise ContractError(f"magnitude is {magnitude:g}; it must lie in [1e-30, 1e30]")
     if not 0 <= holes <= 1:
         raise ContractError(f"holes is {holes:g}; it is a share, in [0, 1]")
     generator = torch.Generator().manual_seed(seed)
@@ -70,12 +74,12 @@ def synth(
     blocks = used + spare_pages
     pages = torch.randperm(blocks, generator=generator)[:used]
     indices = _deal(lengths, window, block_size, pages, shared_page, holes, generator)
-    rows = _rows(blocks * block_size, scale_range, generator)
-    q = torch.randn(len(lens), heads, HEAD_DIM, generator=generator)
+    rows = _rows(blocks * block_size, scale_range, generator) * magnitude
+    q = torch.randn(len(lens), heads, HEAD_DIM, generator=generator) / magnitude
     if spread:
         # Scores are then normal with this deviation; 128 of them span about 5.2 deviations.
         factor = spread / 5.2 / (HEAD_DIM**-0.5 if scale is None else scale)
-        q *= factor / rows.norm(dim=1).mean()
+        q *= factor / (rows / magnitude).norm(dim=1).mean()
     tensors: dict[str, Tensor] = {"q": q.to(torch.bfloat16)}
     rows = rows.to(torch.bfloat16).view(blocks, block_size, HEAD_DIM)
     counts = attended(indices, lengths)
