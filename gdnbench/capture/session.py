@@ -14,7 +14,7 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gdnbench.capture.adapter import Adapter, Observation, Target
+from gdnbench.capture.adapter import Adapter, Target
 from gdnbench.capture.layers import Layer, LayerNames, ScopeStack
 from gdnbench.capture.options import CaptureOptions
 from gdnbench.capture.pending import PendingRecord, open_record
@@ -155,10 +155,13 @@ class Session:
             step, number = self._selection.step(layer), next(self._numbers)
             if self._selection.full:
                 return None
+            if _in_cuda_graph(arguments.values()):  # adapters may compute, which would become part of it
+                self.counts.skipped_compiling += 1
+                return None
             observation = site.adapter.before(site.target, arguments, module)
             if not self._selection.keeps(observation.op, layer):
                 return None
-            if _in_cuda_graph(observation):
+            if _in_cuda_graph(seen.tensor for seen in observation.tensors.values()):
                 self.counts.skipped_compiling += 1
                 return None
             recorder = self._recorder_here()
@@ -249,10 +252,10 @@ class Session:
             self.counts.fail(error)
 
 
-def _in_cuda_graph(observation: Observation) -> bool:
+def _in_cuda_graph(values: Iterable[object]) -> bool:
     """A graph being captured must not hold our copies, and replays of it run no hook."""
-    tensors: list[Tensor] = [seen.tensor for seen in observation.tensors.values()]
-    return any(tensor.is_cuda for tensor in tensors) and torch.cuda.is_current_stream_capturing()
+    cuda = any(isinstance(value, Tensor) and value.is_cuda for value in values)
+    return cuda and torch.cuda.is_current_stream_capturing()
 
 
 _sessions: weakref.WeakSet[Session] = weakref.WeakSet()
