@@ -98,7 +98,9 @@ class Prover:
             if first.outcome is not Outcome.PASS:
                 return first
             for index, schedule in enumerate(schedules[1:], 1):
-                _, others = self._replayed(store, number, schedule, Path(folder) / f"{index}.zarr")
+                other, others = self._replayed(store, number, schedule, Path(folder) / f"{index}.zarr")
+                if other.outcome is not Outcome.PASS:
+                    return replace(other, reason=f"under schedule {schedule}: {other.reason}")
                 if wrong := different(bits, others):
                     reason = f"{wrong} under schedule {schedule} has not the bits of {schedules[0]}"
                     return replace(first, outcome=Outcome.MISMATCH, reason=reason)
