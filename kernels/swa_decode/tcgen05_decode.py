@@ -6,8 +6,12 @@ tcgen05_gather.py makes them from the page (value = r f; f is 1 in fp8_ds_mla):
     s[h, j] = (q[h] . r[j]) (f[j] scale log2 e)        -inf where j does not count
     m[h]    = max_j s[h, j]                            0 if none counts
     p[h, j] = exp2(s[h, j] - m[h])                     l[h] = sum_j p[h, j], of 32 in a thread, then of 4
-    o[h]    = (sum_j bf16(p[h, j] f[j]) r[j]) / (l[h] + exp2(sink[h] log2 e - m[h]))       0 where l is 0
+    g[h]    = max_j p[h, j] f[j]                       1 if it is 0
+    o[h]    = (sum_j bf16(p[h, j] f[j] / g[h]) r[j]) (g[h] / (l[h] + exp2(sink[h] log2 e - m[h])))
     lse[h]  = (m[h] + log2 l[h]) ln 2
+
+o is 0 where l is. g makes the largest weight 1, which bf16 has: where one row has most of the weight, the
+rounding of its weight would be an error of all of o's features alike.
 
 An item is a request and a tile of 64 of its heads, those above H zeros that are not stored. A CTA makes of
 its items one of `parts` parts of o's features, 512 / parts: CTA (part, worker) takes items worker, worker +
@@ -35,7 +39,7 @@ A stage is free for the next item's rows after its product 2, or after 1 if the 
     s_p        64 x 128             bfloat16  K-major, SW128
     s_o        64 x 128             bfloat16  row = head, SW128
     s_factor   128 x 2              float32   factor of a token, then 0, or -inf if not attended
-    s_inverse  64                   float32   1 / denominator of a head
+    s_inverse  64                   float32   what o of a head is multiplied by
 
     TMEM    shape               columns   lanes  layout
     t_s     64 x 128            0..127    low    M=64: row r in lane 32 (r/16) + r%16
@@ -83,14 +87,16 @@ replaced, so that nothing of it shows. NaN in a row that counts makes o and lse 
 oracle. A request to which nothing counts goes the same way: l is 0.
 
 Limits: head_dim 512, bf16 q and o, H <= 128, W <= 128, pages of 2^block_shift tokens; slots and T H < 2^31;
-parts 1, 2 or 4. sum_j p may be off by the bf16 rounding of p f, which it does not see. Bits of a row depend
-on its own data alone, not on T, parts or workers; sums have one order. Nothing is skipped for a short
-window: an item takes as long as a full one.
+parts 1, 2 or 4. Bits of a row depend on its own data alone, not on T, parts or workers; sums have one order.
+Nothing is skipped for a short window: an item takes as long as a full one.
 """
 
 from __future__ import annotations
 
 import math
+import operator
+from collections.abc import Callable
+from typing import Any
 
 import cuda.bindings.driver as cuda
 import cutlass
@@ -126,6 +132,7 @@ from gdnbench_kernels.swa_decode.tcgen05_plan import (
 BF16 = cutlass.BFloat16
 LOG2_E = math.log2(math.e)
 LN_2 = math.log(2)
+LEAST_NORMAL = 2.0**-126
 QUAD = 4
 """Threads that have a row of an accumulator between them."""
 ROWS = 2
@@ -270,12 +277,12 @@ class Tcgen05Decode:
         lse: cute.Tensor | None,
         scale: cutlass.Float32,
     ) -> None:
-        """P = exp2(S - max) times the token's factor, and what o is divided by."""
+        """P from S, and what o is multiplied by."""
         thread = cute.arch.thread_idx()[0]
         reader = blackwell.Reader.of(half_product(), (HEADS, HALF), base, thread)
         r_s = [cute.make_rmem_tensor(reader.where.shape, cutlass.Float32) for _ in range(TOKENS // HALF)]
         r_p = cute.make_rmem_tensor(reader.where.shape, BF16)
-        r_max, r_sum = (cute.make_rmem_tensor((ROWS,), cutlass.Float32) for _ in range(2))
+        r_max, r_sum, r_top = (cute.make_rmem_tensor((ROWS,), cutlass.Float32) for _ in range(3))
         factor = scale * LOG2_E
         for turn in cutlass.range(items.count, unroll=1):
             place = consuming(turn)
@@ -291,20 +298,25 @@ class Tcgen05Decode:
             for half in cutlass.range_constexpr(len(r_s)):
                 self._scale(shared, half, thread % QUAD, factor, r_s[half], r_max)
             for row in cutlass.range_constexpr(ROWS):
-                for lane in cutlass.range_constexpr(QUAD.bit_length() - 1):
-                    other = cute.arch.shuffle_sync_bfly(r_max[row], 1 << lane)
-                    r_max[row] = cute.arch.fmax(r_max[row], other)
+                across_quad(r_max, row, cute.arch.fmax)
                 # No score at all: none may be subtracted from itself.
                 r_max[row] = 0.0 if r_max[row] == -math.inf else r_max[row]
             r_sum.fill(0.0)
+            r_top.fill(0.0)
+            for half in cutlass.range_constexpr(len(r_s)):
+                self._exponentiate(shared, half, thread % QUAD, r_s[half], r_max, r_sum, r_top)
+                # Keeps the loads of the other half's factors, as many registers, behind this half.
+                cute.arch.sync_warp()
+            rings.factor.release_by_warp(place)
+            r_inverse = self._invert(r_top)
             rings.p.acquire(producing(turn))
             for half in cutlass.range_constexpr(len(r_s)):
-                self._exponentiate(shared, half, thread % QUAD, r_s[half], r_max, r_sum, r_p)
+                for i in cutlass.range_constexpr(cute.size(r_p)):
+                    r_p[i] = (r_s[half][i] * r_inverse[i // 2 % ROWS]).to(BF16)
                 reader.write(r_p, cute.local_tile(shared.p[None, None, 0], (HEADS, HALF), (0, half)))
             cute.arch.fence_proxy("async.shared", space="cta")
             rings.p.fill_by_warp(producing(turn))
-            rings.factor.release_by_warp(place)
-            self._finish(turn, items, rings, shared, thread, r_max, r_sum, attn_sink, lse)
+            self._finish(turn, items, rings, shared, thread, r_max, r_sum, r_top, attn_sink, lse)
         rings.p.acquire(producing(items.count))
         rings.inverse.acquire(producing(items.count))
 
@@ -337,17 +349,32 @@ class Tcgen05Decode:
         r_s: cute.Tensor,
         r_max: cute.Tensor,
         r_sum: cute.Tensor,
-        r_p: cute.Tensor,
+        r_top: cute.Tensor,
     ) -> None:
-        """P of half the window as the product takes it, and the sums of what it was before its factor."""
+        """p f of half the window; the sums of p, the largest p f."""
         for pair in cutlass.range_constexpr(HALF // 8):
             r_pair = self._factors(shared, half, pair, lane)
             for i in cutlass.range_constexpr(4):
                 at, row = 4 * pair + i, i // 2
                 p = cute.math.exp2(r_s[at] - r_max[row], fastmath=True)
                 r_sum[row] = r_sum[row] + p
-                r_s[at] = p * r_pair[2 * (i % 2)]
-        r_p.store(r_s.load().to(BF16))
+                r_s[at] = p if self.mla else p * r_pair[2 * (i % 2)]
+                r_top[row] = cute.arch.fmax(r_top[row], r_s[at])
+
+    @cute.jit
+    def _invert(self, r_top: cute.Tensor) -> cute.Tensor:
+        """1 / g, and g, the largest p f, into r_top. In fp8_ds_mla both are 1."""
+        r_inverse = cute.make_rmem_tensor((ROWS,), cutlass.Float32)
+        r_inverse.fill(1.0)
+        if cutlass.const_expr(self.mla):
+            r_top.fill(1.0)
+        else:
+            for row in cutlass.range_constexpr(ROWS):
+                across_quad(r_top, row, cute.arch.fmax)
+                # Below that there is no inverse, nor if nothing is attended to.
+                r_top[row] = 1.0 if r_top[row] < LEAST_NORMAL else r_top[row]
+                r_inverse[row] = cute.arch.rcp_approx(r_top[row])
+        return r_inverse
 
     def _factors(self, shared: Shared, half: int, pair: int, lane: cutlass.Int32) -> cute.Tensor:
         """(factor, whether it counts) of this thread's two tokens of 8."""
@@ -366,15 +393,15 @@ class Tcgen05Decode:
         thread: cutlass.Int32,
         r_max: cute.Tensor,
         r_sum: cute.Tensor,
-        attn_sink: cute.Tensor | None,
-        lse: cute.Tensor | None,
+        r_top: cute.Tensor,
+        attn_sink: Any,
+        lse: Any,
     ) -> None:
-        """1 / denominator of this thread's rows for EPILOGUE, and lse, by one thread of a quad."""
+        """g / denominator of this thread's rows for EPILOGUE, and lse, by one thread of a quad."""
         token, first = items.at(turn)
         rings.inverse.acquire(producing(turn))
         for row in cutlass.range_constexpr(ROWS):
-            for lane in cutlass.range_constexpr(QUAD.bit_length() - 1):
-                r_sum[row] = r_sum[row] + cute.arch.shuffle_sync_bfly(r_sum[row], 1 << lane)
+            across_quad(r_sum, row, operator.add)
             at = row_of(thread, row)
             head = first + at
             total = r_sum[row]
@@ -386,7 +413,7 @@ class Tcgen05Decode:
                     # All parts of a request have the same; one writes it.
                     if items.first == 0:
                         lse[token, head] = natural
-            inverse = cute.arch.rcp_approx(total)
+            inverse = r_top[row] * cute.arch.rcp_approx(total)
             if thread % QUAD == 0:
                 # Nothing attended to is nothing, whatever the sink.
                 shared.inverse[at, 0] = 0.0 if r_sum[row] == 0.0 else inverse
@@ -447,6 +474,13 @@ class Tcgen05Decode:
                 r_acc[i] = r_acc[i] * r_inverse[i // 2 % ROWS]
             r_o.store(r_acc.load().to(BF16))
             reader.write(r_o, cute.local_tile(s_o, (HEADS, HALF), (0, half)))
+
+
+def across_quad(r_values: cute.Tensor, row: int, combine: Callable[..., Any]) -> None:
+    """A row's value of four threads combined, the same in each."""
+    for lane in range(QUAD.bit_length() - 1):
+        other = cute.arch.shuffle_sync_bfly(r_values[row], 1 << lane)
+        r_values[row] = combine(r_values[row], other)
 
 
 def row_of(thread: cutlass.Int32, row: int) -> cutlass.Int32:

@@ -10,14 +10,16 @@ Thread t has tokens t / 4 and + 64, and of every 64 features, which share a scal
 16 (t % 4) on: 16 bytes of codes, 32 of shared memory. Eight threads that store together have two rows, of
 which one is odd: the swizzle puts their 16-byte parts into different banks.
 
-The loads of all of an item are issued before the first stage is waited for, so they are on their way while
-the item before is multiplied. A token that does not count is not followed: its row is zeros.
+Three quarters of an item's loads are issued before the first stage is waited for, so they are on their way
+while the item before is multiplied; the last, when the first is stored and has given its registers up. A
+token that does not count is not followed: its row is zeros.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import cutlass
 import cutlass.cute as cute
@@ -47,6 +49,8 @@ DOWN = 32 * PLAN.warps["GATHER"] // ACROSS
 EACH = TOKENS // DOWN
 """Tokens of a thread."""
 HALVES = FEATURES // GROUP
+LATE = 3
+"""The quarter that is loaded when the first has been stored."""
 ROW_BYTES = 2 * GROUP
 """Of a token in a group, in shared memory."""
 BYTES = 16
@@ -60,7 +64,7 @@ class Gather:
 
     mla: bool
     pages: cute.Tensor  # uint8 [blocks, bytes]
-    inv_scale: cute.Tensor | None
+    inv_scale: Any  # [slots], or None in fp8_ds_mla
     indices: cute.Tensor
     lens: cute.Tensor
     block_shift: cutlass.Int32
@@ -74,20 +78,15 @@ class Gather:
         r_rope = cute.make_rmem_tensor((2 * WORDS, EACH), cutlass.Int32)
         r_scales = cute.make_rmem_tensor((SCALE_BYTES // 4, EACH), cutlass.Int32)
         r_factor = cute.make_rmem_tensor((2, EACH), cutlass.Float32)
+        r_slot = cute.make_rmem_tensor((EACH,), cutlass.Int32)
         r_bits = cute.make_rmem_tensor((2 * WORDS,), cutlass.Int32)
         parts = places(shared.kv, down, across)
         for turn in cutlass.range(items.count, unroll=1):
             token, _ = items.at(turn)
             for i in cutlass.range_constexpr(EACH):
-                self._fetch(
-                    token,
-                    down + i * DOWN,
-                    across,
-                    r_codes[None, None, i],
-                    r_rope[None, i],
-                    r_scales[None, i],
-                    r_factor[None, i],
-                )
+                r_slot[i] = self._slot(token, down + i * DOWN)
+                self._fetch_factor(r_slot[i], r_scales[None, i], r_factor[None, i])
+                self._fetch(r_slot[i], across, 0, LATE * HALVES, r_codes[None, None, i], r_rope[None, i])
             self._store_factors(turn, rings, shared, r_factor, down, across)
             for quarter in cutlass.range_constexpr(QUARTERS):
                 place = producing(turn, quarter)
@@ -103,42 +102,69 @@ class Gather:
                             store(r_rope[None, i], parts, start)
                 cute.arch.fence_proxy("async.shared", space="cta")
                 rings.kv.fill_by_warp(place)
+                if cutlass.const_expr(quarter == 0):
+                    for i in cutlass.range_constexpr(EACH):
+                        self._fetch(
+                            r_slot[i],
+                            across,
+                            LATE * HALVES,
+                            QUARTERS * HALVES,
+                            r_codes[None, None, i],
+                            r_rope[None, i],
+                        )
         rings.factor.acquire(producing(items.count))
         for quarter in cutlass.range_constexpr(QUARTERS):
             rings.kv.acquire(producing(items.count, quarter))
 
     @cute.jit
-    def _fetch(
-        self,
-        token: cutlass.Int32,
-        entry: cutlass.Int32,
-        across: cutlass.Int32,
-        r_codes: cute.Tensor,
-        r_rope: cute.Tensor,
-        r_scales: cute.Tensor,
-        r_factor: cute.Tensor,
-    ) -> None:
-        """This thread's bytes of an entry of the window; zeros if it does not count."""
-        r_codes.fill(0)
-        r_rope.fill(0)
-        r_scales.fill(0)
-        r_factor[0], r_factor[1] = 0.0, -math.inf
+    def _slot(self, token: cutlass.Int32, entry: cutlass.Int32) -> cutlass.Int32:
+        """Of an entry of the window; PADDING if it does not count."""
         slot = cutlass.Int32(PADDING)
         if entry < cutlass.min(self.lens[token], self.indices.shape[1]):
             slot = self.indices[token, entry]
+        return slot
+
+    def _page(self, slot: cutlass.Int32) -> tuple[cute.Pointer, cutlass.Int32]:
+        """A slot's page, and its number of tokens in that."""
+        page = self.pages.iterator + cutlass.Int64(slot >> self.block_shift) * self.pages.stride[0]
+        return page, slot & ((1 << self.block_shift) - 1)
+
+    @cute.jit
+    def _fetch_factor(self, slot: cutlass.Int32, r_scales: cute.Tensor, r_factor: cute.Tensor) -> None:
+        """What an entry's row is multiplied by: its groups, and all of it."""
+        r_scales.fill(0)
+        r_factor[0], r_factor[1] = 0.0, -math.inf
         if slot != PADDING:
-            offset = slot & ((1 << self.block_shift) - 1)
-            page = self.pages.iterator + cutlass.Int64(slot >> self.block_shift) * self.pages.stride[0]
-            row = page + offset * (DATA_BYTES if self.mla else HEAD_DIM)
-            for group in cutlass.range_constexpr(cute.size(r_codes, mode=[1])):
-                fetch(row + group * GROUP + across * CODES, r_codes[None, group])
             r_factor[0], r_factor[1] = 1.0, 0.0
             if cutlass.const_expr(self.mla):
-                fetch(row + GROUPS * GROUP + across * 2 * CODES, r_rope)
-                scales = page + (DATA_BYTES << self.block_shift) + offset * SCALE_BYTES
-                fetch(scales, r_scales)
+                page, offset = self._page(slot)
+                fetch(page + (DATA_BYTES << self.block_shift) + offset * SCALE_BYTES, r_scales)
             else:
                 r_factor[0] = cutlass.Float32(self.inv_scale[slot])
+
+    @cute.jit
+    def _fetch(
+        self,
+        slot: cutlass.Int32,
+        across: cutlass.Int32,
+        first: cutlass.Constexpr,
+        stop: cutlass.Constexpr,
+        r_codes: cute.Tensor,
+        r_rope: cute.Tensor,
+    ) -> None:
+        """This thread's bytes of an entry's groups `first` .. `stop` - 1; zeros if it does not count."""
+        groups = cute.size(r_codes, mode=[1])
+        for group in cutlass.range_constexpr(first, min(stop, groups)):
+            r_codes[None, group].fill(0)
+        if cutlass.const_expr(stop > groups):
+            r_rope.fill(0)
+        if slot != PADDING:
+            page, offset = self._page(slot)
+            row = page + offset * (DATA_BYTES if self.mla else HEAD_DIM)
+            for group in cutlass.range_constexpr(first, min(stop, groups)):
+                fetch(row + group * GROUP + across * CODES, r_codes[None, group])
+            if cutlass.const_expr(stop > groups):
+                fetch(row + GROUPS * GROUP + across * 2 * CODES, r_rope)
 
     @cute.jit
     def _store_factors(

@@ -12,8 +12,9 @@ import cutlass.cute as cute
 from gdnbench_kernels import blackwell
 from gdnbench_kernels.plan import Accumulator, Buffer, KernelPlan, Ring, Sync
 from gdnbench_kernels.swa_decode.sizes import HEAD_DIM, MAX_WINDOW
-from gdnbench_kernels.swa_decode.sources import TILE_HEADS as HEADS
+from gdnbench_kernels.swa_decode.sources import TILE_HEADS
 
+HEADS = TILE_HEADS
 TOKENS = MAX_WINDOW
 QUARTERS = 4
 FEATURES = HEAD_DIM // QUARTERS
@@ -41,7 +42,7 @@ class Barrier(IntEnum):
     EPILOGUE = 2
 
 
-REGISTERS = {Role.SOFTMAX: 112, Role.EPILOGUE: 80, Role.GATHER: 112, Role.LOAD: 64}
+REGISTERS = {Role.SOFTMAX: 120, Role.EPILOGUE: 72, Role.GATHER: 112, Role.LOAD: 64}
 """Of a thread, from LOAD on of all: 96 of them at launch, as many as 640 threads can have."""
 
 K_MAJOR = "K-major, SW128"
@@ -69,7 +70,7 @@ PLAN = KernelPlan(
         Buffer("s_p", (HEADS, TOKENS), "bfloat16", K_MAJOR),
         Buffer("s_o", (HEADS, FEATURES), "bfloat16", "row = head, SW128"),
         Buffer("s_factor", (TOKENS, 2), "float32", "factor of a token, then 0, or -inf if not attended"),
-        Buffer("s_inverse", (HEADS,), "float32", "1 / denominator of a head", align=16),
+        Buffer("s_inverse", (HEADS,), "float32", "what o of a head is multiplied by", align=16),
     ),
     tmem=(T_S, T_EVEN, T_ODD),
     rings=(
