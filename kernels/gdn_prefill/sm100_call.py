@@ -15,21 +15,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gdnbench_kernels import arguments
+from gdnbench_kernels.arguments import Output, multiprocessors
 from gdnbench_kernels.checks import dtype_name
 from gdnbench_kernels.compiling import Program, Source, program
 from gdnbench_kernels.gdn_prefill.sizes import CHUNK, HEAD_DIM
 from gdnbench_kernels.gdn_prefill.sources import ALIGN, BETA_MAX, STATE_DTYPES, check_heads
 from gdnbench_kernels.gdn_prefill.torch_chunked import final_dtype
 
-B200_SMS = 148
-"""CTAs of a persistent launch where there is no device to ask."""
-
 MAX_COUNTED = 2**31
 COUNTED = ("g", "beta", "g_cu", "a", "ai", "initial_state", "final_state")
 """Tensors whose elements the kernels count in 32 bits. Of the others they count rows: TMA has 64 bits for an
 address."""
 
-CONTIGUOUS = torch.contiguous_format
 INT32, FLOAT32, BFLOAT16 = torch.int32, torch.float32, torch.bfloat16
 GATES = (FLOAT32, BFLOAT16, torch.float16)
 STATES: tuple[torch.dtype, ...] = tuple(getattr(torch, name) for name in STATE_DTYPES)
@@ -48,33 +46,17 @@ def _program(arch: str, source: Callable[..., Source], *options: Any) -> Program
 
 def ctas_of(items: int, device: torch.device) -> int:
     """CTAs of a persistent launch: one an SM, none without an item."""
-    if device.type != "cuda":
-        return min(B200_SMS, items)
-    return min(torch.cuda.get_device_properties(device).multi_processor_count, items)
+    return min(multiprocessors(device), items)
 
 
-@dataclass(frozen=True, slots=True)
-class Output:
-    """A tensor to fill, and the caller's, which may be one that the kernels cannot write to."""
-
-    buffer: Tensor
-    given: Tensor | None
-
-    @classmethod
-    def of(
-        cls, name: str, given: Tensor | None, shape: Sequence[int], dtype: torch.dtype, device: torch.device
-    ) -> Output:
-        check_count(name, shape)
-        if given is None:
-            return cls(torch.empty(tuple(shape), dtype=dtype, device=device), None)
+def output_of(
+    name: str, given: Tensor | None, shape: Sequence[int], dtype: torch.dtype, device: torch.device
+) -> Output:
+    """The caller's tensor, checked, else a new one."""
+    check_count(name, shape)
+    if given is not None:
         check_form(name, given, shape, dtype, device)
-        return cls(given if fits(given) else torch.empty_like(given, memory_format=CONTIGUOUS), given)
-
-    def finish(self) -> Tensor:
-        """The caller's tensor, filled; else ours."""
-        if self.given is None or self.given is self.buffer:
-            return self.buffer
-        return self.given.copy_(self.buffer)
+    return Output.of(given, shape, dtype, device, ALIGN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,14 +80,14 @@ class Outputs:
         """Those given, else new ones. ValueError for a final state that is not to be filled."""
         if final_state is not None and not output_final_state:
             raise ValueError("final_state is given, which output_final_state = False says not to fill")
-        out = Output.of("o", o, v.shape, BFLOAT16, v.device)
+        out = output_of("o", o, v.shape, BFLOAT16, v.device)
         if not output_final_state:
             return cls(out, None)
         wanted = final_state_dtype or (None if final_state is None else dtype_name(final_state.dtype))
         dtype = final_dtype(initial_state, wanted)
         check_dtype("final_state", dtype, STATES)
         states = (sequences, v.shape[1], HEAD_DIM, HEAD_DIM)
-        return cls(out, Output.of("final_state", final_state, states, dtype, v.device))
+        return cls(out, output_of("final_state", final_state, states, dtype, v.device))
 
     @property
     def o(self) -> Tensor:
@@ -130,14 +112,9 @@ class Outputs:
         return found
 
 
-def fits(tensor: Tensor) -> bool:
-    """Whether the kernels can be given this tensor."""
-    return tensor.is_contiguous() and tensor.data_ptr() % ALIGN == 0
-
-
 def held(tensor: Tensor) -> Tensor:
     """The tensor as the kernels can be given it."""
-    return tensor if fits(tensor) else tensor.clone(memory_format=CONTIGUOUS)
+    return arguments.held(tensor, ALIGN)
 
 
 def refuse(q: Tensor, k: Tensor, v: Tensor, chunk_size: int, beta_max: float) -> None:
@@ -186,7 +163,7 @@ def check_tensor(
 ) -> None:
     """ValueError unless a kernel can be given this tensor; NotImplementedError where another kernel could."""
     check_form(name, tensor, shape, dtypes, device)
-    if not fits(tensor):
+    if not arguments.fits(tensor, ALIGN):
         raise ValueError(f"{name} must be contiguous and aligned to {ALIGN} bytes")
 
 

@@ -15,12 +15,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gdnbench_kernels.arguments import Output, held
 from gdnbench_kernels.checks import dtype_name
 from gdnbench_kernels.compiling import Program, Source, program
 from gdnbench_kernels.swa_decode.layouts import CacheLayout
 from gdnbench_kernels.swa_decode.sizes import BLOCK_SIZES, HEAD_DIM, MAX_HEADS, MAX_WINDOW
 from gdnbench_kernels.swa_decode.sources import ALIGN, SCALE_DTYPES
 from gdnbench_kernels.swa_decode.window import INDEX_SHAPES, flat_indices
+
+WORD = 4
+"""Bytes that lens, attn_sink and lse are aligned to."""
 
 SERVED = (CacheLayout.PER_TOKEN_SCALE, CacheLayout.FP8_DS_MLA)
 """The layouts that the kernels read."""
@@ -32,29 +36,6 @@ ARCH_OF = {(9, 0): SM90, (10, 0): SM100, (10, 3): SM103}
 CODES = (torch.float8_e4m3fn, torch.uint8)
 INT32, FLOAT32, BFLOAT16 = torch.int32, torch.float32, torch.bfloat16
 SCALES: tuple[torch.dtype, ...] = tuple(getattr(torch, name) for name in SCALE_DTYPES)
-
-
-@dataclass(frozen=True, slots=True)
-class Output:
-    """A tensor to fill, and the caller's, which may be one that a kernel cannot write to."""
-
-    buffer: Tensor
-    given: Tensor | None
-
-    @classmethod
-    def of(
-        cls, name: str, given: Tensor | None, shape: Sequence[int], dtype: torch.dtype, device: torch.device
-    ) -> Output:
-        if given is None:
-            return cls(torch.empty(tuple(shape), dtype=dtype, device=device), None)
-        _check(name, given, shape, (dtype,), device)
-        return cls(given if _fits(given) else torch.empty(given.shape, dtype=dtype, device=device), given)
-
-    def finish(self) -> Tensor:
-        """The caller's tensor, filled; else ours."""
-        if self.given is None or self.given is self.buffer:
-            return self.buffer
-        return self.given.copy_(self.buffer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,48 +147,40 @@ def prepare(
     if lse is not None and not output_lse:
         raise ValueError("lse is given, which output_lse = False says not to fill")
     return Arguments(
-        q=_held(q),
+        q=held(q, ALIGN),
         pages=pages,
         inv_scale=scales,
         indices=indices,
-        lens=_held(swa_lens),
-        attn_sink=None if attn_sink is None else _held(attn_sink),
+        lens=held(swa_lens, WORD),
+        attn_sink=None if attn_sink is None else held(attn_sink, WORD),
         scale=HEAD_DIM**-0.5 if scale is None else float(scale),
         block_shift=block_shift,
         layout=layout,
-        _o=Output.of("o", o, q.shape, BFLOAT16, q.device),
-        _lse=Output.of("lse", lse, (tokens, heads), FLOAT32, q.device) if output_lse else None,
+        _o=_output("o", o, q.shape, BFLOAT16, q.device, ALIGN),
+        _lse=_output("lse", lse, (tokens, heads), FLOAT32, q.device, WORD) if output_lse else None,
     )
 
 
-def arch_of(device: torch.device) -> str:
+def arch_of(device: torch.device, least: tuple[int, int] = (9, 0)) -> str:
     """What to compile for that device, for an SM100 where there is none. NotImplementedError names the
-    compute capabilities that kernels are compiled for."""
+    compute capabilities, `least` and above, that a kernel is compiled for."""
     if device.type != "cuda":
         return SM100
+    taken = {capability: arch for capability, arch in ARCH_OF.items() if capability >= least}
     capability = torch.cuda.get_device_capability(device)
-    if capability not in ARCH_OF:
-        taken = ", ".join(f"{major}.{minor}" for major, minor in ARCH_OF)
-        name = torch.cuda.get_device_name(device)
+    if capability not in taken:
+        names = ", ".join(f"{major}.{minor}" for major, minor in taken)
         raise NotImplementedError(
-            f"swa_decode is compiled for compute capability {taken};"
-            f" {name} has {capability[0]}.{capability[1]}"
+            f"this kernel of swa_decode is compiled for compute capability {names};"
+            f" {torch.cuda.get_device_name(device)} has {capability[0]}.{capability[1]}"
         )
-    return ARCH_OF[capability]
+    return taken[capability]
 
 
 @cached
 def compiled(arch: str, source: Callable[..., Source], *options: Any) -> Program:
     """The program of `source(*options)`, looked up once a process."""
     return program(source(*options), arch)
-
-
-@cached
-def multiprocessors(device: torch.device) -> int:
-    """SMs of a CUDA device, those of a B200 where there is none."""
-    if device.type != "cuda":
-        return 148
-    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def _layout(cache_layout: str) -> CacheLayout:
@@ -285,13 +258,17 @@ def _indices(swa_indices: Tensor, index_shape: str, tokens: int, device: torch.d
     return indices if indices.stride(1) == 1 or window == 1 else indices.contiguous()
 
 
-def _fits(tensor: Tensor) -> bool:
-    return tensor.is_contiguous() and tensor.data_ptr() % ALIGN == 0
-
-
-def _held(tensor: Tensor) -> Tensor:
-    """The tensor as a kernel can be given it."""
-    return tensor if _fits(tensor) else tensor.clone(memory_format=torch.contiguous_format)
+def _output(
+    name: str,
+    given: Tensor | None,
+    shape: Sequence[int],
+    dtype: torch.dtype,
+    device: torch.device,
+    align: int,
+) -> Output:
+    if given is not None:
+        _check(name, given, shape, (dtype,), device)
+    return Output.of(given, shape, dtype, device, align)
 
 
 def _check(

@@ -9,10 +9,14 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from gdnbench_kernels.swa_decode.call import arch_of, compiled, multiprocessors, prepare
+from gdnbench_kernels.arguments import multiprocessors
+from gdnbench_kernels.swa_decode.call import arch_of, compiled, prepare
 from gdnbench_kernels.swa_decode.sources import PART_COUNTS, TILE_HEADS, sm100_source
 
 __all__ = ["launch_of", "sm100"]
+
+BLACKWELL = (10, 0)
+"""The least compute capability with tcgen05."""
 
 
 def sm100(
@@ -56,7 +60,7 @@ def sm100(
     sms = multiprocessors(given.device)
     wanted_parts, wanted_workers = launch_of(given.tokens, given.heads, sms, parts)
     made = compiled(
-        arch_of(given.device),
+        arch_of(given.device, BLACKWELL),
         sm100_source,
         given.heads,
         given.layout.value,

@@ -1,0 +1,232 @@
+"""What the compiled kernels of swa_decode refuse before anything is launched, what they take as it lies, and
+what they are compiled for. Shapes and addresses alone are looked at, so most of it compiles nothing."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("cutlass", reason="CuTe DSL has wheels for Linux only")
+
+from gdnbench.replay.simulated import programs_simulated
+from gdnbench.sim.simulate import active
+from gdnbench_kernels.swa_decode.call import arch_of, prepare
+from gdnbench_kernels.swa_decode.layouts import empty_ds_mla
+from gdnbench_kernels.swa_decode.portable import portable
+from gdnbench_kernels.swa_decode.sm100 import BLACKWELL, sm100
+from gdnbench_kernels.swa_decode.synth import synth
+
+sys.path.insert(0, str(Path(__file__).parent))
+from swa_calls import DS_MLA, PER_TOKEN, same_outputs
+
+Given = dict[str, Any]
+
+
+def given(**changes: Any) -> Given:
+    """Arguments of `prepare`: two requests, 8 heads, 3 pages of 16."""
+    return {
+        "q": torch.zeros(2, 8, 512, dtype=torch.bfloat16),
+        "cache": torch.zeros(3, 16, 512, dtype=torch.uint8),
+        "inv_scale": torch.ones(48),
+        "swa_indices": torch.zeros(2, 128, dtype=torch.int32),
+        "swa_lens": torch.zeros(2, dtype=torch.int32),
+        "attn_sink": None,
+        "scale": None,
+        "output_lse": True,
+        "cache_layout": PER_TOKEN,
+        "index_shape": "TW",
+        "o": None,
+        "lse": None,
+        **changes,
+    }
+
+
+def ds_mla(**changes: Any) -> Given:
+    return given(**{"cache": empty_ds_mla(3, 16), "inv_scale": None, "cache_layout": DS_MLA} | changes)
+
+
+def strided(*strides: int) -> Tensor:
+    """Three pages of 16 rows of 512 bytes."""
+    return torch.zeros(3 * 16 * 1024, dtype=torch.uint8).as_strided((3, 16, 512), strides)
+
+
+def off(count: int) -> Tensor:
+    """Three pages that begin `count` bytes after an aligned address."""
+    return torch.zeros(3 * 8192 + 16, dtype=torch.uint8)[count : count + 3 * 8192].view(3, 16, 512)
+
+
+WRONG: dict[str, Given] = {
+    "q has shape [2, 8, 448]; it must be [T, H, 512]": {"q": torch.zeros(2, 8, 448).bfloat16()},
+    "q has 129 heads; it must have 1 to 128": {"q": torch.zeros(2, 129, 512).bfloat16()},
+    "q has 0 heads; it must have 1 to 128": {"q": torch.zeros(2, 0, 512).bfloat16()},
+    "cache has shape [3, 16, 584]; in per_token_scale it is [blocks, block_size, 512]": {
+        "cache": empty_ds_mla(3, 16)
+    },
+    "cache has a block_size of 48; it must be one of 16, 32, 64, 128, 256": {
+        "cache": torch.zeros(1, 48, 512, dtype=torch.uint8)
+    },
+    "cache has no blocks": {"cache": torch.zeros(0, 16, 512, dtype=torch.uint8)},
+    "cache has strides [8192, 1024, 1]; rows of a page must be contiguous: [8192 or more, 512, 1]": {
+        "cache": strided(8192, 1024, 1)
+    },
+    "cache has strides [4096, 512, 1]; rows of a page must be contiguous: [8192 or more, 512, 1]": {
+        "cache": strided(4096, 512, 1)
+    },
+    "inv_scale is missing with cache_layout per_token_scale; it belongs to per_token_scale alone": {
+        "inv_scale": None
+    },
+    "inv_scale has shape [47]; it must be [48]": {"inv_scale": torch.ones(47)},
+    "inv_scale must be contiguous: it is as long as the cache and is not copied": {
+        "inv_scale": torch.ones(96)[::2]
+    },
+    "index_shape is 'WT'; it is one of TW, T1W, 1TW": {"index_shape": "WT"},
+    "swa_indices has shape [2, 128]; with index_shape T1W it must be [2, 1, W]": {"index_shape": "T1W"},
+    "swa_indices has shape [128, 2]; with index_shape TW it must be [2, W]": {
+        "swa_indices": torch.zeros(128, 2, dtype=torch.int32)
+    },
+    "swa_indices has a window of 129; it must be 1 to 128": {
+        "swa_indices": torch.zeros(2, 129, dtype=torch.int32)
+    },
+    "swa_lens has shape [3]; it must be [2]": {"swa_lens": torch.zeros(3, dtype=torch.int32)},
+    "swa_lens is on meta, q on cpu; all must be on one device": {
+        "swa_lens": torch.zeros(2, dtype=torch.int32, device="meta")
+    },
+    "attn_sink has shape [2]; it must be [8]": {"attn_sink": torch.zeros(2)},
+    "o has shape [2, 8, 448]; it must be [2, 8, 512]": {"o": torch.zeros(2, 8, 448).bfloat16()},
+    "lse has shape [8, 2]; it must be [2, 8]": {"lse": torch.zeros(8, 2)},
+    "lse is given, which output_lse = False says not to fill": {
+        "lse": torch.zeros(2, 8),
+        "output_lse": False,
+    },
+}
+OTHERS: dict[str, Given] = {
+    "the compiled kernels take a cache in per_token_scale or fp8_ds_mla, not in bfloat16": {
+        "cache_layout": "bfloat16"
+    },
+    "the compiled kernels take q as bfloat16, not as float16": {"q": torch.zeros(2, 8, 512).half()},
+    "the compiled kernels take cache as float8_e4m3fn or uint8, not as bfloat16": {
+        "cache": torch.zeros(3, 16, 512).bfloat16()
+    },
+    "the compiled kernels take inv_scale as float32 or bfloat16, not as float64": {
+        "inv_scale": torch.ones(48).double()
+    },
+    "the compiled kernels take swa_indices as int32, not as int64": {
+        "swa_indices": torch.zeros(2, 128, dtype=torch.int64)
+    },
+    "the compiled kernels take pages aligned to 16 bytes; the cache's first is at 8 past that, and they lie"
+    " 8192 bytes apart": {"cache": off(8)},
+    "the compiled kernels take pages aligned to 16 bytes; the cache's first is at 0 past that, and they lie"
+    " 8200 bytes apart": {"cache": strided(8200, 512, 1)},
+}
+
+
+@pytest.mark.parametrize("message", [*WRONG, *OTHERS])
+def test_refused_in_one_line(message: str) -> None:
+    """ValueError for what no kernel could take, NotImplementedError for what another one could."""
+    assert prepare(**given()).tokens == 2
+    with pytest.raises(ValueError if message in WRONG else NotImplementedError) as refused:
+        prepare(**given(**{**WRONG, **OTHERS}[message]))
+    assert str(refused.value) == message
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize("kernel", [portable, sm100])
+def test_each_kernel_refuses(kernel: Callable[..., Any]) -> None:
+    with pytest.raises(NotImplementedError, match="not in bfloat16"):
+        kernel(**given(cache_layout="bfloat16"))
+
+
+def test_a_cache_is_never_copied() -> None:
+    """Pages of either layout are the caller's memory, as far apart as they are; one page has no distance."""
+    for call, stride, page in (
+        (given(cache=strided(9216, 512, 1)), 9216, 8192),
+        (given(cache=strided(9216, 512, 1).view(torch.float8_e4m3fn)), 9216, 8192),
+        # 16 tokens of 584 bytes, to a multiple of 576.
+        (ds_mla(), 9792, 9344),
+        (given(cache=strided(7, 512, 1)[:1], inv_scale=torch.ones(16)), 8192, 8192),
+    ):
+        pages = prepare(**call).pages
+        assert pages.data_ptr() == call["cache"].data_ptr()
+        assert pages.dtype == torch.uint8
+        assert (pages.shape[1], pages.stride()) == (page, (stride, 1))
+
+
+def test_tensors_that_lie_as_kernels_need_them_are_taken_as_they_are() -> None:
+    """Slices of a larger batch's metadata too, which begin anywhere."""
+    lens, rows = torch.zeros(5, dtype=torch.int32)[3:], torch.zeros(5, 200, dtype=torch.int32)
+    call = given(
+        swa_lens=lens,
+        swa_indices=rows[3:, :128],
+        attn_sink=torch.zeros(9)[1:],
+        o=torch.zeros(2, 8, 512).bfloat16(),
+        lse=torch.zeros(3, 8)[1:],
+    )
+    found = prepare(**call)
+    for name, tensor in (
+        ("q", found.q),
+        ("inv_scale", found.inv_scale),
+        ("swa_indices", found.indices),
+        ("swa_lens", found.lens),
+        ("attn_sink", found.attn_sink),
+        ("o", found.o),
+        ("lse", found.lse),
+    ):
+        assert tensor is not None
+        assert tensor.data_ptr() == call[name].data_ptr(), name
+
+
+@pytest.mark.parametrize("kernel", [portable, sm100])
+def test_strided_and_unaligned_tensors_are_taken(kernel: Callable[..., Any]) -> None:
+    """Those that a kernel cannot be given are copied, outputs back."""
+    call = synth(lens=(17, 3), heads=8, sink=0.0, cache_layout=DS_MLA, seed=4)
+    tensors = call.tensors
+    with active(), programs_simulated():
+        plain = kernel(**tensors, **call.scalars, **call.conventions)
+        o = torch.zeros(2, 512, 8).bfloat16().transpose(1, 2)
+        lse = torch.zeros(8, 2).T
+        unaligned = torch.zeros(2 * 8 * 512 + 1).bfloat16()[1:].view(2, 8, 512).copy_(tensors["q"])
+        changed = {
+            "q": unaligned,
+            "swa_indices": tensors["swa_indices"].T.contiguous().T,
+            "swa_lens": tensors["swa_lens"].repeat_interleave(2)[::2],
+            "attn_sink": tensors["attn_sink"].repeat_interleave(2)[::2],
+        }
+        found = kernel(**{**tensors, **changed}, **call.scalars, **call.conventions, o=o, lse=lse)
+    assert found["o"] is o
+    assert found["lse"] is lse
+    assert same_outputs({name: x.contiguous() for name, x in found.items()}, plain)
+    assert bool((plain["o"] != 0).any())
+
+
+@pytest.mark.parametrize(
+    ("capability", "either", "tcgen05"),
+    [((9, 0), "sm_90a", None), ((10, 0), "sm_100a", "sm_100a"), ((10, 3), "sm_103a", "sm_103a")],
+)
+def test_what_is_compiled_for_a_gpu(
+    capability: tuple[int, int], either: str, tcgen05: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA Something")
+    device = torch.device("cuda", 0)
+    assert arch_of(device) == either
+    if tcgen05 is not None:
+        assert arch_of(device, BLACKWELL) == tcgen05
+        return
+    with pytest.raises(NotImplementedError) as refused:
+        arch_of(device, BLACKWELL)
+    assert str(refused.value) == (
+        "this kernel of swa_decode is compiled for compute capability 10.0, 10.3; NVIDIA Something has 9.0"
+    )
+
+
+def test_a_gpu_that_nothing_is_compiled_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (12, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA Something")
+    with pytest.raises(NotImplementedError, match=r"9\.0, 10\.0, 10\.3; NVIDIA Something has 12\.0"):
+        arch_of(torch.device("cuda", 0))
