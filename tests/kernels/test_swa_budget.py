@@ -2,12 +2,13 @@
 
 What they take now is recorded by
 
-    gdnbench compile --json --op swa_decode --kernel sm100 > tests/kernels/swa_sm100_budget.json
+    budgets=tests/kernels
+    gdnbench compile --json --op swa_decode --kernel sm100 > $budgets/swa_sm100_budget.json
+    gdnbench compile --json --op swa_decode --kernel portable --arch sm_90a > $budgets/swa_portable_budget.json
 """
 
 from __future__ import annotations
 
-import importlib
 import json
 from pathlib import Path
 from typing import Any
@@ -18,36 +19,54 @@ pytest.importorskip("cutlass", reason="CuTe DSL has wheels for Linux only")
 
 from gdnbench.compile import compile_programs, sources_of
 from gdnbench.kernel_figures import Figures, figures, limits, problems
+from gdnbench_kernels.plan import KernelPlan
+from gdnbench_kernels.swa_decode import portable_plan, tcgen05_plan
+from gdnbench_kernels.swa_decode.layouts import CacheLayout
+from gdnbench_kernels.swa_decode.sources import PORTABLE_ROWS
 
-BUDGETS = {"sm100": Path(__file__).with_name("swa_sm100_budget.json")}
-OTHERS: list[tuple[str, dict[str, Any]]] = [
-    ("sm100", {"heads": 128, "cache_layout": "fp8_ds_mla"}),
-    ("sm100", {"heads": 8, "scale_dtype": "bfloat16", "sink": False, "lse": False}),
+HERE = Path(__file__).parent
+BUDGETS = {
+    "sm100": ("sm_100a", HERE / "swa_sm100_budget.json"),
+    "portable": ("sm_90a", HERE / "swa_portable_budget.json"),
+}
+OTHERS: list[tuple[str, str, dict[str, Any]]] = [
+    ("sm100", "sm_100a", {"heads": 128, "cache_layout": "fp8_ds_mla"}),
+    ("sm100", "sm_100a", {"heads": 8, "scale_dtype": "bfloat16", "sink": False, "lse": False}),
+    ("portable", "sm_100a", {"heads": 128, "cache_layout": "fp8_ds_mla"}),
+    ("portable", "sm_90a", {"heads": 8, "scale_dtype": "bfloat16", "sink": False, "lse": False}),
 ]
 
 
-def compiled(kernel: str, **options: Any) -> list[Figures]:
+def compiled(kernel: str, arch: str, options: dict[str, Any]) -> list[Figures]:
     _, sources = sources_of("swa_decode", kernel)
-    return [figures(program) for program in compile_programs(sources, options, "sm_100a", lambda *_: None)]
+    return [figures(program) for program in compile_programs(sources, options, arch, lambda *_: None)]
 
 
 @pytest.mark.parametrize("kernel", BUDGETS)
 def test_within_the_budget(kernel: str) -> None:
-    budget = json.loads(BUDGETS[kernel].read_text())
-    assert (budget["op"], budget["kernel"], budget["arch"]) == ("swa_decode", kernel, "sm_100a")
-    assert problems(compiled(kernel, **budget["options"]), budget) == []
+    arch, path = BUDGETS[kernel]
+    budget = json.loads(path.read_text())
+    assert (budget["op"], budget["kernel"], budget["arch"]) == ("swa_decode", kernel, arch)
+    assert problems(compiled(kernel, arch, budget["options"]), budget) == []
 
 
-@pytest.mark.parametrize(("kernel", "options"), OTHERS)
-def test_other_builds_are_within_the_limits(kernel: str, options: dict[str, Any]) -> None:
-    found = compiled(kernel, **options)
+@pytest.mark.parametrize(("kernel", "arch", "options"), OTHERS)
+def test_other_builds_are_within_the_limits(kernel: str, arch: str, options: dict[str, Any]) -> None:
+    found = compiled(kernel, arch, options)
     assert found
     assert [line for figure in found for line in limits(figure)] == []
 
 
-def test_sm100_takes_what_its_plan_says() -> None:
-    for options in ({}, {"heads": 128, "cache_layout": "fp8_ds_mla"}):
-        (kernel,) = compiled("sm100", **options)
-        plan = importlib.import_module("gdnbench_kernels.swa_decode.tcgen05_decode").PLAN
+@pytest.mark.parametrize("layout", ["per_token_scale", "fp8_ds_mla"])
+@pytest.mark.parametrize("kernel", BUDGETS)
+def test_kernels_take_what_their_plans_say(kernel: str, layout: str) -> None:
+    plans: list[KernelPlan] = [tcgen05_plan.PLAN]
+    if kernel == "portable":
+        plans = [portable_plan.plan(CacheLayout(layout), rows) for rows in PORTABLE_ROWS]
+    found = compiled(kernel, BUDGETS[kernel][0], {"cache_layout": layout})
+    for figure, plan in zip(found, plans, strict=True):
         planned = (plan.smem_bytes, plan.threads, plan.tmem_columns)
-        assert (kernel.smem, kernel.threads, kernel.tmem_columns) == planned
+        assert (figure.smem, figure.threads, figure.tmem_columns) == planned, figure.name
+        # The register file of an SM, and its shared memory with 1 KiB that each CTA takes of it besides.
+        assert plan.ctas_per_sm * figure.threads * figure.registers <= 65536
+        assert plan.ctas_per_sm * (figure.smem + 1024) <= 228 * 1024
