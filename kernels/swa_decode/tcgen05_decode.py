@@ -69,6 +69,7 @@ A stage is free for the next item's rows after its product 2, or after 1 if the 
     relinquish                         MMA                     TMEM taken before another CTA may ask for it
     fence.proxy.async, s_kv            GATHER                  rows written before products read them
     fence.proxy.async, s_p             SOFTMAX                 P written before products read it
+    bar.warp.sync                      SOFTMAX                 half a window's factors loaded when it is their turn: registers
     tcgen05.fence before, after        MMA, SOFTMAX, EPILOGUE  products, TMEM with arrivals, waits
     tcgen05.wait::ld                   SOFTMAX, EPILOGUE       TMEM read before its release
     bulk wait_group.read               EPILOGUE, warp 4        the last TMA store has read s_o
@@ -297,6 +298,8 @@ class Tcgen05Decode:
             r_max.fill(-math.inf)
             for half in cutlass.range_constexpr(len(r_s)):
                 self._scale(shared, half, thread % QUAD, factor, r_s[half], r_max)
+                # Keeps the loads of the other half's factors, as many registers, behind this half.
+                cute.arch.sync_warp()
             for row in cutlass.range_constexpr(ROWS):
                 across_quad(r_max, row, cute.arch.fmax)
                 # No score at all: none may be subtracted from itself.
@@ -305,7 +308,6 @@ class Tcgen05Decode:
             r_top.fill(0.0)
             for half in cutlass.range_constexpr(len(r_s)):
                 self._exponentiate(shared, half, thread % QUAD, r_s[half], r_max, r_sum, r_top)
-                # Keeps the loads of the other half's factors, as many registers, behind this half.
                 cute.arch.sync_warp()
             rings.factor.release_by_warp(place)
             r_inverse = self._invert(r_top)
