@@ -11,13 +11,13 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
 from gdnbench.errors import BadInputError
+from gdnbench_kernels.swa_decode.sizes import BLOCK_SIZES
 
 STORE_VARIABLE = "GDNBENCH_CAPTURE"
 OPTIONS_VARIABLE = "GDNBENCH_CAPTURE_OPTIONS"
 
-# As gdnbench_kernels.swa_decode has them, which cannot be asked here: it imports torch.
+# As swa_decode has them in a module that imports torch, which this one must not.
 CACHE_LAYOUTS = ("per_token_scale", "fp8_ds_mla", "bfloat16")
-BLOCK_SIZES = (16, 32, 64, 128, 256)
 
 _LISTS = ("target", "op", "layer", "table")
 _COUNTS = ("first", "every", "max_bytes", "queue_bytes")

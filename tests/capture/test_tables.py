@@ -11,9 +11,11 @@ import pytest
 
 from gdnbench.capture import CaptureOptions, capturing
 from gdnbench.capture.adapter import Target
-from gdnbench.capture.adapters.paged import Paged
+from gdnbench.capture.adapters.paged import INDEX_SHAPES, Paged
+from gdnbench.capture.options import CACHE_LAYOUTS
 from gdnbench.capture.tables import read_tables
 from gdnbench.errors import BadInputError
+from gdnbench_kernels.swa_decode.contract import CACHE_LAYOUT, INDEX_SHAPE
 
 GOOD = """
 [[paged]]
@@ -28,6 +30,12 @@ o = "return[0]"
 cache_layout = "fp8_ds_mla"
 block_size = 64
 """
+
+
+def test_what_tables_may_name_is_the_contracts() -> None:
+    """Said again where torch must not be imported."""
+    assert CACHE_LAYOUT.values == CACHE_LAYOUTS
+    assert INDEX_SHAPE.values == INDEX_SHAPES
 
 
 def test_toml_and_json_say_the_same(tmp_path: Path) -> None:

@@ -1,10 +1,9 @@
 """The compiled kernels of swa_decode stay within their budgets, and take what their plans say.
 
-What they take now is recorded by
+What they take now is recorded, in this folder, by
 
-    budgets=tests/kernels
-    gdnbench compile --json --op swa_decode --kernel sm100 > $budgets/swa_sm100_budget.json
-    gdnbench compile --json --op swa_decode --kernel portable --arch sm_90a > $budgets/swa_portable_budget.json
+    gdnbench compile --json --op swa_decode --kernel sm100 > swa_sm100_budget.json
+    gdnbench compile --json --op swa_decode --kernel portable --arch sm_90a > swa_portable_budget.json
 """
 
 from __future__ import annotations

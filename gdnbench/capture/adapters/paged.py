@@ -27,8 +27,9 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from gdnbench.capture.adapter import Observation, Seen, Target
-from gdnbench.capture.options import BLOCK_SIZES, CACHE_LAYOUTS
+from gdnbench.capture.options import CACHE_LAYOUTS
 from gdnbench.errors import BadInputError
+from gdnbench_kernels.swa_decode.sizes import BLOCK_SIZES
 
 if TYPE_CHECKING:
     import torch
