@@ -6,13 +6,14 @@ Every refusal is a `ContractError` of one line, `<operation>: <tensor>[<position
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from gdnbench_kernels.contract import Call, ContractError, Convention, Role, Scalar, ScalarSpec, TensorSpec
+
+LARGEST = torch.finfo(torch.float32).max
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -57,12 +58,16 @@ def check_scalars(op: str, specs: Sequence[ScalarSpec], call: Call) -> None:
         right = isinstance(value, spec.kind) and not (spec.kind is int and isinstance(value, bool))
         if not (right or (spec.kind is float and integer)):
             raise ContractError(f"{op}: scalar {name} is {value!r}; it must be of type {spec.kind.__name__}")
-        if isinstance(value, float) and not math.isfinite(value):
-            raise ContractError(f"{op}: scalar {name} is {value}; it must be finite")
+        if spec.kind is float and not abs(value) <= LARGEST:  # an int may be too large for a float
+            shown = "too large" if isinstance(value, int) else f"{value:.9g}"
+            raise ContractError(f"{op}: scalar {name} is {shown}; it must be finite, in float32 too")
 
 
-def check_tensors(op: str, specs: Sequence[TensorSpec], call: Call) -> dict[str, int]:
+def check_tensors(
+    op: str, specs: Sequence[TensorSpec], call: Call, *, partial: bool = False
+) -> dict[str, int]:
     """Checks presence, dtype, rank and shape of every input and mutated tensor; returns sizes by axis symbol.
+    `partial`: any of them may be missing.
 
     An axis is a number, a symbol, or a symbol plus a number ("N+1"). The first tensor of the table to use a
     symbol sets its size; the error of a later one that differs names both.
@@ -78,7 +83,7 @@ def check_tensors(op: str, specs: Sequence[TensorSpec], call: Call) -> dict[str,
     for name, spec in inputs.items():
         tensor = call.tensors.get(name)
         if tensor is None:
-            if not spec.optional:
+            if not spec.optional and not partial:
                 raise ContractError(f"{op}: tensor {name} is missing; its axes are [{', '.join(spec.axes)}]")
             continue
         if dtype_name(tensor.dtype) not in spec.dtypes:

@@ -138,9 +138,9 @@ class _Owners:
         rows = handle.meta.shape[0] if handle.meta.shape else 1
         if self.op.spec(name).role is Role.INPUT:
             return whole(rows)
-        if self.call is None:
-            self.call = calls.outline(self.record, self.op)
         try:
+            if self.call is None:
+                self.call = calls.outline(self.record, self.op)
             return self.op.partition(self.call, name)
         except KeyError as error:
             self.notes.append(f"{name}: all rows compared, because {error} is not recorded")

@@ -6,6 +6,7 @@ mathematics as the call that was made, in less memory.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import torch
@@ -15,7 +16,11 @@ from gdnbench.bits import logical
 from gdnbench.errors import BadInputError
 from gdnbench.record import Pool
 from gdnbench.store.reader import StoredRecord
+from gdnbench_kernels.checks import check_conventions, check_tensors, first_true
 from gdnbench_kernels.contract import Call, ContractError, Operation
+
+_MOST_ELEMENTS = 1 << 48
+"""Of a pool; torch counts bytes in 63 bits."""
 
 
 def conventions_of(record: StoredRecord, operation: Operation) -> dict[str, str]:
@@ -24,7 +29,9 @@ def conventions_of(record: StoredRecord, operation: Operation) -> dict[str, str]
 
 
 def check(record: StoredRecord, operation: Operation) -> None:
-    """Raises ContractError if the recorded call breaks its contract, in the caller's own slot numbers."""
+    """Raises ContractError if the recorded call breaks its contract, in the caller's own slot numbers, or
+    holds pools that the operation has not."""
+    check_pools(record, operation)
     tensors = {}
     for name, handle in record.before.items():
         pool = record.info.pools.get(name)
@@ -36,6 +43,27 @@ def check(record: StoredRecord, operation: Operation) -> None:
     operation.validate(call_of(record, operation, tensors))
 
 
+def check_pools(record: StoredRecord, operation: Operation) -> None:
+    """Raises ContractError for a pool of a tensor that is none, or of other rows than its tensor has."""
+    there = {spec.name for spec in operation.tensors if spec.pool_index is not None}
+    for name, pool in record.info.pools.items():
+        if name not in there:
+            raise ContractError(
+                f"{operation.name}: the record has a pool {name!r}; pools are {', '.join(there) or 'none'}"
+            )
+        for handles in (record.before, record.after):
+            shape = handles[name].meta.shape if name in handles else (len(pool.rows),)
+            if shape[:1] != (len(pool.rows),):
+                raise ContractError(
+                    f"{operation.name}: {name} has shape {list(shape)}, but {len(pool.rows)} were stored"
+                )
+            if pool.slots * math.prod(shape[1:]) > _MOST_ELEMENTS:
+                raise ContractError(
+                    f"{operation.name}: the record has a pool {name} of {pool.slots} slots, more than 2**48"
+                    " elements"
+                )
+
+
 def compact(record: StoredRecord, operation: Operation, device: torch.device) -> Call:
     """The call on the stored slots alone, contiguous."""
     tensors = {name: handle.read() for name, handle in record.before.items()}
@@ -45,7 +73,12 @@ def compact(record: StoredRecord, operation: Operation, device: torch.device) ->
 
 def outline(record: StoredRecord, operation: Operation) -> Call:
     """The compact call with index tensors read, pools and others as shapes without memory: enough for
-    `partition`."""
+    `partition`.
+
+    ContractError if what is there of the call cannot be one; KeyError for an index tensor that is not.
+    """
+    check_pools(record, operation)
+    check_conventions(operation.name, operation.conventions, record.info.conventions)
     tensors = {}
     for name, handle in record.before.items():
         dtype = logical(handle.meta.dtype).torch_dtype
@@ -53,6 +86,8 @@ def outline(record: StoredRecord, operation: Operation) -> Call:
             tensors[name] = torch.empty(handle.meta.shape, dtype=dtype, device="meta")
         else:
             tensors[name] = handle.read()
+    call = call_of(record, operation, tensors)
+    check_tensors(operation.name, operation.tensors, call, partial=True)
     return call_of(record, operation, _renumbered(record, operation, tensors))
 
 
@@ -64,7 +99,7 @@ def slots_of(record: StoredRecord, name: str) -> tuple[int, ...] | None:
 
 def is_whole(pool: Pool) -> bool:
     """Whether every slot of a pool was stored."""
-    return pool.rows == tuple(range(pool.slots))
+    return len(pool.rows) == pool.slots  # rows are distinct slots; a range may be too long to be made
 
 
 def call_of(record: StoredRecord, operation: Operation, tensors: Mapping[str, Tensor]) -> Call:
@@ -90,17 +125,21 @@ def _renumbered(
         if index_name is None:
             continue
         indices = tensors[index_name]
-        if bool((indices >= pool.slots).any()):
+        slots = indices.long()
+        if bool((slots >= pool.slots).any()):
             raise BadInputError(
                 f"record {record.number}: {index_name} names a slot past the {pool.slots} of {name}"
             )
-        position = torch.full((pool.slots,), -1, dtype=indices.dtype)
-        position[list(pool.rows)] = torch.arange(len(pool.rows), dtype=indices.dtype)
-        renumbered = torch.where(indices < 0, indices, position[indices.clamp(min=0).long()])
-        if bool(((indices >= 0) & (renumbered < 0)).any()):
-            lost = int(indices[(indices >= 0) & (renumbered < 0)][0])
+        rows = torch.tensor(pool.rows, dtype=torch.int64)
+        position = torch.searchsorted(rows, slots)
+        there = torch.zeros_like(slots, dtype=torch.bool)
+        if len(rows):
+            there = rows[position.clamp(max=len(rows) - 1)] == slots
+        lost = first_true((slots >= 0) & ~there)
+        if lost is not None:
             raise BadInputError(
-                f"record {record.number}: {index_name} names slot {lost} of {name}, which was not captured"
+                f"record {record.number}: {index_name} names slot {int(slots[lost])} of {name}, which was not"
+                " captured"
             )
-        found[index_name] = renumbered
+        found[index_name] = torch.where(slots < 0, slots, position).to(indices.dtype)
     return found

@@ -46,6 +46,9 @@ class Judge:
         results: list[TensorResult] = []
         for name in compared(operation, compact):
             subject = subject_of(record, operation, compact, name)
+            if name not in outputs:  # a kernel's are all there; those of a record that is judged may not be
+                results.append(missing(name, subject.when, subject.side, "it is not among the outputs"))
+                continue
             tolerance = operation.tolerances.get(name)
             if isinstance(self.rule, Bound) and tolerance is not None:
                 rule = Tolerance(tolerance.absolute, tolerance.relative)
@@ -137,7 +140,7 @@ def _with_unwritten(result: TensorResult, subject: Subject, tensor: Tensor) -> T
     """A failing result that also says how many elements still hold the poison."""
     if result.passed:
         return result
-    unwritten = poisoned(tensor)
+    unwritten = poisoned(tensor.reshape(tuple(tensor.shape) or (1,)))  # whatever shape the kernel made
     count = sum(int(unwritten[region.start : region.stop].sum()) for region in subject.partition.regions)
     if not count:
         return result

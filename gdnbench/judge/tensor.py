@@ -124,9 +124,13 @@ def show(subject: Subject, tensor: RowSource, target: RowSource) -> TensorResult
 
 
 def match(subject: Subject, tensor: RowSource, target: RowSource) -> TensorResult | None:
-    """A failing result if the two differ in shape or dtype (an fp64 oracle stands for any), else None."""
+    """A failing result if the two differ in shape or dtype (an fp64 oracle stands for any), or lack rows or
+    axes of the call that they are of; else None."""
+    rows = max((region.stop for region in subject.partition.regions), default=0)
     if tensor.shape != target.shape:
         reason = f"shape {list(tensor.shape)} against {list(target.shape)}"
+    elif tensor.shape[0] < rows or (subject.partition.head_axis or 0) >= len(tensor.shape):
+        reason = f"shape {list(tensor.shape)}; the call has {rows} rows, and axes [{', '.join(subject.axes)}]"
     elif tensor.dtype != target.dtype and target.dtype != torch.float64:
         reason = f"dtype {dtype_name(tensor.dtype)} against {dtype_name(target.dtype)}"
     else:

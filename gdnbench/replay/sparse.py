@@ -13,15 +13,17 @@ import torch
 from torch import Tensor
 
 from gdnbench.bits import as_integers
+from gdnbench.errors import CannotRunError
 from gdnbench.record import Pool, TensorMeta
 from gdnbench.replay.strides import ALIGNMENT, Held
+from gdnbench.units import human_bytes
 
 
 def sparse_pool(rows: Tensor, pool: Pool, meta: TensorMeta, device: torch.device) -> Held:
     """The pool that `meta` describes a part of, `rows` at their slots, zeros at all others.
 
     Its rows lie as far apart as the caller's did. Within a row only contiguous elements are rebuilt, and the
-    storage offset is reduced modulo ALIGNMENT; the note says so.
+    storage offset is reduced modulo ALIGNMENT; the note says so. CannotRunError for a pool that does not fit.
     """
     shape = (pool.slots, *rows.shape[1:])
     inner = rows.stride()[1:]
@@ -41,6 +43,10 @@ def sparse_pool(rows: Tensor, pool: Pool, meta: TensorMeta, device: torch.device
 
 
 def _zeros(elements: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    if device.type != "cpu":
-        return torch.zeros(elements, dtype=dtype, device=device)
-    return torch.frombuffer(mmap.mmap(-1, elements * dtype.itemsize), dtype=torch.uint8).view(dtype)
+    nbytes = elements * dtype.itemsize
+    try:
+        if device.type != "cpu":
+            return torch.zeros(elements, dtype=dtype, device=device)
+        return torch.frombuffer(mmap.mmap(-1, nbytes), dtype=torch.uint8).view(dtype)
+    except (OSError, OverflowError, torch.OutOfMemoryError):  # of mmap, twice, and of a GPU
+        raise CannotRunError(f"a pool of {human_bytes(nbytes)} needs more memory than {device} has") from None

@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from functools import lru_cache
+from itertools import pairwise
 from operator import itemgetter
 from typing import Any, Final
 
@@ -164,6 +165,9 @@ def _pool(data: Mapping[str, Any]) -> Pool:
     slots, rows = _count(data, "slots"), _counts(data, "rows")
     if rows and max(rows) >= slots:
         raise ValueError(f"pool row {max(rows)} is not one of {slots} slots")
+    for one, following in pairwise(rows):
+        if following <= one:
+            raise ValueError(f"pool row {following} follows row {one}; rows are written in ascending order")
     return Pool(
         slots, rows, _digest_or_none(data, "untouched_before"), _digest_or_none(data, "untouched_after")
     )
@@ -211,15 +215,19 @@ def _meta(*values: Any) -> TensorMeta:
         raise ValueError(f"shape {shape} is refused: at most {_MOST_AXES} axes and 2**48 elements")
     if len(axes) != len(shape):
         raise ValueError(f"shape {shape} and axes {axes} differ in length")
-    strides = _checked(
-        data, "caller_strides", lambda v: isinstance(v, tuple) and all(map(_is_int, v)), "integers"
-    )
+    caller_shape, caller_strides = _counts(data, "caller_shape"), _counts(data, "caller_strides")
+    if len(caller_shape) > _MOST_AXES or math.prod(caller_shape) > _MOST_ELEMENTS:
+        raise ValueError(
+            f"caller_shape {caller_shape} is refused: at most {_MOST_AXES} axes and 2**48 elements"
+        )
+    if len(caller_shape) != len(caller_strides):
+        raise ValueError(f"caller_shape {caller_shape} and caller_strides {caller_strides} differ in length")
     return TensorMeta(
         dtype=dtype,
         shape=shape,
         axes=axes,
-        caller_shape=_counts(data, "caller_shape"),
-        caller_strides=strides,
+        caller_shape=caller_shape,
+        caller_strides=caller_strides,
         caller_offset=_count(data, "caller_offset"),
         device=_text(data, "device"),
     )

@@ -198,7 +198,8 @@ def _check_cache(call: Call, sizes: Mapping[str, int]) -> None:
 
 
 def _check_window(call: Call, sizes: Mapping[str, int]) -> None:
-    lens, indices = call.tensors["swa_lens"].cpu(), flat_of(call).cpu()
+    # Wide: an int32 is compared with a number of slots past 2^31 as if that had wrapped.
+    lens, indices = call.tensors["swa_lens"].cpu(), flat_of(call).cpu().long()
     wrong = first_true((lens < 0) | (lens > sizes["W"]))
     if wrong is not None:
         raise ContractError(
