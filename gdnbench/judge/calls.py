@@ -45,7 +45,7 @@ def check(record: StoredRecord, operation: Operation) -> None:
 
 def check_pools(record: StoredRecord, operation: Operation) -> None:
     """Raises ContractError for a pool of a tensor that is none, or of other rows than its tensor has."""
-    there = {spec.name for spec in operation.tensors if spec.pool_index is not None}
+    there = [spec.name for spec in operation.tensors if spec.pool_index is not None]
     for name, pool in record.info.pools.items():
         if name not in there:
             raise ContractError(
