@@ -6,6 +6,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 
@@ -132,10 +133,13 @@ def script() -> Callable[[str], ModuleType]:
 def proof_of(
     script: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Callable[[str], Callable[..., tuple[Exit, str]]]:
-    """`proof_of("prove_prefill")(*arguments)`: the script's exit status and what it prints."""
+    """`proof_of("prove_prefill")(*arguments)`: the script's exit status and what it prints. Kernels run in
+    this process, users' own too: to start another takes longer than they do."""
 
     def of(name: str) -> Callable[..., tuple[Exit, str]]:
         module = script(name)
+        here = partial(module.proving.replay, isolate=False)
+        monkeypatch.setattr(module.proving, "replay", here)
 
         def run(*arguments: str) -> tuple[Exit, str]:
             monkeypatch.setattr(sys, "argv", [name, *arguments])
