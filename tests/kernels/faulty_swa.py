@@ -53,18 +53,6 @@ def multiplies_masked_rows_by_zero(*, swa_indices: Tensor, **call: Any) -> dict[
     return found
 
 
-for _function in (
-    correct,
-    counts_the_sink_in_lse,
-    ignores_the_sink,
-    follows_stale_entries,
-    leaves_empty_rows,
-    rounds_lse,
-    multiplies_masked_rows_by_zero,
-):
-    _function.conventions = SERVED  # type: ignore[attr-defined]
-
-
 def reads_a_page_too_many(*, swa_indices: Tensor, swa_lens: Tensor, **call: Any) -> dict[str, Tensor]:
     """Has every row of a length attend to the first page that no row names, too."""
     attended = (swa_indices // call["cache"].shape[1]).flatten().tolist()
@@ -86,9 +74,16 @@ def shows_what_it_got(*, swa_indices: Tensor, **call: Any) -> dict[str, Tensor]:
     return correct(swa_indices=swa_indices, **{**call, "index_shape": "T1W"})
 
 
-reads_a_page_too_many.conventions = SERVED  # type: ignore[attr-defined]
-writes_to_the_cache.conventions = SERVED  # type: ignore[attr-defined]
-shows_what_it_got.conventions = {  # type: ignore[attr-defined]
-    "cache_layout": SERVED["cache_layout"],
-    "index_shape": "T1W",
-}
+for _function in (
+    correct,
+    counts_the_sink_in_lse,
+    ignores_the_sink,
+    follows_stale_entries,
+    leaves_empty_rows,
+    rounds_lse,
+    multiplies_masked_rows_by_zero,
+    reads_a_page_too_many,
+    writes_to_the_cache,
+):
+    _function.conventions = SERVED  # type: ignore[attr-defined]
+shows_what_it_got.conventions = {**SERVED, "index_shape": "T1W"}  # type: ignore[attr-defined]

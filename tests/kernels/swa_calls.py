@@ -21,12 +21,14 @@ from gdnbench_kernels.calling import run_kernel
 from gdnbench_kernels.contract import Call
 from gdnbench_kernels.swa_decode.contract import OPERATION, flat_of
 from gdnbench_kernels.swa_decode.layouts import ds_mla_parts, empty_ds_mla
+from gdnbench_kernels.swa_decode.synth import synth
 from gdnbench_kernels.swa_decode.window import attended
 
 Outputs = dict[str, Tensor]
 
 PER_TOKEN, DS_MLA = "per_token_scale", "fp8_ds_mla"
 LAYOUTS = (PER_TOKEN, DS_MLA)
+LENS = (128, 0, 17, 1, 127)
 FRESH = int(torch.seed() % 2**20)
 GUARD = 64
 """Elements before and after an output that nobody may write; a multiple of the alignment in any dtype."""
@@ -48,6 +50,14 @@ CALLS: dict[str, dict[str, Any]] = {
     "1TW, as many requests as heads": {"index_shape": "1TW", "lens": (128, 31) * 4},
 }
 """Of 8 heads."""
+
+
+def made(**options: Any) -> Call:
+    """With few heads, a sink and lse unless told: one build of each layout serves most tests."""
+    call = synth(**{"lens": LENS, "heads": 8, "sink": 0.0, "seed": FRESH, **options})
+    OPERATION.validate(call)
+    print(f"fresh seed {FRESH}")  # which pytest shows of a test that fails
+    return call
 
 
 def run(kernel: Callable[..., Outputs], call: Call, options: dict[str, Any], **settings: Any) -> Outputs:
@@ -108,6 +118,50 @@ def request_of(call: Call, row: int) -> Call:
         swa_indices=flat_of(call)[row : row + 1],
         swa_lens=call.tensors["swa_lens"][row : row + 1],
     )
+
+
+def with_stale_entries(call: Call) -> Call:
+    """Entries past a row's length name a slot that holds NaN, which is a read that the simulator would let
+    pass."""
+    indices, lens, cache = flat_of(call).clone(), call.tensors["swa_lens"], call.tensors["cache"]
+    free = torch.ones(cache.shape[0] * cache.shape[1], dtype=torch.bool)
+    free[indices[attended(indices, lens)].long()] = False
+    indices[torch.arange(indices.shape[1]) >= lens.unsqueeze(1)] = int(free.nonzero()[0])
+    return with_tensors(call, swa_indices=indices)
+
+
+def with_pages_apart(call: Call) -> Call:
+    """Pages 48 bytes further apart, with NaN between them."""
+    cache = call.tensors["cache"]
+    blocks, block_size, width = cache.shape
+    stride = cache.stride(0) + 48
+    memory = torch.full((blocks * stride,), CODE_NAN, dtype=torch.uint8)
+    apart = memory.as_strided((blocks, block_size, width), (stride, width, 1))
+    apart.copy_(cache.view(torch.uint8))
+    return with_tensors(call, cache=apart)
+
+
+def assert_heads_do_not_meet(run: Callable[[Call], Outputs], mixed: tuple[Call, Outputs], q: Tensor) -> None:
+    """With queries `q`, not finite in head 3 alone, its outputs are NaN, and the others' are as they were."""
+    call, outputs = mixed
+    found = run(with_tensors(call, q=q))
+    some = attended(flat_of(call), call.tensors["swa_lens"]).any(1)
+    others = [head for head in range(q.shape[1]) if head != 3]
+    for name, tensor in found.items():
+        assert same(tensor[:, others], outputs[name][:, others])
+        assert tensor[some, 3].isnan().all()
+        assert same(tensor[~some, 3], outputs[name][~some, 3])
+
+
+def assert_spoils_its_own(run: Callable[[Call], Outputs], mixed: tuple[Call, Outputs], what: str) -> None:
+    """A NaN in a code, a scale or rope shows in the requests that attend to its slot, and in no other."""
+    call, outputs = mixed
+    changed, hit = spoilt(call, what)
+    assert hit.any()
+    assert not hit.all()
+    for name, tensor in run(changed).items():
+        assert same(tensor[~hit], outputs[name][~hit])
+        assert tensor[hit].isnan().all()
 
 
 def copied(cache: Tensor, layout: str) -> Tensor:

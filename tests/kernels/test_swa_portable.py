@@ -19,27 +19,30 @@ from gdnbench_kernels.compiling import program
 from gdnbench_kernels.contract import Call
 from gdnbench_kernels.swa_decode import mma_sync_decode
 from gdnbench_kernels.swa_decode import portable as module
-from gdnbench_kernels.swa_decode.contract import OPERATION, flat_of
 from gdnbench_kernels.swa_decode.layouts import CacheLayout, ds_mla_parts, empty_ds_mla, read_rows
 from gdnbench_kernels.swa_decode.portable import portable
 from gdnbench_kernels.swa_decode.portable_plan import plan
 from gdnbench_kernels.swa_decode.sizes import GROUPS, HEAD_DIM, NOPE_DIM
 from gdnbench_kernels.swa_decode.sources import PORTABLE_ROWS, portable_source
-from gdnbench_kernels.swa_decode.synth import synth
-from gdnbench_kernels.swa_decode.window import attended
 
 sys.path.insert(0, str(Path(__file__).parent))
 import swa_calls
-from swa_calls import CALLS, DS_MLA, FRESH, LAYOUTS, PER_TOKEN, Outputs, assert_passes, same, same_outputs
-
-LENS = (128, 0, 17, 1, 127)
-
-
-def made(**options: Any) -> Call:
-    """With few heads, a sink and lse unless told: one build of each layout serves most tests."""
-    call = synth(**{"lens": LENS, "heads": 8, "sink": 0.0, "seed": FRESH, **options})
-    OPERATION.validate(call)
-    return call
+from swa_calls import (
+    CALLS,
+    DS_MLA,
+    FRESH,
+    LAYOUTS,
+    LENS,
+    PER_TOKEN,
+    Outputs,
+    assert_heads_do_not_meet,
+    assert_passes,
+    assert_spoils_its_own,
+    made,
+    same_outputs,
+    with_pages_apart,
+    with_stale_entries,
+)
 
 
 def run(call: Call, arch: str | None = None, **settings: Any) -> Outputs:
@@ -117,50 +120,26 @@ def test_a_request_alone_has_the_bits_it_has_in_a_batch(mixed: Mixed) -> None:
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
 def test_heads_of_a_tile_do_not_meet(mixed: Mixed, value: float) -> None:
-    """One head's query is not finite: neither are its outputs, and the others' are as they were."""
-    call, outputs = mixed
-    q = call.tensors["q"].clone()
+    """One value of a head's queries is not finite."""
+    q = mixed[0].tensors["q"].clone()
     q[:, 3, 100] = value
-    found = run(swa_calls.with_tensors(call, q=q))
-    some = attended(flat_of(call), call.tensors["swa_lens"]).any(1)
-    others = [head for head in range(q.shape[1]) if head != 3]
-    for name, tensor in found.items():
-        assert same(tensor[:, others], outputs[name][:, others])
-        assert tensor[some, 3].isnan().all()
-        assert same(tensor[~some, 3], outputs[name][~some, 3])
+    assert_heads_do_not_meet(run, mixed, q)
 
 
 @pytest.mark.parametrize("what", ["code", "scale", "rope"])
 def test_a_row_that_is_not_a_number_shows_in_its_own_request_alone(mixed: Mixed, what: str) -> None:
-    call, outputs = mixed
-    bad, hit = swa_calls.spoilt(call, what)
-    found = run(bad)
-    for name, tensor in found.items():
-        assert same(tensor[~hit], outputs[name][~hit])
-        assert tensor[hit].isnan().all()
+    assert_spoils_its_own(run, mixed, what)
 
 
 def test_entries_that_do_not_count_may_name_anything(mixed: Mixed) -> None:
-    """Here a slot that holds NaN, which is a read that the simulator would let pass."""
     call, outputs = mixed
-    indices = flat_of(call).clone()
-    lens, cache = call.tensors["swa_lens"], call.tensors["cache"]
-    free = torch.ones(cache.shape[0] * cache.shape[1], dtype=torch.bool)
-    free[indices[attended(indices, lens)].long()] = False
-    indices[torch.arange(indices.shape[1]) >= lens.unsqueeze(1)] = int(free.nonzero()[0])
-    assert same_outputs(run(swa_calls.with_tensors(call, swa_indices=indices)), outputs)
+    assert same_outputs(run(with_stale_entries(call)), outputs)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_pages_may_lie_further_apart(layout: str) -> None:
     call = made(cache_layout=layout, block_size=16, lens=(50, 128))
-    cache = call.tensors["cache"]
-    blocks, block_size, width = cache.shape
-    stride = cache.stride(0) + 48
-    memory = torch.full((blocks * stride,), 0xFF, dtype=torch.uint8)
-    apart = memory.as_strided((blocks, block_size, width), (stride, width, 1))
-    apart.copy_(cache.view(torch.uint8))
-    assert same_outputs(run(swa_calls.with_tensors(call, cache=apart)), run(call))
+    assert same_outputs(run(with_pages_apart(call)), run(call))
 
 
 def alone(cache: Tensor, inv_scale: Tensor | None, rows: int, layout: str) -> Outputs:

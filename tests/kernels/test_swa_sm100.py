@@ -15,14 +15,11 @@ from gdnbench.replay.simulated import programs_simulated
 from gdnbench.sim.simulate import active
 from gdnbench_kernels.contract import Call
 from gdnbench_kernels.swa_decode import tcgen05_decode
-from gdnbench_kernels.swa_decode.contract import OPERATION, flat_of
 from gdnbench_kernels.swa_decode.layouts import ds_mla_parts, empty_ds_mla, read_rows
 from gdnbench_kernels.swa_decode.sizes import GROUPS, HEAD_DIM, NOPE_DIM
 from gdnbench_kernels.swa_decode.sm100 import launch_of, sm100
 from gdnbench_kernels.swa_decode.sources import PART_COUNTS
-from gdnbench_kernels.swa_decode.synth import synth
 from gdnbench_kernels.swa_decode.tcgen05_plan import PLAN
-from gdnbench_kernels.swa_decode.window import attended
 
 sys.path.insert(0, str(Path(__file__).parent))
 import swa_calls
@@ -31,24 +28,19 @@ from swa_calls import (
     DS_MLA,
     FRESH,
     LAYOUTS,
+    LENS,
     PER_TOKEN,
     Outputs,
+    assert_heads_do_not_meet,
     assert_passes,
+    assert_spoils_its_own,
+    made,
     request_of,
-    same,
     same_outputs,
-    spoilt,
+    with_pages_apart,
+    with_stale_entries,
     with_tensors,
 )
-
-LENS = (128, 0, 17, 1, 127)
-
-
-def made(**options: Any) -> Call:
-    """With few heads, a sink and lse unless told: one build of each layout serves most tests."""
-    call = synth(**{"lens": LENS, "heads": 8, "sink": 0.0, "seed": FRESH, **options})
-    OPERATION.validate(call)
-    return call
 
 
 def run(call: Call, parts: int | None = None, workers: int | None = None, **settings: Any) -> Outputs:
@@ -119,54 +111,28 @@ def test_a_request_alone_has_the_bits_it_has_in_a_batch(mixed: Mixed) -> None:
         assert same_outputs(found, {name: tensor[row : row + 1] for name, tensor in outputs.items()})
 
 
-def test_heads_of_a_tile_do_not_meet(mixed: Mixed) -> None:
-    """NaN in one head's query is NaN in its outputs, and in those of no other."""
-    call, outputs = mixed
-    q = call.tensors["q"].clone()
-    q[:, 3] = torch.nan
-    found = run(with_tensors(call, q=q))
-    some = attended(flat_of(call), call.tensors["swa_lens"]).any(1)
-    others = [head for head in range(q.shape[1]) if head != 3]
-    for name, tensor in found.items():
-        assert same(tensor[:, others], outputs[name][:, others])
-        assert tensor[some, 3].isnan().all()
-        assert same(tensor[~some, 3], outputs[name][~some, 3])
-
-
-def test_entries_that_do_not_count_may_name_anything(mixed: Mixed) -> None:
-    """Here slots that hold NaN, which is a read that the simulator would let pass."""
-    call, outputs = mixed
-    indices = flat_of(call).clone()
-    counts = attended(indices, call.tensors["swa_lens"])
-    free = torch.ones(call.tensors["cache"].shape[0] * call.tensors["cache"].shape[1], dtype=torch.bool)
-    free[indices[counts].long()] = False
-    position = torch.arange(indices.shape[1])
-    stale = position >= call.tensors["swa_lens"].unsqueeze(1)
-    indices[stale] = int(free.nonzero()[0])
-    assert same_outputs(run(with_tensors(call, swa_indices=indices)), outputs)
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_heads_of_a_tile_do_not_meet(mixed: Mixed, value: float) -> None:
+    """One value of a head's queries is not finite."""
+    q = mixed[0].tensors["q"].clone()
+    q[:, 3, 100] = value
+    assert_heads_do_not_meet(run, mixed, q)
 
 
 @pytest.mark.parametrize("what", ["code", "scale", "rope"])
 def test_a_row_that_is_not_a_number_shows_in_its_own_request_alone(mixed: Mixed, what: str) -> None:
+    assert_spoils_its_own(run, mixed, what)
+
+
+def test_entries_that_do_not_count_may_name_anything(mixed: Mixed) -> None:
     call, outputs = mixed
-    if what == "rope" and call.conventions["cache_layout"] == PER_TOKEN:
-        what = "code"
-    changed, hit = spoilt(call, what)
-    found = run(changed)
-    for name, tensor in found.items():
-        assert same(tensor[~hit], outputs[name][~hit])
-        assert tensor[hit].isnan().all()
+    assert same_outputs(run(with_stale_entries(call)), outputs)
 
 
-def test_pages_may_lie_further_apart() -> None:
-    call = made(cache_layout=PER_TOKEN, block_size=16, lens=(50, 128))
-    cache = call.tensors["cache"]
-    blocks, block_size, width = cache.shape
-    stride = block_size * width + 48
-    memory = torch.full((blocks * stride,), 0xFF, dtype=torch.uint8)
-    apart = memory.as_strided((blocks, block_size, width), (stride, width, 1))
-    apart.copy_(cache.view(torch.uint8))
-    assert same_outputs(run(with_tensors(call, cache=apart)), run(call))
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_pages_may_lie_further_apart(layout: str) -> None:
+    call = made(cache_layout=layout, block_size=16, lens=(50, 128))
+    assert same_outputs(run(with_pages_apart(call)), run(call))
 
 
 def test_a_row_alone_is_what_the_cache_says() -> None:
