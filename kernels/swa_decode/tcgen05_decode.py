@@ -69,7 +69,7 @@ A stage is free for the next item's rows after its product 2, or after 1 if the 
     relinquish                         MMA                     TMEM taken before another CTA may ask for it
     fence.proxy.async, s_kv            GATHER                  rows written before products read them
     fence.proxy.async, s_p             SOFTMAX                 P written before products read it
-    bar.warp.sync                      SOFTMAX                 half a window's factors loaded when it is their turn: registers
+    bar.warp.sync                      SOFTMAX                 no factor is loaded early: registers
     tcgen05.fence before, after        MMA, SOFTMAX, EPILOGUE  products, TMEM with arrivals, waits
     tcgen05.wait::ld                   SOFTMAX, EPILOGUE       TMEM read before its release
     bulk wait_group.read               EPILOGUE, warp 4        the last TMA store has read s_o
