@@ -1,8 +1,9 @@
 """The window's latent rows in shared memory as the portable kernel has them: gathered once, read as keys and
 as values. CuTe DSL.
 
-Warp w gathers entries 16 w .. 16 w + 15, for itself to multiply with the queries. What an entry's row is
-multiplied by, its factor, does not touch its codes: the scores take it, and so do the weights.
+Warp w gathers entries 16 w .. 16 w + 15, which it and its neighbour w ^ 1 multiply with the queries, each
+half of the features. What an entry's row is multiplied by, its factor, does not touch its codes: the scores
+take it, and so do the weights.
 
     per_token_scale  the row is its codes, the factor is inv_scale
     fp8_ds_mla       codes times 2^(scale - ref), rope as f16 2^-ref, the factor is 2^ref: ref is such that
@@ -27,8 +28,8 @@ import cutlass
 import cutlass.cute as cute
 
 from gdnbench_kernels.swa_decode import warp_ops as ops
-from gdnbench_kernels.swa_decode.layouts import DATA_BYTES, SCALE_BYTES
-from gdnbench_kernels.swa_decode.portable_plan import ENTRIES
+from gdnbench_kernels.swa_decode.layouts import DATA_BYTES, SCALE_BYTES, CacheLayout
+from gdnbench_kernels.swa_decode.portable_plan import ENTRIES, PAIR_ENTRIES, ROW_BYTES
 from gdnbench_kernels.swa_decode.sizes import GROUP, GROUPS, HEAD_DIM, MAX_WINDOW, NOPE_DIM, ROPE_DIM
 from gdnbench_kernels.swa_decode.window import PADDING
 
@@ -46,6 +47,12 @@ TURN = 32 // ROPE_PARTS
 """Rows whose rope a warp converts at once."""
 FEATURE_TILES = GROUP // 8
 """Of 8 features, in one warp's share of the outputs."""
+
+ALL_ENTRIES = (1 << ENTRIES) - 1
+"""Bits of the entries of a warp that count."""
+
+PER_TOKEN_PITCH = ROW_BYTES[CacheLayout.PER_TOKEN_SCALE]
+DS_MLA_PITCH = ROW_BYTES[CacheLayout.FP8_DS_MLA]
 
 BIAS = 127
 CODE_BITS = 9
@@ -66,6 +73,8 @@ NO_NUMBER = 0x7FC0_0000
 """Bits of a NaN."""
 ONE = 0x3F80_0000
 """Bits of 1."""
+PAIR_BITS = 0x7FFF_7FFF
+"""Of two bf16 without their signs."""
 VALUE_BITS = 0x7FFF_0000
 """Of a bf16 in the high half of a word, without the sign."""
 
@@ -93,6 +102,8 @@ class Entries:
     slots: cutlass.Int32
     warp: cutlass.Int32
     lane: cutlass.Int32
+    arrived: cute.Pointer  # the mbarrier of this warp's entries
+    beside: cute.Pointer  # that of its neighbour's
 
     def slot(self, number: Any) -> Any:
         """Of an entry of this warp, to all lanes, or to each lane its own."""
@@ -113,10 +124,45 @@ class Rows:
         """(factor, exponent, mantissa, 1 where it counts) of an entry."""
         return tuple(map(ops.float_of, ops.load_shared(self.s_entries + number * 16)))
 
-    def matrices(self, first: Any, chunk: Any, lane: Any, pitch: int, key: Any) -> Any:
-        """The lane's address in four matrices: entries `first` .. + 15 at `chunk`, then at the one after it.
-        `key` is the swizzle of the lane's entry; `chunk` is even."""
-        return self.s_rows + (first + (lane & 15)) * pitch + ((chunk ^ (lane >> 4) ^ key) * CHUNK)
+    def matrices(self, first: Any, chunk: Any, lane: Any, pitch: int) -> Any:
+        """The lane's address in four matrices: entries `first` .. + 15 at `chunk`, then at the next one."""
+        return self.s_rows + (first + (lane & 15)) * pitch + (chunk + (lane >> 4)) * CHUNK
+
+    def keys(self, first: Any, step: Any, lane: Any, pitch: int) -> list[list[Any]]:
+        """Codes of 32 entries for two steps: of each step a word of every 8 entries."""
+        found: list[list[Any]] = [[], []]
+        for entry in range(0, PAIR_ENTRIES, ENTRIES):
+            words = ops.ldmatrix(self.matrices(first + entry, step, lane, pitch))
+            found[0] += words[:2]
+            found[1] += words[2:]
+        return found
+
+    @cute.jit
+    def copy_codes(
+        self,
+        entries: Entries,
+        pages: Pages,
+        row: cutlass.Constexpr,
+        size: cutlass.Constexpr,
+        pitch: cutlass.Constexpr,
+    ) -> None:
+        """Starts the copies of codes, `size` bytes of rows `row` bytes apart; zeros where there is none."""
+        lane, slot = entries.lane, entries.slots
+        mine = slot != PADDING and lane < ENTRIES
+        given = cute.arch.vote_ballot_sync(mine)
+        if lane == 0:
+            cute.arch.mbarrier_arrive_and_expect_tx(entries.arrived, cute.arch.popc(given) * size)
+        cute.arch.sync_warp()
+        if mine:
+            source = pages.page(slot) + I64(pages.offset(slot) * row)
+            target = self.s_rows + (entries.warp * ENTRIES + lane) * pitch
+            ops.copy_bulk(target, source, size, entries.arrived.toint())
+        if given != ALL_ENTRIES:
+            zero = I32(0)
+            for number in cutlass.range(ENTRIES, unroll=1):
+                if (given >> number) & 1 == 0 and lane < size // CHUNK:
+                    target = self.s_rows + (entries.warp * ENTRIES + number) * pitch + lane * CHUNK
+                    ops.store_shared(target, zero, zero, zero, zero)
 
 
 @dataclass(frozen=True)
@@ -127,17 +173,9 @@ class PerTokenRows(Rows):
 
     def gather(self, entries: Entries, pages: Pages) -> tuple[Any, ...]:
         """Starts the copies; returns what `describe` needs, on its way from global memory."""
-        lane = entries.lane
-        for number in range(ENTRIES):
-            slot = entries.slot(number)
-            counts = slot != PADDING
-            slot = ops.pick(counts, slot, I32(0))
-            source = pages.page(slot) + I64(pages.offset(slot) * HEAD_DIM + lane * CHUNK)
-            target = (entries.warp * ENTRIES + number) * HEAD_DIM + (lane ^ (number % 8)) * CHUNK
-            size = ops.pick(counts, I32(CHUNK), I32(0))
-            ops.copy_async(self.s_rows + target, source, size)
-        cute.arch.cp_async_commit_group()
-        return (self.factor(entries.slots),)
+        factor = self.factor(entries.slots)
+        self.copy_codes(entries, pages, HEAD_DIM, HEAD_DIM, PER_TOKEN_PITCH)
+        return (factor,)
 
     @cute.jit
     def factor(self, slot: cutlass.Int32) -> cutlass.Float32:
@@ -165,24 +203,25 @@ class PerTokenRows(Rows):
             self.put(entry, factor, exponent, ops.float_of(rest), counts)
 
     @cute.jit
-    def score(self, acc: cute.Tensor, queries: Any, warp: cutlass.Int32, lane: cutlass.Int32) -> None:
-        """acc[m][n] += Q K^T of this warp's entries."""
-        first, key = warp * ENTRIES, lane & 7
-        for pair in cutlass.range(HEAD_DIM // STEP // 2, unroll=2):
-            words = ops.ldmatrix(self.matrices(first, 2 * pair, lane, HEAD_DIM, key))
-            for half in cutlass.range_constexpr(2):
-                low, high = (ops.halves_of_codes(word) for word in words[2 * half : 2 * half + 2])
-                queries.multiply(acc, 2 * pair + half, low, high)
+    def score(
+        self, acc: cute.Tensor, queries: Any, pair: cutlass.Int32, half: cutlass.Int32, lane: cutlass.Int32
+    ) -> None:
+        """acc[m][n] += Q K^T of a pair's entries, over half of the features."""
+        first = pair * PAIR_ENTRIES
+        for two in cutlass.range(HEAD_DIM // STEP // 4, unroll=HEAD_DIM // STEP // 4):
+            step = half * (HEAD_DIM // STEP // 2) + 2 * two
+            words = self.keys(first, step, lane, PER_TOKEN_PITCH)
+            for more in cutlass.range_constexpr(2):
+                queries.multiply(acc, step + more, [ops.halves_of_codes(word) for word in words[more]])
 
     @cute.jit
     def weigh(self, acc: cute.Tensor, weights: Any, warp: cutlass.Int32, lane: cutlass.Int32) -> None:
         """acc[m][n] += P V of this warp's features."""
-        key = lane & 7
-        for step in cutlass.range(MAX_WINDOW // ENTRIES, unroll=2):
+        for step in cutlass.range(MAX_WINDOW // ENTRIES, unroll=MAX_WINDOW // ENTRIES):
             a = weights.fragments(step)
             for pair in cutlass.range_constexpr(GROUP // CHUNK // 2):
                 chunk = warp * (GROUP // CHUNK) + 2 * pair
-                address = self.matrices(step * ENTRIES, chunk, lane, HEAD_DIM, key)
+                address = self.matrices(step * ENTRIES, chunk, lane, PER_TOKEN_PITCH)
                 multiply_codes(acc, 4 * pair, a, ops.ldmatrix_transposed(address))
 
 
@@ -196,7 +235,7 @@ class DsMlaRows(Rows):
     def gather(self, entries: Entries, pages: Pages) -> tuple[Any, ...]:
         """Starts the copies; returns what `describe` needs, on its way from global memory: rope and scales,
         8 lanes a row and 4 rows at once."""
-        self.copy_codes(entries, pages)
+        self.copy_codes(entries, pages, DATA_BYTES, NOPE_DIM, DS_MLA_PITCH)
         lane, loaded = entries.lane, []
         for turn in range(ENTRIES // TURN):
             slot = entries.slot(TURN * turn + lane // ROPE_PARTS)
@@ -208,20 +247,6 @@ class DsMlaRows(Rows):
             scaled = ops.pick(part < GROUPS, I32(counts), I32(0))
             loaded += [*ops.load_global_if(I32(counts), rope), ops.load_byte_if(scaled, scale), I32(counts)]
         return tuple(loaded)
-
-    @cute.jit
-    def copy_codes(self, entries: Entries, pages: Pages) -> None:
-        lane = entries.lane
-        for number in cutlass.range_constexpr(ENTRIES):
-            slot = entries.slot(number)
-            counts = slot != PADDING
-            slot = ops.pick(counts, slot, I32(0))
-            source = pages.page(slot) + I64(pages.offset(slot) * DATA_BYTES + lane * CHUNK)
-            target = (entries.warp * ENTRIES + number) * DATA_BYTES + (lane ^ (number // 2 % 4)) * CHUNK
-            size = ops.pick(counts, I32(CHUNK), I32(0))
-            if lane < ROPE_CHUNK:
-                ops.copy_async(self.s_rows + target, source, size)
-        cute.arch.cp_async_commit_group()
 
     def describe(self, entries: Entries, pages: Pages, loaded: tuple[Any, ...]) -> None:
         """Factors, what groups are multiplied by, and rope."""
@@ -298,28 +323,46 @@ class DsMlaRows(Rows):
             low, high = ops.widened(word)
             pairs.append(ops.halves(low * scale, high * scale))
         for odd in range(2):
-            chunk = (ROPE_CHUNK + part // 2 * 2 + odd) ^ (entry // 2 % 4)
-            address = self.s_rows + entry * DATA_BYTES + chunk * CHUNK + part % 2 * (CHUNK // 2)
+            chunk = ROPE_CHUNK + part // 2 * 2 + odd
+            address = self.s_rows + entry * DS_MLA_PITCH + chunk * CHUNK + part % 2 * (CHUNK // 2)
             ops.store_shared(address, pairs[odd], pairs[odd + 2])
 
     @cute.jit
-    def score(self, acc: cute.Tensor, queries: Any, warp: cutlass.Int32, lane: cutlass.Int32) -> None:
-        """acc[m][n] += Q K^T of this warp's entries."""
-        first, key = warp * ENTRIES, lane // 2 % 4
-        for group in cutlass.range(GROUPS, unroll=1):
-            at = self.s_groups + (group * MAX_WINDOW + first + lane // 4) * 2
-            low_scale, high_scale = (ops.load_shared_half(at + 2 * more) for more in (0, 8))
-            for pair in cutlass.range_constexpr(2):
-                chunk = group * (GROUP // CHUNK) + 2 * pair
-                words = ops.ldmatrix(self.matrices(first, chunk, lane, DATA_BYTES, key))
-                for half in cutlass.range_constexpr(2):
-                    low, high = (ops.halves_of_codes(word) for word in words[2 * half : 2 * half + 2])
-                    low = tuple(ops.scaled(word, low_scale) for word in low)
-                    high = tuple(ops.scaled(word, high_scale) for word in high)
-                    queries.multiply(acc, chunk + half, low, high)
-        for step in cutlass.range(ROPE_DIM // STEP, unroll=1):
-            words = ops.ldmatrix(self.matrices(first, ROPE_CHUNK + 2 * step, lane, DATA_BYTES, key))
-            queries.multiply(acc, NOPE_DIM // STEP + step, (words[0], words[2]), (words[1], words[3]))
+    def score(
+        self, acc: cute.Tensor, queries: Any, pair: cutlass.Int32, half: cutlass.Int32, lane: cutlass.Int32
+    ) -> None:
+        """acc[m][n] += Q K^T of a pair's entries, over half of the features."""
+        first = pair * PAIR_ENTRIES
+        for group in cutlass.range(GROUPS // 2, unroll=1):
+            self.score_group(acc, queries, first, half * (GROUPS // 2 + 1) + group, lane)
+        if half == 0:
+            self.score_group(acc, queries, first, I32(GROUPS // 2), lane)
+        else:
+            for two in cutlass.range_constexpr(ROPE_DIM // STEP // 2):
+                for more in cutlass.range_constexpr(2):
+                    step = NOPE_DIM // STEP + 2 * two + more
+                    chunk = ROPE_CHUNK + 4 * two + 2 * more
+                    keys = []
+                    for entry in cutlass.range_constexpr(0, PAIR_ENTRIES, ENTRIES):
+                        words = ops.ldmatrix(self.matrices(first + entry, chunk, lane, DS_MLA_PITCH))
+                        keys += [(words[0], words[2]), (words[1], words[3])]
+                    queries.multiply(acc, step, keys)
+
+    @cute.jit
+    def score_group(
+        self, acc: cute.Tensor, queries: Any, first: cutlass.Int32, group: cutlass.Int32, lane: cutlass.Int32
+    ) -> None:
+        at = self.s_groups + (group * MAX_WINDOW + first + lane // 4) * 2
+        scales = [ops.load_shared_half(at + 2 * more) for more in range(0, PAIR_ENTRIES, 8)]
+        for two in cutlass.range_constexpr(2):
+            step = group * (GROUP // STEP) + 2 * two
+            words = self.keys(first, step, lane, DS_MLA_PITCH)
+            for more in cutlass.range_constexpr(2):
+                keys = []
+                for place in cutlass.range_constexpr(len(scales)):
+                    one, other = ops.halves_of_codes(words[more][place])
+                    keys.append((ops.scaled(one, scales[place]), ops.scaled(other, scales[place])))
+                queries.multiply(acc, step + more, keys)
 
     @cute.jit
     def weigh(self, acc: cute.Tensor, weights: Any, warp: cutlass.Int32, lane: cutlass.Int32) -> None:
@@ -331,25 +374,23 @@ class DsMlaRows(Rows):
 
     @cute.jit
     def weigh_codes(self, acc: cute.Tensor, weights: Any, warp: cutlass.Int32, lane: cutlass.Int32) -> None:
-        key = lane // 2 % 4
-        for step in cutlass.range(MAX_WINDOW // ENTRIES, unroll=1):
+        for step in cutlass.range(MAX_WINDOW // ENTRIES, unroll=MAX_WINDOW // ENTRIES):
             a = weights.fragments(step)
             at = self.s_groups + (warp * MAX_WINDOW + step * ENTRIES + lane % 4 * 2) * 2
             low_scale, high_scale = (ops.load_shared_word(at + 2 * more) for more in (0, 8))
             for pair in cutlass.range_constexpr(GROUP // CHUNK // 2):
                 chunk = warp * (GROUP // CHUNK) + 2 * pair
-                address = self.matrices(step * ENTRIES, chunk, lane, DATA_BYTES, key)
+                address = self.matrices(step * ENTRIES, chunk, lane, DS_MLA_PITCH)
                 words = ops.ldmatrix_transposed(address)
                 multiply_codes(acc, 4 * pair, a, words, (low_scale, high_scale))
 
     @cute.jit
     def weigh_rope(self, acc: cute.Tensor, weights: Any, lane: cutlass.Int32) -> None:
-        key = lane // 2 % 4
-        for step in cutlass.range(MAX_WINDOW // ENTRIES, unroll=1):
+        for step in cutlass.range(MAX_WINDOW // ENTRIES, unroll=MAX_WINDOW // ENTRIES):
             a = weights.fragments(step)
             for pair in cutlass.range_constexpr(ROPE_DIM // STEP):
                 chunk = ROPE_CHUNK + 2 * pair
-                words = ops.ldmatrix_transposed(self.matrices(step * ENTRIES, chunk, lane, DATA_BYTES, key))
+                words = ops.ldmatrix_transposed(self.matrices(step * ENTRIES, chunk, lane, DS_MLA_PITCH))
                 multiply_tiles(acc, 2 * pair, a, words[:2], words[2:])
 
 

@@ -17,10 +17,11 @@ for all but the first. A token of length 0 is left at once. The products are `mm
 sums, their right operands made in registers from the codes in shared memory:
 
     product    M     N   K    left  right                   in warp w
-    1. Q R^T   rows  16  512  s_q   s_rows, `ldmatrix`      entries 16 w .. + 15
+    1. Q R^T   rows  32  256  s_q   s_rows, `ldmatrix`      entries 32 (w / 2) .. + 31, half w % 2 of features
     2. W R     rows  64  128  s_p   s_rows, `.trans`        features 64 w .. + 63
 
-Sums over a window go over 16 entries in a warp (4 of a thread, then 4 lanes), then over the warps in order.
+The two warps of a pair swap sums: each adds the halves of half of the heads, and makes weights of them. Sums
+over a window go over 32 entries in a warp (8 of a thread, then 4 lanes), then over the four pairs.
 
     tensor       shape            dtype     rows
     q, o         T, H, 512        bfloat16
@@ -34,45 +35,57 @@ Sums over a window go over 16 entries in a warp (4 of a thread, then 4 lanes), t
 With fp8_ds_mla and 32 heads a CTA:
 
     SMEM            shape       dtype    layout
-    s_rows          128 x 576   uint8    16-byte chunk ^= entry / 2 % 4
-    s_q             32 x 512    float16  16-byte chunk ^= row % 8; s_p over it
+    s_rows          128 x 592   uint8    16 of a row are padding
+    s_q             32 x 512    float16  16-byte chunk ^= row % 8 ^ chunk / 8 % 2; sums, s_p over it
     s_entries       128 x 4     float32  factor, its exponent, mantissa, 1 if it counts
-    s_peaks         8 x 32 x 2  float32  a warp's largest score, exponent
-    s_sums          8 x 32      float32  a warp's sum of weights
+    s_peaks         32 x 4 x 2  float32  a warp's largest score, exponent
+    s_sums          32 x 4      float32  a warp's sum of weights
+    s_tops          32 x 2      float32  the largest score, exponent
+    s_factors       32          float32  of a row of outputs
     s_coefficients  32          float32  of a head's scores
+    s_arrived       8 x 2       int32    mbarriers of the warps
     s_groups        7 x 128     float16  2^(scale - factor)
 
     role  warps  does
-    ALL   0..7   16 entries in products 1, 64 features in product 2
+    ALL   0..7   32 entries a pair in product 1, 64 features in product 2
 
-    sync                            who        orders
-    cp.async.wait_group, warp sync  each warp  its entries' rows there before it multiplies them
-    barrier, first                  all        s_q, s_coefficients written before products 1
-    barrier, second                 all        s_peaks written, s_q read before s_p is written over it
-    barrier, third                  all        s_p, s_sums written, all rows there before product 2
+    sync               who                 orders
+    s_arrived          each pair of warps  its entries' codes there before it multiplies them
+    barrier, first     all                 s_q, s_coefficients, s_entries written before products 1
+    barrier, second    all                 s_q read before sums of products 1 are written over it
+    barrier of a pair  each pair of warps  these sums written before they are read
+    barrier, third     all                 s_peaks written, these sums read before s_p and s_sums are written
+    barrier, fourth    all                 s_p, s_sums, s_tops written, all rows there before product 2
+    barrier, fifth     all                 s_factors written before outputs are
 
-256 threads, 113536 bytes of SMEM, 0 columns of TMEM, 2 CTAs an SM
+256 threads, 114496 bytes of SMEM, 0 columns of TMEM, 2 CTAs an SM
 
 With per_token_scale and 16 heads a CTA:
 
     SMEM            shape       dtype    layout
-    s_rows          128 x 512   uint8    16-byte chunk ^= entry % 8
-    s_q             16 x 512    float16  16-byte chunk ^= row % 8; s_p over it
+    s_rows          128 x 528   uint8    16 of a row are padding
+    s_q             16 x 512    float16  16-byte chunk ^= row % 8 ^ chunk / 8 % 2; sums, s_p over it
     s_entries       128 x 4     float32  factor, its exponent, mantissa, 1 if it counts
-    s_peaks         8 x 16 x 2  float32  a warp's largest score, exponent
-    s_sums          8 x 16      float32  a warp's sum of weights
+    s_peaks         16 x 4 x 2  float32  a warp's largest score, exponent
+    s_sums          16 x 4      float32  a warp's sum of weights
+    s_tops          16 x 2      float32  the largest score, exponent
+    s_factors       16          float32  of a row of outputs
     s_coefficients  16          float32  of a head's scores
+    s_arrived       8 x 2       int32    mbarriers of the warps
 
     role  warps  does
-    ALL   0..7   16 entries in products 1, 64 features in product 2
+    ALL   0..7   32 entries a pair in product 1, 64 features in product 2
 
-    sync                            who        orders
-    cp.async.wait_group, warp sync  each warp  its entries' rows there before it multiplies them
-    barrier, first                  all        s_q, s_coefficients written before products 1
-    barrier, second                 all        s_peaks written, s_q read before s_p is written over it
-    barrier, third                  all        s_p, s_sums written, all rows there before product 2
+    sync               who                 orders
+    s_arrived          each pair of warps  its entries' codes there before it multiplies them
+    barrier, first     all                 s_q, s_coefficients, s_entries written before products 1
+    barrier, second    all                 s_q read before sums of products 1 are written over it
+    barrier of a pair  each pair of warps  these sums written before they are read
+    barrier, third     all                 s_peaks written, these sums read before s_p and s_sums are written
+    barrier, fourth    all                 s_p, s_sums, s_tops written, all rows there before product 2
+    barrier, fifth     all                 s_factors written before outputs are
 
-256 threads, 85568 bytes of SMEM, 0 columns of TMEM, 2 CTAs an SM
+256 threads, 87104 bytes of SMEM, 0 columns of TMEM, 2 CTAs an SM
 
 An entry that does not count is never followed: its row is zeros, and its score is replaced, not multiplied.
 NaN of an entry that counts, in its codes, scale or rope, makes all of its token's outputs NaN and no other's;
@@ -95,19 +108,28 @@ import cutlass
 import cutlass.cute as cute
 
 from gdnbench_kernels.swa_decode import warp_ops as ops
+from gdnbench_kernels.swa_decode.head_rows import TILE, Queries, Weights
 from gdnbench_kernels.swa_decode.latent_rows import (
     BIAS,
     CHUNK,
     FEATURE_TILES,
     NO_NUMBER,
-    VALUE_BITS,
+    PAIR_BITS,
     DsMlaRows,
     Entries,
     Pages,
     PerTokenRows,
 )
 from gdnbench_kernels.swa_decode.layouts import CacheLayout
-from gdnbench_kernels.swa_decode.portable_plan import ENTRIES, THREADS, WARPS, plan
+from gdnbench_kernels.swa_decode.portable_plan import (
+    ENTRIES,
+    KEY_TILES,
+    PAIR_ENTRIES,
+    SHARES,
+    THREADS,
+    WARPS,
+    plan,
+)
 from gdnbench_kernels.swa_decode.sizes import HEAD_DIM, MAX_WINDOW
 from gdnbench_kernels.swa_decode.window import PADDING
 
@@ -116,8 +138,6 @@ I32, I64, F32 = cutlass.Int32, cutlass.Int64, cutlass.Float32
 ALL_SHARED = 100
 """Percent of the L1 cache that become shared memory."""
 LOG2_E = log2(e)
-TILE = 16
-"""Heads of a product."""
 Q_TOP = 14
 """A head's largest |q| is scaled to [2^14, 2^15)."""
 W_TOP = 13
@@ -126,53 +146,6 @@ LEAST_POWER = -200.0
 """Where all factors are 0 their largest exponent is none."""
 FINITE = -3.0e38
 """Stands in for a largest score of -inf, to be subtracted from one."""
-
-
-@dataclass(frozen=True)
-class Queries:
-    """Q in shared memory, f16, features in the order of keys."""
-
-    s_q: cutlass.Int32
-    lane: cutlass.Int32
-    tiles: int
-
-    def put(self, row: Any, words: list[Any]) -> None:
-        """This lane's 16 features of a row, eight pairs."""
-        for half in range(2):
-            chunk = (2 * self.lane + half) ^ (row % 8)
-            address = self.s_q + row * (2 * HEAD_DIM) + chunk * CHUNK
-            ops.store_shared(address, *words[half::2])
-
-    def multiply(self, acc: cute.Tensor, step: Any, low: ops.Pair, high: ops.Pair) -> None:
-        """acc[m][0], acc[m][1] += Q K^T over 16 features, of 8 entries each."""
-        lane = self.lane
-        for m in range(self.tiles):
-            chunk = (2 * step + (lane >> 4)) ^ (lane & 7)
-            row = m * TILE + (lane & 15)
-            a = ops.ldmatrix(self.s_q + row * (2 * HEAD_DIM) + chunk * CHUNK)
-            for n, b in enumerate((low, high)):
-                ops.multiply(acc, (2 * m + n) * 4, a, b)
-
-
-@dataclass(frozen=True)
-class Weights:
-    """P in shared memory, f16 [rows, 128]."""
-
-    s_p: cutlass.Int32
-    lane: cutlass.Int32
-    tiles: int
-
-    def put(self, row: Any, entry: Any, pair: Any) -> None:
-        """Of `entry`, which is even, and the next."""
-        chunk = (entry // 8) ^ (row % 8)
-        ops.store_shared(self.s_p + row * (2 * MAX_WINDOW) + chunk * CHUNK + entry % 8 * 2, pair)
-
-    def fragments(self, step: Any) -> list[ops.Quad]:
-        """Of 16 entries, for every 16 rows."""
-        lane = self.lane
-        chunk = (2 * step + (lane >> 4)) ^ (lane & 7)
-        at = self.s_p + (lane & 15) * (2 * MAX_WINDOW) + chunk * CHUNK
-        return [ops.ldmatrix(at + m * TILE * (2 * MAX_WINDOW)) for m in range(self.tiles)]
 
 
 @dataclass(frozen=True)
@@ -191,8 +164,11 @@ class Shared:
     """Addresses of the plan's buffers, but for those of the rows."""
 
     q: cutlass.Int32
+    parts: cutlass.Int32
     peaks: cutlass.Int32
+    tops: cutlass.Int32
     sums: cutlass.Int32
+    factors: cutlass.Int32
     coefficients: cutlass.Int32
 
 
@@ -206,6 +182,8 @@ class MmaSyncDecode:
         self.tiles = rows // TILE
         self.groups = -(-heads // rows)
         self.plan = plan(layout, rows)
+        self.mine = self.tiles * KEY_TILES * 4 // 2
+        """Scores of a thread."""
 
     @cute.jit
     def __call__(
@@ -247,20 +225,43 @@ class MmaSyncDecode:
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         block = cute.arch.block_idx()[0]
         token = block // self.groups
-        item = Item(token, block % self.groups * self.rows, lens[token], warp, cute.arch.lane_idx())
+        first_head, lane = block % self.groups * self.rows, cute.arch.lane_idx()
+        # All that depends on no other load is asked for before any of it is looked at.
+        index = self.index(token, warp, lane, indices)
+        length = ops.load_index(lens.iterator.toint() + I64(token) * 4)
+        words = self.read_queries(token, first_head, warp, lane, q)
+        item = Item(token, first_head, length, warp, lane)
         smem = cutlass.memory.SmemAllocator()
-        at = {buffer.name: smem.allocate(buffer.bytes, buffer.align).toint() for buffer in self.plan.smem}
-        shared = Shared(at["s_q"], at["s_peaks"], at["s_sums"], at["s_coefficients"])
+        where = {buffer.name: smem.allocate(buffer.bytes, buffer.align) for buffer in self.plan.smem}
+        at = {name: pointer.toint() for name, pointer in where.items()}
+        shared = Shared(
+            at["s_q"],
+            at["s_q"] + self.rows * (2 * MAX_WINDOW),
+            at["s_peaks"],
+            at["s_tops"],
+            at["s_sums"],
+            at["s_factors"],
+            at["s_coefficients"],
+        )
+        barriers = cute.recast_ptr(where["s_arrived"], dtype=cutlass.Int64)
+        arrived = barriers + warp
+        if lane == 0:
+            cute.arch.mbarrier_init(arrived, 1)
+        cute.arch.mbarrier_init_fence()
         rows: Any
         if cutlass.const_expr(self.layout is CacheLayout.PER_TOKEN_SCALE):
             rows = PerTokenRows(at["s_rows"], at["s_entries"], inv_scale)
         else:
             rows = DsMlaRows(at["s_rows"], at["s_entries"], at["s_groups"], I32(1) << block_shift)
         cache = Pages(pages.iterator.toint(), I64(pages.stride[0]), block_shift)
-        if item.length <= 0:
+        if length <= 0:
             self.leave(item, o, lse)
-        if item.length > 0:
-            self.attend(item, shared, rows, cache, q, indices, attn_sink, o, lse, scale)
+        if length > 0:
+            counts = warp * ENTRIES + lane % ENTRIES < length
+            entries = Entries(
+                ops.pick(counts, index, I32(PADDING)), warp, lane, arrived, barriers + (warp ^ 1)
+            )
+            self.attend(item, shared, rows, cache, entries, words, attn_sink, o, lse, scale)
 
     @cute.jit
     def leave(self, item: Item, o: cute.Tensor, lse: cute.Tensor) -> None:
@@ -286,53 +287,63 @@ class MmaSyncDecode:
         shared: Shared,
         rows: Any,
         cache: Pages,
-        q: cute.Tensor,
-        indices: cute.Tensor,
+        entries: Entries,
+        words: list[list[Any]],
         attn_sink: cute.Tensor,
         o: cute.Tensor,
         lse: cute.Tensor,
         scale: cutlass.Float32,
     ) -> None:
-        entries = Entries(self.slots(item, indices), item.warp, item.lane)
-        words = self.read_queries(item, q)
+        cute.arch.sync_warp()
         loaded = rows.gather(entries, cache)
         queries = Queries(shared.q, item.lane, self.tiles)
         self.put_queries(item, shared, queries, words, scale)
         rows.describe(entries, cache, loaded)
+        logit = self.sink_of(item, attn_sink)
         cute.arch.sync_threads()
-        cute.arch.cp_async_wait_group(0)
-        cute.arch.sync_warp()
-        scores = cute.make_rmem_tensor((self.tiles * 2 * 4,), F32)
-        scores.fill(0.0)
-        rows.score(scores, queries, item.warp, item.lane)
+        cute.arch.mbarrier_wait(entries.arrived, 0)
+        cute.arch.mbarrier_wait(entries.beside, 0)
+        parts = cute.make_rmem_tensor((2 * self.mine,), F32)
+        parts.fill(0.0)
+        rows.score(parts, queries, item.warp // 2, item.warp % 2, item.lane)
+        cute.arch.sync_threads()
+        scores = self.exchange(item, shared, parts)
         weights = Weights(shared.q, item.lane, self.tiles)
-        factors = self.soften(item, shared, rows, scores, weights, attn_sink, lse)
+        self.soften(item, shared, rows, scores, weights)
+        self.find_factors(item, shared, logit, lse)
         acc = cute.make_rmem_tensor((self.tiles * FEATURE_TILES * 4,), F32)
         acc.fill(0.0)
         rows.weigh(acc, weights, item.warp, item.lane)
-        self.store(item, acc, factors, o)
+        cute.arch.sync_threads()
+        self.store(item, acc, shared, o)
 
     @cute.jit
-    def slots(self, item: Item, indices: cute.Tensor) -> cutlass.Int32:
-        """This lane's entry of the warp's, padding where it does not count."""
-        slot = I32(PADDING)
-        entry = item.warp * ENTRIES + item.lane % ENTRIES
-        if entry < item.length:
-            slot = indices[item.token, entry]
-        return slot
+    def index(
+        self, token: cutlass.Int32, warp: cutlass.Int32, lane: cutlass.Int32, indices: cute.Tensor
+    ) -> cutlass.Int32:
+        """This lane's entry of the warp's, stale or not."""
+        found = I32(PADDING)
+        entry = warp * ENTRIES + lane % ENTRIES
+        if entry < cute.size(indices, mode=[1]):
+            row = indices.iterator.toint() + I64(token) * I64(indices.stride[0]) * 4
+            found = ops.load_index(row + I64(entry) * 4)
+        return found
 
-    def read_queries(self, item: Item, q: cute.Tensor) -> list[list[Any]]:
+    def read_queries(
+        self, token: Any, first_head: Any, warp: Any, lane: Any, q: cute.Tensor
+    ) -> list[list[Any]]:
         """16 features of each of this warp's heads, eight pairs of bf16; zeros past the last head."""
         found = []
         for turn in range(self.rows // WARPS):
-            head = item.first_head + self.warp_row(item, turn)
+            head = first_head + self.warp_row(warp, turn)
             there = I32(head < self.heads)
-            row = self.row(q, item.token, head) + I64(item.lane * 2 * CHUNK)
-            found.append([*ops.load_global_if(there, row), *ops.load_global_if(there, row + CHUNK)])
+            row = self.row(q, token, head) + I64(lane * CHUNK)
+            found.append([*ops.load_global_if(there, row), *ops.load_global_if(there, row + HEAD_DIM)])
         return found
 
-    def warp_row(self, item: Item, turn: int) -> Any:
-        return item.warp * (self.rows // WARPS) + turn
+    def warp_row(self, warp: Any, turn: Any) -> Any:
+        """A row of Q that this warp makes, and whose sums over warps it makes."""
+        return warp * (self.rows // WARPS) + turn
 
     @cute.jit
     def put_queries(
@@ -345,117 +356,164 @@ class MmaSyncDecode:
     ) -> None:
         """Rows as f16, each times a power of two, which the scores' coefficient takes back."""
         for turn in cutlass.range_constexpr(self.rows // WARPS):
-            row = self.warp_row(item, turn)
-            largest = I32(0)
-            for word in cutlass.range_constexpr(8):
-                largest = cutlass.max(largest, words[turn][word] & VALUE_BITS)
-                largest = cutlass.max(largest, (words[turn][word] << 16) & VALUE_BITS)
-            field = cute.arch.warp_redux_sync(largest, "max") >> 23
+            row = self.warp_row(item.warp, turn)
+            largest = words[turn][0] & PAIR_BITS
+            for word in cutlass.range_constexpr(1, 8):
+                largest = ops.greater_halves(largest, words[turn][word] & PAIR_BITS)
+            largest = cutlass.max(largest >> 16, largest & 0x7FFF)
+            field = cute.arch.warp_redux_sync(largest, "max") >> 7
             power = cutlass.min(Q_TOP + BIAS - field, BIAS - 1)
             factor = ops.power_of_two(power)
             pairs = []
             for word in cutlass.range_constexpr(8):
                 low, high = ops.widened(words[turn][word])
                 pairs.append(ops.halves(low * factor, high * factor))
-            queries.put(row, pairs)
+            queries.put(row, 0, pairs[:4])
+            queries.put(row, 1, pairs[4:])
             if item.lane == 0:
                 coefficient = scale * F32(LOG2_E) * ops.power_of_two(-power)
                 # A query that is not finite has no score that is.
                 spoilt = ops.pick(field == 255, ops.float_of(I32(NO_NUMBER)), coefficient)
                 ops.store_shared(shared.coefficients + row * 4, spoilt)
 
-    def soften(
-        self,
-        item: Item,
-        shared: Shared,
-        rows: Any,
-        scores: cute.Tensor,
-        weights: Weights,
-        attn_sink: cute.Tensor,
-        lse: cute.Tensor,
-    ) -> list[Any]:
-        """Weights into shared memory; what this thread's rows of O are multiplied by; lse."""
-        lane, warp = item.lane, item.warp
-        column = lane % 4 * 2
-        own = [rows.entry(warp * ENTRIES + 8 * n + column + odd) for n in range(2) for odd in range(2)]
-        parts = [(m, half) for m in range(self.tiles) for half in range(2)]
-        numbers = [m * TILE + 8 * half + lane // 4 for m, half in parts]
-        peaks, exponents, values = [], [], []
-        for (m, half), row in zip(parts, numbers, strict=True):
+    def halves(self) -> tuple[list[int], list[int]]:
+        """Which of a thread's products become scores of the first warp of a pair, and which of the second:
+        those of the first 16 heads and of the others, or of heads l / 4 and of heads l / 4 + 8."""
+        if self.tiles == 2:
+            return list(range(self.mine)), list(range(self.mine, 2 * self.mine))
+        first = [4 * n + odd for n in range(KEY_TILES) for odd in range(2)]
+        return first, [place + 2 for place in first]
+
+    @cute.jit
+    def exchange(self, item: Item, shared: Shared, parts: cute.Tensor) -> list[Any]:
+        """Scores of this warp's heads: it gives its sums for the other warp's heads to that, in s_q, and adds
+        what it gets."""
+        mine, lane, warp = self.mine, item.lane, item.warp
+        first, second = self.halves()
+        at = shared.parts + lane * CHUNK
+        theirs = at + (warp ^ 1) * (mine * 128)
+        if warp % 2 == 0:
+            for place in cutlass.range_constexpr(mine // 4):
+                given = [parts[i] for i in second[4 * place : 4 * place + 4]]
+                ops.store_shared(theirs + place * 512, *given)
+        else:
+            for place in cutlass.range_constexpr(mine // 4):
+                given = [parts[i] for i in first[4 * place : 4 * place + 4]]
+                ops.store_shared(theirs + place * 512, *given)
+        cute.arch.barrier(barrier_id=1 + warp // 2, number_of_threads=64)
+        found = []
+        for place in cutlass.range_constexpr(mine // 4):
+            got = ops.load_shared(at + warp * (mine * 128) + place * 512)
+            for i in cutlass.range_constexpr(4):
+                number = 4 * place + i
+                own = ops.pick(warp % 2 == 0, parts[first[number]], parts[second[number]])
+                found.append(own + ops.float_of(got[i]))
+        return found
+
+    def soften(self, item: Item, shared: Shared, rows: Any, scores: list[Any], weights: Weights) -> None:
+        """Weights into shared memory, and their sums over this warp's entries, with the score and exponent
+        that every warp finds of a row alike."""
+        lane, share, second = item.lane, item.warp // 2, item.warp % 2
+        heads = self.tiles
+        places = [share * PAIR_ENTRIES + 8 * n + lane % 4 * 2 for n in range(KEY_TILES)]
+        own = [rows.entry(place + odd) for place in places for odd in range(2)]
+        numbers = [second * (8 * heads) + 8 * half + lane // 4 for half in range(heads)]
+        found, values = [], []
+        for half, row in enumerate(numbers):
             coefficient = ops.load_shared_float(shared.coefficients + row * 4)
-            raw = [scores[(2 * m + n) * 4 + 2 * half + odd] for n in range(2) for odd in range(2)]
+            raw = [scores[(n * heads + half) * 2 + odd] for n in range(KEY_TILES) for odd in range(2)]
             s = [
                 ops.pick(counts != 0.0, ops.product(x * coefficient, factor), F32(-inf))
                 for x, (factor, _, _, counts) in zip(raw, own, strict=True)
             ]
-            peak = ops.greater(across(greatest(s)), F32(FINITE))
+            peak = ops.greater(ops.across(ops.greatest(s)), F32(FINITE))
             u = [x - peak + exponent for x, (_, exponent, _, _) in zip(s, own, strict=True)]
             values.append(s)
-            peaks.append(peak)
-            exponents.append(across(greatest(u)))
-        self.tell(item, shared.peaks, numbers, list(zip(peaks, exponents, strict=True)))
+            found.append((peak, ops.across(ops.greatest(u))))
+        self.tell(item, shared.peaks, share, numbers, found)
         cute.arch.sync_threads()
-        sums, tops, powers = [], [], []
+        sums, tops = [], []
         for row, s in zip(numbers, values, strict=True):
             top, power = self.over_warps(shared, row)
-            p = [ops.exp2(x - top) for x in s]
+            t = [x - top for x in s]
+            p = [ops.exp2(x) for x in t]
             w = [
-                ops.exp2(x - top + (exponent - power)) * (mantissa * F32(2.0**W_TOP))
-                for x, (_, exponent, mantissa, _) in zip(s, own, strict=True)
+                ops.exp2(x + (exponent - power)) * (mantissa * F32(2.0**W_TOP))
+                for x, (_, exponent, mantissa, _) in zip(t, own, strict=True)
             ]
-            for n in range(2):
-                weights.put(row, warp * ENTRIES + 8 * n + column, ops.halves(w[2 * n], w[2 * n + 1]))
-            sums.append(summed(p[0] + p[1] + (p[2] + p[3])))
-            tops.append(top)
-            powers.append(power)
-        self.tell(item, shared.sums, numbers, [(total,) for total in sums])
+            for n, place in enumerate(places):
+                weights.put(row, place, ops.halves(w[2 * n], w[2 * n + 1]))
+            sums.append((ops.summed(ops.total(p)),))
+            tops.append((top, power))
+        self.tell(item, shared.sums, share, numbers, sums)
+        self.tell_tops(item, shared, share, numbers, tops)
         cute.arch.sync_threads()
-        return [
-            self.factor(item, shared, row, tops[place], powers[place], attn_sink, lse)
-            for place, row in enumerate(numbers)
-        ]
 
     @cute.jit
-    def tell(self, item: Item, at: cutlass.Int32, rows: list[Any], values: list[tuple[Any, ...]]) -> None:
-        """What this warp found of each row, by one of the lanes that share it, into [warps, rows, values]."""
+    def tell(
+        self,
+        item: Item,
+        at: cutlass.Int32,
+        share: cutlass.Int32,
+        rows: list[Any],
+        values: list[tuple[Any, ...]],
+    ) -> None:
+        """What this warp found of each row, by one of the lanes that share it, to [rows, shares, values]."""
         if item.lane % 4 == 0:
             for place in cutlass.range_constexpr(len(rows)):
                 size = 4 * len(values[place])
-                ops.store_shared(at + (item.warp * self.rows + rows[place]) * size, *values[place])
+                ops.store_shared(at + (rows[place] * SHARES + share) * size, *values[place])
+
+    @cute.jit
+    def tell_tops(
+        self, item: Item, shared: Shared, share: cutlass.Int32, rows: list[Any], tops: list[tuple[Any, ...]]
+    ) -> None:
+        """What every warp of a row found alike, by one of them."""
+        if item.lane % 4 == 0 and share == 0:
+            for place in cutlass.range_constexpr(len(rows)):
+                ops.store_shared(shared.tops + rows[place] * 8, *tops[place])
 
     def over_warps(self, shared: Shared, row: Any) -> tuple[Any, Any]:
         """(the largest score of a row, a whole exponent that no weight is much above, relative to it)."""
-        found = [ops.load_shared_floats(shared.peaks + (w * self.rows + row) * 8) for w in range(WARPS)]
-        top = greatest([peak for peak, _ in found])
-        exponent = greatest([peak - top + exponent for peak, exponent in found])
+        found = []
+        for pair in range(SHARES // 2):
+            four = ops.load_shared(shared.peaks + row * (SHARES * 8) + pair * 16)
+            found += [tuple(map(ops.float_of, four[:2])), tuple(map(ops.float_of, four[2:]))]
+        top = ops.greatest([peak for peak, _ in found])
+        exponent = ops.greatest([peak - top + exponent for peak, exponent in found])
         return top, ops.greater(ops.round_up(exponent), F32(LEAST_POWER))
 
+    def shared_row(self, item: Item) -> Any:
+        """The row whose sum over warps this lane is in: a lane for each of its shares. Lanes past those of
+        the warp's rows repeat them."""
+        return self.warp_row(item.warp, item.lane // SHARES % (self.rows // WARPS))
+
     @cute.jit
-    def factor(
-        self,
-        item: Item,
-        shared: Shared,
-        row: cutlass.Int32,
-        top: cutlass.Float32,
-        power: cutlass.Float32,
-        attn_sink: cute.Tensor,
-        lse: cute.Tensor,
-    ) -> cutlass.Float32:
-        """What a row of P V is multiplied by, 0 where nothing is attended to."""
+    def find_factors(self, item: Item, shared: Shared, logit: Any, lse: cute.Tensor) -> None:
+        """What a row of P V is multiplied by, 0 where nothing is attended to; lse."""
+        row = self.shared_row(item)
         head = item.first_head + row
-        total = ops.load_shared_float(shared.sums + row * 4)
-        for w in cutlass.range_constexpr(1, WARPS):
-            total = total + ops.load_shared_float(shared.sums + (w * self.rows + row) * 4)
+        share = item.lane % SHARES
+        tells = share == 0 and item.lane < self.rows // WARPS * SHARES
+        total = ops.load_shared_float(shared.sums + (row * SHARES + share) * 4)
+        total = ops.summed(total, SHARES)
+        top, power = ops.load_shared_floats(shared.tops + row * 8)
         if cutlass.const_expr(lse is not None):
-            found = ops.pick(total == 0.0, F32(-inf), (top + ops.log2(total)) * F32(log(2)))
-            mine = item.warp == 0 and item.lane % 4 == 0 and head < self.heads
-            self.put_lse(item, head, found, mine, lse)
+            natural = ops.pick(total == 0.0, F32(-inf), (top + ops.log2(total)) * F32(log(2)))
+            self.put_lse(item, head, natural, tells and head < self.heads, lse)
         below = total
-        if cutlass.const_expr(attn_sink is not None):
-            sink = attn_sink[cutlass.min(head, self.heads - 1)]
-            below = total + ops.exp2(ops.product(sink, F32(LOG2_E)) - top)
+        if cutlass.const_expr(logit is not None):
+            below = total + ops.exp2(ops.product(logit, F32(LOG2_E)) - top)
         factor = ops.exp2_whole(power - W_TOP) * ops.reciprocal(below)
-        return ops.pick(total == 0.0, F32(0.0), factor)
+        if tells:
+            ops.store_shared(shared.factors + row * 4, ops.pick(total == 0.0, F32(0.0), factor))
+
+    def sink_of(self, item: Item, attn_sink: cute.Tensor) -> Any:
+        """The sink of the row whose sums over warps this lane is in; None where there is none."""
+        if attn_sink is None:
+            return None
+        head = cutlass.min(item.first_head + self.shared_row(item), self.heads - 1)
+        return ops.float_of(ops.load_index(attn_sink.iterator.toint() + I64(head) * 4))
 
     @cute.jit
     def put_lse(
@@ -470,14 +528,15 @@ class MmaSyncDecode:
             lse[item.token, head] = value
 
     @cute.jit
-    def store(self, item: Item, acc: cute.Tensor, factors: list[Any], o: cute.Tensor) -> None:
+    def store(self, item: Item, acc: cute.Tensor, shared: Shared, o: cute.Tensor) -> None:
         """Four adjacent features a thread of each chunk of 16: tiles come in twos, of codes the even and the
         odd features, of rope the first and the second of every two pairs."""
         rope = self.layout is CacheLayout.FP8_DS_MLA
         for m in cutlass.range_constexpr(self.tiles):
             for half in cutlass.range_constexpr(2):
-                head = item.first_head + m * TILE + 8 * half + item.lane // 4
-                factor = factors[2 * m + half]
+                number = m * TILE + 8 * half + item.lane // 4
+                head = item.first_head + number
+                factor = ops.load_shared_float(shared.factors + number * 4)
                 row = self.row(o, item.token, head) + I64(
                     item.warp * (2 * HEAD_DIM // WARPS) + item.lane % 4 * 8
                 )
@@ -494,25 +553,3 @@ class MmaSyncDecode:
                     high = ops.bfloats(third * factor, last * factor)
                     if head < self.heads:
                         ops.store_global(row + pair * 2 * TILE, low, high)
-
-
-def greatest(values: list[Any]) -> Any:
-    """Of floats; of numbers if there are any."""
-    found = values[0]
-    for value in values[1:]:
-        found = ops.greater(found, value)
-    return found
-
-
-def across(value: Any) -> Any:
-    """The greatest of the four lanes that share a row."""
-    for step in (1, 2):
-        value = ops.greater(value, cute.arch.shuffle_sync_bfly(value, step))
-    return value
-
-
-def summed(value: Any) -> Any:
-    """The sum over the four lanes that share a row."""
-    for step in (1, 2):
-        value = value + cute.arch.shuffle_sync_bfly(value, step)
-    return value

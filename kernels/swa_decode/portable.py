@@ -67,7 +67,8 @@ def portable(
 
 
 def rows_of(given: Arguments) -> int:
-    """Heads of a CTA: many once that fills the SMs, since every CTA of a token gathers its window."""
+    """Heads of a CTA: few while every CTA has an SM for itself, then many, since every CTA of a token gathers
+    its window."""
     few, many = PORTABLE_ROWS
-    ctas = given.tokens * -(-given.heads // many)
-    return many if given.heads > few and ctas >= multiprocessors(given.device) else few
+    ctas = given.tokens * -(-given.heads // few)
+    return many if given.heads > few and ctas > multiprocessors(given.device) else few

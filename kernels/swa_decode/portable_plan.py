@@ -10,9 +10,23 @@ from gdnbench_kernels.swa_decode.sizes import GROUPS, HEAD_DIM, MAX_WINDOW, NOPE
 
 WARPS = 8
 ENTRIES = MAX_WINDOW // WARPS
-"""Of the window, that one warp gathers, and multiplies with the queries."""
-ROW_BYTES = {CacheLayout.PER_TOKEN_SCALE: HEAD_DIM, CacheLayout.FP8_DS_MLA: NOPE_DIM + 2 * ROPE_DIM}
+"""Of the window, that one warp gathers."""
+PAD_BYTES = 16
+"""So that the same 16 bytes of 8 rows lie in different banks: rows are an odd number of them apart."""
+ROW_BYTES = {
+    CacheLayout.PER_TOKEN_SCALE: HEAD_DIM + PAD_BYTES,
+    CacheLayout.FP8_DS_MLA: NOPE_DIM + 2 * ROPE_DIM + PAD_BYTES,
+}
 """Of a latent row in shared memory."""
+
+
+PAIR_ENTRIES = 2 * ENTRIES
+"""That two warps multiply with the queries, each half of the features."""
+KEY_TILES = PAIR_ENTRIES // 8
+"""Of 8 entries."""
+
+SHARES = MAX_WINDOW // PAIR_ENTRIES
+"""Pairs of warps, each with the same heads' scores of its own entries."""
 
 
 class Role(IntEnum):
@@ -24,15 +38,28 @@ class Role(IntEnum):
 def plan(layout: CacheLayout, rows: int) -> KernelPlan:
     """Of a CTA with `rows` heads. Two of them share an SM."""
     mla = layout is CacheLayout.FP8_DS_MLA
-    swizzle = "chunk ^= entry / 2 % 4" if mla else "chunk ^= entry % 8"
     return KernelPlan(
         name="mma_sync_decode",
         roles=Role,
         warps={"ALL": WARPS},
-        does={"ALL": f"{ENTRIES} entries in products 1, {HEAD_DIM // WARPS} features in product 2"},
+        does={
+            "ALL": f"{PAIR_ENTRIES} entries a pair in product 1, {HEAD_DIM // WARPS} features in product 2"
+        },
         smem=(
-            Buffer("s_rows", (MAX_WINDOW, ROW_BYTES[layout]), "uint8", f"16-byte {swizzle}", align=128),
-            Buffer("s_q", (rows, HEAD_DIM), "float16", "16-byte chunk ^= row % 8; s_p over it", align=128),
+            Buffer(
+                "s_rows",
+                (MAX_WINDOW, ROW_BYTES[layout]),
+                "uint8",
+                f"{PAD_BYTES} of a row are padding",
+                align=128,
+            ),
+            Buffer(
+                "s_q",
+                (rows, HEAD_DIM),
+                "float16",
+                "16-byte chunk ^= row % 8 ^ chunk / 8 % 2; sums, s_p over it",
+                align=128,
+            ),
             Buffer(
                 "s_entries",
                 (MAX_WINDOW, 4),
@@ -40,9 +67,12 @@ def plan(layout: CacheLayout, rows: int) -> KernelPlan:
                 "factor, its exponent, mantissa, 1 if it counts",
                 align=16,
             ),
-            Buffer("s_peaks", (WARPS, rows, 2), "float32", "a warp's largest score, exponent", align=16),
-            Buffer("s_sums", (WARPS, rows), "float32", "a warp's sum of weights", align=16),
+            Buffer("s_peaks", (rows, SHARES, 2), "float32", "a warp's largest score, exponent", align=16),
+            Buffer("s_sums", (rows, SHARES), "float32", "a warp's sum of weights", align=16),
+            Buffer("s_tops", (rows, 2), "float32", "the largest score, exponent", align=16),
+            Buffer("s_factors", (rows,), "float32", "of a row of outputs", align=16),
             Buffer("s_coefficients", (rows,), "float32", "of a head's scores", align=16),
+            Buffer("s_arrived", (WARPS, 2), "int32", "mbarriers of the warps", align=8),
             *(
                 (Buffer("s_groups", (GROUPS, MAX_WINDOW), "float16", "2^(scale - factor)", align=16),)
                 if mla
@@ -52,14 +82,15 @@ def plan(layout: CacheLayout, rows: int) -> KernelPlan:
         tmem=(),
         rings=(),
         syncs=(
+            Sync("s_arrived", "each pair of warps", "its entries' codes there before it multiplies them"),
+            Sync("barrier, first", "all", "s_q, s_coefficients, s_entries written before products 1"),
+            Sync("barrier, second", "all", "s_q read before sums of products 1 are written over it"),
+            Sync("barrier of a pair", "each pair of warps", "these sums written before they are read"),
             Sync(
-                "cp.async.wait_group, warp sync",
-                "each warp",
-                "its entries' rows there before it multiplies them",
+                "barrier, third", "all", "s_peaks written, these sums read before s_p and s_sums are written"
             ),
-            Sync("barrier, first", "all", "s_q, s_coefficients written before products 1"),
-            Sync("barrier, second", "all", "s_peaks written, s_q read before s_p is written over it"),
-            Sync("barrier, third", "all", "s_p, s_sums written, all rows there before product 2"),
+            Sync("barrier, fourth", "all", "s_p, s_sums, s_tops written, all rows there before product 2"),
+            Sync("barrier, fifth", "all", "s_factors written before outputs are"),
         ),
         ctas_per_sm=2,
     )

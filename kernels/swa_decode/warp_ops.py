@@ -120,11 +120,19 @@ def store_shared_half(address: Any, value: Any) -> None:
     )
 
 
-def copy_async(shared: Any, source: Any, count: Any) -> None:
-    """16 bytes from global to shared memory, of which those from `count` on, 0 or 16, are zeros that nothing
-    is read for."""
+def load_index(address: Any) -> Any:
+    """A word of global memory that nobody writes while the kernel runs, asked for here and now."""
+    return cute.arch.inline_ptx(
+        "ld.global.nc.b32 {$w0}, [{$r0}];", write_only_types=[I32], read_only_args=[address]
+    )
+
+
+def copy_bulk(shared: Any, source: Any, size: int, barrier: Any) -> None:
+    """`size` bytes from global to shared memory, a multiple of 16, which `barrier` is told of."""
     cute.arch.inline_ptx(
-        "cp.async.cg.shared.global [{$r0}], [{$r1}], 16, {$r2};", read_only_args=[shared, source, count]
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
+        f" [{{$r0}}], [{{$r1}}], {size}, [{{$r2}}];",
+        read_only_args=[shared, source, barrier],
     )
 
 
@@ -224,6 +232,13 @@ def greater(x: Any, y: Any) -> Any:
     return cute.arch.inline_ptx("max.f32 {$w0}, {$r0}, {$r1};", write_only_types=[F32], read_only_args=[x, y])
 
 
+def greater_halves(x: Any, y: Any) -> Any:
+    """The greater of each of two unsigned numbers of 16 bits."""
+    return cute.arch.inline_ptx(
+        "max.u16x2 {$w0}, {$r0}, {$r1};", write_only_types=[I32], read_only_args=[x, y]
+    )
+
+
 def round_up(x: Any) -> Any:
     """The least whole number that is not below x, a float."""
     return cute.arch.inline_ptx("cvt.rpi.f32.f32 {$w0}, {$r0};", write_only_types=[F32], read_only_args=[x])
@@ -244,3 +259,37 @@ def multiply(acc: cute.Tensor, first: int, a: Quad, b: Pair) -> None:
 def pick(condition: Any, one: Any, other: Any) -> Any:
     """`one` where the condition holds, else `other`; of the type of `one`."""
     return type(one)(cutlass.select_(condition, one, other))
+
+
+def greatest(values: list[Any]) -> Any:
+    """Of floats; of numbers if there are any."""
+    found = values[0]
+    for value in values[1:]:
+        found = greater(found, value)
+    return found
+
+
+def across(value: Any, lanes: int = 4) -> Any:
+    """The greatest of the lanes that share a row."""
+    for step in powers(lanes):
+        value = greater(value, cute.arch.shuffle_sync_bfly(value, step))
+    return value
+
+
+def summed(value: Any, lanes: int = 4) -> Any:
+    """The sum over the lanes that share a row."""
+    for step in powers(lanes):
+        value = value + cute.arch.shuffle_sync_bfly(value, step)
+    return value
+
+
+def total(values: list[Any]) -> Any:
+    """The sum, of pairs, then of pairs of them."""
+    while len(values) > 1:
+        values = [x + y for x, y in zip(values[::2], values[1::2], strict=True)]
+    return values[0]
+
+
+def powers(below: int) -> list[int]:
+    """1, 2, 4 .. `below` excluded."""
+    return [1 << place for place in range(below.bit_length() - 1)]
