@@ -102,7 +102,8 @@ def _tolerated(
         return results
     if name not in other:
         return [*results, missing(name, subject.when, Side.AGAINST, "not among the outputs compared with")]
-    results.append(hold(replace(subject, side=Side.AGAINST), Memory(other[name]), Memory(oracle[name]), rule))
+    exact = _with_overflows(oracle[name], other[name].dtype)
+    results.append(hold(replace(subject, side=Side.AGAINST), Memory(other[name]), Memory(exact), rule))
     difference = replace(subject, side=Side.DIFFERENCE)
     return [*results, show(difference, Memory(outputs[name]), Memory(other[name]))]
 
@@ -131,9 +132,16 @@ def _held(
     if subject.name not in targets:
         return missing(subject.name, subject.when, Side.AGAINST, "not among the outputs compared with")
     target = targets[subject.name]
-    if isinstance(rule, Bitwise) and target.dtype == torch.float64:
-        target = target.to(tensor.dtype)
+    if target.dtype == torch.float64:
+        bitwise = isinstance(rule, Bitwise)
+        target = target.to(tensor.dtype) if bitwise else _with_overflows(target, tensor.dtype)
     return _with_unwritten(hold(subject, Memory(tensor), Memory(target), rule), subject, tensor)
+
+
+def _with_overflows(exact: Tensor, dtype: torch.dtype) -> Tensor:
+    """`exact` (fp64), infinite where it is so once rounded to `dtype`: no tolerance reaches from there."""
+    rounded = exact.to(dtype).double()
+    return torch.where(rounded.isinf(), rounded, exact)
 
 
 def _with_unwritten(result: TensorResult, subject: Subject, tensor: Tensor) -> TensorResult:

@@ -201,6 +201,21 @@ def test_lse_has_a_tolerance_of_its_own(store_of: StoreOf, by: float, passes: bo
     assert diff(right, store).exit_code is Exit.MISMATCH
 
 
+def test_lse_that_overflows_is_infinite(store_of: StoreOf) -> None:
+    """Scores of 1e38 times 20 or so are past float32: what is right there is the infinity of their sign."""
+    store = store_of([drafted(cache_layout="fp8_ds_mla", scale=1e38)])
+    lse = store.records[0].after["lse"].read()
+    assert bool((lse == torch.inf).any())
+    for against in ("reference", "recorded"):
+        (found,) = run(store, "torch", against=against).records
+        assert next(tensor.reasons for tensor in found.tensors if tensor.tensor == "lse") == ()
+    negated = drafted(cache_layout="fp8_ds_mla", scale=1e38)
+    other = replace(negated.after["lse"], data=-lse)
+    wrong = store_of([replace(negated, after={**negated.after, "lse": other})], "wrong.zarr")
+    (found,) = run(wrong, "torch", against="recorded").records
+    assert found.reason.startswith("against lse: ")
+
+
 def test_lse_against_another_kernel(store_of: StoreOf) -> None:
     store = store_of([drafted(cache_layout="fp8_ds_mla")])
     (record,) = run(store, "torch", against=faulty("rounds_lse")).records
