@@ -38,11 +38,6 @@ def load_shared(address: Any) -> Quad:
     return _four("ld.shared.v4.b32 {{$w0}, {$w1}, {$w2}, {$w3}}, [{$r0}];", address)
 
 
-def load_global(address: Any) -> Quad:
-    """16 bytes that nobody writes while the kernel runs."""
-    return _four("ld.global.nc.v4.b32 {{$w0}, {$w1}, {$w2}, {$w3}}, [{$r0}];", address)
-
-
 def _four(text: str, address: Any) -> Quad:
     found: Quad = cute.arch.inline_ptx(text, write_only_types=[I32, I32, I32, I32], read_only_args=[address])
     return found
