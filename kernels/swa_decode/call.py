@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from gdnbench_kernels.arguments import Output, held
-from gdnbench_kernels.checks import dtype_name
+from gdnbench_kernels.checks import LARGEST, dtype_name
 from gdnbench_kernels.compiling import Program, Source, program
 from gdnbench_kernels.swa_decode.layouts import CacheLayout
 from gdnbench_kernels.swa_decode.sizes import BLOCK_SIZES, HEAD_DIM, MAX_HEADS, MAX_WINDOW
@@ -146,19 +146,21 @@ def prepare(
         _check("attn_sink", attn_sink, (heads,), (FLOAT32,), q.device)
     if lse is not None and not output_lse:
         raise ValueError("lse is given, which output_lse = False says not to fill")
-    return Arguments(
+    found = Arguments(
         q=held(q, ALIGN),
         pages=pages,
         inv_scale=scales,
         indices=indices,
         lens=held(swa_lens, WORD),
         attn_sink=None if attn_sink is None else held(attn_sink, WORD),
-        scale=HEAD_DIM**-0.5 if scale is None else float(scale),
+        scale=HEAD_DIM**-0.5 if scale is None else _scale(scale),
         block_shift=block_shift,
         layout=layout,
         _o=_output("o", o, q.shape, BFLOAT16, q.device, ALIGN),
         _lse=_output("lse", lse, (tokens, heads), FLOAT32, q.device, WORD) if output_lse else None,
     )
+    _check_apart(found)
+    return found
 
 
 def arch_of(device: torch.device, least: tuple[int, int] = (9, 0)) -> str:
@@ -184,6 +186,8 @@ def compiled(arch: str, source: Callable[..., Source], *options: Any) -> Program
 
 
 def _layout(cache_layout: str) -> CacheLayout:
+    if cache_layout not in tuple(CacheLayout):
+        raise ValueError(f"cache_layout is {cache_layout!r}; it is one of {', '.join(CacheLayout)}")
     layout = CacheLayout(cache_layout)
     if layout not in SERVED:
         raise NotImplementedError(
@@ -224,6 +228,36 @@ def _pages(cache: Tensor, layout: CacheLayout, device: torch.device) -> tuple[Te
     return codes.as_strided((blocks, page), (stride, 1)), block_size.bit_length() - 1
 
 
+def _scale(scale: float) -> float:
+    """A tensor is refused too: to read it would be to wait for the device."""
+    if isinstance(scale, bool) or not isinstance(scale, int | float):
+        raise TypeError(f"scale is a {type(scale).__name__}; it must be a number")
+    if not abs(scale) <= LARGEST:
+        raise ValueError("scale must be finite, in float32 too")
+    return float(scale)
+
+
+def _check_apart(given: Arguments) -> None:
+    """ValueError for outputs in the memory of each other or of an input, which CTAs that are behind read."""
+    tensors = {"q": given.q, "cache": given.pages, "inv_scale": given.inv_scale, "swa_lens": given.lens}
+    tensors |= {"swa_indices": given.indices, "attn_sink": given.attn_sink, "o": given.o, "lse": given.lse}
+    spans = {name: _span(tensor) for name, tensor in tensors.items() if tensor is not None and tensor.numel()}
+    for name in ("o", "lse"):
+        start, stop = spans.pop(name, (0, 0))
+        for other, (first, last) in spans.items():
+            if start < last and first < stop:
+                raise ValueError(f"{name} shares memory with {other}; give it memory of its own")
+
+
+def _span(tensor: Tensor) -> tuple[int, int]:
+    """The addresses from a tensor's first byte to its last, gaps included."""
+    start = tensor.data_ptr()
+    if tensor.is_contiguous():
+        return start, start + tensor.nbytes
+    rows, columns = tensor.shape  # pages, or indices
+    return start, start + ((rows - 1) * tensor.stride(0) + columns) * tensor.element_size()
+
+
 def _scales(inv_scale: Tensor | None, layout: CacheLayout, slots: int, device: torch.device) -> Tensor | None:
     if (inv_scale is not None) != (layout is CacheLayout.PER_TOKEN_SCALE):
         what = "missing" if inv_scale is None else "given"
@@ -234,7 +268,9 @@ def _scales(inv_scale: Tensor | None, layout: CacheLayout, slots: int, device: t
         return None
     _check("inv_scale", inv_scale, (slots,), SCALES, device)
     if not inv_scale.is_contiguous():
-        raise ValueError("inv_scale must be contiguous: it is as long as the cache and is not copied")
+        raise NotImplementedError(
+            "the compiled kernels take a contiguous inv_scale: it is as long as the cache and is not copied"
+        )
     return inv_scale
 
 
@@ -268,6 +304,11 @@ def _output(
 ) -> Output:
     if given is not None:
         _check(name, given, shape, (dtype,), device)
+        reach = 0
+        for stride, size in sorted(zip(given.stride(), given.shape, strict=True)):
+            if size > 1 and stride <= reach:
+                raise ValueError(f"{name} has strides {list(given.stride())}: its elements share memory")
+            reach += (size - 1) * stride
     return Output.of(given, shape, dtype, device, align)
 
 

@@ -82,9 +82,6 @@ WRONG: dict[str, Given] = {
         "inv_scale": None
     },
     "inv_scale has shape [47]; it must be [48]": {"inv_scale": torch.ones(47)},
-    "inv_scale must be contiguous: it is as long as the cache and is not copied": {
-        "inv_scale": torch.ones(96)[::2]
-    },
     "index_shape is 'WT'; it is one of TW, T1W, 1TW": {"index_shape": "WT"},
     "swa_indices has shape [2, 128]; with index_shape T1W it must be [2, 1, W]": {"index_shape": "T1W"},
     "swa_indices has shape [128, 2]; with index_shape TW it must be [2, W]": {
@@ -105,7 +102,17 @@ WRONG: dict[str, Given] = {
         "output_lse": False,
     },
 }
+WRONG["cache_layout is 'fp4'; it is one of per_token_scale, fp8_ds_mla, bfloat16"] = {"cache_layout": "fp4"}
+WRONG["o has strides [0, 512, 1]: its elements share memory"] = {
+    "o": torch.zeros(1, 8, 512).bfloat16().expand(2, -1, -1)
+}
+WRONG["lse has strides [1, 1]: its elements share memory"] = {
+    "lse": torch.zeros(9).as_strided((2, 8), (1, 1))
+}
 OTHERS: dict[str, Given] = {
+    "the compiled kernels take a contiguous inv_scale: it is as long as the cache and is not copied": {
+        "inv_scale": torch.ones(96)[::2]
+    },
     "the compiled kernels take a cache in per_token_scale or fp8_ds_mla, not in bfloat16": {
         "cache_layout": "bfloat16"
     },
@@ -134,6 +141,39 @@ def test_refused_in_one_line(message: str) -> None:
         prepare(**given(**{**WRONG, **OTHERS}[message]))
     assert str(refused.value) == message
     assert "\n" not in message
+
+
+@pytest.mark.parametrize("scale", [torch.nan, torch.inf, 1e39, 10**400])
+def test_a_scale_that_float32_does_not_have(scale: float) -> None:
+    with pytest.raises(ValueError, match="scale must be finite, in float32 too"):
+        prepare(**given(scale=scale))
+
+
+@pytest.mark.parametrize("scale", [True, "0.1", torch.tensor(0.1), [1]])
+def test_a_scale_that_is_no_number(scale: Any) -> None:
+    """A tensor on a GPU would have to be waited for."""
+    with pytest.raises(TypeError, match="it must be a number"):
+        prepare(**given(scale=scale))
+
+
+def test_outputs_have_memory_of_their_own() -> None:
+    """Other CTAs still read what lies there. Those that are copied at the end may lie anywhere."""
+    memory = torch.zeros(3 * 8 * 512).bfloat16()
+    one, other = memory[: 2 * 8 * 512].view(2, 8, 512), memory[8 * 512 :].view(2, 8, 512)
+    for changes, said in (
+        ({"q": one, "o": one}, "o shares memory with q"),
+        ({"q": one, "o": other}, "o shares memory with q"),
+        ({"o": one, "lse": memory.view(torch.float32)[:16].view(2, 8)}, "o shares memory with lse"),
+        ({"inv_scale": torch.ones(48), "lse": None}, None),
+    ):
+        if said is None:
+            assert prepare(**given(**changes)).tokens == 2
+            continue
+        with pytest.raises(ValueError, match=f"^{said}; give it memory of its own$"):
+            prepare(**given(**changes))
+    scales = torch.ones(48)
+    with pytest.raises(ValueError, match=r"^lse shares memory with inv_scale; give it memory of its own$"):
+        prepare(**given(inv_scale=scales, lse=scales[:16].view(2, 8)))
 
 
 @pytest.mark.parametrize("kernel", [portable, sm100])
