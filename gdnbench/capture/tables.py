@@ -16,7 +16,7 @@ from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
 
-from gdnbench.capture.adapters.paged import Paged
+from gdnbench.capture.adapters.paged import Paged, shown
 from gdnbench.errors import BadInputError
 
 KIND = "paged"
@@ -35,6 +35,8 @@ def read_tables(path: str | Path) -> list[Paged]:
 
 
 def _document(path: Path) -> Any:
+    if path.exists() and not path.is_file():  # a pipe is read once, a device for ever; processes are many
+        raise BadInputError(f"table {path} is no file; write the tables into one")
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -49,11 +51,13 @@ def _document(path: Path) -> Any:
 
 def _adapter(table: Any, where: str) -> Paged:
     if not isinstance(table, dict):
-        raise BadInputError(f"{where} is {table!r}; it must be a table")
+        raise BadInputError(f"{where} is {shown(table)}; it must be a table")
     known = {field.name: field for field in fields(Paged)}
     for key in table:
         if key not in known:
-            raise BadInputError(f"{where} has a key {key!r}, which there is not; keys are {', '.join(known)}")
+            raise BadInputError(
+                f"{where} has a key {shown(key)}, which there is not; keys are {', '.join(known)}"
+            )
     missing = [name for name, field in known.items() if field.default is MISSING and name not in table]
     if missing:
         raise BadInputError(f"{where} lacks {', '.join(missing)}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -87,6 +88,16 @@ def test_several_tables_are_several_adapters(tmp_path: Path) -> None:
             "swa_lens is 'metadata..lengths'; it must",
         ),
         (GOOD.replace('"metadata.lengths"', '"len(x)"'), r"swa_lens is 'len\(x\)'; it must be a place"),
+        (GOOD.replace("scale = 0.05", "scale = nan"), "scale is nan; it must be finite, in float32 too"),
+        (GOOD.replace("scale = 0.05", f"scale = 1{'0' * 400}"), r"scale is 10*\.\.\.; it must be finite"),
+        (GOOD.replace("engine.attention:", "engine..attention:"), "is no function; write it as"),
+        (
+            GOOD.replace("caches[0]", f"caches[{'9' * 5000}]"),
+            r"cache is 'caches\[99*\.\.\.; it must be a place",
+        ),
+        (GOOD.replace("fp8_ds_mla", "x" * 100_000), r"cache_layout is 'x{76}\.\.\.; it must be one of"),
+        (GOOD + "k" * 100_000 + " = 1", r"has a key 'k{76}\.\.\., which there is not"),
+        (GOOD + 'framework = "two words"', "framework is 'two words'; it must be a name without blanks"),
         (GOOD.replace('q = "q"', "q = 3"), "q is 3; it must be a place such as q, metadata.indices"),
         (GOOD.replace('q = "q"', 'q = "return[1]"'), "an input is among the arguments, not in what returns"),
         (
@@ -143,3 +154,15 @@ def test_a_table_in_python_is_checked_alike() -> None:
     keys: dict[str, Any] = dict.fromkeys(("q", "cache", "swa_indices", "swa_lens", "o"), "x")
     with pytest.raises(BadInputError, match="layers is 'm:f'; it must be a list"):
         Paged(function="m:f", cache_layout="bfloat16", layers="m:f", **keys)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", ["pipe", "folder", "device"])
+def test_what_is_no_file_is_refused_and_not_waited_for(tmp_path: Path, kind: str) -> None:
+    """A pipe, such as the shell's <(...), would be read by the first of many processes alone."""
+    path = Path("/dev/zero") if kind == "device" else tmp_path / "t.toml"
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    with pytest.raises(BadInputError, match=rf"^table {path} is no file; write the tables into one$"):
+        read_tables(path)

@@ -40,8 +40,10 @@ INDEX_SHAPES = ("TW", "T1W", "1TW")
 _INPUTS = ("q", "cache", "inv_scale", "swa_indices", "swa_lens", "attn_sink")
 _OUTPUTS = ("o", "lse")
 _REQUIRED = ("q", "cache", "swa_indices", "swa_lens", "o")
-_FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
-_PLACE = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*|\[-?\d+\])*")
+_NAMES = r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*"
+_FUNCTION = re.compile(f"{_NAMES}:{_NAMES}")
+_PLACE = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*|\[-?\d{1,9}\])*")
+_LARGEST_SCALE = 3.4e38
 _STEP = re.compile(r"\.([A-Za-z_]\w*)|\[(-?\d+)\]")
 
 
@@ -73,26 +75,27 @@ class Paged:
     def __post_init__(self) -> None:
         for name in ("function", "framework", "cache_layout"):
             if not isinstance(getattr(self, name), str):
-                raise BadInputError(f"{name} is {getattr(self, name)!r}; it must be text")
+                raise BadInputError(f"{name} is {shown(getattr(self, name))}; it must be text")
+        if not re.fullmatch(r"[\w.-]+", self.framework):
+            raise BadInputError(f"framework is {shown(self.framework)}; it must be a name without blanks")
         if not isinstance(self.layers, tuple):
-            raise BadInputError(f"layers is {self.layers!r}; it must be a list of module:Class.forward")
+            raise BadInputError(f"layers is {shown(self.layers)}; it must be a list of module:Class.forward")
         for name, texts in (("function", (self.function,)), ("layers", self.layers)):
             for text in texts:
                 if not isinstance(text, str) or not _FUNCTION.fullmatch(text):
-                    raise BadInputError(f"{name} {text!r} is no function; write it as module:function")
+                    raise BadInputError(f"{name} {shown(text)} is no function; write it as module:function")
         for name in (*_INPUTS, *_OUTPUTS):
             self._check_place(name, getattr(self, name))
         self._check_scale()
         for name, known in (("cache_layout", CACHE_LAYOUTS), ("index_shape", (*INDEX_SHAPES, None))):
             if getattr(self, name) not in known:
                 words = ", ".join(word for word in known if word is not None)
-                raise BadInputError(f"{name} is {getattr(self, name)!r}; it must be one of {words}")
+                raise BadInputError(f"{name} is {shown(getattr(self, name))}; it must be one of {words}")
         if self.block_size is not None and (
             type(self.block_size) is not int or self.block_size not in BLOCK_SIZES
         ):
-            raise BadInputError(
-                f"block_size is {self.block_size!r}; it must be one of {', '.join(map(str, BLOCK_SIZES))}"
-            )
+            sizes = ", ".join(map(str, BLOCK_SIZES))
+            raise BadInputError(f"block_size is {shown(self.block_size)}; it must be one of {sizes}")
         if (self.inv_scale is not None) != (self.cache_layout == "per_token_scale"):
             what = "missing" if self.inv_scale is None else "given"
             raise BadInputError(
@@ -104,7 +107,8 @@ class Paged:
             return
         if not isinstance(place, str) or not _PLACE.fullmatch(place):
             raise BadInputError(
-                f"{name} is {place!r}; it must be a place such as q, metadata.indices, caches[0] or return[0]"
+                f"{name} is {shown(place)}; it must be a place such as q, metadata.indices, caches[0] or"
+                " return[0]"
             )
         if _root(place) == RETURN and name not in _OUTPUTS:
             raise BadInputError(f"{name} is {place!r}; an input is among the arguments, not in what returns")
@@ -113,7 +117,9 @@ class Paged:
         if isinstance(self.scale, str):
             self._check_place("scale", self.scale)
         elif self.scale is not None and type(self.scale) not in (int, float):
-            raise BadInputError(f"scale is {self.scale!r}; it must be a number or a place")
+            raise BadInputError(f"scale is {shown(self.scale)}; it must be a number or a place")
+        elif self.scale is not None and not abs(self.scale) <= _LARGEST_SCALE:
+            raise BadInputError(f"scale is {shown(self.scale)}; it must be finite, in float32 too")
 
     @property
     def targets(self) -> tuple[Target, ...]:
@@ -183,6 +189,12 @@ class Paged:
         if len(shape) == 3 and 1 in shape[:2]:
             return "T1W" if shape[1] == 1 else "1TW", Seen(indices)
         return "TW", Seen(indices, (_leading(indices, 1), shape[-1]))
+
+
+def shown(value: object) -> str:
+    """`value` as a line has room for it."""
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def at_place(place: str, values: Mapping[str, Any]) -> Any:
