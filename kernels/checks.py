@@ -58,7 +58,7 @@ def check_scalars(op: str, specs: Sequence[ScalarSpec], call: Call) -> None:
         right = isinstance(value, spec.kind) and not (spec.kind is int and isinstance(value, bool))
         if not (right or (spec.kind is float and integer)):
             raise ContractError(f"{op}: scalar {name} is {value!r}; it must be of type {spec.kind.__name__}")
-        if not isinstance(value, str) and spec.kind is float and not abs(value) <= LARGEST:
+        if spec.kind is float and isinstance(value, int | float) and not abs(value) <= LARGEST:
             # An int may be too large for a float.
             shown = "too large" if isinstance(value, int) else f"{value:.9g}"
             raise ContractError(f"{op}: scalar {name} is {shown}; it must be finite, in float32 too")

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -30,6 +31,8 @@ PER_TOKEN, DS_MLA = "per_token_scale", "fp8_ds_mla"
 LAYOUTS = (PER_TOKEN, DS_MLA)
 LENS = (128, 0, 17, 1, 127)
 FRESH = int(torch.seed() % 2**20)
+FRESH_SCHEDULE = pytest.param(f"random:{FRESH}", id="random, fresh")
+"""By a name that is the same in every process that runs tests."""
 GUARD = 64
 """Elements before and after an output that nobody may write; a multiple of the alignment in any dtype."""
 CODE_NAN, SCALE_NAN = 0x7F, 0xFF

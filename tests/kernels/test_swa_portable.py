@@ -30,7 +30,7 @@ import swa_calls
 from swa_calls import (
     CALLS,
     DS_MLA,
-    FRESH,
+    FRESH_SCHEDULE,
     LAYOUTS,
     LENS,
     PER_TOKEN,
@@ -80,13 +80,13 @@ def mixed(request: pytest.FixtureRequest) -> tuple[Call, Outputs]:
 Mixed = tuple[Call, Outputs]
 
 
-@pytest.mark.parametrize("schedule", ["early", "random:1", f"random:{FRESH}"])
+@pytest.mark.parametrize("schedule", ["early", "random:1", FRESH_SCHEDULE])
 def test_bits_are_those_of_every_schedule(mixed: Mixed, schedule: str) -> None:
     call, outputs = mixed
     assert same_outputs(run(call, schedule=schedule), outputs)
 
 
-@pytest.mark.parametrize("schedule", ["late", f"random:{FRESH}"])
+@pytest.mark.parametrize("schedule", ["late", FRESH_SCHEDULE])
 def test_bits_are_those_of_the_other_engine(mixed: Mixed, schedule: str) -> None:
     """One request: the interpreter is slow."""
     call, outputs = mixed

@@ -26,7 +26,7 @@ import swa_calls
 from swa_calls import (
     CALLS,
     DS_MLA,
-    FRESH,
+    FRESH_SCHEDULE,
     LAYOUTS,
     LENS,
     PER_TOKEN,
@@ -77,7 +77,7 @@ def mixed(request: pytest.FixtureRequest) -> tuple[Call, Outputs]:
 Mixed = tuple[Call, Outputs]
 
 
-SCHEDULES = ("late", "early", "random:1", f"random:{FRESH}")
+SCHEDULES = ("late", "early", "random:1", FRESH_SCHEDULE)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
