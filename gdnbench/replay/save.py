@@ -21,6 +21,7 @@ from gdnbench_kernels.contract import Operation
 
 _BATCH_RECORDS = 256
 _BATCH_BYTES = 64 << 20
+_ROW_BYTES = 40  # what the number of a pool's row takes as text, twice over: a batch's text is limited too
 
 
 class RunWriter:
@@ -60,6 +61,7 @@ class RunWriter:
         info = replace(record.info, target=self._kernel, conventions=conventions, run=run)
         self._drafts.append(RecordDraft(info, before, after))
         self._bytes += sum(_size(draft.data) for draft in (*before.values(), *after.values()))
+        self._bytes += _ROW_BYTES * sum(len(pool.rows) for pool in info.pools.values())
         if self._bytes >= _BATCH_BYTES or len(self._drafts) >= _BATCH_RECORDS:
             self._flush()
 

@@ -11,7 +11,7 @@ from blake3 import blake3
 from gdnbench.bits import Bits, to_bits
 from gdnbench.errors import BadInputError
 from gdnbench.record import RecordDraft, TensorDraft, TensorMeta
-from gdnbench.store.layout import BLOBS, ROWS, Location, class_name
+from gdnbench.store.layout import BLOBS, METADATA_LIMIT, ROWS, Location, class_name
 from gdnbench.store.record_json import Placed, to_line
 
 # Equal bytes are the same elements only if they are read the same way.
@@ -50,17 +50,26 @@ class Batch:
     small: int  # bytes up to which a tensor becomes a row
     on_blob: Callable[[str, Stored], None]  # takes the name of an array and the tensor that it is
     lines: list[bytes] = field(default_factory=list)
+    text_bytes: int = 0
     rows: dict[str, list[Stored]] = field(default_factory=dict)  # class -> rows of its array
     stored: dict[Content, Location] = field(default_factory=dict)
 
     def add(self, draft: RecordDraft) -> None:
-        """Append one record; BadInputError if a tensor is not what its description says.
+        """Append one record; BadInputError if a tensor is not what its description says, or if there is more
+        to say of the records than a reader takes at once.
 
         Large tensors not stored before go to `on_blob` at once, while the next one is hashed.
         """
         before = {name: self._place(name, tensor) for name, tensor in draft.before.items()}
         after = {name: self._place(name, tensor) for name, tensor in draft.after.items()}
         self.lines.append(to_line(draft.info, before, after))
+        self.text_bytes += len(self.lines[-1]) + 1
+        if self.text_bytes > METADATA_LIMIT:
+            rows = sum(len(pool.rows) for pool in draft.info.pools.values())
+            raise BadInputError(
+                f"the records of a batch take more than {METADATA_LIMIT >> 20} MiB of text; the last of them"
+                f" lists {rows} rows of pools"
+            )
 
     def _place(self, name: str, draft: TensorDraft) -> Placed:
         meta, bits = draft.meta, to_bits(draft.data)

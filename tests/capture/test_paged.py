@@ -315,6 +315,7 @@ def decode_call(engine: Any, layout: str = "bfloat16", **changed: Any) -> dict[s
         ({"o": "return"}, "o: return is a tuple, not a tensor"),
         ({"o": "return[1]"}, r"o has shape \[4, 3\]; it must be \[4, 3, 512\]"),
         ({"lse": "return[0]"}, r"lse has shape \[4, 3, 512\]; it must be \[4, 3\]"),
+        ({"lse": "sinks"}, "lse: sinks is a NoneType, not a tensor"),
         ({"o": "return[2]"}, "IndexError"),
         ({"cache": "q"}, "block_size of 3; it must be one of 16"),
         ({"cache_layout": "fp8_ds_mla"}, "cache is bfloat16; it must be|cache has size 512 on axis 2"),

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import zarr
 
 from gdnbench.errors import StoreError
 from gdnbench.record import Status
-from gdnbench.store import segment_sealer
+from gdnbench.store import batch, segment_sealer
 from gdnbench.store.journal import JournalWriter
 from gdnbench.store.reader import Store, StoredRecord
 from gdnbench.store.recover import open_store
@@ -290,6 +291,28 @@ def test_a_record_that_cannot_be_stored_does_not_stop_the_others(tmp_path: Path)
     assert len(summary.damage) == 1
     assert summary.damage[0].startswith("record 2 cannot be stored: ")
     assert sealed_records(tmp_path, writer.segment) == 4
+
+
+def test_records_with_more_to_say_than_a_reader_takes_at_once_get_batches_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows of large pools are numbers in a record's line. One line past the limit is said, not stored."""
+    drafts = [calls.draft(n) for n in range(6)]
+    rows = tuple(range(20_000))
+    pool = replace(drafts[4].info.pools["state"], slots=1 << 20, rows=rows)
+    drafts[4] = replace(drafts[4], info=replace(drafts[4].info, pools={"state": pool}))
+    monkeypatch.setattr(batch, "METADATA_LIMIT", 10_000)
+    writer = new_writer(tmp_path)
+    for draft in drafts:
+        writer.append(draft)
+    writer.close({})
+    Sealer(tmp_path).poll()
+    assert_sealed(tmp_path, [0, 1, 2, 3, 5])
+    summary = segment_summary(tmp_path, writer.segment)
+    assert summary is not None
+    (damage,) = summary.damage
+    assert damage.startswith("record 4 cannot be stored: the records of a batch take more than ")
+    assert damage.endswith("; the last of them lists 20000 rows of pools")
 
 
 def test_a_journal_whose_process_died_while_making_it_is_removed_later(tmp_path: Path) -> None:

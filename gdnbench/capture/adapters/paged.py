@@ -164,14 +164,15 @@ class Paged:
         return f"{module}.{name}" if module and name else None
 
     def _tensor(self, name: str, places: Mapping[str, Any]) -> Tensor | None:
-        """What is at the place of `name`; None where the table has none, or an optional one is not given."""
+        """What is at the place of `name`; None where the table has none, or attn_sink is not given. A caller
+        that sometimes gives no lse needs a table without it: before the call it is said to be an output."""
         import torch
 
         place = getattr(self, name)
         if place is None:
             return None
         value = at_place(place, places)
-        if value is None and name not in _REQUIRED and name != "inv_scale":
+        if value is None and name == "attn_sink":
             return None
         if not isinstance(value, torch.Tensor):
             raise TypeError(f"{name}: {place} is a {type(value).__name__}, not a tensor")
