@@ -55,17 +55,9 @@ def synth(
     the others. `poison`: slots that no row attends to hold NaN, in codes, scales and rope. `nan_at`: requests
     of which one slot that they attend to holds a NaN in its first value; `nan_scale_at`: in a scale.
     """
-    if cache_layout not in tuple(CacheLayout):
-        raise ContractError(f"cache_layout is {cache_layout!r}; it is one of {', '.join(CacheLayout)}")
+    _check_names(cache_layout, index_shape, block_size)
+    _check_ranges(holes, spread, scale_range, magnitude, spare_pages, scale)
     layout = CacheLayout(cache_layout)
-    if block_size not in BLOCK_SIZES:
-        raise ContractError(f"block_size is {block_size}; it is one of {', '.join(map(str, BLOCK_SIZES))}")
-    if index_shape not in INDEX_SHAPES:
-        raise ContractError(f"index_shape is {index_shape!r}; it is one of {', '.join(INDEX_SHAPES)}")
-    if not 1e-30 <= magnitude <= 1e30:
-        raise ContractError(f"magnitude is {magnitude:g}; it must lie in [1e-30, 1e30]")
-    if not 0 <= holes <= 1:
-        raise ContractError(f"holes is {holes:g}; it is a share, in [0, 1]")
     generator = torch.Generator().manual_seed(seed)
     lengths = torch.tensor(lens, dtype=torch.int32)
     if bool((lengths < 0).any()) or bool((lengths > window).any()):
@@ -98,6 +90,32 @@ def synth(
     if scale is not None:
         scalars["scale"] = scale
     return Call(tensors, scalars, {"cache_layout": layout.value, "index_shape": index_shape})
+
+
+def _check_names(cache_layout: str, index_shape: str, block_size: int) -> None:
+    if cache_layout not in tuple(CacheLayout):
+        raise ContractError(f"cache_layout is {cache_layout!r}; it is one of {', '.join(CacheLayout)}")
+    if block_size not in BLOCK_SIZES:
+        raise ContractError(f"block_size is {block_size}; it is one of {', '.join(map(str, BLOCK_SIZES))}")
+    if index_shape not in INDEX_SHAPES:
+        raise ContractError(f"index_shape is {index_shape!r}; it is one of {', '.join(INDEX_SHAPES)}")
+
+
+def _check_ranges(
+    holes: float, spread: float, scale_range: float, magnitude: float, spare_pages: int, scale: float | None
+) -> None:
+    if not 1e-30 <= magnitude <= 1e30:
+        raise ContractError(f"magnitude is {magnitude:g}; it must lie in [1e-30, 1e30]")
+    if not 0 <= holes <= 1:
+        raise ContractError(f"holes is {holes:g}; it is a share, in [0, 1]")
+    if not 0 <= spread < float("inf"):
+        raise ContractError(f"spread is {spread:g}; it is a difference of scores, finite and not negative")
+    if not 1 <= scale_range < float("inf"):
+        raise ContractError(f"scale_range is {scale_range:g}; it is a ratio, finite and at least 1")
+    if spare_pages < 0:
+        raise ContractError(f"spare_pages is {spare_pages}; it must not be negative")
+    if spread and scale == 0:
+        raise ContractError("scale is 0, which leaves scores no spread; leave out one of the two")
 
 
 def _scale_dtype(name: str) -> torch.dtype:

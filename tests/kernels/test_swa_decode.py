@@ -332,6 +332,14 @@ def test_costs_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
         ({"block_size": 48}, "block_size is 48; it is one of 16, 32, 64, 128, 256"),
         ({"holes": 1.5}, "holes is 1.5; it is a share, in [0, 1]"),
         ({"magnitude": 1e31}, "magnitude is 1e+31; it must lie in [1e-30, 1e30]"),
+        ({"spread": float("nan")}, "spread is nan; it is a difference of scores, finite and not negative"),
+        ({"spread": -1.0}, "spread is -1; it is a difference of scores, finite and not negative"),
+        ({"scale_range": 0.5}, "scale_range is 0.5; it is a ratio, finite and at least 1"),
+        ({"spare_pages": -1}, "spare_pages is -1; it must not be negative"),
+        (
+            {"scale": 0.0, "spread": 1.0},
+            "scale is 0, which leaves scores no spread; leave out one of the two",
+        ),
         (
             {"cache_layout": "fp8"},
             "cache_layout is 'fp8'; it is one of per_token_scale, fp8_ds_mla, bfloat16",
