@@ -4,14 +4,14 @@ Of request t, with j over the 128 entries of its window, r the entry's row and f
 tcgen05_gather.py makes them from the page (value = r f; f is 1 in fp8_ds_mla):
 
     s[h, j] = (q[h] . r[j]) (f[j] scale log2 e)        -inf where j does not count
-    m[h]    = max_j s[h, j]                            0 if none counts
+    m[h]    = max_j s[h, j]                            at most the largest float32; 0 or 1 for -inf
     p[h, j] = exp2(s[h, j] - m[h])                     l[h] = sum_j p[h, j], of 32 in a thread, then of 4
-    g[h]    = max_j p[h, j] f[j]                       1 if it is 0
+    g[h]    = max_j |p[h, j] f[j]|                     2^-126 at least, at most 2^126; 1 in fp8_ds_mla
     o[h]    = (sum_j bf16(p[h, j] f[j] / g[h]) r[j]) (g[h] / (l[h] + exp2(sink[h] log2 e - m[h])))
     lse[h]  = (m[h] + log2 l[h]) ln 2
 
-o is 0 where l is. g makes the largest weight 1, which bf16 has: where one row has most of the weight, the
-rounding of its weight would be an error of all of o's features alike.
+o is 0 where nothing counts. g makes the largest weight 1 or -1, which bf16 has: where one row has most of
+the weight, the rounding of its weight would be an error of all of o's features alike.
 
 An item is a request and a tile of 64 of its heads, those above H zeros that are not stored. A CTA makes of
 its items one of `parts` parts of o's features, 512 / parts: CTA (part, worker) takes items worker, worker +
@@ -70,6 +70,7 @@ A stage is free for the next item's rows after its product 2, or after 1 if the 
     fence.proxy.async, s_kv            GATHER                  rows written before products read them
     fence.proxy.async, s_p             SOFTMAX                 P written before products read it
     bar.warp.sync                      SOFTMAX                 no factor is loaded early: registers
+    bar.warp.sync, arrivals            who arrives by warp     a warp's accesses before the arrival for it
     tcgen05.fence before, after        MMA, SOFTMAX, EPILOGUE  products, TMEM with arrivals, waits
     tcgen05.wait::ld                   SOFTMAX, EPILOGUE       TMEM read before its release
     bulk wait_group.read               EPILOGUE, warp 4        the last TMA store has read s_o
@@ -84,8 +85,9 @@ A stage is free for the next item's rows after its product 2, or after 1 if the 
 
 The phase of a stage is the parity of the CTA's items: each of them uses all stages that the CTA uses, once.
 An entry that does not count, from the length on or -1, has a row of zeros and is not followed; its score is
-replaced, so that nothing of it shows. NaN in a row that counts makes o and lse of the request NaN, as in the
-oracle. A request to which nothing counts goes the same way: l is 0.
+replaced, so that nothing of it shows. As in the oracle, NaN in a row that counts makes o and lse of the
+request NaN; a score of +inf makes o NaN and lse +inf; scores that are all -inf make lse -inf, and o NaN or,
+with a sink, 0. A request to which nothing counts goes the same way: l is 0, m tells it from those.
 
 Limits: head_dim 512, bf16 q and o, H <= 128, W <= 128, pages of 2^block_shift tokens; slots and T H < 2^31;
 parts 1, 2 or 4. Bits of a row depend on its own data alone, not on T, parts or workers; sums have one order.
@@ -134,6 +136,12 @@ BF16 = cutlass.BFloat16
 LOG2_E = math.log2(math.e)
 LN_2 = math.log(2)
 LEAST_NORMAL = 2.0**-126
+GREATEST = 2.0**126
+"""Whose inverse is LEAST_NORMAL; those of larger numbers come out as 0."""
+FINITE = (2 - 2.0**-23) * 2.0**127
+"""The largest float32."""
+NOTHING = 1.0
+"""m where no token counts. No other row has it and l = 0: the score that m is the maximum of adds 1 to l."""
 QUAD = 4
 """Threads that have a row of an accumulator between them."""
 ROWS = 2
@@ -300,10 +308,11 @@ class Tcgen05Decode:
                 self._scale(shared, half, thread % QUAD, factor, r_s[half], r_max)
                 # Keeps the loads of the other half's factors, as many registers, behind this half.
                 cute.arch.sync_warp()
+            none = self._none(shared, thread % WARP)
             for row in cutlass.range_constexpr(ROWS):
                 across_quad(r_max, row, cute.arch.fmax)
-                # No score at all: none may be subtracted from itself.
-                r_max[row] = 0.0 if r_max[row] == -math.inf else r_max[row]
+                # No infinity may be subtracted from itself: not where there is no score, nor of a score.
+                r_max[row] = none if r_max[row] == -math.inf else cute.arch.fmin(r_max[row], FINITE)
             r_sum.fill(0.0)
             r_top.fill(0.0)
             for half in cutlass.range_constexpr(len(r_s)):
@@ -321,6 +330,14 @@ class Tcgen05Decode:
             self._finish(turn, items, rings, shared, thread, r_max, r_sum, r_top, attn_sink, lse)
         rings.p.acquire(producing(items.count))
         rings.inverse.acquire(producing(items.count))
+
+    @cute.jit
+    def _none(self, shared: Shared, lane: cutlass.Int32) -> cutlass.Float32:
+        """m of a row without a score above -inf: NOTHING if no token counts, else 0."""
+        most = cutlass.Float32(-math.inf)
+        for first in cutlass.range_constexpr(0, TOKENS, WARP):
+            most = cute.arch.fmax(most, shared.factor[first + lane, 1, 0])
+        return cutlass.Float32(0.0) if cute.arch.vote_any_sync(most == 0.0) else cutlass.Float32(NOTHING)
 
     @cute.jit
     def _scale(
@@ -361,11 +378,11 @@ class Tcgen05Decode:
                 p = cute.math.exp2(r_s[at] - r_max[row], fastmath=True)
                 r_sum[row] = r_sum[row] + p
                 r_s[at] = p if self.mla else p * r_pair[2 * (i % 2)]
-                r_top[row] = cute.arch.fmax(r_top[row], r_s[at])
+                r_top[row] = cute.arch.fmax(r_top[row], cute.math.absf(r_s[at]))
 
     @cute.jit
     def _invert(self, r_top: cute.Tensor) -> cute.Tensor:
-        """1 / g, and g, the largest p f, into r_top. In fp8_ds_mla both are 1."""
+        """1 / g, and g, the largest magnitude of p f, into r_top. In fp8_ds_mla both are 1."""
         r_inverse = cute.make_rmem_tensor((ROWS,), cutlass.Float32)
         r_inverse.fill(1.0)
         if cutlass.const_expr(self.mla):
@@ -373,8 +390,8 @@ class Tcgen05Decode:
         else:
             for row in cutlass.range_constexpr(ROWS):
                 across_quad(r_top, row, cute.arch.fmax)
-                # Below that there is no inverse, nor if nothing is attended to.
-                r_top[row] = 1.0 if r_top[row] < LEAST_NORMAL else r_top[row]
+                # Outside of that there is no inverse.
+                r_top[row] = cute.arch.fmin(cute.arch.fmax(r_top[row], LEAST_NORMAL), GREATEST)
                 r_inverse[row] = cute.arch.rcp_approx(r_top[row])
         return r_inverse
 
@@ -418,7 +435,8 @@ class Tcgen05Decode:
             inverse = r_top[row] * cute.arch.rcp_approx(total)
             if thread % QUAD == 0:
                 # Nothing attended to is nothing, whatever the sink.
-                shared.inverse[at, 0] = 0.0 if r_sum[row] == 0.0 else inverse
+                nothing = (r_sum[row] == 0.0) & (r_max[row] == NOTHING)
+                shared.inverse[at, 0] = cutlass.Float32(0.0) if nothing else inverse
         rings.inverse.fill_by_warp(producing(turn))
 
     @cute.jit

@@ -89,6 +89,7 @@ PLAN = KernelPlan(
         Sync("fence.proxy.async, s_kv", "GATHER", "rows written before products read them"),
         Sync("fence.proxy.async, s_p", "SOFTMAX", "P written before products read it"),
         Sync("bar.warp.sync", "SOFTMAX", "no factor is loaded early: registers"),
+        Sync("bar.warp.sync, arrivals", "who arrives by warp", "a warp's accesses before the arrival for it"),
         Sync("tcgen05.fence before, after", "MMA, SOFTMAX, EPILOGUE", "products, TMEM with arrivals, waits"),
         Sync("tcgen05.wait::ld", "SOFTMAX, EPILOGUE", "TMEM read before its release"),
         Sync("bulk wait_group.read", "EPILOGUE, warp 4", "the last TMA store has read s_o"),

@@ -34,6 +34,7 @@ from swa_calls import (
     assert_heads_do_not_meet,
     assert_passes,
     assert_spoils_its_own,
+    copied,
     made,
     request_of,
     same_outputs,
@@ -77,6 +78,8 @@ def mixed(request: pytest.FixtureRequest) -> tuple[Call, Outputs]:
 Mixed = tuple[Call, Outputs]
 
 
+ONE = 0x38
+"""1.0 in e4m3."""
 SCHEDULES = ("late", "early", "random:1", FRESH_SCHEDULE)
 
 
@@ -133,6 +136,46 @@ def test_entries_that_do_not_count_may_name_anything(mixed: Mixed) -> None:
 def test_pages_may_lie_further_apart(layout: str) -> None:
     call = made(cache_layout=layout, block_size=16, lens=(50, 128))
     assert same_outputs(run(with_pages_apart(call)), run(call))
+
+
+@pytest.mark.parametrize("factor", [1e-39, 1e-41, 1.2e38])
+def test_scales_that_have_no_inverse(factor: float) -> None:
+    """Below 2^-126 a float32 is subnormal, above 2^126 its inverse is."""
+    call = made(cache_layout=PER_TOKEN)
+    tensors = call.tensors
+    changed = {"inv_scale": torch.full_like(tensors["inv_scale"], factor)}
+    if factor > 1.0:  # codes and queries as small as values and scores allow
+        changed["cache"] = (tensors["cache"].float() / 448).to(torch.float8_e4m3fn)
+        changed["q"] = (tensors["q"] / 1e36).to(torch.bfloat16)
+    call = with_tensors(call, **changed)
+    assert_passes(call, run(call))
+
+
+def test_negative_scales_are_as_exact() -> None:
+    """Both signs give a row's values but for the sign: where one row has all the weight, its bits."""
+    call = made(cache_layout=PER_TOKEN, lens=(1,) * 8, sink=None)
+    negative = with_tensors(call, inv_scale=-call.tensors["inv_scale"], q=-call.tensors["q"])
+    found, other = run(call), run(negative)
+    assert torch.equal(found["o"], -other["o"])
+    assert torch.equal(found["lse"], other["lse"])
+
+
+@pytest.mark.parametrize("sink", [None, 0.0])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_infinite_scores_are_what_they_are_to_the_oracle(layout: str, sink: float | None) -> None:
+    """All of head 3's +inf, all of head 4's -inf."""
+    call = made(cache_layout=layout, sink=sink)
+    q, cache = call.tensors["q"].clone(), copied(call.tensors["cache"], layout)
+    codes = ds_mla_parts(cache)[0] if layout == DS_MLA else cache.view(torch.uint8)
+    codes[..., 5] = ONE
+    q[:, 3:5] = 0.0
+    q[:, 3, 5], q[:, 4, 5] = torch.inf, -torch.inf
+    call = with_tensors(call, q=q, cache=cache)
+    found = run(call)
+    assert_passes(call, found)
+    some = call.tensors["swa_lens"] > 0
+    assert (found["lse"][some, 3] == torch.inf).all()
+    assert (found["lse"][some, 4] == -torch.inf).all()
 
 
 def test_a_row_alone_is_what_the_cache_says() -> None:
