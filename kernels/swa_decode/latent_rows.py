@@ -196,7 +196,9 @@ class PerTokenRows(Rows):
         exponent = ops.pick(field == 0, F32(-inf), exponent)
         rest = (bits & ~0x7F80_0000) | ONE
         rest = ops.pick(field == 0, I32(0), rest)
+        # An infinite scale too is none for a row: its codes of 0 times it are NaN.
         rest = ops.pick(field == 255, I32(NO_NUMBER), rest)
+        factor = ops.pick(field == 255, ops.float_of(I32(NO_NUMBER)), factor)
         counts = ops.pick(entries.slots != PADDING, F32(1.0), F32(0.0))
         if entries.lane < ENTRIES:
             entry = entries.warp * ENTRIES + entries.lane

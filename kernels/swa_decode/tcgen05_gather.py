@@ -140,7 +140,9 @@ class Gather:
                 page, offset = self._page(slot)
                 fetch(page + (DATA_BYTES << self.block_shift) + offset * SCALE_BYTES, r_scales)
             else:
-                r_factor[0] = cutlass.Float32(self.inv_scale[slot])
+                factor = cutlass.Float32(self.inv_scale[slot])
+                # NaN if it is infinite, as codes of 0 times it are.
+                r_factor[0] = factor + (factor - factor)
 
     @cute.jit
     def _fetch(

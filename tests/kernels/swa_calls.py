@@ -177,8 +177,8 @@ def copied(cache: Tensor, layout: str) -> Tensor:
 
 
 def spoilt(call: Call, what: str) -> tuple[Call, Tensor]:
-    """The call with a NaN in the first request's window, in a code, a scale or rope; which requests attend to
-    that slot, bool [T]."""
+    """The call with a NaN in the first request's window, in a code, a scale or rope, or with a scale that is
+    infinite, which only per_token_scale has; which requests attend to that slot, bool [T]."""
     layout, cache = call.conventions["cache_layout"], call.tensors["cache"]
     indices = flat_of(call)
     counts = attended(indices, call.tensors["swa_lens"])
@@ -196,5 +196,5 @@ def spoilt(call: Call, what: str) -> tuple[Call, Tensor]:
         scales[block, offset, 2] = SCALE_NAN
     else:
         changed["inv_scale"] = call.tensors["inv_scale"].clone()
-        changed["inv_scale"][slot] = torch.nan
+        changed["inv_scale"][slot] = torch.inf if what == "infinite scale" else torch.nan
     return with_tensors(call, **changed), (counts & (indices == slot)).any(1)

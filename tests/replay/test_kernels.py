@@ -25,7 +25,9 @@ def test_an_operation_without_that_kernel() -> None:
 
 
 def test_unknown_names_are_told_the_known_ones() -> None:
-    with pytest.raises(BadInputError, match=r"'tourch' is not known; there are hf, portable, reference.*path/file.py"):
+    with pytest.raises(
+        BadInputError, match=r"'tourch' is not known; there are hf, portable, reference.*path/file.py"
+    ):
         check_name("tourch")
 
 
