@@ -251,37 +251,56 @@ class DsMlaRows(Rows):
         return tuple(loaded)
 
     def describe(self, entries: Entries, pages: Pages, loaded: tuple[Any, ...]) -> None:
-        """Factors, what groups are multiplied by, and rope."""
-        for turn in range(ENTRIES // TURN):
-            *rope, scale, counts = loaded[6 * turn : 6 * turn + 6]
-            number = TURN * turn + entries.lane // ROPE_PARTS
-            self.describe_row(entries, pages, number, entries.lane % ROPE_PARTS, rope, scale, counts)
+        """Factors, what groups are multiplied by, and rope. Step by step for all rows: a step's shuffles wait
+        for those of the step before, not for another row's."""
+        part = entries.lane % ROPE_PARTS
+        numbers = [TURN * turn + entries.lane // ROPE_PARTS for turn in range(ENTRIES // TURN)]
+        each = [loaded[6 * turn : 6 * turn + 6] for turn in range(ENTRIES // TURN)]
+        scales = [scale for *_, scale, _ in each]
+        # |rope| < 2^(field - 126), |code| 2^(scale - 127) < 2^(scale - 118)
+        above_ropes = [over_row((largest_of(rope) >> 23) - (BIAS - 1)) for *rope, _, _ in each]
+        largest_scales = [over_row(scale) for scale in scales]
+        above_codes = self.above_all_codes(entries, pages, numbers, part, scales, above_ropes, largest_scales)
+        for turn, (*rope, scale, counts) in enumerate(each):
+            above = cutlass.max(above_ropes[turn], above_codes[turn])
+            above = ops.pick(largest_scales[turn] == NAN_SCALE, I32(NOTHING_ABOVE), above)
+            entry = entries.warp * ENTRIES + numbers[turn]
+            self.describe_row(entry, part, rope, scale, counts, above)
+
+    @cute.jit
+    def above_all_codes(
+        self,
+        entries: Entries,
+        pages: Pages,
+        numbers: list[Any],
+        part: cutlass.Int32,
+        scales: list[Any],
+        above_ropes: list[Any],
+        largest_scales: list[Any],
+    ) -> cute.Tensor:
+        """What is above the values of each row's codes: what their largest scale says, unless that is far
+        above a row's rope."""
+        found = cute.make_rmem_tensor((len(scales),), I32)
+        far = cutlass.Boolean(False)
+        for turn in cutlass.range_constexpr(len(scales)):
+            found[turn] = largest_scales[turn] - (BIAS - CODE_BITS)
+            far = far | (found[turn] > above_ropes[turn] + SLACK)
+        if cute.arch.vote_any_sync(far):
+            for turn in cutlass.range_constexpr(len(scales)):
+                found[turn] = over_row(self.above_codes(entries, pages, numbers[turn], part, scales[turn]))
+        return found
 
     @cute.jit
     def describe_row(
         self,
-        entries: Entries,
-        pages: Pages,
-        number: cutlass.Int32,
+        entry: cutlass.Int32,
         part: cutlass.Int32,
         rope: list[Any],
         scale: cutlass.Int32,
         counts: cutlass.Int32,
+        above: cutlass.Int32,
     ) -> None:
         """One of 8 lanes of a row."""
-        entry = entries.warp * ENTRIES + number
-        largest = I32(0)
-        for word in cutlass.range_constexpr(4):
-            largest = cutlass.max(largest, rope[word] & VALUE_BITS)
-            largest = cutlass.max(largest, (rope[word] << 16) & VALUE_BITS)
-        # |rope| < 2^(field - 126), |code| 2^(scale - 127) < 2^(scale - 118)
-        above_rope = over_row((largest >> 23) - (BIAS - 1))
-        largest_scale = over_row(scale)
-        above_codes = largest_scale - (BIAS - CODE_BITS)
-        if cute.arch.vote_any_sync(above_codes > above_rope + SLACK):
-            above_codes = over_row(self.above_codes(entries, pages, number, part, scale))
-        above = cutlass.max(above_rope, above_codes)
-        above = ops.pick(largest_scale == NAN_SCALE, I32(NOTHING_ABOVE), above)
         ref = cutlass.min(cutlass.max(above - TOP, LEAST), MOST)
         if part < GROUPS:
             group = ops.power_of_two(cutlass.min(cutlass.max(scale - BIAS - ref, LEAST), TOP))
@@ -394,6 +413,14 @@ class DsMlaRows(Rows):
                 chunk = ROPE_CHUNK + 2 * pair
                 words = ops.ldmatrix_transposed(self.matrices(step * ENTRIES, chunk, lane, DS_MLA_PITCH))
                 multiply_tiles(acc, 2 * pair, a, words[:2], words[2:])
+
+
+def largest_of(words: list[Any]) -> Any:
+    """Bits of the largest magnitude among pairs of bf16, as of a float."""
+    largest = I32(0)
+    for word in words:
+        largest = cutlass.max(largest, cutlass.max(word & VALUE_BITS, (word << 16) & VALUE_BITS))
+    return largest
 
 
 def over_row(value: Any) -> Any:
