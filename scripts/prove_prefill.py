@@ -9,7 +9,7 @@
 A case passes when its record does: every stage and output within twice torch's error, and within its limit
 where it has one; outputs alone of a kernel that shows no stages. A call outside what the kernels are written
 for passes when it is refused. The table gives for each case the stage whose RMS error is largest beside
-torch's. Exit status: 0 all pass, 1 one does not.
+torch's. Exit status: 0 all pass, 1 one does not, 2 bad arguments.
 """
 
 from __future__ import annotations
