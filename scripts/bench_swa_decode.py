@@ -40,6 +40,7 @@ from gdnbench_kernels.swa_decode.contract import KERNELS
 from gdnbench_kernels.swa_decode.layouts import (
     DATA_BYTES,
     SCALE_BYTES,
+    SERVED,
     CacheLayout,
     ds_mla_parts,
     pack_ds_mla,
@@ -50,7 +51,6 @@ from gdnbench_kernels.swa_decode.sizes import GROUP, GROUPS, HEAD_DIM, MAX_WINDO
 from gdnbench_kernels.swa_decode.torch_paged import torch_paged
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256)
-LAYOUTS = (CacheLayout.PER_TOKEN_SCALE, CacheLayout.FP8_DS_MLA)
 BANDWIDTH = 4.28e12
 """Bytes a second that a copy on an H200 moves, counted both ways."""
 LEAST = 4e-6
@@ -414,7 +414,7 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--kernel", choices=names, default="portable")
     parser.add_argument("--batches", type=int, nargs="+", default=BATCHES)
     parser.add_argument("--heads", type=int, nargs="+", choices=tuple(LIMITS), default=tuple(LIMITS))
-    parser.add_argument("--layouts", nargs="+", type=CacheLayout, choices=LAYOUTS, default=LAYOUTS)
+    parser.add_argument("--layouts", nargs="+", type=CacheLayout, choices=SERVED, default=SERVED)
     parser.add_argument("--baseline", type=int, nargs="*", default=(1, 16, 64, 256), metavar="BATCH")
     parser.add_argument("--autotune", action="store_true", help="the baseline with max-autotune as well")
     parser.add_argument("--rounds", type=int, default=20)

@@ -18,16 +18,13 @@ from torch import Tensor
 from gdnbench_kernels.arguments import Output, held
 from gdnbench_kernels.checks import LARGEST, dtype_name
 from gdnbench_kernels.compiling import Program, Source, program
-from gdnbench_kernels.swa_decode.layouts import CacheLayout
+from gdnbench_kernels.swa_decode.layouts import SERVED, CacheLayout
 from gdnbench_kernels.swa_decode.sizes import BLOCK_SIZES, HEAD_DIM, MAX_HEADS, MAX_WINDOW
 from gdnbench_kernels.swa_decode.sources import ALIGN, SCALE_DTYPES
 from gdnbench_kernels.swa_decode.window import INDEX_SHAPES, flat_indices
 
 WORD = 4
 """Bytes that lens, attn_sink and lse are aligned to."""
-
-SERVED = (CacheLayout.PER_TOKEN_SCALE, CacheLayout.FP8_DS_MLA)
-"""The layouts that the kernels read."""
 
 SM90, SM100, SM103 = "sm_90a", "sm_100a", "sm_103a"
 ARCH_OF = {(9, 0): SM90, (10, 0): SM100, (10, 3): SM103}

@@ -10,10 +10,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from gdnbench_kernels.cases import Case
-from gdnbench_kernels.swa_decode.layouts import CacheLayout
+from gdnbench_kernels.swa_decode.layouts import SERVED, CacheLayout
 from gdnbench_kernels.swa_decode.sizes import BLOCK_SIZES
 
-LAYOUTS = (CacheLayout.PER_TOKEN_SCALE, CacheLayout.FP8_DS_MLA)
 SHORT = {CacheLayout.PER_TOKEN_SCALE: "per token", CacheLayout.FP8_DS_MLA: "ds_mla"}
 LENS = (0, 1, 17, 127, 128)
 """Nothing, one slot, part of a tile, a window but one, a window."""
@@ -24,7 +23,7 @@ SINKS = {"on": 0.0, "huge": 1e6, "-1e6": -1e6, "-inf": float("-inf"), "+inf": fl
 
 def cases() -> Iterator[Case]:
     """All of them."""
-    for layout in LAYOUTS:
+    for layout in SERVED:
         for name, quick, options in (*_shapes(), *_windows(), *_values()):
             made = {"heads": 8, "lens": LENS, "cache_layout": layout.value, **options}
             yield Case(f"{SHORT[layout]}, {name}", made, quick)

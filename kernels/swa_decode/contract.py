@@ -34,6 +34,7 @@ from gdnbench_kernels.contract import (
     TensorSpec,
     Tolerance,
 )
+from gdnbench_kernels.swa_decode.layouts import SERVED as SERVED_LAYOUTS
 from gdnbench_kernels.swa_decode.layouts import CacheLayout
 from gdnbench_kernels.swa_decode.sizes import BLOCK_SIZES, MAX_HEADS, MAX_WINDOW
 from gdnbench_kernels.swa_decode.synth import synth
@@ -117,7 +118,7 @@ that are large: 32 partial sums of 16 products, each cut to 24 bits, lose up to 
 largest of them, which may be four times the score."""
 
 SERVED: dict[str, tuple[str, ...]] = {
-    "cache_layout": (CacheLayout.PER_TOKEN_SCALE, CacheLayout.FP8_DS_MLA),
+    "cache_layout": SERVED_LAYOUTS,
     "index_shape": INDEX_SHAPE.values,
 }
 ALL = {convention.name: convention.values for convention in CONVENTIONS}

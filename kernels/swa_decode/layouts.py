@@ -43,6 +43,10 @@ class CacheLayout(StrEnum):
         return ROW_BYTES if self is CacheLayout.FP8_DS_MLA else HEAD_DIM
 
 
+SERVED = (CacheLayout.PER_TOKEN_SCALE, CacheLayout.FP8_DS_MLA)
+"""The layouts that the compiled kernels read."""
+
+
 def page_stride(block_size: int) -> int:
     """Bytes from page to page of an `fp8_ds_mla` cache."""
     return -(-block_size * ROW_BYTES // DATA_BYTES) * DATA_BYTES
