@@ -152,6 +152,24 @@ not have is not passed, nor is an optional tensor that the call lacks. What a ke
 NotImplementedError; a missing package is an ImportError whose message says what to install."""
 
 
+Launch = Callable[[], object]
+"""A call bound to its tensors. Each time it does the kernel's own work on them and nothing else."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a call costs whoever computes it: bytes that must come from memory and go to it, each once, and
+    floating-point operations, a multiply-add being two."""
+
+    read: int
+    written: int
+    flop: int
+
+    @property
+    def bytes(self) -> int:
+        return self.read + self.written
+
+
 @dataclass(frozen=True, slots=True)
 class KernelEntry:
     """An implementation: where it is, which conventions it takes, and what it needs to run."""
@@ -163,6 +181,10 @@ class KernelEntry:
     needs: tuple[str, ...] = ()  # distributions, beyond this project's own requirements
     fp64: bool = False  # an oracle: returns everything in fp64, mutated tensors too, and writes to none
     sources: str = ""  # "package.module:function": options -> a Source for each kernel compiled ahead
+    prepare: str = ""
+    """"package.module:function", called as the kernel is, returns a `Launch`: tensors are in the form that
+    its launches want, everything is compiled and tuned, and a launch neither allocates nor waits for the
+    device, so that a CUDA graph can hold many. Where it is left out, a launch is a call of the kernel."""
 
 
 @dataclass(frozen=True)
@@ -192,6 +214,8 @@ class Operation:
     renumber: Callable[[Call, Mapping[str, Sequence[int]]], dict[str, Tensor]] | None = None
     """Index tensors for pools that have only the rows stored, by pool, ascending; ContractError for a row
     that is not. None: a pool's index tensor names its rows, and each is replaced by its position."""
+    work: Callable[[Call], Work] | None = None
+    """What a call costs, from its shapes and its index tensors."""
     tolerances: Mapping[str, Tolerance] = field(default_factory=dict)
     """Outputs that are not held to a multiple of torch's error."""
 

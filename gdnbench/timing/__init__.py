@@ -1,0 +1,1 @@
+"""Timing that can be believed: kernels compared in one process, in turn, on the same fresh buffers."""

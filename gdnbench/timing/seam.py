@@ -1,0 +1,71 @@
+"""What the parts of the timing give one another: how a round is asked for, and what the machine was doing.
+
+A *launch* is one call of a kernel on one set of buffers. A *round* is many launches timed as one, on one
+*placement*: sets of buffers that lie at addresses of their own. A *block* is one round of every kernel under
+comparison, on one placement, in an order that turns from block to block.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+
+class Cache(StrEnum):
+    """What a launch finds in the last level of cache."""
+
+    COLD = "cold"  # none of its bytes: at least 512 MB were touched since its buffers were
+    WARM = "warm"  # all of them that fit: the same buffers as the launch before
+
+
+class Form(StrEnum):
+    """How launches reach the device."""
+
+    GRAPH = "graph"  # a round is one CUDA graph: gaps between launches are the device's alone
+    PLAIN = "plain"  # one after another from the host, whose cost counts where the device waits for it
+
+
+@dataclass(frozen=True, slots=True)
+class Mode:
+    cache: Cache = Cache.COLD
+    form: Form = Form.GRAPH
+
+
+class Subject(Protocol):
+    """A kernel on a record's call, ready to be timed in one mode."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def placements(self) -> int:
+        """How many placements there are; those of subjects under comparison are the same memory."""
+
+    @property
+    def launches(self) -> int:
+        """Of a round."""
+
+    def round(self, placement: int) -> float:
+        """Seconds a launch, of one round. Restores in-place state and makes the cache what the mode says
+        first, outside the time. Raises what the kernel raises."""
+
+
+@dataclass(frozen=True, slots=True)
+class Conditions:
+    """The device at one moment; None or empty where this machine does not say."""
+
+    clock: int | None = None  # MHz, of the multiprocessors
+    memory_clock: int | None = None  # MHz
+    temperature: int | None = None  # degrees Celsius
+    power: float | None = None  # watts
+    throttled: tuple[str, ...] = ()  # reasons that slow the clocks down, by NVML's names
+    others: tuple[int, ...] = ()  # other processes that use the device
+
+
+class Watch(Protocol):
+    """Looks at the device between rounds."""
+
+    def now(self) -> Conditions: ...
+
+    def close(self) -> None: ...
