@@ -27,6 +27,7 @@ from gdnbench_kernels.contract import (
     ScalarSpec,
     Stage,
     TensorSpec,
+    Work,
 )
 from gdnbench_kernels.gdn import (
     ACTIVATIONS,
@@ -46,6 +47,7 @@ from gdnbench_kernels.gdn import (
 from gdnbench_kernels.gdn_prefill.chunks import ChunkPlan, plan_chunks
 from gdnbench_kernels.gdn_prefill.stage_rules import stage_limit, with_rounded_sums
 from gdnbench_kernels.gdn_prefill.synth import synth
+from gdnbench_kernels.gdn_prefill.work import work_of
 
 NAME = "gdn_prefill"
 STATE_TENSORS = ("initial_state", "final_state")
@@ -290,6 +292,11 @@ def partition(call: Call, name: str) -> Partition:
     return Partition(tuple(regions), head_axis=1)
 
 
+def work(call: Call) -> Work:
+    """What a valid call costs."""
+    return work_of(call, SCALARS, outputs(call))
+
+
 OPERATION = Operation(
     name=NAME,
     summary="gated delta rule over packed sequences, chunk by chunk",
@@ -308,4 +315,5 @@ OPERATION = Operation(
     conversions=CONVERSIONS,
     stage_limit=stage_limit,
     stage_call=with_rounded_sums,
+    work=work,
 )

@@ -33,6 +33,7 @@ from gdnbench_kernels.contract import (
     ScalarSpec,
     TensorSpec,
     Tolerance,
+    Work,
 )
 from gdnbench_kernels.swa_decode.layouts import SERVED as SERVED_LAYOUTS
 from gdnbench_kernels.swa_decode.layouts import CacheLayout
@@ -45,6 +46,7 @@ from gdnbench_kernels.swa_decode.window import (
     flat_indices,
     shaped_indices,
 )
+from gdnbench_kernels.swa_decode.work import work_of
 
 NAME = "swa_decode"
 
@@ -315,6 +317,11 @@ def partition(call: Call, name: str) -> Partition:
     return Partition(tuple(Region(i, i + 1, i) for i in range(rows)), head_axis=1)
 
 
+def work(call: Call) -> Work:
+    """What a valid call costs."""
+    return work_of(call, flat_of(call), layout_of(call), outputs(call))
+
+
 OPERATION = Operation(
     name=NAME,
     summary="sliding-window attention of one token a request over a paged cache of latent rows",
@@ -337,5 +344,6 @@ OPERATION = Operation(
         if one != other
     },
     renumber=renumber,
+    work=work,
     tolerances={"lse": LSE},
 )
