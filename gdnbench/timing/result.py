@@ -1,0 +1,196 @@
+"""Everything that timing kernels on one record found, small enough to keep, with its form in JSON.
+
+Times are seconds a launch. A kernel's samples and the record's blocks run side by side: sample i of every
+kernel is of block i, and only blocks that nothing disturbed are there.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from gdnbench.errors import BadInputError
+from gdnbench.report.outcome import Outcome
+from gdnbench.timing.plain import from_plain, to_plain
+from gdnbench.timing.seam import Conditions, Mode
+from gdnbench.timing.statistics import Interval, Summary, Verdict
+
+FORMAT = 1
+"""Of `to_json`'s object. A reader refuses another one; names added later do not change it."""
+
+
+class End(StrEnum):
+    """Why no more blocks were measured."""
+
+    PRECISE = "precise"  # every interval is as narrow as was asked for
+    BLOCKS = "blocks"  # the cap on blocks
+    SECONDS = "seconds"  # the cap on seconds
+    INTERRUPTED = "interrupted"  # Ctrl-C; what was measured until then stands
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """One round of every kernel that nothing disturbed. `order` are positions in the record's kernels."""
+
+    placement: int
+    run: int  # blocks of one run share the placement and take every order once
+    order: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What a watch saw from the first block to the last one, the discarded ones too.
+
+    `source` says who looked ("NVML", "/proc/stat"), or why nobody did. None or empty: not known, or nothing.
+    """
+
+    source: str
+    start: Conditions = field(default_factory=Conditions)
+    end: Conditions = field(default_factory=Conditions)
+    lowest: Conditions = field(default_factory=Conditions)  # of each number; the names are in `highest`
+    highest: Conditions = field(default_factory=Conditions)  # and every reason and process seen at any time
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """What a launch moves and computes, from the shapes of the call, and how fast the median launch did."""
+
+    bytes: int
+    flop: int
+    bytes_per_second: float
+    flop_per_second: float
+    of_ceiling: float | None = None  # 1 is the ceiling; None: no ceiling was measured
+
+    @classmethod
+    def of(cls, bytes: int, flop: int, seconds: float, ceiling: float | None) -> Rates:
+        """At `seconds` a launch, against a ceiling in bytes/s."""
+        rate = bytes / seconds
+        return cls(bytes, flop, rate, flop / seconds, None if ceiling is None else rate / ceiling)
+
+
+@dataclass(frozen=True, slots=True)
+class KernelTiming:
+    """One kernel on the record. Of one that was not timed only the first three say anything.
+
+    outcome: PASS, or MISMATCH of one timed although its outputs are wrong; else why it was not timed.
+    """
+
+    name: str
+    outcome: Outcome
+    reason: str = ""  # one line, where the outcome is not PASS
+    samples: tuple[float, ...] = ()  # seconds a launch, by block
+    summary: Summary | None = None
+    launches: int = 0  # of a round
+    rates: Rates | None = None
+    stages: Mapping[str, float] = field(default_factory=dict)  # seconds a launch, by stage
+
+    @property
+    def timed(self) -> bool:
+        return self.summary is not None
+
+
+@dataclass(frozen=True, slots=True)
+class PairTiming:
+    """`other` beside `first`, the record's first timed kernel. The ratio is other's time over first's.
+
+    margin: how far beyond 1 the whole interval must lie for a verdict, as a part of 1. within: how far from
+    1 the interval reaches, what "no difference" means here; None without an interval.
+    """
+
+    first: str
+    other: str
+    interval: Interval | None  # None: too few blocks
+    verdict: Verdict
+    margin: float
+    within: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CeilingFound:
+    """The fastest that this machine moved as many bytes in this session."""
+
+    bytes_per_second: float
+    method: str
+    candidates: Mapping[str, float] = field(default_factory=dict)  # bytes/s of each way that was tried
+
+
+@dataclass(frozen=True, slots=True)
+class ControlFound:
+    """Whether the cache was what the mode says. None: it could not be told, and `says` says why."""
+
+    holds: bool | None
+    says: str
+    figures: Mapping[str, float] = field(default_factory=dict)  # seconds, by what was timed
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Where the times are from. `device` is the GPU's or the CPU's name."""
+
+    kind: str  # "cuda" or "cpu"
+    device: str
+    host: str
+    driver: str | None = None
+    cuda: str | None = None
+    python: str = ""
+    os: str = ""
+    packages: Mapping[str, str] = field(default_factory=dict)  # versions
+
+
+@dataclass(frozen=True, slots=True)
+class RecordTiming:
+    """Kernels compared on one record. The first one that was timed is what the others are compared with.
+
+    `repeat` is the first kernel against itself in the same blocks, where that was asked for: its `margin` is
+    the clock's alone. `notes`: what was converted, what is unknown, what to keep in mind; one line each.
+    """
+
+    label: str
+    number: int
+    key: str
+    op: str
+    mode: Mode
+    machine: Machine
+    kernels: tuple[KernelTiming, ...]
+    pairs: tuple[PairTiming, ...] = ()
+    repeat: PairTiming | None = None
+    blocks: tuple[Block, ...] = ()
+    placements: int = 0
+    end: End | None = None  # None: nothing was timed
+    seconds: float = 0.0  # of wall clock that the comparison took
+    discarded: Mapping[str, int] = field(default_factory=dict)  # blocks, by reason
+    conditions: Seen | None = None
+    ceiling: CeilingFound | None = None
+    control: ControlFound | None = None
+    notes: tuple[str, ...] = ()
+    time: str = ""  # when it was measured, UTC, 2026-01-31T12:00:00Z
+
+    def kernel(self, name: str) -> KernelTiming | None:
+        return next((kernel for kernel in self.kernels if kernel.name == name), None)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"format": FORMAT, **to_plain(self)}
+
+    @classmethod
+    def from_json(cls, value: Any, where: str = "timing") -> RecordTiming:
+        """What `to_json` wrote; BadInputError for anything else. `where` begins the message."""
+        if not isinstance(value, dict) or "format" not in value:
+            raise BadInputError(f"{where} is no timing of a record: it has no `format`")
+        if value["format"] != FORMAT:
+            raise BadInputError(
+                f"{where} has timing format {value['format']!r}; this gdnbench reads format {FORMAT}: "
+                "measure again, or use the release that wrote it"
+            )
+        found = from_plain(cls, value, where)
+        for kernel in found.kernels:
+            if kernel.timed and len(kernel.samples) != len(found.blocks):
+                raise BadInputError(
+                    f"{where}: {kernel.name} has {len(kernel.samples)} samples of {len(found.blocks)} blocks"
+                )
+        return found
+
+    def dumps(self) -> str:
+        return json.dumps(self.to_json(), allow_nan=False)
