@@ -117,10 +117,14 @@ def recur(state: Tensor, q: Tensor, k: Tensor, v: Tensor, alpha: Tensor, beta: T
 
 
 def check_form(
-    op: str, tensors: Sequence[TensorSpec], scalars: Sequence[ScalarSpec], call: Call
+    op: str,
+    tensors: Sequence[TensorSpec],
+    scalars: Sequence[ScalarSpec],
+    call: Call,
+    conventions: Sequence[Convention] = CONVENTIONS,
 ) -> dict[str, int]:
     """Refuses whatever can be told without a value: names, kinds, dtypes, shapes; returns sizes by symbol."""
-    check_conventions(op, CONVENTIONS, call.conventions)
+    check_conventions(op, conventions, call.conventions)
     check_scalars(op, scalars, call)
     sizes = check_tensors(op, tensors, call)
     check_one_dtype(op, call, ("q", "k", "v"))
@@ -150,12 +154,22 @@ def check_heads(op: str, sizes: Mapping[str, int]) -> None:
 
 
 def check_gates(op: str, call: Call, beta_max: Scalar) -> None:
-    """Refuses finite values of g and beta outside their ranges, and a beta_max that is neither 1 nor 2."""
+    """Refuses finite values of g and beta outside their ranges, and a beta_max that is neither 1 nor 2. What
+    raw gates are made of may have any value."""
     if beta_max not in (1, 2):
         raise ContractError(f"{op}: scalar beta_max is {beta_max}; it must be 1 or 2")
+    if call.conventions.get("gate") == "raw":
+        return
     low, high = (0.0, 1.0) if call.conventions.get("gate") == "linear" else (-torch.inf, 0.0)
     check_range(op, call, "g", low, high)
     check_range(op, call, "beta", 0.0, float(beta_max))
+
+
+IMPOSSIBLE: Mapping[str, str] = {
+    "gate": "what a gate was made of cannot be had from it",
+    "qk": "normalising them again would change their bits",
+}
+"""Why a convention has no way back."""
 
 
 def convert_call(
@@ -164,21 +178,23 @@ def convert_call(
     target: Mapping[str, str],
     states: Sequence[str],
     indices: Sequence[str] = (),
+    conventions: Sequence[Convention] = CONVENTIONS,
 ) -> Call:
-    """`call` in the conventions `target` (those it leaves out stay); raises ContractError where that cannot
-    be done.
+    """`call` in the `target` values of `conventions` (those it leaves out stay); raises ContractError where
+    that cannot be done, or where there is no such convention or value.
 
     `states` names the tensors that are states, `indices` those that the convention offsets is about. Tensors
     that no conversion concerns are passed on, not copied.
     """
-    current = resolved_conventions(CONVENTIONS, call.conventions)
+    check_conventions(op, conventions, target)
+    current = resolved_conventions(conventions, call.conventions)
     wanted = {**current, **target}
     tensors = dict(call.tensors)
     for name, value in wanted.items():
         if value != current[name] and (name, current[name], value) not in CONVERSIONS:
             raise ContractError(
-                f"{op}: convention {name} cannot go from {current[name]} to {value}: normalising them again"
-                f" would change their bits; choose a kernel that takes {current[name]}"
+                f"{op}: convention {name} cannot go from {current[name]} to {value}: {IMPOSSIBLE[name]};"
+                f" choose a kernel that takes {current[name]}"
             )
     if wanted["offsets"] != "any":
         for name in indices:

@@ -15,7 +15,7 @@ import torch
 from torch import Generator, Tensor
 
 from gdnbench_kernels.checks import check_conventions
-from gdnbench_kernels.contract import ContractError
+from gdnbench_kernels.contract import ContractError, Convention
 from gdnbench_kernels.gdn import ACTIVATIONS, CONVENTIONS, OFFSETS, STATES, l2_normalise
 
 Span = float | tuple[float, float]
@@ -36,23 +36,26 @@ class Dtypes:
 def named_dtypes(dtype: str, state_dtype: str, offsets_dtype: str) -> Dtypes:
     """The dtypes of those names; ContractError for one that the contracts do not take there."""
     return Dtypes(
-        activations=_named_dtype("dtype", dtype, ACTIVATIONS),
-        states=_named_dtype("state_dtype", state_dtype, STATES),
-        offsets=_named_dtype("offsets_dtype", offsets_dtype, OFFSETS),
+        activations=named_dtype("dtype", dtype, ACTIVATIONS),
+        states=named_dtype("state_dtype", state_dtype, STATES),
+        offsets=named_dtype("offsets_dtype", offsets_dtype, OFFSETS),
     )
 
 
-def _named_dtype(option: str, name: str, allowed: Sequence[str]) -> torch.dtype:
+def named_dtype(option: str, name: str, allowed: Sequence[str]) -> torch.dtype:
+    """The dtype of that name; ContractError unless it is `allowed`."""
     if name not in allowed:
         raise ContractError(f"{option} is {name!r}; it must be {' or '.join(allowed)}")
     dtype: torch.dtype = getattr(torch, name)
     return dtype
 
 
-def made_conventions(op: str, gate: str, state_layout: str, qk: str) -> dict[str, str]:
-    """The conventions of those values; ContractError for one that there is not."""
+def made_conventions(
+    op: str, gate: str, state_layout: str, qk: str, known: Sequence[Convention] = CONVENTIONS
+) -> dict[str, str]:
+    """The conventions of those values; ContractError for one that is not among the `known`."""
     conventions = {"gate": gate, "state_layout": state_layout, "qk": qk}
-    check_conventions(op, CONVENTIONS, conventions)
+    check_conventions(op, known, conventions)
     return conventions
 
 

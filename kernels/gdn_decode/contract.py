@@ -1,15 +1,15 @@
 """gdn_decode: the gated delta rule for a few tokens of each sequence, on a pool of states updated in place.
 
 Axes: B sequences, S tokens of each, H key heads, Hv value heads, K and V head dims, `slots` states in the
-pool. Sequence i reads slot state_indices[i, num_accepted[i] - 1] and after its token t writes slot
-state_indices[i, t]; with S = 1 that is plain decode. A sequence whose slot to read is -1 is padding: it reads
-and writes nothing, and nothing is promised of its rows of o. A token of another sequence whose own slot is -1
-writes no state.
+pool. Sequence i reads slot state_indices[i, num_accepted[i] - 1], or read_indices[i] where that is given, and
+after its token t writes slot state_indices[i, t]; with S = 1 that is plain decode. A sequence whose slot to
+read is -1 is padding: it reads and writes nothing, and nothing is promised of its rows of o. A token of
+another sequence whose own slot is -1 writes no state. Several sequences may read a slot that no one writes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -29,12 +29,11 @@ from gdnbench_kernels.contract import (
     Role,
     ScalarSpec,
     TensorSpec,
+    Work,
 )
 from gdnbench_kernels.gdn import (
     ACTIVATIONS,
-    CONVENTIONS,
     CONVERSIONS,
-    GATE,
     OFFSETS,
     QK,
     STATE_LAYOUT,
@@ -45,10 +44,19 @@ from gdnbench_kernels.gdn import (
     convert_states,
     index_tensors,
 )
+from gdnbench_kernels.gdn_decode.gates import CONVENTIONS, GATE, Gates
 from gdnbench_kernels.gdn_decode.slots import PADDING, SlotPlan, plan_slots
 from gdnbench_kernels.gdn_decode.synth import synth
+from gdnbench_kernels.gdn_decode.work import work_of
 
 NAME = "gdn_decode"
+RAW_TENSORS = ("A_log", "dt_bias")
+
+DECODE_CONVERSIONS: Mapping[tuple[str, str, str], str] = {
+    ("gate", "raw", "log"): "g and beta computed from a, b, A_log and dt_bias, in fp32",
+    ("gate", "raw", "linear"): "exp(g) and beta computed from a, b, A_log and dt_bias, in fp32",
+    **CONVERSIONS,
+}
 
 TENSORS = (
     TensorSpec("q", ("B", "S", "H", "K"), ACTIVATIONS, Role.INPUT, "queries"),
@@ -56,14 +64,14 @@ TENSORS = (
     TensorSpec(
         "v", ("B", "S", "Hv", "V"), ACTIVATIONS, Role.INPUT, "values, of q's dtype; Hv is a multiple of H"
     ),
-    TensorSpec("g", ("B", "S", "Hv"), STATES, Role.INPUT, "gate: log-space decay, or alpha where linear"),
-    TensorSpec("beta", ("B", "S", "Hv"), STATES, Role.INPUT, "step size, in [0, beta_max]"),
+    TensorSpec("g", ("B", "S", "Hv"), STATES, Role.INPUT, "log-space decay; alpha where linear, a where raw"),
+    TensorSpec("beta", ("B", "S", "Hv"), STATES, Role.INPUT, "step size, in [0, beta_max]; b where raw"),
     TensorSpec(
         "state",
         ("slots", "Hv", "V", "K"),
         STATES,
         Role.MUTATED,
-        "the state pool",
+        "the state pool; its slots may lie further apart than they are long",
         pool_index="state_indices",
         axes_by={("state_layout", "KV"): ("slots", "Hv", "K", "V")},
     ),
@@ -74,6 +82,23 @@ TENSORS = (
         ("int32",),
         Role.INPUT,
         "which token's slot holds the state to read, counted from 1; 1 if absent",
+        optional=True,
+    ),
+    TensorSpec(
+        "read_indices",
+        ("B",),
+        ("int32",),
+        Role.INPUT,
+        "slot that each sequence reads, -1 for padding; not together with num_accepted",
+        optional=True,
+    ),
+    TensorSpec("A_log", ("Hv",), ("float32",), Role.INPUT, "log of a head's rate, where raw", optional=True),
+    TensorSpec(
+        "dt_bias",
+        ("Hv",),
+        ("float32", "bfloat16"),
+        Role.INPUT,
+        "added to a before the softplus, where raw",
         optional=True,
     ),
     TensorSpec("o", ("B", "S", "Hv", "V"), ACTIVATIONS, Role.OUTPUT, "outputs, of v's dtype"),
@@ -107,22 +132,33 @@ KERNELS = {
 
 def validate(call: Call) -> None:
     """Refuses a call that breaks the contract, with a ContractError that names tensor, position and value."""
-    sizes = check_form(NAME, TENSORS, SCALARS, call)
+    sizes = check_form(NAME, TENSORS, SCALARS, call, CONVENTIONS)
     if sizes["S"] < 1:
         raise ContractError(f"{NAME}: q has S = 0 on axis 1; a sequence has at least one token")
+    _check_raw(call)
     _check_slots(call, sizes)
     check_gates(NAME, call, resolved_scalars(SCALARS, call)["beta_max"])
 
 
+def _check_raw(call: Call) -> None:
+    """Raw gates need A_log and dt_bias, and the others have no use for them."""
+    form = call.conventions.get(GATE.name, GATE.values[0])
+    for name in RAW_TENSORS:
+        if form == "raw" and name not in call.tensors:
+            raise ContractError(f"{NAME}: tensor {name} is missing; with gate raw its axes are [Hv]")
+        if form != "raw" and name in call.tensors:
+            raise ContractError(f"{NAME}: tensor {name} belongs to gate raw, not to {form}; leave it out")
+
+
 def _check_slots(call: Call, sizes: Mapping[str, int]) -> None:
-    indices = call.tensors["state_indices"].cpu().long()
-    outside = first_true((indices < PADDING) | (indices >= sizes["slots"]))
-    if outside is not None:
+    if "read_indices" in call.tensors and "num_accepted" in call.tensors:
         raise ContractError(
-            f"{NAME}: {at('state_indices', outside)} is {int(indices[outside])};"
-            f" it must be a slot in [0, {sizes['slots'] - 1}], or -1 for padding"
+            f"{NAME}: read_indices and num_accepted are both given; each says which slot is read, give one"
         )
-    accepted = call.tensors.get("num_accepted")
+    for name in ("state_indices", "read_indices"):
+        if name in call.tensors:
+            _check_in_pool(name, call.tensors[name], sizes["slots"])
+    indices, accepted = call.tensors["state_indices"].cpu(), call.tensors.get("num_accepted")
     if accepted is not None:
         counts = accepted.cpu()
         wrong = first_true(((counts < 1) | (counts > sizes["S"])) & (indices != PADDING).any(1))
@@ -131,34 +167,70 @@ def _check_slots(call: Call, sizes: Mapping[str, int]) -> None:
                 f"{NAME}: {at('num_accepted', wrong)} is {int(counts[wrong])};"
                 f" it must lie in [1, S = {sizes['S']}]"
             )
-    _check_races(_slots_of(call))
+    _check_races(slots_of(call))
+
+
+def _check_in_pool(name: str, tensor: Tensor, slots: int) -> None:
+    indices = tensor.cpu().long()
+    outside = first_true((indices < PADDING) | (indices >= slots))
+    if outside is not None:
+        raise ContractError(
+            f"{NAME}: {at(name, outside)} is {int(indices[outside])};"
+            f" it must be a slot in [0, {slots - 1}], or -1 for padding"
+        )
 
 
 def _check_races(plan: SlotPlan) -> None:
-    """Refuses a slot of two sequences: what a sequence reads it also writes, hence a race."""
+    """Refuses a slot that two sequences write, and one that a sequence reads and another writes."""
     tokens = plan.write.shape[1]
     slots = plan.write.flatten()
     order = slots.argsort(stable=True)  # hence by sequence within a slot
     slots, owners = slots[order], order // tokens
+
+    def place(ordered: int) -> str:
+        token = int(order[ordered])
+        return at("state_indices", (int(plan.active[token // tokens]), token % tokens))
+
     raced = first_true((slots[1:] == slots[:-1]) & (owners[1:] != owners[:-1]) & (slots[1:] != PADDING))
     if raced is not None:
-        first, second = (int(order[raced[0] + i]) for i in (0, 1))
-        position = (int(plan.active[second // tokens]), second % tokens)
-        other = (int(plan.active[first // tokens]), first % tokens)
         raise ContractError(
-            f"{NAME}: {at('state_indices', position)} is {int(slots[raced])}, as is"
-            f" {at('state_indices', other)}; two sequences would race for that slot"
+            f"{NAME}: {place(raced[0] + 1)} is {int(slots[raced])}, as is {place(raced[0])};"
+            " two sequences would race for that slot"
+        )
+    # A slot has one writer now. Without read_indices a sequence reads a slot of its own.
+    found = torch.searchsorted(slots, plan.read).clamp(max=max(0, len(slots) - 1))
+    theirs = (slots[found] == plan.read) & (owners[found] != torch.arange(len(plan.read)))
+    if (stolen := first_true(theirs)) is not None:
+        raise ContractError(
+            f"{NAME}: {at('read_indices', (int(plan.active[stolen]),))} is {int(plan.read[stolen])}, as is"
+            f" {place(int(found[stolen]))} of another sequence, which writes what this one reads"
         )
 
 
-def _slots_of(call: Call) -> SlotPlan:
-    accepted = call.tensors.get("num_accepted")
-    return plan_slots(call.tensors["state_indices"].cpu(), None if accepted is None else accepted.cpu())
+def slots_of(call: Call) -> SlotPlan:
+    """The slots of a call, on the host."""
+    named = (call.tensors.get(name) for name in ("state_indices", "num_accepted", "read_indices"))
+    indices, accepted, read = (None if tensor is None else tensor.cpu() for tensor in named)
+    if indices is None:
+        raise KeyError("state_indices")
+    return plan_slots(indices, accepted, read)
 
 
 def convert(call: Call, target: Mapping[str, str]) -> Call:
-    """The call in other conventions; see `CONVERSIONS`. ContractError where that is impossible."""
-    return convert_call(NAME, call, target, ("state",), index_tensors(TENSORS, call))
+    """The call in other conventions; see `DECODE_CONVERSIONS`. ContractError where that is impossible."""
+    wanted = target.get(GATE.name, "raw")
+    if call.conventions.get(GATE.name) == "raw" and wanted in ("log", "linear"):
+        call = _with_log_gates(call)
+    return convert_call(NAME, call, target, ("state",), index_tensors(TENSORS, call), CONVENTIONS)
+
+
+def _with_log_gates(call: Call) -> Call:
+    tensors = {name: tensor for name, tensor in call.tensors.items() if name not in RAW_TENSORS}
+    beta_max = resolved_scalars(SCALARS, call)["beta_max"]
+    gates = Gates("raw", *(call.tensors[name] for name in RAW_TENSORS), float(beta_max or 0))
+    tensors["g"] = gates.log_decay(tensors["g"], torch.float32)
+    tensors["beta"] = gates.beta(tensors["beta"], torch.float32)
+    return Call(tensors, call.scalars, {**call.conventions, GATE.name: "log"})
 
 
 def convert_outputs(
@@ -176,29 +248,61 @@ def outputs(call: Call) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
 
 def touched(call: Call) -> dict[str, Tensor]:
     """The slots that active sequences read or write: sorted, unique, int64 on the host."""
-    plan = _slots_of(call)
-    return {"state": torch.unique(plan.write[plan.write != PADDING])}
+    return {"state": slots_of(call).touched}
+
+
+def renumber(call: Call, stored: Mapping[str, Sequence[int]]) -> dict[str, Tensor]:
+    """state_indices and read_indices for a pool that holds only the slots stored. The slots of padding
+    sequences, which no one touches, become -1; ContractError for another slot that is not stored."""
+    if "state" not in stored:
+        return {}
+    slots = torch.tensor(stored["state"], dtype=torch.int64)
+    idle = torch.ones(len(call.tensors["state_indices"]), dtype=torch.bool)
+    idle[slots_of(call).active] = False
+    found = {}
+    for name in ("state_indices", "read_indices"):
+        if name in call.tensors:
+            indices = call.tensors[name]
+            unused = idle if indices.ndim == 1 else idle.unsqueeze(1)
+            found[name] = _places(name, indices.long().masked_fill(unused, PADDING), slots).to(indices.dtype)
+    return found
+
+
+def _places(name: str, indices: Tensor, slots: Tensor) -> Tensor:
+    """Where each index stands among `slots`, ascending."""
+    place = torch.searchsorted(slots, indices)
+    there = torch.zeros_like(indices, dtype=torch.bool)
+    if len(slots):
+        there = slots[place.clamp(max=len(slots) - 1)] == indices
+    if (lost := first_true((indices != PADDING) & ~there)) is not None:
+        raise ContractError(f"{name} names slot {int(indices[lost])} of state, which was not captured")
+    return torch.where(indices == PADDING, PADDING, place)
 
 
 def partition(call: Call, name: str) -> Partition:
-    """Active sequences own rows of o, and slots of the pool; KeyError for any other name."""
-    plan = _slots_of(call)
+    """Active sequences own rows of o, and slots of the pool; KeyError for any other name. A slot that is only
+    read belongs to the first sequence that reads it: it must keep its value."""
+    plan = slots_of(call)
     if name == "o":
         return Partition(tuple(Region(i, i + 1, i) for i in plan.active.tolist()), head_axis=2, token_axis=1)
     if name == "state":
-        # Row by row in order of token: a slot that a sequence writes twice belongs to the later token.
-        writer_of = {
-            slot: (sequence, token)
-            for sequence, slots in zip(plan.active.tolist(), plan.write.tolist(), strict=True)
-            for token, slot in enumerate(slots)
-            if slot != PADDING
-        }
+        owner_of: dict[int, tuple[int, int | None]] = {}
+        for sequence, slot in zip(plan.active.tolist(), plan.read.tolist(), strict=True):
+            owner_of.setdefault(slot, (sequence, None))
+        # In order of token: a slot that a sequence writes twice belongs to the later token.
+        for sequence, slots in zip(plan.active.tolist(), plan.write.tolist(), strict=True):
+            owner_of |= {slot: (sequence, token) for token, slot in enumerate(slots) if slot != PADDING}
         regions = (
             Region(slot, slot + 1, sequence, token=token)
-            for slot, (sequence, token) in sorted(writer_of.items())
+            for slot, (sequence, token) in sorted(owner_of.items())
         )
         return Partition(tuple(regions), head_axis=1)
     raise KeyError(name)
+
+
+def work(call: Call) -> Work:
+    """What a valid call costs."""
+    return work_of(call, slots_of(call), outputs(call))
 
 
 OPERATION = Operation(
@@ -216,5 +320,7 @@ OPERATION = Operation(
     touched=touched,
     partition=partition,
     synth=synth,
-    conversions=CONVERSIONS,
+    conversions=DECODE_CONVERSIONS,
+    renumber=renumber,
+    work=work,
 )

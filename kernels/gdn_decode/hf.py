@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from gdnbench_kernels.gdn import per_value_head
-from gdnbench_kernels.gdn_decode.slots import plan_slots
+from gdnbench_kernels.gdn_decode.slots import PADDING, plan_slots
 from gdnbench_kernels.transformers_functions import check_scale, transformers_function
 
 
@@ -19,6 +19,7 @@ def hf(
     beta: Tensor,
     state: Tensor,
     state_indices: Tensor,
+    read_indices: Tensor | None = None,
     scale: float | None = None,
     qk: str = "normalised",
 ) -> dict[str, Tensor]:
@@ -31,7 +32,7 @@ def hf(
     if q.shape[1] != 1:
         raise NotImplementedError(f"transformers decodes one token a sequence, the call has S = {q.shape[1]}")
     # With one token a sequence the count of accepted ones can only be 1.
-    plan = plan_slots(state_indices, None)
+    plan = plan_slots(state_indices, read_indices=read_indices)
     active, value_heads = plan.active, v.shape[2]
     o = torch.full_like(v, torch.nan)
     out, final = recurrent(
@@ -46,5 +47,7 @@ def hf(
     )
     assert final is not None
     o[active] = out
-    state[plan.read] = final.to(state.dtype)
+    written = plan.write[:, 0]
+    kept = written != PADDING
+    state[written[kept]] = final[kept].to(state.dtype)
     return {"o": o}

@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gdnbench_kernels.gdn import decay, normalised, per_value_head, recur
-from gdnbench_kernels.gdn_decode.slots import PADDING, plan_slots
+from gdnbench_kernels.gdn import normalised, per_value_head, recur
+from gdnbench_kernels.gdn_decode.gates import Gates
+from gdnbench_kernels.gdn_decode.slots import PADDING, SlotPlan
 
 # Bytes of state advanced together; sequences beyond that take another pass.
 STATE_BYTES_AT_ONCE = 256 << 20
@@ -22,10 +23,9 @@ def decode(
     source: Tensor,
     pool: Tensor,
     o: Tensor,
-    state_indices: Tensor,
-    num_accepted: Tensor | None,
+    plan: SlotPlan,
+    gates: Gates,
     scale: float,
-    gate: str,
     qk: str,
     compute: torch.dtype,
 ) -> None:
@@ -36,7 +36,6 @@ def decode(
     written by another. The state of a sequence is carried in `compute` from token to token, not reloaded from
     its slot.
     """
-    plan = plan_slots(state_indices, num_accepted)
     value_heads, bytes_each = v.shape[2], source[:1].numel() * compute.itemsize
     at_once = max(1, STATE_BYTES_AT_ONCE // max(1, bytes_each))
     for start in range(0, len(plan.active), at_once):
@@ -49,8 +48,8 @@ def decode(
                 per_value_head(normalised(q[sequences, token], qk, compute), value_heads, axis=1),
                 per_value_head(normalised(k[sequences, token], qk, compute), value_heads, axis=1),
                 v[sequences, token].to(compute),
-                decay(g[sequences, token], gate, compute),
-                beta[sequences, token].to(compute),
+                gates.alpha(g[sequences, token], compute),
+                gates.beta(beta[sequences, token], compute),
             )
             o[sequences, token] = (out * scale).to(o.dtype)
             kept = write[:, token] != PADDING

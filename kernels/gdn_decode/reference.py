@@ -6,7 +6,9 @@ import torch
 from torch import Tensor
 
 from gdnbench_kernels.gdn import default_scale, in_vk
+from gdnbench_kernels.gdn_decode.gates import Gates
 from gdnbench_kernels.gdn_decode.recurrence import decode
+from gdnbench_kernels.gdn_decode.slots import plan_slots
 
 
 def reference(
@@ -19,7 +21,11 @@ def reference(
     state: Tensor,
     state_indices: Tensor,
     num_accepted: Tensor | None = None,
+    read_indices: Tensor | None = None,
+    A_log: Tensor | None = None,
+    dt_bias: Tensor | None = None,
     scale: float | None = None,
+    beta_max: float = 1.0,
     gate: str = "log",
     state_layout: str = "VK",
     qk: str = "normalised",
@@ -41,10 +47,9 @@ def reference(
         source=in_vk(state, state_layout),
         pool=in_vk(pool, state_layout),
         o=o,
-        state_indices=state_indices,
-        num_accepted=num_accepted,
+        plan=plan_slots(state_indices, num_accepted, read_indices),
+        gates=Gates(gate, A_log, dt_bias, beta_max),
         scale=default_scale(scale, k.shape[3]),
-        gate=gate,
         qk=qk,
         compute=torch.float64,
     )

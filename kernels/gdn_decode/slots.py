@@ -22,11 +22,26 @@ class SlotPlan:
     read: Tensor  # [A] slot that each reads
     write: Tensor  # [A, S] slot that each token is written to, or PADDING
 
+    @property
+    def written(self) -> Tensor:
+        """Slots that some token is written to: sorted, unique."""
+        return torch.unique(self.write[self.write != PADDING])
 
-def plan_slots(state_indices: Tensor, num_accepted: Tensor | None) -> SlotPlan:
-    """Sequence i reads slot state_indices[i, num_accepted[i] - 1]; without `num_accepted`, [i, 0]."""
+    @property
+    def touched(self) -> Tensor:
+        """Slots that are read or written: sorted, unique."""
+        return torch.unique(torch.cat([self.read, self.written]))
+
+
+def plan_slots(
+    state_indices: Tensor, num_accepted: Tensor | None = None, read_indices: Tensor | None = None
+) -> SlotPlan:
+    """Sequence i reads slot read_indices[i]; or state_indices[i, num_accepted[i] - 1]; or, where neither is
+    given, state_indices[i, 0]. Both are never given."""
     indices = state_indices.long()
-    if num_accepted is None:
+    if read_indices is not None:
+        read = read_indices.long()
+    elif num_accepted is None:
         read = indices[:, 0]
     else:
         # A sequence that is padding throughout may hold any count.

@@ -6,7 +6,8 @@ import torch
 from torch import Generator, Tensor
 
 from gdnbench_kernels.contract import Call, ContractError
-from gdnbench_kernels.gdn import convert_call
+from gdnbench_kernels.gdn import STATES, convert_call
+from gdnbench_kernels.gdn_decode.gates import CONVENTIONS
 from gdnbench_kernels.gdn_decode.slots import PADDING
 from gdnbench_kernels.gdn_inputs import (
     Span,
@@ -15,9 +16,12 @@ from gdnbench_kernels.gdn_inputs import (
     gates,
     made_conventions,
     made_nan,
+    named_dtype,
     named_dtypes,
     queries_and_keys,
 )
+
+READS = ("", "own", "first", "last", "shared")
 
 
 def synth(
@@ -31,10 +35,16 @@ def synth(
     gate_span: Span = 1.0,
     beta: Span = (0.0, 1.0),
     speculative: bool = False,
+    read_indices: str = "",
     padding: float = 0.0,
+    holes: float = 0.0,
+    slot_gap: int = 0,
+    state_scale: float = 1.0,
     state_dtype: str = "float32",
     dtype: str = "bfloat16",
     offsets_dtype: str = "int32",
+    gate_dtype: str = "",
+    dt_bias_dtype: str = "float32",
     gate: str = "log",
     state_layout: str = "VK",
     qk: str = "normalised",
@@ -43,17 +53,26 @@ def synth(
 ) -> Call:
     """A valid call, deterministic in `seed`.
 
-    `batch`: B sequences; `steps`: S tokens of each. `slots`: size of the pool, batch * steps + 1 if 0; slots
-    are dealt at random. `speculative`: num_accepted is given, random in 1 .. S. `padding`: share of the
-    sequences that are padding (-1), rounded down. `nan_at`: sequences whose q, k, v, g and beta are NaN.
-    `key_correlation` counts over all tokens of the batch; the other options are those of gdn_prefill.
+    `batch`: B sequences; `steps`: S tokens of each. `slots`: size of the pool, as many as are needed and one
+    if 0; slots are dealt at random. `speculative`: num_accepted is given, random in 1 .. S. `read_indices`
+    gives them: `own` slots that no one writes, the `first` or `last` slot that the sequence itself writes, or
+    one slot `shared` by all. `padding`: share of the sequences that are padding (-1), rounded down. `holes`:
+    share of the other tokens that write no slot, drawn; never the slot that a sequence reads. `slot_gap`:
+    elements between one slot and the next. `state_scale`: factor of the states, whose rows have norms near
+    1. `nan_at`: sequences whose q, k, v, g and beta are NaN. `gate_dtype`: of g and beta; float32, or `dtype`
+    where the gate is raw, if empty. Raw gates are made to give g and beta as `gate_span` and `beta` say, but
+    for the rounding of a and b. `key_correlation` counts over all tokens of the batch; the other options are
+    those of gdn_prefill.
     """
-    if not 0 <= padding <= 1:
-        raise ContractError(f"padding is {padding:g}; it is a share, in [0, 1]")
+    for name, share in (("padding", padding), ("holes", holes)):
+        if not 0 <= share <= 1:
+            raise ContractError(f"{name} is {share:g}; it is a share, in [0, 1]")
+    if slot_gap < 0:
+        raise ContractError(f"slot_gap is {slot_gap}; slots lie 0 or more elements apart")
     (key_heads, value_heads), (key_dim, value_dim) = heads, head_dim
     generator = torch.Generator().manual_seed(seed)
     dtypes = named_dtypes(dtype, state_dtype, offsets_dtype)
-    conventions = made_conventions("gdn_decode", gate, state_layout, qk)
+    conventions = made_conventions("gdn_decode", gate, state_layout, qk, CONVENTIONS)
     tokens, per_head = batch * steps, (batch * steps, value_heads)
     q, k = queries_and_keys(
         (tokens, key_heads, key_dim), key_correlation, dtypes.activations, qk == "raw", generator
@@ -65,30 +84,85 @@ def synth(
         "g": gates(per_head, gate_span, generator),
         "beta": betas(per_head, beta, generator),
     }
-    tensors = {name: x.view(batch, steps, *x.shape[1:]) for name, x in by_token.items()}
-    pool = torch.randn(slots or tokens + 1, value_heads, value_dim, key_dim, generator=generator)
-    tensors["state"] = (pool * key_dim**-0.5).to(dtypes.states)
-    indices = _deal(batch, steps, len(pool), int(padding * batch), generator)
-    tensors["state_indices"] = indices.to(dtypes.offsets)
+    added = {"own": batch - int(padding * batch), "shared": 1}.get(read_indices, 0)
+    pool = torch.randn(slots or tokens + 1 + added, value_heads, value_dim, key_dim, generator=generator)
+    indices, read = _deal(batch, steps, len(pool), int(padding * batch), read_indices, generator)
+    more = {} if read is None else {"read_indices": read.to(torch.int32)}
     if speculative:
-        tensors["num_accepted"] = torch.randint(
-            1, steps + 1, (batch,), generator=generator, dtype=torch.int32
-        )
+        more["num_accepted"] = torch.randint(1, steps + 1, (batch,), generator=generator, dtype=torch.int32)
+    beta_max = 2.0 if ends(beta)[1] > 1 else 1.0
+    if gate == "raw":
+        bias = named_dtype("dt_bias_dtype", dt_bias_dtype, ("float32", "bfloat16"))
+        more |= _made_raw(by_token, beta_max, bias, generator)
+    of_gates = named_dtype("gate_dtype", gate_dtype or (dtype if gate == "raw" else "float32"), STATES)
+    for name in ("g", "beta"):
+        by_token[name] = by_token[name].to(of_gates)
+    if holes:
+        dropped = torch.rand(indices.shape, generator=generator) < holes
+        if read is None:  # a hole in the slot that is read would make the sequence padding
+            column = more["num_accepted"].long() - 1 if speculative else torch.zeros(batch, dtype=torch.int64)
+            dropped[torch.arange(batch), column] = False
+        indices = indices.masked_fill(dropped, PADDING)
+    tensors = {name: x.view(batch, steps, *x.shape[1:]) for name, x in by_token.items()}
+    tensors |= {"state_indices": indices.to(dtypes.offsets), **more}
+    tensors["state"] = (pool * (state_scale * key_dim**-0.5)).to(dtypes.states)
     made_nan("gdn_decode", tensors, nan_at, "sequence")
-    call = Call(
-        tensors,
-        {"beta_max": 2.0 if ends(beta)[1] > 1 else 1.0},
-        {"gate": "log", "state_layout": "VK", "qk": qk},
+    form = "raw" if gate == "raw" else "log"
+    call = Call(tensors, {"beta_max": beta_max}, {"gate": form, "state_layout": "VK", "qk": qk})
+    call = convert_call("gdn_decode", call, conventions, ("state",), conventions=CONVENTIONS)
+    return Call(
+        {**call.tensors, "state": _apart(call.tensors["state"], slot_gap)}, call.scalars, call.conventions
     )
-    return convert_call("gdn_decode", call, conventions, ("state",))
 
 
-def _deal(batch: int, steps: int, slots: int, padded: int, generator: Generator) -> Tensor:
-    """[B, S] distinct slots, with `padded` sequences of -1 at random places."""
-    needed = (batch - padded) * steps
+def _deal(
+    batch: int, steps: int, slots: int, padded: int, reads: str, generator: Generator
+) -> tuple[Tensor, Tensor | None]:
+    """[B, S] distinct slots, with `padded` sequences of -1 at random places, and where `reads` asks for them
+    [B] slots to read."""
+    if reads not in READS:
+        raise ContractError(f"read_indices is {reads!r}; it must be {' or '.join(READS[1:])}, or empty")
+    active = batch - padded
+    extra = {"own": active, "shared": min(1, active)}.get(reads, 0)
+    needed = active * steps + extra
     if slots < needed:
-        raise ContractError(f"a pool of {slots} slots is too small: {batch - padded} sequences need {needed}")
-    indices = torch.full((batch, steps), PADDING)
-    active = torch.randperm(batch, generator=generator)[padded:]
-    indices[active] = torch.randperm(slots, generator=generator)[:needed].view(-1, steps)
-    return indices
+        raise ContractError(f"a pool of {slots} slots is too small: {active} sequences need {needed}")
+    indices, read = torch.full((batch, steps), PADDING), torch.full((batch,), PADDING)
+    running = torch.randperm(batch, generator=generator)[padded:]
+    drawn = torch.randperm(slots, generator=generator)[:needed]
+    indices[running] = drawn[: active * steps].view(-1, steps)
+    if not reads:
+        return indices, None
+    read[running] = drawn[active * steps :] if extra else indices[running, 0 if reads == "first" else -1]
+    return indices, read
+
+
+def _made_raw(
+    by_token: dict[str, Tensor], beta_max: float, bias: torch.dtype, generator: Generator
+) -> dict[str, Tensor]:
+    """Replaces g and beta [T, Hv] by the a and b that give them, and returns A_log and dt_bias.
+
+    Rates in [1, 16) and time steps in [0.001, 0.1), as models are initialised. A gate of 0 makes a = -inf,
+    and a beta at an end of its range b infinite.
+    """
+    heads = by_token["g"].shape[1]
+    A_log = torch.log(1 + 15 * torch.rand(heads, generator=generator))
+    dt_bias = _inverse_softplus(10 ** (-3 + 2 * torch.rand(heads, generator=generator))).to(bias)
+    by_token["g"] = _inverse_softplus(-by_token["g"] / A_log.exp()) - dt_bias.float()
+    by_token["beta"] = torch.logit(by_token["beta"] / beta_max)
+    return {"A_log": A_log, "dt_bias": dt_bias}
+
+
+def _inverse_softplus(y: Tensor) -> Tensor:
+    """x such that log(1 + exp(x)) = y, for y >= 0."""
+    return y + torch.log(-torch.expm1(-y))
+
+
+def _apart(pool: Tensor, gap: int) -> Tensor:
+    """`pool` with `gap` elements of NaN after each slot, or itself without one."""
+    if not gap:
+        return pool
+    length = pool[0].numel() if len(pool) else 0
+    whole = torch.full((len(pool), length + gap), torch.nan, dtype=pool.dtype)
+    whole[:, :length] = pool.flatten(1)
+    return whole[:, :length].unflatten(1, pool.shape[1:])

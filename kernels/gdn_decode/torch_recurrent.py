@@ -2,7 +2,8 @@
 
 fp32 arithmetic on the recorded operands; the state is loaded from its dtype, carried in fp32 over the tokens
 of a call, and rounded to its dtype on each store; o is rounded to v's dtype. q and k, where raw, are
-normalised in fp32 and not rounded. g and beta are used at the precision they were recorded in.
+normalised in fp32 and not rounded. g and beta are used at the precision they were recorded in; where raw,
+they are computed in fp32 and not rounded.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ import torch
 from torch import Tensor
 
 from gdnbench_kernels.gdn import default_scale
+from gdnbench_kernels.gdn_decode.gates import Gates
 from gdnbench_kernels.gdn_decode.recurrence import decode
+from gdnbench_kernels.gdn_decode.slots import plan_slots
 
 
 def torch_recurrent(
@@ -24,7 +27,11 @@ def torch_recurrent(
     state: Tensor,
     state_indices: Tensor,
     num_accepted: Tensor | None = None,
+    read_indices: Tensor | None = None,
+    A_log: Tensor | None = None,
+    dt_bias: Tensor | None = None,
     scale: float | None = None,
+    beta_max: float = 1.0,
     gate: str = "log",
     qk: str = "normalised",
 ) -> dict[str, Tensor]:
@@ -39,10 +46,9 @@ def torch_recurrent(
         source=state,
         pool=state,
         o=o,
-        state_indices=state_indices,
-        num_accepted=num_accepted,
+        plan=plan_slots(state_indices, num_accepted, read_indices),
+        gates=Gates(gate, A_log, dt_bias, beta_max),
         scale=default_scale(scale, k.shape[3]),
-        gate=gate,
         qk=qk,
         compute=torch.float32,
     )

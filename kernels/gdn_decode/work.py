@@ -1,0 +1,45 @@
+"""What a call of gdn_decode costs whoever computes it.
+
+Bytes: every slot that an active sequence reads comes once, however many read it, and every slot that one
+writes goes once; with S tokens and a slot for each that is one state read and S written. q, k, v and gates
+come for active sequences, q and k once for all value heads of a key head, and o goes for them. Index tensors
+and what all sequences share (A_log, dt_bias) come whole.
+
+FLOP: of the recurrence, for every token and value head: the decay V K, S' k and S q 2 V K each, the update
+2 V K. Gates and norms, below 1 %, are left out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from gdnbench_kernels.contract import Call, Work
+from gdnbench_kernels.gdn_decode.slots import SlotPlan
+
+Form = tuple[tuple[int, ...], torch.dtype]
+
+BY_SEQUENCE = ("q", "k", "v", "g", "beta")
+WHOLE = ("state_indices", "num_accepted", "read_indices", "A_log", "dt_bias")
+
+
+def work_of(call: Call, plan: SlotPlan, outputs: Mapping[str, Form]) -> Work:
+    """The work of a valid call with these slots, and outputs of these shapes and dtypes."""
+    tensors, active = call.tensors, len(plan.active)
+    state = tensors["state"]
+    a_state = math.prod(state.shape[1:])
+    read = len(torch.unique(plan.read)) * a_state * state.element_size()
+    read += sum(active * _bytes_of_one(tensors[name]) for name in BY_SEQUENCE)
+    read += sum(tensors[name].numel() * tensors[name].element_size() for name in WHOLE if name in tensors)
+    shape, dtype = outputs["o"]
+    written = len(plan.written) * a_state * state.element_size()
+    written += active * math.prod(shape[1:]) * dtype.itemsize
+    return Work(read, written, flop=active * tensors["q"].shape[1] * 7 * a_state)
+
+
+def _bytes_of_one(tensor: Tensor) -> int:
+    """Of one sequence's rows."""
+    return math.prod(tensor.shape[1:]) * tensor.element_size()
