@@ -1,0 +1,73 @@
+"""The kernel named `cute` of gdn_decode: one launch of `StateUpdate`, for SM90 and SM100.
+
+Nothing is read back from the device and no shape depends on values, so a call can be captured into a CUDA
+graph; with an output of the caller's it allocates nothing. It compiles for a number of tokens, value heads a
+key head, dtypes, forms of the gate and of q and k, and a plan; the first call of each compiles or finds it.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from gdnbench_kernels.arguments import multiprocessors
+from gdnbench_kernels.gdn_decode.call import Arguments, arch_of, arguments
+from gdnbench_kernels.gdn_decode.decode_plan import DecodePlan, choose
+
+__all__ = ["cute"]
+
+
+def cute(
+    *,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    state: Tensor,
+    state_indices: Tensor,
+    num_accepted: Tensor | None = None,
+    read_indices: Tensor | None = None,
+    A_log: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    scale: float | None = None,
+    beta_max: float = 1.0,
+    gate: str = "log",
+    qk: str = "normalised",
+    o: Tensor | None = None,
+    arch: str | None = None,
+    plan: DecodePlan | None = None,
+) -> dict[str, Tensor]:
+    """Updates `state` [slots, Hv, 128, 128] in place and returns o [B, S, Hv, 128] bfloat16, the tensor of
+    that name where given; rows of padding sequences are left as they are.
+
+    `arch`: what to compile for, the device's own unless given. `plan`: how to deal the call, else `choose`.
+    NotImplementedError for a call that the kernel is not written for, ValueError for a wrong one.
+    """
+    given = arguments(
+        q=q,
+        k=k,
+        v=v,
+        g=g,
+        beta=beta,
+        A_log=A_log,
+        dt_bias=dt_bias,
+        state=state,
+        state_indices=state_indices,
+        num_accepted=num_accepted,
+        read_indices=read_indices,
+        scale=scale,
+        beta_max=beta_max,
+        gate=gate,
+        qk=qk,
+        o=o,
+    )
+    if given.batch:
+        given.compiled(plan or plan_of(given), arch or arch_of(given.device))(*given.given)
+    return given.finish()
+
+
+def plan_of(given: Arguments) -> DecodePlan:
+    """How the call is dealt unless it says so."""
+    return choose(
+        given.batch, given.value_heads, given.state_dtype, given.tokens, multiprocessors(given.device)
+    )

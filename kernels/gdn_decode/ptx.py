@@ -1,0 +1,221 @@
+"""Instructions that the decode kernel spells out: loads and stores with advice for the caches, and float
+arithmetic whose every rounding is said. CuTe DSL, sm_90 on.
+
+Addresses are numbers, 64 bits of global memory and 32 of shared memory, `offset` bytes further. A product and
+a sum are one operation, `fma`, or two with `.rn`, which no assembler makes one of: bits are those of the
+simulator.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+
+I32, F32 = cutlass.Int32, cutlass.Float32
+
+EVICT_FIRST = 0x12F0000000000000
+"""The cache policy that `createpolicy.fractional.L2::evict_first` makes for the whole of an access."""
+
+Words = list[Any]
+
+
+def load(address: Any, offset: int, advice: str, kind: Any) -> Words:
+    """16 bytes of global memory as four words of `kind`, asked for here and now."""
+    modifier, policy = _advice(advice)
+    return list(
+        cute.arch.inline_ptx(
+            f"ld.global{modifier}.v4.{_type(kind)} {{{{$w0}}, {{$w1}}, {{$w2}}, {{$w3}}}},"
+            f" [{{$r0}}+{offset}]{policy};",
+            write_only_types=[kind] * 4,
+            read_only_args=[address],
+        )
+    )
+
+
+def store(address: Any, offset: int, words: Words, advice: str) -> None:
+    """1, 2 or 4 words to global memory."""
+    modifier, policy = _advice(advice)
+    vector, text = _vector(words)
+    cute.arch.inline_ptx(
+        f"st.global{modifier}{vector}.{_type(type(words[0]))} [{{$r0}}+{offset}], {text}{policy};",
+        read_only_args=[address, *words],
+    )
+
+
+def load_constant(address: Any, offset: int, words: int) -> Words:
+    """1, 2 or 4 words of global memory that nobody writes while the kernel runs."""
+    vector = "" if words == 1 else f".v{words}"
+    names = ", ".join(f"{{$w{place}}}" for place in range(words))
+    found = cute.arch.inline_ptx(
+        f"ld.global.nc{vector}.b32 {names if words == 1 else '{' + names + '}'}, [{{$r0}}+{offset}];",
+        write_only_types=[I32] * words,
+        read_only_args=[address],
+    )
+    return [found] if words == 1 else list(found)
+
+
+def load_float(address: Any, kind: Any) -> Any:
+    """An element of f32, bf16 or f16 of global memory that nobody writes while the kernel runs, as a float."""
+    if kind is cutlass.Float32:
+        return float_of(load_constant(address, 0, 1)[0])
+    # A bf16 is the high half of a float.
+    widen = "mov.b32 {$w0}, {0, x};" if kind is cutlass.BFloat16 else "cvt.f32.f16 {$w0}, x;"
+    zero = ".reg .b16 zero; mov.b16 zero, 0; " if kind is cutlass.BFloat16 else ""
+    return cute.arch.inline_ptx(
+        "{ .reg .b16 x; "
+        + zero
+        + "ld.global.nc.b16 x, [{$r0}]; "
+        + widen.replace("{0, x}", "{zero, x}")
+        + " }",
+        write_only_types=[F32],
+        read_only_args=[address],
+    )
+
+
+def load_shared(address: Any, offset: int, kind: Any) -> Words:
+    """16 bytes of shared memory as four words of `kind`."""
+    return list(
+        cute.arch.inline_ptx(
+            f"ld.shared.v4.{_type(kind)} {{{{$w0}}, {{$w1}}, {{$w2}}, {{$w3}}}}, [{{$r0}}+{offset}];",
+            write_only_types=[kind] * 4,
+            read_only_args=[address],
+        )
+    )
+
+
+def store_shared(address: Any, offset: int, words: Words) -> None:
+    """1, 2 or 4 words to shared memory."""
+    vector, text = _vector(words)
+    cute.arch.inline_ptx(
+        f"st.shared{vector}.{_type(type(words[0]))} [{{$r0}}+{offset}], {text};",
+        read_only_args=[address, *words],
+    )
+
+
+def copy_in(shared: Any, source: Any, size: int, barrier: Any, advice: str) -> None:
+    """`size` bytes from global to shared memory, a multiple of 16, of which `barrier` is told."""
+    hint, policy = _bulk_advice(advice)
+    cute.arch.inline_ptx(
+        f"cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes{hint}"
+        f" [{{$r0}}], [{{$r1}}], {size}, [{{$r2}}]{policy};",
+        read_only_args=[shared, source, barrier],
+    )
+
+
+def copy_out(target: Any, shared: Any, size: int, advice: str) -> None:
+    """`size` bytes from shared to global memory, a multiple of 16, as a group of their own."""
+    hint, policy = _bulk_advice(advice)
+    cute.arch.inline_ptx(
+        f"cp.async.bulk.global.shared::cta.bulk_group{hint} [{{$r0}}], [{{$r1}}], {size}{policy};"
+        " cp.async.bulk.commit_group;",
+        read_only_args=[target, shared],
+    )
+
+
+def wait_read() -> None:
+    """Until this thread's copies out have read shared memory."""
+    cute.arch.inline_ptx("cp.async.bulk.wait_group.read 0;")
+
+
+def _advice(advice: str) -> tuple[str, str]:
+    """(suffix of ld.global or st.global, operand after the others)."""
+    if advice == "evict_first":
+        return ".L1::no_allocate.L2::cache_hint", f", {EVICT_FIRST:#x}"
+    return {"none": "", "no_allocate": ".L1::no_allocate", "streaming": ".L1::evict_first"}[advice], ""
+
+
+def _bulk_advice(advice: str) -> tuple[str, str]:
+    """L1 has no part in a bulk copy."""
+    return (".L2::cache_hint", f", {EVICT_FIRST:#x}") if advice == "evict_first" else ("", "")
+
+
+def _type(kind: Any) -> str:
+    return "f32" if kind is F32 else "b32"
+
+
+def _vector(words: Words) -> tuple[str, str]:
+    names = ", ".join(f"{{$r{place + 1}}}" for place in range(len(words)))
+    return ("", names) if len(words) == 1 else (f".v{len(words)}", f"{{{names}}}")
+
+
+def fma(x: Any, y: Any, z: Any) -> Any:
+    """x y + z, rounded once."""
+    return _float("fma.rn.f32 {$w0}, {$r0}, {$r1}, {$r2};", x, y, z)
+
+
+def multiply(x: Any, y: Any) -> Any:
+    return _float("mul.rn.f32 {$w0}, {$r0}, {$r1};", x, y)
+
+
+def add(x: Any, y: Any) -> Any:
+    return _float("add.rn.f32 {$w0}, {$r0}, {$r1};", x, y)
+
+
+def greater(x: Any, y: Any) -> Any:
+    """The greater of two; NaN of a NaN."""
+    return _float("max.NaN.f32 {$w0}, {$r0}, {$r1};", x, y)
+
+
+def less(x: Any, y: Any) -> Any:
+    """The less of two; NaN of a NaN."""
+    return _float("min.NaN.f32 {$w0}, {$r0}, {$r1};", x, y)
+
+
+def negative(x: Any) -> Any:
+    return _float("neg.f32 {$w0}, {$r0};", x)
+
+
+def nearest_whole(x: Any) -> Any:
+    """The nearest whole number, a float; of two the even one."""
+    return _float("cvt.rni.f32.f32 {$w0}, {$r0};", x)
+
+
+def reciprocal(x: Any) -> Any:
+    """1 / x to within an ulp."""
+    return _float("rcp.approx.ftz.f32 {$w0}, {$r0};", x)
+
+
+def reciprocal_root(x: Any) -> Any:
+    """x ** -0.5 to within two ulps."""
+    return _float("rsqrt.approx.f32 {$w0}, {$r0};", x)
+
+
+def whole(x: Any) -> Any:
+    """A whole number of a float as an integer; 0 of a NaN."""
+    return cute.arch.inline_ptx("cvt.rni.s32.f32 {$w0}, {$r0};", write_only_types=[I32], read_only_args=[x])
+
+
+def float_of(bits: Any) -> Any:
+    return cute.arch.inline_ptx("mov.b32 {$w0}, {$r0};", write_only_types=[F32], read_only_args=[bits])
+
+
+def widened(word: Any) -> tuple[Any, Any]:
+    """Two bf16 as floats: the low half, the high half."""
+    return float_of(word << 16), float_of(word & -65536)
+
+
+def bfloats(low: Any, high: Any) -> Any:
+    """Two floats, each rounded to bf16."""
+    return cute.arch.inline_ptx(
+        "cvt.rn.bf16x2.f32 {$w0}, {$r1}, {$r0};", write_only_types=[I32], read_only_args=[low, high]
+    )
+
+
+def pick(condition: Any, one: Any, other: Any) -> Any:
+    """`one` where the condition holds, else `other`."""
+    return type(one)(cutlass.select_(condition, one, other))
+
+
+def summed(value: Any, lanes: int) -> Any:
+    """The sum over neighbouring lanes, in pairs, then pairs of pairs: the same bits in each of them."""
+    step = 1
+    while step < lanes:
+        value = add(value, cute.arch.shuffle_sync_bfly(value, step))
+        step *= 2
+    return value
+
+
+def _float(text: str, *arguments: Any) -> Any:
+    return cute.arch.inline_ptx(text, write_only_types=[F32], read_only_args=list(arguments))

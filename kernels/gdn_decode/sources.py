@@ -1,0 +1,181 @@
+"""What the compiled kernel of gdn_decode is made from: the object that is called, its arguments' types.
+
+It takes q, k, v, g, beta, A_log, dt_bias, state, state_indices, num_accepted, read_indices, o, scale,
+beta_max, as `call.Arguments` has them. Sequences, heads, slots and strides are open; the number of tokens,
+value heads a key head, dtypes, forms, which optional tensors there are, and the plan are compiled in. CuTe
+DSL is imported when the kernel is compiled, by `build`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, get_args
+
+from gdnbench_kernels.compiling import Source
+from gdnbench_kernels.gdn_decode.decode_plan import Advice, DecodePlan, Transport
+from gdnbench_kernels.gdn_decode.sizes import HEAD_DIM, MAX_TOKENS
+
+ALIGN = 16
+"""Bytes that q, k, v, o, their rows and every slot are aligned to: what a lane copies at once."""
+
+StateDtype = Literal["float32", "bfloat16"]
+GateDtype = Literal["float32", "bfloat16", "float16"]
+BiasDtype = Literal["float32", "bfloat16"]
+Gate = Literal["log", "raw"]
+Norm = Literal["normalised", "raw"]
+Reads = Literal["first", "accepted", "given"]
+"""The slot that is read: the first token's, that of the last accepted one, or one that read_indices names."""
+
+STATE_DTYPES: tuple[str, ...] = get_args(StateDtype)
+GATE_DTYPES: tuple[str, ...] = get_args(GateDtype)
+BIAS_DTYPES: tuple[str, ...] = get_args(BiasDtype)
+
+Build = tuple[Any, tuple[Any, ...]]
+"""What is compiled, and examples of its arguments."""
+
+
+def sources(
+    tokens: int = 1,
+    group: int = 2,
+    state_dtype: StateDtype = "float32",
+    gate: Gate = "raw",
+    qk: Norm = "raw",
+    g_dtype: GateDtype = "bfloat16",
+    beta_dtype: GateDtype = "bfloat16",
+    bias_dtype: BiasDtype = "float32",
+    reads: Reads = "first",
+) -> list[Source]:
+    """The kernel named `cute`, in every plan that is chosen unless one is given.
+
+    tokens: S. group: value heads of a key head. state_dtype: of the pool. gate, qk: their conventions.
+    g_dtype, beta_dtype: of g and beta, or of a and b. bias_dtype: of dt_bias, where the gate is raw. reads:
+    the slot that is read: the first token's, that of the last accepted one, or one of read_indices.
+    """
+    return [
+        source(tokens, group, state_dtype, gate, qk, g_dtype, beta_dtype, bias_dtype, reads, plan)
+        for plan in (DecodePlan(rows=2), DecodePlan(rows=4))
+    ]
+
+
+def source(
+    tokens: int,
+    group: int,
+    state_dtype: str,
+    gate: str,
+    qk: str,
+    g_dtype: str,
+    beta_dtype: str,
+    bias_dtype: str | None,
+    reads: str,
+    plan: DecodePlan,
+) -> Source:
+    """`StateUpdate` in a plan; ValueError for what no kernel is compiled for."""
+    if not 1 <= tokens <= MAX_TOKENS:
+        raise ValueError(f"tokens is 1 to {MAX_TOKENS}, not {tokens}")
+    if group < 1:
+        raise ValueError(f"group is {group}; a key head has at least one value head")
+    for name, value, taken in (
+        ("state_dtype", state_dtype, STATE_DTYPES),
+        ("gate", gate, get_args(Gate)),
+        ("qk", qk, get_args(Norm)),
+        ("g_dtype", g_dtype, GATE_DTYPES),
+        ("beta_dtype", beta_dtype, GATE_DTYPES),
+        ("reads", reads, get_args(Reads)),
+    ):
+        if value not in taken:
+            raise ValueError(f"{name} is {' or '.join(taken)}, not {value!r}")
+    if gate == "raw" and bias_dtype not in BIAS_DTYPES:
+        raise ValueError(f"bias_dtype is {' or '.join(BIAS_DTYPES)}, not {bias_dtype!r}")
+    return Source.of(
+        f"gdn_decode.state_update_{plan.rows}x{plan.warps}",
+        f"{__name__}:build",
+        tokens=tokens,
+        group=group,
+        state_dtype=state_dtype,
+        gate=gate,
+        qk=qk,
+        g_dtype=g_dtype,
+        beta_dtype=beta_dtype,
+        bias_dtype=bias_dtype if gate == "raw" else None,
+        reads=reads,
+        **plan.options,
+    )
+
+
+def build(
+    tokens: int,
+    group: int,
+    state_dtype: str,
+    gate: str,
+    qk: str,
+    g_dtype: str,
+    beta_dtype: str,
+    bias_dtype: str | None,
+    reads: str,
+    rows: int,
+    warps: int,
+    transport: Transport,
+    load: Advice,
+    store: Advice,
+    ctas_per_sm: int,
+    pdl: bool,
+) -> Build:
+    """See the module."""
+    from gdnbench_kernels.gdn_decode.state_update import StateUpdate
+
+    plan = DecodePlan(rows, warps, transport, load, store, ctas_per_sm, pdl)
+    kernel = StateUpdate(tokens, group, state_dtype, gate, qk, plan)
+    return kernel, examples(tokens, state_dtype, g_dtype, beta_dtype, bias_dtype, reads)
+
+
+def examples(
+    tokens: int, state_dtype: str, g_dtype: str, beta_dtype: str, bias_dtype: str | None, reads: str
+) -> tuple[Any, ...]:
+    """The arguments, known by their types alone."""
+    import cutlass
+    import cutlass.cute as cute
+    from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
+
+    make: Any = make_fake_tensor
+    types = {"float32": cutlass.Float32, "bfloat16": cutlass.BFloat16, "float16": cutlass.Float16}
+    batch, heads, value_heads = cute.sym_int(), cute.sym_int(), cute.sym_int()
+
+    def rows(of: Any) -> Any:
+        strides = tuple(cute.sym_int64(divisibility=ALIGN // 2) for _ in range(3))
+        return make(cutlass.BFloat16, (batch, tokens, of, HEAD_DIM), (*strides, 1), assumed_align=ALIGN)
+
+    def by_head(dtype: str) -> Any:
+        strides = tuple(cute.sym_int64() for _ in range(3))
+        size = types[dtype].width // 8
+        return make(types[dtype], (batch, tokens, value_heads), strides, assumed_align=size)
+
+    def per_head(dtype: str | None) -> Any:
+        if dtype is None:
+            return None
+        return make(types[dtype], (value_heads,), (1,), assumed_align=types[dtype].width // 8)
+
+    def per_sequence(there: bool) -> Any:
+        return make(cutlass.Int32, (batch,), (1,), assumed_align=4) if there else None
+
+    slot_stride = cute.sym_int64(divisibility=ALIGN // (types[state_dtype].width // 8))
+    return (
+        rows(heads),
+        rows(heads),
+        rows(value_heads),
+        by_head(g_dtype),
+        by_head(beta_dtype),
+        per_head(None if bias_dtype is None else "float32"),
+        per_head(bias_dtype),
+        make(
+            types[state_dtype],
+            (cute.sym_int(), value_heads, HEAD_DIM, HEAD_DIM),
+            (slot_stride, HEAD_DIM**2, HEAD_DIM, 1),
+            assumed_align=ALIGN,
+        ),
+        make(cutlass.Int32, (batch, tokens), (cute.sym_int64(), cute.sym_int64()), assumed_align=4),
+        per_sequence(reads == "accepted"),
+        per_sequence(reads == "given"),
+        rows(value_heads),
+        cutlass.Float32(1.0),
+        cutlass.Float32(1.0),
+        make_fake_stream(),
+    )
