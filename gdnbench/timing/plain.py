@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 def to_plain(value: Any) -> Any:
-    """`value` as dicts, lists, strings, numbers, booleans and None. ValueError for a number that JSON lacks."""
+    """`value` as dicts, lists, strings, numbers, booleans and None; ValueError for NaN and infinities."""
     if is_dataclass(value) and not isinstance(value, type):
         return {field.name: to_plain(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, Mapping):

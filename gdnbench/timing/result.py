@@ -33,10 +33,11 @@ class End(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """One round of every kernel that nothing disturbed. `order` are positions in the record's kernels."""
+    """One round of every kernel, kept. `order` are positions among the kernels that were timed, as the
+    record has them; the one past the last is the first kernel's repeat."""
 
     placement: int
-    run: int  # blocks of one run share the placement and take every order once
+    run: int  # blocks of one run share the placement and take every order equally often
     order: tuple[int, ...]
 
 
@@ -157,6 +158,7 @@ class RecordTiming:
     kernels: tuple[KernelTiming, ...]
     pairs: tuple[PairTiming, ...] = ()
     repeat: PairTiming | None = None
+    repeat_samples: tuple[float, ...] = ()  # of the first kernel's second round in each block
     blocks: tuple[Block, ...] = ()
     placements: int = 0
     end: End | None = None  # None: nothing was timed

@@ -66,6 +66,10 @@ class Conditions:
 class Watch(Protocol):
     """Looks at the device between rounds."""
 
+    @property
+    def source(self) -> str:
+        """Who looks, or "unknown: " and why nobody does."""
+
     def now(self) -> Conditions: ...
 
     def close(self) -> None: ...

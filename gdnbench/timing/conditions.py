@@ -1,0 +1,279 @@
+"""What the machine does while kernels are timed, and when that spoils a block.
+
+On a GPU, NVML says it, through nvidia-ml-py: clocks, temperature, power, what slows the clocks down, and who
+else computes. On a CPU the kernel's own accounting says how much of the CPUs others take. A machine where
+nobody can look is timed all the same, and the result says that its conditions are unknown.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gdnbench.timing.result import Seen
+from gdnbench.timing.seam import Conditions, Watch
+
+SLOWING = {
+    0x04: "SwPowerCap",
+    0x08: "HwSlowdown",
+    0x10: "SyncBoost",
+    0x20: "SwThermalSlowdown",
+    0x40: "HwThermalSlowdown",
+    0x80: "HwPowerBrakeSlowdown",
+}
+"""Bits of NVML's clocks event reasons that count. An idle GPU (1), clocks set by an application (2) or for a
+display (0x100) do not: the first is true between rounds, the others hold all the time and for every kernel.
+Later bits may say what always holds (what reliability allows limits every clock), so they do not count."""
+
+COUNTERS = {74: "power", 75: "thermal", 76: "sync boost", 77: "board limit"}
+"""NVML fields, NVML_FI_DEV_PERF_POLICY_*: nanoseconds for which this held the clocks down, so a slowdown in
+the middle of a round shows in the look after it. The numbers of the newer fields differ between drivers."""
+
+CLOCK_STEP = 15
+"""MHz between neighbouring SM clocks of data-centre GPUs."""
+
+CLOCK_SLACK = 2 * CLOCK_STEP
+"""MHz by which the SM clock may differ within a block: a step down and a step up, as boosting takes them all
+the time. A block's ratio moves by at most that, 1.5 % at 1980 MHz, to either side alike since the order of
+the kernels turns; more is another state of the chip, not jitter."""
+
+TAKEN = 0.25
+"""Part of the CPUs' time that other processes may take: the middle half that the statistics keep leaves out
+the quarter of the blocks on each side that were hit."""
+
+WINDOW = 0.1
+"""Seconds over which the CPUs' time is added up: ten of Linux's 10 ms ticks on each."""
+
+CONTENDED = "other processes take over a quarter of the CPUs"
+
+
+def watch_for(device: torch.device) -> Watch:
+    """Looks at `device`, which for CUDA must be initialised."""
+    if device.type == "cuda":
+        return gpu_watch(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
+    return CpuWatch()
+
+
+def disturbances(looks: Sequence[Conditions]) -> tuple[str, ...]:
+    """What spoils a block that was looked at before its first round and after each."""
+    found = [f"slowed down: {reason}" for reason in _in_order(look.throttled for look in looks)]
+    found += [f"process {pid} computes on the device too" for pid in _in_order(look.others for look in looks)]
+    clocks = [look.clock for look in looks if look.clock is not None]
+    if clocks and max(clocks) - min(clocks) > CLOCK_SLACK:
+        found.append(f"the SM clock moved by more than {CLOCK_SLACK} MHz")
+    if len({look.memory_clock for look in looks if look.memory_clock is not None}) > 1:
+        found.append("the memory clock moved")
+    return tuple(found)
+
+
+def _in_order(groups: Any) -> list[Any]:
+    return list(dict.fromkeys(item for group in groups for item in group))
+
+
+class Extremes:
+    """Adds up looks into a `Seen`."""
+
+    def __init__(self) -> None:
+        self._first: Conditions | None = None
+        self._last = self._lowest = self._highest = Conditions()
+
+    def add(self, look: Conditions) -> None:
+        if self._first is None:
+            self._first = look
+        self._last = look
+        self._lowest = _merged(min, self._lowest, look)
+        self._highest = _merged(max, self._highest, look)
+
+    def seen(self, source: str) -> Seen:
+        return Seen(source, self._first or Conditions(), self._last, self._lowest, self._highest)
+
+
+def _merged(choose: Callable[..., Any], known: Conditions, look: Conditions) -> Conditions:
+    """The extreme of each number; reasons and processes only where `choose` is `max`."""
+
+    def extreme(one: float | None, other: float | None) -> Any:
+        return (
+            choose(one, other) if one is not None and other is not None else one if other is None else other
+        )
+
+    every = choose is max
+    return Conditions(
+        clock=extreme(known.clock, look.clock),
+        memory_clock=extreme(known.memory_clock, look.memory_clock),
+        temperature=extreme(known.temperature, look.temperature),
+        power=extreme(known.power, look.power),
+        throttled=tuple(_in_order((known.throttled, look.throttled))) if every else (),
+        others=tuple(sorted({*known.others, *look.others})) if every else (),
+    )
+
+
+class UnknownWatch:
+    """Sees nothing, and says why."""
+
+    def __init__(self, why: str) -> None:
+        self.source = f"unknown: {why}"
+
+    def now(self) -> Conditions:
+        return Conditions()
+
+    def close(self) -> None:
+        """There is nothing to close."""
+
+
+def gpu_watch(uuid: str) -> Watch:
+    """NVML's, of the GPU `uuid` ("GPU-..."); one that knows nothing where NVML cannot be asked."""
+    try:
+        nvml = importlib.import_module("pynvml")
+    except ImportError:
+        return UnknownWatch("nvidia-ml-py is missing: pip install 'gdnbench[timing]'")
+    try:
+        return NvmlWatch(nvml, uuid)
+    except nvml.NVMLError as error:
+        return UnknownWatch(f"NVML does not show {uuid}: {error}")
+
+
+class NvmlWatch:
+    """One GPU by NVML. What a driver does not answer is None, and `source` names it.
+
+    Another process counts while it computes: one that only holds memory slows nobody down. Where the driver
+    does not say who computes, each one with a context counts. In a container the process numbers are those
+    of the host, ours is not among them, and the latest one is taken for it.
+    """
+
+    def __init__(self, nvml: Any, uuid: str) -> None:
+        self._nvml = nvml
+        nvml.nvmlInit()
+        self._unanswered: list[str] = []
+        try:
+            self._device = nvml.nvmlDeviceGetHandleByUUID(uuid)
+            self._utilised = int(time.time() * 1e6)  # microseconds since 1970, as NVML counts
+            self._counted = self._counters()
+            first = self.now()
+        except nvml.NVMLError:
+            nvml.nvmlShutdown()
+            raise
+        missing = [
+            name for name in ("clock", "memory_clock", "temperature", "power") if getattr(first, name) is None
+        ]
+        self._missing = missing + self._unanswered
+        self._open = True
+
+    @property
+    def source(self) -> str:
+        return "NVML" + (f", without {', '.join(self._missing)}" if self._missing else "")
+
+    def now(self) -> Conditions:
+        nvml, device = self._nvml, self._device
+        power = self._ask("", nvml.nvmlDeviceGetPowerUsage, device)
+        return Conditions(
+            clock=self._ask("", nvml.nvmlDeviceGetClockInfo, device, nvml.NVML_CLOCK_SM),
+            memory_clock=self._ask("", nvml.nvmlDeviceGetClockInfo, device, nvml.NVML_CLOCK_MEM),
+            temperature=self._ask("", nvml.nvmlDeviceGetTemperature, device, nvml.NVML_TEMPERATURE_GPU),
+            power=None if power is None else power / 1000,  # NVML's are milliwatts
+            throttled=(*self._reasons(), *self._grown()),
+            others=self._others(),
+        )
+
+    def close(self) -> None:
+        if self._open:
+            self._open = False
+            self._nvml.nvmlShutdown()
+
+    def _ask(self, name: str, question: Callable[..., Any], *arguments: Any) -> Any:
+        """The answer; None, with `name` remembered, where this driver or GPU has none."""
+        try:
+            return question(*arguments)
+        except self._nvml.NVMLError:
+            if name and name not in self._unanswered:
+                self._unanswered.append(name)
+            return None
+
+    def _reasons(self) -> tuple[str, ...]:
+        bits = self._ask("throttle reasons", self._nvml.nvmlDeviceGetCurrentClocksEventReasons, self._device)
+        return tuple(name for bit, name in SLOWING.items() if (bits or 0) & bit)
+
+    def _counters(self) -> dict[int, int]:
+        asked = self._ask(
+            "throttle counters", self._nvml.nvmlDeviceGetFieldValues, self._device, list(COUNTERS)
+        )
+        return {
+            answer.fieldId: answer.value.ullVal
+            for answer in asked or ()
+            if answer.nvmlReturn == self._nvml.NVML_SUCCESS
+        }
+
+    def _grown(self) -> tuple[str, ...]:
+        """Counters that went up since the last look."""
+        before, self._counted = self._counted, self._counters()
+        return tuple(
+            f"{COUNTERS[field]} counter"
+            for field, value in self._counted.items()
+            if value > before.get(field, value)
+        )
+
+    def _others(self) -> tuple[int, ...]:
+        asked = self._ask("processes", self._nvml.nvmlDeviceGetComputeRunningProcesses, self._device)
+        found = {process.pid for process in asked or ()}
+        found -= {os.getpid() if os.getpid() in found else max(found, default=0)}
+        return tuple(sorted(found & self._computing(found))) if found else ()
+
+    def _computing(self, candidates: set[int]) -> set[int]:
+        """Those that computed since the last question; all `candidates` where the driver does not say."""
+        nvml = self._nvml
+        try:
+            samples = nvml.nvmlDeviceGetProcessUtilization(self._device, self._utilised)
+        except nvml.NVMLError as error:
+            return set() if error.value == nvml.NVML_ERROR_NOT_FOUND else candidates
+        self._utilised = max((self._utilised, *(sample.timeStamp for sample in samples)))
+        return {sample.pid for sample in samples if sample.smUtil > 0}
+
+
+class CpuWatch:
+    """How much of the CPUs' time others take, by /proc/stat: what is busy or stolen by a hypervisor and not
+    ours. A load average is of a minute, and counts us and those who wait for a disk.
+
+    One finding stands until the next window is full. No /proc/stat (no Linux): unknown.
+    """
+
+    def __init__(self, stat: Path = Path("/proc/stat"), now: Callable[[], float] = time.monotonic) -> None:
+        self._stat = stat
+        self._now = now
+        self._found = Conditions()
+        self._since = now()
+        self._busy = self._others()
+        self.source = "/proc/stat" if self._busy is not None else f"unknown: {stat} says nothing of CPUs"
+
+    def now(self) -> Conditions:
+        elapsed = self._now() - self._since
+        if self._busy is None or elapsed < WINDOW:
+            return self._found
+        before, self._busy = self._busy, self._others()
+        self._since += elapsed
+        if self._busy is not None:
+            taken = (self._busy[0] - before[0]) / (elapsed * self._busy[1])
+            self._found = Conditions(throttled=(CONTENDED,) if taken > TAKEN else ())
+        return self._found
+
+    def close(self) -> None:
+        """There is nothing to close."""
+
+    def _others(self) -> tuple[float, int] | None:
+        """Seconds of CPU that others have taken, and the number of CPUs."""
+        try:
+            lines = self._stat.read_text().splitlines()
+        except OSError:
+            return None
+        cpus = sum(line.startswith("cpu") and line[3:4].isdigit() for line in lines)
+        if not cpus:
+            return None
+        # user nice system idle iowait irq softirq steal, in ticks, proc(5); guests are in user and nice.
+        ticks = [int(word) for word in lines[0].split()[1:9]]
+        busy = (sum(ticks) - ticks[3] - ticks[4]) / os.sysconf("SC_CLK_TCK")
+        ours = os.times()
+        return busy - ours.user - ours.system, cpus
