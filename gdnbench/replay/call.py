@@ -58,7 +58,7 @@ def run(
         for name, (shape, dtype) in operation.outputs(call).items()
     }
     with torch.no_grad():
-        returned = kernel.function(**_arguments(kernel, operation, call, buffers, stages))
+        returned = kernel.function(**arguments(kernel, operation, call, buffers, stages))
     if device.type == "cuda":
         torch.cuda.synchronize(device)  # an error of the device belongs to this call
     if stages is not None:
@@ -67,7 +67,7 @@ def run(
     return {**buffers, **mutated, **_by_name(returned, list(buffers), kernel, operation)}
 
 
-def _arguments(
+def arguments(
     kernel: LoadedKernel,
     operation: Operation,
     call: Call,

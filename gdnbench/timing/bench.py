@@ -1,0 +1,296 @@
+"""From a record's call and kernels to what is compared: subjects on the same memory, with the same clock.
+
+The call is the compact one of `gdnbench.judge.calls`: pools have the slots that were stored and no others, so
+they lie side by side where the caller's lay apart, and a set is no larger than what a launch can touch.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from gdnbench.errors import BadInputError, CannotRunError
+from gdnbench.replay.call import arguments, conversion
+from gdnbench.replay.kernels import LoadedKernel
+from gdnbench.timing import cache, cuda_clocks, cupti, stages
+from gdnbench.timing.clocks import Clock, PerfCounter, Recorded
+from gdnbench.timing.rotation import Form, Rotation, RotationOptions, held_bytes, size
+from gdnbench.timing.seam import Cache, Mode
+from gdnbench.timing.seam import Form as LaunchForm
+from gdnbench_kernels.contract import Call, Launch, Operation, Role
+
+CONTROL_ROUNDS = 5
+"""Of each of the three ways of reading; their medians are compared."""
+MOST_PASSES = 10_000
+"""After which a round that is still too short for the clock is an error."""
+
+CLOCKS = ("auto", "events", "cupti")
+
+
+class Bench:
+    """One call on one device in one mode, and memory that all its subjects share.
+
+    `device` is where the call's tensors are. `clock`, on a GPU: `cupti` or `events`, or `auto`, which is
+    CUPTI where it is installed and events otherwise. CannotRunError where memory does not suffice, or CUPTI
+    is asked for and not there.
+    """
+
+    def __init__(
+        self,
+        call: Call,
+        operation: Operation,
+        device: torch.device,
+        mode: Mode,
+        options: RotationOptions,
+        clock: str = "auto",
+    ) -> None:
+        self._call = call
+        self._operation = operation
+        self._device = device
+        self._mode = mode
+        self.launch_bytes = touched_bytes(call, operation)
+        self._forms: dict[tuple[tuple[str, str], ...], tuple[Call, Form]] = {}
+        first = self._form(call.conventions)[1]
+        cold = mode.cache is Cache.COLD
+        found = size(options, device, self.launch_bytes, held_bytes(first.tensors), cold)
+        self.notes = found.notes
+        self._rotation = Rotation(first, found, device, options.seed)
+        self._laid = {id(first)}
+        self.cache_bytes = cache.last_level(device)
+        flushed = max(options.touched, 4 * (self.cache_bytes or 0))
+        self._flush = cache.Flush(device, flushed) if cold else None
+        self._evicted = flushed
+        self._clock = clock_of(device, mode, clock)
+        self._most = options.most_sets or (1024 if device.type == "cuda" else 64)
+
+    @property
+    def method(self) -> str:
+        """What was timed with what, for people."""
+        return self._clock.method
+
+    @property
+    def sets(self) -> int:
+        """Of buffers, of a placement."""
+        return self._rotation.sets
+
+    def subject(self, kernel: LoadedKernel) -> BenchSubject:
+        """`kernel`, compiled, tuned and converted for, ready for rounds. Raises what the kernel raises, and
+        CannotRunError where its launches cannot be captured into a CUDA graph."""
+        form, launches = self._launches(kernel, 0)
+        with torch.no_grad():
+            launches[0]()  # compiles and tunes
+            self._rotation.load(form, 0)
+            expected = min(self._clock.once(launches[0]) for _ in range(2))
+            sequences = [self._sequence(launches, expected)]
+            for placement in range(1, self._rotation.placements):
+                sequences.append(self._sequence(self._launches(kernel, placement)[1], expected))
+            recorded = []
+            for placement, sequence in enumerate(sequences):
+                self._rotation.load(form, placement)
+                recorded.append(self._clock.record(sequence))
+        rounds = [_Round(sequence[0], timed) for sequence, timed in zip(sequences, recorded, strict=True)]
+        ready = [partial(self._ready, form, placement) for placement in range(len(rounds))]
+        return BenchSubject(kernel.name, len(sequences[0]), rounds, ready, self._clock.least)
+
+    def stages(self, kernel: LoadedKernel) -> dict[str, float] | None:
+        """Seconds a launch by stage, for a kernel that launches several; None for others."""
+        if self._device.type != "cuda":
+            return None
+        form, launches = self._launches(kernel, 0)
+        with torch.no_grad():
+            launches[0]()
+            self._rotation.load(form, 0)
+            expected = min(self._clock.once(launches[0]) for _ in range(2))
+            self._rotation.load(form, 0)
+            if isinstance(self._clock, cupti.CuptiClock):
+                timed = self._clock.record(self._sequence(launches, expected))
+                self._ready(form, 0)
+                return timed.by_kernel()
+            few = self._sequence(launches, expected)
+            return stages.by_program(few, self._clock, partial(self._ready, form, 0))
+
+    def control(self) -> cache.Control:
+        """Whether the cache is what the mode says, seen with a kernel that only reads."""
+        reader = _Reader(self._rotation, self._clock, self._device, self._evicted)
+        warm = reader.seconds(reader.warm, reader.touch)
+        known = reader.seconds(reader.fresh, reader.evict)
+        if self._flush is None:
+            return cache.judged_warm(warm, known, reader.bytes, self.cache_bytes)
+        cold = reader.seconds(reader.rotated, self._flush)
+        return cache.judged(cold, warm, known, reader.bytes, self.cache_bytes)
+
+    def _form(self, target: Mapping[str, str]) -> tuple[Call, Form]:
+        """The call in the conventions `target`."""
+        key = tuple(sorted(target.items()))
+        if key not in self._forms:
+            same = dict(target) == dict(self._call.conventions)
+            call = self._call if same else self._operation.convert(self._call, dict(target))
+            outputs = {
+                name: torch.empty(shape, dtype=dtype, device=self._device)
+                for name, (shape, dtype) in self._operation.outputs(call).items()
+            }
+            mutated = {spec.name for spec in self._operation.tensors if spec.role is Role.MUTATED}
+            form = Form(call.tensors, outputs, frozenset(mutated & set(call.tensors)))
+            self._forms[key] = call, form
+        return self._forms[key]
+
+    def _launches(self, kernel: LoadedKernel, placement: int) -> tuple[Form, list[Launch]]:
+        """A launch for every set of a placement, whose tensors are as the call was."""
+        call, form = self._form(conversion(self._call, self._operation, kernel).target)
+        if id(form) not in self._laid:
+            self._rotation.add(form)
+            self._laid.add(id(form))
+        self._rotation.load(form, placement)
+        prepare = preparation(kernel, self._operation)
+        launches: list[Launch] = []
+        with torch.no_grad():
+            for index in range(self._rotation.sets):
+                buffers = self._rotation.buffers(form, placement, index)
+                given = Call({name: buffers[name] for name in form.inputs}, call.scalars, call.conventions)
+                outputs = {name: buffers[name] for name in form.outputs}
+                named = arguments(kernel, self._operation, given, outputs, None)
+                launches.append(prepare(**named) if prepare else partial(kernel.function, **named))
+        return form, launches
+
+    def _sequence(self, launches: Sequence[Launch], expected: float) -> list[Launch]:
+        """The launches of a round: each set once where launches are cold, the one set often where warm."""
+        count = max(1, min(self._most, math.ceil(self._clock.goal / max(expected, 1e-9))))
+        if self._mode.cache is Cache.WARM:
+            return [launches[0]] * count
+        return list(launches[:count])
+
+    def _ready(self, form: Form, placement: int, warming: Launch | None = None) -> None:
+        """Outside the time: sets as the call was, the cache as the mode says."""
+        self._rotation.load(form, placement)
+        if self._flush is not None:
+            self._flush()
+        elif warming is not None:
+            warming()
+
+
+@dataclass(frozen=True, slots=True)
+class _Round:
+    first: Launch
+    timed: Recorded
+
+
+class BenchSubject:
+    """A kernel on the buffers of a `Bench`; see `gdnbench.timing.seam.Subject`."""
+
+    def __init__(
+        self,
+        name: str,
+        launches: int,
+        rounds: Sequence[_Round],
+        ready: Sequence[Callable[[Launch], None]],
+        least: float,
+    ) -> None:
+        self.name = name
+        self.launches = launches
+        self._rounds = rounds
+        self._ready = ready
+        self._least = least
+
+    @property
+    def placements(self) -> int:
+        return len(self._rounds)
+
+    def round(self, placement: int) -> float:
+        """Seconds a launch. A round that is short against the clock's resolution is repeated, made ready each
+        time."""
+        this = self._rounds[placement]
+        total = 0.0
+        with torch.no_grad():
+            for passes in range(1, MOST_PASSES + 1):
+                self._ready[placement](this.first)
+                total += this.timed.seconds()
+                if total >= self._least:
+                    return total / (passes * self.launches)
+        raise CannotRunError(
+            f"{self.name}: {MOST_PASSES} rounds of {self.launches} launches took {total:.3g} s, too short for"
+            " the clock; time a larger record"
+        )
+
+
+class _Reader:
+    """Reads the sets of a rotation and memory beside it, for the control."""
+
+    def __init__(self, rotation: Rotation, clock: Clock, device: torch.device, evicted: int) -> None:
+        memories = [rotation.memory(0, index).view(torch.int64) for index in range(rotation.sets)]
+        least = min(map(len, memories))
+        memories = [memory[:least] for memory in memories]
+        self.bytes = memories[0].nbytes
+        self._clock = clock
+        total = torch.zeros((), dtype=torch.int64, device=device)
+        self._first: Launch = partial(cache.read, memories[0], total)
+        self._first()
+        # As many launches for each way: what a launch costs beside its bytes is then the same.
+        count = max(len(memories), 8)
+        fresh = torch.zeros(count * least, dtype=torch.int64, device=device).view(count, least)
+        self.rotated = [partial(cache.read, memory, total) for memory in memories]
+        self.warm = [self._first] * count
+        self.fresh = [partial(cache.read, memory, total) for memory in fresh]
+        self.touch: Launch = self._first
+        self.evict: Launch = cache.Eviction(device, evicted)
+
+    def seconds(self, launches: Sequence[Launch], ready: Launch) -> float:
+        """Of a launch: the median of some rounds, `ready` before each."""
+        timed = self._clock.record(launches)
+        found = []
+        for _ in range(CONTROL_ROUNDS):
+            ready()
+            found.append(timed.seconds() / len(launches))
+        return statistics.median(found)
+
+
+def clock_of(device: torch.device, mode: Mode, clock: str) -> Clock:
+    """BadInputError for a clock that there is not."""
+    if clock not in CLOCKS:
+        raise BadInputError(f"clock {clock!r} is not known; there are {', '.join(CLOCKS)}")
+    if device.type != "cuda":
+        return PerfCounter()
+    events: Clock = (
+        cuda_clocks.GraphClock(device) if mode.form is LaunchForm.GRAPH else cuda_clocks.PlainClock(device)
+    )
+    if clock == "cupti" or (clock == "auto" and cupti.installed()):
+        return cupti.CuptiClock(events)
+    return events
+
+
+def preparation(kernel: LoadedKernel, operation: Operation) -> Callable[..., Launch] | None:
+    """What prepares launches of a kernel: that of its entry, or a user's function's attribute `prepare`."""
+    entry = operation.kernels.get(kernel.name)
+    if entry is not None and entry.target == kernel.target:
+        if not entry.prepare:
+            return None
+        module, _, function = entry.prepare.partition(":")
+        found: Callable[..., Launch] = getattr(importlib.import_module(module), function)
+        return found
+    own: Any = getattr(kernel.function, "prepare", None)
+    return own if callable(own) else None
+
+
+def touched_bytes(call: Call, operation: Operation) -> int:
+    """Bytes of memory that a launch touches, each once however often: at most its tensors, of pools the slots
+    that the call names; and at most what the operation says it moves, of which what is written in place is
+    the same memory as what is read."""
+    rows = operation.touched(call)
+    tensors = 0
+    for name, tensor in call.tensors.items():
+        row = tensor[:1].nbytes if tensor.dim() else tensor.nbytes
+        tensors += len(rows[name]) * row if name in rows else tensor.nbytes
+    outputs = sum(
+        torch.Size(shape).numel() * dtype.itemsize for shape, dtype in operation.outputs(call).values()
+    )
+    tensors += outputs
+    if operation.work is None:
+        return tensors
+    work = operation.work(call)
+    return min(tensors, max(work.read + min(work.written, outputs), work.written))

@@ -1,0 +1,156 @@
+"""How fast this machine moves bytes here and now: what bandwidths are a percentage of.
+
+A ceiling is the best of several ways to read half of some bytes and write the other half, timed as kernels
+are: cold, on buffers in turn. Copies read one tensor and write another, in-place kernels write what they read. A
+library's copy is a candidate among others: in a CUDA graph it can be far slower than a plain one.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from itertools import product
+
+import torch
+from torch import Tensor
+
+from gdnbench.errors import BadInputError
+from gdnbench.timing import cache, cuda_clocks
+from gdnbench.timing.clocks import Clock, PerfCounter
+from gdnbench.timing.rotation import Form, Rotation, RotationOptions, held_bytes, size
+from gdnbench_kernels.compiling import ARCHS, Program, Source, program
+from gdnbench_kernels.contract import Launch
+
+ROUNDS = 7
+"""Of each candidate, after one that does not count; the median is taken."""
+KEY = 0x5A5A5A5A
+"""What own kernels combine words with: no pattern that a memory could move faster."""
+SHAPES = ((256, 1), (256, 4), (512, 4), (256, 8))
+"""Threads of a CTA, vectors of 16 bytes a thread has in flight."""
+RESIDENT_THREADS = 2048
+"""Of a multiprocessor, on SM90 and SM100."""
+LEAST_BYTES, MOST_BYTES = 32, 8 << 30
+
+Way = Callable[[Tensor, Tensor], Launch]
+"""From source and target, int32 and equally long, to a launch; in-place ways use the target alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ceiling:
+    """Bytes a second, read and written both counted; the way that reached it; and what each way reached."""
+
+    bytes_per_second: float
+    method: str
+    candidates: dict[str, float]
+
+
+def measure(device: torch.device, bytes: int, options: RotationOptions | None = None) -> Ceiling:
+    """The ceiling of launches that move `bytes`, read and written together.
+
+    Own kernels need CuTe DSL (ImportError) and a GPU they are compiled for (NotImplementedError). More than
+    MOST_BYTES are measured as so many: their time is proportional long before.
+    """
+    if bytes < 1:
+        raise BadInputError(f"a ceiling of {bytes} bytes was asked for; it is of 1 or more")
+    moved = min(max(bytes, LEAST_BYTES), MOST_BYTES) // 32 * 32
+    options = options or RotationOptions(placements=1)
+    half = torch.zeros(moved // 8, dtype=torch.int32, device=device)
+    form = Form({"source": half}, {"target": half}, frozenset())
+    found = size(options, device, moved // 2, held_bytes(form.tensors), cold=True)
+    rotation = Rotation(form, found, device, options.seed)
+    rotation.load(form, 0)
+    flush = cache.Flush(device, max(options.touched, 4 * (cache.last_level(device) or 0)))
+    sets = [rotation.buffers(form, 0, index) for index in range(rotation.sets)]
+    candidates = {}
+    with torch.no_grad():
+        for name, clock, way in _ways(device, moved):
+            launches = [way(own["source"], own["target"]) for own in sets]
+            candidates[name] = moved / _seconds(launches, clock, flush)
+    best = max(candidates, key=candidates.__getitem__)
+    return Ceiling(candidates[best], best, candidates)
+
+
+def _seconds(launches: list[Launch], clock: Clock, flush: Launch) -> float:
+    """Of a launch, cold."""
+    launches[0]()  # compiles
+    timed = clock.record(launches)
+    found = []
+    for number in range(ROUNDS + 1):
+        total, passes = 0.0, 0
+        while total < clock.least:
+            flush()
+            total += timed.seconds()
+            passes += 1
+        if number:
+            found.append(total / passes / len(launches))
+    return statistics.median(found)
+
+
+def _ways(device: torch.device, moved: int) -> Iterator[tuple[str, Clock, Way]]:
+    if device.type != "cuda":
+        clock = PerfCounter()
+        yield "torch copy_", clock, lambda source, target: partial(target.copy_, source)
+        yield "torch mul_ in place", clock, lambda source, target: partial(target.mul_, 3)
+        return
+    graph, plain = cuda_clocks.GraphClock(device), cuda_clocks.PlainClock(device)
+    for form, clock in (("plain", plain), ("graph", graph)):
+        yield f"torch copy_, {form}", clock, lambda source, target: partial(target.copy_, source)
+    properties = torch.cuda.get_device_properties(device)
+    arch = arch_of((properties.major, properties.minor))
+    for source in sources():
+        made = program(source, arch)
+        for grid in dict.fromkeys(grids(source, moved // 2, properties.multi_processor_count)):
+            text = f"{title(source)}, {grid} CTAs"
+            yield f"own copy, {text}", graph, partial(_copy, made, grid)
+            yield f"own in place, {text}", graph, partial(_in_place, made, grid)
+
+
+def _copy(made: Program, ctas: int, source: Tensor, target: Tensor) -> Launch:
+    return partial(made, source, target, KEY, ctas)
+
+
+def _in_place(made: Program, ctas: int, source: Tensor, target: Tensor) -> Launch:
+    return partial(made, target, target, KEY, ctas)
+
+
+def sources() -> list[Source]:
+    """The kernels of `gdnbench_kernels.memory_ceiling` that are tried."""
+    return [source_of(*shape, streaming) for shape, streaming in product(SHAPES, (False, True))]
+
+
+def source_of(threads: int, unroll: int, streaming: bool) -> Source:
+    return Source.of(
+        "memory_ceiling.move",
+        "gdnbench_kernels.memory_ceiling:build",
+        threads=threads,
+        unroll=unroll,
+        streaming=streaming,
+    )
+
+
+def title(source: Source) -> str:
+    options = dict(source.options)
+    hint = ", streaming" if options["streaming"] else ""
+    return f"{options['threads']} threads x {options['unroll']}{hint}"
+
+
+def grids(source: Source, written: int, multiprocessors: int) -> tuple[int, int]:
+    """CTAs: one for every tile, and no more than are on the GPU at once."""
+    options = {name: int(value or 0) for name, value in source.options}
+    tiles = max(1, -(-written // (options["threads"] * options["unroll"] * 16)))
+    return tiles, min(tiles, multiprocessors * RESIDENT_THREADS // options["threads"])
+
+
+def arch_of(capability: tuple[int, int]) -> str:
+    """The target for a device's compute capability; NotImplementedError for one that has none."""
+    for arch, capabilities in ARCHS.items():
+        with suppress(ValueError):
+            capabilities.index(capability)
+            return arch
+    raise NotImplementedError(
+        f"the kernels that measure the memory's ceiling are not compiled for compute capability"
+        f" {capability[0]}.{capability[1]}"
+    )

@@ -1,0 +1,134 @@
+"""Times launches on a GPU with CUDA events, in one CUDA graph or one after another from the host."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from gdnbench.errors import CannotRunError
+from gdnbench.timing.clocks import LONG, no_collection
+from gdnbench_kernels.contract import Launch
+
+cuda: Any = torch.cuda
+
+EVENT_RESOLUTION = 0.5e-6
+"""Seconds, of elapsed times between events, as CUDA's reference gives it."""
+FASTEST_CLOCK = 2.5e9
+"""Hz that no multiprocessor exceeds: so many cycles last a second or longer."""
+LEAST_HOLD = 50e-6
+"""Seconds: the host's cost of recording an event and of launching a small graph, several times over."""
+
+
+class GraphClock:
+    """A round is one CUDA graph, between two events.
+
+    The device is held back by a kernel that only waits until the host has submitted the graph: otherwise the
+    first event would come before the host's work for a graph of a thousand nodes, which would be timed.
+    """
+
+    method = "CUDA graph, events"
+    least = LONG * EVENT_RESOLUTION
+    goal = 0.05
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def record(self, launches: Sequence[Launch]) -> GraphRound:
+        """CannotRunError where a launch does what no graph can hold."""
+        stream = cuda.Stream(self._device)
+        stream.wait_stream(cuda.current_stream(self._device))
+        with cuda.stream(stream):
+            launches[0]()  # what libraries allocate for a stream is there before it is captured
+        stream.synchronize()
+        graph = cuda.CUDAGraph()
+        try:
+            with cuda.graph(graph, stream=stream):
+                for launch in launches:
+                    launch()
+        except RuntimeError as error:
+            raise CannotRunError(
+                "a launch cannot be captured into a CUDA graph, perhaps because it waits for the device"
+                f" ({_first_line(error)}); time it with plain launches"
+            ) from error
+        cuda.synchronize(self._device)
+        graph.replay()  # the first one uploads the graph
+        cuda.synchronize(self._device)
+        begin = time.perf_counter()
+        graph.replay()
+        submitting = time.perf_counter() - begin
+        cuda.synchronize(self._device)
+        return GraphRound(graph, 2 * submitting + LEAST_HOLD)
+
+    def once(self, launch: Launch) -> float:
+        return _once(launch, self._device)
+
+
+class GraphRound:
+    """A captured round; its events are made before anything is timed."""
+
+    def __init__(self, graph: Any, hold: float) -> None:
+        self._graph = graph
+        self._cycles = math.ceil(hold * FASTEST_CLOCK)
+        self._begin = cuda.Event(enable_timing=True)
+        self._end = cuda.Event(enable_timing=True)
+
+    def seconds(self) -> float:
+        with no_collection():
+            cuda._sleep(self._cycles)
+            self._begin.record()
+            self._graph.replay()
+            self._end.record()
+        self._end.synchronize()
+        return float(self._begin.elapsed_time(self._end)) / 1e3
+
+
+class PlainClock:
+    """Launches from the host, between two events. The device has nothing else to do when the first comes, so
+    a host that is slower than the device is timed too."""
+
+    method = "plain launches, events"
+    least = LONG * EVENT_RESOLUTION
+    goal = 0.05
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def record(self, launches: Sequence[Launch]) -> PlainRound:
+        return PlainRound(tuple(launches), self._device)
+
+    def once(self, launch: Launch) -> float:
+        return _once(launch, self._device)
+
+
+class PlainRound:
+    def __init__(self, launches: tuple[Launch, ...], device: torch.device) -> None:
+        self._launches = launches
+        self._device = device
+        self._begin = cuda.Event(enable_timing=True)
+        self._end = cuda.Event(enable_timing=True)
+
+    def seconds(self) -> float:
+        cuda.synchronize(self._device)
+        with no_collection():
+            self._begin.record()
+            for launch in self._launches:
+                launch()
+            self._end.record()
+        self._end.synchronize()
+        return float(self._begin.elapsed_time(self._end)) / 1e3
+
+
+def _once(launch: Launch, device: torch.device) -> float:
+    cuda.synchronize(device)
+    begin = time.perf_counter()
+    launch()
+    cuda.synchronize(device)
+    return time.perf_counter() - begin
+
+
+def _first_line(error: BaseException) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
