@@ -175,13 +175,13 @@ def row(name: str, verdict: str, record: RecordResult) -> tuple[object, ...]:
     return (name, verdict, f"{record.seconds:.1f}", worst.tensor, *figures, record.reason)
 
 
-def main(grid: Grid, description: str, schedules: tuple[str, ...] = ("late",)) -> Exit:
-    """The command line of a grid; `schedules` are those it is proven under if nothing is said."""
+def main(grid: Grid, description: str, schedules: tuple[str, ...] = ("late",), kernel: str = "sm100") -> Exit:
+    """The command line of a grid; `schedules` and `kernel` are those that are proven if nothing is said."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("names", nargs="*", help="patterns of case names; all if left out")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--list", action="store_true", help="print the names")
-    parser.add_argument("--kernel", default="sm100")
+    parser.add_argument("--kernel", default=kernel)
     parser.add_argument("--on", default=SIM)
     parser.add_argument("--seed", type=int, default=0, help="added to the seed of every case")
     parser.add_argument(

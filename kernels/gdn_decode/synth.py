@@ -21,7 +21,7 @@ from gdnbench_kernels.gdn_inputs import (
     queries_and_keys,
 )
 
-READS = ("", "own", "first", "last", "shared")
+READS = ("none", "own", "first", "last", "shared")
 
 
 def synth(
@@ -35,7 +35,8 @@ def synth(
     gate_span: Span = 1.0,
     beta: Span = (0.0, 1.0),
     speculative: bool = False,
-    read_indices: str = "",
+    read_indices: str = "none",
+    scale: float | None = None,
     padding: float = 0.0,
     holes: float = 0.0,
     slot_gap: int = 0,
@@ -108,7 +109,9 @@ def synth(
     tensors["state"] = (pool * (state_scale * key_dim**-0.5)).to(dtypes.states)
     made_nan("gdn_decode", tensors, nan_at, "sequence")
     form = "raw" if gate == "raw" else "log"
-    call = Call(tensors, {"beta_max": beta_max}, {"gate": form, "state_layout": "VK", "qk": qk})
+    call = Call(
+        tensors, {"scale": scale, "beta_max": beta_max}, {"gate": form, "state_layout": "VK", "qk": qk}
+    )
     call = convert_call("gdn_decode", call, conventions, ("state",), conventions=CONVENTIONS)
     return Call(
         {**call.tensors, "state": _apart(call.tensors["state"], slot_gap)}, call.scalars, call.conventions
@@ -121,7 +124,7 @@ def _deal(
     """[B, S] distinct slots, with `padded` sequences of -1 at random places, and where `reads` asks for them
     [B] slots to read."""
     if reads not in READS:
-        raise ContractError(f"read_indices is {reads!r}; it must be {' or '.join(READS[1:])}, or empty")
+        raise ContractError(f"read_indices is {reads!r}; it must be {' or '.join(READS)}")
     active = batch - padded
     extra = {"own": active, "shared": min(1, active)}.get(reads, 0)
     needed = active * steps + extra
@@ -131,7 +134,7 @@ def _deal(
     running = torch.randperm(batch, generator=generator)[padded:]
     drawn = torch.randperm(slots, generator=generator)[:needed]
     indices[running] = drawn[: active * steps].view(-1, steps)
-    if not reads:
+    if reads == "none":
         return indices, None
     read[running] = drawn[active * steps :] if extra else indices[running, 0 if reads == "first" else -1]
     return indices, read
