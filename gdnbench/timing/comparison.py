@@ -19,6 +19,7 @@ from gdnbench.timing.conditions import Extremes, disturbances
 from gdnbench.timing.result import Block, End, PairTiming, Seen
 from gdnbench.timing.seam import Conditions, Subject, Watch
 from gdnbench.timing.statistics import (
+    MIN_PLACEMENTS,
     Interval,
     Rule,
     Summary,
@@ -67,6 +68,7 @@ class Comparison:
     seconds: float
     discarded: Mapping[str, int]
     conditions: Seen
+    notes: tuple[str, ...]  # what to keep in mind, a line each
 
 
 class RoundError(RuntimeError):
@@ -207,7 +209,24 @@ class _Loop:
             seconds=self._now() - self._started,
             discarded=dict(self._discarded),
             conditions=self._extremes.seen(self._watch.source),
+            notes=tuple(self._notes(end)),
         )
+
+    def _notes(self, end: End) -> Iterator[str]:
+        if self._watch.source.startswith("unknown: "):
+            why = self._watch.source.removeprefix("unknown: ")
+            yield f"clocks, throttling and other processes are unknown: {why}"
+        if self._placements < MIN_PLACEMENTS:
+            yield (
+                f"intervals hold for the {self._placements} placements that were used, not for any: "
+                f"{MIN_PLACEMENTS} are needed for that"
+            )
+        if self._lost and self._rule.keep_disturbed:
+            yield f"{self._lost} of {len(self._blocks)} blocks were disturbed, and count all the same"
+        width = self._width()
+        if end is not End.PRECISE and self._blocks and (width is None or width > self._rule.precision):
+            got = "too few blocks for an interval" if width is None else f"{width:.2%} wide"
+            yield f"ended by {end} before intervals were {self._rule.precision:.2%} wide: {got}"
 
     def _undisturbed(self, block: Block) -> None:
         """Measures `block` until nothing disturbs it."""

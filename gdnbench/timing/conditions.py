@@ -53,7 +53,7 @@ WINDOW = 0.1
 CONTENDED = "other processes take over a quarter of the CPUs"
 
 
-def watch_for(device: torch.device) -> Watch:
+def watch_of(device: torch.device) -> Watch:
     """Looks at `device`, which for CUDA must be initialised."""
     if device.type == "cuda":
         return gpu_watch(f"GPU-{torch.cuda.get_device_properties(device).uuid}")

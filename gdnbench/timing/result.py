@@ -158,7 +158,6 @@ class RecordTiming:
     kernels: tuple[KernelTiming, ...]
     pairs: tuple[PairTiming, ...] = ()
     repeat: PairTiming | None = None
-    repeat_samples: tuple[float, ...] = ()  # of the first kernel's second round in each block
     blocks: tuple[Block, ...] = ()
     placements: int = 0
     end: End | None = None  # None: nothing was timed
@@ -169,6 +168,7 @@ class RecordTiming:
     control: ControlFound | None = None
     notes: tuple[str, ...] = ()
     time: str = ""  # when it was measured, UTC, 2026-01-31T12:00:00Z
+    repeat_samples: tuple[float, ...] = ()  # of the first kernel's second round in each block
 
     def kernel(self, name: str) -> KernelTiming | None:
         return next((kernel for kernel in self.kernels if kernel.name == name), None)
@@ -187,11 +187,16 @@ class RecordTiming:
                 "measure again, or use the release that wrote it"
             )
         found = from_plain(cls, value, where)
-        for kernel in found.kernels:
-            if kernel.timed and len(kernel.samples) != len(found.blocks):
+        timed = [(kernel.name, kernel.samples) for kernel in found.kernels if kernel.timed]
+        if found.repeat is not None:
+            timed.append((f"the repeat of {found.repeat.first}", found.repeat_samples))
+        for name, samples in timed:
+            if len(samples) != len(found.blocks):
                 raise BadInputError(
-                    f"{where}: {kernel.name} has {len(kernel.samples)} samples of {len(found.blocks)} blocks"
+                    f"{where}: {name} has {len(samples)} samples of {len(found.blocks)} blocks"
                 )
+            if min(samples, default=1.0) <= 0:
+                raise BadInputError(f"{where}: {name} has a sample of {min(samples)} s")
         return found
 
     def dumps(self) -> str:
