@@ -35,6 +35,7 @@ from gdnbench_kernels.gdn import (
     ACTIVATIONS,
     CONVERSIONS,
     OFFSETS,
+    OFFSETS_DTYPE,
     QK,
     STATE_LAYOUT,
     STATES,
@@ -126,6 +127,22 @@ KERNELS = {
         {STATE_LAYOUT.name: ("KV",), QK.name: QK.values},
         meaning="transformers' torch_recurrent_gated_delta_rule on gathered slots; one token a sequence",
         needs=("transformers",),
+    ),
+    "fla": KernelEntry(
+        "gdnbench_kernels.gdn_decode.fla:fla",
+        {GATE.name: ("log", "raw"), STATE_LAYOUT.name: ("KV",), QK.name: QK.values},
+        devices=("cuda",),
+        meaning="flash-linear-attention's fused_recurrent_gated_delta_rule on gathered slots; one token",
+        needs=("flash-linear-attention",),
+        prepare="gdnbench_kernels.gdn_decode.fla:prepare",
+    ),
+    "flashinfer": KernelEntry(
+        "gdnbench_kernels.gdn_decode.flashinfer:flashinfer",
+        {GATE.name: ("raw",), QK.name: QK.values, OFFSETS_DTYPE.name: ("int32",)},
+        devices=("cuda", "sim"),
+        meaning="FlashInfer's decode kernels on the pool, which make the gates themselves",
+        needs=("flashinfer-python",),
+        prepare="gdnbench_kernels.gdn_decode.flashinfer:prepare",
     ),
 }
 

@@ -33,6 +33,7 @@ from gdnbench_kernels.gdn import (
     ACTIVATIONS,
     CONVENTIONS,
     CONVERSIONS,
+    GATE,
     OFFSETS,
     OFFSETS_DTYPE,
     QK,
@@ -173,6 +174,22 @@ KERNELS = {
         devices=("sim", "cuda"),
         meaning="one tcgen05 kernel for SM100 in CuTe DSL, without stages; another build where beta_max is 2",
         sources="gdnbench_kernels.gdn_prefill.sources:fused_sources",
+    ),
+    "fla": KernelEntry(
+        "gdnbench_kernels.gdn_prefill.fla:fla",
+        {STATE_LAYOUT.name: ("KV",), QK.name: QK.values},
+        devices=("cuda",),
+        meaning="flash-linear-attention's chunk_gated_delta_rule, dispatch to other backends off",
+        needs=("flash-linear-attention",),
+        prepare="gdnbench_kernels.gdn_prefill.fla:prepare",
+    ),
+    "flashinfer": KernelEntry(
+        "gdnbench_kernels.gdn_prefill.flashinfer:flashinfer",
+        {GATE.name: ("linear",), QK.name: QK.values},
+        devices=("cuda", "sim"),
+        meaning="FlashInfer's chunk_gated_delta_rule for Hopper or Blackwell; on sim Blackwell's kernel",
+        needs=("flashinfer-python",),
+        prepare="gdnbench_kernels.gdn_prefill.flashinfer:prepare",
     ),
 }
 

@@ -1,0 +1,161 @@
+"""FlashInfer's Gated DeltaNet modules without CUDA, for the simulator.
+
+The package loads CUDA libraries when it is imported, asks the device for its architecture and keeps compiled
+kernels on disk. Its host functions and kernels are CuTe DSL and need none of that. So the parents of its
+modules are stood in for by empty packages with the real paths, the device is a B200, a compiled kernel is
+called without its stream, and nothing is stored. The stand-ins are in `sys.modules` only while a module is
+imported or a function of one runs: the package itself can be imported beside them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from importlib.machinery import PathFinder
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gdnbench_kernels.arguments import B200_SMS
+
+PACKAGE = "flashinfer"
+ARCH = "sm_100a"
+DL_CUDA = 2  # kDLCUDA of DLPack
+
+_modules: dict[str, ModuleType | None] = {}
+
+
+def module(name: str) -> ModuleType:
+    """`flashinfer.<name>`. ImportError if it, or the package, is not there."""
+    if not _modules:
+        _modules.update(_stand_ins(_root()))
+        with in_place():
+            _prepare_device()
+    with in_place(), _tensors_of_the_device():
+        return importlib.import_module(f"{PACKAGE}.{name}")
+
+
+@contextmanager
+def in_place() -> Iterator[None]:
+    """While the stand-ins, and what was imported below them, are what `import flashinfer` finds, and the
+    current stream of CUDA is the null stream."""
+    before = _taken_out()
+    stream = torch.cuda.current_stream
+    sys.modules.update(_modules)  # type: ignore[arg-type]  # None: not to be found
+    torch.cuda.current_stream = lambda device=None: SimpleNamespace(cuda_stream=0)  # type: ignore[assignment, return-value]
+    try:
+        yield
+    finally:
+        torch.cuda.current_stream = stream
+        _modules.update(_taken_out())
+        sys.modules.update(before)
+
+
+def _taken_out() -> dict[str, ModuleType]:
+    names = [name for name in sys.modules if name == PACKAGE or name.startswith(f"{PACKAGE}.")]
+    return {name: sys.modules.pop(name) for name in names}
+
+
+@cache
+def _root() -> str:
+    spec = PathFinder.find_spec(PACKAGE)
+    if spec is None or spec.submodule_search_locations is None:
+        raise ImportError(f"there is no package {PACKAGE}")
+    (root,) = spec.submodule_search_locations
+    return root
+
+
+def _stand_ins(root: str) -> dict[str, ModuleType | None]:
+    """Packages by name; None for those whose absence the modules take as such."""
+
+    def package(name: str, *paths: str, **members: Any) -> tuple[str, ModuleType]:
+        full = f"{PACKAGE}.{name}" if name else PACKAGE
+        made = ModuleType(full)
+        made.__path__ = list(paths)
+        vars(made).update(members)
+        return full, made
+
+    return dict(
+        (
+            package("", root),
+            package("gdn_kernels", f"{root}/gdn_kernels"),
+            package("gdn_kernels.blackwell", f"{root}/gdn_kernels/blackwell"),
+            package("jit"),
+            package("jit.core", logger=SimpleNamespace(warning_once=lambda text: None)),
+            package("jit.cute_dsl_core", build_and_load_cute_dsl_kernel=_build),
+            package("utils", get_compute_capability=lambda device: (10, 0)),
+            package("cute_dsl"),
+            package("cute_dsl.utils", get_num_sm=lambda device: B200_SMS),
+            (f"{PACKAGE}.api_logging", None),
+            (f"{PACKAGE}.trace", None),
+        )
+    )
+
+
+def _build(
+    family: str, name: str, compile_kernel: Callable[[], Any], extra_key_files: Sequence[str] = ()
+) -> Callable[..., None]:
+    """What the package's cache on disk returns: the compiled kernel, here without the stream it is given."""
+    from cuda.bindings.driver import CUstream
+
+    compiled = compile_kernel()
+
+    def call(*args: Any) -> None:
+        compiled(*(value for value in args if not isinstance(value, CUstream)))
+
+    return call
+
+
+@contextmanager
+def _tensors_of_the_device() -> Iterator[None]:
+    """While modules are imported that take `from_dlpack` of CuTe DSL by name: one that calls memory of the
+    host global memory of a device, for which their kernels are compiled."""
+    import cutlass.cute.runtime as runtime
+
+    original = runtime.from_dlpack
+
+    def of_the_device(tensor: Tensor, enable_tvm_ffi: bool = False, **options: Any) -> Any:
+        return original(_OfTheDevice(tensor), **options)
+
+    runtime.from_dlpack = of_the_device
+    try:
+        yield
+    finally:
+        runtime.from_dlpack = original
+
+
+@dataclass(frozen=True, slots=True)
+class _OfTheDevice:
+    """A tensor of the host that says, as DLPack, that it is in a CUDA device's memory."""
+
+    tensor: Tensor
+
+    def __dlpack__(self, stream: int | None = None) -> object:
+        capsule = self.tensor.__dlpack__()
+        pointer = ctypes.pythonapi.PyCapsule_GetPointer
+        pointer.restype, pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
+        # DLTensor begins with the address and then has DLDevice, whose first member is the type.
+        address = pointer(capsule, b"dltensor") + ctypes.sizeof(ctypes.c_void_p)
+        ctypes.c_int32.from_address(address).value = DL_CUDA
+        return capsule
+
+
+def _prepare_device() -> None:
+    """Every device is a B200, and kernels are compiled without TVM FFI, whose host code would ask for tensors
+    on that device."""
+    import cutlass.cute as cute
+
+    found = importlib.import_module(f"{PACKAGE}.gdn_kernels.device_target")
+    target = found.GdnDeviceTarget(0, ARCH, 10, 0, B200_SMS, True)
+    found.gdn_device_target = lambda device: target  # type: ignore[attr-defined]
+    found.gdn_compile_options = lambda device, *more: (  # type: ignore[attr-defined]
+        cute.GPUArch(ARCH),
+        *(option for option in more if not isinstance(option, cute.EnableTVMFFI)),
+    )

@@ -1,0 +1,98 @@
+"""The kernel named `fla` of gdn_decode: flash-linear-attention's fused_recurrent_gated_delta_rule.
+
+The function knows no pool: it reads one state a sequence and returns new ones, in fp32. A launch is that call
+on states gathered before it, in the pool's dtype. Not in a launch, hence not in its time:
+
+    the gather of the states from their slots    reads and writes every state once
+    the scatter of the new ones, rounded         the same
+
+What serves with it pays for both, or has a kernel of its own that does neither. Sequences that are padding
+are left out of the launch. States and outputs are allocated in the launch, as the function does it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gdnbench_kernels.contract import Launch
+from gdnbench_kernels.gdn_decode.slots import PADDING, SlotPlan, plan_slots
+from gdnbench_kernels.peers import Keeping, fla_module, held, taking, warmed
+
+
+@dataclass(frozen=True, slots=True)
+class _Bound:
+    launch: Keeping  # its result: o [A, 1, Hv, V] and states [A, Hv, K, V] of active sequences
+    plan: SlotPlan
+
+
+def _bind(
+    *,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    state: Tensor,
+    state_indices: Tensor,
+    A_log: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    read_indices: Tensor | None = None,
+    scale: float | None = None,
+    beta_max: float = 1.0,
+    qk: str = "normalised",
+    gate: str = "log",
+) -> _Bound:
+    """The call of flash-linear-attention for a call of the contract whose pool is [slots, Hv, K, V]."""
+    if q.shape[1] != 1:
+        raise NotImplementedError(
+            "flash-linear-attention's decode returns one state a sequence, not one a token;"
+            f" the call has S = {q.shape[1]}"
+        )
+    function = fla_module("ops.gated_delta_rule").fused_recurrent_gated_delta_rule
+    # With one token a sequence the count of accepted ones can only be 1.
+    plan = plan_slots(state_indices, None, read_indices)
+    every = len(plan.active) == len(q)
+    inputs = {"q": q, "k": k, "v": v, "g": g, "beta": beta}
+    given: dict[str, Any] = {name: held(x if every else x[plan.active]) for name, x in inputs.items()}
+    if gate == "raw":
+        given |= {"use_gate_in_kernel": True, "A_log": A_log, "dt_bias": dt_bias}
+        given |= {"use_beta_sigmoid_in_kernel": True, "allow_neg_eigval": beta_max == 2}
+    call = partial(
+        function,
+        **given,
+        scale=scale,
+        initial_state=state[plan.read],
+        output_final_state=True,
+        use_qk_l2norm_in_kernel=qk == "raw",
+    )
+    return _Bound(Keeping(call), plan)
+
+
+@taking(_bind)
+def fla(**call: Any) -> dict[str, Tensor]:
+    """Updates `state` [slots, Hv, K, V] in place and returns o [B, 1, Hv, V], NaN for padding sequences.
+    NotImplementedError for several tokens a sequence, ImportError if flash-linear-attention is not there."""
+    bound, state = _bind(**call), call["state"]
+    o = torch.full_like(call["v"], torch.nan)
+    if not len(bound.plan.active):
+        return {"o": o}
+    out, final = bound.launch()
+    o[bound.plan.active] = out
+    slots = bound.plan.write[:, 0]
+    kept = slots != PADDING
+    state[slots[kept]] = final[kept].to(state.dtype)
+    return {"o": o}
+
+
+@taking(_bind)
+def prepare(**call: Any) -> Launch:
+    """A launch of the call, compiled. It leaves the pool alone."""
+    bound = _bind(**call)
+    if not len(bound.plan.active):
+        raise NotImplementedError("flash-linear-attention launches nothing where every sequence is padding")
+    return warmed(bound.launch)

@@ -1,0 +1,161 @@
+"""The kernel named `flashinfer` of gdn_decode: FlashInfer's decode kernels on the pool itself.
+
+    S = 1                   gated_delta_rule_decode_pretranspose, states fp32 or bf16
+    S > 1, fp32 states      gated_delta_rule_mtp, each token's state to its own slot
+    S > 1, bf16 states      gdn_kernels.gated_delta_rule_mtp, the same: no function above it takes the slots
+
+A launch is that call. Before it: the slots to read and to write as tensors of their own, and copies of inputs
+that are not contiguous. FlashInfer makes gates of a, b, A_log and dt_bias itself and takes no others. What it
+does with a slot of -1 differs: refused where it would touch a slot that the call does not name.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gdnbench_kernels.arguments import Output
+from gdnbench_kernels.contract import Launch
+from gdnbench_kernels.gdn import default_scale
+from gdnbench_kernels.gdn_decode.slots import PADDING, SlotPlan, plan_slots
+from gdnbench_kernels.peers import (
+    ALIGN,
+    flashinfer_call,
+    flashinfer_module,
+    held,
+    output_of,
+    take_dims,
+    take_dtypes,
+    taking,
+    warmed,
+)
+
+NAME = "FlashInfer's decode"
+HEAD_DIM = 128
+BFLOAT16, FLOAT32 = torch.bfloat16, torch.float32
+
+
+@dataclass(frozen=True, slots=True)
+class _Bound:
+    launch: Launch
+    o: Output
+    state: Tensor
+    touched: Tensor  # int64: slots that the launch reads or writes
+
+
+def _bind(
+    *,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    A_log: Tensor,
+    dt_bias: Tensor,
+    state: Tensor,
+    state_indices: Tensor,
+    num_accepted: Tensor | None = None,
+    read_indices: Tensor | None = None,
+    o: Tensor | None = None,
+    scale: float | None = None,
+    beta_max: float = 1.0,
+    qk: str = "normalised",
+) -> _Bound:
+    """The call of FlashInfer for a call of the contract with gate raw: `g` is a, `beta` is b, [B, S, Hv]."""
+    _refuse(q, k, v, g, beta, A_log, dt_bias, state, beta_max)
+    batch, steps = q.shape[:2]
+    plan = plan_slots(state_indices, num_accepted, read_indices)
+    _refuse_padding(plan, batch, steps, state.dtype)
+    read = torch.full((batch,), PADDING, dtype=torch.int32, device=q.device)
+    read[plan.active] = plan.read.int()
+    out = output_of(o, v.shape, BFLOAT16, v.device)
+    inputs = {"q": q, "k": k, "v": v, "a": g, "b": beta, "A_log": A_log, "dt_bias": dt_bias}
+    given: dict[str, Any] = {name: held(tensor) for name, tensor in inputs.items()}
+    given |= {
+        "output": out.buffer,
+        "scale": default_scale(scale, HEAD_DIM),
+        "initial_state_indices": held(read),
+    }
+    if steps == 1:
+        function = flashinfer_module("gdn_decode", q.device).gated_delta_rule_decode_pretranspose
+        given |= {"state": None, "initial_state": state, "use_qk_l2norm": qk == "raw"}
+        write = held(state_indices[:, 0])
+        if read_indices is not None and not torch.equal(write[plan.active], read[plan.active]):
+            given["output_state_indices"] = write
+    else:
+        given["ssm_state_indices"] = held(state_indices)
+        if state.dtype == FLOAT32:
+            function = flashinfer_module("gdn_decode", q.device).gated_delta_rule_mtp
+            given |= {"initial_state": state, "disable_state_update": False, "use_qk_l2norm": qk == "raw"}
+        else:
+            module = flashinfer_module("gdn_kernels.gdn_decode_bf16_state", q.device)
+            function = module.gated_delta_rule_mtp
+            given |= {"initial_state_source": state, "use_qk_l2norm_in_kernel": qk == "raw"}
+    launch = partial(flashinfer_call, q.device, function, **given)
+    written = plan.write[plan.write != PADDING]
+    return _Bound(launch, out, state, torch.unique(torch.cat([plan.read, written])))
+
+
+@taking(_bind)
+def flashinfer(**call: Any) -> dict[str, Tensor]:
+    """Updates `state` [slots, Hv, V, K] in place and returns o [B, S, Hv, V]. NotImplementedError for what
+    FlashInfer does not take, ImportError if it is not there."""
+    bound = _bind(**call)
+    if call["q"].shape[0]:
+        bound.launch()
+    return {"o": bound.o.finish()}
+
+
+@taking(_bind)
+def prepare(**call: Any) -> Launch:
+    """A launch of the call, compiled; the pool is as it was."""
+    bound = _bind(**call)
+    return warmed(bound.launch, bound.state, bound.touched)
+
+
+def _refuse(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    a: Tensor,
+    b: Tensor,
+    a_log: Tensor,
+    dt_bias: Tensor,
+    state: Tensor,
+    beta_max: float,
+) -> None:
+    """NotImplementedError for forms that FlashInfer does not take, or takes only by rounding them."""
+    take_dims(NAME, k, v, HEAD_DIM)
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        take_dtypes(NAME, name, tensor, BFLOAT16)
+    take_dtypes(NAME, "state", state, FLOAT32, BFLOAT16)
+    take_dtypes(NAME, "A_log", a_log, FLOAT32)
+    take_dtypes(NAME, "dt_bias", dt_bias, FLOAT32, BFLOAT16)
+    # The kernels for several tokens and for bf16 states round a and b to bf16 first.
+    rounds = q.shape[1] > 1 or state.dtype == BFLOAT16
+    for name, tensor in (("a", a), ("b", b)):
+        take_dtypes(NAME, name, tensor, *((BFLOAT16,) if rounds else (BFLOAT16, torch.float16, FLOAT32)))
+    if beta_max != 1:
+        raise NotImplementedError(f"{NAME} makes beta = sigmoid(b), at most 1; beta_max is {beta_max:g}")
+    if not state[:1].is_contiguous() or state.data_ptr() % ALIGN or state.stride(0) * state.itemsize % ALIGN:
+        raise NotImplementedError(f"{NAME} takes slots that are contiguous and aligned to {ALIGN} bytes")
+    if q.shape[1] > 1 and state.dtype == FLOAT32 and not state.is_contiguous():
+        raise NotImplementedError(
+            f"{NAME} of several tokens does not compile for fp32 slots further apart than they are long"
+        )
+
+
+def _refuse_padding(plan: SlotPlan, batch: int, steps: int, dtype: torch.dtype) -> None:
+    """NotImplementedError for slots of -1 by which a kernel would write to a slot that the call does not
+    name: it takes 0 in their place, or -1 as it is."""
+    if dtype == BFLOAT16 and len(plan.active) < batch:
+        raise NotImplementedError(
+            f"{NAME} with bf16 states takes slot 0 for a sequence whose slot is -1, and overwrites it"
+        )
+    if (plan.write == PADDING).any():
+        where = "slot 0" if steps == 1 else "before the pool"
+        raise NotImplementedError(f"{NAME} writes the state of a token whose slot is -1 to {where}")

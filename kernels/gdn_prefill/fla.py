@@ -1,0 +1,88 @@
+"""The kernel named `fla` of gdn_prefill: flash-linear-attention's chunk_gated_delta_rule, its Triton kernels.
+
+A launch is that call: gate sums, inverse, states and outputs, a kernel each, with q and k normalised before
+where they come raw. Before it: the chunks of cu_seqlens, which the function would count on the host, once for
+each cu_seqlens there is. So that tensor is the same one for equal calls: the function knows its chunks by
+identity. After it: final states in another dtype than its fp32. Outputs and what lies between the kernels are
+allocated in the launch, as the function does it.
+"""
+
+from __future__ import annotations
+
+from functools import cache, partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gdnbench_kernels.contract import Launch
+from gdnbench_kernels.gdn_prefill.torch_chunked import final_dtype
+from gdnbench_kernels.peers import Keeping, fla_module, held, taking, warmed
+
+CHUNKS = (16, 32, 64)
+
+
+def _bind(
+    *,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    cu_seqlens: Tensor,
+    initial_state: Tensor | None = None,
+    scale: float | None = None,
+    chunk_size: int = 64,
+    output_final_state: bool = True,
+    final_state_dtype: str | None = None,
+    qk: str = "normalised",
+) -> Keeping:
+    """A launch that returns o [1, T, Hv, V] and the final states [N, Hv, K, V] in fp32, or None."""
+    if chunk_size not in CHUNKS:
+        raise NotImplementedError(
+            f"flash-linear-attention takes chunks of {', '.join(map(str, CHUNKS))} tokens, not {chunk_size}"
+        )
+    if not len(q):
+        raise NotImplementedError("flash-linear-attention launches nothing for no tokens")
+    function = fla_module("ops.gated_delta_rule").chunk_gated_delta_rule
+    bounds, chunks = _chunks_of(tuple(cu_seqlens.tolist()), cu_seqlens.dtype, q.device, chunk_size)
+    inputs = {"q": q, "k": k, "v": v, "g": g, "beta": beta}
+    call = partial(
+        function,
+        **{name: held(x).unsqueeze(0) for name, x in inputs.items()},
+        scale=scale,
+        initial_state=None if initial_state is None else held(initial_state),
+        output_final_state=output_final_state,
+        use_qk_l2norm_in_kernel=qk == "raw",
+        cu_seqlens=bounds,
+        chunk_indices=chunks,
+        chunk_size=chunk_size,
+    )
+    return Keeping(call)
+
+
+@cache
+def _chunks_of(
+    bounds: tuple[int, ...], dtype: torch.dtype, device: torch.device, chunk_size: int
+) -> tuple[Tensor, Tensor]:
+    """cu_seqlens [N+1], and (sequence, chunk) [chunks, 2] as flash-linear-attention counts them."""
+    cu_seqlens = torch.tensor(bounds, dtype=dtype, device=device)
+    indices: Tensor = fla_module("ops.utils").prepare_chunk_indices(cu_seqlens, chunk_size)
+    return cu_seqlens, indices
+
+
+@taking(_bind)
+def fla(**call: Any) -> dict[str, Tensor]:
+    """o [T, Hv, V] and final_state [N, Hv, K, V]; states come and go in layout KV. NotImplementedError for
+    what flash-linear-attention does not take, ImportError if it is not there."""
+    out, final = _bind(**call)()
+    if final is None:
+        return {"o": out[0]}
+    dtype = final_dtype(call.get("initial_state"), call.get("final_state_dtype"))
+    return {"o": out[0], "final_state": final.to(dtype)}
+
+
+@taking(_bind)
+def prepare(**call: Any) -> Launch:
+    """A launch of the call, compiled and tuned."""
+    return warmed(_bind(**call))

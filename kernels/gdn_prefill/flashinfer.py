@@ -1,0 +1,139 @@
+"""The kernel named `flashinfer` of gdn_prefill: FlashInfer's chunk_gated_delta_rule.
+
+On a GPU it picks Hopper's or Blackwell's kernel, with context parallelism where there are few sequences and
+heads; the simulator runs Blackwell's plain one. A launch is that call, with q and k normalised before where
+they come raw. Before it: g and beta widened to fp32, the length of the longest sequence read from
+cu_seqlens, copies of inputs that are not contiguous. Its workspaces are allocated in the launch, as the
+function does it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gdnbench_kernels.arguments import Output
+from gdnbench_kernels.contract import Launch
+from gdnbench_kernels.gdn import default_scale
+from gdnbench_kernels.gdn_prefill.torch_chunked import final_dtype
+from gdnbench_kernels.peers import (
+    flashinfer_call,
+    flashinfer_module,
+    held,
+    output_of,
+    take_dims,
+    take_dtypes,
+    taking,
+    warmed,
+)
+
+NAME = "FlashInfer's prefill"
+HEAD_DIM = 128
+CHUNK = 64
+HALF = (torch.bfloat16, torch.float16)
+STATES = (torch.float32, *HALF)
+
+
+@dataclass(frozen=True, slots=True)
+class _Bound:
+    launch: Launch
+    o: Output
+    final_state: Output | None
+
+    def finish(self) -> dict[str, Tensor]:
+        found = {"o": self.o.finish()}
+        if self.final_state is not None:
+            found["final_state"] = self.final_state.finish()
+        return found
+
+
+def _bind(
+    *,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    cu_seqlens: Tensor,
+    o: Tensor | None = None,
+    initial_state: Tensor | None = None,
+    final_state: Tensor | None = None,
+    scale: float | None = None,
+    chunk_size: int = CHUNK,
+    output_final_state: bool = True,
+    final_state_dtype: str | None = None,
+    qk: str = "normalised",
+) -> _Bound:
+    """The call of FlashInfer for a call of the contract; `g` is alpha."""
+    dtype = final_dtype(initial_state, final_state_dtype)
+    _refuse(q, k, v, initial_state, dtype if output_final_state else None, chunk_size, qk)
+    out, final = output_of(o, v.shape, v.dtype, v.device), None
+    if output_final_state:
+        shape = (len(cu_seqlens) - 1, v.shape[1], HEAD_DIM, HEAD_DIM)
+        final = output_of(final_state, shape, dtype, v.device)
+    q, k, v, cu_seqlens = map(held, (q, k, v, cu_seqlens))
+    alpha, beta = held(g.float()), held(beta.float())
+    first = None if initial_state is None else held(initial_state)
+    state = None if final is None else final.buffer
+    factor = default_scale(scale, HEAD_DIM)
+    call: partial[Any]
+    if q.device.type == "cuda":
+        function = flashinfer_module("gdn_prefill", q.device).chunk_gated_delta_rule
+        call = partial(
+            function,
+            *(q, k, v, alpha, beta, factor, first, output_final_state, cu_seqlens),
+            use_qk_l2norm_in_kernel=qk == "raw",
+            output=out.buffer,
+            output_state=state,
+            max_seqlen=int(cu_seqlens.diff().max()),
+        )
+    else:
+        # The function above asks torch for the CUDA version before it calls this one.
+        module = flashinfer_module("gdn_kernels.blackwell.gdn_prefill", q.device)
+        function = module.chunk_gated_delta_rule_sm100
+        call = partial(function, q, k, v, alpha, beta, out.buffer, cu_seqlens, first, state, factor)
+    launch = partial(flashinfer_call, q.device, call)
+    return _Bound(launch, out, final)
+
+
+@taking(_bind)
+def flashinfer(**call: Any) -> dict[str, Tensor]:
+    """o [T, Hv, V] and final_state [N, Hv, V, K]. NotImplementedError for what FlashInfer does not take,
+    ImportError if it is not there."""
+    bound = _bind(**call)
+    bound.launch()
+    return bound.finish()
+
+
+@taking(_bind)
+def prepare(**call: Any) -> Launch:
+    """A launch of the call, compiled."""
+    return warmed(_bind(**call).launch)
+
+
+def _refuse(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    initial_state: Tensor | None,
+    final: torch.dtype | None,
+    chunk_size: int,
+    qk: str,
+) -> None:
+    """NotImplementedError for what FlashInfer's kernels do not take."""
+    take_dims(NAME, k, v, HEAD_DIM)
+    take_dtypes(NAME, "q, k and v", q, *HALF)
+    take_dtypes(NAME, "initial_state", initial_state, *STATES)
+    if chunk_size != CHUNK:
+        raise NotImplementedError(f"{NAME} takes chunks of {CHUNK} tokens, not of {chunk_size}")
+    if not len(q):
+        raise NotImplementedError(f"{NAME} launches nothing for no tokens")
+    if initial_state is not None and final not in (None, initial_state.dtype):
+        # Blackwell's kernel is compiled for one dtype of states, that of the initial ones.
+        raise NotImplementedError(f"{NAME} takes states of one dtype, before and after")
+    if qk == "raw" and q.device.type != "cuda":
+        raise NotImplementedError(f"{NAME} normalises q and k in a kernel of its own, not on the simulator")
