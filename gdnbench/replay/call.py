@@ -64,7 +64,7 @@ def run(
     if stages is not None:
         _check_stages(stages, operation, kernel)
     mutated = {spec.name: call.tensors[spec.name] for spec in operation.tensors if spec.role is Role.MUTATED}
-    return {**buffers, **mutated, **_by_name(returned, list(buffers), kernel, operation)}
+    return {**buffers, **mutated, **by_name(returned, list(buffers), kernel, operation)}
 
 
 def arguments(
@@ -110,7 +110,7 @@ def _check_stages(stages: Mapping[str, Tensor], operation: Operation, kernel: Lo
             raise WrongReturn(f"{kernel.name} filled stage {name} with {type(value).__name__}, not a tensor")
 
 
-def _by_name(
+def by_name(
     returned: Any, outputs: list[str], kernel: LoadedKernel, operation: Operation
 ) -> dict[str, Tensor]:
     """What a kernel returned, by contract name; None in place of an output leaves its buffer."""

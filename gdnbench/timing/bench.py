@@ -15,23 +15,25 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from gdnbench.errors import BadInputError, CannotRunError
-from gdnbench.replay.call import arguments, conversion
+from gdnbench.errors import CannotRunError
+from gdnbench.poison import poison
+from gdnbench.replay.call import arguments, by_name, conversion
 from gdnbench.replay.kernels import LoadedKernel
-from gdnbench.timing import cache, cuda_clocks, cupti, stages
-from gdnbench.timing.clocks import Clock, PerfCounter, Recorded
+from gdnbench.timing import cache, cupti, stages
+from gdnbench.timing.clocks import Clock, Recorded
+from gdnbench.timing.cuda_clocks import clock_of
 from gdnbench.timing.rotation import Form, Rotation, RotationOptions, held_bytes, size
 from gdnbench.timing.seam import Cache, Mode
-from gdnbench.timing.seam import Form as LaunchForm
 from gdnbench_kernels.contract import Call, Launch, Operation, Role
 
 CONTROL_ROUNDS = 5
 """Of each of the three ways of reading; their medians are compared."""
+WARM_SECONDS = 0.02
+"""Of a warm round by the host's clock: long against any clock here."""
 MOST_PASSES = 10_000
 """After which a round that is still too short for the clock is an error."""
-
-CLOCKS = ("auto", "events", "cupti")
 
 
 class Bench:
@@ -67,7 +69,7 @@ class Bench:
         flushed = max(options.touched, 4 * (self.cache_bytes or 0))
         self._flush = cache.Flush(device, flushed) if cold else None
         self._evicted = flushed
-        self._clock = clock_of(device, mode, clock)
+        self._clock = clock_of(device, mode.form, clock)
         self._most = options.most_sets or (1024 if device.type == "cuda" else 64)
 
     @property
@@ -112,9 +114,26 @@ class Bench:
             if isinstance(self._clock, cupti.CuptiClock):
                 timed = self._clock.record(self._sequence(launches, expected))
                 self._ready(form, 0)
-                return timed.by_kernel()
+                kernels = timed.by_kernel()
+                return kernels if len(kernels) > 1 else None
             few = self._sequence(launches, expected)
             return stages.by_program(few, self._clock, partial(self._ready, form, 0))
+
+    def outputs(self, kernel: LoadedKernel) -> dict[str, Tensor]:
+        """What a launch that would be timed leaves, by name, in the call's conventions: a launch that
+        `prepare` made is other code than the function that a replay judges."""
+        form, launches = self._launches(kernel, 0)
+        last = len(launches) - 1
+        buffers = self._rotation.buffers(form, 0, last)
+        for name in form.outputs:
+            poison(buffers[name])
+        with torch.no_grad():
+            returned = launches[last]()
+        named = by_name(returned, list(form.outputs), kernel, self._operation)
+        found = {name: buffers[name] for name in (*form.outputs, *sorted(form.mutated))} | named
+        current = conversion(self._call, self._operation, kernel).target
+        converted = self._operation.convert_outputs(found, current, self._call.conventions)
+        return {name: tensor.detach().clone() for name, tensor in converted.items()}
 
     def control(self) -> cache.Control:
         """Whether the cache is what the mode says, seen with a kernel that only reads."""
@@ -161,10 +180,9 @@ class Bench:
 
     def _sequence(self, launches: Sequence[Launch], expected: float) -> list[Launch]:
         """The launches of a round: each set once where launches are cold, the one set often where warm."""
-        count = max(1, min(self._most, math.ceil(self._clock.goal / max(expected, 1e-9))))
-        if self._mode.cache is Cache.WARM:
-            return [launches[0]] * count
-        return list(launches[:count])
+        if self._mode.cache is Cache.COLD:
+            return list(launches[: max(1, math.ceil(self._clock.goal / max(expected, 1e-9)))])
+        return [launches[0]] * max(1, min(self._most, math.ceil(WARM_SECONDS / max(expected, 1e-9))))
 
     def _ready(self, form: Form, placement: int, warming: Launch | None = None) -> None:
         """Outside the time: sets as the call was, the cache as the mode says."""
@@ -248,20 +266,6 @@ class _Reader:
             ready()
             found.append(timed.seconds() / len(launches))
         return statistics.median(found)
-
-
-def clock_of(device: torch.device, mode: Mode, clock: str) -> Clock:
-    """BadInputError for a clock that there is not."""
-    if clock not in CLOCKS:
-        raise BadInputError(f"clock {clock!r} is not known; there are {', '.join(CLOCKS)}")
-    if device.type != "cuda":
-        return PerfCounter()
-    events: Clock = (
-        cuda_clocks.GraphClock(device) if mode.form is LaunchForm.GRAPH else cuda_clocks.PlainClock(device)
-    )
-    if clock == "cupti" or (clock == "auto" and cupti.installed()):
-        return cupti.CuptiClock(events)
-    return events
 
 
 def preparation(kernel: LoadedKernel, operation: Operation) -> Callable[..., Launch] | None:

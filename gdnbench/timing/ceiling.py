@@ -1,8 +1,8 @@
 """How fast this machine moves bytes here and now: what bandwidths are a percentage of.
 
 A ceiling is the best of several ways to read half of some bytes and write the other half, timed as kernels
-are: cold, on buffers in turn. Copies read one tensor and write another, in-place kernels write what they read. A
-library's copy is a candidate among others: in a CUDA graph it can be far slower than a plain one.
+are: cold, on buffers in turn. Copies read one tensor and write another, in-place kernels write what they
+read. A library's copy is a candidate among others: in a CUDA graph it can be far slower than a plain one.
 """
 
 from __future__ import annotations
@@ -18,9 +18,11 @@ import torch
 from torch import Tensor
 
 from gdnbench.errors import BadInputError
-from gdnbench.timing import cache, cuda_clocks
-from gdnbench.timing.clocks import Clock, PerfCounter
+from gdnbench.timing import cache
+from gdnbench.timing.clocks import Clock
+from gdnbench.timing.cuda_clocks import clock_of
 from gdnbench.timing.rotation import Form, Rotation, RotationOptions, held_bytes, size
+from gdnbench.timing.seam import Form as LaunchForm
 from gdnbench_kernels.compiling import ARCHS, Program, Source, program
 from gdnbench_kernels.contract import Launch
 
@@ -47,11 +49,13 @@ class Ceiling:
     candidates: dict[str, float]
 
 
-def measure(device: torch.device, bytes: int, options: RotationOptions | None = None) -> Ceiling:
+def measure(
+    device: torch.device, bytes: int, options: RotationOptions | None = None, clock: str = "auto"
+) -> Ceiling:
     """The ceiling of launches that move `bytes`, read and written together.
 
     Own kernels need CuTe DSL (ImportError) and a GPU they are compiled for (NotImplementedError). More than
-    MOST_BYTES are measured as so many: their time is proportional long before.
+    MOST_BYTES are measured as so many: their time is proportional long before. `clock` as for kernels.
     """
     if bytes < 1:
         raise BadInputError(f"a ceiling of {bytes} bytes was asked for; it is of 1 or more")
@@ -66,9 +70,9 @@ def measure(device: torch.device, bytes: int, options: RotationOptions | None = 
     sets = [rotation.buffers(form, 0, index) for index in range(rotation.sets)]
     candidates = {}
     with torch.no_grad():
-        for name, clock, way in _ways(device, moved):
+        for name, timer, way in _ways(device, moved, clock):
             launches = [way(own["source"], own["target"]) for own in sets]
-            candidates[name] = moved / _seconds(launches, clock, flush)
+            candidates[name] = moved / _seconds(launches, timer, flush)
     best = max(candidates, key=candidates.__getitem__)
     return Ceiling(candidates[best], best, candidates)
 
@@ -89,15 +93,14 @@ def _seconds(launches: list[Launch], clock: Clock, flush: Launch) -> float:
     return statistics.median(found)
 
 
-def _ways(device: torch.device, moved: int) -> Iterator[tuple[str, Clock, Way]]:
+def _ways(device: torch.device, moved: int, clock: str) -> Iterator[tuple[str, Clock, Way]]:
+    graph, plain = (clock_of(device, form, clock) for form in (LaunchForm.GRAPH, LaunchForm.PLAIN))
     if device.type != "cuda":
-        clock = PerfCounter()
-        yield "torch copy_", clock, lambda source, target: partial(target.copy_, source)
-        yield "torch mul_ in place", clock, lambda source, target: partial(target.mul_, 3)
+        yield "torch copy_", plain, lambda source, target: partial(target.copy_, source)
+        yield "torch mul_ in place", plain, lambda source, target: partial(target.mul_, 3)
         return
-    graph, plain = cuda_clocks.GraphClock(device), cuda_clocks.PlainClock(device)
-    for form, clock in (("plain", plain), ("graph", graph)):
-        yield f"torch copy_, {form}", clock, lambda source, target: partial(target.copy_, source)
+    for form, timer in (("plain", plain), ("graph", graph)):
+        yield f"torch copy_, {form}", timer, lambda source, target: partial(target.copy_, source)
     properties = torch.cuda.get_device_properties(device)
     arch = arch_of((properties.major, properties.minor))
     for source in sources():

@@ -33,7 +33,7 @@ class Clock(Protocol):
 
     @property
     def goal(self) -> float:
-        """Seconds of a round after which more launches tell no more."""
+        """Seconds of a cold round that more launches make no better, by `once`."""
 
     def record(self, launches: Sequence[Launch]) -> Recorded:
         """Prepares launches, all of which ran before; nothing of it is timed."""

@@ -9,18 +9,39 @@ from typing import Any
 
 import torch
 
-from gdnbench.errors import CannotRunError
-from gdnbench.timing.clocks import LONG, no_collection
+from gdnbench.errors import BadInputError, CannotRunError
+from gdnbench.timing import cupti
+from gdnbench.timing.clocks import LONG, Clock, PerfCounter, no_collection
+from gdnbench.timing.seam import Form
 from gdnbench_kernels.contract import Launch
 
 cuda: Any = torch.cuda
+
+CLOCKS = ("auto", "events", "cupti")
+"""Of a GPU; `auto` is CUPTI where it is installed, and events otherwise."""
 
 EVENT_RESOLUTION = 0.5e-6
 """Seconds, of elapsed times between events, as CUDA's reference gives it."""
 FASTEST_CLOCK = 2.5e9
 """Hz that no multiprocessor exceeds: so many cycles last a second or longer."""
+MOST_SECONDS = 1.0
+"""Of a cold round by the host's clock, which sees far more than the device takes. As a rule every set is
+launched: kernels then leave as much written in the cache that no round pays for, whatever their speed."""
 LEAST_HOLD = 50e-6
 """Seconds: the host's cost of recording an event and of launching a small graph, several times over."""
+
+
+def clock_of(device: torch.device, form: Form, clock: str = "auto") -> Clock:
+    """What times launches of that form. BadInputError for a clock that there is not, CannotRunError where
+    CUPTI is asked for and not there."""
+    if clock not in CLOCKS:
+        raise BadInputError(f"clock {clock!r} is not known; there are {', '.join(CLOCKS)}")
+    if device.type != "cuda":
+        return PerfCounter()
+    events: Clock = GraphClock(device) if form is Form.GRAPH else PlainClock(device)
+    if clock == "cupti" or (clock == "auto" and cupti.installed()):
+        return cupti.CuptiClock(events)
+    return events
 
 
 class GraphClock:
@@ -32,7 +53,7 @@ class GraphClock:
 
     method = "CUDA graph, events"
     least = LONG * EVENT_RESOLUTION
-    goal = 0.05
+    goal = MOST_SECONDS
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -92,7 +113,7 @@ class PlainClock:
 
     method = "plain launches, events"
     least = LONG * EVENT_RESOLUTION
-    goal = 0.05
+    goal = MOST_SECONDS
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
