@@ -36,6 +36,7 @@ class FaultKind(StrEnum):
     BUDGET = "launch over budget"
     BARRIER = "barrier misuse"
     DEADLOCK = "deadlock"
+    WGMMA = "wgmma misuse"
     TRAP = "trap"
 
 

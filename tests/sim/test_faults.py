@@ -120,7 +120,7 @@ def test_launch_at_budget(engine: str) -> None:
         ("ld.global.L7::keep.f32 %f0, [%d0];", "L7::keep"),
         ("mapa.shared::cluster.u32 %r1, %r0, %r0;", "mapa"),
         ("barrier.cluster.arrive;", "barrier.cluster"),
-        ("wgmma.fence.sync.aligned;", "wgmma"),
+        ("wgmma.mma_async.sp.sync.aligned;", "wgmma.mma_async.sp"),
         ("tcgen05.alloc.cta_group::2.sync.aligned.shared::cta.b32 [columns], 32;", "cta_group::2"),
         ("tcgen05.ld.sync.aligned.16x256b.x64.b32 {%r1, %r2}, [0];", "16x256b.x64"),
         ("tcgen05.st.sync.aligned.16x256b.x64.b32 [0], {%r0, %r0};", "16x256b.x64"),

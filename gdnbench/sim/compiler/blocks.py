@@ -80,6 +80,8 @@ def read_set(ins: Instruction) -> int:
     if ins.guard is not None:
         found |= 1 << ins.guard.register.index
         found |= written_set(ins)
+    if ins.op == "wgmma.mma_async":  # D is added to
+        found |= written_set(ins)
     return found
 
 

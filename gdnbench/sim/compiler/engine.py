@@ -21,11 +21,13 @@ from gdnbench.sim.compiler.fragments import Direct, direct
 from gdnbench.sim.compiler.kernel import NativeKernel
 from gdnbench.sim.compiler.layout import ALIGN, HEADER, SCALARS
 from gdnbench.sim.compiler.service import Service, ServiceMaker, lanes_mask, mask_lanes
+from gdnbench.sim.compiler.warpgroup import CompiledRegisters
 from gdnbench.sim.machine.counters import counted_as
 from gdnbench.sim.machine.cta import MachineConfig
 from gdnbench.sim.machine.grid import SMS
 from gdnbench.sim.machine.seam import (
     LANES,
+    WRITTEN,
     Blocked,
     Lanes,
     Results,
@@ -122,6 +124,7 @@ class CompiledWarp:
         self._executed = self.state.data.cast("B").cast("q")
         self.places = self.state[: 4 * LANES].view(np.int32)
         self._fill()
+        warp.registers = CompiledRegisters(self.state, engine.native.layout)
 
     def _long(self, name: str, value: int) -> None:
         at = HEADER[name]
@@ -265,7 +268,7 @@ class CompiledWarp:
             if executing != mask:
                 self._move_on(block, mask ^ executing)
             return
-        if service.slots:
+        if service.slots and results is not WRITTEN:
             service.write(self.state, lanes, results)
         seen = self.engine.native.seen.get(block)
         if seen is not None:

@@ -2,13 +2,15 @@
 
 A row holds zero-extended bits in 64 bits a lane. `views[kind][i]` is row i as `kind`: writing there writes
 the register. Beside the bits lie marks of a register's bytes, so that a `mov` may carry a value that is only
-partly there while any real use of it faults: bits 0 to 7 say which were written, bits 8 to 15 which a
-tcgen05.ld delivers at the warp's next tcgen05.wait::ld."""
+partly there while any real use of it faults: bits 0 to 7 say which were written, bits 8 to 15 which are in
+flight: a tcgen05.ld delivers them at the warp's next tcgen05.wait::ld, a wgmma at the wgmma.wait_group that
+covers it."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -53,10 +55,20 @@ def both(mask: int) -> np.uint16:
     return np.uint16(mask * 0x0101)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Flight:
+    """Why a register is in flight: the instruction at `place` writes it, for `owner` (None: tcgen05.ld), and
+    `wait` makes it usable."""
+
+    place: Place
+    wait: str = "tcgen05.wait::ld"
+    owner: object = None
+
+
 class RegisterFile:
     """All registers of one warp. `clean[i]` says that every lane of register i is completely written: the
-    common case, which costs a reader one test. `loads` has the registers that may hold a value that
-    tcgen05.ld has not delivered yet, each with the place of the load."""
+    common case, which costs a reader one test. `loads` has the registers that may be in flight, wholly or in
+    part."""
 
     __slots__ = ("bits", "clean", "exists", "loads", "marks", "registers", "views")
 
@@ -69,7 +81,7 @@ class RegisterFile:
         self.bits: Values = np.zeros((max(len(registers), 1), LANES), np.uint64)
         self.marks = np.zeros(self.bits.shape, np.uint16)
         self.clean = [False] * len(self.bits)
-        self.loads: dict[int, Place] = {}
+        self.loads: dict[int, Flight] = {}
         self.views = {kind: view(self.bits, kind) for kind in (*_SCALARS, *_PACKED)}
 
     def moved(self, operand: object) -> Array:
@@ -91,12 +103,13 @@ class RegisterFile:
             )
 
     def require_delivered(self, index: int, lanes: Lanes) -> None:
-        """Fault if one of `lanes` reads a byte of the register that a tcgen05.ld has yet to deliver."""
+        """Fault if one of `lanes` reads a byte of the register that is in flight."""
         if index in self.loads and (self.marks[index][lanes] >> 8).any():
+            flight = self.loads[index]
+            written = "it was loaded at" if flight.owner is None else "it is written by the product at"
             raise KernelFault(
                 FaultKind.UNINITIALISED,
-                f"register {self.registers[index].name} is used before tcgen05.wait::ld; "
-                f"it was loaded at {self.loads[index]}",
+                f"register {self.registers[index].name} is used before {flight.wait}; {written} {flight.place}",
             )
 
     def mark(self, index: int, lanes: Lanes) -> None:
@@ -112,25 +125,25 @@ class RegisterFile:
         self.clean[index] = bool((self.marks[index] == need)[self.exists].all())
         if self.loads:
             loads = [self.loads.get(s.index) for s in sources if isinstance(s, Register)]
-            place = next((place for place in loads if place is not None), None)
-            if place is not None:
-                self.loads[index] = place
+            flight = next((flight for flight in loads if flight is not None), None)
+            if flight is not None:
+                self.loads[index] = flight
 
-    def load(self, indices: Sequence[int], lanes: Lanes, place: Place) -> None:
-        """tcgen05.ld at `place`: these registers have their bits, but not before tcgen05.wait::ld."""
+    def load(self, indices: Sequence[int], lanes: Lanes, flight: Flight) -> None:
+        """These registers are in flight."""
         for index in indices:
             self.marks[index][lanes] = whole(self.registers[index]) << 8
             self.clean[index] = False
-            self.loads[index] = place
+            self.loads[index] = flight
 
-    def deliver(self) -> None:
-        """tcgen05.wait::ld: what was loaded is there, wherever it was moved."""
-        if not self.loads:
+    def deliver(self, owner: object = None) -> None:
+        """The warp has waited for `owner`: what it wrote is there, wherever it was moved."""
+        indices = [index for index, flight in self.loads.items() if flight.owner is owner]
+        if not indices:
             return
-        indices = list(self.loads)
         need = np.array([[whole(self.registers[index])] for index in indices], np.uint16)
         marks = (self.marks[indices] | self.marks[indices] >> np.uint16(8)) & need
         self.marks[indices] = marks
         for index, clean in zip(indices, (marks == need)[:, self.exists].all(axis=1).tolist(), strict=True):
             self.clean[index] = clean
-        self.loads.clear()
+            del self.loads[index]

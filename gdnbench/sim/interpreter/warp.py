@@ -24,10 +24,21 @@ from gdnbench.sim.interpreter.program import (
     Program,
     result_bits,
 )
-from gdnbench.sim.interpreter.registers import Array, RegisterFile
+from gdnbench.sim.interpreter.registers import Array, Flight, RegisterFile
 from gdnbench.sim.interpreter.special import SpecialRegisters
+from gdnbench.sim.interpreter.warpgroup import InterpretedRegisters
 from gdnbench.sim.machine.counters import counted_as
-from gdnbench.sim.machine.seam import LANES, Blocked, Lanes, Results, Values, Wait, Warp, WarpState
+from gdnbench.sim.machine.seam import (
+    LANES,
+    WRITTEN,
+    Blocked,
+    Lanes,
+    Results,
+    Values,
+    Wait,
+    Warp,
+    WarpState,
+)
 from gdnbench.sim.ptx.ir import Kernel, Register
 
 # A group that ran this long while others could have is passed over once: lanes may spin on what others do.
@@ -66,6 +77,7 @@ class InterpretedWarp:
         self.warp = warp
         self.kernel: Kernel = program.kernel
         self.registers = RegisterFile(program.kernel.registers, warp.exists.copy())
+        warp.registers = InterpretedRegisters(self.registers)
         self.carry: Array = np.zeros(LANES, np.bool_)
         self.groups: list[Group] = [Group(0, warp.exists.copy())] if warp.exists.any() else []
         self.executed = 0
@@ -323,6 +335,8 @@ class InterpretedWarp:
         self._step_on(group)
 
     def _write(self, entry: Machine, lanes: Lanes, results: Results) -> None:
+        if results is WRITTEN:
+            return
         registers = self.registers
         for dest, value in zip(entry.dests, results, strict=True):
             if isinstance(dest, Register):
@@ -332,6 +346,6 @@ class InterpretedWarp:
                     registers.mark(dest.index, lanes)
         if entry.ins.op in ("tcgen05.ld", "tcgen05.ld.red"):
             indices = [dest.index for dest in entry.dests if isinstance(dest, Register)]
-            registers.load(indices, lanes, entry.ins.place)
+            registers.load(indices, lanes, Flight(entry.ins.place))
         elif entry.ins.op == "tcgen05.wait::ld":
             registers.deliver()

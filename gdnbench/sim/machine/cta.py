@@ -20,6 +20,8 @@ from gdnbench.sim.machine.recorder import Recorder
 from gdnbench.sim.machine.seam import LANES, Argument, Dim3, Handler, Lanes, Results, Wait, Warp
 from gdnbench.sim.machine.tmem import TensorMemory
 from gdnbench.sim.machine.units import handler
+from gdnbench.sim.machine.wgmma_form import Forms
+from gdnbench.sim.machine.wgmma_state import Warpgroups
 from gdnbench.sim.ptx.ir import Instruction, Kernel, Module
 from gdnbench.sim.tensorcore.product import Multiply
 
@@ -76,6 +78,14 @@ class Launch:
     notes: Counter[Note] = field(default_factory=Counter)
     plans: dict[int, Plan] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
+    _wgmma: Forms | None = None
+
+    @property
+    def wgmma(self) -> Forms:
+        """What the kernel's wgmma instructions say, read when the first is executed."""
+        if self._wgmma is None:
+            self._wgmma = Forms.of(self.kernel)
+        return self._wgmma
 
     def plan(self, ins: Instruction) -> Plan:
         """How `ins` is dispatched, kept by identity for the next time."""
@@ -118,6 +128,7 @@ class Cta:
         self.shared = SharedMemory(launch.shared_size, track=launch.config.track)
         self.local = tuple(LocalMemory(launch.kernel.local_size) for _ in range(launch.warps))
         self._tmem: TensorMemory | None = None
+        self._warpgroups: Warpgroups | None = None
         self.queue = AsyncQueue(launch.config.schedule, index)
         self.copies = CopyState()
         self.barriers = NamedBarriers(launch.warps)
@@ -133,6 +144,13 @@ class Cta:
         if self._tmem is None:
             self._tmem = TensorMemory(track=self.config.track)
         return self._tmem
+
+    @property
+    def warpgroups(self) -> Warpgroups:
+        """What the warpgroups have in flight, made when wgmma is first used."""
+        if self._warpgroups is None:
+            self._warpgroups = Warpgroups(self.launch.wgmma)
+        return self._warpgroups
 
     def warp(self, index: int) -> Warp:
         """The warp with this index, its lanes those that the block has."""
@@ -178,6 +196,8 @@ class Cta:
 
     def finish(self) -> None:
         """All warps have exited: what is in flight lands."""
+        if self._warpgroups is not None:
+            self._warpgroups.at_exit()
         self.queue.drain()
         if self._tmem is not None:
             self._tmem.at_exit()

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from gdnbench.sim.ptx.ir import Instruction
+from gdnbench.sim.errors import Place
+from gdnbench.sim.ptx.ir import Instruction, Register
 
 if TYPE_CHECKING:
     from gdnbench.sim.machine.cta import Cta
@@ -61,17 +62,62 @@ class Wait:
         return self.timed_out or self.ready()
 
 
-Results = Sequence[Values]  # one per register of `Instruction.written()`
+Results = Sequence[Values]  # one per register of `Instruction.written()`, or WRITTEN
+WRITTEN: Results = []
+"""What a handler returns that writes registers by itself, now or later: this very object."""
+
+Words = npt.NDArray[np.uint32]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RegisterList:
+    """Registers of 32 bits that the machine reaches together, kept as long as the launch."""
+
+    registers: tuple[Register, ...]
+
+
+class RegisterAccess(Protocol):
+    """The registers of one warp for an instruction that reads or writes them after its issue (wgmma).
+
+    A register that such an instruction is going to write is *in flight* until the warp has waited for it. It
+    holds a token meanwhile, a NaN that no computation gives; compilers move such registers before the wait,
+    and the token goes along.
+    """
+
+    def take(self, registers: RegisterList) -> Words:
+        """What they hold, uint32[registers, 32]: a copy."""
+        ...
+
+    def put(self, registers: RegisterList, words: Words) -> None:
+        """Have them hold `words`, in all lanes."""
+        ...
+
+    def replace(self, register: Register, token: int, words: Words) -> None:
+        """Where a 32-bit half of `register` is the token, put the lane's word: uint32[32]."""
+        ...
+
+    def require(self, registers: RegisterList) -> None:
+        """Fault if one of them was never written, or is in flight, for an engine that knows."""
+        ...
+
+    def launch(self, registers: RegisterList, owner: object, place: Place) -> None:
+        """They are in flight for `owner`, whose instruction stands at `place`."""
+        ...
+
+    def settle(self, owner: object) -> None:
+        """The warp has waited for `owner`: its registers, wherever they were moved, may be used."""
+        ...
 
 
 @dataclass(slots=True)
 class Warp:
     """Who issues: the warp's place in its CTA. `exists` marks the lanes that are threads of the block and
-    have not exited: the engine clears a lane, in place, when it exits."""
+    have not exited: the engine clears a lane, in place, when it exits. `registers` is the engine's."""
 
     cta: Cta
     index: int
     exists: Lanes
+    registers: RegisterAccess | None = None
 
 
 Handler = Callable[["Cta", Warp, Instruction, Lanes, "tuple[Argument, ...]", "Wait | None"], "Results | Wait"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gdnbench.sim.errors import UnsupportedError
-from gdnbench.sim.machine import barriers, bulk, copies, fences, mbarrier, tcgen05, tensormap_edit, tma
+from gdnbench.sim.machine import barriers, bulk, copies, fences, mbarrier, tcgen05, tensormap_edit, tma, wgmma
 from gdnbench.sim.machine.seam import Handler
 
 HANDLERS: dict[str, Handler] = {
@@ -15,6 +15,7 @@ HANDLERS: dict[str, Handler] = {
     **tma.HANDLERS,
     **tensormap_edit.HANDLERS,
     **tcgen05.HANDLERS,
+    **wgmma.HANDLERS,
 }
 
 

@@ -86,6 +86,8 @@ _TENSOR = (
 )
 _BARRIER_SPACES = "shared shared::cta shared::cluster"
 _TCGEN = "sync aligned cta_group::1 cta_group::2"
+# K of a dense wgmma is 32 bytes, so its number of elements tells the types apart; a single bit has K 256.
+_WGMMA_SHAPES = " ".join(f"m64n{n}k{k}" for n in range(8, 257, 8) for k in (8, 16, 32, 256))
 _KINDS = "kind::f16 kind::tf32 kind::f8f6f4 kind::i8 kind::mxf8f6f4 kind::mxf4 kind::mxf4nvf4"
 
 FORMS: dict[str, Form] = {
@@ -274,6 +276,11 @@ FORMS: dict[str, Form] = {
     ),
     "tcgen05.fence::before_thread_sync": _machine(0),
     "tcgen05.fence::after_thread_sync": _machine(0),
+    # Warpgroup products
+    "wgmma.mma_async": _machine(1, "sync aligned satfinite and popc", _WGMMA_SHAPES),
+    "wgmma.fence": _machine(0, "sync aligned"),
+    "wgmma.commit_group": _machine(0, "sync aligned"),
+    "wgmma.wait_group": _machine(0, "sync aligned"),
     # Launch and scheduling
     "griddepcontrol.wait": _machine(0),
     "griddepcontrol.launch_dependents": _machine(0),
@@ -289,9 +296,6 @@ FORMS: dict[str, Form] = {
     "clusterlaunchcontrol.query_cancel": _machine(
         1, "is_canceled get_first_ctaid get_first_ctaid::x get_first_ctaid::y get_first_ctaid::z"
     ),
-    "wgmma.fence": _machine(0, "sync aligned"),
-    "wgmma.commit_group": _machine(0, "sync aligned"),
-    "wgmma.wait_group": _machine(0, "sync aligned"),
     "multimem.ld_reduce": _machine(1, *_ATOMIC),
     "multimem.st": _machine(0, *_ATOMIC),
     "multimem.red": _machine(0, *_ATOMIC),
@@ -316,6 +320,7 @@ _ALTERNATIVES = tuple(
             "all any uni ballot",
             "ca cg",
             _MATRIX_SHAPES,
+            _WGMMA_SHAPES,
             "m8n8 m16n16 m8n16 m16n8",
             "x1 x2 x4 x8 x16 x32 x64 x128",
             "16x64b 16x128b 16x256b 32x32b 16x32bx2",
@@ -365,7 +370,7 @@ _ONE_TYPE: dict[str, frozenset[str]] = {
 _NO_TYPE = _set(
     """bra ret exit trap brkpt elect bar.warp.sync bar barrier membar fence cp.async cp.async.bulk
     cp.reduce.async.bulk.tensor prefetch prefetchu applypriority discard tcgen05 griddepcontrol
-    tensormap.cp_fenceproxy"""
+    tensormap.cp_fenceproxy wgmma.fence wgmma.commit_group wgmma.wait_group"""
 )
 
 
@@ -407,7 +412,7 @@ def contradiction(op: str, types: Sequence[str], mods: Sequence[str], vectors: S
 
 # Opcodes with so many spellings that listing them would say nothing: their suffixes are kept unchecked, and
 # they have no handler either.
-REFUSED_PREFIXES = ("wgmma.mma_async",)
+REFUSED_PREFIXES = ("wgmma.mma_async.sp",)
 
 
 def owner(op: str) -> Owner:

@@ -71,7 +71,7 @@ from gdnbench.sim.tensorcore.formats import (
     Format,
 )
 
-Unit = Literal["mma.sync", "tcgen05"]
+Unit = Literal["mma.sync", "tcgen05", "wgmma"]
 DType = Literal["f32", "f16"]
 
 BYTE_FORMATS = frozenset((E4M3, E5M2, E3M2, E2M3, E2M1))
@@ -84,6 +84,9 @@ _ALLOWED_K: dict[tuple[Unit, int], tuple[int, ...]] = {
     ("tcgen05", 32): (8,),
     ("tcgen05", 16): (16,),
     ("tcgen05", 8): (32,),
+    ("wgmma", 32): (8,),
+    ("wgmma", 16): (16,),
+    ("wgmma", 8): (32,),
 }
 
 

@@ -1,0 +1,55 @@
+"""The interpreter's registers as wgmma reaches them, with marks that say what is in flight."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from gdnbench.sim.errors import Place
+from gdnbench.sim.interpreter.registers import Flight, RegisterFile
+from gdnbench.sim.machine.seam import LANES, RegisterList, Words
+from gdnbench.sim.ptx.ir import Register
+
+WAIT = "wgmma.wait_group"
+
+
+class InterpretedRegisters:
+    """One warp's registers. Seam: `RegisterAccess`."""
+
+    def __init__(self, file: RegisterFile) -> None:
+        self._file = file
+        # Low and high word of every lane.
+        self._words = file.bits.view(np.uint32).reshape(*file.bits.shape, 2)
+        self._indices: dict[RegisterList, npt.NDArray[np.intp]] = {}
+
+    def _index(self, registers: RegisterList) -> npt.NDArray[np.intp]:
+        found = self._indices.get(registers)
+        if found is None:
+            found = np.array([register.index for register in registers.registers], np.intp)
+            self._indices[registers] = found
+        return found
+
+    def take(self, registers: RegisterList) -> Words:
+        return np.ascontiguousarray(self._words[self._index(registers), :, 0])
+
+    def put(self, registers: RegisterList, words: Words) -> None:
+        self._words[self._index(registers), :, 0] = words
+
+    def replace(self, register: Register, token: int, words: Words) -> None:
+        held = self._words[register.index]
+        hit = held == np.uint32(token)
+        if hit.any():
+            held[hit] = np.broadcast_to(words[:, None], held.shape)[hit]
+
+    def require(self, registers: RegisterList) -> None:
+        every = np.ones(LANES, np.bool_)
+        for register in registers.registers:
+            if not self._file.clean[register.index]:
+                self._file.require(register.index, every)
+
+    def launch(self, registers: RegisterList, owner: object, place: Place) -> None:
+        every = np.ones(LANES, np.bool_)
+        self._file.load([r.index for r in registers.registers], every, Flight(place, WAIT, owner))
+
+    def settle(self, owner: object) -> None:
+        self._file.deliver(owner)

@@ -1,0 +1,107 @@
+"""wgmma's fragments: which register and lane hold which element of A and D, and A and B in shared memory.
+
+PTX ISA 9.7.15.5.1. Warp w of a warpgroup has rows 16 w to 16 w + 15. In a warp, lane = 4 * group + t. A register
+of A that holds e elements (4 / their size) has columns e t .. e t + e - 1 of row `group`; register r is for
+rows 8 (r % 2) on and columns 4 e (r / 2) on. D: for every 8 columns, first row `group`, then row group + 8,
+columns 2 t and 2 t + 1 each: two registers of f32 or one of two halves.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+
+from gdnbench.sim.errors import FaultKind, KernelFault, UnsupportedError
+from gdnbench.sim.machine import tcgen05_operand
+from gdnbench.sim.machine.memory import SharedMemory
+from gdnbench.sim.machine.seam import LANES, Words
+from gdnbench.sim.machine.tcgen05_descriptor import MatrixDescriptor, Swizzle, field
+from gdnbench.sim.machine.tcgen05_operand import CHUNK, Gather
+from gdnbench.sim.tensorcore.formats import Format
+
+Codes = npt.NDArray[np.unsignedinteger]
+WARPS = 4
+ROWS = 16  # of one warp
+
+# Bits 62 and 63 of a descriptor: the numbers are not those of tcgen05.
+_SWIZZLES = {0: Swizzle.NONE, 1: Swizzle.B128, 2: Swizzle.B64, 3: Swizzle.B32}
+
+
+def a_matrix(words: Words, form: Format) -> Codes:
+    """A[64, k] from the registers of the four warps, uint32[4, 4, 32]."""
+    per = 4 // form.storage.itemsize
+    # warp, block of columns, block of rows, row, column
+    parts = np.ascontiguousarray(words).view(form.storage).reshape(WARPS, 2, 2, 8, 4 * per)
+    return np.ascontiguousarray(parts.transpose(0, 2, 3, 1, 4)).reshape(WARPS * ROWS, 8 * per)
+
+
+def d_matrix(words: Words, halves: bool) -> Codes:
+    """D[64, n] as codes from uint32[4, registers, 32]."""
+    if halves:
+        # warp, block of columns, block of rows, row, column
+        parts = np.ascontiguousarray(words).view(np.uint16).reshape(WARPS, -1, 2, 8, 8)
+        ordered = parts.transpose(0, 2, 3, 1, 4)
+    else:
+        # warp, block of columns, block of rows, column % 2, row, column / 2
+        parts = words.reshape(WARPS, -1, 2, 2, 8, 4)
+        ordered = parts.transpose(0, 2, 4, 1, 5, 3)
+    return np.ascontiguousarray(ordered).reshape(WARPS * ROWS, -1)
+
+
+def d_words(rows: Codes) -> Words:
+    """The registers of one warp, uint32[registers, 32], from its 16 rows of D."""
+    n = rows.shape[1]
+    if rows.dtype == np.uint16:
+        parts = rows.reshape(2, 8, n // 8, 8).transpose(2, 0, 1, 3)
+        return np.ascontiguousarray(parts).view(np.uint32).reshape(-1, LANES)
+    pairs = rows.reshape(2, 8, n // 8, 4, 2).transpose(2, 0, 4, 1, 3)
+    return np.ascontiguousarray(pairs).reshape(-1, LANES)
+
+
+@lru_cache(maxsize=1 << 16)
+def decode_matrix(bits: int) -> MatrixDescriptor:
+    """A shared-memory matrix descriptor of sm_90 (PTX ISA 9.7.15.5.1.2.2, "Matrix Descriptor Format").
+
+    Bits that the table leaves out must be zero here; the hardware's opinion of them is not known.
+    """
+    for low, width in ((14, 2), (30, 2), (46, 3), (52, 10)):
+        if field(bits, low, width):
+            raise KernelFault(
+                FaultKind.DESCRIPTOR,
+                f"matrix descriptor 0x{bits:016x}: bits {low}..{low + width - 1} must be zero for wgmma",
+            )
+    swizzle = _SWIZZLES[field(bits, 62, 2)]
+    base_offset = field(bits, 49, 3)
+    if base_offset and swizzle is Swizzle.NONE:
+        raise KernelFault(
+            FaultKind.DESCRIPTOR,
+            f"matrix descriptor 0x{bits:016x}: base offset {base_offset} without a swizzle",
+        )
+    return MatrixDescriptor(
+        field(bits, 0, 14) << 4, field(bits, 16, 14) << 4, field(bits, 32, 14) << 4, base_offset, swizzle
+    )
+
+
+@lru_cache(maxsize=1 << 16)
+def locate(bits: int, mn_major: bool, rows: int, k: int, element: int) -> Gather:
+    """Where the chunks of a matrix [rows, k] of `element` bytes each lie. The layouts are those of tcgen05
+    (CUTLASS `mma_sm90_desc.hpp`, `mma_sm100_desc.hpp`)."""
+    descriptor = decode_matrix(bits)
+    if mn_major and element != 2:
+        raise UnsupportedError(f"a transposed matrix of {8 * element}-bit elements")
+    if mn_major:
+        return tcgen05_operand.chunks(descriptor, True, rows * element // CHUNK, k)
+    return tcgen05_operand.chunks(descriptor, False, rows, k * element // CHUNK)
+
+
+def read_matrix(shared: SharedMemory, gather: Gather, mn_major: bool, form: Format, what: str) -> Codes:
+    """The matrix [rows, k] as shared memory has it now."""
+    codes: Codes = tcgen05_operand.read(shared, gather, what).view(form.storage)
+    return np.ascontiguousarray(codes.T) if mn_major else codes
+
+
+def negated(codes: Codes, form: Format) -> Codes:
+    """imm-scale -1: the other sign."""
+    return codes ^ form.storage.type(1 << form.bits - 1)

@@ -1,0 +1,186 @@
+"""What the warpgroups of a CTA have in flight: products, the accumulators they write, groups.
+
+A product belongs to a warpgroup: it is under way once all four warps have issued it, and lands as a whole. An
+accumulator in flight holds tokens in the warp's registers, one a register; products one after another on the
+same accumulators pass the sum on without touching the registers, and the last one to land puts it there.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from gdnbench.sim.errors import FaultKind, KernelFault
+from gdnbench.sim.machine.async_queue import AsyncOperation
+from gdnbench.sim.machine.seam import RegisterList, Warp, Words
+from gdnbench.sim.machine.wgmma_form import Form, Forms
+from gdnbench.sim.machine.wgmma_fragment import WARPS, Codes, d_words
+from gdnbench.sim.ptx.ir import Instruction
+
+# A token is a NaN in f32 and in both halves: 0xFF80 | 1..126 above 0xFC00 | 1..1023.
+_LOW, _HIGH = 1023, 126
+_TOKEN_BITS = np.uint32(0xFF80FC00)
+
+
+@dataclass(slots=True, eq=False)
+class Flight:
+    """One warp's accumulators while products write them. `homes` are the registers that the products named,
+    the latest last; `rows` is D[16, n] after the last product that landed; `words` what was put into the
+    registers once all had. `waits` counts products that no wait has covered."""
+
+    form: Form
+    place: object
+    tokens: Words
+    homes: list[RegisterList]
+    under_way: int = 0
+    waits: int = 0
+    rows: Codes | None = None
+    words: Words | None = None
+    superseded: bool = False
+
+    def holds(self, held: Words) -> bool:
+        """Whether registers hold the tokens, in all lanes."""
+        return held.shape[0] == self.tokens.size and bool((held == self.tokens[:, None]).all())
+
+
+@dataclass(slots=True, eq=False)
+class Share:
+    """One warp's part in a product: its fragment of A, if A is in registers, and its accumulators. `c` is
+    what they held, None if the flight's own sum is added to, or nothing is."""
+
+    warp: Warp
+    flight: Flight
+    a: Words | None
+    c: Words | None
+
+
+@dataclass(slots=True, eq=False)
+class GroupProduct:
+    """One wgmma.mma_async of a warpgroup. `d` is its result, D[64, n]."""
+
+    ins: Instruction
+    form: Form
+    operands: tuple[int, int, int]  # A's descriptor (0 if in registers), B's, scale-d
+    shares: list[Share | None] = field(default_factory=lambda: [None] * WARPS)
+    operation: AsyncOperation | None = None
+    d: Codes | None = None
+
+    def missing(self, first: int) -> list[int]:
+        """The warps that have not issued it; `first` is the warpgroup's first."""
+        return [first + index for index, share in enumerate(self.shares) if share is None]
+
+
+@dataclass(slots=True, eq=False)
+class WarpState:
+    """One warp: `seen` is what the registers of `Forms.named` held at the last wgmma.fence; `live` its
+    flights by first token; `latest` the last flight of a D."""
+
+    issued: int = 0
+    seen: Words | None = None
+    open: list[GroupProduct] = field(default_factory=list)
+    groups: deque[list[GroupProduct]] = field(default_factory=deque)
+    live: dict[int, Flight] = field(default_factory=dict)
+    latest: dict[RegisterList, Flight] = field(default_factory=dict)
+
+
+class Warpgroups:
+    """The state of one CTA."""
+
+    def __init__(self, forms: Forms) -> None:
+        self.forms = forms
+        self._warps: dict[int, WarpState] = {}
+        self._products: dict[tuple[int, int], GroupProduct] = {}
+        self._serial = 0
+
+    def state(self, warp: Warp) -> WarpState:
+        return self._warps.setdefault(warp.index, WarpState())
+
+    def tokens(self, count: int) -> Words:
+        """`count` tokens that nothing has in flight: they come back after 129,000."""
+        serial = np.arange(self._serial, self._serial + count) % (_LOW * _HIGH)
+        self._serial = (self._serial + count) % (_LOW * _HIGH)
+        return (_TOKEN_BITS | (1 + serial // _LOW) << 16 | 1 + serial % _LOW).astype(np.uint32)
+
+    def join(self, warp: Warp, product: GroupProduct) -> GroupProduct:
+        """The product as the first of the four warps issued it; all must issue the same."""
+        state = self.state(warp)
+        key = (warp.index // WARPS, state.issued)
+        found = self._products.setdefault(key, product)
+        first, ours = found, product
+        if first.ins.pc != ours.ins.pc or first.operands != ours.operands:
+            what = "another wgmma" if first.ins.pc != ours.ins.pc else "it with other operands"
+            others = [4 * key[0] + index for index, share in enumerate(first.shares) if share is not None]
+            raise KernelFault(
+                FaultKind.WGMMA,
+                f"{ours.ins.name}: warps {others} of the warpgroup issued {what}, at {first.ins.place} "
+                f"with {_operands(first)}, this one with {_operands(ours)}",
+            )
+        state.issued += 1
+        if sum(share is not None for share in found.shares) == WARPS - 1:
+            del self._products[key]
+        return found
+
+    def check_accumulators(self, warp: Warp, flight: Flight) -> None:
+        """The registers of a flight hold what the products put there, or its tokens, when the warp has
+        waited; else something wrote them in between."""
+        if flight.superseded:
+            return
+        assert warp.registers is not None
+        for home in flight.homes[-1:]:
+            held = warp.registers.take(home)
+            wrong = held != (flight.tokens[:, None] if flight.words is None else flight.words)
+            self.refuse_writes(home, wrong.any(axis=1), "is written", flight.place)
+
+    def refuse_writes(
+        self, registers: RegisterList, changed: npt.NDArray[np.bool_], how: str, place: object
+    ) -> None:
+        """Fault if one of the changed registers was not changed by a move of the compiler's."""
+        for row in np.flatnonzero(changed).tolist():
+            register = registers.registers[row]
+            if register.index not in self.forms.moves:
+                raise KernelFault(
+                    FaultKind.WGMMA, f"register {register.name} {how} while the wgmma at {place} is in flight"
+                )
+
+    def deliver(self, share: Share) -> None:
+        """Put the sum of a flight where its tokens are."""
+        flight, registers = share.flight, share.warp.registers
+        assert flight.rows is not None and registers is not None
+        flight.words = words = d_words(flight.rows)
+        self.state(share.warp).live.pop(int(flight.tokens[0]), None)
+        for home in flight.homes:
+            held = registers.take(home)
+            hit = held == flight.tokens[:, None]
+            if hit.all():
+                registers.put(home, words)
+            elif hit.any():
+                registers.put(home, np.where(hit, words, held))
+            for row, register in enumerate(home.registers):
+                for copy in self.forms.moved_to.get(register.index, ()):
+                    registers.replace(copy, int(flight.tokens[row]), words[row])
+
+    def in_flight(self, state: WarpState, held: Words) -> bool:
+        """Whether registers hold a token of a flight."""
+        suspects = held[(held & _TOKEN_BITS) == _TOKEN_BITS]
+        if not suspects.size or not state.live:
+            return False
+        return any(np.isin(suspects, flight.tokens).any() for flight in state.live.values())
+
+    def at_exit(self) -> None:
+        """Every product must have been waited for."""
+        for index, state in sorted(self._warps.items()):
+            left = [product for group in (*state.groups, state.open) for product in group]
+            if left:
+                raise KernelFault(
+                    FaultKind.WGMMA,
+                    f"warp {index} exited with {len(left)} wgmma in flight that no wgmma.wait_group covers",
+                    left[0].ins.place,
+                )
+
+
+def _operands(product: GroupProduct) -> str:
+    a, b, scale = product.operands
+    return f"A 0x{a:x}, B 0x{b:x}, scale-d {scale}"
