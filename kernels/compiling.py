@@ -28,6 +28,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -158,6 +159,14 @@ class Program:
     def __call__(self, *args: Any, **kwargs: Any) -> None:
         """Run on the active launcher; arguments in the kernel's order, without the stream."""
         (_launcher.get() or _cuda)(self, args, kwargs)
+
+    def prepared(self, *args: Any, **kwargs: Any) -> Callable[[], object]:
+        """Calls of this program with these arguments, which are looked at once where that saves time."""
+        if _launcher.get() is not None:
+            return partial(self, *args, **kwargs)
+        from gdnbench_kernels.cuda_launch import prepared
+
+        return prepared(self, args, kwargs)
 
     def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Arguments by parameter name, without streams; what was compiled in is None."""

@@ -135,14 +135,36 @@ def launch(program: Program, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
     not fit.
     """
     device, stream = current(program)
+    _loaded(program)(*_packed(program, args, kwargs, device, ctypes.c_void_p(stream)))
+
+
+def prepared(program: Program, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Callable[[], None]:
+    """Launches of `program` on these arguments, which are checked and packed once: each goes to what is then
+    torch's current stream. Raises as `launch` does."""
+    device, stream = current(program)
+    function, handle = _loaded(program), ctypes.c_void_p(stream)
+    values = _packed(program, args, kwargs, device, handle)
+
+    def go(keep: object = (args, kwargs)) -> None:  # tensors, whose addresses were packed
+        handle.value = torch.cuda.current_stream(device).cuda_stream
+        function(*values)
+
+    return go
+
+
+def _packed(
+    program: Program,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    device: torch.device,
+    stream: ctypes.c_void_p,
+) -> list[_Argument | None]:
+    """What the host function takes."""
     bound = program.bind(args, kwargs)
-    values = [
-        _Argument(ctypes.c_void_p(stream))
-        if parameter.type == STREAM
-        else _pack(parameter, bound[parameter.name], device)
+    return [
+        _Argument(stream) if parameter.type == STREAM else _pack(parameter, bound[parameter.name], device)
         for parameter in program.parameters
     ]
-    _loaded(program)(*values)
 
 
 def current(program: Program) -> tuple[torch.device, int]:

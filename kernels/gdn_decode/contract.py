@@ -128,6 +128,14 @@ KERNELS = {
         meaning="transformers' torch_recurrent_gated_delta_rule on gathered slots; one token a sequence",
         needs=("transformers",),
     ),
+    "cute": KernelEntry(
+        "gdnbench_kernels.gdn_decode.cute:cute",
+        {GATE.name: ("log", "raw"), QK.name: QK.values, OFFSETS_DTYPE.name: ("int32",)},
+        devices=("sim", "cuda"),
+        meaning="CuTe DSL for SM90 and SM100: one pass over each state, in place",
+        sources="gdnbench_kernels.gdn_decode.sources:sources",
+        prepare="gdnbench_kernels.gdn_decode.cute:prepare",
+    ),
     "fla": KernelEntry(
         "gdnbench_kernels.gdn_decode.fla:fla",
         {GATE.name: ("log", "raw"), STATE_LAYOUT.name: ("KV",), QK.name: QK.values},

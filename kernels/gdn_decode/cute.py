@@ -7,13 +7,30 @@ key head, dtypes, forms of the gate and of q and k, and a plan; the first call o
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 
 from gdnbench_kernels.arguments import multiprocessors
+from gdnbench_kernels.compiling import Program
+from gdnbench_kernels.contract import Launch
 from gdnbench_kernels.gdn_decode.call import Arguments, arch_of, arguments
 from gdnbench_kernels.gdn_decode.decode_plan import DecodePlan, choose
 
-__all__ = ["cute"]
+__all__ = ["cute", "prepare"]
+
+OPTIONAL: dict[str, Any] = {
+    "num_accepted": None,
+    "read_indices": None,
+    "A_log": None,
+    "dt_bias": None,
+    "scale": None,
+    "beta_max": 1.0,
+    "gate": "log",
+    "qk": "normalised",
+    "o": None,
+}
+"""What `cute` takes for what a call leaves out."""
 
 
 def cute(
@@ -62,8 +79,29 @@ def cute(
         o=o,
     )
     if given.batch:
-        given.compiled(plan or plan_of(given), arch or arch_of(given.device))(*given.given)
+        _program(given, plan, arch)(*given.given)
     return given.finish()
+
+
+def prepare(*, plan: DecodePlan | None = None, arch: str | None = None, **call: Any) -> Launch:
+    """A launch of the call, a keyword of `cute` each: checked, compiled and packed, and nothing run.
+
+    NotImplementedError besides for an o that the kernel cannot write to, which each call would copy.
+    """
+    given = arguments(**{**OPTIONAL, **call})
+    if given.o is not call.get("o"):
+        raise NotImplementedError("a launch writes to o itself: give a contiguous o, aligned to 16 bytes")
+    if not given.batch:
+        return nothing
+    return _program(given, plan, arch).prepared(*given.given)
+
+
+def nothing() -> None:
+    """The launch of a call of no sequences."""
+
+
+def _program(given: Arguments, plan: DecodePlan | None, arch: str | None) -> Program:
+    return given.compiled(plan or plan_of(given), arch or arch_of(given.device))
 
 
 def plan_of(given: Arguments) -> DecodePlan:

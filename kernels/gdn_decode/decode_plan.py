@@ -13,8 +13,8 @@ from itertools import product
 from typing import Literal, get_args
 
 from gdnbench_kernels.gdn_decode.sizes import HEAD_DIM
+from gdnbench_kernels.plan import BARRIER_BYTES, WARP
 
-WARP = 32
 ROW_LANES = 8
 """Lanes that share a row."""
 LANE_ELEMENTS = HEAD_DIM // ROW_LANES
@@ -88,6 +88,20 @@ class DecodePlan:
     def tile_bytes(self, state_dtype: str) -> int:
         """What a CTA reads of the pool, and writes a token; all of it is in flight at once."""
         return self.tile_rows * HEAD_DIM * STATE_BYTES[state_dtype]
+
+    @property
+    def token_bytes(self) -> int:
+        """Of a token's operands in a warp's shared memory: rows of q and k, the warp's elements of v."""
+        return 2 * (2 * HEAD_DIM + self.warp_rows)
+
+    def operand_bytes(self, tokens: int) -> int:
+        """Of all warps' and tokens' operands."""
+        return self.warps * tokens * self.token_bytes
+
+    def shared_bytes(self, tokens: int, state_dtype: str) -> int:
+        """Operands, the tile where it goes through shared memory, and two mbarriers a warp."""
+        tile = self.tile_bytes(state_dtype) if self.transport == "bulk" else 0
+        return tile + self.operand_bytes(tokens) + 2 * self.warps * BARRIER_BYTES
 
     @property
     def options(self) -> dict[str, int | str | bool]:

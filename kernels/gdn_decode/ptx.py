@@ -21,15 +21,17 @@ EVICT_FIRST = 0x12F0000000000000
 Words = list[Any]
 
 
-def load(address: Any, offset: int, advice: str, kind: Any) -> Words:
-    """16 bytes of global memory as four words of `kind`, asked for here and now."""
+def load_if(given: Any, address: Any, offset: int, advice: str, kind: Any) -> Words:
+    """16 bytes of global memory as four words of `kind`, or zeros where `given` is negative: nothing is read
+    then. There is no branch that a compiler could move other loads behind."""
     modifier, policy = _advice(advice)
+    zeros = " ".join(f"mov.b32 {{$w{place}}}, 0;" for place in range(4))
     return list(
         cute.arch.inline_ptx(
-            f"ld.global{modifier}.v4.{_type(kind)} {{{{$w0}}, {{$w1}}, {{$w2}}, {{$w3}}}},"
-            f" [{{$r0}}+{offset}]{policy};",
+            f"{{ .reg .pred p; setp.ge.s32 p, {{$r1}}, 0; {zeros} @p ld.global{modifier}.v4.{_type(kind)}"
+            f" {{{{$w0}}, {{$w1}}, {{$w2}}, {{$w3}}}}, [{{$r0}}+{offset}]{policy}; }}",
             write_only_types=[kind] * 4,
-            read_only_args=[address],
+            read_only_args=[address, given],
         )
     )
 
@@ -44,43 +46,66 @@ def store(address: Any, offset: int, words: Words, advice: str) -> None:
     )
 
 
-def load_constant(address: Any, offset: int, words: int) -> Words:
-    """1, 2 or 4 words of global memory that nobody writes while the kernel runs."""
-    vector = "" if words == 1 else f".v{words}"
-    names = ", ".join(f"{{$w{place}}}" for place in range(words))
-    found = cute.arch.inline_ptx(
-        f"ld.global.nc{vector}.b32 {names if words == 1 else '{' + names + '}'}, [{{$r0}}+{offset}];",
-        write_only_types=[I32] * words,
-        read_only_args=[address],
+def load_index(address: Any) -> Any:
+    """A word of global memory that nobody writes while the kernel runs."""
+    return cute.arch.inline_ptx(
+        "ld.global.nc.b32 {$w0}, [{$r0}];", write_only_types=[I32], read_only_args=[address]
     )
-    return [found] if words == 1 else list(found)
 
 
 def load_float(address: Any, kind: Any) -> Any:
-    """An element of f32, bf16 or f16 of global memory that nobody writes while the kernel runs, as a float."""
+    """An element of f32, bf16 or f16 of global memory that nobody writes while the kernel runs."""
     if kind is cutlass.Float32:
-        return float_of(load_constant(address, 0, 1)[0])
+        return float_of(load_index(address))
     # A bf16 is the high half of a float.
-    widen = "mov.b32 {$w0}, {0, x};" if kind is cutlass.BFloat16 else "cvt.f32.f16 {$w0}, x;"
-    zero = ".reg .b16 zero; mov.b16 zero, 0; " if kind is cutlass.BFloat16 else ""
+    widen = "mov.b16 y, 0; mov.b32 {$w0}, {y, x};" if kind is cutlass.BFloat16 else "cvt.f32.f16 {$w0}, x;"
     return cute.arch.inline_ptx(
-        "{ .reg .b16 x; "
-        + zero
-        + "ld.global.nc.b16 x, [{$r0}]; "
-        + widen.replace("{0, x}", "{zero, x}")
-        + " }",
+        f"{{ .reg .b16 x; .reg .b16 y; ld.global.nc.b16 x, [{{$r0}}]; {widen} }}",
         write_only_types=[F32],
         read_only_args=[address],
     )
 
 
-def load_shared(address: Any, offset: int, kind: Any) -> Words:
-    """16 bytes of shared memory as four words of `kind`."""
+def copy_ahead(shared: Any, source: Any) -> None:
+    """16 bytes from global to shared memory, past the registers: it is asked for here and now, since a
+    compiler moves no such copy."""
+    cute.arch.inline_ptx("cp.async.cg.shared.global [{$r0}], [{$r1}], 16;", read_only_args=[shared, source])
+
+
+def copy_ahead_if(given: Any, shared: Any, source: Any) -> None:
+    """As `copy_ahead`, unless `given` is negative."""
+    cute.arch.inline_ptx(
+        "{ .reg .pred p; setp.ge.s32 p, {$r2}, 0; @p cp.async.cg.shared.global [{$r0}], [{$r1}], 16; }",
+        read_only_args=[shared, source, given],
+    )
+
+
+def tell_ahead(barrier: Any) -> None:
+    """`barrier` is told when this thread's copies ahead have landed: one of the arrivals that it counts."""
+    cute.arch.inline_ptx("cp.async.mbarrier.arrive.noinc.shared.b64 [{$r0}];", read_only_args=[barrier])
+
+
+def load_shared(address: Any, offset: int, words: int, kind: Any = I32) -> Words:
+    """1, 2 or 4 words of shared memory."""
+    vector = "" if words == 1 else f".v{words}"
+    names = ", ".join(f"{{$w{place}}}" for place in range(words))
+    found = cute.arch.inline_ptx(
+        f"ld.shared{vector}.{_type(kind)} {names if words == 1 else '{' + names + '}'}, [{{$r0}}+{offset}];",
+        write_only_types=[kind] * words,
+        read_only_args=[address],
+    )
+    return [found] if words == 1 else list(found)
+
+
+def load_shared_if(given: Any, address: Any, offset: int, kind: Any) -> Words:
+    """As `load_if`, 16 bytes of shared memory."""
+    zeros = " ".join(f"mov.b32 {{$w{place}}}, 0;" for place in range(4))
     return list(
         cute.arch.inline_ptx(
-            f"ld.shared.v4.{_type(kind)} {{{{$w0}}, {{$w1}}, {{$w2}}, {{$w3}}}}, [{{$r0}}+{offset}];",
+            f"{{ .reg .pred p; setp.ge.s32 p, {{$r1}}, 0; {zeros} @p ld.shared.v4.{_type(kind)}"
+            f" {{{{$w0}}, {{$w1}}, {{$w2}}, {{$w3}}}}, [{{$r0}}+{offset}]; }}",
             write_only_types=[kind] * 4,
-            read_only_args=[address],
+            read_only_args=[address, given],
         )
     )
 

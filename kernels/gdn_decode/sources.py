@@ -120,10 +120,12 @@ def build(
     pdl: bool,
 ) -> Build:
     """See the module."""
+    from gdnbench_kernels.gdn_decode.bulk_update import BulkUpdate
     from gdnbench_kernels.gdn_decode.state_update import StateUpdate
 
     plan = DecodePlan(rows, warps, transport, load, store, ctas_per_sm, pdl)
-    kernel = StateUpdate(tokens, group, state_dtype, gate, qk, plan)
+    made = BulkUpdate if transport == "bulk" else StateUpdate
+    kernel = made(tokens, group, state_dtype, gate, qk, plan)
     return kernel, examples(tokens, state_dtype, g_dtype, beta_dtype, bias_dtype, reads)
 
 

@@ -18,13 +18,21 @@ import cutlass
 import cutlass.cute as cute
 
 from gdnbench_kernels.gdn_decode import gate_math, ptx
-from gdnbench_kernels.gdn_decode.decode_plan import LANE_ELEMENTS, ROW_LANES, STATE_BYTES, DecodePlan
+from gdnbench_kernels.gdn_decode.decode_plan import (
+    LANE_ELEMENTS,
+    ROW_LANES,
+    STATE_BYTES,
+    DecodePlan,
+)
 from gdnbench_kernels.gdn_decode.sizes import HEAD_DIM
+from gdnbench_kernels.plan import BARRIER_BYTES, WARP
 
 I32, I64, F32 = cutlass.Int32, cutlass.Int64, cutlass.Float32
 
 CHUNK = 16
 """Bytes that a lane moves at once."""
+TILE_ALIGN = 128
+"""Bytes: a row of bf16 and more begin in the first bank."""
 NORM_EPS = 1e-6
 BF16 = 2
 """Bytes of an element of q, k, v and o."""
@@ -32,24 +40,32 @@ BF16 = 2
 
 @dataclass(frozen=True)
 class Item:
-    """What a thread does: rows `row` .. of value head `head` of a sequence; `part` of 8 of each row."""
+    """What a thread does: rows `row` .. of value head `head` of a sequence, `part` of 8 of each; and its
+    place: lane `lane` of a warp whose rows begin at `first_row`. `operands` is where the warp's q, k and v
+    lie in shared memory, and `landed` the mbarrier that says when they do; `tile` and `arrived` are those
+    of the warp's rows of the state, where these go through shared memory."""
 
     sequence: cutlass.Int32
     head: cutlass.Int32
+    first_row: cutlass.Int32
     row: cutlass.Int32
     part: cutlass.Int32
+    lane: cutlass.Int32
+    operands: cutlass.Int32
+    landed: cute.Pointer
+    tile: cutlass.Int32
+    arrived: cute.Pointer
 
 
 @dataclass(frozen=True)
-class Token:
-    """What a token brings, as it was loaded: this lane's elements of q and k, its group's of v, in words of
-    two bf16; what its gates are made of, floats."""
+class Gates:
+    """Floats, of the token that a lane looks after: g or a, beta or b; of the head A_log and dt_bias, None
+    where gates are not raw."""
 
-    q: list[Any]
-    k: list[Any]
-    v: list[Any]
     g: Any
     beta: Any
+    A_log: Any
+    dt_bias: Any
 
 
 @dataclass(frozen=True)
@@ -65,14 +81,6 @@ class Factors:
     beta: Any
 
 
-@dataclass(frozen=True)
-class HeadGate:
-    """Of a value head, where gates are raw: A_log and dt_bias, floats; else None."""
-
-    A_log: Any
-    dt_bias: Any
-
-
 class StateUpdate:
     """The kernel for S = `tokens`, a dtype of the state, forms of the gate and of q and k, and a plan."""
 
@@ -81,7 +89,9 @@ class StateUpdate:
     ) -> None:
         self.tokens = tokens
         self.group = group
+        self.state_dtype = state_dtype
         self.size = STATE_BYTES[state_dtype]
+        self.row_bytes = HEAD_DIM * self.size
         self.raw_gate = gate == "raw"
         self.raw_qk = qk == "raw"
         self.plan = plan
@@ -150,71 +160,67 @@ class StateUpdate:
         scale: cutlass.Float32,
         beta_max: cutlass.Float32,
     ) -> None:
-        block, sequence, _ = cute.arch.block_idx()
-        thread = cute.arch.thread_idx()[0]
-        row = block % self.plan.tiles * self.plan.tile_rows + thread // ROW_LANES * self.plan.rows
-        item = Item(sequence, block // self.plan.tiles, row, thread % ROW_LANES)
+        item = self.item()
         if cutlass.const_expr(self.plan.pdl):
             cute.arch.griddepcontrol_launch_dependents()
             cute.arch.griddepcontrol_wait()
         # The state waits for the slot alone, and all else is asked for before the slot is looked at.
-        slots = self.slots(item, state_indices)
-        chosen = self.choice(item, num_accepted, read_indices)
-        token = self.bring(item, 0, q, k, v, g, beta)
-        gate = self.head_gate(item, A_log, dt_bias)
-        read = self.slot_read(slots, chosen, num_accepted, read_indices)
-        if read >= 0:
-            self.advance(item, read, slots, token, gate, q, k, v, g, beta, state, o, scale, beta_max)
-
-    @cute.jit
-    def advance(
-        self,
-        item: Item,
-        read: cutlass.Int32,
-        slots: list[Any],
-        token: Token,
-        gate: HeadGate,
-        q: cute.Tensor,
-        k: cute.Tensor,
-        v: cute.Tensor,
-        g: cute.Tensor,
-        beta: cute.Tensor,
-        state: cute.Tensor,
-        o: cute.Tensor,
-        scale: cutlass.Float32,
-        beta_max: cutlass.Float32,
-    ) -> None:
-        rows = self.load_state(self.tile(item, read, state))
+        slots, read = self.slots(item, state_indices, num_accepted, read_indices)
+        self.bring(item, q, k, v)
+        gates = self.bring_gates(item, g, beta, A_log, dt_bias)
+        asked = self.ask(item, read, state)
+        # A wait that is a loop: of one that is an instruction a compiler would make the first.
+        cute.arch.mbarrier_wait(item.landed, 0)
+        alpha, step_size = self.gates(gates, beta_max)
+        rows = self.take(item, read, asked)
         for number in cutlass.range_constexpr(self.tokens):
-            following = token
-            if cutlass.const_expr(number + 1 < self.tokens):
-                following = self.bring(item, number + 1, q, k, v, g, beta)
-            rows = self.step(item, number, token, gate, rows, o, scale, beta_max)
-            slot = slots[number]
-            if slot >= 0:
-                self.store_state(self.tile(item, slot, state), rows)
-            token = following
+            found = (self.of_token(alpha, number), self.of_token(step_size, number))
+            rows, outputs = self.step(item, number, found, rows, scale)
+            slot = self.of_token(slots, number)
+            if read >= 0:
+                self.store_outputs(item, number, outputs, o)
+                if slot >= 0:
+                    self.put(item, slot, state, rows, number)
+        self.finish(item)
+
+    def item(self) -> Item:
+        block, sequence, _ = cute.arch.block_idx()
+        thread = cute.arch.thread_idx()[0]
+        warp, lane = thread // WARP, thread % WARP
+        first = block % self.plan.tiles * self.plan.tile_rows + warp * self.plan.warp_rows
+        smem = cutlass.memory.SmemAllocator()
+        through = self.plan.transport == "bulk"
+        tile = (
+            smem.allocate(self.plan.tile_bytes(self.state_dtype), TILE_ALIGN).toint() if through else I32(0)
+        )
+        operands = smem.allocate(self.plan.operand_bytes(self.tokens), CHUNK).toint()
+        barriers = cute.recast_ptr(
+            smem.allocate(2 * self.plan.warps * BARRIER_BYTES, BARRIER_BYTES), dtype=cutlass.Int64
+        )
+        return Item(
+            sequence=sequence,
+            head=block // self.plan.tiles,
+            first_row=first,
+            row=first + lane // ROW_LANES * self.plan.rows,
+            part=lane % ROW_LANES,
+            lane=lane,
+            operands=operands + warp * (self.tokens * self.plan.token_bytes),
+            landed=barriers + 2 * warp,
+            tile=tile + warp * (self.plan.warp_rows * HEAD_DIM * self.size),
+            arrived=barriers + 2 * warp + 1,
+        )
 
     def step(
-        self,
-        item: Item,
-        number: int,
-        token: Token,
-        gate: HeadGate,
-        rows: list[list[Any]],
-        o: cute.Tensor,
-        scale: Any,
-        beta_max: Any,
-    ) -> list[list[Any]]:
-        """The rows after a token; stores its outputs."""
-        keys, queries = unpacked(token.k), unpacked(token.q)
-        found = self.factors(token, gate, keys, queries, scale, beta_max)
-        values = unpacked(token.v)
-        after, outputs = [], []
+        self, item: Item, number: int, gate: tuple[Any, Any], rows: list[list[Any]], scale: Any
+    ) -> tuple[list[list[Any]], list[Any]]:
+        """(the rows after a token, its outputs)."""
+        queries, keys, values = self.operands(item, number)
+        found = self.factors(gate, keys, queries, scale)
         sums = []
         for row in rows:
             elements = self.floats(row)
             sums.append((dot(elements, keys), dot(elements, queries)))
+        after, outputs = [], []
         for row, value, (sk, sq) in zip(rows, values, sums, strict=True):
             sk, sq = ptx.summed(sk, ROW_LANES), ptx.summed(sq, ROW_LANES)
             u = ptx.multiply(found.beta, ptx.fma(ptx.negative(found.of_sk), sk, value))
@@ -226,13 +232,10 @@ class StateUpdate:
                     for key, x in zip(keys, self.floats(row), strict=True)
                 ]
             )
-        self.store_outputs(item, number, outputs, o)
-        return after
+        return after, outputs
 
-    def factors(
-        self, token: Token, gate: HeadGate, keys: list[Any], queries: list[Any], scale: Any, beta_max: Any
-    ) -> Factors:
-        alpha, beta = self.gates(token, gate, beta_max)
+    def factors(self, gate: tuple[Any, Any], keys: list[Any], queries: list[Any], scale: Any) -> Factors:
+        alpha, beta = gate
         kq = ptx.summed(dot(keys, queries), ROW_LANES)
         if not self.raw_qk:
             return Factors(alpha, alpha, ptx.multiply(scale, alpha), ptx.multiply(scale, kq), F32(1.0), beta)
@@ -250,102 +253,128 @@ class StateUpdate:
             beta=beta,
         )
 
-    def gates(self, token: Token, gate: HeadGate, beta_max: Any) -> tuple[Any, Any]:
-        """(alpha, beta)."""
+    def gates(self, given: Gates, beta_max: Any) -> tuple[Any, Any]:
+        """(alpha, beta) of the token that this lane looks after."""
         if not self.raw_gate:
-            return gate_math.exp(token.g), token.beta
-        rate = gate_math.exp(gate.A_log)
-        log_decay = ptx.multiply(ptx.negative(rate), gate_math.softplus(ptx.add(token.g, gate.dt_bias)))
-        return gate_math.exp(log_decay), ptx.multiply(beta_max, gate_math.sigmoid(token.beta))
+            return gate_math.exp(given.g), given.beta
+        rate = gate_math.exp(given.A_log)
+        log_decay = ptx.multiply(ptx.negative(rate), gate_math.softplus(ptx.add(given.g, given.dt_bias)))
+        return gate_math.exp(log_decay), ptx.multiply(beta_max, gate_math.sigmoid(given.beta))
 
-    def bring(
-        self,
-        item: Item,
-        number: int,
-        q: cute.Tensor,
-        k: cute.Tensor,
-        v: cute.Tensor,
-        g: cute.Tensor,
-        beta: cute.Tensor,
-    ) -> Token:
-        """Ask for a token's operands."""
-        key_head = item.head // self.group
-        words = self.together * BF16 // 4
-        first = item.part * (self.together * BF16)
-        lines = []
-        for x in (q, k):
-            at = address(x, (item.sequence, number, key_head), BF16) + I64(first)
-            parts = [
-                ptx.load_constant(at, chunk * ROW_LANES * self.together * BF16, words)
-                for chunk in range(self.chunks)
-            ]
-            lines.append([word for part in parts for word in part])
-        at = address(v, (item.sequence, number, item.head), BF16) + I64(item.row * BF16)
-        values = ptx.load_constant(at, 0, self.plan.rows // 2)
-        where = (item.sequence, number, item.head)
-        return Token(lines[0], lines[1], values, scalar(g, where), scalar(beta, where))
+    def own_token(self, item: Item) -> Any:
+        """Which token a lane looks after: its own number, or the last."""
+        return I32(0) if self.tokens == 1 else cutlass.min(item.lane, I32(self.tokens - 1))
 
-    def head_gate(self, item: Item, A_log: cute.Tensor, dt_bias: cute.Tensor) -> HeadGate:
-        if not self.raw_gate:
-            return HeadGate(None, None)
-        return HeadGate(scalar(A_log, (item.head,)), scalar(dt_bias, (item.head,)))
+    def of_token(self, value: Any, number: int) -> Any:
+        """What the lane that looks after a token has."""
+        return value if self.tokens == 1 else cute.arch.shuffle_sync(value, number)
 
-    def slots(self, item: Item, state_indices: cute.Tensor) -> list[Any]:
-        """Those that tokens are written to."""
-        row = address(state_indices, (item.sequence, 0), 4)
-        if self.tokens == 1:
-            return ptx.load_constant(row, 0, 1)
-        step = I64(state_indices.stride[1]) * 4
-        return [ptx.load_constant(row + step * number, 0, 1)[0] for number in range(self.tokens)]
-
-    def choice(self, item: Item, num_accepted: cute.Tensor, read_indices: cute.Tensor) -> Any:
-        """What says which slot is read; None where the first is."""
-        given = num_accepted if read_indices is None else read_indices
-        if given is None:
-            return None
-        return ptx.load_constant(address(given, (item.sequence,), 4), 0, 1)[0]
-
-    def slot_read(
-        self, slots: list[Any], chosen: Any, num_accepted: cute.Tensor, read_indices: cute.Tensor
-    ) -> Any:
-        """A count beyond the tokens, which a sequence of padding may have, is taken for the nearest."""
+    def slots(
+        self, item: Item, state_indices: cute.Tensor, num_accepted: cute.Tensor, read_indices: cute.Tensor
+    ) -> tuple[Any, Any]:
+        """(the slot of the token that this lane looks after, the slot that is read)."""
+        own = ptx.load_index(address(state_indices, (item.sequence, self.own_token(item)), 4))
         if read_indices is not None:
-            return chosen
-        found = slots[0]
-        if num_accepted is not None:
-            for number in range(1, self.tokens):
-                found = ptx.pick(chosen > number, slots[number], found)
-        return found
+            return own, ptx.load_index(address(read_indices, (item.sequence,), 4))
+        if num_accepted is None:
+            return own, self.of_token(own, 0)
+        # A count beyond the tokens, which a sequence of padding may have, is taken for the nearest.
+        last = ptx.load_index(address(num_accepted, (item.sequence,), 4)) - 1
+        last = cutlass.max(cutlass.min(last, I32(self.tokens - 1)), I32(0))
+        return own, self.of_token(own, last)
 
-    def tile(self, item: Item, slot: Any, state: cute.Tensor) -> Any:
-        """Where this thread's first chunk lies in a slot."""
-        row_bytes = HEAD_DIM * self.size
-        slot_at = state.iterator.toint() + I64(slot) * (I64(state.stride[0]) * self.size)
-        return slot_at + I64((item.head * HEAD_DIM + item.row) * row_bytes + item.part * CHUNK)
+    @cute.jit
+    def bring(self, item: Item, q: cute.Tensor, k: cute.Tensor, v: cute.Tensor) -> None:
+        """Ask for all tokens' operands: of each token half of the warp brings the row of q, the other half
+        that of k, 16 bytes a lane, and a few lanes the warp's elements of v."""
+        if item.lane == 0:
+            cute.arch.mbarrier_init(item.landed, WARP)
+            if cutlass.const_expr(self.plan.transport == "bulk"):
+                cute.arch.mbarrier_init(item.arrived, 1)
+                cute.arch.mbarrier_init_fence()
+        cute.arch.sync_warp()
+        key_head = item.head // self.group
+        half, place = item.lane // (WARP // 2), item.lane % (WARP // 2)
+        mine = I32(self.plan.warp_rows * BF16 // CHUNK - 1) - item.lane
+        for number in cutlass.range_constexpr(self.tokens):
+            where = (item.sequence, number, key_head)
+            row = ptx.pick(half == 0, address(q, where, BF16), address(k, where, BF16))
+            here = item.operands + number * self.plan.token_bytes + item.lane * CHUNK
+            ptx.copy_ahead(here, row + I64(place * CHUNK))
+            values = address(v, (item.sequence, number, item.head), BF16) + I64(item.first_row * BF16)
+            ptx.copy_ahead_if(mine, here + 2 * HEAD_DIM * BF16, values + I64(item.lane * CHUNK))
+        ptx.tell_ahead(item.landed.toint())
 
-    def load_state(self, tile: Any) -> list[list[Any]]:
-        """Of each of this thread's rows its words, all asked for before any is looked at."""
-        row_bytes = HEAD_DIM * self.size
-        found = []
-        for row in range(self.plan.rows):
-            chunks = [
-                ptx.load(tile, row * row_bytes + chunk * ROW_LANES * CHUNK, self.plan.load, self.kind)
+    def bring_gates(
+        self, item: Item, g: cute.Tensor, beta: cute.Tensor, A_log: cute.Tensor, dt_bias: cute.Tensor
+    ) -> Gates:
+        where = (item.sequence, self.own_token(item), item.head)
+        found = (scalar(g, where), scalar(beta, where))
+        if not self.raw_gate:
+            return Gates(*found, None, None)
+        return Gates(*found, scalar(A_log, (item.head,)), scalar(dt_bias, (item.head,)))
+
+    def operands(self, item: Item, number: int) -> tuple[list[Any], list[Any], list[Any]]:
+        """This lane's elements of a token's q and k, and its group's of v."""
+        first = item.operands + number * self.plan.token_bytes
+        words = self.together * BF16 // 4
+        lines = []
+        for half in range(2):
+            at = first + half * (HEAD_DIM * BF16) + item.part * (self.together * BF16)
+            parts = [
+                ptx.load_shared(at, chunk * ROW_LANES * self.together * BF16, words)
                 for chunk in range(self.chunks)
             ]
-            found.append([word for chunk in chunks for word in chunk])
+            lines.append(unpacked([word for part in parts for word in part]))
+        at = first + 2 * HEAD_DIM * BF16 + item.lane // ROW_LANES * (self.plan.rows * BF16)
+        return lines[0], lines[1], unpacked(ptx.load_shared(at, 0, self.plan.rows * BF16 // 4))
+
+    def place(self, item: Item, slot: Any, row: Any, state: cute.Tensor) -> Any:
+        """Where a row of this head lies in a slot."""
+        slot_at = state.iterator.toint() + I64(slot) * (I64(state.stride[0]) * self.size)
+        return slot_at + I64((item.head * HEAD_DIM + row) * self.row_bytes)
+
+    def chunk_places(self) -> list[tuple[int, int]]:
+        """(row, bytes from this thread's first chunk) of its chunks, in the order that they are moved."""
+        return [
+            (row, row * self.row_bytes + chunk * ROW_LANES * CHUNK)
+            for row in range(self.plan.rows)
+            for chunk in range(self.chunks)
+        ]
+
+    def by_row(self, chunks: list[list[Any]]) -> list[list[Any]]:
+        """Words of each row."""
+        rows: list[list[Any]] = [[] for _ in range(self.plan.rows)]
+        for (row, _), words in zip(self.chunk_places(), chunks, strict=True):
+            rows[row] += words
+        return rows
+
+    def chunks_of(self, rows: list[list[Any]]) -> list[tuple[int, list[Any]]]:
+        """(bytes from this thread's first chunk, words) of its chunks, rounded as they are stored."""
+        words = [row if self.size == 4 else packed(row) for row in rows]
+        found = []
+        for place, (row, offset) in enumerate(self.chunk_places()):
+            first = 4 * (place % self.chunks)
+            found.append((offset, words[row][first : first + 4]))
         return found
 
-    def store_state(self, tile: Any, rows: list[list[Any]]) -> None:
-        row_bytes = HEAD_DIM * self.size
-        for number, row in enumerate(rows):
-            words = row if self.size == 4 else packed(row)
-            for chunk in range(self.chunks):
-                ptx.store(
-                    tile,
-                    number * row_bytes + chunk * ROW_LANES * CHUNK,
-                    words[4 * chunk : 4 * chunk + 4],
-                    self.plan.store,
-                )
+    def ask(self, item: Item, read: Any, state: cute.Tensor) -> Any:
+        """Ask for this thread's rows, all of them before any is looked at; zeros of padding."""
+        at = self.place(item, read, item.row, state) + I64(item.part * CHUNK)
+        return [ptx.load_if(read, at, offset, self.plan.load, self.kind) for _, offset in self.chunk_places()]
+
+    def take(self, item: Item, read: Any, asked: Any) -> list[list[Any]]:
+        """Of each of this thread's rows its words."""
+        return self.by_row(asked)
+
+    def put(self, item: Item, slot: Any, state: cute.Tensor, rows: list[list[Any]], number: int) -> None:
+        """This thread's rows after a token, to its slot."""
+        at = self.place(item, slot, item.row, state) + I64(item.part * CHUNK)
+        for offset, words in self.chunks_of(rows):
+            ptx.store(at, offset, words, self.plan.store)
+
+    def finish(self, item: Item) -> None:
+        """What is left to wait for before the CTA ends: nothing."""
 
     def floats(self, row: list[Any]) -> list[Any]:
         """A row's elements of this lane: as they are, or of the words that were loaded."""
@@ -353,6 +382,7 @@ class StateUpdate:
 
     @cute.jit
     def store_outputs(self, item: Item, number: int, outputs: list[Any], o: cute.Tensor) -> None:
+        """One lane of the eight that have them all."""
         if item.part == 0:
             at = address(o, (item.sequence, number, item.head), BF16) + I64(item.row * BF16)
             ptx.store(at, 0, packed(outputs), "none")

@@ -1,0 +1,77 @@
+"""`StateUpdate` whose rows go through shared memory: a bulk copy a warp brings them, another takes them away.
+
+Lanes work on the same elements in the same order, and in place: what a lane reads from shared memory it
+alone writes. A warp waits for its own copies, and for no other warp.
+
+    mbarrier  told by                    says
+    arrived   the warp's copy in         its rows are there
+
+Before a copy out starts, all lanes have stored (a warp barrier) and what they stored is seen by the copy
+engine (a proxy fence). Before a lane stores again, and before the CTA ends, the copy out has read its source.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+
+from gdnbench_kernels.gdn_decode import ptx
+from gdnbench_kernels.gdn_decode.state_update import CHUNK, Item, StateUpdate
+
+
+class BulkUpdate(StateUpdate):
+    """See the module."""
+
+    @property
+    def warp_bytes(self) -> int:
+        """Of a warp's rows, which are next to one another in a slot too."""
+        return self.plan.warp_rows * self.row_bytes
+
+    @cute.jit
+    def ask(self, item: Item, read: cutlass.Int32, state: cute.Tensor) -> None:
+        """Start the warp's copy in, unless the sequence is padding."""
+        if item.lane == 0 and read >= 0:
+            cute.arch.mbarrier_arrive_and_expect_tx(item.arrived, self.warp_bytes)
+            source = self.place(item, read, item.first_row, state)
+            ptx.copy_in(item.tile, source, self.warp_bytes, item.arrived.toint(), self.plan.load)
+
+    def take(self, item: Item, read: Any, asked: Any) -> list[list[Any]]:
+        self.wait(item, read)
+        at = self.own(item)
+        return self.by_row(
+            [ptx.load_shared_if(read, at, offset, self.kind) for _, offset in self.chunk_places()]
+        )
+
+    @cute.jit
+    def wait(self, item: Item, read: cutlass.Int32) -> None:
+        if read >= 0:
+            cute.arch.mbarrier_wait(item.arrived, 0)
+
+    def own(self, item: Item) -> Any:
+        """This thread's first chunk in shared memory."""
+        first = (item.row - item.first_row) * self.row_bytes
+        return item.tile + first + item.part * CHUNK
+
+    @cute.jit
+    def put(
+        self, item: Item, slot: cutlass.Int32, state: cute.Tensor, rows: list[list[Any]], number: int
+    ) -> None:
+        if cutlass.const_expr(number > 0):
+            if item.lane == 0:
+                ptx.wait_read()
+            cute.arch.sync_warp()
+        at = self.own(item)
+        for offset, words in self.chunks_of(rows):
+            ptx.store_shared(at, offset, words)
+        cute.arch.fence_view_async_shared()
+        cute.arch.sync_warp()
+        if item.lane == 0:
+            target = self.place(item, slot, item.first_row, state)
+            ptx.copy_out(target, item.tile, self.warp_bytes, self.plan.store)
+
+    @cute.jit
+    def finish(self, item: Item) -> None:
+        if item.lane == 0:
+            ptx.wait_read()
