@@ -6,10 +6,10 @@ placement share what it does to one kernel and not to the other, and neighbours 
 doing. So blocks are grouped, each group's middle half is averaged, and the interval is Student's over groups:
 once with a placement as the group, once with a stretch of consecutive runs. The wider one counts.
 
-A run takes every order of the kernels once and is never torn, so in a group a kernel's place in the order,
-and any steady drift inside blocks, cancel too. The middle half loses nothing to ties of a coarse clock, and
-less than a quarter of disturbed samples on a side cannot carry it away; Student's over groups then asks only
-that groups are alike in distribution, and is wide where they are not.
+A run takes every order of the kernels equally often and is never torn, so in a group a kernel's place in the
+order, and any steady drift inside blocks, cancel too. The middle half loses nothing to ties of a coarse
+clock, and less than a quarter of disturbed samples on a side cannot carry it away; Student's over groups then
+asks only that groups are alike in distribution, and is wide where they are not.
 """
 
 from __future__ import annotations
@@ -204,7 +204,7 @@ class Rule:
 
     precision: float = 0.01  # width of every interval that is narrow enough, as a part of the ratio
     confidence: float = 0.99  # of each interval: a table has dozens
-    passes: int = 2  # over all placements, at least
+    passes: int = 2  # over all placements, at least; see comparison.runs_of_pass
     blocks: int = 2000  # at most
     seconds: float = 30.0  # at most, of measuring: warming up and the round in progress are not in it
     warmup: int = 1  # blocks on every placement that do not count

@@ -1,0 +1,250 @@
+"""The interval and the verdict, against tables, by hand, and on noise whose truth is known."""
+
+from __future__ import annotations
+
+import math
+import random
+import secrets
+
+import numpy as np
+import pytest
+from synthetic import COARSE, KINDS, LAUNCH, LAUNCHES, Machine, Noise, Quiet, White, kernels
+
+from gdnbench.timing.comparison import Comparison, compare
+from gdnbench.timing.result import End
+from gdnbench.timing.statistics import (
+    Interval,
+    Rule,
+    Verdict,
+    beyond,
+    clock_margin,
+    middle,
+    ratio_interval,
+    student,
+    summary,
+    verdict,
+)
+
+
+# Tables of the t distribution as statistics textbooks print them, three decimals.
+@pytest.mark.parametrize(
+    ("part", "freedom", "value"),
+    [
+        (0.95, 1, 6.314),
+        (0.95, 10, 1.812),
+        (0.975, 1, 12.706),
+        (0.975, 2, 4.303),
+        (0.975, 3, 3.182),
+        (0.975, 4, 2.776),
+        (0.975, 7, 2.365),
+        (0.975, 30, 2.042),
+        (0.995, 1, 63.657),
+        (0.995, 5, 4.032),
+        (0.995, 9, 3.250),
+        (0.995, 15, 2.947),
+        (0.995, 30, 2.750),
+        (0.995, 100, 2.626),
+    ],
+)
+def test_students_quantiles_are_the_published_ones(part: float, freedom: int, value: float) -> None:
+    assert student(part, freedom) == pytest.approx(value, abs=5e-4)  # half of the last printed digit
+
+
+@pytest.mark.parametrize("wrong", [(0.5, 3), (1.0, 3), (0.9, 0)])
+def test_a_quantile_that_does_not_exist_is_refused(wrong: tuple[float, int]) -> None:
+    with pytest.raises(ValueError, match="degrees of freedom"):
+        student(*wrong)
+
+
+@pytest.mark.parametrize("seed", [1, secrets.randbits(32)])
+def test_a_summary_is_numpys(seed: int) -> None:
+    generator = np.random.default_rng(seed)
+    for count in (1, 2, 3, 4, 5, 100):
+        samples = generator.lognormal(size=count).tolist()
+        found = summary(samples)
+        # 1e-12: both interpolate in fp64, in another order of operations.
+        assert [found.lower, found.median, found.upper] == pytest.approx(
+            np.quantile(samples, [0.25, 0.5, 0.75]).tolist(), rel=1e-12
+        ), f"seed {seed}"
+        assert found.count == count
+    assert summary([0.1] * 7).lower == summary([0.1] * 7).upper == 0.1
+    with pytest.raises(ValueError, match="no samples"):
+        summary([])
+
+
+def test_the_middle_half_by_hand() -> None:
+    assert middle([5.0]) == 5
+    assert middle([1.0, 3.0, 8.0]) == 4
+    assert middle([100.0, 2.0, 4.0, -50.0]) == 3
+    assert middle([1.0, 2.0, 3.0, 4.0, 5.0, 9.0, 9.0, 9.0]) == pytest.approx((3 + 4 + 5 + 9) / 4)
+
+
+def test_an_interval_by_hand() -> None:
+    """Six placements, one run of one block each: the logs themselves are the groups."""
+    logs = [0.00, 0.01, 0.02, 0.03, 0.04, 0.05]
+    found = ratio_interval(logs, range(6), range(6), 0.95)
+    assert found is not None
+    # Mean 0.025, variance 0.00035, t(0.975, 5) = 2.571.
+    half = 2.571 * math.sqrt(0.00035 / 6)
+    assert found.ratio == pytest.approx(math.exp(0.025), rel=1e-12)
+    assert found.low == pytest.approx(math.exp(0.025 - half), abs=1e-5)  # t to three decimals x 0.0076
+    assert found.high == pytest.approx(math.exp(0.025 + half), abs=1e-5)
+    assert (found.groups, found.by, found.confidence) == (6, "placement", 0.95)
+
+
+def test_too_few_runs_or_placements() -> None:
+    assert ratio_interval([0.1, 0.2, 0.3], [0, 1, 2], [0, 1, 2], 0.99) is None
+    assert ratio_interval([], [], [], 0.99) is None
+    found = ratio_interval([0.1, 0.2, 0.3, 0.4], [0, 1, 0, 1], [0, 1, 2, 3], 0.99)
+    assert found is not None
+    assert (found.by, found.groups) == ("stretch", 4)
+
+
+def test_a_slow_wave_widens_the_interval_over_time() -> None:
+    """Placements see the whole wave each and agree; stretches of time do not."""
+    runs = [run for run in range(80) for _ in range(4)]
+    logs = [0.01 * math.sin(2 * math.pi * run / 80) for run in runs]
+    found = ratio_interval(logs, [run % 8 for run in runs], runs, 0.99)
+    assert found is not None
+    assert found.by == "placement"
+    # Ten stretches sample a sine of amplitude 0.01 at equal steps, whose variance is 0.01^2 / 2 times 10/9
+    # less what a tenth of a period averages away: sinc(0.1)^2 = 0.967. t(0.995, 9) = 3.250.
+    half = 3.250 * 0.01 * math.sqrt(0.5 * 10 / 9 * 0.967 / 10)
+    # 2 %: each group is the middle half of 32 values, not their mean.
+    assert math.log(found.high / found.low) / 2 == pytest.approx(half, rel=0.02)
+
+
+def test_what_an_interval_says() -> None:
+    def between(low: float, high: float) -> Interval:
+        return Interval((low + high) / 2, low, high, 0.99, 8, "placement")
+
+    assert verdict(between(1.02, 1.03), 0.01) is Verdict.SLOWER
+    assert verdict(between(1.005, 1.03), 0.01) is Verdict.NO_DIFFERENCE
+    assert verdict(between(0.9, 0.98), 0.01) is Verdict.FASTER
+    assert verdict(between(0.9, 0.995), 0.01) is Verdict.NO_DIFFERENCE
+    assert verdict(between(1.0, 1.0), 0.0) is Verdict.NO_DIFFERENCE
+    assert verdict(None, 0.0) is Verdict.UNKNOWN
+    assert beyond(between(0.9, 1.1)) == 0
+    assert beyond(between(1.1, 1.2)) == pytest.approx(math.log(1.1))
+    assert beyond(between(0.8, 0.9)) == pytest.approx(-math.log(0.9))
+    assert between(0.5, 1.5).within == pytest.approx(math.log(2))
+    assert between(1.0, 1.02).width == pytest.approx(0.02)
+
+
+def test_a_clock_alone_moves_a_ratio_by_less_than_its_margin() -> None:
+    """Two equal rounds read by a coarse clock at any phases: the worst of all ratios is inside, and near."""
+    duration, tick = 1.0037e-3, 5e-6
+    reads = {
+        math.floor((phase * tick / 200 + duration) / tick) * tick for phase in range(200)
+    }  # of a round that begins at a phase of the clock; its begin reads 0
+    worst = math.log(max(reads) / min(reads))
+    margin = clock_margin(tick, duration, duration)
+    assert margin / 4 < worst <= margin
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"precision": 0}, {"seconds": -1}, {"confidence": 1.0}, {"warmup": -1}, {"passes": 0}]
+)
+def test_a_rule_that_means_nothing_is_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        Rule(**wrong)  # type: ignore[arg-type]
+
+
+# Against noise of known truth -------------------------------------------------------------------------------
+
+
+def at_most(runs: int, rate: float) -> int:
+    """The largest count that events of `rate` stay at or under in 1 of 100 series of `runs`: a series with no
+    more of them has, at 99 %, a lower rate."""
+    total, count = 0.0, -1
+    while True:
+        chance = math.comb(runs, count + 1) * rate ** (count + 1) * (1 - rate) ** (runs - count - 1)
+        if total + chance > 0.01:
+            return count
+        total, count = total + chance, count + 1
+
+
+def trial(kind: str, seed: int, placements: int, precision: float) -> Comparison:
+    """Three kernels, the second one like the first, the third 3 % slower."""
+    noise = KINDS[kind](random.Random(seed))
+    rule = Rule(
+        precision=precision,
+        blocks=384,  # 4 orders x 8 placements x 12 passes; unshared effects of placements never get narrow
+        seconds=math.inf,
+        resolution=COARSE if kind == "coarse" else 0.0,
+    )
+    return compare(kernels(Machine(noise), [1.0, 1.0, 1.03], placements), rule, Quiet())
+
+
+def series(kind: str, runs: int, seed: int, placements: int = 8, precision: float = 0.015) -> None:
+    false, missed, found = 0, 0, 0
+    for index in range(runs):
+        same, slower = trial(kind, seed + index, placements, precision).pairs
+        assert same.interval is not None
+        assert slower.interval is not None
+        false += same.verdict is not Verdict.NO_DIFFERENCE
+        missed += not same.interval.low <= 1 <= same.interval.high
+        missed += not slower.interval.low <= 1.03 <= slower.interval.high
+        found += slower.verdict is Verdict.SLOWER
+    what = f"{kind} noise, {runs} runs from seed {seed}: {false} false, {missed} missed, {found} found"
+    # "No difference" in 95 of 100, and intervals of nominal 99 % that hold the truth in 95: at 99 % surely.
+    assert false <= at_most(runs, 0.05), what
+    assert missed <= at_most(2 * runs, 0.05), what
+    # 3 % is found in most runs: in over 3 of 4.
+    assert found > 0.75 * runs, what
+
+
+def test_the_threshold_is_the_binomials() -> None:
+    # 0.99^n <= 0.01 first at n = 459: only then can a series without any event show a rate under 1 %.
+    assert (at_most(458, 0.01), at_most(459, 0.01)) == (-1, 0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_identical_kernels_do_not_differ_and_slower_ones_do(kind: str) -> None:
+    series(kind, 250, 1000)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("placements", [1, 6, 8, 16])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_same_at_length(kind: str, placements: int) -> None:
+    """Fresh seeds, the precision of the default rule, and other numbers of placements."""
+    if placements == 1 and kind == "places":
+        pytest.skip("one placement cannot show what placements do, and the comparison's notes say so")
+    series(kind, 600, secrets.randbits(32), placements, 0.01)
+
+
+@pytest.mark.parametrize("seed", [3, secrets.randbits(32)])
+def test_equal_samples_are_no_difference_and_less_than_a_tick_is_none(seed: int) -> None:
+    class Frozen(Noise):
+        def factor(self, kernel: int, placement: int, rounds: int) -> float:
+            return 1.0
+
+    machine = Machine(Frozen(random.Random(seed)))
+    tick = LAUNCH * LAUNCHES / 100
+    # Of a hundred ticks: as long, one tick longer, three ticks longer.
+    found = compare(kernels(machine, [1.0, 1.0, 1.01, 1.03]), Rule(resolution=tick), Quiet())
+    assert found.end is End.PRECISE
+    assert [pair.verdict for pair in found.pairs] == ["no difference", "no difference", "slower"]
+    assert found.pairs[0].interval is not None
+    assert found.pairs[0].interval.width == 0
+
+
+def test_stopping_at_a_difference_would_find_one() -> None:
+    """The same noise, intervals and looks: stopped at the first that leaves 1 out, and by their width."""
+    runs, by_verdict, by_width = 200, 0, 0
+    for seed in range(runs):
+        noise = White(random.Random(seed))
+        logs = [math.log(noise.factor(0, 0, 0) / noise.factor(1, 0, 0)) for _ in range(8 * 4 * 20)]
+        looks = []
+        for passes in range(2, 21):
+            blocks = range(passes * 8 * 4)
+            runs_of = [index // 4 for index in blocks]
+            found = ratio_interval(logs[: len(blocks)], [run % 8 for run in runs_of], runs_of, 0.95)
+            assert found is not None
+            looks.append((found.width <= 0.01, found.low > 1 or found.high < 1))
+        by_verdict += any(excludes for _, excludes in looks)
+        by_width += next((excludes for narrow, excludes in looks if narrow), looks[-1][1])
+    # Of intervals of 95 % 1 in 20 may leave 1 out; looking for one that does must find more.
+    assert by_verdict > 2 * by_width, f"{by_verdict} against {by_width}"
+    assert by_verdict > 0.1 * runs, f"{by_verdict}"
