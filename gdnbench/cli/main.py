@@ -23,6 +23,7 @@ from gdnbench.cli.replay import replay
 from gdnbench.cli.show import show
 from gdnbench.cli.sim import sim
 from gdnbench.cli.synth import synth
+from gdnbench.cli.time import time
 from gdnbench.cli.verify import verify
 from gdnbench.errors import Exit, GdnbenchError
 from gdnbench.version import __version__
@@ -60,7 +61,7 @@ def reader_may_leave(command: Callable[P, None]) -> Callable[P, None]:
 FOREIGN_WORDS = {"allow_extra_args": True, "ignore_unknown_options": True}  # the operation's own options
 
 app.command()(capture)
-for command in (ls, show, replay, diff, verify, sim):
+for command in (ls, show, replay, diff, time, verify, sim):
     app.command()(reader_may_leave(command))
 app.command(context_settings=FOREIGN_WORDS)(reader_may_leave(synth))
 app.command(context_settings=FOREIGN_WORDS)(reader_may_leave(compile))

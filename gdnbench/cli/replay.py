@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +11,7 @@ import typer
 from gdnbench.cli.arguments import record_numbers
 from gdnbench.cli.console import progress
 from gdnbench.cli.judging import factors, finish, tolerance
+from gdnbench.cli.time import print_times, replay_timer
 from gdnbench.store.recover import open_store
 
 
@@ -37,6 +39,9 @@ def replay(
     ] = None,
     timeout: Annotated[float | None, typer.Option(help="Seconds until a record counts as hung.")] = None,
     save: Annotated[Path | None, typer.Option(help="Write outputs into a run store, for diff.")] = None,
+    time: Annotated[
+        bool, typer.Option("--time", help="Time the kernel on records that pass, against the other kernel.")
+    ] = False,
     json: Annotated[bool, typer.Option("--json", help="One object instead of a table.")] = False,
     junit: Annotated[Path | None, typer.Option(help="Also write a JUnit XML file.")] = None,
 ) -> None:
@@ -47,7 +52,9 @@ def replay(
     from gdnbench.replay.replay import replay as replay_records
 
     factor, by_tensor = factors(k)
-    with open_store(store) as opened, progress("replay") as advance:
+    with ExitStack() as stack:
+        opened, advance = stack.enter_context(open_store(store)), stack.enter_context(progress("replay"))
+        times = stack.enter_context(replay_timer(opened, kernel, against, on)) if time else None
         report = replay_records(
             opened,
             kernel=kernel,
@@ -63,6 +70,9 @@ def replay(
             isolate=isolate,
             timeout=timeout,
             save=save,
+            time=times,
             progress=lambda done, total, _: advance(done, total),
         )
+    if times is not None and not json:
+        print_times(report)
     finish(report, json, junit)

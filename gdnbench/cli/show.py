@@ -60,11 +60,23 @@ def _sections(record: StoredRecord) -> list[tuple[str, Mapping[str, Any]]]:
         ("conventions", info.conventions),
         ("pools", pools),
         ("dispatch", info.dispatch),
-        ("run", info.run),
+        ("run", {name: value for name, value in info.run.items() if name != "timing"}),
+        ("timing", _timing(record)),
         ("process", record.segment.process),
         ("provenance", record.segment.provenance),
     ]
     return [(title, fields) for title, fields in sections if fields]
+
+
+def _timing(record: StoredRecord) -> Mapping[str, Any]:
+    """The times of a run's record in a few lines; the samples are in --json."""
+    if "timing" not in record.info.run:
+        return {}
+    from gdnbench.timing.result import RecordTiming
+    from gdnbench.timing.table import record_lines
+
+    where = f"record {record.number}"
+    return record_lines(RecordTiming.from_json(record.info.run["timing"], where))
 
 
 def _text(value: Any) -> str:

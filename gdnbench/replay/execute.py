@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -16,6 +17,9 @@ from gdnbench.replay.simulated import SIM, notes_of, simulated
 from gdnbench.store.reader import StoredRecord
 from gdnbench_kernels.contract import Call, Operation, Role
 
+if TYPE_CHECKING:
+    from gdnbench.sim.report import LaunchReport
+
 DEVICES = ("cpu", "cuda", SIM)
 
 
@@ -26,6 +30,7 @@ class Execution:
 
     `faults` says, one line each, what it wrote that it must not; `notes` what was converted or not rebuilt.
     `stages` are its intermediates by name, as it computed them in `conventions`; empty unless asked for.
+    `launches` are those that were simulated.
     """
 
     outputs: dict[str, Tensor]
@@ -34,6 +39,7 @@ class Execution:
     seconds: float
     stages: dict[str, Tensor] = field(default_factory=dict)
     conventions: dict[str, str] = field(default_factory=dict)
+    launches: tuple[LaunchReport, ...] = ()
 
 
 def device_of(on: str) -> torch.device:
@@ -94,4 +100,5 @@ def execute(
         seconds,
         {name: tensor.detach().cpu().contiguous() for name, tensor in filled.items()},
         plan.target,
+        () if session is None else tuple(one for report in session.reports for one in report.launches),
     )

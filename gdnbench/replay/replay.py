@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
@@ -29,11 +30,18 @@ from gdnbench.report.report import RecordResult, ReplayReport
 from gdnbench.store.reader import Store, StoredRecord
 from gdnbench_kernels.contract import ContractError, Operation
 
+if TYPE_CHECKING:
+    from gdnbench.timing.result import RecordTiming
+
 RECORDED = "recorded"
 TIMEOUT = 300.0
 
 Progress = Callable[[int, int, RecordResult], None]
 """Called after each record: how many are done, of how many, and the last one."""
+
+
+Times = Callable[[StoredRecord], "RecordTiming"]
+"""Times kernels on a record; one that fails meanwhile is an outcome of its own in what comes back."""
 
 
 def replay(
@@ -52,12 +60,14 @@ def replay(
     isolate: bool | None = None,
     timeout: float | None = None,
     save: str | Path | None = None,
+    time: Times | None = None,
     progress: Progress | None = None,
 ) -> ReplayReport:
     """Replay the records of `store` (those numbered in `records`, of operation `op`) through `kernel`.
 
     The rule is `k` (2 unless given) times the error of torch's kernel, or `bitwise`, or `tol` = (abs, rel).
     `stages`: judge the intermediates that the kernel fills as well, ahead of its outputs, by the same rule.
+    `time` is called for each record that passed, and what it returns is kept with the result.
     `isolate` None: in a process of its own for a user's function, on CUDA, or with a timeout; `timeout` is
     seconds a record.
 
@@ -77,27 +87,41 @@ def replay(
     there = "cpu" if on == SIM and against not in kernels.on_simulator() else on
     device = device_of(on)
 
-    def runner(name: str, place: str) -> Runner:
-        alone = kernels.is_user_kernel(name) or place == "cuda" or timeout is not None
-        if isolate if isolate is not None else alone:
-            return Isolated(store.path, name, place, timeout if timeout is not None else TIMEOUT, stages)
-        if timeout is not None:
-            raise BadInputError("a timeout needs isolation: a kernel in this process cannot be stopped")
-        return InProcess(name, place, stages)
+    def runner_of(name: str, place: str) -> Runner:
+        return runner(store, name, place, isolate=isolate, timeout=timeout, stages=stages)
 
     results: list[RecordResult] = []
     with ExitStack() as stack:
-        main = stack.enter_context(closing(runner(kernel, on)))
+        main = stack.enter_context(closing(runner_of(kernel, on)))
         other = (
-            None if against in (ORACLE, RECORDED) else stack.enter_context(closing(runner(against, there)))
+            None if against in (ORACLE, RECORDED) else stack.enter_context(closing(runner_of(against, there)))
         )
         saved = None if save is None else stack.enter_context(RunWriter(Path(save), kernel, against, on))
-        one = _Replayer(main, other, against, Judge(rule, device), saved)
+        one = Replayer(main, other, against, Judge(rule, device), saved, time)
         for number in chosen:
             results.append(one.replay(store.records[number]))
             if progress is not None:
                 progress(len(results), len(chosen), results[-1])
     return ReplayReport(str(store.path), kernel, against, on, describe_rule(rule), tuple(results))
+
+
+def runner(
+    store: Store,
+    kernel: str,
+    on: str,
+    *,
+    isolate: bool | None = None,
+    timeout: float | None = None,
+    stages: bool = False,
+) -> Runner:
+    """What runs `kernel` on records of `store`, here or in a process of its own; see `replay`. BadInputError
+    for a timeout of a kernel that runs here."""
+    alone = kernels.is_user_kernel(kernel) or on == "cuda" or timeout is not None
+    if isolate if isolate is not None else alone:
+        return Isolated(store.path, kernel, on, timeout if timeout is not None else TIMEOUT, stages)
+    if timeout is not None:
+        raise BadInputError("a timeout needs isolation: a kernel in this process cannot be stopped")
+    return InProcess(kernel, on, stages)
 
 
 def select(store: Store, records: Sequence[int] | None, op: str | None) -> list[int]:
@@ -116,17 +140,24 @@ def select(store: Store, records: Sequence[int] | None, op: str | None) -> list[
     return numbers
 
 
-class _Replayer:
-    """Replays one record after another."""
+class Replayer:
+    """Replays one record after another through one kernel."""
 
     def __init__(
-        self, kernel: Runner, other: Runner | None, against: str, judge: Judge, saved: RunWriter | None
+        self,
+        kernel: Runner,
+        other: Runner | None,
+        against: str,
+        judge: Judge,
+        saved: RunWriter | None = None,
+        time: Times | None = None,
     ) -> None:
         self._kernel = kernel
         self._other = other
         self._against = against
         self._judge = judge
         self._saved = saved
+        self._time = time
 
     def replay(self, record: StoredRecord) -> RecordResult:
         """Bind, run, judge and save one record; what goes wrong with it is its result."""
@@ -148,8 +179,11 @@ class _Replayer:
                 result = self._compare(record, op, execution, strays)
             except (BadInputError, StoreError) as error:
                 result = RecordResult.of(record, Outcome.REFUSED, str(error))
+        if self._time is not None and result.outcome is Outcome.PASS:
+            result = _with_times(result, self._time(record))
         if self._saved is not None:
-            self._saved.add(record, op, result, None if isinstance(execution, Failure) else execution)
+            left = None if isinstance(execution, Failure) else execution
+            self._saved.add(record, op, result, left, result.timing)
         return result
 
     def _compare(
@@ -182,6 +216,14 @@ class _Replayer:
             notes=tuple(notes),
             seconds=execution.seconds,
         )
+
+
+def _with_times(result: RecordResult, timing: RecordTiming) -> RecordResult:
+    """`result` with its times, or with the outcome of a kernel that failed while it was timed."""
+    failed = next((kernel for kernel in timing.kernels if kernel.outcome is not Outcome.PASS), None)
+    if failed is None:
+        return replace(result, timing=timing)
+    return replace(result, timing=timing, outcome=failed.outcome, reason=f"{failed.name}: {failed.reason}")
 
 
 def _reasons(tensors: Sequence[TensorResult]) -> Iterator[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Any, Self
 
 from torch import Tensor
 
@@ -18,6 +18,9 @@ from gdnbench.report.report import RecordResult
 from gdnbench.store.reader import StoredRecord
 from gdnbench.store.writer import StoreWriter
 from gdnbench_kernels.contract import Operation
+
+if TYPE_CHECKING:
+    from gdnbench.timing.result import RecordTiming
 
 _BATCH_RECORDS = 256
 _BATCH_BYTES = 64 << 20
@@ -36,9 +39,14 @@ class RunWriter:
         self._written = 0
 
     def add(
-        self, record: StoredRecord, operation: Operation, result: RecordResult, execution: Execution | None
+        self,
+        record: StoredRecord,
+        operation: Operation,
+        result: RecordResult,
+        execution: Execution | None,
+        timing: RecordTiming | None = None,
     ) -> None:
-        """Keep one record; without an execution only its outcome."""
+        """Keep one record; without an execution only its outcome. `timing`: what timing found on it."""
         conventions = conventions_of(record, operation)
         outputs = {} if execution is None else {**execution.stages, **execution.outputs}
         after = {}
@@ -49,7 +57,7 @@ class RunWriter:
             for name, handle in record.before.items()
             if name not in record.info.pools and not logical(handle.meta.dtype).torch_dtype.is_floating_point
         }
-        run = {
+        run: dict[str, Any] = {
             "kernel": self._kernel,
             "against": self._against,
             "on": self._on,
@@ -58,6 +66,8 @@ class RunWriter:
             "source": record.key,
             "inputs": {name: handle.digest for name, handle in record.before.items()},
         }
+        if timing is not None:
+            run["timing"] = timing.to_json()
         info = replace(record.info, target=self._kernel, conventions=conventions, run=run)
         self._drafts.append(RecordDraft(info, before, after))
         self._bytes += sum(_size(draft.data) for draft in (*before.values(), *after.values()))

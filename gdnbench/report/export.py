@@ -98,6 +98,7 @@ def _record(record: RecordResult) -> dict[str, Any]:
         "faults": list(record.faults),
         "notes": list(record.notes),
         "seconds": record.seconds,
+        "timing": record.timing and record.timing.to_json(),
         "tensors": [_tensor(tensor) for tensor in record.tensors],
     }
 

@@ -5,11 +5,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import Counter
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from gdnbench.errors import Exit
 from gdnbench.judge.result import TensorResult
 from gdnbench.report.outcome import Outcome, exit_code
 from gdnbench.store.reader import StoredRecord
+
+if TYPE_CHECKING:
+    from gdnbench.timing.result import RecordTiming
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +37,7 @@ class RecordResult:
     notes: tuple[str, ...] = ()
     seconds: float = 0.0
     other: str | None = None  # in a diff: the key of the record it is compared with
+    timing: RecordTiming | None = None  # of a record that passed, where times were asked for
 
     @classmethod
     def of(cls, record: StoredRecord, outcome: Outcome, reason: str = "") -> RecordResult:

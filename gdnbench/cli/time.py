@@ -1,0 +1,158 @@
+"""`gdnbench time`: kernels timed on recorded calls, against the first of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+
+from gdnbench.cli.arguments import record_numbers
+from gdnbench.cli.console import print_json, progress, table
+from gdnbench.errors import BadInputError, CannotRunError, Exit
+from gdnbench.store.recover import open_store
+
+if TYPE_CHECKING:
+    from gdnbench.report.report import ReplayReport
+    from gdnbench.store.reader import Store, StoredRecord
+    from gdnbench.timing.options import TimingOptions
+    from gdnbench.timing.result import RecordTiming
+    from gdnbench.timing.run import CountsReport, TimingReport
+
+NO_CLOCK = "the simulator executes and does not time: these are counts; times need --on cuda or cpu"
+
+
+def time(
+    store: Annotated[Path, typer.Argument(help="A store: folder or .zip.")],
+    records: Annotated[str | None, typer.Argument(help="Which records, like 0,3-5; all if left out.")] = None,
+    kernel: Annotated[
+        list[str] | None,
+        typer.Option(help="As in replay; may repeat. The first is what the others are compared with."),
+    ] = None,
+    on: Annotated[str, typer.Option(help="cpu, cuda, or sim, which counts instead.")] = "cpu",
+    cache: Annotated[str, typer.Option(help="What a launch finds in the cache: cold or warm.")] = "cold",
+    form: Annotated[
+        str | None, typer.Option(help="graph: many launches in a CUDA graph; plain. Default: graph on cuda.")
+    ] = None,
+    op: Annotated[str | None, typer.Option(help="Only records of this operation.")] = None,
+    seconds: Annotated[float, typer.Option(help="Of a record: no more blocks after that.")] = 30.0,
+    precision: Annotated[
+        str, typer.Option(help="Enough blocks when every ratio's interval is this narrow.")
+    ] = "1%",
+    timeout: Annotated[float, typer.Option(help="Seconds until a kernel counts as hung.")] = 300.0,
+    time_wrong: Annotated[
+        bool, typer.Option("--time-wrong", help="Time kernels whose outputs fail, too, and mark them.")
+    ] = False,
+    busy: Annotated[
+        bool, typer.Option("--busy", help="Keep blocks that other processes or the clocks disturbed.")
+    ] = False,
+    json: Annotated[bool, typer.Option("--json", help="One object, with every sample.")] = False,
+    csv: Annotated[bool, typer.Option("--csv", help="A line a kernel and record.")] = False,
+    save: Annotated[Path | None, typer.Option(help="Write the times into a run store.")] = None,
+) -> None:
+    """Time kernels on recorded calls, those whose outputs pass, in turn and on the same buffers.
+
+    Exit status: 0 all timed; 1 a mismatch, crash, hang or regression; 3 something could not run here.
+    """
+    from gdnbench.timing.run import count_records, time_records
+
+    if json and csv:
+        raise BadInputError("choose one of --json and --csv, not both")
+    if on == "sim" and (save is not None or csv):
+        raise BadInputError(f"--save and --csv are for times; {NO_CLOCK}")
+    options = timing_options(on, cache, form, seconds, precision, timeout, busy)
+    with open_store(store) as opened, progress("time") as advance:
+        what: dict[str, Any] = {
+            "kernels": kernel or [],
+            "records": None if records is None else record_numbers(records, len(opened.records)),
+            "op": op,
+            "time_wrong": time_wrong,
+            "progress": lambda done, total, _: advance(done, total),
+        }
+        if on == "sim":
+            counts = count_records(opened, **what)
+        else:
+            report = time_records(opened, on=on, options=options, save=save, **what)
+    if on == "sim":
+        _finish_counts(counts, json)
+    _finish(report, json, csv, None)
+
+
+def timing_options(
+    on: str, cache: str, form: str | None, seconds: float, precision: str, timeout: float, busy: bool
+) -> TimingOptions:
+    """BadInputError for words and numbers that mean nothing."""
+    from gdnbench.timing.options import TimingOptions
+    from gdnbench.timing.seam import Cache, Form, Mode
+
+    if cache not in [*Cache]:
+        raise BadInputError(f"--cache {cache!r} is neither cold nor warm")
+    form = form or (Form.GRAPH if on == "cuda" else Form.PLAIN)
+    if form not in [*Form]:
+        raise BadInputError(f"--form {form!r} is neither graph nor plain")
+    if form == Form.GRAPH and on != "cuda":
+        raise BadInputError(f"--form graph is a CUDA graph, which --on {on} has not; leave it out")
+    return TimingOptions(Mode(Cache(cache), Form(form)), seconds, part(precision), timeout, busy)
+
+
+def replay_timer(
+    store: Store, kernel: str, against: str, on: str
+) -> AbstractContextManager[Callable[[StoredRecord], RecordTiming]]:
+    """What `replay --time` times records with: the kernel, beside the one that it is compared with."""
+    from gdnbench.judge.record import ORACLE
+    from gdnbench.replay.replay import RECORDED
+    from gdnbench.timing.run import record_timer
+
+    if on == "sim":
+        raise BadInputError("--time: the simulator has no clock; `gdnbench time --on sim` counts instead")
+    beside = [] if against in (ORACLE, RECORDED, kernel) else [against]
+    options = timing_options(on, "cold", None, seconds=30.0, precision="1%", timeout=300.0, busy=False)
+    return record_timer(store, [*beside, kernel], on, options)
+
+
+def print_times(report: ReplayReport) -> None:
+    """The times of a replay, above what was judged."""
+    from gdnbench.timing.table import times_text
+
+    timings = [record.timing for record in report.records if record.timing is not None]
+    if timings:
+        print(times_text(timings, table))
+
+
+def part(text: str) -> float:
+    """ "1%" or "0.01" -> 0.01; BadInputError for anything else."""
+    number = text.strip().removesuffix("%")
+    try:
+        return float(number) / (100 if number != text.strip() else 1)
+    except ValueError:
+        raise BadInputError(f"--precision {text!r} is no part: write it like 1% or 0.01") from None
+
+
+def _finish(report: TimingReport, json: bool, csv: bool, regressions: list[str] | None) -> None:
+    """Print the result and end the command."""
+    from gdnbench.timing.export import timing_csv, timing_json
+    from gdnbench.timing.table import timing_text
+
+    code = Exit.MISMATCH if regressions and report.exit_code is not Exit.MISMATCH else report.exit_code
+    if json:
+        print_json(timing_json(report, regressions) | {"exit_code": int(code)})
+    elif csv:
+        print(timing_csv(report), end="")
+    else:
+        print(timing_text(report, table, regressions or ()))
+    raise typer.Exit(code)
+
+
+def _finish_counts(report: CountsReport, json: bool) -> NoReturn:
+    from gdnbench.timing.export import counts_json
+    from gdnbench.timing.table import counts_text
+
+    if json:
+        print_json(counts_json(report))
+    else:
+        print(counts_text(report, table))
+    if report.exit_code is Exit.CANNOT_RUN:
+        raise CannotRunError(NO_CLOCK)
+    raise typer.Exit(report.exit_code)

@@ -1,0 +1,186 @@
+"""Times kernels on one record, in this process: buffers, clock, comparison, and what the times are worth."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+
+from gdnbench.errors import CannotRunError
+from gdnbench.judge import calls
+from gdnbench.replay import call as calling
+from gdnbench.replay.execute import device_of
+from gdnbench.replay.kernels import LoadedKernel, load
+from gdnbench.report.outcome import Outcome
+from gdnbench.report.report import RecordResult
+from gdnbench.store.reader import StoredRecord
+from gdnbench.timing import ceiling
+from gdnbench.timing.bench import Bench
+from gdnbench.timing.cache import Control
+from gdnbench.timing.comparison import Comparison, DisturbedError, RoundError, compare
+from gdnbench.timing.conditions import UnknownWatch, watch_of
+from gdnbench.timing.machine import machine
+from gdnbench.timing.options import TimingOptions
+from gdnbench.timing.result import CeilingFound, ControlFound, KernelTiming, Rates, RecordTiming
+from gdnbench.timing.rotation import RotationOptions
+from gdnbench.timing.seam import Cache, Subject
+from gdnbench.timing.statistics import MIN_PLACEMENTS, Rule
+from gdnbench_kernels.contract import Call, Operation, Work
+
+At = Callable[[int], AbstractContextManager[None]]
+"""Tells whoever watches that the code of the kernel at that position runs meanwhile."""
+
+
+class KernelFailed(Exception):
+    """One of the kernels raised `error`; the others may be timed without it."""
+
+    def __init__(self, kernel: str, error: Exception) -> None:
+        super().__init__(f"{kernel}: {error}")
+        self.kernel, self.error = kernel, error
+
+
+class Session:
+    """Times records on the device called `on`; ceilings are measured once for each number of bytes."""
+
+    def __init__(self, on: str, options: TimingOptions, at: At) -> None:
+        self._device = device_of(on)
+        self._options, self._at = options, at
+        self._machine = machine(self._device)
+        watch = UnknownWatch("nobody looked, as asked by busy") if options.busy else None
+        self._watch = watch or watch_of(self._device)
+        self._ceilings: dict[int, CeilingFound] = {}
+
+    def time(self, record: StoredRecord, operation: Operation, names: Sequence[str]) -> RecordTiming:
+        """Compares the kernels called `names`, each of which passed on `record`, with the first of them.
+
+        Raises KernelFailed for one that raises, CannotRunError where nothing can be timed here.
+        """
+        options = self._options
+        given = calls.compact(record, operation, self._device)
+        rotation = RotationOptions(placements=MIN_PLACEMENTS, seed=options.seed)
+        bench = Bench(given, operation, self._device, options.mode, rotation)
+        kernels, subjects, stages = list[LoadedKernel](), list[Subject](), list[dict[str, float]]()
+        for position, name in enumerate(names):
+            with self._blamed(position, name):
+                kernels.append(load(name, operation))
+                subjects.append(_Marked(bench.subject(kernels[-1]), position, self._at))
+                stages.append(bench.stages(kernels[-1]) or {})
+        control = bench.control()
+        work = None if operation.work is None else operation.work(given)
+        notes = [*_converted(given, operation, kernels), *bench.notes, f"timed by {bench.method}"]
+        reached = None
+        if work is not None and options.mode.cache is Cache.COLD:  # a cache is not bound by the memory's
+            try:
+                reached = self._ceiling(work.bytes)
+            except (ImportError, NotImplementedError) as error:
+                notes.append(f"no ceiling was measured: {error}")
+        found = self._compare(subjects)
+        return RecordTiming(
+            label=RecordResult.of(record, Outcome.PASS).label,
+            number=record.number,
+            key=record.key,
+            op=record.info.op,
+            mode=options.mode,
+            machine=self._machine,
+            kernels=_kernels(found, stages, work, reached),
+            pairs=found.pairs,
+            repeat=found.repeat,
+            repeat_samples=found.repeat_samples,
+            blocks=found.blocks,
+            placements=found.placements,
+            end=found.end,
+            seconds=found.seconds,
+            discarded=found.discarded,
+            conditions=found.conditions,
+            ceiling=reached,
+            control=_control(control),
+            notes=(*notes, *found.notes),
+            time=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        )
+
+    @contextmanager
+    def _blamed(self, position: int, name: str) -> Iterator[None]:
+        try:
+            with self._at(position):
+                yield
+        except Exception as error:
+            raise KernelFailed(name, error) from error
+
+    def _compare(self, subjects: Sequence[Subject]) -> Comparison:
+        rule = Rule(precision=self._options.precision, seconds=self._options.seconds)
+        try:
+            return compare(subjects, rule, self._watch)
+        except RoundError as error:
+            cause = error.__cause__
+            raise KernelFailed(error.kernel, cause if isinstance(cause, Exception) else error) from error
+        except DisturbedError as error:
+            if any(pair.interval is None for pair in error.partial.pairs) or not error.partial.blocks:
+                raise CannotRunError(f"{error}; --busy keeps such blocks") from None
+            return error.partial
+
+    def _ceiling(self, size: int) -> CeilingFound:
+        if size not in self._ceilings:
+            found = ceiling.measure(self._device, size)
+            self._ceilings[size] = CeilingFound(found.bytes_per_second, found.method, found.candidates)
+        return self._ceilings[size]
+
+
+class _Marked:
+    """A subject that says when its kernel's code runs."""
+
+    def __init__(self, subject: Subject, position: int, at: At) -> None:
+        self._subject, self._position, self._at = subject, position, at
+
+    @property
+    def name(self) -> str:
+        return self._subject.name
+
+    @property
+    def placements(self) -> int:
+        return self._subject.placements
+
+    @property
+    def launches(self) -> int:
+        return self._subject.launches
+
+    def round(self, placement: int) -> float:
+        with self._at(self._position):
+            return self._subject.round(placement)
+
+
+def _kernels(
+    found: Comparison, stages: Sequence[Mapping[str, float]], work: Work | None, reached: CeilingFound | None
+) -> tuple[KernelTiming, ...]:
+    ceiling_rate = None if reached is None else reached.bytes_per_second
+    timed = []
+    for index, name in enumerate(found.names):
+        summary = found.summaries[index] if found.summaries else None
+        rates = None
+        if summary is not None and work is not None:
+            rates = Rates.of(work.bytes, work.flop, summary.median, ceiling_rate)
+        timed.append(
+            KernelTiming(
+                name,
+                Outcome.PASS,
+                samples=found.samples[index],
+                summary=summary,
+                launches=found.launches[index],
+                rates=rates,
+                stages=stages[index],
+            )
+        )
+    return tuple(timed)
+
+
+def _control(control: Control) -> ControlFound:
+    figures = {"cold": control.cold, "warm": control.warm, "known": control.known}
+    return ControlFound(control.holds, control.reason, figures)
+
+
+def _converted(given: Call, operation: Operation, kernels: Sequence[LoadedKernel]) -> tuple[str, ...]:
+    """What was converted for a kernel, outside the time."""
+    return tuple(
+        f"{kernel.name}: {text}, outside the time"
+        for kernel in kernels
+        for text in calling.conversion(given, operation, kernel).texts
+    )

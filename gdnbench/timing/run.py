@@ -1,0 +1,286 @@
+"""Records x kernels -> results: outputs judged as a replay does, then those kernels timed that pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from gdnbench.errors import BadInputError, Exit, StoreError
+from gdnbench.judge import calls
+from gdnbench.judge.record import ORACLE, Judge
+from gdnbench.judge.rule import describe_rule, make_rule
+from gdnbench.ops import operation
+from gdnbench.replay import kernels as named
+from gdnbench.replay.execute import Execution, device_of
+from gdnbench.replay.failure import Failure
+from gdnbench.replay.replay import Replayer, runner, select
+from gdnbench.replay.run import InProcess
+from gdnbench.replay.save import RunWriter
+from gdnbench.replay.simulated import SIM
+from gdnbench.report.outcome import Outcome, exit_code
+from gdnbench.report.report import RecordResult
+from gdnbench.store.reader import Store, StoredRecord
+from gdnbench.timing.counts import Counts, counted
+from gdnbench.timing.isolated import Isolated, Timed, Timer
+from gdnbench.timing.machine import machine
+from gdnbench.timing.options import TimingOptions
+from gdnbench.timing.result import KernelTiming, Machine, RecordTiming
+from gdnbench.timing.seam import Mode
+from gdnbench_kernels.contract import ContractError, Operation, Work
+
+Progress = Callable[[int, int, str], None]
+"""Called after each record: how many are done, of how many, and the last one's label."""
+
+
+@dataclass(frozen=True, slots=True)
+class TimingReport:
+    """Kernels timed on records of a store; the first kernel is what the others are compared with."""
+
+    store: str
+    kernels: tuple[str, ...]
+    on: str
+    mode: Mode
+    rule: str  # by which outputs were judged
+    records: tuple[RecordTiming, ...]
+
+    @property
+    def outcomes(self) -> list[Outcome]:
+        return [kernel.outcome for record in self.records for kernel in record.kernels]
+
+    @property
+    def exit_code(self) -> Exit:
+        return exit_code(self.outcomes)
+
+
+@dataclass(frozen=True, slots=True)
+class KernelCounts:
+    """What one kernel did on one record in the simulator; no counts unless its outputs pass."""
+
+    kernel: str
+    outcome: Outcome
+    reason: str
+    counts: Counts | None
+
+
+@dataclass(frozen=True, slots=True)
+class RecordCounts:
+    """Kernels on one record in the simulator, and what the operation itself costs."""
+
+    label: str
+    number: int
+    key: str
+    op: str
+    work: Work | None
+    kernels: tuple[KernelCounts, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CountsReport:
+    """Kernels counted, in place of times, on records of a store."""
+
+    store: str
+    kernels: tuple[str, ...]
+    rule: str
+    records: tuple[RecordCounts, ...]
+
+    @property
+    def exit_code(self) -> Exit:
+        """No times were made: CANNOT_RUN at best."""
+        outcomes = [kernel.outcome for record in self.records for kernel in record.kernels]
+        return exit_code([*outcomes, Outcome.UNSUPPORTED])
+
+
+def time_records(
+    store: Store,
+    kernels: Sequence[str],
+    *,
+    on: str = "cpu",
+    records: Sequence[int] | None = None,
+    op: str | None = None,
+    options: TimingOptions | None = None,
+    time_wrong: bool = False,
+    save: str | Path | None = None,
+    timer: Timer | None = None,
+    progress: Progress | None = None,
+) -> TimingReport:
+    """Judge and time `kernels` on the records of `store` (those numbered in `records`, of operation `op`).
+
+    A kernel whose outputs fail is not timed, unless `time_wrong`. `save`: a run store for the results; one
+    that was begun holds every record that was finished. `timer` is what times them, by default a process of
+    its own.
+
+    BadInputError for arguments that name nothing or contradict each other, CannotRunError if `on` is not
+    here.
+    """
+    if on == SIM:
+        raise BadInputError("the simulator has no clock: see count_records")
+    chosen = _chosen(store, kernels, on, records, op)
+    options = options or TimingOptions()
+    rule, device = make_rule(None, None, None, False), device_of(on)
+    done: list[RecordTiming] = []
+    with ExitStack() as stack:
+        judge = Judge(rule, device)
+        judged = {}
+        for name in kernels:
+            # Only a process of its own can be stopped; which kernels get one is up to the replay.
+            alone = named.is_user_kernel(name) or on == "cuda"
+            runs = stack.enter_context(
+                closing(runner(store, name, on, timeout=options.timeout if alone else None))
+            )
+            judged[name] = Replayer(runs, None, ORACLE, judge)
+        if timer is None:
+            timer = stack.enter_context(closing(Isolated(store.path, on, options)))
+        saved = None if save is None else stack.enter_context(RunWriter(Path(save), kernels[0], ORACLE, on))
+        one = _Records(judged, timer, options.mode, machine(device), time_wrong)
+        for number in chosen:
+            record = store.records[number]
+            done.append(one.time(record))
+            if saved is not None:
+                _save(saved, record, done[-1])
+            if progress is not None:
+                progress(len(done), len(chosen), done[-1].label)
+    return TimingReport(str(store.path), tuple(kernels), on, options.mode, describe_rule(rule), tuple(done))
+
+
+@contextmanager
+def record_timer(
+    store: Store, kernels: Sequence[str], on: str, options: TimingOptions
+) -> Iterator[Callable[[StoredRecord], RecordTiming]]:
+    """Yields what times `kernels`, all of which passed, on a record. CannotRunError if `on` is not here."""
+    here = machine(device_of(on))
+    with closing(Isolated(store.path, on, options)) as timer:
+        yield lambda record: _timed(timer, record, kernels, options.mode, here)
+
+
+def count_records(
+    store: Store,
+    kernels: Sequence[str],
+    *,
+    records: Sequence[int] | None = None,
+    op: str | None = None,
+    time_wrong: bool = False,
+    progress: Progress | None = None,
+) -> CountsReport:
+    """What `kernels` do on the records of `store` in the simulator, in place of times. Raises as
+    `time_records` does."""
+    chosen = _chosen(store, kernels, SIM, records, op)
+    rule = make_rule(None, None, None, False)
+    judge, done = Judge(rule, device_of(SIM)), list[RecordCounts]()
+    with ExitStack() as stack:
+        runs = {name: stack.enter_context(closing(_Counted(name))) for name in kernels}
+        for number in chosen:
+            record = store.records[number]
+            found = tuple(_counts_of(record, name, runs[name], judge, time_wrong) for name in kernels)
+            label = RecordResult.of(record, Outcome.PASS).label
+            done.append(
+                RecordCounts(label, record.number, record.key, record.info.op, _work(record, judge), found)
+            )
+            if progress is not None:
+                progress(len(done), len(chosen), label)
+    return CountsReport(str(store.path), tuple(kernels), describe_rule(rule), tuple(done))
+
+
+def _chosen(
+    store: Store, kernels: Sequence[str], on: str, records: Sequence[int] | None, op: str | None
+) -> list[int]:
+    """Numbers of the records; BadInputError and CannotRunError for what cannot be meant."""
+    if not kernels:
+        raise BadInputError("no kernel is named: give --kernel, more than once to compare")
+    for name in kernels:
+        named.check_name(name, on)
+        if kernels.count(name) > 1:
+            raise BadInputError(f"kernel {name} is named twice; a kernel is compared with others")
+    return select(store, records, op)
+
+
+class _Records:
+    """Judges and times one record after another."""
+
+    def __init__(
+        self, judged: Mapping[str, Replayer], timer: Timer, mode: Mode, here: Machine, time_wrong: bool
+    ) -> None:
+        self._judged, self._timer, self._mode, self._here = judged, timer, mode, here
+        self._time_wrong = time_wrong
+
+    def time(self, record: StoredRecord) -> RecordTiming:
+        """One record; what goes wrong with a kernel on it is that kernel's outcome."""
+        results = {name: judge.replay(record) for name, judge in self._judged.items()}
+        fit = [name for name, result in results.items() if self._is_timed(result.outcome)]
+        unfit = [_untimed(name, results[name]) for name in results if name not in fit]
+        timing = _timed(self._timer, record, fit, self._mode, self._here)
+        # What was timed may still be wrong: what the judge said of it stands.
+        marked = [
+            _marked(kernel, results[kernel.name]) if kernel.timed else kernel for kernel in timing.kernels
+        ]
+        return replace(timing, kernels=(*marked, *unfit))
+
+    def _is_timed(self, outcome: Outcome) -> bool:
+        return outcome is Outcome.PASS or (self._time_wrong and outcome is Outcome.MISMATCH)
+
+
+def _timed(
+    timer: Timer, record: StoredRecord, kernels: Sequence[str], mode: Mode, here: Machine
+) -> RecordTiming:
+    """The comparison, with kernels that failed behind those that were timed: blocks name these by position.
+    Without blocks where none was timed."""
+    timed = timer.time(record, operation(record.info.op), kernels) if kernels else Timed(None, ())
+    if timed.timing is not None:
+        return replace(timed.timing, kernels=(*timed.timing.kernels, *timed.failed))
+    label = RecordResult.of(record, Outcome.PASS).label
+    return RecordTiming(label, record.number, record.key, record.info.op, mode, here, timed.failed)
+
+
+def _untimed(name: str, result: RecordResult) -> KernelTiming:
+    return KernelTiming(name, result.outcome, result.reason)
+
+
+def _marked(kernel: KernelTiming, result: RecordResult) -> KernelTiming:
+    """`kernel`, which was timed, with what the judge said of its outputs."""
+    return replace(kernel, outcome=result.outcome, reason=result.reason)
+
+
+def _save(saved: RunWriter, record: StoredRecord, timing: RecordTiming) -> None:
+    """The record's times; of outcomes the first that is not a pass."""
+    bad = next((kernel for kernel in timing.kernels if kernel.outcome is not Outcome.PASS), None)
+    outcome, reason = (Outcome.PASS, "") if bad is None else (bad.outcome, f"{bad.name}: {bad.reason}")
+    saved.add(record, operation(record.info.op), RecordResult.of(record, outcome, reason), None, timing)
+
+
+class _Counted:
+    """Runs one kernel in the simulator and keeps what its last call counted."""
+
+    def __init__(self, kernel: str) -> None:
+        self._runner = InProcess(kernel, SIM)
+        self.counts: Counts | None = None
+
+    def run(self, record: StoredRecord, operation: Operation) -> Execution | Failure:
+        self.counts = None
+        with counted():
+            found = self._runner.run(record, operation)
+        if isinstance(found, Execution):
+            self.counts = Counts.of(found.launches)
+        return found
+
+    def close(self) -> None:
+        self._runner.close()
+
+
+def _counts_of(
+    record: StoredRecord, name: str, runs: _Counted, judge: Judge, time_wrong: bool
+) -> KernelCounts:
+    result = Replayer(runs, None, ORACLE, judge).replay(record)
+    shown = result.outcome is Outcome.PASS or (time_wrong and result.outcome is Outcome.MISMATCH)
+    return KernelCounts(name, result.outcome, result.reason, runs.counts if shown else None)
+
+
+def _work(record: StoredRecord, judge: Judge) -> Work | None:
+    """What the operation costs on a record that is whole."""
+    op = operation(record.info.op)
+    if op.work is None:
+        return None
+    try:
+        return op.work(calls.compact(record, op, judge.device))
+    except (ContractError, BadInputError, StoreError):
+        return None  # a record that its kernels' outcomes say is refused

@@ -1,0 +1,216 @@
+"""Times, and the simulator's counts, as text for people."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+
+from gdnbench.report.outcome import Outcome
+from gdnbench.timing.result import KernelTiming, PairTiming, RecordTiming
+from gdnbench.timing.run import CountsReport, RecordCounts, TimingReport
+from gdnbench.timing.seam import Form, Mode
+from gdnbench.timing.statistics import Verdict
+
+Table = Callable[[Sequence[str], Sequence[Sequence[object]], Sequence[str]], str]
+"""Headers, rows, and the headers of columns that are aligned to the right, as one text."""
+
+TIMES = ("record", "operation", "kernel", "median", "quartiles", "ratio", "interval", "verdict")
+RATES = ("TB/s", "of ceiling", "TFLOP/s")
+COUNTS = (
+    "record",
+    "operation",
+    "kernel",
+    "launches",
+    "CTAs",
+    "warp instructions",
+    "tensor core MACs",
+    "global bytes read",
+    "written",
+    "must read",
+    "must write",
+)
+RIGHT = ("record", "median", "ratio", *RATES, *COUNTS[3:])
+
+
+def timing_text(report: TimingReport, table: Table, regressions: Sequence[str] = ()) -> str:
+    """A row for each kernel and record, a line for each that was not timed, and what the times rest on."""
+    return "\n".join([times_text(report.records, table), *regressions, _summary(report)])
+
+
+def times_text(records: Sequence[RecordTiming], table: Table) -> str:
+    """The same without the summary."""
+    rows = [row for record in records for row in _rows(record)]
+    lines = [table((*TIMES, *RATES), rows, RIGHT), ""] if rows else []
+    lines += [line for record in records for line in _troubles(record)]
+    lines += _stages(records)
+    lines += [f"note: {note}" for note in _notes(records)]
+    return "\n".join(lines)
+
+
+def record_lines(timing: RecordTiming) -> dict[str, str]:
+    """One record's times in a few lines: what `gdnbench show` prints of a run store."""
+    found = {
+        kernel.name: ", ".join(filter(None, (_said(kernel), _compared(_pair(timing, kernel)))))
+        for kernel in timing.kernels
+    }
+    return {
+        "mode": mode_text(timing.mode),
+        "device": timing.machine.device,
+        **found,
+        "blocks": _blocks(timing),
+    }
+
+
+def counts_text(report: CountsReport, table: Table) -> str:
+    """A row for each kernel and record, and a line for each kernel that has no counts."""
+    rows = [row for record in report.records for row in _count_rows(record)]
+    lines = [table(COUNTS, rows, RIGHT), ""] if rows else []
+    for record in report.records:
+        for kernel in record.kernels:
+            if kernel.counts is None or kernel.outcome is not Outcome.PASS:
+                lines += [f"{kernel.outcome}: {kernel.kernel} on record {record.label}", f"  {kernel.reason}"]
+    count = len(report.records)
+    what = f"{count} record{'s' if count != 1 else ''} x {len(report.kernels)} on sim: counts, and no times"
+    return "\n".join([*lines, what])
+
+
+def seconds_text(seconds: float) -> str:
+    """Four digits: `142.1 us`."""
+    for unit, factor in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= factor:
+            return f"{seconds / factor:.4g} {unit}"
+    return f"{seconds / 1e-6:.4g} us"
+
+
+def mode_text(mode: Mode) -> str:
+    return f"{mode.cache}, {'one CUDA graph a round' if mode.form is Form.GRAPH else 'plain launches'}"
+
+
+def _rows(record: RecordTiming) -> Iterator[tuple[object, ...]]:
+    for kernel in record.kernels:
+        if kernel.summary is None:
+            continue
+        wrong = " WRONG" if kernel.outcome is not Outcome.PASS else ""
+        pair, rates = _pair(record, kernel), kernel.rates
+        ratio = interval = ""
+        if pair is not None and pair.interval is not None:
+            found = pair.interval
+            ratio, interval = f"{found.ratio:.3f}", f"{found.low:.3f} .. {found.high:.3f}"
+        yield (
+            record.number,
+            record.op,
+            kernel.name + wrong,
+            seconds_text(kernel.summary.median),
+            f"{seconds_text(kernel.summary.lower)} .. {seconds_text(kernel.summary.upper)}",
+            ratio,
+            interval,
+            "" if pair is None else _verdict(pair),
+            "" if rates is None else f"{rates.bytes_per_second / 1e12:.3g}",
+            "" if rates is None or rates.of_ceiling is None else f"{rates.of_ceiling:.0%}",
+            "" if rates is None else f"{rates.flop_per_second / 1e12:.3g}",
+        )
+
+
+def _pair(record: RecordTiming, kernel: KernelTiming) -> PairTiming | None:
+    return next((pair for pair in record.pairs if pair.other == kernel.name), None)
+
+
+def _verdict(pair: PairTiming) -> str:
+    if pair.verdict is Verdict.NO_DIFFERENCE and pair.within is not None:
+        return f"no difference within {pair.within:.1%}"
+    return str(pair.verdict)
+
+
+def _said(kernel: KernelTiming) -> str:
+    if kernel.summary is None:
+        return f"not timed: {kernel.outcome}: {kernel.reason}"
+    wrong = "" if kernel.outcome is Outcome.PASS else f", {kernel.outcome}: {kernel.reason}"
+    return f"{seconds_text(kernel.summary.median)} a launch{wrong}"
+
+
+def _compared(pair: PairTiming | None) -> str:
+    if pair is None or pair.interval is None:
+        return ""
+    return f"{pair.interval.ratio:.3f} of {pair.first}, {_verdict(pair)}"
+
+
+def _troubles(record: RecordTiming) -> Iterator[str]:
+    for kernel in record.kernels:
+        if kernel.outcome is not Outcome.PASS:
+            how = "timed all the same" if kernel.timed else "not timed"
+            yield f"{kernel.outcome}: {kernel.name} on record {record.label}, {how}"
+            yield f"  {kernel.reason}"
+    if record.control is not None and record.control.holds is False:
+        yield f"NOT {record.mode.cache}: record {record.label}: {record.control.says}"
+
+
+def _stages(records: Sequence[RecordTiming]) -> Iterator[str]:
+    for record in records:
+        for kernel in record.kernels:
+            if kernel.stages:
+                parts = ", ".join(f"{name} {seconds_text(time)}" for name, time in kernel.stages.items())
+                yield f"stages: {kernel.name} on record {record.label}: {parts}"
+
+
+def _notes(records: Sequence[RecordTiming]) -> Iterator[str]:
+    """Each note once, with how many records it concerns; then what the times of each record rest on."""
+    counts: Counter[str] = Counter()
+    for record in records:
+        counts.update(dict.fromkeys(record.notes, 1))
+        if record.control is not None and record.control.holds is None:
+            counts[f"whether launches were {record.mode.cache} is not known: {record.control.says}"] += 1
+    for note, count in counts.items():
+        yield f"{note} ({count} record{'s' if count != 1 else ''})"
+    for record in records:
+        if record.end is not None:
+            yield f"record {record.number}: {_blocks(record)}"
+
+
+def _blocks(record: RecordTiming) -> str:
+    """What was measured, and what came of the first kernel beside itself."""
+    if record.end is None:
+        return "nothing was timed"
+    lost = sum(record.discarded.values())
+    why = ", ".join(f"{reason} {count}" for reason, count in record.discarded.items())
+    parts = [f"{len(record.blocks)} blocks on {record.placements} placements in {record.seconds:.1f} s"]
+    if record.end != "precise":
+        parts.append(f"ended by {record.end}")
+    if lost:
+        parts.append(f"disturbed: {why}")
+    if record.repeat is not None and record.repeat.interval is not None:
+        again = record.repeat.interval
+        parts.append(f"{record.repeat.first} beside itself {again.low:.3f} .. {again.high:.3f}")
+    return ", ".join(parts)
+
+
+def _summary(report: TimingReport) -> str:
+    outcomes = Counter(report.outcomes)
+    said = ", ".join(f"{number} {outcome}" for outcome, number in sorted(outcomes.items()))
+    count = len(report.records)
+    where = report.records[0].machine.device if report.records else report.on
+    first = f"ratios are to {report.kernels[0]}" if len(report.kernels) > 1 else report.kernels[0]
+    return (
+        f"{count} record{'s' if count != 1 else ''} x {len(report.kernels)}: {said} | {first} |"
+        f" {mode_text(report.mode)} | {report.on}: {where}"
+    )
+
+
+def _count_rows(record: RecordCounts) -> Iterator[tuple[object, ...]]:
+    for kernel in record.kernels:
+        counts = kernel.counts
+        if counts is None:
+            continue
+        wrong = " WRONG" if kernel.outcome is not Outcome.PASS else ""
+        work = ("", "") if record.work is None else (f"{record.work.read:,}", f"{record.work.written:,}")
+        yield (
+            record.number,
+            record.op,
+            kernel.kernel + wrong,
+            counts.launches,
+            counts.ctas,
+            f"{counts.warp_instructions:,}",
+            f"{counts.tensor_core_macs:,}",
+            f"{counts.global_read:,}",
+            f"{counts.global_written:,}",
+            *work,
+        )
