@@ -41,7 +41,16 @@ class Naive:
 
     def alpha(self, at: tuple[int, ...]) -> float:
         g = float(self.call.tensors["g"][at])
+        if self.call.conventions["gate"] == "raw":
+            rate, bias = (float(self.call.tensors[name][at[-1]]) for name in ("A_log", "dt_bias"))
+            return float(np.exp(-np.exp(rate) * np.log1p(np.exp(np.float64(g + bias)))))
         return g if self.call.conventions["gate"] == "linear" else float(np.exp(np.float64(g)))
+
+    def beta(self, at: tuple[int, ...]) -> float:
+        beta = float(self.call.tensors["beta"][at])
+        if self.call.conventions["gate"] != "raw":
+            return beta
+        return float(self.call.scalars["beta_max"] or 1) / (1 + float(np.exp(np.float64(-beta))))
 
     def vector(self, name: str, at: tuple[int, ...]) -> Array:
         x = self.call.tensors[name][at].double().numpy()
@@ -52,7 +61,7 @@ class Naive:
         group = self.call.tensors["v"].shape[-2] // self.call.tensors["q"].shape[-2]
         q, k = self.vector("q", (*at, head // group)), self.vector("k", (*at, head // group))
         v = self.call.tensors["v"][(*at, head)].double().numpy()
-        alpha, beta = self.alpha((*at, head)), float(self.call.tensors["beta"][(*at, head)])
+        alpha, beta = self.alpha((*at, head)), self.beta((*at, head))
         out = np.empty(len(v))
         for row in range(len(v)):
             decayed = alpha * state[row]

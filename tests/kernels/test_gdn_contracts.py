@@ -170,6 +170,146 @@ def test_decode_refuses(edit: Callable[[dict[str, Tensor]], None], message: str)
     assert str(refused.value) == f"gdn_decode: {message}"
 
 
+RAW_REFUSALS = [
+    (drop("A_log"), "tensor A_log is missing; with gate raw its axes are [Hv]"),
+    (drop("dt_bias"), "tensor dt_bias is missing; with gate raw its axes are [Hv]"),
+    (swap("A_log", Tensor.bfloat16), "A_log is bfloat16; it must be float32"),
+    (swap("dt_bias", Tensor.half), "dt_bias is float16; it must be float32 or bfloat16"),
+    (swap("A_log", lambda x: x[:2]), "A_log has Hv = 2 on axis 0; v has Hv = 4"),
+]
+
+
+@pytest.mark.parametrize(("edit", "message"), RAW_REFUSALS, ids=[m for _, m in RAW_REFUSALS])
+def test_raw_gates_refuse(edit: Callable[[dict[str, Tensor]], None], message: str) -> None:
+    with pytest.raises(ContractError) as refused:
+        DECODE.validate(edited(decode(gate="raw"), edit))
+    assert str(refused.value) == f"gdn_decode: {message}"
+
+
+def test_raw_gates_may_have_any_value_and_others_no_part_of_them() -> None:
+    DECODE.validate(edited(decode(gate="raw"), put("g", (0, 0, 0), 1e4)))
+    DECODE.validate(edited(decode(gate="raw"), put("beta", (0, 0, 0), -1e4)))
+    with pytest.raises(ContractError, match="tensor A_log belongs to gate raw, not to log; leave it out"):
+        DECODE.validate(edited(decode(), add("A_log", torch.zeros(4))))
+
+
+def reads(*slots: int) -> Callable[[dict[str, Tensor]], None]:
+    return add("read_indices", torch.tensor(slots, dtype=torch.int32))
+
+
+READ_REFUSALS = [
+    (reads(6, 7, 8), "read_indices[2] is 8; it must be a slot in [0, 7], or -1 for padding"),
+    (reads(6, -2, 6), "read_indices[1] is -2; it must be a slot in [0, 7], or -1 for padding"),
+    (
+        reads(2, 6, 7),
+        "read_indices[0] is 2, as is state_indices[1, 0]; one sequence would read what another writes",
+    ),
+    (
+        reads(0, 6, 1),
+        "read_indices[2] is 1, as is state_indices[0, 1]; one sequence would read what another writes",
+    ),
+    (
+        add("num_accepted", torch.tensor([1, 1, 1], dtype=torch.int32)),
+        "read_indices and num_accepted are both given; each says which slot is read, give one",
+    ),
+    (
+        indices([0, 1], [2, 3], [4, 1]),
+        "state_indices[2, 1] is 1, as is state_indices[0, 1]; two sequences would race for that slot",
+    ),
+]
+
+
+def reading(*edits: Callable[[dict[str, Tensor]], None]) -> Call:
+    """Sequences that write slots 0 .. 5 and read 6 and 7, then changed."""
+    call = decode(speculative=False)
+    for edit in (indices([0, 1], [2, 3], [4, 5]), reads(6, 6, 7), *edits):
+        call = edited(call, edit)
+    return call
+
+
+@pytest.mark.parametrize(("edit", "message"), READ_REFUSALS, ids=[m for _, m in READ_REFUSALS])
+def test_slots_to_read_refuse(edit: Callable[[dict[str, Tensor]], None], message: str) -> None:
+    with pytest.raises(ContractError) as refused:
+        DECODE.validate(reading(edit))
+    assert str(refused.value) == f"gdn_decode: {message}"
+
+
+@pytest.mark.parametrize(
+    "slots",
+    [
+        (6, 6, 6),  # of nobody, shared
+        (1, 3, 4),  # of the sequence itself
+        (-1, -1, -1),
+        (-1, 0, 1),  # slots of a padding sequence are not written
+    ],
+)
+def test_slots_to_read_are_accepted(slots: tuple[int, ...]) -> None:
+    DECODE.validate(reading(reads(*slots)))
+
+
+def test_slots_only_read_are_touched_and_must_keep_their_value() -> None:
+    call = reading(reads(6, 6, -1), put("state_indices", (1, 0), -1))
+    DECODE.validate(call)
+    assert DECODE.touched(call)["state"].tolist() == [0, 1, 3, 6]
+    assert DECODE.partition(call, "state").regions == (
+        Region(0, 1, 0, token=0),
+        Region(1, 2, 0, token=1),
+        Region(3, 4, 1, token=1),
+        Region(6, 7, 0),
+    )
+    assert [region.sequence for region in DECODE.partition(call, "o").regions] == [0, 1]
+
+
+def test_slots_are_renumbered_for_a_pool_of_those_touched() -> None:
+    call = reading(reads(6, 6, -1))
+    assert DECODE.renumber is not None
+    found = DECODE.renumber(call, {"state": (0, 1, 2, 3, 6)})
+    assert found["state_indices"].tolist() == [[0, 1], [2, 3], [-1, -1]]  # the last one is padding
+    assert found["read_indices"].tolist() == [4, 4, -1]
+    assert found["state_indices"].dtype == found["read_indices"].dtype == torch.int32
+    assert DECODE.renumber(call, {}) == {}
+    with pytest.raises(ContractError, match="read_indices names slot 6 of state, which was not captured"):
+        DECODE.renumber(call, {"state": (0, 1, 2, 3)})
+
+
+@pytest.mark.parametrize("wanted", ["log", "linear"])
+def test_raw_gates_convert_in_fp32(wanted: str) -> None:
+    call = decode(gate="raw", beta=(0.0, 2.0), dt_bias_dtype="bfloat16")
+    found = DECODE.convert(call, {"gate": wanted})
+    DECODE.validate(found)
+    assert found.conventions == {**call.conventions, "gate": wanted}
+    assert not {"A_log", "dt_bias"} & found.tensors.keys()
+    a, b, rate, bias = (call.tensors[name].double() for name in ("g", "beta", "A_log", "dt_bias"))
+    g = -rate.exp() * (a + bias).exp().log1p()
+    exact = {"g": g if wanted == "log" else g.exp(), "beta": 2 / (1 + (-b).exp())}
+    for name, expected in exact.items():
+        assert found.tensors[name].dtype == torch.float32
+        # The sum a + dt_bias of some -5 and +-10 is off by 2^-24 of itself, which moves softplus by 10 times
+        # that at most, in parts of itself; exp of A_log of at most 3, sigmoid and the products a few more.
+        torch.testing.assert_close(found.tensors[name].double(), expected, rtol=32 * 2**-24, atol=2**-126)
+
+
+@pytest.mark.parametrize("gate", ["log", "linear"])
+def test_nothing_converts_to_raw_gates(gate: str) -> None:
+    message = (
+        rf"^gdn_decode: convention gate cannot go from {gate} to raw: what a gate was made of cannot be had"
+        rf" from it; choose a kernel that takes {gate}$"
+    )
+    with pytest.raises(ContractError, match=message):
+        DECODE.convert(decode(gate=gate), {"gate": "raw"})
+
+
+def test_conventions_of_the_other_operation_are_refused() -> None:
+    with pytest.raises(
+        ContractError, match="gdn_prefill: convention gate is 'raw'; it must be log or linear"
+    ):
+        PREFILL.convert(prefill(), {"gate": "raw"})
+    with pytest.raises(
+        ContractError, match="gdn_prefill: convention gate is 'raw'; it must be log or linear"
+    ):
+        prefill(gate="raw")
+
+
 @pytest.mark.parametrize(
     ("scalars", "conventions", "message"),
     [

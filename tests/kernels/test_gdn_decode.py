@@ -42,6 +42,27 @@ AWKWARD: dict[str, dict[str, Any]] = {
     "bf16 state, beta to 2": {"batch": 3, "state_dtype": "bfloat16", "beta": (0.0, 2.0), "head_dim": (16, 8)},
     "fp16 state and inputs": {"batch": 3, "state_dtype": "float16", "dtype": "float16", "head_dim": (16, 8)},
     "fp32": {"batch": 3, "dtype": "float32", "head_dim": (16, 8)},
+    "raw gates": {"batch": 3, "steps": 2, "gate": "raw", "head_dim": (16, 8)},
+    "raw gates, beta to 2, dt_bias in bf16": {
+        "batch": 3,
+        "gate": "raw",
+        "gate_span": 50.0,
+        "beta": (0.0, 2.0),
+        "dt_bias_dtype": "bfloat16",
+        "state_layout": "KV",
+        "head_dim": (16, 8),
+    },
+    "reads other slots, holes": {
+        "batch": 4,
+        "steps": 3,
+        "read_indices": "own",
+        "holes": 0.5,
+        "padding": 0.25,
+        "head_dim": (8, 24),
+    },
+    "all read one slot": {"batch": 3, "read_indices": "shared", "head_dim": (8, 8)},
+    "reads what it writes last": {"batch": 3, "steps": 3, "read_indices": "last", "head_dim": (8, 8)},
+    "slots apart": {"batch": 3, "slots": 7, "slot_gap": 24, "head_dim": (8, 8)},
     "all padding": {"batch": 3, "padding": 1.0, "head_dim": (8, 8)},
     "no sequences": {"batch": 0, "head_dim": (8, 8)},
 }
@@ -61,15 +82,18 @@ def written_out(call: Call, plain: Any) -> tuple[np.ndarray, np.ndarray]:
     """o (NaN where nothing is promised) and the pool, sequence by sequence, straight from the contract."""
     indices = call.tensors["state_indices"].tolist()
     accepted = call.tensors["num_accepted"].tolist() if "num_accepted" in call.tensors else [1] * len(indices)
+    reads = [slots[count - 1] for slots, count in zip(indices, accepted, strict=True)]
+    if "read_indices" in call.tensors:
+        reads = call.tensors["read_indices"].tolist()
     pool = plain.array("state").copy()
     if call.conventions["state_layout"] == "KV":
         pool = pool.swapaxes(-1, -2).copy()
     before = pool.copy()
     o = np.full(call.tensors["v"].shape, np.nan)
     for i, slots in enumerate(indices):
-        if slots[accepted[i] - 1] == -1:
+        if reads[i] == -1:
             continue
-        state = before[slots[accepted[i] - 1]].copy()
+        state = before[reads[i]].copy()
         for token, slot in enumerate(slots):
             for head in range(len(state)):
                 o[i, token, head] = plain.step(state[head], (i, token), head)

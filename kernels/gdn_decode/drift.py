@@ -1,0 +1,128 @@
+"""How the error of decode grows over many tokens, when a kernel goes on from the state that it left itself.
+
+A sequence of T tokens is decoded from a state, S tokens a call; every token writes a slot of its own and the
+next call reads the last one. Beside it the fp64 oracle decodes the same tokens from its own unrounded state.
+The curve is the relative error of the state after each token, over all heads and of each:
+
+    e(t) = |S(t) - S64(t)| / |S64(t)|             Frobenius norms
+
+A single call judged from a recorded state cannot see what this sees: an error that is small in one step and
+comes back in each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gdnbench_kernels.contract import Call, Scalar
+
+Step = Callable[[Call], Mapping[str, Tensor]]
+"""Runs one call of gdn_decode, given and answered in the conventions of the call; returns o and state."""
+
+FACTOR = 2.0
+"""Times torch's error that a kernel's may be, as everywhere in this project: a kernel may round as often as
+torch's in another order, and take exp and the norm's root from the hardware, each about as much again."""
+GROWTH = 0.25
+"""Roundings of either sign add up like the root of t, those that lean to one side like t. If a kernel's add
+up as torch's do, the slope of log(its error / torch's) over log t is 0, and 1/2 if they lean where torch's do
+not; this lies halfway."""
+STRETCH = 16
+"""Tokens whose errors are taken together, as their root mean square: the error that exp brings into a state
+is one number a token and head, and a single one says little."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """A sequence as decode gets it: the tensors of T tokens, and the state [Hv, V, K] before the first."""
+
+    by_token: Mapping[str, Tensor]  # q, k, v, g, beta [T, ...]
+    shared: Mapping[str, Tensor]  # A_log, dt_bias where the gate is raw
+    state: Tensor  # its dtype is that of the pool
+    scalars: Mapping[str, Scalar]
+    conventions: Mapping[str, str]  # state_layout VK
+
+    def __len__(self) -> int:
+        return len(self.by_token["v"])
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """Relative errors of the state after each token."""
+
+    whole: Tensor  # [T] fp64
+    by_head: Tensor  # [T, Hv] fp64
+
+
+def states(step: Step, tokens: Tokens, per_call: int, dtype: torch.dtype) -> Iterator[Tensor]:
+    """The state [Hv, V, K] after each token, of a pool of `dtype` that `step` alone writes to."""
+    first = tokens.state.to(dtype)
+    pool = torch.full((per_call, *first.shape), torch.nan, dtype=dtype, device=first.device)
+    pool[-1] = first
+    for start in range(0, len(tokens), per_call):
+        count = min(per_call, len(tokens) - start)
+        given = {name: tensor[start : start + count].unsqueeze(0) for name, tensor in tokens.by_token.items()}
+        # A draft's slot is read by its number; this reads the last one, whatever the count of this call.
+        index = {"dtype": torch.int32, "device": first.device}
+        given["state_indices"] = torch.arange(count, **index).unsqueeze(0)
+        given["read_indices"] = torch.tensor([per_call - 1], **index)
+        given |= {**tokens.shared, "state": pool.clone()}
+        pool = step(Call(given, tokens.scalars, tokens.conventions))["state"]
+        yield from (pool[token].clone() for token in range(count))
+
+
+def curve(found: Iterator[Tensor], exact: Sequence[Tensor]) -> Curve:
+    """The errors of the states `found` against `exact`, one for each token."""
+    by_head, whole = [], []
+    for state, true in zip(found, exact, strict=True):
+        true = true.double().cpu()
+        wrong, size = (x.flatten(1).norm(dim=1) for x in (state.double().cpu() - true, true))
+        by_head.append(wrong / size)
+        whole.append(wrong.norm() / size.norm())
+    return Curve(torch.stack(whole), torch.stack(by_head))
+
+
+def stretches(errors: Tensor) -> Tensor:
+    """The root mean square of errors [T] over each whole stretch of tokens; of all if there are fewer."""
+    size = min(STRETCH, len(errors))
+    return errors[: len(errors) // size * size].view(-1, size).square().mean(1).sqrt()
+
+
+def growth(kernel: Tensor, yardstick: Tensor) -> float:
+    """Slope of log(kernel / yardstick) over log t by least squares, of errors of two stretches or more."""
+    t = torch.arange(1, len(kernel) + 1, dtype=torch.float64).log()
+    t -= t.mean()
+    return float((t * (kernel / yardstick).log()).sum() / (t * t).sum())
+
+
+def faults(kernel: Curve, yardstick: Curve, rounding: float) -> list[str]:
+    """What makes the error of a kernel grow faster than torch's, the `yardstick`, a line each; none if it
+    does not.
+
+    `rounding` is half an ULP of the state's dtype, relative: a floor that every error is allowed.
+    """
+    found = []
+    for head in (None, *range(kernel.by_head.shape[1])):
+        name = "state" if head is None else f"state of head {head}"
+        mine, theirs = (
+            stretches(one.whole if head is None else one.by_head[:, head]) for one in (kernel, yardstick)
+        )
+        over = ~(mine <= FACTOR * theirs + rounding)  # NaN is over
+        if bool(over.any()):
+            i = int(over.nonzero()[0])
+            most = float(FACTOR * theirs[i] + rounding)
+            found.append(
+                f"{name}, tokens from {i * STRETCH}: error {float(mine[i]):.3g} over {most:.3g} ="
+                f" {FACTOR:g} x torch's {float(theirs[i]):.3g} + rounding, in {int(over.sum())} of"
+                f" {len(over)} stretches"
+            )
+        elif len(mine) > 1 and (slope := growth(mine, theirs)) > GROWTH:
+            first, last = (float(mine[i] / theirs[i]) for i in (0, -1))
+            found.append(
+                f"{name}: error from {first:.2f} to {last:.2f} times torch's, like t^{slope:.2f}; at most"
+                f" t^{GROWTH:g}"
+            )
+    return found
