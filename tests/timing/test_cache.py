@@ -169,14 +169,8 @@ class TestOnAGpu:
         call = found.synth(batch=16, heads=(8, 16), seed=0)
         moved = Call({n: t.cuda() for n, t in call.tensors.items()}, call.scalars, call.conventions)
         for mode in Cache:
-            made = Bench(
-                moved,
-                found,
-                torch.device("cuda"),
-                Mode(mode, Form(form)),
-                RotationOptions(placements=1),
-                "events",
-            )
+            how, device = Mode(mode, Form(form)), torch.device("cuda")
+            made = Bench(moved, found, device, how, RotationOptions(placements=1), "events")
             control = made.control()
             assert control.holds is not False, control
             if form == "graph":

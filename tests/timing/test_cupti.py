@@ -29,7 +29,7 @@ class FakeCupti(ModuleType):
 
     ActivityKind = Kind
 
-    class cuptiError(Exception):  # noqa: N801 - its name in the module
+    class cuptiError(Exception):
         pass
 
     def __init__(self) -> None:
