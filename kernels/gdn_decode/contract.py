@@ -228,7 +228,7 @@ def _check_races(plan: SlotPlan) -> None:
     if (stolen := first_true(theirs)) is not None:
         raise ContractError(
             f"{NAME}: {at('read_indices', (int(plan.active[stolen]),))} is {int(plan.read[stolen])}, as is"
-            f" {place(int(found[stolen]))} of another sequence, which writes what this one reads"
+            f" {place(int(found[stolen]))}; one sequence would read what another writes"
         )
 
 

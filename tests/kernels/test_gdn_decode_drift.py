@@ -121,7 +121,7 @@ def test_nan_is_a_fault() -> None:
     [("correct", 1.0, True), ("correct", 64.0, True), ("rounds_beta", 1.0, False), ("leans", 64.0, False)],
 )
 def test_256_tokens_of_a_trained_model(drift: ModuleType, kernel: str, slow: float, passes: bool) -> None:
-    """beta in bf16 is off by up to 2^-8 in every token; roundings that lean pile up where gates forget slowly."""
+    """beta in bf16 is off by up to 2^-8 in every token; roundings that lean pile up where gates are slow."""
     found = load_function(f"{FAULTY}:{kernel}")
     mine, theirs = drift.curves(found, "cpu", drift.captured(256, slow), 1, torch.float32)
     assert len(mine.whole) == 256
