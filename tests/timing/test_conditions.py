@@ -1,0 +1,360 @@
+"""The watches, on a fake NVML that answers as NVIDIA's documentation says, and on /proc/stat by hand."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from gdnbench.timing.conditions import (
+    CONTENDED,
+    CpuWatch,
+    Extremes,
+    UnknownWatch,
+    disturbances,
+    gpu_watch,
+    watch_of,
+)
+from gdnbench.timing.seam import Conditions
+
+OURS = os.getpid()
+
+
+class NVMLError(Exception):
+    def __init__(self, value: int) -> None:
+        super().__init__({3: "Not Supported", 6: "Not Found", 9: "Driver Not Loaded"}[value])
+        self.value = value
+
+
+class FakeNvml(ModuleType):
+    """NVML of one GPU, GPU-0. `fails` names functions that raise, with NVML's error number."""
+
+    NVMLError = NVMLError
+    NVML_SUCCESS, NVML_ERROR_NOT_SUPPORTED, NVML_ERROR_NOT_FOUND = 0, 3, 6
+    NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_TEMPERATURE_GPU = 1, 2, 0
+
+    def __init__(self) -> None:
+        super().__init__("pynvml")
+        self.fails: dict[str, int] = {}
+        self.opened = 0
+        self.reasons = 0
+        self.counters = {74: 100, 75: 0, 76: 0, 77: 0}
+        self.pids = [OURS]
+        self.utilisation: list[tuple[int, int, int]] = []  # time stamp, pid, SM percent
+        self.sm = 1980
+
+    def __getattribute__(self, name: str) -> Any:
+        found = super().__getattribute__(name)
+        if name.startswith("nvml") and name in self.fails:
+            raise_it = NVMLError(self.fails[name])
+
+            def failing(*_: Any) -> Any:
+                raise raise_it
+
+            return failing
+        return found
+
+    def nvmlInit(self) -> None:
+        self.opened += 1
+
+    def nvmlShutdown(self) -> None:
+        self.opened -= 1
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:
+        if uuid != "GPU-0":
+            raise NVMLError(self.NVML_ERROR_NOT_FOUND)
+        return uuid
+
+    def nvmlDeviceGetClockInfo(self, device: str, kind: int) -> int:
+        return {self.NVML_CLOCK_SM: self.sm, self.NVML_CLOCK_MEM: 3201}[kind]
+
+    def nvmlDeviceGetTemperature(self, device: str, sensor: int) -> int:
+        return 41
+
+    def nvmlDeviceGetPowerUsage(self, device: str) -> int:
+        return 123_456
+
+    def nvmlDeviceGetCurrentClocksEventReasons(self, device: str) -> int:
+        return self.reasons
+
+    def nvmlDeviceGetFieldValues(self, device: str, fields: list[int]) -> list[SimpleNamespace]:
+        return [
+            SimpleNamespace(
+                fieldId=field,
+                nvmlReturn=0 if field in self.counters else self.NVML_ERROR_NOT_SUPPORTED,
+                value=SimpleNamespace(ullVal=self.counters.get(field, 2**63)),
+            )
+            for field in fields
+        ]
+
+    def nvmlDeviceGetComputeRunningProcesses(self, device: str) -> list[SimpleNamespace]:
+        return [SimpleNamespace(pid=pid) for pid in self.pids]
+
+    def nvmlDeviceGetProcessUtilization(self, device: str, since: int) -> list[SimpleNamespace]:
+        found = [
+            SimpleNamespace(timeStamp=stamp, pid=pid, smUtil=percent)
+            for stamp, pid, percent in self.utilisation
+            if stamp > since
+        ]
+        if not found:
+            raise NVMLError(self.NVML_ERROR_NOT_FOUND)
+        return found
+
+
+@pytest.fixture
+def nvml(monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
+    fake = FakeNvml()
+    monkeypatch.setitem(sys.modules, "pynvml", fake)
+    return fake
+
+
+def test_what_nvml_says(nvml: FakeNvml) -> None:
+    watch = gpu_watch("GPU-0")
+    assert watch.source == "NVML"
+    assert watch.now() == Conditions(clock=1980, memory_clock=3201, temperature=41, power=123.456)
+    assert nvml.opened == 1
+    watch.close()
+    watch.close()
+    assert nvml.opened == 0
+
+
+# nvmlClocksEventReasons in NVIDIA's documentation of NVML.
+@pytest.mark.parametrize(
+    ("bits", "names"),
+    [
+        (0x000, ()),
+        (0x001, ()),  # idle
+        (0x002, ()),  # applications' clocks
+        (0x004, ("SwPowerCap",)),
+        (0x008, ("HwSlowdown",)),
+        (0x010, ("SyncBoost",)),
+        (0x020, ("SwThermalSlowdown",)),
+        (0x048, ("HwSlowdown", "HwThermalSlowdown")),
+        (0x088, ("HwSlowdown", "HwPowerBrakeSlowdown")),
+        (0x100, ()),  # display clocks
+        (1 << 40, ()),
+    ],
+)
+def test_which_reasons_count(nvml: FakeNvml, bits: int, names: tuple[str, ...]) -> None:
+    watch = gpu_watch("GPU-0")
+    nvml.reasons = bits
+    assert watch.now().throttled == names
+    assert disturbances([Conditions(), watch.now()]) == tuple(f"slowed down: {name}" for name in names)
+
+
+def test_a_slowdown_between_two_looks_shows_in_its_counter(nvml: FakeNvml) -> None:
+    watch = gpu_watch("GPU-0")
+    assert watch.now().throttled == ()  # what it counted before we looked is not ours
+    nvml.counters[74] += 1
+    nvml.counters[75] += 5000
+    assert watch.now().throttled == ("power counter", "thermal counter")
+    assert watch.now().throttled == ()
+
+
+def test_what_a_driver_does_not_answer_is_named(nvml: FakeNvml) -> None:
+    for name in (
+        "nvmlDeviceGetPowerUsage",
+        "nvmlDeviceGetCurrentClocksEventReasons",
+        "nvmlDeviceGetFieldValues",
+        "nvmlDeviceGetComputeRunningProcesses",
+    ):
+        nvml.fails[name] = NVMLError(3).value
+    watch = gpu_watch("GPU-0")
+    assert watch.now() == Conditions(clock=1980, memory_clock=3201, temperature=41)
+    assert watch.source == "NVML, without power, throttle counters, throttle reasons, processes"
+
+
+def test_a_single_counter_that_is_not_supported_is_left_out(nvml: FakeNvml) -> None:
+    del nvml.counters[77]
+    watch = gpu_watch("GPU-0")
+    assert watch.now().throttled == ()
+
+
+def test_other_processes_count_while_they_compute(nvml: FakeNvml) -> None:
+    watch = gpu_watch("GPU-0")
+    nvml.pids = [OURS, 11, 12]
+    assert watch.now().others == ()  # nobody used the SMs since
+    later = 10**18  # microseconds, after the watch was opened
+    nvml.utilisation = [(later, OURS, 90), (later, 11, 0), (later, 12, 3)]
+    assert watch.now().others == (12,)
+    assert watch.now().others == ()  # that was before this look
+    nvml.utilisation.append((later + 1, 11, 50))
+    assert disturbances([watch.now()]) == ("process 11 computes on the device too",)
+
+
+def test_without_utilisation_every_process_counts(nvml: FakeNvml) -> None:
+    nvml.fails["nvmlDeviceGetProcessUtilization"] = nvml.NVML_ERROR_NOT_SUPPORTED
+    nvml.pids = [OURS, 12, 11]
+    assert gpu_watch("GPU-0").now().others == (11, 12)
+
+
+def test_in_a_container_one_process_is_ours(nvml: FakeNvml) -> None:
+    """There NVML's numbers are the host's."""
+    nvml.fails["nvmlDeviceGetProcessUtilization"] = nvml.NVML_ERROR_NOT_SUPPORTED
+    watch = gpu_watch("GPU-0")
+    nvml.pids = [OURS + 1]
+    assert watch.now().others == ()
+    nvml.pids = [OURS + 7, OURS + 1]
+    assert watch.now().others == (OURS + 1,)
+    nvml.pids = []
+    assert watch.now().others == ()
+
+
+def test_conditions_are_unknown_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)  # Python's own way to make an import fail
+    watch = gpu_watch("GPU-0")
+    assert watch.source == "unknown: nvidia-ml-py is missing: pip install 'gdnbench[timing]'"
+    assert watch.now() == Conditions()
+
+
+@pytest.mark.parametrize(
+    ("fails", "why"),
+    [
+        ("nvmlInit", "NVML does not show GPU-0: Driver Not Loaded"),
+        ("nvmlDeviceGetHandleByUUID", "NVML does not show GPU-0: Driver Not Loaded"),
+    ],
+)
+def test_conditions_are_unknown_where_nvml_fails(nvml: FakeNvml, fails: str, why: str) -> None:
+    nvml.fails[fails] = 9
+    assert gpu_watch("GPU-0").source == f"unknown: {why}"
+    assert nvml.opened == 0  # what was opened is closed again
+
+
+def test_clocks_that_move_within_a_block() -> None:
+    def clocks(*megahertz: int | None) -> tuple[str, ...]:
+        return disturbances([Conditions(clock=clock) for clock in megahertz])
+
+    assert clocks(1980, 1965, 1980) == ()
+    assert clocks(1965, 1950, 1980) == ()  # two steps of 15 MHz
+    assert clocks(1980, 1935) == ("the SM clock moved by more than 30 MHz",)
+    assert clocks(None, None) == ()
+    assert disturbances([Conditions(memory_clock=3201), Conditions(memory_clock=2619)]) == (
+        "the memory clock moved",
+    )
+
+
+def test_a_reason_counts_once_a_block() -> None:
+    hot = Conditions(throttled=("SyncBoost",), others=(3,))
+    assert disturbances([hot, hot, hot]) == (
+        "slowed down: SyncBoost",
+        "process 3 computes on the device too",
+    )
+
+
+def test_extremes_keep_both_ends_and_every_reason() -> None:
+    extremes = Extremes()
+    looks = [
+        Conditions(1980, None, 40, 300.0),
+        Conditions(1950, 3201, 45, None, ("SwPowerCap",), (4,)),
+        Conditions(1965, 3201, 43, 250.5, ("SyncBoost",), (2,)),
+    ]
+    for look in looks:
+        extremes.add(look)
+    seen = extremes.seen("here")
+    assert (seen.source, seen.start, seen.end) == ("here", looks[0], looks[2])
+    assert seen.lowest == Conditions(1950, 3201, 40, 250.5)
+    assert seen.highest == Conditions(1980, 3201, 45, 300.0, ("SwPowerCap", "SyncBoost"), (2, 4))
+    assert Extremes().seen("nowhere").start == Conditions()
+
+
+class Cpus:
+    """A machine of two CPUs. Times are in seconds; others' ticks are all in `user`."""
+
+    def __init__(self, file: Path) -> None:
+        self.file, self.time, self.others = file, 50.0, 1000.0
+        self.write()
+
+    def write(self) -> None:
+        ours = os.times()
+        hertz = os.sysconf("SC_CLK_TCK")
+        ticks = round((self.others + ours.user + ours.system) * hertz)
+        self.file.write_text(f"cpu  {ticks} 0 0 900000 77 0 0 0 5 5\ncpu0 1 2\ncpu1 3 4\nintr 5 0\n")
+
+    def on(self, seconds: float, others: float) -> None:
+        self.time += seconds
+        self.others += others
+        self.write()
+
+    def watch(self) -> CpuWatch:
+        return CpuWatch(self.file, lambda: self.time)
+
+
+def test_others_that_take_a_quarter_of_the_cpus(tmp_path: Path) -> None:
+    cpus = Cpus(tmp_path / "stat")
+    watch = cpus.watch()
+    assert watch.source == "/proc/stat"
+    assert watch.now().throttled == ()
+    # Of 2 CPUs x 10 s a quarter is 5 s. Our own time moves by some ms between write and look.
+    cpus.on(10.0, 4.5)
+    assert watch.now().throttled == ()
+    cpus.on(10.0, 5.5)
+    assert watch.now().throttled == (CONTENDED,)
+    cpus.on(0.05, 0.0)
+    assert watch.now().throttled == (CONTENDED,)  # until a window is full
+    cpus.on(10.0, 0.0)
+    assert watch.now().throttled == ()
+    watch.close()
+
+
+@pytest.mark.parametrize("content", [None, "intr 5 0\n"])
+def test_a_machine_without_proc_is_unknown(tmp_path: Path, content: str | None) -> None:
+    file = tmp_path / "stat"
+    if content is not None:
+        file.write_text(content)
+    watch = CpuWatch(file)
+    assert watch.source == f"unknown: {file} says nothing of CPUs"
+    assert watch.now() == Conditions()
+
+
+def test_idle_and_waiting_for_a_disk_are_nobodys(tmp_path: Path) -> None:
+    """proc(5): user nice system idle iowait irq softirq steal."""
+    file, time = tmp_path / "stat", [0.0]
+    hertz = os.sysconf("SC_CLK_TCK")
+
+    def write(**fields: float) -> None:
+        names = ("user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal")
+        base = {"user": 1e4}
+        words = [str(round((base.get(name, 0) + fields.get(name, 0)) * hertz)) for name in names]
+        file.write_text(f"cpu  {' '.join(words)} 0 0\ncpu0 0\n")
+
+    clock: Callable[[], float] = lambda: time[0]  # noqa: E731
+    for name, counts in (
+        ("idle", False),
+        ("iowait", False),
+        ("steal", True),
+        ("softirq", True),
+        ("nice", True),
+    ):
+        write()
+        watch = CpuWatch(file, clock)
+        time[0] += 10
+        write(**{name: 9.0})
+        assert bool(watch.now().throttled) == counts, name
+
+
+def test_which_watch_a_device_gets() -> None:
+    assert isinstance(watch_of(torch.device("cpu")), CpuWatch)
+    assert UnknownWatch("so").source == "unknown: so"
+
+
+@pytest.mark.gpu
+def test_nvml_of_a_real_gpu() -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed")
+    torch.zeros(1, device="cuda")
+    watch = watch_of(torch.device("cuda", 0))
+    look = watch.now()
+    assert watch.source.startswith("NVML")
+    assert look.clock is not None
+    assert 100 < look.clock < 4000
+    assert look.temperature is not None
+    assert 10 < look.temperature < 100
+    assert OURS not in look.others
+    watch.close()
