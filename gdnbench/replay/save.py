@@ -68,6 +68,7 @@ class RunWriter:
         }
         if timing is not None:
             run["timing"] = timing.to_json()
+            self._bytes += 2 * len(timing.dumps())  # a batch's text is limited: half of that at most
         info = replace(record.info, target=self._kernel, conventions=conventions, run=run)
         self._drafts.append(RecordDraft(info, before, after))
         self._bytes += sum(_size(draft.data) for draft in (*before.values(), *after.values()))

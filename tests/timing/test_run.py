@@ -1,0 +1,291 @@
+"""Records x kernels: who is timed, what becomes of the others, and what is kept. The timer is a fake."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gdnbench.cli.console import table
+from gdnbench.errors import BadInputError, Exit
+from gdnbench.report.outcome import Outcome
+from gdnbench.store.reader import Store, StoredRecord
+from gdnbench.store.writer import StoreWriter
+from gdnbench.synth import draft, synthesise
+from gdnbench.timing.export import COLUMNS, read_timings, timing_csv, timing_json
+from gdnbench.timing.isolated import Timed
+from gdnbench.timing.options import TimingOptions
+from gdnbench.timing.result import (
+    Block,
+    ControlFound,
+    End,
+    KernelTiming,
+    Machine,
+    PairTiming,
+    Rates,
+    RecordTiming,
+)
+from gdnbench.timing.run import TimingReport, time_records
+from gdnbench.timing.seam import Cache, Form, Mode
+from gdnbench.timing.statistics import Interval, Summary, Verdict
+from gdnbench.timing.table import record_lines, seconds_text, timing_text
+from gdnbench_kernels.contract import Operation
+
+MODE = Mode(Cache.WARM, Form.PLAIN)
+KERNELS = Path(__file__).with_name("timed_kernels.py")
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+    """Two small decode records."""
+    made = [
+        synthesise("gdn_decode", batch=3, heads=(2, 4), head_dim=(32, 32), slots=9, seed=seed)
+        for seed in range(2)
+    ]
+    path = tmp_path_factory.mktemp("timed") / "store.zarr"
+    with StoreWriter(path, kind="synth", durable=False) as writer:
+        writer.write("0", [draft("gdn_decode", call, index=index) for index, call in enumerate(made)])
+    with Store.open(path) as opened:
+        yield opened
+
+
+def timing_of(record: StoredRecord, names: Sequence[str], seconds: float = 142.1e-6) -> RecordTiming:
+    """A result in which every kernel takes `seconds` and as long as the first."""
+    kernels = tuple(
+        KernelTiming(
+            name,
+            Outcome.PASS,
+            samples=(seconds, seconds),
+            summary=Summary(2, seconds, seconds, seconds),
+            launches=7,
+            rates=Rates.of(4_000_000, 8_000_000, seconds, 1e11),
+        )
+        for name in names
+    )
+    interval = Interval(1.004, 0.996, 1.012, 0.99, 6, "placement")
+    pairs = tuple(
+        PairTiming(names[0], name, interval, Verdict.NO_DIFFERENCE, 0.001, interval.within)
+        for name in names[1:]
+    )
+    order = tuple(range(len(names)))
+    return RecordTiming(
+        label=f"{record.number} {record.info.op}",
+        number=record.number,
+        key=record.key,
+        op=record.info.op,
+        mode=MODE,
+        machine=Machine("cpu", "a CPU", "here"),
+        kernels=kernels,
+        pairs=pairs,
+        blocks=(Block(0, 0, order), Block(1, 0, order)),
+        placements=2,
+        end=End.PRECISE,
+        seconds=1.5,
+        discarded={"slowed down: HwSlowdown": 3},
+        control=ControlFound(False, "about half of a launch's bytes were still in the cache"),
+    )
+
+
+class FakeTimer:
+    """Times whatever it is given, but for kernels that are to fail."""
+
+    def __init__(self, failing: Sequence[str] = ()) -> None:
+        self.failing = failing
+        self.asked: list[tuple[int, tuple[str, ...]]] = []
+
+    def time(self, record: StoredRecord, operation: Operation, kernels: Sequence[str]) -> Timed:
+        self.asked.append((record.number, tuple(kernels)))
+        left = [name for name in kernels if name not in self.failing]
+        failed = [KernelTiming(name, Outcome.CRASH, "it broke") for name in kernels if name in self.failing]
+        return Timed(timing_of(record, left) if left else None, tuple(failed))
+
+    def close(self) -> None:
+        """There is nothing to close."""
+
+
+def named(function: str) -> str:
+    return f"{KERNELS}:{function}"
+
+
+def run(store: Store, *kernels: str, timer: FakeTimer | None = None, **more: object) -> TimingReport:
+    given = timer or FakeTimer()
+    return time_records(store, kernels, options=TimingOptions(MODE), timer=given, **more)  # type: ignore[arg-type]
+
+
+def test_every_kernel_that_passes_is_timed_on_every_record(store: Store) -> None:
+    timer = FakeTimer()
+    done: list[tuple[int, int, str]] = []
+    report = run(store, "torch", "hf", timer=timer, progress=lambda *at: done.append(at))
+    assert timer.asked == [(0, ("torch", "hf")), (1, ("torch", "hf"))]
+    assert report.exit_code is Exit.PASS
+    assert [at[:2] for at in done] == [(1, 2), (2, 2)]
+
+
+def test_wrong_outputs_are_not_timed(store: Store) -> None:
+    timer = FakeTimer()
+    report = run(store, named("is_wrong"), "torch", timer=timer, records=[0])
+    assert timer.asked == [(0, ("torch",))]
+    wrong = report.records[0].kernel(named("is_wrong"))
+    assert wrong is not None
+    assert not wrong.timed
+    assert wrong.outcome is Outcome.MISMATCH
+    assert "over" in wrong.reason  # the judge's words: what is over which bound
+    assert report.exit_code is Exit.MISMATCH
+
+
+def test_wrong_outputs_are_timed_where_asked_and_marked(store: Store) -> None:
+    timer = FakeTimer()
+    report = run(store, "torch", named("is_wrong"), timer=timer, records=[0], time_wrong=True)
+    assert timer.asked == [(0, ("torch", named("is_wrong")))]
+    wrong = report.records[0].kernel(named("is_wrong"))
+    assert wrong is not None
+    assert wrong.timed
+    assert wrong.outcome is Outcome.MISMATCH
+    assert report.exit_code is Exit.MISMATCH
+    text = timing_text(report, table)
+    assert f"{named('is_wrong')} WRONG" in text
+    assert "timed all the same" in text
+
+
+def test_a_kernel_that_an_operation_lacks_is_an_outcome(store: Store) -> None:
+    timer = FakeTimer()
+    report = run(store, "sm100", "torch", timer=timer, records=[1])
+    assert timer.asked == [(1, ("torch",))]
+    assert [kernel.outcome for kernel in report.records[0].kernels] == [Outcome.PASS, Outcome.UNSUPPORTED]
+    assert report.exit_code is Exit.CANNOT_RUN
+
+
+def test_a_crash_while_timing_is_that_kernels_outcome(store: Store) -> None:
+    report = run(store, "torch", "hf", timer=FakeTimer(failing=["hf"]))
+    assert report.exit_code is Exit.MISMATCH
+    for record in report.records:
+        assert [(kernel.name, kernel.timed) for kernel in record.kernels] == [("torch", True), ("hf", False)]
+
+
+def test_nothing_left_to_time(store: Store) -> None:
+    report = run(store, "torch", timer=FakeTimer(failing=["torch"]), records=[0])
+    (record,) = report.records
+    assert record.end is None
+    assert not record.blocks
+    assert "crash: torch on record 0 gdn_decode synth step 0, not timed\n  it broke" in timing_text(
+        report, table
+    )
+
+
+@pytest.mark.parametrize(
+    ("kernels", "more", "message"),
+    [
+        ((), {}, "no kernel is named"),
+        (("torch", "torch"), {}, "kernel torch is named twice"),
+        (("nosuch",), {}, "kernel 'nosuch' is not known"),
+        (("torch",), {"records": [2]}, "has no record 2"),
+        (("torch",), {"on": "sim"}, "the simulator has no clock"),
+    ],
+)
+def test_refusals(store: Store, kernels: tuple[str, ...], more: dict[str, object], message: str) -> None:
+    with pytest.raises(BadInputError, match=message):
+        run(store, *kernels, **more)
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"seconds": 0.0}, "seconds 0 must be a number of seconds above 0"),
+        ({"seconds": float("nan")}, "seconds nan"),
+        ({"timeout": -1.0}, "timeout -1"),
+        ({"precision": 1.0}, "precision 1 must lie between 0 and 1"),
+    ],
+)
+def test_numbers_that_mean_nothing(more: dict[str, float], message: str) -> None:
+    with pytest.raises(BadInputError, match=message):
+        TimingOptions(**more)  # type: ignore[arg-type]
+
+
+def test_a_run_store_keeps_the_times(store: Store, tmp_path: Path) -> None:
+    report = run(store, "torch", "hf", timer=FakeTimer(failing=["hf"]), save=tmp_path / "run.zarr")
+    assert tuple(read_timings(tmp_path / "run.zarr")) == report.records
+    with Store.open(tmp_path / "run.zarr") as kept:
+        assert kept.kind == "run"
+        assert [record.info.run["outcome"] for record in kept.records] == ["crash", "crash"]
+        assert kept.records[0].info.run["source"] == store.records[0].key
+
+
+def test_json_reads_back(store: Store, tmp_path: Path) -> None:
+    report = run(store, "torch", "hf")
+    (tmp_path / "times.json").write_text(json.dumps(timing_json(report), allow_nan=False))
+    assert tuple(read_timings(tmp_path / "times.json")) == report.records
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "cannot be read as JSON"),
+        ("[]", "is no result of `gdnbench time --json`"),
+        ('{"command": "replay", "records": []}', "is no result of"),
+        ('{"command": "time", "schema": 99, "records": []}', "has schema 99"),
+    ],
+)
+def test_other_files_are_refused(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "times.json").write_text(text)
+    with pytest.raises(BadInputError, match=message):
+        read_timings(tmp_path / "times.json")
+
+
+def test_a_store_without_times_is_refused(store: Store) -> None:
+    with pytest.raises(BadInputError, match="holds no times"):
+        read_timings(store.path)
+
+
+def test_csv_has_a_line_for_each_kernel(store: Store) -> None:
+    rows = list(csv.DictReader(io.StringIO(timing_csv(run(store, "torch", "hf", "sm100", records=[0])))))
+    assert tuple(rows[0]) == COLUMNS
+    assert [(row["kernel"], row["outcome"]) for row in rows] == [
+        ("torch", "pass"),
+        ("hf", "pass"),
+        ("sm100", "unsupported"),
+    ]
+    assert float(rows[0]["median_s"]) == 142.1e-6
+    assert (rows[0]["against"], rows[1]["against"], rows[1]["verdict"]) == ("", "torch", "no difference")
+    assert (rows[1]["ratio"], rows[1]["discarded"], rows[2]["median_s"]) == ("1.004", "3", "")
+
+
+def test_the_table_says_what_the_times_rest_on(store: Store) -> None:
+    text = timing_text(run(store, "torch", "hf", records=[0]), table)
+    rows = [" ".join(line.split()) for line in text.splitlines()]
+    # 4 MB in 142.1 us are 0.02815 TB/s, 28 % of the ceiling of 0.1 TB/s; twice as many FLOP.
+    assert rows[1] == "0 gdn_decode torch 142.1 us 142.1 us .. 142.1 us 0.0281 28% 0.0563"
+    # |log| of the farther end, 1.012: 1.19 %.
+    assert rows[2] == (
+        "0 gdn_decode hf 142.1 us 142.1 us .. 142.1 us 1.004 0.996 .. 1.012 no difference within 1.2%"
+        " 0.0281 28% 0.0563"
+    )
+    assert "NOT warm: record 0 gdn_decode: about half of a launch's bytes were still in the cache" in rows
+    assert "note: record 0: 2 blocks on 2 placements in 1.5 s, disturbed: slowed down: HwSlowdown 3" in rows
+    assert rows[-1] == "1 record x 2: 2 pass | ratios are to torch | warm, plain launches | cpu: a CPU"
+
+
+def test_a_run_is_shown_in_a_few_lines(store: Store) -> None:
+    timing = timing_of(store.records[0], ["torch", "hf"])
+    failed = replace(
+        timing, kernels=(*timing.kernels, KernelTiming("fla", Outcome.MISSING, "pip install it"))
+    )
+    assert record_lines(failed) == {
+        "mode": "warm, plain launches",
+        "device": "a CPU",
+        "torch": "142.1 us a launch",
+        "hf": "142.1 us a launch, 1.004 of torch, no difference within 1.2%",
+        "fla": "not timed: missing device or package: pip install it",
+        "blocks": "2 blocks on 2 placements in 1.5 s, disturbed: slowed down: HwSlowdown 3",
+    }
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(2.5, "2.5 s"), (0.0123456, "12.35 ms"), (1e-3, "1 ms"), (5.2e-6, "5.2 us")]
+)
+def test_units(seconds: float, text: str) -> None:
+    assert seconds_text(seconds) == text

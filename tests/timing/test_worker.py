@@ -1,0 +1,134 @@
+"""Timing in a process of its own: what ends it is one kernel's outcome, and the others have their times."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from gdnbench.errors import Exit
+from gdnbench.ops import operation
+from gdnbench.report.outcome import Outcome
+from gdnbench.store.reader import Store
+from gdnbench.store.writer import StoreWriter
+from gdnbench.synth import draft, synthesise
+from gdnbench.timing.isolated import NOBODY, Isolated
+from gdnbench.timing.options import TimingOptions
+from gdnbench.timing.run import time_records
+from gdnbench.timing.seam import Cache, Form, Mode
+from gdnbench.timing.statistics import Verdict
+from gdnbench.timing.worker import Mark
+
+WARM = Mode(Cache.WARM, Form.PLAIN)
+KERNELS = Path(__file__).with_name("timed_kernels.py")
+gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
+
+
+def named(function: str) -> str:
+    return f"{KERNELS}:{function}"
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+    call = synthesise("gdn_decode", batch=3, heads=(2, 4), head_dim=(32, 32), slots=9)
+    path = tmp_path_factory.mktemp("timed") / "store.zarr"
+    with StoreWriter(path, kind="synth", durable=False) as writer:
+        writer.write("0", [draft("gdn_decode", call)])
+    with Store.open(path) as opened:
+        yield opened
+
+
+@pytest.fixture
+def timer(store: Store) -> Iterator[Isolated]:
+    """On the CPU, whoever else computes there."""
+    # A run is 6 blocks of some 60 ms, and an interval needs 4 runs: 10 s are enough on a busy machine.
+    options = TimingOptions(WARM, seconds=10.0, precision=0.9, timeout=60.0, busy=True)
+    made = Isolated(store.path, "cpu", options)
+    yield made
+    made.close()
+
+
+def test_the_others_are_timed_without_the_culprits(store: Store, timer: Isolated) -> None:
+    """One kernel ends the process, another raises: each is named, and the last two are compared."""
+    record = store.records[0]
+    names = [named(name) for name in ("correct", "aborts", "raises", "slow")]
+    found = timer.time(record, operation("gdn_decode"), names)
+    assert {kernel.name: (kernel.outcome, kernel.reason.partition(" (")[0]) for kernel in found.failed} == {
+        named("aborts"): (Outcome.CRASH, "timing: the process ended by signal 6"),
+        named("raises"): (Outcome.CRASH, "timing: ValueError: not a second time"),
+    }
+    timing = found.timing
+    assert timing is not None
+    assert [kernel.name for kernel in timing.kernels] == [named("correct"), named("slow")]
+    assert timing.mode == WARM
+    # The work of the operation, by its own formula, over the median that was measured.
+    op = operation("gdn_decode")
+    assert op.work is not None
+    for kernel in timing.kernels:
+        assert kernel.summary is not None
+        assert kernel.rates is not None
+        assert kernel.rates.bytes_per_second == kernel.rates.bytes / kernel.summary.median
+        assert len(kernel.samples) == len(timing.blocks)
+    # `slow` sleeps 20 ms more: never less, whatever else the machine does.
+    (slow,) = (kernel for kernel in timing.kernels if kernel.name == named("slow"))
+    assert min(slow.samples) >= 0.02
+    assert [pair.verdict for pair in timing.pairs] == [Verdict.SLOWER]
+    assert any("nobody looked" in note for note in timing.notes)
+    assert timing.machine.kind == "cpu"
+
+
+def test_a_hang_is_killed_and_named(store: Store) -> None:
+    timer = Isolated(store.path, "cpu", TimingOptions(WARM, seconds=0.5, timeout=5.0, busy=True))
+    try:
+        found = timer.time(store.records[0], operation("gdn_decode"), [named("hangs")])
+    finally:
+        timer.close()
+    assert found.timing is None
+    (hung,) = found.failed
+    assert (hung.outcome, hung.reason) == (
+        Outcome.HANG,
+        "timing: no answer within 5.5 s; the process was killed",
+    )
+
+
+def test_a_mark_outlives_what_it_marks(tmp_path: Path) -> None:
+    """The file names the kernel while its code runs, and after a process that ended there."""
+    file = tmp_path / "mark"
+    mark = Mark(str(file))
+    with mark.at(2):
+        assert file.read_bytes() == bytes([2])
+    assert file.read_bytes() == bytes([NOBODY])
+    dies = (
+        "import os\n"
+        "from gdnbench.timing.worker import Mark\n"
+        f"with Mark({str(file)!r}).at(1):\n"
+        "    os._exit(7)\n"
+    )
+    assert subprocess.run([sys.executable, "-c", dies], check=False).returncode == 7
+    assert file.read_bytes() == bytes([1])
+
+
+class TestGpu:
+    pytestmark = gpu
+
+    def test_a_context_that_is_lost_ends_one_kernel(self, store: Store) -> None:
+        options = TimingOptions(
+            Mode(Cache.COLD, Form.PLAIN), seconds=10.0, precision=0.5, timeout=120.0, busy=True
+        )
+        kernels = [named("correct"), named("faults_on_the_gpu"), named("slow")]
+        report = time_records(store, kernels, on="cuda", options=options)
+        (record,) = report.records
+        outcomes = {kernel.name: (kernel.outcome, kernel.timed) for kernel in record.kernels}
+        assert outcomes == {
+            named("correct"): (Outcome.PASS, True),
+            named("slow"): (Outcome.PASS, True),
+            named("faults_on_the_gpu"): (Outcome.CRASH, False),
+        }
+        assert [pair.verdict for pair in record.pairs] == [Verdict.SLOWER]
+        assert report.exit_code is Exit.MISMATCH
+        assert record.machine.kind == "cuda"
+        assert record.machine.driver
