@@ -23,6 +23,7 @@ from gdnbench.timing.statistics import (
     STRETCHES,
     Interval,
     Rule,
+    Series,
     Summary,
     beyond,
     clock_margin,
@@ -243,15 +244,17 @@ class _Loop:
     def _undisturbed(self, block: Block) -> None:
         """Measures `block` until nothing disturbs it."""
         for attempt in range(self._rule.discards):
-            looks = [self._look()]
+            looks = [self._watch.now()]
             times = [0.0] * len(self._timed)
             for kernel in block.order:
                 times[kernel] = self._round(self._timed[kernel], block.placement)
-                looks.append(self._look())
+                looks.append(self._watch.now())
             reasons = disturbances(looks)
             self._lost += bool(reasons)
             self._discarded.update(reasons)
-            if not reasons or self._rule.keep_disturbed:
+            kept = not reasons or self._rule.keep_disturbed
+            self._extremes.add(looks, kept)
+            if kept:
                 self._blocks.append(block)
                 for found, seconds in zip(self._samples, times, strict=True):
                     found.append(seconds)
@@ -275,11 +278,6 @@ class _Loop:
             )
         return seconds
 
-    def _look(self) -> Conditions:
-        found = self._watch.now()
-        self._extremes.add(found)
-        return found
-
     def _width(self) -> float | None:
         """Of the widest interval of a pair, or of the repeat where there is one kernel; None without."""
         others = range(1, len(self._timed) if len(self._subjects) == 1 else len(self._subjects))
@@ -292,12 +290,12 @@ class _Loop:
     def _interval(self, other: int) -> Interval | None:
         blocks = self._blocks[: self._whole]
         pairs = zip(self._samples[0][: self._whole], self._samples[other][: self._whole], strict=True)
-        return ratio_interval(
+        series = Series(
             [math.log(timed / first) for first, timed in pairs],
             [block.placement for block in blocks],
             [block.run for block in blocks],
-            self._rule.confidence,
         )
+        return ratio_interval(series, self._rule.confidence)
 
     def _pair(self, other: int, noise: float) -> PairTiming:
         first, second = self._subjects[0], self._timed[other]

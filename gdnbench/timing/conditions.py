@@ -77,18 +77,21 @@ def _in_order(groups: Any) -> list[Any]:
 
 
 class Extremes:
-    """Adds up looks into a `Seen`."""
+    """Adds up looks into a `Seen`: numbers of the blocks that were kept, reasons and processes of all."""
 
     def __init__(self) -> None:
         self._first: Conditions | None = None
         self._last = self._lowest = self._highest = Conditions()
 
-    def add(self, look: Conditions) -> None:
-        if self._first is None:
-            self._first = look
-        self._last = look
-        self._lowest = _merged(min, self._lowest, look)
-        self._highest = _merged(max, self._highest, look)
+    def add(self, looks: Sequence[Conditions], kept: bool) -> None:
+        """The looks at one block. The clocks of an idle GPU before the first one, say, are not those of any
+        sample."""
+        for look in looks:
+            self._first = self._first or look
+            self._last = look
+            number = look if kept else Conditions(throttled=look.throttled, others=look.others)
+            self._lowest = _merged(min, self._lowest, number)
+            self._highest = _merged(max, self._highest, number)
 
     def seen(self, source: str) -> Seen:
         return Seen(source, self._first or Conditions(), self._last, self._lowest, self._highest)

@@ -43,7 +43,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What a watch saw from the first block to the last one, the discarded ones too.
+    """What a watch saw from the first block to the last one.
 
     `source` says who looked ("NVML", "/proc/stat"), or why nobody did. None or empty: not known, or nothing.
     """
@@ -51,8 +51,8 @@ class Seen:
     source: str
     start: Conditions = field(default_factory=Conditions)
     end: Conditions = field(default_factory=Conditions)
-    lowest: Conditions = field(default_factory=Conditions)  # of each number; the names are in `highest`
-    highest: Conditions = field(default_factory=Conditions)  # and every reason and process seen at any time
+    lowest: Conditions = field(default_factory=Conditions)  # of each number, in blocks that were kept
+    highest: Conditions = field(default_factory=Conditions)  # and every reason and process seen in any block
 
 
 @dataclass(frozen=True, slots=True)

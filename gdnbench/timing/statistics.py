@@ -128,28 +128,74 @@ def _inside(t: float, freedom: int) -> float:
     return 2 / math.pi * (angle + total) if odd else total
 
 
-def ratio_interval(
-    logs: Sequence[float], placements: Sequence[int], runs: Sequence[int], confidence: float
-) -> Interval | None:
-    """The interval of the ratio whose logarithm each block measured as `logs`.
+@dataclass(frozen=True, slots=True)
+class Series:
+    """A logarithm of each block, in the order of time, with the blocks' placements and runs."""
 
-    `placements` and `runs`: each block's own, blocks in the order of time, of whole runs only. None for too
-    few blocks: of `MIN_GROUPS` runs at least.
-    """
-    sequence = {run: index for index, run in enumerate(dict.fromkeys(runs))}
-    if len(sequence) < MIN_GROUPS:
+    logs: Sequence[float]
+    placements: Sequence[int]
+    runs: Sequence[int]
+
+    def over_time(self) -> list[float]:
+        """The middle of each stretch of consecutive runs, of `STRETCHES` at most."""
+        sequence = {run: index for index, run in enumerate(dict.fromkeys(self.runs))}
+        stretches = min(STRETCHES, len(sequence))
+        return _groups(self.logs, [sequence[run] * stretches // len(sequence) for run in self.runs])
+
+    def over_placements(self) -> list[float]:
+        """The middle of each placement's blocks."""
+        return _groups(self.logs, self.placements)
+
+
+def ratio_interval(series: Series, confidence: float) -> Interval | None:
+    """The interval of the ratio whose logarithm each block measured, of whole runs only. None for too few
+    blocks: of `MIN_GROUPS` runs at least."""
+    over_time = series.over_time()
+    if len(over_time) < MIN_GROUPS:
         return None
-    stretches = min(STRETCHES, len(sequence))
-    over_time = _groups(logs, [sequence[run] * stretches // len(sequence) for run in runs])
     centre, half = _student(over_time, confidence)
     groups, by = len(over_time), "stretch"
-    over_placements = _groups(logs, placements)
+    over_placements = series.over_placements()
     if len(over_placements) >= MIN_PLACEMENTS:
         centre, beside = _student(over_placements, confidence)
         groups, by, half = len(over_placements), "placement", max(half, beside)
     return Interval(
         math.exp(centre), math.exp(centre - half), math.exp(centre + half), confidence, groups, by
     )
+
+
+def unpaired_interval(before: Series, after: Series, confidence: float) -> Interval | None:
+    """The interval of after's median time over before's, of blocks measured at different times.
+
+    Nothing cancels here: what placements do to a kernel is in the spread of the groups, and widens it. By
+    Welch's unequal variances, over groups as in `ratio_interval`, the wider one again. None for too few.
+    """
+    found = _welch(before.over_time(), after.over_time(), confidence)
+    if found is None:
+        return None
+    centre, half = found
+    by, groups = "stretch", min(len(before.over_time()), len(after.over_time()))
+    placed = before.over_placements(), after.over_placements()
+    fewest = min(map(len, placed))
+    beside = _welch(*placed, confidence) if fewest >= MIN_PLACEMENTS else None
+    if beside is not None:
+        centre, by, groups, half = beside[0], "placement", fewest, max(half, beside[1])
+    return Interval(
+        math.exp(centre), math.exp(centre - half), math.exp(centre + half), confidence, groups, by
+    )
+
+
+def _welch(before: Sequence[float], after: Sequence[float], confidence: float) -> tuple[float, float] | None:
+    """Difference of the means and half the width of its interval, with Welch and Satterthwaite's degrees of
+    freedom, rounded down."""
+    if min(len(before), len(after)) < MIN_GROUPS:
+        return None
+    (first, first_error), (second, second_error) = _mean_error(before), _mean_error(after)
+    error = first_error + second_error
+    if not error:
+        return second - first, 0.0
+    freedom = error**2 / (first_error**2 / (len(before) - 1) + second_error**2 / (len(after) - 1))
+    return second - first, student(0.5 + confidence / 2, math.floor(freedom)) * math.sqrt(error)
 
 
 def _groups(logs: Sequence[float], keys: Sequence[Hashable]) -> list[float]:
@@ -161,10 +207,15 @@ def _groups(logs: Sequence[float], keys: Sequence[Hashable]) -> list[float]:
 
 def _student(groups: Sequence[float], confidence: float) -> tuple[float, float]:
     """Mean, and half the width of its interval."""
-    count = len(groups)
-    mean = math.fsum(groups) / count
-    variance = math.fsum((value - mean) ** 2 for value in groups) / (count - 1)
-    return mean, student(0.5 + confidence / 2, count - 1) * math.sqrt(variance / count)
+    mean, error = _mean_error(groups)
+    return mean, student(0.5 + confidence / 2, len(groups) - 1) * math.sqrt(error)
+
+
+def _mean_error(groups: Sequence[float]) -> tuple[float, float]:
+    """Mean, and the square of its standard error."""
+    mean = math.fsum(groups) / len(groups)
+    squares = math.fsum((value - mean) ** 2 for value in groups)
+    return mean, squares / (len(groups) - 1) / len(groups)
 
 
 def clock_margin(resolution: float, first: float, other: float) -> float:

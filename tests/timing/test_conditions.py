@@ -254,12 +254,15 @@ def test_extremes_keep_both_ends_and_every_reason() -> None:
         Conditions(1950, 3201, 45, None, ("SwPowerCap",), (4,)),
         Conditions(1965, 3201, 43, 250.5, ("SyncBoost",), (2,)),
     ]
-    for look in looks:
-        extremes.add(look)
+    idle = Conditions(345, 1593, 30, 70.0, ("HwSlowdown",))
+    extremes.add([idle], kept=False)
+    extremes.add(looks, kept=True)
     seen = extremes.seen("here")
-    assert (seen.source, seen.start, seen.end) == ("here", looks[0], looks[2])
+    assert (seen.source, seen.start, seen.end) == ("here", idle, looks[2])
     assert seen.lowest == Conditions(1950, 3201, 40, 250.5)
-    assert seen.highest == Conditions(1980, 3201, 45, 300.0, ("SwPowerCap", "SyncBoost"), (2, 4))
+    assert seen.highest == Conditions(
+        1980, 3201, 45, 300.0, ("HwSlowdown", "SwPowerCap", "SyncBoost"), (2, 4)
+    )
     assert Extremes().seen("nowhere").start == Conditions()
 
 

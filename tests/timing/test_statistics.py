@@ -15,6 +15,7 @@ from gdnbench.timing.result import End
 from gdnbench.timing.statistics import (
     Interval,
     Rule,
+    Series,
     Verdict,
     beyond,
     clock_margin,
@@ -22,6 +23,7 @@ from gdnbench.timing.statistics import (
     ratio_interval,
     student,
     summary,
+    unpaired_interval,
     verdict,
 )
 
@@ -82,7 +84,7 @@ def test_the_middle_half_by_hand() -> None:
 def test_an_interval_by_hand() -> None:
     """Six placements, one run of one block each: the logs themselves are the groups."""
     logs = [0.00, 0.01, 0.02, 0.03, 0.04, 0.05]
-    found = ratio_interval(logs, range(6), range(6), 0.95)
+    found = ratio_interval(Series(logs, range(6), range(6)), 0.95)
     assert found is not None
     # Mean 0.025, variance 0.00035, t(0.975, 5) = 2.571.
     half = 2.571 * math.sqrt(0.00035 / 6)
@@ -93,9 +95,9 @@ def test_an_interval_by_hand() -> None:
 
 
 def test_too_few_runs_or_placements() -> None:
-    assert ratio_interval([0.1, 0.2, 0.3], [0, 1, 2], [0, 1, 2], 0.99) is None
-    assert ratio_interval([], [], [], 0.99) is None
-    found = ratio_interval([0.1, 0.2, 0.3, 0.4], [0, 1, 0, 1], [0, 1, 2, 3], 0.99)
+    assert ratio_interval(Series([0.1, 0.2, 0.3], [0, 1, 2], [0, 1, 2]), 0.99) is None
+    assert ratio_interval(Series([], [], []), 0.99) is None
+    found = ratio_interval(Series([0.1, 0.2, 0.3, 0.4], [0, 1, 0, 1], [0, 1, 2, 3]), 0.99)
     assert found is not None
     assert (found.by, found.groups) == ("stretch", 4)
 
@@ -104,7 +106,7 @@ def test_a_slow_wave_widens_the_interval_over_time() -> None:
     """Placements see the whole wave each and agree; stretches of time do not."""
     runs = [run for run in range(80) for _ in range(4)]
     logs = [0.01 * math.sin(2 * math.pi * run / 80) for run in runs]
-    found = ratio_interval(logs, [run % 8 for run in runs], runs, 0.99)
+    found = ratio_interval(Series(logs, [run % 8 for run in runs], runs), 0.99)
     assert found is not None
     assert found.by == "placement"
     # Ten stretches sample a sine of amplitude 0.01 at equal steps, whose variance is 0.01^2 / 2 times 10/9
@@ -112,6 +114,25 @@ def test_a_slow_wave_widens_the_interval_over_time() -> None:
     half = 3.250 * 0.01 * math.sqrt(0.5 * 10 / 9 * 0.967 / 10)
     # 2 %: each group is the middle half of 32 values, not their mean.
     assert math.log(found.high / found.low) / 2 == pytest.approx(half, rel=0.02)
+
+
+def test_two_series_by_welch() -> None:
+    """By hand, on groups of one block each."""
+    before, after = [0.10, 0.12, 0.14, 0.16, 0.18, 0.20], [0.30, 0.30, 0.31, 0.31, 0.32, 0.32, 0.30, 0.32]
+    found = unpaired_interval(Series(before, range(6), range(6)), Series(after, range(8), range(8)), 0.95)
+    assert found is not None
+    # Means 0.15 and 0.31; squared errors 0.0014 / 6 and (6 x 0.01^2 / 7) / 8. Welch and Satterthwaite:
+    # (0.00023333 + 0.000010714)^2 / (0.00023333^2 / 5 + 0.000010714^2 / 7) = 5.46, and t(0.975, 5) = 2.571.
+    half = 2.571 * math.sqrt(0.0014 / 6 + 6e-4 / 7 / 8)
+    assert found.ratio == pytest.approx(math.exp(0.16))
+    assert math.log(found.high / found.low) / 2 == pytest.approx(half, rel=2e-4)  # t to three decimals
+    assert (found.groups, found.by) == (6, "placement")
+    few = Series([0.1] * 3, range(3), range(3))
+    assert unpaired_interval(few, Series(after, range(8), range(8)), 0.95) is None
+    still, later = Series([0.25] * 6, range(6), range(6)), Series([0.5] * 4, range(4), range(4))
+    same = unpaired_interval(still, later, 0.9)
+    assert same is not None
+    assert (same.low, same.high, same.by) == (same.ratio, same.ratio, "stretch")
 
 
 def test_what_an_interval_says() -> None:
@@ -240,7 +261,8 @@ def test_stopping_at_a_difference_would_find_one() -> None:
         for passes in range(2, 21):
             blocks = range(passes * 8 * 4)
             runs_of = [index // 4 for index in blocks]
-            found = ratio_interval(logs[: len(blocks)], [run % 8 for run in runs_of], runs_of, 0.95)
+            series = Series(logs[: len(blocks)], [run % 8 for run in runs_of], runs_of)
+            found = ratio_interval(series, 0.95)
             assert found is not None
             looks.append((found.width <= 0.01, found.low > 1 or found.high < 1))
         by_verdict += any(excludes for _, excludes in looks)
