@@ -24,12 +24,14 @@ from gdnbench.replay.kernels import LoadedKernel
 from gdnbench.timing import cache, cupti, stages
 from gdnbench.timing.clocks import Clock, Recorded
 from gdnbench.timing.cuda_clocks import clock_of
-from gdnbench.timing.rotation import Form, Rotation, RotationOptions, held_bytes, size
+from gdnbench.timing.rotation import Form, Rotation, RotationOptions, held_bytes, most_sets, size
 from gdnbench.timing.seam import Cache, Mode
 from gdnbench_kernels.contract import Call, Launch, Operation, Role
 
 CONTROL_ROUNDS = 5
 """Of each of the three ways of reading; their medians are compared."""
+STAGE_LAUNCHES = 128
+"""Of a round of stages, at most: what lies between the stages is kept for each."""
 WARM_SECONDS = 0.02
 """Of a warm round by the host's clock: long against any clock here."""
 MOST_PASSES = 10_000
@@ -38,6 +40,11 @@ MOST_PASSES = 10_000
 
 class Bench:
     """One call on one device in one mode, and memory that all its subjects share.
+
+    A cold round launches each set once, after sets were restored and as much as `RotationOptions.touched` and
+    four times the cache was read elsewhere. A warm round launches one set again and again: what it writes in
+    place is the call's at the first launch only. What a kernel's own `prepare` copied it is given once, and
+    is not restored.
 
     `device` is where the call's tensors are. `clock`, on a GPU: `cupti` or `events`, or `auto`, which is
     CUPTI where it is installed and events otherwise. CannotRunError where memory does not suffice, or CUPTI
@@ -64,13 +71,13 @@ class Bench:
         found = size(options, device, self.launch_bytes, held_bytes(first.tensors), cold)
         self.notes = found.notes
         self._rotation = Rotation(first, found, device, options.seed)
-        self._laid = {id(first)}
+        self._prepared: list[tuple[LoadedKernel, Form, list[Launch]]] = []  # on the first placement
         self.cache_bytes = cache.last_level(device)
         flushed = max(options.touched, 4 * (self.cache_bytes or 0))
         self._flush = cache.Flush(device, flushed) if cold else None
         self._evicted = flushed
         self._clock = clock_of(device, mode.form, clock)
-        self._most = options.most_sets or (1024 if device.type == "cuda" else 64)
+        self._most = options.most_sets or most_sets(device)
 
     @property
     def method(self) -> str:
@@ -116,7 +123,7 @@ class Bench:
                 self._ready(form, 0)
                 kernels = timed.by_kernel()
                 return kernels if len(kernels) > 1 else None
-            few = self._sequence(launches, expected)
+            few = self._sequence(launches, expected)[:STAGE_LAUNCHES]
             return stages.by_program(few, self._clock, partial(self._ready, form, 0))
 
     def outputs(self, kernel: LoadedKernel) -> dict[str, Tensor]:
@@ -162,13 +169,15 @@ class Bench:
 
     def _launches(self, kernel: LoadedKernel, placement: int) -> tuple[Form, list[Launch]]:
         """A launch for every set of a placement, whose tensors are as the call was."""
+        for known, form, launches in self._prepared if placement == 0 else ():
+            if known is kernel:
+                self._rotation.load(form, 0)
+                return form, launches
         call, form = self._form(conversion(self._call, self._operation, kernel).target)
-        if id(form) not in self._laid:
-            self._rotation.add(form)
-            self._laid.add(id(form))
+        self._rotation.add(form)
         self._rotation.load(form, placement)
         prepare = preparation(kernel, self._operation)
-        launches: list[Launch] = []
+        launches = []
         with torch.no_grad():
             for index in range(self._rotation.sets):
                 buffers = self._rotation.buffers(form, placement, index)
@@ -176,6 +185,8 @@ class Bench:
                 outputs = {name: buffers[name] for name in form.outputs}
                 named = arguments(kernel, self._operation, given, outputs, None)
                 launches.append(prepare(**named) if prepare else partial(kernel.function, **named))
+        if placement == 0:
+            self._prepared.append((kernel, form, launches))
         return form, launches
 
     def _sequence(self, launches: Sequence[Launch], expected: float) -> list[Launch]:

@@ -65,7 +65,7 @@ def size(options: RotationOptions, device: torch.device, touched: int, held: int
     """
     wanted = passing = least = 1
     if cold:
-        most = options.most_sets or (1024 if device.type == "cuda" else 64)
+        most = options.most_sets or most_sets(device)
         round_bytes = options.round_bytes or (2 << 30 if device.type == "cuda" else options.touched)
         least = 2
         passing = max(least, min(most, -(-options.touched // max(touched, 1)) + 1))
@@ -81,6 +81,11 @@ def size(options: RotationOptions, device: torch.device, touched: int, held: int
     )
 
 
+def most_sets(device: torch.device) -> int:
+    """What is prepared and captured for each takes a few ms on a GPU; on a CPU a round of so many is long."""
+    return 512 if device.type == "cuda" else 64
+
+
 def _short(placements: int, all_placements: int, sets: int, wanted: int) -> tuple[str, ...]:
     notes = []
     if sets < wanted:
@@ -93,6 +98,7 @@ def _short(placements: int, all_placements: int, sets: int, wanted: int) -> tupl
 def _memory(device: torch.device) -> int:
     """What a rotation may take of `device`: kernels need workspaces beside it."""
     if device.type == "cuda":
+        torch.cuda.empty_cache()  # what an earlier record left counts as free
         return torch.cuda.mem_get_info(device)[0] * 2 // 5
     return 4 << 30
 
@@ -150,6 +156,14 @@ class _Region:
         return part.as_strided(tensor.shape, tensor.stride())
 
 
+@dataclass(frozen=True, slots=True)
+class _Placed:
+    """A form on one placement."""
+
+    buffers: list[dict[str, Tensor]]  # by set
+    bytes: dict[str, list[Tensor]]  # the same of inputs, by name, for copies
+
+
 class Rotation:
     """`placements` times `sets` sets of buffers for the forms of one call, on one device."""
 
@@ -160,41 +174,52 @@ class Rotation:
         self._seed = seed
         self._arenas = 0
         self._memory: list[list[Tensor]] = []
-        self._regions: list[list[dict[str, _Region]]] = [
+        # By placement, set and name: a tensor has several regions where forms of it outgrow the first.
+        self._regions: list[list[dict[str, list[_Region]]]] = [
             [{} for _ in range(size.sets)] for _ in range(size.placements)
         ]
-        self._content: list[dict[str, tuple[Form, Tensor]]] = [{} for _ in range(size.placements)]
-        self._buffers: dict[int, list[list[dict[str, Tensor]]]] = {}
+        self._content: list[dict[tuple[str, int], Tensor]] = [{} for _ in range(size.placements)]
+        self._placed: dict[Form, list[_Placed]] = {}
+        self._chosen: dict[Form, dict[str, int]] = {}
         self.add(first)
 
     def add(self, form: Form) -> None:
-        """Make room for a form: in the regions that there are where it fits."""
-        there = self._regions[0][0]
-        lacking = {
-            name: tensor
-            for name, tensor in form.tensors.items()
-            if name not in there
-            or there[name].bytes < span(tensor)
-            or (there[name].address - tensor.data_ptr()) % alignment(self._device)
-        }
+        """Make room for a form: in the first region that it fits into, else in one of its own."""
+        if form in self._placed:
+            return
+        chosen = {name: self._fitting(name, tensor) for name, tensor in form.tensors.items()}
+        lacking = {name: form.tensors[name] for name, place in chosen.items() if place is None}
         if lacking:
             for placement in range(self.placements):
                 self._lay(lacking, placement)
             self._arenas += 1
-        self._buffers[id(form)] = [
-            [
-                {name: regions[name].held(tensor) for name, tensor in form.tensors.items()}
-                for regions in placement
-            ]
-            for placement in self._regions
+        there = self._regions[0][0]
+        places = {name: len(there[name]) - 1 if place is None else place for name, place in chosen.items()}
+        self._chosen[form] = places
+        self._placed[form] = [self._on(form, places, sets) for sets in self._regions]
+
+    def _fitting(self, name: str, tensor: Tensor) -> int | None:
+        for place, region in enumerate(self._regions[0][0].get(name, [])):
+            off = (region.address - tensor.data_ptr()) % alignment(self._device)
+            if region.bytes >= span(tensor) and not off:
+                return place
+        return None
+
+    @staticmethod
+    def _on(form: Form, places: Mapping[str, int], sets: Sequence[Mapping[str, list[_Region]]]) -> _Placed:
+        tensors = form.tensors
+        buffers = [
+            {name: regions[name][places[name]].held(tensor) for name, tensor in tensors.items()}
+            for regions in sets
         ]
+        return _Placed(buffers, {name: [flat(one[name]) for one in buffers] for name in form.inputs})
 
     def buffers(self, form: Form, placement: int, index: int) -> dict[str, Tensor]:
         """The tensors of one set, by name; what is in them is for `load` to say."""
-        return self._buffers[id(form)][placement][index]
+        return self._placed[form][placement].buffers[index]
 
     def memory(self, placement: int, index: int) -> Tensor:
-        """All bytes of one set, gaps between tensors included, for the control to read."""
+        """All bytes of one set of the first form, gaps between tensors included, for the control to read."""
         return self._memory[placement][index]
 
     def load(self, form: Form, placement: int) -> None:
@@ -202,11 +227,12 @@ class Rotation:
         where another form was there."""
         content = self._content[placement]
         for name, tensor in form.inputs.items():
-            if name in form.mutated or name not in content or content[name][1] is not tensor:
+            key = name, self._chosen[form][name]
+            if name in form.mutated or content.get(key) is not tensor:
                 source = flat(tensor)
-                for buffers in self._buffers[id(form)][placement]:
-                    flat(buffers[name]).copy_(source)
-                content[name] = (form, tensor)
+                for target in self._placed[form][placement].bytes[name]:
+                    target.copy_(source)
+                content[key] = tensor
 
     def _lay(self, tensors: Mapping[str, Tensor], placement: int) -> None:
         """Regions for `tensors` in every set of a placement, in an arena of their own."""
@@ -232,8 +258,8 @@ class Rotation:
             self._memory.append([_part(arena, tensors, found) for found in offsets])
         for index, found in enumerate(offsets):
             for name, start in found.items():
-                self._regions[placement][index][name] = _Region(arena, start, span(tensors[name]))
-                self._content[placement].pop(name, None)
+                regions = self._regions[placement][index].setdefault(name, [])
+                regions.append(_Region(arena, start, span(tensors[name])))
 
 
 def _part(arena: Tensor, tensors: Mapping[str, Tensor], offsets: Mapping[str, int]) -> Tensor:

@@ -40,10 +40,11 @@ def by_program(
     Programs that another launches again count together. Work between programs, which is no program's, is in
     no stage.
     """
-    started = [_started(launch, launcher) for launch in launches]
-    names = list(dict.fromkeys(one.program.name for one in started[0]))
+    first = _started(launches[0], launcher)
+    names = list(dict.fromkeys(one.program.name for one in first))
     if len(names) < 2:
         return None
+    started = [first, *(_started(launch, launcher) for launch in launches[1:])]
     found = {}
     for name in names:
         own = [one.launch for launch in started for one in launch if one.program.name == name]
