@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from gdnbench.errors import BadInputError, CannotRunError
 from gdnbench.timing.conditions import Extremes, disturbances
 from gdnbench.timing.result import Block, End, PairTiming, Seen
-from gdnbench.timing.seam import Conditions, Subject, Watch
+from gdnbench.timing.seam import Subject, Watch
 from gdnbench.timing.statistics import (
     MIN_PLACEMENTS,
     STRETCHES,
@@ -205,7 +205,7 @@ class _Loop:
 
     def result(self, end: End) -> Comparison:
         count = len(self._subjects)
-        samples = tuple(tuple(found) for found in self._samples)
+        samples = tuple(tuple(found[: len(self._blocks)]) for found in self._samples)
         repeat = self._pair(len(self._timed) - 1, 0.0) if self._rule.repeat else None
         noise = 0.0 if repeat is None or repeat.interval is None else beyond(repeat.interval)
         return Comparison(
@@ -255,9 +255,9 @@ class _Loop:
             kept = not reasons or self._rule.keep_disturbed
             self._extremes.add(looks, kept)
             if kept:
-                self._blocks.append(block)
                 for found, seconds in zip(self._samples, times, strict=True):
                     found.append(seconds)
+                self._blocks.append(block)  # last: what Ctrl-C leaves of a block before it does not count
                 return
             self._sleep(min(FIRST_PAUSE * 2**attempt, LONGEST_PAUSE))
         raise DisturbedError(
