@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,12 +15,15 @@ from torch import Tensor
 from gdnbench.errors import CannotRunError
 from gdnbench.ops import operation
 from gdnbench.replay.kernels import LoadedKernel, load
-from gdnbench.timing import bench, cache
+from gdnbench.timing import bench, cache, cuda_clocks
 from gdnbench.timing.bench import Bench, preparation, touched_bytes
 from gdnbench.timing.clocks import PerfCounter
 from gdnbench.timing.rotation import Rotation, RotationOptions
 from gdnbench.timing.seam import Cache, Form, Mode
 from gdnbench_kernels.contract import Call
+
+sys.path.insert(0, str(Path(__file__).parent))
+from fake_cuda import FakeCuda
 
 CPU = torch.device("cpu")
 OPERATION = operation("gdn_decode")
@@ -141,6 +146,31 @@ def test_the_cache_is_flushed_after_the_state_is_restored_and_before_the_clock_s
     log.clear()
     subject.round(1)
     assert log == ["restore", "flush", "clock", *["launch"] * subject.launches, "clock"]
+
+
+def test_on_a_gpu_restoring_and_flushing_come_before_the_first_event(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With CUDA's calls written down: a round makes no event and no graph, and restores its own placement."""
+    log: list[str] = []
+    monkeypatch.setattr(cuda_clocks, "cuda", FakeCuda(log))
+    clock = cuda_clocks.GraphClock(torch.device("cuda"))
+    monkeypatch.setattr(bench, "clock_of", lambda *arguments: clock)
+    monkeypatch.setattr(cache, "read", lambda memory, total: log.append("flush"))
+    original = Rotation.load
+
+    def load_logged(self: Rotation, form: Any, placement: int) -> None:
+        log.append(f"restore {placement}")
+        original(self, form, placement)
+
+    monkeypatch.setattr(Rotation, "load", load_logged)
+    subject = made(call()).subject(kernel(lambda q, state, o: log.append("launch")))
+    captured = log[len(log) - log[::-1].index("capture") : len(log) - log[::-1].index("captured") - 1]
+    assert captured == ["launch"] * subject.launches == ["launch"] * 6
+    for placement, events in ((0, (1, 2)), (1, (3, 4))):
+        log.clear()
+        assert subject.round(placement) == 0.003 / 6
+        begin, end = (f"event {number}" for number in events)
+        timed = ["hold", f"record {begin}", "replay", f"record {end}", f"wait {end}"]
+        assert log == [f"restore {placement}", "flush", *timed]
 
 
 class Clock(PerfCounter):
