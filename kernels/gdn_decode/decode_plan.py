@@ -8,12 +8,11 @@ sum, are the same in every plan: a plan changes no bit of a result.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from itertools import product
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from gdnbench_kernels.gdn_decode.sizes import HEAD_DIM
-from gdnbench_kernels.plan import BARRIER_BYTES, WARP
+from gdnbench_kernels.plan import BARRIER_BYTES, CTA_SMEM, SM_SMEM, WARP
 
 ROW_LANES = 8
 """Lanes that share a row."""
@@ -32,9 +31,9 @@ ADVICE: tuple[str, ...] = get_args(Advice)
 ROWS = (2, 4, 8)
 WARPS = (1, 2, 4, 8)
 
-SM_REGISTERS = 65_536
-MAX_REGISTERS = 255
-"""Of a thread."""
+H200_SMS = 132
+MOST_WARPS = 24
+"""Of an SM, that 80 registers a thread allow: what the least of plans take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +102,12 @@ class DecodePlan:
         tile = self.tile_bytes(state_dtype) if self.transport == "bulk" else 0
         return tile + self.operand_bytes(tokens) + 2 * self.warps * BARRIER_BYTES
 
+    def carveout(self, tokens: int, state_dtype: str) -> int:
+        """Percent of the L1 cache that become shared memory: as much as the CTAs that registers allow take,
+        `ctas_per_sm` of them or else MOST_WARPS warps. The rest serves loads."""
+        ctas = self.ctas_per_sm or MOST_WARPS // self.warps
+        return min(100, -(-100 * ctas * (self.shared_bytes(tokens, state_dtype) + CTA_SMEM) // SM_SMEM))
+
     @property
     def options(self) -> dict[str, int | str | bool]:
         """As a `Source` takes them."""
@@ -117,23 +122,52 @@ class DecodePlan:
         }
 
 
+SMALL = DecodePlan(rows=2, warps=4)
+"""As long as all of it is resident at once: the most threads for the bytes."""
+MIDDLE = DecodePlan(rows=4, warps=2)
+"""As long as an SM gets few CTAs: small ones, dealt more evenly."""
+LARGE = DecodePlan(rows=4, warps=4)
+LARGE_BF16 = DecodePlan(rows=8, warps=2)
+"""Of one token: half the bytes a row are in flight as with fp32, and twice the rows make up for it."""
+SMALL_CTAS, FEW_CTAS = 6, 32
+"""Of an SM: as many of SMALL as 80 registers a thread allow; four times as many of MIDDLE as are resident."""
+
+
+def chosen(state_dtype: str, tokens: int) -> tuple[DecodePlan, DecodePlan, DecodePlan]:
+    """The plans of calls from few states to many."""
+    return SMALL, MIDDLE, LARGE_BF16 if state_dtype == "bfloat16" and tokens == 1 else LARGE
+
+
 def choose(batch: int, value_heads: int, state_dtype: str, tokens: int, multiprocessors: int) -> DecodePlan:
-    """The plan of a call unless it is told one."""
+    """The plan of a call unless it is told one; docs/gdn_decode.md says why."""
     states = batch * value_heads
-    # As long as tiles of 32 rows leave no SM two of them, they are what spreads the bytes.
-    if states * (HEAD_DIM // 32) <= multiprocessors:
-        return DecodePlan(rows=2)
-    return DecodePlan(rows=4)
+    small, middle, large = chosen(state_dtype, tokens)
+    if states * small.tiles <= SMALL_CTAS * multiprocessors:
+        return small
+    return middle if states * middle.tiles <= FEW_CTAS * multiprocessors else large
 
 
 def candidates(batch: int, value_heads: int, state_dtype: str, tokens: int) -> tuple[DecodePlan, ...]:
-    """Plans worth measuring for such a call, the default first."""
-    return tuple(dict.fromkeys((choose(batch, value_heads, state_dtype, tokens, 132), *_swept())))
+    """Plans worth measuring for such a call, that of an H200 first."""
+    first = choose(batch, value_heads, state_dtype, tokens, H200_SMS)
+    return tuple(dict.fromkeys((first, *_swept(first))))
 
 
-def _swept() -> Iterator[DecodePlan]:
-    """One question after another, each about an otherwise plain plan."""
-    for rows, warps in product((2, 4), (2, 4, 8)):
-        if GROUPS * rows * warps <= HEAD_DIM:
-            yield DecodePlan(rows=rows, warps=warps)
-            yield DecodePlan(rows=rows, warps=warps, transport="bulk")
+def _swept(first: DecodePlan) -> Iterator[DecodePlan]:
+    """Each asks one question: how rows are dealt and moved, of what is chosen the advice, and when it starts.
+
+    Plans whose registers are held to fewer are left out where these spill, see `gdnbench compile`."""
+    for rows, warps in ((2, 2), (2, 4), (2, 8), (4, 1), (4, 2), (4, 4), (4, 8), (8, 2), (8, 4)):
+        yield DecodePlan(rows=rows, warps=warps)
+    for rows, warps in ((2, 4), (4, 2), (4, 4), (4, 8)):
+        yield DecodePlan(rows=rows, warps=warps, transport="bulk")
+        yield DecodePlan(rows=rows, warps=warps, transport="bulk", load="evict_first", store="evict_first")
+    for load, store in (
+        ("none", "none"),
+        ("evict_first", "none"),
+        ("no_allocate", "evict_first"),
+        ("evict_first", "evict_first"),
+    ):
+        yield replace(first, load=load, store=store)
+    yield replace(first, pdl=True)
+    yield replace(first, transport="bulk", pdl=True)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any, Literal, get_args
 
 from gdnbench_kernels.compiling import Source
-from gdnbench_kernels.gdn_decode.decode_plan import Advice, DecodePlan, Transport
+from gdnbench_kernels.gdn_decode.decode_plan import Advice, DecodePlan, Transport, chosen
 from gdnbench_kernels.gdn_decode.sizes import HEAD_DIM, MAX_TOKENS
 
 ALIGN = 16
@@ -44,7 +44,7 @@ def sources(
     bias_dtype: BiasDtype = "float32",
     reads: Reads = "first",
 ) -> list[Source]:
-    """The kernel named `cute`, in every plan that is chosen unless one is given.
+    """The kernel named `cute`, in every plan that is chosen where none is given.
 
     tokens: S. group: value heads of a key head. state_dtype: of the pool. gate, qk: their conventions.
     g_dtype, beta_dtype: of g and beta, or of a and b. bias_dtype: of dt_bias, where the gate is raw. reads:
@@ -52,7 +52,7 @@ def sources(
     """
     return [
         source(tokens, group, state_dtype, gate, qk, g_dtype, beta_dtype, bias_dtype, reads, plan)
-        for plan in (DecodePlan(rows=2), DecodePlan(rows=4))
+        for plan in chosen(state_dtype, tokens)
     ]
 
 

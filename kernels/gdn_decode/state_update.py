@@ -31,6 +31,9 @@ I32, I64, F32 = cutlass.Int32, cutlass.Int64, cutlass.Float32
 
 CHUNK = 16
 """Bytes that a lane moves at once."""
+AT_ONCE = 2
+"""Rows of a lane whose elements are floats at once, of those that came as bf16: registers for more of them
+would be bytes that are not in flight."""
 TILE_ALIGN = 128
 """Bytes: a row of bf16 and more begin in the first bank."""
 NORM_EPS = 1e-6
@@ -139,6 +142,7 @@ class StateUpdate:
             block=(self.plan.threads, 1, 1),
             stream=stream,
             min_blocks_per_mp=self.plan.ctas_per_sm,
+            preferred_smem_carveout=self.plan.carveout(self.tokens, self.state_dtype),
             use_pdl=self.plan.pdl,
         )
 
@@ -216,22 +220,22 @@ class StateUpdate:
         """(the rows after a token, its outputs)."""
         queries, keys, values = self.operands(item, number)
         found = self.factors(gate, keys, queries, scale)
-        sums = []
-        for row in rows:
-            elements = self.floats(row)
-            sums.append((dot(elements, keys), dot(elements, queries)))
-        after, outputs = [], []
-        for row, value, (sk, sq) in zip(rows, values, sums, strict=True):
-            sk, sq = ptx.summed(sk, ROW_LANES), ptx.summed(sq, ROW_LANES)
-            u = ptx.multiply(found.beta, ptx.fma(ptx.negative(found.of_sk), sk, value))
-            outputs.append(ptx.fma(found.of_u, u, ptx.multiply(found.of_sq, sq)))
-            uk = ptx.multiply(u, found.of_k) if self.raw_qk else u
-            after.append(
-                [
+        after: list[list[Any]] = []
+        outputs: list[Any] = []
+        for first in range(0, self.plan.rows, AT_ONCE):
+            some = slice(first, first + AT_ONCE)
+            sums = [(dot(row, keys), dot(row, queries)) for row in map(self.floats, rows[some])]
+            for row, value, (sk, sq) in zip(rows[some], values[some], sums, strict=True):
+                sk, sq = ptx.summed(sk, ROW_LANES), ptx.summed(sq, ROW_LANES)
+                u = ptx.multiply(found.beta, ptx.fma(ptx.negative(found.of_sk), sk, value))
+                outputs.append(ptx.fma(found.of_u, u, ptx.multiply(found.of_sq, sq)))
+                uk = ptx.multiply(u, found.of_k) if self.raw_qk else u
+                moved = [
                     ptx.fma(uk, key, ptx.multiply(found.alpha, x))
                     for key, x in zip(keys, self.floats(row), strict=True)
                 ]
-            )
+                # What no token follows is only stored: a row of bf16 is half as many registers.
+                after.append(self.words(moved) if number == self.tokens - 1 else moved)
         return after, outputs
 
     def factors(self, gate: tuple[Any, Any], keys: list[Any], queries: list[Any], scale: Any) -> Factors:
@@ -351,7 +355,7 @@ class StateUpdate:
 
     def chunks_of(self, rows: list[list[Any]]) -> list[tuple[int, list[Any]]]:
         """(bytes from this thread's first chunk, words) of its chunks, rounded as they are stored."""
-        words = [row if self.size == 4 else packed(row) for row in rows]
+        words = [self.words(row) for row in rows]
         found = []
         for place, (row, offset) in enumerate(self.chunk_places()):
             first = 4 * (place % self.chunks)
@@ -379,6 +383,10 @@ class StateUpdate:
     def floats(self, row: list[Any]) -> list[Any]:
         """A row's elements of this lane: as they are, or of the words that were loaded."""
         return row if isinstance(row[0], F32) else unpacked(row)
+
+    def words(self, row: list[Any]) -> list[Any]:
+        """A row's elements as they are stored, which they may be already."""
+        return packed(row) if self.size == BF16 and isinstance(row[0], F32) else row
 
     @cute.jit
     def store_outputs(self, item: Item, number: int, outputs: list[Any], o: cute.Tensor) -> None:
