@@ -12,7 +12,8 @@ from __future__ import annotations
 import importlib
 import inspect
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache, partial
 from importlib.util import find_spec
 from types import ModuleType
 from typing import Any, TypeVar
@@ -23,7 +24,6 @@ from torch import Tensor
 from gdnbench_kernels import arguments, flashinfer_stand_in
 from gdnbench_kernels.arguments import Output
 from gdnbench_kernels.checks import dtype_name
-from gdnbench_kernels.contract import Launch
 
 INSTALL = "pip install 'gdnbench[peers]'"
 ALIGN = 32  # bytes: the most that a peer compiles for
@@ -86,21 +86,42 @@ def _missing(distribution: str, package: str, error: ImportError) -> ImportError
     return ImportError(f"{distribution} cannot be imported ({error}): {INSTALL}")
 
 
-class Keeping:
-    """A launch whose results outlive it: allocated anew in every launch they would else all be the same
-    memory, which stays in the cache."""
+class Later(Mapping[str, Tensor]):
+    """What a launch left, by contract name, put into the contract's form when it is first asked for: nobody
+    asks where launches are timed."""
 
-    def __init__(self, call: Launch) -> None:
+    def __init__(self, finish: Callable[[], dict[str, Tensor]]) -> None:
+        self._finish = cache(finish)
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._finish()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._finish())
+
+    def __len__(self) -> int:
+        return len(self._finish())
+
+
+class PeerLaunch:
+    """A launch of a peer's function, and how its result becomes the contract's outputs.
+
+    The result is kept until the next launch: memory that a function allocates anew would else be the same in
+    every launch of a round, and stay in the cache.
+    """
+
+    def __init__(self, call: Callable[[], Any], finish: Callable[[Any], dict[str, Tensor]]) -> None:
         self._call = call
-        self.kept: object = None
+        self._finish = finish
+        self.result: Any = None
 
-    def __call__(self) -> object:
+    def __call__(self) -> Later:
         with torch.no_grad():
-            self.kept = self._call()
-        return self.kept
+            self.result = self._call()
+        return Later(partial(self._finish, self.result))
 
 
-def warmed(launch: Launch, pool: Tensor | None = None, slots: Tensor | None = None) -> Launch:
+def warmed(launch: PeerLaunch, pool: Tensor | None = None, slots: Tensor | None = None) -> PeerLaunch:
     """`launch`, called once, so that all is compiled and tuned; rows `slots` of `pool` are as before."""
     saved = None if pool is None or slots is None else pool[slots]
     launch()

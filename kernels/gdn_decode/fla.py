@@ -12,7 +12,6 @@ are left out of the launch. States and outputs are allocated in the launch, as t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -20,14 +19,8 @@ import torch
 from torch import Tensor
 
 from gdnbench_kernels.contract import Launch
-from gdnbench_kernels.gdn_decode.slots import PADDING, SlotPlan, plan_slots
-from gdnbench_kernels.peers import Keeping, fla_module, held, taking, warmed
-
-
-@dataclass(frozen=True, slots=True)
-class _Bound:
-    launch: Keeping  # its result: o [A, 1, Hv, V] and states [A, Hv, K, V] of active sequences
-    plan: SlotPlan
+from gdnbench_kernels.gdn_decode.slots import PADDING, plan_slots
+from gdnbench_kernels.peers import PeerLaunch, fla_module, held, taking, warmed
 
 
 def _bind(
@@ -46,7 +39,7 @@ def _bind(
     beta_max: float = 1.0,
     qk: str = "normalised",
     gate: str = "log",
-) -> _Bound:
+) -> PeerLaunch:
     """The call of flash-linear-attention for a call of the contract whose pool is [slots, Hv, K, V]."""
     if q.shape[1] != 1:
         raise NotImplementedError(
@@ -56,6 +49,8 @@ def _bind(
     function = fla_module("ops.gated_delta_rule").fused_recurrent_gated_delta_rule
     # With one token a sequence the count of accepted ones can only be 1.
     plan = plan_slots(state_indices, None, read_indices)
+    if not len(plan.active):
+        raise NotImplementedError("flash-linear-attention launches nothing where every sequence is padding")
     every = len(plan.active) == len(q)
     inputs = {"q": q, "k": k, "v": v, "g": g, "beta": beta}
     given: dict[str, Any] = {name: held(x if every else x[plan.active]) for name, x in inputs.items()}
@@ -70,29 +65,27 @@ def _bind(
         output_final_state=True,
         use_qk_l2norm_in_kernel=qk == "raw",
     )
-    return _Bound(Keeping(call), plan)
+
+    def finish(result: tuple[Tensor, Tensor]) -> dict[str, Tensor]:
+        out, final = result
+        o = torch.full_like(v, torch.nan)
+        o[plan.active] = out
+        slots = plan.write[:, 0]
+        kept = slots != PADDING
+        state[slots[kept]] = final[kept].to(state.dtype)
+        return {"o": o}
+
+    return PeerLaunch(call, finish)
 
 
 @taking(_bind)
 def fla(**call: Any) -> dict[str, Tensor]:
     """Updates `state` [slots, Hv, K, V] in place and returns o [B, 1, Hv, V], NaN for padding sequences.
-    NotImplementedError for several tokens a sequence, ImportError if flash-linear-attention is not there."""
-    bound, state = _bind(**call), call["state"]
-    o = torch.full_like(call["v"], torch.nan)
-    if not len(bound.plan.active):
-        return {"o": o}
-    out, final = bound.launch()
-    o[bound.plan.active] = out
-    slots = bound.plan.write[:, 0]
-    kept = slots != PADDING
-    state[slots[kept]] = final[kept].to(state.dtype)
-    return {"o": o}
+    NotImplementedError for what flash-linear-attention does not take, ImportError if it is not there."""
+    return dict(_bind(**call)())
 
 
 @taking(_bind)
 def prepare(**call: Any) -> Launch:
-    """A launch of the call, compiled. It leaves the pool alone."""
-    bound = _bind(**call)
-    if not len(bound.plan.active):
-        raise NotImplementedError("flash-linear-attention launches nothing where every sequence is padding")
-    return warmed(bound.launch)
+    """A launch of the call, compiled. It leaves the pool alone until its outputs are asked for."""
+    return warmed(_bind(**call))

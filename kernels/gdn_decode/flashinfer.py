@@ -18,12 +18,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gdnbench_kernels.arguments import Output
 from gdnbench_kernels.contract import Launch
 from gdnbench_kernels.gdn import default_scale
 from gdnbench_kernels.gdn_decode.slots import PADDING, SlotPlan, plan_slots
 from gdnbench_kernels.peers import (
     ALIGN,
+    PeerLaunch,
     flashinfer_call,
     flashinfer_module,
     held,
@@ -41,8 +41,7 @@ BFLOAT16, FLOAT32 = torch.bfloat16, torch.float32
 
 @dataclass(frozen=True, slots=True)
 class _Bound:
-    launch: Launch
-    o: Output
+    launch: PeerLaunch
     state: Tensor
     touched: Tensor  # int64: slots that the launch reads or writes
 
@@ -95,19 +94,19 @@ def _bind(
             module = flashinfer_module("gdn_kernels.gdn_decode_bf16_state", q.device)
             function = module.gated_delta_rule_mtp
             given |= {"initial_state_source": state, "use_qk_l2norm_in_kernel": qk == "raw"}
-    launch = partial(flashinfer_call, q.device, function, **given)
+    call = partial(flashinfer_call, q.device, function, **given)
+    launch = PeerLaunch(call, lambda result: {"o": out.finish()})
     written = plan.write[plan.write != PADDING]
-    return _Bound(launch, out, state, torch.unique(torch.cat([plan.read, written])))
+    return _Bound(launch, state, torch.unique(torch.cat([plan.read, written])))
 
 
 @taking(_bind)
 def flashinfer(**call: Any) -> dict[str, Tensor]:
     """Updates `state` [slots, Hv, V, K] in place and returns o [B, S, Hv, V]. NotImplementedError for what
     FlashInfer does not take, ImportError if it is not there."""
-    bound = _bind(**call)
-    if call["q"].shape[0]:
-        bound.launch()
-    return {"o": bound.o.finish()}
+    if not len(call["q"]):
+        return {}
+    return dict(_bind(**call).launch())
 
 
 @taking(_bind)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from gdnbench_kernels.contract import Launch
 from gdnbench_kernels.gdn_prefill.torch_chunked import final_dtype
-from gdnbench_kernels.peers import Keeping, fla_module, held, taking, warmed
+from gdnbench_kernels.peers import PeerLaunch, fla_module, held, taking, warmed
 
 CHUNKS = (16, 32, 64)
 
@@ -36,8 +36,8 @@ def _bind(
     output_final_state: bool = True,
     final_state_dtype: str | None = None,
     qk: str = "normalised",
-) -> Keeping:
-    """A launch that returns o [1, T, Hv, V] and the final states [N, Hv, K, V] in fp32, or None."""
+) -> PeerLaunch:
+    """The call of flash-linear-attention for a call of the contract, states in layout KV."""
     if chunk_size not in CHUNKS:
         raise NotImplementedError(
             f"flash-linear-attention takes chunks of {', '.join(map(str, CHUNKS))} tokens, not {chunk_size}"
@@ -58,7 +58,13 @@ def _bind(
         chunk_indices=chunks,
         chunk_size=chunk_size,
     )
-    return Keeping(call)
+    dtype = final_dtype(initial_state, final_state_dtype)
+
+    def finish(result: tuple[Tensor, Tensor | None]) -> dict[str, Tensor]:
+        out, final = result
+        return {"o": out[0]} if final is None else {"o": out[0], "final_state": final.to(dtype)}
+
+    return PeerLaunch(call, finish)
 
 
 @cache
@@ -75,11 +81,7 @@ def _chunks_of(
 def fla(**call: Any) -> dict[str, Tensor]:
     """o [T, Hv, V] and final_state [N, Hv, K, V]; states come and go in layout KV. NotImplementedError for
     what flash-linear-attention does not take, ImportError if it is not there."""
-    out, final = _bind(**call)()
-    if final is None:
-        return {"o": out[0]}
-    dtype = final_dtype(call.get("initial_state"), call.get("final_state_dtype"))
-    return {"o": out[0], "final_state": final.to(dtype)}
+    return dict(_bind(**call)())
 
 
 @taking(_bind)

@@ -9,18 +9,17 @@ function does it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from gdnbench_kernels.arguments import Output
 from gdnbench_kernels.contract import Launch
 from gdnbench_kernels.gdn import default_scale
 from gdnbench_kernels.gdn_prefill.torch_chunked import final_dtype
 from gdnbench_kernels.peers import (
+    PeerLaunch,
     flashinfer_call,
     flashinfer_module,
     held,
@@ -36,19 +35,6 @@ HEAD_DIM = 128
 CHUNK = 64
 HALF = (torch.bfloat16, torch.float16)
 STATES = (torch.float32, *HALF)
-
-
-@dataclass(frozen=True, slots=True)
-class _Bound:
-    launch: Launch
-    o: Output
-    final_state: Output | None
-
-    def finish(self) -> dict[str, Tensor]:
-        found = {"o": self.o.finish()}
-        if self.final_state is not None:
-            found["final_state"] = self.final_state.finish()
-        return found
 
 
 def _bind(
@@ -67,7 +53,7 @@ def _bind(
     output_final_state: bool = True,
     final_state_dtype: str | None = None,
     qk: str = "normalised",
-) -> _Bound:
+) -> PeerLaunch:
     """The call of FlashInfer for a call of the contract; `g` is alpha."""
     dtype = final_dtype(initial_state, final_state_dtype)
     _refuse(q, k, v, initial_state, dtype if output_final_state else None, chunk_size, qk)
@@ -96,23 +82,24 @@ def _bind(
         module = flashinfer_module("gdn_kernels.blackwell.gdn_prefill", q.device)
         function = module.chunk_gated_delta_rule_sm100
         call = partial(function, q, k, v, alpha, beta, out.buffer, cu_seqlens, first, state, factor)
-    launch = partial(flashinfer_call, q.device, call)
-    return _Bound(launch, out, final)
+    outputs = {"o": out} if final is None else {"o": out, "final_state": final}
+    return PeerLaunch(
+        partial(flashinfer_call, q.device, call),
+        lambda result: {name: output.finish() for name, output in outputs.items()},
+    )
 
 
 @taking(_bind)
 def flashinfer(**call: Any) -> dict[str, Tensor]:
     """o [T, Hv, V] and final_state [N, Hv, V, K]. NotImplementedError for what FlashInfer does not take,
     ImportError if it is not there."""
-    bound = _bind(**call)
-    bound.launch()
-    return bound.finish()
+    return dict(_bind(**call)())
 
 
 @taking(_bind)
 def prepare(**call: Any) -> Launch:
     """A launch of the call, compiled."""
-    return warmed(_bind(**call).launch)
+    return warmed(_bind(**call))
 
 
 def _refuse(

@@ -85,7 +85,7 @@ def test_a_call_of_no_tokens_needs_no_launch(
 def test_a_listed_kernel_that_is_not_compiled_for_sm100(decode: Store) -> None:
     with pytest.raises(
         CannotRunError,
-        match="compiled for SM100, and 'torch' is none; there are .*flashinfer, portable, sm100, sm100_fused",
+        match=r"compiled for SM100, and 'torch' is none;.* flashinfer, portable, sm100, sm100_fused",
     ):
         replay(decode, kernel="torch", on="sim")
 
