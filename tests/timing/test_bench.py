@@ -234,6 +234,21 @@ def test_preparation_is_that_of_the_entry_or_the_functions_own() -> None:
     assert preparation(kernel(lambda: None, name="torch"), OPERATION) is None
 
 
+def test_outputs_that_a_kernel_allocates_are_other_memory_in_every_launch() -> None:
+    """While a round runs; what the round before left may be used again."""
+    places: list[int] = []
+
+    def allocates(q: Tensor, state: Tensor) -> Tensor:
+        o = torch.zeros(1 << 16)
+        places.append(o.data_ptr())
+        return o
+
+    subject = made(call()).subject(kernel(allocates))
+    places.clear()
+    subject.round(0)
+    assert len(set(places[: subject.launches])) == subject.launches == 6
+
+
 def test_what_a_kernel_raises_comes_through() -> None:
     def broken(q: Tensor) -> None:
         raise ArithmeticError("in the kernel")
