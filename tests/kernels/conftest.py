@@ -128,10 +128,11 @@ def script() -> Callable[[str], ModuleType]:
     """A file of scripts/, imported."""
 
     def load(name: str) -> ModuleType:
-        spec = importlib.util.spec_from_file_location(name, SCRIPTS / f"{name}.py")
+        spec = importlib.util.spec_from_file_location(f"script_{name}", SCRIPTS / f"{name}.py")
         assert spec is not None
         assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
+        sys.modules[spec.name] = module  # where dataclasses look for what their annotations mean
         spec.loader.exec_module(module)
         return module
 

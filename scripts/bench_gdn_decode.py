@@ -1,0 +1,468 @@
+#!/usr/bin/env python
+"""Times the decode kernels of gated delta nets beside one another and makes a folder of results.
+
+    python scripts/bench_gdn_decode.py                          everything; some 15 minutes on an H200
+    python scripts/bench_gdn_decode.py --groups fp32,bf16 --batches 1,16,64,256 --seconds 5
+    python scripts/bench_gdn_decode.py --sweep --groups fp32    every plan of the compiled kernel instead
+    python scripts/bench_gdn_decode.py --tiny --on cpu --kernels torch,hf
+
+The folder (`--out`, results/gdn_decode) gets README.md, the tables; timings.json, every sample and what was
+seen of the machine meanwhile, as `gdnbench time --json` has a record; with `--sweep` sweep.md and sweep.json
+instead. What a group's table has is replaced when the group is timed again, the rest stays.
+
+Calls are made (`gdnbench synth`): raw gates in bf16, raw q and k. Each kernel's outputs are judged first. The
+first of `--kernels` is what the others are beside: a speed-up is their time over its. Launches are cold, in
+CUDA graphs; docs/timing.md says what that means. Exit status: 0 all as fast as they should be, 1 one is not,
+or is wrong, 2 bad arguments, 3 cannot run here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from gdnbench.errors import BadInputError, CannotRunError, Exit
+from gdnbench.ops import operation
+from gdnbench.poison import same_bits
+from gdnbench.replay.execute import device_of
+from gdnbench.replay.kernels import LoadedKernel, load
+from gdnbench.report.outcome import Outcome
+from gdnbench.store.recover import open_store
+from gdnbench.store.writer import StoreWriter
+from gdnbench.synth import draft, synthesise
+from gdnbench.timing.bench import Bench
+from gdnbench.timing.comparison import Comparison, DisturbedError, RoundError, compare
+from gdnbench.timing.conditions import UnknownWatch, watch_of
+from gdnbench.timing.options import TimingOptions
+from gdnbench.timing.result import KernelTiming, PairTiming, RecordTiming
+from gdnbench.timing.rotation import RotationOptions
+from gdnbench.timing.run import time_records
+from gdnbench.timing.seam import Cache, Form, Mode
+from gdnbench.timing.statistics import Rule
+from gdnbench_kernels.contract import Call
+
+OUT = Path(__file__).parents[1] / "results" / "gdn_decode"
+OP = "gdn_decode"
+COMPILED = "cute"
+PEER = "flashinfer"
+HEADS = (16, 32)
+BATCHES = (1, 4, 16, 64, 256, 512)
+OTHER_HEADS = ((16, 16), (16, 48), (16, 64), (8, 16), (4, 8), (2, 4), (2, 8))
+"""Key and value heads of other models and ranks; batches are those that move the bytes of `OTHER_STATES`."""
+OTHER_STATES = (16 * 32, 64 * 32)
+DRAFT_BATCHES = (1, 16, 64)
+DRAFTS = 4
+TARGETS: Mapping[str, Mapping[int, float]] = {
+    "float32": {1: 1.25, 16: 1.08, 64: 1.03, 256: 1.0, 512: 1.0},
+    "bfloat16": {1: 1.25, 16: 1.2, 64: 1.15, 256: 1.08},
+}
+"""FlashInfer's time over ours that is asked for, with 32 value heads, by batch; of one token a sequence.
+Other head counts are held to the target of the batch that moves the same bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    state_dtype: str
+    heads: tuple[int, int]
+    batch: int
+    steps: int = 1
+
+    @property
+    def target(self) -> float | None:
+        """Of the speed-up beside FlashInfer; None where none is asked for."""
+        states = self.batch * self.heads[1]
+        if self.steps > 1 or states % 32:
+            return None
+        return TARGETS[self.state_dtype].get(states // 32)
+
+    @property
+    def label(self) -> str:
+        return f"{self.heads[0]}/{self.heads[1]} x {self.batch}"
+
+    @property
+    def where(self) -> str:
+        """All of it, in a line."""
+        return f"{self.label}, {self.steps} token{'s' if self.steps > 1 else ''}, {self.state_dtype}"
+
+    def call(self, seed: int = 0) -> Call:
+        return synthesise(
+            OP,
+            batch=self.batch,
+            steps=self.steps,
+            heads=self.heads,
+            state_dtype=self.state_dtype,
+            gate="raw",
+            qk="raw",
+            speculative=self.steps > 1,
+            seed=seed,
+        )
+
+
+def groups(batches: Sequence[int], tiny: bool) -> dict[str, list[Shape]]:
+    """Tables by name, and their rows."""
+    if tiny:
+        small = [Shape(dtype, (1, 2), 2, steps) for dtype in TARGETS for steps in (1, 2)]
+        return {"tiny": small}
+    found = {}
+    for dtype, name in (("float32", "fp32"), ("bfloat16", "bf16")):
+        found[name] = [Shape(dtype, HEADS, batch) for batch in batches]
+        found[f"{name} heads"] = [
+            Shape(dtype, heads, states // heads[1])
+            for heads in OTHER_HEADS
+            for states in OTHER_STATES
+            if states % heads[1] == 0
+        ]
+        found[f"{name} drafts"] = [Shape(dtype, HEADS, batch, DRAFTS) for batch in DRAFT_BATCHES]
+    return found
+
+
+Timed = tuple[Shape, RecordTiming]
+
+
+def timed(
+    shapes: Sequence[Shape], kernels: Sequence[str], on: str, options: TimingOptions
+) -> Iterator[Timed]:
+    """Kernels judged and timed on each shape. The calls lie in a store of their own meanwhile."""
+    with tempfile.TemporaryDirectory(prefix="gdnbench-bench-") as folder:
+        path = Path(folder) / "calls.zarr"
+        with StoreWriter(path, kind="synth") as writer:
+            for index, shape in enumerate(shapes):
+                writer.write(str(index), [draft(OP, shape.call(), index=index)])
+                say(f"made {shape.where}")
+        with open_store(path) as store:
+            report = time_records(
+                store,
+                kernels,
+                on=on,
+                options=options,
+                progress=lambda done, total, _: say(f"timed {done} of {total}"),
+            )
+    yield from zip(shapes, report.records, strict=True)
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+HEAD = ("H/Hv x batch", "tokens", "kernel", "us", "quartiles", "TB/s", "of ceiling", "speed-up", "target", "")
+
+
+def table(timings: Sequence[Timed]) -> list[tuple[str, ...]]:
+    """A row a shape and kernel."""
+    return [row for shape, timing in timings for row in rows(shape, timing)]
+
+
+def rows(shape: Shape, timing: RecordTiming) -> Iterator[tuple[str, ...]]:
+    pairs = {pair.other: pair for pair in timing.pairs}
+    for kernel in timing.kernels:
+        where = (shape.label, str(shape.steps), kernel.name)
+        if kernel.summary is None:
+            yield (*where, "", "", "", "", "", "", f"{kernel.outcome}: {kernel.reason}")
+            continue
+        us = [1e6 * value for value in (kernel.summary.median, kernel.summary.lower, kernel.summary.upper)]
+        rates, pair = kernel.rates, pairs.get(kernel.name)
+        of_ceiling = "" if rates is None or rates.of_ceiling is None else f"{rates.of_ceiling:.1%}"
+        target = shape.target if kernel.name == PEER else None
+        yield (
+            *where,
+            f"{us[0]:.2f}",
+            f"{us[1]:.2f} .. {us[2]:.2f}",
+            "" if rates is None else f"{rates.bytes_per_second / 1e12:.2f}",
+            of_ceiling,
+            "" if pair is None else speed_up(pair),
+            "" if target is None else f"{target:.2f}",
+            judged(kernel, pair, target),
+        )
+
+
+def speed_up(pair: PairTiming) -> str:
+    if pair.interval is None:
+        return str(pair.verdict)
+    return f"{pair.interval.ratio:.3f} ({pair.interval.low:.3f} .. {pair.interval.high:.3f})"
+
+
+def judged(kernel: KernelTiming, pair: PairTiming | None, target: float | None) -> str:
+    """What there is to say of a kernel: its fault, or whether the target was met beside it."""
+    if kernel.outcome is not Outcome.PASS:
+        return f"{kernel.outcome}: {kernel.reason}"
+    if target is None or pair is None or pair.interval is None:
+        return ""
+    return "met" if pair.interval.ratio >= target else "missed"
+
+
+def failed(timings: Iterable[Timed], first: str) -> list[str]:
+    """A line for each target that was missed or not looked at, and for a first kernel that failed."""
+    found = []
+    for shape, timing in timings:
+        one = timing.kernel(first)
+        if one is None or not one.timed or one.outcome is not Outcome.PASS:
+            found.append(f"{shape.where}: {first}: {'not there' if one is None else one.outcome}")
+            continue
+        pair = next((pair for pair in timing.pairs if pair.other == PEER), None)
+        if shape.target is None or timing.kernel(PEER) is None:
+            continue
+        if pair is None or pair.interval is None:
+            found.append(f"{shape.where}: {PEER} has no time to hold it to")
+        elif pair.interval.ratio < shape.target:
+            found.append(f"{shape.where}: {pair.interval.ratio:.3f} x {PEER}, not {shape.target:.2f}")
+    return found
+
+
+def markdown(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    texts = [f"| {' | '.join(cell.replace('|', '/') for cell in line)} |" for line in (head, *lines)]
+    return "\n".join([texts[0], f"|{'---|' * len(head)}", *texts[1:]])
+
+
+def page(kept: Mapping[str, Sequence[Timed]]) -> str:
+    """README.md of the folder."""
+    parts = [
+        "# gdn_decode: times",
+        "Made by `python scripts/bench_gdn_decode.py`; every sample is in [timings.json](timings.json), what"
+        " was tried and expected in [docs/gdn_decode.md](../../docs/gdn_decode.md), how times are taken in"
+        " [docs/timing.md](../../docs/timing.md). Launches are cold; us are medians of rounds; a speed-up is"
+        " a kernel's time over that of the first one in its rows, with its 99 % interval; the ceiling is the"
+        " best way to read half and write half of the same bytes, measured in the same session.",
+    ]
+    for name, timings in kept.items():
+        parts += [f"## {name}", *about(timings), markdown(HEAD, table(timings))]
+    return "\n\n".join(parts) + "\n"
+
+
+def about(timings: Sequence[Timed]) -> Iterator[str]:
+    """The machine, and what is to be kept in mind of a table's times."""
+    for machine in dict.fromkeys(json.dumps(asdict(timing.machine)) for _, timing in timings):
+        found = json.loads(machine)
+        packages = ", ".join(f"{name} {version}" for name, version in found["packages"].items())
+        driver = f", driver {found['driver']}, CUDA {found['cuda']}" if found["driver"] else ""
+        yield f"{found['device']}{driver}, Python {found['python']}, {found['os']}. {packages}."
+    seen = [timing.conditions for _, timing in timings if timing.conditions is not None]
+    clocks = [end.clock for one in seen for end in (one.lowest, one.highest) if end.clock is not None]
+    if clocks:
+        yield f"SM clock {min(clocks)} to {max(clocks)} MHz while timing, as {seen[0].source} says."
+    dropped = sum(sum(timing.discarded.values()) for _, timing in timings)
+    yield f"{sum(len(timing.blocks) for _, timing in timings)} blocks kept, {dropped} reasons to discard one."
+    for holds, what in ((False, "the cache was not cold"), (None, "whether the cache was cold is not known")):
+        which = [
+            shape.where
+            for shape, timing in timings
+            if timing.control is not None and timing.control.holds is holds
+        ]
+        if which:
+            yield f"**Note:** {what} for {'; '.join(which)}."
+    notes = dict.fromkeys(note for _, timing in timings for note in timing.notes)
+    if notes:
+        yield "\n".join(f"- {note}" for note in notes)
+
+
+def load_kept(path: Path) -> dict[str, list[Timed]]:
+    """Tables of earlier runs, by group."""
+    if not path.is_file():
+        return {}
+    found = json.loads(path.read_text(encoding="utf-8"))
+    return {
+        name: [
+            (
+                Shape(**{**one["shape"], "heads": tuple(one["shape"]["heads"])}),
+                RecordTiming.from_json(one["timing"], f"{path}: {name}"),
+            )
+            for one in timings
+        ]
+        for name, timings in found.items()
+    }
+
+
+def save_kept(out: Path, kept: Mapping[str, Sequence[Timed]]) -> None:
+    plain = {
+        name: [{"shape": asdict(shape), "timing": timing.to_json()} for shape, timing in timings]
+        for name, timings in kept.items()
+    }
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "timings.json").write_text(json.dumps(plain, allow_nan=False) + "\n", encoding="utf-8")
+    (out / "README.md").write_text(page(kept), encoding="utf-8")
+
+
+def with_plan(plan: Any) -> LoadedKernel:
+    """The compiled kernel, dealt as `plan` says."""
+    module = importlib.import_module("gdnbench_kernels.gdn_decode.cute")
+    entry = operation(OP).kernels[COMPILED]
+    function: Any = partial(module.cute, plan=plan)
+    function.prepare = partial(module.prepare, plan=plan)
+    return LoadedKernel(named(plan), named(plan), function, entry.conventions, entry.devices)
+
+
+def named(plan: Any) -> str:
+    """The options of a plan in a line."""
+    return " ".join(f"{name}={value}" for name, value in plan.options.items())
+
+
+def plans_of(shape: Shape) -> Sequence[LoadedKernel]:
+    """The compiled kernel in every plan worth measuring, the one that is chosen first."""
+    from gdnbench_kernels.gdn_decode.decode_plan import candidates
+
+    plans = candidates(shape.batch, shape.heads[1], shape.state_dtype, shape.steps)
+    return [with_plan(plan) for plan in plans]
+
+
+def sweep(
+    shape: Shape, kernels: Sequence[LoadedKernel], on: str, options: TimingOptions
+) -> tuple[Comparison, dict[str, str]]:
+    """Kernels timed on one shape in this process, and why others could not be, by name. All must leave the
+    bits that the first leaves."""
+    device, op = device_of(on), operation(OP)
+    made = shape.call()
+    given = {name: tensor.to(device) for name, tensor in made.tensors.items()}
+    call = Call(given, made.scalars, {**op.default_conventions, **made.conventions})
+    bench = Bench(call, op, device, options.mode, RotationOptions(seed=options.seed))
+    watch = UnknownWatch("nobody looked, as asked by busy") if options.busy else watch_of(device)
+    subjects, wrong = [], dict[str, str]()
+    expected = left_by(kernels[0], call)
+    for kernel in kernels:
+        try:
+            found = left_by(kernel, call)
+            if not all(same_bits(found[name], tensor) for name, tensor in expected.items()):
+                wrong[kernel.name] = "other bits than the first plan leaves"
+                continue
+            subjects.append(bench.subject(kernel))
+        except (CannotRunError, NotImplementedError, RuntimeError, ValueError) as error:
+            wrong[kernel.name] = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+    rule = Rule(precision=options.precision, seconds=options.seconds, repeat=False)
+    try:
+        return compare(subjects, rule, watch), wrong
+    except DisturbedError as error:
+        return error.partial, {**wrong, "all": str(error)}
+    finally:
+        watch.close()
+
+
+def left_by(kernel: LoadedKernel, call: Call) -> dict[str, Tensor]:
+    """o, zeros in rows of padding, and the states that a kernel leaves of a call, on the CPU."""
+    from gdnbench.replay.call import conversion, run
+
+    op = operation(OP)
+    given = op.convert(call, conversion(call, op, kernel).target)
+    given = replace(given, tensors={**given.tensors, "state": given.tensors["state"].clone()})
+    found = op.convert_outputs(run(given, op, kernel), given.conventions, call.conventions)
+    return {name: tensor.cpu() for name, tensor in found.items()}
+
+
+def swept(shape: Shape, found: Comparison, wrong: Mapping[str, str]) -> list[tuple[str, ...]]:
+    """A row a plan, the fastest first."""
+    pairs = {pair.other: pair for pair in found.pairs}
+    order = sorted(range(len(found.summaries)), key=lambda index: found.summaries[index].median)
+    lines = [
+        (
+            shape.where,
+            found.names[index] + (" (chosen)" if index == 0 else ""),
+            f"{1e6 * found.summaries[index].median:.2f}",
+            speed_up(pairs[found.names[index]]) if found.names[index] in pairs else "",
+        )
+        for index in order
+    ]
+    return [*lines, *((shape.where, name, "", reason) for name, reason in wrong.items())]
+
+
+def run_sweep(tables: Mapping[str, Sequence[Shape]], options: argparse.Namespace) -> Exit:
+    """Every plan of the compiled kernel; with other `--kernels` than it, these instead."""
+    lines, kept = list[tuple[str, ...]](), list[dict[str, Any]]()
+    for shape in (shape for shapes in tables.values() for shape in shapes):
+        own = options.kernels.split(",")
+        kernels = plans_of(shape) if own[0] == COMPILED else [load(name, operation(OP)) for name in own]
+        found, wrong = sweep(shape, kernels, options.on, timing_options(options))
+        lines += swept(shape, found, wrong)
+        say(" | ".join(lines[-1]))
+        kept.append(
+            {
+                "shape": asdict(shape),
+                "samples": dict(zip(found.names, found.samples, strict=True)),
+                "wrong": wrong,
+                "notes": found.notes,
+            }
+        )
+        options.out.mkdir(parents=True, exist_ok=True)
+        (options.out / "sweep.json").write_text(json.dumps(kept) + "\n", encoding="utf-8")
+        head = ("call", "plan", "us", "time over the chosen plan's")
+        (options.out / "sweep.md").write_text(markdown(head, lines) + "\n", encoding="utf-8")
+    print((options.out / "sweep.md").read_text(encoding="utf-8"), end="")
+    return Exit.MISMATCH if any(one["wrong"] for one in kept) else Exit.PASS
+
+
+def timing_options(options: argparse.Namespace) -> TimingOptions:
+    form = Form.GRAPH if options.on == "cuda" else Form.PLAIN
+    return TimingOptions(
+        Mode(Cache.COLD, form), options.seconds, options.precision, busy=options.busy, seed=options.seed
+    )
+
+
+def parser() -> argparse.ArgumentParser:
+    found = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    found.add_argument("--out", type=Path, default=OUT)
+    found.add_argument("--on", default="cuda", help="cuda, or cpu for kernels that run there")
+    found.add_argument("--kernels", default=f"{COMPILED},{PEER},fla", help="separated by commas")
+    found.add_argument("--groups", default="", help="tables, separated by commas; all if left out")
+    found.add_argument("--batches", default=",".join(map(str, BATCHES)), help="of fp32 and bf16")
+    found.add_argument("--seconds", type=float, default=8.0, help="of a row, at most")
+    found.add_argument("--precision", type=float, default=0.01, help="of every ratio, as a part of 1")
+    found.add_argument("--busy", action="store_true", help="keep blocks that something disturbed")
+    found.add_argument("--seed", type=int, default=0)
+    found.add_argument("--sweep", action="store_true", help="the plans of the compiled kernel instead")
+    found.add_argument("--tiny", action="store_true", help="a few small shapes, to try the script out")
+    return found
+
+
+def chosen(options: argparse.Namespace) -> dict[str, list[Shape]]:
+    """The tables that are asked for."""
+    try:
+        batches = [int(text) for text in options.batches.split(",")]
+    except ValueError:
+        raise BadInputError(
+            f"--batches {options.batches!r} are no numbers; write them like 1,16,64"
+        ) from None
+    found = groups(batches, options.tiny)
+    names = options.groups.split(",") if options.groups else list(found)
+    for name in names:
+        if name not in found:
+            raise BadInputError(f"--groups has no {name!r}; there are {', '.join(found)}")
+    return {name: found[name] for name in names}
+
+
+def main() -> Exit:
+    options = parser().parse_args()
+    try:
+        device_of(options.on)
+        tables = chosen(options)
+        if options.sweep:
+            return run_sweep(tables, options)
+        kernels, kept, new = (
+            options.kernels.split(","),
+            load_kept(options.out / "timings.json"),
+            list[Timed](),
+        )
+        for name, shapes in tables.items():
+            kept[name] = list(timed(shapes, kernels, options.on, timing_options(options)))
+            new += kept[name]
+            save_kept(options.out, kept)  # what was measured stays, whatever comes
+            print(f"{name}\n{markdown(HEAD, table(kept[name]))}", flush=True)
+    except (CannotRunError, RoundError, ImportError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return Exit.CANNOT_RUN
+    except (BadInputError, NotImplementedError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return Exit.BAD_INPUT
+    missed = failed(new, kernels[0])
+    asked = sum(shape.target is not None and timing.kernel(PEER) is not None for shape, timing in new)
+    print("\n".join([*missed, f"{len(new)} calls, {asked} with a target, {len(missed)} failed"]))
+    return Exit.MISMATCH if missed else Exit.PASS
+
+
+if __name__ == "__main__":
+    sys.exit(main())
