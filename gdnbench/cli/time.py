@@ -51,18 +51,23 @@ def time(
     json: Annotated[bool, typer.Option("--json", help="One object, with every sample.")] = False,
     csv: Annotated[bool, typer.Option("--csv", help="A line a kernel and record.")] = False,
     save: Annotated[Path | None, typer.Option(help="Write the times into a run store.")] = None,
+    compare: Annotated[
+        Path | None, typer.Option(help="Earlier times, a run or a JSON file: slower than them is exit 1.")
+    ] = None,
 ) -> None:
     """Time kernels on recorded calls, those whose outputs pass, in turn and on the same buffers.
 
     Exit status: 0 all timed; 1 a mismatch, crash, hang or regression; 3 something could not run here.
     """
+    from gdnbench.timing.export import read_timings
     from gdnbench.timing.run import count_records, time_records
 
     if json and csv:
         raise BadInputError("choose one of --json and --csv, not both")
-    if on == "sim" and (save is not None or csv):
-        raise BadInputError(f"--save and --csv are for times; {NO_CLOCK}")
+    if on == "sim" and (save is not None or compare is not None or csv):
+        raise BadInputError(f"--save, --compare and --csv are for times; {NO_CLOCK}")
     options = timing_options(on, cache, form, seconds, precision, timeout, busy)
+    baseline = None if compare is None else read_timings(compare)
     with open_store(store) as opened, progress("time") as advance:
         what: dict[str, Any] = {
             "kernels": kernel or [],
@@ -74,10 +79,10 @@ def time(
         if on == "sim":
             counts = count_records(opened, **what)
         else:
-            report = time_records(opened, on=on, options=options, save=save, **what)
+            report = time_records(opened, on=on, options=options, save=save, baseline=baseline, **what)
     if on == "sim":
         _finish_counts(counts, json)
-    _finish(report, json, csv, None)
+    _finish(report, json, csv)
 
 
 def timing_options(
@@ -130,19 +135,18 @@ def part(text: str) -> float:
         raise BadInputError(f"--precision {text!r} is no part: write it like 1% or 0.01") from None
 
 
-def _finish(report: TimingReport, json: bool, csv: bool, regressions: list[str] | None) -> None:
+def _finish(report: TimingReport, json: bool, csv: bool) -> NoReturn:
     """Print the result and end the command."""
     from gdnbench.timing.export import timing_csv, timing_json
     from gdnbench.timing.table import timing_text
 
-    code = Exit.MISMATCH if regressions and report.exit_code is not Exit.MISMATCH else report.exit_code
     if json:
-        print_json(timing_json(report, regressions) | {"exit_code": int(code)})
+        print_json(timing_json(report))
     elif csv:
         print(timing_csv(report), end="")
     else:
-        print(timing_text(report, table, regressions or ()))
-    raise typer.Exit(code)
+        print(timing_text(report, table))
+    raise typer.Exit(report.exit_code)
 
 
 def _finish_counts(report: CountsReport, json: bool) -> NoReturn:

@@ -10,6 +10,7 @@ from typing import Any
 
 from gdnbench.errors import BadInputError
 from gdnbench.store.recover import open_store
+from gdnbench.timing.plain import to_plain
 from gdnbench.timing.result import KernelTiming, RecordTiming
 from gdnbench.timing.run import CountsReport, TimingReport
 
@@ -50,9 +51,9 @@ COLUMNS = (
 )
 
 
-def timing_json(report: TimingReport, regressions: list[str] | None = None) -> dict[str, Any]:
-    """The whole report with every sample. `regressions`: lines about a baseline, if there was one."""
-    document = {
+def timing_json(report: TimingReport) -> dict[str, Any]:
+    """The whole report with every sample; `changes` since a baseline, null where there was none."""
+    return {
         "schema": SCHEMA,
         "command": "time",
         "store": report.store,
@@ -62,10 +63,8 @@ def timing_json(report: TimingReport, regressions: list[str] | None = None) -> d
         "rule": report.rule,
         "exit_code": int(report.exit_code),
         "records": [record.to_json() for record in report.records],
+        "changes": to_plain(report.changes),
     }
-    if regressions is not None:
-        document["regressions"] = regressions
-    return document
 
 
 def counts_json(report: CountsReport) -> dict[str, Any]:

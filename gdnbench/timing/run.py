@@ -22,6 +22,7 @@ from gdnbench.replay.simulated import SIM
 from gdnbench.report.outcome import Outcome, exit_code
 from gdnbench.report.report import RecordResult
 from gdnbench.store.reader import Store, StoredRecord
+from gdnbench.timing.baseline import AgainstBaseline, against
 from gdnbench.timing.counts import Counts, counted
 from gdnbench.timing.isolated import Isolated, Timed, Timer
 from gdnbench.timing.machine import machine
@@ -44,6 +45,7 @@ class TimingReport:
     mode: Mode
     rule: str  # by which outputs were judged
     records: tuple[RecordTiming, ...]
+    changes: tuple[AgainstBaseline, ...] | None = None  # None: there was no baseline
 
     @property
     def outcomes(self) -> list[Outcome]:
@@ -51,7 +53,9 @@ class TimingReport:
 
     @property
     def exit_code(self) -> Exit:
-        return exit_code(self.outcomes)
+        """A regression is as bad as a crash."""
+        slower = any(change.regression for change in self.changes or ())
+        return exit_code([*self.outcomes, Outcome.MISMATCH] if slower else self.outcomes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,14 +106,16 @@ def time_records(
     options: TimingOptions | None = None,
     time_wrong: bool = False,
     save: str | Path | None = None,
+    baseline: Sequence[RecordTiming] | None = None,
     timer: Timer | None = None,
     progress: Progress | None = None,
 ) -> TimingReport:
     """Judge and time `kernels` on the records of `store` (those numbered in `records`, of operation `op`).
 
     A kernel whose outputs fail is not timed, unless `time_wrong`. `save`: a run store for the results; one
-    that was begun holds every record that was finished. `timer` is what times them, by default a process of
-    its own.
+    that was begun holds every record that was finished. `baseline`: earlier times of these records, in this
+    mode and on this machine, which the times are compared with. `timer` is what times them, by default a
+    process of its own.
 
     BadInputError for arguments that name nothing or contradict each other, CannotRunError if `on` is not
     here.
@@ -119,6 +125,10 @@ def time_records(
     chosen = _chosen(store, kernels, on, records, op)
     options = options or TimingOptions()
     rule, device = make_rule(None, None, None, False), device_of(on)
+    here = machine(device)
+    before = None if baseline is None else _Baseline(baseline)
+    if before is not None:
+        before.check([store.records[number] for number in chosen], options.mode, here)
     done: list[RecordTiming] = []
     with ExitStack() as stack:
         judge = Judge(rule, device)
@@ -133,7 +143,7 @@ def time_records(
         if timer is None:
             timer = stack.enter_context(closing(Isolated(store.path, on, options)))
         saved = None if save is None else stack.enter_context(RunWriter(Path(save), kernels[0], ORACLE, on))
-        one = _Records(judged, timer, options.mode, machine(device), time_wrong)
+        one = _Records(judged, timer, options.mode, here, time_wrong)
         for number in chosen:
             record = store.records[number]
             done.append(one.time(record))
@@ -141,7 +151,10 @@ def time_records(
                 _save(saved, record, done[-1])
             if progress is not None:
                 progress(len(done), len(chosen), done[-1].label)
-    return TimingReport(str(store.path), tuple(kernels), on, options.mode, describe_rule(rule), tuple(done))
+    changes = None if before is None else before.changes(done)
+    return TimingReport(
+        str(store.path), tuple(kernels), on, options.mode, describe_rule(rule), tuple(done), changes
+    )
 
 
 @contextmanager
@@ -228,8 +241,39 @@ def _timed(
     timed = timer.time(record, operation(record.info.op), kernels) if kernels else Timed(None, ())
     if timed.timing is not None:
         return replace(timed.timing, kernels=(*timed.timing.kernels, *timed.failed))
+    return _nothing(record, mode, here, timed.failed)
+
+
+def _nothing(
+    record: StoredRecord, mode: Mode, here: Machine, kernels: tuple[KernelTiming, ...] = ()
+) -> RecordTiming:
+    """A record on which no kernel was timed."""
     label = RecordResult.of(record, Outcome.PASS).label
-    return RecordTiming(label, record.number, record.key, record.info.op, mode, here, timed.failed)
+    return RecordTiming(label, record.number, record.key, record.info.op, mode, here, kernels)
+
+
+class _Baseline:
+    """Earlier times, by record."""
+
+    def __init__(self, timings: Sequence[RecordTiming]) -> None:
+        self._by_key = {timing.key: timing for timing in timings}
+
+    def check(self, records: Sequence[StoredRecord], mode: Mode, here: Machine) -> None:
+        """Before anything is timed: BadInputError for what cannot be compared."""
+        there = [record for record in records if record.key in self._by_key]
+        if not there:
+            raise BadInputError("the baseline has none of these records: name times of the same store")
+        for record in there:
+            against(_nothing(record, mode, here), self._by_key[record.key])
+
+    def changes(self, timings: Sequence[RecordTiming]) -> tuple[AgainstBaseline, ...]:
+        """Of every record; one that the baseline lacks has none, and a note that says so."""
+        return tuple(
+            against(timing, self._by_key[timing.key])
+            if timing.key in self._by_key
+            else AgainstBaseline(timing.label, (), ("not in the baseline",))
+            for timing in timings
+        )
 
 
 def _untimed(name: str, result: RecordResult) -> KernelTiming:

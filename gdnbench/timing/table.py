@@ -32,9 +32,9 @@ COUNTS = (
 RIGHT = ("record", "median", "ratio", *RATES, *COUNTS[3:])
 
 
-def timing_text(report: TimingReport, table: Table, regressions: Sequence[str] = ()) -> str:
+def timing_text(report: TimingReport, table: Table) -> str:
     """A row for each kernel and record, a line for each that was not timed, and what the times rest on."""
-    return "\n".join([times_text(report.records, table), *regressions, _summary(report)])
+    return "\n".join([times_text(report.records, table), *_changes(report), _summary(report)])
 
 
 def times_text(records: Sequence[RecordTiming], table: Table) -> str:
@@ -181,6 +181,24 @@ def _blocks(record: RecordTiming) -> str:
         again = record.repeat.interval
         parts.append(f"{record.repeat.first} beside itself {again.low:.3f} .. {again.high:.3f}")
     return ", ".join(parts)
+
+
+def _changes(report: TimingReport) -> Iterator[str]:
+    """What became of each kernel since the baseline."""
+    for record in report.changes or ():
+        for change in record.changes:
+            what = f"{change.kernel} on record {record.label}"
+            if change.interval is None or change.before is None or change.after is None:
+                yield f"since the baseline: {what}: not compared: {change.reason}"
+                continue
+            found = change.interval
+            verdict = "REGRESSION" if change.regression else str(change.verdict)
+            yield (
+                f"since the baseline: {what}: {verdict}, {seconds_text(change.before)} ->"
+                f" {seconds_text(change.after)}, {found.low:.3f} .. {found.high:.3f} with a margin of"
+                f" {change.margin:.1%}"
+            )
+        yield from (f"since the baseline: record {record.label}: {note}" for note in record.notes)
 
 
 def _summary(report: TimingReport) -> str:

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from gdnbench.cli.console import table
 from gdnbench.errors import BadInputError, Exit
@@ -19,13 +20,13 @@ from gdnbench.store.writer import StoreWriter
 from gdnbench.synth import draft, synthesise
 from gdnbench.timing.export import COLUMNS, read_timings, timing_csv, timing_json
 from gdnbench.timing.isolated import Timed
+from gdnbench.timing.machine import machine
 from gdnbench.timing.options import TimingOptions
 from gdnbench.timing.result import (
     Block,
     ControlFound,
     End,
     KernelTiming,
-    Machine,
     PairTiming,
     Rates,
     RecordTiming,
@@ -37,6 +38,8 @@ from gdnbench.timing.table import record_lines, seconds_text, timing_text
 from gdnbench_kernels.contract import Operation
 
 MODE = Mode(Cache.WARM, Form.PLAIN)
+HERE = machine(torch.device("cpu"))
+RUNS = 12  # two passes over six placements
 KERNELS = Path(__file__).with_name("timed_kernels.py")
 
 
@@ -60,8 +63,8 @@ def timing_of(record: StoredRecord, names: Sequence[str], seconds: float = 142.1
         KernelTiming(
             name,
             Outcome.PASS,
-            samples=(seconds, seconds),
-            summary=Summary(2, seconds, seconds, seconds),
+            samples=(seconds,) * RUNS,
+            summary=Summary(RUNS, seconds, seconds, seconds),
             launches=7,
             rates=Rates.of(4_000_000, 8_000_000, seconds, 1e11),
         )
@@ -79,11 +82,11 @@ def timing_of(record: StoredRecord, names: Sequence[str], seconds: float = 142.1
         key=record.key,
         op=record.info.op,
         mode=MODE,
-        machine=Machine("cpu", "a CPU", "here"),
+        machine=HERE,
         kernels=kernels,
         pairs=pairs,
-        blocks=(Block(0, 0, order), Block(1, 0, order)),
-        placements=2,
+        blocks=tuple(Block(run % 6, run, order) for run in range(RUNS)),
+        placements=6,
         end=End.PRECISE,
         seconds=1.5,
         discarded={"slowed down: HwSlowdown": 3},
@@ -94,15 +97,15 @@ def timing_of(record: StoredRecord, names: Sequence[str], seconds: float = 142.1
 class FakeTimer:
     """Times whatever it is given, but for kernels that are to fail."""
 
-    def __init__(self, failing: Sequence[str] = ()) -> None:
-        self.failing = failing
+    def __init__(self, failing: Sequence[str] = (), seconds: float = 142.1e-6) -> None:
+        self.failing, self.seconds = failing, seconds
         self.asked: list[tuple[int, tuple[str, ...]]] = []
 
     def time(self, record: StoredRecord, operation: Operation, kernels: Sequence[str]) -> Timed:
         self.asked.append((record.number, tuple(kernels)))
         left = [name for name in kernels if name not in self.failing]
         failed = [KernelTiming(name, Outcome.CRASH, "it broke") for name in kernels if name in self.failing]
-        return Timed(timing_of(record, left) if left else None, tuple(failed))
+        return Timed(timing_of(record, left, self.seconds) if left else None, tuple(failed))
 
     def close(self) -> None:
         """There is nothing to close."""
@@ -265,8 +268,10 @@ def test_the_table_says_what_the_times_rest_on(store: Store) -> None:
         " 0.0281 28% 0.0563"
     )
     assert "NOT warm: record 0 gdn_decode: about half of a launch's bytes were still in the cache" in rows
-    assert "note: record 0: 2 blocks on 2 placements in 1.5 s, disturbed: slowed down: HwSlowdown 3" in rows
-    assert rows[-1] == "1 record x 2: 2 pass | ratios are to torch | warm, plain launches | cpu: a CPU"
+    assert "note: record 0: 12 blocks on 6 placements in 1.5 s, disturbed: slowed down: HwSlowdown 3" in rows
+    assert (
+        rows[-1] == "1 record x 2: 2 pass | ratios are to torch | warm, plain launches | cpu: " + HERE.device
+    )
 
 
 def test_a_run_is_shown_in_a_few_lines(store: Store) -> None:
@@ -276,12 +281,48 @@ def test_a_run_is_shown_in_a_few_lines(store: Store) -> None:
     )
     assert record_lines(failed) == {
         "mode": "warm, plain launches",
-        "device": "a CPU",
+        "device": HERE.device,
         "torch": "142.1 us a launch",
         "hf": "142.1 us a launch, 1.004 of torch, no difference within 1.2%",
         "fla": "not timed: missing device or package: pip install it",
-        "blocks": "2 blocks on 2 placements in 1.5 s, disturbed: slowed down: HwSlowdown 3",
+        "blocks": "12 blocks on 6 placements in 1.5 s, disturbed: slowed down: HwSlowdown 3",
     }
+
+
+@pytest.mark.parametrize(
+    ("seconds", "code", "word"),
+    [
+        (160e-6, Exit.MISMATCH, "REGRESSION"),  # 13 % slower; where clocks are unknown 5 % are noise
+        (145e-6, Exit.PASS, "no difference"),
+        (120e-6, Exit.PASS, "faster"),
+    ],
+)
+def test_slower_than_a_baseline_is_exit_1(store: Store, seconds: float, code: Exit, word: str) -> None:
+    before = run(store, "torch", "hf").records
+    report = run(store, "torch", timer=FakeTimer(seconds=seconds), records=[1], baseline=before)
+    assert report.exit_code is code
+    assert f"since the baseline: torch on record 1 gdn_decode: {word}, 142.1 us -> " in timing_text(
+        report, table
+    )
+    assert timing_json(report)["changes"][0]["changes"][0]["kernel"] == "torch"
+
+
+def test_a_baseline_of_another_kind_is_refused_before_anything_is_timed(store: Store) -> None:
+    before = run(store, "torch", records=[0]).records
+    timer = FakeTimer()
+    with pytest.raises(BadInputError, match="the baseline has none of these records"):
+        run(store, "torch", timer=timer, records=[1], baseline=before)
+    cold = [replace(timing, mode=Mode(Cache.COLD, Form.PLAIN)) for timing in before]
+    with pytest.raises(BadInputError, match="cache is warm, the baseline's is cold"):
+        run(store, "torch", timer=timer, records=[0], baseline=cold)
+    assert timer.asked == []
+
+
+def test_a_record_that_the_baseline_lacks_is_said(store: Store) -> None:
+    before = run(store, "torch", records=[0]).records
+    report = run(store, "torch", baseline=before)
+    assert "since the baseline: record 1 gdn_decode: not in the baseline" in timing_text(report, table)
+    assert report.exit_code is Exit.PASS
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,146 @@
+"""`gdnbench time` and `replay --time`: a real table from this CPU, refusals, and counts on the simulator."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+Invoke = Callable[..., Any]  # the fixture `gdnbench`
+
+CAPTURES = Path(__file__).parents[2] / "captures"
+gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
+QUICK = ("--cache", "warm", "--seconds", "1", "--busy")
+
+
+def test_times_on_this_cpu_and_later_ones_beside(gdnbench: Invoke, prefills: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run.zarr"
+    result = gdnbench("time", prefills, "0-1", "--kernel", "torch", "--kernel", "hf", *QUICK, "--save", run)
+    assert result.code == 0, result.err
+    rows = [line.split() for line in result.out.splitlines()[1:5]]
+    assert [row[:3] for row in rows] == [
+        [record, "gdn_prefill", kernel] for record in ("0", "1") for kernel in ("torch", "hf")
+    ]
+    assert all(float(row[3]) > 0 and row[4] in ("us", "ms") for row in rows)
+    assert "2 records x 2: 4 pass | ratios are to torch | warm, plain launches | cpu: " in result.out
+
+    shown = gdnbench("show", run, 1)
+    assert "timing\n  mode: warm, plain launches\n" in shown.out
+    assert "  torch: " in shown.out
+    listed = gdnbench("ls", run)
+    assert "2 records, 1 process, run store" in listed.out
+
+    again = gdnbench("time", prefills, 1, "--kernel", "hf", *QUICK, "--compare", run, "--json")
+    document = json.loads(again.out)
+    (change,) = document["changes"][0]["changes"]
+    assert change["kernel"] == "hf"
+    assert change["before"] > 0
+    assert again.code == document["exit_code"] == (1 if change["verdict"] == "slower" else 0)
+    # What nobody can see of another process, of clocks that nobody reads: never a regression below 5 %.
+    assert change["interval"] is None or change["margin"] >= 0.05
+
+
+def test_csv(gdnbench: Invoke, prefills: Path) -> None:
+    result = gdnbench("time", prefills, 0, "--kernel", "torch", *QUICK, "--csv")
+    (row,) = csv.DictReader(io.StringIO(result.out))
+    assert (row["kernel"], row["outcome"], row["cache"], row["form"]) == ("torch", "pass", "warm", "plain")
+    assert float(row["lower_quartile_s"]) <= float(row["median_s"]) <= float(row["upper_quartile_s"])
+    assert float(row["bytes_per_s"]) == pytest.approx(int(row["bytes"]) / float(row["median_s"]))
+
+
+@pytest.mark.slow
+def test_replay_times_what_passed(gdnbench: Invoke, prefills: Path) -> None:
+    result = gdnbench("replay", prefills, 0, "--kernel", "torch", "--against", "hf", "--time", "--json")
+    document = json.loads(result.out)
+    (record,) = document["records"]
+    if record["outcome"] == "missing device or package":  # nothing is timed on a machine that others use
+        assert "blocks in a row were disturbed" in record["reason"]
+        assert result.code == 3
+    else:
+        assert (record["outcome"], result.code) == ("pass", 0)
+        assert [kernel["name"] for kernel in record["timing"]["kernels"]] == ["hf", "torch"]
+        assert record["timing"]["mode"] == {"cache": "cold", "form": "plain"}
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "message"),
+    [
+        ((), 2, "no kernel is named: give --kernel, more than once to compare"),
+        (("--kernel", "torch", "--json", "--csv"), 2, "choose one of --json and --csv"),
+        (("--kernel", "torch", "--cache", "tepid"), 2, "--cache 'tepid' is neither cold nor warm"),
+        (("--kernel", "torch", "--form", "loop"), 2, "--form 'loop' is neither graph nor plain"),
+        (("--kernel", "torch", "--form", "graph"), 2, "--form graph is a CUDA graph, which --on cpu has not"),
+        (("--kernel", "torch", "--precision", "fine"), 2, "--precision 'fine' is no part"),
+        (("--kernel", "torch", "--precision", "150%"), 2, "precision 1.5 must lie between 0 and 1"),
+        (("--kernel", "torch", "--on", "tpu"), 2, "--on 'tpu' is no device"),
+        (("--kernel", "portable", "--on", "sim", "--csv"), 2, "the simulator executes and does not time"),
+        (("--kernel", "torch", "--on", "sim"), 3, "--on sim runs kernels compiled for SM100"),
+        (("--kernel", "torch", "--compare", "nosuch.json"), 2, "nosuch.json"),
+    ],
+)
+def test_refusals(
+    gdnbench: Invoke, prefills: Path, options: tuple[str, ...], code: int, message: str
+) -> None:
+    result = gdnbench("time", prefills, *options)
+    assert (result.code, result.out) == (code, "")
+    assert message in result.err
+    assert result.err.count("\n") == 1
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is here")
+def test_no_gpu_is_exit_3(gdnbench: Invoke, prefills: Path) -> None:
+    result = gdnbench("time", prefills, "--kernel", "torch", "--on", "cuda")
+    assert (result.code, result.out) == (3, "")
+    assert "--on cuda needs an NVIDIA GPU" in result.err
+
+
+def test_replay_on_the_simulator_is_not_timed(gdnbench: Invoke, prefills: Path) -> None:
+    result = gdnbench("replay", prefills, "--kernel", "sm100", "--on", "sim", "--time")
+    assert result.code == 2
+    assert "`gdnbench time --on sim` counts instead" in result.err
+
+
+def test_the_simulator_counts_and_refuses_to_time(gdnbench: Invoke) -> None:
+    """The bytes it counts are compared with what the operation must write."""
+    pytest.importorskip("cutlass", reason="CuTe DSL has wheels for Linux only")
+    store = CAPTURES / "swa_fp8_ds_mla.zarr.zip"
+    result = gdnbench("time", store, 0, "--kernel", "portable", "--on", "sim", "--json")
+    assert result.code == 3
+    assert result.err == (
+        "gdnbench: the simulator executes and does not time: these are counts; times need --on cuda or cpu\n"
+    )
+    document = json.loads(result.out)
+    ((kernel,),) = (record["kernels"] for record in document["records"])
+    work = document["records"][0]["work"]
+    counts = kernel["counts"]
+    moved = counts["bytes_moved"]
+    assert counts["launches"] == 1
+    assert counts["warp_instructions"] > 0
+    # A kernel cannot write less than its output, and this one writes nothing else.
+    assert sum(count for path, count in moved.items() if path.endswith("to global")) == work["written"]
+    assert "seconds" not in json.dumps(document)
+
+
+class TestGpu:
+    pytestmark = gpu
+
+    def test_a_table_from_a_gpu(self, gdnbench: Invoke, tmp_path: Path) -> None:
+        """Cold, in a CUDA graph: between nothing and the memory's ceiling, and as cold as it says."""
+        store = tmp_path / "made.zarr"
+        options = ("--op", "swa_decode", "--lens", ",".join(["128"] * 64), "--cache-layout", "fp8_ds_mla")
+        assert gdnbench("synth", store, *options).code == 0
+        result = gdnbench("time", store, "--kernel", "portable", "--on", "cuda", "--seconds", "5", "--json")
+        assert result.code == 0, result.err
+        (record,) = json.loads(result.out)["records"]
+        (kernel,) = record["kernels"]
+        assert record["mode"] == {"cache": "cold", "form": "graph"}
+        assert record["control"]["holds"] is not False, record["control"]
+        # 3 %: a ceiling is itself a median of rounds on buffers of its own.
+        assert 0 < kernel["rates"]["of_ceiling"] < 1.03
+        assert record["repeat"]["verdict"] == "no difference"
