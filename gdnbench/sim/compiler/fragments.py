@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from gdnbench.sim.compiler import mma
+from gdnbench.sim.compiler import mma, warpgroup
 from gdnbench.sim.compiler.service import Read, Service
 from gdnbench.sim.errors import KernelFault, UnsupportedError
 from gdnbench.sim.machine.operands import uniform
@@ -40,6 +40,8 @@ def direct(service: Service) -> Direct | None:
         return _mma_sync(service)
     if service.ins.op in ("tcgen05.ld", "tcgen05.st"):
         return _tmem_access(service)
+    if service.ins.op == "wgmma.mma_async":
+        return warpgroup.direct(service)
     return None
 
 

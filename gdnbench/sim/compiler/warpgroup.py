@@ -6,13 +6,22 @@ A warp's state is in memory whenever Python runs, and a register keeps its place
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
 import numpy as np
 import numpy.typing as npt
 
 from gdnbench.sim.compiler.layout import Layout
-from gdnbench.sim.errors import Place, UnsupportedError
-from gdnbench.sim.machine.seam import LANES, RegisterList, Words
-from gdnbench.sim.ptx.ir import Register
+from gdnbench.sim.compiler.service import Service
+from gdnbench.sim.errors import FaultKind, KernelFault, Place, UnsupportedError
+from gdnbench.sim.machine.seam import LANES, Lanes, RegisterList, Words
+from gdnbench.sim.machine.wgmma import issue
+from gdnbench.sim.machine.wgmma_state import Operands
+from gdnbench.sim.ptx.ir import Instruction, Register, Vector
+
+if TYPE_CHECKING:
+    from gdnbench.sim.compiler.engine import CompiledWarp
 
 Table = slice | npt.NDArray[np.intp]
 
@@ -68,3 +77,44 @@ class CompiledRegisters:
 
     def settle(self, owner: object) -> None:
         """Whether a register is in flight is not kept."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Issue:
+    """wgmma.mma_async by the places of its operands in the state. `a` is -1 if A is in registers."""
+
+    ins: Instruction
+    a: int
+    b: int
+    scale_d: int
+
+    def execute(self, warp: CompiledWarp, lanes: Lanes) -> None:
+        try:
+            a = 0 if self.a < 0 else _uniform(warp, self.a, "the descriptor of A")
+            b = _uniform(warp, self.b, "the descriptor of B")
+            mask = warp.cells[self.scale_d // 4]
+            if mask not in (0, 0xFFFF_FFFF):
+                raise KernelFault(FaultKind.DIVERGENCE, "scale-d differs between the lanes of a warp")
+            issue(warp.cta, warp.warp, self.ins, Operands(a, b, bool(mask)))
+        except KernelFault as fault:
+            if fault.place is None:
+                fault.place, fault.thread = self.ins.place, warp.cta.thread(warp.warp, lanes)
+            raise
+
+
+def _uniform(warp: CompiledWarp, slot: int, what: str) -> int:
+    """A register of 64 bits that all lanes must agree on."""
+    data = warp.state[slot : slot + 8 * LANES].tobytes()
+    if data != data[:8] * LANES:
+        raise KernelFault(FaultKind.DIVERGENCE, f"{what} differs between the lanes of a warp")
+    return int.from_bytes(data[:8], "little")
+
+
+def direct(service: Service) -> Issue | None:
+    """None unless the operands are registers, as compilers write them."""
+    in_registers = isinstance(service.ins.sources[0], Vector)
+    found = service.registers[in_registers:3]
+    if [tuple(bits for _, bits in each) for each in found] != [(64,), (64,), (1,)][in_registers:]:
+        return None
+    slots = [each[0][0] for each in found]
+    return Issue(service.ins, -1 if in_registers else slots[0], slots[-2], slots[-1])

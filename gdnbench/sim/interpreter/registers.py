@@ -106,10 +106,11 @@ class RegisterFile:
         """Fault if one of `lanes` reads a byte of the register that is in flight."""
         if index in self.loads and (self.marks[index][lanes] >> 8).any():
             flight = self.loads[index]
-            written = "it was loaded at" if flight.owner is None else "it is written by the product at"
+            writer = "it was loaded" if flight.owner is None else "a product in flight writes it,"
             raise KernelFault(
                 FaultKind.UNINITIALISED,
-                f"register {self.registers[index].name} is used before {flight.wait}; {written} {flight.place}",
+                f"register {self.registers[index].name} is used before {flight.wait}; "
+                f"{writer} at {flight.place}",
             )
 
     def mark(self, index: int, lanes: Lanes) -> None:

@@ -19,7 +19,18 @@ from gdnbench.sim.errors import FaultKind, KernelFault, UnsupportedError
 from gdnbench.sim.machine import tcgen05_operand
 from gdnbench.sim.machine.async_queue import AsyncOperation, Span
 from gdnbench.sim.machine.operands import uniform
-from gdnbench.sim.machine.seam import WRITTEN, Argument, Handler, Lanes, Results, Wait, Warp, Words
+from gdnbench.sim.machine.seam import (
+    LANES,
+    WRITTEN,
+    Argument,
+    Handler,
+    Lanes,
+    RegisterList,
+    Results,
+    Wait,
+    Warp,
+    Words,
+)
 from gdnbench.sim.machine.tcgen05_operand import Gather
 from gdnbench.sim.machine.wgmma_form import OP, Form, M
 from gdnbench.sim.machine.wgmma_fragment import (
@@ -27,16 +38,19 @@ from gdnbench.sim.machine.wgmma_fragment import (
     WARPS,
     Codes,
     a_matrix,
-    d_matrix,
+    d_rows,
     locate,
     negated,
     read_matrix,
 )
-from gdnbench.sim.machine.wgmma_state import Flight, GroupProduct, Share, WarpState
+from gdnbench.sim.machine.wgmma_state import Flight, GroupProduct, Operands, Share, WarpState
 from gdnbench.sim.ptx.ir import Immediate, Instruction
 
 if TYPE_CHECKING:
     from gdnbench.sim.machine.cta import Cta
+
+
+_ALL = bytes([1]) * LANES
 
 
 def _fence(
@@ -51,60 +65,66 @@ def _fence(
 
 
 def _whole_warp(warp: Warp, ins: Instruction) -> None:
-    if not warp.exists.all():
+    if warp.exists.tobytes() != _ALL:
         threads = int(warp.exists.sum())
         raise KernelFault(FaultKind.WGMMA, f"{ins.name} in a warp of {threads} threads; a warpgroup has 128")
+
+
+def issue(cta: Cta, warp: Warp, ins: Instruction, operands: Operands) -> None:
+    """One warp issues a wgmma.mma_async, with operands that are the same in all its lanes."""
+    _whole_warp(warp, ins)
+    groups = cta.warpgroups
+    form = groups.forms.by_pc[ins.pc]
+    state = groups.state(warp)
+    if state.seen is None:
+        raise KernelFault(FaultKind.WGMMA, f"{ins.name} before any wgmma.fence of the warp")
+    product = groups.join(warp, state, ins, form, operands)
+    if product.joined == 1:
+        product.b = _matrix(cta, operands.b, form.n, form.b_mn_major, form, "B")
+        if form.a is None:
+            product.a = _matrix(cta, operands.a, M, form.a_mn_major, form, "A")
+    share = _share(cta, warp, ins, form, state, operands.accumulate)
+    product.shares[warp.index % WARPS] = share
+    share.flight.under_way += 1
+    share.flight.waits += 1
+    state.open.append(product)
+    if product.joined == WARPS:
+        _start(cta, warp, product)
 
 
 def _issue(
     cta: Cta, warp: Warp, ins: Instruction, lanes: Lanes, sources: tuple[Argument, ...], previous: Wait | None
 ) -> Results:
-    _whole_warp(warp, ins)
-    groups = cta.warpgroups
-    form = groups.forms.by_pc[ins.pc]
-    a = uniform(sources[0], lanes, "the descriptor of A") if form.a is None else 0
+    in_registers = cta.warpgroups.forms.by_pc[ins.pc].a is not None
+    a = 0 if in_registers else uniform(sources[0], lanes, "the descriptor of A")
     b = uniform(sources[1], lanes, "the descriptor of B")
     accumulate = bool(uniform(sources[2], lanes, "scale-d"))
-    for name, gather in _gathers(form, a, b):
-        tcgen05_operand.check_bounds(cta.shared, gather, name)
-    state = groups.state(warp)
-    if state.seen is None:
-        raise KernelFault(FaultKind.WGMMA, f"{ins.name} before any wgmma.fence of the warp")
-    product = groups.join(warp, GroupProduct(ins, form, (a, b, accumulate)))
-    share = _share(cta, warp, ins, form, state, accumulate)
-    product.shares[warp.index % WARPS] = share
-    share.flight.under_way += 1
-    share.flight.waits += 1
-    state.open.append(product)
-    if all(product.shares):
-        _start(cta, warp, product)
+    issue(cta, warp, ins, Operands(a, b, accumulate))
     return WRITTEN
 
 
-def _gathers(form: Form, a: int, b: int) -> list[tuple[str, Gather]]:
-    """The matrices in shared memory by name."""
-    k, element = form.product.k, form.product.a.storage.itemsize
-    found = [("B", locate(b, form.b_mn_major, form.n, k, element))]
-    if form.a is None:
-        found.append(("A", locate(a, form.a_mn_major, M, k, element)))
-    return found
+def _matrix(cta: Cta, bits: int, rows: int, mn_major: bool, form: Form, name: str) -> Gather:
+    """Where a matrix in shared memory lies."""
+    gather = locate(bits, mn_major, rows, form.product.k, form.product.a.storage.itemsize)
+    tcgen05_operand.check_bounds(cta.shared, gather, name)
+    return gather
 
 
 def _share(cta: Cta, warp: Warp, ins: Instruction, form: Form, state: WarpState, accumulate: bool) -> Share:
     """The warp's part: A's registers as they are, D's in flight from here on."""
     groups, registers = cta.warpgroups, warp.registers
-    assert registers is not None and state.seen is not None
+    assert registers is not None
     a = None
     if form.a is not None:
         a = registers.take(form.a)
-        _fenced(cta, state, form.a.registers, a, ins)
+        _fenced(cta, state, form.a, a, ins)
     held = registers.take(form.d)
     flight = state.live.get(int(held[0, 0]))
     if flight is not None and flight.holds(held):
         _same_shape(ins, form, flight)
         if flight.homes[-1] is not form.d:
             flight.homes.append(form.d)
-        registers.launch(form.d, flight, ins.place)
+            registers.launch(form.d, flight, ins.place)
         return Share(warp, flight, a, None)
     if groups.in_flight(state, held):
         raise KernelFault(
@@ -117,13 +137,13 @@ def _share(cta: Cta, warp: Warp, ins: Instruction, form: Form, state: WarpState,
         _same_shape(ins, form, latest)
     if accumulate and not passed_on:
         registers.require(form.d)
-        _fenced(cta, state, form.d.registers, held, ins)
+        _fenced(cta, state, form.d, held, ins)
     if latest is not None:
         latest.superseded = True
-    flight = Flight(form, ins.place, groups.tokens(held.shape[0]), [form.d])
+    flight = groups.fly(form, ins.place)
     state.live[int(flight.tokens[0])] = flight
     state.latest[form.d] = flight
-    registers.put(form.d, np.broadcast_to(flight.tokens[:, None], held.shape))
+    registers.put(form.d, flight.image)
     registers.launch(form.d, flight, ins.place)
     return Share(warp, flight, a, held if accumulate else None)
 
@@ -136,14 +156,15 @@ def _same_shape(ins: Instruction, form: Form, flight: Flight) -> None:
         )
 
 
-def _fenced(cta: Cta, state: WarpState, registers: tuple[object, ...], held: Words, ins: Instruction) -> None:
+def _fenced(cta: Cta, state: WarpState, used: RegisterList, held: Words, ins: Instruction) -> None:
     """Fault if one of the registers was written after the last wgmma.fence, by anything but a move."""
     forms = cta.warpgroups.forms
     assert state.seen is not None
-    rows = [forms.row[register.index] for register in registers]  # type: ignore[attr-defined]
-    changed = (state.seen[rows] != held).any(axis=1)
-    for index in np.flatnonzero(changed).tolist():
-        register = forms.named.registers[rows[index]]
+    seen = state.seen.take(forms.rows[used], axis=0)
+    if seen.tobytes() == held.tobytes():
+        return
+    for row in np.flatnonzero((seen != held).any(axis=1)).tolist():
+        register = used.registers[row]
         if register.index not in forms.moves:
             raise KernelFault(
                 FaultKind.WGMMA,
@@ -163,8 +184,7 @@ def _start(cta: Cta, warp: Warp, product: GroupProduct) -> None:
                 fault.place, fault.thread = product.ins.place, cta.thread(warp, issuers)
             raise
 
-    a, b, _ = product.operands
-    reads = tuple(Span("shared", g.low, g.high - g.low) for _, g in _gathers(product.form, a, b))
+    reads = tuple(Span("shared", g.low, g.high - g.low) for g in (product.a, product.b) if g is not None)
     product.operation = AsyncOperation(OP, land, stream=(OP, warp.index // WARPS), reads=reads)
     cta.queue.submit(product.operation)
 
@@ -173,15 +193,12 @@ def _land(cta: Cta, product: GroupProduct) -> None:
     """Read shared memory, multiply, and put D into the registers that no later product is going to write."""
     form, shares = product.form, [share for share in product.shares if share is not None]
     kind, groups = form.product, cta.warpgroups
-    matrices = {
-        name: read_matrix(
-            cta.shared, gather, form.b_mn_major if name == "B" else form.a_mn_major, kind.b, name
-        )
-        for name, gather in _gathers(form, *product.operands[:2])
-    }
-    if form.a is not None:
-        matrices["A"] = a_matrix(np.stack([share.a for share in shares if share.a is not None]), kind.a)
-    a, b = matrices["A"], matrices["B"]
+    assert product.b is not None
+    b = read_matrix(cta.shared, product.b, form.b_mn_major, kind.b, "B")
+    if product.a is not None:
+        a = read_matrix(cta.shared, product.a, form.a_mn_major, kind.a, "A")
+    else:
+        a = a_matrix(np.array([share.a for share in shares]), kind.a)
     if form.negate_a:
         a = negated(a, kind.a)
     if form.negate_b:
@@ -199,25 +216,18 @@ def _land(cta: Cta, product: GroupProduct) -> None:
 
 def _input(product: GroupProduct, shares: list[Share]) -> Codes | None:
     """C[64, n], or None without one."""
-    if not product.operands[2]:
+    if not product.operands.accumulate:
         return None
     halves = product.form.product.d == "f16"
     parts = []
     for share in shares:
-        if share.c is None:
-            assert share.flight.rows is not None
-            parts.append(share.flight.rows)
-        else:
-            parts.append(_rows_of(share.c, halves))
+        part = share.flight.rows if share.c is None else d_rows(share.c, halves)
+        assert part is not None
+        parts.append(part)
     whole = parts[0].base
-    if whole is not None and all(part.base is whole for part in parts) and whole.shape[0] == M:
+    if whole is not None and whole.shape[0] == M and all(part.base is whole for part in parts):
         return whole  # the result of the product before
     return np.concatenate(parts)
-
-
-def _rows_of(words: Words, halves: bool) -> Codes:
-    """16 rows of one warp."""
-    return d_matrix(np.broadcast_to(words, (WARPS, *words.shape)), halves)[:ROWS]
 
 
 def _commit(
@@ -269,8 +279,8 @@ def _settle(cta: Cta, warp: Warp, products: list[GroupProduct]) -> None:
         share = product.shares[warp.index % WARPS]
         assert share is not None
         if share.a is not None and product.form.a is not None:
-            changed = (registers.take(product.form.a) != share.a).any(axis=1)
-            groups.refuse_writes(product.form.a, changed, "of A is written", product.ins.place)
+            held = registers.take(product.form.a)
+            groups.refuse_writes(product.form.a, held, share.a, "of A is written", product.ins.place)
         share.flight.waits -= 1
         flights[share.flight] = None
     for flight in flights:

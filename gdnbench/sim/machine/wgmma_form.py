@@ -10,6 +10,9 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
+
 from gdnbench.sim.errors import FaultKind, KernelFault, UnsupportedError
 from gdnbench.sim.machine.seam import RegisterList
 from gdnbench.sim.ptx.ir import Immediate, Instruction, Kernel, Register, Source, Vector
@@ -112,7 +115,8 @@ def _registers(
 
 @dataclass(frozen=True, slots=True)
 class Forms:
-    """All wgmma of a kernel. `named` are the registers of their A and D, `row` says where each stands in it.
+    """All wgmma of a kernel. `named` are the registers of their A and D, `rows` says where those of one
+    list stand in it.
 
     Compilers put moves where they like: between a wgmma and its wait, or behind the fence before it. ptxas
     keeps their meaning, so `moved_to` (a register's copies, theirs and so on) and `moves` (registers that a
@@ -121,7 +125,7 @@ class Forms:
 
     by_pc: dict[int, Form]
     named: RegisterList
-    row: dict[int, int]
+    rows: dict[RegisterList, npt.NDArray[np.intp]]
     moved_to: dict[int, tuple[Register, ...]]
     moves: frozenset[int]
 
@@ -136,11 +140,12 @@ class Forms:
         for form in by_pc.values():
             for registers in (form.d, form.a):
                 named.update({r.index: r for r in registers.registers} if registers else {})
+        row = {index: number for number, index in enumerate(named)}
         copies, moves = _moves(kernel)
         return cls(
             by_pc,
             RegisterList(tuple(named.values())),
-            {index: row for row, index in enumerate(named)},
+            {found: np.array([row[index] for index in indices]) for indices, found in lists.items()},
             {index: found for index in named if (found := _reached(index, copies))},
             frozenset(moves),
         )

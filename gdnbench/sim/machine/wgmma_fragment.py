@@ -1,9 +1,9 @@
 """wgmma's fragments: which register and lane hold which element of A and D, and A and B in shared memory.
 
-PTX ISA 9.7.15.5.1. Warp w of a warpgroup has rows 16 w to 16 w + 15. In a warp, lane = 4 * group + t. A register
-of A that holds e elements (4 / their size) has columns e t .. e t + e - 1 of row `group`; register r is for
-rows 8 (r % 2) on and columns 4 e (r / 2) on. D: for every 8 columns, first row `group`, then row group + 8,
-columns 2 t and 2 t + 1 each: two registers of f32 or one of two halves.
+PTX ISA 9.7.15.5.1. Warp w of a warpgroup has rows 16 w to 16 w + 15. In a warp, lane = 4 * group + t. A
+register of A that holds e elements (4 / their size) has columns e t .. e t + e - 1 of row `group`; register r
+is for rows 8 (r % 2) on and columns 4 e (r / 2) on. D: for every 8 columns, first row `group`, then row
+group + 8, columns 2 t and 2 t + 1 each: two registers of f32 or one of two halves.
 """
 
 from __future__ import annotations
@@ -37,17 +37,15 @@ def a_matrix(words: Words, form: Format) -> Codes:
     return np.ascontiguousarray(parts.transpose(0, 2, 3, 1, 4)).reshape(WARPS * ROWS, 8 * per)
 
 
-def d_matrix(words: Words, halves: bool) -> Codes:
-    """D[64, n] as codes from uint32[4, registers, 32]."""
+def d_rows(words: Words, halves: bool) -> Codes:
+    """One warp's 16 rows of D as codes, from its registers uint32[registers, 32]."""
     if halves:
-        # warp, block of columns, block of rows, row, column
-        parts = np.ascontiguousarray(words).view(np.uint16).reshape(WARPS, -1, 2, 8, 8)
-        ordered = parts.transpose(0, 2, 3, 1, 4)
+        # block of columns, block of rows, row, column
+        parts = np.ascontiguousarray(words).view(np.uint16).reshape(-1, 2, 8, 8).transpose(1, 2, 0, 3)
     else:
-        # warp, block of columns, block of rows, column % 2, row, column / 2
-        parts = words.reshape(WARPS, -1, 2, 2, 8, 4)
-        ordered = parts.transpose(0, 2, 4, 1, 5, 3)
-    return np.ascontiguousarray(ordered).reshape(WARPS * ROWS, -1)
+        # block of columns, block of rows, column % 2, row, column / 2
+        parts = words.reshape(-1, 2, 2, 8, 4).transpose(1, 3, 0, 4, 2)
+    return parts.reshape(ROWS, -1)
 
 
 def d_words(rows: Codes) -> Words:

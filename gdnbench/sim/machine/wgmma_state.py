@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from gdnbench.sim.errors import FaultKind, KernelFault
+from gdnbench.sim.errors import FaultKind, KernelFault, Place
 from gdnbench.sim.machine.async_queue import AsyncOperation
-from gdnbench.sim.machine.seam import RegisterList, Warp, Words
+from gdnbench.sim.machine.seam import LANES, RegisterList, Warp, Words
+from gdnbench.sim.machine.tcgen05_operand import Gather
 from gdnbench.sim.machine.wgmma_form import Form, Forms
 from gdnbench.sim.machine.wgmma_fragment import WARPS, Codes, d_words
 from gdnbench.sim.ptx.ir import Instruction
@@ -29,11 +30,13 @@ _TOKEN_BITS = np.uint32(0xFF80FC00)
 class Flight:
     """One warp's accumulators while products write them. `homes` are the registers that the products named,
     the latest last; `rows` is D[16, n] after the last product that landed; `words` what was put into the
-    registers once all had. `waits` counts products that no wait has covered."""
+    registers once all had. `image` is the tokens in all lanes, [registers, 32]; `waits` counts products that
+    no wait has covered."""
 
     form: Form
-    place: object
+    place: Place
     tokens: Words
+    image: Words
     homes: list[RegisterList]
     under_way: int = 0
     waits: int = 0
@@ -43,7 +46,7 @@ class Flight:
 
     def holds(self, held: Words) -> bool:
         """Whether registers hold the tokens, in all lanes."""
-        return held.shape[0] == self.tokens.size and bool((held == self.tokens[:, None]).all())
+        return held.tobytes() == self.image.tobytes()
 
 
 @dataclass(slots=True, eq=False)
@@ -57,16 +60,30 @@ class Share:
     c: Words | None
 
 
+class Operands(NamedTuple):
+    """The descriptors of A (0 if in registers) and B, and scale-d."""
+
+    a: int
+    b: int
+    accumulate: bool
+
+    def __str__(self) -> str:
+        return f"A 0x{self.a:x}, B 0x{self.b:x}, scale-d {int(self.accumulate)}"
+
+
 @dataclass(slots=True, eq=False)
 class GroupProduct:
-    """One wgmma.mma_async of a warpgroup. `d` is its result, D[64, n]."""
+    """One wgmma.mma_async of a warpgroup; `operation` once all four warps have issued it, `a` and `b` where
+    its matrices lie in shared memory."""
 
     ins: Instruction
     form: Form
-    operands: tuple[int, int, int]  # A's descriptor (0 if in registers), B's, scale-d
+    operands: Operands
     shares: list[Share | None] = field(default_factory=lambda: [None] * WARPS)
+    joined: int = 0
+    a: Gather | None = None
+    b: Gather | None = None
     operation: AsyncOperation | None = None
-    d: Codes | None = None
 
     def missing(self, first: int) -> list[int]:
         """The warps that have not issued it; `first` is the warpgroup's first."""
@@ -96,7 +113,10 @@ class Warpgroups:
         self._serial = 0
 
     def state(self, warp: Warp) -> WarpState:
-        return self._warps.setdefault(warp.index, WarpState())
+        found = self._warps.get(warp.index)
+        if found is None:
+            found = self._warps[warp.index] = WarpState()
+        return found
 
     def tokens(self, count: int) -> Words:
         """`count` tokens that nothing has in flight: they come back after 129,000."""
@@ -104,22 +124,30 @@ class Warpgroups:
         self._serial = (self._serial + count) % (_LOW * _HIGH)
         return (_TOKEN_BITS | (1 + serial // _LOW) << 16 | 1 + serial % _LOW).astype(np.uint32)
 
-    def join(self, warp: Warp, product: GroupProduct) -> GroupProduct:
-        """The product as the first of the four warps issued it; all must issue the same."""
-        state = self.state(warp)
-        key = (warp.index // WARPS, state.issued)
-        found = self._products.setdefault(key, product)
-        first, ours = found, product
-        if first.ins.pc != ours.ins.pc or first.operands != ours.operands:
-            what = "another wgmma" if first.ins.pc != ours.ins.pc else "it with other operands"
-            others = [4 * key[0] + index for index, share in enumerate(first.shares) if share is not None]
+    def fly(self, form: Form, place: Place) -> Flight:
+        """A new flight of the accumulators of `form`."""
+        tokens = self.tokens(len(form.d.registers))
+        return Flight(form, place, tokens, np.repeat(tokens, LANES).reshape(-1, LANES), [form.d])
+
+    def join(
+        self, warp: Warp, state: WarpState, ins: Instruction, form: Form, operands: Operands
+    ) -> GroupProduct:
+        """The product that this warp's next wgmma belongs to; the four warps must issue the same."""
+        group = warp.index // WARPS
+        key = (group, state.issued)
+        found = self._products.get(key)
+        if found is None:
+            found = self._products[key] = GroupProduct(ins, form, operands)
+        if found.ins.pc != ins.pc or found.operands != operands:
+            others = [WARPS * group + index for index, share in enumerate(found.shares) if share is not None]
             raise KernelFault(
                 FaultKind.WGMMA,
-                f"{ours.ins.name}: warps {others} of the warpgroup issued {what}, at {first.ins.place} "
-                f"with {_operands(first)}, this one with {_operands(ours)}",
+                f"{ins.name} with {operands}, where warps {others} of the warpgroup issued {found.ins.name} "
+                f"with {found.operands} at {found.ins.place}",
             )
         state.issued += 1
-        if sum(share is not None for share in found.shares) == WARPS - 1:
+        found.joined += 1
+        if found.joined == WARPS:
             del self._products[key]
         return found
 
@@ -129,16 +157,17 @@ class Warpgroups:
         if flight.superseded:
             return
         assert warp.registers is not None
-        for home in flight.homes[-1:]:
-            held = warp.registers.take(home)
-            wrong = held != (flight.tokens[:, None] if flight.words is None else flight.words)
-            self.refuse_writes(home, wrong.any(axis=1), "is written", flight.place)
+        home = flight.homes[-1]
+        expected = flight.image if flight.words is None else flight.words
+        self.refuse_writes(home, warp.registers.take(home), expected, "is written", flight.place)
 
     def refuse_writes(
-        self, registers: RegisterList, changed: npt.NDArray[np.bool_], how: str, place: object
+        self, registers: RegisterList, held: Words, expected: Words, how: str, place: Place
     ) -> None:
-        """Fault if one of the changed registers was not changed by a move of the compiler's."""
-        for row in np.flatnonzero(changed).tolist():
+        """Fault if a register holds something else, and no move of a compiler's can have written it."""
+        if held.tobytes() == expected.tobytes():
+            return
+        for row in np.flatnonzero((held != expected).any(axis=1)).tolist():
             register = registers.registers[row]
             if register.index not in self.forms.moves:
                 raise KernelFault(
@@ -148,16 +177,16 @@ class Warpgroups:
     def deliver(self, share: Share) -> None:
         """Put the sum of a flight where its tokens are."""
         flight, registers = share.flight, share.warp.registers
-        assert flight.rows is not None and registers is not None
+        assert flight.rows is not None
+        assert registers is not None
         flight.words = words = d_words(flight.rows)
         self.state(share.warp).live.pop(int(flight.tokens[0]), None)
         for home in flight.homes:
             held = registers.take(home)
-            hit = held == flight.tokens[:, None]
-            if hit.all():
+            if flight.holds(held):
                 registers.put(home, words)
-            elif hit.any():
-                registers.put(home, np.where(hit, words, held))
+            else:
+                registers.put(home, np.where(held == flight.image, words, held))
             for row, register in enumerate(home.registers):
                 for copy in self.forms.moved_to.get(register.index, ()):
                     registers.replace(copy, int(flight.tokens[row]), words[row])
@@ -179,8 +208,3 @@ class Warpgroups:
                     f"warp {index} exited with {len(left)} wgmma in flight that no wgmma.wait_group covers",
                     left[0].ins.place,
                 )
-
-
-def _operands(product: GroupProduct) -> str:
-    a, b, scale = product.operands
-    return f"A 0x{a:x}, B 0x{b:x}, scale-d {scale}"

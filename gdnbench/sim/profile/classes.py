@@ -36,6 +36,8 @@ _PREFIXES = {
     "tcgen05.mma": "tcgen05.mma",
     "tcgen05.ld": "TMEM load and store",
     "tcgen05.st": "TMEM load and store",
+    "wgmma": "wgmma, other",
+    "wgmma.mma_async": "wgmma.mma_async",
     "fence": "fence",
     "membar": "fence",
 }

@@ -228,7 +228,7 @@ class _Kernel:
             base, ks, exponents, largest, addend.significand, addend.exponent
         )
         unit = b.sub(largest, ints(self.rule.fraction_bits))
-        bits = encode(b, self.product.d, magnitude, negative, unit)
+        bits = encode(b, self.product.d, magnitude, negative, unit, self.rule.cut)
         kind = self.sum_of_kinds(base, ks, b.select(addend.special, addend.kind, floats(0.0)), special)
         return with_specials(b, self.product.d, bits, kind)
 

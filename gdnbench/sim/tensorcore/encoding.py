@@ -93,10 +93,11 @@ def value_of(b: ir.IRBuilder, parts: Parts) -> Value:
     return b.select(parts.special, parts.kind, finite)
 
 
-def encode(b: ir.IRBuilder, d: DType, magnitude: Value, negative: Value, unit: Value) -> Value:
+def encode(b: ir.IRBuilder, d: DType, magnitude: Value, negative: Value, unit: Value, cut: int = 0) -> Value:
     """`magnitude * 2^unit` as i32 codes, magnitude an unsigned i32: f32 cut toward zero, f16 to nearest even.
 
-    A result of zero is +0, one beyond the largest finite number Inf.
+    A result of zero is +0, one beyond the largest finite number Inf. The low `cut` bits of an f32's
+    significand are zero.
     """
     leading = intrinsic(b, "llvm.ctlz.v16i32", V_I32, magnitude, I1(0))  # 32 for 0
     normalised = b.shl(magnitude, b.and_(leading, ints(31)))  # top bit at 31
@@ -107,6 +108,8 @@ def encode(b: ir.IRBuilder, d: DType, magnitude: Value, negative: Value, unit: V
     field = b.shl(b.add(clamped, ints(form.bias - 1)), ints(form.fraction_bits))
     if d == "f32":
         kept = b.lshr(b.lshr(normalised, ints(8)), smin(b, below, ints(31)))
+        if cut:
+            kept = b.and_(kept, ints(-(1 << cut)))
     else:
         # The bit that leaves is kept as a sticky bit, so that sums of halves fit 32 bits.
         sticky = b.or_(b.lshr(normalised, ints(1)), b.and_(normalised, ints(1)))

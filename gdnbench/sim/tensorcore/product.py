@@ -26,13 +26,17 @@ Where each number comes from:
     tcgen05   e4m3, e5m2,  32                25             fused  MMA-Sim, as above; e3m2 and e2m3, which it
               e3m2 e2m3                                            does not list, are assumed alike
               e2m1
+    wgmma     f16, bf16    16                25             fused  MMA-Sim `nv_ptx.wgmma`, not yet recorded on
+    wgmma     tf32         8                 25             fused  silicon; an f32 D of bytes keeps 13 of its
+    wgmma     e4m3, e5m2   32                13             fused  23 fraction bits, cut toward zero
     all       rounding of D, NaN pattern, +0                       MMA-Sim `arithmetic.nv_fused_dot_add`
     all       zero terms do not align                              an H200; MMA-Sim gives a zero operand the
                                                                    exponent -126, which the GPU refutes
 
 Every `mma.sync` row equals an H200 bit for bit over operands of 0 to 40 binades with Inf, NaN, zeros and
 subnormals strewn in, and on sums made to tell zeros, subnormal results and overflow apart
-(`tests/sim/silicon/corners.py`). No tcgen05 row was compared with hardware here.
+(`tests/sim/silicon/corners.py`). No tcgen05 row and no wgmma row was compared with hardware here; what an
+H200 answers for wgmma goes into `rule`, the one place that says so.
 
 MMA-Sim: Xie et al., arXiv 2511.10909, repository microsoft/MMA-Sim, bit-equal to ten GPUs by its authors.
 Khattak and Mikaitis, arXiv 2512.07004, model the same units (H100, B200) independently.
@@ -42,8 +46,8 @@ bytes 0 and 1 of every register are unpacked to f16 (exactly) and multiplied wit
 and 3 likewise on top of that, and C is added by an ordinary FADD (HADD2 for f16 accumulators), which rounds
 to nearest even. So K splits by k % 4, and an fp8 subnormal enters with the exponent of its f16.
 
-Hopper's own fp8 unit, wgmma, keeps 13 fraction bits and cuts D to 13 of its 23; no instruction modelled here
-uses it. tcgen05 and mma.sync have no such cut.
+Hopper's own fp8 unit, which only wgmma reaches, keeps 13 fraction bits; tcgen05 and mma.sync have no such
+cut.
 """
 
 from __future__ import annotations
@@ -110,7 +114,7 @@ class Product:
     def __post_init__(self) -> None:
         formats = {self.a, self.b}
         kinds: tuple[frozenset[Format], ...] = (frozenset((F16, BF16)), frozenset((TF32,)), BYTE_FORMATS)
-        if self.unit == "mma.sync":
+        if self.unit != "tcgen05":
             kinds = (frozenset((F16,)), frozenset((BF16,)), frozenset((TF32,)), frozenset((E4M3, E5M2)))
         allowed = _ALLOWED_K.get((self.unit, 8 * self.a.storage.itemsize), ())
         # Half accumulators exist for half and byte operands only (PTX ISA, tables of mma and tcgen05 kinds).
@@ -134,9 +138,12 @@ class Rule:
     fraction_bits: int
     widened: bool  # byte operands enter as f16
     c_fused: bool  # C is a term of the first sum; otherwise added at the end, rounded to nearest even
+    cut: int = 0  # low fraction bits of an f32 D that are zero
 
 
 FRACTION_BITS = 25
+# Of the fp8 unit of Hopper.
+BYTE_FRACTION_BITS = 13
 # Below the exponent of any product that is not zero, so that a zero never is the largest term.
 ZERO_EXPONENT = -1024
 NAN_BITS: dict[DType, int] = {"f32": 0x7FFFFFFF, "f16": 0x7FFF}
@@ -149,6 +156,9 @@ def rule(product: Product) -> Rule:
         low = tuple(k for k in every if k % 4 < 2)
         high = tuple(k for k in every if k % 4 >= 2)
         return Rule((low, high), FRACTION_BITS, widened=True, c_fused=False)
+    if product.unit == "wgmma" and product.a in BYTE_FORMATS:
+        cut = F32.fraction_bits - BYTE_FRACTION_BITS if product.d == "f32" else 0
+        return Rule((every,), BYTE_FRACTION_BITS, widened=False, c_fused=True, cut=cut)
     return Rule((every,), FRACTION_BITS, widened=False, c_fused=True)
 
 

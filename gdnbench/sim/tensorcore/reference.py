@@ -15,6 +15,7 @@ from gdnbench.sim.tensorcore.product import (
     ZERO_EXPONENT,
     Model,
     Product,
+    Rule,
     canonical_nan,
     check_operands,
     rule,
@@ -57,7 +58,7 @@ def _hardware(product: Product, a: Codes, b: Codes, c: Codes) -> Codes:
         fa = fb = F16
     total = c if how.c_fused else np.zeros_like(c)
     for ks in how.sums:
-        total = _fused_sum(product, fa, fb, a[:, ks], b[:, ks], total, how.fraction_bits)
+        total = _fused_sum(product, fa, fb, a[:, ks], b[:, ks], total, how)
     return total if how.c_fused else _add(product, total, c)
 
 
@@ -101,9 +102,10 @@ def _fused_sum(
     a: Codes,
     b: Codes,
     c: Codes,
-    fraction_bits: int,
+    how: Rule,
 ) -> Codes:
     """One fused sum of C and all products of a[M,K] and b[N,K]."""
+    fraction_bits = how.fraction_bits
     accumulator = product.accumulator
     pa, pb, pc = fa.decode(a), fb.decode(b), accumulator.decode(c)
 
@@ -124,12 +126,13 @@ def _fused_sum(
         return np.where(terms.significand < 0, -cut, cut)
 
     total: Ints = aligned(products, largest[:, :, None]).sum(axis=2) + aligned(addend, largest)
-    bits = _encode(total, largest - fraction_bits, accumulator)
+    bits = _encode(total, largest - fraction_bits, accumulator, how.cut)
     return _with_specials(product, bits, pa, pb, pc)
 
 
-def _encode(total: Ints, unit: Ints, form: Format) -> Codes:
-    """`total * 2^unit` in f32 cut toward zero, or in f16 to nearest even; too large gives Inf, 0 gives +0."""
+def _encode(total: Ints, unit: Ints, form: Format, cut: int = 0) -> Codes:
+    """`total * 2^unit` in f32 cut toward zero, or in f16 to nearest even; too large gives Inf, 0 gives +0.
+    The low `cut` bits of the significand are zero."""
     magnitude = np.abs(total)
     length = np.frexp(magnitude.astype(np.float64))[1].astype(np.int64)  # bit length: totals stay below 2^53
     exponent = np.maximum(length - 1 + unit, form.min_exponent)
@@ -140,6 +143,7 @@ def _encode(total: Ints, unit: Ints, form: Format) -> Codes:
         rest = magnitude - ((magnitude >> np.clip(drop, 0, 62)) << np.clip(drop, 0, 62))
         half = np.int64(1) << np.clip(drop - 1, 0, 62)
         kept += (drop > 0) & ((rest > half) | ((rest == half) & (kept % 2 == 1)))
+    kept = (kept >> cut) << cut
 
     # A significand that reached the next power of two carries into the exponent field by itself.
     field = exponent + form.bias - 1

@@ -3,7 +3,7 @@
     C[m, n] = C0[m, n] + sum over k of A[m, k] B[n, k]      A, B of `Gemm.dtype`, sums and C in `Gemm.result`
 
     name    where      shape        layout
-    sA      SMEM       (M, K)       canonical, K- or M-major, one of the four swizzles; none if A is in registers
+    sA      SMEM       (M, K)       canonical, K- or M-major, any swizzle; none if A is in registers
     sB      SMEM       (N, K)       the same for N
     tA      registers  (M, K)       the fragments of wgmma, read from global memory
     acc     registers  (M, N)       the accumulator
@@ -108,6 +108,77 @@ class Gemm:
             mma.set(warpgroup.Field.ACCUMULATE, self.accumulate or k > 0)
             cute.gemm(mma, acc, ta[None, None, k], tb[None, None, k], acc)
         warpgroup.commit_group()
+        warpgroup.wait_group(0)
+        for i in cutlass.range_constexpr(cute.size(acc)):
+            gc[i] = acc[i]
+
+
+@dataclass(frozen=True)
+class Pipelined:
+    """The same product over any number of K tiles, one product behind: while it runs, the next tile is
+    written to the other stage. `wait` False leaves out the wait that makes that legal."""
+
+    dtype: Any
+    n: int
+    a_registers: bool = False
+    wait: bool = True
+    tile: int = 64
+
+    @cute.jit
+    def __call__(self, a: cute.Tensor, b: cute.Tensor, c: cute.Tensor, stream: cuda.CUstream) -> None:
+        self.kernel(a, b, c).launch(grid=(1, 1, 1), block=(WARPGROUP, 1, 1), stream=stream)
+
+    @cute.jit
+    def fill(self, shared: cute.Tensor, source: cute.Tensor, rows: cutlass.Constexpr) -> None:
+        thread, _, _ = cute.arch.thread_idx()
+        for index in cutlass.range(thread, rows * self.tile, WARPGROUP, unroll=1):
+            row, column = index // self.tile, index % self.tile
+            shared[row, column] = source[row, column]
+
+    @cute.kernel
+    def kernel(self, a: cute.Tensor, b: cute.Tensor, c: cute.Tensor) -> None:
+        thread, _, _ = cute.arch.thread_idx()
+        source = warpgroup.OperandSource.RMEM if self.a_registers else warpgroup.OperandSource.SMEM
+        k_major = OperandMajorMode.K
+        mma = cute.make_tiled_mma(
+            warpgroup.MmaF16BF16Op(self.dtype, cutlass.Float32, (ROWS, self.n, 16), source, k_major, k_major)
+        )
+        mine = mma.get_slice(thread)
+        shared = SmemAllocator()
+        atom = warpgroup.make_smem_layout_atom(warpgroup.SmemLayoutAtomKind.K_SW128, self.dtype)
+        la = cute.tile_to_shape(atom, (ROWS, self.tile, 2), (0, 1, 2))
+        lb = cute.tile_to_shape(atom, (self.n, self.tile, 2), (0, 1, 2))
+        sa = shared.allocate_tensor(self.dtype, la.outer, 1024, la.inner)
+        sb = shared.allocate_tensor(self.dtype, lb.outer, 1024, lb.inner)
+        ta = mma.make_fragment_A(mine.partition_A(sa))
+        tb = mma.make_fragment_B(mine.partition_B(sb))
+        gc = mine.partition_C(c)
+        acc = mma.make_fragment_C(gc)
+        acc.fill(0.0)
+        tiles = cute.size(a, mode=[1]) // self.tile
+        for index in cutlass.range(tiles, unroll=1):
+            stage = index % 2
+            tile_a = cute.local_tile(a, (ROWS, self.tile), (0, index))
+            self.fill(sb[None, None, stage], cute.local_tile(b, (self.n, self.tile), (0, index)), self.n)
+            if cutlass.const_expr(self.a_registers):
+                ga = mine.partition_A(tile_a)
+                ra = mma.make_fragment_A(ga)
+                cute.autovec_copy(ga, ra)
+            else:
+                self.fill(sa[None, None, stage], tile_a, ROWS)
+            cute.arch.fence_proxy("async.shared", space="cta")
+            cute.arch.barrier()
+            warpgroup.fence()
+            for k in cutlass.range_constexpr(self.tile // 16):
+                mma.set(warpgroup.Field.ACCUMULATE, True)
+                if cutlass.const_expr(self.a_registers):
+                    cute.gemm(mma, acc, ra[None, None, k], tb[None, None, k, stage], acc)
+                else:
+                    cute.gemm(mma, acc, ta[None, None, k, stage], tb[None, None, k, stage], acc)
+            warpgroup.commit_group()
+            if cutlass.const_expr(self.wait):
+                warpgroup.wait_group(0 if self.a_registers else 1)
+            cute.arch.barrier()
         warpgroup.wait_group(0)
         for i in cutlass.range_constexpr(cute.size(acc)):
             gc[i] = acc[i]

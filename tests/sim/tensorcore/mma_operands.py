@@ -37,6 +37,10 @@ PRODUCTS = (
     Product(TF32, TF32, "f32", 8),
     *(Product(E4M3, f, "f32", 32) for f in (E4M3, E5M2, E3M2, E2M3, E2M1)),
     *(Product(f, E4M3, "f16", 32) for f in (E5M2, E3M2, E2M3, E2M1)),
+    *(Product(f, f, "f32", 16, "wgmma") for f in (F16, BF16)),
+    Product(F16, F16, "f16", 16, "wgmma"),
+    Product(TF32, TF32, "f32", 8, "wgmma"),
+    *(Product(E4M3, f, d, 32, "wgmma") for f in (E4M3, E5M2) for d in ("f32", "f16")),
 )
 
 

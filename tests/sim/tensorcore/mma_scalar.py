@@ -50,10 +50,12 @@ def values(name: str, codes: NDArray[np.unsignedinteger]) -> NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Rule:
-    """One fused sum of `terms` products and C, kept to `bits` fraction bits below the largest exponent."""
+    """One fused sum of `terms` products and C, kept to `bits` fraction bits below the largest exponent; an
+    f32 result keeps `kept` fraction bits."""
 
     bits: int = 25
     terms: int = 16
+    kept: int = 23
 
 
 def exponent(value: float, smallest: int) -> int:
@@ -80,14 +82,14 @@ def fused_sum(a: list[float], b: list[float], c: float, formats: tuple[str, str,
     if not terms:
         return 0.0
     unit = Fraction(2) ** (max(e for _, e in terms) - rule.bits)
-    return rounded(sum(math.trunc(value / unit) for value, _ in terms) * unit, formats[2])
+    return rounded(sum(math.trunc(value / unit) for value, _ in terms) * unit, formats[2], rule.kept)
 
 
-def rounded(total: Fraction, d: str) -> float:
+def rounded(total: Fraction, d: str, kept_bits: int = 23) -> float:
     """f32 toward zero, f16 to nearest even; too large is infinite, zero is +0."""
     if total == 0:
         return 0.0
-    fraction_bits, largest = (23, 127) if d == "f32" else (10, 15)
+    fraction_bits, largest = (kept_bits, 127) if d == "f32" else (10, 15)
     magnitude = abs(total)
     e = magnitude.numerator.bit_length() - magnitude.denominator.bit_length()
     e -= magnitude < Fraction(2) ** e
