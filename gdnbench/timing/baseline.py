@@ -37,12 +37,17 @@ UNSEEN_PLACEMENTS = 0.08
 the placement of their buffers alone."""
 
 
+MOST_DISTURBED = 0.25
+"""Part of a run's blocks that may be disturbed: what the middle half leaves out on each side. Kernels of one
+run are disturbed alike, so a run judges them still; nothing says that two runs were."""
+
+
 @dataclass(frozen=True, slots=True)
 class Change:
     """One kernel then and now. The ratio is the time now over the time then.
 
     margin: how far beyond 1 the whole interval must lie for a verdict, as a part of 1. within: how far from
-    1 the interval reaches. Without an interval, `reason` says why nothing was compared.
+    1 the interval reaches. Of an unknown verdict `reason` says why.
     """
 
     kernel: str
@@ -108,10 +113,13 @@ def _change(now: RecordTiming, kernel: KernelTiming, baseline: RecordTiming) -> 
         )
         return Change(kernel.name, before, after, None, Verdict.UNKNOWN, reason=reason)
     interval = unpaired_interval(_series(baseline, earlier), _series(now, kernel), CONFIDENCE)
-    if interval is None:
-        return Change(
-            kernel.name, before, after, None, Verdict.UNKNOWN, reason="too few blocks for an interval"
-        )
+    reason = "too few blocks for an interval" if interval is None else ""
+    for when, timing in (("now", now), ("then", baseline)):
+        count, blocks = max(timing.disturbed.values(), default=0), len(timing.blocks)
+        if count > MOST_DISTURBED * blocks:
+            reason = f"{count} of {blocks} blocks {when} were disturbed"
+    if interval is None or reason:
+        return Change(kernel.name, before, after, interval, Verdict.UNKNOWN, reason=reason)
     margin = _margin(now, baseline)
     margin += clock_margin(RESOLUTION, before * earlier.launches, after * kernel.launches)
     return Change(kernel.name, before, after, interval, verdict(interval, margin), margin, interval.within)

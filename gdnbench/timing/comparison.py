@@ -68,7 +68,8 @@ class Comparison:
     placements: int
     end: End
     seconds: float
-    discarded: Mapping[str, int]
+    discarded: Mapping[str, int]  # blocks, by what disturbed them
+    disturbed: Mapping[str, int]  # of the kept blocks, where the rule keeps them all the same
     conditions: Seen
     notes: tuple[str, ...]  # what to keep in mind, a line each
 
@@ -171,7 +172,7 @@ class _Loop:
         self._blocks: list[Block] = []
         self._samples: list[list[float]] = [[] for _ in self._timed]
         self._whole = 0  # blocks of whole runs
-        self._discarded: Counter[str] = Counter()
+        self._disturbed: Counter[str] = Counter()
         self._lost = 0
         self._extremes = Extremes()
         self._started = now()
@@ -220,7 +221,8 @@ class _Loop:
             placements=self._placements,
             end=end,
             seconds=self._now() - self._started,
-            discarded=dict(self._discarded),
+            discarded={} if self._rule.keep_disturbed else dict(self._disturbed),
+            disturbed=dict(self._disturbed) if self._rule.keep_disturbed else {},
             conditions=self._extremes.seen(self._watch.source),
             notes=tuple(self._notes(end)),
         )
@@ -251,7 +253,7 @@ class _Loop:
                 looks.append(self._watch.now())
             reasons = disturbances(looks)
             self._lost += bool(reasons)
-            self._discarded.update(reasons)
+            self._disturbed.update(reasons)
             kept = not reasons or self._rule.keep_disturbed
             self._extremes.add(looks, kept)
             if kept:

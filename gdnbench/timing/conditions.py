@@ -62,7 +62,10 @@ def watch_of(device: torch.device) -> Watch:
 
 def disturbances(looks: Sequence[Conditions]) -> tuple[str, ...]:
     """What spoils a block that was looked at before its first round and after each."""
-    found = [f"slowed down: {reason}" for reason in _in_order(look.throttled for look in looks)]
+    found = [
+        reason if reason == CONTENDED else f"slowed down: {reason}"
+        for reason in _in_order(look.throttled for look in looks)
+    ]
     found += [f"process {pid} computes on the device too" for pid in _in_order(look.others for look in looks)]
     clocks = [look.clock for look in looks if look.clock is not None]
     if clocks and max(clocks) - min(clocks) > CLOCK_SLACK:

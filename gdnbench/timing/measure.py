@@ -18,7 +18,7 @@ from gdnbench.timing import ceiling
 from gdnbench.timing.bench import Bench
 from gdnbench.timing.cache import Control
 from gdnbench.timing.comparison import Comparison, DisturbedError, RoundError, compare
-from gdnbench.timing.conditions import UnknownWatch, watch_of
+from gdnbench.timing.conditions import watch_of
 from gdnbench.timing.machine import machine
 from gdnbench.timing.options import TimingOptions
 from gdnbench.timing.result import CeilingFound, ControlFound, KernelTiming, Rates, RecordTiming
@@ -46,8 +46,7 @@ class Session:
         self._device = device_of(on)
         self._options, self._at = options, at
         self._machine = machine(self._device)
-        watch = UnknownWatch("nobody looked, as asked by busy") if options.busy else None
-        self._watch = watch or watch_of(self._device)
+        self._watch = watch_of(self._device)
         self._ceilings: dict[int, CeilingFound] = {}
 
     def time(self, record: StoredRecord, operation: Operation, names: Sequence[str]) -> RecordTiming:
@@ -91,6 +90,7 @@ class Session:
             end=found.end,
             seconds=found.seconds,
             discarded=found.discarded,
+            disturbed=found.disturbed,
             conditions=found.conditions,
             ceiling=reached,
             control=_control(control),
@@ -107,7 +107,8 @@ class Session:
             raise KernelFailed(name, error) from error
 
     def _compare(self, subjects: Sequence[Subject]) -> Comparison:
-        rule = Rule(precision=self._options.precision, seconds=self._options.seconds)
+        options = self._options
+        rule = Rule(options.precision, seconds=options.seconds, keep_disturbed=options.busy)
         try:
             return compare(subjects, rule, self._watch)
         except RoundError as error:

@@ -157,6 +157,18 @@ def test_kernels_without_a_counterpart_are_said() -> None:
     assert against(short, timing).changes[0].reason == "too few blocks for an interval"
 
 
+def test_times_of_a_busy_machine_are_not_judged() -> None:
+    """A quarter of the blocks may be disturbed, by whichever reason there is most of."""
+    slow, timing = timed(1, (1.5, 1.5)), timed(2)
+    quarter = len(slow.blocks) // 4
+    assert against(replace(slow, disturbed={"a": quarter, "b": quarter}), timing).regression
+    found = against(replace(slow, disturbed={"a": 1, "b": quarter + 1}), timing).changes[0]
+    assert found.verdict is Verdict.UNKNOWN
+    assert found.reason == f"{quarter + 1} of {4 * quarter} blocks now were disturbed"
+    reverse = against(timing, replace(slow, disturbed={"a": quarter + 1})).changes[0]
+    assert reverse.reason == f"{quarter + 1} of {4 * quarter} blocks then were disturbed"
+
+
 def test_what_else_changed_is_noted() -> None:
     timing = timed(1)
     before = Machine("cuda", "NVIDIA H200", "elsewhere", "570.1", packages={"torch": "2.11", "fla": "0.6"})

@@ -298,6 +298,7 @@ def test_others_that_take_a_quarter_of_the_cpus(tmp_path: Path) -> None:
     assert watch.now().throttled == ()
     cpus.on(10.0, 5.5)
     assert watch.now().throttled == (CONTENDED,)
+    assert disturbances([watch.now()]) == ("other processes take over a quarter of the CPUs",)
     cpus.on(0.05, 0.0)
     assert watch.now().throttled == (CONTENDED,)  # until a window is full
     cpus.on(10.0, 0.0)

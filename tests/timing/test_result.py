@@ -59,6 +59,7 @@ def timing() -> RecordTiming:
         end=found.end,
         seconds=found.seconds,
         discarded={"slowed down: SwPowerCap": 2},
+        disturbed={"the memory clock moved": 1},
         conditions=found.conditions,
         ceiling=CeilingFound(4.27e12, "copy", {"copy": 4.27e12, "in place": 4.1e12}),
         control=ControlFound(True, "cold holds", {"cold": 2e-5, "warm": 1e-5}),
