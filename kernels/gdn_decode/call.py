@@ -8,7 +8,7 @@ never copied, and q, k, v, g and beta may lie at any strides that keep 16 bytes 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache as cached
 from typing import Any
 
@@ -20,6 +20,7 @@ from gdnbench_kernels.checks import LARGEST, dtype_name
 from gdnbench_kernels.compiling import Program, program
 from gdnbench_kernels.gdn_decode.decode_plan import DecodePlan
 from gdnbench_kernels.gdn_decode.sizes import HEAD_DIM, MAX_BATCH, MAX_TOKENS
+from gdnbench_kernels.gdn_decode.slots import PADDING
 from gdnbench_kernels.gdn_decode.sources import ALIGN, BIAS_DTYPES, GATE_DTYPES, STATE_DTYPES, source
 
 SM90, SM100, SM103 = "sm_90a", "sm_100a", "sm_103a"
@@ -120,6 +121,16 @@ class Arguments:
             self.scale,
             self.beta_max,
         )
+
+    @property
+    def idle(self) -> tuple[Any, ...]:
+        """As `given`, every sequence being padding."""
+        none = {
+            name: torch.full_like(tensor, PADDING)
+            for name in ("state_indices", "read_indices")
+            if (tensor := getattr(self, name)) is not None
+        }
+        return replace(self, **none).given
 
     def finish(self) -> dict[str, Tensor]:
         """The caller's tensor, filled; else ours."""

@@ -84,7 +84,8 @@ def cute(
 
 
 def prepare(*, plan: DecodePlan | None = None, arch: str | None = None, **call: Any) -> Launch:
-    """A launch of the call, a keyword of `cute` each: checked, compiled and packed, and nothing run.
+    """A launch of the call, whose arguments are those of `cute`: checked, compiled, loaded and packed. The
+    pool and o are as they were.
 
     NotImplementedError besides for an o that the kernel cannot write to, which each call would copy.
     """
@@ -93,7 +94,12 @@ def prepare(*, plan: DecodePlan | None = None, arch: str | None = None, **call: 
         raise NotImplementedError("a launch writes to o itself: give a contiguous o, aligned to 16 bytes")
     if not given.batch:
         return nothing
-    return _program(given, plan, arch).prepared(*given.given)
+    program = _program(given, plan, arch)
+    if given.device.type == "cuda":
+        # A program is loaded when it is first launched, which no graph could capture: of padding alone,
+        # which touches nothing.
+        program(*given.idle)
+    return program.prepared(*given.given)
 
 
 def nothing() -> None:

@@ -162,12 +162,13 @@ def _swept(first: DecodePlan) -> Iterator[DecodePlan]:
     for rows, warps in ((2, 4), (4, 2), (4, 4), (4, 8)):
         yield DecodePlan(rows=rows, warps=warps, transport="bulk")
         yield DecodePlan(rows=rows, warps=warps, transport="bulk", load="evict_first", store="evict_first")
-    for load, store in (
+    advice: tuple[tuple[Advice, Advice], ...] = (
         ("none", "none"),
         ("evict_first", "none"),
         ("no_allocate", "evict_first"),
         ("evict_first", "evict_first"),
-    ):
+    )
+    for load, store in advice:
         yield replace(first, load=load, store=store)
     yield replace(first, pdl=True)
     yield replace(first, transport="bulk", pdl=True)

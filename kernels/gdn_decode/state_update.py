@@ -1,11 +1,42 @@
 """A few tokens of a sequence on one state, S [V, K] of fp32 or bf16, in place. CuTe DSL, sm_90a and sm_100a.
 
-Of token t with n = 1 where q, k come normalised, else n(x) = (sum x^2 + 1e-6) ** -0.5:
+Of each token, with n(x) = (sum x^2 + 1e-6) ** -0.5, or 1 where q and k come normalised:
 
-    k^ = n(k) k,  q^ = n(q) q
-    u  = beta (v - alpha S k^)
-    o  = scale (alpha S q^ + u (k^ . q^))            = scale S' q^
-    S' = alpha S + u k^^T                            rounded as it is stored, not from token to token
+    alpha = exp(g)                                   g = -exp(A_log) softplus(a + dt_bias) where gates are raw
+    beta                                             = beta_max sigmoid(b) where they are
+    u     = beta (v - alpha n(k) (S k))
+    o     = scale alpha n(q) (S q) + scale n(k) n(q) (k . q) u
+    S'    = alpha S + n(k) u k^T
+
+which is scale S' n(q) q in one pass over S: S k, S q and k . q are all sums over the state as it came. S is
+fp32 in registers from the first token to the last, and rounded to its dtype where it is stored.
+
+    tensor                      shape             dtype                rows
+    q, k                        B, S, H, 128      bfloat16             any strides, 16-byte aligned
+    v, o                        B, S, Hv, 128     bfloat16             the same; o is contiguous
+    g, beta (a, b)              B, S, Hv          f32, bf16 or f16     any strides
+    A_log, dt_bias              Hv                f32; f32 or bf16     where gates are raw
+    state                       slots, Hv, V, K   f32 or bf16          slots any multiple of 16 bytes apart
+    state_indices               B, S              int32                any strides; -1 writes nothing
+    num_accepted, read_indices  B                 int32                one of them, or neither
+
+CTA (x, y) has rows x % tiles of value head x / tiles of sequence y. A warp has 4 `rows` rows of the state, a
+group of 8 lanes `rows` of them next to one another, and a lane 16 elements of each: of every 128 bytes of a
+row the same 16. Nothing is shared between warps.
+
+    who         does                                                     waits for
+    lane t      slot, gates of token t; shuffles give them to the warp   its loads
+    every lane  brings 16 bytes of each token's q or k by `cp.async`     nothing; told to `landed`
+    every lane  asks for its 16 bytes of every 128 of its rows           the slot that is read
+    every lane  sums over 16 elements, one after another; then over 8    its rows, `landed`
+                lanes in pairs of pairs; updates and stores
+
+Only the slot lies between the start and the loads of the state: of those all are asked for before anything
+else is waited for. A padding sequence goes the same way with predicated loads, on zeros, and stores nothing:
+an early exit would let the assembler move the other loads behind the wait for the slot.
+
+A row's bits depend on its sequence, head and row alone: not on B, on the plan, on the architecture or on who
+runs first. NaN of a sequence shows in its own rows alone. Limits: S <= 8, B <= 65,535, slots in the pool.
 """
 
 from __future__ import annotations

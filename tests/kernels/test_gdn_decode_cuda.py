@@ -1,0 +1,156 @@
+"""`cute` of gdn_decode on a GPU: the bits of the simulator, in a CUDA graph, and a sequence the same whatever
+is beside it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("cutlass", reason="CuTe DSL has wheels for Linux only")
+
+from gdnbench_kernels.contract import Call
+from gdnbench_kernels.gdn_decode.call import ARCH_OF
+from gdnbench_kernels.gdn_decode.cute import cute, prepare
+from gdnbench_kernels.gdn_decode.decode_plan import DecodePlan, candidates
+
+sys.path.insert(0, str(Path(__file__).parent))
+from gdn_decode_calls import (
+    CALLS,
+    Outputs,
+    arguments,
+    assert_passes,
+    made,
+    run,
+    same,
+    same_outputs,
+    sequence_of,
+    with_gaps,
+)
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def arch() -> str:
+    """What `cute` is compiled for here."""
+    capability = torch.cuda.get_device_capability()
+    if capability not in ARCH_OF:
+        pytest.skip(f"gdn_decode is not compiled for compute capability {capability}")
+    return ARCH_OF[capability]
+
+
+def moved(call: Call) -> dict[str, Any]:
+    """The call's arguments on the GPU, the pool with its gaps."""
+    held = with_gaps(call.tensors["state"])
+    memory = held.as_strided((held.untyped_storage().nbytes() // held.element_size(),), (1,)).cuda()
+    tensors = {name: tensor.cuda() for name, tensor in call.tensors.items()}
+    tensors["state"] = memory.as_strided(held.shape, held.stride())
+    return {**arguments(call), **tensors}
+
+
+def on_gpu(call: Call, plan: DecodePlan | None = None) -> Outputs:
+    given = moved(call)
+    o = torch.full(call.tensors["v"].shape, torch.nan, dtype=torch.bfloat16, device="cuda")
+    cute(**given, o=o, plan=plan)
+    return {"o": o.cpu(), "state": given["state"].cpu()}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_bits_are_those_of_the_simulator(name: str, arch: str) -> None:
+    call = made(**CALLS[name])
+    simulated = run(call, {"arch": arch})
+    assert_passes(call, simulated)
+    assert same_outputs(on_gpu(call), simulated)
+
+
+@pytest.mark.parametrize("state_dtype", ["float32", "bfloat16"])
+def test_every_plan_has_the_same_bits(state_dtype: str) -> None:
+    call = made(batch=48, heads=(4, 8), state_dtype=state_dtype, padding=0.1)
+    first, *others = candidates(48, 8, state_dtype, 1)
+    outputs = on_gpu(call, first)
+    assert_passes(call, outputs)
+    for plan in others:
+        assert same_outputs(on_gpu(call, plan), outputs), plan
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"batch": 64, "padding": 0.1},
+        {"batch": 64, "state_dtype": "bfloat16"},
+        {"batch": 16, "steps": 4, "speculative": True, "holes": 0.2},
+    ],
+    ids=["fp32", "bf16", "drafted"],
+)
+def test_a_sequence_is_the_same_alone(options: dict[str, Any]) -> None:
+    """More CTAs than the GPU holds at once in the batch, in plans that one sequence does not have."""
+    call = made(heads=(16, 32), **options)
+    whole = on_gpu(call)
+    assert_passes(call, whole)
+    for row in (0, 7, len(whole["o"]) - 1):
+        alone = on_gpu(sequence_of(call, row))
+        assert same(alone["o"], whole["o"][row : row + 1])
+        written = call.tensors["state_indices"][row].long()
+        for slot in written[written >= 0].tolist():
+            assert same(alone["state"][slot], whole["state"][slot])
+
+
+def test_twice_is_the_same() -> None:
+    call = made(batch=64, heads=(16, 32))
+    assert same_outputs(on_gpu(call), on_gpu(call))
+
+
+@pytest.mark.parametrize("plan", [None, DecodePlan(pdl=True), DecodePlan(transport="bulk", pdl=True)])
+def test_captured_into_a_graph(plan: DecodePlan | None) -> None:
+    """Steps of one graph follow one another, each on the state that the one before left."""
+    call, steps = made(batch=16, heads=(4, 8), padding=0.25), 5
+    plain, captured = moved(call), moved(call)
+    outputs: list[Tensor] = [torch.full_like(plain["v"], torch.nan) for _ in range(2)]
+    for _ in range(steps):
+        cute(**plain, o=outputs[0])
+    launch = prepare(**captured, o=outputs[1], plan=plan)
+    assert same(captured["state"].cpu(), call.tensors["state"])
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(steps):
+            launch()
+    graph.replay()
+    assert same(captured["state"].cpu(), plain["state"].cpu())
+    assert same(outputs[1].cpu(), outputs[0].cpu())
+
+
+def test_a_call_never_waits_for_the_device() -> None:
+    call = made(batch=16, heads=(4, 8))
+    given, o = moved(call), torch.empty(16, 1, 8, 128, dtype=torch.bfloat16, device="cuda")
+    cute(**given, o=o)
+    launch = prepare(**given, o=o)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        cute(**given, o=o)
+        launch()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_a_prepared_launch_follows_the_current_stream(arch: str) -> None:
+    call = made(batch=2)
+    given, o = moved(call), torch.empty(2, 1, 2, 128, dtype=torch.bfloat16, device="cuda")
+    launch = prepare(**given, o=o)
+    side = torch.cuda.Stream()
+    torch.cuda.synchronize()
+    with torch.cuda.stream(side):
+        torch.cuda._sleep(50_000_000)
+        launch()
+    # The launch waits behind the sleep on its own stream: the default one has nothing to wait for.
+    assert not side.query()
+    side.synchronize()
+    found = {"o": o.cpu(), "state": given["state"].cpu()}
+    assert same_outputs(found, run(call, {"arch": arch}))
