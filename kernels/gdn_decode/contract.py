@@ -252,7 +252,8 @@ def convert(call: Call, target: Mapping[str, str]) -> Call:
 def _with_log_gates(call: Call) -> Call:
     tensors = {name: tensor for name, tensor in call.tensors.items() if name not in RAW_TENSORS}
     beta_max = resolved_scalars(SCALARS, call)["beta_max"]
-    gates = Gates("raw", *(call.tensors[name] for name in RAW_TENSORS), float(beta_max or 0))
+    assert isinstance(beta_max, int | float)
+    gates = Gates("raw", call.tensors["A_log"], call.tensors["dt_bias"], beta_max)
     tensors["g"] = gates.log_decay(tensors["g"], torch.float32)
     tensors["beta"] = gates.beta(tensors["beta"], torch.float32)
     return Call(tensors, call.scalars, {**call.conventions, GATE.name: "log"})

@@ -66,9 +66,8 @@ def states(step: Step, tokens: Tokens, per_call: int, dtype: torch.dtype) -> Ite
         count = min(per_call, len(tokens) - start)
         given = {name: tensor[start : start + count].unsqueeze(0) for name, tensor in tokens.by_token.items()}
         # A draft's slot is read by its number; this reads the last one, whatever the count of this call.
-        index = {"dtype": torch.int32, "device": first.device}
-        given["state_indices"] = torch.arange(count, **index).unsqueeze(0)
-        given["read_indices"] = torch.tensor([per_call - 1], **index)
+        slots = torch.arange(per_call, dtype=torch.int32, device=first.device)
+        given["state_indices"], given["read_indices"] = slots[:count].unsqueeze(0), slots[-1:]
         given |= {**tokens.shared, "state": pool.clone()}
         pool = step(Call(given, tokens.scalars, tokens.conventions))["state"]
         yield from (pool[token].clone() for token in range(count))

@@ -25,12 +25,14 @@ class SlotPlan:
     @property
     def written(self) -> Tensor:
         """Slots that some token is written to: sorted, unique."""
-        return torch.unique(self.write[self.write != PADDING])
+        slots: Tensor = torch.unique(self.write[self.write != PADDING])
+        return slots
 
     @property
     def touched(self) -> Tensor:
         """Slots that are read or written: sorted, unique."""
-        return torch.unique(torch.cat([self.read, self.written]))
+        slots: Tensor = torch.unique(torch.cat([self.read, self.written]))
+        return slots
 
 
 def plan_slots(

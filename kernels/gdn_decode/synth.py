@@ -168,4 +168,4 @@ def _apart(pool: Tensor, gap: int) -> Tensor:
     length = pool[0].numel() if len(pool) else 0
     whole = torch.full((len(pool), length + gap), torch.nan, dtype=pool.dtype)
     whole[:, :length] = pool.flatten(1)
-    return whole[:, :length].unflatten(1, pool.shape[1:])
+    return whole[:, :length].view(pool.shape)
