@@ -16,7 +16,7 @@ class TimingOptions:
 
     precision: how narrow the interval of every ratio is to be, as a part of 1. seconds: of a record, after
     which it is not waited for. timeout: seconds that one kernel may take to be compiled and run. busy: blocks
-    count although other processes or the clocks disturb them; nobody looks.
+    count although other processes or the clocks disturb them, and the result says how many.
     """
 
     mode: Mode = field(default_factory=Mode)
