@@ -35,6 +35,10 @@ from gdnbench.timing.statistics import (
 MIN_RUN = 4
 """Blocks of a run at least: the middle half of 4 already leaves out the lowest and the highest."""
 
+LOOKS = 2
+"""Passes in a row after which the intervals must be narrow: at one look they may be so by luck, and stopping
+there would keep it."""
+
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
 """Seconds waited after a disturbed block, doubled for each next one in a row: heat takes seconds to go."""
 
@@ -184,7 +188,7 @@ class _Loop:
                     self._round(subject, placement)
 
     def measure(self) -> End:
-        self._started = self._now()
+        self._started, narrow = self._now(), 0
         for block, following in itertools.pairwise(plan(len(self._timed), self._placements)):
             if len(self._blocks) >= self._rule.blocks:
                 return End.BLOCKS
@@ -200,7 +204,8 @@ class _Loop:
             width = self._width()
             if self._progress is not None:
                 self._progress(Progress(self._whole, self._lost, self._now() - self._started, width))
-            if passes >= self._rule.passes and width is not None and width <= self._rule.precision:
+            narrow = narrow + 1 if width is not None and width <= self._rule.precision else 0
+            if passes >= self._rule.passes and narrow >= LOOKS:
                 return End.PRECISE
         raise AssertionError("a plan has no end")
 

@@ -249,8 +249,8 @@ class Rule:
     """When a comparison has enough, and what it is judged with.
 
     It stops on the width of the intervals and never on where they lie: stopping once a difference shows would
-    find one in any noise. Even so a lucky narrow interval stops it early; `passes` and the wider of two
-    intervals keep that in bounds, as tests/timing/test_statistics.py shows by simulation.
+    find one in any noise. Even so a lucky narrow interval stops it early; the wider of two intervals, narrow
+    after two passes in a row, keeps that in bounds, as tests/timing/test_statistics.py shows by simulation.
     """
 
     precision: float = 0.01  # width of every interval that is narrow enough, as a part of the ratio

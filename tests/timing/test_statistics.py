@@ -226,13 +226,14 @@ def test_identical_kernels_do_not_differ_and_slower_ones_do(kind: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("placements", [1, 6, 8, 16])
+@pytest.mark.parametrize("placements", [1, 6])
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_same_at_length(kind: str, placements: int) -> None:
-    """Fresh seeds, the precision of the default rule, and other numbers of placements."""
+    """Fresh seeds, the precision of the default rule, and other numbers of placements. 1 % to 2 % are false
+    with one placement, where stretches share it; of 800 that many leave under 1 in 100 series to chance."""
     if placements == 1 and kind == "places":
         pytest.skip("one placement cannot show what placements do, and the comparison's notes say so")
-    series(kind, 600, secrets.randbits(32), placements, 0.01)
+    series(kind, 800, secrets.randbits(32), placements, 0.01)
 
 
 @pytest.mark.parametrize("seed", [3, secrets.randbits(32)])
