@@ -1,0 +1,239 @@
+"""Groups, fences and waits of wgmma: what each mistake shows as, and that its correct twin passes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from gdnbench.sim.errors import FaultKind, KernelFault, UnsupportedError
+from gdnbench.sim.run import ENGINES, run_ptx
+
+D = ", ".join(f"%d{i}" for i in range(4))
+NONE_K_MAJOR = 128 >> 4 << 16 | 256 >> 4 << 32
+MULTIPLY = f"wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {{{D}}}, %da, %db, %p, 1, 1, 0, 0;"
+FROM_REGISTERS = (
+    f"wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {{{D}}}, {{%a0, %a1, %a2, %a3}}, %db, %p, 1, 1, 0;"
+)
+FENCE = "wgmma.fence.sync.aligned;"
+COMMIT = "wgmma.commit_group.sync.aligned;"
+WAIT = "wgmma.wait_group.sync.aligned 0;"
+ENDING = f"{COMMIT}\n{WAIT}"
+ONES = 0x3C003C00  # two f16
+
+# D is 0 and all of A and B is 1: a product adds 16.
+TEXT = """.version 8.7
+.target sm_90a
+.address_size 64
+.visible .entry k(.param .u64 out)
+{{
+.reg .b32 %t, %w, %i, %word, %base, %d<8>, %a<4>, %x, %f;
+.reg .b64 %at, %da, %db, %low, %wide;
+.reg .pred %p, %q, %all;
+.shared .align 1024 .b8 memory[4096];
+mov.u32 %t, %tid.x;
+shr.u32 %w, %t, 5;
+mov.b32 %base, memory;
+mad.lo.u32 %i, %t, 16, %base;
+mov.b32 %word, {ones};
+st.shared.v4.b32 [%i], {{%word, %word, %word, %word}};
+st.shared.v4.b32 [%i+2048], {{%word, %word, %word, %word}};
+{zero}
+{a}
+shr.u32 %base, %base, 4;
+cvt.u64.u32 %low, %base;
+add.s64 %da, %low, {descriptor};
+add.s64 %db, %low, {descriptor};
+add.s64 %db, %db, 128;
+setp.eq.u32 %p, %t, %t;
+fence.proxy.async.shared::cta;
+bar.sync 0;
+{body}
+ld.param.b64 %at, [out];
+mad.wide.u32 %at, %t, 16, %at;
+st.global.v4.b32 [%at], {{{stored}}};
+END:
+ret;
+}}
+"""
+
+
+def run(body: str, engine: str, schedule: str = "late", threads: int = 128, stored: str = D) -> np.ndarray:
+    out = np.zeros((128, 4), np.float32)
+    text = TEXT.format(
+        ones=ONES,
+        # Computed, so that no mov writes the registers of D or A.
+        zero="\n".join(f"xor.b32 %d{i}, %t, %t;" for i in range(8)),
+        a="\n".join(f"or.b32 %a{i}, %word, 0;" for i in range(4)),
+        descriptor=NONE_K_MAJOR,
+        body=body,
+        stored=stored,
+    )
+    run_ptx(text, "k", (1, 1, 1), (threads, 1, 1), [out], engine=engine, schedule=schedule, threads=1)
+    return out
+
+
+def both(schedules: tuple[str, ...] = ("late", "early", "random:4")) -> pytest.MarkDecorator:
+    cases = [(engine, schedule) for engine in ENGINES for schedule in schedules]
+    return pytest.mark.parametrize(("engine", "schedule"), cases)
+
+
+@both()
+@pytest.mark.parametrize(
+    ("body", "want"),
+    [
+        (f"{FENCE}\n{MULTIPLY}\n{ENDING}", 16),
+        (f"{FENCE}\n{FROM_REGISTERS}\n{ENDING}", 16),
+        (f"{FENCE}\n{MULTIPLY}\n{MULTIPLY}\n{ENDING}", 32),
+        (f"{FENCE}\n{MULTIPLY}\n{COMMIT}\n{MULTIPLY}\n{ENDING}", 32),
+        # A move of the accumulators before the wait, as compilers make it, and one back.
+        (
+            f"{FENCE}\n{MULTIPLY}\n{COMMIT}\nmov.b32 %x, %d0;\nmov.b64 %wide, {{%d1, %d2}};\n{WAIT}\n"
+            "mov.b32 %d0, %x;\nmov.b64 {%d1, %d2}, %wide;",
+            16,
+        ),
+        # A fence after registers were written.
+        (f"{FENCE}\n{MULTIPLY}\n{ENDING}\nadd.f32 %d0, %d0, %d0;\n{FENCE}\n{MULTIPLY}\n{ENDING}", (48, 32)),
+        # Not added to: D may hold anything, here NaN.
+        (f"not.b32 %d0, %d0;\nsetp.ne.u32 %p, %t, %t;\n{FENCE}\n{MULTIPLY}\n{ENDING}", 16),
+        # An empty group counts as one.
+        (f"{FENCE}\n{MULTIPLY}\n{COMMIT}\n{COMMIT}\nwgmma.wait_group.sync.aligned 1;", 16),
+    ],
+)
+def test_legal(body: str, want: int | tuple[int, int], engine: str, schedule: str) -> None:
+    out = run(body, engine, schedule)
+    first, rest = want if isinstance(want, tuple) else (want, want)
+    assert (out[:, 0] == first).all()
+    assert (out[:, 1:] == rest).all()
+
+
+@both()
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        (f"{MULTIPLY}\n{ENDING}", "before any wgmma.fence"),
+        (f"{FENCE}\nadd.f32 %d1, %d1, 0f3F800000;\n{MULTIPLY}\n{ENDING}", "%d1 was written after the last"),
+        (f"{FENCE}\nadd.u32 %a2, %a2, 1;\n{FROM_REGISTERS}\n{ENDING}", "%a2 was written after the last"),
+        (f"{FENCE}\n{FROM_REGISTERS}\nadd.u32 %a3, %a3, 1;\n{ENDING}", "%a3 of A is written while"),
+        (
+            f"{FENCE}\n{MULTIPLY}\n{COMMIT}\ncvt.rn.f32.u32 %d2, %t;\n{WAIT}\nadd.f32 %d4, %d2, %d2;",
+            "%d2 is written while",
+        ),
+        (f"{FENCE}\n{MULTIPLY}\n{COMMIT}", "exited with 1 wgmma in flight"),
+        (f"{FENCE}\n{MULTIPLY}\n{WAIT}", "exited with 1 wgmma in flight"),
+        (
+            f"{FENCE}\n{MULTIPLY}\n{COMMIT}\n{MULTIPLY}\n{COMMIT}\nwgmma.wait_group.sync.aligned 1;",
+            "in flight",
+        ),
+        (
+            f"{FENCE}\nsetp.lt.u32 %q, %w, 2;\nselp.b32 %x, 0, 8, %q;\ncvt.u64.u32 %wide, %x;\n"
+            f"add.s64 %db, %db, %wide;\n{MULTIPLY}\n{ENDING}",
+            "of the warpgroup issued",
+        ),
+        (
+            f"{FENCE}\nsetp.lt.u32 %q, %w, 2;\n@%q bra OTHER;\n{MULTIPLY}\nbra JOIN;\nOTHER:\n{MULTIPLY}\n"
+            f"JOIN:\n{ENDING}",
+            "of the warpgroup issued",
+        ),
+    ],
+)
+def test_illegal(body: str, says: str, engine: str, schedule: str) -> None:
+    with pytest.raises(KernelFault) as caught:
+        # D stays out of it, which the interpreter would find used in flight; A is read, so that its writes
+        # are not left out as dead code.
+        run(body, engine, schedule, stored="%d4, %d5, %a2, %a3")
+    assert caught.value.kind is FaultKind.WGMMA
+    assert says in caught.value.message
+    assert caught.value.place is not None
+
+
+@both()
+def test_a_warp_that_does_not_come_is_a_deadlock_that_names_it(engine: str, schedule: str) -> None:
+    body = f"setp.eq.u32 %q, %w, 2;\n@%q bra END;\n{FENCE}\n{MULTIPLY}\n{ENDING}"
+    with pytest.raises(KernelFault) as caught:
+        run(body, engine, schedule)
+    assert caught.value.kind is FaultKind.DEADLOCK
+    assert "warps [2] of its warpgroup to issue wgmma.mma_async" in caught.value.message
+
+
+@pytest.mark.parametrize("schedule", ["late", "early", "random:4"])
+@pytest.mark.parametrize(
+    "use",
+    ["add.f32 %f, %d1, %d1;", "st.shared.b32 [%i], %d3;", "mov.b32 %x, %d1;\nadd.f32 %f, %x, %x;"],
+)
+def test_the_interpreter_finds_a_use_in_flight(use: str, schedule: str) -> None:
+    body = f"{FENCE}\n{MULTIPLY}\n{COMMIT}\n{use}\n{WAIT}"
+    with pytest.raises(KernelFault, match=r"is used before wgmma.wait_group") as caught:
+        run(body, "interpreter", schedule)
+    assert caught.value.kind is FaultKind.UNINITIALISED
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_use_in_flight_shows_in_the_numbers_or_as_a_fault(engine: str) -> None:
+    body = f"{FENCE}\n{MULTIPLY}\n{COMMIT}\nadd.f32 %d4, %d1, %d1;\n{WAIT}"
+    if engine == "interpreter":
+        with pytest.raises(KernelFault):
+            run(body, engine)
+    else:
+        assert np.isnan(run(body, engine, stored="%d4, %d4, %d4, %d4")).all()
+
+
+def test_another_shape_on_accumulators_in_flight() -> None:
+    other = MULTIPLY.replace("m64n8k16.f32.f16.f16", "m64n8k8.f32.tf32.tf32").replace(", 0, 0;", ";")
+    for engine in ENGINES:
+        with pytest.raises(KernelFault, match="of another shape"):
+            run(f"{FENCE}\n{MULTIPLY}\n{other}\n{ENDING}", engine)
+        run(f"{FENCE}\n{MULTIPLY}\n{ENDING}\n{FENCE}\n{other}\n{ENDING}", engine)
+
+
+def test_uninitialised_accumulators_are_found_by_the_interpreter() -> None:
+    new = MULTIPLY.replace("%d0", "%f")
+    with pytest.raises(KernelFault, match="%f was never written"):
+        run(f"{FENCE}\n{new}\n{ENDING}", "interpreter")
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (f"add.s64 %db, %db, {1 << 46};", "bits 46..48 must be zero"),
+        (f"add.s64 %db, %db, {1 << 55};", "bits 52..61 must be zero"),
+        (f"add.s64 %db, %db, {1 << 49};", "base offset 1 without a swizzle"),
+        ("add.s64 %db, %db, 15000;", "B spans shared addresses"),
+        ("cvt.u64.u32 %wide, %t;\nadd.s64 %db, %db, %wide;", "the descriptor of B differs between the lanes"),
+        ("setp.eq.u32 %p, %t, 5;", "scale-d differs between the lanes"),
+    ],
+)
+def test_operands(change: str, says: str, engine: str) -> None:
+    with pytest.raises(KernelFault) as caught:
+        run(f"{change}\n{FENCE}\n{MULTIPLY}\n{ENDING}", engine)
+    assert says in caught.value.message
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_half_a_warpgroup(engine: str) -> None:
+    with pytest.raises(KernelFault, match=r"warps \[2, 3\] of its warpgroup"):
+        run(f"{FENCE}\n{MULTIPLY}\n{ENDING}", engine, threads=64)
+    with pytest.raises(KernelFault, match="in a warp of 16 threads"):
+        run(f"{FENCE}\n{MULTIPLY}\n{ENDING}", engine, threads=16)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (
+            MULTIPLY.replace("f32.f16.f16", "s32.s8.u8").replace("k16", "k32").replace(", 1, 1, 0, 0;", ";"),
+            "s32.s8.u8",
+        ),
+        (MULTIPLY.replace("f16.f16", "f16.bf16"), "f32 += f16 x bf16"),
+        (MULTIPLY.replace("k16", "k8"), "k 8"),
+        (MULTIPLY.replace("n8k", "n12k"), "m64n12k16"),
+        (MULTIPLY.replace("n8k", "n16k"), "with 4 registers for D"),
+        (MULTIPLY.replace(", 0, 0;", ";"), "with 5 sources"),
+    ],
+)
+def test_refused_by_name(text: str, says: str, engine: str) -> None:
+    with pytest.raises(UnsupportedError) as caught:
+        run(f"{FENCE}\n{text}\n{ENDING}", engine)
+    assert says in caught.value.what
+    assert caught.value.place is not None
