@@ -79,7 +79,8 @@ def _gates() -> Iterator[Made]:
     yield "raw, faint gates", False, {**raw, "gate_span": 1e-5, "gate_dtype": "float32"}
     yield "raw, gates of 0", False, {**raw, "gate_span": 0.0}
     yield "raw, closed gates", False, {**raw, "gate_span": 6e4}
-    yield "raw, beta 0 and 1", False, {**raw, "batch": 4, "beta": (1.0, 1.0)}
+    for beta in (0.0, 1.0):  # b of -inf and +inf
+        yield f"raw, beta {beta:g}", False, {**raw, "beta": beta}
     yield "linear", True, {"batch": 2, "gate": "linear"}
     yield "linear, closed gates", False, {"batch": 2, "gate": "linear", "gate_span": 6e4}
     yield "bf16 g and beta", False, {"batch": 2, "gate_dtype": "bfloat16"}
