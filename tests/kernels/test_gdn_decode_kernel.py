@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import re
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,7 @@ pytest.importorskip("cutlass", reason="CuTe DSL has wheels for Linux only")
 
 from gdnbench.replay.simulated import programs_simulated
 from gdnbench.sim.simulate import active
+from gdnbench_kernels import cuda_launch
 from gdnbench_kernels.compiling import program
 from gdnbench_kernels.contract import Call
 from gdnbench_kernels.gdn_decode.cute import cute, prepare
@@ -220,6 +223,34 @@ def test_a_prepared_call_is_a_launch_each_time() -> None:
         launch()
         launch()
     assert same(*states)
+
+
+def test_a_prepared_call_is_packed_once_for_whatever_stream_is_current(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The host function is a stand-in that reads what it is given the way compiled code does."""
+    call, streams, seen = made(batch=2), iter([11, 12, 13]), []
+
+    def host(*values: Any) -> None:
+        pointers = [value.__c_pointers__()[0] for value in values if value is not None]
+        seen.append([ctypes.c_void_p.from_address(pointer).value for pointer in pointers])
+
+    def current_stream(*_: object) -> SimpleNamespace:
+        return SimpleNamespace(cuda_stream=next(streams))
+
+    monkeypatch.setattr(cuda_launch, "current", lambda program: (torch.device("cpu"), 10))
+    monkeypatch.setattr(cuda_launch, "_loaded", lambda program: host)
+    monkeypatch.setattr(torch.cuda, "current_stream", current_stream)
+    o = torch.empty(2, 1, 2, 128, dtype=torch.bfloat16)
+    launch = prepare(**arguments(call), o=o)
+    assert seen == []
+    launch()
+    launch()
+    tensors = [call.tensors[name].data_ptr() for name in ("q", "k", "v", "g", "beta", "A_log", "dt_bias")]
+    assert [values[:7] for values in seen] == [tensors] * 2
+    assert [values[-1] for values in seen] == [11, 12]
+    assert o.data_ptr() in seen[0]
+    assert call.tensors["state"].data_ptr() in seen[0]
 
 
 def test_without_sequences_nothing_is_launched() -> None:
