@@ -4,7 +4,8 @@
 
 Prints full-warp instructions per second on a loop of mixed instructions (integer, f32, f32x2, shared loads
 and stores, shuffles, conversions), the time until a kernel of 2,500 PTX lines is ready to run, first and
-from the cache, and the tensor-core model's products per second, each on one core. Then a record as models
+from the cache, the tensor-core model's products per second, and those of wgmma as instructions, each on one
+core. Then a record as models
 serve it, 2,048 tokens with 16 and 32 heads, through FlashInfer's Blackwell kernel on all cores, and the
 memory that it took; that needs `pip install --no-deps flashinfer-python==0.7.2.post1`.
 """
@@ -166,6 +167,65 @@ def product_rate(name: str, k: int, seconds: float) -> float:
     return count * 128 * 128 * k / (time.perf_counter() - start)
 
 
+def warpgroup(n: int, in_registers: bool) -> str:
+    """A kernel `products`: a warpgroup that multiplies 64 x n x 16 bf16, eight at a time."""
+    registers = n // 2
+    d = ", ".join(f"%d{i}" for i in range(registers))
+    a, transposed = ("{%a, %a, %a, %a}", "0") if in_registers else ("%da", "0, 0")
+    multiply = (
+        f"wgmma.mma_async.sync.aligned.m64n{n}k16.f32.bf16.bf16 {{{d}}}, {a}, %db, %p, 1, 1, {transposed};"
+    )
+    # 128-byte swizzle, 1,024 bytes from one group of eight rows to the next.
+    layout = 1 << 62 | 1024 >> 4 << 32 | 1 << 16
+    newline = "\n"
+    return f"""{HEADER.replace("sm_100a", "sm_90a")}
+.visible .entry products(.param .u32 count)
+{{
+.reg .b32 %d<{registers}>, %a, %n, %place;
+.reg .b64 %da, %db;
+.reg .pred %p, %more;
+.shared .align 1024 .b8 buffer[{128 * n}];
+ld.param.u32 %n, [count];
+mov.b32 %a, 0x3f803f80;
+mov.u32 %place, %tid.x;
+mad.lo.u32 %place, %place, 16, 1024;
+FILL:
+st.shared.v4.b32 [%place], {{%a, %a, %a, %a}};
+add.u32 %place, %place, 2048;
+setp.lt.u32 %more, %place, {1024 + 128 * n};
+@%more bra FILL;
+mov.b64 %da, {layout | 1024 >> 4};
+mov.b64 %db, {layout | 1024 >> 4};
+{newline.join(f"mov.b32 %d{i}, 0;" for i in range(registers))}
+setp.eq.u32 %p, %n, %n;
+bar.sync 0;
+LOOP:
+wgmma.fence.sync.aligned;
+{newline.join([multiply] * 8)}
+wgmma.commit_group.sync.aligned;
+wgmma.wait_group.sync.aligned 0;
+add.s32 %n, %n, -1;
+setp.gt.s32 %more, %n, 0;
+@%more bra LOOP;
+ret;
+}}
+"""
+
+
+def warpgroup_rate(n: int, in_registers: bool, seconds: float) -> float:
+    """Multiply-adds per second of wgmma with everything around it: issue, waits, registers."""
+    module = parse(warpgroup(n, in_registers))
+
+    def run(count: int) -> tuple[int, float]:
+        result = run_ptx(module, "products", (1, 1, 1), (128, 1, 1), [count], threads=1)
+        return result.counters.mma_macs, result.seconds
+
+    run(1)
+    macs, taken = run(20)
+    macs, taken = run(max(int(20 * seconds / taken), 1))
+    return macs / taken
+
+
 def served_record(repeats: int) -> None:
     """A prefill of one sequence: the launch's median seconds, and memory beyond the tensors at its peak."""
     sys.path.insert(0, str(Path(__file__).parent))
@@ -217,6 +277,9 @@ def main() -> None:
     print(f"ready          {first:8.2f} s for 2,500 PTX lines, {cached:.2f} s from the cache")
     for name, k in (("bf16", 16), ("tf32", 8), ("e4m3", 32)):
         print(f"MMA {name:10} {product_rate(name, k, options.seconds / 2) / 1e9:8.2f} GMAC/s, one core")
+    for n in (64, 128, 256):
+        rates = [warpgroup_rate(n, registers, options.seconds / 2) / 1e9 for registers in (False, True)]
+        print(f"wgmma m64n{n:<4} {rates[0]:8.2f} GMAC/s, one core, {rates[1]:.2f} with A in registers")
     if find_spec("flashinfer") is None:
         print("served record  needs pip install --no-deps flashinfer-python==0.7.2.post1", file=sys.stderr)
         sys.exit(Exit.CANNOT_RUN)

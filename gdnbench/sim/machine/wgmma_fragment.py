@@ -41,11 +41,10 @@ def d_rows(words: Words, halves: bool) -> Codes:
     """One warp's 16 rows of D as codes, from its registers uint32[registers, 32]."""
     if halves:
         # block of columns, block of rows, row, column
-        parts = np.ascontiguousarray(words).view(np.uint16).reshape(-1, 2, 8, 8).transpose(1, 2, 0, 3)
-    else:
-        # block of columns, block of rows, column % 2, row, column / 2
-        parts = words.reshape(-1, 2, 2, 8, 4).transpose(1, 3, 0, 4, 2)
-    return parts.reshape(ROWS, -1)
+        packed = np.ascontiguousarray(words).view(np.uint16).reshape(-1, 2, 8, 8)
+        return packed.transpose(1, 2, 0, 3).reshape(ROWS, -1)
+    # block of columns, block of rows, column % 2, row, column / 2
+    return words.reshape(-1, 2, 2, 8, 4).transpose(1, 3, 0, 4, 2).reshape(ROWS, -1)
 
 
 def d_words(rows: Codes) -> Words:
