@@ -32,6 +32,7 @@ FORBIDDEN = {
     ),
     "gdnbench/report": ("gdnbench.replay", "gdnbench.diff", "gdnbench.capture", "gdnbench.cli"),
     "gdnbench/replay": ("gdnbench.diff", "gdnbench.capture", "gdnbench.cli"),
+    "gdnbench/timing": ("gdnbench.diff", "gdnbench.capture", "gdnbench.cli"),
     "gdnbench/diff": ("gdnbench.replay", "gdnbench.capture", "gdnbench.cli"),
     "gdnbench/capture": (
         "gdnbench.judge",
