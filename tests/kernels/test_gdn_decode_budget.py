@@ -23,7 +23,7 @@ BUDGET = Path(__file__).parent / "gdn_decode_budget.json"
 OTHERS: list[tuple[str, dict[str, Any]]] = [
     ("sm_90a", {"state_dtype": "bfloat16"}),
     ("sm_100a", {"gate": "log", "qk": "normalised", "g_dtype": "float32", "beta_dtype": "float32"}),
-    ("sm_90a", {"tokens": 4, "reads": "accepted"}),
+    ("sm_90a", {"tokens": 2, "reads": "accepted"}),
 ]
 SM_REGISTERS = 65_536
 CTAS = {"float32": 4, "bfloat16": 6}

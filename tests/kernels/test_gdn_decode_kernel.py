@@ -47,7 +47,8 @@ PLANS = {
     "a warp": DecodePlan(rows=8, warps=1, load="evict_first", store="evict_first"),
     "bulk": DecodePlan(transport="bulk", load="evict_first", store="evict_first", pdl=True),
 }
-BITS = ["small", "large", pytest.param("a warp", marks=pytest.mark.slow), "bulk"]
+BITS = ["large", pytest.param("a warp", marks=pytest.mark.slow), "bulk"]
+"""Plans that calls of a few sequences do not have anyway."""
 MIXED: dict[str, dict[str, Any]] = {
     "fp32": {"padding": 0.25},
     "bf16": {"state_dtype": "bfloat16", "padding": 0.25},
