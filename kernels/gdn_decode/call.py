@@ -125,12 +125,12 @@ class Arguments:
     @property
     def idle(self) -> tuple[Any, ...]:
         """As `given`, every sequence being padding."""
-        none = {
-            name: torch.full_like(tensor, PADDING)
-            for name in ("state_indices", "read_indices")
-            if (tensor := getattr(self, name)) is not None
-        }
-        return replace(self, **none).given
+        slots, read = self.state_indices, self.read_indices
+        return replace(
+            self,
+            state_indices=torch.full_like(slots, PADDING),
+            read_indices=None if read is None else torch.full_like(read, PADDING),
+        ).given
 
     def finish(self) -> dict[str, Tensor]:
         """The caller's tensor, filled; else ours."""

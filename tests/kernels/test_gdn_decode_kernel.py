@@ -21,6 +21,7 @@ from gdnbench.sim.simulate import active
 from gdnbench_kernels import cuda_launch
 from gdnbench_kernels.compiling import program
 from gdnbench_kernels.contract import Call
+from gdnbench_kernels.gdn_decode.call import arguments as checked
 from gdnbench_kernels.gdn_decode.cute import cute, prepare
 from gdnbench_kernels.gdn_decode.decode_plan import DecodePlan, candidates, choose, chosen
 from gdnbench_kernels.gdn_decode.sources import source
@@ -224,6 +225,20 @@ def test_a_prepared_call_is_a_launch_each_time() -> None:
         launch()
         launch()
     assert same(*states)
+
+
+@pytest.mark.parametrize("name", ["raw, padding", "drafted tokens", "read slots of their own"])
+def test_an_idle_call_touches_nothing(name: str) -> None:
+    """Which loads a program before a graph is captured."""
+    call = made(**CALLS[name])
+    state, o = with_gaps(call.tensors["state"]), torch.full_like(call.tensors["v"], torch.nan)
+    optional = {"num_accepted": None, "read_indices": None, "scale": None, "beta_max": 1.0}
+    given = checked(**{**optional, **arguments(call), "state": state}, o=o)
+    with active() as session, programs_simulated():
+        given.compiled(chosen("float32", 1)[0], "sm_100a")(*given.idle)
+    assert len(session.reports) == 1
+    assert same(state, call.tensors["state"])
+    assert o.isnan().all()
 
 
 def test_a_prepared_call_is_packed_once_for_whatever_stream_is_current(
