@@ -24,7 +24,7 @@ triton.runtime = SimpleNamespace(cache=SimpleNamespace(FileCacheManager=object))
 sys.modules["triton"] = triton
 
 from quack.compile_utils import make_fake_tensor  # noqa: E402
-from quack.gemm_default_epi import GemmDefaultSm100  # noqa: E402
+from quack.gemm_default_epi import GemmDefaultSm90, GemmDefaultSm100  # noqa: E402
 from quack.rmsnorm import RMSNorm  # noqa: E402
 from quack.softmax import Softmax  # noqa: E402
 from quack.tile_scheduler import TileSchedulerOptions  # noqa: E402
@@ -103,3 +103,31 @@ def gemm(a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, bias: torch.Tensor, 
         return sim.launch(_compiled(_Gemm(ctas), *fakes, None), a, b, d, None)
     fake_bias = make_fake_tensor(NUMERIC[bias.dtype], (batch, columns), 4)
     return sim.launch(_compiled(_Gemm(ctas), *fakes, fake_bias), a, b, d, bias)
+
+
+class _HopperGemm:
+    """QuACK's GEMM for sm_90: TMA, wgmma, warps that give registers to each other."""
+
+    def __init__(self, clusters: int, pingpong: bool) -> None:
+        self.clusters, self.pingpong = clusters, pingpong
+
+    @cute.jit
+    def __call__(self, a: cute.Tensor, b: cute.Tensor, d: cute.Tensor, stream: cuda.CUstream) -> None:
+        tile = (64, 64) if self.pingpong else (128, 64)  # of one warpgroup, or of both
+        gemm = GemmDefaultSm90(cutlass.Float32, a.element_type, tile, (1, 1, 1), pingpong=self.pingpong)
+        scheduler = TileSchedulerOptions(max_active_clusters=cutlass.Int32(self.clusters))
+        gemm(a, b, d, None, GemmDefaultSm90.EpilogueArguments(), scheduler, None, stream)
+
+
+def hopper_gemm(
+    a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, ctas: int, pingpong: bool, engine: str, schedule: str
+) -> object:
+    """d[l] = a[l] b[l]^T: batches first, K contiguous, at most `ctas` CTAs."""
+    rows, columns, inner, batch = (cute.sym_int() for _ in range(4))
+    fakes = [
+        make_fake_tensor(NUMERIC[tensor.dtype], (batch, *shape), 8)
+        for tensor, shape in ((a, (rows, inner)), (b, (columns, inner)), (d, (rows, columns)))
+    ]
+    stream = cute.runtime.make_fake_stream()
+    compiled = sim.compile(_HopperGemm(ctas, pingpong), *fakes, stream, arch="sm_90a")
+    return sim.launch(compiled, a, b, d, engine=engine, schedule=schedule)

@@ -74,3 +74,20 @@ def test_tcgen05_gemm(biased: bool, quack: Apart) -> None:
     accumulated = -(-inner // 16) * (17 * 2.0**-25 + 2.0**-23) + 2 * F32
     error = (ran.tensors["d"].double() - expected).abs()
     assert (error <= accumulated * size + BF16 * (expected.abs() + accumulated * size)).all()
+
+
+@pytest.mark.parametrize(
+    ("engine", "schedule"), [("compiled", "late"), ("compiled", "random:3"), ("interpreter", "late")]
+)
+@pytest.mark.parametrize("pingpong", [False, True])
+def test_wgmma_gemm(pingpong: bool, engine: str, schedule: str, quack: Apart) -> None:
+    """Two batches, no extent a multiple of the tile, three CTAs. Sums of 200 products of -3 to 3 are whole
+    numbers below 2^11, exact in f32; bf16 rounds them as torch does."""
+    generator = torch.Generator().manual_seed(40)
+    a, b = (
+        torch.randint(-3, 4, (2, rows, 200), generator=generator).to(torch.bfloat16) for rows in (200, 104)
+    )
+    d = torch.full((2, 200, 104), torch.nan, dtype=torch.bfloat16)
+    given = {"a": a, "b": b, "d": d, "ctas": 3, "pingpong": pingpong, "engine": engine, "schedule": schedule}
+    ran = quack.run("hopper_gemm", given)
+    assert torch.equal(ran.tensors["d"], (a.double() @ b.double().mT).to(torch.bfloat16))
