@@ -11,7 +11,8 @@ import typer
 from gdnbench.cli.arguments import record_numbers
 from gdnbench.cli.console import progress
 from gdnbench.cli.judging import factors, finish, tolerance
-from gdnbench.cli.time import print_times, replay_timer
+from gdnbench.cli.time import BUSY, CACHE, CLOCK, FORM, print_times, replay_timer, timing_options
+from gdnbench.errors import BadInputError
 from gdnbench.store.recover import open_store
 
 
@@ -42,6 +43,10 @@ def replay(
     time: Annotated[
         bool, typer.Option("--time", help="Time the kernel on records that pass, against the other kernel.")
     ] = False,
+    cache: Annotated[str | None, typer.Option(help=f"With --time. {CACHE}")] = None,
+    form: Annotated[str | None, typer.Option(help=f"With --time. {FORM}")] = None,
+    clock: Annotated[str | None, typer.Option(help=f"With --time. {CLOCK}")] = None,
+    busy: Annotated[bool, typer.Option("--busy", help=f"With --time. {BUSY}")] = False,
     json: Annotated[bool, typer.Option("--json", help="One object instead of a table.")] = False,
     junit: Annotated[Path | None, typer.Option(help="Also write a JUnit XML file.")] = None,
 ) -> None:
@@ -52,9 +57,15 @@ def replay(
     from gdnbench.replay.replay import replay as replay_records
 
     factor, by_tensor = factors(k)
+    if not time and (cache or form or clock or busy):
+        raise BadInputError("--cache, --form, --clock and --busy say how to time: give --time too")
+    if time and on == "sim":
+        raise BadInputError("--time: the simulator has no clock; `gdnbench time --on sim` counts instead")
+    options = timing_options(on, cache or "cold", form, busy=busy, clock=clock or "auto") if time else None
     with ExitStack() as stack:
         opened, advance = stack.enter_context(open_store(store)), stack.enter_context(progress("replay"))
-        times = stack.enter_context(replay_timer(opened, kernel, against, on)) if time else None
+        timer = None if options is None else replay_timer(opened, kernel, against, on, options)
+        times = None if timer is None else stack.enter_context(timer)
         report = replay_records(
             opened,
             kernel=kernel,

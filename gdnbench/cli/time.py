@@ -21,6 +21,13 @@ if TYPE_CHECKING:
     from gdnbench.timing.result import RecordTiming
     from gdnbench.timing.run import CountsReport, TimingReport
 
+CACHE = "What a launch finds in the cache: cold or warm."
+FORM = "graph: many launches in a CUDA graph; plain. Default: graph on cuda."
+CLOCK = (
+    "On cuda: events, which count what lies between launches, or cupti, which does not. auto: cupti where it"
+    " is installed."
+)
+BUSY = "Keep blocks that other processes or the clocks disturbed."
 NO_CLOCK = "the simulator executes and does not time: these are counts; times need --on cuda or cpu"
 
 
@@ -32,10 +39,9 @@ def time(
         typer.Option(help="As in replay; may repeat. The first is what the others are compared with."),
     ] = None,
     on: Annotated[str, typer.Option(help="cpu, cuda, or sim, which counts instead.")] = "cpu",
-    cache: Annotated[str, typer.Option(help="What a launch finds in the cache: cold or warm.")] = "cold",
-    form: Annotated[
-        str | None, typer.Option(help="graph: many launches in a CUDA graph; plain. Default: graph on cuda.")
-    ] = None,
+    cache: Annotated[str, typer.Option(help=CACHE)] = "cold",
+    form: Annotated[str | None, typer.Option(help=FORM)] = None,
+    clock: Annotated[str, typer.Option(help=CLOCK)] = "auto",
     op: Annotated[str | None, typer.Option(help="Only records of this operation.")] = None,
     seconds: Annotated[float, typer.Option(help="Of a record: no more blocks after that.")] = 30.0,
     precision: Annotated[
@@ -45,9 +51,7 @@ def time(
     time_wrong: Annotated[
         bool, typer.Option("--time-wrong", help="Time kernels whose outputs fail, too, and mark them.")
     ] = False,
-    busy: Annotated[
-        bool, typer.Option("--busy", help="Keep blocks that other processes or the clocks disturbed.")
-    ] = False,
+    busy: Annotated[bool, typer.Option("--busy", help=BUSY)] = False,
     json: Annotated[bool, typer.Option("--json", help="One object, with every sample.")] = False,
     csv: Annotated[bool, typer.Option("--csv", help="A line a kernel and record.")] = False,
     save: Annotated[Path | None, typer.Option(help="Write the times into a run store.")] = None,
@@ -66,7 +70,7 @@ def time(
         raise BadInputError("choose one of --json and --csv, not both")
     if on == "sim" and (save is not None or compare is not None or csv):
         raise BadInputError(f"--save, --compare and --csv are for times; {NO_CLOCK}")
-    options = timing_options(on, cache, form, seconds, precision, timeout, busy)
+    options = timing_options(on, cache, form, seconds, precision, timeout, busy, clock)
     baseline = None if compare is None else read_timings(compare)
     with open_store(store) as opened, progress("time") as advance:
         what: dict[str, Any] = {
@@ -86,9 +90,17 @@ def time(
 
 
 def timing_options(
-    on: str, cache: str, form: str | None, seconds: float, precision: str, timeout: float, busy: bool
+    on: str,
+    cache: str,
+    form: str | None,
+    seconds: float = 30.0,
+    precision: str = "1%",
+    timeout: float = 300.0,
+    busy: bool = False,
+    clock: str = "auto",
 ) -> TimingOptions:
     """BadInputError for words and numbers that mean nothing."""
+    from gdnbench.timing.cuda_clocks import CLOCKS
     from gdnbench.timing.options import TimingOptions
     from gdnbench.timing.seam import Cache, Form, Mode
 
@@ -99,21 +111,23 @@ def timing_options(
         raise BadInputError(f"--form {form!r} is neither graph nor plain")
     if form == Form.GRAPH and on != "cuda":
         raise BadInputError(f"--form graph is a CUDA graph, which --on {on} has not; leave it out")
-    return TimingOptions(Mode(Cache(cache), Form(form)), seconds, part(precision), timeout, busy)
+    if clock not in CLOCKS:
+        raise BadInputError(f"--clock {clock!r} is none of {', '.join(CLOCKS)}")
+    if clock != "auto" and on != "cuda":
+        raise BadInputError(f"--clock {clock} is a GPU's, which --on {on} is not; leave it out")
+    mode = Mode(Cache(cache), Form(form))
+    return TimingOptions(mode, seconds, part(precision), timeout, busy, clock=clock)
 
 
 def replay_timer(
-    store: Store, kernel: str, against: str, on: str
+    store: Store, kernel: str, against: str, on: str, options: TimingOptions
 ) -> AbstractContextManager[Callable[[StoredRecord], RecordTiming]]:
     """What `replay --time` times records with: the kernel, beside the one that it is compared with."""
     from gdnbench.judge.record import ORACLE
     from gdnbench.replay.replay import RECORDED
     from gdnbench.timing.run import record_timer
 
-    if on == "sim":
-        raise BadInputError("--time: the simulator has no clock; `gdnbench time --on sim` counts instead")
     beside = [] if against in (ORACLE, RECORDED, kernel) else [against]
-    options = timing_options(on, "cold", None, seconds=30.0, precision="1%", timeout=300.0, busy=False)
     return record_timer(store, [*beside, kernel], on, options)
 
 

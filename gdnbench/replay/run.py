@@ -6,9 +6,10 @@ import contextlib
 import sys
 from typing import Protocol
 
+from gdnbench.errors import BadInputError
 from gdnbench.replay.execute import Execution, execute
 from gdnbench.replay.failure import Failure, classify, describe
-from gdnbench.replay.kernels import LoadedKernel, load
+from gdnbench.replay.kernels import LoadedKernel, is_user_kernel, load, load_function
 from gdnbench.replay.simulated import simulated
 from gdnbench.store.reader import StoredRecord
 from gdnbench_kernels.contract import Operation
@@ -43,3 +44,16 @@ class InProcess:
 
     def close(self) -> None:
         self._loaded.clear()
+
+
+def bad_input(kernel: str, on: str) -> str | None:
+    """Why there is no function of that name; any other failure to load it is the outcome of each record."""
+    if is_user_kernel(kernel):
+        try:
+            with simulated(on):
+                load_function(kernel)
+        except BadInputError as error:
+            return str(error)
+        except Exception:
+            return None
+    return None

@@ -15,14 +15,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from gdnbench.errors import BadInputError
 from gdnbench.ops import operation
-from gdnbench.replay import kernels
 from gdnbench.replay.exchange import put, stages_beside
 from gdnbench.replay.execute import Execution
 from gdnbench.replay.failure import Failure
-from gdnbench.replay.run import InProcess
-from gdnbench.replay.simulated import simulated
+from gdnbench.replay.run import InProcess, bad_input
 from gdnbench.store.reader import Store
 
 
@@ -38,23 +35,10 @@ def main(arguments: list[str]) -> None:
         os.fdopen(int(replies), "w") as sink,
     ):
         _reply(sink, {"ready": True})
-        _reply(sink, {"bad_input": _bad_input(kernel, on)})
+        _reply(sink, {"bad_input": bad_input(kernel, on)})
         for line in source:
             record = store.records[json.loads(line)["record"]]
             _reply(sink, _answer(runner.run(record, operation(record.info.op)), Path(results)))
-
-
-def _bad_input(kernel: str, on: str) -> str | None:
-    """Why there is no function of that name; any other failure to load it is the outcome of each record."""
-    if kernels.is_user_kernel(kernel):
-        try:
-            with simulated(on):
-                kernels.load_function(kernel)
-        except BadInputError as error:
-            return str(error)
-        except Exception:
-            return None
-    return None
 
 
 def _answer(found: Execution | Failure, results: Path) -> dict[str, Any]:

@@ -80,13 +80,15 @@ class AgainstBaseline:
 def against(now: RecordTiming, baseline: RecordTiming) -> AgainstBaseline:
     """Every kernel of `now` beside the one of its name in `baseline`.
 
-    BadInputError, in one line, where times cannot be compared: another record, operation, mode or device.
+    BadInputError, in one line, where times cannot be compared: another record, operation, mode, clock or
+    device.
     """
     for what, ours, theirs in (
         ("record", now.key, baseline.key),
         ("operation", now.op, baseline.op),
         ("cache", now.mode.cache, baseline.mode.cache),
         ("form", now.mode.form, baseline.mode.form),
+        ("clock", now.clock or "not named", baseline.clock or "not named"),
         ("kind of device", now.machine.kind, baseline.machine.kind),
         ("device", now.machine.device, baseline.machine.device),
     ):

@@ -147,9 +147,12 @@ def gpu_watch(uuid: str) -> Watch:
 class NvmlWatch:
     """One GPU by NVML. What a driver does not answer is None, and `source` names it.
 
-    Another process counts while it computes: one that only holds memory slows nobody down. Where the driver
-    does not say who computes, each one with a context counts. In a container the process numbers are those
-    of the host, ours is not among them, and the latest one is taken for it.
+    Another process counts while it computes: one that only holds memory slows nobody down. Processes of ours,
+    this one's parent and the workers that it started, never count. In a container the process numbers may be
+    the host's, and nothing tells which is ours; but we compute between any two looks, so the only one that
+    does is ours if it had a context when the watch was opened, and of several all but one count. Where the
+    driver does not say who computes, each process of others with a context counts; in such a container, each
+    that got one since.
     """
 
     def __init__(self, nvml: Any, uuid: str) -> None:
@@ -160,6 +163,8 @@ class NvmlWatch:
             self._device = nvml.nvmlDeviceGetHandleByUUID(uuid)
             self._utilised = int(time.time() * 1e6)  # microseconds since 1970, as NVML counts
             self._counted = self._counters()
+            self._since_start = self._with_context()
+            self._ours = -1  # the process number that is taken for ours, where ours is not shown
             first = self.now()
         except nvml.NVMLError:
             nvml.nvmlShutdown()
@@ -224,20 +229,45 @@ class NvmlWatch:
         )
 
     def _others(self) -> tuple[int, ...]:
-        asked = self._ask("processes", self._nvml.nvmlDeviceGetComputeRunningProcesses, self._device)
-        found = {process.pid for process in asked or ()}
-        found -= {os.getpid() if os.getpid() in found else max(found, default=0)}
-        return tuple(sorted(found & self._computing(found))) if found else ()
+        there, working = self._with_context(), self._working()
+        if os.getpid() in there:
+            strangers = (there if working is None else working) - {os.getpid()}
+            return tuple(sorted(pid for pid in strangers if not related(pid)))
+        if working is None:
+            return tuple(sorted(there - self._since_start))
+        if self._ours not in working:
+            # Where NVML shows no contexts either, anyone may be us.
+            possible = sorted(working & self._since_start if self._since_start else working)
+            self._ours = possible[-1] if possible else self._ours
+        return tuple(sorted(working - {self._ours}))
 
-    def _computing(self, candidates: set[int]) -> set[int]:
-        """Those that computed since the last question; all `candidates` where the driver does not say."""
+    def _with_context(self) -> set[int]:
+        asked = self._ask("processes", self._nvml.nvmlDeviceGetComputeRunningProcesses, self._device)
+        return {process.pid for process in asked or ()}
+
+    def _working(self) -> set[int] | None:
+        """Those that computed since the last question; None where the driver does not say."""
         nvml = self._nvml
         try:
             samples = nvml.nvmlDeviceGetProcessUtilization(self._device, self._utilised)
         except nvml.NVMLError as error:
-            return set() if error.value == nvml.NVML_ERROR_NOT_FOUND else candidates
+            return set() if error.value == nvml.NVML_ERROR_NOT_FOUND else None
         self._utilised = max((self._utilised, *(sample.timeStamp for sample in samples)))
         return {sample.pid for sample in samples if sample.smUtil > 0}
+
+
+def related(pid: int, proc: Path = Path("/proc")) -> bool:
+    """Whether a process is this one's parent, or a worker of gdnbench that the parent started, by /proc; not
+    if it is gone."""
+    if pid == os.getppid():
+        return True
+    try:
+        # proc(5): the name, which may hold anything, ends with the last parenthesis; then state and parent.
+        parent = (proc / str(pid) / "stat").read_text().rpartition(")")[2].split()[1]
+        command = (proc / str(pid) / "cmdline").read_bytes()
+    except (OSError, IndexError):
+        return False
+    return int(parent) == os.getppid() and b"\0-m\0gdnbench." in command
 
 
 class CpuWatch:

@@ -19,6 +19,8 @@ cuda: Any = torch.cuda
 
 CLOCKS = ("auto", "events", "cupti")
 """Of a GPU; `auto` is CUPTI where it is installed, and events otherwise."""
+HOST = "perf_counter"
+"""What `auto` is on a CPU, which has no other clock."""
 
 EVENT_RESOLUTION = 0.5e-6
 """Seconds, of elapsed times between events, as CUDA's reference gives it."""
@@ -31,17 +33,34 @@ LEAST_HOLD = 50e-6
 """Seconds: the host's cost of recording an event and of launching a small graph, several times over."""
 
 
-def clock_of(device: torch.device, form: Form, clock: str = "auto") -> Clock:
-    """What times launches of that form. BadInputError for a clock that there is not, CannotRunError where
-    CUPTI is asked for and not there."""
+def check_clock(clock: str) -> None:
+    """BadInputError for a clock that there is not."""
     if clock not in CLOCKS:
         raise BadInputError(f"clock {clock!r} is not known; there are {', '.join(CLOCKS)}")
+
+
+def resolved(device: torch.device, clock: str) -> str:
+    """The clock that `clock` means here: `events`, `cupti`, or HOST. Times of two of them are never compared:
+    events count what lies between launches, and CUPTI does not. BadInputError for a clock that there is not,
+    and for a GPU's on a CPU."""
+    check_clock(clock)
     if device.type != "cuda":
+        if clock != "auto":
+            raise BadInputError(f"clock {clock} is a GPU's; a CPU has {HOST} alone: leave it out")
+        return HOST
+    if clock == "auto":
+        return "cupti" if cupti.installed() else "events"
+    return clock
+
+
+def clock_of(device: torch.device, form: Form, clock: str = "auto") -> Clock:
+    """What times launches of that form. Raises as `resolved`; CannotRunError where CUPTI is asked for and not
+    there."""
+    found = resolved(device, clock)
+    if found == HOST:
         return PerfCounter()
     events: Clock = GraphClock(device) if form is Form.GRAPH else PlainClock(device)
-    if clock == "cupti" or (clock == "auto" and cupti.installed()):
-        return cupti.CuptiClock(events)
-    return events
+    return cupti.CuptiClock(events) if found == "cupti" else events
 
 
 class GraphClock:

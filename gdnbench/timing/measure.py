@@ -1,4 +1,5 @@
-"""Times kernels on one record, in this process: buffers, clock, comparison, and what the times are worth."""
+"""Judges and times kernels on one record, in this process: buffers, clock, comparison, and what the times are
+worth."""
 
 from __future__ import annotations
 
@@ -6,11 +7,15 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 
-from gdnbench.errors import CannotRunError
+from gdnbench.errors import BadInputError, CannotRunError
 from gdnbench.judge import calls
+from gdnbench.judge.record import ORACLE, Judge
 from gdnbench.replay import call as calling
-from gdnbench.replay.execute import device_of
+from gdnbench.replay.execute import Execution, device_of
+from gdnbench.replay.failure import Failure
 from gdnbench.replay.kernels import LoadedKernel, load
+from gdnbench.replay.replay import Replayer
+from gdnbench.replay.run import InProcess, Runner, bad_input
 from gdnbench.report.outcome import Outcome
 from gdnbench.report.report import RecordResult
 from gdnbench.store.reader import StoredRecord
@@ -19,8 +24,9 @@ from gdnbench.timing.bench import Bench
 from gdnbench.timing.cache import Control
 from gdnbench.timing.comparison import Comparison, DisturbedError, RoundError, compare
 from gdnbench.timing.conditions import watch_of
+from gdnbench.timing.cuda_clocks import resolved
 from gdnbench.timing.machine import machine
-from gdnbench.timing.options import TimingOptions
+from gdnbench.timing.options import RULE, TimingOptions
 from gdnbench.timing.result import CeilingFound, ControlFound, KernelTiming, Rates, RecordTiming
 from gdnbench.timing.rotation import RotationOptions
 from gdnbench.timing.seam import Cache, Subject
@@ -40,14 +46,29 @@ class KernelFailed(Exception):
 
 
 class Session:
-    """Times records on the device called `on`; ceilings are measured once for each number of bytes."""
+    """Judges and times records on the device called `on`; ceilings are measured once for each number of
+    bytes."""
 
     def __init__(self, on: str, options: TimingOptions, at: At) -> None:
         self._device = device_of(on)
         self._options, self._at = options, at
+        self._clock = resolved(self._device, options.clock)
         self._machine = machine(self._device)
         self._watch = watch_of(self._device)
         self._ceilings: dict[int, CeilingFound] = {}
+        self._on = on
+        self._judge = Judge(RULE, self._device)
+        self._runners: dict[str, InProcess] = {}
+
+    def judge(self, record: StoredRecord, kernel: str, ran: Callable[[], None]) -> RecordResult:
+        """What becomes of the kernel on a record, by the default rule against the oracle. `ran` is called
+        once the kernel has run. BadInputError where there is no such kernel."""
+        if kernel not in self._runners:
+            problem = bad_input(kernel, self._on)
+            if problem is not None:
+                raise BadInputError(problem)
+            self._runners[kernel] = InProcess(kernel, self._on)
+        return Replayer(_Told(self._runners[kernel], ran), None, ORACLE, self._judge).replay(record)
 
     def time(self, record: StoredRecord, operation: Operation, names: Sequence[str]) -> RecordTiming:
         """Compares the kernels called `names`, each of which passed on `record`, with the first of them.
@@ -57,7 +78,7 @@ class Session:
         options = self._options
         given = calls.compact(record, operation, self._device)
         rotation = RotationOptions(placements=MIN_PLACEMENTS, seed=options.seed)
-        bench = Bench(given, operation, self._device, options.mode, rotation)
+        bench = Bench(given, operation, self._device, options.mode, rotation, options.clock)
         kernels, subjects, stages = list[LoadedKernel](), list[Subject](), list[dict[str, float]]()
         for position, name in enumerate(names):
             with self._blamed(position, name):
@@ -95,6 +116,7 @@ class Session:
             ceiling=reached,
             control=_control(control),
             notes=(*notes, *found.notes),
+            clock=self._clock,
             time=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         )
 
@@ -109,6 +131,7 @@ class Session:
     def _compare(self, subjects: Sequence[Subject]) -> Comparison:
         options = self._options
         rule = Rule(options.precision, seconds=options.seconds, keep_disturbed=options.busy)
+        self._watch.now()  # what happened since the last record, judging among it, disturbs no block
         try:
             return compare(subjects, rule, self._watch)
         except RoundError as error:
@@ -121,9 +144,24 @@ class Session:
 
     def _ceiling(self, size: int) -> CeilingFound:
         if size not in self._ceilings:
-            found = ceiling.measure(self._device, size)
+            found = ceiling.measure(self._device, size, clock=self._options.clock)
             self._ceilings[size] = CeilingFound(found.bytes_per_second, found.method, found.candidates)
         return self._ceilings[size]
+
+
+class _Told:
+    """A runner that says when the kernel has run."""
+
+    def __init__(self, runner: Runner, ran: Callable[[], None]) -> None:
+        self._runner, self._ran = runner, ran
+
+    def run(self, record: StoredRecord, operation: Operation) -> Execution | Failure:
+        found = self._runner.run(record, operation)
+        self._ran()
+        return found
+
+    def close(self) -> None:
+        self._runner.close()
 
 
 class _Marked:

@@ -6,8 +6,13 @@ import math
 from dataclasses import dataclass, field
 
 from gdnbench.errors import BadInputError
+from gdnbench.judge.rule import make_rule
 from gdnbench.replay.replay import TIMEOUT
+from gdnbench.timing.cuda_clocks import check_clock
 from gdnbench.timing.seam import Mode
+
+RULE = make_rule(None, None, None, False)
+"""By which outputs are judged before they are timed: the default one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +21,8 @@ class TimingOptions:
 
     precision: how narrow the interval of every ratio is to be, as a part of 1. seconds: of a record, after
     which it is not waited for. timeout: seconds that one kernel may take to be compiled and run. busy: blocks
-    count although other processes or the clocks disturb them, and the result says how many.
+    count although other processes or the clocks disturb them, and the result says how many. clock: one of
+    `cuda_clocks.CLOCKS`, for the kernels and the ceiling alike.
     """
 
     mode: Mode = field(default_factory=Mode)
@@ -25,6 +31,7 @@ class TimingOptions:
     timeout: float = TIMEOUT
     busy: bool = False
     seed: int = 0
+    clock: str = "auto"
 
     def __post_init__(self) -> None:
         for name in ("seconds", "timeout"):
@@ -33,3 +40,4 @@ class TimingOptions:
                 raise BadInputError(f"{name} {value:g} must be a number of seconds above 0")
         if not 0 < self.precision < 1:
             raise BadInputError(f"precision {self.precision:g} must lie between 0 and 1, like 1% or 0.01")
+        check_clock(self.clock)

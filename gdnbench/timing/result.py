@@ -170,6 +170,7 @@ class RecordTiming:
     time: str = ""  # when it was measured, UTC, 2026-01-31T12:00:00Z
     repeat_samples: tuple[float, ...] = ()  # of the first kernel's second round in each block
     disturbed: Mapping[str, int] = field(default_factory=dict)  # blocks that were kept, by reason
+    clock: str = ""  # that timed kernels and ceiling: perf_counter, events or cupti; "": none was named
 
     def kernel(self, name: str) -> KernelTiming | None:
         return next((kernel for kernel in self.kernels if kernel.name == name), None)

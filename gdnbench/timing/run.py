@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,12 +10,12 @@ from pathlib import Path
 from gdnbench.errors import BadInputError, Exit, StoreError
 from gdnbench.judge import calls
 from gdnbench.judge.record import ORACLE, Judge
-from gdnbench.judge.rule import describe_rule, make_rule
+from gdnbench.judge.rule import describe_rule
 from gdnbench.ops import operation
 from gdnbench.replay import kernels as named
 from gdnbench.replay.execute import Execution, device_of
 from gdnbench.replay.failure import Failure
-from gdnbench.replay.replay import Replayer, runner, select
+from gdnbench.replay.replay import Replayer, select
 from gdnbench.replay.run import InProcess
 from gdnbench.replay.save import RunWriter
 from gdnbench.replay.simulated import SIM
@@ -24,15 +24,13 @@ from gdnbench.report.report import RecordResult
 from gdnbench.store.reader import Store, StoredRecord
 from gdnbench.timing.baseline import AgainstBaseline, against
 from gdnbench.timing.counts import Counts, counted
-from gdnbench.timing.isolated import Isolated, Timed, Timer
+from gdnbench.timing.cuda_clocks import resolved
+from gdnbench.timing.isolated import Isolated, Judged, Timed, Timer
 from gdnbench.timing.machine import machine
-from gdnbench.timing.options import TimingOptions
+from gdnbench.timing.options import RULE, TimingOptions
 from gdnbench.timing.result import KernelTiming, Machine, RecordTiming
 from gdnbench.timing.seam import Mode
 from gdnbench_kernels.contract import ContractError, Operation, Work
-
-Progress = Callable[[int, int, str], None]
-"""Called after each record: how many are done, of how many, and the last one's label."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +78,11 @@ class RecordCounts:
     kernels: tuple[KernelCounts, ...]
 
 
+Progress = Callable[[int, int, RecordTiming], None]
+CountsProgress = Callable[[int, int, RecordCounts], None]
+"""Called after each record: how many are done, of how many, and the last one."""
+
+
 @dataclass(frozen=True, slots=True)
 class CountsReport:
     """Kernels counted, in place of times, on records of a store."""
@@ -104,7 +107,7 @@ def time_records(
     records: Sequence[int] | None = None,
     op: str | None = None,
     options: TimingOptions | None = None,
-    time_wrong: bool = False,
+    time_wrong: bool | Collection[str] = False,
     save: str | Path | None = None,
     baseline: Sequence[RecordTiming] | None = None,
     timer: Timer | None = None,
@@ -112,10 +115,10 @@ def time_records(
 ) -> TimingReport:
     """Judge and time `kernels` on the records of `store` (those numbered in `records`, of operation `op`).
 
-    A kernel whose outputs fail is not timed, unless `time_wrong`. `save`: a run store for the results; one
-    that was begun holds every record that was finished. `baseline`: earlier times of these records, in this
-    mode and on this machine, which the times are compared with. `timer` is what times them, by default a
-    process of its own.
+    A kernel whose outputs fail is not timed, unless `time_wrong`, of all or of those that it names. `save`: a
+    run store for the results; one that was begun holds every record that was finished. `baseline`: earlier
+    times of these records, in this mode and on this machine, which the times are compared with. `timer` is
+    what judges and times them, by default a process of its own.
 
     BadInputError for arguments that name nothing or contradict each other, CannotRunError if `on` is not
     here.
@@ -124,36 +127,26 @@ def time_records(
         raise BadInputError("the simulator has no clock: see count_records")
     chosen = _chosen(store, kernels, on, records, op)
     options = options or TimingOptions()
-    rule, device = make_rule(None, None, None, False), device_of(on)
-    here = machine(device)
+    setting = _Setting.of(on, options)
     before = None if baseline is None else _Baseline(baseline)
     if before is not None:
-        before.check([store.records[number] for number in chosen], options.mode, here)
+        before.check([store.records[number] for number in chosen], setting)
     done: list[RecordTiming] = []
     with ExitStack() as stack:
-        judge = Judge(rule, device)
-        judged = {}
-        for name in kernels:
-            # Only a process of its own can be stopped; which kernels get one is up to the replay.
-            alone = named.is_user_kernel(name) or on == "cuda"
-            runs = stack.enter_context(
-                closing(runner(store, name, on, timeout=options.timeout if alone else None))
-            )
-            judged[name] = Replayer(runs, None, ORACLE, judge)
         if timer is None:
             timer = stack.enter_context(closing(Isolated(store.path, on, options)))
         saved = None if save is None else stack.enter_context(RunWriter(Path(save), kernels[0], ORACLE, on))
-        one = _Records(judged, timer, options.mode, here, time_wrong)
+        one = _Records(kernels, timer, setting, kernels if time_wrong is True else time_wrong or ())
         for number in chosen:
             record = store.records[number]
             done.append(one.time(record))
             if saved is not None:
                 _save(saved, record, done[-1])
             if progress is not None:
-                progress(len(done), len(chosen), done[-1].label)
+                progress(len(done), len(chosen), done[-1])
     changes = None if before is None else before.changes(done)
     return TimingReport(
-        str(store.path), tuple(kernels), on, options.mode, describe_rule(rule), tuple(done), changes
+        str(store.path), tuple(kernels), on, options.mode, describe_rule(RULE), tuple(done), changes
     )
 
 
@@ -162,9 +155,9 @@ def record_timer(
     store: Store, kernels: Sequence[str], on: str, options: TimingOptions
 ) -> Iterator[Callable[[StoredRecord], RecordTiming]]:
     """Yields what times `kernels`, all of which passed, on a record. CannotRunError if `on` is not here."""
-    here = machine(device_of(on))
+    setting = _Setting.of(on, options)
     with closing(Isolated(store.path, on, options)) as timer:
-        yield lambda record: _timed(timer, record, kernels, options.mode, here)
+        yield lambda record: _timed(timer, record, kernels, setting)
 
 
 def count_records(
@@ -174,13 +167,12 @@ def count_records(
     records: Sequence[int] | None = None,
     op: str | None = None,
     time_wrong: bool = False,
-    progress: Progress | None = None,
+    progress: CountsProgress | None = None,
 ) -> CountsReport:
     """What `kernels` do on the records of `store` in the simulator, in place of times. Raises as
     `time_records` does."""
     chosen = _chosen(store, kernels, SIM, records, op)
-    rule = make_rule(None, None, None, False)
-    judge, done = Judge(rule, device_of(SIM)), list[RecordCounts]()
+    judge, done = Judge(RULE, device_of(SIM)), list[RecordCounts]()
     with ExitStack() as stack:
         runs = {name: stack.enter_context(closing(_Counted(name))) for name in kernels}
         for number in chosen:
@@ -191,8 +183,8 @@ def count_records(
                 RecordCounts(label, record.number, record.key, record.info.op, _work(record, judge), found)
             )
             if progress is not None:
-                progress(len(done), len(chosen), label)
-    return CountsReport(str(store.path), tuple(kernels), describe_rule(rule), tuple(done))
+                progress(len(done), len(chosen), done[-1])
+    return CountsReport(str(store.path), tuple(kernels), describe_rule(RULE), tuple(done))
 
 
 def _chosen(
@@ -208,48 +200,61 @@ def _chosen(
     return select(store, records, op)
 
 
+@dataclass(frozen=True, slots=True)
+class _Setting:
+    """What is the same for all records of a run, and what no baseline may differ in."""
+
+    mode: Mode
+    machine: Machine
+    clock: str
+
+    @classmethod
+    def of(cls, on: str, options: TimingOptions) -> _Setting:
+        """BadInputError for a clock that the device has not, CannotRunError if it is not here."""
+        device = device_of(on)
+        return cls(options.mode, machine(device), resolved(device, options.clock))
+
+
 class _Records:
     """Judges and times one record after another."""
 
     def __init__(
-        self, judged: Mapping[str, Replayer], timer: Timer, mode: Mode, here: Machine, time_wrong: bool
+        self, kernels: Sequence[str], timer: Timer, setting: _Setting, wrong_too: Collection[str]
     ) -> None:
-        self._judged, self._timer, self._mode, self._here = judged, timer, mode, here
-        self._time_wrong = time_wrong
+        self._kernels, self._timer, self._setting = kernels, timer, setting
+        self._wrong_too = wrong_too
 
     def time(self, record: StoredRecord) -> RecordTiming:
         """One record; what goes wrong with a kernel on it is that kernel's outcome."""
-        results = {name: judge.replay(record) for name, judge in self._judged.items()}
-        fit = [name for name, result in results.items() if self._is_timed(result.outcome)]
+        op = operation(record.info.op)
+        results = {name: self._timer.judge(record, op, name) for name in self._kernels}
+        fit = [name for name, result in results.items() if self._is_timed(name, result.outcome)]
         unfit = [_untimed(name, results[name]) for name in results if name not in fit]
-        timing = _timed(self._timer, record, fit, self._mode, self._here)
+        timing = _timed(self._timer, record, fit, self._setting)
         # What was timed may still be wrong: what the judge said of it stands.
         marked = [
             _marked(kernel, results[kernel.name]) if kernel.timed else kernel for kernel in timing.kernels
         ]
         return replace(timing, kernels=(*marked, *unfit))
 
-    def _is_timed(self, outcome: Outcome) -> bool:
-        return outcome is Outcome.PASS or (self._time_wrong and outcome is Outcome.MISMATCH)
+    def _is_timed(self, name: str, outcome: Outcome) -> bool:
+        return outcome is Outcome.PASS or (name in self._wrong_too and outcome is Outcome.MISMATCH)
 
 
-def _timed(
-    timer: Timer, record: StoredRecord, kernels: Sequence[str], mode: Mode, here: Machine
-) -> RecordTiming:
+def _timed(timer: Timer, record: StoredRecord, kernels: Sequence[str], setting: _Setting) -> RecordTiming:
     """The comparison, with kernels that failed behind those that were timed: blocks name these by position.
     Without blocks where none was timed."""
     timed = timer.time(record, operation(record.info.op), kernels) if kernels else Timed(None, ())
     if timed.timing is not None:
         return replace(timed.timing, kernels=(*timed.timing.kernels, *timed.failed))
-    return _nothing(record, mode, here, timed.failed)
+    return _nothing(record, setting, timed.failed)
 
 
-def _nothing(
-    record: StoredRecord, mode: Mode, here: Machine, kernels: tuple[KernelTiming, ...] = ()
-) -> RecordTiming:
+def _nothing(record: StoredRecord, setting: _Setting, kernels: tuple[KernelTiming, ...] = ()) -> RecordTiming:
     """A record on which no kernel was timed."""
     label = RecordResult.of(record, Outcome.PASS).label
-    return RecordTiming(label, record.number, record.key, record.info.op, mode, here, kernels)
+    mode, here, clock = setting.mode, setting.machine, setting.clock
+    return RecordTiming(label, record.number, record.key, record.info.op, mode, here, kernels, clock=clock)
 
 
 class _Baseline:
@@ -258,13 +263,13 @@ class _Baseline:
     def __init__(self, timings: Sequence[RecordTiming]) -> None:
         self._by_key = {timing.key: timing for timing in timings}
 
-    def check(self, records: Sequence[StoredRecord], mode: Mode, here: Machine) -> None:
+    def check(self, records: Sequence[StoredRecord], setting: _Setting) -> None:
         """Before anything is timed: BadInputError for what cannot be compared."""
         there = [record for record in records if record.key in self._by_key]
         if not there:
             raise BadInputError("the baseline has none of these records: name times of the same store")
         for record in there:
-            against(_nothing(record, mode, here), self._by_key[record.key])
+            against(_nothing(record, setting), self._by_key[record.key])
 
     def changes(self, timings: Sequence[RecordTiming]) -> tuple[AgainstBaseline, ...]:
         """Of every record; one that the baseline lacks has none, and a note that says so."""
@@ -276,11 +281,11 @@ class _Baseline:
         )
 
 
-def _untimed(name: str, result: RecordResult) -> KernelTiming:
+def _untimed(name: str, result: Judged) -> KernelTiming:
     return KernelTiming(name, result.outcome, result.reason)
 
 
-def _marked(kernel: KernelTiming, result: RecordResult) -> KernelTiming:
+def _marked(kernel: KernelTiming, result: Judged) -> KernelTiming:
     """`kernel`, which was timed, with what the judge said of its outputs."""
     return replace(kernel, outcome=result.outcome, reason=result.reason)
 

@@ -1,9 +1,10 @@
-"""The process that times kernels on record after record, told by JSON lines on a pipe.
+"""The process that judges and times kernels on record after record, told by JSON lines on a pipe.
 
 `python -m gdnbench.timing.worker REQUESTS REPLIES STORE ON MARK OPTIONS`: file descriptors of the two pipes,
 the store, the device, the file that says which kernel this is at, and a `TimingOptions` as JSON. A request is
-a record's number and names of kernels; the reply is a RecordTiming, or the kernel that failed and how.
-Whatever kernels print goes to stderr.
+a record's number and names of kernels; the reply is a RecordTiming, or the kernel that failed and how. Or it
+is a record's number and the one kernel to judge there; then a first reply says that the kernel has run,
+unless the record was refused, and the next what became of it. Whatever kernels print goes to stderr.
 """
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ import faulthandler
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
-from gdnbench.errors import GdnbenchError
+from gdnbench.errors import BadInputError, GdnbenchError
 from gdnbench.ops import operation
 from gdnbench.replay.failure import classify, describe
 from gdnbench.store.reader import Store
@@ -53,7 +55,21 @@ def main(arguments: list[str]) -> None:
         session = Session(on, from_plain(TimingOptions, json.loads(options), "options"), Mark(mark).at)
         for line in source:
             request = json.loads(line)
-            _reply(sink, _answer(session, store, request["record"], request["kernels"]))
+            if "judge" in request:
+                ran = partial(_reply, sink, {"ran": True})
+                _reply(sink, _judged(session, store, request["record"], request["judge"], ran))
+            else:
+                _reply(sink, _answer(session, store, request["record"], request["kernels"]))
+
+
+def _judged(
+    session: Session, store: Store, number: int, kernel: str, ran: Callable[[], None]
+) -> dict[str, Any]:
+    try:
+        found = session.judge(store.records[number], kernel, ran)
+    except BadInputError as error:
+        return {"bad_input": str(error)}
+    return {"bad_input": None, "outcome": str(found.outcome), "reason": found.reason}
 
 
 def _answer(session: Session, store: Store, number: int, kernels: Sequence[str]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +20,7 @@ from gdnbench.timing.conditions import (
     UnknownWatch,
     disturbances,
     gpu_watch,
+    related,
     watch_of,
 )
 from gdnbench.timing.seam import Conditions
@@ -167,7 +169,7 @@ def test_what_a_driver_does_not_answer_is_named(nvml: FakeNvml) -> None:
         nvml.fails[name] = NVMLError(3).value
     watch = gpu_watch("GPU-0")
     assert watch.now() == Conditions(clock=1980, memory_clock=3201, temperature=41)
-    assert watch.source == "NVML, without power, throttle counters, throttle reasons, processes"
+    assert watch.source == "NVML, without power, throttle counters, processes, throttle reasons"
 
 
 def test_a_single_counter_that_is_not_supported_is_left_out(nvml: FakeNvml) -> None:
@@ -194,16 +196,85 @@ def test_without_utilisation_every_process_counts(nvml: FakeNvml) -> None:
     assert gpu_watch("GPU-0").now().others == (11, 12)
 
 
-def test_in_a_container_one_process_is_ours(nvml: FakeNvml) -> None:
-    """There NVML's numbers are the host's."""
+class InAContainer:
+    """NVML's numbers are the host's there, and ours is not among them: 900 judges and holds a context, 901 is
+    ours, 902 a stranger."""
+
+    def __init__(self, nvml: FakeNvml, *contexts: int) -> None:
+        self.nvml, self.time = nvml, 10**18  # microseconds, after the watch was opened
+        nvml.pids = list(contexts)
+        self.watch = gpu_watch("GPU-0")
+
+    def others(self, *working: int) -> tuple[int, ...]:
+        """What the watch says after these computed."""
+        self.time += 1
+        self.nvml.utilisation += [(self.time, pid, 50) for pid in working]
+        return self.watch.now().others
+
+
+def test_in_a_container_the_only_process_that_computes_is_ours(nvml: FakeNvml) -> None:
+    there = InAContainer(nvml, 900, 901)
+    assert there.others() == ()
+    assert there.others(901) == ()
+    assert there.others(901, 902) == (902,)
+    assert there.others(901) == ()
+    assert there.others(900, 901) == (900,)  # whoever it is, two compute
+    # A process that judges anew: it is listed, and does nothing.
+    nvml.pids = [901, 903]
+    assert there.others(901) == ()
+
+
+def test_in_a_container_ours_is_found_whatever_its_number(nvml: FakeNvml) -> None:
+    """Of two that compute one counts, from the first look on; one that came after us is never ours."""
+    there = InAContainer(nvml, 900, 901)
+    assert len(there.others(900, 901)) == 1
+    assert there.others(900) == ()  # 900 is ours then: we compute all the time
+    assert there.others(900, 901) == (901,)
+    nvml.pids.append(902)
+    assert there.others(902) == (902,)
+    assert there.others(902, 900) == (902,)
+
+
+def test_in_a_container_that_shows_no_contexts(nvml: FakeNvml) -> None:
+    there = InAContainer(nvml)
+    assert there.others(901) == ()
+    assert there.others(900, 901) == (900,)
+    assert there.others() == ()
+
+
+def test_in_a_container_without_utilisation_those_count_that_came_later(nvml: FakeNvml) -> None:
     nvml.fails["nvmlDeviceGetProcessUtilization"] = nvml.NVML_ERROR_NOT_SUPPORTED
-    watch = gpu_watch("GPU-0")
-    nvml.pids = [OURS + 1]
-    assert watch.now().others == ()
-    nvml.pids = [OURS + 7, OURS + 1]
-    assert watch.now().others == (OURS + 1,)
-    nvml.pids = []
-    assert watch.now().others == ()
+    there = InAContainer(nvml, 900, 901)
+    assert there.others() == ()
+    nvml.pids = [901]
+    assert there.others() == ()
+    nvml.pids = [901, 902]
+    assert there.others() == (902,)
+
+
+def test_processes_of_ours_do_not_count(nvml: FakeNvml) -> None:
+    """Our parent does not, which may judge; a stranger does."""
+    nvml.fails["nvmlDeviceGetProcessUtilization"] = nvml.NVML_ERROR_NOT_SUPPORTED
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        nvml.pids = [OURS, os.getppid(), child.pid]
+        assert not related(2**22 + 1)  # past the largest number that Linux gives
+        assert gpu_watch("GPU-0").now().others == (child.pid,)
+        child.communicate(b"\n")
+
+
+def test_whose_child_a_process_is_by_its_stat(tmp_path: Path) -> None:
+    """proc(5): number, name in parentheses, state, parent; and the command, its words ended by zeros. Another
+    program that the same shell started is a stranger."""
+    worker = b"/usr/bin/python\0-m\0gdnbench.replay.worker\0003\0"
+    for pid, parent, command in (
+        (11, os.getppid(), worker),
+        (12, 1, worker),
+        (13, os.getppid(), b"/usr/bin/python\0train.py\0"),
+    ):
+        (tmp_path / str(pid)).mkdir()
+        (tmp_path / str(pid) / "stat").write_text(f"{pid} (kernel) S 1 (x) S {parent} 5 5 0 -1\n")
+        (tmp_path / str(pid) / "cmdline").write_bytes(command)
+    assert [pid for pid in (11, 12, 13, 14) if related(pid, tmp_path)] == [11]
 
 
 def test_conditions_are_unknown_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,14 +14,17 @@ import torch
 
 from gdnbench.cli.console import table
 from gdnbench.errors import BadInputError, Exit
+from gdnbench.judge.record import ORACLE, Judge
+from gdnbench.replay.replay import Replayer
+from gdnbench.replay.run import InProcess
 from gdnbench.report.outcome import Outcome
 from gdnbench.store.reader import Store, StoredRecord
 from gdnbench.store.writer import StoreWriter
 from gdnbench.synth import draft, synthesise
 from gdnbench.timing.export import COLUMNS, read_timings, timing_csv, timing_json
-from gdnbench.timing.isolated import Timed
+from gdnbench.timing.isolated import Judged, Timed
 from gdnbench.timing.machine import machine
-from gdnbench.timing.options import TimingOptions
+from gdnbench.timing.options import RULE, TimingOptions
 from gdnbench.timing.result import (
     Block,
     ControlFound,
@@ -90,6 +93,7 @@ def timing_of(record: StoredRecord, names: Sequence[str], seconds: float = 142.1
         end=End.PRECISE,
         seconds=1.5,
         discarded={"slowed down: HwSlowdown": 3},
+        clock="perf_counter",
         control=ControlFound(False, "about half of a launch's bytes were still in the cache"),
     )
 
@@ -100,6 +104,12 @@ class FakeTimer:
     def __init__(self, failing: Sequence[str] = (), seconds: float = 142.1e-6) -> None:
         self.failing, self.seconds = failing, seconds
         self.asked: list[tuple[int, tuple[str, ...]]] = []
+
+    def judge(self, record: StoredRecord, operation: Operation, kernel: str) -> Judged:
+        """As the process that judges does it, in this one."""
+        judge = Judge(RULE, torch.device("cpu"))
+        found = Replayer(InProcess(kernel, "cpu"), None, ORACLE, judge).replay(record)
+        return Judged(found.outcome, found.reason)
 
     def time(self, record: StoredRecord, operation: Operation, kernels: Sequence[str]) -> Timed:
         self.asked.append((record.number, tuple(kernels)))
@@ -122,11 +132,11 @@ def run(store: Store, *kernels: str, timer: FakeTimer | None = None, **more: obj
 
 def test_every_kernel_that_passes_is_timed_on_every_record(store: Store) -> None:
     timer = FakeTimer()
-    done: list[tuple[int, int, str]] = []
+    done: list[tuple[int, int, RecordTiming]] = []
     report = run(store, "torch", "hf", timer=timer, progress=lambda *at: done.append(at))
     assert timer.asked == [(0, ("torch", "hf")), (1, ("torch", "hf"))]
     assert report.exit_code is Exit.PASS
-    assert [at[:2] for at in done] == [(1, 2), (2, 2)]
+    assert done == [(1, 2, report.records[0]), (2, 2, report.records[1])]
 
 
 def test_wrong_outputs_are_not_timed(store: Store) -> None:
@@ -153,6 +163,23 @@ def test_wrong_outputs_are_timed_where_asked_and_marked(store: Store) -> None:
     text = timing_text(report, table)
     assert f"{named('is_wrong')} WRONG" in text
     assert "timed all the same" in text
+
+
+def test_wrong_outputs_of_named_kernels_alone_are_timed(store: Store) -> None:
+    timer = FakeTimer()
+    kernels = [named("is_wrong"), "torch"]
+    report = run(store, *kernels, timer=timer, records=[0], time_wrong=("torch",))
+    assert timer.asked == [(0, ("torch",))]
+    report = run(store, *kernels, timer=timer, records=[0], time_wrong=(named("is_wrong"),))
+    assert timer.asked[1:] == [(0, tuple(kernels))]
+    assert report.exit_code is Exit.MISMATCH
+
+
+def test_a_record_that_could_not_be_timed_is_no_other_clock_than_the_baselines(store: Store) -> None:
+    before = run(store, "torch", records=[0]).records
+    report = run(store, "torch", timer=FakeTimer(failing=["torch"]), records=[0], baseline=before)
+    assert report.changes is not None
+    assert report.changes[0].changes[0].reason == "not timed now: crash"
 
 
 def test_a_kernel_that_an_operation_lacks_is_an_outcome(store: Store) -> None:
@@ -202,9 +229,10 @@ def test_refusals(store: Store, kernels: tuple[str, ...], more: dict[str, object
         ({"seconds": float("nan")}, "seconds nan"),
         ({"timeout": -1.0}, "timeout -1"),
         ({"precision": 1.0}, "precision 1 must lie between 0 and 1"),
+        ({"clock": "sundial"}, "clock 'sundial' is not known; there are auto, events, cupti"),
     ],
 )
-def test_numbers_that_mean_nothing(more: dict[str, float], message: str) -> None:
+def test_options_that_mean_nothing(more: dict[str, object], message: str) -> None:
     with pytest.raises(BadInputError, match=message):
         TimingOptions(**more)  # type: ignore[arg-type]
 
@@ -315,6 +343,9 @@ def test_a_baseline_of_another_kind_is_refused_before_anything_is_timed(store: S
     cold = [replace(timing, mode=Mode(Cache.COLD, Form.PLAIN)) for timing in before]
     with pytest.raises(BadInputError, match="cache is warm, the baseline's is cold"):
         run(store, "torch", timer=timer, records=[0], baseline=cold)
+    clocked = [replace(timing, clock="events") for timing in before]
+    with pytest.raises(BadInputError, match="clock is perf_counter, the baseline's is events"):
+        run(store, "torch", timer=timer, records=[0], baseline=clocked)
     assert timer.asked == []
 
 

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from gdnbench.errors import Exit
+from gdnbench.errors import BadInputError, Exit
 from gdnbench.ops import operation
 from gdnbench.report.outcome import Outcome
 from gdnbench.store.reader import Store
 from gdnbench.store.writer import StoreWriter
 from gdnbench.synth import draft, synthesise
-from gdnbench.timing.isolated import NOBODY, Isolated
+from gdnbench.timing.isolated import NOBODY, Isolated, Judged
 from gdnbench.timing.options import TimingOptions
 from gdnbench.timing.run import time_records
 from gdnbench.timing.seam import Cache, Form, Mode
@@ -93,6 +93,25 @@ def test_a_hang_is_killed_and_named(store: Store) -> None:
         Outcome.HANG,
         "timing: no answer within 5.5 s; the process was killed",
     )
+
+
+def test_one_process_judges_and_times_and_what_ends_it_is_an_outcome(store: Store, timer: Isolated) -> None:
+    """Until a kernel ends it, the same process answers; the next one goes on."""
+    record, op = store.records[0], operation("gdn_decode")
+    assert timer.judge(record, op, named("correct")) == Judged(Outcome.PASS)
+    process = timer._worker
+    wrong = timer.judge(record, op, named("is_wrong"))
+    assert wrong.outcome is Outcome.MISMATCH
+    assert "over" in wrong.reason  # the judge's words: what is over which bound
+    assert timer.judge(record, op, "sm100").outcome is Outcome.UNSUPPORTED
+    with pytest.raises(BadInputError, match="has no function 'nosuch'; it has"):
+        timer.judge(record, op, named("nosuch"))
+    assert timer.time(record, op, [named("correct")]).timing is not None
+    assert timer._worker is process
+    assert timer.judge(record, op, named("aborts_when_judged")) == Judged(
+        Outcome.CRASH, "the process ended by signal 6 (SIGABRT)"
+    )
+    assert timer.judge(record, op, "torch") == Judged(Outcome.PASS)
 
 
 def test_a_mark_outlives_what_it_marks(tmp_path: Path) -> None:
