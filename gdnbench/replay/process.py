@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import selectors
 import signal
 import subprocess
 import sys
+import threading
 import time
 from typing import Any
 
@@ -16,13 +18,22 @@ START_SECONDS = 120.0
 """A worker imports torch, then the kernel and whatever that imports; on a cold disk each takes a while."""
 
 
+GLANCE = 1.0
+"""Seconds between looks whether a worker is still there: a process that its kernel forked holds the pipe open
+when the worker is gone."""
+
+LAST_WORDS = 5.0
+"""Seconds that a worker whose pipe is closed has left to end in."""
+
+
 class Gone(Exception):
-    """The worker's end of the pipe is closed."""
+    """The worker has ended, or has closed its end of the pipe, or says what is no answer."""
 
 
 class Worker:
     """One process of `python -m module REQUESTS REPLIES ARGUMENTS...` and the two pipes to it, on which JSON
-    lines go there and back. It is to end when its requests do, and says something once it has started."""
+    lines go there and back. It is to call `end_with_parent(REQUESTS)`, to end when its requests do, and says
+    something once it has started."""
 
     def __init__(self, module: str, arguments: list[str]) -> None:
         requests, self._requests = os.pipe()
@@ -57,19 +68,31 @@ class Worker:
             selector.register(self._replies, selectors.EVENT_READ)
             while b"\n" not in self._buffer:
                 left = deadline - time.monotonic()
-                if left <= 0 or not selector.select(left):
+                if left <= 0:
                     raise TimeoutError(timeout)
-                data = os.read(self._replies, 1 << 16)
-                if not data:
+                ended = self._process.poll() is not None  # before the look: what it wrote is then there
+                if selector.select(0 if ended else min(left, GLANCE)):
+                    data = os.read(self._replies, 1 << 16)
+                    if not data:
+                        raise Gone
+                    self._buffer += data
+                elif ended:
                     raise Gone
-                self._buffer += data
         line, _, self._buffer = self._buffer.partition(b"\n")
-        found: dict[str, Any] = json.loads(line)
+        try:
+            found = json.loads(line)
+        except ValueError:
+            raise Gone from None
+        if not isinstance(found, dict):
+            raise Gone
         return found
 
-    def wait(self) -> int:
-        """The exit status; the pipe is closed, so it comes soon."""
-        return self._process.wait(timeout=60)
+    def wait(self) -> int | None:
+        """The exit status of a worker that is `Gone`; None of one that lives on without its pipe."""
+        try:
+            return self._process.wait(timeout=LAST_WORDS)
+        except subprocess.TimeoutExpired:
+            return None
 
     def kill(self) -> None:
         """End the process and everything in its session, and close the pipes."""
@@ -80,8 +103,25 @@ class Worker:
         self._process.wait()
 
 
-def cause(status: int) -> str:
+def end_with_parent(requests: int) -> None:
+    """In a worker: ends it and everything in its session once nobody can write to its pipe `requests` any
+    more. A parent that was killed ends nothing itself, and a kernel that hangs reads no requests."""
+    threading.Thread(target=_outlive, args=(requests,), name="end with parent", daemon=True).start()
+
+
+def _outlive(requests: int) -> None:
+    hangup = select.poll()
+    hangup.register(requests, 0)  # nothing but the hangup, which is always reported
+    hangup.poll()
+    if os.getpgrp() == os.getpid():
+        os.killpg(0, signal.SIGKILL)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def cause(status: int | None) -> str:
     """An exit status in words: `signal 11 (SIGSEGV)`."""
+    if status is None:
+        return "breaking the pipe to it, and was killed"
     if status < 0:
         try:
             return f"signal {-status} ({signal.Signals(-status).name})"

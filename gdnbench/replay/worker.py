@@ -19,6 +19,7 @@ from gdnbench.ops import operation
 from gdnbench.replay.exchange import put, stages_beside
 from gdnbench.replay.execute import Execution
 from gdnbench.replay.failure import Failure
+from gdnbench.replay.process import end_with_parent
 from gdnbench.replay.run import InProcess, bad_input
 from gdnbench.store.reader import Store
 
@@ -27,6 +28,7 @@ def main(arguments: list[str]) -> None:
     """Serve requests until the pipe closes, which it does when the parent is gone."""
     requests, replies, kernel, on, path, results, stages = arguments
     os.dup2(2, 1)
+    end_with_parent(int(requests))
     faulthandler.enable()
     runner = InProcess(kernel, on, stages == "1")
     with (

@@ -21,6 +21,7 @@ from typing import Any
 from gdnbench.errors import BadInputError, GdnbenchError
 from gdnbench.ops import operation
 from gdnbench.replay.failure import classify, describe
+from gdnbench.replay.process import end_with_parent
 from gdnbench.store.reader import Store
 from gdnbench.timing.isolated import NOBODY
 from gdnbench.timing.measure import KernelFailed, Session
@@ -45,6 +46,7 @@ def main(arguments: list[str]) -> None:
     """Serve requests until the pipe closes, which it does when the parent is gone."""
     requests, replies, path, on, mark, options = arguments
     os.dup2(2, 1)
+    end_with_parent(int(requests))
     faulthandler.enable()
     with (
         Store.open(path) as store,
