@@ -57,7 +57,7 @@ class Session:
         self._watch = watch_of(self._device)
         self._ceilings: dict[int, CeilingFound] = {}
         self._on = on
-        self._judge = Judge(RULE, self._device)
+        self._judge = Judge(RULE, self._device, brief=True)
         self._runners: dict[str, InProcess] = {}
 
     def judge(self, record: StoredRecord, kernel: str, ran: Callable[[], None]) -> RecordResult:
