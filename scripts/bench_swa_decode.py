@@ -3,6 +3,8 @@
 
     python scripts/bench_swa_decode.py [--kernel portable] [--batches 1 64 256] [--heads 64 128]
         [--layouts per_token_scale fp8_ds_mla] [--baseline 1 64 256] [--autotune] [--json FILE]
+        [--option NAME=VALUE ...] ...
+    python scripts/bench_swa_decode.py --kernel wgmma --option rows=32 workers=66 --option rows=64 prefetch=0
 
 Every launch of a timed round has queries, pages and outputs of its own, together more than `ROTATED`
 bytes, so that none finds its bytes in the L2 cache. A round is one CUDA graph; a time is a round's over its
@@ -14,6 +16,9 @@ host included.
 window) over BANDWIDTH; `/floor` may be up to LIMITS[heads]. `copy` is what torch's device-to-device copy
 reaches here. The baseline, `sdpa`, is torch.compile, static shapes, of gather + dequantise +
 scaled_dot_product_attention; `matmul` is the same with matmul, softmax, matmul. They are spared the sink.
+
+Each `--option` is one choice of whole numbers that the kernel is called with: a shape is timed with each of
+them in turn, on the same buffers.
 
 A few requests of every timed shape are held against the fp64 oracle; `error` is their error over that of
 torch's bf16 SDPA on the same rows. Exit status: 0 all within their limits, 1 some not, 3 no CUDA GPU.
@@ -27,7 +32,7 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
@@ -161,11 +166,16 @@ def buffers(shape: Shape, cache: Cache) -> list[Buffers]:
 
 
 def launches(
-    kernel: Callable[..., Any], cache: Cache, sink: Tensor, given: Sequence[Buffers]
+    kernel: Callable[..., Any],
+    cache: Cache,
+    sink: Tensor,
+    given: Sequence[Buffers],
+    choice: Mapping[str, int],
 ) -> list[Launch]:
     return [
         partial(
             kernel,
+            **choice,
             q=own.q,
             **cache.tensors,
             swa_indices=own.indices,
@@ -345,6 +355,7 @@ class Row:
     plain: float
     error: float
     baselines: dict[str, float]
+    choice: dict[str, int]
 
     @property
     def speedup(self) -> float | None:
@@ -372,25 +383,45 @@ def line(row: Row) -> str:
         if row.baselines
         else ""
     )
+    chosen = "".join(f"  {name}={value}" for name, value in row.choice.items())
     return (
         f"{row.layout:16} {row.heads:5} {row.batch:5} {us(row.median):>7} {spread:15} {us(row.floor):>7}"
         f" {row.of_floor:7.2f} {row.limit:5.1f} {us(row.warm):>6} {us(row.plain):>6} {row.error:6.2f}"
-        f"{best}{'' if row.passes else '  MISSED'}"
+        f"{best}{'' if row.passes else '  MISSED'}{chosen}"
     )
 
 
-def measured(kernel: Callable[..., Any], shape: Shape, cache: Cache, options: argparse.Namespace) -> Row:
+def measured(
+    kernel: Callable[..., Any], shape: Shape, cache: Cache, options: argparse.Namespace
+) -> Iterator[Row]:
+    """A row for each choice; the baselines once, beside the first."""
     sink = torch.randn(shape.heads, device="cuda")
     given = buffers(shape, cache)
-    calls = launches(kernel, cache, sink, given)
-    timing = timed(calls, options.rounds)
-    error = max(error_ratio(cache, given[0], sink), error_ratio(cache, given[-1], sink))
-    warm = timed(calls[:1], options.rounds).median
-    unaided = plain(calls)
     others = {}
     if shape.batch in options.baseline:
         for name, forms in baselines(shape, cache, given, options.autotune).items():
             others[name] = timed(forms, options.rounds).median
+    for choice in options.option or [{}]:
+        yield timed_row(kernel, shape, cache, given, sink, choice, options.rounds, others)
+
+
+def timed_row(
+    kernel: Callable[..., Any],
+    shape: Shape,
+    cache: Cache,
+    given: Sequence[Buffers],
+    sink: Tensor,
+    choice: dict[str, int],
+    rounds: int,
+    others: dict[str, float],
+) -> Row:
+    for own in given:
+        own.o.fill_(torch.nan)
+    calls = launches(kernel, cache, sink, given, choice)
+    timing = timed(calls, rounds)
+    error = max(error_ratio(cache, given[0], sink), error_ratio(cache, given[-1], sink))
+    warm = timed(calls[:1], rounds).median
+    unaided = plain(calls)
     return Row(
         layout=shape.layout.value,
         heads=shape.heads,
@@ -405,7 +436,27 @@ def measured(kernel: Callable[..., Any], shape: Shape, cache: Cache, options: ar
         plain=unaided,
         error=error,
         baselines=others,
+        choice=choice,
     )
+
+
+class ChoiceAction(argparse.Action):
+    """NAME=VALUE ... of one `--option` as a dict, one after the other."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        choice = {}
+        for text in values:
+            name, _, value = text.partition("=")
+            if not name.isidentifier() or not value.isdecimal():
+                parser.error(f"--option takes NAME=VALUE, a whole number, not {text!r}")
+            choice[name] = int(value)
+        setattr(namespace, self.dest, [*(getattr(namespace, self.dest) or []), choice])
 
 
 def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -417,6 +468,7 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--layouts", nargs="+", type=CacheLayout, choices=SERVED, default=SERVED)
     parser.add_argument("--baseline", type=int, nargs="*", default=(1, 16, 64, 256), metavar="BATCH")
     parser.add_argument("--autotune", action="store_true", help="the baseline with max-autotune as well")
+    parser.add_argument("--option", nargs="+", action=ChoiceAction, metavar="NAME=VALUE")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--json", metavar="FILE")
     return parser.parse_args(arguments)
@@ -440,8 +492,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         shapes = [Shape(layout, heads, batch) for heads in options.heads for batch in options.batches]
         cache = Cache.made(layout, max(shape.sets * shape.batch * PAGES for shape in shapes))
         for shape in shapes:
-            rows.append(measured(kernel, shape, cache, options))
-            print(line(rows[-1]), flush=True)
+            for row in measured(kernel, shape, cache, options):
+                rows.append(row)
+                print(line(row), flush=True)
         del cache
         torch.cuda.empty_cache()
     if options.json:

@@ -3,6 +3,7 @@
 
     python scripts/prove_swa.py --kernel sm100           simulated, under three schedules
     python scripts/prove_swa.py --kernel portable        likewise
+    python scripts/prove_swa.py --kernel wgmma           likewise, compiled for sm_90a
     python scripts/prove_swa.py --kernel portable --on cuda
     python scripts/prove_swa.py --quick                  the few small cases that meet every branch
     python scripts/prove_swa.py 'ds_mla, sink*'          cases by name; --list prints them
@@ -29,7 +30,7 @@ from gdnbench_kernels.swa_decode.contract import SERVED
 GRID = proving.Grid(
     "swa_decode",
     cases,
-    refusing=("sm100", "portable"),
+    refusing=("sm100", "portable", "wgmma"),
     refused=lambda conventions: conventions["cache_layout"] not in SERVED["cache_layout"],
 )
 SCHEDULES = ("late", "early", "random:0")

@@ -141,6 +141,13 @@ KERNELS = {
         meaning="one mma.sync kernel for SM90 and SM100 in CuTe DSL, products straight from the codes",
         sources="gdnbench_kernels.swa_decode.sources:portable_sources",
     ),
+    "wgmma": KernelEntry(
+        "gdnbench_kernels.swa_decode.wgmma:wgmma",
+        SERVED,
+        devices=("sim", "cuda"),
+        meaning="a wgmma kernel for SM90 in CuTe DSL, persistent CTAs; not yet measured",
+        sources="gdnbench_kernels.swa_decode.wgmma_sources:wgmma_sources",
+    ),
     "sm100": KernelEntry(
         "gdnbench_kernels.swa_decode.sm100:sm100",
         SERVED,

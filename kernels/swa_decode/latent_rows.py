@@ -238,6 +238,10 @@ class DsMlaRows(Rows):
         """Starts the copies; returns what `describe` needs, on its way from global memory: rope and scales,
         8 lanes a row and 4 rows at once."""
         self.copy_codes(entries, pages, DATA_BYTES, NOPE_DIM, DS_MLA_PITCH)
+        return self.load(entries, pages)
+
+    def load(self, entries: Entries, pages: Pages) -> tuple[Any, ...]:
+        """Rope and scales, asked for."""
         lane, loaded = entries.lane, []
         for turn in range(ENTRIES // TURN):
             slot = entries.slot(TURN * turn + lane // ROPE_PARTS)
@@ -251,8 +255,13 @@ class DsMlaRows(Rows):
         return tuple(loaded)
 
     def describe(self, entries: Entries, pages: Pages, loaded: tuple[Any, ...]) -> None:
-        """Factors, what groups are multiplied by, and rope. Step by step for all rows: a step's shuffles wait
-        for those of the step before, not for another row's."""
+        """Factors, what groups are multiplied by, and rope."""
+        for row in self.rows(entries, pages, loaded):
+            self.describe_row(*row)
+
+    def rows(self, entries: Entries, pages: Pages, loaded: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+        """What `describe_row` needs of each row. Step by step for all of them: a step's shuffles wait for
+        those of the step before, not for another row's."""
         part = entries.lane % ROPE_PARTS
         numbers = [TURN * turn + entries.lane // ROPE_PARTS for turn in range(ENTRIES // TURN)]
         each = [loaded[6 * turn : 6 * turn + 6] for turn in range(ENTRIES // TURN)]
@@ -261,11 +270,13 @@ class DsMlaRows(Rows):
         above_ropes = [over_row((largest_of(rope) >> 23) - (BIAS - 1)) for *rope, _, _ in each]
         largest_scales = [over_row(scale) for scale in scales]
         above_codes = self.above_all_codes(entries, pages, numbers, part, scales, above_ropes, largest_scales)
+        found = []
         for turn, (*rope, scale, counts) in enumerate(each):
             above = cutlass.max(above_ropes[turn], above_codes[turn])
             above = ops.pick(largest_scales[turn] == NAN_SCALE, I32(NOTHING_ABOVE), above)
             entry = entries.warp * ENTRIES + numbers[turn]
-            self.describe_row(entry, part, rope, scale, counts, above)
+            found.append((entry, part, rope, scale, counts, above))
+        return found
 
     @cute.jit
     def above_all_codes(
@@ -301,16 +312,29 @@ class DsMlaRows(Rows):
         above: cutlass.Int32,
     ) -> None:
         """One of 8 lanes of a row."""
+        ref = self.put_scales(entry, part, scale, counts, above)
+        self.put_rope(entry, part, rope, ops.power_of_two(-ref))
+
+    @cute.jit
+    def put_scales(
+        self,
+        entry: cutlass.Int32,
+        part: cutlass.Int32,
+        scale: cutlass.Int32,
+        counts: cutlass.Int32,
+        above: cutlass.Int32,
+    ) -> cutlass.Int32:
+        """What a group and the row are multiplied by; what rope is divided by, as an exponent."""
         ref = cutlass.min(cutlass.max(above - TOP, LEAST), MOST)
         if part < GROUPS:
             group = ops.power_of_two(cutlass.min(cutlass.max(scale - BIAS - ref, LEAST), TOP))
             ops.store_shared_half(self.s_groups + (part * MAX_WINDOW + entry) * 2, group)
-        self.put_rope(entry, part, rope, ops.power_of_two(-ref))
         if part == 0:
             spoilt = above == NOTHING_ABOVE
             factor = ops.pick(spoilt, I32(NO_NUMBER), (ref + BIAS) << 23)
             mantissa = ops.pick(spoilt, I32(NO_NUMBER), I32(ONE))
             self.put(entry, ops.float_of(factor), F32(ref), ops.float_of(mantissa), F32(counts))
+        return ref
 
     @cute.jit
     def above_codes(

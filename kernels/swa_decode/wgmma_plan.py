@@ -1,0 +1,166 @@
+"""What a CTA of the wgmma kernel allocates, and what of it is to be chosen by measuring."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+from gdnbench_kernels.plan import WARP, Buffer, KernelPlan, Ring, Sync
+from gdnbench_kernels.swa_decode.layouts import CacheLayout
+from gdnbench_kernels.swa_decode.portable_plan import PAD_BYTES, ROW_BYTES
+from gdnbench_kernels.swa_decode.sizes import GROUP, GROUPS, HEAD_DIM, MAX_WINDOW, NOPE_DIM, ROPE_DIM
+
+GROUP_WARPS = 4
+"""Of a warpgroup."""
+MULTIPLIERS = 8
+LOADERS = 4
+THREADS = WARP * (MULTIPLIERS + LOADERS)
+START_REGISTERS, LEAST_REGISTERS = 168, 40
+"""What a thread starts with, and what a loading thread has at least."""
+STAGES = 2
+"""Windows in shared memory."""
+BLOCKS = HEAD_DIM // GROUP
+"""Of 64 features: the chunks of a query in shared memory, and the tiles of o."""
+OUT_BYTES = 2 * HEAD_DIM + PAD_BYTES
+"""Of a row of o in shared memory: heads an odd number of 16 bytes apart."""
+ROPE_BYTES = 2 * ROPE_DIM + PAD_BYTES
+
+ROWS = (16, 32, 64)
+
+REGISTERS = {16: 184, 32: 184, 64: 200}
+"""Of a multiplying thread, by heads of a CTA: nothing is spilled in either layout, and no product has to wait
+for registers of the one before."""
+
+
+class Role(IntEnum):
+    """First warp of each role."""
+
+    MULTIPLY = 0
+    LOAD = 8
+
+
+class Barrier(IntEnum):
+    """Named barriers; 0 is that of the CTA."""
+
+    MULTIPLY = 1
+    LOAD = 2
+
+
+class Arrival(IntEnum):
+    """Places in s_ready."""
+
+    QUERIES = 0
+    ROPE = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """What changes no bit of a result. Steps are of 16 features or entries."""
+
+    rows: int = 64  # heads of a CTA: N
+    key_steps: int = 2  # of product 1, that are started together
+    keys_ahead: int = 1  # such groups at work while the next is made
+    values_ahead: int = 1  # steps of product 2 at work while the next is made
+    registers: int = 0  # of a multiplying thread, REGISTERS unless given; loaders have what is left
+    prefetch: int = 1  # items ahead whose queries are asked for into L2
+
+    def __post_init__(self) -> None:
+        if self.rows not in ROWS:
+            raise ValueError(f"rows is {', '.join(map(str, ROWS))}, not {self.rows}")
+        if self.key_steps not in (2, 4):
+            raise ValueError(f"key_steps is 2 or 4, not {self.key_steps}")
+        for name in ("keys_ahead", "values_ahead", "prefetch"):
+            if not 0 <= getattr(self, name) <= 4:
+                raise ValueError(f"{name} is 0 to 4, not {getattr(self, name)}")
+        most = (3 * START_REGISTERS - LEAST_REGISTERS) // 2
+        given = self.multiply_registers
+        if given % 8 or not START_REGISTERS <= given <= most:
+            raise ValueError(f"registers is a multiple of 8 from {START_REGISTERS} to {most}, not {given}")
+
+    @property
+    def multiply_registers(self) -> int:
+        return self.registers or REGISTERS[self.rows]
+
+    @property
+    def load_registers(self) -> int:
+        return 3 * START_REGISTERS - 2 * self.multiply_registers
+
+
+def row_bytes(layout: CacheLayout) -> int:
+    """Of a row of codes in shared memory."""
+    return NOPE_DIM + PAD_BYTES if layout is CacheLayout.FP8_DS_MLA else ROW_BYTES[layout]
+
+
+def staged_heads(layout: CacheLayout, rows: int) -> int:
+    """Heads whose outputs fit in a stage of s_rows, a multiple of 8: those of others are stored from
+    registers."""
+    return min(rows, MAX_WINDOW * row_bytes(layout) // OUT_BYTES // 8 * 8)
+
+
+def plan(layout: CacheLayout, tuning: Tuning) -> KernelPlan:
+    """PlanError where it does not fit."""
+    mla, rows = layout is CacheLayout.FP8_DS_MLA, tuning.rows
+    return KernelPlan(
+        name="wgmma_decode",
+        roles=Role,
+        warps={"MULTIPLY": MULTIPLIERS, "LOAD": LOADERS},
+        does={
+            "MULTIPLY": "a warpgroup 64 entries of product 1, 256 features of product 2",
+            "LOAD": "windows, queries as f16, what rows are multiplied by; outputs",
+        },
+        smem=(
+            Buffer("s_q", (BLOCKS, rows, GROUP), "float16", "16-byte chunk ^= head % 8"),
+            Buffer("s_p", (MAX_WINDOW // GROUP, rows, GROUP), "float16", "16-byte chunk ^= head % 8"),
+            Buffer(
+                "s_rows",
+                (MAX_WINDOW, row_bytes(layout)),
+                "uint8",
+                f"{PAD_BYTES} of a row are padding; then o, heads {OUT_BYTES} bytes apart",
+                stages=STAGES,
+                align=128,
+            ),
+            *(
+                (
+                    Buffer("s_rope", (MAX_WINDOW, ROPE_BYTES // 2), "float16", "as s_rows", align=128),
+                    Buffer("s_groups", (GROUPS, MAX_WINDOW), "float16", "2^(scale - factor)", STAGES, 16),
+                )
+                if mla
+                else ()
+            ),
+            Buffer(
+                "s_entries",
+                (MAX_WINDOW, 4),
+                "float32",
+                "factor, its exponent, mantissa, 1 if it counts",
+                STAGES,
+                16,
+            ),
+            Buffer(
+                "s_peaks",
+                (MULTIPLIERS, rows, 2),
+                "float32",
+                "a warp's largest score, exponent; its sums over them",
+                align=16,
+            ),
+            Buffer("s_tops", (rows, 2), "float32", "the largest score, exponent", align=16),
+            Buffer("s_factors", (rows,), "float32", "of a head's outputs", align=16),
+            Buffer("s_coefficients", (rows,), "float32", "of a head's scores", align=16),
+            Buffer("s_lens", (STAGES,), "int32", "of the windows", align=4),
+            Buffer("s_ready", (len(Arrival), 2), "int32", "mbarriers: s_q is f16, s_rope is there", align=8),
+        ),
+        tmem=(),
+        rings=(
+            Ring("rows", STAGES, "LOAD, with their bytes", 3 * LOADERS, "MULTIPLY warps", MULTIPLIERS),
+            Ring("q", 1, "LOAD", 1, "MULTIPLY warps", MULTIPLIERS, 2 * rows * HEAD_DIM),
+        ),
+        syncs=(
+            Sync("s_ready", "LOAD warps to MULTIPLY", "s_q in f16, s_rope before they are multiplied"),
+            Sync("barrier MULTIPLY, first", "MULTIPLY", "s_peaks written before they are compared"),
+            Sync("barrier MULTIPLY, second", "MULTIPLY", "s_tops written; s_peaks read before sums are"),
+            Sync("barrier MULTIPLY, third", "MULTIPLY", "s_p and the sums written before product 2"),
+            Sync("barrier MULTIPLY, fourth", "MULTIPLY", "rows and s_p read, s_factors written before o is"),
+            Sync("barrier LOAD", "LOAD", "o read from a stage before rows are copied to it"),
+            Sync("fence.proxy.async", "LOAD", "s_q in f16, zeros of rows before products and copies"),
+            Sync("fence.proxy.async", "MULTIPLY", "s_p before product 2, o before it is copied"),
+        ),
+    )

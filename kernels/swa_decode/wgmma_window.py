@@ -1,0 +1,203 @@
+"""The window's latent rows in shared memory as the wgmma kernel has them, and the left operands made of them.
+
+Rows, factors and groups are as in latent_rows.py. Two virtual warps of 16 entries, as `Entries` has them, are
+one warp here. Operands:
+
+    keys    of 64 entries and 16 features: position p < 8 is feature 4 (p / 2) + p % 2, 8 + p is 2 more
+    values  of 64 features and 16 entries: row r < 8 of a warp's 16 is feature 2 r, row 8 + r is the next
+
+Rope lies apart from the codes, of every 16 features the even ones first: that gives values in the same order,
+and keys whose position p < 8 is feature 2 p and whose position 8 + p is the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+
+from gdnbench_kernels.swa_decode import warp_ops as ops
+from gdnbench_kernels.swa_decode.latent_rows import (
+    CHUNK,
+    ENTRIES,
+    PER_TOKEN_PITCH,
+    ROPE_PARTS,
+    STEP,
+    TURN,
+    DsMlaRows,
+    Entries,
+    Pages,
+    PerTokenRows,
+)
+from gdnbench_kernels.swa_decode.layouts import DATA_BYTES, CacheLayout
+from gdnbench_kernels.swa_decode.sizes import GROUP, GROUPS, HEAD_DIM, MAX_WINDOW, NOPE_DIM
+from gdnbench_kernels.swa_decode.wgmma_plan import BLOCKS, ROPE_BYTES, row_bytes
+from gdnbench_kernels.swa_decode.window import PADDING
+
+I32 = cutlass.Int32
+
+TILES = BLOCKS // 2
+"""Of 64 features of o, a warpgroup's."""
+PITCH = row_bytes(CacheLayout.FP8_DS_MLA)
+LOADED = 6
+"""Words of `DsMlaRows.load` for a row, the last of which says that it counts."""
+LOW_HALVES, HIGH_HALVES = 0x5410, 0x7632
+"""Of `prmt`: the low halves of two words, and the high ones."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a multiplying thread is: `group` its warpgroup, `warp` its warp there."""
+
+    group: cutlass.Int32
+    warp: cutlass.Int32
+    lane: cutlass.Int32
+
+
+@dataclass(frozen=True)
+class PerTokenWindow(PerTokenRows):
+    """Rows of 512 codes."""
+
+    def copy(self, entries: Entries, pages: Pages) -> None:
+        self.copy_codes(entries, pages, HEAD_DIM, HEAD_DIM, PER_TOKEN_PITCH)
+
+    def load(self, entries: Entries, pages: Pages) -> tuple[Any, ...]:
+        """What `describe_codes` needs, on its way from global memory."""
+        return (self.factor(entries.slots),)
+
+    def describe_codes(self, entries: Entries, pages: Pages, loaded: tuple[Any, ...]) -> list[Any]:
+        """Factors; there is no rope to put."""
+        self.describe(entries, pages, loaded)
+        return []
+
+    def put_ropes(self, left: list[Any]) -> None:
+        """None."""
+
+    def keys(self, place: Place, block: int) -> Iterator[list[ops.Quad]]:
+        """Operands of the steps of 64 features, two at a time."""
+        for two in range(2):
+            step = block * (GROUP // STEP) + 2 * two
+            words = ops.ldmatrix(self.matrices(first_entry(place), step, place.lane, PER_TOKEN_PITCH))
+            yield [keys_of(*words[:2]), keys_of(*words[2:])]
+
+    def values(self, place: Place, step: int) -> list[ops.Quad]:
+        """Operands of 16 entries: of each of the warpgroup's tiles."""
+        found = []
+        for first in range(0, TILES, 2):
+            block = TILES * place.group + first + (place.lane >> 4)
+            found += two_tiles(self.s_rows, block, step, place, PER_TOKEN_PITCH)
+        return [values_of(*words) for words in found]
+
+
+@dataclass(frozen=True)
+class DsMlaWindow(DsMlaRows):
+    """Rows of 448 codes; 64 f16 of each in s_rope."""
+
+    s_rope: cutlass.Int32
+
+    def copy(self, entries: Entries, pages: Pages) -> None:
+        self.copy_codes(entries, pages, DATA_BYTES, NOPE_DIM, PITCH)
+
+    def load(self, entries: Entries, pages: Pages) -> tuple[Any, ...]:
+        """Rope and scales, asked for; without what says that a row counts, which slots say too."""
+        words = DsMlaRows.load(self, entries, pages)
+        return tuple(word for place, word in enumerate(words) if place % LOADED != LOADED - 1)
+
+    def describe_codes(self, entries: Entries, pages: Pages, loaded: tuple[Any, ...]) -> list[Any]:
+        """Factors and what groups are multiplied by; what `put_ropes` needs."""
+        left, words = [], list(loaded)
+        for turn in range(ENTRIES // TURN):
+            slot = entries.slot(TURN * turn + entries.lane // ROPE_PARTS)
+            words.insert(LOADED * turn + LOADED - 1, I32(slot != PADDING))
+        for entry, part, rope, scale, counts, above in self.rows(entries, pages, tuple(words)):
+            ref = self.put_scales(entry, part, scale, counts, above)
+            left.append((entry, part, rope, ref))
+        return left
+
+    def put_ropes(self, left: list[Any]) -> None:
+        for entry, part, rope, ref in left:
+            self.put_rope(entry, part, rope, ops.power_of_two(-ref))
+
+    def put_rope(self, entry: Any, part: Any, rope: list[Any], scale: Any) -> None:
+        """Features 8 part .. + 7: the even ones to one chunk, the odd ones to another."""
+        pairs = []
+        for word in rope:
+            low, high = ops.widened(word)
+            pairs.append(ops.halves(low * scale, high * scale))
+        for odd, which in enumerate((LOW_HALVES, HIGH_HALVES)):
+            words = [selected(pairs[i], pairs[i + 1], which) for i in (0, 2)]
+            address = self.s_rope + entry * ROPE_BYTES + (part // 2 * 2 + odd) * CHUNK
+            ops.store_shared(address + part % 2 * (CHUNK // 2), *words)
+
+    def keys(self, place: Place, block: int) -> Iterator[list[ops.Quad]]:
+        """Operands of the steps of 64 features, two at a time."""
+        if block == GROUPS:
+            yield from self.rope_keys(place)
+            return
+        at = self.s_groups + (block * MAX_WINDOW + first_entry(place) + place.lane // 4) * 2
+        scales = [ops.load_shared_half(at + 2 * more) for more in (0, 8)]
+        for two in range(2):
+            step = block * (GROUP // STEP) + 2 * two
+            words = ops.ldmatrix(self.matrices(first_entry(place), step, place.lane, PITCH))
+            both = keys_of(*words[:2]), keys_of(*words[2:])
+            yield [tuple(ops.scaled(x, scales[i % 2]) for i, x in enumerate(a)) for a in both]
+
+    def rope_keys(self, place: Place) -> Iterator[list[ops.Quad]]:
+        row = self.s_rope + (first_entry(place) + place.lane % 16) * ROPE_BYTES
+        for two in range(2):
+            chunks = [4 * two + 2 * more + (place.lane >> 4) for more in range(2)]
+            yield [ops.ldmatrix(row + chunk * CHUNK) for chunk in chunks]
+
+    def values(self, place: Place, step: int) -> list[ops.Quad]:
+        """Operands of 16 entries: of each of the warpgroup's tiles, the last of which is rope."""
+        lane, words = place.lane, []
+        for first in range(0, TILES, 2):
+            # In rope's place codes are read that are not used.
+            block = cutlass.min(TILES * place.group + first + (lane >> 4), GROUPS - 1)
+            words += two_tiles(self.s_rows, block, step, place, PITCH)
+        found: list[Any] = []
+        for tile, (low, high) in enumerate(words):
+            group = cutlass.min(TILES * place.group + tile, GROUPS - 1)
+            at = self.s_groups + (group * MAX_WINDOW + step * STEP + lane % 4 * 2) * 2
+            scales = [ops.load_shared_word(at + 2 * more) for more in (0, 8)]
+            found.append([ops.scaled(x, scales[i // 2]) for i, x in enumerate(values_of(low, high))])
+        row = self.s_rope + (step * STEP + lane % 16) * ROPE_BYTES
+        even, even_more, odd, odd_more = ops.ldmatrix_transposed(row + (2 * place.warp + (lane >> 4)) * CHUNK)
+        rope = (even, odd, even_more, odd_more)
+        found[-1] = [
+            ops.pick(place.group == GROUPS // TILES, x, y) for x, y in zip(rope, found[-1], strict=True)
+        ]
+        return [tuple(a) for a in found]
+
+
+def first_entry(place: Place) -> Any:
+    """Of a warp's 16, whose keys it has."""
+    return place.group * GROUP + place.warp * STEP
+
+
+def keys_of(low: Any, high: Any) -> ops.Quad:
+    """Of four codes of each of two entries 8 apart."""
+    (one, two), (other, another) = ops.halves_of_codes(low), ops.halves_of_codes(high)
+    return one, other, two, another
+
+
+def values_of(low: Any, high: Any) -> ops.Quad:
+    """Of two codes of each of two entries, and of the entries 8 further."""
+    return *ops.transposed_halves_of_codes(low), *ops.transposed_halves_of_codes(high)
+
+
+def two_tiles(s_rows: Any, block: Any, step: int, place: Place, pitch: int) -> list[tuple[Any, Any]]:
+    """The words of 16 entries of two tiles, `block` being the lane's: the warp's 16 features of each 64."""
+    chunk = block * (GROUP // CHUNK) + place.warp
+    words = ops.ldmatrix_transposed(s_rows + (step * STEP + place.lane % 16) * pitch + chunk * CHUNK)
+    return [words[:2], words[2:]]
+
+
+def selected(low: Any, high: Any, which: int) -> Any:
+    """Two of the four halves of two words."""
+    return cute.arch.inline_ptx(
+        f"prmt.b32 {{$w0}}, {{$r0}}, {{$r1}}, {which};", write_only_types=[I32], read_only_args=[low, high]
+    )
