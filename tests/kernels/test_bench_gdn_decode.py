@@ -4,6 +4,7 @@ themselves are the business of tests/timing."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -118,6 +119,21 @@ def test_a_target_is_met_or_missed(
     assert all(line in one for one in found if line is not None)
 
 
+def test_a_peer_that_is_wrong_is_timed_with_its_error(bench: ModuleType) -> None:
+    whole = timing(1.09)
+    wrong = replace(whole.kernels[1], outcome=Outcome.MISMATCH, reason="state: RMS error 3.3e-07 over 1e-07")
+    timed = [(bench.Shape("float32", (16, 32), 16), replace(whole, kernels=(whole.kernels[0], wrong)))]
+    _, peer = bench.table(timed)
+    assert peer[3] == "2.18"
+    assert peer[-1] == "met; numeric mismatch: state: RMS error 3.3e-07 over 1e-07"
+    assert bench.failed(timed, "cute") == []
+
+
+def test_events_time_on_a_gpu_whatever_is_installed(bench: ModuleType) -> None:
+    clocks = [bench.timing_options(bench.parser().parse_args(["--on", on])).clock for on in ("cuda", "cpu")]
+    assert clocks == ["events", "auto"]
+
+
 def test_a_kernel_that_is_wrong_fails_the_bench(bench: ModuleType) -> None:
     wrong = [(bench.Shape("float32", (16, 32), 4), timing(2.0, Outcome.MISMATCH))]
     assert bench.failed(wrong, "cute") == ["16/32 x 4, 1 token, float32: cute: numeric mismatch"]
@@ -142,9 +158,10 @@ def test_groups_that_are_timed_again_replace_their_own_table_alone(
 ) -> None:
     asked: list[Any] = []
 
-    def timed(shapes: Any, kernels: Any, on: str, options: Any) -> Any:
+    def timed(shapes: Any, kernels: Any, on: str, options: Any, found: Any) -> None:
         asked.append((len(shapes), kernels, options.mode.form))
-        return [(shape, timing(1.5 + len(asked))) for shape in shapes]
+        for shape in shapes:
+            found(shape, timing(1.5 + len(asked)))
 
     monkeypatch.setattr(bench, "timed", timed)
     arguments = ("--on", "cpu", "--out", str(tmp_path), "--kernels", "cute,flashinfer", "--batches", "1,64")
@@ -154,9 +171,10 @@ def test_groups_that_are_timed_again_replace_their_own_table_alone(
     first = bench.load_kept(tmp_path / "timings.json")
     run(*arguments, "--groups", "bf16")
     again = bench.load_kept(tmp_path / "timings.json")
-    assert asked == [(2, ["cute", "flashinfer"], "plain")] * 3
+    assert asked == [(4, ["cute", "flashinfer"], "plain"), (2, ["cute", "flashinfer"], "plain")]
+    assert [len(first[name]) for name in ("fp32", "bf16")] == [2, 2]
     assert again["fp32"] == first["fp32"]
-    assert again["bf16"][0][1].pairs[0].interval.ratio == 4.5
+    assert again["bf16"][0][1].pairs[0].interval.ratio == 3.5
 
 
 @pytest.mark.parametrize(
