@@ -7,7 +7,8 @@ alone writes. A warp waits for its own copies, and for no other warp.
     arrived   the warp's copy in         its rows are there
 
 Before a copy out starts, all lanes have stored (a warp barrier) and what they stored is seen by the copy
-engine (a proxy fence). Before a lane stores again, and before the CTA ends, the copy out has read its source.
+engine (a proxy fence). Before a lane stores again, and before the CTA ends, the copy out has read its source;
+before a copy out to a slot that an earlier token had, the earlier copy has landed.
 """
 
 from __future__ import annotations
@@ -56,11 +57,14 @@ class BulkUpdate(StateUpdate):
 
     @cute.jit
     def put(
-        self, item: Item, slot: cutlass.Int32, state: cute.Tensor, rows: list[list[Any]], number: int
+        self, item: Item, slot: cutlass.Int32, state: cute.Tensor, rows: list[list[Any]], before: list[Any]
     ) -> None:
-        if cutlass.const_expr(number > 0):
+        if cutlass.const_expr(len(before) > 0):
             if item.lane == 0:
                 ptx.wait_read()
+                # Copies out land in any order, and of two tokens with one slot the later is to last.
+                if self.among(slot, before):
+                    ptx.wait_written()
             cute.arch.sync_warp()
         at = self.own(item)
         for offset, words in self.chunks_of(rows):
@@ -70,6 +74,13 @@ class BulkUpdate(StateUpdate):
         if item.lane == 0:
             target = self.place(item, slot, item.first_row, state)
             ptx.copy_out(target, item.tile, self.warp_bytes, self.plan.store)
+
+    def among(self, slot: Any, others: list[Any]) -> Any:
+        """Whether a slot is one of the others."""
+        found = slot == others[0]
+        for other in others[1:]:
+            found = found | (slot == other)
+        return found
 
     @cute.jit
     def finish(self, item: Item) -> None:

@@ -117,7 +117,7 @@ class Arguments:
             self.state_indices,
             self.num_accepted,
             self.read_indices,
-            self.o,
+            _plain(self.o),
             self.scale,
             self.beta_max,
         )
@@ -191,8 +191,9 @@ def arguments(
             _check(name, given, (batch,), ("int32",), device)
     if o is not None:
         _check("o", o, v.shape, ("bfloat16",), device)
-        inputs = {"q": q, "k": k, "v": v, "g": g, "beta": beta, "state_indices": state_indices}
-        _check_apart(o, inputs | {"state": state})
+    apart = {"q": q, "k": k, "v": v, "g": g, "beta": beta, "A_log": A_log, "dt_bias": dt_bias}
+    apart |= {"state_indices": state_indices, "num_accepted": num_accepted, "read_indices": read_indices}
+    _check_apart(state, o, apart)
     return Arguments(
         q=_rows(q),
         k=_rows(k),
@@ -201,7 +202,7 @@ def arguments(
         beta=beta,
         A_log=None if A_log is None else A_log.contiguous(),
         dt_bias=None if dt_bias is None else dt_bias.contiguous(),
-        state=state,
+        state=_plain(state),
         state_indices=state_indices,
         num_accepted=None if num_accepted is None else num_accepted.contiguous(),
         read_indices=None if read_indices is None else read_indices.contiguous(),
@@ -209,7 +210,7 @@ def arguments(
         beta_max=_number("beta_max", beta_max),
         gate=gate,
         qk=qk,
-        _o=Output.of(o, v.shape, torch.bfloat16, device, ALIGN),
+        _o=_output(o, v),
     )
 
 
@@ -272,14 +273,32 @@ def _check_pool(state: Tensor, value_heads: int, device: torch.device) -> None:
         )
 
 
+def _output(o: Tensor | None, v: Tensor) -> Output:
+    """What is filled. A stand-in for a tensor that cannot be has its values: rows of padding keep theirs."""
+    found = Output.of(o, v.shape, torch.bfloat16, v.device, ALIGN)
+    if o is not None and found.buffer is not o:
+        found.buffer.copy_(o)
+    return found
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    """The same memory, where an axis of one element has the stride that it has in a contiguous tensor: its
+    own says nothing, and a compiled kernel takes none that is no multiple of 16 bytes."""
+    strides, step = list(tensor.stride()), 1
+    for axis in reversed(range(tensor.dim())):
+        strides[axis] = step if tensor.shape[axis] == 1 else strides[axis]
+        step *= tensor.shape[axis]
+    return tensor if tensor.stride() == tuple(strides) else tensor.as_strided(tensor.shape, strides)
+
+
 def _rows(tensor: Tensor) -> Tensor:
     """Itself if each row of a head is contiguous and aligned, else a copy."""
     strides = [stride for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1]
     size = tensor.element_size()
     aligned = tensor.data_ptr() % ALIGN == 0 and all(step * size % ALIGN == 0 for step in strides[:-1])
-    return (
-        tensor if tensor.stride(-1) == 1 and aligned else tensor.clone(memory_format=torch.contiguous_format)
-    )
+    if tensor.stride(-1) == 1 and aligned:
+        return _plain(tensor)
+    return tensor.clone(memory_format=torch.contiguous_format)
 
 
 def _number(name: str, value: float) -> float:
@@ -291,21 +310,32 @@ def _number(name: str, value: float) -> float:
     return float(value)
 
 
-def _check_apart(o: Tensor, others: dict[str, Tensor]) -> None:
-    """ValueError for outputs in the memory of an input, which CTAs that are behind read."""
-    start, stop = _span(o)
-    for name, tensor in others.items():
-        first, last = _span(tensor)
-        if start < last and first < stop:
+def _check_apart(state: Tensor, o: Tensor | None, inputs: dict[str, Tensor | None]) -> None:
+    """ValueError for what is written in the memory of an input, which CTAs that are behind read. Between
+    slots of the pool there may be anything."""
+    start, stop = (0, 0) if o is None else _span("o", o)
+    pool, after = _span("state", state)
+    size = state.element_size()
+    step, slot = state.stride(0) * size, state[:1].numel() * size
+    for name, tensor in {**inputs, "o": o}.items():
+        first, last = (0, 0) if tensor is None else _span(name, tensor)
+        if name != "o" and start < last and first < stop:
             raise ValueError(f"o shares memory with {name}; give it memory of its own")
+        if pool < last and first < after:
+            into = (first - pool) % step if len(state) > 1 else 0
+            if first < pool or into < slot or into + last - first > step:
+                raise ValueError(f"{name} shares memory with state; give it memory of its own")
 
 
-def _span(tensor: Tensor) -> tuple[int, int]:
+def _span(name: str, tensor: Tensor) -> tuple[int, int]:
     """The addresses from a tensor's first byte to its last, gaps included."""
     if not tensor.numel():
         return 0, 0
+    start = tensor.data_ptr()
+    if not start:
+        raise ValueError(f"{name} has no memory, as on meta or while a call is traced; give it some")
     reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return tensor.data_ptr(), tensor.data_ptr() + (reach + 1) * tensor.element_size()
+    return start, start + (reach + 1) * tensor.element_size()
 
 
 def _check(

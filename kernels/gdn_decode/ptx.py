@@ -46,21 +46,24 @@ def store(address: Any, offset: int, words: Words, advice: str) -> None:
     )
 
 
-def load_index(address: Any) -> Any:
-    """A word of global memory that nobody writes while the kernel runs."""
+def load_index(address: Any, lasting: bool) -> Any:
+    """A word of global memory. `lasting`: nobody writes it while the kernel runs. An assembler moves such a
+    load wherever it likes, in front of `griddepcontrol.wait` too."""
     return cute.arch.inline_ptx(
-        "ld.global.nc.b32 {$w0}, [{$r0}];", write_only_types=[I32], read_only_args=[address]
+        f"ld.global{_nc(lasting)}.b32 {{$w0}}, [{{$r0}}];",
+        write_only_types=[I32],
+        read_only_args=[address],
     )
 
 
-def load_float(address: Any, kind: Any) -> Any:
-    """An element of f32, bf16 or f16 of global memory that nobody writes while the kernel runs."""
+def load_float(address: Any, kind: Any, lasting: bool) -> Any:
+    """An element of f32, bf16 or f16 of global memory; `lasting` as in `load_index`."""
     if kind is cutlass.Float32:
-        return float_of(load_index(address))
+        return float_of(load_index(address, lasting))
     # A bf16 is the high half of a float.
     widen = "mov.b16 y, 0; mov.b32 {$w0}, {y, x};" if kind is cutlass.BFloat16 else "cvt.f32.f16 {$w0}, x;"
     return cute.arch.inline_ptx(
-        f"{{ .reg .b16 x; .reg .b16 y; ld.global.nc.b16 x, [{{$r0}}]; {widen} }}",
+        f"{{ .reg .b16 x; .reg .b16 y; ld.global{_nc(lasting)}.b16 x, [{{$r0}}]; {widen} }}",
         write_only_types=[F32],
         read_only_args=[address],
     )
@@ -142,6 +145,15 @@ def copy_out(target: Any, shared: Any, size: int, advice: str) -> None:
 def wait_read() -> None:
     """Until this thread's copies out have read shared memory."""
     cute.arch.inline_ptx("cp.async.bulk.wait_group.read 0;")
+
+
+def wait_written() -> None:
+    """Until what this thread's copies out write is written."""
+    cute.arch.inline_ptx("cp.async.bulk.wait_group 0;")
+
+
+def _nc(lasting: bool) -> str:
+    return ".nc" if lasting else ""
 
 
 def _advice(advice: str) -> tuple[str, str]:

@@ -36,7 +36,8 @@ else is waited for. A padding sequence goes the same way with predicated loads, 
 an early exit would let the assembler move the other loads behind the wait for the slot.
 
 A row's bits depend on its sequence, head and row alone: not on B, on the plan, on the architecture or on who
-runs first. NaN of a sequence shows in its own rows alone. Limits: S <= 8, B <= 65,535, slots in the pool.
+runs first. NaN of a sequence shows in its own rows alone. Limits: S <= 8, B <= 65,535, slots in the pool; S k
+and S q with q and k as they come must be floats, which of raw ones asks more than of normalised ones.
 """
 
 from __future__ import annotations
@@ -133,6 +134,8 @@ class StateUpdate:
         """Elements of a chunk."""
         self.chunks = LANE_ELEMENTS // self.together
         self.kind = F32 if self.size == 4 else I32
+        self.lasting = not plan.pdl
+        """Whether nobody writes inputs while the kernel runs, as the kernel before it may under `pdl`."""
 
     @cute.jit
     def __call__(
@@ -208,6 +211,7 @@ class StateUpdate:
         cute.arch.mbarrier_wait(item.landed, 0)
         alpha, step_size = self.gates(gates, beta_max)
         rows = self.take(item, read, asked)
+        before: list[Any] = []
         for number in cutlass.range_constexpr(self.tokens):
             found = (self.of_token(alpha, number), self.of_token(step_size, number))
             rows, outputs = self.step(item, number, found, rows, scale)
@@ -215,7 +219,8 @@ class StateUpdate:
             if read >= 0:
                 self.store_outputs(item, number, outputs, o)
                 if slot >= 0:
-                    self.put(item, slot, state, rows, number)
+                    self.put(item, slot, state, rows, before)
+            before = [*before, slot]
         self.finish(item)
 
     def item(self) -> Item:
@@ -308,13 +313,13 @@ class StateUpdate:
         self, item: Item, state_indices: cute.Tensor, num_accepted: cute.Tensor, read_indices: cute.Tensor
     ) -> tuple[Any, Any]:
         """(the slot of the token that this lane looks after, the slot that is read)."""
-        own = ptx.load_index(address(state_indices, (item.sequence, self.own_token(item)), 4))
+        own = ptx.load_index(address(state_indices, (item.sequence, self.own_token(item)), 4), self.lasting)
         if read_indices is not None:
-            return own, ptx.load_index(address(read_indices, (item.sequence,), 4))
+            return own, ptx.load_index(address(read_indices, (item.sequence,), 4), self.lasting)
         if num_accepted is None:
             return own, self.of_token(own, 0)
         # A count beyond the tokens, which a sequence of padding may have, is taken for the nearest.
-        last = ptx.load_index(address(num_accepted, (item.sequence,), 4)) - 1
+        last = ptx.load_index(address(num_accepted, (item.sequence,), 4), self.lasting) - 1
         last = cutlass.max(cutlass.min(last, I32(self.tokens - 1)), I32(0))
         return own, self.of_token(own, last)
 
@@ -344,10 +349,10 @@ class StateUpdate:
         self, item: Item, g: cute.Tensor, beta: cute.Tensor, A_log: cute.Tensor, dt_bias: cute.Tensor
     ) -> Gates:
         where = (item.sequence, self.own_token(item), item.head)
-        found = (scalar(g, where), scalar(beta, where))
+        found = (self.scalar(g, where), self.scalar(beta, where))
         if not self.raw_gate:
             return Gates(*found, None, None)
-        return Gates(*found, scalar(A_log, (item.head,)), scalar(dt_bias, (item.head,)))
+        return Gates(*found, self.scalar(A_log, (item.head,)), self.scalar(dt_bias, (item.head,)))
 
     def operands(self, item: Item, number: int) -> tuple[list[Any], list[Any], list[Any]]:
         """This lane's elements of a token's q and k, and its group's of v."""
@@ -364,10 +369,14 @@ class StateUpdate:
         at = first + 2 * HEAD_DIM * BF16 + item.lane // ROW_LANES * (self.plan.rows * BF16)
         return lines[0], lines[1], unpacked(ptx.load_shared(at, 0, self.plan.rows * BF16 // 4))
 
+    def scalar(self, x: cute.Tensor, where: tuple[Any, ...]) -> Any:
+        """An element as a float."""
+        return ptx.load_float(address(x, where, x.element_type.width // 8), x.element_type, self.lasting)
+
     def place(self, item: Item, slot: Any, row: Any, state: cute.Tensor) -> Any:
         """Where a row of this head lies in a slot."""
         slot_at = state.iterator.toint() + I64(slot) * (I64(state.stride[0]) * self.size)
-        return slot_at + I64((item.head * HEAD_DIM + row) * self.row_bytes)
+        return slot_at + I64(item.head * HEAD_DIM + row) * self.row_bytes
 
     def chunk_places(self) -> list[tuple[int, int]]:
         """(row, bytes from this thread's first chunk) of its chunks, in the order that they are moved."""
@@ -402,8 +411,10 @@ class StateUpdate:
         """Of each of this thread's rows its words."""
         return self.by_row(asked)
 
-    def put(self, item: Item, slot: Any, state: cute.Tensor, rows: list[list[Any]], number: int) -> None:
-        """This thread's rows after a token, to its slot."""
+    def put(
+        self, item: Item, slot: Any, state: cute.Tensor, rows: list[list[Any]], before: list[Any]
+    ) -> None:
+        """This thread's rows after a token, to its slot; the tokens before it had the slots `before`."""
         at = self.place(item, slot, item.row, state) + I64(item.part * CHUNK)
         for offset, words in self.chunks_of(rows):
             ptx.store(at, offset, words, self.plan.store)
@@ -431,11 +442,6 @@ def address(x: cute.Tensor, where: tuple[Any, ...], size: int) -> Any:
     """Of an element, the last axes left out being 0; `size` bytes each."""
     elements = sum((I64(place) * I64(x.stride[axis]) for axis, place in enumerate(where)), I64(0))
     return x.iterator.toint() + elements * size
-
-
-def scalar(x: cute.Tensor, where: tuple[Any, ...]) -> Any:
-    """An element as a float."""
-    return ptx.load_float(address(x, where, x.element_type.width // 8), x.element_type)
 
 
 def dot(x: list[Any], y: list[Any]) -> Any:
