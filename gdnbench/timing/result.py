@@ -29,6 +29,7 @@ class End(StrEnum):
     BLOCKS = "blocks"  # the cap on blocks
     SECONDS = "seconds"  # the cap on seconds
     INTERRUPTED = "interrupted"  # Ctrl-C; what was measured until then stands
+    DISTURBED = "disturbance"  # too many blocks in a row were disturbed; what was measured before stands
 
 
 @dataclass(frozen=True, slots=True)

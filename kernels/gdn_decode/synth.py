@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Generator, Tensor
 
@@ -65,11 +67,7 @@ def synth(
     for the rounding of a and b. `key_correlation` counts over all tokens of the batch; the other options are
     those of gdn_prefill.
     """
-    for name, share in (("padding", padding), ("holes", holes)):
-        if not 0 <= share <= 1:
-            raise ContractError(f"{name} is {share:g}; it is a share, in [0, 1]")
-    if slot_gap < 0:
-        raise ContractError(f"slot_gap is {slot_gap}; slots lie 0 or more elements apart")
+    _check_slots(padding, holes, slot_gap)
     (key_heads, value_heads), (key_dim, value_dim) = heads, head_dim
     generator = torch.Generator().manual_seed(seed)
     dtypes = named_dtypes(dtype, state_dtype, offsets_dtype)
@@ -93,29 +91,29 @@ def synth(
         more["num_accepted"] = torch.randint(1, steps + 1, (batch,), generator=generator, dtype=torch.int32)
     beta_max = 2.0 if ends(beta)[1] > 1 else 1.0
     if gate == "raw":
-        bias = named_dtype("dt_bias_dtype", dt_bias_dtype, ("float32", "bfloat16"))
-        more |= _made_raw(by_token, beta_max, bias, generator)
+        more |= _made_raw(by_token, beta_max, dt_bias_dtype, generator)
     of_gates = named_dtype("gate_dtype", gate_dtype or (dtype if gate == "raw" else "float32"), STATES)
     for name in ("g", "beta"):
         by_token[name] = by_token[name].to(of_gates)
     if holes:
-        dropped = torch.rand(indices.shape, generator=generator) < holes
-        if read is None:  # a hole in the slot that is read would make the sequence padding
-            column = more["num_accepted"].long() - 1 if speculative else torch.zeros(batch, dtype=torch.int64)
-            dropped[torch.arange(batch), column] = False
-        indices = indices.masked_fill(dropped, PADDING)
+        indices = _with_holes(indices, holes, read is None, more.get("num_accepted"), generator)
     tensors = {name: x.view(batch, steps, *x.shape[1:]) for name, x in by_token.items()}
     tensors |= {"state_indices": indices.to(dtypes.offsets), **more}
     tensors["state"] = (pool * (state_scale * key_dim**-0.5)).to(dtypes.states)
     made_nan("gdn_decode", tensors, nan_at, "sequence")
-    form = "raw" if gate == "raw" else "log"
-    call = Call(
-        tensors, {"scale": scale, "beta_max": beta_max}, {"gate": form, "state_layout": "VK", "qk": qk}
-    )
+    made_as = {"gate": "raw" if gate == "raw" else "log", "state_layout": "VK", "qk": qk}
+    call = Call(tensors, {"scale": scale, "beta_max": beta_max}, made_as)
     call = convert_call("gdn_decode", call, conventions, ("state",), conventions=CONVENTIONS)
-    return Call(
-        {**call.tensors, "state": _apart(call.tensors["state"], slot_gap)}, call.scalars, call.conventions
-    )
+    return replace(call, tensors={**call.tensors, "state": _apart(call.tensors["state"], slot_gap)})
+
+
+def _check_slots(padding: float, holes: float, slot_gap: int) -> None:
+    """ContractError unless shares lie in [0, 1] and the gap is 0 or more."""
+    for name, share in (("padding", padding), ("holes", holes)):
+        if not 0 <= share <= 1:
+            raise ContractError(f"{name} is {share:g}; it is a share, in [0, 1]")
+    if slot_gap < 0:
+        raise ContractError(f"slot_gap is {slot_gap}; slots lie 0 or more elements apart")
 
 
 def _deal(
@@ -140,14 +138,27 @@ def _deal(
     return indices, read
 
 
+def _with_holes(
+    indices: Tensor, share: float, reads_own: bool, num_accepted: Tensor | None, generator: Generator
+) -> Tensor:
+    """Slots [B, S] with a `share` of them -1. Sequences that read slots of their own keep those: without them
+    they would be padding."""
+    dropped = torch.rand(indices.shape, generator=generator) < share
+    if reads_own:
+        rows = torch.arange(len(indices))
+        dropped[rows, 0 if num_accepted is None else num_accepted.long() - 1] = False
+    return indices.masked_fill(dropped, PADDING)
+
+
 def _made_raw(
-    by_token: dict[str, Tensor], beta_max: float, bias: torch.dtype, generator: Generator
+    by_token: dict[str, Tensor], beta_max: float, dt_bias_dtype: str, generator: Generator
 ) -> dict[str, Tensor]:
     """Replaces g and beta [T, Hv] by the a and b that give them, and returns A_log and dt_bias.
 
     Rates in [1, 16) and time steps in [0.001, 0.1), as models are initialised. A gate of 0 makes a = -inf,
     and a beta at an end of its range b infinite.
     """
+    bias = named_dtype("dt_bias_dtype", dt_bias_dtype, ("float32", "bfloat16"))
     heads = by_token["g"].shape[1]
     A_log = torch.log(1 + 15 * torch.rand(heads, generator=generator))
     dt_bias = _inverse_softplus(10 ** (-3 + 2 * torch.rand(heads, generator=generator))).to(bias)
