@@ -30,6 +30,7 @@ from gdn_decode_calls import (
     same_outputs,
     sequence_of,
     with_gaps,
+    with_tensors,
 )
 
 pytestmark = [
@@ -125,6 +126,47 @@ def test_captured_into_a_graph(plan: DecodePlan | None) -> None:
     graph.replay()
     assert same(captured["state"].cpu(), plain["state"].cpu())
     assert same(outputs[1].cpu(), outputs[0].cpu())
+
+
+@pytest.mark.parametrize("transport", ["registers", "bulk"])
+def test_what_the_kernel_before_writes_is_what_is_read(transport: str) -> None:
+    """Slots and gates that a copy leaves right in front of a launch, which may start before it is done."""
+    call, steps = made(batch=16, heads=(4, 8)), 64
+    generator = torch.Generator().manual_seed(0)
+    slots = torch.stack([torch.randperm(17, generator=generator)[:16] for _ in range(steps)]).int().cuda()
+    gates = torch.randn(steps, 16, 1, 8, generator=generator).bfloat16().cuda()
+    plain, captured = moved(call), moved(call)
+    outputs = [torch.full((steps, 16, 1, 8, 128), torch.nan).bfloat16().cuda() for _ in range(2)]
+
+    def fill(given: dict[str, Any], step: int) -> None:
+        given["g"].copy_(gates[step])
+        given["state_indices"].copy_(slots[step].unsqueeze(1))
+
+    for step in range(steps):
+        fill(plain, step)
+        torch.cuda.synchronize()
+        cute(**plain, o=outputs[0][step])
+    plan = DecodePlan(transport=transport, pdl=True)
+    launches = [prepare(**captured, o=o, plan=plan) for o in outputs[1]]
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for step, launch in enumerate(launches):
+            fill(captured, step)
+            launch()
+    graph.replay()
+    assert same(outputs[1].cpu(), outputs[0].cpu())
+    assert same(captured["state"].cpu(), plain["state"].cpu())
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_of_tokens_with_one_slot_the_last_one_stays(seed: int) -> None:
+    """Bulk copies of a thread to one place, more of them than land at once."""
+    call = made(batch=32, steps=8, heads=(4, 8), seed=seed)
+    one = call.tensors["state_indices"][:, :1].expand(-1, 8).contiguous()
+    call = with_tensors(call, state_indices=one)
+    outputs = on_gpu(call)
+    assert_passes(call, outputs)
+    assert same_outputs(on_gpu(call, DecodePlan(transport="bulk")), outputs)
 
 
 def test_a_call_never_waits_for_the_device() -> None:

@@ -228,3 +228,11 @@ def test_without_a_device_or_simulator_nothing_is_touched() -> None:
     with pytest.raises(NotImplementedError, match="there is no CUDA device here"):
         cute(**{**arguments(call), "state": state})
     assert same(state, call.tensors["state"])
+
+
+def test_more_sequences_than_a_grid_has_rows_are_refused() -> None:
+    call = made(batch=1)
+    shared = {"A_log", "dt_bias", "state"}
+    many = {name: x if name in shared else x.expand(65_536, *x.shape[1:]) for name, x in call.tensors.items()}
+    with pytest.raises(NotImplementedError, match="up to 65535 sequences, not 65536"):
+        cute(**{**arguments(call), **many})
