@@ -26,11 +26,16 @@ def checksum(pool: Tensor, rows: Tensor) -> Tensor:
     single word always changes it. The sums are mixed and weighted by slot, so that rows that change places
     are noticed. No cryptographic strength: it finds stray writes, not an adversary.
     """
-    total = torch.zeros((), dtype=torch.int64, device=pool.device)
     rows = rows.to(device=pool.device, dtype=torch.int64)
+    return row_checksums(pool, rows).sum()
+
+
+def row_checksums(pool: Tensor, rows: Tensor) -> Tensor:
+    """What each of `rows` (int64, on the pool's device) adds to a `checksum`: int64 [rows]."""
+    found = torch.zeros(rows.numel(), dtype=torch.int64, device=pool.device)
     row_words = pool[0].numel() if pool.shape[0] else 0
     if row_words == 0 or rows.numel() == 0:
-        return total
+        return found
     positions = torch.arange(row_words, dtype=torch.int64, device=pool.device)
     weights = (2 * positions + 1) * _ODD
     block_rows = max(1, _BLOCK_WORDS // row_words)
@@ -38,8 +43,8 @@ def checksum(pool: Tensor, rows: Tensor) -> Tensor:
         block = rows[start : start + block_rows]
         words = pool[block].view(_WORDS[pool.element_size()]).reshape(block.numel(), row_words)
         sums = (words.to(torch.int64) * weights).sum(dim=1)
-        total += (_mixed(sums) * (2 * block + 1)).sum()
-    return total
+        found[start : start + block_rows] = _mixed(sums) * (2 * block + 1)
+    return found
 
 
 def _mixed(sums: Tensor) -> Tensor:

@@ -187,6 +187,19 @@ class KernelEntry:
     device, so that a CUDA graph can hold many. Where it is left out, a launch is a call of the kernel."""
 
 
+@dataclass(frozen=True, slots=True)
+class NamedRows:
+    """Which rows of its pools a call names, for a caller that must not wait for a device.
+
+    `of` looks at `tensors` alone: pool -> integers, as many as the shapes say, on the device of the index
+    tensors. All rows that the call may touch are among them, and there may be repeats and numbers that are
+    no row.
+    """
+
+    tensors: tuple[str, ...]  # where the call has them
+    of: Callable[[Call], dict[str, Tensor]]
+
+
 @dataclass(frozen=True)
 class Operation:
     """A named contract. The callables are pure and see only a `Call` (and outputs where said)."""
@@ -214,6 +227,8 @@ class Operation:
     renumber: Callable[[Call, Mapping[str, Sequence[int]]], dict[str, Tensor]] | None = None
     """Index tensors for pools that have only the rows stored, by pool, ascending; ContractError for a row
     that is not. None: a pool's index tensor names its rows, and each is replaced by its position."""
+    named_rows: NamedRows | None = None
+    """None: whoever wants the rows of a pool on a device waits for it."""
     work: Callable[[Call], Work] | None = None
     """What a call costs, from its shapes and its index tensors."""
     tolerances: Mapping[str, Tolerance] = field(default_factory=dict)

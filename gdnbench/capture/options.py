@@ -21,7 +21,7 @@ CACHE_LAYOUTS = ("per_token_scale", "fp8_ds_mla", "bfloat16")
 
 _LISTS = ("target", "op", "layer", "table")
 _COUNTS = ("first", "every", "max_bytes", "queue_bytes")
-_FLAGS = ("full_pools", "sync")
+_FLAGS = ("full_pools", "sync", "graphs")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +42,7 @@ class CaptureOptions:
     max_bytes: int | None = None  # of one process; the first record that does not fit ends its capture
     full_pools: bool = False  # keep whole state pools, not only the rows that a call can touch
     sync: bool = False  # inputs are on disk before the call starts
+    graphs: bool = True  # CUDA graphs get copies of what is captured into them, so that replays are recorded
     when_full: Literal["block", "drop"] = "block"  # when `queue_bytes` wait to be sealed
     queue_bytes: int = 4 << 30
     cache_layout: str = "bfloat16"  # that rows of a cache which is not paged are kept in

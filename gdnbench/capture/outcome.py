@@ -49,6 +49,8 @@ class Outcome:
     processes: int  # Python processes in which capture started
     failures: int
     skipped_compiling: int
+    graph_calls: int  # captured into CUDA graphs
+    graph_replays: int  # replays that were recorded
     passed_over: Mapping[str, int]  # calls by the reason why their adapter left them alone
     reached_max_bytes: bool
     problems: tuple[str, ...]
@@ -103,6 +105,8 @@ class Outcome:
             processes=len(noted("started")),
             failures=total("failures"),
             skipped_compiling=total("skipped_compiling"),
+            graph_calls=total("graph_calls"),
+            graph_replays=total("graph_replays"),
             passed_over=_total_by_reason(closed),
             reached_max_bytes=any(note.get("reached_max_bytes") for note in closed),
             problems=(*progress.refused, *problems, *dict.fromkeys(failures)),
@@ -125,7 +129,12 @@ class Outcome:
         if self.skipped_compiling:
             lines.append(
                 f"{self.skipped_compiling} calls were compiled into a graph and not recorded; run without "
-                "torch.compile or CUDA graphs to capture them"
+                "torch.compile, or with --graphs, to capture them"
+            )
+        if self.graph_calls:
+            lines.append(
+                f"{self.graph_calls} calls were captured into CUDA graphs; {self.graph_replays} replays were"
+                " recorded"
             )
         if self.reached_max_bytes:
             lines.append("--max-bytes was reached; later calls were not recorded")

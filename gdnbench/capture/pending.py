@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from gdnbench.capture.adapter import Observation, Seen
 from gdnbench.capture.layers import Layer
+from gdnbench.capture.moment import Arriving, DevicePool, Moment, check_rows, moment, pool_on_device
 from gdnbench.capture.snapshot import Copied, is_plain, snapshot
+from gdnbench.capture.streams import Streams
 from gdnbench.ops import operation
 from gdnbench.pools import checksum, digits, untouched_rows
 from gdnbench.record import Pool, RecordDraft, RecordInfo, Status, TensorDraft
@@ -37,6 +39,16 @@ class PoolRows:
 
 
 @dataclass(slots=True)
+class OnDevice:
+    """What of a record is still on its way from a device."""
+
+    pools: Mapping[str, DevicePool]
+    before: Arriving
+    after: Arriving = field(default_factory=Arriving)
+    reserved: int = 0  # bytes that the recorder holds free for it
+
+
+@dataclass(slots=True)
 class PendingRecord:
     observation: Observation
     info: RecordInfo
@@ -46,22 +58,18 @@ class PendingRecord:
     after: dict[str, Copied]
     token: int | None = None  # of the journal's entry, once the inputs are in it
     begun: bool = False
-
-    @property
-    def cuda_devices(self) -> set[str]:
-        return {
-            copied.device
-            for copies in (self.before, self.after)
-            for copied in copies.values()
-            if copied.device.startswith("cuda")
-        }
+    device: OnDevice | None = None
 
     @property
     def nbytes(self) -> int:
-        return sum(copied.data.nbytes for copies in (self.before, self.after) for copied in copies.values())
+        """Of the elements; of those on their way as many as are coming."""
+        copies = [self.before, self.after]
+        if self.device is not None:
+            copies += [self.device.before.tensors, self.device.after.tensors]
+        return sum(copied.data.nbytes for some in copies for copied in some.values())
 
     def close(self, seen: Mapping[str, Seen]) -> None:
-        """Copy outputs and mutated tensors."""
+        """Copy outputs and mutated tensors of a call whose tensors are on the CPU."""
         for name, tensor in seen.items():
             rows = self.pools.get(name)
             if rows is None:
@@ -69,13 +77,47 @@ class PendingRecord:
             else:
                 self.after[name], rows.after = _copy_rows(tensor, rows, reused=False)
 
+    def outputs(self, seen: Mapping[str, Seen], streams: Streams) -> Moment:
+        """What is to be copied of a call on a device that came back."""
+        assert self.device is not None
+        # Memory of the caller's that we hold on to is memory that it has to allocate again.
+        self.observation = replace(self.observation, tensors={})
+        return moment(seen, self.device.pools, streams)
+
     def close_unfinished(self, error: BaseException) -> None:
         dispatch = {**self.info.dispatch, "raised": type(error).__name__}
         self.info = replace(self.info, status=Status.UNFINISHED, dispatch=dispatch)
 
+    def arrive(self) -> None:
+        """Wait on the host for what is on its way so far, and pick the rows that the call touches. ValueError
+        if it names rows that are not there."""
+        if self.device is None:
+            return
+        before, after = self.device.before, self.device.after
+        for event in (*before.events, *after.events):
+            event.synchronize()
+        fresh = before.tensors
+        self.before |= fresh
+        if fresh:
+            for name, rows in touched_rows(self.info, self.device.pools, before).items():
+                pool = self.device.pools[name]
+                untouched = before.sums(name)
+                self.pools[name] = PoolRows(
+                    pool.shape[0], tuple(rows.tolist()), rows, before=_outside(untouched, rows)
+                )
+                self.before[name] = _picked(self.before[name], before.named(name), rows)
+        for name, copied in after.tensors.items():
+            touched = self.pools.get(name)
+            if name in self.device.pools and touched is not None and touched.rows is not None:
+                touched.after = _outside(after.sums(name), touched.rows)
+                copied = _picked(copied, before.named(name), touched.rows)
+            self.after[name] = copied
+        numbers = before.beside  # the rows' numbers are asked for again after the call
+        self.device.before, self.device.after = Arriving(beside=numbers), Arriving()
+
     def finish_info(self) -> RecordInfo:
         """What is known of the call by now; copies must be complete."""
-        if all(rows.before is None for rows in self.pools.values()):
+        if len(self.info.pools) == len(self.pools) and all(r.before is None for r in self.pools.values()):
             return self.info  # whole pools have no checksums to add
         return replace(self.info, pools={name: rows.recorded() for name, rows in self.pools.items()})
 
@@ -96,45 +138,137 @@ class PendingRecord:
         return RecordDraft(self.finish_info(), before, self.finish_outputs())
 
 
+@dataclass(frozen=True, slots=True)
+class CallName:
+    """Which call it is: the function, what ran below it, the layer, and its numbers."""
+
+    target: str
+    implementation: str | None
+    layer: Layer
+    number: int
+    step: int
+
+
 def open_record(
-    observation: Observation,
-    target: str,
-    layer: Layer,
-    number: int,
-    step: int,
-    full_pools: bool,
-    implementation: str | None,
-    carried: Carried,
+    observation: Observation, name: CallName, full_pools: bool, carried: Carried
 ) -> PendingRecord:
-    """Copy the inputs of a call that is about to start, but for states that the layer's last call left."""
+    """Copy the inputs of a call on the CPU that is about to start, but for states that the layer's last call
+    left."""
     contract = operation(observation.op)
     pools = _touched(contract, observation, full_pools)
     before = {}
-    for name, seen in observation.tensors.items():
-        rows = pools.get(name)
+    for tensor, seen in observation.tensors.items():
+        rows = pools.get(tensor)
         if rows is None:
-            before[name] = snapshot(seen, reused=True)
+            before[tensor] = snapshot(seen, reused=True)
         elif rows.rows is None:
-            before[name] = snapshot(seen, reused=True, kept=_carried(carried, layer, name, seen))
+            before[tensor] = snapshot(seen, reused=True, kept=_carried(carried, name.layer, tensor, seen))
         else:
-            before[name], rows.before = _copy_rows(seen, rows, reused=True)
+            before[tensor], rows.before = _copy_rows(seen, rows, reused=True)
+    return pending_record(observation, name, pools, before)
+
+
+def pending_record(
+    observation: Observation,
+    name: CallName,
+    pools: dict[str, PoolRows],
+    before: dict[str, Copied],
+    device: OnDevice | None = None,
+) -> PendingRecord:
     dispatch = dict(observation.dispatch)
-    if implementation is not None:
-        dispatch["implementation"] = implementation
+    if name.implementation is not None:
+        dispatch["implementation"] = name.implementation
     info = RecordInfo(
         op=observation.op,
-        target=target,
-        layer=layer.name,
-        layer_index=layer.index,
-        call=number,
-        step=step,
+        target=name.target,
+        layer=name.layer.name,
+        layer_index=name.layer.index,
+        call=name.number,
+        step=name.step,
         status=Status.COMPLETE,
         scalars=observation.scalars,
         conventions=observation.conventions,
         pools={name: Pool(rows.slots, rows.numbers) for name, rows in pools.items()},
         dispatch=dispatch,
     )
-    return PendingRecord(observation, info, _axes(contract, observation.conventions), pools, before, {})
+    axes = _axes(operation(observation.op), observation.conventions)
+    return PendingRecord(observation, info, axes, pools, before, {}, device=device)
+
+
+def inputs_on_device(
+    observation: Observation, full_pools: bool, streams: Streams
+) -> tuple[Moment, dict[str, PoolRows], dict[str, DevicePool]]:
+    """What is to be copied of a call's inputs; its whole pools, and the pools whose rows are picked later."""
+    contract = operation(observation.op)
+    whole: dict[str, PoolRows] = {}
+    some: dict[str, DevicePool] = {}
+    call = as_call(observation)
+    for name in pool_names(contract, observation):
+        if full_pools or name in observation.whole_pools:
+            whole[name] = whole_pool(observation.tensors[name])
+        else:
+            some[name] = pool_on_device(contract, name, call, streams)
+    return moment(observation.tensors, some, streams), whole, some
+
+
+def whole_pool(seen: Seen) -> PoolRows:
+    slots = seen.tensor.shape[0]
+    return PoolRows(slots, tuple(range(slots)))
+
+
+def pool_names(contract: Operation, observation: Observation) -> list[str]:
+    return [s.name for s in contract.tensors if s.pool_index is not None and s.name in observation.tensors]
+
+
+def as_call(observation: Observation) -> Call:
+    tensors = {
+        name: seen.tensor if seen.shape is None else seen.tensor.reshape(seen.shape)
+        for name, seen in observation.tensors.items()
+    }
+    return Call(tensors, observation.scalars, observation.conventions)
+
+
+def touched_rows(info: RecordInfo, pools: Mapping[str, DevicePool], before: Arriving) -> dict[str, Tensor]:
+    """The rows of each pool that a call touches, now that its index tensors have arrived. ValueError if one
+    is not there, or if others were copied."""
+    found = {name: pool.rows for name, pool in pools.items() if pool.rows is not None}
+    if len(found) == len(pools):
+        return found
+    contract = operation(info.op)
+    tensors = {
+        name: torch.empty(pools[name].shape, device="meta") if name in pools else copied.data
+        for name, copied in before.tensors.items()
+    }
+    call = Call(tensors, info.scalars, info.conventions)
+    touched = contract.touched(call)
+    assert contract.named_rows is not None
+    named = contract.named_rows.of(call)
+    for name in pools.keys() - found.keys():
+        arrived = before.named(name)
+        assert arrived is not None
+        if not torch.equal(named[name].long().sort().values, arrived):
+            # In a CUDA graph alone: rows are copied in front of it, index tensors where the call is.
+            raise ValueError(f"the graph changes the rows of {name} that the call names before it gets there")
+        check_rows(name, touched[name], pools[name].shape[0])
+        found[name] = touched[name]
+    return found
+
+
+def _picked(copied: Copied, named: Tensor | None, rows: Tensor) -> Copied:
+    """Of the rows copied, numbered `named`, those in `rows`; both ascending."""
+    if named is None or torch.equal(named, rows):
+        return copied
+    places = torch.searchsorted(named, rows)
+    first = int(places[0]) if len(places) else 0
+    if torch.equal(places, torch.arange(first, first + len(rows))):
+        return copied._replace(data=copied.data[first : first + len(rows)])
+    words = copied.data.view(torch.uint8) if copied.data.element_size() == 1 else copied.data
+    return copied._replace(data=torch.index_select(words, 0, places).view(copied.data.dtype))
+
+
+def _outside(sums: Tensor | None, rows: Tensor) -> Tensor | None:
+    """The checksum of all rows but `rows`, from what each adds."""
+    return None if sums is None else sums.sum() - sums[rows].sum()
 
 
 def _carried(carried: Carried, layer: Layer, name: str, seen: Seen) -> Tensor | None:
@@ -154,27 +288,20 @@ def _axes(contract: Operation, conventions: Mapping[str, str]) -> dict[str, tupl
 
 
 def _touched(contract: Operation, observation: Observation, full_pools: bool) -> dict[str, PoolRows]:
-    names = [s.name for s in contract.tensors if s.pool_index is not None and s.name in observation.tensors]
-    pools = {}
-    for name in names:
-        if full_pools or name in observation.whole_pools:
-            slots = observation.tensors[name].tensor.shape[0]
-            pools[name] = PoolRows(slots, tuple(range(slots)))
+    names = pool_names(contract, observation)
+    pools = {
+        name: whole_pool(observation.tensors[name])
+        for name in names
+        if full_pools or name in observation.whole_pools
+    }
     if len(pools) == len(names):
         return pools
-    tensors = {
-        name: seen.tensor if seen.shape is None else seen.tensor.reshape(seen.shape)
-        for name, seen in observation.tensors.items()
-    }
-    touched = contract.touched(Call(tensors, observation.scalars, observation.conventions))
+    call = as_call(observation)
+    tensors, touched = call.tensors, contract.touched(call)
     for name in names:
         if name not in pools:
             slots, rows = tensors[name].shape[0], touched[name]
-            if len(rows) and not 0 <= int(rows[0]) <= int(rows[-1]) < slots:
-                # A GPU would stop the program at a row that is not there.
-                raise ValueError(
-                    f"the call names row {int(rows[0])} to {int(rows[-1])} of {name}; it has {slots}"
-                )
+            check_rows(name, rows, slots)
             pools[name] = PoolRows(slots, tuple(rows.tolist()), rows)
             if contract.spec(name).role is Role.MUTATED:
                 pools[name].untouched = untouched_rows(slots, rows)
@@ -187,7 +314,7 @@ def _copy_rows(seen: Seen, pool: PoolRows, *, reused: bool) -> tuple[Copied, Ten
         return snapshot(seen, reused=reused), None
     tensor = seen.tensor.detach()
     words = tensor.view(torch.uint8) if tensor.element_size() == 1 else tensor  # fp8 has no index_select
-    some = torch.index_select(words, 0, pool.rows.to(tensor.device)).view(tensor.dtype)
+    some = torch.index_select(words, 0, pool.rows).view(tensor.dtype)
     # The gather is a copy already.
     copied = snapshot(Seen(some, None, seen.caller if seen.caller is not None else seen.tensor), reused=False)
     if pool.untouched is None:

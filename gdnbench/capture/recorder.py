@@ -9,13 +9,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from gdnbench.capture.adapter import NotCaptured
+from gdnbench.capture.moment import Moment
 from gdnbench.capture.options import CaptureOptions
 from gdnbench.capture.pending import PendingRecord
 from gdnbench.capture.selection import Selection
+from gdnbench.capture.streams import Streams
 from gdnbench.capture.transfer import Transfers
 from gdnbench.provenance import gpu_provenance, process_info
 from gdnbench.record import Status
@@ -32,7 +33,9 @@ class Counts:
     dropped: int = 0
     failures: int = 0
     first_failure: str | None = None
-    skipped_compiling: int = 0  # calls compiled into a graph or captured into a CUDA graph
+    skipped_compiling: int = 0  # calls compiled into a graph, or captured into a CUDA graph and left alone
+    graph_calls: int = 0  # calls captured into CUDA graphs, with what it takes to record them in replays
+    graph_replays: int = 0  # replays of which something was recorded
     passed_over: dict[str, int] = field(default_factory=dict)  # calls that adapters left alone, by reason
     reached_max_bytes: bool = False
 
@@ -89,9 +92,26 @@ class Recorder:
         """The journal's copy of `tensor`, if `layer`'s last call left exactly it; `tensor` is on the CPU."""
         return self._journal.carried(layer, name, tensor)
 
+    def reserve(self, nbytes: int, calls: int = 1) -> bool:
+        """Room for copies on a device of the inputs of so many calls; may wait. False: they are dropped."""
+        if self._transfers.reserve(nbytes):
+            return True
+        self._count(dropped=calls)
+        return False
+
+    def abandon(self, reserved: int) -> None:
+        """Of calls that will not be recorded."""
+        self._transfers.release(reserved)
+
+    def begin_graph(self) -> None:
+        self._transfers.begin_quiet()
+
+    def end_graph(self) -> None:
+        self._transfers.end_quiet()
+
     def begin(self, pending: PendingRecord) -> None:
         """Have the inputs on disk before the call starts."""
-        _synchronize(pending)
+        pending.arrive()
         before = pending.finish_inputs()
         nbytes = pending.nbytes
         if not self._room_for(nbytes):
@@ -107,18 +127,35 @@ class Recorder:
     def finish(self, pending: PendingRecord) -> None:
         """Record a call that ended; its tensors may still be on their way from a GPU."""
         if pending.begun:
-            if pending.token is None:
-                return
-            _synchronize(pending)
-            written = self._journal.end(pending.token, pending.finish_info(), pending.finish_outputs())
-            self._count_record(pending, written, pending.nbytes)
+            if pending.token is not None:
+                pending.arrive()
+                written = self._journal.end(pending.token, pending.finish_info(), pending.finish_outputs())
+                self._count_record(pending, written, pending.nbytes)
+            self.let_go(pending)
         elif self._selection.full or not self._room_for(pending.nbytes):
-            return
-        elif pending.cuda_devices:
-            if not self._transfers.put(pending):
-                self._count(dropped=1)
+            self.let_go(pending)
+        elif pending.device is not None:
+            self._transfers.put(pending)
         else:
             self._write(pending)
+
+    def finish_on_device(self, pending: PendingRecord, outputs: Moment, streams: Streams) -> None:
+        """Record a call on a device that ended: `outputs` are copied, and sent after the inputs."""
+        assert pending.device is not None
+        pending.device.reserved += outputs.nbytes
+        self._transfers.reserve_more(outputs.nbytes)
+        try:
+            pending.device.after.join(outputs.pack().send(streams))
+            self.finish(pending)
+        except Exception:
+            self.let_go(pending)
+            raise
+
+    def let_go(self, pending: PendingRecord) -> None:
+        """Release what is reserved for a call that will not be written. Idempotent."""
+        if pending.device is not None:
+            self._transfers.release(pending.device.reserved)
+            pending.device.reserved = 0
 
     def _write(self, pending: PendingRecord) -> None:
         nbytes = pending.nbytes
@@ -154,8 +191,3 @@ class Recorder:
         if error is not None and self._counts.first_failure is None:
             self._counts.first_failure = f"the journal cannot be written: {error}"
         self._journal.close(self._counts.summary())
-
-
-def _synchronize(pending: PendingRecord) -> None:
-    for device in pending.cuda_devices:
-        torch.cuda.current_stream(torch.device(device)).synchronize()

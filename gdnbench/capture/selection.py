@@ -49,8 +49,13 @@ class Selection:
             layer.calls += 1
             return layer.calls - 1
 
+    def passes(self, op: str, layer: Layer) -> bool:
+        """Whether calls of `op` by `layer` are kept at all."""
+        return (not self._ops or op in self._ops) and self._keeps_layer(layer)
+
     def keeps(self, op: str, layer: Layer) -> bool:
-        if (self._ops and op not in self._ops) or not self._keeps_layer(layer):
+        """Count a call that passes; whether this one is kept."""
+        if not self.passes(op, layer):
             return False
         with self._lock:
             ordinal = layer.eligible

@@ -14,21 +14,30 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from gdnbench.capture.adapter import Adapter, Target
+from gdnbench.capture.adapter import Adapter, Observation, Seen, Target
+from gdnbench.capture.graphs import GraphCall, Graphs
 from gdnbench.capture.layers import Layer, LayerNames, ScopeStack
 from gdnbench.capture.options import CaptureOptions
-from gdnbench.capture.pending import PendingRecord, open_record
+from gdnbench.capture.pending import (
+    CallName,
+    OnDevice,
+    PendingRecord,
+    inputs_on_device,
+    open_record,
+    pending_record,
+)
 from gdnbench.capture.recorder import Counts, Recorder
 from gdnbench.capture.report import Report
 from gdnbench.capture.selection import Selection
+from gdnbench.capture.streams import CUDA, Streams
 from gdnbench.provenance import BackgroundProvenance
 
 _compiled: list[str] = []  # one entry for each call that was traced into a graph
@@ -80,22 +89,29 @@ class Session:
         *,
         report: Report,
         on_first_record: Callable[[Path], None] | None = None,
+        streams: Streams = CUDA,
+        graph_class: type[Any] = torch.cuda.CUDAGraph,
     ) -> None:
         self._store = store
         self._options = options
         self._report = report
         self._on_first_record = on_first_record
-        self._selection = Selection(options)
+        self.selection = Selection(options)
         self._layers = LayerNames()
         self._no_layer: dict[str, Layer] = {}  # of functions called outside any scope, by target
         self._scopes = ScopeStack()
         self._numbers = itertools.count()
         self._called: set[str] = set()
-        self._recorder: Recorder | None = None
+        self.recorder: Recorder | None = None
         self._lock = threading.Lock()
         self._provenance = BackgroundProvenance()
         self.counts = Counts()
         self.active = True
+        self._streams = streams
+        self._graphs = Graphs(
+            self, streams, graph_class, full_pools=options.full_pools, enabled=options.graphs
+        )
+        self._graphs.install()
         atexit.register(self.close)
         _sessions.add(self)
 
@@ -136,7 +152,7 @@ class Session:
         try:
             result = site.function(*args, **kwargs)
         except BaseException as error:
-            if pending is not None:
+            if isinstance(pending, PendingRecord):
                 self._raised(pending, error)
             raise
         finally:
@@ -145,57 +161,80 @@ class Session:
             self._after(site, pending, arguments, result)
         return result
 
-    def _before(self, site: CallSite, arguments: Mapping[str, Any]) -> PendingRecord | None:
+    def _before(self, site: CallSite, arguments: Mapping[str, Any]) -> PendingRecord | GraphCall | None:
         try:
-            if site.target.name not in self._called:
-                self._called.add(site.target.name)
-                self._report.note("called", target=site.target.name)
+            target = site.target.name
+            if target not in self._called:
+                self._called.add(target)
+                self._report.note("called", target=target)
             module = self._scopes.module
             layer = self._layers.of(module) if module is not None else self._layer_without_scope(site)
-            step, number = self._selection.step(layer), next(self._numbers)
-            if self._selection.full:
-                return None
-            if _in_cuda_graph(arguments.values()):  # adapters may compute, which would become part of it
-                self.counts.skipped_compiling += 1
+            if self._streams.capturing():  # a step is a replay's
+                return self._graphs.before(target, layer, site, arguments, module)
+            name = CallName(
+                target, site.implementation, layer, self.next_number(), self.selection.step(layer)
+            )
+            if self.selection.full:
                 return None
             observation = site.adapter.before(site.target, arguments, module)
-            if not self._selection.keeps(observation.op, layer):
+            if not self.selection.keeps(observation.op, layer):
                 return None
-            if _in_cuda_graph(seen.tensor for seen in observation.tensors.values()):
-                self.counts.skipped_compiling += 1
-                return None
-            recorder = self._recorder_here()
-            pending = open_record(
-                observation,
-                site.target.name,
-                layer,
-                number,
-                step,
-                self._options.full_pools,
-                site.implementation,
-                recorder.carried,
-            )
-            if self._options.sync:
+            recorder = self.recorder_here()
+            if any(self._streams.holds(seen.tensor) for seen in observation.tensors.values()):
+                pending = self._open_on_device(recorder, observation, name)
+            else:
+                pending = open_record(observation, name, self._options.full_pools, recorder.carried)
+            if self._options.sync and pending is not None:
                 recorder.begin(pending)
             return pending
         except Exception as error:
             self.counts.fail(error)
             return None
 
+    def _open_on_device(
+        self, recorder: Recorder, observation: Observation, name: CallName
+    ) -> PendingRecord | None:
+        """Send copies of the inputs; None if there is no room for them."""
+        inputs, whole, some = inputs_on_device(observation, self._options.full_pools, self._streams)
+        if not recorder.reserve(inputs.nbytes):
+            return None
+        try:
+            device = OnDevice(some, inputs.pack().send(self._streams), reserved=inputs.nbytes)
+            return pending_record(observation, name, whole, {}, device)
+        except Exception:
+            recorder.abandon(inputs.nbytes)
+            raise
+
     def _after(
-        self, site: CallSite, pending: PendingRecord, arguments: Mapping[str, Any], result: Any
+        self,
+        site: CallSite,
+        pending: PendingRecord | GraphCall,
+        arguments: Mapping[str, Any],
+        result: Any,
     ) -> None:
         try:
-            pending.close(site.adapter.after(pending.observation, arguments, result))
-            self._recorder_here().finish(pending)
+            if isinstance(pending, GraphCall):
+                self._graphs.after(pending, site, arguments, result)
+                return
+            self._finish(pending, site.adapter.after(pending.observation, arguments, result))
         except Exception as error:
             self.counts.fail(error)
+            if isinstance(pending, PendingRecord):
+                self.recorder_here().let_go(pending)
+
+    def _finish(self, pending: PendingRecord, seen: Mapping[str, Seen]) -> None:
+        if pending.device is None:
+            pending.close(seen)
+            self.recorder_here().finish(pending)
+        else:
+            outputs = pending.outputs(seen, self._streams)
+            self.recorder_here().finish_on_device(pending, outputs, self._streams)
 
     def _raised(self, pending: PendingRecord, error: BaseException) -> None:
         """The call did not come back: its inputs are worth keeping all the more."""
         try:
             pending.close_unfinished(error)
-            self._recorder_here().finish(pending)
+            self.recorder_here().finish(pending)
         except Exception as own_error:
             self.counts.fail(own_error)
 
@@ -203,19 +242,22 @@ class Session:
         with self._lock:
             return self._no_layer.setdefault(site.target.name, Layer(site.target.function, None))
 
-    def _recorder_here(self) -> Recorder:
-        if self._recorder is None:
+    def next_number(self) -> int:
+        return next(self._numbers)
+
+    def recorder_here(self) -> Recorder:
+        if self.recorder is None:
             with self._lock:
-                if self._recorder is None:
+                if self.recorder is None:
                     recorder = Recorder(
-                        self._store, self._options, self._provenance.result(), self._selection, self.counts
+                        self._store, self._options, self._provenance.result(), self.selection, self.counts
                     )
                     if self._on_first_record is not None:
                         self._on_first_record(self._store)
                     self._close_with_multiprocessing()
                     self._report.note("recording", segment=recorder.segment)
-                    self._recorder = recorder
-        return self._recorder
+                    self.recorder = recorder
+        return self.recorder
 
     def _close_with_multiprocessing(self) -> None:
         """A process forked by multiprocessing leaves without its exit handlers, but runs these."""
@@ -225,17 +267,18 @@ class Session:
 
     def after_fork(self) -> None:
         """In a forked child: the journal is the parent's, and threads that hold locks are not here."""
-        self._recorder = None
+        self.recorder = None
         self._lock = threading.Lock()
         self._layers.after_fork()
-        self._selection.after_fork()
+        self.selection.after_fork()
+        self._graphs.after_fork()
         self._scopes = ScopeStack()
         self.counts = Counts()
 
     @property
     def segment(self) -> str | None:
         """Where this process records in the store; None before the first record."""
-        return self._recorder.segment if self._recorder is not None else None
+        return self.recorder.segment if self.recorder is not None else None
 
     def close(self) -> None:
         """Write what is on its way and end the journal in order. Idempotent; never raises."""
@@ -243,19 +286,14 @@ class Session:
             return
         self.active = False
         try:
+            self._graphs.remove()
             self.counts.skipped_compiling += len(_compiled)
             _compiled.clear()
-            if self._recorder is not None:
-                self._recorder.close()
+            if self.recorder is not None:
+                self.recorder.close()
             self._report.note("closed", **self.counts.summary())
         except Exception as error:
             self.counts.fail(error)
-
-
-def _in_cuda_graph(values: Iterable[object]) -> bool:
-    """A graph being captured must not hold our copies, and replays of it run no hook."""
-    cuda = any(isinstance(value, Tensor) and value.is_cuda for value in values)
-    return cuda and torch.cuda.is_current_stream_capturing()
 
 
 _sessions: weakref.WeakSet[Session] = weakref.WeakSet()

@@ -19,7 +19,7 @@ _WORTH_SHARING = 4 << 20
 
 
 class Copied(NamedTuple):
-    """A tensor on its way to the journal. From a GPU, `data` is filled once the stream has come this far."""
+    """A tensor on its way to the journal. From a GPU, `data` is filled once the copy has been made."""
 
     data: Tensor  # contiguous, CPU, in the contract's shape
     caller_shape: torch.Size
@@ -31,6 +31,35 @@ class Copied(NamedTuple):
         """`data`: the elements to store instead, where some were dropped since."""
         data = self.data if data is None else data
         return TensorDraft(data, _meta(data.dtype, data.shape, axes, *self[1:]))
+
+
+class Form(NamedTuple):
+    """What is known of a tensor without its elements."""
+
+    shape: tuple[int, ...]  # the contract's
+    caller_shape: torch.Size
+    caller_strides: tuple[int, ...]
+    caller_offset: int
+    device: str
+
+    @classmethod
+    def of(cls, seen: Seen) -> Form:
+        caller = seen.tensor if seen.caller is None else seen.caller
+        return cls(
+            shape=tuple(seen.tensor.shape) if seen.shape is None else seen.shape,
+            caller_shape=caller.shape,
+            caller_strides=caller.stride(),
+            caller_offset=int(caller.storage_offset()),
+            device="cpu" if caller.is_cpu else str(caller.device),
+        )
+
+    def copied(self, data: Tensor) -> Copied:
+        """`data` holds the elements, contiguous on the CPU."""
+        return Copied(data.view(self.shape), *self[1:])
+
+    def rows(self, data: Tensor) -> Copied:
+        """`data` holds some rows of a pool, and has its own shape."""
+        return Copied(data, *self[1:])
 
 
 @lru_cache(maxsize=1024)  # a layer's tensors look alike from step to step
@@ -72,32 +101,22 @@ def is_plain(tensor: Tensor) -> bool:
     return type(tensor) in _PLAIN and tensor.layout is torch.strided
 
 
+def elements(tensor: Tensor) -> Tensor:
+    """The tensor off its autograd graph: a copy must not hang on to that, nor become part of it. TypeError
+    for tensors whose elements are not here in plain strided form."""
+    if not is_plain(tensor):
+        raise TypeError(f"a {type(tensor).__name__} of layout {tensor.layout} cannot be copied bit for bit")
+    return tensor.detach() if tensor.requires_grad else tensor
+
+
 def snapshot(seen: Seen, *, reused: bool, kept: Tensor | None = None) -> Copied:
-    """Copy the elements: at once from the CPU, on the current stream into pinned memory from a GPU.
+    """Copy the elements of a tensor on the CPU. TypeError as for `elements`.
 
     `reused`: the caller may write to the tensor before the copy has been dealt with. An output of a CPU call
     is journalled before the caller sees it, so it is not copied if it is contiguous. `kept` is a copy that
-    there is already. TypeError for tensors whose elements are not here in plain strided form.
+    there is already.
     """
-    tensor, shape, caller = seen
-    if caller is None:
-        caller = tensor
-    if not is_plain(tensor):
-        raise TypeError(f"a {type(tensor).__name__} of layout {tensor.layout} cannot be copied bit for bit")
-    if tensor.requires_grad:
-        tensor = tensor.detach()  # a copy must not hang on to the graph, nor become part of it
-    if kept is not None:
-        data = kept
-    elif tensor.is_cpu:
-        data = _copy(tensor) if reused else tensor.contiguous()
-    else:
-        # Torch keeps freed pinned blocks and hands them out once the copies into them are done.
-        data = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True)
-        data.copy_(tensor, non_blocking=True)
-    return Copied(
-        data=data if shape is None else data.view(shape),
-        caller_shape=caller.shape,
-        caller_strides=caller.stride(),
-        caller_offset=int(caller.storage_offset()),
-        device="cpu" if caller.is_cpu else str(caller.device),
-    )
+    tensor = elements(seen.tensor)
+    if kept is None:
+        kept = _copy(tensor) if reused else tensor.contiguous()
+    return Form.of(seen).copied(kept)

@@ -5,29 +5,19 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Literal
-
-import torch
 
 from gdnbench.capture.pending import PendingRecord
 
-# Pinned memory is taken from the whole machine.
-_LIMIT_BYTES = 1 << 30
-
-
-@dataclass(frozen=True, slots=True)
-class _Transfer:
-    record: PendingRecord
-    copied: tuple[torch.cuda.Event, ...]
-    nbytes: int
+# On the device, which the program may need to the last, and pinned, which is taken from the whole machine.
+LIMIT_BYTES = 512 << 20
 
 
 class Transfers:
-    """Hands records to `write` in order, each once the streams have passed the copies of its tensors.
+    """Hands records to `write` in order, each once the copies of its tensors have arrived.
 
-    At most `_LIMIT_BYTES` are on their way; beyond that `put` waits ("block") or refuses ("drop"). A single
-    record that is larger goes alone.
+    At most `LIMIT_BYTES` are on their way, with outputs of calls that have begun on top; beyond that
+    `reserve` waits ("block") or refuses ("drop"). A single record that is larger goes alone.
     """
 
     def __init__(
@@ -40,47 +30,81 @@ class Transfers:
         self._write = write
         self._failed = failed
         self._blocks = when_full == "block"
-        self._queue: queue.SimpleQueue[_Transfer | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[PendingRecord | None] = queue.SimpleQueue()
         self._bytes = 0
-        self._room = threading.Condition()
+        self._waiting = 0  # records put whose copies have not been waited for
+        self._captures = 0  # graphs that are being captured
+        self._closing = False
+        self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
 
-    def put(self, record: PendingRecord) -> bool:
-        """False: there is no room, and `when_full` is "drop"."""
-        nbytes = record.nbytes
-        with self._room:
-            if self._bytes and self._bytes + nbytes > _LIMIT_BYTES:
+    def reserve(self, nbytes: int) -> bool:
+        """Room for the inputs of a call. False: there is none, and `when_full` is "drop"."""
+        with self._changed:
+            if self._bytes and self._bytes + nbytes > LIMIT_BYTES:
                 if not self._blocks:
                     return False
-                self._room.wait_for(lambda: not self._bytes or self._bytes + nbytes <= _LIMIT_BYTES)
+                self._changed.wait_for(lambda: not self._bytes or self._bytes + nbytes <= LIMIT_BYTES)
             self._bytes += nbytes
+        return True
+
+    def reserve_more(self, nbytes: int) -> None:
+        """Room for the outputs of a call that has room for its inputs: never refused, for it would be lost,
+        nor waited for, as two calls that hold what the other needs would wait for ever."""
+        with self._changed:
+            self._bytes += nbytes
+
+    def release(self, nbytes: int) -> None:
+        with self._changed:
+            self._bytes -= nbytes
+            self._changed.notify_all()
+
+    def put(self, record: PendingRecord) -> None:
+        """Write `record` once it has arrived, and release what is reserved for it."""
+        with self._changed:
+            self._waiting += 1
             if self._thread is None:
                 self._thread = threading.Thread(target=self._work, name="gdnbench-capture", daemon=True)
                 self._thread.start()
-        self._queue.put(_Transfer(record, _events(record), nbytes))
-        return True
+        self._queue.put(record)
+
+    def begin_quiet(self) -> None:
+        """No event is waited for from here on: while a graph is captured, a call into CUDA from another
+        thread may end the capture with an error. What was put is waited for first."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._waiting)
+            self._captures += 1
+
+    def end_quiet(self) -> None:
+        with self._changed:
+            self._captures -= 1
+            self._changed.notify_all()
 
     def close(self) -> None:
         """Wait until everything that was put has been written."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
         if self._thread is not None:
             self._queue.put(None)
             self._thread.join()
 
     def _work(self) -> None:
-        while (transfer := self._queue.get()) is not None:
+        while (record := self._queue.get()) is not None:
             try:
-                for event in transfer.copied:
-                    event.synchronize()
-                self._write(transfer.record)
+                self._await(record)
+                self._write(record)
             except Exception as error:
                 self._failed(error)
-            with self._room:
-                self._bytes -= transfer.nbytes
-                self._room.notify_all()
+            if record.device is not None:
+                self.release(record.device.reserved)
 
-
-def _events(record: PendingRecord) -> tuple[torch.cuda.Event, ...]:
-    """An event on the current stream of every device that the record's tensors come from."""
-    return tuple(
-        torch.cuda.current_stream(torch.device(device)).record_event() for device in record.cuda_devices
-    )
+    def _await(self, record: PendingRecord) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: not self._captures or self._closing)
+        try:
+            record.arrive()
+        finally:
+            with self._changed:
+                self._waiting -= 1
+                self._changed.notify_all()

@@ -35,6 +35,10 @@ def capture(
     sync: Annotated[
         bool, typer.Option("--sync", help="Inputs on disk before each call: a crash or hang leaves them.")
     ] = False,
+    graphs: Annotated[
+        bool,
+        typer.Option("--graphs/--no-graphs", help="Put copies into CUDA graphs, and record their replays."),
+    ] = True,
     when_full: Annotated[
         str, typer.Option(help="When the queue is full: block the program, or drop records.")
     ] = "block",
@@ -63,6 +67,7 @@ def capture(
         max_bytes=None if max_bytes is None else byte_count(max_bytes, "--max-bytes"),
         full_pools=full_pools,
         sync=sync,
+        graphs=graphs,
         when_full=when_full,  # type: ignore[arg-type]  # CaptureOptions refuses any other word
         queue_bytes=byte_count(queue, "--queue"),
         cache_layout=cache_layout,

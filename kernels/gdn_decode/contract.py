@@ -23,6 +23,7 @@ from gdnbench_kernels.contract import (
     Call,
     ContractError,
     KernelEntry,
+    NamedRows,
     Operation,
     Partition,
     Region,
@@ -277,6 +278,12 @@ def touched(call: Call) -> dict[str, Tensor]:
     return {"state": slots_of(call).touched}
 
 
+def named_rows(call: Call) -> dict[str, Tensor]:
+    """Every slot that an index tensor names, whether its sequence is active or not."""
+    named = (call.tensors.get(name) for name in ("state_indices", "read_indices"))
+    return {"state": torch.cat([indices.flatten() for indices in named if indices is not None])}
+
+
 def renumber(call: Call, stored: Mapping[str, Sequence[int]]) -> dict[str, Tensor]:
     """state_indices and read_indices for a pool that holds only the slots stored. The slots of padding
     sequences, which no one touches, become -1; ContractError for another slot that is not stored."""
@@ -348,5 +355,6 @@ OPERATION = Operation(
     synth=synth,
     conversions=DECODE_CONVERSIONS,
     renumber=renumber,
+    named_rows=NamedRows(("state_indices", "read_indices"), named_rows),
     work=work,
 )

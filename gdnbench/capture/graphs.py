@@ -1,0 +1,395 @@
+"""Calls that were captured into a CUDA graph, and the replays of it that are recorded.
+
+A replay runs no Python and reuses the memory of what is between its kernels, so what a record needs must be
+part of the graph: copies of a call's inputs in front of it, of its outputs behind it, into memory that lives
+as long as the graph does. The way to the host is not in the graph; it is queued behind a replay that the
+selection keeps, and the next replay waits for it, on the device.
+
+Rows of a pool are too large to be copied by every replay. They are gathered in front of the graph and behind
+it, by the index tensor as it is then; the copy of that tensor in the graph shows whether the call saw the
+same. So a pool must be where it was before the graph was captured, and one call alone may write it.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+from gdnbench.capture.adapter import NotCaptured, Observation, Seen
+from gdnbench.capture.layers import Layer
+from gdnbench.capture.moment import Arriving, DevicePool, Moment, Packed, moment, pool_on_device
+from gdnbench.capture.pending import (
+    CallName,
+    OnDevice,
+    PendingRecord,
+    PoolRows,
+    as_call,
+    pending_record,
+    pool_names,
+)
+from gdnbench.capture.recorder import Counts, Recorder
+from gdnbench.capture.selection import Selection
+from gdnbench.capture.streams import Event, Graph, Streams, called_by_graph_trees
+from gdnbench.ops import operation
+from gdnbench_kernels.contract import Role
+
+_PLANS = "_gdnbench_plans"  # attribute of a graph
+GRAPH_BYTES = 1 << 30
+"""Device memory for copies in the graphs of a process: an engine keeps dozens of graphs."""
+
+
+class Host(Protocol):
+    """The session."""
+
+    counts: Counts
+    active: bool
+
+    @property
+    def selection(self) -> Selection: ...
+
+    def next_number(self) -> int: ...
+
+    def recorder_here(self) -> Recorder: ...
+
+    @property
+    def recorder(self) -> Recorder | None: ...
+
+
+@dataclass(slots=True)
+class GraphCall:
+    """A call in a graph. `outputs` is None until it came back, and for good if it cannot be recorded."""
+
+    target: str
+    implementation: str | None
+    layer: Layer
+    observation: Observation | None = None
+    inputs: Packed | None = None
+    outputs: Packed | None = None
+    static: dict[str, Seen] = field(default_factory=dict)  # pools whose rows are gathered outside the graph
+    indices: dict[str, Seen] = field(default_factory=dict)  # tensors that name them
+    whole: dict[str, int] = field(default_factory=dict)  # slots of pools that are copied whole
+
+    def written(self) -> Iterator[int]:
+        """Addresses of the static pools that the call writes."""
+        if self.observation is not None:
+            contract = operation(self.observation.op)
+            for name, seen in self.static.items():
+                if contract.spec(name).role is Role.MUTATED:
+                    yield seen.tensor.data_ptr()
+
+
+@dataclass(slots=True)
+class Plan:
+    """What a graph holds of ours."""
+
+    calls: list[GraphCall] = field(default_factory=list)
+    reading: list[Event] = field(default_factory=list)  # ways to the host that the next replay must wait for
+
+
+@dataclass(frozen=True, slots=True)
+class _Capturing:
+    graph: Graph
+    plan: Plan | None  # None: this graph is left alone
+    thread: int
+    quiet: Recorder | None  # whose thread is kept from the device
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """A call of a replay that is recorded."""
+
+    call: GraphCall
+    observation: Observation
+    inputs: Packed
+    outputs: Packed
+    name: CallName
+    pools: dict[str, DevicePool]
+    reserved: int
+    pools_before: Arriving
+
+
+class Graphs:
+    """Sees graphs being captured and replayed, by the methods of their class."""
+
+    def __init__(
+        self, host: Host, streams: Streams, graph_class: type[Any], *, full_pools: bool, enabled: bool
+    ) -> None:
+        self._host = host
+        self._streams = streams
+        self._class = graph_class
+        self._full_pools = full_pools
+        self._enabled = enabled
+        self._open: list[_Capturing] = []
+        self._bytes = 0
+        self._lock = threading.Lock()
+        self._patched: dict[str, tuple[Any, Any]] = {}  # by name: what was there, what is now
+
+    def install(self) -> None:
+        for name, around in (
+            ("capture_begin", self._around_begin),
+            ("capture_end", self._around_end),
+            ("replay", self._around_replay),
+        ):
+            original = getattr(self._class, name)
+            patched = functools.wraps(original)(around(original))
+            self._patched[name] = (self._class.__dict__.get(name), patched)
+            setattr(self._class, name, patched)
+
+    def remove(self) -> None:
+        """Where someone else has patched a method since, ours stays below and passes calls on."""
+        for name, (before, patched) in self._patched.items():
+            if self._class.__dict__.get(name) is patched:
+                if before is None:
+                    delattr(self._class, name)
+                else:
+                    setattr(self._class, name, before)
+        self._patched = {}
+
+    def after_fork(self) -> None:
+        self._lock = threading.Lock()
+        self._open = []
+
+    def _around_begin(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def capture_begin(graph: Graph, *args: Any, **kwargs: Any) -> Any:
+            opened = self._begin(graph)
+            try:
+                return original(graph, *args, **kwargs)
+            except BaseException:
+                self._end(opened, None)
+                raise
+
+        return capture_begin
+
+    def _around_end(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def capture_end(graph: Graph) -> Any:
+            opened = next((one for one in self._open if one.graph is graph), None)
+            try:
+                result = original(graph)
+            except BaseException:
+                self._end(opened, None)
+                raise
+            self._end(opened, graph)
+            return result
+
+        return capture_end
+
+    def _around_replay(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def replay(graph: Graph) -> Any:
+            plan = getattr(graph, _PLANS, {}).get(self)
+            if plan is None:
+                return original(graph)
+            for event in plan.reading:
+                self._streams.wait(event)
+            plan.reading.clear()
+            kept = self._before_replay(plan)
+            try:
+                result = original(graph)
+            except BaseException:
+                self._abandon(kept)
+                raise
+            self._after_replay(plan, kept)
+            return result
+
+        return replay
+
+    def _begin(self, graph: Graph) -> _Capturing | None:
+        if not self._host.active:
+            return None
+        try:
+            recorder = self._host.recorder
+            if recorder is not None:
+                recorder.begin_graph()
+            tracked = self._enabled and not called_by_graph_trees()
+            opened = _Capturing(graph, Plan() if tracked else None, threading.get_ident(), recorder)
+            with self._lock:
+                self._open.append(opened)
+            return opened
+        except Exception as error:
+            self._host.counts.fail(error)
+            return None
+
+    def _end(self, opened: _Capturing | None, graph: Graph | None) -> None:
+        """`graph`: as it was captured; None if that failed."""
+        if opened is None:
+            return
+        try:
+            with self._lock:
+                self._open.remove(opened)
+            if opened.quiet is not None:
+                opened.quiet.end_graph()
+            if graph is not None and opened.plan is not None and opened.plan.calls:
+                self._refuse_pools_of_the_graph(graph, opened.plan)
+                if not hasattr(graph, _PLANS):
+                    setattr(graph, _PLANS, {})
+                getattr(graph, _PLANS)[self] = opened.plan
+        except Exception as error:
+            self._host.counts.fail(error)
+
+    def _refuse_pools_of_the_graph(self, graph: Graph, plan: Plan) -> None:
+        """A pool that the graph itself makes is not there before it, nor perhaps behind it."""
+        memory = self._streams.graph_memory(graph) if any(call.static for call in plan.calls) else []
+        for call in plan.calls:
+            for name, seen in call.static.items():
+                address = seen.tensor.data_ptr()
+                if call.outputs is not None and any(start <= address < stop for start, stop in memory):
+                    call.outputs = None
+                    self._host.counts.fail(ValueError(f"{name} is made by the CUDA graph that works on it"))
+
+    def before(self, target: str, layer: Layer, site: Any, arguments: Any, module: Any) -> GraphCall | None:
+        """Put copies of a call's inputs into the graph that is being captured. None: it is left alone."""
+        plan = self._plan_here()
+        if plan is None:
+            self._host.counts.skipped_compiling += 1
+            return None
+        call = GraphCall(target, site.implementation, layer)
+        plan.calls.append(call)  # its steps count, whatever becomes of it
+        observation: Observation = site.adapter.before(site.target, arguments, module)
+        if not self._host.selection.passes(observation.op, layer):
+            return None
+        contract = operation(observation.op)
+        for name in pool_names(contract, observation):
+            seen = observation.tensors[name]
+            if name in observation.whole_pools:
+                call.whole[name] = seen.tensor.shape[0]
+                continue
+            call.static[name] = seen
+            if self._full_pools:
+                call.whole[name] = seen.tensor.shape[0]
+            elif contract.named_rows is None:
+                raise NotCaptured(
+                    f"{observation.op} in a CUDA graph: which rows it reads is not known without waiting for"
+                    " the device; try --full-pools"
+                )
+            else:
+                naming = (n for n in contract.named_rows.tensors if n in observation.tensors)
+                call.indices |= {index: observation.tensors[index] for index in naming}
+        inside = {name: seen for name, seen in observation.tensors.items() if name not in call.static}
+        call.inputs = self._packed(inside)
+        call.observation = observation
+        return call
+
+    def after(self, call: GraphCall, site: Any, arguments: Any, result: Any) -> None:
+        """The same for the outputs."""
+        observation = call.observation
+        assert observation is not None
+        # What is between a graph's kernels is the graph's to use again: nothing of it may be held.
+        call.observation = replace(observation, tensors={})
+        seen = site.adapter.after(observation, arguments, result)
+        for name, before in call.static.items():
+            if name in seen and seen[name].tensor.data_ptr() != before.tensor.data_ptr():
+                raise ValueError(f"{name} is not written in place, in a CUDA graph")
+        outputs = self._packed({name: one for name, one in seen.items() if name not in call.static})
+        plan = self._plan_here()
+        assert plan is not None
+        for other in plan.calls:
+            if other is not call and set(other.written()) & set(call.written()):
+                other.outputs = None
+                raise ValueError(
+                    "two calls of one CUDA graph write the same pool; what is between is not seen"
+                )
+        call.outputs = outputs
+        self._host.counts.graph_calls += 1
+
+    def _packed(self, seen: dict[str, Seen]) -> Packed:
+        found = moment(seen, {}, self._streams)
+        with self._lock:
+            if self._bytes + found.nbytes > GRAPH_BYTES:
+                raise NotCaptured(
+                    f"the copies in CUDA graphs take {GRAPH_BYTES >> 20} MiB, and may take no more"
+                )
+            self._bytes += found.nbytes
+        return found.pack()
+
+    def _plan_here(self) -> Plan | None:
+        """Of the graph that this thread captures; of the only one there is, on a thread of autograd."""
+        with self._lock:
+            mine = [one for one in self._open if one.thread == threading.get_ident()] or self._open
+            return mine[-1].plan if len(mine) == 1 else None
+
+    def _before_replay(self, plan: Plan) -> list[_Kept]:
+        """Count the calls of a replay that is about to start, and copy the rows of those that are kept."""
+        kept: list[_Kept] = []
+        try:
+            if not self._host.active:
+                return []
+            named = [(call, name) for call in plan.calls if (name := self._counted(call)) is not None]
+            for call, name in named:
+                one = self._opened(call, name)
+                if one is not None:
+                    kept.append(one)
+        except Exception as error:
+            self._host.counts.fail(error)
+        return kept
+
+    def _counted(self, call: GraphCall) -> CallName | None:
+        """Every call is counted; the name is of one that is kept."""
+        selection = self._host.selection
+        step, number = selection.step(call.layer), self._host.next_number()
+        if selection.full or call.outputs is None or call.observation is None:
+            return None
+        if not selection.keeps(call.observation.op, call.layer):
+            return None
+        return CallName(call.target, call.implementation, call.layer, number, step)
+
+    def _opened(self, call: GraphCall, name: CallName) -> _Kept | None:
+        assert call.observation is not None
+        assert call.inputs is not None
+        assert call.outputs is not None
+        contract = operation(call.observation.op)
+        known = as_call(replace(call.observation, tensors={**call.indices, **call.static}))
+        pools = {
+            pool: pool_on_device(contract, pool, known, self._streams)
+            for pool in call.static
+            if pool not in call.whole
+        }
+        rows = moment(call.static, pools, self._streams)
+        recorder = self._host.recorder_here()
+        if not recorder.reserve(rows.nbytes):
+            return None
+        return _Kept(
+            call=call,
+            observation=call.observation,
+            inputs=call.inputs,
+            outputs=call.outputs,
+            name=name,
+            pools=pools,
+            reserved=rows.nbytes,
+            pools_before=rows.pack().send(self._streams),
+        )
+
+    def _after_replay(self, plan: Plan, kept: list[_Kept]) -> None:
+        """Send what the graph has copied, and the rows once more."""
+        for one in kept:
+            try:
+                pending, rows = self._pending(plan, one)
+            except Exception as error:
+                self._host.counts.fail(error)
+                self._abandon([one])
+                continue
+            try:
+                self._host.recorder_here().finish_on_device(pending, rows, self._streams)
+            except Exception as error:
+                self._host.counts.fail(error)
+        self._host.counts.graph_replays += bool(kept)
+
+    def _pending(self, plan: Plan, one: _Kept) -> tuple[PendingRecord, Moment]:
+        before, after = one.inputs.send(self._streams), one.outputs.send(self._streams)
+        plan.reading += [*before.events, *after.events]
+        before.join(one.pools_before)
+        written = {name: seen for name, seen in one.call.static.items() if self._is_written(one, name)}
+        rows = moment(written, one.pools, self._streams)
+        device = OnDevice(one.pools, before, after, one.reserved)
+        whole = {name: PoolRows(slots, tuple(range(slots))) for name, slots in one.call.whole.items()}
+        return pending_record(one.observation, one.name, whole, {}, device), rows
+
+    def _is_written(self, one: _Kept, name: str) -> bool:
+        return operation(one.observation.op).spec(name).role is Role.MUTATED
+
+    def _abandon(self, kept: list[_Kept]) -> None:
+        recorder = self._host.recorder
+        for one in kept:
+            if recorder is not None:
+                recorder.abandon(one.reserved)
