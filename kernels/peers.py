@@ -12,7 +12,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from importlib.util import find_spec
 from types import ModuleType
@@ -121,12 +121,36 @@ class PeerLaunch:
         return Later(partial(self._finish, self.result))
 
 
-def warmed(launch: PeerLaunch, pool: Tensor | None = None, slots: Tensor | None = None) -> PeerLaunch:
-    """`launch`, called once, so that all is compiled and tuned; rows `slots` of `pool` are as before."""
+_warm: set[Hashable] = set()
+
+
+def kind(peer: str, call: Mapping[str, Any]) -> Hashable:
+    """What peers compile and tune for, of a call: all but the tensors' values, and of their addresses what
+    they are aligned to."""
+    return peer, *(
+        (name, value.device, value.dtype, value.shape, value.stride(), value.data_ptr() % ALIGN)
+        if isinstance(value, Tensor)
+        else (name, value)
+        for name, value in sorted(call.items())
+    )
+
+
+def warmed(
+    launch: PeerLaunch,
+    pool: Tensor | None = None,
+    slots: Tensor | None = None,
+    once: Hashable | None = None,
+) -> PeerLaunch:
+    """`launch`, called once, so that all is compiled and tuned; rows `slots` of `pool` are as before. Of calls
+    of one kind `once` the first of this process is called: a timing prepares hundreds that are alike."""
+    if once is not None and once in _warm:
+        return launch
     saved = None if pool is None or slots is None else pool[slots]
     launch()
     if pool is not None and saved is not None:
         pool[slots] = saved
+    if once is not None:
+        _warm.add(once)
     return launch
 
 

@@ -13,8 +13,8 @@ instead. What a group's table has is replaced when the group is timed again, the
 Calls are made (`gdnbench synth`): raw gates in bf16, raw q and k. Each kernel's outputs are judged first. A
 peer's that fail are timed all the same, and the table has the error; ours are not. The first of `--kernels`
 is what the others are beside: a speed-up is their time over its. Launches are cold, in CUDA graphs, between
-CUDA events whatever is installed: what lies between launches is to count. docs/timing.md says more. Exit status: 0 all as fast as they should be, 1 one is not, or is wrong, 2 bad arguments, 3 cannot run
-here.
+CUDA events whatever is installed: what lies between launches is to count. docs/timing.md says more. Exit
+status: 0 all as fast as they should be, 1 one is not, or is wrong, 2 bad arguments, 3 cannot run here.
 """
 
 from __future__ import annotations

@@ -82,8 +82,10 @@ def size(options: RotationOptions, device: torch.device, touched: int, held: int
 
 
 def most_sets(device: torch.device) -> int:
-    """What is prepared and captured for each takes a few ms on a GPU; on a CPU a round of so many is long."""
-    return 512 if device.type == "cuda" else 64
+    """What is prepared and captured for each, kernel and placement takes up to a ms of the host's on a GPU; on
+    a CPU a round of so many is long. Fewer than 512 MB are cold all the same: a round has each set once, and
+    so much is read between rounds."""
+    return 256 if device.type == "cuda" else 64
 
 
 def _short(placements: int, all_placements: int, sets: int, wanted: int) -> tuple[str, ...]:

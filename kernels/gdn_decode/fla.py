@@ -20,7 +20,7 @@ from torch import Tensor
 
 from gdnbench_kernels.contract import Launch
 from gdnbench_kernels.gdn_decode.slots import PADDING, plan_slots
-from gdnbench_kernels.peers import PeerLaunch, fla_module, held, taking, warmed
+from gdnbench_kernels.peers import PeerLaunch, fla_module, held, kind, taking, warmed
 
 
 def _bind(
@@ -88,4 +88,4 @@ def fla(**call: Any) -> dict[str, Tensor]:
 @taking(_bind)
 def prepare(**call: Any) -> Launch:
     """A launch of the call, compiled. It leaves the pool alone until its outputs are asked for."""
-    return warmed(_bind(**call))
+    return warmed(_bind(**call), once=kind("fla", call))

@@ -27,6 +27,7 @@ from gdnbench_kernels.peers import (
     flashinfer_call,
     flashinfer_module,
     held,
+    kind,
     output_of,
     take_dims,
     take_dtypes,
@@ -113,7 +114,7 @@ def flashinfer(**call: Any) -> dict[str, Tensor]:
 def prepare(**call: Any) -> Launch:
     """A launch of the call, compiled; the pool is as it was."""
     bound = _bind(**call)
-    return warmed(bound.launch, bound.state, bound.touched)
+    return warmed(bound.launch, bound.state, bound.touched, kind("flashinfer", call))
 
 
 def _refuse(

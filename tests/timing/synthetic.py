@@ -102,6 +102,28 @@ class Places(Noise):
         return math.exp(shared + own + self.random.gauss(0, 0.005))
 
 
+def returning(period: int) -> type[Noise]:
+    """One of every `period` rounds takes 5 % longer."""
+
+    class Returning(Noise):
+        def __init__(self, random: random.Random) -> None:
+            super().__init__(random)
+            self.phase = random.randrange(period)
+
+        def factor(self, kernel: int, placement: int, rounds: int) -> float:
+            hit = 1.05 if (rounds + self.phase) % period == 0 else 1.0
+            return hit * math.exp(self.random.gauss(0, 0.005))
+
+    return Returning
+
+
+class Modes(Noise):
+    """Every round is in one of two modes, 20 % apart."""
+
+    def factor(self, kernel: int, placement: int, rounds: int) -> float:
+        return self.random.choice((1.0, 1.2)) * math.exp(self.random.gauss(0, 0.005))
+
+
 KINDS: dict[str, Callable[[random.Random], Noise]] = {
     "white": White,
     "drift": Drift,

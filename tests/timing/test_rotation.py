@@ -189,12 +189,13 @@ def test_512_megabytes_pass_before_a_set_is_used_again(touched: int) -> None:
         assert found.notes == ()
 
 
-def test_a_round_on_a_gpu_touches_2_gibibytes_or_has_512_launches() -> None:
+def test_a_round_on_a_gpu_touches_2_gibibytes_or_has_256_launches() -> None:
     cuda = torch.device("cuda")
     options = RotationOptions(memory=64 << 30)
-    assert size(options, cuda, 4 << 20, 4 << 20, cold=True).sets == 512
-    assert size(options, cuda, 1 << 10, 1 << 14, cold=True).sets == 512
-    assert size(options, cuda, 0, 1 << 14, cold=True).sets == 512
+    assert size(options, cuda, 4 << 20, 4 << 20, cold=True).sets == 256
+    assert size(options, cuda, 16 << 20, 16 << 20, cold=True).sets == 128
+    assert size(options, cuda, 1 << 10, 1 << 14, cold=True).sets == 256
+    assert size(options, cuda, 0, 1 << 14, cold=True).sets == 256
     assert size(options, cuda, 3 << 30, 3 << 30, cold=True).sets == 2
 
 
