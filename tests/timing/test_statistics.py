@@ -235,7 +235,7 @@ def test_noise_that_returns_favours_no_kernel(period: int) -> None:
         rule = Rule(blocks=216, seconds=math.inf)
         found = compare(kernels(Machine(noise), [1.0, 1.0], 6), rule, Quiet())
         false += found.pairs[0].verdict is not Verdict.NO_DIFFERENCE
-    assert false <= 8, f"{false} of 60"  # of a rate of 5 % more than 8 are there once in 230 series of 60
+    assert false <= 8, f"{false} of 60"  # of a rate of 5 % more than 8 are there once in 350 series of 60
 
 
 def test_two_modes_are_no_difference_and_5_percent_beside_them_are() -> None:
