@@ -311,7 +311,7 @@ class WgmmaDecode:
 
     def by_head(self, at: Any, place: Place) -> list[Any]:
         """A float of each of this thread's heads."""
-        found = []
+        found: list[Any] = []
         for n in range(self.rows // 8):
             found += ops.load_shared_floats(at + (8 * n + place.lane % 4 * 2) * 4)
         return found
@@ -324,7 +324,7 @@ class WgmmaDecode:
         for block in range(BLOCKS):
             if self.mla and block == GROUPS:
                 shared.wait(Arrival.ROPE, turn)
-            for two, keys in enumerate(window.keys(place, block)):
+            for two, keys in enumerate(window.key_operands(place, block)):
                 start = block * (self.rows * 2 * GROUP) + two * 4 * STEP
                 waiting += [(start + more * 2 * STEP, a) for more, a in enumerate(keys)]
                 if len(waiting) == self.tuning.key_steps:
@@ -344,7 +344,7 @@ class WgmmaDecode:
         for step in range(MAX_WINDOW // STEP):
             block, part = divmod(step, GROUP // STEP)
             offset = block * (self.rows * 2 * GROUP) + part * 2 * STEP
-            operands = window.values(place, step)
+            operands = window.value_operands(place, step)
             wgmma.fence()
             for tile, a in enumerate(operands):
                 sums[tile] = wgmma.multiply(sums[tile], a, b + offset // wgmma.UNIT, self.rows)

@@ -23,8 +23,9 @@ import cutlass.cute as cute
 from gdnbench_kernels import blackwell
 from gdnbench_kernels.swa_decode import warp_ops as ops
 from gdnbench_kernels.swa_decode import wgmma_ops as wgmma
-from gdnbench_kernels.swa_decode.latent_rows import BIAS, CHUNK, ENTRIES, NO_NUMBER, PAIR_BITS, Entries, Pages
+from gdnbench_kernels.swa_decode.latent_rows import BIAS, CHUNK, NO_NUMBER, PAIR_BITS, Entries, Pages
 from gdnbench_kernels.swa_decode.mma_sync_decode import LOG2_E, Q_TOP
+from gdnbench_kernels.swa_decode.portable_plan import ENTRIES
 from gdnbench_kernels.swa_decode.sizes import GROUP, GROUPS, HEAD_DIM, MAX_WINDOW
 from gdnbench_kernels.swa_decode.wgmma_plan import (
     BLOCKS,

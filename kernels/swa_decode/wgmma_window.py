@@ -22,7 +22,6 @@ import cutlass.cute as cute
 from gdnbench_kernels.swa_decode import warp_ops as ops
 from gdnbench_kernels.swa_decode.latent_rows import (
     CHUNK,
-    ENTRIES,
     PER_TOKEN_PITCH,
     ROPE_PARTS,
     STEP,
@@ -33,6 +32,7 @@ from gdnbench_kernels.swa_decode.latent_rows import (
     PerTokenRows,
 )
 from gdnbench_kernels.swa_decode.layouts import DATA_BYTES, CacheLayout
+from gdnbench_kernels.swa_decode.portable_plan import ENTRIES
 from gdnbench_kernels.swa_decode.sizes import GROUP, GROUPS, HEAD_DIM, MAX_WINDOW, NOPE_DIM
 from gdnbench_kernels.swa_decode.wgmma_plan import BLOCKS, ROPE_BYTES, row_bytes
 from gdnbench_kernels.swa_decode.window import PADDING
@@ -76,14 +76,14 @@ class PerTokenWindow(PerTokenRows):
     def put_ropes(self, left: list[Any]) -> None:
         """None."""
 
-    def keys(self, place: Place, block: int) -> Iterator[list[ops.Quad]]:
+    def key_operands(self, place: Place, block: int) -> Iterator[list[ops.Quad]]:
         """Operands of the steps of 64 features, two at a time."""
         for two in range(2):
             step = block * (GROUP // STEP) + 2 * two
             words = ops.ldmatrix(self.matrices(first_entry(place), step, place.lane, PER_TOKEN_PITCH))
             yield [keys_of(*words[:2]), keys_of(*words[2:])]
 
-    def values(self, place: Place, step: int) -> list[ops.Quad]:
+    def value_operands(self, place: Place, step: int) -> list[ops.Quad]:
         """Operands of 16 entries: of each of the warpgroup's tiles."""
         found = []
         for first in range(0, TILES, 2):
@@ -132,7 +132,7 @@ class DsMlaWindow(DsMlaRows):
             address = self.s_rope + entry * ROPE_BYTES + (part // 2 * 2 + odd) * CHUNK
             ops.store_shared(address + part % 2 * (CHUNK // 2), *words)
 
-    def keys(self, place: Place, block: int) -> Iterator[list[ops.Quad]]:
+    def key_operands(self, place: Place, block: int) -> Iterator[list[ops.Quad]]:
         """Operands of the steps of 64 features, two at a time."""
         if block == GROUPS:
             yield from self.rope_keys(place)
@@ -151,7 +151,7 @@ class DsMlaWindow(DsMlaRows):
             chunks = [4 * two + 2 * more + (place.lane >> 4) for more in range(2)]
             yield [ops.ldmatrix(row + chunk * CHUNK) for chunk in chunks]
 
-    def values(self, place: Place, step: int) -> list[ops.Quad]:
+    def value_operands(self, place: Place, step: int) -> list[ops.Quad]:
         """Operands of 16 entries: of each of the warpgroup's tiles, the last of which is rope."""
         lane, words = place.lane, []
         for first in range(0, TILES, 2):

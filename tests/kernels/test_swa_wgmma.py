@@ -53,6 +53,7 @@ from swa_calls import (
 )
 
 HERE = Path(__file__).parent
+SOME_ROWS = (64, *(pytest.param(rows, marks=pytest.mark.slow) for rows in ROWS[:-1]))
 TWO_WORKERS = {"workers": 2}
 """So that a CTA has several items."""
 
@@ -68,6 +69,7 @@ def test_accurate(name: str, layout: str) -> None:
     assert_passes(call, run(call))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
@@ -105,6 +107,7 @@ def test_bits_are_those_of_the_other_engine(mixed: Mixed, schedule: str) -> None
     assert same_outputs(found, {name: tensor[:3] for name, tensor in outputs.items()})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_bits_are_those_of_any_number_of_heads_a_cta(layout: str) -> None:
     """40 heads are no multiple of 16, 32 or 64."""
@@ -121,7 +124,10 @@ def test_bits_are_those_of_any_number_of_heads_a_cta(layout: str) -> None:
         {"workers": 1},
         {"workers": 7},
         {"key_steps": 4, "keys_ahead": 2, "values_ahead": 2, "prefetch": 0},
-        {"keys_ahead": 0, "values_ahead": 0, "registers": 216, "prefetch": 2, "workers": 2},
+        pytest.param(
+            {"keys_ahead": 0, "values_ahead": 0, "registers": 216, "prefetch": 2, "workers": 2},
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=str,
 )
@@ -242,7 +248,7 @@ def test_within_the_budget() -> None:
     assert problems([figures(compiled(**budget["options"]))], budget) == []
 
 
-@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("rows", SOME_ROWS)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_takes_what_its_plan_says(layout: str, rows: int) -> None:
     figure = figures(compiled(cache_layout=layout, rows=rows))
@@ -252,7 +258,7 @@ def test_takes_what_its_plan_says(layout: str, rows: int) -> None:
     assert figure.registers * figure.threads <= 65536
 
 
-@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("rows", SOME_ROWS)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_products_are_as_many_as_the_header_says(layout: str, rows: int) -> None:
     """A warpgroup of product 1: 64 entries, 512 features in steps of 16. Of product 2: 256 features in tiles
@@ -264,7 +270,7 @@ def test_products_are_as_many_as_the_header_says(layout: str, rows: int) -> None
 
 
 @pytest.mark.skipif(shutil.which("ptxas") is None, reason="no ptxas")
-@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("rows", SOME_ROWS)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_the_assembler_lets_products_overlap(layout: str, rows: int, tmp_path: Path) -> None:
     """It says so (C7510, C7512 for want of registers, and their like) where it makes each of them wait for
