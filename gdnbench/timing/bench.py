@@ -17,12 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gdnbench.errors import CannotRunError
 from gdnbench.poison import poison
 from gdnbench.replay.call import arguments, by_name, conversion
 from gdnbench.replay.kernels import LoadedKernel
 from gdnbench.timing import cache, cupti, stages
-from gdnbench.timing.clocks import Clock, Recorded
+from gdnbench.timing.clocks import Clock, Recorded, round_seconds
 from gdnbench.timing.cuda_clocks import clock_of
 from gdnbench.timing.rotation import Form, Rotation, RotationOptions, held_bytes, most_sets, size
 from gdnbench.timing.seam import Cache, Mode
@@ -34,8 +33,6 @@ STAGE_LAUNCHES = 128
 """Of a round of stages, at most: what lies between the stages is kept for each."""
 WARM_SECONDS = 0.02
 """Of a warm round by the host's clock: long against any clock here."""
-MOST_PASSES = 10_000
-"""After which a round that is still too short for the clock is an error."""
 
 
 class Bench:
@@ -249,17 +246,9 @@ class BenchSubject:
         """Seconds a launch. A round that is short against the clock's resolution is repeated, made ready each
         time."""
         this = self._rounds[placement]
-        total = 0.0
         with torch.no_grad():
-            for passes in range(1, MOST_PASSES + 1):
-                self._ready[placement](this.first)
-                total += this.timed.seconds()
-                if total >= self._least:
-                    return total / (passes * self.launches)
-        raise CannotRunError(
-            f"{self.name}: {MOST_PASSES} rounds of {self.launches} launches took {total:.3g} s, too short for"
-            " the clock; time a larger record"
-        )
+            ready = partial(self._ready[placement], this.first)
+            return round_seconds(this.timed, ready, self._least) / self.launches
 
 
 class _Reader:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from gdnbench.errors import BadInputError
 from gdnbench.timing import cache
-from gdnbench.timing.clocks import Clock
+from gdnbench.timing.clocks import Clock, round_seconds
 from gdnbench.timing.cuda_clocks import clock_of
 from gdnbench.timing.rotation import Form, Rotation, RotationOptions, held_bytes, size
 from gdnbench.timing.seam import Form as LaunchForm
@@ -82,16 +82,8 @@ def _seconds(launches: list[Launch], clock: Clock, flush: Launch) -> float:
     """Of a launch, cold."""
     launches[0]()  # compiles
     timed = clock.record(launches)
-    found = []
-    for number in range(ROUNDS + 1):
-        total, passes = 0.0, 0
-        while total < clock.least:
-            flush()
-            total += timed.seconds()
-            passes += 1
-        if number:
-            found.append(total / passes / len(launches))
-    return statistics.median(found)
+    found = [round_seconds(timed, flush, clock.least) for _ in range(ROUNDS + 1)]
+    return statistics.median(found[1:]) / len(launches)
 
 
 def _ways(device: torch.device, moved: int, clock: str) -> Iterator[tuple[str, Clock, Way]]:

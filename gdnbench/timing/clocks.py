@@ -8,11 +8,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol
 
+from gdnbench.errors import CannotRunError
 from gdnbench_kernels.contract import Launch
 
 LONG = 1000
 """Times a clock's resolution that a timed span is at least: it is then off by 0.1 % at most, a tenth of the
 1 % that comparisons are stopped at."""
+MOST_PASSES = 10_000
+"""After which a round that is still too short for the clock is an error."""
 
 
 class Recorded(Protocol):
@@ -75,6 +78,20 @@ class _Counted:
                 launch()
             end = now()
         return end - begin
+
+
+def round_seconds(recorded: Recorded, ready: Callable[[], object], least: float) -> float:
+    """Of a round: the mean of as many as take `least` seconds together, `ready` before each and outside the
+    time. CannotRunError where MOST_PASSES do not."""
+    total = 0.0
+    for passes in range(1, MOST_PASSES + 1):
+        ready()
+        total += recorded.seconds()
+        if total >= least:
+            return total / passes
+    raise CannotRunError(
+        f"{MOST_PASSES} rounds took {total:.3g} s, too short for the clock; time a larger record"
+    )
 
 
 def resolution(now: Callable[[], float], samples: int = 50) -> float:

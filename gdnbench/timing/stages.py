@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from gdnbench.timing.clocks import Clock
+from gdnbench.timing.clocks import Clock, round_seconds
 from gdnbench_kernels.compiling import Launcher, Program, launching
 from gdnbench_kernels.contract import Launch
 
@@ -48,17 +48,8 @@ def by_program(
     found = {}
     for name in names:
         own = [one.launch for launch in started for one in launch if one.program.name == name]
-        timed = clock.record(own)
-        total, passes = 0.0, 0
-        while total < clock.least and passes < MOST_PASSES:
-            ready()
-            total += timed.seconds()
-            passes += 1
-        found[name] = total / passes / len(started)
+        found[name] = round_seconds(clock.record(own), ready, clock.least) / len(started)
     return found
-
-
-MOST_PASSES = 10_000
 
 
 def _started(launch: Launch, launcher: Launcher) -> list[_Started]:

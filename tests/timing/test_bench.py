@@ -15,7 +15,7 @@ from torch import Tensor
 from gdnbench.errors import CannotRunError
 from gdnbench.ops import operation
 from gdnbench.replay.kernels import LoadedKernel, load
-from gdnbench.timing import bench, cache, cuda_clocks
+from gdnbench.timing import bench, cache, clocks, cuda_clocks
 from gdnbench.timing.bench import Bench, preparation, touched_bytes
 from gdnbench.timing.clocks import PerfCounter
 from gdnbench.timing.rotation import Rotation, RotationOptions
@@ -200,7 +200,7 @@ def test_rounds_that_are_short_for_the_clock_are_repeated_and_averaged(
     calls.clear()
     assert subject.round(0) == 1 / 64
     assert len(calls) == 6 * 6
-    monkeypatch.setattr(bench, "MOST_PASSES", 3)
+    monkeypatch.setattr(clocks, "MOST_PASSES", 3)
     with pytest.raises(CannotRunError, match="too short for the clock"):
         subject.round(0)
 

@@ -13,7 +13,7 @@ import torch
 
 from gdnbench.errors import BadInputError, CannotRunError
 from gdnbench.timing import cuda_clocks, cupti
-from gdnbench.timing.clocks import LONG, PerfCounter, resolution
+from gdnbench.timing.clocks import LONG, PerfCounter, resolution, round_seconds
 from gdnbench.timing.cuda_clocks import GraphClock, PlainClock, clock_of
 from gdnbench.timing.seam import Form
 
@@ -167,3 +167,28 @@ class TestOnAGpu:
         assert "\n" not in str(caught.value)
         torch.cuda.synchronize()
         assert x.add(1).item() == 2  # the context lives
+
+
+def test_a_round_is_the_mean_of_as_many_as_the_clock_can_see() -> None:
+    seen: list[str] = []
+
+    class Growing:
+        taken = 0.0
+
+        def seconds(self) -> float:
+            seen.append("round")
+            self.taken += 0.25
+            return self.taken
+
+    # 0.25 + 0.5 + 0.75 s are the first to reach 1 s.
+    assert round_seconds(Growing(), lambda: seen.append("ready"), 1.0) == 0.5
+    assert seen == ["ready", "round"] * 3
+
+
+def test_a_round_that_takes_no_time_ends_in_an_error() -> None:
+    class Nothing:
+        def seconds(self) -> float:
+            return 0.0
+
+    with pytest.raises(CannotRunError, match="too short for the clock"):
+        round_seconds(Nothing(), lambda: None, 1e-6)
