@@ -141,8 +141,8 @@ def warmed(
     slots: Tensor | None = None,
     once: Hashable | None = None,
 ) -> PeerLaunch:
-    """`launch`, called once, so that all is compiled and tuned; rows `slots` of `pool` are as before. Of calls
-    of one kind `once` the first of this process is called: a timing prepares hundreds that are alike."""
+    """`launch`, called once, so that all is compiled and tuned; rows `slots` of `pool` are as before. Of
+    calls of one kind `once` the first of this process is called: a timing prepares hundreds of a kind."""
     if once is not None and once in _warm:
         return launch
     saved = None if pool is None or slots is None else pool[slots]
