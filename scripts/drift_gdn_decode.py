@@ -43,6 +43,7 @@ CAPTURE = Path(__file__).parents[1] / "captures" / "prefill.zarr.zip"
 RECORD = 4  # its longest prompt
 BY_TOKEN = ("q", "k", "v", "g", "beta")
 DECODE = operation("gdn_decode")
+STATES = ("float32", "bfloat16")
 
 
 def captured(count: int, slow: float, start: int = 0) -> Tokens:
@@ -105,6 +106,15 @@ def curves(kernel: LoadedKernel, on: str, tokens: Tokens, per_call: int, dtype: 
     ]
 
 
+def asked_states(text: str) -> list[str]:
+    """Names of dtypes, which a pool may have."""
+    names = text.split(",")
+    for name in names:
+        if name not in STATES:
+            raise BadInputError(f"--states has {name!r}; there are {', '.join(STATES)}")
+    return names
+
+
 def parser() -> argparse.ArgumentParser:
     found = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     found.add_argument("--kernel", default="cute")
@@ -126,7 +136,7 @@ def main() -> Exit:
             raise CannotRunError(
                 f"kernel {kernel.name} runs on {' or '.join(kernel.devices)}, not on {options.on}"
             )
-        for dtype in options.states.split(","):
+        for dtype in asked_states(options.states):
             for slow in map(float, options.slow.split(",")):
                 for per_call in map(int, options.per_call.split(",")):
                     tokens = captured(options.tokens, slow)
@@ -140,7 +150,7 @@ def main() -> Exit:
     except (CannotRunError, ImportError) as error:
         print(f"error: {error}", file=sys.stderr)
         return Exit.CANNOT_RUN
-    except (BadInputError, ValueError, AttributeError, NotImplementedError) as error:
+    except (BadInputError, ValueError, NotImplementedError) as error:
         print(f"error: {error}", file=sys.stderr)
         return Exit.BAD_INPUT
     heads = (

@@ -126,7 +126,9 @@ class Judge:
         if subject.name not in known:
             known[subject.name] = errors(yardstick, oracle, subject.partition, subject.axes)
         torchs = known[subject.name]
-        return torchs and judge_briefly(subject, tensor.to(oracle.device), oracle, torchs, bound)
+        if torchs is None:
+            return None
+        return judge_briefly(subject, tensor.to(oracle.device), oracle, torchs, bound)
 
 
 def _tolerated(

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from gdnbench.errors import Exit
 from gdnbench.replay.kernels import load_function
 from gdnbench_kernels.calling import run_kernel
 from gdnbench_kernels.contract import Call
@@ -76,6 +77,15 @@ def test_the_captured_gates_are_those_of_the_model(drift: ModuleType) -> None:
     assert ((made["g"][0].double() - g).abs() <= (1.08 * a * 2**-8 + 2**-22) * g.abs()).all()
     # The point of it: beta is no bf16 number.
     assert not made["beta"].equal(made["beta"].bfloat16().float())
+
+
+def test_states_of_a_dtype_that_no_pool_has_are_a_wrong_argument(
+    drift: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`Tensor` is in torch, and is no dtype."""
+    monkeypatch.setattr("sys.argv", ["drift", "--kernel", "torch", "--on", "cpu", "--states", "Tensor"])
+    assert drift.main() is Exit.BAD_INPUT
+    assert capsys.readouterr().err == "error: --states has 'Tensor'; there are float32, bfloat16\n"
 
 
 def made_curve(by_head: Tensor) -> Curve:
