@@ -184,6 +184,10 @@ class Recorder:
         with self._lock:
             self._counts.fail(error)
 
+    def settle(self) -> None:
+        """Wait until what is on its way from a device is in the journal."""
+        self._transfers.settle()
+
     def close(self) -> None:
         """Finish what is on its way, then end the journal with the summary."""
         self._transfers.close()

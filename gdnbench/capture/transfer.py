@@ -10,7 +10,7 @@ from typing import Literal
 from gdnbench.capture.pending import PendingRecord
 
 # On the device, which the program may need to the last, and pinned, which is taken from the whole machine.
-LIMIT_BYTES = 512 << 20
+LIMIT_BYTES = 1 << 30
 
 
 class Transfers:
@@ -33,6 +33,7 @@ class Transfers:
         self._queue: queue.SimpleQueue[PendingRecord | None] = queue.SimpleQueue()
         self._bytes = 0
         self._waiting = 0  # records put whose copies have not been waited for
+        self._pending = 0  # records put that have not been written
         self._captures = 0  # graphs that are being captured
         self._closing = False
         self._changed = threading.Condition()
@@ -63,6 +64,7 @@ class Transfers:
         """Write `record` once it has arrived, and release what is reserved for it."""
         with self._changed:
             self._waiting += 1
+            self._pending += 1
             if self._thread is None:
                 self._thread = threading.Thread(target=self._work, name="gdnbench-capture", daemon=True)
                 self._thread.start()
@@ -80,6 +82,11 @@ class Transfers:
             self._captures -= 1
             self._changed.notify_all()
 
+    def settle(self) -> None:
+        """Wait until everything that was put so far has been written."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._pending)
+
     def close(self) -> None:
         """Wait until everything that was put has been written."""
         with self._changed:
@@ -96,8 +103,9 @@ class Transfers:
                 self._write(record)
             except Exception as error:
                 self._failed(error)
-            if record.device is not None:
-                self.release(record.device.reserved)
+            with self._changed:
+                self._pending -= 1
+            self.release(record.device.reserved if record.device is not None else 0)
 
     def _await(self, record: PendingRecord) -> None:
         with self._changed:
