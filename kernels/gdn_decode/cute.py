@@ -85,7 +85,8 @@ def cute(
 
 def prepare(*, plan: DecodePlan | None = None, arch: str | None = None, **call: Any) -> Launch:
     """A launch of the call, whose arguments are those of `cute`: checked, compiled, loaded and packed. The
-    pool and o are as they were.
+    pool and o are as they were. Rows of q, k or v that are not contiguous and aligned, and inputs [B] or [Hv]
+    that are not contiguous, are copied here, once: what is written to them later no launch sees.
 
     NotImplementedError besides for an o that the kernel cannot write to, which each call would copy.
     """
