@@ -3,21 +3,19 @@
     pip install --no-deps flashinfer-python==0.7.2.post1
     gdnbench replay captures/prefill.zarr.zip --kernel scripts/demo_flashinfer.py:gdn_prefill --on sim
 
-FlashInfer's package loads CUDA libraries when it is imported. The kernel needs none of them, so the parents
-of its modules are stood in for by empty packages with the real paths, in this process.
+`--kernel flashinfer` is the function that its users call. This is the kernel below it, compiled and called as
+a file of yours would its own. It takes normalised q and k: records that have raw ones are converted.
 """
 
 from __future__ import annotations
 
-import importlib
-import sys
 from functools import cache
-from importlib.machinery import PathFinder
-from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from gdnbench_kernels.peers import flashinfer_module
 
 # CTAs of a B200; each takes (sequence, head) pairs in turn, and edits its own TMA descriptors.
 CTAS = 148
@@ -28,15 +26,8 @@ HEAD_DIM = 128
 
 @cache
 def _kernel_class() -> Any:
-    spec = PathFinder.find_spec("flashinfer")
-    if spec is None or spec.submodule_search_locations is None:
-        raise ImportError("flashinfer is not installed: pip install --no-deps flashinfer-python==0.7.2.post1")
-    (root,) = spec.submodule_search_locations
-    for folder in ("", ".gdn_kernels", ".gdn_kernels.blackwell"):
-        package = ModuleType(f"flashinfer{folder}")
-        package.__path__ = [root + folder.replace(".", "/")]
-        sys.modules[package.__name__] = package
-    module = importlib.import_module("flashinfer.gdn_kernels.blackwell.gated_delta_net_chunked")
+    """Without the CUDA libraries that the package loads when it is imported: the kernel needs none."""
+    module = flashinfer_module("gdn_kernels.blackwell.gated_delta_net_chunked", torch.device("cpu"))
     return module.GatedDeltaNetChunkedKernel
 
 
