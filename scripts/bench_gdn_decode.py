@@ -68,6 +68,8 @@ OTHER_HEADS = ((16, 16), (16, 48), (16, 64), (8, 16), (4, 8), (2, 4), (2, 8))
 OTHER_STATES = (16 * 32, 64 * 32)
 DRAFT_BATCHES = (1, 16, 64)
 DRAFTS = 4
+SWEPT_SETS = 128
+"""Of a round of a sweep: half of a table's. Dozens of plans are prepared for each, and these rank them."""
 TARGETS: Mapping[str, Mapping[int, float]] = {
     "float32": {1: 1.25, 16: 1.08, 64: 1.03, 256: 1.0, 512: 1.0},
     "bfloat16": {1: 1.25, 16: 1.2, 64: 1.15, 256: 1.08},
@@ -338,7 +340,14 @@ def sweep(
     made = shape.call()
     given = {name: tensor.to(device) for name, tensor in made.tensors.items()}
     call = Call(given, made.scalars, {**op.default_conventions, **made.conventions})
-    bench = Bench(call, op, device, options.mode, RotationOptions(seed=options.seed), options.clock)
+    bench = Bench(
+        call,
+        op,
+        device,
+        options.mode,
+        RotationOptions(most_sets=SWEPT_SETS, seed=options.seed),
+        options.clock,
+    )
     watch = UnknownWatch("nobody looked, as asked by busy") if options.busy else watch_of(device)
     subjects, wrong = [], dict[str, str]()
     expected = left_by(kernels[0], call)
@@ -361,14 +370,13 @@ def sweep(
 
 
 def left_by(kernel: LoadedKernel, call: Call) -> dict[str, Tensor]:
-    """o, zeros in rows of padding, and the states that a kernel leaves of a call, on the CPU."""
+    """o, zeros in rows of padding, and the states that a kernel leaves of a call, where that lies."""
     from gdnbench.replay.call import conversion, run
 
     op = operation(OP)
     given = op.convert(call, conversion(call, op, kernel).target)
     given = replace(given, tensors={**given.tensors, "state": given.tensors["state"].clone()})
-    found = op.convert_outputs(run(given, op, kernel), given.conventions, call.conventions)
-    return {name: tensor.cpu() for name, tensor in found.items()}
+    return dict(op.convert_outputs(run(given, op, kernel), given.conventions, call.conventions))
 
 
 def swept(shape: Shape, found: Comparison, wrong: Mapping[str, str]) -> list[tuple[str, ...]]:
