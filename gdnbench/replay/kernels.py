@@ -84,6 +84,10 @@ def load_function(name: str) -> LoadedKernel:
     dict of the value or values that it takes of each convention. Raises as `load` does.
     """
     place, _, attribute = name.rpartition(":")
+    if not all(part.isidentifier() for part in place.split(".")) and not place.endswith(".py"):
+        raise BadInputError(
+            f"kernel {name!r}: {place!r} is no module; write package.module:function or path/file.py:function"
+        )
     module = _import_file(place) if place.endswith(".py") else _import_module(place)
     found: Any = module
     for part in attribute.split("."):

@@ -175,7 +175,7 @@ def read_timings(path: Path) -> list[RecordTiming]:
 def _from_file(path: Path) -> list[RecordTiming]:
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:  # ValueError: no UTF-8, no JSON, too long a number
         raise BadInputError(f"{path} cannot be read as JSON: {error}") from None
     records = document.get("records") if isinstance(document, dict) else None
     if not isinstance(records, list) or document.get("command") != "time":

@@ -92,9 +92,15 @@ def _scalar(kind: Any, value: Any, where: str) -> Any:
     accepted = (int, float) if kind is float else (kind,)
     if isinstance(value, bool) is not (kind is bool) or not isinstance(value, accepted):
         raise _misfit(where, f"a {kind.__name__}", value)
-    if kind is float and not math.isfinite(value):
+    if kind is not float:
+        return kind(value)
+    try:
+        number = float(value)
+    except OverflowError:  # of an int
+        number = math.inf
+    if not math.isfinite(number):
         raise _misfit(where, "a finite number", value)
-    return kind(value)
+    return number
 
 
 def _misfit(where: str, wanted: str, value: Any) -> BadInputError:

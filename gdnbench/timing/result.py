@@ -7,7 +7,7 @@ kernel is of block i, and only blocks that nothing disturbed are there.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -190,17 +190,42 @@ class RecordTiming:
                 "measure again, or use the release that wrote it"
             )
         found = from_plain(cls, value, where)
-        timed = [(kernel.name, kernel.samples) for kernel in found.kernels if kernel.timed]
-        if found.repeat is not None:
-            timed.append((f"the repeat of {found.repeat.first}", found.repeat_samples))
-        for name, samples in timed:
-            if len(samples) != len(found.blocks):
-                raise BadInputError(
-                    f"{where}: {name} has {len(samples)} samples of {len(found.blocks)} blocks"
-                )
-            if min(samples, default=1.0) <= 0:
-                raise BadInputError(f"{where}: {name} has a sample of {min(samples)} s")
+        for problem in _impossible(found):
+            raise BadInputError(f"{where}: {problem}")
         return found
 
     def dumps(self) -> str:
         return json.dumps(self.to_json(), allow_nan=False)
+
+
+SHORTEST, LONGEST = 1e-12, 1e9
+"""Seconds a launch that a clock may have seen. Ratios of such times have logarithms that stay in bounds."""
+
+
+def _impossible(timing: RecordTiming) -> Iterator[str]:
+    """What no timing can have found, and who compares or prints it relies on."""
+    timed = [kernel for kernel in timing.kernels if kernel.summary is not None]
+    series = [(kernel.name, kernel.samples) for kernel in timed]
+    if timing.repeat is not None:
+        series.append((f"the repeat of {timing.repeat.first}", timing.repeat_samples))
+    for name, samples in series:
+        if len(samples) != len(timing.blocks):
+            yield f"{name} has {len(samples)} samples of {len(timing.blocks)} blocks"
+        for sample in samples:
+            if not SHORTEST <= sample <= LONGEST:
+                yield f"{name} has a sample of {sample} s"
+    for kernel in timed:
+        assert kernel.summary is not None
+        if not SHORTEST <= kernel.summary.lower <= kernel.summary.median <= kernel.summary.upper <= LONGEST:
+            yield f"{kernel.name} has quartiles that are none"
+        if kernel.launches < 1:
+            yield f"{kernel.name} has {kernel.launches} launches a round"
+    for pair in (*timing.pairs, *filter(None, (timing.repeat,))):
+        interval = pair.interval
+        if interval is not None and not 0 < interval.low <= interval.ratio <= interval.high:
+            ends = f"{interval.low} to {interval.high}"
+            yield f"{pair.other} has an interval from {ends} about {interval.ratio}"
+    seen = timing.conditions
+    for clock in () if seen is None else (seen.lowest.clock, seen.highest.clock):
+        if clock is not None and clock < 1:
+            yield f"a clock of {clock} MHz was seen"

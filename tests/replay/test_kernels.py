@@ -8,7 +8,7 @@ import pytest
 
 from gdnbench.errors import BadInputError
 from gdnbench.ops import operation
-from gdnbench.replay.kernels import check_name, load
+from gdnbench.replay.kernels import check_name, load, load_function
 
 
 def test_listed_kernels_load() -> None:
@@ -19,14 +19,14 @@ def test_listed_kernels_load() -> None:
 
 def test_an_operation_without_that_kernel() -> None:
     with pytest.raises(
-        NotImplementedError, match="gdn_decode has no kernel 'reference_staged'; there are hf"
+        NotImplementedError, match="gdn_decode has no kernel 'reference_staged'; there are .*hf"
     ):
         load("reference_staged", operation("gdn_decode"))
 
 
 def test_unknown_names_are_told_the_known_ones() -> None:
     with pytest.raises(
-        BadInputError, match=r"'tourch' is not known; there are hf, portable, reference.*path/file.py"
+        BadInputError, match=r"'tourch' is not known; there are .*hf, portable, reference.*path/file.py"
     ):
         check_name("tourch")
 
@@ -48,6 +48,12 @@ def test_a_function_of_the_current_directory(tmp_path: Path, monkeypatch: pytest
         load("mine_of_the_cwd:nosuch", operation("gdn_prefill"))
     with pytest.raises(BadInputError, match=r"kernel file absent.py does not exist"):
         load("absent.py:kernel", operation("gdn_prefill"))
+
+
+@pytest.mark.parametrize("name", [":", ":f", "a b:f", ".relative:f"])
+def test_what_names_no_module(name: str) -> None:
+    with pytest.raises(BadInputError, match=r"is no module; write package.module:function or path/file.py"):
+        load_function(name)
 
 
 def test_a_package_that_is_not_there() -> None:

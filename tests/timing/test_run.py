@@ -267,6 +267,17 @@ def test_other_files_are_refused(tmp_path: Path, text: str, message: str) -> Non
         read_timings(tmp_path / "times.json")
 
 
+@pytest.mark.parametrize(
+    "text", ["", "{", "[" * 100_000, '{"schema": ' + "9" * 5000 + "}", '{"command": "time"}']
+)
+def test_a_baseline_that_is_no_result_is_refused_in_one_line(text: str, tmp_path: Path) -> None:
+    (tmp_path / "before.json").write_text(text)
+    with pytest.raises(BadInputError) as caught:
+        read_timings(tmp_path / "before.json")
+    assert str(caught.value).startswith(str(tmp_path / "before.json"))
+    assert "\n" not in str(caught.value)
+
+
 def test_a_store_without_times_is_refused(store: Store) -> None:
     with pytest.raises(BadInputError, match="holds no times"):
         read_timings(store.path)
