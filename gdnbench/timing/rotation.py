@@ -82,9 +82,9 @@ def size(options: RotationOptions, device: torch.device, touched: int, held: int
 
 
 def most_sets(device: torch.device) -> int:
-    """What is prepared and captured for each, kernel and placement takes up to a ms of the host's on a GPU; on
-    a CPU a round of so many is long. Fewer than 512 MB are cold all the same: a round has each set once, and
-    so much is read between rounds."""
+    """What is prepared and captured for each, kernel and placement takes up to a ms of the host's on a GPU;
+    on a CPU a round of so many is long. Fewer than 512 MB are cold all the same: a round has each set once,
+    and so much is read between rounds."""
     return 256 if device.type == "cuda" else 64
 
 
