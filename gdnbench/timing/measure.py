@@ -7,7 +7,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 
-from gdnbench.errors import BadInputError, CannotRunError
+from torch import Tensor
+
+from gdnbench.errors import BadInputError, CannotRunError, GdnbenchError
 from gdnbench.judge import calls
 from gdnbench.judge.record import ORACLE, Judge
 from gdnbench.replay import call as calling
@@ -20,7 +22,7 @@ from gdnbench.report.outcome import Outcome
 from gdnbench.report.report import RecordResult
 from gdnbench.store.reader import StoredRecord
 from gdnbench.timing import ceiling
-from gdnbench.timing.bench import Bench
+from gdnbench.timing.bench import Bench, preparation
 from gdnbench.timing.cache import Control
 from gdnbench.timing.comparison import Comparison, DisturbedError, RoundError, compare
 from gdnbench.timing.conditions import watch_of
@@ -45,6 +47,23 @@ class KernelFailed(Exception):
         self.kernel, self.error = kernel, error
 
 
+class PreparedWrong(GdnbenchError):
+    """A launch that a kernel prepared leaves wrong outputs, while the kernel's function passes."""
+
+
+class _Left:
+    """Runs nothing: what was left is known."""
+
+    def __init__(self, outputs: dict[str, Tensor]) -> None:
+        self._outputs = outputs
+
+    def run(self, record: StoredRecord, operation: Operation) -> Execution | Failure:
+        return Execution(self._outputs, (), (), 0.0)
+
+    def close(self) -> None:
+        """There is nothing to close."""
+
+
 class Session:
     """Judges and times records on the device called `on`; ceilings are measured once for each number of
     bytes."""
@@ -59,6 +78,7 @@ class Session:
         self._on = on
         self._judge = Judge(RULE, self._device, brief=True)
         self._runners: dict[str, InProcess] = {}
+        self._judged: dict[tuple[int, str], Outcome] = {}
 
     def judge(self, record: StoredRecord, kernel: str, ran: Callable[[], None]) -> RecordResult:
         """What becomes of the kernel on a record, by the default rule against the oracle. `ran` is called
@@ -68,7 +88,9 @@ class Session:
             if problem is not None:
                 raise BadInputError(problem)
             self._runners[kernel] = InProcess(kernel, self._on)
-        return Replayer(_Told(self._runners[kernel], ran), None, ORACLE, self._judge).replay(record)
+        found = Replayer(_Told(self._runners[kernel], ran), None, ORACLE, self._judge).replay(record)
+        self._judged[record.number, kernel] = found.outcome
+        return found
 
     def time(self, record: StoredRecord, operation: Operation, names: Sequence[str]) -> RecordTiming:
         """Compares the kernels called `names`, each of which passed on `record`, with the first of them.
@@ -84,6 +106,7 @@ class Session:
             with self._blamed(position, name):
                 kernels.append(load(name, operation))
                 subjects.append(_Marked(bench.subject(kernels[-1]), position, self._at))
+                self._check_prepared(bench, record, kernels[-1], operation)
                 stages.append(bench.stages(kernels[-1]) or {})
         control = bench.control()
         work = None if operation.work is None else operation.work(given)
@@ -119,6 +142,25 @@ class Session:
             clock=self._clock,
             time=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         )
+
+    def _check_prepared(
+        self, bench: Bench, record: StoredRecord, kernel: LoadedKernel, operation: Operation
+    ) -> None:
+        """Holds what a prepared launch leaves to the rule, where the kernel's function passed: it is other
+        code, and the one that is timed. PreparedWrong where it fails."""
+        if preparation(kernel, operation) is None:
+            return
+        outcome = self._judged.get((record.number, kernel.name))
+        if outcome is None:  # by a process that has ended
+            outcome = self.judge(record, kernel.name, lambda: None).outcome
+        if outcome is not Outcome.PASS:
+            return  # timed all the same, and marked
+        left = {name: tensor.cpu() for name, tensor in bench.outputs(kernel).items()}
+        found = Replayer(_Left(left), None, ORACLE, self._judge).replay(record)
+        if found.outcome is not Outcome.PASS:
+            raise PreparedWrong(
+                f"the launch that it prepared fails where its function passes: {found.reason}"
+            )
 
     @contextmanager
     def _blamed(self, position: int, name: str) -> Iterator[None]:

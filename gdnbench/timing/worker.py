@@ -22,9 +22,10 @@ from gdnbench.errors import BadInputError, GdnbenchError
 from gdnbench.ops import operation
 from gdnbench.replay.failure import classify, describe
 from gdnbench.replay.process import end_with_parent
+from gdnbench.report.outcome import Outcome
 from gdnbench.store.reader import Store
 from gdnbench.timing.isolated import NOBODY
-from gdnbench.timing.measure import KernelFailed, Session
+from gdnbench.timing.measure import KernelFailed, PreparedWrong, Session
 from gdnbench.timing.options import TimingOptions
 from gdnbench.timing.plain import from_plain
 
@@ -84,7 +85,8 @@ def _answer(session: Session, store: Store, number: int, kernels: Sequence[str])
     except Exception as other:
         error, kernel = other, None
     reason = str(error) if isinstance(error, GdnbenchError) else describe(error)
-    return {"kernel": kernel, "outcome": str(classify(error)), "reason": reason}
+    outcome = Outcome.MISMATCH if isinstance(error, PreparedWrong) else classify(error)
+    return {"kernel": kernel, "outcome": str(outcome), "reason": reason}
 
 
 def _reply(sink: Any, message: dict[str, Any]) -> None:
