@@ -17,6 +17,7 @@ from gdnbench.sim.compiler.service import Service
 from gdnbench.sim.errors import FaultKind, KernelFault, Place, UnsupportedError
 from gdnbench.sim.machine.seam import LANES, Lanes, RegisterList, Words
 from gdnbench.sim.machine.wgmma import issue
+from gdnbench.sim.machine.wgmma_fragment import put_for_token
 from gdnbench.sim.machine.wgmma_state import Operands
 from gdnbench.sim.ptx.ir import Instruction, Register, Vector
 
@@ -42,7 +43,7 @@ class CompiledRegisters:
             if wide:
                 raise UnsupportedError(f"a fragment in {wide[0]}, no register of 32 bits")
             starts = np.array([self._layout.slots[r.index] // 4 for r in registers.registers], np.intp)
-            if (np.diff(starts) == LANES).all():
+            if len(starts) and (np.diff(starts) == LANES).all():
                 found = slice(int(starts[0]), int(starts[-1]) + LANES)
             else:
                 found = starts[:, None] + np.arange(LANES, dtype=np.intp)
@@ -59,15 +60,12 @@ class CompiledRegisters:
         table = self._table(registers)
         self._words[table] = words.reshape(-1) if isinstance(table, slice) else words
 
-    def replace(self, register: Register, token: int, words: Words) -> None:
+    def replace(self, register: Register, token: int, words: Words, halves: bool) -> None:
         slot = self._layout.slots.get(register.index)
         if slot is None:  # it lives inside one block, which does not contain the wait
             return
-        width = register.bits // 32
-        held = self._words[slot // 4 : slot // 4 + width * LANES].reshape(LANES, width)
-        hit = held == np.uint32(token)
-        if hit.any():
-            held[hit] = np.broadcast_to(words[:, None], held.shape)[hit]
+        # 32 lanes of some bits are as many words.
+        put_for_token(self._words[slot // 4 : slot // 4 + register.bits], token, words, halves)
 
     def require(self, registers: RegisterList) -> None:
         """Whether a register was written is not kept."""

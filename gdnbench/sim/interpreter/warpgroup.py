@@ -8,6 +8,7 @@ import numpy.typing as npt
 from gdnbench.sim.errors import Place
 from gdnbench.sim.interpreter.registers import Flight, RegisterFile
 from gdnbench.sim.machine.seam import LANES, RegisterList, Words
+from gdnbench.sim.machine.wgmma_fragment import put_for_token
 from gdnbench.sim.ptx.ir import Register
 
 WAIT = "wgmma.wait_group"
@@ -35,11 +36,8 @@ class InterpretedRegisters:
     def put(self, registers: RegisterList, words: Words) -> None:
         self._words[self._index(registers), :, 0] = words
 
-    def replace(self, register: Register, token: int, words: Words) -> None:
-        held = self._words[register.index]
-        hit = held == np.uint32(token)
-        if hit.any():
-            held[hit] = np.broadcast_to(words[:, None], held.shape)[hit]
+    def replace(self, register: Register, token: int, words: Words, halves: bool) -> None:
+        put_for_token(self._words[register.index], token, words, halves)
 
     def require(self, registers: RegisterList) -> None:
         every = np.ones(LANES, np.bool_)

@@ -92,8 +92,9 @@ class RegisterAccess(Protocol):
         """Have them hold `words`, in all lanes."""
         ...
 
-    def replace(self, register: Register, token: int, words: Words) -> None:
-        """Where a 32-bit half of `register` is the token, put the lane's word: uint32[32]."""
+    def replace(self, register: Register, token: int, words: Words, halves: bool) -> None:
+        """Where 32 aligned bits of `register` are the token, put the lane's word: uint32[32]. `halves`: where
+        16 bits are a half of the token, put that half of the word."""
         ...
 
     def require(self, registers: RegisterList) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from math import prod
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -67,6 +68,11 @@ class Box:
     @property
     def empty(self) -> bool:
         return any(part.stop <= part.start for part in self.inside)
+
+    @property
+    def size(self) -> int:
+        """Bytes inside the tensor: what crosses to or from global memory. A load's zeros outside do not."""
+        return 0 if self.empty else prod(self.counts)
 
 
 def place_box(tensor: TensorMap, coordinates: tuple[int, ...]) -> Box:
@@ -229,7 +235,7 @@ def _load(
         writes=(Span("shared", shared, _extent(tensor)),),
     )
     start(cta, warp, ins, members, operation, lambda: units.__setitem__(order, _POISON_UNIT))
-    count(cta, "global", "shared", size)
+    count(cta, "global", "shared", box.size)
 
 
 def _store(
@@ -247,7 +253,6 @@ def _store(
     if min(where) < 0:
         # An sm_90 GPU stops with an illegal instruction (tests/sim/silicon/tma_limits.py).
         raise KernelFault(FaultKind.OUT_OF_BOUNDS, f"{ins.op} to global memory at {where}, below zero")
-    size = tensor.box_bytes
     cta.shared.check(shared, _extent(tensor))
     order = _units(tensor, shared)
     box = place_box(tensor, where)
@@ -282,7 +287,7 @@ def _store(
         writes=(_reach(box),),
     )
     start(cta, warp, ins, members, operation, None if reducing else poison)
-    count(cta, "shared", "global", size)
+    count(cta, "shared", "global", box.size + sum(memory.size for _, memory in beyond))
 
 
 def _beyond(cta: Cta, ins: Instruction, box: Box) -> list[tuple[tuple[int | slice, ...], Bytes]]:

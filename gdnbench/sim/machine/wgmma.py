@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gdnbench.sim.errors import FaultKind, KernelFault, UnsupportedError
+from gdnbench.sim.errors import FaultKind, KernelFault
 from gdnbench.sim.machine import tcgen05_operand
 from gdnbench.sim.machine.async_queue import AsyncOperation, Span
 from gdnbench.sim.machine.operands import uniform
@@ -135,7 +135,7 @@ def _share(cta: Cta, warp: Warp, ins: Instruction, form: Form, state: WarpState,
     passed_on = latest is not None and latest.words is not None and np.array_equal(held, latest.words)
     if passed_on and latest is not None and latest.waits:
         _same_shape(ins, form, latest)
-    if accumulate and not passed_on:
+    if accumulate and not passed_on and not state.moved_here(form, held):
         registers.require(form.d)
         _fenced(cta, state, form.d, held, ins)
     if latest is not None:
@@ -245,22 +245,20 @@ def _wait(
 ) -> Results | Wait:
     """wait_group N: all but the N youngest groups have landed; their registers may be used."""
     _whole_warp(warp, ins)
-    if not isinstance(ins.sources[0], Immediate):
-        raise UnsupportedError(f"{ins.name} with a register")
     groups = cta.warpgroups
     state = groups.state(warp)
+    assert isinstance(ins.sources[0], Immediate)
     covered = max(len(state.groups) - ins.sources[0].bits, 0)
     products = [product for group in list(state.groups)[:covered] for product in group]
     waiting = [product for product in products if product.operation is None]
     if waiting:
         first = warp.index // WARPS * WARPS
-        return Wait(
-            lambda: all(product.operation is not None for product in waiting),
-            lambda: (
-                f"warps {waiting[0].missing(first)} of its warpgroup to issue {waiting[0].ins.op} "
-                f"at {waiting[0].ins.place}"
-            ),
-        )
+
+        def text() -> str:
+            left = next(product for product in waiting if product.operation is None)
+            return f"warps {left.missing(first)} of its warpgroup to issue {left.ins.op} at {left.ins.place}"
+
+        return Wait(lambda: all(product.operation is not None for product in waiting), text)
     for product in products:
         assert product.operation is not None
         cta.queue.complete(product.operation)
@@ -286,6 +284,7 @@ def _settle(cta: Cta, warp: Warp, products: list[GroupProduct]) -> None:
     for flight in flights:
         groups.check_accumulators(warp, flight)
         if not flight.waits:
+            groups.state(warp).landed.pop(flight, None)
             registers.settle(flight)
 
 

@@ -61,7 +61,10 @@ def form_of(ins: Instruction, lists: Lists) -> Form:
     n, k = (int(text) for text in shapes[0].groups())
     if n % 8 or not 8 <= n <= 256:
         raise UnsupportedError(ins.name, ins.place)
-    product = Product(FORMATS[a], FORMATS[b], "f16" if d == "f16" else "f32", k, "wgmma")
+    try:
+        product = Product(FORMATS[a], FORMATS[b], "f16" if d == "f16" else "f32", k, "wgmma")
+    except UnsupportedError as error:
+        raise UnsupportedError(error.what, ins.place) from error
     in_registers = isinstance(ins.sources[0], Vector)
     transposes = 0 if product.a.storage.itemsize != 2 else 1 if in_registers else 2
     if len(ins.sources) != 5 + transposes:
@@ -81,6 +84,20 @@ def form_of(ins: Instruction, lists: Lists) -> Form:
         majors[0] if transposes == 2 else False,
         majors[-1] if transposes else False,
     )
+
+
+# How many operands the others take.
+_OPERANDS = {"wgmma.fence": 0, "wgmma.commit_group": 0, "wgmma.wait_group": 1}
+
+
+def _check_operands(ins: Instruction) -> None:
+    if len(ins.sources) != _OPERANDS[ins.op]:
+        raise UnsupportedError(f"{ins.name} with {len(ins.sources)} operands", ins.place)
+    for source in ins.sources:
+        if not isinstance(source, Immediate):
+            raise UnsupportedError(f"{ins.name} with a register", ins.place)
+        if source.bits >= 1 << 31:
+            raise KernelFault(FaultKind.WGMMA, f"{ins.name}: fewer than 0 groups", ins.place)
 
 
 def _constant(ins: Instruction, source: Source) -> int:
@@ -120,7 +137,8 @@ class Forms:
 
     Compilers put moves where they like: between a wgmma and its wait, or behind the fence before it. ptxas
     keeps their meaning, so `moved_to` (a register's copies, theirs and so on) and `moves` (registers that a
-    `mov` writes) say what is no mistake of the kernel's author.
+    `mov` writes) say what is no mistake of the kernel's author. `by_halves` are copies that a `mov` took
+    apart into 16 bits, or put together of such.
     """
 
     by_pc: dict[int, Form]
@@ -128,6 +146,7 @@ class Forms:
     rows: dict[RegisterList, npt.NDArray[np.intp]]
     moved_to: dict[int, tuple[Register, ...]]
     moves: frozenset[int]
+    by_halves: frozenset[int]
 
     @classmethod
     def of(cls, kernel: Kernel) -> Forms:
@@ -136,25 +155,33 @@ class Forms:
         for ins in kernel.instructions:
             if ins.op == OP:
                 by_pc[ins.pc] = form_of(ins, lists)
+            elif ins.op in _OPERANDS:
+                _check_operands(ins)
         named: dict[int, Register] = {}
         for form in by_pc.values():
             for registers in (form.d, form.a):
                 named.update({r.index: r for r in registers.registers} if registers else {})
         row = {index: number for number, index in enumerate(named)}
-        copies, moves = _moves(kernel)
+        copies, moves, split = _moves(kernel)
+        moved_to = {index: found for index in named if (found := _reached(index, copies))}
+        halves = {r.index for found in moved_to.values() for r in found if r.index in split}
+        by_halves = {r.index for index in halves for r in _reached(index, copies)} | halves
         return cls(
             by_pc,
             RegisterList(tuple(named.values())),
             {found: np.array([row[index] for index in indices]) for indices, found in lists.items()},
-            {index: found for index in named if (found := _reached(index, copies))},
+            moved_to,
             frozenset(moves),
+            frozenset(by_halves),
         )
 
 
-def _moves(kernel: Kernel) -> tuple[dict[int, list[Register]], set[int]]:
-    """(the registers that a mov copies each register into, the registers that a mov writes)."""
+def _moves(kernel: Kernel) -> tuple[dict[int, list[Register]], set[int], set[int]]:
+    """(the registers that a mov copies each register into, the registers that a mov writes, those of 16 bits
+    among them)."""
     copies: dict[int, list[Register]] = {}
     moves: set[int] = set()
+    halves: set[int] = set()
     for ins in kernel.instructions:
         if ins.op != "mov":
             continue
@@ -167,8 +194,9 @@ def _moves(kernel: Kernel) -> tuple[dict[int, list[Register]], set[int]]:
             if isinstance(r, Register)
         ]
         for source in read:
-            copies.setdefault(source.index, []).extend(r for r in written if r.bits in (32, 64))
-    return copies, moves
+            copies.setdefault(source.index, []).extend(r for r in written if r.bits in (16, 32, 64))
+            halves.update(r.index for r in written if r.bits == 16)
+    return copies, moves, halves
 
 
 def _reached(index: int, copies: dict[int, list[Register]]) -> tuple[Register, ...]:

@@ -99,6 +99,17 @@ def read_matrix(shared: SharedMemory, gather: Gather, mn_major: bool, form: Form
     return np.ascontiguousarray(codes.T) if mn_major else codes
 
 
+def put_for_token(held: Words, token: int, words: Words, halves: bool) -> None:
+    """In one register of 32 lanes, put the lane's word where there is the token, or half of it for half."""
+    bits = 16 if halves else 32
+    kind = np.uint16 if halves else np.uint32
+    parts = held.reshape(-1).view(kind).reshape(LANES, -1)
+    hits = [parts == kind(token >> shift & (1 << bits) - 1) for shift in range(0, 32, bits)]
+    for shift, hit in zip(range(0, 32, bits), hits, strict=True):
+        if hit.any():
+            parts[hit] = np.broadcast_to((words >> shift).astype(kind)[:, None], parts.shape)[hit]
+
+
 def negated(codes: Codes, form: Format) -> Codes:
     """imm-scale -1: the other sign."""
     return codes ^ form.storage.type(1 << form.bits - 1)

@@ -21,8 +21,9 @@ from gdnbench.sim.machine.wgmma_form import Form, Forms
 from gdnbench.sim.machine.wgmma_fragment import WARPS, Codes, d_words
 from gdnbench.sim.ptx.ir import Instruction
 
-# A token is a NaN in f32 and in both halves: 0xFF80 | 1..126 above 0xFC00 | 1..1023.
-_LOW, _HIGH = 1023, 126
+# A token is a NaN in f32 and in both halves: 0xFF80 | 1..126 above 0xFC00 | 1..895. No half is both a lower
+# and an upper one, and 126 tokens in a row differ in either half.
+_LOW, _HIGH = 895, 126
 _TOKEN_BITS = np.uint32(0xFF80FC00)
 
 
@@ -93,14 +94,26 @@ class GroupProduct:
 @dataclass(slots=True, eq=False)
 class WarpState:
     """One warp: `seen` is what the registers of `Forms.named` held at the last wgmma.fence; `live` its
-    flights by first token; `latest` the last flight of a D."""
+    flights by first token; `landed` those that have landed and that no wait has covered; `latest` the last
+    flight of a D."""
 
     issued: int = 0
     seen: Words | None = None
     open: list[GroupProduct] = field(default_factory=list)
     groups: deque[list[GroupProduct]] = field(default_factory=deque)
     live: dict[int, Flight] = field(default_factory=dict)
+    landed: dict[Flight, None] = field(default_factory=dict)
     latest: dict[RegisterList, Flight] = field(default_factory=dict)
+
+    def moved_here(self, form: Form, held: Words) -> bool:
+        """Whether accumulators that `form` may add to without a fence were moved to its registers, after they
+        landed: what a later landing would find as tokens."""
+        return any(
+            form.shape == flight.form.shape
+            and flight.words is not None
+            and np.array_equal(held, flight.words)
+            for flight in self.landed
+        )
 
 
 class Warpgroups:
@@ -119,10 +132,10 @@ class Warpgroups:
         return found
 
     def tokens(self, count: int) -> Words:
-        """`count` tokens that nothing has in flight: they come back after 129,000."""
+        """`count` tokens that nothing has in flight: they come back after 895 * 126, which are coprime."""
         serial = np.arange(self._serial, self._serial + count) % (_LOW * _HIGH)
         self._serial = (self._serial + count) % (_LOW * _HIGH)
-        return (_TOKEN_BITS | (1 + serial // _LOW) << 16 | 1 + serial % _LOW).astype(np.uint32)
+        return (_TOKEN_BITS | (1 + serial % _HIGH) << 16 | 1 + serial % _LOW).astype(np.uint32)
 
     def fly(self, form: Form, place: Place) -> Flight:
         """A new flight of the accumulators of `form`."""
@@ -180,7 +193,9 @@ class Warpgroups:
         assert flight.rows is not None
         assert registers is not None
         flight.words = words = d_words(flight.rows)
-        self.state(share.warp).live.pop(int(flight.tokens[0]), None)
+        state = self.state(share.warp)
+        state.live.pop(int(flight.tokens[0]), None)
+        state.landed[flight] = None
         for home in flight.homes:
             held = registers.take(home)
             if flight.holds(held):
@@ -189,7 +204,8 @@ class Warpgroups:
                 registers.put(home, np.where(held == flight.image, words, held))
             for row, register in enumerate(home.registers):
                 for copy in self.forms.moved_to.get(register.index, ()):
-                    registers.replace(copy, int(flight.tokens[row]), words[row])
+                    halves = copy.index in self.forms.by_halves
+                    registers.replace(copy, int(flight.tokens[row]), words[row], halves)
 
     def in_flight(self, state: WarpState, held: Words) -> bool:
         """Whether registers hold a token of a flight."""

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 # The first that fits names the role; a warp that does several things is named by the rarest in such kernels.
 _ROLES = (
     ("tcgen05.mma", "MMA"),
+    ("wgmma.mma_async", "MMA"),
     ("cp.async.bulk.tensor load", "TMA load"),
     ("tcgen05.ld", "TMEM load"),
     ("tcgen05.st", "TMEM store"),

@@ -367,6 +367,18 @@ _ONE_TYPE: dict[str, frozenset[str]] = {
     "nanosleep": _set("u32"),
     "tensormap.replace": _set("b32 b64"),
 }
+# What `set` may compare for a result of each type (PTX ISA 9.7.6 and 9.7.7, "set"; ptxas 13.0 takes these
+# and no others for sm_90a). A bf16 result has no .ftz.
+_COMPARED = _set("b16 b32 b64 u16 u32 u64 s16 s32 s64 f32 f64")
+_SET: dict[str, frozenset[str]] = {
+    **dict.fromkeys(("u16", "s16"), _set("f16 bf16")),
+    **dict.fromkeys(("u32", "s32"), _COMPARED | _set("f16 bf16 f16x2 bf16x2")),
+    "f32": _COMPARED,
+    "f16": _COMPARED | _set("f16"),
+    "bf16": _COMPARED | _set("f16 bf16"),
+    "f16x2": _set("f16x2"),
+    "bf16x2": _set("bf16x2"),
+}
 _NO_TYPE = _set(
     """bra ret exit trap brkpt elect bar.warp.sync bar barrier membar fence cp.async cp.async.bulk
     cp.reduce.async.bulk.tensor prefetch prefetchu applypriority discard tcgen05 griddepcontrol
@@ -402,12 +414,34 @@ def contradiction(op: str, types: Sequence[str], mods: Sequence[str], vectors: S
     allowed = _rule(op)
     if op == "slct" and types and types[0] not in _MOVED:
         return types[0]
+    if op == "set" and len(types) == 2 and types[0] in _SET:
+        wrong_pair = types[1] not in _SET[types[0]] or ("ftz" in mods and types[0].startswith("bf16"))
+        return " of .".join(types) if wrong_pair else None
     if allowed is None:
         return None
     wrong = [name for name in types if name not in allowed]
     if wrong or len(types) > 1:
         return " and .".join(wrong or types)
     return None if types or not allowed else ""
+
+
+# Families that one generation of machines has and no other: ptxas refuses them for any other target.
+_TARGETS = {
+    "wgmma": _set("sm_90a"),
+    "tcgen05": _set("sm_100a sm_100f sm_101a sm_101f sm_103a sm_103f sm_110a sm_110f"),
+}
+
+
+def foreign(op: str, target: str) -> bool:
+    """Whether a module for `target` cannot have `op` (PTX ISA, "Target ISA Notes")."""
+    return target not in _TARGETS.get(op.partition(".")[0], (target,))
+
+
+def lacking(op: str, mods: Sequence[str]) -> str | None:
+    """The first suffix that `op` may not go without: all that know `.sync` and `.aligned` demand both.
+    ptxas takes a wgmma without `.aligned`; the ISA's syntax does not."""
+    needed = [name for name in ("sync", "aligned") if name not in mods]
+    return needed[0] if needed and {"sync", "aligned"} <= FORMS[op].mods else None
 
 
 # Opcodes with so many spellings that listing them would say nothing: their suffixes are kept unchecked, and

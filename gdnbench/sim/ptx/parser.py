@@ -408,6 +408,8 @@ class _BodyParser:
         op, suffixes = isa.split(raw.opcode.text)
         if not op:
             raise UnsupportedError(f"instruction {raw.opcode.text}", raw.place)
+        if isa.foreign(op, self.module.target):
+            raise UnsupportedError(f"{op} for .target {self.module.target}", raw.place)
         types, mods, vec = _classify(op, suffixes, raw.place)
         guard = None
         if raw.guard is not None:
@@ -435,6 +437,8 @@ def _classify(
             raise UnsupportedError(f"{op} with .{suffix}", place)
     if op in isa.FORMS and (wrong := isa.contradiction(op, types, mods, vectors)) is not None:
         raise UnsupportedError(f"{op} with .{wrong}" if wrong else f"{op} without a type", place)
+    if op in isa.FORMS and (needed := isa.lacking(op, mods)) is not None:
+        raise UnsupportedError(f"{op} without .{needed}", place)
     return tuple(types), tuple(mods), isa.VECTORS[vectors[0]] if vectors else 1
 
 

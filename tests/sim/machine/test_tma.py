@@ -112,6 +112,8 @@ def test_load(case: tuple, offset: int) -> None:  # type: ignore[type-arg]
     bench = tensor.bench()
     before = bench.shared.bytes.copy()
     load(bench, tensor, where, TILE + offset)
+    inside = sum(source is not None for _, source in tensor.map.walk(TILE + offset, where))
+    assert bench.cta.counters.traffic["global to shared"] == inside
     want = before
     for to, value in expected_load(tensor, TILE + offset, where).items():
         want[to] = value
@@ -138,6 +140,8 @@ def test_store_clips(case: tuple, offset: int) -> None:  # type: ignore[type-arg
     bench.issue(store_text(len(dims)), s=shared, d1=PARAM_WINDOW, **corner(where))
     bench.cta.queue.drain()
     np.testing.assert_array_equal(tensor.bytes, want)
+    inside = sum(to is not None for _, to in tensor.map.walk(shared, where, store=True))
+    assert bench.cta.counters.traffic["shared to global"] == inside
 
 
 def test_random_maps() -> None:

@@ -6,9 +6,12 @@ import numpy as np
 import pytest
 
 from gdnbench.sim.errors import FaultKind, KernelFault, UnsupportedError
+from gdnbench.sim.profile.roles import role
+from gdnbench.sim.profile.table import profile_table
 from gdnbench.sim.run import ENGINES, run_ptx
 
 D = ", ".join(f"%d{i}" for i in range(4))
+OTHER_D = ", ".join(f"%d{i + 4}" for i in range(4))
 NONE_K_MAJOR = 128 >> 4 << 16 | 256 >> 4 << 32
 MULTIPLY = f"wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {{{D}}}, %da, %db, %p, 1, 1, 0, 0;"
 FROM_REGISTERS = (
@@ -22,11 +25,12 @@ ONES = 0x3C003C00  # two f16
 
 # D is 0 and all of A and B is 1: a product adds 16.
 TEXT = """.version 8.7
-.target sm_90a
+.target {target}
 .address_size 64
 .visible .entry k(.param .u64 out)
 {{
 .reg .b32 %t, %w, %i, %word, %base, %d<8>, %a<4>, %x, %f;
+.reg .b16 %low_half, %high_half;
 .reg .b64 %at, %da, %db, %low, %wide;
 .reg .pred %p, %q, %all;
 .shared .align 1024 .b8 memory[4096];
@@ -57,18 +61,30 @@ ret;
 """
 
 
-def run(body: str, engine: str, schedule: str = "late", threads: int = 128, stored: str = D) -> np.ndarray:
-    out = np.zeros((128, 4), np.float32)
-    text = TEXT.format(
+def text(body: str, stored: str = D, target: str = "sm_90a") -> str:
+    return TEXT.format(
         ones=ONES,
         # Computed, so that no mov writes the registers of D or A.
         zero="\n".join(f"xor.b32 %d{i}, %t, %t;" for i in range(8)),
         a="\n".join(f"or.b32 %a{i}, %word, 0;" for i in range(4)),
         descriptor=NONE_K_MAJOR,
         body=body,
+        target=target,
         stored=stored,
     )
-    run_ptx(text, "k", (1, 1, 1), (threads, 1, 1), [out], engine=engine, schedule=schedule, threads=1)
+
+
+def run(
+    body: str,
+    engine: str,
+    schedule: str = "late",
+    threads: int = 128,
+    stored: str = D,
+    target: str = "sm_90a",
+) -> np.ndarray:
+    out = np.zeros((128, 4), np.float32)
+    ptx = text(body, stored, target)
+    run_ptx(ptx, "k", (1, 1, 1), (threads, 1, 1), [out], engine=engine, schedule=schedule, threads=1)
     return out
 
 
@@ -95,6 +111,24 @@ def both(schedules: tuple[str, ...] = ("late", "early", "random:4")) -> pytest.M
         (f"{FENCE}\n{MULTIPLY}\n{ENDING}\nadd.f32 %d0, %d0, %d0;\n{FENCE}\n{MULTIPLY}\n{ENDING}", (48, 32)),
         # Not added to: D may hold anything, here NaN.
         (f"not.b32 %d0, %d0;\nsetp.ne.u32 %p, %t, %t;\n{FENCE}\n{MULTIPLY}\n{ENDING}", 16),
+        # Accumulators in flight move to other registers, which the next product adds to.
+        (
+            f"{FENCE}\n{MULTIPLY}\n{COMMIT}\n{''.join(f'mov.b32 %d{i + 4}, %d{i};' for i in range(4))}\n"
+            f"{MULTIPLY.replace(D, OTHER_D)}\n{ENDING}\n"
+            f"{''.join(f'mov.b32 %d{i}, %d{i + 4};' for i in range(4))}",
+            32,
+        ),
+        # Taken apart before the wait, as two f16, and put together again after it.
+        (
+            f"{FENCE}\n{MULTIPLY}\n{COMMIT}\nmov.b32 {{%low_half, %high_half}}, %d0;\n{WAIT}\n"
+            "mov.b32 %d0, {%low_half, %high_half};",
+            16,
+        ),
+        # scale-d is an immediate, or a negated predicate.
+        (f"{FENCE}\n{MULTIPLY.replace('%p', '1')}\n{MULTIPLY.replace('%p', '!%p')}\n{ENDING}", 16),
+        (f"{FENCE}\n{MULTIPLY}\n{MULTIPLY.replace('%p', '1')}\n{ENDING}", 32),
+        # A predicate that is the same in the whole warpgroup.
+        (f"{FENCE}\n{MULTIPLY}\n@!%p {MULTIPLY}\n@%p {MULTIPLY}\n{ENDING}", 32),
         # An empty group counts as one.
         (f"{FENCE}\n{MULTIPLY}\n{COMMIT}\n{COMMIT}\nwgmma.wait_group.sync.aligned 1;", 16),
     ],
@@ -153,6 +187,63 @@ def test_a_warp_that_does_not_come_is_a_deadlock_that_names_it(engine: str, sche
         run(body, engine, schedule)
     assert caught.value.kind is FaultKind.DEADLOCK
     assert "warps [2] of its warpgroup to issue wgmma.mma_async" in caught.value.message
+
+
+@both()
+def test_a_deadlock_names_the_product_that_is_still_missing(engine: str, schedule: str) -> None:
+    """All four warps issue the first; the third stops at a barrier before the second."""
+    body = f"setp.eq.u32 %q, %w, 2;\n{FENCE}\n{MULTIPLY}\n@%q bar.sync 1, 64;\n{MULTIPLY}\n{ENDING}"
+    with pytest.raises(KernelFault) as caught:
+        run(body, engine, schedule)
+    assert caught.value.kind is FaultKind.DEADLOCK
+    assert "warps [2] of its warpgroup to issue wgmma.mma_async" in caught.value.message
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("target", ["sm_100a", "sm_90", "sm_120a"])
+def test_no_other_machine_has_it(target: str, engine: str) -> None:
+    """PTX ISA, "wgmma.mma_async", Target ISA Notes: sm_90a."""
+    with pytest.raises(UnsupportedError, match=f"wgmma.fence for .target {target}"):
+        run(f"{FENCE}\n{MULTIPLY}\n{ENDING}", engine, target=target)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(
+    ("good", "bad", "says"),
+    [
+        *((each, each.replace(".sync", ""), "without .sync") for each in (FENCE, MULTIPLY, COMMIT, WAIT)),
+        *(
+            (each, each.replace(".aligned", ""), "without .aligned")
+            for each in (FENCE, MULTIPLY, COMMIT, WAIT)
+        ),
+        (FENCE, FENCE.replace(";", " 1;"), "with 1 operands"),
+        (COMMIT, COMMIT.replace(";", " 0;"), "with 1 operands"),
+        (WAIT, WAIT.replace(" 0", ""), "with 0 operands"),
+        (WAIT, WAIT.replace("0", "0, 1"), "with 2 operands"),
+        (WAIT, WAIT.replace("0", "%t"), "with a register"),
+        (MULTIPLY, MULTIPLY.replace("%da", "%da, %x, 0").replace("async", "async.sp"), "wgmma.mma_async.sp"),
+        (MULTIPLY, MULTIPLY.replace("f16.f16", "f16.f16.satfinite"), "satfinite"),
+    ],
+)
+def test_spellings_that_ptxas_refuses_or_that_are_not_modelled(
+    good: str, bad: str, says: str, engine: str
+) -> None:
+    body = f"mov.b32 %x, 0;\n{FENCE}\n{MULTIPLY}\n{ENDING}"
+    with pytest.raises(UnsupportedError) as caught:
+        run(body.replace(good, bad), engine)
+    assert says in caught.value.what
+    assert caught.value.place is not None
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_fewer_than_no_groups(engine: str) -> None:
+    with pytest.raises(KernelFault, match="fewer than 0 groups"):
+        run(f"{FENCE}\n{MULTIPLY}\n{COMMIT}\n{WAIT.replace('0', '-1')}", engine)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_fence_and_no_product(engine: str) -> None:
+    assert not run(f"{FENCE}\n{ENDING}", engine).any()
 
 
 @pytest.mark.parametrize("schedule", ["late", "early", "random:4"])
@@ -219,7 +310,7 @@ def test_half_a_warpgroup(engine: str) -> None:
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("instruction", "says"),
     [
         (
             MULTIPLY.replace("f32.f16.f16", "s32.s8.u8").replace("k16", "k32").replace(", 1, 1, 0, 0;", ";"),
@@ -232,8 +323,30 @@ def test_half_a_warpgroup(engine: str) -> None:
         (MULTIPLY.replace(", 0, 0;", ";"), "with 5 sources"),
     ],
 )
-def test_refused_by_name(text: str, says: str, engine: str) -> None:
+def test_refused_by_name(instruction: str, says: str, engine: str) -> None:
     with pytest.raises(UnsupportedError) as caught:
-        run(f"{FENCE}\n{text}\n{ENDING}", engine)
+        run(f"{FENCE}\n{instruction}\n{ENDING}", engine)
     assert says in caught.value.what
     assert caught.value.place is not None
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_profile_counts_products_of_warpgroups(engine: str) -> None:
+    """Three products of four warps: 12 warp instructions, 3 * 64 * 8 * 16 multiplications."""
+    out = np.zeros((128, 4), np.float32)
+    result = run_ptx(
+        text(f"{FENCE}\n{MULTIPLY}\n{MULTIPLY}\n{MULTIPLY}\n{ENDING}"),
+        "k",
+        (1, 1, 1),
+        (128, 1, 1),
+        [out],
+        engine=engine,
+        profile=True,
+    )
+    counters = result.counters
+    assert counters.instructions["wgmma.mma_async"] == 12
+    assert counters.mma_macs == 24_576
+    assert result.record is not None
+    table = profile_table(counters.instructions, counters.traffic, counters.mma_macs, result.record)
+    assert f"{'3 products':<32}{24_576:>16,}" in table
+    assert {role(result.record.ctas[0].ops[warp]) for warp in range(4)} == {"MMA"}
