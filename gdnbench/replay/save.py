@@ -73,7 +73,8 @@ class RunWriter:
         self._drafts.append(RecordDraft(info, before, after))
         self._bytes += sum(_size(draft.data) for draft in (*before.values(), *after.values()))
         self._bytes += _ROW_BYTES * sum(len(pool.rows) for pool in info.pools.values())
-        if self._bytes >= _BATCH_BYTES or len(self._drafts) >= _BATCH_RECORDS:
+        # Times took a while to measure: each record's are on disk before the next one's are begun.
+        if timing is not None or self._bytes >= _BATCH_BYTES or len(self._drafts) >= _BATCH_RECORDS:
             self._flush()
 
     def _flush(self) -> None:

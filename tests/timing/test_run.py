@@ -246,6 +246,14 @@ def test_a_run_store_keeps_the_times(store: Store, tmp_path: Path) -> None:
         assert kept.records[0].info.run["source"] == store.records[0].key
 
 
+def test_times_are_kept_before_the_next_record_is_begun(store: Store, tmp_path: Path) -> None:
+    """Whatever ends the process then, power included, ends no more than one record's measuring."""
+    kept: list[int] = []
+    path = tmp_path / "run.zarr"
+    run(store, "torch", save=path, progress=lambda *_: kept.append(len(read_timings(path))))
+    assert kept == list(range(1, len(store.records) + 1))
+
+
 def test_json_reads_back(store: Store, tmp_path: Path) -> None:
     report = run(store, "torch", "hf")
     (tmp_path / "times.json").write_text(json.dumps(timing_json(report), allow_nan=False))
