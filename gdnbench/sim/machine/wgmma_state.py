@@ -189,7 +189,9 @@ class Warpgroups:
 
     def deliver(self, share: Share) -> None:
         """Put the sum of a flight where its tokens are."""
-        flight, registers = share.flight, share.warp.registers
+        flight, registers, forms = share.flight, share.warp.registers, self.forms
+        # Half of an f32 may look like half a token: of f32 only what 16 bits hold is told by halves.
+        of_halves = forms.by_halves if flight.form.product.d == "f16" else frozenset()
         assert flight.rows is not None
         assert registers is not None
         flight.words = words = d_words(flight.rows)
@@ -203,8 +205,8 @@ class Warpgroups:
             else:
                 registers.put(home, np.where(held == flight.image, words, held))
             for row, register in enumerate(home.registers):
-                for copy in self.forms.moved_to.get(register.index, ()):
-                    halves = copy.index in self.forms.by_halves
+                for copy in forms.moved_to.get(register.index, ()):
+                    halves = copy.bits == 16 or copy.index in of_halves
                     registers.replace(copy, int(flight.tokens[row]), words[row], halves)
 
     def in_flight(self, state: WarpState, held: Words) -> bool:

@@ -350,3 +350,17 @@ def test_a_profile_counts_products_of_warpgroups(engine: str) -> None:
     table = profile_table(counters.instructions, counters.traffic, counters.mma_macs, result.record)
     assert f"{'3 products':<32}{24_576:>16,}" in table
     assert {role(result.record.ctas[0].ops[warp]) for warp in range(4)} == {"MMA"}
+
+
+@both(("late", "early"))
+def test_half_of_an_f32_is_no_token(engine: str, schedule: str) -> None:
+    """%d4 could be a copy of %d0 that went through 16 bits, and holds a number whose lower half is that of
+    the first token, which %d0 holds in flight: it stays what it is."""
+    body = (
+        f"setp.eq.u32 %q, %t, 999;\n@!%q bra ON;\nmov.b32 {{%low_half, %high_half}}, %d0;\n"
+        "mov.b32 %d4, {%low_half, %high_half};\nON:\nxor.b32 %x, %t, %t;\n"
+        f"add.u32 %d4, %x, {0x4000FC01};\n{FENCE}\n{MULTIPLY}\n{ENDING}"
+    )
+    out = run(body, engine, schedule, stored="%d4, %d0, %d1, %d2")
+    assert (out[:, 0].view(np.uint32) == 0x4000FC01).all()
+    assert (out[:, 1:] == 16).all()
