@@ -13,8 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 
 from gdnbench.sim.errors import Place
+
+
+@cache  # asked for every register of every instruction
+def _width(declared: str) -> int:
+    return 1 if declared == "pred" else int("".join(c for c in declared if c.isdigit()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +34,7 @@ class Register:
     @property
     def bits(self) -> int:
         """Width in bits; a predicate has one."""
-        return 1 if self.type == "pred" else int("".join(c for c in self.type if c.isdigit()))
+        return _width(self.type)
 
 
 @dataclass(frozen=True, slots=True)
