@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
@@ -23,6 +22,7 @@ from gdnbench.timing.clocks import Clock, round_seconds
 from gdnbench.timing.cuda_clocks import clock_of
 from gdnbench.timing.rotation import Form, Rotation, RotationOptions, held_bytes, size
 from gdnbench.timing.seam import Form as LaunchForm
+from gdnbench_kernels import programs
 from gdnbench_kernels.compiling import ARCHS, Program, Source, program
 from gdnbench_kernels.contract import Launch
 
@@ -95,7 +95,7 @@ def _ways(device: torch.device, moved: int, clock: str) -> Iterator[tuple[str, C
     for form, timer in (("plain", plain), ("graph", graph)):
         yield f"torch copy_, {form}", timer, lambda source, target: partial(target.copy_, source)
     properties = torch.cuda.get_device_properties(device)
-    arch = arch_of((properties.major, properties.minor))
+    arch = arch_of(device)
     for source in sources():
         made = program(source, arch)
         for grid in dict.fromkeys(grids(source, moved // 2, properties.multi_processor_count)):
@@ -140,13 +140,6 @@ def grids(source: Source, written: int, multiprocessors: int) -> tuple[int, int]
     return tiles, min(tiles, multiprocessors * RESIDENT_THREADS // options["threads"])
 
 
-def arch_of(capability: tuple[int, int]) -> str:
-    """The target for a device's compute capability; NotImplementedError for one that has none."""
-    for arch, capabilities in ARCHS.items():
-        with suppress(ValueError):
-            capabilities.index(capability)
-            return arch
-    raise NotImplementedError(
-        f"the kernels that measure the memory's ceiling are not compiled for compute capability"
-        f" {capability[0]}.{capability[1]}"
-    )
+def arch_of(device: torch.device) -> str:
+    """The target for a device; NotImplementedError for one that has none."""
+    return programs.arch_of(device, tuple(ARCHS), "the kernel that measures the memory's ceiling")

@@ -7,25 +7,34 @@ never copied, and q, k, v, g and beta may lie at any strides that keep 16 bytes 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache as cached
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from gdnbench_kernels import programs
 from gdnbench_kernels.arguments import Output
-from gdnbench_kernels.checks import LARGEST, dtype_name
-from gdnbench_kernels.compiling import Program, program
+from gdnbench_kernels.call_checks import (
+    TensorCheck,
+    check_apart,
+    check_own_elements,
+    dtypes_of,
+    number,
+    span,
+)
+from gdnbench_kernels.checks import dtype_name
+from gdnbench_kernels.compiling import Program
 from gdnbench_kernels.gdn_decode.decode_plan import DecodePlan
 from gdnbench_kernels.gdn_decode.sizes import HEAD_DIM, MAX_BATCH, MAX_TOKENS
 from gdnbench_kernels.gdn_decode.slots import PADDING
 from gdnbench_kernels.gdn_decode.sources import ALIGN, BIAS_DTYPES, GATE_DTYPES, STATE_DTYPES, source
+from gdnbench_kernels.programs import SM90, SM100, SM103, compiled
 
-SM90, SM100, SM103 = "sm_90a", "sm_100a", "sm_103a"
-ARCH_OF = {(9, 0): SM90, (10, 0): SM100, (10, 3): SM103}
-"""What is compiled for a device of that compute capability."""
+INT32, FLOAT32, BFLOAT16 = (torch.int32,), (torch.float32,), (torch.bfloat16,)
+GATES, BIASES, STATES = dtypes_of(GATE_DTYPES), dtypes_of(BIAS_DTYPES), dtypes_of(STATE_DTYPES)
+
+_check = TensorCheck("the compiled kernel takes", first="v")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +97,9 @@ class Arguments:
 
     def compiled(self, plan: DecodePlan, arch: str) -> Program:
         """The program for this call in that plan."""
-        return _compiled(
+        return compiled(
             arch,
+            source,
             self.tokens,
             self.value_heads // self.q.shape[2],
             self.state_dtype,
@@ -137,12 +147,6 @@ class Arguments:
         return {"o": self._o.finish()}
 
 
-@cached
-def _compiled(arch: str, *options: Any) -> Program:
-    """Looked up once a process."""
-    return program(source(*options), arch)
-
-
 def arguments(
     *,
     q: Tensor,
@@ -178,19 +182,20 @@ def arguments(
         raise ValueError("num_accepted and read_indices are both given; one of them says what is read")
     device = v.device
     for name, tensor, count in (("q", q, heads), ("k", k, heads), ("v", v, value_heads)):
-        _check(name, tensor, (batch, tokens, count, HEAD_DIM), ("bfloat16",), device)
+        _check(name, tensor, (batch, tokens, count, HEAD_DIM), BFLOAT16, device)
     for name, tensor in (("g", g), ("beta", beta)):
-        _check(name, tensor, (batch, tokens, value_heads), GATE_DTYPES, device)
+        _check(name, tensor, (batch, tokens, value_heads), GATES, device)
     if A_log is not None and dt_bias is not None:
-        _check("A_log", A_log, (value_heads,), ("float32",), device)
-        _check("dt_bias", dt_bias, (value_heads,), BIAS_DTYPES, device)
+        _check("A_log", A_log, (value_heads,), FLOAT32, device)
+        _check("dt_bias", dt_bias, (value_heads,), BIASES, device)
     _check_pool(state, value_heads, device)
-    _check("state_indices", state_indices, (batch, tokens), ("int32",), device)
+    _check("state_indices", state_indices, (batch, tokens), INT32, device)
     for name, given in (("num_accepted", num_accepted), ("read_indices", read_indices)):
         if given is not None:
-            _check(name, given, (batch,), ("int32",), device)
+            _check(name, given, (batch,), INT32, device)
     if o is not None:
-        _check("o", o, v.shape, ("bfloat16",), device)
+        _check("o", o, v.shape, BFLOAT16, device)
+        check_own_elements("o", o)
     apart = {"q": q, "k": k, "v": v, "g": g, "beta": beta, "A_log": A_log, "dt_bias": dt_bias}
     apart |= {"state_indices": state_indices, "num_accepted": num_accepted, "read_indices": read_indices}
     _check_apart(state, o, apart)
@@ -206,8 +211,8 @@ def arguments(
         state_indices=state_indices,
         num_accepted=None if num_accepted is None else num_accepted.contiguous(),
         read_indices=None if read_indices is None else read_indices.contiguous(),
-        scale=HEAD_DIM**-0.5 if scale is None else _number("scale", scale),
-        beta_max=_number("beta_max", beta_max),
+        scale=HEAD_DIM**-0.5 if scale is None else number("scale", scale),
+        beta_max=number("beta_max", beta_max),
         gate=gate,
         qk=qk,
         _o=_output(o, v),
@@ -215,18 +220,8 @@ def arguments(
 
 
 def arch_of(device: torch.device) -> str:
-    """What to compile for that device, for an SM100 where there is none. NotImplementedError names the
-    compute capabilities that the kernel is compiled for."""
-    if device.type != "cuda":
-        return SM100
-    capability = torch.cuda.get_device_capability(device)
-    if capability not in ARCH_OF:
-        names = ", ".join(f"{major}.{minor}" for major, minor in ARCH_OF)
-        raise NotImplementedError(
-            f"this kernel of gdn_decode is compiled for compute capability {names};"
-            f" {torch.cuda.get_device_name(device)} has {capability[0]}.{capability[1]}"
-        )
-    return ARCH_OF[capability]
+    """What to compile for that device; NotImplementedError for one that the kernel is not compiled for."""
+    return programs.arch_of(device, (SM90, SM100, SM103), "this kernel of gdn_decode")
 
 
 def _sizes(q: Tensor, v: Tensor) -> tuple[int, int, int, int]:
@@ -256,7 +251,7 @@ def _sizes(q: Tensor, v: Tensor) -> tuple[int, int, int, int]:
 def _check_pool(state: Tensor, value_heads: int, device: torch.device) -> None:
     """The pool is taken as it lies in memory: it is far too long to be copied."""
     slots = state.shape[0] if state.dim() else 0
-    _check("state", state, (slots, value_heads, HEAD_DIM, HEAD_DIM), STATE_DTYPES, device)
+    _check("state", state, (slots, value_heads, HEAD_DIM, HEAD_DIM), STATES, device)
     slot = value_heads * HEAD_DIM**2
     # The distance to a slot that is not there says nothing, nor does that to another head of one.
     heads = state.stride()[1:] if value_heads > 1 else (HEAD_DIM**2, *state.stride()[2:])
@@ -301,51 +296,17 @@ def _rows(tensor: Tensor) -> Tensor:
     return tensor.clone(memory_format=torch.contiguous_format)
 
 
-def _number(name: str, value: float) -> float:
-    """A tensor is refused too: to read it would be to wait for the device."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(f"{name} is a {type(value).__name__}; it must be a number")
-    if not abs(value) <= LARGEST:
-        raise ValueError(f"{name} must be finite, in float32 too")
-    return float(value)
-
-
 def _check_apart(state: Tensor, o: Tensor | None, inputs: dict[str, Tensor | None]) -> None:
     """ValueError for what is written in the memory of an input, which CTAs that are behind read. Between
     slots of the pool there may be anything."""
-    start, stop = (0, 0) if o is None else _span("o", o)
-    pool, after = _span("state", state)
+    pool, after = span("state", state)
+    given = {**inputs, "o": o}
+    spans = {name: span(name, tensor) for name, tensor in given.items() if tensor is not None}
+    check_apart(("o",), spans)
     size = state.element_size()
     step, slot = state.stride(0) * size, state[:1].numel() * size
-    for name, tensor in {**inputs, "o": o}.items():
-        first, last = (0, 0) if tensor is None else _span(name, tensor)
-        if name != "o" and start < last and first < stop:
-            raise ValueError(f"o shares memory with {name}; give it memory of its own")
+    for name, (first, last) in spans.items():
         if pool < last and first < after:
             into = (first - pool) % step if len(state) > 1 else 0
             if first < pool or into < slot or into + last - first > step:
                 raise ValueError(f"{name} shares memory with state; give it memory of its own")
-
-
-def _span(name: str, tensor: Tensor) -> tuple[int, int]:
-    """The addresses from a tensor's first byte to its last, gaps included."""
-    if not tensor.numel():
-        return 0, 0
-    start = tensor.data_ptr()
-    if not start:
-        raise ValueError(f"{name} has no memory, as on meta or while a call is traced; give it some")
-    reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return start, start + (reach + 1) * tensor.element_size()
-
-
-def _check(
-    name: str, tensor: Tensor, shape: Sequence[int], dtypes: Sequence[str], device: torch.device
-) -> None:
-    if dtype_name(tensor.dtype) not in dtypes:
-        raise NotImplementedError(
-            f"the compiled kernel takes {name} as {' or '.join(dtypes)}, not as {dtype_name(tensor.dtype)}"
-        )
-    if tensor.shape != tuple(shape):
-        raise ValueError(f"{name} has shape {list(tensor.shape)}; it must be {list(shape)}")
-    if tensor.device != device:
-        raise ValueError(f"{name} is on {tensor.device}, v on {device}; all must be on one device")

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
 from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from gdnbench_kernels import arguments
+from gdnbench_kernels import arguments, programs
 from gdnbench_kernels.arguments import Output, multiprocessors
+from gdnbench_kernels.call_checks import TensorCheck, dtypes_of
 from gdnbench_kernels.checks import dtype_name
-from gdnbench_kernels.compiling import Program, Source, program
+from gdnbench_kernels.compiling import Program, Source
 from gdnbench_kernels.gdn_prefill.sizes import CHUNK, HEAD_DIM
 from gdnbench_kernels.gdn_prefill.sources import ALIGN, BETA_MAX, STATE_DTYPES, check_heads
 from gdnbench_kernels.gdn_prefill.torch_chunked import final_dtype
@@ -30,18 +30,16 @@ address."""
 
 INT32, FLOAT32, BFLOAT16 = torch.int32, torch.float32, torch.bfloat16
 GATES = (FLOAT32, BFLOAT16, torch.float16)
-STATES: tuple[torch.dtype, ...] = tuple(getattr(torch, name) for name in STATE_DTYPES)
+STATES = dtypes_of(STATE_DTYPES)
+
+_check = TensorCheck("the SM100 kernels take", first="others")
 
 
 def compiled(device: torch.device, source: Callable[..., Source], *options: Any) -> Program:
-    """The program of a source for that device, or for an SM100 where there is none."""
-    newer = device.type == "cuda" and torch.cuda.get_device_capability(device) == (10, 3)
-    return _program("sm_103a" if newer else "sm_100a", source, *options)
-
-
-@cache
-def _program(arch: str, source: Callable[..., Source], *options: Any) -> Program:
-    return program(source(*options), arch)
+    """The program of a source for that device, or for an SM100 where there is none; NotImplementedError for
+    another GPU."""
+    arch = programs.arch_of(device, programs.BLACKWELL, "this kernel of gdn_prefill")
+    return programs.compiled(arch, source, *options)
 
 
 def ctas_of(items: int, device: torch.device) -> int:
@@ -85,7 +83,7 @@ class Outputs:
             return cls(out, None)
         wanted = final_state_dtype or (None if final_state is None else dtype_name(final_state.dtype))
         dtype = final_dtype(initial_state, wanted)
-        check_dtype("final_state", dtype, STATES)
+        _check.dtype("final_state", dtype, STATES)
         states = (sequences, v.shape[1], HEAD_DIM, HEAD_DIM)
         return cls(out, output_of("final_state", final_state, states, dtype, v.device))
 
@@ -175,11 +173,7 @@ def check_form(
     device: torch.device,
 ) -> None:
     """`check_tensor`, but for how the tensor lies in memory."""
-    check_dtype(name, tensor.dtype, dtypes if isinstance(dtypes, tuple) else (dtypes,))
-    if tensor.shape != tuple(shape):
-        raise ValueError(f"{name} has shape {list(tensor.shape)}; it must be {list(shape)}")
-    if tensor.device != device:
-        raise ValueError(f"{name} is on {tensor.device}, others on {device}; all must be on one device")
+    _check(name, tensor, shape, dtypes if isinstance(dtypes, tuple) else (dtypes,), device)
     check_count(name, shape)
 
 
@@ -204,9 +198,3 @@ def check_ctas(sequences: int, value_heads: int) -> None:
         raise NotImplementedError(
             f"the SM100 kernels take less than 2^31 sequences times value heads; N Hv is {ctas}"
         )
-
-
-def check_dtype(name: str, dtype: torch.dtype, taken: Sequence[torch.dtype]) -> None:
-    if dtype not in taken:
-        names = " or ".join(map(dtype_name, taken))
-        raise NotImplementedError(f"the SM100 kernels take {name} as {names}, not as {dtype_name(dtype)}")

@@ -7,17 +7,25 @@ never copied; other inputs and outputs that a kernel cannot be given as they lie
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache as cached
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from gdnbench_kernels import programs
 from gdnbench_kernels.arguments import Output, held
-from gdnbench_kernels.checks import LARGEST, dtype_name
-from gdnbench_kernels.compiling import Program, Source, program
+from gdnbench_kernels.call_checks import (
+    TensorCheck,
+    check_apart,
+    check_own_elements,
+    dtypes_of,
+    number,
+    span,
+)
+from gdnbench_kernels.checks import dtype_name
+from gdnbench_kernels.compiling import Program
+from gdnbench_kernels.programs import SM90, SM100, SM103
 from gdnbench_kernels.swa_decode.layouts import SERVED, CacheLayout
 from gdnbench_kernels.swa_decode.sizes import BLOCK_SIZES, HEAD_DIM, MAX_HEADS, MAX_WINDOW
 from gdnbench_kernels.swa_decode.sources import ALIGN, SCALE_DTYPES
@@ -26,13 +34,11 @@ from gdnbench_kernels.swa_decode.window import INDEX_SHAPES, flat_indices
 WORD = 4
 """Bytes that lens, attn_sink and lse are aligned to."""
 
-SM90, SM100, SM103 = "sm_90a", "sm_100a", "sm_103a"
-ARCH_OF = {(9, 0): SM90, (10, 0): SM100, (10, 3): SM103}
-"""What is compiled for a device of that compute capability."""
-
 CODES = (torch.float8_e4m3fn, torch.uint8)
 INT32, FLOAT32, BFLOAT16 = torch.int32, torch.float32, torch.bfloat16
-SCALES: tuple[torch.dtype, ...] = tuple(getattr(torch, name) for name in SCALE_DTYPES)
+SCALES = dtypes_of(SCALE_DTYPES)
+
+_check = TensorCheck("the compiled kernels take", first="q")
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +156,7 @@ def prepare(
         indices=indices,
         lens=held(swa_lens, WORD),
         attn_sink=None if attn_sink is None else held(attn_sink, WORD),
-        scale=HEAD_DIM**-0.5 if scale is None else _scale(scale),
+        scale=HEAD_DIM**-0.5 if scale is None else number("scale", scale),
         block_shift=block_shift,
         layout=layout,
         _o=_output("o", o, q.shape, BFLOAT16, q.device, ALIGN),
@@ -160,26 +166,10 @@ def prepare(
     return found
 
 
-def arch_of(device: torch.device, least: tuple[int, int] = (9, 0)) -> str:
-    """What to compile for that device, for an SM100 where there is none. NotImplementedError names the
-    compute capabilities, `least` and above, that a kernel is compiled for."""
-    if device.type != "cuda":
-        return SM100
-    taken = {capability: arch for capability, arch in ARCH_OF.items() if capability >= least}
-    capability = torch.cuda.get_device_capability(device)
-    if capability not in taken:
-        names = ", ".join(f"{major}.{minor}" for major, minor in taken)
-        raise NotImplementedError(
-            f"this kernel of swa_decode is compiled for compute capability {names};"
-            f" {torch.cuda.get_device_name(device)} has {capability[0]}.{capability[1]}"
-        )
-    return taken[capability]
-
-
-@cached
-def compiled(arch: str, source: Callable[..., Source], *options: Any) -> Program:
-    """The program of `source(*options)`, looked up once a process."""
-    return program(source(*options), arch)
+def arch_of(device: torch.device, archs: Sequence[str] = (SM90, SM100, SM103)) -> str:
+    """What to compile for that device; NotImplementedError for one that a kernel with those targets is not
+    compiled for."""
+    return programs.arch_of(device, archs, "this kernel of swa_decode")
 
 
 def _layout(cache_layout: str) -> CacheLayout:
@@ -225,34 +215,12 @@ def _pages(cache: Tensor, layout: CacheLayout, device: torch.device) -> tuple[Te
     return codes.as_strided((blocks, page), (stride, 1)), block_size.bit_length() - 1
 
 
-def _scale(scale: float) -> float:
-    """A tensor is refused too: to read it would be to wait for the device."""
-    if isinstance(scale, bool) or not isinstance(scale, int | float):
-        raise TypeError(f"scale is a {type(scale).__name__}; it must be a number")
-    if not abs(scale) <= LARGEST:
-        raise ValueError("scale must be finite, in float32 too")
-    return float(scale)
-
-
 def _check_apart(given: Arguments) -> None:
     """ValueError for outputs in the memory of each other or of an input, which CTAs that are behind read."""
     tensors = {"q": given.q, "cache": given.pages, "inv_scale": given.inv_scale, "swa_lens": given.lens}
     tensors |= {"swa_indices": given.indices, "attn_sink": given.attn_sink, "o": given.o, "lse": given.lse}
-    spans = {name: _span(tensor) for name, tensor in tensors.items() if tensor is not None and tensor.numel()}
-    for name in ("o", "lse"):
-        start, stop = spans.pop(name, (0, 0))
-        for other, (first, last) in spans.items():
-            if start < last and first < stop:
-                raise ValueError(f"{name} shares memory with {other}; give it memory of its own")
-
-
-def _span(tensor: Tensor) -> tuple[int, int]:
-    """The addresses from a tensor's first byte to its last, gaps included."""
-    start = tensor.data_ptr()
-    if tensor.is_contiguous():
-        return start, start + tensor.nbytes
-    rows, columns = tensor.shape  # pages, or indices
-    return start, start + ((rows - 1) * tensor.stride(0) + columns) * tensor.element_size()
+    spans = {name: span(name, tensor) for name, tensor in tensors.items() if tensor is not None}
+    check_apart(("o", "lse"), spans)
 
 
 def _scales(inv_scale: Tensor | None, layout: CacheLayout, slots: int, device: torch.device) -> Tensor | None:
@@ -301,23 +269,5 @@ def _output(
 ) -> Output:
     if given is not None:
         _check(name, given, shape, (dtype,), device)
-        reach = 0
-        for stride, size in sorted(zip(given.stride(), given.shape, strict=True)):
-            if size > 1 and stride <= reach:
-                raise ValueError(f"{name} has strides {list(given.stride())}: its elements share memory")
-            reach += (size - 1) * stride
+        check_own_elements(name, given)
     return Output.of(given, shape, dtype, device, align)
-
-
-def _check(
-    name: str, tensor: Tensor, shape: Sequence[int], dtypes: Sequence[torch.dtype], device: torch.device
-) -> None:
-    if tensor.dtype not in dtypes:
-        names = " or ".join(map(dtype_name, dtypes))
-        raise NotImplementedError(
-            f"the compiled kernels take {name} as {names}, not as {dtype_name(tensor.dtype)}"
-        )
-    if tensor.shape != tuple(shape):
-        raise ValueError(f"{name} has shape {list(tensor.shape)}; it must be {list(shape)}")
-    if tensor.device != device:
-        raise ValueError(f"{name} is on {tensor.device}, q on {device}; all must be on one device")

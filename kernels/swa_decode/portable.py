@@ -10,7 +10,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from gdnbench_kernels.arguments import multiprocessors
-from gdnbench_kernels.swa_decode.call import Arguments, arch_of, compiled, prepare
+from gdnbench_kernels.programs import compiled
+from gdnbench_kernels.swa_decode.call import Arguments, arch_of, prepare
 from gdnbench_kernels.swa_decode.sources import PORTABLE_ROWS, portable_source
 
 __all__ = ["portable"]

@@ -10,13 +10,11 @@ from __future__ import annotations
 from torch import Tensor
 
 from gdnbench_kernels.arguments import multiprocessors
-from gdnbench_kernels.swa_decode.call import arch_of, compiled, prepare
+from gdnbench_kernels.programs import BLACKWELL, compiled
+from gdnbench_kernels.swa_decode.call import arch_of, prepare
 from gdnbench_kernels.swa_decode.sources import PART_COUNTS, TILE_HEADS, sm100_source
 
 __all__ = ["launch_of", "sm100"]
-
-BLACKWELL = (10, 0)
-"""The least compute capability with tcgen05."""
 
 
 def sm100(

@@ -9,7 +9,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from gdnbench_kernels.arguments import multiprocessors
-from gdnbench_kernels.swa_decode.call import SM90, Arguments, arch_of, compiled, prepare
+from gdnbench_kernels.programs import SM90, compiled
+from gdnbench_kernels.swa_decode.call import Arguments, arch_of, prepare
 from gdnbench_kernels.swa_decode.wgmma_plan import ROWS, Tuning
 from gdnbench_kernels.swa_decode.wgmma_sources import wgmma_source
 

@@ -14,7 +14,7 @@ from torch import Tensor
 pytest.importorskip("cutlass", reason="CuTe DSL has wheels for Linux only")
 
 from gdnbench_kernels.contract import Call
-from gdnbench_kernels.gdn_decode.call import ARCH_OF
+from gdnbench_kernels.gdn_decode.call import arch_of
 from gdnbench_kernels.gdn_decode.cute import cute, prepare
 from gdnbench_kernels.gdn_decode.decode_plan import DecodePlan, candidates
 
@@ -42,10 +42,10 @@ pytestmark = [
 @pytest.fixture(scope="module", autouse=True)
 def arch() -> str:
     """What `cute` is compiled for here."""
-    capability = torch.cuda.get_device_capability()
-    if capability not in ARCH_OF:
-        pytest.skip(f"gdn_decode is not compiled for compute capability {capability}")
-    return ARCH_OF[capability]
+    try:
+        return arch_of(torch.device("cuda"))
+    except NotImplementedError as error:
+        pytest.skip(str(error))
 
 
 def moved(call: Call) -> dict[str, Any]:

@@ -358,6 +358,11 @@ def refused() -> dict[str, tuple[dict[str, Any], type[Exception], str]]:
             "both given",
         ),
         "o is v": ({"o": v}, ValueError, "o shares memory with v"),
+        "o is one row": (
+            {"o": torch.zeros_like(v[:, :, :1]).expand(v.shape)},
+            ValueError,
+            "its elements share",
+        ),
         "nine tokens": (
             {
                 name: tensors[name].expand(2, 9, *tensors[name].shape[2:])

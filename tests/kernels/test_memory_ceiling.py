@@ -82,7 +82,7 @@ def test_a_tensor_that_is_not_aligned_is_refused() -> None:
 @pytest.mark.parametrize("in_place", [False, True])
 def test_every_word_is_moved_on_a_gpu(in_place: bool) -> None:
     """64 MiB and a rest, every build, both grids."""
-    arch = arch_of(torch.cuda.get_device_capability())
+    arch = arch_of(torch.device("cuda"))
     count = torch.cuda.get_device_properties(0).multi_processor_count
     given = words(4 * ((1 << 22) + 77), FRESH).cuda()
     for source in SOURCES:

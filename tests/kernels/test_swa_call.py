@@ -16,10 +16,11 @@ pytest.importorskip("cutlass", reason="CuTe DSL has wheels for Linux only")
 
 from gdnbench.replay.simulated import programs_simulated
 from gdnbench.sim.simulate import active
+from gdnbench_kernels.programs import BLACKWELL
 from gdnbench_kernels.swa_decode.call import arch_of, prepare
 from gdnbench_kernels.swa_decode.layouts import empty_ds_mla
 from gdnbench_kernels.swa_decode.portable import portable
-from gdnbench_kernels.swa_decode.sm100 import BLACKWELL, sm100
+from gdnbench_kernels.swa_decode.sm100 import sm100
 from gdnbench_kernels.swa_decode.synth import synth
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -174,6 +175,12 @@ def test_outputs_have_memory_of_their_own() -> None:
     scales = torch.ones(48)
     with pytest.raises(ValueError, match=r"^lse shares memory with inv_scale; give it memory of its own$"):
         prepare(**given(inv_scale=scales, lse=scales[:16].view(2, 8)))
+
+
+def test_tensors_without_memory_are_refused() -> None:
+    meta = {name: x.to("meta") if isinstance(x, torch.Tensor) else x for name, x in given().items()}
+    with pytest.raises(ValueError, match=r"^q has no memory"):
+        prepare(**meta)
 
 
 @pytest.mark.parametrize("kernel", [portable, sm100])

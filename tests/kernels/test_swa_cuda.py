@@ -15,7 +15,7 @@ pytest.importorskip("cutlass", reason="CuTe DSL has wheels for Linux only")
 from gdnbench.judge.calls import compact
 from gdnbench.store.reader import Store
 from gdnbench_kernels.contract import Call
-from gdnbench_kernels.swa_decode.call import ARCH_OF
+from gdnbench_kernels.swa_decode.call import arch_of
 from gdnbench_kernels.swa_decode.contract import OPERATION
 from gdnbench_kernels.swa_decode.portable import portable
 
@@ -43,10 +43,10 @@ CAPTURES = Path(__file__).resolve().parents[2] / "captures"
 @pytest.fixture(scope="module", autouse=True)
 def arch() -> str:
     """What `portable` is compiled for here."""
-    capability = torch.cuda.get_device_capability()
-    if capability not in ARCH_OF:
-        pytest.skip(f"swa_decode is not compiled for compute capability {capability}")
-    return ARCH_OF[capability]
+    try:
+        return arch_of(torch.device("cuda"))
+    except NotImplementedError as error:
+        pytest.skip(str(error))
 
 
 def moved(call: Call) -> dict[str, Any]:

@@ -97,10 +97,15 @@ def test_sources_are_named_by_what_they_are() -> None:
     assert title(source_of(512, 4, True)) == "512 threads x 4, streaming"
 
 
-def test_devices_have_a_target_or_are_refused() -> None:
-    assert (arch_of((9, 0)), arch_of((10, 0)), arch_of((10, 3))) == ("sm_90a", "sm_100a", "sm_100f")
-    with pytest.raises(NotImplementedError, match=r"8\.0"):
-        arch_of((8, 0))
+def test_devices_have_a_target_or_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = torch.device("cuda", 0)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA Something")
+    for capability, arch in (((9, 0), "sm_90a"), ((10, 0), "sm_100a"), ((10, 3), "sm_100f")):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, found=capability: found)
+        assert arch_of(device) == arch
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    with pytest.raises(NotImplementedError, match=r"9\.0, 10\.0, 10\.3; NVIDIA Something has 8\.0$"):
+        arch_of(device)
 
 
 def test_nothing_has_no_ceiling() -> None:

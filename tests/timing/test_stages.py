@@ -129,7 +129,7 @@ class TestOnAGpu:
         from gdnbench.timing.cuda_clocks import GraphClock
         from gdnbench_kernels.compiling import Source, program
 
-        arch = arch_of(torch.cuda.get_device_capability())
+        arch = arch_of(torch.device("cuda"))
         options = {"threads": 256, "unroll": 4, "streaming": False}
         target = "gdnbench_kernels.memory_ceiling:build"
         small, large = (program(Source.of(f"stage.{name}", target, **options), arch) for name in ("a", "b"))
