@@ -9,9 +9,11 @@ from typing import Any
 
 from gdnbench.errors import BadInputError, CannotRunError
 from gdnbench.ops import operation
-from gdnbench_kernels.compiling import ArchError, Program, Source, program
+from gdnbench_kernels.compiling import ARCHS, ArchError, Program, Source, program
 
 Sources = Callable[..., Sequence[Source]]
+
+DEFAULT_ARCH = "sm_100a"
 
 
 class CompileError(CannotRunError):
@@ -30,6 +32,20 @@ def sources_of(op: str, kernel: str | None = None) -> tuple[str, Sources]:
         raise BadInputError(f"{op} {what}: choose one of those that are compiled ahead of time: {there}")
     module, _, function = entries[kernel].partition(":")
     return kernel, getattr(importlib.import_module(module), function)
+
+
+def arch_of(op: str, kernel: str, given: str | None) -> str:
+    """What to compile a kernel of `op` for: `given`, else the first that it is written for, else sm_100a.
+    BadInputError names those that it is written for where `given` is another."""
+    archs = operation(op).kernels[kernel].archs
+    if given is None:
+        return next(iter(archs), DEFAULT_ARCH)
+    if given in ARCHS and archs and given not in archs:
+        raise BadInputError(
+            f"{op} kernel {kernel} is written for {' and '.join(archs)} alone, not for {given};"
+            f" give --arch {archs[0]}"
+        )
+    return given
 
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")

@@ -181,6 +181,7 @@ class KernelEntry:
     needs: tuple[str, ...] = ()  # distributions, beyond this project's own requirements
     fp64: bool = False  # an oracle: returns everything in fp64, mutated tensors too, and writes to none
     sources: str = ""  # "package.module:function": options -> a Source for each kernel compiled ahead
+    archs: tuple[str, ...] = ()  # those that its sources compile for; any unless given
     prepare: str = ""
     """"package.module:function", called as the kernel is, returns a `Launch`: tensors are in the form that
     its launches want, everything is compiled and tuned, and a launch neither allocates nor waits for the

@@ -21,7 +21,12 @@ if TYPE_CHECKING:
 
 def compile(
     context: typer.Context,
-    arch: Annotated[str, typer.Option(help="sm_90a, sm_100a, sm_100f or sm_103a.")] = "sm_100a",
+    arch: Annotated[
+        str | None,
+        typer.Option(
+            help="sm_90a, sm_100a, sm_100f or sm_103a; sm_100a unless given, or sm_90a for what is Hopper's."
+        ),
+    ] = None,
     op: Annotated[str, typer.Option(help="The operation.")] = "gdn_prefill",
     kernel: Annotated[
         str | None, typer.Option(help="Which of its compiled kernels; the first unless given.")
@@ -43,7 +48,7 @@ def compile(
     Exit status: 0 compiled; 1 a kernel spills, is over a limit, or is worse than the budget; 2 bad input;
     3 it does not compile, or there is no compiler.
     """
-    from gdnbench.compile import compile_programs, sources_of
+    from gdnbench.compile import arch_of, compile_programs, sources_of
     from gdnbench.kernel_figures import figures, limits, problems
     from gdnbench.options import describe_options, option_defaults, parse_options
 
@@ -53,6 +58,7 @@ def compile(
     if context.args == ["--options"]:
         print(describe_options(sources))
         return
+    arch = arch_of(op, name, arch)
     options = parse_options(sources, option_texts(context.args), f"{op} kernel {name}", "compile")
     whole = option_defaults(sources) | options
     earlier = None if budget is None else _read(budget, {"op": op, "kernel": name, "arch": arch}, whole)

@@ -147,6 +147,7 @@ KERNELS = {
         devices=("sim", "cuda"),
         meaning="a wgmma kernel for SM90 in CuTe DSL, persistent CTAs; not yet measured",
         sources="gdnbench_kernels.swa_decode.wgmma_sources:wgmma_sources",
+        archs=("sm_90a",),
     ),
     "sm100": KernelEntry(
         "gdnbench_kernels.swa_decode.sm100:sm100",

@@ -156,7 +156,7 @@ def test_budget_of_something_else(
         (("--initial-state", "float16"), 2, "is not float32 or bfloat16 or none"),
         (("--colour", "red"), 2, "gdn_prefill kernel sm100 has no compile option 'colour'; it has heads,"),
         (("--op", "nothing"), 2, "operation 'nothing' is not known"),
-        (("--op", "gdn_decode"), 2, "gdn_decode kernels: choose one of those that are compiled"),
+        (("--op", "gdn_decode", "--kernel", "fla"), 2, "gdn_decode kernel 'fla': choose one of those that"),
         (
             ("--kernel", "torch"),
             2,
@@ -208,3 +208,15 @@ def test_kernel_that_does_not_compile(
     assert (done.code, done.out) == (3, "")
     what = "gdn_prefill.chunk_metadata does not compile for sm_100a: RuntimeError: first line"
     assert done.err == f"gdnbench: {what}\n"
+
+
+def test_a_kernel_for_one_gpu_alone_is_compiled_for_that(gdnbench: Invoke) -> None:
+    small = ("--op", "swa_decode", "--kernel", "wgmma", "--heads", "8", "--rows", "16")
+    done = gdnbench("compile", "--json", *small)
+    assert (done.code, done.err) == (0, "")
+    assert json.loads(done.out)["arch"] == "sm_90a"
+    refused = gdnbench("compile", "--arch", "sm_100a", *small)
+    assert (refused.code, refused.out) == (2, "")
+    assert refused.err == (
+        "gdnbench: swa_decode kernel wgmma is written for sm_90a alone, not for sm_100a; give --arch sm_90a\n"
+    )
