@@ -17,9 +17,10 @@ from gdnbench.store.recover import open_store
 if TYPE_CHECKING:
     from gdnbench.report.report import ReplayReport
     from gdnbench.store.reader import Store, StoredRecord
+    from gdnbench.timing.counting import CountsReport
     from gdnbench.timing.options import TimingOptions
     from gdnbench.timing.result import RecordTiming
-    from gdnbench.timing.run import CountsReport, TimingReport
+    from gdnbench.timing.run import TimingReport
 
 CACHE = "What a launch finds in the cache: cold or warm."
 FORM = "graph: many launches in a CUDA graph; plain. Default: graph on cuda."
@@ -63,8 +64,9 @@ def time(
 
     Exit status: 0 all timed; 1 a mismatch, crash, hang or regression; 3 something could not run here.
     """
+    from gdnbench.timing.counting import count_records
     from gdnbench.timing.export import read_timings
-    from gdnbench.timing.run import count_records, time_records
+    from gdnbench.timing.run import time_records
 
     if json and csv:
         raise BadInputError("choose one of --json and --csv, not both")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import json
 import os
 import select
@@ -12,7 +13,11 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
+
+Message = dict[str, Any]
+Tell = Callable[[Message], None]
 
 START_SECONDS = 120.0
 """A worker imports torch, then the kernel and whatever that imports; on a cold disk each takes a while."""
@@ -32,8 +37,7 @@ class Gone(Exception):
 
 class Worker:
     """One process of `python -m module REQUESTS REPLIES ARGUMENTS...` and the two pipes to it, on which JSON
-    lines go there and back. It is to call `end_with_parent(REQUESTS)`, to end when its requests do, and says
-    something once it has started."""
+    lines go there and back. There it is to call `serve`, whose first message says that it has started."""
 
     def __init__(self, module: str, arguments: list[str]) -> None:
         requests, self._requests = os.pipe()
@@ -101,6 +105,27 @@ class Worker:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
+
+
+def serve(requests: int, replies: int, start: Callable[[Tell], Callable[[Message], Message]]) -> None:
+    """In a worker: answers requests until the pipe closes, which it does when the parent is gone.
+
+    `start` is called once the parent knows that the worker is there. It is given what sends a message beside
+    the answers, and returns what makes an answer of a request. Whatever is printed goes to stderr.
+    """
+    os.dup2(2, 1)
+    end_with_parent(requests)
+    faulthandler.enable()
+    with os.fdopen(requests, "r") as source, os.fdopen(replies, "w") as sink:
+
+        def tell(message: Message) -> None:
+            sink.write(json.dumps(message) + "\n")
+            sink.flush()
+
+        tell({"ready": True})
+        answer = start(tell)
+        for line in source:
+            tell(answer(json.loads(line)))
 
 
 def end_with_parent(requests: int) -> None:

@@ -8,42 +8,41 @@ Execution or a Failure of. Whatever the kernel prints goes to stderr.
 
 from __future__ import annotations
 
-import faulthandler
-import json
-import os
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 from gdnbench.ops import operation
 from gdnbench.replay.exchange import put, stages_beside
 from gdnbench.replay.execute import Execution
 from gdnbench.replay.failure import Failure
-from gdnbench.replay.process import end_with_parent
+from gdnbench.replay.process import Message, Tell, serve
 from gdnbench.replay.run import InProcess, bad_input
 from gdnbench.store.reader import Store
 
 
 def main(arguments: list[str]) -> None:
-    """Serve requests until the pipe closes, which it does when the parent is gone."""
     requests, replies, kernel, on, path, results, stages = arguments
-    os.dup2(2, 1)
-    end_with_parent(int(requests))
-    faulthandler.enable()
-    runner = InProcess(kernel, on, stages == "1")
-    with (
-        Store.open(path) as store,
-        os.fdopen(int(requests), "r") as source,
-        os.fdopen(int(replies), "w") as sink,
-    ):
-        _reply(sink, {"ready": True})
-        _reply(sink, {"bad_input": bad_input(kernel, on)})
-        for line in source:
-            record = store.records[json.loads(line)["record"]]
-            _reply(sink, _answer(runner.run(record, operation(record.info.op)), Path(results)))
+    with Store.open(path) as store:
+        serve(int(requests), int(replies), partial(_start, store, kernel, on, Path(results), stages == "1"))
 
 
-def _answer(found: Execution | Failure, results: Path) -> dict[str, Any]:
+def _start(
+    store: Store, kernel: str, on: str, results: Path, stages: bool, tell: Tell
+) -> Callable[[Message], Message]:
+    """Tells whether there is such a kernel, and returns what runs it on a record."""
+    runner = InProcess(kernel, on, stages)
+    tell({"bad_input": bad_input(kernel, on)})
+
+    def answer(request: Message) -> Message:
+        record = store.records[request["record"]]
+        return _answer(runner.run(record, operation(record.info.op)), results)
+
+    return answer
+
+
+def _answer(found: Execution | Failure, results: Path) -> Message:
     if isinstance(found, Failure):
         return {"outcome": str(found.outcome), "reason": found.reason}
     return {
@@ -54,11 +53,6 @@ def _answer(found: Execution | Failure, results: Path) -> dict[str, Any]:
         "stages": put(stages_beside(results), found.stages),
         "conventions": found.conventions,
     }
-
-
-def _reply(sink: Any, message: dict[str, Any]) -> None:
-    sink.write(json.dumps(message) + "\n")
-    sink.flush()
 
 
 if __name__ == "__main__":

@@ -10,14 +10,17 @@ from __future__ import annotations
 import importlib
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from gdnbench.timing.result import Seen
 from gdnbench.timing.seam import Conditions, Watch
+
+T = TypeVar("T", bound=Hashable)
+Number = TypeVar("Number", int, float)
 
 SLOWING = {
     0x04: "SwPowerCap",
@@ -75,7 +78,8 @@ def disturbances(looks: Sequence[Conditions]) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _in_order(groups: Any) -> list[Any]:
+def _in_order(groups: Iterable[Iterable[T]]) -> list[T]:
+    """Each item once."""
     return list(dict.fromkeys(item for group in groups for item in group))
 
 
@@ -93,30 +97,29 @@ class Extremes:
             self._first = self._first or look
             self._last = look
             number = look if kept else Conditions(throttled=look.throttled, others=look.others)
-            self._lowest = _merged(min, self._lowest, number)
-            self._highest = _merged(max, self._highest, number)
+            self._lowest = _merged(self._lowest, number, highest=False)
+            self._highest = _merged(self._highest, number, highest=True)
 
     def seen(self, source: str) -> Seen:
         return Seen(source, self._first or Conditions(), self._last, self._lowest, self._highest)
 
 
-def _merged(choose: Callable[..., Any], known: Conditions, look: Conditions) -> Conditions:
-    """The extreme of each number; reasons and processes only where `choose` is `max`."""
-
-    def extreme(one: float | None, other: float | None) -> Any:
-        return (
-            choose(one, other) if one is not None and other is not None else one if other is None else other
-        )
-
-    every = choose is max
+def _merged(known: Conditions, look: Conditions, highest: bool) -> Conditions:
+    """The lowest or highest of each number; reasons and processes only beside the highest."""
     return Conditions(
-        clock=extreme(known.clock, look.clock),
-        memory_clock=extreme(known.memory_clock, look.memory_clock),
-        temperature=extreme(known.temperature, look.temperature),
-        power=extreme(known.power, look.power),
-        throttled=tuple(_in_order((known.throttled, look.throttled))) if every else (),
-        others=tuple(sorted({*known.others, *look.others})) if every else (),
+        clock=_extreme(known.clock, look.clock, highest),
+        memory_clock=_extreme(known.memory_clock, look.memory_clock, highest),
+        temperature=_extreme(known.temperature, look.temperature, highest),
+        power=_extreme(known.power, look.power, highest),
+        throttled=tuple(_in_order((known.throttled, look.throttled))) if highest else (),
+        others=tuple(sorted({*known.others, *look.others})) if highest else (),
     )
+
+
+def _extreme(one: Number | None, other: Number | None, highest: bool) -> Number | None:
+    if one is None or other is None:
+        return other if one is None else one
+    return max(one, other) if highest else min(one, other)
 
 
 class UnknownWatch:

@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 from gdnbench.sim.report import LaunchReport
 
@@ -47,15 +46,6 @@ class Counts:
     @property
     def global_written(self) -> int:
         return sum(count for path, count in self.bytes_moved.items() if path.endswith(" to global"))
-
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "launches": self.launches,
-            "ctas": self.ctas,
-            "warp_instructions": self.warp_instructions,
-            "tensor_core_macs": self.tensor_core_macs,
-            "bytes_moved": dict(self.bytes_moved),
-        }
 
 
 @contextmanager

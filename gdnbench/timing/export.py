@@ -10,9 +10,10 @@ from typing import Any
 
 from gdnbench.errors import BadInputError
 from gdnbench.store.recover import open_store
+from gdnbench.timing.counting import CountsReport
 from gdnbench.timing.plain import to_plain
 from gdnbench.timing.result import KernelTiming, RecordTiming
-from gdnbench.timing.run import CountsReport, TimingReport
+from gdnbench.timing.run import TimingReport
 
 SCHEMA = 1
 
@@ -78,26 +79,7 @@ def counts_json(report: CountsReport) -> dict[str, Any]:
         "on": "sim",
         "rule": report.rule,
         "exit_code": int(report.exit_code),
-        "records": [
-            {
-                "label": record.label,
-                "number": record.number,
-                "key": record.key,
-                "op": record.op,
-                "work": record.work
-                and {"read": record.work.read, "written": record.work.written, "flop": record.work.flop},
-                "kernels": [
-                    {
-                        "name": kernel.kernel,
-                        "outcome": str(kernel.outcome),
-                        "reason": kernel.reason,
-                        "counts": kernel.counts and kernel.counts.as_json(),
-                    }
-                    for kernel in record.kernels
-                ],
-            }
-            for record in report.records
-        ],
+        "records": to_plain(report.records),
     }
 
 

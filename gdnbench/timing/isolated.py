@@ -61,7 +61,7 @@ class Timed:
     failed: tuple[KernelTiming, ...]
 
 
-class Isolated:
+class TimingProcess:
     """Judges and times kernels on records of the store at `path`, on the device called `on`."""
 
     def __init__(self, path: Path, on: str, options: TimingOptions) -> None:

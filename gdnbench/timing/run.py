@@ -7,30 +7,25 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from gdnbench.errors import BadInputError, Exit, StoreError
-from gdnbench.judge import calls
-from gdnbench.judge.record import ORACLE, Judge
+from gdnbench.errors import BadInputError, Exit
+from gdnbench.judge.record import ORACLE
 from gdnbench.judge.rule import describe_rule
 from gdnbench.ops import operation
 from gdnbench.replay import kernels as named
-from gdnbench.replay.execute import Execution, device_of
-from gdnbench.replay.failure import Failure
-from gdnbench.replay.replay import Replayer, select
-from gdnbench.replay.run import InProcess
+from gdnbench.replay.execute import device_of
+from gdnbench.replay.replay import select
 from gdnbench.replay.save import RunWriter
 from gdnbench.replay.simulated import SIM
 from gdnbench.report.outcome import Outcome, exit_code
 from gdnbench.report.report import RecordResult
 from gdnbench.store.reader import Store, StoredRecord
 from gdnbench.timing.baseline import AgainstBaseline, against
-from gdnbench.timing.counts import Counts, counted
 from gdnbench.timing.cuda_clocks import resolved
-from gdnbench.timing.isolated import Isolated, Judged, Timed, Timer
+from gdnbench.timing.isolated import Judged, Timed, Timer, TimingProcess
 from gdnbench.timing.machine import machine
 from gdnbench.timing.options import RULE, TimingOptions
 from gdnbench.timing.result import KernelTiming, Machine, RecordTiming
 from gdnbench.timing.seam import Mode
-from gdnbench_kernels.contract import ContractError, Operation, Work
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,47 +51,8 @@ class TimingReport:
         return exit_code([*self.outcomes, Outcome.MISMATCH] if slower else self.outcomes)
 
 
-@dataclass(frozen=True, slots=True)
-class KernelCounts:
-    """What one kernel did on one record in the simulator; no counts unless its outputs pass."""
-
-    kernel: str
-    outcome: Outcome
-    reason: str
-    counts: Counts | None
-
-
-@dataclass(frozen=True, slots=True)
-class RecordCounts:
-    """Kernels on one record in the simulator, and what the operation itself costs."""
-
-    label: str
-    number: int
-    key: str
-    op: str
-    work: Work | None
-    kernels: tuple[KernelCounts, ...]
-
-
 Progress = Callable[[int, int, RecordTiming], None]
-CountsProgress = Callable[[int, int, RecordCounts], None]
 """Called after each record: how many are done, of how many, and the last one."""
-
-
-@dataclass(frozen=True, slots=True)
-class CountsReport:
-    """Kernels counted, in place of times, on records of a store."""
-
-    store: str
-    kernels: tuple[str, ...]
-    rule: str
-    records: tuple[RecordCounts, ...]
-
-    @property
-    def exit_code(self) -> Exit:
-        """No times were made: CANNOT_RUN at best."""
-        outcomes = [kernel.outcome for record in self.records for kernel in record.kernels]
-        return exit_code([*outcomes, Outcome.UNSUPPORTED])
 
 
 def time_records(
@@ -124,26 +80,26 @@ def time_records(
     here.
     """
     if on == SIM:
-        raise BadInputError("the simulator has no clock: see count_records")
-    chosen = _chosen(store, kernels, on, records, op)
+        raise BadInputError("the simulator has no clock: see counting.count_records")
+    numbers = chosen(store, kernels, on, records, op)
     options = options or TimingOptions()
     setting = _Setting.of(on, options)
     before = None if baseline is None else _Baseline(baseline)
     if before is not None:
-        before.check([store.records[number] for number in chosen], setting)
+        before.check([store.records[number] for number in numbers], setting)
     done: list[RecordTiming] = []
     with ExitStack() as stack:
         if timer is None:
-            timer = stack.enter_context(closing(Isolated(store.path, on, options)))
+            timer = stack.enter_context(closing(TimingProcess(store.path, on, options)))
         saved = None if save is None else stack.enter_context(RunWriter(Path(save), kernels[0], ORACLE, on))
         one = _Records(kernels, timer, setting, kernels if time_wrong is True else time_wrong or ())
-        for number in chosen:
+        for number in numbers:
             record = store.records[number]
             done.append(one.time(record))
             if saved is not None:
                 _save(saved, record, done[-1])
             if progress is not None:
-                progress(len(done), len(chosen), done[-1])
+                progress(len(done), len(numbers), done[-1])
     changes = None if before is None else before.changes(done)
     return TimingReport(
         str(store.path), tuple(kernels), on, options.mode, describe_rule(RULE), tuple(done), changes
@@ -156,38 +112,11 @@ def record_timer(
 ) -> Iterator[Callable[[StoredRecord], RecordTiming]]:
     """Yields what times `kernels`, all of which passed, on a record. CannotRunError if `on` is not here."""
     setting = _Setting.of(on, options)
-    with closing(Isolated(store.path, on, options)) as timer:
+    with closing(TimingProcess(store.path, on, options)) as timer:
         yield lambda record: _timed(timer, record, kernels, setting)
 
 
-def count_records(
-    store: Store,
-    kernels: Sequence[str],
-    *,
-    records: Sequence[int] | None = None,
-    op: str | None = None,
-    time_wrong: bool = False,
-    progress: CountsProgress | None = None,
-) -> CountsReport:
-    """What `kernels` do on the records of `store` in the simulator, in place of times. Raises as
-    `time_records` does."""
-    chosen = _chosen(store, kernels, SIM, records, op)
-    judge, done = Judge(RULE, device_of(SIM)), list[RecordCounts]()
-    with ExitStack() as stack:
-        runs = {name: stack.enter_context(closing(_Counted(name))) for name in kernels}
-        for number in chosen:
-            record = store.records[number]
-            found = tuple(_counts_of(record, name, runs[name], judge, time_wrong) for name in kernels)
-            label = RecordResult.of(record, Outcome.PASS).label
-            done.append(
-                RecordCounts(label, record.number, record.key, record.info.op, _work(record, judge), found)
-            )
-            if progress is not None:
-                progress(len(done), len(chosen), done[-1])
-    return CountsReport(str(store.path), tuple(kernels), describe_rule(RULE), tuple(done))
-
-
-def _chosen(
+def chosen(
     store: Store, kernels: Sequence[str], on: str, records: Sequence[int] | None, op: str | None
 ) -> list[int]:
     """Numbers of the records; BadInputError and CannotRunError for what cannot be meant."""
@@ -295,41 +224,3 @@ def _save(saved: RunWriter, record: StoredRecord, timing: RecordTiming) -> None:
     bad = next((kernel for kernel in timing.kernels if kernel.outcome is not Outcome.PASS), None)
     outcome, reason = (Outcome.PASS, "") if bad is None else (bad.outcome, f"{bad.name}: {bad.reason}")
     saved.add(record, operation(record.info.op), RecordResult.of(record, outcome, reason), None, timing)
-
-
-class _Counted:
-    """Runs one kernel in the simulator and keeps what its last call counted."""
-
-    def __init__(self, kernel: str) -> None:
-        self._runner = InProcess(kernel, SIM)
-        self.counts: Counts | None = None
-
-    def run(self, record: StoredRecord, operation: Operation) -> Execution | Failure:
-        self.counts = None
-        with counted():
-            found = self._runner.run(record, operation)
-        if isinstance(found, Execution):
-            self.counts = Counts.of(found.launches)
-        return found
-
-    def close(self) -> None:
-        self._runner.close()
-
-
-def _counts_of(
-    record: StoredRecord, name: str, runs: _Counted, judge: Judge, time_wrong: bool
-) -> KernelCounts:
-    result = Replayer(runs, None, ORACLE, judge).replay(record)
-    shown = result.outcome is Outcome.PASS or (time_wrong and result.outcome is Outcome.MISMATCH)
-    return KernelCounts(name, result.outcome, result.reason, runs.counts if shown else None)
-
-
-def _work(record: StoredRecord, judge: Judge) -> Work | None:
-    """What the operation costs on a record that is whole."""
-    op = operation(record.info.op)
-    if op.work is None:
-        return None
-    try:
-        return op.work(calls.compact(record, op, judge.device))
-    except (ContractError, BadInputError, StoreError):
-        return None  # a record that its kernels' outcomes say is refused

@@ -6,8 +6,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
 from gdnbench.report.outcome import Outcome
+from gdnbench.timing.counting import CountsReport, RecordCounts
 from gdnbench.timing.result import KernelTiming, PairTiming, RecordTiming
-from gdnbench.timing.run import CountsReport, RecordCounts, TimingReport
+from gdnbench.timing.run import TimingReport
 from gdnbench.timing.seam import Form, Mode
 from gdnbench.timing.statistics import Verdict
 
@@ -68,7 +69,7 @@ def counts_text(report: CountsReport, table: Table) -> str:
     for record in report.records:
         for kernel in record.kernels:
             if kernel.counts is None or kernel.outcome is not Outcome.PASS:
-                lines += [f"{kernel.outcome}: {kernel.kernel} on record {record.label}", f"  {kernel.reason}"]
+                lines += [f"{kernel.outcome}: {kernel.name} on record {record.label}", f"  {kernel.reason}"]
     count = len(report.records)
     what = f"{count} record{'s' if count != 1 else ''} x {len(report.kernels)} on sim: counts, and no times"
     return "\n".join([*lines, what])
@@ -223,7 +224,7 @@ def _count_rows(record: RecordCounts) -> Iterator[tuple[object, ...]]:
         yield (
             record.number,
             record.op,
-            kernel.kernel + wrong,
+            kernel.name + wrong,
             counts.launches,
             counts.ctas,
             f"{counts.warp_instructions:,}",

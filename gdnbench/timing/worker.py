@@ -9,19 +9,17 @@ unless the record was refused, and the next what became of it. Whatever kernels 
 
 from __future__ import annotations
 
-import faulthandler
 import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
 
 from gdnbench.errors import BadInputError, GdnbenchError
 from gdnbench.ops import operation
 from gdnbench.replay.failure import classify, describe
-from gdnbench.replay.process import end_with_parent
+from gdnbench.replay.process import Message, Tell, serve
 from gdnbench.report.outcome import Outcome
 from gdnbench.store.reader import Store
 from gdnbench.timing.isolated import NOBODY
@@ -44,30 +42,27 @@ class Mark:
 
 
 def main(arguments: list[str]) -> None:
-    """Serve requests until the pipe closes, which it does when the parent is gone."""
     requests, replies, path, on, mark, options = arguments
-    os.dup2(2, 1)
-    end_with_parent(int(requests))
-    faulthandler.enable()
-    with (
-        Store.open(path) as store,
-        os.fdopen(int(requests), "r") as source,
-        os.fdopen(int(replies), "w") as sink,
-    ):
-        _reply(sink, {"ready": True})
-        session = Session(on, from_plain(TimingOptions, json.loads(options), "options"), Mark(mark).at)
-        for line in source:
-            request = json.loads(line)
-            if "judge" in request:
-                ran = partial(_reply, sink, {"ran": True})
-                _reply(sink, _judged(session, store, request["record"], request["judge"], ran))
-            else:
-                _reply(sink, _answer(session, store, request["record"], request["kernels"]))
+    chosen = from_plain(TimingOptions, json.loads(options), "options")
+    with Store.open(path) as store:
+        serve(int(requests), int(replies), partial(_start, store, on, chosen, Mark(mark)))
 
 
-def _judged(
-    session: Session, store: Store, number: int, kernel: str, ran: Callable[[], None]
-) -> dict[str, Any]:
+def _start(
+    store: Store, on: str, options: TimingOptions, mark: Mark, tell: Tell
+) -> Callable[[Message], Message]:
+    """Returns what judges and times as a request says."""
+    session = Session(on, options, mark.at)
+
+    def answer(request: Message) -> Message:
+        if "judge" in request:
+            return _judged(session, store, request["record"], request["judge"], partial(tell, {"ran": True}))
+        return _answer(session, store, request["record"], request["kernels"])
+
+    return answer
+
+
+def _judged(session: Session, store: Store, number: int, kernel: str, ran: Callable[[], None]) -> Message:
     try:
         found = session.judge(store.records[number], kernel, ran)
     except BadInputError as error:
@@ -75,7 +70,7 @@ def _judged(
     return {"bad_input": None, "outcome": str(found.outcome), "reason": found.reason}
 
 
-def _answer(session: Session, store: Store, number: int, kernels: Sequence[str]) -> dict[str, Any]:
+def _answer(session: Session, store: Store, number: int, kernels: Sequence[str]) -> Message:
     record = store.records[number]
     try:
         return {"timing": session.time(record, operation(record.info.op), kernels).to_json()}
@@ -87,11 +82,6 @@ def _answer(session: Session, store: Store, number: int, kernels: Sequence[str])
     reason = str(error) if isinstance(error, GdnbenchError) else describe(error)
     outcome = Outcome.MISMATCH if isinstance(error, PreparedWrong) else classify(error)
     return {"kernel": kernel, "outcome": str(outcome), "reason": reason}
-
-
-def _reply(sink: Any, message: dict[str, Any]) -> None:
-    sink.write(json.dumps(message) + "\n")
-    sink.flush()
 
 
 if __name__ == "__main__":

@@ -60,7 +60,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeGpu]:
     for module in (measure, ceiling):
         monkeypatch.setattr(module, "RotationOptions", SMALL)
     monkeypatch.setattr(ceiling, "SHAPES", ((256, 4),))
-    monkeypatch.setattr(run, "Isolated", lambda *given: Here(*given, tmp_path / "mark"))
+    monkeypatch.setattr(run, "TimingProcess", lambda *given: Here(*given, tmp_path / "mark"))
     with OnTheCpu():
         yield fake
 

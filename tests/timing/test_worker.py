@@ -16,7 +16,7 @@ from gdnbench.report.outcome import Outcome
 from gdnbench.store.reader import Store
 from gdnbench.store.writer import StoreWriter
 from gdnbench.synth import draft, synthesise
-from gdnbench.timing.isolated import NOBODY, Isolated, Judged
+from gdnbench.timing.isolated import NOBODY, Judged, TimingProcess
 from gdnbench.timing.options import TimingOptions
 from gdnbench.timing.run import time_records
 from gdnbench.timing.seam import Cache, Form, Mode
@@ -43,16 +43,16 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
 
 
 @pytest.fixture
-def timer(store: Store) -> Iterator[Isolated]:
+def timer(store: Store) -> Iterator[TimingProcess]:
     """On the CPU, whoever else computes there."""
     # A run is 6 blocks of some 60 ms, and an interval needs 4 runs: 10 s are enough on a busy machine.
     options = TimingOptions(WARM, seconds=10.0, precision=0.9, timeout=60.0, busy=True)
-    made = Isolated(store.path, "cpu", options)
+    made = TimingProcess(store.path, "cpu", options)
     yield made
     made.close()
 
 
-def test_the_others_are_timed_without_the_culprits(store: Store, timer: Isolated) -> None:
+def test_the_others_are_timed_without_the_culprits(store: Store, timer: TimingProcess) -> None:
     """One kernel ends the process, another raises: each is named, and the last two are compared."""
     record = store.records[0]
     names = [named(name) for name in ("correct", "aborts", "raises", "slow")]
@@ -82,7 +82,7 @@ def test_the_others_are_timed_without_the_culprits(store: Store, timer: Isolated
 
 
 def test_a_hang_is_killed_and_named(store: Store) -> None:
-    timer = Isolated(store.path, "cpu", TimingOptions(WARM, seconds=0.5, timeout=5.0, busy=True))
+    timer = TimingProcess(store.path, "cpu", TimingOptions(WARM, seconds=0.5, timeout=5.0, busy=True))
     try:
         found = timer.time(store.records[0], operation("gdn_decode"), [named("hangs")])
     finally:
@@ -95,7 +95,9 @@ def test_a_hang_is_killed_and_named(store: Store) -> None:
     )
 
 
-def test_one_process_judges_and_times_and_what_ends_it_is_an_outcome(store: Store, timer: Isolated) -> None:
+def test_one_process_judges_and_times_and_what_ends_it_is_an_outcome(
+    store: Store, timer: TimingProcess
+) -> None:
     """Until a kernel ends it, the same process answers; the next one goes on."""
     record, op = store.records[0], operation("gdn_decode")
     assert timer.judge(record, op, named("correct")) == Judged(Outcome.PASS)
