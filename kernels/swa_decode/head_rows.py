@@ -42,7 +42,7 @@ class Queries:
             row = m * TILE + (lane & 15)
             a = ops.ldmatrix(self.s_q + row * (2 * HEAD_DIM) + chunk * CHUNK)
             for n, b in enumerate(keys):
-                ops.multiply(acc, (len(keys) * m + n) * 4, a, b)
+                ops.mma(acc, (len(keys) * m + n) * 4, a, b)
 
 
 @dataclass(frozen=True)

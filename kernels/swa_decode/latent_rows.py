@@ -474,4 +474,4 @@ def multiply_tiles(acc: cute.Tensor, tile: int, a: list[ops.Quad], one: ops.Pair
     """Tiles `tile` and the next of every 16 rows."""
     for m, part in enumerate(a):
         for more, b in enumerate((one, other)):
-            ops.multiply(acc, (m * FEATURE_TILES + tile + more) * 4, part, b)
+            ops.mma(acc, (m * FEATURE_TILES + tile + more) * 4, part, b)

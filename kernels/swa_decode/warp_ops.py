@@ -239,7 +239,7 @@ def round_up(x: Any) -> Any:
     return cute.arch.inline_ptx("cvt.rpi.f32.f32 {$w0}, {$r0};", write_only_types=[F32], read_only_args=[x])
 
 
-def multiply(acc: cute.Tensor, first: int, a: Quad, b: Pair) -> None:
+def mma(acc: cute.Tensor, first: int, a: Quad, b: Pair) -> None:
     """acc[first .. first + 3] += A B: A is 16 x 16 and B 16 x 8, both f16, sums f32."""
     sums = cute.arch.inline_ptx(
         "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {{$w0}, {$w1}, {$w2}, {$w3}},"
