@@ -155,6 +155,9 @@ NotImplementedError; a missing package is an ImportError whose message says what
 Launch = Callable[[], object]
 """A call bound to its tensors. Each time it does the kernel's own work on them and nothing else."""
 
+Shaped = tuple[tuple[int, ...], torch.dtype]
+"""Shape and dtype of a tensor that is to be allocated."""
+
 
 @dataclass(frozen=True, slots=True)
 class Work:
@@ -215,7 +218,7 @@ class Operation:
     validate: Callable[[Call], None]  # raises ContractError
     convert: Callable[[Call, Mapping[str, str]], Call]  # inputs into other conventions
     convert_outputs: Callable[[Mapping[str, Tensor], Mapping[str, str], Mapping[str, str]], dict[str, Tensor]]
-    outputs: Callable[[Call], dict[str, tuple[tuple[int, ...], torch.dtype]]]  # shapes to allocate
+    outputs: Callable[[Call], dict[str, Shaped]]  # shapes to allocate
     touched: Callable[[Call], dict[str, Tensor]]  # pool -> sorted unique rows the call may read or write
     partition: Callable[[Call, str], Partition]  # of an output, mutated tensor or stage
     synth: Callable[..., Call]  # makes inputs; its keyword arguments are `gdnbench synth`'s options

@@ -8,7 +8,7 @@
 
 CTA b takes tiles b, b + grid, b + 2 grid, ... of `threads` x `unroll` vectors of 16 bytes. A thread loads
 `unroll` vectors, each `threads` from the one before, and then stores them: all loads of a tile are in flight
-before the first is used. The last tile is taken vector by vector. With `streaming` neither loads nor stores
+before the first is used. The last tile is taken vector by vector. With `no_allocate` neither loads nor stores
 leave anything in L1. words is a multiple of 4 and less than 2^31.
 
 Sources are made by `gdnbench.timing.ceiling`; `build` is what they name.
@@ -38,7 +38,7 @@ class Move:
 
     threads: int
     unroll: int
-    streaming: bool
+    no_allocate: bool
 
     @cute.jit
     def __call__(
@@ -84,7 +84,7 @@ class Move:
             self.store(target.iterator.toint() + begin + place * step, *(word ^ key for word in words))
 
     def load(self, address: Any) -> Any:
-        hint = ".L1::no_allocate" if self.streaming else ""
+        hint = ".L1::no_allocate" if self.no_allocate else ""
         return cute.arch.inline_ptx(
             f"ld.global{hint}.v4.b32 {{{{$w0}}, {{$w1}}, {{$w2}}, {{$w3}}}}, [{{$r0}}];",
             write_only_types=[I32] * WORDS,
@@ -92,16 +92,16 @@ class Move:
         )
 
     def store(self, address: Any, *words: Any) -> None:
-        hint = ".L1::no_allocate" if self.streaming else ""
+        hint = ".L1::no_allocate" if self.no_allocate else ""
         cute.arch.inline_ptx(
             f"st.global{hint}.v4.b32 [{{$r0}}], {{{{$r1}}, {{$r2}}, {{$r3}}, {{$r4}}}};",
             read_only_args=[address, *words],
         )
 
 
-def build(threads: int, unroll: int, streaming: bool) -> tuple[Any, tuple[Any, ...]]:
+def build(threads: int, unroll: int, no_allocate: bool) -> tuple[Any, tuple[Any, ...]]:
     """What is compiled, and examples of its arguments."""
     make: Any = make_fake_tensor
     words = cute.sym_int()
     vector = make(cutlass.Int32, (words,), (1,), assumed_align=VECTOR)
-    return Move(threads, unroll, streaming), (vector, vector, I32(1), I32(1), make_fake_stream())
+    return Move(threads, unroll, no_allocate), (vector, vector, I32(1), I32(1), make_fake_stream())

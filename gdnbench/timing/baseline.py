@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from gdnbench.errors import BadInputError
 from gdnbench.timing.conditions import CLOCK_STEP
 from gdnbench.timing.result import KernelTiming, Machine, RecordTiming
+from gdnbench.timing.seam import COARSEST, RESOLUTION
 from gdnbench.timing.statistics import (
+    CONFIDENCE,
     MIN_PLACEMENTS,
     Interval,
     Series,
@@ -22,11 +24,6 @@ from gdnbench.timing.statistics import (
     unpaired_interval,
     verdict,
 )
-
-CONFIDENCE = 0.99
-
-RESOLUTION = 5e-7
-"""Seconds, of CUDA events as CUDA documents them; a CPU's clock is finer."""
 
 UNKNOWN_CLOCKS = 0.05
 """Margin where nobody could read the clocks, CPUs among them: x86 cores step by 100 MHz, which is 5 % at
@@ -123,7 +120,8 @@ def _change(now: RecordTiming, kernel: KernelTiming, baseline: RecordTiming) -> 
     if interval is None or reason:
         return Change(kernel.name, before, after, interval, Verdict.UNKNOWN, reason=reason)
     margin = _margin(now, baseline)
-    margin += clock_margin(RESOLUTION, before * earlier.launches, after * kernel.launches)
+    resolution = RESOLUTION.get(now.clock, COARSEST)
+    margin += clock_margin(resolution, before * earlier.launches, after * kernel.launches)
     return Change(kernel.name, before, after, interval, verdict(interval, margin), margin, interval.within)
 
 

@@ -20,17 +20,18 @@ from torch import Tensor
 from gdnbench.poison import poison
 from gdnbench.replay.call import arguments, by_name, conversion
 from gdnbench.replay.kernels import LoadedKernel
-from gdnbench.timing import cache, cupti, stages
+from gdnbench.timing import cache, cupti, programs
 from gdnbench.timing.clocks import Clock, Recorded, round_seconds
 from gdnbench.timing.cuda_clocks import clock_of
-from gdnbench.timing.rotation import Form, Rotation, RotationOptions, held_bytes, most_sets, size
+from gdnbench.timing.result import Control
+from gdnbench.timing.rotation import CallTensors, Rotation, RotationOptions, held_bytes, most_sets, size
 from gdnbench.timing.seam import Cache, Mode
 from gdnbench_kernels.contract import Call, Launch, Operation, Role
 
 CONTROL_ROUNDS = 5
 """Of each of the three ways of reading; their medians are compared."""
-STAGE_LAUNCHES = 128
-"""Of a round of stages, at most: what lies between the stages is kept for each."""
+PROGRAM_LAUNCHES = 128
+"""Of a round of programs, at most: what lies between them is kept for each."""
 WARM_SECONDS = 0.02
 """Of a warm round by the host's clock: long against any clock here."""
 
@@ -62,13 +63,13 @@ class Bench:
         self._device = device
         self._mode = mode
         self.launch_bytes = touched_bytes(call, operation)
-        self._forms: dict[tuple[tuple[str, str], ...], tuple[Call, Form]] = {}
+        self._forms: dict[tuple[tuple[str, str], ...], tuple[Call, CallTensors]] = {}
         first = self._form(call.conventions)[1]
         cold = mode.cache is Cache.COLD
         found = size(options, device, self.launch_bytes, held_bytes(first.tensors), cold)
         self.notes = found.notes
         self._rotation = Rotation(first, found, device, options.seed)
-        self._prepared: list[tuple[LoadedKernel, Form, list[Launch]]] = []  # on the first placement
+        self._prepared: list[tuple[LoadedKernel, CallTensors, list[Launch]]] = []  # on the first placement
         self.cache_bytes = cache.last_level(device)
         flushed = max(options.touched, 4 * (self.cache_bytes or 0))
         self._flush = cache.Flush(device, flushed) if cold else None
@@ -105,8 +106,8 @@ class Bench:
         ready = [partial(self._ready, form, placement) for placement in range(len(rounds))]
         return BenchSubject(kernel.name, len(sequences[0]), rounds, ready, self._clock.least)
 
-    def stages(self, kernel: LoadedKernel) -> dict[str, float] | None:
-        """Seconds a launch by stage, for a kernel that launches several; None for others."""
+    def programs(self, kernel: LoadedKernel) -> dict[str, float] | None:
+        """Seconds a launch by program, for a kernel that launches several; None for others."""
         if self._device.type != "cuda":
             return None
         form, launches = self._launches(kernel, 0)
@@ -120,8 +121,8 @@ class Bench:
                 self._ready(form, 0)
                 kernels = timed.by_kernel()
                 return kernels if len(kernels) > 1 else None
-            few = self._sequence(launches, expected)[:STAGE_LAUNCHES]
-            return stages.by_program(few, self._clock, partial(self._ready, form, 0))
+            few = self._sequence(launches, expected)[:PROGRAM_LAUNCHES]
+            return programs.by_program(few, self._clock, partial(self._ready, form, 0))
 
     def outputs(self, kernel: LoadedKernel) -> dict[str, Tensor]:
         """What a launch that would be timed leaves, by name, in the call's conventions: a launch that
@@ -139,7 +140,7 @@ class Bench:
         converted = self._operation.convert_outputs(found, current, self._call.conventions)
         return {name: tensor.detach().clone() for name, tensor in converted.items()}
 
-    def control(self) -> cache.Control:
+    def control(self) -> Control:
         """Whether the cache is what the mode says, seen with a kernel that only reads."""
         reader = _Reader(self._rotation, self._clock, self._device, self._evicted)
         warm = reader.seconds(reader.warm, reader.touch)
@@ -149,7 +150,7 @@ class Bench:
         cold = reader.seconds(reader.rotated, self._flush)
         return cache.judged(cold, warm, known, reader.bytes, self.cache_bytes)
 
-    def _form(self, target: Mapping[str, str]) -> tuple[Call, Form]:
+    def _form(self, target: Mapping[str, str]) -> tuple[Call, CallTensors]:
         """The call in the conventions `target`."""
         key = tuple(sorted(target.items()))
         if key not in self._forms:
@@ -160,11 +161,11 @@ class Bench:
                 for name, (shape, dtype) in self._operation.outputs(call).items()
             }
             mutated = {spec.name for spec in self._operation.tensors if spec.role is Role.MUTATED}
-            form = Form(call.tensors, outputs, frozenset(mutated & set(call.tensors)))
+            form = CallTensors(call.tensors, outputs, frozenset(mutated & set(call.tensors)))
             self._forms[key] = call, form
         return self._forms[key]
 
-    def _launches(self, kernel: LoadedKernel, placement: int) -> tuple[Form, list[Launch]]:
+    def _launches(self, kernel: LoadedKernel, placement: int) -> tuple[CallTensors, list[Launch]]:
         """A launch for every set of a placement, whose tensors are as the call was."""
         for known, form, launches in self._prepared if placement == 0 else ():
             if known is kernel:
@@ -192,7 +193,7 @@ class Bench:
             return list(launches[: max(1, math.ceil(self._clock.goal / max(expected, 1e-9)))])
         return [launches[0]] * max(1, min(self._most, math.ceil(WARM_SECONDS / max(expected, 1e-9))))
 
-    def _ready(self, form: Form, placement: int, warming: Launch | None = None) -> None:
+    def _ready(self, form: CallTensors, placement: int, warming: Launch | None = None) -> None:
         """Outside the time: sets as the call was, the cache as the mode says."""
         self._rotation.load(form, placement)
         if self._flush is not None:

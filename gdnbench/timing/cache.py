@@ -9,11 +9,12 @@ Cold holds where `cold` is as slow as `known`.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
+
+from gdnbench.timing.result import Control
 
 MARGIN = 0.06
 """Of a time: what placement alone moves identical kernels by, and `cold` and `known` are different memory."""
@@ -69,19 +70,6 @@ def _bytes(text: str) -> int:
     """Of "32768K", as the kernel writes sizes."""
     unit = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}.get(text.strip()[-1:], 1)
     return int(text.strip().rstrip("KMG")) * unit
-
-
-@dataclass(frozen=True, slots=True)
-class Control:
-    """Seconds a launch of a kernel that only reads; what they say of the mode that was asked for."""
-
-    cold: float
-    warm: float
-    known: float
-    bytes: int  # that a launch read
-    cache_bytes: int | None
-    holds: bool | None  # None: the control cannot tell
-    reason: str
 
 
 def judged(cold: float, warm: float, known: float, size: int, cache_bytes: int | None) -> Control:

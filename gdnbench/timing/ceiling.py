@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from itertools import product
 
@@ -20,8 +19,9 @@ from gdnbench.errors import BadInputError
 from gdnbench.timing import cache
 from gdnbench.timing.clocks import Clock, round_seconds
 from gdnbench.timing.cuda_clocks import clock_of
-from gdnbench.timing.rotation import Form, Rotation, RotationOptions, held_bytes, size
-from gdnbench.timing.seam import Form as LaunchForm
+from gdnbench.timing.result import Ceiling
+from gdnbench.timing.rotation import CallTensors, Rotation, RotationOptions, held_bytes, size
+from gdnbench.timing.seam import Form
 from gdnbench_kernels import programs
 from gdnbench_kernels.compiling import ARCHS, Program, Source, program
 from gdnbench_kernels.contract import Launch
@@ -40,15 +40,6 @@ Way = Callable[[Tensor, Tensor], Launch]
 """From source and target, int32 and equally long, to a launch; in-place ways use the target alone."""
 
 
-@dataclass(frozen=True, slots=True)
-class Ceiling:
-    """Bytes a second, read and written both counted; the way that reached it; and what each way reached."""
-
-    bytes_per_second: float
-    method: str
-    candidates: dict[str, float]
-
-
 def measure(
     device: torch.device, bytes: int, options: RotationOptions | None = None, clock: str = "auto"
 ) -> Ceiling:
@@ -63,7 +54,7 @@ def measure(
     options = options or RotationOptions(placements=1)
     half = torch.empty(moved // 8, dtype=torch.int32, device=device)
     half.random_(generator=torch.Generator(device).manual_seed(options.seed))  # zeros would take less power
-    form = Form({"source": half}, {"target": half}, frozenset())
+    form = CallTensors({"source": half}, {"target": half}, frozenset())
     found = size(options, device, moved // 2, held_bytes(form.tensors), cold=True)
     rotation = Rotation(form, found, device, options.seed)
     rotation.load(form, 0)
@@ -87,7 +78,7 @@ def _seconds(launches: list[Launch], clock: Clock, flush: Launch) -> float:
 
 
 def _ways(device: torch.device, moved: int, clock: str) -> Iterator[tuple[str, Clock, Way]]:
-    graph, plain = (clock_of(device, form, clock) for form in (LaunchForm.GRAPH, LaunchForm.PLAIN))
+    graph, plain = (clock_of(device, form, clock) for form in (Form.GRAPH, Form.PLAIN))
     if device.type != "cuda":
         yield "torch copy_", plain, lambda source, target: partial(target.copy_, source)
         yield "torch mul_ in place", plain, lambda source, target: partial(target.mul_, 3)
@@ -114,22 +105,22 @@ def _in_place(made: Program, ctas: int, source: Tensor, target: Tensor) -> Launc
 
 def sources() -> list[Source]:
     """The kernels of `gdnbench_kernels.memory_ceiling` that are tried."""
-    return [source_of(*shape, streaming) for shape, streaming in product(SHAPES, (False, True))]
+    return [source_of(*shape, no_allocate) for shape, no_allocate in product(SHAPES, (False, True))]
 
 
-def source_of(threads: int, unroll: int, streaming: bool) -> Source:
+def source_of(threads: int, unroll: int, no_allocate: bool) -> Source:
     return Source.of(
         "memory_ceiling.move",
         "gdnbench_kernels.memory_ceiling:build",
         threads=threads,
         unroll=unroll,
-        streaming=streaming,
+        no_allocate=no_allocate,
     )
 
 
 def title(source: Source) -> str:
     options = dict(source.options)
-    hint = ", streaming" if options["streaming"] else ""
+    hint = ", not into L1" if options["no_allocate"] else ""
     return f"{options['threads']} threads x {options['unroll']}{hint}"
 
 

@@ -59,13 +59,15 @@ class PerfCounter:
         return f"perf_counter, rounds of at least {self.least * 1e6:.3g} us"
 
     def record(self, launches: Sequence[Launch]) -> Recorded:
-        return _Counted(tuple(launches), self._now)
+        return CountedRound(tuple(launches), self._now)
 
     def once(self, launch: Launch) -> float:
-        return _Counted((launch,), self._now).seconds()
+        return CountedRound((launch,), self._now).seconds()
 
 
-class _Counted:
+class CountedRound:
+    """Launches between two readings of the host's clock."""
+
     def __init__(self, launches: tuple[Launch, ...], now: Callable[[], float]) -> None:
         self._launches = launches
         self._now = now

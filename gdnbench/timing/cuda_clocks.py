@@ -12,7 +12,7 @@ import torch
 from gdnbench.errors import BadInputError, CannotRunError
 from gdnbench.timing import cupti
 from gdnbench.timing.clocks import LONG, Clock, PerfCounter, no_collection
-from gdnbench.timing.seam import Form
+from gdnbench.timing.seam import RESOLUTION, Form
 from gdnbench_kernels.contract import Launch
 
 cuda: Any = torch.cuda
@@ -22,8 +22,6 @@ CLOCKS = ("auto", "events", "cupti")
 HOST = "perf_counter"
 """What `auto` is on a CPU, which has no other clock."""
 
-EVENT_RESOLUTION = 0.5e-6
-"""Seconds, of elapsed times between events, as CUDA's reference gives it."""
 FASTEST_CLOCK = 2.5e9
 """Hz that no multiprocessor exceeds: so many cycles last a second or longer."""
 MOST_SECONDS = 1.0
@@ -71,7 +69,7 @@ class GraphClock:
     """
 
     method = "CUDA graph, events"
-    least = LONG * EVENT_RESOLUTION
+    least = LONG * RESOLUTION["events"]
     goal = MOST_SECONDS
 
     def __init__(self, device: torch.device) -> None:
@@ -131,7 +129,7 @@ class PlainClock:
     a host that is slower than the device is timed too."""
 
     method = "plain launches, events"
-    least = LONG * EVENT_RESOLUTION
+    least = LONG * RESOLUTION["events"]
     goal = MOST_SECONDS
 
     def __init__(self, device: torch.device) -> None:

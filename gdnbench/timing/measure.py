@@ -23,15 +23,14 @@ from gdnbench.report.report import RecordResult
 from gdnbench.store.reader import StoredRecord
 from gdnbench.timing import ceiling
 from gdnbench.timing.bench import Bench, preparation
-from gdnbench.timing.cache import Control
 from gdnbench.timing.comparison import Comparison, DisturbedError, RoundError, compare
 from gdnbench.timing.conditions import watch_of
 from gdnbench.timing.cuda_clocks import resolved
 from gdnbench.timing.machine import machine
 from gdnbench.timing.options import RULE, TimingOptions
-from gdnbench.timing.result import CeilingFound, ControlFound, KernelTiming, Rates, RecordTiming
+from gdnbench.timing.result import Ceiling, KernelTiming, Rates, RecordTiming
 from gdnbench.timing.rotation import RotationOptions
-from gdnbench.timing.seam import Cache, Subject
+from gdnbench.timing.seam import RESOLUTION, Cache, Subject
 from gdnbench.timing.statistics import MIN_PLACEMENTS, Rule
 from gdnbench_kernels.contract import Call, Operation, Work
 
@@ -74,7 +73,7 @@ class Session:
         self._clock = resolved(self._device, options.clock)
         self._machine = machine(self._device)
         self._watch = watch_of(self._device)
-        self._ceilings: dict[int, CeilingFound] = {}
+        self._ceilings: dict[int, Ceiling] = {}
         self._on = on
         self._judge = Judge(RULE, self._device, brief=True)
         self._runners: dict[str, InProcess] = {}
@@ -101,13 +100,13 @@ class Session:
         given = calls.compact(record, operation, self._device)
         rotation = RotationOptions(placements=MIN_PLACEMENTS, seed=options.seed)
         bench = Bench(given, operation, self._device, options.mode, rotation, options.clock)
-        kernels, subjects, stages = list[LoadedKernel](), list[Subject](), list[dict[str, float]]()
+        kernels, subjects, programs = list[LoadedKernel](), list[Subject](), list[dict[str, float]]()
         for position, name in enumerate(names):
             with self._blamed(position, name):
                 kernels.append(load(name, operation))
                 subjects.append(_Marked(bench.subject(kernels[-1]), position, self._at))
                 self._check_prepared(bench, record, kernels[-1], operation)
-                stages.append(bench.stages(kernels[-1]) or {})
+                programs.append(bench.programs(kernels[-1]) or {})
         control = bench.control()
         work = None if operation.work is None else operation.work(given)
         notes = [*_converted(given, operation, kernels), *bench.notes, f"timed by {bench.method}"]
@@ -125,7 +124,7 @@ class Session:
             op=record.info.op,
             mode=options.mode,
             machine=self._machine,
-            kernels=_kernels(found, stages, work, reached),
+            kernels=_kernels(found, programs, work, reached),
             pairs=found.pairs,
             repeat=found.repeat,
             repeat_samples=found.repeat_samples,
@@ -137,7 +136,7 @@ class Session:
             disturbed=found.disturbed,
             conditions=found.conditions,
             ceiling=reached,
-            control=_control(control),
+            control=control,
             notes=(*notes, *found.notes),
             clock=self._clock,
             time=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
@@ -172,7 +171,12 @@ class Session:
 
     def _compare(self, subjects: Sequence[Subject]) -> Comparison:
         options = self._options
-        rule = Rule(options.precision, seconds=options.seconds, keep_disturbed=options.busy)
+        rule = Rule(
+            options.precision,
+            seconds=options.seconds,
+            resolution=RESOLUTION[self._clock],
+            keep_disturbed=options.busy,
+        )
         self._watch.now()  # what happened since the last record, judging among it, disturbs no block
         try:
             return compare(subjects, rule, self._watch)
@@ -184,10 +188,9 @@ class Session:
                 raise CannotRunError(f"{error}; --busy keeps such blocks") from None
             return error.partial
 
-    def _ceiling(self, size: int) -> CeilingFound:
+    def _ceiling(self, size: int) -> Ceiling:
         if size not in self._ceilings:
-            found = ceiling.measure(self._device, size, clock=self._options.clock)
-            self._ceilings[size] = CeilingFound(found.bytes_per_second, found.method, found.candidates)
+            self._ceilings[size] = ceiling.measure(self._device, size, clock=self._options.clock)
         return self._ceilings[size]
 
 
@@ -230,7 +233,7 @@ class _Marked:
 
 
 def _kernels(
-    found: Comparison, stages: Sequence[Mapping[str, float]], work: Work | None, reached: CeilingFound | None
+    found: Comparison, programs: Sequence[Mapping[str, float]], work: Work | None, reached: Ceiling | None
 ) -> tuple[KernelTiming, ...]:
     ceiling_rate = None if reached is None else reached.bytes_per_second
     timed = []
@@ -247,15 +250,10 @@ def _kernels(
                 summary=summary,
                 launches=found.launches[index],
                 rates=rates,
-                stages=stages[index],
+                programs=programs[index],
             )
         )
     return tuple(timed)
-
-
-def _control(control: Control) -> ControlFound:
-    figures = {"cold": control.cold, "warm": control.warm, "known": control.known}
-    return ControlFound(control.holds, control.reason, figures)
 
 
 def _converted(given: Call, operation: Operation, kernels: Sequence[LoadedKernel]) -> tuple[str, ...]:

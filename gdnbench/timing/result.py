@@ -87,7 +87,7 @@ class KernelTiming:
     summary: Summary | None = None
     launches: int = 0  # of a round
     rates: Rates | None = None
-    stages: Mapping[str, float] = field(default_factory=dict)  # seconds a launch, by stage
+    programs: Mapping[str, float] = field(default_factory=dict)  # seconds a launch of each, where several
 
     @property
     def timed(self) -> bool:
@@ -111,21 +111,26 @@ class PairTiming:
 
 
 @dataclass(frozen=True, slots=True)
-class CeilingFound:
-    """The fastest that this machine moved as many bytes in this session."""
+class Ceiling:
+    """The fastest that this machine moved as many bytes in this session: read and written both counted."""
 
     bytes_per_second: float
-    method: str
+    method: str  # the way that reached it
     candidates: Mapping[str, float] = field(default_factory=dict)  # bytes/s of each way that was tried
 
 
 @dataclass(frozen=True, slots=True)
-class ControlFound:
-    """Whether the cache was what the mode says. None: it could not be told, and `says` says why."""
+class Control:
+    """Seconds a launch of a kernel that only reads, as `gdnbench.timing.cache` says; and whether the
+    cache was what the mode says."""
 
-    holds: bool | None
-    says: str
-    figures: Mapping[str, float] = field(default_factory=dict)  # seconds, by what was timed
+    cold: float
+    warm: float
+    known: float
+    bytes: int  # that a launch read
+    cache_bytes: int | None  # of the last level; None: the machine does not say
+    holds: bool | None  # None: the control cannot tell
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,8 +170,8 @@ class RecordTiming:
     seconds: float = 0.0  # of wall clock that the comparison took
     discarded: Mapping[str, int] = field(default_factory=dict)  # blocks, by reason
     conditions: Seen | None = None
-    ceiling: CeilingFound | None = None
-    control: ControlFound | None = None
+    ceiling: Ceiling | None = None
+    control: Control | None = None
     notes: tuple[str, ...] = ()
     time: str = ""  # when it was measured, UTC, 2026-01-31T12:00:00Z
     repeat_samples: tuple[float, ...] = ()  # of the first kernel's second round in each block

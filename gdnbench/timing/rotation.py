@@ -125,7 +125,7 @@ def flat(tensor: Tensor) -> Tensor:
     return tensor.as_strided((elements,), (1,)).view(torch.uint8)
 
 
-class Form:
+class CallTensors:
     """A call's tensors in the conventions of one kernel: what sets are filled with."""
 
     def __init__(self, inputs: Mapping[str, Tensor], outputs: Mapping[str, Tensor], mutated: frozenset[str]):
@@ -169,7 +169,7 @@ class _Placed:
 class Rotation:
     """`placements` times `sets` sets of buffers for the forms of one call, on one device."""
 
-    def __init__(self, first: Form, size: Size, device: torch.device, seed: int) -> None:
+    def __init__(self, first: CallTensors, size: Size, device: torch.device, seed: int) -> None:
         self.placements = size.placements
         self.sets = size.sets
         self._device = device
@@ -181,11 +181,11 @@ class Rotation:
             [{} for _ in range(size.sets)] for _ in range(size.placements)
         ]
         self._content: list[dict[tuple[str, int], Tensor]] = [{} for _ in range(size.placements)]
-        self._placed: dict[Form, list[_Placed]] = {}
-        self._chosen: dict[Form, dict[str, int]] = {}
+        self._placed: dict[CallTensors, list[_Placed]] = {}
+        self._chosen: dict[CallTensors, dict[str, int]] = {}
         self.add(first)
 
-    def add(self, form: Form) -> None:
+    def add(self, form: CallTensors) -> None:
         """Make room for a form: in the first region that it fits into, else in one of its own."""
         if form in self._placed:
             return
@@ -208,7 +208,9 @@ class Rotation:
         return None
 
     @staticmethod
-    def _on(form: Form, places: Mapping[str, int], sets: Sequence[Mapping[str, list[_Region]]]) -> _Placed:
+    def _on(
+        form: CallTensors, places: Mapping[str, int], sets: Sequence[Mapping[str, list[_Region]]]
+    ) -> _Placed:
         tensors = form.tensors
         buffers = [
             {name: regions[name][places[name]].held(tensor) for name, tensor in tensors.items()}
@@ -216,7 +218,7 @@ class Rotation:
         ]
         return _Placed(buffers, {name: [flat(one[name]) for one in buffers] for name in form.inputs})
 
-    def buffers(self, form: Form, placement: int, index: int) -> dict[str, Tensor]:
+    def buffers(self, form: CallTensors, placement: int, index: int) -> dict[str, Tensor]:
         """The tensors of one set, by name; what is in them is for `load` to say."""
         return self._placed[form][placement].buffers[index]
 
@@ -224,7 +226,7 @@ class Rotation:
         """All bytes of one set of the first form, gaps between tensors included, for the control to read."""
         return self._memory[placement][index]
 
-    def load(self, form: Form, placement: int) -> None:
+    def load(self, form: CallTensors, placement: int) -> None:
         """Make every set of a placement what the call was: tensors that launches write are copied, others
         where another form was there."""
         content = self._content[placement]

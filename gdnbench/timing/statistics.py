@@ -20,6 +20,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
 
+from gdnbench.timing.seam import COARSEST
+
+CONFIDENCE = 0.99
+"""Of an interval: a table has dozens."""
+
 MIN_PLACEMENTS = 6
 """Fewer make no interval over placements: Student's factor at 99 % is 4.0 for 6 groups, 5.8 for 4, 64 for 2.
 Such an interval holds for the placements that were used, and says so in `by`."""
@@ -254,12 +259,12 @@ class Rule:
     """
 
     precision: float = 0.01  # width of every interval that is narrow enough, as a part of the ratio
-    confidence: float = 0.99  # of each interval: a table has dozens
+    confidence: float = CONFIDENCE  # of each interval
     passes: int = 2  # over all placements, at least; see comparison.runs_of_pass
     blocks: int = 2000  # at most
     seconds: float = 30.0  # at most, of measuring: warming up and the round in progress are not in it
     warmup: int = 1  # blocks on every placement that do not count
-    resolution: float = 5e-7  # seconds; what CUDA's documentation says of events, and perf_counter's is finer
+    resolution: float = COARSEST  # seconds, of the clock: see seam.RESOLUTION
     repeat: bool = True  # the first kernel is timed against itself too, and sets the noise margin
     discards: int = 20  # so many blocks in a row that something disturbed end the comparison
     keep_disturbed: bool = False  # they are kept, and counted all the same, on a machine that is never quiet

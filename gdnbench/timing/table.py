@@ -43,7 +43,7 @@ def times_text(records: Sequence[RecordTiming], table: Table) -> str:
     rows = [row for record in records for row in _rows(record)]
     lines = [table((*TIMES, *RATES), rows, RIGHT), ""] if rows else []
     lines += [line for record in records for line in _troubles(record)]
-    lines += _stages(records)
+    lines += _programs(records)
     lines += [f"note: {note}" for note in _notes(records)]
     return "\n".join(lines)
 
@@ -142,15 +142,15 @@ def _troubles(record: RecordTiming) -> Iterator[str]:
             yield f"{kernel.outcome}: {kernel.name} on record {record.label}, {how}"
             yield f"  {kernel.reason}"
     if record.control is not None and record.control.holds is False:
-        yield f"NOT {record.mode.cache}: record {record.label}: {record.control.says}"
+        yield f"NOT {record.mode.cache}: record {record.label}: {record.control.reason}"
 
 
-def _stages(records: Sequence[RecordTiming]) -> Iterator[str]:
+def _programs(records: Sequence[RecordTiming]) -> Iterator[str]:
     for record in records:
         for kernel in record.kernels:
-            if kernel.stages:
-                parts = ", ".join(f"{name} {seconds_text(time)}" for name, time in kernel.stages.items())
-                yield f"stages: {kernel.name} on record {record.label}: {parts}"
+            if kernel.programs:
+                parts = ", ".join(f"{name} {seconds_text(time)}" for name, time in kernel.programs.items())
+                yield f"programs: {kernel.name} on record {record.label}: {parts}"
 
 
 def _notes(records: Sequence[RecordTiming]) -> Iterator[str]:
@@ -159,7 +159,7 @@ def _notes(records: Sequence[RecordTiming]) -> Iterator[str]:
     for record in records:
         counts.update(dict.fromkeys(record.notes, 1))
         if record.control is not None and record.control.holds is None:
-            counts[f"whether launches were {record.mode.cache} is not known: {record.control.says}"] += 1
+            counts[f"whether launches were {record.mode.cache} is not known: {record.control.reason}"] += 1
     for note, count in counts.items():
         yield f"{note} ({count} record{'s' if count != 1 else ''})"
     for record in records:

@@ -29,6 +29,7 @@ from gdnbench_kernels.contract import (
     Region,
     Role,
     ScalarSpec,
+    Shaped,
     TensorSpec,
     Work,
 )
@@ -267,7 +268,7 @@ def convert_outputs(
     return convert_states(outputs, source, target, ("state",))
 
 
-def outputs(call: Call) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+def outputs(call: Call) -> dict[str, Shaped]:
     """Shape and dtype of o; the pool is mutated in place."""
     v = call.tensors["v"]
     return {"o": (tuple(v.shape), v.dtype)}

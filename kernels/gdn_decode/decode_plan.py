@@ -24,8 +24,8 @@ STATE_BYTES = {"float32": 4, "bfloat16": 2}
 
 Transport = Literal["registers", "bulk"]
 """Loads and stores of 16 bytes a lane, or a bulk copy a warp, each way, through shared memory."""
-Advice = Literal["none", "no_allocate", "streaming", "evict_first"]
-"""To the caches: nothing; not into L1; first out of L1; not into L1 and first out of L2."""
+Advice = Literal["none", "no_allocate", "evict_first"]
+"""To the caches: nothing; not into L1; not into L1 and first out of L2."""
 TRANSPORTS: tuple[str, ...] = get_args(Transport)
 ADVICE: tuple[str, ...] = get_args(Advice)
 ROWS = (2, 4, 8)

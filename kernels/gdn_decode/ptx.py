@@ -160,7 +160,7 @@ def _advice(advice: str) -> tuple[str, str]:
     """(suffix of ld.global or st.global, operand after the others)."""
     if advice == "evict_first":
         return ".L1::no_allocate.L2::cache_hint", f", {EVICT_FIRST:#x}"
-    return {"none": "", "no_allocate": ".L1::no_allocate", "streaming": ".L1::evict_first"}[advice], ""
+    return {"none": "", "no_allocate": ".L1::no_allocate"}[advice], ""
 
 
 def _bulk_advice(advice: str) -> tuple[str, str]:

@@ -17,16 +17,14 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from gdnbench_kernels.contract import Call, Work
+from gdnbench_kernels.contract import Call, Shaped, Work
 from gdnbench_kernels.gdn_decode.slots import SlotPlan
-
-Form = tuple[tuple[int, ...], torch.dtype]
 
 BY_SEQUENCE = ("q", "k", "v", "g", "beta")
 WHOLE = ("state_indices", "num_accepted", "read_indices", "A_log", "dt_bias")
 
 
-def work_of(call: Call, plan: SlotPlan, outputs: Mapping[str, Form]) -> Work:
+def work_of(call: Call, plan: SlotPlan, outputs: Mapping[str, Shaped]) -> Work:
     """The work of a valid call with these slots, and outputs of these shapes and dtypes."""
     tensors, active = call.tensors, len(plan.active)
     state = tensors["state"]

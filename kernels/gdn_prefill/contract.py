@@ -25,6 +25,7 @@ from gdnbench_kernels.contract import (
     Region,
     Role,
     ScalarSpec,
+    Shaped,
     Stage,
     TensorSpec,
     Work,
@@ -263,7 +264,7 @@ def convert_outputs(
     return convert_states(outputs, source, target, STATE_TENSORS)
 
 
-def outputs(call: Call) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+def outputs(call: Call) -> dict[str, Shaped]:
     """Shape and dtype of every output of a valid call, in the call's conventions."""
     k, v, first = call.tensors["k"], call.tensors["v"], call.tensors.get("initial_state")
     scalars = resolved_scalars(SCALARS, call)

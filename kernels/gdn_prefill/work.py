@@ -22,18 +22,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-import torch
-
 from gdnbench_kernels.checks import resolved_scalars
-from gdnbench_kernels.contract import Call, ScalarSpec, Work
+from gdnbench_kernels.contract import Call, ScalarSpec, Shaped, Work
 from gdnbench_kernels.gdn_prefill.chunks import plan_chunks
-
-Form = tuple[tuple[int, ...], torch.dtype]
 
 _READ = ("q", "k", "v", "g", "beta", "cu_seqlens", "initial_state")
 
 
-def work_of(call: Call, scalars: tuple[ScalarSpec, ...], outputs: Mapping[str, Form]) -> Work:
+def work_of(call: Call, scalars: tuple[ScalarSpec, ...], outputs: Mapping[str, Shaped]) -> Work:
     """The work of a valid call, of the contract's `scalars`, with outputs of these shapes and dtypes."""
     k, v = call.tensors["k"], call.tensors["v"]
     chunk_size = resolved_scalars(scalars, call)["chunk_size"]

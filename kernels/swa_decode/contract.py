@@ -31,6 +31,7 @@ from gdnbench_kernels.contract import (
     Region,
     Role,
     ScalarSpec,
+    Shaped,
     TensorSpec,
     Tolerance,
     Work,
@@ -258,10 +259,10 @@ def convert_outputs(
     return dict(outputs)
 
 
-def outputs(call: Call) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+def outputs(call: Call) -> dict[str, Shaped]:
     """Shape and dtype of o, and of lse where it is asked for."""
     q = call.tensors["q"]
-    found: dict[str, tuple[tuple[int, ...], torch.dtype]] = {"o": (tuple(q.shape), q.dtype)}
+    found: dict[str, Shaped] = {"o": (tuple(q.shape), q.dtype)}
     if call.scalars.get("output_lse", False):
         found["lse"] = (tuple(q.shape[:2]), torch.float32)
     return found

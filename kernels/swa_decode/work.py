@@ -15,15 +15,13 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from gdnbench_kernels.contract import Call, Work
+from gdnbench_kernels.contract import Call, Shaped, Work
 from gdnbench_kernels.swa_decode.costs import row_bytes
 from gdnbench_kernels.swa_decode.layouts import CacheLayout
 from gdnbench_kernels.swa_decode.window import attended
 
-Form = tuple[tuple[int, ...], torch.dtype]
 
-
-def work_of(call: Call, indices: Tensor, layout: CacheLayout, outputs: Mapping[str, Form]) -> Work:
+def work_of(call: Call, indices: Tensor, layout: CacheLayout, outputs: Mapping[str, Shaped]) -> Work:
     """The work of a valid call with `indices` [T, W], and outputs of these shapes and dtypes."""
     q, lens = call.tensors["q"], call.tensors["swa_lens"].cpu()
     indices = indices.cpu()

@@ -19,7 +19,7 @@ GUARD = 64
 
 SOURCES = sources()
 SMALL = SOURCES[2:4]
-"""256 threads, 4 vectors; streaming or not. The others differ in these numbers alone."""
+"""256 threads, 4 vectors; into L1 or not. The others differ in these numbers alone."""
 
 
 def words(count: int, seed: int) -> Tensor:

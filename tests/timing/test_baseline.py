@@ -15,11 +15,11 @@ from synthetic import Noise, Places, Quiet, White, kernels
 
 from gdnbench.errors import BadInputError
 from gdnbench.report.outcome import Outcome
-from gdnbench.timing.baseline import CONFIDENCE, UNKNOWN_CLOCKS, UNSEEN_PLACEMENTS, against
+from gdnbench.timing.baseline import UNKNOWN_CLOCKS, UNSEEN_PLACEMENTS, against
 from gdnbench.timing.comparison import compare
 from gdnbench.timing.result import KernelTiming, Machine, RecordTiming, Seen
 from gdnbench.timing.seam import Cache, Conditions, Form, Mode
-from gdnbench.timing.statistics import Rule, Verdict
+from gdnbench.timing.statistics import CONFIDENCE, Rule, Verdict
 
 
 def timed(
@@ -103,6 +103,15 @@ def test_the_margin_is_the_clocks() -> None:
     for unknown in (None, seen(None, None)):
         margin = against(replace(now, conditions=unknown), then).changes[0].margin
         assert margin == pytest.approx(UNKNOWN_CLOCKS + tick, rel=0.01)
+
+
+def test_the_margin_is_of_the_clock_that_timed_both() -> None:
+    now, then = timed(1), timed(2)
+    for clock, late in (("perf_counter", 1e-7), ("events", 5e-7), ("cupti", 5e-7), ("", 5e-7)):  # seconds
+        one, other = (replace(run, clock=clock, conditions=None) for run in (now, then))
+        margin = against(one, other).changes[0].margin
+        # Of two rounds of a millisecond, within 1 %, beyond what unknown clocks take.
+        assert margin - UNKNOWN_CLOCKS == pytest.approx(2 * late / 1e-3, rel=0.02)
 
 
 def test_few_placements_widen_the_margin() -> None:

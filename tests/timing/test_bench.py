@@ -294,8 +294,8 @@ def test_bytes_of_a_launch_by_hand() -> None:
     assert touched_bytes(given, OPERATION) == vectors + gates + touched + rest
 
 
-def test_a_cpu_has_no_stages_and_a_call_without_tokens_can_be_benched() -> None:
-    assert made(call()).stages(load("torch", OPERATION)) is None
+def test_a_cpu_has_no_programs_and_a_call_without_tokens_can_be_benched() -> None:
+    assert made(call()).programs(load("torch", OPERATION)) is None
     empty = made(call(batch=0))
     assert empty.sets == 6
     assert empty.launch_bytes >= 0

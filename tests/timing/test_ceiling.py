@@ -94,7 +94,7 @@ def test_grids_are_one_cta_a_tile_or_what_is_resident() -> None:
 def test_sources_are_named_by_what_they_are() -> None:
     assert len({source.symbol for source in sources()}) == len(sources()) == 8
     assert len({title(source) for source in sources()}) == 8
-    assert title(source_of(512, 4, True)) == "512 threads x 4, streaming"
+    assert title(source_of(512, 4, True)) == "512 threads x 4, not into L1"
 
 
 def test_devices_have_a_target_or_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

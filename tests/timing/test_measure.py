@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -12,28 +13,50 @@ from gdnbench.report.outcome import Outcome
 from gdnbench.store.reader import Store
 from gdnbench.store.writer import StoreWriter
 from gdnbench.synth import draft, synthesise
+from gdnbench.timing import measure
+from gdnbench.timing.comparison import Comparison, compare
 from gdnbench.timing.measure import KernelFailed, PreparedWrong, Session
 from gdnbench.timing.options import TimingOptions
-from gdnbench.timing.seam import Cache, Form, Mode
+from gdnbench.timing.seam import Cache, Form, Mode, Subject, Watch
+from gdnbench.timing.statistics import Rule
 
 KERNELS = Path(__file__).with_name("hostile_kernels.py")
 
 
-def test_a_prepared_launch_that_leaves_other_outputs_is_not_timed(tmp_path: Path) -> None:
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
     call = synthesise("gdn_decode", batch=2, heads=(1, 2), head_dim=(16, 16), slots=4)
     with StoreWriter(tmp_path / "store.zarr", kind="synth", durable=False) as writer:
         writer.write("0", [draft("gdn_decode", call)])
+    with Store.open(tmp_path / "store.zarr") as opened:
+        yield opened
+
+
+def session() -> Session:
     options = TimingOptions(Mode(Cache.WARM, Form.PLAIN), seconds=0.2, busy=True)
-    session = Session("cpu", options, lambda position: contextlib.nullcontext())
+    return Session("cpu", options, lambda position: contextlib.nullcontext())
+
+
+def test_a_prepared_launch_that_leaves_other_outputs_is_not_timed(store: Store) -> None:
+    here, record = session(), store.records[0]
     honest, idle = f"{KERNELS}:honest", f"{KERNELS}:idle"
-    with Store.open(tmp_path / "store.zarr") as store:
-        record = store.records[0]
-        assert session.judge(record, idle, lambda: None).outcome is Outcome.PASS  # its function is right
-        timed = session.time(record, operation("gdn_decode"), [honest])
-        assert len(timed.kernels[0].samples) > 0
-        with pytest.raises(
-            KernelFailed, match="the launch that it prepared fails where its function"
-        ) as caught:
-            session.time(record, operation("gdn_decode"), [honest, idle])
+    assert here.judge(record, idle, lambda: None).outcome is Outcome.PASS  # its function is right
+    timed = here.time(record, operation("gdn_decode"), [honest])
+    assert len(timed.kernels[0].samples) > 0
+    with pytest.raises(KernelFailed, match="the launch that it prepared fails where its function") as caught:
+        here.time(record, operation("gdn_decode"), [honest, idle])
     assert caught.value.kernel == idle
     assert isinstance(caught.value.error, PreparedWrong)
+
+
+def test_a_verdict_allows_for_the_clock_that_timed(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The host's, whose readings are 0.1 us late at most: see `seam.RESOLUTION`."""
+    rules: list[Rule] = []
+
+    def kept(subjects: Sequence[Subject], rule: Rule, watch: Watch) -> Comparison:
+        rules.append(rule)
+        return compare(subjects, rule, watch)
+
+    monkeypatch.setattr(measure, "compare", kept)
+    session().time(store.records[0], operation("gdn_decode"), [f"{KERNELS}:honest"])
+    assert [rule.resolution for rule in rules] == [1e-7]

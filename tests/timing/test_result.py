@@ -15,8 +15,8 @@ from gdnbench.errors import BadInputError
 from gdnbench.report.outcome import Outcome
 from gdnbench.timing.comparison import compare
 from gdnbench.timing.result import (
-    CeilingFound,
-    ControlFound,
+    Ceiling,
+    Control,
     KernelTiming,
     Machine,
     Rates,
@@ -38,7 +38,7 @@ def timing() -> RecordTiming:
             summary=summary,
             launches=launches,
             rates=Rates.of(4_000_000, 1_000, summary.median, 4e12),
-            stages={"load": 1e-6, "mma": 2e-6},
+            programs={"load": 1e-6, "mma": 2e-6},
         )
         for name, samples, summary, launches in zip(
             found.names, found.samples, found.summaries, found.launches, strict=True
@@ -61,8 +61,8 @@ def timing() -> RecordTiming:
         discarded={"slowed down: SwPowerCap": 2},
         disturbed={"the memory clock moved": 1},
         conditions=found.conditions,
-        ceiling=CeilingFound(4.27e12, "copy", {"copy": 4.27e12, "in place": 4.1e12}),
-        control=ControlFound(True, "cold holds", {"cold": 2e-5, "warm": 1e-5}),
+        ceiling=Ceiling(4.27e12, "copy", {"copy": 4.27e12, "in place": 4.1e12}),
+        control=Control(2e-5, 1e-5, 2.1e-5, 1 << 20, None, True, "cold holds"),
         notes=("a note",),
         time="2026-01-31T12:00:00Z",
         repeat_samples=found.repeat_samples,

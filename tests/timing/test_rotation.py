@@ -13,7 +13,7 @@ from gdnbench.errors import BadInputError, CannotRunError
 from gdnbench.timing.rotation import (
     LEAST_SPREAD,
     MOST_SPREAD,
-    Form,
+    CallTensors,
     Rotation,
     RotationOptions,
     Size,
@@ -47,11 +47,11 @@ def tensors(seed: int) -> dict[str, Tensor]:
     }
 
 
-def rotation(form: Form, placements: int = 3, sets: int = 5, seed: int = 0) -> Rotation:
+def rotation(form: CallTensors, placements: int = 3, sets: int = 5, seed: int = 0) -> Rotation:
     return Rotation(form, Size(placements, sets), CPU, seed)
 
 
-def every(made: Rotation, form: Form) -> list[dict[str, Tensor]]:
+def every(made: Rotation, form: CallTensors) -> list[dict[str, Tensor]]:
     return [made.buffers(form, p, s) for p in range(made.placements) for s in range(made.sets)]
 
 
@@ -61,7 +61,7 @@ def bits(tensor: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("seed", [0, FRESH])
 def test_sets_are_the_call_in_layout_and_in_bits(seed: int) -> None:
-    form = Form(tensors(seed), {"o": torch.empty(4, 5)}, frozenset())
+    form = CallTensors(tensors(seed), {"o": torch.empty(4, 5)}, frozenset())
     made = rotation(form, seed=seed)
     for placement in range(made.placements):
         made.load(form, placement)
@@ -79,7 +79,7 @@ def test_sets_are_the_call_in_layout_and_in_bits(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", [0, FRESH])
 def test_no_two_buffers_share_memory(seed: int) -> None:
-    form = Form(tensors(seed), {"o": torch.empty(4, 5)}, frozenset())
+    form = CallTensors(tensors(seed), {"o": torch.empty(4, 5)}, frozenset())
     buffers = [tensor for one in every(rotation(form, seed=seed), form) for tensor in one.values()]
     spans = sorted(
         (tensor.data_ptr(), tensor.data_ptr() + span(tensor)) for tensor in buffers if span(tensor)
@@ -88,7 +88,7 @@ def test_no_two_buffers_share_memory(seed: int) -> None:
 
 
 def test_buffers_are_aligned_as_the_call_was_and_no_better() -> None:
-    form = Form(tensors(1), {}, frozenset())
+    form = CallTensors(tensors(1), {}, frozenset())
     made = rotation(form)
     for name, tensor in form.inputs.items():
         if span(tensor):
@@ -97,7 +97,7 @@ def test_buffers_are_aligned_as_the_call_was_and_no_better() -> None:
 
 
 def test_offsets_are_random_and_a_seed_gives_them_again() -> None:
-    form = Form({"x": torch.zeros(1000), "y": torch.zeros(1000)}, {}, frozenset())
+    form = CallTensors({"x": torch.zeros(1000), "y": torch.zeros(1000)}, {}, frozenset())
 
     def steps(made: Rotation, placement: int) -> list[int]:
         """From each set's x to its y, and to the next set's x: wherever the arena begins."""
@@ -114,7 +114,7 @@ def test_offsets_are_random_and_a_seed_gives_them_again() -> None:
 
 
 def test_load_copies_what_launches_write_and_leaves_the_rest() -> None:
-    form = Form({"x": torch.ones(10), "state": torch.ones(10)}, {}, frozenset({"state"}))
+    form = CallTensors({"x": torch.ones(10), "state": torch.ones(10)}, {}, frozenset({"state"}))
     made = rotation(form)
     made.load(form, 0)
     for index in range(made.sets):
@@ -130,8 +130,8 @@ def test_load_copies_what_launches_write_and_leaves_the_rest() -> None:
 
 def test_forms_lie_over_one_another_and_are_exchanged() -> None:
     q = torch.randn(50)
-    one = Form({"q": q, "g": torch.full((8, 4), 1.0)}, {"o": torch.empty(6)}, frozenset())
-    other = Form({"q": q, "g": torch.full((4, 8), 2.0)}, {"o": torch.empty(6)}, frozenset())
+    one = CallTensors({"q": q, "g": torch.full((8, 4), 1.0)}, {"o": torch.empty(6)}, frozenset())
+    other = CallTensors({"q": q, "g": torch.full((4, 8), 2.0)}, {"o": torch.empty(6)}, frozenset())
     made = rotation(one)
     made.load(one, 1)
     made.add(other)
@@ -147,8 +147,8 @@ def test_forms_lie_over_one_another_and_are_exchanged() -> None:
 
 
 def test_a_form_that_is_larger_or_has_more_gets_room_of_its_own() -> None:
-    one = Form({"g": torch.full((8,), 1.0)}, {}, frozenset())
-    other = Form({"g": torch.full((64,), 2.0), "bias": torch.full((3,), 3.0)}, {}, frozenset())
+    one = CallTensors({"g": torch.full((8,), 1.0)}, {}, frozenset())
+    other = CallTensors({"g": torch.full((64,), 2.0), "bias": torch.full((3,), 3.0)}, {}, frozenset())
     made = rotation(one)
     made.add(other)
     for form, value in ((one, 1.0), (other, 2.0), (one, 1.0)):
@@ -159,7 +159,7 @@ def test_a_form_that_is_larger_or_has_more_gets_room_of_its_own() -> None:
 
 
 def test_memory_of_a_set_holds_all_its_tensors() -> None:
-    form = Form({"x": torch.zeros(100), "y": torch.zeros(30, dtype=torch.int64)}, {}, frozenset())
+    form = CallTensors({"x": torch.zeros(100), "y": torch.zeros(30, dtype=torch.int64)}, {}, frozenset())
     made = rotation(form)
     for placement in range(made.placements):
         for index in range(made.sets):
@@ -232,7 +232,7 @@ def test_gaps_are_a_page_to_64_kib_and_memory_is_counted() -> None:
     assert gap_of([torch.zeros(1)]) == LEAST_SPREAD
     assert gap_of([torch.zeros(1 << 22)]) == MOST_SPREAD
     given = tensors(0)
-    form = Form(given, {}, frozenset())
+    form = CallTensors(given, {}, frozenset())
     made = rotation(form, placements=1, sets=9)
     first, last = made.memory(0, 0), made.memory(0, 8)
     assert last.data_ptr() + last.nbytes - first.data_ptr() <= 9 * held_bytes(given)

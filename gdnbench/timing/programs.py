@@ -1,7 +1,7 @@
-"""Times the stages of a kernel that launches several programs, each in rounds of its own.
+"""Times each program of a kernel that launches several, in rounds of its own.
 
-The whole call runs first, so every stage finds the data that the one before left. A stage of a cold round
-reads from memory what in the whole call may still be in the cache: stages may add up to more than the call
+The whole call runs first, so every program finds the data that the one before left. A program of a cold round
+reads from memory what in the whole call may still be in the cache: programs may add up to more than the call
 takes.
 """
 
@@ -35,10 +35,10 @@ def by_program(
     launches: Sequence[Launch], clock: Clock, ready: Callable[[], None], launcher: Launcher = on_cuda
 ) -> dict[str, float] | None:
     """Seconds a launch of each program, by name, in the order of a launch; None for a kernel that launches
-    fewer than two. `ready` is called before each stage is timed.
+    fewer than two. `ready` is called before each program is timed.
 
-    Programs that another launches again count together. Work between programs, which is no program's, is in
-    no stage.
+    Programs that another launches again count together. Work between programs, which is no program's, is not
+    timed.
     """
     first = _started(launches[0], launcher)
     names = list(dict.fromkeys(one.program.name for one in first))

@@ -1,4 +1,4 @@
-"""Stages of a kernel that launches several programs: which there are, on what data, and what each takes."""
+"""Programs of a kernel that launches several: which there are, on what data, and what each takes."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from gdnbench.timing.clocks import PerfCounter
-from gdnbench.timing.stages import by_program
+from gdnbench.timing.programs import by_program
 from gdnbench_kernels.compiling import Parameter, Program
 
 gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
 
-def stage(name: str) -> Program:
+def named(name: str) -> Program:
     """A program that only a launcher of this file can run."""
     parameters = (Parameter("seconds", "f64"), Parameter("log", "i64"))
     return Program(name, "sm_90a", "", name, name, parameters, "", "", b"", b"", 0.0)
@@ -49,12 +49,12 @@ def timed(
     return by_program(launches, PerfCounter(device), ready, device.launch)
 
 
-def test_each_stage_takes_what_its_program_takes(device: Device) -> None:
-    scan, state = stage("op.scan"), stage("op.state")
+def test_each_program_takes_its_time(device: Device) -> None:
+    scan, state = named("op.scan"), named("op.state")
 
     def launch() -> None:
         scan(0.25, None)
-        device.now += 100.0  # what the host does between is no stage's
+        device.now += 100.0  # what the host does between is no program's
         state(1.5, None)
 
     found = timed(device, [launch] * 4)
@@ -63,7 +63,7 @@ def test_each_stage_takes_what_its_program_takes(device: Device) -> None:
 
 
 def test_a_program_that_is_launched_again_counts_each_time(device: Device) -> None:
-    one, other = stage("one"), stage("other")
+    one, other = named("one"), named("other")
 
     def launch() -> None:
         one(1.0, None)
@@ -73,8 +73,8 @@ def test_a_program_that_is_launched_again_counts_each_time(device: Device) -> No
     assert timed(device, [launch] * 3) == pytest.approx({"one": 5.0, "other": 2.0}, rel=1e-9)
 
 
-def test_the_whole_call_runs_first_and_stages_are_made_ready_for(device: Device) -> None:
-    one, other = stage("one"), stage("other")
+def test_the_whole_call_runs_first_and_programs_are_made_ready_for(device: Device) -> None:
+    one, other = named("one"), named("other")
 
     def launch() -> None:
         one(1.0, None)
@@ -84,14 +84,14 @@ def test_the_whole_call_runs_first_and_stages_are_made_ready_for(device: Device)
     assert device.ran == ["one", "other", "one", "other", "ready", "one", "one", "ready", "other", "other"]
 
 
-def test_a_kernel_of_one_program_or_none_has_no_stages(device: Device) -> None:
-    only = stage("only")
+def test_a_kernel_of_one_program_or_none_is_not_divided(device: Device) -> None:
+    only = named("only")
     assert timed(device, [lambda: only(1.0, None)]) is None
     assert timed(device, [lambda: torch.ones(2)]) is None
 
 
-def test_stages_of_the_compiled_prefill_kernels_are_its_programs() -> None:
-    """With the simulator as the device: what a stage of `sm100` was given is there for it to run again."""
+def test_programs_of_the_compiled_prefill_kernels() -> None:
+    """With the simulator as the device: what a program of `sm100` was given is there for it to run again."""
     pytest.importorskip("cutlass", reason="CuTe DSL has wheels for Linux only")
     from gdnbench.sim.simulate import active, launch
     from gdnbench_kernels.gdn_prefill.contract import OPERATION
@@ -114,15 +114,15 @@ def test_stages_of_the_compiled_prefill_kernels_are_its_programs() -> None:
     assert len(found) >= 2
     assert all(name.startswith("gdn_prefill.") for name in found)
     assert all(seconds > 0 for seconds in found.values())
-    # Each program once for the whole call and once for its stage.
+    # Each program once for the whole call and once by itself.
     assert len(session.reports) == 2 * len(found)
 
 
 class TestOnAGpu:
     pytestmark = gpu
 
-    def test_stages_of_a_graph_take_what_their_bytes_take(self) -> None:
-        """Two stages, one with twice the bytes of the other, both more than any L2 holds: a ratio between
+    def test_programs_of_a_graph_take_what_their_bytes_take(self) -> None:
+        """Two programs, one with twice the bytes of the other, both more than any L2 holds: a ratio between
         1.5 and 2.5 is neither 1 nor 4."""
         pytest.importorskip("cutlass", reason="CuTe DSL has wheels for Linux only")
         from gdnbench.timing.ceiling import arch_of
@@ -130,9 +130,9 @@ class TestOnAGpu:
         from gdnbench_kernels.compiling import Source, program
 
         arch = arch_of(torch.device("cuda"))
-        options = {"threads": 256, "unroll": 4, "streaming": False}
+        options = {"threads": 256, "unroll": 4, "no_allocate": False}
         target = "gdnbench_kernels.memory_ceiling:build"
-        small, large = (program(Source.of(f"stage.{name}", target, **options), arch) for name in ("a", "b"))
+        small, large = (program(Source.of(f"program.{name}", target, **options), arch) for name in ("a", "b"))
         x = torch.zeros(1 << 26, dtype=torch.int32, device="cuda")
         y = torch.zeros(1 << 27, dtype=torch.int32, device="cuda")
 
@@ -142,4 +142,4 @@ class TestOnAGpu:
 
         found = by_program([launch] * 10, GraphClock(torch.device("cuda")), torch.cuda.synchronize)
         assert found is not None
-        assert 1.5 < found["stage.b"] / found["stage.a"] < 2.5
+        assert 1.5 < found["program.b"] / found["program.a"] < 2.5
