@@ -125,7 +125,7 @@ def run(engine: Engine, graph: StandInGraph, steps: list[list[int] | None]) -> N
         graph.replay()
 
 
-@pytest.mark.parametrize("seed", [0, random.randrange(1 << 30)])
+@pytest.mark.parametrize("seed", [0, pytest.param(random.randrange(1 << 30), id="fresh")])
 def test_replays_are_recorded_as_the_calls_in_them_were(tmp_path: Path, seed: int) -> None:
     engine, graph, streams = Engine(seed=seed), StandInGraph(), StandInStreams()
     with capturing_stand_in(tmp_path / "run.zarr", streams) as counts:

@@ -26,7 +26,7 @@ from gdnbench.timing.rotation import (
 )
 
 CPU = torch.device("cpu")
-FRESH = random.SystemRandom().randrange(1 << 20)
+FRESH = pytest.param(random.SystemRandom().randrange(1 << 20), id="fresh")
 
 
 def tensors(seed: int) -> dict[str, Tensor]:
