@@ -19,7 +19,7 @@ def test_listed_kernels_load() -> None:
 
 def test_an_operation_without_that_kernel() -> None:
     with pytest.raises(
-        NotImplementedError, match="gdn_decode has no kernel 'reference_staged'; there are .*hf"
+        NotImplementedError, match=r"gdn_decode has no kernel 'reference_staged'; there are .*hf"
     ):
         load("reference_staged", operation("gdn_decode"))
 
