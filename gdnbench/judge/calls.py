@@ -114,8 +114,9 @@ def _renumbered(
     found = dict(tensors)
     partial = {name: pool for name, pool in record.info.pools.items() if not is_whole(pool)}
     if operation.renumber is not None:
-        # A run holds no pools: their bytes are those of the capture.
-        stored = {name: pool.rows for name, pool in partial.items() if name in tensors}
+        # A run holds no pools that are only read: their bytes are those of the capture.
+        held = {*record.before, *record.after}
+        stored = {name: pool.rows for name, pool in partial.items() if name in held}
         try:
             return found | operation.renumber(call_of(record, operation, tensors), stored)
         except ContractError as error:
