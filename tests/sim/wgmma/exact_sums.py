@@ -1,7 +1,8 @@
-"""wgmma's sums of one entry of D in exact fractions, written from MMA-Sim's rule and from nothing of ours.
+"""wgmma's sums of one entry of D in exact fractions, by MMA-Sim's rule and without the simulator's code.
 
-MMA-Sim: Xie et al., arXiv 2511.10909, `nv_ptx.wgmma` and `arithmetic.nv_fused_dot_add`. Zero operands do not
-align there as here: an H200 says that they take no part (`gdnbench/sim/tensorcore/product.py`).
+MMA-Sim: Xie et al., arXiv 2511.10909, `nv_ptx.wgmma` and `arithmetic.nv_fused_dot_add`. In one thing the rule
+here is another: terms of zero take no part in the alignment, which an H200 said of mma.sync and nobody yet
+of wgmma (`gdnbench/sim/tensorcore/product.py`).
 """
 
 from __future__ import annotations

@@ -92,8 +92,9 @@ class Layout:
             per = width // size
             places = r % per * size + r // per * self.leading + c % 8 * width + c // 8 * self.stride
         places = places + self.advance
-        # Swizzle<log2 w, 4, 3>: the bits above the 128-byte line are added to those of the 16-byte chunk.
-        return places ^ (((places >> 7) & (width // 16 - 1)) << 4)
+        # Swizzle<log2 w, 4, 3>: bits of the 128-byte line's number are added, mod 2, to the 16-byte chunk's.
+        swizzled: Places = places ^ (((places >> 7) & (width // 16 - 1)) << 4)
+        return swizzled
 
 
 @dataclass(frozen=True, slots=True)
