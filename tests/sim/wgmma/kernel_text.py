@@ -182,8 +182,8 @@ def a_fragment(codes: Codes) -> Codes:
     of its warp's 16."""
     thread, register = np.arange(THREADS), np.arange(4)[:, None]
     rows = thread // 32 * 16 + thread % 32 // 4 + 8 * (register % 2)
-    words: Codes = np.ascontiguousarray(codes).view(np.uint32)
-    return words[rows, thread % 4 + 4 * (register // 2)]
+    words: Codes = np.ascontiguousarray(codes).view(np.uint32)[rows, thread % 4 + 4 * (register // 2)]
+    return words
 
 
 def _d_places(n: int) -> tuple[Places, Places]:

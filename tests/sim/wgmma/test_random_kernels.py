@@ -11,7 +11,7 @@ from exact_sums import Types, fused_sum
 from kernel_text import THREADS, answers, inputs, kernel_text, output_words
 from random_kernels import Codes, Layout, M, RandomKernel, expected_entry, random_kernel
 
-from gdnbench.sim.machine import wgmma
+from gdnbench.sim.machine import wgmma, wgmma_fragment
 from gdnbench.sim.machine.tcgen05_operand import Gather
 from gdnbench.sim.run import ENGINES, run_ptx
 from gdnbench.sim.tensorcore import product
@@ -136,12 +136,13 @@ def test_another_cut_is_found(constant: str, bits: int, monkeypatch: pytest.Monk
 @pytest.mark.parametrize("engine", ENGINES)
 def test_swapped_offsets_are_found(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The leading offset read as the stride and the other way around."""
-    locate = wgmma.locate
     fields = 0x3FFF << 16 | 0x3FFF << 32
 
     def swapped(bits: int, mn_major: bool, rows: int, k: int, element: int) -> Gather:
         leading, stride = bits >> 16 & 0x3FFF, bits >> 32 & 0x3FFF
-        return locate(bits & ~fields | stride << 16 | leading << 32, mn_major, rows, k, element)
+        return wgmma_fragment.locate(
+            bits & ~fields | stride << 16 | leading << 32, mn_major, rows, k, element
+        )
 
     kernel = random_kernel(BUSY)
     monkeypatch.setattr(wgmma, "locate", swapped)
