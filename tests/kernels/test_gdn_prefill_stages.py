@@ -45,9 +45,9 @@ def assert_stored(found: Array, exact: Array, terms: Array | float = 0.0, share:
 
 
 def inverse_of(a: Array) -> tuple[Array, Array]:
-    """(I + A)^-1 in fp64 and `terms` for what it is off itself, which differs between CPUs and shows where the
-    inverse is 0: up to n 2^-53 |X| |I + A| |X| for X (Higham, Accuracy and Stability of Numerical Algorithms,
-    14.2), n = 64, over SUMS."""
+    """(I + A)^-1 in fp64 and `terms` for what it is off itself, which differs between CPUs and shows where it
+    is 0: up to n 2^-53 |X| |I + A| |X| for X (Higham, Accuracy and Stability of Numerical Algorithms, 14.2),
+    n = 64, over SUMS."""
     matrix = np.eye(len(a)) + a
     x = np.linalg.inv(matrix)
     return x, 64 * 2**-53 / SUMS * (np.abs(x) @ np.abs(matrix) @ np.abs(x))
