@@ -28,7 +28,8 @@ LEAVES = "if os.fork(): os._exit(7)\ntime.sleep(600)"
 ENDS = {
     "forks_and_exits": LEAVES,
     "answers_and_exits": "os.write(replies, b'{\"answer\": 1}\\n')\n" + LEAVES,
-    "closes_all": "os.closerange(3, 256)\ntime.sleep(600)",
+    # Once the thread that outlives the parent is at its poll: of a pipe closed before that it makes an end.
+    "closes_all": "time.sleep(2)\nos.closerange(3, 256)\ntime.sleep(600)",
     "babbles": "os.write(replies, b'a kernel that found the pipe\\n')\ntime.sleep(600)",
     "lists": "os.write(replies, b'[1]\\n')\ntime.sleep(600)",
     "forks_and_hangs": "os.fork()\ntime.sleep(600)",
