@@ -13,6 +13,12 @@ from typing import Any
 import cutlass
 import cutlass.cute as cute
 
+from gdnbench_kernels.warp_values import bfloats as bfloats
+from gdnbench_kernels.warp_values import float_of as float_of
+from gdnbench_kernels.warp_values import pick as pick
+from gdnbench_kernels.warp_values import reciprocal as reciprocal
+from gdnbench_kernels.warp_values import widened as widened
+
 I32, F32 = cutlass.Int32, cutlass.Float32
 
 EVICT_FIRST = 0x12F0000000000000
@@ -209,11 +215,6 @@ def nearest_whole(x: Any) -> Any:
     return _float("cvt.rni.f32.f32 {$w0}, {$r0};", x)
 
 
-def reciprocal(x: Any) -> Any:
-    """1 / x to within an ulp."""
-    return _float("rcp.approx.ftz.f32 {$w0}, {$r0};", x)
-
-
 def reciprocal_root(x: Any) -> Any:
     """x ** -0.5 to within two ulps."""
     return _float("rsqrt.approx.f32 {$w0}, {$r0};", x)
@@ -222,27 +223,6 @@ def reciprocal_root(x: Any) -> Any:
 def whole(x: Any) -> Any:
     """A whole number of a float as an integer; 0 of a NaN."""
     return cute.arch.inline_ptx("cvt.rni.s32.f32 {$w0}, {$r0};", write_only_types=[I32], read_only_args=[x])
-
-
-def float_of(bits: Any) -> Any:
-    return cute.arch.inline_ptx("mov.b32 {$w0}, {$r0};", write_only_types=[F32], read_only_args=[bits])
-
-
-def widened(word: Any) -> tuple[Any, Any]:
-    """Two bf16 as floats: the low half, the high half."""
-    return float_of(word << 16), float_of(word & -65536)
-
-
-def bfloats(low: Any, high: Any) -> Any:
-    """Two floats, each rounded to bf16."""
-    return cute.arch.inline_ptx(
-        "cvt.rn.bf16x2.f32 {$w0}, {$r1}, {$r0};", write_only_types=[I32], read_only_args=[low, high]
-    )
-
-
-def pick(condition: Any, one: Any, other: Any) -> Any:
-    """`one` where the condition holds, else `other`."""
-    return type(one)(cutlass.select_(condition, one, other))
 
 
 def summed(value: Any, lanes: int) -> Any:

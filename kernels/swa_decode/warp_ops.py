@@ -12,6 +12,12 @@ from typing import Any
 import cutlass
 import cutlass.cute as cute
 
+from gdnbench_kernels.warp_values import bfloats as bfloats
+from gdnbench_kernels.warp_values import float_of as float_of
+from gdnbench_kernels.warp_values import pick as pick
+from gdnbench_kernels.warp_values import reciprocal as reciprocal
+from gdnbench_kernels.warp_values import widened as widened
+
 I32, F32 = cutlass.Int32, cutlass.Float32
 
 Pair = tuple[Any, Any]
@@ -159,22 +165,6 @@ def halves(low: Any, high: Any) -> Any:
     )
 
 
-def bfloats(low: Any, high: Any) -> Any:
-    """Two floats, each rounded to bf16."""
-    return cute.arch.inline_ptx(
-        "cvt.rn.bf16x2.f32 {$w0}, {$r1}, {$r0};", write_only_types=[I32], read_only_args=[low, high]
-    )
-
-
-def widened(word: Any) -> Pair:
-    """Two bf16 as floats: the low half, the high half."""
-    return float_of(word << 16), float_of(word & -65536)
-
-
-def float_of(bits: Any) -> Any:
-    return cute.arch.inline_ptx("mov.b32 {$w0}, {$r0};", write_only_types=[F32], read_only_args=[bits])
-
-
 def bits_of(value: Any) -> Any:
     return cute.arch.inline_ptx("mov.b32 {$w0}, {$r0};", write_only_types=[I32], read_only_args=[value])
 
@@ -216,12 +206,6 @@ def log2(x: Any) -> Any:
     )
 
 
-def reciprocal(x: Any) -> Any:
-    return cute.arch.inline_ptx(
-        "rcp.approx.ftz.f32 {$w0}, {$r0};", write_only_types=[F32], read_only_args=[x]
-    )
-
-
 def greater(x: Any, y: Any) -> Any:
     """The greater of two floats, and of a number and a NaN the number."""
     return cute.arch.inline_ptx("max.f32 {$w0}, {$r0}, {$r1};", write_only_types=[F32], read_only_args=[x, y])
@@ -249,11 +233,6 @@ def mma(acc: cute.Tensor, first: int, a: Quad, b: Pair) -> None:
     )
     for place in range(4):
         acc[first + place] = sums[place]
-
-
-def pick(condition: Any, one: Any, other: Any) -> Any:
-    """`one` where the condition holds, else `other`; of the type of `one`."""
-    return type(one)(cutlass.select_(condition, one, other))
 
 
 def greatest(values: list[Any]) -> Any:
