@@ -1,17 +1,19 @@
 #!/usr/bin/env python
-"""What capturing costs a transformers model: off, every call, every 16th step.
+"""What capturing costs a decode loop: every call, and every 16th step.
 
-    python scripts/bench_capture.py [--repeats 7] [--threads 2] [--prompt 512] [--steps 64]
-    python scripts/bench_capture.py --device cuda [--repeats 7] [--steps 128] [--layers 12] [--batch 1]
+    python scripts/bench_capture.py [--seconds 20] [--threads 2]
+    python scripts/bench_capture.py --device cuda [--seconds 20] [--layers 4] [--batch 1] [--step-ms 9]
 
-On a GPU the model has the head counts that are served (H 16, Hv 32) in bf16, the times are of the decode
-steps alone, and a second table is of a decode loop of `--layers` such layers replayed from a CUDA graph.
+One Qwen3-Next model with random weights generates in one go. Segments of 16 steps with capture off and on
+take turns; an overhead is the median of the ratios of a segment to the mean of the two off around it, with an
+interval that has the median with 95 %. A sealer process works beside, as in `gdnbench capture`. Between
+segments what is on its way is waited for, untimed. stderr tells how far it is.
 
-One Qwen3-Next model with random weights generates the same tokens again and again; the three modes alternate,
-so that what else the machine does meets them alike. A sealer process works beside them, as in `gdnbench
-capture`; a mode begins when it has sealed all of the one before, so that its work falls on no other. Starting
-the capture and the sealer is not in the times. An overhead is the median of the ratios within each round, not
-the ratio of medians.
+On a GPU the model has the head counts that are served (H 16, Hv 32) in bf16, eager; its prefill is
+transformers' own in torch, since fla's takes most of a minute to compile and tune, and decoding is by fla
+where that is installed. A second table is of a loop replayed from a CUDA graph: `--layers` layers whose
+replays are captured, and as many plain matrix products as make a step as long as a served model's, at batch
+1 some 9 ms. Every step ends when its token is on the host.
 """
 
 from __future__ import annotations
@@ -24,30 +26,32 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
+from bench_capture_segments import EVERY_16, EVERY_CALL, OFF, STEPS, Mode, Segment, Segments, interval, ratios
 from transformers import Qwen3NextConfig, Qwen3NextForCausalLM, StoppingCriteriaList
+from transformers.models.qwen3_next import modeling_qwen3_next
 from transformers.utils import logging
 
 from gdnbench.capture import runtime
+from gdnbench.capture.adapters.transformers import ADAPTER
 from gdnbench.capture.options import CaptureOptions
 from gdnbench.capture.report import Report
-from gdnbench.store.segment_sealer import sealed_records
 
-TARGETS = {"every call": 0.10, "every 16": 0.03}
-MODES = {"off": None, "every call": CaptureOptions(), "every 16": CaptureOptions(every=16)}
+PROMPT = 16
+WARM_SECONDS = 10.0
+LONGEST = 1 << 16
+"""Tokens of a generation, which the clock ends long before."""
+TARGETS = {EVERY_CALL: 0.10, EVERY_16: 0.03}
+OPTIONS = {EVERY_CALL: CaptureOptions(), EVERY_16: CaptureOptions(every=16)}
+BEGUN = time.monotonic()
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
-    seconds: float
-    cpu_seconds: float  # of this process: what other programs on the machine cannot lengthen by taking turns
-    records: int
-    bytes: int
+def say(text: str) -> None:
+    print(f"{time.monotonic() - BEGUN:6.1f} s  {text}", file=sys.stderr, flush=True)
 
 
 def build_model(device: str) -> Any:
@@ -76,166 +80,177 @@ def build_model(device: str) -> Any:
     return model.to(torch.bfloat16) if gpu else model
 
 
-@contextlib.contextmanager
-def sealer(store: Path) -> Iterator[None]:
+class Sealer:
     """The process that `gdnbench capture` has beside the program, for the whole benchmark."""
-    command = [sys.executable, "-m", "gdnbench.store.sealer", str(store), "--until-stdin-closes"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
-        yield
-        assert process.stdin is not None
-        process.stdin.close()
 
+    def __init__(self, store: Path) -> None:
+        command = [sys.executable, "-m", "gdnbench.store.sealer", str(store), "--until-stdin-closes"]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE)
 
-def generate(model: Any, prompt: torch.Tensor, steps: int) -> tuple[float, float]:
-    """Wall and CPU seconds: on a GPU of the decode steps alone, until it is through with our copies too."""
-    begun = [time.perf_counter(), time.process_time()]
-    criteria: list[Any] = []
-    if prompt.is_cuda:
-        waits = iter([True])
-
-        def after_prefill(ids: torch.Tensor, scores: object, **kwargs: object) -> torch.Tensor:
-            if next(waits, False):
-                torch.cuda.synchronize()
-                begun[:] = [time.perf_counter(), time.process_time()]
-            return torch.zeros(ids.shape[0], dtype=torch.bool, device=ids.device)
-
-        criteria.append(after_prefill)
-    model.generate(
-        prompt,
-        max_new_tokens=steps + 1,
-        min_new_tokens=steps + 1,
-        do_sample=False,
-        stopping_criteria=StoppingCriteriaList(criteria),
-    )
-    if prompt.is_cuda:
-        torch.cuda.synchronize()
-    return time.perf_counter() - begun[0], time.process_time() - begun[1]
-
-
-class Mode:
-    """One capture for all rounds: what starting one costs, a program pays once."""
-
-    def __init__(self, store: Path, options: CaptureOptions | None) -> None:
-        self._capture: runtime.Capture | None = None
-        self._loop: Any = None
-        if options is not None:
-            self._capture = runtime.Capture(store, options, report=Report(None), on_first_record=None)
-            self._counts = self._capture.session.counts
-
-    def run(self, model: Any, prompt: torch.Tensor, steps: int) -> Run:
-        if self._capture is None:
-            return Run(*generate(model, prompt, steps), 0, 0)
-        records, nbytes = self._counts.records, self._counts.bytes
-        self._capture.patcher.patch_loaded()
-        seconds, cpu_seconds = generate(model, prompt, steps)
-        self._capture.patcher.restore()
-        return self._recorded(seconds, cpu_seconds, records, nbytes)
-
-    def replay(self, layers: int, batch: int, steps: int) -> Run:
-        """Decode steps from a CUDA graph, captured at the first call."""
-        from bench_capture_graph import GraphLoop
-
-        if self._loop is None:
-            self._loop = GraphLoop(layers, batch, self._capture)
-        if self._capture is None:
-            return Run(self._loop.seconds(steps), 0.0, 0, 0)
-        records, nbytes = self._counts.records, self._counts.bytes
-        cpu_begun = time.process_time()
-        seconds = self._loop.seconds(steps)
-        return self._recorded(seconds, time.process_time() - cpu_begun, records, nbytes)
-
-    def _recorded(self, seconds: float, cpu_seconds: float, records: int, nbytes: int) -> Run:
-        self._capture_settles()
-        if self._counts.failures or self._counts.dropped:
-            raise SystemExit(f"not everything was recorded: {self._counts.summary()}")
-        return Run(seconds, cpu_seconds, self._counts.records - records, self._counts.bytes - nbytes)
-
-    def _capture_settles(self) -> None:
-        """What is on its way from a GPU is counted once it is in the journal."""
-        recorder = self._capture.session.recorder if self._capture is not None else None
-        if recorder is not None:
-            recorder.settle()
-
-    def wait_until_sealed(self, store: Path) -> None:
-        segment = self._capture.session.segment if self._capture is not None else None
-        if segment is not None:
-            while sealed_records(store, segment) < self._counts.records:
-                time.sleep(0.1)
+    def check(self) -> None:
+        """SystemExit if the sealer ended."""
+        status = self._process.poll()
+        if status is not None:
+            raise SystemExit(f"the sealer ended with status {status}")
 
     def close(self) -> None:
-        if self._capture is not None:
-            self._capture.session.close()
+        """Killed: nobody reads the store any more, and it would wait for journals that are still open."""
+        self._process.kill()
+        self._process.communicate()
+
+
+class Off:
+    def enter(self) -> None: ...
+
+    def leave(self) -> int:
+        return 0
+
+
+class Capturing:
+    """One capture for all segments: what starting one costs, a program pays once."""
+
+    def __init__(self, store: Path, options: CaptureOptions, sealer: Sealer) -> None:
+        self.capture = runtime.Capture(store, options, report=Report(None), on_first_record=None)
+        self._counts = self.capture.session.counts
+        self._sealer = sealer
+        self._before = 0
+
+    def enter(self) -> None:
+        self._before = self._counts.records
+        self.capture.patcher.patch_loaded()
+
+    def leave(self) -> int:
+        self.capture.patcher.restore()
+        if self.capture.session.recorder is not None:
+            self.capture.session.recorder.settle()
+        self._sealer.check()
+        if self._counts.failures or self._counts.dropped or self._counts.passed_over:
+            raise SystemExit(f"not everything was recorded: {self._counts.summary()}")
+        return self._counts.records - self._before
+
+    def close(self) -> None:
+        self.capture.session.close()
+
+
+@contextlib.contextmanager
+def modes() -> Iterator[dict[str, Mode]]:
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="gdnbench-bench-"))
+        store = Path(folder) / "run.zarr"
+        sealer = Sealer(store)
+        stack.callback(sealer.close)
+        found: dict[str, Mode] = {OFF: Off()}
+        for name, options in OPTIONS.items():
+            found[name] = mode = Capturing(store, options, sealer)
+            stack.callback(mode.close)
+        yield found
+
+
+def generate(model: Any, prompt: torch.Tensor, step_done: Callable[[], bool]) -> None:
+    """Until `step_done`, called behind each step when the device is through with it, says so."""
+
+    def after_step(ids: torch.Tensor, scores: object, **kwargs: object) -> torch.Tensor:
+        if ids.is_cuda:
+            torch.cuda.current_stream().synchronize()
+        return torch.full((len(ids),), step_done(), dtype=torch.bool, device=ids.device)
+
+    criteria: list[Any] = [after_step]
+    with torch.no_grad():
+        model.generate(
+            prompt,
+            max_new_tokens=LONGEST,
+            min_new_tokens=LONGEST,
+            do_sample=False,
+            stopping_criteria=StoppingCriteriaList(criteria),
+        )
+
+
+def eager(options: argparse.Namespace) -> None:
+    say("building the model")
+    # Its other decorators are of use to models that are compiled, or get kernels by name.
+    chunk = modeling_qwen3_next.torch_chunk_gated_delta_rule
+    modeling_qwen3_next.torch_chunk_gated_delta_rule = getattr(chunk, "__wrapped__", chunk)
+    model = build_model(options.device)
+    prompt = torch.randint(1, 4096, (1, PROMPT)).to(options.device)
+    say("decoding: libraries compile what they need")
+    with modes() as some:
+        segments = Segments(some, seconds=options.seconds, warm_seconds=WARM_SECONDS, say=say)
+        generate(model, prompt, segments.step_done)
+    sizes = "hidden 2048, H 16, Hv 32, bf16" if options.device == "cuda" else "hidden 1024, H 4, Hv 8, fp32"
+    recurrent = ADAPTER.implementation(modeling_qwen3_next.torch_recurrent_gated_delta_rule)
+    what = f"Qwen3-Next, eager, {sizes}, head dim 128, 3 linear layers of 4, batch 1; decoding by {recurrent}"
+    print_table(segments.measured, f"{what}; {options.threads} threads")
+
+
+def replayed(options: argparse.Namespace) -> None:
+    from bench_capture_graph import GraphLoop
+
+    say("the loop in a CUDA graph")
+    loop = GraphLoop(options.layers, options.batch, options.step_ms)
+    with modes() as some:
+        graphs = {
+            name: loop.graph(mode.capture if isinstance(mode, Capturing) else None)
+            for name, mode in some.items()
+        }
+        segments = Segments(some, seconds=options.seconds, warm_seconds=WARM_SECONDS, say=say)
+        while not segments.step_done():
+            loop.run(graphs[segments.mode])
+    print_table(
+        segments.measured,
+        f"CUDA graph, {options.layers} captured layers, H 16, Hv 32, head dim 128, batch {options.batch}, and"
+        f" {loop.products} pairs of plain products",
+    )
+
+
+def print_table(segments: list[Segment], what: str) -> None:
+    print(f"{what}; {os.cpu_count()} CPUs; load {os.getloadavg()[0]:.1f}")
+    columns = (
+        f"{'mode':<12}{'segments':>9}{'ms/step':>9}{'steps/s':>9}{'overhead':>10}{'95 %':>18}{'target':>8}"
+    )
+    print(f"{columns}{'records':>9}{'us/record':>11}{'CPU us':>8}")
+    off = [one for one in segments if one.mode == OFF]
+    off_cpu = median(one.cpu_seconds / len(one.steps) for one in off)
+    for name in STEPS:
+        mine = [one for one in segments if one.mode == name]
+        if not mine:
+            continue
+        seconds = median(one.seconds for one in mine)
+        row = f"{name:<12}{len(mine):>9}{seconds * 1e3:>9.3f}{1 / seconds:>9.1f}"
+        found = ratios(segments, name) if name in TARGETS else []
+        if found:
+            low, high = interval(found)
+            records = median(one.records for one in mine)
+            extra = (median(found) - 1) * median(one.seconds for one in off) * STEPS[name]
+            cpu = median(one.cpu_seconds for one in mine) - off_cpu * STEPS[name]
+            row += (
+                f"{median(found) - 1:>+10.2%}{f'{low - 1:+.2%} to {high - 1:+.2%}':>18}{TARGETS[name]:>8.0%}"
+            )
+            row += f"{records:>9.0f}{extra / records * 1e6:>11.0f}{cpu / records * 1e6:>8.0f}"
+        print(row, flush=True)
+
+
+def parsed() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--seconds", type=float, default=20.0, help="measured, of each table")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--table", choices=("eager", "graph"), help="one alone, on a GPU")
+    parser.add_argument("--layers", type=int, default=4, help="captured, of the loop in a CUDA graph")
+    parser.add_argument("--batch", type=int, default=1, help="of the loop in a CUDA graph")
+    parser.add_argument("--step-ms", type=float, default=9.0, help="of the loop in a CUDA graph")
+    return parser.parse_args()
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--prompt", type=int, default=512, help="tokens of the prompt")
-    parser.add_argument("--steps", type=int, default=64, help="decode steps")
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--layers", type=int, default=12, help="of the loop in a CUDA graph")
-    parser.add_argument("--batch", type=int, default=1, help="of the loop in a CUDA graph")
-    options = parser.parse_args()
+    options = parsed()
     torch.set_num_threads(options.threads)
     logging.set_verbosity_error()
     if options.device == "cuda" and not torch.cuda.is_available():
         raise SystemExit("--device cuda: torch sees no GPU; run it where there is one")
-    model = build_model(options.device)
-    prompt = torch.randint(1, 4096, (1, options.prompt)).to(options.device)
-    what = "Qwen3-Next, hidden 1024, 3 linear layers of 4, H 4, Hv 8, head dim 128, fp32"
-    if options.device == "cuda":
-        what = "Qwen3-Next, eager, hidden 2048, 3 linear layers of 4, H 16, Hv 32, head dim 128, bf16"
-    rounds = measure(options, lambda mode, steps: mode.run(model, prompt, steps))
-    print_table(rounds, options, f"{what}; prefill {options.prompt} + {options.steps} decode steps")
-    if options.device == "cuda":
-        loop = f"{options.layers} layers in a CUDA graph, H 16, Hv 32, head dim 128, batch {options.batch}"
-        rounds = measure(options, lambda mode, steps: mode.replay(options.layers, options.batch, steps))
-        print_table(rounds, options, f"{loop}; {options.steps} replays")
-
-
-def measure(options: argparse.Namespace, run: Callable[[Mode, int], Run]) -> list[dict[str, Run]]:
-    """Rounds of every mode, in turn."""
-    rounds: list[dict[str, Run]] = []
-    with tempfile.TemporaryDirectory() as folder, sealer(Path(folder) / "run.zarr"):
-        store = Path(folder) / "run.zarr"
-        modes = {name: Mode(store, mode) for name, mode in MODES.items()}
-        for mode in modes.values():  # warm up: allocators, the journal's first file, names of the layers
-            run(mode, 4)
-        for number in range(options.repeats):
-            # A different mode goes first each time: the one after a heavy one inherits its dirty pages.
-            names = list(MODES)
-            order = names[number % 3 :] + names[: number % 3]
-            rounds.append({})
-            for name in order:
-                for mode in modes.values():
-                    mode.wait_until_sealed(store)
-                rounds[-1][name] = run(modes[name], options.steps)
-        for mode in modes.values():
-            mode.close()
-    return rounds
-
-
-def print_table(rounds: list[dict[str, Run]], options: argparse.Namespace, what: str) -> None:
-    print(
-        f"{what}; {options.threads} threads of "
-        f"{os.cpu_count()} CPUs; load {os.getloadavg()[0]:.1f}; {options.repeats} rounds"
-    )
-    columns = f"{'mode':<12}{'median s':>10}{'steps/s':>10}{'overhead':>10}{'in CPU time':>13}{'target':>8}"
-    print(f"{columns}{'records':>9}{'MiB':>8}{'CPU us/record':>15}")
-    for name in MODES:
-        runs = [some[name] for some in rounds]
-        seconds = median(run.seconds for run in runs)
-        row = f"{name:<12}{seconds:>10.3f}{options.steps / seconds:>10.1f}"
-        if name != "off":
-            overhead = median(some[name].seconds / some["off"].seconds - 1 for some in rounds)
-            extra = [(some[name].cpu_seconds - some["off"].cpu_seconds, some) for some in rounds]
-            of_cpu = median(more / some["off"].cpu_seconds for more, some in extra)
-            cost = median(more / some[name].records for more, some in extra)
-            records, mib = median(run.records for run in runs), median(run.bytes for run in runs) / 2**20
-            row += f"{overhead:>10.1%}{of_cpu:>13.1%}{TARGETS[name]:>8.0%}{records:>9}{mib:>8.1f}"
-            row += f"{cost * 1e6:>15.0f}"
-        print(row)
+    if options.table != "graph":
+        eager(options)
+    if options.device == "cuda" and options.table != "eager":
+        replayed(options)
 
 
 if __name__ == "__main__":

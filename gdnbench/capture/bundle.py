@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -42,12 +43,28 @@ class Bundle:
     memory: Tensor  # uint8 [n]
     parts: Mapping[str, _Part]
 
+    def clone(self) -> Bundle:
+        """A copy, queued on the current stream."""
+        return Bundle(self.memory.clone(), self.parts)
+
     def views(self, memory: Tensor) -> dict[str, Tensor]:
-        """The tensors in a copy of `memory`: contiguous views of it."""
+        """The tensors in a copy of `memory`: contiguous views of it, by a call of torch each."""
+        words = {dtype: memory.view(dtype) for dtype in {part.dtype for part in self.parts.values()}}
         return {
-            name: memory[part.start : part.stop].view(part.dtype).view(part.shape)
+            name: words[part.dtype].as_strided(
+                part.shape, _contiguous(part.shape), part.start // part.dtype.itemsize
+            )
             for name, part in self.parts.items()
         }
+
+
+@lru_cache(maxsize=1024)
+def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Strides; of an axis of size 0 or 1 as torch has them."""
+    strides = [1]
+    for size in reversed(shape[1:]):
+        strides.append(strides[-1] * max(size, 1))
+    return tuple(reversed(strides))[: len(shape)]
 
 
 def pack(fills: Mapping[str, Fill]) -> list[Bundle]:
@@ -56,11 +73,11 @@ def pack(fills: Mapping[str, Fill]) -> list[Bundle]:
     for name, fill in fills.items():
         there = parts.setdefault(fill.device, {})
         last = next(reversed(there.values())).stop if there else 0
-        start = -(-last // _ALIGNMENT) * _ALIGNMENT
+        start = _aligned(last)
         there[name] = _Part(fill.dtype, fill.shape, start, start + fill.nbytes)
     bundles = []
     for device, there in parts.items():
-        size = next(reversed(there.values())).stop
+        size = _aligned(next(reversed(there.values())).stop)  # so that it divides into elements
         bundle = Bundle(torch.empty(size, dtype=torch.uint8, device=device), there)
         for name, view in bundle.views(bundle.memory).items():
             if view.numel():
@@ -71,4 +88,8 @@ def pack(fills: Mapping[str, Fill]) -> list[Bundle]:
 
 def packed_bytes(fills: Mapping[str, Fill]) -> int:
     """What `pack` takes, at most."""
-    return sum(-(-fill.nbytes // _ALIGNMENT) * _ALIGNMENT for fill in fills.values())
+    return sum(_aligned(fill.nbytes) for fill in fills.values())
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // _ALIGNMENT) * _ALIGNMENT

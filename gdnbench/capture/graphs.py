@@ -2,8 +2,9 @@
 
 A replay runs no Python and reuses the memory of what is between its kernels, so what a record needs must be
 part of the graph: copies of a call's inputs in front of it, of its outputs behind it, into memory that lives
-as long as the graph does. The way to the host is not in the graph; it is queued behind a replay that the
-selection keeps, and the next replay waits for it, on the device.
+as long as the graph does. Behind a replay that the selection keeps, these are copied once more, on the
+device: the way to the host begins there, and the next replay overwrites the graph's own without a wait. So
+it must be behind this one's copies, as it is on the same stream or one that waits for it.
 
 Rows of a pool are too large to be copied by every replay. They are gathered in front of the graph and behind
 it, by the index tensor as it is then; the copy of that tensor in the graph shows whether the call saw the
@@ -20,7 +21,7 @@ from typing import Any, Protocol
 
 from gdnbench.capture.adapter import NotCaptured, Observation, Seen
 from gdnbench.capture.layers import Layer
-from gdnbench.capture.moment import Arriving, DevicePool, Moment, Packed, moment, pool_on_device
+from gdnbench.capture.moment import Arriving, DevicePool, Moment, Named, Packed, moment, pool_on_device
 from gdnbench.capture.pending import (
     CallName,
     OnDevice,
@@ -32,7 +33,7 @@ from gdnbench.capture.pending import (
 )
 from gdnbench.capture.recorder import Counts, Recorder
 from gdnbench.capture.selection import Selection
-from gdnbench.capture.streams import Event, Graph, Streams, called_by_graph_trees
+from gdnbench.capture.streams import Graph, Streams, called_by_graph_trees
 from gdnbench.ops import operation
 from gdnbench_kernels.contract import Role
 
@@ -86,7 +87,6 @@ class Plan:
     """What a graph holds of ours."""
 
     calls: list[GraphCall] = field(default_factory=list)
-    reading: list[Event] = field(default_factory=list)  # ways to the host that the next replay must wait for
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ class _Capturing:
     quiet: Recorder | None  # whose thread is kept from the device
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Kept:
     """A call of a replay that is recorded."""
 
@@ -108,7 +108,8 @@ class _Kept:
     name: CallName
     pools: dict[str, DevicePool]
     reserved: int
-    pools_before: Arriving
+    rows: Moment  # of pools, in front of the replay
+    pools_before: Arriving = field(default_factory=Arriving)
 
 
 class Graphs:
@@ -181,16 +182,13 @@ class Graphs:
             plan = getattr(graph, _PLANS, {}).get(self)
             if plan is None:
                 return original(graph)
-            for event in plan.reading:
-                self._streams.wait(event)
-            plan.reading.clear()
             kept = self._before_replay(plan)
             try:
                 result = original(graph)
             except BaseException:
                 self._abandon(kept)
                 raise
-            self._after_replay(plan, kept)
+            self._after_replay(kept)
             return result
 
         return replay
@@ -316,10 +314,19 @@ class Graphs:
             if not self._host.active:
                 return []
             named = [(call, name) for call in plan.calls if (name := self._counted(call)) is not None]
-            for call, name in named:
-                one = self._opened(call, name)
-                if one is not None:
+            rows: Named = {}
+            found = [one for call, name in named if (one := self._opened(call, name, rows)) is not None]
+            # At once: what calls of this replay hold is not given back before it, however long one waits.
+            room = sum(one.reserved for one in found)
+            if not found or not self._host.recorder_here().reserve(room, len(found)):
+                return []
+            for one in found:
+                try:
+                    one.pools_before = one.rows.pack().send(self._streams)
                     kept.append(one)
+                except Exception as error:
+                    self._host.counts.fail(error)
+                    self._abandon([one])
         except Exception as error:
             self._host.counts.fail(error)
         return kept
@@ -334,37 +341,31 @@ class Graphs:
             return None
         return CallName(call.target, call.implementation, call.layer, number, step)
 
-    def _opened(self, call: GraphCall, name: CallName) -> _Kept | None:
+    def _opened(self, call: GraphCall, name: CallName, named: Named) -> _Kept | None:
+        """What is to be copied of a call; None if that cannot be said."""
         assert call.observation is not None
         assert call.inputs is not None
         assert call.outputs is not None
-        contract = operation(call.observation.op)
-        known = as_call(replace(call.observation, tensors={**call.indices, **call.static}))
-        pools = {
-            pool: pool_on_device(contract, pool, known, self._streams)
-            for pool in call.static
-            if pool not in call.whole
-        }
-        rows = moment(call.static, pools, self._streams)
-        recorder = self._host.recorder_here()
-        if not recorder.reserve(rows.nbytes):
+        try:
+            contract = operation(call.observation.op)
+            known = as_call(replace(call.observation, tensors={**call.indices, **call.static}))
+            pools = {
+                pool: pool_on_device(contract, pool, known, self._streams, named)
+                for pool in call.static
+                if pool not in call.whole
+            }
+            rows = moment(call.static, pools, self._streams)
+        except Exception as error:
+            self._host.counts.fail(error)
             return None
-        return _Kept(
-            call=call,
-            observation=call.observation,
-            inputs=call.inputs,
-            outputs=call.outputs,
-            name=name,
-            pools=pools,
-            reserved=rows.nbytes,
-            pools_before=rows.pack().send(self._streams),
-        )
+        reserved = rows.nbytes + call.inputs.nbytes + call.outputs.nbytes
+        return _Kept(call, call.observation, call.inputs, call.outputs, name, pools, reserved, rows)
 
-    def _after_replay(self, plan: Plan, kept: list[_Kept]) -> None:
+    def _after_replay(self, kept: list[_Kept]) -> None:
         """Send what the graph has copied, and the rows once more."""
         for one in kept:
             try:
-                pending, rows = self._pending(plan, one)
+                pending, rows = self._pending(one)
             except Exception as error:
                 self._host.counts.fail(error)
                 self._abandon([one])
@@ -375,9 +376,8 @@ class Graphs:
                 self._host.counts.fail(error)
         self._host.counts.graph_replays += bool(kept)
 
-    def _pending(self, plan: Plan, one: _Kept) -> tuple[PendingRecord, Moment]:
-        before, after = one.inputs.send(self._streams), one.outputs.send(self._streams)
-        plan.reading += [*before.events, *after.events]
+    def _pending(self, one: _Kept) -> tuple[PendingRecord, Moment]:
+        before, after = (packed.clone().send(self._streams) for packed in (one.inputs, one.outputs))
         before.join(one.pools_before)
         written = {name: seen for name, seen in one.call.static.items() if self._is_written(one, name)}
         rows = moment(written, one.pools, self._streams)

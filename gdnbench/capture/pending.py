@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,7 +15,7 @@ from gdnbench.capture.moment import Arriving, DevicePool, Moment, check_rows, mo
 from gdnbench.capture.snapshot import Copied, is_plain, snapshot
 from gdnbench.capture.streams import Streams
 from gdnbench.ops import operation
-from gdnbench.pools import checksum, digits, untouched_rows
+from gdnbench.pools import checksum, digits, mixed, untouched_rows
 from gdnbench.record import Pool, RecordDraft, RecordInfo, Status, TensorDraft
 from gdnbench_kernels.contract import Call, Operation, Role
 
@@ -63,10 +64,8 @@ class PendingRecord:
     @property
     def nbytes(self) -> int:
         """Of the elements; of those on their way as many as are coming."""
-        copies = [self.before, self.after]
-        if self.device is not None:
-            copies += [self.device.before.tensors, self.device.after.tensors]
-        return sum(copied.data.nbytes for some in copies for copied in some.values())
+        here = sum(copied.data.nbytes for some in (self.before, self.after) for copied in some.values())
+        return here if self.device is None else here + self.device.before.nbytes + self.device.after.nbytes
 
     def close(self, seen: Mapping[str, Seen]) -> None:
         """Copy outputs and mutated tensors of a call whose tensors are on the CPU."""
@@ -94,8 +93,10 @@ class PendingRecord:
         if self.device is None:
             return
         before, after = self.device.before, self.device.after
-        for event in (*before.events, *after.events):
-            event.synchronize()
+        for some in (before, after):
+            some.begin()
+        for some in (before, after):
+            some.arrive()
         fresh = before.tensors
         self.before |= fresh
         if fresh:
@@ -234,6 +235,49 @@ def touched_rows(info: RecordInfo, pools: Mapping[str, DevicePool], before: Arri
     found = {name: pool.rows for name, pool in pools.items() if pool.rows is not None}
     if len(found) == len(pools):
         return found
+    key = _numbers_of(info, pools, before)
+    known = _rows_known.get(key)
+    if known is None:
+        known = _rows_of_call(info, pools, before)
+        if len(_rows_known) >= _ROWS_KNOWN:
+            _rows_known.clear()  # of all captures of the process: another's thread may be in here too
+        _rows_known[key] = known
+    for name in pools.keys() - found.keys():
+        arrived, (touched, named) = before.named(name), known[name]
+        assert arrived is not None
+        if not torch.equal(named, arrived):
+            # In a CUDA graph alone: rows are copied in front of it, index tensors where the call is.
+            raise ValueError(f"the graph changes the rows of {name} that the call names before it gets there")
+        check_rows(name, touched, pools[name].shape[0])
+        found[name] = touched
+    return found
+
+
+_ROWS_KNOWN = 64
+_rows_known: dict[tuple[Any, ...], dict[str, tuple[Tensor, Tensor]]] = {}
+"""Touched rows and named ones, ascending, by pool: a step's layers have the same, and while they are worked
+out in Python the program's thread cannot run."""
+
+
+def _numbers_of(info: RecordInfo, pools: Mapping[str, DevicePool], before: Arriving) -> tuple[Any, ...]:
+    """All that the rows of a call can depend on: numbers are integers, beside them shapes count."""
+    tensors = (
+        (name, one.data.shape, one.data.dtype, one.data.numpy().tobytes() if _is_integer(one.data) else b"")
+        for name, one in before.tensors.items()
+        if name not in pools
+    )
+    shapes = ((name, pool.shape) for name, pool in pools.items())
+    said = (*info.scalars.items(), *info.conventions.items())
+    return (info.op, *shapes, *tensors, *((name, type(value), value) for name, value in said))
+
+
+def _is_integer(tensor: Tensor) -> bool:
+    return not tensor.is_floating_point() and not tensor.is_complex()
+
+
+def _rows_of_call(
+    info: RecordInfo, pools: Mapping[str, DevicePool], before: Arriving
+) -> dict[str, tuple[Tensor, Tensor]]:
     contract = operation(info.op)
     tensors = {
         name: torch.empty(pools[name].shape, device="meta") if name in pools else copied.data
@@ -243,15 +287,11 @@ def touched_rows(info: RecordInfo, pools: Mapping[str, DevicePool], before: Arri
     touched = contract.touched(call)
     assert contract.named_rows is not None
     named = contract.named_rows.of(call)
-    for name in pools.keys() - found.keys():
-        arrived = before.named(name)
-        assert arrived is not None
-        if not torch.equal(named[name].long().sort().values, arrived):
-            # In a CUDA graph alone: rows are copied in front of it, index tensors where the call is.
-            raise ValueError(f"the graph changes the rows of {name} that the call names before it gets there")
-        check_rows(name, touched[name], pools[name].shape[0])
-        found[name] = touched[name]
-    return found
+    return {
+        name: (touched[name], named[name].long().sort().values)
+        for name, pool in pools.items()
+        if pool.rows is None
+    }
 
 
 def _picked(copied: Copied, named: Tensor | None, rows: Tensor) -> Copied:
@@ -267,8 +307,11 @@ def _picked(copied: Copied, named: Tensor | None, rows: Tensor) -> Copied:
 
 
 def _outside(sums: Tensor | None, rows: Tensor) -> Tensor | None:
-    """The checksum of all rows but `rows`, from what each adds."""
-    return None if sums is None else sums.sum() - sums[rows].sum()
+    """The checksum of all rows but `rows`, from the sums of each."""
+    if sums is None:
+        return None
+    others = untouched_rows(len(sums), rows)
+    return mixed(sums[others], others).sum()
 
 
 def _carried(carried: Carried, layer: Layer, name: str, seen: Seen) -> Tensor | None:

@@ -1,8 +1,9 @@
 """What capture asks of a device whose work is queued: a second stream for the way to the host, and graphs.
 
-The caller's stream is never waited for, nor the device. Capture puts two kinds of work on it: copies into
-memory of ours on the same device, which cost a fraction of what the way to the host would, and, where a graph
-is about to overwrite what is still being read, a wait that the device does.
+The caller's stream is never waited for, nor the device. Capture puts on it copies into memory of ours on the
+same device, which cost a fraction of what the way to the host would, and an event behind them. All else that
+the way takes (pinned memory, which the driver takes milliseconds to make, the copy, the wait) is asked for by
+the thread that writes the record.
 """
 
 from __future__ import annotations
@@ -17,11 +18,14 @@ _TREES = "torch._inductor.cudagraph_trees"
 _FRAMES = 12  # between it and `capture_begin`: a context manager or two
 
 
-class Event(Protocol):
-    """A point in a stream."""
+class Way(Protocol):
+    """Memory on its way to the host."""
 
-    def synchronize(self) -> None:
-        """Wait on the host until the stream has passed it."""
+    def begin(self) -> None:
+        """Queue the copy, if nobody has."""
+
+    def arrived(self) -> Tensor:
+        """Begin, and wait on the host until the copy has been made."""
 
 
 class Graph(Protocol):
@@ -39,21 +43,50 @@ class Streams(Protocol):
     def capturing(self) -> bool:
         """Whether the current stream is being captured into a graph."""
 
-    def to_host(self, memory: Tensor) -> tuple[Tensor, Event]:
-        """Queue a copy of `memory` (uint8 [n]), which the current stream has written, on the side stream.
+    def to_host(self, memory: Tensor) -> Way:
+        """The way of `memory` (uint8 [n]) as the current stream has written it by now.
 
-        The host's tensor is filled once the event is passed. The current stream may free `memory` at once,
-        and must not overwrite it before the event.
+        It is the way's alone from here on: nobody overwrites it before it has arrived.
         """
 
     def to_device(self, numbers: Tensor, device: torch.device) -> Tensor:
         """Queue a copy of a small tensor of the host on the current stream."""
 
-    def wait(self, event: Event) -> None:
-        """Have the current stream, not the host, wait for an event of the side stream."""
-
     def graph_memory(self, graph: Graph) -> list[tuple[int, int]]:
         """Addresses [start, stop) of the memory in which a captured graph has its intermediates."""
+
+
+class CudaWay:
+    """A copy on `side` behind `written`. One thread at a time."""
+
+    def __init__(self, memory: Tensor, written: torch.cuda.Event, side: torch.cuda.Stream) -> None:
+        self._memory: Tensor | None = memory
+        self._written = written
+        self._side = side
+        self._host: Tensor | None = None
+        # Whoever waits for it sleeps; otherwise a thread of ours would take a core from the program.
+        self._done = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+
+    def begin(self) -> None:
+        memory = self._memory
+        if memory is None or self._host is not None:
+            return
+        with torch.cuda.stream(self._side):  # and its device, which this thread may not have been on
+            # Torch keeps freed pinned blocks and hands them out once the copies into them are done.
+            host = torch.empty(memory.shape, dtype=memory.dtype, device="cpu", pin_memory=True)
+            self._side.wait_event(self._written)
+            host.copy_(memory, non_blocking=True)
+            self._done.record(self._side)
+        self._host = host
+
+    def arrived(self) -> Tensor:
+        self.begin()
+        assert self._host is not None
+        self._done.synchronize()
+        # Not before: the allocator hands it out again in the order of the caller's stream, which does not
+        # know of the other.
+        self._memory = None
+        return self._host
 
 
 class CudaStreams:
@@ -69,30 +102,14 @@ class CudaStreams:
         started: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
         return started and torch.cuda.is_current_stream_capturing()
 
-    def to_host(self, memory: Tensor) -> tuple[Tensor, Event]:
+    def to_host(self, memory: Tensor) -> CudaWay:
         device = memory.device
         if device not in self._sides:
             self._sides[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        side = self._sides[device]
-        side.wait_event(torch.cuda.current_stream(device).record_event())
-        # Torch keeps freed pinned blocks and hands them out once the copies into them are done.
-        host = torch.empty(memory.shape, dtype=memory.dtype, device="cpu", pin_memory=True)
-        # Whoever waits for it sleeps; otherwise a thread of ours would take a core from the program.
-        done = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
-        with torch.cuda.stream(side):
-            host.copy_(memory, non_blocking=True)
-            done.record(side)
-        # The allocator hands the memory out again in the order of the caller's stream, which does not know
-        # of this reader.
-        memory.record_stream(side)
-        return host, done
+        return CudaWay(memory, torch.cuda.current_stream(device).record_event(), self._sides[device])
 
     def to_device(self, numbers: Tensor, device: torch.device) -> Tensor:
         return numbers.pin_memory().to(device, non_blocking=True)  # from other memory the copy would wait
-
-    def wait(self, event: Event) -> None:
-        assert isinstance(event, torch.cuda.Event)
-        torch.cuda.current_stream().wait_event(event)
 
     def graph_memory(self, graph: Graph) -> list[tuple[int, int]]:
         pool = tuple(graph.pool())  # type: ignore[attr-defined]

@@ -7,7 +7,7 @@ GPU, what is between its kernels is gone afterwards: the results of its operator
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -26,33 +26,34 @@ from gdnbench.capture.session import Session
 _FACTORIES = ("aten::empty", "aten::new_empty", "aten::empty_like", "aten::empty_strided")
 
 
-class LateEvent:
-    """Passed at the last moment: when the stream waits for it, or a host that is let through."""
+class LateWay:
+    """Reads the memory at the last moment: when a host that is let through waits for it."""
 
-    def __init__(self, streams: StandInStreams, work: Callable[[], None]) -> None:
+    def __init__(self, streams: StandInStreams, memory: Tensor) -> None:
         self._streams = streams
-        self._work: Callable[[], None] | None = work
+        self._memory = memory
 
-    def synchronize(self) -> None:
+    def begin(self) -> None:
+        self._streams.log.append(("begin", threading.current_thread().name))
+
+    def arrived(self) -> Tensor:
+        self._streams.log.append(("arrived", threading.current_thread().name))
         self._streams.gate.wait(60)
-        self.happen()
-
-    def happen(self) -> None:
-        with self._streams.lock:
-            work, self._work = self._work, None
-            if work is not None:
-                work()
+        return self._memory.clone()
 
 
 class StandInStreams:
     """All tensors are on the device but those in `host`. Copies to the host read their source at the last
-    moment: when the caller's stream waits for them, or once `gate` is open."""
+    moment, once `gate` is open. `log` has what was asked of the way to the host, and by which thread."""
 
     def __init__(self) -> None:
         self.gate = threading.Event()
-        self.lock = threading.RLock()
-        self.log: list[str] = []
+        self.log: list[tuple[str, str]] = []
         self.host: set[int] = set()
+
+    def sent(self) -> int:
+        """Stretches of memory that were sent to the host, those that no one has asked for yet among them."""
+        return sum(what == "to_host" for what, _ in self.log)
 
     def holds(self, tensor: Tensor) -> bool:
         return tensor.data_ptr() not in self.host
@@ -60,25 +61,33 @@ class StandInStreams:
     def capturing(self) -> bool:
         return StandInGraph.current is not None
 
-    def to_host(self, memory: Tensor) -> tuple[Tensor, LateEvent]:
+    def to_host(self, memory: Tensor) -> LateWay:
         assert not self.capturing(), "a copy to the host in a graph"
-        self.log.append("to_host")
-        host = torch.zeros_like(memory)
-
-        def copy() -> None:
-            host.copy_(memory)
-
-        return host, LateEvent(self, copy)
+        self.log.append(("to_host", threading.current_thread().name))
+        return LateWay(self, memory)
 
     def to_device(self, numbers: Tensor, device: torch.device) -> Tensor:
         return numbers
 
-    def wait(self, event: LateEvent) -> None:
-        self.log.append("wait")
-        event.happen()
-
     def graph_memory(self, graph: StandInGraph) -> list[tuple[int, int]]:
         return graph.memory()
+
+
+class Operators(TorchDispatchMode):
+    """Names of the operators that this thread runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def count(self, name: str) -> int:
+        return self.names.count(name)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        self.names.append(func._schema.name)
+        return func(*args, **(kwargs or {}))
 
 
 class _Log(TorchDispatchMode):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 from gdnbench.capture import CaptureOptions, capturing, record
+from gdnbench.capture.streams import CudaWay
 from gdnbench.store.reader import Store
 
 pytestmark = [
@@ -156,6 +158,33 @@ def test_replays_of_a_graph_are_recorded(tmp_path: Path, every: int) -> None:
     assert_recorded(tmp_path / "run.zarr", seen[::every], named[::every])
     graph.replay()  # it works on, uncaptured
     torch.cuda.synchronize()
+
+
+def test_replays_wait_for_no_way_to_the_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the device is busy with something in front, kept replays are queued one behind the other; pinned
+    memory and copies to the host are asked for by the thread that writes."""
+    threads = set()
+    begin = CudaWay.begin
+
+    def spied_begin(way: CudaWay) -> None:
+        threads.add(threading.current_thread().name)
+        begin(way)
+
+    monkeypatch.setattr(CudaWay, "begin", spied_begin)
+    buffers, graph = Buffers(layers=2), torch.cuda.CUDAGraph()
+    with capturing(tmp_path / "run.zarr") as counts:
+        with torch.cuda.graph(graph):
+            buffers.forward()
+        graph.replay()
+        torch.cuda.synchronize()
+        torch.cuda._sleep(2_000_000_000)  # a second or so of the GPU's clock
+        with no_wait():
+            for _ in range(3):
+                graph.replay()
+        busy = not torch.cuda.current_stream().query()
+    assert busy
+    assert (counts.failures, counts.first_failure, counts.records) == (0, None, 8)
+    assert threads == {"gdnbench-capture"}
 
 
 def test_graphs_are_left_alone_without_the_option(tmp_path: Path) -> None:

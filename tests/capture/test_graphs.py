@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import threading
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
@@ -10,10 +12,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gdnbench.capture import record, runtime
+from gdnbench.capture import bundle, record, runtime
+from gdnbench.capture.bundle import Bundle, Fill
 from gdnbench.capture.options import CaptureOptions
 from gdnbench.store.reader import Store
-from tests.capture.stand_in import StandInGraph, StandInStreams, capturing_stand_in, graph_of
+from tests.capture.stand_in import Operators, StandInGraph, StandInStreams, capturing_stand_in, graph_of
 
 SLOTS, HEADS, DIM = 9, 4, 8
 
@@ -82,6 +85,12 @@ class Engine:
             x = o * 0.5
             o.zero_()  # whoever gets an output may work on it in place
         self.out.copy_(x)
+
+    def call(self) -> dict[str, Tensor]:
+        """Arguments of one call of the first layer."""
+        x = self.x
+        inputs = {"q": x[:, :, ::2], "k": x[:, :, 1::2], "v": x, "g": -x[..., 0].abs(), "beta": x[..., 1]}
+        return {**inputs, "state": self.states[0], "state_indices": self.indices, "o": torch.empty_like(x)}
 
     def next_step(self, rows: list[int] | None = None) -> None:
         self.x.copy_(self.random(*self.x.shape))
@@ -159,14 +168,65 @@ def test_a_selection_of_replays_costs_the_others_no_copy_to_the_host(tmp_path: P
             engine.forward()
         for _ in range(7):
             run(engine, graph, [None])
-            sent.append(len(streams.log))
+            sent.append(streams.sent())
             streams.log.clear()
     assert (counts.failures, counts.records, counts.graph_replays) == (0, 6, 3)
-    assert [bool(count) for count in sent] == [True, True, False, True, True, False, True]  # then a wait
+    # Of each layer: rows before it, inputs, outputs, rows after it.
+    assert sent == [2 * 4, 0, 0, 2 * 4, 0, 0, 2 * 4]
     kept = [engine.seen[2 * replay + layer] for replay in (0, 3, 6) for layer in (0, 1)]
     assert_recorded(tmp_path / "run.zarr", kept)
     infos = [stored.info for stored in Store.open(tmp_path / "run.zarr").records]
     assert [(info.step, info.layer_index) for info in infos] == [(n, i) for n in (0, 3, 6) for i in (0, 1)]
+
+
+def test_the_way_to_the_host_is_gone_by_a_thread_of_ours_alone(tmp_path: Path) -> None:
+    """Pinned memory may take the driver milliseconds, and the program's thread none."""
+    engine, graph, streams = Engine(), StandInGraph(), StandInStreams()
+    streams.gate.set()
+    with capturing_stand_in(tmp_path / "run.zarr", streams) as counts:
+        with graph_of(graph):
+            engine.forward()
+        run(engine, graph, [None])
+        engine.forward()
+    assert (counts.failures, counts.records) == (0, 4)
+    threads = {what: {name for one, name in streams.log if one == what} for what, _ in streams.log}
+    assert threads["begin"] == threads["arrived"] == {"gdnbench-capture"}
+    assert threads["to_host"] == {threading.current_thread().name}
+
+
+def test_layers_that_share_index_tensors_sort_them_once_a_replay(tmp_path: Path) -> None:
+    engine, graph, streams = Engine(layers=3), StandInGraph(), StandInStreams()
+    with capturing_stand_in(tmp_path / "run.zarr", streams) as counts:
+        with graph_of(graph):
+            engine.forward()
+        for rows in ([4, 0, 7], [1, 8, 2]):
+            engine.next_step(rows)
+            engine.spied()
+            with Operators() as ran:
+                graph.replay()
+            assert ran.count("aten::sort") == 1
+    assert (counts.failures, counts.records) == (0, 6)
+    assert_recorded(tmp_path / "run.zarr", engine.seen)
+
+
+def test_a_pool_takes_few_kernels_however_many_its_rows(tmp_path: Path) -> None:
+    """A record of a pool that is written: gather, product and sum, twice, and no copy of the pool itself."""
+    engine, streams = Engine(layers=1), StandInStreams()
+    with capturing_stand_in(tmp_path / "run.zarr", streams) as counts:
+        engine.forward()  # weights of the sums are made here
+        with Operators() as plain:
+            step.__wrapped__(**engine.call())  # type: ignore[attr-defined]
+        with Operators() as ran:
+            step(**engine.call())
+    assert (counts.failures, counts.records) == (0, 2)
+    ours = {name: ran.count(name) - plain.count(name) for name in ran.names}
+    assert {name: ours[f"aten::{name}"] for name in ("index_select", "mul", "sum", "sort")} == {
+        "index_select": 2,
+        "mul": 2,
+        "sum": 2,
+        "sort": 1,
+    }
+    assert not any(ours.get(f"aten::{name}", 0) for name in ("index", "arange", "zeros", "bitwise_xor"))
 
 
 def test_an_index_that_the_graph_changes_is_a_failure_with_a_reason(tmp_path: Path) -> None:
@@ -245,3 +305,73 @@ def test_drop_refuses_what_does_not_fit_and_counts_it(
             engine.forward()
     assert (counts.records, counts.dropped, counts.failures) == (1, 2, 0)
     assert_recorded(tmp_path / "run.zarr", engine.seen[:1])
+
+
+def test_a_call_whose_rows_cannot_be_copied_takes_neither_room_nor_the_other_calls(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An engine leaves little of a device's memory. Room that is not given back would in the end have the
+    program wait for ever."""
+    monkeypatch.setattr("gdnbench.capture.transfer.LIMIT_BYTES", 1)
+    engine, graph, streams, full = Engine(), StandInGraph(), StandInStreams(), [True]
+
+    def pack(fills: Mapping[str, Fill]) -> list[Bundle]:
+        if full and not streams.capturing():
+            full.clear()
+            raise torch.OutOfMemoryError("out of memory")
+        return bundle.pack(fills)
+
+    monkeypatch.setattr("gdnbench.capture.moment.pack", pack)
+    with capturing_stand_in(tmp_path / "run.zarr", streams, CaptureOptions(when_full="drop")) as counts:
+        with graph_of(graph):
+            engine.forward()
+        run(engine, graph, [None])
+        streams.gate.set()
+        settle()
+        run(engine, graph, [None])
+    assert counts.first_failure is not None
+    assert "OutOfMemoryError" in counts.first_failure
+    assert (counts.records, counts.dropped, counts.failures) == (3, 0, 1)
+    assert_recorded(tmp_path / "run.zarr", engine.seen[1:])
+
+
+def settle() -> None:
+    """Wait until all that is on its way has arrived."""
+    capture = runtime.innermost()
+    assert capture is not None
+    assert capture.session.recorder is not None
+    capture.session.recorder.settle()
+
+
+@pytest.mark.timeout(60)
+def test_calls_of_a_replay_do_not_wait_for_one_another_to_make_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """None of them arrives before the replay: together they go alone."""
+    monkeypatch.setattr("gdnbench.capture.transfer.LIMIT_BYTES", 1)
+    engine, graph, streams = Engine(layers=3), StandInGraph(), StandInStreams()
+    streams.gate.set()
+    with capturing_stand_in(tmp_path / "run.zarr", streams, CaptureOptions(when_full="block")) as counts:
+        with graph_of(graph):
+            engine.forward()
+        for _ in range(2):
+            run(engine, graph, [None])
+            settle()
+    assert (counts.records, counts.dropped, counts.failures) == (6, 0, 0)
+    assert_recorded(tmp_path / "run.zarr", engine.seen)
+
+
+def test_rows_known_to_all_captures_may_be_forgotten_by_another_at_any_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Forgotten(dict[object, object]):
+        def __setitem__(self, key: object, value: object) -> None: ...
+
+    monkeypatch.setattr("gdnbench.capture.pending._rows_known", Forgotten())
+    engine, streams = Engine(), StandInStreams()
+    with capturing_stand_in(tmp_path / "run.zarr", streams) as counts:
+        engine.next_step()
+        engine.spied()
+        engine.forward()
+    assert (counts.records, counts.failures) == (2, 0)
+    assert_recorded(tmp_path / "run.zarr", engine.seen)

@@ -12,7 +12,7 @@ from gdnbench.capture.layers import Layer, LayerNames
 from gdnbench.capture.options import CaptureOptions
 from gdnbench.capture.selection import Selection, layer_matches
 from gdnbench.errors import BadInputError
-from gdnbench.pools import checksum, digits, untouched_rows
+from gdnbench.pools import checksum, digits, mixed, row_sums, untouched_rows
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,9 @@ def test_heads_of_no_tokens_are_left_alone() -> None:
 def independent_checksum(pool: torch.Tensor, rows: list[int]) -> int:
     """The documented sum, in Python's integers."""
     odd, mask = 0x9E3779B97F4A7C15, (1 << 64) - 1
-    words = pool.numpy().view(np.int32).reshape(pool.shape[0], -1).astype(object)
+    rows_of_bytes = np.ascontiguousarray(pool.numpy()).reshape(pool.shape[0], -1).view(np.uint8)
+    word = next(w for w in (np.int32, np.int16, np.uint8) if not rows_of_bytes.shape[1] % w().nbytes)
+    words = rows_of_bytes.view(word).astype(object)
     total = 0
     for row in rows:
         s = sum(int(word) * (2 * j + 1) * odd for j, word in enumerate(words[row])) & mask
@@ -126,12 +128,40 @@ def independent_checksum(pool: torch.Tensor, rows: list[int]) -> int:
     return total & mask
 
 
-def test_checksum_is_the_documented_sum() -> None:
-    pool = torch.randn(6, 3, 5, generator=torch.Generator().manual_seed(0))
+def pools() -> dict[str, torch.Tensor]:
+    make = torch.Generator().manual_seed(0)
+    fresh = torch.randn(6, 4, 6, generator=make)
+    return {
+        "words of 4": fresh,
+        "words of 4, of two elements": fresh.half(),
+        "elements of two words": fresh.double(),
+        "words of 2": fresh[:, :3, :5].half(),
+        "bytes": fresh[:, :3, :5].clamp(-1, 1).mul(100).to(torch.int8),
+        "rows apart": torch.randn(6, 9, 6, generator=make)[:, 2:6],
+        "beginning inside a word": torch.randn(6 * 24 + 1, generator=make).half()[1:].view(6, 4, 6),
+        "rows apart by half a word": torch.randn(6, 25, generator=make).half()[:, :24],
+        "columns first": fresh.transpose(1, 2),
+    }
+
+
+@pytest.mark.parametrize("blocks", [1, 3])
+@pytest.mark.parametrize("name", pools())
+def test_checksum_is_the_documented_sum(name: str, blocks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = pools()[name]
+    words = pool[0].numel()
+    monkeypatch.setattr("gdnbench.pools._BLOCK_WORDS", words * 2 if blocks > 1 else words * 100)
     for rows in ([0, 1, 2, 3, 4, 5], [2], [1, 5], []):
         assert digits(checksum(pool, torch.tensor(rows, dtype=torch.int64))) == (
             f"{independent_checksum(pool, rows):016x}"
         )
+
+
+def test_sums_of_all_rows_are_those_of_each() -> None:
+    for pool in pools().values():
+        every = torch.arange(len(pool))
+        sums = torch.full((len(pool),), 7)
+        row_sums(pool, sums)
+        assert digits(mixed(sums, every).sum()) == f"{independent_checksum(pool, every.tolist()):016x}"
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -33,6 +34,10 @@ class FakeStream:
         self._log.append(f"leave {self.name}")
 
 
+class Memory:
+    device, shape, dtype = "cuda:0", (4,), None
+
+
 def test_a_copy_to_the_host_is_queued_behind_the_callers_stream_on_another(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -43,32 +48,41 @@ def test_a_copy_to_the_host_is_queued_behind_the_callers_stream_on_another(
         log.append("copy, not waited for" if non_blocking else "copy")
 
     def event(blocking: bool) -> Any:
-        return SimpleNamespace(record=lambda on: log.append(f"done on {on.name}"), blocking=blocking)
+        assert blocking, "whoever waits sleeps"
+        return SimpleNamespace(
+            record=lambda on: log.append(f"done on {on.name}"), synchronize=lambda: log.append("host waits")
+        )
+
+    def empty(*_: object, pin_memory: bool, **__: object) -> Any:
+        log.append("pinned" if pin_memory else "pageable")
+        return host
 
     host = SimpleNamespace(copy_=copy)
     cuda = SimpleNamespace(
         current_stream=lambda device: callers, Stream=lambda device: side, Event=event, stream=lambda s: s
     )
-    pinned: list[bool] = []
-    monkeypatch.setattr(
-        streams,
-        "torch",
-        SimpleNamespace(cuda=cuda, empty=lambda *_, pin_memory, **__: pinned.append(pin_memory) or host),
-    )
-    memory = SimpleNamespace(
-        device="cuda:0", shape=(4,), dtype=None, record_stream=lambda s: log.append(f"kept for {s.name}")
-    )
-    found, done = streams.CudaStreams().to_host(cast(torch.Tensor, memory))
-    assert (found, pinned, cast(Any, done).blocking) == (host, [True], True)
+    monkeypatch.setattr(streams, "torch", SimpleNamespace(cuda=cuda, empty=empty))
+    memory = Memory()
+    held = weakref.ref(memory)
+    way = streams.CudaStreams().to_host(cast(torch.Tensor, memory))
+    del memory
+    assert log == ["event on caller"], "what the caller's thread does"
+    log.clear()
+    for _ in range(2):
+        way.begin()
     assert log == [
-        "event on caller",
-        "side waits for caller's event",
         "enter side",
+        "pinned",
+        "side waits for caller's event",
         "copy, not waited for",
         "done on side",
         "leave side",
-        "kept for side",
     ]
+    log.clear()
+    assert held() is not None, "the side stream may be reading it"
+    assert way.arrived() is host
+    assert log == ["host waits"]
+    assert held() is None
 
 
 def test_a_bundle_gives_back_every_bit() -> None:
