@@ -151,7 +151,8 @@ def timed(
         # Nobody keeps it: no compression, and nothing is flushed to the disk.
         with StoreWriter(path, kind="synth", compression=Compression(None), durable=False) as writer:
             for index, shape in enumerate(shapes):
-                writer.write(str(index), [draft(OP, shape.call(), index=index)])
+                # Batches are read in the order of their names.
+                writer.write(f"{index:06}", [draft(OP, shape.call(), index=index)])
         say(f"made {len(shapes)} calls in {time.monotonic() - begin:.1f} s")
 
         def progress(done: int, total: int, timing: RecordTiming) -> None:

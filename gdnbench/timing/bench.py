@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gdnbench.poison import poison
+from gdnbench.poison import poison, same_bits
 from gdnbench.replay.call import arguments, by_name, conversion
 from gdnbench.replay.kernels import LoadedKernel
 from gdnbench.timing import cache, cupti, programs
@@ -32,6 +32,8 @@ CONTROL_ROUNDS = 5
 """Of each of the three ways of reading; their medians are compared."""
 PROGRAM_LAUNCHES = 128
 """Of a round of programs, at most: what lies between them is kept for each."""
+CONFIRMING = 8
+"""Rounds on the first placement that must leave the same bits, before a round on another is held to them."""
 WARM_SECONDS = 0.02
 """Of a warm round by the host's clock: long against any clock here."""
 
@@ -104,7 +106,12 @@ class Bench:
                 recorded.append(self._clock.record(sequence))
         rounds = [_Round(sequence[0], timed) for sequence, timed in zip(sequences, recorded, strict=True)]
         ready = [partial(self._ready, form, placement) for placement in range(len(rounds))]
-        return BenchSubject(kernel.name, len(sequences[0]), rounds, ready, self._clock.least)
+        sets = len(sequences[0]) if self._mode.cache is Cache.COLD else 1
+        written = [
+            [_Written.of(form, self._rotation.buffers(form, placement, index)) for index in range(sets)]
+            for placement in range(len(rounds))
+        ]
+        return BenchSubject(kernel.name, len(sequences[0]), rounds, ready, written, self._clock.least)
 
     def programs(self, kernel: LoadedKernel) -> dict[str, float] | None:
         """Seconds a launch by program, for a kernel that launches several; None for others."""
@@ -222,6 +229,25 @@ class _Round:
     timed: Recorded
 
 
+@dataclass(frozen=True, slots=True)
+class _Written:
+    """What launches write in a set: tensors that each round restores, and outputs, which none does."""
+
+    mutated: dict[str, Tensor]
+    outputs: dict[str, Tensor]
+
+    @classmethod
+    def of(cls, form: CallTensors, buffers: Mapping[str, Tensor]) -> _Written:
+        return cls(
+            {name: buffers[name] for name in sorted(form.mutated)},
+            {name: buffers[name] for name in form.outputs},
+        )
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        return {**self.mutated, **self.outputs}
+
+
 class BenchSubject:
     """A kernel on the buffers of a `Bench`; see `gdnbench.timing.seam.Subject`."""
 
@@ -231,12 +257,14 @@ class BenchSubject:
         launches: int,
         rounds: Sequence[_Round],
         ready: Sequence[Callable[[Launch], None]],
+        written: Sequence[Sequence[_Written]],
         least: float,
     ) -> None:
         self.name = name
         self.launches = launches
         self._rounds = rounds
         self._ready = ready
+        self._written = written  # by placement and set
         self._least = least
 
     @property
@@ -250,6 +278,42 @@ class BenchSubject:
         with torch.no_grad():
             ready = partial(self._ready[placement], this.first)
             return round_seconds(this.timed, ready, self._least) / self.launches
+
+    def stray(self) -> str | None:
+        """Where launches of a timed round left other bits than the first of them, in a line: all had the same
+        call. None if nowhere, or if they differ on the first placement too, from time to time: such a
+        kernel's sums may have another order each time."""
+        self._run(0)
+        expected = {name: tensor.clone() for name, tensor in self._written[0][0].tensors.items()}
+        for placement, sets in enumerate(self._written):
+            odd = self._odd(placement, expected)
+            if not odd:
+                continue
+            if any(self._odd(0, expected) for _ in range(CONFIRMING)):
+                return None
+            return (
+                f"{len(odd)} of {len(sets)} launches on placement {placement} left other bits than those on"
+                f" placement 0: launch {odd[0]} first"
+            )
+        return None
+
+    def _odd(self, placement: int, expected: Mapping[str, Tensor]) -> list[int]:
+        """The sets in which a round leaves something else."""
+        self._run(placement)
+        return [
+            index
+            for index, written in enumerate(self._written[placement])
+            if not all(same_bits(written.tensors[name], tensor) for name, tensor in expected.items())
+        ]
+
+    def _run(self, placement: int) -> None:
+        """A round whose launches find outputs of zeros: what they leave alone is then the same everywhere."""
+        with torch.no_grad():
+            for written in self._written[placement]:
+                for output in written.outputs.values():
+                    output.zero_()
+            self._ready[placement](self._rounds[placement].first)
+            self._rounds[placement].timed.seconds()
 
 
 class _Reader:

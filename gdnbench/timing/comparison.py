@@ -26,6 +26,7 @@ from gdnbench.timing.statistics import (
     Rule,
     Series,
     Summary,
+    apart_by_placement,
     beyond,
     clock_margin,
     ratio_interval,
@@ -261,6 +262,14 @@ class _Loop:
         if end is not End.PRECISE and self._blocks and (width is None or width > self._rule.precision):
             got = "too few blocks for an interval" if width is None else f"{width:.2%} wide"
             yield f"ended by {end} before intervals were {self._rule.precision:.2%} wide: {got}"
+            for other in self._compared():
+                interval, apart = self._interval(other), apart_by_placement(self._series(other))
+                if interval is None or interval.width <= self._rule.precision or apart is None:
+                    continue
+                yield (
+                    f"{self._timed[other].name} takes {apart[0]:.3f} to {apart[1]:.3f} of the time of"
+                    f" {self._timed[0].name} from placement to placement, which more blocks do not change"
+                )
 
     def _undisturbed(self, block: Block) -> None:
         """Measures `block` until nothing disturbs it."""
@@ -301,22 +310,28 @@ class _Loop:
 
     def _width(self) -> float | None:
         """Of the widest interval of a pair, or of the repeat where there is one kernel; None without."""
-        others = range(1, len(self._timed) if len(self._subjects) == 1 else len(self._subjects))
-        intervals = [self._interval(other) for other in others]
+        intervals = [self._interval(other) for other in self._compared()]
         if not intervals:
             return 0.0
         widths = [interval.width for interval in intervals if interval is not None]
         return max(widths) if len(widths) == len(intervals) else None
 
+    def _compared(self) -> range:
+        """Whose intervals are to be narrow: all but the first, or the repeat where there is one kernel."""
+        return range(1, len(self._timed) if len(self._subjects) == 1 else len(self._subjects))
+
     def _interval(self, other: int) -> Interval | None:
+        return ratio_interval(self._series(other), self._rule.confidence)
+
+    def _series(self, other: int) -> Series:
+        """Of whole runs."""
         blocks = self._blocks[: self._whole]
         pairs = zip(self._samples[0][: self._whole], self._samples[other][: self._whole], strict=True)
-        series = Series(
+        return Series(
             [math.log(timed / first) for first, timed in pairs],
             [block.placement for block in blocks],
             [block.run for block in blocks],
         )
-        return ratio_interval(series, self._rule.confidence)
 
     def _pair(self, other: int, noise: float) -> PairTiming:
         first, second = self._subjects[0], self._timed[other]

@@ -23,7 +23,7 @@ from gdnbench.replay.process import Message, Tell, serve
 from gdnbench.report.outcome import Outcome
 from gdnbench.store.reader import Store
 from gdnbench.timing.isolated import NOBODY
-from gdnbench.timing.measure import KernelFailed, PreparedWrong, Session
+from gdnbench.timing.measure import KernelFailed, PreparedWrong, RoundWrong, Session
 from gdnbench.timing.options import TimingOptions
 from gdnbench.timing.plain import from_plain
 
@@ -80,7 +80,7 @@ def _answer(session: Session, store: Store, number: int, kernels: Sequence[str])
     except Exception as other:
         error, kernel = other, None
     reason = str(error) if isinstance(error, GdnbenchError) else describe(error)
-    outcome = Outcome.MISMATCH if isinstance(error, PreparedWrong) else classify(error)
+    outcome = Outcome.MISMATCH if isinstance(error, PreparedWrong | RoundWrong) else classify(error)
     return {"kernel": kernel, "outcome": str(outcome), "reason": reason}
 
 

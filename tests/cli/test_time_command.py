@@ -151,13 +151,15 @@ class TestGpu:
         """Cold, in a CUDA graph: between nothing and the memory's ceiling, and as cold as it says."""
         store = tmp_path / "made.zarr"
         options = ("--op", "swa_decode", "--lens", ",".join(["128"] * 64), "--cache-layout", "fp8_ds_mla")
-        assert gdnbench("synth", store, *options).code == 0
+        made = gdnbench("synth", store, *options)
+        assert made.code == 0, made.err
         result = gdnbench("time", store, "--kernel", "portable", "--on", "cuda", "--seconds", "5", "--json")
-        assert result.code == 0, result.err
+        assert result.code == 0, result.out + result.err
         (record,) = json.loads(result.out)["records"]
         (kernel,) = record["kernels"]
         assert record["mode"] == {"cache": "cold", "form": "graph"}
         assert record["control"]["holds"] is not False, record["control"]
         # 3 %: a ceiling is itself a median of rounds on buffers of its own.
-        assert 0 < kernel["rates"]["of_ceiling"] < 1.03
-        assert record["repeat"]["verdict"] == "no difference"
+        assert kernel["rates"]["of_ceiling"] is not None, record["notes"]
+        assert 0 < kernel["rates"]["of_ceiling"] < 1.03, (kernel["rates"], record["ceiling"])
+        assert record["repeat"]["verdict"] == "no difference", (record["repeat"], record["notes"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from timed_kernels import correct
 from torch import Tensor
 
@@ -26,5 +27,34 @@ def _does_nothing(**call: Any) -> Callable[[], None]:
     return lambda: None
 
 
+class _ReadsFreed:
+    """Launches as a graph's are that has addresses of freed tables: those of one placement, the third, take
+    another slot. They are told apart by the arena that their state lies in."""
+
+    def __init__(self) -> None:
+        self.arenas: list[int] = []
+
+    def __call__(self, **call: Any) -> Callable[[], dict[str, Tensor]]:
+        arena = call["state"].untyped_storage().data_ptr()
+        if arena not in self.arenas:
+            self.arenas.append(arena)
+        if self.arenas.index(arena) == 2:
+            call["state_indices"] = call["state_indices"].flip(0)
+        return lambda: correct(**call)
+
+
+def strays(**call: Any) -> dict[str, Tensor]:
+    return correct(**call)
+
+
+def wavers(**call: Any) -> dict[str, Tensor]:
+    """Correct but for last bits of the states, other ones each time, as of sums in any order."""
+    results = correct(**call)
+    bits = call["state"].view(torch.int32)
+    bits ^= torch.randint(0, 2, bits.shape, dtype=torch.int32)
+    return results
+
+
+strays.prepare = _ReadsFreed()  # type: ignore[attr-defined]
 honest.prepare = _repeats  # type: ignore[attr-defined]
 idle.prepare = _does_nothing  # type: ignore[attr-defined]

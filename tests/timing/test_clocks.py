@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 import time
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
@@ -96,6 +97,30 @@ def test_a_round_of_a_graph_is_between_events_that_were_there_before(log: list[s
     log.clear()
     assert timed.seconds() == 0.003
     assert log == ["hold", "record event 1", "replay", "record event 2", "wait event 2"]
+
+
+@pytest.mark.parametrize("clock", [GraphClock, PlainClock])
+def test_a_round_keeps_what_its_launches_hold(log: list[str], clock: type[GraphClock | PlainClock]) -> None:
+    """Launches may have tensors of their own, such as slots as the kernel takes them. A graph has their
+    addresses alone: once freed, a replay took whatever lay there for slots and wrote to them."""
+
+    class Launched:
+        def __init__(self) -> None:
+            self.slots = torch.arange(4)
+
+        def __call__(self) -> None:
+            log.append(f"{len(self.slots)} slots")
+
+    launches = [Launched(), Launched()]
+    held = [weakref.ref(launch.slots) for launch in launches]
+    timed = clock(CUDA).record(launches)
+    del launches
+    gc.collect()
+    assert all(slots() is not None for slots in held)
+    timed.seconds()
+    del timed
+    gc.collect()
+    assert all(slots() is None for slots in held)
 
 
 def test_a_round_of_plain_launches_begins_on_an_idle_device(log: list[str]) -> None:

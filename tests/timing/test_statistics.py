@@ -17,6 +17,7 @@ from gdnbench.timing.statistics import (
     Rule,
     Series,
     Verdict,
+    apart_by_placement,
     beyond,
     clock_margin,
     middle,
@@ -114,6 +115,35 @@ def test_a_slow_wave_widens_the_interval_over_time() -> None:
     half = 3.250 * 0.01 * math.sqrt(0.5 * 10 / 9 * 0.967 / 10)
     # 2 %: each group is the middle half of 32 values, not their mean.
     assert math.log(found.high / found.low) / 2 == pytest.approx(half, rel=0.02)
+
+
+def test_what_placements_do_is_told_from_noise() -> None:
+    """By hand: three placements, two runs of one block on each."""
+    # Within a placement runs are 0.02 apart: the square of a mean's error is 0.02^2 / 4 = 1e-4. The variance
+    # of the means is 9e-4 in the first case, over 4 times that, and 2.25e-4 in the second.
+    for step, found in ((0.03, (math.exp(-0.03), math.exp(0.03))), (0.015, None)):
+        logs = [(place - 1) * step + side for side in (-0.01, 0.01) for place in range(3)]
+        apart = apart_by_placement(Series(logs, [0, 1, 2] * 2, range(6)))
+        assert (apart is None) == (found is None), step
+        assert apart is None or found is None or apart == pytest.approx(found)
+    assert apart_by_placement(Series([0.1, 0.9, 0.1], [0, 1, 0], range(3))) is None  # one run on the second
+
+
+@pytest.mark.parametrize("kind", ["white", "places"])
+def test_noise_is_seldom_taken_for_placements(kind: str) -> None:
+    """12 runs on each of 8 placements: an effect of up to 1 % against noise of 0.5 % a round, and none."""
+    said = 0
+    for seed in range(200):
+        found = compare(
+            kernels(Machine(KINDS[kind](random.Random(seed))), [1.0, 1.0]),
+            Rule(precision=1e-6, blocks=8 * 6 * 12, seconds=math.inf),
+            Quiet(),
+        )
+        said += any("from placement to placement" in note for note in found.notes)
+    if kind == "places":
+        assert said == 200
+    else:
+        assert said <= 3, said  # F(7, 88) exceeds 4 in 1 of 1300 series: over 3 of 200 in 1 of 50,000
 
 
 def test_two_series_by_welch() -> None:
