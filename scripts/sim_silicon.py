@@ -31,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "sim"))
 from silicon.capture import FOLDER, Capture, load
 from silicon.encodings import ADDRESS, all_maps
 from silicon.microkernel import Array, Buffer, MicroKernel
-from silicon.registry import FAMILIES, UNRECORDED, kernels
+from silicon.registry import FAMILIES, kernels
 from silicon.sweeps import SWEEPS, digest
 from silicon.tensormap import TensorMap
 
@@ -273,7 +273,7 @@ def main() -> int:
     }
     for name, function in actions.items():
         action.add_argument(f"--{name}", dest="action", action="store_const", const=function)
-    every = [*FAMILIES, *UNRECORDED, ENCODINGS]
+    every = [*FAMILIES, ENCODINGS]
     parser.add_argument("families", nargs="*", metavar="FAMILY", help=f"of {', '.join(every)}; default: all")
     parser.add_argument("--folder", type=Path, default=FOLDER, help="where the answers are stored")
     arguments = parser.parse_args()

@@ -50,6 +50,13 @@ def sim(
     trace: Annotated[
         Path | None, typer.Option(help="Write a timeline of the warps for Perfetto; profiles too.")
     ] = None,
+    values_to: Annotated[
+        Path | None,
+        typer.Option("--values", help="Write the values that the first launch computes, a value trace."),
+    ] = None,
+    of: Annotated[
+        str, typer.Option(help='Which: "cta=0-3 warp=4 class=load,store lines=10-20 source=FILE.py:8-9".')
+    ] = "cta=0",
     save: Annotated[
         Path | None, typer.Option(help="Write every tensor, as it is afterwards, to DIR/NAME.pt.")
     ] = None,
@@ -70,10 +77,13 @@ def sim(
     """
     from gdnbench.replay.simulated import programs_simulated
     from gdnbench.sim.simulate import Settings, active, launch
+    from gdnbench.sim.value_trace import Selection, TraceWriter
+    from gdnbench.sim.watch import FirstLaunch
 
     # What the kernel's file prints is no part of the result.
     with progress("sim") as advance, contextlib.redirect_stdout(sys.stderr):
-        settings = Settings(mma, engine, schedule, profile or trace is not None, threads, advance)
+        watch = None if values_to is None else FirstLaunch(TraceWriter(values_to, Selection.parse(of)))
+        settings = Settings(mma, engine, schedule, profile or trace is not None, threads, advance, watch)
         with active(settings, arch) as session, programs_simulated():
             call = _call(function, [*(args or ()), *(values or ())], seed, arch)
             if call is not None:
@@ -86,6 +96,9 @@ def sim(
         raise BadInputError(f"{function} returned no (compiled, args) and ran nothing on the simulator")
     if trace is not None:
         _write_trace(reports, trace)
+    if watch is not None:
+        dropped = f", {watch.values.dropped:,} left out" if watch.values.dropped else ""
+        print(f"{watch.values.recorded:,} events in {values_to}{dropped}", file=sys.stderr)
     if json:
         print_json({"calls": [report.as_json() for report in reports], "tensors": _summaries(tensors)})
     else:

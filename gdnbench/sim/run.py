@@ -25,6 +25,7 @@ from gdnbench.sim.profile.recorder import LaunchRecord
 from gdnbench.sim.ptx.ir import Kernel, Module, Variable
 from gdnbench.sim.ptx.parser import parse
 from gdnbench.sim.tensorcore.product import Model
+from gdnbench.sim.watch import Observed
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,13 +97,15 @@ def run_ptx(
     progress: Progress | None = None,
     threads: int | None = None,
     registers: int | None = None,
+    observed: Observed | None = None,
 ) -> RunResult:
     """Launch `entry` of the PTX with `smem` bytes of dynamic shared memory and wait for it.
 
     `params`: tensors and arrays are passed by address, and become memory that the kernel may touch; numbers
     are packed to the parameter's size; bytes are passed as they are. `memory` adds what is reachable in
     other ways. `registers` is the number of registers of a thread, as ptxas reports it, for the launch
-    budget. The rest is as in `gdnbench.sim.launch`.
+    budget. `observed` is what is recorded of the launch, whose CTAs then run one by one. The rest is as in
+    `gdnbench.sim.launch`.
 
     Raises KernelFault for an illegal act, UnsupportedError for what is not simulated, PtxSyntaxError or
     LaunchError for a text or arguments that cannot be launched.
@@ -140,10 +143,16 @@ def run_ptx(
     record = LaunchRecord() if profile else None
     launch.recorder = record.cta if record is not None else None
     ready: Engine = importlib.import_module(kind.prepare).prepare(module, kernel, config)
+    if observed is not None:
+        ready, threads = observed.engine(launch, ready), 1
     start = time.perf_counter()
     # A profile interleaves the warps finely, so that its steps mean something.
     quantum = min(kind.quantum, PROFILE_QUANTUM) if profile else kind.quantum
-    counters = run_grid(launch, ready, quantum=quantum, threads=threads, progress=progress)
+    try:
+        counters = run_grid(launch, ready, quantum=quantum, threads=threads, progress=progress)
+    finally:
+        if observed is not None:
+            observed.end()
     return RunResult(counters, dict(launch.notes), time.perf_counter() - start, launch.ctas, record)
 
 

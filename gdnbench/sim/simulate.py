@@ -22,13 +22,15 @@ from gdnbench.sim.machine.processes import Progress
 from gdnbench.sim.ptx.ir import Module
 from gdnbench.sim.report import Finding, LaunchReport, Report, Severity
 from gdnbench.sim.run import RunResult, check_settings, run_ptx
+from gdnbench.sim.watch import Watch
 
 ONE_CTA = (1, 1, 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How a call is simulated; see `launch`. BadInputError for a value that there is not."""
+    """How a call is simulated; see `launch`. BadInputError for a value that there is not. `watch` is told of
+    every launch, and says what is recorded of it."""
 
     mma: str = "hardware"
     engine: str = "compiled"
@@ -36,6 +38,7 @@ class Settings:
     profile: bool = False
     threads: int | None = None
     progress: Progress | None = None
+    watch: Watch | None = None
 
     def __post_init__(self) -> None:
         check_settings(self.engine, self.schedule, self.mma, self.threads)
@@ -133,7 +136,7 @@ def _run(
     findings: list[Finding] = []
     for number, request in enumerate(requests):
         try:
-            result = _run_one(module, request, memory, settings)
+            result = _run_one(module, request, memory, settings, regions)
         except KernelFault as fault:
             if raises:
                 raise
@@ -145,10 +148,18 @@ def _run(
     return Report(tuple(launches), tuple(findings), settings.engine, settings.schedule, settings.mma)
 
 
-def _run_one(module: Module, request: LaunchRequest, memory: GlobalMemory, settings: Settings) -> RunResult:
+def _run_one(
+    module: Module,
+    request: LaunchRequest,
+    memory: GlobalMemory,
+    settings: Settings,
+    regions: Sequence[Region],
+) -> RunResult:
     if request.cluster != ONE_CTA:
         raise UnsupportedError(f"a launch in clusters of {request.cluster}")
-    return run_ptx(
+    watch = settings.watch
+    observed = None if watch is None else watch.begins(request.entry, request.grid, regions)
+    result = run_ptx(
         module,
         request.entry,
         request.grid,
@@ -163,7 +174,11 @@ def _run_one(module: Module, request: LaunchRequest, memory: GlobalMemory, setti
         progress=settings.progress,
         threads=settings.threads,
         registers=request.registers,
+        observed=observed,
     )
+    if watch is not None:
+        watch.ended(regions)
+    return result
 
 
 def _of_note(note: Note, count: int, launch: int) -> Finding:

@@ -8,8 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+
+from gdnbench.sim.value_trace import read
 
 pytest.importorskip("cutlass", reason="CuTe DSL has wheels for Linux only")
 
@@ -203,6 +206,21 @@ def test_trace(gdnbench: Invoke, kernels: Path, tmp_path: Path) -> None:
     assert (result.code, (tmp_path / "u.json").exists()) == (1, False)
     assert "1 error found" in result.out
     assert "u.json is not written" in result.err
+
+
+def test_values_of_one_warp(gdnbench: Invoke, kernels: Path, tmp_path: Path) -> None:
+    path = tmp_path / "values"
+    asked = ("sim", f"{kernels}:axpy", "f32[40]:arange", "f32[40]:1", "0.5", "40", "--values", path)
+    result = gdnbench(*asked, "--of", "cta=1 class=store")
+    assert result.code == 0
+    assert "1 events in " in result.err
+    with read(path) as trace:
+        (event,) = trace.events()
+    assert (event.cta, event.warp, event.lanes) == (1, 0, 0xFF)
+    assert event.values[0, :8].astype(np.uint32).view(np.float32).tolist() == [17 + i / 2 for i in range(8)]
+    refused = gdnbench(*asked, "--of", "lane=3")
+    assert refused.code == 2
+    assert "'lane=3' selects no values" in refused.err
 
 
 def test_random_arguments_come_from_the_seed(gdnbench: Invoke, kernels: Path) -> None:

@@ -26,17 +26,20 @@ Where each number comes from:
     tcgen05   e4m3, e5m2,  32                25             fused  MMA-Sim, as above; e3m2 and e2m3, which it
               e3m2 e2m3                                            does not list, are assumed alike
               e2m1
-    wgmma     f16, bf16    16                25             fused  MMA-Sim `nv_ptx.wgmma`, not yet recorded on
-    wgmma     tf32         8                 25             fused  silicon; an f32 D of bytes keeps 13 of its
-    wgmma     e4m3, e5m2   32                13             fused  23 fraction bits, cut toward zero
+    wgmma     f16, bf16    16                25             fused  MMA-Sim `nv_ptx.wgmma`; an H200. An f32 D
+    wgmma     tf32         8                 25             fused  of bytes keeps 13 of its 23 fraction bits,
+    wgmma     e4m3, e5m2   32                13             fused  cut toward zero
     all       rounding of D, NaN pattern, +0                       MMA-Sim `arithmetic.nv_fused_dot_add`
     all       zero terms do not align                              an H200; MMA-Sim gives a zero operand the
                                                                    exponent -126, which the GPU refutes
 
 Every `mma.sync` row equals an H200 bit for bit over operands of 0 to 40 binades with Inf, NaN, zeros and
 subnormals strewn in, and on sums made to tell zeros, subnormal results and overflow apart
-(`tests/sim/silicon/corners.py`). No tcgen05 row and no wgmma row was compared with hardware here; what an
-H200 answers for wgmma goes into `rule`, the one place that says so.
+(`tests/sim/silicon/corners.py`). So does every wgmma row over such operands, in ten combinations of
+types; `tests/sim/wgmma/test_recorded_sums.py` says which other rules that excludes. Sums like those of
+`corners.py` were asked of wgmma with f16, bf16 and tf32 (`wgmma_corners.py`) and not with bytes: what it does
+there with a zero that MMA-Sim's exponent would make the largest term, with a negative sum that is cut to zero
+and with subnormal sums is mma.sync's word. No tcgen05 row was compared with hardware here.
 
 MMA-Sim: Xie et al., arXiv 2511.10909, repository microsoft/MMA-Sim, bit-equal to ten GPUs by its authors.
 Khattak and Mikaitis, arXiv 2512.07004, model the same units (H100, B200) independently.

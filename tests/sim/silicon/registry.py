@@ -19,6 +19,7 @@ from silicon import (
     tma_limits,
     warp,
     wgmma,
+    wgmma_corners,
 )
 from silicon.microkernel import MicroKernel
 
@@ -36,15 +37,14 @@ FAMILIES = {
     "copies": copies.KERNELS,
     "tma": tma.KERNELS,
     "tma_limits": tma_limits.KERNELS,
+    "wgmma": wgmma.KERNELS,
+    "wgmma_corners": wgmma_corners.KERNELS,
 }
-# No GPU has answered these yet. Once `--record` has, they are families like the others, and the table in
-# gdnbench/sim/tensorcore/product.py says so.
-UNRECORDED = {"wgmma": wgmma.KERNELS}
 
 
 @cache
 def kernels(family: str) -> dict[str, MicroKernel]:
-    built = [make() for make in {**FAMILIES, **UNRECORDED}[family]]
+    built = [make() for make in FAMILIES[family]]
     by_name = {kernel.name: kernel for kernel in built}
     assert len(by_name) == len(built), f"two kernels of {family} have one name"
     return by_name

@@ -1,4 +1,4 @@
-"""wgmma: one warpgroup, one product, D as it lies in the registers of 128 threads. Not recorded yet.
+"""wgmma: one warpgroup, one product, D as it lies in the registers of 128 threads.
 
 The image of shared memory, A's fragments and C come from global memory. Operands are drawn as for mma.sync:
 16 rows of A and 16 columns of B for each spread, so that every pair of spreads meets.
@@ -261,6 +261,12 @@ LAYOUTS = (
 )
 
 
+# What is multiplied, and the seed of its operands.
+RANDOM = tuple((Case(*types, n=96, repeats=2), 3000 + i) for i, types in enumerate(TYPES))
+SPECIAL = tuple((Case(*types, n=64), 4000 + i) for i, types in enumerate(TYPES))
+LAYOUT_SEEDS = tuple((case, 5000 + i) for i, case in enumerate(LAYOUTS))
+
+
 def numbers(case: Case, seed: int) -> MicroKernel:
     return kernel(case, random_operands(case, seed), case.name)
 
@@ -270,7 +276,7 @@ def strange(case: Case, seed: int) -> MicroKernel:
 
 
 KERNELS: tuple[Callable[[], MicroKernel], ...] = (
-    *(partial(numbers, Case(*types, n=96, repeats=2), 3000 + i) for i, types in enumerate(TYPES)),
-    *(partial(strange, Case(*types, n=64), 4000 + i) for i, types in enumerate(TYPES)),
-    *(partial(numbers, case, 5000 + i) for i, case in enumerate(LAYOUTS)),
+    *(partial(numbers, *each) for each in RANDOM),
+    *(partial(strange, *each) for each in SPECIAL),
+    *(partial(numbers, *each) for each in LAYOUT_SEEDS),
 )

@@ -1,25 +1,19 @@
-"""The micro-kernels of wgmma in both engines, against the published rule on their operands.
+"""The micro-kernels of wgmma in both engines on other operands and in more shapes than a GPU recorded.
 
-The same kernels are for `scripts/sim_silicon.py --record` on an H200: until then nothing here is hardware's
-word.
+tests/sim/silicon replays the recorded ones; `test_recorded_sums.py` says what rule their bits admit.
 """
 
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 
 import numpy as np
 import pytest
-from silicon import wgmma
-from silicon.registry import UNRECORDED, kernels
+from reference_sums import expected
 from silicon.replay import aligned_copy
 from silicon.wgmma import LAYOUTS, TYPES, Case, Operands, d_matrix, kernel, random_operands, special_operands
 
 from gdnbench.sim.run import ENGINES, run_ptx
-from gdnbench.sim.tensorcore import reference
-from gdnbench.sim.tensorcore.formats import FORMATS
-from gdnbench.sim.tensorcore.product import Product
 
 
 def answer(case: Case, operands: Operands, engine: str, schedule: str = "late") -> np.ndarray:
@@ -30,23 +24,6 @@ def answer(case: Case, operands: Operands, engine: str, schedule: str = "late") 
         launch.ptx, "product", (1, 1, 1), (128, 1, 1), arrays, engine=engine, schedule=schedule, threads=1
     )
     return d_matrix(case, arrays[-1])
-
-
-def flipped(codes: np.ndarray) -> np.ndarray:
-    return codes ^ codes.dtype.type(1 << 8 * codes.dtype.itemsize - 1)
-
-
-def expected(case: Case, operands: Operands) -> np.ndarray:
-    """The sums of the reference model, which tests/sim/tensorcore compares with exact rationals; where
-    elements lie is this folder's and the micro-kernels' own account."""
-    product = Product(FORMATS[case.a], FORMATS[case.b], case.d, case.k, "wgmma")
-    a = flipped(operands.a) if case.negate_a else operands.a
-    b = flipped(operands.b) if case.negate_b else operands.b
-    d = operands.c if case.accumulate else None
-    for step in range(case.repeats):
-        d = reference.multiply(product, "hardware", a, b, d if case.accumulate or step == 0 else None)
-    assert d is not None
-    return d
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -115,10 +92,3 @@ def test_bytes_keep_thirteen_bits_unlike_tcgen05() -> None:
     assert (answer(case, operands, "compiled").view(np.float32) == 1.0).all()
     a[:, 1], b[:, 1] = small, tiny
     assert (answer(case, operands, "compiled").view(np.float32) == 1.0 + 2.0**-13).all()
-
-
-def test_the_micro_kernels_are_built_and_not_claimed_as_recorded() -> None:
-    built = kernels("wgmma")
-    assert len(built) == len(UNRECORDED["wgmma"]) == 2 * len(TYPES) + len(LAYOUTS)
-    assert replace(LAYOUTS[0]).name in built
-    assert wgmma.M == 64

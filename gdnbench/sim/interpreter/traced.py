@@ -1,0 +1,83 @@
+"""The interpreter with its values recorded: warps that tell every result, of the CTAs that are asked for.
+
+Other CTAs run on the engine that they would run on anyway. Nothing is changed where nothing is traced: steps
+are wrapped, once for a kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from gdnbench.sim.interpreter.operation import Step, Thread
+from gdnbench.sim.interpreter.program import Collective, Entry, Machine, Plain, Program, prepare
+from gdnbench.sim.interpreter.registers import RegisterFile
+from gdnbench.sim.interpreter.warp import InterpretedWarp
+from gdnbench.sim.machine.cta import Cta
+from gdnbench.sim.machine.seam import Engine, Lanes, Results, Warp, WarpEngine
+from gdnbench.sim.ptx.ir import Instruction, Kernel
+from gdnbench.sim.value_trace import TraceWriter, traced_registers
+
+_BITS = (1 << np.arange(32, dtype=np.uint64)).astype(np.uint64)
+
+
+class TracingEngine:
+    """Seam: `Engine`. The CTAs that `writer` asks for are interpreted and recorded, the others are
+    `other`'s."""
+
+    def __init__(self, kernel: Kernel, writer: TraceWriter, other: Engine) -> None:
+        self._writer = writer
+        self._other = other
+        self._rows = {
+            ins.pc: tuple(register.index for register in traced_registers(ins))
+            for ins in kernel.instructions
+            if writer.selection.takes(ins) and traced_registers(ins)
+        }
+        self._plain = prepare(kernel)
+        self._traced = replace(self._plain, entries=tuple(map(self._wrapped, self._plain.entries)))
+
+    def warps(self, cta: Cta) -> Sequence[WarpEngine]:
+        selection = self._writer.selection
+        if cta.index not in selection.ctas:
+            return self._other.warps(cta)
+        found: list[WarpEngine] = []
+        for index in range(cta.launch.warps):
+            if selection.warps is None or index in selection.warps:
+                found.append(_TracedWarp(self._traced, cta.warp(index), self))
+            else:
+                found.append(InterpretedWarp(self._plain, cta.warp(index)))
+        return found
+
+    def record(self, warp: Warp, registers: RegisterFile, ins: Instruction, lanes: Lanes) -> None:
+        """`ins` has been executed by `lanes`."""
+        rows = self._rows.get(ins.pc)
+        if rows is not None:
+            mask = int(_BITS[lanes].sum())
+            self._writer.add(warp.cta.index, warp.index, ins.pc, mask, registers.bits[list(rows)])
+
+    def _wrapped(self, entry: Entry) -> Entry:
+        if isinstance(entry, Plain | Collective) and entry.ins.pc in self._rows:
+            return replace(entry, step=self._recorded(entry.ins, entry.step))
+        return entry
+
+    def _recorded(self, ins: Instruction, step: Step) -> Step:
+        def traced(thread: Thread, lanes: Lanes) -> None:
+            step(thread, lanes)
+            self.record(thread.warp, thread.registers, ins, lanes)
+
+        return traced
+
+
+class _TracedWarp(InterpretedWarp):
+    """Records what the machine delivers too. Results of a wgmma come with its wait: they are seen where they
+    are used."""
+
+    def __init__(self, program: Program, warp: Warp, engine: TracingEngine) -> None:
+        super().__init__(program, warp)
+        self._engine = engine
+
+    def _write(self, entry: Machine, lanes: Lanes, results: Results) -> None:
+        super()._write(entry, lanes, results)
+        self._engine.record(self.warp, self.registers, entry.ins, lanes)

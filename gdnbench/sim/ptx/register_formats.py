@@ -1,0 +1,125 @@
+"""What the registers of a kernel hold: a PTX register is declared by width, and only its uses say more.
+
+An instruction with a typed opcode says what its operands are. What has no type of its own, a move, a
+selection, a shuffle, says that two registers hold the same, or that one holds the parts of another; loads,
+stores and bitwise logic say nothing. A register of which nothing is said in the end holds bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gdnbench.sim.ptx.ir import Instruction, Kernel, Operand, Register, Vector
+
+FLOATS = ("f64", "f32", "f16", "bf16", "f32x2", "f16x2", "bf16x2", "f16x4", "bf16x4")
+BITS = "bits"
+_HALF = {"f32x2": "f32", "f16x2": "f16", "bf16x2": "bf16", "f16x4": "f16x2", "bf16x4": "bf16x2"}
+_PAIR = {half: pair for pair, half in _HALF.items()}
+_SAME = {"selp": (0, 1), "shfl": (0,), "mov": (0,)}
+"""Untyped instructions by the sources that are what the result is."""
+_UNTYPED = ("ld", "ldu", "st", "ldmatrix", "stmatrix", "atom", "red", "mov", "selp", "shfl", "prmt")
+
+
+def register_formats(kernel: Kernel) -> dict[int, str]:
+    """By register index: one of `FLOATS`, an integer type, "pred", or `BITS`. Where uses disagree, a
+    floating-point one has it."""
+    known: dict[int, str] = {}
+    equal: list[tuple[int, int]] = []
+    packed: list[tuple[int, int]] = []  # (whole, half)
+    for ins in kernel.instructions:
+        for register, kind in _said(ins):
+            _learn(known, register, kind)
+        for first, second, parts in _linked(ins):
+            (packed if parts else equal).append((first, second))
+    changed = True
+    while changed:
+        changed = False
+        for first, second in equal:
+            changed |= _share(known, first, second)
+        for whole, half in packed:
+            changed |= _learn_index(known, whole, _PAIR.get(known.get(half, ""), BITS))
+            changed |= _learn_index(known, half, _HALF.get(known.get(whole, ""), BITS))
+    return {
+        register.index: "pred" if register.bits == 1 else known.get(register.index, BITS)
+        for register in kernel.registers
+    }
+
+
+def _said(ins: Instruction) -> Iterator[tuple[Register, str]]:
+    """Registers with the format that the opcode gives them."""
+    if not ins.types:
+        return
+    if ins.op == "mma":
+        kinds = [_fragment(kind) for kind in ins.types]
+        yield from ((register, kinds[0]) for register in ins.written() if isinstance(register, Register))
+        for source, kind in zip(ins.sources, kinds[1:], strict=False):
+            yield from ((register, kind) for register in _registers(source))
+        return
+    if ins.op in _UNTYPED and ins.types[-1] not in FLOATS:
+        return
+    dests, sources = ins.types[0], ins.types[-1]
+    if ins.op in ("setp", "testp"):
+        dests = "pred"
+    for register in ins.written():
+        if isinstance(register, Register):
+            yield register, dests
+    for source in ins.sources:
+        yield from ((register, sources) for register in _registers(source))
+
+
+def _fragment(kind: str) -> str:
+    """Registers of a matrix fragment hold two elements of 16 bits."""
+    return {"f16": "f16x2", "bf16": "bf16x2", "tf32": "f32", "f32": "f32"}.get(kind, BITS)
+
+
+def _linked(ins: Instruction) -> Iterator[tuple[int, int, bool]]:
+    """Pairs of registers that hold the same, or (whole, half) of which the second is a part."""
+    if ins.op not in _SAME:
+        return
+    dests = [dest for dest in ins.dests if isinstance(dest, Register | Vector)]
+    if not dests and ins.dests:
+        dests = [register for register in [next(ins.written())] if isinstance(register, Register)]
+    for dest in dests:
+        for index in _SAME[ins.op]:
+            source = ins.sources[index]
+            if isinstance(dest, Register) and isinstance(source, Register):
+                yield dest.index, source.index, False
+            elif isinstance(dest, Register) and isinstance(source, Vector) and len(source.elements) == 2:
+                yield from ((dest.index, half.index, True) for half in _registers(source))
+            elif isinstance(dest, Vector) and isinstance(source, Register) and len(dest.elements) == 2:
+                yield from ((source.index, half.index, True) for half in _registers(dest))
+
+
+def _registers(operand: Operand) -> Iterator[Register]:
+    if isinstance(operand, Register):
+        yield operand
+    elif isinstance(operand, Vector):
+        yield from (element for element in operand.elements if isinstance(element, Register))
+
+
+def _learn(known: dict[int, str], register: Register, kind: str) -> None:
+    if kind not in FLOATS or register.bits == _bits(kind):
+        _learn_index(known, register.index, kind)
+
+
+def _bits(kind: str) -> int:
+    name, _, count = kind.partition("x")
+    return int(name.removeprefix("b").removeprefix("f")) * int(count or 1)
+
+
+def _learn_index(known: dict[int, str], index: int, kind: str) -> bool:
+    before = known.get(index)
+    if kind not in FLOATS and (kind[0] == "b" or before is not None):
+        return False  # b32 says no more than the register's width
+    if before in FLOATS:
+        return False
+    known[index] = kind
+    return True
+
+
+def _share(known: dict[int, str], first: int, second: int) -> bool:
+    changed = False
+    for one, other in ((first, second), (second, first)):
+        if (kind := known.get(other)) is not None:
+            changed |= _learn_index(known, one, kind)
+    return changed
