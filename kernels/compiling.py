@@ -58,6 +58,10 @@ class ArgumentError(ValueError):
     """Arguments that a compiled kernel does not take; the message names the argument and what is taken."""
 
 
+LONGEST_SYMBOL, DIGEST_DIGITS = 200, 16
+"""Files add a suffix, and a dot and a process's number while they are written; names end at 255 bytes."""
+
+
 class LoadError(ValueError):
     """Files that are not what `export` wrote; the message names one."""
 
@@ -81,9 +85,14 @@ class Source:
 
     @property
     def symbol(self) -> str:
-        """What exported symbols and files start with: the name and the options, as an identifier."""
+        """What exported symbols and files start with: the name and the options, as an identifier. One that is
+        too long for the name of a file is cut, and ends in a digest of all of it."""
         parts = [self.name, *(f"{name}_{value}" for name, value in self.options)]
-        return re.sub(r"\W+", "_", "_".join(parts))
+        whole = re.sub(r"\W+", "_", "_".join(parts))
+        if len(whole) <= LONGEST_SYMBOL:
+            return whole
+        digest = hashlib.sha256(whole.encode()).hexdigest()[:DIGEST_DIGITS]
+        return f"{whole[: LONGEST_SYMBOL - DIGEST_DIGITS - 1]}_{digest}"
 
     def build(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         """What the compiler is given; imports CuTe DSL."""

@@ -10,10 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from gdnbench_kernels.shrinking import Shrinking
 
 Scalar = int | float | bool | str | None
 
@@ -174,6 +177,23 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True)
+class Step:
+    """A part of a kernel that runs alone: it makes the stages and outputs `gives` of a call and the stages
+    `takes`.
+
+    `target` is called as the kernel is, in conventions that the kernel takes, with a dict `stages` of what it
+    takes, if that is anything, in the contract's shapes. It returns what it gives by name; of outputs it may
+    fill the buffers instead. Run one after another, each on what the ones before gave, a kernel's steps leave
+    the bits that the kernel leaves.
+    """
+
+    name: str
+    takes: tuple[str, ...]
+    gives: tuple[str, ...]
+    target: str | Kernel  # "package.module:function", imported only when asked for
+
+
+@dataclass(frozen=True, slots=True)
 class KernelEntry:
     """An implementation: where it is, which conventions it takes, and what it needs to run."""
 
@@ -189,6 +209,27 @@ class KernelEntry:
     """"package.module:function", called as the kernel is, returns a `Launch`: tensors are in the form that
     its launches want, everything is compiled and tuned, and a launch neither allocates nor waits for the
     device, so that a CUDA graph can hold many. Where it is left out, a launch is a call of the kernel."""
+    steps: tuple[Step, ...] = ()
+    """What it is made of, in the order it runs, for an operation with stages. A function that no operation
+    lists has an attribute of that name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A call cut into its chunks, none of which waits for another: each is a sequence of its own that begins
+    with the state before it.
+
+    `of` takes a call and the stages `needs`, unrounded, and returns the call of its chunks in the same order.
+    Stages have their rows in the same places, and `rows` cuts or fills up their first axis to what the cut
+    call has. `carried` are stages and outputs that are made of what one chunk hands to the next; `back` takes
+    those of the cut call and returns them as the call itself has them.
+    """
+
+    carried: tuple[str, ...]
+    needs: tuple[str, ...]
+    of: Callable[[Call, Mapping[str, Tensor]], Call]
+    rows: Callable[[Call, str, Tensor], Tensor]
+    back: Callable[[Call, Mapping[str, Tensor]], dict[str, Tensor]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,6 +278,13 @@ class Operation:
     """What a call costs, from its shapes and its index tensors."""
     tolerances: Mapping[str, Tolerance] = field(default_factory=dict)
     """Outputs that are not held to a multiple of torch's error."""
+    shrinking: Shrinking | None = None
+    """How a call is made smaller."""
+    carries: tuple[str, str] | None = None
+    """What a call gets of an earlier one and what it leaves to a later one, row by row: two names, or one
+    tensor that it updates. None: a call knows nothing of others."""
+    cut: Cut | None = None
+    """For stages that are carried from chunk to chunk; None where none is."""
 
     def spec(self, name: str) -> TensorSpec:
         """The tensor or stage called `name`; KeyError if there is none."""

@@ -191,7 +191,7 @@ def _loaded(program: Program) -> Callable[..., object]:
         from cutlass.cute.runtime import load_module
 
         with tempfile.TemporaryDirectory(prefix="gdnbench-") as folder:
-            path = Path(folder, f"{program.symbol}.o")
+            path = Path(folder, "program.o")  # a symbol may be longer than a file name
             path.write_bytes(program.host_object)
             found = _functions[program] = getattr(load_module(str(path)), program.symbol)
     return found

@@ -47,10 +47,12 @@ from gdnbench_kernels.gdn import (
     convert_states,
     index_tensors,
 )
+from gdnbench_kernels.gdn_decode import shrink
 from gdnbench_kernels.gdn_decode.gates import CONVENTIONS, GATE, Gates
 from gdnbench_kernels.gdn_decode.slots import PADDING, SlotPlan, plan_slots
 from gdnbench_kernels.gdn_decode.synth import synth
 from gdnbench_kernels.gdn_decode.work import work_of
+from gdnbench_kernels.shrinking import Shrinking
 
 NAME = "gdn_decode"
 RAW_TENSORS = ("A_log", "dt_bias")
@@ -358,4 +360,6 @@ OPERATION = Operation(
     renumber=renumber,
     named_rows=NamedRows(("state_indices", "read_indices"), named_rows),
     work=work,
+    carries=("state", "state"),
+    shrinking=Shrinking(shrink.axes, shrink.extent, shrink.level, shrink.placed),
 )

@@ -52,26 +52,59 @@ def store(address: Any, offset: int, words: Words, advice: str) -> None:
     )
 
 
-def load_index(address: Any, lasting: bool) -> Any:
-    """A word of global memory. `lasting`: nobody writes it while the kernel runs. An assembler moves such a
-    load wherever it likes, in front of `griddepcontrol.wait` too."""
+def store_if(given: Any, address: Any, words: Words) -> None:
+    """1, 2 or 4 words to global memory, unless `given` is negative. There is no branch: what the address is
+    made of is ready by then."""
+    count = len(words)
+    vector = "" if count == 1 else f".v{count}"
+    names = ", ".join(f"{{$r{place + 2}}}" for place in range(count))
+    cute.arch.inline_ptx(
+        f"{{ .reg .pred p; setp.ge.s32 p, {{$r1}}, 0; @p st.global{vector}.{_type(type(words[0]))} [{{$r0}}],"
+        f" {names if count == 1 else '{' + names + '}'}; }}",
+        read_only_args=[address, given, *words],
+    )
+
+
+def store_bf16_if(given: Any, address: Any, value: Any) -> None:
+    """As `store_if`, a float rounded to bf16."""
+    cute.arch.inline_ptx(
+        "{ .reg .pred p; .reg .b16 x; .reg .b16 y; mov.b32 {x, y}, {$r2}; setp.ge.s32 p, {$r1}, 0;"
+        " @p st.global.b16 [{$r0}], x; }",
+        read_only_args=[address, given, bfloats(value, value)],
+    )
+
+
+def load_index(address: Any) -> Any:
+    """A word of global memory. Not `ld.global.nc`: an assembler moves that wherever it likes."""
     return cute.arch.inline_ptx(
-        f"ld.global{_nc(lasting)}.b32 {{$w0}}, [{{$r0}}];",
-        write_only_types=[I32],
+        "ld.global.b32 {$w0}, [{$r0}];", write_only_types=[I32], read_only_args=[address]
+    )
+
+
+def load_float(address: Any, kind: Any) -> Any:
+    """An element of f32, bf16 or f16 of global memory."""
+    if kind is cutlass.Float32:
+        return float_of(load_index(address))
+    # A bf16 is the high half of a float.
+    widen = "mov.b16 y, 0; mov.b32 {$w0}, {y, x};" if kind is cutlass.BFloat16 else "cvt.f32.f16 {$w0}, x;"
+    return cute.arch.inline_ptx(
+        f"{{ .reg .b16 x; .reg .b16 y; ld.global.b16 x, [{{$r0}}]; {widen} }}",
+        write_only_types=[F32],
         read_only_args=[address],
     )
 
 
-def load_float(address: Any, kind: Any, lasting: bool) -> Any:
-    """An element of f32, bf16 or f16 of global memory; `lasting` as in `load_index`."""
-    if kind is cutlass.Float32:
-        return float_of(load_index(address, lasting))
-    # A bf16 is the high half of a float.
-    widen = "mov.b16 y, 0; mov.b32 {$w0}, {y, x};" if kind is cutlass.BFloat16 else "cvt.f32.f16 {$w0}, x;"
+def after(value: Any, floats: list[Any]) -> Any:
+    """`value`, which comes of the floats too: 0 is added to it, a count of their bits that no assembler knows
+    to be below 64. What needs it waits for them."""
+    mixed = "mov.b32 x, {$r1};" + "".join(
+        f" mov.b32 y, {{$r{place}}}; xor.b32 x, x, y;" for place in range(2, len(floats) + 1)
+    )
     return cute.arch.inline_ptx(
-        f"{{ .reg .b16 x; .reg .b16 y; ld.global{_nc(lasting)}.b16 x, [{{$r0}}]; {widen} }}",
-        write_only_types=[F32],
-        read_only_args=[address],
+        f"{{ .reg .b32 x; .reg .b32 y; {mixed} popc.b32 x, x; shr.u32 x, x, 6;"
+        " add.s32 {$w0}, {$r0}, x; }",
+        write_only_types=[I32],
+        read_only_args=[value, *floats],
     )
 
 
@@ -106,16 +139,13 @@ def load_shared(address: Any, offset: int, words: int, kind: Any = I32) -> Words
     return [found] if words == 1 else list(found)
 
 
-def load_shared_if(given: Any, address: Any, offset: int, kind: Any) -> Words:
-    """As `load_if`, 16 bytes of shared memory."""
-    zeros = " ".join(f"mov.b32 {{$w{place}}}, 0;" for place in range(4))
-    return list(
-        cute.arch.inline_ptx(
-            f"{{ .reg .pred p; setp.ge.s32 p, {{$r1}}, 0; {zeros} @p ld.shared.v4.{_type(kind)}"
-            f" {{{{$w0}}, {{$w1}}, {{$w2}}, {{$w3}}}}, [{{$r0}}+{offset}]; }}",
-            write_only_types=[kind] * 4,
-            read_only_args=[address, given],
-        )
+def load_shared_bf16(address: Any, offset: int) -> Any:
+    """A bf16 of shared memory as a float."""
+    return cute.arch.inline_ptx(
+        f"{{ .reg .b16 x; .reg .b16 y; ld.shared.b16 x, [{{$r0}}+{offset}];"
+        " mov.b16 y, 0; mov.b32 {$w0}, {y, x}; }",
+        write_only_types=[F32],
+        read_only_args=[address],
     )
 
 
@@ -156,10 +186,6 @@ def wait_read() -> None:
 def wait_written() -> None:
     """Until what this thread's copies out write is written."""
     cute.arch.inline_ptx("cp.async.bulk.wait_group 0;")
-
-
-def _nc(lasting: bool) -> str:
-    return ".nc" if lasting else ""
 
 
 def _advice(advice: str) -> tuple[str, str]:

@@ -52,7 +52,7 @@ def sources(
     """
     return [
         source(tokens, group, state_dtype, gate, qk, g_dtype, beta_dtype, bias_dtype, reads, plan)
-        for plan in chosen(state_dtype, tokens)
+        for plan in dict.fromkeys(chosen(state_dtype, tokens))
     ]
 
 
@@ -118,14 +118,21 @@ def build(
     store: Advice,
     ctas_per_sm: int,
     pdl: bool,
+    passes: int,
+    resident: int,
+    spread: bool,
 ) -> Build:
     """See the module."""
-    from gdnbench_kernels.gdn_decode.bulk_update import BulkUpdate
+    from gdnbench_kernels.gdn_decode.bulk_update import BulkLoads, BulkUpdate
     from gdnbench_kernels.gdn_decode.state_update import StateUpdate
 
-    plan = DecodePlan(rows, warps, transport, load, store, ctas_per_sm, pdl)
-    made = BulkUpdate if transport == "bulk" else StateUpdate
-    kernel = made(tokens, group, state_dtype, gate, qk, plan)
+    plan = DecodePlan(rows, warps, transport, load, store, ctas_per_sm, pdl, passes, resident, spread)
+    made: dict[str, type[StateUpdate]] = {
+        "registers": StateUpdate,
+        "bulk_in": BulkLoads,
+        "bulk": BulkUpdate,
+    }
+    kernel = made[transport](tokens, group, state_dtype, gate, qk, plan)
     return kernel, examples(tokens, state_dtype, g_dtype, beta_dtype, bias_dtype, reads)
 
 

@@ -20,20 +20,21 @@ fp32 in registers from the first token to the last, and rounded to its dtype whe
     state_indices               B, S              int32                any strides; -1 writes nothing
     num_accepted, read_indices  B                 int32                one of them, or neither
 
-CTA (x, y) has rows x % tiles of value head x / tiles of sequence y. A warp has 4 `rows` rows of the state, a
-group of 8 lanes `rows` of them next to one another, and a lane 16 elements of each: of every 128 bytes of a
-row the same 16. Nothing is shared between warps.
+CTA (x, y) has rows x % tiles of value head x / tiles of sequence y, in `passes` one after another. Of a pass
+a warp has 4 `rows` rows of the state, a group of 8 lanes `rows` of them, and a lane 16 elements of each: of
+every 128 bytes of a row the same 16. Nothing is shared between warps.
 
     who         does                                                     waits for
     lane t      slot, gates of token t; shuffles give them to the warp   its loads
     every lane  brings 16 bytes of each token's q or k by `cp.async`     nothing; told to `landed`
-    every lane  asks for its 16 bytes of every 128 of its rows           the slot that is read
-    every lane  sums over 16 elements, one after another; then over 8    its rows, `landed`
+    every lane  asks for its 16 bytes of every 128 of its rows           the slot that is read, gates' inputs
+    every lane  gates, norms and k . q                                   `landed`
+    every lane  sums over 16 elements, one after another; then over 8    its rows
                 lanes in pairs of pairs; updates and stores
 
-Only the slot lies between the start and the loads of the state: of those all are asked for before anything
-else is waited for. A padding sequence goes the same way with predicated loads, on zeros, and stores nothing:
-an early exit would let the assembler move the other loads behind the wait for the slot.
+The slot, the operands and what the gates are made of are asked for together, the rows as soon as the slot is
+there, and what does not take the rows is done while they are on their way. A padding sequence goes the same
+way with predicated loads up to there, and leaves.
 
 A row's bits depend on its sequence, head and row alone: not on B, on the plan, on the architecture or on who
 runs first. NaN of a sequence shows in its own rows alone. Limits: S <= 8, B <= 65,535, slots in the pool; S k
@@ -42,7 +43,7 @@ and S q with q and k as they come must be floats, which of raw ones asks more th
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import cuda.bindings.driver as cuda
@@ -51,6 +52,7 @@ import cutlass.cute as cute
 
 from gdnbench_kernels.gdn_decode import gate_math, ptx
 from gdnbench_kernels.gdn_decode.decode_plan import (
+    GROUPS,
     LANE_ELEMENTS,
     ROW_LANES,
     STATE_BYTES,
@@ -68,6 +70,9 @@ AT_ONCE = 2
 would be bytes that are not in flight."""
 TILE_ALIGN = 128
 """Bytes: a row of bf16 and more begin in the first bank."""
+DRIVERS_CHOICE = -1
+"""Of how much of the L1 cache is shared memory. Host code that is compiled ahead sets no other; without it
+the compiler asks the device, and there may be none."""
 NORM_EPS = 1e-6
 BF16 = 2
 """Bytes of an element of q, k, v and o."""
@@ -116,8 +121,21 @@ class Factors:
     beta: Any
 
 
+@dataclass(frozen=True)
+class Token:
+    """This lane's elements of q and k, floats, and the factors."""
+
+    queries: list[Any]
+    keys: list[Any]
+    factors: Factors
+
+
 class StateUpdate:
     """The kernel for S = `tokens`, a dtype of the state, forms of the gate and of q and k, and a plan."""
+
+    asks_ahead = False
+    """Whether a pass is asked for before the one in front of it is worked on. Of loads to registers it is
+    not: sums would wait for both, whose counters an assembler shares with shuffles."""
 
     def __init__(
         self, tokens: int, group: int, state_dtype: str, gate: str, qk: str, plan: DecodePlan
@@ -134,8 +152,6 @@ class StateUpdate:
         """Elements of a chunk."""
         self.chunks = LANE_ELEMENTS // self.together
         self.kind = F32 if self.size == 4 else I32
-        self.lasting = not plan.pdl
-        """Whether nobody writes inputs while the kernel runs, as the kernel before it may under `pdl`."""
 
     @cute.jit
     def __call__(
@@ -176,7 +192,7 @@ class StateUpdate:
             block=(self.plan.threads, 1, 1),
             stream=stream,
             min_blocks_per_mp=self.plan.ctas_per_sm,
-            preferred_smem_carveout=self.plan.carveout(self.tokens, self.state_dtype),
+            preferred_smem_carveout=DRIVERS_CHOICE,
             use_pdl=self.plan.pdl,
         )
 
@@ -199,68 +215,120 @@ class StateUpdate:
         beta_max: cutlass.Float32,
     ) -> None:
         item = self.item()
+        self.set_up(item)
         if cutlass.const_expr(self.plan.pdl):
-            cute.arch.griddepcontrol_launch_dependents()
+            # In this order: what starts behind this kernel finds done all that came before it.
             cute.arch.griddepcontrol_wait()
-        # The state waits for the slot alone, and all else is asked for before the slot is looked at.
+            cute.arch.griddepcontrol_launch_dependents()
         slots, read = self.slots(item, state_indices, num_accepted, read_indices)
         self.bring(item, q, k, v)
-        gates = self.bring_gates(item, g, beta, A_log, dt_bias)
-        asked = self.ask(item, read, state)
+        given = self.bring_gates(item, g, beta, A_log, dt_bias)
+        asked = self.ask(item, self.ahead(read, given), state)
+        gates = self.gates(given, beta_max)
         # A wait that is a loop: of one that is an instruction a compiler would make the first.
         cute.arch.mbarrier_wait(item.landed, 0)
-        alpha, step_size = self.gates(gates, beta_max)
-        rows = self.take(item, read, asked)
-        before: list[Any] = []
-        for number in cutlass.range_constexpr(self.tokens):
-            found = (self.of_token(alpha, number), self.of_token(step_size, number))
-            rows, outputs = self.step(item, number, found, rows, scale)
-            slot = self.of_token(slots, number)
-            if read >= 0:
-                self.store_outputs(item, number, outputs, o)
+        first = self.token(item, 0, gates, scale)
+        if read >= 0:
+            self.update(item, slots, read, gates, first, asked, scale, state, o)
+
+    @cute.jit
+    def update(
+        self,
+        item: Item,
+        slots: Any,
+        read: Any,
+        gates: tuple[Any, Any],
+        first: Token,
+        asked: Any,
+        scale: Any,
+        state: cute.Tensor,
+        o: cute.Tensor,
+    ) -> None:
+        """All tokens, of which the first is ready, on all rows, of which those of the first pass were asked
+        for."""
+        for turn in cutlass.range_constexpr(self.plan.passes):
+            here, own = self.of_pass(item, turn), asked
+            following = turn + 1 < self.plan.passes
+            if cutlass.const_expr(following and self.asks_ahead):
+                asked = self.ask(self.of_pass(item, turn + 1), read, state)
+            rows = self.take(here, own)
+            before: list[Any] = []
+            for number in cutlass.range_constexpr(self.tokens):
+                token = first if number == 0 else self.token(item, number, gates, scale)
+                values = self.values(item, number, turn)
+                rows, outputs = self.step(token, values, rows, number == self.tokens - 1)
+                self.store_outputs(here, number, outputs, o)
+                slot = self.of_token(slots, number)
                 if slot >= 0:
-                    self.put(item, slot, state, rows, before)
-            before = [*before, slot]
+                    self.put(here, slot, state, rows, before)
+                before = [*before, slot]
+            if cutlass.const_expr(following and not self.asks_ahead):
+                asked = self.ask(self.of_pass(item, turn + 1), read, state)
         self.finish(item)
 
     def item(self) -> Item:
         block, sequence, _ = cute.arch.block_idx()
         thread = cute.arch.thread_idx()[0]
         warp, lane = thread // WARP, thread % WARP
-        first = block % self.plan.tiles * self.plan.tile_rows + warp * self.plan.warp_rows
+        first = block % self.plan.tiles * self.plan.cta_rows + warp * self.plan.warp_rows
         smem = cutlass.memory.SmemAllocator()
-        through = self.plan.transport == "bulk"
-        tile = (
-            smem.allocate(self.plan.tile_bytes(self.state_dtype), TILE_ALIGN).toint() if through else I32(0)
-        )
+        through = self.plan.transport != "registers"
+        tiles = self.plan.passes * self.plan.tile_bytes(self.state_dtype)
+        tile = smem.allocate(tiles, TILE_ALIGN).toint() if through else I32(0)
         operands = smem.allocate(self.plan.operand_bytes(self.tokens), CHUNK).toint()
         barriers = cute.recast_ptr(
-            smem.allocate(2 * self.plan.warps * BARRIER_BYTES, BARRIER_BYTES), dtype=cutlass.Int64
+            smem.allocate(self.plan.barriers * self.plan.warps * BARRIER_BYTES, BARRIER_BYTES),
+            dtype=cutlass.Int64,
         )
+        used = self.plan.used_bytes(self.tokens, self.state_dtype)
+        more = self.plan.shared_bytes(self.tokens, self.state_dtype) - used
+        if more:
+            smem.allocate(more, BARRIER_BYTES)
         return Item(
             sequence=sequence,
             head=block // self.plan.tiles,
             first_row=first,
-            row=first + lane // ROW_LANES * self.plan.rows,
+            row=first + self.group_row(lane),
             part=lane % ROW_LANES,
             lane=lane,
             operands=operands + warp * (self.tokens * self.plan.token_bytes),
-            landed=barriers + 2 * warp,
+            landed=barriers + self.plan.barriers * warp,
             tile=tile + warp * (self.plan.warp_rows * HEAD_DIM * self.size),
-            arrived=barriers + 2 * warp + 1,
+            arrived=barriers + self.plan.barriers * warp + 1,
         )
 
+    def group_row(self, lane: Any) -> Any:
+        """The first row of a lane's group, of a warp's."""
+        group = lane // ROW_LANES
+        return group if self.plan.spread else group * self.plan.rows
+
+    def of_pass(self, item: Item, turn: int) -> Item:
+        """What the thread does in a pass."""
+        rows = turn * self.plan.tile_rows
+        return replace(
+            item,
+            first_row=item.first_row + rows,
+            row=item.row + rows,
+            tile=item.tile + rows * self.row_bytes,
+            arrived=item.arrived + turn,
+        )
+
+    def token(self, item: Item, number: int, gates: tuple[Any, Any], scale: Any) -> Token:
+        """All of a token that does not take the state."""
+        queries, keys = self.operands(item, number)
+        alpha, beta = (self.of_token(gate, number) for gate in gates)
+        return Token(queries, keys, self.factors((alpha, beta), keys, queries, scale))
+
     def step(
-        self, item: Item, number: int, gate: tuple[Any, Any], rows: list[list[Any]], scale: Any
+        self, token: Token, values: list[Any], rows: list[list[Any]], last: bool
     ) -> tuple[list[list[Any]], list[Any]]:
-        """(the rows after a token, its outputs)."""
-        queries, keys, values = self.operands(item, number)
-        found = self.factors(gate, keys, queries, scale)
+        """(the rows of a pass after a token, its outputs)."""
+        found = token.factors
         after: list[list[Any]] = []
         outputs: list[Any] = []
         for first in range(0, self.plan.rows, AT_ONCE):
             some = slice(first, first + AT_ONCE)
-            sums = [(dot(row, keys), dot(row, queries)) for row in map(self.floats, rows[some])]
+            sums = [(dot(row, token.keys), dot(row, token.queries)) for row in map(self.floats, rows[some])]
             for row, value, (sk, sq) in zip(rows[some], values[some], sums, strict=True):
                 sk, sq = ptx.summed(sk, ROW_LANES), ptx.summed(sq, ROW_LANES)
                 u = ptx.multiply(found.beta, ptx.fma(ptx.negative(found.of_sk), sk, value))
@@ -268,10 +336,10 @@ class StateUpdate:
                 uk = ptx.multiply(u, found.of_k) if self.raw_qk else u
                 moved = [
                     ptx.fma(uk, key, ptx.multiply(found.alpha, x))
-                    for key, x in zip(keys, self.floats(row), strict=True)
+                    for key, x in zip(token.keys, self.floats(row), strict=True)
                 ]
                 # What no token follows is only stored: a row of bf16 is half as many registers.
-                after.append(self.words(moved) if number == self.tokens - 1 else moved)
+                after.append(self.words(moved) if last else moved)
         return after, outputs
 
     def factors(self, gate: tuple[Any, Any], keys: list[Any], queries: list[Any], scale: Any) -> Factors:
@@ -313,36 +381,43 @@ class StateUpdate:
         self, item: Item, state_indices: cute.Tensor, num_accepted: cute.Tensor, read_indices: cute.Tensor
     ) -> tuple[Any, Any]:
         """(the slot of the token that this lane looks after, the slot that is read)."""
-        own = ptx.load_index(address(state_indices, (item.sequence, self.own_token(item)), 4), self.lasting)
+        own = ptx.load_index(address(state_indices, (item.sequence, self.own_token(item)), 4))
         if read_indices is not None:
-            return own, ptx.load_index(address(read_indices, (item.sequence,), 4), self.lasting)
+            return own, ptx.load_index(address(read_indices, (item.sequence,), 4))
         if num_accepted is None:
             return own, self.of_token(own, 0)
         # A count beyond the tokens, which a sequence of padding may have, is taken for the nearest.
-        last = ptx.load_index(address(num_accepted, (item.sequence,), 4), self.lasting) - 1
+        last = ptx.load_index(address(num_accepted, (item.sequence,), 4)) - 1
         last = cutlass.max(cutlass.min(last, I32(self.tokens - 1)), I32(0))
         return own, self.of_token(own, last)
+
+    @cute.jit
+    def set_up(self, item: Item) -> None:
+        """The warp's mbarriers."""
+        if item.lane == 0:
+            cute.arch.mbarrier_init(item.landed, WARP)
+            if cutlass.const_expr(self.plan.transport != "registers"):
+                for turn in cutlass.range_constexpr(self.plan.passes):
+                    cute.arch.mbarrier_init(item.arrived + turn, 1)
+                cute.arch.mbarrier_init_fence()
+        cute.arch.sync_warp()
 
     @cute.jit
     def bring(self, item: Item, q: cute.Tensor, k: cute.Tensor, v: cute.Tensor) -> None:
         """Ask for all tokens' operands: of each token half of the warp brings the row of q, the other half
         that of k, 16 bytes a lane, and a few lanes the warp's elements of v."""
-        if item.lane == 0:
-            cute.arch.mbarrier_init(item.landed, WARP)
-            if cutlass.const_expr(self.plan.transport == "bulk"):
-                cute.arch.mbarrier_init(item.arrived, 1)
-                cute.arch.mbarrier_init_fence()
-        cute.arch.sync_warp()
         key_head = item.head // self.group
         half, place = item.lane // (WARP // 2), item.lane % (WARP // 2)
-        mine = I32(self.plan.warp_rows * BF16 // CHUNK - 1) - item.lane
+        chunks = self.plan.warp_rows * BF16 // CHUNK
+        mine = I32(chunks * self.plan.passes - 1) - item.lane
+        of_pass = item.lane // chunks * (self.plan.tile_rows * BF16) + item.lane % chunks * CHUNK
         for number in cutlass.range_constexpr(self.tokens):
             where = (item.sequence, number, key_head)
             row = ptx.pick(half == 0, address(q, where, BF16), address(k, where, BF16))
             here = item.operands + number * self.plan.token_bytes + item.lane * CHUNK
             ptx.copy_ahead(here, row + I64(place * CHUNK))
             values = address(v, (item.sequence, number, item.head), BF16) + I64(item.first_row * BF16)
-            ptx.copy_ahead_if(mine, here + 2 * HEAD_DIM * BF16, values + I64(item.lane * CHUNK))
+            ptx.copy_ahead_if(mine, here + 2 * HEAD_DIM * BF16, values + I64(of_pass))
         ptx.tell_ahead(item.landed.toint())
 
     def bring_gates(
@@ -354,8 +429,8 @@ class StateUpdate:
             return Gates(*found, None, None)
         return Gates(*found, self.scalar(A_log, (item.head,)), self.scalar(dt_bias, (item.head,)))
 
-    def operands(self, item: Item, number: int) -> tuple[list[Any], list[Any], list[Any]]:
-        """This lane's elements of a token's q and k, and its group's of v."""
+    def operands(self, item: Item, number: int) -> tuple[list[Any], list[Any]]:
+        """This lane's elements of a token's q and k."""
         first = item.operands + number * self.plan.token_bytes
         words = self.together * BF16 // 4
         lines = []
@@ -366,12 +441,19 @@ class StateUpdate:
                 for chunk in range(self.chunks)
             ]
             lines.append(unpacked([word for part in parts for word in part]))
-        at = first + 2 * HEAD_DIM * BF16 + item.lane // ROW_LANES * (self.plan.rows * BF16)
-        return lines[0], lines[1], unpacked(ptx.load_shared(at, 0, self.plan.rows * BF16 // 4))
+        return lines[0], lines[1]
+
+    def values(self, item: Item, number: int, turn: int) -> list[Any]:
+        """A token's elements of v that are of this group's rows of a pass."""
+        at = item.operands + (number * self.plan.token_bytes + 2 * HEAD_DIM * BF16)
+        at = at + (turn * self.plan.warp_rows * BF16) + self.group_row(item.lane) * BF16
+        if self.plan.spread:
+            return [ptx.load_shared_bf16(at, row * GROUPS * BF16) for row in range(self.plan.rows)]
+        return unpacked(ptx.load_shared(at, 0, self.plan.rows * BF16 // 4))
 
     def scalar(self, x: cute.Tensor, where: tuple[Any, ...]) -> Any:
         """An element as a float."""
-        return ptx.load_float(address(x, where, x.element_type.width // 8), x.element_type, self.lasting)
+        return ptx.load_float(address(x, where, x.element_type.width // 8), x.element_type)
 
     def place(self, item: Item, slot: Any, row: Any, state: cute.Tensor) -> Any:
         """Where a row of this head lies in a slot."""
@@ -381,7 +463,7 @@ class StateUpdate:
     def chunk_places(self) -> list[tuple[int, int]]:
         """(row, bytes from this thread's first chunk) of its chunks, in the order that they are moved."""
         return [
-            (row, row * self.row_bytes + chunk * ROW_LANES * CHUNK)
+            (row, row * self.plan.row_step * self.row_bytes + chunk * ROW_LANES * CHUNK)
             for row in range(self.plan.rows)
             for chunk in range(self.chunks)
         ]
@@ -402,12 +484,19 @@ class StateUpdate:
             found.append((offset, words[row][first : first + 4]))
         return found
 
+    def ahead(self, read: Any, given: Gates) -> Any:
+        """The slot that is read, once what the gates are made of is there. An assembler has six counters of
+        loads: where these and the state's share one, gates would wait for all of the state."""
+        return ptx.after(
+            read, [x for x in (given.g, given.beta, given.A_log, given.dt_bias) if x is not None]
+        )
+
     def ask(self, item: Item, read: Any, state: cute.Tensor) -> Any:
-        """Ask for this thread's rows, all of them before any is looked at; zeros of padding."""
+        """Ask for this thread's rows of a pass, all of them before any is looked at; zeros of padding."""
         at = self.place(item, read, item.row, state) + I64(item.part * CHUNK)
         return [ptx.load_if(read, at, offset, self.plan.load, self.kind) for _, offset in self.chunk_places()]
 
-    def take(self, item: Item, read: Any, asked: Any) -> list[list[Any]]:
+    def take(self, item: Item, asked: Any) -> list[list[Any]]:
         """Of each of this thread's rows its words."""
         return self.by_row(asked)
 
@@ -430,12 +519,16 @@ class StateUpdate:
         """A row's elements as they are stored, which they may be already."""
         return packed(row) if self.size == BF16 and isinstance(row[0], F32) else row
 
-    @cute.jit
     def store_outputs(self, item: Item, number: int, outputs: list[Any], o: cute.Tensor) -> None:
-        """One lane of the eight that have them all."""
-        if item.part == 0:
-            at = address(o, (item.sequence, number, item.head), BF16) + I64(item.row * BF16)
-            ptx.store(at, 0, packed(outputs), "none")
+        """One lane of the eight that have them all, or, of rows that are apart, a lane a row."""
+        at = address(o, (item.sequence, number, item.head), BF16) + I64(item.row * BF16)
+        if not self.plan.spread:
+            ptx.store_if(-item.part, at, packed(outputs))
+            return
+        own = outputs[-1]
+        for row, output in enumerate(outputs[:-1]):
+            own = ptx.pick(item.part == row, output, own)
+        ptx.store_bf16_if(self.plan.rows - 1 - item.part, at + I64(item.part * (GROUPS * BF16)), own)
 
 
 def address(x: cute.Tensor, where: tuple[Any, ...], size: int) -> Any:

@@ -27,7 +27,7 @@ multiplies them, and g and beta count as 0 there: rows of U and W past the end a
     total_chunks   1                int32     read on the device
     g_cu           T, Hv            float32   written; token
     u, w           UB C, Hv, V | K  bfloat16  written; chunk c in rows 64 c ..
-    a, ai          UB, Hv, C, C     float32   as `tap` says: none, written, or one of them read; chunk
+    a, ai          UB, Hv, C, C     float32   as `tap` says: none, written or read; chunk
 
     SMEM        shape               dtype     layout
     s_k         64 x 128, 3 stages  bfloat16  two tiles of 64 columns, SW128
@@ -499,14 +499,14 @@ class ChunkUW:
         if cutlass.const_expr(self.tap == Tap.INJECT_AI):
             cute.autovec_copy(g_ai, r_square)
         else:
-            if cutlass.const_expr(self.tap == Tap.INJECT_A):
+            if cutlass.const_expr(self.tap in (Tap.INJECT_A, Tap.INVERT)):
                 cute.autovec_copy(g_a, r_square)
             else:
                 triangle.form_a(r_a, s_scalars, warp, lane)
             if cutlass.const_expr(self.tap == Tap.DUMP):
                 cute.autovec_copy(r_square, g_a)
             inverse.invert(r_a, scratch, warp, lane, together)
-            if cutlass.const_expr(self.tap == Tap.DUMP):
+            if cutlass.const_expr(self.tap in (Tap.DUMP, Tap.INVERT)):
                 cute.autovec_copy(r_square, g_ai)
 
     @cute.jit

@@ -21,6 +21,7 @@ Shapes: c chunks of C tokens; q, k [c, H, C, K], v [c, Hv, C, V], gates [c, Hv, 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -147,7 +148,8 @@ def read_out(
 
 
 class ChunkedPrefill:
-    """The three steps over a whole call; every stage is kept chunk by chunk, [C, Hv, ...]."""
+    """The steps over a whole call, each from what is in `stages`, where the ones before it have put theirs;
+    every stage is kept chunk by chunk, [C, Hv, ...]."""
 
     def __init__(self, inputs: PrefillInputs, arithmetic: Arithmetic) -> None:
         self.inputs = inputs
@@ -159,6 +161,8 @@ class ChunkedPrefill:
         size, stored = inputs.plan.chunk_size, arithmetic.stored
         rows = (self.plan.total, self.value_heads)
         self.k = self._empty((self.plan.total, heads, size, key_dim), stored)
+        for block in self._blocks():
+            self.k[block] = self._rows(inputs.k, block)
         self.stages: dict[str, Tensor] = {
             "g_cu": self._empty((*rows, size), arithmetic.compute),
             "A": self._empty((*rows, size, size), stored),
@@ -173,9 +177,13 @@ class ChunkedPrefill:
 
     def run(self) -> Tensor:
         """o [T, Hv, V]; afterwards `stages` and `state` (the final state, unrounded) are there to be read."""
-        self._chunk_local()
-        self._scan()
-        return self._read_out()
+        self.sum_gates()
+        self.form_a()
+        self.invert()
+        self.form_uw()
+        self.scan()
+        self.form_p()
+        return self.read_out()
 
     def _empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=self.inputs.v.device)
@@ -193,22 +201,38 @@ class ChunkedPrefill:
             for i in range(0, self.plan.total, CHUNKS_AT_ONCE)
         ]
 
-    def _chunk_local(self) -> None:
-        """Everything that needs no state, all heads of a block of chunks at once."""
-        inputs, stages, compute = self.inputs, self.stages, self.arithmetic.compute
+    def sum_gates(self) -> None:
+        gates = log_decay(self.inputs.g, self.inputs.gate, self.arithmetic.compute)
         for block in self._blocks():
             rows = self.plan.part(block.start, block.stop)
-            k = self.arithmetic.store(normalised(gather_chunks(inputs.k, *rows), inputs.qk, compute))
-            v = gather_chunks(inputs.v, *rows)
-            g_cu = chunk_cumsum(gather_chunks(log_decay(inputs.g, inputs.gate, compute), *rows))
-            beta = gather_chunks(inputs.beta.to(compute), *rows)
-            a = form_a(k, g_cu, beta, self.arithmetic)
-            ai = invert(a, self.arithmetic)
-            stages["U"][block], stages["W"][block] = form_uw(k, v, g_cu, beta, ai, self.arithmetic)
-            self.k[block], stages["g_cu"][block] = k, g_cu
-            stages["A"][block], stages["Ai"][block] = a, ai
+            self.stages["g_cu"][block] = chunk_cumsum(gather_chunks(gates, *rows))
 
-    def _scan(self) -> None:
+    def form_a(self) -> None:
+        for block in self._blocks():
+            g_cu = self.stages["g_cu"][block]
+            self.stages["A"][block] = form_a(self.k[block], g_cu, self._beta(block), self.arithmetic)
+
+    def invert(self) -> None:
+        for block in self._blocks():
+            self.stages["Ai"][block] = invert(self.stages["A"][block], self.arithmetic)
+
+    def form_uw(self) -> None:
+        stages = self.stages
+        for block in self._blocks():
+            v = gather_chunks(self.inputs.v, *self.plan.part(block.start, block.stop))
+            given = (self.k[block], v, stages["g_cu"][block], self._beta(block), stages["Ai"][block])
+            stages["U"][block], stages["W"][block] = form_uw(*given, self.arithmetic)
+
+    def _beta(self, block: slice) -> Tensor:
+        rows = self.plan.part(block.start, block.stop)
+        return gather_chunks(self.inputs.beta.to(self.arithmetic.compute), *rows)
+
+    def _rows(self, x: Tensor, block: slice) -> Tensor:
+        """q or k of a block of chunks, stored."""
+        rows = gather_chunks(x, *self.plan.part(block.start, block.stop))
+        return self.arithmetic.store(normalised(rows, self.inputs.qk, self.arithmetic.compute))
+
+    def scan(self) -> None:
         """Chunk after chunk; the step takes one chunk of every sequence that still has one."""
         stages = self.stages
         counts = self.plan.offsets.diff()
@@ -226,33 +250,57 @@ class ChunkedPrefill:
             )
             stages["h"][chunks], stages["V_new"][chunks] = h, v_new
 
-    def _read_out(self) -> Tensor:
-        inputs, stages, compute = self.inputs, self.stages, self.arithmetic.compute
+    def form_p(self) -> None:
+        for block in self._blocks():
+            q, g_cu = self._rows(self.inputs.q, block), self.stages["g_cu"][block]
+            self.stages["P"][block] = form_p(q, self.k[block], g_cu, self.arithmetic)
+
+    def read_out(self) -> Tensor:
+        """o [T, Hv, V]."""
         o = self._empty((self.plan.tokens, self.value_heads, self.value_dim), self.arithmetic.stored)
         for block in self._blocks():
-            rows = self.plan.part(block.start, block.stop)
-            q = self.arithmetic.store(normalised(gather_chunks(inputs.q, *rows), inputs.qk, compute))
-            g_cu, h, v_new = stages["g_cu"][block], stages["h"][block], stages["V_new"][block]
-            stages["P"][block] = form_p(q, self.k[block], g_cu, self.arithmetic)
-            chunks = read_out(q, g_cu, stages["P"][block], h, v_new, inputs.scale, self.arithmetic)
-            scatter_chunks(o, chunks, *rows)
+            q = self._rows(self.inputs.q, block)
+            g_cu, p, h, v_new = (self.stages[name][block] for name in ("g_cu", "P", "h", "V_new"))
+            chunks = read_out(q, g_cu, p, h, v_new, self.inputs.scale, self.arithmetic)
+            scatter_chunks(o, chunks, *self.plan.part(block.start, block.stop))
         return o
 
 
-def published_stages(run: ChunkedPrefill) -> dict[str, Tensor]:
-    """The stages in the shapes that the contract gives them; entries that no token owns are NaN.
+_BY_ROW = ("U", "W", "V_new")
+
+
+def published_stages(run: ChunkedPrefill, names: Iterable[str] | None = None) -> dict[str, Tensor]:
+    """The stages, or those of that name, in the shapes that the contract gives them; entries that no token
+    owns are NaN.
 
     g_cu is [T, Hv]; U, W, V_new are [UB * C, Hv, *]; A, Ai, P, h are [UB, Hv, *, *].
     """
-    plan, stages = run.plan, run.stages
+    plan = run.plan
     published = {}
-    for name, chunks in stages.items():
+    for name in run.stages if names is None else names:
+        chunks = run.stages[name]
         if name == "g_cu":
             published[name] = chunks.new_full((plan.tokens, run.value_heads), torch.nan)
             scatter_chunks(published[name], chunks, *plan.part(0, plan.total))
             continue
-        by_row = chunks.movedim(1, 2) if name in ("U", "W", "V_new") else chunks
+        by_row = chunks.movedim(1, 2) if name in _BY_ROW else chunks
         padded = by_row.new_full((plan.bound, *by_row.shape[1:]), torch.nan)
         padded[: plan.total] = by_row
-        published[name] = padded.flatten(0, 1) if name in ("U", "W", "V_new") else padded
+        published[name] = padded.flatten(0, 1) if name in _BY_ROW else padded
     return published
+
+
+def put_stage(run: ChunkedPrefill, name: str, published: Tensor) -> None:
+    """Makes stage `name` what `published` has in the contract's shape, in its own dtype: the inverse of
+    `published_stages`."""
+    plan, size = run.plan, run.plan.chunk_size
+    if name == "g_cu":
+        # Past the end of a sequence the sum stays that of its last token.
+        last = plan.length[:, None] - 1
+        tokens = plan.start[:, None] + torch.arange(size).minimum(last)
+        run.stages[name] = published[tokens.to(published.device)].movedim(2, 1)
+    elif name in _BY_ROW:
+        by_row = published[: plan.total * size].reshape(plan.total, size, *published.shape[1:])
+        run.stages[name] = by_row.movedim(2, 1)
+    else:
+        run.stages[name] = published[: plan.total]

@@ -46,10 +46,13 @@ from gdnbench_kernels.gdn import (
     convert_states,
     index_tensors,
 )
+from gdnbench_kernels.gdn_prefill import shrink
 from gdnbench_kernels.gdn_prefill.chunks import ChunkPlan, plan_chunks
 from gdnbench_kernels.gdn_prefill.stage_rules import stage_limit, with_rounded_sums
+from gdnbench_kernels.gdn_prefill.steps import CUT, EXACT_STEPS, SM100_STEPS, TORCH_STEPS
 from gdnbench_kernels.gdn_prefill.synth import synth
 from gdnbench_kernels.gdn_prefill.work import work_of
+from gdnbench_kernels.shrinking import Shrinking
 
 NAME = "gdn_prefill"
 STATE_TENSORS = ("initial_state", "final_state")
@@ -150,11 +153,13 @@ KERNELS = {
         {convention.name: convention.values for convention in CONVENTIONS},
         meaning="the chunked form in fp64, with every stage",
         fp64=True,
+        steps=EXACT_STEPS,
     ),
     "torch": KernelEntry(
         "gdnbench_kernels.gdn_prefill.torch_chunked:torch_chunked",
         {},
         meaning="the published three-kernel design in torch, rounding where it rounds",
+        steps=TORCH_STEPS,
     ),
     "hf": KernelEntry(
         "gdnbench_kernels.gdn_prefill.hf:hf",
@@ -168,6 +173,7 @@ KERNELS = {
         devices=("sim", "cuda"),
         meaning="four tcgen05 kernels for SM100 in CuTe DSL; another build where beta_max is 2",
         sources="gdnbench_kernels.gdn_prefill.sources:sources",
+        steps=SM100_STEPS,
     ),
     "sm100_fused": KernelEntry(
         "gdnbench_kernels.gdn_prefill.fused:sm100_fused",
@@ -334,4 +340,7 @@ OPERATION = Operation(
     stage_limit=stage_limit,
     stage_call=with_rounded_sums,
     work=work,
+    carries=STATE_TENSORS,
+    cut=CUT,
+    shrinking=Shrinking(shrink.axes, shrink.extent, shrink.level),
 )

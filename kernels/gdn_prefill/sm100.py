@@ -37,6 +37,8 @@ from gdnbench_kernels.gdn_prefill.sm100_call import (
     refuse,
 )
 from gdnbench_kernels.gdn_prefill.sources import (
+    A_TAPS,
+    AI_TAPS,
     BETA_MAX,
     Tap,
     metadata_source,
@@ -184,7 +186,7 @@ def chunk_uw(
     """Fills g_cu, u and w. Where no beta is over 1, beta_max 1 is faster than 2.
 
     A and Ai [UB, Hv, C, C] float32 are for `tap`: "dump" fills a and ai, "inject_a" takes a instead of
-    computing it, "inject_ai" takes ai.
+    computing it, "inject_ai" takes ai, "invert" takes a and fills ai.
     """
     (tokens, heads), value_heads, bound = k.shape[:2], v.shape[1], _check_tables(cu_seqlens, tables)
     check_rows(bound, value_heads)
@@ -194,7 +196,7 @@ def chunk_uw(
         check_tensor(name, tensor, (bound * CHUNK, value_heads, HEAD_DIM), BFLOAT16, k.device)
     check_tensor("k", k, (tokens, heads, HEAD_DIM), BFLOAT16, k.device)
     check_tensor("v", v, (tokens, value_heads, HEAD_DIM), BFLOAT16, k.device)
-    for name, square, taps in (("a", a, ("dump", "inject_a")), ("ai", ai, ("dump", "inject_ai"))):
+    for name, square, taps in (("a", a, A_TAPS), ("ai", ai, AI_TAPS)):
         if (square is not None) != (tap in taps):
             raise ValueError(f"{name} is for tap {' or '.join(taps)}; tap is {tap}")
         if square is not None:

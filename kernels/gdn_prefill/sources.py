@@ -23,9 +23,12 @@ MAX_HEADS = 2**31 // HEAD_DIM**2 - 1
 StateDtype = Literal["float32", "bfloat16"]
 STATE_DTYPES: tuple[str, ...] = get_args(StateDtype)
 
-Tap = Literal["none", "dump", "inject_a", "inject_ai"]
-"""A and Ai: in registers alone, both stored too, or one of them loaded instead of computed."""
+Tap = Literal["none", "dump", "inject_a", "inject_ai", "invert"]
+"""A and Ai: in registers alone, both stored too, one of them loaded instead of computed, or A loaded and Ai
+stored."""
 TAPS: tuple[str, ...] = get_args(Tap)
+A_TAPS, AI_TAPS = ("dump", "inject_a", "invert"), ("dump", "inject_ai", "invert")
+"""Those that A is stored or loaded by, and Ai."""
 
 Build = tuple[Any, tuple[Any, ...]]
 """What is compiled, and examples of its arguments."""
@@ -43,8 +46,8 @@ def sources(
 
     heads, value_heads: H and Hv. initial_state, final_state: their dtypes, none for a call without. tap: what
     becomes of A and Ai, which stay in registers, or are both stored (dump), or one is loaded instead of
-    computed (inject_a, inject_ai). beta_max: the largest beta, up to 2; beyond 1 the inverse takes three
-    times the products.
+    computed (inject_a, inject_ai; invert: A is loaded, Ai stored). beta_max: the largest beta, up to 2;
+    beyond 1 the inverse takes three times the products.
     """
     return [
         metadata_source(),
@@ -191,8 +194,8 @@ def build_uw(heads: int, value_heads: int, tap: Tap, beta_max: int) -> Build:
         of.tensor("float32", of.tokens, value_heads),
         of.tensor("bfloat16", of.rows, value_heads, HEAD_DIM),
         of.tensor("bfloat16", of.rows, value_heads, HEAD_DIM),
-        of.tensor(*square) if tap in ("dump", "inject_a") else None,
-        of.tensor(*square) if tap in ("dump", "inject_ai") else None,
+        of.tensor(*square) if tap in A_TAPS else None,
+        of.tensor(*square) if tap in AI_TAPS else None,
         cutlass.Int32(1),
         of.stream(),
     )

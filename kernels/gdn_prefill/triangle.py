@@ -21,12 +21,14 @@ ROWS_OF_WARP = 16
 
 
 class Tap(IntEnum):
-    """What a build does with A and Ai: nothing, both written out, or one taken from outside."""
+    """What a build does with A and Ai: nothing, both written out, one taken from outside, or A taken and the
+    Ai that is made of it written out."""
 
     NONE = 0
     DUMP = 1
     INJECT_A = 2
     INJECT_AI = 3
+    INVERT = 4
 
 
 def fragment_row(warp: Any, lane: Any, half: int) -> Any:

@@ -36,6 +36,8 @@ from gdnbench_kernels.contract import (
     Tolerance,
     Work,
 )
+from gdnbench_kernels.shrinking import Shrinking
+from gdnbench_kernels.swa_decode import shrink
 from gdnbench_kernels.swa_decode.layouts import SERVED as SERVED_LAYOUTS
 from gdnbench_kernels.swa_decode.layouts import CacheLayout
 from gdnbench_kernels.swa_decode.sizes import BLOCK_SIZES, MAX_HEADS, MAX_WINDOW
@@ -146,7 +148,7 @@ KERNELS = {
         "gdnbench_kernels.swa_decode.wgmma:wgmma",
         SERVED,
         devices=("sim", "cuda"),
-        meaning="a wgmma kernel for SM90 in CuTe DSL, persistent CTAs; not yet measured",
+        meaning="a wgmma kernel for SM90 in CuTe DSL, persistent CTAs",
         sources="gdnbench_kernels.swa_decode.wgmma_sources:wgmma_sources",
         archs=("sm_90a",),
     ),
@@ -355,4 +357,5 @@ OPERATION = Operation(
     renumber=renumber,
     work=work,
     tolerances={"lse": LSE},
+    shrinking=Shrinking(shrink.axes, shrink.extent, shrink.level, shrink.placed),
 )

@@ -3,15 +3,22 @@
 Nothing is read back from the device and no shape depends on values, so a call can be captured into a CUDA
 graph; with outputs of the caller's it allocates nothing. It compiles for a number of heads, a layout, a
 dtype of scales, and whether there is a sink or lse; the first call of each compiles or finds it.
+
+The kernel named `wgmma` does not round as this one does, so a call is never given to it unasked: a row's bits
+would depend on what is beside it.
 """
 
 from __future__ import annotations
+
+from typing import Literal
 
 from torch import Tensor
 
 from gdnbench_kernels.arguments import multiprocessors
 from gdnbench_kernels.programs import compiled
+from gdnbench_kernels.swa_decode import wgmma
 from gdnbench_kernels.swa_decode.call import Arguments, arch_of, prepare
+from gdnbench_kernels.swa_decode.faster import wgmma_is_faster
 from gdnbench_kernels.swa_decode.sources import PORTABLE_ROWS, portable_source
 
 __all__ = ["portable"]
@@ -32,13 +39,17 @@ def portable(
     o: Tensor | None = None,
     lse: Tensor | None = None,
     arch: str | None = None,
+    kernel: Literal["mma_sync", "faster"] = "mma_sync",
 ) -> dict[str, Tensor]:
     """o [T, H, 512] bfloat16, and lse [T, H] float32 where asked for, written to the tensors of that name
     where given.
 
-    `arch`: what to compile for, the device's own unless given. NotImplementedError for a call that the kernel
-    is not written for, ValueError for a wrong one.
+    `arch`: what to compile for, the device's own unless given. `kernel`: with "faster" the call is `wgmma`'s
+    where that was measured to be faster, and a row's bits depend on the number of requests, as they do not
+    otherwise. NotImplementedError for a call that the kernel is not written for, ValueError for a wrong one.
     """
+    if kernel not in ("mma_sync", "faster"):
+        raise ValueError(f"kernel is {kernel!r}; it is mma_sync or faster")
     given = prepare(
         q=q,
         cache=cache,
@@ -53,8 +64,11 @@ def portable(
         o=o,
         lse=lse,
     )
+    target = arch or arch_of(given.device)
+    if kernel == "faster" and wgmma_is_faster(given, target):
+        return wgmma.launch(given)
     made = compiled(
-        arch or arch_of(given.device),
+        target,
         portable_source,
         given.heads,
         given.layout.value,

@@ -1,4 +1,4 @@
-"""The kernel named `wgmma` of swa_decode: one launch of `wgmma_decode`, for SM90. Not yet measured on a GPU.
+"""The kernel named `wgmma` of swa_decode: one launch of `wgmma_decode`, for SM90.
 
 As `portable`: nothing is read back, a call can be captured into a CUDA graph, and it compiles for a number of
 heads, a layout, a dtype of scales, whether there is a sink or lse, and what `Tuning` has.
@@ -12,7 +12,7 @@ from gdnbench_kernels.arguments import multiprocessors
 from gdnbench_kernels.programs import SM90, compiled
 from gdnbench_kernels.swa_decode.call import Arguments, arch_of, prepare
 from gdnbench_kernels.swa_decode.wgmma_plan import ROWS, Tuning
-from gdnbench_kernels.swa_decode.wgmma_sources import wgmma_source
+from gdnbench_kernels.swa_decode.wgmma_sources import DEFAULT, wgmma_source
 
 __all__ = ["wgmma"]
 
@@ -33,13 +33,13 @@ def wgmma(
     lse: Tensor | None = None,
     workers: int | None = None,
     rows: int | None = None,
-    **tuning: int,
+    prefetch: int = DEFAULT.prefetch,
 ) -> dict[str, Tensor]:
     """o [T, H, 512] bfloat16, and lse [T, H] float32 where asked for, written to the tensors of that name
     where given.
 
     `workers`: CTAs, at most one for each item; as many as SMs unless given. `rows`: heads of a CTA; `rows_of`
-    says how many unless given. `tuning`: the others of `Tuning`. None of them changes a bit.
+    says how many unless given. `prefetch`: as `Tuning` has it. None of them changes a bit.
     NotImplementedError for a call that the kernel is not written for, or another GPU; ValueError for a wrong
     one.
     """
@@ -59,6 +59,16 @@ def wgmma(
     )
     if given.device.type == "cuda" and arch_of(given.device) != SM90:
         raise NotImplementedError(f"this kernel of swa_decode is compiled for {SM90} alone; take portable")
+    return launch(given, workers, rows, prefetch)
+
+
+def launch(
+    given: Arguments,
+    workers: int | None = None,
+    rows: int | None = None,
+    prefetch: int = DEFAULT.prefetch,
+) -> dict[str, Tensor]:
+    """As `wgmma`, of a call that was prepared."""
     sms = multiprocessors(given.device)
     heads = rows_of(given, sms) if rows is None else rows
     items = given.tokens * -(-given.heads // heads)
@@ -70,7 +80,7 @@ def wgmma(
         given.scale_dtype,
         given.attn_sink is not None,
         given.lse is not None,
-        Tuning(rows=heads, **tuning),
+        Tuning(heads, prefetch),
     )
     given.launch(made, max(1, min(items, sms if workers is None else workers)))
     return given.finish()

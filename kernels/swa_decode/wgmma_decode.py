@@ -1,7 +1,5 @@
 """All of a swa_decode call in one kernel for sm_90a: persistent CTAs, products by wgmma. CuTe DSL.
 
-Not yet measured on a GPU: what `Tuning` leaves open is to be decided there.
-
 The equations are those of mma_sync_decode.py, and so are the powers of two that queries, rows and weights
 are scaled by. An item is `rows` heads of a token, those above H zeros that are not stored; CTA b of `workers`
 does items b, b + workers .. Both products are transposed, so that codes become a left operand in registers,
@@ -39,27 +37,28 @@ With fp8_ds_mla and 64 heads a CTA:
     s_factors       64                   float32  of a head's outputs
     s_coefficients  64                   float32  of a head's scores
     s_lens          2                    int32    of the windows
-    s_ready         2 x 2                int32    mbarriers: s_q is f16, s_rope is there
+    s_ready         2                    int32    mbarrier: s_rope is there
 
     role      warps  does
-    MULTIPLY  0..7   a warpgroup 64 entries of product 1, 256 features of product 2
-    LOAD      8..11  windows, queries as f16, what rows are multiplied by; outputs
+    MULTIPLY  0..7   queries as f16; a warpgroup 64 entries of product 1, 256 features of product 2
+    LOAD      8..11  windows, queries, what rows are multiplied by; outputs
 
     ring  stages  full: arrivals             empty: arrivals
     rows  2       12 LOAD, with their bytes  8 MULTIPLY warps
     q     1       1 LOAD + 65536 bytes       8 MULTIPLY warps
 
-    sync                      who                     orders
-    s_ready                   LOAD warps to MULTIPLY  s_q in f16, s_rope before they are multiplied
-    barrier MULTIPLY, first   MULTIPLY                s_peaks written before they are compared
-    barrier MULTIPLY, second  MULTIPLY                s_tops written; s_peaks read before sums are
-    barrier MULTIPLY, third   MULTIPLY                s_p and the sums written before product 2
-    barrier MULTIPLY, fourth  MULTIPLY                rows and s_p read, s_factors written before o is
-    barrier LOAD              LOAD                    o read from a stage before rows are copied to it
-    fence.proxy.async         LOAD                    s_q in f16, zeros of rows before products and copies
-    fence.proxy.async         MULTIPLY                s_p before product 2, o before it is copied
+    sync                       who                     orders
+    s_ready                    LOAD warps to MULTIPLY  s_rope before it is multiplied
+    barrier MULTIPLY, queries  MULTIPLY                s_q in f16 before product 1
+    barrier MULTIPLY, first    MULTIPLY                s_peaks written before they are compared
+    barrier MULTIPLY, second   MULTIPLY                s_tops written; s_peaks read before sums are
+    barrier MULTIPLY, third    MULTIPLY                s_p and the sums written before product 2
+    barrier MULTIPLY, fourth   MULTIPLY                rows and s_p read, s_factors written before o is
+    barrier LOAD               LOAD                    o read from a stage before rows are copied to it
+    fence.proxy.async          LOAD                    zeros of rows before copies
+    fence.proxy.async          MULTIPLY                s_q, s_p before products, o before it is copied
 
-384 threads, 232008 bytes of SMEM, 0 columns of TMEM, 1 CTA an SM
+384 threads, 232000 bytes of SMEM, 0 columns of TMEM, 1 CTA an SM
 
 With per_token_scale a row of s_rows is 528 bytes, and there is neither s_rope nor s_groups.
 
@@ -89,7 +88,7 @@ from gdnbench_kernels.swa_decode import wgmma_ops as wgmma
 from gdnbench_kernels.swa_decode.latent_rows import STEP, Pages
 from gdnbench_kernels.swa_decode.layouts import CacheLayout
 from gdnbench_kernels.swa_decode.mma_sync_decode import FINITE, LEAST_POWER, LOG2_E, W_TOP
-from gdnbench_kernels.swa_decode.sizes import GROUP, GROUPS, MAX_WINDOW
+from gdnbench_kernels.swa_decode.sizes import GROUP, HEAD_DIM, MAX_WINDOW
 from gdnbench_kernels.swa_decode.wgmma_load import Items, Loader, Rings, Shared, query_place, window_place
 from gdnbench_kernels.swa_decode.wgmma_plan import (
     BLOCKS,
@@ -99,7 +98,6 @@ from gdnbench_kernels.swa_decode.wgmma_plan import (
     OUT_BYTES,
     STAGES,
     THREADS,
-    Arrival,
     Barrier,
     Role,
     Tuning,
@@ -107,10 +105,12 @@ from gdnbench_kernels.swa_decode.wgmma_plan import (
     row_bytes,
     staged_heads,
 )
-from gdnbench_kernels.swa_decode.wgmma_window import TILES, Place
+from gdnbench_kernels.swa_decode.wgmma_window import NOPE_PAIRS, TILES, Place
 
 I32, I64, F32 = cutlass.Int32, cutlass.Int64, cutlass.Float32
 
+KEY_PAIRS, VALUE_STEPS = HEAD_DIM // (2 * STEP), MAX_WINDOW // STEP
+"""Steps of product 1, by two; of product 2."""
 SHARERS = 4
 """Threads that compare what the warps found of a head."""
 
@@ -178,25 +178,26 @@ class WgmmaDecode:
         smem = cutlass.memory.SmemAllocator()
         shared = self.allocate(smem)
         rings = Rings(*(blackwell.Ring.allocate(ring, smem) for ring in self.plan.rings))
+        if warp >= Role.LOAD:
+            self.ask_first(indices, lens)
         if warp == Role.LOAD:
             cpasync.prefetch_descriptor(tma_q.atom)
             with cute.arch.elect_one():
                 rings.rows.init()
                 rings.q.init()
-                for arrival in Arrival:
-                    cute.arch.mbarrier_init(shared.ready + arrival, LOADERS)
+                cute.arch.mbarrier_init(shared.ready, LOADERS)
         cute.arch.mbarrier_init_fence()
         cute.arch.sync_threads()
         # Each role finds its items by itself: what lives across setmaxnreg is spilled.
         if warp < Role.LOAD:
             cute.arch.setmaxregister_increase(self.tuning.multiply_registers)
-            self.attend(self.items(lens), rings, shared, attn_sink, o, lse)
+            self.attend(self.items(lens), rings, shared, attn_sink, o, lse, scale)
         else:
             cute.arch.setmaxregister_decrease(self.tuning.load_registers)
             loader = Loader(
                 self.mla,
                 self.staged,
-                self.tuning.prefetch,
+                self.tuning,
                 Pages(pages.iterator.toint(), I64(pages.stride[0]), block_shift),
                 I32(1) << block_shift,
                 inv_scale,
@@ -204,9 +205,19 @@ class WgmmaDecode:
                 lens,
                 q,
                 o,
-                scale,
             )
             loader.run(self.items(lens), rings, shared, tma_q)
+
+    @cute.jit
+    def ask_first(self, indices: cute.Tensor, lens: cute.Tensor) -> None:
+        """For the first item's entries and length into L2, beside what comes before they can be read."""
+        token, _ = self.items(lens).at(0)
+        entry = wgmma.thread_in_role(Role.LOAD)
+        if entry < cute.size(indices, mode=[1]):
+            row = indices.iterator.toint() + I64(token) * I64(indices.stride[0]) * 4
+            wgmma.prefetch(row + I64(entry) * 4)
+        if entry == 0:
+            wgmma.prefetch(lens.iterator.toint() + I64(token) * 4)
 
     def items(self, lens: cute.Tensor) -> Items:
         return Items.of(lens.shape[0], self.heads, self.rows)
@@ -243,7 +254,9 @@ class WgmmaDecode:
         attn_sink: cute.Tensor,
         o: cute.Tensor,
         lse: cute.Tensor,
+        scale: cutlass.Float32,
     ) -> None:
+        queries = shared.queries(self.mla, self.rows, scale)
         for turn in cutlass.range(items.count, unroll=1):
             thread = wgmma.thread_in_role(Role.MULTIPLY)
             warp = cute.arch.make_warp_uniform(thread // 32)
@@ -251,8 +264,12 @@ class WgmmaDecode:
             place = Place(warp // GROUP_WARPS, warp % GROUP_WARPS, thread % 32)
             item = Item(token, first_head, place, thread)
             logit = self.sink_of(item, attn_sink)
+            # Of an item that attends to nothing what an item before left, which nobody reads.
+            rings.q.wait(query_place(turn))
+            queries.convert(warp)
+            cute.arch.fence_proxy("async.shared", space="cta")
+            self.together()
             rings.rows.wait(window_place(turn))
-            shared.wait(Arrival.QUERIES, turn)
             if ops.load_shared_word(shared.lens + turn % STAGES * 4) > 0:
                 self.multiply(turn, item, items, rings, shared, logit, o, lse)
             else:
@@ -297,7 +314,7 @@ class WgmmaDecode:
         """Of a token that attends to nothing: zeros, and -inf."""
         rings.q.release_by_warp(query_place(turn))
         if cutlass.const_expr(self.mla):
-            shared.wait(Arrival.ROPE, turn)
+            shared.wait_for_rope(turn)
         zero = F32(0.0)
         factors, outputs = [zero] * (self.rows // 4), [[zero] * (self.rows // 2)] * TILES
         self.put(item, items, shared.stage(turn % STAGES), factors, outputs, o)
@@ -317,39 +334,44 @@ class WgmmaDecode:
         return found
 
     def score(self, shared: Shared, window: Any, place: Place, turn: Any) -> list[Any]:
-        """R Q^T of the warpgroup's entries."""
+        """R Q^T of the warpgroup's entries. The words of the next two steps are asked for while these are
+        multiplied."""
         b = wgmma.operand(shared.q)
         sums: list[Any] | None = None
-        waiting: list[tuple[int, Any]] = []
-        for block in range(BLOCKS):
-            if self.mla and block == GROUPS:
-                shared.wait(Arrival.ROPE, turn)
-            for two, keys in enumerate(window.key_operands(place, block)):
-                start = block * (self.rows * 2 * GROUP) + two * 4 * STEP
-                waiting += [(start + more * 2 * STEP, a) for more, a in enumerate(keys)]
-                if len(waiting) == self.tuning.key_steps:
-                    wgmma.fence()
-                    for offset, a in waiting:
-                        sums = wgmma.multiply(sums, a, b + offset // wgmma.UNIT, self.rows)
-                    wgmma.commit()
-                    wgmma.wait(self.tuning.keys_ahead)
-                    waiting = []
+        words = window.key_words(place, 0)
+        for pair in range(KEY_PAIRS):
+            operands = window.key_operands(place, pair, words)
+            wgmma.fence()
+            for step, a in enumerate(operands, 2 * pair):
+                sums = wgmma.multiply(sums, a, b + self.columns(step) // wgmma.UNIT, self.rows)
+            wgmma.commit()
+            if self.mla and pair + 1 == NOPE_PAIRS:
+                shared.wait_for_rope(turn)
+            if pair + 1 < KEY_PAIRS:
+                words = window.key_words(place, pair + 1)
+            wgmma.wait(1)
         wgmma.wait(0)
         return wgmma.held(sums or [])
 
+    def columns(self, step: int) -> int:
+        """Where 16 columns of a right operand begin in its tiles, in bytes."""
+        block, part = divmod(step, GROUP // STEP)
+        return block * (self.rows * 2 * GROUP) + part * 2 * STEP
+
     def weigh(self, shared: Shared, window: Any, place: Place) -> list[list[Any]]:
-        """R^T P^T of the warpgroup's features, by tile."""
+        """R^T P^T of the warpgroup's features, by tile; as `score`."""
         b = wgmma.operand(shared.p)
         sums: list[Any] = [None] * TILES
-        for step in range(MAX_WINDOW // STEP):
-            block, part = divmod(step, GROUP // STEP)
-            offset = block * (self.rows * 2 * GROUP) + part * 2 * STEP
-            operands = window.value_operands(place, step)
+        words = window.value_words(place, 0)
+        for step in range(VALUE_STEPS):
+            operands = window.value_operands(place, step, words)
             wgmma.fence()
             for tile, a in enumerate(operands):
-                sums[tile] = wgmma.multiply(sums[tile], a, b + offset // wgmma.UNIT, self.rows)
+                sums[tile] = wgmma.multiply(sums[tile], a, b + self.columns(step) // wgmma.UNIT, self.rows)
             wgmma.commit()
-            wgmma.wait(self.tuning.values_ahead)
+            if step + 1 < VALUE_STEPS:
+                words = window.value_words(place, step + 1)
+            wgmma.wait(1)
         wgmma.wait(0)
         return [wgmma.held(tile) for tile in sums]
 

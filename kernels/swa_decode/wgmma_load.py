@@ -3,13 +3,13 @@
 Warp w copies entries 32 w .. + 31 of a window, two virtual warps of `Entries`, and heads 16 w .. + 15 of o.
 An item's turn begins when the queries of the item before have been read:
 
-    ask for the queries, and for what describes the rows
-    make the queries f16 in place, each head's times a power of two
+    ask for the queries, and read what describes the rows
     write what rows are multiplied by; rope when the item before is done with its own
-    store the outputs of the item before, and copy the rows of the next item to where they were
+    store the outputs of the item before
+    ask for what describes the next item's rows, copy its rows to where the outputs were
 
-Of every 16 features of codes position p < 8 is feature 4 (p / 2) + p % 2, position 8 + p is 2 more; of rope
-position p < 8 is feature 2 p, position 8 + p the next.
+The first item's queries are asked for before anything is known of it, and the second item's window after the
+first one's, which all CTAs wait for at once.
 """
 
 from __future__ import annotations
@@ -23,34 +23,26 @@ import cutlass.cute as cute
 from gdnbench_kernels import blackwell
 from gdnbench_kernels.swa_decode import warp_ops as ops
 from gdnbench_kernels.swa_decode import wgmma_ops as wgmma
-from gdnbench_kernels.swa_decode.latent_rows import BIAS, CHUNK, NO_NUMBER, PAIR_BITS, Entries, Pages
-from gdnbench_kernels.swa_decode.mma_sync_decode import LOG2_E, Q_TOP
+from gdnbench_kernels.swa_decode.latent_rows import Entries, Pages
 from gdnbench_kernels.swa_decode.portable_plan import ENTRIES
-from gdnbench_kernels.swa_decode.sizes import GROUP, GROUPS, HEAD_DIM, MAX_WINDOW
+from gdnbench_kernels.swa_decode.sizes import GROUPS, HEAD_DIM, MAX_WINDOW
 from gdnbench_kernels.swa_decode.wgmma_plan import (
     BLOCKS,
     LOADERS,
     OUT_BYTES,
     STAGES,
-    Arrival,
     Barrier,
     Role,
+    Tuning,
 )
-from gdnbench_kernels.swa_decode.wgmma_window import (
-    HIGH_HALVES,
-    LOW_HALVES,
-    DsMlaWindow,
-    PerTokenWindow,
-    selected,
-)
+from gdnbench_kernels.swa_decode.wgmma_queries import Queries
+from gdnbench_kernels.swa_decode.wgmma_window import DsMlaWindow, PerTokenWindow
 from gdnbench_kernels.swa_decode.window import PADDING
 
-I32, I64, F32 = cutlass.Int32, cutlass.Int64, cutlass.Float32
+I32, I64 = cutlass.Int32, cutlass.Int64
 
 WARP_HEADS = 16
 """Of o, that a warp stores."""
-CONVERTED = 4 * LOADERS
-"""Heads whose queries are converted at once, each by 8 lanes."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +93,7 @@ class Rings:
 
 @dataclass(frozen=True)
 class Shared:
-    """Addresses of the plan's buffers; q as a tensor too, and the mbarriers in s_ready."""
+    """Addresses of the plan's buffers; q as a tensor too, and the mbarrier in s_ready."""
 
     tiles: cute.Tensor
     q: cutlass.Int32
@@ -129,23 +121,26 @@ class Shared:
         groups = self.groups + stage * (GROUPS * MAX_WINDOW * 2)
         return DsMlaWindow(self.stage(stage), entries, groups, I32(0), self.rope)
 
-    def arrive(self, which: Arrival) -> None:
-        """A whole warp, which counts as one."""
+    def queries(self, mla: bool, rows: int, scale: Any) -> Queries:
+        return Queries(mla, rows, self.q, self.coefficients, scale)
+
+    def rope_is_there(self) -> None:
+        """By a whole warp, which counts as one."""
         cute.arch.sync_warp()
         with cute.arch.elect_one():
-            cute.arch.mbarrier_arrive(self.ready + which)
+            cute.arch.mbarrier_arrive(self.ready)
 
-    def wait(self, which: Arrival, turn: Any) -> None:
-        cute.arch.mbarrier_wait(self.ready + which, turn & 1)
+    def wait_for_rope(self, turn: Any) -> None:
+        cute.arch.mbarrier_wait(self.ready, turn & 1)
 
 
 @dataclass(frozen=True)
 class Loader:
-    """`mla`: of fp8_ds_mla; `staged`: heads of o in shared memory; `prefetch`: Tuning's."""
+    """`mla`: of fp8_ds_mla; `staged`: heads of o in shared memory."""
 
     mla: bool
     staged: int
-    prefetch: int
+    tuning: Tuning
     pages: Pages
     block_size: cutlass.Int32
     inv_scale: cute.Tensor
@@ -153,17 +148,17 @@ class Loader:
     lens: cute.Tensor
     q: cute.Tensor
     o: cute.Tensor
-    scale: cutlass.Float32
 
     @cute.jit
     def run(self, items: Items, rings: Rings, shared: Shared, tma_q: blackwell.Tma) -> None:
         warp = cute.arch.make_warp_uniform(wgmma.thread_in_role(Role.LOAD) // 32)
-        slots, length = self.slots(items, I32(0), warp)
-        later, later_length = self.slots(items, I32(1), warp)
-        self.ask(items, rings, shared, tma_q, I32(0), length, warp)
+        if warp == 0:
+            self.load_queries(items, rings, shared, tma_q, I32(0))
+        slot, length = self.entry(items, I32(0), warp)
+        later, later_length = self.entry(items, I32(1), warp)
+        slots = counted(slot, length, warp)
         self.copy(rings, shared, I32(0), slots, warp)
-        if items.count > 1:
-            self.copy(rings, shared, I32(1), later, warp)
+        later_slots = counted(later, later_length, warp)
         for turn in cutlass.range(items.count, unroll=1):
             if turn > 0:
                 rings.q.acquire(query_place(turn - 1))
@@ -171,31 +166,29 @@ class Loader:
             window = self.window(shared, turn)
             both = self.entries(rings, turn, slots, warp)
             loaded = [window.load(entries, self.pages) for entries in both]
-            rings.q.wait(query_place(turn))
-            if length > 0:
-                self.convert(items, shared, warp)
-            cute.arch.fence_proxy("async.shared", space="cta")
-            shared.arrive(Arrival.QUERIES)
             left = []
             for entries, words in zip(both, loaded, strict=True):
                 left += window.describe_codes(entries, self.pages, words)
             if warp == 0:
                 ops.store_shared(shared.lens + turn % STAGES * 4, length)
             rings.rows.fill_by_warp(window_place(turn))
-            after, after_length = self.slots(items, turn + 2, warp)
+            after, after_length = self.entry(items, turn + 2, warp)
             if turn > 0:
                 rings.rows.acquire(window_place(turn - 1))
             if cutlass.const_expr(self.mla):
                 window.put_ropes(left)
-                shared.arrive(Arrival.ROPE)
+                shared.rope_is_there()
             if turn > 0:
                 self.store(items, shared, turn - 1, warp)
-                if turn + 1 < items.count:
-                    cute.arch.cp_async_bulk_wait_group(0, read=True)
-                    cute.arch.barrier(barrier_id=Barrier.LOAD, number_of_threads=32 * LOADERS)
-                    self.copy(rings, shared, turn + 1, later, warp)
-            slots, length = later, later_length
-            later, later_length = after, after_length
+                cute.arch.cp_async_bulk_wait_group(0, read=True)
+                cute.arch.barrier(barrier_id=Barrier.LOAD, number_of_threads=32 * LOADERS)
+            if turn + 1 < items.count:
+                self.copy(rings, shared, turn + 1, later_slots, warp)
+                # The first time: those of others are asked for before this.
+                first = blackwell.afresh(turn) == 0
+                self.ask_ahead(items, ops.pick(first, I32(self.tuning.prefetch), items.count), warp)
+            slots, length = later_slots, later_length
+            later_slots, later_length = counted(after, after_length, warp), after_length
         rings.rows.acquire(window_place(items.count - 1))
         self.store(items, shared, items.count - 1, warp)
         cute.arch.cp_async_bulk_wait_group(0, read=True)
@@ -221,11 +214,10 @@ class Loader:
         ]
 
     @cute.jit
-    def slots(
+    def entry(
         self, items: Items, turn: cutlass.Int32, warp: cutlass.Int32
     ) -> tuple[cutlass.Int32, cutlass.Int32]:
-        """(the slot of this lane's entry, -1 where it does not count; the window's length), of the last item
-        past the end."""
+        """(this lane's entry, the window's length), of the last item past the end; on their way."""
         token, _ = items.at(cutlass.min(turn, items.count - 1))
         entry = warp * 32 + cute.arch.lane_idx()
         found = I32(PADDING)
@@ -233,7 +225,7 @@ class Loader:
             row = self.indices.iterator.toint() + I64(token) * I64(self.indices.stride[0]) * 4
             found = ops.load_index(row + I64(entry) * 4)
         length = ops.load_index(self.lens.iterator.toint() + I64(token) * 4)
-        return ops.pick(entry < length, found, I32(PADDING)), length
+        return found, length
 
     @cute.jit
     def ask(
@@ -247,78 +239,42 @@ class Loader:
         warp: cutlass.Int32,
     ) -> None:
         """For an item's queries into s_q, unless it attends to nothing; for those of one after it into L2."""
-        token, head = items.at(turn)
-        place = query_place(turn)
         if warp == 0 and length > 0:
-            rings.q.expect(place)
-            for block in cutlass.range_constexpr(BLOCKS):
-                tma_q.load(rings.q, place, shared.tiles, head, block, token, stage=block)
+            self.load_queries(items, rings, shared, tma_q, turn)
         if warp == 0 and length <= 0:
             with cute.arch.elect_one():
-                cute.arch.mbarrier_arrive(rings.q.full(place))
-        if cutlass.const_expr(self.prefetch > 0):
-            self.ask_ahead(items, turn + self.prefetch, warp)
+                cute.arch.mbarrier_arrive(rings.q.full(query_place(turn)))
+        self.ask_ahead(items, turn + self.tuning.prefetch, warp)
+
+    def load_queries(
+        self, items: Items, rings: Rings, shared: Shared, tma_q: blackwell.Tma, turn: Any
+    ) -> None:
+        """By one warp."""
+        token, head = items.at(turn)
+        place = query_place(turn)
+        rings.q.expect(place)
+        for block in range(BLOCKS):
+            tma_q.load(rings.q, place, shared.tiles, head, block, token, stage=block)
 
     @cute.jit
     def ask_ahead(self, items: Items, turn: cutlass.Int32, warp: cutlass.Int32) -> None:
-        """For the queries of an item, if there is one, into L2."""
-        token, head = items.at(turn)
-        number = warp * WARP_HEADS + cute.arch.lane_idx()
-        mine = cute.arch.lane_idx() < WARP_HEADS and number < items.rows and head + number < items.heads
-        if turn < items.count and mine:
-            wgmma.prefetch_bulk(items.row(self.q, token, head + number), 2 * HEAD_DIM)
+        """For the queries of an item, if there is one, into L2, where Tuning has it."""
+        if cutlass.const_expr(self.tuning.prefetch > 0):
+            token, head = items.at(turn)
+            first = warp * WARP_HEADS
+            heads = cutlass.min(cutlass.min(items.rows, items.heads - head) - first, I32(WARP_HEADS))
+            if turn < items.count and heads > 0:
+                with cute.arch.elect_one():
+                    wgmma.prefetch_bulk(items.row(self.q, token, head + first), heads * (2 * HEAD_DIM))
 
     def copy(self, rings: Rings, shared: Shared, turn: Any, slots: Any, warp: Any) -> None:
-        """Starts the copies of an item's codes."""
+        """Starts the copies of an item's codes, before them what `load` will read, which comes as late."""
         window = self.window(shared, turn)
+        window.ask(slots, self.pages)
         for entries in self.entries(rings, turn, slots, warp):
             window.copy(entries, self.pages)
         # Zeros of entries that do not count, before other rows are copied to where they are.
         cute.arch.fence_proxy("async.shared", space="cta")
-
-    @cute.jit
-    def convert(self, items: Items, shared: Shared, warp: cutlass.Int32) -> None:
-        """Queries of bf16 to f16, in place; scores' coefficients."""
-        lane = cute.arch.lane_idx()
-        half, first = (lane >> 2) & 1, lane >> 3
-        for part in cutlass.range(items.rows // CONVERTED, unroll=1):
-            head = part * CONVERTED + warp * 4 + lane % 4
-            row = shared.q + head // 8 * 1024 + head % 8 * 128
-            places = [
-                row
-                + (first + 4 * more) * (items.rows * 2 * GROUP)
-                + ((4 * half + 2 * step) ^ (head % 8)) * CHUNK
-                for more in range(2)
-                for step in range(2)
-            ]
-            words = [[*ops.load_shared(place), *ops.load_shared(place ^ CHUNK)] for place in places]
-            sizes = [word & PAIR_BITS for some in words for word in some]
-            largest = sizes[0]
-            for size in sizes[1:]:
-                largest = ops.greater_halves(largest, size)
-            largest = cutlass.max(largest >> 16, largest & 0x7FFF)
-            for step in (4, 8, 16):
-                largest = cutlass.max(largest, cute.arch.shuffle_sync_bfly(largest, step))
-            field = largest >> 7
-            power = cutlass.min(Q_TOP + BIAS - field, BIAS - 1)
-            for number, (place, some) in enumerate(zip(places, words, strict=True)):
-                pairs = halved(some, ops.power_of_two(power))
-                chunks = pairs[::2], pairs[1::2]
-                if self.mla and number >= 2:
-                    # Rope's block is the last, which is the second of the lanes that have the fourth.
-                    rope = first == BLOCKS - 5
-                    evens, odds = even_and_odd(pairs)
-                    chunks = (
-                        [ops.pick(rope, x, y) for x, y in zip(evens, chunks[0], strict=True)],
-                        [ops.pick(rope, x, y) for x, y in zip(odds, chunks[1], strict=True)],
-                    )
-                ops.store_shared(place, *chunks[0])
-                ops.store_shared(place ^ CHUNK, *chunks[1])
-            if lane < 4:
-                coefficient = self.scale * F32(LOG2_E) * ops.power_of_two(-power)
-                # A query that is not finite has no score that is.
-                spoilt = ops.pick(field == 255, ops.float_of(I32(NO_NUMBER)), coefficient)
-                ops.store_shared(shared.coefficients + head * 4, spoilt)
 
     @cute.jit
     def store(self, items: Items, shared: Shared, turn: cutlass.Int32, warp: cutlass.Int32) -> None:
@@ -333,17 +289,6 @@ class Loader:
         cute.arch.cp_async_bulk_commit_group()
 
 
-def halved(words: list[Any], factor: Any) -> list[Any]:
-    """Pairs of bf16 times `factor`, as pairs of f16."""
-    found = []
-    for word in words:
-        low, high = ops.widened(word)
-        found.append(ops.halves(low * factor, high * factor))
-    return found
-
-
-def even_and_odd(pairs: list[Any]) -> tuple[list[Any], list[Any]]:
-    """Of eight pairs: the first of each, the second of each."""
-    twos = list(zip(pairs[::2], pairs[1::2], strict=True))
-    evens = [selected(low, high, LOW_HALVES) for low, high in twos]
-    return evens, [selected(low, high, HIGH_HALVES) for low, high in twos]
+def counted(slot: Any, length: Any, warp: Any) -> Any:
+    """The slot of this lane's entry, -1 where it does not count."""
+    return ops.pick(warp * 32 + cute.arch.lane_idx() < length, slot, I32(PADDING))

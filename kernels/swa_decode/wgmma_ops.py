@@ -103,6 +103,11 @@ def put_bulk(target: Any, shared: Any, size: int) -> None:
     )
 
 
-def prefetch_bulk(source: Any, size: int) -> None:
-    """`size` bytes of global memory on their way to L2."""
-    cute.arch.inline_ptx(f"cp.async.bulk.prefetch.L2.global [{{$r0}}], {size};", read_only_args=[source])
+def prefetch_bulk(source: Any, size: Any) -> None:
+    """`size` bytes of global memory, a multiple of 16, on their way to L2."""
+    cute.arch.inline_ptx("cp.async.bulk.prefetch.L2.global [{$r0}], {$r1};", read_only_args=[source, size])
+
+
+def prefetch(source: Any) -> None:
+    """A word of global memory, and what else its line has, on its way to L2."""
+    cute.arch.inline_ptx("prefetch.global.L2 [{$r0}];", read_only_args=[source])

@@ -15,8 +15,8 @@ GROUP_WARPS = 4
 MULTIPLIERS = 8
 LOADERS = 4
 THREADS = WARP * (MULTIPLIERS + LOADERS)
-START_REGISTERS, LEAST_REGISTERS = 168, 40
-"""What a thread starts with, and what a loading thread has at least."""
+START_REGISTERS = 168
+"""What a thread starts with."""
 STAGES = 2
 """Windows in shared memory."""
 BLOCKS = HEAD_DIM // GROUP
@@ -27,9 +27,9 @@ ROPE_BYTES = 2 * ROPE_DIM + PAD_BYTES
 
 ROWS = (16, 32, 64)
 
-REGISTERS = {16: 184, 32: 184, 64: 200}
-"""Of a multiplying thread, by heads of a CTA: nothing is spilled in either layout, and no product has to wait
-for registers of the one before."""
+REGISTERS = {16: 184, 32: 192, 64: 200}
+"""Of a multiplying thread, by heads of a CTA; loading threads have what is left. Nothing is spilled in either
+layout, and no product has to wait for registers of the one before."""
 
 
 class Role(IntEnum):
@@ -46,40 +46,22 @@ class Barrier(IntEnum):
     LOAD = 2
 
 
-class Arrival(IntEnum):
-    """Places in s_ready."""
-
-    QUERIES = 0
-    ROPE = 1
-
-
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """What changes no bit of a result. Steps are of 16 features or entries."""
+    """What changes no bit of a result."""
 
     rows: int = 64  # heads of a CTA: N
-    key_steps: int = 2  # of product 1, that are started together
-    keys_ahead: int = 1  # such groups at work while the next is made
-    values_ahead: int = 1  # steps of product 2 at work while the next is made
-    registers: int = 0  # of a multiplying thread, REGISTERS unless given; loaders have what is left
     prefetch: int = 1  # items ahead whose queries are asked for into L2
 
     def __post_init__(self) -> None:
         if self.rows not in ROWS:
             raise ValueError(f"rows is {', '.join(map(str, ROWS))}, not {self.rows}")
-        if self.key_steps not in (2, 4):
-            raise ValueError(f"key_steps is 2 or 4, not {self.key_steps}")
-        for name in ("keys_ahead", "values_ahead", "prefetch"):
-            if not 0 <= getattr(self, name) <= 4:
-                raise ValueError(f"{name} is 0 to 4, not {getattr(self, name)}")
-        most = (3 * START_REGISTERS - LEAST_REGISTERS) // 2
-        given = self.multiply_registers
-        if given % 8 or not START_REGISTERS <= given <= most:
-            raise ValueError(f"registers is a multiple of 8 from {START_REGISTERS} to {most}, not {given}")
+        if not 0 <= self.prefetch <= 4:
+            raise ValueError(f"prefetch is 0 to 4, not {self.prefetch}")
 
     @property
     def multiply_registers(self) -> int:
-        return self.registers or REGISTERS[self.rows]
+        return REGISTERS[self.rows]
 
     @property
     def load_registers(self) -> int:
@@ -105,8 +87,8 @@ def plan(layout: CacheLayout, tuning: Tuning) -> KernelPlan:
         roles=Role,
         warps={"MULTIPLY": MULTIPLIERS, "LOAD": LOADERS},
         does={
-            "MULTIPLY": "a warpgroup 64 entries of product 1, 256 features of product 2",
-            "LOAD": "windows, queries as f16, what rows are multiplied by; outputs",
+            "MULTIPLY": "queries as f16; a warpgroup 64 entries of product 1, 256 features of product 2",
+            "LOAD": "windows, queries, what rows are multiplied by; outputs",
         },
         smem=(
             Buffer("s_q", (BLOCKS, rows, GROUP), "float16", "16-byte chunk ^= head % 8"),
@@ -146,7 +128,7 @@ def plan(layout: CacheLayout, tuning: Tuning) -> KernelPlan:
             Buffer("s_factors", (rows,), "float32", "of a head's outputs", align=16),
             Buffer("s_coefficients", (rows,), "float32", "of a head's scores", align=16),
             Buffer("s_lens", (STAGES,), "int32", "of the windows", align=4),
-            Buffer("s_ready", (len(Arrival), 2), "int32", "mbarriers: s_q is f16, s_rope is there", align=8),
+            Buffer("s_ready", (2,), "int32", "mbarrier: s_rope is there", align=8),
         ),
         tmem=(),
         rings=(
@@ -154,13 +136,14 @@ def plan(layout: CacheLayout, tuning: Tuning) -> KernelPlan:
             Ring("q", 1, "LOAD", 1, "MULTIPLY warps", MULTIPLIERS, 2 * rows * HEAD_DIM),
         ),
         syncs=(
-            Sync("s_ready", "LOAD warps to MULTIPLY", "s_q in f16, s_rope before they are multiplied"),
+            Sync("s_ready", "LOAD warps to MULTIPLY", "s_rope before it is multiplied"),
+            Sync("barrier MULTIPLY, queries", "MULTIPLY", "s_q in f16 before product 1"),
             Sync("barrier MULTIPLY, first", "MULTIPLY", "s_peaks written before they are compared"),
             Sync("barrier MULTIPLY, second", "MULTIPLY", "s_tops written; s_peaks read before sums are"),
             Sync("barrier MULTIPLY, third", "MULTIPLY", "s_p and the sums written before product 2"),
             Sync("barrier MULTIPLY, fourth", "MULTIPLY", "rows and s_p read, s_factors written before o is"),
             Sync("barrier LOAD", "LOAD", "o read from a stage before rows are copied to it"),
-            Sync("fence.proxy.async", "LOAD", "s_q in f16, zeros of rows before products and copies"),
-            Sync("fence.proxy.async", "MULTIPLY", "s_p before product 2, o before it is copied"),
+            Sync("fence.proxy.async", "LOAD", "zeros of rows before copies"),
+            Sync("fence.proxy.async", "MULTIPLY", "s_q, s_p before products, o before it is copied"),
         ),
     )

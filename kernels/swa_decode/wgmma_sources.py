@@ -17,10 +17,6 @@ def wgmma_sources(
     sink: bool = True,
     lse: bool = True,
     rows: int = DEFAULT.rows,
-    key_steps: int = DEFAULT.key_steps,
-    keys_ahead: int = DEFAULT.keys_ahead,
-    values_ahead: int = DEFAULT.values_ahead,
-    registers: int = DEFAULT.registers,
     prefetch: int = DEFAULT.prefetch,
 ) -> list[Source]:
     """The kernel named `wgmma`, for sm_90a alone.
@@ -29,8 +25,7 @@ def wgmma_sources(
     alone. sink: whether there is an attn_sink. lse: whether it is an output. The others are Tuning's.
     """
     dtype = scale_dtype if cache_layout == "per_token_scale" else None
-    tuning = Tuning(rows, key_steps, keys_ahead, values_ahead, registers, prefetch)
-    return [wgmma_source(heads, cache_layout, dtype, sink, lse, tuning)]
+    return [wgmma_source(heads, cache_layout, dtype, sink, lse, Tuning(rows, prefetch))]
 
 
 def wgmma_source(
@@ -47,10 +42,6 @@ def wgmma_source(
         sink=sink,
         lse=lse,
         rows=tuning.rows,
-        key_steps=tuning.key_steps,
-        keys_ahead=tuning.keys_ahead,
-        values_ahead=tuning.values_ahead,
-        registers=tuning.registers,
         prefetch=tuning.prefetch,
     )
 

@@ -12,7 +12,6 @@ and keys whose position p < 8 is feature 2 p and whose position 8 + p is the nex
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,17 +30,20 @@ from gdnbench_kernels.swa_decode.latent_rows import (
     Pages,
     PerTokenRows,
 )
-from gdnbench_kernels.swa_decode.layouts import DATA_BYTES, CacheLayout
+from gdnbench_kernels.swa_decode.layouts import DATA_BYTES, SCALE_BYTES, CacheLayout
 from gdnbench_kernels.swa_decode.portable_plan import ENTRIES
-from gdnbench_kernels.swa_decode.sizes import GROUP, GROUPS, HEAD_DIM, MAX_WINDOW, NOPE_DIM
+from gdnbench_kernels.swa_decode.sizes import GROUP, GROUPS, HEAD_DIM, MAX_WINDOW, NOPE_DIM, ROPE_DIM
+from gdnbench_kernels.swa_decode.wgmma_ops import prefetch
 from gdnbench_kernels.swa_decode.wgmma_plan import BLOCKS, ROPE_BYTES, row_bytes
 from gdnbench_kernels.swa_decode.window import PADDING
 
-I32 = cutlass.Int32
+I32, I64 = cutlass.Int32, cutlass.Int64
 
 TILES = BLOCKS // 2
 """Of 64 features of o, a warpgroup's."""
 PITCH = row_bytes(CacheLayout.FP8_DS_MLA)
+NOPE_PAIRS = NOPE_DIM // (2 * STEP)
+"""Of steps of codes in a row."""
 LOADED = 6
 """Words of `DsMlaRows.load` for a row, the last of which says that it counts."""
 LOW_HALVES, HIGH_HALVES = 0x5410, 0x7632
@@ -64,6 +66,13 @@ class PerTokenWindow(PerTokenRows):
     def copy(self, entries: Entries, pages: Pages) -> None:
         self.copy_codes(entries, pages, HEAD_DIM, HEAD_DIM, PER_TOKEN_PITCH)
 
+    @cute.jit
+    def ask(self, slot: cutlass.Int32, pages: Pages) -> None:
+        """For what `load` reads of a slot into L2."""
+        if slot != PADDING:
+            size = self.inv_scale.element_type.width // 8
+            prefetch(self.inv_scale.iterator.toint() + I64(slot) * size)
+
     def load(self, entries: Entries, pages: Pages) -> tuple[Any, ...]:
         """What `describe_codes` needs, on its way from global memory."""
         return (self.factor(entries.slots),)
@@ -76,20 +85,25 @@ class PerTokenWindow(PerTokenRows):
     def put_ropes(self, left: list[Any]) -> None:
         """None."""
 
-    def key_operands(self, place: Place, block: int) -> Iterator[list[ops.Quad]]:
-        """Operands of the steps of 64 features, two at a time."""
-        for two in range(2):
-            step = block * (GROUP // STEP) + 2 * two
-            words = ops.ldmatrix(self.matrices(first_entry(place), step, place.lane, PER_TOKEN_PITCH))
-            yield [keys_of(*words[:2]), keys_of(*words[2:])]
+    def key_words(self, place: Place, pair: int) -> tuple[Any, ...]:
+        """What `key_operands` makes operands of, on its way: of 32 features."""
+        return ops.ldmatrix(self.matrices(first_entry(place), 2 * pair, place.lane, PER_TOKEN_PITCH))
 
-    def value_operands(self, place: Place, step: int) -> list[ops.Quad]:
-        """Operands of 16 entries: of each of the warpgroup's tiles."""
-        found = []
+    def key_operands(self, place: Place, pair: int, words: tuple[Any, ...]) -> list[ops.Quad]:
+        """Operands of two steps."""
+        return [keys_of(*words[:2]), keys_of(*words[2:])]
+
+    def value_words(self, place: Place, step: int) -> tuple[Any, ...]:
+        """What `value_operands` makes operands of, on its way: of 16 entries."""
+        found: list[Any] = []
         for first in range(0, TILES, 2):
             block = TILES * place.group + first + (place.lane >> 4)
             found += two_tiles(self.s_rows, block, step, place, PER_TOKEN_PITCH)
-        return [values_of(*words) for words in found]
+        return tuple(found)
+
+    def value_operands(self, place: Place, step: int, words: tuple[Any, ...]) -> list[ops.Quad]:
+        """Operands of each of the warpgroup's tiles."""
+        return [values_of(*words[2 * tile : 2 * tile + 2]) for tile in range(TILES)]
 
 
 @dataclass(frozen=True)
@@ -100,6 +114,16 @@ class DsMlaWindow(DsMlaRows):
 
     def copy(self, entries: Entries, pages: Pages) -> None:
         self.copy_codes(entries, pages, DATA_BYTES, NOPE_DIM, PITCH)
+
+    @cute.jit
+    def ask(self, slot: cutlass.Int32, pages: Pages) -> None:
+        """As of PerTokenWindow. Rope begins and ends in lines of 128 bytes."""
+        if slot != PADDING:
+            page, offset = pages.page(slot), pages.offset(slot)
+            rope = page + I64(offset * DATA_BYTES + NOPE_DIM)
+            prefetch(rope)
+            prefetch(rope + 2 * ROPE_DIM - CHUNK)
+            prefetch(page + I64(self.block_size * DATA_BYTES + offset * SCALE_BYTES))
 
     def load(self, entries: Entries, pages: Pages) -> tuple[Any, ...]:
         """Rope and scales, asked for; without what says that a row counts, which slots say too."""
@@ -132,40 +156,43 @@ class DsMlaWindow(DsMlaRows):
             address = self.s_rope + entry * ROPE_BYTES + (part // 2 * 2 + odd) * CHUNK
             ops.store_shared(address + part % 2 * (CHUNK // 2), *words)
 
-    def key_operands(self, place: Place, block: int) -> Iterator[list[ops.Quad]]:
-        """Operands of the steps of 64 features, two at a time."""
-        if block == GROUPS:
-            yield from self.rope_keys(place)
-            return
-        at = self.s_groups + (block * MAX_WINDOW + first_entry(place) + place.lane // 4) * 2
-        scales = [ops.load_shared_half(at + 2 * more) for more in (0, 8)]
-        for two in range(2):
-            step = block * (GROUP // STEP) + 2 * two
-            words = ops.ldmatrix(self.matrices(first_entry(place), step, place.lane, PITCH))
-            both = keys_of(*words[:2]), keys_of(*words[2:])
-            yield [tuple(ops.scaled(x, scales[i % 2]) for i, x in enumerate(a)) for a in both]
-
-    def rope_keys(self, place: Place) -> Iterator[list[ops.Quad]]:
+    def key_words(self, place: Place, pair: int) -> tuple[Any, ...]:
+        """As of PerTokenWindow; of rope the operands themselves."""
+        if pair < NOPE_PAIRS:
+            return ops.ldmatrix(self.matrices(first_entry(place), 2 * pair, place.lane, PITCH))
         row = self.s_rope + (first_entry(place) + place.lane % 16) * ROPE_BYTES
-        for two in range(2):
-            chunks = [4 * two + 2 * more + (place.lane >> 4) for more in range(2)]
-            yield [ops.ldmatrix(row + chunk * CHUNK) for chunk in chunks]
+        chunks = [4 * (pair - NOPE_PAIRS) + 2 * more + (place.lane >> 4) for more in range(2)]
+        return (*ops.ldmatrix(row + chunks[0] * CHUNK), *ops.ldmatrix(row + chunks[1] * CHUNK))
 
-    def value_operands(self, place: Place, step: int) -> list[ops.Quad]:
-        """Operands of 16 entries: of each of the warpgroup's tiles, the last of which is rope."""
-        lane, words = place.lane, []
+    def key_operands(self, place: Place, pair: int, words: tuple[Any, ...]) -> list[ops.Quad]:
+        """Operands of two steps."""
+        if pair >= NOPE_PAIRS:
+            return [words[:4], words[4:]]
+        at = self.s_groups + (pair // 2 * MAX_WINDOW + first_entry(place) + place.lane // 4) * 2
+        scales = [ops.load_shared_half(at + 2 * more) for more in (0, 8)]
+        both = keys_of(*words[:2]), keys_of(*words[2:])
+        return [tuple(ops.scaled(x, scales[i % 2]) for i, x in enumerate(a)) for a in both]
+
+    def value_words(self, place: Place, step: int) -> tuple[Any, ...]:
+        """As of PerTokenWindow; then rope's operands."""
+        lane, found = place.lane, list[Any]()
         for first in range(0, TILES, 2):
             # In rope's place codes are read that are not used.
             block = cutlass.min(TILES * place.group + first + (lane >> 4), GROUPS - 1)
-            words += two_tiles(self.s_rows, block, step, place, PITCH)
-        found: list[Any] = []
-        for tile, (low, high) in enumerate(words):
+            found += two_tiles(self.s_rows, block, step, place, PITCH)
+        row = self.s_rope + (step * STEP + lane % 16) * ROPE_BYTES
+        return (*found, *ops.ldmatrix_transposed(row + (2 * place.warp + (lane >> 4)) * CHUNK))
+
+    def value_operands(self, place: Place, step: int, words: tuple[Any, ...]) -> list[ops.Quad]:
+        """Operands of each of the warpgroup's tiles, the last of which is rope."""
+        lane, found = place.lane, list[Any]()
+        for tile in range(TILES):
             group = cutlass.min(TILES * place.group + tile, GROUPS - 1)
             at = self.s_groups + (group * MAX_WINDOW + step * STEP + lane % 4 * 2) * 2
             scales = [ops.load_shared_word(at + 2 * more) for more in (0, 8)]
-            found.append([ops.scaled(x, scales[i // 2]) for i, x in enumerate(values_of(low, high))])
-        row = self.s_rope + (step * STEP + lane % 16) * ROPE_BYTES
-        even, even_more, odd, odd_more = ops.ldmatrix_transposed(row + (2 * place.warp + (lane >> 4)) * CHUNK)
+            both = values_of(*words[2 * tile : 2 * tile + 2])
+            found.append([ops.scaled(x, scales[i // 2]) for i, x in enumerate(both)])
+        even, even_more, odd, odd_more = words[2 * TILES :]
         rope = (even, odd, even_more, odd_more)
         found[-1] = [
             ops.pick(place.group == GROUPS // TILES, x, y) for x, y in zip(rope, found[-1], strict=True)
@@ -189,11 +216,10 @@ def values_of(low: Any, high: Any) -> ops.Quad:
     return *ops.transposed_halves_of_codes(low), *ops.transposed_halves_of_codes(high)
 
 
-def two_tiles(s_rows: Any, block: Any, step: int, place: Place, pitch: int) -> list[tuple[Any, Any]]:
+def two_tiles(s_rows: Any, block: Any, step: int, place: Place, pitch: int) -> ops.Quad:
     """The words of 16 entries of two tiles, `block` being the lane's: the warp's 16 features of each 64."""
     chunk = block * (GROUP // CHUNK) + place.warp
-    words = ops.ldmatrix_transposed(s_rows + (step * STEP + place.lane % 16) * pitch + chunk * CHUNK)
-    return [words[:2], words[2:]]
+    return ops.ldmatrix_transposed(s_rows + (step * STEP + place.lane % 16) * pitch + chunk * CHUNK)
 
 
 def selected(low: Any, high: Any, which: int) -> Any:

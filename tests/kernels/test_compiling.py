@@ -142,6 +142,18 @@ def test_key_depends_on_all_that_decides_the_code(tmp_path: Path, monkeypatch: p
 
 def test_options_are_in_the_symbol() -> None:
     assert AFFINE.symbol == "tests_affine_with_bias_True"
+
+
+def test_a_symbol_is_short_enough_to_name_files(tmp_path: Path) -> None:
+    """Plans once grew options until no GPU could load their programs. Names end at 255 bytes on Linux."""
+    long = {f"an_option_that_is_long_{number}": number for number in range(20)}
+    one = Source.of("tests.affine", AFFINE.target, **long)
+    other = Source.of("tests.affine", AFFINE.target, **{**long, "an_option_that_is_long_19": 20})
+    for source in (one, other):
+        assert source.symbol.startswith("tests_affine_an_option_that_is_long_0_0_")
+        assert source.symbol.isidentifier()
+        (tmp_path / f".{source.symbol}.cubin.{2**22}").touch()
+    assert one.symbol != other.symbol
     assert Source.of("tests.affine", "compiled_kernels:affine", with_bias=True) == AFFINE
 
 

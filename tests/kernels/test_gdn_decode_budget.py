@@ -17,7 +17,8 @@ pytest.importorskip("cutlass", reason="CuTe DSL has wheels for Linux only")
 
 from gdnbench.compile import compile_programs, sources_of
 from gdnbench.kernel_figures import Figures, figures, limits, problems
-from gdnbench_kernels.gdn_decode.decode_plan import SMALL, SMALL_CTAS, chosen
+from gdnbench_kernels.gdn_decode.decode_plan import MIDDLE_CTAS, SMALL_CTAS, chosen
+from gdnbench_kernels.plan import CTA_SMEM, SM_SMEM
 
 BUDGET = Path(__file__).parent / "gdn_decode_budget.json"
 OTHERS: list[tuple[str, dict[str, Any]]] = [
@@ -26,8 +27,9 @@ OTHERS: list[tuple[str, dict[str, Any]]] = [
     ("sm_90a", {"tokens": 2, "reads": "accepted"}),
 ]
 SM_REGISTERS = 65_536
-CTAS = {"float32": 4, "bfloat16": 6}
-"""Of the plan for many states, on an SM: what docs/gdn_decode.md counts bytes in flight by."""
+SM_CTAS = 32
+CTAS = {"float32": (25, 4, 23), "bfloat16": (28, 4, 12)}
+"""Of the chosen plans, on an SM: what docs/gdn_decode.md counts bytes in flight by."""
 
 
 def compiled(arch: str, options: dict[str, Any]) -> list[Figures]:
@@ -54,7 +56,13 @@ def test_plans_take_what_they_say(state_dtype: str) -> None:
     plans = chosen(state_dtype, 1)
     for figure, plan in zip(found, plans, strict=True):
         assert (figure.smem, figure.threads) == (plan.shared_bytes(1, state_dtype), plan.threads), figure.name
-    of_an_sm = [SM_REGISTERS // (figure.threads * figure.registers) for figure in found]
-    assert plans[0] == SMALL
-    assert of_an_sm[0] >= SMALL_CTAS
-    assert of_an_sm[-1] >= CTAS[state_dtype]
+    assert tuple(map(resident, found)) == CTAS[state_dtype]
+    assert resident(found[0]) >= SMALL_CTAS
+    assert resident(found[1]) == plans[1].resident
+    assert state_dtype == "float32" or resident(found[1]) == MIDDLE_CTAS[state_dtype]
+
+
+def resident(figure: Figures) -> int:
+    """CTAs of an SM of sm_90 at once."""
+    registers = -(-figure.registers // 8) * 8
+    return min(SM_CTAS, SM_REGISTERS // (figure.threads * registers), SM_SMEM // (figure.smem + CTA_SMEM))

@@ -1,5 +1,8 @@
 """`cute` of gdn_decode on a GPU: the bits of the simulator, in a CUDA graph, and a sequence the same whatever
-is beside it."""
+is beside it.
+
+Most of the time is compiling: tests share plans and forms of calls.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ pytest.importorskip("cutlass", reason="CuTe DSL has wheels for Linux only")
 from gdnbench_kernels.contract import Call
 from gdnbench_kernels.gdn_decode.call import arch_of
 from gdnbench_kernels.gdn_decode.cute import cute, prepare
-from gdnbench_kernels.gdn_decode.decode_plan import DecodePlan, candidates
+from gdnbench_kernels.gdn_decode.decode_plan import DecodePlan, chosen
 
 sys.path.insert(0, str(Path(__file__).parent))
 from gdn_decode_calls import (
@@ -64,7 +67,21 @@ def on_gpu(call: Call, plan: DecodePlan | None = None) -> Outputs:
     return {"o": o.cpu(), "state": given["state"].cpu()}
 
 
-@pytest.mark.parametrize("name", CALLS)
+SIMULATED = (
+    "log gates",
+    "raw, padding",
+    "raw, bf16 state",
+    "gates over 60",
+    "slots apart",
+    "drafted tokens, bf16 state",
+    "read slots of their own",
+    "one slot read by all",
+    "fp16 gates",
+)
+"""Calls of every dtype, gate and way to read; the simulator's tests have them all."""
+
+
+@pytest.mark.parametrize("name", SIMULATED)
 def test_bits_are_those_of_the_simulator(name: str, arch: str) -> None:
     call = made(**CALLS[name])
     simulated = run(call, {"arch": arch})
@@ -72,22 +89,30 @@ def test_bits_are_those_of_the_simulator(name: str, arch: str) -> None:
     assert same_outputs(on_gpu(call), simulated)
 
 
+OTHERS = [
+    DecodePlan(),
+    DecodePlan(rows=2, passes=4, spread=True, resident=2, pdl=True),
+    DecodePlan(transport="bulk", pdl=True, spread=True),
+]
+"""Plans of kinds that are not chosen: loads that keep out of L1, without `pdl`, rows apart."""
+
+
 @pytest.mark.parametrize("state_dtype", ["float32", "bfloat16"])
-def test_every_plan_has_the_same_bits(state_dtype: str) -> None:
+def test_every_kind_of_plan_has_the_same_bits(state_dtype: str) -> None:
     call = made(batch=48, heads=(4, 8), state_dtype=state_dtype, padding=0.1)
-    first, *others = candidates(48, 8, state_dtype, 1)
+    first, *others = chosen(state_dtype, 1)
     outputs = on_gpu(call, first)
     assert_passes(call, outputs)
-    for plan in others:
+    for plan in (*others, *OTHERS):
         assert same_outputs(on_gpu(call, plan), outputs), plan
 
 
 @pytest.mark.parametrize(
     "options",
     [
-        {"batch": 64, "padding": 0.1},
-        {"batch": 64, "state_dtype": "bfloat16"},
-        {"batch": 16, "steps": 4, "speculative": True, "holes": 0.2},
+        {"batch": 40, "padding": 0.1},
+        {"batch": 40, "state_dtype": "bfloat16"},
+        {"batch": 8, "steps": 3, "speculative": True, "holes": 0.2, "state_dtype": "bfloat16"},
     ],
     ids=["fp32", "bf16", "drafted"],
 )
@@ -95,9 +120,10 @@ def test_a_sequence_is_the_same_alone(options: dict[str, Any]) -> None:
     """More CTAs than the GPU holds at once in the batch, in plans that one sequence does not have."""
     call = made(heads=(16, 32), **options)
     whole = on_gpu(call)
-    assert_passes(call, whole)
     for row in (0, 7, len(whole["o"]) - 1):
-        alone = on_gpu(sequence_of(call, row))
+        single = sequence_of(call, row)
+        alone = on_gpu(single)
+        assert_passes(single, alone)
         assert same(alone["o"], whole["o"][row : row + 1])
         written = call.tensors["state_indices"][row].long()
         for slot in written[written >= 0].tolist():
@@ -105,14 +131,18 @@ def test_a_sequence_is_the_same_alone(options: dict[str, Any]) -> None:
 
 
 def test_twice_is_the_same() -> None:
-    call = made(batch=64, heads=(16, 32))
+    call = made(batch=40, heads=(16, 32))
     assert same_outputs(on_gpu(call), on_gpu(call))
 
 
-@pytest.mark.parametrize("plan", [None, DecodePlan(pdl=True), DecodePlan(transport="bulk", pdl=True)])
-def test_captured_into_a_graph(plan: DecodePlan | None) -> None:
-    """Steps of one graph follow one another, each on the state that the one before left."""
-    call, steps = made(batch=16, heads=(4, 8), padding=0.25), 5
+PLANS = [*chosen("float32", 1), *OTHERS]
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_captured_into_a_graph(plan: DecodePlan) -> None:
+    """Steps of one graph follow one another, each on the state that the one before left, which another SM may
+    have had. With nothing in between each may start before the one in front of it is done."""
+    call, steps = made(batch=16, heads=(4, 8), padding=0.25), 16
     plain, captured = moved(call), moved(call)
     outputs: list[Tensor] = [torch.full_like(plain["v"], torch.nan) for _ in range(2)]
     for _ in range(steps):
@@ -128,8 +158,8 @@ def test_captured_into_a_graph(plan: DecodePlan | None) -> None:
     assert same(outputs[1].cpu(), outputs[0].cpu())
 
 
-@pytest.mark.parametrize("transport", ["registers", "bulk"])
-def test_what_the_kernel_before_writes_is_what_is_read(transport: str) -> None:
+@pytest.mark.parametrize("plan", chosen("float32", 1))
+def test_what_the_kernel_before_writes_is_what_is_read(plan: DecodePlan) -> None:
     """Slots and gates that a copy leaves right in front of a launch, which may start before it is done."""
     call, steps = made(batch=16, heads=(4, 8)), 64
     generator = torch.Generator().manual_seed(0)
@@ -146,7 +176,6 @@ def test_what_the_kernel_before_writes_is_what_is_read(transport: str) -> None:
         fill(plain, step)
         torch.cuda.synchronize()
         cute(**plain, o=outputs[0][step])
-    plan = DecodePlan(transport=transport, pdl=True)
     launches = [prepare(**captured, o=o, plan=plan) for o in outputs[1]]
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -166,7 +195,7 @@ def test_of_tokens_with_one_slot_the_last_one_stays(seed: int) -> None:
     call = with_tensors(call, state_indices=one)
     outputs = on_gpu(call)
     assert_passes(call, outputs)
-    assert same_outputs(on_gpu(call, DecodePlan(transport="bulk")), outputs)
+    assert same_outputs(on_gpu(call, OTHERS[-1]), outputs)
 
 
 def test_a_call_never_waits_for_the_device() -> None:

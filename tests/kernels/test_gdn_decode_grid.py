@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -68,6 +71,50 @@ def test_the_quick_cases_pass_with_torchs_kernel_and_fresh_numbers(proof: Proof)
     assert code is Exit.PASS, out
     quick = [case for case in cases() if case.quick and not case.refused]
     assert out.splitlines()[-1] == f"{len(quick)} cases, 0 failed"
+
+
+def test_one_process_runs_all_cases(script: Callable[[str], ModuleType], tmp_path: Path) -> None:
+    """On a GPU each would import torch and compile the kernel again: 29 cases took 200 s."""
+    prove, processes = script("prove_gdn_decode"), tmp_path / "processes"
+    kernel = tmp_path / "kernel.py"
+    kernel.write_text(
+        "import os\n"
+        "from gdnbench_kernels.gdn_decode.torch_recurrent import torch_recurrent as recurrent\n"
+        f"with open({str(processes)!r}, 'a') as file:\n"
+        "    print(os.getpid(), file=file)\n"
+    )
+    proofs: list[Any] = []
+    prover = prove.proving.Prover(prove.GRID, f"{kernel}:recurrent", "cpu")
+    prover.prove(["fp32, [23] sequences", "bf16, drafts", "capture decode 3*"], False, proofs.append)
+    names = ["fp32, 2 sequences", "fp32, 3 sequences", "bf16, drafts"]
+    captured = [f"capture decode {number}" for number in (3, 30, 31)]
+    assert [name for name, _, _ in proofs] == [*names, *captured]
+    # What was captured has its state the other way round, which is not this function's.
+    assert [verdict for _, verdict, _ in proofs] == ["pass"] * 3 + ["FAIL"] * 3
+    # One for the made calls and one for a store of captured ones, beside this one, which looks for stages.
+    assert len(set(processes.read_text().split()) - {str(os.getpid())}) == 2
+
+
+def test_a_verdict_is_of_its_own_case(script: Callable[[str], ModuleType], tmp_path: Path) -> None:
+    """Of more than ten, which names of numbers would order otherwise: one sequence count is refused."""
+    prove, kernel = script("prove_gdn_decode"), tmp_path / "kernel.py"
+    kernel.write_text(
+        "import functools\n"
+        "from gdnbench_kernels.gdn_decode.torch_recurrent import torch_recurrent\n"
+        "@functools.wraps(torch_recurrent)\n"
+        "def recurrent(**call):\n"
+        "    if call['q'].shape[:2] == (2, 1) and call['state'].stride(0) == call['state'][0].numel():\n"
+        "        raise NotImplementedError('no two')\n"
+        "    return torch_recurrent(**call)\n"
+    )
+    proofs: list[Any] = []
+    prove.proving.Prover(prove.GRID, f"{kernel}:recurrent", "cpu").prove(["fp32*"], True, proofs.append)
+    made = {case.name: OPERATION.synth(**case.options) for case in cases() if case.quick}
+    assert len(proofs) > 12
+    for name, verdict, _ in proofs:
+        q, state = made[name].tensors["q"], made[name].tensors["state"]
+        refused = q.shape[:2] == (2, 1) and state.stride(0) == state[0].numel()
+        assert verdict == ("FAIL" if refused else "pass"), name
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,8 @@ def test_within_the_budget(kernel: str) -> None:
         {"heads": 4, "value_heads": 4, "initial_state": None, "final_state": None, "tap": "dump"},
         {"heads": 2, "value_heads": 8, "initial_state": None, "final_state": None, "beta_max": 2.0},
         {"heads": 2, "value_heads": 6, "tap": "dump", "beta_max": 2.0},
+        {"heads": 1, "value_heads": 2, "tap": "invert"},
+        {"heads": 1, "value_heads": 2, "tap": "invert", "beta_max": 2.0},
     ],
 )
 def test_other_builds_are_within_the_limits(options: dict[str, Any]) -> None:

@@ -153,11 +153,8 @@ def test_bits_are_those_of_any_number_of_heads_a_cta(layout: str) -> None:
     [
         {"workers": 1},
         {"workers": 7},
-        {"key_steps": 4, "keys_ahead": 2, "values_ahead": 2, "prefetch": 0},
-        pytest.param(
-            {"keys_ahead": 0, "values_ahead": 0, "registers": 216, "prefetch": 2, "workers": 2},
-            marks=pytest.mark.slow,
-        ),
+        {"prefetch": 0, "workers": 2},
+        pytest.param({"prefetch": 2, "workers": 2}, marks=pytest.mark.slow),
     ],
     ids=str,
 )
@@ -245,12 +242,12 @@ def test_a_third_window_is_over_the_budget(monkeypatch: pytest.MonkeyPatch) -> N
         plan(CacheLayout.PER_TOKEN_SCALE, Tuning())
 
 
-@pytest.mark.parametrize("registers", range(168, 240, 8))
-def test_registers_of_all_roles_are_those_of_an_sm(registers: int) -> None:
+@pytest.mark.parametrize("rows", ROWS)
+def test_registers_of_all_roles_are_those_of_an_sm(rows: int) -> None:
     """The register file is dealt to warpgroups in multiples of 8 a thread; 384 threads start with 168."""
-    tuning = Tuning(registers=registers)
+    tuning = Tuning(rows=rows)
     assert 2 * tuning.multiply_registers + tuning.load_registers == 3 * 168
-    assert tuning.load_registers % 8 == 0
+    assert tuning.load_registers % 8 == tuning.multiply_registers % 8 == 0
     assert 24 <= tuning.load_registers <= 240
 
 
@@ -258,9 +255,7 @@ def test_registers_of_all_roles_are_those_of_an_sm(registers: int) -> None:
     ("option", "said"),
     [
         ({"rows": 48}, "rows is 16, 32, 64, not 48"),
-        ({"key_steps": 3}, "key_steps is 2 or 4, not 3"),
-        ({"keys_ahead": 9}, "keys_ahead is 0 to 4, not 9"),
-        ({"registers": 210}, "registers is a multiple of 8 from 168 to 232, not 210"),
+        ({"prefetch": 9}, "prefetch is 0 to 4, not 9"),
     ],
 )
 def test_a_tuning_that_there_is_not_is_refused(option: dict[str, int], said: str) -> None:
@@ -328,7 +323,6 @@ def test_no_sum_of_a_product_is_left_to_the_assembler(layout: str) -> None:
 
 
 def test_every_option_is_one_of_the_sources() -> None:
-    without = {"key_steps": 4, "keys_ahead": 2, "values_ahead": 2, "prefetch": 0}  # as another test compiles
-    text = compiled(cache_layout=PER_TOKEN, heads=8, **asdict(Tuning(rows=16, **without))).ptx
+    text = compiled(cache_layout=PER_TOKEN, heads=8, **asdict(Tuning(rows=16, prefetch=0))).ptx
     assert "cp.async.bulk.prefetch" not in text
     assert "cp.async.bulk.prefetch" in compiled(cache_layout=PER_TOKEN, heads=8, rows=16).ptx

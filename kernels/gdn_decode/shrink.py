@@ -1,0 +1,74 @@
+"""How calls of gdn_decode are made smaller: sequences, heads, tokens of each sequence, slots that no one
+touches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from gdnbench_kernels.contract import Call, Operation
+from gdnbench_kernels.gdn_decode.slots import PADDING
+from gdnbench_kernels.shrinking import (
+    Axis,
+    axis_of,
+    head_axes,
+    optional_axis,
+    pool_axis,
+    select,
+    with_tensors,
+)
+
+
+def axes(operation: Operation, call: Call) -> tuple[Axis, ...]:
+    batch, steps, key_heads, _ = call.tensors["q"].shape
+
+    def keep_steps(kept: Sequence[int]) -> Call:
+        tensors = select(call, operation.tensors, {"S": kept})
+        if "num_accepted" in tensors:
+            tensors["num_accepted"] = _accepted(tensors["num_accepted"], kept)
+        return with_tensors(call, tensors)
+
+    return (
+        axis_of(operation, call, "sequences", "B", batch),
+        *head_axes(operation, call, key_heads, call.tensors["v"].shape[2]),
+        Axis("tokens a sequence", steps, keep_steps),
+        pool_axis(operation, call, "slots not touched", "state"),
+        optional_axis(call, ("num_accepted", "read_indices"), {}),
+    )
+
+
+def extent(call: Call) -> dict[str, int]:
+    batch, steps, key_heads, _ = call.tensors["q"].shape
+    return {
+        "sequence": batch,
+        "token a sequence": steps,
+        "key head": key_heads,
+        "value head": call.tensors["v"].shape[2],
+        "slot": len(call.tensors["state"]),
+    }
+
+
+def level(call: Call) -> dict[str, float]:
+    """A decay of 1; q and k of norm 1 where they come normalised."""
+    found = {"g": 0.0} if call.conventions.get("gate", "log") == "log" else {}
+    if call.conventions.get("qk", "normalised") == "normalised":
+        unit = call.tensors["k"].shape[3] ** -0.5
+        found |= {"q": unit, "k": unit}
+    return found
+
+
+def placed(call: Call, rows: Mapping[str, Sequence[int]]) -> dict[str, Tensor]:
+    """state_indices and read_indices for a pool in which the call's slots are those `rows`."""
+    slots = torch.tensor([*rows["state"], PADDING], dtype=torch.long)  # -1 counts from the end
+    names = [name for name in ("state_indices", "read_indices") if name in call.tensors]
+    return {name: slots[call.tensors[name].long()].to(call.tensors[name].dtype) for name in names}
+
+
+def _accepted(counts: Tensor, kept: Sequence[int]) -> Tensor:
+    """num_accepted after tokens went: the token whose slot is read, or the last one left before it, else the
+    first. A count of a padding sequence, which may be any, comes into the range."""
+    left = torch.tensor(list(kept), dtype=torch.long)
+    place = torch.searchsorted(left, counts.long() - 1, right=True)
+    return place.clamp(1, len(left)).to(counts.dtype)

@@ -1,0 +1,147 @@
+"""How calls of gdn_prefill are made smaller. Tokens that go take their offsets and chunks with them.
+
+Chunks can go in two ways: with the states as they are, so that those left start from the sequence's own
+initial state, or with the state carried: where the first chunks of a sequence go, its initial state becomes
+the exact state after them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from gdnbench_kernels.contract import Call, Operation
+from gdnbench_kernels.gdn_prefill.chunks import ChunkPlan, chunk_bound, plan_chunks
+from gdnbench_kernels.gdn_prefill.reference import reference
+from gdnbench_kernels.shrinking import Axis, head_axes, optional_axis, select, with_tensors
+
+CHUNK_SIZE = 64
+"""The contract's default."""
+BY_TOKEN = ("q", "k", "v", "g", "beta")
+UNREAD = -1
+"""What is in rows of chunk_indices past the last chunk, where a call did not have such rows before."""
+
+
+def axes(operation: Operation, call: Call) -> tuple[Axis, ...]:
+    """Sequences, heads, chunks, tokens, and what may be left out."""
+    plan = _plan(call)
+    sequences, tokens = len(plan.offsets) - 1, plan.tokens
+
+    def keep_sequences(kept: Sequence[int]) -> Call:
+        return _cut(operation, call, _tokens_of(call, kept), kept)
+
+    def keep_chunks(kept: Sequence[int]) -> Call:
+        return keep_tokens(operation, call, _tokens_of_chunks(plan, kept))
+
+    def keep_chunks_carried(kept: Sequence[int]) -> Call:
+        return keep_tokens(operation, _carried(operation, call, plan, kept), _tokens_of_chunks(plan, kept))
+
+    heads = head_axes(operation, call, call.tensors["q"].shape[1], call.tensors["v"].shape[1])
+    return (
+        Axis("sequences", sequences, keep_sequences),
+        *heads,
+        Axis("chunks", plan.total, keep_chunks, least=0),
+        Axis("chunks, states carried", plan.total, keep_chunks_carried, least=0),
+        Axis("tokens", tokens, lambda kept: keep_tokens(operation, call, kept), least=0),
+        optional_axis(
+            call, ("chunk_indices", "chunk_offsets", "initial_state"), {"output_final_state": True}
+        ),
+    )
+
+
+def keep_tokens(operation: Operation, call: Call, tokens: Sequence[int]) -> Call:
+    """The call of those tokens alone, ascending. Every sequence stays, if without tokens."""
+    return _cut(operation, call, tokens, range(len(call.tensors["cu_seqlens"]) - 1))
+
+
+def extent(call: Call) -> dict[str, int]:
+    plan = _plan(call)
+    return {
+        "token": plan.tokens,
+        "sequence": len(plan.offsets) - 1,
+        "chunk": plan.total,
+        "key head": call.tensors["q"].shape[1],
+        "value head": call.tensors["v"].shape[1],
+    }
+
+
+def level(call: Call) -> dict[str, float]:
+    """A decay of 1; q and k of norm 1 where they come normalised."""
+    found = {} if call.conventions.get("gate") == "linear" else {"g": 0.0}
+    if call.conventions.get("qk", "normalised") == "normalised":
+        unit = call.tensors["k"].shape[2] ** -0.5
+        found |= {"q": unit, "k": unit}
+    return found
+
+
+def _plan(call: Call) -> ChunkPlan:
+    size = call.scalars.get("chunk_size", CHUNK_SIZE)
+    assert isinstance(size, int)
+    return plan_chunks(call.tensors["cu_seqlens"], size)
+
+
+def _cut(operation: Operation, call: Call, tokens: Sequence[int], sequences: Sequence[int]) -> Call:
+    """The call of `tokens`, all of them of `sequences`."""
+    bounds = call.tensors["cu_seqlens"].long()
+    kept = torch.tensor(list(tokens), dtype=torch.long)
+    owner = torch.searchsorted(bounds, kept, right=True) - 1
+    lengths = torch.bincount(owner, minlength=len(bounds) - 1)[list(sequences)]
+    tensors = select(call, operation.tensors, {"T": list(tokens), "N": list(sequences)})
+    offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
+    tensors["cu_seqlens"] = offsets.to(call.tensors["cu_seqlens"].dtype)
+    return with_tensors(call, tensors | _chunk_tables(with_tensors(call, tensors)))
+
+
+def _chunk_tables(call: Call) -> dict[str, Tensor]:
+    """Those that the call has, for its cu_seqlens."""
+    plan, found = _plan(call), {}
+    if "chunk_offsets" in call.tensors:
+        found["chunk_offsets"] = plan.offsets.to(call.tensors["chunk_offsets"].dtype)
+    if "chunk_indices" in call.tensors:
+        old = call.tensors["chunk_indices"]
+        rows = min(len(old), chunk_bound(plan.tokens, len(plan.offsets) - 1, plan.chunk_size))
+        table = torch.full((max(rows, plan.total), 2), UNREAD, dtype=old.dtype)
+        table[: plan.total] = torch.stack([plan.sequence, plan.index], dim=1).to(old.dtype)
+        found["chunk_indices"] = table
+    return found
+
+
+def _tokens_of(call: Call, sequences: Sequence[int]) -> list[int]:
+    bounds = call.tensors["cu_seqlens"].tolist()
+    return [token for n in sequences for token in range(bounds[n], bounds[n + 1])]
+
+
+def _tokens_of_chunks(plan: ChunkPlan, chunks: Sequence[int]) -> list[int]:
+    starts, lengths = plan.start.tolist(), plan.length.tolist()
+    return [token for c in chunks for token in range(starts[c], starts[c] + lengths[c])]
+
+
+def _carried(operation: Operation, call: Call, plan: ChunkPlan, kept: Sequence[int]) -> Call:
+    """The call with, as each sequence's initial state, the exact state before its first chunk of `kept`."""
+    first: dict[int, int] = {}
+    for chunk in kept:
+        first.setdefault(int(plan.sequence[chunk]), chunk)
+    before = [
+        token
+        for sequence, chunk in first.items()
+        for token in _tokens_of_chunks(plan, range(int(plan.offsets[sequence]), chunk))
+    ]
+    if not before:
+        return call
+    prefix = keep_tokens(operation, call, before)
+    names = (*BY_TOKEN, "cu_seqlens", "initial_state")
+    given = {name: prefix.tensors[name] for name in names if name in prefix.tensors}
+    conventions = {
+        name: call.conventions[name] for name in ("gate", "state_layout", "qk") if name in call.conventions
+    }
+    exact = reference(**given, **conventions)["final_state"]  # type: ignore[arg-type]  # conventions are text
+    initial = call.tensors.get("initial_state")
+    dtype = operation.outputs(call)["final_state"][1] if _returns_state(call) else torch.float32
+    state = exact.to(dtype if initial is None else initial.dtype)
+    return with_tensors(call, {**call.tensors, "initial_state": state})
+
+
+def _returns_state(call: Call) -> bool:
+    return bool(call.scalars.get("output_final_state", True))

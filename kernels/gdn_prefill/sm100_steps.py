@@ -1,0 +1,150 @@
+"""The steps of `sm100`, each alone: its launches, and chunk_uw three times over, by builds with taps.
+
+`form_a` launches chunk_uw and keeps g_cu and A, `invert` gives it an A and keeps the Ai that it makes,
+`form_uw` gives it an Ai and keeps U and W. g_cu has no tap: chunk_uw sums its gates itself in each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gdnbench_kernels.gdn import default_scale
+from gdnbench_kernels.gdn_prefill.sizes import CHUNK, HEAD_DIM
+from gdnbench_kernels.gdn_prefill.sm100 import (
+    Workspace,
+    chunk_metadata,
+    chunk_output,
+    chunk_state,
+    chunk_uw,
+)
+from gdnbench_kernels.gdn_prefill.sm100_call import FLOAT32, Outputs, check_inputs, held, refuse
+from gdnbench_kernels.gdn_prefill.sources import Tap
+
+Call = Mapping[str, Any]
+
+
+def form_a(**call: Any) -> dict[str, Tensor]:
+    made = _Made.of(call)
+    found = made.uw("dump", a=made.square(), ai=made.square())
+    return {name: found[name] for name in ("g_cu", "A")}
+
+
+def invert(*, stages: Mapping[str, Tensor], **call: Any) -> dict[str, Tensor]:
+    made = _Made.of(call)
+    return {"Ai": made.uw("invert", a=held(stages["A"].to(FLOAT32)), ai=made.square())["Ai"]}
+
+
+def form_uw(*, stages: Mapping[str, Tensor], **call: Any) -> dict[str, Tensor]:
+    made = _Made.of(call)
+    found = made.uw("inject_ai", ai=held(stages["Ai"].to(FLOAT32)))
+    return {name: found[name] for name in ("U", "W")}
+
+
+def carry_state(*, stages: Mapping[str, Tensor], **call: Any) -> dict[str, Tensor]:
+    made = _Made.of(call)
+    first = call.get("initial_state")
+    first = None if first is None else held(first)
+    outputs = Outputs.of(
+        call["v"],
+        first,
+        None,
+        None,
+        call.get("output_final_state", True),
+        call.get("final_state_dtype"),
+        len(made.cu_seqlens) - 1,
+    )
+    space = made.space
+    if made.tokens:
+        chunk_state(
+            made.k,
+            held(stages["U"]),
+            held(stages["W"]),
+            held(stages["g_cu"]),
+            made.cu_seqlens,
+            space.tables,
+            initial_state=first,
+            h=space.h,
+            v_new=space.v_new,
+            final_state=outputs.final_state,
+        )
+    else:
+        outputs.leave_states(first)
+    found = {"h": space.h, "V_new": space.v_new}
+    final = outputs.finish().get("final_state")
+    return found if final is None else {**found, "final_state": final}
+
+
+def read_out(*, stages: Mapping[str, Tensor], **call: Any) -> dict[str, Tensor]:
+    made = _Made.of(call)
+    o = torch.empty(call["v"].shape, dtype=call["v"].dtype, device=call["v"].device)
+    if made.tokens:
+        chunk_output(
+            held(call["q"]),
+            made.k,
+            held(stages["V_new"]),
+            held(stages["h"]),
+            held(stages["g_cu"]),
+            made.cu_seqlens,
+            made.space.tables,
+            o=o,
+            scale=default_scale(call.get("scale"), HEAD_DIM),
+        )
+    return {"o": o}
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """A call as the launches take it, and what they write to."""
+
+    call: Call
+    k: Tensor
+    cu_seqlens: Tensor
+    space: Workspace
+
+    @classmethod
+    def of(cls, call: Call) -> _Made:
+        q, k, v, g, beta, cu_seqlens = (call[name] for name in ("q", "k", "v", "g", "beta", "cu_seqlens"))
+        refuse(q, k, v, int(call.get("chunk_size") or CHUNK), float(call.get("beta_max") or 1.0))
+        check_inputs(q, k, v, g, beta, cu_seqlens, call.get("initial_state"))
+        space = Workspace.allocate(len(v), len(cu_seqlens) - 1, v.shape[1], v.device)
+        cu_seqlens = held(cu_seqlens)
+        if len(v):
+            chunk_metadata(cu_seqlens, space.tables)
+        return cls(call, held(k), cu_seqlens, space)
+
+    @property
+    def tokens(self) -> int:
+        return len(self.call["v"])
+
+    def square(self) -> Tensor:
+        v = self.call["v"]
+        shape = (len(self.space.h), v.shape[1], CHUNK, CHUNK)
+        return torch.empty(shape, dtype=FLOAT32, device=v.device)
+
+    def uw(self, tap: Tap, a: Tensor | None = None, ai: Tensor | None = None) -> dict[str, Tensor]:
+        """What chunk_uw leaves, by the build with that tap."""
+        space, call = self.space, self.call
+        if self.tokens:
+            v, g, beta = (held(call[name]) for name in ("v", "g", "beta"))
+            chunk_uw(
+                self.k,
+                v,
+                held(g.to(FLOAT32)),
+                held(beta.to(FLOAT32)),
+                self.cu_seqlens,
+                space.tables,
+                g_cu=space.g_cu,
+                u=space.u,
+                w=space.w,
+                a=a,
+                ai=ai,
+                tap=tap,
+                beta_max=float(call.get("beta_max") or 1.0),
+            )
+        found = {"g_cu": space.g_cu, "U": space.u, "W": space.w}
+        return {**found, **{name: x for name, x in (("A", a), ("Ai", ai)) if x is not None}}

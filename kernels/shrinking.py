@@ -1,0 +1,132 @@
+"""How a call is made smaller: what an operation says of it, and what operations share in doing it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from gdnbench_kernels.contract import Call, Role, TensorSpec
+
+if TYPE_CHECKING:
+    from gdnbench_kernels.contract import Operation
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """What a call has several of, each of which can go: sequences, heads, slots that no one touches.
+
+    `keep` makes the call of some of the units alone, given in ascending order, at least `least` of them;
+    ContractError where those make no call. `of_pool`: what goes are rows of a pool, and the others get new
+    numbers.
+    """
+
+    name: str
+    units: int
+    keep: Callable[[Sequence[int]], Call]
+    least: int = 1
+    of_pool: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Shrinking:
+    """How calls of an operation are made smaller. All callables are given valid calls."""
+
+    axes: Callable[[Operation, Call], tuple[Axis, ...]]
+    """What can go, the larger parts before the smaller. What remains keeps its values; offsets, chunk tables
+    and slots follow."""
+    extent: Callable[[Call], dict[str, int]]
+    """What people count in a call, by its singular: {"token": 9991}."""
+    level: Callable[[Call], dict[str, float]]
+    """A constant that a floating tensor may hold throughout, in its range; 1 for a tensor left out."""
+    placed: Callable[[Call, Mapping[str, Sequence[int]]], dict[str, Tensor]] | None = None
+    """The inverse of `Operation.renumber`: the index tensors of a call for pools in which its rows are those
+    rows, by pool. None where there are no pools."""
+
+
+def take(tensor: Tensor, axis: int, units: Sequence[int]) -> Tensor:
+    """Those `units` of one axis, as a contiguous copy, bit by bit."""
+    index = torch.tensor(list(units), dtype=torch.long)
+    if tensor.element_size() == 1:  # torch does not index fp8
+        return tensor.view(torch.uint8).index_select(axis, index).view(tensor.dtype)
+    return tensor.index_select(axis, index)
+
+
+def select(call: Call, specs: Sequence[TensorSpec], kept: Mapping[str, Sequence[int]]) -> dict[str, Tensor]:
+    """The tensors of `call` with, of every axis named in `kept`, those units alone."""
+    tensors = dict(call.tensors)
+    for spec in specs:
+        if spec.name not in tensors or spec.role is Role.OUTPUT:
+            continue
+        for axis, symbol in enumerate(spec.axes_in(call.conventions)):
+            if symbol in kept and list(kept[symbol]) != list(range(tensors[spec.name].shape[axis])):
+                tensors[spec.name] = take(tensors[spec.name], axis, kept[symbol])
+    return tensors
+
+
+def with_tensors(call: Call, tensors: Mapping[str, Tensor]) -> Call:
+    return Call(tensors, call.scalars, call.conventions)
+
+
+def axis_of(operation: Operation, call: Call, name: str, symbol: str, units: int) -> Axis:
+    """Units of the axis `symbol`, wherever a tensor has it, that depend on nothing else."""
+    return Axis(name, units, lambda kept: with_tensors(call, select(call, operation.tensors, {symbol: kept})))
+
+
+def head_axes(operation: Operation, call: Call, key_heads: int, value_heads: int) -> tuple[Axis, Axis]:
+    """Key heads with all of their value heads, and value heads at the same places of every group."""
+    group = value_heads // key_heads
+
+    def keep_groups(kept: Sequence[int]) -> Call:
+        values = [head * group + place for head in kept for place in range(group)]
+        return with_tensors(call, select(call, operation.tensors, {"H": kept, "Hv": values}))
+
+    def keep_places(kept: Sequence[int]) -> Call:
+        values = [head * group + place for head in range(key_heads) for place in kept]
+        return with_tensors(call, select(call, operation.tensors, {"Hv": values}))
+
+    return Axis("key heads", key_heads, keep_groups), Axis("value heads a key head", group, keep_places)
+
+
+def optional_axis(call: Call, tensors: Sequence[str], scalars: Mapping[str, bool]) -> Axis:
+    """Of `tensors`, those that the call has, and of `scalars` those that ask for an output: each can be left
+    out."""
+    parts = [name for name in tensors if name in call.tensors]
+    parts += [name for name, default in scalars.items() if call.scalars.get(name, default)]
+
+    def keep(kept: Sequence[int]) -> Call:
+        gone = set(parts) - {parts[unit] for unit in kept}
+        left = {name: tensor for name, tensor in call.tensors.items() if name not in gone}
+        asked = {**call.scalars, **{name: False for name in scalars if name in gone}}
+        return Call(left, asked, call.conventions)
+
+    return Axis("optional parts", len(parts), keep, least=0)
+
+
+def pool_axis(
+    operation: Operation,
+    call: Call,
+    name: str,
+    pool: str,
+    follow: Callable[[Tensor], dict[str, Tensor]] = lambda rows: {},
+) -> Axis:
+    """Rows of `pool` that the call does not touch. What is left is numbered anew, by the operation's own
+    `renumber`; `follow` names the rows of other pools that stay with rows of this one."""
+    renumber = operation.renumber
+    assert renumber is not None
+    touched = operation.touched(call)[pool]
+    idle = torch.ones(len(call.tensors[pool]), dtype=torch.bool)
+    idle[touched] = False
+    spare = idle.nonzero().squeeze(1)
+
+    def keep(kept: Sequence[int]) -> Call:
+        rows = torch.cat([touched, spare[list(kept)]]).sort().values
+        stored = {pool: rows, **follow(rows)}
+        places = renumber(call, {one: of.tolist() for one, of in stored.items()})
+        pools = {one: take(call.tensors[one], 0, of.tolist()) for one, of in stored.items()}
+        return with_tensors(call, {**call.tensors, **places, **pools})
+
+    return Axis(name, len(spare), keep, least=0, of_pool=True)
