@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
@@ -62,11 +63,6 @@ def draft(op: str, call: Call, *, index: int = 0) -> RecordDraft:
         outputs = run_kernel(found, RECORDED_KERNEL, call)
     except ArithmeticError as error:  # heads of no elements have no scale
         raise _cannot_be_made(op, error) from error
-    conventions = resolved_conventions(found.conventions, call.conventions)
-    rows = {name: indices.cpu() for name, indices in found.touched(call).items()}
-    inputs = {
-        name: tensor for name, tensor in call.tensors.items() if found.spec(name).role is not Role.OUTPUT
-    }
     info = RecordInfo(
         op=op,
         target=found.kernels[RECORDED_KERNEL].target,
@@ -76,11 +72,22 @@ def draft(op: str, call: Call, *, index: int = 0) -> RecordDraft:
         step=index,
         status=Status.COMPLETE,
         scalars=resolved_scalars(found.scalars, call),
-        conventions=conventions,
-        pools={name: _pool(inputs[name], outputs.get(name), touched) for name, touched in rows.items()},
+        conventions={},
     )
+    return drafted(found, call, info, outputs)
+
+
+def drafted(found: Operation, call: Call, info: RecordInfo, outputs: Mapping[str, Tensor]) -> RecordDraft:
+    """The record of `call` with those outputs and mutated tensors, if any. What `info` says of conventions
+    and pools is the call's."""
+    conventions = resolved_conventions(found.conventions, call.conventions)
+    rows = {name: indices.cpu() for name, indices in found.touched(call).items()}
+    inputs = {
+        name: tensor for name, tensor in call.tensors.items() if found.spec(name).role is not Role.OUTPUT
+    }
+    pools = {name: _pool(inputs[name], outputs.get(name), touched) for name, touched in rows.items()}
     return RecordDraft(
-        info,
+        replace(info, conventions=conventions, pools=pools),
         {name: _tensor(found, name, tensor, rows.get(name), conventions) for name, tensor in inputs.items()},
         {name: _tensor(found, name, tensor, rows.get(name), conventions) for name, tensor in outputs.items()},
     )

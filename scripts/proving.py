@@ -13,6 +13,7 @@ import contextlib
 import inspect
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatch
@@ -39,8 +40,13 @@ from gdnbench_kernels.cases import Case
 
 CAPTURES = Path(__file__).parents[1] / "captures"
 
+CASE_SECONDS = 60.0
+"""Of a case on a GPU, after which its process is killed: what has to be compiled for it takes up to 10 s."""
+
 Proof = tuple[str, str, RecordResult]
 """Name, verdict, record."""
+Told = Callable[[Proof], None]
+"""Called with each proof, as soon as there is one."""
 
 
 def never(conventions: Mapping[str, str]) -> bool:
@@ -70,25 +76,55 @@ class Prover:
 
     def case(self, case: Case) -> tuple[str, RecordResult]:
         """The verdict on one case, and its record."""
-        options = {**case.options, "seed": int(case.options.get("seed", 0)) + self.seed}
-        with tempfile.TemporaryDirectory(prefix="gdnbench-prove-") as folder:
-            path = Path(folder) / "case.zarr"
-            with StoreWriter(path, kind="synth") as writer:
-                writer.write("0", [draft(self.grid.op, synthesise(self.grid.op, **options))])
-            with open_store(path) as store:
-                record = self.record(store, 0)
+        with self._made([case]) as store:
+            record = self.record(store, 0)
         return verdict(record, case.refused), record
 
-    def captured(self, names: Sequence[str]) -> Iterator[Proof]:
+    @contextlib.contextmanager
+    def _made(self, cases: Sequence[Case]) -> Iterator[Store]:
+        """A store of the calls of `cases`, in their order, which nobody keeps. Batches are read in that of
+        their names."""
+        with tempfile.TemporaryDirectory(prefix="gdnbench-prove-") as folder:
+            path = Path(folder) / "cases.zarr"
+            with StoreWriter(path, kind="synth", durable=False) as writer:
+                for index, case in enumerate(cases):
+                    options = {**case.options, "seed": int(case.options.get("seed", 0)) + self.seed}
+                    call = synthesise(self.grid.op, **options)
+                    writer.write(f"{index:06}", [draft(self.grid.op, call, index=index)])
+            with open_store(path) as store:
+                yield store
+
+    def captured(self, names: Sequence[str], told: Told) -> None:
         """Every record of the operation in the shipped captures."""
         for path in sorted(CAPTURES.glob("*.zarr.zip")):
             with open_store(path) as store:
+                few = []
                 for info, number in [(record.info, record.number) for record in store.records]:
                     name = f"capture {path.name.partition('.')[0]} {number}"
                     if info.op == self.grid.op and chosen(name, names):
                         refused = self.kernel in self.grid.refusing and self.grid.refused(info.conventions)
-                        record = self.record(store, number)
-                        yield name, verdict(record, refused), record
+                        few.append((number, name, refused))
+                self._records(store, few, told)
+
+    def _records(self, store: Store, few: Sequence[tuple[int, str, bool]], told: Told) -> None:
+        """Proves records by number, name, and whether they are to be refused. Where none is simulated, in one
+        replay: each on a GPU starts a process, which takes seconds to import torch and compile the kernel."""
+        if self.on == SIM:
+            for number, name, refused in few:
+                record = self.record(store, number)
+                told((name, verdict(record, refused), record))
+        elif few:
+            replay(
+                store,
+                kernel=self.kernel,
+                on=self.on,
+                records=[number for number, _, _ in few],
+                stages=shows_stages(self.grid.op, self.kernel),
+                timeout=CASE_SECONDS if self.on == "cuda" else None,
+                progress=lambda done, total, record: told(
+                    (few[done - 1][1], verdict(record, few[done - 1][2]), record)
+                ),
+            )
 
     def record(self, store: Store, number: int) -> RecordResult:
         """Record `number` replayed under the first schedule, and its bits under the others."""
@@ -122,15 +158,24 @@ class Prover:
         with open_store(run) as saved:
             return record, {name: handle.read() for name, handle in saved.records[0].after.items()}
 
-    def prove(self, names: Sequence[str], quick: bool) -> Iterator[Proof]:
-        for case in self.grid.cases():
-            if chosen(case.name, names) and (case.quick or not quick):
-                # What is outside the compiled kernels need not be outside another one.
-                if case.refused and self.kernel not in self.grid.refusing:
-                    continue
-                yield case.name, *self.case(case)
+    def prove(self, names: Sequence[str], quick: bool, told: Told) -> None:
+        cases = [
+            case
+            for case in self.grid.cases()
+            if chosen(case.name, names)
+            and (case.quick or not quick)
+            # What is outside the compiled kernels need not be outside another one.
+            and not (case.refused and self.kernel not in self.grid.refusing)
+        ]
+        if self.on == SIM:
+            for case in cases:
+                told((case.name, *self.case(case)))
+        else:
+            with self._made(cases) as store:
+                few = [(number, case.name, case.refused) for number, case in enumerate(cases)]
+                self._records(store, few, told)
         if not quick:
-            yield from self.captured(names)
+            self.captured(names, told)
 
 
 def verdict(record: RecordResult, refused: bool) -> str:
@@ -194,11 +239,18 @@ def main(grid: Grid, description: str, schedules: tuple[str, ...] = ("late",), k
         print("\n".join(case.name for case in grid.cases()))
         return Exit.PASS
     prover = Prover(grid, options.kernel, options.on, tuple(options.schedules.split(",")), options.seed)
-    found = []
+    found: list[Proof] = []
+    begin = time.monotonic()
+
+    def told(proof: Proof) -> None:
+        found.append(proof)
+        name, verdict, record = proof
+        seconds = time.monotonic() - begin
+        line = f"{seconds:6.1f} s {len(found):3} {verdict:8} {name} {record.reason}".rstrip()
+        print(line, file=sys.stderr, flush=True)
+
     try:
-        for name, verdict, record in prover.prove(options.names, options.quick):
-            found.append((name, verdict, record))
-            print(f"{len(found):3} {verdict:8} {name} {record.reason}", file=sys.stderr, flush=True)
+        prover.prove(options.names, options.quick, told)
     except BadInputError as error:
         print(f"error: {error}", file=sys.stderr)
         return Exit.BAD_INPUT

@@ -34,8 +34,9 @@ FORBIDDEN = {
         "gdnbench.cli",
     ),
     "gdnbench/report": ("gdnbench.replay", "gdnbench.diff", "gdnbench.capture", "gdnbench.cli"),
-    "gdnbench/replay": ("gdnbench.diff", "gdnbench.capture", "gdnbench.cli"),
-    "gdnbench/timing": ("gdnbench.diff", "gdnbench.capture", "gdnbench.cli"),
+    "gdnbench/replay": ("gdnbench.diff", "gdnbench.capture", "gdnbench.cli", "gdnbench.bisect"),
+    "gdnbench/timing": ("gdnbench.diff", "gdnbench.capture", "gdnbench.cli", "gdnbench.bisect"),
+    "gdnbench/bisect": ("gdnbench.timing", "gdnbench.capture", "gdnbench.cli"),
     "gdnbench/diff": ("gdnbench.replay", "gdnbench.timing", "gdnbench.capture", "gdnbench.cli"),
     "gdnbench/capture": (
         "gdnbench.judge",

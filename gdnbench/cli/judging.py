@@ -42,8 +42,10 @@ def factors(texts: list[str] | None) -> tuple[float | None, dict[str, float]]:
     return default, by_tensor
 
 
-def finish(report: ReplayReport | DiffReport, json: bool, junit: Path | None) -> None:
-    """Print a report and end the command with its exit code."""
+def finish(
+    report: ReplayReport | DiffReport, json: bool, junit: Path | None, exit_code: int | None = None
+) -> None:
+    """Print a report and end the command with its exit code, or the one given."""
     from gdnbench.report.export import to_json, to_junit
     from gdnbench.report.render import render_table
 
@@ -56,4 +58,4 @@ def finish(report: ReplayReport | DiffReport, json: bool, junit: Path | None) ->
             junit.write_text(to_junit(report), encoding="utf-8")
         except OSError as error:
             raise BadInputError(f"--junit {junit} cannot be written: {error.strerror}") from None
-    raise typer.Exit(report.exit_code)
+    raise typer.Exit(report.exit_code if exit_code is None else exit_code)

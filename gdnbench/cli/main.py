@@ -5,20 +5,19 @@ Commands import what needs torch only when they run: importing it takes longer t
 
 from __future__ import annotations
 
-import contextlib
-import functools
-import os
 import sys
-from collections.abc import Callable
-from typing import NoReturn, ParamSpec
+from typing import NoReturn
 
 import typer
 
+from gdnbench.cli.bisect import app as bisect
 from gdnbench.cli.capture import capture
 from gdnbench.cli.compile import compile
 from gdnbench.cli.diff import diff
 from gdnbench.cli.doctor import doctor
+from gdnbench.cli.git_bisect import NO_VERDICT, OPTION
 from gdnbench.cli.ls import ls
+from gdnbench.cli.pipes import leave_stdout, reader_may_leave
 from gdnbench.cli.replay import replay
 from gdnbench.cli.show import show
 from gdnbench.cli.sim import sim
@@ -27,8 +26,6 @@ from gdnbench.cli.time import time
 from gdnbench.cli.verify import verify
 from gdnbench.errors import Exit, GdnbenchError
 from gdnbench.version import __version__
-
-P = ParamSpec("P")
 
 INTERRUPTED = 128 + 2  # as a shell says it of a program that SIGINT ended
 # Of click, which some releases of typer bring along under a name of their own.
@@ -44,20 +41,6 @@ app = typer.Typer(
 )
 
 
-def reader_may_leave(command: Callable[P, None]) -> Callable[P, None]:
-    """`command`, for which a reader of stdout that went away (`gdnbench ls | head`) is no failure."""
-
-    @functools.wraps(command)
-    def guarded(*args: P.args, **kwargs: P.kwargs) -> None:
-        try:
-            command(*args, **kwargs)
-            sys.stdout.flush()
-        except BrokenPipeError:
-            _leave_stdout()
-
-    return guarded
-
-
 FOREIGN_WORDS = {"allow_extra_args": True, "ignore_unknown_options": True}  # the operation's own options
 
 app.command()(capture)
@@ -66,6 +49,7 @@ for command in (ls, show, replay, diff, time, verify, sim):
 app.command(context_settings=FOREIGN_WORDS)(reader_may_leave(synth))
 app.command(context_settings=FOREIGN_WORDS)(reader_may_leave(compile))
 app.command()(reader_may_leave(doctor))
+app.add_typer(bisect, name="bisect")
 
 
 def print_version(wanted: bool) -> None:
@@ -91,7 +75,7 @@ def run() -> None:
     except GdnbenchError as error:
         _end(str(error), error.exit_code)
     except UsageError as error:
-        _end(_usage(error), Exit.BAD_INPUT)
+        _end(_usage(error), NO_VERDICT if OPTION in sys.argv else Exit.BAD_INPUT)
     except (KeyboardInterrupt, typer.Abort):
         status = INTERRUPTED
     except OSError as error:
@@ -117,14 +101,8 @@ def _end(message: str, status: int) -> NoReturn:
     try:
         sys.stdout.flush()
     except OSError:
-        _leave_stdout()
+        leave_stdout()
     if message:
         lines = (" ".join(line.split()) for line in message.splitlines())
         print(f"gdnbench: {'; '.join(filter(None, lines))}", file=sys.stderr)
     sys.exit(status)
-
-
-def _leave_stdout() -> None:
-    """What is still buffered goes nowhere, quietly: whatever stdout is, it may not take it."""
-    with contextlib.suppress(OSError, ValueError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -10,12 +10,14 @@ import typer
 
 from gdnbench.cli.arguments import record_numbers
 from gdnbench.cli.console import progress
+from gdnbench.cli.git_bisect import OPTION, status, with_git_statuses
 from gdnbench.cli.judging import factors, finish, tolerance
 from gdnbench.cli.time import BUSY, CACHE, CLOCK, FORM, print_times, replay_timer, timing_options
 from gdnbench.errors import BadInputError
 from gdnbench.store.recover import open_store
 
 
+@with_git_statuses
 def replay(
     store: Annotated[Path, typer.Argument(help="A store: folder or .zip.")],
     records: Annotated[str | None, typer.Argument(help="Which records, like 0,3-5; all if left out.")] = None,
@@ -47,6 +49,9 @@ def replay(
     form: Annotated[str | None, typer.Option(help=f"With --time. {FORM}")] = None,
     clock: Annotated[str | None, typer.Option(help=f"With --time. {CLOCK}")] = None,
     busy: Annotated[bool, typer.Option("--busy", help=f"With --time. {BUSY}")] = False,
+    git_bisect: Annotated[
+        bool, typer.Option(OPTION, help="Exit status for `git bisect run`: 125 where there is no verdict.")
+    ] = False,
     json: Annotated[bool, typer.Option("--json", help="One object instead of a table.")] = False,
     junit: Annotated[Path | None, typer.Option(help="Also write a JUnit XML file.")] = None,
 ) -> None:
@@ -86,4 +91,4 @@ def replay(
         )
     if times is not None and not json:
         print_times(report)
-    finish(report, json, junit)
+    finish(report, json, junit, status(report) if git_bisect else report.exit_code)

@@ -131,6 +131,28 @@ class Judge:
         return judge_briefly(subject, tensor.to(oracle.device), oracle, torchs, bound)
 
 
+def judge_call(
+    operation: Operation, call: Call, outputs: Mapping[str, Tensor], rule: Rule
+) -> tuple[TensorResult, ...]:
+    """Results for `outputs` of a call that no record holds, held to the oracle; all on the CPU."""
+    oracle = run_kernel(operation, ORACLE, call)
+    yardstick = run_kernel(operation, YARDSTICK, call) if isinstance(rule, Bound) else {}
+    results: list[TensorResult] = []
+    for name in compared(operation, call):
+        axes = operation.spec(name).axes_in(call.conventions)
+        subject = Subject(name, When.AFTER, operation.partition(call, name), axes)
+        tolerance = operation.tolerances.get(name)
+        if isinstance(rule, Bound) and tolerance is not None:
+            given = Tolerance(tolerance.absolute, tolerance.relative)
+            results += _tolerated(subject, outputs, None, oracle, given)
+        elif isinstance(rule, Bound):
+            result = judge(subject, outputs[name], oracle[name], yardstick[name], rule)
+            results.append(_with_unwritten(result, subject, outputs[name]))
+        else:
+            results.append(_held(subject, outputs[name], oracle, rule))
+    return tuple(results)
+
+
 def _tolerated(
     subject: Subject,
     outputs: Mapping[str, Tensor],

@@ -33,6 +33,30 @@ class GroupErrors:
 
 
 @dataclass(frozen=True, slots=True)
+class Held:
+    """An error and the limit that it was held to: of the whole tensor, or of the sequence, chunk and head
+    named, which are those that come closest to their limit or exceed it most."""
+
+    what: str
+    error: float
+    limit: float
+    sequence: int | None = None
+    chunk: int | None = None
+    head: int | None = None
+
+    @property
+    def over(self) -> bool:
+        return not self.error <= self.limit
+
+    @property
+    def ratio(self) -> float:
+        """Over 1 exactly where it is `over`."""
+        if self.limit > 0:
+            return self.error / self.limit if self.error == self.error else float("inf")
+        return float("inf") if self.over else 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class TensorResult:
     """One tensor judged. `reasons` is empty exactly when it passes; `groups` holds the worst ones by RMS."""
 
@@ -53,6 +77,7 @@ class TensorResult:
     groups: tuple[GroupErrors, ...] = field(default=())
     judged: bool = True  # False: shown only, it decides nothing
     stage: bool = False  # an intermediate of the kernel, not what it was called for
+    held: tuple[Held, ...] = ()  # each limit of a bound, kept to or not
 
     @property
     def passed(self) -> bool:

@@ -8,15 +8,15 @@ the contract names the dtype itself.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from gdnbench.judge.lines import Tolerance
 from gdnbench.judge.record import YARDSTICK
-from gdnbench.judge.result import Side, TensorResult
+from gdnbench.judge.result import Held, Side, TensorResult
 from gdnbench.judge.rows import Memory
 from gdnbench.judge.rule import Bitwise, Bound, Rule
 from gdnbench.judge.tensor import Subject, hold, judge, missing, show
@@ -107,7 +107,11 @@ def judge_stage(
     result = replace(result, dtype=dtype_name(tensor.dtype))
     if limit is None or result.errors is None:
         return result
-    return replace(result, reasons=(*result.reasons, *beyond_limit(subject, tensor, oracle, limit)))
+    return replace(
+        result,
+        reasons=(*result.reasons, *beyond_limit(subject, tensor, oracle, limit)),
+        held=(*result.held, *against_limit(subject, tensor, oracle, limit)),
+    )
 
 
 def _excused(subject: Subject, oracle: Tensor, yardstick: Tensor) -> Tensor:
@@ -127,22 +131,57 @@ def _excused(subject: Subject, oracle: Tensor, yardstick: Tensor) -> Tensor:
     return excused
 
 
-def beyond_limit(subject: Subject, tensor: Tensor, oracle: Tensor, limit: Limit) -> tuple[str, ...]:
-    """A line for the worst (sequence, chunk, head) beyond the limit, and one for the worst part of one.
+def against_limit(subject: Subject, tensor: Tensor, oracle: Tensor, limit: Limit) -> tuple[Held, ...]:
+    """The (sequence, chunk, head) that comes closest to the limit or exceeds it most, and the part of one.
 
     Elements that are not finite in both count as equal: whether they may be so is judged elsewhere.
     """
+    tiles = list(_chunks(subject, tensor, oracle))
+    found = []
+    for what, errors in (
+        ("norm of a chunk and head", _whole),
+        (f"norm of a part of {limit.block} x {limit.block}", _parts),
+    ):
+        if errors is _parts and limit.block is None:
+            continue
+        all_held = [
+            Held(what, one.error, one.allowed, region.sequence, region.chunk, one.head)
+            for region, x, y in tiles
+            for one in errors(region, x, y, limit)
+        ]
+        if all_held:
+            found.append(max(all_held, key=lambda held: held.ratio))
+    return tuple(found)
+
+
+def beyond_limit(subject: Subject, tensor: Tensor, oracle: Tensor, limit: Limit) -> tuple[str, ...]:
+    """A line for the worst (sequence, chunk, head) beyond the limit, and one for the worst part of one."""
     found: list[str] = []
     tiles = list(_chunks(subject, tensor, oracle))
-    over = [(excess, text) for region, x, y in tiles for excess, text in _whole(region, x, y, limit)]
+    over = _over(error for region, x, y in tiles for error in _whole(region, x, y, limit))
     if over:
         found.append(f"{len(over)} (sequence, chunk, head) beyond their limit: worst {max(over)[1]}")
     if limit.block is not None:
-        over = [(excess, text) for region, x, y in tiles for excess, text in _parts(region, x, y, limit)]
+        over = _over(error for region, x, y in tiles for error in _parts(region, x, y, limit))
         if over:
             size = limit.block
             found.append(f"{len(over)} parts of {size} x {size} beyond their limit: worst {max(over)[1]}")
     return tuple(found)
+
+
+@dataclass(frozen=True, slots=True)
+class _Error:
+    """Of a chunk and head, or of a part of one."""
+
+    error: float
+    allowed: float
+    scale: float
+    head: int
+    place: str
+
+
+def _over(errors: Iterable[_Error]) -> list[tuple[float, str]]:
+    return [_excess(one) for one in errors if not one.error <= one.allowed]
 
 
 def _chunks(subject: Subject, tensor: Tensor, oracle: Tensor) -> Iterator[tuple[Region, Tensor, Tensor]]:
@@ -158,14 +197,15 @@ def _chunks(subject: Subject, tensor: Tensor, oracle: Tensor) -> Iterator[tuple[
         yield region, x.where(counts, 0.0), y.where(counts, 0.0)
 
 
-def _whole(region: Region, x: Tensor, y: Tensor, limit: Limit) -> Iterator[tuple[float, str]]:
+def _whole(region: Region, x: Tensor, y: Tensor, limit: Limit) -> Iterator[_Error]:
     error, size = (x - y).flatten(1).norm(dim=1), y.flatten(1).norm(dim=1)
     allowed = limit.relative * size + limit.absolute
-    for head in torch.nonzero(~(error <= allowed)).flatten().tolist():
-        yield _excess(float(error[head]), float(allowed[head]), float(size[head]), _place(region, head))
+    for head in range(len(error)):
+        place = _place(region, head)
+        yield _Error(float(error[head]), float(allowed[head]), float(size[head]), head, place)
 
 
-def _parts(region: Region, x: Tensor, y: Tensor, limit: Limit) -> Iterator[tuple[float, str]]:
+def _parts(region: Region, x: Tensor, y: Tensor, limit: Limit) -> Iterator[_Error]:
     step = limit.block
     assert step is not None
     for row in range(0, x.shape[-2], step):
@@ -174,16 +214,16 @@ def _parts(region: Region, x: Tensor, y: Tensor, limit: Limit) -> Iterator[tuple
             error, size = (x - y)[part].flatten(1).norm(dim=1), y[part].flatten(1).norm(dim=1)
             scale = size.clamp(min=step**0.5)
             allowed = limit.relative * scale + limit.absolute
-            for head in torch.nonzero(~(error <= allowed)).flatten().tolist():
+            for head in range(len(error)):
                 place = f"{_place(region, head)} row {row} column {column}"
-                yield _excess(float(error[head]), float(allowed[head]), float(scale[head]), place)
+                yield _Error(float(error[head]), float(allowed[head]), float(scale[head]), head, place)
 
 
-def _excess(error: float, allowed: float, size: float, place: str) -> tuple[float, str]:
-    text = f"{place}, |x - y| {error:.3g} over {allowed:.3g}"
-    if size > 0:
-        text += f", relative {error / size:.3g} over {allowed / size:.3g}"
-    return (error / allowed if allowed > 0 else float("inf")), text
+def _excess(one: _Error) -> tuple[float, str]:
+    text = f"{one.place}, |x - y| {one.error:.3g} over {one.allowed:.3g}"
+    if one.scale > 0:
+        text += f", relative {one.error / one.scale:.3g} over {one.allowed / one.scale:.3g}"
+    return (one.error / one.allowed if one.allowed > 0 else float("inf")), text
 
 
 def _place(region: Region, head: int) -> str:

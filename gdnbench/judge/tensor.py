@@ -33,7 +33,7 @@ from torch import Tensor
 from gdnbench.judge import brief
 from gdnbench.judge.lines import Tolerance
 from gdnbench.judge.metrics import Comparison, Groups, Worst, compare
-from gdnbench.judge.result import Side, TensorResult, worst_groups
+from gdnbench.judge.result import Held, Side, TensorResult, worst_groups
 from gdnbench.judge.rows import Memory, RowSource
 from gdnbench.judge.rule import Bitwise, Bound
 from gdnbench.judge.where import locate
@@ -92,11 +92,14 @@ def judge(
     own = subject.compare(Memory(screened.tensor), y)
     torchs = subject.compare(Memory(screened.yardstick), y)
     reasons = screened.reasons
+    held: tuple[Held, ...] = ()
     if bound is not None:
         k = bound.factor(subject.name)
+        held = _held_to(own, torchs, tensor.dtype, k, screened.largest)
         reasons += _over_bound(own, torchs, tensor.dtype, k, screened.largest)
     return replace(
         _result(subject, Memory(tensor), own, reasons),
+        held=held,
         yardstick=torchs.total,
         excluded=screened.excluded,
         worst=screened.wrong or own.worst,
@@ -303,6 +306,27 @@ def _over_bound(
             f" {torchs.total.max_abs:.3g} + rounding; at {own.worst}"
         )
     return tuple(reasons)
+
+
+def _held_to(
+    own: Comparison, torchs: Comparison, dtype: torch.dtype, k: float, largest: float
+) -> tuple[Held, ...]:
+    """The three limits of `_over_bound`."""
+    unit, tiny = _rounding(dtype)
+    by_head = own.groups.by_sequence()
+    errors, roots = by_head.rms(), by_head.rms_reference()
+    limits = k * torchs.groups.by_sequence().rms() + unit * roots + tiny
+    found = [Held("RMS", own.total.rms, k * torchs.total.rms + unit * own.total.rms_reference + tiny)]
+    if errors.size:
+        tightest = np.where(errors > 0, errors / np.maximum(limits, np.finfo(np.float64).tiny), 0.0).argmax()
+        region, head = (int(i) for i in np.unravel_index(tightest, errors.shape))
+        sequence = by_head.regions[region].sequence
+        error, limit = float(errors[region, head]), float(limits[region, head])
+        found.append(Held("RMS of a sequence and head", error, limit, sequence, head=head))
+    at = own.worst.at if own.worst is not None else None
+    place = () if at is None else (at.sequence, at.chunk, at.head)
+    found.append(Held("largest", own.total.max_abs, k * torchs.total.max_abs + unit * largest + tiny, *place))
+    return tuple(found)
 
 
 def _worst_head(groups: Groups, limits: np.ndarray, over: np.ndarray) -> str:

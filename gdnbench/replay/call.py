@@ -99,6 +99,12 @@ def arguments(
     return {name: value for name, value in offered.items() if name in parameters}
 
 
+def takes_stages(kernel: LoadedKernel) -> bool:
+    """Whether a kernel shows stages if it is asked to."""
+    parameters = inspect.signature(kernel.function).parameters
+    return STAGES in parameters or any(one.kind is one.VAR_KEYWORD for one in parameters.values())
+
+
 def _check_stages(stages: Mapping[str, Tensor], operation: Operation, kernel: LoadedKernel) -> None:
     known = [stage.tensor.name for stage in operation.stages]
     if not stages:

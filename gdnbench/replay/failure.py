@@ -13,10 +13,11 @@ from gdnbench_kernels.contract import ContractError
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A kernel that left nothing to compare, and why, in one line."""
+    """A kernel that left nothing to compare, and why, in one line. `imported`: it was there to be called."""
 
     outcome: Outcome
     reason: str
+    imported: bool = True
 
 
 class CompileFailure(RuntimeError):

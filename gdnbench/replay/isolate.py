@@ -37,22 +37,25 @@ class Isolated:
         """Raises CannotRunError if no worker can be started, BadInputError if there is no such kernel."""
         fresh = self._worker is None
         worker = self._started()
+        imported = not fresh
         try:
             if fresh:
                 self._check_loaded(worker)
+                imported = True
             reply = worker.ask({"record": record.number}, self._timeout)
         except TimeoutError as error:
             self._stop()
-            return Failure(Outcome.HANG, f"no answer within {error.args[0]:g} s; the process was killed")
+            reason = f"no answer within {error.args[0]:g} s; the process was killed"
+            return Failure(Outcome.HANG, reason, imported)
         except Gone:
             status = worker.wait()
             self._stop()
-            return Failure(Outcome.CRASH, f"the process ended by {cause(status)}")
+            return Failure(Outcome.CRASH, f"the process ended by {cause(status)}", imported)
         if "outcome" in reply:
             outcome = Outcome(reply["outcome"])
             if outcome is Outcome.CRASH and self._on == "cuda":
                 self._stop()
-            return Failure(outcome, reply["reason"])
+            return Failure(outcome, reply["reason"], reply["imported"])
         return Execution(
             get(self._results, reply["tensors"]),
             tuple(reply["faults"]),

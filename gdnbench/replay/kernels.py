@@ -6,7 +6,7 @@ import importlib
 import importlib.util
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 from gdnbench.errors import BadInputError, CannotRunError
 from gdnbench.ops import operations
 from gdnbench.replay.simulated import SIM
-from gdnbench_kernels.contract import Kernel, Operation
+from gdnbench_kernels.contract import Kernel, Operation, Step
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +27,7 @@ class LoadedKernel:
     conventions: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     devices: tuple[str, ...] = ("cpu", "cuda", SIM)
     fp64: bool = False  # as of the contract's KernelEntry
+    steps: tuple[Step, ...] = ()
 
 
 def is_user_kernel(name: str) -> bool:
@@ -74,14 +75,15 @@ def load(name: str, operation: Operation) -> LoadedKernel:
     entry = operation.kernels[name]
     module, _, function = entry.target.partition(":")
     found = getattr(importlib.import_module(module), function)
-    return LoadedKernel(name, entry.target, found, entry.conventions, entry.devices, entry.fp64)
+    return LoadedKernel(name, entry.target, found, entry.conventions, entry.devices, entry.fp64, entry.steps)
 
 
 def load_function(name: str) -> LoadedKernel:
     """A user's function, "package.module:function" or "path/file.py:function".
 
     A module is looked for in the current directory first. The function may have an attribute `conventions`, a
-    dict of the value or values that it takes of each convention. Raises as `load` does.
+    dict of the value or values that it takes of each convention, and an attribute `steps`, a tuple of the
+    contract's `Step`. Raises as `load` does.
     """
     place, _, attribute = name.rpartition(":")
     if not all(part.isidentifier() for part in place.split(".")) and not place.endswith(".py"):
@@ -99,7 +101,13 @@ def load_function(name: str) -> LoadedKernel:
     conventions = {
         key: (value,) if isinstance(value, str) else tuple(value) for key, value in declared.items()
     }
-    return LoadedKernel(name, name, found, conventions)
+    return LoadedKernel(name, name, found, conventions, steps=tuple(getattr(found, "steps", ())))
+
+
+def load_step(step: Step, kernel: LoadedKernel) -> LoadedKernel:
+    """A step of `kernel` as something that can be called, where and how the kernel can."""
+    function = step.target if callable(step.target) else load_function(step.target).function
+    return replace(kernel, name=f"{kernel.name}, step {step.name}", function=function, steps=())
 
 
 def _import_module(name: str) -> ModuleType:

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 Message = dict[str, Any]
@@ -37,9 +37,18 @@ class Gone(Exception):
 
 class Worker:
     """One process of `python -m module REQUESTS REPLIES ARGUMENTS...` and the two pipes to it, on which JSON
-    lines go there and back. There it is to call `serve`, whose first message says that it has started."""
+    lines go there and back. There it is to call `serve`, whose first message says that it has started. The
+    process may be another interpreter's, start in another `folder` and have another `environment`."""
 
-    def __init__(self, module: str, arguments: list[str]) -> None:
+    def __init__(
+        self,
+        module: str,
+        arguments: list[str],
+        *,
+        python: str = sys.executable,
+        folder: str | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         requests, self._requests = os.pipe()
         self._replies, replies = os.pipe()
         self._buffer = b""
@@ -47,8 +56,10 @@ class Worker:
             # A session of its own: Ctrl-C reaches the parent alone, which then kills what the kernel started
             # too.
             self._process = subprocess.Popen(
-                [sys.executable, "-m", module, str(requests), str(replies), *arguments],
+                [python, "-m", module, str(requests), str(replies), *arguments],
                 pass_fds=(requests, replies),
+                cwd=folder,
+                env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=2,  # stderr: stdout belongs to the report
                 start_new_session=True,

@@ -174,6 +174,7 @@ class Replayer:
         execution = self._kernel.run(record, op)
         if isinstance(execution, Failure):
             result = RecordResult.of(record, execution.outcome, execution.reason)
+            result = replace(result, imported=execution.imported)
         else:
             try:
                 result = self._compare(record, op, execution, strays)

@@ -33,14 +33,16 @@ class InProcess:
         self._loaded: dict[str, LoadedKernel] = {}
 
     def run(self, record: StoredRecord, operation: Operation) -> Execution | Failure:
+        imported = False
         try:
             with contextlib.redirect_stdout(sys.stderr):
                 if operation.name not in self._loaded:
                     with simulated(self._on):  # its file may compile kernels when it is imported
                         self._loaded[operation.name] = load(self._name, operation)
+                imported = True
                 return execute(record, operation, self._loaded[operation.name], self._on, self._stages)
         except Exception as error:
-            return Failure(classify(error), describe(error))
+            return Failure(classify(error), describe(error), imported)
 
     def close(self) -> None:
         self._loaded.clear()

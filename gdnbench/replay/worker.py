@@ -44,7 +44,7 @@ def _start(
 
 def _answer(found: Execution | Failure, results: Path) -> Message:
     if isinstance(found, Failure):
-        return {"outcome": str(found.outcome), "reason": found.reason}
+        return {"outcome": str(found.outcome), "reason": found.reason, "imported": found.imported}
     return {
         "tensors": put(results, found.outputs),
         "faults": found.faults,

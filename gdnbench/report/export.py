@@ -95,6 +95,7 @@ def _record(record: RecordResult) -> dict[str, Any]:
         "step": record.step,
         "outcome": str(record.outcome),
         "reason": record.reason,
+        "imported": record.imported,
         "faults": list(record.faults),
         "notes": list(record.notes),
         "seconds": record.seconds,

@@ -38,6 +38,7 @@ class RecordResult:
     seconds: float = 0.0
     other: str | None = None  # in a diff: the key of the record it is compared with
     timing: RecordTiming | None = None  # of a record that passed, where times were asked for
+    imported: bool = True  # False: the kernel failed before it could be called
 
     @classmethod
     def of(cls, record: StoredRecord, outcome: Outcome, reason: str = "") -> RecordResult:

@@ -1,0 +1,269 @@
+"""The axis `commit`: between a revision where a kernel is right and one where it is wrong, which did it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from gdnbench.bisect.commit.probe import Revisions
+from gdnbench.bisect.commit.relevant import Relevant
+from gdnbench.bisect.commit.repository import UNSHALLOW, Commit, Repository
+from gdnbench.bisect.commit.search import Narrowed, narrow
+from gdnbench.bisect.commit.worktree import worktree
+from gdnbench.bisect.ends import Asking, End, family, settle
+from gdnbench.bisect.session import Session
+from gdnbench.bisect.trial import Trial
+from gdnbench.bisect.verdict import State, Verdict
+from gdnbench.errors import BadInputError, Exit
+from gdnbench.report.outcome import Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What is bisected, and how. `path`: the folder of the repository that imports start from. `also`: files
+    and folders of it that the kernel reads without importing them. `same_kind`: only a failure of the bad
+    end's kind is that failure."""
+
+    trial: Trial
+    repo: Path
+    good: str
+    bad: str
+    python: str
+    timeout: float
+    path: str = ""
+    also: tuple[str, ...] = ()
+    build: str | None = None
+    submodules: bool = False
+    same_kind: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """`lines`: for people, the last of them the answer. `found`: plain JSON."""
+
+    lines: tuple[str, ...]
+    found: Mapping[str, Any]
+    exit_code: Exit
+
+
+@dataclass(slots=True)
+class _Seen:
+    """Verdicts by commit, of this bisection."""
+
+    verdicts: dict[str, Verdict] = field(default_factory=dict)
+    other: dict[str, list[str]] = field(default_factory=dict)  # commits by a kind that is not the bad end's
+
+
+def bisect(asked: Asked, session: Session) -> Answer:
+    """BadInputError for ends that are none, CannotRunError for ends that cannot be replayed."""
+    repository = Repository(asked.repo)
+    good, bad = repository.commit(asked.good, "--good"), repository.commit(asked.bad, "--bad")
+    if good.hash == bad.hash:
+        raise BadInputError(f"--good and --bad are the same commit, {good.label}")
+    trial = replace(asked.trial, kernel=_kernel(asked, repository, bad))
+    relevant = Relevant(repository, trial.kernel, asked.path, asked.also)
+    with worktree(repository, session.folder, asked.submodules, asked.build) as files:
+        revisions = Revisions(
+            session,
+            repository,
+            relevant,
+            files,
+            python=asked.python,
+            path=asked.path,
+            build=asked.build,
+            timeout=asked.timeout,
+        )
+        return _Bisection(asked, trial, session, repository, revisions, good, bad).run()
+
+
+def _kernel(asked: Asked, repository: Repository, bad: Commit) -> str:
+    """The kernel by a name that means the same in every folder."""
+    place, _, function = asked.trial.kernel.rpartition(":")
+    if place.endswith(".py"):
+        inside = str(Path(asked.path) / place)
+        if not Path(place).is_absolute() and repository.tree(bad.hash, inside) is not None:
+            return asked.trial.kernel
+        if not Path(place).is_file():
+            raise BadInputError(f"kernel file {place} is neither in {bad.label} nor here")
+        return f"{Path(place).resolve()}:{function}"
+    if not place and not Relevant(repository, asked.trial.kernel, asked.path).own(bad.hash):
+        raise BadInputError(
+            f"kernel {asked.trial.kernel!r} is of this installation, and no revision of --repo has another;"
+            " write package.module:function"
+        )
+    return asked.trial.kernel
+
+
+class _Bisection:
+    def __init__(
+        self,
+        asked: Asked,
+        trial: Trial,
+        session: Session,
+        repository: Repository,
+        revisions: Revisions,
+        good: Commit,
+        bad: Commit,
+    ) -> None:
+        self._asked, self._trial, self._session = asked, trial, session
+        self._repository, self._revisions = repository, revisions
+        self._good, self._bad = good, bad
+        self._seen = _Seen()
+        self._kind = ""
+
+    def run(self) -> Answer:
+        found = settle(self._trial, self._asking(self._good), self._asking(self._bad), self._session.told)
+        if found.ended:
+            return self._ended(found.ended, found.result, found.exit_code)
+        self._trial, notes = found.trial, found.notes
+        self._kind = family(found.bad.kind)
+        self._seen.verdicts.update({self._bad.hash: found.bad, self._good.hash: found.good})
+        goods = [self._good.hash]
+        for base in self._bases():
+            match self._state(base):
+                case State.GOOD:
+                    goods.append(base)
+                case State.BAD:
+                    commit = self._repository.commit(base)
+                    said = (
+                        f"the fault is older than where the histories part: {commit.label} is bad, so"
+                        f" {self._good.label} mended it; give a good ancestor of it"
+                    )
+                    return self._ended(said, "older", Exit.MISMATCH, {"merge_base": base})
+                case State.SKIP:
+                    notes.append(f"the merge base {base[:10]} cannot be told; taken to be good")
+        narrowed = narrow(self._repository, self._bad.hash, goods, self._state)
+        return self._answer(narrowed, goods, notes)
+
+    def _asking(self, commit: Commit) -> Asking:
+        def look(trial: Trial) -> End:
+            return self._revisions.end(commit, trial)
+
+        def ask(trial: Trial) -> Verdict:
+            return self._revisions.ask(commit, trial)
+
+        return Asking(commit.label, look, ask)
+
+    def _bases(self) -> list[str]:
+        """Where the histories part, for a good end that is no ancestor of the bad one."""
+        bases = self._repository.merge_bases(self._bad.hash, self._good.hash)
+        if not bases and self._repository.shallow():
+            raise BadInputError(
+                f"{self._good.label} and {self._bad.label} have no commit in common: {UNSHALLOW}"
+            )
+        if self._bad.hash in bases:
+            raise BadInputError(
+                f"--bad {self._bad.label} is an ancestor of --good {self._good.label}: was --bad mended"
+                " later? Then exchange them to find what mended it"
+            )
+        return [base for base in bases if base != self._good.hash]
+
+    def _state(self, identity: str) -> State:
+        """Good, bad as the bad end is, or neither."""
+        commit = self._repository.commit(identity)
+        verdict = self._revisions.ask(commit, self._trial)
+        self._seen.verdicts[identity] = verdict
+        if verdict.state is State.BAD and self._asked.same_kind and family(verdict.kind) != self._kind:
+            self._seen.other.setdefault(family(verdict.kind), []).append(identity)
+            return State.SKIP
+        return verdict.state
+
+    def _others(self, goods: list[str]) -> list[dict[str, Any]]:
+        """From which commit on failures of another kind appear, of those that were met."""
+        found = []
+        kind_before, met = self._kind, {kind: list(names) for kind, names in self._seen.other.items()}
+        for kind, names in met.items():
+            self._kind = kind
+            narrowed = narrow(self._repository, names[0], goods, self._state)
+            found.append({"kind": kind, "met": len(names), **self._described(narrowed)})
+        self._kind = kind_before
+        return found
+
+    def _described(self, narrowed: Narrowed) -> dict[str, Any]:
+        return {
+            "commit": self._plain(narrowed.bad) if narrowed.found else None,
+            "candidates": [self._plain(one) for one in narrowed.candidates],
+        }
+
+    def _plain(self, identity: str) -> dict[str, Any]:
+        commit = self._repository.commit(identity)
+        verdict = self._seen.verdicts.get(identity)
+        return {
+            "hash": commit.hash,
+            "subject": commit.subject,
+            "author": commit.author,
+            "author_date": commit.author_date,
+            "diff_stat": self._repository.stat(commit),
+            "verdict": None if verdict is None else verdict.to_json(),
+        }
+
+    def _stage(self, identity: str) -> dict[str, Any] | None:
+        """The first tensor, stages ahead of outputs, that passes before the commit and fails from it on."""
+        commit = self._repository.commit(identity)
+        if not commit.parents or self._kind != Outcome.MISMATCH:
+            return None
+        trial = replace(self._trial, stages=True)
+        after = self._revisions.ask(commit, trial)
+        before = self._revisions.ask(self._repository.commit(commit.parents[0]), trial)
+        was, now = before.facts.get("tensors", {}), after.facts.get("tensors", {})
+        name = next((name for name, passed in now.items() if not passed and was.get(name)), None)
+        return None if name is None else {"tensor": name, "reason": after.reason}
+
+    def _answer(self, narrowed: Narrowed, goods: list[str], notes: list[str]) -> Answer:
+        others = self._others(goods)
+        stage = self._stage(narrowed.bad) if narrowed.found else None
+        lines = list(notes)
+        for other in others:
+            lines.append(_other_line(other))
+        described = [self._plain(one) for one in narrowed.candidates]
+        for one in described:
+            lines += _commit_lines(one)
+        kind = self._seen.verdicts[narrowed.bad].kind
+        if narrowed.found:
+            where = f", stage {stage['tensor']}" if stage else ""
+            reason = self._seen.verdicts[narrowed.bad].reason
+            lines.append(
+                f"first bad commit: {narrowed.bad[:10]} {described[0]['subject']!r}: {kind}{where}; {reason}"
+            )
+        else:
+            names = ", ".join(one[:10] for one in narrowed.candidates)
+            lines.append(
+                f"first bad commit: one of {len(narrowed.candidates)}, those before the last cannot be told:"
+                f" {names} ({kind})"
+            )
+        found = {
+            "result": "found" if narrowed.found else "candidates",
+            "kind": kind,
+            **self._described(narrowed),
+            "stage": stage,
+            "other_kinds": others,
+            "asked": len(self._seen.verdicts),
+            "notes": notes,
+        }
+        return Answer(tuple(lines), {**self._ends(), **found}, Exit.MISMATCH)
+
+    def _ended(
+        self, said: str, result: str, exit_code: Exit, more: Mapping[str, Any] | None = None
+    ) -> Answer:
+        found = {**self._ends(), "result": result, "reason": said, **(more or {})}
+        return Answer((said,), found, exit_code)
+
+    def _ends(self) -> dict[str, Any]:
+        return {"axis": "commit", "good": self._good.hash, "bad": self._bad.hash}
+
+
+def _commit_lines(one: Mapping[str, Any]) -> list[str]:
+    verdict = one["verdict"]
+    said = f"{verdict['state']}: {verdict['kind']}, {verdict['reason']}" if verdict else "not asked"
+    head = [f"commit {one['hash']}", f"  {one['author_date']}  {one['author']}", f"  {one['subject']}"]
+    return [*head, *(f"  {line.strip()}" for line in one["diff_stat"]), f"  {said}"]
+
+
+def _other_line(other: Mapping[str, Any]) -> str:
+    if other["commit"]:
+        first = other["commit"]
+        return f"another failure: {other['kind']} from {first['hash'][:10]} {first['subject']!r} on"
+    names = ", ".join(one["hash"][:10] for one in other["candidates"])
+    return f"another failure: {other['kind']} from one of {names} on"

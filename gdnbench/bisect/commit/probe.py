@@ -1,0 +1,113 @@
+"""Trials at revisions: checked out, built and replayed in a process that takes its packages from there."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+
+from gdnbench.bisect import content
+from gdnbench.bisect import trial as trials
+from gdnbench.bisect.commit.own import OwnReplay
+from gdnbench.bisect.commit.relevant import Relevant, digest
+from gdnbench.bisect.commit.repository import Commit, Repository
+from gdnbench.bisect.commit.worktree import BuildFailure, Worktree
+from gdnbench.bisect.ends import End, look
+from gdnbench.bisect.interpreter import interpreter
+from gdnbench.bisect.ledger import Question
+from gdnbench.bisect.prober import Place, Prober, Probing
+from gdnbench.bisect.session import Session
+from gdnbench.bisect.trial import Trial
+from gdnbench.bisect.verdict import State, Verdict
+from gdnbench.errors import BadInputError, CannotRunError
+
+BUILD_FAILURE = "build failure"
+NOT_THERE = "not there"
+"""The kind of a revision that has no such kernel, yet or any more."""
+NO_START = "does not start"
+
+
+class Revisions:
+    """Asks one trial at one revision after another."""
+
+    def __init__(
+        self,
+        session: Session,
+        repository: Repository,
+        relevant: Relevant,
+        worktree: Worktree,
+        *,
+        python: str,
+        path: str,
+        build: str | None,
+        timeout: float,
+    ) -> None:
+        self._session, self._repository, self._relevant = session, repository, relevant
+        self._worktree, self._python, self._path = worktree, python, path
+        self._build, self._timeout = build, timeout
+        self._asked: dict[Trial, Question] = {}
+
+    def ask(self, commit: Commit, trial: Trial) -> Verdict:
+        """The verdict at a commit; SKIP for one that cannot be built or has no such kernel."""
+        question = self._question(commit, trial)
+        if question is None:
+            return self._missing(commit)
+        return self._session.ask(commit.label, question, lambda: self._probe(commit, trial))
+
+    def end(self, commit: Commit, trial: Trial) -> End:
+        """An end, looked at as `ends.look` does. BadInputError, CannotRunError if it cannot be replayed."""
+        question = self._question(commit, trial)
+        if question is None:
+            raise BadInputError(f"{commit.label}: {self._missing(commit).reason}; see --path")
+        try:
+            return look(self._session, commit.label, question, trial, lambda: self._prober(commit))
+        except BuildFailure as error:
+            raise CannotRunError(f"{commit.label}: {error}") from None
+        except (BadInputError, CannotRunError) as error:
+            raise type(error)(f"{commit.label}: {error}") from None
+
+    def _missing(self, commit: Commit) -> Verdict:
+        verdict = Verdict(State.SKIP, NOT_THERE, "there is no such package or file in this revision")
+        self._session.told(f"{commit.label}: skip ({verdict.reason})")
+        return verdict
+
+    def _question(self, commit: Commit, trial: Trial) -> Question | None:
+        """None where the kernel's package is not in the revision."""
+        trees = self._relevant.trees(commit.hash)
+        if trees is None:
+            return None
+        if self._build is not None:  # which reads whatever it likes
+            trees = {"": self._repository.tree(commit.hash) or commit.hash}
+        if trial not in self._asked:
+            self._asked[trial] = trials.asked(trial)
+        place = trial.kernel.rpartition(":")[0]
+        outside = Path(place).is_absolute()
+        there = interpreter(self._python)
+        return {
+            **self._asked[trial],
+            "axis": "commit",
+            "code": content.of_code([Path(place)]) if outside else "",
+            "trees": digest(trees),
+            "path": self._path,
+            "build": self._build,
+            "timeout": self._timeout,
+            "python": [there.version, there.platform, dict(there.packages)],
+        }
+
+    def _prober(self, commit: Commit) -> Probing:
+        """BuildFailure, BadInputError as `Relevant.roots`."""
+        roots = self._relevant.roots(commit.hash)
+        self._worktree.at(commit.hash, roots)
+        folder = self._worktree.folder(self._path)
+        place = Place(self._python, folder, self._worktree.environment(roots))
+        return (OwnReplay if self._relevant.own(commit.hash) else Prober)(place, self._timeout)
+
+    def _probe(self, commit: Commit, trial: Trial) -> Verdict:
+        try:
+            with closing(self._prober(commit)) as prober:
+                return prober.run(trial)
+        except BuildFailure as error:
+            return Verdict(State.SKIP, BUILD_FAILURE, str(error))
+        except BadInputError as error:
+            return Verdict(State.SKIP, NOT_THERE, str(error))
+        except CannotRunError as error:
+            return Verdict(State.SKIP, NO_START, str(error))

@@ -1,0 +1,163 @@
+"""Virtual environments by what is in them, in the user's cache directory, layered over an interpreter.
+
+An environment has the packages that it differs by, and sees those of the interpreter below it. One is used
+once it is whole: a file written last says so, and a lock is held until then.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from blake3 import blake3
+
+from gdnbench.bisect.env.requirements import plain_name
+from gdnbench.bisect.interpreter import Interpreter
+from gdnbench.errors import CannotRunError
+from gdnbench_kernels.program_cache import NoHomeError, directory
+
+FOLDER, WHOLE = "environments", "whole.json"
+
+# How pip says that it could not ask an index, whatever it concludes from that.
+_OFFLINE = (
+    "Retrying (Retry(",
+    "ConnectionError",
+    "Temporary failure in name resolution",
+    "Max retries exceeded",
+)
+# Processed last, so that what the environment installs is found first.
+_LAYER = "zzz_gdnbench_layer.pth"
+
+
+class DoesNotInstall(Exception):
+    """Why, in one line of pip."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Package:
+    """One that pip would install, and the file that it has it from."""
+
+    name: str
+    version: str
+    source: str
+
+
+class Environments:
+    """Environments over `base`. `options`: where pip looks for packages, as its own options."""
+
+    def __init__(self, base: Interpreter, options: Sequence[str]) -> None:
+        self._base, self._options = base, tuple(options)
+        self._resolved: dict[tuple[str, ...], tuple[Package, ...]] = {}
+        try:
+            self._folder = directory().parent / FOLDER
+        except NoHomeError as error:
+            raise CannotRunError(str(error)) from None
+
+    def resolve(self, requirements: Sequence[str]) -> tuple[Package, ...]:
+        """What pip would add to the base for them. DoesNotInstall if nothing does; CannotRunError without pip
+        or an index."""
+        wanted = tuple(requirements)
+        if wanted not in self._resolved:
+            self._resolved[wanted] = self._ask_pip(wanted) if wanted else ()
+        return self._resolved[wanted]
+
+    def versions(self, name: str) -> list[str]:
+        """Those that the index has for this interpreter, without pre-releases."""
+        out = self._pip("index", "versions", *self._options, name)
+        for line in out.splitlines():
+            head, _, rest = line.partition(":")
+            if head.strip() == "Available versions":
+                return [one.strip() for one in rest.split(",")]
+        raise DoesNotInstall(f"pip lists no versions of {name}")
+
+    def python(self, packages: Sequence[Package]) -> str:
+        """The interpreter of an environment that has them, made unless it is there."""
+        key = self._key(packages)
+        folder, python = self._folder / key, self._folder / key / "bin" / "python"
+        with self._locked(key):
+            if not (folder / WHOLE).exists():
+                shutil.rmtree(folder, ignore_errors=True)
+                try:
+                    self._make(folder, packages)
+                except BaseException:
+                    shutil.rmtree(folder, ignore_errors=True)
+                    raise
+        return str(python)
+
+    def _key(self, packages: Sequence[Package]) -> str:
+        base = [self._base.python, self._base.version, self._base.platform, list(self._base.sites)]
+        text = json.dumps([base, [asdict(one) for one in sorted(packages)]], sort_keys=True)
+        return blake3(text.encode()).hexdigest()[:24]
+
+    @contextmanager
+    def _locked(self, key: str) -> Iterator[None]:
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            lock = (self._folder / f"{key}.lock").open("w")
+        except OSError as error:
+            raise CannotRunError(f"{self._folder} cannot be written: {error.strerror}") from None
+        with lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+    def _make(self, folder: Path, packages: Sequence[Package]) -> None:
+        done = subprocess.run(
+            [self._base.python, "-m", "venv", "--without-pip", str(folder)],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+        )
+        if done.returncode:
+            raise CannotRunError(f"{self._base.python} makes no virtual environment: {_last(done.stderr)}")
+        site = next(path for path in folder.glob("lib/python*/site-packages"))
+        layer = "".join(f"import site; site.addsitedir({path!r})\n" for path in self._base.sites)
+        (site / _LAYER).write_text(layer, encoding="utf-8")
+        if packages:
+            wanted = [f"{one.name}=={one.version}" for one in packages]
+            # One process, which no other Python has to be started for; the folder is that Python's own.
+            self._pip("install", "--no-deps", "--target", str(site), *self._options, *wanted)
+        with (folder / WHOLE).open("w", encoding="utf-8") as file:
+            json.dump([asdict(one) for one in packages], file, indent=2)
+            file.flush()
+            os.fsync(file.fileno())
+
+    def _ask_pip(self, wanted: Sequence[str]) -> tuple[Package, ...]:
+        with tempfile.TemporaryDirectory(prefix="gdnbench-resolve-") as place:
+            report = Path(place) / "report.json"
+            self._pip("install", "--dry-run", "--report", str(report), *self._options, *wanted)
+            found = json.loads(report.read_text(encoding="utf-8"))["install"]
+        packages = []
+        for one in found:
+            info, about = one["download_info"], one["metadata"]
+            source = info.get("archive_info", {}).get("hash") or info["url"]
+            packages.append(Package(plain_name(about["name"]), about["version"], source))
+        return tuple(sorted(packages))
+
+    def _pip(self, *arguments: str) -> str:
+        """stdout of pip. DoesNotInstall, CannotRunError."""
+        command = [self._base.python, "-m", "pip", "--no-input", "--disable-pip-version-check"]
+        done = subprocess.run(
+            [*command, *arguments], stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace"
+        )
+        if done.returncode == 0:
+            return done.stdout
+        if "No module named pip" in done.stderr:
+            raise CannotRunError(f"{self._base.python} has no pip; python -m ensurepip installs it")
+        if any(sign in done.stderr for sign in _OFFLINE):
+            raise CannotRunError(f"pip cannot ask its index: {_last(done.stderr)}")
+        raise DoesNotInstall(_last(done.stderr))
+
+
+def _last(text: str) -> str:
+    """The first error of pip, which is what it stumbled over, else its last line."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    errors = [line for line in lines if line.upper().startswith("ERROR:")]
+    return (errors or lines[-1:] or ["it said nothing"])[0].removeprefix("ERROR:").strip()

@@ -1,0 +1,50 @@
+"""How a record fails, as facts of a verdict: which tensors, in which way, by how much."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from gdnbench.judge.result import TensorResult
+from gdnbench.report.report import RecordResult
+
+VALUES, NOT_FINITE, FORM, WRITTEN = "values", "not finite", "form", "written"
+"""Ways to fail: off by too much; NaN or infinite; another shape or dtype, or not there; written to where it
+is to be left alone."""
+
+
+def failing(results: Iterable[RecordResult]) -> list[dict[str, Any]]:
+    """An entry for each tensor that fails, and one for each fault, in order."""
+    return [entry for result in results for entry in _of(result)]
+
+
+def _of(result: RecordResult) -> Iterator[dict[str, Any]]:
+    for fault in result.faults:
+        yield {"tensor": "", "stage": False, "ways": [WRITTEN], "reasons": [fault]}
+    for tensor in result.tensors:
+        if tensor.judged and not tensor.passed:
+            yield {
+                "tensor": tensor.tensor,
+                "stage": tensor.stage,
+                "ways": _ways(tensor),
+                "reasons": list(tensor.reasons),
+                "relative": _relative(tensor),
+                "held": [
+                    {"what": held.what, "error": held.error, "limit": held.limit} for held in tensor.held
+                ],
+            }
+
+
+def _ways(tensor: TensorResult) -> list[str]:
+    if tensor.errors is None:
+        return [FORM]
+    spoilt = tensor.nonfinite is not None and tensor.nonfinite.unequal > 0
+    return [NOT_FINITE, VALUES] if spoilt and len(tensor.reasons) > 1 else [NOT_FINITE if spoilt else VALUES]
+
+
+def _relative(tensor: TensorResult) -> float | None:
+    """RMS of the error over that of the exact result; None where that is zero or nothing is finite."""
+    if tensor.errors is None or not math.isfinite(tensor.errors.rms_ratio):
+        return None
+    return tensor.errors.rms_ratio

@@ -1,0 +1,60 @@
+"""When a smaller record fails in the same way as the one it came from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gdnbench.bisect.failing import VALUES
+from gdnbench.bisect.verdict import State, Verdict
+from gdnbench.report.outcome import Outcome
+
+LEAST_SHARE = 0.25
+"""A relative error is of the same fault if it is at least this share of what it was. Leaving out what is
+right makes it larger; where a candidate's is much smaller, its limit became small by chance (a result of
+zeros, one on which torch is exact), and what exceeds it is rounding. A quarter leaves room for what simpler
+values do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """What a failure is known by. `error`: of a crash, the exception's name or how the process ended.
+    `tensors`: those that fail. `ways`: see `failing`. `relative`: the largest relative error, where one that
+    fails by its values has any."""
+
+    kind: str
+    error: str = ""
+    tensors: frozenset[str] = frozenset()
+    ways: frozenset[str] = frozenset()
+    relative: float | None = None
+
+    @classmethod
+    def of(cls, verdict: Verdict) -> Signature:
+        failing = verdict.facts.get("failing", [])
+        values = [
+            entry["relative"]
+            for entry in failing
+            if VALUES in entry["ways"] and entry.get("relative") is not None
+        ]
+        return cls(
+            verdict.kind,
+            verdict.reason.partition(":")[0] if verdict.kind == Outcome.CRASH else "",
+            frozenset(entry["tensor"] for entry in failing),
+            frozenset(way for entry in failing for way in entry["ways"]),
+            max(values, default=None),
+        )
+
+    def same(self, verdict: Verdict, same_tensor: bool) -> bool:
+        """Whether `verdict` is of this failure: the same kind, of a crash the same error, of a mismatch one
+        of the same ways and no much smaller relative error; and, if asked, a tensor that failed before."""
+        if verdict.state is not State.BAD:
+            return False
+        other = Signature.of(verdict)
+        if (other.kind, other.error) != (self.kind, self.error):
+            return False
+        if self.ways and not self.ways & other.ways:
+            return False
+        if same_tensor and self.tensors and not self.tensors & other.tensors:
+            return False
+        if self.ways == {VALUES} and self.relative is not None and other.relative is not None:
+            return other.relative >= LEAST_SHARE * self.relative
+        return True

@@ -1,0 +1,128 @@
+"""Candidates, and whether one still fails: a store of one record, replayed in a process of its own."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from torch import Tensor
+
+from gdnbench.bisect import content
+from gdnbench.bisect.input.layout import laid_out
+from gdnbench.bisect.ledger import Question
+from gdnbench.bisect.prober import TIMEOUT, Probing
+from gdnbench.bisect.session import Session
+from gdnbench.bisect.trial import Trial, question
+from gdnbench.bisect.verdict import Verdict
+from gdnbench.record import Pool, RecordDraft, RecordInfo
+from gdnbench.store.compression import Compression
+from gdnbench.store.writer import StoreWriter
+from gdnbench.synth import drafted
+from gdnbench_kernels.contract import Call, Operation
+
+KIND = "synth"
+"""Of the stores of shrunk records: made, not captured."""
+BATCH = "0"
+
+
+class Enough(Exception):
+    """The time that there was is spent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A call, and which of its tensors lie as the caller's did; the others are contiguous. `places`: where
+    the rows of its pools are in the caller's, where those are not pools of these rows alone."""
+
+    call: Call
+    laid: frozenset[str] = frozenset()
+    places: Mapping[str, Pool] = field(default_factory=dict)
+
+
+def timed(trial: Trial, timeout: float) -> Question:
+    """What a verdict depends on where probes have other than the usual time: one that hangs in 2 s may pass
+    in 600."""
+    return question(trial) if timeout == TIMEOUT else {**question(trial), "timeout": timeout}
+
+
+class Asker:
+    """Asks of candidates. `info` is the record that they come from, `layouts` its tensors as the caller held
+    them. `deadline` on the monotonic clock."""
+
+    def __init__(
+        self,
+        session: Session,
+        operation: Operation,
+        info: RecordInfo,
+        layouts: Mapping[str, Tensor],
+        trial: Trial,
+        prober: Probing,
+        deadline: float | None,
+        timeout: float = TIMEOUT,
+    ) -> None:
+        self.operation = operation
+        self.asked = 0
+        self._session = session
+        self._info = info
+        self._layouts = layouts
+        self._trial = trial
+        self._prober = prober
+        self._deadline = deadline
+        self._question = timed(trial, timeout)
+
+    def verdict(self, label: str, candidate: Candidate) -> Verdict:
+        """Enough once the deadline has passed; BadInputError for what makes no record."""
+        if self._deadline is not None and time.monotonic() > self._deadline:
+            raise Enough
+        self.asked += 1
+        draft = self.draft(candidate)
+
+        def probe() -> Verdict:
+            path = self._session.folder / "candidate.zarr"
+            shutil.rmtree(path, ignore_errors=True)
+            write(path, draft)
+            return self._prober.run(replace(self._trial, store=str(path), records=(0,), op=None))
+
+        return self._session.ask(label, {**self._question, "content": content.of_drafts([draft])}, probe)
+
+    def draft(self, candidate: Candidate, outputs: Mapping[str, Tensor] | None = None) -> RecordDraft:
+        """The candidate's record, with those outputs."""
+        call = candidate.call
+        info = replace(self._info, scalars=dict(call.scalars))
+        tensors = {
+            name: laid_out(tensor, self._layouts[name]) if name in candidate.laid else tensor
+            for name, tensor in call.tensors.items()
+        }
+        found = drafted(self.operation, replace(call, tensors=tensors), info, outputs or {})
+        return self._placed(found, candidate) if candidate.places else found
+
+    def _placed(self, draft: RecordDraft, candidate: Candidate) -> RecordDraft:
+        """The draft with its rows where the caller's pools have them."""
+        shrinking = self.operation.shrinking
+        assert shrinking is not None
+        assert shrinking.placed is not None
+        places = candidate.places
+        indices = shrinking.placed(candidate.call, {name: pool.rows for name, pool in places.items()})
+        before = {
+            name: replace(one, data=indices[name]) if name in indices else one
+            for name, one in draft.before.items()
+        }
+        pools = {
+            name: Pool(places[name].slots, tuple(places[name].rows[row] for row in pool.rows))
+            for name, pool in draft.info.pools.items()
+        }
+        return RecordDraft(replace(draft.info, pools=pools), before, draft.after)
+
+
+def write(
+    path: Path, draft: RecordDraft, *, provenance: Mapping[str, object] | None = None, durable: bool = False
+) -> None:
+    """A store of one record."""
+    compression = None if durable else Compression(None)
+    with StoreWriter(
+        path, kind=KIND, provenance=provenance, compression=compression, durable=durable
+    ) as writer:
+        writer.write(BATCH, [draft])

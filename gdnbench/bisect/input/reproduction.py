@@ -1,0 +1,198 @@
+"""Runs a kernel on a stored record and holds it to a reference. With torch, numpy and zarr alone: its text
+becomes part of the files that `script` writes, which run without this project."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import json
+import math
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import zarr
+from torch import Tensor
+
+
+def record_of(store: Path) -> dict[str, Any]:
+    """The one record of a store: a line of JSON that describes every tensor."""
+    segments: Any = zarr.open_group(store, mode="r")["segments"]
+    for _, segment in segments.groups():
+        for name, batch in segment.groups():
+            if name != "end":
+                record: dict[str, Any] = json.loads(bytes(batch["records"][:]).splitlines()[0])
+                return record
+    raise SystemExit(f"{store} holds no record")
+
+
+def stored(store: Path, tensor: Mapping[str, Any]) -> Tensor:
+    """A tensor, bit by bit."""
+    place, _, row = tensor["location"].partition("#")
+    array: Any = zarr.open_array(store / "segments" / place, mode="r")
+    bits = np.array(array[int(row)] if row else array[...])
+    return torch.from_numpy(bits).view(getattr(torch, tensor["dtype"])).reshape(tensor["shape"])
+
+
+def integers(tensor: Tensor) -> Tensor:
+    """The bits of a tensor, as a view."""
+    sizes = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    return tensor.view(sizes[tensor.element_size()])
+
+
+def poisoned(elements: int, dtype: torch.dtype) -> Tensor:
+    """Memory in which every float is NaN."""
+    return torch.full((elements * dtype.itemsize,), 0xFF, dtype=torch.uint8).view(dtype)
+
+
+def as_called(store: Path, record: Mapping[str, Any], name: str, device: str) -> Tensor:
+    """A tensor as the kernel got it: all slots of a pool, the caller's strides."""
+    tensor, pool = record["before"][name], record["info"]["pools"].get(name)
+    values = stored(store, tensor)
+    if pool is not None:
+        whole = poisoned(pool["slots"] * math.prod(values.shape[1:]), values.dtype)
+        whole = whole.view(pool["slots"], *values.shape[1:])
+        integers(whole)[pool["rows"]] = integers(values)
+        values = whole
+    if list(values.shape) == tensor["caller_shape"] and values.numel():
+        strides, offset = tensor["caller_strides"], tensor["caller_offset"]
+        reach = 1 + sum((size - 1) * stride for size, stride in zip(values.shape, strides, strict=True))
+        memory = poisoned(offset + reach, values.dtype)
+        bits = np.lib.stride_tricks.as_strided(
+            integers(memory)[offset:].numpy(), values.shape, [stride * values.itemsize for stride in strides]
+        )
+        bits[...] = integers(values).numpy()
+        values = memory.to(device).as_strided(values.shape, strides, offset)
+    return values.to(device)
+
+
+def unplain(value: Any) -> Any:
+    """A scalar as it was: JSON has no infinity."""
+    return float(value["$float"]) if isinstance(value, dict) else value
+
+
+def function_of(name: str) -> Callable[..., Any]:
+    """ "module:function" or "file.py:function", looked for here and beside this file."""
+    place, _, function = name.rpartition(":")
+    sys.path[:0] = ["", str(Path(__file__).parent)]
+    if not place.endswith(".py"):
+        found: Any = importlib.import_module(place)
+    else:
+        here = [path for path in (Path(place), Path(__file__).parent / Path(place).name) if path.is_file()]
+        if not here:
+            raise SystemExit(
+                f"{place} is not here; put it beside this file, or name the kernel: FILE.py:NAME"
+            )
+        spec = importlib.util.spec_from_file_location("kernel_under_test", here[0])
+        assert spec is not None
+        assert spec.loader is not None
+        found = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(found)
+    for part in function.split("."):
+        found = getattr(found, part)
+    kernel: Callable[..., Any] = found
+    return kernel
+
+
+def ran(
+    kernel: Callable[..., Any], arguments: Mapping[str, Any], outputs: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """Outputs by name: buffers that the kernel filled, or what it returned instead."""
+    known = inspect.signature(kernel).parameters
+    takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in known.values())
+    given = {**arguments, **outputs}
+    returned = kernel(**{name: value for name, value in given.items() if takes_all or name in known})
+    if returned is None:
+        returned = {}
+    if not isinstance(returned, Mapping):
+        values = returned if isinstance(returned, tuple | list) else (returned,)
+        returned = dict(zip(outputs, values, strict=False))
+    return {**outputs, **{name: value for name, value in returned.items() if value is not None}}
+
+
+def wrong(name: str, found: Tensor, exact: Tensor, limit: Mapping[str, float]) -> str | None:
+    """What is wrong with a tensor; elements that the reference leaves NaN are not looked at."""
+    if found.shape != exact.shape:
+        return f"{name} has shape {list(found.shape)}, not {list(exact.shape)}"
+    x, y = found.double().cpu(), exact.cpu()
+    kept = ~y.isnan()
+    spoilt = kept & y.isfinite() & ~x.isfinite()
+    if bool(spoilt.any()):
+        return f"{name}: {int(spoilt.sum())} elements are not finite, first {spoilt.nonzero()[0].tolist()}"
+    kept &= y.isfinite()
+    error = (x - y)[kept].abs()
+    rms = float(error.square().mean().sqrt()) if len(error) else 0.0
+    largest = float(error.max()) if len(error) else 0.0
+    print(f"{name}: RMS error {rms:.3g}, largest {largest:.3g}; limits {json.dumps(dict(limit))}")
+    if "bitwise" in limit:
+        unequal = kept & (found.cpu() != y.to(found.dtype))
+        return f"{name}: {int(unequal.sum())} elements differ in their bits" if bool(unequal.any()) else None
+    if "absolute" in limit:
+        beyond = error > limit["absolute"] + limit["relative"] * y[kept].abs()
+        return f"{name}: {int(beyond.sum())} elements beyond the limit" if bool(beyond.any()) else None
+    over = [what for what, value in (("rms", rms), ("largest", largest)) if value > limit.get(what, math.inf)]
+    return f"{name}: over the limit of {' and '.join(over)}" if over else None
+
+
+def reproduce(
+    store: Path,
+    kernel: str,
+    reference: Callable[..., dict[str, Tensor]],
+    outputs: Mapping[str, tuple[tuple[int, ...], str]],
+    limits: Mapping[str, Mapping[str, float]],
+    takes: Mapping[str, tuple[str, ...]],
+    device: str,
+) -> int:
+    """Exit status: 1 where the failure is there, 0 where it is not, 2 where the kernel takes something else.
+
+    `outputs`: shapes and dtypes of the buffers. `takes`: values of conventions that the kernel takes.
+    """
+    record = record_of(store)
+    conventions = record["info"]["conventions"]
+    scalars = {name: unplain(value) for name, value in record["info"]["scalars"].items()}
+    call = {name: as_called(store, record, name, device) for name in record["before"]}
+    exact = reference(**{name: tensor.clone() for name, tensor in call.items()}, **scalars, **conventions)
+    function = function_of(kernel)
+    declared = {
+        name: (value,) if isinstance(value, str) else tuple(value)
+        for name, value in getattr(function, "conventions", {}).items()
+    }
+    for name, value in conventions.items():
+        accepted = {**takes, **declared}.get(name, (value,))
+        if value not in accepted:
+            print(f"the kernel takes {name} as {' or '.join(accepted)}; this record has {value}")
+            return 2
+    before = {name: tensor.clone() for name, tensor in call.items()}
+    buffers = {
+        name: poisoned(math.prod(shape), getattr(torch, dtype)).view(shape).to(device)
+        for name, (shape, dtype) in outputs.items()
+    }
+    try:
+        with torch.no_grad():
+            found = ran(function, {**conventions, **scalars, **call}, buffers)
+        if device == "cuda":
+            torch.cuda.synchronize()
+    except Exception as error:
+        print(f"the kernel raised {type(error).__name__}: {error}")
+        return 1
+    bad = []
+    for name, tensor in before.items():
+        if name not in exact and not torch.equal(integers(call[name]), integers(tensor)):
+            bad.append(f"input {name} was written to")
+    for name, tensor in exact.items():
+        result = found.get(name, call.get(name))
+        assert result is not None
+        if name in before:  # a pool: slots that the call does not touch keep their bits
+            rows = torch.ones(len(tensor), dtype=torch.bool)
+            rows[record["info"]["pools"].get(name, {"rows": []})["rows"]] = False
+            if not torch.equal(integers(result)[rows], integers(before[name])[rows]):
+                bad.append(f"{name}: slots were written that the call must not touch")
+        bad += filter(None, [wrong(name, result, tensor, limits.get(name, {}))])
+    for line in bad:
+        print(line)
+    print("it reproduces" if bad else "it does not reproduce")
+    return 1 if bad else 0

@@ -1,0 +1,232 @@
+"""Finds the first instruction whose value differs beyond rounding, between two versions of a kernel."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from gdnbench.bisect import content, ends
+from gdnbench.bisect import trial as trials
+from gdnbench.bisect.instruction import text
+from gdnbench.bisect.instruction.alignment import Run, align
+from gdnbench.bisect.instruction.compare import first_difference
+from gdnbench.bisect.instruction.launches import (
+    LaunchDifference,
+    OtherLaunches,
+    differences,
+    kernel_name,
+)
+from gdnbench.bisect.instruction.version import Asked, Version, VersionFails
+from gdnbench.bisect.ledger import Question
+from gdnbench.bisect.prober import Place, Prober
+from gdnbench.bisect.session import Session
+from gdnbench.bisect.steady import Steadiness
+from gdnbench.bisect.trial import SCHEDULES, Trial
+from gdnbench.bisect.verdict import State, Verdict
+from gdnbench.errors import BadInputError
+from gdnbench.replay.simulated import SIM
+from gdnbench.sim.value_trace import read
+
+EVENTS = 1_000_000
+"""Of one CTA's trace: about 1 GB in memory for both versions."""
+
+
+AGREE = Verdict(State.GOOD, "pass", facts={"lines": ["the two versions leave the same bits"]})
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What is asked. `folders`: where the modules of each version are looked for first. `stage`: look at the
+    launch that gives it. `cta`: the CTA to trace, where it cannot be told from what it writes."""
+
+    store: str
+    record: int
+    good: str
+    bad: str
+    folders: tuple[Path | None, Path | None] = (None, None)
+    stage: str | None = None
+    tolerance: tuple[float, float] | None = None
+    integers: bool = False
+    cta: int | None = None
+    check_ends: bool = True
+
+    @property
+    def kernels(self) -> tuple[str, str]:
+        return self.good, self.bad
+
+
+def find(request: Request, session: Session) -> Verdict:
+    """State BAD if a place is named or an end is flaky; `facts` has the lines, and all else as plain JSON."""
+    questions = [_question(request, kernel, folder) for kernel, folder in _sides(request)]
+    notes: list[str] = []
+    if request.check_ends:
+        for label, question, (kernel, folder) in zip(
+            ("good", "bad"), questions, _sides(request), strict=True
+        ):
+            trial = Trial(request.store, kernel, SIM, (request.record,))
+            end = ends.look(session, label, question, trial, partial(Prober, _place(folder)))
+            if end.steadiness is Steadiness.FLAKY:
+                line = f"the {label} version is flaky: {end.spread}"
+                return Verdict(State.BAD, "flaky", line, facts={"lines": [line]})
+            if end.steadiness is Steadiness.BY_SCHEDULE:
+                notes.append(f"the {label} version depends on the simulator's schedule: {end.spread}")
+    asked: Question = {
+        "axis": "instruction",
+        "good": questions[0],
+        "bad": questions[1],
+        "stage": request.stage,
+        "tolerance": request.tolerance,
+        "integers": request.integers,
+        "cta": request.cta,
+    }
+    found = session.ask("good beside bad", asked, lambda: _Comparing(request, session.told).run())
+    lines = [f"note: {note}" for note in notes] + list(found.facts["lines"])
+    return replace(found, facts={**found.facts, "lines": lines})
+
+
+def _sides(request: Request) -> list[tuple[str, Path | None]]:
+    return list(zip(request.kernels, request.folders, strict=True))
+
+
+def _place(folder: Path | None) -> Place:
+    return Place(environment={} if folder is None else {"PYTHONPATH": str(folder)})
+
+
+def _question(request: Request, kernel: str, folder: Path | None) -> Question:
+    trial = Trial(request.store, kernel, SIM, (request.record,))
+    if folder is None:
+        return trials.question(trial)
+    package = kernel.partition(":")[0].partition(".")[0]
+    places = [place for place in (folder / package, folder / f"{package}.py") if place.exists()]
+    if not places:
+        raise BadInputError(f"{folder} has no module {package!r}")
+    known = trials.question(replace(trial, kernel="reference"))
+    return {**known, "kernel": kernel, "code": content.of_code(places)}
+
+
+class _Comparing:
+    """Both versions side by side, in processes of their own."""
+
+    def __init__(self, request: Request, told: Callable[[str], None]) -> None:
+        self.request = request
+        self.told = told
+        self.versions: list[Version] = []
+        self.digests: set[str] = set()
+
+    def run(self) -> Verdict:
+        begin = time.monotonic()
+        return replace(self._run(), seconds=time.monotonic() - begin)
+
+    def _run(self) -> Verdict:
+        with ExitStack() as stack:
+            scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gdnbench-bisect-")))
+            self.versions = [
+                stack.enter_context(closing(Version(kernel, folder)))
+                for kernel, folder in _sides(self.request)
+            ]
+            agree = AGREE
+            for schedule in SCHEDULES:
+                found = self._under(schedule, scratch)
+                if found.state is State.BAD:
+                    return found
+                if found.kind != "pass":
+                    agree = found
+            return agree
+
+    def _under(self, schedule: str, scratch: Path) -> Verdict:
+        request = self.request
+        asked = Asked(request.store, request.record, request.stage is not None, schedule)
+        folders = (scratch / "good", scratch / "bad")
+        seen: list[dict[str, Any]] = []
+        for label, version, folder in zip(("good", "bad"), self.versions, folders, strict=True):
+            try:
+                seen.append(version.survey(asked, folder))
+            except VersionFails as failure:
+                if label == "good":
+                    raise BadInputError(f"the good version does not run: {failure.reason}") from None
+                line = f"the bad version ends in a {failure.outcome}, the good one does not: {failure.reason}"
+                return Verdict(State.BAD, failure.outcome, line, facts={"lines": [line]})
+        launches = [one["launches"] for one in seen]
+        digest = repr([[launch["digest"] for launch in side] for side in launches])
+        if digest in self.digests:
+            return AGREE
+        self.digests.add(digest)
+        stage = self._stage(seen[0])
+        found: list[LaunchDifference] = []
+        other = ""
+        try:
+            for one in differences(launches[0], launches[1], folders, request.tolerance):
+                found.append(one)
+        except OtherLaunches as error:
+            other = str(error)
+        if stage is not None:
+            found = [one for one in found if one.launch == stage]
+        if request.tolerance is not None:
+            found = [one for one in found if one.beyond]
+        for one in sorted(found, key=lambda one: not one.beyond):
+            verdict = self._trace(asked, one, len(launches[0]), scratch)
+            if verdict is not None:
+                return verdict
+        if other:
+            return Verdict(State.BAD, "other launches", other, facts={"lines": [other]})
+        if not found:
+            return AGREE
+        entries = ", ".join(kernel_name(one.entry) for one in found)
+        line = f"the versions differ in the bits that {entries} leaves, and no value by more than rounding"
+        return Verdict(State.GOOD, "rounding", line, facts={"lines": [line]})
+
+    def _stage(self, seen: dict[str, Any]) -> int | None:
+        """The launch that gives the stage asked for."""
+        name = self.request.stage
+        if name is None:
+            return None
+        if name not in seen["stages"]:
+            raise BadInputError(f"the kernel shows no stage {name!r}; it shows {', '.join(seen['stages'])}")
+        pointer = seen["stages"][name]
+        for number, launch in enumerate(seen["launches"]):
+            if pointer in launch["tensors"].values():
+                return number
+        raise BadInputError(f"no launch gives stage {name}: it is not a tensor that the kernels write")
+
+    def _trace(
+        self, asked: Asked, difference: LaunchDifference, launches: int, scratch: Path
+    ) -> Verdict | None:
+        """What the traces of the CTA that made the worst element say; None if all is rounding."""
+        where = text.launch_line(difference, launches)
+        self.told(where)
+        cta = self.request.cta
+        if cta is None:
+            element = (difference.launch, difference.tensor, difference.place)
+            cta = self.versions[0].writer(asked, *element)
+        if cta is None:
+            raise BadInputError(
+                f"{where}; which CTA writes it cannot be told, its CTAs take turns: give --cta"
+            )
+        self.told(f"tracing CTA {cta} of {kernel_name(difference.entry)} in both versions")
+        runs, grid = [], (1, 1, 1)
+        for label, version in zip(("good", "bad"), self.versions, strict=True):
+            path = scratch / f"{label}.trace"
+            version.trace(asked, difference.launch, cta, path, EVENTS)
+            with read(path) as trace:
+                runs.append(Run.of(trace))
+                grid = trace.grid
+        alignment = align(*runs)
+        found = first_difference(alignment, difference.inputs, self.request.integers)
+        notes = []
+        if found is None and difference.beyond:
+            found = first_difference(alignment, difference.inputs, self.request.integers, exact=True)
+            notes = ["no single value differs by more than rounding explains; this is the first that differs"]
+        for label, run in zip(("good", "bad"), runs, strict=True):
+            if run.dropped:
+                self.told(f"the trace of the {label} version ends after {EVENTS:,} events")
+        if found is None:
+            return None
+        facts = text.facts(found, alignment, cta, grid)
+        lines = [where, *notes, *text.lines(facts)]
+        return Verdict(State.BAD, facts["kind"], lines[-1], facts={**facts, "launch": where, "lines": lines})

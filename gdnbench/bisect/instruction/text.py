@@ -1,0 +1,172 @@
+"""What was found, as plain JSON and in lines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from gdnbench.bisect.instruction.alignment import Alignment, Run
+from gdnbench.bisect.instruction.compare import Finding, LanesFinding, ValueFinding
+from gdnbench.bisect.instruction.launches import LaunchDifference, kernel_name
+from gdnbench.bisect.instruction.rounding import element, ulp
+from gdnbench.bisect.instruction.statements import Statement
+from gdnbench.sim.machine.seam import Dim3
+
+
+def launch_line(difference: LaunchDifference, launches: int) -> str:
+    how = "differs" if difference.beyond else "differs by no more than rounding"
+    place = ", ".join(map(str, difference.place))
+    return (
+        f"launch {difference.launch + 1} of {launches}, {kernel_name(difference.entry)}, {how}:"
+        f" {difference.tensor}[{place}] is {difference.good:.6g} and {difference.bad:.6g}"
+    )
+
+
+def facts(found: Finding, alignment: Alignment, cta: int, grid: Dim3) -> dict[str, Any]:
+    """Plain JSON; `kind` says which sort of finding it is."""
+    good, bad = alignment.good, alignment.bad
+    x, y, _ = grid
+    where: dict[str, Any] = {"cta": [cta % x, cta // x % y, cta // (x * y)]}
+    if isinstance(found, ValueFinding):
+        where |= _value(found, alignment)
+        places = [_place(bad, one) for one in found.edited]
+        where["edited"] = list({(one["file"], one["line"]): one for one in places[::-1]}.values())[::-1]
+        return where
+    if isinstance(found, LanesFinding):
+        event = good.events[found.good]
+        lanes = {"good_lanes": event.lanes, "bad_lanes": bad.events[found.bad].lanes}
+        sides = {"good": _place(good, found.good), "bad": _place(bad, found.bad)}
+        who = {"warp": event.warp, "occurrence": event.occurrence}
+        return {**where, "kind": "lanes", **lanes, **sides, **who}
+    run = good if found.good > found.bad else bad
+    return {
+        **where,
+        "kind": "sequence",
+        "warp": found.warp,
+        "occurrence": run.events[found.event].occurrence,
+        "more": "good" if run is good else "bad",
+        "good_count": found.good,
+        "bad_count": found.bad,
+        "place": _place(run, found.event),
+        "edited": _edited_beside(found.site, alignment),
+    }
+
+
+def _edited_beside(site: Statement, alignment: Alignment) -> list[dict[str, Any]]:
+    """What the bad version has edited of the function that `site` stands in, else of its file: loops, above
+    all."""
+    of = alignment.pairing.of
+    near = [one for one in alignment.pairing.edited if of[one].file == site.file]
+    edited = [one for one in near if of[one].function == site.function] or near
+    source = alignment.bad.source
+    return [
+        {
+            "file": one.file,
+            "line": one.line,
+            "function": one.function,
+            "text": source.line(one.file, one.line),
+        }
+        for one in sorted(edited, key=lambda one: one.line)
+    ]
+
+
+def _value(found: ValueFinding, alignment: Alignment) -> dict[str, Any]:
+    event = alignment.good.events[found.good]
+    data: dict[str, Any] = {
+        "kind": "value",
+        "warp": event.warp,
+        "occurrence": event.occurrence,
+        "lane": found.lane,
+        "format": found.format,
+        "good": _place(alignment.good, found.good),
+        "bad": _place(alignment.bad, found.bad),
+    }
+    worst = found.excess
+    if worst is not None:
+        import numpy as np
+
+        kind = element(found.format)
+        unit = float(ulp(np.array(worst.good), kind))
+        data |= {
+            "good_value": _number(worst.good),
+            "bad_value": _number(worst.bad),
+            "ulps": _number(worst.difference / unit),
+            "explained_ulps": _number(worst.bound / unit),
+        }
+    return data
+
+
+def _number(value: float) -> float | str:
+    """JSON has no infinities and no NaN."""
+    return value if abs(value) < float("inf") else str(value)
+
+
+def _place(run: Run, event: int) -> dict[str, Any]:
+    ins, site = run.instruction(event), run.site(event)
+    return {
+        "file": ins.file,
+        "line": ins.file_line,
+        "function": site.function,
+        "text": run.source.line(ins.file or "", ins.file_line or 0),
+        "instruction": ins.name,
+        "ptx": " ".join(ins.text.split()),
+        "ptx_line": ins.line,
+    }
+
+
+def at(place: dict[str, Any]) -> str:
+    """`inverse.py:123 in _merge`."""
+    name = Path(place["file"]).name if place["file"] else "no Python line"
+    function = f" in {place['function']}" if place["function"] else ""
+    return f"{name}:{place['line']}{function}" if place["file"] else name
+
+
+def lines(found: dict[str, Any]) -> list[str]:
+    """What was found; the last line is the answer."""
+    who = f"CTA ({','.join(map(str, found['cta']))}), warp {found['warp']}"
+    if found["kind"] == "sequence":
+        return [*_edited(found["edited"]), _sequence(found, who)]
+    good, bad = found["good"], found["bad"]
+    shown = [f"good: {at(good)}: {good['text']}", f"bad:  {at(bad)}: {bad['text']}"]
+    ptx = f"PTX line {good['ptx_line']:,} / {bad['ptx_line']:,}: {good['ptx']}"
+    if bad["ptx"].split()[0] != good["ptx"].split()[0]:
+        ptx += f" / {bad['ptx']}"
+    if found["kind"] == "lanes":
+        lanes = f"lanes {found['good_lanes']:#010x} execute it, {found['bad_lanes']:#010x} in the bad version"
+        return [*shown, f"{at(bad)}: {lanes}, {who}, occurrence {found['occurrence']}; {ptx}"]
+    edited = found["edited"]
+    shown += _edited(edited)
+    first = edited[0] if edited else bad
+    values = f"{good['instruction']} value"
+    if "ulps" in found:
+        values += f" {_shown(found['good_value'])} against {_shown(found['bad_value'])}"
+        values += f" ({_shown(found['ulps'], 3)} {found['format'].partition('x')[0]} ULPs,"
+        values += f" rounding explains {_shown(found['explained_ulps'], 3)})"
+    else:
+        values += f" of {found['format']} differs"
+    where = f"{who}, lane {found['lane']}, occurrence {found['occurrence']}"
+    return [*shown, f"{at(first)}: {values}, {where}; {ptx}"]
+
+
+def _edited(places: list[dict[str, Any]]) -> list[str]:
+    return [f"edited: {at(one)}: {one['text']}" for one in places]
+
+
+def _shown(value: float | str, digits: int = 7) -> str:
+    return value if isinstance(value, str) else f"{value:.{digits}g}"
+
+
+def _sequence(found: dict[str, Any], who: str) -> str:
+    place = found["place"]
+    counts = f"{found['good_count']} times in the good version, {found['bad_count']} in the bad one"
+    said = (
+        f"{at(place)}: `{place['text']}` runs {counts}, {who}; first without a counterpart is occurrence"
+        f" {found['occurrence']} of PTX line {place['ptx_line']:,} of the {found['more']} version:"
+        f" {place['ptx']}"
+    )
+    loops = [one for one in found["edited"] if one["text"].startswith(_CONTROL)]
+    return f"{at(loops[0])}: `{loops[0]['text']}` is edited; {said}" if loops else said
+
+
+_CONTROL = ("for ", "while ", "if ", "elif ")
+"""What decides how often a statement runs."""

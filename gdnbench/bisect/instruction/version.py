@@ -1,0 +1,105 @@
+"""One version of a kernel, in a process of its own, which compiles it once and is asked again and again."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gdnbench.errors import BadInputError, CannotRunError
+from gdnbench.replay.process import START_SECONDS, Gone, Worker, cause
+
+MODULE = "gdnbench.bisect.instruction.worker"
+
+
+class VersionFails(Exception):
+    """The kernel did not run to its end: the outcome and why, in one line."""
+
+    def __init__(self, outcome: str, reason: str) -> None:
+        super().__init__(reason)
+        self.outcome = outcome
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What both versions are run on."""
+
+    store: str
+    record: int
+    stages: bool
+    schedule: str = "late"
+
+
+class Version:
+    """The kernel called `kernel`; modules are looked for in `folder` first, where one is given."""
+
+    def __init__(self, kernel: str, folder: Path | None = None, timeout: float = 600.0) -> None:
+        self.kernel = kernel
+        self._folder = folder
+        self._timeout = timeout
+        self._worker: Worker | None = None
+
+    def survey(self, asked: Asked, folder: Path) -> dict[str, Any]:
+        """What every launch changed is in `folder` then: see `watching.Survey`. VersionFails."""
+        folder.mkdir(parents=True, exist_ok=True)
+        return self._ask(asked, {"watch": "survey", "folder": str(folder)})
+
+    def writer(self, asked: Asked, launch: int, tensor: str, place: tuple[int, ...]) -> int | None:
+        """Which CTA writes an element."""
+        request = {"watch": "writer", "launch": launch, "tensor": tensor, "place": list(place)}
+        found: int | None = self._ask(asked, request)["cta"]
+        return found
+
+    def trace(self, asked: Asked, launch: int, cta: int, path: Path, limit: int) -> None:
+        """Writes a value trace."""
+        request = {"watch": "trace", "launch": launch, "cta": cta, "path": str(path), "limit": limit}
+        self._ask(asked, request)
+
+    def close(self) -> None:
+        if self._worker is not None:
+            self._worker.kill()
+            self._worker = None
+
+    def _ask(self, asked: Asked, request: dict[str, Any]) -> dict[str, Any]:
+        message = {
+            **request,
+            "kernel": self.kernel,
+            "store": asked.store,
+            "record": asked.record,
+            "stages": asked.stages,
+            "schedule": asked.schedule,
+        }
+        worker = self._started()
+        try:
+            reply = worker.ask(message, self._timeout)
+        except TimeoutError:
+            self.close()
+            raise VersionFails("hang", f"no answer within {self._timeout:g} s") from None
+        except Gone:
+            status = worker.wait()
+            self.close()
+            raise VersionFails("crash", f"the process ended by {cause(status)}") from None
+        if reply.get("bad_input") is not None:
+            raise BadInputError(reply["bad_input"])
+        if reply.get("cannot_run") is not None:
+            raise CannotRunError(reply["cannot_run"])
+        if reply.get("failure") is not None:
+            raise VersionFails(reply["failure"]["outcome"], reply["failure"]["reason"])
+        return reply
+
+    def _started(self) -> Worker:
+        if self._worker is None:
+            environment = dict(os.environ)
+            if self._folder is not None:
+                paths = [str(self._folder), environment.get("PYTHONPATH", "")]
+                environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+            self._worker = Worker(MODULE, [], python=sys.executable, environment=environment)
+            try:
+                self._worker.receive(START_SECONDS)
+            except (TimeoutError, Gone):
+                self.close()
+                raise CannotRunError("a process to simulate in did not start; its stderr says why") from None
+        return self._worker

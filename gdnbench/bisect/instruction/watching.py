@@ -1,0 +1,107 @@
+"""What the process that runs one version does while its launches are simulated."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from blake3 import blake3
+from torch import Tensor
+
+from gdnbench.bits import as_integers
+from gdnbench.sim.host.arguments import Region
+from gdnbench.sim.machine.seam import Dim3
+from gdnbench.sim.value_trace import CLASSES, OTHER, Selection, TraceWriter
+from gdnbench.sim.watch import Observed
+
+
+def _tensors(regions: Sequence[Region]) -> dict[str, Tensor]:
+    return {region.name: region.keeper for region in regions if isinstance(region.keeper, Tensor)}
+
+
+@dataclass(slots=True)
+class Survey:
+    """Keeps what every launch changed: `FOLDER/<number>.pt`, by tensor its elements and which of them are
+    new. `launches` says what there was, as plain JSON: entry, grid, addresses of what it changed, a digest
+    of it."""
+
+    folder: Path
+    launches: list[dict[str, Any]] = field(default_factory=list)
+    _before: dict[str, Tensor] = field(default_factory=dict)
+
+    def begins(self, entry: str, grid: Dim3, regions: Sequence[Region]) -> None:
+        self._before = {name: tensor.clone() for name, tensor in _tensors(regions).items()}
+        self.launches.append({"entry": entry, "grid": list(grid), "tensors": {}})
+
+    def ended(self, regions: Sequence[Region]) -> None:
+        kept = {}
+        hasher = blake3()
+        for name, tensor in _tensors(regions).items():
+            changed = as_integers(tensor) != as_integers(self._before[name])
+            if changed.any():
+                kept[name] = (tensor.detach().clone(), changed)
+                self.launches[-1]["tensors"][name] = tensor.data_ptr()
+                hasher.update(name.encode() + as_integers(tensor.contiguous()).numpy().tobytes())
+        self.launches[-1]["digest"] = hasher.hexdigest()
+        torch.save(kept, self.folder / f"{len(self.launches) - 1}.pt")
+
+
+@dataclass(slots=True)
+class WriterSearch:
+    """Which CTA of a launch writes one element of a tensor: `found`, None where it cannot be told."""
+
+    launch: int
+    tensor: str
+    place: tuple[int, ...]
+    found: int | None = None
+    _count: int = 0
+    _element: Tensor | None = None
+    _last: int = 0
+    _running: int | None = None
+
+    def begins(self, entry: str, grid: Dim3, regions: Sequence[Region]) -> Observed | None:
+        self._count += 1
+        if self._count - 1 != self.launch:
+            return None
+        element = _tensors(regions)[self.tensor][self.place]
+        self._element = as_integers(element)
+        self._last = int(self._element)
+        return Observed(before_cta=self._before)
+
+    def ended(self, regions: Sequence[Region]) -> None:
+        if self._count - 1 == self.launch:
+            self._look()
+
+    def _before(self, cta: int) -> None:
+        self._look()
+        self._running = cta
+
+    def _look(self) -> None:
+        """The last CTA to change it is the one."""
+        assert self._element is not None
+        if int(self._element) != self._last:
+            self._last = int(self._element)
+            self.found = self._running
+
+
+@dataclass(slots=True)
+class Tracing:
+    """Traces one CTA of one launch."""
+
+    launch: int
+    cta: int
+    path: Path
+    limit: int
+    _count: int = 0
+
+    def begins(self, entry: str, grid: Dim3, regions: Sequence[Region]) -> Observed | None:
+        self._count += 1
+        if self._count - 1 != self.launch:
+            return None
+        selection = Selection(frozenset({self.cta}), classes=frozenset(CLASSES) - {OTHER})
+        return Observed(TraceWriter(self.path, selection, self.limit))
+
+    def ended(self, regions: Sequence[Region]) -> None: ...

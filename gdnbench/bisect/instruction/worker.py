@@ -1,0 +1,101 @@
+"""The process that runs one version of the kernel on the simulator, told by JSON lines on a pipe.
+
+`python -m gdnbench.bisect.instruction.worker REQUESTS REPLIES`: file descriptors of the two pipes. A request
+is a record, a kernel and what is to be watched; the reply is what was seen, or why the kernel did not run to
+its end. What kernels print goes to stderr.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gdnbench.bisect.instruction.watching import Survey, Tracing, WriterSearch
+from gdnbench.errors import CannotRunError, GdnbenchError
+from gdnbench.ops import operation
+from gdnbench.replay.execute import Execution
+from gdnbench.replay.failure import Failure
+from gdnbench.replay.process import Message, serve
+from gdnbench.replay.run import InProcess, bad_input
+from gdnbench.replay.simulated import SIM
+from gdnbench.sim.simulate import Settings, active
+from gdnbench.store.recover import open_store
+
+
+def main(arguments: list[str]) -> None:
+    requests, replies = arguments
+    serve(int(requests), int(replies), lambda tell: Answering().answer)
+
+
+class Answering:
+    """Answers requests about one kernel, which is compiled once."""
+
+    def __init__(self) -> None:
+        self._runner: InProcess | None = None
+
+    def answer(self, request: Message) -> Message:
+        try:
+            return self._answer(request)
+        except CannotRunError as error:
+            return {"cannot_run": str(error)}
+        except GdnbenchError as error:
+            return {"bad_input": str(error)}
+
+    def _answer(self, request: Message) -> Message:
+        if self._runner is None:
+            problem = bad_input(request["kernel"], SIM)
+            if problem is not None:
+                return {"bad_input": problem}
+            self._runner = InProcess(request["kernel"], SIM, request["stages"])
+        watch = _watch(request)
+        with open_store(request["store"]) as store:
+            record = store.records[request["record"]]
+            with _told_memory(), active(Settings(schedule=request["schedule"], watch=watch)):
+                found = self._runner.run(record, operation(record.info.op))
+        if isinstance(found, Failure):
+            return {"failure": {"outcome": str(found.outcome), "reason": found.reason}}
+        return _seen(watch, found)
+
+
+@contextlib.contextmanager
+def _told_memory() -> Iterator[None]:
+    """While memory that torch hands out is filled, so that what no launch writes is the same in both
+    versions, and what one writes is seen to change."""
+    before = (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+    )
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+
+
+def _watch(request: Message) -> Survey | WriterSearch | Tracing:
+    match request["watch"]:
+        case "survey":
+            return Survey(Path(request["folder"]))
+        case "writer":
+            return WriterSearch(request["launch"], request["tensor"], tuple(request["place"]))
+        case _:
+            return Tracing(request["launch"], request["cta"], Path(request["path"]), request["limit"])
+
+
+def _seen(watch: Survey | WriterSearch | Tracing, found: Execution) -> Message:
+    seen: dict[str, Any] = {}
+    if isinstance(watch, Survey):
+        stages = {name: tensor.data_ptr() for name, tensor in found.stages.items()}
+        seen = {"launches": watch.launches, "stages": stages}
+    elif isinstance(watch, WriterSearch):
+        seen = {"cta": watch.found}
+    return seen
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,99 @@
+"""Verdicts on disk, by what was asked: a probe is never run twice, by this bisection or a later one.
+
+A file of JSON lines that only grows, one line a verdict, flushed to the device before the verdict is used.
+Several processes may write one ledger: a line is a single write under a lock. A last line that a killed
+process left half written counts as not there, and the next verdict starts a line of its own.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from blake3 import blake3
+
+from gdnbench.bisect.verdict import Verdict
+from gdnbench.errors import StoreError
+
+Question = Mapping[str, Any]
+"""All that a verdict depends on, as plain JSON: digests of records and code, options, versions."""
+
+
+def key_of(question: Question) -> str:
+    """BLAKE3 of the question as canonical JSON, hexadecimal."""
+    text = json.dumps(question, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return blake3(text.encode()).hexdigest()
+
+
+class Ledger:
+    """The verdicts in the file at `path`, which need not be there yet. StoreError if it cannot be read or
+    holds what is no verdict."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._known: dict[str, Verdict] = {}
+        self._read = 0
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._refresh()
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def find(self, question: Question) -> Verdict | None:
+        """What was found before, by whomever."""
+        key = key_of(question)
+        if key not in self._known:
+            self._refresh()
+        return self._known.get(key)
+
+    def answer(self, question: Question, probe: Callable[[], Verdict]) -> Verdict:
+        """The known verdict, else that of `probe`, which is then known."""
+        found = self.find(question)
+        if found is None:
+            found = probe()
+            self.add(question, found)
+        return found
+
+    def add(self, question: Question, verdict: Verdict) -> None:
+        line = {"key": key_of(question), "question": dict(question), "verdict": verdict.to_json()}
+        data = json.dumps(line, sort_keys=True).encode() + b"\n"
+        file = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            size = os.fstat(file).st_size
+            if size and os.pread(file, 1, size - 1) != b"\n":
+                data = b"\n" + data
+            os.write(file, data)
+            os.fsync(file)
+        finally:
+            os.close(file)
+        self._known[key_of(question)] = verdict
+
+    def _refresh(self) -> None:
+        """Takes in what was added since, whole lines alone."""
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._read)
+                data = file.read()
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise StoreError(f"{self._path} cannot be read: {error.strerror}") from None
+        whole = data[: data.rfind(b"\n") + 1]
+        self._read += len(whole)
+        for line in whole.splitlines():
+            self._take(line)
+
+    def _take(self, line: bytes) -> None:
+        if not line:
+            return
+        try:
+            found = json.loads(line)
+            key, verdict = found["key"], found["verdict"]
+        except (ValueError, KeyError, TypeError, RecursionError):
+            return  # what a killed process left of a line
+        self._known[str(key)] = Verdict.from_json(verdict, str(self._path))

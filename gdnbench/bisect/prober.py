@@ -1,0 +1,105 @@
+"""Trials in a process of their own: a kernel that crashes or hangs is a verdict, and the next one goes on.
+
+The process may be another Python, with other packages, and start in another folder, whose modules come first:
+that is how one trial is asked of many revisions and environments.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from gdnbench.bisect.trial import IMPORT_FAILURE, Trial
+from gdnbench.bisect.verdict import State, Verdict
+from gdnbench.errors import BadInputError, CannotRunError
+from gdnbench.replay.process import START_SECONDS, Gone, Worker, cause
+from gdnbench.report.outcome import Outcome
+
+MODULE = "gdnbench.bisect.worker"
+TIMEOUT = 600.0
+"""Seconds of a trial until it counts as hung."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where trials run: the interpreter, the folder that it starts in, and what is added to its
+    environment."""
+
+    python: str = sys.executable
+    folder: str | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+def _ended(imported: bool, outcome: Outcome, reason: str, seconds: float = 0.0) -> Verdict:
+    """Of a process that was ended: it says nothing of a kernel that could not be called yet."""
+    if imported:
+        return Verdict(State.BAD, str(outcome), reason, seconds=seconds)
+    return Verdict(State.SKIP, IMPORT_FAILURE, reason, seconds=seconds)
+
+
+class Probing(Protocol):
+    """Runs trials somewhere: a `Prober`, or what stands in for one."""
+
+    def run(self, trial: Trial) -> Verdict: ...
+
+    def close(self) -> None: ...
+
+
+class Prober:
+    """Runs trials in one process, which is replaced after a crash, a hang or an error of the device."""
+
+    def __init__(self, place: Place | None = None, timeout: float = TIMEOUT) -> None:
+        self._place = place or Place()
+        self._timeout = timeout
+        self._worker: Worker | None = None
+
+    def run(self, trial: Trial) -> Verdict:
+        """BadInputError as `trial.run`, CannotRunError if no process can be started."""
+        worker = self._started()
+        imported = False
+        try:
+            reply = worker.ask({"trial": trial.to_json()}, self._timeout)
+            if "imported" in reply:
+                imported = True
+                reply = worker.receive(self._timeout)
+        except TimeoutError:
+            self.close()
+            reason = f"no answer within {self._timeout:g} s; the process was killed"
+            return _ended(imported, Outcome.HANG, reason, self._timeout)
+        except Gone:
+            status = worker.wait()
+            self.close()
+            return _ended(imported, Outcome.CRASH, f"the process ended by {cause(status)}")
+        if reply.get("bad_input") is not None:
+            raise BadInputError(reply["bad_input"])
+        if reply.get("cannot_run") is not None:
+            raise CannotRunError(reply["cannot_run"])
+        found = Verdict.from_json(reply["verdict"], "the answer of a probing process")
+        if found.kind == Outcome.CRASH and trial.on == "cuda":
+            self.close()
+        return found
+
+    def close(self) -> None:
+        if self._worker is not None:
+            self._worker.kill()
+            self._worker = None
+
+    def _started(self) -> Worker:
+        if self._worker is None:
+            environment = {**os.environ, **self._place.environment}
+            self._worker = Worker(
+                MODULE, [], python=self._place.python, folder=self._place.folder, environment=environment
+            )
+            try:
+                self._worker.receive(START_SECONDS)
+            except (TimeoutError, Gone):
+                self.close()
+                where = Path(self._place.python).name
+                raise CannotRunError(
+                    f"a process of {where} to probe in did not start; its stderr says why"
+                ) from None
+        return self._worker

@@ -1,0 +1,370 @@
+"""Asks the questions of the record axis, in order, and draws the conclusion.
+
+Bad calls need not come after one another: a call that is bad by itself says nothing of the next. So calls are
+looked at one by one, in the order in which they were made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from gdnbench.bisect import content, ends
+from gdnbench.bisect.ledger import Question, key_of
+from gdnbench.bisect.prober import Prober
+from gdnbench.bisect.record.drift import STRETCH, Entry, Grows, Over, first_growth, first_over
+from gdnbench.bisect.record.links import Links, links_of
+from gdnbench.bisect.remote import Remote
+from gdnbench.bisect.session import Session
+from gdnbench.bisect.steady import Steadiness
+from gdnbench.bisect.trial import SCHEDULES, Trial, sources, toolchain
+from gdnbench.bisect.verdict import State, Verdict
+from gdnbench.errors import BadInputError, CannotRunError
+from gdnbench.ops import operation
+from gdnbench.replay.simulated import SIM
+from gdnbench.store.reader import StoredRecord
+from gdnbench.store.recover import open_store
+
+PROBES = "gdnbench.bisect.record.carried:"
+AT_ONCE = 16
+"""Calls that are asked about together."""
+
+
+@dataclass(frozen=True, slots=True)
+class One:
+    """A call: which it is, and what its verdict depends on."""
+
+    number: int
+    key: str
+    op: str
+    layer: str
+    layer_index: int | None
+    step: int
+    order: tuple[int, int]
+    content: str
+    bytes: int
+
+    def __str__(self) -> str:
+        layer = self.layer if self.layer_index is None else f"layer {self.layer_index}"
+        return f"{layer}, step {self.step} (record {self.number}, {self.op})"
+
+
+@dataclass(frozen=True, slots=True)
+class Carry:
+    """What following the states came to. `alone`: why the call `over` is bad from the exact state too; empty
+    where it is not. `starts`: the first call that is, at or before `over`."""
+
+    calls: int
+    lanes: int
+    over: Over | None = None
+    grows: Grows | None = None
+    starts: int | None = None
+    alone: str = ""
+    failed: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    kernel: str
+    looked: int
+    skipped: tuple[str, ...] = ()
+    first: One | None = None
+    reason: str = ""
+    kind: str = ""
+    in_order: bool = True
+    flaky: str = ""
+    by_schedule: str = ""
+    linked: int = 0  # calls whose state an earlier one left
+    before: tuple[int, ...] = ()  # the calls that the first bad one's states come from
+    carry: Carry | None = None
+    ones: Mapping[int, One] | None = None
+
+    @property
+    def bad(self) -> bool:
+        if self.first is not None:
+            return True
+        carry = self.carry
+        return carry is not None and bool(carry.over or carry.grows or carry.failed)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """`layer`: its name or number. `any`: whichever is found soonest, cheapest first. `carry`: follow the
+    states where every call passes by itself."""
+
+    trial: Trial
+    layer: str | None = None
+    any: bool = False
+    carry: bool = False
+
+
+def find(asked: Asked, session: Session) -> Found:
+    """BadInputError for a layer that is not there, CannotRunError where no call could be replayed."""
+    trial = asked.trial
+    with open_store(trial.store) as store:
+        chosen = range(len(store.records)) if trial.records is None else sorted(trial.records)
+        records = [store.records[number] for number in chosen]
+        records = [record for record in records if asked.layer is None or _of_layer(record, asked.layer)]
+        if not records:
+            there = sorted({str(store.records[number].info.layer) for number in chosen})
+            raise BadInputError(f"--layer {asked.layer}: there are {', '.join(there) or 'no records'}")
+        ones = {record.number: _one(record) for record in records}
+        order = sorted(ones, key=lambda number: ones[number].order)
+        links = links_of([store.records[number] for number in order])
+    return _Finding(asked, session, ones, order, links).run()
+
+
+def _of_layer(record: StoredRecord, layer: str) -> bool:
+    return layer in (record.info.layer, str(record.info.layer_index))
+
+
+def _one(record: StoredRecord) -> One:
+    info = record.info
+    return One(
+        record.number,
+        record.key,
+        info.op,
+        info.layer,
+        info.layer_index,
+        info.step,
+        (info.call, record.number),
+        content.of_records([record]),
+        sum(handle.nbytes for handle in record.before.values()),
+    )
+
+
+class _Finding:
+    def __init__(
+        self, asked: Asked, session: Session, ones: Mapping[int, One], order: Sequence[int], links: Links
+    ) -> None:
+        self._asked, self._session, self._ones, self._order, self._links = asked, session, ones, order, links
+        trial = asked.trial
+        simulated = trial.on == SIM
+        self._trial = replace(trial, schedules=SCHEDULES) if simulated else trial
+        options = self._trial.to_json()
+        self._base = {
+            **{
+                name: options[name] for name in ("kernel", "on", "k", "tol", "bitwise", "stages", "schedules")
+            },
+            "code": content.of_code(sources(trial.kernel)),
+            **toolchain(),
+        }
+
+    def run(self) -> Found:
+        asked, order = self._asked, list(self._order)
+        if asked.any:
+            order.sort(key=lambda number: self._ones[number].bytes)
+        skipped: list[str] = []
+        linked = len({number for number, _ in self._links.before})
+        found = Found(asked.trial.kernel, 0, linked=linked, ones=self._ones, in_order=not asked.any)
+        with closing(Prober()) as prober, closing(Remote()) as remote:
+            for looked, (one, verdict) in enumerate(self._verdicts(prober, order), 1):
+                found = replace(found, looked=looked, skipped=tuple(skipped))
+                if verdict.state is State.SKIP:
+                    skipped.append(f"{one}: {verdict.kind}: {verdict.reason}")
+                elif verdict.state is State.BAD:
+                    found = replace(found, first=one, reason=verdict.reason, kind=verdict.kind)
+                    return self._with_origin(found, replace(self._trial, records=(one.number,)), remote)
+            if len(skipped) == len(order):
+                raise CannotRunError(f"no call could be replayed: {skipped[0]}")
+            found = replace(found, skipped=tuple(skipped))
+            if asked.carry:
+                if not linked:
+                    raise BadInputError(
+                        "--carry: no call gets a state that an earlier one left; leave it out"
+                    )
+                return replace(found, carry=self._carry(remote, self._lanes()))
+        return found
+
+    def _verdicts(self, prober: Prober, order: Sequence[int]) -> Iterator[tuple[One, Verdict]]:
+        """Of one call after the other. On the CPU, where a replay is shorter than asking for one, several
+        calls are asked about at once, and each of them only where not all pass."""
+        at_once = AT_ONCE if self._trial.on == "cpu" else 1
+        for start in range(0, len(order), at_once):
+            block = [self._ones[number] for number in order[start : start + at_once]]
+            if len(block) > 1:
+                trial = replace(self._trial, records=tuple(one.number for one in block))
+                label = f"{len(block)} calls from {block[0]}"
+                question = {**self._base, "content": [one.content for one in block]}
+                verdict = self._session.ask(label, question, partial(prober.run, trial))
+                if verdict.state is State.GOOD:
+                    yield from ((one, verdict) for one in block)
+                    continue
+            for one in block:
+                trial = replace(self._trial, records=(one.number,))
+                yield one, self._session.ask(str(one), self._question(one), partial(prober.run, trial))
+
+    def _question(self, one: One) -> Question:
+        return {**self._base, "content": one.content}
+
+    def _with_origin(self, found: Found, trial: Trial, remote: Remote) -> Found:
+        """The first bad call: is it steady, and does it need the states of the calls before it to be bad?"""
+        one = found.first
+        assert one is not None
+        first = replace(trial, schedules=trial.schedules[:1])
+        asked = {**self._question(one), "schedules": list(first.schedules)}
+        end = ends.look(self._session, str(one), asked, first, Prober)
+        if end.steadiness is Steadiness.FLAKY:
+            return replace(found, flaky=end.spread)
+        if end.steadiness is Steadiness.BY_SCHEDULE:
+            found = replace(found, by_schedule=end.spread)
+        before = tuple(number for number in self._links.ancestors(one.number) if number in self._ones)
+        if not before or found.kind != "numeric mismatch":
+            return replace(found, before=before)
+        calls = [number for number in self._order if number in (*before, one.number)]
+        starts, alone = self._from_exact(remote, calls, [one.number])
+        carry = self._carry(remote, calls[:-1], own_doing=False)
+        return replace(found, before=before, carry=replace(carry, starts=starts, alone=alone))
+
+    def _lanes(self) -> list[int]:
+        """Calls that get or leave a state."""
+        return [number for number in self._order if operation(self._ones[number].op).carries is not None]
+
+    def _carry(self, remote: Remote, calls: Sequence[int], own_doing: bool = True) -> Carry:
+        """Follows the states of `calls`, up to the first that is over its bound; `own_doing`: and whether it,
+        or one before it, is so from the exact state."""
+        entries: list[Entry] = []
+        trial = self._trial
+        blocks = [list(calls[start : start + STRETCH]) for start in range(0, len(calls), STRETCH)]
+        file: str | None = None
+        for block in blocks:
+            verdict, kept = self._block(remote, calls, block, file)
+            entries += verdict.facts.get("entries", ())
+            if verdict.state is not State.GOOD:
+                return Carry(len(calls), 0, failed=f"{verdict.kind}: {verdict.reason}")
+            over = first_over(entries, trial.k, trial.tol is not None, self._order)
+            if over is not None and own_doing:
+                return self._own_doing(remote, calls, entries, over)
+            if over is not None:
+                return Carry(len(calls), 0, over)
+            file = kept
+        lanes = len({str(entry["lane"]) for entry in entries})
+        return Carry(len(calls), lanes, grows=None if trial.tol is not None else first_growth(entries))
+
+    def _own_doing(self, remote: Remote, calls: Sequence[int], entries: Sequence[Entry], over: Over) -> Carry:
+        """Whether a call at or before the one that is over its bound is bad from the exact state."""
+        last = self._order.index(over.number)
+        until = [number for number in calls if self._order.index(number) <= last]
+        lanes = len({str(entry["lane"]) for entry in entries})
+        starts, alone = self._from_exact(remote, calls, until)
+        return Carry(len(calls), lanes, over, starts=starts, alone=alone)
+
+    def _from_exact(
+        self, remote: Remote, calls: Sequence[int], judged: Sequence[int]
+    ) -> tuple[int | None, str]:
+        """The first of the calls `judged` that is bad from the exact state, and why."""
+        trial = self._trial
+        label = f"{self._ones[judged[-1]]} from the exact state"
+        if len(judged) > 1:
+            label = f"each of {len(judged)} calls up to {label}"
+        verdict = self._session.ask(
+            label,
+            {
+                "probe": "record from exact",
+                **self._base,
+                "content": [self._ones[number].content for number in calls],
+                "judged": [calls.index(number) for number in judged],
+            },
+            lambda: remote.ask(
+                PROBES + "steps",
+                store=trial.store,
+                kernel=trial.kernel,
+                on=trial.on,
+                calls=list(calls),
+                links=self._links.to_json(calls),
+                judged=list(judged),
+                k=trial.k,
+                tol=trial.tol,
+                schedule=trial.schedules[0],
+            ),
+        )
+        if verdict.state is State.GOOD:
+            return None, ""
+        bad = next(
+            (entry["number"] for entry in verdict.facts.get("steps", ()) if entry["reason"]), judged[-1]
+        )
+        return bad, verdict.reason
+
+    def _block(
+        self, remote: Remote, calls: Sequence[int], block: Sequence[int], file: str | None
+    ) -> tuple[Verdict, str]:
+        """Runs a block of calls, or knows what came of it; the file has the states that it left."""
+        trial = self._trial
+        until = calls[: calls.index(block[-1]) + 1]
+        there, later = set(until), set(calls[len(until) :])
+        question = {"probe": "record carried", **self._base, "block": len(block)}
+        question["content"] = [self._ones[number].content for number in until]
+        kept = self._session.folder / f"states-{key_of(question)[:16]}.pt"
+        label = f"{len(until)} calls on their own states, to {self._ones[block[-1]]}"
+
+        def probe() -> Verdict:
+            return remote.ask(
+                PROBES + "block",
+                store=trial.store,
+                kernel=trial.kernel,
+                on=trial.on,
+                calls=list(block),
+                links=self._links.to_json(block),
+                keep=sorted(
+                    {
+                        earlier
+                        for at, earlier in self._links.before.items()
+                        if at[0] in later and earlier[0] in there
+                    }
+                ),
+                tol=trial.tol,
+                schedule=trial.schedules[0],
+                load_from=file,
+                save_to=str(kept.resolve()),
+            )
+
+        verdict = self._session.ask(label, question, probe)
+        if verdict.state is State.GOOD and not Path(kept).exists():
+            verdict = probe()  # known from a bisection that kept its states elsewhere
+        return verdict, str(kept.resolve())
+
+
+def as_json(found: Found) -> dict[str, Any]:
+    carry = found.carry
+    return {
+        "axis": "record",
+        "kernel": found.kernel,
+        "looked": found.looked,
+        "skipped": list(found.skipped),
+        "first": None if found.first is None else _json_of(found.first),
+        "kind": found.kind or None,
+        "reason": found.reason or None,
+        "flaky": found.flaky or None,
+        "by_schedule": found.by_schedule or None,
+        "linked": found.linked,
+        "before": list(found.before),
+        "carry": None
+        if carry is None
+        else {
+            "calls": carry.calls,
+            "lanes": carry.lanes,
+            "over": None
+            if carry.over is None
+            else {
+                "record": carry.over.number,
+                "lane": carry.over.lane,
+                "step": carry.over.step,
+                "head": carry.over.head,
+                "error": carry.over.error,
+                "limit": carry.over.limit,
+                "torch": carry.over.torch,
+            },
+            "grows": None if carry.grows is None else {"lane": carry.grows.lane, "slope": carry.grows.slope},
+            "starts": carry.starts,
+            "alone": carry.alone or None,
+            "failed": carry.failed or None,
+        },
+    }
+
+
+def _json_of(one: One) -> dict[str, Any]:
+    return {"record": one.number, "key": one.key, "op": one.op, "layer": one.layer, "step": one.step}

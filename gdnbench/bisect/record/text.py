@@ -1,0 +1,80 @@
+"""What came of the record axis, in words."""
+
+from __future__ import annotations
+
+from gdnbench.bisect.record.find import Carry, Found, One
+
+
+def notes(found: Found) -> list[str]:
+    out = [f"skipped {text}" for text in found.skipped]
+    if found.by_schedule:
+        out.append(f"depends on the schedule: {found.by_schedule}")
+    if found.first is not None and not found.in_order:
+        out.append("the cheapest calls were looked at first: an earlier one may be bad, too")
+    if not found.bad and found.carry is None and found.linked:
+        out.append(
+            f"{found.linked} calls get a state that an earlier one left: --carry looks at what they add up to"
+        )
+    return out
+
+
+def answer(found: Found) -> str:
+    """One line."""
+    first = found.first
+    if first is None:
+        return _together(found)
+    if found.flaky:
+        return f"{found.kernel}, {first} is flaky and was not looked into: {found.flaky}"
+    what = "the first bad call" if found.in_order else "a bad call"
+    return f"{what} of {found.kernel} is {first}: {found.reason}; {_origin(found, first)}"
+
+
+def _origin(found: Found, first: One) -> str:
+    carry = found.carry
+    if not found.before:
+        return "no earlier call left the state it gets: it starts there"
+    if carry is None:
+        return "it starts there, from the state that was recorded"
+    if carry.failed:
+        return f"following its states failed ({carry.failed})"
+    count = f"{len(found.before)} earlier call{'s' if len(found.before) != 1 else ''}"
+    if carry.starts is not None:
+        text = f"from the exact state, carried over {count}, it is bad too: it starts there"
+        if carry.over is None:
+            return text
+        return f"{text}, though its state had been over its bound since {_named(found, carry.over.number)}"
+    if carry.over is not None:
+        where = _named(found, carry.over.number)
+        return f"from the exact state it passes: it arrives from {where} ({carry.over})"
+    return f"from the exact state, carried over {count}, it passes: only the recorded state makes it bad"
+
+
+def _together(found: Found) -> str:
+    count = f"{found.looked} call{'s' if found.looked != 1 else ''}"
+    alone = f"{found.kernel} passes each of {count} by itself"
+    carry = found.carry
+    if carry is None:
+        return alone
+    if carry.failed:
+        return f"{alone}; on its own states it fails: {carry.failed}"
+    if carry.over is not None:
+        return f"{alone}; on its own states it is over its bound first at {_over(found, carry)}"
+    if carry.grows is not None:
+        return f"{alone}; on its own states it keeps its bound, but {carry.grows}: many calls add it up"
+    lanes = f"{carry.lanes} lane{'s' if carry.lanes != 1 else ''}"
+    return f"{alone}, and {carry.calls} calls on its own states, in {lanes}"
+
+
+def _over(found: Found, carry: Carry) -> str:
+    over = carry.over
+    assert over is not None
+    where = f"{_named(found, over.number)}: {over}"
+    if carry.starts is None:
+        return f"{where}; from the exact state each call up to it passes: {over.step + 1} calls add it up"
+    return (
+        f"{where}; from the exact state {_named(found, carry.starts)} is bad: it starts there ({carry.alone})"
+    )
+
+
+def _named(found: Found, number: int) -> str:
+    return str((found.ones or {}).get(number, f"record {number}"))

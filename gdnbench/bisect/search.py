@@ -1,0 +1,48 @@
+"""Narrows a line of candidates, good ones before bad ones, by asking as few of them as possible."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from gdnbench.bisect.verdict import State
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """The change from good to bad lies after `good` and at or before `bad`; candidates between them, if any,
+    could not be told: all of them are `skipped`."""
+
+    good: int
+    bad: int
+    skipped: tuple[int, ...] = ()
+
+    @property
+    def found(self) -> bool:
+        """Whether it is one candidate."""
+        return not self.skipped
+
+
+def first_bad(good: int, bad: int, ask: Callable[[int], State]) -> Span:
+    """Between a good and a bad candidate, where the change is. `ask` is called at most once for each between
+    them, log2 of their number times where none is skipped.
+
+    One that says nothing is passed over for its nearest neighbours, alternately to both sides, as long as
+    there are any. Where good and bad do not come in order, one of the changes from good to bad is found.
+    """
+    if not good < bad:
+        raise ValueError(f"candidate {good} is not before {bad}")
+    skipped: set[int] = set()
+    while True:
+        left = [one for one in range(good + 1, bad) if one not in skipped]
+        if not left:
+            return Span(good, bad, tuple(range(good + 1, bad)))
+        middle = (good + bad) // 2
+        one = min(left, key=lambda candidate: (abs(candidate - middle), candidate))
+        match ask(one):
+            case State.GOOD:
+                good = one
+            case State.BAD:
+                bad = one
+            case State.SKIP:
+                skipped.add(one)

@@ -1,0 +1,257 @@
+"""Asks the questions of the stage axis, in order, and draws the conclusion."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+from gdnbench.bisect import content, ends
+from gdnbench.bisect.prober import Prober
+from gdnbench.bisect.remote import Remote
+from gdnbench.bisect.session import Session
+from gdnbench.bisect.stage.probe import AFTER
+from gdnbench.bisect.steady import Steadiness
+from gdnbench.bisect.trial import SCHEDULES, Trial, question, sources, toolchain
+from gdnbench.bisect.verdict import State, Verdict
+from gdnbench.errors import BadInputError, CannotRunError
+from gdnbench.replay.simulated import SIM
+from gdnbench.report.outcome import Outcome
+from gdnbench.store.recover import open_store
+
+PROBES = "gdnbench.bisect.stage.probe:"
+Tensor = Mapping[str, Any]
+"""Facts of a judged tensor, see `place.as_facts`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A stage or output: as the kernel computes it, and as its step makes it of exact stages."""
+
+    name: str
+    stage: bool
+    chained: Tensor | None
+    alone: Tensor | None
+    step: str = ""
+    crash: str = ""  # why its step left nothing
+    inherits: bool = False  # whether a stage that it is made of is off
+
+    @property
+    def adds(self) -> bool:
+        return bool(self.crash) or (self.alone is not None and not self.alone["passed"])
+
+    @property
+    def wrong(self) -> bool:
+        return self.chained is not None and not self.chained["passed"]
+
+
+@dataclass(frozen=True, slots=True)
+class Graft:
+    """The outputs with these stages exact."""
+
+    exact: tuple[str, ...]
+    verdict: Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """`label`: the record looked at; None where every one passes. `flaky`: the spread of an end that is."""
+
+    kernel: str
+    label: str | None
+    rows: tuple[Row, ...] = ()
+    grafts: tuple[Graft, ...] = ()
+    outputs: Verdict | None = None
+    steps: bool = False
+    same_bits: bool | None = None
+    flaky: str = ""
+    by_schedule: str = ""
+    passing: int = 0
+    faults: tuple[str, ...] = ()
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def first(self) -> Row | None:
+        """The first that adds more than it may, in the order of the contract."""
+        return next((row for row in self.rows if row.adds), None)
+
+
+def find(trial: Trial, session: Session) -> Found:
+    """`trial.records` are looked at in order, up to the first that is bad. BadInputError for an operation or
+    a kernel without stages, CannotRunError where a record says nothing."""
+    with open_store(trial.store) as store:
+        chosen = range(len(store.records)) if trial.records is None else trial.records
+        labels = {number: store.records[number].key for number in chosen}
+        digests = {number: content.of_records([store.records[number]]) for number in chosen}
+        ops = {number: store.records[number].info.op for number in chosen}
+    base = {
+        "kernel": trial.kernel,
+        "on": trial.on,
+        "k": trial.k,
+        "code": content.of_code(sources(trial.kernel)),
+    }
+    base |= toolchain()
+    with closing(Remote()) as remote:
+        shown: dict[str, Mapping[str, Any]] = {}
+        for passing, number in enumerate(chosen):
+            if ops[number] not in shown:
+                verdict = remote.ask(
+                    PROBES + "look", store=trial.store, kernel=trial.kernel, on=trial.on, record=number
+                )
+                shown[ops[number]] = _can_show(trial.kernel, ops[number], verdict)
+            facts = shown[ops[number]]
+            schedules = SCHEDULES if trial.on == SIM else trial.schedules
+            one = replace(trial, records=(number,), stages=bool(facts["shows"]), schedules=schedules)
+            with closing(Prober()) as prober:
+                verdict = session.ask(labels[number], question(one), partial(prober.run, one))
+            if verdict.state is State.SKIP:
+                raise CannotRunError(f"record {labels[number]}: {verdict.kind}: {verdict.reason}")
+            if verdict.state is State.BAD:
+                asking = _Asking(session, remote, one, {**base, "content": digests[number]}, labels[number])
+                return replace(asking.found(facts), passing=passing)
+    return Found(trial.kernel, None, passing=len(chosen))
+
+
+def _can_show(kernel: str, op: str, verdict: Verdict) -> Mapping[str, Any]:
+    if verdict.state is State.SKIP:
+        raise CannotRunError(f"{kernel}: {verdict.kind}: {verdict.reason}")
+    if verdict.state is State.BAD:
+        raise CannotRunError(f"{kernel} cannot be imported: {verdict.reason}")
+    if not verdict.facts["stages"]:
+        raise BadInputError(
+            f"{op} has no stages: what lies between its inputs and outputs stays in a kernel's registers; use"
+            " `bisect record`, `bisect input` or `bisect instruction`"
+        )
+    if not verdict.facts["shows"] and not verdict.facts["steps"]:
+        raise BadInputError(
+            f"{kernel} has no parameter `stages` and lists no steps, so nothing between its inputs and"
+            " outputs can be seen; use `bisect input` or `bisect instruction`"
+        )
+    return verdict.facts
+
+
+@dataclass(frozen=True, slots=True)
+class _Asking:
+    """Probes of one bad record."""
+
+    session: Session
+    remote: Remote
+    trial: Trial
+    question: Mapping[str, Any]
+    label: str
+
+    def found(self, facts: Mapping[str, Any]) -> Found:
+        base = Found(self.trial.kernel, self.label, steps=bool(facts["steps"]))
+        first = replace(self.trial, schedules=self.trial.schedules[:1])
+        end = ends.look(self.session, self.label, question(first), first, Prober)
+        if end.steadiness is Steadiness.FLAKY:
+            return replace(base, flaky=end.spread)
+        if end.steadiness is Steadiness.BY_SCHEDULE:
+            base = replace(base, by_schedule=end.spread)
+        own = self._ask("its own stages", "chained")
+        tensors = {entry["tensor"]: entry for entry in own.facts.get("tensors", ())}
+        dtypes = {name: entry["dtype"] for name, entry in tensors.items()}
+        base = replace(base, same_bits=own.facts.get("same_bits"), faults=tuple(own.facts.get("faults", ())))
+        if own.state is not State.GOOD and own.kind != Outcome.MISMATCH:
+            base = replace(base, notes=(f"as a whole: {own.kind}: {own.reason}",))
+        alone: dict[str, Tensor] = {}
+        crashes: dict[str, str] = {}
+        for step in facts["steps"]:
+            taken = {name: dtypes.get(name, "float32") for name in step["takes"]}
+            verdict = self._ask(
+                f"step {step['name']} of exact stages", "alone", step=step["name"], dtypes=taken
+            )
+            if verdict.state is not State.GOOD and verdict.kind != Outcome.MISMATCH:
+                crashes |= dict.fromkeys(step["gives"], f"{verdict.kind}: {verdict.reason}")
+            alone |= _decisive(verdict.facts, facts["carried"])
+        rows = _rows(facts, tensors, alone, crashes)
+        outputs = [row for row in rows if not row.stage]
+        base = replace(base, rows=rows, outputs=own)
+        if not any(row.wrong for row in outputs):
+            return base
+        return replace(base, grafts=self._grafts(base, dtypes))
+
+    def _grafts(self, found: Found, dtypes: Mapping[str, str]) -> tuple[Graft, ...]:
+        """The first stage that adds, made exact; then the next ones too, until the outputs pass."""
+        names = [row.name for row in found.rows if row.stage and row.adds and row.name in dtypes]
+        grafts: list[Graft] = []
+        for count in range(1, len(names) + 1):
+            exact = names[:count]
+            kept = {name: dtypes[name] for name in exact}
+            verdict = self._ask(f"outputs with exact {', '.join(exact)}", "grafted", exact=exact, dtypes=kept)
+            grafts.append(Graft(tuple(exact), verdict))
+            if verdict.state is State.GOOD:
+                break
+        return tuple(grafts)
+
+    def _ask(self, label: str, probe: str, **more: Any) -> Verdict:
+        trial = self.trial
+        given = {"on": trial.on, "k": trial.k, "schedules": list(trial.schedules), **more}
+        return self.session.ask(
+            f"{self.label}, {label}",
+            {"probe": f"stage {probe}", **self.question, **given},
+            lambda: self.remote.ask(
+                PROBES + probe,
+                store=trial.store,
+                kernel=trial.kernel,
+                record=(trial.records or (0,))[0],
+                **given,
+            ),
+        )
+
+
+def _decisive(facts: Mapping[str, Any], carried: str) -> dict[str, Tensor]:
+    """Of what a step gives: what it makes of the call; but where it is off on chunks by themselves, what it
+    makes of those, since each of them got an exact state. What a chunk hands on wrongly is blamed on the
+    stage `carried`, or on the outputs where no chunk comes after it."""
+    found = {entry["tensor"]: entry for entry in facts.get("whole", ())}
+    apart: dict[str, Tensor] = {}
+    for entry in facts.get("apart", ()):
+        if entry["tensor"] not in apart or not entry["passed"]:
+            apart[entry["tensor"]] = entry
+    if all(entry["passed"] for entry in apart.values()):
+        return found
+    after = apart.pop(AFTER, None)
+    outputs = [name for name in found if name not in apart]
+    in_chunks = {**found, **apart}
+    for name in outputs:
+        del in_chunks[name]
+    if after is not None and not after["passed"]:
+        if found[carried]["passed"]:
+            in_chunks |= {name: {**after, "tensor": name} for name in outputs}
+        elif apart[carried]["passed"]:
+            in_chunks[carried] = {**after, "tensor": carried, "carried": True}
+    return in_chunks
+
+
+def _rows(
+    facts: Mapping[str, Any],
+    chained: Mapping[str, Tensor],
+    alone: Mapping[str, Tensor],
+    crashes: Mapping[str, str],
+) -> tuple[Row, ...]:
+    """In the contract's order, outputs last."""
+    names = dict.fromkeys([*facts["stages"], *chained, *alone, *crashes])
+    steps: Sequence[Mapping[str, Any]] = facts["steps"]
+    makers = {name: step for step in steps for name in step["gives"]}
+    rows: list[Row] = []
+    for name in names:
+        if name not in chained and name not in alone and name not in crashes:
+            continue
+        step = makers.get(name)
+        taken = step["takes"] if step is not None else ()
+        inherits = any(not chained[one]["passed"] for one in taken if one in chained)
+        rows.append(
+            Row(
+                name,
+                name in facts["stages"],
+                chained.get(name),
+                alone.get(name),
+                step["name"] if step is not None else "",
+                crashes.get(name, ""),
+                inherits,
+            )
+        )
+    return tuple(rows)

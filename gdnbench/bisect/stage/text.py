@@ -1,0 +1,159 @@
+"""What came of the stage axis in words: rows of a table, notes, and the answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from gdnbench.bisect.stage.find import Found, Row
+from gdnbench.bisect.verdict import State
+
+HEADS = ("stage", "step", "chained", "bound", "of exact stages", "its bound", "says")
+
+
+def cells(found: Found) -> list[tuple[str, ...]]:
+    """Rows under HEADS."""
+    return [_cells(row, found.steps) for row in found.rows]
+
+
+def notes(found: Found) -> list[str]:
+    out = []
+    if found.by_schedule:
+        out.append(f"depends on the schedule: {found.by_schedule}")
+    if found.same_bits is False:
+        out.append("the steps, one after another, do not leave the bits that the kernel leaves")
+    return [*out, *found.notes, *found.faults]
+
+
+def _cells(row: Row, steps: bool) -> tuple[str, ...]:
+    return (row.name, row.step, *_figures(row.chained), *_figures(row.alone, row.crash), says(row, steps))
+
+
+def _figures(tensor: Mapping[str, Any] | None, crash: str = "") -> tuple[str, str]:
+    if crash:
+        return crash.partition(":")[0], ""
+    if tensor is None:
+        return "", ""
+    held = tensor["held"]
+    if held is None:
+        return ("" if tensor["passed"] else _short(tensor)), ""
+    return f"{held['error']:.3g}", f"{held['limit']:.3g}"
+
+
+def _short(tensor: Mapping[str, Any]) -> str:
+    return f"{tensor['x']}" if tensor["at"] is not None else "not comparable"
+
+
+def says(row: Row, steps: bool = True) -> str:
+    """What a stage does to the error."""
+    if row.adds:
+        return "adds and inherits" if row.inherits else "adds"
+    if row.wrong:
+        return "inherits" if steps and row.alone is not None else "is off"
+    return ""
+
+
+def answer(found: Found) -> str:
+    """One line: which stage, where, by how much, and whether the exact value there mends the outputs."""
+    if found.label is None:
+        count = f"{found.passing} record{'s' if found.passing != 1 else ''}"
+        return f"{found.kernel} passes: no stage or output of {count} is over its bound"
+    if found.flaky:
+        return f"{found.kernel}, record {found.label} is flaky and was not bisected: {found.flaky}"
+    first = found.first
+    if first is None:
+        return _none_adds(found)
+    where = first.crash or _where(first.alone)
+    text = f"{first.name} of {found.kernel}, record {found.label}: {where}"
+    return f"{text}; {_mended(found, first)}"
+
+
+def _none_adds(found: Found) -> str:
+    first = next((row for row in found.rows if row.wrong), None)
+    if first is None:
+        what = found.faults[0] if found.faults else (found.outputs.reason if found.outputs else "")
+        return f"{found.kernel}, record {found.label}: no stage or output is over its bound; {what}"
+    text = f"{first.name} of {found.kernel}, record {found.label}: {_where(first.chained)}"
+    if not found.steps:
+        return f"{text}; the kernel lists no steps, so what it inherits cannot be told from what it adds"
+    if found.same_bits is False:
+        return f"{text}; none of its steps adds more than it may, and they are not what the kernel does"
+    return (
+        f"{text}; no step adds more than it may: it inherits, and what came in was off by less than its own"
+        " bound"
+    )
+
+
+def _where(tensor: Mapping[str, Any] | None) -> str:
+    if tensor is None:
+        return "it left nothing"
+    parts = []
+    if tensor["at"] is not None:
+        parts.append(place(tensor["at"]))
+    held = tensor["held"]
+    if held is not None:
+        parts.append(f"{held['what']} error {held['error']:.3g} over {held['limit']:.3g}")
+    elif tensor["at"] is not None:
+        parts.append(f"{tensor['x']} where {tensor['y']} is exact")
+    else:
+        parts.append(tensor["reason"])
+    text = ", ".join(parts)
+    return f"{text}, in the state that it hands on" if tensor.get("carried") else text
+
+
+def place(at: Mapping[str, Any]) -> str:
+    named = [(name, at[name]) for name in ("sequence", "chunk", "token", "head")]
+    words = [f"{name} {value}" for name, value in (*named, *at["dims"].items()) if value is not None]
+    return f"{', '.join(words)} [{', '.join(map(str, at['index']))}]"
+
+
+def _mended(found: Found, first: Row) -> str:
+    if not first.stage:
+        return "it is an output"
+    if not any(row.wrong for row in found.rows if not row.stage):
+        return "the outputs pass all the same"
+    if not found.grafts:
+        return "what it left cannot be replaced"
+    graft = found.grafts[0]
+    if graft.verdict.state is State.GOOD:
+        return f"with the exact {first.name} there the outputs pass"
+    text = f"with the exact {first.name} there the outputs still fail ({graft.verdict.reason})"
+    last = found.grafts[-1]
+    if last.verdict.state is State.GOOD:
+        return f"{text}; they pass with exact {' and '.join(last.exact)}"
+    return text
+
+
+def as_json(found: Found) -> dict[str, Any]:
+    first = found.first
+    return {
+        "axis": "stage",
+        "kernel": found.kernel,
+        "record": found.label,
+        "passing": found.passing,
+        "flaky": found.flaky or None,
+        "by_schedule": found.by_schedule or None,
+        "same_bits": found.same_bits,
+        "stages": [
+            {
+                "name": row.name,
+                "stage": row.stage,
+                "step": row.step or None,
+                "chained": row.chained,
+                "alone": row.alone,
+                "crash": row.crash or None,
+                "says": says(row, found.steps) or None,
+            }
+            for row in found.rows
+        ],
+        "first": None if first is None else first.name,
+        "grafts": [
+            {
+                "exact": list(graft.exact),
+                "passes": graft.verdict.state is State.GOOD,
+                "reason": graft.verdict.reason,
+            }
+            for graft in found.grafts
+        ],
+        "answer": answer(found),
+    }

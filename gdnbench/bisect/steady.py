@@ -1,0 +1,97 @@
+"""Whether an end can be bisected: the same trial, again and again, in one process and in several.
+
+An end whose verdict or bits change by themselves would lead anywhere. On the simulator a kernel may depend on
+when asynchronous effects land, which is a fault of its own that can be bisected all the same: a trial of all
+schedules has one verdict.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from gdnbench.bisect.prober import Probing
+from gdnbench.bisect.trial import SCHEDULES, Trial
+from gdnbench.bisect.verdict import State, Verdict
+from gdnbench.replay.simulated import SIM
+
+RUNS = 3
+
+
+class Steadiness(StrEnum):
+    STEADY = "steady"
+    FLAKY = "flaky"
+    BY_SCHEDULE = "depends on the schedule"
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One of the runs. `process` counts from 0; the first has RUNS of them."""
+
+    process: int
+    schedule: str
+    verdict: Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Steady:
+    """What the runs of an end came to. `reason`: one line, with the spread, of an end that is not steady."""
+
+    steadiness: Steadiness
+    verdict: Verdict
+    runs: tuple[Run, ...]
+    reason: str = ""
+
+
+def steady(trial: Trial, prober: Callable[[], Probing]) -> Steady:
+    """RUNS runs in one process, as many in processes of their own, and on the simulator, where it is steady
+    so far, one under each other schedule."""
+    first = replace(trial, schedules=trial.schedules[:1])
+    runs: list[Run] = []
+    for process in range(RUNS + 1):
+        with closing(prober()) as probing:
+            for _ in range(1 if process else RUNS):
+                runs.append(Run(process, first.schedules[0] if trial.on == SIM else "", probing.run(first)))
+    same = len({_outcome(run.verdict) for run in runs}) == 1
+    if not same:
+        return Steady(Steadiness.FLAKY, runs[0].verdict, tuple(runs), spread(runs))
+    if trial.on == SIM:
+        with closing(prober()) as probing:
+            for schedule in dict.fromkeys((*trial.schedules, *SCHEDULES)):
+                if schedule not in first.schedules:
+                    runs.append(Run(RUNS + 1, schedule, probing.run(replace(trial, schedules=(schedule,)))))
+        if len({_outcome(run.verdict) for run in runs}) > 1:
+            bad = next((run.verdict for run in runs if run.verdict.state is State.BAD), runs[0].verdict)
+            return Steady(Steadiness.BY_SCHEDULE, bad, tuple(runs), spread(runs))
+    return Steady(Steadiness.STEADY, runs[0].verdict, tuple(runs))
+
+
+def _outcome(verdict: Verdict) -> tuple[str, str, str]:
+    return verdict.state, verdict.kind, verdict.digest
+
+
+def spread(runs: list[Run]) -> str:
+    """What differs between runs, in one line: verdicts with their numbers, bits, and errors from least to
+    most."""
+    kinds: dict[str, int] = {}
+    for run in runs:
+        kinds[run.verdict.kind] = kinds.get(run.verdict.kind, 0) + 1
+    parts = [", ".join(f"{kind} {count} of {len(runs)}" for kind, count in kinds.items())]
+    digests = {run.verdict.digest for run in runs if run.verdict.digest}
+    if len(digests) > 1:
+        parts.append(f"{len(digests)} different results")
+    errors: dict[str, list[float]] = {}
+    for run in runs:
+        for name, error in run.verdict.facts.get("errors", {}).items():
+            errors.setdefault(name, []).append(error)
+    parts += [
+        f"RMS error of {name} {min(found):.3g} to {max(found):.3g}"
+        for name, found in errors.items()
+        if min(found) < max(found)
+    ]
+    schedules = {run.schedule: run.verdict.kind for run in runs if run.schedule}
+    if len(set(schedules.values())) > 1:
+        parts.append(", ".join(f"{kind} under {schedule}" for schedule, kind in schedules.items()))
+    return "; ".join(parts)

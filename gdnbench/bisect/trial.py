@@ -1,0 +1,271 @@
+"""A probe that replays: records of a store, one kernel, a device, a rule.
+
+On the simulator a trial may name several schedules: then it is bad if it is under any of them, and also if
+their bits differ, since a kernel that is right leaves the same bits whenever asynchronous effects land.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import importlib.util
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from blake3 import blake3
+from torch import Tensor
+
+from gdnbench.bisect import content
+from gdnbench.bisect.failing import failing
+from gdnbench.bisect.ledger import Question
+from gdnbench.bisect.verdict import State, Verdict
+from gdnbench.bits import as_integers
+from gdnbench.errors import BadInputError
+from gdnbench.judge.calls import outline
+from gdnbench.judge.record import ORACLE, Judge
+from gdnbench.judge.result import TensorResult
+from gdnbench.judge.rule import make_rule
+from gdnbench.replay import kernels
+from gdnbench.replay.execute import Execution, device_of
+from gdnbench.replay.failure import Failure
+from gdnbench.replay.replay import Replayer, select
+from gdnbench.replay.run import InProcess, Runner, bad_input
+from gdnbench.replay.simulated import SIM
+from gdnbench.report.outcome import Outcome
+from gdnbench.report.report import RecordResult
+from gdnbench.store.reader import StoredRecord
+from gdnbench.store.recover import open_store
+from gdnbench_kernels.contract import Operation
+
+SCHEDULES = ("late", "early", "random:0")
+"""Under which kernels are simulated where schedules are to tell."""
+BIT_DIFFERENCE = "bits depend on the schedule"
+"""The kind of a trial that passes under every schedule, with other bits under another."""
+PACKAGES = ("torch", "nvidia-cutlass-dsl", "triton", "numpy")
+"""Whose versions a verdict depends on, beside the kernel's and this project's sources."""
+
+IMPORT_FAILURE = "import failure"
+"""The kind of a trial whose kernel failed, ended its process or hung before it could be called."""
+
+STATES = {
+    Outcome.PASS: State.GOOD,
+    Outcome.MISMATCH: State.BAD,
+    Outcome.CRASH: State.BAD,
+    Outcome.HANG: State.BAD,
+    Outcome.COMPILE_FAILURE: State.SKIP,
+    Outcome.UNSUPPORTED: State.SKIP,
+    Outcome.MISSING: State.SKIP,
+    Outcome.NOT_COMPARABLE: State.SKIP,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What is replayed, and how. `records` None: all of `op`, or all. The rule is that of
+    `gdnbench.replay.replay.replay`."""
+
+    store: str
+    kernel: str
+    on: str = "cpu"
+    records: tuple[int, ...] | None = None
+    op: str | None = None
+    k: float | None = None
+    tol: tuple[float, float] | None = None
+    bitwise: bool = False
+    stages: bool = False
+    schedules: tuple[str, ...] = ("late",)
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Trial:
+        lists = {
+            name: tuple(data[name]) for name in ("records", "tol", "schedules") if data.get(name) is not None
+        }
+        return cls(**{**data, **lists})
+
+
+def question(trial: Trial) -> Question:
+    """What the trial's verdict depends on, with the kernel as it lies here."""
+    return {**asked(trial), "code": content.of_code(sources(trial.kernel))}
+
+
+def asked(trial: Trial) -> Question:
+    """What the trial's verdict depends on beside the kernel's code. Where the store lies is no part of it."""
+    with open_store(trial.store) as store:
+        chosen = [store.records[number] for number in select(store, trial.records, trial.op)]
+        records = content.of_records(chosen)
+    options = trial.to_json()
+    del options["store"], options["records"], options["op"]
+    return {**options, "content": records, **toolchain()}
+
+
+def sources(kernel: str) -> list[Path]:
+    """Where a kernel's code lies: the file's folder, or the whole package. What it imports from elsewhere is
+    not followed. BadInputError if there is no such module."""
+    if not kernels.is_user_kernel(kernel):
+        return [_package("gdnbench_kernels")]
+    place = kernel.rpartition(":")[0]
+    if place.endswith(".py"):
+        return [Path(place).resolve()]
+    return [_package(place.partition(".")[0])]
+
+
+def toolchain() -> dict[str, Any]:
+    """Versions of what compiles and runs kernels, and this project's own code."""
+    versions = {}
+    for name in PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            versions[name] = importlib.metadata.version(name)
+    own = content.of_code([_package("gdnbench"), _package("gdnbench_kernels")])
+    return {"versions": versions, "gdnbench": own}
+
+
+def _package(name: str) -> Path:
+    here = Path.cwd() / name
+    if (here / "__init__.py").is_file() or here.with_suffix(".py").is_file():  # as `kernels.load_function`
+        return here if here.is_dir() else here.with_suffix(".py")
+    found = importlib.util.find_spec(name)
+    if found is None or not found.origin:
+        raise BadInputError(
+            f"there is no module {name!r}; write package.module:function or path/file.py:function"
+        )
+    origin = Path(found.origin)
+    return origin.parent if found.submodule_search_locations else origin
+
+
+def imports(trial: Trial) -> None:
+    """Imports the kernel, whatever comes of it. BadInputError if it is not there."""
+    problem = bad_input(trial.kernel, trial.on)
+    if problem is not None:
+        raise BadInputError(problem)
+
+
+def run(trial: Trial, told: Callable[[str], None] = lambda line: None) -> Verdict:
+    """Replays in this process, which a kernel's crash ends: `prober` runs trials in one of their own. `told`
+    hears of each record. BadInputError for what names nothing, or a record that its operation refuses."""
+    imports(trial)
+    begin = time.monotonic()
+    first: Verdict | None = None
+    for schedule in trial.schedules if trial.on == SIM else trial.schedules[:1]:
+        found = replace(_once(trial, schedule, told), seconds=time.monotonic() - begin)
+        if found.state is not State.GOOD:
+            return found
+        if first is None:
+            first = found
+        elif found.digest != first.digest:
+            reason = f"schedule {schedule} leaves other bits than {trial.schedules[0]}"
+            return replace(found, state=State.BAD, kind=BIT_DIFFERENCE, reason=reason)
+    assert first is not None
+    return replace(first, seconds=time.monotonic() - begin)
+
+
+def _once(trial: Trial, schedule: str, told: Callable[[str], None]) -> Verdict:
+    rule = make_rule(trial.k, None, trial.tol, trial.bitwise)
+    with open_store(trial.store) as store, scheduled(trial.on, schedule):
+        chosen = select(store, trial.records, trial.op)
+        kernels.check_name(trial.kernel, trial.on)
+        with closing(_Digesting(InProcess(trial.kernel, trial.on, trial.stages))) as digesting:
+            replayer = Replayer(digesting, None, ORACLE, Judge(rule, device_of(trial.on)))
+            results = []
+            for number in chosen:
+                results.append(replayer.replay(store.records[number]))
+                told(f"{results[-1].label}: {results[-1].outcome}")
+        return verdict_of(results, digesting.digest, schedule if trial.on == SIM else "")
+
+
+@contextlib.contextmanager
+def scheduled(on: str, schedule: str) -> Iterator[None]:
+    """While kernels are simulated under that schedule, if that is where they run."""
+    if on != SIM:
+        yield
+        return
+    from gdnbench.sim.simulate import Settings, active
+
+    with active(Settings(schedule=schedule)):
+        yield
+
+
+def verdict_of(results: Sequence[RecordResult], digest: str, schedule: str = "") -> Verdict:
+    """Of records replayed one after another: bad if one is, else skipped if one cannot be told. The kind and
+    reason are those of the first such record. BadInputError for a record that was refused."""
+    for result in results:
+        if result.outcome is Outcome.REFUSED:
+            raise BadInputError(f"record {result.label} cannot be replayed: {result.reason}")
+    states = [STATES[result.outcome] if result.imported else State.SKIP for result in results]
+    state = next((one for one in (State.BAD, State.SKIP) if one in states), State.GOOD)
+    first = results[states.index(state)]
+    facts: dict[str, Any] = {
+        "records": [
+            {"label": one.label, "key": one.key, "outcome": str(one.outcome), "reason": one.reason}
+            for one in results
+        ],
+        "errors": _errors(results),
+        "failing": failing(results),
+        "tensors": _passed(results),
+    }
+    if schedule:
+        facts["schedule"] = schedule
+    as_crash = not first.imported and STATES[first.outcome] is State.BAD
+    return Verdict(state, IMPORT_FAILURE if as_crash else str(first.outcome), first.reason, digest, facts)
+
+
+def _errors(results: Sequence[RecordResult]) -> dict[str, float]:
+    """RMS error by tensor, the largest over the records: what the spread of runs is told by."""
+    found: dict[str, float] = {}
+    for tensor in _tensors(results):
+        if tensor.errors is not None:
+            found[tensor.tensor] = max(found.get(tensor.tensor, 0.0), tensor.errors.rms)
+    return found
+
+
+def _passed(results: Sequence[RecordResult]) -> dict[str, bool]:
+    """Whether each tensor passed in all records, stages ahead of outputs, in the contract's order."""
+    found: dict[str, bool] = {}
+    for tensor in _tensors(results):
+        found[tensor.tensor] = found.get(tensor.tensor, True) and tensor.passed
+    return found
+
+
+def _tensors(results: Sequence[RecordResult]) -> Iterator[TensorResult]:
+    for result in results:
+        yield from result.tensors
+
+
+class _Digesting:
+    """A runner that takes the digest of every bit that kernels leave."""
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+        self._hasher = blake3()
+
+    def run(self, record: StoredRecord, operation: Operation) -> Execution | Failure:
+        found = self._runner.run(record, operation)
+        self._hasher.update(f"{record.key}\0{isinstance(found, Failure)}\0".encode())
+        if not isinstance(found, Failure):
+            for name, tensor in sorted(found.outputs.items()):
+                self._add(name, tensor)
+            call = outline(record, operation) if found.stages else None
+            for name, tensor in sorted(found.stages.items()):
+                assert call is not None
+                for region in operation.partition(call, name).regions:  # a kernel owes no others
+                    rows = tensor[region.start : region.stop]
+                    in_part = region.tokens is not None and rows.dim() > 2
+                    self._add(name, rows[:, :, : region.tokens] if in_part else rows)
+        return found
+
+    def _add(self, name: str, tensor: Tensor) -> None:
+        self._hasher.update(f"{name}\0{tensor.dtype}\0{tuple(tensor.shape)}\0".encode())
+        self._hasher.update(as_integers(tensor.cpu().contiguous()).numpy().tobytes())
+
+    @property
+    def digest(self) -> str:
+        return self._hasher.hexdigest()
+
+    def close(self) -> None:
+        self._runner.close()

@@ -1,0 +1,64 @@
+"""The answer of a probe."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from gdnbench.errors import StoreError
+
+
+class State(StrEnum):
+    GOOD = "good"
+    BAD = "bad"
+    SKIP = "skip"  # it says nothing: no build, no import, no device
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a probe came to.
+
+    `kind` tells failures apart: an outcome of a replay, such as "numeric mismatch" or "crash", or what an
+    axis adds. `reason`: one line for people. `digest`: of all bits that the kernel left; equal digests are
+    equal runs, empty where nothing ran. `facts`: plain JSON that the axis wants to see again.
+    """
+
+    state: State
+    kind: str
+    reason: str = ""
+    digest: str = ""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    seconds: float = 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "state": str(self.state),
+            "kind": self.kind,
+            "reason": self.reason,
+            "digest": self.digest,
+            "facts": dict(self.facts),
+            "seconds": self.seconds,
+        }
+
+    @classmethod
+    def from_json(cls, data: Any, where: str) -> Verdict:
+        """StoreError names `where` if `data` is no verdict."""
+        try:
+            return cls(
+                State(data["state"]),
+                _text(data["kind"]),
+                _text(data["reason"]),
+                _text(data["digest"]),
+                dict(data["facts"]),
+                float(data["seconds"]),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise StoreError(f"{where} holds no verdict ({error!r}); remove it to probe again") from None
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is no text")
+    return value

@@ -1,0 +1,77 @@
+"""`gdnbench bisect`: where does a numerical regression come from? One file an axis."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from gdnbench.cli.bisect.commit import commit
+from gdnbench.cli.bisect.common import STATE_HELP
+from gdnbench.cli.bisect.env import env
+from gdnbench.cli.bisect.input import input
+from gdnbench.cli.bisect.instruction import instruction
+from gdnbench.cli.bisect.record import record
+from gdnbench.cli.bisect.stage import stage
+from gdnbench.cli.pipes import reader_may_leave
+
+AXES: dict[str, Callable[..., None]] = {
+    "input": input,
+    "commit": commit,
+    "env": env,
+    "instruction": instruction,
+    "stage": stage,
+    "record": record,
+}
+"""By name: the command of an axis, which takes the arguments that its session keeps."""
+
+app = typer.Typer(
+    help="Find where a regression comes from: one axis a command.",
+    epilog="Exit status: 0 nothing is wrong, 1 what is at fault is named, or an end is flaky, 2 bad input,"
+    " 3 cannot run here.",
+    no_args_is_help=True,
+)
+for name, axis in AXES.items():
+    app.command(name)(reader_may_leave(axis))
+
+
+@app.callback(invoke_without_command=True)
+def resumed(
+    context: typer.Context,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the bisection that was begun last and not done.")
+    ] = False,
+    state: Annotated[Path | None, typer.Option(help=STATE_HELP)] = None,
+) -> None:
+    """Runs before every axis, and instead of one with --resume."""
+    from gdnbench.bisect.session import STATE, unfinished
+    from gdnbench.errors import BadInputError
+
+    if not resume:
+        if context.invoked_subcommand is None:
+            raise BadInputError("gdnbench bisect needs an axis or --resume; see gdnbench bisect --help")
+        if state is not None:
+            raise BadInputError("--state before an axis is for --resume; give it after the axis")
+        return
+    if context.invoked_subcommand is not None:
+        raise BadInputError("--resume goes on with what was asked for: give no axis beside it")
+    name, arguments = unfinished(state or STATE)
+    run(name, {**arguments, "state": state or STATE})
+
+
+def run(name: str, arguments: Mapping[str, Any]) -> None:
+    """The command of an axis with the arguments that its session kept."""
+    from gdnbench.errors import BadInputError, StoreError
+
+    if name not in AXES:
+        raise BadInputError(f"there is no axis {name!r}; there are {', '.join(AXES)}")
+    try:
+        inspect.signature(AXES[name]).bind(**arguments)
+    except TypeError as error:
+        raise StoreError(
+            f"what was kept is no bisect {name} of this version, {error}; give the command again"
+        ) from None
+    AXES[name](**arguments)

@@ -1,0 +1,90 @@
+"""`gdnbench bisect commit`: which commit made a kernel wrong?"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gdnbench.cli.arguments import record_numbers
+from gdnbench.cli.bisect.common import (
+    BitwiseOption,
+    FactorOption,
+    FreshOption,
+    JsonOption,
+    OnOption,
+    RecordsArgument,
+    StateOption,
+    StoreArgument,
+    TolOption,
+    begin,
+    finish,
+)
+from gdnbench.cli.judging import tolerance
+
+
+def commit(
+    store: StoreArgument,
+    good: Annotated[str, typer.Option(help="A revision where the kernel is right.")],
+    bad: Annotated[str, typer.Option(help="A revision where it is not.")],
+    kernel: Annotated[
+        str,
+        typer.Option(help="package.module:function of the repository, or FILE.py:function, there or here."),
+    ],
+    records: RecordsArgument = None,
+    repo: Annotated[Path, typer.Option(help="A git repository; its checkout is left alone.")] = Path(),
+    on: OnOption = "cpu",
+    k: FactorOption = None,
+    tol: TolOption = None,
+    bitwise: BitwiseOption = False,
+    build: Annotated[
+        str | None, typer.Option(help="A shell command that builds a revision; where it fails is skipped.")
+    ] = None,
+    python: Annotated[
+        str | None, typer.Option(help="The interpreter that replays; it must have gdnbench.")
+    ] = None,
+    path: Annotated[str, typer.Option(help="The folder of the repository that imports start from.")] = "",
+    also: Annotated[
+        list[str] | None,
+        typer.Option(help="A path of the repository that the kernel reads without importing it; may repeat."),
+    ] = None,
+    timeout: Annotated[float, typer.Option(help="Seconds until a replay counts as hung.")] = 600.0,
+    same_kind: Annotated[
+        bool,
+        typer.Option("--same-kind/--any-kind", help="Whether a failure must be of the bad end's kind."),
+    ] = True,
+    submodules: Annotated[bool, typer.Option("--submodules", help="Check out submodules, too.")] = False,
+    state: StateOption = None,
+    fresh: FreshOption = False,
+    json: JsonOption = False,
+) -> None:
+    """Find the commit of a git repository that made a kernel wrong."""
+    arguments = {name: value for name, value in locals().items() if name not in ("state", "fresh", "json")}
+    from gdnbench.bisect.commit.axis import Asked, bisect
+    from gdnbench.bisect.trial import Trial
+    from gdnbench.judge.rule import make_rule
+    from gdnbench.store.recover import open_store
+
+    limits = tolerance(tol)
+    make_rule(k, None, limits, bitwise)  # refuses what contradicts itself before anything is asked
+    with open_store(store) as opened:
+        numbers = None if records is None else tuple(record_numbers(records, len(opened.records)))
+    trial = Trial(str(Path(store).resolve()), kernel, on, numbers, None, k, limits, bitwise)
+    asked = Asked(
+        trial,
+        Path(repo),
+        good,
+        bad,
+        sys.executable if python is None else python,
+        timeout,
+        path.strip("/"),
+        tuple(also or ()),
+        build,
+        submodules,
+        same_kind,
+    )
+    session = begin("commit", arguments, state, fresh)
+    answer = bisect(asked, session)
+    finish(session, answer.found, answer.lines, answer.exit_code, json)

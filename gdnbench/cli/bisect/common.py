@@ -1,0 +1,75 @@
+"""What the axes' commands share: options, the session, and how what was found is printed.
+
+A command's parameters are what its session keeps: plain JSON but for paths, so that `--resume` calls the
+command again with them.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gdnbench.cli.console import print_json, print_wide
+from gdnbench.errors import BadInputError, Exit
+
+if TYPE_CHECKING:
+    from gdnbench.bisect.session import Session
+
+STATE_HELP = "Where bisections and verdicts are kept. Default: .gdnbench/bisect."
+
+StoreArgument = Annotated[Path, typer.Argument(help="A store: folder or .zip.")]
+RecordsArgument = Annotated[str | None, typer.Argument(help="Which records, like 0,3-5; all if left out.")]
+KernelOption = Annotated[
+    str, typer.Option(help="A listed kernel, package.module:function or FILE.py:function.")
+]
+OnOption = Annotated[str, typer.Option(help="cpu, cuda, or sim: a simulated GPU.")]
+FactorOption = Annotated[
+    float | None, typer.Option("--k", help="Good within k times torch's error. Default 2.")
+]
+TolOption = Annotated[str | None, typer.Option(help="Good within this difference instead: ABS or ABS,REL.")]
+BitwiseOption = Annotated[bool, typer.Option("--bitwise", help="Good only where every bit is equal.")]
+StateOption = Annotated[Path | None, typer.Option(help=STATE_HELP)]
+FreshOption = Annotated[bool, typer.Option("--fresh", help="Ask again what is known from before.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="One object instead of text.")]
+
+
+def begin(axis: str, arguments: Mapping[str, Any], state: Path | None, fresh: bool) -> Session:
+    """The session of an axis; what is asked and answered goes to stderr."""
+    from gdnbench.bisect.session import STATE, Session
+
+    check_numbers(arguments)
+    kept = {name: str(value) if isinstance(value, Path) else value for name, value in arguments.items()}
+    return Session.begin(state or STATE, axis, kept, told, fresh)
+
+
+def check_numbers(arguments: Mapping[str, Any]) -> None:
+    """BadInputError for a number that is not finite, or a time in which nothing can be done."""
+    for name, value in arguments.items():
+        text = name in ("tol", "tolerance") and value is not None
+        numbers = map(float, value.split(",")) if text else [value] if isinstance(value, float) else []
+        if not all(map(math.isfinite, numbers)):
+            raise BadInputError(f"--{name} {value} is not finite; give a number")
+        if name in ("timeout", "budget") and value is not None and value <= 0:
+            raise BadInputError(f"--{name} {value:g} is no time; give seconds above 0")
+
+
+def told(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def finish(
+    session: Session, found: Mapping[str, Any], lines: Sequence[str], exit_code: Exit, json: bool
+) -> None:
+    """Keeps and prints what came of it, and ends the command. The last of `lines` is the answer."""
+    session.finish({**found, "lines": list(lines), "exit": int(exit_code)})
+    if json:
+        print_json(found)
+    else:
+        for line in lines:
+            print_wide(line)
+    raise typer.Exit(exit_code)

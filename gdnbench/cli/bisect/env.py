@@ -1,0 +1,78 @@
+"""`gdnbench bisect env`: which package, and which of its versions, made a kernel wrong?"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gdnbench.cli.arguments import record_numbers
+from gdnbench.cli.bisect.common import (
+    BitwiseOption,
+    FactorOption,
+    FreshOption,
+    JsonOption,
+    KernelOption,
+    OnOption,
+    RecordsArgument,
+    StateOption,
+    StoreArgument,
+    TolOption,
+    begin,
+    finish,
+)
+from gdnbench.cli.judging import tolerance
+
+
+def env(
+    store: StoreArgument,
+    kernel: KernelOption,
+    good: Annotated[str, typer.Option(help="Versions under which it is right: 'a==1.0 b==2.1'.")],
+    bad: Annotated[str, typer.Option(help="Versions under which it is not.")],
+    records: RecordsArgument = None,
+    on: OnOption = "cpu",
+    k: FactorOption = None,
+    tol: TolOption = None,
+    bitwise: BitwiseOption = False,
+    python: Annotated[
+        str | None, typer.Option(help="The interpreter that environments are layered over; with gdnbench.")
+    ] = None,
+    beside: Annotated[str, typer.Option("--with", help="Requirements of every environment: 'c==3 d'.")] = "",
+    index_url: Annotated[str | None, typer.Option(help="As of pip.")] = None,
+    find_links: Annotated[list[str] | None, typer.Option(help="As of pip; may repeat.")] = None,
+    no_index: Annotated[bool, typer.Option("--no-index", help="As of pip.")] = False,
+    timeout: Annotated[float, typer.Option(help="Seconds until a replay counts as hung.")] = 600.0,
+    state: StateOption = None,
+    fresh: FreshOption = False,
+    json: JsonOption = False,
+) -> None:
+    """Find the package, and its version, that made a kernel wrong."""
+    arguments = {name: value for name, value in locals().items() if name not in ("state", "fresh", "json")}
+    from gdnbench.bisect.env.axis import Asked, bisect
+    from gdnbench.bisect.env.requirements import pins
+    from gdnbench.bisect.trial import Trial
+    from gdnbench.judge.rule import make_rule
+    from gdnbench.store.recover import open_store
+
+    limits = tolerance(tol)
+    make_rule(k, None, limits, bitwise)  # refuses what contradicts itself before anything is asked
+    with open_store(store) as opened:
+        numbers = None if records is None else tuple(record_numbers(records, len(opened.records)))
+    trial = Trial(str(Path(store).resolve()), kernel, on, numbers, None, k, limits, bitwise)
+    options = [] if index_url is None else ["--index-url", index_url]
+    options += [word for place in find_links or () for word in ("--find-links", place)]
+    options += ["--no-index"] * no_index
+    asked = Asked(
+        trial,
+        pins(good, "--good"),
+        pins(bad, "--bad"),
+        sys.executable if python is None else python,
+        timeout,
+        tuple(beside.split()),
+        tuple(options),
+    )
+    session = begin("env", arguments, state, fresh)
+    answer = bisect(asked, session)
+    finish(session, answer.found, answer.lines, answer.exit_code, json)

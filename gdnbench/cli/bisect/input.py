@@ -1,0 +1,104 @@
+"""`gdnbench bisect input`: the smallest record that still fails."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gdnbench.cli.arguments import record_numbers
+from gdnbench.cli.bisect.common import (
+    BitwiseOption,
+    FactorOption,
+    FreshOption,
+    JsonOption,
+    KernelOption,
+    OnOption,
+    StateOption,
+    StoreArgument,
+    TolOption,
+    begin,
+    finish,
+    told,
+)
+from gdnbench.cli.console import table
+from gdnbench.cli.judging import tolerance
+from gdnbench.errors import BadInputError, Exit
+
+if TYPE_CHECKING:
+    from gdnbench.bisect.input.shrink import Shrunk
+
+
+def input(
+    store: StoreArgument,
+    record: Annotated[str, typer.Argument(help="Which record, by its number.")],
+    kernel: KernelOption,
+    on: OnOption = "cpu",
+    k: FactorOption = None,
+    tol: TolOption = None,
+    bitwise: BitwiseOption = False,
+    stages: Annotated[
+        bool, typer.Option("--stages", help="What fails may be a stage that the kernel shows, too.")
+    ] = False,
+    same_tensor: Annotated[
+        bool, typer.Option("--same-tensor", help="A tensor that fails must be one that failed before.")
+    ] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="The store to write. Default: STORE-RECORD-small.zarr, here.")
+    ] = None,
+    script: Annotated[
+        Path | None, typer.Option(help="Also write a Python file that reproduces it without gdnbench.")
+    ] = None,
+    budget: Annotated[
+        float | None, typer.Option(help="Stop after so many seconds with what there is.")
+    ] = None,
+    timeout: Annotated[float, typer.Option(help="Seconds until a replay counts as hung.")] = 600.0,
+    state: StateOption = None,
+    fresh: FreshOption = False,
+    json: JsonOption = False,
+) -> None:
+    """Shrink a record that fails to the smallest that still does, and simplify its values.
+
+    Ctrl-C and --budget leave the smallest so far in --out; the same command again goes on.
+    """
+    arguments = {name: value for name, value in locals().items() if name not in ("state", "fresh", "json")}
+    from gdnbench.bisect.input.result import answer, check_out, rows, to_json, write_script, write_store
+    from gdnbench.bisect.input.shrink import Options, default_out, shrink
+    from gdnbench.bisect.trial import Trial
+    from gdnbench.bisect.verdict import State
+    from gdnbench.judge.rule import make_rule
+    from gdnbench.store.recover import open_store
+
+    limits = tolerance(tol)
+    make_rule(k, None, limits, bitwise)  # refuses what contradicts itself before anything is asked
+    with open_store(store) as opened:
+        numbers = record_numbers(record, len(opened.records))
+        if len(numbers) != 1:
+            raise BadInputError(f"record {record!r} is not one record; give its number")
+        written = Path(out) if out is not None else default_out(Path(store), numbers[0])
+        check_out(written)
+        session = begin("input", arguments, state, fresh)
+
+        def keep(found: Shrunk) -> None:
+            write_store(found, written)
+            told(f"the smallest record is in {written}")
+            if script is not None:
+                reason = write_script(found, written, Path(script))
+                told(f"no {script}: {reason}" if reason else f"python {script} reproduces it")
+
+        trial = Trial(
+            str(Path(store).resolve()), kernel, on, tuple(numbers), None, k, limits, bitwise, stages
+        )
+        found = shrink(
+            opened.records[numbers[0]], trial, Options(same_tensor, budget, timeout), session, keep
+        )
+    lines = [answer(found)]
+    if found.shrinker is not None:
+        lines.insert(0, table(("", "before", "after"), rows(found), right=("before", "after")))
+    code = Exit.MISMATCH
+    if found.first.state is State.GOOD:
+        code = Exit.PASS
+    elif found.first.state is State.SKIP:
+        code = Exit.CANNOT_RUN
+    finish(session, to_json(found), lines, code, json)

@@ -1,0 +1,71 @@
+"""`gdnbench bisect instruction`: which value of a kernel first differs between two versions?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gdnbench.cli.bisect.common import (
+    FreshOption,
+    JsonOption,
+    StateOption,
+    StoreArgument,
+    begin,
+    finish,
+)
+from gdnbench.cli.judging import tolerance as limits
+
+_VERSION = "of the kernel: package.module:function or FILE.py:function."
+_PATH = "Folder whose modules come first for the {} version."
+
+
+def instruction(
+    store: StoreArgument,
+    record: Annotated[int, typer.Argument(help="Which record, by number.")],
+    good: Annotated[str, typer.Option(help=f"The good version {_VERSION}")],
+    bad: Annotated[str, typer.Option(help=f"The bad version {_VERSION}")],
+    good_path: Annotated[Path | None, typer.Option(help=_PATH.format("good"))] = None,
+    bad_path: Annotated[Path | None, typer.Option(help=_PATH.format("bad"))] = None,
+    stage: Annotated[str | None, typer.Option(help="Look at the launch that gives this stage.")] = None,
+    tolerance: Annotated[
+        str | None, typer.Option(help="Launches may differ by so much: ABS or ABS,REL.")
+    ] = None,
+    integers: Annotated[
+        bool, typer.Option("--integers", help="Loads and stores of integers count too.")
+    ] = False,
+    cta: Annotated[int | None, typer.Option(min=0, help="The CTA to trace, by its index.")] = None,
+    check_ends: Annotated[
+        bool, typer.Option(help="Replay both versions first, to see whether they are steady.")
+    ] = True,
+    state: StateOption = None,
+    fresh: FreshOption = False,
+    json: JsonOption = False,
+) -> None:
+    """Find the first instruction whose value differs beyond rounding between two versions of a CuTe DSL
+    kernel, both on the simulator."""
+    arguments = {name: value for name, value in locals().items() if name not in ("state", "fresh", "json")}
+    from gdnbench.bisect.instruction.find import Request, find
+    from gdnbench.bisect.verdict import State
+    from gdnbench.errors import Exit
+
+    folders = tuple(None if path is None else Path(path).resolve() for path in (good_path, bad_path))
+    request = Request(
+        str(Path(store).resolve()),
+        record,
+        good,
+        bad,
+        (folders[0], folders[1]),
+        stage,
+        limits(tolerance),
+        integers,
+        cta,
+        check_ends,
+    )
+    session = begin("instruction", arguments, state, fresh)
+    found = find(request, session)
+    lines = list(found.facts["lines"])
+    bad_state = found.state is State.BAD
+    data = {**found.facts, "found": found.kind, "reason": found.reason}
+    finish(session, data, lines, Exit.MISMATCH if bad_state else Exit.PASS, json)

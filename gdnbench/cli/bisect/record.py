@@ -1,0 +1,64 @@
+"""`gdnbench bisect record`: which captured call is the first bad one?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gdnbench.cli.arguments import record_numbers
+from gdnbench.cli.bisect.common import (
+    FactorOption,
+    FreshOption,
+    JsonOption,
+    KernelOption,
+    OnOption,
+    RecordsArgument,
+    StateOption,
+    StoreArgument,
+    TolOption,
+    begin,
+    finish,
+)
+from gdnbench.cli.judging import tolerance
+
+
+def record(
+    store: StoreArgument,
+    kernel: KernelOption,
+    records: RecordsArgument = None,
+    layer: Annotated[str | None, typer.Option(help="Only calls of this layer: its name or number.")] = None,
+    carry: Annotated[
+        bool, typer.Option("--carry", help="If each call passes, run them on the kernel's own states.")
+    ] = False,
+    any: Annotated[
+        bool, typer.Option("--any", help="Any bad call will do: look at the cheapest first.")
+    ] = False,
+    on: OnOption = "cpu",
+    k: FactorOption = None,
+    tol: TolOption = None,
+    state: StateOption = None,
+    fresh: FreshOption = False,
+    json: JsonOption = False,
+) -> None:
+    """Find the first bad call of a capture, and whether its error starts there or arrives with its state."""
+    arguments = {name: value for name, value in locals().items() if name not in ("state", "fresh", "json")}
+    from gdnbench.bisect.record import text
+    from gdnbench.bisect.record.find import Asked, as_json, find
+    from gdnbench.bisect.trial import Trial
+    from gdnbench.errors import Exit
+    from gdnbench.judge.rule import make_rule
+    from gdnbench.store.recover import open_store
+
+    limits = tolerance(tol)
+    make_rule(k, None, limits)
+    with open_store(store) as opened:
+        numbers = None if records is None else tuple(record_numbers(records, len(opened.records)))
+    trial = Trial(str(Path(store).resolve()), kernel, on, numbers, k=k, tol=limits)
+    session = begin("record", arguments, state, fresh)
+    found = find(Asked(trial, layer, any, carry), session)
+    answer = text.answer(found)
+    lines = [*(f"note: {note}" for note in text.notes(found)), answer]
+    code = Exit.MISMATCH if found.bad else Exit.PASS
+    finish(session, {**as_json(found), "answer": answer}, lines, code, json)

@@ -1,0 +1,56 @@
+"""`gdnbench bisect stage`: which stage of a kernel first goes wrong?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from gdnbench.cli.arguments import record_numbers
+from gdnbench.cli.bisect.common import (
+    FactorOption,
+    FreshOption,
+    JsonOption,
+    KernelOption,
+    OnOption,
+    RecordsArgument,
+    StateOption,
+    StoreArgument,
+    begin,
+    finish,
+)
+from gdnbench.cli.console import table
+
+
+def stage(
+    store: StoreArgument,
+    kernel: KernelOption,
+    records: RecordsArgument = None,
+    on: OnOption = "cpu",
+    k: FactorOption = None,
+    state: StateOption = None,
+    fresh: FreshOption = False,
+    json: JsonOption = False,
+) -> None:
+    """Find the stage of a kernel that first goes wrong: what each adds to the error and what it inherits.
+
+    Looks at the first record that fails.
+    """
+    arguments = {name: value for name, value in locals().items() if name not in ("state", "fresh", "json")}
+    from gdnbench.bisect.stage import text
+    from gdnbench.bisect.stage.find import find
+    from gdnbench.bisect.trial import Trial
+    from gdnbench.errors import Exit
+    from gdnbench.judge.rule import make_rule
+    from gdnbench.store.recover import open_store
+
+    make_rule(k)
+    with open_store(store) as opened:
+        numbers = None if records is None else tuple(record_numbers(records, len(opened.records)))
+    trial = Trial(str(Path(store).resolve()), kernel, on, numbers, k=k)
+    session = begin("stage", arguments, state, fresh)
+    found = find(trial, session)
+    lines = []
+    if found.rows:
+        lines.append(table(text.HEADS, text.cells(found), right=text.HEADS[2:6]))
+    lines += [f"note: {note}" for note in text.notes(found)]
+    lines.append(text.answer(found))
+    finish(session, text.as_json(found), lines, Exit.PASS if found.label is None else Exit.MISMATCH, json)

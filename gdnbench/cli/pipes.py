@@ -1,0 +1,32 @@
+"""A stdout that somebody else closes."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import sys
+from collections.abc import Callable
+from typing import ParamSpec
+
+P = ParamSpec("P")
+
+
+def reader_may_leave(command: Callable[P, None]) -> Callable[P, None]:
+    """`command`, for which a reader of stdout that went away (`gdnbench ls | head`) is no failure."""
+
+    @functools.wraps(command)
+    def guarded(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            command(*args, **kwargs)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            leave_stdout()
+
+    return guarded
+
+
+def leave_stdout() -> None:
+    """What is still buffered goes nowhere, quietly: whatever stdout is, it may not take it."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

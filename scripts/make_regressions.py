@@ -1,0 +1,35 @@
+#!/usr/bin/env python
+"""Makes a git repository of a kernel package with regressions in its history, for `gdnbench bisect`.
+
+    python scripts/make_regressions.py FOLDER
+
+The package `served_kernels` has copies of this checkout's SM100 prefill kernels. Of its commits one lowers
+the rounds of the inverse so that only keys that are alike show it, one rounds beta to bf16, one lets a tail
+load bring the next sequence in, one leaves a wait out, one does not build, one changes rounding without harm.
+They are tagged. The same checkout gives the same hashes.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from regressions.repository import make
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("folder", type=Path, help="new or empty")
+    arguments = parser.parse_args()
+    try:
+        tags = make(arguments.folder)
+    except ValueError as error:
+        parser.error(str(error))
+    for tag, identity in tags.items():
+        print(f"{identity[:10]} {tag}")
+
+
+if __name__ == "__main__":
+    main()

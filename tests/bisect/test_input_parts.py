@@ -1,0 +1,169 @@
+"""The parts of `bisect input`: the search on an axis, what counts as the same failure, layouts, values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from gdnbench.bisect import content
+from gdnbench.bisect.input.ddmin import fewest
+from gdnbench.bisect.input.failure import Signature
+from gdnbench.bisect.input.layout import is_plain, laid_out
+from gdnbench.bisect.input.shrinker import spans
+from gdnbench.bisect.input.values import FILLINGS, with_rows_kept
+from gdnbench.bisect.verdict import State, Verdict
+from gdnbench.store.reader import Store
+from gdnbench.store.writer import StoreWriter
+from gdnbench.synth import draft, synthesise
+from gdnbench_kernels.contract import Call
+
+
+@given(st.integers(1, 60), st.sets(st.integers(0, 59), max_size=5))
+def test_the_units_that_are_needed_are_what_is_left(units: int, drawn: set[int]) -> None:
+    needed = {unit for unit in drawn if unit < units}
+    asked: list[tuple[int, ...]] = []
+
+    def fails(kept: Sequence[int]) -> bool:
+        asked.append(tuple(kept))
+        return needed <= set(kept)
+
+    assert fewest(units, fails, least=0) == sorted(needed)
+    assert len(asked) == len(set(asked))
+    assert fewest(units, fails, least=1) == (sorted(needed) or fewest(units, fails, least=1))
+    assert len(fewest(units, fails, least=1)) == max(1, len(needed))
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=40), st.integers(0, 3))
+def test_no_single_unit_can_go(odd: list[bool], least: int) -> None:
+    """Also of what is not monotone: it fails while an odd number of marked units is there, or all are."""
+    whole = tuple(range(len(odd)))
+
+    def fails(kept: Sequence[int]) -> bool:
+        return tuple(kept) == whole or sum(odd[unit] for unit in kept) % 2 == 1
+
+    left = fewest(len(odd), fails, least)
+    assert fails(left)
+    assert len(left) >= min(least, len(odd))
+    if len(left) > max(1, least):
+        assert not any(fails([unit for unit in left if unit != gone]) for gone in left)
+
+
+def test_parts_bound_how_fine_it_gets() -> None:
+    def fails(kept: Sequence[int]) -> bool:
+        return {0, 20, 40, 60} <= set(kept)
+
+    assert len(fewest(64, fails, parts=4)) == 64  # one in each quarter
+    assert len(fewest(64, fails, parts=8)) < 64
+    assert fewest(64, fails) == [0, 20, 40, 60]
+
+
+def mismatch(*failing: dict[str, Any]) -> Verdict:
+    return Verdict(State.BAD, "numeric mismatch", "why", facts={"failing": list(failing)})
+
+
+def of(tensor: str = "o", way: str = "values", relative: float | None = 0.1) -> dict[str, Any]:
+    return {"tensor": tensor, "ways": [way], "relative": relative, "stage": False, "reasons": []}
+
+
+@pytest.mark.parametrize(
+    ("other", "same"),
+    [
+        (mismatch(of()), True),
+        (mismatch(of("state")), True),
+        (mismatch(of(relative=0.026)), True),
+        (mismatch(of(relative=0.024)), False),
+        (mismatch(of(relative=None)), True),
+        (mismatch(of(way="not finite")), False),
+        (mismatch(of(way="not finite"), of("state")), True),
+        (Verdict(State.BAD, "crash", "IndexError: 3"), False),
+        (Verdict(State.GOOD, "pass"), False),
+        (Verdict(State.SKIP, "unsupported"), False),
+    ],
+)
+def test_what_counts_as_the_same_mismatch(other: Verdict, same: bool) -> None:
+    assert Signature.of(mismatch(of())).same(other, same_tensor=False) is same
+
+
+def test_the_same_tensor_and_the_same_error() -> None:
+    assert not Signature.of(mismatch(of())).same(mismatch(of("state")), same_tensor=True)
+    assert Signature.of(mismatch(of())).same(mismatch(of("state"), of()), same_tensor=True)
+    crash = Signature.of(Verdict(State.BAD, "crash", "IndexError: index 3 is out of range"))
+    assert crash.same(Verdict(State.BAD, "crash", "IndexError: index 0 is out of range"), same_tensor=False)
+    assert not crash.same(Verdict(State.BAD, "crash", "ValueError: no tokens"), same_tensor=False)
+
+
+@pytest.mark.parametrize(
+    "like",
+    [
+        torch.zeros(6, 3, 4),
+        torch.zeros(6, 8, 4)[:, 2:5],
+        torch.zeros(3, 6, 4).transpose(0, 1),
+        torch.zeros(6, 3, 9)[:, :, 1:5],
+        torch.zeros(200)[16:].as_strided((6, 3, 4), (20, 4, 1), 16),
+    ],
+)
+def test_a_tensor_lies_as_another_did(like: Tensor) -> None:
+    same = laid_out(torch.arange(72.0).view(6, 3, 4), like)
+    assert same.stride() == like.stride()
+    assert same.storage_offset() == like.storage_offset()
+    small = torch.arange(12.0).view(2, 3, 2)
+    found = laid_out(small, like)
+    assert torch.equal(found, small)
+    assert is_plain(found) is is_plain(like)
+    order = sorted(range(3), key=like.stride)
+    assert sorted(range(3), key=found.stride) == order
+
+
+def test_expanded_axes_stay_so_while_their_elements_agree() -> None:
+    like = torch.zeros(4, 1).expand(4, 5)
+    alike = torch.tensor([[1.0, 1.0], [2.0, 2.0]])
+    assert laid_out(alike, like).stride() == (1, 0)
+    assert torch.equal(laid_out(alike, like), alike)
+    other = torch.tensor([[1.0, 3.0], [2.0, 2.0]])
+    assert laid_out(other, like) is other
+
+
+def test_values() -> None:
+    x = torch.tensor([[0.0, -0.3, 5.6], [torch.inf, torch.nan, -100.0]], dtype=torch.bfloat16)
+    simple = {filling.name: filling.of(x, 0.5) for filling in FILLINGS}
+    assert simple["zeros"].tolist() == [[0] * 3] * 2
+    assert simple["one value"].tolist() == [[0.5] * 3] * 2
+    assert torch.equal(simple["equal rows"], x[:1].expand(2, 3))
+    # log2 0.3 = -1.74, log2 5.6 = 2.49, log2 100 = 6.64
+    assert repr(simple["powers of two"].tolist()) == repr([[0.0, -0.25, 4.0], [torch.inf, torch.nan, -128.0]])
+    assert simple["small integers"][0].tolist() == [0, 0, 6]
+    assert simple["small integers"][1, ::2].tolist() == [8, -8]
+    assert all(of_kind.dtype == torch.bfloat16 for of_kind in simple.values())
+    call = Call({"x": x}, {}, {})
+    assert repr(with_rows_kept(call, "x", simple["zeros"], 1, [2]).tensors["x"].tolist()) == repr(
+        [[0.0, 0.0, x[0, 2].item()], [0.0, 0.0, -100.0]]
+    )
+
+
+def test_spans() -> None:
+    assert spans([]) == "none"
+    assert spans([3]) == "3"
+    assert spans([0, 1, 2, 5]) == "0-2, 5"
+    assert spans([0, 2, 4, 6, 8]) == "5"
+
+
+def test_a_draft_is_known_by_what_it_holds(tmp_path: Path) -> None:
+    calls = [
+        synthesise("gdn_decode", batch=3, slots=slots, slot_gap=gap, heads=(1, 1), head_dim=(4, 4))
+        for slots, gap in ((4, 0), (5, 0), (4, 3))
+    ]
+    drafts = [draft("gdn_decode", call) for call in calls]
+    with StoreWriter(tmp_path / "s.zarr", kind="synth", durable=False) as writer:
+        writer.write("0", drafts)
+    with Store.open(tmp_path / "s.zarr") as store:
+        for record, one in zip(store.records, drafts, strict=True):
+            assert content.of_records([record]) == content.of_drafts([one])
+        # A pool of another size and slots further apart are other records.
+        assert len({content.of_records([record]) for record in store.records}) == 3

@@ -1,0 +1,139 @@
+"""What the instruction axis is made of: formats, ULPs and bounds, statements, what launches leave."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from gdnbench.bisect.instruction.launches import OtherLaunches, differences
+from gdnbench.bisect.instruction.rounding import decoded, excess, rounded_apart, ulp
+from gdnbench.bisect.instruction.statements import Source, pair
+
+DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+
+
+@pytest.mark.parametrize("kind", ["f32", "f16", "bf16", "f32x2", "f16x2", "bf16x2", "bf16x4"])
+def test_registers_are_read_as_torch_reads_them(kind: str) -> None:
+    name, _, count = kind.partition("x")
+    numbers = torch.randn(32, int(count or 1), generator=torch.Generator().manual_seed(0)).to(DTYPES[name])
+    row = np.zeros((32, 8), np.uint8)
+    data = numbers.view(torch.uint8).numpy().reshape(32, -1)
+    row[:, : data.shape[1]] = data
+    np.testing.assert_array_equal(decoded(row.view(np.uint64)[:, 0], kind), numbers.double().numpy())
+
+
+@pytest.mark.parametrize("kind", DTYPES)
+def test_an_ulp_is_the_way_to_the_next_number(kind: str) -> None:
+    dtype = DTYPES[kind]
+    values = torch.cat([torch.rand(64, generator=torch.Generator().manual_seed(1)) * 100, torch.zeros(1)])
+    values = values.to(dtype)
+    integers = torch.int32 if dtype is torch.float32 else torch.int16
+    after = (values.view(integers) + 1).view(dtype)
+    wanted = (after.double() - values.double()).numpy()
+    np.testing.assert_array_equal(ulp(values.double().numpy(), kind)[:-1], wanted[:-1])
+
+
+def test_a_lower_precision_is_not_granted_its_own_roundings() -> None:
+    one = np.ones((32, 1))
+    both = float(rounded_apart(one, ["f32"], ["f32"])[0, 0])
+    assert both == 2**-23
+    lower = float(rounded_apart(one, ["f32"], ["f32", "bf16"])[0, 0])
+    assert lower == 1.5 * 2**-23
+    same = float(rounded_apart(one, ["f32", "bf16"], ["bf16", "f32"])[0, 0])
+    assert same == 2**-23 + 2**-7
+
+
+def test_what_is_not_finite_differs_from_all_else() -> None:
+    good, bad = np.ones((32, 1)), np.ones((32, 1))
+    good[3], bad[3] = np.nan, np.nan
+    good[4], bad[4] = np.inf, np.inf
+    lanes = np.ones(32, np.bool_)
+    assert excess(good, bad, np.ones((32, 1)), lanes) is None
+    bad[7] = np.nan
+    found = excess(good, bad, np.ones((32, 1)), lanes)
+    assert found is not None
+    assert found.lane == 7
+    lanes[7] = False
+    assert excess(good, bad, np.ones((32, 1)), lanes) is None
+
+
+GOOD = '''
+def scale(x):
+    """Doc."""
+    y = x * 2  # twice
+    if y > 3:
+        y = y - 1
+    for i in range(4):
+        y = (y +
+             i)
+    return y
+
+
+class Other:
+    def run(self):
+        return 1
+'''
+BAD = """
+class Other:
+    # a comment
+    def run(self):
+
+        return 1
+
+
+def scale(x):
+    y = x*2
+    if y > 3:
+        y = y - 1.5
+    z = 0
+    for i in range(3):
+        y = (y + i)
+    return y
+"""
+
+
+def test_statements_are_known_by_what_they_say(tmp_path: Path) -> None:
+    sources = []
+    for name, text in (("good", GOOD), ("bad", BAD)):
+        (tmp_path / f"{name}.py").write_text(text)
+        sources.append(Source.of([str(tmp_path / f"{name}.py")]))
+    good, bad = sources
+    pairing = pair(good, bad)
+
+    def at(source: Source, name: str, text: str, line: str) -> object:
+        number = 1 + [one.strip() for one in text.splitlines()].index(line)
+        return source.at(str(tmp_path / f"{name}.py"), number)
+
+    same = [("y = x*2", "y = x * 2  # twice"), ("y = (y + i)", "i)"), ("return 1", "return 1")]
+    edited = [("y = y - 1.5", "y = y - 1"), ("for i in range(3):", "for i in range(4):")]
+    for after, before in same + edited:
+        statement = at(bad, "bad", BAD, after)
+        assert pairing.of[statement] == at(good, "good", GOOD, before)  # type: ignore[index]
+        assert (statement in pairing.edited) == ((after, before) in edited)
+    assert at(bad, "bad", BAD, "z = 0") not in pairing.of
+
+
+def test_launches_are_compared_where_either_version_wrote(tmp_path: Path) -> None:
+    folders = (tmp_path / "good", tmp_path / "bad")
+    x = torch.randn(4, 8, generator=torch.Generator().manual_seed(0))
+    written = torch.ones_like(x, dtype=torch.bool)
+    written[3] = False
+    y = x.clone()
+    y[3] += 1  # nobody's
+    y[1, 2] += 2**-10
+    for folder, values in zip(folders, (x, y), strict=True):
+        folder.mkdir()
+        torch.save({"z": (values, written)}, folder / "0.pt")
+    launch = {"entry": "k", "grid": [1, 1, 1]}
+    (found,) = differences([launch], [launch], folders, None)
+    assert (found.tensor, found.place, found.beyond) == ("z", (1, 2), True)
+    (found,) = differences([launch], [launch], folders, (2**-9, 0.0))
+    assert not found.beyond
+    with pytest.raises(OtherLaunches, match="makes 1 launches, the bad one 2"):
+        list(differences([launch], [launch, launch], folders, None))
+    other = {"entry": "k", "grid": [2, 1, 1]}
+    with pytest.raises(OtherLaunches, match=r"grid \(2, 1, 1\)"):
+        list(differences([launch], [other], folders, None))

@@ -1,0 +1,108 @@
+"""Verdicts on disk: kept by content, through kills, torn lines and writers at once."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gdnbench.bisect.ledger import Ledger, key_of
+from gdnbench.bisect.verdict import State, Verdict
+from gdnbench.errors import StoreError
+
+GOOD = Verdict(State.GOOD, "pass", digest="d", facts={"errors": {"o": 1e-3}}, seconds=0.5)
+BAD = Verdict(State.BAD, "numeric mismatch", "o: RMS error 2 over 1")
+
+
+def test_a_verdict_is_found_again_by_what_was_asked(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "state" / "probes.jsonl")
+    asked = {"records": "abc", "k": None, "schedules": ["late"]}
+    assert ledger.find(asked) is None
+    assert ledger.answer(asked, lambda: GOOD) == GOOD
+    again = Ledger(tmp_path / "state" / "probes.jsonl")
+    assert again.answer({"k": None, "schedules": ["late"], "records": "abc"}, pytest.fail) == GOOD
+    assert again.find({**asked, "k": 2.0}) is None
+
+
+def test_a_later_verdict_counts(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "probes.jsonl")
+    ledger.add({"a": 1}, GOOD)
+    ledger.add({"a": 1}, BAD)
+    assert Ledger(tmp_path / "probes.jsonl").find({"a": 1}) == BAD
+
+
+@pytest.mark.parametrize("left", [1, 20, -1])
+def test_half_a_line_of_a_killed_process_is_no_verdict(tmp_path: Path, left: int) -> None:
+    path = tmp_path / "probes.jsonl"
+    ledger = Ledger(path)
+    ledger.add({"a": 1}, GOOD)
+    whole = path.read_bytes()
+    ledger.add({"a": 2}, BAD)
+    line = path.read_bytes()[len(whole) :]
+    path.write_bytes(whole + line[:left])
+    found = Ledger(path)
+    assert found.find({"a": 1}) == GOOD
+    assert found.find({"a": 2}) is None
+    found.add({"a": 3}, BAD)
+    last = Ledger(path)
+    assert (last.find({"a": 1}), last.find({"a": 3})) == (GOOD, BAD)
+
+
+def test_another_process_s_verdicts_are_seen(tmp_path: Path) -> None:
+    mine, other = (Ledger(tmp_path / "probes.jsonl") for _ in range(2))
+    other.add({"a": 1}, BAD)
+    assert mine.find({"a": 1}) == BAD
+
+
+ADD_MANY = """
+import sys
+from pathlib import Path
+from gdnbench.bisect.ledger import Ledger
+from gdnbench.bisect.verdict import State, Verdict
+
+path, first = Path(sys.argv[1]), int(sys.argv[2])
+ledger = Ledger(path)
+for number in range(first, first + 50):
+    ledger.add({"number": number}, Verdict(State.GOOD, "pass", "x" * 3000 + str(number)))
+"""
+
+
+def test_processes_write_one_ledger_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "probes.jsonl"
+    # A text of its own: multiprocessing would import this module by a name that only some runs of pytest can find.
+    writers = [
+        subprocess.Popen([sys.executable, "-c", ADD_MANY, str(path), str(first)]) for first in (0, 50, 100)
+    ]
+    assert [writer.wait() for writer in writers] == [0, 0, 0]
+    ledger = Ledger(path)
+    assert len(ledger) == 150
+    for number in range(150):
+        found = ledger.find({"number": number})
+        assert found is not None
+        assert found.reason.endswith(str(number))
+
+
+def test_what_is_no_verdict_is_said_in_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "probes.jsonl"
+    path.write_text(json.dumps({"key": key_of({}), "verdict": {"state": "wrong"}}) + "\n")
+    with pytest.raises(StoreError, match=r"probes\.jsonl holds no verdict") as caught:
+        Ledger(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_questions_are_plain() -> None:
+    assert key_of({"a": 1, "b": [2]}) == key_of({"b": [2], "a": 1})
+    assert key_of({"a": 1}) != key_of({"a": "1"})
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        key_of({"a": float("nan")})
+
+
+def test_a_damaged_line_hides_no_other(tmp_path: Path) -> None:
+    path = tmp_path / "probes.jsonl"
+    Ledger(path).add({"a": 1}, GOOD)
+    for junk in (b"\xff\xfe", b"null", b"[]", b'{"key": 1}', b"[" * 100_000, b"\0" * 9):
+        path.write_bytes(path.read_bytes() + junk + b"\n")
+        assert Ledger(path).find({"a": 1}) == GOOD

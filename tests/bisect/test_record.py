@@ -1,0 +1,191 @@
+"""The record axis: chains of decode calls with faults at a known call, or in all of them."""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+from gdnbench.bisect.record import find as finding
+from gdnbench.bisect.record.drift import first_growth, first_over
+from gdnbench.bisect.record.find import Asked, Found
+from gdnbench.bisect.record.links import links_of
+from gdnbench.bisect.record.text import answer
+from gdnbench.bisect.session import Session
+from gdnbench.bisect.trial import Trial
+from gdnbench.errors import BadInputError
+from gdnbench.judge.calls import compact
+from gdnbench.store.reader import Store
+from gdnbench.store.writer import StoreWriter
+from gdnbench.synth import draft, synthesise
+from gdnbench_kernels.calling import run_kernel
+from gdnbench_kernels.contract import Call
+from gdnbench_kernels.gdn_decode.contract import OPERATION
+
+FOLDER = Path(__file__).parent
+STEPS, MARKED = 100, (1, 37)
+NUMBER = 2 * MARKED[1] + MARKED[0]
+"""Of the marked call: two layers take turns."""
+CAPTURED = FOLDER.parents[1] / "captures" / "resumed.zarr.zip"
+
+
+def beside(name: str) -> ModuleType:
+    """A module of this folder, which is no package."""
+    spec = importlib.util.spec_from_file_location(f"bisect_{name}", FOLDER / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def chain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path: Path = beside("chains").chain(tmp_path_factory.mktemp("chain") / "chain.zarr", STEPS, MARKED)
+    return path
+
+
+@pytest.fixture
+def session(tmp_path: Path) -> Session:
+    return Session.begin(tmp_path / "state", "record", {}, lambda line: None)
+
+
+@pytest.fixture(autouse=True)
+def here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Probes run in this process."""
+    stand_in = beside("here").Here
+    monkeypatch.setattr(finding, "Remote", stand_in)
+    monkeypatch.setattr(finding, "Prober", stand_in)
+
+
+def asked(chain: Path, kernel: str, **more: object) -> Asked:
+    trial = Trial(str(chain), f"{FOLDER / 'chains.py'}:{kernel}")
+    given = {name: more.pop(name) for name in ("records", "tol", "k") if name in more}
+    return Asked(replace(trial, **given), **more)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kernel", ["spoils_state", "spoils_output", "leaves_unwritten"])
+def test_the_call_that_is_spoiled_is_the_first_bad_one(chain: Path, session: Session, kernel: str) -> None:
+    found = finding.find(asked(chain, kernel), session)
+    assert found.first is not None
+    assert (found.first.number, found.first.layer_index, found.first.step) == (NUMBER, *MARKED)
+    # The other layer's calls have nothing to do with it; all of its own before it have.
+    assert found.before == tuple(range(1, NUMBER, 2))
+    assert found.carry is not None
+    assert (found.carry.starts, found.carry.over) == (NUMBER, None)
+    assert answer(found).endswith("carried over 37 earlier calls, it is bad too: it starts there")
+
+
+def test_a_kernel_that_is_right_passes_alone_and_carried(chain: Path, session: Session) -> None:
+    found = finding.find(asked(chain, "right", carry=True, records=tuple(range(80))), session)
+    assert not found.bad
+    assert found.carry is not None
+    assert (found.carry.calls, found.carry.lanes) == (80, 4)
+
+
+def test_any_bad_call_will_do_and_layers_are_told_apart(chain: Path, session: Session) -> None:
+    found = finding.find(asked(chain, "spoils_state", any=True), session)
+    assert found.first is not None
+    assert found.first.number == NUMBER
+    assert not finding.find(asked(chain, "spoils_state", layer="0"), session).bad
+    assert finding.find(asked(chain, "spoils_state", layer="layers.1"), session).bad
+    with pytest.raises(BadInputError, match=r"--layer 7: there are layers\.0, layers\.1"):
+        finding.find(asked(chain, "spoils_state", layer="7"), session)
+
+
+# beta in bf16 is off by up to 2^-9 of it, and an element of the state by that times |v - S k| |k|: 4e-3 at
+# most in one call, as the test sees for itself. Gates are slow, so calls leave the sum of what they are off.
+ONE_CALL = 4e-3
+
+
+def test_beta_in_bf16_passes_in_each_call_and_adds_up(chain: Path, session: Session) -> None:
+    with Store.open(chain) as store:
+        for record in store.records:
+            call = compact(record, OPERATION, torch.device("cpu"))
+            rounded = {**call.tensors, "beta": call.tensors["beta"].bfloat16().float()}
+            states = [
+                run_kernel(OPERATION, "reference", Call(given, call.scalars, call.conventions))["state"]
+                for given in (call.tensors, rounded)
+            ]
+            assert float((states[0] - states[1]).abs().max()) < ONE_CALL
+    found = finding.find(asked(chain, "rounds_beta", tol=(ONE_CALL, 0.0), carry=True), session)
+    assert found.bad
+    assert found.first is None
+    assert found.carry is not None
+    assert found.carry.over is not None
+    assert found.carry.over.step > 0
+    assert found.carry.starts is None
+    assert "calls add it up" in answer(found)
+
+
+def test_beta_in_bf16_is_bad_at_once_where_states_are_fp32(chain: Path, session: Session) -> None:
+    found = finding.find(asked(chain, "rounds_beta"), session)
+    assert found.first is not None
+    assert found.first.number == 0
+    assert answer(found).endswith("no earlier call left the state it gets: it starts there")
+
+
+def entries(own: list[float], torchs: list[float]) -> list[dict[str, object]]:
+    return [
+        {"number": i, "row": 0, "lane": "slot 0", "own": [x], "torch": [y], "eps": 2**-23, "beyond": None}
+        for i, (x, y) in enumerate(zip(own, torchs, strict=True))
+    ]
+
+
+def test_where_an_error_goes_over_its_bound() -> None:
+    """torch's 1e-7 allows 2e-7 and half an ULP, 6e-8, over 16 calls together."""
+    steady = [1e-7] * 64
+    assert first_over(entries(steady, steady), None, False, range(64)) is None
+    jumps = [1e-7] * 37 + [1e-3] * 27
+    over = first_over(entries(jumps, steady), None, False, range(64))
+    assert over is not None
+    assert (over.number, over.step, over.error) == (37, 37, 1e-3)
+    assert over.limit == pytest.approx(2e-7 + 2**-24)
+    at_the_end = [1e-7] * 63 + [1e-3]
+    over = first_over(entries(at_the_end[:60] + at_the_end[60:], steady), None, False, range(64))
+    assert over is not None
+    assert over.number == 63
+    assert first_growth(entries(steady, steady)) is None
+    grows = [1e-8 * (i // 16 + 1) ** 0.5 for i in range(64)]
+    found = first_growth(entries(grows, [1e-8] * 64))
+    assert found is not None
+    assert found.slope == pytest.approx(0.5)
+
+
+def test_links_stand_where_the_bits_do(chain: Path, tmp_path: Path) -> None:
+    with Store.open(chain) as store:
+        links = links_of(store.records)
+        assert links.before[(NUMBER, 0)] == (NUMBER - 2, 0)
+        assert links.ancestors(NUMBER) == list(range(1, NUMBER, 2))
+        assert links.lanes[(NUMBER, 1)] == links.lanes[(1, 1)] == "slot 2 from record 1"
+        assert (0, 0) not in links.before
+    with Store.open(CAPTURED) as store:
+        assert links_of(store.records).before == {(1, 0): (0, 0)}
+
+
+def test_a_state_that_was_reset_begins_a_lane_of_its_own(tmp_path: Path) -> None:
+    first = synthesise("gdn_decode", batch=1, heads=(1, 1), head_dim=(8, 8), slots=1, seed=1)
+    again = Call({**first.tensors, "state": first.tensors["state"] * 2}, first.scalars, first.conventions)
+    with StoreWriter(tmp_path / "reset.zarr", kind="synth", durable=False) as writer:
+        writer.write("0", [draft("gdn_decode", call, index=i) for i, call in enumerate((first, again))])
+    with Store.open(tmp_path / "reset.zarr") as store:
+        assert links_of(store.records).before == {}
+
+
+def test_carry_needs_a_state_that_is_carried(tmp_path: Path, session: Session) -> None:
+    call = synthesise("gdn_decode", batch=1, heads=(1, 1), head_dim=(8, 8))
+    with StoreWriter(tmp_path / "one.zarr", kind="synth", durable=False) as writer:
+        writer.write("0", [draft("gdn_decode", call)])
+    with pytest.raises(BadInputError, match="--carry: no call gets a state"):
+        finding.find(asked(tmp_path / "one.zarr", "right", carry=True), session)
+
+
+def test_what_is_known_is_not_asked_again(chain: Path, session: Session) -> None:
+    first: Found = finding.find(asked(chain, "spoils_state"), session)
+    before = len(session.ledger)
+    assert answer(finding.find(asked(chain, "spoils_state"), session)) == answer(first)
+    assert len(session.ledger) == before

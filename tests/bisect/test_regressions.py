@@ -1,0 +1,141 @@
+"""The repository with regressions in its history: they show where they are meant to, and nowhere else.
+
+`scripts/find_regressions.py` looks for all of them; so does the slow test here.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SCRIPTS = Path(__file__).parents[2] / "scripts"
+KERNEL = {"prefill": "served_kernels.prefill:prefill", "decode": "served_kernels.decode:decode"}
+LIMIT = 600.0
+"""Seconds that the four questions about the inverse may take on two cores."""
+
+
+@pytest.fixture(scope="module")
+def regressions() -> Iterator[Any]:
+    """The modules of scripts/regressions."""
+    sys.path.insert(0, str(SCRIPTS))
+    try:
+        from regressions import captures, finding, history, package, repository
+
+        yield {
+            one.__name__.partition(".")[2]: one for one in (captures, finding, history, package, repository)
+        }
+    finally:
+        sys.path.remove(str(SCRIPTS))
+
+
+@pytest.fixture(scope="module")
+def made(regressions: Mapping[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return regressions["finding"].Cases(tmp_path_factory.mktemp("regressions"))
+
+
+def git(folder: Path, *arguments: str) -> str:
+    return subprocess.run(
+        ["git", *arguments], cwd=folder, check=True, capture_output=True, text=True
+    ).stdout.strip()
+
+
+def replayed(folder: Path, store: Path, kernel: str, *options: str) -> Any:
+    command = [sys.executable, "-m", "gdnbench", "replay", str(store), "--kernel", KERNEL[kernel], "--json"]
+    return json.loads(subprocess.run([*command, *options], cwd=folder, capture_output=True, text=True).stdout)
+
+
+def test_the_repository_is_the_same_every_time(
+    made: Any, regressions: Mapping[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GIT_AUTHOR_NAME", "somebody")
+    monkeypatch.setenv("TZ", "Pacific/Kiritimati")
+    assert regressions["repository"].make(tmp_path / "again") == made.tags
+    assert git(tmp_path / "again", "rev-parse", "main") == git(made.repository, "rev-parse", "main")
+    assert 28 <= int(git(made.repository, "rev-list", "--count", "main")) <= 35
+    assert git(made.repository, "status", "--porcelain") == ""
+
+
+def test_a_folder_with_something_in_it_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("mine")
+    command = [sys.executable, str(SCRIPTS / "make_regressions.py"), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "is not empty" in done.stderr
+    assert [one.name for one in tmp_path.iterdir()] == ["mine"]
+
+
+def test_each_regression_is_one_line_of_one_kernel(made: Any) -> None:
+    files = {"inverse": "inverse", "beta": "decode", "tail": "chunk_uw", "barrier": "chunk_state"}
+    for tag, file in files.items():
+        changed = git(made.repository, "diff", "--numstat", f"{tag}~1", tag).split("\n")
+        (counts,) = [one.split("\t") for one in changed]
+        assert counts[2] == f"served_kernels/{file}.py"
+        assert int(counts[0]) <= 1
+        assert int(counts[1]) == 1
+
+
+def test_nothing_is_copied_that_the_package_does_not_import(made: Any) -> None:
+    """Every module of the package is read by another one of it, or is what the server calls."""
+    folder = made.checkout("v1.0") / "served_kernels"
+    texts = {file.stem: file.read_text() for file in folder.glob("*.py")}
+    for text in texts.values():
+        ast.parse(text)
+    for name in texts.keys() - {"__init__", "prefill", "decode"}:
+        others = "".join(text for other, text in texts.items() if other != name)
+        assert f"served_kernels.{name}" in others or f"served_kernels import {name}" in others, name
+
+
+def test_two_commits_do_not_build(made: Any) -> None:
+    """The half renaming, and the one that comes before it is mended."""
+    fails = [
+        revision
+        for revision in ("broken~1", "broken", "mended~1", "mended")
+        if lacks(git(made.repository, "show", f"{revision}:served_kernels/chunk_uw.py"), "GROUP_WARPS")
+    ]
+    assert fails == ["broken", "mended~1"]
+
+
+def lacks(text: str, name: str) -> bool:
+    """Whether a module uses a name that it does not assign."""
+    nodes = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Name) and node.id == name]
+    return bool(nodes) and not any(isinstance(node.ctx, ast.Store) for node in nodes)
+
+
+def test_beta_in_bf16_is_found_by_carrying_states(made: Any, regressions: Mapping[str, Any]) -> None:
+    asked = {one.what: one for one in made.beta()}
+    for what in ("record, good", "record"):
+        found = regressions["finding"].answered(asked[what])
+        assert found.wrong == "", found
+
+
+def test_a_round_less_is_seen_by_keys_that_are_alike_alone(made: Any, regressions: Mapping[str, Any]) -> None:
+    captures = regressions["captures"]
+    options = {"seqlens": (64,), "heads": (1, 1), "beta": (0.8, 1.0), "gate_span": 0.1, "seed": 1}
+    unlike = captures.prefill(made.folder / "one-unlike.zarr", **options)
+    alike = captures.prefill(made.folder / "one-alike.zarr", key_correlation=0.97, **options)
+    before, after = made.checkout("inverse~1"), made.checkout("inverse")
+    sim = ("--on", "sim", "--stages")
+    assert replayed(before, alike, "prefill", *sim)["outcomes"] == {"pass": 1}
+    assert replayed(after, unlike, "prefill", *sim)["outcomes"] == {"pass": 1}
+    found = replayed(after, alike, "prefill", *sim)
+    tensors = {tensor["tensor"]: tensor["passed"] for tensor in found["records"][0]["tensors"]}
+    assert tensors["A"]
+    assert not tensors["Ai"]
+    assert not tensors["final_state"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_all_are_found(tmp_path: Path) -> None:
+    command = [sys.executable, str(SCRIPTS / "find_regressions.py"), "--folder", str(tmp_path / "all")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+    (line,) = [one for one in done.stdout.splitlines() if one.startswith("inverse: ")]
+    assert float(line.split()[1]) < LIMIT

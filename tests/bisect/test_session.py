@@ -1,0 +1,83 @@
+"""Bisections on disk: asked once, gone on with, and no change to the repository that they are made in."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from gdnbench.bisect.session import STATE, Session, alone, unfinished
+from gdnbench.bisect.verdict import State, Verdict
+from gdnbench.errors import BadInputError, StoreError
+
+GOOD = Verdict(State.GOOD, "pass", seconds=1.5)
+ARGUMENTS = {"store": "run.zarr", "k": None}
+
+
+def begin(state: Path, told: list[str], fresh: bool = False) -> Session:
+    return Session.begin(state, "stage", ARGUMENTS, told.append, fresh)
+
+
+def test_what_is_known_is_not_asked_again_unless_fresh(tmp_path: Path) -> None:
+    told: list[str] = []
+    asked: list[int] = []
+
+    def probe() -> Verdict:
+        asked.append(1)
+        return GOOD
+
+    assert begin(tmp_path, told).ask("one", {"a": 1}, probe) == GOOD
+    assert begin(tmp_path, told).ask("one", {"a": 1}, probe) == GOOD
+    assert told == ["one: ...", "one: good, 1.5 s", "one: good (known)"]
+    begin(tmp_path, told, fresh=True).ask("one", {"a": 1}, probe)
+    assert len(asked) == 2
+
+
+def test_a_probe_that_is_interrupted_is_the_only_thing_lost(tmp_path: Path) -> None:
+    def interrupted() -> Verdict:
+        raise KeyboardInterrupt
+
+    session = begin(tmp_path, [])
+    session.ask("one", {"a": 1}, lambda: GOOD)
+    with pytest.raises(KeyboardInterrupt):
+        session.ask("two", {"a": 2}, interrupted)
+    assert unfinished(tmp_path) == ("stage", ARGUMENTS)
+    again = begin(tmp_path, [])
+    assert again.ledger.find({"a": 1}) == GOOD
+    assert again.ledger.find({"a": 2}) is None
+    again.finish({"stage": "Ai"})
+    with pytest.raises(BadInputError, match="no bisection to go on with"):
+        unfinished(tmp_path)
+
+
+def test_a_damaged_state_is_one_line(tmp_path: Path) -> None:
+    session = begin(tmp_path, [])
+    (session.folder / "arguments.json").write_text("{")
+    with pytest.raises(StoreError, match="holds no arguments") as caught:
+        unfinished(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_it_does_not_show_in_a_repository(tmp_path: Path) -> None:
+    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
+    begin(tmp_path / STATE, []).ask("one", {"a": 1}, lambda: GOOD)
+    shown = subprocess.run(
+        ["git", "-C", str(tmp_path), "status", "--porcelain"], check=True, capture_output=True, text=True
+    )
+    assert shown.stdout == ""
+
+
+def test_a_folder_that_was_there_is_not_hidden_from_git(tmp_path: Path) -> None:
+    """As by `--state .` in a repository."""
+    (tmp_path / "kernel.py").write_text("")
+    begin(tmp_path, []).ask("one", {"a": 1}, lambda: GOOD)
+    begin(tmp_path, [])
+    assert not (tmp_path / ".gitignore").exists()
+
+
+def test_a_bisection_runs_once_at_a_time(tmp_path: Path) -> None:
+    with alone(tmp_path), pytest.raises(BadInputError, match="runs already"), alone(tmp_path):
+        pass
+    with alone(tmp_path):
+        pass

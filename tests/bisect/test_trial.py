@@ -1,0 +1,148 @@
+"""Trials: verdicts of replays, in this process and in one of their own, and whether an end is steady."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gdnbench.bisect import trial as trials
+from gdnbench.bisect.prober import Place, Prober
+from gdnbench.bisect.steady import RUNS, Steadiness, steady
+from gdnbench.bisect.trial import Trial, question
+from gdnbench.bisect.verdict import State
+from gdnbench.errors import BadInputError
+from gdnbench.store.writer import StoreWriter
+from gdnbench.synth import draft, synthesise
+
+KERNELS = """
+import inspect, os, random, signal
+from gdnbench_kernels.gdn_decode.torch_recurrent import torch_recurrent
+
+
+def answer(call):
+    names = inspect.signature(torch_recurrent).parameters
+    return torch_recurrent(**{name: call[name] for name in names if name in call})
+
+
+def right(**call):
+    return answer(call)
+
+
+def wrong(**call):
+    found = answer(call)
+    found["o"] = found["o"] * 1.5
+    return found
+
+
+def flaky(**call):
+    found = answer(call)
+    found["o"] = found["o"] * random.uniform(1.5, 2)
+    return found
+
+
+def by_process(**call):
+    found = answer(call)
+    found["o"] = found["o"] * (1.5 + os.getpid() % 97 * 0.01)
+    return found
+
+
+def dies(**call):
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
+def hangs(**call):
+    signal.pause()
+
+
+def lacks(**call):
+    raise ImportError("no such package: pip install it")
+"""
+
+
+@pytest.fixture
+def trial(tmp_path: Path) -> Trial:
+    path = tmp_path / "decode.zarr"
+    with StoreWriter(path, kind="synth", durable=False) as writer:
+        calls = [
+            synthesise("gdn_decode", batch=2, heads=(1, 2), head_dim=(16, 16), seed=seed) for seed in (1, 2)
+        ]
+        writer.write("0", [draft("gdn_decode", call, index=index) for index, call in enumerate(calls)])
+    (tmp_path / "kernels.py").write_text(KERNELS)
+    return Trial(str(path), f"{tmp_path / 'kernels.py'}:right")
+
+
+def of(trial: Trial, function: str) -> Trial:
+    return replace(trial, kernel=trial.kernel.replace("right", function))
+
+
+def test_verdicts_of_replays(trial: Trial) -> None:
+    good, bad = trials.run(trial), trials.run(of(trial, "wrong"))
+    assert (good.state, good.kind) == (State.GOOD, "pass")
+    assert (bad.state, bad.kind) == (State.BAD, "numeric mismatch")
+    assert "o" in bad.reason
+    assert good.digest != bad.digest
+    assert trials.run(trial).digest == good.digest
+    skipped = trials.run(of(trial, "lacks"))
+    assert (skipped.state, skipped.kind) == (State.SKIP, "missing device or package")
+    with pytest.raises(BadInputError, match="no function 'nosuch'"):
+        trials.run(of(trial, "nosuch"))
+
+
+def test_a_process_that_ends_is_a_verdict_and_the_next_trial_runs(trial: Trial) -> None:
+    with closing(Prober(timeout=5)) as prober:
+        died = prober.run(of(trial, "dies"))
+        assert (died.state, died.kind) == (State.BAD, "crash")
+        assert "SIGSEGV" in died.reason
+        assert prober.run(trial).state is State.GOOD
+        hung = prober.run(of(trial, "hangs"))
+        assert (hung.state, hung.kind) == (State.BAD, "hang")
+        with pytest.raises(BadInputError, match="no function 'nosuch'"):
+            prober.run(of(trial, "nosuch"))
+
+
+def test_a_trial_runs_in_another_folder_and_environment(trial: Trial, tmp_path: Path) -> None:
+    folder = tmp_path / "there"
+    folder.mkdir()
+    (folder / "placed.py").write_text(
+        KERNELS + "def kernel(**call):\n    found = answer(call)\n"
+        "    found['o'] = found['o'] * float(os.environ['FACTOR'])\n    return found\n"
+    )
+    there = replace(trial, kernel="placed:kernel")
+    for factor, state in (("1", State.GOOD), ("2", State.BAD)):
+        place = Place(sys.executable, str(folder), {"FACTOR": factor})
+        with closing(Prober(place)) as prober:
+            assert prober.run(there).state is state
+
+
+def test_what_a_verdict_depends_on(trial: Trial, tmp_path: Path) -> None:
+    asked = question(trial)
+    assert question(trial) == asked
+    moved = tmp_path / "moved.zarr"
+    Path(trial.store).rename(moved)
+    there = replace(trial, store=str(moved))
+    assert question(there) == asked
+    for other in (replace(there, records=(0,)), replace(there, k=3.0), replace(there, on="cuda")):
+        assert question(other) != asked
+    code = Path(trial.kernel.partition(":")[0])
+    code.write_text(code.read_text() + "\n# changed\n")
+    assert question(there) != asked
+
+
+def test_ends_that_are_steady_and_ends_that_are_not(trial: Trial) -> None:
+    for function, steadiness in (
+        ("right", Steadiness.STEADY),
+        ("wrong", Steadiness.STEADY),
+        ("flaky", Steadiness.FLAKY),
+        ("by_process", Steadiness.FLAKY),
+    ):
+        found = steady(of(trial, function), Prober)
+        assert found.steadiness is steadiness, function
+        assert len([run for run in found.runs if run.process == 0]) == RUNS
+        assert len({run.process for run in found.runs}) == RUNS + 1
+        assert bool(found.reason) == (steadiness is not Steadiness.STEADY)
+    assert "different results" in found.reason
+    assert "RMS error of o" in found.reason

@@ -1,0 +1,169 @@
+"""`gdnbench bisect instruction` on versions of kernels with a planted fault, whose line is known."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import gdnbench_kernels
+
+Invoke = Callable[..., Any]  # the fixture `gdnbench`
+
+KERNEL = '''
+import cuda.bindings.driver as cuda
+import cutlass
+import cutlass.cute as cute
+import cutlass.cute.runtime as runtime
+import torch
+
+from gdnbench import sim
+
+
+@cute.kernel
+def _smooth(x: cute.Tensor, z: cute.Tensor, rounds: cutlass.Int32):
+    index = cute.arch.block_idx()[0] * 64 + cute.arch.thread_idx()[0]
+    value = x[index]
+    total = cutlass.Float32(0.0)
+    for step in cutlass.range(rounds, unroll=1):
+        total = total * cutlass.Float32(0.625) + value
+    if index == 77:
+        total = total + cutlass.Float32(0.0)
+    z[index] = total
+
+
+@cute.jit
+def smooth(x: cute.Tensor, z: cute.Tensor, rounds: cutlass.Int32, stream: cuda.CUstream):
+    _smooth(x, z, rounds).launch(grid=(2, 1, 1), block=(64, 1, 1), stream=stream)
+
+
+def kernel(v, o):
+    """Not what gdn_prefill asks for: two versions are held against each other alone."""
+    fake = runtime.make_fake_tensor(cutlass.Float32, (128,), (1,), assumed_align=16)
+    compiled = sim.compile(smooth, fake, fake, 4, runtime.make_fake_stream())
+    x = v.float().flatten()[:128].contiguous()
+    z = torch.zeros_like(x)
+    sim.launch(compiled, x, z, 4)
+    o.copy_(z.view(o.shape))
+'''
+PLANTED = ("total + cutlass.Float32(0.0)", "total * cutlass.Float32(0.75)")
+COMMENT = ("    value = x[index]", "    # where the value is from\n    value = x[index]")
+OUTSIDE = ("z[index] = total", "z[index + 4096] = total")
+FEWER = ("in cutlass.range(rounds, unroll=1)", "in cutlass.range(rounds - 1, unroll=1)")
+RANDOM = ("z.view(o.shape)", "z.view(o.shape) * torch.rand(1, generator=torch.Generator().manual_seed(SEED))")
+
+
+@pytest.fixture
+def store(gdnbench: Invoke, tmp_path: Path) -> Path:
+    path = tmp_path / "prefill.zarr"
+    options = ("--op", "gdn_prefill", "--seqlens", "1", "--heads", "1,1", "--head-dim", "128,128")
+    assert gdnbench("synth", path, *options).code == 0
+    return path
+
+
+def version(folder: Path, name: str, *edits: tuple[str, str]) -> str:
+    text = KERNEL
+    for old, new in edits:
+        assert old in text
+        text = text.replace(old, new)
+    (folder / f"{name}.py").write_text(text)
+    return f"{folder / name}.py:kernel"
+
+
+def asked(store: Path, good: str, bad: str, *options: str) -> list[str]:
+    state = str(store.parent / "state")
+    named = ["--good", good, "--bad", bad, "--state", state, "--no-check-ends", *options]
+    return ["bisect", "instruction", str(store), "0", *named]
+
+
+def test_the_planted_line_is_named_and_asking_again_is_free(
+    gdnbench: Invoke, store: Path, tmp_path: Path
+) -> None:
+    good, bad = version(tmp_path, "good"), version(tmp_path, "bad", COMMENT, PLANTED)
+    found = gdnbench(*asked(store, good, bad))
+    assert found.code == 1, found.err
+    answer = found.out.splitlines()[-1]
+    line = 1 + (tmp_path / "bad.py").read_text().splitlines().index(f"        total = {PLANTED[1]}")
+    assert answer.startswith(f"bad.py:{line} in _smooth: ")
+    # Element 77: thread 13 of CTA 1.
+    assert "CTA (1,0,0), warp 0, lane 13" in answer
+    assert PLANTED[1] in found.out
+    again = gdnbench(*asked(store, good, bad, "--json"))
+    assert "(known)" in again.err
+    assert "tracing" not in again.err
+    data = json.loads(again.out)
+    assert data["kind"] == "value"
+    assert data["bad_value"] == pytest.approx(0.75 * data["good_value"], rel=2**-22)
+
+
+def test_a_loop_that_makes_a_round_less_is_named(gdnbench: Invoke, store: Path, tmp_path: Path) -> None:
+    good, bad = version(tmp_path, "good"), version(tmp_path, "bad", FEWER)
+    found = gdnbench(*asked(store, good, bad, "--json"))
+    assert found.code == 1, found.err
+    data = json.loads(found.out)
+    lines = (tmp_path / "bad.py").read_text().splitlines()
+    line = 1 + next(number for number, text in enumerate(lines) if "rounds - 1" in text)
+    assert (data["kind"], data["good_count"], data["bad_count"]) == ("sequence", 4, 3)
+    assert data["lines"][-1].startswith(f"bad.py:{line} in _smooth: `{lines[line - 1].strip()}` is edited; ")
+
+
+def test_comments_and_moved_lines_are_no_difference(gdnbench: Invoke, store: Path, tmp_path: Path) -> None:
+    found = gdnbench(*asked(store, version(tmp_path, "good"), version(tmp_path, "bad", COMMENT)))
+    assert found.code == 0, found.err
+    assert found.out.splitlines() == ["the two versions leave the same bits"]
+
+
+def test_a_version_that_does_not_run(gdnbench: Invoke, store: Path, tmp_path: Path) -> None:
+    good, bad = version(tmp_path, "good"), version(tmp_path, "bad", OUTSIDE)
+    found = gdnbench(*asked(store, good, bad))
+    assert found.code == 1, found.err
+    assert "out-of-bounds" in found.out
+    assert "bad.py:" in found.out.splitlines()[-1]
+    found = gdnbench(*asked(store, bad, good))
+    assert found.code == 2
+    assert "the good version does not run" in found.err
+
+
+@pytest.mark.slow
+def test_an_end_that_changes_by_itself_is_said_to(gdnbench: Invoke, store: Path, tmp_path: Path) -> None:
+    seeded = (RANDOM[0], RANDOM[1].replace("manual_seed(SEED)", "manual_seed(__import__('os').getpid())"))
+    good, bad = version(tmp_path, "good", seeded), version(tmp_path, "bad")
+    found = gdnbench(*[one for one in asked(store, good, bad) if one != "--no-check-ends"])
+    assert found.code == 1, found.err
+    assert found.out.startswith("the good version is flaky: ")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_lower_precision_planted_in_chunk_uw(gdnbench: Invoke, tmp_path: Path) -> None:
+    store = tmp_path / "prefill.zarr"
+    options = ("--op", "gdn_prefill", "--seqlens", "70", "--heads", "1,1", "--key-correlation", "0.9")
+    assert gdnbench("synth", store, *options).code == 0
+    for side in ("good", "bad"):
+        package(tmp_path / side / "planted")
+    inverse = tmp_path / "bad" / "planted" / "inverse.py"
+    text = inverse.read_text()
+    rounded = "r_part.store(rest.to(cutlass.Float16))"
+    lower = "r_part.store(rest.to(cutlass.BFloat16).to(cutlass.Float32).to(cutlass.Float16))"
+    assert text.count(rounded) == 1
+    inverse.write_text(text.replace(rounded, lower))
+    paths = ("--good-path", str(tmp_path / "good"), "--bad-path", str(tmp_path / "bad"))
+    found = gdnbench(*asked(store, "planted.sm100:sm100", "planted.sm100:sm100", *paths, "--json"))
+    assert found.code == 1, found.err
+    data = json.loads(found.out)
+    named = data["edited"][0]
+    assert Path(named["file"]) == inverse
+    assert named["text"] == lower
+    assert "ChunkUW" in data["launch"]
+
+
+def package(folder: Path) -> None:
+    """The kernels of gdn_prefill as a package of their own."""
+    source = Path(gdnbench_kernels.__path__[0]) / "gdn_prefill"
+    shutil.copytree(source, folder, ignore=shutil.ignore_patterns("__pycache__"))
+    for file in folder.glob("*.py"):
+        file.write_text(file.read_text().replace("gdnbench_kernels.gdn_prefill", folder.name))

@@ -1,0 +1,28 @@
+"""A reader that has gone, as in `gdnbench ls | head`, is no failure of the command."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("ls",), ("bisect", "record", "--kernel", "torch", "--state", "state")],
+    ids=["ls", "bisect"],
+)
+def test_a_reader_may_leave(prefills: Path, tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    command = [sys.executable, "-m", "gdnbench", *arguments, str(prefills)]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        errors = process.stderr.read()
+        assert process.wait() == 0, errors
+    assert "Traceback" not in errors
+    assert "Broken pipe" not in errors

@@ -1,0 +1,92 @@
+"""What tests of bisection make: git repositories, commit by commit at fixed times, and wheels."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import zipfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+
+@dataclass
+class History:
+    """A repository whose commits are made one a minute."""
+
+    path: Path
+    minutes: int = 0
+
+    def git(self, *arguments: str) -> str:
+        self.minutes += 1
+        when = f"2026-03-01T{self.minutes // 60:02}:{self.minutes % 60:02}:00+00:00"
+        environment = {
+            **os.environ,
+            "GIT_AUTHOR_DATE": when,
+            "GIT_COMMITTER_DATE": when,
+            "GIT_CONFIG_GLOBAL": os.devnull,
+        }
+        command = ["git", "-c", "user.name=A. Uthor", "-c", "user.email=a@example.org", *arguments]
+        return subprocess.run(
+            command, cwd=self.path, env=environment, check=True, capture_output=True, text=True
+        ).stdout.strip()
+
+    def commit(self, subject: str, files: Mapping[str, str | None]) -> str:
+        """Writes files, or removes those that are None, and returns the commit's hash."""
+        for name, text in files.items():
+            file = self.path / name
+            if text is None:
+                file.unlink()
+            else:
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.write_text(text)
+        self.git("add", "--all")
+        self.git("commit", "--quiet", "--allow-empty", "--message", subject)
+        return self.git("rev-parse", "HEAD")
+
+    def merge(self, branch: str, subject: str) -> str:
+        self.git("merge", "--quiet", "--no-ff", "--message", subject, branch)
+        return self.git("rev-parse", "HEAD")
+
+
+def begin(path: Path) -> History:
+    path.mkdir()
+    made = History(path)
+    made.git("init", "--quiet", "--initial-branch=main")
+    return made
+
+
+@pytest.fixture
+def history(tmp_path: Path) -> History:
+    return begin(tmp_path / "repository")
+
+
+@pytest.fixture
+def another(tmp_path: Path) -> Callable[[str], History]:
+    return lambda name: begin(tmp_path / name)
+
+
+@dataclass
+class Wheels:
+    """A folder of wheels of one module each."""
+
+    path: Path
+
+    def __call__(self, name: str, version: str, text: str, requires: Sequence[str] = ()) -> None:
+        about = f"{name}-{version}.dist-info"
+        needs = "".join(f"Requires-Dist: {one}\n" for one in requires)
+        with zipfile.ZipFile(self.path / f"{name}-{version}-py3-none-any.whl", "w") as file:
+            file.writestr(f"{name}/__init__.py", text)
+            head = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+            file.writestr(f"{about}/METADATA", head + needs)
+            tags = "Wheel-Version: 1.0\nGenerator: tests\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+            file.writestr(f"{about}/WHEEL", tags)
+            file.writestr(f"{about}/RECORD", "")
+
+
+@pytest.fixture
+def wheels(tmp_path: Path) -> Wheels:
+    (tmp_path / "wheels").mkdir()
+    return Wheels(tmp_path / "wheels")
