@@ -72,7 +72,7 @@ for number in range(first, first + 50):
 
 def test_processes_write_one_ledger_at_once(tmp_path: Path) -> None:
     path = tmp_path / "probes.jsonl"
-    # A text of its own: multiprocessing would import this module by a name that only some runs of pytest can find.
+    # A text of its own: multiprocessing would import this module by a name that not all runs of pytest find.
     writers = [
         subprocess.Popen([sys.executable, "-c", ADD_MANY, str(path), str(first)]) for first in (0, 50, 100)
     ]
