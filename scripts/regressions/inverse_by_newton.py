@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import re
 
-from regressions.package import PACKAGE
+from regressions.edits import Change, Files, module, once
 
-PATH = f"{PACKAGE}/inverse.py"
+PATH = module("inverse")
 
 _NEWTON = '''@cute.jit
 def _invert_diagonal(
@@ -45,33 +45,27 @@ def _turned(operand: Operand, scratch: Scratch, warp: int, lane: Any) -> Operand
 '''
 
 
-def introduce(files: dict[str, str]) -> None:
+def introduce(files: Files) -> None:
     """ValueError if the inverse is not the one that this was written for."""
     text = files[PATH]
-    text = _once(text, "            _scatter_negated(r_rows[None, warp], s_diagonal, lane)\n", "")
-    text = _once(text, "    s_diagonal = scratch.s_diagonal[None, None, warp_in_group]\n", "")
-    text = _once(text, "    r_diagonal = _invert_diagonal(s_diagonal, lane)\n", "")
-    text = _once(
+    text = once(text, "            _scatter_negated(r_rows[None, warp], s_diagonal, lane)\n", "")
+    text = once(text, "    s_diagonal = scratch.s_diagonal[None, None, warp_in_group]\n", "")
+    text = once(text, "    r_diagonal = _invert_diagonal(s_diagonal, lane)\n", "")
+    text = once(
         text,
         "_merge(r_rows, r_diagonal, scratch, warp, lane, barrier)",
         "_merge(r_rows, scratch, warp, lane, barrier)",
     )
-    text = _once(
+    text = once(
         text, "    r_rows: cute.Tensor,\n    r_diagonal: cute.Tensor,\n", "    r_rows: cute.Tensor,\n"
     )
     assign = "    _assign(r_rows[None, warp], r_diagonal)\n"
     made = "    r_diagonal = _invert_diagonal(r_rows[None, warp], scratch, warp, lane)\n"
-    text = _once(text, assign, made + assign)
+    text = once(text, assign, made + assign)
     first = text.index("@cute.jit\ndef _scatter_negated(")
     last = text.index("@cute.jit\ndef _merge(")
     files[PATH] = text[:first] + _NEWTON + text[last:]
 
 
-def rename(files: dict[str, str], old: str, new: str) -> None:
-    files[PATH] = re.sub(rf"\b{old}\b", new, files[PATH])
-
-
-def _once(text: str, old: str, new: str) -> str:
-    if text.count(old) != 1:
-        raise ValueError(f"{old!r} is {text.count(old)} times in {PATH}, not once")
-    return text.replace(old, new)
+def rename(old: str, new: str) -> Change:
+    return lambda files: files.update({PATH: re.sub(rf"\b{old}\b", new, files[PATH])})

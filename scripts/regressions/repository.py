@@ -7,7 +7,8 @@ import subprocess
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from regressions.history import GOOD, HISTORY, Edit, Files
+from regressions.edits import Edit, Files
+from regressions.history import GOOD, HISTORY
 from regressions.package import first_files
 
 START = datetime(2026, 1, 5, 9, tzinfo=UTC)
@@ -21,10 +22,10 @@ def make(folder: Path) -> dict[str, str]:
         raise ValueError(f"{folder} is not empty")
     _git(folder, "init", "-q", "-b", "main", "--object-format=sha1")
     files: Files = {}
-    first = Edit("Kernels of the server", added=first_files(), tag=GOOD)
+    first = Edit("Kernels of the server", lambda files: files.update(first_files()), GOOD)
     tags = {}
     for number, edit in enumerate((first, *HISTORY)):
-        edit.apply(files)
+        edit.change(files)
         for path, text in files.items():
             file = folder / path
             file.parent.mkdir(parents=True, exist_ok=True)
