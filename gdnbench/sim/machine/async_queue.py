@@ -21,19 +21,15 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING
 
 from gdnbench.errors import BadInputError
+from gdnbench.sim.machine.footprint import Footprint
+
+if TYPE_CHECKING:
+    from gdnbench.sim.machine.checking import Checker
 
 PATIENCE = 64
-
-
-class Span(NamedTuple):
-    """Bytes that an operation reads or writes: `space` is shared, global or tmem."""
-
-    space: str
-    address: int
-    size: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +68,8 @@ class AsyncOperation:
     read: Callable[[], None] | None = None
     stream: Hashable = None
     signals: tuple[int, ...] = ()
-    reads: tuple[Span, ...] = ()
-    writes: tuple[Span, ...] = ()
+    reads: tuple[Footprint, ...] = ()
+    writes: tuple[Footprint, ...] = ()
     was_read: bool = False
     landed: bool = False
     issued: int = 0  # the scheduler's turn
@@ -81,7 +77,7 @@ class AsyncOperation:
 
 class AsyncQueue:
     """The operations in flight of one CTA. `observer`, if set, sees each operation as it is issued and as
-    it lands."""
+    it lands; so does `checker`, before it lands."""
 
     def __init__(self, schedule: Schedule, index: int) -> None:
         self.schedule = schedule
@@ -89,6 +85,7 @@ class AsyncQueue:
         self.turn = 0
         self.landed = 0
         self.observer: Callable[[AsyncOperation], None] | None = None
+        self.checker: Checker | None = None
         self._pending: dict[AsyncOperation, None] = {}
         self._streams: dict[Hashable, dict[AsyncOperation, None]] = {}
 
@@ -103,6 +100,8 @@ class AsyncQueue:
             self._streams.setdefault(operation.stream, {})[operation] = None
         if self.observer is not None:
             self.observer(operation)
+        if self.checker is not None:
+            self.checker.submitted(operation)
         if self.schedule.kind == "early" or (self.schedule.kind == "random" and self.random.random() < 0.25):
             self.complete(operation)
         elif poison is not None:
@@ -137,6 +136,8 @@ class AsyncQueue:
         self.finish_read(operation)
         operation.landed = True
         self.landed += 1
+        if self.checker is not None:
+            self.checker.landing(operation)
         operation.land()
         if self.observer is not None:
             self.observer(operation)

@@ -14,9 +14,10 @@ import numpy.typing as npt
 
 from gdnbench.sim.errors import FaultKind, KernelFault
 from gdnbench.sim.machine import mbarrier
-from gdnbench.sim.machine.async_queue import AsyncOperation, Span
+from gdnbench.sim.machine.async_queue import AsyncOperation
 from gdnbench.sim.machine.bulk import placed
 from gdnbench.sim.machine.bulk_groups import BulkGroups
+from gdnbench.sim.machine.footprint import Span
 from gdnbench.sim.machine.memory import check_aligned
 from gdnbench.sim.machine.operands import active, one, shared_address, uniform
 from gdnbench.sim.machine.seam import LANES, Argument, Handler, Lanes, Results, Values, Wait, Warp
@@ -103,7 +104,7 @@ def _cp_async(
             size = int(sizes[lane])
             data[lane, :size] = cta.memory.view(int(source[lane]), size)
 
-    watched = active(mask) if cta.queue.observer is not None else ()
+    watched = active(mask) if cta.queue.checker is not None else ()
     operation = AsyncOperation(
         ins.name,
         land=lambda: cta.shared.store(target, mask, data),

@@ -13,6 +13,7 @@ import numpy as np
 from gdnbench.sim.errors import FaultKind, KernelFault, Place, UnsupportedError
 from gdnbench.sim.machine.async_queue import LATE, AsyncQueue, Schedule
 from gdnbench.sim.machine.barriers import NamedBarriers, RegisterPool
+from gdnbench.sim.machine.checking import Checker
 from gdnbench.sim.machine.copies import CopyState
 from gdnbench.sim.machine.counters import Counters, counted_as
 from gdnbench.sim.machine.memory import GlobalMemory, LocalMemory, SharedMemory
@@ -75,6 +76,7 @@ class Launch:
     dynamic_shared: int
     shared_size: int  # static, padding to the dynamic part's alignment, dynamic
     recorder: Callable[[int], Recorder] | None = None  # of the CTA with this index
+    checker: Callable[[Cta], Checker] | None = None
     notes: Counter[Note] = field(default_factory=Counter)
     plans: dict[int, Plan] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -137,6 +139,8 @@ class Cta:
         self.recorder = launch.recorder(index) if launch.recorder is not None else None
         if self.recorder is not None:
             self.queue.observer = self.recorder.asynchronous
+        self.checker = launch.checker(self) if launch.checker is not None else None
+        self.queue.checker = self.checker
 
     @property
     def tmem(self) -> TensorMemory:
@@ -173,7 +177,12 @@ class Cta:
                 raise KernelFault(FaultKind.DIVERGENCE, f"{ins.name} without lanes {missing} of the warp")
             if self.config.profile:
                 self._count(warp, ins, previous)
-            return plan.handler(self, warp, ins, lanes, sources, previous)
+            if self.checker is None:
+                return plan.handler(self, warp, ins, lanes, sources, previous)
+            self.checker.begins(warp, ins, lanes, sources, previous)
+            results = plan.handler(self, warp, ins, lanes, sources, previous)
+            self.checker.ends(warp, ins, lanes, sources, previous, results)
+            return results
         except KernelFault as fault:
             if fault.place is None:
                 fault.place, fault.thread = ins.place, self.thread(warp, lanes)
@@ -196,6 +205,8 @@ class Cta:
 
     def finish(self) -> None:
         """All warps have exited: what is in flight lands."""
+        if self.checker is not None:
+            self.checker.finish()
         if self._warpgroups is not None:
             self._warpgroups.at_exit()
         self.queue.drain()

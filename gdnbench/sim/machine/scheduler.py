@@ -50,6 +50,8 @@ class Scheduler:
             moved = True
             state = self._turn(index)
             if state is WarpState.EXITED:
+                if self.cta.checker is not None:
+                    self.cta.checker.exited(self.warps[index].warp.index)
                 self.cta.barriers.exited(self.warps[index].warp.index)
         if all(state is WarpState.EXITED for state in self._states):
             self.cta.finish()

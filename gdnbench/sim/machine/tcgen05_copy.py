@@ -21,7 +21,8 @@ import numpy.typing as npt
 
 from gdnbench.sim.errors import FaultKind, KernelFault, UnsupportedError
 from gdnbench.sim.machine import tcgen05_operand
-from gdnbench.sim.machine.async_queue import AsyncOperation, Span
+from gdnbench.sim.machine.async_queue import AsyncOperation
+from gdnbench.sim.machine.footprint import TmemBlock
 from gdnbench.sim.machine.seam import Argument, Handler, Lanes, Results, Wait, Warp
 from gdnbench.sim.machine.tcgen05_descriptor import check_majorness, decode_matrix
 from gdnbench.sim.machine.tcgen05_issue import STREAM, refuse_pairs, single_issuer, value
@@ -123,10 +124,13 @@ def _issue(
     writer = Writer(written, first, first + columns)
     copy = _Copy(cta, warp, lanes.copy(), ins, gather, shape.lanes + offset, first, columns, writer)
     cta.tmem.begin_write(writer)
-    reads = (Span("shared", gather.low, gather.high - gather.low),)
     cta.queue.submit(
         AsyncOperation(
-            ins.op, copy.land, stream=STREAM, reads=reads, writes=(Span("tmem", address, columns),)
+            ins.op,
+            copy.land,
+            stream=STREAM,
+            reads=(gather.footprint,),
+            writes=(TmemBlock(written, first, first + columns),),
         )
     )
     if cta.config.profile:

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from gdnbench.sim.errors import FaultKind, KernelFault, UnsupportedError
 from gdnbench.sim.machine import tcgen05_operand
 from gdnbench.sim.machine.async_queue import AsyncOperation
+from gdnbench.sim.machine.footprint import TmemBlock
 from gdnbench.sim.machine.seam import Argument, Handler, Lanes, Results, Wait, Warp
 from gdnbench.sim.machine.tcgen05_descriptor import SUB_BYTE
 from gdnbench.sim.machine.tcgen05_issue import STREAM, refuse_pairs, single_issuer, value
@@ -181,9 +182,9 @@ def _issue(
     writer = Writer(work.lanes if enabled is None else work.lanes & enabled, work.first, work.last)
     product = _Mma(cta, warp, lanes.copy(), ins, work, accumulate, scale, enabled, writer)
     cta.tmem.begin_write(writer)
-    cta.queue.submit(
-        AsyncOperation(ins.op, product.land, stream=STREAM, reads=work.reads, writes=work.writes)
-    )
+    writes = work.writes if enabled is None else (TmemBlock(writer.lanes, work.first, work.last),)
+    # What it accumulates onto it writes too.
+    cta.queue.submit(AsyncOperation(ins.op, product.land, stream=STREAM, reads=work.reads, writes=writes))
     return ()
 
 

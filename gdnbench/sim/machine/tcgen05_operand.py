@@ -24,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gdnbench.sim.errors import FaultKind, KernelFault
+from gdnbench.sim.machine.footprint import Chunks
 from gdnbench.sim.machine.memory import SharedMemory
 from gdnbench.sim.machine.seam import SHARED_BASE
 from gdnbench.sim.machine.tcgen05_descriptor import PATTERNS, MatrixDescriptor, Pattern, Swizzle
@@ -45,6 +46,11 @@ class Gather(NamedTuple):
     origin: int
     low: int
     high: int
+
+    @property
+    def footprint(self) -> Chunks:
+        """The bytes of its chunks."""
+        return Chunks(self.table, CHUNK, self.origin)
 
 
 def chunks(descriptor: MatrixDescriptor, mn_major: bool, rows: int, columns: int) -> Gather:

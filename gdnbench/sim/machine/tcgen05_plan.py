@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from gdnbench.sim.errors import FaultKind, KernelFault
 from gdnbench.sim.machine import tcgen05_operand
-from gdnbench.sim.machine.async_queue import Span
+from gdnbench.sim.machine.footprint import Footprint, TmemBlock
 from gdnbench.sim.machine.tcgen05_descriptor import (
     InstructionDescriptor,
     check_majorness,
@@ -59,12 +59,11 @@ class Matrix:
     gather: Gather | None
     column: int
 
-    @property
-    def span(self) -> Span:
-        """What it reads."""
+    def read(self, lanes: npt.NDArray[np.bool_]) -> Footprint:
+        """What a product in these TMEM lanes reads of it."""
         if self.gather is None:
-            return Span("tmem", self.column, A_COLUMNS)
-        return Span("shared", self.gather.low, self.gather.high - self.gather.low)
+            return TmemBlock(lanes, self.column, self.column + A_COLUMNS)
+        return self.gather.footprint
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +78,8 @@ class Plan:
     last: int
     a: Matrix
     b: Matrix
-    reads: tuple[Span, ...]
-    writes: tuple[Span, ...]
+    reads: tuple[Footprint, ...]
+    writes: tuple[Footprint, ...]
 
 
 @lru_cache(maxsize=1 << 16)
@@ -94,17 +93,18 @@ def plan(kind: str, idesc: int, d: int, a: int, a_in_tmem: bool, b: int) -> Plan
     right = _in_shared(b, descriptor, "B")
     first = column_of(d)
     last = first + descriptor.n
+    lanes = _lanes_of(descriptor.m, lane)
     return Plan(
         descriptor,
         _product(descriptor),
         Rows(descriptor.m, lane),
-        _lanes_of(descriptor.m, lane),
+        lanes,
         first,
         last,
         left,
         right,
-        (left.span, right.span),
-        (Span("tmem", first, last - first),),
+        (left.read(lanes), right.read(lanes)),
+        (TmemBlock(lanes, first, last),),
     )
 
 

@@ -22,8 +22,9 @@ import numpy.typing as npt
 
 from gdnbench.sim.errors import FaultKind, KernelFault
 from gdnbench.sim.machine import mbarrier
-from gdnbench.sim.machine.async_queue import AsyncOperation, Span
+from gdnbench.sim.machine.async_queue import AsyncOperation
 from gdnbench.sim.machine.bulk import count, operations, placed, refuse_unknown, start
+from gdnbench.sim.machine.footprint import Chunks, Strided
 from gdnbench.sim.machine.memory import POISON, Bytes, resolve
 from gdnbench.sim.machine.operands import SHARED_SPACES, many, one
 from gdnbench.sim.machine.reduce import OPERATIONS, reduce
@@ -231,8 +232,8 @@ def _load(
         land=placed(ins, land),
         read=read,
         signals=(barrier,),
-        reads=(_reach(box),),
-        writes=(Span("shared", shared, _extent(tensor)),),
+        reads=(_in_tensor(box),),
+        writes=(Chunks(order, UNIT),),
     )
     start(cta, warp, ins, members, operation, lambda: units.__setitem__(order, _POISON_UNIT))
     count(cta, "global", "shared", box.size)
@@ -283,8 +284,8 @@ def _store(
         ins.op,
         land=placed(ins, land),
         read=placed(ins, read),
-        reads=(Span("shared", shared, _extent(tensor)),),
-        writes=(_reach(box),),
+        reads=(Chunks(order, UNIT, shape=box.shape, inside=box.inside),),
+        writes=(_in_tensor(box),),
     )
     start(cta, warp, ins, members, operation, None if reducing else poison)
     count(cta, "shared", "global", box.size + sum(memory.size for _, memory in beyond))
@@ -323,12 +324,9 @@ def _check_written(cta: Cta, box: Box, order: npt.NDArray[np.intp]) -> None:
         )
 
 
-def _reach(box: Box) -> Span:
-    """The global bytes from the first to the last of a box."""
-    if box.empty:
-        return Span("global", box.address, 0)
-    reach = sum((extent - 1) * stride for extent, stride in zip(box.counts, box.strides, strict=True))
-    return Span("global", box.address, reach + 1)
+def _in_tensor(box: Box) -> Strided:
+    """The global bytes of a box."""
+    return Strided(box.address, box.counts, box.strides)
 
 
 def _prefetch(

@@ -17,7 +17,7 @@ import numpy as np
 
 from gdnbench.sim.errors import FaultKind, KernelFault
 from gdnbench.sim.machine import tcgen05_operand
-from gdnbench.sim.machine.async_queue import AsyncOperation, Span
+from gdnbench.sim.machine.async_queue import AsyncOperation
 from gdnbench.sim.machine.operands import uniform
 from gdnbench.sim.machine.seam import (
     LANES,
@@ -184,7 +184,7 @@ def _start(cta: Cta, warp: Warp, product: GroupProduct) -> None:
                 fault.place, fault.thread = product.ins.place, cta.thread(warp, issuers)
             raise
 
-    reads = tuple(Span("shared", g.low, g.high - g.low) for g in (product.a, product.b) if g is not None)
+    reads = tuple(g.footprint for g in (product.a, product.b) if g is not None)
     product.operation = AsyncOperation(OP, land, stream=(OP, warp.index // WARPS), reads=reads)
     cta.queue.submit(product.operation)
 

@@ -1,0 +1,70 @@
+"""Who follows the order of a CTA's events: the seam between machine and engines and the race checker.
+
+A checker changes nothing. It is told what each warp hands to the machine, before and after it is done, what
+engines load and store by themselves, and what is set going and lands. Everything is told in the order in
+which it happens in this run; what a warp loads and stores comes, at the latest, before its next machine
+instruction and at the end of its turn.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from gdnbench.sim.machine.async_queue import AsyncOperation
+from gdnbench.sim.machine.seam import Argument, Lanes, Results, Wait, Warp
+from gdnbench.sim.ptx.ir import Instruction
+
+Masks = npt.NDArray[np.bool_]  # [accesses, 32]
+Addresses = npt.NDArray[np.uint64]  # [accesses, 32]
+
+
+class Checker(Protocol):
+    """One CTA's."""
+
+    def accessed(self, warp: Warp, ins: Instruction, masks: Masks, addresses: Addresses) -> None:
+        """Executions of a load, store, atomic or matrix load, in order: which lanes, and the addresses that
+        `ins` computed for them, before generic ones are resolved. Only instructions that may touch shared or
+        global memory."""
+        ...
+
+    def begins(
+        self,
+        warp: Warp,
+        ins: Instruction,
+        lanes: Lanes,
+        sources: tuple[Argument, ...],
+        previous: Wait | None,
+    ) -> None:
+        """`warp` hands `ins` to the machine; `previous` as for `Cta.issue`."""
+        ...
+
+    def ends(
+        self,
+        warp: Warp,
+        ins: Instruction,
+        lanes: Lanes,
+        sources: tuple[Argument, ...],
+        previous: Wait | None,
+        results: Results | Wait,
+    ) -> None:
+        """The machine has done so, or has the warp wait."""
+        ...
+
+    def submitted(self, operation: AsyncOperation) -> None:
+        """The instruction that began last has set `operation` going."""
+        ...
+
+    def landing(self, operation: AsyncOperation) -> None:
+        """`operation` is about to land."""
+        ...
+
+    def exited(self, warp: int) -> None:
+        """All lanes of a warp have exited."""
+        ...
+
+    def finish(self) -> None:
+        """The CTA has ended."""
+        ...

@@ -1,0 +1,86 @@
+"""Which bytes an operation touches, exactly, for who watches: worked out only when somebody asks.
+
+`cells()` are byte addresses in shared and global memory; in tensor memory, the numbers of its 32-bit cells,
+512 lane + column.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+Cells = npt.NDArray[np.int64]
+
+TMEM_COLUMNS = 512
+
+
+class Footprint(Protocol):
+    """`space` is shared, global or tmem."""
+
+    @property
+    def space(self) -> str: ...
+
+    def cells(self) -> Cells: ...
+
+
+class Span(NamedTuple):
+    """Bytes one after another."""
+
+    space: str
+    address: int
+    size: int
+
+    def cells(self) -> Cells:
+        return np.arange(self.address, self.address + self.size, dtype=np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class Strided:
+    """Global bytes `address` + sum of index x stride, for indices below `counts`; none if a count is 0."""
+
+    address: int
+    counts: tuple[int, ...]
+    strides: tuple[int, ...]
+    space: str = "global"
+
+    def cells(self) -> Cells:
+        found = np.array([self.address], np.int64)
+        for count, stride in zip(self.counts, self.strides, strict=True):
+            steps = np.arange(max(count, 0), dtype=np.int64) * stride
+            found = (found[:, None] + steps).reshape(-1)
+        return found
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Chunks:
+    """Shared memory in units of `size` bytes: unit u is `size` bytes from `origin` + u `size` on. The bytes
+    of all units, as they come, are a box of `shape`, if that is given, of which those in `inside` count."""
+
+    units: npt.NDArray[np.intp]
+    size: int
+    origin: int = 0
+    shape: tuple[int, ...] = ()
+    inside: tuple[slice, ...] = ()
+    space: str = "shared"
+
+    def cells(self) -> Cells:
+        starts = self.units.reshape(-1, 1).astype(np.int64) * self.size + self.origin
+        found = (starts + np.arange(self.size)).reshape(-1)
+        return found.reshape(self.shape)[self.inside].reshape(-1) if self.shape else found
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TmemBlock:
+    """Columns [first, last) of the TMEM lanes in `lanes`, bool[128]."""
+
+    lanes: npt.NDArray[np.bool_]
+    first: int
+    last: int
+    space: str = "tmem"
+
+    def cells(self) -> Cells:
+        rows = np.flatnonzero(self.lanes).astype(np.int64)[:, None] * TMEM_COLUMNS
+        return (rows + np.arange(self.first, self.last)).reshape(-1)
