@@ -2,7 +2,8 @@
 
 A file of JSON lines that only grows, one line a verdict, flushed to the device before the verdict is used.
 Several processes may write one ledger: a line is a single write under a lock. A last line that a killed
-process left half written counts as not there, and the next verdict starts a line of its own.
+process left half written counts as not there, and the next verdict starts a line of its own. So does a line
+whose sum is not that of what it says: it was damaged, or is of another version, and is asked for again.
 """
 
 from __future__ import annotations
@@ -27,6 +28,11 @@ def key_of(question: Question) -> str:
     """BLAKE3 of the question as canonical JSON, hexadecimal."""
     text = json.dumps(question, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return blake3(text.encode()).hexdigest()
+
+
+def _sum(key: str, verdict: Any) -> str:
+    """Of a line: what `Verdict.from_json` takes for granted of facts holds of those that were written."""
+    return key_of({"key": key, "verdict": json.dumps(verdict, sort_keys=True)})[:16]
 
 
 class Ledger:
@@ -59,7 +65,8 @@ class Ledger:
         return found
 
     def add(self, question: Question, verdict: Verdict) -> None:
-        line = {"key": key_of(question), "question": dict(question), "verdict": verdict.to_json()}
+        key, found = key_of(question), verdict.to_json()
+        line = {"key": key, "question": dict(question), "verdict": found, "sum": _sum(key, found)}
         data = json.dumps(line, sort_keys=True).encode() + b"\n"
         file = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
         try:
@@ -67,11 +74,13 @@ class Ledger:
             size = os.fstat(file).st_size
             if size and os.pread(file, 1, size - 1) != b"\n":
                 data = b"\n" + data
-            os.write(file, data)
+            if os.write(file, data) != len(data):
+                os.ftruncate(file, size)
+                raise StoreError(f"{self._path} cannot be written: there is no space left")
             os.fsync(file)
         finally:
             os.close(file)
-        self._known[key_of(question)] = verdict
+        self._known[key] = verdict
 
     def _refresh(self) -> None:
         """Takes in what was added since, whole lines alone."""
@@ -94,6 +103,8 @@ class Ledger:
         try:
             found = json.loads(line)
             key, verdict = found["key"], found["verdict"]
+            if found["sum"] != _sum(key, verdict):
+                return
         except (ValueError, KeyError, TypeError, RecursionError):
             return  # what a killed process left of a line
-        self._known[str(key)] = Verdict.from_json(verdict, str(self._path))
+        self._known[key] = Verdict.from_json(verdict, str(self._path))

@@ -1,14 +1,16 @@
 """A bisection on disk: what was asked for, every verdict so far, and in the end what was found.
 
 A state folder has `probes.jsonl`, the ledger of all its bisections, and a folder a bisection with
-`arguments.json` and, once it is done, `found.json`. Ending the process at any time loses at most the probe
-that ran: the same command again, or `gdnbench bisect --resume`, goes on.
+`arguments.json` and, once it is done, `found.json`, or `failed.json` where it ended by an error. Ending the
+process at any time loses at most the probe that ran: the same command again, or `gdnbench bisect --resume`,
+goes on.
 """
 
 from __future__ import annotations
 
 import fcntl
 import json
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,15 +19,21 @@ from typing import Any
 
 from gdnbench.bisect.ledger import Ledger, Question, key_of
 from gdnbench.bisect.verdict import Verdict
-from gdnbench.errors import BadInputError, StoreError
+from gdnbench.errors import BadInputError, GdnbenchError, StoreError
 
 STATE = Path(".gdnbench") / "bisect"
 """Where bisections are kept unless told: under the folder that the command runs in."""
-LEDGER, ARGUMENTS, FOUND = "probes.jsonl", "arguments.json", "found.json"
+VERSION = 1
+"""Of what `arguments.json` says."""
+LEDGER, ARGUMENTS, FOUND, FAILED = "probes.jsonl", "arguments.json", "found.json", "failed.json"
 IGNORED = ".gitignore"
 LOCK = "lock"
 
 Told = Callable[[str], None]
+
+
+class RunningError(BadInputError):
+    """Another process has this bisection."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +56,9 @@ class Session:
         try:
             ours = not state.exists()
             folder.mkdir(parents=True, exist_ok=True)
-            text = json.dumps({"axis": axis, "arguments": arguments}, indent=2, sort_keys=True)
-            (folder / ARGUMENTS).write_text(text + "\n", encoding="utf-8")
-            (folder / FOUND).unlink(missing_ok=True)
+            _write(folder / ARGUMENTS, {"version": VERSION, "axis": axis, "arguments": arguments})
+            for ended in (FOUND, FAILED):
+                (folder / ended).unlink(missing_ok=True)
             # A bisection in somebody's repository is no change to it; the repository itself is not ignored.
             if ours and not (state / IGNORED).exists():
                 (state / IGNORED).write_text("*\n", encoding="utf-8")
@@ -71,39 +79,78 @@ class Session:
         return found
 
     def finish(self, found: Mapping[str, Any]) -> None:
-        """Keeps what came of it, plain JSON."""
-        text = json.dumps(dict(found), indent=2, sort_keys=True)
-        (self.folder / FOUND).write_text(text + "\n", encoding="utf-8")
+        """Keeps what came of it, plain JSON: there is nothing left to go on with."""
+        _write(self.folder / FOUND, found)
+
+    def fail(self, error: GdnbenchError) -> None:
+        """Keeps that it ended by an error, which going on would meet again."""
+        _write(self.folder / FAILED, {"error": str(error), "exit": int(error.exit_code)})
+
+
+def _write(path: Path, content: Mapping[str, Any]) -> None:
+    """All of it or nothing, whenever the process ends and whoever else writes it."""
+    part = path.with_name(f"{path.name}.{os.getpid()}")
+    part.write_text(json.dumps(dict(content), indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    part.replace(path)
 
 
 @contextmanager
 def alone(folder: Path) -> Iterator[None]:
-    """While no other process has the bisection of `folder`, for an axis that writes there. BadInputError if
+    """While no other process has the bisection of `folder`, for an axis that writes there. RunningError if
     one has it."""
     with (folder / LOCK).open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise BadInputError(
+            raise RunningError(
                 "this bisection runs already, in another process; wait for it, or give another --state"
             ) from None
         yield
 
 
 def unfinished(state: Path) -> tuple[str, dict[str, Any]]:
-    """Axis and arguments of the bisection that was begun last of those not done. BadInputError if there is
-    none, StoreError for a state folder that is damaged."""
-    begun = [file for file in state.glob(f"*/{ARGUMENTS}") if not (file.parent / FOUND).exists()]
-    if not begun:
+    """Axis and arguments of the bisection that was begun last of those that were interrupted. BadInputError
+    if there is none, StoreError for a state folder that is damaged."""
+    begun = sorted(state.glob(f"*/{ARGUMENTS}"), key=lambda file: file.stat().st_mtime_ns)
+    interrupted = [
+        file for file in begun if not any((file.parent / name).exists() for name in (FOUND, FAILED))
+    ]
+    if interrupted:
+        return _arguments(interrupted[-1])
+    failed = [file.with_name(FAILED) for file in begun if file.with_name(FAILED).exists()]
+    if failed:
         raise BadInputError(
-            f"{state} has no bisection to go on with; begin one with an axis, see gdnbench bisect --help"
+            f"{state} has no bisection that was interrupted, and the last of those that failed would again:"
+            f" {_error(failed[-1])}; mend that and give its command again"
         )
-    last = max(begun, key=lambda file: file.stat().st_mtime_ns)
+    raise BadInputError(
+        f"{state} has no bisection to go on with; begin one with an axis, see gdnbench bisect --help"
+    )
+
+
+def _arguments(file: Path) -> tuple[str, dict[str, Any]]:
+    found = _read(file)
+    if found.get("version") != VERSION:
+        raise StoreError(f"{file} is of another version of gdnbench; give the command again")
+    axis, arguments = found.get("axis"), found.get("arguments")
+    if not isinstance(axis, str) or not isinstance(arguments, dict):
+        raise StoreError(f"{file} holds no arguments of a bisection; remove its folder")
+    return axis, arguments
+
+
+def _error(file: Path) -> str:
+    return str(_read(file).get("error", "it does not say why"))
+
+
+def _read(file: Path) -> dict[str, Any]:
+    """StoreError for a file that is no JSON object."""
     try:
-        found = json.loads(last.read_text(encoding="utf-8"))
-        return str(found["axis"]), dict(found["arguments"])
-    except (OSError, ValueError, KeyError, TypeError):
-        raise StoreError(f"{last} holds no arguments of a bisection; remove its folder") from None
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise StoreError(f"{file} is damaged: it holds no arguments of a bisection; remove its folder")
+    return found
 
 
 def _line(verdict: Verdict) -> str:

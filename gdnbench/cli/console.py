@@ -13,13 +13,15 @@ from rich.cells import cell_len
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from gdnbench.printable import printable
+
 UNWRAPPED = 100_000  # columns; a result is never wrapped to the width of somebody's terminal
 
 
 def table(headers: Sequence[str], rows: Sequence[Sequence[object]], right: Sequence[str] = ()) -> str:
     """Columns under their headers, two spaces apart; those named in `right` are aligned to the right."""
     # Not rich's own table, which takes half a millisecond a row.
-    cells = [[_shown(cell) for cell in row] for row in (headers, *rows)]
+    cells = [[printable(cell) for cell in row] for row in (headers, *rows)]
     widths = [max(map(cell_len, column)) for column in zip(*cells, strict=True)]
     to_right = [header in right for header in headers]
     return "\n".join(
@@ -29,12 +31,6 @@ def table(headers: Sequence[str], rows: Sequence[Sequence[object]], right: Seque
         ).rstrip()
         for row in cells
     )
-
-
-def _shown(cell: object) -> str:
-    """One line that does nothing to a terminal, whatever a store holds."""
-    text = str(cell)
-    return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def plain(content: RenderableType) -> str:

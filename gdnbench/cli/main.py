@@ -25,6 +25,7 @@ from gdnbench.cli.synth import synth
 from gdnbench.cli.time import time
 from gdnbench.cli.verify import verify
 from gdnbench.errors import Exit, GdnbenchError
+from gdnbench.printable import printable
 from gdnbench.version import __version__
 
 INTERRUPTED = 128 + 2  # as a shell says it of a program that SIGINT ended
@@ -103,6 +104,6 @@ def _end(message: str, status: int) -> NoReturn:
     except OSError:
         leave_stdout()
     if message:
-        lines = (" ".join(line.split()) for line in message.splitlines())
+        lines = (printable(" ".join(line.split())) for line in message.splitlines())
         print(f"gdnbench: {'; '.join(filter(None, lines))}", file=sys.stderr)
     sys.exit(status)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -85,12 +86,44 @@ def test_processes_write_one_ledger_at_once(tmp_path: Path) -> None:
         assert found.reason.endswith(str(number))
 
 
-def test_what_is_no_verdict_is_said_in_one_line(tmp_path: Path) -> None:
+@pytest.mark.parametrize("change", ['"bad"', '"wrong"', "7", "null", '{"facts": []}'])
+def test_a_verdict_that_was_changed_is_none(tmp_path: Path, change: str) -> None:
+    """Neither believed nor an error: it is asked for again."""
     path = tmp_path / "probes.jsonl"
-    path.write_text(json.dumps({"key": key_of({}), "verdict": {"state": "wrong"}}) + "\n")
-    with pytest.raises(StoreError, match=r"probes\.jsonl holds no verdict") as caught:
-        Ledger(path)
-    assert "\n" not in str(caught.value)
+    Ledger(path).add({"a": 1}, GOOD)
+    line = json.loads(path.read_text())
+    line["verdict"]["state"] = json.loads(change)
+    path.write_text(json.dumps(line) + "\n")
+    ledger = Ledger(path)
+    assert ledger.find({"a": 1}) is None
+    assert ledger.answer({"a": 1}, lambda: BAD) == BAD
+    assert Ledger(path).find({"a": 1}) == BAD
+
+
+def test_a_verdict_without_a_sum_is_none(tmp_path: Path) -> None:
+    """As an earlier version wrote it."""
+    path = tmp_path / "probes.jsonl"
+    path.write_text(json.dumps({"key": key_of({}), "verdict": GOOD.to_json()}) + "\n")
+    assert Ledger(path).find({}) is None
+
+
+def test_what_is_no_verdict_is_said_in_one_line() -> None:
+    for data in ({"state": "wrong"}, [], None, {**GOOD.to_json(), "kind": 1}):
+        with pytest.raises(StoreError, match=r"probes\.jsonl holds no verdict") as caught:
+            Verdict.from_json(data, "probes.jsonl")
+        assert "\n" not in str(caught.value)
+
+
+def test_a_full_disk_leaves_no_half_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "probes.jsonl"
+    ledger = Ledger(path)
+    ledger.add({"a": 1}, GOOD)
+    before, write = path.read_bytes(), os.write
+    monkeypatch.setattr(os, "write", lambda file, data: write(file, data[:20]))
+    with pytest.raises(StoreError, match="no space left"):
+        ledger.add({"a": 2}, BAD)
+    assert path.read_bytes() == before
+    assert ledger.find({"a": 2}) is None
 
 
 def test_questions_are_plain() -> None:

@@ -51,12 +51,44 @@ def test_a_probe_that_is_interrupted_is_the_only_thing_lost(tmp_path: Path) -> N
         unfinished(tmp_path)
 
 
-def test_a_damaged_state_is_one_line(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{",
+        "",
+        "[]",
+        "null",
+        "7",
+        "\xff",
+        "[" * 100_000,
+        '{"version": 1}',
+        '{"version": 1, "axis": 3, "arguments": {}}',
+        '{"version": 1, "axis": "stage", "arguments": [["store", "x"]]}',
+        '{"version": 2, "axis": "stage", "arguments": {}}',
+        '{"axis": "stage", "arguments": {}}',
+    ],
+)
+def test_a_damaged_state_is_one_line(tmp_path: Path, text: str) -> None:
     session = begin(tmp_path, [])
-    (session.folder / "arguments.json").write_text("{")
-    with pytest.raises(StoreError, match="holds no arguments") as caught:
+    (session.folder / "arguments.json").write_bytes(text.encode("latin-1"))
+    with pytest.raises(StoreError, match=r"holds no arguments|of another version") as caught:
         unfinished(tmp_path)
     assert "\n" not in str(caught.value)
+
+
+def test_what_failed_is_told_and_what_was_interrupted_goes_on(tmp_path: Path) -> None:
+    interrupted = begin(tmp_path, [])
+    failed = Session.begin(tmp_path, "record", {"store": "x"}, lambda line: None)
+    failed.fail(BadInputError("the good end is bad too"))
+    assert unfinished(tmp_path) == ("stage", ARGUMENTS)
+    interrupted.finish({})
+    with pytest.raises(BadInputError, match="would again: the good end is bad too; mend that"):
+        unfinished(tmp_path)
+    again = Session.begin(tmp_path, "record", {"store": "x"}, lambda line: None)
+    assert unfinished(tmp_path) == ("record", {"store": "x"})
+    again.finish({})
+    with pytest.raises(BadInputError, match="no bisection to go on with"):
+        unfinished(tmp_path)
 
 
 def test_it_does_not_show_in_a_repository(tmp_path: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import types
+import typing
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from gdnbench.cli.bisect.commit import commit
-from gdnbench.cli.bisect.common import STATE_HELP
+from gdnbench.cli.bisect.common import STATE_HELP, told
 from gdnbench.cli.bisect.env import env
 from gdnbench.cli.bisect.input import input
 from gdnbench.cli.bisect.instruction import instruction
@@ -42,7 +44,7 @@ for name, axis in AXES.items():
 def resumed(
     context: typer.Context,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with the bisection that was begun last and not done.")
+        bool, typer.Option("--resume", help="Go on with the bisection that was interrupted last.")
     ] = False,
     state: Annotated[Path | None, typer.Option(help=STATE_HELP)] = None,
 ) -> None:
@@ -59,6 +61,7 @@ def resumed(
     if context.invoked_subcommand is not None:
         raise BadInputError("--resume goes on with what was asked for: give no axis beside it")
     name, arguments = unfinished(state or STATE)
+    told(f"going on with bisect {name} {arguments.get('store', '')}")
     run(name, {**arguments, "state": state or STATE})
 
 
@@ -68,10 +71,28 @@ def run(name: str, arguments: Mapping[str, Any]) -> None:
 
     if name not in AXES:
         raise BadInputError(f"there is no axis {name!r}; there are {', '.join(AXES)}")
+    problem = ""
     try:
         inspect.signature(AXES[name]).bind(**arguments)
     except TypeError as error:
+        problem = str(error)
+    hints = typing.get_type_hints(AXES[name])
+    wrong = [one for one, value in arguments.items() if one in hints and not _fits(value, hints[one])]
+    if wrong:
+        problem = f"{wrong[0]} is {arguments[wrong[0]]!r}"
+    if problem:
         raise StoreError(
-            f"what was kept is no bisect {name} of this version, {error}; give the command again"
-        ) from None
+            f"what was kept is no bisect {name} of this version, {problem}; give the command again"
+        )
     AXES[name](**arguments)
+
+
+def _fits(value: object, hint: Any) -> bool:
+    """Whether a value, as JSON keeps it, is one of a command's parameter. Paths are text there."""
+    if isinstance(hint, types.UnionType):
+        return any(_fits(value, one) for one in typing.get_args(hint))
+    if typing.get_origin(hint) is list:
+        return isinstance(value, list) and all(_fits(one, typing.get_args(hint)[0]) for one in value)
+    if isinstance(value, str):
+        return hint in (str, Path) and "\0" not in value
+    return type(value) is hint or (hint is Path and isinstance(value, Path))

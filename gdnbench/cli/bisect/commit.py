@@ -19,7 +19,7 @@ from gdnbench.cli.bisect.common import (
     StateOption,
     StoreArgument,
     TolOption,
-    begin,
+    begun,
     finish,
 )
 from gdnbench.cli.judging import tolerance
@@ -85,6 +85,6 @@ def commit(
         submodules,
         same_kind,
     )
-    session = begin("commit", arguments, state, fresh)
-    answer = bisect(asked, session)
-    finish(session, answer.found, answer.lines, answer.exit_code, json)
+    with begun("commit", arguments, state, fresh) as session:
+        answer = bisect(asked, session)
+        finish(session, answer.found, answer.lines, answer.exit_code, json)

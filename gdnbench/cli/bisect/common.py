@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gdnbench.cli.console import print_json, print_wide
-from gdnbench.errors import BadInputError, Exit
+from gdnbench.cli.console import print_json
+from gdnbench.cli.pipes import leave_stdout
+from gdnbench.errors import BadInputError, Exit, GdnbenchError
+from gdnbench.printable import printable
 
 if TYPE_CHECKING:
     from gdnbench.bisect.session import Session
@@ -38,13 +41,22 @@ FreshOption = Annotated[bool, typer.Option("--fresh", help="Ask again what is kn
 JsonOption = Annotated[bool, typer.Option("--json", help="One object instead of text.")]
 
 
-def begin(axis: str, arguments: Mapping[str, Any], state: Path | None, fresh: bool) -> Session:
-    """The session of an axis; what is asked and answered goes to stderr."""
-    from gdnbench.bisect.session import STATE, Session
+@contextmanager
+def begun(axis: str, arguments: Mapping[str, Any], state: Path | None, fresh: bool) -> Iterator[Session]:
+    """The session of an axis, which is interrupted, has failed or is finished when this ends. What is asked
+    and answered goes to stderr."""
+    from gdnbench.bisect.session import STATE, RunningError, Session
 
     check_numbers(arguments)
     kept = {name: str(value) if isinstance(value, Path) else value for name, value in arguments.items()}
-    return Session.begin(state or STATE, axis, kept, told, fresh)
+    session = Session.begin(state or STATE, axis, kept, told, fresh)
+    try:
+        yield session
+    except RunningError:  # what is on disk is the other one's
+        raise
+    except GdnbenchError as error:
+        session.fail(error)
+        raise
 
 
 def check_numbers(arguments: Mapping[str, Any]) -> None:
@@ -59,17 +71,23 @@ def check_numbers(arguments: Mapping[str, Any]) -> None:
 
 
 def told(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+    print(printable(line), file=sys.stderr, flush=True)
 
 
 def finish(
     session: Session, found: Mapping[str, Any], lines: Sequence[str], exit_code: Exit, json: bool
 ) -> None:
-    """Keeps and prints what came of it, and ends the command. The last of `lines` is the answer."""
-    session.finish({**found, "lines": list(lines), "exit": int(exit_code)})
-    if json:
-        print_json(found)
+    """Prints what came of it, keeps it, and ends the command. The last of `lines` is the answer. What could
+    not be printed is not done: going on with it prints it again."""
+    try:
+        if json:
+            print_json(found)
+        else:
+            for line in lines:
+                print(printable(line))
+        sys.stdout.flush()
+    except BrokenPipeError:  # whoever reads has what it wants; the status is what was found all the same
+        leave_stdout()
     else:
-        for line in lines:
-            print_wide(line)
+        session.finish({**found, "lines": list(lines), "exit": int(exit_code)})
     raise typer.Exit(exit_code)

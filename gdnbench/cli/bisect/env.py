@@ -20,7 +20,7 @@ from gdnbench.cli.bisect.common import (
     StateOption,
     StoreArgument,
     TolOption,
-    begin,
+    begun,
     finish,
 )
 from gdnbench.cli.judging import tolerance
@@ -73,6 +73,6 @@ def env(
         tuple(beside.split()),
         tuple(options),
     )
-    session = begin("env", arguments, state, fresh)
-    answer = bisect(asked, session)
-    finish(session, answer.found, answer.lines, answer.exit_code, json)
+    with begun("env", arguments, state, fresh) as session:
+        answer = bisect(asked, session)
+        finish(session, answer.found, answer.lines, answer.exit_code, json)

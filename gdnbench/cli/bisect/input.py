@@ -18,7 +18,7 @@ from gdnbench.cli.bisect.common import (
     StateOption,
     StoreArgument,
     TolOption,
-    begin,
+    begun,
     finish,
     told,
 )
@@ -78,24 +78,24 @@ def input(
             raise BadInputError(f"record {record!r} is not one record; give its number")
         written = Path(out) if out is not None else default_out(Path(store), numbers[0])
         check_out(written)
-        session = begin("input", arguments, state, fresh)
+        with begun("input", arguments, state, fresh) as session:
 
-        def keep(found: Shrunk) -> None:
-            write_store(found, written)
-            told(f"the smallest record is in {written}")
-            if script is not None:
-                reason = write_script(found, written, Path(script))
-                told(f"no {script}: {reason}" if reason else f"python {script} reproduces it")
+            def keep(found: Shrunk) -> None:
+                write_store(found, written)
+                told(f"the smallest record is in {written}")
+                if script is not None:
+                    reason = write_script(found, written, Path(script))
+                    told(f"no {script}: {reason}" if reason else f"python {script} reproduces it")
 
-        trial = Trial(
-            str(Path(store).resolve()), kernel, on, tuple(numbers), None, k, limits, bitwise, stages
-        )
-        found = shrink(
-            opened.records[numbers[0]], trial, Options(same_tensor, budget, timeout), session, keep
-        )
+            trial = Trial(
+                str(Path(store).resolve()), kernel, on, tuple(numbers), None, k, limits, bitwise, stages
+            )
+            found = shrink(
+                opened.records[numbers[0]], trial, Options(same_tensor, budget, timeout), session, keep
+            )
     lines = [answer(found)]
     if found.shrinker is not None:
-        lines.insert(0, table(("", "before", "after"), rows(found), right=("before", "after")))
+        lines[:0] = table(("", "before", "after"), rows(found), right=("before", "after")).split("\n")
     code = Exit.MISMATCH
     if found.first.state is State.GOOD:
         code = Exit.PASS

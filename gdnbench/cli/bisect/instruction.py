@@ -12,7 +12,7 @@ from gdnbench.cli.bisect.common import (
     JsonOption,
     StateOption,
     StoreArgument,
-    begin,
+    begun,
     finish,
 )
 from gdnbench.cli.judging import tolerance as limits
@@ -63,9 +63,9 @@ def instruction(
         cta,
         check_ends,
     )
-    session = begin("instruction", arguments, state, fresh)
-    found = find(request, session)
-    lines = list(found.facts["lines"])
-    bad_state = found.state is State.BAD
-    data = {**found.facts, "found": found.kind, "reason": found.reason}
-    finish(session, data, lines, Exit.MISMATCH if bad_state else Exit.PASS, json)
+    with begun("instruction", arguments, state, fresh) as session:
+        found = find(request, session)
+        lines = list(found.facts["lines"])
+        bad_state = found.state is State.BAD
+        data = {**found.facts, "found": found.kind, "reason": found.reason}
+        finish(session, data, lines, Exit.MISMATCH if bad_state else Exit.PASS, json)

@@ -18,7 +18,7 @@ from gdnbench.cli.bisect.common import (
     StateOption,
     StoreArgument,
     TolOption,
-    begin,
+    begun,
     finish,
 )
 from gdnbench.cli.judging import tolerance
@@ -56,9 +56,9 @@ def record(
     with open_store(store) as opened:
         numbers = None if records is None else tuple(record_numbers(records, len(opened.records)))
     trial = Trial(str(Path(store).resolve()), kernel, on, numbers, k=k, tol=limits)
-    session = begin("record", arguments, state, fresh)
-    found = find(Asked(trial, layer, any, carry), session)
-    answer = text.answer(found)
-    lines = [*(f"note: {note}" for note in text.notes(found)), answer]
-    code = Exit.MISMATCH if found.bad else Exit.PASS
-    finish(session, {**as_json(found), "answer": answer}, lines, code, json)
+    with begun("record", arguments, state, fresh) as session:
+        found = find(Asked(trial, layer, any, carry), session)
+        answer = text.answer(found)
+        lines = [*(f"note: {note}" for note in text.notes(found)), answer]
+        code = Exit.MISMATCH if found.bad else Exit.PASS
+        finish(session, {**as_json(found), "answer": answer}, lines, code, json)

@@ -14,7 +14,7 @@ from gdnbench.cli.bisect.common import (
     RecordsArgument,
     StateOption,
     StoreArgument,
-    begin,
+    begun,
     finish,
 )
 from gdnbench.cli.console import table
@@ -46,11 +46,11 @@ def stage(
     with open_store(store) as opened:
         numbers = None if records is None else tuple(record_numbers(records, len(opened.records)))
     trial = Trial(str(Path(store).resolve()), kernel, on, numbers, k=k)
-    session = begin("stage", arguments, state, fresh)
-    found = find(trial, session)
-    lines = []
-    if found.rows:
-        lines.append(table(text.HEADS, text.cells(found), right=text.HEADS[2:6]))
-    lines += [f"note: {note}" for note in text.notes(found)]
-    lines.append(text.answer(found))
-    finish(session, text.as_json(found), lines, Exit.PASS if found.label is None else Exit.MISMATCH, json)
+    with begun("stage", arguments, state, fresh) as session:
+        found = find(trial, session)
+        lines = []
+        if found.rows:
+            lines += table(text.HEADS, text.cells(found), right=text.HEADS[2:6]).split("\n")
+        lines += [f"note: {note}" for note in text.notes(found)]
+        lines.append(text.answer(found))
+        finish(session, text.as_json(found), lines, Exit.PASS if found.label is None else Exit.MISMATCH, json)
