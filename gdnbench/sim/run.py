@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import struct
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,8 +15,9 @@ from gdnbench.sim.errors import LaunchError, UnsupportedError
 from gdnbench.sim.floating_environment import ieee_arithmetic
 from gdnbench.sim.machine import budget
 from gdnbench.sim.machine.async_queue import Schedule
+from gdnbench.sim.machine.checking import Checker
 from gdnbench.sim.machine.counters import Counters
-from gdnbench.sim.machine.cta import Launch, MachineConfig, Note
+from gdnbench.sim.machine.cta import Cta, Launch, MachineConfig, Note
 from gdnbench.sim.machine.grid import run_grid
 from gdnbench.sim.machine.memory import GlobalMemory
 from gdnbench.sim.machine.processes import Progress
@@ -98,14 +99,15 @@ def run_ptx(
     threads: int | None = None,
     registers: int | None = None,
     observed: Observed | None = None,
+    checker: Callable[[Cta], Checker] | None = None,
 ) -> RunResult:
     """Launch `entry` of the PTX with `smem` bytes of dynamic shared memory and wait for it.
 
     `params`: tensors and arrays are passed by address, and become memory that the kernel may touch; numbers
     are packed to the parameter's size; bytes are passed as they are. `memory` adds what is reachable in
     other ways. `registers` is the number of registers of a thread, as ptxas reports it, for the launch
-    budget. `observed` is what is recorded of the launch, whose CTAs then run one by one. The rest is as in
-    `gdnbench.sim.launch`.
+    budget. `observed` is what is recorded of the launch, whose CTAs then run one by one. `checker` makes what
+    follows the order of a CTA's events. The rest is as in `gdnbench.sim.launch`.
 
     Raises KernelFault for an illegal act, UnsupportedError for what is not simulated, PtxSyntaxError or
     LaunchError for a text or arguments that cannot be launched.
@@ -142,6 +144,7 @@ def run_ptx(
     launch = prepare_launch(module, kernel, grid, block, param, smem, memory, config)
     record = LaunchRecord() if profile else None
     launch.recorder = record.cta if record is not None else None
+    launch.checker = checker
     ready: Engine = importlib.import_module(kind.prepare).prepare(module, kernel, config)
     if observed is not None:
         ready, threads = observed.engine(launch, ready), 1

@@ -15,6 +15,7 @@ from gdnbench.sim.interpreter.memory import (
     memory_of,
     places,
     take_space,
+    tell,
 )
 from gdnbench.sim.interpreter.operation import (
     Spelling,
@@ -177,6 +178,7 @@ def step(ins: Instruction) -> Step:
             one(thread, addresses + np.uint64(i * size), lanes, [row[i](thread) for row in gets])
             for i in range(ins.vec)
         ]
+        tell(thread, ins, space, addresses, lanes)
         for put, result in zip(puts, results, strict=False):
             put(thread, lanes, result)
 

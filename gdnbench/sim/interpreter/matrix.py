@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from gdnbench.sim.errors import FaultKind, KernelFault
-from gdnbench.sim.interpreter.memory import count, places, take_space
+from gdnbench.sim.interpreter.memory import count, places, take_space, tell
 from gdnbench.sim.interpreter.operation import (
     Spelling,
     Step,
@@ -86,9 +86,11 @@ def ldmatrix(ins: Instruction) -> Step:
     def step(thread: Thread, lanes: Lanes) -> None:
         rows = lanes & givers
         require(thread, used, rows)
-        addresses = _shared_rows(thread, space, locate(thread), rows)
-        data = thread.warp.cta.shared.load(addresses, rows, _ROW_BYTES)
+        addresses = locate(thread)
+        inside = _shared_rows(thread, space, addresses, rows)
+        data = thread.warp.cta.shared.load(inside, rows, _ROW_BYTES)
         count(thread, "shared", rows, _ROW_BYTES, load=True)
+        tell(thread, ins, space, addresses, rows)
         tiles = data[: 8 * matrices].view(np.uint16).reshape(matrices, 8, 8)
         for put, value in zip(puts, _to_registers(tiles, transposed), strict=True):
             put(thread, lanes, value)
@@ -109,12 +111,14 @@ def stmatrix(ins: Instruction) -> Step:
         rows = lanes & givers
         require(thread, used, rows)
         require(thread, stored, lanes)
-        addresses = _shared_rows(thread, space, locate(thread), rows)
+        addresses = locate(thread)
+        inside = _shared_rows(thread, space, addresses, rows)
         tiles = _to_matrices(np.stack([get(thread) for get in gets]), transposed)
         data = np.zeros((LANES, _ROW_BYTES), np.uint8)
         data[: 8 * matrices] = np.ascontiguousarray(tiles).view(np.uint8).reshape(-1, _ROW_BYTES)
-        thread.warp.cta.shared.store(addresses, rows, data)
+        thread.warp.cta.shared.store(inside, rows, data)
         count(thread, "shared", rows, _ROW_BYTES, load=False)
+        tell(thread, ins, space, addresses, rows)
 
     return step
 

@@ -107,6 +107,14 @@ def count(thread: Thread, space: str, lanes: Lanes, width: int, *, load: bool) -
         cta.counters.traffic[path] += int(lanes.sum()) * width
 
 
+def tell(thread: Thread, ins: Instruction, space: str, addresses: Values, lanes: Lanes) -> None:
+    """Tell the checker, if there is one, of an access that was legal and made: `addresses` as `ins` computed
+    them, in `space` or, if that is "", generic ones."""
+    checker = thread.warp.cta.checker
+    if checker is not None and space not in ("local", "param") and lanes.any():
+        checker.accessed(thread.warp, ins, lanes[None], addresses[None])
+
+
 def load_bytes(thread: Thread, space: str, addresses: Values, lanes: Lanes, width: int) -> Array:
     """uint8[32, width]."""
     data = np.zeros((LANES, width), np.uint8)
@@ -163,7 +171,9 @@ def ld(ins: Instruction) -> Step:
 
     def step(thread: Thread, lanes: Lanes) -> None:
         require(thread, used, lanes)
-        data = load_bytes(thread, space, locate(thread), lanes, width)
+        addresses = locate(thread)
+        data = load_bytes(thread, space, addresses, lanes, width)
+        tell(thread, ins, space, addresses, lanes)
         for put, value in zip(puts, elements(data, size), strict=True):
             put(thread, lanes, value.view(dtype))
 
@@ -198,6 +208,7 @@ def st(ins: Instruction) -> Step:
             require(thread, stored, lanes)
         data = np.stack([get(thread) for get in gets], axis=1).view(np.uint8)
         store_bytes(thread, space, addresses, lanes, data)
+        tell(thread, ins, space, addresses, lanes)
         if partly:
             there = np.concatenate([_written(thread, part, size) for part in parts], axis=1)
             _mark(thread.warp.cta.shared, addresses, lanes, there)

@@ -1,0 +1,379 @@
+"""What engines tell a checker that they load and store: held against lists worked out by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gdnbench.sim.errors import FaultKind, KernelFault
+from gdnbench.sim.machine.async_queue import AsyncOperation
+from gdnbench.sim.machine.checking import Addresses, Masks
+from gdnbench.sim.machine.cta import Cta
+from gdnbench.sim.machine.seam import SHARED_BASE, SHARED_WINDOW, Argument, Lanes, Results, Wait, Warp
+from gdnbench.sim.ptx.ir import Instruction
+from gdnbench.sim.run import run_ptx
+
+# (warp, letter or name of the instruction, {lane: address})
+Event = tuple[int, str, dict[int, int]]
+
+ENGINES = ["interpreter"]
+S = SHARED_BASE  # where the kernels' only shared variable lies
+
+
+class Recording:
+    """Seam: `Checker`. Keeps what it is told."""
+
+    def __init__(self, letters: dict[int, str]) -> None:
+        self.letters = letters  # by PTX line
+        self.events: list[Event] = []
+
+    def accessed(self, warp: Warp, ins: Instruction, masks: Masks, addresses: Addresses) -> None:
+        assert masks.dtype == np.bool_
+        assert addresses.dtype == np.uint64
+        assert masks.shape == addresses.shape == (len(masks), 32)
+        for mask, row in zip(masks, addresses, strict=True):
+            there = {int(lane): int(row[lane]) for lane in np.flatnonzero(mask)}
+            self.events.append((warp.index, self.letters.get(ins.place.line, ins.name), there))
+
+    def begins(
+        self,
+        warp: Warp,
+        ins: Instruction,
+        lanes: Lanes,
+        sources: tuple[Argument, ...],
+        previous: Wait | None,
+    ) -> None:
+        if previous is None:
+            self.events.append((warp.index, ins.op, {}))
+
+    def ends(
+        self,
+        warp: Warp,
+        ins: Instruction,
+        lanes: Lanes,
+        sources: tuple[Argument, ...],
+        previous: Wait | None,
+        results: Results | Wait,
+    ) -> None:
+        if not isinstance(results, Wait):
+            self.events.append((warp.index, f"{ins.op} ends", {}))
+
+    def submitted(self, operation: AsyncOperation) -> None: ...
+
+    def landing(self, operation: AsyncOperation) -> None: ...
+
+    def exited(self, warp: int) -> None:
+        self.events.append((warp, "exited", {}))
+
+    def finish(self) -> None: ...
+
+
+HEADER = """.version 8.8
+.target sm_100a
+.address_size 64
+.visible .entry k(.param .u64 g)
+{
+.reg .pred %p, %q;
+.reg .b16 %h<4>;
+.reg .b32 %t, %s, %i, %r<8>;
+.reg .b64 %g, %a, %d<4>;
+.shared .align 1024 .b8 buffer[1024];
+ld.param.u64 %g, [g];
+mov.u32 %t, %tid.x;
+shl.b32 %r0, %t, 2;
+mov.u32 %s, buffer;
+add.s32 %s, %s, %r0;
+mad.wide.u32 %g, %t, 4, %g;
+"""
+
+
+def events(body: str, memory: np.ndarray, engine: str, threads: int = 32) -> tuple[list[Event], Any]:
+    """What the kernel tells, and the fault that it ends with. %t is the thread, %s and %g its word of the
+    shared buffer and of `memory`. A comment at the end of a line is its letter."""
+    text = f"{HEADER}{body}\nret;\n}}\n"
+    lines = {number: line.partition("//")[2].strip() for number, line in enumerate(text.splitlines(), 1)}
+    checkers: list[Recording] = []
+
+    def checker(_: Cta) -> Recording:
+        checkers.append(Recording({number: letter for number, letter in lines.items() if letter}))
+        return checkers[-1]
+
+    grid, block, fault = (1, 1, 1), (threads, 1, 1), None
+    try:
+        run_ptx(text, "k", grid, block, [memory], engine=engine, threads=1, checker=checker)
+    except KernelFault as error:
+        fault = error
+    return checkers[0].events, fault
+
+
+def accesses(body: str, memory: np.ndarray, engine: str, threads: int = 32) -> list[Event]:
+    """Those of a kernel without machine instructions and faults."""
+    found, fault = events(body, memory, engine, threads)
+    assert fault is None
+    return [event for event in found if event[1] != "exited"]
+
+
+def told(letter: str, lanes: Iterable[int], start: int, stride: int, warp: int = 0) -> Event:
+    """Lane l of `lanes` at start + stride l."""
+    return warp, letter, {lane: start + stride * lane for lane in lanes}
+
+
+def words(count: int = 64) -> np.ndarray:
+    return np.arange(count, dtype=np.uint32)
+
+
+def first(memory: np.ndarray) -> int:
+    return int(memory.ctypes.data)
+
+
+ALL = range(32)
+engines = pytest.mark.parametrize("engine", ENGINES)
+
+
+@engines
+def test_guards_and_divergence(engine: str) -> None:
+    body = """
+        setp.lt.u32 %p, %t, 5;
+        setp.gt.u32 %q, %t, 99;
+        st.shared.b32 [%s], %t; // a
+        @%p ld.shared.b32 %r1, [%s+4]; // b
+        @%q ld.shared.b32 %r1, [%s+4]; // none
+        @%p bra LOW;
+        ld.shared.b32 %r1, [%s+-8]; // c
+        @%p st.shared.b32 [%s], %r1; // none
+        bra JOIN;
+        LOW:
+        ld.global.b32 %r1, [%g+128]; // d
+        JOIN:
+        st.global.b32 [%g], %r1; // e
+    """
+    memory = words()
+    at = first(memory)
+    assert accesses(body, memory, engine) == [
+        told("a", ALL, S, 4),
+        told("b", range(5), S + 4, 4),
+        told("c", range(5, 32), S - 8, 4),
+        told("d", range(5), at + 128, 4),
+        told("e", ALL, at, 4),
+    ]
+
+
+@engines
+def test_a_warp_that_is_not_full(engine: str) -> None:
+    memory = words()
+    at = first(memory)
+    assert accesses("st.global.b32 [%g], %t; // a", memory, engine, threads=40) == [
+        told("a", ALL, at, 4),
+        told("a", range(8), at + 128, 4, warp=1),
+    ]
+
+
+@engines
+def test_loops(engine: str) -> None:
+    """Lane l goes round 1 + l % 2 times."""
+    body = """
+        and.b32 %i, %t, 1;
+        LOOP:
+        st.shared.b32 [%s], %t; // a
+        add.s32 %s, %s, 128;
+        add.s32 %i, %i, -1;
+        setp.ge.s32 %p, %i, 0;
+        @%p bra LOOP;
+        ld.global.b32 %r1, [%g]; // b
+    """
+    memory = words()
+    assert accesses(body, memory, engine) == [
+        told("a", ALL, S, 4),
+        told("a", range(1, 32, 2), S + 128, 4),
+        told("b", ALL, first(memory), 4),
+    ]
+
+
+@engines
+def test_widths_and_vectors(engine: str) -> None:
+    """An execution is one access, however wide."""
+    body = """
+        mad.wide.u32 %a, %t, 28, %g;
+        cvt.u16.u32 %h0, %t;
+        st.global.b8 [%g+1], %h0; // a
+        ld.global.u8 %h1, [%g+3]; // b
+        st.global.b16 [%g+2], %h0; // c
+        ld.global.b64 %d0, [%a+8]; // d
+        ld.global.v2.b32 {%r1, %r2}, [%a]; // e
+        ld.global.v4.b32 {%r1, %r2, %r3, %r4}, [%a+16]; // f
+        st.global.v2.b64 [%a], {%d0, %d0}; // g
+        ld.global.v4.u8 {%h0, %h1, %h2, %h3}, [%a+4]; // h
+        ldu.global.b32 %r1, [%g]; // i
+    """
+    room = words(272 + 4)
+    skip = -room.ctypes.data % 16 // 4
+    memory = room[skip : skip + 272]
+    at = first(memory)
+    assert accesses(body, memory, engine) == [
+        told("a", ALL, at + 1, 4),
+        told("b", ALL, at + 3, 4),
+        told("c", ALL, at + 2, 4),
+        told("d", ALL, at + 8, 32),
+        told("e", ALL, at, 32),
+        told("f", ALL, at + 16, 32),
+        told("g", ALL, at, 32),
+        told("h", ALL, at + 4, 32),
+        told("i", ALL, at, 4),
+    ]
+
+
+GENERIC = """
+    .local .align 8 .b8 own[8];
+    mov.u64 %d0, buffer;
+    cvta.shared.u64 %d0, %d0;
+    mad.wide.u32 %d0, %t, 4, %d0;
+    setp.lt.u32 %p, %t, 8;
+    selp.b64 %d1, %d0, %g, %p;
+"""
+
+
+@engines
+def test_generic_addresses_stay_generic(engine: str) -> None:
+    """Lanes 0 to 7 into shared memory, the others into global memory, by one instruction."""
+    body = f"""{GENERIC}
+        st.b32 [%d1], %t; // a
+        st.shared.b32 [%s], %t; // b
+        ld.b32 %r1, [%d0+64]; // c
+        atom.add.u32 %r1, [%d1], 1; // d
+    """
+    memory = words()
+    at = first(memory)
+    mixed = told("", range(8), SHARED_WINDOW + S, 4)[2] | told("", range(8, 32), at, 4)[2]
+    low = "setp.lt.u32 %q, %t, 16;\n@!%q bra OUT;\n"
+    found = accesses(body.replace("ld.b32", low + "ld.b32") + "\nOUT:", memory, engine)
+    assert found == [
+        (0, "a", mixed),
+        told("b", ALL, S, 4),
+        told("c", range(16), SHARED_WINDOW + S + 64, 4),
+        (0, "d", {lane: address for lane, address in mixed.items() if lane < 16}),
+    ]
+
+
+@engines
+def test_parameters_and_local_memory_are_not_told(engine: str) -> None:
+    body = """
+        .local .align 8 .b8 own[8];
+        st.local.b32 [own], %t; // none
+        ld.local.b32 %r1, [own]; // none
+        ld.param.b32 %r1, [g]; // none
+    """
+    assert accesses(body, words(), engine) == []
+
+
+@engines
+def test_atomics(engine: str) -> None:
+    body = """
+        mov.u32 %r1, buffer;
+        st.shared.b32 [%s], %t; // a
+        setp.ge.u32 %p, %t, 30;
+        atom.shared.add.u32 %r2, [%r1+4], 1; // b
+        @%p red.shared.max.u32 [%r1+8], %t; // c
+        atom.global.cas.b32 %r2, [%g], %t, 7; // d
+        red.global.add.u32 [%g+4], 1; // e
+        mad.wide.u32 %a, %t, 4, %g;
+        atom.global.exch.b64 %d0, [%a], %a; // f
+        mov.u32 %r3, 0;
+        atom.global.v2.f32.add {%r2, %r3}, [%a], {%r2, %r3}; // g
+    """
+    memory = np.zeros(80, np.uint64).view(np.uint32)
+    at = first(memory)
+    assert accesses(body, memory, engine) == [
+        told("a", ALL, S, 4),
+        told("b", ALL, S + 4, 0),
+        told("c", (30, 31), S + 8, 0),
+        told("d", ALL, at, 4),
+        told("e", ALL, at + 4, 4),
+        told("f", ALL, at, 8),
+        told("g", ALL, at, 8),
+    ]
+
+
+@engines
+def test_matrices(engine: str) -> None:
+    """Lanes that give a row: 8 a matrix."""
+    body = f"""{GENERIC}
+        mov.u32 %r1, buffer;
+        mad.lo.u32 %r1, %t, 16, %r1;
+        mov.u64 %d2, buffer;
+        cvta.shared.u64 %d2, %d2;
+        mad.wide.u32 %d2, %t, 16, %d2;
+        st.shared.v4.b32 [%r1], {{%t, %t, %t, %t}}; // a
+        ldmatrix.sync.aligned.m8n8.x1.shared.b16 {{%r2}}, [%r1]; // b
+        ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {{%r2, %r3}}, [%r1+128]; // c
+        ldmatrix.sync.aligned.m8n8.x4.b16 {{%r2, %r3, %r4, %r5}}, [%d2]; // d
+        stmatrix.sync.aligned.m8n8.x2.shared.b16 [%r1], {{%r2, %r3}}; // e
+        stmatrix.sync.aligned.m8n8.x1.b16 [%d2+16], {{%r2}}; // f
+    """
+    assert accesses(body, words(), engine) == [
+        told("a", ALL, S, 16),
+        told("b", range(8), S, 16),
+        told("c", range(16), S + 128, 16),
+        told("d", ALL, SHARED_WINDOW + S, 16),
+        told("e", range(16), S, 16),
+        told("f", range(8), SHARED_WINDOW + S + 16, 16),
+    ]
+
+
+@engines
+def test_a_fault_in_the_middle(engine: str) -> None:
+    """What was done before it is told; the access that is illegal was never made."""
+    body = """
+        st.shared.b32 [%s], %t; // a
+        st.global.b32 [%g], %t; // b
+        ld.global.b32 %r1, [%g+120]; // c
+        ld.global.b32 %r1, [%g+124]; // d
+        ld.global.b32 %r1, [%g+128]; // e
+        ld.global.b32 %r1, [%g+132]; // f
+        st.shared.b32 [%s], %t; // g
+    """
+    memory = words(64)
+    at = first(memory)
+    found, fault = events(body, memory, engine)
+    assert fault is not None
+    assert fault.kind is FaultKind.OUT_OF_BOUNDS
+    assert found == [
+        told("a", ALL, S, 4),
+        told("b", ALL, at, 4),
+        told("c", ALL, at + 120, 4),
+        told("d", ALL, at + 124, 4),
+        told("e", ALL, at + 128, 4),
+    ]
+
+
+@engines
+def test_order_among_machine_instructions(engine: str) -> None:
+    """An access is told before what the machine is handed next, and before the warp's turn ends."""
+    body = """
+        st.shared.b32 [%s], %t; // a
+        fence.proxy.async;
+        fence.proxy.async;
+        st.shared.b32 [%s], %t; // b
+        bar.sync 0;
+        ld.shared.b32 %r1, [%s]; // c
+    """
+    found, _ = events(body, words(), engine, threads=64)
+    fence = [(0, "fence.proxy.async", {}), (0, "fence.proxy.async ends", {})]
+    upper = S + 128
+    for warp, base in ((0, S), (1, upper)):
+        own = [(0, *event[1:]) for event in found if event[0] == warp]
+        assert own == [
+            told("a", ALL, base, 4),
+            *fence,
+            *fence,
+            told("b", ALL, base, 4),
+            (0, "bar.sync", {}),
+            (0, "bar.sync ends", {}),
+            told("c", ALL, base, 4),
+            (0, "exited", {}),
+        ]
+    arrived = found.index((1, "bar.sync", {}))
+    assert found.index(told("c", ALL, S, 4)) > arrived
+    assert found.index(told("b", ALL, S, 4)) < arrived
