@@ -183,8 +183,9 @@ class Step:
 
     `target` is called as the kernel is, in conventions that the kernel takes, with a dict `stages` of what it
     takes, if that is anything, in the contract's shapes. It returns what it gives by name; of outputs it may
-    fill the buffers instead. Run one after another, each on what the ones before gave, a kernel's steps leave
-    the bits that the kernel leaves.
+    fill the buffers instead, and what the call mutates it may change in place, in a copy if it gives that.
+    Run one after another, each on what the ones before gave, a kernel's steps leave the bits that the kernel
+    leaves.
     """
 
     name: str

@@ -101,8 +101,11 @@ def default_scale(scale: float | None, key_dim: int) -> float:
     return key_dim**-0.5 if scale is None else scale
 
 
-def recur(state: Tensor, q: Tensor, k: Tensor, v: Tensor, alpha: Tensor, beta: Tensor) -> Tensor:
-    """One token of B sequences: advances `state` [B, Hv, V, K] in place, returns S q [B, Hv, V], unscaled.
+def recur(
+    state: Tensor, q: Tensor, k: Tensor, v: Tensor, alpha: Tensor, beta: Tensor
+) -> tuple[Tensor, Tensor]:
+    """One token of B sequences: advances `state` [B, Hv, V, K] in place, returns S q, unscaled, and u, both
+    [B, Hv, V].
 
         S' = alpha S;   u = beta (v - S' k);   S = S' + u k^T
 
@@ -113,7 +116,7 @@ def recur(state: Tensor, q: Tensor, k: Tensor, v: Tensor, alpha: Tensor, beta: T
     update = beta.unsqueeze(-1) * (v - (state @ k.unsqueeze(-1)).squeeze(-1))
     per_head = state.view(-1, *state.shape[-2:])
     per_head.baddbmm_(update.flatten(0, 1).unsqueeze(-1), k.flatten(0, 1).unsqueeze(-2))
-    return (state @ q.unsqueeze(-1)).squeeze(-1)
+    return (state @ q.unsqueeze(-1)).squeeze(-1), update
 
 
 def check_form(

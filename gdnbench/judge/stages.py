@@ -117,10 +117,13 @@ def judge_stage(
 def _excused(subject: Subject, oracle: Tensor, yardstick: Tensor) -> Tensor:
     """`yardstick` with NaN, which excuses any kernel, in every chunk and head whose oracle is not all finite.
 
-    Within a chunk a NaN may reach any token: a kernel multiplies masked tiles by dense values (0 * NaN).
+    Within a chunk a NaN may reach any token: a kernel multiplies masked tiles by dense values (0 * NaN). Token
+    by token it reaches none that came before it.
     """
     excused = yardstick
     for region in subject.partition.regions:
+        if region.chunk is None:
+            continue
         rows = oracle[region.start : region.stop]
         if region.tokens is not None:
             rows = rows[:, :, : region.tokens]

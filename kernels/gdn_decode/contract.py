@@ -30,6 +30,7 @@ from gdnbench_kernels.contract import (
     Role,
     ScalarSpec,
     Shaped,
+    Stage,
     TensorSpec,
     Work,
 )
@@ -50,6 +51,7 @@ from gdnbench_kernels.gdn import (
 from gdnbench_kernels.gdn_decode import shrink
 from gdnbench_kernels.gdn_decode.gates import CONVENTIONS, GATE, Gates
 from gdnbench_kernels.gdn_decode.slots import PADDING, SlotPlan, plan_slots
+from gdnbench_kernels.gdn_decode.steps import EXACT_STEPS, TORCH_STEPS
 from gdnbench_kernels.gdn_decode.synth import synth
 from gdnbench_kernels.gdn_decode.work import work_of
 from gdnbench_kernels.shrinking import Shrinking
@@ -114,6 +116,21 @@ SCALARS = (
     ScalarSpec("beta_max", float, 1.0, "upper end of beta's range, 1 or 2"),
 )
 
+
+def _stage(name: str, axes: tuple[str, ...], meaning: str, formula: str) -> Stage:
+    """Kernels keep stages of decode in registers, as fp32."""
+    return Stage(TensorSpec(name, axes, ("float32",), Role.OUTPUT, meaning), formula, "float32")
+
+
+STAGES = (
+    _stage("alpha_t", ("B", "S", "Hv"), "factor of the state", "exp(g)"),
+    _stage("beta_t", ("B", "S", "Hv"), "step size", "beta, or beta_max sigmoid(b)"),
+    _stage("q_t", ("B", "S", "H", "K"), "queries", "q, or q (sum q^2 + 1e-6)^-1/2"),
+    _stage("k_t", ("B", "S", "H", "K"), "keys", "k, or k (sum k^2 + 1e-6)^-1/2"),
+    _stage("delta_t", ("B", "S", "Hv", "V"), "update", "beta_t (v - alpha_t S k_t)"),
+)
+"""What a token does, as it is used: of raw gates, q and k what the operation makes of them."""
+
 KERNELS = {
     "reference": KernelEntry(
         "gdnbench_kernels.gdn_decode.reference:reference",
@@ -121,10 +138,18 @@ KERNELS = {
         meaning="the fp64 oracle",
         fp64=True,
     ),
+    "reference_staged": KernelEntry(
+        "gdnbench_kernels.gdn_decode.reference:reference",
+        {convention.name: convention.values for convention in CONVENTIONS},
+        meaning="the same, step by step",
+        fp64=True,
+        steps=EXACT_STEPS,
+    ),
     "torch": KernelEntry(
         "gdnbench_kernels.gdn_decode.torch_recurrent:torch_recurrent",
         {GATE.name: GATE.values, QK.name: QK.values},
         meaning="the recurrence in fp32, state and outputs rounded to their dtypes",
+        steps=TORCH_STEPS,
     ),
     "hf": KernelEntry(
         "gdnbench_kernels.gdn_decode.hf:hf",
@@ -316,10 +341,10 @@ def _places(name: str, indices: Tensor, slots: Tensor) -> Tensor:
 
 
 def partition(call: Call, name: str) -> Partition:
-    """Active sequences own rows of o, and slots of the pool; KeyError for any other name. A slot that is only
-    read belongs to the first sequence that reads it: it must keep its value."""
+    """Active sequences own rows of o and of stages, and slots of the pool; KeyError for any other name. A
+    slot that is only read belongs to the first sequence that reads it: it must keep its value."""
     plan = slots_of(call)
-    if name == "o":
+    if name == "o" or any(stage.tensor.name == name for stage in STAGES):
         return Partition(tuple(Region(i, i + 1, i) for i in plan.active.tolist()), head_axis=2, token_axis=1)
     if name == "state":
         owner_of: dict[int, tuple[int, int | None]] = {}
@@ -347,7 +372,7 @@ OPERATION = Operation(
     tensors=TENSORS,
     scalars=SCALARS,
     conventions=CONVENTIONS,
-    stages=(),
+    stages=STAGES,
     kernels=KERNELS,
     validate=validate,
     convert=convert,

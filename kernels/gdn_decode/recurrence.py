@@ -2,55 +2,67 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
-from gdnbench_kernels.gdn import normalised, per_value_head, recur
-from gdnbench_kernels.gdn_decode.gates import Gates
+from gdnbench_kernels.gdn import per_value_head, recur
 from gdnbench_kernels.gdn_decode.slots import PADDING, SlotPlan
 
 # Bytes of state advanced together; sequences beyond that take another pass.
 STATE_BYTES_AT_ONCE = 256 << 20
 
 
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What tokens do to their states: alpha_t, beta_t [B, S, Hv], q_t, k_t [B, S, H, K]. Padding sequences
+    have rows, which no one looks at."""
+
+    alpha_t: Tensor
+    beta_t: Tensor
+    q_t: Tensor
+    k_t: Tensor
+
+
 def decode(
+    terms: Terms,
     *,
-    q: Tensor,
-    k: Tensor,
     v: Tensor,
-    g: Tensor,
-    beta: Tensor,
     source: Tensor,
     pool: Tensor,
     o: Tensor,
     plan: SlotPlan,
-    gates: Gates,
     scale: float,
-    qk: str,
     compute: torch.dtype,
-) -> None:
+) -> Tensor:
     """Reads states from `source`, writes them to `pool` and outputs to `o`, both rounded to the dtype of what
-    they are written to; sums and products in `compute`.
+    they are written to; sums and products in `compute`. Returns delta_t [B, S, Hv, V] in `compute`, NaN for
+    padding sequences.
 
     `source` and `pool` are [slots, Hv, V, K], possibly one tensor: no slot is read by one sequence and
     written by another. The state of a sequence is carried in `compute` from token to token, not reloaded from
     its slot.
     """
+    given = (terms.alpha_t, terms.beta_t, terms.q_t, terms.k_t)
+    alpha_t, beta_t, q_t, k_t = (term.to(compute) for term in given)
+    delta = torch.full(v.shape, torch.nan, dtype=compute, device=v.device)
     value_heads, bytes_each = v.shape[2], source[:1].numel() * compute.itemsize
     at_once = max(1, STATE_BYTES_AT_ONCE // max(1, bytes_each))
     for start in range(0, len(plan.active), at_once):
         part = slice(start, start + at_once)
         sequences, read, write = plan.active[part], plan.read[part], plan.write[part]
         state = source[read].to(compute).contiguous()
-        for token in range(q.shape[1]):
-            out = recur(
+        for token in range(v.shape[1]):
+            out, delta[sequences, token] = recur(
                 state,
-                per_value_head(normalised(q[sequences, token], qk, compute), value_heads, axis=1),
-                per_value_head(normalised(k[sequences, token], qk, compute), value_heads, axis=1),
+                per_value_head(q_t[sequences, token], value_heads, axis=1),
+                per_value_head(k_t[sequences, token], value_heads, axis=1),
                 v[sequences, token].to(compute),
-                gates.alpha(g[sequences, token], compute),
-                gates.beta(beta[sequences, token], compute),
+                alpha_t[sequences, token],
+                beta_t[sequences, token],
             )
             o[sequences, token] = (out * scale).to(o.dtype)
             kept = write[:, token] != PADDING
             pool[write[kept, token]] = state[kept].to(pool.dtype)
+    return delta

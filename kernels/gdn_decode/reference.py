@@ -5,10 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gdnbench_kernels.gdn import default_scale, in_vk
-from gdnbench_kernels.gdn_decode.gates import Gates
-from gdnbench_kernels.gdn_decode.recurrence import decode
-from gdnbench_kernels.gdn_decode.slots import plan_slots
+from gdnbench_kernels.gdn_decode.steps import exact_steps
 
 
 def reference(
@@ -29,28 +26,29 @@ def reference(
     gate: str = "log",
     state_layout: str = "VK",
     qk: str = "normalised",
+    stages: dict[str, Tensor] | None = None,
 ) -> dict[str, Tensor]:
     """o [B, S, Hv, V] and the whole pool after the call, both fp64; the pool passed in is left as it was.
+    Fills `stages`, if given, with every stage.
 
     o of padding sequences is NaN.
     """
-    pool = state.double()
-    if pool is state:
-        pool = state.clone()
-    o = torch.full(v.shape, torch.nan, dtype=torch.float64, device=v.device)
-    decode(
+    return exact_steps.run(
+        stages,
         q=q,
         k=k,
         v=v,
         g=g,
         beta=beta,
-        source=in_vk(state, state_layout),
-        pool=in_vk(pool, state_layout),
-        o=o,
-        plan=plan_slots(state_indices, num_accepted, read_indices),
-        gates=Gates(gate, A_log, dt_bias, beta_max),
-        scale=default_scale(scale, k.shape[3]),
+        state=state.clone() if state.dtype == torch.float64 else state,
+        state_indices=state_indices,
+        num_accepted=num_accepted,
+        read_indices=read_indices,
+        A_log=A_log,
+        dt_bias=dt_bias,
+        scale=scale,
+        beta_max=beta_max,
+        gate=gate,
+        state_layout=state_layout,
         qk=qk,
-        compute=torch.float64,
     )
-    return {"o": o, "state": pool}

@@ -8,13 +8,9 @@ they are computed in fp32 and not rounded.
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
-from gdnbench_kernels.gdn import default_scale
-from gdnbench_kernels.gdn_decode.gates import Gates
-from gdnbench_kernels.gdn_decode.recurrence import decode
-from gdnbench_kernels.gdn_decode.slots import plan_slots
+from gdnbench_kernels.gdn_decode.steps import torch_steps
 
 
 def torch_recurrent(
@@ -34,22 +30,25 @@ def torch_recurrent(
     beta_max: float = 1.0,
     gate: str = "log",
     qk: str = "normalised",
+    stages: dict[str, Tensor] | None = None,
 ) -> dict[str, Tensor]:
-    """Updates `state` in place and returns o [B, S, Hv, V] in v's dtype, NaN for padding sequences."""
-    o = torch.full_like(v, torch.nan)
-    decode(
+    """Updates `state` in place and returns o [B, S, Hv, V] in v's dtype, NaN for padding sequences; fills
+    `stages`, if given, with every stage."""
+    return torch_steps.run(
+        stages,
         q=q,
         k=k,
         v=v,
         g=g,
         beta=beta,
-        source=state,
-        pool=state,
-        o=o,
-        plan=plan_slots(state_indices, num_accepted, read_indices),
-        gates=Gates(gate, A_log, dt_bias, beta_max),
-        scale=default_scale(scale, k.shape[3]),
+        state=state,
+        state_indices=state_indices,
+        num_accepted=num_accepted,
+        read_indices=read_indices,
+        A_log=A_log,
+        dt_bias=dt_bias,
+        scale=scale,
+        beta_max=beta_max,
+        gate=gate,
         qk=qk,
-        compute=torch.float32,
     )
-    return {"o": o}

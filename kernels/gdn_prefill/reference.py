@@ -55,7 +55,7 @@ def reference(
         for step in range(int(lengths[sequences[0]])):
             active = int((lengths[sequences] > step).sum())
             tokens = (bounds[sequences[:active]] + step).to(v.device)
-            out = recur(
+            out, _ = recur(
                 state[:active],
                 per_value_head(normalised(q[tokens], qk, torch.float64), value_heads, axis=1),
                 per_value_head(normalised(k[tokens], qk, torch.float64), value_heads, axis=1),

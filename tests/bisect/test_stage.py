@@ -68,10 +68,10 @@ def made(**options: object) -> Call:
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Record 0: prefill. Record 1: decode, which has no stages."""
-    decode = synthesise("gdn_decode", batch=1, heads=(1, 1), head_dim=(16, 16))
+    """Record 0: prefill. Record 1: decode attention, which has no stages."""
+    attention = synthesise("swa_decode", lens=(3,), heads=1, window=4)
     return write(
-        tmp_path_factory.mktemp("made") / "store.zarr", ("gdn_prefill", made()), ("gdn_decode", decode)
+        tmp_path_factory.mktemp("made") / "store.zarr", ("gdn_prefill", made()), ("swa_decode", attention)
     )
 
 
@@ -164,7 +164,7 @@ def test_a_kernel_without_steps_is_looked_at_as_it_is(store: Path, session: Sess
 
 
 def test_what_has_no_stages_says_what_to_use(store: Path, session: Session) -> None:
-    with pytest.raises(BadInputError, match=r"gdn_decode has no stages.*bisect record"):
+    with pytest.raises(BadInputError, match=r"swa_decode has no stages.*bisect record"):
         found(store, "torch", session, record=1)
     with pytest.raises(BadInputError, match=r"has no parameter `stages` and lists no steps.*bisect input"):
         found(store, "without_stages", session)

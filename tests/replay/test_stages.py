@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -17,10 +18,12 @@ from gdnbench.report.outcome import Outcome
 from gdnbench.report.render import render_text
 from gdnbench.report.report import ReplayReport
 from gdnbench.store.reader import Store
+from gdnbench.synth import draft, synthesise
 
 STAGED = Path(__file__).with_name("staged.py")
 STAGES = ["g_cu", "A", "Ai", "U", "W", "h", "V_new", "P"]
 OUTPUTS = ["o", "final_state"]
+DECODE_STAGES = ["alpha_t", "beta_t", "q_t", "k_t", "delta_t"]
 WRONG_W = "[196, 1, 7] (sequence 3, chunk 1, token 68, head 1, K 7)"
 
 
@@ -99,10 +102,20 @@ def test_what_is_no_stage_is_said(store: Store, kernel: str, outcome: Outcome, r
     assert reason in record.reason
 
 
-def test_an_operation_without_stages_is_unsupported(store: Store) -> None:
-    report = run(store, "torch", op="gdn_decode")
-    assert [record.outcome for record in report.records] == [Outcome.UNSUPPORTED] * 2
-    assert "gdn_decode has no stages" in report.records[0].reason
+def test_an_operation_without_stages_is_unsupported(store_of: Callable[..., Store]) -> None:
+    call = synthesise("swa_decode", lens=(3,), heads=1, window=4)
+    report = run(store_of([draft("swa_decode", call)]), "torch", op="swa_decode")
+    assert [record.outcome for record in report.records] == [Outcome.UNSUPPORTED]
+    assert "swa_decode has no stages" in report.records[0].reason
+
+
+@pytest.mark.parametrize("kernel", ["torch", "reference_staged"])
+def test_decode_has_stages_too(store: Store, kernel: str) -> None:
+    """Of records with padding, whose rows are held to nothing."""
+    for record in run(store, kernel, op="gdn_decode").records:
+        names = [(tensor.tensor, tensor.stage, tensor.passed) for tensor in record.tensors]
+        assert names[:5] == [(name, True, True) for name in DECODE_STAGES], record.reason
+        assert sorted(names[5:]) == [("o", False, True), ("state", False, True)]
 
 
 def test_no_call_records_its_stages(store: Store) -> None:

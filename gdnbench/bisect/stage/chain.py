@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from gdnbench.judge.record import compared
 from gdnbench.poison import poison
 from gdnbench.replay.call import WrongReturn, arguments, conversion
 from gdnbench.replay.kernels import LoadedKernel, load, load_step
-from gdnbench_kernels.contract import Call, ContractError, Operation, Step
+from gdnbench_kernels.contract import Call, ContractError, Operation, Role, Step
 
 
 def chain(
@@ -46,7 +48,7 @@ def _needed(steps: tuple[Step, ...], given: Mapping[str, Tensor], wanted: Iterab
 def run_step(
     kernel: LoadedKernel, step: Step, operation: Operation, call: Call, taken: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    """What a step gives of the call and of the stages `taken`."""
+    """What a step gives of the call, which stays as it is, and of the stages `taken`."""
     loaded = load_step(step, kernel)
     device = next((tensor.device for tensor in call.tensors.values()), torch.device("cpu"))
     buffers = {
@@ -54,15 +56,21 @@ def run_step(
         for name, (shape, dtype) in operation.outputs(call).items()
         if name in step.gives
     }
+    mutated = {
+        spec.name: call.tensors[spec.name].clone()
+        for spec in operation.tensors
+        if spec.role is Role.MUTATED and spec.name in step.gives
+    }
+    own = replace(call, tensors={**call.tensors, **mutated})
     stages = {name: tensor.to(device) for name, tensor in taken.items()}
-    given = arguments(loaded, operation, call, buffers, stages if step.takes else None)
+    given = arguments(loaded, operation, own, buffers, stages if step.takes else None)
     with torch.no_grad():
         returned = loaded.function(**given)
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     if not isinstance(returned, Mapping):
         raise WrongReturn(f"{loaded.name} returned {type(returned).__name__}; a step returns a dict by name")
-    found = {**buffers, **returned}
+    found = {**buffers, **mutated, **returned}
     outputs = operation.outputs(call)
     for name in step.gives:
         left_out = name not in outputs and operation.spec(name).optional
@@ -81,7 +89,7 @@ def chain_of(
     kernel = load(name, operation)
     converted = operation.convert(call, conversion(call, operation, kernel).target)
     found = chain(kernel, operation, converted, given, wanted)
-    outputs = {name: found[name] for name in operation.outputs(call) if name in found}
+    outputs = {name: found[name] for name in compared(operation, call) if name in found}
     found |= operation.convert_outputs(outputs, converted.conventions, call.conventions)
     return {name: tensor.cpu() for name, tensor in found.items()}
 
@@ -89,7 +97,7 @@ def chain_of(
 def check_steps(kernel: LoadedKernel, operation: Operation) -> None:
     """ContractError for steps that take what none gives, or give what is no stage or output."""
     known = {stage.tensor.name for stage in operation.stages} | {
-        spec.name for spec in operation.tensors if spec.role != "input"
+        spec.name for spec in operation.tensors if spec.role is not Role.INPUT
     }
     there: set[str] = set()
     for step in kernel.steps:

@@ -22,7 +22,7 @@ from gdnbench.bisect.trial import STATES, scheduled
 from gdnbench.bisect.verdict import State, Verdict
 from gdnbench.errors import BadInputError
 from gdnbench.judge import calls
-from gdnbench.judge.record import ORACLE, YARDSTICK, Judge, subject_of
+from gdnbench.judge.record import ORACLE, YARDSTICK, Judge, compared, subject_of
 from gdnbench.judge.rule import Bound, make_rule
 from gdnbench.judge.stages import STAGED_ORACLE, in_named_dtype, judge_stage, judge_stages, stage_subject
 from gdnbench.ops import operation as operation_of
@@ -37,7 +37,7 @@ from gdnbench.report.outcome import Outcome
 from gdnbench.store.reader import StoredRecord
 from gdnbench.store.recover import open_store
 from gdnbench_kernels.calling import run_kernel
-from gdnbench_kernels.contract import Call, ContractError, Cut, Operation, Step
+from gdnbench_kernels.contract import Call, ContractError, Cut, Operation, Role, Step
 
 AFTER = "state after"
 """What a chunk hands to the next, where each was run by itself."""
@@ -54,7 +54,10 @@ class _One:
     bound: Bound
 
     def exact_call(self) -> Call:
-        """As the caller made it, in conventions that the kernel takes, where the kernel runs."""
+        """As the caller made it, in conventions that the kernel takes, where the kernel runs. What steps
+        change in place they get copies of: pools are then of the stored slots alone."""
+        if any(spec.role is Role.MUTATED for spec in self.operation.tensors):
+            return self.given()
         made = bind.exact(self.record, self.operation, device_of(self.on)).call
         return self.operation.convert(made, conversion(made, self.operation, self.kernel).target)
 
@@ -107,7 +110,7 @@ def chained(
             call = one.exact_call()
             with simulated(one.on):
                 made = _on_cpu(chain(one.kernel, one.operation, call, {}))
-            outputs = {name: made[name] for name in one.operation.outputs(call) if name in made}
+            outputs = {name: made[name] for name in compared(one.operation, call) if name in made}
             outputs = one.operation.convert_outputs(
                 outputs, call.conventions, calls.conventions_of(one.record, one.operation)
             )
@@ -185,7 +188,7 @@ def grafted(
         true = chain_of(STAGED_ORACLE, one.operation, one.operation.stage_call(given), {}, one.stages())
         put = {name: _as(true[name], dtypes[name]) for name in exact}
         cut = one.operation.cut
-        outputs = one.operation.outputs(call)
+        outputs = compared(one.operation, call)
         with simulated(one.on):
             if cut is not None and set(cut.needs) & set(exact):
                 put |= _carried_exactly(one, call, true, put)

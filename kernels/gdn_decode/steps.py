@@ -1,0 +1,97 @@
+"""Decode step by step, each of its steps alone: in torch's arithmetic and in the oracle's.
+
+    step        takes                          gives
+    gates                                      alpha_t, beta_t
+    normalise                                  q_t, k_t
+    update      alpha_t, beta_t, q_t, k_t      delta_t, o, state
+
+`update` carries the state over the tokens of a call: from the second one on, delta_t depends on what the
+tokens before it made of the state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gdnbench_kernels.contract import Step
+from gdnbench_kernels.gdn import default_scale, in_vk, normalised
+from gdnbench_kernels.gdn_decode.gates import Gates
+from gdnbench_kernels.gdn_decode.recurrence import Terms, decode
+from gdnbench_kernels.gdn_decode.slots import plan_slots
+from gdnbench_kernels.rounding import EXACT, Arithmetic, served
+
+_TAKES_AND_GIVES: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
+    ("gates", (), ("alpha_t", "beta_t")),
+    ("normalise", (), ("q_t", "k_t")),
+    ("update", ("alpha_t", "beta_t", "q_t", "k_t"), ("delta_t", "o", "state")),
+)
+
+
+class DecodeSteps:
+    """The steps in the arithmetic that `arithmetic` has for a dtype: o is stored as v is, states as the pool
+    is. Each method is a step's function, of a call's tensors, scalars and conventions by name."""
+
+    def __init__(self, arithmetic: Callable[[torch.dtype], Arithmetic]) -> None:
+        self._arithmetic = arithmetic
+
+    def gates(self, **call: Any) -> dict[str, Tensor]:
+        gates, compute = _gates(call), self._compute(call)
+        return {"alpha_t": gates.alpha(call["g"], compute), "beta_t": gates.beta(call["beta"], compute)}
+
+    def normalise(self, **call: Any) -> dict[str, Tensor]:
+        qk, compute = call.get("qk", "normalised"), self._compute(call)
+        return {"q_t": normalised(call["q"], qk, compute), "k_t": normalised(call["k"], qk, compute)}
+
+    def update(self, *, stages: Mapping[str, Tensor], **call: Any) -> dict[str, Tensor]:
+        """`state` is written to where it has the dtype that states are stored in."""
+        v, state, layout = call["v"], call["state"], call.get("state_layout", "VK")
+        pool = state.to(self._arithmetic(state.dtype).stored)
+        o = torch.full(v.shape, torch.nan, dtype=self._arithmetic(v.dtype).stored, device=v.device)
+        delta = decode(
+            Terms(*(stages[name] for name in ("alpha_t", "beta_t", "q_t", "k_t"))),
+            v=v,
+            source=in_vk(state, layout),
+            pool=in_vk(pool, layout),
+            o=o,
+            plan=plan_slots(call["state_indices"], call.get("num_accepted"), call.get("read_indices")),
+            scale=default_scale(call.get("scale"), call["k"].shape[3]),
+            compute=self._compute(call),
+        )
+        return {"delta_t": delta, "o": o, "state": pool}
+
+    def run(self, stages: dict[str, Tensor] | None, **call: Any) -> dict[str, Tensor]:
+        """All of them, one after another: o and the pool, which is as `update` says; fills `stages`, if
+        given, with every stage."""
+        made = {**self.gates(**call), **self.normalise(**call)}
+        found = self.update(stages=made, **call)
+        made["delta_t"] = found.pop("delta_t")
+        if stages is not None:
+            stages.update(made)
+        return found
+
+    def _compute(self, call: Mapping[str, Any]) -> torch.dtype:
+        return self._arithmetic(call["v"].dtype).compute
+
+
+def _gates(call: Mapping[str, Any]) -> Gates:
+    return Gates(
+        call.get("gate", "log"), call.get("A_log"), call.get("dt_bias"), float(call.get("beta_max") or 1.0)
+    )
+
+
+torch_steps = DecodeSteps(served)
+exact_steps = DecodeSteps(lambda dtype: EXACT)
+
+
+def steps_of(name: str) -> tuple[Step, ...]:
+    """The steps of `torch_steps` or `exact_steps`."""
+    return tuple(
+        Step(step, takes, gives, f"{__name__}:{name}.{step}") for step, takes, gives in _TAKES_AND_GIVES
+    )
+
+
+TORCH_STEPS, EXACT_STEPS = steps_of("torch_steps"), steps_of("exact_steps")
