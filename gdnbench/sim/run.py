@@ -140,6 +140,7 @@ def run_ptx(
         track=kind.track,
         profile=profile,
         registers=registers if registers is not None else kernel.maxnreg,
+        check=checker is not None,
     )
     launch = prepare_launch(module, kernel, grid, block, param, smem, memory, config)
     record = LaunchRecord() if profile else None

@@ -4,6 +4,7 @@ address take turns. CTAs whose kernels use them on global memory run in one thre
 
 from __future__ import annotations
 
+from gdnbench.sim.compiler.access_log import log_access
 from gdnbench.sim.compiler.emit import I64, Code, Library, Value, bits_of, const, lanes_of
 from gdnbench.sim.compiler.floating import extremum
 from gdnbench.sim.compiler.formats import canonical, encode, flush32, to_f32
@@ -181,6 +182,7 @@ def atomic(t: Translator, ins: Instruction) -> None:
         if dests:
             count_access(t, space, address, size, load=True)
         count_access(t, space, address, size, load=False)
+    log_access(t, ins, base)
     for dest, result in zip(dests, results, strict=False):
         t.write(dest, result)
 

@@ -22,6 +22,7 @@ class Status(IntEnum):
     SERVICE = 2  # Python executes the instruction of block `current` for the lanes `active`
     FAULT = 3
     EXITS = 4  # lanes exited while others stood at a collective
+    FULL = 5  # the log of accesses has to be emptied
 
 
 # A group that ran this many instructions while others could have is passed over: lanes may spin on what
@@ -185,9 +186,12 @@ def _stop() -> str:
 stay:
   call void @place(ptr %state, i32 %group, i32 %block)
   switch i32 %result, label %failed [ i32 {Exit.SERVICE}, label %service
-                                      i32 {Exit.JOIN}, label %join ]
+                                      i32 {Exit.JOIN}, label %join
+                                      i32 {Exit.FULL}, label %full ]
 service:
   ret i32 {Status.SERVICE}
+full:
+  ret i32 {Status.FULL}
 failed:
   ret i32 {Status.FAULT}
 join:

@@ -11,15 +11,15 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
 from gdnbench.sim.compiler import faults, joins, mma
 from gdnbench.sim.compiler import kernel as kernels
+from gdnbench.sim.compiler.access_log import AccessLog
 from gdnbench.sim.compiler.blocks import COLLECTIVES, is_service
 from gdnbench.sim.compiler.dispatch import Status
 from gdnbench.sim.compiler.fragments import Direct, direct
 from gdnbench.sim.compiler.kernel import NativeKernel
-from gdnbench.sim.compiler.layout import ALIGN, HEADER, SCALARS
+from gdnbench.sim.compiler.layout import ALIGN, HEADER, SCALARS, aligned_bytes
 from gdnbench.sim.compiler.service import Service, ServiceMaker, lanes_mask, mask_lanes
 from gdnbench.sim.compiler.warpgroup import CompiledRegisters
 from gdnbench.sim.machine.counters import counted_as
@@ -51,7 +51,7 @@ SERVICE = int(Status.SERVICE)
 
 def prepare(module: Module, kernel: Kernel, config: MachineConfig) -> CompiledEngine:
     """Make a kernel ready, compiled now or taken from the cache."""
-    return CompiledEngine(kernels.make(module, kernel), config)
+    return CompiledEngine(kernels.make(module, kernel, logged=config.check), config)
 
 
 class CompiledEngine:
@@ -69,16 +69,20 @@ class CompiledEngine:
         }
         self.next_block = [blocks.at.get(block.stop, -1) for block in blocks.blocks]
         self.starts = [block.start for block in blocks.blocks]
-        self.direct: dict[int, Direct] = {}
-        if not config.profile:
-            self.direct = {
-                block: found for block, service in self.services.items() if (found := direct(service))
-            }
+        # Somebody is told of every instruction that goes through the machine: then all of them do.
+        self.watched = config.profile or config.check
+        self.direct: dict[int, Direct] = {
+            block: found
+            for block, service in self.services.items()
+            if not config.profile
+            and (service.ins.op == "mma" or not config.check)
+            and (found := direct(service))
+        }
         # Waits that compiled code finds over by itself: the lanes go back to it.
         self.repeatable = {
             block
             for block, service in self.services.items()
-            if service.ins.op == "mbarrier.try_wait" and not config.profile
+            if service.ins.op == "mbarrier.try_wait" and not self.watched
         }
         self.masks = {
             block.index: maker.value(instructions[block.start], instructions[block.start].sources[-1])
@@ -96,20 +100,18 @@ class CompiledEngine:
         return self.native.kernel.instructions[self.starts[block]]
 
     def warps(self, cta: Cta) -> Sequence[WarpEngine]:
-        return [CompiledWarp(self, cta.warp(index)) for index in range(cta.launch.warps)]
-
-
-def aligned_bytes(size: int) -> npt.NDArray[np.uint8]:
-    """Zeroed bytes that start at a cache line."""
-    room = np.zeros(size + ALIGN, np.uint8)
-    start = -room.ctypes.data % ALIGN
-    return room[start : start + size]
+        log = None
+        if cta.checker is not None:
+            field = self.native.layout.log
+            assert field is not None, "a checker, and a kernel that was made ready without config.check"
+            log = AccessLog(cta.checker, field)
+        return [CompiledWarp(self, cta.warp(index), log) for index in range(cta.launch.warps)]
 
 
 class CompiledWarp:
     """One warp: its state in memory, and the groups of its lanes that wait at services."""
 
-    def __init__(self, engine: CompiledEngine, warp: Warp) -> None:
+    def __init__(self, engine: CompiledEngine, warp: Warp, log: AccessLog | None = None) -> None:
         self.engine = engine
         self.warp = warp
         self.cta = warp.cta
@@ -121,9 +123,12 @@ class CompiledWarp:
         self._keep: list[object] = []
         self._waiting: list[tuple[int, int, Wait]] = []  # (block, lanes, what for)
         self.cells = self.state.data.cast("B").cast("I")  # reads and writes plain integers
-        self._executed = self.state.data.cast("B").cast("q")
+        self.longs = self.state.data.cast("B").cast("q")
         self.places = self.state[: 4 * LANES].view(np.int32)
         self._fill()
+        self._log = log
+        if log is not None:
+            log.open(self)
         warp.registers = CompiledRegisters(self.state, engine.native.layout)
 
     def _long(self, name: str, value: int) -> None:
@@ -166,7 +171,7 @@ class CompiledWarp:
             self.state[HEADER[name] : HEADER[name] + 128].view(np.uint32)[:] = row
         for name, number in zip(SCALARS, self._scalars(), strict=True):
             self.cells[HEADER[name] // 4] = number
-        self.cells[HEADER["inline"] // 4] = not cta.config.profile
+        self.cells[HEADER["inline"] // 4] = not self.engine.watched
         self.cells[LIVE] = self._seen_live = lanes_mask(self.warp.exists)
 
     def _scalars(self) -> tuple[int, ...]:
@@ -186,10 +191,10 @@ class CompiledWarp:
 
     @property
     def executed(self) -> int:
-        return self._executed[EXECUTED]
+        return self.longs[EXECUTED]
 
     def run(self, quantum: int) -> WarpState:
-        executed, cells = self._executed, self.cells
+        executed, cells, log = self.longs, self.cells, self._log
         limit = executed[EXECUTED] + quantum
         if self._waiting:
             self._retry()
@@ -199,6 +204,8 @@ class CompiledWarp:
             if left <= 0:
                 return WarpState.RUNNING
             status = run(pointer, left)
+            if log is not None:
+                log.drain(self)
             if status == SERVICE:
                 self._service(cells[CURRENT], cells[ACTIVE], None)
             elif status == Status.QUANTUM:
@@ -207,7 +214,7 @@ class CompiledWarp:
                 raise faults.fault(self)
             elif status == Status.EXITS:
                 self._left_behind()
-            else:
+            elif status != Status.FULL:
                 return self._idle()
 
     def _idle(self) -> WarpState:
@@ -277,7 +284,7 @@ class CompiledWarp:
 
     def complete(self, block: int, mask: int) -> None:
         """The instruction at `block` was executed outside of compiled code."""
-        self._executed[EXECUTED] += 1
+        self.longs[EXECUTED] += 1
         counts = self._counts
         counts[2 * block] += 1
         counts[2 * block + 1] += mask.bit_count()

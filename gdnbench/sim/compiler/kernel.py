@@ -87,13 +87,14 @@ def _complete(record: dict[str, Any]) -> bool:
     return kinds == {"size": int, "symbols": dict, "traffic": list, "seen": list}
 
 
-def make(module: Module, kernel: Kernel) -> NativeKernel:
-    """Ready to run: from the cache if this kernel was compiled before on such a CPU."""
+def make(module: Module, kernel: Kernel, *, logged: bool = False) -> NativeKernel:
+    """Ready to run: from the cache if this kernel was compiled before on such a CPU. `logged`: it keeps a log
+    of its accesses (`access_log`)."""
     if not kernel.instructions:
         raise UnsupportedError(f"kernel {kernel.name} without instructions")
     blocks = find_blocks(kernel)
-    layout = plan(kernel, blocks)
-    name = native.key(module.text, kernel.name)
+    layout = plan(kernel, blocks, logged=logged)
+    name = native.key(module.text, kernel.name, *(["logged"] if logged else []))
     found = native.fetch(name)
     if found is None or not _complete(found.record):
         text, program = translate(kernel, blocks, layout)

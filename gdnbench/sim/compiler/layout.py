@@ -9,6 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import numpy as np
+import numpy.typing as npt
+
 from gdnbench.sim.compiler.blocks import Blocks, read_set, written_set
 from gdnbench.sim.errors import UnsupportedError
 from gdnbench.sim.ptx.ir import Kernel, Register
@@ -88,10 +91,12 @@ def slot_bytes(register: Register) -> int:
 @dataclass(slots=True)
 class Layout:
     """The state of one kernel's warps: `slots` by register index, `size` in bytes; sites are added while
-    compiling."""
+    compiling. `log`, if the code keeps one (`access_log`), is the place of two pointers: to its next entry
+    and to its end."""
 
     slots: dict[int, int] = field(default_factory=dict)
     size: int = HEADER_SIZE
+    log: int | None = None
 
     def reserve(self, size: int, align: int = ALIGN) -> int:
         """Room for `size` more bytes; returns its offset."""
@@ -100,8 +105,15 @@ class Layout:
         return offset
 
 
-def plan(kernel: Kernel, blocks: Blocks) -> Layout:
-    """Slots for the registers that live between blocks or that services use."""
+def aligned_bytes(size: int) -> npt.NDArray[np.uint8]:
+    """Zeroed bytes that start at a cache line."""
+    room = np.zeros(size + ALIGN, np.uint8)
+    start = -room.ctypes.data % ALIGN
+    return room[start : start + size]
+
+
+def plan(kernel: Kernel, blocks: Blocks, *, logged: bool = False) -> Layout:
+    """Slots for the registers that live between blocks or that services use; `logged`: and for the log."""
     kept = 0
     for block in blocks.blocks:
         kept |= block.live_in | block.live_out
@@ -113,4 +125,6 @@ def plan(kernel: Kernel, blocks: Blocks) -> Layout:
     for register in sorted(chosen, key=lambda r: -r.bits):
         size = slot_bytes(register)
         layout.slots[register.index] = layout.reserve(size, min(size, ALIGN))
+    if logged:
+        layout.log = layout.reserve(16, 16)
     return layout

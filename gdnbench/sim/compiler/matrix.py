@@ -8,6 +8,7 @@ each lane that gives an address; registers are then picked from the table.
 from __future__ import annotations
 
 from gdnbench.sim.compiler import lanes
+from gdnbench.sim.compiler.access_log import log_access
 from gdnbench.sim.compiler.emit import I32, Value, const, lane_constants
 from gdnbench.sim.compiler.memory import SPACES, locate, space_of
 from gdnbench.sim.compiler.translator import FaultCode, Translate, Translator, only, window_of
@@ -35,13 +36,15 @@ def _rows(t: Translator, ins: Instruction, matrices: int) -> Value:
     code = t.code
     givers = lane_constants("i1", [int(lane < 8 * matrices) for lane in range(32)])
     t.active = code.op("and", t.active, givers)
-    address = t.address(ins.sources[0])
+    address = inside = t.address(ins.sources[0])
     if space_of(ins) == "generic":
         shift = WINDOW_SIZE.bit_length() - 1
         outside = code.comparei("icmp ne", code.opi("lshr", address, shift), window_of("shared") >> shift)
         t.fault(code.op("and", outside, t.active), FaultCode.MATRIX, ins, address)
-        address = code.opi("sub", address, window_of("shared"))
-    return locate(t, ins, "shared", address, _ROW_BYTES)
+        inside = code.opi("sub", address, window_of("shared"))
+    hosts = locate(t, ins, "shared", inside, _ROW_BYTES)
+    log_access(t, ins, address)
+    return hosts
 
 
 def _order(matrices: int, transposed: bool) -> list[list[int]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from gdnbench.sim.compiler import lanes
+from gdnbench.sim.compiler.access_log import log_access
 from gdnbench.sim.compiler.emit import I1, I64, Value, const, lanes_of
 from gdnbench.sim.compiler.translator import FaultCode, Translate, Translator, window_of
 from gdnbench.sim.errors import UnsupportedError
@@ -48,6 +49,16 @@ def locate(t: Translator, ins: Instruction, space: str, address: Value, width: i
     bad = code.call(f"locate_{space}", "i32", *arguments)
     t.fault(code.bits(bad, I1), FAULTS[space], ins, address)
     return code.load(I64, out, 64)
+
+
+def tell(t: Translator, ins: Instruction, space: str, address: Value) -> None:
+    """Log an access that was located, by the address that `ins` computed: a generic one if it names no
+    space."""
+    if space in ("local", "param"):
+        return
+    if space == "shared" and space_of(ins) == "generic":  # the variable's name told the space
+        address = t.code.opi("add", address, window_of("shared"))
+    log_access(t, ins, address)
 
 
 def read_rows(t: Translator, hosts: Value, size: int, count: int) -> list[Value]:
@@ -121,6 +132,7 @@ def load(t: Translator, ins: Instruction) -> None:
             space = SPACES[source.base.variable.space]
         address = t.address(source)
         hosts = locate(t, ins, space, address, width)
+        tell(t, ins, space, address)
         values = read_rows(t, hosts, size, count)
     count_access(t, space, address, width, load=True)
     for dest, value in zip(dests, values, strict=True):
@@ -157,6 +169,7 @@ def store(t: Translator, ins: Instruction) -> None:
     values = [t.read(part, size * 8) for part in parts]
     address = t.address(target)
     hosts = locate(t, ins, space, address, width)
+    tell(t, ins, space, address)
     write_rows(t, hosts, values, size)
     count_access(t, space, address, width, load=False)
 

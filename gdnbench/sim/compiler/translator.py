@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import IntEnum
 
+from gdnbench.sim.compiler.access_log import ENTRY_BYTES, LOGGED
 from gdnbench.sim.compiler.blocks import Block, Blocks
 from gdnbench.sim.compiler.emit import (
     F32,
@@ -54,6 +55,7 @@ class Exit(IntEnum):
     FAULT = -4
     JOIN = -5  # a collective waits for lanes that are elsewhere
     PART = -6  # lanes whose guard is false went past a collective; nothing was executed
+    FULL = -7  # the log may not hold the block's accesses; nothing was executed
 
 
 class FaultCode(IntEnum):
@@ -143,6 +145,7 @@ class Translator:
         code.at("entry")
         code.line(f"%lanes = bitcast i32 %active to {I1}")
         body = kernel.instructions[self.block.start : self.block.stop]
+        self.require_log(sum(ins.op in LOGGED for ins in body))
         for ins in body:
             self.instruction(ins, table)
         if body[-1].op not in ("bra", "ret", "exit", "trap") and not self.block.service:
@@ -446,6 +449,19 @@ class Translator:
         code.call_void("record_fault", *arguments)
         self.ret(const("i32", Exit.FAULT))
         code.at(good)
+
+    def require_log(self, accesses: int) -> None:
+        """Leave if the log, where one is kept, may not hold so many more; nothing was executed yet."""
+        code, place = self.code, self.program.layout.log
+        if place is None or not accesses:
+            return
+        following, end = (code.load("i64", code.offset(self.state, place + at), 8) for at in (0, 8))
+        full, room = code.new_label("full"), code.new_label("room")
+        after = code.opi("add", following, accesses * ENTRY_BYTES)
+        code.branch(code.compare("icmp ugt", after, end), full, room)
+        code.at(full)
+        self.ret(const("i32", Exit.FULL))
+        code.at(room)
 
     def gather(self, ins: Instruction, named: Value) -> None:
         """Leave to wait if live lanes that `named` (i32) names do not execute with these. Lanes whose guard

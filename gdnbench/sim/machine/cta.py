@@ -31,7 +31,7 @@ from gdnbench.sim.tensorcore.product import Multiply
 class MachineConfig:
     """How a launch is simulated. `mma` names the model of the tensor core, `multiply` is its implementation
     in the engine in use. `track` keeps and checks which shared bytes were written. `registers` is the
-    number of registers of a thread if it is known."""
+    number of registers of a thread if it is known. `check`: CTAs have a checker."""
 
     schedule: Schedule = LATE
     mma: str = "hardware"
@@ -39,6 +39,7 @@ class MachineConfig:
     track: bool = True
     profile: bool = False
     registers: int | None = None
+    check: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from gdnbench.sim.run import run_ptx
 # (warp, letter or name of the instruction, {lane: address})
 Event = tuple[int, str, dict[int, int]]
 
-ENGINES = ["interpreter"]
+ENGINES = ["interpreter", "compiled"]
 S = SHARED_BASE  # where the kernels' only shared variable lies
 
 

@@ -1,0 +1,98 @@
+"""What a kernel's own code tells a checker: a log of its loads and stores, read whenever Python runs again.
+
+Only kernels that are compiled for it write one (`Layout.log`). A block that the log may not have room for
+gives up before it has done anything, so that an access needs no test. The warps of a CTA take turns and share
+one log.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from gdnbench.sim.compiler.blocks import MAX_BLOCK
+from gdnbench.sim.compiler.emit import I64, Code, Library, Value, const
+from gdnbench.sim.compiler.layout import ALIGN, aligned_bytes
+from gdnbench.sim.machine.checking import Checker
+from gdnbench.sim.machine.seam import LANES
+from gdnbench.sim.ptx.ir import Instruction
+
+if TYPE_CHECKING:
+    from gdnbench.sim.compiler.engine import CompiledWarp
+    from gdnbench.sim.compiler.translator import Translator
+
+LOGGED = frozenset(("ld", "ldu", "st", "atom", "red", "ldmatrix", "stmatrix"))
+
+# An access: its addresses, then the instruction and the mask of its lanes. Whole cache lines.
+_PC, _LANES, ENTRY_BYTES = 8 * LANES, 8 * LANES + 4, 8 * LANES + ALIGN
+_ENTRY = np.dtype(
+    {
+        "names": ["addresses", "pc", "lanes"],
+        "formats": [(np.uint64, LANES), np.uint32, np.uint32],
+        "offsets": [0, _PC, _LANES],
+        "itemsize": ENTRY_BYTES,
+    }
+)
+CAPACITY = 1024  # 320 KB, which stay in a core's second cache
+assert CAPACITY >= MAX_BLOCK
+
+
+def log_access(t: Translator, ins: Instruction, address: Value) -> None:
+    """Log that the active lanes access `address`, which is known to be legal."""
+    field = t.program.layout.log
+    if field is None:
+        return
+    code = t.code
+    code.library.helper("log_access", lambda name, library: _define(name, library, field))
+    lanes, where = code.mask_bits(t.active), code.resize(address, I64)
+    code.call_void("log_access", t.state, const("i32", ins.pc), lanes, where)
+
+
+def _define(name: str, library: Library, field: int) -> str:
+    """`log_access(state, pc, mask, address)`: an entry that no lane has is written over by the next."""
+    code, state, mask = Code(library), Value("ptr", "%state"), Value("i32", "%mask")
+    code.at("entry")
+    place = code.offset(state, field)
+    entry = code.load("ptr", place, 8)
+    code.store(Value(I64, "%address"), entry, ALIGN)
+    code.store(Value("i32", "%pc"), code.offset(entry, _PC), 4)
+    code.store(mask, code.offset(entry, _LANES), 4)
+    some = code.comparei("icmp ne", mask, 0)
+    size = code.select(some, const("i64", ENTRY_BYTES), const("i64", 0))
+    code.store(code.offset(entry, size), place, 8)
+    code.line("ret void")
+    head = f"define internal void @{name}(ptr %state, i32 %pc, i32 %mask, {I64} %address) noinline #0"
+    return f"{head} {{\n{code.text()}\n}}\n"
+
+
+class AccessLog:
+    """The log of one CTA, empty whenever no compiled code runs."""
+
+    def __init__(self, checker: Checker, field: int) -> None:
+        self._checker = checker
+        self._next = field // 8
+        room = aligned_bytes(CAPACITY * ENTRY_BYTES)
+        self._start = int(room.ctypes.data)
+        self._entries = room.view(_ENTRY)
+
+    def open(self, warp: CompiledWarp) -> None:
+        """Have the warp's code write here."""
+        warp.longs[self._next] = self._start
+        warp.longs[self._next + 1] = self._start + CAPACITY * ENTRY_BYTES
+
+    def drain(self, warp: CompiledWarp) -> None:
+        """Tell the checker what the warp has logged."""
+        count = (warp.longs[self._next] - self._start) // ENTRY_BYTES
+        if not count:
+            return
+        warp.longs[self._next] = self._start
+        logged = self._entries[:count]
+        addresses, pcs = logged["addresses"].copy(), logged["pc"]
+        lanes = np.ascontiguousarray(logged["lanes"]).view(np.uint8).reshape(count, 4)
+        masks = np.unpackbits(lanes, axis=1, bitorder="little").view(np.bool_)
+        ends = [*(np.flatnonzero(pcs[1:] != pcs[:-1]) + 1).tolist(), count]
+        instructions, start = warp.engine.native.kernel.instructions, 0
+        for end, pc in zip(ends, pcs[np.array(ends) - 1].tolist(), strict=True):
+            self._checker.accessed(warp.warp, instructions[pc], masks[start:end], addresses[start:end])
+            start = end
