@@ -2,38 +2,92 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from blake3 import blake3
 
 from gdnbench.bits import to_bits
+from gdnbench.errors import StoreError
 from gdnbench.record import RecordDraft, RecordInfo, TensorMeta
 from gdnbench.store.batch import digest_of
-from gdnbench.store.reader import StoredRecord
+from gdnbench.store.reader import Store, StoredRecord
+from gdnbench.store.recover import open_store
 
 SOURCE_SUFFIXES = (".py", ".pyi", ".cu", ".cuh", ".cpp", ".h", ".ptx", ".so")
+
+
+Choice = Callable[[Store], Sequence[int]]
+"""Numbers of the records of a store that are meant."""
 
 
 def of_records(records: Sequence[StoredRecord]) -> str:
     """BLAKE3 of what a replay of records sees, in order: operation, conventions, scalars, pools, and of
     tensors their digests and how the caller held them. Where the store lies and how it is cut does not
     matter."""
-    return _of(
-        (record.info, when, {name: (handle.meta, handle.digest) for name, handle in handles.items()})
-        for record in records
-        for when, handles in (("before", record.before), ("after", record.after))
+    return together(
+        [
+            _of(
+                (record.info, when, {name: (handle.meta, handle.digest) for name, handle in handles.items()})
+                for when, handles in (("before", record.before), ("after", record.after))
+            )
+            for record in records
+        ]
     )
 
 
 def of_drafts(drafts: Sequence[RecordDraft]) -> str:
     """What `of_records` has of them once they are stored."""
-    return _of(
-        (draft.info, when, {name: (one.meta, digest_of(to_bits(one.data))) for name, one in tensors.items()})
-        for draft in drafts
-        for when, tensors in (("before", draft.before), ("after", draft.after))
+    return together(
+        [
+            _of(
+                (
+                    draft.info,
+                    when,
+                    {name: (one.meta, digest_of(to_bits(one.data))) for name, one in part.items()},
+                )
+                for when, part in (("before", draft.before), ("after", draft.after))
+            )
+            for draft in drafts
+        ]
     )
+
+
+def together(digests: Sequence[str]) -> str:
+    """The digest of records whose own digests these are, in order."""
+    return digests[0] if len(digests) == 1 else blake3("".join(digests).encode()).hexdigest()
+
+
+def of_store(path: str, choice: Choice) -> str:
+    """`of_records` of what the store holds now. StoreError if it is none any more."""
+    with open_store(path) as store:
+        return of_records([store.records[number] for number in choice(store)])
+
+
+@contextmanager
+def held(
+    path: str, choice: Choice, expected: str | None = None
+) -> Iterator[tuple[Store, Sequence[int], str]]:
+    """A store while it is read, with the numbers of the records that are meant and their digest. StoreError
+    if that is not as `expected`, or another at the end: what was read is then nobody's."""
+    with open_store(path) as store:
+        numbers = choice(store)
+        found = of_records([store.records[number] for number in numbers])
+        if expected is not None:
+            check(path, expected, found)
+        yield store, numbers, found
+    check(path, found, of_store(path, choice))
+
+
+def check(where: str, expected: str, found: str) -> None:
+    """StoreError if records are others than they were when a question about them was asked."""
+    if found != expected:
+        raise StoreError(
+            f"{where}: the store's records are others than when this began, so the verdict is not kept;"
+            " give the command again"
+        )
 
 
 def _of(parts: Iterable[tuple[RecordInfo, str, Mapping[str, tuple[TensorMeta, str]]]]) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from gdnbench.bisect.ledger import Question
 from gdnbench.bisect.prober import Probing
-from gdnbench.bisect.session import Session
+from gdnbench.bisect.session import Session, check_content
 from gdnbench.bisect.steady import RUNS, Steadiness, steady
 from gdnbench.bisect.trial import BIT_DIFFERENCE, SCHEDULES, Trial
 from gdnbench.bisect.verdict import State, Verdict
@@ -32,6 +32,8 @@ def look(
 
     def probe() -> Verdict:
         found = steady(trial, prober)
+        for run in found.runs:
+            check_content(label, question, run.verdict)
         facts = {**found.verdict.facts, "steadiness": str(found.steadiness), "spread": found.reason}
         return replace(found.verdict, facts=facts, seconds=sum(run.verdict.seconds for run in found.runs))
 

@@ -15,7 +15,7 @@ from typing import Protocol
 
 from gdnbench.bisect.trial import IMPORT_FAILURE, Trial
 from gdnbench.bisect.verdict import State, Verdict
-from gdnbench.errors import BadInputError, CannotRunError
+from gdnbench.errors import BadInputError, CannotRunError, StoreError
 from gdnbench.replay.process import START_SECONDS, Gone, Worker, cause
 from gdnbench.report.outcome import Outcome
 
@@ -58,7 +58,7 @@ class Prober:
         self._worker: Worker | None = None
 
     def run(self, trial: Trial) -> Verdict:
-        """BadInputError as `trial.run`, CannotRunError if no process can be started."""
+        """BadInputError and StoreError as `trial.run`, CannotRunError if no process can be started."""
         worker = self._started()
         imported = False
         try:
@@ -74,6 +74,8 @@ class Prober:
             status = worker.wait()
             self.close()
             return _ended(imported, Outcome.CRASH, f"the process ended by {cause(status)}")
+        if reply.get("store") is not None:
+            raise StoreError(reply["store"])
         if reply.get("bad_input") is not None:
             raise BadInputError(reply["bad_input"])
         if reply.get("cannot_run") is not None:

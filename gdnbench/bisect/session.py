@@ -17,8 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gdnbench.bisect import content
 from gdnbench.bisect.ledger import Ledger, Question, key_of
-from gdnbench.bisect.verdict import Verdict
+from gdnbench.bisect.verdict import CONTENT, Verdict
 from gdnbench.errors import BadInputError, GdnbenchError, StoreError
 
 STATE = Path(".gdnbench") / "bisect"
@@ -67,13 +68,15 @@ class Session:
         return cls(folder, Ledger(state / LEDGER), told, fresh)
 
     def ask(self, label: str, question: Question, probe: Callable[[], Verdict]) -> Verdict:
-        """The verdict on `label`, which is told: known from before, or that of `probe`."""
+        """The verdict on `label`, which is told: known from before, or that of `probe`. StoreError if that
+        read other records than are asked about."""
         found = None if self.fresh else self.ledger.find(question)
         if found is not None:
             self.told(f"{label}: {_line(found)} (known)")
             return found
         self.told(f"{label}: ...")
         found = probe()
+        check_content(label, question, found)
         self.ledger.add(question, found)
         self.told(f"{label}: {_line(found)}, {found.seconds:.1f} s")
         return found
@@ -85,6 +88,12 @@ class Session:
     def fail(self, error: GdnbenchError) -> None:
         """Keeps that it ended by an error, which going on would meet again."""
         _write(self.folder / FAILED, {"error": str(error), "exit": int(error.exit_code)})
+
+
+def check_content(label: str, question: Question, verdict: Verdict) -> None:
+    """StoreError if a verdict says that it read other records than its question asks about."""
+    if CONTENT in question and CONTENT in verdict.facts:
+        content.check(label, question[CONTENT], verdict.facts[CONTENT])
 
 
 def _write(path: Path, content: Mapping[str, Any]) -> None:

@@ -22,7 +22,7 @@ from torch import Tensor
 from gdnbench.bisect import content
 from gdnbench.bisect.failing import failing
 from gdnbench.bisect.ledger import Question
-from gdnbench.bisect.verdict import State, Verdict
+from gdnbench.bisect.verdict import CONTENT, State, Verdict
 from gdnbench.bits import as_integers
 from gdnbench.errors import BadInputError
 from gdnbench.judge.calls import outline
@@ -38,7 +38,6 @@ from gdnbench.replay.simulated import SIM
 from gdnbench.report.outcome import Outcome
 from gdnbench.report.report import RecordResult
 from gdnbench.store.reader import StoredRecord
-from gdnbench.store.recover import open_store
 from gdnbench_kernels.contract import Operation
 
 SCHEDULES = ("late", "early", "random:0")
@@ -97,12 +96,15 @@ def question(trial: Trial) -> Question:
 
 def asked(trial: Trial) -> Question:
     """What the trial's verdict depends on beside the kernel's code. Where the store lies is no part of it."""
-    with open_store(trial.store) as store:
-        chosen = [store.records[number] for number in select(store, trial.records, trial.op)]
-        records = content.of_records(chosen)
+    records = content.of_store(trial.store, chosen_by(trial))
     options = trial.to_json()
     del options["store"], options["records"], options["op"]
     return {**options, "content": records, **toolchain()}
+
+
+def chosen_by(trial: Trial) -> content.Choice:
+    """Which records a trial replays."""
+    return lambda store: select(store, trial.records, trial.op)
 
 
 def sources(kernel: str) -> list[Path]:
@@ -148,7 +150,8 @@ def imports(trial: Trial) -> None:
 
 def run(trial: Trial, told: Callable[[str], None] = lambda line: None) -> Verdict:
     """Replays in this process, which a kernel's crash ends: `prober` runs trials in one of their own. `told`
-    hears of each record. BadInputError for what names nothing, or a record that its operation refuses."""
+    hears of each record. BadInputError for what names nothing, or a record that its operation refuses,
+    StoreError for a store that changes meanwhile."""
     imports(trial)
     begin = time.monotonic()
     first: Verdict | None = None
@@ -167,8 +170,10 @@ def run(trial: Trial, told: Callable[[str], None] = lambda line: None) -> Verdic
 
 def _once(trial: Trial, schedule: str, told: Callable[[str], None]) -> Verdict:
     rule = make_rule(trial.k, None, trial.tol, trial.bitwise)
-    with open_store(trial.store) as store, scheduled(trial.on, schedule):
-        chosen = select(store, trial.records, trial.op)
+    with (
+        content.held(trial.store, chosen_by(trial)) as (store, chosen, read),
+        scheduled(trial.on, schedule),
+    ):
         kernels.check_name(trial.kernel, trial.on)
         with closing(_Digesting(InProcess(trial.kernel, trial.on, trial.stages))) as digesting:
             replayer = Replayer(digesting, None, ORACLE, Judge(rule, device_of(trial.on)))
@@ -176,7 +181,8 @@ def _once(trial: Trial, schedule: str, told: Callable[[str], None]) -> Verdict:
             for number in chosen:
                 results.append(replayer.replay(store.records[number]))
                 told(f"{results[-1].label}: {results[-1].outcome}")
-        return verdict_of(results, digesting.digest, schedule if trial.on == SIM else "")
+        found = verdict_of(results, digesting.digest, schedule if trial.on == SIM else "")
+    return replace(found, facts={**found.facts, CONTENT: read})
 
 
 @contextlib.contextmanager

@@ -9,6 +9,9 @@ from typing import Any
 
 from gdnbench.errors import StoreError
 
+CONTENT = "content"
+"""In a question and in a verdict's facts: the digest of the records that are meant, and that were read."""
+
 
 class State(StrEnum):
     GOOD = "good"

@@ -11,7 +11,8 @@ import sys
 from functools import partial
 
 from gdnbench.bisect import trial
-from gdnbench.errors import CannotRunError, GdnbenchError
+from gdnbench.errors import CannotRunError, GdnbenchError, StoreError
+from gdnbench.printable import printable
 from gdnbench.replay.process import Message, Tell, serve
 
 
@@ -25,9 +26,11 @@ def answer(tell: Tell, request: Message) -> Message:
         asked = trial.Trial.from_json(request["trial"])
         trial.imports(asked)
         tell({"imported": True})
-        found = trial.run(asked, lambda line: print(line, file=sys.stderr))
+        found = trial.run(asked, lambda line: print(printable(line), file=sys.stderr))
     except CannotRunError as error:
         return {"cannot_run": str(error)}
+    except StoreError as error:  # no matter which kernel asks
+        return {"store": str(error)}
     except GdnbenchError as error:
         return {"bad_input": str(error)}
     return {"verdict": found.to_json()}

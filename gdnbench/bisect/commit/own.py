@@ -13,13 +13,15 @@ import signal
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from blake3 import blake3
 
+from gdnbench.bisect import content
 from gdnbench.bisect.prober import TIMEOUT, Place
-from gdnbench.bisect.trial import BIT_DIFFERENCE, IMPORT_FAILURE, Trial
-from gdnbench.bisect.verdict import State, Verdict
+from gdnbench.bisect.trial import BIT_DIFFERENCE, IMPORT_FAILURE, Trial, chosen_by
+from gdnbench.bisect.verdict import CONTENT, State, Verdict
 from gdnbench.errors import Exit
 from gdnbench.replay.process import START_SECONDS, cause
 from gdnbench.replay.simulated import SIM
@@ -45,6 +47,13 @@ class OwnReplay:
         self._place, self._timeout = place, timeout
 
     def run(self, trial: Trial) -> Verdict:
+        """StoreError for a store that is gone."""
+        found = self._run(trial)
+        # A revision does not say what it read: so much is sure that it was not replaced for good.
+        read = content.of_store(trial.store, chosen_by(trial))
+        return replace(found, facts={**found.facts, CONTENT: read})
+
+    def _run(self, trial: Trial) -> Verdict:
         first: Verdict | None = None
         for schedule in trial.schedules if trial.on == SIM else trial.schedules[:1]:
             found = self._once(trial, schedule)

@@ -7,6 +7,7 @@ Probes, each in a process of its own. States go from one to the next in a file.
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,12 +15,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from blake3 import blake3
 from torch import Tensor
 
+from gdnbench.bisect.content import held
 from gdnbench.bisect.record.links import Links
-from gdnbench.bisect.trial import STATES, scheduled
+from gdnbench.bisect.trial import BIT_DIFFERENCE, STATES, scheduled
 from gdnbench.bisect.verdict import State, Verdict
-from gdnbench.errors import BadInputError
+from gdnbench.bits import as_integers
+from gdnbench.errors import BadInputError, StoreError
 from gdnbench.judge.calls import compact
 from gdnbench.judge.lines import Tolerance
 from gdnbench.judge.record import ORACLE, YARDSTICK, judge_call
@@ -29,10 +33,9 @@ from gdnbench.replay.call import conversion, run
 from gdnbench.replay.execute import device_of
 from gdnbench.replay.failure import classify, describe
 from gdnbench.replay.kernels import LoadedKernel, load
-from gdnbench.replay.simulated import simulated
+from gdnbench.replay.simulated import SIM, simulated
 from gdnbench.report.outcome import Outcome
 from gdnbench.store.reader import StoredRecord
-from gdnbench.store.recover import open_store
 from gdnbench_kernels.calling import run_kernel
 from gdnbench_kernels.contract import Call, Operation
 
@@ -43,12 +46,17 @@ ENDLESS = 1e300
 """What an error that is not finite counts as."""
 
 
+class _ScheduleShowsError(Exception):
+    """A call leaves other bits under another schedule."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Kernel:
-    """A kernel on records, where it runs."""
+    """A kernel on records, where it runs; on the simulator under each of `schedules`."""
 
     name: str
     on: str
+    schedules: Sequence[str]
 
     def loaded(self, op: Operation) -> LoadedKernel:
         with simulated(self.on):
@@ -56,6 +64,17 @@ class _Kernel:
 
     def run(self, op: Operation, call: Call) -> dict[str, Tensor]:
         """Outputs and what is mutated, on the CPU, in the conventions of `call`, which stays as it is."""
+        left = list(self.each(op, call))
+        _agree(left)
+        return left[0][1]
+
+    def each(self, op: Operation, call: Call) -> Iterator[tuple[str, dict[str, Tensor]]]:
+        """What it leaves under one schedule after the other."""
+        for schedule in self.schedules if self.on == SIM else self.schedules[:1]:
+            with scheduled(self.on, schedule):
+                yield schedule, self._once(op, call)
+
+    def _once(self, op: Operation, call: Call) -> dict[str, Tensor]:
         kernel = self.loaded(op)
         device = device_of(self.on)
         tensors = {name: tensor.to(device, copy=True) for name, tensor in call.tensors.items()}
@@ -67,6 +86,15 @@ class _Kernel:
         return {name: tensor.detach().cpu() for name, tensor in found.items()}
 
 
+def _agree(left: Sequence[tuple[str, Mapping[str, Tensor]]]) -> None:
+    """_ScheduleShowsError if a call leaves other bits under one schedule than under the first."""
+    (first, kept), *others = left
+    for schedule, other in others:
+        for name, tensor in kept.items():
+            if not torch.equal(as_integers(tensor.contiguous()), as_integers(other[name].contiguous())):
+                raise _ScheduleShowsError(f"schedule {schedule} leaves other bits of {name} than {first}")
+
+
 def block(
     *,
     store: str,
@@ -76,26 +104,39 @@ def block(
     links: Mapping[str, Any],
     keep: Sequence[tuple[int, int]],
     tol: tuple[float, float] | None,
-    schedule: str,
+    schedules: Sequence[str],
+    content: str,
     load_from: str | None,
     save_to: str,
 ) -> Verdict:
     """Runs `calls` after the block that left `load_from`, and leaves the states `keep`. Facts: an entry for
-    each state that a call leaves, with its relative error and that of torch's, of all heads and of each."""
+    each state that a call leaves, with its relative error and that of torch's, of all heads and of each; and
+    the digest of the file. StoreError if the calls are not those of digest `content`."""
     begin = time.monotonic()
     found: list[dict[str, Any]] = []
-    with open_store(store) as opened, scheduled(on, schedule):
+    with held(store, lambda _: calls, content) as (opened, _, _):
         linked, carried = Links.from_json(links), _load(load_from)
         for number in calls:
             try:
-                found += _advance(opened.records[number], linked, carried, _Kernel(kernel, on), tol)
-            except BadInputError:
+                found += _advance(
+                    opened.records[number], linked, carried, _Kernel(kernel, on, schedules), tol
+                )
+            except (BadInputError, StoreError):
                 raise
             except Exception as error:
                 verdict = _failure(error, f"record {opened.records[number].key}")
                 return replace(verdict, facts={"entries": found, "failed": number})
         _save(save_to, {(number, row): carried[number, row] for number, row in keep})
-    return Verdict(State.GOOD, str(Outcome.PASS), facts={"entries": found}, seconds=time.monotonic() - begin)
+    facts = {"entries": found, "states": of_states(Path(save_to))}
+    return Verdict(State.GOOD, str(Outcome.PASS), facts=facts, seconds=time.monotonic() - begin)
+
+
+def of_states(path: Path) -> str:
+    """BLAKE3 of a file of states; empty if it is not there."""
+    try:
+        return blake3(path.read_bytes()).hexdigest()
+    except OSError:
+        return ""
 
 
 def steps(
@@ -108,14 +149,16 @@ def steps(
     judged: Sequence[int],
     k: float | None,
     tol: tuple[float, float] | None,
-    schedule: str,
+    schedules: Sequence[str],
+    content: str,
 ) -> Verdict:
     """Each of the calls `judged` from the exact state, carried by the oracle and rounded to what it is kept
-    in, until one is bad. Facts: an entry a call."""
+    in, until one is bad: under any schedule, or as its bits differ between them. Facts: an entry a call.
+    StoreError if the calls are not those of digest `content`."""
     begin = time.monotonic()
     rule, reason = make_rule(k, None, tol), ""
     made: list[dict[str, Any]] = []
-    with open_store(store) as opened, scheduled(on, schedule):
+    with held(store, lambda _: calls, content) as (opened, _, _):
         linked = Links.from_json(links)
         carried: Carried = {}
         for number in calls[: max(calls.index(one) for one in judged) + 1]:
@@ -123,7 +166,7 @@ def steps(
             op = operation_of(record.info.op)
             reason = ""
             if number in judged:
-                reason = _alone(record, op, linked, carried, _Kernel(kernel, on), rule)
+                reason = _alone(record, op, linked, carried, _Kernel(kernel, on, schedules), rule)
                 made.append({"number": number, "reason": reason})
             if reason:
                 break
@@ -145,14 +188,21 @@ def _alone(
 ) -> str:
     """Why a call is bad from the exact state; empty where it passes."""
     call = _with_states(record, op, links, carried, EXACT, rounded=True)
+    left = []
     try:
-        outputs = kernel.run(op, call)
-    except BadInputError:
+        for schedule, outputs in kernel.each(op, call):
+            left.append((schedule, outputs))
+            results = judge_call(op, call, outputs, rule)
+            under = f" under {schedule}" if schedule != kernel.schedules[0] else ""
+            for one in results:
+                for reason in one.reasons:
+                    return f"{one.tensor}: {reason}{under}"
+        _agree(left)
+    except (BadInputError, StoreError):
         raise
     except Exception as error:
         return _failure(error, "").reason
-    results = judge_call(op, call, outputs, rule)
-    return next((f"{one.tensor}: {reason}" for one in results for reason in one.reasons), "")
+    return ""
 
 
 def _advance(
@@ -239,6 +289,8 @@ def _beyond(state: Tensor, exact: Tensor, rule: Tolerance) -> float:
 
 
 def _failure(error: Exception, where: str) -> Verdict:
+    if isinstance(error, _ScheduleShowsError):
+        return Verdict(State.BAD, BIT_DIFFERENCE, f"{where}: {error}" if where else str(error))
     outcome = classify(error)
     if outcome is Outcome.REFUSED:
         raise error
@@ -254,6 +306,6 @@ def _load(path: str | None) -> Carried:
 
 
 def _save(path: str, kept: Carried) -> None:
-    beside = Path(path).with_suffix(".part")
+    beside = Path(f"{path}.{os.getpid()}")  # another bisection may write the same
     torch.save({at: {who: x.clone() for who, x in one.items()} for at, one in kept.items()}, beside)
     beside.replace(path)

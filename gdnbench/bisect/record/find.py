@@ -10,28 +10,31 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from gdnbench.bisect import content, ends
 from gdnbench.bisect.ledger import Question, key_of
 from gdnbench.bisect.prober import Prober
+from gdnbench.bisect.record import carried
 from gdnbench.bisect.record.drift import STRETCH, Entry, Grows, Over, first_growth, first_over
 from gdnbench.bisect.record.links import Links, links_of
 from gdnbench.bisect.remote import Remote
 from gdnbench.bisect.session import Session
 from gdnbench.bisect.steady import Steadiness
 from gdnbench.bisect.trial import SCHEDULES, Trial, sources, toolchain
-from gdnbench.bisect.verdict import State, Verdict
+from gdnbench.bisect.verdict import CONTENT, State, Verdict
 from gdnbench.errors import BadInputError, CannotRunError
 from gdnbench.ops import operation
 from gdnbench.replay.simulated import SIM
+from gdnbench.report.outcome import Outcome
 from gdnbench.store.reader import StoredRecord
 from gdnbench.store.recover import open_store
 
 PROBES = "gdnbench.bisect.record.carried:"
 AT_ONCE = 16
 """Calls that are asked about together."""
+APART = "fails beside other calls and passes by itself"
+"""The kind of a call whose verdict is not its own: it changes by chance, or with what ran before it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +84,7 @@ class Found:
     linked: int = 0  # calls whose state an earlier one left
     before: tuple[int, ...] = ()  # the calls that the first bad one's states come from
     carry: Carry | None = None
+    stateless: tuple[str, ...] = ()  # operations that were looked at whose calls leave no state
     ones: Mapping[int, One] | None = None
 
     @property
@@ -109,6 +113,8 @@ def find(asked: Asked, session: Session) -> Found:
         chosen = range(len(store.records)) if trial.records is None else sorted(trial.records)
         records = [store.records[number] for number in chosen]
         records = [record for record in records if asked.layer is None or _of_layer(record, asked.layer)]
+        if not store.records:
+            raise BadInputError(f"{trial.store} holds no records; capture some")
         if not records:
             there = sorted({str(store.records[number].info.layer) for number in chosen})
             raise BadInputError(f"--layer {asked.layer}: there are {', '.join(there) or 'no records'}")
@@ -116,6 +122,12 @@ def find(asked: Asked, session: Session) -> Found:
         order = sorted(ones, key=lambda number: ones[number].order)
         links = links_of([store.records[number] for number in order])
     return _Finding(asked, session, ones, order, links).run()
+
+
+def _named_in(block: Sequence[One], verdict: Verdict) -> One:
+    """The call of a block that its verdict is about."""
+    failed = [at for at, one in enumerate(verdict.facts.get("records", ())) if one["outcome"] != Outcome.PASS]
+    return block[failed[0] if failed else 0]
 
 
 def _of_layer(record: StoredRecord, layer: str) -> bool:
@@ -160,7 +172,17 @@ class _Finding:
             order.sort(key=lambda number: self._ones[number].bytes)
         skipped: list[str] = []
         linked = len({number for number, _ in self._links.before})
-        found = Found(asked.trial.kernel, 0, linked=linked, ones=self._ones, in_order=not asked.any)
+        stateless = tuple(
+            sorted({one.op for one in self._ones.values() if operation(one.op).carries is None})
+        )
+        found = Found(
+            asked.trial.kernel,
+            0,
+            linked=linked,
+            stateless=stateless,
+            ones=self._ones,
+            in_order=not asked.any,
+        )
         with closing(Prober()) as prober, closing(Remote()) as remote:
             for looked, (one, verdict) in enumerate(self._verdicts(prober, order), 1):
                 found = replace(found, looked=looked, skipped=tuple(skipped))
@@ -168,15 +190,20 @@ class _Finding:
                     skipped.append(f"{one}: {verdict.kind}: {verdict.reason}")
                 elif verdict.state is State.BAD:
                     found = replace(found, first=one, reason=verdict.reason, kind=verdict.kind)
+                    if verdict.kind == APART:
+                        return replace(found, flaky=f"{APART}: {verdict.reason}")
                     return self._with_origin(found, replace(self._trial, records=(one.number,)), remote)
             if len(skipped) == len(order):
                 raise CannotRunError(f"no call could be replayed: {skipped[0]}")
             found = replace(found, skipped=tuple(skipped))
             if asked.carry:
                 if not linked:
-                    raise BadInputError(
-                        "--carry: no call gets a state that an earlier one left; leave it out"
-                    )
+                    what = "no call gets a state that an earlier one left"
+                    if len(stateless) == len({one.op for one in self._ones.values()}):
+                        what = (
+                            f"a call of {', '.join(stateless)} leaves no state, it reads a cache as recorded"
+                        )
+                    raise BadInputError(f"--carry: {what}; leave it out")
                 return replace(found, carry=self._carry(remote, self._lanes()))
         return found
 
@@ -189,17 +216,22 @@ class _Finding:
             if len(block) > 1:
                 trial = replace(self._trial, records=tuple(one.number for one in block))
                 label = f"{len(block)} calls from {block[0]}"
-                question = {**self._base, "content": [one.content for one in block]}
-                verdict = self._session.ask(label, question, partial(prober.run, trial))
-                if verdict.state is State.GOOD:
-                    yield from ((one, verdict) for one in block)
+                question = {**self._base, CONTENT: content.together([one.content for one in block])}
+                together = self._session.ask(label, question, partial(prober.run, trial))
+                if together.state is State.GOOD:
+                    yield from ((one, together) for one in block)
                     continue
+            passed = True
             for one in block:
                 trial = replace(self._trial, records=(one.number,))
-                yield one, self._session.ask(str(one), self._question(one), partial(prober.run, trial))
+                verdict = self._session.ask(str(one), self._question(one), partial(prober.run, trial))
+                passed = passed and verdict.state is State.GOOD
+                yield one, verdict
+            if passed and len(block) > 1:
+                yield _named_in(block, together), replace(together, kind=APART)
 
     def _question(self, one: One) -> Question:
-        return {**self._base, "content": one.content}
+        return {**self._base, CONTENT: one.content}
 
     def _with_origin(self, found: Found, trial: Trial, remote: Remote) -> Found:
         """The first bad call: is it steady, and does it need the states of the calls before it to be bad?"""
@@ -261,12 +293,13 @@ class _Finding:
         label = f"{self._ones[judged[-1]]} from the exact state"
         if len(judged) > 1:
             label = f"each of {len(judged)} calls up to {label}"
+        digest = content.together([self._ones[number].content for number in calls])
         verdict = self._session.ask(
             label,
             {
                 "probe": "record from exact",
                 **self._base,
-                "content": [self._ones[number].content for number in calls],
+                CONTENT: digest,
                 "judged": [calls.index(number) for number in judged],
             },
             lambda: remote.ask(
@@ -279,7 +312,8 @@ class _Finding:
                 judged=list(judged),
                 k=trial.k,
                 tol=trial.tol,
-                schedule=trial.schedules[0],
+                schedules=list(trial.schedules),
+                content=digest,
             ),
         )
         if verdict.state is State.GOOD:
@@ -297,7 +331,7 @@ class _Finding:
         until = calls[: calls.index(block[-1]) + 1]
         there, later = set(until), set(calls[len(until) :])
         question = {"probe": "record carried", **self._base, "block": len(block)}
-        question["content"] = [self._ones[number].content for number in until]
+        question[CONTENT] = content.together([self._ones[number].content for number in until])
         kept = self._session.folder / f"states-{key_of(question)[:16]}.pt"
         label = f"{len(until)} calls on their own states, to {self._ones[block[-1]]}"
 
@@ -317,14 +351,15 @@ class _Finding:
                     }
                 ),
                 tol=trial.tol,
-                schedule=trial.schedules[0],
+                schedules=list(trial.schedules),
+                content=content.together([self._ones[number].content for number in block]),
                 load_from=file,
                 save_to=str(kept.resolve()),
             )
 
         verdict = self._session.ask(label, question, probe)
-        if verdict.state is State.GOOD and not Path(kept).exists():
-            verdict = probe()  # known from a bisection that kept its states elsewhere
+        if verdict.state is State.GOOD and carried.of_states(kept) != verdict.facts["states"]:
+            verdict = probe()  # known from a bisection that kept its states elsewhere, or they are damaged
         return verdict, str(kept.resolve())
 
 

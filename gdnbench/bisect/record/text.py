@@ -15,6 +15,10 @@ def notes(found: Found) -> list[str]:
         out.append(
             f"{found.linked} calls get a state that an earlier one left: --carry looks at what they add up to"
         )
+    if found.stateless and found.carry is not None:
+        out.append(
+            f"calls of {', '.join(found.stateless)} leave no state: each was looked at by itself alone"
+        )
     return out
 
 
@@ -31,6 +35,8 @@ def answer(found: Found) -> str:
 
 def _origin(found: Found, first: One) -> str:
     carry = found.carry
+    if first.op in found.stateless:
+        return f"{first.op} leaves no state, and reads a cache as recorded: it starts there"
     if not found.before:
         return "no earlier call left the state it gets: it starts there"
     if carry is None:
