@@ -7,68 +7,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from access_recording import Event, Recording
 
+from gdnbench.sim.compiler.access_log import CAPACITY
 from gdnbench.sim.errors import FaultKind, KernelFault
-from gdnbench.sim.machine.async_queue import AsyncOperation
-from gdnbench.sim.machine.checking import Addresses, Masks
 from gdnbench.sim.machine.cta import Cta
-from gdnbench.sim.machine.seam import SHARED_BASE, SHARED_WINDOW, Argument, Lanes, Results, Wait, Warp
-from gdnbench.sim.ptx.ir import Instruction
-from gdnbench.sim.run import run_ptx
+from gdnbench.sim.machine.seam import SHARED_BASE, SHARED_WINDOW
+from gdnbench.sim.run import ENGINES, run_ptx
 
-# (warp, letter or name of the instruction, {lane: address})
-Event = tuple[int, str, dict[int, int]]
-
-ENGINES = ["interpreter", "compiled"]
 S = SHARED_BASE  # where the kernels' only shared variable lies
-
-
-class Recording:
-    """Seam: `Checker`. Keeps what it is told."""
-
-    def __init__(self, letters: dict[int, str]) -> None:
-        self.letters = letters  # by PTX line
-        self.events: list[Event] = []
-
-    def accessed(self, warp: Warp, ins: Instruction, masks: Masks, addresses: Addresses) -> None:
-        assert masks.dtype == np.bool_
-        assert addresses.dtype == np.uint64
-        assert masks.shape == addresses.shape == (len(masks), 32)
-        for mask, row in zip(masks, addresses, strict=True):
-            there = {int(lane): int(row[lane]) for lane in np.flatnonzero(mask)}
-            self.events.append((warp.index, self.letters.get(ins.place.line, ins.name), there))
-
-    def begins(
-        self,
-        warp: Warp,
-        ins: Instruction,
-        lanes: Lanes,
-        sources: tuple[Argument, ...],
-        previous: Wait | None,
-    ) -> None:
-        if previous is None:
-            self.events.append((warp.index, ins.op, {}))
-
-    def ends(
-        self,
-        warp: Warp,
-        ins: Instruction,
-        lanes: Lanes,
-        sources: tuple[Argument, ...],
-        previous: Wait | None,
-        results: Results | Wait,
-    ) -> None:
-        if not isinstance(results, Wait):
-            self.events.append((warp.index, f"{ins.op} ends", {}))
-
-    def submitted(self, operation: AsyncOperation) -> None: ...
-
-    def landing(self, operation: AsyncOperation) -> None: ...
-
-    def exited(self, warp: int) -> None:
-        self.events.append((warp, "exited", {}))
-
-    def finish(self) -> None: ...
 
 
 HEADER = """.version 8.8
@@ -323,8 +270,42 @@ def test_matrices(engine: str) -> None:
 
 
 @engines
+def test_more_accesses_than_the_log_holds(engine: str) -> None:
+    """A log that is full in a loop of three blocks, in one of which lanes are apart, is emptied and goes on:
+    every round's accesses come once, in their order."""
+    body = """
+        mov.u32 %r1, buffer;
+        mad.lo.u32 %r1, %t, 16, %r1;
+        st.shared.v4.b32 [%r1], {%t, %t, %t, %t}; // a
+        mov.u32 %i, 0;
+        and.b32 %r2, %t, 1;
+        setp.eq.u32 %q, %r2, 0;
+        LOOP:
+        ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%r2}, [%r1]; // b
+        @%q bra EVEN;
+        ld.shared.b32 %r2, [%s]; // c
+        EVEN:
+        st.shared.b32 [%s], %i; // d
+        ld.shared.b32 %r3, [%s]; // e
+        add.u32 %i, %i, 1;
+        setp.lt.u32 %p, %i, ROUNDS;
+        @%p bra LOOP;
+    """
+    rounds = CAPACITY // 2
+    one = [
+        told("b", range(8), S, 16),
+        told("c", range(1, 32, 2), S, 4),
+        told("d", ALL, S, 4),
+        told("e", ALL, S, 4),
+    ]
+    found = accesses(body.replace("ROUNDS", str(rounds)), words(), engine)
+    assert found == [told("a", ALL, S, 16), *one * rounds]
+    assert len(found) > CAPACITY
+
+
+@engines
 def test_a_fault_in_the_middle(engine: str) -> None:
-    """What was done before it is told; the access that is illegal was never made."""
+    """What was done before a fault is told; the access that is illegal was never made."""
     body = """
         st.shared.b32 [%s], %t; // a
         st.global.b32 [%g], %t; // b

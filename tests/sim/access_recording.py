@@ -1,0 +1,63 @@
+"""A checker that keeps what engines tell it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from gdnbench.sim.machine.async_queue import AsyncOperation
+from gdnbench.sim.machine.checking import Addresses, Masks
+from gdnbench.sim.machine.seam import Argument, Lanes, Results, Wait, Warp
+from gdnbench.sim.ptx.ir import Instruction
+
+# (warp, letter, or pc and name, of the instruction, {lane: address})
+Event = tuple[int, str, dict[int, int]]
+
+
+class Recording:
+    """Seam: `Checker`. Keeps what it is told."""
+
+    def __init__(self, letters: Mapping[int, str]) -> None:
+        self.letters = letters  # by PTX line; others go by their pc
+        self.events: list[Event] = []
+
+    def accessed(self, warp: Warp, ins: Instruction, masks: Masks, addresses: Addresses) -> None:
+        assert masks.dtype == np.bool_
+        assert addresses.dtype == np.uint64
+        assert masks.shape == addresses.shape == (len(masks), 32)
+        for mask, row in zip(masks, addresses, strict=True):
+            there = {int(lane): int(row[lane]) for lane in np.flatnonzero(mask)}
+            self.events.append((warp.index, self.letters.get(ins.place.line, f"{ins.pc} {ins.name}"), there))
+
+    def begins(
+        self,
+        warp: Warp,
+        ins: Instruction,
+        lanes: Lanes,
+        sources: tuple[Argument, ...],
+        previous: Wait | None,
+    ) -> None:
+        if previous is None:
+            self.events.append((warp.index, ins.op, {}))
+
+    def ends(
+        self,
+        warp: Warp,
+        ins: Instruction,
+        lanes: Lanes,
+        sources: tuple[Argument, ...],
+        previous: Wait | None,
+        results: Results | Wait,
+    ) -> None:
+        if not isinstance(results, Wait):
+            self.events.append((warp.index, f"{ins.op} ends", {}))
+
+    def submitted(self, operation: AsyncOperation) -> None: ...
+
+    def landing(self, operation: AsyncOperation) -> None: ...
+
+    def exited(self, warp: int) -> None:
+        self.events.append((warp, "exited", {}))
+
+    def finish(self) -> None: ...
