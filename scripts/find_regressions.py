@@ -1,12 +1,13 @@
 #!/usr/bin/env python
 """Finds the regressions of `make_regressions.py` with `gdnbench bisect`, from end to end, with a clock.
 
-    python scripts/find_regressions.py                          all four, in a folder that is removed
+    python scripts/find_regressions.py                          all of them, in a folder that is removed
     python scripts/find_regressions.py --only inverse,tail --folder FOLDER
 
 `inverse` is a round less in the inverse, which keys that are alike show: its commit, its stage, the smallest
-record and the line are asked for. `barrier` is a wait left out, `beta` a beta rounded to bf16, `tail` a tail
-load that lets the next sequence's NaN in. All of it runs on a CPU, the prefill kernels on the simulator.
+record and the line are asked for. `barrier` and `operand` are waits left out, which one schedule of the
+simulator shows and another does not, `beta` is a beta rounded to bf16, `tail` a tail load that lets the next
+sequence's NaN in. All of it runs on a CPU, the prefill kernels on the simulator.
 Programs that are compiled are kept in FOLDER, so that nothing is known from before. Exit status: 0 all are
 found, 1 one is not, 2 bad arguments.
 """

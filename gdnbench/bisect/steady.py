@@ -46,30 +46,35 @@ class Steady:
 
 
 def steady(trial: Trial, prober: Callable[[], Probing]) -> Steady:
-    """RUNS runs in one process, as many in processes of their own, and on the simulator, where it is steady
-    so far, one under each other schedule."""
-    first = replace(trial, schedules=trial.schedules[:1])
-    runs: list[Run] = []
-    for process in range(RUNS + 1):
-        with closing(prober()) as probing:
-            for _ in range(1 if process else RUNS):
-                runs.append(Run(process, first.schedules[0] if trial.on == SIM else "", probing.run(first)))
-    same = len({_outcome(run.verdict) for run in runs}) == 1
-    if not same:
-        return Steady(Steadiness.FLAKY, runs[0].verdict, tuple(runs), spread(runs))
+    """RUNS runs in one process, and one in each of others, which with it are RUNS. On the simulator, where it
+    is steady so far, the last of them goes on with one under each other schedule."""
+    first, others = trial.schedules[0], []
     if trial.on == SIM:
+        others = [one for one in dict.fromkeys((*trial.schedules, *SCHEDULES)) if one != first]
+    runs: list[Run] = []
+    flaky = False
+    for process in range(RUNS):
         with closing(prober()) as probing:
-            for schedule in dict.fromkeys((*trial.schedules, *SCHEDULES)):
-                if schedule not in first.schedules:
-                    runs.append(Run(RUNS + 1, schedule, probing.run(replace(trial, schedules=(schedule,)))))
-        if len({_outcome(run.verdict) for run in runs}) > 1:
-            bad = next((run.verdict for run in runs if run.verdict.state is State.BAD), runs[0].verdict)
-            return Steady(Steadiness.BY_SCHEDULE, bad, tuple(runs), spread(runs))
+            for schedule in [first] * (1 if process else RUNS):
+                runs.append(_run(trial, schedule, process, probing))
+            flaky = _differ(runs)
+            if process == RUNS - 1 and not flaky:
+                runs += [_run(trial, schedule, process, probing) for schedule in others]
+    if flaky:
+        return Steady(Steadiness.FLAKY, runs[0].verdict, tuple(runs), spread(runs))
+    if _differ(runs):
+        bad = next((run.verdict for run in runs if run.verdict.state is State.BAD), runs[0].verdict)
+        return Steady(Steadiness.BY_SCHEDULE, bad, tuple(runs), spread(runs))
     return Steady(Steadiness.STEADY, runs[0].verdict, tuple(runs))
 
 
-def _outcome(verdict: Verdict) -> tuple[str, str, str]:
-    return verdict.state, verdict.kind, verdict.digest
+def _run(trial: Trial, schedule: str, process: int, probing: Probing) -> Run:
+    verdict = probing.run(replace(trial, schedules=(schedule,)))
+    return Run(process, schedule if trial.on == SIM else "", verdict)
+
+
+def _differ(runs: list[Run]) -> bool:
+    return len({(run.verdict.state, run.verdict.kind, run.verdict.digest) for run in runs}) > 1
 
 
 def spread(runs: list[Run]) -> str:

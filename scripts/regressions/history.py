@@ -6,13 +6,15 @@ from regressions import inverse_by_newton
 from regressions.edits import Edit, replace, write
 
 GOOD = "v1.0"
-INVERSE, BETA, TAIL, BARRIER = "inverse", "beta", "tail", "barrier"
+INVERSE, BETA, TAIL, BARRIER, OPERAND = "inverse", "beta", "tail", "barrier", "operand"
 """Tags of the commits that are to be found."""
-BEFORE_BARRIER = "v1.1"
-"""The last release whose results do not depend on the schedule."""
-BAD = "v1.2"
+BEFORE_BARRIER, WITH_BARRIER = "v1.1", "v1.2"
+BEFORE_OPERAND, WITH_OPERAND = "v1.3", "v1.4"
+"""Releases whose results do not depend on the schedule, and those whose do."""
 
 _README = "# served_kernels\n"
+_COMMIT = "        cute.arch.cp_async_bulk_commit_group()\n"
+_WAIT = "        cute.arch.cp_async_bulk_wait_group(0, read=True)\n"
 _WARPS, _GROUP_WARPS = (f"{name} = CHUNK // ROWS_OF_WARP\n" for name in ("WARPS", "GROUP_WARPS"))
 
 HISTORY = (
@@ -105,7 +107,7 @@ HISTORY = (
     ),
     Edit(
         "chunk_state: a store has been read by the time its stage is written again",
-        replace("chunk_state", "        cute.arch.cp_async_bulk_wait_group(0, read=True)\n", ""),
+        replace("chunk_state", _WAIT, ""),
         BARRIER,
     ),
     Edit("Notes on stores", write("notes/stores.md", "h and V_new leave by TMA.")),
@@ -116,6 +118,17 @@ HISTORY = (
     Edit(
         "README: who uses it",
         write("README.md", f"{_README}Kernels of a server, for its own models."),
-        BAD,
+        WITH_BARRIER,
     ),
+    Edit(
+        "chunk_state: stores are waited for again",
+        replace("chunk_state", f"{_COMMIT}        ring", f"{_COMMIT}{_WAIT}        ring"),
+        BEFORE_OPERAND,
+    ),
+    Edit(
+        "chunk_state: product 2 follows product 1, and need not wait for its operand",
+        replace("chunk_state", "            rings.vs.wait(vs)\n", ""),
+        OPERAND,
+    ),
+    Edit("Notes on products", write("notes/products.md", "Products of a warp are in order."), WITH_OPERAND),
 )

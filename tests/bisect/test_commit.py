@@ -119,8 +119,8 @@ def test_a_line_takes_as_many_replays_as_bits(
         f"first bad commit: {made[guilty][:10]} '{guilty} wrong': numeric mismatch"
     )
     assert answer.found["stage"] == {"tensor": "Ai", "reason": "it wrong"}
-    # Two ends of six replays each, three that halve the seven that it may be, and two with stages.
-    assert len(replays.asked) <= 2 * 6 + 3 + 2
+    # Two ends of five replays each, three that halve the seven that it may be, and two with stages.
+    assert len(replays.asked) <= 2 * 5 + 3 + 2
     asked = len(replays.asked)
     assert bisecting(made[0], made[-1]).found == answer.found
     assert len(replays.asked) == asked
@@ -208,8 +208,8 @@ def test_commits_that_change_nothing_of_the_kernel_are_not_replayed(
     for number in range(20):
         history.commit(f"more {number}", {"notes.txt": f"more {number}"})
     assert bisecting(begun, "main").found["commit"]["hash"] == guilty
-    # Two ends of six replays each, whose states are all that the package had, and two with stages.
-    assert len(replays.asked) == 2 * 6 + 2
+    # Two ends of five replays each, whose states are all that the package had, and two with stages.
+    assert len(replays.asked) == 2 * 5 + 2
 
 
 def test_the_users_checkout_is_left_alone(bisecting: Bisecting, history: Any) -> None:
@@ -280,7 +280,7 @@ def test_one_that_is_interrupted_leaves_nothing_behind_and_goes_on(
     bisecting: Bisecting, history: Any, replays: Replays
 ) -> None:
     made = line(history, "right", "right", "right", "wrong", "wrong")
-    run, stop = replays.run, 2 * 6 + 2  # after both ends and one between them
+    run, stop = replays.run, 2 * 5 + 2  # after both ends and one between them
 
     def interrupted(trial: Trial) -> Verdict:
         if len(replays.asked) == stop - 1:
@@ -295,7 +295,7 @@ def test_one_that_is_interrupted_leaves_nothing_behind_and_goes_on(
     replays.run = run  # type: ignore[method-assign]
     assert bisecting(made[0], made[-1]).found["commit"]["hash"] == made[3]
     # One more of the commits between, and two with stages: what was known was not asked again.
-    assert len(replays.asked) == 2 * 6 + 1 + 1 + 2
+    assert len(replays.asked) == 2 * 5 + 1 + 1 + 2
 
 
 def test_a_flaky_end_is_not_bisected(bisecting: Bisecting, history: Any, replays: Replays) -> None:
@@ -309,7 +309,7 @@ def test_a_flaky_end_is_not_bisected(bisecting: Bisecting, history: Any, replays
     replays.run = by_turns  # type: ignore[method-assign]
     answer = bisecting(made[0], made[1])
     assert (answer.exit_code, answer.found["result"]) == (Exit.MISMATCH, "flaky")
-    assert "is flaky: numeric mismatch 3 of 6, pass 3 of 6" in answer.lines[-1]
+    assert "is flaky: numeric mismatch 3 of 5, pass 2 of 5" in answer.lines[-1]
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -33,18 +32,8 @@ NUMBER = 2 * MARKED[1] + MARKED[0]
 CAPTURED = FOLDER.parents[1] / "captures" / "resumed.zarr.zip"
 
 
-def beside(name: str) -> ModuleType:
-    """A module of this folder, which is no package."""
-    spec = importlib.util.spec_from_file_location(f"bisect_{name}", FOLDER / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture(scope="module")
-def chain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def chain(beside: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path: Path = beside("chains").chain(tmp_path_factory.mktemp("chain") / "chain.zarr", STEPS, MARKED)
     return path
 
@@ -55,7 +44,7 @@ def session(tmp_path: Path) -> Session:
 
 
 @pytest.fixture(autouse=True)
-def here(monkeypatch: pytest.MonkeyPatch) -> None:
+def here(beside: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Probes run in this process."""
     stand_in = beside("here").Here
     monkeypatch.setattr(finding, "Remote", stand_in)
