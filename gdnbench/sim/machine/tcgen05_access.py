@@ -111,6 +111,15 @@ def _locate(cta: Cta, warp: Warp, ins: Instruction, address: int, split: int) ->
     return cells, cells.flat + base, first
 
 
+def cells_of(warp: Warp, ins: Instruction, lanes: Lanes, sources: tuple[Argument, ...]) -> Table:
+    """The cells of a legal tcgen05.ld or .st, as numbers 512 lane + column."""
+    address, split = _operands(ins, lanes, sources)
+    cells = access(ins.mods, split)
+    base = quarter_base(warp.index, address, cells.lanes, ins) * COLUMNS + column_of(address)
+    found = (cells.flat + base).reshape(-1)
+    return np.concatenate((found, found + 1)) if cells.packed else found
+
+
 def _operands(ins: Instruction, lanes: Lanes, sources: tuple[Argument, ...]) -> tuple[int, int]:
     """The address, which all lanes must agree on (PTX ISA 9.7.16.8.3), and immHalfSplitoff."""
     address = uniform(sources[0], lanes, f"the address of {ins.name}")

@@ -183,8 +183,8 @@ def _issue(
     product = _Mma(cta, warp, lanes.copy(), ins, work, accumulate, scale, enabled, writer)
     cta.tmem.begin_write(writer)
     writes = work.writes if enabled is None else (TmemBlock(writer.lanes, work.first, work.last),)
-    # What it accumulates onto it writes too.
-    cta.queue.submit(AsyncOperation(ins.op, product.land, stream=STREAM, reads=work.reads, writes=writes))
+    reads = (*work.reads, *writes) if accumulate else work.reads
+    cta.queue.submit(AsyncOperation(ins.op, product.land, stream=STREAM, reads=reads, writes=writes))
     return ()
 
 

@@ -1,0 +1,275 @@
+"""Follows one CTA: every access goes to a shadow of its memory, every synchronisation to what warps know.
+
+An asynchronous operation touches its memory at some time between its issue and its end, so that its accesses
+are judged when it is issued and are known to be over when somebody has waited. What a run finds does
+therefore not depend on when the simulator lands it, but for the phase that its mbarrier is in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from gdnbench.sim.checker import plain
+from gdnbench.sim.checker.events import Access, Event, Events, Proxy
+from gdnbench.sim.checker.findings import Findings
+from gdnbench.sim.checker.mbarriers import Mbarrier
+from gdnbench.sim.checker.order import Unordered, Verdict, unordered
+from gdnbench.sim.checker.shadow import NOBODY, Cells, PagedShadow, Prior, ReadSets, Shadow
+from gdnbench.sim.checker.tensor_memory import TensorMemory
+from gdnbench.sim.checker.tokens import Tokens, WarpTokens
+from gdnbench.sim.checker.views import Carried, WarpViews
+from gdnbench.sim.machine.async_queue import AsyncOperation
+from gdnbench.sim.machine.barriers import Round
+from gdnbench.sim.machine.checking import Addresses, Masks
+from gdnbench.sim.machine.footprint import Footprint
+from gdnbench.sim.machine.seam import Argument, Lanes, Results, Wait, Warp
+from gdnbench.sim.ptx.ir import Instruction
+
+if TYPE_CHECKING:
+    from gdnbench.sim.machine.cta import Cta
+
+MBARRIER_BYTES = 8
+Issue = tuple[Warp, Instruction, Lanes, tuple[Argument, ...]]
+
+
+class Follower:
+    """One CTA; implements `machine.checking.Checker`. `findings` is what it has found; `ended` is told when
+    the CTA has."""
+
+    def __init__(self, cta: Cta, ended: Callable[[Follower], None]) -> None:
+        self.cta = cta
+        self._ended = ended
+        self.events = Events()
+        self.findings = Findings(cta.index)
+        self.count = cta.launch.warps
+        self.views = [WarpViews(index, Carried.of(self.count)) for index in range(self.count)]
+        self.tokens = [WarpTokens() for _ in range(self.count)]
+        self.mbarriers: dict[int, Mbarrier] = {}
+        self.rounds: dict[Round, Carried] = {}
+        self.opened: dict[int, Round] = {}  # by warp, the round that it is arriving at
+        self.sizes = {space: plain.granule(cta.launch.kernel, space) for space in ("shared", "global")}
+        sets = ReadSets(self._supersedes)
+        self.shared = Shadow(cta.shared.end // self.sizes["shared"] + 1, sets)
+        self.memory = PagedShadow(sets)
+        self.tmem = TensorMemory(self, sets)
+        self.operations: dict[AsyncOperation, Tokens] = {}
+        self.carries: dict[AsyncOperation, int] = {}
+        self.reading: dict[int, Event] = {}  # by token, copies that read shared memory
+        self.issue: Issue | None = None
+        self._forms: dict[int, plain.Form | None] = {}
+
+    # What engines do by themselves
+
+    def accessed(self, warp: Warp, ins: Instruction, masks: Masks, addresses: Addresses) -> None:
+        """See `Checker`."""
+        if ins.pc not in self._forms:
+            self._forms[ins.pc] = plain.form_of(ins)
+        form = self._forms[ins.pc]
+        if form is None:
+            return
+        if form.lanes < masks.shape[1]:
+            masks, addresses = masks[:, : form.lanes], addresses[:, : form.lanes]
+        if not masks.any():
+            return
+        views = self.views[warp.index]
+        for space, starts in plain.by_space(form, addresses[masks]):
+            event = self.events.done(warp.index, views.clock, ins, form.access)
+            self.touch(space, plain.cells(starts, form.width, self.sizes[space]), event)
+
+    # What goes to the memories' shadows
+
+    def touch(self, space: str, cells: Cells, event: Event) -> None:
+        """`event` touches `cells` of shared or global memory."""
+        shadow = self.shared if space == "shared" else self.memory
+        numbers = np.full(len(cells), event.number, np.int32)
+        prior = shadow.writes(cells, numbers) if event.access.writes else shadow.reads(cells, numbers)
+        self.judge(
+            prior, event, lambda before: unordered(before, event, self.views[event.warp], space), space
+        )
+
+    def judge(
+        self,
+        prior: list[Prior],
+        event: Event,
+        order: Callable[[Event], Unordered | None],
+        space: str,
+    ) -> None:
+        """Hold `event` against what touched its cells before."""
+        for number, cell, _ in prior:
+            at = cell * self.sizes.get(space, 1)
+            if number == NOBODY:
+                if space != "global":
+                    self.findings.alone(
+                        "uninitialised read", Verdict.ERROR, "a write before it", event, space, at
+                    )
+                continue
+            before = self.events[number]
+            if event.operation is not None and before.operation == event.operation:
+                continue
+            why = order(before)
+            if why is not None:
+                self.findings.pair(why, before, event, space, at)
+
+    def footprint(self, where: Footprint, event: Event) -> None:
+        """`event`, an asynchronous operation's, touches the bytes or cells of `where`."""
+        found = where.cells()
+        if where.space == "tmem":
+            self.tmem.touch(found, event)
+            return
+        if found.size:
+            size = self.sizes[where.space]
+            self.touch(where.space, np.unique(found // size) if size > 1 else found, event)
+
+    def _supersedes(self, new: int, old: int) -> bool:
+        """Whoever is ordered after the reader `new` is ordered after the reader `old`."""
+        later, earlier = self.events[new], self.events[old]
+        if later.token is not None:
+            return False
+        base = self.views[later.warp].known.base
+        if earlier.token is not None:
+            return bool(base.tokens >> earlier.token & 1)
+        return earlier.warp == later.warp or base.clocks[earlier.warp] >= earlier.clock
+
+    # What the machine does
+
+    def begins(
+        self,
+        warp: Warp,
+        ins: Instruction,
+        lanes: Lanes,
+        sources: tuple[Argument, ...],
+        previous: Wait | None,
+    ) -> None:
+        """See `Checker`."""
+        from gdnbench.sim.checker.synchronisation import BEGINS
+
+        self.issue = (warp, ins, lanes, sources)
+        begin = BEGINS.get(ins.op)
+        if begin is not None and previous is None:
+            begin(self, warp, ins, lanes, sources)
+
+    def ends(
+        self,
+        warp: Warp,
+        ins: Instruction,
+        lanes: Lanes,
+        sources: tuple[Argument, ...],
+        previous: Wait | None,
+        results: Results | Wait,
+    ) -> None:
+        """See `Checker`."""
+        from gdnbench.sim.checker.synchronisation import ENDS
+
+        end = ENDS.get(ins.op)
+        if end is not None:
+            end(self, warp, ins, lanes, sources, previous, results)
+
+    def submitted(self, operation: AsyncOperation) -> None:
+        """See `Checker`."""
+        assert self.issue is not None
+        warp, ins, lanes, _ = self.issue
+        if ins.op.startswith("wgmma"):
+            return  # each warp has its part, see `synchronisation`
+        held = self.tokens[warp.index]
+        if ins.op == "tcgen05.commit":
+            self.carries[operation] = held.tensor
+        elif ins.op == "cp.async.mbarrier.arrive":
+            self.carries[operation] = held.copies.pending(lanes)
+        else:
+            self.operations[operation] = self._set_going(warp, ins, lanes, operation)
+        self._signals(operation, warp, ins)
+
+    def _set_going(self, warp: Warp, ins: Instruction, lanes: Lanes, operation: AsyncOperation) -> Tokens:
+        """A copy or product: its accesses, and by which wait the warp will know of its end."""
+        held = self.tokens[warp.index]
+        if ins.op == "cp.async":
+            tokens = self.begin(warp, ins, operation.reads, operation.writes, Proxy.GENERIC)
+            held.copies.add(lanes, tokens)
+        elif ins.op.startswith("tcgen05"):
+            tokens = self.begin(warp, ins, operation.reads, operation.writes, Proxy.TENSOR)
+            held.tensor |= tokens.both
+            self.views[warp.index].known.piped |= tokens.both
+        else:
+            tokens = self.begin(warp, ins, operation.reads, operation.writes, Proxy.ASYNC)
+            if ins.has("bulk_group"):
+                held.bulk.add(lanes, tokens)
+        return tokens
+
+    def begin(
+        self,
+        warp: Warp,
+        ins: Instruction,
+        reads: tuple[Footprint, ...],
+        writes: tuple[Footprint, ...],
+        proxy: Proxy,
+    ) -> Tokens:
+        """An operation that `warp` sets going."""
+        read, write = self.events.token(), self.events.token()
+        clock = self.views[warp.index].clock
+        for access, token, places in ((Access.READ, read, reads), (Access.WRITE, write, writes)):
+            if not places:
+                continue
+            event = self.events.begun(warp.index, clock, ins, access, proxy, token, read)
+            for where in places:
+                self.footprint(where, event)
+            if any(where.space == "shared" for where in places):
+                self.reading[token] = event
+        return Tokens(1 << read, 1 << write)
+
+    def _signals(self, operation: AsyncOperation, warp: Warp, ins: Instruction) -> None:
+        """The mbarriers that an operation will signal have to be ready for it."""
+        if not operation.signals:
+            return
+        clock = self.views[warp.index].clock
+        token = self.events.token()
+        event = self.events.begun(warp.index, clock, ins, Access.ATOMIC, Proxy.ASYNC, token)
+        for address in operation.signals:
+            self.uses(address, event)
+
+    def uses(self, address: int, event: Event) -> Mbarrier | None:
+        """`event` uses the mbarrier at `address`; None if there is none, which the machine will say."""
+        barrier = self.mbarriers.get(address)
+        if barrier is None:
+            return None
+        why = unordered(barrier.init, event, self.views[event.warp], "shared")
+        if why is not None:
+            self.findings.pair(why, barrier.init, event, "shared", address)
+        if event.token is None:
+            barrier.users[event.warp] = event
+        return barrier
+
+    def phase(self, address: int) -> int:
+        """The phase that the mbarrier at `address` is in."""
+        return int(self.cta.shared.phase_cells[address // MBARRIER_BYTES])
+
+    def landing(self, operation: AsyncOperation) -> None:
+        """See `Checker`."""
+        tokens = self.operations.pop(operation, None)
+        over = self.carries.pop(operation, 0) | (tokens.both if tokens is not None else 0)
+        for address in operation.signals:
+            barrier = self.mbarriers.get(address)
+            if barrier is not None:
+                carried = barrier.at(self.phase(address))
+                carried.base.tokens |= over
+                carried.fenced |= over
+
+    def exited(self, warp: int) -> None:
+        """See `Checker`."""
+
+    def finish(self) -> None:
+        """Whatever still touches the CTA's shared memory now does so after its end."""
+        known = 0
+        for views in self.views:
+            known |= views.known.base.tokens
+        for barrier in self.mbarriers.values():
+            for carried in barrier.phases.values():
+                known |= carried.base.tokens
+        for token, event in self.reading.items():
+            if not known >> token & 1:
+                self.findings.alone(
+                    "in flight at the CTA's end", Verdict.ERROR, "a wait for it", event, "shared", 0
+                )
+        self._ended(self)

@@ -1,0 +1,130 @@
+"""Checks a launch: its CTAs one by one, and what they do to each other's global memory.
+
+CTAs of a kernel that has no atomics and no ordered accesses to global memory cannot wait for one another, so
+that two of them that touch the same bytes, one of them writing, race whatever the order in which they ran. In
+a kernel that has some, the checker does not follow what passes between CTAs, and says so.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from gdnbench.sim.checker.events import Event
+from gdnbench.sim.checker.findings import Findings, Found
+from gdnbench.sim.checker.follower import Follower
+from gdnbench.sim.checker.order import Cause, Unordered, Verdict
+from gdnbench.sim.machine.cta import Cta
+from gdnbench.sim.machine.grid import communicates
+from gdnbench.sim.ptx.ir import Kernel
+
+Cells = npt.NDArray[np.int64]
+Codes = npt.NDArray[np.int64]
+
+_BETWEEN = Unordered(
+    Cause.CTAS, Verdict.ERROR, "nothing orders CTAs of this kernel: each has to keep to its own bytes"
+)
+
+
+@dataclass(slots=True)
+class _Bytes:
+    """Global bytes in ascending order, each with a code: CTA << 32 | number of an event in
+    `Between.events`."""
+
+    cells: list[Cells] = field(default_factory=list)
+    codes: list[Codes] = field(default_factory=list)
+
+    def add(self, cells: Cells, codes: Codes) -> None:
+        if cells.size:
+            self.cells.append(cells)
+            self.codes.append(codes)
+
+    def sorted(self) -> tuple[Cells, Codes]:
+        if not self.cells:
+            return np.empty(0, np.int64), np.empty(0, np.int64)
+        cells, codes = np.concatenate(self.cells), np.concatenate(self.codes)
+        order = np.argsort(cells, kind="stable")
+        return cells[order], codes[order]
+
+
+@dataclass(slots=True)
+class Between:
+    """What CTAs wrote and read in global memory, kept until all have ended."""
+
+    size: int
+    events: list[Event] = field(default_factory=list)
+    _written: _Bytes = field(default_factory=_Bytes)
+    _read: _Bytes = field(default_factory=_Bytes)
+
+    def add(self, follower: Follower) -> None:
+        """A CTA has ended."""
+        cells, writers, sets = follower.memory.all_touched()
+        cta = follower.cta.index
+        self._keep(self._written, follower, cta, cells[writers != 0], writers[writers != 0])
+        readers = np.array([members[0] if members else 0 for members in follower.memory.sets.sets], np.int64)
+        first = readers[sets]
+        self._keep(self._read, follower, cta, cells[first != 0], first[first != 0])
+
+    def _keep(self, kept: _Bytes, follower: Follower, cta: int, cells: Cells, numbers: Codes) -> None:
+        codes = np.zeros(numbers.max() + 1 if numbers.size else 0, np.int64)
+        for number in np.unique(numbers).tolist():
+            codes[number] = cta << 32 | len(self.events)
+            self.events.append(follower.events[number])
+        kept.add(cells, codes[numbers])
+
+    def judge(self, findings: Findings) -> None:
+        """Bytes that one CTA wrote and another touched."""
+        cells, codes = self._written.sorted()
+        if not cells.size:
+            return
+        twice = np.flatnonzero((cells[1:] == cells[:-1]) & (codes[1:] >> 32 != codes[:-1] >> 32))
+        self._pairs(findings, cells[twice], codes[twice], codes[twice + 1])
+        read, readers = self._read.sorted()
+        at = np.searchsorted(cells, read)
+        at[at == cells.size] = 0
+        met = np.flatnonzero((cells[at] == read) & (codes[at] >> 32 != readers >> 32))
+        self._pairs(findings, read[met], codes[at[met]], readers[met])
+
+    def _pairs(self, findings: Findings, cells: Cells, first: Codes, second: Codes) -> None:
+        seen: set[tuple[int, int]] = set()
+        for cell, one, other in zip(cells.tolist(), first.tolist(), second.tolist(), strict=True):
+            if (one, other) not in seen:
+                seen.add((one, other))
+                before, now = (self.events[code & 0xFFFF_FFFF] for code in (one, other))
+                findings.pair(_BETWEEN, before, now, "global", cell * self.size)
+
+
+class LaunchChecker:
+    """One launch's; `begin` is what a `Launch` makes the checker of each CTA with. The CTAs run in this
+    process."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self.kernel = kernel
+        self._findings = Findings(0)
+        self._talks = communicates(kernel)
+        self._between: Between | None = None
+
+    def begin(self, cta: Cta) -> Follower:
+        """The checker of a CTA."""
+        return Follower(cta, self._ended)
+
+    def _ended(self, follower: Follower) -> None:
+        self._findings.merge(follower.findings)
+        if not self._talks:
+            if self._between is None:
+                self._between = Between(follower.sizes["global"])
+            self._between.add(follower)
+
+    def found(self) -> list[Found]:
+        """What was found, once the launch has ended or failed."""
+        if self._between is not None:
+            self._between.judge(self._findings)
+            self._between = None
+        return self._findings.all()
+
+    @property
+    def follows_ctas(self) -> bool:
+        """Whether accesses of different CTAs to global memory are judged."""
+        return not self._talks

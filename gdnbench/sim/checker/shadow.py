@@ -1,0 +1,154 @@
+"""For each cell of a memory: who wrote it last, and who has read it since.
+
+A cell is `granule` bytes, or a 32-bit cell of tensor memory. Both columns hold numbers of 32 bits: of an
+event, and of a set of events, which are kept once. So a byte costs 8 / granule bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+Cells = npt.NDArray[np.int64]
+Numbers = npt.NDArray[np.int32]
+
+NOBODY = 0
+
+
+class Prior(NamedTuple):
+    """Events that touched some of the cells before, each with one such cell and the event that comes now."""
+
+    number: int
+    cell: int
+    now: int
+
+
+class ReadSets:
+    """Sets of readers by number; 0 is the empty one. `supersedes(new, old)` says that to know of `new` is to
+    know of `old`."""
+
+    def __init__(self, supersedes: Callable[[int, int], bool]) -> None:
+        self.sets: list[tuple[int, ...]] = [()]
+        self._numbers: dict[tuple[int, ...], int] = {(): 0}
+        self._supersedes = supersedes
+
+    def with_reader(self, number: int, reader: int) -> int:
+        """The set `number` and `reader`."""
+        kept = tuple(old for old in self.sets[number] if old != reader and not self._supersedes(reader, old))
+        members = (*kept, reader)
+        found = self._numbers.get(members)
+        if found is None:
+            found = self._numbers[members] = len(self.sets)
+            self.sets.append(members)
+        return found
+
+
+class Shadow:
+    """The shadow of `cells` cells."""
+
+    def __init__(self, cells: int, sets: ReadSets) -> None:
+        self.writer: Numbers = np.zeros(cells, np.int32)
+        self.readers: Numbers = np.zeros(cells, np.int32)
+        self.sets = sets
+
+    def reads(self, cells: Cells, events: Numbers) -> list[Prior]:
+        """Each of `events`, one a cell, reads its cell: the writers before, NOBODY where there was none."""
+        before = self.writer[cells]
+        found = list(_each(before, cells, events))
+        pairs = self.readers[cells].astype(np.int64) << 32 | events
+        unique, inverse = np.unique(pairs, return_inverse=True)
+        sets = [self.sets.with_reader(pair >> 32, pair & 0xFFFF_FFFF) for pair in unique.tolist()]
+        self.readers[cells] = np.array(sets, np.int32)[inverse]
+        return found
+
+    def writes(self, cells: Cells, events: Numbers) -> list[Prior]:
+        """Each of `events` writes its cell: the writers and readers before."""
+        found = [prior for prior in _each(self.writer[cells], cells, events) if prior.number != NOBODY]
+        for prior in _each(self.readers[cells], cells, events):
+            found += [Prior(reader, prior.cell, prior.now) for reader in self.sets.sets[prior.number]]
+        self.writer[cells] = events
+        self.readers[cells] = 0
+        return found
+
+    def touched(self, cells: Cells) -> Iterable[tuple[int, int]]:
+        """(event, a cell of it) for all that wrote or read one of the cells."""
+        for prior in _each(self.writer[cells], cells, self.writer[cells]):
+            if prior.number != NOBODY:
+                yield prior.number, prior.cell
+        for prior in _each(self.readers[cells], cells, self.writer[cells]):
+            for reader in self.sets.sets[prior.number]:
+                yield reader, prior.cell
+
+    def forget(self, cells: Cells) -> None:
+        """Nobody has touched them."""
+        self.writer[cells] = NOBODY
+        self.readers[cells] = 0
+
+
+def _each(numbers: Numbers, cells: Cells, events: Numbers) -> Iterable[Prior]:
+    """The distinct pairs of (number, event), each with a cell."""
+    if not numbers.size:
+        return
+    pairs = numbers.astype(np.int64) << 32 | events
+    if (pairs == pairs[0]).all():
+        yield Prior(int(numbers[0]), int(cells[0]), int(events[0]))
+        return
+    unique, first = np.unique(pairs, return_index=True)
+    for pair, index in zip(unique.tolist(), first.tolist(), strict=True):
+        yield Prior(pair >> 32, int(cells[index]), pair & 0xFFFF_FFFF)
+
+
+class PagedShadow:
+    """The same of a memory of which little is touched: cells of pages that come into being when touched."""
+
+    PAGE = 1 << 12
+
+    def __init__(self, sets: ReadSets) -> None:
+        self._pages: dict[int, int] = {}
+        self._owners: list[int] = []
+        self._shadow = Shadow(0, sets)
+        self.sets = sets
+
+    def reads(self, cells: Cells, events: Numbers) -> list[Prior]:
+        places = self._places(cells)
+        return [self._back(prior) for prior in self._shadow.reads(places, events)]
+
+    def writes(self, cells: Cells, events: Numbers) -> list[Prior]:
+        places = self._places(cells)
+        return [self._back(prior) for prior in self._shadow.writes(places, events)]
+
+    def _places(self, cells: Cells) -> Cells:
+        pages, inverse = np.unique(cells >> 12, return_inverse=True)
+        slots = np.empty(len(pages), np.int64)
+        for index, page in enumerate(pages.tolist()):
+            slot = self._pages.get(page)
+            if slot is None:
+                slot = self._pages[page] = len(self._owners)
+                self._owners.append(page)
+            slots[index] = slot
+        self._grow(len(self._owners) * self.PAGE)
+        return slots[inverse] << 12 | cells & self.PAGE - 1
+
+    def _grow(self, cells: int) -> None:
+        have = self._shadow.writer.size
+        if cells <= have:
+            return
+        grown = Shadow(max(cells, have + have // 2), self.sets)
+        grown.writer[:have] = self._shadow.writer
+        grown.readers[:have] = self._shadow.readers
+        self._shadow = grown
+
+    def _back(self, prior: Prior) -> Prior:
+        page = self._owners[prior.cell >> 12]
+        return prior._replace(cell=page << 12 | prior.cell & self.PAGE - 1)
+
+    def all_touched(self) -> tuple[Cells, Numbers, Numbers]:
+        """(cells, last writers, sets of readers) of every cell that was touched."""
+        size = len(self._owners) * self.PAGE
+        touched = np.flatnonzero(self._shadow.writer[:size] | self._shadow.readers[:size])
+        owners = np.array(self._owners, np.int64)
+        cells = owners[touched >> 12] << 12 | touched & self.PAGE - 1
+        return cells, self._shadow.writer[touched], self._shadow.readers[touched]
