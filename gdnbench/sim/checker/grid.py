@@ -105,12 +105,15 @@ class LaunchChecker:
         self._findings = Findings(0)
         self._talks = communicates(kernel)
         self._between: Between | None = None
+        self._running: dict[int, Follower] = {}
 
     def begin(self, cta: Cta) -> Follower:
         """The checker of a CTA."""
-        return Follower(cta, self._ended)
+        follower = self._running[cta.index] = Follower(cta, self._ended)
+        return follower
 
     def _ended(self, follower: Follower) -> None:
+        del self._running[follower.cta.index]
         self._findings.merge(follower.findings)
         if not self._talks:
             if self._between is None:
@@ -118,7 +121,10 @@ class LaunchChecker:
             self._between.add(follower)
 
     def found(self) -> list[Found]:
-        """What was found, once the launch has ended or failed."""
+        """What was found, once the launch has ended or failed: then also of the CTAs that it stopped."""
+        for follower in self._running.values():
+            self._findings.merge(follower.findings)
+        self._running.clear()
         if self._between is not None:
             self._between.judge(self._findings)
             self._between = None
