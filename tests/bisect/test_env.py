@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import random
 import subprocess
 import sys
+import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -17,7 +19,7 @@ import gdnbench
 from gdnbench.bisect import trial as trials
 from gdnbench.bisect.env import axis
 from gdnbench.bisect.env.axis import Answer, Asked, bisect
-from gdnbench.bisect.env.environments import WHOLE, DoesNotInstall, Environments
+from gdnbench.bisect.env.environments import WHOLE, DoesNotInstall, Environments, Package
 from gdnbench.bisect.env.narrow import needed
 from gdnbench.bisect.env.requirements import between, pins
 from gdnbench.bisect.interpreter import interpreter
@@ -158,6 +160,33 @@ def test_another_failure_is_told_apart_and_versions_may_go_down(bisecting: Bisec
     assert any(one.startswith("gain==3: another failure, crash, NameError") for one in answer.lines)
 
 
+class NoStart(Replays):
+    """No process starts where gain cannot be imported."""
+
+    def found(self) -> Verdict:
+        verdict = super().found()
+        if verdict.kind == "crash":
+            raise CannotRunError("a process to probe in did not start")
+        return verdict
+
+
+def test_versions_in_which_nothing_starts_are_passed_over(
+    bisecting: Bisecting, wheels: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for version, text in (("1", gain(1)), ("2", "nosuch\n"), ("3", gain(2))):
+        wheels("gain", version, text)
+    monkeypatch.setattr(axis, "Prober", NoStart())
+    answer = bisecting("gain==1", "gain==3")
+    assert answer.lines[-1] == "first bad: gain: one of 2, 3, after 1: numeric mismatch, 2"
+    assert "gain==2: does not start, a process to probe in did not start" in answer.lines
+    # As an end it is none, and is named.
+    with pytest.raises(CannotRunError, match="^gain==2: a process to probe in did not start"):
+        bisecting("gain==1", "gain==2")
+    # What did not start is asked again: it may have been the machine.
+    monkeypatch.setattr(axis, "Prober", Replays())
+    assert "gain==2: another failure, crash" in "\n".join(bisecting("gain==1", "gain==3").lines)
+
+
 def test_a_package_that_one_end_lacks(bisecting: Bisecting, wheels: Any) -> None:
     text = "from importlib.util import find_spec\n" + gain("2 if find_spec('addition') else 1")
     wheels("gain", "1", text)
@@ -213,6 +242,63 @@ def test_an_index_that_does_not_answer_is_no_verdict(replays: Replays) -> None:
     )
     with pytest.raises(CannotRunError, match="cannot ask its index"):
         there.resolve(["gain==1"])
+
+
+FULL = """#!/bin/sh
+case "$*" in *--target*) ulimit -f 0 ;; esac
+exec {python} "$@"
+"""
+
+
+def test_a_full_disk_is_no_verdict(replays: Replays, wheels: Any, tmp_path: Path) -> None:
+    wheels("gain", "1", gain(1))
+    full = tmp_path / "full"  # a Python whose pip may write no file
+    full.write_text(FULL.format(python=sys.executable))
+    full.chmod(0o755)
+    base = replace(interpreter(sys.executable), python=str(full))
+    there = Environments(base, ["--no-index", "--find-links", str(wheels.path)])
+    with pytest.raises(CannotRunError, match=r"pip cannot install here: .*Errno"):
+        there.python([Package("gain", "1", "")])
+
+
+SLOW = """#!{python}
+import os, pathlib, sys, time
+if sys.argv[1:3] == ["-m", "pip"]:
+    pathlib.Path({begun!r}).touch()
+    while not pathlib.Path({go!r}).exists():
+        time.sleep(0.01)
+os.execv({python!r}, [{python!r}, *sys.argv[1:]])
+"""
+MAKES = """
+import sys
+from dataclasses import replace
+from gdnbench.bisect.env.environments import Environments, Package
+from gdnbench.bisect.interpreter import interpreter
+base = replace(interpreter(sys.executable), python=sys.argv[1])
+Environments(base, ["--no-index", "--find-links", sys.argv[2]]).python([Package("gain", "1", "")])
+"""
+
+
+def test_what_a_killed_maker_left_running_keeps_its_lock(
+    replays: Replays, wheels: Any, tmp_path: Path
+) -> None:
+    """Its pip goes on writing to the environment, which nobody else may begin anew meanwhile."""
+    wheels("gain", "1", gain(1))
+    slow, begun, go = tmp_path / "slow", tmp_path / "begun", tmp_path / "go"
+    slow.write_text(SLOW.format(python=sys.executable, begun=str(begun), go=str(go)))
+    slow.chmod(0o755)
+    maker = subprocess.Popen([sys.executable, "-c", MAKES, str(slow), str(wheels.path)])
+    while not begun.exists():
+        assert maker.poll() is None
+        time.sleep(0.01)
+    maker.kill()
+    maker.wait()
+    (lock,) = (tmp_path / "cache" / "environments").glob("*.lock")
+    with lock.open("w") as file:
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        go.touch()
+        fcntl.flock(file, fcntl.LOCK_EX)  # as soon as that pip has ended
 
 
 @pytest.mark.parametrize("seed", SEEDS)

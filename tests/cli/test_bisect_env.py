@@ -65,3 +65,6 @@ def test_ends_that_are_none(gdnbench: Invoke, arguments: Arguments, wheels: Any)
         result = gdnbench(*arguments(good, bad))
         assert (result.code, result.out) == (code, "")
         assert said in result.err.splitlines()[-1]
+    result = gdnbench(*arguments("gain==1", "gain==2"), "--with", "-r /etc/hostname")
+    assert (result.code, result.out) == (2, "")
+    assert "--with '-r' is an option of pip" in result.err

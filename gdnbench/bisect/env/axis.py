@@ -24,6 +24,15 @@ from gdnbench.bisect.verdict import State, Verdict
 from gdnbench.errors import BadInputError, CannotRunError, Exit
 
 NOT_INSTALLED = "does not install"
+NOT_THERE = "not there"
+NO_START = "does not start"
+
+
+class _NoStart(Exception):
+    """No process of an environment replays, be it for its packages or for this machine at that time: no
+    verdict to keep."""
+
+
 Versions = Mapping[str, str | None]
 """By package; None is not there."""
 
@@ -169,9 +178,12 @@ class _Bisection:
             except DoesNotInstall as error:
                 raise CannotRunError(f"{_label(versions)} does not install: {error}") from None
             question = self._question(packages, trial)
-            return look(
-                self._session, _label(versions), question, trial, lambda: Prober(place, self._asked.timeout)
-            )
+            try:
+                return look(
+                    self._session, _label(versions), question, trial, lambda: Prober(place, self._asked.timeout)
+                )
+            except (BadInputError, CannotRunError) as error:
+                raise type(error)(f"{_label(versions)}: {error}") from None
 
         return Asking(_label(versions), end, lambda trial: self._ask(versions, trial))
 
@@ -187,14 +199,21 @@ class _Bisection:
         def probe() -> Verdict:
             try:
                 python = self._environments.python(packages)
-                with closing(Prober(Place(python), self._asked.timeout)) as prober:
-                    return prober.run(trial)
             except DoesNotInstall as error:
                 return Verdict(State.SKIP, NOT_INSTALLED, str(error))
+            try:
+                with closing(Prober(Place(python), self._asked.timeout)) as prober:
+                    return prober.run(trial)
             except BadInputError as error:  # a kernel that these versions do not have
-                return Verdict(State.SKIP, "not there", str(error))
+                return Verdict(State.SKIP, NOT_THERE, str(error))
+            except CannotRunError as error:
+                raise _NoStart(str(error)) from None
 
-        return self._session.ask(label, self._question(packages, trial), probe)
+        try:
+            return self._session.ask(label, self._question(packages, trial), probe)
+        except _NoStart as error:
+            self._session.told(f"{label}: skip ({NO_START}, {error})")
+            return Verdict(State.SKIP, NO_START, str(error))
 
     def _question(self, packages: Sequence[Package], trial: Trial) -> Question:
         try:

@@ -33,6 +33,9 @@ _OFFLINE = (
     "Temporary failure in name resolution",
     "Max retries exceeded",
 )
+_OWN_ERROR = "ERROR: Exception:"
+# How pip says that the machine refused it something, such as room on the disk.
+_REFUSED = ("due to an OSError", _OWN_ERROR)
 # Processed last, so that what the environment installs is found first.
 _LAYER = "zzz_gdnbench_layer.pth"
 
@@ -82,11 +85,11 @@ class Environments:
         """The interpreter of an environment that has them, made unless it is there."""
         key = self._key(packages)
         folder, python = self._folder / key, self._folder / key / "bin" / "python"
-        with self._locked(key):
+        with self._locked(key) as lock:
             if not (folder / WHOLE).exists():
                 shutil.rmtree(folder, ignore_errors=True)
                 try:
-                    self._make(folder, packages)
+                    self._make(folder, packages, lock)
                 except BaseException:
                     shutil.rmtree(folder, ignore_errors=True)
                     raise
@@ -98,7 +101,8 @@ class Environments:
         return blake3(text.encode()).hexdigest()[:24]
 
     @contextmanager
-    def _locked(self, key: str) -> Iterator[None]:
+    def _locked(self, key: str) -> Iterator[int]:
+        """The lock, a file descriptor: processes that have it too keep it when this one is killed."""
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             lock = (self._folder / f"{key}.lock").open("w")
@@ -106,14 +110,15 @@ class Environments:
             raise CannotRunError(f"{self._folder} cannot be written: {error.strerror}") from None
         with lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            yield
+            yield lock.fileno()
 
-    def _make(self, folder: Path, packages: Sequence[Package]) -> None:
+    def _make(self, folder: Path, packages: Sequence[Package], lock: int) -> None:
         done = subprocess.run(
             [self._base.python, "-m", "venv", "--without-pip", str(folder)],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
+            pass_fds=(lock,),
         )
         if done.returncode:
             raise CannotRunError(f"{self._base.python} makes no virtual environment: {_last(done.stderr)}")
@@ -123,7 +128,7 @@ class Environments:
         if packages:
             wanted = [f"{one.name}=={one.version}" for one in packages]
             # One process, which no other Python has to be started for; the folder is that Python's own.
-            self._pip("install", "--no-deps", "--target", str(site), *self._options, *wanted)
+            self._pip("install", "--no-deps", "--target", str(site), *self._options, *wanted, lock=lock)
         with (folder / WHOLE).open("w", encoding="utf-8") as file:
             json.dump([asdict(one) for one in packages], file, indent=2)
             file.flush()
@@ -141,11 +146,16 @@ class Environments:
             packages.append(Package(plain_name(about["name"]), about["version"], source))
         return tuple(sorted(packages))
 
-    def _pip(self, *arguments: str) -> str:
-        """stdout of pip. DoesNotInstall, CannotRunError."""
+    def _pip(self, *arguments: str, lock: int | None = None) -> str:
+        """stdout of pip, which has the `lock` too. DoesNotInstall, CannotRunError."""
         command = [self._base.python, "-m", "pip", "--no-input", "--disable-pip-version-check"]
         done = subprocess.run(
-            [*command, *arguments], stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace"
+            [*command, *arguments],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            pass_fds=() if lock is None else (lock,),
         )
         if done.returncode == 0:
             return done.stdout
@@ -153,11 +163,13 @@ class Environments:
             raise CannotRunError(f"{self._base.python} has no pip; python -m ensurepip installs it")
         if any(sign in done.stderr for sign in _OFFLINE):
             raise CannotRunError(f"pip cannot ask its index: {_last(done.stderr)}")
+        if any(sign in done.stderr for sign in _REFUSED):
+            raise CannotRunError(f"pip cannot install here: {_last(done.stderr)}")
         raise DoesNotInstall(_last(done.stderr))
 
 
 def _last(text: str) -> str:
     """The first error of pip, which is what it stumbled over, else its last line."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    errors = [line for line in lines if line.upper().startswith("ERROR:")]
+    errors = [line for line in lines if line.upper().startswith("ERROR:") and line != _OWN_ERROR]
     return (errors or lines[-1:] or ["it said nothing"])[0].removeprefix("ERROR:").strip()

@@ -24,6 +24,7 @@ from gdnbench.cli.bisect.common import (
     finish,
 )
 from gdnbench.cli.judging import tolerance
+from gdnbench.errors import BadInputError
 
 
 def env(
@@ -64,6 +65,9 @@ def env(
     options = [] if index_url is None else ["--index-url", index_url]
     options += [word for place in find_links or () for word in ("--find-links", place)]
     options += ["--no-index"] * no_index
+    for word in beside.split():
+        if word.startswith("-"):
+            raise BadInputError(f"--with {word!r} is an option of pip; give requirements like 'c==3 d'")
     asked = Asked(
         trial,
         pins(good, "--good"),
