@@ -57,6 +57,7 @@ class Follower:
         self.tmem = TensorMemory(self, sets)
         self.operations: dict[AsyncOperation, Tokens] = {}
         self.carries: dict[AsyncOperation, int] = {}
+        self.issued: dict[AsyncOperation, Carried] = {}
         self.reading: dict[int, Event] = {}  # by token, copies that read shared memory
         self.issue: Issue | None = None
         self._forms: dict[int, plain.Form | None] = {}
@@ -223,6 +224,7 @@ class Follower:
         """The mbarriers that an operation will signal have to be ready for it."""
         if not operation.signals:
             return
+        self.issued[operation] = self.views[warp.index].handed_on()
         clock = self.views[warp.index].clock
         token = self.events.token()
         event = self.events.begun(warp.index, clock, ins, Access.ATOMIC, Proxy.ASYNC, token)
@@ -249,10 +251,13 @@ class Follower:
         """See `Checker`."""
         tokens = self.operations.pop(operation, None)
         over = self.carries.pop(operation, 0) | (tokens.both if tokens is not None else 0)
+        issued = self.issued.pop(operation, None)
         for address in operation.signals:
             barrier = self.mbarriers.get(address)
             if barrier is not None:
                 carried = barrier.at(self.phase(address))
+                if issued is not None:
+                    carried.order(issued)
                 carried.base.tokens |= over
                 carried.fenced |= over
 

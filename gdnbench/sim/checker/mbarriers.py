@@ -13,13 +13,13 @@ KEPT = 3
 @dataclass(slots=True)
 class Mbarrier:
     """One, from its mbarrier.init on. `users` is each warp's latest use of it; `waits`, by phase, who has
-    waited for it and at which clock."""
+    waited for it: the number of the wait."""
 
     init: Event
     warps: int
     phases: dict[int, Carried] = field(default_factory=dict)
     users: dict[int, Event] = field(default_factory=dict)
-    waits: dict[int, dict[int, Event]] = field(default_factory=dict)
+    waits: dict[int, dict[int, tuple[int, Event]]] = field(default_factory=dict)
     _checked: int = -1
 
     def at(self, phase: int) -> Carried:
@@ -41,12 +41,12 @@ class Mbarrier:
         late: list[Event] = []
         if phase > self._checked:
             self._checked = phase
-            ended = self.at(phase).base
+            ended = self.at(phase).executed
             late = [
                 wait
-                for warp, wait in self.waits.get(phase - 1, {}).items()
-                if ended.clocks[warp] < wait.clock
+                for warp, (number, wait) in self.waits.get(phase - 1, {}).items()
+                if ended.clocks[warp] < number
             ]
         views.acquire(self.at(phase), relaxed=relaxed)
-        self.waits.setdefault(phase, {})[views.index] = event
+        self.waits.setdefault(phase, {})[views.index] = views.waited(), event
         return late

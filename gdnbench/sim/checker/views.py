@@ -4,12 +4,13 @@ A warp's own accesses carry its clock, which advances whenever it releases what 
 operation has tokens, bits of an integer: one for its reads and one for its writes. A *view* says, of every
 warp, up to which clock its accesses are ordered before what comes now, and which tokens are.
 
-Four views differ in what they are good for (PTX ISA, "Memory Consistency Model", "Proxies"; 9.7.16.6):
+Five views differ in what they are good for (PTX ISA, "Memory Consistency Model", "Proxies"; 9.7.16.6):
 
     base       everything that synchronisation orders
     proxied    of the generic proxy's writes, by memory, those that a fence.proxy.async handed to the async
     proxy
     inits      of the mbarriers' initialisations, those that a fence made visible to the async proxy
+    executed   waits at mbarriers, by their number: which ones are over, whatever memory looks like
     fenced     of tensor-memory operations, those that tcgen05.fence orders where synchronisation alone does
     not
 """
@@ -50,12 +51,15 @@ class Carried:
     base: View
     proxied: dict[str, View]
     inits: View
+    executed: View
     fenced: int = 0
     piped: int = 0
 
     @classmethod
     def of(cls, warps: int) -> Carried:
-        return cls(View.of(warps), {space: View.of(warps) for space in SPACES}, View.of(warps))
+        return cls(
+            View.of(warps), {space: View.of(warps) for space in SPACES}, View.of(warps), View.of(warps)
+        )
 
     def order(self, other: Carried) -> None:
         """Join what is known of shared and global memory."""
@@ -63,6 +67,7 @@ class Carried:
         for space, view in self.proxied.items():
             view.join(other.proxied[space])
         self.inits.join(other.inits)
+        self.executed.join(other.executed)
 
     def join(self, other: Carried) -> None:
         self.order(other)
@@ -101,6 +106,20 @@ class WarpViews:
             self.known.order(carried)
         self.synced |= carried.fenced
         self.synced_piped |= carried.piped
+
+    def handed_on(self) -> Carried:
+        """What the end of an operation that is set going now will tell: what was known of others, and what
+        this warp has released. By then that is over, since the operation follows it; what the warp did since
+        its last release need not be."""
+        carried = Carried.of(len(self.known.base.clocks))
+        carried.order(self.known)
+        carried.base.clocks[self.index] = self.clock - 1
+        return carried
+
+    def waited(self) -> int:
+        """The warp has waited for a phase: the number of this wait."""
+        self.known.executed.clocks[self.index] += 1
+        return self.known.executed.clocks[self.index]
 
     def over(self, tokens: int) -> None:
         """The warp has waited for these operations."""
