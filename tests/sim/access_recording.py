@@ -15,20 +15,32 @@ from gdnbench.sim.ptx.ir import Instruction
 Event = tuple[int, str, dict[int, int]]
 
 
+# What stands for no access: one of no lanes.
+NOTHING = np.zeros((1, 32), np.bool_), np.zeros((1, 32), np.uint64)
+
+
 class Recording:
     """Seam: `Checker`. Keeps what it is told."""
 
     def __init__(self, letters: Mapping[int, str]) -> None:
         self.letters = letters  # by PTX line; others go by their pc
-        self.events: list[Event] = []
+        self._told: list[tuple[int, str, Masks, Addresses]] = []
+
+    @property
+    def events(self) -> list[Event]:
+        """Read off the arrays as they are now."""
+        return [
+            (warp, name, {int(lane): int(row[lane]) for lane in np.flatnonzero(mask)})
+            for warp, name, masks, addresses in self._told
+            for mask, row in zip(masks, addresses, strict=True)
+        ]
 
     def accessed(self, warp: Warp, ins: Instruction, masks: Masks, addresses: Addresses) -> None:
         assert masks.dtype == np.bool_
         assert addresses.dtype == np.uint64
         assert masks.shape == addresses.shape == (len(masks), 32)
-        for mask, row in zip(masks, addresses, strict=True):
-            there = {int(lane): int(row[lane]) for lane in np.flatnonzero(mask)}
-            self.events.append((warp.index, self.letters.get(ins.place.line, f"{ins.pc} {ins.name}"), there))
+        name = self.letters.get(ins.place.line, f"{ins.pc} {ins.name}")
+        self._told.append((warp.index, name, masks, addresses))
 
     def begins(
         self,
@@ -39,7 +51,7 @@ class Recording:
         previous: Wait | None,
     ) -> None:
         if previous is None:
-            self.events.append((warp.index, ins.op, {}))
+            self._told.append((warp.index, ins.op, *NOTHING))
 
     def ends(
         self,
@@ -51,13 +63,13 @@ class Recording:
         results: Results | Wait,
     ) -> None:
         if not isinstance(results, Wait):
-            self.events.append((warp.index, f"{ins.op} ends", {}))
+            self._told.append((warp.index, f"{ins.op} ends", *NOTHING))
 
     def submitted(self, operation: AsyncOperation) -> None: ...
 
     def landing(self, operation: AsyncOperation) -> None: ...
 
     def exited(self, warp: int) -> None:
-        self.events.append((warp, "exited", {}))
+        self._told.append((warp, "exited", *NOTHING))
 
     def finish(self) -> None: ...

@@ -69,7 +69,7 @@ class CompiledEngine:
         }
         self.next_block = [blocks.at.get(block.stop, -1) for block in blocks.blocks]
         self.starts = [block.start for block in blocks.blocks]
-        # Somebody is told of every instruction that goes through the machine: then all of them do.
+        # Somebody is told what goes through the machine: then all of its instructions have to.
         self.watched = config.profile or config.check
         self.direct: dict[int, Direct] = {
             block: found

@@ -3,7 +3,8 @@
 Instructions without an effect go through the machine the first time, which refuses what it does not know, and
 are skipped from then on. `mbarrier.try_wait` that succeeds, and arrivals, work on the mbarrier's own bytes
 (machine/mbarrier.py says what they mean); whatever is out of the ordinary, a fault included, is left to the
-machine. A launch that is profiled sends everything through the machine: the state's field `inline`.
+machine. A launch that is profiled or has a checker sends everything through the machine: the state's field
+`inline`.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ class Checker(Protocol):
     def accessed(self, warp: Warp, ins: Instruction, masks: Masks, addresses: Addresses) -> None:
         """Executions of a load, store, atomic or matrix load, in order: which lanes, and the addresses that
         `ins` computed for them, before generic ones are resolved. Only instructions that may touch shared or
-        global memory."""
+        global memory, and accesses that were legal. The arrays do not change afterwards."""
         ...
 
     def begins(
