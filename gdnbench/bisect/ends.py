@@ -89,8 +89,7 @@ def settle(trial: Trial, good: Asking, bad: Asking, told: Callable[[str], None])
             " exchange --good and --bad"
         )
     if found.bad.state is State.GOOD:
-        said = f"nothing to bisect: {bad.label} passes already"
-        return replace(found, ended=said, result="passes", exit_code=Exit.PASS)
+        raise BadInputError(f"nothing to bisect: the bad end {bad.label} passes; give one that fails")
     for name, one, verdict in (("bad", bad, found.bad), ("good", good, found.good)):
         if verdict.state is State.SKIP:
             raise CannotRunError(

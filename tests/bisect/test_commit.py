@@ -7,111 +7,27 @@ import random
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gdnbench.bisect import trial as trials
-from gdnbench.bisect.commit import probe
-from gdnbench.bisect.commit.axis import Answer, Asked, bisect
 from gdnbench.bisect.commit.relevant import Relevant
 from gdnbench.bisect.commit.repository import Repository
 from gdnbench.bisect.commit.search import narrow
 from gdnbench.bisect.commit.worktree import worktree
-from gdnbench.bisect.prober import Place
-from gdnbench.bisect.session import Session
 from gdnbench.bisect.trial import Trial
 from gdnbench.bisect.verdict import State, Verdict
 from gdnbench.errors import BadInputError, CannotRunError, Exit
-from gdnbench.store.writer import StoreWriter
-from gdnbench.synth import draft, synthesise
 
 SEEDS = [1, 2, 3, pytest.param(random.SystemRandom().randrange(1 << 30), id="fresh")]
-KINDS = {"right": "pass", "wrong": "numeric mismatch", "crashes": "crash", "hangs": "hang"}
-STATES = {"right": State.GOOD, "lacks": State.SKIP}
-
-
-@dataclass
-class Replays:
-    """Stands in for processes that replay: what comes of a revision stands in its pack/kernel.py."""
-
-    asked: list[str] = field(default_factory=list)
-
-    def __call__(self, place: Place, timeout: float) -> Replays:
-        assert place.folder is not None
-        self.folder = Path(place.folder)
-        return self
-
-    def run(self, trial: Trial) -> Verdict:
-        word = (self.folder / "pack" / "kernel.py").read_text().split()[1]
-        self.asked.append(word)
-        if word == "unfenced":
-            word = "wrong" if "early" in trial.schedules else "right"
-        if word == "nofunction":
-            raise BadInputError("pack has no function 'kernel'")
-        tensors = {"A": True, "Ai": word != "wrong", "o": word != "wrong"} if trial.stages else {"o": True}
-        state = STATES.get(word, State.BAD)
-        return Verdict(state, KINDS.get(word, "missing"), f"it {word}", word, {"tensors": tensors})
-
-    def close(self) -> None:
-        pass
-
-
-@pytest.fixture
-def replays(monkeypatch: pytest.MonkeyPatch) -> Replays:
-    made = Replays()
-    monkeypatch.setattr(probe, "Prober", made)
-    monkeypatch.setattr(trials, "toolchain", dict)  # else it may be edited between two questions
-    return made
-
-
-@pytest.fixture(scope="session")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("store") / "decode.zarr"
-    with StoreWriter(path, kind="synth", durable=False) as writer:
-        call = synthesise("gdn_decode", batch=1, heads=(1, 1), head_dim=(8, 8), seed=1)
-        writer.write("0", [draft("gdn_decode", call, index=0)])
-    return path
-
-
-@dataclass
-class Bisecting:
-    """Bisects `history`, one session for the same arguments."""
-
-    history: Any
-    store: Path
-    state: Path
-    told: list[str] = field(default_factory=list)
-
-    def __call__(self, good: str, bad: str, trial: Trial | None = None, **options: Any) -> Answer:
-        trial = trial or Trial(str(self.store), "pack.kernel:kernel")
-        asked = Asked(trial, self.history.path, good, bad, sys.executable, 5.0, **options)
-        self.told.clear()
-        return bisect(
-            asked, Session.begin(self.state, "commit", {"good": good, "bad": bad}, self.told.append)
-        )
-
-
-@pytest.fixture
-def bisecting(history: Any, store: Path, tmp_path: Path, replays: Replays) -> Bisecting:
-    return Bisecting(history, store, tmp_path / "state")
-
-
-def line(history: Any, *words: str) -> list[str]:
-    """A commit a word, each with other files, on the branch that is checked out."""
-    return [
-        history.commit(f"{number} {word}", {"pack/__init__.py": "", "pack/kernel.py": f"# {word} {number}\n"})
-        for number, word in enumerate(words)
-    ]
 
 
 @pytest.mark.parametrize("guilty", range(1, 8))
 def test_a_line_takes_as_many_replays_as_bits(
-    bisecting: Bisecting, history: Any, replays: Replays, guilty: int
+    bisecting: Any, history: Any, replays: Any, guilty: int
 ) -> None:
-    made = line(history, *["right"] * guilty, *["wrong"] * (8 - guilty))
+    made = bisecting.commits(history, *["right"] * guilty, *["wrong"] * (8 - guilty))
     answer = bisecting(made[0], made[-1])
     assert answer.exit_code is Exit.MISMATCH
     assert answer.found["commit"]["hash"] == made[guilty]
@@ -127,11 +43,11 @@ def test_a_line_takes_as_many_replays_as_bits(
 
 
 def test_what_cannot_be_told_is_passed_over_and_all_that_is_left_is_said(
-    bisecting: Bisecting, history: Any
+    bisecting: Any, history: Any
 ) -> None:
-    made = line(history, "right", "lacks", "nofunction", "wrong", "lacks", "wrong")
+    made = bisecting.commits(history, "right", "lacks", "nofunction", "wrong", "lacks", "wrong")
     history.commit("No kernel", {"pack/kernel.py": None, "pack/__init__.py": None})
-    line(history, "wrong")
+    bisecting.commits(history, "wrong")
     answer = bisecting(made[0], "main")
     assert answer.found["result"] == "candidates"
     assert {one["hash"] for one in answer.found["candidates"]} == set(made[1:4])
@@ -140,9 +56,9 @@ def test_what_cannot_be_told_is_passed_over_and_all_that_is_left_is_said(
         assert identity[:10] in answer.lines[-1]
 
 
-def test_a_failure_of_another_kind_is_told_apart(bisecting: Bisecting, history: Any) -> None:
+def test_a_failure_of_another_kind_is_told_apart(bisecting: Any, history: Any) -> None:
     words = ["right", "right", "crashes", "crashes", "crashes", "crashes", "wrong", "wrong"]
-    made = line(history, *words)
+    made = bisecting.commits(history, *words)
     answer = bisecting(made[0], made[-1])
     assert {one["hash"] for one in answer.found["candidates"]} == set(made[2:7])
     (other,) = answer.found["other_kinds"]
@@ -153,12 +69,16 @@ def test_a_failure_of_another_kind_is_told_apart(bisecting: Bisecting, history: 
     assert either.found["kind"] == "crash"
 
 
-def test_ends(bisecting: Bisecting, history: Any) -> None:
-    made = line(history, "right", "wrong", "right", "wrong", "lacks", "nofunction")
-    passes = bisecting(made[0], made[2])
-    assert (passes.exit_code, passes.found["result"]) == (Exit.PASS, "passes")
+def test_ends(bisecting: Any, history: Any) -> None:
+    made = bisecting.commits(history, "right", "wrong", "right", "wrong", "lacks", "nofunction")
+    with pytest.raises(BadInputError, match=r"the bad end .* 2 right passes; give one that fails"):
+        bisecting(made[0], made[2])
     with pytest.raises(BadInputError, match=r"good end .* is bad too: numeric mismatch"):
         bisecting(made[1], made[3])
+    with pytest.raises(
+        BadInputError, match=r"is bad, numeric mismatch, and .* passes; exchange --good and --bad"
+    ):
+        bisecting(made[1], made[0])
     with pytest.raises(BadInputError, match="is an ancestor of --good"):
         bisecting(made[2], made[1])
     with pytest.raises(CannotRunError, match=r"bad end .* cannot be told: missing"):
@@ -175,17 +95,17 @@ def test_ends(bisecting: Bisecting, history: Any) -> None:
         bisecting(made[0], made[1], Trial(str(bisecting.store), "torch"))
 
 
-def test_a_good_end_on_another_branch(bisecting: Bisecting, history: Any) -> None:
-    base = line(history, "right", "right")[-1]
+def test_a_good_end_on_another_branch(bisecting: Any, history: Any) -> None:
+    base = bisecting.commits(history, "right", "right")[-1]
     history.git("checkout", "--quiet", "-b", "release")
-    release = line(history, "right")[-1]
+    release = bisecting.commits(history, "right")[-1]
     history.git("checkout", "--quiet", "main")
-    made = line(history, "right", "right", "wrong", "wrong")
+    made = bisecting.commits(history, "right", "right", "wrong", "wrong")
     answer = bisecting("release", "main")
     assert answer.found["commit"]["hash"] == made[2]
     assert any(told.startswith(base[:10]) for told in bisecting.told)  # looked at first: it must be good
     history.git("checkout", "--quiet", "-b", "mended", made[2])
-    mended = line(history, "right")[-1]
+    mended = bisecting.commits(history, "right")[-1]
     older = bisecting(mended, "main")
     assert older.found == {
         "axis": "commit",
@@ -199,12 +119,12 @@ def test_a_good_end_on_another_branch(bisecting: Bisecting, history: Any) -> Non
 
 
 def test_commits_that_change_nothing_of_the_kernel_are_not_replayed(
-    bisecting: Bisecting, history: Any, replays: Replays
+    bisecting: Any, history: Any, replays: Any
 ) -> None:
-    begun = line(history, "right")[-1]
+    begun = bisecting.commits(history, "right")[-1]
     for number in range(20):
         history.commit(f"note {number}", {"notes.txt": str(number)})
-    guilty = line(history, "right", "wrong")[-1]
+    guilty = bisecting.commits(history, "right", "wrong")[-1]
     for number in range(20):
         history.commit(f"more {number}", {"notes.txt": f"more {number}"})
     assert bisecting(begun, "main").found["commit"]["hash"] == guilty
@@ -212,8 +132,8 @@ def test_commits_that_change_nothing_of_the_kernel_are_not_replayed(
     assert len(replays.asked) == 2 * 5 + 2
 
 
-def test_the_users_checkout_is_left_alone(bisecting: Bisecting, history: Any) -> None:
-    made = line(history, "right", "right", "wrong", "wrong")
+def test_the_users_checkout_is_left_alone(bisecting: Any, history: Any) -> None:
+    made = bisecting.commits(history, "right", "right", "wrong", "wrong")
     hook = history.path / ".git" / "hooks" / "post-checkout"
     hook.write_text(f"#!/bin/sh\ntouch {history.path}/hooked\n")
     hook.chmod(0o755)
@@ -238,8 +158,8 @@ def test_the_users_checkout_is_left_alone(bisecting: Bisecting, history: Any) ->
     assert not list(bisecting.state.glob("*/worktree"))
 
 
-def test_a_build_that_fails_is_passed_over(bisecting: Bisecting, history: Any) -> None:
-    made = line(history, "right", "right", "unbuilt", "wrong", "wrong")
+def test_a_build_that_fails_is_passed_over(bisecting: Any, history: Any) -> None:
+    made = bisecting.commits(history, "right", "right", "unbuilt", "wrong", "wrong")
     build = "! grep -q unbuilt pack/kernel.py || { echo no compiler >&2; exit 4; }; touch built"
     answer = bisecting(made[0], made[-1], build=build)
     assert {one["hash"] for one in answer.found["candidates"]} == set(made[2:4])
@@ -251,15 +171,15 @@ def test_a_build_that_fails_is_passed_over(bisecting: Bisecting, history: Any) -
 
 
 def test_submodules_are_there_when_asked_for(
-    bisecting: Bisecting, history: Any, another: Any, monkeypatch: pytest.MonkeyPatch
+    bisecting: Any, history: Any, another: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     inner = another("inner")
-    line(inner, "right")
+    bisecting.commits(inner, "right")
     for name, value in (("COUNT", "1"), ("KEY_0", "protocol.file.allow"), ("VALUE_0", "always")):
         monkeypatch.setenv(f"GIT_CONFIG_{name}", value)
     history.git("submodule", "add", "--quiet", str(inner.path), "inner")
     good = history.commit("with a submodule", {})
-    line(inner, "wrong")
+    bisecting.commits(inner, "wrong")
     history.git("-C", "inner", "pull", "--quiet")
     bad = history.commit("move it", {})
     answer = bisecting(good, bad, path="inner", submodules=True)
@@ -267,19 +187,35 @@ def test_submodules_are_there_when_asked_for(
     assert history.git("status", "--porcelain") == ""
 
 
-def test_a_fault_that_one_schedule_shows_is_said_to_be_and_found(bisecting: Bisecting, history: Any) -> None:
-    made = line(history, "right", "right", "right", "unfenced", "unfenced")
-    answer = bisecting(made[0], made[-1], Trial(str(bisecting.store), "pack.kernel:kernel", "sim"))
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("unfenced", "pass under late, numeric mismatch under early"),
+        ("unwaited", "numeric mismatch under late, pass under early"),
+    ],
+)
+@pytest.mark.parametrize("good", ["right", "always"])
+def test_a_fault_that_one_schedule_shows_is_said_to_be_and_found(
+    bisecting: Any, history: Any, word: str, said: str, good: str
+) -> None:
+    trial = Trial(str(bisecting.store), "pack.kernel:kernel", "sim")
+    if good == "always":  # a good end that depends on the schedule is a bad one
+        made = bisecting.commits(history, word, word, "wrong")
+        with pytest.raises(BadInputError, match="good end .* is bad too"):
+            bisecting(made[0], made[-1], trial)
+        return
+    made = bisecting.commits(history, "right", "right", "right", word, word)
+    answer = bisecting(made[0], made[-1], trial)
     assert answer.found["commit"]["hash"] == made[3]
     (note,) = answer.found["notes"]
-    assert note.startswith(f"{made[4][:10]} 4 unfenced depends on the schedule: ")
-    assert "numeric mismatch under early" in note
+    assert note.startswith(f"{made[4][:10]} 4 {word} depends on the schedule: ")
+    assert said in note
 
 
 def test_one_that_is_interrupted_leaves_nothing_behind_and_goes_on(
-    bisecting: Bisecting, history: Any, replays: Replays
+    bisecting: Any, history: Any, replays: Any
 ) -> None:
-    made = line(history, "right", "right", "right", "wrong", "wrong")
+    made = bisecting.commits(history, "right", "right", "right", "wrong", "wrong")
     run, stop = replays.run, 2 * 5 + 2  # after both ends and one between them
 
     def interrupted(trial: Trial) -> Verdict:
@@ -298,8 +234,8 @@ def test_one_that_is_interrupted_leaves_nothing_behind_and_goes_on(
     assert len(replays.asked) == 2 * 5 + 1 + 1 + 2
 
 
-def test_a_flaky_end_is_not_bisected(bisecting: Bisecting, history: Any, replays: Replays) -> None:
-    made = line(history, "right", "wrong")
+def test_a_flaky_end_is_not_bisected(bisecting: Any, history: Any, replays: Any) -> None:
+    made = bisecting.commits(history, "right", "wrong")
     run = replays.run
 
     def by_turns(trial: Trial) -> Verdict:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -62,8 +63,20 @@ def bisect(asked: Asked, session: Session) -> Answer:
     good, bad = repository.commit(asked.good, "--good"), repository.commit(asked.bad, "--bad")
     if good.hash == bad.hash:
         raise BadInputError(f"--good and --bad are the same commit, {good.label}")
+    asked = replace(
+        asked, path=_inside(asked.path, "--path"), also=tuple(_inside(one, "--also") for one in asked.also)
+    )
+    for path in asked.also:
+        if not any(repository.tree(end.hash, path) for end in (good, bad)):
+            raise BadInputError(f"--also {path} is neither in {good.label} nor in {bad.label}")
     trial = replace(asked.trial, kernel=_kernel(asked, repository, bad))
     relevant = Relevant(repository, trial.kernel, asked.path, asked.also)
+    same = relevant.trees(good.hash)
+    if same is not None and asked.build is None and same == relevant.trees(bad.hash):
+        raise BadInputError(
+            f"{good.label} and {bad.label} have the same files of the kernel and of what it imports; name"
+            " what else it reads with --also"
+        )
     with worktree(repository, session.folder, asked.submodules, asked.build) as files:
         revisions = Revisions(
             session,
@@ -76,6 +89,14 @@ def bisect(asked: Asked, session: Session) -> Answer:
             timeout=asked.timeout,
         )
         return _Bisection(asked, trial, session, repository, revisions, good, bad).run()
+
+
+def _inside(path: str, option: str) -> str:
+    """A path from the root of the repository as git writes it. BadInputError for one that leaves it."""
+    found = posixpath.normpath(path)
+    if found.startswith(("/", "../")) or found == "..":
+        raise BadInputError(f"{option} {path} is no path in the repository; write it from its root")
+    return "" if found == "." else found
 
 
 def _kernel(asked: Asked, repository: Repository, bad: Commit) -> str:
@@ -121,7 +142,7 @@ class _Bisection:
         self._kind = family(found.bad.kind)
         self._seen.verdicts.update({self._bad.hash: found.bad, self._good.hash: found.good})
         goods = [self._good.hash]
-        for base in self._bases():
+        for base in self._bases(notes):
             match self._state(base):
                 case State.GOOD:
                     goods.append(base)
@@ -146,13 +167,14 @@ class _Bisection:
 
         return Asking(commit.label, look, ask)
 
-    def _bases(self) -> list[str]:
+    def _bases(self, notes: list[str]) -> list[str]:
         """Where the histories part, for a good end that is no ancestor of the bad one."""
         bases = self._repository.merge_bases(self._bad.hash, self._good.hash)
-        if not bases and self._repository.shallow():
-            raise BadInputError(
-                f"{self._good.label} and {self._bad.label} have no commit in common: {UNSHALLOW}"
-            )
+        if not bases:
+            apart = f"{self._good.label} and {self._bad.label} have no commit in common"
+            if self._repository.shallow():
+                raise BadInputError(f"{apart}: {UNSHALLOW}")
+            notes.append(f"{apart}: all that {self._bad.label} comes from is looked at")
         if self._bad.hash in bases:
             raise BadInputError(
                 f"--bad {self._bad.label} is an ancestor of --good {self._good.label}: was --bad mended"

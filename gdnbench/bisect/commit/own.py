@@ -6,11 +6,8 @@ them. What it says is read from its JSON, so that revisions from before this fil
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import signal
-import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -19,6 +16,7 @@ from typing import Any
 from blake3 import blake3
 
 from gdnbench.bisect import content
+from gdnbench.bisect.commit import leash
 from gdnbench.bisect.prober import TIMEOUT, Place
 from gdnbench.bisect.trial import BIT_DIFFERENCE, IMPORT_FAILURE, Trial, chosen_by
 from gdnbench.bisect.verdict import CONTENT, State, Verdict
@@ -30,8 +28,11 @@ from gdnbench.report.outcome import Outcome
 NOT_RUN = "not run"
 """The kind of a revision whose replay says that it cannot."""
 
+_PLAIN = """
+import runpy
+runpy.run_module("gdnbench", run_name="__main__", alter_sys=True)
+"""
 _SCHEDULED = """
-import sys
 from gdnbench.cli.main import run
 from gdnbench.sim.simulate import Settings, active
 schedule = sys.argv.pop(1)
@@ -73,28 +74,20 @@ class OwnReplay:
     def _once(self, trial: Trial, schedule: str) -> Verdict:
         begin = time.monotonic()
         # In that process: a schedule is that process' own, and to end is a verdict.
-        start = ["-c", _SCHEDULED, schedule] if trial.on == SIM else ["-m", "gdnbench"]
-        process = subprocess.Popen(
-            [self._place.python, *start, *_arguments(trial), "--no-isolate"],
-            cwd=self._place.folder,
-            env={**os.environ, **self._place.environment},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
-            start_new_session=True,
-        )
+        code, schedules = (_SCHEDULED, [schedule]) if trial.on == SIM else (_PLAIN, [])
         limit = START_SECONDS + self._timeout
         try:
-            out, err = process.communicate(timeout=limit)
-        except subprocess.TimeoutExpired:
+            ended = leash.run(
+                [self._place.python],
+                code,
+                [*schedules, *_arguments(trial), "--no-isolate"],
+                folder=str(self._place.folder),
+                environment={**os.environ, **self._place.environment},
+                seconds=limit,
+            )
+        except TimeoutError:
             return Verdict(State.BAD, str(Outcome.HANG), f"no answer within {limit:g} s", seconds=limit)
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-        return read(process.returncode, out, err, time.monotonic() - begin)
+        return read(ended.status, ended.out, ended.err, time.monotonic() - begin)
 
 
 def _arguments(trial: Trial) -> list[str]:

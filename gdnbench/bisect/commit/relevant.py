@@ -2,7 +2,7 @@
 
 A kernel's package, the packages and modules of the repository that it imports, and those that they import.
 Imports are read from the text of the files, so one that is never run counts as well, and one by a computed
-name does not.
+name does not. Where one of them is a symbolic link, or has one, all of the revision counts.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 
 from blake3 import blake3
 
-from gdnbench.bisect.commit.repository import Repository
+from gdnbench.bisect.commit.repository import LINK, Repository
 
 _IMPORT = re.compile(rb"^[ \t]*(?:from[ \t]+(\w+)|import[ \t]+([\w., \t]+))", re.MULTILINE)
 OWN = "gdnbench"
@@ -87,7 +87,10 @@ class Relevant:
             if name in found or name not in there:
                 continue
             found[name] = there[name][1]
-            start |= self._imported(*there[name]) - found.keys()
+            imported = self._imported(*there[name])
+            if imported is None:
+                return {"": self._repository.tree(revision) or revision}
+            start |= imported - found.keys()
         own = posixpath.join(self._path, "pyproject.toml")
         for path in (*self._also, own):
             if (identity := self._repository.tree(revision, path)) is not None:
@@ -103,7 +106,8 @@ class Relevant:
             identity = self._repository.tree(revision, path)
             if identity is None:
                 return None
-            there[path] = ("blob", identity)
+            same = identity == self._repository.target(revision, path)
+            there[path] = ("blob" if same else LINK, identity)
             return {path}
         names = {OWN, "gdnbench_kernels"} & there.keys() if self.own(revision) else set()
         if self._place:
@@ -115,25 +119,30 @@ class Relevant:
         """Kind and hash of every package and module that an import may find, by its name."""
         found: dict[str, tuple[str, str]] = {}
         for folder in roots.folders:
-            tree = self._repository.tree(revision, "" if folder in ("", ".") else folder)
+            tree = self._repository.target(revision, "" if folder in ("", ".") else folder)
             for name, (kind, identity) in (self._repository.names(tree) if tree else {}).items():
-                if kind == "blob" and name.endswith(".py"):
+                if kind in ("blob", LINK) and name.endswith(".py"):
                     found.setdefault(name.removesuffix(".py"), (kind, identity))
                 elif kind != "blob" and name.isidentifier():
                     found.setdefault(name, (kind, identity))
         for name, folder in roots.renamed.items():
-            if (tree := self._repository.tree(revision, folder)) is not None:
+            if (tree := self._repository.target(revision, folder)) is not None:
                 found[name] = ("tree", tree)
         return found
 
-    def _imported(self, kind: str, identity: str) -> set[str]:
-        """The first parts of all names imported in a file, or below a folder."""
+    def _imported(self, kind: str, identity: str) -> set[str] | None:
+        """The first parts of all names imported in a file, or below a folder. None where a link leads
+        elsewhere."""
+        if kind == LINK:
+            return None
         if kind == "commit":  # a submodule: its files are not in this repository
             return set()
         files = [identity]
         if kind == "tree":
             listed = self._repository.files(identity)
-            files = [one for path, one in listed.items() if path.endswith((".py", ".pyi"))]
+            if any(one == LINK for one, _ in listed.values()):
+                return None
+            files = [one for path, (_, one) in listed.items() if path.endswith((".py", ".pyi"))]
         new = [one for one in dict.fromkeys(files) if one not in self._imports]
         for one, text in zip(new, self._repository.blobs(new), strict=True):
             self._imports[one] = frozenset(self._named_in(text))

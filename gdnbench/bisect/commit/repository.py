@@ -12,13 +12,30 @@ from gdnbench.errors import BadInputError, CannotRunError
 
 # What git says of the repository that it calls somebody in, such as a hook: another one is asked here.
 _LOCAL = (
-    "GIT_DIR",
-    "GIT_WORK_TREE",
-    "GIT_INDEX_FILE",
-    "GIT_PREFIX",
-    "GIT_OBJECT_DIRECTORY",
+    "GIT_ALTERNATE_OBJECT_DIRECTORIES",
     "GIT_COMMON_DIR",
+    "GIT_DIR",
+    "GIT_GRAFT_FILE",
+    "GIT_IMPLICIT_WORK_TREE",
+    "GIT_INDEX_FILE",
+    "GIT_NAMESPACE",
+    "GIT_OBJECT_DIRECTORY",
+    "GIT_PREFIX",
+    "GIT_SHALLOW_FILE",
+    "GIT_WORK_TREE",
 )
+# What a repository or its user may have configured and is not to act here: programs that git would run, an
+# encoding other than that its output is read in, and files that it would leave out.
+_SETTINGS = (
+    "core.hooksPath=/dev/null",
+    "core.fsmonitor=false",
+    "core.sparseCheckout=false",
+    "core.quotePath=false",
+    "gc.auto=0",
+    "i18n.logOutputEncoding=UTF-8",
+)
+LINK = "link"
+"""The kind of a symbolic link, which to git is a file that holds where it leads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,23 +65,34 @@ def environment() -> dict[str, str]:
 
 def git(folder: Path, *arguments: str) -> str:
     """What `git ARGUMENTS` prints in `folder`, without its hooks. GitError, or CannotRunError without git."""
-    command = ["git", "-c", "core.hooksPath=/dev/null", "-c", "gc.auto=0", "-c", "core.quotePath=false"]
+    done = _run(folder, arguments)
+    if done.returncode:
+        raise GitError(_said(done.stderr.decode(errors="replace")) or f"exit status {done.returncode}")
+    return done.stdout.decode(errors="replace")
+
+
+def _run(folder: Path, arguments: Sequence[str], given: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+    settings = [word for setting in _SETTINGS for word in ("-c", setting)]
     try:
-        done = subprocess.run(
-            [*command, *arguments],
+        return subprocess.run(
+            ["git", *settings, *arguments],
             cwd=folder,
-            env=environment(),
-            stdin=subprocess.DEVNULL,
+            env={**environment(), "LC_ALL": "C.UTF-8"},
+            input=given,
             capture_output=True,
-            text=True,
-            errors="replace",
         )
     except FileNotFoundError:
         raise CannotRunError("there is no git here to ask; install it") from None
-    if done.returncode:
-        said = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
-        raise GitError(said[-1])
-    return done.stdout
+
+
+def _said(stderr: str) -> str:
+    """What git says is wrong, without the advice around it."""
+    lines = [line.strip() for line in stderr.splitlines() if line.strip()]
+    wrong = [line for line in lines if line.startswith(("fatal: ", "error: "))]
+    found = (wrong or lines or [""])[-1]
+    if "dubious ownership" in found:
+        return f"{found}; it is another user's, {lines[-1]} trusts it"
+    return found
 
 
 class Repository:
@@ -74,18 +102,22 @@ class Repository:
         if not path.is_dir():
             raise BadInputError(f"--repo {path} is no folder")
         try:
-            self.path = Path(git(path, "rev-parse", "--path-format=absolute", "--git-common-dir").strip())
+            found = git(path, "rev-parse", "--path-format=absolute", "--git-common-dir")
         except GitError as error:
             raise BadInputError(f"--repo {path}: {error}") from None
+        self.path = Path(found.removesuffix("\n"))
+        self._here = ("--git-dir", str(self.path))  # what lies around it is not asked
+
+    def ask(self, *arguments: str) -> str:
+        """As `git`, of this repository."""
+        return git(self.path, *self._here, *arguments)
 
     def commit(self, revision: str, option: str = "revision") -> Commit:
         """BadInputError names `option` if there is no such commit."""
         form = "--format=%H%x00%s%x00%an <%ae>%x00%aI%x00%P"
         try:
-            name = git(
-                self.path, "rev-parse", "--verify", "--end-of-options", f"{revision}^{{commit}}"
-            ).strip()
-            found = git(self.path, "show", "--no-patch", "--no-show-signature", form, name)
+            name = self.ask("rev-parse", "--verify", "--end-of-options", f"{revision}^{{commit}}").strip()
+            found = self.ask("show", "--no-patch", "--no-show-signature", form, name)
         except GitError as error:
             more = f"; {UNSHALLOW}" if self.shallow() else ""
             raise BadInputError(f"{option} {revision!r} names no commit: {error}{more}") from None
@@ -98,67 +130,76 @@ class Repository:
 
     def candidates(self, bad: str, good: Sequence[str]) -> list[str]:
         """Commits that `bad` has and none of `good` has, those first that halve them best; `bad` is one."""
-        lines = git(self.path, "rev-list", "--bisect-all", bad, "--not", *good).splitlines()
+        lines = self.ask("rev-list", "--bisect-all", bad, "--not", *good).splitlines()
         return [line.split()[0] for line in lines]
 
     def history(self, bad: str, good: Sequence[str]) -> list[str]:
         """The same commits, parents first."""
-        return git(self.path, "rev-list", "--topo-order", "--reverse", bad, "--not", *good).split()
+        return self.ask("rev-list", "--topo-order", "--reverse", bad, "--not", *good).split()
 
     def merge_bases(self, one: str, other: str) -> list[str]:
         """Empty for histories that share nothing."""
         try:
-            return git(self.path, "merge-base", "--all", one, other).split()
+            return self.ask("merge-base", "--all", one, other).split()
         except GitError:
             return []
 
     def tree(self, revision: str, path: str = "") -> str | None:
-        """The hash of what is at `path` ("" is all), or None."""
+        """The hash of what is at `path` ("" is all), or None; links are followed within the repository."""
         try:
-            return git(self.path, "rev-parse", "--verify", "--quiet", f"{revision}:{path}").strip()
+            return self.ask("rev-parse", "--verify", "--quiet", f"{revision}:{path}").strip()
         except GitError:
+            return self.target(revision, path)
+
+    def target(self, revision: str, path: str) -> str | None:
+        """The hash of what is at `path` where links on the way and at its end are followed, or None for what
+        is not there or leads out of the repository."""
+        if "\n" in path:
             return None
+        found = _run(
+            self.path,
+            (*self._here, "cat-file", "--batch-check=%(objectname)", "--follow-symlinks"),
+            f"{revision}:{path}\n".encode(),
+        ).stdout.split()
+        return found[0].decode() if len(found) == 1 else None
 
     def in_submodule(self, revision: str, path: str) -> bool:
         """Whether `path` is a submodule or in one: its files are another repository's."""
         parts = [part for part in path.split("/") if part not in ("", ".")]
         above = ["/".join(parts[:count]) for count in range(1, len(parts) + 1)]
-        found = git(self.path, "ls-tree", revision, "--", *above) if above else ""
+        found = self.ask("ls-tree", revision, "--", *above) if above else ""
         return any(line.startswith("160000 ") for line in found.splitlines())
 
     def names(self, tree: str) -> dict[str, tuple[str, str]]:
-        """What is in a tree, by name: kind (blob, tree or commit) and hash."""
-        found = {}
-        for line in git(self.path, "ls-tree", "-z", tree).split("\0"):
-            if line:
-                about, _, name = line.partition("\t")
-                _, kind, identity = about.split()
-                found[name] = (kind, identity)
-        return found
+        """What is in a tree, by name: kind (blob, link, tree or commit) and hash. Nothing is in a file."""
+        try:
+            return self._listed("ls-tree", "-z", tree)
+        except GitError:
+            return {}
 
-    def files(self, tree: str) -> dict[str, str]:
-        """Hashes of all files below a tree, by path."""
+    def files(self, tree: str) -> dict[str, tuple[str, str]]:
+        """All that is below a tree and no folder, by path: kind (blob, link or commit) and hash."""
+        return self._listed("ls-tree", "-r", "-z", tree)
+
+    def _listed(self, *arguments: str) -> dict[str, tuple[str, str]]:
         found = {}
-        for line in git(self.path, "ls-tree", "-r", "-z", tree).split("\0"):
-            if line:
-                about, _, name = line.partition("\t")
-                _, kind, identity = about.split()
-                if kind == "blob":
-                    found[name] = identity
+        for line in filter(None, self.ask(*arguments).split("\0")):
+            about, _, name = line.partition("\t")
+            mode, kind, identity = about.split()
+            found[name] = (LINK if mode == "120000" else kind, identity)
         return found
 
     def blobs(self, identities: Sequence[str]) -> list[bytes]:
         """The contents of files by hash, all in one process."""
         if not identities:
             return []
-        done = subprocess.run(
-            ["git", "cat-file", "--batch"],
-            cwd=self.path,
-            env=environment(),
-            input="".join(f"{one}\n" for one in identities).encode(),
-            capture_output=True,
-            check=True,
+        done = _run(
+            self.path,
+            (*self._here, "cat-file", "--batch"),
+            "".join(f"{one}\n" for one in identities).encode(),
         )
+        if done.returncode:
+            raise CannotRunError(f"git cat-file: {_said(done.stderr.decode(errors='replace'))}")
         data, at, found = done.stdout, 0, []
         for one in identities:
             end = data.index(b"\n", at)
@@ -172,8 +213,7 @@ class Repository:
 
     def stat(self, commit: Commit) -> list[str]:
         """The diff stat against the first parent, or of everything in a commit without one."""
-        out = git(
-            self.path,
+        out = self.ask(
             "diff-tree",
             "--root",
             "--no-commit-id",

@@ -5,18 +5,25 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import signal
-import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from gdnbench.bisect.commit import leash
 from gdnbench.bisect.commit.relevant import Roots
 from gdnbench.bisect.commit.repository import GitError, Repository, environment, git
 from gdnbench.bisect.session import alone
-from gdnbench.errors import CannotRunError
+from gdnbench.errors import BadInputError, CannotRunError
+from gdnbench.replay.process import cause
 
 BUILD_SECONDS = 7200.0
+_BUILD = """
+import subprocess
+with open(sys.argv[2], "wb") as log:
+    status = subprocess.call(sys.argv[1], shell=True, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+sys.exit(status if status >= 0 else 128 - status)
+"""
 
 
 class BuildFailure(Exception):
@@ -40,20 +47,17 @@ class Worktree:
         if revision == self._revision:
             return
         self._revision = ""
-        if not (self._folder / ".git").exists():
+        try:
+            self._check_out(revision)
+        except GitError:  # as a process that was killed left it
             self.remove()
-            self._git(
-                self._repository.path,
-                "worktree",
-                "add",
-                "--force",
-                "--detach",
-                "--no-checkout",
-                str(self._folder),
-                revision,
-            )
-        self._git(self._folder, "checkout", "--quiet", "--force", "--detach", revision)
-        self._git(self._folder, "clean", "-ffdxq")
+            try:
+                self._repository.ask(
+                    *("worktree", "add", "--force", "--detach", "--no-checkout", str(self._folder), revision)
+                )
+                self._check_out(revision)
+            except GitError as error:
+                raise CannotRunError(f"{self._folder} cannot be checked out: {error}") from None
         if self._submodules:
             try:
                 git(self._folder, "submodule", "update", "--init", "--recursive", "--force", "--quiet")
@@ -63,6 +67,13 @@ class Worktree:
         if self._build is not None:
             self._run(self._build, self.environment(roots))
         self._revision = revision
+
+    def _check_out(self, revision: str) -> None:
+        """GitError where there is no worktree, or none that git can use."""
+        if not (self._folder / ".git").exists():
+            raise GitError("there is no worktree")
+        git(self._folder, "checkout", "--quiet", "--force", "--detach", revision)
+        git(self._folder, "clean", "-ffdxq")
 
     def folder(self, path: str) -> str:
         return str(self._folder / path)
@@ -76,11 +87,11 @@ class Worktree:
     def remove(self) -> None:
         """The folder, and what git knows of it."""
         with contextlib.suppress(GitError):
-            git(self._repository.path, "worktree", "remove", "--force", "--force", str(self._folder))
+            self._repository.ask("worktree", "remove", "--force", "--force", str(self._folder))
         shutil.rmtree(self._folder, ignore_errors=True)
         shutil.rmtree(self._names, ignore_errors=True)
         with contextlib.suppress(GitError):
-            git(self._repository.path, "worktree", "prune")
+            self._repository.ask("worktree", "prune")
 
     def _link(self, roots: Roots) -> None:
         """Packages that lie under other names than they are imported by, where imports find them."""
@@ -89,43 +100,34 @@ class Worktree:
         for name, folder in roots.renamed.items():
             (self._names / name).symlink_to(self._folder / folder, target_is_directory=True)
 
-    def _git(self, folder: Path, *arguments: str) -> None:
-        try:
-            git(folder, *arguments)
-        except GitError as error:
-            raise CannotRunError(f"git {arguments[0]} failed in {folder}: {error}") from None
-
     def _run(self, command: str, added: Mapping[str, str]) -> None:
-        with self._log.open("wb") as log:
-            process = subprocess.Popen(
-                command,
-                shell=True,
-                cwd=self._folder,
-                env={**environment(), **added},
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
+        try:
+            ended = leash.run(
+                [sys.executable, "-I"],
+                _BUILD,
+                [command, str(self._log)],
+                folder=str(self._folder),
+                environment={**environment(), **added},
+                seconds=BUILD_SECONDS,
             )
-            try:
-                status = process.wait(BUILD_SECONDS)
-            except subprocess.TimeoutExpired:
-                raise BuildFailure(f"--build did not end within {BUILD_SECONDS:g} s") from None
-            finally:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
-        if status:
+        except TimeoutError:
+            raise BuildFailure(f"--build did not end within {BUILD_SECONDS:g} s") from None
+        if ended.status:
             lines = self._log.read_text(errors="replace").strip().splitlines()
             said = f": {lines[-1].strip()}" if lines else ""
-            raise BuildFailure(f"--build ended by exit status {status}{said}")
+            raise BuildFailure(f"--build ended by {cause(ended.status)}{said}")
 
 
 @contextmanager
 def worktree(
     repository: Repository, folder: Path, submodules: bool = False, build: str | None = None
 ) -> Iterator[Worktree]:
-    """One for this process alone, removed in the end. BadInputError if another has it."""
+    """One for this process alone, removed in the end. BadInputError if another has it, or for a folder whose
+    name PYTHONPATH cannot hold."""
+    if os.pathsep in str(folder.resolve()):
+        raise BadInputError(
+            f"--state {folder} has a {os.pathsep} in its name, which PYTHONPATH cannot hold; give another"
+        )
     with alone(folder):
         found = Worktree(repository, folder, submodules, build)
         try:

@@ -1,0 +1,267 @@
+"""The axis `commit` in repositories of every shape, and after a process that was killed in one."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gdnbench.bisect.commit import leash
+from gdnbench.bisect.commit.relevant import Relevant, Roots
+from gdnbench.bisect.commit.repository import Repository
+from gdnbench.bisect.commit.worktree import BuildFailure, worktree
+from gdnbench.bisect.trial import Trial
+from gdnbench.errors import BadInputError
+
+WORDS = ("right", "right", "wrong", "wrong")
+
+
+def found(answer: Any) -> str:
+    return str(answer.found["commit"]["hash"])
+
+
+def test_a_bare_clone_and_a_linked_worktree(bisecting: Any, history: Any, tmp_path: Path) -> None:
+    made = bisecting.commits(history, *WORDS)
+    history.git("clone", "--quiet", "--bare", str(history.path), str(tmp_path / "bare"))
+    history.git("worktree", "add", "--quiet", str(tmp_path / "linked"), made[0])
+    for name in ("bare", "linked"):
+        assert found(bisecting(made[0], made[-1], repo=tmp_path / name)) == made[2]
+
+
+@pytest.mark.parametrize(
+    "name", ["with space", "ümläut 世界", "two\nlines", "ends in\n", "-dash", 'it\'s "so"']
+)
+def test_odd_names_of_folders(
+    bisecting: Any, another: Callable[[str], Any], tmp_path: Path, name: str
+) -> None:
+    there = another(name)
+    made = bisecting.commits(there, *WORDS)
+    bisecting.state = tmp_path / f"state of {name}"
+    assert found(bisecting(made[0], made[-1], repo=there.path)) == made[2]
+    assert not list(bisecting.state.glob("*/worktree"))
+
+
+def test_a_state_that_no_path_can_hold(bisecting: Any, history: Any, tmp_path: Path) -> None:
+    made = bisecting.commits(history, *WORDS)
+    bisecting.state = tmp_path / "a:b"
+    with pytest.raises(BadInputError, match="PYTHONPATH cannot hold"):
+        bisecting(made[0], made[-1])
+
+
+def test_one_commit_apart(bisecting: Any, history: Any) -> None:
+    made = bisecting.commits(history, "right", "wrong")
+    assert found(bisecting(made[0], made[1])) == made[1]
+
+
+def test_a_merge_alone_is_wrong(bisecting: Any, history: Any) -> None:
+    base = bisecting.commits(history, "right")[0]
+    history.git("checkout", "--quiet", "-b", "side")
+    history.commit("Side", {"pack/side.py": ""})
+    history.git("checkout", "--quiet", "main")
+    history.commit("Main", {"pack/main.py": ""})
+    history.git("merge", "--quiet", "--no-ff", "--no-commit", "side")
+    merged = history.commit("Merge", {"pack/kernel.py": "# wrong merge\n"})
+    history.commit("Later", {"pack/later.py": ""})
+    answer = bisecting(base, "main")
+    assert found(answer) == merged
+    assert answer.found["stage"]["tensor"] == "Ai"
+
+
+def test_histories_that_share_nothing(bisecting: Any, history: Any) -> None:
+    good = bisecting.commits(history, "right")[0]
+    history.git("checkout", "--quiet", "--orphan", "other")
+    made = bisecting.commits(history, "right", "wrong")
+    answer = bisecting(good, made[-1])
+    assert found(answer) == made[-1]
+    assert "have no commit in common" in answer.found["notes"][0]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"path": "nosuch"}, "no such package or file in this revision; see --path"),
+        ({"path": "pack/kernel.py"}, "no such package or file in this revision; see --path"),
+        ({"path": "../elsewhere"}, "--path ../elsewhere is no path in the repository"),
+        ({"path": "/etc"}, "--path /etc is no path in the repository"),
+        ({"also": ("/etc/hosts",)}, "--also /etc/hosts is no path in the repository"),
+        ({"also": ("nosuch",)}, "--also nosuch is neither in"),
+    ],
+)
+def test_paths_that_are_not_there(bisecting: Any, history: Any, options: Any, said: str) -> None:
+    made = bisecting.commits(history, *WORDS)
+    with pytest.raises(BadInputError, match=said):
+        bisecting(made[0], made[-1], **options)
+
+
+@pytest.mark.parametrize("path", [".", "./", "./pack/.."])
+def test_paths_that_are_the_root(bisecting: Any, history: Any, path: str) -> None:
+    made = bisecting.commits(history, *WORDS)
+    assert found(bisecting(made[0], made[-1], path=path)) == made[2]
+
+
+def test_ends_that_differ_in_nothing_that_counts(bisecting: Any, history: Any, replays: Any) -> None:
+    bisecting.commits(history, "right")
+    made = [history.commit(f"note {number}", {"notes": str(number)}) for number in range(3)]
+    with pytest.raises(BadInputError, match="have the same files of the kernel .* name what else it reads"):
+        bisecting(made[0], made[-1])
+    assert replays.asked == []
+
+
+def test_a_kernel_that_is_deleted_for_a_while(bisecting: Any, history: Any) -> None:
+    good = bisecting.commits(history, "right")[0]
+    history.commit("Delete", {"pack/kernel.py": None, "pack/__init__.py": None})
+    bad = bisecting.commits(history, "wrong")[0]
+    assert [one["subject"] for one in bisecting(good, bad).found["candidates"]] == ["Delete", "0 wrong"]
+
+
+LINKS = {
+    "of the package": {"pack": "real/pack"},
+    "of a file in it": {"pack/kernel.py": "../real/pack/kernel.py"},
+    "of the folder of imports": {"python": "real"},
+}
+
+
+@pytest.mark.parametrize("kind", LINKS)
+def test_symbolic_links(bisecting: Any, history: Any, kind: str) -> None:
+    """What a link leads to counts, though the link is the same in all revisions."""
+    for name, target in LINKS[kind].items():
+        (history.path / name).parent.mkdir(exist_ok=True)
+        (history.path / name).symlink_to(target)
+    made = []
+    for number, word in enumerate(WORDS):
+        files = {"real/pack/__init__.py": "", "real/pack/kernel.py": f"# {word} {number}\n"}
+        made.append(history.commit(f"{number} {word}", files))
+    path = "python" if kind == "of the folder of imports" else ""
+    assert found(bisecting(made[0], made[-1], path=path)) == made[2]
+
+
+def test_a_file_that_is_a_link(history: Any) -> None:
+    (history.path / "k.py").symlink_to("real.py")
+    first = history.commit("first", {"real.py": "import helper\n", "helper.py": "", "notes": "1"})
+    second = history.commit("second", {"helper.py": "# other\n"})
+    relevant = Relevant(Repository(history.path), "k.py:kernel", "")
+    assert relevant.trees(first) != relevant.trees(second)
+
+
+def test_another_user_s_repository(bisecting: Any, history: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = bisecting.commits(history, *WORDS)
+    monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")
+    with pytest.raises(BadInputError, match=r"dubious ownership.*git config .*safe\.directory") as caught:
+        bisecting(made[0], made[-1])
+    assert "\n" not in str(caught.value)
+
+
+def test_what_a_caller_of_git_and_the_repository_have_set(
+    bisecting: Any,
+    history: Any,
+    another: Callable[[str], Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = bisecting.commits(history, *WORDS)
+    ran = tmp_path / "ran"
+    monitor = tmp_path / "monitor"
+    monitor.write_text(f"#!/bin/sh\ntouch {ran}\n")
+    monitor.chmod(0o755)
+    for name, value in {
+        "core.fsmonitor": str(monitor),
+        "core.sparseCheckout": "true",
+        "color.ui": "always",
+        "i18n.logOutputEncoding": "UTF-16",
+        "safe.bareRepository": "explicit",
+    }.items():
+        history.git("config", name, value)
+    (history.path / ".git" / "info" / "sparse-checkout").write_text("/notes\n")
+    other = another("other")
+    for name in ("GIT_DIR", "GIT_COMMON_DIR"):
+        monkeypatch.setenv(name, str(other.path / ".git"))
+    for name in ("GIT_WORK_TREE", "GIT_SHALLOW_FILE", "GIT_INDEX_FILE", "GIT_ALTERNATE_OBJECT_DIRECTORIES"):
+        monkeypatch.setenv(name, str(tmp_path / "nosuch"))
+    monkeypatch.setenv("GIT_NAMESPACE", "other")
+    assert found(bisecting(made[0], made[-1])) == made[2]
+    assert not ran.exists()
+
+
+def test_a_worktree_that_a_killed_process_left_is_used_again(history: Any, tmp_path: Path) -> None:
+    first = history.commit("first", {"a": "1"})
+    second = history.commit("second", {"a": "2"})
+    repository, roots = Repository(history.path), Roots(("",))
+
+    def leave(revision: str) -> None:
+        with pytest.MonkeyPatch.context() as patched, worktree(repository, tmp_path) as there:
+            there.at(revision, roots)
+            patched.setattr(there, "remove", lambda: None)
+            (tmp_path / "worktree" / "b").write_text("left over")
+
+    damages: tuple[Callable[[], object], ...] = (
+        lambda: None,
+        lambda: next(history.path.glob(".git/worktrees/*/index")).with_name("index.lock").write_text(""),
+        lambda: next(history.path.glob(".git/worktrees/*/HEAD")).write_text("nonsense"),
+        lambda: (tmp_path / "worktree" / ".git").unlink(),
+        lambda: history.git("worktree", "remove", "--force", str(tmp_path / "worktree")),
+    )
+    for damage in damages:
+        leave(first)
+        damage()
+        with worktree(repository, tmp_path) as there:
+            there.at(second, roots)
+            assert (tmp_path / "worktree" / "a").read_text() == "2"
+            assert not (tmp_path / "worktree" / "b").exists()
+        assert history.git("worktree", "list").count("\n") == 0
+
+
+PARENT = """
+import os, signal, sys
+from gdnbench.bisect.commit import leash
+code = "import subprocess; subprocess.Popen(['sleep', '600']); print(os.getpid(), file=sys.stderr, flush=True)"
+code += "; os.write(int(sys.argv[1]), b'up'); signal.pause()"
+os.set_inheritable(int(sys.argv[1]), True)
+_popen = leash.subprocess.Popen
+def popen(*arguments, pass_fds, **options):
+    return _popen(*arguments, pass_fds=(*pass_fds, int(sys.argv[1])), **options)
+leash.subprocess.Popen = popen
+leash.run([sys.executable], code, [sys.argv[1]], folder=".", environment=os.environ, seconds=600)
+"""
+
+
+def test_what_runs_on_a_leash_ends_with_a_parent_that_is_killed() -> None:
+    """A pipe that the process and what it started hold open ends when all of them have."""
+    reader, writer = os.pipe()
+    parent = subprocess.Popen([sys.executable, "-c", PARENT, str(writer)], pass_fds=(writer,))
+    os.close(writer)
+    assert os.read(reader, 2) == b"up"
+    os.kill(parent.pid, signal.SIGKILL)
+    parent.wait()
+    assert os.read(reader, 1) == b""
+    os.close(reader)
+
+
+def test_a_leash_has_an_end() -> None:
+    given = {"folder": ".", "environment": os.environ}
+    done = leash.run([sys.executable], "print(sys.argv[1]); sys.exit(3)", ["word"], seconds=60, **given)
+    assert (done.status, done.out) == (3, "word\n")
+    with pytest.raises(TimeoutError):
+        leash.run([sys.executable], "signal.pause()", [], seconds=0.5, **given)
+    killed = leash.run([sys.executable], "os.kill(os.getpid(), signal.SIGSEGV)", [], seconds=60, **given)
+    assert killed.status == -signal.SIGSEGV
+
+
+def test_a_build_that_is_killed(history: Any, tmp_path: Path) -> None:
+    first = history.commit("first", {"a": "1"})
+    with worktree(Repository(history.path), tmp_path, build="kill -9 $$") as there:
+        with pytest.raises(BuildFailure, match="--build ended by exit status 137"):
+            there.at(first, Roots(("",)))
+
+
+def test_a_revision_that_begins_with_a_dash(bisecting: Any, history: Any) -> None:
+    made = bisecting.commits(history, *WORDS)
+    for revision in ("--all", "-1", "", "HEAD^{tree}", "a\nb"):
+        with pytest.raises(BadInputError, match="names no commit") as caught:
+            bisecting(made[0], revision, Trial(str(bisecting.store), "pack.kernel:kernel"))
+        assert "\n" not in str(caught.value)
