@@ -64,7 +64,7 @@ def judge_stages(
             results.append(_lacking(subject))
         else:
             assert not isinstance(rule, Bound)
-            results.append(_held(subject, tensor, (oracle if other is None else other)[name], rule))
+            results.append(held_to(subject, tensor, (oracle if other is None else other)[name], rule))
     stages = {stage.tensor.name for stage in operation.stages}
     return tuple(replace(result, stage=result.tensor in stages) for result in results)
 
@@ -117,8 +117,8 @@ def judge_stage(
 def _excused(subject: Subject, oracle: Tensor, yardstick: Tensor) -> Tensor:
     """`yardstick` with NaN, which excuses any kernel, in every chunk and head whose oracle is not all finite.
 
-    Within a chunk a NaN may reach any token: a kernel multiplies masked tiles by dense values (0 * NaN). Token
-    by token it reaches none that came before it.
+    Within a chunk a NaN may reach any token: a kernel multiplies masked tiles by dense values (0 * NaN).
+    Token by token it reaches none that came before it.
     """
     excused = yardstick
     for region in subject.partition.regions:
@@ -260,7 +260,9 @@ def _lacking(subject: Subject) -> TensorResult:
     return replace(found, reasons=(), judged=False)
 
 
-def _held(subject: Subject, tensor: Tensor, target: Tensor, rule: Bitwise | Tolerance) -> TensorResult:
+def held_to(subject: Subject, tensor: Tensor, target: Tensor, rule: Bitwise | Tolerance) -> TensorResult:
+    """`tensor` held to `target` itself; an fp64 target is rounded to what the tensor has before bits are
+    compared."""
     if isinstance(rule, Bitwise) and target.dtype == torch.float64:
         target = target.to(tensor.dtype)
     return hold(subject, Memory(tensor), Memory(target), rule)

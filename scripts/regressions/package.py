@@ -54,17 +54,51 @@ DECODE = '''"""What the server calls for a step of decode."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from torch import Tensor
 
-from gdnbench_kernels.gdn_decode.torch_recurrent import torch_recurrent
+from gdnbench_kernels.contract import Step
+from gdnbench_kernels.gdn_decode.steps import torch_steps
 
 
 def decode(
-    q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor, state_indices: Tensor
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    state: Tensor,
+    state_indices: Tensor,
+    stages: dict[str, Tensor] | None = None,
 ) -> dict[str, Tensor]:
     """Updates `state` in place and returns o."""
+    made = gates(v, g, beta)
+    found = update(q, k, v, state, state_indices, made)
+    made["delta_t"] = found.pop("delta_t")
+    if stages is not None:
+        stages.update(made)
+    return found
+
+
+def gates(v: Tensor, g: Tensor, beta: Tensor) -> dict[str, Tensor]:
     beta = beta.float()
-    return torch_recurrent(q=q, k=k, v=v, g=g, beta=beta, state=state, state_indices=state_indices)
+    return {"alpha_t": g.float().exp(), "beta_t": beta}
+
+
+def update(
+    q: Tensor, k: Tensor, v: Tensor, state: Tensor, state_indices: Tensor, stages: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    operands = {"q_t": q.float(), "k_t": k.float()}
+    return torch_steps.update(
+        stages={**stages, **operands}, k=k, v=v, state=state, state_indices=state_indices
+    )
+
+
+decode.steps = (
+    Step("gates", (), ("alpha_t", "beta_t"), gates),
+    Step("update", ("alpha_t", "beta_t"), ("delta_t", "o", "state"), update),
+)
 '''
 
 

@@ -18,7 +18,8 @@ import pytest
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 KERNEL = {"prefill": "served_kernels.prefill:prefill", "decode": "served_kernels.decode:decode"}
 LIMIT = 600.0
-"""Seconds that the four questions about the inverse may take on two cores."""
+"""Seconds of CPU time that the questions about the inverse may take: about what an idle core needs for them,
+as one is asked after another. Wall time on a busy machine says nothing."""
 
 
 @pytest.fixture(scope="module")
@@ -110,9 +111,12 @@ def lacks(text: str, name: str) -> bool:
 
 
 def test_beta_in_bf16_is_found_by_carrying_states(made: Any, regressions: Mapping[str, Any]) -> None:
-    asked = {one.what: one for one in made.beta()}
-    for what in ("record, good", "record"):
-        found = regressions["finding"].answered(asked[what])
+    """The stage is asked about in the call that was named before."""
+    asked = made.beta()
+    for what in ("record, good", "record", "stage"):
+        question = next(asked)
+        assert question.what == what
+        found = regressions["finding"].answered(question)
         assert found.wrong == "", found
 
 
@@ -122,7 +126,7 @@ def test_a_round_less_is_seen_by_keys_that_are_alike_alone(made: Any, regression
     unlike = captures.prefill(made.folder / "one-unlike.zarr", **options)
     alike = captures.prefill(made.folder / "one-alike.zarr", key_correlation=0.97, **options)
     before, after = made.checkout("inverse~1"), made.checkout("inverse")
-    sim = ("--on", "sim", "--stages")
+    sim = ("--on", "sim", "--stages", "--no-isolate")
     assert replayed(before, alike, "prefill", *sim)["outcomes"] == {"pass": 1}
     assert replayed(after, unlike, "prefill", *sim)["outcomes"] == {"pass": 1}
     found = replayed(after, alike, "prefill", *sim)
@@ -139,4 +143,4 @@ def test_all_are_found(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
     (line,) = [one for one in done.stdout.splitlines() if one.startswith("inverse: ")]
-    assert float(line.split()[1]) < LIMIT
+    assert float(line.split(", ")[1].split()[0]) < LIMIT

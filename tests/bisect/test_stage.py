@@ -223,7 +223,15 @@ def alike(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def asked(kernel: str, store: Path) -> dict[str, object]:
-    return {"store": str(store), "kernel": kernel, "on": "sim", "record": 0, "k": None, "schedules": ["late"]}
+    return {
+        "store": str(store),
+        "kernel": kernel,
+        "on": "sim",
+        "record": 0,
+        "k": None,
+        "tol": None,
+        "schedules": ["late"],
+    }
 
 
 SM100 = {"A": "float32", "Ai": "float32", "U": "bfloat16", "W": "bfloat16", "g_cu": "float32"}

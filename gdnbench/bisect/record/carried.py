@@ -51,7 +51,7 @@ class _ScheduleShowsError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class _Kernel:
+class RecordKernel:
     """A kernel on records, where it runs; on the simulator under each of `schedules`."""
 
     name: str
@@ -118,13 +118,13 @@ def block(
         linked, carried = Links.from_json(links), _load(load_from)
         for number in calls:
             try:
-                found += _advance(
-                    opened.records[number], linked, carried, _Kernel(kernel, on, schedules), tol
+                found += advance(
+                    opened.records[number], linked, carried, RecordKernel(kernel, on, schedules), tol
                 )
             except (BadInputError, StoreError):
                 raise
             except Exception as error:
-                verdict = _failure(error, f"record {opened.records[number].key}")
+                verdict = failure(error, f"record {opened.records[number].key}")
                 return replace(verdict, facts={"entries": found, "failed": number})
         _save(save_to, {(number, row): carried[number, row] for number, row in keep})
     facts = {"entries": found, "states": of_states(Path(save_to))}
@@ -166,7 +166,7 @@ def steps(
             op = operation_of(record.info.op)
             reason = ""
             if number in judged:
-                reason = _alone(record, op, linked, carried, _Kernel(kernel, on, schedules), rule)
+                reason = _alone(record, op, linked, carried, RecordKernel(kernel, on, schedules), rule)
                 made.append({"number": number, "reason": reason})
             if reason:
                 break
@@ -184,7 +184,7 @@ def steps(
 
 
 def _alone(
-    record: StoredRecord, op: Operation, links: Links, carried: Carried, kernel: _Kernel, rule: Rule
+    record: StoredRecord, op: Operation, links: Links, carried: Carried, kernel: RecordKernel, rule: Rule
 ) -> str:
     """Why a call is bad from the exact state; empty where it passes."""
     call = _with_states(record, op, links, carried, EXACT, rounded=True)
@@ -201,15 +201,15 @@ def _alone(
     except (BadInputError, StoreError):
         raise
     except Exception as error:
-        return _failure(error, "").reason
+        return failure(error, "").reason
     return ""
 
 
-def _advance(
+def advance(
     record: StoredRecord,
     links: Links,
     carried: Carried,
-    kernel: _Kernel,
+    kernel: RecordKernel,
     tol: tuple[float, float] | None,
 ) -> Iterator[dict[str, Any]]:
     """Runs one call on each side's own states, keeps what they leave, and measures it."""
@@ -288,7 +288,7 @@ def _beyond(state: Tensor, exact: Tensor, rule: Tolerance) -> float:
     return found if math.isfinite(found) else ENDLESS
 
 
-def _failure(error: Exception, where: str) -> Verdict:
+def failure(error: Exception, where: str) -> Verdict:
     if isinstance(error, _ScheduleShowsError):
         return Verdict(State.BAD, BIT_DIFFERENCE, f"{where}: {error}" if where else str(error))
     outcome = classify(error)

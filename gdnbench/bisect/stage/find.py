@@ -10,8 +10,10 @@ from typing import Any
 
 from gdnbench.bisect import content, ends
 from gdnbench.bisect.prober import Prober
+from gdnbench.bisect.record.links import Links
 from gdnbench.bisect.remote import Remote
 from gdnbench.bisect.session import Session
+from gdnbench.bisect.stage.carried import calls_before
 from gdnbench.bisect.stage.probe import AFTER
 from gdnbench.bisect.steady import Steadiness
 from gdnbench.bisect.trial import SCHEDULES, Trial, question, sources, toolchain
@@ -22,6 +24,7 @@ from gdnbench.report.outcome import Outcome
 from gdnbench.store.recover import open_store
 
 PROBES = "gdnbench.bisect.stage.probe:"
+CARRIED = "gdnbench.bisect.stage.carried:carried"
 Tensor = Mapping[str, Any]
 """Facts of a judged tensor, see `place.as_facts`."""
 
@@ -56,6 +59,17 @@ class Graft:
 
 
 @dataclass(frozen=True, slots=True)
+class Chain:
+    """The record and the `before` calls that its state comes from, on the kernel's own states: as the kernel
+    is, and with the stage `exact` so in each."""
+
+    before: int
+    exact: str
+    own: Verdict
+    mended: Verdict
+
+
+@dataclass(frozen=True, slots=True)
 class Found:
     """`label`: the record looked at; None where every one passes. `flaky`: the spread of an end that is."""
 
@@ -63,8 +77,10 @@ class Found:
     label: str | None
     rows: tuple[Row, ...] = ()
     grafts: tuple[Graft, ...] = ()
+    chain: Chain | None = None
     outputs: Verdict | None = None
     steps: bool = False
+    tolerance: bool = False  # whether outputs are held to one
     same_bits: bool | None = None
     flaky: str = ""
     by_schedule: str = ""
@@ -78,9 +94,10 @@ class Found:
         return next((row for row in self.rows if row.adds), None)
 
 
-def find(trial: Trial, session: Session) -> Found:
-    """`trial.records` are looked at in order, up to the first that is bad. BadInputError for an operation or
-    a kernel without stages, CannotRunError where a record says nothing."""
+def find(trial: Trial, session: Session, carry: bool = False) -> Found:
+    """`trial.records` are looked at in order, up to the first that is bad; `carry`: and the calls that its
+    state comes from. BadInputError for an operation or a kernel without stages, or without steps where they
+    are needed, CannotRunError where a record says nothing."""
     with open_store(trial.store) as store:
         chosen = range(len(store.records)) if trial.records is None else trial.records
         labels = {number: store.records[number].key for number in chosen}
@@ -90,6 +107,7 @@ def find(trial: Trial, session: Session) -> Found:
         "kernel": trial.kernel,
         "on": trial.on,
         "k": trial.k,
+        "tol": trial.tol,
         "code": content.of_code(sources(trial.kernel)),
     }
     base |= toolchain()
@@ -102,15 +120,17 @@ def find(trial: Trial, session: Session) -> Found:
                 )
                 shown[ops[number]] = _can_show(trial.kernel, ops[number], verdict)
             facts = shown[ops[number]]
+            if carry and not facts["steps"]:
+                raise BadInputError(f"--carry: {trial.kernel} lists no steps; leave it out")
             schedules = SCHEDULES if trial.on == SIM else trial.schedules
             one = replace(trial, records=(number,), stages=bool(facts["shows"]), schedules=schedules)
-            with closing(Prober()) as prober:
-                verdict = session.ask(labels[number], question(one), partial(prober.run, one))
+            asking = _Asking(session, remote, one, {**base, "content": digests[number]}, labels[number])
+            verdict = asking.whole()
             if verdict.state is State.SKIP:
                 raise CannotRunError(f"record {labels[number]}: {verdict.kind}: {verdict.reason}")
             if verdict.state is State.BAD:
-                asking = _Asking(session, remote, one, {**base, "content": digests[number]}, labels[number])
-                return replace(asking.found(facts), passing=passing)
+                found = replace(asking.found(facts), passing=passing)
+                return replace(found, chain=asking.chain(found)) if carry else found
     return Found(trial.kernel, None, passing=len(chosen))
 
 
@@ -142,15 +162,33 @@ class _Asking:
     question: Mapping[str, Any]
     label: str
 
+    def whole(self) -> Verdict:
+        """Whether the record fails. A tolerance is of outputs alone: stages keep to their own bound."""
+        if self.trial.tol is not None:
+            return self._own()
+        with closing(Prober()) as prober:
+            ask = partial(prober.run, self.trial)
+            return self.session.ask(self.label, question(self.trial), ask)
+
+    def _own(self) -> Verdict:
+        return self._ask("its own stages", "chained")
+
     def found(self, facts: Mapping[str, Any]) -> Found:
-        base = Found(self.trial.kernel, self.label, steps=bool(facts["steps"]))
+        base = Found(
+            self.trial.kernel,
+            self.label,
+            steps=bool(facts["steps"]),
+            tolerance=self.trial.tol is not None,
+        )
         first = replace(self.trial, schedules=self.trial.schedules[:1])
+        if first.tol is not None:
+            first = replace(first, k=None)  # of stages, which a trial holds to the tolerance as well
         end = ends.look(self.session, self.label, question(first), first, Prober)
         if end.steadiness is Steadiness.FLAKY:
             return replace(base, flaky=end.spread)
         if end.steadiness is Steadiness.BY_SCHEDULE:
             base = replace(base, by_schedule=end.spread)
-        own = self._ask("its own stages", "chained")
+        own = self._own()
         tensors = {entry["tensor"]: entry for entry in own.facts.get("tensors", ())}
         dtypes = {name: entry["dtype"] for name, entry in tensors.items()}
         base = replace(base, same_bits=own.facts.get("same_bits"), faults=tuple(own.facts.get("faults", ())))
@@ -186,9 +224,41 @@ class _Asking:
                 break
         return tuple(grafts)
 
+    def chain(self, found: Found) -> Chain | None:
+        """None where no stage adds, or no earlier call left the state."""
+        first, number = found.first, (self.trial.records or (0,))[0]
+        before, links = calls_before(self.trial.store, number)
+        if first is None or not first.stage or first.chained is None or not before:
+            return None
+        run = partial(self._carried, [*before, number], links)
+        dtype = str(first.chained["dtype"])
+        return Chain(len(before), first.name, run({}), run({first.name: dtype}))
+
+    def _carried(self, calls: Sequence[int], links: Links, exact: Mapping[str, str]) -> Verdict:
+        """`exact`: stages that are so in each call, and their dtypes."""
+        trial = self.trial
+        with open_store(trial.store) as store:
+            records = content.of_records([store.records[one] for one in calls])
+        given: dict[str, Any] = {"on": trial.on, "k": trial.k, "tol": trial.tol}
+        given |= {"schedules": list(trial.schedules), "exact": dict(exact)}
+        with_exact = "".join(f", exact {name}" for name in exact)
+        return self.session.ask(
+            f"{self.label}, {len(calls)} calls on their own states{with_exact}",
+            {"probe": "stage carried", **self.question, **given, "content": records},
+            lambda: self.remote.ask(
+                CARRIED,
+                store=trial.store,
+                kernel=trial.kernel,
+                calls=list(calls),
+                links=links.to_json(calls),
+                **given,
+            ),
+        )
+
     def _ask(self, label: str, probe: str, **more: Any) -> Verdict:
         trial = self.trial
-        given = {"on": trial.on, "k": trial.k, "schedules": list(trial.schedules), **more}
+        tol = None if trial.tol is None else list(trial.tol)
+        given = {"on": trial.on, "k": trial.k, "tol": tol, "schedules": list(trial.schedules), **more}
         return self.session.ask(
             f"{self.label}, {label}",
             {"probe": f"stage {probe}", **self.question, **given},

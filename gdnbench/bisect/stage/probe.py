@@ -22,9 +22,18 @@ from gdnbench.bisect.trial import STATES, scheduled
 from gdnbench.bisect.verdict import State, Verdict
 from gdnbench.errors import BadInputError
 from gdnbench.judge import calls
+from gdnbench.judge.lines import Tolerance
 from gdnbench.judge.record import ORACLE, YARDSTICK, Judge, compared, subject_of
-from gdnbench.judge.rule import Bound, make_rule
-from gdnbench.judge.stages import STAGED_ORACLE, in_named_dtype, judge_stage, judge_stages, stage_subject
+from gdnbench.judge.result import Held, TensorResult
+from gdnbench.judge.rule import Bound, Rule, make_rule
+from gdnbench.judge.stages import (
+    STAGED_ORACLE,
+    held_to,
+    in_named_dtype,
+    judge_stage,
+    judge_stages,
+    stage_subject,
+)
 from gdnbench.ops import operation as operation_of
 from gdnbench.poison import same_bits
 from gdnbench.replay import bind
@@ -45,13 +54,14 @@ AFTER = "state after"
 
 @dataclass(frozen=True, slots=True)
 class _One:
-    """A record under one kernel."""
+    """A record under one kernel. Stages are held to `bound`, outputs to `rule`."""
 
     record: StoredRecord
     operation: Operation
     kernel: LoadedKernel
     on: str
     bound: Bound
+    rule: Rule
 
     def exact_call(self) -> Call:
         """As the caller made it, in conventions that the kernel takes, where the kernel runs. What steps
@@ -97,7 +107,14 @@ def look(*, store: str, kernel: str, on: str, record: int) -> Verdict:
 
 
 def chained(
-    *, store: str, kernel: str, on: str, record: int, k: float | None, schedules: Sequence[str]
+    *,
+    store: str,
+    kernel: str,
+    on: str,
+    record: int,
+    k: float | None,
+    tol: tuple[float, float] | None,
+    schedules: Sequence[str],
 ) -> Verdict:
     """The kernel's own stages and outputs, and whether its steps leave the same."""
 
@@ -137,7 +154,7 @@ def chained(
         faults = list(execution.faults)
         return _verdict(facts, faults, {"same_bits": same})
 
-    return _probe(store, kernel, on, record, k, schedules, once)
+    return _probe(store, kernel, on, record, k, tol, schedules, once)
 
 
 def alone(
@@ -147,6 +164,7 @@ def alone(
     on: str,
     record: int,
     k: float | None,
+    tol: tuple[float, float] | None,
     schedules: Sequence[str],
     step: str,
     dtypes: Mapping[str, str],
@@ -167,7 +185,7 @@ def alone(
             apart = _apart(one, cut, found, taken, exact)
         return _verdict([*facts, *apart], [], {"whole": facts, "apart": apart})
 
-    return _probe(store, kernel, on, record, k, schedules, once)
+    return _probe(store, kernel, on, record, k, tol, schedules, once)
 
 
 def grafted(
@@ -177,6 +195,7 @@ def grafted(
     on: str,
     record: int,
     k: float | None,
+    tol: tuple[float, float] | None,
     schedules: Sequence[str],
     exact: Sequence[str],
     dtypes: Mapping[str, str],
@@ -199,7 +218,7 @@ def grafted(
         )
         return _verdict(_judged_outputs(one, found), [], {})
 
-    return _probe(store, kernel, on, record, k, schedules, once)
+    return _probe(store, kernel, on, record, k, tol, schedules, once)
 
 
 def _carried_exactly(
@@ -227,20 +246,22 @@ def _judged(
     for name, tensor in made.items():
         subject = stage_subject(op, given, name)
         held = in_named_dtype(op, name, tensor)
-        result = judge_stage(
-            subject, held, oracle[name], yardstick[name], one.bound, op.stage_limit(given, name)
-        )
+        if name in stages or isinstance(one.rule, Bound):
+            limit = op.stage_limit(given, name)
+            result = judge_stage(subject, held, oracle[name], yardstick[name], one.bound, limit)
+        else:
+            result = _with_limit(held_to(subject, held, oracle[name], one.rule), one.rule)
         facts.append(as_facts(replace(result, stage=name in stages), subject, held, oracle[name]))
     return facts
 
 
 def _judged_outputs(one: _One, outputs: Mapping[str, Tensor]) -> list[dict[str, Any]]:
-    judge = Judge(one.bound, device_of(one.on))
+    judge = Judge(one.rule, device_of(one.on))
     compact = calls.compact(one.record, one.operation, device_of(one.on))
     oracle = _on_cpu(run_kernel(one.operation, ORACLE, compact))
     return [
         as_facts(
-            result,
+            _with_limit(result, one.rule),
             subject_of(one.record, one.operation, compact, result.tensor),
             outputs[result.tensor],
             oracle[result.tensor],
@@ -248,6 +269,15 @@ def _judged_outputs(one: _One, outputs: Mapping[str, Tensor]) -> list[dict[str, 
         for result in judge.tensors(one.record, one.operation, outputs, None)
         if result.tensor in outputs
     ]
+
+
+def _with_limit(result: TensorResult, rule: Rule) -> TensorResult:
+    """A result of a tolerance, with what its farthest element was held to."""
+    worst = result.worst
+    if not isinstance(rule, Tolerance) or result.errors is None or worst is None:
+        return result
+    error, limit, at = abs(worst.x - worst.y), rule.abs + rule.rel * abs(worst.y), worst.at
+    return replace(result, held=(Held("largest", error, limit, at.sequence, at.chunk, at.head),))
 
 
 def _apart(
@@ -306,12 +336,14 @@ def _probe(
     on: str,
     record: int,
     k: float | None,
+    tol: tuple[float, float] | None,
     schedules: Sequence[str],
     once: Callable[[_One], Verdict],
 ) -> Verdict:
     """`once`, on the simulator under each schedule until it is bad."""
-    rule = make_rule(k)
-    assert isinstance(rule, Bound)
+    bound = make_rule(k)
+    assert isinstance(bound, Bound)
+    rule = bound if tol is None else make_rule(tol=(tol[0], tol[1]))
     begin = time.monotonic()
     with open_store(store) as opened:
         chosen = opened.records[record]
@@ -322,7 +354,7 @@ def _probe(
                 with simulated(on):
                     loaded = load(kernel, op)
                 with scheduled(on, schedule):
-                    verdict = once(_One(chosen, op, loaded, on, rule))
+                    verdict = once(_One(chosen, op, loaded, on, bound, rule))
             except BadInputError:
                 raise
             except ContractError as error:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gdnbench.bisect.stage.find import Found, Row
-from gdnbench.bisect.verdict import State
+from gdnbench.bisect.verdict import State, Verdict
 
 HEADS = ("stage", "step", "chained", "bound", "of exact stages", "its bound", "says")
 
@@ -65,7 +65,7 @@ def answer(found: Found) -> str:
         return _none_adds(found)
     where = first.crash or _where(first.alone)
     text = f"{first.name} of {found.kernel}, record {found.label}: {where}"
-    return f"{text}; {_mended(found, first)}"
+    return f"{text}; {_mended(found, first)}{_added_up(found)}"
 
 
 def _none_adds(found: Found) -> str:
@@ -111,7 +111,8 @@ def _mended(found: Found, first: Row) -> str:
     if not first.stage:
         return "it is an output"
     if not any(row.wrong for row in found.rows if not row.stage):
-        return "the outputs pass all the same"
+        within = " within their tolerance" if found.tolerance else ""
+        return f"the outputs pass{within} all the same"
     if not found.grafts:
         return "what it left cannot be replaced"
     graft = found.grafts[0]
@@ -122,6 +123,22 @@ def _mended(found: Found, first: Row) -> str:
     if last.verdict.state is State.GOOD:
         return f"{text}; they pass with exact {' and '.join(last.exact)}"
     return text
+
+
+def _added_up(found: Found) -> str:
+    """What the calls before make of it."""
+    chain = found.chain
+    if chain is None:
+        return ""
+    own, mended = (_kept(verdict) for verdict in (chain.own, chain.mended))
+    count = f"{chain.before} earlier call{'s' if chain.before != 1 else ''}"
+    return f"; on its own states over {count} {own}, with the exact {chain.exact} in each {mended}"
+
+
+def _kept(verdict: Verdict) -> str:
+    if verdict.state is State.GOOD:
+        return "it keeps its bound"
+    return f"it is over its bound ({verdict.reason})"
 
 
 def as_json(found: Found) -> dict[str, Any]:
@@ -155,5 +172,13 @@ def as_json(found: Found) -> dict[str, Any]:
             }
             for graft in found.grafts
         ],
+        "chain": None
+        if found.chain is None
+        else {
+            "before": found.chain.before,
+            "exact": found.chain.exact,
+            "keeps": found.chain.own.state is State.GOOD,
+            "keeps_with_exact": found.chain.mended.state is State.GOOD,
+        },
         "answer": answer(found),
     }

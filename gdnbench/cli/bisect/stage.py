@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from gdnbench.cli.arguments import record_numbers
 from gdnbench.cli.bisect.common import (
@@ -18,6 +21,7 @@ from gdnbench.cli.bisect.common import (
     finish,
 )
 from gdnbench.cli.console import table
+from gdnbench.cli.judging import tolerance
 
 
 def stage(
@@ -26,6 +30,14 @@ def stage(
     records: RecordsArgument = None,
     on: OnOption = "cpu",
     k: FactorOption = None,
+    tol: Annotated[
+        str | None,
+        typer.Option(help="Outputs are good within this instead: ABS or ABS,REL. Stages are not."),
+    ] = None,
+    carry: Annotated[
+        bool,
+        typer.Option("--carry", help="Also run the calls before it on the kernel's own states."),
+    ] = False,
     state: StateOption = None,
     fresh: FreshOption = False,
     json: JsonOption = False,
@@ -42,12 +54,14 @@ def stage(
     from gdnbench.judge.rule import make_rule
     from gdnbench.store.recover import open_store
 
+    limits = tolerance(tol)
     make_rule(k)
+    make_rule(tol=limits)
     with open_store(store) as opened:
         numbers = None if records is None else tuple(record_numbers(records, len(opened.records)))
-    trial = Trial(str(Path(store).resolve()), kernel, on, numbers, k=k)
+    trial = Trial(str(Path(store).resolve()), kernel, on, numbers, k=k, tol=limits)
     with begun("stage", arguments, state, fresh) as session:
-        found = find(trial, session)
+        found = find(trial, session, carry)
         lines = []
         if found.rows:
             lines += table(text.HEADS, text.cells(found), right=text.HEADS[2:6]).split("\n")
