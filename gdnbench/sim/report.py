@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from gdnbench.sim.checker.evidence import Evidence
 from gdnbench.sim.errors import KernelFault, LaunchError, Place
 from gdnbench.sim.machine.seam import Dim3
 from gdnbench.sim.profile.recorder import LaunchRecord
@@ -16,15 +18,19 @@ from gdnbench.sim.profile.trace import write_trace
 
 
 class Severity(StrEnum):
-    """How bad a finding is: an illegal act, or something legal that the reader should know."""
+    """How bad a finding is: an illegal act or accesses that nothing orders, an order that the PTX ISA leaves
+    open, something that the checker does not judge, or something legal that the reader should know."""
 
     ERROR = "error"
+    REVIEW = "review"
+    INCOMPLETE = "incomplete"
     NOTE = "note"
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing found: its kind, and where and in whom it was met, as far as that is known."""
+    """One thing found: its kind, and where and in whom it was met, as far as that is known. What the checker
+    found has its `evidence`, and the reason for which it was `accepted` if it was."""
 
     severity: Severity
     kind: str
@@ -36,6 +42,8 @@ class Finding:
     ptx: str | None = None
     file: str | None = None
     line: int | None = None
+    evidence: Evidence | None = None
+    accepted: str | None = None
 
     @classmethod
     def at(cls, place: Place | None, **what: Any) -> Finding:
@@ -56,7 +64,39 @@ class Finding:
             thread=fault.thread,
         )
 
+    @classmethod
+    def of_evidence(cls, evidence: Evidence, launch: int) -> Finding:
+        """The finding of the checker's, at the later of its two accesses."""
+        return cls.at(
+            None if evidence.second is None else evidence.second.place,
+            severity=Severity(evidence.verdict.value),
+            kind=evidence.cause,
+            message=evidence.message,
+            launch=launch,
+            count=evidence.count,
+            evidence=evidence,
+        )
+
+    @property
+    def fails(self) -> bool:
+        """Whether it is an error that nobody accepted."""
+        return self.severity is Severity.ERROR and self.accepted is None
+
+    def as_json(self) -> dict[str, Any]:
+        """The same as plain values."""
+        return {**asdict(self), "evidence": self.evidence and self.evidence.as_json()}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Finding:
+        """What `as_json` gave, as it is when it has been read."""
+        evidence = data["evidence"] and Evidence.from_json(data["evidence"])
+        return cls(**{**data, "severity": Severity(data["severity"]), "evidence": evidence})
+
     def __str__(self) -> str:
+        if self.evidence is not None:
+            accepted = [] if self.accepted is None else [f"accepted: {self.accepted}"]
+            head = f"{self.severity} in launch {self.launch}: {self.kind}: {self.message}"
+            return "\n  ".join([head, *self.evidence.lines(), *accepted])
         who = f" in {self.thread}" if self.thread else ""
         often = f" ({self.count} times)" if self.count > 1 else ""
         first, *rest = self.message.split("\n")
@@ -70,7 +110,8 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class LaunchReport:
-    """One launch. `instructions`, `traffic`, `waits` and `timeline` are there with profile=True alone."""
+    """One launch. `found` counts what the checker found, by verdict; None if it was not checked.
+    `instructions`, `traffic`, `waits` and `timeline` are there with profile=True alone."""
 
     entry: str
     grid: Dim3
@@ -86,6 +127,7 @@ class LaunchReport:
     traffic: Mapping[str, int] | None = None
     waits: Mapping[str, int] | None = None
     timeline: LaunchRecord | None = None
+    found: Mapping[str, int] | None = None
 
     def __str__(self) -> str:
         shared = f"{self.shared_bytes} bytes of dynamic shared memory"
@@ -108,19 +150,35 @@ class Report:
     engine: str
     schedule: str
     mma: str
+    checked: bool = False
 
     @property
     def ok(self) -> bool:
-        """Whether nothing illegal was met."""
-        return all(finding.severity is not Severity.ERROR for finding in self.findings)
+        """Whether nothing illegal was met, and the checker found no error but accepted ones."""
+        return not any(finding.fails for finding in self.findings)
 
     def __str__(self) -> str:
-        how = f"engine {self.engine}, schedule {self.schedule}, mma {self.mma}"
+        return self.text()
+
+    def text(self, *, accepted: bool = False) -> str:
+        """For people; with `accepted` also what the checker found and somebody accepted."""
+        checked = ", checked" if self.checked else ""
+        how = f"engine {self.engine}, schedule {self.schedule}, mma {self.mma}{checked}"
         launches = [f"launch {number}: {launch}" for number, launch in enumerate(self.launches)]
         profiles = [text for number, launch in enumerate(self.launches) if (text := _profile(number, launch))]
-        errors = sum(finding.severity is Severity.ERROR for finding in self.findings)
-        verdict = f"{errors} error{'' if errors == 1 else 's'} found" if errors else "no error found"
-        return "\n".join([how, *launches, *profiles, *map(str, self.findings), verdict])
+        shown = [str(finding) for finding in self.findings if accepted or finding.accepted is None]
+        return "\n".join([how, *launches, *profiles, *shown, self._verdict()])
+
+    def _verdict(self) -> str:
+        errors = sum(finding.fails for finding in self.findings)
+        parts = [f"{errors} error{'' if errors == 1 else 's'} found" if errors else "no error found"]
+        standing = Counter(finding.severity for finding in self.findings if finding.accepted is None)
+        counts = {
+            "to review": standing[Severity.REVIEW],
+            "incomplete": standing[Severity.INCOMPLETE],
+            "accepted": sum(finding.accepted is not None for finding in self.findings),
+        }
+        return ", ".join([*parts, *(f"{count} {what}" for what, count in counts.items() if count)])
 
     def write_trace(self, path: Path) -> None:
         """Write the timelines for Perfetto or chrome://tracing; LaunchError if none was recorded."""
@@ -136,8 +194,9 @@ class Report:
             "engine": self.engine,
             "schedule": self.schedule,
             "mma": self.mma,
+            "checked": self.checked,
             "launches": [_plain(launch) for launch in self.launches],
-            "findings": [asdict(finding) for finding in self.findings],
+            "findings": [finding.as_json() for finding in self.findings],
         }
 
 

@@ -11,7 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from gdnbench.sim.errors import LaunchError, UnsupportedError
+from gdnbench.sim.checker.evidence import Evidence, evidence
+from gdnbench.sim.checker.grid import LaunchChecker
+from gdnbench.sim.errors import KernelFault, LaunchError
 from gdnbench.sim.floating_environment import ieee_arithmetic
 from gdnbench.sim.machine import budget
 from gdnbench.sim.machine.async_queue import Schedule
@@ -71,13 +73,15 @@ def check_settings(engine: str, schedule: str, mma: str, threads: int | None) ->
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """What a launch did: its counters, how often each note was made, wall time; its timeline if profiled."""
+    """What a launch did: its counters, how often each note was made, wall time; its timeline if profiled, and
+    what the checker found if it was checked."""
 
     counters: Counters
     notes: dict[Note, int]
     seconds: float
     ctas: int
     record: LaunchRecord | None = None
+    found: tuple[Evidence, ...] | None = None
 
 
 @ieee_arithmetic()
@@ -106,14 +110,13 @@ def run_ptx(
     `params`: tensors and arrays are passed by address, and become memory that the kernel may touch; numbers
     are packed to the parameter's size; bytes are passed as they are. `memory` adds what is reachable in
     other ways. `registers` is the number of registers of a thread, as ptxas reports it, for the launch
-    budget. `observed` is what is recorded of the launch, whose CTAs then run one by one. `checker` makes what
-    follows the order of a CTA's events. The rest is as in `gdnbench.sim.launch`.
+    budget. `observed` is what is recorded of the launch, whose CTAs then run one by one, as they do with
+    `check`. `checker` makes what follows the order of a CTA's events instead of `check`'s. The rest is as in
+    `gdnbench.sim.launch`.
 
-    Raises KernelFault for an illegal act, UnsupportedError for what is not simulated, PtxSyntaxError or
-    LaunchError for a text or arguments that cannot be launched.
+    Raises KernelFault for an illegal act, with what was found before it; UnsupportedError for what is not
+    simulated, PtxSyntaxError or LaunchError for a text or arguments that cannot be launched.
     """
-    if check:
-        raise UnsupportedError("check=True: the race checker")
     order = check_settings(engine, schedule, mma, threads)
     grid, block = _extents("grid", grid), _extents("block", block)
     if not _is_integer(smem, 0):
@@ -130,6 +133,9 @@ def run_ptx(
     if not isinstance(entry, str) or entry not in module.kernels:
         raise LaunchError(f"no kernel {entry!r} in the PTX; it has {', '.join(module.kernels) or 'none'}")
     kernel = module.kernels[entry]
+    checks = LaunchChecker(kernel) if check else None
+    if checks is not None:
+        checker = checks.begin
     memory = GlobalMemory() if memory is None else memory
     param = pack(kernel, params, memory)
     kind = ENGINES[engine]
@@ -149,15 +155,23 @@ def run_ptx(
     ready: Engine = importlib.import_module(kind.prepare).prepare(module, kernel, config)
     if observed is not None:
         ready, threads = observed.engine(launch, ready), 1
+    if checker is not None:
+        threads = 1
     start = time.perf_counter()
     # A profile interleaves the warps finely, so that its steps mean something.
     quantum = min(kind.quantum, PROFILE_QUANTUM) if profile else kind.quantum
     try:
         counters = run_grid(launch, ready, quantum=quantum, threads=threads, progress=progress)
+    except KernelFault as fault:
+        if checks is not None:
+            fault.found = evidence(checks, launch)
+        raise
     finally:
         if observed is not None:
             observed.end()
-    return RunResult(counters, dict(launch.notes), time.perf_counter() - start, launch.ctas, record)
+    seconds = time.perf_counter() - start
+    found = None if checks is None else evidence(checks, launch)
+    return RunResult(counters, dict(launch.notes), seconds, launch.ctas, record, found)
 
 
 def _extents(name: str, given: object) -> Dim3:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -10,6 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
+from gdnbench.sim.checker.evidence import Evidence
 from gdnbench.sim.errors import KernelFault, LaunchError, UnsupportedError
 from gdnbench.sim.floating_environment import ieee_arithmetic
 from gdnbench.sim.host import cutlass_dsl
@@ -39,6 +41,7 @@ class Settings:
     threads: int | None = None
     progress: Progress | None = None
     watch: Watch | None = None
+    check: bool = False
 
     def __post_init__(self) -> None:
         check_settings(self.engine, self.schedule, self.mma, self.threads)
@@ -59,7 +62,7 @@ _session: ContextVar[Session | None] = ContextVar("gdnbench_sim_session", defaul
 def launch(
     compiled: Any,
     *args: Any,
-    check: bool = False,
+    check: bool | None = None,
     raises: bool = True,
     reachable: Sequence[Tensor] = (),
     mma: str | None = None,
@@ -78,15 +81,14 @@ def launch(
 
     `mma` is the tensor cores' arithmetic ("hardware" or "exact"), `engine` "compiled" or "interpreter",
     `schedule` when asynchronous effects land: "late", "early" or "random:SEED". `threads` bounds the cores
-    used. What is None comes from the `active` block around the call, else it is the first named, with all
-    cores.
+    used. `check`: the checker follows every launch, on one core, and the report has what it finds. What is
+    None comes from the `active` block around the call, else it is the first named, with all cores.
 
-    An illegal act raises KernelFault; with `raises` False it is the report's last finding, and the launches
-    after it are not run. Raises ExportError, LaunchError or UnsupportedError for what cannot be simulated.
+    An illegal act raises KernelFault; with `raises` False it is the report's last finding. The launches after
+    it are not run. Raises ExportError, LaunchError or UnsupportedError for what cannot be simulated.
     """
-    if check:
-        raise UnsupportedError("check=True: the race checker")
     options = {
+        "check": check,
         "mma": mma,
         "engine": engine,
         "schedule": schedule,
@@ -101,9 +103,11 @@ def launch(
         raise LaunchError("reachable takes a list of tensors")
     call = capture(compiled, args, kwargs)
     more = [region_of(NamedTensor(f"reachable[{i}]", tensor)) for i, tensor in enumerate(reachable)]
-    report = _run(call.module, call.requests, [*call.regions, *more], settings, raises)
+    report, fault = _run(call.module, call.requests, [*call.regions, *more], settings)
     if session is not None:
         session.reports.append(report)
+    if fault is not None and raises:
+        raise fault
     return report
 
 
@@ -127,25 +131,28 @@ def _run(
     requests: Sequence[LaunchRequest],
     regions: Sequence[Region],
     settings: Settings,
-    raises: bool,
-) -> Report:
+) -> tuple[Report, KernelFault | None]:
+    """The report, and the fault that ended the call if one did."""
     memory = GlobalMemory()
     for region in regions:
         memory.add(region.address, region.size, region.name, region.keeper)
     launches: list[LaunchReport] = []
     findings: list[Finding] = []
+    ended: KernelFault | None = None
     for number, request in enumerate(requests):
         try:
             result = _run_one(module, request, memory, settings, regions)
         except KernelFault as fault:
-            if raises:
-                raise
+            ended = fault
+            findings += _of_checker(fault.found, number)
             findings.append(Finding.of_fault(fault, number))
-            launches.append(_launch_report(request, None, settings))
+            launches.append(_launch_report(request, None, fault.found, settings))
             break
-        launches.append(_launch_report(request, result, settings))
+        launches.append(_launch_report(request, result, result.found, settings))
         findings += [_of_note(note, count, number) for note, count in result.notes.items()]
-    return Report(tuple(launches), tuple(findings), settings.engine, settings.schedule, settings.mma)
+        findings += _of_checker(result.found, number)
+    how = (settings.engine, settings.schedule, settings.mma, settings.check)
+    return Report(tuple(launches), tuple(findings), *how), ended
 
 
 def _run_one(
@@ -175,6 +182,7 @@ def _run_one(
         threads=settings.threads,
         registers=request.registers,
         observed=observed,
+        check=settings.check,
     )
     if watch is not None:
         watch.ended(regions)
@@ -192,8 +200,17 @@ def _of_note(note: Note, count: int, launch: int) -> Finding:
     )
 
 
-def _launch_report(request: LaunchRequest, result: RunResult | None, settings: Settings) -> LaunchReport:
-    """`result` is None for a launch that was stopped."""
+def _of_checker(found: Sequence[Evidence] | None, launch: int) -> list[Finding]:
+    return [Finding.of_evidence(evidence, launch) for evidence in found or ()]
+
+
+def _launch_report(
+    request: LaunchRequest,
+    result: RunResult | None,
+    found: Sequence[Evidence] | None,
+    settings: Settings,
+) -> LaunchReport:
+    """`result` is None for a launch that was stopped, `found` for one that was not checked."""
     start = LaunchReport(
         entry=request.entry,
         grid=request.grid,
@@ -201,6 +218,7 @@ def _launch_report(request: LaunchRequest, result: RunResult | None, settings: S
         shared_bytes=request.shared_bytes,
         registers=request.registers,
         finished=result is not None,
+        found=None if found is None else dict(Counter(one.verdict.value for one in found)),
     )
     if result is None:
         return start

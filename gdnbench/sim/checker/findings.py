@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from gdnbench.sim.checker.events import Event
@@ -12,24 +11,25 @@ from gdnbench.sim.errors import Place
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One of the two accesses."""
+    """One of the two accesses; `cta` is the index of its CTA."""
 
     place: Place
+    cta: int
     warp: int
     does: str
     asynchronous: bool
 
     @classmethod
-    def of(cls, event: Event) -> Side:
-        return cls(
-            event.ins.place, event.warp, f"{event.ins.name} {event.access.value}", event.token is not None
-        )
+    def of(cls, event: Event, cta: int) -> Side:
+        does = f"{event.ins.name} {event.access.value}"
+        return cls(event.ins.place, cta, event.warp, does, event.token is not None)
 
 
 @dataclass(slots=True)
 class Found:
     """Pairs of one cause at one pair of instructions: `first` and `second` are those of the first pair,
-    `memory` and `cell` where it met; `count` pairs of executions in `ctas` CTAs."""
+    `memory` and `cell` where it met: an address, or in tensor memory 512 lane + column. `count` pairs of
+    executions in `ctas`, of `warps` and `places`, pairs of pcs."""
 
     cause: Cause | str
     verdict: Verdict
@@ -38,10 +38,10 @@ class Found:
     second: Side
     memory: str
     cell: int
-    cta: int
-    count: int = 1
+    count: int = 0
     ctas: set[int] = field(default_factory=set)
     warps: set[tuple[int, int]] = field(default_factory=set)
+    places: set[tuple[int, int]] = field(default_factory=set)
 
 
 Key = tuple[object, ...]
@@ -54,36 +54,34 @@ class Findings:
     cta: int
     by_cause: dict[Key, Found] = field(default_factory=dict)
 
-    def pair(self, why: Unordered, before: Event, now: Event, memory: str, cell: int) -> None:
-        """`now` touched a cell that `before` did."""
+    def pair(
+        self,
+        why: Unordered,
+        before: Event,
+        now: Event,
+        memory: str,
+        cell: int,
+        ctas: tuple[int, int] | None = None,
+    ) -> None:
+        """`now` touched a cell that `before` did; `ctas` are theirs if they are of different ones."""
+        first, second = (self.cta, self.cta) if ctas is None else ctas
         key: Key = (why.cause, before.ins.pc, now.ins.pc, before.access, now.access, memory)
         if why.verdict is Verdict.REVIEW:
             key = (why.cause, before.ins.op, now.ins.op)
-        self._add(
-            key,
-            lambda: Found(
-                why.cause, why.verdict, why.missing, Side.of(before), Side.of(now), memory, cell, self.cta
-            ),
-            (before.warp, now.warp),
-        )
+        found = self.by_cause.get(key)
+        if found is None:
+            sides = Side.of(before, first), Side.of(now, second)
+            found = self.by_cause[key] = Found(why.cause, why.verdict, why.missing, *sides, memory, cell)
+        _count(found, before, now, {first, second})
 
     def alone(self, what: str, verdict: Verdict, missing: str, now: Event, memory: str, cell: int) -> None:
         """`now` is at fault by itself."""
         key = (what, now.ins.pc, memory)
-        self._add(
-            key,
-            lambda: Found(what, verdict, missing, None, Side.of(now), memory, cell, self.cta),
-            (now.warp, now.warp),
-        )
-
-    def _add(self, key: Key, make: Callable[[], Found], warps: tuple[int, int]) -> None:
         found = self.by_cause.get(key)
         if found is None:
-            found = self.by_cause[key] = make()
-            found.ctas.add(self.cta)
-        else:
-            found.count += 1
-        found.warps.add(warps)
+            side = Side.of(now, self.cta)
+            found = self.by_cause[key] = Found(what, verdict, missing, None, side, memory, cell)
+        _count(found, now, now, {self.cta})
 
     def merge(self, other: Findings) -> None:
         """Those of another CTA."""
@@ -95,6 +93,7 @@ class Findings:
                 mine.count += found.count
                 mine.ctas |= found.ctas
                 mine.warps |= found.warps
+                mine.places |= found.places
 
     def all(self) -> list[Found]:
         """Errors first, then by place."""
@@ -102,3 +101,11 @@ class Findings:
         return sorted(
             self.by_cause.values(), key=lambda one: (order.index(one.verdict), one.second.place.line)
         )
+
+
+def _count(found: Found, before: Event, now: Event, ctas: set[int]) -> None:
+    """One more pair of executions."""
+    found.count += 1
+    found.ctas |= ctas
+    found.warps.add((before.warp, now.warp))
+    found.places.add((before.ins.pc, now.ins.pc))

@@ -18,13 +18,14 @@ from gdnbench.sim.checker.follower import Follower
 from gdnbench.sim.checker.order import Cause, Unordered, Verdict
 from gdnbench.sim.machine.cta import Cta
 from gdnbench.sim.machine.grid import communicates
+from gdnbench.sim.profile.roles import issued_as, role
 from gdnbench.sim.ptx.ir import Kernel
 
 Cells = npt.NDArray[np.int64]
 Codes = npt.NDArray[np.int64]
 
 _BETWEEN = Unordered(
-    Cause.CTAS, Verdict.ERROR, "nothing orders CTAs of this kernel: each has to keep to its own bytes"
+    Cause.CTAS, Verdict.ERROR, "bytes of its own for each CTA: nothing orders the CTAs of this kernel"
 )
 
 
@@ -93,7 +94,16 @@ class Between:
             if (one, other) not in seen:
                 seen.add((one, other))
                 before, now = (self.events[code & 0xFFFF_FFFF] for code in (one, other))
-                findings.pair(_BETWEEN, before, now, "global", cell * self.size)
+                findings.pair(_BETWEEN, before, now, "global", cell * self.size, (one >> 32, other >> 32))
+
+
+def _roles(follower: Follower) -> tuple[str, ...]:
+    """By warp; what names a role touches memory, so that the events have it."""
+    issued = {(event.warp, event.ins.pc): event.ins for event in follower.events.all if event is not None}
+    ops: list[dict[str, int]] = [{} for _ in range(follower.count)]
+    for (warp, _), ins in issued.items():
+        ops[warp][issued_as(ins)] = 1
+    return tuple(map(role, ops))
 
 
 class LaunchChecker:
@@ -106,6 +116,7 @@ class LaunchChecker:
         self._talks = communicates(kernel)
         self._between: Between | None = None
         self._running: dict[int, Follower] = {}
+        self._roles: dict[int, tuple[str, ...]] = {}
 
     def begin(self, cta: Cta) -> Follower:
         """The checker of a CTA."""
@@ -114,7 +125,7 @@ class LaunchChecker:
 
     def _ended(self, follower: Follower) -> None:
         del self._running[follower.cta.index]
-        self._findings.merge(follower.findings)
+        self._keep(follower)
         if not self._talks:
             if self._between is None:
                 self._between = Between(follower.sizes["global"])
@@ -123,12 +134,20 @@ class LaunchChecker:
     def found(self) -> list[Found]:
         """What was found, once the launch has ended or failed: then also of the CTAs that it stopped."""
         for follower in self._running.values():
-            self._findings.merge(follower.findings)
+            self._keep(follower)
         self._running.clear()
         if self._between is not None:
             self._between.judge(self._findings)
             self._between = None
         return self._findings.all()
+
+    def _keep(self, follower: Follower) -> None:
+        self._findings.merge(follower.findings)
+        self._roles[follower.cta.index] = _roles(follower)
+
+    def role(self, cta: int, warp: int) -> str:
+        """What a warp is for, as far as its CTA got."""
+        return self._roles[cta][warp]
 
     @property
     def follows_ctas(self) -> bool:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from gdnbench.sim.errors import Place
 from gdnbench.sim.machine.async_queue import AsyncOperation
 from gdnbench.sim.machine.seam import Blocked
+from gdnbench.sim.profile.roles import issued_as
 from gdnbench.sim.ptx.ir import Instruction
 
 # A trace that a browser still opens; what comes after is counted and not drawn.
@@ -56,7 +57,7 @@ class CtaRecord:
 
     def issued(self, warp: int, ins: Instruction) -> None:
         """The warp's role shows in what it hands to the machine."""
-        self.ops.setdefault(warp, Counter())[_direction(ins)] += 1
+        self.ops.setdefault(warp, Counter())[issued_as(ins)] += 1
 
     def turn(self, warp: int, executed: int, blocked: Sequence[Blocked]) -> None:
         """The warp's wait, if it had one, ends where this round begins."""
@@ -100,13 +101,6 @@ class CtaRecord:
             self.slices.append(slice_)
         else:
             self.dropped += 1
-
-
-def _direction(ins: Instruction) -> str:
-    """The opcode, for tensor copies with the way they go."""
-    if ins.op != "cp.async.bulk.tensor":
-        return ins.op
-    return f"{ins.op} {'store' if ins.has('bulk_group') else 'load'}"
 
 
 @dataclass(slots=True)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from gdnbench.sim.ptx.ir import Instruction
+
 # The first that fits names the role; a warp that does several things is named by the rarest in such kernels.
 _ROLES = (
     ("tcgen05.mma", "MMA"),
@@ -18,8 +20,15 @@ _ROLES = (
 OTHER = "compute"
 
 
+def issued_as(ins: Instruction) -> str:
+    """The opcode, for tensor copies with the way they go."""
+    if ins.op != "cp.async.bulk.tensor":
+        return ins.op
+    return f"{ins.op} {'store' if ins.has('bulk_group') else 'load'}"
+
+
 def role(ops: Mapping[str, int]) -> str:
-    """The roles of a warp that issued `ops`, such as "MMA" or "TMEM load + TMA store"."""
+    """The roles of a warp that issued `ops`, by `issued_as`, such as "MMA" or "TMEM load + TMA store"."""
     found = [name for op, name in _ROLES if ops.get(op)]
     if found[:1] == ["MMA"]:
         return "MMA"

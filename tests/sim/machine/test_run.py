@@ -146,8 +146,6 @@ def test_names_of_things_that_are_not() -> None:
     with pytest.raises(LaunchError, match="threads 0; 1 or more"):
         run(ADD_ONE, [data], threads=0)
     assert not data.any()
-    with pytest.raises(UnsupportedError, match="race checker"):
-        run(ADD_ONE, [0], check=True)
 
 
 def test_module_variables() -> None:

@@ -1,0 +1,190 @@
+"""What the checker found, as a user sees it: both accesses, where they met, what would have ordered them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from gdnbench.sim.checker.findings import Found, Side
+from gdnbench.sim.checker.grid import LaunchChecker
+from gdnbench.sim.checker.order import Cause, Verdict
+from gdnbench.sim.errors import Place
+from gdnbench.sim.machine.cta import Launch
+from gdnbench.sim.machine.footprint import TMEM_COLUMNS
+from gdnbench.sim.machine.memory import GlobalMemory
+from gdnbench.sim.machine.seam import Dim3
+
+UNJUDGED = "not judged"
+"""The cause of a finding that says what the checker leaves out."""
+
+SECTIONS = {
+    Cause.INIT.value: 'PTX ISA, "membar, fence"',
+    Cause.TCGEN05_FENCE.value: "PTX ISA 9.7.16.6.3",
+}
+"""Where the PTX ISA leaves the order open, by cause."""
+
+# Warps, or pairs of them, that are named; the rest is counted.
+_NAMED = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """One of the two. `asynchronous`: an operation that goes on when its instruction is done."""
+
+    does: str
+    asynchronous: bool
+    cta: Dim3
+    warp: int
+    role: str
+    place: Place
+
+    def __str__(self) -> str:
+        late = ", asynchronously," if self.asynchronous else ""
+        return f"CTA {self.cta}, warp {self.warp} ({self.role}): {self.does}{late} at {self.place}"
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """Pairs of accesses that have one cause. `first` and `second` are those that met first, `first` None if
+    the second is at fault by itself, both None if the finding says what is not judged.
+
+    `address` is theirs in `memory` (shared, global, or tmem: lane << 16 | column), `where` the same in words.
+    `missing` is what would have ordered them, `section` what leaves it open whether they are ordered.
+    `count` pairs of executions are of `places` pairs of instructions, in `ctas` CTAs, by `warps`.
+    """
+
+    verdict: Verdict
+    cause: str
+    kernel: str
+    missing: str
+    section: str | None = None
+    memory: str = ""
+    address: int = 0
+    where: str = ""
+    first: Access | None = None
+    second: Access | None = None
+    count: int = 1
+    places: int = 1
+    ctas: int = 1
+    warps: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def message(self) -> str:
+        """In a line, without the accesses."""
+        if self.second is None:
+            return self.missing
+        section = (
+            f" ({self.section})" if self.section is not None and self.section not in self.missing else ""
+        )
+        return f"{self.where}, without {self.missing}{section}"
+
+    def lines(self) -> list[str]:
+        """The accesses, and how many there are of their kind."""
+        if self.second is None:
+            return []
+        lines = [] if self.first is None else [f"first: {self.first}"]
+        lines.append(f"{'access' if self.first is None else 'second'}: {self.second}")
+        if self.count > 1:
+            places = f" of {self.places} pairs of instructions" if self.places > 1 else ""
+            lines.append(
+                f"{self.count} such {'accesses' if self.first is None else 'pairs'}{places} in"
+                f" {self.ctas} CTA{'s' if self.ctas > 1 else ''}, by {self._by()}"
+            )
+        return lines
+
+    @property
+    def summary(self) -> str:
+        """In one line that is the same for every launch in which this is found."""
+        sides = [_short(side.place) for side in (self.first, self.second) if side is not None]
+        if self.second is None:
+            return f"{self.kernel}: {self.missing}"
+        return f"{self.cause}: {', then '.join(sides)}, without {self.missing}"
+
+    def _by(self) -> str:
+        named = [f"warp {a}" if self.first is None else f"warps {a} and {b}" for a, b in self.warps]
+        more = f" and {len(named) - _NAMED} more" if len(named) > _NAMED else ""
+        return ", ".join(named[:_NAMED]) + more
+
+    def as_json(self) -> dict[str, Any]:
+        """The same as plain values."""
+        return {**asdict(self), "verdict": self.verdict.value}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Evidence:
+        """What `as_json` gave, as it is when it has been read."""
+        given = {
+            **data,
+            "verdict": Verdict(data["verdict"]),
+            "first": _access(data["first"]),
+            "second": _access(data["second"]),
+            "warps": tuple((first, second) for first, second in data["warps"]),
+        }
+        return cls(**given)
+
+
+def _access(data: Mapping[str, Any] | None) -> Access | None:
+    if data is None:
+        return None
+    return Access(**{**data, "cta": tuple(data["cta"]), "place": Place(**data["place"])})
+
+
+def _short(place: Place) -> str:
+    opcode = place.text.split(maxsplit=2)
+    named = opcode[1] if opcode[0].startswith("@") and len(opcode) > 1 else opcode[0]
+    source = f"PTX line {place.line}" if place.file is None else f"{place.file}:{place.file_line}"
+    return f"{named.rstrip(';')} at {source}"
+
+
+def evidence(checker: LaunchChecker, launch: Launch) -> tuple[Evidence, ...]:
+    """What was found in a launch that has ended or failed, errors first, then what is not judged."""
+    shown = tuple(_shown(found, checker, launch) for found in checker.found())
+    if checker.follows_ctas or launch.ctas == 1:
+        return shown
+    why = (
+        "accesses of different CTAs to global memory: the kernel has global atomics or ordered accesses, by"
+        " which its CTAs may talk to each other"
+    )
+    return (*shown, Evidence(Verdict.INCOMPLETE, UNJUDGED, launch.kernel.name, why, ctas=launch.ctas))
+
+
+def _shown(found: Found, checker: LaunchChecker, launch: Launch) -> Evidence:
+    def access(side: Side) -> Access:
+        return Access(
+            side.does,
+            side.asynchronous,
+            launch.ctaid(side.cta),
+            side.warp,
+            checker.role(side.cta, side.warp),
+            side.place,
+        )
+
+    cause = found.cause.value if isinstance(found.cause, Cause) else found.cause
+    made = Evidence(
+        found.verdict,
+        cause,
+        launch.kernel.name,
+        found.missing,
+        SECTIONS.get(cause) if found.verdict is Verdict.REVIEW else None,
+        found.memory,
+        first=None if found.first is None else access(found.first),
+        second=access(found.second),
+        count=found.count,
+        places=len(found.places),
+        ctas=len(found.ctas),
+        warps=tuple(sorted(found.warps)),
+    )
+    if found.memory == "tmem":
+        lane, column = divmod(found.cell, TMEM_COLUMNS)
+        where = f"tensor memory at lane {lane}, column {column}"
+        return replace(made, address=lane << 16 | column, where=where)
+    where = f"{found.memory} memory at {_at(found.memory, found.cell, launch.memory)}"
+    return replace(made, address=found.cell, where=where)
+
+
+def _at(memory: str, address: int, reachable: GlobalMemory) -> str:
+    """An address of global memory as seen from what it lies in."""
+    for item in reachable.allocations if memory == "global" else ():
+        if item.base <= address < item.end:
+            return f"{item.name} + {address - item.base:#x}"
+    return f"{address:#x}"
