@@ -56,8 +56,9 @@ def main() -> int:
         )
     )
     for name in chosen:
-        seconds = sum(one.seconds for one in found if one.case == name)
-        print(f"{name}: {seconds:.0f} s")
+        asked = [one for one in found if one.case == name]
+        seconds, busy = sum(one.seconds for one in asked), sum(one.busy for one in asked)
+        print(f"{name}: {seconds:.0f} s, {busy:.0f} s of CPU time")
     return 1 if any(one.wrong for one in found) else 0
 
 

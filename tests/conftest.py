@@ -1,13 +1,19 @@
-"""What tests of bisection make: git repositories, commit by commit at fixed times, and wheels."""
+"""What tests of bisection make: git repositories, commit by commit at fixed times, wheels, and processes that
+are none."""
 
 from __future__ import annotations
 
+import importlib
+import json
 import os
 import subprocess
+import time
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -90,3 +96,40 @@ class Wheels:
 def wheels(tmp_path: Path) -> Wheels:
     (tmp_path / "wheels").mkdir()
     return Wheels(tmp_path / "wheels")
+
+
+class InThisProcess:
+    """Stands in for `gdnbench.replay.process.Worker` where nothing ends the process. An answer that was too
+    long in coming is not given."""
+
+    def __init__(self, module: str, arguments: list[str], *, folder: str | None = None, **place: Any) -> None:
+        assert folder is None, "modules of another folder are another process' own"
+        self._replies: list[dict[str, Any]] = [{"ready": True}]
+        self._late = False
+        served = importlib.import_module(module)
+        with mock.patch.object(served, "serve") as serve:
+            served.main(["0", "0", *arguments])
+        start = serve.call_args.args[2]
+        self._answer = start(self._replies.append)
+
+    def ask(self, message: dict[str, Any], timeout: float) -> dict[str, Any]:
+        begin = time.monotonic()
+        self._replies.append(self._answer(json.loads(json.dumps(message))))
+        self._late = time.monotonic() - begin > timeout
+        return self.receive(timeout)
+
+    def receive(self, timeout: float) -> dict[str, Any]:
+        reply: dict[str, Any] = json.loads(json.dumps(self._replies.pop(0)))
+        if self._late and not self._replies:
+            raise TimeoutError(timeout)
+        return reply
+
+    def kill(self) -> None:
+        pass
+
+
+@pytest.fixture
+def probes_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Probes of `gdnbench bisect` run in this process: one that imports torch takes seconds to start."""
+    for name in ("prober", "remote", "instruction.version"):
+        monkeypatch.setattr(f"gdnbench.bisect.{name}.Worker", InThisProcess)

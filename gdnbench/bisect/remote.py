@@ -79,6 +79,10 @@ def answer(request: Message) -> Message:
     return {"verdict": found.to_json()}
 
 
-if __name__ == "__main__":
-    requests, replies = sys.argv[1:]
+def main(arguments: list[str]) -> None:
+    requests, replies = arguments
     serve(int(requests), int(replies), lambda tell: answer)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -60,7 +60,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 @pytest.fixture
-def store(gdnbench: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def store(gdnbench: Invoke, tmp_path: Path, probes_here: None, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     options = ("--seqlens", "3,0,9", "--heads", "1,3", "--head-dim", "8,8", "--gate-span", "60")
     assert gdnbench("synth", "s.zarr", "--op", "gdn_prefill", "--count", "2", *options).code == 0

@@ -80,6 +80,7 @@ def asked(store: Path, good: str, bad: str, *options: str) -> list[str]:
     return ["bisect", "instruction", str(store), "0", *named]
 
 
+@pytest.mark.usefixtures("probes_here")
 def test_the_planted_line_is_named_and_asking_again_is_free(
     gdnbench: Invoke, store: Path, tmp_path: Path
 ) -> None:
@@ -111,12 +112,14 @@ def test_a_loop_that_makes_a_round_less_is_named(gdnbench: Invoke, store: Path, 
     assert data["lines"][-1].startswith(f"bad.py:{line} in _smooth: `{lines[line - 1].strip()}` is edited; ")
 
 
+@pytest.mark.usefixtures("probes_here")
 def test_comments_and_moved_lines_are_no_difference(gdnbench: Invoke, store: Path, tmp_path: Path) -> None:
     found = gdnbench(*asked(store, version(tmp_path, "good"), version(tmp_path, "bad", COMMENT)))
     assert found.code == 0, found.err
     assert found.out.splitlines() == ["the two versions leave the same bits"]
 
 
+@pytest.mark.usefixtures("probes_here")
 def test_a_version_that_does_not_run(gdnbench: Invoke, store: Path, tmp_path: Path) -> None:
     good, bad = version(tmp_path, "good"), version(tmp_path, "bad", OUTSIDE)
     found = gdnbench(*asked(store, good, bad))

@@ -6,6 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+pytestmark = pytest.mark.usefixtures("probes_here")
 CAPTURED = Path(__file__).parents[2] / "captures" / "decode.zarr.zip"
 
 KERNELS = """

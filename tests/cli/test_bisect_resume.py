@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 Invoke = Callable[..., Any]  # the fixture `gdnbench`
+pytestmark = pytest.mark.usefixtures("probes_here")
 RESUME = ("bisect", "--resume", "--state", "s")
 
 

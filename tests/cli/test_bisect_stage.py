@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 KERNELS = """
 from dataclasses import replace
 
@@ -62,6 +64,7 @@ def test_the_stage_is_named_and_the_answer_is_the_last_line(
     assert found["grafts"] == [{"exact": ["W"], "passes": True, "reason": ""}]
 
 
+@pytest.mark.usefixtures("probes_here")
 def test_what_passes_and_what_has_no_stages(gdnbench: Any, prefills: Path, tmp_path: Path) -> None:
     result = gdnbench("bisect", "stage", prefills, "0", "--kernel", "torch", "--state", tmp_path / "s")
     assert (result.code, result.out.splitlines()[-1]) == (
