@@ -201,7 +201,7 @@ def test_a_fault_that_one_schedule_shows_is_said_to_be_and_found(
     trial = Trial(str(bisecting.store), "pack.kernel:kernel", "sim")
     if good == "always":  # a good end that depends on the schedule is a bad one
         made = bisecting.commits(history, word, word, "wrong")
-        with pytest.raises(BadInputError, match="good end .* is bad too"):
+        with pytest.raises(BadInputError, match=r"good end .* is bad too"):
             bisecting(made[0], made[-1], trial)
         return
     made = bisecting.commits(history, "right", "right", "right", word, word)

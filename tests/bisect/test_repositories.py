@@ -11,12 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 
 from gdnbench.bisect.commit import leash
 from gdnbench.bisect.commit.relevant import Relevant, Roots
 from gdnbench.bisect.commit.repository import Repository
 from gdnbench.bisect.commit.worktree import BuildFailure, worktree
+from gdnbench.bisect.session import Session
 from gdnbench.bisect.trial import Trial
+from gdnbench.cli.bisect.common import finish, told
 from gdnbench.errors import BadInputError
 
 WORDS = ("right", "right", "wrong", "wrong")
@@ -108,7 +111,7 @@ def test_paths_that_are_the_root(bisecting: Any, history: Any, path: str) -> Non
 def test_ends_that_differ_in_nothing_that_counts(bisecting: Any, history: Any, replays: Any) -> None:
     bisecting.commits(history, "right")
     made = [history.commit(f"note {number}", {"notes": str(number)}) for number in range(3)]
-    with pytest.raises(BadInputError, match="have the same files of the kernel .* name what else it reads"):
+    with pytest.raises(BadInputError, match=r"have the same files of the kernel .* name what else it reads"):
         bisecting(made[0], made[-1])
     assert replays.asked == []
 
@@ -219,7 +222,7 @@ def test_a_worktree_that_a_killed_process_left_is_used_again(history: Any, tmp_p
 PARENT = """
 import os, signal, sys
 from gdnbench.bisect.commit import leash
-code = "import subprocess; subprocess.Popen(['sleep', '600']); print(os.getpid(), file=sys.stderr, flush=True)"
+code = "import subprocess; subprocess.Popen(['sleep', '600'])"
 code += "; os.write(int(sys.argv[1]), b'up'); signal.pause()"
 os.set_inheritable(int(sys.argv[1]), True)
 _popen = leash.subprocess.Popen
@@ -254,9 +257,9 @@ def test_a_leash_has_an_end() -> None:
 
 def test_a_build_that_is_killed(history: Any, tmp_path: Path) -> None:
     first = history.commit("first", {"a": "1"})
-    with worktree(Repository(history.path), tmp_path, build="kill -9 $$") as there:
-        with pytest.raises(BuildFailure, match="--build ended by exit status 137"):
-            there.at(first, Roots(("",)))
+    built = worktree(Repository(history.path), tmp_path, build="kill -9 $$")
+    with built as there, pytest.raises(BuildFailure, match="--build ended by exit status 137"):
+        there.at(first, Roots(("",)))
 
 
 def test_a_revision_that_begins_with_a_dash(bisecting: Any, history: Any) -> None:
@@ -265,3 +268,28 @@ def test_a_revision_that_begins_with_a_dash(bisecting: Any, history: Any) -> Non
         with pytest.raises(BadInputError, match="names no commit") as caught:
             bisecting(made[0], revision, Trial(str(bisecting.store), "pack.kernel:kernel"))
         assert "\n" not in str(caught.value)
+
+
+def test_what_a_repository_says_does_nothing_to_a_terminal(
+    bisecting: Any, history: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good = bisecting.commits(history, "right")[0]
+    files = {"pack/kernel.py": "# wrong 1\n", "pack/\x1b[2J.py": "", "pack/\u202egnp.py": "", "pack/a\nb": ""}
+    for name, text in files.items():
+        (history.path / name).write_text(text)
+    history.git("add", "--all")
+    subject, author = "\x1b]0;title\x07 \x9b31m \u202egood", "A\x1b[31m\x08B <a@\u2066example.org>"
+    history.git("commit", "--quiet", "--author", author, "--message", subject)
+    answer = bisecting(good, "main")
+    assert found(answer) == history.git("rev-parse", "HEAD")
+    session = Session.begin(tmp_path / "said", "commit", {}, told)
+    for line in bisecting.told:
+        told(line)
+    with pytest.raises(typer.Exit):
+        finish(session, answer.found, answer.lines, answer.exit_code, json=False)
+    out, err = capsys.readouterr()
+    for lines, count in ((out, len(answer.lines)), (err, len(bisecting.told))):
+        assert len(lines.splitlines()) == count
+        assert all(line.isprintable() for line in lines.splitlines())
+    assert r"\x1b]0;title\x07 \x9b31m \u202egood" in out
+    assert r"A\x1b[31m\x08B <a@\u2066example.org>" in out

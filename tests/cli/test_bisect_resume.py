@@ -7,10 +7,14 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from gdnbench.store.writer import StoreWriter
+from gdnbench.synth import draft, synthesise
 
 Invoke = Callable[..., Any]  # the fixture `gdnbench`
 pytestmark = pytest.mark.usefixtures("probes_here")
@@ -117,3 +121,23 @@ def test_an_interrupt_while_it_prints(gdnbench: Invoke, store: Path, monkeypatch
         assert gdnbench(*given, "--json").code == 130
     result = gdnbench(*RESUME)
     assert (result.code, result.out) == (0, "torch passes each of 1 call by itself\n")
+
+
+def test_names_of_a_store_do_nothing_to_a_terminal(gdnbench: Invoke, tmp_path: Path) -> None:
+    """In the answer, in what is asked, in an error, and in what a process says that replays."""
+    call = synthesise("gdn_decode", batch=1, heads=(1, 1), head_dim=(8, 8))
+    one = draft("gdn_decode", call)
+    layer = "a\x1b[31m\nfirst bad call: none\u202e"
+    with StoreWriter(tmp_path / "s.zarr", kind="synth", durable=False) as writer:
+        writer.write("0", [replace(one, info=replace(one.info, layer=layer, layer_index=None))])
+    (tmp_path / "mine.py").write_text("def kernel(**call):\n    raise RuntimeError('\\x1b[2J no')\n")
+    given = ("bisect", "record", tmp_path / "s.zarr", "--kernel", f"{tmp_path / 'mine.py'}:kernel")
+    found = gdnbench(*given, "--state", tmp_path / "s")
+    assert found.code == 1
+    refused = gdnbench(*given, "--layer", "nosuch", "--state", tmp_path / "s")
+    assert refused.code == 2
+    for text in (found.out, found.err):
+        assert r"a\x1b[31m\nfirst bad call: none\u202e" in text
+    for text in (found.out, found.err, refused.err):
+        assert all(line.isprintable() for line in text.splitlines())
+    assert (found.out.count("\n"), refused.err.count("\n")) == (1, 1)
