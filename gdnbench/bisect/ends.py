@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from itertools import count
 
 from gdnbench.bisect.ledger import Question
 from gdnbench.bisect.prober import Probing
@@ -24,6 +25,43 @@ class End:
     spread: str
 
 
+class _Keeping:
+    """A process of an end, whose runs are known when it ends: one that is interrupted is not replayed from
+    the first process on."""
+
+    def __init__(
+        self, session: Session, label: str, question: Question, process: int, prober: Callable[[], Probing]
+    ) -> None:
+        self._session, self._label, self._prober = session, label, prober
+        self._question = {**question, "steady": RUNS, "process": process}
+        known = None if session.fresh else session.ledger.find(self._question)
+        self._known = [] if known is None else [Verdict.from_json(one, label) for one in known.facts["runs"]]
+        self._made: list[Verdict] = []
+        self._probing: Probing | None = None
+        self._asking = False
+
+    def run(self, trial: Trial) -> Verdict:
+        if len(self._made) < len(self._known):
+            self._made.append(self._known[len(self._made)])
+            return self._made[-1]
+        if self._probing is None:
+            self._probing = self._prober()
+        self._asking = True
+        found = self._probing.run(trial)
+        check_content(self._label, self._question, found)
+        self._asking = False
+        self._made.append(found)
+        return found
+
+    def close(self) -> None:
+        if self._probing is None:
+            return
+        self._probing.close()
+        if not self._asking and self._made:
+            runs = {"runs": [one.to_json() for one in self._made]}
+            self._session.ledger.add(self._question, replace(self._made[0], facts=runs))
+
+
 def look(
     session: Session, label: str, question: Question, trial: Trial, prober: Callable[[], Probing]
 ) -> End:
@@ -31,9 +69,8 @@ def look(
     of `question`, too."""
 
     def probe() -> Verdict:
-        found = steady(trial, prober)
-        for run in found.runs:
-            check_content(label, question, run.verdict)
+        processes = count()
+        found = steady(trial, lambda: _Keeping(session, label, question, next(processes), prober))
         facts = {**found.verdict.facts, "steadiness": str(found.steadiness), "spread": found.reason}
         return replace(found.verdict, facts=facts, seconds=sum(run.verdict.seconds for run in found.runs))
 

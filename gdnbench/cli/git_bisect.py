@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, ParamSpec
 import typer
 
 from gdnbench.errors import Exit, GdnbenchError
+from gdnbench.printable import printable
 
 if TYPE_CHECKING:
     from gdnbench.report.report import ReplayReport
@@ -34,7 +35,7 @@ def with_git_statuses(command: Callable[P, None]) -> Callable[P, None]:
             if not kwargs.get("git_bisect"):
                 raise
             if isinstance(error, GdnbenchError | OSError):
-                print(f"gdnbench: {error}", file=sys.stderr)
+                print(f"gdnbench: {printable(error)}", file=sys.stderr)
             else:  # else Python would end by status 1, which is a bad commit's
                 traceback.print_exception(error)
             raise typer.Exit(NO_VERDICT) from None

@@ -219,6 +219,21 @@ def test_a_worktree_that_a_killed_process_left_is_used_again(history: Any, tmp_p
         assert history.git("worktree", "list").count("\n") == 0
 
 
+def test_two_bisections_of_one_repository(history: Any, tmp_path: Path) -> None:
+    made = [history.commit(name, {"a": name}) for name in ("first", "second")]
+    repository, roots = Repository(history.path), Roots(("",))
+    places = [tmp_path / "one", tmp_path / "two"]
+    for place in places:
+        place.mkdir()
+    with worktree(repository, places[0]) as one:
+        one.at(made[0], roots)
+        with worktree(repository, places[1]) as other:
+            other.at(made[1], roots)
+        one.at(made[1], roots)
+        assert (places[0] / "worktree" / "a").read_text() == "second"
+    assert history.git("worktree", "list").count("\n") == 0
+
+
 PARENT = """
 import os, signal, sys
 from gdnbench.bisect.commit import leash

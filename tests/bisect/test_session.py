@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from gdnbench.bisect import ends
 from gdnbench.bisect.session import STATE, Session, alone, unfinished
+from gdnbench.bisect.steady import RUNS
+from gdnbench.bisect.trial import Trial
 from gdnbench.bisect.verdict import State, Verdict
 from gdnbench.errors import BadInputError, StoreError
 
@@ -113,3 +116,36 @@ def test_a_bisection_runs_once_at_a_time(tmp_path: Path) -> None:
         pass
     with alone(tmp_path):
         pass
+
+
+def test_an_end_that_is_interrupted_goes_on_with_the_next_process(tmp_path: Path) -> None:
+    asked: list[int] = []
+
+    class Counting:
+        def run(self, trial: Trial) -> Verdict:
+            if len(asked) == stop:
+                raise KeyboardInterrupt
+            asked.append(1)
+            return GOOD
+
+        def close(self) -> None:
+            pass
+
+    trial, question = Trial("s.zarr", "torch"), {"kernel": "torch"}
+    stop = RUNS + 1  # in the third process
+    with pytest.raises(KeyboardInterrupt):
+        ends.look(begin(tmp_path, []), "one", question, trial, Counting)
+    assert len(asked) == stop
+    stop = -1
+    ends.look(begin(tmp_path, []), "one", question, trial, Counting)
+    assert len(asked) == RUNS + 2
+    ends.look(begin(tmp_path, [], fresh=True), "one", question, trial, Counting)
+    assert len(asked) == 2 * (RUNS + 2)
+    # Interrupted in the first process: its runs belong together, and all of them are made again.
+    asked.clear()
+    stop = 2
+    with pytest.raises(KeyboardInterrupt):
+        ends.look(begin(tmp_path, []), "other", {"kernel": "other"}, trial, Counting)
+    stop = -1
+    ends.look(begin(tmp_path, []), "other", {"kernel": "other"}, trial, Counting)
+    assert len(asked) == 2 + RUNS + 2

@@ -66,7 +66,8 @@ def test_between_two_looks_at_an_end(trial: Trial, session: Session, beside: Any
 
     with pytest.raises(StoreError, match=CHANGED):
         ends.look(session, "one", question, trial, Changing)
-    assert len(session.ledger) == 0
+    assert session.ledger.find(question) is None
+    assert session.ledger.find({**question, "steady": 3}) is None
 
 
 KERNEL = """
