@@ -129,7 +129,13 @@ class InThisProcess:
 
 
 @pytest.fixture
-def probes_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Probes of `gdnbench bisect` run in this process: one that imports torch takes seconds to start."""
-    for name in ("prober", "remote", "instruction.version"):
+def replays_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replays of `gdnbench bisect` run in this process: one that imports torch takes seconds to start."""
+    monkeypatch.setattr("gdnbench.bisect.prober.Worker", InThisProcess)
+
+
+@pytest.fixture
+def probes_here(replays_here: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So do the probes that an axis has of its own."""
+    for name in ("remote", "instruction.version"):
         monkeypatch.setattr(f"gdnbench.bisect.{name}.Worker", InThisProcess)

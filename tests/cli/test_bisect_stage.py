@@ -1,4 +1,4 @@
-"""`gdnbench bisect stage` as a command: table, answer, JSON, exit codes; probes in processes of their own."""
+"""`gdnbench bisect stage` as a command: table, answer, JSON, exit codes; probes in a process of their own."""
 
 from __future__ import annotations
 
@@ -37,6 +37,7 @@ wrong_w.steps = STEPS
 """
 
 
+@pytest.mark.usefixtures("replays_here")
 def test_the_stage_is_named_and_the_answer_is_the_last_line(
     gdnbench: Any, prefills: Path, tmp_path: Path
 ) -> None:
