@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gdnbench.cli.checking import ACCEPT, CHECK, VERBOSE, print_unused, read_accepted, write_template
 from gdnbench.cli.console import print_json, progress, table
 from gdnbench.errors import BadInputError, Exit
 
@@ -57,6 +59,12 @@ def sim(
     of: Annotated[
         str, typer.Option(help='Which: "cta=0-3 warp=4 class=load,store lines=10-20 source=FILE.py:8-9".')
     ] = "cta=0",
+    check: Annotated[bool, typer.Option("--check", help=CHECK)] = False,
+    accept: Annotated[Path | None, typer.Option(help=ACCEPT)] = None,
+    write_accept: Annotated[
+        Path | None, typer.Option(help="Write an entry for --accept of each finding, its reason left open.")
+    ] = None,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help=VERBOSE)] = False,
     save: Annotated[
         Path | None, typer.Option(help="Write every tensor, as it is afterwards, to DIR/NAME.pt.")
     ] = None,
@@ -73,25 +81,40 @@ def sim(
 
       gdnbench sim gemm.py:gemm 'bf16[128,64]' 'bf16[256,64]' 'f32[128,256]:nan' alpha=0.5
 
-    Exit status: 0 the kernel did nothing illegal; 1 it did; 2 bad input; 3 it cannot be simulated.
+    Exit status: 0 the kernel did nothing illegal; 1 it did, or --check found an error that --accept does not
+    accept; 2 bad input; 3 it cannot be simulated.
     """
     from gdnbench.replay.simulated import programs_simulated
+    from gdnbench.sim.errors import KernelFault
     from gdnbench.sim.simulate import Settings, active, launch
     from gdnbench.sim.value_trace import Selection, TraceWriter
     from gdnbench.sim.watch import FirstLaunch
 
+    accepted = read_accepted(accept, check=check)
+    if write_accept is not None and not check:
+        raise BadInputError("--write-accept writes what the checker found: give --check too")
     # What the kernel's file prints is no part of the result.
     with progress("sim") as advance, contextlib.redirect_stdout(sys.stderr):
         watch = None if values_to is None else FirstLaunch(TraceWriter(values_to, Selection.parse(of)))
-        settings = Settings(mma, engine, schedule, profile or trace is not None, threads, advance, watch)
+        settings = Settings(
+            mma, engine, schedule, profile or trace is not None, threads, advance, watch, check
+        )
         with active(settings, arch) as session, programs_simulated():
-            call = _call(function, [*(args or ()), *(values or ())], seed, arch)
+            try:
+                call = _call(function, [*(args or ()), *(values or ())], seed, arch)
+            except KernelFault:
+                # The report of the launch that it ended has what was found before.
+                if not check or all(report.ok for report in session.reports):
+                    raise
+                call = None
             if call is not None:
                 launch(call.compiled, raises=False, **call.arguments)
     tensors = {} if call is None else _tensors(call)
     if save is not None:
         _save(tensors, save)
     reports = session.reports
+    if accepted is not None:
+        reports = [replace(report, findings=accepted.of(report.findings)) for report in reports]
     if not reports:
         raise BadInputError(f"{function} returned no (compiled, args) and ran nothing on the simulator")
     if trace is not None:
@@ -99,11 +122,20 @@ def sim(
     if watch is not None:
         dropped = f", {watch.values.dropped:,} left out" if watch.values.dropped else ""
         print(f"{watch.values.recorded:,} events in {values_to}{dropped}", file=sys.stderr)
+    print_unused(accepted)
+    if write_accept is not None:
+        write_template(write_accept, (finding for report in reports for finding in report.findings))
     if json:
-        print_json({"calls": [report.as_json() for report in reports], "tensors": _summaries(tensors)})
+        print_json(
+            {
+                "calls": [report.as_json() for report in reports],
+                "tensors": _summaries(tensors),
+                "unused": [] if accepted is None else accepted.unused(),
+            }
+        )
     else:
         for report in reports:
-            print(report)
+            print(report.text(accepted=verbose))
         if tensors:
             print(table(HEADERS, [*map(_row, _summaries(tensors))], right=("min", "max", "nonfinite")))
     raise typer.Exit(Exit.PASS if all(report.ok for report in reports) else Exit.MISMATCH)
@@ -167,8 +199,6 @@ def _row(summary: Mapping[str, Any]) -> list[object]:
 
 def _write_trace(reports: Sequence[Report], path: Path) -> None:
     """All launches of all calls, one after the other."""
-    from dataclasses import replace
-
     launches = tuple(launch for report in reports for launch in report.launches)
     if not any(launch.finished for launch in launches):
         print(f"gdnbench: no launch finished; {path} is not written", file=sys.stderr)

@@ -1,0 +1,45 @@
+"""What `sim` and `replay` share of `--check`: what is accepted, and what the file for it holds in vain."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gdnbench.errors import BadInputError
+
+if TYPE_CHECKING:
+    from gdnbench.sim.checker.accept import Accepted
+    from gdnbench.sim.report import Finding
+
+CHECK = "Find accesses that nothing orders: races, missing fences and waits. Slower, on one core."
+ACCEPT = "With --check: a TOML file of findings that are accepted, each with a reason."
+VERBOSE = "With --accept: also list what is accepted."
+
+
+def read_accepted(path: Path | None, *, check: bool) -> Accepted | None:
+    """What `--accept` names; BadInputError without `--check`."""
+    if path is None:
+        return None
+    if not check:
+        raise BadInputError("--accept says which findings of the checker are accepted: give --check too")
+    from gdnbench.sim.checker.accept import Accepted
+
+    return Accepted.read(path)
+
+
+def print_unused(accepted: Accepted | None) -> None:
+    """Entries that accepted nothing, on stderr."""
+    for line in accepted.unused() if accepted is not None else ():
+        print(f"gdnbench: {line}", file=sys.stderr)
+
+
+def write_template(path: Path, findings: Iterable[Finding]) -> None:
+    """Write what `--write-accept` asks for."""
+    from gdnbench.sim.checker.accept import template
+
+    try:
+        path.write_text(template(findings), encoding="utf-8")
+    except OSError as error:
+        raise BadInputError(f"--write-accept {path}: {error.strerror or error}") from None

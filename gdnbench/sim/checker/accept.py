@@ -1,0 +1,161 @@
+"""Findings of the checker that a person has accepted, each with a reason, in a TOML file.
+
+    [[accept]]
+    cause = "no tcgen05 fence"      # what follows the verdict in a finding's first line
+    kernel = "kernel_cutlass_gemm*" # its name in the PTX
+    source = "gemm.py:120"          # the Python line of either access; the end of its path will do
+    ptx = ["tcgen05.ld.*", "*.mma*"]  # the PTX; of two accesses both, in any order, as for `source`
+    reason = "the epilogue's barrier orders them, see the header of gemm.py"
+
+An entry accepts what fits all that it says, of which there has to be something beside the reason. In `kernel`
+and `ptx` a `*` stands for any text.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, fields, replace
+from itertools import permutations
+from pathlib import Path
+from typing import Any
+
+from gdnbench.errors import BadInputError
+from gdnbench.sim.checker.evidence import Access, Evidence
+from gdnbench.sim.report import Finding
+
+KIND = "accept"
+_OF_ACCESSES = ("source", "ptx")
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One of the file's; what is None fits everything."""
+
+    reason: str
+    cause: str | None = None
+    kernel: str | None = None
+    source: tuple[str, ...] | None = None
+    ptx: tuple[str, ...] | None = None
+
+    def fits(self, evidence: Evidence) -> bool:
+        """Whether this accepts it."""
+        sides = [side for side in (evidence.first, evidence.second) if side is not None]
+        return (
+            self.cause in (None, evidence.cause)
+            and (self.kernel is None or _like(self.kernel, evidence.kernel))
+            and (self.source is None or _each(self.source, sides, _at))
+            and (self.ptx is None or _each(self.ptx, sides, _says))
+        )
+
+    def __str__(self) -> str:
+        said = [(name, getattr(self, name)) for name in ("cause", "kernel", "source", "ptx")]
+        texts = [(name, (value,) if isinstance(value, str) else value) for name, value in said if value]
+        return ", ".join(f"{name} {' and '.join(map(repr, value))}" for name, value in texts)
+
+
+@dataclass(slots=True)
+class Accepted:
+    """The entries of a file, and which of them have accepted something."""
+
+    path: Path
+    entries: Sequence[Entry]
+    _used: set[int] = field(default_factory=set)
+
+    @classmethod
+    def read(cls, path: Path) -> Accepted:
+        """BadInputError, which names the entry, for a file that is none or an entry without a reason."""
+        try:
+            document = tomllib.loads(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise BadInputError(f"--accept {path} cannot be read: {error.strerror or error}") from None
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise BadInputError(f"--accept {path} is not TOML: {' '.join(str(error).split())}") from None
+        tables = document.get(KIND, [])
+        if not isinstance(tables, list) or document.keys() - {KIND}:
+            raise BadInputError(f"--accept {path} must hold tables [[{KIND}]] and nothing else")
+        entries = [
+            _entry(table, f"--accept {path}: entry {number}") for number, table in enumerate(tables, 1)
+        ]
+        return cls(path, entries)
+
+    def of(self, findings: Iterable[Finding]) -> tuple[Finding, ...]:
+        """The same findings, those that an entry fits with its reason."""
+        return tuple(map(self._judged, findings))
+
+    def _judged(self, finding: Finding) -> Finding:
+        if finding.evidence is None:
+            return finding
+        fitting = [number for number, entry in enumerate(self.entries) if entry.fits(finding.evidence)]
+        self._used.update(fitting)
+        return replace(finding, accepted=self.entries[fitting[0]].reason) if fitting else finding
+
+    def unused(self) -> list[str]:
+        """A line for each entry that has accepted nothing."""
+        return [
+            f"{self.path}: entry {number + 1} accepts nothing that was found: {entry}"
+            for number, entry in enumerate(self.entries)
+            if number not in self._used
+        ]
+
+
+def _entry(table: Any, where: str) -> Entry:
+    if not isinstance(table, dict):
+        raise BadInputError(f"{where} must be a table, [[{KIND}]]")
+    known = [one.name for one in fields(Entry)]
+    for key, value in table.items():
+        if key not in known:
+            raise BadInputError(f"{where} has a key {key!r}; keys are {', '.join(known)}")
+        if key in _OF_ACCESSES and not isinstance(value, list):
+            value = table[key] = [value]
+        texts = value if isinstance(value, list) and key in _OF_ACCESSES else [value]
+        if not 1 <= len(texts) <= 2 or not all(isinstance(text, str) for text in texts):
+            either = ", or a list of two" if key in _OF_ACCESSES else ""
+            raise BadInputError(f"{where}: {key} must be text{either}")
+    if not table.get("reason", "").strip():
+        raise BadInputError(f"{where} has no reason: say why what it accepts is right")
+    if len(table) == 1:
+        raise BadInputError(f"{where} would accept everything: give a cause, kernel, source or ptx")
+    return Entry(**{key: tuple(value) if key in _OF_ACCESSES else value for key, value in table.items()})
+
+
+def _each(texts: Sequence[str], sides: Sequence[Access], fits: Callable[[str, Access], bool]) -> bool:
+    """Whether each text fits an access of its own."""
+    chosen = permutations(sides, len(texts))
+    return any(all(map(fits, texts, some)) for some in chosen)
+
+
+def _like(pattern: str, text: str) -> bool:
+    """Whatever the blanks."""
+    parts = " ".join(pattern.split()).split("*")
+    return re.fullmatch(".*".join(map(re.escape, parts)), " ".join(text.split())) is not None
+
+
+def _says(pattern: str, side: Access) -> bool:
+    return _like(pattern, side.place.text)
+
+
+def _at(source: str, side: Access) -> bool:
+    place = f"{side.place.file}:{side.place.file_line}"
+    return side.place.file is not None and (place == source or place.endswith(f"/{source}"))
+
+
+def template(findings: Iterable[Finding]) -> str:
+    """A file that would accept what is found and not accepted yet, once each entry has a reason."""
+    found: dict[str, str] = {}
+    for evidence in (one.evidence for one in findings if one.accepted is None):
+        if evidence is None or evidence.second is None:
+            continue
+        places = [side.place for side in (evidence.first, evidence.second) if side is not None]
+        entry: dict[str, str | list[str]] = {"cause": evidence.cause, "kernel": evidence.kernel}
+        if all(place.file is not None for place in places):
+            entry["source"] = sorted(f"{place.file}:{place.file_line}" for place in places)
+        else:
+            entry["ptx"] = sorted(place.text for place in places)
+        # Strings and lists of them are written in TOML as in JSON.
+        lines = [f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in entry.items()]
+        table = "\n".join([f"[[{KIND}]]", *lines, 'reason = ""'])
+        found.setdefault(table, f"# {evidence.summary}")
+    return "".join(f"{says}\n{table}\n\n" for table, says in found.items())
