@@ -39,7 +39,7 @@ class Follower:
     """One CTA; implements `machine.checking.Checker`. `findings` is what it has found; `ended` is told when
     the CTA has."""
 
-    def __init__(self, cta: Cta, ended: Callable[[Follower], None]) -> None:
+    def __init__(self, cta: Cta, forms: plain.Forms, ended: Callable[[Follower], None]) -> None:
         self.cta = cta
         self._ended = ended
         self.events = Events()
@@ -50,7 +50,7 @@ class Follower:
         self.mbarriers: dict[int, Mbarrier] = {}
         self.rounds: dict[Round, Carried] = {}
         self.opened: dict[int, Round] = {}  # by warp, the round that it is arriving at
-        self.sizes = {space: plain.granule(cta.launch.kernel, space) for space in ("shared", "global")}
+        self.sizes = forms.sizes
         sets = ReadSets(self._supersedes)
         self.shared = Shadow(cta.shared.end // self.sizes["shared"] + 1, sets)
         self.memory = PagedShadow(sets)
@@ -60,15 +60,13 @@ class Follower:
         self.issued: dict[AsyncOperation, Carried] = {}
         self.reading: dict[int, Event] = {}  # by token, copies that read shared memory
         self.issue: Issue | None = None
-        self._forms: dict[int, plain.Form | None] = {}
+        self._forms = forms
 
     # What engines do by themselves
 
     def accessed(self, warp: Warp, ins: Instruction, masks: Masks, addresses: Addresses) -> None:
         """See `Checker`."""
-        if ins.pc not in self._forms:
-            self._forms[ins.pc] = plain.form_of(ins)
-        form = self._forms[ins.pc]
+        form = self._forms.by_pc[ins.pc]
         if form is None:
             return
         if form.lanes < masks.shape[1]:
@@ -121,8 +119,7 @@ class Follower:
             self.tmem.touch(found, event)
             return
         if found.size:
-            size = self.sizes[where.space]
-            self.touch(where.space, np.unique(found // size) if size > 1 else found, event)
+            self.touch(where.space, plain.cells_of_bytes(found, self.sizes[where.space]), event)
 
     def _supersedes(self, new: int, old: int) -> bool:
         """Whoever is ordered after the reader `new` is ordered after the reader `old`."""
@@ -227,7 +224,9 @@ class Follower:
         self.issued[operation] = self.views[warp.index].handed_on()
         clock = self.views[warp.index].clock
         token = self.events.token()
-        event = self.events.begun(warp.index, clock, ins, Access.ATOMIC, Proxy.ASYNC, token)
+        # cp.async is no bulk copy: it and its arrival are the generic proxy's.
+        proxy = Proxy.GENERIC if ins.op.startswith("cp.async.mbarrier") else Proxy.ASYNC
+        event = self.events.begun(warp.index, clock, ins, Access.ATOMIC, proxy, token)
         for address in operation.signals:
             self.uses(address, event)
 

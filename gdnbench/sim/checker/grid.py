@@ -16,6 +16,7 @@ from gdnbench.sim.checker.events import Event
 from gdnbench.sim.checker.findings import Findings, Found
 from gdnbench.sim.checker.follower import Follower
 from gdnbench.sim.checker.order import Cause, Unordered, Verdict
+from gdnbench.sim.checker.plain import Forms
 from gdnbench.sim.machine.cta import Cta
 from gdnbench.sim.machine.grid import communicates
 from gdnbench.sim.profile.roles import issued_as, role
@@ -113,6 +114,7 @@ class LaunchChecker:
     def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel
         self._findings = Findings(0)
+        self._forms = Forms(kernel)
         self._talks = communicates(kernel)
         self._between: Between | None = None
         self._running: dict[int, Follower] = {}
@@ -120,7 +122,7 @@ class LaunchChecker:
 
     def begin(self, cta: Cta) -> Follower:
         """The checker of a CTA."""
-        follower = self._running[cta.index] = Follower(cta, self._ended)
+        follower = self._running[cta.index] = Follower(cta, self._forms, self._ended)
         return follower
 
     def _ended(self, follower: Follower) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gdnbench.sim.checker.events import Access
+from gdnbench.sim.checker.views import SPACES
 from gdnbench.sim.machine.seam import LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW, WINDOW_SIZE
 from gdnbench.sim.ptx.ir import Address, Instruction, Kernel, Symbol
 from gdnbench.sim.ptx.literals import width_of
@@ -64,14 +65,17 @@ def form_of(ins: Instruction) -> Form | None:
     return Form(access, width, 32, space, strong, ins.has("acquire"), ins.has("release"))
 
 
-def granule(kernel: Kernel, space: str) -> int:
-    """The largest cell, up to 4 bytes, that no access of the kernel to `space` takes a part of."""
-    widths = [4]
-    for ins in kernel.instructions:
-        form = form_of(ins)
-        if form is not None and form.space in ("", space):
-            widths.append(width_of(ins.types[-1]) // 8 * ins.vec if ins.types else form.width)
-    return min(widths)
+class Forms:
+    """Those of one kernel, by pc. `sizes`, by memory: the largest cell, up to 4 bytes, of which no access
+    takes a part."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self.by_pc = [form_of(ins) for ins in kernel.instructions]
+        self.sizes = {space: self._size(space) for space in SPACES}
+
+    def _size(self, space: str) -> int:
+        forms = (form for form in self.by_pc if form is not None)
+        return min([4, *(form.width for form in forms if form.space in ("", space))])
 
 
 def by_space(form: Form, addresses: npt.NDArray[np.uint64]) -> Iterator[tuple[str, Bytes]]:
@@ -92,4 +96,17 @@ def by_space(form: Form, addresses: npt.NDArray[np.uint64]) -> Iterator[tuple[st
 
 def cells(starts: Bytes, width: int, size: int) -> Bytes:
     """The cells of `size` bytes of accesses of `width` bytes."""
-    return (starts[:, None] // size + np.arange(max(width // size, 1))).reshape(-1)
+    if width <= size:
+        return starts // size
+    return (starts[:, None] // size + np.arange(width // size)).reshape(-1)
+
+
+def cells_of_bytes(found: Bytes, size: int) -> Bytes:
+    """The cells that have some of the bytes `found`, which most often are runs of whole cells."""
+    if size == 1 or not found.size:
+        return found
+    if found.size % size == 0:
+        first, last = found[::size], found[size - 1 :: size]
+        if ((last - first == size - 1) & (first % size == 0)).all():
+            return first // size
+    return np.unique(found // size)

@@ -58,7 +58,11 @@ class Shadow:
         """Each of `events`, one a cell, reads its cell: the writers before, NOBODY where there was none."""
         before = self.writer[cells]
         found = list(_each(before, cells, events))
-        pairs = self.readers[cells].astype(np.int64) << 32 | events
+        before = self.readers[cells]
+        if (before == before[0]).all() and (events == events[0]).all():
+            self.readers[cells] = self.sets.with_reader(int(before[0]), int(events[0]))
+            return found
+        pairs = before.astype(np.int64) << 32 | events
         unique, inverse = np.unique(pairs, return_inverse=True)
         sets = [self.sets.with_reader(pair >> 32, pair & 0xFFFF_FFFF) for pair in unique.tolist()]
         self.readers[cells] = np.array(sets, np.int32)[inverse]
@@ -92,10 +96,10 @@ def _each(numbers: Numbers, cells: Cells, events: Numbers) -> Iterable[Prior]:
     """The distinct pairs of (number, event), each with a cell."""
     if not numbers.size:
         return
-    pairs = numbers.astype(np.int64) << 32 | events
-    if (pairs == pairs[0]).all():
+    if (numbers == numbers[0]).all() and (events == events[0]).all():
         yield Prior(int(numbers[0]), int(cells[0]), int(events[0]))
         return
+    pairs = numbers.astype(np.int64) << 32 | events
     unique, first = np.unique(pairs, return_index=True)
     for pair, index in zip(unique.tolist(), first.tolist(), strict=True):
         yield Prior(pair >> 32, int(cells[index]), pair & 0xFFFF_FFFF)
@@ -105,6 +109,7 @@ class PagedShadow:
     """The same of a memory of which little is touched: cells of pages that come into being when touched."""
 
     PAGE = 1 << 12
+    NEAR = 1 << 14  # pages so near to each other are told apart by a table, others by sorting
 
     def __init__(self, sets: ReadSets) -> None:
         self._pages: dict[int, int] = {}
@@ -121,16 +126,24 @@ class PagedShadow:
         return [self._back(prior) for prior in self._shadow.writes(places, events)]
 
     def _places(self, cells: Cells) -> Cells:
-        pages, inverse = np.unique(cells >> 12, return_inverse=True)
-        slots = np.empty(len(pages), np.int64)
-        for index, page in enumerate(pages.tolist()):
+        pages = cells >> 12
+        first, last = int(pages.min()), int(pages.max())
+        if last - first < self.NEAR:
+            slots = np.zeros(last - first + 1, np.int64)
+            inverse = pages - first
+            there = np.flatnonzero(np.bincount(inverse)) + first
+        else:
+            there, inverse = np.unique(pages, return_inverse=True)
+            slots = np.zeros(len(there), np.int64)
+        for index, page in enumerate(there.tolist()):
             slot = self._pages.get(page)
             if slot is None:
                 slot = self._pages[page] = len(self._owners)
                 self._owners.append(page)
-            slots[index] = slot
+            slots[page - first if last - first < self.NEAR else index] = slot
         self._grow(len(self._owners) * self.PAGE)
-        return slots[inverse] << 12 | cells & self.PAGE - 1
+        places: Cells = slots[inverse] << 12 | cells & self.PAGE - 1
+        return places
 
     def _grow(self, cells: int) -> None:
         have = self._shadow.writer.size

@@ -63,7 +63,7 @@ class TensorMemory:
     def _check_allocated(self, cells: Cells, event: Event) -> None:
         follower = self._follower
         base = follower.views[event.warp].known.base
-        columns = np.unique(cells % TMEM_COLUMNS)
+        columns = np.flatnonzero(np.bincount(cells % TMEM_COLUMNS))
         for number in np.unique(self._owner[columns]).tolist():
             if number == NOBODY:
                 continue  # not allocated: the machine says so
