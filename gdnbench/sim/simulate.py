@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
@@ -32,7 +32,7 @@ ONE_CTA = (1, 1, 1)
 @dataclass(frozen=True, slots=True)
 class Settings:
     """How a call is simulated; see `launch`. BadInputError for a value that there is not. `watch` is told of
-    every launch, and says what is recorded of it."""
+    every launch, and says what is recorded of it. `before` gets each launch as it is about to run."""
 
     mma: str = "hardware"
     engine: str = "compiled"
@@ -42,6 +42,7 @@ class Settings:
     progress: Progress | None = None
     watch: Watch | None = None
     check: bool = False
+    before: Callable[[Module, LaunchRequest, GlobalMemory], None] | None = None
 
     def __post_init__(self) -> None:
         check_settings(self.engine, self.schedule, self.mma, self.threads)
@@ -112,12 +113,15 @@ def launch(
 
 
 @contextmanager
-def active(settings: Settings | None = None, arch: str | None = None) -> Iterator[Session]:
+def active(
+    settings: Settings | None = None, arch: str | None = None, *, check: bool = False
+) -> Iterator[Session]:
     """While kernels run on the simulator: calling what `cute.compile` returned simulates it, `launch` takes
     its defaults from `settings`, or else from the block around this one, and kernels compiled meanwhile, for
-    `arch`, keep what the simulator needs."""
+    `arch`, keep what the simulator needs. With `check` launches are checked, whatever the settings say."""
     around = _session.get()
-    session = Session(settings or (Settings() if around is None else around.settings))
+    given = settings or (Settings() if around is None else around.settings)
+    session = Session(replace(given, check=given.check or check))
     token = _session.set(session)
     try:
         with cutlass_dsl.keep_ptx(arch), cutlass_dsl.calls_go_to(launch):
@@ -164,6 +168,8 @@ def _run_one(
 ) -> RunResult:
     if request.cluster != ONE_CTA:
         raise UnsupportedError(f"a launch in clusters of {request.cluster}")
+    if settings.before is not None:
+        settings.before(module, request, memory)
     watch = settings.watch
     observed = None if watch is None else watch.begins(request.entry, request.grid, regions)
     result = run_ptx(

@@ -8,22 +8,11 @@ time linear.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from gdnbench.sim.ptx import isa
-from gdnbench.sim.ptx.ir import (
-    Address,
-    Instruction,
-    Kernel,
-    Negated,
-    Operand,
-    Pair,
-    Register,
-    Target,
-    TensorAddress,
-    Vector,
-)
+from gdnbench.sim.ptx.flow import registers_of, successors
+from gdnbench.sim.ptx.ir import Instruction, Kernel, Register, Target
 
 MAX_BLOCK = 96
 COLLECTIVES = frozenset(("shfl", "vote", "match", "redux", "elect", "bar.warp.sync"))
@@ -49,26 +38,6 @@ class Blocks:
 
     blocks: tuple[Block, ...]
     at: dict[int, int]
-
-
-def registers_of(operand: Operand | None) -> Iterator[Register]:
-    """The registers that an operand names."""
-    if isinstance(operand, Register):
-        yield operand
-    elif isinstance(operand, Negated):
-        yield operand.register
-    elif isinstance(operand, Address):
-        yield from registers_of(operand.base)
-    elif isinstance(operand, TensorAddress):
-        yield from registers_of(operand.descriptor)
-        for coordinate in operand.coordinates:
-            yield from registers_of(coordinate)
-    elif isinstance(operand, Vector):
-        for element in operand.elements:
-            yield from registers_of(element)
-    elif isinstance(operand, Pair):
-        yield from registers_of(operand.first)
-        yield from registers_of(operand.second)
 
 
 def read_set(ins: Instruction) -> int:
@@ -120,20 +89,6 @@ def _leaders(kernel: Kernel) -> list[int]:
     return ordered
 
 
-def _successors(kernel: Kernel, last: Instruction) -> list[int]:
-    """The pcs that may follow; the kernel's end is none."""
-    following = [last.pc + 1] if last.pc + 1 < len(kernel.instructions) else []
-    if last.op == "bra":
-        target = last.sources[0]
-        assert isinstance(target, Target)
-        return ([target.pc] if target.pc < len(kernel.instructions) else []) + (
-            following if last.guard else []
-        )
-    if last.op in ("ret", "exit", "trap"):
-        return following if last.guard else []
-    return following
-
-
 def find_blocks(kernel: Kernel) -> Blocks:
     """Cut the kernel and solve liveness over its control flow graph, backward until nothing changes."""
     leaders = _leaders(kernel)
@@ -147,7 +102,7 @@ def find_blocks(kernel: Kernel) -> Blocks:
             reads[index] |= read_set(ins) & ~kills[index]
             if ins.guard is None:
                 kills[index] |= written_set(ins)
-        follow[index] = [at[pc] for pc in _successors(kernel, body[-1])]
+        follow[index] = [at[pc] for pc in successors(kernel, body[-1])]
     live_in, live_out = list(reads), [0] * count
     changed = True
     while changed:

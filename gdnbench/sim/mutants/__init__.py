@@ -1,0 +1,1 @@
+"""Mutants of a kernel's synchronisation, made mechanically from its PTX, and what finds them."""

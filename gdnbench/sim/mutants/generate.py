@@ -1,0 +1,257 @@
+"""Mutants of every instruction of a kernel that synchronises, from its PTX alone.
+
+    removed        the instruction; of a wait by predicate, the predicate is true
+    count more     mbarrier.init, arrive: one; expect_tx: a byte; bar: a warp; wait_group: a group
+    count less     the same; a wait for fewer groups only waits longer, and is left out
+    parity flipped of a wait
+    weakened       fence.proxy.async of one memory instead of both, or of the other; scope .cta; release and
+                   acquire relaxed; .read of a wait for bulk groups
+    one later      a wait, fence or barrier, behind the next access, see `later.py`
+
+Left out, since nothing in one CTA of one launch hangs on them: `griddepcontrol`, which orders launches, and
+`tcgen05.relinquish_alloc_permit`, which orders CTAs of an SM that allocate. An mbarrier.init is not removed:
+each use of what was never initialised is a fault. A `.red` of a barrier is not either: it has a result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gdnbench.sim.mutants.later import Later
+from gdnbench.sim.mutants.mutant import Kind, Mutant
+from gdnbench.sim.mutants.text import Edit, Statement, statements
+from gdnbench.sim.ptx import isa
+from gdnbench.sim.ptx.ir import Instruction, Kernel, Module
+
+_REMOVED = (
+    "mbarrier.arrive",
+    "mbarrier.arrive.expect_tx",
+    "mbarrier.arrive_drop",
+    "mbarrier.arrive_drop.expect_tx",
+    "mbarrier.expect_tx",
+    "mbarrier.complete_tx",
+    "mbarrier.inval",
+    "bar.sync",
+    "bar.arrive",
+    "bar.cta.sync",
+    "bar.cta.arrive",
+    "barrier.sync",
+    "barrier.arrive",
+    "barrier.cta.sync",
+    "barrier.cta.arrive",
+    "barrier.cluster.arrive",
+    "barrier.cluster.wait",
+    "bar.warp.sync",
+    "membar",
+    "membar.proxy",
+    "fence",
+    "fence.mbarrier_init",
+    "fence.proxy.alias",
+    "fence.proxy.async",
+    "fence.proxy.async::generic",
+    "fence.proxy.tensormap::generic",
+    "cp.async.commit_group",
+    "cp.async.wait_group",
+    "cp.async.wait_all",
+    "cp.async.mbarrier.arrive",
+    "cp.async.bulk.commit_group",
+    "cp.async.bulk.wait_group",
+    "tcgen05.wait::ld",
+    "tcgen05.wait::st",
+    "tcgen05.commit",
+    "tcgen05.fence::before_thread_sync",
+    "tcgen05.fence::after_thread_sync",
+    "wgmma.fence",
+    "wgmma.commit_group",
+    "wgmma.wait_group",
+)
+_WAITS = ("mbarrier.test_wait", "mbarrier.try_wait")
+_GROUPS = ("cp.async.wait_group", "cp.async.bulk.wait_group", "wgmma.wait_group")
+_BARRIERS = ("bar", "bar.cta", "barrier", "barrier.cta")
+_LATER = frozenset(
+    op
+    for op in (*_REMOVED, *_WAITS)
+    if op.startswith(("fence", "membar", "tcgen05.fence", "tcgen05.wait", "wgmma.fence", *_WAITS))
+    or op.endswith((".sync", "wait_group", "wait_all", "cluster.wait"))
+)
+_ORDERED = ("acquire", "release", "acq_rel")
+WARP = 32
+REGISTER = "%mutant"
+
+
+def synchronises(ins: Instruction) -> bool:
+    """Whether `ins` has mutants."""
+    return (
+        ins.op in _REMOVED
+        or ins.op in _WAITS
+        or ins.op == "mbarrier.init"
+        or (ins.op.endswith(".red") and ins.op.rpartition(".")[0] in _BARRIERS)
+        or (isa.owner(ins.op) is isa.Owner.ENGINE and ins.has(*_ORDERED))
+    )
+
+
+def mutants(module: Module, entry: str) -> Iterator[Mutant]:
+    """All of the kernel's, by pc."""
+    kernel = module.kernels[entry]
+    yield from _Generator(module.text, kernel).all()
+
+
+class _Generator:
+    def __init__(self, text: str, kernel: Kernel) -> None:
+        self.text = text
+        self.kernel = kernel
+        self.statements = statements(text, kernel)
+        self.later = Later(kernel)
+
+    def all(self) -> Iterator[Mutant]:
+        for ins in self.kernel.instructions:
+            if synchronises(ins):
+                yield from self._removed(ins)
+                yield from self._counts(ins)
+                yield from self._parity(ins)
+                yield from self._weakened(ins)
+                yield from self._one_later(ins)
+
+    def _mutant(self, kind: Kind, ins: Instruction, change: str, *edits: Edit) -> Mutant:
+        return Mutant(kind, ins.op, ins.pc, ins.place, change, edits)
+
+    def _part(self, span: tuple[int, int]) -> str:
+        return self.text[span[0] : span[1]]
+
+    def _nothing(self, statement: Statement) -> Edit:
+        """Takes a statement out, with its semicolon."""
+        return Edit(statement.start, statement.stop + 1, "")
+
+    def _passed(self, ins: Instruction) -> Edit:
+        """Instead of a wait: its predicate is true."""
+        statement = self.statements[ins.pc]
+        guard = self.text[statement.start : statement.opcode[0]]
+        predicate = self._part(statement.operands[0])
+        return Edit(statement.start, statement.stop, f"{guard}setp.eq.u32 {predicate}, 0, 0")
+
+    def _removed(self, ins: Instruction) -> Iterator[Mutant]:
+        if ins.op in _WAITS:
+            yield self._mutant(Kind.REMOVED, ins, "never waits", self._passed(ins))
+        elif ins.op in _REMOVED:
+            yield self._mutant(Kind.REMOVED, ins, "removed", self._nothing(self.statements[ins.pc]))
+
+    def _counts(self, ins: Instruction) -> Iterator[Mutant]:
+        step = WARP if ins.op.rpartition(".")[0] in _BARRIERS else 1
+        at = _count_of(ins)
+        statement = self.statements[ins.pc]
+        if at is None:
+            return
+        if at < len(statement.operands):
+            yield self._changed(Kind.MORE, ins, at, "add.s32", step)
+            if ins.op not in _GROUPS:
+                yield self._changed(Kind.LESS, ins, at, "add.s32", -step)
+        elif step == 1:  # one arrival if nothing is said; a bar without a count is for all threads
+            more = Edit(statement.stop, statement.stop, ", 2")
+            yield self._mutant(Kind.MORE, ins, "2 instead of 1", more)
+
+    def _parity(self, ins: Instruction) -> Iterator[Mutant]:
+        if ins.op in _WAITS and ins.has("parity"):
+            yield self._changed(Kind.PARITY, ins, 2, "xor.b32", 1)
+
+    def _changed(self, kind: Kind, ins: Instruction, at: int, operation: str, amount: int) -> Mutant:
+        """Operand `at` with `amount` added, or its bits turned."""
+        statement = self.statements[ins.pc]
+        start, stop = statement.operands[at]
+        operand = self._part((start, stop))
+        if operand.isdigit():
+            value = int(operand) ^ amount if kind is Kind.PARITY else int(operand) + amount
+            return self._mutant(kind, ins, f"{value} instead of {operand}", Edit(start, stop, str(value)))
+        change = f"{operand} ^ {amount}" if kind is Kind.PARITY else f"{operand} {amount:+}"
+        before = f"{{ .reg .b32 {REGISTER}; {operation} {REGISTER}, {operand}, {amount}; "
+        return self._mutant(
+            kind,
+            ins,
+            change,
+            Edit(statement.start, statement.start, before),
+            Edit(start, stop, REGISTER),
+            Edit(statement.stop, statement.stop + 1, "; }"),
+        )
+
+    def _weakened(self, ins: Instruction) -> Iterator[Mutant]:
+        start, stop = self.statements[ins.pc].opcode
+        spelled = self._part((start, stop))
+        for weaker in _weaker(ins, spelled):
+            yield self._mutant(Kind.WEAKENED, ins, weaker, Edit(start, stop, weaker))
+
+    def _one_later(self, ins: Instruction) -> Iterator[Mutant]:
+        where = self.later.place(ins) if ins.op in _LATER else None
+        if where is None:
+            return
+        statement, target = self.statements[ins.pc], self.statements[where.pc]
+        moved = self.text[statement.start : statement.stop]
+        if ins.op in _WAITS:
+            moved = self._loop(ins)
+            gone = self._passed(ins)
+        else:
+            moved = f"{moved};"
+            gone = self._nothing(statement)
+        at = target.stop + 1 if where.behind else target.start
+        side = "behind" if where.behind else "before"
+        passed = self.kernel.instructions[where.pc]
+        change = f"{side} {passed.name} at PTX line {passed.place.line}"
+        yield self._mutant(Kind.LATER, ins, change, gone, Edit(at, at, f" {moved} "))
+
+    def _loop(self, ins: Instruction) -> str:
+        """The wait, until it succeeds."""
+        statement = self.statements[ins.pc]
+        first = statement.operands[0]
+        wait = self.text[statement.opcode[0] : first[0]] + REGISTER + self.text[first[1] : statement.stop]
+        guard = self.text[statement.start : statement.opcode[0]]
+        if not guard:
+            return f"{{ .reg .pred {REGISTER}; MUTANT: {wait}; @!{REGISTER} bra MUTANT; }}"
+        guard = guard.strip().removeprefix("@").strip()
+        other = guard[1:].strip() if guard.startswith("!") else f"!{guard}"
+        return (
+            f"{{ .reg .pred {REGISTER}; @{other} bra DONE; MUTANT: {wait}; @!{REGISTER} bra MUTANT; DONE: }}"
+        )
+
+
+def _count_of(ins: Instruction) -> int | None:
+    """Which operand of the text is a count, though it may be left out; None if the instruction has none."""
+    if ins.op in _GROUPS:
+        return 0
+    if ins.op in ("mbarrier.init", "mbarrier.expect_tx", "mbarrier.complete_tx"):
+        return 1
+    if ins.op.startswith(("mbarrier.arrive", "mbarrier.arrive_drop")):
+        return len(ins.dests) + 1
+    base, _, action = ins.op.rpartition(".")
+    if base in _BARRIERS:
+        if action == "red":
+            return 2 if len(ins.sources) == 3 else None
+        return 1
+    return None
+
+
+def _weaker(ins: Instruction, spelled: str) -> Iterator[str]:
+    """Spellings of the opcode that order less."""
+    if ins.op == "fence.proxy.async":
+        spaces = ("global", "shared::cta")
+        for space in spaces:
+            if not ins.has(space):
+                yield f"fence.proxy.async.{space}"
+    elif ins.op == "membar":
+        if not ins.has("cta"):
+            yield "membar.cta"
+    elif ins.op == "fence":
+        for wider in ("cluster", "gpu", "sys"):
+            if ins.has(wider):
+                yield spelled.replace(f".{wider}", ".cta")
+    elif ins.op in _WAITS or ins.op.startswith("mbarrier.arrive"):
+        if not ins.has("relaxed"):
+            rest = [part for part in spelled.removeprefix(ins.op).split(".")[1:] if part not in _ORDERED]
+            scope = () if {"cta", "cluster"} & set(rest) else ("cta",)
+            parity = [part for part in rest if part == "parity"]
+            others = [part for part in rest if part != "parity"]
+            yield ".".join((ins.op, *parity, "relaxed", *scope, *others))
+    elif ins.op == "cp.async.bulk.wait_group":
+        if not ins.has("read"):
+            yield "cp.async.bulk.wait_group.read"
+    elif isa.owner(ins.op) is isa.Owner.ENGINE:
+        for order in _ORDERED:
+            if ins.has(order):
+                yield spelled.replace(f".{order}", ".relaxed")

@@ -1,0 +1,277 @@
+"""What becomes of a mutant: found by the checker, other numbers, a fault, a hang, or nothing."""
+
+from __future__ import annotations
+
+import signal
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from enum import StrEnum
+from types import FrameType
+
+from gdnbench.sim.checker.findings import Found, Side
+from gdnbench.sim.checker.grid import LaunchChecker
+from gdnbench.sim.checker.order import Verdict
+from gdnbench.sim.errors import FaultKind, KernelFault, SimError
+from gdnbench.sim.machine.async_queue import AsyncOperation
+from gdnbench.sim.machine.checking import Addresses, Checker, Masks
+from gdnbench.sim.machine.cta import Cta
+from gdnbench.sim.machine.seam import Argument, Lanes, Results, Wait, Warp
+from gdnbench.sim.mutants.launches import KeptLaunch
+from gdnbench.sim.mutants.mutant import Mutant
+from gdnbench.sim.ptx.ir import Instruction, Module
+from gdnbench.sim.ptx.parser import parse
+from gdnbench.sim.run import run_ptx
+
+SCHEDULES = ("late", "early")
+# A mutant that is still under way after so many times the kernel's own accesses and machine instructions, and
+# some for kernels that have few, goes round in circles.
+MANY, SOME = 20, 20_000
+
+
+class Outcome(StrEnum):
+    """What finds it. `REVIEW` is a finding that the PTX ISA leaves open. `UNREACHED`: the launch never
+    executes the instruction; `UNDECIDED`: it took longer than the limit."""
+
+    ERROR = "checker"
+    REVIEW = "review"
+    NUMBERS = "numbers"
+    FAULT = "fault"
+    HANG = "hang"
+    SURVIVOR = "survivor"
+    UNREACHED = "unreached"
+    UNDECIDED = "undecided"
+
+
+KILLED = (Outcome.ERROR, Outcome.REVIEW, Outcome.NUMBERS, Outcome.FAULT, Outcome.HANG)
+
+
+class _EndlessError(Exception):
+    """More was executed than the budget allows."""
+
+
+class _OverTimeError(Exception):
+    """The time is up."""
+
+
+@dataclass(slots=True)
+class _Executed:
+    """How many accesses and machine instructions of a launch, and at which PTX lines."""
+
+    budget: int | None = None
+    count: int = 0
+    lines: set[int] = field(default_factory=set)
+
+    def add(self, ins: Instruction, count: int = 1) -> None:
+        self.count += count
+        self.lines.add(ins.place.line)
+        if self.budget is not None and self.count > self.budget:
+            raise _EndlessError
+
+
+@dataclass(frozen=True, slots=True)
+class _Counting:
+    """One CTA's checker with what it is told counted. Seam: `Checker`."""
+
+    checker: Checker
+    executed: _Executed
+
+    def accessed(self, warp: Warp, ins: Instruction, masks: Masks, addresses: Addresses) -> None:
+        self.executed.add(ins, len(masks))
+        self.checker.accessed(warp, ins, masks, addresses)
+
+    def begins(
+        self,
+        warp: Warp,
+        ins: Instruction,
+        lanes: Lanes,
+        sources: tuple[Argument, ...],
+        previous: Wait | None,
+    ) -> None:
+        self.executed.add(ins)
+        self.checker.begins(warp, ins, lanes, sources, previous)
+
+    def ends(
+        self,
+        warp: Warp,
+        ins: Instruction,
+        lanes: Lanes,
+        sources: tuple[Argument, ...],
+        previous: Wait | None,
+        results: Results | Wait,
+    ) -> None:
+        self.checker.ends(warp, ins, lanes, sources, previous, results)
+
+    def submitted(self, operation: AsyncOperation) -> None:
+        self.checker.submitted(operation)
+
+    def landing(self, operation: AsyncOperation) -> None:
+        self.checker.landing(operation)
+
+    def exited(self, warp: int) -> None:
+        self.checker.exited(warp)
+
+    def finish(self) -> None:
+        self.checker.finish()
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run of a launch. `found` counts pairs of instructions by cause, verdict and Python lines: a mutant
+    moves instructions to other lines of the PTX."""
+
+    after: tuple[bytes, ...] | None
+    found: Counter[tuple[str, ...]]
+    executed: _Executed
+    fault: KernelFault | None = None
+    endless: bool = False
+
+
+def run(launch: KeptLaunch, module: Module, engine: str, schedule: str, budget: int | None = None) -> Run:
+    """`launch` of the kernel in `module`, from the memory that it found, with the checker."""
+    request = launch.request
+    checker = LaunchChecker(module.kernels[request.entry])
+    executed = _Executed(budget)
+    memory = launch.memory()
+    fault, endless = None, False
+    try:
+        run_ptx(
+            module,
+            request.entry,
+            request.grid,
+            request.block,
+            request.params,
+            request.shared_bytes,
+            engine=engine,
+            schedule=schedule,
+            memory=memory,
+            threads=1,
+            registers=request.registers,
+            checker=_counting(checker, executed),
+        )
+    except KernelFault as error:
+        fault = error
+    except _EndlessError:
+        endless = True
+    stopped = fault is not None or endless
+    after = None if stopped else launch.after(memory)
+    return Run(after, Counter(map(_cause, checker.found())), executed, fault, endless)
+
+
+def _counting(checker: LaunchChecker, executed: _Executed) -> Callable[[Cta], Checker]:
+    return lambda cta: _Counting(checker.begin(cta), executed)
+
+
+def _cause(found: Found) -> tuple[str, ...]:
+    cause = found.cause if isinstance(found.cause, str) else found.cause.value
+    return (found.verdict.value, cause, _side(found.first), _side(found.second), found.memory)
+
+
+def _side(side: Side | None) -> str:
+    if side is None:
+        return ""
+    place = side.place
+    return f"{side.does} at {place.file}:{place.file_line}" if place.file else f"{side.does}: {place.text}"
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """`why` is the finding, fault or difference, in a line; `schedule` under which it came."""
+
+    outcome: Outcome
+    why: str = ""
+    schedule: str = ""
+
+
+class Judge:
+    """Holds mutants of one launch's kernel against the kernel itself, which has to run well."""
+
+    def __init__(
+        self,
+        launch: KeptLaunch,
+        engine: str = "interpreter",
+        schedules: Sequence[str] = SCHEDULES,
+        seconds: float | None = None,
+    ) -> None:
+        self.launch = launch
+        self.engine = engine
+        self.seconds = seconds
+        self.own = {schedule: run(launch, launch.module, engine, schedule) for schedule in schedules}
+        first = next(iter(self.own.values()))
+        for schedule, own in self.own.items():
+            if own.fault is not None:
+                raise own.fault
+            if own.after != first.after:
+                raise ValueError(
+                    f"{launch.request.entry}: under schedule {schedule} other bits than under another"
+                )
+
+    def judge(self, mutant: Mutant) -> Judgement:
+        """What finds `mutant` first."""
+        if mutant.op != "bar.warp.sync" and not any(
+            mutant.place.line in own.executed.lines for own in self.own.values()
+        ):
+            return Judgement(Outcome.UNREACHED)
+        module = parse(mutant.ptx(self.launch.module.text))
+        try:
+            with _limit(self.seconds):
+                for schedule, own in self.own.items():
+                    found = self._run(module, schedule, own)
+                    if found is not None:
+                        return found
+        except _OverTimeError:
+            return Judgement(Outcome.UNDECIDED, f"more than {self.seconds:g} s")
+        return Judgement(Outcome.SURVIVOR)
+
+    def _run(self, module: Module, schedule: str, own: Run) -> Judgement | None:
+        budget = MANY * own.executed.count + SOME
+        try:
+            ran = run(self.launch, module, self.engine, schedule, budget)
+        except SimError as error:
+            return Judgement(Outcome.FAULT, str(error).partition("\n")[0], schedule)
+        new = sorted(ran.found - own.found)
+        for cause in new:
+            if cause[0] == Verdict.ERROR.value:
+                return Judgement(Outcome.ERROR, _line(cause), schedule)
+        if ran.fault is not None:
+            hangs = ran.fault.kind is FaultKind.DEADLOCK
+            why = str(ran.fault).partition("\n")[0]
+            return Judgement(Outcome.HANG if hangs else Outcome.FAULT, why, schedule)
+        if ran.endless:
+            return Judgement(Outcome.HANG, f"more than {budget} accesses and machine instructions", schedule)
+        if new:
+            return Judgement(Outcome.REVIEW, _line(new[0]), schedule)
+        if ran.after != own.after:
+            return Judgement(Outcome.NUMBERS, self._differs(ran, own), schedule)
+        return None
+
+    def _differs(self, ran: Run, own: Run) -> str:
+        assert ran.after is not None
+        assert own.after is not None
+        pairs = zip(self.launch.tensors, ran.after, own.after, strict=True)
+        return "other bits in " + ", ".join(tensor.name for tensor, is_, was in pairs if is_ != was)
+
+
+def _line(cause: tuple[str, ...]) -> str:
+    _, what, first, second, memory = cause
+    return f"{what} in {memory}: " + "; ".join(filter(None, (first, second)))
+
+
+@contextmanager
+def _limit(seconds: float | None) -> Iterator[None]:
+    """Raises in the main thread once the time is up."""
+    if seconds is None:
+        yield
+        return
+
+    def ring(number: int, frame: FrameType | None) -> None:
+        raise _OverTimeError
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)

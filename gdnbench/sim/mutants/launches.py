@@ -1,0 +1,55 @@
+"""Launches kept with the memory that they found, to be run again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from gdnbench.sim.host.request import LaunchRequest
+from gdnbench.sim.machine.memory import GlobalMemory
+from gdnbench.sim.ptx.ir import Module
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """Bytes that the launch may touch, where they lie, and what they were before it; `keeper` owns them."""
+
+    address: int
+    name: str
+    before: bytes
+    keeper: object
+
+
+@dataclass(frozen=True, slots=True)
+class KeptLaunch:
+    """One launch; its parameters hold addresses of this process."""
+
+    module: Module
+    request: LaunchRequest
+    tensors: tuple[Tensor, ...]
+
+    def memory(self) -> GlobalMemory:
+        """As the launch found it."""
+        memory = GlobalMemory()
+        for tensor in self.tensors:
+            memory.add(tensor.address, len(tensor.before), tensor.name, tensor.keeper)
+        for tensor in self.tensors:
+            memory.view(tensor.address, len(tensor.before)).data[:] = tensor.before
+        return memory
+
+    def after(self, memory: GlobalMemory) -> tuple[bytes, ...]:
+        """The tensors as they are now."""
+        return tuple(bytes(memory.view(tensor.address, len(tensor.before)).data) for tensor in self.tensors)
+
+
+@dataclass(slots=True)
+class Keeper:
+    """Keeps what it is called with: `Settings(before=...)`. `launches` are in order."""
+
+    launches: list[KeptLaunch] = field(default_factory=list)
+
+    def __call__(self, module: Module, request: LaunchRequest, memory: GlobalMemory) -> None:
+        tensors = tuple(
+            Tensor(item.base, item.name, bytes(memory.view(item.base, item.size).data), item.keeper)
+            for item in memory.allocations
+        )
+        self.launches.append(KeptLaunch(module, request, tensors))
