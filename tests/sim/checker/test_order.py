@@ -1,0 +1,218 @@
+"""What the checker finds in small kernels: each is right with all of its lines, and wrong without a marked
+one.
+
+Expectations are the PTX ISA's: "Memory Consistency Model", "Proxies", "mbarrier", "cp.async.bulk", 9.7.16.6
+for tcgen05. A case names the accesses that are left unordered by the letters at the ends of their lines.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from gdnbench.sim.checker.findings import Found
+from gdnbench.sim.checker.grid import LaunchChecker
+from gdnbench.sim.checker.order import Cause, Verdict
+from gdnbench.sim.errors import KernelFault
+from gdnbench.sim.ptx.parser import parse
+from gdnbench.sim.run import ENGINES, run_ptx
+
+HEADER = """.version 8.8
+.target sm_100a
+.address_size 64
+.visible .entry k(.param .u64 g)
+{
+.reg .pred %p, %q, %w0, %w1, %one, %first, %second;
+.reg .b32 %t, %w, %s, %c, %r<16>;
+.reg .b64 %g, %a, %d<4>;
+.reg .f32 %f<4>;
+.shared .align 1024 .b8 buffer[2048];
+.shared .align 8 .b64 full;
+.shared .align 8 .b64 empty;
+.shared .align 4 .b32 slot;
+ld.param.u64 %g, [g];
+mov.u32 %t, %tid.x;
+shr.u32 %w, %t, 5;
+setp.eq.u32 %w0, %w, 0;
+setp.eq.u32 %w1, %w, 1;
+setp.eq.u32 %one, %t, 0;
+setp.eq.u32 %second, %t, 32;
+and.b32 %r0, %t, 31;
+shl.b32 %r0, %r0, 2;
+mov.u32 %s, buffer;
+add.s32 %c, %s, %r0;
+@%w0 st.shared.b32 [%c], %t;
+fence.proxy.async;
+bar.sync 15;
+"""
+"""The buffer is filled. Warp 1 comes last to the barrier and goes on first."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """`body` is right. Without the line that ends in `// -`, `found` is all there is: (cause, letters of the
+    two accesses, the first empty if there is one alone)."""
+
+    body: str
+    found: frozenset[tuple[Cause | str, str, str]]
+    verdict: Verdict = Verdict.ERROR
+    ctas: int = 1
+
+
+def wait(barrier: str, phase: int, label: str, mark: str = "") -> str:
+    return (
+        f"{label}: mbarrier.try_wait.parity.shared.b64 %p, [{barrier}], {phase};{mark}\n@!%p bra {label};\n"
+    )
+
+
+READY = """@%one mbarrier.init.shared.b64 [full], 1;
+@%one mbarrier.init.shared.b64 [empty], 1;
+@%one fence.mbarrier_init.release.cluster;
+bar.sync 0;
+"""
+
+COPY = "cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes [%s], [%g], 128, [full];"
+STORE = "cp.async.bulk.global.shared::cta.bulk_group [%g], [%s], 128;"
+FILL = "st.shared.b32 [%c], %t;"
+TAKE = "ld.shared.b32 %r1, [%c];"
+
+UNINITIALISED = frozenset({("uninitialised read", "", "b")})
+
+CASES = {
+    "a barrier between a store and another warp's load": Case(
+        f"@%w0 {FILL} // a\nbar.sync 0; // -\n@%w1 {TAKE} // b\n",
+        frozenset({(Cause.RACE, "a", "b")}),
+    ),
+    "a barrier between a load and another warp's store": Case(
+        f"@%w0 {FILL}\nbar.sync 0;\n@%w0 {TAKE} // a\nbar.sync 0; // -\n@%w1 {FILL} // b\n",
+        frozenset({(Cause.RACE, "a", "b")}),
+    ),
+    "a named barrier that one warp arrives at and one waits at": Case(
+        f"@%w0 {FILL} // a\n@%w0 bar.arrive 1, 64;\n@%w1 bar.sync 1, 64;\nbar.sync 0;\n"
+        f"@%w0 {FILL} // b\n@%w0 bar.arrive 2, 64; // -\n@%w1 bar.sync 2, 64; // -\n@%w1 {TAKE} // c\n",
+        frozenset({(Cause.RACE, "b", "c")}),
+    ),
+    "a wait for an mbarrier": Case(
+        f"{READY}@%w0 {FILL} // a\nbar.warp.sync -1;\n@%one mbarrier.arrive.shared.b64 %d0, [full];\n"
+        f"@!%w1 bra over;\n{wait('full', 0, 'again', ' // -')}{TAKE} // b\nover:\n",
+        frozenset({(Cause.RACE, "a", "b")}),
+    ),
+    "a proxy fence between stores and a bulk copy of them": Case(
+        f"@%w0 {FILL} // a\n@%w0 fence.proxy.async.shared::cta; // -\nbar.sync 0;\n@%second {STORE} // b\n"
+        "@%second cp.async.bulk.commit_group;\n@%second cp.async.bulk.wait_group 0;\n",
+        frozenset({(Cause.PROXY, "a", "b")}),
+    ),
+    "a proxy fence after the barrier serves too": Case(
+        f"@%w0 {FILL} // a\nbar.sync 0;\n@%second fence.proxy.async; // -\n@%second {STORE} // b\n"
+        "@%second cp.async.bulk.commit_group;\n@%second cp.async.bulk.wait_group 0;\n",
+        frozenset({(Cause.PROXY, "a", "b")}),
+    ),
+    "a wait for a bulk copy before its bytes are read": Case(
+        f"{READY}@%one mbarrier.arrive.expect_tx.shared.b64 %d0, [full], 128;\n@%one {COPY} // a\n"
+        f"{wait('full', 0, 'again', ' // -')}{TAKE} // b\n",
+        frozenset({(Cause.IN_FLIGHT, "a", "b"), ("in flight at the CTA's end", "", "a")}),
+    ),
+    "a wait for a bulk store's source before it is overwritten": Case(
+        f"@%w0 {FILL}\nfence.proxy.async;\nbar.sync 0;\n@%one {STORE} // a\n"
+        "@%one cp.async.bulk.commit_group;\n@%one cp.async.bulk.wait_group.read 0; // -\nbar.sync 0;\n"
+        f"@%w1 {FILL} // b\n@%one cp.async.bulk.wait_group 0;\n",
+        frozenset({(Cause.IN_FLIGHT, "a", "b")}),
+    ),
+    "a wait for a bulk store before the CTA ends": Case(
+        f"@%w0 {FILL}\nfence.proxy.async;\nbar.sync 0;\n@%one {STORE} // a\n"
+        "@%one cp.async.bulk.commit_group;\n@%one cp.async.bulk.wait_group.read 0; // -\n",
+        frozenset({("in flight at the CTA's end", "", "a")}),
+    ),
+    "a wait for cp.async": Case(
+        "@%w0 cp.async.ca.shared.global [%c], [%g], 4; // a\n@%w0 cp.async.commit_group;\n"
+        f"@%w0 cp.async.wait_group 0; // -\n@%w0 {TAKE} // b\n",
+        frozenset({(Cause.IN_FLIGHT, "a", "b"), ("in flight at the CTA's end", "", "a")}),
+    ),
+    "a barrier after a wait for cp.async": Case(
+        "@%w0 cp.async.ca.shared.global [%c], [%g], 4; // a\n@%w0 cp.async.commit_group;\n"
+        f"@%w0 cp.async.wait_group 0;\nbar.sync 0; // -\n@%w1 {TAKE} // b\n",
+        frozenset({(Cause.RACE, "a", "b")}),
+    ),
+    "what is read was written": Case(
+        "@%w0 st.shared.b32 [%c+256], %t; // -\nbar.sync 0;\n@%w1 ld.shared.b32 %r1, [%c+256]; // b\n",
+        UNINITIALISED,
+    ),
+    "CTAs keep to their bytes": Case(
+        "mov.u32 %r2, %ctaid.x;\nmul.lo.u32 %r2, %r2, 4;\nmul.lo.u32 %r2, %r2, 64; // -\n"
+        "cvt.u64.u32 %d1, %r2;\ncvt.u64.u32 %d2, %r0;\nadd.s64 %a, %g, %d1;\nadd.s64 %a, %a, %d2;\n"
+        "mov.u32 %r3, 1;\n@%w0 st.global.b32 [%a], %r3; // a\n",
+        frozenset({(Cause.CTAS, "a", "a")}),
+        ctas=2,
+    ),
+    "an mbarrier is made visible to the copies that signal it": Case(
+        "@%one mbarrier.init.shared.b64 [full], 1; // a\n@%one fence.mbarrier_init.release.cluster; // -\n"
+        "bar.sync 0;\n@%one mbarrier.arrive.expect_tx.shared.b64 %d0, [full], 128;\n"
+        f"@%one {COPY} // b\n{wait('full', 0, 'again')}",
+        frozenset({(Cause.INIT, "a", "b")}),
+        verdict=Verdict.REVIEW,
+    ),
+    "a barrier between an mbarrier's initialisation and another warp's arrival": Case(
+        "@%second mbarrier.init.shared.b64 [full], 1; // a\nbar.sync 0; // -\n"
+        "@%one mbarrier.arrive.shared.b64 %d0, [full]; // b\n",
+        frozenset({(Cause.RACE, "a", "b")}),
+    ),
+}
+
+
+def check(body: str, engine: str, ctas: int = 1, schedule: str = "late") -> list[Found]:
+    """What is found in the kernel."""
+    text = f"{HEADER}{body}\nret;\n}}\n"
+    checker = LaunchChecker(parse(text).kernels["k"])
+    memory = np.zeros(1024, np.uint32)
+    run_ptx(
+        text,
+        "k",
+        (ctas, 1, 1),
+        (64, 1, 1),
+        [memory],
+        engine=engine,
+        schedule=schedule,
+        threads=1,
+        checker=checker.begin,
+    )
+    return checker.found()
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_right(case: Case, engine: str) -> None:
+    for schedule in ("late", "early", "random:3"):
+        assert check(case.body, engine, case.ctas, schedule) == []
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_wrong(case: Case, engine: str) -> None:
+    body = without_marked(case.body)
+    lines = dict(enumerate(f"{HEADER}{body}".splitlines(), 1))
+
+    def letter(number: int | None) -> str:
+        return lines[number].partition("//")[2].strip() if number is not None else ""
+
+    if engine == "interpreter" and case.found >= UNINITIALISED:
+        with pytest.raises(KernelFault, match="uninitialised read"):
+            check(body, engine)
+        return
+    found = check(body, engine, case.ctas)
+    pairs = {
+        (one.cause, letter(one.first.place.line if one.first else None), letter(one.second.place.line))
+        for one in found
+    }
+    # Which of two that nothing orders came first is the schedule's.
+    assert {(cause, *sorted(pair)) for cause, *pair in pairs} == case.found
+    assert {one.verdict for one in found} == {case.verdict}
+
+
+def without_marked(body: str) -> str:
+    """The lines that end in `// -` taken out; of a wait, its loop."""
+    assert "// -" in body
+    body = re.sub(r"^(\w+): [^\n]*// -\n@!%p bra \1;\n", "", body, flags=re.MULTILINE)
+    return "".join(line for line in body.splitlines(keepends=True) if not line.rstrip().endswith("// -"))
