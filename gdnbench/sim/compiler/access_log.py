@@ -1,12 +1,13 @@
 """What a kernel's own code tells a checker: a log of its loads and stores, read whenever Python runs again.
 
 Only kernels that are compiled for it write one (`Layout.log`). A block that the log may not have room for
-gives up before it has done anything, so that an access needs no test. The warps of a CTA take turns and share
-one log.
+gives up before it has done anything, so that an access needs no test. It is empty whenever compiled code is
+not running: all warps whose CTAs run in one thread share its room.
 """
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -66,15 +67,24 @@ def _define(name: str, library: Library, field: int) -> str:
     return f"{head} {{\n{code.text()}\n}}\n"
 
 
+class _Room(threading.local):
+    """This thread's."""
+
+    def __init__(self) -> None:
+        self.entries = aligned_bytes(CAPACITY * ENTRY_BYTES).view(_ENTRY)
+
+
+_room = _Room()
+
+
 class AccessLog:
-    """The log of one CTA, empty whenever no compiled code runs."""
+    """The log of one CTA, which runs in the thread that made it."""
 
     def __init__(self, checker: Checker, field: int) -> None:
         self._checker = checker
         self._next = field // 8
-        room = aligned_bytes(CAPACITY * ENTRY_BYTES)
-        self._start = int(room.ctypes.data)
-        self._entries = room.view(_ENTRY)
+        self._entries = _room.entries
+        self._start = int(self._entries.ctypes.data)
 
     def open(self, warp: CompiledWarp) -> None:
         """Have the warp's code write here."""
