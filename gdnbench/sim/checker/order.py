@@ -33,6 +33,7 @@ class Cause(Enum):
     TCGEN05_FENCE = "no tcgen05 fence"
     IN_FLIGHT = "operation in flight"
     CTAS = "CTAs race"
+    PHASES = "two phases behind"
 
 
 class Verdict(Enum):

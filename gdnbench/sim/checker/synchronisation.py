@@ -113,7 +113,7 @@ def _waited(
         relaxed = ins.has("relaxed")
         for late in barrier.waited(over, event, follower.views[warp.index], relaxed=relaxed):
             why = Unordered(
-                Cause.RACE,
+                Cause.PHASES,
                 Verdict.ERROR,
                 "an arrival after the first wait that the next phase waits for: the first can fall two"
                 " phases behind",

@@ -25,14 +25,14 @@ HEADER = """.version 8.8
 .address_size 64
 .visible .entry k(.param .u64 g)
 {
-.reg .pred %p, %q, %w0, %w1, %one, %first, %second;
+.reg .pred %p, %q, %w0, %w1, %one, %second;
 .reg .b32 %t, %w, %s, %c, %r<16>;
 .reg .b64 %g, %a, %d<4>;
 .reg .f32 %f<4>;
 .shared .align 1024 .b8 buffer[2048];
 .shared .align 8 .b64 full;
 .shared .align 8 .b64 empty;
-.shared .align 4 .b32 slot;
+.shared .align 8 .b64 other;
 ld.param.u64 %g, [g];
 mov.u32 %t, %tid.x;
 shr.u32 %w, %t, 5;
@@ -153,6 +153,18 @@ CASES = {
         f"@%one {COPY} // b\n{wait('full', 0, 'again')}",
         frozenset({(Cause.INIT, "a", "b")}),
         verdict=Verdict.REVIEW,
+    ),
+    "a waiter that one phase waits for before the next ends": Case(
+        # The copy gives warp 1 the time to pass its first wait in this run; in others it has none.
+        f"{READY}@%one mbarrier.init.shared.b64 [other], 1;\n@%one fence.mbarrier_init.release.cluster;\n"
+        "bar.sync 0;\n@%w1 bra second;\n@%one mbarrier.arrive.shared.b64 %d0, [full];\n"
+        "@%one mbarrier.arrive.expect_tx.shared.b64 %d0, [other], 128;\n"
+        f"@%one {COPY.replace('full', 'other')}\n{wait('other', 0, 'copied')}"
+        f"{wait('empty', 0, 'free', ' // -')}"
+        "@%one mbarrier.arrive.shared.b64 %d0, [full];\nbra over;\n"
+        f"second:\n{wait('full', 0, 'once', ' // a')}@%second mbarrier.arrive.shared.b64 %d0, [empty];\n"
+        f"{wait('full', 1, 'twice', ' // b')}over:\n",
+        frozenset({(Cause.PHASES, "a", "b")}),
     ),
     "a barrier between an mbarrier's initialisation and another warp's arrival": Case(
         "@%second mbarrier.init.shared.b64 [full], 1; // a\nbar.sync 0; // -\n"
