@@ -22,6 +22,8 @@ from gdnbench.report.outcome import Outcome
 MODULE = "gdnbench.bisect.worker"
 TIMEOUT = 600.0
 """Seconds of a trial until it counts as hung."""
+PROCESS_ENDED = "the process ended by"
+"""How the reason of a crash begins that left no process to say more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +75,7 @@ class Prober:
         except Gone:
             status = worker.wait()
             self.close()
-            return _ended(imported, Outcome.CRASH, f"the process ended by {cause(status)}")
+            return _ended(imported, Outcome.CRASH, f"{PROCESS_ENDED} {cause(status)}")
         if reply.get("store") is not None:
             raise StoreError(reply["store"])
         if reply.get("bad_input") is not None:

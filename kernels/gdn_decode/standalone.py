@@ -47,12 +47,8 @@ def reference(
     alpha = g if gate == "linear" else g.exp()
     before = state.double().transpose(-1, -2) if state_layout == "KV" else state.double()
     pool, o = before.clone(), torch.full_like(v, torch.nan)
-    for i, slots in enumerate(state_indices.tolist()):
-        read = slots[0]
-        if read_indices is not None:
-            read = int(read_indices[i])
-        elif num_accepted is not None:
-            read = slots[min(max(int(num_accepted[i]), 1), len(slots)) - 1]
+    reads = slots_read(state_indices, num_accepted, read_indices)
+    for i, (slots, read) in enumerate(zip(state_indices.tolist(), reads, strict=True)):
         if read == -1:
             continue
         carried = before[read]
@@ -64,3 +60,25 @@ def reference(
             if slot != -1:
                 pool[slot] = carried
     return {"o": o, "state": pool.transpose(-1, -2) if state_layout == "KV" else pool}
+
+
+def slots_read(state_indices: Tensor, num_accepted: Tensor | None, read_indices: Tensor | None) -> list[int]:
+    """Of each sequence the slot that its state is read from, -1 for padding."""
+    if read_indices is not None:
+        return [int(read) for read in read_indices]
+    if num_accepted is None:
+        return [int(slots[0]) for slots in state_indices]
+    last = num_accepted.long().clamp(1, state_indices.shape[1]) - 1
+    return [int(slots[at]) for slots, at in zip(state_indices, last.tolist(), strict=True)]
+
+
+def unowed(
+    *,
+    state_indices: Tensor,
+    num_accepted: Tensor | None = None,
+    read_indices: Tensor | None = None,
+    **call: Any,
+) -> dict[str, Tensor]:
+    """Rows of outputs that no kernel owes, by output: those of padding."""
+    reads = slots_read(state_indices, num_accepted, read_indices)
+    return {"o": torch.tensor([read == -1 for read in reads])}

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import runpy
+import subprocess
 import sys
-import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,10 @@ import pytest
 import torch
 
 from gdnbench.bisect import trial as trials
+from gdnbench.bisect.input.reproduction import apart
 from gdnbench.bisect.input.result import MADE, answer, check_out, rows, write_script, write_store
 from gdnbench.bisect.input.shrink import Options, Shrunk, shrink
+from gdnbench.bisect.prober import PROCESS_ENDED
 from gdnbench.bisect.session import Session
 from gdnbench.bisect.trial import Trial
 from gdnbench.bisect.verdict import State, Verdict
@@ -74,6 +76,31 @@ def tail_load(**call):
         if end > begin:
             last = begin + (end - begin - 1) // 64 * 64
             found["o"][last:end] += 0 * call["v"][end : last + 64].sum(0)
+    return found
+
+
+def finite(**call):
+    """Takes a NaN for a zero."""
+    names = ("q", "k", "v", "g", "beta")
+    return answer(torch_chunked, {**call, **{name: call[name].nan_to_num() for name in names}})
+
+
+def wide(**call):
+    found = answer(torch_chunked, call)
+    return {**found, "o": found["o"].float()}
+
+
+def ends(**call):
+    if call["v"].shape[1] > 1:
+        raise SystemExit(3)
+    return answer(torch_chunked, call)
+
+
+def endless(**call):
+    """lse of a request without entries is -inf."""
+    found = answer(torch_paged, call)
+    if "lse" in found:
+        found["lse"] = found["lse"].clamp(min=-1e4)
     return found
 
 
@@ -150,14 +177,13 @@ def right_window(**call):
 
 
 LAYOUTS = ("per_token_scale", "fp8_ds_mla", "bfloat16")
-right_window.conventions = shared_page.conventions = {"cache_layout": LAYOUTS}
+right_window.conventions = shared_page.conventions = endless.conventions = {"cache_layout": LAYOUTS}
 '''
 
 
 class Here:
     """Trials in this process: none of these kernels ends it."""
 
-    delay = 0.0
     interrupt_after: int | None = None
 
     def __init__(self) -> None:
@@ -167,8 +193,10 @@ class Here:
         self.asked += 1
         if self.interrupt_after is not None and self.asked > self.interrupt_after:
             raise KeyboardInterrupt
-        time.sleep(self.delay)
-        return trials.run(trial)
+        try:
+            return trials.run(trial)
+        except SystemExit as ended:  # what a prober says of a process that it ends
+            return Verdict(State.BAD, "crash", f"{PROCESS_ENDED} exit status {ended.code}")
 
     def close(self) -> None:
         pass
@@ -353,17 +381,34 @@ def test_flaky_ends(shrunk: Shrink) -> None:
 
 
 class Slow(Here):
-    delay = 0.05
+    """Takes 0.1 s of a clock of its own, so that a busy machine takes no more."""
+
+    def run(self, trial: Trial) -> Verdict:
+        CLOCK.now += 0.1
+        return super().run(trial)
 
 
 class Interrupted(Here):
     interrupt_after = 12
 
 
+@dataclass
+class Clock:
+    now: float = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+CLOCK = Clock()
+
+
 @pytest.mark.parametrize("prober", [Slow, Interrupted])
 def test_what_ends_it_early_leaves_the_smallest_so_far(
-    shrunk: Shrink, tmp_path: Path, prober: type[Here]
+    shrunk: Shrink, tmp_path: Path, prober: type[Here], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    for module in ("shrink", "probing"):
+        monkeypatch.setattr(f"gdnbench.bisect.input.{module}.time", CLOCK)
     out, kept = tmp_path / "small.zarr", []
 
     def keep(found: Shrunk) -> None:
@@ -420,6 +465,9 @@ def window(**options: Any) -> Call:
         ("gdn_decode", "apart", "right_decode", lambda: decode(batch=2, slot_gap=24)),
         ("swa_decode", "shared_page", "right_window", lambda: window(cache_layout="fp8_ds_mla")),
         ("swa_decode", "shared_page", "right_window", lambda: window(output_lse=True)),
+        ("swa_decode", "endless", "right_window", lambda: window(lens=(2, 0), output_lse=True)),
+        ("gdn_prefill", "finite", "right", lambda: prefill(seqlens=(3, 4), heads=(1, 1), nan_at=(5,))),
+        ("gdn_prefill", "wide", "right", lambda: prefill(seqlens=(3,), heads=(1, 2))),
     ],
 )
 def test_the_file_reproduces_it(
@@ -447,3 +495,24 @@ def test_the_file_reproduces_it(
             runpy.run_path(str(script), run_name="__main__")
         assert ended.value.code == status
         assert capsys.readouterr().out.splitlines()[-1] == last
+
+
+def test_the_file_reproduces_the_end_of_a_process(shrunk: Shrink, tmp_path: Path) -> None:
+    found = shrunk("gdn_prefill", "ends", prefill(seqlens=(3,), heads=(2, 2)))
+    assert extent(found) == {"token": 0, "sequence": 1, "chunk": 0, "key head": 2, "value head": 2}
+    script = tmp_path / "repro.py"
+    write_store(found, tmp_path / "small.zarr")
+    assert write_script(found, tmp_path / "small.zarr", script) is None
+    for named, status, said in (
+        ([], 1, ["the process ended by exit status 3", "it reproduces"]),
+        (["kernels.py:right"], 0, ["it does not reproduce"]),
+    ):
+        ran = subprocess.run([sys.executable, script, *named], capture_output=True, text=True)
+        assert (ran.returncode, ran.stdout.splitlines()[-len(said) :]) == (status, said), ran.stderr
+
+
+def test_a_kernel_that_hangs_reproduces_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script = tmp_path / "hangs.py"
+    script.write_text("import threading; threading.Event().wait()")
+    assert apart(str(script), "mine.py:kernel", 0.5) == 1
+    assert capsys.readouterr().out.splitlines() == ["no answer within 0.5 s", "it reproduces"]

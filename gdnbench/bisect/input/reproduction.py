@@ -8,6 +8,7 @@ import importlib.util
 import inspect
 import json
 import math
+import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -114,15 +115,24 @@ def ran(
     return {**outputs, **{name: value for name, value in returned.items() if value is not None}}
 
 
-def wrong(name: str, found: Tensor, exact: Tensor, limit: Mapping[str, float]) -> str | None:
-    """What is wrong with a tensor; elements that the reference leaves NaN are not looked at."""
+def wrong(
+    name: str, found: Tensor, exact: Tensor, dtype: str, limit: Mapping[str, float], unowed: Tensor | None
+) -> str | None:
+    """What is wrong with a tensor. `unowed`: rows that are not looked at."""
     if found.shape != exact.shape:
         return f"{name} has shape {list(found.shape)}, not {list(exact.shape)}"
+    if found.dtype != getattr(torch, dtype):
+        return f"{name} has dtype {str(found.dtype).removeprefix('torch.')}, not {dtype}"
     x, y = found.double().cpu(), exact.cpu()
-    kept = ~y.isnan()
-    spoilt = kept & y.isfinite() & ~x.isfinite()
+    kept = torch.ones(y.shape, dtype=torch.bool)
+    if unowed is not None:
+        kept[unowed.cpu()] = False
+    spoilt = kept & ((x.isnan() != y.isnan()) | ((x != y) & (x.isinf() | y.isinf())))
     if bool(spoilt.any()):
-        return f"{name}: {int(spoilt.sum())} elements are not finite, first {spoilt.nonzero()[0].tolist()}"
+        return (
+            f"{name}: {int(spoilt.sum())} elements are not finite, or ought not to be,"
+            f" first {spoilt.nonzero()[0].tolist()}"
+        )
     kept &= y.isfinite()
     error = (x - y)[kept].abs()
     rms = float(error.square().mean().sqrt()) if len(error) else 0.0
@@ -138,10 +148,28 @@ def wrong(name: str, found: Tensor, exact: Tensor, limit: Mapping[str, float]) -
     return f"{name}: over the limit of {' and '.join(over)}" if over else None
 
 
+HERE = "--here"
+
+
+def apart(script: str, kernel: str, seconds: float) -> int:
+    """The exit status of `script` in a process of its own, which the kernel may end, or hang in: then 1."""
+    try:
+        ended = subprocess.run([sys.executable, script, kernel, HERE], timeout=seconds).returncode
+    except subprocess.TimeoutExpired:
+        print(f"no answer within {seconds:g} s")
+    else:
+        if ended in (0, 1, 2):
+            return ended
+        print(f"the process ended by {f'signal {-ended}' if ended < 0 else f'exit status {ended}'}")
+    print("it reproduces")
+    return 1
+
+
 def reproduce(
     store: Path,
     kernel: str,
     reference: Callable[..., dict[str, Tensor]],
+    unowed: Callable[..., dict[str, Tensor]],
     outputs: Mapping[str, tuple[tuple[int, ...], str]],
     limits: Mapping[str, Mapping[str, float]],
     takes: Mapping[str, tuple[str, ...]],
@@ -156,6 +184,7 @@ def reproduce(
     scalars = {name: unplain(value) for name, value in record["info"]["scalars"].items()}
     call = {name: as_called(store, record, name, device) for name in record["before"]}
     exact = reference(**{name: tensor.clone() for name, tensor in call.items()}, **scalars, **conventions)
+    free = unowed(**call)
     function = function_of(kernel)
     declared = {
         name: (value,) if isinstance(value, str) else tuple(value)
@@ -191,7 +220,8 @@ def reproduce(
             rows[record["info"]["pools"].get(name, {"rows": []})["rows"]] = False
             if not torch.equal(integers(result)[rows], integers(before[name])[rows]):
                 bad.append(f"{name}: slots were written that the call must not touch")
-        bad += filter(None, [wrong(name, result, tensor, limits.get(name, {}))])
+        dtype = outputs[name][1] if name in outputs else record["before"][name]["dtype"]
+        bad += filter(None, [wrong(name, result, tensor, dtype, limits.get(name, {}), free.get(name))])
     for line in bad:
         print(line)
     print("it reproduces" if bad else "it does not reproduce")

@@ -13,6 +13,7 @@ from typing import Any
 
 from gdnbench.bisect.failing import FORM
 from gdnbench.bisect.input import reproduction
+from gdnbench.bisect.prober import PROCESS_ENDED, TIMEOUT
 from gdnbench.bisect.trial import Trial
 from gdnbench.bisect.verdict import Verdict
 from gdnbench.replay.kernels import is_user_kernel
@@ -45,10 +46,14 @@ OUTPUTS: dict[str, tuple[tuple[int, ...], str]] = {outputs!r}
 LIMITS: dict[str, dict[str, float]] = {limits!r}
 """{rule}"""
 TAKES: dict[str, tuple[str, ...]] = {takes!r}
+SECONDS: float | None = {seconds!r}
+"""Of a kernel that ends its process or hangs, which then has one of its own for so long."""
 
 if __name__ == "__main__":
     named = sys.argv[1] if len(sys.argv) > 1 else KERNEL
-    sys.exit(reproduce(STORE, named, reference, OUTPUTS, LIMITS, TAKES, DEVICE))
+    if SECONDS is not None and HERE not in sys.argv:
+        sys.exit(apart(__file__, named, SECONDS))
+    sys.exit(reproduce(STORE, named, reference, unowed, OUTPUTS, LIMITS, TAKES, DEVICE))
 '''
 RULES = {
     "bound": "RMS and largest error that pass: a multiple of torch's on the same record, and rounding.",
@@ -119,8 +124,17 @@ def text_of(
         limits=limits,
         rule=RULES[rule],
         takes=takes,
+        seconds=_seconds(verdict),
     )
     return "\n".join([head, *(_body(part) for part in parts), tail])
+
+
+def _seconds(verdict: Verdict) -> float | None:
+    """How long a kernel that ends its process, or hangs in it, may take; None of any other."""
+    if verdict.kind == Outcome.HANG:
+        return verdict.seconds
+    ended = verdict.kind == Outcome.CRASH and verdict.reason.startswith(PROCESS_ENDED)
+    return TIMEOUT if ended else None
 
 
 def _limits(
