@@ -8,9 +8,12 @@ import numpy as np
 import pytest
 import torch
 
+from gdnbench.bisect.instruction.alignment import Run, align
+from gdnbench.bisect.instruction.edits import edits
 from gdnbench.bisect.instruction.launches import OtherLaunches, differences
 from gdnbench.bisect.instruction.rounding import decoded, excess, rounded_apart, ulp
-from gdnbench.bisect.instruction.statements import Source, pair
+from gdnbench.bisect.instruction.statements import Source, Statement, pair
+from gdnbench.sim.value_trace import ARITHMETIC, Event, TracedInstruction, TracedRegister
 
 DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 
@@ -137,3 +140,51 @@ def test_launches_are_compared_where_either_version_wrote(tmp_path: Path) -> Non
     other = {"entry": "k", "grid": [2, 1, 1]}
     with pytest.raises(OtherLaunches, match=r"grid \(2, 1, 1\)"):
         list(differences([launch], [other], folders, None))
+
+
+def test_edits_are_those_of_the_whole_package(tmp_path: Path) -> None:
+    """Of which one file was imported: the others stand in what was compiled before."""
+    text = {"__init__.py": "", "kernel.py": "def kernel(x):\n    return helper(x)\n"}
+    helper = "A = 1\n\n\ndef helper(x):\n    # says why\n    return A * x + 1\n"
+    for side, other in (
+        ("good", helper),
+        ("bad", helper.replace("says why", "else").replace("x + 1", "x - 1")),
+    ):
+        folder = tmp_path / side / "package" / "below"
+        folder.mkdir(parents=True)
+        for name, lines in text.items():
+            (folder.parent / name).write_text(lines)
+        (folder / "__init__.py").write_text("")
+        (folder / "helpers.py").write_text(other)
+    shared = str(Path(__file__))
+    files = [[str(tmp_path / side / "package" / "kernel.py"), shared] for side in ("good", "bad")]
+    (found,) = edits(*files)
+    assert (found.how, Path(found.file).name, found.line) == ("edited", "helpers.py", 6)
+    assert (found.function, found.text) == ("helper", "return A * x - 1")
+    assert edits(files[0], files[0]) == []
+
+
+def test_statements_that_came_and_went_are_edits(tmp_path: Path) -> None:
+    (tmp_path / "good.py").write_text("def f(x):\n    first(x)\n    x = x * 2\n    return x\n")
+    (tmp_path / "bad.py").write_text("def f(x):\n    first(x)\n    return x\n    last(x, x, x)\n")
+    found = edits([str(tmp_path / "good.py")], [str(tmp_path / "bad.py")])
+    assert [(one.how, one.line, one.text) for one in found] == [
+        ("added", 4, "last(x, x, x)"),
+        ("removed", 3, "x = x * 2"),
+    ]
+
+
+def test_an_instruction_of_other_registers_is_no_counterpart() -> None:
+    """A move to one register and one that takes it apart have one name."""
+
+    def run(registers: int) -> Run:
+        formats = tuple(TracedRegister(index, f"%r{index}", 32, "f32") for index in range(registers))
+        ins = TracedInstruction(
+            0, "mov.b64", ARITHMETIC, 1, "mov.b64 ...;", "file.py", 1, formats, (), recorded=True
+        )
+        event = Event(0, 0, 0, 0, 1, np.full((registers, 32), registers, np.uint64))
+        site = Statement("file.py", "", 1, 1, "")
+        return Run((ins,), [event], Source(), [site], [()], 0)
+
+    assert align(run(1), run(1)).partner == [0]
+    assert align(run(1), run(2)).partner == [None]

@@ -107,7 +107,7 @@ def align(good: Run, bad: Run) -> Alignment:
             ins = run.instruction(number)
             # What an edited statement computes on its way is its own affair; what it stores is not.
             if where not in edited or ins.kind == STORE:
-                groups[event.cta, event.warp, where, ins.name][side].append(number)
+                groups[event.cta, event.warp, where, ins.name, len(ins.registers)][side].append(number)
     found = Alignment(good, bad, pairing, [None] * len(good.events), [None] * len(bad.events))
     for before, after in groups.values():
         for one, other in _matched(good, bad, before, after):

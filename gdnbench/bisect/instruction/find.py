@@ -16,6 +16,7 @@ from gdnbench.bisect import trial as trials
 from gdnbench.bisect.instruction import text
 from gdnbench.bisect.instruction.alignment import Run, align
 from gdnbench.bisect.instruction.compare import first_difference
+from gdnbench.bisect.instruction.edits import edits
 from gdnbench.bisect.instruction.launches import (
     LaunchDifference,
     OtherLaunches,
@@ -209,10 +210,10 @@ class _Comparing:
                 f"{where}; which CTA writes it cannot be told, its CTAs take turns: give --cta"
             )
         self.told(f"tracing CTA {cta} of {kernel_name(difference.entry)} in both versions")
-        runs, grid = [], (1, 1, 1)
+        runs, files, grid = [], [], (1, 1, 1)
         for label, version in zip(("good", "bad"), self.versions, strict=True):
             path = scratch / f"{label}.trace"
-            version.trace(asked, difference.launch, cta, path, EVENTS)
+            files.append(version.trace(asked, difference.launch, cta, path, EVENTS))
             with read(path) as trace:
                 runs.append(Run.of(trace))
                 grid = trace.grid
@@ -228,5 +229,8 @@ class _Comparing:
         if found is None:
             return None
         facts = text.facts(found, alignment, cta, grid)
+        if not facts["edited"]:
+            sources = ([*known, *run.source.files()] for known, run in zip(files, runs, strict=True))
+            facts["edits"] = [one.to_json() for one in edits(*sources)]
         lines = [where, *notes, *text.lines(facts)]
         return Verdict(State.BAD, facts["kind"], lines[-1], facts={**facts, "launch": where, "lines": lines})

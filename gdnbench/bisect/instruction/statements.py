@@ -64,6 +64,10 @@ class Source:
         lines = self._texts.get(file, [])
         return lines[line - 1].strip() if 0 < line <= len(lines) else ""
 
+    def files(self) -> list[str]:
+        """Those that could be read."""
+        return list(self._texts)
+
     def functions(self) -> dict[tuple[str, str], list[Statement]]:
         """Statements by file and function, in their order."""
         found: dict[tuple[str, str], dict[Statement, None]] = defaultdict(dict)

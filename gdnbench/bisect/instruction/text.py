@@ -7,6 +7,7 @@ from typing import Any
 
 from gdnbench.bisect.instruction.alignment import Alignment, Run
 from gdnbench.bisect.instruction.compare import Finding, LanesFinding, ValueFinding
+from gdnbench.bisect.instruction.edits import SHOWN
 from gdnbench.bisect.instruction.launches import LaunchDifference, kernel_name
 from gdnbench.bisect.instruction.rounding import element, ulp
 from gdnbench.bisect.instruction.statements import Statement
@@ -37,7 +38,7 @@ def facts(found: Finding, alignment: Alignment, cta: int, grid: Dim3) -> dict[st
         lanes = {"good_lanes": event.lanes, "bad_lanes": bad.events[found.bad].lanes}
         sides = {"good": _place(good, found.good), "bad": _place(bad, found.bad)}
         who = {"warp": event.warp, "occurrence": event.occurrence}
-        return {**where, "kind": "lanes", **lanes, **sides, **who}
+        return {**where, "kind": "lanes", **lanes, **sides, **who, "edited": []}
     run = good if found.good > found.bad else bad
     return {
         **where,
@@ -123,6 +124,18 @@ def at(place: dict[str, Any]) -> str:
 
 def lines(found: dict[str, Any]) -> list[str]:
     """What was found; the last line is the answer."""
+    *shown, answer = _found(found)
+    changed = found.get("edits", [])
+    shown += [f"{one['how']}, by the source alone: {at(one)}: {one['text']}" for one in changed[:SHOWN]]
+    if len(changed) > SHOWN:
+        shown.append(f"and {len(changed) - SHOWN} more statements that the versions do not have alike")
+    if len(changed) == 1:
+        (one,) = changed
+        answer = f"{at(one)}: `{one['text']}` is {one['how']}, no other statement; {answer}"
+    return [*shown, answer]
+
+
+def _found(found: dict[str, Any]) -> list[str]:
     who = f"CTA ({','.join(map(str, found['cta']))}), warp {found['warp']}"
     if found["kind"] == "sequence":
         return [*_edited(found["edited"]), _sequence(found, who)]

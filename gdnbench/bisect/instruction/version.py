@@ -53,10 +53,11 @@ class Version:
         found: int | None = self._ask(asked, request)["cta"]
         return found
 
-    def trace(self, asked: Asked, launch: int, cta: int, path: Path, limit: int) -> None:
-        """Writes a value trace."""
+    def trace(self, asked: Asked, launch: int, cta: int, path: Path, limit: int) -> list[str]:
+        """Writes a value trace; returns the source files of all modules that the process has imported."""
         request = {"watch": "trace", "launch": launch, "cta": cta, "path": str(path), "limit": limit}
-        self._ask(asked, request)
+        found: list[str] = self._ask(asked, request)["files"]
+        return found
 
     def close(self) -> None:
         if self._worker is not None:

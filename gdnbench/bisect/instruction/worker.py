@@ -94,6 +94,9 @@ def _seen(watch: Survey | WriterSearch | Tracing, found: Execution) -> Message:
         seen = {"launches": watch.launches, "stages": stages}
     elif isinstance(watch, WriterSearch):
         seen = {"cta": watch.found}
+    else:
+        files = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
+        seen = {"files": sorted(file for file in files if file and file.endswith(".py"))}
     return seen
 
 
