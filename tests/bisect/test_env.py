@@ -180,7 +180,7 @@ def test_versions_in_which_nothing_starts_are_passed_over(
     assert answer.lines[-1] == "first bad: gain: one of 2, 3, after 1: numeric mismatch, 2"
     assert "gain==2: does not start, a process to probe in did not start" in answer.lines
     # As an end it is none, and is named.
-    with pytest.raises(CannotRunError, match="^gain==2: a process to probe in did not start"):
+    with pytest.raises(CannotRunError, match=r"^gain==2: a process to probe in did not start"):
         bisecting("gain==1", "gain==2")
     # What did not start is asked again: it may have been the machine.
     monkeypatch.setattr(axis, "Prober", Replays())

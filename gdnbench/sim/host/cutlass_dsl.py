@@ -18,6 +18,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ ALIGN = 16  # bytes: what TMA and vector accesses ask for
 KEEP = "CUTE_DSL_KEEP=ptx,ir-debug"
 HOW_TO_KEEP = f"compile it with gdnbench.sim.compile, inside gdnbench.sim.keep_ptx(), or with {KEEP} set"
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+WRITTEN_AGAINST = "; the simulator is written against 4.8.1: install that"
 SETTINGS = ("keep_ptx", "keep_ir", "lineinfo", "dump_dir", "_arch")
 
 
@@ -127,7 +129,15 @@ def _settings() -> Any:
         from cutlass.cutlass_dsl import CuTeDSL
     except ImportError as error:
         raise ExportError(f"CuTe DSL is not installed ({error}): pip install nvidia-cutlass-dsl") from None
-    return CuTeDSL._get_dsl().envar
+    settings = CuTeDSL._get_dsl().envar
+    lacks = [name for name in SETTINGS if not hasattr(settings, name)]
+    if lacks:
+        raise ExportError(f"{_installed()} has no setting {', '.join(lacks)}{WRITTEN_AGAINST}")
+    return settings
+
+
+def _installed() -> str:
+    return f"nvidia-cutlass-dsl {version('nvidia-cutlass-dsl')}"
 
 
 def is_jit(value: object) -> bool:
@@ -389,5 +399,8 @@ def host_parameter_count(compiled: Any) -> int:
     for operation in compiled.ir_module.body.operations:
         attributes = operation.attributes
         if "sym_name" in attributes and attributes["sym_name"].value == name:
-            return int(attributes["function_type"].value.num_inputs)
+            lowered = attributes["function_type"].value
+            if not hasattr(lowered, "num_inputs"):
+                raise ExportError(f"{_installed()} does not say what a host function takes{WRITTEN_AGAINST}")
+            return int(lowered.num_inputs)
     raise ExportError(f"{compiled.function_name} has no C interface")

@@ -7,6 +7,7 @@ import functools
 import struct
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import cutlass
@@ -343,6 +344,24 @@ def test_settings_are_put_back() -> None:
         assert settings.keep_ptx
         assert settings.arch == "sm_90a"
     assert {name: getattr(settings, name) for name in cutlass_dsl.SETTINGS} == before
+
+
+def test_another_cute_dsl_is_said_to_be_what_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It lacks a setting, as 4.6 does, or a type of its own for functions, as 4.7 does."""
+    monkeypatch.setattr(cutlass_dsl, "SETTINGS", (*cutlass_dsl.SETTINGS, "nosuch"))
+    with (
+        pytest.raises(ExportError, match=r"^nvidia-cutlass-dsl \S+ has no setting nosuch; .*: install that$"),
+        compiling.keep_ptx(),
+    ):
+        pass
+    value = SimpleNamespace(value="f")
+    operation = SimpleNamespace(
+        attributes={"sym_name": SimpleNamespace(value="_mlir_ciface_f"), "function_type": value}
+    )
+    body = SimpleNamespace(operations=[operation])
+    compiled = SimpleNamespace(function_name="f", ir_module=SimpleNamespace(body=body))
+    with pytest.raises(ExportError, match=r"does not say what a host function takes; .*: install that"):
+        cutlass_dsl.host_parameter_count(compiled)
 
 
 def test_missing_symbols_are_named_before_anything_is_linked() -> None:
