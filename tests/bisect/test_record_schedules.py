@@ -194,6 +194,25 @@ def test_calls_that_fail_together_and_pass_one_by_one(
     )
 
 
+def test_a_call_that_failed_once(
+    session: Session, here: Any, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, asked = here.run, []
+
+    def at_first(self: Any, trial: Trial) -> Verdict:
+        asked.append(trial)
+        found: Verdict = run(self, trial)
+        if len(asked) > 1:
+            return found
+        return replace(found, state=State.BAD, kind="numeric mismatch", reason="o: off")
+
+    monkeypatch.setattr(here, "run", at_first)
+    found = finding.find(Asked(Trial(str(store), "torch")), session)
+    assert text.answer(found).endswith(
+        "is flaky and was not looked into: numeric mismatch at first, then pass again and again"
+    )
+
+
 @pytest.mark.parametrize("damage", [b"", b"PK\3\4 cut off"])
 def test_states_on_disk_that_are_damaged_are_made_again(
     session: Session, here: Any, beside: Any, tmp_path: Path, damage: bytes

@@ -261,7 +261,7 @@ def test_what_runs_on_a_leash_ends_with_a_parent_that_is_killed() -> None:
 
 
 def test_a_leash_has_an_end() -> None:
-    given = {"folder": ".", "environment": os.environ}
+    given: dict[str, Any] = {"folder": ".", "environment": os.environ}
     done = leash.run([sys.executable], "print(sys.argv[1]); sys.exit(3)", ["word"], seconds=60, **given)
     assert (done.status, done.out) == (3, "word\n")
     with pytest.raises(TimeoutError):

@@ -242,6 +242,8 @@ class _Finding:
         end = ends.look(self._session, str(one), asked, first, Prober)
         if end.steadiness is Steadiness.FLAKY:
             return replace(found, flaky=end.spread)
+        if end.steadiness is Steadiness.STEADY and end.verdict.kind != found.kind:
+            return replace(found, flaky=f"{found.kind} at first, then {end.verdict.kind} again and again")
         if end.steadiness is Steadiness.BY_SCHEDULE:
             found = replace(found, by_schedule=end.spread)
         before = tuple(number for number in self._links.ancestors(one.number) if number in self._ones)
