@@ -36,6 +36,7 @@ _PASSED = (
     "griddepcontrol.wait",
     "griddepcontrol.launch_dependents",
     "tcgen05.relinquish_alloc_permit",
+    "wgmma.fence",  # of registers
 )
 _PLAIN = ("ld", "ldu", "st", "ldmatrix", "stmatrix")
 _ACCESSES = (*_PLAIN, "atom", "red")

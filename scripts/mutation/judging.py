@@ -1,0 +1,106 @@
+"""Judges the mutants of one kernel, in this process and its children."""
+
+from __future__ import annotations
+
+import hashlib
+import multiprocessing
+import random
+import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from mutation.subjects import SUBJECTS
+from mutation.verdicts import Result, read, write
+
+from gdnbench import sim
+from gdnbench.sim.mutants.generate import mutants
+from gdnbench.sim.mutants.judge import Judge, Judgement, Outcome
+from gdnbench.sim.mutants.launches import Keeper, KeptLaunch
+from gdnbench.sim.mutants.mutant import Mutant
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """How mutants are judged: `sample` of each kernel, None for all, drawn by `seed`; `seconds` for one."""
+
+    engine: str = "interpreter"
+    processes: int = 2
+    seconds: float = 300.0
+    sample: int | None = None
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """A launch's judge and the mutants that are left, for the processes that are forked."""
+
+    judge: Judge
+    mutants: Sequence[Mutant]
+
+
+_work: _Work | None = None
+
+
+def _judge(index: int) -> tuple[Judgement, float]:
+    assert _work is not None
+    start = time.monotonic()
+    return _work.judge.judge(_work.mutants[index]), time.monotonic() - start
+
+
+def launches(name: str) -> dict[str, KeptLaunch]:
+    """By name, the first launch of each kernel that the subject runs."""
+    keeper = Keeper()
+    with sim.active(sim.Settings(before=keeper)):
+        SUBJECTS[name].call()
+    first: dict[tuple[str, str], KeptLaunch] = {}
+    for launch in keeper.launches:
+        first.setdefault((launch.module.text, launch.request.entry), launch)
+    if len(first) == 1:
+        return {name: next(iter(first.values()))}
+    return {f"{name}/{number}": launch for number, launch in enumerate(first.values())}
+
+
+def judge_all(name: str, path: Path, asked: Asked) -> None:
+    """Append what becomes of the mutants of `name` to the results at `path`, but of those that are there."""
+    done = {result.key for result in read(path)}
+    for kernel, launch in launches(name).items():
+        _judge_launch(kernel, launch, path, asked, done)
+
+
+def _judge_launch(
+    kernel: str, launch: KeptLaunch, path: Path, asked: Asked, done: set[tuple[object, ...]]
+) -> None:
+    global _work
+    ptx = hashlib.blake2b(launch.module.text.encode(), digest_size=8).hexdigest()
+    chosen = list(mutants(launch.module, launch.request.entry))
+    if asked.sample is not None and asked.sample < len(chosen):
+        drawn = random.Random(f"{asked.seed} {kernel}").sample(range(len(chosen)), asked.sample)
+        chosen = [chosen[index] for index in sorted(drawn)]
+    unknown = Judgement(Outcome.SURVIVOR)
+    results = [Result.of(kernel, ptx, asked.engine, mutant, unknown, 0.0) for mutant in chosen]
+    left = [index for index, result in enumerate(results) if result.key not in done]
+    if not left:
+        return
+    start = time.monotonic()
+    judge = Judge(launch, asked.engine, seconds=asked.seconds)
+    own = time.monotonic() - start
+    print(f"{kernel}: {len(left)} mutants, {own:.1f} s for the kernel itself", file=sys.stderr, flush=True)
+    _work = _Work(judge, [chosen[index] for index in left])
+    # Tensors lie where the parameters say only in children that are forked.
+    context = multiprocessing.get_context("fork")
+    with ProcessPoolExecutor(asked.processes, mp_context=context) as pool:
+        for index, (judgement, seconds) in zip(left, pool.map(_judge, range(len(left))), strict=True):
+            result = replace(
+                results[index],
+                outcome=judgement.outcome.value,
+                why=judgement.why,
+                schedule=judgement.schedule,
+                seconds=round(seconds, 2),
+            )
+            write(path, result)
+            if judgement.outcome in (Outcome.SURVIVOR, Outcome.UNDECIDED):
+                print(f"{judgement.outcome.value}: {result}", file=sys.stderr, flush=True)
+    _work = None

@@ -1,0 +1,261 @@
+"""The kernels whose mutants are judged, each called on small inputs that take every path.
+
+A call runs in a process of its own, with the environment that the packages of other people's kernels need.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+TESTS = Path(__file__).parents[2] / "tests" / "sim"
+HEADS = (1, 2)
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """`call` compiles the kernels and calls them; `architecture` is what the packages are told."""
+
+    call: Callable[[], None]
+    architecture: str = ""
+
+
+def whole_numbers(*shape: int) -> Tensor:
+    """Between -3 and 3 in bf16: sums of a few hundred products are exact."""
+    values = torch.randint(-3, 4, shape, generator=torch.Generator().manual_seed(0))
+    return values.to(torch.bfloat16)
+
+
+def _test_kernels() -> Any:
+    """The helpers of the simulator's test kernels."""
+    sys.path[:0] = [str(TESTS), str(TESTS / "kernels")]
+    import compiling
+
+    return compiling
+
+
+def _rows(dtype: torch.dtype, compiling: Any) -> Any:
+    return compiling.fake(dtype, (None, None), divisible=128 // compiling.NUMERIC[dtype].width)
+
+
+def gemm() -> None:
+    """11 tiles of K in a ring of 3: the loops, which are unrolled by 4, go round twice and have a rest."""
+    compiling = _test_kernels()
+    import cutlass
+    from cutlass.cute.nvgpu import OperandMajorMode
+    from tcgen05_gemm import Gemm
+
+    from gdnbench import sim
+
+    k = OperandMajorMode.K
+    work = Gemm(cutlass.BFloat16, k, k, 64, 64, load_shape="16x256b")
+    operands = [_rows(torch.bfloat16, compiling) for _ in "ab"]
+    kernel = compiling.compiled(work, *operands, compiling.fake(torch.float32, (None, None), align=4))
+    sim.launch(kernel, whole_numbers(40, 704), whole_numbers(24, 704), torch.zeros(40, 24))
+
+
+def persistent() -> None:
+    """Five tiles for one CTA."""
+    compiling = _test_kernels()
+    import cutlass
+    from persistent import PersistentGemm
+
+    from gdnbench import sim
+
+    operands = [_rows(torch.bfloat16, compiling) for _ in "ab"]
+    out = compiling.fake(torch.float32, (None, None), divisible=4)
+    kernel = compiling.compiled(PersistentGemm(cutlass.BFloat16, 1), *operands, out)
+    sim.launch(kernel, whole_numbers(600, 264), whole_numbers(24, 264), torch.zeros(600, 24))
+
+
+def tma_stream() -> None:
+    compiling = _test_kernels()
+    from tma_copy import TmaStream
+
+    from gdnbench import sim
+
+    kernel = compiling.compiled(TmaStream(), *(_rows(torch.bfloat16, compiling) for _ in "xy"))
+    sim.launch(kernel, whole_numbers(300, 72), torch.zeros(300, 72, dtype=torch.bfloat16))
+
+
+def tmem_operand() -> None:
+    compiling = _test_kernels()
+    import cutlass
+    from tmem_operand import TmemOperand
+
+    from gdnbench import sim
+
+    fakes = [compiling.fake(torch.bfloat16, (128, 64)), compiling.fake(torch.bfloat16, (64, 64))]
+    kernel = compiling.compiled(
+        TmemOperand(cutlass.BFloat16), *fakes, compiling.fake(torch.float32, (128, 64))
+    )
+    sim.launch(kernel, whole_numbers(128, 64), whole_numbers(64, 64), torch.zeros(128, 64))
+
+
+def ldmatrix() -> None:
+    compiling = _test_kernels()
+    import cutlass
+    from ldmatrix_mma import LdmatrixMma
+
+    from gdnbench import sim
+
+    operands = [_rows(torch.bfloat16, compiling) for _ in "ab"]
+    out = compiling.fake(torch.float32, (None, None), align=4)
+    kernel = compiling.compiled(LdmatrixMma(cutlass.BFloat16), *operands, out)
+    sim.launch(kernel, whole_numbers(20, 200), whole_numbers(24, 200), torch.zeros(20, 24))
+
+
+def wgmma() -> None:
+    compiling = _test_kernels()
+    import cutlass
+    import wgmma_gemm
+    from cutlass.cute.runtime import make_fake_stream
+
+    from gdnbench import sim
+
+    fakes = [compiling.fake(torch.bfloat16, shape) for shape in ((64, 192), (16, 192))]
+    out = compiling.fake(torch.float32, (64, 16))
+    work = wgmma_gemm.Gemm(cutlass.BFloat16, 16, 64)
+    kernel = sim.compile(work, *fakes, out, make_fake_stream(), arch="sm_90a")
+    sim.launch(kernel, whole_numbers(64, 192), whole_numbers(16, 192), torch.zeros(64, 16))
+
+
+@dataclass(frozen=True, slots=True)
+class _Operation:
+    """A kernel of an operation of this project, on made calls."""
+
+    op: str
+    kernel: str
+    calls: tuple[dict[str, Any], ...]
+
+    def __call__(self) -> None:
+        from gdnbench.ops import operation
+        from gdnbench.replay.simulated import programs_simulated
+        from gdnbench.synth import synthesise
+        from gdnbench_kernels.calling import run_kernel
+
+        with programs_simulated():
+            for options in self.calls:
+                run_kernel(operation(self.op), self.kernel, synthesise(self.op, **options))
+
+
+@dataclass(frozen=True, slots=True)
+class _Decode:
+    """gdn_decode with a plan."""
+
+    transport: str
+
+    def __call__(self) -> None:
+        from gdnbench.replay.simulated import programs_simulated
+        from gdnbench.synth import synthesise
+        from gdnbench_kernels.gdn_decode.cute import cute
+        from gdnbench_kernels.gdn_decode.decode_plan import DecodePlan
+
+        plan = DecodePlan(warps=2, transport=self.transport, passes=2)  # type: ignore[arg-type]
+        call = synthesise("gdn_decode", batch=2, heads=(1, 1), steps=2, gate="raw", qk="raw")
+        conventions = {name: call.conventions[name] for name in ("gate", "qk")}
+        with programs_simulated():
+            cute(**call.tensors, **call.scalars, **conventions, plan=plan)
+
+
+_PREFILL = {"seqlens": (193, 1, 70), "heads": HEADS, "initial_state": True}
+_DECODE_ATTENTION = tuple(
+    {"heads": 8, "lens": (128, 17, 0), "cache_layout": layout, "sink": 0.0}
+    for layout in ("per_token_scale", "fp8_ds_mla")
+)
+
+
+def _third_party(module: str) -> Any:
+    import importlib
+
+    sys.path.insert(0, str(TESTS / "third_party"))
+    return importlib.import_module(module)
+
+
+def quack_gemm() -> None:
+    """Three tiles for one CTA, four tiles of K."""
+    out = torch.full((1, 300, 64), torch.nan, dtype=torch.bfloat16)
+    bias = torch.ones(1, 64)
+    a, b = whole_numbers(1, 300, 456), whole_numbers(1, 64, 456)
+    _third_party("quack_cases").gemm(a=a, b=b, d=out, bias=bias, ctas=1)
+
+
+def quack_hopper_gemm() -> None:
+    out = torch.full((1, 300, 64), torch.nan, dtype=torch.bfloat16)
+    a, b = whole_numbers(1, 300, 456), whole_numbers(1, 64, 456)
+    cases = _third_party("quack_cases")
+    for pingpong in (False, True):
+        cases.hopper_gemm(a=a, b=b, d=out, ctas=1, pingpong=pingpong, engine="compiled", schedule="late")
+
+
+def quack_softmax() -> None:
+    x = whole_numbers(3, 1000)
+    _third_party("quack_cases").softmax(x=x, out=torch.full_like(x, torch.nan))
+
+
+def flashinfer_fold() -> None:
+    """With the waits for its loads that it lacks: the interpreter refuses it as it is."""
+    generator = torch.Generator().manual_seed(0)
+    layers, slots, value_heads, length, dim = 1, 2, 1, 8, 128
+    rows = layers * slots
+    _third_party("flashinfer_cases").fold(
+        state=torch.randn(rows, value_heads, dim, dim, generator=generator),
+        rawv=whole_numbers(rows, value_heads, length, dim),
+        rawk=whole_numbers(rows, 1, length, dim),
+        log_g=-torch.rand(rows, value_heads, length, generator=generator),
+        beta=torch.rand(rows, value_heads, length, generator=generator),
+        slots=torch.tensor([1, -1], dtype=torch.int32),
+        accepted=torch.tensor([5, 8], dtype=torch.int32),
+        layers=layers,
+        wait=True,
+    )
+
+
+def flashinfer_prefill() -> None:
+    """The same of the prefill kernel."""
+    from gdnbench.replay.kernels import load_function
+    from gdnbench.synth import synthesise
+
+    cases = _third_party("flashinfer_prefill_cases")
+    capture = cases.simulate.capture
+
+    def capture_waiting(compiled: Any, *call: Any) -> Any:
+        cases.add_waits(compiled)
+        return capture(compiled, *call)
+
+    cases.simulate.capture = capture_waiting
+    call = synthesise("gdn_prefill", seqlens=(193, 1), heads=(1, 1), initial_state=True, gate="linear")
+    names = ("q", "k", "v", "g", "beta", "cu_seqlens", "initial_state")
+    given = {name: call.tensors[name] for name in names}
+    state = torch.full_like(given["initial_state"], torch.nan)
+    out = torch.full_like(given["v"], torch.nan)
+    load_function(cases.ADAPTER).function(**given, o=out, final_state=state)
+
+
+SUBJECTS: dict[str, Subject] = {
+    "gemm": Subject(gemm),
+    "persistent": Subject(persistent),
+    "tma_stream": Subject(tma_stream),
+    "tmem_operand": Subject(tmem_operand),
+    "ldmatrix": Subject(ldmatrix),
+    "wgmma": Subject(wgmma),
+    "gdn_prefill": Subject(_Operation("gdn_prefill", "sm100", (_PREFILL,))),
+    "gdn_prefill_fused": Subject(_Operation("gdn_prefill", "sm100_fused", (_PREFILL,))),
+    "gdn_decode": Subject(_Decode("registers")),
+    "gdn_decode_bulk_in": Subject(_Decode("bulk_in")),
+    "gdn_decode_bulk": Subject(_Decode("bulk")),
+    "swa_decode_portable": Subject(_Operation("swa_decode", "portable", _DECODE_ATTENTION)),
+    "swa_decode_sm100": Subject(_Operation("swa_decode", "sm100", _DECODE_ATTENTION)),
+    "swa_decode_wgmma": Subject(_Operation("swa_decode", "wgmma", _DECODE_ATTENTION)),
+    "quack_gemm": Subject(quack_gemm, "sm_100a"),
+    "quack_hopper_gemm": Subject(quack_hopper_gemm, "sm_100a"),
+    "quack_softmax": Subject(quack_softmax, "sm_100a"),
+    "flashinfer_fold": Subject(flashinfer_fold, "sm_100a"),
+    "flashinfer_prefill": Subject(flashinfer_prefill, "sm_100a"),
+}

@@ -1,0 +1,136 @@
+"""What became of each mutant, a line of JSON each, and the reasons why some are equivalent."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from gdnbench.errors import BadInputError
+from gdnbench.sim.mutants.judge import KILLED, Judgement, Outcome
+from gdnbench.sim.mutants.mutant import Kind, Mutant
+
+EQUIVALENT = Path(__file__).parents[2] / "tests" / "sim" / "checker" / "equivalent_mutants.toml"
+TOLD = ("kernel", "kind", "mutants", "killed", *KILLED, Outcome.SURVIVOR, "equivalent", Outcome.UNREACHED)
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """`ptx` is a digest of the kernel's text and `line` a line of it, `source` the Python line as
+    `file.py:number`; `engine` ran it."""
+
+    kernel: str
+    ptx: str
+    engine: str
+    kind: str
+    op: str
+    line: int
+    source: str
+    change: str
+    outcome: str
+    why: str = ""
+    schedule: str = ""
+    seconds: float = 0.0
+
+    @classmethod
+    def of(
+        cls, kernel: str, ptx: str, engine: str, mutant: Mutant, judgement: Judgement, seconds: float
+    ) -> Result:
+        place = mutant.place
+        source = f"{Path(place.file).name}:{place.file_line}" if place.file else ""
+        said = (judgement.outcome.value, judgement.why, judgement.schedule, round(seconds, 2))
+        return cls(
+            kernel, ptx, engine, mutant.kind.value, mutant.op, place.line, source, mutant.change, *said
+        )
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        return (self.kernel, self.ptx, self.engine, self.kind, self.line, self.op, self.change)
+
+    def __str__(self) -> str:
+        where = f"PTX line {self.line}" + (f", {self.source}" if self.source else "")
+        return f"{self.kernel}: {self.op} at {where}, {self.kind}: {self.change}"
+
+
+def read(path: Path) -> Iterator[Result]:
+    """The results in a file, which may end in the middle of a line: a run that was stopped."""
+    if not path.exists():
+        return
+    for line in path.read_text().splitlines(keepends=True):
+        if line.endswith("\n"):
+            yield Result(**json.loads(line))
+
+
+def write(path: Path, result: Result) -> None:
+    """Append one."""
+    with path.open("a") as file:
+        file.write(json.dumps(asdict(result)) + "\n")
+
+
+@dataclass(frozen=True, slots=True)
+class Equivalent:
+    """Mutants that change nothing, by patterns, and `why` they do not."""
+
+    kernel: str
+    source: str
+    kind: str
+    op: str
+    why: str
+
+    def matches(self, result: Result) -> bool:
+        pairs = ((name, getattr(result, name)) for name in ("kernel", "source", "kind", "op"))
+        return all(fnmatchcase(value, getattr(self, name)) for name, value in pairs)
+
+
+def equivalents(path: Path = EQUIVALENT) -> list[Equivalent]:
+    """BadInputError for a file that does not say what it has to."""
+    if not path.exists():
+        return []
+    found = []
+    for entry in tomllib.loads(path.read_text()).get("mutant", []):
+        try:
+            one = Equivalent(**{"op": "*", **entry})
+        except TypeError as error:
+            raise BadInputError(f"{path}: {entry}: {error}") from None
+        if not one.why.strip() or (one.kind != "*" and one.kind not in tuple(Kind)):
+            raise BadInputError(f"{path}: {entry}: kind is one of {', '.join(Kind)}, and why says a reason")
+        found.append(one)
+    return found
+
+
+def unexplained(results: Iterable[Result], known: Sequence[Equivalent]) -> list[Result]:
+    """The survivors for which no reason is written, and what took too long to be judged."""
+    wanting = (Outcome.SURVIVOR.value, Outcome.UNDECIDED.value)
+    return [
+        result
+        for result in results
+        if result.outcome in wanting and not any(reason.matches(result) for reason in known)
+    ]
+
+
+def rows(results: Sequence[Result], known: Sequence[Equivalent]) -> list[tuple[object, ...]]:
+    """A row for each kind of each kernel, then for each kind, then for all: as `TOLD` says."""
+    found = []
+    kernels = list(dict.fromkeys(result.kernel for result in results))
+    for kernel in [*kernels, "all"] if len(kernels) > 1 else kernels:
+        own = [result for result in results if kernel in (result.kernel, "all")]
+        found += [_row(kernel, kind, [one for one in own if one.kind == kind], known) for kind in Kind]
+        found.append(_row(kernel, "", own, known))
+    return [row for row in found if row[2]]
+
+
+def _row(
+    kernel: str, kind: str, results: Sequence[Result], known: Sequence[Equivalent]
+) -> tuple[object, ...]:
+    count = {outcome: sum(one.outcome == outcome.value for one in results) for outcome in Outcome}
+    left = unexplained(results, known)
+    survivors = sum(one.outcome == Outcome.SURVIVOR.value for one in left)
+    equivalent = count[Outcome.SURVIVOR] - survivors
+    killed = sum(count[outcome] for outcome in KILLED)
+    judged = len(results) - count[Outcome.UNREACHED] - equivalent
+    rate = f"{killed / judged:.1%}" if judged else ""
+    outcomes = [count[outcome] for outcome in KILLED]
+    return (kernel, kind, len(results), rate, *outcomes, survivors, equivalent, count[Outcome.UNREACHED])
