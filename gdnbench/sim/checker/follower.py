@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -18,8 +19,10 @@ from gdnbench.sim.checker.findings import Findings
 from gdnbench.sim.checker.mbarriers import Mbarrier
 from gdnbench.sim.checker.order import Unordered, Verdict, unordered
 from gdnbench.sim.checker.shadow import NOBODY, Cells, PagedShadow, Prior, ReadSets, Shadow
+from gdnbench.sim.checker.synchronisation import BEGINS, ENDS, MBARRIER_BYTES
 from gdnbench.sim.checker.tensor_memory import TensorMemory
 from gdnbench.sim.checker.tokens import Tokens, WarpTokens
+from gdnbench.sim.checker.variables import Variables
 from gdnbench.sim.checker.views import Carried, WarpViews
 from gdnbench.sim.machine.async_queue import AsyncOperation
 from gdnbench.sim.machine.barriers import Round
@@ -31,7 +34,6 @@ from gdnbench.sim.ptx.ir import Instruction
 if TYPE_CHECKING:
     from gdnbench.sim.machine.cta import Cta
 
-MBARRIER_BYTES = 8
 Issue = tuple[Warp, Instruction, Lanes, tuple[Argument, ...]]
 
 
@@ -48,7 +50,8 @@ class Follower:
         self.views = [WarpViews(index, Carried.of(self.count)) for index in range(self.count)]
         self.tokens = [WarpTokens() for _ in range(self.count)]
         self.mbarriers: dict[int, Mbarrier] = {}
-        self.rounds: dict[Round, Carried] = {}
+        self.rounds: WeakKeyDictionary[Round, Carried] = WeakKeyDictionary()
+        self.variables = Variables(self.count)
         self.opened: dict[int, Round] = {}  # by warp, the round that it is arriving at
         self.sizes = forms.sizes
         sets = ReadSets(self._supersedes)
@@ -75,8 +78,10 @@ class Follower:
             return
         views = self.views[warp.index]
         for space, starts in plain.by_space(form, addresses[masks]):
-            event = self.events.done(warp.index, views.clock, ins, form.access)
-            self.touch(space, plain.cells(starts, form.width, self.sizes[space]), event)
+            cells = plain.cells(starts, form.width, self.sizes[space])
+            self.touch(space, cells, self.events.done(warp.index, views.clock, ins, form.access))
+            if form.strong:
+                self.variables.accessed(form, space, cells, views)
 
     # What goes to the memories' shadows
 
@@ -142,8 +147,6 @@ class Follower:
         previous: Wait | None,
     ) -> None:
         """See `Checker`."""
-        from gdnbench.sim.checker.synchronisation import BEGINS
-
         self.issue = (warp, ins, lanes, sources)
         begin = BEGINS.get(ins.op)
         if begin is not None and previous is None:
@@ -159,8 +162,6 @@ class Follower:
         results: Results | Wait,
     ) -> None:
         """See `Checker`."""
-        from gdnbench.sim.checker.synchronisation import ENDS
-
         end = ENDS.get(ins.op)
         if end is not None:
             end(self, warp, ins, lanes, sources, previous, results)

@@ -33,6 +33,8 @@ class Form:
     lanes: int
     space: str
     strong: bool = False
+    reads: bool = True
+    writes: bool = False
     acquires: bool = False
     releases: bool = False
 
@@ -57,12 +59,15 @@ def form_of(ins: Instruction) -> Form | None:
             32,
             space,
             strong=True,
+            reads=ins.op == "atom",
+            writes=True,
             acquires=ins.op == "atom" and ins.has("acquire", "acq_rel"),
             releases=ins.has("release", "acq_rel"),
         )
     strong = ins.has(*_STRONG)
     access = Access.ATOMIC if strong else Access.READ if ins.op in _READS else Access.WRITE
-    return Form(access, width, 32, space, strong, ins.has("acquire"), ins.has("release"))
+    reads = ins.op in _READS
+    return Form(access, width, 32, space, strong, reads, not reads, ins.has("acquire"), ins.has("release"))
 
 
 class Forms:

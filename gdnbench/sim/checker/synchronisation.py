@@ -7,11 +7,11 @@ or has the warp wait.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from gdnbench.sim.checker.events import Access, Event, Proxy
-from gdnbench.sim.checker.follower import MBARRIER_BYTES, Follower
 from gdnbench.sim.checker.mbarriers import Mbarrier
 from gdnbench.sim.checker.order import Cause, Unordered, Verdict, unordered
 from gdnbench.sim.checker.plain import cells
@@ -24,9 +24,14 @@ from gdnbench.sim.machine.tcgen05_access import cells_of
 from gdnbench.sim.machine.tmem import column_of
 from gdnbench.sim.ptx.ir import Immediate, Instruction
 
-Begin = Callable[[Follower, Warp, Instruction, Lanes, "tuple[Argument, ...]"], None]
+if TYPE_CHECKING:
+    from gdnbench.sim.checker.follower import Follower
+
+MBARRIER_BYTES = 8
+
+Begin = Callable[["Follower", Warp, Instruction, Lanes, "tuple[Argument, ...]"], None]
 End = Callable[
-    [Follower, Warp, Instruction, Lanes, "tuple[Argument, ...]", "Wait | None", "Results | Wait"], None
+    ["Follower", Warp, Instruction, Lanes, "tuple[Argument, ...]", "Wait | None", "Results | Wait"], None
 ]
 
 
@@ -171,6 +176,12 @@ def _fence_proxy(
     named = {"shared" if mod.startswith("shared") else mod for mod in ins.mods}
     spaces = [space for space in ("shared", "global") if space in named] or ["shared", "global"]
     follower.views[warp.index].fence_proxy(spaces)
+
+
+def _fence(
+    follower: Follower, warp: Warp, ins: Instruction, lanes: Lanes, sources: tuple[Argument, ...]
+) -> None:
+    follower.variables.fence(follower.views[warp.index])
 
 
 def _fence_init(
@@ -339,6 +350,8 @@ BEGINS: dict[str, Begin] = {
     "mbarrier.complete_tx": _use,
     "fence.proxy.async": _fence_proxy,
     "fence.mbarrier_init": _fence_init,
+    "fence": _fence,
+    "membar": _fence,
     "tcgen05.fence::before_thread_sync": _before_sync,
     "tcgen05.fence::after_thread_sync": _after_sync,
     "tcgen05.wait::ld": _wait_loads,

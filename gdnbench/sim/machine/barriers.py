@@ -26,7 +26,7 @@ REGISTERS_MIN = 24
 REGISTERS_MAX = 256
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class Round:
     """One use of a barrier, from the first arrival to the release. `threads` is None for all of the CTA."""
 

@@ -166,6 +166,27 @@ CASES = {
         f"{wait('full', 1, 'twice', ' // b')}over:\n",
         frozenset({(Cause.PHASES, "a", "b")}),
     ),
+    "a release": Case(
+        f"@%w0 {FILL} // a\nbar.warp.sync -1;\n@%w1 bra second;\n"
+        "@%one st.release.cta.global.b32 [%g], 1; // -\n"
+        "@%one st.relaxed.cta.global.b32 [%g], 1;\nbra over;\nsecond:\nld.acquire.cta.global.b32 %r1, [%g];\n"
+        f"setp.eq.u32 %p, %r1, 0;\n@%p bra second;\n{TAKE} // b\nover:\n",
+        frozenset({(Cause.RACE, "a", "b")}),
+    ),
+    "a fence before a strong store, and one after the load that sees it": Case(
+        f"@%w0 {FILL} // a\nbar.warp.sync -1;\n@%w1 bra second;\nfence.acq_rel.cta; // -\n"
+        "@%one red.relaxed.cta.global.add.u32 [%g], 1;\nbra over;\n"
+        "second:\nld.volatile.global.b32 %r1, [%g];\nsetp.eq.u32 %p, %r1, 0;\n@%p bra second;\n"
+        f"fence.acq_rel.cta;\n{TAKE} // b\nover:\n",
+        frozenset({(Cause.RACE, "a", "b")}),
+    ),
+    "a fence after the load that sees a strong store": Case(
+        f"@%w0 {FILL} // a\nbar.warp.sync -1;\n@%w1 bra second;\nfence.acq_rel.cta;\n"
+        "@%one red.relaxed.cta.global.add.u32 [%g], 1;\nbra over;\n"
+        "second:\nld.volatile.global.b32 %r1, [%g];\nsetp.eq.u32 %p, %r1, 0;\n@%p bra second;\n"
+        f"fence.acq_rel.cta; // -\n{TAKE} // b\nover:\n",
+        frozenset({(Cause.RACE, "a", "b")}),
+    ),
     "a barrier between an mbarrier's initialisation and another warp's arrival": Case(
         "@%second mbarrier.init.shared.b64 [full], 1; // a\nbar.sync 0; // -\n"
         "@%one mbarrier.arrive.shared.b64 %d0, [full]; // b\n",
