@@ -53,6 +53,7 @@ IMPORT_FAILURE = "import failure"
 STATES = {
     Outcome.PASS: State.GOOD,
     Outcome.MISMATCH: State.BAD,
+    Outcome.CHECK: State.BAD,
     Outcome.CRASH: State.BAD,
     Outcome.HANG: State.BAD,
     Outcome.COMPILE_FAILURE: State.SKIP,

@@ -15,15 +15,17 @@ if TYPE_CHECKING:
 
 CHECK = "Find accesses that nothing orders: races, missing fences and waits. Slower, on one core."
 ACCEPT = "With --check: a TOML file of findings that are accepted, each with a reason."
+WRITE_ACCEPT = "With --check: write an entry for --accept of each finding, its reason left open."
 VERBOSE = "With --accept: also list what is accepted."
 
 
-def read_accepted(path: Path | None, *, check: bool) -> Accepted | None:
-    """What `--accept` names; BadInputError without `--check`."""
+def read_accepted(path: Path | None, template: Path | None, *, check: bool) -> Accepted | None:
+    """What `--accept` names; BadInputError for it, or for the `template` of `--write-accept`, without
+    `--check`."""
+    if (path is not None or template is not None) and not check:
+        raise BadInputError("--accept and --write-accept are about what the checker finds: give --check too")
     if path is None:
         return None
-    if not check:
-        raise BadInputError("--accept says which findings of the checker are accepted: give --check too")
     from gdnbench.sim.checker.accept import Accepted
 
     return Accepted.read(path)

@@ -43,16 +43,21 @@ def factors(texts: list[str] | None) -> tuple[float | None, dict[str, float]]:
 
 
 def finish(
-    report: ReplayReport | DiffReport, json: bool, junit: Path | None, exit_code: int | None = None
+    report: ReplayReport | DiffReport,
+    json: bool,
+    junit: Path | None,
+    exit_code: int | None = None,
+    *,
+    show_accepted: bool = False,
 ) -> None:
-    """Print a report and end the command with its exit code, or the one given."""
+    """Print a report and end the command with its exit code, or the one given; see `render_table`."""
     from gdnbench.report.export import to_json, to_junit
     from gdnbench.report.render import render_table
 
     if json:
         print(to_json(report))
     else:
-        print_wide(render_table(report))
+        print_wide(render_table(report, show_accepted=show_accepted))
     if junit is not None:
         try:
             junit.write_text(to_junit(report), encoding="utf-8")

@@ -9,6 +9,15 @@ from typing import Annotated
 import typer
 
 from gdnbench.cli.arguments import record_numbers
+from gdnbench.cli.checking import (
+    ACCEPT,
+    CHECK,
+    VERBOSE,
+    WRITE_ACCEPT,
+    print_unused,
+    read_accepted,
+    write_template,
+)
 from gdnbench.cli.console import progress
 from gdnbench.cli.git_bisect import OPTION, status, with_git_statuses
 from gdnbench.cli.judging import factors, finish, tolerance
@@ -36,6 +45,10 @@ def replay(
     stages: Annotated[
         bool, typer.Option("--stages", help="Judge what the kernel shows between inputs and outputs, too.")
     ] = False,
+    check: Annotated[bool, typer.Option("--check", help=f"With --on sim. {CHECK}")] = False,
+    accept: Annotated[Path | None, typer.Option(help=ACCEPT)] = None,
+    write_accept: Annotated[Path | None, typer.Option(help=WRITE_ACCEPT)] = None,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help=VERBOSE)] = False,
     isolate: Annotated[
         bool | None,
         typer.Option(help="In a process of its own. Default: for functions of yours, and on cuda."),
@@ -57,11 +70,12 @@ def replay(
 ) -> None:
     """Replay recorded calls through a kernel and judge its outputs.
 
-    Exit status: 0 all pass; 1 a mismatch, crash or hang; 3 something could not run here.
+    Exit status: 0 all pass; 1 a mismatch, crash, hang or check error; 3 something could not run here.
     """
     from gdnbench.replay.replay import replay as replay_records
 
     factor, by_tensor = factors(k)
+    accepted = read_accepted(accept, write_accept, check=check)
     if not time and (cache or form or clock or busy):
         raise BadInputError("--cache, --form, --clock and --busy say how to time: give --time too")
     if time and on == "sim":
@@ -87,8 +101,14 @@ def replay(
             timeout=timeout,
             save=save,
             time=times,
+            check=check,
+            accepted=accepted,
             progress=lambda done, total, _: advance(done, total),
         )
     if times is not None and not json:
         print_times(report)
-    finish(report, json, junit, status(report) if git_bisect else report.exit_code)
+    print_unused(accepted)
+    if write_accept is not None:
+        write_template(write_accept, (one for record in report.records for one in record.findings or ()))
+    code = status(report) if git_bisect else report.exit_code
+    finish(report, json, junit, code, show_accepted=verbose)

@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gdnbench.cli.checking import ACCEPT, CHECK, VERBOSE, print_unused, read_accepted, write_template
+from gdnbench.cli.checking import (
+    ACCEPT,
+    CHECK,
+    VERBOSE,
+    WRITE_ACCEPT,
+    print_unused,
+    read_accepted,
+    write_template,
+)
 from gdnbench.cli.console import print_json, progress, table
 from gdnbench.errors import BadInputError, Exit
 
@@ -61,9 +69,7 @@ def sim(
     ] = "cta=0",
     check: Annotated[bool, typer.Option("--check", help=CHECK)] = False,
     accept: Annotated[Path | None, typer.Option(help=ACCEPT)] = None,
-    write_accept: Annotated[
-        Path | None, typer.Option(help="Write an entry for --accept of each finding, its reason left open.")
-    ] = None,
+    write_accept: Annotated[Path | None, typer.Option(help=WRITE_ACCEPT)] = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help=VERBOSE)] = False,
     save: Annotated[
         Path | None, typer.Option(help="Write every tensor, as it is afterwards, to DIR/NAME.pt.")
@@ -90,9 +96,7 @@ def sim(
     from gdnbench.sim.value_trace import Selection, TraceWriter
     from gdnbench.sim.watch import FirstLaunch
 
-    accepted = read_accepted(accept, check=check)
-    if write_accept is not None and not check:
-        raise BadInputError("--write-accept writes what the checker found: give --check too")
+    accepted = read_accepted(accept, write_accept, check=check)
     # What the kernel's file prints is no part of the result.
     with progress("sim") as advance, contextlib.redirect_stdout(sys.stderr):
         watch = None if values_to is None else FirstLaunch(TraceWriter(values_to, Selection.parse(of)))

@@ -18,7 +18,7 @@ from gdnbench.store.reader import StoredRecord
 from gdnbench_kernels.contract import Call, Operation, Role
 
 if TYPE_CHECKING:
-    from gdnbench.sim.report import LaunchReport
+    from gdnbench.sim.report import Finding, LaunchReport
 
 DEVICES = ("cpu", "cuda", SIM)
 
@@ -30,7 +30,8 @@ class Execution:
 
     `faults` says, one line each, what it wrote that it must not; `notes` what was converted or not rebuilt.
     `stages` are its intermediates by name, as it computed them in `conventions`; empty unless asked for.
-    `launches` are those that were simulated.
+    `launches` are those that were simulated, `checked` what the checker found in them, None if it was not
+    asked.
     """
 
     outputs: dict[str, Tensor]
@@ -40,6 +41,7 @@ class Execution:
     stages: dict[str, Tensor] = field(default_factory=dict)
     conventions: dict[str, str] = field(default_factory=dict)
     launches: tuple[LaunchReport, ...] = ()
+    checked: tuple[Finding, ...] | None = None
 
 
 def device_of(on: str) -> torch.device:
@@ -65,10 +67,16 @@ def _empty(call: Call, operation: Operation) -> bool:
 
 
 def execute(
-    record: StoredRecord, operation: Operation, kernel: LoadedKernel, on: str, stages: bool = False
+    record: StoredRecord,
+    operation: Operation,
+    kernel: LoadedKernel,
+    on: str,
+    stages: bool = False,
+    checked: list[Finding] | None = None,
 ) -> Execution:
     """Run `kernel` on the device `on`, on `record` as it was called, converted to what it takes; keep its
-    `stages` too if asked. Raises what the kernel raises, and ContractError for an impossible conversion."""
+    `stages` too if asked, and check it into `checked`, see `simulated`. Raises what the kernel raises, and
+    ContractError for an impossible conversion."""
     if on not in kernel.devices:
         raise CannotRunError(f"kernel {kernel.name} runs on {' or '.join(kernel.devices)}, not on {on}")
     bound = bind.exact(record, operation, device_of(on))
@@ -76,7 +84,7 @@ def execute(
     given = operation.convert(bound.call, plan.target) if plan.texts else bound.call
     before = hygiene.inputs_of(record, given, operation)
     filled: dict[str, Tensor] = {}
-    with simulated(on) as session:
+    with simulated(on, checked) as session:
         start = time.perf_counter()
         returned = call.run(given, operation, kernel, filled if stages else None)
         seconds = time.perf_counter() - start
@@ -101,4 +109,5 @@ def execute(
         {name: tensor.detach().cpu().contiguous() for name, tensor in filled.items()},
         plan.target,
         () if session is None else tuple(one for report in session.reports for one in report.launches),
+        None if checked is None else tuple(checked),
     )

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import traceback
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from gdnbench.errors import BadInputError, CannotRunError, StoreError
 from gdnbench.report.outcome import Outcome
 from gdnbench.sim.errors import SimError
 from gdnbench_kernels.contract import ContractError
 
+if TYPE_CHECKING:
+    from gdnbench.sim.report import Finding
+
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A kernel that left nothing to compare, and why, in one line. `imported`: it was there to be called."""
+    """A kernel that left nothing to compare, and why, in one line. `imported`: it was there to be called.
+    `checked`: what the checker found before, None if it was not asked."""
 
     outcome: Outcome
     reason: str
     imported: bool = True
+    checked: tuple[Finding, ...] | None = None
 
 
 class CompileFailure(RuntimeError):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from gdnbench.errors import BadInputError, CannotRunError
 from gdnbench.replay.exchange import get, stages_beside
@@ -19,16 +20,21 @@ from gdnbench.report.outcome import Outcome
 from gdnbench.store.reader import StoredRecord
 from gdnbench_kernels.contract import Operation
 
+if TYPE_CHECKING:
+    from gdnbench.sim.report import Finding
+
 
 class Isolated:
     """Runs `kernel` on records of the store at `path` in a worker; `timeout` is seconds a record.
 
-    With `stages` its intermediates come back too.
+    With `stages` its intermediates come back too, with `check` what the simulator's checker found.
     """
 
-    def __init__(self, path: Path, kernel: str, on: str, timeout: float, stages: bool = False) -> None:
+    def __init__(
+        self, path: Path, kernel: str, on: str, timeout: float, stages: bool = False, check: bool = False
+    ) -> None:
         self._path, self._kernel, self._on, self._timeout = path, kernel, on, timeout
-        self._stages = stages
+        self._options = [str(int(stages)), str(int(check))]
         self._folder = tempfile.TemporaryDirectory(prefix="gdnbench-replay-")
         self._results = Path(self._folder.name) / "outputs"
         self._worker: Worker | None = None
@@ -55,7 +61,7 @@ class Isolated:
             outcome = Outcome(reply["outcome"])
             if outcome is Outcome.CRASH and self._on == "cuda":
                 self._stop()
-            return Failure(outcome, reply["reason"], reply["imported"])
+            return Failure(outcome, reply["reason"], reply["imported"], _checked(reply["checked"]))
         return Execution(
             get(self._results, reply["tensors"]),
             tuple(reply["faults"]),
@@ -63,6 +69,7 @@ class Isolated:
             reply["seconds"],
             get(stages_beside(self._results), reply["stages"]),
             reply["conventions"],
+            checked=_checked(reply["checked"]),
         )
 
     def close(self) -> None:
@@ -73,7 +80,7 @@ class Isolated:
         if self._worker is None:
             self._worker = Worker(
                 "gdnbench.replay.worker",
-                [self._kernel, self._on, str(self._path), str(self._results), str(int(self._stages))],
+                [self._kernel, self._on, str(self._path), str(self._results), *self._options],
             )
             try:
                 self._worker.receive(START_SECONDS)
@@ -94,3 +101,11 @@ class Isolated:
         if self._worker is not None:
             self._worker.kill()
             self._worker = None
+
+
+def _checked(found: list[dict[str, Any]] | None) -> tuple[Finding, ...] | None:
+    if found is None:
+        return None
+    from gdnbench.sim.report import Finding
+
+    return tuple(map(Finding.from_json, found))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from gdnbench.errors import BadInputError, StoreError
+from gdnbench.errors import BadInputError, Exit, StoreError
 from gdnbench.judge import calls
 from gdnbench.judge.record import ORACLE, Judge
 from gdnbench.judge.result import Side, TensorResult
@@ -31,10 +31,14 @@ from gdnbench.store.reader import Store, StoredRecord
 from gdnbench_kernels.contract import ContractError, Operation
 
 if TYPE_CHECKING:
+    from gdnbench.sim.checker.accept import Accepted
+    from gdnbench.sim.report import Finding
     from gdnbench.timing.result import RecordTiming
 
 RECORDED = "recorded"
 TIMEOUT = 300.0
+CHECK_TIMEOUT = 10 * TIMEOUT
+"""Of a record that is checked, which is simulated up to ten times as slowly."""
 
 Progress = Callable[[int, int, RecordResult], None]
 """Called after each record: how many are done, of how many, and the last one."""
@@ -61,6 +65,8 @@ def replay(
     timeout: float | None = None,
     save: str | Path | None = None,
     time: Times | None = None,
+    check: bool = False,
+    accepted: Accepted | None = None,
     progress: Progress | None = None,
 ) -> ReplayReport:
     """Replay the records of `store` (those numbered in `records`, of operation `op`) through `kernel`.
@@ -68,6 +74,7 @@ def replay(
     The rule is `k` (2 unless given) times the error of torch's kernel, or `bitwise`, or `tol` = (abs, rel).
     `stages`: judge the intermediates that the kernel fills as well, ahead of its outputs, by the same rule.
     `time` is called for each record that passed, and what it returns is kept with the result.
+    `check`: the simulator checks every launch of `kernel`; an error that is not `accepted` fails the record.
     `isolate` None: in a process of its own for a user's function, on CUDA, or with a timeout; `timeout` is
     seconds a record.
 
@@ -79,6 +86,8 @@ def replay(
         raise BadInputError(f"timeout {timeout:g} must be a number of seconds above 0")
     if stages and against == RECORDED:
         raise BadInputError("no call records its stages: compare them with reference or another kernel")
+    if check and on != SIM:
+        raise BadInputError(f"--check is done by the simulator: --on {SIM}, not {on}")
     chosen = select(store, records, op)
     kernels.check_name(kernel, on)
     if against not in (ORACLE, RECORDED):
@@ -87,17 +96,17 @@ def replay(
     there = "cpu" if on == SIM and against not in kernels.on_simulator() else on
     device = device_of(on)
 
-    def runner_of(name: str, place: str) -> Runner:
-        return runner(store, name, place, isolate=isolate, timeout=timeout, stages=stages)
+    def runner_of(name: str, place: str, check: bool = False) -> Runner:
+        return runner(store, name, place, isolate=isolate, timeout=timeout, stages=stages, check=check)
 
     results: list[RecordResult] = []
     with ExitStack() as stack:
-        main = stack.enter_context(closing(runner_of(kernel, on)))
+        main = stack.enter_context(closing(runner_of(kernel, on, check)))
         other = (
             None if against in (ORACLE, RECORDED) else stack.enter_context(closing(runner_of(against, there)))
         )
         saved = None if save is None else stack.enter_context(RunWriter(Path(save), kernel, against, on))
-        one = Replayer(main, other, against, Judge(rule, device), saved, time)
+        one = Replayer(main, other, against, Judge(rule, device), saved, time, accepted)
         for number in chosen:
             results.append(one.replay(store.records[number]))
             if progress is not None:
@@ -113,15 +122,17 @@ def runner(
     isolate: bool | None = None,
     timeout: float | None = None,
     stages: bool = False,
+    check: bool = False,
 ) -> Runner:
     """What runs `kernel` on records of `store`, here or in a process of its own; see `replay`. BadInputError
     for a timeout of a kernel that runs here."""
     alone = kernels.is_user_kernel(kernel) or on == "cuda" or timeout is not None
     if isolate if isolate is not None else alone:
-        return Isolated(store.path, kernel, on, timeout if timeout is not None else TIMEOUT, stages)
+        usual = CHECK_TIMEOUT if check else TIMEOUT
+        return Isolated(store.path, kernel, on, timeout if timeout is not None else usual, stages, check)
     if timeout is not None:
         raise BadInputError("a timeout needs isolation: a kernel in this process cannot be stopped")
-    return InProcess(kernel, on, stages)
+    return InProcess(kernel, on, stages, check)
 
 
 def select(store: Store, records: Sequence[int] | None, op: str | None) -> list[int]:
@@ -151,6 +162,7 @@ class Replayer:
         judge: Judge,
         saved: RunWriter | None = None,
         time: Times | None = None,
+        accepted: Accepted | None = None,
     ) -> None:
         self._kernel = kernel
         self._other = other
@@ -158,6 +170,7 @@ class Replayer:
         self._judge = judge
         self._saved = saved
         self._time = time
+        self._accepted = accepted
 
     def replay(self, record: StoredRecord) -> RecordResult:
         """Bind, run, judge and save one record; what goes wrong with it is its result."""
@@ -180,6 +193,9 @@ class Replayer:
                 result = self._compare(record, op, execution, strays)
             except (BadInputError, StoreError) as error:
                 result = RecordResult.of(record, Outcome.REFUSED, str(error))
+        if execution.checked is not None:
+            found = execution.checked if self._accepted is None else self._accepted.of(execution.checked)
+            result = _with_findings(result, found)
         if self._time is not None and result.outcome is Outcome.PASS:
             result = _with_times(result, self._time(record))
         if self._saved is not None:
@@ -217,6 +233,18 @@ class Replayer:
             notes=tuple(notes),
             seconds=execution.seconds,
         )
+
+
+def _with_findings(result: RecordResult, found: tuple[Finding, ...]) -> RecordResult:
+    """`result` with what the checker found, and with an outcome that fails if one of it does."""
+    result = replace(result, findings=found)
+    errors = [finding.summary for finding in found if finding.fails]
+    if not errors or result.outcome.exit_code is Exit.MISMATCH:
+        return result
+    more = f" and {len(errors) - 1} more" if len(errors) > 1 else ""
+    earlier = () if result.outcome is Outcome.PASS else (f"{result.outcome}: {result.reason}",)
+    notes = (*result.notes, *earlier)
+    return replace(result, outcome=Outcome.CHECK, reason=f"{errors[0]}{more}", notes=notes)
 
 
 def _with_times(result: RecordResult, timing: RecordTiming) -> RecordResult:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from gdnbench.errors import BadInputError
 from gdnbench.replay.execute import Execution, execute
@@ -13,6 +13,9 @@ from gdnbench.replay.kernels import LoadedKernel, is_user_kernel, load, load_fun
 from gdnbench.replay.simulated import simulated
 from gdnbench.store.reader import StoredRecord
 from gdnbench_kernels.contract import Operation
+
+if TYPE_CHECKING:
+    from gdnbench.sim.report import Finding
 
 
 class Runner(Protocol):
@@ -24,25 +27,30 @@ class Runner(Protocol):
 
 
 class InProcess:
-    """Runs the kernel here: fast, but a crash or hang of it is ours. What it prints goes to stderr."""
+    """Runs the kernel here: fast, but a crash or hang of it is ours. What it prints goes to stderr. With
+    `check` the simulator checks it."""
 
-    def __init__(self, kernel: str, on: str, stages: bool = False) -> None:
+    def __init__(self, kernel: str, on: str, stages: bool = False, check: bool = False) -> None:
         self._name = kernel
         self._on = on
         self._stages = stages
+        self._check = check
         self._loaded: dict[str, LoadedKernel] = {}
 
     def run(self, record: StoredRecord, operation: Operation) -> Execution | Failure:
         imported = False
+        checked: list[Finding] | None = [] if self._check else None
         try:
             with contextlib.redirect_stdout(sys.stderr):
                 if operation.name not in self._loaded:
                     with simulated(self._on):  # its file may compile kernels when it is imported
                         self._loaded[operation.name] = load(self._name, operation)
                 imported = True
-                return execute(record, operation, self._loaded[operation.name], self._on, self._stages)
+                kernel = self._loaded[operation.name]
+                return execute(record, operation, kernel, self._on, self._stages, checked)
         except Exception as error:
-            return Failure(classify(error), describe(error), imported)
+            found = None if checked is None else tuple(checked)
+            return Failure(classify(error), describe(error), imported, found)
 
     def close(self) -> None:
         self._loaded.clear()

@@ -4,31 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gdnbench.errors import CannotRunError
 from gdnbench_kernels.compiling import launching
 
 if TYPE_CHECKING:
+    from gdnbench.sim.report import Finding
     from gdnbench.sim.simulate import Session
 
 SIM = "sim"
 
 
 @contextmanager
-def simulated(on: str) -> Iterator[Session | None]:
+def simulated(on: str, checked: list[Finding] | None = None) -> Iterator[Session | None]:
     """While a kernel is loaded or runs on the device called `on`; yields None unless that is the simulator.
 
     A kernel calls a `Program`, what `cute.compile` returned, or `gdnbench.sim.launch`, with the tensors it
-    was given.
+    was given. With `checked`, which takes what is found, its launches are checked, until it fails if it does.
     """
     if on != SIM:
         yield None
         return
     from gdnbench.sim.simulate import active
 
-    with active() as session, programs_simulated():
-        yield session
+    with active(check=checked is not None) as session, programs_simulated():
+        try:
+            yield session
+        finally:
+            if checked is not None:
+                checked += _of_checker(session)
 
 
 @contextmanager
@@ -38,6 +44,16 @@ def programs_simulated() -> Iterator[None]:
 
     with launching(lambda program, args, kwargs: launch(program, *args, **kwargs)):
         yield
+
+
+def _of_checker(session: Session) -> Iterator[Finding]:
+    """What was found in all calls, their launches numbered on."""
+    before = 0
+    for report in session.reports:
+        for finding in report.findings:
+            if finding.evidence is not None:
+                yield replace(finding, launch=before + finding.launch)
+        before += len(report.launches)
 
 
 def notes_of(session: Session, kernel: str, empty: bool = False) -> list[str]:
@@ -52,6 +68,8 @@ def notes_of(session: Session, kernel: str, empty: bool = False) -> list[str]:
             " cute.compile returned, or gdnbench.sim.launch"
         )
     instructions = sum(launch.warp_instructions for launch in launches)
-    found = [finding.message for report in session.reports for finding in report.findings]
+    findings = [finding for report in session.reports for finding in report.findings]
+    found = [finding.message for finding in findings if finding.evidence is None]
     count = f"{len(launches)} launch{'es' if len(launches) > 1 else ''}"
-    return [f"simulated: {count}, {instructions:,} warp instructions", *dict.fromkeys(found)]
+    checked = ", checked" if session.settings.check else ""
+    return [f"simulated: {count}, {instructions:,} warp instructions{checked}", *dict.fromkeys(found)]

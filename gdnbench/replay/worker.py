@@ -1,9 +1,9 @@
 """The process that runs one kernel on record after record, told by JSON lines on a pipe.
 
-`python -m gdnbench.replay.worker REQUESTS REPLIES KERNEL ON STORE RESULTS STAGES`: file descriptors of the
-two pipes, the kernel's name, the device, the store, the file that outputs are written to, and 1 if the
-kernel's stages are wanted beside them. A request is a record number; the reply is what `isolate` makes an
-Execution or a Failure of. Whatever the kernel prints goes to stderr.
+`python -m gdnbench.replay.worker REQUESTS REPLIES KERNEL ON STORE RESULTS STAGES CHECK`: file descriptors of
+the two pipes, the kernel's name, the device, the store, the file that outputs are written to, 1 if the
+kernel's stages are wanted beside them, and 1 if the simulator is to check it. A request is a record number;
+the reply is what `isolate` makes an Execution or a Failure of. Whatever the kernel prints goes to stderr.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from gdnbench.store.reader import Store
 
 
 def main(arguments: list[str]) -> None:
-    requests, replies, kernel, on, path, results, stages = arguments
+    requests, replies, kernel, on, path, results, stages, check = arguments
+    runner = InProcess(kernel, on, stages == "1", check == "1")
     with Store.open(path) as store:
-        serve(int(requests), int(replies), partial(_start, store, kernel, on, Path(results), stages == "1"))
+        serve(int(requests), int(replies), partial(_start, store, runner, kernel, on, Path(results)))
 
 
 def _start(
-    store: Store, kernel: str, on: str, results: Path, stages: bool, tell: Tell
+    store: Store, runner: InProcess, kernel: str, on: str, results: Path, tell: Tell
 ) -> Callable[[Message], Message]:
     """Tells whether there is such a kernel, and returns what runs it on a record."""
-    runner = InProcess(kernel, on, stages)
     tell({"bad_input": bad_input(kernel, on)})
 
     def answer(request: Message) -> Message:
@@ -43,8 +43,14 @@ def _start(
 
 
 def _answer(found: Execution | Failure, results: Path) -> Message:
+    checked = None if found.checked is None else [finding.as_json() for finding in found.checked]
     if isinstance(found, Failure):
-        return {"outcome": str(found.outcome), "reason": found.reason, "imported": found.imported}
+        return {
+            "outcome": str(found.outcome),
+            "reason": found.reason,
+            "imported": found.imported,
+            "checked": checked,
+        }
     return {
         "tensors": put(results, found.outputs),
         "faults": found.faults,
@@ -52,6 +58,7 @@ def _answer(found: Execution | Failure, results: Path) -> Message:
         "seconds": found.seconds,
         "stages": put(stages_beside(results), found.stages),
         "conventions": found.conventions,
+        "checked": checked,
     }
 
 

@@ -33,7 +33,8 @@ def to_json(report: Report) -> str:
 
 
 def to_junit(report: Report) -> str:
-    """One test case a record. Mismatches fail; crashes, hangs, refusals are errors; the rest is skipped."""
+    """One test case a record. Mismatches and check errors fail; crashes, hangs, refusals are errors; what
+    could not run is skipped."""
     suite = ElementTree.Element("testsuite", name=f"gdnbench {report.header['command']}")
     counts = {"tests": len(report.records), "failures": 0, "errors": 0, "skipped": 0}
     for name, value in report.header.items():
@@ -67,7 +68,8 @@ def _junit_kind(record: RecordResult) -> tuple[str, str] | None:
         return None
     if record.outcome.exit_code is Exit.CANNOT_RUN:
         return "skipped", "skipped"
-    return ("failure", "failures") if record.outcome is Outcome.MISMATCH else ("error", "errors")
+    failed = record.outcome in (Outcome.MISMATCH, Outcome.CHECK)
+    return ("failure", "failures") if failed else ("error", "errors")
 
 
 def _details(record: RecordResult) -> list[str]:
@@ -77,6 +79,7 @@ def _details(record: RecordResult) -> list[str]:
             lines.append(f"{tensor.side} {tensor.tensor}: {reason}")
         if not tensor.passed and tensor.worst is not None:
             lines.append(f"{tensor.side} {tensor.tensor}: worst {tensor.worst}")
+    lines += [str(finding) for finding in record.findings or () if finding.fails]
     return lines
 
 
@@ -98,6 +101,7 @@ def _record(record: RecordResult) -> dict[str, Any]:
         "imported": record.imported,
         "faults": list(record.faults),
         "notes": list(record.notes),
+        "findings": record.findings and [finding.as_json() for finding in record.findings],
         "seconds": record.seconds,
         "timing": record.timing and record.timing.to_json(),
         "tensors": [_tensor(tensor) for tensor in record.tensors],

@@ -11,6 +11,7 @@ from gdnbench.errors import Exit
 class Outcome(StrEnum):
     PASS = "pass"
     MISMATCH = "numeric mismatch"  # also an input written to, or a slot that the call has no business with
+    CHECK = "check error"  # the simulator's checker found one, whatever the numbers
     CRASH = "crash"  # an exception, a signal, a device error
     HANG = "hang"  # killed after the timeout
     COMPILE_FAILURE = "compile failure"
@@ -27,6 +28,7 @@ class Outcome(StrEnum):
 _EXITS = {
     Outcome.PASS: Exit.PASS,
     Outcome.MISMATCH: Exit.MISMATCH,
+    Outcome.CHECK: Exit.MISMATCH,
     Outcome.CRASH: Exit.MISMATCH,
     Outcome.HANG: Exit.MISMATCH,
     Outcome.COMPILE_FAILURE: Exit.CANNOT_RUN,

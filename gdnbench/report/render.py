@@ -19,11 +19,12 @@ _COLUMNS = ("record", "operation", "tensor", "side", "max abs", "RMS ratio", "to
 _GROUPS = 3
 
 
-def render_table(report: Report, *, show_notes: bool = True) -> RenderableType:
+def render_table(report: Report, *, show_notes: bool = True, show_accepted: bool = False) -> RenderableType:
     """Records in trouble, a row for each of their tensors and a line for each reason; else the worst by
     tensor.
 
-    Ends with notes, of what was converted and what was not looked at, and one summary line.
+    Ends with notes, of what was converted and what was not looked at, and one summary line. Findings that
+    were accepted are counted, and with `show_accepted` told.
     """
     parts: list[RenderableType] = []
     troubled = [record for record in report.records if record.outcome is not Outcome.PASS]
@@ -40,7 +41,7 @@ def render_table(report: Report, *, show_notes: bool = True) -> RenderableType:
             _row(table, record, tensor)
         parts.append(table)
     if show_notes:
-        parts += [_line(f"note: {note}") for note in _notes(report.records)]
+        parts += [_line(f"note: {note}") for note in _notes(report.records, show_accepted)]
     parts.append(_line(summary(report)))
     return Group(*parts)
 
@@ -132,6 +133,9 @@ def _reasons(record: RecordResult) -> Iterator[Text]:
             lines.append(f"    ULP off: {render_histogram(tensor)}")
         if not tensor.passed and tensor.groups:
             lines.append(f"    worst RMS: {render_groups(tensor)}")
+    for finding in record.findings or ():
+        if finding.fails:
+            lines += [f"  {line}" for line in str(finding).split("\n")]
     return (_line(line) for line in lines)
 
 
@@ -163,10 +167,23 @@ def _excluded(tensor: TensorResult) -> str:
     )
 
 
-def _notes(records: tuple[RecordResult, ...]) -> Iterator[str]:
+def _findings(record: RecordResult, show_accepted: bool) -> Iterator[str]:
+    """Those that do not fail the record, each text once."""
+    for finding in record.findings or ():
+        if finding.accepted is None and not finding.fails:
+            yield f"{finding.severity}: {finding.summary}"
+        elif finding.accepted is not None and show_accepted:
+            yield f"accepted {finding.severity}: {finding.summary}; {finding.accepted}"
+    accepted = sum(finding.accepted is not None for finding in record.findings or ())
+    if accepted and not show_accepted:
+        yield f"{accepted} finding{'s' if accepted > 1 else ''} of the checker accepted"
+
+
+def _notes(records: tuple[RecordResult, ...], show_accepted: bool) -> Iterator[str]:
     """Each note once, with how many records it concerns."""
     counts: dict[str, int] = {}
     for record in records:
-        for note in (*record.notes, *(_excluded(tensor) for tensor in record.tensors if tensor.excluded)):
+        excluded = (_excluded(tensor) for tensor in record.tensors if tensor.excluded)
+        for note in (*record.notes, *excluded, *dict.fromkeys(_findings(record, show_accepted))):
             counts[note] = counts.get(note, 0) + 1
     return (f"{note} ({count} record{'s' if count != 1 else ''})" for note, count in counts.items())

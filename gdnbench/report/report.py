@@ -13,6 +13,7 @@ from gdnbench.report.outcome import Outcome, exit_code
 from gdnbench.store.reader import StoredRecord
 
 if TYPE_CHECKING:
+    from gdnbench.sim.report import Finding
     from gdnbench.timing.result import RecordTiming
 
 
@@ -21,7 +22,7 @@ class RecordResult:
     """One record: what became of it, in one line where it is not a pass, and its tensors.
 
     `faults`: what the kernel wrote that it must not. `notes`: what was converted, or of the caller's layout
-    not rebuilt.
+    not rebuilt. `findings`: what the simulator's checker found, None if it was not asked.
     """
 
     number: int
@@ -38,6 +39,7 @@ class RecordResult:
     seconds: float = 0.0
     other: str | None = None  # in a diff: the key of the record it is compared with
     timing: RecordTiming | None = None  # of a record that passed, where times were asked for
+    findings: tuple[Finding, ...] | None = None
     imported: bool = True  # False: the kernel failed before it could be called
 
     @classmethod

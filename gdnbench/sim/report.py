@@ -82,6 +82,11 @@ class Finding:
         """Whether it is an error that nobody accepted."""
         return self.severity is Severity.ERROR and self.accepted is None
 
+    @property
+    def summary(self) -> str:
+        """In one line that is the same for every launch in which this is found."""
+        return self.message.split("\n")[0] if self.evidence is None else self.evidence.summary
+
     def as_json(self) -> dict[str, Any]:
         """The same as plain values."""
         return {**asdict(self), "evidence": self.evidence and self.evidence.as_json()}

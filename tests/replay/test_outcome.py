@@ -12,6 +12,7 @@ from gdnbench_kernels.contract import ContractError
 CODES = {
     Outcome.PASS: 0,
     Outcome.MISMATCH: 1,
+    Outcome.CHECK: 1,
     Outcome.CRASH: 1,
     Outcome.HANG: 1,
     Outcome.COMPILE_FAILURE: 3,

@@ -118,7 +118,8 @@ def _entry(table: Any, where: str) -> Entry:
         raise BadInputError(f"{where} has no reason: say why what it accepts is right")
     if len(table) == 1:
         raise BadInputError(f"{where} would accept everything: give a cause, kernel, source or ptx")
-    return Entry(**{key: tuple(value) if key in _OF_ACCESSES else value for key, value in table.items()})
+    given: dict[str, Any] = {key: tuple(table[key]) for key in _OF_ACCESSES if key in table}
+    return Entry(**{**table, **given})
 
 
 def _each(texts: Sequence[str], sides: Sequence[Access], fits: Callable[[str, Access], bool]) -> bool:
@@ -128,9 +129,9 @@ def _each(texts: Sequence[str], sides: Sequence[Access], fits: Callable[[str, Ac
 
 
 def _like(pattern: str, text: str) -> bool:
-    """Whatever the blanks."""
+    """Whether a pattern fits `text`, however many blanks it has where the text has one."""
     parts = " ".join(pattern.split()).split("*")
-    return re.fullmatch(".*".join(map(re.escape, parts)), " ".join(text.split())) is not None
+    return re.fullmatch(".*".join(map(re.escape, parts)), text) is not None
 
 
 def _says(pattern: str, side: Access) -> bool:

@@ -156,7 +156,7 @@ def _shown(found: Found, checker: LaunchChecker, launch: Launch) -> Evidence:
             launch.ctaid(side.cta),
             side.warp,
             checker.role(side.cta, side.warp),
-            side.place,
+            replace(side.place, text=" ".join(side.place.text.split())),
         )
 
     cause = found.cause.value if isinstance(found.cause, Cause) else found.cause
