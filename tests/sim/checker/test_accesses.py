@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from threading import Thread
 from typing import Any
 
 import numpy as np
 import pytest
 from access_recording import Event, Recording
 
-from gdnbench.sim.compiler.access_log import CAPACITY
+from gdnbench.sim.compiler.access_log import CAPACITY, _room
 from gdnbench.sim.errors import FaultKind, KernelFault
 from gdnbench.sim.machine.cta import Cta
 from gdnbench.sim.machine.seam import SHARED_BASE, SHARED_WINDOW
@@ -37,32 +38,22 @@ mad.wide.u32 %g, %t, 4, %g;
 """
 
 
-def run(
-    body: str, memory: np.ndarray, engine: str, block: int, ctas: int = 1, **settings: Any
-) -> tuple[list[Recording], Any]:
-    """The checkers of the CTAs, and the fault that the launch ends with. A comment at the end of a line of
-    `body` is its letter."""
+def events(body: str, memory: np.ndarray, engine: str, threads: int = 32) -> tuple[list[Event], Any]:
+    """What the kernel tells, and the fault that it ends with. %t is the thread, %s and %g its word of the
+    shared buffer and of `memory`. A comment at the end of a line is its letter."""
     text = f"{HEADER}{body}\nret;\n}}\n"
     lines = {number: line.partition("//")[2].strip() for number, line in enumerate(text.splitlines(), 1)}
-    letters = {number: letter for number, letter in lines.items() if letter}
     checkers: list[Recording] = []
 
     def checker(_: Cta) -> Recording:
-        checkers.append(Recording(letters))
+        checkers.append(Recording({number: letter for number, letter in lines.items() if letter}))
         return checkers[-1]
 
-    given = {"threads": 1, **settings}
+    grid, block, fault = (1, 1, 1), (threads, 1, 1), None
     try:
-        run_ptx(text, "k", (ctas, 1, 1), (block, 1, 1), [memory], engine=engine, checker=checker, **given)
-    except KernelFault as fault:
-        return checkers, fault
-    return checkers, None
-
-
-def events(body: str, memory: np.ndarray, engine: str, threads: int = 32) -> tuple[list[Event], Any]:
-    """What the kernel tells, and the fault that it ends with. %t is the thread, %s and %g its word of the
-    shared buffer and of `memory`."""
-    checkers, fault = run(body, memory, engine, threads)
+        run_ptx(text, "k", grid, block, [memory], engine=engine, threads=1, checker=checker)
+    except KernelFault as error:
+        fault = error
     return checkers[0].events, fault
 
 
@@ -313,22 +304,13 @@ def test_more_accesses_than_the_log_holds(engine: str) -> None:
     assert len(found) > CAPACITY
 
 
-@engines
-def test_ctas_in_threads(engine: str) -> None:
-    """Side by side, as where memory is too large for processes or a timeline is kept."""
-    body = """
-        mov.u32 %i, 0;
-        LOOP:
-        st.shared.b32 [%s], %i; // a
-        ld.shared.b32 %r1, [%s]; // b
-        add.u32 %i, %i, 1;
-        setp.lt.u32 %p, %i, 100;
-        @%p bra LOOP;
-    """
-    found, fault = run(body, words(), engine, 32, ctas=6, profile=True, threads=2)
-    assert fault is None
-    one = [told("a", ALL, S, 4), told("b", ALL, S, 4)]
-    assert [cta.events for cta in found] == [[*one * 100, (0, "exited", {})]] * 6
+def test_threads_have_logs_of_their_own() -> None:
+    """Compiled code holds no lock: it writes while another thread's log is read."""
+    rooms = [_room.entries]
+    other = Thread(target=lambda: rooms.append(_room.entries))
+    other.start()
+    other.join()
+    assert not np.shares_memory(*rooms)
 
 
 @engines
