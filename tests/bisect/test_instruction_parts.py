@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -10,9 +11,12 @@ import torch
 
 from gdnbench.bisect.instruction.alignment import Run, align
 from gdnbench.bisect.instruction.edits import edits
+from gdnbench.bisect.instruction.find import Request, _question
 from gdnbench.bisect.instruction.launches import OtherLaunches, differences
 from gdnbench.bisect.instruction.rounding import decoded, excess, rounded_apart, ulp
 from gdnbench.bisect.instruction.statements import Source, Statement, pair
+from gdnbench.bisect.instruction.version import environment
+from gdnbench.errors import BadInputError
 from gdnbench.sim.value_trace import ARITHMETIC, Event, TracedInstruction, TracedRegister
 
 DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
@@ -188,3 +192,22 @@ def test_an_instruction_of_other_registers_is_no_counterpart() -> None:
 
     assert align(run(1), run(1)).partner == [0]
     assert align(run(1), run(2)).partner == [None]
+
+
+def test_a_version_is_known_by_the_modules_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gdnbench.bisect.trial.asked", lambda trial: {})
+    request = Request("run.zarr", 0, "kernel:f", "kernel:f", (tmp_path, tmp_path))
+    (tmp_path / "kernel.py").write_text("from helper import f\n")
+    (tmp_path / "helper.py").write_text("def f(): ...\n")
+    before = _question(request, "kernel:f", tmp_path)
+    assert _question(request, "kernel:f", tmp_path) == before
+    (tmp_path / "helper.py").write_text("def f(): return 1\n")
+    assert _question(request, "kernel:f", tmp_path) != before
+    with pytest.raises(BadInputError, match="has no module 'other'"):
+        _question(request, "other:f", tmp_path)
+
+
+def test_a_folder_comes_before_what_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", "/one")
+    assert environment(Path("/two")) == {"PYTHONPATH": f"/two{os.pathsep}/one"}
+    assert environment(None) == {}

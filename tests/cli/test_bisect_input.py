@@ -76,6 +76,9 @@ def without_gdnbench(script: Path, *arguments: str) -> subprocess.CompletedProce
 
 def test_shrinks_and_writes_what_reproduces_it(gdnbench: Invoke, store: Path, tmp_path: Path) -> None:
     command = ("bisect", "input", store, "1", "--kernel", "mine.py:kernel", "--out", "small.zarr")
+    done = gdnbench(*command, "--script", "new/repro.py")
+    assert done.code == 1, done.err
+    assert "'../small.zarr'" in Path("new/repro.py").read_text()
     done = gdnbench(*command, "--script", "repro.py")
     assert done.code == 1, done.err
     lines = done.out.splitlines()
@@ -117,6 +120,9 @@ def test_what_passes_and_what_is_refused(gdnbench: Invoke, store: Path) -> None:
         (("0-1",), "is not one record"),
         (("7",), "there is no record 7"),
         (("0", "--out", str(store)), "choose another path"),
+        (("0", "--out", "mine.py/small.zarr"), "mine.py is no folder"),
+        (("0", "--script", "mine.py/deep/repro.py"), "mine.py is no folder"),
+        (("0", "--script", "."), "is a folder; name a file"),
     ):
         refused = gdnbench("bisect", "input", store, *arguments, "--kernel", "mine.py:kernel")
         assert refused.code == 2

@@ -24,8 +24,23 @@ MADE = "shrunk"
 """Under which key a store's provenance says what it was made of."""
 
 
+def check_place(path: Path, option: str) -> None:
+    """BadInputError if nothing can be written there, which is better known before than after the search."""
+    above = next(folder for folder in path.absolute().parents if folder.exists())
+    if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
+        why = "may not be written to" if above.is_dir() else "is no folder"
+        raise BadInputError(f"{option} {path} cannot be written: {above} {why}; choose another path")
+
+
+def check_script(script: Path) -> None:
+    check_place(script, "--script")
+    if script.is_dir():
+        raise BadInputError(f"--script {script} is a folder; name a file")
+
+
 def check_out(out: Path) -> None:
     """BadInputError for a place that something else has than an earlier result, which is replaced."""
+    check_place(out, "--out")
     if not out.exists():
         return
     try:
@@ -70,6 +85,7 @@ def write_script(found: Shrunk, out: Path, script: Path) -> str | None:
         script.name,
         title,
     )
+    script.parent.mkdir(parents=True, exist_ok=True)
     script.write_text(text, encoding="utf-8")
     return None
 

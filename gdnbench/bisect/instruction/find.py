@@ -23,7 +23,7 @@ from gdnbench.bisect.instruction.launches import (
     differences,
     kernel_name,
 )
-from gdnbench.bisect.instruction.version import Asked, Version, VersionFails
+from gdnbench.bisect.instruction.version import Asked, Version, VersionFails, environment
 from gdnbench.bisect.ledger import Question
 from gdnbench.bisect.prober import Place, Prober
 from gdnbench.bisect.session import Session
@@ -96,7 +96,7 @@ def _sides(request: Request) -> list[tuple[str, Path | None]]:
 
 
 def _place(folder: Path | None) -> Place:
-    return Place(environment={} if folder is None else {"PYTHONPATH": str(folder)})
+    return Place(environment=environment(folder))
 
 
 def _question(request: Request, kernel: str, folder: Path | None) -> Question:
@@ -104,9 +104,11 @@ def _question(request: Request, kernel: str, folder: Path | None) -> Question:
     if folder is None:
         return trials.question(trial)
     package = kernel.partition(":")[0].partition(".")[0]
-    places = [place for place in (folder / package, folder / f"{package}.py") if place.exists()]
-    if not places:
-        raise BadInputError(f"{folder} has no module {package!r}")
+    places = [folder / package]
+    if not (folder / package).is_dir():  # a module alone, which may import those beside it
+        places = sorted(folder.glob("*.py"))
+        if folder / f"{package}.py" not in places:
+            raise BadInputError(f"{folder} has no module {package!r}")
     known = trials.question(replace(trial, kernel="reference"))
     return {**known, "kernel": kernel, "code": content.of_code(places)}
 

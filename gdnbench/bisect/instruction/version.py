@@ -14,6 +14,14 @@ from gdnbench.replay.process import START_SECONDS, Gone, Worker, cause
 MODULE = "gdnbench.bisect.instruction.worker"
 
 
+def environment(folder: Path | None) -> dict[str, str]:
+    """What a process' environment has besides, whose modules are looked for in `folder` first."""
+    if folder is None:
+        return {}
+    paths = [str(folder), os.environ.get("PYTHONPATH", "")]
+    return {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
+
+
 class VersionFails(Exception):
     """The kernel did not run to its end: the outcome and why, in one line."""
 
@@ -93,11 +101,8 @@ class Version:
 
     def _started(self) -> Worker:
         if self._worker is None:
-            environment = dict(os.environ)
-            if self._folder is not None:
-                paths = [str(self._folder), environment.get("PYTHONPATH", "")]
-                environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
-            self._worker = Worker(MODULE, [], python=sys.executable, environment=environment)
+            process = {**os.environ, **environment(self._folder)}
+            self._worker = Worker(MODULE, [], python=sys.executable, environment=process)
             try:
                 self._worker.receive(START_SECONDS)
             except (TimeoutError, Gone):

@@ -63,7 +63,15 @@ def input(
     Ctrl-C and --budget leave the smallest so far in --out; the same command again goes on.
     """
     arguments = {name: value for name, value in locals().items() if name not in ("state", "fresh", "json")}
-    from gdnbench.bisect.input.result import answer, check_out, rows, to_json, write_script, write_store
+    from gdnbench.bisect.input.result import (
+        answer,
+        check_out,
+        check_script,
+        rows,
+        to_json,
+        write_script,
+        write_store,
+    )
     from gdnbench.bisect.input.shrink import Options, default_out, shrink
     from gdnbench.bisect.trial import Trial
     from gdnbench.bisect.verdict import State
@@ -78,6 +86,8 @@ def input(
             raise BadInputError(f"record {record!r} is not one record; give its number")
         written = Path(out) if out is not None else default_out(Path(store), numbers[0])
         check_out(written)
+        if script is not None:
+            check_script(Path(script))
         with begun("input", arguments, state, fresh) as session:
 
             def keep(found: Shrunk) -> None:
