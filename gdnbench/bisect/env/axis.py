@@ -180,7 +180,11 @@ class _Bisection:
             question = self._question(packages, trial)
             try:
                 return look(
-                    self._session, _label(versions), question, trial, lambda: Prober(place, self._asked.timeout)
+                    self._session,
+                    _label(versions),
+                    question,
+                    trial,
+                    lambda: Prober(place, self._asked.timeout),
                 )
             except (BadInputError, CannotRunError) as error:
                 raise type(error)(f"{_label(versions)}: {error}") from None
