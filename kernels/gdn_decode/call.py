@@ -28,7 +28,14 @@ from gdnbench_kernels.compiling import Program
 from gdnbench_kernels.gdn_decode.decode_plan import DecodePlan
 from gdnbench_kernels.gdn_decode.sizes import HEAD_DIM, MAX_BATCH, MAX_TOKENS
 from gdnbench_kernels.gdn_decode.slots import PADDING
-from gdnbench_kernels.gdn_decode.sources import ALIGN, BIAS_DTYPES, GATE_DTYPES, STATE_DTYPES, source
+from gdnbench_kernels.gdn_decode.sources import (
+    ALIGN,
+    BIAS_DTYPES,
+    GATE_DTYPES,
+    STATE_DTYPES,
+    Tap,
+    source,
+)
 from gdnbench_kernels.programs import SM90, SM100, SM103, compiled
 
 INT32, FLOAT32, BFLOAT16 = (torch.int32,), (torch.float32,), (torch.bfloat16,)
@@ -95,7 +102,7 @@ class Arguments:
             return "given"
         return "first" if self.num_accepted is None else "accepted"
 
-    def compiled(self, plan: DecodePlan, arch: str) -> Program:
+    def compiled(self, plan: DecodePlan, arch: str, tap: Tap | None = None) -> Program:
         """The program for this call in that plan."""
         return compiled(
             arch,
@@ -110,7 +117,13 @@ class Arguments:
             None if self.dt_bias is None else dtype_name(self.dt_bias.dtype),
             self.reads,
             plan,
+            *(() if tap is None else (tap,)),
         )
+
+    def tapped(self, alpha_t: Tensor, beta_t: Tensor, delta_t: Tensor) -> tuple[Any, ...]:
+        """The arguments of a program with a tap: contiguous float32 [B, S, Hv] twice, [B, S, Hv, 128]."""
+        *tensors, scale, beta_max = self.given
+        return (*tensors, _plain(alpha_t), _plain(beta_t), _plain(delta_t), scale, beta_max)
 
     @property
     def given(self) -> tuple[Any, ...]:

@@ -51,7 +51,7 @@ from gdnbench_kernels.gdn import (
 from gdnbench_kernels.gdn_decode import shrink
 from gdnbench_kernels.gdn_decode.gates import CONVENTIONS, GATE, Gates
 from gdnbench_kernels.gdn_decode.slots import PADDING, SlotPlan, plan_slots
-from gdnbench_kernels.gdn_decode.steps import EXACT_STEPS, TORCH_STEPS
+from gdnbench_kernels.gdn_decode.steps import CUTE_STEPS, EXACT_STEPS, TORCH_STEPS
 from gdnbench_kernels.gdn_decode.synth import synth
 from gdnbench_kernels.gdn_decode.work import work_of
 from gdnbench_kernels.shrinking import Shrinking
@@ -164,6 +164,7 @@ KERNELS = {
         meaning="CuTe DSL for SM90 and SM100: one pass over each state, in place",
         sources="gdnbench_kernels.gdn_decode.sources:sources",
         prepare="gdnbench_kernels.gdn_decode.cute:prepare",
+        steps=CUTE_STEPS,
     ),
     "fla": KernelEntry(
         "gdnbench_kernels.gdn_decode.fla:fla",

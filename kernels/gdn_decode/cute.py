@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from gdnbench_kernels.arguments import multiprocessors
@@ -16,6 +17,7 @@ from gdnbench_kernels.compiling import Program
 from gdnbench_kernels.contract import Launch
 from gdnbench_kernels.gdn_decode.call import Arguments, arch_of, arguments
 from gdnbench_kernels.gdn_decode.decode_plan import DecodePlan, choose
+from gdnbench_kernels.gdn_decode.sources import Tap
 
 __all__ = ["cute", "prepare"]
 
@@ -53,11 +55,14 @@ def cute(
     o: Tensor | None = None,
     arch: str | None = None,
     plan: DecodePlan | None = None,
+    stages: dict[str, Tensor] | None = None,
 ) -> dict[str, Tensor]:
     """Updates `state` [slots, Hv, 128, 128] in place and returns o [B, S, Hv, 128] bfloat16, the tensor of
     that name where given; rows of padding sequences are left as they are.
 
     `arch`: what to compile for, the device's own unless given. `plan`: how to deal the call, else `choose`.
+    `stages`, if given, is filled with alpha_t, beta_t and delta_t by another build; normalised q and k are in
+    no register, their norms are factors of sums.
     NotImplementedError for a call that the kernel is not written for, ValueError for a wrong one.
     """
     given = arguments(
@@ -78,9 +83,35 @@ def cute(
         qk=qk,
         o=o,
     )
-    if given.batch:
+    if stages is not None:
+        stages.update(tapped(given, "dump", stages_of(given), plan, arch))
+    elif given.batch:
         _program(given, plan, arch)(*given.given)
     return given.finish()
+
+
+def tapped(
+    given: Arguments,
+    tap: Tap,
+    shown: dict[str, Tensor],
+    plan: DecodePlan | None = None,
+    arch: str | None = None,
+) -> dict[str, Tensor]:
+    """The call by a build with a tap: what it shows, in the tensors `shown`."""
+    if given.batch:
+        program = given.compiled(plan or plan_of(given), arch or arch_of(given.device), tap)
+        program(*given.tapped(**shown))
+    return shown
+
+
+def stages_of(given: Arguments) -> dict[str, Tensor]:
+    """Stages to be filled; NaN where no one will."""
+    v = given.v
+    shapes = {"alpha_t": v.shape[:3], "beta_t": v.shape[:3], "delta_t": v.shape}
+    return {
+        name: torch.full(shape, torch.nan, dtype=torch.float32, device=v.device)
+        for name, shape in shapes.items()
+    }
 
 
 def prepare(*, plan: DecodePlan | None = None, arch: str | None = None, **call: Any) -> Launch:

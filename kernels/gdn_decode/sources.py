@@ -1,9 +1,9 @@
 """What the compiled kernel of gdn_decode is made from: the object that is called, its arguments' types.
 
 It takes q, k, v, g, beta, A_log, dt_bias, state, state_indices, num_accepted, read_indices, o, scale,
-beta_max, as `call.Arguments` has them. Sequences, heads, slots and strides are open; the number of tokens,
-value heads a key head, dtypes, forms, which optional tensors there are, and the plan are compiled in. CuTe
-DSL is imported when the kernel is compiled, by `build`.
+beta_max, as `call.Arguments` has them, and with a tap alpha_t, beta_t and delta_t behind o. Sequences, heads,
+slots and strides are open; the number of tokens, value heads a key head, dtypes, forms, which optional
+tensors there are, and the plan are compiled in. CuTe DSL is imported when the kernel is compiled, by `build`.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ Gate = Literal["log", "raw"]
 Norm = Literal["normalised", "raw"]
 Reads = Literal["first", "accepted", "given"]
 """The slot that is read: the first token's, that of the last accepted one, or one that read_indices names."""
+Tap = Literal["dump", "inject"]
+"""Builds that show their stages, the second of which is given its gates: `tapped_update`."""
 
 STATE_DTYPES: tuple[str, ...] = get_args(StateDtype)
 GATE_DTYPES: tuple[str, ...] = get_args(GateDtype)
@@ -67,6 +69,7 @@ def source(
     bias_dtype: str | None,
     reads: str,
     plan: DecodePlan,
+    tap: Tap | None = None,
 ) -> Source:
     """`StateUpdate` in a plan; ValueError for what no kernel is compiled for."""
     if not 1 <= tokens <= MAX_TOKENS:
@@ -98,6 +101,7 @@ def source(
         bias_dtype=bias_dtype if gate == "raw" else None,
         reads=reads,
         **plan.options,
+        **({} if tap is None else {"tap": tap}),
     )
 
 
@@ -121,23 +125,35 @@ def build(
     passes: int,
     resident: int,
     spread: bool,
+    tap: Tap | None = None,
 ) -> Build:
     """See the module."""
+    plan = DecodePlan(rows, warps, transport, load, store, ctas_per_sm, pdl, passes, resident, spread)
+    shown = examples(tokens, state_dtype, g_dtype, beta_dtype, bias_dtype, reads, tap)
+    if tap is not None:
+        from gdnbench_kernels.gdn_decode.tapped_update import Tapped, TappedBulkLoads, TappedBulkUpdate
+
+        tapped = {"registers": Tapped, "bulk_in": TappedBulkLoads, "bulk": TappedBulkUpdate}[transport]
+        return tapped(tokens, group, state_dtype, gate, qk, plan, tap), shown
     from gdnbench_kernels.gdn_decode.bulk_update import BulkLoads, BulkUpdate
     from gdnbench_kernels.gdn_decode.state_update import StateUpdate
 
-    plan = DecodePlan(rows, warps, transport, load, store, ctas_per_sm, pdl, passes, resident, spread)
     made: dict[str, type[StateUpdate]] = {
         "registers": StateUpdate,
         "bulk_in": BulkLoads,
         "bulk": BulkUpdate,
     }
-    kernel = made[transport](tokens, group, state_dtype, gate, qk, plan)
-    return kernel, examples(tokens, state_dtype, g_dtype, beta_dtype, bias_dtype, reads)
+    return made[transport](tokens, group, state_dtype, gate, qk, plan), shown
 
 
 def examples(
-    tokens: int, state_dtype: str, g_dtype: str, beta_dtype: str, bias_dtype: str | None, reads: str
+    tokens: int,
+    state_dtype: str,
+    g_dtype: str,
+    beta_dtype: str,
+    bias_dtype: str | None,
+    reads: str,
+    tap: Tap | None,
 ) -> tuple[Any, ...]:
     """The arguments, known by their types alone."""
     import cutlass
@@ -148,9 +164,9 @@ def examples(
     types = {"float32": cutlass.Float32, "bfloat16": cutlass.BFloat16, "float16": cutlass.Float16}
     batch, heads, value_heads = cute.sym_int(), cute.sym_int(), cute.sym_int()
 
-    def rows(of: Any) -> Any:
-        strides = tuple(cute.sym_int64(divisibility=ALIGN // 2) for _ in range(3))
-        return make(cutlass.BFloat16, (batch, tokens, of, HEAD_DIM), (*strides, 1), assumed_align=ALIGN)
+    def rows(of: Any, dtype: Any = cutlass.BFloat16) -> Any:
+        strides = tuple(cute.sym_int64(divisibility=ALIGN // (dtype.width // 8)) for _ in range(3))
+        return make(dtype, (batch, tokens, of, HEAD_DIM), (*strides, 1), assumed_align=ALIGN)
 
     def by_head(dtype: str) -> Any:
         strides = tuple(cute.sym_int64() for _ in range(3))
@@ -165,6 +181,7 @@ def examples(
     def per_sequence(there: bool) -> Any:
         return make(cutlass.Int32, (batch,), (1,), assumed_align=4) if there else None
 
+    taps = (by_head("float32"), by_head("float32"), rows(value_heads, cutlass.Float32))
     slot_stride = cute.sym_int64(divisibility=ALIGN // (types[state_dtype].width // 8))
     return (
         rows(heads),
@@ -184,6 +201,7 @@ def examples(
         per_sequence(reads == "accepted"),
         per_sequence(reads == "given"),
         rows(value_heads),
+        *(() if tap is None else taps),
         cutlass.Float32(1.0),
         cutlass.Float32(1.0),
         make_fake_stream(),

@@ -187,14 +187,18 @@ class StateUpdate:
             o,
             scale,
             beta_max,
-        ).launch(
-            grid=(cute.size(v, mode=[2]) * self.plan.tiles, cute.size(v, mode=[0]), 1),
-            block=(self.plan.threads, 1, 1),
-            stream=stream,
-            min_blocks_per_mp=self.plan.ctas_per_sm,
-            preferred_smem_carveout=DRIVERS_CHOICE,
-            use_pdl=self.plan.pdl,
-        )
+        ).launch(**self.launch(v, stream))
+
+    def launch(self, v: cute.Tensor, stream: cuda.CUstream) -> dict[str, Any]:
+        """How the kernel is launched."""
+        return {
+            "grid": (cute.size(v, mode=[2]) * self.plan.tiles, cute.size(v, mode=[0]), 1),
+            "block": (self.plan.threads, 1, 1),
+            "stream": stream,
+            "min_blocks_per_mp": self.plan.ctas_per_sm,
+            "preferred_smem_carveout": DRIVERS_CHOICE,
+            "use_pdl": self.plan.pdl,
+        }
 
     @cute.kernel
     def kernel(
@@ -214,6 +218,42 @@ class StateUpdate:
         scale: cutlass.Float32,
         beta_max: cutlass.Float32,
     ) -> None:
+        self.run(
+            q,
+            k,
+            v,
+            g,
+            beta,
+            A_log,
+            dt_bias,
+            state,
+            state_indices,
+            num_accepted,
+            read_indices,
+            o,
+            scale,
+            beta_max,
+        )
+
+    @cute.jit
+    def run(
+        self,
+        q: cute.Tensor,
+        k: cute.Tensor,
+        v: cute.Tensor,
+        g: cute.Tensor,
+        beta: cute.Tensor,
+        A_log: cute.Tensor,
+        dt_bias: cute.Tensor,
+        state: cute.Tensor,
+        state_indices: cute.Tensor,
+        num_accepted: cute.Tensor,
+        read_indices: cute.Tensor,
+        o: cute.Tensor,
+        scale: cutlass.Float32,
+        beta_max: cutlass.Float32,
+    ) -> None:
+        """What a thread does."""
         item = self.item()
         self.set_up(item)
         if cutlass.const_expr(self.plan.pdl):
@@ -224,7 +264,7 @@ class StateUpdate:
         self.bring(item, q, k, v)
         given = self.bring_gates(item, g, beta, A_log, dt_bias)
         asked = self.ask(item, self.ahead(read, given), state)
-        gates = self.gates(given, beta_max)
+        gates = self.seen(item, self.gates(given, beta_max))
         # A wait that is a loop: of one that is an instruction a compiler would make the first.
         cute.arch.mbarrier_wait(item.landed, 0)
         first = self.token(item, 0, gates, scale)
@@ -256,8 +296,9 @@ class StateUpdate:
             for number in cutlass.range_constexpr(self.tokens):
                 token = first if number == 0 else self.token(item, number, gates, scale)
                 values = self.values(item, number, turn)
-                rows, outputs = self.step(token, values, rows, number == self.tokens - 1)
+                rows, outputs, updates = self.step(token, values, rows, number == self.tokens - 1)
                 self.store_outputs(here, number, outputs, o)
+                self.see_updates(here, number, updates)
                 slot = self.of_token(slots, number)
                 if slot >= 0:
                     self.put(here, slot, state, rows, before)
@@ -321,17 +362,19 @@ class StateUpdate:
 
     def step(
         self, token: Token, values: list[Any], rows: list[list[Any]], last: bool
-    ) -> tuple[list[list[Any]], list[Any]]:
-        """(the rows of a pass after a token, its outputs)."""
+    ) -> tuple[list[list[Any]], list[Any], list[Any]]:
+        """(the rows of a pass after a token, its outputs, u of each row)."""
         found = token.factors
         after: list[list[Any]] = []
         outputs: list[Any] = []
+        updates: list[Any] = []
         for first in range(0, self.plan.rows, AT_ONCE):
             some = slice(first, first + AT_ONCE)
             sums = [(dot(row, token.keys), dot(row, token.queries)) for row in map(self.floats, rows[some])]
             for row, value, (sk, sq) in zip(rows[some], values[some], sums, strict=True):
                 sk, sq = ptx.summed(sk, ROW_LANES), ptx.summed(sq, ROW_LANES)
                 u = ptx.multiply(found.beta, ptx.fma(ptx.negative(found.of_sk), sk, value))
+                updates.append(u)
                 outputs.append(ptx.fma(found.of_u, u, ptx.multiply(found.of_sq, sq)))
                 uk = ptx.multiply(u, found.of_k) if self.raw_qk else u
                 moved = [
@@ -340,7 +383,14 @@ class StateUpdate:
                 ]
                 # What no token follows is only stored: a row of bf16 is half as many registers.
                 after.append(self.words(moved) if last else moved)
-        return after, outputs
+        return after, outputs, updates
+
+    def seen(self, item: Item, gates: tuple[Any, Any]) -> tuple[Any, Any]:
+        """The gates that are used; a build that shows its stages has more to do here."""
+        return gates
+
+    def see_updates(self, item: Item, number: int, updates: list[Any]) -> None:
+        """The same for u of a token."""
 
     def factors(self, gate: tuple[Any, Any], keys: list[Any], queries: list[Any], scale: Any) -> Factors:
         alpha, beta = gate

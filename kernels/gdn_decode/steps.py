@@ -95,3 +95,10 @@ def steps_of(name: str) -> tuple[Step, ...]:
 
 
 TORCH_STEPS, EXACT_STEPS = steps_of("torch_steps"), steps_of("exact_steps")
+
+_CUTE = "gdnbench_kernels.gdn_decode.cute_steps"
+CUTE_STEPS = (
+    Step("gates", (), ("alpha_t", "beta_t"), f"{_CUTE}:gates"),
+    Step("update", ("alpha_t", "beta_t"), ("delta_t", "o", "state"), f"{_CUTE}:update"),
+)
+"""Of `cute`: by builds that store what they make, or load the gates."""

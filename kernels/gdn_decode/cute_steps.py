@@ -1,0 +1,36 @@
+"""The steps of `cute`, each alone, by builds with taps: `gates` keeps the gates that the kernel makes,
+`update` gives it others and keeps all else. k . q and the norms of q and k belong to the second."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from gdnbench_kernels.gdn_decode.call import Arguments, arguments
+from gdnbench_kernels.gdn_decode.cute import OPTIONAL, stages_of, tapped
+
+_TENSORS = ("q", "k", "v", "g", "beta", "state", "state_indices")
+
+
+def gates(*, state: Tensor, **call: Any) -> dict[str, Tensor]:
+    found = tapped(*_begun({**call, "state": state.clone(), "o": None}, "dump"))
+    return {name: found[name] for name in ("alpha_t", "beta_t")}
+
+
+def update(*, stages: Mapping[str, Tensor], **call: Any) -> dict[str, Tensor]:
+    given, tap, shown = _begun(call, "inject")
+    for name in ("alpha_t", "beta_t"):
+        shown[name].copy_(stages[name])
+    found = tapped(given, tap, shown)
+    return {"delta_t": found["delta_t"], "state": call["state"], **given.finish()}
+
+
+def _begun(call: Mapping[str, Any], tap: Any) -> tuple[Arguments, Any, dict[str, Tensor]]:
+    """The call checked, and its stages to be filled."""
+    taken = {name: call[name] for name in _TENSORS} | {
+        name: call.get(name, default) for name, default in OPTIONAL.items()
+    }
+    given = arguments(**taken)
+    return given, tap, stages_of(given)
