@@ -9,19 +9,22 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 
 from gdnbench.bisect.session import Session
 from gdnbench.bisect.stage import find as finding
+from gdnbench.bisect.stage.chain import chain as chain_steps
 from gdnbench.bisect.stage.find import Found
 from gdnbench.bisect.stage.text import answer, as_json, says
 from gdnbench.bisect.trial import Trial
 from gdnbench.bisect.verdict import State
 from gdnbench.errors import BadInputError
+from gdnbench.replay.kernels import load
 from gdnbench.store.reader import Store
 from gdnbench.store.writer import StoreWriter
 from gdnbench.synth import draft, synthesise
 from gdnbench_kernels.contract import Call
-from gdnbench_kernels.gdn_decode.contract import slots_of
+from gdnbench_kernels.gdn_decode.contract import OPERATION, slots_of
 
 FOLDER = Path(__file__).parent
 KERNELS = FOLDER / "staged_decode.py"
@@ -130,6 +133,16 @@ def test_what_the_update_leaves_is_an_output(store: Path, session: Session, kern
 def test_a_kernel_that_is_right_passes(store: Path, session: Session) -> None:
     for record in (0, 1):
         assert found(store, "right", session, record).label is None
+
+
+def test_a_step_changes_a_pool_of_its_own() -> None:
+    call, kernel = drafts(gate="log"), load("torch", OPERATION)
+    before = call.tensors["state"].clone()
+    made = chain_steps(kernel, OPERATION, call, {})
+    assert torch.equal(call.tensors["state"], before)
+    assert not torch.equal(made["state"], before)
+    again = chain_steps(kernel, OPERATION, call, {})
+    assert torch.equal(made["state"], again["state"])
 
 
 @pytest.fixture(scope="module")
