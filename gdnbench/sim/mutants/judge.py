@@ -27,7 +27,7 @@ from gdnbench.sim.run import run_ptx
 SCHEDULES = ("late", "early")
 # A mutant that is still under way after so many times the kernel's own accesses and machine instructions, and
 # some for kernels that have few, goes round in circles.
-MANY, SOME = 20, 20_000
+MANY, SOME = 10, 2_000
 
 
 class Outcome(StrEnum):
