@@ -1,0 +1,142 @@
+"""The file of accepted findings: what an entry fits, and what is no entry."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gdnbench.errors import BadInputError, Exit
+from gdnbench.sim.checker.accept import Accepted, template
+from gdnbench.sim.checker.evidence import UNJUDGED, Access, Evidence
+from gdnbench.sim.checker.order import Verdict
+from gdnbench.sim.errors import FaultKind, KernelFault, Place
+from gdnbench.sim.report import Finding, Severity
+
+
+def access(warp: int, line: int, ptx: str, source: str | None) -> Access:
+    file, _, number = (source or "").partition(":")
+    place = Place(line, ptx, file or None, int(number) if number else None)
+    return Access("does", False, (0, 0, 0), warp, "compute", place)
+
+
+STORE = access(0, 14, "st.shared.b32 [%r3], %r0;", "/a/gemm.py:12")
+LOAD = access(1, 18, "@%p1 ld.shared.b32 %r4, [%r3];", "/a/gemm.py:20")
+
+RACE = Evidence(Verdict.ERROR, "race", "gemm_bf16_0", "a barrier", first=STORE, second=LOAD, where="x")
+ALONE = Evidence(Verdict.ERROR, "uninitialised read", "scan_0", "a write", second=LOAD, where="x")
+REVIEW = Evidence(Verdict.REVIEW, "no tcgen05 fence", "gemm_bf16_0", "it", first=LOAD, second=LOAD)
+INCOMPLETE = Evidence(Verdict.INCOMPLETE, UNJUDGED, "scan_0", "CTAs that talk")
+ALL = {"race": RACE, "alone": ALONE, "review": REVIEW, "incomplete": INCOMPLETE}
+
+
+def findings() -> list[Finding]:
+    return [Finding.of_evidence(evidence, 0) for evidence in ALL.values()]
+
+
+def written(path: Path, text: str) -> Path:
+    file = path / "accepted.toml"
+    file.write_text(text)
+    return file
+
+
+@pytest.mark.parametrize(
+    ("entry", "fits"),
+    [
+        ('cause = "race"', ["race"]),
+        ('kernel = "gemm_*"', ["race", "review"]),
+        ('kernel = "*_0"', ["race", "alone", "review", "incomplete"]),
+        ('kernel = "gemm"', []),
+        ('kernel = "gemm_bf16_."', []),
+        ('source = "gemm.py:12"', ["race"]),
+        ('source = "mm.py:12"', []),
+        ('source = "/a/gemm.py:20"', ["race", "alone", "review"]),
+        ('source = ["gemm.py:20", "gemm.py:12"]', ["race"]),
+        ('source = ["gemm.py:20", "gemm.py:20"]', ["review"]),
+        ('ptx = "st.shared.b32 [%r3], %r0;"', ["race"]),
+        ('ptx = "st.shared.b32  *"', ["race"]),
+        ('ptx = "*ld.shared*"', ["race", "alone", "review"]),
+        ('ptx = "ld.shared*"', []),
+        ('cause = "race"\nsource = "gemm.py:13"', []),
+        ('cause = "not judged"', ["incomplete"]),
+    ],
+)
+def test_what_an_entry_fits(tmp_path: Path, entry: str, fits: list[str]) -> None:
+    accepted = Accepted.read(written(tmp_path, f'[[accept]]\n{entry}\nreason = "so it is"'))
+    found = dict(zip(ALL, accepted.of(findings()), strict=True))
+    assert [name for name, finding in found.items() if finding.accepted == "so it is"] == fits
+    assert [name for name, finding in found.items() if finding.accepted is None] == [
+        name for name in ALL if name not in fits
+    ]
+    assert [finding.fails for finding in found.values()] == [
+        name not in fits for name in ("race", "alone")
+    ] + [False, False]
+    assert len(accepted.unused()) == (not fits)
+
+
+def test_faults_and_notes_are_not_accepted(tmp_path: Path) -> None:
+    accepted = Accepted.read(written(tmp_path, '[[accept]]\nkernel = "*"\nreason = "all"'))
+    fault = Finding.of_fault(KernelFault(FaultKind.TRAP, "trap", STORE.place), 0)
+    note = Finding(Severity.NOTE, "note", "race", 0)
+    assert accepted.of([fault, note]) == (fault, note)
+
+
+def test_entries_that_fit_nothing_are_told(tmp_path: Path) -> None:
+    """One that fits what an earlier one has accepted is not in vain."""
+    text = '[[accept]]\ncause = "race"\nreason = "1"\n[[accept]]\nkernel = "gemm*"\nreason = "2"\n'
+    text += '[[accept]]\ncause = "race"\nsource = ["a.py:1", "b.py:2"]\nreason = "3"\n'
+    file = written(tmp_path, text)
+    accepted = Accepted.read(file)
+    race, *_ = accepted.of(findings())
+    assert race.accepted == "1"
+    assert accepted.unused() == [
+        f"{file}: entry 3 accepts nothing that was found: cause 'race', source 'a.py:1' and 'b.py:2'"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('[[accept]]\ncause = "race"', "entry 1 has no reason"),
+        ('[[accept]]\ncause = "race"\nreason = "  "', "entry 1 has no reason"),
+        ('[[accept]]\ncause = "x"\nreason = "y"\n[[accept]]\ncause = "race"', "entry 2 has no reason"),
+        ('[[accept]]\nreason = "all"', "entry 1 would accept everything"),
+        ('[[accept]]\nline = "3"\nreason = "y"', "entry 1 has a key 'line'; keys are reason, cause, kernel,"),
+        ('[[accept]]\ncause = 3\nreason = "y"', "entry 1: cause must be text"),
+        ('[[accept]]\nreason = 3\ncause = "y"', "entry 1: reason must be text"),
+        ('[[accept]]\nsource = ["a", "b", "c"]\nreason = "y"', "source must be text, or a list of two"),
+        ('[[accept]]\nsource = []\nreason = "y"', "source must be text, or a list of two"),
+        ('[[accept]]\nptx = [1]\nreason = "y"', "ptx must be text, or a list of two"),
+        ('[accept]\ncause = "race"\nreason = "y"', "must hold tables [[accept]] and nothing else"),
+        ("accept = [1]", "entry 1 must be a table"),
+        ('[[accepted]]\ncause = "race"\nreason = "y"', "must hold tables [[accept]] and nothing else"),
+        ("[[accept", "is not TOML: "),
+        (None, "cannot be read: No such file"),
+    ],
+)
+def test_what_is_no_file_of_entries(tmp_path: Path, text: str | None, message: str) -> None:
+    file = tmp_path / "none.toml" if text is None else written(tmp_path, text)
+    with pytest.raises(BadInputError) as refused:
+        Accepted.read(file)
+    assert f"--accept {file}" in str(refused.value)
+    assert message in str(refused.value)
+    assert "\n" not in str(refused.value)
+    assert refused.value.exit_code is Exit.BAD_INPUT
+
+
+def test_a_file_made_of_findings_wants_reasons(tmp_path: Path) -> None:
+    places = (
+        access(0, 14, 'st.shared.b32 [%r3], "\\x";', None),
+        access(1, 2, "ld.shared.b32 %r1, [%r3];", None),
+    )
+    no_source = Evidence(Verdict.ERROR, "race", "k", "a barrier", first=places[0], second=places[1])
+    found = [*findings(), Finding.of_evidence(no_source, 3)]
+    file = written(tmp_path, template(found))
+    with pytest.raises(BadInputError, match="entry 1 has no reason"):
+        Accepted.read(file)
+    file = written(tmp_path, template(found).replace('reason = ""', 'reason = "seen"'))
+    accepted = Accepted.read(file)
+    after = accepted.of(found)
+    assert [finding.severity for finding in after if finding.accepted is None] == [Severity.INCOMPLETE]
+    assert accepted.unused() == []
+    assert template(after) == ""
