@@ -75,13 +75,14 @@ def persistent() -> None:
 
 
 def tma_stream() -> None:
+    """11 tiles through a ring of 2, in a loop that is unrolled by 4."""
     compiling = _test_kernels()
     from tma_copy import TmaStream
 
     from gdnbench import sim
 
     kernel = compiling.compiled(TmaStream(), *(_rows(torch.bfloat16, compiling) for _ in "xy"))
-    sim.launch(kernel, whole_numbers(300, 72), torch.zeros(300, 72, dtype=torch.bfloat16))
+    sim.launch(kernel, whole_numbers(700, 40), torch.zeros(700, 40, dtype=torch.bfloat16))
 
 
 def tmem_operand() -> None:
