@@ -165,7 +165,7 @@ class _Decode:
             cute(**call.tensors, **call.scalars, **conventions, plan=plan)
 
 
-_PREFILL = {"seqlens": (193, 1, 70), "heads": HEADS, "initial_state": True}
+_PREFILL = {"seqlens": (193, 1), "heads": HEADS, "initial_state": True}
 _DECODE_ATTENTION = tuple(
     {"heads": 8, "lens": (128, 17, 0), "cache_layout": layout, "sink": 0.0}
     for layout in ("per_token_scale", "fp8_ds_mla")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tomllib
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
@@ -65,20 +66,24 @@ def read(path: Path) -> Iterator[Result]:
 
 
 def write(path: Path, result: Result) -> None:
-    """Append one."""
-    with path.open("a") as file:
-        file.write(json.dumps(asdict(result)) + "\n")
+    """Append one, in the place of a line that was not finished."""
+    with path.open("ab+") as file:
+        file.seek(0)
+        file.truncate(file.read().rfind(b"\n") + 1)
+        file.write(json.dumps(asdict(result)).encode() + b"\n")
 
 
 @dataclass(frozen=True, slots=True)
 class Equivalent:
-    """Mutants that change nothing, by patterns, and `why` they do not."""
+    """Mutants that change nothing, by patterns, and `why` they do not: `most` of them in a kernel, if it says
+    how many, for a Python line may be many instructions."""
 
     kernel: str
     source: str
     kind: str
     op: str
     why: str
+    most: int | None = None
 
     def matches(self, result: Result) -> bool:
         pairs = ((name, getattr(result, name)) for name in ("kernel", "source", "kind", "op"))
@@ -103,12 +108,18 @@ def equivalents(path: Path = EQUIVALENT) -> list[Equivalent]:
 
 def unexplained(results: Iterable[Result], known: Sequence[Equivalent]) -> list[Result]:
     """The survivors for which no reason is written, and what took too long to be judged."""
-    wanting = (Outcome.SURVIVOR.value, Outcome.UNDECIDED.value)
-    return [
-        result
-        for result in results
-        if result.outcome in wanting and not any(reason.matches(result) for reason in known)
-    ]
+    left = []
+    given: Counter[tuple[Equivalent, str]] = Counter()
+    for result in results:
+        if result.outcome not in (Outcome.SURVIVOR.value, Outcome.UNDECIDED.value):
+            continue
+        reason = next((one for one in known if one.matches(result)), None)
+        if reason is not None and result.outcome == Outcome.SURVIVOR.value:
+            given[reason, result.kernel] += 1
+            if reason.most is None or given[reason, result.kernel] <= reason.most:
+                continue
+        left.append(result)
+    return left
 
 
 def rows(results: Sequence[Result], known: Sequence[Equivalent]) -> list[tuple[object, ...]]:

@@ -1,0 +1,113 @@
+"""How results of mutants are kept, explained and counted."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gdnbench.errors import BadInputError
+
+SCRIPTS = Path(__file__).parents[3] / "scripts"
+
+
+@pytest.fixture(scope="module")
+def verdicts() -> Iterator[Any]:
+    """The module of scripts/mutation."""
+    sys.path.insert(0, str(SCRIPTS))
+    try:
+        from mutation import verdicts
+
+        yield verdicts
+    finally:
+        sys.path.remove(str(SCRIPTS))
+
+
+@pytest.fixture
+def result(verdicts: Any) -> Any:
+    return verdicts.Result(
+        "gemm", "0", "interpreter", "removed", "bar.sync", 9, "gemm.py:3", "removed", "survivor"
+    )
+
+
+def entry(**changed: Any) -> str:
+    fields = {
+        "kernel": "gemm",
+        "source": "gemm.py:3",
+        "kind": "removed",
+        "why": "Another follows.",
+        **changed,
+    }
+    return "[[mutant]]\n" + "".join(f"{name} = {json.dumps(value)}\n" for name, value in fields.items())
+
+
+def changed(result: Any, **fields: Any) -> Any:
+    return type(result)(**{**asdict(result), **fields})
+
+
+def known(verdicts: Any, tmp_path: Path, **changed: Any) -> Any:
+    path = tmp_path / "equivalent.toml"
+    path.write_text(entry(**changed))
+    return verdicts.equivalents(path)
+
+
+def test_a_stopped_run_goes_on(verdicts: Any, result: Any, tmp_path: Path) -> None:
+    path = tmp_path / "results.jsonl"
+    assert list(verdicts.read(path)) == []
+    verdicts.write(path, result)
+    path.write_text(path.read_text() + json.dumps(asdict(result))[:20])
+    assert list(verdicts.read(path)) == [result]
+    verdicts.write(path, changed(result, kind="one later"))
+    assert [each.kind for each in verdicts.read(path)] == ["removed", "one later"]
+
+
+def test_what_a_reason_explains(verdicts: Any, result: Any, tmp_path: Path) -> None:
+    others = [changed(result, **{name: "other"}) for name in ("kernel", "source", "kind")]
+    reasons = known(verdicts, tmp_path)
+    assert verdicts.unexplained([result, *others], reasons) == others
+    assert verdicts.unexplained([result], known(verdicts, tmp_path, op="bar.*", kernel="g*")) == []
+    assert verdicts.unexplained([result], known(verdicts, tmp_path, op="fence")) == [result]
+    # Two instructions of one line, of which one is explained.
+    assert verdicts.unexplained([result, result], known(verdicts, tmp_path, most=1)) == [result]
+
+
+def test_what_is_no_reason(verdicts: Any, tmp_path: Path) -> None:
+    for wrong in ({"why": " "}, {"kind": "turned"}, {"because": "so"}):
+        with pytest.raises(BadInputError):
+            known(verdicts, tmp_path, **wrong)
+
+
+def test_what_took_too_long_is_not_explained(verdicts: Any, result: Any, tmp_path: Path) -> None:
+    late = changed(result, outcome="undecided")
+    assert verdicts.unexplained([late], known(verdicts, tmp_path)) == [late]
+
+
+def test_the_rate_counts_what_was_to_be_found(verdicts: Any, result: Any, tmp_path: Path) -> None:
+    """Two found, one left, one equivalent and one that the inputs do not reach: 2 of 3."""
+    outcomes = ("checker", "hang", "survivor", "unreached")
+    results = [changed(result, outcome=outcome) for outcome in outcomes]
+    results.append(changed(result, source="gemm.py:4", outcome="survivor"))
+    rows = verdicts.rows(results, known(verdicts, tmp_path))
+    assert [dict(zip(verdicts.TOLD, row, strict=True)) for row in rows][-1] == {
+        "kernel": "gemm",
+        "kind": "",
+        "mutants": 5,
+        "killed": "66.7%",
+        "checker": 1,
+        "review": 0,
+        "numbers": 0,
+        "fault": 0,
+        "hang": 1,
+        "survivor": 1,
+        "equivalent": 1,
+        "unreached": 1,
+    }
+
+
+def test_the_reasons_that_are_written(verdicts: Any) -> None:
+    assert verdicts.equivalents()
