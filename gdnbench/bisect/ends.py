@@ -34,7 +34,7 @@ class _Keeping:
     ) -> None:
         self._session, self._label, self._prober = session, label, prober
         self._question = {**question, "steady": RUNS, "process": process}
-        known = None if session.fresh else session.ledger.find(self._question)
+        known = session.ledger.find(self._question)
         self._known = [] if known is None else [Verdict.from_json(one, label) for one in known.facts["runs"]]
         self._made: list[Verdict] = []
         self._probing: Probing | None = None

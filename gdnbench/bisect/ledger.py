@@ -30,19 +30,27 @@ def key_of(question: Question) -> str:
     return blake3(text.encode()).hexdigest()
 
 
+def size_of(path: Path) -> int:
+    """Bytes of the file of a ledger; 0 where there is none."""
+    try:
+        return path.stat().st_size
+    except OSError:  # reading it says why
+        return 0
+
+
 def _sum(key: str, verdict: Any) -> str:
     """Of a line: what `Verdict.from_json` takes for granted of facts holds of those that were written."""
     return key_of({"key": key, "verdict": json.dumps(verdict, sort_keys=True)})[:16]
 
 
 class Ledger:
-    """The verdicts in the file at `path`, which need not be there yet. StoreError if it cannot be read or
-    holds what is no verdict."""
+    """The verdicts in the file at `path`, which need not be there yet; those in its first `since` bytes count
+    as not there. StoreError if it cannot be read or holds what is no verdict."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, since: int = 0) -> None:
         self._path = path
         self._known: dict[str, Verdict] = {}
-        self._read = 0
+        self._read = min(since, size_of(path))
         path.parent.mkdir(parents=True, exist_ok=True)
         self._refresh()
 

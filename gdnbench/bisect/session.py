@@ -3,7 +3,7 @@
 A state folder has `probes.jsonl`, the ledger of all its bisections, and a folder a bisection with
 `arguments.json` and, once it is done, `found.json`, or `failed.json` where it ended by an error. Ending the
 process at any time loses at most the probe that ran: the same command again, or `gdnbench bisect --resume`,
-goes on.
+goes on. One that was to ask everything again does so from where it was interrupted.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from gdnbench.bisect import content
-from gdnbench.bisect.ledger import Ledger, Question, key_of
+from gdnbench.bisect.ledger import Ledger, Question, key_of, size_of
 from gdnbench.bisect.verdict import CONTENT, Verdict
 from gdnbench.errors import BadInputError, GdnbenchError, StoreError
 
 STATE = Path(".gdnbench") / "bisect"
 """Where bisections are kept unless told: under the folder that the command runs in."""
-VERSION = 1
+VERSION = 2
 """Of what `arguments.json` says."""
 LEDGER, ARGUMENTS, FOUND, FAILED = "probes.jsonl", "arguments.json", "found.json", "failed.json"
 IGNORED = ".gitignore"
@@ -37,6 +37,15 @@ class RunningError(BadInputError):
     """Another process has this bisection."""
 
 
+class NotKeptError(Exception):
+    """A probe that came to nothing for a reason that may be gone the next time, such as a full disk: `verdict`
+    holds while this process does and no longer."""
+
+    def __init__(self, verdict: Verdict) -> None:
+        super().__init__(verdict.reason)
+        self.verdict = verdict
+
+
 @dataclass(frozen=True, slots=True)
 class Session:
     """One bisection. `folder` is its own, for what an axis keeps: worktrees, environments, stores."""
@@ -44,20 +53,30 @@ class Session:
     folder: Path
     ledger: Ledger
     told: Told
-    fresh: bool = False
+    _passing: dict[str, Verdict] = field(default_factory=dict)
 
     @classmethod
     def begin(
-        cls, state: Path, axis: str, arguments: Mapping[str, Any], told: Told, fresh: bool = False
+        cls,
+        state: Path,
+        axis: str,
+        arguments: Mapping[str, Any],
+        told: Told,
+        fresh: bool = False,
+        shown: Mapping[str, Any] | None = None,
     ) -> Session:
-        """The bisection of these arguments, plain JSON, whether it began before or not. `fresh`: verdicts
-        that are known are asked for again."""
-        name = f"{axis}-{key_of({'axis': axis, 'arguments': arguments})[:12]}"
+        """The bisection of these arguments, plain JSON, in the current folder, whether it began before or not.
+        `fresh`: verdicts that are known are asked for again, once. `shown`: arguments that say how the answer
+        is printed, and make no other bisection of it."""
+        here = str(Path.cwd())
+        name = f"{axis}-{key_of({'axis': axis, 'arguments': arguments, 'cwd': here})[:12]}"
         folder = state / name
+        since = size_of(state / LEDGER) if fresh else _since(folder)
+        kept = {"version": VERSION, "axis": axis, "arguments": arguments, "shown": shown or {}}
         try:
             ours = not state.exists()
             folder.mkdir(parents=True, exist_ok=True)
-            _write(folder / ARGUMENTS, {"version": VERSION, "axis": axis, "arguments": arguments})
+            _write(folder / ARGUMENTS, {**kept, "cwd": here, "since": since})
             for ended in (FOUND, FAILED):
                 (folder / ended).unlink(missing_ok=True)
             # A bisection in somebody's repository is no change to it; the repository itself is not ignored.
@@ -65,17 +84,22 @@ class Session:
                 (state / IGNORED).write_text("*\n", encoding="utf-8")
         except OSError as error:
             raise BadInputError(f"--state {state} cannot be written: {error.strerror}") from None
-        return cls(folder, Ledger(state / LEDGER), told, fresh)
+        return cls(folder, Ledger(state / LEDGER, since), told)
 
     def ask(self, label: str, question: Question, probe: Callable[[], Verdict]) -> Verdict:
         """The verdict on `label`, which is told: known from before, or that of `probe`. StoreError if that
         read other records than are asked about."""
-        found = None if self.fresh else self.ledger.find(question)
+        found = self.ledger.find(question) or self._passing.get(key_of(question))
         if found is not None:
             self.told(f"{label}: {_line(found)} (known)")
             return found
         self.told(f"{label}: ...")
-        found = probe()
+        try:
+            found = probe()
+        except NotKeptError as error:
+            self._passing[key_of(question)] = error.verdict
+            self.told(f"{label}: {_line(error.verdict)}")
+            return error.verdict
         check_content(label, question, found)
         self.ledger.add(question, found)
         self.told(f"{label}: {_line(found)}, {found.seconds:.1f} s")
@@ -119,11 +143,9 @@ def alone(folder: Path) -> Iterator[None]:
 
 def unfinished(state: Path) -> tuple[str, dict[str, Any]]:
     """Axis and arguments of the bisection that was begun last of those that were interrupted. BadInputError
-    if there is none, StoreError for a state folder that is damaged."""
+    if there is none or it was begun in another folder, StoreError for a state folder that is damaged."""
     begun = sorted(state.glob(f"*/{ARGUMENTS}"), key=lambda file: file.stat().st_mtime_ns)
-    interrupted = [
-        file for file in begun if not any((file.parent / name).exists() for name in (FOUND, FAILED))
-    ]
+    interrupted = [file for file in begun if not _ended(file.parent)]
     if interrupted:
         return _arguments(interrupted[-1])
     failed = [file.with_name(FAILED) for file in begun if file.with_name(FAILED).exists()]
@@ -141,10 +163,27 @@ def _arguments(file: Path) -> tuple[str, dict[str, Any]]:
     found = _read(file)
     if found.get("version") != VERSION:
         raise StoreError(f"{file} is of another version of gdnbench; give the command again")
-    axis, arguments = found.get("axis"), found.get("arguments")
-    if not isinstance(axis, str) or not isinstance(arguments, dict):
+    axis, arguments, shown = found.get("axis"), found.get("arguments"), found.get("shown")
+    if not isinstance(axis, str) or not isinstance(arguments, dict) or not isinstance(shown, dict):
         raise StoreError(f"{file} holds no arguments of a bisection; remove its folder")
-    return axis, arguments
+    if found.get("cwd") != str(Path.cwd()):  # what its paths are relative to
+        raise BadInputError(f"the bisection to go on with was begun in {found.get('cwd')}; go on there")
+    return axis, {**arguments, **shown}
+
+
+def _since(folder: Path) -> int:
+    """Bytes of the ledger that an interrupted bisection was not to look at; 0 of any other."""
+    if _ended(folder) or not (folder / ARGUMENTS).exists():
+        return 0
+    try:
+        found = _read(folder / ARGUMENTS).get("since")
+    except StoreError:  # it is written anew
+        return 0
+    return found if isinstance(found, int) and found > 0 else 0
+
+
+def _ended(folder: Path) -> bool:
+    return any((folder / name).exists() for name in (FOUND, FAILED))
 
 
 def _error(file: Path) -> str:

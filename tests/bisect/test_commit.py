@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from gdnbench.bisect.commit.relevant import Relevant
-from gdnbench.bisect.commit.repository import Repository
+from gdnbench.bisect.commit import worktree as worktrees
+from gdnbench.bisect.commit.relevant import Relevant, imported_names
+from gdnbench.bisect.commit.repository import GitError, Repository
 from gdnbench.bisect.commit.search import narrow
 from gdnbench.bisect.commit.worktree import worktree
 from gdnbench.bisect.trial import Trial
@@ -187,6 +188,58 @@ def test_submodules_are_there_when_asked_for(
     assert history.git("status", "--porcelain") == ""
 
 
+def test_submodules_are_part_of_the_question(
+    bisecting: Any, history: Any, another: Any, replays: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was passed over without them is asked again with them."""
+    inner = another("inner")
+    bisecting.commits(inner, "right")
+    for name, value in (("COUNT", "1"), ("KEY_0", "protocol.file.allow"), ("VALUE_0", "always")):
+        monkeypatch.setenv(f"GIT_CONFIG_{name}", value)
+    history.git("submodule", "add", "--quiet", str(inner.path), "inner")
+    good = history.commit("with a submodule", {})
+    bisecting.commits(inner, "wrong")
+    history.git("-C", "inner", "pull", "--quiet")
+    bad = history.commit("move it", {})
+    run = replays.run
+
+    def lacking(trial: Trial) -> Verdict:
+        there = (replays.folder / "pack" / "kernel.py").exists()
+        return run(trial) if there else Verdict(State.SKIP, "import failure", "no pack")
+
+    monkeypatch.setattr(replays, "run", lacking)
+    with pytest.raises(CannotRunError, match="cannot be told: import failure, no pack"):
+        bisecting(good, bad, path="inner")
+    assert bisecting(good, bad, path="inner", submodules=True).found["commit"]["hash"] == bad
+
+
+@pytest.mark.parametrize("fails", ["checkout", "submodule", "start"])
+def test_what_may_be_gone_the_next_time_is_asked_again(
+    bisecting: Any, history: Any, replays: Any, monkeypatch: pytest.MonkeyPatch, fails: str
+) -> None:
+    """A disk that was full, a server that was away, a machine that was too busy to start a process."""
+    made = bisecting.commits(history, "right", "wrong", "wrong")
+    git, run = worktrees.git, replays.run
+
+    def failing_git(folder: Path, *arguments: str) -> str:
+        there = arguments[-1] if arguments[0] == "checkout" else git(folder, "rev-parse", "HEAD").strip()
+        if arguments[0] == fails and there == made[1]:
+            raise GitError("no space left on device")
+        return git(folder, *arguments)
+
+    def failing_start(trial: Trial) -> Verdict:
+        if fails == "start" and "wrong 1" in (replays.folder / "pack" / "kernel.py").read_text():
+            raise CannotRunError("a process did not start")
+        return run(trial)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(worktrees, "git", failing_git)
+        patched.setattr(replays, "run", failing_start)
+        answer = bisecting(made[0], made[2], submodules=True)
+        assert {one["hash"] for one in answer.found["candidates"]} == set(made[1:])
+    assert bisecting(made[0], made[2], submodules=True).found["commit"]["hash"] == made[1]
+
+
 @pytest.mark.parametrize(
     ("word", "said"),
     [
@@ -320,6 +373,24 @@ def test_what_a_kernel_imports_counts_and_nothing_else(history: Any) -> None:
     }
     shadow = history.commit("a module that an import now finds", {"torch/__init__.py": ""})
     assert "torch" in trees(history, "pack:f", shadow)
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        (b"import a; import b\n", {"a", "b"}),
+        (b"try: import a\nexcept ImportError: from b.c import d\n", {"a", "b"}),
+        (b"import a, \\\n  b.c as d\n", {"a", "b"}),
+        (b"from \\\n  a import (\n b,\n c)\n", {"a"}),
+        (b"if True: import a\nx = 1; from b import c\n", {"a", "b"}),
+        (b"from . import a\nfrom .b import c\n", set()),
+        (b"# coding: latin-1\nx = '\xe4\\d'; import a\n", {"a"}),
+        (b'CODE = """\nimport a\n"""\nexec(CODE)\n', {"a"}),
+        (b"import a\ndef half(:\n", {"a"}),
+    ],
+)
+def test_imports_however_they_are_written(text: bytes, names: set[str]) -> None:
+    assert imported_names(text) == names
 
 
 def test_packages_that_lie_elsewhere_by_pyproject(history: Any, tmp_path: Path) -> None:

@@ -219,6 +219,19 @@ def test_a_worktree_that_a_killed_process_left_is_used_again(history: Any, tmp_p
         assert history.git("worktree", "list").count("\n") == 0
 
 
+def test_a_worktree_of_the_user_whose_disk_is_not_there_is_not_forgotten(
+    history: Any, tmp_path: Path
+) -> None:
+    first = history.commit("first", {"a": "1"})
+    history.git("worktree", "add", "--quiet", "--detach", str(tmp_path / "disk"))
+    (tmp_path / "disk").rename(tmp_path / "unmounted")
+    with worktree(Repository(history.path), tmp_path) as there:
+        there.at(first, Roots(("",)))
+    (tmp_path / "unmounted").rename(tmp_path / "disk")
+    assert history.git("worktree", "list").count("\n") == 1
+    assert history.git("-C", str(tmp_path / "disk"), "status", "--porcelain") == ""
+
+
 def test_two_bisections_of_one_repository(history: Any, tmp_path: Path) -> None:
     made = [history.commit(name, {"a": name}) for name in ("first", "second")]
     repository, roots = Repository(history.path), Roots(("",))

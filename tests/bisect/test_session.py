@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 
 from gdnbench.bisect import ends
-from gdnbench.bisect.session import STATE, Session, alone, unfinished
+from gdnbench.bisect.session import STATE, NotKeptError, Session, alone, unfinished
 from gdnbench.bisect.steady import RUNS
 from gdnbench.bisect.trial import Trial
 from gdnbench.bisect.verdict import State, Verdict
 from gdnbench.errors import BadInputError, StoreError
 
 GOOD = Verdict(State.GOOD, "pass", seconds=1.5)
+BAD = Verdict(State.BAD, "crash", seconds=1.5)
 ARGUMENTS = {"store": "run.zarr", "k": None}
 
 
@@ -149,3 +150,71 @@ def test_an_end_that_is_interrupted_goes_on_with_the_next_process(tmp_path: Path
     stop = -1
     ends.look(begin(tmp_path, []), "other", {"kernel": "other"}, trial, Counting)
     assert len(asked) == 2 + RUNS + 2
+
+
+def test_a_fresh_one_that_is_interrupted_goes_on_as_one(tmp_path: Path) -> None:
+    """What it asked is known, what was known before is not, until it has ended."""
+    begin(tmp_path, []).ask("one", {"a": 1}, lambda: GOOD)
+    begin(tmp_path, []).ask("other", {"a": 2}, lambda: GOOD)
+    begin(tmp_path, []).finish({})
+    fresh = begin(tmp_path, [], fresh=True)
+    assert fresh.ask("one", {"a": 1}, lambda: BAD) == BAD
+    assert fresh.ask("one", {"a": 1}, pytest.fail) == BAD  # nor is it asked twice within it
+    for _ in range(2):  # interrupted once more
+        resumed = begin(tmp_path, [])
+        assert resumed.ask("one", {"a": 1}, pytest.fail) == BAD
+    assert resumed.ask("other", {"a": 2}, lambda: BAD) == BAD
+    resumed.finish({})
+    assert begin(tmp_path, []).ask("other", {"a": 2}, pytest.fail) == BAD
+    begin(tmp_path, []).finish({})
+    again = begin(tmp_path, [], fresh=True)
+    assert again.ask("one", {"a": 1}, lambda: GOOD) == GOOD
+
+
+def test_a_fresh_end_takes_the_place_of_what_was_known(tmp_path: Path) -> None:
+    class Saying:
+        def __init__(self, verdict: Verdict) -> None:
+            self.verdict = verdict
+
+        def run(self, trial: Trial) -> Verdict:
+            return self.verdict
+
+        def close(self) -> None:
+            pass
+
+    trial, question = Trial("s.zarr", "torch"), {"kernel": "torch"}
+    for verdict in (GOOD, BAD):
+        session = begin(tmp_path, [], fresh=True)
+        ends.look(session, "one", question, trial, lambda verdict=verdict: Saying(verdict))  # type: ignore[misc]
+        session.finish({})
+    assert begin(tmp_path, []).ask("one", question, pytest.fail).state is State.BAD
+
+
+def test_what_may_be_gone_the_next_time_is_not_kept(tmp_path: Path) -> None:
+    skip = Verdict(State.SKIP, "does not start", "the disk is full")
+
+    def full() -> Verdict:
+        raise NotKeptError(skip)
+
+    told: list[str] = []
+    session = begin(tmp_path, told)
+    assert session.ask("one", {"a": 1}, full) == skip
+    assert session.ask("one", {"a": 1}, pytest.fail) == skip
+    assert told[1] == "one: skip (does not start, the disk is full)"
+    assert begin(tmp_path, []).ask("one", {"a": 1}, lambda: GOOD) == GOOD
+
+
+def test_paths_are_those_of_the_folder_that_it_was_begun_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    places = [tmp_path / name for name in ("here", "there")]
+    folders = []
+    for place in places:
+        place.mkdir()
+        monkeypatch.chdir(place)
+        folders.append(begin(tmp_path / "state", []).folder)
+    assert folders[0] != folders[1]  # run.zarr is another store
+    assert unfinished(tmp_path / "state") == ("stage", ARGUMENTS)
+    monkeypatch.chdir(places[0])
+    with pytest.raises(BadInputError, match=f"was begun in {places[1]}; go on there"):
+        unfinished(tmp_path / "state")

@@ -84,6 +84,13 @@ def test_a_hang_within_a_short_time_is_none_in_a_longer_one(gdnbench: Invoke, st
     assert gdnbench(*given).out.splitlines()[-1] == "record 0 is not shrunk: it passes"
 
 
+def test_a_path_is_one_of_the_repository(gdnbench: Invoke, store: Path, history: Any) -> None:
+    made = [history.commit(name, {"src/k.py": KERNEL + f"# {name}\n"}) for name in ("first", "second")]
+    given = ("bisect", "commit", store, "--repo", history.path, "--kernel", "k.py:kernel")
+    given += ("--good", made[0], "--bad", made[1])
+    refused(gdnbench(*given, "--path", "/src"), "--path /src is no path in the repository")
+
+
 def test_a_shallow_clone_says_how_to_complete_it(gdnbench: Invoke, store: Path, history: Any) -> None:
     history.commit("Begin", {"k.py": KERNEL})
     last = history.commit("Go on", {"README": "more\n"})

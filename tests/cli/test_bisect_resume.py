@@ -119,7 +119,11 @@ def test_an_interrupt_while_it_prints(gdnbench: Invoke, store: Path, monkeypatch
         patched.setattr("gdnbench.cli.bisect.common.print_json", interrupted)
         assert gdnbench(*given, "--json").code == 130
     result = gdnbench(*RESUME)
-    assert (result.code, result.out) == (0, "torch passes each of 1 call by itself\n")
+    assert result.code == 0
+    assert json.loads(result.out)["answer"] == "torch passes each of 1 call by itself"
+    again = gdnbench(*given)  # the same bisection, as text
+    assert (again.code, again.out) == (0, "torch passes each of 1 call by itself\n")
+    assert len(list(Path("s").glob("record-*"))) == 1
 
 
 def test_names_of_a_store_do_nothing_to_a_terminal(gdnbench: Invoke, tmp_path: Path) -> None:

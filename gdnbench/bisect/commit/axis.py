@@ -86,6 +86,7 @@ def bisect(asked: Asked, session: Session) -> Answer:
             python=asked.python,
             path=asked.path,
             build=asked.build,
+            submodules=asked.submodules,
             timeout=asked.timeout,
         )
         return _Bisection(asked, trial, session, repository, revisions, good, bad).run()

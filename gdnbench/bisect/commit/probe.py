@@ -15,7 +15,7 @@ from gdnbench.bisect.ends import End, look
 from gdnbench.bisect.interpreter import interpreter
 from gdnbench.bisect.ledger import Question
 from gdnbench.bisect.prober import Place, Prober, Probing
-from gdnbench.bisect.session import Session
+from gdnbench.bisect.session import NotKeptError, Session
 from gdnbench.bisect.trial import Trial
 from gdnbench.bisect.verdict import State, Verdict
 from gdnbench.errors import BadInputError, CannotRunError
@@ -39,11 +39,12 @@ class Revisions:
         python: str,
         path: str,
         build: str | None,
+        submodules: bool,
         timeout: float,
     ) -> None:
         self._session, self._repository, self._relevant = session, repository, relevant
         self._worktree, self._python, self._path = worktree, python, path
-        self._build, self._timeout = build, timeout
+        self._build, self._submodules, self._timeout = build, submodules, timeout
         self._asked: dict[Trial, Question] = {}
 
     def ask(self, commit: Commit, trial: Trial) -> Verdict:
@@ -89,6 +90,7 @@ class Revisions:
             "trees": digest(trees),
             "path": self._path,
             "build": self._build,
+            "submodules": self._submodules,
             "timeout": self._timeout,
             "python": [there.version, there.platform, dict(there.packages)],
         }
@@ -109,5 +111,5 @@ class Revisions:
             return Verdict(State.SKIP, BUILD_FAILURE, str(error))
         except BadInputError as error:
             return Verdict(State.SKIP, NOT_THERE, str(error))
-        except CannotRunError as error:
-            return Verdict(State.SKIP, NO_START, str(error))
+        except CannotRunError as error:  # for this machine at that time, for all that is known
+            raise NotKeptError(Verdict(State.SKIP, NO_START, str(error))) from None

@@ -7,9 +7,11 @@ name does not. Where one of them is a symbolic link, or has one, all of the revi
 
 from __future__ import annotations
 
+import ast
 import posixpath
 import re
 import tomllib
+import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -101,7 +103,7 @@ class Relevant:
         """Names that count first; of a file in the repository what it imports, and the file itself."""
         if self._place.endswith(".py"):
             if Path(self._place).is_absolute():
-                return self._named_in(Path(self._place).read_bytes()) & there.keys()
+                return imported_names(Path(self._place).read_bytes()) & there.keys()
             path = posixpath.normpath(posixpath.join(self._path, self._place))
             identity = self._repository.tree(revision, path)
             if identity is None:
@@ -145,18 +147,31 @@ class Relevant:
             files = [one for path, (_, one) in listed.items() if path.endswith((".py", ".pyi"))]
         new = [one for one in dict.fromkeys(files) if one not in self._imports]
         for one, text in zip(new, self._repository.blobs(new), strict=True):
-            self._imports[one] = frozenset(self._named_in(text))
+            self._imports[one] = frozenset(imported_names(text))
         return set().union(*(self._imports[one] for one in files))
 
-    @staticmethod
-    def _named_in(text: bytes) -> set[str]:
-        found = set()
-        for source, names in _IMPORT.findall(text):
-            parts: Iterable[bytes] = [source] if source else names.split(b",")
-            found |= {
-                part.split()[0].partition(b".")[0].decode(errors="replace") for part in parts if part.split()
-            }
+
+def imported_names(text: bytes) -> set[str]:
+    """The first parts of the names that a file imports, those in lines of its strings among them, for they may
+    be run. Of a file that does not parse those that begin a line."""
+    found = set()
+    for source, names in _IMPORT.findall(text):
+        parts: Iterable[bytes] = [source] if source else names.split(b",")
+        found |= {
+            part.split()[0].partition(b".")[0].decode(errors="replace") for part in parts if part.split()
+        }
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of the text, such as an escape that is none
+            nodes = list(ast.walk(ast.parse(text)))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
         return found
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            found |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
+            found.add(node.module.partition(".")[0])
+    return found
 
 
 def digest(trees: dict[str, str]) -> str:

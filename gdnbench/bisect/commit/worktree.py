@@ -43,7 +43,8 @@ class Worktree:
         self._revision = ""
 
     def at(self, revision: str, roots: Roots) -> None:
-        """Every file as `revision` has it, nothing else, and built. BuildFailure if that fails."""
+        """Every file as `revision` has it, nothing else, and built. BuildFailure if `--build` fails,
+        CannotRunError if its files cannot be had."""
         if revision == self._revision:
             return
         self._revision = ""
@@ -62,7 +63,7 @@ class Worktree:
             try:
                 git(self._folder, "submodule", "update", "--init", "--recursive", "--force", "--quiet")
             except GitError as error:
-                raise BuildFailure(f"submodules: {error}") from None
+                raise CannotRunError(f"submodules cannot be fetched: {error}") from None
         self._link(roots)
         if self._build is not None:
             self._run(self._build, self.environment(roots))
@@ -85,13 +86,13 @@ class Worktree:
         return {"PYTHONPATH": os.pathsep.join([*before, str(self._names), *after])}
 
     def remove(self) -> None:
-        """The folder, and what git knows of it."""
-        with contextlib.suppress(GitError):
-            self._repository.ask("worktree", "remove", "--force", "--force", str(self._folder))
-        shutil.rmtree(self._folder, ignore_errors=True)
+        """The folder, and what git knows of it. Not by `git worktree prune`, which forgets the user's own that
+        are not mounted, too."""
         shutil.rmtree(self._names, ignore_errors=True)
-        with contextlib.suppress(GitError):
-            self._repository.ask("worktree", "prune")
+        for _ in range(2):  # git refuses one whose .git is damaged, and forgets one that is gone
+            with contextlib.suppress(GitError):
+                self._repository.ask("worktree", "remove", "--force", "--force", str(self._folder))
+            shutil.rmtree(self._folder, ignore_errors=True)
 
     def _link(self, roots: Roots) -> None:
         """Packages that lie under other names than they are imported by, where imports find them."""

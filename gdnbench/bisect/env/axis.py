@@ -18,7 +18,7 @@ from gdnbench.bisect.interpreter import interpreter
 from gdnbench.bisect.ledger import Question
 from gdnbench.bisect.prober import Place, Prober
 from gdnbench.bisect.search import first_bad
-from gdnbench.bisect.session import Session
+from gdnbench.bisect.session import NotKeptError, Session
 from gdnbench.bisect.trial import Trial
 from gdnbench.bisect.verdict import State, Verdict
 from gdnbench.errors import BadInputError, CannotRunError, Exit
@@ -26,11 +26,6 @@ from gdnbench.errors import BadInputError, CannotRunError, Exit
 NOT_INSTALLED = "does not install"
 NOT_THERE = "not there"
 NO_START = "does not start"
-
-
-class _NoStart(Exception):
-    """No process of an environment replays, be it for its packages or for this machine at that time: no
-    verdict to keep."""
 
 
 Versions = Mapping[str, str | None]
@@ -210,14 +205,10 @@ class _Bisection:
                     return prober.run(trial)
             except BadInputError as error:  # a kernel that these versions do not have
                 return Verdict(State.SKIP, NOT_THERE, str(error))
-            except CannotRunError as error:
-                raise _NoStart(str(error)) from None
+            except CannotRunError as error:  # be it for its packages or for this machine at that time
+                raise NotKeptError(Verdict(State.SKIP, NO_START, str(error))) from None
 
-        try:
-            return self._session.ask(label, self._question(packages, trial), probe)
-        except _NoStart as error:
-            self._session.told(f"{label}: skip ({NO_START}, {error})")
-            return Verdict(State.SKIP, NO_START, str(error))
+        return self._session.ask(label, self._question(packages, trial), probe)
 
     def _question(self, packages: Sequence[Package], trial: Trial) -> Question:
         try:

@@ -61,7 +61,7 @@ def commit(
     json: JsonOption = False,
 ) -> None:
     """Find the commit of a git repository that made a kernel wrong."""
-    arguments = {name: value for name, value in locals().items() if name not in ("state", "fresh", "json")}
+    arguments = {name: value for name, value in locals().items() if name not in ("state", "fresh")}
     from gdnbench.bisect.commit.axis import Asked, bisect
     from gdnbench.bisect.trial import Trial
     from gdnbench.judge.rule import make_rule
@@ -79,7 +79,7 @@ def commit(
         bad,
         sys.executable if python is None else python,
         timeout,
-        path.strip("/"),
+        path,
         tuple(also or ()),
         build,
         submodules,

@@ -23,6 +23,8 @@ from gdnbench.printable import printable
 if TYPE_CHECKING:
     from gdnbench.bisect.session import Session
 
+SHOWN = ("json",)
+"""Arguments that say how an answer is printed and not what is asked."""
 STATE_HELP = "Where bisections and verdicts are kept. Default: .gdnbench/bisect."
 
 StoreArgument = Annotated[Path, typer.Argument(help="A store: folder or .zip.")]
@@ -49,7 +51,8 @@ def begun(axis: str, arguments: Mapping[str, Any], state: Path | None, fresh: bo
 
     check_numbers(arguments)
     kept = {name: str(value) if isinstance(value, Path) else value for name, value in arguments.items()}
-    session = Session.begin(state or STATE, axis, kept, told, fresh)
+    shown = {name: kept.pop(name) for name in SHOWN if name in kept}
+    session = Session.begin(state or STATE, axis, kept, told, fresh, shown)
     try:
         yield session
     except RunningError:  # what is on disk is the other one's

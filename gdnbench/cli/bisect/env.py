@@ -50,7 +50,7 @@ def env(
     json: JsonOption = False,
 ) -> None:
     """Find the package, and its version, that made a kernel wrong."""
-    arguments = {name: value for name, value in locals().items() if name not in ("state", "fresh", "json")}
+    arguments = {name: value for name, value in locals().items() if name not in ("state", "fresh")}
     from gdnbench.bisect.env.axis import Asked, bisect
     from gdnbench.bisect.env.requirements import pins
     from gdnbench.bisect.trial import Trial

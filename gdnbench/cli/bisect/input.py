@@ -62,7 +62,7 @@ def input(
 
     Ctrl-C and --budget leave the smallest so far in --out; the same command again goes on.
     """
-    arguments = {name: value for name, value in locals().items() if name not in ("state", "fresh", "json")}
+    arguments = {name: value for name, value in locals().items() if name not in ("state", "fresh")}
     from gdnbench.bisect.input.result import (
         answer,
         check_out,
@@ -73,6 +73,7 @@ def input(
         write_store,
     )
     from gdnbench.bisect.input.shrink import Options, default_out, shrink
+    from gdnbench.bisect.steady import Steadiness
     from gdnbench.bisect.trial import Trial
     from gdnbench.bisect.verdict import State
     from gdnbench.judge.rule import make_rule
@@ -107,8 +108,9 @@ def input(
     if found.shrinker is not None:
         lines[:0] = table(("", "before", "after"), rows(found), right=("before", "after")).split("\n")
     code = Exit.MISMATCH
-    if found.first.state is State.GOOD:
+    flaky = found.first.facts.get("steadiness") == Steadiness.FLAKY  # whichever its first run was
+    if not flaky and found.first.state is State.GOOD:
         code = Exit.PASS
-    elif found.first.state is State.SKIP:
+    elif not flaky and found.first.state is State.SKIP:
         code = Exit.CANNOT_RUN
     finish(session, to_json(found), lines, code, json)

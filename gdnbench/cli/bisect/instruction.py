@@ -45,7 +45,7 @@ def instruction(
 ) -> None:
     """Find the first instruction whose value differs beyond rounding between two versions of a CuTe DSL
     kernel, both on the simulator."""
-    arguments = {name: value for name, value in locals().items() if name not in ("state", "fresh", "json")}
+    arguments = {name: value for name, value in locals().items() if name not in ("state", "fresh")}
     from gdnbench.bisect.instruction.find import Request, find
     from gdnbench.bisect.verdict import State
     from gdnbench.errors import Exit

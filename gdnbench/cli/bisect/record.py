@@ -43,7 +43,7 @@ def record(
     json: JsonOption = False,
 ) -> None:
     """Find the first bad call of a capture, and whether its error starts there or arrives with its state."""
-    arguments = {name: value for name, value in locals().items() if name not in ("state", "fresh", "json")}
+    arguments = {name: value for name, value in locals().items() if name not in ("state", "fresh")}
     from gdnbench.bisect.record import text
     from gdnbench.bisect.record.find import Asked, as_json, find
     from gdnbench.bisect.trial import Trial

@@ -46,7 +46,7 @@ def stage(
 
     Looks at the first record that fails.
     """
-    arguments = {name: value for name, value in locals().items() if name not in ("state", "fresh", "json")}
+    arguments = {name: value for name, value in locals().items() if name not in ("state", "fresh")}
     from gdnbench.bisect.stage import text
     from gdnbench.bisect.stage.find import find
     from gdnbench.bisect.trial import Trial
