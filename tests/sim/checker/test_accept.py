@@ -83,7 +83,8 @@ def test_faults_and_notes_are_not_accepted(tmp_path: Path) -> None:
 
 def test_entries_that_fit_nothing_are_told(tmp_path: Path) -> None:
     """One that fits what an earlier one has accepted is not in vain."""
-    text = '[[accept]]\ncause = "race"\nreason = "1"\n[[accept]]\nkernel = "gemm*"\nreason = "2"\n'
+    text = '[[accept]]\ncause = "race"\nreason = "1"\n'
+    text += '[[accept]]\ncause = "race"\nkernel = "gemm*"\nreason = "2"\n'
     text += '[[accept]]\ncause = "race"\nsource = ["a.py:1", "b.py:2"]\nreason = "3"\n'
     file = written(tmp_path, text)
     accepted = Accepted.read(file)

@@ -105,6 +105,14 @@ def test_both_accesses_of_a_race(engine: str) -> None:
     assert "barrier" in one.missing
 
 
+def test_no_other_process_finds_what_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long CTAs take, they run in this process."""
+    monkeypatch.setattr("gdnbench.sim.machine.grid.ALONE_SECONDS", 0.0)
+    found = run(RACY, ctas=5, threads=2).found
+    assert found is not None
+    assert [one.ctas for one in found] == [5, 5]
+
+
 def test_text_of_a_finding() -> None:
     found = run(RACY, ctas=2).found
     assert found is not None
