@@ -28,6 +28,7 @@ from gdnbench.sim.machine.async_queue import AsyncOperation
 from gdnbench.sim.machine.barriers import Round
 from gdnbench.sim.machine.checking import Addresses, Masks
 from gdnbench.sim.machine.footprint import Footprint
+from gdnbench.sim.machine.mbarrier import COUNT_MAX
 from gdnbench.sim.machine.seam import Argument, Lanes, Results, Wait, Warp
 from gdnbench.sim.ptx.ir import Instruction
 
@@ -61,6 +62,7 @@ class Follower:
         self.operations: dict[AsyncOperation, Tokens] = {}
         self.carries: dict[AsyncOperation, int] = {}
         self.issued: dict[AsyncOperation, Carried] = {}
+        self.arrivals: dict[AsyncOperation, int] = {}
         self.reading: dict[int, Event] = {}  # by token, copies that read shared memory
         self.issue: Issue | None = None
         self._forms = forms
@@ -177,6 +179,7 @@ class Follower:
             self.carries[operation] = held.tensor
         elif ins.op == "cp.async.mbarrier.arrive":
             self.carries[operation] = held.copies.pending(lanes)
+            self.arrivals[operation] = int(lanes.sum())
         else:
             self.operations[operation] = self._set_going(warp, ins, lanes, operation)
         self._signals(operation, warp, ins)
@@ -247,15 +250,22 @@ class Follower:
         """The phase that the mbarrier at `address` is in."""
         return int(self.cta.shared.phase_cells[address // MBARRIER_BYTES])
 
+    def joined(self, address: int, arrivals: int) -> int:
+        """The phase that a warp's `arrivals`, which come now, are all over in. Those that end a phase before
+        all lanes have arrived end it without what the other lanes did: they count for the next."""
+        pending = int(self.cta.shared.word_cells[address // MBARRIER_BYTES]) & COUNT_MAX
+        return self.phase(address) + (arrivals > pending)
+
     def landing(self, operation: AsyncOperation) -> None:
         """See `Checker`."""
         tokens = self.operations.pop(operation, None)
         over = self.carries.pop(operation, 0) | (tokens.both if tokens is not None else 0)
         issued = self.issued.pop(operation, None)
+        arrivals = self.arrivals.pop(operation, 0)
         for address in operation.signals:
             barrier = self.mbarriers.get(address)
             if barrier is not None:
-                carried = barrier.at(self.phase(address))
+                carried = barrier.at(self.joined(address, arrivals))
                 if issued is not None:
                     carried.order(issued)
                 carried.base.tokens |= over

@@ -18,7 +18,7 @@ from gdnbench.sim.checker.plain import cells
 from gdnbench.sim.checker.views import Carried
 from gdnbench.sim.machine.barriers import BarrierWait
 from gdnbench.sim.machine.footprint import Footprint
-from gdnbench.sim.machine.operands import distinct, one, shared_address, uniform
+from gdnbench.sim.machine.operands import constant, distinct, one, shared_address, uniform
 from gdnbench.sim.machine.seam import Argument, Lanes, Results, Wait, Warp
 from gdnbench.sim.machine.tcgen05_access import cells_of
 from gdnbench.sim.machine.tmem import column_of
@@ -80,10 +80,13 @@ def _arrive(
 ) -> None:
     event = _done(follower, warp, ins, Access.ATOMIC)
     views = follower.views[warp.index]
-    for address in _addresses(ins, lanes, sources):
+    counts = one(sources[1]) if len(sources) > 1 and not ins.op.endswith("expect_tx") else constant(1)
+    for members, (name,) in distinct(lanes, one(sources[0])):
+        address = shared_address(name, ins)
         barrier = follower.uses(address, event)
         if barrier is not None:
-            views.release(barrier.at(follower.phase(address)), relaxed=ins.has("relaxed"))
+            arrivals = int(counts[members].sum())
+            views.release(barrier.at(follower.joined(address, arrivals)), relaxed=ins.has("relaxed"))
 
 
 def _use(

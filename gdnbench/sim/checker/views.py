@@ -138,8 +138,8 @@ class WarpViews:
         self.tick()
 
     def fence_init(self) -> None:
-        """fence.mbarrier_init."""
-        self.known.inits.join(self.known.base)
+        """fence.mbarrier_init: of those that this warp has initialised (PTX ISA, "membar, fence")."""
+        self.known.inits.clocks[self.index] = self.clock
         self.tick()
 
     def before_thread_sync(self) -> None:

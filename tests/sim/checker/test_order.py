@@ -187,6 +187,13 @@ CASES = {
         f"fence.acq_rel.cta; // -\n{TAKE} // b\nover:\n",
         frozenset({(Cause.RACE, "a", "b")}),
     ),
+    "an mbarrier that waits for all lanes of a warp": Case(
+        f"@%one mbarrier.init.shared.b64 [full], 31;\n@%one mbarrier.inval.shared.b64 [full]; // -\n"
+        "@%one mbarrier.init.shared.b64 [full], 32; // -\n@%one fence.mbarrier_init.release.cluster;\n"
+        f"bar.sync 0;\n@%w1 bra second;\n{FILL} // a\nmbarrier.arrive.shared.b64 %d0, [full];\nbra over;\n"
+        f"second:\n{wait('full', 0, 'again')}{TAKE} // b\nover:\n",
+        frozenset({(Cause.RACE, "a", "b")}),
+    ),
     "a barrier between an mbarrier's initialisation and another warp's arrival": Case(
         "@%second mbarrier.init.shared.b64 [full], 1; // a\nbar.sync 0; // -\n"
         "@%one mbarrier.arrive.shared.b64 %d0, [full]; // b\n",
