@@ -38,8 +38,8 @@ class RunningError(BadInputError):
 
 
 class NotKeptError(Exception):
-    """A probe that came to nothing for a reason that may be gone the next time, such as a full disk: `verdict`
-    holds while this process does and no longer."""
+    """A probe that came to nothing for a reason that may be gone the next time, such as a full disk: its
+    `verdict` holds while this process does and no longer."""
 
     def __init__(self, verdict: Verdict) -> None:
         super().__init__(verdict.reason)
@@ -65,9 +65,9 @@ class Session:
         fresh: bool = False,
         shown: Mapping[str, Any] | None = None,
     ) -> Session:
-        """The bisection of these arguments, plain JSON, in the current folder, whether it began before or not.
-        `fresh`: verdicts that are known are asked for again, once. `shown`: arguments that say how the answer
-        is printed, and make no other bisection of it."""
+        """The bisection of these arguments, plain JSON, in the current folder, whether it began before or
+        not. `fresh`: verdicts that are known are asked for again, once. `shown`: arguments that say how the
+        answer is printed, and make no other bisection of it."""
         here = str(Path.cwd())
         name = f"{axis}-{key_of({'axis': axis, 'arguments': arguments, 'cwd': here})[:12]}"
         folder = state / name

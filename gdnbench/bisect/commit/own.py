@@ -72,15 +72,26 @@ class OwnReplay:
         """Every trial has a process of its own."""
 
     def _once(self, trial: Trial, schedule: str) -> Verdict:
-        begin = time.monotonic()
         # In that process: a schedule is that process' own, and to end is a verdict.
         code, schedules = (_SCHEDULED, [schedule]) if trial.on == SIM else (_PLAIN, [])
         limit = START_SECONDS + self._timeout
+        found = self._replayed(code, [*schedules, *_arguments(trial), "--no-isolate"], limit)
+        if found.facts or found.state is not State.BAD:
+            return found
+        # It left no word of whether the kernel was there to be called: a process beside it tells.
+        beside = ["--isolate", "--timeout", repr(self._timeout)]
+        limit = 2 * START_SECONDS + max(START_SECONDS, self._timeout)  # starts, imports, replays
+        again = self._replayed(_PLAIN, [*_arguments(trial), *beside], limit)
+        return again if again.facts and again.kind == IMPORT_FAILURE else found
+
+    def _replayed(self, code: str, arguments: Sequence[str], limit: float) -> Verdict:
+        """Without facts where nothing was said of the records."""
+        begin = time.monotonic()
         try:
             ended = leash.run(
                 [self._place.python],
                 code,
-                [*schedules, *_arguments(trial), "--no-isolate"],
+                arguments,
                 folder=str(self._place.folder),
                 environment={**os.environ, **self._place.environment},
                 seconds=limit,

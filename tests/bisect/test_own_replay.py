@@ -1,0 +1,61 @@
+"""What the replay that a revision brings along came to, where the process ended and said nothing."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gdnbench.bisect.commit import leash
+from gdnbench.bisect.commit.leash import Ended
+from gdnbench.bisect.commit.own import OwnReplay
+from gdnbench.bisect.prober import Place
+from gdnbench.bisect.trial import Trial
+from gdnbench.bisect.verdict import State
+
+
+def told(outcome: str, **more: object) -> Ended:
+    record = {"key": "0", "outcome": outcome, "reason": "it ended", "tensors": [], **more}
+    return Ended(1, json.dumps({"records": [record]}), "")
+
+
+@pytest.mark.parametrize("first", [Ended(-11, "", ""), TimeoutError()])
+@pytest.mark.parametrize(
+    ("second", "state"),
+    [
+        (told("crash", imported=False), State.SKIP),
+        (told("hang", imported=False), State.SKIP),
+        (told("crash", imported=True), State.BAD),
+        (told("crash"), State.BAD),  # of a time before that was said
+        (told("pass", imported=True), State.BAD),  # by chance: what was seen was seen
+        (Ended(2, "", "no such option: --isolate"), State.BAD),
+        (Ended(1, "", "Traceback"), State.BAD),
+        (TimeoutError(), State.BAD),
+    ],
+)
+def test_a_process_that_ends_while_the_kernel_is_imported_says_nothing(
+    decode: Path, monkeypatch: pytest.MonkeyPatch, first: Any, second: Any, state: State
+) -> None:
+    left = [first, second]
+
+    def run(*arguments: object, **options: object) -> Ended:
+        one: Any = left.pop(0)
+        if isinstance(one, TimeoutError):
+            raise one
+        return one  # type: ignore[no-any-return]
+
+    monkeypatch.setattr(leash, "run", run)
+    found = OwnReplay(Place(sys.executable, "."), 5.0).run(Trial(str(decode), "k.py:kernel"))
+    assert (found.state, left) == (state, [])
+    if state is State.BAD:
+        assert found.kind == ("crash" if isinstance(first, Ended) else "hang")
+
+
+def test_a_kernel_file_that_ends_the_process(decode: Path, tmp_path: Path) -> None:
+    (tmp_path / "k.py").write_text("import os\nos.abort()\n")
+    found = OwnReplay(Place(sys.executable, str(tmp_path)), 60.0).run(Trial(str(decode), "k.py:kernel"))
+    assert found.state is State.SKIP
+    assert "SIGABRT" in found.reason
