@@ -40,7 +40,10 @@ class DecodeSteps:
 
     def gates(self, **call: Any) -> dict[str, Tensor]:
         gates, compute = _gates(call), self._compute(call)
-        return {"alpha_t": gates.alpha(call["g"], compute), "beta_t": gates.beta(call["beta"], compute)}
+        return {
+            "alpha_t": _by_token(lambda g: gates.alpha(g, compute), call["g"]),
+            "beta_t": _by_token(lambda beta: gates.beta(beta, compute), call["beta"]),
+        }
 
     def normalise(self, **call: Any) -> dict[str, Tensor]:
         qk, compute = call.get("qk", "normalised"), self._compute(call)
@@ -75,6 +78,12 @@ class DecodeSteps:
 
     def _compute(self, call: Mapping[str, Any]) -> torch.dtype:
         return self._arithmetic(call["v"].dtype).compute
+
+
+def _by_token(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """`function` of x [B, S, Hv], one token after another: bits are the same however many are in a call,
+    where a CPU takes the last elements of a long row another way."""
+    return torch.stack([function(x[:, token].contiguous()) for token in range(x.shape[1])], dim=1)
 
 
 def _gates(call: Mapping[str, Any]) -> Gates:
