@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import multiprocessing
+import os
 import random
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -50,6 +52,11 @@ def _judge(index: int) -> tuple[Judgement, float]:
     return _work.judge.judge(_work.mutants[index]), time.monotonic() - start
 
 
+def _keep_code_in(folder: str) -> None:
+    """The code of mutants is compiled once, and nobody's cache is to keep it."""
+    os.environ["GDNBENCH_CACHE_DIR"] = folder
+
+
 def launches(name: str) -> dict[str, KeptLaunch]:
     """By name, the first launch of each kernel that the subject runs."""
     keeper = Keeper()
@@ -74,7 +81,10 @@ def _judge_launch(
     kernel: str, launch: KeptLaunch, path: Path, asked: Asked, done: set[tuple[object, ...]]
 ) -> None:
     global _work
-    ptx = hashlib.blake2b(launch.module.text.encode(), digest_size=8).hexdigest()
+    request = launch.request
+    sizes = [len(tensor.before) for tensor in launch.tensors]
+    asked_for = f"{request.grid} {request.block} {request.shared_bytes} {sizes} {launch.module.text}"
+    ptx = hashlib.blake2b(asked_for.encode(), digest_size=8).hexdigest()
     chosen = list(mutants(launch.module, launch.request.entry))
     if asked.sample is not None and asked.sample < len(chosen):
         drawn = random.Random(f"{asked.seed} {kernel}").sample(range(len(chosen)), asked.sample)
@@ -91,7 +101,10 @@ def _judge_launch(
     _work = _Work(judge, [chosen[index] for index in left])
     # Tensors lie where the parameters say only in children that are forked.
     context = multiprocessing.get_context("fork")
-    with ProcessPoolExecutor(asked.processes, mp_context=context) as pool:
+    with (
+        tempfile.TemporaryDirectory(prefix="gdnbench-mutants-") as folder,
+        ProcessPoolExecutor(asked.processes, context, _keep_code_in, (folder,)) as pool,
+    ):
         for index, (judgement, seconds) in zip(left, pool.map(_judge, range(len(left))), strict=True):
             result = replace(
                 results[index],

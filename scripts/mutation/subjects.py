@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 TESTS = Path(__file__).parents[2] / "tests" / "sim"
-HEADS = (1, 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,18 +128,22 @@ def wgmma() -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Operation:
-    """A kernel of an operation of this project, on made calls."""
+    """A kernel of an operation of this project, on made calls; `sms` are so few that the CTAs of a persistent
+    kernel have several items each."""
 
     op: str
     kernel: str
     calls: tuple[dict[str, Any], ...]
+    sms: int = 1
 
     def __call__(self) -> None:
         from gdnbench.ops import operation
         from gdnbench.replay.simulated import programs_simulated
         from gdnbench.synth import synthesise
+        from gdnbench_kernels import arguments
         from gdnbench_kernels.calling import run_kernel
 
+        arguments.B200_SMS = self.sms
         with programs_simulated():
             for options in self.calls:
                 run_kernel(operation(self.op), self.kernel, synthesise(self.op, **options))
@@ -165,7 +168,7 @@ class _Decode:
             cute(**call.tensors, **call.scalars, **conventions, plan=plan)
 
 
-_PREFILL = {"seqlens": (193, 1), "heads": HEADS, "initial_state": True}
+_PREFILL = {"seqlens": (193, 1), "heads": (1, 1), "initial_state": True}
 _DECODE_ATTENTION = tuple(
     {"heads": 8, "lens": (128, 17, 0), "cache_layout": layout, "sink": 0.0}
     for layout in ("per_token_scale", "fp8_ds_mla")

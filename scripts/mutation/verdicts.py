@@ -20,8 +20,8 @@ TOLD = ("kernel", "kind", "mutants", "killed", *KILLED, Outcome.SURVIVOR, "equiv
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """`ptx` is a digest of the kernel's text and `line` a line of it, `source` the Python line as
-    `file.py:number`; `engine` ran it."""
+    """`ptx` is a digest of the kernel's text and the launch's sizes, `line` a line of the text, `source` the
+    Python line as `file.py:number`; `engine` ran it."""
 
     kernel: str
     ptx: str
