@@ -100,8 +100,10 @@ def equivalents(path: Path = EQUIVALENT) -> list[Equivalent]:
             one = Equivalent(**{"op": "*", **entry})
         except TypeError as error:
             raise BadInputError(f"{path}: {entry}: {error}") from None
-        if not one.why.strip() or (one.kind != "*" and one.kind not in tuple(Kind)):
-            raise BadInputError(f"{path}: {entry}: kind is one of {', '.join(Kind)}, and why says a reason")
+        if not one.why.strip() or not any(fnmatchcase(kind, one.kind) for kind in Kind):
+            raise BadInputError(
+                f"{path}: {entry}: kind is {', '.join(Kind)} or a pattern of them, and why says a reason"
+            )
         found.append(one)
     return found
 
