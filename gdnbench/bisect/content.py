@@ -16,7 +16,11 @@ from gdnbench.store.batch import digest_of
 from gdnbench.store.reader import Store, StoredRecord
 from gdnbench.store.recover import open_store
 
-SOURCE_SUFFIXES = (".py", ".pyi", ".cu", ".cuh", ".cpp", ".h", ".ptx", ".so")
+SOURCE_SUFFIXES = (
+    *(".py", ".pyi", ".pyx", ".cu", ".cuh", ".c", ".cc", ".cpp", ".cxx", ".h", ".hh", ".hpp", ".inl"),
+    *(".ptx", ".sass", ".cubin", ".fatbin", ".so", ".json"),
+)
+"""Of files that a kernel's verdict may depend on: sources, compiled code, and tables of options."""
 
 
 Choice = Callable[[Store], Sequence[int]]

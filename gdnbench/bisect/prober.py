@@ -13,15 +13,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from gdnbench.bisect.answering import checked
 from gdnbench.bisect.trial import IMPORT_FAILURE, Trial
 from gdnbench.bisect.verdict import State, Verdict
-from gdnbench.errors import BadInputError, CannotRunError, StoreError
+from gdnbench.errors import CannotRunError
 from gdnbench.replay.process import START_SECONDS, Gone, Worker, cause
 from gdnbench.report.outcome import Outcome
 
 MODULE = "gdnbench.bisect.worker"
 TIMEOUT = 600.0
-"""Seconds of a trial until it counts as hung."""
+"""Seconds until a trial counts as hung: of the import of its kernel, then of each record."""
+TOLD = "told"
+"""In a message ahead of the answer: the kernel is imported, or a record is replayed."""
 PROCESS_ENDED = "the process ended by"
 """How the reason of a crash begins that left no process to say more."""
 
@@ -35,8 +38,13 @@ class Place:
     folder: str | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
 
+    def worker(self, module: str) -> Worker:
+        """A process of `python -m module` there."""
+        environment = {**os.environ, **self.environment}
+        return Worker(module, [], python=self.python, folder=self.folder, environment=environment)
 
-def _ended(imported: bool, outcome: Outcome, reason: str, seconds: float = 0.0) -> Verdict:
+
+def ended(imported: bool, outcome: Outcome, reason: str, seconds: float = 0.0) -> Verdict:
     """Of a process that was ended: it says nothing of a kernel that could not be called yet."""
     if imported:
         return Verdict(State.BAD, str(outcome), reason, seconds=seconds)
@@ -60,29 +68,24 @@ class Prober:
         self._worker: Worker | None = None
 
     def run(self, trial: Trial) -> Verdict:
-        """BadInputError and StoreError as `trial.run`, CannotRunError if no process can be started."""
+        """BadInputError and StoreError as `trial.run`, CannotRunError if no process can be started, or if it
+        fails in what is not the kernel."""
         worker = self._started()
         imported = False
         try:
             reply = worker.ask({"trial": trial.to_json()}, self._timeout)
-            if "imported" in reply:
+            while TOLD in reply:  # each starts the clock again
                 imported = True
                 reply = worker.receive(self._timeout)
         except TimeoutError:
             self.close()
             reason = f"no answer within {self._timeout:g} s; the process was killed"
-            return _ended(imported, Outcome.HANG, reason, self._timeout)
+            return ended(imported, Outcome.HANG, reason, self._timeout)
         except Gone:
             status = worker.wait()
             self.close()
-            return _ended(imported, Outcome.CRASH, f"{PROCESS_ENDED} {cause(status)}")
-        if reply.get("store") is not None:
-            raise StoreError(reply["store"])
-        if reply.get("bad_input") is not None:
-            raise BadInputError(reply["bad_input"])
-        if reply.get("cannot_run") is not None:
-            raise CannotRunError(reply["cannot_run"])
-        found = Verdict.from_json(reply["verdict"], "the answer of a probing process")
+            return ended(imported, Outcome.CRASH, f"{PROCESS_ENDED} {cause(status)}")
+        found = Verdict.from_json(checked(reply)["verdict"], "the answer of a probing process")
         if found.kind == Outcome.CRASH and trial.on == "cuda":
             self.close()
         return found
@@ -94,10 +97,7 @@ class Prober:
 
     def _started(self) -> Worker:
         if self._worker is None:
-            environment = {**os.environ, **self._place.environment}
-            self._worker = Worker(
-                MODULE, [], python=self._place.python, folder=self._place.folder, environment=environment
-            )
+            self._worker = self._place.worker(MODULE)
             try:
                 self._worker.receive(START_SECONDS)
             except (TimeoutError, Gone):

@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import importlib
 import sys
+from functools import partial
 from typing import Any
 
-from gdnbench.bisect.verdict import State, Verdict
-from gdnbench.errors import BadInputError, CannotRunError, GdnbenchError
-from gdnbench.replay.process import START_SECONDS, Gone, Message, Worker, cause, serve
+from gdnbench.bisect.answering import answered, checked
+from gdnbench.bisect.prober import PROCESS_ENDED, TIMEOUT, TOLD, ended
+from gdnbench.bisect.trial import imports
+from gdnbench.bisect.verdict import Verdict
+from gdnbench.errors import CannotRunError
+from gdnbench.replay.process import START_SECONDS, Gone, Message, Tell, Worker, cause, serve
 from gdnbench.report.outcome import Outcome
 
-TIMEOUT = 600.0
-"""Seconds of a probe until it counts as hung."""
 PACKAGE = "gdnbench.bisect."
 
 
@@ -27,24 +29,25 @@ class Remote:
         self._worker: Worker | None = None
 
     def ask(self, probe: str, **arguments: Any) -> Verdict:
-        """The verdict of `probe`, "package.module:function". BadInputError and CannotRunError as it raises
-        them, CannotRunError if no process can be started."""
+        """The verdict of `probe`, "package.module:function". BadInputError, StoreError and CannotRunError
+        as it raises them, CannotRunError if no process can be started or the probe fails in what is not the
+        kernel."""
         worker = self._started()
+        imported = False
         try:
             reply = worker.ask({"probe": probe, "arguments": arguments}, self._timeout)
+            while TOLD in reply:
+                imported = True
+                reply = worker.receive(self._timeout)
         except TimeoutError:
             self.close()
             reason = f"no answer within {self._timeout:g} s; the process was killed"
-            return Verdict(State.BAD, str(Outcome.HANG), reason, seconds=self._timeout)
+            return ended(imported, Outcome.HANG, reason, self._timeout)
         except Gone:
             status = worker.wait()
             self.close()
-            return Verdict(State.BAD, str(Outcome.CRASH), f"the process ended by {cause(status)}")
-        if reply.get("bad_input") is not None:
-            raise BadInputError(reply["bad_input"])
-        if reply.get("cannot_run") is not None:
-            raise CannotRunError(reply["cannot_run"])
-        found = Verdict.from_json(reply["verdict"], "the answer of a probing process")
+            return ended(imported, Outcome.CRASH, f"{PROCESS_ENDED} {cause(status)}")
+        found = Verdict.from_json(checked(reply)["verdict"], "the answer of a probing process")
         if found.kind == Outcome.CRASH and arguments.get("on") == "cuda":
             self.close()
         return found
@@ -65,23 +68,26 @@ class Remote:
         return self._worker
 
 
-def answer(request: Message) -> Message:
-    """In the process: runs one probe."""
+def answer(tell: Tell, request: Message) -> Message:
+    """In the process: imports the kernel that the probe is of, and runs it."""
     module, _, function = str(request["probe"]).partition(":")
     if not module.startswith(PACKAGE):
         raise ValueError(f"{module} is no module of {PACKAGE}")
-    try:
-        found: Verdict = getattr(importlib.import_module(module), function)(**request["arguments"])
-    except CannotRunError as error:
-        return {"cannot_run": str(error)}
-    except GdnbenchError as error:
-        return {"bad_input": str(error)}
-    return {"verdict": found.to_json()}
+    arguments = request["arguments"]
+
+    def work() -> Message:
+        probe = getattr(importlib.import_module(module), function)
+        imports(arguments["kernel"], arguments["on"])
+        tell({TOLD: "imported"})
+        found: Verdict = probe(**arguments)
+        return {"verdict": found.to_json()}
+
+    return answered(work)
 
 
 def main(arguments: list[str]) -> None:
     requests, replies = arguments
-    serve(int(requests), int(replies), lambda tell: answer)
+    serve(int(requests), int(replies), lambda tell: partial(answer, tell))
 
 
 if __name__ == "__main__":

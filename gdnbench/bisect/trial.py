@@ -16,11 +16,13 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from blake3 import blake3
 from torch import Tensor
 
 from gdnbench.bisect import content
 from gdnbench.bisect.failing import failing
+from gdnbench.bisect.imported import OWN, with_imported
 from gdnbench.bisect.ledger import Question
 from gdnbench.bisect.verdict import CONTENT, State, Verdict
 from gdnbench.bits import as_integers
@@ -100,7 +102,7 @@ def asked(trial: Trial) -> Question:
     records = content.of_store(trial.store, chosen_by(trial))
     options = trial.to_json()
     del options["store"], options["records"], options["op"]
-    return {**options, "content": records, **toolchain()}
+    return {**options, "content": records, **toolchain(trial.on)}
 
 
 def chosen_by(trial: Trial) -> content.Choice:
@@ -108,33 +110,41 @@ def chosen_by(trial: Trial) -> content.Choice:
     return lambda store: select(store, trial.records, trial.op)
 
 
-def sources(kernel: str) -> list[Path]:
-    """Where a kernel's code lies: the file's folder, or the whole package. What it imports from elsewhere is
-    not followed. BadInputError if there is no such module."""
+def sources(kernel: str, folder: Path | None = None) -> list[Path]:
+    """Where a kernel's code lies: the file or the whole package, and what that imports, see `imported`.
+    Modules are looked for in `folder` first, else in the current one. BadInputError if there is no such
+    module."""
     if not kernels.is_user_kernel(kernel):
-        return [_package("gdnbench_kernels")]
+        return [_package("gdnbench_kernels", Path.cwd())]
+    here = Path.cwd() if folder is None else folder
     place = kernel.rpartition(":")[0]
-    if place.endswith(".py"):
-        return [Path(place).resolve()]
-    return [_package(place.partition(".")[0])]
+    start = (here / place).resolve() if place.endswith(".py") else _package(place.partition(".")[0], here)
+    return with_imported(start, here)
 
 
-def toolchain() -> dict[str, Any]:
-    """Versions of what compiles and runs kernels, and this project's own code."""
+def toolchain(on: str = "cpu") -> dict[str, Any]:
+    """Versions of what compiles and runs kernels, this project's own code, and on cuda which GPU that is."""
     versions = {}
     for name in PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             versions[name] = importlib.metadata.version(name)
-    own = content.of_code([_package("gdnbench"), _package("gdnbench_kernels")])
-    return {"versions": versions, "gdnbench": own}
+    own = content.of_code([_package(name, Path.cwd()) for name in OWN])
+    device = {"device": _device()} if on == "cuda" else {}
+    return {"versions": versions, "gdnbench": own, **device}
 
 
-def _package(name: str) -> Path:
-    here = Path.cwd() / name
-    if (here / "__init__.py").is_file() or here.with_suffix(".py").is_file():  # as `kernels.load_function`
-        return here if here.is_dir() else here.with_suffix(".py")
+def _device() -> str:
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else ""
+
+
+def _package(name: str, here: Path) -> Path:
+    folder, file = here / name, here / f"{name}.py"
+    if (folder / "__init__.py").is_file() or file.is_file():  # as `kernels.load_function`
+        return folder if folder.is_dir() else file
     found = importlib.util.find_spec(name)
     if found is None or not found.origin:
+        if folder.is_dir():  # a package without __init__.py, after any that has one
+            return folder
         raise BadInputError(
             f"there is no module {name!r}; write package.module:function or path/file.py:function"
         )
@@ -142,9 +152,9 @@ def _package(name: str) -> Path:
     return origin.parent if found.submodule_search_locations else origin
 
 
-def imports(trial: Trial) -> None:
+def imports(kernel: str, on: str) -> None:
     """Imports the kernel, whatever comes of it. BadInputError if it is not there."""
-    problem = bad_input(trial.kernel, trial.on)
+    problem = bad_input(kernel, on)
     if problem is not None:
         raise BadInputError(problem)
 
@@ -153,7 +163,7 @@ def run(trial: Trial, told: Callable[[str], None] = lambda line: None) -> Verdic
     """Replays in this process, which a kernel's crash ends: `prober` runs trials in one of their own. `told`
     hears of each record. BadInputError for what names nothing, or a record that its operation refuses,
     StoreError for a store that changes meanwhile."""
-    imports(trial)
+    imports(trial.kernel, trial.on)
     begin = time.monotonic()
     first: Verdict | None = None
     for schedule in trial.schedules if trial.on == SIM else trial.schedules[:1]:

@@ -1,8 +1,8 @@
 """The process that runs trials, told by JSON lines on a pipe.
 
 `python -m gdnbench.bisect.worker REQUESTS REPLIES`: file descriptors of the two pipes. A request is a
-`Trial`; the first reply says that its kernel was imported, the last is its verdict or why it has none. What
-kernels print goes to stderr.
+`Trial`; the first reply says that its kernel was imported, others that a record was replayed, the last is its
+verdict or why it has none. What kernels print goes to stderr.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import sys
 from functools import partial
 
 from gdnbench.bisect import trial
-from gdnbench.errors import CannotRunError, GdnbenchError, StoreError
+from gdnbench.bisect.answering import answered
+from gdnbench.bisect.prober import TOLD
 from gdnbench.printable import printable
 from gdnbench.replay.process import Message, Tell, serve
 
@@ -22,18 +23,17 @@ def main(arguments: list[str]) -> None:
 
 
 def answer(tell: Tell, request: Message) -> Message:
-    try:
+    def told(line: str) -> None:
+        print(printable(line), file=sys.stderr)
+        tell({TOLD: line})
+
+    def work() -> Message:
         asked = trial.Trial.from_json(request["trial"])
-        trial.imports(asked)
-        tell({"imported": True})
-        found = trial.run(asked, lambda line: print(printable(line), file=sys.stderr))
-    except CannotRunError as error:
-        return {"cannot_run": str(error)}
-    except StoreError as error:  # no matter which kernel asks
-        return {"store": str(error)}
-    except GdnbenchError as error:
-        return {"bad_input": str(error)}
-    return {"verdict": found.to_json()}
+        trial.imports(asked.kernel, asked.on)
+        tell({TOLD: "imported"})
+        return {"verdict": trial.run(asked, told).to_json()}
+
+    return answered(work)
 
 
 if __name__ == "__main__":

@@ -40,7 +40,7 @@ def replays(beside: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch
     """What stands in for the processes that replay revisions."""
     made = beside("revisions").Replays()
     monkeypatch.setattr(probe, "Prober", made)
-    monkeypatch.setattr(trials, "toolchain", dict)  # else it may be edited between two questions
+    monkeypatch.setattr(trials, "toolchain", lambda on: {})  # else it may be edited between two questions
     return made
 
 

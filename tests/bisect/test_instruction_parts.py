@@ -15,7 +15,8 @@ from gdnbench.bisect.instruction.find import Request, _question
 from gdnbench.bisect.instruction.launches import OtherLaunches, differences
 from gdnbench.bisect.instruction.rounding import decoded, excess, rounded_apart, ulp
 from gdnbench.bisect.instruction.statements import Source, Statement, pair
-from gdnbench.bisect.instruction.version import environment
+from gdnbench.bisect.instruction.version import place
+from gdnbench.bisect.prober import Place
 from gdnbench.errors import BadInputError
 from gdnbench.sim.value_trace import ARITHMETIC, Event, TracedInstruction, TracedRegister
 
@@ -209,5 +210,5 @@ def test_a_version_is_known_by_the_modules_beside_it(tmp_path: Path, monkeypatch
 
 def test_a_folder_comes_before_what_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", "/one")
-    assert environment(Path("/two")) == {"PYTHONPATH": f"/two{os.pathsep}/one"}
-    assert environment(None) == {}
+    assert place(Path("/two")) == Place(folder="/two", environment={"PYTHONPATH": f"/two{os.pathsep}/one"})
+    assert place(None) == Place()

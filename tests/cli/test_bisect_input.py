@@ -43,6 +43,19 @@ def right(*, q, k, v, g, beta, cu_seqlens, **others):
     return torch_chunked(q=q, k=k, v=v, g=g, beta=beta, cu_seqlens=cu_seqlens)
 '''
 
+FLAKY = """
+
+
+def flaky(*, o, **call):
+    from pathlib import Path
+
+    found = right(**call)
+    if Path("called").exists():
+        found["o"] = 2 * found["o"]
+    Path("called").touch()
+    return found
+"""
+
 BLOCKED = """
 import sys, runpy
 
@@ -127,3 +140,10 @@ def test_what_passes_and_what_is_refused(gdnbench: Invoke, store: Path) -> None:
         refused = gdnbench("bisect", "input", store, *arguments, "--kernel", "mine.py:kernel")
         assert refused.code == 2
         assert message in refused.err
+
+
+def test_a_record_that_passes_at_first_and_fails_later_is_not_fine(gdnbench: Invoke, store: Path) -> None:
+    Path("mine.py").write_text(KERNEL + FLAKY)
+    found = gdnbench("bisect", "input", store, "0", "--kernel", "mine.py:flaky")
+    assert found.code == 1, found.err
+    assert "it is flaky: pass 1 of 5, numeric mismatch 4 of 5" in found.out

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 import gdnbench_kernels
+from gdnbench.bisect.instruction import find
+from gdnbench.bisect.instruction.version import Version, VersionFails
 
 Invoke = Callable[..., Any]  # the fixture `gdnbench`
 
@@ -129,6 +131,71 @@ def test_a_version_that_does_not_run(gdnbench: Invoke, store: Path, tmp_path: Pa
     found = gdnbench(*asked(store, bad, good))
     assert found.code == 2
     assert "the good version does not run" in found.err
+
+
+def test_versions_come_from_their_folders_also_in_a_checkout_of_one(
+    gdnbench: Invoke, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folder that a process starts in comes before PYTHONPATH, and a path of a file is from it."""
+    for side, edits in (("one", ()), ("two", (PLANTED,))):
+        (tmp_path / side).mkdir()
+        version(tmp_path / side, "mine", *edits)
+    monkeypatch.chdir(tmp_path / "two")
+    found = gdnbench(
+        *asked(store, "mine:kernel", "mine.py:kernel", "--good-path", "../one", "--bad-path", ".")
+    )
+    assert found.code == 1, found.err
+    assert PLANTED[1] in found.out
+    again = gdnbench(
+        *asked(store, "mine.py:kernel", "mine:kernel", "--good-path", "../one", "--bad-path", ".")
+    )
+    assert again.code == 1, again.err
+    assert PLANTED[1] in again.out
+
+
+@pytest.mark.usefixtures("probes_here")
+@pytest.mark.parametrize("check_ends", [True, False])
+def test_a_version_that_cannot_be_run_here_says_nothing(
+    gdnbench: Invoke, store: Path, tmp_path: Path, check_ends: bool
+) -> None:
+    lacks = ("x = v.float()", "import nosuchpackage\n    x = v.float()")
+    good, bad = version(tmp_path, "good"), version(tmp_path, "bad", lacks)
+    for ends in ((good, bad), (bad, good)):
+        found = gdnbench(*[one for one in asked(store, *ends) if not check_ends or one != "--no-check-ends"])
+        assert found.code == 3, found.out
+        assert "nosuchpackage" in found.err.splitlines()[-1]
+
+
+@pytest.mark.usefixtures("probes_here")
+def test_what_is_let_be_is_not_said_to_agree(gdnbench: Invoke, store: Path, tmp_path: Path) -> None:
+    good, bad = version(tmp_path, "good"), version(tmp_path, "bad", PLANTED)
+    found = gdnbench(*asked(store, good, bad, "--tolerance", "1e9"))
+    assert found.code == 0, found.err
+    assert "same bits" not in found.out
+    assert "smooth_" in found.out
+    assert "--tolerance lets be" in found.out
+
+
+@pytest.mark.usefixtures("probes_here")
+def test_a_trace_that_is_cut_or_fails_is_no_answer(
+    gdnbench: Invoke, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good, bad = version(tmp_path, "good"), version(tmp_path, "bad", PLANTED)
+    with monkeypatch.context() as patched:
+        patched.setattr(find, "EVENTS", 10)
+        found = gdnbench(*asked(store, good, bad))
+    assert found.code == 3, found.out
+    assert "first 10 events of CTA 1" in found.err.splitlines()[-1]
+
+    def hangs(*args: Any) -> None:
+        raise VersionFails("hang", "no answer within 600 s")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Version, "trace", hangs)
+        found = gdnbench(*asked(store, good, bad))
+    assert found.code == 3, found.out
+    assert "no answer within 600 s" in found.err.splitlines()[-1]
+    assert gdnbench(*asked(store, good, bad)).code == 1  # nothing was kept
 
 
 @pytest.mark.slow

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -23,15 +23,16 @@ from gdnbench.bisect.instruction.launches import (
     differences,
     kernel_name,
 )
-from gdnbench.bisect.instruction.version import Asked, Version, VersionFails, environment
+from gdnbench.bisect.instruction.version import Asked, Version, VersionFails, place
 from gdnbench.bisect.ledger import Question
-from gdnbench.bisect.prober import Place, Prober
+from gdnbench.bisect.prober import Prober
 from gdnbench.bisect.session import Session
 from gdnbench.bisect.steady import Steadiness
-from gdnbench.bisect.trial import SCHEDULES, Trial
-from gdnbench.bisect.verdict import State, Verdict
-from gdnbench.errors import BadInputError
+from gdnbench.bisect.trial import SCHEDULES, STATES, Trial
+from gdnbench.bisect.verdict import CONTENT, State, Verdict
+from gdnbench.errors import BadInputError, CannotRunError
 from gdnbench.replay.simulated import SIM
+from gdnbench.report.outcome import Outcome
 from gdnbench.sim.value_trace import read
 
 EVENTS = 1_000_000
@@ -71,7 +72,9 @@ def find(request: Request, session: Session) -> Verdict:
             ("good", "bad"), questions, _sides(request), strict=True
         ):
             trial = Trial(request.store, kernel, SIM, (request.record,))
-            end = ends.look(session, label, question, trial, partial(Prober, _place(folder)))
+            end = ends.look(session, label, question, trial, partial(Prober, place(folder)))
+            if end.verdict.state is State.SKIP and end.verdict.kind != Outcome.NOT_COMPARABLE:
+                raise CannotRunError(f"the {label} version: {end.verdict.kind}: {end.verdict.reason}")
             if end.steadiness is Steadiness.FLAKY:
                 line = f"the {label} version is flaky: {end.spread}"
                 return Verdict(State.BAD, "flaky", line, facts={"lines": [line]})
@@ -86,7 +89,9 @@ def find(request: Request, session: Session) -> Verdict:
         "integers": request.integers,
         "cta": request.cta,
     }
-    found = session.ask("good beside bad", asked, lambda: _Comparing(request, session.told).run())
+    found = session.ask(
+        "good beside bad", asked, lambda: _Comparing(request, str(questions[0][CONTENT]), session.told).run()
+    )
     lines = [f"note: {note}" for note in notes] + list(found.facts["lines"])
     return replace(found, facts={**found.facts, "lines": lines})
 
@@ -95,34 +100,52 @@ def _sides(request: Request) -> list[tuple[str, Path | None]]:
     return list(zip(request.kernels, request.folders, strict=True))
 
 
-def _place(folder: Path | None) -> Place:
-    return Place(environment=environment(folder))
-
-
 def _question(request: Request, kernel: str, folder: Path | None) -> Question:
     trial = Trial(request.store, kernel, SIM, (request.record,))
     if folder is None:
         return trials.question(trial)
-    package = kernel.partition(":")[0].partition(".")[0]
-    places = [folder / package]
-    if not (folder / package).is_dir():  # a module alone, which may import those beside it
-        places = sorted(folder.glob("*.py"))
-        if folder / f"{package}.py" not in places:
-            raise BadInputError(f"{folder} has no module {package!r}")
-    known = trials.question(replace(trial, kernel="reference"))
-    return {**known, "kernel": kernel, "code": content.of_code(places)}
+    place = kernel.rpartition(":")[0]
+    package = place.partition(".")[0]
+    if place.endswith(".py"):
+        if not (folder / place).is_file():
+            raise BadInputError(f"{folder} has no file {place}")
+    elif not (folder / package).is_dir() and not (folder / f"{package}.py").is_file():
+        raise BadInputError(f"{folder} has no module {package!r}")
+    known = trials.asked(trial)
+    return {**known, "code": content.of_code(trials.sources(kernel, folder))}
+
+
+def _names(found: Sequence[LaunchDifference]) -> str:
+    """Of the kernels that were launched."""
+    return ", ".join(kernel_name(one.entry) for one in found)
+
+
+@contextmanager
+def _looked_at(label: str) -> Iterator[None]:
+    """While a version that ran to its end runs again to be looked at: that it then fails says nothing of
+    it."""
+    try:
+        yield
+    except VersionFails as failure:
+        raise CannotRunError(
+            f"the {label} version ran, and ended in a {failure.outcome} when a CTA was looked at: {failure};"
+            " shrink the record with `bisect input`, or give --cta"
+        ) from None
 
 
 class _Comparing:
     """Both versions side by side, in processes of their own."""
 
-    def __init__(self, request: Request, told: Callable[[str], None]) -> None:
+    def __init__(self, request: Request, content: str, told: Callable[[str], None]) -> None:
         self.request = request
+        self.content = content
         self.told = told
         self.versions: list[Version] = []
         self.digests: set[str] = set()
+        self.cut = ""
 
     def run(self) -> Verdict:
+        """CannotRunError where a version cannot be run, or where what was traced is too little to tell."""
         begin = time.monotonic()
         return replace(self._run(), seconds=time.monotonic() - begin)
 
@@ -140,17 +163,21 @@ class _Comparing:
                     return found
                 if found.kind != "pass":
                     agree = found
+            if self.cut:
+                raise CannotRunError(self.cut)
             return agree
 
     def _under(self, schedule: str, scratch: Path) -> Verdict:
         request = self.request
-        asked = Asked(request.store, request.record, request.stage is not None, schedule)
+        asked = Asked(request.store, request.record, self.content, request.stage is not None, schedule)
         folders = (scratch / "good", scratch / "bad")
         seen: list[dict[str, Any]] = []
         for label, version, folder in zip(("good", "bad"), self.versions, folders, strict=True):
             try:
                 seen.append(version.survey(asked, folder))
             except VersionFails as failure:
+                if STATES[Outcome(failure.outcome)] is State.SKIP:
+                    raise CannotRunError(f"the {label} version: {failure.outcome}: {failure}") from None
                 if label == "good":
                     raise BadInputError(f"the good version does not run: {failure.reason}") from None
                 line = f"the bad version ends in a {failure.outcome}, the good one does not: {failure.reason}"
@@ -168,20 +195,24 @@ class _Comparing:
                 found.append(one)
         except OtherLaunches as error:
             other = str(error)
-        if stage is not None:
-            found = [one for one in found if one.launch == stage]
-        if request.tolerance is not None:
-            found = [one for one in found if one.beyond]
+        looked = [
+            one for one in found if stage in (None, one.launch) and (request.tolerance is None or one.beyond)
+        ]
+        let_be, found = [one for one in found if one not in looked], looked
         for one in sorted(found, key=lambda one: not one.beyond):
             verdict = self._trace(asked, one, len(launches[0]), scratch)
             if verdict is not None:
                 return verdict
         if other:
             return Verdict(State.BAD, "other launches", other, facts={"lines": [other]})
-        if not found:
+        if not found and not let_be:
             return AGREE
-        entries = ", ".join(kernel_name(one.entry) for one in found)
-        line = f"the versions differ in the bits that {entries} leaves, and no value by more than rounding"
+        line = (
+            f"the versions differ in the bits that {_names(found)} leaves, and no value by more than rounding"
+            if found
+            else f"the versions differ in the bits that {_names(let_be)} leaves, which --stage or --tolerance"
+            " lets be, and in no others"
+        )
         return Verdict(State.GOOD, "rounding", line, facts={"lines": [line]})
 
     def _stage(self, seen: dict[str, Any]) -> int | None:
@@ -206,7 +237,8 @@ class _Comparing:
         cta = self.request.cta
         if cta is None:
             element = (difference.launch, difference.tensor, difference.place)
-            cta = self.versions[0].writer(asked, *element)
+            with _looked_at("good"):
+                cta = self.versions[0].writer(asked, *element)
         if cta is None:
             raise BadInputError(
                 f"{where}; which CTA writes it cannot be told, its CTAs take turns: give --cta"
@@ -215,7 +247,8 @@ class _Comparing:
         runs, files, grid = [], [], (1, 1, 1)
         for label, version in zip(("good", "bad"), self.versions, strict=True):
             path = scratch / f"{label}.trace"
-            files.append(version.trace(asked, difference.launch, cta, path, EVENTS))
+            with _looked_at(label):
+                files.append(version.trace(asked, difference.launch, cta, path, EVENTS))
             with read(path) as trace:
                 runs.append(Run.of(trace))
                 grid = trace.grid
@@ -229,6 +262,11 @@ class _Comparing:
             if run.dropped:
                 self.told(f"the trace of the {label} version ends after {EVENTS:,} events")
         if found is None:
+            if any(run.dropped for run in runs):
+                self.cut = (
+                    f"{where}; no value differs by more than rounding in the first {EVENTS:,} events of CTA"
+                    f" {cta}, where its trace ends: shrink the record with `bisect input`, or give --cta"
+                )
             return None
         facts = text.facts(found, alignment, cta, grid)
         if not facts["edited"]:

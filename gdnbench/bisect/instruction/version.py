@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import os
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gdnbench.errors import BadInputError, CannotRunError
+from gdnbench.bisect.answering import checked
+from gdnbench.bisect.prober import Place
+from gdnbench.errors import CannotRunError
 from gdnbench.replay.process import START_SECONDS, Gone, Worker, cause
 
 MODULE = "gdnbench.bisect.instruction.worker"
 
 
-def environment(folder: Path | None) -> dict[str, str]:
-    """What a process' environment has besides, whose modules are looked for in `folder` first."""
+def place(folder: Path | None) -> Place:
+    """Where a version runs. With a `folder` it starts there, since what `python -m` starts in comes before
+    PYTHONPATH; so modules and FILE.py are looked for in it first, and not in the folder that this one is
+    in."""
     if folder is None:
-        return {}
-    paths = [str(folder), os.environ.get("PYTHONPATH", "")]
-    return {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
+        return Place()
+    paths = [os.path.abspath(path) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    return Place(folder=str(folder), environment={"PYTHONPATH": os.pathsep.join([str(folder), *paths])})
 
 
 class VersionFails(Exception):
@@ -33,20 +36,21 @@ class VersionFails(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What both versions are run on."""
+    """What both versions are run on. `content`: the digest of the record, which must still be that one."""
 
     store: str
     record: int
+    content: str
     stages: bool
     schedule: str = "late"
 
 
 class Version:
-    """The kernel called `kernel`; modules are looked for in `folder` first, where one is given."""
+    """The kernel called `kernel`; modules and FILE.py are looked for in `folder` first, if there is one."""
 
     def __init__(self, kernel: str, folder: Path | None = None, timeout: float = 600.0) -> None:
         self.kernel = kernel
-        self._folder = folder
+        self._place = place(folder)
         self._timeout = timeout
         self._worker: Worker | None = None
 
@@ -78,6 +82,7 @@ class Version:
             "kernel": self.kernel,
             "store": asked.store,
             "record": asked.record,
+            "content": asked.content,
             "stages": asked.stages,
             "schedule": asked.schedule,
         }
@@ -91,18 +96,14 @@ class Version:
             status = worker.wait()
             self.close()
             raise VersionFails("crash", f"the process ended by {cause(status)}") from None
-        if reply.get("bad_input") is not None:
-            raise BadInputError(reply["bad_input"])
-        if reply.get("cannot_run") is not None:
-            raise CannotRunError(reply["cannot_run"])
+        checked(reply)
         if reply.get("failure") is not None:
             raise VersionFails(reply["failure"]["outcome"], reply["failure"]["reason"])
         return reply
 
     def _started(self) -> Worker:
         if self._worker is None:
-            process = {**os.environ, **environment(self._folder)}
-            self._worker = Worker(MODULE, [], python=sys.executable, environment=process)
+            self._worker = self._place.worker(MODULE)
             try:
                 self._worker.receive(START_SECONDS)
             except (TimeoutError, Gone):

@@ -15,16 +15,17 @@ from typing import Any
 
 import torch
 
+from gdnbench.bisect.answering import answered
+from gdnbench.bisect.content import held
 from gdnbench.bisect.instruction.watching import Survey, Tracing, WriterSearch
-from gdnbench.errors import CannotRunError, GdnbenchError
+from gdnbench.bisect.trial import imports
 from gdnbench.ops import operation
 from gdnbench.replay.execute import Execution
 from gdnbench.replay.failure import Failure
 from gdnbench.replay.process import Message, serve
-from gdnbench.replay.run import InProcess, bad_input
+from gdnbench.replay.run import InProcess
 from gdnbench.replay.simulated import SIM
 from gdnbench.sim.simulate import Settings, active
-from gdnbench.store.recover import open_store
 
 
 def main(arguments: list[str]) -> None:
@@ -39,22 +40,16 @@ class Answering:
         self._runner: InProcess | None = None
 
     def answer(self, request: Message) -> Message:
-        try:
-            return self._answer(request)
-        except CannotRunError as error:
-            return {"cannot_run": str(error)}
-        except GdnbenchError as error:
-            return {"bad_input": str(error)}
+        return answered(lambda: self._answer(request))
 
     def _answer(self, request: Message) -> Message:
         if self._runner is None:
-            problem = bad_input(request["kernel"], SIM)
-            if problem is not None:
-                return {"bad_input": problem}
+            imports(request["kernel"], SIM)
             self._runner = InProcess(request["kernel"], SIM, request["stages"])
         watch = _watch(request)
-        with open_store(request["store"]) as store:
-            record = store.records[request["record"]]
+        number = request["record"]
+        with held(request["store"], lambda _: [number], request["content"]) as (store, _, _):
+            record = store.records[number]
             with _told_memory(), active(Settings(schedule=request["schedule"], watch=watch)):
                 found = self._runner.run(record, operation(record.info.op))
         if isinstance(found, Failure):

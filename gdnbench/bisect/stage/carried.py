@@ -10,11 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gdnbench.bisect.content import held
 from gdnbench.bisect.record.carried import Carried, RecordKernel, advance, failure
 from gdnbench.bisect.record.drift import Over, first_over
 from gdnbench.bisect.record.links import Links, links_of
 from gdnbench.bisect.stage.chain import chain, chain_of
-from gdnbench.bisect.verdict import State, Verdict
+from gdnbench.bisect.verdict import CONTENT, State, Verdict
 from gdnbench.errors import GdnbenchError
 from gdnbench.judge.record import compared
 from gdnbench.judge.stages import STAGED_ORACLE
@@ -65,17 +66,18 @@ def carried(
     on: str,
     calls: Sequence[int],
     links: Mapping[str, Any],
+    content: str,
     k: float | None,
     tol: tuple[float, float] | None,
     schedules: Sequence[str],
     exact: Mapping[str, str],
 ) -> Verdict:
     """Runs `calls`, with the stages of which `exact` has dtypes exact in each. Bad where a state is over what
-    states that are carried are held to."""
+    states that are carried are held to. StoreError if the calls are not those of digest `content`."""
     runs = _Grafted(kernel, on, schedules, exact) if exact else RecordKernel(kernel, on, schedules)
     entries: list[dict[str, Any]] = []
     states: Carried = {}
-    with open_store(store) as opened:
+    with held(store, lambda _: calls, content) as (opened, _, _):
         linked = Links.from_json(links)
         for number in calls:
             try:
@@ -84,7 +86,8 @@ def carried(
                 raise
             except Exception as error:
                 return failure(error, f"record {opened.records[number].key}")
+    read = {CONTENT: content}
     over: Over | None = first_over(entries, k, tol is not None, calls)
     if over is None:
-        return Verdict(State.GOOD, str(Outcome.PASS))
-    return Verdict(State.BAD, str(Outcome.MISMATCH), str(over), facts={"number": over.number})
+        return Verdict(State.GOOD, str(Outcome.PASS), facts=read)
+    return Verdict(State.BAD, str(Outcome.MISMATCH), str(over), facts={"number": over.number, **read})

@@ -17,7 +17,7 @@ from gdnbench.bisect.stage.carried import calls_before
 from gdnbench.bisect.stage.probe import AFTER
 from gdnbench.bisect.steady import Steadiness
 from gdnbench.bisect.trial import SCHEDULES, Trial, question, sources, toolchain
-from gdnbench.bisect.verdict import State, Verdict
+from gdnbench.bisect.verdict import CONTENT, State, Verdict
 from gdnbench.errors import BadInputError, CannotRunError
 from gdnbench.replay.simulated import SIM
 from gdnbench.report.outcome import Outcome
@@ -110,7 +110,7 @@ def find(trial: Trial, session: Session, carry: bool = False) -> Found:
         "tol": trial.tol,
         "code": content.of_code(sources(trial.kernel)),
     }
-    base |= toolchain()
+    base |= toolchain(trial.on)
     with closing(Remote()) as remote:
         shown: dict[str, Mapping[str, Any]] = {}
         for passing, number in enumerate(chosen):
@@ -124,7 +124,7 @@ def find(trial: Trial, session: Session, carry: bool = False) -> Found:
                 raise BadInputError(f"--carry: {trial.kernel} lists no steps; leave it out")
             schedules = SCHEDULES if trial.on == SIM else trial.schedules
             one = replace(trial, records=(number,), stages=bool(facts["shows"]), schedules=schedules)
-            asking = _Asking(session, remote, one, {**base, "content": digests[number]}, labels[number])
+            asking = _Asking(session, remote, one, {**base, CONTENT: digests[number]}, labels[number])
             verdict = asking.whole()
             if verdict.state is State.SKIP:
                 raise CannotRunError(f"record {labels[number]}: {verdict.kind}: {verdict.reason}")
@@ -244,13 +244,14 @@ class _Asking:
         with_exact = "".join(f", exact {name}" for name in exact)
         return self.session.ask(
             f"{self.label}, {len(calls)} calls on their own states{with_exact}",
-            {"probe": "stage carried", **self.question, **given, "content": records},
+            {"probe": "stage carried", **self.question, **given, CONTENT: records},
             lambda: self.remote.ask(
                 CARRIED,
                 store=trial.store,
                 kernel=trial.kernel,
                 calls=list(calls),
                 links=links.to_json(calls),
+                content=records,
                 **given,
             ),
         )
@@ -267,6 +268,7 @@ class _Asking:
                 store=trial.store,
                 kernel=trial.kernel,
                 record=(trial.records or (0,))[0],
+                content=self.question[CONTENT],
                 **given,
             ),
         )

@@ -16,10 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gdnbench.bisect.content import held
 from gdnbench.bisect.stage.chain import chain, chain_of, check_steps, run_step
 from gdnbench.bisect.stage.place import as_facts
 from gdnbench.bisect.trial import STATES, scheduled
-from gdnbench.bisect.verdict import State, Verdict
+from gdnbench.bisect.verdict import CONTENT, State, Verdict
 from gdnbench.errors import BadInputError
 from gdnbench.judge import calls
 from gdnbench.judge.lines import Tolerance
@@ -112,6 +113,7 @@ def chained(
     kernel: str,
     on: str,
     record: int,
+    content: str,
     k: float | None,
     tol: tuple[float, float] | None,
     schedules: Sequence[str],
@@ -154,7 +156,7 @@ def chained(
         faults = list(execution.faults)
         return _verdict(facts, faults, {"same_bits": same})
 
-    return _probe(store, kernel, on, record, k, tol, schedules, once)
+    return _probe(store, kernel, on, record, content, k, tol, schedules, once)
 
 
 def alone(
@@ -163,6 +165,7 @@ def alone(
     kernel: str,
     on: str,
     record: int,
+    content: str,
     k: float | None,
     tol: tuple[float, float] | None,
     schedules: Sequence[str],
@@ -185,7 +188,7 @@ def alone(
             apart = _apart(one, cut, found, taken, exact)
         return _verdict([*facts, *apart], [], {"whole": facts, "apart": apart})
 
-    return _probe(store, kernel, on, record, k, tol, schedules, once)
+    return _probe(store, kernel, on, record, content, k, tol, schedules, once)
 
 
 def grafted(
@@ -194,6 +197,7 @@ def grafted(
     kernel: str,
     on: str,
     record: int,
+    content: str,
     k: float | None,
     tol: tuple[float, float] | None,
     schedules: Sequence[str],
@@ -218,7 +222,7 @@ def grafted(
         )
         return _verdict(_judged_outputs(one, found), [], {})
 
-    return _probe(store, kernel, on, record, k, tol, schedules, once)
+    return _probe(store, kernel, on, record, content, k, tol, schedules, once)
 
 
 def _carried_exactly(
@@ -335,17 +339,19 @@ def _probe(
     kernel: str,
     on: str,
     record: int,
+    content: str,
     k: float | None,
     tol: tuple[float, float] | None,
     schedules: Sequence[str],
     once: Callable[[_One], Verdict],
 ) -> Verdict:
-    """`once`, on the simulator under each schedule until it is bad."""
+    """`once`, on the simulator under each schedule until it is bad. StoreError if the record is not the one
+    of digest `content`, before or after."""
     bound = make_rule(k)
     assert isinstance(bound, Bound)
     rule = bound if tol is None else make_rule(tol=(tol[0], tol[1]))
     begin = time.monotonic()
-    with open_store(store) as opened:
+    with held(store, lambda _: [record], content) as (opened, _, _):
         chosen = opened.records[record]
         op = operation_of(chosen.info.op)
         found: Verdict | None = None
@@ -366,4 +372,5 @@ def _probe(
             if found.state is not State.GOOD:
                 break
     assert found is not None
-    return replace(found, seconds=time.monotonic() - begin)
+    facts = {**found.facts, CONTENT: content}
+    return replace(found, facts=facts, seconds=time.monotonic() - begin)
