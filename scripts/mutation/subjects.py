@@ -170,7 +170,7 @@ class _Decode:
 
 _PREFILL = {"seqlens": (193, 1), "heads": (1, 1), "initial_state": True}
 _DECODE_ATTENTION = tuple(
-    {"heads": 8, "lens": (128, 17, 0), "cache_layout": layout, "sink": 0.0}
+    {"heads": 8, "lens": (17, 128, 5, 0, 100), "cache_layout": layout, "sink": 0.0}
     for layout in ("per_token_scale", "fp8_ds_mla")
 )
 

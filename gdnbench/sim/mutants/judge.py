@@ -156,7 +156,10 @@ def run(launch: KeptLaunch, module: Module, engine: str, schedule: str, budget: 
         endless = True
     stopped = fault is not None or endless
     after = None if stopped else launch.after(memory)
-    return Run(after, Counter(map(_cause, checker.found())), executed, fault, endless)
+    found: Counter[tuple[str, ...]] = Counter()
+    for one in checker.found():
+        found[_cause(one)] += max(len(one.places), 1)
+    return Run(after, found, executed, fault, endless)
 
 
 def _counting(checker: LaunchChecker, executed: _Executed) -> Callable[[Cta], Checker]:
@@ -165,7 +168,12 @@ def _counting(checker: LaunchChecker, executed: _Executed) -> Callable[[Cta], Ch
 
 def _cause(found: Found) -> tuple[str, ...]:
     cause = found.cause if isinstance(found.cause, str) else found.cause.value
-    return (found.verdict.value, cause, _side(found.first), _side(found.second), found.memory)
+    sides = (found.first, found.second)
+    if found.verdict is Verdict.REVIEW:  # one for all that have the same opcodes, and the places of the first
+        told = tuple(side.does if side is not None else "" for side in sides)
+    else:
+        told = tuple(map(_side, sides))
+    return (found.verdict.value, cause, *told, found.memory)
 
 
 def _side(side: Side | None) -> str:
