@@ -80,7 +80,10 @@ def answered(asked: Asked) -> Answered:
     except ValueError:
         return Answered(asked.case, asked.what, "", f"no answer, exit status {done.returncode}", *seconds)
     wrong = "" if done.returncode == asked.status else f"exit status {done.returncode}"
-    return Answered(asked.case, asked.what, asked.answer(found), wrong or asked.check(found), *seconds)
+    wrong = wrong or asked.check(found)
+    # What is wrong may be that there is nothing of what the answer tells.
+    said = asked.answer(found) if not wrong else _answer(found)
+    return Answered(asked.case, asked.what, said, wrong, *seconds)
 
 
 def _used() -> float:
@@ -310,5 +313,5 @@ def _answer(found: Found) -> str:
         return str(found["answer"])
     if found.get("commit"):
         return f"{found['commit']['hash'][:10]} {found['commit']['subject']}"
-    lines = found.get("lines") or [found.get("reason", "")]
+    lines = found.get("lines") or [found.get("reason") or ""]
     return str(lines[-1])

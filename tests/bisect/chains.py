@@ -24,11 +24,18 @@ MARK = 3.0
 HEADS, DIM = 2, 16
 
 
-def chain(path: Path, steps: int, mark: tuple[int, int] | None = None, log_gate: float = -1e-3) -> Path:
+def chain(
+    path: Path, steps: int, mark: tuple[int, int] | None = None, log_gate: float = -1e-3, ahead: int = 0
+) -> Path:
     """`steps` calls of two layers in turn, of two sequences whose states are slots 0 and 2 of three. Gates
-    are slow: what a call does to a state stays. `mark`: (layer, step) of the call whose values are marked."""
+    are slow: what a call does to a state stays. `mark`: (layer, step) of the call whose values are marked.
+    `ahead`: calls of another layer that are stored before them."""
     states = {layer: torch.zeros(3, HEADS, DIM, DIM) for layer in LAYERS}
     drafts: list[RecordDraft] = []
+    for number in range(ahead):
+        small = synthesise("gdn_decode", batch=1, heads=(1, 1), head_dim=(8, 8), seed=number)
+        one = draft("gdn_decode", small, index=len(drafts))
+        drafts.append(replace(one, info=replace(one.info, layer="other", layer_index=None)))
     for step in range(steps):
         for layer in LAYERS:
             made = synthesise(

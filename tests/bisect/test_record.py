@@ -13,9 +13,10 @@ from gdnbench.bisect.record import find as finding
 from gdnbench.bisect.record.drift import first_growth, first_over
 from gdnbench.bisect.record.find import Asked, Found
 from gdnbench.bisect.record.links import links_of
-from gdnbench.bisect.record.text import answer
+from gdnbench.bisect.record.text import answer, notes
 from gdnbench.bisect.session import Session
 from gdnbench.bisect.trial import Trial
+from gdnbench.bisect.verdict import State, Verdict
 from gdnbench.errors import BadInputError
 from gdnbench.judge.calls import compact
 from gdnbench.store.reader import Store
@@ -178,3 +179,77 @@ def test_what_is_known_is_not_asked_again(chain: Path, session: Session) -> None
     before = len(session.ledger)
     assert answer(finding.find(asked(chain, "spoils_state"), session)) == answer(first)
     assert len(session.ledger) == before
+
+
+def test_the_same_calls_in_another_store_have_their_own_numbers(
+    chain: Path, beside: Any, tmp_path: Path, session: Session
+) -> None:
+    """What is known of states is known by the numbers of one store's records."""
+    more = {"tol": (ONE_CALL, 0.0), "carry": True, "layer": "1"}
+    first = finding.find(asked(chain, "rounds_beta", **more), session)
+    moved = beside("chains").chain(tmp_path / "moved.zarr", STEPS, MARKED, ahead=3)
+    other = finding.find(asked(moved, "rounds_beta", **more), session)
+    for found in (first, other):
+        assert found.carry is not None
+        assert found.carry.over is not None
+    assert other.carry.over.number == first.carry.over.number + 3
+    assert f"record {other.carry.over.number}, " in answer(other)
+    spoilt = [finding.find(asked(store, "spoils_state"), session) for store in (chain, moved)]
+    assert [found.carry.starts for found in spoilt if found.carry] == [NUMBER, NUMBER + 3]
+    assert spoilt[1].before == tuple(range(4, NUMBER + 3, 2))
+
+
+def test_a_state_of_a_call_that_was_not_chosen(chain: Path, session: Session) -> None:
+    """Of layer 1 are the odd ones."""
+    alone = finding.find(asked(chain, "spoils_state", records=(NUMBER,)), session)
+    assert (alone.before, alone.unchosen) == ((), (NUMBER - 2,))
+    assert answer(alone).endswith(
+        f"its state is that of record {NUMBER - 2}, not chosen: choose those, too, to see where it starts"
+    )
+    few = finding.find(asked(chain, "spoils_state", records=(NUMBER - 4, NUMBER - 2, NUMBER)), session)
+    assert (few.before, few.unchosen) == ((NUMBER - 4, NUMBER - 2), (NUMBER - 6,))
+    assert notes(few) == [f"states of record {NUMBER - 6}, not chosen, are taken as recorded"]
+    first = finding.find(asked(chain, "rounds_beta", records=(0,)), session)
+    assert answer(first).endswith("no earlier call left the state it gets: it starts there")
+
+
+def test_calls_that_are_skipped_do_not_pass(
+    chain: Path, session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = finding.Prober.run
+
+    def lacking(self: Any, trial: Trial) -> Verdict:
+        if 2 not in (trial.records or ()):
+            return run(self, trial)
+        records = [
+            {"outcome": "missing device or package" if number == 2 else "pass"}
+            for number in trial.records or ()
+        ]
+        return Verdict(State.SKIP, "missing", "no package", facts={"records": records})
+
+    monkeypatch.setattr(finding.Prober, "run", lacking)
+    found = finding.find(asked(chain, "right", records=(0, 1, 2, 3)), session)
+    assert answer(found).endswith("passes each of 3 calls by itself and 1 could not be replayed")
+
+
+def test_a_block_that_is_bad_and_none_of_its_calls(
+    chain: Path, session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though one of them is skipped, which comes first."""
+    run = finding.Prober.run
+
+    def beside_others(self: Any, trial: Trial) -> Verdict:
+        numbers = trial.records or ()
+        if numbers == (0,):
+            return Verdict(State.SKIP, "missing", "no package")
+        if len(numbers) == 1:
+            return run(self, trial)
+        outcomes = {0: "missing device or package", 2: "numeric mismatch"}
+        records = [{"outcome": outcomes.get(number, "pass")} for number in numbers]
+        return Verdict(State.BAD, "numeric mismatch", "o: off", facts={"records": records})
+
+    monkeypatch.setattr(finding.Prober, "run", beside_others)
+    found = finding.find(asked(chain, "right", records=(0, 1, 2, 3)), session)
+    assert found.first is not None
+    assert found.first.number == 2
+    assert "fails beside other calls and passes by itself: o: off" in answer(found)

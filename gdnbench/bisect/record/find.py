@@ -17,11 +17,11 @@ from gdnbench.bisect.ledger import Question, key_of
 from gdnbench.bisect.prober import Prober
 from gdnbench.bisect.record import carried
 from gdnbench.bisect.record.drift import STRETCH, Entry, Grows, Over, first_growth, first_over
-from gdnbench.bisect.record.links import Links, links_of
+from gdnbench.bisect.record.links import Links, Row, links_of
 from gdnbench.bisect.remote import Remote
 from gdnbench.bisect.session import Session
 from gdnbench.bisect.steady import Steadiness
-from gdnbench.bisect.trial import SCHEDULES, Trial, sources, toolchain
+from gdnbench.bisect.trial import SCHEDULES, STATES, Trial, sources, toolchain
 from gdnbench.bisect.verdict import CONTENT, State, Verdict
 from gdnbench.errors import BadInputError, CannotRunError
 from gdnbench.ops import operation
@@ -83,6 +83,7 @@ class Found:
     by_schedule: str = ""
     linked: int = 0  # calls whose state an earlier one left
     before: tuple[int, ...] = ()  # the calls that the first bad one's states come from
+    unchosen: tuple[int, ...] = ()  # calls that left a state to it or to those, and were not to be looked at
     carry: Carry | None = None
     stateless: tuple[str, ...] = ()  # operations that were looked at whose calls leave no state
     ones: Mapping[int, One] | None = None
@@ -126,12 +127,21 @@ def find(asked: Asked, session: Session) -> Found:
 
 def _named_in(block: Sequence[One], verdict: Verdict) -> One:
     """The call of a block that its verdict is about."""
-    failed = [at for at, one in enumerate(verdict.facts.get("records", ())) if one["outcome"] != Outcome.PASS]
-    return block[failed[0] if failed else 0]
+    states = [STATES.get(Outcome(one["outcome"])) for one in verdict.facts.get("records", ())]
+    return block[states.index(verdict.state) if verdict.state in states else 0]
+
+
+def _unseen(together: State, alone: Sequence[State]) -> bool:
+    """Whether what calls came to beside one another shows in none of them by itself."""
+    return State.BAD not in alone and (together is State.BAD or State.SKIP not in alone)
 
 
 def _of_layer(record: StoredRecord, layer: str) -> bool:
     return layer in (record.info.layer, str(record.info.layer_index))
+
+
+def _order(record: StoredRecord) -> tuple[int, int]:
+    return record.info.call, record.number
 
 
 def _one(record: StoredRecord) -> One:
@@ -143,7 +153,7 @@ def _one(record: StoredRecord) -> One:
         info.layer,
         info.layer_index,
         info.step,
-        (info.call, record.number),
+        _order(record),
         content.of_records([record]),
         sum(handle.nbytes for handle in record.before.values()),
     )
@@ -163,7 +173,7 @@ class _Finding:
                 name: options[name] for name in ("kernel", "on", "k", "tol", "bitwise", "stages", "schedules")
             },
             "code": content.of_code(sources(trial.kernel)),
-            **toolchain(),
+            **toolchain(trial.on),
         }
 
     def run(self) -> Found:
@@ -221,13 +231,13 @@ class _Finding:
                 if together.state is State.GOOD:
                     yield from ((one, together) for one in block)
                     continue
-            passed = True
+            states: list[State] = []
             for one in block:
                 trial = replace(self._trial, records=(one.number,))
                 verdict = self._session.ask(str(one), self._question(one), partial(prober.run, trial))
-                passed = passed and verdict.state is State.GOOD
+                states.append(verdict.state)
                 yield one, verdict
-            if passed and len(block) > 1:
+            if len(block) > 1 and _unseen(together.state, states):
                 yield _named_in(block, together), replace(together, kind=APART)
 
     def _question(self, one: One) -> Question:
@@ -247,12 +257,29 @@ class _Finding:
         if end.steadiness is Steadiness.BY_SCHEDULE:
             found = replace(found, by_schedule=end.spread)
         before = tuple(number for number in self._links.ancestors(one.number) if number in self._ones)
+        found = replace(found, unchosen=self._unchosen(one, before))
         if not before or found.kind != "numeric mismatch":
             return replace(found, before=before)
         calls = [number for number in self._order if number in (*before, one.number)]
         starts, alone = self._from_exact(remote, calls, [one.number])
         carry = self._carry(remote, calls[:-1], own_doing=False)
         return replace(found, before=before, carry=replace(carry, starts=starts, alone=alone))
+
+    def _unchosen(self, one: One, before: Sequence[int]) -> tuple[int, ...]:
+        """Calls that left a state to one of these, and were not to be looked at."""
+        if self._asked.trial.records is None:  # a state does not leave its layer
+            return ()
+        with open_store(self._trial.store) as store:
+            last = store.records[one.number]
+            lane = [
+                record
+                for record in store.records
+                if record.segment.name == last.segment.name and record.info.layer == last.info.layer
+            ]
+            lane.sort(key=_order)
+            links = links_of(lane[: 1 + [record.number for record in lane].index(one.number)])
+        left = {earlier for (at, _), (earlier, _) in links.before.items() if at in (one.number, *before)}
+        return tuple(sorted(left - self._ones.keys()))
 
     def _lanes(self) -> list[int]:
         """Calls that get or leave a state."""
@@ -296,6 +323,7 @@ class _Finding:
         if len(judged) > 1:
             label = f"each of {len(judged)} calls up to {label}"
         digest = content.together([self._ones[number].content for number in calls])
+        links = self._links.to_json(calls)
         verdict = self._session.ask(
             label,
             {
@@ -303,6 +331,7 @@ class _Finding:
                 **self._base,
                 CONTENT: digest,
                 "judged": [calls.index(number) for number in judged],
+                "named": self._named(calls, links),
             },
             lambda: remote.ask(
                 PROBES + "steps",
@@ -310,7 +339,7 @@ class _Finding:
                 kernel=trial.kernel,
                 on=trial.on,
                 calls=list(calls),
-                links=self._links.to_json(calls),
+                links=links,
                 judged=list(judged),
                 k=trial.k,
                 tol=trial.tol,
@@ -325,6 +354,12 @@ class _Finding:
         )
         return bad, verdict.reason
 
+    def _named(self, calls: Sequence[int], links: Mapping[str, Any], keep: Sequence[Row] = ()) -> str:
+        """Digest of what calls are named by in a verdict on their states: the same ones in another store, or
+        among others, have other numbers."""
+        keys = [self._ones[number].key for number in calls]
+        return key_of({"calls": list(calls), "keys": keys, "links": links, "keep": list(map(list, keep))})
+
     def _block(
         self, remote: Remote, calls: Sequence[int], block: Sequence[int], file: str | None
     ) -> tuple[Verdict, str]:
@@ -332,7 +367,11 @@ class _Finding:
         trial = self._trial
         until = calls[: calls.index(block[-1]) + 1]
         there, later = set(until), set(calls[len(until) :])
+        keep = sorted(
+            {earlier for at, earlier in self._links.before.items() if at[0] in later and earlier[0] in there}
+        )
         question = {"probe": "record carried", **self._base, "block": len(block)}
+        question["named"] = self._named(until, self._links.to_json(until), keep)
         question[CONTENT] = content.together([self._ones[number].content for number in until])
         kept = self._session.folder / f"states-{key_of(question)[:16]}.pt"
         label = f"{len(until)} calls on their own states, to {self._ones[block[-1]]}"
@@ -345,13 +384,7 @@ class _Finding:
                 on=trial.on,
                 calls=list(block),
                 links=self._links.to_json(block),
-                keep=sorted(
-                    {
-                        earlier
-                        for at, earlier in self._links.before.items()
-                        if at[0] in later and earlier[0] in there
-                    }
-                ),
+                keep=keep,
                 tol=trial.tol,
                 schedules=list(trial.schedules),
                 content=content.together([self._ones[number].content for number in block]),
@@ -379,6 +412,7 @@ def as_json(found: Found) -> dict[str, Any]:
         "by_schedule": found.by_schedule or None,
         "linked": found.linked,
         "before": list(found.before),
+        "unchosen": list(found.unchosen),
         "carry": None
         if carry is None
         else {

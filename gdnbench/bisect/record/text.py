@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from gdnbench.bisect.record.find import Carry, Found, One
 
 
@@ -15,6 +17,8 @@ def notes(found: Found) -> list[str]:
         out.append(
             f"{found.linked} calls get a state that an earlier one left: --carry looks at what they add up to"
         )
+    if found.before and found.unchosen:
+        out.append(f"states of {_records(found.unchosen)}, not chosen, are taken as recorded")
     if found.stateless and found.carry is not None:
         out.append(
             f"calls of {', '.join(found.stateless)} leave no state: each was looked at by itself alone"
@@ -37,6 +41,9 @@ def _origin(found: Found, first: One) -> str:
     carry = found.carry
     if first.op in found.stateless:
         return f"{first.op} leaves no state, and reads a cache as recorded: it starts there"
+    if not found.before and found.unchosen:
+        left = _records(found.unchosen)
+        return f"its state is that of {left}, not chosen: choose those, too, to see where it starts"
     if not found.before:
         return "no earlier call left the state it gets: it starts there"
     if carry is None:
@@ -56,8 +63,10 @@ def _origin(found: Found, first: One) -> str:
 
 
 def _together(found: Found) -> str:
-    count = f"{found.looked} call{'s' if found.looked != 1 else ''}"
-    alone = f"{found.kernel} passes each of {count} by itself"
+    passed = found.looked - len(found.skipped)
+    alone = f"{found.kernel} passes each of {passed} call{'s' if passed != 1 else ''} by itself"
+    if found.skipped:
+        alone += f" and {len(found.skipped)} could not be replayed"
     carry = found.carry
     if carry is None:
         return alone
@@ -80,6 +89,10 @@ def _over(found: Found, carry: Carry) -> str:
     return (
         f"{where}; from the exact state {_named(found, carry.starts)} is bad: it starts there ({carry.alone})"
     )
+
+
+def _records(numbers: Sequence[int]) -> str:
+    return f"record{'s' if len(numbers) != 1 else ''} {', '.join(map(str, numbers))}"
 
 
 def _named(found: Found, number: int) -> str:
