@@ -46,9 +46,6 @@ SCHEDULES = ("late", "early", "random:0")
 """Under which kernels are simulated where schedules are to tell."""
 BIT_DIFFERENCE = "bits depend on the schedule"
 """The kind of a trial that passes under every schedule, with other bits under another."""
-PACKAGES = ("torch", "nvidia-cutlass-dsl", "triton", "numpy")
-"""Whose versions a verdict depends on, beside the kernel's and this project's sources."""
-
 IMPORT_FAILURE = "import failure"
 """The kind of a trial whose kernel failed, ended its process or hung before it could be called."""
 
@@ -123,11 +120,9 @@ def sources(kernel: str, folder: Path | None = None) -> list[Path]:
 
 
 def toolchain(on: str = "cpu") -> dict[str, Any]:
-    """Versions of what compiles and runs kernels, this project's own code, and on cuda which GPU that is."""
-    versions = {}
-    for name in PACKAGES:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            versions[name] = importlib.metadata.version(name)
+    """Versions of all that is installed, among it what compiles and runs kernels; this project's own code;
+    and on cuda which GPU that is."""
+    versions = {one.name: one.version for one in importlib.metadata.distributions() if one.name}
     own = content.of_code([_package(name, Path.cwd()) for name in OWN])
     device = {"device": _device()} if on == "cuda" else {}
     return {"versions": versions, "gdnbench": own, **device}

@@ -69,7 +69,7 @@ class Replays:
 def replays(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Replays:
     made = Replays()
     monkeypatch.setattr(axis, "Prober", made)
-    monkeypatch.setattr(trials, "toolchain", dict)  # else it may be edited between two questions
+    monkeypatch.setattr(trials, "toolchain", lambda on: {})  # else it may be edited between two questions
     monkeypatch.setenv("GDNBENCH_CACHE_DIR", str(tmp_path / "cache"))
     return made
 

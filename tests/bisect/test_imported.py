@@ -66,9 +66,15 @@ def test_what_a_package_imports_from_another_counts(here: Path) -> None:
     assert digest("engine.parts:kernel") != before
 
 
-@pytest.mark.usefixtures("here")
-def test_what_is_installed_counts_by_its_version() -> None:
+def test_what_is_installed_counts_by_its_version(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not [path for path in trial.sources("mine.py:kernel") if "site-packages" in str(path)]
+    monkeypatch.syspath_prepend(here)
+    found = []
+    for version in ("1.0", "1.0", "1.1"):
+        (here / "faraway-1.dist-info").mkdir(exist_ok=True)
+        (here / "faraway-1.dist-info" / "METADATA").write_text(f"Name: faraway\nVersion: {version}\n")
+        found.append(trial.toolchain()["versions"])
+    assert found[0] == found[1] != found[2]
 
 
 def test_another_gpu_is_another_question(monkeypatch: pytest.MonkeyPatch) -> None:

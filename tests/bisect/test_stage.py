@@ -10,6 +10,7 @@ from types import ModuleType
 import pytest
 import torch
 
+from gdnbench.bisect import content
 from gdnbench.bisect.session import Session
 from gdnbench.bisect.stage import find as finding
 from gdnbench.bisect.stage import probe
@@ -228,6 +229,7 @@ def asked(kernel: str, store: Path) -> dict[str, object]:
         "kernel": kernel,
         "on": "sim",
         "record": 0,
+        "content": content.of_store(str(store), lambda _: [0]),
         "k": None,
         "tol": None,
         "schedules": ["late"],
