@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from gdnbench.bisect import trial as trials
-from gdnbench.bisect.input.reproduction import apart
+from gdnbench.bisect.input.reproduction import HERE, OWN, apart
 from gdnbench.bisect.input.result import MADE, answer, check_out, rows, write_script, write_store
 from gdnbench.bisect.input.shrink import Options, Shrunk, shrink
 from gdnbench.bisect.prober import PROCESS_ENDED
@@ -516,3 +516,60 @@ def test_a_kernel_that_hangs_reproduces_it(tmp_path: Path, capsys: pytest.Captur
     script.write_text("import threading; threading.Event().wait()")
     assert apart(str(script), "mine.py:kernel", 0.5) == 1
     assert capsys.readouterr().out.splitlines() == ["no answer within 0.5 s", "it reproduces"]
+
+
+ABSENT = """
+import nosuch_package
+def kernel(**call): ...
+"""
+
+
+def test_what_the_file_cannot_tell_is_no_failure(
+    shrunk: Shrink, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = shrunk("gdn_prefill", "finite", prefill(seqlens=(3,), heads=(1, 1), nan_at=(1,)))
+    script, store = tmp_path / "repro.py", tmp_path / "small.zarr"
+    write_store(found, store)
+    assert write_script(found, store, script) is None
+    (tmp_path / "absent.py").write_text(ABSENT)
+    (tmp_path / "broken.py").write_text("1 / 0\n")
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    text = script.read_text()
+
+    def told(named: str, *more: str) -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", ["repro.py", named, *more])
+        with pytest.raises(SystemExit) as ended:
+            runpy.run_path(str(script), run_name="__main__")
+        out, err = capsys.readouterr()
+        assert "reproduce" not in out
+        assert err.count("\n") == 1
+        assert isinstance(ended.value.code, int)
+        return ended.value.code, err
+
+    for named, status, said in (
+        ("nosuch.py:kernel", 2, "nosuch.py is not here"),
+        ("nosuch_module:kernel", 2, "nosuch_module cannot be imported"),
+        ("nosuch_module.deep:kernel", 2, "No module named 'nosuch_module'"),
+        ("kernels.py:nosuch", 2, "kernels.py has no 'nosuch'"),
+        ("torch", 2, "names no kernel"),
+        ("absent.py:kernel", 3, "No module named 'nosuch_package'"),
+        ("broken.py:kernel", 3, "ZeroDivisionError"),
+    ):
+        code, err = told(named)
+        assert (code, said in err) == (status, True), err
+    assert told("nosuch.py:kernel", HERE)[0] == OWN + 2
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    script.write_text(text.replace("DEVICE = 'cpu'", "DEVICE = 'cuda'"))
+    assert told("kernels.py:finite") == (3, "torch finds no GPU here, which the kernel needs\n")
+    script.write_text(text)
+    store.rename(tmp_path / "elsewhere")
+    code, err = told("kernels.py:finite")
+    assert (code, "small.zarr holds no record" in err) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("ends", "status"), [(0, 1), (1, 1), (3, 1), (OWN, 0), (OWN + 1, 1), (OWN + 2, 2), (OWN + 3, 3)]
+)
+def test_a_status_of_the_kernel_s_own_is_its_failure(tmp_path: Path, ends: int, status: int) -> None:
+    (tmp_path / "ends.py").write_text(f"raise SystemExit({ends})")
+    assert apart(str(tmp_path / "ends.py"), "mine.py:kernel", 60.0) == status

@@ -19,16 +19,43 @@ import torch
 import zarr
 from torch import Tensor
 
+BAD_INPUT, CANNOT_RUN = 2, 3
+
+
+class UntoldError(Exception):
+    """Nothing can be said of the kernel. `status`: BAD_INPUT for what was given, CANNOT_RUN for what is not
+    here."""
+
+    def __init__(self, status: int, reason: str) -> None:
+        super().__init__(reason)
+        self.status = status
+
+
+def told(reproduced: Callable[[], int]) -> int:
+    """The exit status: that of `reproduced`, or of why it cannot be told."""
+    try:
+        return reproduced()
+    except UntoldError as error:
+        print(error, file=sys.stderr)
+        return error.status
+
 
 def record_of(store: Path) -> dict[str, Any]:
-    """The one record of a store: a line of JSON that describes every tensor."""
-    segments: Any = zarr.open_group(store, mode="r")["segments"]
-    for _, segment in segments.groups():
-        for name, batch in segment.groups():
-            if name != "end":
-                record: dict[str, Any] = json.loads(bytes(batch["records"][:]).splitlines()[0])
-                return record
-    raise SystemExit(f"{store} holds no record")
+    """The one record of a store: a line of JSON that describes every tensor. UntoldError if there is none."""
+    try:
+        segments: Any = zarr.open_group(store, mode="r")["segments"]
+        lines = [
+            bytes(batch["records"][:]).splitlines()[0]
+            for _, segment in segments.groups()
+            for name, batch in segment.groups()
+            if name != "end"
+        ]
+        record: dict[str, Any] = json.loads(lines[0])
+    except Exception as error:
+        raise UntoldError(
+            BAD_INPUT, f"{store} holds no record ({type(error).__name__}); put the store beside this file"
+        ) from None
+    return record
 
 
 def stored(store: Path, tensor: Mapping[str, Any]) -> Tensor:
@@ -77,26 +104,46 @@ def unplain(value: Any) -> Any:
 
 
 def function_of(name: str) -> Callable[..., Any]:
-    """ "module:function" or "file.py:function", looked for here and beside this file."""
+    """ "module:function" or "file.py:function", looked for here and beside this file. UntoldError if it is
+    not there, or what it imports is not."""
     place, _, function = name.rpartition(":")
+    if not place:
+        raise UntoldError(BAD_INPUT, f"{name!r} names no kernel; write module:function or FILE.py:function")
     sys.path[:0] = ["", str(Path(__file__).parent)]
-    if not place.endswith(".py"):
-        found: Any = importlib.import_module(place)
-    else:
-        here = [path for path in (Path(place), Path(__file__).parent / Path(place).name) if path.is_file()]
-        if not here:
-            raise SystemExit(
-                f"{place} is not here; put it beside this file, or name the kernel: FILE.py:NAME"
-            )
-        spec = importlib.util.spec_from_file_location("kernel_under_test", here[0])
-        assert spec is not None
-        assert spec.loader is not None
-        found = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(found)
-    for part in function.split("."):
-        found = getattr(found, part)
+    try:
+        found: Any = module_of(place)
+    except UntoldError:
+        raise
+    except (Exception, SystemExit) as error:
+        absent = isinstance(error, ModuleNotFoundError) and f"{place}.".startswith(f"{error.name}.")
+        raise UntoldError(
+            BAD_INPUT if absent else CANNOT_RUN,
+            f"{place} cannot be imported: {type(error).__name__}: {error}",
+        ) from None
+    try:
+        for part in function.split("."):
+            found = getattr(found, part)
+    except AttributeError:
+        raise UntoldError(BAD_INPUT, f"{place} has no {function!r}; name the kernel as it does") from None
     kernel: Callable[..., Any] = found
     return kernel
+
+
+def module_of(place: str) -> Any:
+    """As imported: by its name, or a file."""
+    if not place.endswith(".py"):
+        return importlib.import_module(place)
+    here = [path for path in (Path(place), Path(__file__).parent / Path(place).name) if path.is_file()]
+    if not here:
+        raise UntoldError(
+            BAD_INPUT, f"{place} is not here; put it beside this file, or name the kernel: FILE.py:NAME"
+        )
+    spec = importlib.util.spec_from_file_location("kernel_under_test", here[0])
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def ran(
@@ -149,6 +196,8 @@ def wrong(
 
 
 HERE = "--here"
+OWN = 64
+"""Added to the exit status of a process that `apart` starts: a smaller one is the kernel's doing."""
 
 
 def apart(script: str, kernel: str, seconds: float) -> int:
@@ -158,8 +207,8 @@ def apart(script: str, kernel: str, seconds: float) -> int:
     except subprocess.TimeoutExpired:
         print(f"no answer within {seconds:g} s")
     else:
-        if ended in (0, 1, 2):
-            return ended
+        if OWN <= ended <= OWN + CANNOT_RUN:
+            return ended - OWN
         print(f"the process ended by {f'signal {-ended}' if ended < 0 else f'exit status {ended}'}")
     print("it reproduces")
     return 1
@@ -176,10 +225,13 @@ def reproduce(
     device: str,
 ) -> int:
     """Exit status: 1 where the failure is there, 0 where it is not, 2 where the kernel takes something else.
+    UntoldError if that cannot be told.
 
     `outputs`: shapes and dtypes of the buffers. `takes`: values of conventions that the kernel takes.
     """
     record = record_of(store)
+    if device == "cuda" and not torch.cuda.is_available():
+        raise UntoldError(CANNOT_RUN, "torch finds no GPU here, which the kernel needs")
     conventions = record["info"]["conventions"]
     scalars = {name: unplain(value) for name, value in record["info"]["scalars"].items()}
     call = {name: as_called(store, record, name, device) for name in record["before"]}
@@ -194,7 +246,7 @@ def reproduce(
         accepted = {**takes, **declared}.get(name, (value,))
         if value not in accepted:
             print(f"the kernel takes {name} as {' or '.join(accepted)}; this record has {value}")
-            return 2
+            return BAD_INPUT
     before = {name: tensor.clone() for name, tensor in call.items()}
     buffers = {
         name: poisoned(math.prod(shape), getattr(torch, dtype)).view(shape).to(device)

@@ -29,7 +29,8 @@ Needs torch, numpy, zarr 3{needs}. Loads {store} beside this file, calls the ker
 {kernel}
 or another that is named as module:function or file.py:function, and compares it with the fp64 reference
 below.
-Exit status: 1 where it fails, 0 where it does not.
+Exit status: 1 where it fails, 0 where it does not, 2 for what is not there or does not fit, 3 where it cannot
+run here: no GPU, or an import that fails.
 
 Seen: {seen}
 """
@@ -53,7 +54,8 @@ if __name__ == "__main__":
     named = sys.argv[1] if len(sys.argv) > 1 else KERNEL
     if SECONDS is not None and HERE not in sys.argv:
         sys.exit(apart(__file__, named, SECONDS))
-    sys.exit(reproduce(STORE, named, reference, unowed, OUTPUTS, LIMITS, TAKES, DEVICE))
+    status = told(lambda: reproduce(STORE, named, reference, unowed, OUTPUTS, LIMITS, TAKES, DEVICE))
+    sys.exit(status + OWN if HERE in sys.argv else status)
 '''
 RULES = {
     "bound": "RMS and largest error that pass: a multiple of torch's on the same record, and rounding.",
