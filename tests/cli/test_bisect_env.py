@@ -31,7 +31,7 @@ def arguments(gdnbench: Invoke, tmp_path: Path, wheels: Any, monkeypatch: pytest
     options = ("--op", "gdn_decode", "--batch", "1", "--heads", "1,1", "--head-dim", "8,8")
     assert gdnbench("synth", store, *options).code == 0
     (tmp_path / "k.py").write_text(KERNEL)
-    monkeypatch.setattr("gdnbench.bisect.trial.toolchain", dict)  # else it may be edited meanwhile
+    monkeypatch.setattr("gdnbench.bisect.trial.toolchain", lambda on="cpu": {})  # may be edited meanwhile
     monkeypatch.setenv("GDNBENCH_CACHE_DIR", str(tmp_path / "cache"))
     return lambda good, bad: (
         *("bisect", "env", store, "--kernel", f"{tmp_path / 'k.py'}:kernel", "--good", good, "--bad", bad),
