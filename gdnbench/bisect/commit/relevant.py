@@ -152,8 +152,8 @@ class Relevant:
 
 
 def imported_names(text: bytes) -> set[str]:
-    """The first parts of the names that a file imports, those in lines of its strings among them, which may be
-    run. Of a file that does not parse those that begin a line."""
+    """The first parts of the names that a file imports, those in lines of its strings among them, which may
+    be run. Of a file that does not parse those that begin a line."""
     found = set()
     for source, names in _IMPORT.findall(text):
         parts: Iterable[bytes] = [source] if source else names.split(b",")

@@ -86,8 +86,8 @@ class Worktree:
         return {"PYTHONPATH": os.pathsep.join([*before, str(self._names), *after])}
 
     def remove(self) -> None:
-        """The folder, and what git knows of it. Not by `git worktree prune`, which forgets the user's own, too,
-        where they are not mounted."""
+        """The folder, and what git knows of it. Not by `git worktree prune`, which forgets the user's own,
+        too, where they are not mounted."""
         shutil.rmtree(self._names, ignore_errors=True)
         for _ in range(2):  # git refuses one whose .git is damaged, and forgets one that is gone
             with contextlib.suppress(GitError):
