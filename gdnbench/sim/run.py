@@ -151,12 +151,10 @@ def run_ptx(
     launch = prepare_launch(module, kernel, grid, block, param, smem, memory, config)
     record = LaunchRecord() if profile else None
     launch.recorder = record.cta if record is not None else None
-    launch.checker = checker
+    launch.checker, launch.parts = checker, checks
     ready: Engine = importlib.import_module(kind.prepare).prepare(module, kernel, config)
     if observed is not None:
         ready, threads = observed.engine(launch, ready), 1
-    if checker is not None:
-        threads = 1
     start = time.perf_counter()
     # A profile interleaves the warps finely, so that its steps mean something.
     quantum = min(kind.quantum, PROFILE_QUANTUM) if profile else kind.quantum

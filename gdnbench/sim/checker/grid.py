@@ -1,4 +1,4 @@
-"""Checks a launch: its CTAs one by one, and what they do to each other's global memory.
+"""Checks a launch: each of its CTAs, and what they do to each other's global memory.
 
 CTAs of a kernel that has no atomics and no ordered accesses to global memory cannot wait for one another, so
 that two of them that touch the same bytes, one of them writing, race whatever the order in which they ran. In
@@ -76,6 +76,14 @@ class Between:
             self.events.append(follower.events[number])
         kept.add(cells, codes[numbers])
 
+    def join(self, other: Between) -> None:
+        """What other CTAs wrote and read."""
+        ahead = len(self.events)
+        self.events += other.events
+        for mine, more in ((self._written, other._written), (self._read, other._read)):
+            for cells, codes in zip(more.cells, more.codes, strict=True):
+                mine.add(cells, codes + ahead)
+
     def judge(self, findings: Findings) -> None:
         """Bytes that one CTA wrote and another touched."""
         cells, codes = self._written.sorted()
@@ -107,18 +115,43 @@ def _roles(follower: Follower) -> tuple[str, ...]:
     return tuple(map(role, ops))
 
 
+@dataclass(slots=True)
+class _Part:
+    """What the CTAs of one process left: findings, roles by CTA and warp, bytes of global memory."""
+
+    findings: Findings
+    roles: dict[int, tuple[str, ...]]
+    between: Between | None
+
+
 class LaunchChecker:
-    """One launch's; `begin` is what a `Launch` makes the checker of each CTA with. The CTAs run in this
-    process."""
+    """One launch's; `begin` is what a `Launch` makes the checker of each CTA with. Implements
+    `machine.checking.Parts`: its CTAs may run over several processes."""
 
     def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel
-        self._findings = Findings(0)
         self._forms = Forms(kernel)
         self._talks = communicates(kernel)
-        self._between: Between | None = None
         self._running: dict[int, Follower] = {}
-        self._roles: dict[int, tuple[str, ...]] = {}
+        self.reset()
+
+    def reset(self) -> None:
+        """See `Parts`."""
+        between = None if self._talks else Between(self._forms.sizes["global"])
+        self._part = _Part(Findings(0), {}, between)
+
+    def part(self) -> object:
+        """See `Parts`."""
+        self._stopped()
+        return self._part
+
+    def join(self, part: object) -> None:
+        """See `Parts`."""
+        assert isinstance(part, _Part)
+        self._part.findings.merge(part.findings)
+        self._part.roles |= part.roles
+        if self._part.between is not None and part.between is not None:
+            self._part.between.join(part.between)
 
     def begin(self, cta: Cta) -> Follower:
         """The checker of a CTA."""
@@ -128,28 +161,30 @@ class LaunchChecker:
     def _ended(self, follower: Follower) -> None:
         del self._running[follower.cta.index]
         self._keep(follower)
-        if not self._talks:
-            if self._between is None:
-                self._between = Between(follower.sizes["global"])
-            self._between.add(follower)
+        if self._part.between is not None:
+            self._part.between.add(follower)
 
-    def found(self) -> list[Found]:
-        """What was found, once the launch has ended or failed: then also of the CTAs that it stopped."""
+    def _stopped(self) -> None:
+        """CTAs that a fault ended leave what was found until then."""
         for follower in self._running.values():
             self._keep(follower)
         self._running.clear()
-        if self._between is not None:
-            self._between.judge(self._findings)
-            self._between = None
-        return self._findings.all()
+
+    def found(self) -> list[Found]:
+        """What was found, once the launch has ended or failed: then also of the CTAs that it stopped."""
+        self._stopped()
+        if self._part.between is not None:
+            self._part.between.judge(self._part.findings)
+            self._part.between = None
+        return self._part.findings.all()
 
     def _keep(self, follower: Follower) -> None:
-        self._findings.merge(follower.findings)
-        self._roles[follower.cta.index] = _roles(follower)
+        self._part.findings.merge(follower.findings)
+        self._part.roles[follower.cta.index] = _roles(follower)
 
     def role(self, cta: int, warp: int) -> str:
         """What a warp is for, as far as its CTA got."""
-        return self._roles[cta][warp]
+        return self._part.roles[cta][warp]
 
     @property
     def follows_ctas(self) -> bool:

@@ -68,3 +68,19 @@ class Checker(Protocol):
     def finish(self) -> None:
         """The CTA has ended."""
         ...
+
+
+class Parts(Protocol):
+    """What the checkers of a launch found together, where its CTAs run over several processes."""
+
+    def reset(self) -> None:
+        """A process begins its share: what was found before is not its own."""
+        ...
+
+    def part(self) -> object:
+        """What was found in this process, to be pickled."""
+        ...
+
+    def join(self, part: object) -> None:
+        """Take over what another process found."""
+        ...

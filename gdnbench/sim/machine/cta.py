@@ -13,7 +13,7 @@ import numpy as np
 from gdnbench.sim.errors import FaultKind, KernelFault, Place, UnsupportedError
 from gdnbench.sim.machine.async_queue import LATE, AsyncQueue, Schedule
 from gdnbench.sim.machine.barriers import NamedBarriers, RegisterPool
-from gdnbench.sim.machine.checking import Checker
+from gdnbench.sim.machine.checking import Checker, Parts
 from gdnbench.sim.machine.copies import CopyState
 from gdnbench.sim.machine.counters import Counters, counted_as
 from gdnbench.sim.machine.memory import GlobalMemory, LocalMemory, SharedMemory
@@ -78,6 +78,7 @@ class Launch:
     shared_size: int  # static, padding to the dynamic part's alignment, dynamic
     recorder: Callable[[int], Recorder] | None = None  # of the CTA with this index
     checker: Callable[[Cta], Checker] | None = None
+    parts: Parts | None = None  # without them checked CTAs run one by one in this process
     notes: Counter[Note] = field(default_factory=Counter)
     plans: dict[int, Plan] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)

@@ -201,6 +201,8 @@ def run_grid(
     if communicates(launch.kernel):
         return _run_together(launch, engine, max(1, quantum // SHORTER), progress)
     count = len(os.sched_getaffinity(0)) if threads is None else threads
+    if launch.checker is not None and (launch.parts is None or not fits(launch)):
+        count = 1
     if launch.recorder is None and fits(launch):
         return _run_apart(launch, engine, quantum, count, progress)
     return _Threads(launch, engine, quantum).run(min(count, launch.ctas), progress)

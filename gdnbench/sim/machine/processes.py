@@ -51,12 +51,14 @@ class _Change:
 
 @dataclass(frozen=True, slots=True)
 class _Share:
-    """What a worker sends back: `failure` is the CTA and the error that stopped it."""
+    """What a worker sends back: `failure` is the CTA and the error that stopped it, `part` what its checkers
+    found."""
 
     counters: Counters
     notes: Counter[Note]
     changes: tuple[_Change, ...]
     failure: tuple[int, BaseException] | None
+    part: object
 
 
 class _Board:
@@ -121,6 +123,9 @@ def run_in_processes(
             os.waitpid(child, 0)
             os.close(read)
         board.close()
+    if launch.parts is not None:
+        for share in shares:
+            launch.parts.join(share.part)
     failures = [share.failure for share in shares if share.failure is not None]
     if failures:
         raise min(failures, key=lambda failure: failure[0])[1]
@@ -148,6 +153,8 @@ def _work(launch: Launch, run_cta: RunCta, board: _Board, write: int) -> None:
 def _run_share(launch: Launch, run_cta: RunCta, board: _Board, write: int) -> _Share:
     before = [launch.memory.view(base, end - base).copy() for base, end in _intervals(launch)]
     launch.notes.clear()
+    if launch.parts is not None:
+        launch.parts.reset()
     total, failure = Counters(), None
     while failure is None and (index := board.take(launch.ctas)) is not None:
         try:
@@ -161,7 +168,8 @@ def _run_share(launch: Launch, run_cta: RunCta, board: _Board, write: int) -> _S
         for old, (base, end) in zip(before, _intervals(launch), strict=True)
         if (change := _changed(old, base, launch.memory.view(base, end - base))) is not None
     )
-    return _Share(total, launch.notes, () if failure is not None else changes, failure)
+    part = launch.parts.part() if launch.parts is not None else None
+    return _Share(total, launch.notes, () if failure is not None else changes, failure, part)
 
 
 def _portable(error: BaseException) -> BaseException:
