@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from gdnbench.sim.checker.findings import Found, Side
+from gdnbench.sim.checker.follower import UNFINISHED
 from gdnbench.sim.checker.grid import LaunchChecker
 from gdnbench.sim.checker.order import Cause, Verdict
 from gdnbench.sim.errors import Place
@@ -21,6 +22,7 @@ UNJUDGED = "not judged"
 SECTIONS = {
     Cause.INIT.value: 'PTX ISA, "membar, fence"',
     Cause.TCGEN05_FENCE.value: "PTX ISA 9.7.16.6.3",
+    UNFINISHED: 'PTX ISA, "Phase of the mbarrier object"',
 }
 """Where the PTX ISA leaves the order open, by cause."""
 

@@ -28,13 +28,14 @@ from gdnbench.sim.machine.async_queue import AsyncOperation
 from gdnbench.sim.machine.barriers import Round
 from gdnbench.sim.machine.checking import Addresses, Masks
 from gdnbench.sim.machine.footprint import Footprint
-from gdnbench.sim.machine.mbarrier import COUNT_MAX
+from gdnbench.sim.machine.mbarrier import COUNT_MAX, EXPECTED_SHIFT
 from gdnbench.sim.machine.seam import Argument, Lanes, Results, Wait, Warp
 from gdnbench.sim.ptx.ir import Instruction
 
 if TYPE_CHECKING:
     from gdnbench.sim.machine.cta import Cta
 
+UNFINISHED = "a phase of an mbarrier unfinished at the CTA's end"
 Issue = tuple[Warp, Instruction, Lanes, tuple[Argument, ...]]
 
 
@@ -287,4 +288,15 @@ class Follower:
                 self.findings.alone(
                     "in flight at the CTA's end", Verdict.ERROR, "a wait for it", event, "shared", 0
                 )
+        for address, barrier in self.mbarriers.items():
+            self._check_finished(address, barrier)
         self._ended(self)
+
+    def _check_finished(self, address: int, barrier: Mbarrier) -> None:
+        """A phase for which some have arrived and not all is a sign of a wrong count: phases before it may
+        have ended without those that came too many."""
+        word = int(self.cta.shared.word_cells[address // MBARRIER_BYTES])
+        pending, expected = word & COUNT_MAX, word >> EXPECTED_SHIFT & COUNT_MAX
+        if 0 < pending < expected:
+            missing = f"{pending} of {expected} arrivals, or a smaller count"
+            self.findings.alone(UNFINISHED, Verdict.REVIEW, missing, barrier.init, "shared", address)
