@@ -7,7 +7,8 @@
 `inverse` is a round less in the inverse, which keys that are alike show: its commit, its stage, the smallest
 record and the line are asked for. `barrier` and `operand` are waits left out, which one schedule of the
 simulator shows and another does not, `beta` is a beta rounded to bf16, `tail` a tail load that lets the next
-sequence's NaN in. All of it runs on a CPU, the prefill kernels on the simulator.
+sequence's NaN in, `fence` a fence left out, which no number shows and the simulator's checker does. All of
+it runs on a CPU, the prefill kernels on the simulator.
 Programs that are compiled are kept in FOLDER, so that nothing is known from before. Exit status: 0 all are
 found, 1 one is not, 2 bad arguments.
 """

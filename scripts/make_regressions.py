@@ -6,7 +6,8 @@
 The package `served_kernels` has copies of this checkout's SM100 prefill kernels. Of its commits one lowers
 the rounds of the inverse so that only keys that are alike show it, one rounds beta to bf16, one lets a tail
 load bring the next sequence in, two leave a wait out, each seen under other schedules of the simulator, one
-does not build, one changes rounding without harm. They are tagged. The same checkout gives the same hashes.
+leaves a fence out that no number shows, one does not build, one changes rounding without harm. They are
+tagged. The same checkout gives the same hashes.
 """
 
 from __future__ import annotations

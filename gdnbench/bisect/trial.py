@@ -65,7 +65,7 @@ STATES = {
 @dataclass(frozen=True, slots=True)
 class Trial:
     """What is replayed, and how. `records` None: all of `op`, or all. The rule is that of
-    `gdnbench.replay.replay.replay`."""
+    `gdnbench.replay.replay.replay`; with `check` an error of the simulator's checker is bad, too."""
 
     store: str
     kernel: str
@@ -77,6 +77,7 @@ class Trial:
     bitwise: bool = False
     stages: bool = False
     schedules: tuple[str, ...] = ("late",)
+    check: bool = False
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -181,7 +182,7 @@ def _once(trial: Trial, schedule: str, told: Callable[[str], None]) -> Verdict:
         scheduled(trial.on, schedule),
     ):
         kernels.check_name(trial.kernel, trial.on)
-        with closing(_Digesting(InProcess(trial.kernel, trial.on, trial.stages))) as digesting:
+        with closing(_Digesting(InProcess(trial.kernel, trial.on, trial.stages, trial.check))) as digesting:
             replayer = Replayer(digesting, None, ORACLE, Judge(rule, device_of(trial.on)))
             results = []
             for number in chosen:

@@ -21,13 +21,16 @@ from regressions import captures
 from regressions.history import (
     BARRIER,
     BEFORE_BARRIER,
+    BEFORE_FENCE,
     BEFORE_OPERAND,
     BETA,
+    FENCE,
     GOOD,
     INVERSE,
     OPERAND,
     TAIL,
     WITH_BARRIER,
+    WITH_FENCE,
     WITH_OPERAND,
 )
 from regressions.repository import check_out, make
@@ -108,6 +111,7 @@ class Cases:
             OPERAND: self.operand(),
             BETA: self.beta(),
             TAIL: self.tail(),
+            FENCE: self.fence(),
         }
 
     def inverse(self) -> Iterator[Asked]:
@@ -162,6 +166,12 @@ class Cases:
         yield self._commit(TAIL, spoilt, BEFORE_BARRIER, stage="U")
         yield self._input(TAIL, spoilt, bad, {"sequence": 2})
 
+    def fence(self) -> Iterator[Asked]:
+        """A fence between the proxies that is left out: no number shows it, the checker does."""
+        chunks = captures.chunks(self.folder / "fence.zarr")
+        yield self._replay(FENCE, "its numbers", chunks, self.checkout(FENCE), passes=True)
+        yield self._commit(FENCE, chunks, WITH_FENCE, good=BEFORE_FENCE, check=True)
+
     def checkout(self, revision: str) -> Path:
         """The files of a revision, in a folder that is made once."""
         folder = self.folder / revision.replace("~", "-")
@@ -209,8 +219,9 @@ class Cases:
         stage: str = "",
         good: str = GOOD,
         schedules: tuple[str, ...] = (),
+        check: bool = False,
     ) -> Asked:
-        def check(found: Found) -> str:
+        def judge(found: Found) -> str:
             if found["result"] != "found" or found["commit"]["hash"] != self.tags[case]:
                 return f"not {self.tags[case][:10]}"
             if stage and (found["stage"] or {}).get("tensor") != stage:
@@ -218,8 +229,8 @@ class Cases:
             return _tells_schedules(found, schedules) if schedules else ""
 
         arguments = [store, *([records] if records else []), "--repo", self.repository, "--kernel", kernel]
-        arguments += ["--good", good, "--bad", bad, "--on", on]
-        return self._asked(case, "commit", arguments, self.folder, check)
+        arguments += ["--good", good, "--bad", bad, "--on", on, *["--check"] * check]
+        return self._asked(case, "commit", arguments, self.folder, judge)
 
     def _input(self, case: str, store: Path, folder: Path, most: Mapping[str, int]) -> Asked:
         small = self.folder / f"{case}-small.zarr"

@@ -6,15 +6,19 @@ from regressions import inverse_by_newton
 from regressions.edits import Edit, replace, write
 
 GOOD = "v1.0"
-INVERSE, BETA, TAIL, BARRIER, OPERAND = "inverse", "beta", "tail", "barrier", "operand"
+INVERSE, BETA, TAIL, BARRIER, OPERAND, FENCE = "inverse", "beta", "tail", "barrier", "operand", "fence"
 """Tags of the commits that are to be found."""
 BEFORE_BARRIER, WITH_BARRIER = "v1.1", "v1.2"
 BEFORE_OPERAND, WITH_OPERAND = "v1.3", "v1.4"
 """Releases whose results do not depend on the schedule, and those whose do."""
+BEFORE_FENCE, WITH_FENCE = "v1.5", "v1.6"
+"""One that the checker finds nothing in, and one that no number shows to be wrong."""
 
 _README = "# served_kernels\n"
 _COMMIT = "        cute.arch.cp_async_bulk_commit_group()\n"
 _WAIT = "        cute.arch.cp_async_bulk_wait_group(0, read=True)\n"
+_ACQUIRE, _OPERAND = "            rings.d2.acquire(d2)\n", "            rings.vs.wait(vs)\n"
+_FENCE = '                cute.arch.fence_proxy("async.shared", space="cta")\n'
 _WARPS, _GROUP_WARPS = (f"{name} = CHUNK // ROWS_OF_WARP\n" for name in ("WARPS", "GROUP_WARPS"))
 
 HISTORY = (
@@ -127,8 +131,19 @@ HISTORY = (
     ),
     Edit(
         "chunk_state: product 2 follows product 1, and need not wait for its operand",
-        replace("chunk_state", "            rings.vs.wait(vs)\n", ""),
+        replace("chunk_state", _OPERAND, ""),
         OPERAND,
     ),
     Edit("Notes on products", write("notes/products.md", "Products of a warp are in order."), WITH_OPERAND),
+    Edit(
+        "chunk_state: product 2 waits for its operand again",
+        replace("chunk_state", _ACQUIRE, _ACQUIRE + _OPERAND),
+        BEFORE_FENCE,
+    ),
+    Edit(
+        "chunk_uw: what a warp has written it stores itself",
+        replace("chunk_uw", _FENCE, ""),
+        FENCE,
+    ),
+    Edit("Notes on rows", write("notes/rows.md", "A warp stores the rows that it has made."), WITH_FENCE),
 )

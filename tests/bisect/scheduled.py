@@ -1,4 +1,5 @@
-"""Kernels for the simulator whose results depend on when a copy lands, each by what it leaves out.
+"""Kernels for the simulator that lack something: a wait, so that results depend on when a copy lands, or a
+fence, which no result shows.
 
 v goes through shared memory, tile after tile: two warps write the one buffer, a bulk copy of the first stores
 it. Both have to have written before the copy, and the copy has to have read before the next tile is written.
@@ -25,14 +26,17 @@ THREADS, TILES = 64, 2
 
 
 @cute.kernel
-def _pass_on(x: cute.Tensor, z: cute.Tensor, gathers: cutlass.Int32, waits: cutlass.Int32):
+def _pass_on(
+    x: cute.Tensor, z: cute.Tensor, gathers: cutlass.Int32, waits: cutlass.Int32, fences: cutlass.Int32
+):
     thread = cute.arch.thread_idx()[0]
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     s_x = cutlass.memory.SmemAllocator().allocate_tensor(cutlass.Float32, cute.make_layout(THREADS), 16)
     store = cute.make_copy_atom(cpasync.CopyBulkS2GOp(), cutlass.Float32)
     for tile in cutlass.range_constexpr(TILES):
         s_x[thread] = x[tile * THREADS + thread]
-        cute.arch.fence_proxy("async.shared", space="cta")
+        if fences != 0:
+            cute.arch.fence_proxy("async.shared", space="cta")
         if gathers != 0:
             cute.arch.sync_threads()
         if warp == 0:
@@ -49,30 +53,38 @@ def _pass_on(x: cute.Tensor, z: cute.Tensor, gathers: cutlass.Int32, waits: cutl
 
 @cute.jit
 def _launch(
-    x: cute.Tensor, z: cute.Tensor, gathers: cutlass.Int32, waits: cutlass.Int32, stream: cuda.CUstream
+    x: cute.Tensor,
+    z: cute.Tensor,
+    gathers: cutlass.Int32,
+    waits: cutlass.Int32,
+    fences: cutlass.Int32,
+    stream: cuda.CUstream,
 ):
-    _pass_on(x, z, gathers, waits).launch(grid=(1, 1, 1), block=(THREADS, 1, 1), stream=stream)
+    _pass_on(x, z, gathers, waits, fences).launch(grid=(1, 1, 1), block=(THREADS, 1, 1), stream=stream)
 
 
 @cache
 def _compiled() -> Any:
     fake = runtime.make_fake_tensor(cutlass.Float32, (THREADS * TILES,), (1,), assumed_align=16)
-    return sim.compile(_launch, fake, fake, 1, 1, runtime.make_fake_stream())
+    return sim.compile(_launch, fake, fake, 1, 1, 1, runtime.make_fake_stream())
 
 
-def _kernel(gathers: bool, waits: bool) -> Callable[..., dict[str, Tensor]]:
+def _kernel(
+    gathers: bool = True, waits: bool = True, fences: bool = True
+) -> Callable[..., dict[str, Tensor]]:
     def kernel(
         *, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, cu_seqlens: Tensor, **_: Any
     ) -> dict[str, Tensor]:
         x = v.float().flatten()
         z = torch.zeros_like(x)
-        sim.launch(_compiled(), x, z, int(gathers), int(waits))
+        sim.launch(_compiled(), x, z, int(gathers), int(waits), int(fences))
         passed_on = z.view(v.shape).to(v.dtype)
         return torch_chunked(q=q, k=k, v=passed_on, g=g, beta=beta, cu_seqlens=cu_seqlens)
 
     return kernel
 
 
-right = _kernel(gathers=True, waits=True)
-stores_too_early = _kernel(gathers=False, waits=True)
-writes_too_early = _kernel(gathers=True, waits=False)
+right = _kernel()
+stores_too_early = _kernel(gathers=False)
+writes_too_early = _kernel(waits=False)
+fences_nothing = _kernel(fences=False)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gdnbench.bisect.steady import RUNS, Steadiness, steady
-from gdnbench.bisect.trial import SCHEDULES, Trial
+from gdnbench.bisect.trial import SCHEDULES, Trial, run
 from gdnbench.bisect.verdict import State
+from gdnbench.report.outcome import Outcome
 from gdnbench.store.writer import StoreWriter
 from gdnbench.synth import draft, synthesise
 
@@ -50,3 +52,15 @@ def test_an_end_that_depends_on_the_schedule_is_told_from_one_that_is_flaky(
     assert said in found.reason
     assert found.verdict.state is (State.GOOD if steadiness is Steadiness.STEADY else State.BAD)
     assert [run.schedule for run in found.runs[RUNS + 2 :]] == list(SCHEDULES[1:])
+
+
+def test_a_fence_that_no_number_shows_is_seen_by_the_checker(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    trial = Trial(str(store), "scheduled:fences_nothing", "sim")
+    assert run(trial).state is State.GOOD
+    checked = run(replace(trial, check=True))
+    assert (checked.state, checked.kind) == (State.BAD, str(Outcome.CHECK))
+    assert "no proxy fence" in checked.reason
+    assert run(replace(trial, kernel="scheduled:right", check=True)).state is State.GOOD

@@ -112,7 +112,7 @@ def _arguments(trial: Trial) -> list[str]:
         found += ["--k", repr(trial.k)]
     if trial.tol is not None:
         found += ["--tol", ",".join(map(repr, trial.tol))]
-    return found + ["--bitwise"] * trial.bitwise + ["--stages"] * trial.stages
+    return found + [f"--{name}" for name in ("bitwise", "stages", "check") if getattr(trial, name)]
 
 
 def read(status: int, out: str, err: str, seconds: float) -> Verdict:

@@ -56,6 +56,12 @@ def commit(
         typer.Option("--same-kind/--any-kind", help="Whether a failure must be of the bad end's kind."),
     ] = True,
     submodules: Annotated[bool, typer.Option("--submodules", help="Check out submodules, too.")] = False,
+    check: Annotated[
+        bool,
+        typer.Option(
+            "--check", help="On sim: what the checker finds counts as bad, though numbers be right."
+        ),
+    ] = False,
     state: StateOption = None,
     fresh: FreshOption = False,
     json: JsonOption = False,
@@ -64,14 +70,18 @@ def commit(
     arguments = {name: value for name, value in locals().items() if name not in ("state", "fresh")}
     from gdnbench.bisect.commit.axis import Asked, bisect
     from gdnbench.bisect.trial import Trial
+    from gdnbench.errors import BadInputError
     from gdnbench.judge.rule import make_rule
+    from gdnbench.replay.simulated import SIM
     from gdnbench.store.recover import open_store
 
     limits = tolerance(tol)
     make_rule(k, None, limits, bitwise)  # refuses what contradicts itself before anything is asked
     with open_store(store) as opened:
         numbers = None if records is None else tuple(record_numbers(records, len(opened.records)))
-    trial = Trial(str(Path(store).resolve()), kernel, on, numbers, None, k, limits, bitwise)
+    if check and on != SIM:
+        raise BadInputError(f"--check is done by the simulator: --on {SIM}, not {on}")
+    trial = Trial(str(Path(store).resolve()), kernel, on, numbers, None, k, limits, bitwise, check=check)
     asked = Asked(
         trial,
         Path(repo),
