@@ -34,7 +34,7 @@ def torch_recurrent(
 ) -> dict[str, Tensor]:
     """Updates `state` in place and returns o [B, S, Hv, V] in v's dtype, NaN for padding sequences; fills
     `stages`, if given, with every stage."""
-    return torch_steps.run(
+    found = torch_steps.run(
         stages,
         q=q,
         k=k,
@@ -52,3 +52,4 @@ def torch_recurrent(
         gate=gate,
         qk=qk,
     )
+    return {"o": found["o"]}

@@ -168,9 +168,9 @@ def test_the_compiled_kernels_pass(
     """Simulated, the same bits whether effects land late or at random."""
     ran: list[str] = []
 
-    def run(module: Any, requests: Any, regions: Any, settings: Any, raises: bool) -> Any:
+    def run(module: Any, requests: Any, regions: Any, settings: Any) -> Any:
         ran.append(settings.schedule)
-        return simulated(module, requests, regions, settings, raises)
+        return simulated(module, requests, regions, settings)
 
     simulated = simulate._run
     monkeypatch.setattr(simulate, "_run", run)
