@@ -16,6 +16,7 @@ import numpy as np
 from gdnbench.sim.checker import plain
 from gdnbench.sim.checker.events import Access, Event, Events, Proxy
 from gdnbench.sim.checker.findings import Findings
+from gdnbench.sim.checker.issued import Issued
 from gdnbench.sim.checker.mbarriers import Mbarrier
 from gdnbench.sim.checker.order import Unordered, Verdict, unordered
 from gdnbench.sim.checker.shadow import NOBODY, Cells, PagedShadow, Prior, ReadSets, Shadow
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
     from gdnbench.sim.machine.cta import Cta
 
 UNFINISHED = "a phase of an mbarrier unfinished at the CTA's end"
-Issue = tuple[Warp, Instruction, Lanes, tuple[Argument, ...]]
 
 
 class Follower:
@@ -65,7 +65,7 @@ class Follower:
         self.issued: dict[AsyncOperation, Carried] = {}
         self.arrivals: dict[AsyncOperation, int] = {}
         self.reading: dict[int, Event] = {}  # by token, copies that read shared memory
-        self.issue: Issue | None = None
+        self.issue: Issued | None = None
         self._forms = forms
 
     # What engines do by themselves
@@ -150,10 +150,10 @@ class Follower:
         previous: Wait | None,
     ) -> None:
         """See `Checker`."""
-        self.issue = (warp, ins, lanes, sources)
+        self.issue = Issued(warp, ins, lanes, sources)
         begin = BEGINS.get(ins.op)
         if begin is not None and previous is None:
-            begin(self, warp, ins, lanes, sources)
+            begin(self, self.issue)
 
     def ends(
         self,
@@ -167,7 +167,7 @@ class Follower:
         """See `Checker`."""
         end = ENDS.get(ins.op)
         if end is not None:
-            end(self, warp, ins, lanes, sources, previous, results)
+            end(self, Issued(warp, ins, lanes, sources), previous, results)
 
     def submitted(self, operation: AsyncOperation) -> None:
         """See `Checker`."""

@@ -12,56 +12,53 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gdnbench.sim.checker.events import Access, Event, Proxy
+from gdnbench.sim.checker.issued import Issued
 from gdnbench.sim.checker.mbarriers import Mbarrier
 from gdnbench.sim.checker.order import Cause, Unordered, Verdict, unordered
 from gdnbench.sim.checker.plain import cells
-from gdnbench.sim.checker.views import Carried
+from gdnbench.sim.checker.views import SPACES, Carried
 from gdnbench.sim.machine.barriers import BarrierWait
 from gdnbench.sim.machine.footprint import Footprint
 from gdnbench.sim.machine.operands import constant, distinct, one, shared_address, uniform
-from gdnbench.sim.machine.seam import Argument, Lanes, Results, Wait, Warp
+from gdnbench.sim.machine.seam import Lanes, Results, Wait
 from gdnbench.sim.machine.tcgen05_access import cells_of
 from gdnbench.sim.machine.tmem import column_of
-from gdnbench.sim.ptx.ir import Immediate, Instruction
+from gdnbench.sim.ptx.ir import Immediate
 
 if TYPE_CHECKING:
     from gdnbench.sim.checker.follower import Follower
 
 MBARRIER_BYTES = 8
 
-Begin = Callable[["Follower", Warp, Instruction, Lanes, "tuple[Argument, ...]"], None]
-End = Callable[
-    ["Follower", Warp, Instruction, Lanes, "tuple[Argument, ...]", "Wait | None", "Results | Wait"], None
-]
+Begin = Callable[["Follower", Issued], None]
+End = Callable[["Follower", Issued, "Wait | None", "Results | Wait"], None]
 
 
-def _done(follower: Follower, warp: Warp, ins: Instruction, access: Access, *, init: bool = False) -> Event:
-    return follower.events.done(warp.index, follower.views[warp.index].clock, ins, access, init=init)
+def _done(follower: Follower, issued: Issued, access: Access, *, init: bool = False) -> Event:
+    warp = issued.warp.index
+    return follower.events.done(warp, follower.views[warp].clock, issued.ins, access, init=init)
 
 
-def _addresses(ins: Instruction, lanes: Lanes, sources: tuple[Argument, ...]) -> list[int]:
-    """The mbarriers that the active lanes name."""
-    return [shared_address(address, ins) for _, (address,) in distinct(lanes, one(sources[0]))]
+def _addresses(issued: Issued, lanes: Lanes) -> list[int]:
+    """The mbarriers that these lanes name."""
+    named = distinct(lanes, one(issued.sources[0]))
+    return [shared_address(address, issued.ins) for _, (address,) in named]
 
 
 # mbarriers
 
 
-def _init(
-    follower: Follower, warp: Warp, ins: Instruction, lanes: Lanes, sources: tuple[Argument, ...]
-) -> None:
-    event = _done(follower, warp, ins, Access.WRITE, init=True)
-    for address in _addresses(ins, lanes, sources):
+def _init(follower: Follower, issued: Issued) -> None:
+    event = _done(follower, issued, Access.WRITE, init=True)
+    for address in _addresses(issued, issued.lanes):
         _write_word(follower, address, event)
         follower.mbarriers[address] = Mbarrier(event, follower.count)
 
 
-def _inval(
-    follower: Follower, warp: Warp, ins: Instruction, lanes: Lanes, sources: tuple[Argument, ...]
-) -> None:
-    event = _done(follower, warp, ins, Access.WRITE)
-    views = follower.views[warp.index]
-    for address in _addresses(ins, lanes, sources):
+def _inval(follower: Follower, issued: Issued) -> None:
+    event = _done(follower, issued, Access.WRITE)
+    views = follower.views[issued.warp.index]
+    for address in _addresses(issued, issued.lanes):
         _write_word(follower, address, event)
         barrier = follower.mbarriers.pop(address, None)
         for user in barrier.users.values() if barrier is not None else ():
@@ -75,51 +72,43 @@ def _write_word(follower: Follower, address: int, event: Event) -> None:
     follower.touch("shared", cells(starts, MBARRIER_BYTES, follower.sizes["shared"]), event)
 
 
-def _arrive(
-    follower: Follower, warp: Warp, ins: Instruction, lanes: Lanes, sources: tuple[Argument, ...]
-) -> None:
-    event = _done(follower, warp, ins, Access.ATOMIC)
-    views = follower.views[warp.index]
-    counts = one(sources[1]) if len(sources) > 1 and not ins.op.endswith("expect_tx") else constant(1)
-    for members, (name,) in distinct(lanes, one(sources[0])):
-        address = shared_address(name, ins)
+def _arrive(follower: Follower, issued: Issued) -> None:
+    event = _done(follower, issued, Access.ATOMIC)
+    views = follower.views[issued.warp.index]
+    counts = (
+        one(issued.sources[1])
+        if len(issued.sources) > 1 and not issued.ins.op.endswith("expect_tx")
+        else constant(1)
+    )
+    for members, (name,) in distinct(issued.lanes, one(issued.sources[0])):
+        address = shared_address(name, issued.ins)
         barrier = follower.uses(address, event)
         if barrier is not None:
             arrivals = int(counts[members].sum())
-            views.release(barrier.at(follower.joined(address, arrivals)), relaxed=ins.has("relaxed"))
+            views.release(barrier.at(follower.joined(address, arrivals)), relaxed=issued.ins.has("relaxed"))
 
 
-def _use(
-    follower: Follower, warp: Warp, ins: Instruction, lanes: Lanes, sources: tuple[Argument, ...]
-) -> None:
-    event = _done(follower, warp, ins, Access.ATOMIC)
-    for address in _addresses(ins, lanes, sources):
+def _use(follower: Follower, issued: Issued) -> None:
+    event = _done(follower, issued, Access.ATOMIC)
+    for address in _addresses(issued, issued.lanes):
         follower.uses(address, event)
 
 
-def _waited(
-    follower: Follower,
-    warp: Warp,
-    ins: Instruction,
-    lanes: Lanes,
-    sources: tuple[Argument, ...],
-    previous: Wait | None,
-    results: Results | Wait,
-) -> None:
+def _waited(follower: Follower, issued: Issued, previous: Wait | None, results: Results | Wait) -> None:
     """test_wait and try_wait that succeeded."""
     if isinstance(results, Wait):
         return
-    passed = lanes & (results[0] != 0)
+    passed = issued.lanes & (results[0] != 0)
     if not passed.any():
         return
-    event = _done(follower, warp, ins, Access.ATOMIC)
-    for address in _addresses(ins, passed, sources):
+    event = _done(follower, issued, Access.ATOMIC)
+    for address in _addresses(issued, passed):
         barrier = follower.uses(address, event)
         if barrier is None:
             continue
         over = follower.phase(address) - 1
-        relaxed = ins.has("relaxed")
-        for late in barrier.waited(over, event, follower.views[warp.index], relaxed=relaxed):
+        relaxed = issued.ins.has("relaxed")
+        for late in barrier.waited(over, event, follower.views[issued.warp.index], relaxed=relaxed):
             why = Unordered(
                 Cause.PHASES,
                 Verdict.ERROR,
@@ -132,209 +121,148 @@ def _waited(
 # Named barriers
 
 
-def _barrier(
-    follower: Follower,
-    warp: Warp,
-    ins: Instruction,
-    lanes: Lanes,
-    sources: tuple[Argument, ...],
-    previous: Wait | None,
-    results: Results | Wait,
-) -> None:
+def _barrier(follower: Follower, issued: Issued, previous: Wait | None, results: Results | Wait) -> None:
     """A round is known by its object, which the machine has while it is open and a waiting warp keeps."""
-    views = follower.views[warp.index]
+    views = follower.views[issued.warp.index]
     if isinstance(previous, BarrierWait):
         views.acquire(follower.rounds[previous.use])
         return
+    opened = follower.opened.pop(issued.warp.index, None)
     if isinstance(results, BarrierWait):
         use = results.use
     else:
-        index = uniform(sources[0], lanes, "the barrier's number") & 0xFFFF_FFFF
-        opened = follower.opened.pop(warp.index, None)
+        index = uniform(issued.sources[0], issued.lanes, "the barrier's number") & 0xFFFF_FFFF
         found = opened if opened is not None else follower.cta.barriers.rounds.get(index)
         if found is None:
-            return  # all that it waited for was this warp
+            return  # this warp was all that it waited for
         use = found
     carried = follower.rounds.setdefault(use, Carried.of(follower.count))
     views.release(carried)
-    if not isinstance(results, Wait) and not ins.op.endswith("arrive"):
+    if not isinstance(results, Wait) and not issued.ins.op.endswith("arrive"):
         views.acquire(carried)
 
 
-def _barrier_begins(
-    follower: Follower, warp: Warp, ins: Instruction, lanes: Lanes, sources: tuple[Argument, ...]
-) -> None:
-    index = uniform(sources[0], lanes, "the barrier's number") & 0xFFFF_FFFF
+def _barrier_begins(follower: Follower, issued: Issued) -> None:
+    index = uniform(issued.sources[0], issued.lanes, "the barrier's number") & 0xFFFF_FFFF
     use = follower.cta.barriers.rounds.get(index)
     if use is not None:
-        follower.opened[warp.index] = use
+        follower.opened[issued.warp.index] = use
 
 
 # Fences
 
 
-def _fence_proxy(
-    follower: Follower, warp: Warp, ins: Instruction, lanes: Lanes, sources: tuple[Argument, ...]
-) -> None:
-    named = {"shared" if mod.startswith("shared") else mod for mod in ins.mods}
-    spaces = [space for space in ("shared", "global") if space in named] or ["shared", "global"]
-    follower.views[warp.index].fence_proxy(spaces)
+def _fence_proxy(follower: Follower, issued: Issued) -> None:
+    spaces = [space for space in SPACES if any(space in mod.split("::") for mod in issued.ins.mods)]
+    follower.views[issued.warp.index].fence_proxy(spaces or SPACES)
 
 
-def _fence(
-    follower: Follower, warp: Warp, ins: Instruction, lanes: Lanes, sources: tuple[Argument, ...]
-) -> None:
-    follower.variables.fence(follower.views[warp.index])
+def _fence(follower: Follower, issued: Issued) -> None:
+    follower.variables.fence(follower.views[issued.warp.index])
 
 
-def _fence_init(
-    follower: Follower, warp: Warp, ins: Instruction, lanes: Lanes, sources: tuple[Argument, ...]
-) -> None:
-    follower.views[warp.index].fence_init()
+def _fence_init(follower: Follower, issued: Issued) -> None:
+    follower.views[issued.warp.index].fence_init()
 
 
-def _before_sync(
-    follower: Follower, warp: Warp, ins: Instruction, lanes: Lanes, sources: tuple[Argument, ...]
-) -> None:
-    follower.views[warp.index].before_thread_sync()
+def _before_sync(follower: Follower, issued: Issued) -> None:
+    follower.views[issued.warp.index].before_thread_sync()
 
 
-def _after_sync(
-    follower: Follower, warp: Warp, ins: Instruction, lanes: Lanes, sources: tuple[Argument, ...]
-) -> None:
-    follower.views[warp.index].after_thread_sync()
+def _after_sync(follower: Follower, issued: Issued) -> None:
+    follower.views[issued.warp.index].after_thread_sync()
 
 
 # Groups and waits of one thread
 
 
 def _group(name: str) -> Begin:
-    def begin(
-        follower: Follower, warp: Warp, ins: Instruction, lanes: Lanes, sources: tuple[Argument, ...]
-    ) -> None:
-        getattr(follower.tokens[warp.index], name).commit(lanes)
+    def begin(follower: Follower, issued: Issued) -> None:
+        getattr(follower.tokens[issued.warp.index], name).commit(issued.lanes)
 
     return begin
 
 
 def _group_wait(name: str) -> End:
-    def end(
-        follower: Follower,
-        warp: Warp,
-        ins: Instruction,
-        lanes: Lanes,
-        sources: tuple[Argument, ...],
-        previous: Wait | None,
-        results: Results | Wait,
-    ) -> None:
+    def end(follower: Follower, issued: Issued, previous: Wait | None, results: Results | Wait) -> None:
         if isinstance(results, Wait):
             return
-        groups = getattr(follower.tokens[warp.index], name)
-        if ins.op.endswith("wait_all"):
-            known = groups.wait_all(lanes)
+        groups = getattr(follower.tokens[issued.warp.index], name)
+        if issued.ins.op.endswith("wait_all"):
+            known = groups.wait_all(issued.lanes)
         else:
-            operand = ins.sources[0]
+            operand = issued.ins.sources[0]
             allowed = (
                 operand.bits
                 if isinstance(operand, Immediate)
-                else uniform(sources[0], lanes, "the number of groups")
+                else uniform(issued.sources[0], issued.lanes, "the number of groups")
             )
-            known = groups.wait(lanes, allowed, only_read=ins.has("read"))
-        follower.views[warp.index].over(known)
+            known = groups.wait(issued.lanes, allowed, only_read=issued.ins.has("read"))
+        follower.views[issued.warp.index].over(known)
 
     return end
 
 
-def _wgmma(
-    follower: Follower,
-    warp: Warp,
-    ins: Instruction,
-    lanes: Lanes,
-    sources: tuple[Argument, ...],
-    previous: Wait | None,
-    results: Results | Wait,
-) -> None:
+def _wgmma(follower: Follower, issued: Issued, previous: Wait | None, results: Results | Wait) -> None:
     """Each of the four warps reads the matrices in shared memory, as far as it knows them."""
-    product = follower.cta.warpgroups.state(warp).open[-1]
+    product = follower.cta.warpgroups.state(issued.warp).open[-1]
     reads: tuple[Footprint, ...] = tuple(
         gather.footprint for gather in (product.a, product.b) if gather is not None
     )
-    tokens = follower.begin(warp, ins, reads, (), Proxy.ASYNC)
-    follower.tokens[warp.index].wgmma.add(lanes, tokens)
+    tokens = follower.begin(issued.warp, issued.ins, reads, (), Proxy.ASYNC)
+    follower.tokens[issued.warp.index].wgmma.add(issued.lanes, tokens)
 
 
 # Tensor memory
 
 
-def _tmem_access(
-    follower: Follower,
-    warp: Warp,
-    ins: Instruction,
-    lanes: Lanes,
-    sources: tuple[Argument, ...],
-    previous: Wait | None,
-    results: Results | Wait,
-) -> None:
-    held = follower.tokens[warp.index]
-    loads = ins.op == "tcgen05.ld"
+def _tmem_access(follower: Follower, issued: Issued, previous: Wait | None, results: Results | Wait) -> None:
+    held = follower.tokens[issued.warp.index]
+    loads = issued.ins.op == "tcgen05.ld"
     token = follower.events.token()
     event = follower.events.begun(
-        warp.index,
-        follower.views[warp.index].clock,
-        ins,
+        issued.warp.index,
+        follower.views[issued.warp.index].clock,
+        issued.ins,
         Access.READ if loads else Access.WRITE,
         Proxy.TENSOR,
         token,
     )
-    follower.tmem.touch(cells_of(warp, ins, lanes, sources), event)
+    follower.tmem.touch(cells_of(issued.warp, issued.ins, issued.lanes, issued.sources), event)
     if loads:
         held.loads |= 1 << token
     else:
         held.stores |= 1 << token
 
 
-def _wait_loads(
-    follower: Follower, warp: Warp, ins: Instruction, lanes: Lanes, sources: tuple[Argument, ...]
-) -> None:
-    held = follower.tokens[warp.index]
-    follower.views[warp.index].over(held.loads)
+def _wait_loads(follower: Follower, issued: Issued) -> None:
+    held = follower.tokens[issued.warp.index]
+    follower.views[issued.warp.index].over(held.loads)
     held.loads = 0
 
 
-def _wait_stores(
-    follower: Follower, warp: Warp, ins: Instruction, lanes: Lanes, sources: tuple[Argument, ...]
-) -> None:
-    held = follower.tokens[warp.index]
-    follower.views[warp.index].over(held.stores)
+def _wait_stores(follower: Follower, issued: Issued) -> None:
+    held = follower.tokens[issued.warp.index]
+    follower.views[issued.warp.index].over(held.stores)
     held.stores = 0
 
 
-def _allocated(
-    follower: Follower,
-    warp: Warp,
-    ins: Instruction,
-    lanes: Lanes,
-    sources: tuple[Argument, ...],
-    previous: Wait | None,
-    results: Results | Wait,
-) -> None:
+def _allocated(follower: Follower, issued: Issued, previous: Wait | None, results: Results | Wait) -> None:
     if isinstance(results, Wait):
         return
-    address = shared_address(uniform(sources[0], lanes, "the address"), ins)
-    columns = uniform(sources[1], lanes, "nCols")
-    event = _done(follower, warp, ins, Access.WRITE)
+    address = shared_address(uniform(issued.sources[0], issued.lanes, "the address"), issued.ins)
+    columns = uniform(issued.sources[1], issued.lanes, "nCols")
+    event = _done(follower, issued, Access.WRITE)
     starts = np.array([address], np.int64)
     follower.touch("shared", cells(starts, 4, follower.sizes["shared"]), event)
     first = int(follower.cta.shared.view(address, 4).view(np.uint32)[0])
     follower.tmem.allocated(first, columns, event)
 
 
-def _freed(
-    follower: Follower, warp: Warp, ins: Instruction, lanes: Lanes, sources: tuple[Argument, ...]
-) -> None:
-    address = uniform(sources[0], lanes, "the address")
-    columns = uniform(sources[1], lanes, "nCols")
-    follower.tmem.freed(column_of(address), columns, _done(follower, warp, ins, Access.WRITE))
+def _freed(follower: Follower, issued: Issued) -> None:
+    address = uniform(issued.sources[0], issued.lanes, "the address")
+    columns = uniform(issued.sources[1], issued.lanes, "nCols")
+    follower.tmem.freed(column_of(address), columns, _done(follower, issued, Access.WRITE))
 
 
 BEGINS: dict[str, Begin] = {
@@ -352,6 +280,7 @@ BEGINS: dict[str, Begin] = {
     "mbarrier.expect_tx": _use,
     "mbarrier.complete_tx": _use,
     "fence.proxy.async": _fence_proxy,
+    "fence.proxy.async::generic": _fence_proxy,
     "fence.mbarrier_init": _fence_init,
     "fence": _fence,
     "membar": _fence,

@@ -96,6 +96,18 @@ CASES = {
         f"@%w0 {FILL} // b\n@%w0 bar.arrive 2, 64; // -\n@%w1 bar.sync 2, 64; // -\n@%w1 {TAKE} // c\n",
         frozenset({(Cause.RACE, "b", "c")}),
     ),
+    "the round of a barrier that a warp arrives at first": Case(
+        # Warp 1 waits for round 1 of barrier 1; what it then opens is a round of its own.
+        f"@%w0 bar.arrive 1, 64;\n@%w1 bar.sync 1, 64;\nbar.sync 0;\n@%w1 {FILL} // a\n"
+        f"@%w1 bar.arrive 2, 64; // -\n@%w0 bar.sync 2, 64; // -\n@%w0 {TAKE} // b\n",
+        frozenset({(Cause.RACE, "a", "b")}),
+    ),
+    "a fence of the proxies is of the memory that it names": Case(
+        f"@%w0 {FILL} // a\n@%w0 fence.proxy.async.shared::cta; // -\n@%w0 fence.proxy.async.global;\n"
+        f"bar.sync 0;\n@%second {STORE} // b\n"
+        "@%second cp.async.bulk.commit_group;\n@%second cp.async.bulk.wait_group 0;\n",
+        frozenset({(Cause.PROXY, "a", "b")}),
+    ),
     "a wait for an mbarrier": Case(
         f"{READY}@%w0 {FILL} // a\nbar.warp.sync -1;\n@%one mbarrier.arrive.shared.b64 %d0, [full];\n"
         f"@!%w1 bra over;\n{wait('full', 0, 'again', ' // -')}{TAKE} // b\nover:\n",
