@@ -57,7 +57,8 @@ def test_the_repository_is_the_same_every_time(
     monkeypatch.setenv("TZ", "Pacific/Kiritimati")
     assert regressions["repository"].make(tmp_path / "again") == made.tags
     assert git(tmp_path / "again", "rev-parse", "main") == git(made.repository, "rev-parse", "main")
-    assert 28 <= int(git(made.repository, "rev-list", "--count", "main")) <= 35
+    # About thirty up to the first release with a wait left out; after it come two more cases.
+    assert 28 <= int(git(made.repository, "rev-list", "--count", "v1.2")) <= 35
     assert git(made.repository, "status", "--porcelain") == ""
 
 
