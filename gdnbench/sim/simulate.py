@@ -82,7 +82,7 @@ def launch(
 
     `mma` is the tensor cores' arithmetic ("hardware" or "exact"), `engine` "compiled" or "interpreter",
     `schedule` when asynchronous effects land: "late", "early" or "random:SEED". `threads` bounds the cores
-    used. `check`: the checker follows every launch, on one core, and the report has what it finds. What is
+    used. `check`: the checker follows every launch, and the report has what it finds. What is
     None comes from the `active` block around the call, else it is the first named, with all cores.
 
     An illegal act raises KernelFault; with `raises` False it is the report's last finding. The launches after
