@@ -8,6 +8,7 @@ therefore not depend on when the simulator lands it, but for the phase that its 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
@@ -39,6 +40,16 @@ if TYPE_CHECKING:
 UNFINISHED = "a phase of an mbarrier unfinished at the CTA's end"
 
 
+@dataclass(frozen=True, slots=True)
+class Flight:
+    """An operation that will signal an mbarrier: the bits of what is then over, what was known when it was
+    set going, and as how many lanes it arrives, 0 if that does not matter."""
+
+    over: int
+    known: Carried
+    arrivals: int
+
+
 class Follower:
     """One CTA; implements `machine.checking.Checker`. `findings` is what it has found; `ended` is told when
     the CTA has."""
@@ -60,10 +71,7 @@ class Follower:
         self.shared = Shadow(cta.shared.end // self.sizes["shared"] + 1, sets)
         self.memory = PagedShadow(sets)
         self.tmem = TensorMemory(self, sets)
-        self.operations: dict[AsyncOperation, Tokens] = {}
-        self.carries: dict[AsyncOperation, int] = {}
-        self.issued: dict[AsyncOperation, Carried] = {}
-        self.arrivals: dict[AsyncOperation, int] = {}
+        self.flights: dict[AsyncOperation, Flight] = {}  # of operations that will signal an mbarrier
         self.reading: dict[int, Event] = {}  # by token, copies that read shared memory
         self.issue: Issued | None = None
         self._forms = forms
@@ -175,15 +183,17 @@ class Follower:
         warp, ins, lanes, _ = self.issue
         if ins.op.startswith("wgmma"):
             return  # each warp has its part, see `synchronisation`
-        held = self.tokens[warp.index]
+        held, arrivals = self.tokens[warp.index], 0
         if ins.op == "tcgen05.commit":
-            self.carries[operation] = held.tensor
+            over = held.tensor
         elif ins.op == "cp.async.mbarrier.arrive":
-            self.carries[operation] = held.copies.pending(lanes)
-            self.arrivals[operation] = int(lanes.sum())
+            over, arrivals = held.copies.pending(lanes), int(lanes.sum())
         else:
-            self.operations[operation] = self._set_going(warp, ins, lanes, operation)
-        self._signals(operation, warp, ins)
+            over = self._set_going(warp, ins, lanes, operation).both
+        if operation.signals:
+            known = self.views[warp.index].handed_on()
+            self.flights[operation] = Flight(over, known, arrivals)
+            self._signals(operation, warp, ins)
 
     def _set_going(self, warp: Warp, ins: Instruction, lanes: Lanes, operation: AsyncOperation) -> Tokens:
         """A copy or product: its accesses, and by which wait the warp will know of its end."""
@@ -224,9 +234,6 @@ class Follower:
 
     def _signals(self, operation: AsyncOperation, warp: Warp, ins: Instruction) -> None:
         """The mbarriers that an operation will signal have to be ready for it."""
-        if not operation.signals:
-            return
-        self.issued[operation] = self.views[warp.index].handed_on()
         clock = self.views[warp.index].clock
         token = self.events.token()
         # cp.async is no bulk copy: it and its arrival are the generic proxy's.
@@ -259,18 +266,16 @@ class Follower:
 
     def landing(self, operation: AsyncOperation) -> None:
         """See `Checker`."""
-        tokens = self.operations.pop(operation, None)
-        over = self.carries.pop(operation, 0) | (tokens.both if tokens is not None else 0)
-        issued = self.issued.pop(operation, None)
-        arrivals = self.arrivals.pop(operation, 0)
+        flight = self.flights.pop(operation, None)
+        if flight is None:
+            return
         for address in operation.signals:
             barrier = self.mbarriers.get(address)
             if barrier is not None:
-                carried = barrier.at(self.joined(address, arrivals))
-                if issued is not None:
-                    carried.order(issued)
-                carried.base.tokens |= over
-                carried.fenced |= over
+                carried = barrier.at(self.joined(address, flight.arrivals))
+                carried.order(flight.known)
+                carried.base.tokens |= flight.over
+                carried.fenced |= flight.over
 
     def exited(self, warp: int) -> None:
         """See `Checker`."""
