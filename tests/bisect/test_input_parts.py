@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from gdnbench.bisect import content
-from gdnbench.bisect.input.ddmin import fewest
+from gdnbench.bisect.ddmin import fewest
 from gdnbench.bisect.input.failure import Signature
 from gdnbench.bisect.input.layout import is_plain, laid_out
 from gdnbench.bisect.input.shrinker import spans

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
+from gdnbench.bisect.ddmin import fewest
 from gdnbench.bisect.input import values
-from gdnbench.bisect.input.ddmin import fewest
 from gdnbench.bisect.input.failure import Signature
 from gdnbench.bisect.input.probing import Asker, Candidate
 from gdnbench.bisect.verdict import Verdict
