@@ -3,7 +3,7 @@
 
 A case passes when its record does. A call outside what the compiled kernels are written for passes when it is
 refused. With several schedules of the simulator, it must pass under the first and give the same bits under
-the others.
+the others. With the simulator's checker it must be free of errors, too.
 """
 
 from __future__ import annotations
@@ -25,12 +25,13 @@ from gdnbench.cli.console import table
 from gdnbench.errors import BadInputError, Exit
 from gdnbench.judge.result import TensorResult
 from gdnbench.ops import operation
-from gdnbench.poison import same_bits
 from gdnbench.replay.kernels import load
 from gdnbench.replay.replay import replay
 from gdnbench.replay.simulated import SIM
 from gdnbench.report.outcome import Outcome
 from gdnbench.report.report import RecordResult
+from gdnbench.sim.checker.accept import Accepted
+from gdnbench.sim.explore import different
 from gdnbench.sim.simulate import Settings, active
 from gdnbench.store.reader import Store
 from gdnbench.store.recover import open_store
@@ -66,13 +67,27 @@ class Grid:
 @dataclass(frozen=True, slots=True)
 class Prover:
     """Proves `kernel` on device `on`; `schedules` are those of the simulator. `seed` is added to that of
-    every case."""
+    every case. `stages`: whether the kernel shows them, None for wherever it can. `check`: the simulator's
+    checker follows every launch, and what is not `accepted` fails. `skip`: cases that are not proven.
+    `threads` bounds those of a launch."""
 
     grid: Grid
     kernel: str
     on: str
     schedules: tuple[str, ...] = ("late",)
     seed: int = 0
+    stages: bool | None = None
+    check: bool = False
+    accepted: Accepted | None = None
+    skip: frozenset[str] = frozenset()
+    threads: int | None = None
+
+    @property
+    def shown(self) -> bool:
+        return shows_stages(self.grid.op, self.kernel) if self.stages is None else self.stages
+
+    def _asked(self, name: str, names: Sequence[str]) -> bool:
+        return chosen(name, names) and name not in self.skip
 
     def case(self, case: Case) -> tuple[str, RecordResult]:
         """The verdict on one case, and its record."""
@@ -101,7 +116,7 @@ class Prover:
                 few = []
                 for info, number in [(record.info, record.number) for record in store.records]:
                     name = f"capture {path.name.partition('.')[0]} {number}"
-                    if info.op == self.grid.op and chosen(name, names):
+                    if info.op == self.grid.op and self._asked(name, names):
                         refused = self.kernel in self.grid.refusing and self.grid.refused(info.conventions)
                         few.append((number, name, refused))
                 self._records(store, few, told)
@@ -119,7 +134,7 @@ class Prover:
                 kernel=self.kernel,
                 on=self.on,
                 records=[number for number, _, _ in few],
-                stages=shows_stages(self.grid.op, self.kernel),
+                stages=self.shown,
                 timeout=CASE_SECONDS if self.on == "cuda" else None,
                 progress=lambda done, total, record: told(
                     (few[done - 1][1], verdict(record, few[done - 1][2]), record)
@@ -127,7 +142,8 @@ class Prover:
             )
 
     def record(self, store: Store, number: int) -> RecordResult:
-        """Record `number` replayed under the first schedule, and its bits under the others."""
+        """Record `number` replayed under the first schedule, and its bits under the others. Its findings are
+        those of all schedules."""
         with tempfile.TemporaryDirectory(prefix="gdnbench-prove-") as folder:
             schedules = self.schedules if self.on == SIM else self.schedules[:1]
             first, bits = self._replayed(store, number, schedules[0], Path(folder) / "0.zarr")
@@ -135,8 +151,11 @@ class Prover:
                 return first
             for index, schedule in enumerate(schedules[1:], 1):
                 other, others = self._replayed(store, number, schedule, Path(folder) / f"{index}.zarr")
+                found = (first.findings or ()) + (other.findings or ())
+                first = replace(first, findings=found if self.check else None)
                 if other.outcome is not Outcome.PASS:
-                    return replace(other, reason=f"under schedule {schedule}: {other.reason}")
+                    reason = f"under schedule {schedule}: {other.reason}"
+                    return replace(other, findings=first.findings, reason=reason)
                 if wrong := different(bits, others):
                     reason = f"{wrong} under schedule {schedule} has not the bits of {schedules[0]}"
                     return replace(first, outcome=Outcome.MISMATCH, reason=reason)
@@ -146,14 +165,23 @@ class Prover:
         self, store: Store, number: int, schedule: str, run: Path
     ) -> tuple[RecordResult, dict[str, Tensor]]:
         """The verdict, and the outputs as they were kept in the store `run`."""
-        with active(Settings(schedule=schedule)) if self.on == SIM else contextlib.nullcontext():
+        simulated = self.on == SIM
+        with (
+            active(Settings(schedule=schedule, threads=self.threads))
+            if simulated
+            else contextlib.nullcontext()
+        ):
             (record,) = replay(
                 store,
                 kernel=self.kernel,
                 on=self.on,
                 records=[number],
-                stages=shows_stages(self.grid.op, self.kernel),
+                stages=self.shown,
+                # A schedule is this process' own.
+                isolate=False if simulated else None,
                 save=run,
+                check=self.check and simulated,
+                accepted=self.accepted,
             ).records
         with open_store(run) as saved:
             return record, {name: handle.read() for name, handle in saved.records[0].after.items()}
@@ -162,7 +190,7 @@ class Prover:
         cases = [
             case
             for case in self.grid.cases()
-            if chosen(case.name, names)
+            if self._asked(case.name, names)
             and (case.quick or not quick)
             # What is outside the compiled kernels need not be outside another one.
             and not (case.refused and self.kernel not in self.grid.refusing)
@@ -183,14 +211,6 @@ def verdict(record: RecordResult, refused: bool) -> str:
     if record.outcome is not (Outcome.UNSUPPORTED if refused else Outcome.PASS):
         return "FAIL"
     return "refused" if refused else "pass"
-
-
-def different(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> str:
-    """The first tensor, by name, of which two runs have other bits; "" if there is none."""
-    for name in sorted(one.keys() | other.keys()):
-        if name not in one or name not in other or not same_bits(one[name], other[name]):
-            return name
-    return ""
 
 
 def shows_stages(op: str, kernel: str) -> bool:
@@ -234,11 +254,15 @@ def main(grid: Grid, description: str, schedules: tuple[str, ...] = ("late",), k
         default=",".join(schedules),
         help="of the simulator, separated by commas: late, early, random:SEED (default %(default)s)",
     )
+    parser.add_argument(
+        "--check", action="store_true", help="with the simulator's checker, whose errors fail"
+    )
     options = parser.parse_args()
     if options.list:
         print("\n".join(case.name for case in grid.cases()))
         return Exit.PASS
-    prover = Prover(grid, options.kernel, options.on, tuple(options.schedules.split(",")), options.seed)
+    schedules = tuple(options.schedules.split(","))
+    prover = Prover(grid, options.kernel, options.on, schedules, options.seed, check=options.check)
     found: list[Proof] = []
     begin = time.monotonic()
 

@@ -1,0 +1,256 @@
+"""Runs of a kernel under many schedules and on several inputs: whether its bits depend on when asynchronous
+effects land, and what the checker finds in any of the runs.
+
+It knows neither what an input is nor how a kernel is called: a `Shape` is run under a schedule and says what
+that left.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from torch import Tensor
+
+from gdnbench.poison import same_bits
+from gdnbench.sim.report import Finding
+
+ENDS = ("late", "early")
+"""The schedules tried first: effects land as late as they may, and at once."""
+_SEEDS = 1 << 32
+
+
+def fresh_seed() -> int:
+    """One that nobody chose, small enough to be written down."""
+    return secrets.randbelow(_SEEDS)
+
+
+def schedules(count: int) -> tuple[str, ...]:
+    """`count` schedules: late, early, then random ones of fresh seeds."""
+    return (*ENDS, *(f"random:{fresh_seed()}" for _ in range(count - len(ENDS))))[:count]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What one run left. `tensors` by name, None if it ended before it was done. `failed`: in one line, what
+    is wrong with it beside `findings`; `refused`: why it could not be run at all."""
+
+    tensors: Mapping[str, Tensor] | None = None
+    findings: tuple[Finding, ...] = ()
+    failed: str = ""
+    refused: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """An input: `run` runs the kernel on it under a schedule, `command` is what a person types to repeat
+    that."""
+
+    name: str
+    run: Callable[[str], Run]
+    command: Callable[[str], str]
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The first tensor, by name, with other bits under `schedule` than under `against`. `unsteady`: so it has
+    under `against` itself, run again, and the schedule need not be the cause."""
+
+    tensor: str
+    schedule: str
+    against: str
+    unsteady: bool
+    command: str
+
+    def __str__(self) -> str:
+        if self.unsteady:
+            return (
+                f"{self.tensor} has other bits each time, under {self.against} too: are its inputs the same?"
+            )
+        return f"{self.tensor} has other bits under {self.schedule} than under {self.against}"
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A run that is wrong by itself; the first with that `reason`."""
+
+    reason: str
+    schedule: str
+    command: str
+
+
+@dataclass(slots=True)
+class Tried:
+    """What the runs of one shape came to. `refused`: why it was not run."""
+
+    shape: str
+    schedules: list[str] = field(default_factory=list)
+    difference: Difference | None = None
+    failed: list[Failed] = field(default_factory=list)
+    refused: str = ""
+
+    @property
+    def ok(self) -> bool:
+        return self.difference is None and not self.failed
+
+
+@dataclass(slots=True)
+class Found:
+    """A finding of one or more runs, as the first of them has it: which that was, and how to repeat it."""
+
+    finding: Finding
+    shape: str
+    schedule: str
+    command: str
+    runs: int = 1
+
+
+@dataclass(slots=True)
+class Exploration:
+    """All that was tried. `schedules` are those that each shape was to be run under; `interrupted`: some were
+    not."""
+
+    schedules: tuple[str, ...]
+    tried: list[Tried] = field(default_factory=list)
+    found: list[Found] = field(default_factory=list)
+    interrupted: bool = False
+
+    @property
+    def ok(self) -> bool:
+        """Whether bits are equal, nothing failed, and no error but accepted ones was found."""
+        return all(one.ok for one in self.tried) and not any(one.finding.fails for one in self.found)
+
+    @property
+    def runs(self) -> int:
+        return sum(len(one.schedules) for one in self.tried)
+
+    def accepting(self, accept: Callable[[Iterable[Finding]], tuple[Finding, ...]]) -> Exploration:
+        """The same, its findings judged by `accept`."""
+        found = accept(one.finding for one in self.found)
+        judged = [replace(one, finding=finding) for one, finding in zip(self.found, found, strict=True)]
+        return replace(self, found=judged)
+
+    def as_json(self) -> dict[str, Any]:
+        """The same as plain values."""
+        return {
+            "ok": self.ok,
+            "interrupted": self.interrupted,
+            "schedules": list(self.schedules),
+            "runs": self.runs,
+            "shapes": [_plain_tried(one) for one in self.tried],
+            "findings": [
+                {
+                    **one.finding.as_json(),
+                    "runs": one.runs,
+                    "first": {"shape": one.shape, "schedule": one.schedule, "command": one.command},
+                }
+                for one in self.found
+            ],
+        }
+
+
+Told = Callable[[int, int], None]
+"""Called after each run: how many are done, of how many."""
+
+
+def explore(shapes: Sequence[Shape], schedules: Sequence[str], told: Told | None = None) -> Exploration:
+    """Run every shape under every schedule. A shape that refuses the first is not run under the others.
+
+    KeyboardInterrupt ends it, and what was found until then is returned.
+    """
+    result = Exploration(tuple(schedules))
+    found: dict[tuple[object, ...], Found] = {}
+    done, total = 0, len(shapes) * len(schedules)
+    try:
+        for number, shape in enumerate(shapes, 1):
+            tried = Tried(shape.name)
+            result.tried.append(tried)
+            for run, schedule in _runs(shape, schedules, tried):
+                _merge(found, run.findings, shape, schedule)
+                done += 1
+                if told is not None:
+                    told(done, total)
+            done = number * len(schedules)
+    except KeyboardInterrupt:
+        result.interrupted = True
+    result.found = list(found.values())
+    return result
+
+
+def _runs(shape: Shape, schedules: Sequence[str], tried: Tried) -> Iterator[tuple[Run, str]]:
+    """Runs of `shape`, what they come to kept in `tried`."""
+    against: str | None = None
+    bits: Mapping[str, Tensor] = {}
+    for schedule in schedules:
+        run = shape.run(schedule)
+        if run.refused and not tried.schedules:
+            tried.refused = run.refused
+            return
+        tried.schedules.append(schedule)
+        failed = run.failed or run.refused
+        if failed and failed not in (one.reason for one in tried.failed):
+            tried.failed.append(Failed(failed, schedule, shape.command(schedule)))
+        if run.tensors is not None and against is None:
+            against, bits = schedule, run.tensors
+        elif run.tensors is not None and against is not None and tried.difference is None:
+            name = different(bits, run.tensors)
+            tried.difference = _difference(shape, name, schedule, against, bits) if name else None
+        yield run, schedule
+
+
+def _difference(
+    shape: Shape, tensor: str, schedule: str, against: str, bits: Mapping[str, Tensor]
+) -> Difference:
+    again = shape.run(against).tensors
+    unsteady = again is None or bool(different(bits, again))
+    return Difference(tensor, schedule, against, unsteady, shape.command(schedule))
+
+
+def different(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> str:
+    """The first tensor, by name, of which two runs have other bits; "" if there is none."""
+    for name in sorted(one.keys() | other.keys()):
+        if name not in one or name not in other or not _same(one[name], other[name]):
+            return name
+    return ""
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    return a.shape == b.shape and a.dtype == b.dtype and same_bits(a, b)
+
+
+def _merge(
+    found: dict[tuple[object, ...], Found], findings: Iterable[Finding], shape: Shape, schedule: str
+) -> None:
+    """Findings of one run; those at the same places are one, whatever the shape."""
+    first: dict[tuple[object, ...], Finding] = {}
+    for finding in findings:
+        first.setdefault((finding.severity, finding.kind, finding.summary), finding)
+    for key, finding in first.items():
+        if key in found:
+            found[key].runs += 1
+        else:
+            found[key] = Found(finding, shape.name, schedule, shape.command(schedule))
+
+
+def _plain_tried(tried: Tried) -> dict[str, Any]:
+    difference = tried.difference
+    return {
+        "shape": tried.shape,
+        "ok": tried.ok,
+        "schedules": tried.schedules,
+        "refused": tried.refused or None,
+        "difference": None
+        if difference is None
+        else {
+            "tensor": difference.tensor,
+            "schedule": difference.schedule,
+            "against": difference.against,
+            "unsteady": difference.unsteady,
+            "command": difference.command,
+        },
+        "failed": [
+            {"reason": one.reason, "schedule": one.schedule, "command": one.command} for one in tried.failed
+        ],
+    }

@@ -1,0 +1,151 @@
+#!/usr/bin/env python
+"""Runs the kernels of this project, and other people's, under the simulator's checker: on every shipped
+capture and every made call that they are proven on.
+
+    python scripts/check_kernels.py                      all of them, three schedules each: hours
+    python scripts/check_kernels.py --quick              the few small cases that meet every branch
+    python scripts/check_kernels.py 'swa_decode *'       kernels by name; --list prints them
+    python scripts/check_kernels.py --cases 'ds_mla*'    cases by name
+    python scripts/check_kernels.py --random 20          20 more schedules, of which the bits are compared
+    python scripts/check_kernels.py --results FILE       kept; what is there is not run again
+
+A case fails where the checker finds an error, where the bits under two schedules differ, or, of a kernel of
+this project, where its record does not pass. What is right all the same is in
+tests/sim/third_party/accepted.toml, with the reason. Findings for review are printed and fail nothing.
+
+A kernel that is not installed is passed over, which is said. Exit status: 0 all pass, 1 one does not, 2 bad
+arguments, 3 a kernel cannot run here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+from fnmatch import fnmatchcase
+from importlib.machinery import PathFinder
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from checking import foreign
+from checking.results import TOLD, Case, content, merged, read, row
+from checking.subjects import SUBJECTS
+
+from gdnbench.cli.console import table
+from gdnbench.errors import BadInputError, Exit
+from gdnbench.sim.checker.accept import Accepted
+from gdnbench.sim.report import Severity
+
+ACCEPTED = Path(__file__).parents[1] / "tests" / "sim" / "third_party" / "accepted.toml"
+SCHEDULES = ("late", "early", "random:0")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("names", nargs="*", help="patterns of kernels; all if left out")
+    parser.add_argument("--list", action="store_true", help="print the kernels")
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--cases", action="append", default=[], help="patterns of cases; may repeat")
+    parser.add_argument("--schedules", default=",".join(SCHEDULES), help="default %(default)s")
+    parser.add_argument("--random", type=int, default=0, help="schedules of fresh seeds beside these")
+    parser.add_argument("--threads", type=int, default=1, help="of a launch")
+    parser.add_argument("--results", type=Path, help="a file to keep results in, and to go on from")
+    # Files may change while the processes run that check.
+    parser.add_argument("--content", help=argparse.SUPPRESS)
+    parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    names = [
+        name for name in SUBJECTS if not options.names or any(fnmatchcase(name, one) for one in options.names)
+    ]
+    if options.list:
+        print("\n".join(names))
+        return Exit.PASS
+    if not names:
+        print(f"error: no kernel is called {' or '.join(options.names)}; --list prints them", file=sys.stderr)
+        return Exit.BAD_INPUT
+    if options.here:
+        return _here(names, options)
+    options.content = content(options.schedules, options.random)
+    with tempfile.TemporaryDirectory(prefix="gdnbench-check-") as folder:
+        options.results = (options.results or Path(folder) / "results.jsonl").resolve()
+        statuses = [_apart(name, options) for name in names if _installed(SUBJECTS[name].package, name)]
+        cases = [case for case in read(options.results, options.content) if case.kernel in names]
+    return _told(names, cases, bool(any(statuses)))
+
+
+def _told(names: list[str], cases: list[Case], broken: bool) -> int:
+    try:
+        accepted = Accepted.read(ACCEPTED)
+    except BadInputError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return Exit.BAD_INPUT
+    for (severity, is_accepted, summary), where in merged(cases).items():
+        if not is_accepted:
+            kernels = ", ".join(dict.fromkeys(case.kernel for case in where))
+            print(f"{severity}: {summary}\n  {len(where)} cases of {kernels}; first {where[0].case}")
+    failed = [case for case in cases if case.failed]
+    for case in failed:
+        print(f"FAIL: {case.kernel}: {case.case}: {case.reason}")
+    by_kernel = {name: [case for case in cases if case.kernel == name] for name in names}
+    rows = [row(name, some) for name, some in by_kernel.items() if some]
+    print(table(TOLD, rows, right=TOLD[1:]))
+    accepted.of(finding for case in cases for finding in case.found())
+    if not failed and names == list(SUBJECTS):
+        for line in accepted.unused():
+            print(f"note: {line}")
+    standing = sum(severity is Severity.ERROR and not ok for severity, ok, _ in merged(cases))
+    print(f"{len(cases)} cases, {len(failed)} failed, {standing} errors found")
+    if broken:
+        return Exit.CANNOT_RUN
+    return Exit.MISMATCH if failed or standing else Exit.PASS
+
+
+def _here(names: list[str], options: argparse.Namespace) -> int:
+    from checking.judging import Asked, check_all
+
+    asked = Asked(
+        tuple(options.schedules.split(",")),
+        options.random,
+        options.quick,
+        tuple(options.cases),
+        options.threads,
+        Accepted.read(ACCEPTED),
+        options.content,
+    )
+    for name in names:
+        check_all(name, options.results, asked)
+    return Exit.PASS
+
+
+def _installed(package: str, name: str) -> bool:
+    folder = os.environ.get(foreign.FOLDER)
+    if not package or PathFinder.find_spec(package, [*([folder] if folder else []), *sys.path]):
+        return True
+    print(f"note: {name} is passed over: {package} is not installed", file=sys.stderr)
+    return False
+
+
+def _apart(name: str, options: argparse.Namespace) -> int:
+    """Checks in a process of its own: other people's packages change CuTe DSL for all of it."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    if SUBJECTS[name].package:
+        environment |= foreign.environment()
+    given = [
+        f"--{one}={getattr(options, one)}" for one in ("schedules", "random", "threads", "results", "content")
+    ]
+    given += [f"--cases={one}" for one in options.cases] + ["--quick"] * options.quick
+    status = subprocess.run(
+        [sys.executable, __file__, *given, "--here", "--", name], env=environment
+    ).returncode
+    if status:
+        print(f"error: {name} could not be checked; see above", file=sys.stderr)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

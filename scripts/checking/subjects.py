@@ -1,0 +1,53 @@
+"""The kernels that are run under the checker: those of this project on the calls that prove them, and other
+people's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import prove_gdn_decode
+import prove_prefill
+import prove_swa
+from checking import decode_plans
+from checking.foreign import CALLS, Calls
+from proving import Grid
+
+PLANS = Path(decode_plans.__file__)
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A kernel on the records of `grid`, or else other people's `calls`. `stages`: by the build that shows
+    them. `package`: what it is of, if it is other people's, whose numbers are theirs to answer for."""
+
+    grid: Grid | None = None
+    kernel: str = ""
+    stages: bool = False
+    package: str = ""
+    calls: Calls | None = None
+
+
+def _subjects() -> dict[str, Subject]:
+    prefill, decode, swa = (module.GRID for module in (prove_prefill, prove_gdn_decode, prove_swa))
+    found = {
+        # Stages come from the same launches.
+        "gdn_prefill sm100": Subject(prefill, "sm100", stages=True),
+        "gdn_prefill sm100_fused": Subject(prefill, "sm100_fused"),
+        "gdn_decode cute": Subject(decode, "cute"),
+        "gdn_decode cute, tapped": Subject(decode, "cute", stages=True),
+    }
+    for plan in ("registers", "bulk_in", "bulk"):
+        found[f"gdn_decode cute, {plan}"] = Subject(decode, f"{PLANS}:{plan}")
+        found[f"gdn_decode cute, {plan}, tapped"] = Subject(decode, f"{PLANS}:{plan}", stages=True)
+    found["gdn_decode cute, by steps"] = Subject(decode, f"{PLANS}:by_steps")
+    for kernel in ("portable", "sm100", "wgmma"):
+        found[f"swa_decode {kernel}"] = Subject(swa, kernel)
+    found["flashinfer prefill"] = Subject(prefill, "flashinfer", package="flashinfer")
+    found["flashinfer decode"] = Subject(decode, "flashinfer", package="flashinfer")
+    for name, calls in CALLS.items():
+        found[name] = Subject(package=name.partition(" ")[0], calls=calls)
+    return found
+
+
+SUBJECTS = _subjects()
