@@ -1,0 +1,124 @@
+"""A kept launch as the input of SentryWard: its JSON and its PTX.
+
+SentryWard takes the values of scalars, but of pointers only which storage they are in, so tensors are named. A
+64-bit word of a parameter is a pointer if it lies in a tensor of the launch, and a parameter of 128 bytes is a
+tensor map if it says what one has to and its address lies in such a tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from gdnbench.sim.errors import UnsupportedError
+from gdnbench.sim.machine.tensormap import TENSORMAP_BYTES, TensorMap, decode
+from gdnbench.sim.mutants.launches import KeptLaunch, Tensor
+from gdnbench.sim.ptx.ir import Address, Instruction, Kernel, Symbol
+
+SCHEMA = "spverify.kernel-input/v1"
+POINTER_BYTES = 8
+# A hint of tcgen05.mma on how long the tensor core keeps a matrix, and its parser knows no such suffix.
+HINTS = (".collector::a::discard",)
+
+Record = dict[str, Any]
+
+
+def plain_ptx(text: str) -> str:
+    """The text without hints that its parser does not take; every line keeps its number."""
+    for hint in HINTS:
+        text = text.replace(hint, "")
+    return text
+
+
+def launch_input(launch: KeptLaunch) -> Record:
+    """`spverify.kernel-input/v1` for this launch. Raises UnsupportedError for a pointer into the middle of a
+    tensor, which it has no field for."""
+    request = launch.request
+    declarations: list[Record] = []
+    arguments: list[Record] = []
+    maps: list[Record] = []
+    kernel = launch.module.kernels[request.entry]
+    names = _names(launch.tensors)
+    for index, data in enumerate(request.params):
+        found = _tensor_map(data, launch.tensors)
+        if found is not None:
+            descriptor, tensor = found
+            declarations.append({"parameter": index, "type": "tensor_map", "object": names[tensor.address]})
+            offset = descriptor.address - tensor.address
+            maps.append(_described(index, names[tensor.address], offset, descriptor))
+            continue
+        for offset, size in sorted(set(_words(kernel, index))):
+            word = int.from_bytes(data[offset : offset + size], "little")
+            where: Record = {"parameter": index, "offset": offset}
+            tensor_of = _owner(launch.tensors, word) if size == POINTER_BYTES else None
+            if tensor_of is None:
+                arguments.append({**where, "type": f"u{8 * size}", "value": word})
+            elif word != tensor_of.address:
+                raise UnsupportedError(f"parameter {index} points into {tensor_of.name}, not to its first byte")
+            else:
+                pointer = {"type": "pointer", "space": "global", "object": names[word]}
+                declarations.append({**where, **pointer})
+    sizes: Record = {"grid_dim": list(request.grid), "block_dim": list(request.block)}
+    sizes["dynamic_shared_bytes"] = request.shared_bytes
+    return {
+        "schema": SCHEMA,
+        "entry": request.entry,
+        "launch": sizes,
+        "declarations": declarations,
+        "arguments": arguments,
+        "tma_descriptors": maps,
+    }
+
+
+def _names(tensors: Iterable[Tensor]) -> dict[int, str]:
+    """By address, names that differ: tensors of two calls may be called the same."""
+    return {tensor.address: f"{tensor.name}.{index}" for index, tensor in enumerate(tensors)}
+
+
+def _owner(tensors: Iterable[Tensor], address: int) -> Tensor | None:
+    return next((one for one in tensors if one.address <= address < one.address + len(one.before)), None)
+
+
+def _tensor_map(data: bytes, tensors: Iterable[Tensor]) -> tuple[TensorMap, Tensor] | None:
+    if len(data) != TENSORMAP_BYTES:
+        return None
+    try:
+        descriptor = decode(data)
+    except UnsupportedError:
+        return None
+    tensor = _owner(tensors, descriptor.address)
+    return None if tensor is None else (descriptor, tensor)
+
+
+def _described(index: int, name: str, offset: int, descriptor: TensorMap) -> Record:
+    """Dimension 0 is the contiguous one on both sides."""
+    return {
+        "parameter": index,
+        "object": name,
+        "base_byte_offset": offset,
+        "element_type": "tf32" if descriptor.tf32 else descriptor.dtype,
+        "rank": descriptor.rank,
+        "global_shape": list(descriptor.dims),
+        "box_shape": list(descriptor.box),
+        "coordinate_strides_bytes": list(descriptor.strides),
+        "element_strides": list(descriptor.element_strides),
+        "swizzle": f"{descriptor.swizzle}B" if descriptor.swizzle else "none",
+        "interleave": "none",
+        "oob_fill": "nan" if descriptor.fill_nan else "zero",
+    }
+
+
+def _words(kernel: Kernel, index: int) -> Iterator[tuple[int, int]]:
+    """Offset and bytes of each word that the kernel loads of its parameter."""
+    for ins in kernel.instructions:
+        if ins.op == "ld" and ins.has("param", "param::entry"):
+            source = ins.sources[0]
+            assert isinstance(source, Address)
+            if isinstance(source.base, Symbol) and source.base.variable == kernel.params[index]:
+                size = _bytes(ins)
+                start = source.base.offset + source.offset
+                yield from ((start + each * size, size) for each in range(ins.vec))
+
+
+def _bytes(ins: Instruction) -> int:
+    return int("".join(sign for sign in ins.types[-1] if sign.isdigit())) // 8
