@@ -19,10 +19,13 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from gdnbench.cli.console import table
 from gdnbench.errors import BadInputError, Exit
+from gdnbench.judge import calls
+from gdnbench.judge.counted import counted
 from gdnbench.judge.result import TensorResult
 from gdnbench.ops import operation
 from gdnbench.replay.kernels import load
@@ -164,7 +167,7 @@ class Prover:
     def _replayed(
         self, store: Store, number: int, schedule: str, run: Path
     ) -> tuple[RecordResult, dict[str, Tensor]]:
-        """The verdict, and the outputs as they were kept in the store `run`."""
+        """The verdict, and what counts of the outputs and stages, as they were kept in the store `run`."""
         simulated = self.on == SIM
         with (
             active(Settings(schedule=schedule, threads=self.threads))
@@ -184,7 +187,11 @@ class Prover:
                 accepted=self.accepted,
             ).records
         with open_store(run) as saved:
-            return record, {name: handle.read() for name, handle in saved.records[0].after.items()}
+            left = {name: handle.read() for name, handle in saved.records[0].after.items()}
+        if record.outcome is not Outcome.PASS:
+            return record, left
+        found = operation(self.grid.op)
+        return record, counted(found, calls.compact(store.records[number], found, torch.device("cpu")), left)
 
     def prove(self, names: Sequence[str], quick: bool, told: Told) -> None:
         cases = [

@@ -54,8 +54,8 @@ class Case:
 def content(*options: object) -> str:
     """A digest of the kernels, the simulator and the cases as they are in this checkout, and of `options`."""
     digest = hashlib.blake2b(repr(options).encode(), digest_size=8)
-    for folder in ("gdnbench", "kernels", "scripts/checking"):
-        for file in sorted((ROOT / folder).rglob("*.py")):
+    for pattern in ("gdnbench/**/*.py", "kernels/**/*.py", "scripts/checking/*.py", "scripts/prov*.py"):
+        for file in sorted(ROOT.glob(pattern)):
             digest.update(f"{file.relative_to(ROOT)}\n".encode() + file.read_bytes())
     return digest.hexdigest()
 

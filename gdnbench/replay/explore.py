@@ -1,0 +1,127 @@
+"""Records run on the simulator under many schedules, and smaller calls made of them; see
+`gdnbench.sim.explore`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+
+from gdnbench.errors import Exit
+from gdnbench.judge import calls
+from gdnbench.judge.counted import counted
+from gdnbench.judge.record import ORACLE, Judge
+from gdnbench.judge.rule import Rule
+from gdnbench.ops import operation
+from gdnbench.replay import kernels
+from gdnbench.replay.execute import Execution, device_of
+from gdnbench.replay.failure import Failure
+from gdnbench.replay.replay import Replayer
+from gdnbench.replay.run import InProcess, Runner
+from gdnbench.replay.simulated import SIM
+from gdnbench.replay.smaller import smaller_record
+from gdnbench.report.outcome import Outcome
+from gdnbench.sim.explore import Exploration, Run, Shape, Told, explore
+from gdnbench.sim.simulate import Settings, active
+from gdnbench.store.reader import Store, StoredRecord
+from gdnbench_kernels.contract import Operation
+
+Command = Callable[[int, int | None, str], str]
+"""What a person types to repeat a run: the number of the record, the seed of the smaller call made of it if
+it is one, and the schedule."""
+
+
+def explore_records(
+    store: Store,
+    numbers: Sequence[int],
+    *,
+    kernel: str,
+    schedules: Sequence[str],
+    seeds: Sequence[int],
+    rule: Rule,
+    command: Command,
+    stages: bool = False,
+    check: bool = False,
+    told: Told | None = None,
+) -> Exploration:
+    """Each record of `store` under each of `schedules`, and for each of `seeds` a smaller call made of it.
+    What the first run of each leaves is held to the float64 oracle by `rule`, what the others do to its bits.
+
+    All run in this process, a user's kernel too. BadInputError if there is no such kernel.
+    """
+    kernels.check_name(kernel, SIM)
+    runner = InProcess(kernel, SIM, stages, check)
+    try:
+        shapes = [
+            _shape(store.records[number], seed, runner, rule, command)
+            for number in numbers
+            for seed in (None, *seeds)
+        ]
+        return explore(shapes, schedules, told)
+    finally:
+        runner.close()
+
+
+def _shape(record: StoredRecord, seed: int | None, runner: Runner, rule: Rule, command: Command) -> Shape:
+    name = f"record {record.number}"
+    if seed is not None:
+        with smaller_record(record, seed) as (_, what):
+            name = f"{name}, shape {seed}: {what}"
+    run = _Input(record, seed, runner, rule).run
+    return Shape(name, run, lambda schedule: command(record.number, seed, schedule))
+
+
+class _Kept:
+    """A runner whose latest execution stays at hand."""
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+        self.left: Execution | Failure | None = None
+
+    def run(self, record: StoredRecord, operation: Operation) -> Execution | Failure:
+        self.left = self._runner.run(record, operation)
+        return self.left
+
+    def close(self) -> None:
+        self._runner.close()
+
+
+class _Input:
+    """A record, or a smaller call made of it, run under one schedule after another. The first run that is
+    done is judged; others are to have its bits."""
+
+    def __init__(self, record: StoredRecord, seed: int | None, runner: Runner, rule: Rule) -> None:
+        self._record, self._seed = record, seed
+        self._runner = _Kept(runner)
+        self._judge = Judge(rule, device_of(SIM))
+        self._judged = False
+
+    def run(self, schedule: str) -> Run:
+        with ExitStack() as stack:
+            record = self._record
+            if self._seed is not None:
+                store, _ = stack.enter_context(smaller_record(record, self._seed))
+                (record,) = store.records
+            stack.enter_context(active(Settings(schedule=schedule)))
+            return self._ran(record)
+
+    def _ran(self, record: StoredRecord) -> Run:
+        found = operation(record.info.op)
+        if self._judged:
+            left = self._runner.run(record, found)
+            failed = left.faults[0] if isinstance(left, Execution) and left.faults else ""
+        else:
+            self._runner.left = None
+            result = Replayer(self._runner, None, ORACLE, self._judge).replay(record)
+            if self._runner.left is None:  # it was not called
+                return Run(refused=f"{result.outcome}: {result.reason}")
+            left = self._runner.left
+            failed = f"{result.outcome}: {result.reason}" if result.outcome is Outcome.MISMATCH else ""
+        checked = left.checked or ()
+        if isinstance(left, Failure):
+            reason = f"{left.outcome}: {left.reason}"
+            if left.outcome.exit_code is Exit.MISMATCH:
+                return Run(None, checked, failed=reason)
+            return Run(None, checked, refused=reason)
+        self._judged = True
+        call = calls.compact(record, found, device_of(SIM))
+        return Run(counted(found, call, {**left.stages, **left.outputs}), checked, failed)
