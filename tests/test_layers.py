@@ -23,6 +23,20 @@ FORBIDDEN = {
         "gdnbench.replay",
         "gdnbench.timing",
         "gdnbench.diff",
+        "gdnbench.trace",
+        "gdnbench.cli",
+    ),
+    # Stands beside the store, and knows what the simulator tells.
+    "gdnbench/trace": (
+        "gdnbench_kernels",
+        "gdnbench.ops",
+        "gdnbench.judge",
+        "gdnbench.report",
+        "gdnbench.replay",
+        "gdnbench.timing",
+        "gdnbench.diff",
+        "gdnbench.capture",
+        "gdnbench.bisect",
         "gdnbench.cli",
     ),
     "gdnbench/judge": (
@@ -37,7 +51,13 @@ FORBIDDEN = {
     "gdnbench/replay": ("gdnbench.diff", "gdnbench.capture", "gdnbench.cli", "gdnbench.bisect"),
     "gdnbench/timing": ("gdnbench.diff", "gdnbench.capture", "gdnbench.cli", "gdnbench.bisect"),
     "gdnbench/bisect": ("gdnbench.timing", "gdnbench.capture", "gdnbench.cli"),
-    "gdnbench/diff": ("gdnbench.replay", "gdnbench.timing", "gdnbench.capture", "gdnbench.cli"),
+    "gdnbench/diff": (
+        "gdnbench.replay",
+        "gdnbench.timing",
+        "gdnbench.capture",
+        "gdnbench.bisect",
+        "gdnbench.cli",
+    ),
     "gdnbench/capture": (
         "gdnbench.judge",
         "gdnbench.report",
@@ -51,6 +71,7 @@ FORBIDDEN = {
         "gdnbench_kernels",
         "gdnbench.ops",
         "gdnbench.store",
+        "gdnbench.trace",
         "gdnbench.judge",
         "gdnbench.report",
         "gdnbench.replay",

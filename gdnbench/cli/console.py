@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -58,11 +58,31 @@ def _finite(value: Any) -> Any:
     return [_finite(item) for item in value] if isinstance(value, list | tuple) else value
 
 
+class Bar:
+    """A bar on stderr; called, it moves to (done, total)."""
+
+    def __init__(self, bar: Progress, what: str) -> None:
+        self._bar = bar
+        self._what = what
+        self._task = bar.add_task(what, total=None)
+
+    def __call__(self, done: int, total: int) -> None:
+        self._bar.update(self._task, completed=done, total=total)
+
+    def say(self, text: str) -> None:
+        """Something else that goes on, beside what the bar is of."""
+        self._bar.update(self._task, description=f"{self._what}, {text}")
+
+
 @contextmanager
-def progress(what: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar on stderr if that is a terminal; the yielded function moves it to (done, total)."""
+def progress(what: str) -> Iterator[Bar]:
+    """A bar on stderr if that is a terminal."""
     console = Console(stderr=True)
-    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    )
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task(what, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+        yield Bar(bar, what)

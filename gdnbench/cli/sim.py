@@ -21,6 +21,7 @@ from gdnbench.cli.checking import (
     write_template,
 )
 from gdnbench.cli.console import print_json, progress, table
+from gdnbench.cli.tracing import LIMIT, OF, TRACE, asked_trace, told_trace
 from gdnbench.errors import BadInputError, Exit
 
 if TYPE_CHECKING:
@@ -57,16 +58,12 @@ def sim(
     threads: Annotated[int | None, typer.Option(min=1, help="Cores to use; all if left out.")] = None,
     seed: Annotated[int, typer.Option(help="Of random tensors.")] = 0,
     profile: Annotated[bool, typer.Option("--profile", help="Count instructions, bytes and waits.")] = False,
-    trace: Annotated[
+    timeline: Annotated[
         Path | None, typer.Option(help="Write a timeline of the warps for Perfetto; profiles too.")
     ] = None,
-    values_to: Annotated[
-        Path | None,
-        typer.Option("--values", help="Write the values that the first launch computes, a value trace."),
-    ] = None,
-    of: Annotated[
-        str, typer.Option(help='Which: "cta=0-3 warp=4 class=load,store lines=10-20 source=FILE.py:8-9".')
-    ] = "cta=0",
+    trace: Annotated[Path | None, typer.Option(help=TRACE)] = None,
+    of: Annotated[str | None, typer.Option(help=OF)] = None,
+    trace_limit: Annotated[int | None, typer.Option(min=1, help=LIMIT)] = None,
     check: Annotated[bool, typer.Option("--check", help=CHECK)] = False,
     accept: Annotated[Path | None, typer.Option(help=ACCEPT)] = None,
     write_accept: Annotated[Path | None, typer.Option(help=WRITE_ACCEPT)] = None,
@@ -93,15 +90,14 @@ def sim(
     from gdnbench.replay.simulated import programs_simulated
     from gdnbench.sim.errors import KernelFault
     from gdnbench.sim.simulate import Settings, active, launch
-    from gdnbench.sim.value_trace import Selection, TraceWriter
-    from gdnbench.sim.watch import FirstLaunch
 
     accepted = read_accepted(accept, write_accept, check=check)
     # What the kernel's file prints is no part of the result.
-    with progress("sim") as advance, contextlib.redirect_stdout(sys.stderr):
-        watch = None if values_to is None else FirstLaunch(TraceWriter(values_to, Selection.parse(of)))
+    tracing = asked_trace(trace, of, trace_limit)
+    with progress("sim") as advance, contextlib.redirect_stdout(sys.stderr), told_trace(tracing):
+        watch = None if tracing is None else tracing.watch(told=advance.say)
         settings = Settings(
-            mma, engine, schedule, profile or trace is not None, threads, advance, watch, check
+            mma, engine, schedule, profile or timeline is not None, threads, advance, watch, check
         )
         with active(settings, arch) as session, programs_simulated():
             try:
@@ -121,11 +117,8 @@ def sim(
         reports = [replace(report, findings=accepted.of(report.findings)) for report in reports]
     if not reports:
         raise BadInputError(f"{function} returned no (compiled, args) and ran nothing on the simulator")
-    if trace is not None:
-        _write_trace(reports, trace)
-    if watch is not None:
-        dropped = f", {watch.values.dropped:,} left out" if watch.values.dropped else ""
-        print(f"{watch.values.recorded:,} events in {values_to}{dropped}", file=sys.stderr)
+    if timeline is not None:
+        _write_timeline(reports, timeline)
     print_unused(accepted)
     if write_accept is not None:
         write_template(write_accept, (finding for report in reports for finding in report.findings))
@@ -201,7 +194,7 @@ def _row(summary: Mapping[str, Any]) -> list[object]:
     return [name, dtype, "x".join(map(str, shape)) or "scalar", *shown, nonfinite or ""]
 
 
-def _write_trace(reports: Sequence[Report], path: Path) -> None:
+def _write_timeline(reports: Sequence[Report], path: Path) -> None:
     """All launches of all calls, one after the other."""
     launches = tuple(launch for report in reports for launch in report.launches)
     if not any(launch.finished for launch in launches):
@@ -210,7 +203,7 @@ def _write_trace(reports: Sequence[Report], path: Path) -> None:
     try:
         replace(reports[0], launches=launches).write_trace(path)
     except OSError as error:
-        raise BadInputError(f"--trace {path}: {error.strerror or error}") from None
+        raise BadInputError(f"--timeline {path}: {error.strerror or error}") from None
 
 
 def _save(tensors: Mapping[str, Tensor], folder: Path) -> None:

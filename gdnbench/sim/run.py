@@ -28,6 +28,7 @@ from gdnbench.sim.profile.recorder import LaunchRecord
 from gdnbench.sim.ptx.ir import Kernel, Module, Variable
 from gdnbench.sim.ptx.parser import parse
 from gdnbench.sim.tensorcore.product import Model
+from gdnbench.sim.value_trace import End
 from gdnbench.sim.watch import Observed
 
 
@@ -154,19 +155,22 @@ def run_ptx(
     launch.checker, launch.parts = checker, checks
     ready: Engine = importlib.import_module(kind.prepare).prepare(module, kernel, config)
     if observed is not None:
-        ready, threads = observed.engine(launch, ready), 1
+        ready, threads = observed.engine(launch, ready, engine), 1
     start = time.perf_counter()
     # A profile interleaves the warps finely, so that its steps mean something.
     quantum = min(kind.quantum, PROFILE_QUANTUM) if profile else kind.quantum
+    end = End.INTERRUPTED
     try:
         counters = run_grid(launch, ready, quantum=quantum, threads=threads, progress=progress)
+        end = End.COMPLETE
     except KernelFault as fault:
+        end = End.FAULT
         if checks is not None:
             fault.found = evidence(checks, launch)
         raise
     finally:
         if observed is not None:
-            observed.end()
+            observed.end(end)
     seconds = time.perf_counter() - start
     found = None if checks is None else evidence(checks, launch)
     return RunResult(counters, dict(launch.notes), seconds, launch.ctas, record, found)

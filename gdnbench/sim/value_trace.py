@@ -1,26 +1,19 @@
-"""The values that chosen warps of a kernel compute, instruction by instruction, in a file.
+"""The values that chosen warps of a kernel compute, instruction by instruction: what there is to tell,
+which of it is asked for, and who is told.
 
-    writer = TraceWriter(path, Selection(ctas=frozenset({3})))      # given to the simulator
-    with read(path) as trace:
-        for event in trace.events(): ...
+    class Printer:                                           # a `Recorder`, given to the simulator by a watch
+        selection = Selection.parse("cta=3 class=store")
+        def add(self, cta, warp, pc, occurrence, lanes, values): ...
 
-The file is gzip: a line of JSON, which has every instruction of the kernel, then an event for each executed
-one that was asked for, and last how many there are. An event is CTA, warp, pc, occurrence and lanes as five
-little-endian 32-bit words, then 32 lanes of each register of `Instruction.registers`, each in the bytes of
-its width. Lanes that did not execute hold what they held before.
+Lanes that did not execute hold what they held before.
 """
 
 from __future__ import annotations
 
-import gzip
-import json
-import struct
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Container, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -29,17 +22,14 @@ from gdnbench.errors import BadInputError
 from gdnbench.sim.ptx.ir import Address, Immediate, Instruction, Kernel, Negated, Register, Vector
 from gdnbench.sim.ptx.register_formats import register_formats
 
-FORMAT = "gdnbench value trace"
-VERSION = 1
-LANES = 32
-MAX_EVENTS = 4_000_000
-"""What a trace holds unless told: some 600 MB before compression."""
+if TYPE_CHECKING:
+    from gdnbench.sim.machine.cta import Launch
 
-_HEAD = struct.Struct("<5I")
-_END = 0xFFFFFFFF
+LANES = 32
 
 LOAD, STORE, MATRIX, MOVE, ARITHMETIC, OTHER = "load", "store", "matrix", "move", "arithmetic", "other"
 CLASSES = (LOAD, STORE, MATRIX, MOVE, ARITHMETIC, OTHER)
+ALL = "all"
 _CLASS_OF = {
     **dict.fromkeys(("ld", "ldu", "ldmatrix", "tcgen05.ld", "tcgen05.ld.red", "atom"), LOAD),
     **dict.fromkeys(("st", "stmatrix", "tcgen05.st", "red", "st.async", "red.async"), STORE),
@@ -57,15 +47,26 @@ def class_of(ins: Instruction) -> str:
     return OTHER if ins.op.partition(".")[0] in _OTHER else ARITHMETIC
 
 
-def _numbers(text: str) -> frozenset[int]:
-    """Of "0-3,7"."""
-    spans = [_span(part) for part in text.split(",")]
-    return frozenset(number for first, last in spans for number in range(first, last + 1))
+@dataclass(frozen=True, slots=True)
+class Spans:
+    """The numbers of "0-3,7"."""
+
+    spans: tuple[tuple[int, int], ...]
+
+    def __contains__(self, number: object) -> bool:
+        return isinstance(number, int) and any(first <= number <= last for first, last in self.spans)
+
+
+def _numbers(text: str) -> Spans | None:
+    return None if text == ALL else Spans(tuple(map(_span, text.split(","))))
 
 
 def _span(text: str) -> tuple[int, int]:
     first, _, last = text.partition("-")
-    return int(first), int(last or first)
+    span = int(first), int(last or first)
+    if span[1] < span[0]:
+        raise ValueError(text)
+    return span
 
 
 def _classes(text: str) -> frozenset[str]:
@@ -77,6 +78,8 @@ def _classes(text: str) -> frozenset[str]:
 
 def _source(text: str) -> tuple[str, int, int]:
     file, _, lines = text.rpartition(":")
+    if not file:
+        raise ValueError(text)
     return (file, *_span(lines))
 
 
@@ -91,20 +94,22 @@ _PARSERS: dict[str, Callable[[str], dict[str, Any]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """What is recorded: of these CTAs; None elsewhere is all. `lines`: the first and last line of the PTX,
-    `source`: the end of a Python file's path, its first and its last line."""
+    """What is recorded: of these CTAs and warps; None is all. `lines`: the first and last line of the PTX,
+    `source`: the end of a Python file's path, its first and its last line. `text`: as it was asked for."""
 
-    ctas: frozenset[int]
-    warps: frozenset[int] | None = None
+    ctas: Container[int] | None
+    warps: Container[int] | None = None
     classes: frozenset[str] | None = None
     lines: tuple[int, int] | None = None
     source: tuple[str, int, int] | None = None
+    text: str = ""
 
     @classmethod
     def parse(cls, text: str) -> Selection:
-        """ "cta=0-3,7 warp=4 class=load,store lines=100-180 source=gemm.py:80-95": CTA 0 unless said."""
-        given: dict[str, Any] = {"ctas": frozenset({0})}
-        for part in text.split():
+        """ "cta=0-3,7 warp=4 class=load,store lines=100-180 source=gemm.py:80-95": CTA 0 unless said,
+        cta=all for every one. "all" alone is everything."""
+        given: dict[str, Any] = {"ctas": None if text.strip() == ALL else Spans(((0, 0),)), "text": text}
+        for part in () if text.strip() == ALL else text.split():
             name, named, value = part.partition("=")
             try:
                 if not named:
@@ -113,9 +118,15 @@ class Selection:
             except (KeyError, ValueError):
                 raise BadInputError(
                     f"{part!r} selects no values; write cta=0-3,7 warp=4 class=load,store lines=100-180"
-                    f" source=FILE.py:80-95; classes are {', '.join(CLASSES)}"
+                    f" source=FILE.py:80-95, cta=all, or all; classes are {', '.join(CLASSES)}"
                 ) from None
         return cls(**given)
+
+    def takes_cta(self, cta: int) -> bool:
+        return self.ctas is None or cta in self.ctas
+
+    def takes_warp(self, warp: int) -> bool:
+        return self.warps is None or warp in self.warps
 
     def takes(self, ins: Instruction) -> bool:
         """Whether executions of `ins` are recorded, by anybody who is asked for."""
@@ -146,7 +157,7 @@ class TracedRegister:
 class TracedInstruction:
     """One instruction of the kernel. `registers` are those whose values an event has: the results, or what a
     store stores. `operands` are what its results come from, in order: a register's index, or the bits of a
-    constant as text; addresses are left out."""
+    constant as text; addresses are left out, `addresses` has the registers that they begin with."""
 
     pc: int
     name: str
@@ -157,6 +168,7 @@ class TracedInstruction:
     file_line: int | None
     registers: tuple[TracedRegister, ...]
     operands: tuple[int | str, ...]
+    addresses: tuple[int, ...]
     recorded: bool
 
 
@@ -202,6 +214,17 @@ def _operands(ins: Instruction) -> tuple[int | str, ...]:
     return tuple(found)
 
 
+def _addresses(ins: Instruction) -> tuple[int, ...]:
+    found = [one.base for one in ins.sources if isinstance(one, Address)]
+    return tuple(base.index for base in found if isinstance(base, Register))
+
+
+def described(kernel: Kernel, selection: Selection) -> list[TracedInstruction]:
+    """All instructions, in their order."""
+    formats = register_formats(kernel)
+    return [_described(ins, formats, selection) for ins in kernel.instructions]
+
+
 def _described(ins: Instruction, formats: dict[int, str], selection: Selection) -> TracedInstruction:
     registers = tuple(
         TracedRegister(register.index, register.name, register.bits, formats[register.index])
@@ -218,122 +241,33 @@ def _described(ins: Instruction, formats: dict[int, str], selection: Selection) 
         place.file_line,
         registers,
         _operands(ins),
+        _addresses(ins),
         bool(registers) and selection.takes(ins),
     )
 
 
-def _dtype(bits: int) -> np.dtype[Any]:
-    return np.dtype(f"<u{max(bits // 8, 1)}")
+class End(StrEnum):
+    """How a launch that was recorded ended."""
+
+    COMPLETE = "complete"
+    FAULT = "fault"
+    INTERRUPTED = "interrupted"
 
 
-class TraceWriter:
-    """Writes the trace of one launch. After `limit` events nothing more is recorded, and how much is left
-    out is said. Safe to use from several threads."""
+class Recorder(Protocol):
+    """Takes the values of one launch, of what `selection` asks for."""
 
-    def __init__(self, path: Path, selection: Selection, limit: int = MAX_EVENTS) -> None:
-        self.selection = selection
-        self.recorded = self.dropped = 0
-        self._limit = limit
-        self._path = path
-        self._file: gzip.GzipFile | None = None
-        self._occurrences: dict[tuple[int, int, int], int] = {}
-        self._lock = threading.Lock()
-        self._dtypes: dict[int, list[np.dtype[Any]]] = {}
+    @property
+    def selection(self) -> Selection: ...
 
-    def begin(self, kernel: Kernel, grid: tuple[int, int, int]) -> None:
-        """The launch begins. BadInputError if the file cannot be written."""
-        formats = register_formats(kernel)
-        described = [_described(ins, formats, self.selection) for ins in kernel.instructions]
-        for one in described:
-            self._dtypes[one.pc] = [_dtype(register.bits) for register in one.registers]
-        header = {
-            "format": FORMAT,
-            "version": VERSION,
-            "entry": kernel.name,
-            "grid": list(grid),
-            "instructions": [asdict(one) for one in described],
-        }
-        try:
-            self._file = gzip.GzipFile(self._path, "wb", compresslevel=1, mtime=0)
-        except OSError as error:
-            raise BadInputError(f"{self._path} cannot be written: {error.strerror}") from None
-        self._file.write(json.dumps(header).encode() + b"\n")
+    def begin(self, launch: Launch, engine: str) -> None:
+        """The launch begins; `engine` runs what is not recorded."""
+        ...
 
-    def add(self, cta: int, warp: int, pc: int, lanes: int, values: npt.NDArray[np.uint64]) -> None:
-        """An execution, in the order of the warp's."""
-        with self._lock:
-            key = (cta, warp, pc)
-            occurrence = self._occurrences.get(key, 0)
-            self._occurrences[key] = occurrence + 1
-            if self.recorded >= self._limit:
-                self.dropped += 1
-                return
-            assert self._file is not None
-            self.recorded += 1
-            rows = zip(values, self._dtypes[pc], strict=True)
-            data = b"".join(row.astype(dtype).tobytes() for row, dtype in rows)
-            self._file.write(_HEAD.pack(cta, warp, pc, occurrence, lanes) + data)
+    def add(
+        self, cta: int, warp: int, pc: int, occurrence: int, lanes: int, values: npt.NDArray[np.uint64]
+    ) -> None:
+        """An execution, in the order of the warp's; see `Event`. Calls do not overlap."""
+        ...
 
-    def end(self) -> None:
-        """The launch has ended, whether well or not."""
-        if self._file is None:
-            return
-        self._file.write(_HEAD.pack(0, 0, _END, 0, 0) + struct.pack("<2Q", self.recorded, self.dropped))
-        self._file.close()
-        self._file = None
-
-
-@dataclass(slots=True)
-class Trace:
-    """A trace that is being read; `recorded` and `dropped` are known once all events have been."""
-
-    entry: str
-    grid: tuple[int, int, int]
-    instructions: tuple[TracedInstruction, ...]
-    recorded: int = 0
-    dropped: int = 0
-    _file: Any = field(default=None, repr=False)
-
-    def events(self) -> Iterator[Event]:
-        """In the order of execution, once. BadInputError for a file that ends before its end."""
-        dtypes = {one.pc: [_dtype(register.bits) for register in one.registers] for one in self.instructions}
-        while True:
-            cta, warp, pc, occurrence, lanes = _HEAD.unpack(self._take(_HEAD.size))
-            if pc == _END:
-                self.recorded, self.dropped = struct.unpack("<2Q", self._take(16))
-                return
-            values = np.empty((len(dtypes[pc]), LANES), np.uint64)
-            for row, dtype in zip(values, dtypes[pc], strict=True):
-                row[:] = np.frombuffer(self._take(LANES * dtype.itemsize), dtype)
-            yield Event(cta, warp, pc, occurrence, lanes, values)
-
-    def _take(self, size: int) -> bytes:
-        try:
-            data: bytes = self._file.read(size)
-        except (EOFError, OSError):
-            data = b""
-        if len(data) != size:
-            raise BadInputError("a value trace ends in the middle: what wrote it did not end")
-        return data
-
-
-@contextmanager
-def read(path: Path) -> Iterator[Trace]:
-    """The trace in a file. BadInputError if it is none."""
-    try:
-        with gzip.open(path, "rb") as file:
-            try:
-                header = json.loads(file.readline())
-                assert header["format"] == FORMAT
-                assert header["version"] == VERSION
-                instructions = tuple(_instruction(one) for one in header["instructions"])
-            except (ValueError, KeyError, TypeError, AssertionError, EOFError):
-                raise BadInputError(f"{path} is no {FORMAT} of version {VERSION}") from None
-            yield Trace(header["entry"], tuple(header["grid"]), instructions, _file=file)
-    except OSError as error:
-        raise BadInputError(f"{path} cannot be read: {error}") from None
-
-
-def _instruction(data: dict[str, Any]) -> TracedInstruction:
-    registers = tuple(TracedRegister(**one) for one in data["registers"])
-    return TracedInstruction(**{**data, "registers": registers, "operands": tuple(data["operands"])})
+    def end(self, how: End) -> None: ...

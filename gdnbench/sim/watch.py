@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from gdnbench.sim.machine.grid import communicates
 from gdnbench.sim.machine.seam import Dim3, Engine, WarpEngine
-from gdnbench.sim.value_trace import TraceWriter
+from gdnbench.sim.value_trace import End, Recorder
 
 if TYPE_CHECKING:
     from gdnbench.sim.host.arguments import Region
@@ -17,28 +17,28 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """What is wanted of one launch: values written to a trace, and a call before each CTA begins, when the
+    """What is wanted of one launch: its values told to `values`, and a call before each CTA begins, when the
     one before it has ended. It is not made where CTAs talk to each other and so take turns."""
 
-    values: TraceWriter | None = None
+    values: Recorder | None = None
     before_cta: Callable[[int], None] | None = None
 
-    def engine(self, launch: Launch, engine: Engine) -> Engine:
-        """`engine`, so that all this is done; the launch begins."""
+    def engine(self, launch: Launch, engine: Engine, name: str) -> Engine:
+        """`engine`, which is called `name`, so that all this is done; the launch begins."""
         if self.values is not None:
             from gdnbench.sim.interpreter.traced import TracingEngine
 
             tracing = TracingEngine(launch.kernel, self.values, engine)
-            self.values.begin(launch.kernel, launch.grid)
+            self.values.begin(launch, name)
             engine = tracing
         if self.before_cta is None or communicates(launch.kernel):
             return engine
         return _Told(engine, self.before_cta)
 
-    def end(self) -> None:
-        """The launch has ended, whether well or not."""
+    def end(self, how: End) -> None:
+        """The launch has ended."""
         if self.values is not None:
-            self.values.end()
+            self.values.end(how)
 
 
 class Watch(Protocol):
@@ -49,20 +49,6 @@ class Watch(Protocol):
     def ended(self, regions: Sequence[Region]) -> None:
         """The launch that began last has ended well."""
         ...
-
-
-@dataclass(slots=True)
-class FirstLaunch:
-    """Records the values of the first launch."""
-
-    values: TraceWriter
-    begun: bool = False
-
-    def begins(self, entry: str, grid: Dim3, regions: Sequence[Region]) -> Observed | None:
-        first, self.begun = not self.begun, True
-        return Observed(self.values) if first else None
-
-    def ended(self, regions: Sequence[Region]) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)

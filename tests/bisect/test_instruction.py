@@ -10,11 +10,13 @@ import pytest
 import torch
 
 from gdnbench import sim
-from gdnbench.bisect.instruction.alignment import Alignment, Run, Unequal, align
 from gdnbench.bisect.instruction.compare import Finding, ValueFinding, first_difference
+from gdnbench.diff.traces.alignment import Alignment, Run, Unequal, align
 from gdnbench.sim.simulate import Settings
-from gdnbench.sim.value_trace import Selection, TraceWriter, read
-from gdnbench.sim.watch import Observed
+from gdnbench.sim.value_trace import Selection
+from gdnbench.trace.reader import open_trace
+from gdnbench.trace.watching import Tracing
+from gdnbench.trace.writer import TraceWriter, make_trace
 
 KERNEL = """
 import cuda.bindings.driver as cuda
@@ -67,23 +69,19 @@ def traced(folder: Path, name: str, *edits: tuple[str, str]) -> Run:
     spec.loader.exec_module(module)
     x = 1 + torch.rand(128, generator=torch.Generator().manual_seed(0))
     z = torch.full_like(x, torch.nan)
-    writer = TraceWriter(folder / f"{name}.trace", Selection(frozenset({1})))
-
-    class Watch:
-        def begins(self, *args: Any) -> Observed:
-            return Observed(writer)
-
-        def ended(self, regions: Any) -> None: ...
+    path = folder / f"{name}.zarr"
+    make_trace(path)
+    watch = Tracing(TraceWriter(path), Selection(frozenset({1})))
 
     import cutlass.cute.runtime as runtime
 
     stream = runtime.make_fake_stream()
     fake = runtime.make_fake_tensor(_float32(), (128,), (1,), assumed_align=16)
     kernel = sim.compile(module.smooth, fake, fake, 4, stream, arch="sm_100a")
-    with sim.active(Settings(watch=Watch())):
+    with sim.active(Settings(watch=watch)):
         sim.launch(kernel, x, z, 4)
-    with read(folder / f"{name}.trace") as trace:
-        return Run.of(trace)
+    with open_trace(path) as trace:
+        return Run.of(trace.launches[0])
 
 
 def _float32() -> Any:

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-from gdnbench.bisect.instruction.alignment import Run, align
 from gdnbench.bisect.instruction.edits import edits
 from gdnbench.bisect.instruction.find import Request, _question
 from gdnbench.bisect.instruction.launches import OtherLaunches, differences
-from gdnbench.bisect.instruction.rounding import decoded, excess, rounded_apart, ulp
-from gdnbench.bisect.instruction.statements import Source, Statement, pair
 from gdnbench.bisect.instruction.version import place
 from gdnbench.bisect.prober import Place
+from gdnbench.diff.traces.alignment import Run, align
+from gdnbench.diff.traces.rounding import decoded, excess, rounded_apart, ulp
+from gdnbench.diff.traces.statements import Source, Statement, pair
 from gdnbench.errors import BadInputError
 from gdnbench.sim.value_trace import ARITHMETIC, Event, TracedInstruction, TracedRegister
 
@@ -185,11 +185,11 @@ def test_an_instruction_of_other_registers_is_no_counterpart() -> None:
     def run(registers: int) -> Run:
         formats = tuple(TracedRegister(index, f"%r{index}", 32, "f32") for index in range(registers))
         ins = TracedInstruction(
-            0, "mov.b64", ARITHMETIC, 1, "mov.b64 ...;", "file.py", 1, formats, (), recorded=True
+            0, "mov.b64", ARITHMETIC, 1, "mov.b64 ...;", "file.py", 1, formats, (), (), recorded=True
         )
         event = Event(0, 0, 0, 0, 1, np.full((registers, 32), registers, np.uint64))
         site = Statement("file.py", "", 1, 1, "")
-        return Run((ins,), [event], Source(), [site], [()], 0)
+        return Run((ins,), [event], Source(), [site], [()], [()], {}, True)
 
     assert align(run(1), run(1)).partner == [0]
     assert align(run(1), run(2)).partner == [None]

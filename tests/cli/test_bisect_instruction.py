@@ -13,6 +13,7 @@ import pytest
 import gdnbench_kernels
 from gdnbench.bisect.instruction import find
 from gdnbench.bisect.instruction.version import Version, VersionFails
+from gdnbench.trace.layout import EVENT_BYTES, ROW_BYTES
 
 Invoke = Callable[..., Any]  # the fixture `gdnbench`
 
@@ -182,7 +183,7 @@ def test_a_trace_that_is_cut_or_fails_is_no_answer(
 ) -> None:
     good, bad = version(tmp_path, "good"), version(tmp_path, "bad", PLANTED)
     with monkeypatch.context() as patched:
-        patched.setattr(find, "EVENTS", 10)
+        patched.setattr(find, "TRACE_BYTES", 10 * (EVENT_BYTES + ROW_BYTES))  # of one register each
         found = gdnbench(*asked(store, good, bad))
     assert found.code == 3, found.out
     assert "first 10 events of CTA 1" in found.err.splitlines()[-1]

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from gdnbench.sim.value_trace import read
+from gdnbench.trace.reader import open_trace
 
 pytest.importorskip("cutlass", reason="CuTe DSL has wheels for Linux only")
 
@@ -194,33 +194,41 @@ def test_profile(gdnbench: Invoke, kernels: Path) -> None:
     assert re.search(r"^    registers to global +160$", result.out, re.MULTILINE)  # 40 f32 stored
 
 
-def test_trace(gdnbench: Invoke, kernels: Path, tmp_path: Path) -> None:
-    result = gdnbench("sim", f"{kernels}:ready", "--trace", tmp_path / "t.json")
+def test_timeline(gdnbench: Invoke, kernels: Path, tmp_path: Path) -> None:
+    result = gdnbench("sim", f"{kernels}:ready", "--timeline", tmp_path / "t.json")
     assert result.code == 0
     events = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
     (process,) = [event["args"]["name"] for event in events if event["name"] == "process_name"]
     assert process.startswith("launch 0: kernel_cutlass_axpy_kernel")
-    result = gdnbench("sim", f"{kernels}:ready", "--trace", tmp_path / "no" / "t.json")
+    result = gdnbench("sim", f"{kernels}:ready", "--timeline", tmp_path / "no" / "t.json")
     assert (result.code, result.out) == (2, "")
-    result = gdnbench("sim", f"{kernels}:ready", "count=41", "--trace", tmp_path / "u.json")
+    result = gdnbench("sim", f"{kernels}:ready", "count=41", "--timeline", tmp_path / "u.json")
     assert (result.code, (tmp_path / "u.json").exists()) == (1, False)
     assert "1 error found" in result.out
     assert "u.json is not written" in result.err
 
 
 def test_values_of_one_warp(gdnbench: Invoke, kernels: Path, tmp_path: Path) -> None:
-    path = tmp_path / "values"
-    asked = ("sim", f"{kernels}:axpy", "f32[40]:arange", "f32[40]:1", "0.5", "40", "--values", path)
-    result = gdnbench(*asked, "--of", "cta=1 class=store")
+    path = tmp_path / "values.zarr"
+    asked = ("sim", f"{kernels}:axpy", "f32[40]:arange", "f32[40]:1", "0.5", "40", "--trace")
+    result = gdnbench(*asked, path, "--of", "cta=1 class=store")
     assert result.code == 0
-    assert "1 events in " in result.err
-    with read(path) as trace:
-        (event,) = trace.events()
+    assert f"1 events of 1 launch in {path}" in result.err
+    with open_trace(path) as trace:
+        (launch,) = trace.launches
+        (event,) = launch.read()
     assert (event.cta, event.warp, event.lanes) == (1, 0, 0xFF)
     assert event.values[0, :8].astype(np.uint32).view(np.float32).tolist() == [17 + i / 2 for i in range(8)]
-    refused = gdnbench(*asked, "--of", "lane=3")
+    refused = gdnbench(*asked, tmp_path / "other.zarr", "--of", "lane=3")
     assert refused.code == 2
     assert "'lane=3' selects no values" in refused.err
+    assert not (tmp_path / "other.zarr").exists()
+    again = gdnbench(*asked, path)
+    assert again.code == 2
+    assert "is there already" in again.err
+    alone = gdnbench(*asked[:-1], "--of", "all")
+    assert (alone.code, alone.out) == (2, "")
+    assert "give --trace OUT too" in alone.err
 
 
 def test_random_arguments_come_from_the_seed(gdnbench: Invoke, kernels: Path) -> None:

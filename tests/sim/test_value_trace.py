@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import compiling
 import numpy as np
@@ -12,23 +14,56 @@ import torch
 
 from gdnbench import sim
 from gdnbench.errors import BadInputError
+from gdnbench.sim.machine.cta import Launch
 from gdnbench.sim.simulate import Settings
-from gdnbench.sim.value_trace import LOAD, STORE, Event, Selection, Trace, TraceWriter, read
+from gdnbench.sim.value_trace import (
+    LOAD,
+    STORE,
+    End,
+    Event,
+    Recorder,
+    Selection,
+    TracedInstruction,
+    described,
+)
 from gdnbench.sim.watch import Observed
 
 ROWS, COLUMNS, ALPHA = 5, 60, 0.3
 THREADS = simt.THREADS
 
 
-class Recording:
-    """A watch that traces every launch."""
+@dataclass
+class Kept:
+    """Keeps what it is told. Seam: `Recorder`."""
 
-    def __init__(self, writer: TraceWriter) -> None:
-        self.writer = writer
+    selection: Selection
+    instructions: list[TracedInstruction] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
+    ended: list[End] = field(default_factory=list)
+
+    def begin(self, launch: Launch, engine: str) -> None:
+        self.instructions = described(launch.kernel, self.selection)
+
+    def add(self, *event: Any) -> None:
+        self.events.append(Event(*event))
+
+    def end(self, how: End) -> None:
+        self.ended.append(how)
+
+    def named(self, event: Event, op: str, space: str) -> bool:
+        parts = self.instructions[event.pc].name.split(".")
+        return parts[0] == op and space in parts
+
+
+class Recording:
+    """A watch that has every launch recorded."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
         self.begun: list[int] = []
 
     def begins(self, entry: str, grid: object, regions: object) -> Observed:
-        return Observed(self.writer, self.begun.append)
+        return Observed(self.recorder, self.begun.append)
 
     def ended(self, regions: object) -> None: ...
 
@@ -40,56 +75,42 @@ def kernel() -> object:
     return compiling.compiled(simt.scaled_sum, x, y, compiling.fake(torch.float32, shape), 1.0)
 
 
-def run(kernel: object, writer: TraceWriter) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, Recording]:
+def run(kernel: object, recorder: Recorder) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, Recording]:
     generator = torch.Generator().manual_seed(0)
     x, y = (torch.randn(ROWS, COLUMNS, generator=generator).bfloat16() for _ in range(2))
     z = torch.full((ROWS, COLUMNS), torch.nan)
-    watch = Recording(writer)
+    watch = Recording(recorder)
     with sim.active(Settings(watch=watch)):
         sim.launch(kernel, x, y, z, ALPHA)
     return x, y, z, watch
 
 
-def test_values_are_those_of_the_lanes(kernel: object, tmp_path: Path) -> None:
-    path = tmp_path / "trace"
-    x, y, z, watch = run(kernel, TraceWriter(path, Selection(frozenset({1}))))
+def test_values_are_those_of_the_lanes(kernel: object) -> None:
+    kept = Kept(Selection(frozenset({1})))
+    x, y, z, watch = run(kernel, kept)
     sums = ALPHA * x.float() + y.float()
     torch.testing.assert_close(z, sums, rtol=2**-22, atol=2**-22)  # one rounding, fused or not
     assert watch.begun == [0, 1, 2]
-    with read(path) as trace:
-        events = list(trace.events())
-        assert trace.recorded == len(events)
-        assert trace.dropped == 0
-    assert {event.cta for event in events} == {1}
-    assert {event.warp for event in events} == {0, 1, 2, 3}
+    assert kept.ended == [End.COMPLETE]
+    assert {event.cta for event in kept.events} == {1}
+    assert {event.warp for event in kept.events} == {0, 1, 2, 3}
     for name, kind, wanted in (("st", "f32", z), ("ld", "bf16", x)):
-        found = {event.warp: event for event in events if named(trace, event, name, "global")}
         for warp in range(4):
             first = THREADS + 32 * warp
-            event = found[warp] if name == "st" else first_load(trace, events, warp)
+            event = next(one for one in kept.events if one.warp == warp and kept.named(one, name, "global"))
             bits = event.values[0].astype(np.uint32 if kind == "f32" else np.uint16)
             here = wanted.flatten()[first : first + 32]
             view = here.view(torch.int32 if kind == "f32" else torch.int16).numpy()
             assert event.lanes == 0xFFFFFFFF
+            assert event.occurrence == 0
             np.testing.assert_array_equal(bits.view(view.dtype), view)
 
 
-def named(trace: Trace, event: Event, op: str, space: str) -> bool:
-    parts = trace.instructions[event.pc].name.split(".")
-    return parts[0] == op and space in parts
-
-
-def first_load(trace: Trace, events: list[Event], warp: int) -> Event:
-    return next(event for event in events if event.warp == warp and named(trace, event, "ld", "global"))
-
-
-def test_formats_come_from_uses_and_places_are_the_source(kernel: object, tmp_path: Path) -> None:
-    path = tmp_path / "trace"
-    run(kernel, TraceWriter(path, Selection(frozenset({0}))))
-    with read(path) as trace:
-        used = [trace.instructions[event.pc] for event in trace.events()]
+def test_formats_come_from_uses_and_places_are_the_source(kernel: object) -> None:
+    kept = Kept(Selection(frozenset({0})))
+    run(kernel, kept)
     source = Path(simt.__file__).read_text().splitlines()
-    for one in used:
+    for one in (kept.instructions[event.pc] for event in kept.events):
         if one.kind == STORE:
             assert [register.format for register in one.registers] == ["f32"]
         if one.kind == LOAD and "global" in one.name:
@@ -99,27 +120,24 @@ def test_formats_come_from_uses_and_places_are_the_source(kernel: object, tmp_pa
             assert one.file_line is not None
             assert Path(one.file).name == "simt.py"
             assert "z[place] = " in source[one.file_line - 1]
+            (base,) = one.addresses
+            assert any(base in {reg.index for reg in ins.registers} for ins in kept.instructions)
 
 
-def test_a_selection_is_kept_to_and_a_limit_said(kernel: object, tmp_path: Path) -> None:
-    path = tmp_path / "trace"
-    selection = Selection(frozenset({0}), warps=frozenset({2}), classes=frozenset({STORE}))
-    run(kernel, TraceWriter(path, selection))
-    with read(path) as trace:
-        events = list(trace.events())
-    assert [(event.cta, event.warp, trace.instructions[event.pc].kind) for event in events] == [(0, 2, STORE)]
-    run(kernel, TraceWriter(path, Selection(frozenset({0, 1, 2})), limit=10))
-    with read(path) as trace:
-        assert len(list(trace.events())) == trace.recorded == 10
-        assert trace.dropped > 0
+def test_a_selection_is_kept_to(kernel: object) -> None:
+    kept = Kept(Selection.parse("warp=2 class=store"))
+    run(kernel, kept)
+    found = [(event.cta, event.warp, kept.instructions[event.pc].kind) for event in kept.events]
+    assert found == [(0, 2, STORE)]
+    everything = Kept(Selection.parse("all"))
+    run(kernel, everything)
+    assert {event.cta for event in everything.events} == {0, 1, 2}
+    assert Selection.parse("cta=0-9999999999").takes_cta(7_000_000_000)
 
 
-def test_a_file_that_is_no_trace_or_not_whole(kernel: object, tmp_path: Path) -> None:
-    path = tmp_path / "trace"
-    path.write_text("no trace")
-    with pytest.raises(BadInputError, match=r"cannot be read|is no"), read(path):
-        pass
-    run(kernel, TraceWriter(path, Selection(frozenset({0}))))
-    path.write_bytes(path.read_bytes()[:-40])
-    with read(path) as trace, pytest.raises(BadInputError, match="ends in the middle"):
-        list(trace.events())
+@pytest.mark.parametrize(
+    "text", ["lane=3", "cta=", "cta=4-2", "class=load1", "source=8-9", "lines=a", "x"]
+)
+def test_a_selection_that_selects_nothing_is_refused(text: str) -> None:
+    with pytest.raises(BadInputError, match=r"selects no values"):
+        Selection.parse(text)

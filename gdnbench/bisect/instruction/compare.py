@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from gdnbench.bisect.instruction.alignment import Alignment, Run, Unequal, lanes_of
-from gdnbench.bisect.instruction.rounding import (
+from gdnbench.diff.traces.alignment import Alignment, Operand, Run, Unequal, lanes_of
+from gdnbench.diff.traces.rounding import (
     SUM_GROWTH,
     Excess,
     Floats,
@@ -63,15 +63,6 @@ class LanesFinding:
 Finding = ValueFinding | LanesFinding | Unequal
 
 
-@dataclass(frozen=True, slots=True)
-class _Value:
-    """An operand in one version: its bits, where they come from, and as what they are read."""
-
-    bits: npt.NDArray[np.uint64]
-    event: int | None
-    format: str
-
-
 def first_difference(
     alignment: Alignment, inputs: float = 0.0, integers: bool = False, exact: bool = False
 ) -> Finding | None:
@@ -99,7 +90,6 @@ class _Comparison:
         self.stored = inputs  # the largest difference so far in what memory holds, of the values' largest
         self.integers = integers
         self.exact = exact
-        self.formats = [_formats(self.good), _formats(self.bad)]
 
     def judge(self, one: int, other: int) -> Finding | None:
         good, bad = self.good.events[one], self.bad.events[other]
@@ -134,19 +124,19 @@ class _Comparison:
         sides of a branch."""
         ins = self.good.instruction(one)
         used = [lanes] * len(ins.operands)
-        if ins.name.startswith("selp.") and (chosen := self._value(0, one, 2)) is not None:
+        if ins.name.startswith("selp.") and (chosen := self.good.operand(one, 2)) is not None:
             first = chosen.bits.astype(np.bool_)
             used[:2] = [lanes & first, lanes & ~first]
         return used
 
     def _operands(
         self, one: int, other: int, lanes: npt.NDArray[np.bool_]
-    ) -> Iterator[tuple[_Value, _Value, npt.NDArray[np.bool_]]]:
+    ) -> Iterator[tuple[Operand, Operand, npt.NDArray[np.bool_]]]:
         """The operands of both whose values are known, counterparts together, with the lanes that use
         them."""
         good, bad = (
-            [self._value(side, event, place) for place in range(len(run.instruction(event).operands))]
-            for side, run, event in ((0, self.good, one), (1, self.bad, other))
+            [run.operand(event, place) for place in range(len(run.instruction(event).operands))]
+            for run, event in ((self.good, one), (self.bad, other))
         )
         if len(good) != len(bad):
             return
@@ -159,29 +149,15 @@ class _Comparison:
             if a is not None and b is not None:
                 yield a, b, mine
 
-    def _alike(self, good: list[_Value | None], bad: list[_Value | None]) -> int:
+    def _alike(self, good: list[Operand | None], bad: list[Operand | None]) -> int:
         pairs = [(a, b) for a, b in zip(good[:2], bad[:2], strict=True) if a is not None and b is not None]
         return sum(self._counterparts(a, b) + bool((a.bits == b.bits).all()) for a, b in pairs)
 
-    def _value(self, side: int, event: int, place: int) -> _Value | None:
-        run = (self.good, self.bad)[side]
-        ins = run.instruction(event)
-        operand = ins.operands[place]
-        if isinstance(operand, str):
-            kind = ins.registers[0].format if ins.registers else "bits"
-            return _Value(np.full(32, int(operand, 16), np.uint64), None, kind)
-        producer = run.producers[event][place]
-        if producer is None:
-            return None
-        rows = [register.index for register in run.instruction(producer).registers]
-        bits = run.events[producer].values[rows.index(operand)]
-        return _Value(bits, producer, self.formats[side].get(operand, "bits"))
-
-    def _counterparts(self, good: _Value, bad: _Value) -> bool:
+    def _counterparts(self, good: Operand, bad: Operand) -> bool:
         return good.event is not None and self.alignment.partner[good.event] == bad.event
 
     def _judge_operands(
-        self, one: int, operands: list[tuple[_Value, _Value, npt.NDArray[np.bool_]]]
+        self, one: int, operands: list[tuple[Operand, Operand, npt.NDArray[np.bool_]]]
     ) -> Finding | None:
         for good, bad, lanes in operands:
             if self._counterparts(good, bad) or not (is_float(good.format) and is_float(bad.format)):
@@ -196,7 +172,7 @@ class _Comparison:
         return None
 
     def _judge_value(
-        self, one: int, good: _Value, bad: _Value, lanes: npt.NDArray[np.bool_]
+        self, one: int, good: Operand, bad: Operand, lanes: npt.NDArray[np.bool_]
     ) -> ValueFinding | None:
         """Two values that were made in other ways."""
         x, y = decoded(good.bits, good.format), decoded(bad.bits, bad.format)
@@ -216,7 +192,7 @@ class _Comparison:
         texts = (good.format, bad.format)
         return ValueFinding(at, there, kind, worst, worst.lane, texts, one, self._edited(there))
 
-    def _chain(self, good: _Value, x: Floats) -> tuple[list[str], Floats]:
+    def _chain(self, good: Operand, x: Floats) -> tuple[list[str], Floats]:
         """The formats that the operations without counterpart which made a value of the good version round
         to, its own if there are none, and the largest value in each lane."""
         kinds: list[str] = []
@@ -294,8 +270,3 @@ def _made_by(event: int | None, run: Run, partner: list[int | None]) -> Iterator
         seen.add(one)
         yield one
         waiting += run.producers[one]
-
-
-def _formats(run: Run) -> dict[int, str]:
-    """Of registers, by index."""
-    return {one.index: one.format for ins in run.instructions for one in ins.registers}

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gdnbench.bisect.instruction.statements import Source, Statement, pair
+from gdnbench.diff.traces.statements import Source, Statement, pair
 
 SHOWN = 5
 """Edits that are named; of more there is the count."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -14,7 +15,6 @@ from typing import Any
 from gdnbench.bisect import content, ends
 from gdnbench.bisect import trial as trials
 from gdnbench.bisect.instruction import text
-from gdnbench.bisect.instruction.alignment import Run, align
 from gdnbench.bisect.instruction.compare import first_difference
 from gdnbench.bisect.instruction.edits import edits
 from gdnbench.bisect.instruction.launches import (
@@ -30,13 +30,14 @@ from gdnbench.bisect.session import Session
 from gdnbench.bisect.steady import Steadiness
 from gdnbench.bisect.trial import SCHEDULES, STATES, Trial
 from gdnbench.bisect.verdict import CONTENT, State, Verdict
+from gdnbench.diff.traces.alignment import Run, align
 from gdnbench.errors import BadInputError, CannotRunError
 from gdnbench.replay.simulated import SIM
 from gdnbench.report.outcome import Outcome
-from gdnbench.sim.value_trace import read
+from gdnbench.trace.reader import open_trace
 
-EVENTS = 1_000_000
-"""Of one CTA's trace: about 1 GB in memory for both versions."""
+TRACE_BYTES = 256 << 20
+"""Of one CTA's trace: a million events, about 1 GB in memory for both versions."""
 
 
 AGREE = Verdict(State.GOOD, "pass", facts={"lines": ["the two versions leave the same bits"]})
@@ -143,6 +144,7 @@ class _Comparing:
         self.versions: list[Version] = []
         self.digests: set[str] = set()
         self.cut = ""
+        self.traces = itertools.count()
 
     def run(self) -> Verdict:
         """CannotRunError where a version cannot be run, or where what was traced is too little to tell."""
@@ -246,25 +248,27 @@ class _Comparing:
         self.told(f"tracing CTA {cta} of {kernel_name(difference.entry)} in both versions")
         runs, files, grid = [], [], (1, 1, 1)
         for label, version in zip(("good", "bad"), self.versions, strict=True):
-            path = scratch / f"{label}.trace"
+            path = scratch / f"{label}-{next(self.traces)}.zarr"
             with _looked_at(label):
-                files.append(version.trace(asked, difference.launch, cta, path, EVENTS))
-            with read(path) as trace:
-                runs.append(Run.of(trace))
-                grid = trace.grid
-        alignment = align(*runs)
+                files.append(version.trace(asked, difference.launch, cta, path, TRACE_BYTES))
+            with open_trace(path) as trace:
+                (launch,) = trace.launches
+                runs.append(Run.of(launch))
+                grid = launch.grid
+        alignment = align(runs[0], runs[1])
         found = first_difference(alignment, difference.inputs, self.request.integers)
         notes = []
         if found is None and difference.beyond:
             found = first_difference(alignment, difference.inputs, self.request.integers, exact=True)
             notes = ["no single value differs by more than rounding explains; this is the first that differs"]
         for label, run in zip(("good", "bad"), runs, strict=True):
-            if run.dropped:
-                self.told(f"the trace of the {label} version ends after {EVENTS:,} events")
+            if not run.whole:
+                self.told(f"the trace of the {label} version ends after {len(run.events):,} events")
         if found is None:
-            if any(run.dropped for run in runs):
+            if not all(run.whole for run in runs):
+                shortest = min(len(run.events) for run in runs)
                 self.cut = (
-                    f"{where}; no value differs by more than rounding in the first {EVENTS:,} events of CTA"
+                    f"{where}; no value differs by more than rounding in the first {shortest:,} events of CTA"
                     f" {cta}, where its trace ends: shrink the record with `bisect input`, or give --cta"
                 )
             return None

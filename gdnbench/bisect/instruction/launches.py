@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gdnbench.bisect.instruction.rounding import SUM_GROWTH, precision, ulp
+from gdnbench.diff.traces.rounding import SUM_GROWTH, precision, ulp
 
 _FORMATS = {torch.float64: "f64", torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
 ROUNDED = 2

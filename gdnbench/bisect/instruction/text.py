@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from gdnbench.bisect.instruction.alignment import Alignment, Run
 from gdnbench.bisect.instruction.compare import Finding, LanesFinding, ValueFinding
 from gdnbench.bisect.instruction.edits import SHOWN
 from gdnbench.bisect.instruction.launches import LaunchDifference, kernel_name
-from gdnbench.bisect.instruction.rounding import element, ulp
-from gdnbench.bisect.instruction.statements import Statement
+from gdnbench.diff.traces.alignment import Alignment, Run
+from gdnbench.diff.traces.rounding import element, ulp
+from gdnbench.diff.traces.statements import Statement
 from gdnbench.sim.machine.seam import Dim3
 
 

@@ -14,8 +14,10 @@ from torch import Tensor
 from gdnbench.bits import as_integers
 from gdnbench.sim.host.arguments import Region
 from gdnbench.sim.machine.seam import Dim3
-from gdnbench.sim.value_trace import CLASSES, OTHER, Selection, TraceWriter
+from gdnbench.sim.value_trace import CLASSES, OTHER, Selection
 from gdnbench.sim.watch import Observed
+from gdnbench.trace.watching import Tracing
+from gdnbench.trace.writer import TraceWriter, make_trace
 
 
 def _tensors(regions: Sequence[Region]) -> dict[str, Tensor]:
@@ -87,21 +89,8 @@ class WriterSearch:
             self.found = self._running
 
 
-@dataclass(slots=True)
-class Tracing:
-    """Traces one CTA of one launch."""
-
-    launch: int
-    cta: int
-    path: Path
-    limit: int
-    _count: int = 0
-
-    def begins(self, entry: str, grid: Dim3, regions: Sequence[Region]) -> Observed | None:
-        self._count += 1
-        if self._count - 1 != self.launch:
-            return None
-        selection = Selection(frozenset({self.cta}), classes=frozenset(CLASSES) - {OTHER})
-        return Observed(TraceWriter(self.path, selection, self.limit))
-
-    def ended(self, regions: Sequence[Region]) -> None: ...
+def tracing(launch: int, cta: int, path: Path, limit: int) -> Tracing:
+    """Traces one CTA of one launch to a new store."""
+    make_trace(path)
+    selection = Selection(frozenset({cta}), classes=frozenset(CLASSES) - {OTHER})
+    return Tracing(TraceWriter(path, limit), selection, only=launch)

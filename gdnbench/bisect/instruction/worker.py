@@ -17,7 +17,7 @@ import torch
 
 from gdnbench.bisect.answering import answered
 from gdnbench.bisect.content import held
-from gdnbench.bisect.instruction.watching import Survey, Tracing, WriterSearch
+from gdnbench.bisect.instruction.watching import Survey, WriterSearch, tracing
 from gdnbench.bisect.trial import imports
 from gdnbench.ops import operation
 from gdnbench.replay.execute import Execution
@@ -26,6 +26,7 @@ from gdnbench.replay.process import Message, serve
 from gdnbench.replay.run import InProcess
 from gdnbench.replay.simulated import SIM
 from gdnbench.sim.simulate import Settings, active
+from gdnbench.trace.watching import Tracing
 
 
 def main(arguments: list[str]) -> None:
@@ -79,7 +80,7 @@ def _watch(request: Message) -> Survey | WriterSearch | Tracing:
         case "writer":
             return WriterSearch(request["launch"], request["tensor"], tuple(request["place"]))
         case _:
-            return Tracing(request["launch"], request["cta"], Path(request["path"]), request["limit"])
+            return tracing(request["launch"], request["cta"], Path(request["path"]), request["limit"])
 
 
 def _seen(watch: Survey | WriterSearch | Tracing, found: Execution) -> Message:

@@ -18,44 +18,48 @@ from gdnbench.sim.interpreter.warp import InterpretedWarp
 from gdnbench.sim.machine.cta import Cta
 from gdnbench.sim.machine.seam import Engine, Lanes, Results, Warp, WarpEngine
 from gdnbench.sim.ptx.ir import Instruction, Kernel
-from gdnbench.sim.value_trace import TraceWriter, traced_registers
+from gdnbench.sim.value_trace import Recorder, traced_registers
 
 _BITS = (1 << np.arange(32, dtype=np.uint64)).astype(np.uint64)
 
 
 class TracingEngine:
-    """Seam: `Engine`. The CTAs that `writer` asks for are interpreted and recorded, the others are
+    """Seam: `Engine`. The CTAs that `recorder` asks for are interpreted and recorded, the others are
     `other`'s."""
 
-    def __init__(self, kernel: Kernel, writer: TraceWriter, other: Engine) -> None:
-        self._writer = writer
+    def __init__(self, kernel: Kernel, recorder: Recorder, other: Engine) -> None:
+        self._recorder = recorder
         self._other = other
         self._rows = {
-            ins.pc: tuple(register.index for register in traced_registers(ins))
+            ins.pc: [register.index for register in traced_registers(ins)]
             for ins in kernel.instructions
-            if writer.selection.takes(ins) and traced_registers(ins)
+            if recorder.selection.takes(ins) and traced_registers(ins)
         }
         self._plain = prepare(kernel)
         self._traced = replace(self._plain, entries=tuple(map(self._wrapped, self._plain.entries)))
 
     def warps(self, cta: Cta) -> Sequence[WarpEngine]:
-        selection = self._writer.selection
-        if cta.index not in selection.ctas:
+        selection = self._recorder.selection
+        if not selection.takes_cta(cta.index):
             return self._other.warps(cta)
         found: list[WarpEngine] = []
         for index in range(cta.launch.warps):
-            if selection.warps is None or index in selection.warps:
+            if selection.takes_warp(index):
                 found.append(_TracedWarp(self._traced, cta.warp(index), self))
             else:
                 found.append(InterpretedWarp(self._plain, cta.warp(index)))
         return found
 
-    def record(self, warp: Warp, registers: RegisterFile, ins: Instruction, lanes: Lanes) -> None:
+    def record(self, warp: _TracedWarp, ins: Instruction, lanes: Lanes) -> None:
         """`ins` has been executed by `lanes`."""
         rows = self._rows.get(ins.pc)
-        if rows is not None:
-            mask = int(_BITS[lanes].sum())
-            self._writer.add(warp.cta.index, warp.index, ins.pc, mask, registers.bits[list(rows)])
+        if rows is None:
+            return
+        occurrence = warp.occurrences.get(ins.pc, 0)
+        warp.occurrences[ins.pc] = occurrence + 1
+        mask = int(_BITS[lanes].sum())
+        cta, index = warp.warp.cta.index, warp.warp.index
+        self._recorder.add(cta, index, ins.pc, occurrence, mask, warp.registers.bits[rows])
 
     def _wrapped(self, entry: Entry) -> Entry:
         if isinstance(entry, Plain | Collective) and entry.ins.pc in self._rows:
@@ -65,7 +69,8 @@ class TracingEngine:
     def _recorded(self, ins: Instruction, step: Step) -> Step:
         def traced(thread: Thread, lanes: Lanes) -> None:
             step(thread, lanes)
-            self.record(thread.warp, thread.registers, ins, lanes)
+            assert isinstance(thread, _TracedWarp)
+            self.record(thread, ins, lanes)
 
         return traced
 
@@ -76,8 +81,9 @@ class _TracedWarp(InterpretedWarp):
 
     def __init__(self, program: Program, warp: Warp, engine: TracingEngine) -> None:
         super().__init__(program, warp)
+        self.occurrences: dict[int, int] = {}  # by pc; they end with the warp
         self._engine = engine
 
     def _write(self, entry: Machine, lanes: Lanes, results: Results) -> None:
         super()._write(entry, lanes, results)
-        self._engine.record(self.warp, self.registers, entry.ins, lanes)
+        self._engine.record(self, entry.ins, lanes)

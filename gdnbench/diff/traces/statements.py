@@ -7,6 +7,7 @@ comments and layout, and by the function it stands in, not by its line: what mov
 from __future__ import annotations
 
 import ast
+import contextlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -44,12 +45,21 @@ class Source:
 
     @classmethod
     def of(cls, files: Iterable[str]) -> Source:
-        source = cls()
+        """Of files as they are now; those that cannot be read are left out."""
+        texts = {}
         for file in dict.fromkeys(files):
+            with contextlib.suppress(OSError, ValueError):
+                texts[file] = Path(file).read_text(encoding="utf-8")
+        return cls.of_texts(texts)
+
+    @classmethod
+    def of_texts(cls, texts: Mapping[str, str]) -> Source:
+        """Of the texts of files; those that are no Python are left out."""
+        source = cls()
+        for file, text in texts.items():
             try:
-                text = Path(file).read_text(encoding="utf-8")
                 found = list(_statements(file, ast.parse(text)))
-            except (OSError, ValueError, SyntaxError):
+            except (ValueError, SyntaxError, RecursionError, MemoryError):
                 continue
             source._texts[file] = text.splitlines()
             source._lines[file] = {line: one for one, lines in found for line in lines}

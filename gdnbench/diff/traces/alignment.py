@@ -1,43 +1,66 @@
 """Two value traces side by side: which execution of one is which of the other.
 
-PTX lines and registers change with any edit, so executions are matched by warp, Python statement and opcode,
-and there in their order. Where a compiler ordered independent executions differently, those with equal values
-are matched first.
+Executions of one PTX are matched by warp, instruction and occurrence. PTX lines and registers change with any
+edit, so those of two are matched by warp, Python statement and opcode, and there in their order. Where a
+compiler ordered independent executions differently, those with equal values are matched first; if asked, only
+within one iteration of the loops around a statement, where both versions have as many.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
-from gdnbench.bisect.instruction.rounding import is_float
-from gdnbench.bisect.instruction.statements import DEFINITION, Pairing, Source, Statement, pair
-from gdnbench.sim.value_trace import ARITHMETIC, MATRIX, STORE, Event, Trace, TracedInstruction
+from gdnbench.diff.traces.rounding import is_float
+from gdnbench.diff.traces.statements import DEFINITION, Pairing, Source, Statement, pair
+from gdnbench.sim.ptx.register_formats import BITS
+from gdnbench.sim.value_trace import ARITHMETIC, MATRIX, STORE, Event, TracedInstruction
+from gdnbench.trace.reader import TracedLaunch
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """An operand of an execution: its bits in all lanes, the event that left them, None for a constant, and
+    as what they are read."""
+
+    bits: npt.NDArray[np.uint64]
+    event: int | None
+    format: str
 
 
 @dataclass(slots=True)
 class Run:
-    """A trace in memory. `producers[i][j]` is the event that last wrote operand j of event i in that warp,
-    None for a constant or where nothing was recorded."""
+    """Events of a trace in memory. `producers[i][j]` is the event that last wrote operand j of event i in
+    that warp, `bases[i][j]` the same of address j: None for a constant or where nothing was recorded.
+    `formats` are of registers, by index."""
 
     instructions: tuple[TracedInstruction, ...]
     events: list[Event]
     source: Source
     sites: list[Statement]
     producers: list[tuple[int | None, ...]]
-    dropped: int
+    bases: list[tuple[int | None, ...]]
+    formats: dict[int, str]
+    whole: bool
 
     @classmethod
-    def of(cls, trace: Trace) -> Run:
-        events = list(trace.events())
-        instructions = trace.instructions
-        source = Source.of(one.file for one in instructions if one.file is not None)
+    def of(cls, launch: TracedLaunch) -> Run:
+        """All of a launch."""
+        return cls.of_events(launch, launch.read(), Source.of_texts(launch.sources))
+
+    @classmethod
+    def of_events(cls, launch: TracedLaunch, given: Iterable[Event], source: Source) -> Run:
+        """Some of its events, in their order."""
+        events = list(given)
+        instructions = launch.instructions
         sites = [source.at(one.file or "", one.file_line or 0) for one in instructions]
-        return cls(instructions, events, source, sites, _producers(instructions, events), trace.dropped)
+        producers, bases = _producers(instructions, events)
+        formats = {one.index: one.format for ins in instructions for one in ins.registers}
+        return cls(instructions, events, source, sites, producers, bases, formats, launch.whole)
 
     def instruction(self, event: int) -> TracedInstruction:
         return self.instructions[self.events[event].pc]
@@ -51,19 +74,48 @@ class Run:
         formats = [one.format for one in ins.registers if is_float(one.format)]
         return formats[:1] if ins.kind in (ARITHMETIC, MATRIX) else []
 
+    def operand(self, event: int, place: int) -> Operand | None:
+        """None where it was not recorded."""
+        ins = self.instruction(event)
+        operand = ins.operands[place]
+        if isinstance(operand, str):
+            kind = ins.registers[0].format if ins.registers else BITS
+            return Operand(np.full(32, int(operand, 16) & _MASK, np.uint64), None, kind)
+        return self._left(self.producers[event][place], operand)
+
+    def base(self, event: int, place: int) -> Operand | None:
+        """The register that an address begins with; None where it was not recorded."""
+        return self._left(self.bases[event][place], self.instruction(event).addresses[place])
+
+    def _left(self, producer: int | None, register: int) -> Operand | None:
+        """What an event left in a register."""
+        if producer is None:
+            return None
+        rows = [one.index for one in self.instruction(producer).registers]
+        bits = self.events[producer].values[rows.index(register)]
+        return Operand(bits, producer, self.formats.get(register, BITS))
+
+
+_MASK = (1 << 64) - 1
+
+Producers = list[tuple[int | None, ...]]
+
 
 def _producers(
     instructions: Sequence[TracedInstruction], events: Sequence[Event]
-) -> list[tuple[int | None, ...]]:
+) -> tuple[Producers, Producers]:
+    """Of operands, and of addresses."""
     writers: dict[tuple[int, int], dict[int, int]] = defaultdict(dict)
-    found = []
+    found: Producers = []
+    bases: Producers = []
     for number, event in enumerate(events):
         ins = instructions[event.pc]
         last = writers[event.cta, event.warp]
         found.append(tuple(last.get(one) if isinstance(one, int) else None for one in ins.operands))
+        bases.append(tuple(last.get(one) for one in ins.addresses))
         if ins.kind != STORE:
             last.update((register.index, number) for register in ins.registers)
-    return found
+    return found, bases
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +148,40 @@ class Alignment:
         return site in self.pairing.edited or site not in self.pairing.of
 
 
-def align(good: Run, bad: Run) -> Alignment:
+def align(good: Run, bad: Run, iterations: bool = False) -> Alignment:
+    """`iterations`: a value counts for the iteration that it was computed in; without, one that another
+    iteration computed is its counterpart if it is equal."""
     pairing = pair(good.source, bad.source)
+    found = Alignment(good, bad, pairing, [None] * len(good.events), [None] * len(bad.events))
+    pairs = _by_instruction(good, bad) if same_code(good, bad) else _by_statement(found, iterations)
+    for one, other in pairs:
+        found.partner[one], found.back[other] = other, one
+    found.unequal = _unequal(found)
+    return found
+
+
+def same_code(good: Run, bad: Run) -> bool:
+    """Whether both ran one PTX, wherever its Python lines are."""
+    return _code(good) == _code(bad)
+
+
+def _code(run: Run) -> list[object]:
+    return [(ins.name, ins.text, [one.index for one in ins.registers]) for ins in run.instructions]
+
+
+def _by_instruction(good: Run, bad: Run) -> Iterator[tuple[int, int]]:
+    def key(event: Event) -> tuple[int, int, int, int]:
+        return event.cta, event.warp, event.pc, event.occurrence
+
+    places = {key(event): number for number, event in enumerate(bad.events)}
+    for number, event in enumerate(good.events):
+        other = places.get(key(event))
+        if other is not None:
+            yield number, other
+
+
+def _by_statement(found: Alignment, iterations: bool) -> Iterator[tuple[int, int]]:
+    good, bad, pairing = found.good, found.bad, found.pairing
     edited = {pairing.of[one] for one in pairing.edited}
     groups: dict[tuple[object, ...], tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
     for side, run in enumerate((good, bad)):
@@ -108,12 +192,24 @@ def align(good: Run, bad: Run) -> Alignment:
             # What an edited statement computes on its way is its own affair; what it stores is not.
             if where not in edited or ins.kind == STORE:
                 groups[event.cta, event.warp, where, ins.name, len(ins.registers)][side].append(number)
-    found = Alignment(good, bad, pairing, [None] * len(good.events), [None] * len(bad.events))
     for before, after in groups.values():
-        for one, other in _matched(good, bad, before, after):
-            found.partner[one], found.back[other] = other, one
-    found.unequal = _unequal(found)
-    return found
+        for one, other in _iterations(good, bad, before, after) if iterations else [(before, after)]:
+            yield from _matched(good, bad, one, other)
+
+
+def _iterations(
+    good: Run, bad: Run, before: list[int], after: list[int]
+) -> list[tuple[list[int], list[int]]]:
+    """Parted by occurrence, where both have as many of each: the iterations of one loop, or of loops that are
+    unrolled alike."""
+    sides: tuple[dict[int, list[int]], dict[int, list[int]]] = (defaultdict(list), defaultdict(list))
+    for side, run, numbers in ((0, good, before), (1, bad, after)):
+        for number in numbers:
+            sides[side][run.events[number].occurrence].append(number)
+    one, other = ({key: len(numbers) for key, numbers in side.items()} for side in sides)
+    if one != other:
+        return [(before, after)]
+    return [(sides[0][key], sides[1][key]) for key in sides[0]]
 
 
 def _matched(good: Run, bad: Run, before: list[int], after: list[int]) -> list[tuple[int, int]]:

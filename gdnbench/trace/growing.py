@@ -1,0 +1,86 @@
+"""A Zarr array that grows at its end, chunk by chunk."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import zarr
+from zarr.storage import LocalStore
+
+from gdnbench.store.compression import Compression
+from gdnbench.store.layout import KEY
+
+
+class GrowingArray:
+    """Rows of one shape, appended; at most a chunk of them is in memory. `written` of them are in the store,
+    in chunks that are there whole: zarr puts files in place by rename."""
+
+    def __init__(
+        self,
+        root: Path,
+        key: str,
+        row: tuple[int, ...],
+        dtype: npt.DTypeLike,
+        chunk: int,
+        attributes: Mapping[str, Any],
+    ) -> None:
+        kind = np.dtype(dtype)
+        self.written = 0
+        self._row = row
+        self._buffer = np.empty((chunk, *row), kind)
+        self._filled = 0
+        self._array = zarr.create_array(
+            LocalStore(root),
+            name=key,
+            shape=(0, *row),
+            dtype=kind,
+            chunks=(chunk, *row),
+            compressors=Compression().codecs(),
+            filters=None,
+            fill_value=kind.type(0),
+            attributes={KEY: dict(attributes)},
+            # An all-zero chunk left out would read the same, but could not be told from one that was lost.
+            config={"write_empty_chunks": True},
+            zarr_format=3,
+        )
+
+    def __len__(self) -> int:
+        """Rows appended, written or not."""
+        return self.written + self._filled
+
+    def append(self, rows: npt.NDArray[Any]) -> bool:
+        """Append [count, *row]; whether a chunk was written."""
+        wrote = False
+        while len(rows):
+            room = len(self._buffer) - self._filled
+            part, rows = rows[:room], rows[room:]
+            self._buffer[self._filled : self._filled + len(part)] = part
+            self._filled += len(part)
+            if self._filled == len(self._buffer):
+                self._write()
+                wrote = True
+        return wrote
+
+    def put(self, value: int) -> bool:
+        """Append one number to an array of numbers; whether a chunk was written."""
+        self._buffer[self._filled] = value
+        self._filled += 1
+        if self._filled < len(self._buffer):
+            return False
+        self._write()
+        return True
+
+    def flush(self) -> None:
+        """Write what is left; nothing is appended afterwards."""
+        if self._filled:
+            self._write()
+
+    def _write(self) -> None:
+        end = self.written + self._filled
+        self._array.resize((end, *self._row))
+        self._array[self.written : end] = self._buffer[: self._filled]
+        self.written, self._filled = end, 0

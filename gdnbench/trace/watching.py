@@ -1,0 +1,34 @@
+"""The watch that has the values of launches recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from gdnbench.sim.machine.seam import Dim3
+from gdnbench.sim.value_trace import Selection
+from gdnbench.sim.watch import Observed
+from gdnbench.trace.writer import TraceWriter
+
+if TYPE_CHECKING:
+    from gdnbench.sim.host.arguments import Region
+
+
+@dataclass(slots=True)
+class Tracing:
+    """Records all launches, or the one numbered `only`. `labels` are said of each. Seam: `Watch`."""
+
+    writer: TraceWriter
+    selection: Selection
+    labels: Mapping[str, Any] = field(default_factory=dict)
+    only: int | None = None
+    _begun: int = 0
+
+    def begins(self, entry: str, grid: Dim3, regions: Sequence[Region]) -> Observed | None:
+        self._begun += 1
+        if self.only not in (None, self._begun - 1):
+            return None
+        return Observed(self.writer.launch(self.selection, self.labels))
+
+    def ended(self, regions: Sequence[Region]) -> None: ...

@@ -1,0 +1,250 @@
+"""Writes value traces: one store, a group for every launch, appended to while the launch runs.
+
+What is committed is said by the group's attribute `events`, which is written after the chunks that hold them.
+A process that is killed loses what it had in memory, a chunk of events or of values at most, and the launch
+has no `end`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from collections.abc import Callable, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+from blake3 import blake3
+
+from gdnbench.errors import StoreError
+from gdnbench.provenance import process_info, provenance
+from gdnbench.sim.value_trace import LANES, End, Selection, TracedInstruction, described
+from gdnbench.store.arrays import write_array
+from gdnbench.store.compression import Chunking, Compression
+from gdnbench.store.files import FolderFiles
+from gdnbench.store.layout import FORMAT_VERSION, METADATA, METADATA_LIMIT, group_json, parse_node
+from gdnbench.trace.growing import GrowingArray
+from gdnbench.trace.layout import (
+    COLUMNS,
+    EVENT_BYTES,
+    EVENTS_CHUNK,
+    KIND,
+    LAUNCHES,
+    ROW,
+    ROW_BYTES,
+    TEXTS,
+    TRACE_VERSION,
+    VALUES,
+    VALUES_CHUNK,
+    launch_name,
+)
+from gdnbench.version import __version__
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from gdnbench.sim.machine.async_queue import Schedule
+    from gdnbench.sim.machine.cta import Launch
+
+MAX_BYTES = 1 << 30
+"""What a trace holds unless told, before compression: some 3,500,000 events of one register."""
+
+Told = Callable[[str], None]
+"""Called as events are recorded: how many the store has, in words."""
+
+
+def make_trace(path: Path) -> None:
+    """An empty trace at `path`, where nothing is yet. StoreError if something is, or it cannot be made."""
+    if path.exists():
+        raise StoreError(f"{path} is there already; a trace is a new store, choose another path")
+    root = {
+        "format_version": FORMAT_VERSION,
+        "kind": KIND,
+        "trace_version": TRACE_VERSION,
+        "created_by": f"gdnbench {__version__}",
+        "process": process_info(),
+        "provenance": provenance(),
+    }
+    with _writing(path):
+        path.mkdir(parents=True)
+        for name in (LAUNCHES, TEXTS):
+            (path / name).mkdir()
+            (path / name / METADATA).write_bytes(group_json({}))
+        (path / METADATA).write_bytes(group_json(root))
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """Errors of the file system as a StoreError that says what to do."""
+    try:
+        yield
+    except StoreError:
+        raise
+    except OSError as error:
+        raise StoreError(
+            f"{path}: the trace cannot be written: {error.strerror or error}; choose another path"
+        ) from error
+
+
+@dataclass(slots=True)
+class TraceWriter:
+    """Adds launches to the trace at `path`, one after the other. No more is recorded once it would hold more
+    than `limit` bytes before compression, and how much that leaves out is said."""
+
+    path: Path
+    limit: int = MAX_BYTES
+    told: Told | None = None
+    recorded: int = 0
+    dropped: int = 0
+    launches: int = 0
+    _bytes: int = 0
+
+    def __post_init__(self) -> None:
+        files = FolderFiles(self.path)
+        for name in files.folders(LAUNCHES):
+            text = files.read(f"{LAUNCHES}/{name}/{METADATA}", METADATA_LIMIT)
+            _, ours = parse_node(text or b"", "group", name)
+            self.recorded += ours["events"]
+            self.dropped += ours["dropped"]
+            self._bytes += ours["bytes"]
+            self.launches += 1
+
+    def takes(self, rows: int) -> bool:
+        """Whether there is room for an event of so many registers; if so it is taken."""
+        size = EVENT_BYTES + ROW_BYTES * rows
+        if self.dropped or self._bytes + size > self.limit:
+            self.dropped += 1
+            return False
+        self._bytes += size
+        return True
+
+    def launch(self, selection: Selection, labels: Mapping[str, Any]) -> LaunchWriter:
+        """What records the next launch; `labels` say which it is."""
+        self.launches += 1
+        return LaunchWriter(self, f"{LAUNCHES}/{launch_name(self.launches - 1)}", selection, dict(labels))
+
+    def text(self, content: bytes) -> str:
+        """Keep a text; its digest."""
+        digest = blake3(content).hexdigest()
+        folder = self.path / TEXTS / digest
+        if not (folder / METADATA).exists():
+            bits = np.frombuffer(content, np.uint8)
+            write_array(self.path, f"{TEXTS}/{digest}", bits, {}, Compression(), Chunking(), False)
+        return digest
+
+
+@dataclass(slots=True)
+class LaunchWriter:
+    """Writes the trace of one launch. Seam: `Recorder`."""
+
+    store: TraceWriter
+    key: str
+    selection: Selection
+    labels: dict[str, Any]
+    recorded: int = 0
+    dropped: int = 0
+    _bytes: int = 0
+    _whole: int = 0  # events whose values are all in the store
+    _columns: list[GrowingArray] = field(default_factory=list)
+    _row: GrowingArray | None = None
+    _values: GrowingArray | None = None
+    _attributes: dict[str, Any] = field(default_factory=dict)
+
+    def begin(self, launch: Launch, engine: str) -> None:
+        """StoreError if the store cannot be written."""
+        config = launch.config
+        instructions = described(launch.kernel, self.selection)
+        with _writing(self.store.path):
+            table = "".join(json.dumps(asdict(one)) + "\n" for one in instructions)
+            self._attributes = {
+                "entry": launch.kernel.name,
+                "grid": list(launch.grid),
+                "block": list(launch.block),
+                **self.labels,
+                "selection": self.selection.text,
+                "ptx": blake3(launch.module.text.encode()).hexdigest(),
+                "instructions": self.store.text(table.encode()),
+                "sources": self._sources(instructions),
+                "regions": [
+                    {"name": one.name, "address": one.base, "bytes": one.size}
+                    for one in launch.memory.allocations
+                ],
+                "schedule": _name(config.schedule),
+                "mma": config.mma,
+                "engine": engine,
+                "created_by": f"gdnbench {__version__}",
+            }
+            (self.store.path / self.key).mkdir()
+            self._commit(0)
+            self._columns = [self._array(name, (), "<u4", EVENTS_CHUNK) for name in COLUMNS]
+            self._row = self._array(ROW, (), "<u8", EVENTS_CHUNK)
+            self._values = self._array(VALUES, (LANES,), "<u8", VALUES_CHUNK)
+
+    def add(
+        self, cta: int, warp: int, pc: int, occurrence: int, lanes: int, values: npt.NDArray[np.uint64]
+    ) -> None:
+        """An execution, in the order of the warp's."""
+        if not self.store.takes(len(values)):
+            self.dropped += 1
+            return
+        assert self._row is not None
+        assert self._values is not None
+        with _writing(self.store.path):
+            start = len(self._values)
+            if self._values.append(values):
+                whole = self._values.written == start + len(values)
+                self._whole = self.recorded + whole
+            self._row.put(start)
+            wrote = False
+            for column, value in zip(self._columns, (cta, warp, pc, occurrence, lanes), strict=True):
+                wrote = column.put(value)
+            self.recorded += 1
+            self.store.recorded += 1
+            self._bytes += EVENT_BYTES + ROW_BYTES * len(values)
+            if wrote:
+                self._commit(min(self._whole, self._row.written))
+                if self.store.told is not None:
+                    self.store.told(f"{self.store.recorded:,} events")
+
+    def end(self, how: End) -> None:
+        """The launch has ended: all that was recorded is written."""
+        if self._values is None or self._row is None:
+            return
+        with _writing(self.store.path):
+            for array in (self._values, self._row, *self._columns):
+                array.flush()
+            self._commit(self.recorded, how)
+        self._values = None
+
+    def _array(self, name: str, row: tuple[int, ...], dtype: str, chunk: int) -> GrowingArray:
+        return GrowingArray(self.store.path, f"{self.key}/{name}", row, dtype, chunk, {})
+
+    def _sources(self, instructions: list[TracedInstruction]) -> dict[str, str]:
+        """Digests of the Python files that the kernel's lines are of, as they are now; those that can be
+        read."""
+        found = {}
+        for file in dict.fromkeys(one.file for one in instructions if one.file is not None):
+            try:
+                content = Path(file).read_bytes()
+            except OSError:
+                continue
+            found[file] = self.store.text(content)
+        return found
+
+    def _commit(self, events: int, end: End | None = None) -> None:
+        """Say what is in the store, all at once."""
+        said = {**self._attributes, "events": events, "dropped": self.dropped, "bytes": self._bytes}
+        if end is not None:
+            said["end"] = str(end)
+        place = self.store.path / self.key / METADATA
+        unfinished = place.with_name(f".{METADATA}.{secrets.token_hex(4)}")
+        unfinished.write_bytes(group_json(said))
+        os.replace(unfinished, place)
+
+
+def _name(schedule: Schedule) -> str:
+    return f"{schedule.kind}:{schedule.seed}" if schedule.kind == "random" else schedule.kind
