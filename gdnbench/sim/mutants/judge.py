@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import signal
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import FrameType
 
 from gdnbench.sim.checker.findings import Found, Side
+from gdnbench.sim.checker.follower import Follower
 from gdnbench.sim.checker.grid import LaunchChecker
 from gdnbench.sim.checker.order import Verdict
 from gdnbench.sim.errors import FaultKind, KernelFault, SimError
 from gdnbench.sim.machine.async_queue import AsyncOperation
-from gdnbench.sim.machine.checking import Addresses, Checker, Masks
-from gdnbench.sim.machine.cta import Cta
+from gdnbench.sim.machine.checking import Addresses, Masks
 from gdnbench.sim.machine.seam import Argument, Lanes, Results, Wait, Warp
 from gdnbench.sim.mutants.launches import KeptLaunch
 from gdnbench.sim.mutants.mutant import Mutant
@@ -28,6 +28,9 @@ SCHEDULES = ("late", "early")
 # A mutant that is still under way after so many times the kernel's own accesses and machine instructions, and
 # some for kernels that have few, goes round in circles.
 MANY, SOME = 10, 2_000
+
+# Of a finding: verdict, cause, what the first and second access do and where, memory.
+Cause = tuple[str, ...]
 
 
 class Outcome(StrEnum):
@@ -51,6 +54,10 @@ class _EndlessError(Exception):
     """More was executed than the budget allows."""
 
 
+class _ErrorFoundError(Exception):
+    """The checker has found an error that the kernel itself has not: the rest of the run says no more."""
+
+
 class _OverTimeError(Exception):
     """The time is up."""
 
@@ -70,16 +77,28 @@ class _Executed:
             raise _EndlessError
 
 
-@dataclass(frozen=True, slots=True)
-class _Counting:
-    """One CTA's checker with what it is told counted. Seam: `Checker`."""
+@dataclass(slots=True)
+class _Watched:
+    """One CTA's checker with what it is told counted; ends the run at the first error that is not in `known`,
+    if it is given. Seam: `Checker`."""
 
-    checker: Checker
+    checker: Follower
     executed: _Executed
+    known: Container[Cause] | None
+    findings: int = 0
+
+    def _found(self) -> None:
+        by_cause = self.checker.findings.by_cause
+        if self.known is not None and len(by_cause) > self.findings:
+            new = list(by_cause.values())[self.findings :]
+            self.findings = len(by_cause)
+            if any(one.verdict is Verdict.ERROR and _cause(one) not in self.known for one in new):
+                raise _ErrorFoundError
 
     def accessed(self, warp: Warp, ins: Instruction, masks: Masks, addresses: Addresses) -> None:
         self.executed.add(ins, len(masks))
         self.checker.accessed(warp, ins, masks, addresses)
+        self._found()
 
     def begins(
         self,
@@ -91,6 +110,7 @@ class _Counting:
     ) -> None:
         self.executed.add(ins)
         self.checker.begins(warp, ins, lanes, sources, previous)
+        self._found()
 
     def ends(
         self,
@@ -102,12 +122,15 @@ class _Counting:
         results: Results | Wait,
     ) -> None:
         self.checker.ends(warp, ins, lanes, sources, previous, results)
+        self._found()
 
     def submitted(self, operation: AsyncOperation) -> None:
         self.checker.submitted(operation)
+        self._found()
 
     def landing(self, operation: AsyncOperation) -> None:
         self.checker.landing(operation)
+        self._found()
 
     def exited(self, warp: int) -> None:
         self.checker.exited(warp)
@@ -118,23 +141,31 @@ class _Counting:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One run of a launch. `found` counts pairs of instructions by cause, verdict and Python lines: a mutant
-    moves instructions to other lines of the PTX."""
+    """One run of a launch; `after` is None if it did not come to its end. `found` counts pairs of
+    instructions by cause, verdict and Python lines: a mutant moves some to other lines of the PTX."""
 
     after: tuple[bytes, ...] | None
-    found: Counter[tuple[str, ...]]
+    found: Counter[Cause]
     executed: _Executed
     fault: KernelFault | None = None
     endless: bool = False
 
 
-def run(launch: KeptLaunch, module: Module, engine: str, schedule: str, budget: int | None = None) -> Run:
-    """`launch` of the kernel in `module`, from the memory that it found, with the checker."""
+def run(
+    launch: KeptLaunch,
+    module: Module,
+    engine: str,
+    schedule: str,
+    budget: int | None = None,
+    known: Container[Cause] | None = None,
+) -> Run:
+    """`launch` of the kernel in `module`, from the memory that it found, with the checker: to its end, or to
+    the first error that is not in `known`, if that is given."""
     request = launch.request
     checker = LaunchChecker(module.kernels[request.entry])
     executed = _Executed(budget)
     memory = launch.memory()
-    fault, endless = None, False
+    fault, endless, stopped = None, False, True
     try:
         run_ptx(
             module,
@@ -148,25 +179,23 @@ def run(launch: KeptLaunch, module: Module, engine: str, schedule: str, budget: 
             memory=memory,
             threads=1,
             registers=request.registers,
-            checker=_counting(checker, executed),
+            checker=lambda cta: _Watched(checker.begin(cta), executed, known),
         )
+        stopped = False
     except KernelFault as error:
         fault = error
     except _EndlessError:
         endless = True
-    stopped = fault is not None or endless
+    except _ErrorFoundError:
+        pass
     after = None if stopped else launch.after(memory)
-    found: Counter[tuple[str, ...]] = Counter()
+    found: Counter[Cause] = Counter()
     for one in checker.found():
         found[_cause(one)] += max(len(one.places), 1)
     return Run(after, found, executed, fault, endless)
 
 
-def _counting(checker: LaunchChecker, executed: _Executed) -> Callable[[Cta], Checker]:
-    return lambda cta: _Counting(checker.begin(cta), executed)
-
-
-def _cause(found: Found) -> tuple[str, ...]:
+def _cause(found: Found) -> Cause:
     cause = found.cause if isinstance(found.cause, str) else found.cause.value
     sides = (found.first, found.second)
     if found.verdict is Verdict.REVIEW:  # one for all that have the same opcodes, and the places of the first
@@ -235,7 +264,7 @@ class Judge:
     def _run(self, module: Module, schedule: str, own: Run) -> Judgement | None:
         budget = MANY * own.executed.count + SOME
         try:
-            ran = run(self.launch, module, self.engine, schedule, budget)
+            ran = run(self.launch, module, self.engine, schedule, budget, own.found)
         except SimError as error:
             return Judgement(Outcome.FAULT, str(error).partition("\n")[0], schedule)
         new = sorted(ran.found - own.found)
@@ -261,7 +290,7 @@ class Judge:
         return "other bits in " + ", ".join(tensor.name for tensor, is_, was in pairs if is_ != was)
 
 
-def _line(cause: tuple[str, ...]) -> str:
+def _line(cause: Cause) -> str:
     _, what, first, second, memory = cause
     return f"{what} in {memory}: " + "; ".join(filter(None, (first, second)))
 
