@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import multiprocessing
 import os
@@ -52,9 +53,11 @@ def _judge(index: int) -> tuple[Judgement, float]:
     return _work.judge.judge(_work.mutants[index]), time.monotonic() - start
 
 
-def _keep_code_in(folder: str) -> None:
-    """The code of mutants is compiled once, and nobody's cache is to keep it."""
+def _begin(folder: str) -> None:
+    """In a child: the code of mutants is compiled once, and nobody's cache is to keep it. What the parent has
+    made stays, and need not be looked through for what is garbage."""
     os.environ["GDNBENCH_CACHE_DIR"] = folder
+    gc.freeze()
 
 
 def launches(name: str) -> dict[str, KeptLaunch]:
@@ -103,7 +106,7 @@ def _judge_launch(
     context = multiprocessing.get_context("fork")
     with (
         tempfile.TemporaryDirectory(prefix="gdnbench-mutants-") as folder,
-        ProcessPoolExecutor(asked.processes, context, _keep_code_in, (folder,)) as pool,
+        ProcessPoolExecutor(asked.processes, context, _begin, (folder,)) as pool,
     ):
         for index, (judgement, seconds) in zip(left, pool.map(_judge, range(len(left))), strict=True):
             result = replace(

@@ -1,47 +1,77 @@
-"""Where a wait, fence or barrier goes when it is moved behind the next access.
+"""Where a wait, fence or barrier goes when it is moved behind the next instruction that it orders.
 
-Register arithmetic, collectives of a warp, parameters and constants are passed over; so are waits, which
-end in any order, and what hints (prefetches, sleeping). A fence of proxies, which matters where its thread
-releases or sets an asynchronous operation going, passes plain loads and stores too. What a branch may skip is
-passed as a whole if something in it counts. Nothing is moved to where other paths come in, or over a change
-of its operands.
+    moved                         behind the next
+    wait for an mbarrier,         access of any proxy, signal of an mbarrier or arrival: all that the thread
+      barrier, fence, membar        does after it is ordered ("Memory Consistency Model")
+    fence.proxy.*                 asynchronous operation or arrival: each proxy keeps its own order, what
+                                    another does has to come behind the fence ("Proxies")
+    fence.mbarrier_init           signal of an mbarrier by an asynchronous operation, or arrival: it orders
+                                    mbarrier.init alone
+    tcgen05.fence::before_...     arrival: it orders tcgen05 operations with what comes behind that
+    tcgen05.fence::after_...      tcgen05 operation on tensor memory: it orders those with the wait before it
+    tcgen05.wait::ld              write of tensor memory, arrival, use of a register that tcgen05.ld fills:
+                                    until the wait, the load reads the one and writes the other
+    tcgen05.wait::st              access to tensor memory, tcgen05.commit or arrival
+    cp.async.wait_*               access to shared memory, write of global memory, or arrival: the copies
+                                    write the one and read the other
+    cp.async.bulk.wait_group      write of shared memory, or arrival; without .read, access to global memory
+                                    too: the copies read the one and write the other
+    wgmma.wait_group              write of shared memory, arrival, use of a register of a product: products
+                                    read and write those
+    wgmma.fence                   wgmma.mma_async, whose registers it orders
+
+An arrival is whatever lets other threads go on: mbarrier.arrive, a barrier, a release, a fence that another
+kind of access may release behind. Whole warps load and store tensor memory and multiply by wgmma: for those
+`bar.warp.sync`, among lanes, is none. Moves and packings of registers are no uses: compilers put them before
+the wait. Accesses are not told apart by address, which PTX does not show: some are not those that the moved
+instruction orders, and such a mutant is equivalent.
+
+A wait or barrier passes the fences behind it. To stop there would undo what such a fence does for the wait,
+and no more than the removal of the fence undoes, which is a mutant too.
+
+What a branch may skip is passed as a whole if something in it counts. Nothing is moved to where other paths
+come in, out of its loop, or over a change of its operands: such an instruction has no mutant of this kind.
+Whatever would be unordered further on, its removal leaves unordered too, and that is a mutant.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from gdnbench.sim.ptx import isa
+from gdnbench.sim.mutants.effects import Effect, effects
 from gdnbench.sim.ptx.flow import dominators, postdominators, registers_of, successors
-from gdnbench.sim.ptx.ir import Instruction, Kernel, Register, Sink, Target
+from gdnbench.sim.ptx.ir import Instruction, Kernel, Register, Sink, Target, Vector
 
 _WAITS = ("mbarrier.test_wait", "mbarrier.try_wait")
-_PASSED = (
-    *_WAITS,
-    "mbarrier.pending_count",
-    "cp.async.wait_group",
-    "cp.async.wait_all",
-    "cp.async.bulk.wait_group",
-    "wgmma.wait_group",
-    "tcgen05.wait::ld",
-    "tcgen05.wait::st",
-    "prefetch",
-    "prefetchu",
-    "applypriority",
-    "cp.async.bulk.prefetch",
-    "cp.async.bulk.prefetch.tensor",
-    "nanosleep",
-    "setmaxnreg.inc",
-    "setmaxnreg.dec",
-    "griddepcontrol.wait",
-    "griddepcontrol.launch_dependents",
-    "tcgen05.relinquish_alloc_permit",
-    "wgmma.fence",  # of registers
-)
-_PLAIN = ("ld", "ldu", "st", "ldmatrix", "stmatrix")
-_ACCESSES = (*_PLAIN, "atom", "red")
-_APART = ("param", "param::entry", "const", "local")
-_PROXY_FENCES = ("fence.proxy.async", "fence.mbarrier_init")
+_LOADS = ("tcgen05.ld", "tcgen05.ld.red")
+_PRODUCT = "wgmma.mma_async"
+_WHOLE_WARPS = ("tcgen05.", "wgmma.")
+_ALL = ~Effect.NONE
+_ASYNC = Effect.FILL | Effect.DRAIN | Effect.PRODUCT
+_TMEM = Effect.TMEM_READ | Effect.TMEM_WRITE
+_SHARED_WRITES = Effect.WRITE_SHARED | Effect.FILL
+_SHARED = Effect.READ_SHARED | Effect.WRITE_SHARED
+_GLOBAL = Effect.READ_GLOBAL | Effect.WRITE_GLOBAL
+# What each orders, by opcode; `_ALL` is what is not here.
+_ORDERS = {
+    "fence.proxy.async": _ASYNC | Effect.HAND_ON,
+    "fence.proxy.async::generic": _ASYNC | Effect.HAND_ON,
+    "fence.proxy.tensormap::generic": _ASYNC | Effect.HAND_ON,
+    "fence.mbarrier_init": Effect.SIGNAL | Effect.HAND_ON,
+    "tcgen05.fence::before_thread_sync": Effect.HAND_ON,
+    "tcgen05.fence::after_thread_sync": _TMEM,
+    "tcgen05.wait::ld": Effect.TMEM_WRITE | Effect.HAND_ON,
+    "tcgen05.wait::st": _TMEM | Effect.SIGNAL | Effect.HAND_ON,
+    "cp.async.wait_group": _SHARED_WRITES
+    | Effect.READ_SHARED
+    | _ASYNC
+    | Effect.WRITE_GLOBAL
+    | Effect.HAND_ON,
+    "cp.async.wait_all": _SHARED_WRITES | Effect.READ_SHARED | _ASYNC | Effect.WRITE_GLOBAL | Effect.HAND_ON,
+    "cp.async.bulk.wait_group": _SHARED_WRITES | Effect.HAND_ON,
+    "wgmma.wait_group": _SHARED_WRITES | Effect.HAND_ON,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +89,8 @@ class Later:
         self.kernel = kernel
         self._before = dominators(kernel)
         self._behind = postdominators(kernel)
+        self._loaded = _held(kernel, _LOADS)
+        self._products = _held(kernel, (_PRODUCT,))
 
     def place(self, moved: Instruction) -> Where | None:
         """None if `moved` cannot go further."""
@@ -82,15 +114,30 @@ class Later:
                 pc = behind
             elif ins.op == "bra":
                 pc = _target(ins)
-            elif counts(ins, moved):
+            elif self._counts(ins, moved):
                 return Where(pc, True)
             else:
                 pc += 1
         return None
 
+    def _counts(self, ins: Instruction, moved: Instruction) -> bool:
+        """Whether to go behind `ins` is one later for `moved`."""
+        ordered = _ORDERS.get(moved.op, _ALL)
+        if moved.op == "cp.async.bulk.wait_group" and not moved.has("read"):
+            ordered |= _GLOBAL | Effect.DRAIN
+        if moved.op == "wgmma.fence":
+            return ins.op == _PRODUCT
+        if ins.op == "bar.warp.sync" and moved.op.startswith(_WHOLE_WARPS):
+            return False
+        if moved.op == "tcgen05.wait::ld" and _uses(ins, self._loaded):
+            return True
+        if moved.op == "wgmma.wait_group" and ins.op != _PRODUCT and _uses(ins, self._products):
+            return True
+        return bool(effects(ins) & ordered)
+
     def _any(self, moved: Instruction, branch: int, end: int) -> bool:
         """Whether anything that counts lies on a path from a branch to where its paths meet."""
-        return any(counts(self.kernel.instructions[pc], moved) for pc in self._between(branch, end))
+        return any(self._counts(self.kernel.instructions[pc], moved) for pc in self._between(branch, end))
 
     def _between(self, start: int, end: int) -> set[int]:
         """All that may be executed behind `start` and before `end`."""
@@ -118,7 +165,7 @@ class Later:
             if ins.op == "bra" and (ins.guard is None or ins.guard.register == predicate):
                 taken = ins.guard is None or ins.guard.negated is not value
                 pc = _target(ins) if taken else pc + 1
-            elif ins.op == "bra" or stop is None or counts(ins, ins) or predicate in ins.written():
+            elif ins.op == "bra" or stop is None or effects(ins) or predicate in ins.written():
                 return pc
             else:
                 pc += 1
@@ -138,15 +185,34 @@ class Later:
         return any(reads & set(self.kernel.instructions[pc].written()) for pc in passed - {moved.pc})
 
 
-def counts(ins: Instruction, moved: Instruction) -> bool:
-    """Whether to go behind `ins` is one later for `moved`."""
-    if ins.op in _PASSED:
-        return False
-    if moved.op in _PROXY_FENCES and ins.op in _PLAIN and not ins.has("acquire", "release", "acq_rel"):
-        return False
-    if ins.op in _ACCESSES:
-        return not ins.has(*_APART)
-    return isa.owner(ins.op) is isa.Owner.MACHINE
+def _held(kernel: Kernel, ops: tuple[str, ...]) -> frozenset[Register]:
+    """What instructions called `ops` write, what moves make of it, and the vectors that they read."""
+    found: set[Register] = set()
+    for ins in kernel.instructions:
+        if ins.op in ops:
+            found.update(_written(ins))
+            found.update(*(registers_of(source) for source in ins.sources if isinstance(source, Vector)))
+    size = -1
+    while size < len(found):
+        size = len(found)
+        for ins in kernel.instructions:
+            if ins.op == "mov" and not found.isdisjoint(_read(ins)):
+                found.update(_written(ins))
+    return frozenset(found)
+
+
+def _uses(ins: Instruction, held: frozenset[Register]) -> bool:
+    """Whether `ins` computes with one of the registers, or gives it another value."""
+    return ins.op != "mov" and not held.isdisjoint((*_read(ins), *_written(ins)))
+
+
+def _read(ins: Instruction) -> Iterator[Register]:
+    for source in ins.sources:
+        yield from registers_of(source)
+
+
+def _written(ins: Instruction) -> Iterator[Register]:
+    return (register for register in ins.written() if isinstance(register, Register))
 
 
 def _target(ins: Instruction) -> int:
