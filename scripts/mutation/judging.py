@@ -10,13 +10,14 @@ import random
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mutation.subjects import SUBJECTS
-from mutation.verdicts import Result, read, write
+from mutation.verdicts import Result, read, source_of, write
 
 from gdnbench import sim
 from gdnbench.sim.mutants.generate import mutants
@@ -80,6 +81,18 @@ def judge_all(name: str, path: Path, asked: Asked) -> None:
         _judge_launch(kernel, launch, path, asked, done)
 
 
+def _numbers(chosen: Sequence[Mutant]) -> dict[int, int]:
+    """By pc, which of its Python line and opcode the changed instruction is, from 1."""
+    count: Counter[tuple[str, str]] = Counter()
+    found: dict[int, int] = {}
+    for mutant in chosen:
+        if mutant.pc not in found:
+            same = (source_of(mutant), mutant.op)
+            count[same] += 1
+            found[mutant.pc] = count[same]
+    return found
+
+
 def _judge_launch(
     kernel: str, launch: KeptLaunch, path: Path, asked: Asked, done: set[tuple[object, ...]]
 ) -> None:
@@ -89,11 +102,11 @@ def _judge_launch(
     asked_for = f"{request.grid} {request.block} {request.shared_bytes} {sizes} {launch.module.text}"
     ptx = hashlib.blake2b(asked_for.encode(), digest_size=8).hexdigest()
     chosen = list(mutants(launch.module, launch.request.entry))
+    numbers = _numbers(chosen)
     if asked.sample is not None and asked.sample < len(chosen):
         drawn = random.Random(f"{asked.seed} {kernel}").sample(range(len(chosen)), asked.sample)
         chosen = [chosen[index] for index in sorted(drawn)]
-    unknown = Judgement(Outcome.SURVIVOR)
-    results = [Result.of(kernel, ptx, asked.engine, mutant, unknown, 0.0) for mutant in chosen]
+    results = [Result.of(kernel, ptx, asked.engine, mutant, numbers[mutant.pc]) for mutant in chosen]
     left = [index for index, result in enumerate(results) if result.key not in done]
     if not left:
         return

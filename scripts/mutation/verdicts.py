@@ -11,7 +11,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from gdnbench.errors import BadInputError
-from gdnbench.sim.mutants.judge import KILLED, Judgement, Outcome
+from gdnbench.sim.mutants.judge import KILLED, Outcome
 from gdnbench.sim.mutants.mutant import Kind, Mutant
 
 EQUIVALENT = Path(__file__).parents[2] / "tests" / "sim" / "checker" / "equivalent_mutants.toml"
@@ -21,7 +21,8 @@ TOLD = ("kernel", "kind", "mutants", "killed", *KILLED, Outcome.SURVIVOR, "equiv
 @dataclass(frozen=True, slots=True)
 class Result:
     """`ptx` is a digest of the kernel's text and the launch's sizes, `line` a line of the text, `source` the
-    Python line as `file.py:number`; `engine` ran it."""
+    Python line as `file.py:number`; `engine` ran it. `nth` counts the kernel's instructions of this `source`
+    and `op`, in the order of the text, from 1: one Python line may be many."""
 
     kernel: str
     ptx: str
@@ -30,6 +31,7 @@ class Result:
     op: str
     line: int
     source: str
+    nth: int
     change: str
     outcome: str
     why: str = ""
@@ -37,23 +39,24 @@ class Result:
     seconds: float = 0.0
 
     @classmethod
-    def of(
-        cls, kernel: str, ptx: str, engine: str, mutant: Mutant, judgement: Judgement, seconds: float
-    ) -> Result:
-        place = mutant.place
-        source = f"{Path(place.file).name}:{place.file_line}" if place.file else ""
-        said = (judgement.outcome.value, judgement.why, judgement.schedule, round(seconds, 2))
-        return cls(
-            kernel, ptx, engine, mutant.kind.value, mutant.op, place.line, source, mutant.change, *said
-        )
+    def of(cls, kernel: str, ptx: str, engine: str, mutant: Mutant, nth: int) -> Result:
+        """Of one that is not judged yet."""
+        what = (mutant.kind.value, mutant.op, mutant.place.line, source_of(mutant), nth, mutant.change)
+        return cls(kernel, ptx, engine, *what, Outcome.SURVIVOR.value)
 
     @property
     def key(self) -> tuple[object, ...]:
         return (self.kernel, self.ptx, self.engine, self.kind, self.line, self.op, self.change)
 
     def __str__(self) -> str:
-        where = f"PTX line {self.line}" + (f", {self.source}" if self.source else "")
+        where = f"PTX line {self.line}" + (f", {self.source} ({self.nth})" if self.source else "")
         return f"{self.kernel}: {self.op} at {where}, {self.kind}: {self.change}"
+
+
+def source_of(mutant: Mutant) -> str:
+    """The Python line, as results and reasons have it."""
+    place = mutant.place
+    return f"{Path(place.file).name}:{place.file_line}" if place.file else ""
 
 
 def read(path: Path) -> Iterator[Result]:
@@ -75,18 +78,22 @@ def write(path: Path, result: Result) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Equivalent:
-    """Mutants that change nothing, by patterns, and `why` they do not: `most` of them in a kernel, if it says
-    how many, for a Python line may be many instructions."""
+    """Mutants that change nothing, by patterns, and `why` they do not. A Python line may be many
+    instructions: then `nth` says which of them, or `most` how many of a kernel's mutants at most."""
 
     kernel: str
     source: str
     kind: str
     op: str
+    change: str
     why: str
+    nth: tuple[int, ...] | None = None
     most: int | None = None
 
     def matches(self, result: Result) -> bool:
-        pairs = ((name, getattr(result, name)) for name in ("kernel", "source", "kind", "op"))
+        if self.nth is not None and result.nth not in self.nth:
+            return False
+        pairs = ((name, getattr(result, name)) for name in ("kernel", "source", "kind", "op", "change"))
         return all(fnmatchcase(value, getattr(self, name)) for name, value in pairs)
 
 
@@ -97,7 +104,8 @@ def equivalents(path: Path = EQUIVALENT) -> list[Equivalent]:
     found = []
     for entry in tomllib.loads(path.read_text()).get("mutant", []):
         try:
-            one = Equivalent(**{"op": "*", **entry})
+            nth = tuple(entry["nth"]) if "nth" in entry else None
+            one = Equivalent(**{"op": "*", "change": "*", **entry, "nth": nth})
         except TypeError as error:
             raise BadInputError(f"{path}: {entry}: {error}") from None
         if not one.why.strip() or not any(fnmatchcase(kind, one.kind) for kind in Kind):

@@ -31,7 +31,7 @@ def verdicts() -> Iterator[Any]:
 @pytest.fixture
 def result(verdicts: Any) -> Any:
     return verdicts.Result(
-        "gemm", "0", "interpreter", "removed", "bar.sync", 9, "gemm.py:3", "removed", "survivor"
+        "gemm", "0", "interpreter", "removed", "bar.sync", 9, "gemm.py:3", 1, "removed", "survivor"
     )
 
 
@@ -74,6 +74,11 @@ def test_what_a_reason_explains(verdicts: Any, result: Any, tmp_path: Path) -> N
     assert verdicts.unexplained([result], known(verdicts, tmp_path, op="fence")) == [result]
     # Two instructions of one line, of which one is explained.
     assert verdicts.unexplained([result, result], known(verdicts, tmp_path, most=1)) == [result]
+    second = changed(result, nth=2)
+    assert verdicts.unexplained([result, second], known(verdicts, tmp_path, nth=[2, 3])) == [result]
+    moved = changed(result, change="behind bar.sync at PTX line 9")
+    reasons = known(verdicts, tmp_path, change="behind bar.*")
+    assert verdicts.unexplained([result, moved], reasons) == [result]
 
 
 def test_what_is_no_reason(verdicts: Any, tmp_path: Path) -> None:
