@@ -139,15 +139,8 @@ def _short(place: Place) -> str:
 
 
 def evidence(checker: LaunchChecker, launch: Launch) -> tuple[Evidence, ...]:
-    """What was found in a launch that has ended or failed, errors first, then what is not judged."""
-    shown = tuple(_shown(found, checker, launch) for found in checker.found())
-    if checker.follows_ctas or launch.ctas == 1:
-        return shown
-    why = (
-        "accesses of different CTAs to global memory: the kernel has global atomics or ordered accesses, by"
-        " which its CTAs may talk to each other"
-    )
-    return (*shown, Evidence(Verdict.INCOMPLETE, UNJUDGED, launch.kernel.name, why, ctas=launch.ctas))
+    """What was found in a launch that has ended or failed, errors first."""
+    return tuple(_shown(found, checker, launch) for found in checker.found())
 
 
 def _shown(found: Found, checker: LaunchChecker, launch: Launch) -> Evidence:

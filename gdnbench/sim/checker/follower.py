@@ -18,9 +18,10 @@ from gdnbench.sim.checker import plain
 from gdnbench.sim.checker.events import Access, Event, Events, Proxy
 from gdnbench.sim.checker.findings import Findings
 from gdnbench.sim.checker.issued import Issued
+from gdnbench.sim.checker.launch_memory import Touch
 from gdnbench.sim.checker.mbarriers import Mbarrier
 from gdnbench.sim.checker.order import Unordered, Verdict, unordered
-from gdnbench.sim.checker.shadow import NOBODY, Cells, PagedShadow, Prior, ReadSets, Shadow
+from gdnbench.sim.checker.shadow import NOBODY, Cells, Prior, ReadSets, Shadow
 from gdnbench.sim.checker.synchronisation import BEGINS, ENDS, MBARRIER_BYTES
 from gdnbench.sim.checker.tensor_memory import TensorMemory
 from gdnbench.sim.checker.tokens import Tokens, WarpTokens
@@ -35,6 +36,7 @@ from gdnbench.sim.machine.seam import Argument, Lanes, Results, Wait, Warp
 from gdnbench.sim.ptx.ir import Instruction
 
 if TYPE_CHECKING:
+    from gdnbench.sim.checker.between import Between
     from gdnbench.sim.machine.cta import Cta
 
 UNFINISHED = "a phase of an mbarrier unfinished at the CTA's end"
@@ -54,7 +56,9 @@ class Follower:
     """One CTA; implements `machine.checking.Checker`. `findings` is what it has found; `ended` is told when
     the CTA has."""
 
-    def __init__(self, cta: Cta, forms: plain.Forms, ended: Callable[[Follower], None]) -> None:
+    def __init__(
+        self, cta: Cta, forms: plain.Forms, between: Between, ended: Callable[[Follower], None]
+    ) -> None:
         self.cta = cta
         self._ended = ended
         self.events = Events()
@@ -64,12 +68,12 @@ class Follower:
         self.tokens = [WarpTokens() for _ in range(self.count)]
         self.mbarriers: dict[int, Mbarrier] = {}
         self.rounds: WeakKeyDictionary[Round, Carried] = WeakKeyDictionary()
-        self.variables = Variables(self.count)
+        self.variables = Variables(self.count, cta.index, between.words)
         self.opened: dict[int, Round] = {}  # by warp, the round that it is arriving at
         self.sizes = forms.sizes
-        sets = ReadSets(self._supersedes)
+        sets = ReadSets(self.supersedes)
         self.shared = Shadow(cta.shared.end // self.sizes["shared"] + 1, sets)
-        self.memory = PagedShadow(sets)
+        self.memory = between.begin(self)
         self.tmem = TensorMemory(self, sets)
         self.flights: dict[AsyncOperation, Flight] = {}  # of operations that will signal an mbarrier
         self.reading: dict[int, Event] = {}  # by token, copies that read shared memory
@@ -137,7 +141,7 @@ class Follower:
         if found.size:
             self.touch(where.space, plain.cells_of_bytes(found, self.sizes[where.space]), event)
 
-    def _supersedes(self, new: int, old: int) -> bool:
+    def supersedes(self, new: int, old: int) -> bool:
         """Whoever is ordered after the reader `new` is ordered after the reader `old`."""
         later, earlier = self.events[new], self.events[old]
         if later.token is not None:
@@ -146,6 +150,11 @@ class Follower:
         if earlier.token is not None:
             return bool(base.tokens >> earlier.token & 1)
         return earlier.warp == later.warp or base.clocks[earlier.warp] >= earlier.clock
+
+    def knows(self, new: Event, old: Touch) -> bool:
+        """The same, where `old` is of another CTA."""
+        known = self.views[new.warp].known.abroad.ctas.get(old.cta)
+        return new.token is None and known is not None and known.has(old.event)
 
     # What the machine does
 

@@ -113,18 +113,21 @@ _WAITS = {
 }
 
 
+def wait_for(before: Event) -> str:
+    """What tells that an asynchronous operation is over."""
+    wait = _WAITS.get(before.ins.op)
+    if wait is not None:
+        return wait
+    if not before.ins.has("bulk_group"):
+        return "a wait for the copy's mbarrier"
+    return "cp.async.bulk.wait_group.read" if before.access is Access.READ else "cp.async.bulk.wait_group"
+
+
 def _not_known(before: Event, now: Event) -> Unordered:
     if before.token is None:
         where = "a barrier" if before.warp != now.warp else "an ordering"
         return Unordered(Cause.RACE, Verdict.ERROR, f"{where} after the first and before the second")
-    wait = _WAITS.get(before.ins.op)
-    if wait is None:
-        if not before.ins.has("bulk_group"):
-            wait = "a wait for the copy's mbarrier"
-        elif before.access is Access.READ:
-            wait = "cp.async.bulk.wait_group.read"
-        else:
-            wait = "cp.async.bulk.wait_group"
+    wait = wait_for(before)
     if before.warp != now.warp:
         wait += ", and a barrier from who waits to the second access"
     return Unordered(Cause.IN_FLIGHT, Verdict.ERROR, wait)

@@ -26,7 +26,8 @@ ROW_BYTES = 16
 @dataclass(frozen=True, slots=True)
 class Form:
     """`width` bytes a lane, `lanes` of them with an address; `space` is empty if addresses are generic.
-    `acquires` and `releases` are of the instruction itself; a `strong` one takes part in such a pattern."""
+    `acquires` and `releases` are of the instruction itself; a `strong` one takes part in such a pattern, a
+    `wide` one with threads of other CTAs too; `updates`: it is an atomic read-modify-write."""
 
     access: Access
     width: int
@@ -37,6 +38,14 @@ class Form:
     writes: bool = False
     acquires: bool = False
     releases: bool = False
+    wide: bool = False
+    updates: bool = False
+
+
+def is_wide(ins: Instruction) -> bool:
+    """Whether the scope of a strong access or a fence has other CTAs in it: one that names none has (PTX ISA,
+    "Scope", "atom", "ld")."""
+    return not ins.has("cta", "cluster")
 
 
 def form_of(ins: Instruction) -> Form | None:
@@ -63,11 +72,24 @@ def form_of(ins: Instruction) -> Form | None:
             writes=True,
             acquires=ins.op == "atom" and ins.has("acquire", "acq_rel"),
             releases=ins.has("release", "acq_rel"),
+            wide=is_wide(ins),
+            updates=True,
         )
     strong = ins.has(*_STRONG)
     access = Access.ATOMIC if strong else Access.READ if ins.op in _READS else Access.WRITE
     reads = ins.op in _READS
-    return Form(access, width, 32, space, strong, reads, not reads, ins.has("acquire"), ins.has("release"))
+    return Form(
+        access,
+        width,
+        32,
+        space,
+        strong,
+        reads,
+        not reads,
+        ins.has("acquire"),
+        ins.has("release"),
+        wide=strong and is_wide(ins),
+    )
 
 
 class Forms:

@@ -37,13 +37,16 @@ class ReadSets:
 
     def with_reader(self, number: int, reader: int) -> int:
         """The set `number` and `reader`."""
-        kept = tuple(old for old in self.sets[number] if old != reader and not self._supersedes(reader, old))
-        members = (*kept, reader)
+        members = (*self._kept(self.sets[number], reader), reader)
         found = self._numbers.get(members)
         if found is None:
             found = self._numbers[members] = len(self.sets)
             self.sets.append(members)
         return found
+
+    def _kept(self, members: tuple[int, ...], reader: int) -> Iterable[int]:
+        """Those of `members` that stay beside `reader`."""
+        return (old for old in members if old != reader and not self._supersedes(reader, old))
 
 
 class Shadow:
@@ -103,65 +106,3 @@ def _each(numbers: Numbers, cells: Cells, events: Numbers) -> Iterable[Prior]:
     unique, first = np.unique(pairs, return_index=True)
     for pair, index in zip(unique.tolist(), first.tolist(), strict=True):
         yield Prior(pair >> 32, int(cells[index]), pair & 0xFFFF_FFFF)
-
-
-class PagedShadow:
-    """The same of a memory of which little is touched: cells of pages that come into being when touched."""
-
-    PAGE = 1 << 12
-    NEAR = 1 << 14  # pages so near to each other are told apart by a table, others by sorting
-
-    def __init__(self, sets: ReadSets) -> None:
-        self._pages: dict[int, int] = {}
-        self._owners: list[int] = []
-        self._shadow = Shadow(0, sets)
-        self.sets = sets
-
-    def reads(self, cells: Cells, events: Numbers) -> list[Prior]:
-        places = self._places(cells)
-        return [self._back(prior) for prior in self._shadow.reads(places, events)]
-
-    def writes(self, cells: Cells, events: Numbers) -> list[Prior]:
-        places = self._places(cells)
-        return [self._back(prior) for prior in self._shadow.writes(places, events)]
-
-    def _places(self, cells: Cells) -> Cells:
-        pages = cells >> 12
-        first, last = int(pages.min()), int(pages.max())
-        if last - first < self.NEAR:
-            slots = np.zeros(last - first + 1, np.int64)
-            inverse = pages - first
-            there = np.flatnonzero(np.bincount(inverse)) + first
-        else:
-            there, inverse = np.unique(pages, return_inverse=True)
-            slots = np.zeros(len(there), np.int64)
-        for index, page in enumerate(there.tolist()):
-            slot = self._pages.get(page)
-            if slot is None:
-                slot = self._pages[page] = len(self._owners)
-                self._owners.append(page)
-            slots[page - first if last - first < self.NEAR else index] = slot
-        self._grow(len(self._owners) * self.PAGE)
-        places: Cells = slots[inverse] << 12 | cells & self.PAGE - 1
-        return places
-
-    def _grow(self, cells: int) -> None:
-        have = self._shadow.writer.size
-        if cells <= have:
-            return
-        grown = Shadow(max(cells, have + have // 2), self.sets)
-        grown.writer[:have] = self._shadow.writer
-        grown.readers[:have] = self._shadow.readers
-        self._shadow = grown
-
-    def _back(self, prior: Prior) -> Prior:
-        page = self._owners[prior.cell >> 12]
-        return prior._replace(cell=page << 12 | prior.cell & self.PAGE - 1)
-
-    def all_touched(self) -> tuple[Cells, Numbers, Numbers]:
-        """(cells, last writers, sets of readers) of every cell that was touched."""
-        size = len(self._owners) * self.PAGE
-        touched = np.flatnonzero(self._shadow.writer[:size] | self._shadow.readers[:size])
-        owners = np.array(self._owners, np.int64)
-        cells = owners[touched >> 12] << 12 | touched & self.PAGE - 1
-        return cells, self._shadow.writer[touched], self._shadow.readers[touched]

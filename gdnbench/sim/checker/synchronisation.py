@@ -15,7 +15,7 @@ from gdnbench.sim.checker.events import Access, Event, Proxy
 from gdnbench.sim.checker.issued import Issued
 from gdnbench.sim.checker.mbarriers import Mbarrier
 from gdnbench.sim.checker.order import Cause, Unordered, Verdict, unordered
-from gdnbench.sim.checker.plain import cells
+from gdnbench.sim.checker.plain import cells, is_wide
 from gdnbench.sim.checker.views import SPACES, Carried
 from gdnbench.sim.machine.barriers import BarrierWait
 from gdnbench.sim.machine.footprint import Footprint
@@ -158,7 +158,8 @@ def _fence_proxy(follower: Follower, issued: Issued) -> None:
 
 
 def _fence(follower: Follower, issued: Issued) -> None:
-    follower.variables.fence(follower.views[issued.warp.index])
+    sc = issued.ins.op == "membar" or issued.ins.has("sc")
+    follower.variables.fence(follower.views[issued.warp.index], wide=is_wide(issued.ins), sc=sc)
 
 
 def _fence_init(follower: Follower, issued: Issued) -> None:

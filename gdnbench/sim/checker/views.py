@@ -18,7 +18,9 @@ Five views differ in what they are good for (PTX ISA, "Memory Consistency Model"
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from gdnbench.sim.checker.abroad import Abroad
 
 SPACES = ("shared", "global")
 
@@ -46,7 +48,8 @@ class View:
 class Carried:
     """What passes from those that release to those that acquire. `fenced` are tokens that a
     tcgen05.fence::before_thread_sync or a tcgen05.commit released; `piped`, those that were issued before
-    such a fence and may still be under way: what the tensor core takes up later follows them."""
+    such a fence and may still be under way: what the tensor core takes up later follows them. `abroad` is
+    what is known of other CTAs; `fence_sc`, what a fence.sc followed: one that comes after it follows that too."""
 
     base: View
     proxied: dict[str, View]
@@ -54,6 +57,8 @@ class Carried:
     executed: View
     fenced: int = 0
     piped: int = 0
+    abroad: Abroad = field(default_factory=Abroad)
+    fence_sc: Abroad = field(default_factory=Abroad)
 
     @classmethod
     def of(cls, warps: int) -> Carried:
@@ -68,6 +73,8 @@ class Carried:
             view.join(other.proxied[space])
         self.inits.join(other.inits)
         self.executed.join(other.executed)
+        self.abroad.join(other.abroad)
+        self.fence_sc.join(other.fence_sc)
 
     def join(self, other: Carried) -> None:
         self.order(other)
@@ -134,6 +141,8 @@ class WarpViews:
         """fence.proxy.async: the async proxy sees what is known of these memories."""
         for space in spaces:
             self.known.proxied[space].join(self.known.base)
+            if space == "global":
+                self.known.abroad.fence_proxy()
         self.known.inits.join(self.known.base)
         self.tick()
 
