@@ -30,8 +30,9 @@ A wait or barrier passes the fences behind it. To stop there would undo what suc
 and no more than the removal of the fence undoes, which is a mutant too.
 
 What a branch may skip is passed as a whole if something in it counts. Nothing is moved to where other paths
-come in, out of its loop, or over a change of its operands: such an instruction has no mutant of this kind.
-Whatever would be unordered further on, its removal leaves unordered too, and that is a mutant.
+come in, out of its loop, over a change of its operands, or behind another like it, which would be the same
+program: such an instruction has no mutant of this kind. Whatever would be unordered further on, its removal
+leaves unordered too, and that is a mutant.
 """
 
 from __future__ import annotations
@@ -97,6 +98,8 @@ class Later:
         start = self._after_wait(moved) if moved.op in _WAITS else moved.pc + 1
         where = None if start is None else self._next(moved, start)
         if where is None or not self._dominates(moved.pc, where.pc) or self._changes(moved, where):
+            return None
+        if where.behind and _alike(self.kernel.instructions[where.pc], moved):
             return None
         return where
 
@@ -199,6 +202,11 @@ def _held(kernel: Kernel, ops: tuple[str, ...]) -> frozenset[Register]:
             if ins.op == "mov" and not found.isdisjoint(_read(ins)):
                 found.update(_written(ins))
     return frozenset(found)
+
+
+def _alike(one: Instruction, other: Instruction) -> bool:
+    """Whether it makes no difference which of them comes first."""
+    return (one.name, one.sources, one.guard) == (other.name, other.sources, other.guard)
 
 
 def _uses(ins: Instruction, held: frozenset[Register]) -> bool:

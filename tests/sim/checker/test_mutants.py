@@ -197,6 +197,7 @@ def test_what_a_branch_may_skip_is_passed_as_a_whole() -> None:
         "@%p1 bra SKIP;\nbar.sync 0;\nSKIP: st.shared.b32 [s], %r1;\nret;",  # others come in there
         "bar.sync %r1;\nadd.s32 %r1, %r1, 1;\nst.shared.b32 [s], %r2;\nret;",  # another barrier by then
         "bar.sync 0;\nadd.s32 %r1, %r1, 1;\nret;",  # nothing comes after it
+        "bar.sync 0;\nbar.sync 0;\nret;",  # the same program
     ],
 )
 def test_where_nothing_can_be_moved(body: str) -> None:
