@@ -7,9 +7,9 @@ from collections.abc import Mapping
 import numpy as np
 
 from gdnbench.sim.machine.async_queue import AsyncOperation
-from gdnbench.sim.machine.checking import Addresses, Masks
+from gdnbench.sim.machine.checking import Addresses, Masks, Writer
 from gdnbench.sim.machine.seam import Argument, Lanes, Results, Wait, Warp
-from gdnbench.sim.ptx.ir import Instruction
+from gdnbench.sim.ptx.ir import Instruction, Register
 
 # (warp, letter, or pc and name, of the instruction, {lane: address})
 Event = tuple[int, str, dict[int, int]]
@@ -68,6 +68,8 @@ class Recording:
     def submitted(self, operation: AsyncOperation) -> None: ...
 
     def landing(self, operation: AsyncOperation) -> None: ...
+
+    def used(self, warp: Warp, ins: Instruction, register: Register, writer: Writer | None) -> None: ...
 
     def exited(self, warp: int) -> None:
         self._told.append((warp, "exited", *NOTHING))

@@ -462,3 +462,35 @@ PAIRS = (
     *UNINITIALISED,
     *OTHER,
 )
+
+LOAD_TMEM = "tcgen05.ld.sync.aligned.32x32b.x2.b32 {%r4, %r5}, [%r2];\n"
+WAIT_LOAD = "tcgen05.wait::ld.sync.aligned;"
+# What happens to %r4 and %r5 between tcgen05.ld and the wait, and the instruction that must not be there.
+USES = {
+    "arithmetic": ("add.s32 %r6, %r4, %r0;", "add.s32"),
+    "the second register": ("neg.s32 %r6, %r5;", "neg.s32"),
+    "a global store": ("st.global.b32 [%d0], %r4;", "st.global"),
+    "a shared store": ("st.shared.b32 [buffer], %r4;", "st.shared"),
+    "an address": ("ld.shared.b32 %r6, [%r4];", "ld.shared"),
+    "a predicate": ("setp.ne.u32 %p4, %r4, 0;", "setp"),
+    "another store to TMEM": ("tcgen05.st.sync.aligned.32x32b.x1.b32 [%r2], {%r4};", "tcgen05.st"),
+    "a shuffle": ("shfl.sync.idx.b32 %r6, %r4, 0, 31, -1;", "shfl"),
+    "a moved register": ("mov.b32 %r6, %r4;\nadd.s32 %r7, %r6, 1;", "add.s32"),
+    "a packed pair": ("mov.b64 %d5, {%r5, %r4};\nadd.s64 %d6, %d5, 1;", "add.s64"),
+    "half of a pair": ("mov.b64 %d5, {%r4, %r0};\nmov.b64 {%r6, %r7}, %d5;\nneg.s32 %r8, %r6;", "neg.s32"),
+    "a half": ("mov.b32 {%h0, %h1}, %r4;\nadd.s16 %h2, %h1, 1;", "add.s16"),
+    "a chosen register": (
+        "setp.eq.u32 %p4, %r0, 5;\nselp.b32 %r6, %r4, 0, %p4;\nneg.s32 %r7, %r6;",
+        "neg.s32",
+    ),
+    "permuted bytes": ("prmt.b32 %r6, %r0, %r4, 0x3254;\nneg.s32 %r7, %r6;", "neg.s32"),
+    "bytes permuted in place": ("prmt.b32 %r4, %r4, %r0, 0x0123;\nneg.s32 %r7, %r4;", "neg.s32"),
+}
+
+
+def used_early(name: str) -> str:
+    """The body of a kernel with one of `USES`; `@@` stands where the wait belongs."""
+    fill = "tcgen05.st.sync.aligned.32x32b.x2.b32 [%r2], {%r0, %r0};\ntcgen05.wait::st.sync.aligned;\n"
+    if name == "an address":
+        fill = "mov.u32 %r6, buffer;\nst.shared.b32 [buffer], %r0;\n" + fill.replace("{%r0", "{%r6")
+    return ALLOCATE + fill + LOAD_TMEM + "@@\n" + USES[name][0] + "\n" + WAIT_LOAD + "\n" + FREE

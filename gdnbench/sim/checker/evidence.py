@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from gdnbench.sim.checker.findings import Found, Side
-from gdnbench.sim.checker.follower import UNFINISHED
+from gdnbench.sim.checker.follower import REGISTER, UNFINISHED
 from gdnbench.sim.checker.grid import LaunchChecker
 from gdnbench.sim.checker.order import Cause, Verdict
 from gdnbench.sim.errors import Place
@@ -22,6 +22,7 @@ UNJUDGED = "not judged"
 SECTIONS = {
     Cause.INIT.value: 'PTX ISA, "membar, fence"',
     Cause.TCGEN05_FENCE.value: "PTX ISA 9.7.16.6.3",
+    Cause.NO_WAIT.value: "PTX ISA 9.7.16.6.4.5",
     UNFINISHED: 'PTX ISA, "Phase of the mbarrier object"',
 }
 """Where the PTX ISA leaves the order open, by cause."""
@@ -51,7 +52,8 @@ class Evidence:
     """Pairs of accesses that have one cause. `first` and `second` are those that met first, `first` None if
     the second is at fault by itself, both None if the finding says what is not judged.
 
-    `address` is theirs in `memory` (shared, global, or tmem: lane << 16 | column), `where` the same in words.
+    `address` is theirs in `memory` (shared, global, tmem: lane << 16 | column; register: its index), `where`
+    the same in words.
     `missing` is what would have ordered them, `section` what leaves it open whether they are ordered.
     `count` pairs of executions are of `places` pairs of instructions, in `ctas` CTAs, by `warps`.
     """
@@ -173,6 +175,8 @@ def _shown(found: Found, checker: LaunchChecker, launch: Launch) -> Evidence:
         lane, column = divmod(found.cell, TMEM_COLUMNS)
         where = f"tensor memory at lane {lane}, column {column}"
         return replace(made, address=lane << 16 | column, where=where)
+    if found.memory == REGISTER:
+        return replace(made, address=found.cell, where=f"register {launch.kernel.registers[found.cell].name}")
     where = f"{found.memory} memory at {_at(found.memory, found.cell, launch.memory)}"
     return replace(made, address=found.cell, where=where)
 

@@ -20,7 +20,7 @@ from gdnbench.sim.checker.findings import Findings
 from gdnbench.sim.checker.issued import Issued
 from gdnbench.sim.checker.launch_memory import Touch
 from gdnbench.sim.checker.mbarriers import Mbarrier
-from gdnbench.sim.checker.order import Unordered, Verdict, unordered
+from gdnbench.sim.checker.order import USED_ALONE, Cause, Unordered, Verdict, unordered
 from gdnbench.sim.checker.shadow import NOBODY, Cells, Prior, ReadSets, Shadow
 from gdnbench.sim.checker.synchronisation import BEGINS, ENDS, MBARRIER_BYTES
 from gdnbench.sim.checker.tensor_memory import TensorMemory
@@ -29,16 +29,18 @@ from gdnbench.sim.checker.variables import Variables
 from gdnbench.sim.checker.views import Carried, WarpViews
 from gdnbench.sim.machine.async_queue import AsyncOperation
 from gdnbench.sim.machine.barriers import Round
-from gdnbench.sim.machine.checking import Addresses, Masks
+from gdnbench.sim.machine.checking import Addresses, Masks, Writer
 from gdnbench.sim.machine.footprint import Footprint
 from gdnbench.sim.machine.mbarrier import COUNT_MAX, EXPECTED_SHIFT
 from gdnbench.sim.machine.seam import Argument, Lanes, Results, Wait, Warp
-from gdnbench.sim.ptx.ir import Instruction
+from gdnbench.sim.ptx.ir import Instruction, Register
 
 if TYPE_CHECKING:
     from gdnbench.sim.checker.between import Between
     from gdnbench.sim.machine.cta import Cta
 
+REGISTER = "register"
+"""What findings have for a memory that are of a register; its index is their cell."""
 UNFINISHED = "a phase of an mbarrier unfinished at the CTA's end"
 
 
@@ -79,6 +81,7 @@ class Follower:
         self.reading: dict[int, Event] = {}  # by token, copies that read shared memory
         self.issue: Issued | None = None
         self._forms = forms
+        self._uses: set[tuple[int, int, int, int]] = set()  # warp, pc, register, pc of its writer or -1
 
     # What engines do by themselves
 
@@ -97,6 +100,28 @@ class Follower:
             self.touch(space, cells, self.events.done(warp.index, views.clock, ins, form.access))
             if form.strong:
                 self.variables.accessed(form, space, cells, views)
+
+    def used(self, warp: Warp, ins: Instruction, register: Register, writer: Writer | None) -> None:
+        """See `Checker`. Of each load the first use counts."""
+        views, held = self.views[warp.index], self.tokens[warp.index]
+        now = Event(NOBODY, warp.index, views.clock, ins, Access.READ, Proxy.GENERIC)
+        if writer is not None and writer.ins.op == "tcgen05.ld":
+            load = held.unused.pop(writer.number, None)
+            if load is not None and load.token is not None:
+                views.known.used |= 1 << load.token
+                self.findings.pair(USED_ALONE, load, now, REGISTER, register.index)
+            return
+        key = (warp.index, ins.pc, register.index, -1 if writer is None else writer.ins.pc)
+        if key in self._uses:
+            return
+        self._uses.add(key)
+        if writer is None:
+            missing = "a write before it"
+            self.findings.alone("uninitialised read", Verdict.ERROR, missing, now, REGISTER, register.index)
+        else:
+            before = Event(NOBODY, warp.index, views.clock, writer.ins, Access.WRITE, Proxy.ASYNC, NOBODY)
+            why = Unordered(Cause.IN_FLIGHT, Verdict.ERROR, "wgmma.wait_group")
+            self.findings.pair(why, before, now, REGISTER, register.index)
 
     # What goes to the memories' shadows
 

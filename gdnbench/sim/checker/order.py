@@ -10,6 +10,9 @@ PTX ISA: "Memory Consistency Model" (causality order), "Proxies", 9.7.16.6 (tcge
     tcgen05 operation          a product or copy         base and fenced, or piped: the tensor core's order
     tcgen05 operation          tcgen05.ld, .st           base and fenced
 
+A tcgen05.ld that no wait covers has read its cells once a register that it loads was used. The ISA
+(9.7.16.6.4.5) orders such a use and no access to memory: what only that orders is for review.
+
 What is in base and not in fenced is ordered by the release and acquire of an mbarrier or barrier alone. The
 ISA says that the standard model serves tcgen05 too (9.7.16.6.3) and shows no pattern without the fence, so
 that such a pair is for review.
@@ -32,6 +35,7 @@ class Cause(Enum):
     INIT = "no fence of an mbarrier's initialisation"
     TCGEN05_FENCE = "no tcgen05 fence"
     IN_FLIGHT = "operation in flight"
+    NO_WAIT = "no tcgen05.wait::ld"
     CTAS = "CTAs race"
     PHASES = "two phases behind"
 
@@ -48,6 +52,10 @@ class Unordered:
     verdict: Verdict
     missing: str
 
+
+USED_ALONE = Unordered(
+    Cause.NO_WAIT, Verdict.REVIEW, "tcgen05.wait::ld: nothing follows the load but a use of its registers"
+)
 
 _PIPED = ("tcgen05.mma", "tcgen05.cp", "tcgen05.shift")
 
@@ -81,7 +89,7 @@ def unordered_in_tmem(before: Event, now: Event, views: WarpViews) -> Unordered 
     if views.known.fenced >> before.token & 1 or _piped(before, now, views):
         return None
     if not _knows(views.known.base, before, views.index):
-        return _not_known(before, now)
+        return USED_ALONE if views.known.used >> before.token & 1 else _not_known(before, now)
     return Unordered(
         Cause.TCGEN05_FENCE,
         Verdict.REVIEW,

@@ -232,6 +232,8 @@ def _tmem_access(follower: Follower, issued: Issued, previous: Wait | None, resu
     follower.tmem.touch(cells_of(issued.warp, issued.ins, issued.lanes, issued.sources), event)
     if loads:
         held.loads |= 1 << token
+        held.unused[held.loaded] = event
+        held.loaded += 1
     else:
         held.stores |= 1 << token
 
@@ -240,6 +242,7 @@ def _wait_loads(follower: Follower, issued: Issued) -> None:
     held = follower.tokens[issued.warp.index]
     follower.views[issued.warp.index].over(held.loads)
     held.loads = 0
+    held.unused.clear()
 
 
 def _wait_stores(follower: Follower, issued: Issued) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gdnbench.sim.checker.events import Event
-from gdnbench.sim.checker.order import Cause, Unordered, Verdict, unordered_in_tmem
+from gdnbench.sim.checker.order import USED_ALONE, Cause, Unordered, Verdict, unordered_in_tmem
 from gdnbench.sim.checker.shadow import NOBODY, Cells, ReadSets, Shadow
 from gdnbench.sim.machine.footprint import TMEM_COLUMNS
 
@@ -49,7 +49,8 @@ class TensorMemory:
     def freed(self, first: int, columns: int, event: Event) -> None:
         """tcgen05.dealloc is reached: all that used the columns has to be over."""
         follower = self._follower
-        base = follower.views[event.warp].known.base
+        known = follower.views[event.warp].known
+        base = known.base
         self._check_allocated(np.arange(first, first + columns, dtype=np.int64), event)
         for number, cell in self._there().touched(_block(first, columns)):
             before = follower.events[number]
@@ -57,6 +58,8 @@ class TensorMemory:
                 why = Unordered(
                     Cause.RACE, Verdict.ERROR, "a wait for the first, and a barrier before tcgen05.dealloc"
                 )
+                if known.used >> before.token & 1:
+                    why = USED_ALONE
                 follower.findings.pair(why, before, event, MEMORY, cell)
         self._freed[first : first + columns] = event.number
 

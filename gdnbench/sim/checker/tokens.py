@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from gdnbench.sim.checker.events import Event
 from gdnbench.sim.machine.seam import LANES, Lanes
 
 
@@ -66,7 +67,8 @@ class Groups:
 @dataclass(slots=True)
 class WarpTokens:
     """One warp's: `tensor` are products and copies into tensor memory, `loads` and `stores` are tcgen05.ld
-    and .st that no tcgen05.wait has covered."""
+    and .st that no tcgen05.wait has covered. `unused` are loads of which no register was used,
+    by their number among the warp's `loaded`."""
 
     copies: Groups = field(default_factory=Groups)
     bulk: Groups = field(default_factory=Groups)
@@ -74,3 +76,5 @@ class WarpTokens:
     tensor: int = 0
     loads: int = 0
     stores: int = 0
+    loaded: int = 0
+    unused: dict[int, Event] = field(default_factory=dict)

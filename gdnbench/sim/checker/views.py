@@ -57,6 +57,7 @@ class Carried:
     executed: View
     fenced: int = 0
     piped: int = 0
+    used: int = 0  # tcgen05.ld of which a register was used, waited for or not
     abroad: Abroad = field(default_factory=Abroad)
     fence_sc: Abroad = field(default_factory=Abroad)
 
@@ -73,6 +74,7 @@ class Carried:
             view.join(other.proxied[space])
         self.inits.join(other.inits)
         self.executed.join(other.executed)
+        self.used |= other.used
         self.abroad.join(other.abroad)
         self.fence_sc.join(other.fence_sc)
 

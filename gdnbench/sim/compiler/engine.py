@@ -20,6 +20,7 @@ from gdnbench.sim.compiler.dispatch import Status
 from gdnbench.sim.compiler.fragments import Direct, direct
 from gdnbench.sim.compiler.kernel import NativeKernel
 from gdnbench.sim.compiler.layout import ALIGN, HEADER, SCALARS, aligned_bytes
+from gdnbench.sim.compiler.register_watch import RegisterWatch
 from gdnbench.sim.compiler.service import Service, ServiceMaker, lanes_mask, mask_lanes
 from gdnbench.sim.compiler.warpgroup import CompiledRegisters
 from gdnbench.sim.machine.counters import counted_as
@@ -129,7 +130,11 @@ class CompiledWarp:
         self._log = log
         if log is not None:
             log.open(self)
-        warp.registers = CompiledRegisters(self.state, engine.native.layout)
+        shadows, checker = engine.native.shadows, self.cta.checker
+        self._watch = (
+            RegisterWatch(shadows, self, checker) if shadows is not None and checker is not None else None
+        )
+        warp.registers = CompiledRegisters(self.state, engine.native.layout, self._watch)
 
     def _long(self, name: str, value: int) -> None:
         at = HEADER[name]
@@ -194,7 +199,7 @@ class CompiledWarp:
         return self.longs[EXECUTED]
 
     def run(self, quantum: int) -> WarpState:
-        executed, cells, log = self.longs, self.cells, self._log
+        executed, cells, log, watch = self.longs, self.cells, self._log, self._watch
         limit = executed[EXECUTED] + quantum
         if self._waiting:
             self._retry()
@@ -204,6 +209,8 @@ class CompiledWarp:
             if left <= 0:
                 return WarpState.RUNNING
             status = run(pointer, left)
+            if watch is not None:
+                watch.read()
             if log is not None:
                 log.drain(self)
             if status == SERVICE:
@@ -262,9 +269,14 @@ class CompiledWarp:
         if service.guard is not None and previous is None:
             executing &= lanes_mask(service.guard(self.state) != 0)
         self._see_exits()
+        watch = self._watch
+        if watch is not None and previous is None:
+            watch.uses(service.ins, mask_lanes(executing))
         direct = self.engine.direct.get(block)
         if direct is not None and executing == self._seen_live:
             direct.execute(self, mask_lanes(executing))
+            if watch is not None:
+                watch.wrote(service.ins, mask_lanes(executing))
             self.complete(block, mask)
             return
         lanes = mask_lanes(executing)
@@ -277,6 +289,8 @@ class CompiledWarp:
             return
         if service.slots and results is not WRITTEN:
             service.write(self.state, lanes, results)
+        if watch is not None:
+            watch.wrote(service.ins, lanes)
         seen = self.engine.native.seen.get(block)
         if seen is not None:
             self.cells[seen // 4] = 1

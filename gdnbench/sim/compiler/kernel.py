@@ -24,6 +24,8 @@ from gdnbench.sim.compiler.blocks import Blocks, find_blocks, is_service
 from gdnbench.sim.compiler.emit import Library
 from gdnbench.sim.compiler.layout import ALIGN, Layout, plan
 from gdnbench.sim.compiler.service import enter_service
+from gdnbench.sim.compiler.shadow_registers import Shadows
+from gdnbench.sim.compiler.shadow_registers import plan as plan_shadows
 from gdnbench.sim.compiler.translator import Program, Translate, Translator
 from gdnbench.sim.errors import UnsupportedError
 from gdnbench.sim.ptx.ir import Kernel, Module
@@ -57,12 +59,15 @@ class NativeKernel:
     symbols: dict[str, int]
     traffic: tuple[str, ...]
     seen: dict[int, int]
+    shadows: Shadows | None = None
 
 
-def translate(kernel: Kernel, blocks: Blocks, layout: Layout) -> tuple[str, Program]:
+def translate(
+    kernel: Kernel, blocks: Blocks, layout: Layout, shadows: Shadows | None = None
+) -> tuple[str, Program]:
     """The LLVM IR of a kernel."""
     library = Library(dict(runtime.DECLARATIONS))
-    program = Program(kernel, blocks, layout, library)
+    program = Program(kernel, blocks, layout, library, shadows)
     table = _table()
     for ins in kernel.instructions:
         if is_service(ins):
@@ -89,15 +94,18 @@ def _complete(record: dict[str, Any]) -> bool:
 
 def make(module: Module, kernel: Kernel, *, logged: bool = False) -> NativeKernel:
     """Ready to run: from the cache if this kernel was compiled before on such a CPU. `logged`: it keeps a log
-    of its accesses (`access_log`)."""
+    of its accesses (`access_log`), and of uses of registers that are not there (`shadow_registers`)."""
     if not kernel.instructions:
         raise UnsupportedError(f"kernel {kernel.name} without instructions")
     blocks = find_blocks(kernel)
     layout = plan(kernel, blocks, logged=logged)
+    shadows = None
+    if logged and (planned := plan_shadows(kernel, blocks, layout)) is not None:
+        shadows, blocks = planned
     name = native.key(module.text, kernel.name, *(["logged"] if logged else []))
     found = native.fetch(name)
     if found is None or not _complete(found.record):
-        text, program = translate(kernel, blocks, layout)
+        text, program = translate(kernel, blocks, layout, shadows)
         record = {
             "size": layout.size,
             "symbols": program.symbol_slots,
@@ -116,4 +124,5 @@ def make(module: Module, kernel: Kernel, *, logged: bool = False) -> NativeKerne
         found.record["symbols"],
         traffic,
         dict(found.record["seen"]),
+        shadows,
     )

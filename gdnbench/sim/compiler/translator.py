@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import TYPE_CHECKING
 
 from gdnbench.sim.compiler.access_log import ENTRY_BYTES, LOGGED
 from gdnbench.sim.compiler.blocks import Block, Blocks
@@ -44,6 +45,9 @@ from gdnbench.sim.ptx.ir import (
     Symbol,
     Vector,
 )
+
+if TYPE_CHECKING:
+    from gdnbench.sim.compiler.shadow_registers import Shadows
 
 
 class Exit(IntEnum):
@@ -104,6 +108,7 @@ class Program:
     blocks: Blocks
     layout: Layout
     library: Library
+    shadows: Shadows | None = None
     symbol_slots: dict[str, int] = field(default_factory=dict)
     traffic: dict[str, int] = field(default_factory=dict)
     seen: dict[int, int] = field(default_factory=dict)  # by block: set once the machine took the instruction
@@ -164,8 +169,13 @@ class Translator:
         entered = self.active
         if ins.guard is not None and ins.op != "bra":
             self.active = self.code.op("and", entered, self.guard(ins))
+        shadows = self.program.shadows
         try:
+            if shadows is not None:
+                shadows.before(self, ins, table, entered)
             translate(self, ins)
+            if shadows is not None:
+                shadows.after(self, ins)
         except UnsupportedError as error:
             raise error if error.place is not None else UnsupportedError(error.what, ins.place) from error
         self.active = entered

@@ -1,7 +1,8 @@
 """The compiled engine's registers as wgmma reaches them: words of a warp's state.
 
 A warp's state is in memory whenever Python runs, and a register keeps its place there for the whole kernel
-(`layout`). Which registers are in flight is not kept here: a use too early computes with the token, a NaN.
+(`layout`). Without a checker nobody knows which registers are in flight: a use too early computes with the
+token, a NaN.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import numpy.typing as npt
 
 from gdnbench.sim.compiler.layout import Layout
 from gdnbench.sim.compiler.service import Service
-from gdnbench.sim.errors import FaultKind, KernelFault, Place, UnsupportedError
+from gdnbench.sim.errors import FaultKind, KernelFault, UnsupportedError
 from gdnbench.sim.machine.seam import LANES, Lanes, RegisterList, Words
 from gdnbench.sim.machine.wgmma import issue
 from gdnbench.sim.machine.wgmma_fragment import put_for_token
@@ -23,6 +24,7 @@ from gdnbench.sim.ptx.ir import Instruction, Register, Vector
 
 if TYPE_CHECKING:
     from gdnbench.sim.compiler.engine import CompiledWarp
+    from gdnbench.sim.compiler.register_watch import RegisterWatch
 
 Table = slice | npt.NDArray[np.intp]
 
@@ -30,9 +32,12 @@ Table = slice | npt.NDArray[np.intp]
 class CompiledRegisters:
     """One warp's registers. Seam: `RegisterAccess`."""
 
-    def __init__(self, state: npt.NDArray[np.uint8], layout: Layout) -> None:
+    def __init__(
+        self, state: npt.NDArray[np.uint8], layout: Layout, watch: RegisterWatch | None = None
+    ) -> None:
         self._words = state[: state.size // 4 * 4].view(np.uint32)
         self._layout = layout
+        self._watch = watch
         self._tables: dict[RegisterList, Table] = {}
 
     def _table(self, registers: RegisterList) -> Table:
@@ -68,13 +73,16 @@ class CompiledRegisters:
         put_for_token(self._words[slot // 4 : slot // 4 + register.bits], token, words, halves)
 
     def require(self, registers: RegisterList) -> None:
-        """Whether a register was written is not kept."""
+        if self._watch is not None:
+            self._watch.require(registers)
 
-    def launch(self, registers: RegisterList, owner: object, place: Place) -> None:
-        """Whether a register is in flight is not kept."""
+    def launch(self, registers: RegisterList, owner: object, ins: Instruction) -> None:
+        if self._watch is not None:
+            self._watch.launch(registers, owner, ins)
 
     def settle(self, owner: object) -> None:
-        """Whether a register is in flight is not kept."""
+        if self._watch is not None:
+            self._watch.settle(owner)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -217,10 +217,11 @@ def st(ins: Instruction) -> Step:
 
 
 def _written(thread: Thread, part: object, size: int) -> Array:
-    """Which bytes of a stored element are there: bool[32, size]."""
+    """Which bytes of a stored element are there or, as has been said, in flight: bool[32, size]."""
     if not isinstance(part, Register):
         return np.ones((LANES, size), np.bool_)
     marks = thread.registers.moved(part)
+    marks = marks | marks >> np.uint16(8)
     there: Array = np.not_equal(marks[:, None] >> np.arange(size, dtype=np.uint16) & np.uint16(1), 0)
     return there
 

@@ -3,22 +3,22 @@
 A row holds zero-extended bits in 64 bits a lane. `views[kind][i]` is row i as `kind`: writing there writes
 the register. Beside the bits lie marks of a register's bytes, so that a `mov` may carry a value that is only
 partly there while any real use of it faults: bits 0 to 7 say which were written, bits 8 to 15 which are in
-flight: a tcgen05.ld delivers them at the warp's next tcgen05.wait::ld, a wgmma at the wgmma.wait_group that
-covers it."""
+flight: a tcgen05.ld delivers them at the warp's next tcgen05.wait::ld or, since the PTX ISA orders such a use
+(9.7.16.6.4.5), when one of them is used, a wgmma at the wgmma.wait_group that covers it."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from gdnbench.sim.errors import FaultKind, KernelFault, Place, UnsupportedError
+from gdnbench.sim.errors import UnsupportedError
 from gdnbench.sim.machine.seam import LANES, Lanes, Values
-from gdnbench.sim.ptx.ir import Register
+from gdnbench.sim.ptx.ir import Instruction, Register
 
 Array = npt.NDArray[Any]
 
@@ -57,12 +57,16 @@ def both(mask: int) -> np.uint16:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Flight:
-    """Why a register is in flight: the instruction at `place` writes it, for `owner` (None: tcgen05.ld), and
-    `wait` makes it usable."""
+    """Why a register is in flight: `ins` writes it, for `owner` (None: tcgen05.ld). `number` counts the
+    warp's tcgen05.ld before it."""
 
-    place: Place
-    wait: str = "tcgen05.wait::ld"
+    ins: Instruction
+    number: int = 0
     owner: object = None
+
+
+Unready = Callable[[Register, Lanes, "Flight | None"], None]
+"""Called when lanes use a register that was never written (None) or is in flight; may raise."""
 
 
 class RegisterFile:
@@ -70,14 +74,15 @@ class RegisterFile:
     common case, which costs a reader one test. `loads` has the registers that may be in flight, wholly or in
     part."""
 
-    __slots__ = ("bits", "clean", "exists", "loads", "marks", "registers", "views")
+    __slots__ = ("_unready", "bits", "clean", "exists", "loads", "marks", "registers", "views")
 
-    def __init__(self, registers: Sequence[Register], exists: Lanes) -> None:
+    def __init__(self, registers: Sequence[Register], exists: Lanes, unready: Unready) -> None:
         wide = [register for register in registers if register.bits > 64]
         if wide:
             raise UnsupportedError(f"registers of 128 bits ({wide[0].name})")
         self.registers = registers
         self.exists = exists
+        self._unready = unready
         self.bits: Values = np.zeros((max(len(registers), 1), LANES), np.uint64)
         self.marks = np.zeros(self.bits.shape, np.uint16)
         self.clean = [False] * len(self.bits)
@@ -92,26 +97,21 @@ class RegisterFile:
         return np.full(LANES, 0xFF, np.uint16)
 
     def require(self, index: int, lanes: Lanes) -> None:
-        """Fault if one of `lanes` reads a byte of the register that is not there."""
+        """Say so if one of `lanes` reads a byte of the register that is not there."""
         self.require_delivered(index, lanes)
         need = whole(self.registers[index])
-        missing = lanes & (self.marks[index] & need != need)
+        marks = self.marks[index]
+        missing = lanes & ((marks | marks >> np.uint16(8)) & need != need)
         if missing.any():
-            raise KernelFault(
-                FaultKind.UNINITIALISED,
-                f"register {self.registers[index].name} was never written in lane {int(missing.argmax())}",
-            )
+            self._unready(self.registers[index], missing, None)
 
     def require_delivered(self, index: int, lanes: Lanes) -> None:
-        """Fault if one of `lanes` reads a byte of the register that is in flight."""
+        """Say so if one of `lanes` reads a byte of the register in flight. A tcgen05.ld then is over."""
         if index in self.loads and (self.marks[index][lanes] >> 8).any():
             flight = self.loads[index]
-            writer = "it was loaded" if flight.owner is None else "a product in flight writes it,"
-            raise KernelFault(
-                FaultKind.UNINITIALISED,
-                f"register {self.registers[index].name} is used before {flight.wait}; "
-                f"{writer} at {flight.place}",
-            )
+            self._unready(self.registers[index], lanes & (self.marks[index] >> 8 != 0), flight)
+            if flight.owner is None:
+                self._deliver([i for i, other in self.loads.items() if other is flight])
 
     def mark(self, index: int, lanes: Lanes) -> None:
         """Note a complete write of `lanes`."""
@@ -140,8 +140,10 @@ class RegisterFile:
     def deliver(self, owner: object = None) -> None:
         """The warp has waited for `owner`: what it wrote is there, wherever it was moved."""
         indices = [index for index, flight in self.loads.items() if flight.owner is owner]
-        if not indices:
-            return
+        if indices:
+            self._deliver(indices)
+
+    def _deliver(self, indices: list[int]) -> None:
         need = np.array([[whole(self.registers[index])] for index in indices], np.uint16)
         marks = (self.marks[indices] | self.marks[indices] >> np.uint16(8)) & need
         self.marks[indices] = marks

@@ -27,6 +27,7 @@ from gdnbench.sim.interpreter.program import (
 from gdnbench.sim.interpreter.registers import Array, Flight, RegisterFile
 from gdnbench.sim.interpreter.special import SpecialRegisters
 from gdnbench.sim.interpreter.warpgroup import InterpretedRegisters
+from gdnbench.sim.machine.checking import Writer
 from gdnbench.sim.machine.counters import counted_as
 from gdnbench.sim.machine.seam import (
     LANES,
@@ -76,11 +77,13 @@ class InterpretedWarp:
         self.program = program
         self.warp = warp
         self.kernel: Kernel = program.kernel
-        self.registers = RegisterFile(program.kernel.registers, warp.exists.copy())
+        self.registers = RegisterFile(program.kernel.registers, warp.exists.copy(), self._unready)
         warp.registers = InterpretedRegisters(self.registers)
         self.carry: Array = np.zeros(LANES, np.bool_)
         self.groups: list[Group] = [Group(0, warp.exists.copy())] if warp.exists.any() else []
         self.executed = 0
+        self._group: Group | None = None  # what runs
+        self._loads = 0
         self.special = SpecialRegisters(warp, lambda: self.executed)
 
     def run(self, quantum: int) -> WarpState:
@@ -150,6 +153,7 @@ class InterpretedWarp:
 
     def _advance(self, group: Group, end: int) -> None:
         """Run `group` to the next place where another group may have to go on."""
+        self._group = group
         alone = len(self.groups) == 1
         stop = min((other.pc for other in self.groups if other.pc > group.pc), default=-1)
         if not alone:
@@ -334,6 +338,31 @@ class InterpretedWarp:
         self._write(entry, active, result)
         self._step_on(group)
 
+    def _unready(self, register: Register, lanes: Lanes, flight: Flight | None) -> None:
+        """The instruction that runs uses a register that is not there yet."""
+        assert self._group is not None
+        ins, cta = self._entry(self._group).ins, self.warp.cta
+        if cta.checker is not None:
+            writer = None if flight is None else Writer(flight.ins, flight.number)
+            cta.checker.used(self.warp, ins, register, writer)
+        elif flight is None:
+            lane = int(lanes.argmax())
+            raise KernelFault(
+                FaultKind.UNINITIALISED, f"register {register.name} was never written in lane {lane}"
+            )
+        elif flight.owner is None:
+            cta.note(
+                f"{ins.name} uses a register that tcgen05.ld loads, before tcgen05.wait::ld: its value is"
+                " there, and no access to memory is ordered (PTX ISA 9.7.16.6.4.5)",
+                ins,
+            )
+        else:
+            raise KernelFault(
+                FaultKind.UNINITIALISED,
+                f"register {register.name} is used before wgmma.wait_group; a product in flight writes it, "
+                f"at {flight.ins.place}",
+            )
+
     def _write(self, entry: Machine, lanes: Lanes, results: Results) -> None:
         if results is WRITTEN:
             return
@@ -346,6 +375,7 @@ class InterpretedWarp:
                     registers.mark(dest.index, lanes)
         if entry.ins.op in ("tcgen05.ld", "tcgen05.ld.red"):
             indices = [dest.index for dest in entry.dests if isinstance(dest, Register)]
-            registers.load(indices, lanes, Flight(entry.ins.place))
+            registers.load(indices, lanes, Flight(entry.ins, self._loads))
+            self._loads += 1
         elif entry.ins.op == "tcgen05.wait::ld":
             registers.deliver()

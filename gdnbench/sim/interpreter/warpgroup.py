@@ -5,13 +5,10 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from gdnbench.sim.errors import Place
 from gdnbench.sim.interpreter.registers import Flight, RegisterFile
 from gdnbench.sim.machine.seam import LANES, RegisterList, Words
 from gdnbench.sim.machine.wgmma_fragment import put_for_token
-from gdnbench.sim.ptx.ir import Register
-
-WAIT = "wgmma.wait_group"
+from gdnbench.sim.ptx.ir import Instruction, Register
 
 
 class InterpretedRegisters:
@@ -45,9 +42,9 @@ class InterpretedRegisters:
             if not self._file.clean[register.index]:
                 self._file.require(register.index, every)
 
-    def launch(self, registers: RegisterList, owner: object, place: Place) -> None:
+    def launch(self, registers: RegisterList, owner: object, ins: Instruction) -> None:
         every = np.ones(LANES, np.bool_)
-        self._file.load([r.index for r in registers.registers], every, Flight(place, WAIT, owner))
+        self._file.load([r.index for r in registers.registers], every, Flight(ins, owner=owner))
 
     def settle(self, owner: object) -> None:
         self._file.deliver(owner)

@@ -8,6 +8,7 @@ instruction and at the end of its turn.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -15,10 +16,19 @@ import numpy.typing as npt
 
 from gdnbench.sim.machine.async_queue import AsyncOperation
 from gdnbench.sim.machine.seam import Argument, Lanes, Results, Wait, Warp
-from gdnbench.sim.ptx.ir import Instruction
+from gdnbench.sim.ptx.ir import Instruction, Register
 
 Masks = npt.NDArray[np.bool_]  # [accesses, 32]
 Addresses = npt.NDArray[np.uint64]  # [accesses, 32]
+
+
+@dataclass(frozen=True, slots=True)
+class Writer:
+    """An instruction that the warp has not waited for and that writes its registers at some time until then.
+    `number` counts the warp's tcgen05.ld before it."""
+
+    ins: Instruction
+    number: int = 0
 
 
 class Checker(Protocol):
@@ -59,6 +69,12 @@ class Checker(Protocol):
 
     def landing(self, operation: AsyncOperation) -> None:
         """`operation` is about to land."""
+        ...
+
+    def used(self, warp: Warp, ins: Instruction, register: Register, writer: Writer | None) -> None:
+        """`ins` uses a register that `writer` may not have written yet, or that nothing has written (None).
+        Moves are no uses. It may be told again of later uses, before what the warp hands to the machine
+        next."""
         ...
 
     def exited(self, warp: int) -> None:

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from gdnbench.sim.errors import Place
 from gdnbench.sim.ptx.ir import Instruction, Register
 
 if TYPE_CHECKING:
@@ -98,11 +97,11 @@ class RegisterAccess(Protocol):
         ...
 
     def require(self, registers: RegisterList) -> None:
-        """Fault if one of them was never written, or is in flight, for an engine that knows."""
+        """Fault, or tell the checker, if one of them was never written, for an engine that knows."""
         ...
 
-    def launch(self, registers: RegisterList, owner: object, place: Place) -> None:
-        """They are in flight for `owner`, whose instruction stands at `place`."""
+    def launch(self, registers: RegisterList, owner: object, ins: Instruction) -> None:
+        """They are in flight for `owner`, which `ins` set going."""
         ...
 
     def settle(self, owner: object) -> None:

@@ -124,7 +124,7 @@ def _share(cta: Cta, warp: Warp, ins: Instruction, form: Form, state: WarpState,
         _same_shape(ins, form, flight)
         if flight.homes[-1] is not form.d:
             flight.homes.append(form.d)
-            registers.launch(form.d, flight, ins.place)
+            registers.launch(form.d, flight, ins)
         return Share(warp, flight, a, None)
     if groups.in_flight(state, held):
         raise KernelFault(
@@ -144,7 +144,7 @@ def _share(cta: Cta, warp: Warp, ins: Instruction, form: Form, state: WarpState,
     state.live[int(flight.tokens[0])] = flight
     state.latest[form.d] = flight
     registers.put(form.d, flight.image)
-    registers.launch(form.d, flight, ins.place)
+    registers.launch(form.d, flight, ins)
     return Share(warp, flight, a, held if accumulate else None)
 
 

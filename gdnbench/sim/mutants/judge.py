@@ -16,11 +16,11 @@ from gdnbench.sim.checker.grid import LaunchChecker
 from gdnbench.sim.checker.order import Verdict
 from gdnbench.sim.errors import FaultKind, KernelFault, SimError
 from gdnbench.sim.machine.async_queue import AsyncOperation
-from gdnbench.sim.machine.checking import Addresses, Masks
+from gdnbench.sim.machine.checking import Addresses, Masks, Writer
 from gdnbench.sim.machine.seam import Argument, Lanes, Results, Wait, Warp
 from gdnbench.sim.mutants.launches import KeptLaunch
 from gdnbench.sim.mutants.mutant import Mutant
-from gdnbench.sim.ptx.ir import Instruction, Module
+from gdnbench.sim.ptx.ir import Instruction, Module, Register
 from gdnbench.sim.ptx.parser import parse
 from gdnbench.sim.run import run_ptx
 
@@ -131,6 +131,9 @@ class _Watched:
     def landing(self, operation: AsyncOperation) -> None:
         self.checker.landing(operation)
         self._found()
+
+    def used(self, warp: Warp, ins: Instruction, register: Register, writer: Writer | None) -> None:
+        self.checker.used(warp, ins, register, writer)
 
     def exited(self, warp: int) -> None:
         self.checker.exited(warp)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from gdnbench.sim.checker.evidence import Evidence
+from gdnbench.sim.checker.order import Cause, Verdict
 from gdnbench.sim.errors import FaultKind, KernelFault, UnsupportedError
 from gdnbench.sim.profile.roles import role
 from gdnbench.sim.profile.table import profile_table
@@ -86,6 +88,23 @@ def run(
     ptx = text(body, stored, target)
     run_ptx(ptx, "k", (1, 1, 1), (threads, 1, 1), [out], engine=engine, schedule=schedule, threads=1)
     return out
+
+
+def checked(body: str, engine: str, schedule: str = "late") -> list[Evidence]:
+    """What the checker finds in registers."""
+    out = np.zeros((128, 4), np.float32)
+    ran = run_ptx(
+        text(body),
+        "k",
+        (1, 1, 1),
+        (128, 1, 1),
+        [out],
+        engine=engine,
+        schedule=schedule,
+        check=True,
+        threads=1,
+    )
+    return [one for one in ran.found or () if one.memory == "register"]
 
 
 def both(schedules: tuple[str, ...] = ("late", "early", "random:4")) -> pytest.MarkDecorator:
@@ -256,6 +275,43 @@ def test_the_interpreter_finds_a_use_in_flight(use: str, schedule: str) -> None:
     with pytest.raises(KernelFault, match=r"is used before wgmma.wait_group") as caught:
         run(body, "interpreter", schedule)
     assert caught.value.kind is FaultKind.UNINITIALISED
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("schedule", ["late", "early"])
+@pytest.mark.parametrize(
+    ("use", "register"),
+    [
+        ("add.f32 %f, %d1, %d1;", "%d1"),
+        ("st.shared.b32 [%i], %d3;", "%d3"),
+        ("mov.b32 %x, %d1;\nadd.f32 %f, %x, %x;", "%x"),
+        ("mov.b32 {%low_half, %high_half}, %d2;\nst.shared.b16 [%i], %high_half;", "%high_half"),
+        ("mov.b32 %x, %d1;", None),
+    ],
+)
+def test_the_checker_finds_a_use_in_flight(
+    use: str, register: str | None, schedule: str, engine: str
+) -> None:
+    """In all four warps, whichever waits first."""
+    evidence = checked(f"{FENCE}\n{MULTIPLY}\n{COMMIT}\n{use}\n{WAIT}", engine, schedule)
+    assert not checked(f"{FENCE}\n{MULTIPLY}\n{COMMIT}\n{WAIT}\n{use}", engine, schedule)
+    if register is None:
+        assert not evidence
+        return
+    (one,) = evidence
+    assert (one.cause, one.verdict) == (Cause.IN_FLIGHT.value, Verdict.ERROR)
+    assert (one.where, one.missing) == (f"register {register}", "wgmma.wait_group")
+    assert one.first is not None
+    assert one.second is not None
+    assert one.first.place.text == MULTIPLY
+    assert one.second.place.text == use.splitlines()[-1]
+    assert {second for _, second in one.warps} == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_the_checker_finds_accumulators_that_were_never_written(engine: str) -> None:
+    (one,) = checked(f"{FENCE}\n{MULTIPLY.replace('%d0', '%f')}\n{ENDING}", engine)
+    assert (one.cause, one.verdict, one.where) == ("uninitialised read", Verdict.ERROR, "register %f")
 
 
 @pytest.mark.parametrize("engine", ENGINES)

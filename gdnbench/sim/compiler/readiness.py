@@ -1,0 +1,178 @@
+"""Where a kernel may use a register that is not there: never written, or in flight of a tcgen05.ld or wgmma.
+
+A data-flow analysis over the kernel's paths. What it leaves out cannot happen; what it names, compiled code
+has to look at when it runs. Moves are no uses, as in the interpreter: `mov`, `selp` and `prmt` carry on a
+value that is there later or never; `shfl` and stores to shared memory do so with one that was never written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from gdnbench.sim.compiler.blocks import Blocks, written_set
+from gdnbench.sim.ptx.flow import registers_of, successors
+from gdnbench.sim.ptx.ir import Immediate, Instruction, Kernel, Register
+
+
+class Lack(Enum):
+    """What a register may be."""
+
+    UNWRITTEN = auto()
+    FLYING = auto()
+
+
+_SHARED = ("shared", "shared::cta", "shared::cluster")
+_MOVED = {
+    Lack.UNWRITTEN: {"mov": (0,), "selp": (0, 1), "prmt": (0, 1), "shfl": (0,)},
+    Lack.FLYING: {"mov": (0,), "selp": (0, 1), "prmt": (0, 1)},
+}
+"""The sources that an instruction moves into its first destination, `mov` into all."""
+
+
+def moved(ins: Instruction, lack: Lack) -> tuple[int, ...]:
+    """The places of the sources that may lack their value without a fault, and pass that on."""
+    return _MOVED[lack].get(ins.op, ())
+
+
+def used(ins: Instruction, lack: Lack) -> Iterator[Register]:
+    """The registers that have to be there when `ins` executes, its guard apart."""
+    spared = moved(ins, lack)
+    if lack is Lack.UNWRITTEN and ins.op == "st" and ins.has(*_SHARED):
+        spared = (1,)
+    for place, source in enumerate(ins.sources):
+        if place not in spared:
+            yield from registers_of(source)
+
+
+@dataclass(slots=True)
+class Maybe:
+    """Registers that may lack their value, as bit sets by index: `loading` of a tcgen05.ld, `multiplying` of
+    a wgmma."""
+
+    unwritten: int = 0
+    loading: int = 0
+    multiplying: int = 0
+
+    def of(self, lack: Lack) -> int:
+        return self.unwritten if lack is Lack.UNWRITTEN else self.loading | self.multiplying
+
+    def copy(self) -> Maybe:
+        return Maybe(self.unwritten, self.loading, self.multiplying)
+
+    def join(self, other: Maybe) -> bool:
+        """Whether that brings something new."""
+        before = (self.unwritten, self.loading, self.multiplying)
+        self.unwritten |= other.unwritten
+        self.loading |= other.loading
+        self.multiplying |= other.multiplying
+        return before != (self.unwritten, self.loading, self.multiplying)
+
+    def pass_by(self, ins: Instruction) -> None:
+        """What it is after `ins`."""
+        if ins.op == "tcgen05.wait::ld":
+            self.loading = 0
+        elif ins.op == "wgmma.wait_group":
+            count = ins.sources[0]
+            if isinstance(count, Immediate) and not count.bits:
+                self.multiplying = 0
+        written = written_set(ins)
+        if not written:
+            return
+        kept = 0 if ins.guard is None else written
+        carried = _sources(ins, moved(ins, Lack.UNWRITTEN)), _sources(ins, moved(ins, Lack.FLYING))
+        first = written if ins.op == "mov" else _first(ins)
+        lacks = self.unwritten & carried[0], self.loading & carried[1], self.multiplying & carried[1]
+        self.unwritten = self.unwritten & ~(written & ~kept) | (first if lacks[0] else 0)
+        self.loading = self.loading & ~(written & ~kept) | (first if lacks[1] else 0)
+        self.multiplying = self.multiplying & ~(written & ~kept) | (first if lacks[2] else 0)
+        if ins.op == "tcgen05.ld":
+            self.loading |= written
+        elif ins.op == "wgmma.mma_async":
+            self.multiplying |= written
+
+
+def _sources(ins: Instruction, places: tuple[int, ...]) -> int:
+    found = 0
+    for place in places:
+        for register in registers_of(ins.sources[place]):
+            found |= 1 << register.index
+    return found
+
+
+def _first(ins: Instruction) -> int:
+    first = next(ins.written())
+    return 1 << first.index if isinstance(first, Register) else 0
+
+
+@dataclass(slots=True)
+class Readiness:
+    """`uses` by pc: registers that may lack something when the instruction there uses them. `carried` by pc
+    and lack: those that a move there takes it from. `tracked`: all that have to be followed for that."""
+
+    uses: dict[int, list[tuple[Register, Lack]]] = field(default_factory=dict)
+    carried: dict[tuple[int, Lack], int] = field(default_factory=dict)
+    tracked: dict[Lack, int] = field(default_factory=lambda: dict.fromkeys(Lack, 0))
+
+
+def find(kernel: Kernel, blocks: Blocks) -> Readiness:
+    """Solved forward over the blocks until nothing changes."""
+    ins = kernel.instructions
+    entering: list[Maybe | None] = [None] * len(blocks.blocks)
+    entering[0] = Maybe(unwritten=(1 << len(kernel.registers)) - 1)
+    waiting = [0]
+    while waiting:
+        index = waiting.pop()
+        block, at = blocks.blocks[index], entering[index]
+        assert at is not None
+        here = at.copy()
+        for pc in range(block.start, block.stop):
+            here.pass_by(ins[pc])
+        for pc in successors(kernel, ins[block.stop - 1]):
+            following = blocks.at[pc]
+            there = entering[following]
+            if there is None:
+                entering[following] = here.copy()
+            elif not there.join(here):
+                continue
+            waiting.append(following)
+    found = Readiness()
+    for block, at in zip(blocks.blocks, entering, strict=True):
+        if at is not None:
+            for pc in range(block.start, block.stop):
+                _look(ins[pc], at, found)
+                at.pass_by(ins[pc])
+    _close(kernel, found)
+    return found
+
+
+def _look(ins: Instruction, at: Maybe, found: Readiness) -> None:
+    for lack in Lack:
+        maybe = at.of(lack)
+        if not maybe:
+            continue
+        names = list(used(ins, lack))
+        if ins.guard is not None:
+            names.append(ins.guard.register)
+        if ins.op == "wgmma.mma_async" and lack is Lack.UNWRITTEN:  # D is added to
+            names += [register for register in ins.written() if isinstance(register, Register)]
+        for register in dict.fromkeys(names):
+            if maybe >> register.index & 1:
+                found.uses.setdefault(ins.pc, []).append((register, lack))
+                found.tracked[lack] |= 1 << register.index
+        carried = _sources(ins, moved(ins, lack)) & maybe
+        if carried:
+            found.carried[ins.pc, lack] = carried
+
+
+def _close(kernel: Kernel, found: Readiness) -> None:
+    """Follow tracked registers back over moves."""
+    changed = True
+    while changed:
+        changed = False
+        for (pc, lack), carried in found.carried.items():
+            tracked = found.tracked[lack]
+            if carried & ~tracked and written_set(kernel.instructions[pc]) & tracked:
+                found.tracked[lack] |= carried
+                changed = True

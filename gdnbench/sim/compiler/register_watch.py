@@ -1,0 +1,159 @@
+"""Tells a CTA's checker which registers a warp's compiled code used before they were there.
+
+Compiled code notes such uses in its records (`shadow_registers`); what Python executes for it is looked at
+here: the sources of services, and the registers that they deliver at once or later.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from gdnbench.sim.compiler.layout import slot_bytes
+from gdnbench.sim.compiler.readiness import Lack
+from gdnbench.sim.compiler.service import lanes_mask
+from gdnbench.sim.compiler.shadow_registers import RECORD, Shadows
+from gdnbench.sim.machine.checking import Checker, Writer
+from gdnbench.sim.machine.seam import LANES, Lanes, RegisterList
+from gdnbench.sim.ptx.ir import Instruction, Register
+
+if TYPE_CHECKING:
+    from gdnbench.sim.compiler.engine import CompiledWarp
+
+Bytes = npt.NDArray[np.uint8]
+
+_LOAD = "tcgen05.ld"
+_FIRST, _LAST = 128, 255  # numbers of flights: prmt's copies of a sign leave such a byte no zero
+
+
+class RegisterWatch:
+    """One warp's. `flights` by number: what has set them going; `owners` are those of wgmma."""
+
+    def __init__(self, shadows: Shadows, warp: CompiledWarp, checker: Checker) -> None:
+        self._shadows = shadows
+        self._warp = warp.warp
+        self._checker = checker
+        self._cells = warp.cells
+        self._notes = shadows.notes // 4
+        size = len(shadows.uses) * RECORD.itemsize
+        self._records = warp.state[shadows.records : shadows.records + size].view(RECORD)
+        self._flying = warp.state[slice(*shadows.flying)]
+        slots = warp.engine.native.layout.slots
+        self._rows: dict[tuple[int, Lack], Bytes] = {
+            (index, lack): warp.state[slots[shadow.index] : slots[shadow.index] + slot_bytes(shadow)]
+            for lack, of in shadows.of.items()
+            for index, shadow in of.items()
+        }
+        self._flights: dict[int, Writer] = {}
+        self._owners: dict[object, int] = {}
+        self._next = _FIRST
+        self._loads = 0
+        self._present: Instruction | None = None
+
+    def read(self) -> None:
+        """Tell what compiled code has noted, in its order."""
+        if not self._cells[self._notes]:
+            return
+        self._cells[self._notes] = 0
+        noted = np.flatnonzero(self._records["when"])
+        noted = noted[np.argsort(self._records["when"][noted], kind="stable")]
+        for index in noted.tolist():
+            use = self._shadows.uses[index]
+            self._tell(use.ins, use.register, use.lack, int(self._records["flight"][index]))
+        self._records[noted] = 0
+
+    def _tell(self, ins: Instruction, register: Register, lack: Lack, flight: int) -> None:
+        if lack is Lack.UNWRITTEN:
+            self._checker.used(self._warp, ins, register, None)
+            return
+        number = max(flight.to_bytes(8, "little"))
+        writer = self._flights.get(number)
+        if writer is not None:  # not over by an earlier use
+            self._checker.used(self._warp, ins, register, writer)
+            if writer.ins.op == _LOAD:
+                self._deliver(number)
+
+    # What Python executes
+
+    def uses(self, ins: Instruction, lanes: Lanes) -> None:
+        """A service is about to be executed."""
+        self._present = ins
+        for use in self._shadows.by_pc.get(ins.pc, ()):
+            if ins.op != "wgmma.mma_async" or use.register not in ins.written():
+                self._look(use.register, use.lack, lanes)
+
+    def _look(self, register: Register, lack: Lack, lanes: Lanes) -> None:
+        assert self._present is not None
+        row = self._rows.get((register.index, lack))
+        if row is None:
+            return
+        if register.bits == 1:
+            lacking = bool(lanes_mask(lanes) & ~int(row.view(np.uint32)[0]))
+            values = row[:0]
+        else:
+            values = row.reshape(LANES, -1)[lanes]
+            lacking = bool((values != (0xFF if lack is Lack.UNWRITTEN else 0)).any())
+        if lacking:
+            flight = int(values.max()) if lack is Lack.FLYING else 0
+            self._tell(self._present, register, lack, flight)
+
+    def wrote(self, ins: Instruction, lanes: Lanes) -> None:
+        """A service has been executed."""
+        if ins.op == "wgmma.mma_async":
+            return  # see `launch`
+        number = 0
+        if ins.op == _LOAD:
+            number = self._fly(Writer(ins, self._loads))
+            self._loads += 1
+        elif ins.op == "tcgen05.wait::ld":
+            for other in [n for n, writer in self._flights.items() if writer.ins.op == _LOAD]:
+                self._deliver(other)
+        for register in ins.written():
+            if isinstance(register, Register):
+                self._set(register, lanes, number)
+
+    def _set(self, register: Register, lanes: Lanes, number: int) -> None:
+        """The register is written, or will be by a flight."""
+        for lack, byte in ((Lack.UNWRITTEN, 0xFF), (Lack.FLYING, number)):
+            row = self._rows.get((register.index, lack))
+            if row is None:
+                continue
+            if register.bits == 1:
+                word = row.view(np.uint32)
+                word[0] |= lanes_mask(lanes)
+            else:
+                row.reshape(LANES, -1)[lanes] = byte
+
+    def _fly(self, writer: Writer) -> int:
+        """A number for a flight; the oldest gives way when there are none left."""
+        number = self._next
+        self._next = _FIRST if number == _LAST else number + 1
+        if number in self._flights:
+            self._deliver(number)
+        self._flights[number] = writer
+        return number
+
+    def _deliver(self, number: int) -> None:
+        del self._flights[number]
+        self._flying[self._flying == number] = 0
+
+    # wgmma, see `RegisterAccess`
+
+    def require(self, registers: RegisterList) -> None:
+        every = np.ones(LANES, np.bool_)
+        for register in registers.registers:
+            self._look(register, Lack.UNWRITTEN, every)
+
+    def launch(self, registers: RegisterList, owner: object, ins: Instruction) -> None:
+        if owner not in self._owners:
+            self._owners[owner] = self._fly(Writer(ins))
+        every = np.ones(LANES, np.bool_)
+        for register in registers.registers:
+            self._set(register, every, self._owners[owner])
+
+    def settle(self, owner: object) -> None:
+        number = self._owners.pop(owner, None)
+        if number in self._flights:
+            self._deliver(number)

@@ -1,0 +1,206 @@
+"""Registers beside registers, which say what those lack; compiled code of a checked launch keeps them.
+
+A kernel's register that may be used before it is there (`readiness`) has a shadow of its own width for either
+lack: bytes of 0xFF where it was written; where it is in flight, bytes that number the flight, 128 to 255, and
+zeros where it is not. A move moves shadows by the same instruction, whatever bytes it picks, and any other
+write sets them. Where such a register is used, a record notes the lanes that lack it (`register_watch`). A
+kernel without such a place has no shadows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from gdnbench.sim.compiler.blocks import Block, Blocks, is_service
+from gdnbench.sim.compiler.emit import I64, Code, Library, Value, const, lane_constants
+from gdnbench.sim.compiler.layout import ALIGN, Layout, slot_bytes
+from gdnbench.sim.compiler.readiness import Lack, find, moved
+from gdnbench.sim.compiler.translator import Translate, Translator
+from gdnbench.sim.ptx.flow import registers_of
+from gdnbench.sim.ptx.ir import (
+    Destination,
+    Immediate,
+    Instruction,
+    Kernel,
+    Pair,
+    Register,
+    Sink,
+    Source,
+    Vector,
+)
+
+RECORD = np.dtype([("lanes", np.uint32), ("when", np.uint32), ("flight", np.uint64)])
+"""Of one use: which lanes lacked it since the record was read, the how-manieth note that was, the register's
+shadow in the lane where that is largest."""
+
+_READY = {Lack.UNWRITTEN: Immediate(-1, "-1"), Lack.FLYING: Immediate(0, "0")}
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """A place where a register may lack something; `record` is the number of its record."""
+
+    ins: Instruction
+    register: Register
+    lack: Lack
+    record: int
+
+
+@dataclass(frozen=True, slots=True)
+class Shadows:
+    """Those of one kernel: `of` by lack and the register's index, `uses` in order, `by_pc` the same by pc.
+    Places in the state: `records`, `notes`, how many notes were written since the records were read, and
+    `flying`, the first byte and the end of all shadows of flights."""
+
+    of: dict[Lack, dict[int, Register]]
+    uses: tuple[Use, ...]
+    by_pc: dict[int, tuple[Use, ...]]
+    records: int
+    notes: int
+    flying: tuple[int, int]
+
+    def shadow(self, register: object, lack: Lack) -> Register | None:
+        return self.of[lack].get(register.index) if isinstance(register, Register) else None
+
+    # What compiled code does
+
+    def before(self, t: Translator, ins: Instruction, table: dict[str, Translate], entered: Value) -> None:
+        """Look at what `ins` uses, in `entered` at its guard, and move what goes along with what it moves."""
+        if is_service(ins):
+            return
+        for use in self.by_pc.get(ins.pc, ()):
+            lanes = t.active
+            if ins.guard is not None and use.register == ins.guard.register:
+                lanes = entered
+            if ins.op in ("ldmatrix", "stmatrix") and use.register in _address(ins):
+                lanes = t.code.op("and", lanes, _row_givers(ins))
+            self._note(t, use, lanes)
+        for lack in Lack:
+            shadow_ins = self._moving(ins, lack)
+            if shadow_ins is not None:
+                table[ins.op](t, shadow_ins)
+
+    def after(self, t: Translator, ins: Instruction) -> None:
+        """What `ins` wrote is there, unless it was moved."""
+        if is_service(ins):
+            return
+        for lack in Lack:
+            follows = self._moving(ins, lack) is not None
+            for place, register in enumerate(ins.written()):
+                shadow = self.shadow(register, lack)
+                if shadow is not None and not (follows and (place == 0 or ins.op == "mov")):
+                    t.write(shadow, t.read(_READY[lack], shadow.bits))
+
+    def _moving(self, ins: Instruction, lack: Lack) -> Instruction | None:
+        """`ins` on shadows; None if it moves nothing that has one."""
+        places = moved(ins, lack)
+        first = list(ins.written()) if ins.op == "mov" else [*ins.written()][:1]
+        if not places or not any(self.shadow(register, lack) for register in first):
+            return None
+        sources = tuple(
+            self._source(source, lack) if place in places else source
+            for place, source in enumerate(ins.sources)
+        )
+        return replace(ins, sources=sources, dests=tuple(self._dest(dest, lack) for dest in ins.dests))
+
+    def _source(self, source: Source, lack: Lack) -> Source:
+        if isinstance(source, Vector):
+            return Vector(tuple(self.shadow(e, lack) or _READY[lack] for e in source.elements))
+        return self.shadow(source, lack) or _READY[lack]
+
+    def _dest(self, dest: Destination, lack: Lack) -> Destination:
+        if isinstance(dest, Vector):
+            return Vector(tuple(self.shadow(e, lack) or Sink() for e in dest.elements))
+        if isinstance(dest, Pair):
+            return Pair(self.shadow(dest.first, lack) or Sink(), Sink())
+        return self.shadow(dest, lack) or Sink()
+
+    def _note(self, t: Translator, use: Use, lanes: Value) -> None:
+        code = t.code
+        shadow = self.shadow(use.register, use.lack)
+        assert shadow is not None
+        value = t.register(shadow)
+        ready = -1 if use.lack is Lack.UNWRITTEN else 0
+        lacking = code.comparei("icmp ne", value, ready)
+        lacking = code.op("and", lacking, lanes)
+        tell, on = code.new_label("tell"), code.new_label("on")
+        code.branch(code.any(lacking), tell, on)
+        code.at(tell)
+        code.library.helper("note_use", self._define_note)
+        wide = code.select(lacking, code.cast("zext", value, I64), const(I64, 0))
+        flight = code.intrinsic("vector.reduce.umax", "i64", wide, suffix="v32i64")
+        record = code.offset(t.state, self.records + use.record * RECORD.itemsize)
+        code.call_void("note_use", t.state, record, code.mask_bits(lacking), flight)
+        code.jump(on)
+        code.at(on)
+
+    def _define_note(self, name: str, library: Library) -> str:
+        code, state, record = Code(library), Value("ptr", "%state"), Value("ptr", "%record")
+        code.at("entry")
+        notes = code.offset(state, self.notes)
+        count = code.opi("add", code.load("i32", notes, 4), 1)
+        code.store(count, notes, 4)
+        lanes = code.op("or", code.load("i32", record, 4), Value("i32", "%lanes"))
+        code.store(lanes, record, 4)
+        when = code.offset(record, 4)
+        old = code.load("i32", when, 4)
+        code.store(code.select(code.comparei("icmp eq", old, 0), count, old), when, 4)
+        code.store(Value("i64", "%flight"), code.offset(record, 8), 8)
+        code.line("ret void")
+        head = f"define internal void @{name}(ptr %state, ptr %record, i32 %lanes, i64 %flight) noinline #0"
+        return f"{head} {{\n{code.text()}\n}}\n"
+
+
+def _address(ins: Instruction) -> tuple[Register, ...]:
+    return tuple(registers_of(ins.sources[0]))
+
+
+def _row_givers(ins: Instruction) -> Value:
+    """The lanes whose addresses a matrix instruction takes: 8 a matrix."""
+    rows = 8 * next(count for count in (1, 2, 4) if ins.has(f"x{count}"))
+    return lane_constants("i1", [int(lane < rows) for lane in range(32)])
+
+
+def plan(kernel: Kernel, blocks: Blocks, layout: Layout) -> tuple[Shadows, Blocks] | None:
+    """The shadows of a kernel, with slots in the state, and its blocks with their liveness: a shadow lives
+    as long as its register. None if it needs none."""
+    found = find(kernel, blocks)
+    if not found.uses:
+        return None
+    of: dict[Lack, dict[int, Register]] = {lack: {} for lack in Lack}
+    number = len(kernel.registers)
+    places: dict[Lack, list[int]] = {lack: [] for lack in Lack}
+    for lack in Lack:
+        tracked = [r for r in kernel.registers if found.tracked[lack] >> r.index & 1]
+        for register in sorted(tracked, key=lambda r: -r.bits):
+            shadow = replace(register, index=number, name=f"{register.name} {lack.name.lower()}")
+            number += 1
+            of[lack][register.index] = shadow
+            size = slot_bytes(shadow)
+            layout.slots[shadow.index] = layout.reserve(size, min(size, ALIGN))
+            places[lack].append(layout.slots[shadow.index])
+    flying = places[Lack.FLYING]
+    ends = (flying[0], layout.size) if flying else (0, 0)
+    uses = tuple(
+        Use(kernel.instructions[pc], register, lack, index)
+        for index, (pc, register, lack) in enumerate(
+            (pc, register, lack) for pc in sorted(found.uses) for register, lack in found.uses[pc]
+        )
+    )
+    by_pc: dict[int, tuple[Use, ...]] = {}
+    for use in uses:
+        by_pc[use.ins.pc] = (*by_pc.get(use.ins.pc, ()), use)
+    records = layout.reserve(len(uses) * RECORD.itemsize, ALIGN)
+    shadows = Shadows(of, uses, by_pc, records, layout.reserve(4, 4), ends)
+    return shadows, Blocks(tuple(_with_shadows(blocks, of)), blocks.at)
+
+
+def _with_shadows(blocks: Blocks, of: dict[Lack, dict[int, Register]]) -> Iterator[Block]:
+    pairs = [(index, shadow.index) for shadows in of.values() for index, shadow in shadows.items()]
+    for block in blocks.blocks:
+        into = block.live_in | sum(1 << shadow for index, shadow in pairs if block.live_in >> index & 1)
+        out = block.live_out | sum(1 << shadow for index, shadow in pairs if block.live_out >> index & 1)
+        yield replace(block, live_in=into, live_out=out)
