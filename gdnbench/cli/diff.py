@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
-from gdnbench.cli.console import progress
+from gdnbench.cli.console import print_json, progress
 from gdnbench.cli.judging import factors, finish, tolerance
+from gdnbench.errors import BadInputError, Exit
 from gdnbench.store.recover import open_store
 
 
 def diff(
-    a: Annotated[Path, typer.Argument(help="A store: a capture, or a run saved by replay --save.")],
+    a: Annotated[
+        Path, typer.Argument(help="A store: a capture, a run saved by replay --save, or a value trace.")
+    ],
     b: Annotated[Path, typer.Argument(help="The store to compare it with.")],
     op: Annotated[str | None, typer.Option(help="Only records of this operation.")] = None,
     tol: Annotated[
         str | None,
         typer.Option(help="Pass at this difference, ABS or ABS,REL, instead of equal bits."),
+    ] = None,
+    ulp: Annotated[
+        float | None, typer.Option(help="Of value traces: pass within so many units in the last place.")
     ] = None,
     oracle: Annotated[
         bool, typer.Option("--oracle", help="Judge both sides by the fp64 oracle; needs inputs in one store.")
@@ -29,10 +36,14 @@ def diff(
     json: Annotated[bool, typer.Option("--json", help="One object instead of a table.")] = False,
     junit: Annotated[Path | None, typer.Option(help="Also write a JUnit XML file.")] = None,
 ) -> None:
-    """Compare two stores record by record, tensor by tensor.
+    """Compare two stores record by record, tensor by tensor, or two value traces instruction by instruction.
 
     Exit status: 0 no difference beyond the rule; 1 a difference, or a record that one side lacks.
     """
+    if traces(a, b):
+        refuse({"--op": op, "--oracle": oracle, "--k": k, "--junit": junit}, "value traces have no records")
+        finish_traces(a, b, tolerance(tol), ulp, json)
+    refuse({"--ulp": ulp}, "it is for value traces")
     from gdnbench.diff.compare import diff as diff_stores
 
     factor, by_tensor = factors(k)
@@ -48,3 +59,41 @@ def diff(
             progress=lambda done, total, _: advance(done, total),
         )
     finish(report, json, junit)
+
+
+def traces(a: Path, b: Path) -> bool:
+    """Whether both are value traces. BadInputError if one is."""
+    from gdnbench.trace.reader import is_trace
+
+    found = [path for path in (a, b) if is_trace(path)]
+    if len(found) == 1:
+        raise BadInputError(f"{found[0]} is a value trace and the other is none: compare two of a kind")
+    return bool(found)
+
+
+def refuse(options: Mapping[str, object], why: str) -> None:
+    """BadInputError if one of them is given."""
+    given = [name for name, value in options.items() if value]
+    if given:
+        raise BadInputError(f"{given[0]} does not go here: {why}")
+
+
+def finish_traces(
+    a: Path, b: Path, tolerance: tuple[float, float] | None, ulp: float | None, json: bool
+) -> NoReturn:
+    """Compare two traces, print what is found, and end the command."""
+    from gdnbench.diff.traces.compare import compare
+    from gdnbench.diff.traces.judging import Bound
+    from gdnbench.diff.traces.report import as_json, lines
+    from gdnbench.trace.reader import open_trace
+
+    bound = Bound(tolerance, ulp)
+    with open_trace(a) as left, open_trace(b) as right, progress("diff") as advance:
+        found = compare(left, right, bound, advance)
+    code = Exit.PASS if found.equal else Exit.MISMATCH
+    if json:
+        print_json(as_json(found, int(code)))
+    else:
+        for line in lines(found):
+            print(line)
+    raise typer.Exit(code)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from gdnbench.diff.traces.alignment import Alignment, Operand, Run, Unequal, lanes_of
+from gdnbench.diff.traces.alignment import Alignment, Operand, Unequal, lanes_of, made_by
 from gdnbench.diff.traces.rounding import (
     SUM_GROWTH,
     Excess,
@@ -29,8 +29,6 @@ from gdnbench.diff.traces.rounding import (
 )
 from gdnbench.sim.value_trace import LOAD, STORE, TracedRegister
 
-MAX_CHAIN = 256
-"""Operations without counterpart that are followed back from a value."""
 _COMMUTES = ("add", "mul", "fma", "mad", "min", "max", "and", "or", "xor")
 
 
@@ -179,7 +177,7 @@ class _Comparison:
         if x.shape != y.shape:
             return None
         kinds, scale = self._chain(good, x)
-        made = _made_by(bad.event, self.bad, self.alignment.back)
+        made = made_by(bad.event, self.bad, self.alignment.back)
         others = [kind for event in made for kind in self.bad.rounds(event)] or [bad.format]
         bound = rounded_apart(scale, kinds, others) + SUM_GROWTH * self.stored * scale
         kind = min(kinds, key=precision)
@@ -190,14 +188,16 @@ class _Comparison:
         there = self.alignment.partner[one] if bad.event is None else bad.event
         assert there is not None
         texts = (good.format, bad.format)
-        return ValueFinding(at, there, kind, worst, worst.lane, texts, one, self._edited(there))
+        return ValueFinding(
+            at, there, kind, worst, worst.lane, texts, one, self.alignment.edited_makers(there)
+        )
 
     def _chain(self, good: Operand, x: Floats) -> tuple[list[str], Floats]:
         """The formats that the operations without counterpart which made a value of the good version round
         to, its own if there are none, and the largest value in each lane."""
         kinds: list[str] = []
         scale = np.abs(x).max(axis=1, keepdims=True)
-        for event in _made_by(good.event, self.good, self.alignment.partner):
+        for event in made_by(good.event, self.good, self.alignment.partner):
             for row, register in enumerate(self.good.instruction(event).registers):
                 if is_float(register.format):
                     values = np.abs(decoded(self.good.events[event].values[row], register.format))
@@ -205,11 +205,6 @@ class _Comparison:
                     scale = np.maximum(scale, finite.max(axis=1, keepdims=True))
             kinds += self.good.rounds(event)
         return kinds or [good.format], scale
-
-    def _edited(self, event: int) -> tuple[int, ...]:
-        """Of the events that made a value of the bad version."""
-        made = [event, *_made_by(event, self.bad, self.alignment.back)]
-        return tuple(one for one in dict.fromkeys(made) if self.alignment.edited(one))
 
     def _judge_result(
         self,
@@ -258,15 +253,3 @@ class _Comparison:
             largest = np.abs(x)[np.isfinite(x)].max(initial=0.0)
             if apart.any() and largest:
                 self.stored = max(self.stored, float(apart.max() / largest))
-
-
-def _made_by(event: int | None, run: Run, partner: list[int | None]) -> Iterator[int]:
-    """The events without counterpart that made what `event` left, the nearest first."""
-    waiting, seen = [event], set[int]()
-    while waiting and len(seen) < MAX_CHAIN:
-        one = waiting.pop(0)
-        if one is None or one in seen or partner[one] is not None:
-            continue
-        seen.add(one)
-        yield one
-        waiting += run.producers[one]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from gdnbench.bisect.instruction.compare import Finding, LanesFinding, ValueFinding
 from gdnbench.bisect.instruction.edits import SHOWN
 from gdnbench.bisect.instruction.launches import LaunchDifference, kernel_name
-from gdnbench.diff.traces.alignment import Alignment, Run
+from gdnbench.diff.traces.alignment import Alignment
+from gdnbench.diff.traces.places import at, cta_of, number, place_of
 from gdnbench.diff.traces.rounding import element, ulp
 from gdnbench.diff.traces.statements import Statement
 from gdnbench.sim.machine.seam import Dim3
@@ -26,17 +26,16 @@ def launch_line(difference: LaunchDifference, launches: int) -> str:
 def facts(found: Finding, alignment: Alignment, cta: int, grid: Dim3) -> dict[str, Any]:
     """Plain JSON; `kind` says which sort of finding it is."""
     good, bad = alignment.good, alignment.bad
-    x, y, _ = grid
-    where: dict[str, Any] = {"cta": [cta % x, cta // x % y, cta // (x * y)]}
+    where: dict[str, Any] = {"cta": cta_of(cta, grid)}
     if isinstance(found, ValueFinding):
         where |= _value(found, alignment)
-        places = [_place(bad, one) for one in found.edited]
+        places = [place_of(bad, one) for one in found.edited]
         where["edited"] = list({(one["file"], one["line"]): one for one in places[::-1]}.values())[::-1]
         return where
     if isinstance(found, LanesFinding):
         event = good.events[found.good]
         lanes = {"good_lanes": event.lanes, "bad_lanes": bad.events[found.bad].lanes}
-        sides = {"good": _place(good, found.good), "bad": _place(bad, found.bad)}
+        sides = {"good": place_of(good, found.good), "bad": place_of(bad, found.bad)}
         who = {"warp": event.warp, "occurrence": event.occurrence}
         return {**where, "kind": "lanes", **lanes, **sides, **who, "edited": []}
     run = good if found.good > found.bad else bad
@@ -48,7 +47,7 @@ def facts(found: Finding, alignment: Alignment, cta: int, grid: Dim3) -> dict[st
         "more": "good" if run is good else "bad",
         "good_count": found.good,
         "bad_count": found.bad,
-        "place": _place(run, found.event),
+        "place": place_of(run, found.event),
         "edited": _edited_beside(found.site, alignment),
     }
 
@@ -79,8 +78,8 @@ def _value(found: ValueFinding, alignment: Alignment) -> dict[str, Any]:
         "occurrence": event.occurrence,
         "lane": found.lane,
         "format": found.format,
-        "good": _place(alignment.good, found.good),
-        "bad": _place(alignment.bad, found.bad),
+        "good": place_of(alignment.good, found.good),
+        "bad": place_of(alignment.bad, found.bad),
     }
     worst = found.excess
     if worst is not None:
@@ -89,37 +88,12 @@ def _value(found: ValueFinding, alignment: Alignment) -> dict[str, Any]:
         kind = element(found.format)
         unit = float(ulp(np.array(worst.good), kind))
         data |= {
-            "good_value": _number(worst.good),
-            "bad_value": _number(worst.bad),
-            "ulps": _number(worst.difference / unit),
-            "explained_ulps": _number(worst.bound / unit),
+            "good_value": number(worst.good),
+            "bad_value": number(worst.bad),
+            "ulps": number(worst.difference / unit),
+            "explained_ulps": number(worst.bound / unit),
         }
     return data
-
-
-def _number(value: float) -> float | str:
-    """JSON has no infinities and no NaN."""
-    return value if abs(value) < float("inf") else str(value)
-
-
-def _place(run: Run, event: int) -> dict[str, Any]:
-    ins, site = run.instruction(event), run.site(event)
-    return {
-        "file": ins.file,
-        "line": ins.file_line,
-        "function": site.function,
-        "text": run.source.line(ins.file or "", ins.file_line or 0),
-        "instruction": ins.name,
-        "ptx": " ".join(ins.text.split()),
-        "ptx_line": ins.line,
-    }
-
-
-def at(place: dict[str, Any]) -> str:
-    """`inverse.py:123 in _merge`."""
-    name = Path(place["file"]).name if place["file"] else "no Python line"
-    function = f" in {place['function']}" if place["function"] else ""
-    return f"{name}:{place['line']}{function}" if place["file"] else name
 
 
 def lines(found: dict[str, Any]) -> list[str]:

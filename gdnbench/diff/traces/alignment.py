@@ -21,6 +21,9 @@ from gdnbench.sim.ptx.register_formats import BITS
 from gdnbench.sim.value_trace import ARITHMETIC, MATRIX, STORE, Event, TracedInstruction
 from gdnbench.trace.reader import TracedLaunch
 
+Instructions = tuple[TracedInstruction, ...]
+"""Of a kernel, by pc."""
+
 
 @dataclass(frozen=True, slots=True)
 class Operand:
@@ -38,7 +41,7 @@ class Run:
     that warp, `bases[i][j]` the same of address j: None for a constant or where nothing was recorded.
     `formats` are of registers, by index."""
 
-    instructions: tuple[TracedInstruction, ...]
+    instructions: Instructions
     events: list[Event]
     source: Source
     sites: list[Statement]
@@ -147,26 +150,49 @@ class Alignment:
         site = self.bad.site(event)
         return site in self.pairing.edited or site not in self.pairing.of
 
+    def edited_makers(self, event: int) -> tuple[int, ...]:
+        """What made a value of the bad version in such statements: `event` itself, and events without
+        counterpart before it, the nearest first."""
+        made = [event, *made_by(event, self.bad, self.back)]
+        return tuple(one for one in dict.fromkeys(made) if self.edited(one))
 
-def align(good: Run, bad: Run, iterations: bool = False) -> Alignment:
+
+MAX_CHAIN = 256
+"""Operations without counterpart that are followed back from a value."""
+
+
+def made_by(event: int | None, run: Run, partner: list[int | None]) -> Iterator[int]:
+    """The events without counterpart that made what `event` left, the nearest first."""
+    waiting, seen = [event], set[int]()
+    while waiting and len(seen) < MAX_CHAIN:
+        one = waiting.pop(0)
+        if one is None or one in seen or partner[one] is not None:
+            continue
+        seen.add(one)
+        yield one
+        waiting += run.producers[one]
+
+
+def align(good: Run, bad: Run, iterations: bool = False, pairing: Pairing | None = None) -> Alignment:
     """`iterations`: a value counts for the iteration that it was computed in; without, one that another
-    iteration computed is its counterpart if it is equal."""
-    pairing = pair(good.source, bad.source)
+    iteration computed is its counterpart if it is equal. `pairing`: of their sources, if it is known."""
+    pairing = pair(good.source, bad.source) if pairing is None else pairing
     found = Alignment(good, bad, pairing, [None] * len(good.events), [None] * len(bad.events))
-    pairs = _by_instruction(good, bad) if same_code(good, bad) else _by_statement(found, iterations)
+    same = same_code(good.instructions, bad.instructions)
+    pairs = _by_instruction(good, bad) if same else _by_statement(found, iterations)
     for one, other in pairs:
         found.partner[one], found.back[other] = other, one
     found.unequal = _unequal(found)
     return found
 
 
-def same_code(good: Run, bad: Run) -> bool:
-    """Whether both ran one PTX, wherever its Python lines are."""
-    return _code(good) == _code(bad)
+def same_code(good: Instructions, bad: Instructions) -> bool:
+    """Whether these are of one PTX, wherever its Python lines are."""
+    return good is bad or list(map(_code, good)) == list(map(_code, bad))
 
 
-def _code(run: Run) -> list[object]:
-    return [(ins.name, ins.text, [one.index for one in ins.registers]) for ins in run.instructions]
+def _code(ins: TracedInstruction) -> object:
+    return ins.name, ins.text, [one.index for one in ins.registers]
 
 
 def _by_instruction(good: Run, bad: Run) -> Iterator[tuple[int, int]]:
