@@ -7,7 +7,9 @@ tensor map if it says what one has to and its address lies in such a tensor.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import re
+import struct
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from gdnbench.sim.errors import UnsupportedError
@@ -19,6 +21,10 @@ SCHEMA = "spverify.kernel-input/v1"
 POINTER_BYTES = 8
 # A hint of tcgen05.mma on how long the tensor core keeps a matrix, and its parser knows no such suffix.
 HINTS = (".collector::a::discard",)
+FLOATS = {"f32": "<f", "f64": "<d"}  # a parameter declared so takes no other type
+# Lengths, offsets and indices: small tensors of words between -SMALL and SMALL.
+TABLE_BYTES = 4096
+SMALL = 1 << 20
 
 Record = dict[str, Any]
 
@@ -30,15 +36,19 @@ def plain_ptx(text: str) -> str:
     return text
 
 
-def launch_input(launch: KeptLaunch) -> Record:
-    """`spverify.kernel-input/v1` for this launch. Raises UnsupportedError for a pointer into the middle of a
-    tensor, which it has no field for."""
+def launch_input(launch: KeptLaunch, after: Sequence[bytes]) -> Record:
+    """`spverify.kernel-input/v1` for this launch, which leaves its tensors as `after`: those that it only
+    reads and that look like tables of indices are given with their values, for branches depend on them.
+
+    Raises UnsupportedError for a pointer into the middle of a tensor, which it has no field for."""
     request = launch.request
     declarations: list[Record] = []
     arguments: list[Record] = []
     maps: list[Record] = []
+    shapes: list[Record] = []
     kernel = launch.module.kernels[request.entry]
     names = _names(launch.tensors)
+    tables = _tables(launch.tensors, after)
     for index, data in enumerate(request.params):
         found = _tensor_map(data, launch.tensors)
         if found is not None:
@@ -52,12 +62,19 @@ def launch_input(launch: KeptLaunch) -> Record:
             where: Record = {"parameter": index, "offset": offset}
             tensor_of = _owner(launch.tensors, word) if size == POINTER_BYTES else None
             if tensor_of is None:
-                arguments.append({**where, "type": f"u{8 * size}", "value": word})
+                float_code = FLOATS.get(_declared(launch, index))
+                scalar = {"type": f"u{8 * size}", "value": word}
+                if float_code is not None:
+                    (value,) = struct.unpack(float_code, data)
+                    scalar = {"type": _declared(launch, index), "value": value}
+                arguments.append({**where, **scalar})
             elif word != tensor_of.address:
                 raise UnsupportedError(f"parameter {index} points into {tensor_of.name}, not to its first byte")
             else:
                 pointer = {"type": "pointer", "space": "global", "object": names[word]}
                 declarations.append({**where, **pointer})
+                if word in tables:
+                    shapes.append({**where, "element_type": "u32", "shapes": [tables[word]]})
     sizes: Record = {"grid_dim": list(request.grid), "block_dim": list(request.block)}
     sizes["dynamic_shared_bytes"] = request.shared_bytes
     return {
@@ -66,13 +83,32 @@ def launch_input(launch: KeptLaunch) -> Record:
         "launch": sizes,
         "declarations": declarations,
         "arguments": arguments,
+        "shape_arrays": shapes,
         "tma_descriptors": maps,
     }
+
+
+def _declared(launch: KeptLaunch, index: int) -> str:
+    """The type that the PTX declares a parameter with."""
+    name = launch.module.kernels[launch.request.entry].params[index].name
+    found = re.search(rf"\.param[^,)]*\.(\w+)\s+{re.escape(name)}\b", launch.module.text)
+    return found.group(1) if found is not None else ""
 
 
 def _names(tensors: Iterable[Tensor]) -> dict[int, str]:
     """By address, names that differ: tensors of two calls may be called the same."""
     return {tensor.address: f"{tensor.name}.{index}" for index, tensor in enumerate(tensors)}
+
+
+def _tables(tensors: Sequence[Tensor], after: Sequence[bytes]) -> dict[int, list[int]]:
+    """By address, the words of tables that the launch leaves alone. Zeros alone may be anything."""
+    found = {}
+    for tensor, left in zip(tensors, after, strict=True):
+        data = tensor.before
+        if data == left and len(data) <= TABLE_BYTES and len(data) % 4 == 0 and any(data):
+            if all(-SMALL < word < SMALL for (word,) in struct.iter_unpack("<i", data)):
+                found[tensor.address] = [word for (word,) in struct.iter_unpack("<I", data)]
+    return found
 
 
 def _owner(tensors: Iterable[Tensor], address: int) -> Tensor | None:
