@@ -15,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from gdnbench.printable import printable
 
+INTERRUPTED = 128 + 2  # as a shell says it of a program that SIGINT ended
 UNWRAPPED = 100_000  # columns; a result is never wrapped to the width of somebody's terminal
 
 

@@ -13,6 +13,7 @@ import typer
 from gdnbench.cli.bisect import app as bisect
 from gdnbench.cli.capture import capture
 from gdnbench.cli.compile import compile
+from gdnbench.cli.console import INTERRUPTED
 from gdnbench.cli.diff import diff
 from gdnbench.cli.doctor import doctor
 from gdnbench.cli.git_bisect import NO_VERDICT, OPTION
@@ -28,7 +29,6 @@ from gdnbench.errors import Exit, GdnbenchError
 from gdnbench.printable import printable
 from gdnbench.version import __version__
 
-INTERRUPTED = 128 + 2  # as a shell says it of a program that SIGINT ended
 # Of click, which some releases of typer bring along under a name of their own.
 UsageError: type[Exception] = typer.BadParameter.__mro__[2]
 

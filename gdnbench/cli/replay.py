@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
@@ -19,8 +20,18 @@ from gdnbench.cli.checking import (
     write_template,
 )
 from gdnbench.cli.console import progress
+from gdnbench.cli.exploring import EXPLORE, conclude, refuse_with, typed
 from gdnbench.cli.git_bisect import OPTION, status, with_git_statuses
 from gdnbench.cli.judging import factors, finish, tolerance
+from gdnbench.cli.replay_shapes import (
+    SCHEDULE_HELP,
+    SHAPE_HELP,
+    SHAPES,
+    SHAPES_HELP,
+    check_repeated,
+    explore_store,
+    repeated,
+)
 from gdnbench.cli.time import BUSY, CACHE, CLOCK, FORM, print_times, replay_timer, timing_options
 from gdnbench.errors import BadInputError
 from gdnbench.store.recover import open_store
@@ -49,6 +60,10 @@ def replay(
     accept: Annotated[Path | None, typer.Option(help=ACCEPT)] = None,
     write_accept: Annotated[Path | None, typer.Option(help=WRITE_ACCEPT)] = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help=VERBOSE)] = False,
+    schedule: Annotated[str | None, typer.Option(help=SCHEDULE_HELP)] = None,
+    shape: Annotated[int | None, typer.Option(metavar="SEED", help=SHAPE_HELP)] = None,
+    explore: Annotated[int | None, typer.Option(min=1, metavar="N", help=f"With --on sim. {EXPLORE}")] = None,
+    shapes: Annotated[int | None, typer.Option(min=0, help=SHAPES_HELP)] = None,
     isolate: Annotated[
         bool | None,
         typer.Option(help="In a process of its own. Default: for functions of yours, and on cuda."),
@@ -72,7 +87,9 @@ def replay(
 
     Exit status: 0 all pass; 1 a mismatch, crash, hang or check error; 3 something could not run here.
     """
+    from gdnbench.judge.rule import make_rule
     from gdnbench.replay.replay import replay as replay_records
+    from gdnbench.replay.replay import select
 
     factor, by_tensor = factors(k)
     accepted = read_accepted(accept, write_accept, check=check)
@@ -80,17 +97,64 @@ def replay(
         raise BadInputError("--cache, --form, --clock and --busy say how to time: give --time too")
     if time and on == "sim":
         raise BadInputError("--time: the simulator has no clock; `gdnbench time --on sim` counts instead")
+    if shapes is not None and explore is None:
+        raise BadInputError("--shapes says what --explore N tries beside the records: give --explore too")
+    check_repeated(on, schedule, shape, isolate)
+    if explore is not None:
+        if on != "sim":
+            raise BadInputError(f"--explore tries schedules of the simulator: --on sim, not {on}")
+        refuse_with(
+            "--explore",
+            schedule=schedule,
+            shape=shape,
+            against=None if against == "reference" else against,
+            isolate=isolate,
+            timeout=timeout,
+            save=save,
+            time=time,
+            git_bisect=git_bisect,
+            junit=junit,
+        )
+        words: list[object] = ["--kernel", kernel, "--on", on]
+        words += ["--accept", accept] if accept is not None else []
+        words += [word for one in k or () for word in ("--k", one)]
+        words += ["--tol", tol] if tol is not None else []
+        words += ["--bitwise"] * bitwise + ["--stages"] * stages + ["--check"] * check
+
+        def command(number: int, seed: int | None, under: str) -> str:
+            made = [] if seed is None else ["--shape", seed]
+            return typed("replay", store, number, *words, "--schedule", under, *made)
+
+        with open_store(store) as opened:
+            found = explore_store(
+                opened,
+                select(opened, None if records is None else record_numbers(records, len(opened.records)), op),
+                kernel,
+                make_rule(factor, by_tensor, tolerance(tol), bitwise),
+                explore,
+                SHAPES if shapes is None else shapes,
+                command,
+                stages=stages,
+                check=check,
+            )
+        conclude(found, accepted, write_accept, json=json, verbose=verbose)
     options = timing_options(on, cache or "cold", form, busy=busy, clock=clock or "auto") if time else None
     with ExitStack() as stack:
         opened, advance = stack.enter_context(open_store(store)), stack.enter_context(progress("replay"))
         timer = None if options is None else replay_timer(opened, kernel, against, on, options)
         times = None if timer is None else stack.enter_context(timer)
+        numbers: Sequence[int] | None = None
+        if records is not None:
+            numbers = record_numbers(records, len(opened.records))
+        if schedule is not None or shape is not None:
+            opened, numbers = stack.enter_context(repeated(opened, numbers, schedule, shape))
+            isolate = False
         report = replay_records(
             opened,
             kernel=kernel,
             against=against,
             on=on,
-            records=None if records is None else record_numbers(records, len(opened.records)),
+            records=numbers,
             op=op,
             k=factor,
             k_by_tensor=by_tensor,

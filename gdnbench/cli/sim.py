@@ -21,15 +21,20 @@ from gdnbench.cli.checking import (
     write_template,
 )
 from gdnbench.cli.console import print_json, progress, table
+from gdnbench.cli.exploring import EXPLORE, conclude, refuse_with, typed, varied
+from gdnbench.cli.sim_call import call_from_text, tensors_of
 from gdnbench.cli.tracing import LIMIT, OF, TRACE, asked_trace, told_trace
 from gdnbench.errors import BadInputError, Exit
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from gdnbench.sim.compiling import Call
+    from gdnbench.cli.sim_shapes import Command
+    from gdnbench.sim.explore import Exploration
     from gdnbench.sim.report import Report
+    from gdnbench.sim.simulate import Settings
 
+SM100, COMPILED, LATE, HARDWARE = "sm_100a", "compiled", "late", "hardware"
 HEADERS = ("tensor", "dtype", "shape", "min", "max", "nonfinite")
 
 ARGUMENTS = (
@@ -47,14 +52,14 @@ def sim(
     args: Annotated[
         list[str] | None, typer.Option("--args", help="The same; all that follow are arguments too.")
     ] = None,
-    arch: Annotated[str, typer.Option(help="Compile for sm_100a or sm_90a.")] = "sm_100a",
+    arch: Annotated[str, typer.Option(help="Compile for sm_100a or sm_90a.")] = SM100,
     engine: Annotated[
         str, typer.Option(help="compiled, or interpreter: slower, finds uninitialised reads.")
-    ] = "compiled",
+    ] = COMPILED,
     schedule: Annotated[
         str, typer.Option(help="When asynchronous effects land: late, early or random:SEED.")
-    ] = "late",
-    mma: Annotated[str, typer.Option(help="Tensor-core arithmetic: hardware or exact.")] = "hardware",
+    ] = LATE,
+    mma: Annotated[str, typer.Option(help="Tensor-core arithmetic: hardware or exact.")] = HARDWARE,
     threads: Annotated[int | None, typer.Option(min=1, help="Cores to use; all if left out.")] = None,
     seed: Annotated[int, typer.Option(help="Of random tensors.")] = 0,
     profile: Annotated[bool, typer.Option("--profile", help="Count instructions, bytes and waits.")] = False,
@@ -68,6 +73,11 @@ def sim(
     accept: Annotated[Path | None, typer.Option(help=ACCEPT)] = None,
     write_accept: Annotated[Path | None, typer.Option(help=WRITE_ACCEPT)] = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help=VERBOSE)] = False,
+    explore: Annotated[int | None, typer.Option(min=1, metavar="N", help=EXPLORE)] = None,
+    vary: Annotated[
+        list[str] | None,
+        typer.Option(help="With --explore: NAME=V1,V2: each put in for {NAME} in the arguments; may repeat."),
+    ] = None,
     save: Annotated[
         Path | None, typer.Option(help="Write every tensor, as it is afterwards, to DIR/NAME.pt.")
     ] = None,
@@ -84,6 +94,8 @@ def sim(
 
       gdnbench sim gemm.py:gemm 'bf16[128,64]' 'bf16[256,64]' 'f32[128,256]:nan' alpha=0.5
 
+      gdnbench sim norm.py:norm 'f32[?{M},64]' 'f32[?{M},64]:nan' --explore 10 --vary M=1,63,64 --check
+
     Exit status: 0 the kernel did nothing illegal; 1 it did, or --check found an error that --accept does not
     accept; 2 bad input; 3 it cannot be simulated.
     """
@@ -92,16 +104,40 @@ def sim(
     from gdnbench.sim.simulate import Settings, active, launch
 
     accepted = read_accepted(accept, write_accept, check=check)
+    texts = [*(args or ()), *(values or ())]
+    if vary and explore is None:
+        raise BadInputError("--vary names the shapes that --explore N tries: give --explore too")
+    if explore is not None:
+        chosen = None if schedule == LATE else schedule
+        refuse_with("--explore", schedule=chosen, trace=trace, timeline=timeline, save=save, profile=profile)
+        given = {
+            "--arch": None if arch == SM100 else arch,
+            "--engine": None if engine == COMPILED else engine,
+            "--mma": None if mma == HARDWARE else mma,
+            "--seed": seed or None,
+            "--threads": threads,
+            "--accept": accept,
+        }
+        words = [word for name, value in given.items() if value is not None for word in (name, value)]
+        words += ["--check"] * check
+
+        def command(texts: list[str], under: str) -> str:
+            return typed("sim", function, "--schedule", under, *words, *["--"] * bool(texts), *texts)
+
+        settings = Settings(mma, engine, threads=threads, check=check)
+        found = _explore(function, texts, varied(vary or ()), seed, arch, settings, explore, command)
+        conclude(found, accepted, write_accept, json=json, verbose=verbose)
     # What the kernel's file prints is no part of the result.
-    tracing = asked_trace(trace, of, trace_limit)
-    with progress("sim") as advance, contextlib.redirect_stdout(sys.stderr), told_trace(tracing):
-        watch = None if tracing is None else tracing.watch(told=advance.say)
+    with progress("sim") as advance, contextlib.redirect_stdout(sys.stderr), ExitStack() as stack:
+        tracing = asked_trace(trace, of, trace_limit, advance.say)
+        stack.enter_context(told_trace(tracing))
+        watch = None if tracing is None else tracing.watch()
         settings = Settings(
             mma, engine, schedule, profile or timeline is not None, threads, advance, watch, check
         )
         with active(settings, arch) as session, programs_simulated():
             try:
-                call = _call(function, [*(args or ()), *(values or ())], seed, arch)
+                call = call_from_text(function, texts, seed, arch)
             except KernelFault:
                 # The report of the launch that it ended has what was found before.
                 if not check or all(report.ok for report in session.reports):
@@ -109,7 +145,7 @@ def sim(
                 call = None
             if call is not None:
                 launch(call.compiled, raises=False, **call.arguments)
-    tensors = {} if call is None else _tensors(call)
+    tensors = {} if call is None else tensors_of(call)
     if save is not None:
         _save(tensors, save)
     reports = session.reports
@@ -138,42 +174,22 @@ def sim(
     raise typer.Exit(Exit.PASS if all(report.ok for report in reports) else Exit.MISMATCH)
 
 
-def _call(name: str, texts: list[str], seed: int, arch: str) -> Call | None:
-    """What is to be called; None if the function did all by itself."""
-    import torch
+def _explore(
+    function: str,
+    texts: Sequence[str],
+    vary: Mapping[str, Sequence[str]],
+    seed: int,
+    arch: str,
+    settings: Settings,
+    count: int,
+    command: Command,
+) -> Exploration:
+    from gdnbench.cli.sim_shapes import shapes
+    from gdnbench.sim.explore import explore, schedules
 
-    from gdnbench.replay.kernels import load_function
-    from gdnbench.sim.argspec import TensorSpec, make_tensor, parse_argument
-    from gdnbench.sim.compiling import call_of, compile_for
-    from gdnbench.sim.host.cutlass_dsl import is_jit
-
-    if ":" not in name:
-        raise BadInputError(f"{name!r} is no function; write FILE.py:function or package.module:function")
-    generator = torch.Generator().manual_seed(seed)
-    positional: list[Any] = []
-    named: dict[str, Any] = {}
-    dynamic: dict[int, tuple[bool, ...]] = {}
-    for argument in map(parse_argument, texts):
-        value: Any = argument.value
-        if isinstance(value, TensorSpec):
-            spec, value = value, make_tensor(value, generator)
-            dynamic[id(value)] = spec.dynamic
-        if argument.name is not None:
-            named[argument.name] = value
-        elif named:
-            raise BadInputError(f"argument {texts[len(positional) + len(named)]!r} follows a named one")
-        else:
-            positional.append(value)
-    function = load_function(name).function
-    if is_jit(function):
-        return compile_for(function, positional, named, dynamic, arch)
-    return call_of(function(*positional, **named), name)
-
-
-def _tensors(call: Call) -> dict[str, Tensor]:
-    from gdnbench.sim.host.arguments import tensors_in
-
-    return {named.name: named.tensor for named in tensors_in(call.arguments)}
+    tried = shapes(function, texts, vary, seed, arch, settings, command)
+    with progress("explore") as advance:
+        return explore(tried, schedules(count), advance)
 
 
 def _summaries(tensors: Mapping[str, Tensor]) -> list[dict[str, Any]]:

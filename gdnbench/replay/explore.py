@@ -77,6 +77,9 @@ class _Kept:
         self._runner = runner
         self.left: Execution | Failure | None = None
 
+    def forget(self) -> None:
+        self.left = None
+
     def run(self, record: StoredRecord, operation: Operation) -> Execution | Failure:
         self.left = self._runner.run(record, operation)
         return self.left
@@ -110,7 +113,7 @@ class _Input:
             left = self._runner.run(record, found)
             failed = left.faults[0] if isinstance(left, Execution) and left.faults else ""
         else:
-            self._runner.left = None
+            self._runner.forget()
             result = Replayer(self._runner, None, ORACLE, self._judge).replay(record)
             if self._runner.left is None:  # it was not called
                 return Run(refused=f"{result.outcome}: {result.reason}")

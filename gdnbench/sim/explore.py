@@ -83,12 +83,14 @@ class Failed:
 
 @dataclass(slots=True)
 class Tried:
-    """What the runs of one shape came to. `refused`: why it was not run."""
+    """What the runs of one shape came to. `compared`: how many were done and have bits. `refused`: why it was
+    not run."""
 
     shape: str
     schedules: list[str] = field(default_factory=list)
     difference: Difference | None = None
     failed: list[Failed] = field(default_factory=list)
+    compared: int = 0
     refused: str = ""
 
     @property
@@ -98,12 +100,13 @@ class Tried:
 
 @dataclass(slots=True)
 class Found:
-    """A finding of one or more runs, as the first of them has it: which that was, and how to repeat it."""
+    """A finding of one or more runs, as the first of them has it: which that was, and how to repeat it.
+    `shapes` are all those in which it was met."""
 
     finding: Finding
-    shape: str
     schedule: str
     command: str
+    shapes: list[str]
     runs: int = 1
 
 
@@ -122,6 +125,10 @@ class Exploration:
         """Whether bits are equal, nothing failed, and no error but accepted ones was found."""
         return all(one.ok for one in self.tried) and not any(one.finding.fails for one in self.found)
 
+    def passed(self, tried: Tried) -> bool:
+        """Whether one of the shapes did all that."""
+        return tried.ok and not any(one.finding.fails and tried.shape in one.shapes for one in self.found)
+
     @property
     def runs(self) -> int:
         return sum(len(one.schedules) for one in self.tried)
@@ -139,12 +146,13 @@ class Exploration:
             "interrupted": self.interrupted,
             "schedules": list(self.schedules),
             "runs": self.runs,
-            "shapes": [_plain_tried(one) for one in self.tried],
+            "shapes": [{**_plain_tried(one), "ok": self.passed(one)} for one in self.tried],
             "findings": [
                 {
                     **one.finding.as_json(),
                     "runs": one.runs,
-                    "first": {"shape": one.shape, "schedule": one.schedule, "command": one.command},
+                    "shapes": one.shapes,
+                    "first": {"shape": one.shapes[0], "schedule": one.schedule, "command": one.command},
                 }
                 for one in self.found
             ],
@@ -192,6 +200,7 @@ def _runs(shape: Shape, schedules: Sequence[str], tried: Tried) -> Iterator[tupl
         failed = run.failed or run.refused
         if failed and failed not in (one.reason for one in tried.failed):
             tried.failed.append(Failed(failed, schedule, shape.command(schedule)))
+        tried.compared += run.tensors is not None
         if run.tensors is not None and against is None:
             against, bits = schedule, run.tensors
         elif run.tensors is not None and against is not None and tried.difference is None:
@@ -226,19 +235,27 @@ def _merge(
     """Findings of one run; those at the same places are one, whatever the shape."""
     first: dict[tuple[object, ...], Finding] = {}
     for finding in findings:
-        first.setdefault((finding.severity, finding.kind, finding.summary), finding)
+        first.setdefault(_cause(finding), finding)
     for key, finding in first.items():
-        if key in found:
-            found[key].runs += 1
-        else:
-            found[key] = Found(finding, shape.name, schedule, shape.command(schedule))
+        if key not in found:
+            found[key] = Found(finding, schedule, shape.command(schedule), [shape.name])
+            continue
+        found[key].runs += 1
+        if shape.name not in found[key].shapes:
+            found[key].shapes.append(shape.name)
+
+
+def _cause(finding: Finding) -> tuple[object, ...]:
+    """What is the same for every run in which it is found: a fault's message has addresses in it."""
+    if finding.evidence is None and finding.ptx_line is not None:
+        return finding.severity, finding.kind, finding.file, finding.line or finding.ptx_line, finding.ptx
+    return finding.severity, finding.kind, finding.summary
 
 
 def _plain_tried(tried: Tried) -> dict[str, Any]:
     difference = tried.difference
     return {
         "shape": tried.shape,
-        "ok": tried.ok,
         "schedules": tried.schedules,
         "refused": tried.refused or None,
         "difference": None

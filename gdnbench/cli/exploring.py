@@ -1,0 +1,119 @@
+"""What `sim` and `replay` share of `--explore`: the command to repeat a run, and how an exploration is
+printed."""
+
+from __future__ import annotations
+
+import shlex
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+import typer
+
+from gdnbench.cli.checking import print_unused, write_template
+from gdnbench.cli.console import INTERRUPTED, print_json, table
+from gdnbench.errors import BadInputError, Exit
+
+if TYPE_CHECKING:
+    from gdnbench.sim.checker.accept import Accepted
+    from gdnbench.sim.explore import Exploration, Tried
+
+EXPLORE = "Run under N schedules, late, early and random ones, and hold the bits of all against one another."
+HEADERS = ("shape", "runs", "bits", "verdict")
+
+
+def typed(*words: object) -> str:
+    """A command as a person types it; None and "" are left out."""
+    return shlex.join(["gdnbench", *(str(word) for word in words if word not in (None, ""))])
+
+
+def refuse_with(option: str, **others: object) -> None:
+    """BadInputError for an option of `others`, by name, that is given beside `option`."""
+    for name, value in others.items():
+        if value not in (None, False):
+            raise BadInputError(f"{option} runs many times: it does not go with --{name.replace('_', '-')}")
+
+
+def conclude(
+    found: Exploration, accepted: Accepted | None, template: Path | None, *, json: bool, verbose: bool
+) -> NoReturn:
+    """Print what was tried and found, write the `template` of `--write-accept`, and end the command."""
+    if accepted is not None:
+        found = found.accepting(accepted.of)
+    print_unused(accepted)
+    if template is not None:
+        write_template(template, (one.finding for one in found.found))
+    if json:
+        print_json(found.as_json() | {"unused": [] if accepted is None else accepted.unused()})
+    else:
+        print("\n".join(_lines(found, verbose)))
+    raise typer.Exit(_status(found))
+
+
+def _status(found: Exploration) -> int:
+    if not found.ok:
+        return Exit.MISMATCH
+    if found.interrupted:
+        return INTERRUPTED
+    return Exit.CANNOT_RUN if any(one.refused for one in found.tried) else Exit.PASS
+
+
+def _lines(found: Exploration, verbose: bool) -> Iterator[str]:
+    yield f"schedules: {', '.join(found.schedules)}"
+    yield table(HEADERS, [_row(found, one) for one in found.tried], right=("runs",))
+    for one in found.tried:
+        if one.difference is not None:
+            yield f"{one.shape}: {one.difference}"
+            yield f"  repeat: {one.difference.command}"
+        for failed in one.failed:
+            yield f"{one.shape} under {failed.schedule}: {failed.reason}"
+            yield f"  repeat: {failed.command}"
+        if one.refused:
+            yield f"{one.shape}: not run: {one.refused}"
+    for met in found.found:
+        if met.finding.accepted is None or verbose:
+            yield str(met.finding)
+            yield f"  in {met.runs} of {found.runs} runs, first {met.shapes[0]} under {met.schedule}"
+            yield f"  repeat: {met.command}"
+    yield ", ".join(_summary(found))
+
+
+def _row(found: Exploration, tried: Tried) -> tuple[object, ...]:
+    if tried.refused:
+        return (tried.shape, 0, "-", "not run")
+    bits = "differ" if tried.difference is not None else "equal" if tried.compared > 1 else "-"
+    return (tried.shape, len(tried.schedules), bits, "pass" if found.passed(tried) else "FAIL")
+
+
+def _summary(found: Exploration) -> Iterator[str]:
+    from gdnbench.sim.report import Severity
+
+    yield f"{found.runs} run{'' if found.runs == 1 else 's'}"
+    if found.interrupted:
+        yield "interrupted"
+    differ = sum(one.difference is not None for one in found.tried)
+    yield f"bits differ in {differ} of {len(found.tried)} shapes" if differ else "equal bits"
+    failed = sum(bool(one.failed) for one in found.tried)
+    if failed:
+        yield f"{failed} of {len(found.tried)} shapes failed"
+    standing = Counter(one.finding.severity for one in found.found if one.finding.accepted is None)
+    errors = standing[Severity.ERROR]
+    yield f"{errors} error{'' if errors == 1 else 's'} found" if errors else "no error found"
+    counts = {
+        "to review": standing[Severity.REVIEW],
+        "incomplete": standing[Severity.INCOMPLETE],
+        "accepted": sum(one.finding.accepted is not None for one in found.found),
+    }
+    yield from (f"{count} {what}" for what, count in counts.items() if count)
+
+
+def varied(texts: Iterable[str]) -> dict[str, list[str]]:
+    """`["M=1,64", "K=8"]` -> {"M": ["1", "64"], "K": ["8"]}; BadInputError for anything else."""
+    found: dict[str, list[str]] = {}
+    for text in texts:
+        name, named, values = text.partition("=")
+        if not named or not name.isidentifier() or not all(values.split(",")) or name in found:
+            raise BadInputError(f"--vary {text!r} is not NAME=VALUE,VALUE,... with a name of its own")
+        found[name] = values.split(",")
+    return found
