@@ -19,23 +19,19 @@ is not, 2 bad arguments, 3 a kernel cannot run here.
 from __future__ import annotations
 
 import argparse
-import os
 import subprocess
 import sys
 import tempfile
 from fnmatch import fnmatchcase
-from importlib.machinery import PathFinder
 from pathlib import Path
 
 from mutation.subjects import SUBJECTS
+from mutation.surroundings import environment, installed
 from mutation.verdicts import TOLD, Result, equivalents, read, rows, unexplained
 
 from gdnbench.cli.console import table
 from gdnbench.errors import BadInputError, Exit
 from gdnbench.sim.run import ENGINES
-
-THIRD_PARTY = "GDNBENCH_THIRD_PARTY"
-PACKAGES = ("quack", "flashinfer")
 
 
 def main() -> int:
@@ -70,7 +66,7 @@ def main() -> int:
         except BadInputError as error:
             print(f"error: {error}", file=sys.stderr)
             return Exit.BAD_INPUT
-        statuses = [_apart(name, path, options) for name in names if _installed(name)]
+        statuses = [_apart(name, path, options) for name in names if installed(name)]
         results = _latest(path, names)
     print(table(TOLD, rows(results, known), right=TOLD[2:]))
     left = unexplained(results, known)
@@ -94,29 +90,10 @@ def _here(names: list[str], options: argparse.Namespace) -> int:
     return Exit.PASS
 
 
-def _installed(name: str) -> bool:
-    package = next((package for package in PACKAGES if name.startswith(package)), None)
-    folder = os.environ.get(THIRD_PARTY)
-    if package is None or PathFinder.find_spec(package, [*([folder] if folder else []), *sys.path]):
-        return True
-    print(f"note: {name} is passed over: {package} is not installed", file=sys.stderr)
-    return False
-
-
 def _apart(name: str, path: Path, options: argparse.Namespace) -> int:
     """Judges in a process of its own: other people's packages change CuTe DSL for all of it."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    architecture = SUBJECTS[name].architecture
-    if architecture:
-        folders = [os.environ[each] for each in (THIRD_PARTY, "PYTHONPATH") if os.environ.get(each)]
-        environment |= {
-            "CUTE_DSL_ARCH": architecture,
-            "QUACK_ARCH": architecture,
-            "QUACK_CACHE_ENABLED": "0",
-            "PYTHONPATH": os.pathsep.join(folders),
-        }
     command = [sys.executable, __file__, *_passed(options), "--here", "--results", str(path.resolve())]
-    status = subprocess.run([*command, "--", name], env=environment).returncode
+    status = subprocess.run([*command, "--", name], env=environment(name)).returncode
     if status:
         print(f"error: {name} could not be judged; see above", file=sys.stderr)
     return status

@@ -1,8 +1,8 @@
 """A kept launch as the input of SentryWard: its JSON and its PTX.
 
-SentryWard takes the values of scalars, but of pointers only which storage they are in, so tensors are named. A
-64-bit word of a parameter is a pointer if it lies in a tensor of the launch, and a parameter of 128 bytes is a
-tensor map if it says what one has to and its address lies in such a tensor.
+SentryWard takes the values of scalars, but of pointers only which storage they are in, so tensors are named.
+A 64-bit word of a parameter is a pointer if it lies in a tensor of the launch, and a parameter of 128 bytes is
+a tensor map if it says what one has to and its address lies in such a tensor.
 """
 
 from __future__ import annotations
@@ -69,7 +69,9 @@ def launch_input(launch: KeptLaunch, after: Sequence[bytes]) -> Record:
                     scalar = {"type": _declared(launch, index), "value": value}
                 arguments.append({**where, **scalar})
             elif word != tensor_of.address:
-                raise UnsupportedError(f"parameter {index} points into {tensor_of.name}, not to its first byte")
+                raise UnsupportedError(
+                    f"parameter {index} points into {tensor_of.name}, not to its first byte"
+                )
             else:
                 pointer = {"type": "pointer", "space": "global", "object": names[word]}
                 declarations.append({**where, **pointer})
@@ -105,9 +107,10 @@ def _tables(tensors: Sequence[Tensor], after: Sequence[bytes]) -> dict[int, list
     found = {}
     for tensor, left in zip(tensors, after, strict=True):
         data = tensor.before
-        if data == left and len(data) <= TABLE_BYTES and len(data) % 4 == 0 and any(data):
-            if all(-SMALL < word < SMALL for (word,) in struct.iter_unpack("<i", data)):
-                found[tensor.address] = [word for (word,) in struct.iter_unpack("<I", data)]
+        if data != left or len(data) > TABLE_BYTES or len(data) % 4 or not any(data):
+            continue
+        if all(-SMALL < word < SMALL for (word,) in struct.iter_unpack("<i", data)):
+            found[tensor.address] = [word for (word,) in struct.iter_unpack("<I", data)]
     return found
 
 
