@@ -33,6 +33,7 @@ from gdnbench.cli.replay_shapes import (
     repeated,
 )
 from gdnbench.cli.time import BUSY, CACHE, CLOCK, FORM, print_times, replay_timer, timing_options
+from gdnbench.cli.tracing import LIMIT, OF, TRACE, trace_to
 from gdnbench.errors import BadInputError
 from gdnbench.store.recover import open_store
 
@@ -60,6 +61,9 @@ def replay(
     accept: Annotated[Path | None, typer.Option(help=ACCEPT)] = None,
     write_accept: Annotated[Path | None, typer.Option(help=WRITE_ACCEPT)] = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help=VERBOSE)] = False,
+    trace: Annotated[Path | None, typer.Option(help=f"With --on sim. {TRACE}")] = None,
+    of: Annotated[str | None, typer.Option(help=OF)] = None,
+    trace_limit: Annotated[int | None, typer.Option(min=1, help=LIMIT)] = None,
     schedule: Annotated[str | None, typer.Option(help=SCHEDULE_HELP)] = None,
     shape: Annotated[int | None, typer.Option(metavar="SEED", help=SHAPE_HELP)] = None,
     explore: Annotated[int | None, typer.Option(min=1, metavar="N", help=f"With --on sim. {EXPLORE}")] = None,
@@ -95,6 +99,8 @@ def replay(
     accepted = read_accepted(accept, write_accept, check=check)
     if not time and (cache or form or clock or busy):
         raise BadInputError("--cache, --form, --clock and --busy say how to time: give --time too")
+    if trace is not None and on != "sim":
+        raise BadInputError(f"--trace is written by the simulator: --on sim, not {on}")
     if time and on == "sim":
         raise BadInputError("--time: the simulator has no clock; `gdnbench time --on sim` counts instead")
     if shapes is not None and explore is None:
@@ -114,6 +120,7 @@ def replay(
             time=time,
             git_bisect=git_bisect,
             junit=junit,
+            trace=trace,
         )
         words: list[object] = ["--kernel", kernel, "--on", on]
         words += ["--accept", accept] if accept is not None else []
@@ -167,6 +174,7 @@ def replay(
             time=times,
             check=check,
             accepted=accepted,
+            trace=stack.enter_context(trace_to(trace, of, trace_limit, advance.say)),
             progress=lambda done, total, _: advance(done, total),
         )
     if times is not None and not json:

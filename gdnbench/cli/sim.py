@@ -23,7 +23,7 @@ from gdnbench.cli.checking import (
 from gdnbench.cli.console import print_json, progress, table
 from gdnbench.cli.exploring import EXPLORE, conclude, refuse_with, typed, varied
 from gdnbench.cli.sim_call import call_from_text, tensors_of
-from gdnbench.cli.tracing import LIMIT, OF, TRACE, asked_trace, told_trace
+from gdnbench.cli.tracing import LIMIT, OF, TRACE, trace_to
 from gdnbench.errors import BadInputError, Exit
 
 if TYPE_CHECKING:
@@ -128,9 +128,11 @@ def sim(
         found = _explore(function, texts, varied(vary or ()), seed, arch, settings, explore, command)
         conclude(found, accepted, write_accept, json=json, verbose=verbose)
     # What the kernel's file prints is no part of the result.
-    with progress("sim") as advance, contextlib.redirect_stdout(sys.stderr), ExitStack() as stack:
-        tracing = asked_trace(trace, of, trace_limit, advance.say)
-        stack.enter_context(told_trace(tracing))
+    with (
+        progress("sim") as advance,
+        contextlib.redirect_stdout(sys.stderr),
+        trace_to(trace, of, trace_limit, advance.say) as tracing,
+    ):
         watch = None if tracing is None else tracing.watch()
         settings = Settings(
             mma, engine, schedule, profile or timeline is not None, threads, advance, watch, check

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,42 +14,46 @@ from gdnbench.printable import printable
 
 if TYPE_CHECKING:
     from gdnbench.trace.request import TraceRequest
+    from gdnbench.trace.writer import Told
 
 TRACE = "Write the values that instructions compute into a new store, a value trace, for diff."
 OF = 'Of which: "cta=0-3 warp=4 class=load,store lines=10-20 source=FILE.py:8-9", or all. Default: cta=0.'
 LIMIT = "MiB that a trace may hold before compression; what is left out is counted. Default: 1024."
 
 
-def asked_trace(path: Path | None, of: str | None, limit: int | None) -> TraceRequest | None:
-    """What is asked for, its store made. BadInputError for a selection that selects nothing, StoreError if
-    there is something at `path`."""
+@contextmanager
+def trace_to(
+    path: Path | None, of: str | None, limit: int | None, told: Told
+) -> Iterator[TraceRequest | None]:
+    """While launches may be traced, to a store that is made for them; says at the end, whatever it is, how
+    much is in it. None if no trace is asked for. BadInputError for a selection that selects nothing,
+    StoreError if there is something at `path`."""
     if path is None:
         if of is not None or limit is not None:
             raise BadInputError("--of and --trace-limit say what goes to a trace: give --trace OUT too")
-        return None
+        yield None
+        return
     from gdnbench.sim.value_trace import Selection
     from gdnbench.trace.request import DEFAULT, TraceRequest
     from gdnbench.trace.writer import MAX_BYTES, make_trace
 
-    request = TraceRequest(str(path), of or DEFAULT, MAX_BYTES if limit is None else limit << 20)
+    request = TraceRequest(str(path), of or DEFAULT, MAX_BYTES if limit is None else limit << 20, told)
     Selection.parse(request.of)
     make_trace(path)
-    return request
-
-
-@contextmanager
-def told_trace(request: TraceRequest | None) -> Iterator[None]:
-    """Says at the end, whatever it is, how much is in the trace."""
     try:
-        yield
+        yield request
     finally:
-        if request is not None:
-            from gdnbench.trace.writer import TraceWriter
+        _tell(path)
 
-            found = TraceWriter(Path(request.path))
-            dropped = f", {found.dropped:,} left out at the limit" if found.dropped else ""
-            launches = f"{found.launches:,} launch{'' if found.launches == 1 else 'es'}"
-            print(
-                f"{found.recorded:,} events of {launches} in {printable(request.path)}{dropped}",
-                file=sys.stderr,
-            )
+
+def _tell(path: Path) -> None:
+    from gdnbench.trace.writer import TraceWriter
+
+    found = TraceWriter(path)
+    if not found.launches:
+        shutil.rmtree(path)
+        print(f"no launch was made; {printable(path)} is not written", file=sys.stderr)
+        return
+    dropped = f", {found.dropped:,} left out at the limit" if found.dropped else ""
+    launches = f"{found.launches:,} launch{'' if found.launches == 1 else 'es'}"
+    print(f"{found.recorded:,} events of {launches} in {printable(path)}{dropped}", file=sys.stderr)

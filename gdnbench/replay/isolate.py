@@ -7,6 +7,7 @@ tensor passes through a pipe.
 
 from __future__ import annotations
 
+import json
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,19 +23,29 @@ from gdnbench_kernels.contract import Operation
 
 if TYPE_CHECKING:
     from gdnbench.sim.report import Finding
+    from gdnbench.trace.request import TraceRequest
 
 
 class Isolated:
     """Runs `kernel` on records of the store at `path` in a worker; `timeout` is seconds a record.
 
-    With `stages` its intermediates come back too, with `check` what the simulator's checker found.
+    With `stages` its intermediates come back too, with `check` what the simulator's checker found; with
+    `trace` the worker writes what instructions compute.
     """
 
     def __init__(
-        self, path: Path, kernel: str, on: str, timeout: float, stages: bool = False, check: bool = False
+        self,
+        path: Path,
+        kernel: str,
+        on: str,
+        timeout: float,
+        stages: bool = False,
+        check: bool = False,
+        trace: TraceRequest | None = None,
     ) -> None:
         self._path, self._kernel, self._on, self._timeout = path, kernel, on, timeout
-        self._options = [str(int(stages)), str(int(check))]
+        asked = json.dumps(None if trace is None else trace.as_json())
+        self._options = [str(int(stages)), str(int(check)), asked]
         self._folder = tempfile.TemporaryDirectory(prefix="gdnbench-replay-")
         self._results = Path(self._folder.name) / "outputs"
         self._worker: Worker | None = None

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
@@ -34,11 +34,13 @@ if TYPE_CHECKING:
     from gdnbench.sim.checker.accept import Accepted
     from gdnbench.sim.report import Finding
     from gdnbench.timing.result import RecordTiming
+    from gdnbench.trace.request import TraceRequest
 
 RECORDED = "recorded"
 TIMEOUT = 300.0
-CHECK_TIMEOUT = 10 * TIMEOUT
-"""Of a record that is checked, which is simulated up to ten times as slowly."""
+SLOW_TIMEOUT = 10 * TIMEOUT
+"""Of a record that is checked, which is simulated up to ten times as slowly, or traced: what is recorded is
+interpreted."""
 
 Progress = Callable[[int, int, RecordResult], None]
 """Called after each record: how many are done, of how many, and the last one."""
@@ -67,6 +69,7 @@ def replay(
     time: Times | None = None,
     check: bool = False,
     accepted: Accepted | None = None,
+    trace: TraceRequest | None = None,
     progress: Progress | None = None,
 ) -> ReplayReport:
     """Replay the records of `store` (those numbered in `records`, of operation `op`) through `kernel`.
@@ -75,6 +78,7 @@ def replay(
     `stages`: judge the intermediates that the kernel fills as well, ahead of its outputs, by the same rule.
     `time` is called for each record that passed, and what it returns is kept with the result.
     `check`: the simulator checks every launch of `kernel`; an error that is not `accepted` fails the record.
+    `trace`: the simulator writes what instructions of `kernel` compute.
     `isolate` None: in a process of its own for a user's function, on CUDA, or with a timeout; `timeout` is
     seconds a record.
 
@@ -88,6 +92,8 @@ def replay(
         raise BadInputError("no call records its stages: compare them with reference or another kernel")
     if check and on != SIM:
         raise BadInputError(f"--check is done by the simulator: --on {SIM}, not {on}")
+    if trace is not None and on != SIM:
+        raise BadInputError(f"--trace is written by the simulator: --on {SIM}, not {on}")
     chosen = select(store, records, op)
     kernels.check_name(kernel, on)
     if against not in (ORACLE, RECORDED):
@@ -96,12 +102,13 @@ def replay(
     there = "cpu" if on == SIM and against not in kernels.on_simulator() else on
     device = device_of(on)
 
-    def runner_of(name: str, place: str, check: bool = False) -> Runner:
-        return runner(store, name, place, isolate=isolate, timeout=timeout, stages=stages, check=check)
+    def runner_of(name: str, place: str, check: bool = False, trace: TraceRequest | None = None) -> Runner:
+        options: dict[str, Any] = {"isolate": isolate, "timeout": timeout, "stages": stages}
+        return runner(store, name, place, check=check, trace=trace, **options)
 
     results: list[RecordResult] = []
     with ExitStack() as stack:
-        main = stack.enter_context(closing(runner_of(kernel, on, check)))
+        main = stack.enter_context(closing(runner_of(kernel, on, check, trace)))
         other = (
             None if against in (ORACLE, RECORDED) else stack.enter_context(closing(runner_of(against, there)))
         )
@@ -123,16 +130,18 @@ def runner(
     timeout: float | None = None,
     stages: bool = False,
     check: bool = False,
+    trace: TraceRequest | None = None,
 ) -> Runner:
     """What runs `kernel` on records of `store`, here or in a process of its own; see `replay`. BadInputError
     for a timeout of a kernel that runs here."""
     alone = kernels.is_user_kernel(kernel) or on == "cuda" or timeout is not None
     if isolate if isolate is not None else alone:
-        usual = CHECK_TIMEOUT if check else TIMEOUT
-        return Isolated(store.path, kernel, on, timeout if timeout is not None else usual, stages, check)
+        usual = TIMEOUT if trace is None and not check else SLOW_TIMEOUT
+        seconds = timeout if timeout is not None else usual
+        return Isolated(store.path, kernel, on, seconds, stages, check, trace)
     if timeout is not None:
         raise BadInputError("a timeout needs isolation: a kernel in this process cannot be stopped")
-    return InProcess(kernel, on, stages, check)
+    return InProcess(kernel, on, stages, check, trace)
 
 
 def select(store: Store, records: Sequence[int] | None, op: str | None) -> list[int]:

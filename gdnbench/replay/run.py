@@ -10,12 +10,13 @@ from gdnbench.errors import BadInputError
 from gdnbench.replay.execute import Execution, execute
 from gdnbench.replay.failure import Failure, classify, describe
 from gdnbench.replay.kernels import LoadedKernel, is_user_kernel, load, load_function
-from gdnbench.replay.simulated import simulated
+from gdnbench.replay.simulated import simulated, traced
 from gdnbench.store.reader import StoredRecord
 from gdnbench_kernels.contract import Operation
 
 if TYPE_CHECKING:
     from gdnbench.sim.report import Finding
+    from gdnbench.trace.request import TraceRequest
 
 
 class Runner(Protocol):
@@ -28,13 +29,21 @@ class Runner(Protocol):
 
 class InProcess:
     """Runs the kernel here: fast, but a crash or hang of it is ours. What it prints goes to stderr. With
-    `check` the simulator checks it."""
+    `check` the simulator checks it, with `trace` it writes what instructions compute."""
 
-    def __init__(self, kernel: str, on: str, stages: bool = False, check: bool = False) -> None:
+    def __init__(
+        self,
+        kernel: str,
+        on: str,
+        stages: bool = False,
+        check: bool = False,
+        trace: TraceRequest | None = None,
+    ) -> None:
         self._name = kernel
         self._on = on
         self._stages = stages
         self._check = check
+        self._trace = trace
         self._loaded: dict[str, LoadedKernel] = {}
 
     def run(self, record: StoredRecord, operation: Operation) -> Execution | Failure:
@@ -47,7 +56,8 @@ class InProcess:
                         self._loaded[operation.name] = load(self._name, operation)
                 imported = True
                 kernel = self._loaded[operation.name]
-                return execute(record, operation, kernel, self._on, self._stages, checked)
+                with traced(self._trace, record):
+                    return execute(record, operation, kernel, self._on, self._stages, checked)
         except Exception as error:
             found = None if checked is None else tuple(checked)
             return Failure(classify(error), describe(error), imported, found)

@@ -13,6 +13,8 @@ from gdnbench_kernels.compiling import launching
 if TYPE_CHECKING:
     from gdnbench.sim.report import Finding
     from gdnbench.sim.simulate import Session
+    from gdnbench.store.reader import StoredRecord
+    from gdnbench.trace.request import TraceRequest
 
 SIM = "sim"
 
@@ -35,6 +37,20 @@ def simulated(on: str, checked: list[Finding] | None = None) -> Iterator[Session
         finally:
             if checked is not None:
                 checked += _of_checker(session)
+
+
+@contextmanager
+def traced(trace: TraceRequest | None, record: StoredRecord) -> Iterator[None]:
+    """While launches of a simulated kernel go to a value trace, if there is one, as launches of `record`."""
+    if trace is None:
+        yield
+        return
+    from gdnbench.sim.simulate import active
+
+    with active() as around:
+        watch = trace.watch({"record": record.key, "record_number": record.number})
+        with active(replace(around.settings, watch=watch)):
+            yield
 
 
 @contextmanager
