@@ -37,16 +37,13 @@ class ReadSets:
 
     def with_reader(self, number: int, reader: int) -> int:
         """The set `number` and `reader`."""
-        members = (*self._kept(self.sets[number], reader), reader)
+        kept = tuple(old for old in self.sets[number] if old != reader and not self._supersedes(reader, old))
+        members = (*kept, reader)
         found = self._numbers.get(members)
         if found is None:
             found = self._numbers[members] = len(self.sets)
             self.sets.append(members)
         return found
-
-    def _kept(self, members: tuple[int, ...], reader: int) -> Iterable[int]:
-        """Those of `members` that stay beside `reader`."""
-        return (old for old in members if old != reader and not self._supersedes(reader, old))
 
 
 class Shadow:

@@ -83,7 +83,8 @@ TURNS = (
 LAST = (
     "mad.wide.u32 %d0, %cta, 256, %mine;\nst.global.b32 [%d0], %t; // a\nbar.sync 0;\n"
     f"@%one fence.acq_rel.gpu;\n@%one atom.relaxed.gpu.global.add.u32 %r3, {FLAG}, 1;\n"
-    "@%one st.shared.b32 [buffer], %r3;\n@%one fence.acq_rel.gpu; // -\nbar.sync 0;\nld.shared.b32 %r3, [buffer];\nsetp.eq.u32 %last, %r3, 2;\n"
+    "@%one st.shared.b32 [buffer], %r3;\n@%one fence.acq_rel.gpu; // -\n"
+    "bar.sync 0;\nld.shared.b32 %r3, [buffer];\nsetp.eq.u32 %last, %r3, 2;\n"
     "@!%last bra over;\nld.global.b32 %r4, [%mine]; // b\nld.global.b32 %r4, [%mine+256]; // b\n"
     "ld.global.b32 %r4, [%mine+512]; // b\nover:\n"
 )
