@@ -11,7 +11,7 @@ import numpy.typing as npt
 from gdnbench.sim.checker.events import Access
 from gdnbench.sim.checker.views import SPACES
 from gdnbench.sim.machine.seam import LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW, WINDOW_SIZE
-from gdnbench.sim.ptx.ir import Address, Instruction, Kernel, Symbol
+from gdnbench.sim.ptx.ir import Instruction, Kernel
 from gdnbench.sim.ptx.literals import width_of
 
 Bytes = npt.NDArray[np.int64]
@@ -53,13 +53,10 @@ def form_of(ins: Instruction) -> Form | None:
     if ins.op not in (*_READS, *_WRITES, "atom", "red") or ins.has("local", "param", "param::entry"):
         return None
     space = "shared" if ins.has(*_SHARED) else "global" if ins.has("global", "const") else ""
-    address = ins.sources[0]
-    if not space and isinstance(address, Address) and isinstance(address.base, Symbol):
-        space = "shared" if address.base.variable.space == "shared" else "global"
     if ins.op in ("ldmatrix", "stmatrix"):
         matrices = int(next(mod for mod in ins.mods if mod in ("x1", "x2", "x4"))[1:])
         access = Access.READ if ins.op == "ldmatrix" else Access.WRITE
-        return Form(access, ROW_BYTES, 8 * matrices, "shared")
+        return Form(access, ROW_BYTES, 8 * matrices, space)
     width = width_of(ins.types[-1]) // 8 * ins.vec
     if ins.op in ("atom", "red"):
         return Form(

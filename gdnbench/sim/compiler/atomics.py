@@ -165,7 +165,7 @@ def atomic(t: Translator, ins: Instruction) -> None:
     dests = tuple(ins.written())
     if any(len(row) != ins.vec for row in rows) or len(dests) not in (0, ins.vec):
         raise UnsupportedError(ins.name)
-    base = t.address(ins.sources[0])
+    base = t.address(ins, ins.sources[0])
     # All sources are read before the first result is written: a destination may be one of them.
     values = [[t.read(part, bits) for part in row] for row in rows]
     results = []

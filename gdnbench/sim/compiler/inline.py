@@ -65,7 +65,7 @@ def _try_wait(t: Translator, ins: Instruction, python: str) -> None:
     if len(ins.sources) < 2:
         return
     _allowed(t, python)
-    address, parity = t.address(ins.sources[0]), t.read(ins.sources[1], 32)
+    address, parity = t.address(ins, ins.sources[0]), t.read(ins.sources[1], 32)
     code.library.helper("mbarrier_over", _define_over)
     over = code.call("mbarrier_over", "i1", t.state, code.mask_bits(t.active), address, parity)
     _when(t, over, python)
@@ -83,7 +83,7 @@ def _arrive(t: Translator, ins: Instruction, python: str) -> None:
     if expects and len(ins.sources) != 2:
         return
     _allowed(t, python)
-    address = t.address(ins.sources[0])
+    address = t.address(ins, ins.sources[0])
     operand = t.read(ins.sources[1], 32) if len(ins.sources) > 1 else const(I32, 1)
     code.library.helper("mbarrier_arrive", _define_arrive)
     flag = const("i1", int(expects))

@@ -11,9 +11,9 @@ from gdnbench.sim.compiler import lanes
 from gdnbench.sim.compiler.access_log import log_access
 from gdnbench.sim.compiler.emit import I32, Value, const, lane_constants
 from gdnbench.sim.compiler.memory import SPACES, locate, space_of
-from gdnbench.sim.compiler.translator import FaultCode, Translate, Translator, only, window_of
+from gdnbench.sim.compiler.translator import FaultCode, Translate, Translator, only
 from gdnbench.sim.errors import UnsupportedError
-from gdnbench.sim.machine.seam import WINDOW_SIZE
+from gdnbench.sim.machine.seam import WINDOW_SIZE, WINDOWS
 from gdnbench.sim.ptx.ir import Instruction, Vector
 
 _ROW_BYTES = 16
@@ -36,12 +36,12 @@ def _rows(t: Translator, ins: Instruction, matrices: int) -> Value:
     code = t.code
     givers = lane_constants("i1", [int(lane < 8 * matrices) for lane in range(32)])
     t.active = code.op("and", t.active, givers)
-    address = inside = t.address(ins.sources[0])
+    address = inside = t.address(ins, ins.sources[0])
     if space_of(ins) == "generic":
         shift = WINDOW_SIZE.bit_length() - 1
-        outside = code.comparei("icmp ne", code.opi("lshr", address, shift), window_of("shared") >> shift)
+        outside = code.comparei("icmp ne", code.opi("lshr", address, shift), WINDOWS["shared"] >> shift)
         t.fault(code.op("and", outside, t.active), FaultCode.MATRIX, ins, address)
-        inside = code.opi("sub", address, window_of("shared"))
+        inside = code.opi("sub", address, WINDOWS["shared"])
     hosts = locate(t, ins, "shared", inside, _ROW_BYTES)
     log_access(t, ins, address)
     return hosts

@@ -5,9 +5,9 @@ from __future__ import annotations
 from gdnbench.sim.compiler import lanes
 from gdnbench.sim.compiler.access_log import log_access
 from gdnbench.sim.compiler.emit import I1, I64, Value, const, lanes_of
-from gdnbench.sim.compiler.translator import FaultCode, Translate, Translator, window_of
+from gdnbench.sim.compiler.translator import FaultCode, Translate, Translator
 from gdnbench.sim.errors import UnsupportedError
-from gdnbench.sim.machine.seam import WINDOW_SIZE
+from gdnbench.sim.machine.seam import WINDOW_SIZE, WINDOWS
 from gdnbench.sim.ptx.ir import Address, Instruction, Operand, Sink, Symbol, Vector
 from gdnbench.sim.ptx.literals import width_of
 
@@ -56,8 +56,6 @@ def tell(t: Translator, ins: Instruction, space: str, address: Value) -> None:
     space."""
     if space in ("local", "param"):
         return
-    if space == "shared" and space_of(ins) == "generic":  # the variable's name told the space
-        address = t.code.opi("add", address, window_of("shared"))
     log_access(t, ins, address)
 
 
@@ -96,7 +94,7 @@ def count_access(t: Translator, space: str, address: Value | None, size: int, *,
     window = code.opi("lshr", code.resize(address, I64), shift)
     rest = const(I1, 1)
     for name in ("shared", "local", "param"):
-        here = code.comparei("icmp eq", window, window_of(name) >> shift)
+        here = code.comparei("icmp eq", window, WINDOWS[name] >> shift)
         t.count_traffic(path(name), size, here)
         rest = code.op("and", rest, code.not_(here))
     t.count_traffic(path("global"), size, rest)
@@ -128,9 +126,7 @@ def load(t: Translator, ins: Instruction) -> None:
     if fixed is not None and fixed % width == 0 and fixed + width <= t.param_bytes():
         values = _load_param(t, fixed, size, count)
     else:
-        if space == "generic" and isinstance(source, Address) and isinstance(source.base, Symbol):
-            space = SPACES[source.base.variable.space]
-        address = t.address(source)
+        address = t.address(ins, source)
         hosts = locate(t, ins, space, address, width)
         tell(t, ins, space, address)
         values = read_rows(t, hosts, size, count)
@@ -161,13 +157,11 @@ def store(t: Translator, ins: Instruction) -> None:
     target, source = ins.sources[0], ins.sources[1]
     if space == "param":
         raise UnsupportedError(ins.name)
-    if space == "generic" and isinstance(target, Address) and isinstance(target.base, Symbol):
-        space = SPACES[target.base.variable.space]
     parts = _elements(source)
     if len(parts) != count:
         raise UnsupportedError(f"{ins.name} of {len(parts)} registers")
     values = [t.read(part, size * 8) for part in parts]
-    address = t.address(target)
+    address = t.address(ins, target)
     hosts = locate(t, ins, space, address, width)
     tell(t, ins, space, address)
     write_rows(t, hosts, values, size)
@@ -180,7 +174,7 @@ def cvta(t: Translator, ins: Instruction) -> None:
     if len(names) != 1 or ins.types[-1] not in ("u64", "u32"):
         raise UnsupportedError(ins.name)
     space = SPACES[names[0]]
-    base = window_of("const" if names[0] == "const" else space)
+    base = WINDOWS["const" if names[0] == "const" else space]
     value = t.read(ins.sources[0], 64)
     if base:
         value = t.code.opi("sub" if ins.has("to") else "add", value, base)
@@ -197,7 +191,7 @@ def isspacep(t: Translator, ins: Instruction) -> None:
     window = code.opi("lshr", t.read(ins.sources[0], 64), shift)
 
     def inside(space: str) -> Value:
-        return code.comparei("icmp eq", window, window_of(space) >> shift)
+        return code.comparei("icmp eq", window, WINDOWS[space] >> shift)
 
     space = SPACES[names[0]]
     if space == "global":

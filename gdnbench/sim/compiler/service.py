@@ -20,7 +20,7 @@ from gdnbench.sim.compiler.inline import inline
 from gdnbench.sim.compiler.layout import HEADER, SCALARS, Layout
 from gdnbench.sim.compiler.translator import Exit, Translator
 from gdnbench.sim.errors import UnsupportedError
-from gdnbench.sim.machine.seam import LANES, SHARED_BASE, Argument, Values
+from gdnbench.sim.machine.seam import LANES, SHARED_BASE, Argument, Values, window_of_variable
 from gdnbench.sim.ptx.ir import (
     Address,
     Immediate,
@@ -223,12 +223,15 @@ class ServiceMaker:
 
     def _address(self, ins: Instruction, address: Address) -> Read:
         """The effective address; a 32-bit base wraps at 4 GiB."""
-        offset = np.uint64(address.offset & 0xFFFF_FFFF_FFFF_FFFF)
+        total = address.offset
+        if isinstance(address.base, Symbol):
+            total += window_of_variable(ins, address.base.variable)
+        offset = np.uint64(total & 0xFFFF_FFFF_FFFF_FFFF)
         if address.base is None:
             return _constant(address.offset)
         base = self._scalar(ins, address.base)
         if isinstance(address.base, Register) and address.base.bits == 32:
             return lambda state: (base(state) + offset) & np.uint64(0xFFFF_FFFF)
-        if not address.offset:
+        if not total:
             return base
         return lambda state: base(state) + offset

@@ -31,7 +31,7 @@ from gdnbench.sim.compiler.emit import (
 )
 from gdnbench.sim.compiler.layout import HEADER, Layout
 from gdnbench.sim.errors import UnsupportedError
-from gdnbench.sim.machine.seam import LOCAL_WINDOW, PARAM_WINDOW, SHARED_BASE, SHARED_WINDOW
+from gdnbench.sim.machine.seam import SHARED_BASE, window_of_variable
 from gdnbench.sim.ptx.ir import (
     Address,
     Immediate,
@@ -413,15 +413,18 @@ class Translator:
             offset = SHARED_BASE + self.program.kernel.shared_offset(variable)
         return const(I64, offset + symbol.offset)
 
-    def address(self, operand: Operand) -> Value:
-        """The effective address of a memory operand; a 32-bit base wraps at 4 GiB."""
+    def address(self, ins: Instruction, operand: Operand) -> Value:
+        """The effective address of a memory operand of `ins`; a 32-bit base wraps at 4 GiB."""
         if not isinstance(operand, Address):
             raise UnsupportedError(f"memory operand {type(operand).__name__.lower()}")
         if operand.base is None:
             return const(I64, operand.offset)
         narrow = isinstance(operand.base, Register) and operand.base.bits == 32
         base = self.read(operand.base, 32 if narrow else 64)
-        address = self.code.opi("add", base, operand.offset) if operand.offset else base
+        offset = operand.offset
+        if isinstance(operand.base, Symbol):
+            offset += window_of_variable(ins, operand.base.variable)
+        address = self.code.opi("add", base, offset) if offset else base
         return self.code.resize(address, I64)
 
     def scratch(self, size: int) -> Value:
@@ -530,12 +533,6 @@ def _lanemask(code: Code, name: str) -> Value:
         "lanemask_gt": [-(2 << i) & 0xFFFFFFFF for i in range(32)],
     }
     return lane_constants("i32", [m - (1 << 32) if m >> 31 else m for m in masks[name]])
-
-
-def window_of(space: str) -> int:
-    """The generic address of a state space's address 0, as `cvta` adds it."""
-    windows = {"shared": SHARED_WINDOW, "local": LOCAL_WINDOW, "param": PARAM_WINDOW, "global": 0, "const": 0}
-    return windows[space]
 
 
 def only(ins: Instruction, *allowed: str) -> None:

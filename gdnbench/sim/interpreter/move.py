@@ -17,21 +17,24 @@ from gdnbench.sim.interpreter.operation import (
     write,
 )
 from gdnbench.sim.interpreter.registers import Array, both
-from gdnbench.sim.machine.seam import LANES, LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW, WINDOW_SIZE, Lanes
+from gdnbench.sim.machine.seam import (
+    LANES,
+    LOCAL_WINDOW,
+    PARAM_WINDOW,
+    SHARED_WINDOW,
+    WINDOW_SIZE,
+    WINDOWS,
+    Lanes,
+)
 from gdnbench.sim.ptx.ir import Instruction, Register, Sink, Vector
 
 _U64 = np.uint64
 _WINDOWS = {
-    "shared": SHARED_WINDOW,
+    **WINDOWS,
     "shared::cta": SHARED_WINDOW,
     # Without a cluster its window is that of the CTA (PTX ISA 5.1.8).
     "shared::cluster": SHARED_WINDOW,
-    "local": LOCAL_WINDOW,
-    "param": PARAM_WINDOW,
     "param::entry": PARAM_WINDOW,
-    # Constant memory lies in global memory here; both have generic addresses that equal their own.
-    "global": 0,
-    "const": 0,
 }
 
 

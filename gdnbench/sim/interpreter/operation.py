@@ -14,7 +14,7 @@ import numpy as np
 
 from gdnbench.sim.errors import UnsupportedError
 from gdnbench.sim.interpreter.registers import WIDTHS, Array, RegisterFile, view
-from gdnbench.sim.machine.seam import LANES, SHARED_BASE, Lanes, Values, Warp
+from gdnbench.sim.machine.seam import LANES, SHARED_BASE, Lanes, Values, Warp, window_of_variable
 from gdnbench.sim.ptx.ir import (
     Address,
     Immediate,
@@ -155,6 +155,7 @@ def fetch_address(ins: Instruction, address: Address) -> Fetch:
         value = np.full(LANES, offset, np.uint64)
         return lambda thread: value
     symbol = base
+    offset += np.uint64(window_of_variable(ins, symbol.variable))
     return lambda thread: np.full(LANES, symbol_address(thread, symbol), np.uint64) + offset
 
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from gdnbench.sim.ptx.ir import Instruction, Register
+from gdnbench.sim.ptx.ir import Instruction, Register, Variable
 
 if TYPE_CHECKING:
     from gdnbench.sim.machine.cta import Cta
@@ -36,6 +36,16 @@ SHARED_WINDOW = 0x7000_0000_0000_0000
 LOCAL_WINDOW = 0x7100_0000_0000_0000
 PARAM_WINDOW = 0x7200_0000_0000_0000
 WINDOW_SIZE = 0x0010_0000_0000_0000
+
+WINDOWS = {
+    "shared": SHARED_WINDOW,
+    "local": LOCAL_WINDOW,
+    "param": PARAM_WINDOW,
+    # Constant memory lies in global memory here; both have generic addresses that equal their own.
+    "global": 0,
+    "const": 0,
+}
+"""By state space, what `cvta` adds to an address."""
 
 # Shared addresses start here: the first kilobyte of an SM's shared memory belongs to the system.
 SHARED_BASE = 1024
@@ -59,6 +69,14 @@ class Wait:
     def over(self) -> bool:
         """True if the instruction is to be issued again, with this Wait."""
         return self.timed_out or self.ready()
+
+
+def window_of_variable(ins: Instruction, variable: Variable) -> int:
+    """What `ins` adds to the address of a variable that it names as `[variable]`: a generic address is formed
+    if it names no state space. The PTX ISA (6.4.1) leaves open what such an access means; ptxas (CUDA 13.0)
+    makes it one to the variable."""
+    named = any(mod.split("::")[0] in WINDOWS for mod in ins.mods)
+    return 0 if named else WINDOWS[variable.space]
 
 
 Results = Sequence[Values]  # one per register of `Instruction.written()`, or WRITTEN

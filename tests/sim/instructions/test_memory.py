@@ -168,6 +168,52 @@ ret;
     assert out.tolist() == [13, 7, 11, 99]
 
 
+@pytest.mark.parametrize("check", [False, True])
+def test_a_variable_without_its_state_space(engine: str, check: bool) -> None:
+    """ptxas (CUDA 13.0, sm_100a) makes the same code of these as with `.shared` and `.local`."""
+    ptx = f"""{HEADER}
+.visible .entry k(.param .b64 out, .param .b32 given)
+{{
+.reg .pred %p; .reg .b32 %r<9>; .reg .b64 %out; .reg .b32 %tid;
+.shared .align 16 .b8 padding[64];
+.shared .align 16 .b8 shared_word[16];
+.shared .align 8 .b64 barrier;
+.local .align 4 .b8 local_word[8];
+mov.u32 %tid, %tid.x;
+ld.param.b64 %out, [out];
+mad.wide.u32 %out, %tid, 24, %out;
+st.b32 [local_word+4], %tid;
+ld.b32 %r0, [local_word+4];
+setp.eq.u32 %p, %tid, 0;
+@%p st.shared.b32 [padding], 5;
+@%p st.v4.b32 [shared_word], {{70, 70, 70, 70}};
+@%p mbarrier.init.b64 [barrier], 1;
+bar.sync 0;
+@%p atom.add.u32 %r7, [shared_word+4], 7;
+@%p mbarrier.arrive.b64 _, [barrier];
+bar.sync 0;
+ld.shared.b32 %r1, [shared_word+4];
+ld.b32 %r2, [shared_word+4];
+ld.b32 %r3, [given];
+mbarrier.test_wait.parity.b64 %p, [barrier], 0;
+selp.b32 %r4, 1, 0, %p;
+st.global.b32 [%out], %r0;
+st.global.b32 [%out+4], %r1;
+st.global.b32 [%out+8], %r2;
+st.global.b32 [%out+12], %r3;
+st.global.b32 [%out+16], %r4;
+ldmatrix.sync.aligned.m8n8.x1.b16 {{%r5}}, [shared_word];
+st.global.b32 [%out+20], %r5;
+ret;
+}}"""
+    out = np.zeros((BLOCK, 6), np.uint32)
+    ran = run_ptx(ptx, "k", (1, 1, 1), (BLOCK, 1, 1), [out, 9], engine=engine, threads=1, check=check)
+    assert np.array_equal(out[:, 0], np.arange(BLOCK))
+    assert (out[:, 1:5] == [77, 77, 9, 1]).all()
+    assert np.array_equal(out[:, 5], np.where(np.arange(BLOCK) % 4 == 1, 77, 70))  # four words a row
+    assert not ran.found
+
+
 def test_only_lanes_that_take_part_access_memory(engine: str) -> None:
     a = integers(np.uint32, 5)[:BLOCK]
     keep = np.random.default_rng(6).integers(0, 2, BLOCK).astype(np.bool_)
