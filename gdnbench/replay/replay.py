@@ -77,7 +77,8 @@ def replay(
     The rule is `k` (2 unless given) times the error of torch's kernel, or `bitwise`, or `tol` = (abs, rel).
     `stages`: judge the intermediates that the kernel fills as well, ahead of its outputs, by the same rule.
     `time` is called for each record that passed, and what it returns is kept with the result.
-    `check`: the simulator checks every launch of `kernel`; an error that is not `accepted` fails the record.
+    `check`: the simulator checks every launch of `kernel`, and of `against` if that is simulated; an error that
+    is not `accepted` fails the record.
     `trace`: the simulator writes what instructions of `kernel` compute.
     `isolate` None: in a process of its own for a user's function, on CUDA, or with a timeout; `timeout` is
     seconds a record.
@@ -110,7 +111,9 @@ def replay(
     with ExitStack() as stack:
         main = stack.enter_context(closing(runner_of(kernel, on, check, trace)))
         other = (
-            None if against in (ORACLE, RECORDED) else stack.enter_context(closing(runner_of(against, there)))
+            None
+            if against in (ORACLE, RECORDED)
+            else stack.enter_context(closing(runner_of(against, there, check and there == SIM)))
         )
         saved = None if save is None else stack.enter_context(RunWriter(Path(save), kernel, against, on))
         one = Replayer(main, other, against, Judge(rule, device), saved, time, accepted)
@@ -194,16 +197,21 @@ class Replayer:
             why = "the recorded call never finished" if unfinished else "its capture kept the inputs alone"
             return RecordResult.of(record, Outcome.NOT_COMPARABLE, f"{why}: it has no output")
         execution = self._kernel.run(record, op)
+        checked = execution.checked
         if isinstance(execution, Failure):
             result = RecordResult.of(record, execution.outcome, execution.reason)
             result = replace(result, imported=execution.imported)
         else:
             try:
-                result = self._compare(record, op, execution, strays)
+                other = self._other.run(record, op) if self._other is not None else None
+                if other is not None and other.checked is not None:
+                    of_other = (replace(finding, of=self._against) for finding in other.checked)
+                    checked = (*(checked or ()), *of_other)
+                result = self._compare(record, op, execution, other, strays)
             except (BadInputError, StoreError) as error:
                 result = RecordResult.of(record, Outcome.REFUSED, str(error))
-        if execution.checked is not None:
-            found = execution.checked if self._accepted is None else self._accepted.of(execution.checked)
+        if checked is not None:
+            found = checked if self._accepted is None else self._accepted.of(checked)
             result = _with_findings(result, found)
         if self._time is not None and result.outcome is Outcome.PASS:
             result = _with_times(result, self._time(record))
@@ -213,16 +221,20 @@ class Replayer:
         return result
 
     def _compare(
-        self, record: StoredRecord, op: Operation, execution: Execution, strays: list[str]
+        self,
+        record: StoredRecord,
+        op: Operation,
+        execution: Execution,
+        found: Execution | Failure | None,
+        strays: list[str],
     ) -> RecordResult:
-        """`strays`: what the recorded call wrote that it must not."""
+        """`found` is what the other kernel left; `strays`: what the recorded call wrote that it must not."""
         other: dict[str, Tensor] | None = None
         other_stages: dict[str, Tensor] | None = None
         faults, notes = [*execution.faults, *strays], [*execution.notes]
         if self._against == RECORDED:
             other = {name: handle.read() for name, handle in record.after.items()}
-        elif self._other is not None:
-            found = self._other.run(record, op)
+        elif found is not None:
             if isinstance(found, Failure):
                 return RecordResult.of(record, found.outcome, f"{self._against}: {found.reason}")
             other, other_stages = found.outputs, found.stages

@@ -30,7 +30,8 @@ class Severity(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Finding:
     """One thing found: its kind, and where and in whom it was met, as far as that is known. What the checker
-    found has its `evidence`, and the reason for which it was `accepted` if it was."""
+    found has its `evidence`, and the reason for which it was `accepted` if it was. `of` is the kernel, where two
+    are compared and it is not the one that is judged."""
 
     severity: Severity
     kind: str
@@ -44,6 +45,7 @@ class Finding:
     line: int | None = None
     evidence: Evidence | None = None
     accepted: str | None = None
+    of: str | None = None
 
     @classmethod
     def at(cls, place: Place | None, **what: Any) -> Finding:
@@ -85,7 +87,8 @@ class Finding:
     @property
     def summary(self) -> str:
         """In one line that is the same for every launch in which this is found."""
-        return self.message.split("\n")[0] if self.evidence is None else self.evidence.summary
+        summary = self.message.split("\n")[0] if self.evidence is None else self.evidence.summary
+        return summary if self.of is None else f"{self.of}: {summary}"
 
     def as_json(self) -> dict[str, Any]:
         """The same as plain values."""
@@ -100,7 +103,8 @@ class Finding:
     def __str__(self) -> str:
         if self.evidence is not None:
             accepted = [] if self.accepted is None else [f"accepted: {self.accepted}"]
-            head = f"{self.severity} in launch {self.launch}: {self.kind}: {self.message}"
+            launch = f"{self.launch}" if self.of is None else f"{self.launch} of {self.of}"
+            head = f"{self.severity} in launch {launch}: {self.kind}: {self.message}"
             return "\n  ".join([head, *self.evidence.lines(), *accepted])
         who = f" in {self.thread}" if self.thread else ""
         often = f" ({self.count} times)" if self.count > 1 else ""

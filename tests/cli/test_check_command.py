@@ -207,11 +207,10 @@ def test_a_file_to_accept_what_is_found(gdnbench: Invoke, kernels: Path, tmp_pat
     assert gdnbench(*asked, "--accept", file).code == 0
 
 
-def test_what_is_not_judged_fails_nothing(gdnbench: Invoke, kernels: Path) -> None:
+def test_ctas_that_add_to_one_word(gdnbench: Invoke, kernels: Path) -> None:
     result = gdnbench("sim", f"{kernels}:count", "i32[1]:zeros", "--check")
     assert result.code == 0
-    assert "incomplete in launch 0: not judged: accesses of different CTAs to global memory" in result.out
-    assert "\nno error found, 1 incomplete\n" in result.out
+    assert "\nno error found\n" in result.out
 
 
 def test_a_function_that_a_fault_ends_keeps_what_was_found(gdnbench: Invoke, kernels: Path) -> None:
@@ -296,3 +295,19 @@ def test_other_outcomes_keep_what_was_found(gdnbench: Invoke, kernels: Path, dec
         assert "race" in {one["kind"] for one in record["findings"]}
     data = json.loads(gdnbench("replay", decodes, "0", "--kernel", "torch", "--json").out)
     assert data["records"][0]["findings"] is None
+
+
+def test_findings_of_the_other_kernel(
+    gdnbench: Invoke, kernels: Path, decodes: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A simulated kernel to compare with is checked too."""
+    right, racy = f"{kernels}:decode", f"{kernels}:racy_decode"
+    monkeypatch.setattr("gdnbench.replay.kernels.on_simulator", lambda: (right, racy))
+    data = json.loads(replayed(gdnbench, decodes, right, "--against", racy, "--json").out)
+    (record,) = data["records"]
+    assert record["outcome"] == "check error"
+    assert record["reason"].startswith(f"{racy}: ")
+    assert {one["of"] for one in record["findings"]} == {racy}
+    assert f"error in launch 1 of {racy}: race: " in replayed(gdnbench, decodes, right, "--against", racy).out
+    data = json.loads(replayed(gdnbench, decodes, racy, "--against", right, "--json").out)
+    assert {one["of"] for one in data["records"][0]["findings"]} == {None}
