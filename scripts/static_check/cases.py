@@ -10,8 +10,8 @@ from typing import Any
 from mutation.subjects import SUBJECTS
 
 _CALLS: dict[str, dict[str, Any]] = {
-    "gdn_prefill": {"seqlens": (40,), "heads": (1, 1), "initial_state": True},
-    "gdn_prefill_fused": {"seqlens": (40,), "heads": (1, 1), "initial_state": True},
+    "gdn_prefill": {"seqlens": (20, 21), "heads": (1, 1), "initial_state": True},
+    "gdn_prefill_fused": {"seqlens": (20, 21), "heads": (1, 1), "initial_state": True},
     "swa_decode_portable": {"heads": 8, "lens": (128,), "cache_layout": "per_token_scale", "sink": 0.0},
     "swa_decode_sm100": {"heads": 8, "lens": (128,), "cache_layout": "per_token_scale", "sink": 0.0},
     "swa_decode_wgmma": {"heads": 8, "lens": (128,), "cache_layout": "per_token_scale", "sink": 0.0},

@@ -1,8 +1,8 @@
 """A kept launch as the input of SentryWard: its JSON and its PTX.
 
 SentryWard takes the values of scalars, but of pointers only which storage they are in, so tensors are named.
-A 64-bit word of a parameter is a pointer if it lies in a tensor of the launch, and a parameter of 128 bytes is
-a tensor map if it says what one has to and its address lies in such a tensor.
+A 64-bit word of a parameter is a pointer if it lies in a tensor of the launch. A parameter of 128 bytes is a
+tensor map if it can be decoded as one and its address lies in such a tensor.
 """
 
 from __future__ import annotations
