@@ -22,7 +22,7 @@ from gdnbench.cli.checking import (
 )
 from gdnbench.cli.console import print_json, progress, table
 from gdnbench.cli.exploring import EXPLORE, conclude, refuse_with, typed, varied
-from gdnbench.cli.sim_call import call_from_text, tensors_of
+from gdnbench.cli.sim_call import TextCall, tensors_of
 from gdnbench.cli.tracing import LIMIT, OF, TRACE, trace_to
 from gdnbench.errors import BadInputError, Exit
 
@@ -61,7 +61,9 @@ def sim(
     ] = LATE,
     mma: Annotated[str, typer.Option(help="Tensor-core arithmetic: hardware or exact.")] = HARDWARE,
     threads: Annotated[int | None, typer.Option(min=1, help="Cores to use; all if left out.")] = None,
-    seed: Annotated[int, typer.Option(help="Of random tensors.")] = 0,
+    seed: Annotated[
+        int, typer.Option(help="Of random tensors, those that a Python function draws of torch too.")
+    ] = 0,
     profile: Annotated[bool, typer.Option("--profile", help="Count instructions, bytes and waits.")] = False,
     timeline: Annotated[
         Path | None, typer.Option(help="Write a timeline of the warps for Perfetto; profiles too.")
@@ -139,7 +141,7 @@ def sim(
         )
         with active(settings, arch) as session, programs_simulated():
             try:
-                call = call_from_text(function, texts, seed, arch)
+                call = TextCall(function, texts, seed, arch).call()
             except KernelFault:
                 # The report of the launch that it ended has what was found before.
                 if not check or all(report.ok for report in session.reports):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from gdnbench.cli.sim_call import call_from_text, tensors_of
+from gdnbench.cli.sim_call import TextCall, function_named, tensors_of
 from gdnbench.errors import BadInputError, CannotRunError
 from gdnbench.replay.simulated import programs_simulated
 from gdnbench.sim.errors import KernelFault
@@ -44,12 +44,16 @@ def shapes(
             raise BadInputError(
                 f"--vary {name}: no argument has {{{name}}} in it, such as 'bf16[?{{{name}}},64]'"
             )
+    # Its file may print, and compile kernels, when it is imported.
+    with contextlib.redirect_stdout(sys.stderr), active(settings, arch), programs_simulated():
+        loaded = function_named(function)
     found = []
     for values in itertools.product(*vary.values()):
         chosen = dict(zip(vary, values, strict=True))
-        called = _Called(function, _put_in(texts, chosen), seed, arch, settings)
+        put_in = _put_in(texts, chosen)
+        called = _Called(function, TextCall(function, put_in, seed, arch, loaded), arch, settings)
         label = ", ".join(f"{name}={value}" for name, value in chosen.items()) or "as given"
-        found.append(Shape(label, called.run, _repeat(command, called.texts)))
+        found.append(Shape(label, called.run, _repeat(command, put_in)))
     return found
 
 
@@ -65,25 +69,23 @@ def _repeat(command: Command, texts: list[str]) -> Callable[[str], str]:
 
 
 class _Called:
-    """The function with these arguments, which are made anew for each run."""
+    """The function called `name` with arguments that are made anew for each run."""
 
-    def __init__(self, function: str, texts: list[str], seed: int, arch: str, settings: Settings) -> None:
-        self.texts = texts
-        self._function, self._seed, self._arch = function, seed, arch
+    def __init__(self, name: str, asked: TextCall, arch: str, settings: Settings) -> None:
+        self._name, self._asked, self._arch = name, asked, arch
         self._settings = settings
 
     def run(self, schedule: str) -> Run:
         met = _Met()
         settings = replace(self._settings, schedule=schedule, before=met)
         tensors: dict[str, Tensor] | None = None
-        torch.manual_seed(self._seed)  # of what a Python function draws
         with (
             contextlib.redirect_stdout(sys.stderr),
             active(settings, self._arch) as session,
             programs_simulated(),
         ):
             try:
-                call = call_from_text(self._function, self.texts, self._seed, self._arch)
+                call = self._asked.call()
                 if call is not None:
                     launch(call.compiled, **call.arguments)
                 tensors = met.left() if call is None else tensors_of(call)
@@ -93,9 +95,7 @@ class _Called:
             except CannotRunError as error:
                 return Run(refused=str(error))
         if not session.reports:
-            raise BadInputError(
-                f"{self._function} returned no (compiled, args) and ran nothing on the simulator"
-            )
+            raise BadInputError(f"{self._name} returned no (compiled, args) and ran nothing on the simulator")
         return Run(tensors, tuple(finding for report in session.reports for finding in report.findings))
 
 
