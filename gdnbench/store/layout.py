@@ -13,6 +13,7 @@ from gdnbench.errors import StoreError
 FORMAT_VERSION: Final = 1
 KEY: Final = "gdnbench"  # the one attribute under which everything of ours is
 KINDS: Final = ("capture", "run", "synth")
+TRACE: Final = "trace"  # of stores that are laid out otherwise, see `gdnbench.trace`
 
 SEGMENTS: Final = "segments"
 ROWS: Final = "rows"
@@ -119,6 +120,8 @@ def check_root(attributes: Mapping[str, Any], path: object) -> str:
             f"{FORMAT_VERSION}: install one that reads format {version}"
         )
     kind = attributes.get("kind")
+    if kind == TRACE:
+        raise StoreError(f"{path} is a value trace, it has no records; `gdnbench diff` compares two of them")
     if kind not in KINDS:
         raise StoreError(f"{path}: kind {kind!r} is not one of {', '.join(KINDS)}")
     return str(kind)

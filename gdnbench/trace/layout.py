@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Final
 
 TRACE_VERSION: Final = 1
-KIND: Final = "trace"  # of the root, where other stores have one of `gdnbench.store.layout.KINDS`
 
 LAUNCHES: Final = "launches"
 TEXTS: Final = "texts"  # by BLAKE3 digest: tables of instructions, Python files

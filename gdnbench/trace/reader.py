@@ -17,12 +17,11 @@ from blake3 import blake3
 from gdnbench.errors import StoreError
 from gdnbench.sim.value_trace import LANES, Event, TracedInstruction, TracedRegister
 from gdnbench.store.files import FolderFiles, StoreFiles
-from gdnbench.store.layout import FORMAT_VERSION, METADATA, METADATA_LIMIT, parse_node
+from gdnbench.store.layout import FORMAT_VERSION, METADATA, METADATA_LIMIT, TRACE, parse_node
 from gdnbench.store.stored_array import StoredArray, open_array
 from gdnbench.store.zipped import ZipFiles
 from gdnbench.trace.layout import (
     COLUMNS,
-    KIND,
     LAUNCHES,
     MOST_REGISTERS,
     ROW,
@@ -41,7 +40,7 @@ def is_trace(path: str | os.PathLike[str]) -> bool:
     """Whether the store at `path` says that it is a value trace; False where there is no store."""
     try:
         with _opened(Path(path)) as files:
-            return _root(files).get("kind") == KIND
+            return _root(files).get("kind") == TRACE
     except StoreError:
         return False
 
@@ -73,7 +72,7 @@ def open_trace(path: str | os.PathLike[str]) -> Iterator[Trace]:
     """The trace at `path`, a folder or a zip archive. StoreError if it is none, or of another version."""
     with _opened(Path(path)) as files:
         ours = _root(files)
-        if ours.get("kind") != KIND:
+        if ours.get("kind") != TRACE:
             raise StoreError(f"{path} is no value trace; `gdnbench sim --trace` writes one")
         version = ours.get("trace_version")
         if version != TRACE_VERSION or ours.get("format_version") != FORMAT_VERSION:

@@ -26,13 +26,12 @@ from gdnbench.sim.value_trace import LANES, End, Selection, TracedInstruction, d
 from gdnbench.store.arrays import write_array
 from gdnbench.store.compression import Chunking, Compression
 from gdnbench.store.files import FolderFiles
-from gdnbench.store.layout import FORMAT_VERSION, METADATA, METADATA_LIMIT, group_json, parse_node
+from gdnbench.store.layout import FORMAT_VERSION, METADATA, METADATA_LIMIT, TRACE, group_json, parse_node
 from gdnbench.trace.growing import GrowingArray
 from gdnbench.trace.layout import (
     COLUMNS,
     EVENT_BYTES,
     EVENTS_CHUNK,
-    KIND,
     LAUNCHES,
     ROW,
     ROW_BYTES,
@@ -63,7 +62,7 @@ def make_trace(path: Path) -> None:
         raise StoreError(f"{path} is there already; a trace is a new store, choose another path")
     root = {
         "format_version": FORMAT_VERSION,
-        "kind": KIND,
+        "kind": TRACE,
         "trace_version": TRACE_VERSION,
         "created_by": f"gdnbench {__version__}",
         "process": process_info(),
