@@ -7,7 +7,7 @@
     python scripts/compare_sentryward.py --sentryward PROGRAM      where it is, if not in PATH
 
 Both get the same PTX and launch, on small inputs (`static_check/cases.py`): SentryWard follows every thread
-for itself. A kernel that it does not take, or not in --seconds, has no mutants looked at.
+for itself. A kernel that it does not take, or not in --seconds, or finds fault with, is shown without mutants.
 `static_check/differences.toml` says where the two differ and which is right; docs/checker_comparison.md says
 what each sees.
 
@@ -28,8 +28,8 @@ from dataclasses import asdict
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from mutation.subjects import SUBJECTS
 from mutation.surroundings import environment, installed
+from static_check.cases import CASES
 from static_check.comparing import TOLD, Row, compared, differences, lines, unexplained
 from static_check.sentryward import SentryWard
 
@@ -52,10 +52,10 @@ def main() -> int:
     parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.list:
-        print("\n".join(SUBJECTS))
+        print("\n".join(CASES))
         return Exit.PASS
     names = [
-        name for name in SUBJECTS if not options.names or any(fnmatchcase(name, one) for one in options.names)
+        name for name in CASES if not options.names or any(fnmatchcase(name, one) for one in options.names)
     ]
     if not names:
         print(f"error: no kernel is called {' or '.join(options.names)}; --list prints them", file=sys.stderr)
@@ -77,12 +77,11 @@ def main() -> int:
         print(f"error: {error}", file=sys.stderr)
         return Exit.BAD_INPUT
     with tempfile.TemporaryDirectory(prefix="gdnbench-static-") as folder:
-        path = Path(folder) / "rows.jsonl"
+        path = options.rows or Path(folder) / "rows.jsonl"
+        path.touch()
+        there = len(path.read_text().splitlines())
         statuses = [_apart(name, path, options) for name in names if installed(name)]
-        rows = [Row(**json.loads(line)) for line in path.read_text().splitlines()] if path.exists() else []
-        if options.rows is not None:
-            with options.rows.open("a") as file:
-                file.writelines(f"{json.dumps(asdict(row))}\n" for row in rows)
+        rows = [Row(**json.loads(line)) for line in path.read_text().splitlines()[there:]]
     print(table(TOLD, lines(rows), right=("line", "seconds")))
     said = Counter(row.agreement or "not judged by both" for row in rows)
     left = unexplained(rows, known)
@@ -96,11 +95,10 @@ def main() -> int:
 
 def _here(names: list[str], options: argparse.Namespace) -> int:
     from mutation.judging import launches
-    from static_check.cases import call
 
     static = SentryWard(options.sentryward, options.seconds, options.memory)
     for name in names:
-        for kernel, launch in launches(name, call(name)).items():
+        for kernel, launch in launches(name, CASES[name].call).items():
             for row in compared(kernel, launch, static, options.mutants, options.seed):
                 print(row, file=sys.stderr, flush=True)
                 with options.rows.open("a") as file:
@@ -111,8 +109,10 @@ def _here(names: list[str], options: argparse.Namespace) -> int:
 def _apart(name: str, path: Path, options: argparse.Namespace) -> int:
     """Compares in a process of its own: other people's packages change CuTe DSL for all of it."""
     given = [f"--{each}={getattr(options, each)}" for each in ("mutants", "seed", "seconds", "memory")]
-    given += [f"--sentryward={options.sentryward}", f"--rows={path}", "--here"]
-    status = subprocess.run([sys.executable, __file__, *given, "--", name], env=environment(name)).returncode
+    given += [f"--sentryward={options.sentryward}", f"--rows={path.resolve()}", "--here"]
+    status = subprocess.run(
+        [sys.executable, __file__, *given, "--", name], env=environment(CASES[name].architecture)
+    ).returncode
     if status:
         print(f"error: {name} could not be compared; see above", file=sys.stderr)
     return status

@@ -93,7 +93,7 @@ def _here(names: list[str], options: argparse.Namespace) -> int:
 def _apart(name: str, path: Path, options: argparse.Namespace) -> int:
     """Judges in a process of its own: other people's packages change CuTe DSL for all of it."""
     command = [sys.executable, __file__, *_passed(options), "--here", "--results", str(path.resolve())]
-    status = subprocess.run([*command, "--", name], env=environment(name)).returncode
+    status = subprocess.run([*command, "--", name], env=environment(SUBJECTS[name].architecture)).returncode
     if status:
         print(f"error: {name} could not be judged; see above", file=sys.stderr)
     return status

@@ -75,7 +75,7 @@ def persistent() -> None:
     sim.launch(kernel, whole_numbers(600, 264), whole_numbers(24, 264), torch.zeros(600, 24))
 
 
-def tma_stream() -> None:
+def tma_stream(rows: int = 700) -> None:
     """11 tiles through a ring of 2, in a loop that is unrolled by 4."""
     compiling = _test_kernels()
     from tma_copy import TmaStream
@@ -83,7 +83,7 @@ def tma_stream() -> None:
     from gdnbench import sim
 
     kernel = compiling.compiled(TmaStream(), *(_rows(torch.bfloat16, compiling) for _ in "xy"))
-    sim.launch(kernel, whole_numbers(700, 40), torch.zeros(700, 40, dtype=torch.bfloat16))
+    sim.launch(kernel, whole_numbers(rows, 40), torch.zeros(rows, 40, dtype=torch.bfloat16))
 
 
 def tmem_operand() -> None:
@@ -170,7 +170,10 @@ class _Decode:
             cute(**call.tensors, **call.scalars, **conventions, plan=plan)
 
 
-_PREFILL = {"seqlens": (193, 1), "heads": (1, 1), "initial_state": True}
+_PREFILL: tuple[dict[str, Any], ...] = (
+    {"seqlens": (193, 1), "heads": (1, 1), "initial_state": True},
+    {"seqlens": (64,), "heads": (1, 1), "initial_state": True},  # nothing comes after a full chunk
+)
 _DECODE_ATTENTION = tuple(
     {"heads": 8, "lens": (17, 128, 5, 0, 100), "cache_layout": layout, "sink": 0.0}
     for layout in ("per_token_scale", "fp8_ds_mla")
@@ -246,8 +249,8 @@ SUBJECTS: dict[str, Subject] = {
     "tmem_operand": Subject(tmem_operand),
     "ldmatrix": Subject(ldmatrix),
     "wgmma": Subject(wgmma),
-    "gdn_prefill": Subject(_Operation("gdn_prefill", "sm100", (_PREFILL,))),
-    "gdn_prefill_fused": Subject(_Operation("gdn_prefill", "sm100_fused", (_PREFILL,))),
+    "gdn_prefill": Subject(_Operation("gdn_prefill", "sm100", _PREFILL)),
+    "gdn_prefill_fused": Subject(_Operation("gdn_prefill", "sm100_fused", _PREFILL)),
     "gdn_decode": Subject(_Decode("registers")),
     "gdn_decode_bulk_in": Subject(_Decode("bulk_in")),
     "gdn_decode_bulk": Subject(_Decode("bulk")),

@@ -7,8 +7,6 @@ import os
 import sys
 from importlib.machinery import PathFinder
 
-from mutation.subjects import SUBJECTS
-
 THIRD_PARTY = "GDNBENCH_THIRD_PARTY"
 PACKAGES = ("quack", "flashinfer")
 
@@ -23,10 +21,9 @@ def installed(name: str) -> bool:
     return False
 
 
-def environment(name: str) -> dict[str, str]:
-    """Of the process that calls the subject."""
+def environment(architecture: str) -> dict[str, str]:
+    """Of the process that calls a subject of this architecture."""
     found = {**os.environ, "OMP_NUM_THREADS": "1"}
-    architecture = SUBJECTS[name].architecture
     if architecture:
         folders = [os.environ[each] for each in (THIRD_PARTY, "PYTHONPATH") if os.environ.get(each)]
         found |= {

@@ -1,24 +1,31 @@
 """The kernels that both checkers look at: those whose mutants are judged, on inputs that SentryWard takes in
-time. It follows each thread for itself, so the operations of this project get one short sequence."""
+time. It follows each thread for itself, so the operations of this project get little to do."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
-from mutation.subjects import SUBJECTS
+from mutation.subjects import SUBJECTS, Subject, tma_stream
 
+# Two sequences of a chunk each, so that no table of chunks is zeros alone or has rows left over.
+_PREFILL = {"seqlens": (20, 21), "heads": (1, 1), "initial_state": True}
+_DECODE_ATTENTION = {"heads": 8, "lens": (128,), "cache_layout": "per_token_scale", "sink": 0.0}
 _CALLS: dict[str, dict[str, Any]] = {
-    "gdn_prefill": {"seqlens": (20, 21), "heads": (1, 1), "initial_state": True},
-    "gdn_prefill_fused": {"seqlens": (20, 21), "heads": (1, 1), "initial_state": True},
-    "swa_decode_portable": {"heads": 8, "lens": (128,), "cache_layout": "per_token_scale", "sink": 0.0},
-    "swa_decode_sm100": {"heads": 8, "lens": (128,), "cache_layout": "per_token_scale", "sink": 0.0},
-    "swa_decode_wgmma": {"heads": 8, "lens": (128,), "cache_layout": "per_token_scale", "sink": 0.0},
+    "gdn_prefill": _PREFILL,
+    "gdn_prefill_fused": _PREFILL,
+    "swa_decode_portable": _DECODE_ATTENTION,
+    "swa_decode_sm100": _DECODE_ATTENTION,
+    "swa_decode_wgmma": _DECODE_ATTENTION,
 }
 
 
-def call(name: str) -> Callable[[], None]:
-    """The subject's own call, or a smaller one."""
-    own: Any = SUBJECTS[name].call
-    return replace(own, calls=(_CALLS[name],)) if name in _CALLS else own
+def _small(name: str, subject: Subject) -> Subject:
+    call: Any = subject.call
+    return replace(subject, call=replace(call, calls=(_CALLS[name],))) if name in _CALLS else subject
+
+
+CASES = {name: _small(name, subject) for name, subject in SUBJECTS.items()}
+# As many tiles as the ring has stages: none is loaded again, which SentryWard finds fault with.
+CASES["tma_stream_once"] = Subject(partial(tma_stream, 128))

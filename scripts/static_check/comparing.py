@@ -87,7 +87,7 @@ def differences(path: Path = DIFFERENCES) -> list[Difference]:
 
 
 def compared(kernel: str, launch: KeptLaunch, static: SentryWard, sample: int, seed: int) -> Iterator[Row]:
-    """The kernel, then `sample` of its mutants if SentryWard takes it."""
+    """The kernel, then `sample` of its mutants if SentryWard takes it and finds nothing."""
     try:
         judge = Judge(launch, seconds=static.seconds)
     except SimError as error:
@@ -101,7 +101,7 @@ def compared(kernel: str, launch: KeptLaunch, static: SentryWard, sample: int, s
     start = time.monotonic()
     verdict = static.check(plain_ptx(text), sizes)
     yield _row(kernel, None, verdict, time.monotonic() - start, own, why)
-    if verdict.says is Says.NOTHING:
+    if verdict.says is not Says.CLEAN:
         return
     every = list(mutants(launch.module, launch.request.entry))
     drawn = random.Random(f"{seed} {kernel}").sample(range(len(every)), min(sample, len(every)))
