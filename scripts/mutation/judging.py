@@ -40,9 +40,9 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """A launch's judge and the mutants that are left, for the processes that are forked."""
+    """The judges of a kernel's launches and the mutants left, for the processes that are forked."""
 
-    judge: Judge
+    judges: Sequence[Judge]
     mutants: Sequence[Mutant]
 
 
@@ -52,7 +52,14 @@ _work: _Work | None = None
 def _judge(index: int) -> tuple[Judgement, float]:
     assert _work is not None
     start = time.monotonic()
-    return _work.judge.judge(_work.mutants[index]), time.monotonic() - start
+    judgement = Judgement(Outcome.UNREACHED)
+    for judge in _work.judges:
+        one = judge.judge(_work.mutants[index])
+        if one.outcome is not Outcome.UNREACHED:
+            judgement = one
+        if one.outcome not in (Outcome.UNREACHED, Outcome.SURVIVOR):
+            break
+    return judgement, time.monotonic() - start
 
 
 def _begin(folder: str) -> None:
@@ -66,22 +73,32 @@ def _begin(folder: str) -> None:
 
 def launches(name: str, call: Callable[[], None] | None = None) -> dict[str, KeptLaunch]:
     """By name, the first launch of each kernel that the subject runs, or that `call` does."""
+    return {kernel: kept[0] for kernel, kept in all_launches(name, call).items()}
+
+
+def all_launches(name: str, call: Callable[[], None] | None = None) -> dict[str, list[KeptLaunch]]:
+    """The same, but for all launches of a kernel that differ in their sizes."""
     keeper = Keeper()
     with sim.active(sim.Settings(before=keeper)):
         (call or SUBJECTS[name].call)()
-    first: dict[tuple[str, str], KeptLaunch] = {}
+    kernels: dict[tuple[str, str], dict[str, KeptLaunch]] = {}
     for launch in keeper.launches:
-        first.setdefault((launch.module.text, launch.request.entry), launch)
-    if len(first) == 1:
-        return {name: next(iter(first.values()))}
-    return {f"{name}/{number}": launch for number, launch in enumerate(first.values())}
+        same = kernels.setdefault((launch.module.text, launch.request.entry), {})
+        same.setdefault(_sizes(launch), launch)
+    names = [name] if len(kernels) == 1 else [f"{name}/{number}" for number in range(len(kernels))]
+    return {kernel: [*same.values()] for kernel, same in zip(names, kernels.values(), strict=True)}
+
+
+def _sizes(launch: KeptLaunch) -> str:
+    request, tensors = launch.request, [len(tensor.before) for tensor in launch.tensors]
+    return f"{request.grid} {request.block} {request.shared_bytes} {tensors}"
 
 
 def judge_all(name: str, path: Path, asked: Asked) -> None:
     """Append what becomes of the mutants of `name` to the results at `path`, but of those that are there."""
     done = {result.key for result in read(path)}
-    for kernel, launch in launches(name).items():
-        _judge_launch(kernel, launch, path, asked, done)
+    for kernel, kept in all_launches(name).items():
+        _judge_kernel(kernel, kept, path, asked, done)
 
 
 def _numbers(chosen: Sequence[Mutant]) -> dict[int, int]:
@@ -96,15 +113,14 @@ def _numbers(chosen: Sequence[Mutant]) -> dict[int, int]:
     return found
 
 
-def _judge_launch(
-    kernel: str, launch: KeptLaunch, path: Path, asked: Asked, done: set[tuple[object, ...]]
+def _judge_kernel(
+    kernel: str, kept: Sequence[KeptLaunch], path: Path, asked: Asked, done: set[tuple[object, ...]]
 ) -> None:
     global _work
-    request = launch.request
-    sizes = [len(tensor.before) for tensor in launch.tensors]
-    asked_for = f"{request.grid} {request.block} {request.shared_bytes} {sizes} {launch.module.text}"
+    module = kept[0].module
+    asked_for = " ".join((*map(_sizes, kept), module.text))
     ptx = hashlib.blake2b(asked_for.encode(), digest_size=8).hexdigest()
-    chosen = list(mutants(launch.module, launch.request.entry))
+    chosen = list(mutants(module, kept[0].request.entry))
     numbers = _numbers(chosen)
     if asked.sample is not None and asked.sample < len(chosen):
         drawn = random.Random(f"{asked.seed} {kernel}").sample(range(len(chosen)), asked.sample)
@@ -114,10 +130,10 @@ def _judge_launch(
     if not left:
         return
     start = time.monotonic()
-    judge = Judge(launch, asked.engine, seconds=asked.seconds)
+    judges = [Judge(launch, asked.engine, seconds=asked.seconds) for launch in kept]
     own = time.monotonic() - start
     print(f"{kernel}: {len(left)} mutants, {own:.1f} s for the kernel itself", file=sys.stderr, flush=True)
-    _work = _Work(judge, [chosen[index] for index in left])
+    _work = _Work(judges, [chosen[index] for index in left])
     # Tensors lie where the parameters say only in children that are forked.
     context = multiprocessing.get_context("fork")
     with (
