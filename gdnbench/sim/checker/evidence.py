@@ -16,9 +16,6 @@ from gdnbench.sim.machine.footprint import TMEM_COLUMNS
 from gdnbench.sim.machine.memory import GlobalMemory
 from gdnbench.sim.machine.seam import Dim3
 
-UNJUDGED = "not judged"
-"""The cause of a finding that says what the checker leaves out."""
-
 SECTIONS = {
     Cause.INIT.value: 'PTX ISA, "membar, fence"',
     Cause.TCGEN05_FENCE.value: "PTX ISA 9.7.16.6.3",

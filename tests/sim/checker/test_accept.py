@@ -8,7 +8,7 @@ import pytest
 
 from gdnbench.errors import BadInputError, Exit
 from gdnbench.sim.checker.accept import Accepted, template
-from gdnbench.sim.checker.evidence import UNJUDGED, Access, Evidence
+from gdnbench.sim.checker.evidence import Access, Evidence
 from gdnbench.sim.checker.order import Verdict
 from gdnbench.sim.errors import FaultKind, KernelFault, Place
 from gdnbench.sim.report import Finding, Severity
@@ -26,7 +26,7 @@ LOAD = access(1, 18, "@%p1 ld.shared.b32 %r4, [%r3];", "/a/gemm.py:20")
 RACE = Evidence(Verdict.ERROR, "race", "gemm_bf16_0", "a barrier", first=STORE, second=LOAD, where="x")
 ALONE = Evidence(Verdict.ERROR, "uninitialised read", "scan_0", "a write", second=LOAD, where="x")
 REVIEW = Evidence(Verdict.REVIEW, "no tcgen05 fence", "gemm_bf16_0", "it", first=LOAD, second=LOAD)
-INCOMPLETE = Evidence(Verdict.INCOMPLETE, UNJUDGED, "scan_0", "CTAs that talk")
+INCOMPLETE = Evidence(Verdict.INCOMPLETE, "not judged", "scan_0", "CTAs that talk")
 ALL = {"race": RACE, "alone": ALONE, "review": REVIEW, "incomplete": INCOMPLETE}
 
 

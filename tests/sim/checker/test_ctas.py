@@ -302,3 +302,21 @@ def test_a_ctas_own_release_comes_back_to_it(engine: str) -> None:
     )
     assert result.found
     assert [one.cause for one in result.found] == ["race"]
+
+
+def test_kernels_that_add_to_global_memory() -> None:
+    """Compiled ones, of which each CTA adds what it has found."""
+    pytest.importorskip("cutlass", reason="CuTe DSL has wheels for Linux only")
+    import simt
+    import torch
+    from compiling import compiled, fake
+
+    from gdnbench import sim
+
+    word, one = fake(torch.int32, (None,), align=4), fake(torch.int32, (simt.BINS,), align=4)
+    counts = torch.zeros(simt.BINS, dtype=torch.int32)
+    report = sim.launch(
+        compiled(simt.histogram, word, one), torch.ones(500, dtype=torch.int32), counts, check=True
+    )
+    assert counts.sum() == 500
+    assert (report.launches[0].ctas > 1, report.findings) == (True, ())
