@@ -137,7 +137,7 @@ import os, resource, signal, sys
 from pathlib import Path
 import numpy as np
 sys.path.insert(0, {tests!r})
-import conftest
+import sums
 from gdnbench.sim.run import run_ptx
 from gdnbench.sim.value_trace import Selection
 from gdnbench.sim.watch import Observed
@@ -164,7 +164,7 @@ class Wrapped:
         {end}
         recorder.end(how)
 
-text = conftest.PTX.replace("@FILE@", "none.py")
+text = sums.PTX.replace("@FILE@", "none.py")
 run_ptx(text, "sums", (1, 1, 1), (32, 1, 1), [x, z, 2], observed=Observed(Wrapped()))
 """
 

@@ -30,7 +30,8 @@ Ranges = list[tuple[int, int]]
 @dataclass(slots=True)
 class LaunchComparison:
     """A pair of launches. `aligned` events have a counterpart, `only` have none: of A, of B. `differing` of
-    the aligned ones are other values; `lines` counts them by Python line. `first`: see `first_json`."""
+    the aligned ones are other values; `lines` counts them by Python line. `first`: see `first_json`.
+    `missing` says which CTAs only one of them ran."""
 
     a: TracedLaunch
     b: TracedLaunch
@@ -40,12 +41,13 @@ class LaunchComparison:
     differing: int = 0
     lines: Counter[Line] = field(default_factory=Counter)
     first: dict[str, Any] | None = None
+    missing: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     source: Source = field(default_factory=Source)  # A's Python
 
     @property
     def equal(self) -> bool:
-        return self.first is None
+        return self.first is None and not self.missing
 
     def text(self, file: str | None, line: int | None) -> str:
         """A Python line as it is written."""
@@ -139,10 +141,12 @@ class _Launches:
                 f"{self.a.where} and {self.b.where} have nothing in common: neither CTAs, warps and Python"
                 " lines nor PTX"
             )
-        missing = sorted(places[0].keys() ^ places[1].keys())
-        if missing:
-            side = "A" if missing[0] in places[0] else "B"
-            self.found.notes.append(f"{len(missing)} CTAs are in one trace alone, CTA {missing[0]} in {side}")
+        for name, mine, there in (("A", *places), ("B", *places[::-1])):
+            lone = sorted(mine.keys() - there.keys())
+            if lone:
+                more = f" and {len(lone) - 1} more" if len(lone) > 1 else ""
+                said = self.found.missing if self.counts else self.found.notes
+                said.append(f"only {name} has events of CTA {lone[0]}{more}")
         return self.found
 
     def _note(self) -> None:
@@ -150,6 +154,8 @@ class _Launches:
         for name, launch in (("A", self.a), ("B", self.b)):
             if launch.dropped:
                 notes.append(f"{name} was cut at its limit, {launch.dropped:,} events were left out")
+            if not launch.events:
+                notes.append(f"{name} has no events")
             if launch.end != "complete":
                 notes.append(f"{name} ends early: {_ended(launch.end)}")
         if not self.alike:

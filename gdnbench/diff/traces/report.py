@@ -44,6 +44,7 @@ def _launch(one: LaunchComparison) -> dict[str, Any]:
             {"file": file, "line": line, "text": one.text(file, line), "differing": count}
             for (file, line), count in one.lines.most_common()
         ],
+        "missing": one.missing,
         "notes": one.notes,
     }
 
@@ -56,13 +57,13 @@ def lines(found: TraceComparison) -> Iterator[str]:
     aligned = sum(one.aligned for one in found.launches)
     differing = sum(one.differing for one in found.launches)
     count = f"{len(found.launches)} launch{'' if len(found.launches) == 1 else 'es'}"
-    verdict = "no difference" if found.equal else f"{differing:,} differ"
+    verdict = "no difference" if found.equal else f"{differing:,} differ" if differing else "not the same"
     yield f"{count}: {aligned:,} events aligned, {verdict} | {found.bound}"
 
 
 def _lines(one: LaunchComparison) -> Iterator[str]:
     name = f"launch {one.a.number}" + ("" if one.a.number == one.b.number else f" / {one.b.number}")
-    yield from (f"{name}: {note}" for note in one.notes)
+    yield from (f"{name}: {note}" for note in (*one.notes, *one.missing))
     if one.first is None:
         return
     yield f"{name}, {one.a.entry}"
