@@ -42,6 +42,10 @@ class Recording:
         name = self.letters.get(ins.place.line, f"{ins.pc} {ins.name}")
         self._told.append((warp.index, name, masks, addresses))
 
+    def met(self, warp: Warp, ins: Instruction, lanes: Lanes, live: Lanes) -> None:
+        name = self.letters.get(ins.place.line, f"{ins.pc} {ins.name}")
+        self._told.append((warp.index, f"{name} of lanes", lanes[None], NOTHING[1]))
+
     def begins(
         self,
         warp: Warp,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
+from gdnbench.sim.checker.lanes import MANY
 from gdnbench.sim.ptx.ir import Instruction
 
 
@@ -29,7 +30,8 @@ class Proxy(Enum):
 @dataclass(frozen=True, slots=True, eq=False)
 class Event:
     """`clock` is the warp's when it did this or set it going; `token` is the bit of an asynchronous
-    operation, `operation` its number, both None of what is done when the instruction is."""
+    operation, `operation` its number, both None of what is done when the instruction is. `lane` is who did
+    it, MANY of several lanes."""
 
     number: int
     warp: int
@@ -40,6 +42,7 @@ class Event:
     token: int | None = None
     init: bool = False
     operation: int | None = None
+    lane: int = MANY
 
 
 @dataclass(slots=True)
@@ -56,12 +59,21 @@ class Events:
         assert event is not None
         return event
 
-    def done(self, warp: int, clock: int, ins: Instruction, access: Access, *, init: bool = False) -> Event:
+    def done(
+        self,
+        warp: int,
+        clock: int,
+        ins: Instruction,
+        access: Access,
+        *,
+        lane: int = MANY,
+        init: bool = False,
+    ) -> Event:
         """An access through the generic proxy that is done with its instruction."""
         latest = self._latest.get((warp, ins.pc, access))
-        if latest is not None and latest.clock == clock and latest.init == init:
+        if latest is not None and (latest.clock, latest.lane, latest.init) == (clock, lane, init):
             return latest
-        event = self._add(warp, clock, ins, access, Proxy.GENERIC, None, init)
+        event = self._add(warp, clock, ins, access, Proxy.GENERIC, None, init, None, lane)
         self._latest[warp, ins.pc, access] = event
         return event
 
@@ -74,12 +86,12 @@ class Events:
         proxy: Proxy,
         token: int,
         operation: int | None = None,
+        lane: int = MANY,
     ) -> Event:
         """An access of an asynchronous operation; `token` is that of the access, `operation` of all of its
         accesses if there are several."""
-        return self._add(
-            warp, clock, ins, access, proxy, token, False, token if operation is None else operation
-        )
+        operation = token if operation is None else operation
+        return self._add(warp, clock, ins, access, proxy, token, False, operation, lane)
 
     def token(self) -> int:
         """A bit that is no other operation's."""
@@ -95,8 +107,9 @@ class Events:
         proxy: Proxy,
         token: int | None,
         init: bool,
-        operation: int | None = None,
+        operation: int | None,
+        lane: int,
     ) -> Event:
-        event = Event(len(self.all), warp, clock, ins, access, proxy, token, init, operation)
+        event = Event(len(self.all), warp, clock, ins, access, proxy, token, init, operation, lane)
         self.all.append(event)
         return event

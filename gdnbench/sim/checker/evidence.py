@@ -17,6 +17,7 @@ from gdnbench.sim.machine.memory import GlobalMemory
 from gdnbench.sim.machine.seam import Dim3
 
 SECTIONS = {
+    Cause.CONVERGED.value: 'PTX ISA, "bar.warp.sync", "shfl.sync", "elect.sync"',
     Cause.INIT.value: 'PTX ISA, "membar, fence"',
     Cause.TCGEN05_FENCE.value: "PTX ISA 9.7.16.6.3",
     Cause.NO_WAIT.value: "PTX ISA 9.7.16.6.4.5",

@@ -7,7 +7,7 @@ therefore not depend on when the simulator lands it, but for the phase that its 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
@@ -18,15 +18,18 @@ from gdnbench.sim.checker import plain
 from gdnbench.sim.checker.events import Access, Event, Events, Proxy
 from gdnbench.sim.checker.findings import Findings
 from gdnbench.sim.checker.issued import Issued
+from gdnbench.sim.checker.lane_shadow import By, LaneSets, LaneShadow
+from gdnbench.sim.checker.lane_shadow import Met as MetAt
+from gdnbench.sim.checker.lanes import MANY, lane_of, part_of
 from gdnbench.sim.checker.launch_memory import Touch
 from gdnbench.sim.checker.mbarriers import Mbarrier
-from gdnbench.sim.checker.order import USED_ALONE, Cause, Unordered, Verdict, unordered
-from gdnbench.sim.checker.shadow import NOBODY, Cells, Prior, ReadSets, Shadow
+from gdnbench.sim.checker.order import USED_ALONE, Cause, Pair, Unordered, Verdict, unordered
+from gdnbench.sim.checker.shadow import NOBODY, Cells, Prior, ReadSets
 from gdnbench.sim.checker.synchronisation import BEGINS, ENDS, MBARRIER_BYTES
 from gdnbench.sim.checker.tensor_memory import TensorMemory
 from gdnbench.sim.checker.tokens import Tokens, WarpTokens
 from gdnbench.sim.checker.variables import Variables
-from gdnbench.sim.checker.views import Carried, WarpViews
+from gdnbench.sim.checker.views import Carried, Met, WarpViews
 from gdnbench.sim.machine.async_queue import AsyncOperation
 from gdnbench.sim.machine.barriers import Round
 from gdnbench.sim.machine.checking import Addresses, Masks, Writer
@@ -73,10 +76,10 @@ class Follower:
         self.variables = Variables(self.count, cta.index, between.words)
         self.opened: dict[int, Round] = {}  # by warp, the round that it is arriving at
         self.sizes = forms.sizes
-        sets = ReadSets(self.supersedes)
-        self.shared = Shadow(cta.shared.end // self.sizes["shared"] + 1, sets)
+        cells = cta.shared.end // self.sizes["shared"] + 1
+        self.shared = LaneShadow(cells, LaneSets(self.supersedes, self._known))
         self.memory = between.begin(self)
-        self.tmem = TensorMemory(self, sets)
+        self.tmem = TensorMemory(self, ReadSets(self.supersedes))
         self.flights: dict[AsyncOperation, Flight] = {}  # of operations that will signal an mbarrier
         self.reading: dict[int, Event] = {}  # by token, copies that read shared memory
         self.issue: Issued | None = None
@@ -90,16 +93,30 @@ class Follower:
         form = self._forms.by_pc[ins.pc]
         if form is None:
             return
-        if form.lanes < masks.shape[1]:
-            masks, addresses = masks[:, : form.lanes], addresses[:, : form.lanes]
-        if not masks.any():
+        if form.access is Access.WRITE and len(masks) > 1 and plain.meet(masks, addresses):
+            for row in range(len(masks)):
+                self.accessed(warp, ins, masks[row : row + 1], addresses[row : row + 1])
             return
         views = self.views[warp.index]
-        for space, starts in plain.by_space(form, addresses[masks]):
+        if form.collective:
+            views.converge(None)
+        for space, starts, lanes in plain.by_space(form, masks, addresses):
             cells = plain.cells(starts, form.width, self.sizes[space])
-            self.touch(space, cells, self.events.done(warp.index, views.clock, ins, form.access))
+            by = plain.lanes_of_cells(lanes, len(cells))
+            event = self.events.done(warp.index, views.clock, ins, form.access, lane=plain.one_of(lanes))
+            self.touch(space, cells, event, by)
             if form.strong:
                 self.variables.accessed(form, space, cells, views)
+        if form.collective:
+            views.converge(None)
+
+    def met(self, warp: Warp, ins: Instruction, lanes: Lanes, live: Lanes) -> None:
+        """See `Checker`."""
+        views, part = self.views[warp.index], part_of(lanes, live)
+        if ins.op == "bar.warp.sync":
+            views.together(part)
+        else:
+            views.converge(part)
 
     def used(self, warp: Warp, ins: Instruction, register: Register, writer: Writer | None) -> None:
         """See `Checker`. Of each load the first use counts."""
@@ -125,56 +142,75 @@ class Follower:
 
     # What goes to the memories' shadows
 
-    def touch(self, space: str, cells: Cells, event: Event) -> None:
-        """`event` touches `cells` of shared or global memory."""
-        shadow = self.shared if space == "shared" else self.memory
-        numbers = np.full(len(cells), event.number, np.int32)
-        prior = shadow.writes(cells, numbers) if event.access.writes else shadow.reads(cells, numbers)
-        self.judge(
-            prior, event, lambda before: unordered(before, event, self.views[event.warp], space), space
-        )
+    def touch(self, space: str, cells: Cells, event: Event, lanes: By | None = None) -> None:
+        """`event` touches `cells` of shared or global memory; `lanes` if it is of several."""
+        views = self.views[event.warp]
+
+        def order(before: Event, met: Met) -> Unordered | None:
+            return unordered(before, event, views, space, met)
+
+        prior: Sequence[Prior | MetAt]
+        if space == "shared":
+            touches = self.shared.writes if event.access.writes else self.shared.reads
+            prior = touches(cells, event.number, event.lane if lanes is None else lanes)
+        else:
+            numbers = np.full(len(cells), event.number, np.int32)
+            prior = (
+                self.memory.writes(cells, numbers)
+                if event.access.writes
+                else self.memory.reads(cells, numbers)
+            )
+        for one in prior:
+            self.judge(one, event, order, space)
 
     def judge(
         self,
-        prior: list[Prior],
+        prior: Prior | MetAt,
         event: Event,
-        order: Callable[[Event], Unordered | None],
+        order: Callable[[Event, Met], Unordered | None],
         space: str,
     ) -> None:
-        """Hold `event` against what touched its cells before."""
-        for number, cell, _ in prior:
-            at = cell * self.sizes.get(space, 1)
-            if number == NOBODY:
-                if space != "global":
-                    self.findings.alone(
-                        "uninitialised read", Verdict.ERROR, "a write before it", event, space, at
-                    )
-                continue
-            before = self.events[number]
-            if event.operation is not None and before.operation == event.operation:
-                continue
-            why = order(before)
-            if why is not None:
-                self.findings.pair(why, before, event, space, at)
+        """Hold `event` against one that touched some of its cells before."""
+        if prior.number == NOBODY:
+            if space != "global":
+                at = self._at(prior, space)
+                self.findings.alone(
+                    "uninitialised read", Verdict.ERROR, "a write before it", event, space, at
+                )
+            return
+        before = self.events[prior.number]
+        if event.operation is not None and before.operation == event.operation:
+            return
+        why = order(before, prior if isinstance(prior, MetAt) else Pair.of(before, event))
+        if why is not None:
+            self.findings.pair(why, before, event, space, self._at(prior, space))
 
-    def footprint(self, where: Footprint, event: Event) -> None:
+    def _at(self, prior: Prior | MetAt, space: str) -> int:
+        cell = prior.cell if isinstance(prior, Prior) else prior.cell()
+        return cell * self.sizes.get(space, 1)
+
+    def footprint(self, where: Footprint, event: Event, lane: int) -> None:
         """`event`, an asynchronous operation's, touches the bytes or cells of `where`."""
         found = where.cells()
         if where.space == "tmem":
             self.tmem.touch(found, event)
             return
         if found.size:
-            self.touch(where.space, plain.cells_of_bytes(found, self.sizes[where.space]), event)
+            self.touch(where.space, plain.cells_of_bytes(found, self.sizes[where.space]), event, lane)
 
     def supersedes(self, new: int, old: int) -> bool:
-        """Whoever is ordered after the reader `new` is ordered after the reader `old`."""
+        """Whoever is ordered after the reader `new` is ordered after the reader `old`. Of one warp's readers
+        the latest stands for all: codes tell whether they were several lanes."""
         later, earlier = self.events[new], self.events[old]
         if later.token is not None:
             return False
-        base = self.views[later.warp].known.base
-        if earlier.token is not None:
-            return bool(base.tokens >> earlier.token & 1)
-        return earlier.warp == later.warp or base.clocks[earlier.warp] >= earlier.clock
+        if earlier.token is None and earlier.warp == later.warp:
+            return True
+        return self.views[later.warp].knows(earlier, Pair(earlier.lane, later.lane))
+
+    def _known(self, new: int, old: int) -> bool:
+        """All lanes of the warp of `new` know of `old`."""
+        return self.views[self.events[new].warp].known.base.has(self.events[old])
 
     def knows(self, new: Event, old: Touch) -> bool:
         """The same, where `old` is of another CTA."""
@@ -193,6 +229,8 @@ class Follower:
     ) -> None:
         """See `Checker`."""
         self.issue = Issued(warp, ins, lanes, sources)
+        if previous is None and ins.has("aligned"):
+            self.views[warp.index].converge(None)
         begin = BEGINS.get(ins.op)
         if begin is not None and previous is None:
             begin(self, self.issue)
@@ -225,7 +263,7 @@ class Follower:
         else:
             over = self._set_going(warp, ins, lanes, operation).both
         if operation.signals:
-            known = self.views[warp.index].handed_on()
+            known = self.views[warp.index].handed_on(self.issue.part)
             self.flights[operation] = Flight(over, known, arrivals)
             self._signals(operation, warp, ins)
 
@@ -233,14 +271,14 @@ class Follower:
         """A copy or product: its accesses, and by which wait the warp will know of its end."""
         held = self.tokens[warp.index]
         if ins.op == "cp.async":
-            tokens = self.begin(warp, ins, operation.reads, operation.writes, Proxy.GENERIC)
+            tokens = self.begin(warp, ins, lanes, operation.reads, operation.writes, Proxy.GENERIC)
             held.copies.add(lanes, tokens)
         elif ins.op.startswith("tcgen05"):
-            tokens = self.begin(warp, ins, operation.reads, operation.writes, Proxy.TENSOR)
+            tokens = self.begin(warp, ins, lanes, operation.reads, operation.writes, Proxy.TENSOR)
             held.tensor |= tokens.both
             self.views[warp.index].known.piped |= tokens.both
         else:
-            tokens = self.begin(warp, ins, operation.reads, operation.writes, Proxy.ASYNC)
+            tokens = self.begin(warp, ins, lanes, operation.reads, operation.writes, Proxy.ASYNC)
             if ins.has("bulk_group"):
                 held.bulk.add(lanes, tokens)
         return tokens
@@ -249,19 +287,20 @@ class Follower:
         self,
         warp: Warp,
         ins: Instruction,
+        lanes: Lanes,
         reads: tuple[Footprint, ...],
         writes: tuple[Footprint, ...],
         proxy: Proxy,
     ) -> Tokens:
         """An operation that `warp` sets going."""
         read, write = self.events.token(), self.events.token()
-        clock = self.views[warp.index].clock
+        clock, lane, each = self.views[warp.index].clock, lane_of(lanes), lanes.nonzero()[0]
         for access, token, places in ((Access.READ, read, reads), (Access.WRITE, write, writes)):
             if not places:
                 continue
-            event = self.events.begun(warp.index, clock, ins, access, proxy, token, read)
-            for where in places:
-                self.footprint(where, event)
+            event = self.events.begun(warp.index, clock, ins, access, proxy, token, read, lane)
+            for number, where in enumerate(places):
+                self.footprint(where, event, int(each[number]) if ins.op == "cp.async" else lane)
             if any(where.space == "shared" for where in places):
                 self.reading[token] = event
         return Tokens(1 << read, 1 << write)
@@ -272,7 +311,8 @@ class Follower:
         token = self.events.token()
         # cp.async is no bulk copy: it and its arrival are the generic proxy's.
         proxy = Proxy.GENERIC if ins.op.startswith("cp.async.mbarrier") else Proxy.ASYNC
-        event = self.events.begun(warp.index, clock, ins, Access.ATOMIC, proxy, token)
+        lane = MANY if self.issue is None else self.issue.lane
+        event = self.events.begun(warp.index, clock, ins, Access.ATOMIC, proxy, token, lane=lane)
         for address in operation.signals:
             self.uses(address, event)
 
@@ -281,7 +321,8 @@ class Follower:
         barrier = self.mbarriers.get(address)
         if barrier is None:
             return None
-        why = unordered(barrier.init, event, self.views[event.warp], "shared")
+        met = Pair(barrier.init.lane, event.lane)
+        why = unordered(barrier.init, event, self.views[event.warp], "shared", met)
         if why is not None:
             self.findings.pair(why, barrier.init, event, "shared", address)
         if event.token is None:
@@ -318,7 +359,7 @@ class Follower:
         """Whatever still touches the CTA's shared memory now does so after its end."""
         known = 0
         for views in self.views:
-            known |= views.known.base.tokens
+            known |= views.tokens()
         for barrier in self.mbarriers.values():
             for carried in barrier.phases.values():
                 known |= carried.base.tokens

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from gdnbench.sim.checker.lanes import Part, lane_of, part_of
 from gdnbench.sim.machine.seam import Argument, Lanes, Warp
 from gdnbench.sim.ptx.ir import Instruction
 
@@ -15,3 +16,11 @@ class Issued(NamedTuple):
     ins: Instruction
     lanes: Lanes
     sources: tuple[Argument, ...]
+
+    @property
+    def part(self) -> Part:
+        return part_of(self.lanes, self.warp.exists)
+
+    @property
+    def lane(self) -> int:
+        return lane_of(self.lanes)

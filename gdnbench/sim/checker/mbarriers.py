@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from gdnbench.sim.checker.events import Event
+from gdnbench.sim.checker.lanes import Part
 from gdnbench.sim.checker.views import Carried, WarpViews
 
 KEPT = 3
@@ -32,7 +33,7 @@ class Mbarrier:
                 self.waits.pop(old, None)
         return found
 
-    def waited(self, phase: int, event: Event, views: WarpViews, *, relaxed: bool) -> list[Event]:
+    def waited(self, phase: int, event: Event, views: WarpViews, part: Part, *, relaxed: bool) -> list[Event]:
         """A warp has found `phase` to be over. Returns those that waited for the phase before it and whom
         nothing ordered before its end: they can fall two phases behind (PTX ISA, "mbarrier.test_wait": one
         phase before the current can be told)."""
@@ -47,6 +48,6 @@ class Mbarrier:
                 for warp, (number, wait) in self.waits.get(phase - 1, {}).items()
                 if ended.clocks[warp] < number
             ]
-        views.acquire(self.at(phase), relaxed=relaxed)
+        views.acquire(self.at(phase), part, relaxed=relaxed)
         self.waits.setdefault(phase, {})[views.index] = views.waited(), event
         return late

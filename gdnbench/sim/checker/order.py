@@ -10,6 +10,10 @@ PTX ISA: "Memory Consistency Model" (causality order), "Proxies", 9.7.16.6 (tcge
     tcgen05 operation          a product or copy         base and fenced, or piped: the tensor core's order
     tcgen05 operation          tcgen05.ld, .st           base and fenced
 
+Lanes of one warp are ordered by bar.warp.sync, which orders memory among those that take part, as barriers
+do. Of instructions that lanes execute together (shfl.sync, elect.sync, whatever is .aligned) the ISA says
+that they wait for one another and not what that means for memory: a pair that these alone part is for review.
+
 A tcgen05.ld that no wait covers has read its cells once a register that it loads was used. The ISA
 (9.7.16.6.4.5) orders such a use and no access to memory: what only that orders is for review.
 
@@ -22,15 +26,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 from gdnbench.sim.checker.events import Access, Event, Proxy
-from gdnbench.sim.checker.views import View, WarpViews
+from gdnbench.sim.checker.lanes import MANY, UNSURE
+from gdnbench.sim.checker.views import Met, WarpViews
 
 
 class Cause(Enum):
     """Why two accesses are not ordered."""
 
     RACE = "race"
+    CONVERGED = "a collective alone"
     PROXY = "no proxy fence"
     INIT = "no fence of an mbarrier's initialisation"
     TCGEN05_FENCE = "no tcgen05 fence"
@@ -53,6 +60,25 @@ class Unordered:
     missing: str
 
 
+class Pair(NamedTuple):
+    """Two accesses that met at one place: the lanes. Implements `views.Met`."""
+
+    before: int
+    now: int
+
+    @classmethod
+    def of(cls, before: Event, now: Event) -> Pair:
+        """As far as the accesses tell."""
+        lanes = (UNSURE if event.lane == MANY else event.lane for event in (before, now))
+        return cls(*lanes)
+
+    def itself(self) -> bool:
+        return self.before == self.now != MANY
+
+    def pairs(self) -> tuple[tuple[int, int]]:
+        return ((self.before, self.now),)
+
+
 USED_ALONE = Unordered(
     Cause.NO_WAIT, Verdict.REVIEW, "tcgen05.wait::ld: nothing follows the load but a use of its registers"
 )
@@ -60,48 +86,41 @@ USED_ALONE = Unordered(
 _PIPED = ("tcgen05.mma", "tcgen05.cp", "tcgen05.shift")
 
 
-def unordered(before: Event, now: Event, views: WarpViews, memory: str) -> Unordered | None:
+def unordered(before: Event, now: Event, views: WarpViews, memory: str, met: Met) -> Unordered | None:
     """None if `now`, which the warp of `views` does or sets going, is ordered after `before`, both in
-    `memory`, shared or global."""
+    `memory`, shared or global, where they `met`."""
     if before.access is Access.ATOMIC and now.access is Access.ATOMIC:
         return None
-    known = views.known
-    if not _knows(known.base, before, views.index):
-        if _piped(before, now, views):
-            return None
-        return _not_known(before, now)
+    if not views.knows(before, met):
+        return _not_known(before, now, views, met)
     if before.init and now.proxy is not Proxy.GENERIC:
-        if known.inits.clocks[before.warp] >= before.clock:
+        if views.initialised(before, met):
             return None
         return Unordered(
             Cause.INIT, Verdict.REVIEW, "fence.mbarrier_init or fence.proxy.async after mbarrier.init"
         )
     if before.proxy is Proxy.GENERIC and before.access.writes and now.proxy is not Proxy.GENERIC:
-        if _knows(known.proxied[memory], before, None):
+        if views.proxied(memory, before, met):
             return None
         return Unordered(Cause.PROXY, Verdict.ERROR, "fence.proxy.async between the two")
     return None
 
 
-def unordered_in_tmem(before: Event, now: Event, views: WarpViews) -> Unordered | None:
+def unordered_in_tmem(before: Event, now: Event, views: WarpViews, met: Met) -> Unordered | None:
     """The same of two accesses to tensor memory, all of them tcgen05 operations."""
     assert before.token is not None
     if views.known.fenced >> before.token & 1 or _piped(before, now, views):
         return None
-    if not _knows(views.known.base, before, views.index):
-        return USED_ALONE if views.known.used >> before.token & 1 else _not_known(before, now)
+    if not views.knows(before, met):
+        if views.known.used >> before.token & 1:
+            return USED_ALONE
+        return _not_known(before, now, views, met)
     return Unordered(
         Cause.TCGEN05_FENCE,
         Verdict.REVIEW,
         "tcgen05.fence::before_thread_sync and ::after_thread_sync around the synchronisation"
         " (PTX ISA 9.7.16.6.3), which is ordered by release and acquire alone",
     )
-
-
-def _knows(view: View, event: Event, own: int | None) -> bool:
-    if event.token is not None:
-        return bool(view.tokens >> event.token & 1)
-    return event.warp == own or view.clocks[event.warp] >= event.clock
 
 
 def _piped(before: Event, now: Event, views: WarpViews) -> bool:
@@ -131,10 +150,15 @@ def wait_for(before: Event) -> str:
     return "cp.async.bulk.wait_group.read" if before.access is Access.READ else "cp.async.bulk.wait_group"
 
 
-def _not_known(before: Event, now: Event) -> Unordered:
+def _not_known(before: Event, now: Event, views: WarpViews, met: Met) -> Unordered | None:
+    if _piped(before, now, views):
+        return None
     if before.token is None:
-        where = "a barrier" if before.warp != now.warp else "an ordering"
-        return Unordered(Cause.RACE, Verdict.ERROR, f"{where} after the first and before the second")
+        where = "a barrier" if before.warp != now.warp else "bar.warp.sync or a barrier"
+        missing = f"{where} after the first and before the second"
+        if views.converged(before, met):
+            return Unordered(Cause.CONVERGED, Verdict.REVIEW, missing)
+        return Unordered(Cause.RACE, Verdict.ERROR, missing)
     wait = wait_for(before)
     if before.warp != now.warp:
         wait += ", and a barrier from who waits to the second access"

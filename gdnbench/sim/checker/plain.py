@@ -9,12 +9,15 @@ import numpy as np
 import numpy.typing as npt
 
 from gdnbench.sim.checker.events import Access
+from gdnbench.sim.checker.lanes import MANY
 from gdnbench.sim.checker.views import SPACES
+from gdnbench.sim.machine.checking import Addresses, Masks
 from gdnbench.sim.machine.seam import LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW, WINDOW_SIZE
 from gdnbench.sim.ptx.ir import Instruction, Kernel
 from gdnbench.sim.ptx.literals import width_of
 
 Bytes = npt.NDArray[np.int64]
+ByLane = npt.NDArray[np.int32]
 
 _SHARED = ("shared", "shared::cta", "shared::cluster")
 _STRONG = ("relaxed", "acquire", "release", "acq_rel", "volatile", "mmio")
@@ -38,6 +41,7 @@ class Form:
     writes: bool = False
     acquires: bool = False
     releases: bool = False
+    collective: bool = False
     wide: bool = False
     updates: bool = False
 
@@ -56,7 +60,7 @@ def form_of(ins: Instruction) -> Form | None:
     if ins.op in ("ldmatrix", "stmatrix"):
         matrices = int(next(mod for mod in ins.mods if mod in ("x1", "x2", "x4"))[1:])
         access = Access.READ if ins.op == "ldmatrix" else Access.WRITE
-        return Form(access, ROW_BYTES, 8 * matrices, space)
+        return Form(access, ROW_BYTES, 8 * matrices, space, collective=True)
     width = width_of(ins.types[-1]) // 8 * ins.vec
     if ins.op in ("atom", "red"):
         return Form(
@@ -102,20 +106,45 @@ class Forms:
         return min([4, *(form.width for form in forms if form.space in ("", space))])
 
 
-def by_space(form: Form, addresses: npt.NDArray[np.uint64]) -> Iterator[tuple[str, Bytes]]:
-    """(memory, the addresses in it)."""
-    found = addresses.astype(np.int64)
+def by_space(form: Form, masks: Masks, addresses: Addresses) -> Iterator[tuple[str, Bytes, ByLane]]:
+    """(memory, the addresses in it, whose they are) of some accesses, if there are any. A row of a matrix is
+    all lanes'."""
+    if form.lanes < masks.shape[1]:
+        masks, addresses = masks[:, : form.lanes], addresses[:, : form.lanes]
+    there = np.flatnonzero(masks)
+    if not there.size:
+        return
+    found, lanes = addresses.reshape(-1)[there].astype(np.int64), (there % masks.shape[1]).astype(np.int32)
+    if form.collective:
+        lanes = np.full_like(lanes, MANY)
     if form.space:
-        yield form.space, found
+        yield form.space, found, lanes
         return
     in_shared = (found >= SHARED_WINDOW) & (found < SHARED_WINDOW + WINDOW_SIZE)
     if in_shared.any():
-        yield "shared", found[in_shared] - SHARED_WINDOW
+        yield "shared", found[in_shared] - SHARED_WINDOW, lanes[in_shared]
     elsewhere = in_shared.copy()
     for window in (LOCAL_WINDOW, PARAM_WINDOW):
         elsewhere |= (found >= window) & (found < window + WINDOW_SIZE)
     if not elsewhere.all():
-        yield "global", found[~elsewhere]
+        yield "global", found[~elsewhere], lanes[~elsewhere]
+
+
+def meet(masks: Masks, addresses: Addresses) -> bool:
+    """Whether two of the accesses have the same address."""
+    found = addresses[masks]
+    return np.unique(found).size < found.size
+
+
+def one_of(lanes: ByLane) -> int:
+    """The lane if it is one, else MANY."""
+    first = int(lanes[0])
+    return first if (lanes == first).all() else MANY
+
+
+def lanes_of_cells(lanes: ByLane, cells: int) -> ByLane:
+    """Those of each of `cells` cells, as many for each access."""
+    return lanes if len(lanes) == cells else np.repeat(lanes, cells // len(lanes))
 
 
 def cells(starts: Bytes, width: int, size: int) -> Bytes:

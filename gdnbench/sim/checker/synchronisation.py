@@ -13,8 +13,9 @@ import numpy as np
 
 from gdnbench.sim.checker.events import Access, Event, Proxy
 from gdnbench.sim.checker.issued import Issued
+from gdnbench.sim.checker.lanes import UNSURE, lanes_of, part_of
 from gdnbench.sim.checker.mbarriers import Mbarrier
-from gdnbench.sim.checker.order import Cause, Unordered, Verdict, unordered
+from gdnbench.sim.checker.order import Cause, Pair, Unordered, Verdict, unordered
 from gdnbench.sim.checker.plain import cells, is_wide
 from gdnbench.sim.checker.views import SPACES, Carried
 from gdnbench.sim.machine.barriers import BarrierWait
@@ -36,7 +37,9 @@ End = Callable[["Follower", Issued, "Wait | None", "Results | Wait"], None]
 
 def _done(follower: Follower, issued: Issued, access: Access, *, init: bool = False) -> Event:
     warp = issued.warp.index
-    return follower.events.done(warp, follower.views[warp].clock, issued.ins, access, init=init)
+    return follower.events.done(
+        warp, follower.views[warp].clock, issued.ins, access, lane=issued.lane, init=init
+    )
 
 
 def _addresses(issued: Issued, lanes: Lanes) -> list[int]:
@@ -62,7 +65,7 @@ def _inval(follower: Follower, issued: Issued) -> None:
         _write_word(follower, address, event)
         barrier = follower.mbarriers.pop(address, None)
         for user in barrier.users.values() if barrier is not None else ():
-            why = unordered(user, event, views, "shared")
+            why = unordered(user, event, views, "shared", Pair(user.lane, event.lane))
             if why is not None:
                 follower.findings.pair(why, user, event, "shared", address)
 
@@ -85,7 +88,10 @@ def _arrive(follower: Follower, issued: Issued) -> None:
         barrier = follower.uses(address, event)
         if barrier is not None:
             arrivals = int(counts[members].sum())
-            views.release(barrier.at(follower.joined(address, arrivals)), relaxed=issued.ins.has("relaxed"))
+            into = barrier.at(follower.joined(address, arrivals))
+            views.release(
+                into, part_of(lanes_of(members), issued.warp.exists), relaxed=issued.ins.has("relaxed")
+            )
 
 
 def _use(follower: Follower, issued: Issued) -> None:
@@ -101,6 +107,7 @@ def _waited(follower: Follower, issued: Issued, previous: Wait | None, results: 
     passed = issued.lanes & (results[0] != 0)
     if not passed.any():
         return
+    views, part = follower.views[issued.warp.index], part_of(passed, issued.warp.exists)
     event = _done(follower, issued, Access.ATOMIC)
     for address in _addresses(issued, passed):
         barrier = follower.uses(address, event)
@@ -108,7 +115,7 @@ def _waited(follower: Follower, issued: Issued, previous: Wait | None, results: 
             continue
         over = follower.phase(address) - 1
         relaxed = issued.ins.has("relaxed")
-        for late in barrier.waited(over, event, follower.views[issued.warp.index], relaxed=relaxed):
+        for late in barrier.waited(over, event, views, part, relaxed=relaxed):
             why = Unordered(
                 Cause.PHASES,
                 Verdict.ERROR,
@@ -123,9 +130,10 @@ def _waited(follower: Follower, issued: Issued, previous: Wait | None, results: 
 
 def _barrier(follower: Follower, issued: Issued, previous: Wait | None, results: Results | Wait) -> None:
     """A round is known by its object, which the machine has while it is open and a waiting warp keeps."""
-    views = follower.views[issued.warp.index]
+    views, part = follower.views[issued.warp.index], issued.part
     if isinstance(previous, BarrierWait):
-        views.acquire(follower.rounds[previous.use])
+        views.acquire(follower.rounds[previous.use], part)
+        views.together(part)
         return
     opened = follower.opened.pop(issued.warp.index, None)
     if isinstance(results, BarrierWait):
@@ -133,13 +141,17 @@ def _barrier(follower: Follower, issued: Issued, previous: Wait | None, results:
     else:
         index = uniform(issued.sources[0], issued.lanes, "the barrier's number") & 0xFFFF_FFFF
         found = opened if opened is not None else follower.cta.barriers.rounds.get(index)
-        if found is None:
-            return  # this warp was all that it waited for
+        if found is None:  # this warp was all that it waited for
+            views.together(part)
+            return
         use = found
     carried = follower.rounds.setdefault(use, Carried.of(follower.count))
-    views.release(carried)
-    if not isinstance(results, Wait) and not issued.ins.op.endswith("arrive"):
-        views.acquire(carried)
+    views.release(carried, part)
+    if issued.ins.op.endswith("arrive"):
+        views.converge(part)
+    elif not isinstance(results, Wait):
+        views.acquire(carried, part)
+        views.together(part)
 
 
 def _barrier_begins(follower: Follower, issued: Issued) -> None:
@@ -154,7 +166,7 @@ def _barrier_begins(follower: Follower, issued: Issued) -> None:
 
 def _fence_proxy(follower: Follower, issued: Issued) -> None:
     spaces = [space for space in SPACES if any(space in mod.split("::") for mod in issued.ins.mods)]
-    follower.views[issued.warp.index].fence_proxy(spaces or SPACES)
+    follower.views[issued.warp.index].fence_proxy(spaces or SPACES, issued.part)
 
 
 def _fence(follower: Follower, issued: Issued) -> None:
@@ -163,7 +175,7 @@ def _fence(follower: Follower, issued: Issued) -> None:
 
 
 def _fence_init(follower: Follower, issued: Issued) -> None:
-    follower.views[issued.warp.index].fence_init()
+    follower.views[issued.warp.index].fence_init(issued.part)
 
 
 def _before_sync(follower: Follower, issued: Issued) -> None:
@@ -199,7 +211,11 @@ def _group_wait(name: str) -> End:
                 else uniform(issued.sources[0], issued.lanes, "the number of groups")
             )
             known = groups.wait(issued.lanes, allowed, only_read=issued.ins.has("read"))
-        follower.views[issued.warp.index].over(known)
+        views = follower.views[issued.warp.index]
+        if name == "wgmma":
+            views.over(known)
+        else:
+            views.over_for(known, issued.part)
 
     return end
 
@@ -210,7 +226,7 @@ def _wgmma(follower: Follower, issued: Issued, previous: Wait | None, results: R
     reads: tuple[Footprint, ...] = tuple(
         gather.footprint for gather in (product.a, product.b) if gather is not None
     )
-    tokens = follower.begin(issued.warp, issued.ins, reads, (), Proxy.ASYNC)
+    tokens = follower.begin(issued.warp, issued.ins, issued.lanes, reads, (), Proxy.ASYNC)
     follower.tokens[issued.warp.index].wgmma.add(issued.lanes, tokens)
 
 
@@ -256,7 +272,9 @@ def _allocated(follower: Follower, issued: Issued, previous: Wait | None, result
         return
     address = shared_address(uniform(issued.sources[0], issued.lanes, "the address"), issued.ins)
     columns = uniform(issued.sources[1], issued.lanes, "nCols")
-    event = _done(follower, issued, Access.WRITE)
+    # Every lane executes it before what it does next: the address is there for all of them.
+    warp = issued.warp.index
+    event = follower.events.done(warp, follower.views[warp].clock, issued.ins, Access.WRITE, lane=UNSURE)
     starts = np.array([address], np.int64)
     follower.touch("shared", cells(starts, 4, follower.sizes["shared"]), event)
     first = int(follower.cta.shared.view(address, 4).view(np.uint32)[0])

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gdnbench.sim.checker.events import Event
-from gdnbench.sim.checker.order import USED_ALONE, Cause, Unordered, Verdict, unordered_in_tmem
+from gdnbench.sim.checker.order import USED_ALONE, Cause, Pair, Unordered, Verdict, unordered_in_tmem
 from gdnbench.sim.checker.shadow import NOBODY, Cells, ReadSets, Shadow
 from gdnbench.sim.machine.footprint import TMEM_COLUMNS
 
@@ -38,7 +38,10 @@ class TensorMemory:
         shadow = self._there()
         numbers = np.full(len(cells), event.number, np.int32)
         prior = shadow.writes(cells, numbers) if event.access.writes else shadow.reads(cells, numbers)
-        follower.judge(prior, event, lambda before: unordered_in_tmem(before, event, views), MEMORY)
+        for one in prior:
+            follower.judge(
+                one, event, lambda before, met: unordered_in_tmem(before, event, views, met), MEMORY
+            )
 
     def allocated(self, first: int, columns: int, event: Event) -> None:
         """tcgen05.alloc has given these columns."""
@@ -49,12 +52,11 @@ class TensorMemory:
     def freed(self, first: int, columns: int, event: Event) -> None:
         """tcgen05.dealloc is reached: all that used the columns has to be over."""
         follower = self._follower
-        known = follower.views[event.warp].known
-        base = known.base
+        known, over = follower.views[event.warp].known, follower.views[event.warp].tokens()
         self._check_allocated(np.arange(first, first + columns, dtype=np.int64), event)
         for number, cell in self._there().touched(_block(first, columns)):
             before = follower.events[number]
-            if before.token is not None and not base.tokens >> before.token & 1:
+            if before.token is not None and not over >> before.token & 1:
                 why = Unordered(
                     Cause.RACE, Verdict.ERROR, "a wait for the first, and a barrier before tcgen05.dealloc"
                 )
@@ -65,13 +67,13 @@ class TensorMemory:
 
     def _check_allocated(self, cells: Cells, event: Event) -> None:
         follower = self._follower
-        base = follower.views[event.warp].known.base
+        views = follower.views[event.warp]
         columns = np.flatnonzero(np.bincount(cells % TMEM_COLUMNS))
         for number in np.unique(self._owner[columns]).tolist():
             if number == NOBODY:
                 continue  # not allocated: the machine says so
             alloc = follower.events[number]
-            if alloc.warp != event.warp and base.clocks[alloc.warp] < alloc.clock:
+            if alloc.warp != event.warp and not views.knows(alloc, Pair(alloc.lane, event.lane)):
                 why = Unordered(
                     Cause.RACE, Verdict.ERROR, "a barrier between tcgen05.alloc and the first use"
                 )

@@ -176,7 +176,7 @@ class Variables:
         return Abroad({**views.known.abroad.ctas, self._cta: self._own(views)})
 
     def _own(self, views: WarpViews) -> Known:
-        base, proxied = views.known.base, views.known.proxied["global"]
+        base, proxied = views.handing_on()
         return Known(tuple(base.clocks), base.tokens, tuple(proxied.clocks))
 
     def _learn(self, far: Abroad, views: WarpViews) -> None:

@@ -11,21 +11,24 @@ import threading
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
-from gdnbench.sim.compiler.blocks import MAX_BLOCK
+from gdnbench.sim.compiler.blocks import COLLECTIVES, MAX_BLOCK
 from gdnbench.sim.compiler.emit import I64, Code, Library, Value, const
 from gdnbench.sim.compiler.layout import ALIGN, aligned_bytes
-from gdnbench.sim.machine.checking import Checker
-from gdnbench.sim.machine.seam import LANES
+from gdnbench.sim.machine.checking import Addresses, Checker, Masks
+from gdnbench.sim.machine.seam import LANES, Lanes
 from gdnbench.sim.ptx.ir import Instruction
 
 if TYPE_CHECKING:
     from gdnbench.sim.compiler.engine import CompiledWarp
     from gdnbench.sim.compiler.translator import Translator
 
-LOGGED = frozenset(("ld", "ldu", "st", "atom", "red", "ldmatrix", "stmatrix"))
+ACCESSES = frozenset(("ld", "ldu", "st", "atom", "red", "ldmatrix", "stmatrix"))
+LOGGED = ACCESSES | COLLECTIVES
 
-# An access: its addresses, then the instruction and the mask of its lanes. Whole cache lines.
+# An access: its addresses, then the instruction and the mask of its lanes. Whole cache lines. Where lanes
+# meet at a collective, what `log_meeting` says stands for an address.
 _PC, _LANES, ENTRY_BYTES = 8 * LANES, 8 * LANES + 4, 8 * LANES + ALIGN
 _ENTRY = np.dtype(
     {
@@ -50,6 +53,16 @@ def log_access(t: Translator, ins: Instruction, address: Value) -> None:
     code.call_void("log_access", t.state, const("i32", ins.pc), lanes, where)
 
 
+def log_meeting(t: Translator, ins: Instruction, named: Value) -> None:
+    """Log that lanes have met at a collective: for each the lanes that have not exited, 32 bits, and below
+    them the member mask that it names."""
+    if t.program.layout.log is None:
+        return
+    code = t.code
+    live = code.opi("shl", code.cast("zext", code.load("i32", t.header("live"), 4), "i64"), LANES)
+    log_access(t, ins, code.op("or", code.cast("zext", named, I64), code.splat(live)))
+
+
 def _define(name: str, library: Library, field: int) -> str:
     """`log_access(state, pc, mask, address)`: an entry that no lane has is written over by the next."""
     code, state, mask = Code(library), Value("ptr", "%state"), Value("i32", "%mask")
@@ -65,6 +78,12 @@ def _define(name: str, library: Library, field: int) -> str:
     code.line("ret void")
     head = f"define internal void @{name}(ptr %state, i32 %pc, i32 %mask, {I64} %address) noinline #0"
     return f"{head} {{\n{code.text()}\n}}\n"
+
+
+def _lanes(masks: npt.NDArray[np.unsignedinteger]) -> Masks:
+    """Masks of 32 bits as truth values."""
+    found = np.ascontiguousarray(masks, np.uint32).view(np.uint8).reshape(len(masks), 4)
+    return np.unpackbits(found, axis=1, bitorder="little").view(np.bool_)
 
 
 class _Room(threading.local):
@@ -99,10 +118,24 @@ class AccessLog:
         warp.longs[self._next] = self._start
         logged = self._entries[:count]
         addresses, pcs = logged["addresses"].copy(), logged["pc"]
-        lanes = np.ascontiguousarray(logged["lanes"]).view(np.uint8).reshape(count, 4)
-        masks = np.unpackbits(lanes, axis=1, bitorder="little").view(np.bool_)
+        masks = _lanes(logged["lanes"])
         ends = [*(np.flatnonzero(pcs[1:] != pcs[:-1]) + 1).tolist(), count]
         instructions, start = warp.engine.native.kernel.instructions, 0
         for end, pc in zip(ends, pcs[np.array(ends) - 1].tolist(), strict=True):
-            self._checker.accessed(warp.warp, instructions[pc], masks[start:end], addresses[start:end])
+            ins = instructions[pc]
+            if ins.op in COLLECTIVES:
+                self._met(warp, ins, masks[start:end], addresses[start:end])
+            else:
+                self._checker.accessed(warp.warp, ins, masks[start:end], addresses[start:end])
             start = end
+
+    def _met(self, warp: CompiledWarp, ins: Instruction, masks: Masks, named: Addresses) -> None:
+        """Lanes have met: of each member mask those together."""
+        live = _lanes(named.max(axis=1) >> np.uint64(LANES))
+        for lanes, members, there in zip(masks, named, live, strict=True):
+            for mask in np.unique(members[lanes]).tolist():
+                self.met(warp, ins, lanes & (members == mask), there)
+
+    def met(self, warp: CompiledWarp, ins: Instruction, lanes: Lanes, live: Lanes) -> None:
+        """The same of lanes that met while no compiled code ran."""
+        self._checker.met(warp.warp, ins, lanes, live)

@@ -224,6 +224,11 @@ class CompiledWarp:
             elif status != Status.FULL:
                 return self._idle()
 
+    def tell_met(self, ins: Instruction, lanes: Lanes) -> None:
+        """Tell the checker, if there is one, of lanes that met while no compiled code ran."""
+        if self._log is not None:
+            self._log.met(self, ins, lanes, mask_lanes(self.cells[LIVE]))
+
     def _idle(self) -> WarpState:
         """No lane can go on: all have exited, or they wait."""
         self._see_exits()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from gdnbench.sim.compiler.access_log import log_meeting
 from gdnbench.sim.compiler.emit import (
     F32,
     I1,
@@ -41,6 +42,7 @@ def arrive(t: Translator, ins: Instruction) -> Value | None:
     code = t.code
     if _one_set(ins):
         t.gather(ins, const("i32", -1))
+        log_meeting(t, ins, const(I32, -1))
         return None
     named = t.read(ins.sources[-1], 32)
     active = code.select(t.active, named, const(I32, 0))
@@ -52,6 +54,7 @@ def arrive(t: Translator, ins: Instruction) -> Value | None:
         ins,
         code.cast("zext", named, lanes_of("i64")),
     )
+    log_meeting(t, ins, named)
     return named
 
 

@@ -12,8 +12,8 @@ from __future__ import annotations
 import numpy as np
 
 from gdnbench.sim.errors import FaultKind, KernelFault, UnsupportedError
-from gdnbench.sim.interpreter.collectives import lanes_of
-from gdnbench.sim.interpreter.operation import require
+from gdnbench.sim.interpreter.collectives import lanes_of, sets
+from gdnbench.sim.interpreter.operation import Fetch, require
 from gdnbench.sim.interpreter.program import (
     Branch,
     Collective,
@@ -297,7 +297,16 @@ class InterpretedWarp:
             return
         self._count(entry)
         entry.step(self, group.lanes)
+        if entry.members is not None:
+            self._tell_met(entry, entry.members, group.lanes)
         self._step_on(group)
+
+    def _tell_met(self, entry: Collective, members: Fetch, lanes: Lanes) -> None:
+        """Tell the checker, if there is one."""
+        checker = self.warp.cta.checker
+        if checker is not None:
+            for together in sets(self, lanes, members):
+                checker.met(self.warp, entry.ins, together, self.warp.exists)
 
     def _meet(self, group: Group, needed: Lanes) -> None:
         """`bar.warp.sync` with one mask may stand at several places: lanes meet wherever they wait in one."""
@@ -317,6 +326,8 @@ class InterpretedWarp:
             entry.step(self, other.lanes)
             other.missing = None
             self._count(entry)
+        if self.warp.cta.checker is not None:
+            self.warp.cta.checker.met(self.warp, self._entry(group).ins, here, self.warp.exists)
         for other in met:
             if other in self.groups:
                 self._step_on(other)

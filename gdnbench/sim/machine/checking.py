@@ -40,6 +40,11 @@ class Checker(Protocol):
         global memory, and accesses that were legal. The arrays do not change afterwards."""
         ...
 
+    def met(self, warp: Warp, ins: Instruction, lanes: Lanes, live: Lanes) -> None:
+        """Lanes of a warp execute shfl, vote, match, redux, elect or bar.warp.sync together: those of one
+        member mask. `live` have not exited by then."""
+        ...
+
     def begins(
         self,
         warp: Warp,

@@ -100,6 +100,10 @@ class _Watched:
         self.checker.accessed(warp, ins, masks, addresses)
         self._found()
 
+    def met(self, warp: Warp, ins: Instruction, lanes: Lanes, live: Lanes) -> None:
+        self.executed.add(ins)
+        self.checker.met(warp, ins, lanes, live)
+
     def begins(
         self,
         warp: Warp,
@@ -249,9 +253,7 @@ class Judge:
 
     def judge(self, mutant: Mutant) -> Judgement:
         """What finds `mutant` first."""
-        if mutant.op != "bar.warp.sync" and not any(
-            mutant.place.line in own.executed.lines for own in self.own.values()
-        ):
+        if not any(mutant.place.line in own.executed.lines for own in self.own.values()):
             return Judgement(Outcome.UNREACHED)
         module = parse(mutant.ptx(self.launch.module.text))
         try:

@@ -195,6 +195,7 @@ class TmaStream:
             for index in cutlass.range(worker, TILE_M * TILE_N, self.WORKERS):
                 place = (index // TILE_N, index % TILE_N)
                 s_out[(*place, full.index)] = s_in[(*place, full.index)]
+            cute.arch.sync_warp()  # one lane releases what all have read
             full.release()
             cute.arch.fence_proxy("async.shared", space="cta")
             workers.arrive_and_wait()
