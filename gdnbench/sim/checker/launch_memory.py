@@ -174,6 +174,10 @@ class LaunchMemory:
         places = self.cells.places(cells)
         column = self.cells.numbers
         pairs = column[places].astype(np.int64) << 32 | codes
+        if (pairs == pairs[0]).all():
+            state, code = self._states[int(pairs[0]) >> 32], int(codes[0])
+            column[places] = self._number(after(state, code))
+            return [(state, code, int(cells[0]))]
         # Neighbours most often have the same.
         starts = np.concatenate([[0], np.flatnonzero(pairs[1:] != pairs[:-1]) + 1])
         unique, first, inverse = np.unique(pairs[starts], return_index=True, return_inverse=True)
@@ -182,10 +186,7 @@ class LaunchMemory:
             for pair, cell in zip(unique.tolist(), cells[starts[first]].tolist(), strict=True)
         ]
         numbers = np.array([self._number(after(state, code)) for state, code, _ in found], np.int32)
-        if len(starts) == 1:
-            column[places] = numbers[0]
-        else:
-            column[places] = np.repeat(numbers[inverse], np.diff(starts, append=len(pairs)))
+        column[places] = np.repeat(numbers[inverse], np.diff(starts, append=len(pairs)))
         return found
 
     def _read(self, state: State, code: int) -> State:
