@@ -1,0 +1,160 @@
+"""`scripts/check_kernels.py`: a small case of each operation is clean, what is wrong is told, and what is kept
+is not run again. All cases: the script."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("cutlass", reason="CuTe DSL has wheels for Linux only")
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
+
+import check_kernels
+from checking import judging, results
+from checking.judging import Asked, check_all
+from checking.subjects import SUBJECTS, Subject
+
+from gdnbench.errors import Exit
+from gdnbench.ops import operations
+from gdnbench.sim.checker.accept import Accepted
+
+# As a kernel of gdn_decode: right numbers, beside a launch whose warps hand words over without a barrier.
+RACY = """
+import cuda.bindings.driver as cuda
+import cutlass
+import cutlass.cute as cute
+import torch
+from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
+
+from gdnbench_kernels.gdn_decode.torch_recurrent import torch_recurrent
+
+
+@cute.kernel
+def reverse_kernel(x: cute.Tensor, y: cute.Tensor):
+    thread = cute.arch.thread_idx()[0]
+    smem = cutlass.memory.SmemAllocator()
+    words = smem.allocate_tensor(cutlass.Float32, cute.make_layout(64), 16)
+    words[thread] = x[thread]
+    y[thread] = words[63 - thread]
+
+
+@cute.jit
+def reverse(x: cute.Tensor, y: cute.Tensor, stream: cuda.CUstream):
+    reverse_kernel(x, y).launch(grid=[1, 1, 1], block=[64, 1, 1], stream=stream)
+
+
+flat = make_fake_tensor(cutlass.Float32, (cute.sym_int(),), (1,))
+compiled = cute.compile(reverse, flat, flat, make_fake_stream())
+
+
+def decode(q, k, v, g, beta, state, state_indices, scale):
+    call = locals()
+    compiled(torch.ones(64), torch.ones(64), cuda.CUstream(0))
+    return torch_recurrent(**call)
+"""
+
+CASE = "fp32, padding throughout"
+
+
+def asked(*cases: str, quick: bool = True, schedules: tuple[str, ...] = ("late", "random:0")) -> Asked:
+    accepted = Accepted.read(check_kernels.ACCEPTED)
+    return Asked(schedules, 0, quick, cases, 1, accepted, "content")
+
+
+QUICK = [
+    ("gdn_prefill sm100_fused", "beta to 2, a tail"),
+    ("gdn_decode cute, tapped", "bf16, drafts"),
+    ("swa_decode portable", "ds_mla, sink on"),
+]
+SLOW = [
+    ("gdn_prefill sm100", "beta to 2, a tail"),
+    ("gdn_decode cute, bulk", "bf16, drafts"),
+    ("swa_decode sm100", "per token, -1 in 25% of a row"),
+    ("swa_decode wgmma", "ds_mla, sink on"),
+]
+
+
+@pytest.mark.parametrize(
+    ("kernel", "case"), [*QUICK, *(pytest.param(*one, marks=pytest.mark.slow) for one in SLOW)]
+)
+def test_a_small_case_is_clean(kernel: str, case: str, tmp_path: Path) -> None:
+    check_all(kernel, tmp_path / "r.jsonl", asked(case))
+    (found,) = results.read(tmp_path / "r.jsonl", "content")
+    assert (found.kernel, found.case, found.verdict) == (kernel, case, "pass"), found.reason
+    assert found.schedules == ("late", "random:0")
+    assert [one for one in found.found() if one.fails] == []
+    assert found.checked > 0
+
+
+@pytest.fixture
+def racy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    file = tmp_path / "racy.py"
+    file.write_text(RACY)
+    grid = SUBJECTS["gdn_decode cute"].grid
+    monkeypatch.setitem(SUBJECTS, "racy", Subject(grid, f"{file}:decode"))
+    return "racy"
+
+
+def test_what_is_wrong_is_told(racy: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "r.jsonl"
+    check_all(racy, path, asked(CASE))
+    (found,) = results.read(path, "content")
+    assert found.failed
+    assert "race" in {one.kind for one in found.found()}
+    assert check_kernels._told([racy], [found], broken=False) is Exit.MISMATCH
+    out = capsys.readouterr().out
+    assert "error: race: " in out
+    assert f"  1 cases of racy; first {CASE}\n" in out
+    assert f"FAIL: racy: {CASE}: " in out
+    assert results.row(racy, [found])[:6] == (racy, 1, 1, 0, 1, len(results.merged([found])))
+
+
+def test_what_is_kept_is_not_run_again(racy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "r.jsonl"
+    check_all(racy, path, asked(CASE))
+    monkeypatch.setattr(judging.Checker, "record", None)  # calling it would fail
+    check_all(racy, path, asked(CASE))
+    assert len(results.read(path, "content")) == 1
+    # Of other code, and a line that was not finished, nothing is taken.
+    assert results.read(path, "other") == []
+    path.write_bytes(path.read_bytes()[:-20])
+    assert results.read(path, "content") == []
+
+
+def test_a_line_that_was_not_finished_is_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "r.jsonl"
+    case = results.Case("k", "c", "content", "pass", schedules=("late",))
+    results.write(path, case)
+    with path.open("ab") as file:
+        file.write(b'{"kernel": "k", "ca')
+    results.write(path, case)
+    assert results.read(path, "content") == [case, case]
+    assert [json.loads(line)["case"] for line in path.read_text().splitlines()] == ["c", "c"]
+
+
+def test_every_kernel_that_is_simulated_is_there() -> None:
+    """By the operations' own lists."""
+    listed = {
+        (name, kernel)
+        for name, operation in operations().items()
+        for kernel, entry in operation.kernels.items()
+        if "sim" in entry.devices
+    }
+    there = {(one.grid.op, one.kernel) for one in SUBJECTS.values() if one.grid is not None}
+    assert listed <= there
+
+
+def test_accepted_findings_have_reasons() -> None:
+    assert Accepted.read(check_kernels.ACCEPTED).entries
+
+
+def test_names_that_choose_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["check_kernels.py", "nosuch*"])
+    assert check_kernels.main() is Exit.BAD_INPUT
+    assert "no kernel is called nosuch*; --list prints them" in capsys.readouterr().err
