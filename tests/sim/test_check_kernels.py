@@ -1,5 +1,5 @@
-"""`scripts/check_kernels.py`: a small case of each operation is clean, what is wrong is told, and what is kept
-is not run again. All cases: the script."""
+"""`scripts/check_kernels.py`: a small case of each operation is clean, what is wrong is told, and what is
+kept is not run again. All cases: the script."""
 
 from __future__ import annotations
 
