@@ -48,13 +48,8 @@ class GrowingArray:
             zarr_format=3,
         )
 
-    def __len__(self) -> int:
-        """Rows appended, written or not."""
-        return self.written + self._filled
-
-    def append(self, rows: npt.NDArray[Any]) -> bool:
-        """Append [count, *row]; whether a chunk was written."""
-        wrote = False
+    def append(self, rows: npt.NDArray[Any]) -> None:
+        """Append [count, *row]."""
         while len(rows):
             room = len(self._buffer) - self._filled
             part, rows = rows[:room], rows[room:]
@@ -62,17 +57,6 @@ class GrowingArray:
             self._filled += len(part)
             if self._filled == len(self._buffer):
                 self._write()
-                wrote = True
-        return wrote
-
-    def put(self, value: int) -> bool:
-        """Append one number to an array of numbers; whether a chunk was written."""
-        self._buffer[self._filled] = value
-        self._filled += 1
-        if self._filled < len(self._buffer):
-            return False
-        self._write()
-        return True
 
     def flush(self) -> None:
         """Write what is left; nothing is appended afterwards."""

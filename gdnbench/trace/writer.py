@@ -147,10 +147,13 @@ class LaunchWriter:
     recorded: int = 0
     dropped: int = 0
     _bytes: int = 0
-    _whole: int = 0  # events whose values are all in the store
+    _rows: int = 0
+    _heads: list[tuple[int, ...]] = field(default_factory=list)  # of `COLUMNS` and `ROW`
+    _pieces: list[npt.NDArray[np.uint64]] = field(default_factory=list)
+    _waiting: int = 0  # rows of `_pieces`
     _columns: list[GrowingArray] = field(default_factory=list)
-    _row: GrowingArray | None = None
     _values: GrowingArray | None = None
+    _counts: npt.NDArray[np.uint64] = field(default_factory=lambda: np.zeros(0, np.uint64))  # rows by pc
     _attributes: dict[str, Any] = field(default_factory=dict)
 
     def begin(self, launch: Launch, engine: str) -> None:
@@ -180,44 +183,55 @@ class LaunchWriter:
             (self.store.path / self.key).mkdir()
             self._commit(0)
             self._columns = [self._array(name, (), "<u4", EVENTS_CHUNK) for name in COLUMNS]
-            self._row = self._array(ROW, (), "<u8", EVENTS_CHUNK)
+            self._columns.append(self._array(ROW, (), "<u8", EVENTS_CHUNK))
             self._values = self._array(VALUES, (LANES,), "<u8", VALUES_CHUNK)
+        self._counts = np.array([len(one.registers) for one in instructions], np.uint64)
 
     def add(
         self, cta: int, warp: int, pc: int, occurrence: int, lanes: int, values: npt.NDArray[np.uint64]
     ) -> None:
-        """An execution, in the order of the warp's."""
-        if not self.store.takes(len(values)):
+        """An execution, in the order of the warp's. `values` is the writer's from now on."""
+        rows = len(values)
+        if not self.store.takes(rows):
             self.dropped += 1
             return
-        assert self._row is not None
-        assert self._values is not None
-        with _writing(self.store.path):
-            start = len(self._values)
-            if self._values.append(values):
-                whole = self._values.written == start + len(values)
-                self._whole = self.recorded + whole
-            self._row.put(start)
-            wrote = False
-            for column, value in zip(self._columns, (cta, warp, pc, occurrence, lanes), strict=True):
-                wrote = column.put(value)
-            self.recorded += 1
-            self.store.recorded += 1
-            self._bytes += EVENT_BYTES + ROW_BYTES * len(values)
-            if wrote:
-                self._commit(min(self._whole, self._row.written))
-                if self.store.told is not None:
-                    self.store.told(f"{self.store.recorded:,} events")
+        self._pieces.append(values)
+        self._waiting += rows
+        self._heads.append((cta, warp, pc, occurrence, lanes, self._rows))
+        self._rows += rows
+        self.recorded += 1
+        self.store.recorded += 1
+        self._bytes += EVENT_BYTES + ROW_BYTES * rows
+        if self._waiting >= VALUES_CHUNK or len(self._heads) == EVENTS_CHUNK:
+            self._write()
 
     def end(self, how: End) -> None:
         """The launch has ended: all that was recorded is written."""
-        if self._values is None or self._row is None:
-            return
+        if self._values is not None:
+            self._write(how)
+            self._values = None
+
+    def _write(self, end: End | None = None) -> None:
+        """Hand on what waits. An interrupt may come anywhere: what is taken out is handed on once, and what
+        is committed is what all arrays have."""
+        assert self._values is not None
         with _writing(self.store.path):
-            for array in (self._values, self._row, *self._columns):
+            pieces, self._pieces, self._waiting = self._pieces, [], 0
+            if pieces:
+                self._values.append(np.concatenate(pieces))
+            if len(self._heads) < EVENTS_CHUNK and end is None:
+                return
+            heads, self._heads = np.array(self._heads, np.uint64).reshape(-1, len(self._columns)), []
+            for column, numbers in zip(self._columns, heads.T, strict=True):
+                column.append(numbers)
+            for array in (self._values, *self._columns) if end is not None else ():
                 array.flush()
-            self._commit(self.recorded, how)
-        self._values = None
+            written = min(column.written for column in self._columns)
+            # The last event of which some rows are still in memory, and those after it.
+            missing = int((heads[:, -1] + self._counts[heads[:, 2]] > self._values.written).sum())
+            self._commit(min(written, self.recorded - missing), end)
+        if self.store.told is not None:
+            self.store.told(f"{self.store.recorded:,} events")
 
     def _array(self, name: str, row: tuple[int, ...], dtype: str, chunk: int) -> GrowingArray:
         return GrowingArray(self.store.path, f"{self.key}/{name}", row, dtype, chunk, {})

@@ -13,14 +13,11 @@ import numpy as np
 
 from gdnbench.sim.interpreter.operation import Step, Thread
 from gdnbench.sim.interpreter.program import Collective, Entry, Machine, Plain, Program, prepare
-from gdnbench.sim.interpreter.registers import RegisterFile
 from gdnbench.sim.interpreter.warp import InterpretedWarp
 from gdnbench.sim.machine.cta import Cta
 from gdnbench.sim.machine.seam import Engine, Lanes, Results, Warp, WarpEngine
 from gdnbench.sim.ptx.ir import Instruction, Kernel
 from gdnbench.sim.value_trace import Recorder, traced_registers
-
-_BITS = (1 << np.arange(32, dtype=np.uint64)).astype(np.uint64)
 
 
 class TracingEngine:
@@ -57,7 +54,7 @@ class TracingEngine:
             return
         occurrence = warp.occurrences.get(ins.pc, 0)
         warp.occurrences[ins.pc] = occurrence + 1
-        mask = int(_BITS[lanes].sum())
+        mask = int.from_bytes(np.packbits(lanes, bitorder="little").tobytes(), "little")
         cta, index = warp.warp.cta.index, warp.warp.index
         self._recorder.add(cta, index, ins.pc, occurrence, mask, warp.registers.bits[rows])
 
