@@ -7,7 +7,7 @@
     python scripts/compare_sentryward.py --sentryward PROGRAM      where it is, if not in PATH
 
 Both get the same PTX and launch, on small inputs (`static_check/cases.py`): SentryWard follows every thread
-for itself. A kernel that it does not take, or not in --seconds, or finds fault with, is shown without mutants.
+for itself. A kernel that it does not take or not in --seconds, or finds fault with, is shown without mutants.
 `static_check/differences.toml` says where the two differ and which is right; docs/checker_comparison.md says
 what each sees.
 
