@@ -63,6 +63,7 @@ class Evidence:
     section: str | None = None
     memory: str = ""
     address: int = 0
+    size: int = 0  # bytes of shared memory from there on in which the first pair met, 0 if not known
     where: str = ""
     first: Access | None = None
     second: Access | None = None
@@ -176,7 +177,9 @@ def _shown(found: Found, checker: LaunchChecker, launch: Launch) -> Evidence:
     if found.memory == REGISTER:
         return replace(made, address=found.cell, where=f"register {launch.kernel.registers[found.cell].name}")
     where = f"{found.memory} memory at {_at(found.memory, found.cell, launch.memory)}"
-    return replace(made, address=found.cell, where=where)
+    if found.size > 1:
+        where += f"..{found.cell + found.size - 1:#x}"
+    return replace(made, address=found.cell, size=found.size, where=where)
 
 
 def _at(memory: str, address: int, reachable: GlobalMemory) -> str:

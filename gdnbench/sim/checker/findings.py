@@ -28,8 +28,8 @@ class Side:
 @dataclass(slots=True)
 class Found:
     """Pairs of one cause at one pair of instructions: `first` and `second` are those of the first pair,
-    `memory` and `cell` where it met: an address, or in tensor memory 512 lane + column. `count` pairs of
-    executions in `ctas`, of `warps` and `places`, pairs of pcs."""
+    `memory` and `cell` where it met: an address, or in tensor memory 512 lane + column. It met in the `size`
+    bytes from there on, 0 if that is not known. `count` pairs of executions in `ctas`, of `warps` and `places`, pairs of pcs."""
 
     cause: Cause | str
     verdict: Verdict
@@ -38,6 +38,7 @@ class Found:
     second: Side
     memory: str
     cell: int
+    size: int = 0
     count: int = 0
     ctas: set[int] = field(default_factory=set)
     warps: set[tuple[int, int]] = field(default_factory=set)
@@ -62,6 +63,8 @@ class Findings:
         memory: str,
         cell: int,
         ctas: tuple[int, int] | None = None,
+        *,
+        size: int = 0,
     ) -> None:
         """`now` touched a cell that `before` did; `ctas` are theirs if they are of different ones."""
         first, second = (self.cta, self.cta) if ctas is None else ctas
@@ -71,7 +74,7 @@ class Findings:
         found = self.by_cause.get(key)
         if found is None:
             sides = Side.of(before, first), Side.of(now, second)
-            found = self.by_cause[key] = Found(why.cause, why.verdict, why.missing, *sides, memory, cell)
+            found = self.by_cause[key] = Found(why.cause, why.verdict, why.missing, *sides, memory, cell, size)
         _count(found, before, now, {first, second})
 
     def alone(self, what: str, verdict: Verdict, missing: str, now: Event, memory: str, cell: int) -> None:

@@ -183,7 +183,8 @@ class Follower:
             return
         why = order(before, prior if isinstance(prior, MetAt) else Pair.of(before, event))
         if why is not None:
-            self.findings.pair(why, before, event, space, self._at(prior, space))
+            size = prior.extent() * self.sizes[space] if isinstance(prior, MetAt) else 0
+            self.findings.pair(why, before, event, space, self._at(prior, space), size=size)
 
     def _at(self, prior: Prior | MetAt, space: str) -> int:
         cell = prior.cell if isinstance(prior, Prior) else prior.cell()

@@ -40,8 +40,13 @@ class Met(NamedTuple):
         return self.cells if self.groups is None else self.cells[self.groups == self.group]
 
     def cell(self) -> int:
-        """One of them."""
-        return int(self.where()[0])
+        """The first of them."""
+        return int(self.where().min())
+
+    def extent(self) -> int:
+        """How many there are from the first to the last."""
+        where = self.where()
+        return int(where.max() - where.min()) + 1
 
     def _lanes(self) -> tuple[Numbers, By]:
         """Of those before and now."""

@@ -96,7 +96,8 @@ def test_both_accesses_of_a_race(engine: str) -> None:
     assert one.first is not None
     assert one.second is not None
     assert (one.verdict, one.cause, one.kernel) == (Verdict.ERROR, "race", "k")
-    assert (one.memory, one.address, one.where) == ("shared", 1024 + 128, "shared memory at 0x480")
+    where = "shared memory at 0x480..0x4ff"  # the 32 words of a warp, which the other reads
+    assert (one.memory, one.address, one.size, one.where) == ("shared", 1024 + 128, 128, where)
     assert (one.first.cta, one.first.warp, one.first.does) == ((0, 0, 0), 1, "st.shared.b32 writes")
     assert (one.second.cta, one.second.warp, one.second.does) == ((0, 0, 0), 0, "ld.shared.b32 reads")
     assert (one.first.place.text, one.second.place.text) == (store, load)
@@ -122,7 +123,7 @@ def test_text_of_a_finding() -> None:
     )
     (one,) = [one for one in found if one.second is not None and one.second.place.line == load]
     assert str(Finding.of_evidence(one, 4)).splitlines() == [
-        f"error in launch 4: race: shared memory at 0x480, without {one.missing}",
+        f"error in launch 4: race: shared memory at 0x480..0x4ff, without {one.missing}",
         "  first: CTA (0, 0, 0), warp 1 (compute): st.shared.b32 writes at"
         f" PTX line {store} `st.shared.b32 [%r3], %r0;`",
         f"  second: CTA (0, 0, 0), warp 0 (compute): ld.shared.b32 reads at PTX line {load}"
@@ -284,7 +285,9 @@ def test_a_barrier_taken_out_of_a_kernel(row_sums: Any, monkeypatch: pytest.Monk
         3,
         {0, 1, 2, 3},
     )
-    assert f"error in launch 0: race: shared memory at {raced.evidence.address:#x}, without" in str(report)
+    at, size = raced.evidence.address, raced.evidence.size
+    where = f"shared memory at {at:#x}..{at + size - 1:#x}"
+    assert f"error in launch 0: race: {where}, without" in str(report)
     assert report.launches[0].found == {"error": len(report.findings)}
 
 
