@@ -17,7 +17,6 @@ import cutlass
 import cutlass.cute as cute
 import cutlass.cute.runtime as cute_runtime
 import torch
-from waits import add_waits
 
 from gdnbench import sim
 
@@ -72,12 +71,8 @@ def fold(
     accepted: torch.Tensor,
     layers: int,
     engine: str = "compiled",
-    wait: bool = False,
 ) -> object:
-    """Commits the accepted tokens of a speculative decode to the states: tcgen05 `kind::tf32` for S k.
-
-    `wait` puts a tcgen05.wait::ld behind each tcgen05.ld; the kernel has none.
-    """
+    """Commits the accepted tokens of a speculative decode to the states: tcgen05 `kind::tf32` for S k."""
     module = _kernels("gdn_replayssm_spec_fold_tcgen")
     tensors = (state, rawv, rawk, log_g, beta, slots, accepted)
     compiled = sim.compile(
@@ -90,8 +85,6 @@ def fold(
         USE_PACKED=slots.shape[0] > 1,
         stream=cute_runtime.make_fake_stream(),
     )
-    if wait:
-        add_waits(compiled)
     return sim.launch(compiled, *tensors, engine=engine)
 
 

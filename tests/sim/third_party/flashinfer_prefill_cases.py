@@ -6,12 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from waits import add_waits
 
 from gdnbench import sim
 from gdnbench.replay.kernels import load_function
 from gdnbench.replay.replay import replay
-from gdnbench.sim import simulate
 from gdnbench.store.reader import Store
 
 ADAPTER = f"{Path(__file__).parents[3] / 'scripts' / 'demo_flashinfer.py'}:gdn_prefill"
@@ -34,25 +32,26 @@ def records(store: str, results: list[dict[str, Any]]) -> str:
 
 
 def engines(
-    names: list[str], outputs: dict[str, list[torch.Tensor]], wait: bool, **tensors: torch.Tensor
+    names: list[str],
+    outputs: dict[str, list[torch.Tensor]],
+    check: bool,
+    found: list[list[tuple[str, ...]]],
+    **tensors: torch.Tensor,
 ) -> list[str]:
-    """Fills the outputs, of which there is one for each engine. `wait` puts a tcgen05.wait::ld behind each
-    tcgen05.ld."""
+    """Fills the outputs, of which there is one for each engine, and `found` with what the checker finds: of
+    each engine (verdict, cause, memory, line of the second access)."""
     kernel = load_function(ADAPTER).function
-    capture = simulate.capture
-
-    def capture_waiting(compiled: Any, *call: Any) -> Any:
-        add_waits(compiled)
-        return capture(compiled, *call)
-
     reports: list[str] = []
-    simulate.capture = capture_waiting if wait else capture
-    try:
-        for number, name in enumerate(names):
-            with sim.active(sim.Settings(engine=name)) as session:
-                filled = {output: made[number] for output, made in outputs.items()}
-                kernel(**tensors, **filled, scale=128**-0.5)
-            reports += [str(report) for report in session.reports]
-    finally:
-        simulate.capture = capture
+    for number, name in enumerate(names):
+        with sim.active(sim.Settings(engine=name, check=check)) as session:
+            filled = {output: made[number] for output, made in outputs.items()}
+            kernel(**tensors, **filled, scale=128**-0.5)
+        reports += [str(report) for report in session.reports]
+        evidence = [f.evidence for report in session.reports for f in report.findings if f.evidence]
+        found.append(
+            [
+                (one.verdict.value, one.cause, one.memory, str(one.second and one.second.place.line))
+                for one in evidence
+            ]
+        )
     return reports
