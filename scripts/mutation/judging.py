@@ -51,7 +51,7 @@ _work: _Work | None = None
 
 def _judge(index: int) -> tuple[Judgement, float]:
     assert _work is not None
-    start = time.monotonic()
+    start = time.process_time()
     judgement = Judgement(Outcome.UNREACHED)
     for judge in _work.judges:
         one = judge.judge(_work.mutants[index])
@@ -59,7 +59,7 @@ def _judge(index: int) -> tuple[Judgement, float]:
             judgement = one
         if one.outcome not in (Outcome.UNREACHED, Outcome.SURVIVOR):
             break
-    return judgement, time.monotonic() - start
+    return judgement, time.process_time() - start
 
 
 def _begin(folder: str) -> None:

@@ -21,8 +21,8 @@ TOLD = ("kernel", "kind", "mutants", "killed", *KILLED, Outcome.SURVIVOR, "equiv
 @dataclass(frozen=True, slots=True)
 class Result:
     """`ptx` is a digest of the kernel's text and its launches' sizes, `line` a line of the text, `source` the
-    Python line as `file.py:number`; `engine` ran it. `nth` counts the kernel's instructions of this `source`
-    and `op`, in the order of the text, from 1: one Python line may be many."""
+    Python line as `file.py:number`; `engine` ran it, in `seconds` of a core. `nth` counts the kernel's
+    instructions of this `source` and `op`, in the order of the text, from 1: one Python line may be many."""
 
     kernel: str
     ptx: str

@@ -103,6 +103,7 @@ class _Watched:
     def met(self, warp: Warp, ins: Instruction, lanes: Lanes, live: Lanes) -> None:
         self.executed.add(ins)
         self.checker.met(warp, ins, lanes, live)
+        self._found()
 
     def begins(
         self,
@@ -138,6 +139,7 @@ class _Watched:
 
     def used(self, warp: Warp, ins: Instruction, register: Register, writer: Writer | None) -> None:
         self.checker.used(warp, ins, register, writer)
+        self._found()
 
     def exited(self, warp: int) -> None:
         self.checker.exited(warp)
