@@ -29,7 +29,8 @@ class Side:
 class Found:
     """Pairs of one cause at one pair of instructions: `first` and `second` are those of the first pair,
     `memory` and `cell` where it met: an address, or in tensor memory 512 lane + column. It met in the `size`
-    bytes from there on, 0 if that is not known. `count` pairs of executions in `ctas`, of `warps` and `places`, pairs of pcs."""
+    bytes from there on, 0 if that is not known. `count` pairs of executions in `ctas`, of `warps` and
+    `places`, pairs of pcs."""
 
     cause: Cause | str
     verdict: Verdict
@@ -74,7 +75,9 @@ class Findings:
         found = self.by_cause.get(key)
         if found is None:
             sides = Side.of(before, first), Side.of(now, second)
-            found = self.by_cause[key] = Found(why.cause, why.verdict, why.missing, *sides, memory, cell, size)
+            found = self.by_cause[key] = Found(
+                why.cause, why.verdict, why.missing, *sides, memory, cell, size
+            )
         _count(found, before, now, {first, second})
 
     def alone(self, what: str, verdict: Verdict, missing: str, now: Event, memory: str, cell: int) -> None:

@@ -285,8 +285,8 @@ def test_a_barrier_taken_out_of_a_kernel(row_sums: Any, monkeypatch: pytest.Monk
         3,
         {0, 1, 2, 3},
     )
-    at, size = raced.evidence.address, raced.evidence.size
-    where = f"shared memory at {at:#x}..{at + size - 1:#x}"
+    first = raced.evidence.address
+    where = f"shared memory at {first:#x}..{first + raced.evidence.size - 1:#x}"
     assert f"error in launch 0: race: {where}, without" in str(report)
     assert report.launches[0].found == {"error": len(report.findings)}
 
