@@ -77,8 +77,8 @@ def replay(
     The rule is `k` (2 unless given) times the error of torch's kernel, or `bitwise`, or `tol` = (abs, rel).
     `stages`: judge the intermediates that the kernel fills as well, ahead of its outputs, by the same rule.
     `time` is called for each record that passed, and what it returns is kept with the result.
-    `check`: the simulator checks every launch of `kernel`, and of `against` if that is simulated; an error that
-    is not `accepted` fails the record.
+    `check`: the simulator checks every launch of `kernel`, and of `against` if that is simulated; an error
+    that is not `accepted` fails the record.
     `trace`: the simulator writes what instructions of `kernel` compute.
     `isolate` None: in a process of its own for a user's function, on CUDA, or with a timeout; `timeout` is
     seconds a record.
