@@ -67,6 +67,17 @@ def right():
     return compiled(True), (torch.randn(64), torch.ones(64))
 
 
+CALLS = []
+
+
+def interrupted(barrier):
+    # As Ctrl-C in the third call.
+    CALLS.append(barrier)
+    if len(CALLS) == 3:
+        raise KeyboardInterrupt
+    return racy() if not barrier else right()
+
+
 def launches(barrier):
     compiled(barrier)(torch.randn(64), torch.ones(64), STREAM)
 
@@ -192,6 +203,18 @@ def test_a_function_that_launches_by_itself(gdnbench: Invoke, kernels: Path) -> 
     result = gdnbench("sim", f"{kernels}:launches", "false", "--explore", "20")
     assert result.code == 1
     assert "as given: y has other bits under random:" in result.out
+
+
+@pytest.mark.parametrize(("barrier", "code"), [("true", 130), ("false", 1)])
+def test_an_interruption_keeps_what_was_found(
+    gdnbench: Invoke, kernels: Path, barrier: str, code: int
+) -> None:
+    result = gdnbench("sim", f"{kernels}:interrupted", barrier, "--explore", "9", "--check")
+    assert result.code == code
+    assert "as given     2  equal  " in result.out
+    assert "2 runs, interrupted, equal bits, " in result.out
+    assert ("error in launch 0: race" in result.out) == (barrier == "false")
+    assert ("interrupted; what was finished is kept" in result.err) == (code == 130)
 
 
 @pytest.mark.parametrize(
