@@ -108,6 +108,20 @@ def test_other_ptx_is_aligned_by_python_lines(traced: Traced) -> None:
     assert [(i["name"], i["state"]) for i in one["inputs"]] == [("a constant", "differs")]
 
 
+def test_an_edited_line_is_compared_where_it_does_the_same_operations(traced: Traced) -> None:
+    """Here another operand: the step squared."""
+    source = SOURCE.replace("step * value", "step * value + 0 * step")
+    edits = (("fma.rn.f32 %f2, %f3, %f1, %f2", "fma.rn.f32 %f2, %f3, %f3, %f2"),)
+    a, b = traced("a", X), traced("b", X, edits=edits, source=source)
+    one = first(compared(a, b))
+    assert (one["a"]["instruction"], one["a"]["occurrence"], one["lane"]) == ("fma.rn.f32", 1, 1)
+    assert (one["a"]["value"], one["b"]["value"]) == (1.25, 1.0)
+    assert [place["text"] for place in one["edited"]] == ["total = total + step * value + 0 * step"]
+    more = (*edits, ("cvt.rn.f32.u32 %f3, %r3;", "cvt.rn.f32.u32 %f3, %r3;\n    add.f32 %f4, %f3, %f3;"))
+    one = first(compared(a, traced("c", X, edits=more, source=source)))
+    assert one["a"]["instruction"] == "st.global.f32"  # what came of it
+
+
 def test_a_value_counts_for_its_iteration(traced: Traced) -> None:
     """The steps come in the other order: the same values, each in another round."""
     reverse = ("cvt.rn.f32.u32 %f3, %r3;", "sub.u32 %r4, 2, %r3;\n    cvt.rn.f32.u32 %f3, %r4;")

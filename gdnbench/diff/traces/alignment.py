@@ -206,18 +206,30 @@ def _by_instruction(good: Run, bad: Run) -> Iterator[tuple[int, int]]:
             yield number, other
 
 
+Group = tuple[int, int, Statement]
+Operations = Counter[tuple[str, int]]
+"""By opcode and number of registers."""
+
+
 def _by_statement(found: Alignment, iterations: bool) -> Iterator[tuple[int, int]]:
     good, bad, pairing = found.good, found.bad, found.pairing
     edited = {pairing.of[one] for one in pairing.edited}
     groups: dict[tuple[object, ...], tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
+    aside: dict[Group, tuple[Operations, Operations]] = defaultdict(lambda: (Counter(), Counter()))
     for side, run in enumerate((good, bad)):
         for number, event in enumerate(run.events):
             site = run.site(number)
             where = site if side == 0 else pairing.of.get(site, site)
             ins = run.instruction(number)
-            # What an edited statement computes on its way is its own affair; what it stores is not.
-            if where not in edited or ins.kind == STORE:
-                groups[event.cta, event.warp, where, ins.name, len(ins.registers)][side].append(number)
+            groups[event.cta, event.warp, where, ins.name, len(ins.registers)][side].append(number)
+            if where in edited and ins.kind != STORE:
+                aside[event.cta, event.warp, where][side][ins.name, len(ins.registers)] += 1
+    # What an edited statement computes on its way is its own affair; what it stores is not, nor what it does
+    # by the same operations, if iterations are told apart: then a constant or an operand was edited.
+    for (cta, warp, where), (mine, there) in aside.items():
+        if not iterations or mine != there:
+            for name, registers in (*mine, *there):
+                groups.pop((cta, warp, where, name, registers), None)
     for before, after in groups.values():
         for one, other in _iterations(good, bad, before, after) if iterations else [(before, after)]:
             yield from _matched(good, bad, one, other)

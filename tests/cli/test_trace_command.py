@@ -1,0 +1,144 @@
+"""`gdnbench sim --trace`, `replay --trace` and `gdnbench diff` of what they wrote."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gdnbench.trace.reader import open_trace
+
+pytest.importorskip("cutlass", reason="CuTe DSL has wheels for Linux only")
+
+Invoke = Callable[..., Any]  # the fixture `gdnbench`
+
+KERNEL = """
+import cuda.bindings.driver as cuda
+import cutlass
+import cutlass.cute as cute
+import cutlass.cute.runtime as runtime
+import torch
+
+from gdnbench import sim
+
+
+@cute.kernel
+def _smooth(x: cute.Tensor, z: cute.Tensor, rounds: cutlass.Int32):
+    index = cute.arch.block_idx()[0] * 64 + cute.arch.thread_idx()[0]
+    value = x[index]
+    total = cutlass.Float32(0.0)
+    for step in cutlass.range(rounds, unroll=1):
+        total = total * cutlass.Float32(0.625) + value
+    if index == 77:
+        total = total + cutlass.Float32(0.0)
+    z[index] = total
+
+
+@cute.jit
+def smooth(x: cute.Tensor, z: cute.Tensor, rounds: cutlass.Int32, stream: cuda.CUstream):
+    _smooth(x, z, rounds).launch(grid=(2, 1, 1), block=(64, 1, 1), stream=stream)
+
+
+def twice():
+    fake = runtime.make_fake_tensor(cutlass.Float32, (128,), (1,), assumed_align=16)
+    compiled = sim.compile(smooth, fake, fake, 4, runtime.make_fake_stream())
+    x = torch.linspace(1, 2, 128)
+    sim.launch(compiled, x, torch.zeros(128), 4)
+    return compiled, (x, torch.zeros(128), 4)
+
+
+def kernel(v, o):
+    \"\"\"Not what gdn_prefill asks for: it is traced, whatever is said of its outputs.\"\"\"
+    compiled, (x, z, rounds) = twice()
+    sim.launch(compiled, x, z, rounds)
+"""
+PLANTED = ("total + cutlass.Float32(0.0)", "total * cutlass.Float32(0.75)")
+COMMENT = ("    value = x[index]", "    # where the value is from\n    value = x[index]")
+
+
+def version(folder: Path, name: str, *edits: tuple[str, str]) -> Path:
+    text = KERNEL
+    for old, new in edits:
+        assert old in text
+        text = text.replace(old, new)
+    file = folder / f"{name}.py"
+    file.write_text(text)
+    return file
+
+
+def test_the_planted_line_is_named_across_versions(gdnbench: Invoke, tmp_path: Path) -> None:
+    traces = {}
+    for name, edits in (("a", ()), ("b", (COMMENT, PLANTED)), ("c", (COMMENT,))):
+        file, traces[name] = version(tmp_path, name, *edits), tmp_path / f"{name}.zarr"
+        done = gdnbench("sim", f"{file}:twice", "--trace", traces[name], "--of", "all")
+        assert done.code == 0, done.err
+        # Both launches: the one that is made on the way, and the one that is returned.
+        assert "events of 2 launches in " in done.err
+    same = gdnbench("diff", traces["a"], traces["c"])
+    assert (same.code, same.err) == (0, "")
+    assert same.out.splitlines()[-1].startswith("2 launches: ")
+    assert ", no difference | equal bits" in same.out
+    found = gdnbench("diff", traces["a"], traces["b"])
+    assert found.code == 1
+    # Element 77: thread 13 of CTA 1.
+    assert "  first difference: CTA (1,0,0), warp 0, lane 13, occurrence 0\n" in found.out
+    line = 1 + (tmp_path / "b.py").read_text().splitlines().index(f"        total = {PLANTED[1]}")
+    assert f"  not in A as it is: b.py:{line} in _smooth: total = {PLANTED[1]}\n" in found.out
+    data = json.loads(gdnbench("diff", traces["a"], traces["b"], "--json").out)
+    one = data["launches"][0]["first"]
+    assert one["b"]["value"] == pytest.approx(0.75 * one["a"]["value"], rel=2**-22)
+    assert (data["exit_code"], data["rule"]) == (1, "equal bits")
+    assert gdnbench("diff", traces["a"], traces["b"], "--tol", "0,0.5").code == 0
+    assert gdnbench("diff", traces["a"], traces["b"], "--ulp", "100").code == 1
+    for options, said in (
+        (["--oracle"], "--oracle does not go here"),
+        (["--junit", tmp_path / "j.xml"], "--junit does not go here"),
+        (["--tol", "1", "--ulp", "1"], "not both"),
+    ):
+        refused = gdnbench("diff", traces["a"], traces["b"], *options)
+        assert (refused.code, refused.out) == (2, "")
+        assert said in refused.err
+
+
+@pytest.fixture
+def store(gdnbench: Invoke, tmp_path: Path) -> Path:
+    path = tmp_path / "prefill.zarr"
+    size = ("--seqlens", "1", "--heads", "1,1", "--head-dim", "128,128")
+    assert gdnbench("synth", path, "--op", "gdn_prefill", *size).code == 0
+    return path
+
+
+@pytest.mark.parametrize("isolate", ["--isolate", "--no-isolate"])
+def test_a_replay_is_traced_wherever_it_runs(
+    gdnbench: Invoke, store: Path, tmp_path: Path, isolate: str
+) -> None:
+    path = tmp_path / "t.zarr"
+    kernel = f"{version(tmp_path, 'a')}:kernel"
+    options = ("--kernel", kernel, "--on", "sim", isolate, "--trace", path, "--of", "cta=1 class=store")
+    done = gdnbench("replay", store, *options)
+    assert done.code in (0, 1), done.err  # its outputs are nobody's
+    assert f"4 events of 2 launches in {path}" in done.err  # two warps each
+    with open_trace(path) as trace:
+        assert [launch.attributes["record_number"] for launch in trace.launches] == [0, 0]
+        assert {event.cta for launch in trace.launches for event in launch.read()} == {1}
+    mixed = gdnbench("diff", path, store)
+    assert mixed.code == 2
+    assert "is a value trace and the other is none" in mixed.err
+    assert gdnbench("diff", store, store, "--ulp", "1").code == 2
+    listed = gdnbench("ls", path)
+    assert listed.code == 2
+    assert "`gdnbench diff` compares two of them" in listed.err
+
+
+def test_what_is_not_traced_is_not_written(gdnbench: Invoke, store: Path, tmp_path: Path) -> None:
+    path = tmp_path / "t.zarr"
+    refused = gdnbench("replay", store, "--kernel", "torch", "--trace", path)
+    assert refused.code == 2
+    assert "--on sim" in refused.err
+    assert not path.exists()
+    nothing = gdnbench("sim", f"{version(tmp_path, 'a')}:missing", "--trace", path)
+    assert nothing.code == 2
+    assert not path.exists()
