@@ -187,27 +187,11 @@ def _third_party(module: str) -> Any:
     return importlib.import_module(module)
 
 
-def _wait_for_loads() -> None:
-    """From here on kernels have the waits for tcgen05.ld that they lack: the interpreter refuses them as they
-    are."""
-    from gdnbench.sim import simulate
-
-    add_waits = _third_party("waits").add_waits
-    capture = simulate.capture
-
-    def capture_waiting(compiled: Any, *call: Any) -> Any:
-        add_waits(compiled)
-        return capture(compiled, *call)
-
-    simulate.capture = capture_waiting  # type: ignore[assignment]
-
-
 def quack_gemm() -> None:
     """Three tiles for one CTA, four tiles of K."""
     out = torch.full((1, 300, 64), torch.nan, dtype=torch.bfloat16)
     bias = torch.ones(1, 64)
     a, b = whole_numbers(1, 300, 456), whole_numbers(1, 64, 456)
-    _wait_for_loads()
     _third_party("quack_cases").gemm(a=a, b=b, d=out, bias=bias, ctas=1)
 
 
@@ -225,7 +209,6 @@ def quack_softmax() -> None:
 
 
 def flashinfer_fold() -> None:
-    """With the waits for its loads that it lacks: the interpreter refuses it as it is."""
     generator = torch.Generator().manual_seed(0)
     layers, slots, value_heads, length, dim = 1, 2, 1, 8, 128
     rows = layers * slots
@@ -238,7 +221,6 @@ def flashinfer_fold() -> None:
         slots=torch.tensor([1, -1], dtype=torch.int32),
         accepted=torch.tensor([5, 8], dtype=torch.int32),
         layers=layers,
-        wait=True,
     )
 
 
