@@ -148,6 +148,28 @@ def test_an_execution_that_one_has_not_is_named(traced: Traced) -> None:
     assert one["b"]["text"] == "total = total + step * value"
 
 
+def test_the_state_of_a_barrier_is_no_value(traced: Traced) -> None:
+    """Who arrived before is in it, and that is the schedule's affair; here the count is another."""
+    init = "mbarrier.init.shared.b64 [bar], 64;\n"
+    edits = (
+        (".reg .pred", ".shared .align 8 .b64 bar;\n    .reg .b64 %rs;\n    .reg .pred"),
+        (
+            "LOOP:\n",
+            "mbarrier.init.shared.b64 [bar], 64;\n    mbarrier.arrive.shared.b64 %rs, [bar];\nLOOP:\n",
+        ),
+    )
+    a, b = traced("a", X, edits=edits), traced("b", X, edits=(*edits, ("[bar], 64", "[bar], 65")))
+    with open_trace(a) as left, open_trace(b) as right:
+        states = [
+            event.values
+            for trace in (left, right)
+            for event in trace.launches[0].read()
+            if trace.launches[0].instructions[event.pc].name.startswith("mbarrier")
+        ]
+    assert (states[0] != states[1]).any()
+    assert compared(a, b).equal
+
+
 def test_other_lanes_are_a_difference(traced: Traced) -> None:
     guard = ("st.global.f32 [%rd5]", "setp.ge.f32 %p0, %f1, 0f40000000;\n    @%p0 st.global.f32 [%rd5]")
     low = X.copy()

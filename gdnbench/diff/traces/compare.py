@@ -23,6 +23,8 @@ from gdnbench.trace.reader import Trace, TracedLaunch
 
 Line = tuple[str | None, int | None]
 """File and line of A's Python."""
+OPAQUE = "mbarrier.arrive"
+"""Its result is an opaque state (PTX ISA, "mbarrier.arrive"): who arrived before is in it."""
 Ranges = list[tuple[int, int]]
 """Of event numbers, [start, stop) each."""
 
@@ -202,8 +204,8 @@ class _Launches:
         x, y = alignment.good.events[one], alignment.bad.events[other]
         if x.lanes != y.lanes:
             return Difference(alignment, one, other)
-        differs = x.values != y.values
-        if not differs.any():
+        name = alignment.good.instruction(one).name
+        if name.startswith(OPAQUE) or (x.values == y.values).all():
             return None
         lanes = lanes_of(x)
         registers = zip(

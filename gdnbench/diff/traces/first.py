@@ -131,4 +131,5 @@ def _edited(found: Difference) -> Iterator[dict[str, Any]]:
     _, (bad, b) = _both(found)
     makers = [b, *(one for one in (*bad.producers[b], *bad.bases[b]) if one is not None)]
     made = [one for maker in makers for one in found.alignment.edited_makers(maker)]
-    yield from {(one["file"], one["line"]): one for one in (place_of(bad, event) for event in made)}.values()
+    places = [place_of(bad, event) for event in made]
+    yield from {(one["file"], one["line"]): one for one in places if one["text"]}.values()
