@@ -155,7 +155,7 @@ def test_the_state_of_a_barrier_is_no_value(traced: Traced) -> None:
         (".reg .pred", ".shared .align 8 .b64 bar;\n    .reg .b64 %rs;\n    .reg .pred"),
         (
             "LOOP:\n",
-            "mbarrier.init.shared.b64 [bar], 64;\n    mbarrier.arrive.shared.b64 %rs, [bar];\nLOOP:\n",
+            f"{init}    mbarrier.arrive.shared.b64 %rs, [bar];\nLOOP:\n",
         ),
     )
     a, b = traced("a", X, edits=edits), traced("b", X, edits=(*edits, ("[bar], 64", "[bar], 65")))
