@@ -290,6 +290,10 @@ class WarpViews:
 
     def converge(self, part: Part) -> None:
         """Lanes meet, and the PTX ISA does not say that this orders memory."""
+        if part is None and not self.apart:
+            self.known.converged.reach(self.index, None, self.clock)
+            self.tick()
+            return
         met = View.of(len(self.known.base.clocks))
         met.reach(self.index, part, self.clock)
         for lane, apart in self.apart.items():
