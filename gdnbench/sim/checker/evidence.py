@@ -19,6 +19,7 @@ from gdnbench.sim.machine.seam import Dim3
 SECTIONS = {
     Cause.CONVERGED.value: 'PTX ISA, "bar.warp.sync", "shfl.sync", "elect.sync"',
     Cause.INIT.value: 'PTX ISA, "membar, fence"',
+    Cause.PROXY.value: 'PTX ISA, "Proxies", "Causality Order"',
     Cause.TCGEN05_FENCE.value: "PTX ISA 9.7.16.6.3",
     Cause.NO_WAIT.value: "PTX ISA 9.7.16.6.4.5",
     UNFINISHED: 'PTX ISA, "Phase of the mbarrier object"',

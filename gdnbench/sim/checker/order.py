@@ -83,6 +83,14 @@ USED_ALONE = Unordered(
     Cause.NO_WAIT, Verdict.REVIEW, "tcgen05.wait::ld: nothing follows the load but a use of its registers"
 )
 
+PROXIES = Unordered(Cause.PROXY, Verdict.ERROR, "fence.proxy.async between the two")
+# Copies were seen to overtake loads of what they overwrite (DeepEP, pull 642); CUTLASS has no such fence.
+OVERTAKES = Unordered(
+    Cause.PROXY,
+    Verdict.REVIEW,
+    "fence.proxy.async between the read and what overwrites it",
+)
+
 _PIPED = ("tcgen05.mma", "tcgen05.cp", "tcgen05.shift")
 
 
@@ -99,10 +107,11 @@ def unordered(before: Event, now: Event, views: WarpViews, memory: str, met: Met
         return Unordered(
             Cause.INIT, Verdict.REVIEW, "fence.mbarrier_init or fence.proxy.async after mbarrier.init"
         )
-    if before.proxy is Proxy.GENERIC and before.access.writes and now.proxy is not Proxy.GENERIC:
+    writes = before.access.writes or now.access.writes
+    if before.proxy is Proxy.GENERIC and writes and now.proxy is not Proxy.GENERIC:
         if views.proxied(memory, before, met):
             return None
-        return Unordered(Cause.PROXY, Verdict.ERROR, "fence.proxy.async between the two")
+        return PROXIES if before.access.writes else OVERTAKES
     return None
 
 

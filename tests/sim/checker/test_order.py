@@ -55,6 +55,14 @@ CASES = {
         "@%second cp.async.bulk.commit_group;\n@%second cp.async.bulk.wait_group 0;\n",
         frozenset({(Cause.PROXY, "a", "b")}),
     ),
+    "a proxy fence between loads and a bulk copy over what they read": Case(
+        f"{READY}@%w0 {FILL}\nfence.proxy.async;\nbar.sync 0;\n@%w1 {TAKE} // a\n"
+        "@%w1 fence.proxy.async.shared::cta; // -\nbar.sync 0;\n"
+        f"@%one mbarrier.arrive.expect_tx.shared.b64 %d0, [full], 128;\n@%one {COPY} // b\n"
+        f"{wait('full', 0, 'again')}",
+        frozenset({(Cause.PROXY, "a", "b")}),
+        verdicts=frozenset({Verdict.REVIEW}),
+    ),
     "a wait for a bulk copy before its bytes are read": Case(
         f"{READY}@%one mbarrier.arrive.expect_tx.shared.b64 %d0, [full], 128;\n@%one {COPY} // a\n"
         f"{wait('full', 0, 'again', ' // -')}{TAKE} // b\n",

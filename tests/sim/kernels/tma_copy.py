@@ -195,9 +195,10 @@ class TmaStream:
             for index in cutlass.range(worker, TILE_M * TILE_N, self.WORKERS):
                 place = (index // TILE_N, index % TILE_N)
                 s_out[(*place, full.index)] = s_in[(*place, full.index)]
+            # Both ways: the next copy in overwrites what was read, the copy out reads what was written.
+            cute.arch.fence_proxy("async.shared", space="cta")
             cute.arch.sync_warp()  # one lane releases what all have read
             full.release()
-            cute.arch.fence_proxy("async.shared", space="cta")
             workers.arrive_and_wait()
             if warp == 1:
                 cute.copy(store, t_out[(None, full.index)], t_target[(None, tile)])
