@@ -70,7 +70,8 @@ def main() -> int:
         return Exit.BAD_INPUT
     if options.here:
         return _here(names, options)
-    options.content = content(options.schedules, options.random)
+    accepted = ACCEPTED.read_text(encoding="utf-8") if ACCEPTED.exists() else ""
+    options.content = content(options.schedules, options.random, accepted)
     with tempfile.TemporaryDirectory(prefix="gdnbench-check-") as folder:
         options.results = (options.results or Path(folder) / "results.jsonl").resolve()
         statuses = [_apart(name, options) for name in names if _installed(SUBJECTS[name].package, name)]
