@@ -4,7 +4,8 @@ PTX ISA, "Causality order": base causality order goes through the program order 
 CTA and releases that another acquires (`variables.py`), through as many as there are. Beyond it:
 
     before                     now                       has to be ordered, and
-    strong, of a wide scope    strong, of a wide scope   nothing: they do not race ("Data Races")
+    strong, of a wide scope    the same, by its proxy    nothing: they do not race ("Data Races", "Morally
+                                                         Strong Operations")
     a generic write            an async access           a fence.proxy.async on the way, in either CTA
     an async access            any access                to be waited for: its end has a proxy fence of its
                                                          own, so that no other is needed ("Async Proxy")
@@ -29,7 +30,7 @@ def unordered_between(
     before: Event, cta: int, now: Event, abroad: Abroad, nearly: Nearly
 ) -> Unordered | None:
     """None if `now`, of a warp that knows `abroad`, is ordered after `before`, which is of the CTA `cta`."""
-    if strong(before) and strong(now):
+    if strong(before) and strong(now) and before.proxy is now.proxy:
         return None
     known = abroad.ctas.get(cta)
     if known is not None and known.has(before):
@@ -61,6 +62,4 @@ def _missing(before: Event, cta: int, nearly: Nearly) -> str:
 def strong(event: Event) -> bool:
     """An atomic, or a strong access, of a scope that has other CTAs in it. Bulk reductions are `.relaxed.gpu`
     (PTX ISA, "cp.reduce.async.bulk")."""
-    if event.ins.op.startswith("cp.reduce.async.bulk"):
-        return event.access.writes
     return event.access is Access.ATOMIC and is_wide(event.ins)

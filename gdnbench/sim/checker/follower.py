@@ -296,7 +296,9 @@ class Follower:
         """An operation that `warp` sets going."""
         read, write = self.events.token(), self.events.token()
         clock, lane, each = self.views[warp.index].clock, lane_of(lanes), lanes.nonzero()[0]
-        for access, token, places in ((Access.READ, read, reads), (Access.WRITE, write, writes)):
+        # Bulk reductions are relaxed atomics, an element each (PTX ISA, "cp.reduce.async.bulk").
+        done = Access.ATOMIC if ins.op.startswith("cp.reduce") else Access.WRITE
+        for access, token, places in ((Access.READ, read, reads), (done, write, writes)):
             if not places:
                 continue
             event = self.events.begun(warp.index, clock, ins, access, proxy, token, read, lane)

@@ -230,6 +230,13 @@ CASES = {
     "a bulk reduction and a store": Case(
         BULK_ADD, BULK_ADD, f"{BULK_ADD}@%both st.global.b32 [%g], 0; // b\n", missing="release"
     ),
+    # Atomics of two proxies are not morally strong to one another ("Morally Strong Operations").
+    "a bulk reduction and an atomic": Case(
+        BULK_ADD,
+        BULK_ADD,
+        f"{BULK_ADD}@%both red.relaxed.gpu.global.add.u32 [%g], 1; // b\n",
+        missing="release",
+    ),
     "a bulk store that nobody waited for": Case(
         STORES,
         WAITED,
@@ -291,6 +298,16 @@ def test_wrong(case: Case, engine: str) -> None:
         assert set(letters) <= set(case.met)
         missing.append(one.missing)
     assert any(case.missing in text for text in missing)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_bulk_reductions_of_two_warps(engine: str) -> None:
+    """They are relaxed atomics ("cp.reduce.async.bulk"), of one CTA as of two; a bulk copy is none."""
+    both = "setp.eq.u32 %q, %t, 32;\nor.pred %one, %one, %q;\n"
+    body = BULK_ADD.replace("@%one", f"{both}@%one", 1)
+    assert run(body, engine, 1)[1].found == ()
+    _, result = run(body.replace("cp.reduce", "cp").replace(".add.u32", ""), engine, 1)
+    assert [one.cause for one in result.found] == ["operation in flight"]
 
 
 @pytest.mark.parametrize("engine", ENGINES)
