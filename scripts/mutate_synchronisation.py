@@ -6,6 +6,7 @@ has to find the change.
     python scripts/mutate_synchronisation.py gemm 'gdn_*'              those, all of their mutants
     python scripts/mutate_synchronisation.py --sample 20 --seed 7      20 of each kernel
     python scripts/mutate_synchronisation.py --results RESULTS.jsonl   kept; what is there is not judged again
+    python scripts/mutate_synchronisation.py --results RESULTS.jsonl --again   but for what survived
 
 `gdnbench/sim/mutants/generate.py` says what is changed. A mutant runs on the inputs of the kernel, small ones
 that take every path, under late and early schedules, and is found by the checker (an error, or for review),
@@ -27,7 +28,7 @@ from pathlib import Path
 
 from mutation.subjects import SUBJECTS
 from mutation.surroundings import environment, installed
-from mutation.verdicts import TOLD, Result, equivalents, read, rows, unexplained
+from mutation.verdicts import TOLD, equivalents, latest, rows, unexplained
 
 from gdnbench.cli.console import table
 from gdnbench.errors import BadInputError, Exit
@@ -46,6 +47,7 @@ def main() -> int:
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=300.0, help="for one mutant")
     parser.add_argument("--results", type=Path, help="a file to keep results in, and to go on from")
+    parser.add_argument("--again", action="store_true", help="judge what survived once more")
     parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.list:
@@ -67,13 +69,15 @@ def main() -> int:
             print(f"error: {error}", file=sys.stderr)
             return Exit.BAD_INPUT
         statuses = [_apart(name, path, options) for name in names if installed(name)]
-        results = _latest(path, names)
+        results = latest(path, names)
     print(table(TOLD, rows(results, known), right=TOLD[2:]))
     left = unexplained(results, known)
     for result in left:
         print(f"{result.outcome}: {result}")
-    for reason in known:
-        if not any(reason.matches(result) for result in results) and options.sample is None:
+    kernels = {result.kernel for result in results}
+    for reason in known if options.sample is None else ():
+        judged = any(fnmatchcase(kernel, reason.kernel) for kernel in kernels)
+        if judged and not any(reason.matches(result) for result in results):
             print(f"note: no mutant is {reason.kernel} {reason.source} {reason.kind}, {reason.op}")
     print(f"{len(results)} mutants, {len(left)} neither found nor explained")
     if any(statuses):
@@ -84,7 +88,9 @@ def main() -> int:
 def _here(names: list[str], options: argparse.Namespace) -> int:
     from mutation.judging import Asked, judge_all
 
-    asked = Asked(options.engine, options.processes, options.seconds, options.sample, options.seed)
+    asked = Asked(
+        options.engine, options.processes, options.seconds, options.sample, options.seed, options.again
+    )
     for name in names:
         judge_all(name, options.results, asked)
     return Exit.PASS
@@ -102,15 +108,8 @@ def _apart(name: str, path: Path, options: argparse.Namespace) -> int:
 def _passed(options: argparse.Namespace) -> list[str]:
     """What the process that judges is told."""
     given = [f"--{name}={getattr(options, name)}" for name in ("seed", "engine", "processes", "seconds")]
+    given += ["--again"] if options.again else []
     return given if options.sample is None else [*given, f"--sample={options.sample}"]
-
-
-def _latest(path: Path, names: list[str]) -> list[Result]:
-    """The results of these kernels as they are now: of a kernel that has changed since, those of its latest
-    text."""
-    results = [result for result in read(path) if result.kernel.partition("/")[0] in names]
-    text = {result.kernel: result.ptx for result in results}
-    return [result for result in results if text[result.kernel] == result.ptx]
 
 
 if __name__ == "__main__":

@@ -29,13 +29,15 @@ from gdnbench.sim.run import ENGINES
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """How mutants are judged: `sample` of each kernel, None for all, drawn by `seed`; `seconds` for one."""
+    """How mutants are judged: `sample` of each kernel, None for all, drawn by `seed`; `seconds` for one;
+    `again` those that survived before too."""
 
     engine: str = "interpreter"
     processes: int = 2
     seconds: float = 300.0
     sample: int | None = None
     seed: int = 0
+    again: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +98,8 @@ def _sizes(launch: KeptLaunch) -> str:
 
 def judge_all(name: str, path: Path, asked: Asked) -> None:
     """Append what becomes of the mutants of `name` to the results at `path`, but of those that are there."""
-    done = {result.key for result in read(path)}
+    left = (Outcome.SURVIVOR, Outcome.UNDECIDED) if asked.again else ()
+    done = {result.key for result in read(path) if result.outcome not in left}
     for kernel, kept in all_launches(name).items():
         _judge_kernel(kernel, kept, path, asked, done)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import tomllib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -66,6 +66,14 @@ def read(path: Path) -> Iterator[Result]:
     for line in path.read_text().splitlines(keepends=True):
         if line.endswith("\n"):
             yield Result(**json.loads(line))
+
+
+def latest(path: Path, names: Collection[str]) -> list[Result]:
+    """The results of these kernels as they are now: of a kernel that has changed since, those of its latest
+    text, of a mutant that was judged twice the later one."""
+    results = [result for result in read(path) if result.kernel.partition("/")[0] in names]
+    text = {result.kernel: result.ptx for result in results}
+    return list({result.key: result for result in results if text[result.kernel] == result.ptx}.values())
 
 
 def write(path: Path, result: Result) -> None:

@@ -66,6 +66,18 @@ def test_a_stopped_run_goes_on(verdicts: Any, result: Any, tmp_path: Path) -> No
     assert [each.kind for each in verdicts.read(path)] == ["removed", "one later"]
 
 
+def test_what_was_judged_again(verdicts: Any, result: Any, tmp_path: Path) -> None:
+    """By then the checker finds one; the kernel's text changes, and results of before no longer count."""
+    path = tmp_path / "results.jsonl"
+    other, killed = changed(result, kernel="gemm/1"), changed(result, outcome="checker")
+    for one in (result, other, killed, changed(result, kernel="copy")):
+        verdicts.write(path, one)
+    assert verdicts.latest(path, ["gemm"]) == [killed, other]
+    text = changed(killed, ptx="1")
+    verdicts.write(path, text)
+    assert verdicts.latest(path, ["gemm"]) == [other, text]
+
+
 def test_what_a_reason_explains(verdicts: Any, result: Any, tmp_path: Path) -> None:
     others = [changed(result, **{name: "other"}) for name in ("kernel", "source", "kind")]
     reasons = known(verdicts, tmp_path)
