@@ -144,7 +144,7 @@ def run_ptx(
         schedule=order,
         mma=mma,
         multiply=importlib.import_module(kind.multiply).multiply,
-        track=kind.track,
+        track=kind.track and checker is None,  # it finds them itself, and goes on
         profile=profile,
         registers=registers if registers is not None else kernel.maxnreg,
         check=checker is not None,
