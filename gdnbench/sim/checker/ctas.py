@@ -14,7 +14,7 @@ CTA and releases that another acquires (`variables.py`), through as many as ther
 from __future__ import annotations
 
 from gdnbench.sim.checker.abroad import Abroad
-from gdnbench.sim.checker.events import Access, Event
+from gdnbench.sim.checker.events import Event
 from gdnbench.sim.checker.order import Cause, Unordered, Verdict, wait_for
 from gdnbench.sim.checker.plain import is_wide
 from gdnbench.sim.checker.variables import Nearly
@@ -30,7 +30,7 @@ def unordered_between(
     before: Event, cta: int, now: Event, abroad: Abroad, nearly: Nearly
 ) -> Unordered | None:
     """None if `now`, of a warp that knows `abroad`, is ordered after `before`, which is of the CTA `cta`."""
-    if strong(before) and strong(now) and before.proxy is now.proxy:
+    if _strong(before) and _strong(now) and before.proxy is now.proxy:
         return None
     known = abroad.ctas.get(cta)
     if known is not None and known.has(before):
@@ -59,7 +59,7 @@ def _missing(before: Event, cta: int, nearly: Nearly) -> str:
     return f"{_RELEASE}, and an acquire of it before the second"
 
 
-def strong(event: Event) -> bool:
-    """An atomic, or a strong access, of a scope that has other CTAs in it. Bulk reductions are `.relaxed.gpu`
-    (PTX ISA, "cp.reduce.async.bulk")."""
-    return event.access is Access.ATOMIC and is_wide(event.ins)
+def _strong(event: Event) -> bool:
+    """Of a scope that has other CTAs in it. Bulk reductions are `.relaxed.gpu` (PTX ISA,
+    "cp.reduce.async.bulk")."""
+    return event.strong and is_wide(event.ins)

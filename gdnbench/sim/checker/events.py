@@ -8,6 +8,13 @@ from enum import Enum
 from gdnbench.sim.checker.lanes import MANY
 from gdnbench.sim.ptx.ir import Instruction
 
+_STRONG = ("relaxed", "acquire", "release", "acq_rel", "volatile", "mmio")
+
+
+def is_strong(ins: Instruction) -> bool:
+    """Whether an access is a strong operation (PTX ISA, "Operation Types"); atomics all are."""
+    return ins.op in ("atom", "red") or ins.has(*_STRONG)
+
 
 class Access(Enum):
     READ = "reads"
@@ -31,7 +38,8 @@ class Proxy(Enum):
 class Event:
     """`clock` is the warp's when it did this or set it going; `token` is the bit of an asynchronous
     operation, `operation` its number, both None of what is done when the instruction is. `lane` is who did
-    it, MANY of several lanes."""
+    it, MANY of several lanes. `strong`: it may be morally strong to others that are, and then does not race
+    with them."""
 
     number: int
     warp: int
@@ -43,6 +51,7 @@ class Event:
     init: bool = False
     operation: int | None = None
     lane: int = MANY
+    strong: bool = False
 
 
 @dataclass(slots=True)
@@ -110,6 +119,7 @@ class Events:
         operation: int | None,
         lane: int,
     ) -> Event:
-        event = Event(len(self.all), warp, clock, ins, access, proxy, token, init, operation, lane)
+        strong = access is Access.ATOMIC or is_strong(ins)
+        event = Event(len(self.all), warp, clock, ins, access, proxy, token, init, operation, lane, strong)
         self.all.append(event)
         return event

@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from gdnbench.sim.checker import plain
+from gdnbench.sim.checker import leftovers, plain
 from gdnbench.sim.checker.events import Access, Event, Events, Proxy
 from gdnbench.sim.checker.findings import Findings
 from gdnbench.sim.checker.issued import Issued
@@ -34,7 +34,7 @@ from gdnbench.sim.machine.async_queue import AsyncOperation
 from gdnbench.sim.machine.barriers import Round
 from gdnbench.sim.machine.checking import Addresses, Masks, Writer
 from gdnbench.sim.machine.footprint import Footprint
-from gdnbench.sim.machine.mbarrier import COUNT_MAX, EXPECTED_SHIFT
+from gdnbench.sim.machine.mbarrier import COUNT_MAX
 from gdnbench.sim.machine.seam import Argument, Lanes, Results, Wait, Warp
 from gdnbench.sim.ptx.ir import Instruction, Register
 
@@ -44,13 +44,15 @@ if TYPE_CHECKING:
 
 REGISTER = "register"
 """What findings have for a memory that are of a register; its index is their cell."""
-UNFINISHED = "a phase of an mbarrier unfinished at the CTA's end"
 
 
 @dataclass(frozen=True, slots=True)
 class Flight:
-    """An operation that will signal an mbarrier: the bits of what is then over, what was known when it was
-    set going, and as how many lanes it arrives, 0 if that does not matter."""
+    """An operation that will signal an mbarrier, which is in `phase` when it is set going: the bits of what
+    is then over, what was known, and as how many lanes it arrives, 0 if that does not matter."""
+
+    event: Event
+    phase: int
 
     over: int
     known: Carried
@@ -77,7 +79,7 @@ class Follower:
         self.opened: dict[int, Round] = {}  # by warp, the round that it is arriving at
         self.sizes = forms.sizes
         cells = cta.shared.end // self.sizes["shared"] + 1
-        self.shared = LaneShadow(cells, LaneSets(self.supersedes, self._known))
+        self.shared = LaneShadow(cells, LaneSets(self.supersedes, self._known, self._writes))
         self.memory = between.begin(self)
         self.tmem = TensorMemory(self, ReadSets(self.supersedes))
         self.flights: dict[AsyncOperation, Flight] = {}  # of operations that will signal an mbarrier
@@ -162,6 +164,16 @@ class Follower:
             )
         for one in prior:
             self.judge(one, event, order, space)
+        if event.strong and event.access.writes:
+            self._keep(prior, views)
+
+    def _keep(self, prior: Sequence[Prior | MetAt], views: WarpViews) -> None:
+        """Strong accesses to shared memory that a strong write does not follow and does not race with."""
+        for one in prior:
+            if isinstance(one, MetAt):
+                before = self.events[one.number]
+                if before.strong and not views.knows(before, one):
+                    self.shared.keep(one)
 
     def judge(
         self,
@@ -208,6 +220,9 @@ class Follower:
         if earlier.token is None and earlier.warp == later.warp:
             return True
         return self.views[later.warp].knows(earlier, Pair(earlier.lane, later.lane))
+
+    def _writes(self, number: int) -> bool:
+        return self.events[number].access.writes
 
     def _known(self, new: int, old: int) -> bool:
         """All lanes of the warp of `new` know of `old`."""
@@ -265,8 +280,9 @@ class Follower:
             over = self._set_going(warp, ins, lanes, operation).both
         if operation.signals:
             known = self.views[warp.index].handed_on(self.issue.part)
-            self.flights[operation] = Flight(over, known, arrivals)
-            self._signals(operation, warp, ins)
+            phase = self.phase(operation.signals[0])
+            event = self._signals(operation, warp, ins)
+            self.flights[operation] = Flight(event, phase, over, known, arrivals)
 
     def _set_going(self, warp: Warp, ins: Instruction, lanes: Lanes, operation: AsyncOperation) -> Tokens:
         """A copy or product: its accesses, and by which wait the warp will know of its end."""
@@ -308,7 +324,7 @@ class Follower:
                 self.reading[token] = event
         return Tokens(1 << read, 1 << write)
 
-    def _signals(self, operation: AsyncOperation, warp: Warp, ins: Instruction) -> None:
+    def _signals(self, operation: AsyncOperation, warp: Warp, ins: Instruction) -> Event:
         """The mbarriers that an operation will signal have to be ready for it."""
         clock = self.views[warp.index].clock
         token = self.events.token()
@@ -318,6 +334,7 @@ class Follower:
         event = self.events.begun(warp.index, clock, ins, Access.ATOMIC, proxy, token, lane=lane)
         for address in operation.signals:
             self.uses(address, event)
+        return event
 
     def uses(self, address: int, event: Event) -> Mbarrier | None:
         """`event` uses the mbarrier at `address`; None if there is none, which the machine will say."""
@@ -336,10 +353,14 @@ class Follower:
         """The phase that the mbarrier at `address` is in."""
         return int(self.cta.shared.phase_cells[address // MBARRIER_BYTES])
 
+    def word(self, address: int) -> int:
+        """The mbarrier at `address` as the machine keeps it."""
+        return int(self.cta.shared.word_cells[address // MBARRIER_BYTES])
+
     def joined(self, address: int, arrivals: int) -> int:
         """The phase that a warp's `arrivals`, which come now, are all over in. Those that end a phase before
         all lanes have arrived end it without what the other lanes did: they count for the next."""
-        pending = int(self.cta.shared.word_cells[address // MBARRIER_BYTES]) & COUNT_MAX
+        pending = self.word(address) & COUNT_MAX
         return self.phase(address) + (arrivals > pending)
 
     def landing(self, operation: AsyncOperation) -> None:
@@ -350,7 +371,9 @@ class Follower:
         for address in operation.signals:
             barrier = self.mbarriers.get(address)
             if barrier is not None:
-                carried = barrier.at(self.joined(address, flight.arrivals))
+                leftovers.check_in_phase(self, flight, address)
+                barrier.signal, barrier.signalled = flight.event, self.joined(address, flight.arrivals)
+                carried = barrier.at(barrier.signalled)
                 carried.order(flight.known)
                 carried.base.tokens |= flight.over
                 carried.fenced |= flight.over
@@ -358,28 +381,11 @@ class Follower:
     def exited(self, warp: int) -> None:
         """See `Checker`."""
 
-    def finish(self) -> None:
-        """Whatever still touches the CTA's shared memory now does so after its end."""
-        known = 0
-        for views in self.views:
-            known |= views.tokens()
-        for barrier in self.mbarriers.values():
-            for carried in barrier.phases.values():
-                known |= carried.base.tokens
-        for token, event in self.reading.items():
-            if not known >> token & 1:
-                self.findings.alone(
-                    "in flight at the CTA's end", Verdict.ERROR, "a wait for it", event, "shared", 0
-                )
-        for address, barrier in self.mbarriers.items():
-            self._check_finished(address, barrier)
-        self._ended(self)
+    def stuck(self) -> None:
+        """See `Checker`."""
+        leftovers.check_hang(self)
 
-    def _check_finished(self, address: int, barrier: Mbarrier) -> None:
-        """A phase for which some have arrived and not all is a sign of a wrong count: phases before it may
-        have ended without those that came too many."""
-        word = int(self.cta.shared.word_cells[address // MBARRIER_BYTES])
-        pending, expected = word & COUNT_MAX, word >> EXPECTED_SHIFT & COUNT_MAX
-        if 0 < pending < expected:
-            missing = f"{pending} of {expected} arrivals, or a smaller count"
-            self.findings.alone(UNFINISHED, Verdict.REVIEW, missing, barrier.init, "shared", address)
+    def finish(self) -> None:
+        """See `Checker`."""
+        leftovers.check_end(self)
+        self._ended(self)

@@ -57,6 +57,10 @@ class Met(NamedTuple):
             lanes = lanes if isinstance(lanes, int) else lanes[here]
         return codes & _LANE, lanes
 
+    def before(self) -> Numbers:
+        """By cell, the lane that touched it before."""
+        return self._lanes()[0]
+
     def itself(self) -> bool:
         """See `views.Met`."""
         before, lanes = self._lanes()
@@ -72,11 +76,17 @@ class Met(NamedTuple):
 
 class LaneSets(ReadSets):
     """Sets of readers with lanes. `known(new, old)` says that `old` is ordered before `new` whatever the
-    lanes."""
+    lanes, `writes` which events write."""
 
-    def __init__(self, supersedes: Callable[[int, int], bool], known: Callable[[int, int], bool]) -> None:
+    def __init__(
+        self,
+        supersedes: Callable[[int, int], bool],
+        known: Callable[[int, int], bool],
+        writes: Callable[[int], bool],
+    ) -> None:
         super().__init__(supersedes)
         self._known = known
+        self.writes = writes
 
     def joined(self, number: int, reader: int) -> tuple[int, bool]:
         """The set `number` and `reader`; whether its other readers are of no account any more."""
@@ -86,16 +96,20 @@ class LaneSets(ReadSets):
 
 
 class LaneShadow:
-    """The shadow of `cells` cells."""
+    """The shadow of `cells` cells. Among the readers of one are those that updated it and do not race with
+    whoever wrote it last."""
 
     def __init__(self, cells: int, sets: LaneSets) -> None:
         self.writer: Numbers = np.zeros(cells, np.int32)
         self.readers: Numbers = np.zeros(cells, np.int32)
         self.sets = sets
+        self._kept = False  # some updates are
 
     def reads(self, cells: Cells, event: int, lanes: By) -> list[Met]:
         """`event` reads the cells: the writers before, NOBODY where there was none."""
         found = _each(self.writer[cells], cells, lanes)
+        if self._kept:
+            found += [one for one in self._read_by(cells, lanes) if self.sets.writes(one.number)]
         _put(self.readers, cells, self._with_reader(self.readers[cells], event, lanes), lanes)
         return found
 
@@ -125,6 +139,17 @@ class LaneShadow:
     def touched(self, cells: Cells, lanes: By) -> list[Met]:
         """All that wrote or read one of the cells, which `lanes` are about to do."""
         found = [prior for prior in _each(self.writer[cells], cells, lanes) if prior.number != NOBODY]
+        return found + self._read_by(cells, lanes)
+
+    def keep(self, prior: Met) -> None:
+        """`prior`, told of a write of its cells, does not race with it and is not ordered before it: whoever
+        comes later is held against both."""
+        self._kept = True
+        cells, codes = prior.where(), prior.before()
+        self.readers[cells] = self._with_reader(self.readers[cells], prior.number, codes)
+
+    def _read_by(self, cells: Cells, lanes: By) -> list[Met]:
+        found: list[Met] = []
         for prior in _each(self.readers[cells], cells, lanes):
             members = self.sets.sets[prior.number]
             found += [prior._replace(number=reader, one=len(members) == 1) for reader in members]

@@ -6,8 +6,8 @@ those of two by `judge`. An access gets a code when it first touches global memo
 a state, a writer and its readers by their codes, of which each is kept once: 4 bytes a cell.
 
 Of the CTAs that have only read a cell, the first few are kept: where CTAs cannot talk one is enough, since a
-write of any other races with it. Strong accesses of a wide scope do not race with each other, so that many
-may be the last to write: they join the readers, and who comes later is held against all.
+write of any other races with it. Strong accesses need not race with each other, so that many may be the last
+to write: they join the readers, and who comes later is held against all.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from gdnbench.sim.checker.ctas import strong
 from gdnbench.sim.checker.events import Event, Events
 from gdnbench.sim.checker.paged_cells import PAGE, PagedCells
 from gdnbench.sim.checker.shadow import NOBODY, Cells, Numbers, Prior
@@ -193,14 +192,15 @@ class LaunchMemory:
         return State(state.writer, (*self._beside(state.readers, code), code))
 
     def _written(self, state: State, code: int) -> State:
-        if not strong(self[code].event):
+        if not self[code].event.strong:
             return State(code)
         writers = (state.writer,) if state.writer != NOBODY else ()
-        return State(code, tuple(self._beside(self._updates((*state.readers, *writers)), code)))
+        strong = (old for old in (*state.readers, *writers) if self[old].event.strong)
+        return State(code, tuple(self._beside(strong, code)))
 
     def _updates(self, codes: Iterable[int]) -> list[int]:
-        """Those that are strong writes."""
-        return [code for code in codes if self[code].event.access.writes and strong(self[code].event)]
+        """Those that write."""
+        return [code for code in codes if self[code].event.access.writes]
 
     def _beside(self, members: Iterable[int], reader: int) -> list[int]:
         """Those of `members` that have to be remembered beside `reader`."""

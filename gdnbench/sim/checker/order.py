@@ -97,8 +97,8 @@ _PIPED = ("tcgen05.mma", "tcgen05.cp", "tcgen05.shift")
 def unordered(before: Event, now: Event, views: WarpViews, memory: str, met: Met) -> Unordered | None:
     """None if `now`, which the warp of `views` does or sets going, is ordered after `before`, both in
     `memory`, shared or global, where they `met`."""
-    if before.access is Access.ATOMIC and now.access is Access.ATOMIC and before.proxy is now.proxy:
-        return None  # morally strong: they do not race
+    if before.strong and now.strong and before.proxy is now.proxy:
+        return None  # "Morally Strong Operations" of one CTA, whatever their scopes: they do not race
     if not views.knows(before, met):
         return _not_known(before, now, views, met)
     if before.init and now.proxy is not Proxy.GENERIC:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from gdnbench.sim.checker.events import Access
+from gdnbench.sim.checker.events import Access, is_strong
 from gdnbench.sim.checker.lanes import MANY
 from gdnbench.sim.checker.views import SPACES
 from gdnbench.sim.machine.checking import Addresses, Masks
@@ -20,7 +20,6 @@ Bytes = npt.NDArray[np.int64]
 ByLane = npt.NDArray[np.int32]
 
 _SHARED = ("shared", "shared::cta", "shared::cluster")
-_STRONG = ("relaxed", "acquire", "release", "acq_rel", "volatile", "mmio")
 _READS = ("ld", "ldu", "ldmatrix")
 _WRITES = ("st", "stmatrix")
 ROW_BYTES = 16
@@ -76,9 +75,8 @@ def form_of(ins: Instruction) -> Form | None:
             wide=is_wide(ins),
             updates=True,
         )
-    strong = ins.has(*_STRONG)
-    access = Access.ATOMIC if strong else Access.READ if ins.op in _READS else Access.WRITE
-    reads = ins.op in _READS
+    strong, reads = is_strong(ins), ins.op in _READS
+    access = Access.READ if reads else Access.WRITE
     return Form(
         access,
         width,

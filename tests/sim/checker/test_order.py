@@ -8,9 +8,21 @@ for tcgen05. A case names the accesses that are left unordered by the letters at
 from __future__ import annotations
 
 import pytest
-from order_cases import COPY, FILL, READY, STORE, TAKE, UNINITIALISED, Case, check_right, check_wrong, wait
+from order_cases import (
+    COPY,
+    FILL,
+    READY,
+    STORE,
+    TAKE,
+    UNINITIALISED,
+    Case,
+    check,
+    check_right,
+    check_wrong,
+    wait,
+)
 
-from gdnbench.sim.checker.follower import UNFINISHED
+from gdnbench.sim.checker.leftovers import UNFINISHED
 from gdnbench.sim.checker.order import Cause, Verdict
 from gdnbench.sim.run import ENGINES
 
@@ -21,6 +33,21 @@ CASES = {
     ),
     "a barrier between a load and another warp's store": Case(
         f"@%w0 {FILL}\nbar.sync 0;\n@%w0 {TAKE} // a\nbar.sync 0; // -\n@%w1 {FILL} // b\n",
+        frozenset({(Cause.RACE, "a", "b")}),
+    ),
+    "a barrier between another warp's addition and a load": Case(
+        # Additions do not race ("Morally Strong Operations"): the one of the warp that loads hides no other.
+        "@%w1 red.shared.add.u32 [%c], 1; // a\nbar.sync 0; // -\n"
+        f"@%w0 red.shared.add.u32 [%c], 1;\n@%w0 {TAKE} // b\n",
+        frozenset({(Cause.RACE, "a", "b")}),
+    ),
+    "a barrier between a volatile load and another warp's store": Case(
+        f"@%w0 ld.volatile.shared.b32 %r1, [%c]; // a\nbar.sync 0; // -\n@%w1 {FILL} // b\n",
+        frozenset({(Cause.RACE, "a", "b")}),
+    ),
+    "a barrier between a volatile load and another warp's store, and another's volatile store": Case(
+        f"@%w1 ld.volatile.shared.b32 %r1, [%c]; // a\nbar.sync 0; // -\n"
+        f"@%w0 st.volatile.shared.b32 [%c], %t;\n@%w0 {FILL} // b\n",
         frozenset({(Cause.RACE, "a", "b")}),
     ),
     "a named barrier that one warp arrives at and one waits at": Case(
@@ -173,3 +200,11 @@ def test_right(case: Case, engine: str) -> None:
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_wrong(case: Case, engine: str) -> None:
     check_wrong(case, engine)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("memory", ["shared.b32 %r1, [%s]", "global.b32 %r1, [%g]"])
+def test_loads_do_not_conflict(memory: str, engine: str) -> None:
+    """Strong or not ("Conflict and Data-races"), of one CTA or two."""
+    for first, second in ("ld.volatile", "ld"), ("ld", "ld.relaxed.cta"), ("ld.acquire.gpu", "ld"):
+        assert check(f"@%w1 {first}.{memory};\n@%w0 {second}.{memory};\n", engine, ctas=2) == []
