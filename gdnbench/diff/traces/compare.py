@@ -75,7 +75,8 @@ Progress = Callable[[int, int], None]
 
 
 def compare(a: Trace, b: Trace, bound: Bound, progress: Progress | None = None) -> TraceComparison:
-    """BadInputError if the traces have no launch, or no Python line, in common; StoreError for damage."""
+    """BadInputError if the traces have no launch, no Python line or no event in common; StoreError for
+    damage."""
     paired, unpaired = _pairs(a, b)
     if not paired:
         why = "; ".join(unpaired) or "they have none"
@@ -91,7 +92,12 @@ def compare(a: Trace, b: Trace, bound: Bound, progress: Progress | None = None) 
 
         found.append(_Launches(one, other, bound).compare(told))
         done += one.events
-    return TraceComparison(a, b, bound, tuple(found), tuple(unpaired))
+    comparison = TraceComparison(a, b, bound, tuple(found), tuple(unpaired))
+    if comparison.equal and not any(one.aligned for one in found):
+        empty = [str(trace.path) for trace in (a, b) if not any(one.events for one in trace.launches)]
+        why = f": no events in {' and '.join(empty)}, select others with --of" if empty else ""
+        raise BadInputError(f"{a.path} and {b.path} have nothing in common{why}")
+    return comparison
 
 
 def _pairs(a: Trace, b: Trace) -> tuple[list[tuple[TracedLaunch, TracedLaunch]], list[str]]:

@@ -74,6 +74,30 @@ def test_what_an_entry_fits(tmp_path: Path, entry: str, fits: list[str]) -> None
     assert len(accepted.unused()) == (not fits)
 
 
+@pytest.mark.parametrize(
+    ("pattern", "fits"),
+    [
+        ("*", True),
+        ("st.shared.b32*%r6;", True),
+        ("st.*.b32*", True),
+        ("*.b32 *", True),
+        ("st.shared.b32 [%r3], %r6;*", True),
+        ("st.shared.b32 [%r3], %r6;;", False),
+        ("st.shared.b32 [%r3], %r6;*;", False),  # its one semicolon does not count twice
+        ("st.?hared*", False),
+        ("*b32*shared*", False),
+        ("*" * 30 + "*".join("shared.b3") + "*!", False),  # and says so at once
+    ],
+)
+def test_a_star_stands_for_any_text(tmp_path: Path, pattern: str, fits: bool) -> None:
+    store = access(0, 3, "st.shared.b32 [%r3], %r6;", None)
+    found = Finding.of_evidence(
+        Evidence(Verdict.ERROR, "race", "k", "a barrier", first=None, second=store), 0
+    )
+    accepted = Accepted.read(written(tmp_path, f"[[accept]]\nptx = '{pattern}'\nreason = 'r'"))
+    assert (accepted.of([found])[0].accepted == "r") is fits
+
+
 def test_faults_and_notes_are_not_accepted(tmp_path: Path) -> None:
     accepted = Accepted.read(written(tmp_path, '[[accept]]\nkernel = "*"\nreason = "all"'))
     fault = Finding.of_fault(KernelFault(FaultKind.TRAP, "trap", STORE.place), 0)
