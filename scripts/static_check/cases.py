@@ -4,10 +4,9 @@ time. It follows each thread for itself, so the operations of this project get l
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
-from mutation.subjects import SUBJECTS, Subject, tma_stream
+from mutation.subjects import SUBJECTS, Subject
 
 # Two sequences of a chunk each, so that no table of chunks is zeros alone or has rows left over.
 _PREFILL = {"seqlens": (20, 21), "heads": (1, 1), "initial_state": True}
@@ -27,5 +26,3 @@ def _small(name: str, subject: Subject) -> Subject:
 
 
 CASES = {name: _small(name, subject) for name, subject in SUBJECTS.items()}
-# As many tiles as the ring has stages: none is loaded again, which SentryWard finds fault with.
-CASES["tma_stream_once"] = Subject(partial(tma_stream, 128))
