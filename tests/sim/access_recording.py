@@ -78,4 +78,6 @@ class Recording:
     def exited(self, warp: int) -> None:
         self._told.append((warp, "exited", *NOTHING))
 
+    def stuck(self) -> None: ...
+
     def finish(self) -> None: ...

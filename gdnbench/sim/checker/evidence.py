@@ -7,8 +7,9 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from gdnbench.sim.checker.findings import Found, Side
-from gdnbench.sim.checker.follower import REGISTER, UNFINISHED
+from gdnbench.sim.checker.follower import REGISTER
 from gdnbench.sim.checker.grid import LaunchChecker
+from gdnbench.sim.checker.leftovers import IN_FLIGHT_AT_END, TRANSACTIONS, UNFINISHED
 from gdnbench.sim.checker.order import Cause, Verdict
 from gdnbench.sim.errors import Place
 from gdnbench.sim.machine.cta import Launch
@@ -22,6 +23,8 @@ SECTIONS = {
     Cause.PROXY.value: 'PTX ISA, "Proxies", "Causality Order"',
     Cause.TCGEN05_FENCE.value: "PTX ISA 9.7.16.6.3",
     Cause.NO_WAIT.value: "PTX ISA 9.7.16.6.4.5",
+    IN_FLIGHT_AT_END: 'PTX ISA, "Phase of the mbarrier object"',
+    TRANSACTIONS: 'PTX ISA, "Tracking asynchronous operations by the mbarrier object"',
     UNFINISHED: 'PTX ISA, "Phase of the mbarrier object"',
 }
 """Where the PTX ISA leaves the order open, by cause."""

@@ -280,7 +280,8 @@ class Follower:
             over = self._set_going(warp, ins, lanes, operation).both
         if operation.signals:
             known = self.views[warp.index].handed_on(self.issue.part)
-            phase = self.phase(operation.signals[0])
+            named = operation.signals[0]
+            phase = self.phase(named) if named in self.mbarriers else -1
             event = self._signals(operation, warp, ins)
             self.flights[operation] = Flight(event, phase, over, known, arrivals)
 

@@ -14,14 +14,18 @@ KEPT = 3
 @dataclass(slots=True)
 class Mbarrier:
     """One, from its mbarrier.init on. `users` is each warp's latest use of it; `waits`, by phase, who has
-    waited for it: the number of the wait."""
+    waited for it: the number of the wait; `checked`, the latest of these phases. `expects` is the latest
+    expect_tx, `signal` the latest operation that has signalled it, in phase `signalled`."""
 
     init: Event
     warps: int
     phases: dict[int, Carried] = field(default_factory=dict)
     users: dict[int, Event] = field(default_factory=dict)
     waits: dict[int, dict[int, tuple[int, Event]]] = field(default_factory=dict)
-    _checked: int = -1
+    checked: int = -1
+    expects: Event | None = None
+    signal: Event | None = None
+    signalled: int = -1
 
     def at(self, phase: int) -> Carried:
         """What the arrivals at `phase` carry so far."""
@@ -40,8 +44,8 @@ class Mbarrier:
         if phase < 0:
             return []
         late: list[Event] = []
-        if phase > self._checked:
-            self._checked = phase
+        if phase > self.checked:
+            self.checked = phase
             ended = self.at(phase).executed
             late = [
                 wait

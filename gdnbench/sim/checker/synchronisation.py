@@ -14,6 +14,7 @@ import numpy as np
 from gdnbench.sim.checker.events import Access, Event, Proxy
 from gdnbench.sim.checker.issued import Issued
 from gdnbench.sim.checker.lanes import UNSURE, lanes_of, part_of
+from gdnbench.sim.checker.leftovers import check_unused
 from gdnbench.sim.checker.mbarriers import Mbarrier
 from gdnbench.sim.checker.order import Cause, Pair, Unordered, Verdict, unordered
 from gdnbench.sim.checker.plain import cells, is_wide
@@ -64,7 +65,10 @@ def _inval(follower: Follower, issued: Issued) -> None:
     for address in _addresses(issued, issued.lanes):
         _write_word(follower, address, event)
         barrier = follower.mbarriers.pop(address, None)
-        for user in barrier.users.values() if barrier is not None else ():
+        if barrier is None:
+            continue
+        check_unused(follower, address, barrier, event)
+        for user in barrier.users.values():
             why = unordered(user, event, views, "shared", Pair(user.lane, event.lane))
             if why is not None:
                 follower.findings.pair(why, user, event, "shared", address)
@@ -78,15 +82,14 @@ def _write_word(follower: Follower, address: int, event: Event) -> None:
 def _arrive(follower: Follower, issued: Issued) -> None:
     event = _done(follower, issued, Access.ATOMIC)
     views = follower.views[issued.warp.index]
-    counts = (
-        one(issued.sources[1])
-        if len(issued.sources) > 1 and not issued.ins.op.endswith("expect_tx")
-        else constant(1)
-    )
+    expects = issued.ins.op.endswith("expect_tx")
+    counts = one(issued.sources[1]) if len(issued.sources) > 1 and not expects else constant(1)
     for members, (name,) in distinct(issued.lanes, one(issued.sources[0])):
         address = shared_address(name, issued.ins)
         barrier = follower.uses(address, event)
         if barrier is not None:
+            if expects:
+                barrier.expects = event
             arrivals = int(counts[members].sum())
             into = barrier.at(follower.joined(address, arrivals))
             views.release(
@@ -97,7 +100,9 @@ def _arrive(follower: Follower, issued: Issued) -> None:
 def _use(follower: Follower, issued: Issued) -> None:
     event = _done(follower, issued, Access.ATOMIC)
     for address in _addresses(issued, issued.lanes):
-        follower.uses(address, event)
+        barrier = follower.uses(address, event)
+        if barrier is not None and issued.ins.op == "mbarrier.expect_tx":
+            barrier.expects = event
 
 
 def _waited(follower: Follower, issued: Issued, previous: Wait | None, results: Results | Wait) -> None:

@@ -86,8 +86,12 @@ class Checker(Protocol):
         """All lanes of a warp have exited."""
         ...
 
+    def stuck(self) -> None:
+        """Nothing in the CTA can go on, and nothing is in flight."""
+        ...
+
     def finish(self) -> None:
-        """The CTA has ended."""
+        """The CTA has ended; what is in flight will still land."""
         ...
 
 

@@ -69,7 +69,7 @@ def _check_address(shared: SharedMemory, address: int) -> None:
     shared.check(address, BYTES)
 
 
-def _unpack(word: int) -> tuple[int, int, int]:
+def unpack(word: int) -> tuple[int, int, int]:
     """The word -> (pending arrivals, expected arrivals, tx-count)."""
     tx = word >> TX_SHIFT & ((1 << TX_BITS) - 1)
     return word & COUNT_MAX, word >> EXPECTED_SHIFT & COUNT_MAX, tx - (1 << TX_BITS) * (tx >> TX_BITS - 1)
@@ -114,7 +114,7 @@ def arrive(shared: SharedMemory, address: int, count: int = 1, *, expect: int = 
     """Expect `expect` bytes, then arrive `count` times; returns the object as it was, the state token."""
     slot = _slot(shared, address)
     word = shared.word_cells[slot]
-    pending, expected, tx = _unpack(word)
+    pending, expected, tx = unpack(word)
     if not 1 <= count <= COUNT_MAX:
         raise _fault(f"arrival with count {count}; the range is 1 to {COUNT_MAX}")
     if count > pending:
@@ -129,7 +129,7 @@ def arrive(shared: SharedMemory, address: int, count: int = 1, *, expect: int = 
 def expect_arrival(shared: SharedMemory, address: int) -> None:
     """The current phase also waits for one more arrival (cp.async.mbarrier.arrive without .noinc)."""
     slot = _slot(shared, address)
-    pending, expected, tx = _unpack(shared.word_cells[slot])
+    pending, expected, tx = unpack(shared.word_cells[slot])
     if pending == COUNT_MAX:
         raise _fault(f"mbarrier {address:#x} waits for {pending} arrivals, the most it can")
     _put(shared, slot, pending + 1, expected, tx)
@@ -138,7 +138,7 @@ def expect_arrival(shared: SharedMemory, address: int) -> None:
 def expect_tx(shared: SharedMemory, address: int, size: int) -> None:
     """The current phase also waits for `size` bytes."""
     slot = _slot(shared, address)
-    pending, expected, tx = _unpack(shared.word_cells[slot])
+    pending, expected, tx = unpack(shared.word_cells[slot])
     # Only an arrival or a completion ends a phase: this raises the count of a phase that is not over.
     if size:
         _put(shared, slot, pending, expected, tx + size)
@@ -147,7 +147,7 @@ def expect_tx(shared: SharedMemory, address: int, size: int) -> None:
 def complete_tx(shared: SharedMemory, address: int, size: int) -> None:
     """`size` bytes have come."""
     slot = _slot(shared, address)
-    pending, expected, tx = _unpack(shared.word_cells[slot])
+    pending, expected, tx = unpack(shared.word_cells[slot])
     if size:
         _put(shared, slot, pending, expected, tx - size)
 
@@ -161,7 +161,7 @@ def is_complete(shared: SharedMemory, address: int, parity: int) -> bool:
 def describe(shared: SharedMemory, address: int, parity: int) -> str:
     """What a wait for `parity` waits for."""
     slot = _slot(shared, address)
-    pending, expected, tx = _unpack(shared.word_cells[slot])
+    pending, expected, tx = unpack(shared.word_cells[slot])
     return (
         f"mbarrier {address:#x} parity {parity} (phase {shared.phase_cells[slot]}): "
         f"{pending} of {expected} arrivals and {tx} bytes pending"

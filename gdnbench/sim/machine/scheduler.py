@@ -112,6 +112,8 @@ class Scheduler:
         self._seen = progress
         expiring = [entry.wait for _, entry in blocked if entry.wait.expires]
         if not expiring or self._expiries >= EXPIRIES:
+            if self.cta.checker is not None:
+                self.cta.checker.stuck()
             raise self._deadlock(blocked)
         for wait in expiring:
             wait.timed_out = True

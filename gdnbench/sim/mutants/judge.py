@@ -144,6 +144,9 @@ class _Watched:
     def exited(self, warp: int) -> None:
         self.checker.exited(warp)
 
+    def stuck(self) -> None:
+        self.checker.stuck()
+
     def finish(self) -> None:
         self.checker.finish()
 
