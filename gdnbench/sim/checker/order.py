@@ -5,7 +5,7 @@ PTX ISA: "Memory Consistency Model" (causality order), "Proxies", 9.7.16.6 (tcge
     before                     now                       ordered if known in
     anything                   a generic access          base
     generic write              an async access           base, and proxied
-    generic read               an async access           base
+    generic read               an async write            base, and proxied: else for review
     async access               an async access           base
     tcgen05 operation          a product or copy         base and fenced, or piped: the tensor core's order
     tcgen05 operation          tcgen05.ld, .st           base and fenced
@@ -13,6 +13,10 @@ PTX ISA: "Memory Consistency Model" (causality order), "Proxies", 9.7.16.6 (tcge
 Lanes of one warp are ordered by bar.warp.sync, which orders memory among those that take part, as barriers
 do. Of instructions that lanes execute together (shfl.sync, elect.sync, whatever is .aligned) the ISA says
 that they wait for one another and not what that means for memory: a pair that these alone part is for review.
+
+The ISA promises the tensor core's order to five pairs of operations (9.7.16.6.2): products of one shape into
+one accumulator, a copy before a product, and three with tcgen05.shift. That it holds of any products and
+copies is taken for granted, as kernels and compilers do that overwrite an operand by the next copy.
 
 A tcgen05.ld that no wait covers has read its cells once a register that it loads was used. The ISA
 (9.7.16.6.4.5) orders such a use and no access to memory: what only that orders is for review.
@@ -133,7 +137,7 @@ def unordered_in_tmem(before: Event, now: Event, views: WarpViews, met: Met) -> 
 
 
 def _piped(before: Event, now: Event, views: WarpViews) -> bool:
-    """Both are the tensor core's, which takes them up in the order of issue (PTX ISA 9.7.16.6.2)."""
+    """Both are the tensor core's, which takes them up in the order of issue: see above."""
     if before.token is None or before.ins.op not in _PIPED or now.ins.op not in _PIPED:
         return False
     return bool(views.known.piped >> before.token & 1)

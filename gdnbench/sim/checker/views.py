@@ -197,44 +197,31 @@ class WarpViews:
         if base.has(done):
             return True
         its = done.warp == self.index and (done.token is None or bool(self.own.tokens >> done.token & 1))
-        if its and met.itself():
-            return True
-        for before, now in met.pairs():
-            if before == MANY and done.lane != MANY:
-                before = done.lane
-            if base.has_of(done, before):
-                continue
-            if its and (UNSURE in (before, now) or before == now != MANY):
-                continue  # no finding rests on lanes that are not known
-            apart = self.apart.get(now)
-            if apart is None or not apart.base.has_of(done, before):
-                return False
-        return True
+        return self._of_all(done, met, base, lambda apart: apart.base, its)
 
     def converged(self, done: Done, met: Met) -> bool:
         """Whether it would be if the meetings of lanes ordered memory."""
-        return self._all(done, met, self.known.converged, lambda apart: apart.converged, None)
+        view = self.known.converged
+        return view.has(done) or self._of_all(done, met, view, lambda apart: apart.converged, False)
 
     def proxied(self, memory: str, done: Done, met: Met) -> bool:
-        """Whether a write in `memory` that it is ordered after was handed to the async proxy."""
+        """Whether an access to `memory` that it is ordered after was handed to the async proxy."""
         view = self.known.proxied[memory]
-        return self._all(done, met, view, lambda apart: apart.proxied[memory], self.own.proxied[memory])
+        its = self._did(done, self.own.proxied[memory])
+        return view.has(done) or self._of_all(done, met, view, lambda apart: apart.proxied[memory], its)
 
     def initialised(self, done: Done, met: Met) -> bool:
         """The same of an mbarrier.init."""
-        return self._all(done, met, self.known.inits, lambda apart: apart.inits, self.own.inits)
+        view = self.known.inits
+        its = self._did(done, self.own.inits)
+        return view.has(done) or self._of_all(done, met, view, lambda apart: apart.inits, its)
 
-    def _all(
-        self,
-        done: Done,
-        met: Met,
-        view: View,
-        of: Callable[[Carried], View],
-        own: int | None,
-    ) -> bool:
-        if view.has(done):
-            return True
-        its = own is not None and done.warp == self.index and own >= done.clock
+    def _did(self, done: Done, until: int) -> bool:
+        return done.warp == self.index and until >= done.clock
+
+    def _of_all(self, done: Done, met: Met, view: View, of: Callable[[Carried], View], its: bool) -> bool:
+        """Whether `view`, or that `of` a lane, has what each lane did of `done`; `its`: what a lane did
+        itself counts too."""
         if its and met.itself():
             return True
         for before, now in met.pairs():
@@ -243,7 +230,7 @@ class WarpViews:
             if view.has_of(done, before):
                 continue
             if its and (UNSURE in (before, now) or before == now != MANY):
-                continue
+                continue  # no finding rests on lanes that are not known
             apart = self.apart.get(now)
             if apart is None or not of(apart).has_of(done, before):
                 return False
