@@ -93,7 +93,10 @@ def _summary(found: Exploration) -> Iterator[str]:
     if found.interrupted:
         yield "interrupted"
     differ = sum(one.difference is not None for one in found.tried)
-    yield f"bits differ in {differ} of {len(found.tried)} shapes" if differ else "equal bits"
+    if differ:
+        yield f"bits differ in {differ} of {len(found.tried)} shapes"
+    else:
+        yield "equal bits" if any(one.compared > 1 for one in found.tried) else "no bits compared"
     failed = sum(bool(one.failed) for one in found.tried)
     if failed:
         yield f"{failed} of {len(found.tried)} shapes failed"

@@ -152,6 +152,8 @@ def test_a_kernel_that_is_right(gdnbench: Invoke, kernels: Path) -> None:
     assert (result.code, result.err) == (0, "")
     assert "as given     8  equal  pass" in result.out
     assert result.out.endswith("8 runs, equal bits, no error found\n")
+    alone = gdnbench("sim", f"{kernels}:right", "--explore", "1")
+    assert alone.out.endswith("1 run, no bits compared, no error found\n")
 
 
 def test_findings_of_all_runs_are_merged(gdnbench: Invoke, kernels: Path, tmp_path: Path) -> None:
