@@ -212,6 +212,16 @@ def test_a_launch_that_one_has_not_is_a_difference(traced: Traced) -> None:
     assert found.unpaired == ("only A has launch 1, sums",)
 
 
+def test_what_has_no_counterpart_is_counted(traced: Traced) -> None:
+    """The kernel stores once in its one warp."""
+    whole, stored = traced("a", X), traced("b", X, of="class=store")
+    with open_trace(whole) as trace:
+        alone = trace.launches[0].events - 1
+    said = f"launch 0: {alone} events of A and 0 of B have no counterpart and are not compared"
+    assert said in list(lines(compared(whole, stored)))
+    assert not any("no counterpart" in line for line in lines(compared(whole, whole)))
+
+
 def test_kernels_that_share_no_line_are_refused(traced: Traced) -> None:
     other = "\n".join("def f(a): return 0" for _ in range(9))
     edits = (("add.u32 %r3, %r3, 1", "add.u32 %r3, 1, %r3"),)

@@ -64,6 +64,9 @@ def lines(found: TraceComparison) -> Iterator[str]:
 def _lines(one: LaunchComparison) -> Iterator[str]:
     name = f"launch {one.a.number}" + ("" if one.a.number == one.b.number else f" / {one.b.number}")
     yield from (f"{name}: {note}" for note in (*one.notes, *one.missing))
+    if any(one.only):
+        a, b = one.only
+        yield f"{name}: {a:,} events of A and {b:,} of B have no counterpart and are not compared"
     if one.first is None:
         return
     yield f"{name}, {one.a.entry}"
