@@ -18,9 +18,11 @@ from order_cases import (
     TAKE,
     UNINITIALISED,
     Case,
+    check,
     check_right,
     check_wrong,
     wait,
+    without_marked,
 )
 
 from gdnbench.sim.checker.leftovers import IN_FLIGHT_AT_END, TRANSACTIONS
@@ -225,3 +227,12 @@ def test_right(case: Case, engine: str) -> None:
 @each_case
 def test_wrong(case: Case, engine: str) -> None:
     check_wrong(case, engine)
+
+
+@each_engine
+@pytest.mark.parametrize("schedule", ["early", "random:1", "random:2", "random:3"])
+def test_a_copy_that_is_not_expected(schedule: str, engine: str) -> None:
+    """Whichever of two copies ends the phase, in whatever order they land."""
+    case = CASES["an expect_tx for each copy of a phase"]
+    causes = {one.cause for one in check(without_marked(case.body), engine, schedule=schedule)}
+    assert {TRANSACTIONS, Cause.IN_FLIGHT} <= causes
