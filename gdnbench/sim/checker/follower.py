@@ -104,7 +104,8 @@ class Follower:
             views.converge(None)
         for space, starts, lanes in plain.by_space(form, masks, addresses):
             cells = plain.cells(starts, form.width, self.sizes[space])
-            by = plain.lanes_of_cells(lanes, len(cells))
+            # Only shared memory is kept by lane, and these are as many as the cells.
+            by = plain.lanes_of_cells(lanes, len(cells)) if space == "shared" else None
             event = self.events.done(warp.index, views.clock, ins, form.access, lane=plain.one_of(lanes))
             self.touch(space, cells, event, by)
             if form.strong:
