@@ -30,8 +30,8 @@ class Severity(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Finding:
     """One thing found: its kind, and where and in whom it was met, as far as that is known. What the checker
-    found has its `evidence`, and the reason for which it was `accepted` if it was. `of` is the kernel, where two
-    are compared and it is not the one that is judged."""
+    found has its `evidence`, and the reason for which it was `accepted` if it was. `of` is the kernel, where
+    two are compared and it is not the one that is judged."""
 
     severity: Severity
     kind: str
