@@ -22,7 +22,7 @@ from gdnbench.sim.checker.lane_shadow import By, LaneSets, LaneShadow
 from gdnbench.sim.checker.lane_shadow import Met as MetAt
 from gdnbench.sim.checker.lanes import MANY, lane_of, part_of
 from gdnbench.sim.checker.launch_memory import Touch
-from gdnbench.sim.checker.mbarriers import Mbarrier
+from gdnbench.sim.checker.mbarriers import AS_DATA, Mbarrier
 from gdnbench.sim.checker.order import USED_ALONE, Cause, Pair, Unordered, Verdict, unordered
 from gdnbench.sim.checker.shadow import NOBODY, Cells, Prior, ReadSets
 from gdnbench.sim.checker.synchronisation import BEGINS, ENDS, MBARRIER_BYTES
@@ -80,6 +80,7 @@ class Follower:
         self.sizes = forms.sizes
         cells = cta.shared.end // self.sizes["shared"] + 1
         self.shared = LaneShadow(cells, LaneSets(self.supersedes, self._known, self._writes))
+        self.objects = np.zeros(cells, np.bool_)  # the cells of shared memory that mbarriers have
         self.memory = between.begin(self)
         self.tmem = TensorMemory(self, ReadSets(self.supersedes))
         self.flights: dict[AsyncOperation, Flight] = {}  # of operations that will signal an mbarrier
@@ -156,6 +157,10 @@ class Follower:
         if space == "shared":
             touches = self.shared.writes if event.access.writes else self.shared.reads
             prior = touches(cells, event.number, event.lane if lanes is None else lanes)
+            used = cells[self.objects[cells]]
+            if used.size:
+                at = int(used[0]) * self.sizes["shared"]
+                self.findings.alone(AS_DATA, Verdict.ERROR, "mbarrier.inval before it", event, "shared", at)
         else:
             numbers = np.full(len(cells), event.number, np.int32)
             prior = (

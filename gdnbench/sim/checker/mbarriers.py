@@ -9,6 +9,8 @@ from gdnbench.sim.checker.lanes import Part
 from gdnbench.sim.checker.views import Carried, WarpViews
 
 KEPT = 3
+AS_DATA = "an mbarrier used as data"
+"""A load, store or copy of the bytes of one (PTX ISA, "mbarrier.inval": undefined before it)."""
 
 
 @dataclass(slots=True)

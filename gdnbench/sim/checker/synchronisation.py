@@ -18,6 +18,7 @@ from gdnbench.sim.checker.leftovers import check_unused
 from gdnbench.sim.checker.mbarriers import Mbarrier
 from gdnbench.sim.checker.order import Cause, Pair, Unordered, Verdict, unordered
 from gdnbench.sim.checker.plain import cells, is_wide
+from gdnbench.sim.checker.shadow import Cells
 from gdnbench.sim.checker.views import SPACES, Carried
 from gdnbench.sim.machine.barriers import BarrierWait
 from gdnbench.sim.machine.footprint import Footprint
@@ -55,7 +56,9 @@ def _addresses(issued: Issued, lanes: Lanes) -> list[int]:
 def _init(follower: Follower, issued: Issued) -> None:
     event = _done(follower, issued, Access.WRITE, init=True)
     for address in _addresses(issued, issued.lanes):
-        _write_word(follower, address, event)
+        word = _word(follower, address)
+        follower.touch("shared", word, event)
+        follower.objects[word] = True
         follower.mbarriers[address] = Mbarrier(event, follower.count)
 
 
@@ -63,7 +66,9 @@ def _inval(follower: Follower, issued: Issued) -> None:
     event = _done(follower, issued, Access.WRITE)
     views = follower.views[issued.warp.index]
     for address in _addresses(issued, issued.lanes):
-        _write_word(follower, address, event)
+        word = _word(follower, address)
+        follower.objects[word] = False
+        follower.touch("shared", word, event)
         barrier = follower.mbarriers.pop(address, None)
         if barrier is None:
             continue
@@ -74,9 +79,9 @@ def _inval(follower: Follower, issued: Issued) -> None:
                 follower.findings.pair(why, user, event, "shared", address)
 
 
-def _write_word(follower: Follower, address: int, event: Event) -> None:
-    starts = np.array([address], np.int64)
-    follower.touch("shared", cells(starts, MBARRIER_BYTES, follower.sizes["shared"]), event)
+def _word(follower: Follower, address: int) -> Cells:
+    """An mbarrier's cells of shared memory."""
+    return cells(np.array([address], np.int64), MBARRIER_BYTES, follower.sizes["shared"])
 
 
 def _arrive(follower: Follower, issued: Issued) -> None:
@@ -92,9 +97,10 @@ def _arrive(follower: Follower, issued: Issued) -> None:
                 barrier.expects = event
             arrivals = int(counts[members].sum())
             into = barrier.at(follower.joined(address, arrivals))
-            views.release(
-                into, part_of(lanes_of(members), issued.warp.exists), relaxed=issued.ins.has("relaxed")
-            )
+            relaxed = issued.ins.has("relaxed")
+            views.release(into, part_of(lanes_of(members), issued.warp.exists), relaxed=relaxed)
+            if relaxed:
+                follower.variables.signals(views, into)
 
 
 def _use(follower: Follower, issued: Issued) -> None:
@@ -128,6 +134,8 @@ def _waited(follower: Follower, issued: Issued, previous: Wait | None, results: 
                 " phases behind",
             )
             follower.findings.pair(why, late, event, "shared", address)
+        if relaxed and over >= 0:
+            follower.variables.sees(views, barrier.at(over))
 
 
 # Named barriers

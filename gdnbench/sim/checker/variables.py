@@ -104,9 +104,7 @@ class Variables:
         if near is not None and acquires:
             views.acquire(near)
         elif near is not None:
-            if fence.seen_near is None:
-                fence.seen_near = Carried.of(self._warps)
-            fence.seen_near.join(near)
+            self.sees(views, near)
         if not wide:
             return
         fence.seen_sc.join(word.fence_sc)
@@ -115,6 +113,19 @@ class Variables:
             self._learn(word.far, views)
         else:
             fence.seen_far.join(word.far)
+
+    def signals(self, views: WarpViews, into: Carried) -> None:
+        """A relaxed arrival at an mbarrier: what the last fence before it handed on."""
+        near = self._fences[views.index].near
+        if near is not None:
+            into.order(near)
+
+    def sees(self, views: WarpViews, carried: Carried) -> None:
+        """A relaxed wait for a phase of an mbarrier, or a strong read: the next fence acquires it."""
+        fence = self._fences[views.index]
+        if fence.seen_near is None:
+            fence.seen_near = Carried.of(self._warps)
+        fence.seen_near.join(carried)
 
     def _handed_on(self, form: Form, views: WarpViews, *, wide: bool) -> tuple[Carried | None, Abroad | None]:
         """What a write hands on: all that is known if it releases, else what the fences before it knew."""

@@ -23,8 +23,11 @@ from order_cases import (
 )
 
 from gdnbench.sim.checker.leftovers import UNFINISHED
+from gdnbench.sim.checker.mbarriers import AS_DATA
 from gdnbench.sim.checker.order import Cause, Verdict
 from gdnbench.sim.run import ENGINES
+
+WAIT_RELAXED = "again: mbarrier.try_wait.parity.relaxed.cta.shared::cta.b64 %p, [full], 0;\n@!%p bra again;\n"
 
 CASES = {
     "a barrier between a store and another warp's load": Case(
@@ -66,6 +69,24 @@ CASES = {
         f"bar.sync 0;\n@%second {STORE} // b\n"
         "@%second cp.async.bulk.commit_group;\n@%second cp.async.bulk.wait_group 0;\n",
         frozenset({(Cause.PROXY, "a", "b")}),
+    ),
+    "a fence before a relaxed arrival": Case(
+        # PTX ISA, "Release and Acquire Patterns": a fence, then a relaxed operation.
+        f"{READY}@%w0 {FILL} // a\nbar.warp.sync -1;\n@%one fence.acq_rel.cta; // -\n"
+        "@%one mbarrier.arrive.relaxed.cta.shared.b64 %d0, [full];\n@!%w1 bra over;\n"
+        f"{WAIT_RELAXED}fence.acq_rel.cta;\n{TAKE} // b\nover:\n",
+        frozenset({(Cause.RACE, "a", "b")}),
+    ),
+    "a fence after a relaxed wait": Case(
+        f"{READY}@%w0 {FILL} // a\nbar.warp.sync -1;\n@%one fence.acq_rel.cta;\n"
+        "@%one mbarrier.arrive.relaxed.cta.shared.b64 %d0, [full];\n@!%w1 bra over;\n"
+        f"{WAIT_RELAXED}fence.acq_rel.cta; // -\n{TAKE} // b\nover:\n",
+        frozenset({(Cause.RACE, "a", "b")}),
+    ),
+    "an mbarrier's bytes are data once it is invalidated": Case(
+        f"{READY}@%one mbarrier.inval.shared.b64 [empty]; // -\nbar.sync 0;\n"
+        "@%one st.shared.b32 [empty], 0; // a\n@%one red.shared.add.u32 [empty], %t; // b\n",
+        frozenset({(AS_DATA, "", "a"), (AS_DATA, "", "b")}),
     ),
     "a wait for an mbarrier": Case(
         f"{READY}@%w0 {FILL} // a\nbar.warp.sync -1;\n@%one mbarrier.arrive.shared.b64 %d0, [full];\n"
