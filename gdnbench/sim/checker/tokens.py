@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass, field
 
 from gdnbench.sim.checker.events import Event
-from gdnbench.sim.machine.seam import LANES, Lanes
+from gdnbench.sim.machine.seam import Lanes
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +25,8 @@ class Tokens:
 class Groups:
     """Groups of asynchronous operations of each lane, oldest first: cp.async, bulk copies, wgmma."""
 
-    open: list[list[Tokens]] = field(default_factory=lambda: [[] for _ in range(LANES)])
-    closed: list[list[list[Tokens]]] = field(default_factory=lambda: [[] for _ in range(LANES)])
+    open: defaultdict[int, list[Tokens]] = field(default_factory=lambda: defaultdict(list))
+    closed: defaultdict[int, list[list[Tokens]]] = field(default_factory=lambda: defaultdict(list))
 
     def add(self, lanes: Lanes, tokens: Tokens) -> None:
         for lane in lanes.nonzero()[0].tolist():
@@ -33,8 +34,7 @@ class Groups:
 
     def commit(self, lanes: Lanes) -> None:
         for lane in lanes.nonzero()[0].tolist():
-            self.closed[lane].append(self.open[lane])
-            self.open[lane] = []
+            self.closed[lane].append(self.open.pop(lane, []))
 
     def wait(self, lanes: Lanes, allowed: int, *, only_read: bool = False) -> int:
         """The bits that are known once all but the `allowed` latest groups are done."""
