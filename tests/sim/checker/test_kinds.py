@@ -236,3 +236,16 @@ def test_a_copy_that_is_not_expected(schedule: str, engine: str) -> None:
     case = CASES["an expect_tx for each copy of a phase"]
     causes = {one.cause for one in check(without_marked(case.body), engine, schedule=schedule)}
     assert {TRANSACTIONS, Cause.IN_FLIGHT} <= causes
+
+
+@each_engine
+def test_a_commit_before_the_product(engine: str) -> None:
+    """It tracks what was issued before it ("tcgen05.commit") and says nothing of what comes after."""
+    last = f"{COMMIT.replace('full', 'empty')}\n{wait('empty', 0, 'last')}{FREE}"
+    body = f"{MULTIPLIED}{DONE}{AFTER}\n{LOAD} // b\n{LOADED}\n{last}"
+    assert check(body, engine) == []
+    early = body.replace(f"{PRODUCT} // a\n{COMMIT}\n", f"{COMMIT}\n{PRODUCT} // a\n")
+    (one,) = check(early, engine)
+    assert one.first is not None
+    assert (one.cause, one.verdict) == (Cause.IN_FLIGHT, Verdict.ERROR)
+    assert [side.place.text[-1] for side in (one.first, one.second)] == ["a", "b"]
