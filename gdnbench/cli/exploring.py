@@ -82,6 +82,8 @@ def _lines(found: Exploration, verbose: bool) -> Iterator[str]:
 def _row(found: Exploration, tried: Tried) -> tuple[object, ...]:
     if tried.refused:
         return (tried.shape, 0, "-", "not run")
+    if not tried.schedules:  # interrupted during the first run
+        return (tried.shape, 0, "-", "interrupted")
     bits = "differ" if tried.difference is not None else "equal" if tried.compared > 1 else "-"
     return (tried.shape, len(tried.schedules), bits, "pass" if found.passed(tried) else "FAIL")
 
@@ -92,6 +94,8 @@ def _summary(found: Exploration) -> Iterator[str]:
     yield f"{found.runs} run{'' if found.runs == 1 else 's'}"
     if found.interrupted:
         yield "interrupted"
+    if not found.runs:
+        return
     differ = sum(one.difference is not None for one in found.tried)
     if differ:
         yield f"bits differ in {differ} of {len(found.tried)} shapes"

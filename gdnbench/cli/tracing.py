@@ -54,6 +54,8 @@ def _tell(path: Path) -> None:
         shutil.rmtree(path)
         print(f"no launch was made; {printable(path)} is not written", file=sys.stderr)
         return
+    if not found.recorded and not found.dropped:
+        print("nothing that ran is among what --of asks for", file=sys.stderr)
     dropped = f", {found.dropped:,} left out at the limit" if found.dropped else ""
     launches = f"{found.launches:,} launch{'' if found.launches == 1 else 'es'}"
     print(f"{found.recorded:,} events of {launches} in {printable(path)}{dropped}", file=sys.stderr)

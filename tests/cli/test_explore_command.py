@@ -78,6 +78,10 @@ def interrupted(barrier):
     return racy() if not barrier else right()
 
 
+def interrupted_at_once():
+    raise KeyboardInterrupt
+
+
 def launches(barrier):
     compiled(barrier)(torch.randn(64), torch.ones(64), STREAM)
 
@@ -217,6 +221,14 @@ def test_an_interruption_keeps_what_was_found(
     assert "2 runs, interrupted, equal bits, " in result.out
     assert ("error in launch 0: race" in result.out) == (barrier == "false")
     assert ("interrupted; what was finished is kept" in result.err) == (code == 130)
+
+
+def test_an_interruption_before_anything_ran_says_nothing_of_it(gdnbench: Invoke, kernels: Path) -> None:
+    result = gdnbench("sim", f"{kernels}:interrupted_at_once", "--explore", "9", "--check")
+    assert result.code == 130
+    assert "0 runs, interrupted" in result.out
+    assert "pass" not in result.out
+    assert "no error" not in result.out
 
 
 @pytest.mark.parametrize(

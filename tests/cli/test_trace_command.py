@@ -103,6 +103,15 @@ def test_the_planted_line_is_named_across_versions(gdnbench: Invoke, tmp_path: P
         assert said in refused.err
 
 
+def test_a_selection_of_nothing_that_ran_is_told(gdnbench: Invoke, tmp_path: Path) -> None:
+    done = gdnbench(
+        "sim", f"{version(tmp_path, 'a')}:twice", "--trace", tmp_path / "t.zarr", "--of", "cta=0 warp=77"
+    )
+    assert done.code == 0, done.err
+    assert "nothing that ran is among what --of asks for\n" in done.err
+    assert "0 events of 2 launches" in done.err
+
+
 @pytest.fixture
 def store(gdnbench: Invoke, tmp_path: Path) -> Path:
     path = tmp_path / "prefill.zarr"
