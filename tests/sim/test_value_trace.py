@@ -135,9 +135,7 @@ def test_a_selection_is_kept_to(kernel: object) -> None:
     assert Selection.parse("cta=0-9999999999").takes_cta(7_000_000_000)
 
 
-@pytest.mark.parametrize(
-    "text", ["lane=3", "cta=", "cta=4-2", "class=load1", "source=8-9", "lines=a", "x"]
-)
+@pytest.mark.parametrize("text", ["lane=3", "cta=", "cta=4-2", "class=load1", "source=8-9", "lines=a", "x"])
 def test_a_selection_that_selects_nothing_is_refused(text: str) -> None:
     with pytest.raises(BadInputError, match=r"selects no values"):
         Selection.parse(text)
