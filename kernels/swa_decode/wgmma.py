@@ -38,8 +38,8 @@ def wgmma(
     """o [T, H, 512] bfloat16, and lse [T, H] float32 where asked for, written to the tensors of that name
     where given.
 
-    `workers`: CTAs, at most one for each item; as many as SMs unless given. `rows`: heads of a CTA; `rows_of`
-    says how many unless given. `prefetch`: as `Tuning` has it. None of them changes a bit.
+    `workers`: CTAs, at most one for each item; as `workers_of` says unless given. `rows`: heads of a CTA;
+    `rows_of` says how many unless given. `prefetch`: as `Tuning` has it. None of them changes a bit.
     NotImplementedError for a call that the kernel is not written for, or another GPU; ValueError for a wrong
     one.
     """
@@ -82,8 +82,15 @@ def launch(
         given.lse is not None,
         Tuning(heads, prefetch),
     )
-    given.launch(made, max(1, min(items, sms if workers is None else workers)))
+    given.launch(made, max(1, min(items, workers_of(items, sms) if workers is None else workers)))
     return given.finish()
+
+
+def workers_of(items: int, sms: int) -> int:
+    """The fewest CTAs of which none has more items than it would have if each SM had one: some with an item
+    more than others only take bandwidth from them meanwhile."""
+    each = -(-items // sms)
+    return -(-items // each) if each else 1
 
 
 def rows_of(given: Arguments, sms: int) -> int:

@@ -30,7 +30,7 @@ from gdnbench_kernels.contract import Call
 from gdnbench_kernels.plan import SMEM_LIMIT, PlanError
 from gdnbench_kernels.swa_decode import wgmma_decode, wgmma_plan
 from gdnbench_kernels.swa_decode.layouts import CacheLayout
-from gdnbench_kernels.swa_decode.wgmma import wgmma
+from gdnbench_kernels.swa_decode.wgmma import wgmma, workers_of
 from gdnbench_kernels.swa_decode.wgmma_plan import ROWS, Tuning, plan, row_bytes, staged_heads
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -218,6 +218,14 @@ def test_what_is_launched_is_as_planned(layout: CacheLayout) -> None:
             (planned.threads, 1, 1),
             planned.smem_bytes,
         )
+
+
+@pytest.mark.parametrize(
+    ("items", "sms", "workers"),
+    [(5, 132, 5), (132, 132, 132), (133, 132, 67), (192, 132, 96), (512, 132, 128)],
+)
+def test_ctas_have_equal_work(items: int, sms: int, workers: int) -> None:
+    assert workers_of(items, sms) == workers
 
 
 def test_the_header_quotes_the_plan() -> None:
