@@ -189,13 +189,15 @@ def _over(errors: Iterable[_Error]) -> list[tuple[float, str]]:
 
 def _chunks(subject: Subject, tensor: Tensor, oracle: Tensor) -> Iterator[tuple[Region, Tensor, Tensor]]:
     """(region, x, y) of every chunk, heads first, in fp64, zeros where an element does not count."""
-    assert subject.partition.head_axis == 1
+    heads = subject.partition.head_axis
+    assert heads is not None
     for region in subject.partition.regions:
         x, y = tensor[region.start : region.stop].double(), oracle[region.start : region.stop].double()
         if region.tokens is not None:  # [1, Hv, C, ...]
+            assert heads == 1
             x, y = x[0, :, : region.tokens], y[0, :, : region.tokens]
-        else:  # [rows, Hv, ...]
-            x, y = x.movedim(1, 0), y.movedim(1, 0)
+        else:
+            x, y = x.movedim(heads, 0), y.movedim(heads, 0)
         counts = torch.isfinite(x) & torch.isfinite(y)
         yield region, x.where(counts, 0.0), y.where(counts, 0.0)
 

@@ -51,6 +51,7 @@ from gdnbench_kernels.gdn import (
 from gdnbench_kernels.gdn_decode import shrink
 from gdnbench_kernels.gdn_decode.gates import CONVENTIONS, GATE, Gates
 from gdnbench_kernels.gdn_decode.slots import PADDING, SlotPlan, plan_slots
+from gdnbench_kernels.gdn_decode.stage_rules import stage_limit
 from gdnbench_kernels.gdn_decode.steps import CUTE_STEPS, EXACT_STEPS, TORCH_STEPS
 from gdnbench_kernels.gdn_decode.synth import synth
 from gdnbench_kernels.gdn_decode.work import work_of
@@ -382,6 +383,7 @@ OPERATION = Operation(
     touched=touched,
     partition=partition,
     synth=synth,
+    stage_limit=stage_limit,
     conversions=DECODE_CONVERSIONS,
     renumber=renumber,
     named_rows=NamedRows(("state_indices", "read_indices"), named_rows),
