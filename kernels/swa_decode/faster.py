@@ -7,10 +7,10 @@ from gdnbench_kernels.swa_decode.call import Arguments
 from gdnbench_kernels.swa_decode.layouts import CacheLayout
 
 WGMMA_FROM = {
-    (CacheLayout.PER_TOKEN_SCALE, 64): 256,
-    (CacheLayout.PER_TOKEN_SCALE, 128): 128,
+    (CacheLayout.PER_TOKEN_SCALE, 64): 192,
+    (CacheLayout.PER_TOKEN_SCALE, 128): 96,
     (CacheLayout.FP8_DS_MLA, 64): 192,
-    (CacheLayout.FP8_DS_MLA, 128): 96,
+    (CacheLayout.FP8_DS_MLA, 128): 64,
 }
 """By layout and heads: requests from which on it took less time than `portable` wherever both were measured,
 on an H200; the table is in docs/swa_decode.md."""
