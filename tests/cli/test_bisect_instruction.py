@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,34 +16,14 @@ from gdnbench.bisect.instruction import find
 from gdnbench.bisect.instruction.version import Version, VersionFails
 from gdnbench.trace.layout import EVENT_BYTES, ROW_BYTES
 
+sys.path.insert(0, str(Path(__file__).parent))
+from smooth_kernel import COMMENT, PLANTED, SMOOTH, written
+
 Invoke = Callable[..., Any]  # the fixture `gdnbench`
 
-KERNEL = '''
-import cuda.bindings.driver as cuda
-import cutlass
-import cutlass.cute as cute
-import cutlass.cute.runtime as runtime
-import torch
-
-from gdnbench import sim
-
-
-@cute.kernel
-def _smooth(x: cute.Tensor, z: cute.Tensor, rounds: cutlass.Int32):
-    index = cute.arch.block_idx()[0] * 64 + cute.arch.thread_idx()[0]
-    value = x[index]
-    total = cutlass.Float32(0.0)
-    for step in cutlass.range(rounds, unroll=1):
-        total = total * cutlass.Float32(0.625) + value
-    if index == 77:
-        total = total + cutlass.Float32(0.0)
-    z[index] = total
-
-
-@cute.jit
-def smooth(x: cute.Tensor, z: cute.Tensor, rounds: cutlass.Int32, stream: cuda.CUstream):
-    _smooth(x, z, rounds).launch(grid=(2, 1, 1), block=(64, 1, 1), stream=stream)
-
+KERNEL = (
+    SMOOTH
+    + '''
 
 def kernel(v, o):
     """Not what gdn_prefill asks for: two versions are held against each other alone."""
@@ -53,8 +34,7 @@ def kernel(v, o):
     sim.launch(compiled, x, z, 4)
     o.copy_(z.view(o.shape))
 '''
-PLANTED = ("total + cutlass.Float32(0.0)", "total * cutlass.Float32(0.75)")
-COMMENT = ("    value = x[index]", "    # where the value is from\n    value = x[index]")
+)
 OUTSIDE = ("z[index] = total", "z[index + 4096] = total")
 FEWER = ("in cutlass.range(rounds, unroll=1)", "in cutlass.range(rounds - 1, unroll=1)")
 RANDOM = ("z.view(o.shape)", "z.view(o.shape) * torch.rand(1, generator=torch.Generator().manual_seed(SEED))")
@@ -69,12 +49,7 @@ def store(gdnbench: Invoke, tmp_path: Path) -> Path:
 
 
 def version(folder: Path, name: str, *edits: tuple[str, str]) -> str:
-    text = KERNEL
-    for old, new in edits:
-        assert old in text
-        text = text.replace(old, new)
-    (folder / f"{name}.py").write_text(text)
-    return f"{folder / name}.py:kernel"
+    return f"{written(folder / f'{name}.py', KERNEL, *edits)}:kernel"
 
 
 def asked(store: Path, good: str, bad: str, *options: str) -> list[str]:

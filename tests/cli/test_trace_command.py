@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,34 +14,14 @@ from gdnbench.trace.reader import open_trace
 
 pytest.importorskip("cutlass", reason="CuTe DSL has wheels for Linux only")
 
+sys.path.insert(0, str(Path(__file__).parent))
+from smooth_kernel import COMMENT, PLANTED, SMOOTH, written
+
 Invoke = Callable[..., Any]  # the fixture `gdnbench`
 
-KERNEL = """
-import cuda.bindings.driver as cuda
-import cutlass
-import cutlass.cute as cute
-import cutlass.cute.runtime as runtime
-import torch
-
-from gdnbench import sim
-
-
-@cute.kernel
-def _smooth(x: cute.Tensor, z: cute.Tensor, rounds: cutlass.Int32):
-    index = cute.arch.block_idx()[0] * 64 + cute.arch.thread_idx()[0]
-    value = x[index]
-    total = cutlass.Float32(0.0)
-    for step in cutlass.range(rounds, unroll=1):
-        total = total * cutlass.Float32(0.625) + value
-    if index == 77:
-        total = total + cutlass.Float32(0.0)
-    z[index] = total
-
-
-@cute.jit
-def smooth(x: cute.Tensor, z: cute.Tensor, rounds: cutlass.Int32, stream: cuda.CUstream):
-    _smooth(x, z, rounds).launch(grid=(2, 1, 1), block=(64, 1, 1), stream=stream)
-
+KERNEL = (
+    SMOOTH
+    + """
 
 def twice():
     fake = runtime.make_fake_tensor(cutlass.Float32, (128,), (1,), assumed_align=16)
@@ -55,18 +36,11 @@ def kernel(v, o):
     compiled, (x, z, rounds) = twice()
     sim.launch(compiled, x, z, rounds)
 """
-PLANTED = ("total + cutlass.Float32(0.0)", "total * cutlass.Float32(0.75)")
-COMMENT = ("    value = x[index]", "    # where the value is from\n    value = x[index]")
+)
 
 
 def version(folder: Path, name: str, *edits: tuple[str, str]) -> Path:
-    text = KERNEL
-    for old, new in edits:
-        assert old in text
-        text = text.replace(old, new)
-    file = folder / f"{name}.py"
-    file.write_text(text)
-    return file
+    return written(folder / f"{name}.py", KERNEL, *edits)
 
 
 def test_the_planted_line_is_named_across_versions(gdnbench: Invoke, tmp_path: Path) -> None:
