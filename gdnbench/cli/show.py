@@ -60,7 +60,7 @@ def _sections(record: StoredRecord) -> list[tuple[str, Mapping[str, Any]]]:
         ("conventions", info.conventions),
         ("pools", pools),
         ("dispatch", info.dispatch),
-        ("run", {name: value for name, value in info.run.items() if name != "timing"}),
+        ("run", {name: value for name, value in info.run.items() if name not in ("timing", "result")}),
         ("timing", _timing(record)),
         ("process", record.segment.process),
         ("provenance", record.segment.provenance),
@@ -138,7 +138,7 @@ def _document(record: StoredRecord) -> dict[str, Any]:
         )
     info = record.info
     more = {"target": info.target, "scalars": info.scalars, "conventions": info.conventions}
-    more |= {"dispatch": info.dispatch, "run": info.run}
+    more |= {"dispatch": info.dispatch, "run": {name: v for name, v in info.run.items() if name != "result"}}
     more["pools"] = {name: {"slots": pool.slots, "rows": pool.rows} for name, pool in info.pools.items()}
     origin = {"process_info": record.segment.process, "provenance": record.segment.provenance}
     return summary(record) | more | {"tensors": tensors} | origin

@@ -40,11 +40,13 @@ class Judge:
     """Judges the outputs of records. Oracle and yardstick run on `device`, when the rule needs them.
 
     `brief`: whether outputs pass is all that is asked. They are looked at on `device` where that is enough.
+    `grids`: results have their errors by chunk and head.
     """
 
     rule: Rule
     device: torch.device
     brief: bool = False
+    grids: bool = False
     _last: _Exact = field(default_factory=_Exact, repr=False, compare=False)
 
     def tensors(
@@ -61,7 +63,7 @@ class Judge:
         yardstick = self._run(YARDSTICK, record, operation, compact) if isinstance(self.rule, Bound) else {}
         results: list[TensorResult] = []
         for name in compared(operation, compact):
-            subject = subject_of(record, operation, compact, name)
+            subject = replace(subject_of(record, operation, compact, name), grid=self.grids)
             if name not in outputs:  # a kernel's are all there; those of a record that is judged may not be
                 results.append(missing(name, subject.when, subject.side, "it is not among the outputs"))
                 continue

@@ -7,6 +7,7 @@ from enum import StrEnum
 
 import numpy as np
 
+from gdnbench.judge.grid import Grid
 from gdnbench.judge.metrics import Comparison, Errors, NonFinite, Worst
 from gdnbench.judge.where import NO_SEQUENCE
 from gdnbench.record import When
@@ -78,6 +79,7 @@ class TensorResult:
     judged: bool = True  # False: shown only, it decides nothing
     stage: bool = False  # an intermediate of the kernel, not what it was called for
     held: tuple[Held, ...] = ()  # each limit of a bound, kept to or not
+    grid: Grid | None = field(default=None, compare=False)  # its errors by chunk and head, where asked for
 
     @property
     def passed(self) -> bool:

@@ -34,27 +34,30 @@ def judge_stages(
     filled: Mapping[str, Tensor],
     rule: Rule,
     other: Mapping[str, Tensor] | None = None,
+    *,
+    grids: bool = False,
+    oracle: Mapping[str, Tensor] | None = None,
 ) -> tuple[TensorResult, ...]:
     """Results for the stages and outputs in `filled`, in the contract's order; `call` is what the kernel got.
 
     `other`: the stages of the kernel compared with; without one the oracle is the other side. `filled` and
-    `other` lie on the CPU; oracle and torch run where the call is.
+    `other` lie on the CPU; oracle and torch run where the call is. `grids`: see `Judge`.
+    `oracle`: what `exact_stages` has of the call, for a caller that has it too.
     """
-    oracle: dict[str, Tensor] = {}
     yardstick: dict[str, Tensor] = {}
     bound = rule if isinstance(rule, Bound) else None
     filled = {name: in_named_dtype(operation, name, tensor) for name, tensor in filled.items()}
     if other is not None:
         other = {name: in_named_dtype(operation, name, tensor) for name, tensor in other.items()}
-    if bound is not None or other is None:
-        oracle = _with_stages(operation, STAGED_ORACLE, operation.stage_call(call))
+    if oracle is None:
+        oracle = exact_stages(operation, call) if bound is not None or other is None else {}
     if bound is not None:
         yardstick = _with_stages(operation, YARDSTICK, call)
     results: list[TensorResult] = []
     for name in (*(stage.tensor.name for stage in operation.stages), *operation.outputs(call)):
         if name not in filled:
             continue
-        subject, tensor = stage_subject(operation, call, name), filled[name]
+        subject, tensor = replace(stage_subject(operation, call, name), grid=grids), filled[name]
         if bound is not None:
             limit = operation.stage_limit(call, name)
             results.append(judge_stage(subject, tensor, oracle[name], yardstick[name], bound, limit))
@@ -67,6 +70,11 @@ def judge_stages(
             results.append(held_to(subject, tensor, (oracle if other is None else other)[name], rule))
     stages = {stage.tensor.name for stage in operation.stages}
     return tuple(replace(result, stage=result.tensor in stages) for result in results)
+
+
+def exact_stages(operation: Operation, call: Call) -> dict[str, Tensor]:
+    """The stages and outputs that a kernel which got `call` is held to: fp64, on the CPU."""
+    return _with_stages(operation, STAGED_ORACLE, operation.stage_call(call))
 
 
 def _with_stages(operation: Operation, kernel: str, call: Call) -> dict[str, Tensor]:

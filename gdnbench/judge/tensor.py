@@ -31,6 +31,7 @@ import torch
 from torch import Tensor
 
 from gdnbench.judge import brief
+from gdnbench.judge.grid import Grid, grid_of
 from gdnbench.judge.lines import Tolerance
 from gdnbench.judge.metrics import Comparison, Groups, Worst, compare
 from gdnbench.judge.result import Held, Side, TensorResult, worst_groups
@@ -47,7 +48,7 @@ class Subject:
     """A tensor to be judged: its name, who owns its rows, and the meaning of its axes.
 
     `rows`: the numbers by which the caller knows the rows, where those are not their positions (slots of a
-    pool).
+    pool). `grid`: whether its result is to have the errors by chunk and head.
     """
 
     name: str
@@ -56,6 +57,7 @@ class Subject:
     axes: tuple[str, ...]
     side: Side = Side.KERNEL
     rows: tuple[int, ...] | None = None
+    grid: bool = False
 
     def named(self, worst: Worst) -> Worst:
         """`worst` with its row as the caller knows it."""
@@ -63,6 +65,14 @@ class Subject:
             return worst
         index = (self.rows[worst.at.index[0]], *worst.at.index[1:])
         return replace(worst, at=replace(worst.at, index=index))
+
+    def grid_of(
+        self, x: RowSource, y: RowSource, own: Comparison, torchs: Comparison | None = None
+    ) -> Grid | None:
+        """The errors by chunk and head of `x` against `y`, whose comparison is `own`; None unless wanted."""
+        if not self.grid:
+            return None
+        return grid_of(x, y, own, torchs, self.partition, self.axes, self.rows)
 
     def compare(self, x: RowSource, y: RowSource, tolerance: Tolerance | None = None) -> Comparison:
         """`x` against `y`, coordinates as the caller knows them."""
@@ -103,6 +113,7 @@ def judge(
         yardstick=torchs.total,
         excluded=screened.excluded,
         worst=screened.wrong or own.worst,
+        grid=subject.grid_of(Memory(tensor), Memory(oracle), own, torchs),
     )
 
 
@@ -132,7 +143,8 @@ def hold(subject: Subject, tensor: RowSource, target: RowSource, rule: Bitwise |
     else:
         comparison = subject.compare(tensor, target, rule)
         reasons = _beyond(comparison, rule)
-    return _result(subject, tensor, comparison, reasons)
+    found = _result(subject, tensor, comparison, reasons)
+    return replace(found, grid=subject.grid_of(tensor, target, comparison))
 
 
 def show(subject: Subject, tensor: RowSource, target: RowSource) -> TensorResult:
@@ -140,7 +152,8 @@ def show(subject: Subject, tensor: RowSource, target: RowSource) -> TensorResult
     if (unmatched := match(subject, tensor, target)) is not None:
         return unmatched
     comparison = subject.compare(tensor, target)
-    return replace(_result(subject, tensor, comparison, ()), judged=False)
+    grid = subject.grid_of(tensor, target, comparison)
+    return replace(_result(subject, tensor, comparison, ()), judged=False, grid=grid)
 
 
 def match(subject: Subject, tensor: RowSource, target: RowSource) -> TensorResult | None:

@@ -108,6 +108,7 @@ def replay(
         return runner(store, name, place, check=check, trace=trace, **options)
 
     results: list[RecordResult] = []
+    report = ReplayReport(str(store.path), kernel, against, on, describe_rule(rule), ())
     with ExitStack() as stack:
         main = stack.enter_context(closing(runner_of(kernel, on, check, trace)))
         other = (
@@ -115,13 +116,17 @@ def replay(
             if against in (ORACLE, RECORDED)
             else stack.enter_context(closing(runner_of(against, there, check and there == SIM)))
         )
-        saved = None if save is None else stack.enter_context(RunWriter(Path(save), kernel, against, on))
-        one = Replayer(main, other, against, Judge(rule, device), saved, time, accepted)
+        saved = None
+        if save is not None:
+            saved = stack.enter_context(RunWriter(Path(save), report.header, store, chosen))
+        one = Replayer(
+            main, other, against, Judge(rule, device, grids=save is not None), saved, time, accepted
+        )
         for number in chosen:
             results.append(one.replay(store.records[number]))
             if progress is not None:
                 progress(len(results), len(chosen), results[-1])
-    return ReplayReport(str(store.path), kernel, against, on, describe_rule(rule), tuple(results))
+    return replace(report, records=tuple(results))
 
 
 def runner(
@@ -243,7 +248,8 @@ class Replayer:
         tensors = self._judge.tensors(record, op, execution.outputs, other)
         if execution.stages:
             given = op.convert(calls.compact(record, op, self._judge.device), execution.conventions)
-            stages = judge_stages(op, given, execution.stages, self._judge.rule, other_stages)
+            rule, grids = self._judge.rule, self._judge.grids
+            stages = judge_stages(op, given, execution.stages, rule, other_stages, grids=grids)
             tensors = (*stages, *tensors)
         reasons = [*faults, *_reasons(tensors)]
         outcome = Outcome.MISMATCH if reasons else Outcome.PASS

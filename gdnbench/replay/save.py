@@ -1,21 +1,26 @@
-"""Keeps what a kernel computed as a run store, for `diff` to compare with a run from another machine."""
+"""Keeps what a kernel computed, and what was found of it, as a run store: for `diff` to compare with a run
+from another machine, and for `report` to show."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+import torch
 from torch import Tensor
 
 from gdnbench.bits import logical, meta_of
 from gdnbench.judge.calls import conventions_of
-from gdnbench.provenance import process_info, provenance
+from gdnbench.provenance import gpu_provenance, process_info, provenance
 from gdnbench.record import RecordDraft, TensorDraft
 from gdnbench.replay.execute import Execution
+from gdnbench.report.export import record_json
 from gdnbench.report.report import RecordResult
-from gdnbench.store.reader import StoredRecord
+from gdnbench.store.reader import Store, StoredRecord
 from gdnbench.store.writer import StoreWriter
 from gdnbench_kernels.contract import Operation
 
@@ -29,11 +34,43 @@ _ROW_BYTES = 40  # what the number of a pool's row takes as text, twice over: a 
 
 class RunWriter:
     """Writes one run. A record holds the outputs, the stages that were asked for, the digests of the inputs,
-    and of the inputs themselves only the index tensors, from which it is known to whom each row belongs."""
+    and of the inputs themselves only the index tensors, from which it is known to whom each row belongs; with
+    them its result, errors by chunk and head included. Without `outputs` it is the result alone.
 
-    def __init__(self, path: Path, kernel: str, against: str, on: str) -> None:
-        self._kernel, self._against, self._on = kernel, against, on
-        self._writer = StoreWriter(path, kind="run", process=process_info(), provenance=provenance())
+    header: a report's; records: how many there will be. What wrote the captured store is kept too, so that a
+    run says where both sides come from (`gdnbench.report.runs` reads it).
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        header: Mapping[str, str],
+        captured: Store,
+        records: Sequence[int],
+        *,
+        outputs: bool = True,
+    ) -> None:
+        self._header, self._outputs = header, outputs
+        if header["on"] == "cuda":
+            # Else nobody knows the GPU yet; the oracle runs on it in any case.
+            torch.cuda.init()  # type: ignore[no-untyped-call]
+        replays = {
+            "header": dict(header),
+            "records": len(records),
+            "captured": {
+                segment.name: {"process": dict(segment.process), "provenance": dict(segment.provenance)}
+                for segment in {
+                    captured.records[number].segment.name: captured.records[number].segment
+                    for number in records
+                }.values()
+            },
+        }
+        self._writer = StoreWriter(
+            path,
+            kind="run",
+            process={**process_info(), "replays": replays},
+            provenance={**provenance(), **gpu_provenance()},
+        )
         self._drafts: list[RecordDraft] = []
         self._bytes = 0
         self._written = 0
@@ -46,30 +83,34 @@ class RunWriter:
         execution: Execution | None,
         timing: RecordTiming | None = None,
     ) -> None:
-        """Keep one record; without an execution only its outcome. `timing`: what timing found on it."""
+        """Keep one record; without an execution only its result. `timing`: what timing found on it."""
         conventions = conventions_of(record, operation)
-        outputs = {} if execution is None else {**execution.stages, **execution.outputs}
+        outputs = {} if execution is None or not self._outputs else {**execution.stages, **execution.outputs}
         after = {}
         for name, tensor in outputs.items():
             after[name] = TensorDraft(tensor, meta_of(tensor, operation.spec(name).axes_in(conventions)))
         before = {
             name: TensorDraft(handle.read(), handle.meta)
             for name, handle in record.before.items()
-            if name not in record.info.pools and not logical(handle.meta.dtype).torch_dtype.is_floating_point
+            if self._outputs
+            and name not in record.info.pools
+            and not logical(handle.meta.dtype).torch_dtype.is_floating_point
         }
         run: dict[str, Any] = {
-            "kernel": self._kernel,
-            "against": self._against,
-            "on": self._on,
+            **{name: self._header[name] for name in ("kernel", "against", "on")},
             "outcome": str(result.outcome),
             "reason": result.reason,
             "source": record.key,
             "inputs": {name: handle.digest for name, handle in record.before.items()},
+            "segment": record.segment.name,
+            "result": {**record_json(result, grids=True), "timing": None},
         }
+        # A batch's text is limited, and a record's is in it twice over at most.
+        self._bytes += 2 * len(json.dumps(run["result"]))
         if timing is not None:
             run["timing"] = timing.to_json()
-            self._bytes += 2 * len(timing.dumps())  # a batch's text is limited: half of that at most
-        info = replace(record.info, target=self._kernel, conventions=conventions, run=run)
+            self._bytes += 2 * len(timing.dumps())
+        info = replace(record.info, target=self._header["kernel"], conventions=conventions, run=run)
         self._drafts.append(RecordDraft(info, before, after))
         self._bytes += sum(_size(draft.data) for draft in (*before.values(), *after.values()))
         self._bytes += _ROW_BYTES * sum(len(pool.rows) for pool in info.pools.values())

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import math
 import re
 from typing import Any
 from xml.etree import ElementTree
 
+import numpy as np
+
 from gdnbench.errors import Exit
+from gdnbench.judge.grid import Grid
 from gdnbench.judge.metrics import Errors, Worst
-from gdnbench.judge.result import TensorResult
+from gdnbench.judge.result import Held, TensorResult
 from gdnbench.report.outcome import Outcome
 from gdnbench.report.report import RecordResult, Report
 
@@ -27,7 +31,7 @@ def to_json(report: Report) -> str:
         **report.header,
         "exit_code": int(report.exit_code),
         "outcomes": {str(outcome): count for outcome, count in sorted(report.outcomes.items())},
-        "records": [_record(record) for record in report.records],
+        "records": [record_json(record) for record in report.records],
     }
     return json.dumps(document, indent=1, allow_nan=False)
 
@@ -87,7 +91,8 @@ def _xml(text: str) -> str:
     return _NOT_XML.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
-def _record(record: RecordResult) -> dict[str, Any]:
+def record_json(record: RecordResult, *, grids: bool = False) -> dict[str, Any]:
+    """One record as plain values; with `grids` its tensors' errors by chunk and head too."""
     return {
         "number": record.number,
         "key": record.key,
@@ -104,12 +109,13 @@ def _record(record: RecordResult) -> dict[str, Any]:
         "findings": record.findings and [finding.as_json() for finding in record.findings],
         "seconds": record.seconds,
         "timing": record.timing and record.timing.to_json(),
-        "tensors": [_tensor(tensor) for tensor in record.tensors],
+        "tensors": [_tensor(tensor, grids) for tensor in record.tensors],
     }
 
 
-def _tensor(tensor: TensorResult) -> dict[str, Any]:
+def _tensor(tensor: TensorResult, grids: bool) -> dict[str, Any]:
     wrong = tensor.nonfinite
+    grid = {"grid": tensor.grid and grid_json(tensor.grid)} if grids else {}
     return {
         "tensor": tensor.tensor,
         "when": str(tensor.when),
@@ -138,6 +144,44 @@ def _tensor(tensor: TensorResult) -> dict[str, Any]:
             {"sequence": g.sequence, "chunk": g.chunk, "head": g.head, **(_errors(g.errors) or {})}
             for g in tensor.groups
         ],
+        "held": [_held(held) for held in tensor.held],
+        **grid,
+    }
+
+
+def grid_json(grid: Grid) -> dict[str, Any]:
+    """A grid as plain values: regions as [sequence, chunk, first row, rows], arrays as `packed` text."""
+    torchs = grid.torch_rms
+    return {
+        "regions": [[r.sequence, r.chunk, r.start, r.stop - r.start] for r in grid.regions],
+        "heads": grid.heads,
+        "axes": list(grid.axes),
+        "left_out": grid.left_out,
+        "rms": packed(grid.rms),
+        "rms_reference": packed(grid.rms_reference),
+        "torch_rms": None if torchs is None else packed(torchs),
+        "max_abs": packed(grid.max_abs),
+        "nonfinite": packed(grid.nonfinite),
+        "worst": packed(grid.worst),
+        "x": packed(grid.x),
+        "y": packed(grid.y),
+    }
+
+
+def packed(values: np.ndarray) -> str:
+    """fp32 or int32 elements in C order, little-endian, in Base64."""
+    assert values.dtype in (np.float32, np.int32)
+    return base64.b64encode(np.ascontiguousarray(values, values.dtype.newbyteorder("<")).tobytes()).decode()
+
+
+def _held(held: Held) -> dict[str, Any]:
+    return {
+        "what": held.what,
+        "error": _number(held.error),
+        "limit": _number(held.limit),
+        "sequence": held.sequence,
+        "chunk": held.chunk,
+        "head": held.head,
     }
 
 

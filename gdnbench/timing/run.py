@@ -17,7 +17,7 @@ from gdnbench.replay.replay import select
 from gdnbench.replay.save import RunWriter
 from gdnbench.replay.simulated import SIM
 from gdnbench.report.outcome import Outcome, exit_code
-from gdnbench.report.report import RecordResult
+from gdnbench.report.report import RecordResult, ReplayReport
 from gdnbench.store.reader import Store, StoredRecord
 from gdnbench.timing.baseline import AgainstBaseline, against
 from gdnbench.timing.cuda_clocks import resolved
@@ -91,7 +91,10 @@ def time_records(
     with ExitStack() as stack:
         if timer is None:
             timer = stack.enter_context(closing(TimingProcess(store.path, on, options)))
-        saved = None if save is None else stack.enter_context(RunWriter(Path(save), kernels[0], ORACLE, on))
+        saved = None
+        if save is not None:
+            report = ReplayReport(str(store.path), kernels[0], ORACLE, on, describe_rule(RULE), ())
+            saved = stack.enter_context(RunWriter(Path(save), report.header, store, numbers))
         one = _Records(kernels, timer, setting, kernels if time_wrong is True else time_wrong or ())
         for number in numbers:
             record = store.records[number]

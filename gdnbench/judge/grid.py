@@ -1,0 +1,135 @@
+"""The errors of one tensor for each (sequence, chunk) and head, and the element that is furthest off in each:
+what a heatmap shows, and what a look at one of its cells says.
+
+Kept only where asked for: a tensor's metrics are a few numbers, its grid grows with chunks and heads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from gdnbench.judge.lines import Peak
+from gdnbench.judge.metrics import Comparison
+from gdnbench.judge.rows import RowSource
+from gdnbench_kernels.contract import Partition, Region
+
+MOST_CELLS = 1 << 16
+"""Of a grid: 1 x 65,536 tokens in chunks of 64 and 64 heads fill it. Of a larger one the regions that are
+furthest off are kept, and how many are not is said."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """By region and head; R regions, H heads (1 for a tensor that has no head axis).
+
+    rms, rms_reference, max_abs: fp32 [R, H], of x - y, of y, and the largest |x - y|, over the elements that
+    are finite on both sides. torch_rms: the same of the same-dtype torch kernel, None where it was not asked.
+    nonfinite: int32 [R, H], elements that are not finite on one side alone, or infinities of two signs.
+    worst: int32 [R, H, ndim], the coordinates of the first of those, else of the largest |x - y|, rows as the
+    caller knows them; -1 where no element says anything. x, y: fp32 [R, H], the two values there.
+    left_out: regions not kept, see MOST_CELLS.
+    """
+
+    regions: tuple[Region, ...]
+    axes: tuple[str, ...]
+    rms: np.ndarray
+    rms_reference: np.ndarray
+    torch_rms: np.ndarray | None
+    max_abs: np.ndarray
+    nonfinite: np.ndarray
+    worst: np.ndarray
+    x: np.ndarray
+    y: np.ndarray
+    left_out: int = 0
+
+    @property
+    def heads(self) -> int:
+        return int(self.rms.shape[1])
+
+
+def grid_of(
+    x: RowSource,
+    y: RowSource,
+    own: Comparison,
+    torchs: Comparison | None,
+    partition: Partition,
+    axes: Sequence[str],
+    rows: Sequence[int] | None,
+) -> Grid:
+    """The grid of `own`, the comparison of `x` with `y` over `partition`; `torchs` is that of torch's kernel.
+
+    `rows`: the numbers by which the caller knows the rows, where those are not their positions.
+    """
+    groups = own.groups
+    rms = groups.rms()
+    kept = _furthest_off(rms, max(1, MOST_CELLS // max(1, rms.shape[1])))
+    cells = [_cells(x, y, groups.regions[number], partition.head_axis) for number in kept]
+    worst = np.stack([cell.worst for cell in cells]) if cells else np.zeros((0, 1, len(x.shape)), np.int32)
+    if rows is not None:
+        slots = np.asarray(rows, dtype=np.int32)
+        worst[..., 0] = np.where(worst[..., 0] < 0, -1, slots[worst[..., 0]])
+    pairs = _single(np.stack([cell.values for cell in cells])) if cells else np.zeros((0, 2, 1), np.float32)
+    return Grid(
+        regions=tuple(groups.regions[number] for number in kept),
+        axes=tuple(axes),
+        rms=_single(rms[kept]),
+        rms_reference=_single(groups.rms_reference()[kept]),
+        torch_rms=None if torchs is None else _single(torchs.groups.rms()[kept]),
+        max_abs=_single(groups.peaks[Peak.ABS][kept]),
+        nonfinite=np.stack([cell.nonfinite for cell in cells]) if cells else np.zeros((0, 1), np.int32),
+        worst=worst,
+        x=pairs[:, 0],
+        y=pairs[:, 1],
+        left_out=len(groups.regions) - len(kept),
+    )
+
+
+def _single(values: np.ndarray) -> np.ndarray:
+    """As fp32; what is beyond its range is infinite, as it would be in any picture."""
+    with np.errstate(over="ignore"):
+        return values.astype(np.float32)
+
+
+def _furthest_off(rms: np.ndarray, most: int) -> np.ndarray:
+    """Numbers of the `most` regions of largest error, ascending."""
+    if len(rms) <= most:
+        return np.arange(len(rms))
+    return np.sort(np.argsort(-rms.max(axis=1), kind="stable")[:most])
+
+
+@dataclass(frozen=True, slots=True)
+class _Cells:
+    """The heads of one region: nonfinite int32 [H], worst int32 [H, ndim], values fp64 [2, H]."""
+
+    nonfinite: np.ndarray
+    worst: np.ndarray
+    values: np.ndarray
+
+
+def _cells(x: RowSource, y: RowSource, region: Region, head_axis: int | None) -> _Cells:
+    pair = torch.stack([side.read_rows(region.start, region.stop).double() for side in (x, y)])
+    lines = pair.unsqueeze(1) if head_axis is None else pair.movedim(head_axis + 1, 1)  # [2, H, rows, ...]
+    if region.tokens is not None:  # [1, Hv, C, ...]: past the last token nothing counts
+        lines = lines[:, :, :, : region.tokens]
+    heads, inner = lines.shape[1], tuple(lines.shape[2:])
+    a, b = flat = lines.reshape(2, heads, -1)
+    ndim = len(inner) + (head_axis is not None)
+    if not flat.shape[2]:
+        return _Cells(
+            np.zeros(heads, np.int32), np.full((heads, ndim), -1, np.int32), np.full((2, heads), np.nan)
+        )
+    finite_a, finite_b = torch.isfinite(a), torch.isfinite(b)
+    alone = (finite_a != finite_b) | (torch.isinf(a) & torch.isinf(b) & (a != b))
+    off = torch.where(alone, torch.inf, torch.where(finite_a & finite_b, (a - b).abs(), -1.0))
+    at = off.argmax(dim=1)
+    index = np.stack(np.unravel_index(at.numpy(), inner), axis=1).astype(np.int32)
+    index[:, 0] += region.start
+    if head_axis is not None:
+        index = np.insert(index, head_axis, np.arange(heads), axis=1)
+    index[(off.amax(dim=1) < 0).numpy()] = -1
+    values = flat.gather(2, at.expand(2, heads).unsqueeze(2)).squeeze(2).numpy()
+    return _Cells(alone.sum(dim=1).numpy().astype(np.int32), index, values)
