@@ -1,0 +1,74 @@
+"""An example of each command, and the page that says more. Tests hold examples to the options there are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """`lines`: as typed; a line that ends in a backslash goes on. `page`: as docs/ links to it."""
+
+    page: str
+    lines: tuple[str, ...]
+
+
+SIM = "../gdnbench/sim/README.md"
+
+EXAMPLES = {
+    "gdnbench capture": Example(
+        "capture.md", ("gdnbench capture run.zarr --first 2 --layer 0-3 -- python serve.py --model qwen",)
+    ),
+    "gdnbench ls": Example("store.md", ("gdnbench ls run.zarr --op gdn_prefill",)),
+    "gdnbench show": Example("store.md", ("gdnbench show run.zarr 3",)),
+    "gdnbench verify": Example("store.md", ("gdnbench verify run.zarr",)),
+    "gdnbench replay": Example(
+        "replay.md",
+        (
+            "gdnbench replay run.zarr 0,3-5 --kernel engine.kernels:prefill --save run1.zarr",
+            "gdnbench replay run.zarr --kernel sm100 --on sim --stages --check",
+        ),
+    ),
+    "gdnbench diff": Example("replay.md", ("gdnbench diff run1.zarr run2.zarr --tol 1e-2",)),
+    "gdnbench time": Example(
+        "timing.md", ("gdnbench time run.zarr --kernel torch --kernel engine.kernels:prefill --on cuda",)
+    ),
+    "gdnbench sim": Example(SIM, ("gdnbench sim norm.py:norm 'f32[128,64]' 'f32[128,64]:nan' --check",)),
+    "gdnbench synth": Example(
+        "operations.md",
+        ("gdnbench synth run.zarr --op gdn_prefill --seqlens 63,500 --heads 2,4 --key-correlation 0.9",),
+    ),
+    "gdnbench compile": Example("prefill.md", ("gdnbench compile --arch sm_100a --heads 16 -o kernels",)),
+    "gdnbench doctor": Example("../README.md", ("gdnbench doctor",)),
+    "gdnbench bisect input": Example(
+        "bisect.md",
+        ("gdnbench bisect input run.zarr 3 --kernel mine.py:kernel --out small.zarr --script repro.py",),
+    ),
+    "gdnbench bisect commit": Example(
+        "bisect.md",
+        (
+            "gdnbench bisect commit run.zarr 0 --repo engine --path python --good v1.2 --bad main \\",
+            "    --kernel engine.kernels.gdn:decode",
+        ),
+    ),
+    "gdnbench bisect env": Example(
+        "bisect.md",
+        (
+            "gdnbench bisect env run.zarr --kernel mine.py:kernel \\",
+            "    --good nvidia-cutlass-dsl==4.8.0 --bad nvidia-cutlass-dsl==4.8.1",
+        ),
+    ),
+    "gdnbench bisect instruction": Example(
+        "bisect.md",
+        (
+            "gdnbench bisect instruction run.zarr 0 --good engine.prefill:prefill --good-path before \\",
+            "    --bad engine.prefill:prefill --bad-path after",
+        ),
+    ),
+    "gdnbench bisect stage": Example(
+        "bisect.md", ("gdnbench bisect stage run.zarr --kernel sm100 --on sim",)
+    ),
+    "gdnbench bisect record": Example(
+        "bisect.md", ("gdnbench bisect record run.zarr --kernel mine.py:kernel --layer 1 --carry",)
+    ),
+}
