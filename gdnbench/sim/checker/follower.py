@@ -79,7 +79,8 @@ class Follower:
         self.opened: dict[int, Round] = {}  # by warp, the round that it is arriving at
         self.sizes = forms.sizes
         cells = cta.shared.end // self.sizes["shared"] + 1
-        self.shared = LaneShadow(cells, LaneSets(self.supersedes, self._known, self._writes))
+        sets = LaneSets(self.supersedes, self._known, self._same_warp, self._writes)
+        self.shared = LaneShadow(cells, sets)
         self.objects = np.zeros(cells, np.bool_)  # the cells of shared memory that mbarriers have
         self.memory = between.begin(self)
         self.tmem = TensorMemory(self, ReadSets(self.supersedes))
@@ -229,6 +230,9 @@ class Follower:
 
     def _writes(self, number: int) -> bool:
         return self.events[number].access.writes
+
+    def _same_warp(self, new: int, old: int) -> bool:
+        return self.events[new].warp == self.events[old].warp
 
     def _known(self, new: int, old: int) -> bool:
         """All lanes of the warp of `new` know of `old`."""

@@ -1,12 +1,14 @@
 """A shadow that also has the lane which touched a cell.
 
 Its columns hold codes of 32 bits: a number, of an event or of a set of readers, and a lane. So a byte costs
-as much as in a `Shadow`.
+as much as in a `Shadow`. Of a set of several readers the lane is UNSURE, unless all are the same lane of
+their warps; the set knows which of them are several lanes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from enum import IntEnum, IntFlag
 from typing import NamedTuple
 
 import numpy as np
@@ -21,11 +23,14 @@ By = Numbers | int
 # A code: number << LANE_BITS | lane, or MANY. An event is a Python object: 2**25 of them fill no machine.
 LANE_BITS = 6
 _LANE = (1 << LANE_BITS) - 1
+_BOTH_BITS = 4
+_BOTH = (1 << _BOTH_BITS) - 1
 
 
 class Met(NamedTuple):
     """An event that touched some of the cells before. `codes` are what the cells had, `lanes` who comes now;
-    of them, those where `groups` is `group`, all if it is None. `one`: nobody else is in those codes."""
+    of them, those where `groups` is `group`, all if it is None. `many`: it was several lanes, whatever the
+    codes say."""
 
     number: int
     cells: Cells
@@ -33,7 +38,7 @@ class Met(NamedTuple):
     lanes: By
     groups: npt.NDArray[np.intp] | None = None
     group: int = 0
-    one: bool = True
+    many: bool = False
 
     def where(self) -> Cells:
         """The cells."""
@@ -55,7 +60,7 @@ class Met(NamedTuple):
             here = self.groups == self.group
             codes = codes[here]
             lanes = lanes if isinstance(lanes, int) else lanes[here]
-        return codes & _LANE, lanes
+        return (np.full_like(codes, MANY) if self.many else codes & _LANE), lanes
 
     def before(self) -> Numbers:
         """By cell, the lane that touched it before."""
@@ -64,35 +69,81 @@ class Met(NamedTuple):
     def itself(self) -> bool:
         """See `views.Met`."""
         before, lanes = self._lanes()
-        return bool((before == lanes).all()) and not (before == MANY).any()
+        return bool((before == lanes).all()) and bool((before < MANY).all())
 
     def pairs(self) -> Iterator[tuple[int, int]]:
         """See `views.Met`."""
         before, lanes = self._lanes()
         for pair in np.unique(before << LANE_BITS | lanes).tolist():
-            lane = pair >> LANE_BITS
-            yield (UNSURE if lane == MANY and not self.one else lane), pair & _LANE
+            yield pair >> LANE_BITS, pair & _LANE
+
+
+class Lane(IntEnum):
+    """Of the readers of a cell, the lane that its code has: that of who comes now, MANY or UNSURE."""
+
+    NOW = 0
+    MANY = MANY
+    UNSURE = UNSURE
+
+
+class Both(IntFlag):
+    """The lanes of a cell, of its code before and of who comes now."""
+
+    WAS_MANY = 1
+    IS_MANY = 2
+    SAME = 4
+    OTHER = 8  # both are known, and differ
+
+
+def _both(was: int, now: int) -> int:
+    if MANY in (was, now) or UNSURE in (was, now):
+        return Both.WAS_MANY * (was == MANY) | Both.IS_MANY * (now == MANY)
+    return Both.SAME if was == now else Both.OTHER
+
+
+_BOTH_OF = np.array([[_both(was, now) for now in range(_LANE + 1)] for was in range(_LANE + 1)], np.int32)
 
 
 class LaneSets(ReadSets):
     """Sets of readers with lanes. `known(new, old)` says that `old` is ordered before `new` whatever the
-    lanes, `writes` which events write."""
+    lanes, `writes` which events write. A member is 2 event, + 1 if several lanes of its warp have read, which
+    of the only member of a set the code says."""
 
     def __init__(
         self,
         supersedes: Callable[[int, int], bool],
         known: Callable[[int, int], bool],
+        same_warp: Callable[[int, int], bool],
         writes: Callable[[int], bool],
     ) -> None:
         super().__init__(supersedes)
         self._known = known
+        self._same_warp = same_warp
         self.writes = writes
 
-    def joined(self, number: int, reader: int) -> tuple[int, bool]:
-        """The set `number` and `reader`; whether its other readers are of no account any more."""
-        found, old = self.with_reader(number, reader), self.sets[number]
-        alone = len(self.sets[found]) == 1
-        return found, alone and all(one != reader and self._known(reader, one) for one in old)
+    def readers(self, number: int) -> Iterator[tuple[int, bool]]:
+        """Of the set `number`: the event, and whether it was several lanes."""
+        for member in self.sets[number]:
+            yield member >> 1, bool(member & 1)
+
+    def joined(self, number: int, reader: int, both: Both) -> tuple[int, Lane]:
+        """The set `number` and `reader`, and what lane its cells have."""
+        old = [*self.readers(number)]
+        kept: list[int] = []
+        many, sure = Both.IS_MANY in both, True
+        for event, several in old:
+            if event != reader and not self._supersedes(reader, event):
+                several = several or (len(old) == 1 and Both.WAS_MANY in both)
+                kept.append(2 * event + several)
+            elif event == reader or (self._same_warp(reader, event) and not self._known(reader, event)):
+                # From here on the reader stands for that one too.
+                was_many = several or (len(old) == 1 and Both.WAS_MANY in both)
+                many = many or was_many or Both.OTHER in both
+                sure = Both.SAME in both
+        if kept:
+            found = self._number((*kept, 2 * reader + many))
+            return found, Lane.NOW if Both.SAME in both else Lane.UNSURE
+        return self._number((2 * reader,)), Lane.MANY if many else Lane.NOW if sure else Lane.UNSURE
 
 
 class LaneShadow:
@@ -110,29 +161,25 @@ class LaneShadow:
         found = _each(self.writer[cells], cells, lanes)
         if self._kept:
             found += [one for one in self._read_by(cells, lanes) if self.sets.writes(one.number)]
-        _put(self.readers, cells, self._with_reader(self.readers[cells], event, lanes), lanes)
+        before = self.readers[cells]
+        self.readers[cells] = self._with_reader(before, event, _of_cells(self.readers, cells, lanes))
         return found
 
-    def _with_reader(self, before: Numbers, event: int, lanes: By) -> Numbers:
-        """Codes of the sets `before` and `event`: of a lane while nobody else has read."""
+    def _with_reader(self, before: Numbers, event: int, by: By) -> Numbers:
+        """Codes of the sets `before` and `event`, which is `by` at each cell."""
         sets = before >> LANE_BITS
-        if (sets == sets[0]).all():
-            number, alone = self.sets.joined(int(sets[0]), event)
-            if alone:
-                return np.full(len(sets), number << LANE_BITS, np.int32) | lanes
-            return np.where(before & _LANE == lanes, lanes, MANY).astype(np.int32) | number << LANE_BITS
-        unique, inverse = np.unique(sets, return_inverse=True)
-        after = [self.sets.joined(one, event) for one in unique.tolist()]
-        numbers = np.array([number << LANE_BITS for number, _ in after], np.int32)
-        fresh = np.array([alone for _, alone in after])
-        by = np.where(fresh[inverse] | (before & _LANE == lanes), lanes, MANY).astype(np.int32)
-        codes: Numbers = numbers[inverse] | by
+        keys = sets << _BOTH_BITS | np.where(sets == 0, 0, _BOTH_OF[before & _LANE, by])
+        unique, inverse = _distinct(keys)
+        after = [self.sets.joined(key >> _BOTH_BITS, event, Both(key & _BOTH)) for key in unique]
+        numbers = np.array([number << LANE_BITS for number, _ in after], np.int32)[inverse]
+        lanes = np.array([lane for _, lane in after], np.int32)[inverse]
+        codes: Numbers = numbers | np.where(lanes == Lane.NOW, by, lanes).astype(np.int32)
         return codes
 
     def writes(self, cells: Cells, event: int, lanes: By) -> list[Met]:
         """`event` writes the cells: the writers and readers before."""
         found = self.touched(cells, lanes)
-        _put(self.writer, cells, np.full(len(cells), event << LANE_BITS, np.int32) | lanes, lanes)
+        self.writer[cells] = event << LANE_BITS | _of_cells(self.writer, cells, lanes)
         self.readers[cells] = 0
         return found
 
@@ -151,19 +198,30 @@ class LaneShadow:
     def _read_by(self, cells: Cells, lanes: By) -> list[Met]:
         found: list[Met] = []
         for prior in _each(self.readers[cells], cells, lanes):
-            members = self.sets.sets[prior.number]
-            found += [prior._replace(number=reader, one=len(members) == 1) for reader in members]
+            readers = self.sets.readers(prior.number)
+            found += [prior._replace(number=reader, many=many) for reader, many in readers]
         return found
 
 
-def _put(column: Numbers, cells: Cells, codes: Numbers, lanes: By) -> None:
-    """Set the codes of cells, MANY where several lanes are at one."""
-    column[cells] = codes
+def _of_cells(column: Numbers, cells: Cells, lanes: By) -> By:
+    """`lanes`, MANY where several are at one cell. The column's codes of these cells are lost."""
     if isinstance(lanes, int):
-        return
-    others = column[cells] != codes
-    if others.any():
-        column[cells[others]] = codes[others] & ~_LANE | MANY
+        return lanes
+    column[cells] = lanes
+    others = column[cells] != lanes
+    if not others.any():
+        return lanes
+    column[cells[others]] = MANY
+    return column[cells]
+
+
+def _distinct(keys: Numbers) -> tuple[list[int], npt.NDArray[np.intp]]:
+    """Those that there are, and which of them each is."""
+    first = int(keys[0])
+    if (keys == first).all():
+        return [first], np.zeros(len(keys), np.intp)
+    unique, inverse = np.unique(keys, return_inverse=True)
+    return unique.tolist(), inverse
 
 
 def _each(codes: Numbers, cells: Cells, lanes: By) -> list[Met]:
@@ -171,8 +229,7 @@ def _each(codes: Numbers, cells: Cells, lanes: By) -> list[Met]:
     if not codes.size:
         return []
     numbers = codes >> LANE_BITS
-    first = int(numbers[0])
-    if (numbers == first).all():
-        return [Met(first, cells, codes, lanes)]
-    unique, inverse = np.unique(numbers, return_inverse=True)
-    return [Met(number, cells, codes, lanes, inverse, group) for group, number in enumerate(unique.tolist())]
+    unique, inverse = _distinct(numbers)
+    if len(unique) == 1:
+        return [Met(unique[0], cells, codes, lanes)]
+    return [Met(number, cells, codes, lanes, inverse, group) for group, number in enumerate(unique)]

@@ -38,7 +38,9 @@ class ReadSets:
     def with_reader(self, number: int, reader: int) -> int:
         """The set `number` and `reader`."""
         kept = tuple(old for old in self.sets[number] if old != reader and not self._supersedes(reader, old))
-        members = (*kept, reader)
+        return self._number((*kept, reader))
+
+    def _number(self, members: tuple[int, ...]) -> int:
         found = self._numbers.get(members)
         if found is None:
             found = self._numbers[members] = len(self.sets)

@@ -19,6 +19,10 @@ COMMIT = "@%one cp.async.bulk.commit_group;\n@%one cp.async.bulk.wait_group 0;\n
 LOW = "setp.lt.u32 %q, %t, 16;\n"
 REVIEW = frozenset({Verdict.REVIEW})
 
+BOTH_ARRIVE = "@%one mbarrier.init.shared.b64 [other], 2;\nbar.sync 0;\n"
+ARRIVE = "@%one mbarrier.arrive.shared.b64 %d0, [other];\n@%second mbarrier.arrive.shared.b64 %d0, [other];\n"
+OVERWRITE = f"@!%one bra over;\n{wait('other', 0, 'again')}st.shared.b32 [%s+4], %t; // b\nover:\n"
+
 CASES = {
     "a store, and other lanes' load": Case(
         f"@%w0 {FILL} // a\n{SYNC} // -\n{NEXT} // b\n",
@@ -88,6 +92,27 @@ CASES = {
         f"@%p st.shared.b32 [%s], %t; // a\n{SYNC} // -\nadd.u32 %r2, %r2, 1;\nsetp.lt.u32 %p, %r2, 3;\n"
         "@%p bra turn;\nover:\n",
         frozenset({(Cause.RACE, "a", "a")}),
+    ),
+    "a word that several lanes of two warps have read": Case(
+        f"{BOTH_ARRIVE}ld.shared.b32 %r1, [%s+4]; // a\n{SYNC} // -\n{ARRIVE}{OVERWRITE}",
+        frozenset({(Cause.RACE, "a", "b")}),
+    ),
+    "the same, and a collective": Case(
+        f"{BOTH_ARRIVE}ld.shared.b32 %r1, [%s+4]; // a\n{SYNC} // -\nelect.sync %r2|%p, -1;\n{ARRIVE}"
+        f"{OVERWRITE}",
+        frozenset({(Cause.CONVERGED, "a", "b")}),
+        REVIEW,
+    ),
+    "a word that several lanes have read, and one of another warp, which arrives": Case(
+        f"{BOTH_ARRIVE}@%second ld.shared.b32 %r1, [%s+4];\n@%w0 ld.shared.b32 %r1, [%s+4]; // a\n"
+        f"@%w0 {SYNC} // -\n{ARRIVE}{OVERWRITE}",
+        frozenset({(Cause.RACE, "a", "b")}),
+    ),
+    "a word that a lane of each of two warps has read, not the same one": Case(
+        f"{BOTH_ARRIVE}setp.eq.u32 %p, %t, 35;\nsetp.eq.u32 %q, %t, 0;\nor.pred %q, %q, %p;\n"
+        f"@%q ld.shared.b32 %r1, [%s+4]; // a\n@%q mbarrier.arrive.shared.b64 %d0, [other];\n"
+        f"@!%one bra over;\n{wait('other', 0, 'again', ' // -')}st.shared.b32 [%s+4], %t; // b\nover:\n",
+        frozenset({(Cause.RACE, "a", "b")}),
     ),
 }
 
