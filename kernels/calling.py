@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import importlib
 import inspect
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
 
-from gdnbench_kernels.contract import Call, Kernel, Operation, Role
+from gdnbench_kernels.contract import Call, Kernel, Operation, Role, Step
 
 
 def run_kernel(
@@ -25,16 +26,38 @@ def run_kernel(
         accepted = entry.conventions.get(convention, (operation.default_conventions[convention],))
         target[convention] = value if value in accepted else accepted[0]
     converted = operation.convert(call, target)
-    mutated = {
-        spec.name: converted.tensors[spec.name].clone()
-        for spec in operation.tensors
-        if spec.role is Role.MUTATED
-    }
-    module, function = entry.target.split(":")
-    kernel: Kernel = getattr(importlib.import_module(module), function)
-    given: dict[str, Any] = {**converted.tensors, **mutated, **converted.scalars, **converted.conventions}
+    given = _arguments(operation, converted)
     if stages is not None:
         given["stages"] = stages
+    kernel = _imported(entry.target)
     parameters = inspect.signature(kernel).parameters
     returned = kernel(**{name: value for name, value in given.items() if name in parameters})
+    mutated = {spec.name: given[spec.name] for spec in operation.tensors if spec.role is Role.MUTATED}
     return operation.convert_outputs({**mutated, **returned}, converted.conventions, current)
+
+
+def run_step(operation: Operation, step: Step, call: Call, taken: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """What a step of a kernel that takes the call's conventions gives of it and of the stages `taken`; both
+    stay as they are. An optional output that the call does not ask for is left out."""
+    function = step.target if callable(step.target) else _imported(step.target)
+    given = _arguments(operation, call)
+    returned: dict[str, Tensor] = function(**given, **({"stages": dict(taken)} if step.takes else {}))
+    return {name: returned[name] for name in step.gives if name in returned}
+
+
+def _arguments(operation: Operation, call: Call) -> dict[str, Any]:
+    """Tensors, scalars and conventions by name; what the call mutates is a copy."""
+    mutated = {
+        spec.name: call.tensors[spec.name].clone() for spec in operation.tensors if spec.role is Role.MUTATED
+    }
+    return {**call.tensors, **mutated, **call.scalars, **call.conventions}
+
+
+def _imported(target: str) -> Kernel:
+    """The function that "package.module:object.function" names."""
+    module, path = target.split(":")
+    found: Any = importlib.import_module(module)
+    for part in path.split("."):
+        found = getattr(found, part)
+    kernel: Kernel = found
+    return kernel

@@ -234,6 +234,17 @@ class Cut:
 
 
 @dataclass(frozen=True, slots=True)
+class Ranges:
+    """Between what values something in a call lies that decides how hard it is to compute: a few figures by
+    what they are ("min", "max", "99 %"). The unit "2^" says that the values are exponents of 2."""
+
+    name: str
+    label: str
+    values: Mapping[str, float]
+    unit: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class NamedRows:
     """Which rows of its pools a call names, for a caller that must not wait for a device.
 
@@ -286,6 +297,8 @@ class Operation:
     tensor that it updates. None: a call knows nothing of others."""
     cut: Cut | None = None
     """For stages that are carried from chunk to chunk; None where none is."""
+    ranges: Callable[[Call], tuple[Ranges, ...]] | None = None
+    """Ranges of a valid call's inputs, on the CPU; of something that it has no element of, none."""
 
     def spec(self, name: str) -> TensorSpec:
         """The tensor or stage called `name`; KeyError if there is none."""

@@ -26,6 +26,7 @@ from gdnbench_kernels.contract import (
     NamedRows,
     Operation,
     Partition,
+    Ranges,
     Region,
     Role,
     ScalarSpec,
@@ -50,6 +51,7 @@ from gdnbench_kernels.gdn import (
 )
 from gdnbench_kernels.gdn_decode import shrink
 from gdnbench_kernels.gdn_decode.gates import CONVENTIONS, GATE, Gates
+from gdnbench_kernels.gdn_decode.ranges import ranges as ranges_of
 from gdnbench_kernels.gdn_decode.slots import PADDING, SlotPlan, plan_slots
 from gdnbench_kernels.gdn_decode.stage_rules import stage_limit
 from gdnbench_kernels.gdn_decode.steps import CUTE_STEPS, EXACT_STEPS, TORCH_STEPS
@@ -368,6 +370,11 @@ def work(call: Call) -> Work:
     return work_of(call, slots_of(call), outputs(call))
 
 
+def ranges(call: Call) -> tuple[Ranges, ...]:
+    """Ranges of a valid call's inputs."""
+    return ranges_of(call, slots_of(call))
+
+
 OPERATION = Operation(
     name=NAME,
     summary="gated delta rule for the next tokens of each sequence, on a pool of states",
@@ -389,5 +396,6 @@ OPERATION = Operation(
     named_rows=NamedRows(("state_indices", "read_indices"), named_rows),
     work=work,
     carries=("state", "state"),
+    ranges=ranges,
     shrinking=Shrinking(shrink.axes, shrink.extent, shrink.level, shrink.placed),
 )

@@ -48,6 +48,7 @@ from gdnbench_kernels.gdn import (
 )
 from gdnbench_kernels.gdn_prefill import shrink
 from gdnbench_kernels.gdn_prefill.chunks import ChunkPlan, plan_chunks
+from gdnbench_kernels.gdn_prefill.ranges import ranges
 from gdnbench_kernels.gdn_prefill.stage_rules import stage_limit, with_rounded_sums
 from gdnbench_kernels.gdn_prefill.steps import CUT, EXACT_STEPS, SM100_STEPS, TORCH_STEPS
 from gdnbench_kernels.gdn_prefill.synth import synth
@@ -342,5 +343,6 @@ OPERATION = Operation(
     work=work,
     carries=STATE_TENSORS,
     cut=CUT,
+    ranges=ranges,
     shrinking=Shrinking(shrink.axes, shrink.extent, shrink.level),
 )

@@ -28,6 +28,7 @@ from gdnbench_kernels.contract import (
     KernelEntry,
     Operation,
     Partition,
+    Ranges,
     Region,
     Role,
     ScalarSpec,
@@ -40,6 +41,7 @@ from gdnbench_kernels.shrinking import Shrinking
 from gdnbench_kernels.swa_decode import shrink
 from gdnbench_kernels.swa_decode.layouts import SERVED as SERVED_LAYOUTS
 from gdnbench_kernels.swa_decode.layouts import CacheLayout
+from gdnbench_kernels.swa_decode.ranges import ranges as ranges_of
 from gdnbench_kernels.swa_decode.sizes import BLOCK_SIZES, MAX_HEADS, MAX_WINDOW
 from gdnbench_kernels.swa_decode.synth import synth
 from gdnbench_kernels.swa_decode.window import (
@@ -333,6 +335,11 @@ def work(call: Call) -> Work:
     return work_of(call, flat_of(call), layout_of(call), outputs(call))
 
 
+def ranges(call: Call) -> tuple[Ranges, ...]:
+    """Ranges of a valid call's inputs."""
+    return ranges_of(call, flat_of(call), layout_of(call))
+
+
 OPERATION = Operation(
     name=NAME,
     summary="sliding-window attention of one token a request over a paged cache of latent rows",
@@ -357,5 +364,6 @@ OPERATION = Operation(
     renumber=renumber,
     work=work,
     tolerances={"lse": LSE},
+    ranges=ranges,
     shrinking=Shrinking(shrink.axes, shrink.extent, shrink.level, shrink.placed),
 )

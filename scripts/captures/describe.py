@@ -6,23 +6,24 @@ python scripts/captures/describe.py captures/*.zarr.zip
 
 from __future__ import annotations
 
-import itertools
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import torch
 
 from gdnbench.judge.calls import compact
 from gdnbench.ops import operation
-from gdnbench.store.reader import Store, StoredRecord
+from gdnbench.store.reader import Store
 from gdnbench_kernels.contract import Call
+from gdnbench_kernels.gdn_ranges import KeyCosines
 from gdnbench_kernels.swa_decode.contract import flat_of, layout_of
-from gdnbench_kernels.swa_decode.layouts import SCALE_BIAS, CacheLayout, ds_mla_parts, read_rows
-from gdnbench_kernels.swa_decode.sizes import GROUPS
+from gdnbench_kernels.swa_decode.layouts import CacheLayout
 from gdnbench_kernels.swa_decode.window import attended
 
-CHUNK = 64
+Found = Mapping[str, Mapping[str, float]]
+"""Ranges of a call by name."""
+
 GDN_HEADER = (
     "capture",
     "records",
@@ -36,106 +37,51 @@ GDN_HEADER = (
 SWA_HEADER = ("capture", "records", "attended of entries", "scores", "widest row", "sinks", "scales")
 
 
-def key_cosines(k: torch.Tensor, bounds: list[int]) -> torch.Tensor:
-    """Cosines of all pairs of different keys of one head within a chunk; `k` is [T, H, K]."""
-    unit = torch.nn.functional.normalize(k.double(), dim=-1)
-    found = []
-    for start, stop in itertools.pairwise(bounds):
-        for first in range(start, stop, CHUNK):
-            chunk = unit[first : min(first + CHUNK, stop)].movedim(1, 0)
-            rows, columns = torch.tril_indices(chunk.shape[1], chunk.shape[1], -1)
-            found.append((chunk @ chunk.mT)[:, rows, columns].flatten())
-    return torch.cat(found) if found else torch.empty(0)
-
-
-def chunk_sums(g: torch.Tensor, bounds: list[int]) -> list[float]:
-    """The least sum of g over each chunk, over heads; `g` is [T, Hv]."""
-    pairs = itertools.pairwise(bounds)
-    return [
-        g[first : min(first + CHUNK, stop)].double().sum(0).min().item()
-        for start, stop in pairs
-        for first in range(start, stop, CHUNK)
-    ]
-
-
-def flat(record: StoredRecord, name: str) -> torch.Tensor:
-    """A per-token tensor of a record as [tokens, ...]."""
-    tensor = record.before[name].read()
-    return tensor.flatten(0, 1) if record.info.op == "gdn_decode" else tensor
-
-
-def sequences(record: StoredRecord) -> list[int]:
-    """Where its sequences begin and end, in tokens."""
-    if "cu_seqlens" in record.before:
-        bounds: list[int] = record.before["cu_seqlens"].read().tolist()
-        return bounds
-    return list(range(record.before["k"].meta.shape[0] + 1))
-
-
-def gdn_row(path: Path, records: Sequence[StoredRecord]) -> tuple[object, ...]:
-    lengths = sorted({flat(record, "k").shape[0] for record in records})
-    gates = torch.cat([flat(record, "g").flatten() for record in records])
-    betas = torch.cat([flat(record, "beta").float().flatten() for record in records])
-    sums = [low for record in records for low in chunk_sums(flat(record, "g"), sequences(record))]
-    cosines = torch.cat([key_cosines(flat(record, "k"), sequences(record)) for record in records])
-    if cosines.numel() == 0:
+def gdn_row(path: Path, calls: Sequence[Call], ranges: Sequence[Found]) -> tuple[object, ...]:
+    keys = [call.tensors["k"].flatten(0, -3) for call in calls]  # [T, H, K]; of decode [B, S, H, K]
+    cosines = KeyCosines()
+    if any("key_cosine" in found for found in ranges):
+        for call, k in zip(calls, keys, strict=True):
+            cosines.add(k, call.tensors["cu_seqlens"].tolist())
+    else:
         # Decode: the keys of successive steps stand for a chunk.
-        keys = torch.cat([flat(record, "k") for record in records])
-        cosines = key_cosines(keys, [0, len(keys)])
+        cosines.add(torch.cat(keys), [0, sum(map(len, keys))])
+    sums = [found.get("g_chunk", found["g"])["min"] for found in ranges]
     return (
         f"`{path.name}`",
-        len(records),
-        ", ".join(map(str, lengths)),
-        f"{gates.min():.3g}",
+        len(calls),
+        ", ".join(map(str, sorted({len(k) for k in keys}))),
+        f"{min(found['g']['min'] for found in ranges):.3g}",
         f"{min(sums):.4g}",
-        span(betas),
-        f"{cosines.mean():.2f}",
+        span("beta", ranges),
+        f"{cosines.mean:.2f}",
         f"{cosines.quantile(0.99):.2f}",
     )
 
 
-def span(values: torch.Tensor, prefix: str = "") -> str:
-    return f"{prefix}{values.min():.3g} .. {prefix}{values.max():.3g}"
+def span(name: str, ranges: Sequence[Found], prefix: str = "") -> str:
+    there = [found[name] for found in ranges if name in found]
+    if not there:
+        return ""
+    least, most = min(one["min"] for one in there), max(one["max"] for one in there)
+    return f"{prefix}{least:.3g} .. {prefix}{most:.3g}"
 
 
-def window_scales(call: Call, slots: torch.Tensor) -> torch.Tensor | None:
-    """The scales of the rows at `slots`: inv_scale, or the exponents of fp8_ds_mla; None of bfloat16."""
-    cache = call.tensors["cache"]
-    if "inv_scale" in call.tensors:
-        return call.tensors["inv_scale"].float()[slots]
-    if cache.dtype != torch.uint8:
-        return None
-    _, scales = ds_mla_parts(cache)
-    return scales[slots // cache.shape[1], slots % cache.shape[1], :GROUPS].float() - SCALE_BIAS
-
-
-def swa_row(path: Path, records: Sequence[StoredRecord]) -> tuple[object, ...]:
-    windows, widths, scores, sinks, scales = [], [], [], [], []
-    calls = [compact(record, operation("swa_decode"), torch.device("cpu")) for record in records]
-    (layout,) = {layout_of(call) for call in calls}
+def swa_row(path: Path, calls: Sequence[Call], ranges: Sequence[Found]) -> tuple[object, ...]:
+    windows = []
     for call in calls:
-        indices, lens = flat_of(call), call.tensors["swa_lens"]
-        counts = attended(indices, lens)
+        lens = call.tensors["swa_lens"]
+        counts = attended(flat_of(call), lens)
         windows += [f"{row.sum()} of {length}" for row, length in zip(counts, lens, strict=True)]
-        cache, inv_scale = call.tensors["cache"], call.tensors.get("inv_scale")
-        for query, row, chosen in zip(call.tensors["q"], indices, counts, strict=True):
-            keys = read_rows(cache, inv_scale, row[chosen], layout, torch.float64)
-            of_heads = query.double() @ keys.mT * float(call.scalars["scale"])
-            scores.append(of_heads.flatten())
-            widths.append(of_heads.amax(1) - of_heads.amin(1))
-        sinks.append(call.tensors["attn_sink"])
-        found = window_scales(call, indices[counts].long())
-        if found is not None:
-            scales.append(found.flatten())
-    prefix = "2^" if layout is CacheLayout.FP8_DS_MLA else ""
+    (layout,) = {layout_of(call) for call in calls}
     return (
         f"`{path.name}`",
-        len(records),
+        len(calls),
         ", ".join(windows),
-        span(torch.cat(scores)),
-        f"{torch.cat(widths).max():.3g}",
-        span(torch.cat(sinks)),
-        span(torch.cat(scales), prefix) if scales else "",
+        span("scores", ranges),
+        f"{max(found['score_span']['max'] for found in ranges):.3g}",
+        span("sinks", ranges),
+        span("scales", ranges, "2^" if layout is CacheLayout.FP8_DS_MLA else ""),
     )
 
 
@@ -148,10 +94,12 @@ def main() -> None:
     for path in map(Path, sys.argv[1:]):
         with Store.open(path) as store:
             records = list(store.records)
-            header, row = (
-                (SWA_HEADER, swa_row) if records[0].info.op == "swa_decode" else (GDN_HEADER, gdn_row)
-            )
-            tables.setdefault(header, []).append(row(path, records))
+            op = operation(records[0].info.op)
+            assert op.ranges is not None
+            calls = [compact(record, op, torch.device("cpu")) for record in records]
+        ranges = [{one.name: one.values for one in op.ranges(call)} for call in calls]
+        header, row = (SWA_HEADER, swa_row) if op.name == "swa_decode" else (GDN_HEADER, gdn_row)
+        tables.setdefault(header, []).append(row(path, calls, ranges))
     for header, rows in tables.items():
         print(line(header), "|" + "---|" * len(header), *map(line, rows), "", sep="\n")
 
