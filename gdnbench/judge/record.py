@@ -10,6 +10,7 @@ from torch import Tensor
 
 from gdnbench.judge import calls
 from gdnbench.judge.brief import errors
+from gdnbench.judge.by_tensor import ByTensor
 from gdnbench.judge.lines import Tolerance
 from gdnbench.judge.metrics import Comparison
 from gdnbench.judge.result import Side, TensorResult
@@ -43,7 +44,7 @@ class Judge:
     `grids`: results have their errors by chunk and head.
     """
 
-    rule: Rule
+    rule: Rule | ByTensor
     device: torch.device
     brief: bool = False
     grids: bool = False
@@ -57,6 +58,11 @@ class Judge:
         other: Mapping[str, Tensor] | None,
     ) -> tuple[TensorResult, ...]:
         """Results for `outputs`, and for `other` where there is one; None: the oracle is the other side."""
+        if isinstance(self.rule, ByTensor):
+            return self.rule.pick(
+                operation.name,
+                lambda rule: replace(self, rule=rule).tensors(record, operation, outputs, other),
+            )
         compact = calls.compact(record, operation, self.device)
         needs_oracle = isinstance(self.rule, Bound) or other is None
         oracle = self._run(ORACLE, record, operation, compact) if needs_oracle else {}

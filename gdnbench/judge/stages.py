@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from gdnbench.judge.by_tensor import ByTensor
 from gdnbench.judge.lines import Tolerance
 from gdnbench.judge.record import YARDSTICK
 from gdnbench.judge.result import Held, Side, TensorResult
@@ -32,7 +33,7 @@ def judge_stages(
     operation: Operation,
     call: Call,
     filled: Mapping[str, Tensor],
-    rule: Rule,
+    rule: Rule | ByTensor,
     other: Mapping[str, Tensor] | None = None,
     *,
     grids: bool = False,
@@ -44,6 +45,11 @@ def judge_stages(
     `other` lie on the CPU; oracle and torch run where the call is. `grids`: see `Judge`.
     `oracle`: what `exact_stages` has of the call, for a caller that has it too.
     """
+    if isinstance(rule, ByTensor):
+        return rule.pick(
+            operation.name,
+            lambda one: judge_stages(operation, call, filled, one, other, grids=grids, oracle=oracle),
+        )
     yardstick: dict[str, Tensor] = {}
     bound = rule if isinstance(rule, Bound) else None
     filled = {name: in_named_dtype(operation, name, tensor) for name, tensor in filled.items()}

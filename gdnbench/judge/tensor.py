@@ -299,7 +299,7 @@ def _over_bound(
     own: Comparison, torchs: Comparison, dtype: torch.dtype, k: float, largest: float
 ) -> tuple[str, ...]:
     """One line for each of the three limits that is exceeded."""
-    unit, tiny = _rounding(dtype)
+    unit, tiny = rounding(dtype)
     reasons = []
     limit = k * torchs.total.rms + unit * own.total.rms_reference + tiny
     if not own.total.rms <= limit:
@@ -325,7 +325,7 @@ def _held_to(
     own: Comparison, torchs: Comparison, dtype: torch.dtype, k: float, largest: float
 ) -> tuple[Held, ...]:
     """The three limits of `_over_bound`."""
-    unit, tiny = _rounding(dtype)
+    unit, tiny = rounding(dtype)
     by_head = own.groups.by_sequence()
     errors, roots = by_head.rms(), by_head.rms_reference()
     limits = k * torchs.groups.by_sequence().rms() + unit * roots + tiny
@@ -352,7 +352,7 @@ def _worst_head(groups: Groups, limits: np.ndarray, over: np.ndarray) -> str:
     )
 
 
-def _rounding(dtype: torch.dtype) -> tuple[float, float]:
+def rounding(dtype: torch.dtype) -> tuple[float, float]:
     """Unit roundoff and half the smallest subnormal of a float dtype; zeros for integers, which are exact."""
     if not dtype.is_floating_point:
         return 0.0, 0.0

@@ -12,10 +12,12 @@ from torch import Tensor
 
 from gdnbench.errors import BadInputError, Exit, StoreError
 from gdnbench.judge import calls
+from gdnbench.judge.by_tensor import ByTensor, describe
 from gdnbench.judge.record import ORACLE, Judge
 from gdnbench.judge.result import Side, TensorResult
-from gdnbench.judge.rule import describe_rule, make_rule
-from gdnbench.judge.stages import judge_stages
+from gdnbench.judge.rule import Rule, make_rule
+from gdnbench.judge.stages import exact_stages, judge_stages
+from gdnbench.judge.waterfall import StageShare, waterfall
 from gdnbench.ops import operation
 from gdnbench.record import Status
 from gdnbench.replay import hygiene, kernels
@@ -62,6 +64,7 @@ def replay(
     k_by_tensor: Mapping[str, float] | None = None,
     tol: tuple[float, float] | None = None,
     bitwise: bool = False,
+    rules: Mapping[str, Rule] | None = None,
     stages: bool = False,
     isolate: bool | None = None,
     timeout: float | None = None,
@@ -75,6 +78,7 @@ def replay(
     """Replay the records of `store` (those numbered in `records`, of operation `op`) through `kernel`.
 
     The rule is `k` (2 unless given) times the error of torch's kernel, or `bitwise`, or `tol` = (abs, rel).
+    `rules` are those of single tensors, by TENSOR or OPERATION.TENSOR.
     `stages`: judge the intermediates that the kernel fills as well, ahead of its outputs, by the same rule.
     `time` is called for each record that passed, and what it returns is kept with the result.
     `check`: the simulator checks every launch of `kernel`, and of `against` if that is simulated; an error
@@ -86,7 +90,8 @@ def replay(
     BadInputError for arguments that name nothing or contradict each other, CannotRunError if `on` is not
     here.
     """
-    rule = make_rule(k, k_by_tensor, tol, bitwise)
+    rule: Rule | ByTensor = make_rule(k, k_by_tensor, tol, bitwise)
+    rule = ByTensor(rule, rules) if rules else rule
     if timeout is not None and not timeout > 0:
         raise BadInputError(f"timeout {timeout:g} must be a number of seconds above 0")
     if stages and against == RECORDED:
@@ -108,7 +113,7 @@ def replay(
         return runner(store, name, place, check=check, trace=trace, **options)
 
     results: list[RecordResult] = []
-    report = ReplayReport(str(store.path), kernel, against, on, describe_rule(rule), ())
+    report = ReplayReport(str(store.path), kernel, against, on, describe(rule), ())
     with ExitStack() as stack:
         main = stack.enter_context(closing(runner_of(kernel, on, check, trace)))
         other = (
@@ -220,6 +225,8 @@ class Replayer:
             result = _with_findings(result, found)
         if self._time is not None and result.outcome is Outcome.PASS:
             result = _with_times(result, self._time(record))
+        if self._judge.grids:
+            result = replace(result, ranges=calls.ranges_of(record, op))
         if self._saved is not None:
             left = None if isinstance(execution, Failure) else execution
             self._saved.add(record, op, result, left, result.timing)
@@ -246,11 +253,18 @@ class Replayer:
             faults += [f"{self._against}: {fault}" for fault in found.faults]
             notes += [f"{self._against}: {note}" for note in found.notes]
         tensors = self._judge.tensors(record, op, execution.outputs, other)
+        shares: tuple[StageShare, ...] | None = None
         if execution.stages:
             given = op.convert(calls.compact(record, op, self._judge.device), execution.conventions)
             rule, grids = self._judge.rule, self._judge.grids
-            stages = judge_stages(op, given, execution.stages, rule, other_stages, grids=grids)
+            exact = exact_stages(op, given) if grids else None
+            stages = judge_stages(op, given, execution.stages, rule, other_stages, grids=grids, oracle=exact)
             tensors = (*stages, *tensors)
+            if exact is not None:
+                outputs = op.convert_outputs(
+                    execution.outputs, calls.conventions_of(record, op), given.conventions
+                )
+                shares = waterfall(op, given, {**execution.stages, **outputs}, exact)
         reasons = [*faults, *_reasons(tensors)]
         outcome = Outcome.MISMATCH if reasons else Outcome.PASS
         return replace(
@@ -259,6 +273,7 @@ class Replayer:
             tensors=tensors,
             notes=tuple(notes),
             seconds=execution.seconds,
+            waterfall=shares,
         )
 
 

@@ -1,0 +1,43 @@
+"""Rules that single tensors have of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from gdnbench.judge.result import TensorResult
+from gdnbench.judge.rule import Rule, describe_rule
+
+
+@dataclass(frozen=True, slots=True)
+class ByTensor:
+    """`rule`, but for the tensors named in `tensors`, as OPERATION.TENSOR or, of any operation, TENSOR."""
+
+    rule: Rule
+    tensors: Mapping[str, Rule]
+
+    def rule_of(self, operation: str, tensor: str) -> Rule:
+        """The rule of one tensor; that of its operation's tensor comes first."""
+        return self.tensors.get(f"{operation}.{tensor}") or self.tensors.get(tensor) or self.rule
+
+    def pick(
+        self, operation: str, judge: Callable[[Rule], Sequence[TensorResult]]
+    ) -> tuple[TensorResult, ...]:
+        """What `judge` has of each tensor under its own rule, in the order that it has them under `rule`."""
+        # By identity: a rule with factors by name has no hash.
+        under = {id(self.rule): tuple(judge(self.rule))}
+        found: list[TensorResult] = []
+        for name in dict.fromkeys(result.tensor for result in under[id(self.rule)]):
+            rule = self.rule_of(operation, name)
+            if id(rule) not in under:
+                under[id(rule)] = tuple(judge(rule))
+            found += [result for result in under[id(rule)] if result.tensor == name]
+        return tuple(found)
+
+
+def describe(rule: Rule | ByTensor) -> str:
+    """A rule in words, for reports."""
+    if not isinstance(rule, ByTensor):
+        return describe_rule(rule)
+    others = (f"; {name}: {describe_rule(one)}" for name, one in rule.tensors.items())
+    return describe_rule(rule.rule) + "".join(others)
