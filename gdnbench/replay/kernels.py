@@ -97,11 +97,16 @@ def load_function(name: str) -> LoadedKernel:
     if not callable(found):
         there = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
         raise BadInputError(f"{place} has no function {attribute!r}; it has {', '.join(there) or 'none'}")
-    declared = getattr(found, "conventions", {})
+    return of_function(found, name)
+
+
+def of_function(function: Kernel, name: str) -> LoadedKernel:
+    """A user's function as a kernel called `name`; its attributes are read as `load_function` says."""
+    declared = getattr(function, "conventions", {})
     conventions = {
         key: (value,) if isinstance(value, str) else tuple(value) for key, value in declared.items()
     }
-    return LoadedKernel(name, name, found, conventions, steps=tuple(getattr(found, "steps", ())))
+    return LoadedKernel(name, name, function, conventions, steps=tuple(getattr(function, "steps", ())))
 
 
 def load_step(step: Step, kernel: LoadedKernel) -> LoadedKernel:

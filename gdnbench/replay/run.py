@@ -29,17 +29,18 @@ class Runner(Protocol):
 
 class InProcess:
     """Runs the kernel here: fast, but a crash or hang of it is ours. What it prints goes to stderr. With
-    `check` the simulator checks it, with `trace` it writes what instructions compute."""
+    `check` the simulator checks it, with `trace` it writes what instructions compute. `kernel` is a name, or
+    loaded already."""
 
     def __init__(
         self,
-        kernel: str,
+        kernel: str | LoadedKernel,
         on: str,
         stages: bool = False,
         check: bool = False,
         trace: TraceRequest | None = None,
     ) -> None:
-        self._name = kernel
+        self._asked = kernel
         self._on = on
         self._stages = stages
         self._check = check
@@ -51,16 +52,21 @@ class InProcess:
         checked: list[Finding] | None = [] if self._check else None
         try:
             with contextlib.redirect_stdout(sys.stderr):
-                if operation.name not in self._loaded:
-                    with simulated(self._on):  # its file may compile kernels when it is imported
-                        self._loaded[operation.name] = load(self._name, operation)
+                kernel = self._load(operation)
                 imported = True
-                kernel = self._loaded[operation.name]
                 with traced(self._trace, record):
                     return execute(record, operation, kernel, self._on, self._stages, checked)
         except Exception as error:
             found = None if checked is None else tuple(checked)
             return Failure(classify(error), describe(error), imported, found)
+
+    def _load(self, operation: Operation) -> LoadedKernel:
+        if isinstance(self._asked, LoadedKernel):
+            return self._asked
+        if operation.name not in self._loaded:
+            with simulated(self._on):  # its file may compile kernels when it is imported
+                self._loaded[operation.name] = load(self._asked, operation)
+        return self._loaded[operation.name]
 
     def close(self) -> None:
         self._loaded.clear()

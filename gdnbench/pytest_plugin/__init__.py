@@ -1,0 +1,98 @@
+"""The pytest plugin: recorded calls as parametrised tests, and stores as arguments of pytest; see
+docs/pytest.md.
+
+Every pytest of an environment loads this module, whether it has captures or not: what it needs it imports
+when a test asks for it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from gdnbench.pytest_plugin.case import Case
+    from gdnbench.pytest_plugin.replays import Replays
+
+MARK = "gdnbench"
+FIXTURE = "gdnbench_case"
+_REPLAYS = pytest.StashKey["Replays"]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("gdnbench", "recorded kernel calls (gdnbench)")
+    group.addoption(
+        "--gdnbench-kernel",
+        metavar="K",
+        help="kernel of stores given as arguments, and of marks that name none: a name,"
+        " package.module:function or FILE.py:function; default torch",
+    )
+    group.addoption("--gdnbench-on", metavar="DEVICE", help="where it runs: cpu, cuda or sim; default cpu")
+    group.addoption(
+        "--gdnbench-against",
+        metavar="A",
+        help="what it is compared with: reference, recorded or another kernel; default reference",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line(
+        "markers",
+        f"{MARK}(*stores, kernel=, on=, against=, op=, records=, k=, ...): run the test, which takes the"
+        f" fixture {FIXTURE}, for each record of the stores; paths and globs are relative to the test's file",
+    )
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if (replays := config.stash.get(_REPLAYS, None)) is not None:
+        replays.close()
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if FIXTURE not in metafunc.fixturenames:
+        return
+    from gdnbench.errors import GdnbenchError
+    from gdnbench.pytest_plugin.selection import select_marked
+
+    marks = list(metafunc.definition.iter_markers(MARK))
+    where = f"{metafunc.definition.nodeid}: "
+    try:
+        chosen = select_marked(marks, metafunc.definition.path, metafunc.config)
+    except GdnbenchError as error:
+        raise pytest.Collector.CollectError(f"{where}{error}") from None
+    metafunc.parametrize(FIXTURE, [pytest.param(one, id=one.id) for one in chosen], indirect=True)
+
+
+def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
+    if not (file_path.name.endswith(".zarr.zip") and parent.session.isinitpath(file_path)):
+        return None
+    from gdnbench.pytest_plugin.items import StoreFile
+
+    return StoreFile.from_parent(parent, path=file_path)
+
+
+def pytest_collect_directory(path: Path, parent: pytest.Collector) -> pytest.Collector | None:
+    if not (path.name.endswith(".zarr") and parent.session.isinitpath(path)):
+        return None
+    from gdnbench.pytest_plugin.items import StoreFolder
+
+    if path == parent.config.rootpath:
+        raise pytest.UsageError(f"{path} would be pytest's rootdir, which it writes to: give --rootdir too")
+    return StoreFolder.from_parent(parent, path=path)
+
+
+@pytest.fixture
+def gdnbench_case(request: pytest.FixtureRequest) -> Case:
+    """A recorded call of the stores that the test's mark `gdnbench` names."""
+    from gdnbench.pytest_plugin.case import open_case
+
+    return open_case(request.param, request.node, replays_of(request.config))
+
+
+def replays_of(config: pytest.Config) -> Replays:
+    """What this pytest keeps open from one test to the next."""
+    from gdnbench.pytest_plugin.replays import Replays
+
+    return config.stash.setdefault(_REPLAYS, Replays())

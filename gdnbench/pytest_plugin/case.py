@@ -1,0 +1,133 @@
+"""A recorded call, as a test has it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import pytest
+from torch import Tensor
+
+from gdnbench.errors import CannotRunError, Exit, GdnbenchError
+from gdnbench.judge import calls
+from gdnbench.judge.result import Side, TensorResult
+from gdnbench.ops import operation
+from gdnbench.printable import printable
+from gdnbench.pytest_plugin.replays import Replaying, Replays
+from gdnbench.pytest_plugin.selection import Chosen
+from gdnbench.replay import hygiene
+from gdnbench.replay.call import by_name
+from gdnbench.replay.execute import Execution
+from gdnbench.replay.kernels import of_function
+from gdnbench.report.outcome import Outcome
+from gdnbench.report.render import render_text
+from gdnbench.report.report import RecordResult
+from gdnbench.store.reader import StoredRecord
+from gdnbench_kernels.contract import Call, ContractError, Kernel, Operation, Role
+
+
+class Mismatch(AssertionError):
+    """A record does not pass; below its reason the text has what `gdnbench replay` prints of it."""
+
+
+@dataclass(repr=False)
+class Case:
+    """Record `record` of `operation`, and the replay that its test's mark asks for."""
+
+    record: StoredRecord
+    operation: Operation
+    node: pytest.Item
+    _replaying: Replaying
+    _before: dict[str, Tensor] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        info = self.record.info
+        said = f"record {self.record.number} {info.op} {info.layer} step {info.step}"
+        return printable(f"<{said} of {self._replaying.store.path}>")
+
+    @cached_property
+    def call(self) -> Call:
+        """The call on the device asked for, in the record's conventions: contiguous tensors; of a pool the
+        stored slots alone, its indices numbered to match."""
+        found = calls.compact(self.record, self.operation, self._replaying.device)
+        inputs = {spec.name for spec in self.operation.tensors if spec.role is Role.INPUT}
+        self._before = {name: tensor.clone() for name, tensor in found.tensors.items() if name in inputs}
+        return found
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """Tensors and scalars of `call` by contract name, for a function of the test's own."""
+        scalars = {
+            spec.name: self.call.scalars.get(spec.name, spec.default) for spec in self.operation.scalars
+        }
+        return {**scalars, **self.call.tensors}
+
+    def check(self, kernel: Kernel | None = None) -> RecordResult:
+        """Replay the record through the kernel asked for, or a function of the test, and judge its outputs.
+
+        A function is called here as any kernel of a user is, see docs/replay.md: its parameters by name, the
+        caller's strides and slots, outputs poisoned. Raises Mismatch unless the record passes; skips the test
+        where the kernel cannot run.
+        """
+        __tracebackhide__ = True
+        return self._conclude(kernel)
+
+    def judge(self, outputs: Any) -> RecordResult:
+        """Judge outputs that the test made of `arguments`: a tensor, a tuple in contract order or a dict by
+        name. What a call mutates is taken from `arguments` where it is not among them. Raises as `check`, and
+        WrongReturn for what the operation has no place for."""
+        __tracebackhide__ = True
+        call, op = self.call, self.operation
+        mutated = {spec.name: call.tensors[spec.name] for spec in op.tensors if spec.role is Role.MUTATED}
+        returned = by_name(outputs, list(op.outputs(call)), of_function(self.judge, "the test"), op)
+        left = {name: tensor.detach().cpu().contiguous() for name, tensor in {**mutated, **returned}.items()}
+        faults = hygiene.written_inputs(call, self._before)
+        execution = Execution(left, tuple(faults), (), 0.0, conventions=dict(call.conventions))
+        return self._conclude(execution)
+
+    def _conclude(self, kernel: Kernel | Execution | None) -> RecordResult:
+        __tracebackhide__ = True
+        try:
+            result = self._replaying.replay(self.record, kernel)
+        except CannotRunError as error:
+            pytest.skip(printable(error))
+        except GdnbenchError as error:
+            pytest.fail(printable(error), pytrace=False)
+        self.node.user_properties += [("outcome", str(result.outcome)), *_figures(result.tensors)]
+        if result.outcome is Outcome.PASS:
+            return result
+        if result.outcome.exit_code is Exit.CANNOT_RUN:
+            pytest.skip(printable(f"{result.outcome}: {result.reason}"))
+        lines = render_text(self._replaying.report(result, kernel)).strip("\n").split("\n")
+        raise Mismatch("\n".join(map(printable, [f"{result.outcome}: {result.reason}", "", *lines])))
+
+
+def open_case(chosen: Chosen, node: pytest.Item, replays: Replays) -> Case:
+    """The case that was chosen for test `node`: fails its setup, in one line, where the store, the record or
+    what is asked cannot be used, and skips it where a device is not here."""
+    if chosen.problem is not None:
+        pytest.fail(chosen.problem, pytrace=False)
+    try:
+        replaying = replays.of(chosen.path, chosen.asked)
+        record = replaying.store.records[chosen.number]
+        op = operation(record.info.op)
+        calls.check(record, op)
+    except CannotRunError as error:
+        pytest.skip(printable(error))
+    except (GdnbenchError, ContractError) as error:
+        pytest.fail(printable(f"{Outcome.REFUSED}: {error}"), pytrace=False)
+    return Case(record, op, node, replaying)
+
+
+def _figures(tensors: tuple[TensorResult, ...]) -> list[tuple[str, str]]:
+    """Errors of each tensor, for reports that take properties of a test, such as JUnit's."""
+    found = []
+    for tensor in tensors:
+        side = f"{tensor.side} " if tensor.side is not Side.KERNEL else ""
+        for whose, errors in (("", tensor.errors), ("torch's ", tensor.yardstick)):
+            if errors is not None:
+                name = f"{side}{tensor.tensor}: {whose}"
+                found.append((f"{name}max abs", f"{errors.max_abs:.3g}"))
+                found.append((f"{name}RMS ratio", f"{errors.rms_ratio:.3g}"))
+    return found

@@ -1,0 +1,65 @@
+"""Stores that are arguments of pytest: each record a test, through the kernel of the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from gdnbench.pytest_plugin import MARK, replays_of
+from gdnbench.pytest_plugin.asked import asked_of
+from gdnbench.pytest_plugin.selection import Chosen, select
+
+if TYPE_CHECKING:
+    from gdnbench.pytest_plugin.case import Case
+
+
+class StoreFile(pytest.File):
+    """A store in a .zip."""
+
+    def collect(self) -> Iterator[pytest.Item]:
+        yield from _items(self)
+
+
+class StoreFolder(pytest.Directory):
+    """A store that is a folder."""
+
+    def collect(self) -> Iterator[pytest.Item]:
+        yield from _items(self)
+
+
+def _items(parent: pytest.File | pytest.Directory) -> Iterator[pytest.Item]:
+    chosen = select(parent.path, asked_of({}, parent.config))
+    if not chosen:
+        raise pytest.Collector.CollectError(f"{parent.path} has no record")
+    for one in chosen:
+        yield RecordItem.from_parent(parent, name=one.id, chosen=one)
+
+
+class RecordItem(pytest.Item):
+    """A record, replayed and judged."""
+
+    def __init__(self, *, chosen: Chosen, **rest: Any) -> None:
+        super().__init__(**rest)
+        self._chosen = chosen
+        self._case: Case | None = None
+        self.add_marker(MARK)
+
+    def setup(self) -> None:
+        from gdnbench.pytest_plugin.case import open_case
+
+        self._case = open_case(self._chosen, self, replays_of(self.config))
+
+    def runtest(self) -> None:
+        assert self._case is not None, "set up first"
+        self._case.check()
+
+    def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
+        from gdnbench.pytest_plugin.case import Mismatch
+
+        return str(excinfo.value) if isinstance(excinfo.value, Mismatch) else super().repr_failure(excinfo)
+
+    def reportinfo(self) -> tuple[Path, None, str]:
+        return self.path, None, self.name

@@ -1,0 +1,120 @@
+"""Which records become tests, and what each is called.
+
+Nothing here depends on the process or the time: the processes of pytest-xdist must all find the same.
+"""
+
+from __future__ import annotations
+
+import glob
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from gdnbench.cli.arguments import record_numbers
+from gdnbench.errors import BadInputError, GdnbenchError, StoreError
+from gdnbench.printable import printable
+from gdnbench.pytest_plugin.asked import Asked, asked_of
+from gdnbench.store.reader import Store
+
+_LONGEST = 80
+"""Characters of a layer's name in a test's; the record's number tells two apart."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """A test to be: record `number` of the store at `path`, or a `problem` that is its outcome."""
+
+    path: Path
+    asked: Asked
+    id: str
+    number: int = -1
+    problem: str | None = None
+
+
+def select_marked(marks: Sequence[pytest.Mark], file: Path, config: pytest.Config) -> list[Chosen]:
+    """The records that `marks` of a test in `file` name, in the order of marks, paths and records.
+
+    BadInputError if a mark makes no sense or names no store or record. A store that cannot be read is a
+    `problem` among the others.
+    """
+    if not marks:
+        raise BadInputError("which stores? Give the test @pytest.mark.gdnbench('captures/*.zarr.zip')")
+    folders = (file.parent, config.rootpath)
+    found: list[Chosen] = []
+    for mark in reversed(marks):  # the closest to the function comes first; read down the page
+        if not mark.args:
+            raise BadInputError("mark gdnbench names no store: its arguments are paths and globs")
+        asked = asked_of(mark.kwargs, config, *folders)
+        paths = list(dict.fromkeys(path for pattern in mark.args for path in _paths(pattern, folders)))
+        chosen = [
+            one for path, label in _labelled(paths, folders) for one in select(path, asked, f"{label}-")
+        ]
+        if not chosen:
+            which = f"record of {asked.op}" if asked.op is not None else "record"
+            raise BadInputError(f"no {which} in {', '.join(map(str, mark.args))}")
+        found += chosen
+    return found
+
+
+def select(path: Path, asked: Asked, prefix: str = "") -> list[Chosen]:
+    """The records asked for of the store at `path`, named after `prefix`; what of it cannot be read is a
+    problem."""
+
+    def problem(name: str, error: object) -> Chosen:
+        return Chosen(path, asked, f"{prefix}{name}", problem=printable(error))
+
+    found: list[Chosen] = []
+    try:
+        with Store.open(path) as store:
+            for number, damage in enumerate(store.damaged):
+                found.append(problem(f"damaged{number or ''}", f"{path}: {damage}"))
+            for loss in store.unfinished:
+                warnings.warn(pytest.PytestWarning(printable(f"{path}: {loss}")), stacklevel=2)
+            for number in _numbers(store, asked):
+                try:
+                    info = store.records[number].info
+                except StoreError as error:
+                    found.append(problem(f"{number}-unreadable", error))
+                    continue
+                if asked.op in (None, info.op):
+                    name = f"{number}-{safe(info.op)}-{safe(info.layer)}-step{info.step}"
+                    found.append(Chosen(path, asked, f"{prefix}{name}", number))
+    except GdnbenchError as error:
+        return [*found, problem("unreadable", error)]
+    return found
+
+
+def _numbers(store: Store, asked: Asked) -> Sequence[int]:
+    if asked.records is None:
+        return range(len(store.records))
+    return record_numbers(asked.records, len(store.records))
+
+
+def safe(text: str) -> str:
+    """`text` in a test's name: what pytest, a shell or `-k` would take for more than a name is `_`."""
+    kept = "".join(c if c.isalnum() or c in "._-+/" else "_" for c in text)
+    return kept if len(kept) <= _LONGEST else f"{kept[: _LONGEST - 2]}.."
+
+
+def _paths(pattern: object, folders: tuple[Path, ...]) -> Iterator[Path]:
+    """What a path or glob names in the first of `folders` where it names anything, in the order of names."""
+    text = str(pattern)
+    for folder in folders:
+        if text and (folder / text).exists():
+            return iter([folder / text])
+        if matches := sorted(glob.glob(text, root_dir=folder, recursive=True)):
+            return (folder / match for match in matches)
+    raise BadInputError(f"{text!r} names no store in {' or '.join(map(str, dict.fromkeys(folders)))}")
+
+
+def _labelled(paths: Sequence[Path], folders: tuple[Path, ...]) -> Iterator[tuple[Path, str]]:
+    """Each path with its name, or, where several have the same, with its path in the folder."""
+    count = Counter(path.name for path in paths)
+    for path in paths:
+        inside = next((folder for folder in folders if path.is_relative_to(folder)), None)
+        longer = path if inside is None else path.relative_to(inside)
+        yield path, safe(path.name if count[path.name] == 1 else str(longer))
