@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from gdnbench.bits import logical
-from gdnbench.errors import BadInputError
+from gdnbench.errors import BadInputError, StoreError
 from gdnbench.record import Pool
 from gdnbench.store.reader import StoredRecord
 from gdnbench_kernels.checks import check_conventions, check_tensors, first_true
-from gdnbench_kernels.contract import Call, ContractError, Operation
+from gdnbench_kernels.contract import Call, ContractError, Operation, Ranges
 
 _MOST_ELEMENTS = 1 << 48
 """Of a pool; torch counts bytes in 63 bits."""
@@ -89,6 +89,17 @@ def outline(record: StoredRecord, operation: Operation) -> Call:
     call = call_of(record, operation, tensors)
     check_tensors(operation.name, operation.tensors, call, partial=True)
     return call_of(record, operation, _renumbered(record, operation, tensors))
+
+
+def ranges_of(record: StoredRecord, operation: Operation) -> tuple[Ranges, ...] | None:
+    """Between what values the inputs lie, of a record that `check` passes; None where the operation does not
+    say or the record lacks some."""
+    if operation.ranges is None:
+        return None
+    try:
+        return operation.ranges(compact(record, operation, torch.device("cpu")))
+    except (BadInputError, StoreError):
+        return None
 
 
 def slots_of(record: StoredRecord, name: str) -> tuple[int, ...] | None:

@@ -6,6 +6,8 @@ import base64
 import json
 import math
 import re
+from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 from xml.etree import ElementTree
 
@@ -15,8 +17,10 @@ from gdnbench.errors import Exit
 from gdnbench.judge.grid import Grid
 from gdnbench.judge.metrics import Errors, Worst
 from gdnbench.judge.result import Held, TensorResult
+from gdnbench.judge.waterfall import StageShare
 from gdnbench.report.outcome import Outcome
 from gdnbench.report.report import RecordResult, Report
+from gdnbench_kernels.contract import Ranges
 
 SCHEMA = 1
 
@@ -110,7 +114,20 @@ def record_json(record: RecordResult, *, grids: bool = False) -> dict[str, Any]:
         "seconds": record.seconds,
         "timing": record.timing and record.timing.to_json(),
         "tensors": [_tensor(tensor, grids) for tensor in record.tensors],
+        "waterfall": record.waterfall and [_plain(share) for share in record.waterfall],
+        "capture": None if record.ranges is None else [_plain(one) for one in record.ranges],
     }
+
+
+def _plain(value: StageShare | Ranges) -> dict[str, Any]:
+    """A dataclass of text, numbers, and numbers by name."""
+    found: dict[str, Any] = {}
+    for field in fields(value):
+        item = getattr(value, field.name)
+        if isinstance(item, Mapping):
+            item = {name: _number(number) for name, number in item.items()}
+        found[field.name] = _number(item) if isinstance(item, float) else item
+    return found
 
 
 def _tensor(tensor: TensorResult, grids: bool) -> dict[str, Any]:

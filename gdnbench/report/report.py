@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING
 
 from gdnbench.errors import Exit
 from gdnbench.judge.result import TensorResult
+from gdnbench.judge.waterfall import StageShare
 from gdnbench.report.outcome import Outcome, exit_code
 from gdnbench.store.reader import StoredRecord
+from gdnbench_kernels.contract import Ranges
 
 if TYPE_CHECKING:
     from gdnbench.sim.report import Finding
@@ -41,6 +43,8 @@ class RecordResult:
     timing: RecordTiming | None = None  # of a record that passed, where times were asked for
     findings: tuple[Finding, ...] | None = None
     imported: bool = True  # False: the kernel failed before it could be called
+    waterfall: tuple[StageShare, ...] | None = None  # where stages were asked for, with grids
+    ranges: tuple[Ranges, ...] | None = None  # of what the call was given; with grids
 
     @classmethod
     def of(cls, record: StoredRecord, outcome: Outcome, reason: str = "") -> RecordResult:
