@@ -299,6 +299,8 @@ class Operation:
     """For stages that are carried from chunk to chunk; None where none is."""
     ranges: Callable[[Call], tuple[Ranges, ...]] | None = None
     """Ranges of a valid call's inputs, on the CPU; of something that it has no element of, none."""
+    decodes: bool = False
+    """Whether a call makes the next tokens of its sequences, so that the steps of a layer follow one another."""
 
     def spec(self, name: str) -> TensorSpec:
         """The tensor or stage called `name`; KeyError if there is none."""

@@ -18,6 +18,7 @@ from gdnbench.judge.grid import Grid
 from gdnbench.judge.metrics import Errors, Worst
 from gdnbench.judge.result import Held, TensorResult
 from gdnbench.judge.waterfall import StageShare
+from gdnbench.ops import operations
 from gdnbench.report.outcome import Outcome
 from gdnbench.report.report import RecordResult, Report
 from gdnbench_kernels.contract import Ranges
@@ -105,6 +106,7 @@ def record_json(record: RecordResult, *, grids: bool = False) -> dict[str, Any]:
         "layer": record.layer,
         "layer_index": record.layer_index,
         "step": record.step,
+        "decode": _decodes(record.op),
         "outcome": str(record.outcome),
         "reason": record.reason,
         "imported": record.imported,
@@ -117,6 +119,12 @@ def record_json(record: RecordResult, *, grids: bool = False) -> dict[str, Any]:
         "waterfall": record.waterfall and [_plain(share) for share in record.waterfall],
         "capture": None if record.ranges is None else [_plain(one) for one in record.ranges],
     }
+
+
+def _decodes(name: str) -> bool:
+    """False of an operation that this release does not have."""
+    found = operations().get(name)
+    return found is not None and found.decodes
 
 
 def _plain(value: StageShare | Ranges) -> dict[str, Any]:

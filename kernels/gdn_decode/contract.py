@@ -397,5 +397,6 @@ OPERATION = Operation(
     work=work,
     carries=("state", "state"),
     ranges=ranges,
+    decodes=True,
     shrinking=Shrinking(shrink.axes, shrink.extent, shrink.level, shrink.placed),
 )

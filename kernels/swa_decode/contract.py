@@ -365,5 +365,6 @@ OPERATION = Operation(
     work=work,
     tolerances={"lse": LSE},
     ranges=ranges,
+    decodes=True,
     shrinking=Shrinking(shrink.axes, shrink.extent, shrink.level, shrink.placed),
 )
