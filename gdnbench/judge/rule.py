@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -66,3 +67,17 @@ def describe_rule(rule: Rule) -> str:
         return f"|x - y| <= {rule.abs:g} + {rule.rel:g} |y|"
     others = "".join(f", {k:g} x for {name}" for name, k in rule.by_tensor.items())
     return f"error <= {rule.k:g} x torch's + rounding{others}"
+
+
+def rule_options(words: str) -> list[str] | None:
+    """The options that ask for the rule that `describe_rule` put into `words`; None if it did not."""
+    if words == "bitwise":
+        return ["--bitwise"]
+    if found := re.fullmatch(r"\|x - y\| <= (\S+) \+ (\S+) \|y\|", words):
+        return ["--tol", ",".join(found.groups())]
+    found = re.fullmatch(r"error <= (\S+) x torch's \+ rounding((?:, \S+ x \w+)*)", words)
+    if found is None:
+        return None
+    factors = [] if found[1] == f"{Bound().k:g}" else [found[1]]
+    factors += [f"{name}={k}" for k, name in re.findall(r", (\S+) x (\w+)", found[2])]
+    return [word for factor in factors for word in ("--k", factor)]

@@ -1,0 +1,77 @@
+// A chart that is drawn anew at the width it is given, with a table of the same numbers.
+import { el, folded, svg, table } from "./dom.js";
+import { below, decades, horizontal, linear, logarithmic, ticks } from "./axis.js";
+import { number } from "./text.js";
+
+const NARROW = 640; // where no width is known yet: printing
+
+// `draw(width)` gives [height, shapes]; `rows` are made when the table is opened.
+export function chart(label, draw, headers, rows) {
+  const box = el("div", { class: "chart" });
+  let drawn = 0;
+  const redraw = () => {
+    const width = Math.max(box.clientWidth || NARROW, 240);
+    if (width === drawn) return;
+    drawn = width;
+    const [height, shapes] = draw(width);
+    box.replaceChildren(svg("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": label },
+      shapes));
+  };
+  redraw();
+  new ResizeObserver(redraw).observe(box);
+  const numeric = headers.map((_, column) => column).slice(1);
+  return el("figure", {}, el("figcaption", {}, label), box,
+    folded("As a table", () => table(label, headers, rows(), numeric)));
+}
+
+const DASHES = [null, "6 4", "2 3", "9 3 2 3"];
+const POINTS = [
+  (x, y) => svg("circle", { cx: x, cy: y, r: 3 }),
+  (x, y) => svg("rect", { x: x - 2.7, y: y - 2.7, width: 5.4, height: 5.4 }),
+  (x, y) => svg("path", { d: `M${x} ${y - 3.4}L${x + 3.4} ${y + 3}H${x - 3.4}Z` }),
+  (x, y) => svg("path", { d: `M${x} ${y - 3.6}L${x + 3.6} ${y}L${x} ${y + 3.6}L${x - 3.6} ${y}Z` }),
+];
+const MARKED = 60; // points; more would hide the line
+
+// Lines over a shared horizontal axis, errors by powers of ten. A series is {name, points: [[x, y]]}; null
+// among the points is a gap. Marks and dashes tell series apart without their colours.
+export function lines(label, across, series, headers, rows) {
+  const all = series.flatMap((one) => one.points).filter(Boolean);
+  const xs = all.map((point) => point[0]);
+  const powers = decades(all.map((point) => point[1]));
+  const [low, high] = [Math.min(...xs), Math.max(...xs)];
+  const draw = (width) => {
+    const left = 52, right = width - 12, top = 10, bottom = 190;
+    const x = linear(low, high, left, right);
+    const y = logarithmic(powers[0], powers.at(-1), bottom, top);
+    const names = series.map((one, number) => legendOf(one.name, number, left, bottom + 52 + 18 * number));
+    return [bottom + 58 + 18 * series.length, [
+      powers.map((power) => horizontal(y(power), power, left, right)),
+      ticks(low, high, Math.max(2, Math.floor(width / 110))).map((tick) => below(x(tick), bottom, number(tick, 6))),
+      below((left + right) / 2, bottom + 18, across),
+      series.map((one, number) => lineOf(one.points, number, x, y)), names,
+    ]];
+  };
+  return chart(label, draw, headers, rows);
+}
+
+function lineOf(points, number, x, y) {
+  let path = "", begins = true;
+  for (const point of points) {
+    if (!point || !Number.isFinite(point[1])) { begins = true; continue; }
+    path += `${begins ? "M" : "L"}${x(point[0]).toFixed(1)} ${y(point[1]).toFixed(1)}`;
+    begins = false;
+  }
+  const known = points.filter((point) => point && Number.isFinite(point[1]));
+  const every = Math.ceil(known.length / MARKED);
+  return svg("g", { class: `series s${number % POINTS.length}` },
+    svg("path", { d: path, "stroke-dasharray": DASHES[number % DASHES.length], class: "line" }),
+    known.filter((_, at) => at % every === 0)
+      .map((point) => POINTS[number % POINTS.length](x(point[0]), y(point[1]))));
+}
+
+export function legendOf(name, number, x, y) {
+  return svg("g", { class: `series s${number % POINTS.length}` },
+    svg("path", { d: `M${x} ${y - 4}H${x + 30}`, class: "line", "stroke-dasharray": DASHES[number % DASHES.length] }),
+    POINTS[number % POINTS.length](x + 15, y - 4), svg("text", { x: x + 38, y }, name));
+}

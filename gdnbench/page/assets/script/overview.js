@@ -1,0 +1,32 @@
+// What all runs came to, before any record is looked at.
+import { index } from "./data.js";
+import { el } from "./dom.js";
+import { badge, kind } from "./verdict.js";
+import { count } from "./text.js";
+
+const SEVERITY = { pass: 3, refused: 2, "compile failure": 1, unsupported: 1, "missing device or package": 1, "cannot compare": 1 };
+
+export function overview() {
+  return el("header", {}, el("h1", {}, index.title), index.runs.map(run),
+    index.without_grid > 0 && el("p", { class: "hint" },
+      `${count(index.without_grid, "passing record")} without a heatmap, to keep this file small.`));
+}
+
+function run(one) {
+  const outcomes = Object.entries(one.outcomes).map(([outcome, number]) => [outcome, number, SEVERITY[outcome] ?? 0])
+    .sort((a, b) => a[2] - b[2]);
+  const bar = el("div", { class: "verdicts", "aria-hidden": "true" }, outcomes.map(([, number, severity]) => {
+    const piece = el("span", { class: kind(severity) });
+    piece.style.flexGrow = number;
+    return piece;
+  }));
+  const { header } = one;
+  const what = header.command === "diff" ? `${header.a} against ${header.b}`
+    : `${header.kernel} on ${header.on} against ${header.against}`;
+  return el("section", { class: "run" }, el("h2", {}, what), el("p", { class: "hint" }, header.rule, " · ", header.store ?? "", " · ", one.path),
+    bar,
+    el("p", { class: "outcomes" }, outcomes.map(([outcome, number, severity]) =>
+      badge(outcome, severity, `${number.toLocaleString("en-GB")} ${outcome}`)),
+    el("span", { class: "hint" }, ` of ${count(one.records, "record")}`),
+    one.expected > one.records && el("span", { class: "notice" }, ` interrupted: ${count(one.expected, "record")} were to be replayed`)));
+}

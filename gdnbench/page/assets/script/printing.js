@@ -1,0 +1,21 @@
+// On paper the list is a table, and every failure is there with its pictures, up to a number that is said.
+import { columns, index, string, total } from "./data.js";
+import { el, table } from "./dom.js";
+import { ofLimit } from "./verdict.js";
+import { record } from "./record.js";
+
+const FAILURES = 20; // printed with their pictures; the table has all
+const ROWS = 500;
+
+// Made when the browser is idle, so that it is there when printing begins, which waits for nothing.
+export async function paper(open) {
+  const failures = Math.min(index.failures, FAILURES);
+  const articles = [];
+  for (let place = 0; place < failures; place++) articles.push(await record(place, open));
+  const rows = Array.from({ length: Math.min(total, ROWS) }, (_, place) => [`#${columns.number[place]} ${string("op", place)}`,
+    `${string("layer", place)} step ${columns.step[place]}`, string("outcome", place), ofLimit(columns.ratio[place])]);
+  const left = index.failures - failures;
+  return el("section", { class: "paper" },
+    table(total > ROWS ? `Records, the first ${ROWS} of ${total}` : "Records", ["record", "where", "verdict", "largest error"], rows),
+    articles, left > 0 && el("p", { class: "notice" }, `${left} more failures are not printed; the file shows them on a screen.`));
+}

@@ -1,0 +1,139 @@
+// Everything about one record.
+import { columns, details, index, string, total, unpackedGrid } from "./data.js";
+import { el, part, select, table } from "./dom.js";
+import { alongSequence } from "./growth.js";
+import { facts } from "./facts.js";
+import { findings } from "./findings.js";
+import { heatmap } from "./heatmap.js";
+import { histogram } from "./ulp.js";
+import { number } from "./text.js";
+import { timing } from "./timing.js";
+import { waterfall } from "./waterfall.js";
+import { badge, ofLimit } from "./verdict.js";
+
+export async function record(place, open) {
+  const found = await details(place);
+  const run = index.runs[columns.run[place]];
+  const shown = [
+    el("h2", { tabindex: "-1" }, `Record ${found.number} `, el("span", {}, found.op)),
+    el("p", { class: "what" }, badge(found.outcome, columns.severity[place]), ` ${found.layer} step ${found.step}`,
+      index.runs.length > 1 && ` · ${run.path}`, ratioOf(place)),
+    reasons(found),
+    again(found, run),
+    ...others(place, open),
+    found.tensors.length > 0 && part("Tensors", () => tensors(found)),
+    pictures(found),
+    found.waterfall?.length > 0 && part("Stages: added and inherited error", () => waterfall(found.waterfall)),
+    found.findings && part("What the checker found", () => findings(found.findings)),
+    found.timing && part("Times", () => timing(found.timing)),
+    hasFacts(found.capture) && part("What was captured", () => facts(found.capture)),
+    found.notes?.length > 0 && part("Notes", () => el("ul", {}, found.notes.map((note) => el("li", {}, note)))),
+  ];
+  return el("article", { class: "record", "data-place": place }, shown);
+}
+
+function hasFacts(capture) {
+  return capture && Object.keys(capture).length > 0;
+}
+
+function ratioOf(place) {
+  const text = ofLimit(columns.ratio[place]);
+  return text && el("span", { class: "ratio" }, ` · ${text}`);
+}
+
+function reasons(found) {
+  const lines = [...found.faults];
+  for (const tensor of found.tensors) {
+    const side = tensor.side === "against" ? "against " : "";
+    lines.push(...tensor.reasons.map((reason) => `${side}${tensor.tensor}: ${reason}`));
+  }
+  if (!lines.length && found.reason) lines.push(found.reason);
+  return lines.length > 0 && el("ul", { class: "reasons" }, lines.map((line) => el("li", {}, line)));
+}
+
+// The command, and a button that copies it where the browser lets it.
+function again(found, run) {
+  const code = el("code", {}, found.command);
+  const said = el("span", { "aria-live": "polite" });
+  const copy = async () => {
+    try {
+      await navigator.clipboard.writeText(found.command);
+      said.textContent = " copied";
+    } catch {
+      getSelection().selectAllChildren(code);
+      said.textContent = " selected: copy it with your keyboard";
+    }
+  };
+  const where = run.cwd ? `in ${run.cwd}${run.host ? ` on ${run.host}` : ""}` : null;
+  return el("div", { class: "again" }, el("p", {}, "Run it again", where && el("small", {}, ` ${where}`)),
+    el("pre", { tabindex: "0" }, code), el("button", { type: "button", class: "copy", onclick: copy }, "Copy the command"), said);
+}
+
+// The same captured record in the other runs.
+function others(place, open) {
+  if (index.runs.length < 2) return [];
+  const found = [];
+  for (let other = 0; other < total; other++) {
+    if (other !== place && columns.key[other] === columns.key[place]) found.push(other);
+  }
+  return [found.length > 0 && el("ul", { class: "others" }, found.map((other) => el("li", {},
+    el("button", { type: "button", onclick: () => open(other) }, badge(null, columns.severity[other], string("outcome", other)),
+      ` in ${index.runs[columns.run[other]].path} `, ofLimit(columns.ratio[other])))))];
+}
+
+function tensorName(tensor) {
+  const kind = tensor.stage ? " (stage)" : tensor.when === "before" ? " (input)" : "";
+  return `${tensor.tensor}${kind}`;
+}
+
+function tensors(found) {
+  const rows = found.tensors.map((tensor) => {
+    const { errors, torch_errors: torch } = tensor;
+    const verdict = !tensor.judged ? "shown" : tensor.passed ? "✓ pass" : "✗ FAIL";
+    return [tensorName(tensor), tensor.side, number(errors?.max_abs), number(errors?.rms_ratio), number(torch?.rms_ratio),
+      errors ? String(errors.max_ulp) : "-", verdict];
+  });
+  const held = found.tensors.flatMap((tensor) => (tensor.held ?? []).map((one) => {
+    const places = ["sequence", "chunk", "head"].filter((name) => one[name] !== null && one[name] !== undefined);
+    const over = !(Number(one.error) <= Number(one.limit));
+    return [`${tensorName(tensor)}, ${tensor.side}`, one.what, number(one.error), `${number(one.limit)}${over ? " ✗ over" : ""}`,
+      places.map((name) => `${name} ${one[name]}`).join(" ")];
+  }));
+  return [
+    table("Errors", ["tensor", "side", "max abs", "RMS ratio", "torch's", "max ULP", "verdict"], rows, [2, 3, 4, 5]),
+    held.length > 0 && table("Limits", ["tensor", "what", "error", "limit", "closest or furthest over at"], held, [2, 3]),
+  ];
+}
+
+// Whose values x and y of a tensor's errors are.
+function sides(tensor) {
+  return { kernel: ["kernel", "exact"], against: ["against", "exact"], difference: ["kernel", "against"] }[tensor.side]
+    ?? ["x", "y"];
+}
+
+// Heatmap, growth and histogram of the tensor that is chosen: one that fails, if any does.
+function pictures(found) {
+  const shown = found.tensors.filter((tensor) => tensor.grid || tensor.ulp_histogram?.some((count) => count > 0));
+  if (!shown.length) return null;
+  const box = el("div", {});
+  const show = (number) => {
+    const tensor = shown[number];
+    const made = [];
+    if (tensor.grid) {
+      made.push(part("Errors by chunk and head", () => {
+        const grid = unpackedGrid(tensor.grid);
+        if (!grid.regions.length || !grid.heads) return el("p", {}, "It has no elements.");
+        return [heatmap(tensor, grid, sides(tensor)), alongSequence(tensor, grid)];
+      }, "h4"));
+    } else if (found.grid_left_out) {
+      made.push(el("p", { class: "notice" }, "Its errors by chunk and head are left out: this record passes, and the file"
+        + " would be too large. A report of this run alone, or of fewer, has them."));
+    }
+    made.push(part("Units in the last place", () => histogram(tensor) ?? el("p", {}, "None is off."), "h4"));
+    box.replaceChildren(...made);
+  };
+  const failing = Math.max(shown.findIndex((tensor) => !tensor.passed), 0);
+  const names = shown.map((tensor, number) => [number, `${tensorName(tensor)}, ${tensor.side}${tensor.passed ? "" : " ✗"}`]);
+  const chooser = select("Tensor", names, failing, (value) => show(Number(value)));
+  return part("Where it is off", () => { show(failing); return [shown.length > 1 && chooser, box]; });
+}

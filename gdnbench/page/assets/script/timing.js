@@ -1,0 +1,85 @@
+// Times of kernels on a record: every sample, quartiles, and the interval of each ratio.
+import { el, svg, table } from "./dom.js";
+import { chart } from "./chart.js";
+import { below, linear, ticks } from "./axis.js";
+import { number, seconds } from "./text.js";
+
+const DRAWN = 400; // samples of a kernel
+
+export function timing(found) {
+  if (!found) return null;
+  const timed = found.kernels.filter((kernel) => kernel.summary);
+  const parts = [];
+  if (timed.length) parts.push(samples(timed));
+  const pairs = [...(found.pairs ?? []), ...(found.repeat ? [{ ...found.repeat, other: "the same again" }] : [])];
+  if (pairs.length) parts.push(intervals(pairs));
+  const not = found.kernels.filter((kernel) => !kernel.summary || kernel.reason);
+  parts.push(...not.map((kernel) => el("p", { class: "notice" }, `${kernel.name}: ${kernel.outcome}: ${kernel.reason}`)));
+  const where = [found.machine?.device, found.machine?.host, found.clock && `by ${found.clock}`, found.time];
+  parts.push(el("p", { class: "hint" }, where.filter(Boolean).join(" · ")));
+  parts.push(...(found.notes ?? []).map((note) => el("p", { class: "hint" }, note)));
+  return parts;
+}
+
+// A dot a sample, spread over the strip so that equal ones are seen; the box is the middle half.
+function samples(kernels) {
+  // What is slower than a hundredth of all may be any interruption: it is drawn at the edge.
+  const all = kernels.flatMap((kernel) => kernel.samples).sort((a, b) => a - b);
+  const low = all[0], high = all[Math.max(Math.ceil(all.length * 0.99) - 1, 0)];
+  const draw = (width) => {
+    const left = 16, right = width - 16, each = 64, top = 6;
+    const x = linear(low, high, left, right), inside = (value) => Math.min(x(value), right + 6);
+    const bottom = top + each * kernels.length;
+    return [bottom + 24, [
+      ticks(low, high, Math.max(2, Math.floor(width / 130))).map((tick) =>
+        [svg("line", { class: "gridline", x1: x(tick), x2: x(tick), y1: top, y2: bottom }), below(x(tick), bottom, seconds(tick))]),
+      kernels.map((kernel, at) => {
+        const y = top + at * each, every = Math.ceil(kernel.samples.length / DRAWN), { lower, median, upper } = kernel.summary;
+        return [
+          svg("text", { x: left, y: y + 12 }, `${kernel.name}: median ${seconds(median)}`),
+          svg("rect", { class: "box", x: inside(lower), y: y + 20, width: Math.max(inside(upper) - inside(lower), 1), height: 30 }),
+          kernel.samples.filter((_, i) => i % every === 0).map((value, i) =>
+            svg("circle", { class: `dot s${at % 4}`, cx: inside(value), cy: y + 24 + (i * 7) % 23, r: 2 })),
+          svg("line", { class: "median", x1: inside(median), x2: inside(median), y1: y + 17, y2: y + 53 })];
+      }),
+    ]];
+  };
+  const rows = () => kernels.map(({ name, summary }) => [name, String(summary.count), seconds(summary.lower),
+    seconds(summary.median), seconds(summary.upper)]);
+  return chart("Time of a launch: samples, median, and the middle half as a box", draw,
+    ["kernel", "samples", "lower quartile", "median", "upper quartile"], rows);
+}
+
+function intervals(pairs) {
+  const known = pairs.filter((pair) => pair.interval);
+  const confidence = known[0]?.interval.confidence;
+  const rows = pairs.map(({ first, other, interval, verdict, margin }) => [`${other} ÷ ${first}`,
+    interval ? number(interval.ratio, 4) : "-",
+    interval ? `${number(interval.low, 4)} to ${number(interval.high, 4)}` : "too few blocks",
+    interval ? `${interval.groups} ${interval.by}s` : "-", verdict, number(margin, 2)]);
+  const bars = table(`Ratios of times${confidence ? `, intervals of ${100 * confidence} %` : ""}`,
+    ["kernels", "ratio", "interval", "over", "verdict", "margin"], rows, [1, 2]);
+  return known.length ? [ratios(known), bars] : bars;
+}
+
+function ratios(pairs) {
+  const ends = pairs.flatMap(({ interval }) => [interval.low, interval.high]);
+  const low = Math.min(...ends, 1), high = Math.max(...ends, 1), more = (high - low) * 0.1 || 0.01;
+  const draw = (width) => {
+    const left = 16, right = width - 16, bottom = 8 + 40 * pairs.length;
+    const x = linear(low - more, high + more, left, right);
+    return [bottom + 24, [
+      ticks(low - more, high + more, Math.max(2, Math.floor(width / 110))).map((tick) => below(x(tick), bottom, number(tick, 4))),
+      svg("line", { class: "one", x1: x(1), x2: x(1), y1: 4, y2: bottom }),
+      pairs.map(({ other, first, interval }, at) => [
+        svg("text", { x: left, y: 18 + 40 * at }, `${other} ÷ ${first}`),
+        svg("path", { class: "interval", d: `M${x(interval.low)} ${30 + 40 * at}H${x(interval.high)}` }),
+        [interval.low, interval.high].map((end) => svg("path", { class: "interval", d: `M${x(end)} ${25 + 40 * at}V${35 + 40 * at}` })),
+        svg("circle", { class: "dot s0", cx: x(interval.ratio), cy: 30 + 40 * at, r: 4 })]),
+    ]];
+  };
+  return chart("Ratio of times with its interval; the line is 1, no difference", draw,
+    ["kernels", "low", "ratio", "high"],
+    () => pairs.map(({ other, first, interval }) => [`${other} ÷ ${first}`, number(interval.low, 4),
+      number(interval.ratio, 4), number(interval.high, 4)]));
+}

@@ -1,0 +1,83 @@
+"""The page as one file: its own script and style put into it, with a policy that lets nothing else act."""
+
+from __future__ import annotations
+
+import html
+import os
+import re
+from collections.abc import Iterator, Sequence
+from importlib.resources import files
+from pathlib import Path
+
+from gdnbench.errors import BadInputError
+from gdnbench.page.document import GRID_CHARACTERS, document
+from gdnbench.page.embed import digest, script_json
+from gdnbench.report.runs import Run
+
+STYLES = ("base", "parts", "charts", "print")
+MAIN = "main"
+
+_IMPORT = re.compile(r'^import \{[^}]*\} from "\./(\w+)\.js";\n', re.MULTILINE)
+_EXPORT = re.compile(r"^export (?=const|function|async|class)", re.MULTILINE)
+
+
+def page(runs: Sequence[Run], title: str = "gdnbench report", grid_characters: int = GRID_CHARACTERS) -> str:
+    """The whole HTML document of `runs`. The same runs give the same text.
+
+    `grid_characters`: see `document`. BadInputError for no runs, or one that holds what no replay writes.
+    """
+    if not runs:
+        raise BadInputError("a report of no runs: name run stores, or files of replay --json")
+    index, blocks = document(runs, title, grid_characters)
+    style = "\n".join(_asset("style", f"{name}.css") for name in STYLES)
+    script = script_of(MAIN)
+    # Text of elements is allowed by its digest; whatever else would load or run, from anywhere, is not.
+    policy = (
+        f"default-src 'none'; script-src {digest(script)}; style-src {digest(style)}; "
+        "base-uri 'none'; form-action 'none'"
+    )
+    values = {
+        "policy": policy,
+        "title": html.escape(title),
+        "style": style,
+        "script": script,
+        "index": script_json(index),
+        "blocks": "\n".join(
+            f'<script type="application/gzip" id="block-{number}">{block}</script>'
+            for number, block in enumerate(blocks)
+        ),
+    }
+    return re.sub(r"@(\w+)@", lambda found: values[found[1]], _asset("page.html"))
+
+
+def write(runs: Sequence[Run], path: Path, title: str = "gdnbench report") -> None:
+    """`page` in a file, whole or not at all; BadInputError where it cannot be written."""
+    text = page(runs, title)
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        part.write_text(text, encoding="utf-8")
+        part.replace(path)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise BadInputError(f"{path} cannot be written: {error.strerror}") from None
+
+
+def script_of(name: str) -> str:
+    """The module `name` and those it imports as one: each once, after what it needs, without import and export.
+
+    They share one scope then, so no two modules may give the same name to different things.
+    """
+    return "\n".join(_modules(name, set()))
+
+
+def _modules(name: str, seen: set[str]) -> Iterator[str]:
+    seen.add(name)
+    text = _asset("script", f"{name}.js")
+    for needed in _IMPORT.findall(text):
+        if needed not in seen:
+            yield from _modules(needed, seen)
+    yield _EXPORT.sub("", _IMPORT.sub("", text))
+
+
+def _asset(*path: str) -> str:
+    return files("gdnbench.page").joinpath("assets", *path).read_text(encoding="utf-8")

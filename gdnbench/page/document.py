@@ -1,0 +1,177 @@
+"""Runs as the plain values that the page shows: an index of all records, small enough to be read at once, and
+blocks of records with everything about each, of which the page unpacks those that are looked at.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gdnbench.errors import BadInputError, Exit
+from gdnbench.page.embed import packed_json
+from gdnbench.page.growth import growth, rounded
+from gdnbench.page.provenance import provenance
+from gdnbench.page.repeat import command
+from gdnbench.report.outcome import Outcome
+from gdnbench.report.runs import Run
+from gdnbench.version import __version__
+
+BLOCK = 32
+"""Records of one packed block: enough that what they have in common is kept once, few enough to unpack at a
+keystroke."""
+
+GRID_CHARACTERS = 48 << 20
+"""Of all grids on a page, as JSON. Beyond it passing records that are furthest from their limits go without."""
+
+_SEVERITY = {Exit.MISMATCH: 0, Exit.CANNOT_RUN: 1, Exit.BAD_INPUT: 2, Exit.PASS: 3}
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One record of one run. `ratio`: its largest error as a part of the limit that it was held to, None where
+    nothing was; over 1 fails."""
+
+    run: int
+    record: Mapping[str, Any]
+    ratio: float | None
+    severity: int
+
+    @property
+    def order(self) -> tuple[Any, ...]:
+        """Failures first, then what came closest to failing."""
+        ratio = -1.0 if self.ratio is None else math.inf if math.isnan(self.ratio) else self.ratio
+        return (self.severity, -ratio, self.run, self.record["number"])
+
+
+def document(
+    runs: Sequence[Run], title: str, grid_characters: int = GRID_CHARACTERS
+) -> tuple[dict[str, Any], list[str]]:
+    """The index, and the blocks: `packed_json` of lists of records. BadInputError for a run that holds what no
+    replay writes."""
+    entries = sorted(_entries(runs), key=lambda entry: entry.order)
+    kept = _grids_kept(entries, grid_characters)
+    blocks = [
+        packed_json(
+            [
+                _details(runs[entry.run], entry, place in kept)
+                for place, entry in enumerate(entries[start : start + BLOCK], start)
+            ]
+        )
+        for start in range(0, len(entries), BLOCK)
+    ]
+    strings: dict[str, int] = {}
+    index = {
+        "schema": 1,
+        "version": __version__,
+        "title": title,
+        "runs": [_run(run) for run in runs],
+        "columns": _columns(entries, strings),
+        "strings": list(strings),
+        "block": BLOCK,
+        "failures": sum(entry.severity < _SEVERITY[Exit.PASS] for entry in entries),
+        "provenance": provenance(runs),
+        "growth": growth([(entry.run, entry.record) for entry in entries]),
+        "without_grid": sum(
+            place not in kept and _grid_characters(entry.record) > 0 for place, entry in enumerate(entries)
+        ),
+    }
+    return index, blocks
+
+
+def _entries(runs: Sequence[Run]) -> Iterator[Entry]:
+    for number, run in enumerate(runs):
+        for record in run.records:
+            try:
+                severity = _SEVERITY[Outcome(record["outcome"]).exit_code]
+                yield Entry(number, record, _ratio(record), severity)
+            except (AttributeError, KeyError, TypeError, ValueError) as error:
+                raise BadInputError(
+                    f"{run.path}: record {record.get('number', '?')} is not as a replay writes it"
+                    f" ({type(error).__name__}: {error}): write it again with this release"
+                ) from None
+
+
+def _ratio(record: Mapping[str, Any]) -> float | None:
+    found = [
+        float(held["error"]) / limit if (limit := float(held["limit"])) > 0 else math.inf
+        for tensor in record["tensors"]
+        if tensor["judged"]
+        for held in tensor.get("held") or ()
+        if float(held["limit"]) > 0 or float(held["error"]) > 0
+    ]
+    return max(found, key=lambda ratio: math.inf if math.isnan(ratio) else ratio, default=None)
+
+
+def _run(run: Run) -> dict[str, Any]:
+    outcomes: dict[str, int] = {}
+    for record in run.records:
+        outcomes[record["outcome"]] = outcomes.get(record["outcome"], 0) + 1
+    return {
+        "path": run.path,
+        "header": run.header,
+        "exit_code": int(run.exit_code),
+        "outcomes": outcomes,
+        "records": len(run.records),
+        "expected": run.expected,
+        "cwd": run.process.get("cwd"),
+        "host": run.process.get("host"),
+    }
+
+
+def _columns(entries: Sequence[Entry], strings: dict[str, int]) -> dict[str, list[Any]]:
+    """What the list of records shows, a column each; texts as their place among `strings`."""
+
+    def interned(text: object) -> int:
+        return strings.setdefault(str(text), len(strings))
+
+    return {
+        "run": [entry.run for entry in entries],
+        "number": [entry.record["number"] for entry in entries],
+        "step": [entry.record["step"] for entry in entries],
+        "ratio": [rounded(entry.ratio) for entry in entries],
+        "severity": [entry.severity for entry in entries],
+        **{
+            name: [interned(entry.record[name]) for entry in entries]
+            for name in ("op", "layer", "outcome", "key")
+        },
+        "reason": [interned(_first_reason(entry.record)) for entry in entries],
+    }
+
+
+def _first_reason(record: Mapping[str, Any]) -> str:
+    """In one line why a record did not pass, as specific as it is known."""
+    for tensor in record["tensors"]:
+        for reason in tensor["reasons"]:
+            return f"{tensor['tensor']}: {reason}"
+    return next(iter(record["faults"]), record["reason"])
+
+
+def _details(run: Run, entry: Entry, with_grid: bool) -> dict[str, Any]:
+    record = dict(entry.record)
+    record["command"] = command(run.header, record, run.process.get("argv") or ())
+    if not with_grid:
+        record["tensors"] = [{**tensor, "grid": None} for tensor in record["tensors"]]
+        record["grid_left_out"] = _grid_characters(entry.record) > 0
+    return record
+
+
+def _grids_kept(entries: Sequence[Entry], characters: int) -> set[int]:
+    """Places of the records whose grids are shown: failures all, then the closest to failing that there is
+    room for."""
+    kept, used = set(), 0
+    for place, entry in enumerate(entries):
+        used += _grid_characters(entry.record)
+        if entry.severity < _SEVERITY[Exit.PASS] or used <= characters:
+            kept.add(place)
+    return kept
+
+
+def _grid_characters(record: Mapping[str, Any]) -> int:
+    return sum(
+        len(part)
+        for tensor in record["tensors"]
+        for part in (tensor.get("grid") or {}).values()
+        if isinstance(part, str)
+    )

@@ -1,0 +1,63 @@
+"""The command that runs one record of a run again, as a person types it."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from gdnbench.judge.rule import rule_options
+
+# Options of `gdnbench replay` that no result tells, each with a value.
+_CARRIED = ("--timeout", "--accept", "--schedule", "--shape")
+
+
+def command(header: Mapping[str, str], record: Mapping[str, Any], arguments: Sequence[str] = ()) -> str:
+    """What replays `record`, or compares it again. `arguments`: the command line of the process that did."""
+    return " ".join(quote(word) for word in ("gdnbench", *_words(header, record, arguments)))
+
+
+def quote(word: str) -> str:
+    """`word` for a shell, in one line: where it holds what does not print, as bash's and zsh's $'...'."""
+    if word.isprintable():
+        return shlex.quote(word)
+    return "$'" + "".join(_escaped(character) for character in word) + "'"
+
+
+def _escaped(character: str) -> str:
+    if character in "\\'":
+        return "\\" + character
+    if character.isprintable():
+        return character
+    # Python writes a byte of a path that is no UTF-8 as one of these; any other surrogate is nobody's byte.
+    how = "surrogateescape" if "\udc80" <= character <= "\udcff" else "surrogatepass"
+    return "".join(f"\\x{byte:02x}" for byte in character.encode("utf-8", how))
+
+
+def _words(header: Mapping[str, str], record: Mapping[str, Any], arguments: Sequence[str]) -> Iterator[str]:
+    rule = rule_options(header.get("rule", "")) or []
+    if header.get("command") == "diff":
+        yield from ("diff", header["a"], header["b"], "--op", str(record["op"]))
+        yield from (["--oracle"] if "torch's" in header.get("rule", "") else [])
+        yield from (word for word in rule if word != "--bitwise")  # what a diff holds to anyhow
+        return
+    yield from ("replay", header["store"], str(record["number"]))
+    yield from ("--kernel", header["kernel"], "--against", header["against"], "--on", header["on"])
+    yield from rule
+    yield from ["--stages"] if any(tensor.get("stage") for tensor in record["tensors"]) else []
+    yield from ["--check"] if record.get("findings") is not None else []
+    yield from _carried(arguments)
+
+
+def _carried(arguments: Sequence[str]) -> Iterator[str]:
+    """Of a `gdnbench replay ...` command line what changes how a record runs and stands in no result."""
+    if "replay" not in arguments:
+        return
+    words = iter(arguments[arguments.index("replay") + 1 :])
+    for word in words:
+        name, given, value = word.partition("=")
+        if name in _CARRIED:
+            following = value if given else next(words, None)
+            yield from () if following is None else (name, following)
+        elif word in ("--isolate", "--no-isolate"):
+            yield word
