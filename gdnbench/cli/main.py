@@ -10,6 +10,7 @@ from typing import NoReturn
 
 import typer
 
+from gdnbench.cli.baseline import app as baseline
 from gdnbench.cli.bisect import app as bisect
 from gdnbench.cli.capture import capture
 from gdnbench.cli.compile import compile
@@ -22,6 +23,7 @@ from gdnbench.cli.pipes import leave_stdout, reader_may_leave
 from gdnbench.cli.replay import replay
 from gdnbench.cli.show import show
 from gdnbench.cli.sim import sim
+from gdnbench.cli.suite import suite
 from gdnbench.cli.synth import synth
 from gdnbench.cli.time import time
 from gdnbench.cli.verify import verify
@@ -45,12 +47,13 @@ app = typer.Typer(
 FOREIGN_WORDS = {"allow_extra_args": True, "ignore_unknown_options": True}  # the operation's own options
 
 app.command()(capture)
-for command in (ls, show, replay, diff, time, verify, sim):
+for command in (ls, show, replay, suite, diff, time, verify, sim):
     app.command()(reader_may_leave(command))
 app.command(context_settings=FOREIGN_WORDS)(reader_may_leave(synth))
 app.command(context_settings=FOREIGN_WORDS)(reader_may_leave(compile))
 app.command()(reader_may_leave(doctor))
 app.add_typer(bisect, name="bisect")
+app.add_typer(baseline, name="baseline")
 
 
 def print_version(wanted: bool) -> None:

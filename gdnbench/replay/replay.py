@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing
-from dataclasses import replace
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from gdnbench.errors import BadInputError, Exit, StoreError
+from gdnbench.errors import BadInputError, StoreError
 from gdnbench.judge import calls
 from gdnbench.judge.by_tensor import ByTensor, describe
 from gdnbench.judge.record import ORACLE, Judge
@@ -24,6 +24,7 @@ from gdnbench.replay import hygiene, kernels
 from gdnbench.replay.execute import Execution, device_of
 from gdnbench.replay.failure import Failure
 from gdnbench.replay.isolate import Isolated
+from gdnbench.replay.judged import Judged, Times, conclude
 from gdnbench.replay.run import InProcess, Runner
 from gdnbench.replay.save import RunWriter
 from gdnbench.replay.simulated import SIM
@@ -34,8 +35,6 @@ from gdnbench_kernels.contract import ContractError, Operation
 
 if TYPE_CHECKING:
     from gdnbench.sim.checker.accept import Accepted
-    from gdnbench.sim.report import Finding
-    from gdnbench.timing.result import RecordTiming
     from gdnbench.trace.request import TraceRequest
 
 RECORDED = "recorded"
@@ -46,10 +45,6 @@ interpreted."""
 
 Progress = Callable[[int, int, RecordResult], None]
 """Called after each record: how many are done, of how many, and the last one."""
-
-
-Times = Callable[[StoredRecord], "RecordTiming"]
-"""Times kernels on a record; one that fails meanwhile is an outcome of its own in what comes back."""
 
 
 def replay(
@@ -69,6 +64,7 @@ def replay(
     isolate: bool | None = None,
     timeout: float | None = None,
     save: str | Path | None = None,
+    save_outputs: bool = True,
     time: Times | None = None,
     check: bool = False,
     accepted: Accepted | None = None,
@@ -83,6 +79,7 @@ def replay(
     `time` is called for each record that passed, and what it returns is kept with the result.
     `check`: the simulator checks every launch of `kernel`, and of `against` if that is simulated; an error
     that is not `accepted` fails the record.
+    `save`: a run store for the results, and without `save_outputs` nothing else.
     `trace`: the simulator writes what instructions of `kernel` compute.
     `isolate` None: in a process of its own for a user's function, on CUDA, or with a timeout; `timeout` is
     seconds a record.
@@ -90,8 +87,80 @@ def replay(
     BadInputError for arguments that name nothing or contradict each other, CannotRunError if `on` is not
     here.
     """
-    rule: Rule | ByTensor = make_rule(k, k_by_tensor, tol, bitwise)
-    rule = ByTensor(rule, rules) if rules else rule
+    options = replay_options(
+        kernel=kernel,
+        against=against,
+        on=on,
+        k=k,
+        k_by_tensor=k_by_tensor,
+        tol=tol,
+        bitwise=bitwise,
+        rules=rules,
+        stages=stages,
+        isolate=isolate,
+        timeout=timeout,
+        check=check,
+        trace=trace,
+        grids=save is not None,
+    )
+    chosen = select(store, records, op)
+    report = options.report(store)
+    results: list[RecordResult] = []
+    with ExitStack() as stack:
+        one = stack.enter_context(replaying(store, options))
+        saved = None
+        if save is not None:
+            saved = stack.enter_context(RunWriter(Path(save), report.header, store, chosen))
+        for number in chosen:
+            record = store.records[number]
+            results.append(conclude(record, one.judge(record), saved=saved, time=time, accepted=accepted))
+            if progress is not None:
+                progress(len(results), len(chosen), results[-1])
+    return replace(report, records=tuple(results))
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayOptions:
+    """How records are replayed and judged, whichever they are; see `replay`. `grids`: results have their
+    errors by chunk and head."""
+
+    kernel: str
+    against: str
+    on: str
+    rule: Rule | ByTensor
+    stages: bool = False
+    isolate: bool | None = None
+    timeout: float | None = None
+    check: bool = False
+    trace: TraceRequest | None = None
+    grids: bool = False
+
+    def report(self, store: Store) -> ReplayReport:
+        """Of no record yet."""
+        return ReplayReport(str(store.path), self.kernel, self.against, self.on, describe(self.rule), ())
+
+
+def replay_options(
+    *,
+    kernel: str = "torch",
+    against: str = ORACLE,
+    on: str = "cpu",
+    k: float | None = None,
+    k_by_tensor: Mapping[str, float] | None = None,
+    tol: tuple[float, float] | None = None,
+    bitwise: bool = False,
+    rules: Mapping[str, Rule] | None = None,
+    stages: bool = False,
+    isolate: bool | None = None,
+    timeout: float | None = None,
+    check: bool = False,
+    trace: TraceRequest | None = None,
+    grids: bool = False,
+) -> ReplayOptions:
+    """What `replay` takes, checked as far as that takes neither a store nor a device: BadInputError, or
+    CannotRunError for a listed kernel that is not simulated."""
+    common = make_rule(k, k_by_tensor, tol, bitwise)
+    rule = ByTensor(common, rules) if rules else common
     if timeout is not None and not timeout > 0:
         raise BadInputError(f"timeout {timeout:g} must be a number of seconds above 0")
     if stages and against == RECORDED:
@@ -100,38 +169,37 @@ def replay(
         raise BadInputError(f"--check is done by the simulator: --on {SIM}, not {on}")
     if trace is not None and on != SIM:
         raise BadInputError(f"--trace is written by the simulator: --on {SIM}, not {on}")
-    chosen = select(store, records, op)
     kernels.check_name(kernel, on)
     if against not in (ORACLE, RECORDED):
         kernels.check_name(against)
+    return ReplayOptions(kernel, against, on, rule, stages, isolate, timeout, check, trace, grids)
+
+
+@contextmanager
+def replaying(store: Store, options: ReplayOptions) -> Iterator[Replayer]:
+    """What replays records of `store` one by one; its kernels' processes are kept while this lasts.
+
+    CannotRunError if the device is not here, BadInputError as `runner`.
+    """
+    on, against = options.on, options.against
+    device = device_of(on)
     # The other side of a simulated kernel need not be simulated: its tensors are on the CPU anyway.
     there = "cpu" if on == SIM and against not in kernels.on_simulator() else on
-    device = device_of(on)
 
-    def runner_of(name: str, place: str, check: bool = False, trace: TraceRequest | None = None) -> Runner:
-        options: dict[str, Any] = {"isolate": isolate, "timeout": timeout, "stages": stages}
-        return runner(store, name, place, check=check, trace=trace, **options)
+    def runner_of(name: str, on: str, *, check: bool, trace: TraceRequest | None = None) -> Runner:
+        alone, timeout, stages = options.isolate, options.timeout, options.stages
+        return runner(
+            store, name, on, isolate=alone, timeout=timeout, stages=stages, check=check, trace=trace
+        )
 
-    results: list[RecordResult] = []
-    report = ReplayReport(str(store.path), kernel, against, on, describe(rule), ())
     with ExitStack() as stack:
-        main = stack.enter_context(closing(runner_of(kernel, on, check, trace)))
-        other = (
-            None
-            if against in (ORACLE, RECORDED)
-            else stack.enter_context(closing(runner_of(against, there, check and there == SIM)))
-        )
-        saved = None
-        if save is not None:
-            saved = stack.enter_context(RunWriter(Path(save), report.header, store, chosen))
-        one = Replayer(
-            main, other, against, Judge(rule, device, grids=save is not None), saved, time, accepted
-        )
-        for number in chosen:
-            results.append(one.replay(store.records[number]))
-            if progress is not None:
-                progress(len(results), len(chosen), results[-1])
-    return replace(report, records=tuple(results))
+        main = runner_of(options.kernel, on, check=options.check, trace=options.trace)
+        stack.enter_context(closing(main))
+        other = None
+        if against not in (ORACLE, RECORDED):
+            other = runner_of(against, there, check=options.check and there == SIM)
+            stack.enter_context(closing(other))
+        yield Replayer(main, other, against, Judge(options.rule, device, grids=options.grids))
 
 
 def runner(
@@ -176,36 +244,29 @@ def select(store: Store, records: Sequence[int] | None, op: str | None) -> list[
 class Replayer:
     """Replays one record after another through one kernel."""
 
-    def __init__(
-        self,
-        kernel: Runner,
-        other: Runner | None,
-        against: str,
-        judge: Judge,
-        saved: RunWriter | None = None,
-        time: Times | None = None,
-        accepted: Accepted | None = None,
-    ) -> None:
+    def __init__(self, kernel: Runner, other: Runner | None, against: str, judge: Judge) -> None:
         self._kernel = kernel
         self._other = other
         self._against = against
         self._judge = judge
-        self._saved = saved
-        self._time = time
-        self._accepted = accepted
 
     def replay(self, record: StoredRecord) -> RecordResult:
-        """Bind, run, judge and save one record; what goes wrong with it is its result."""
+        """Bind, run and judge one record; what goes wrong with it is its result."""
+        return self.judge(record).settled()
+
+    def judge(self, record: StoredRecord) -> Judged:
+        """The same, with what the kernel left."""
         try:
             op = operation(record.info.op)
             calls.check(record, op)
             strays = hygiene.recorded_faults(record, op) if self._against == RECORDED else []
         except (ContractError, BadInputError, StoreError) as error:
-            return RecordResult.of(record, Outcome.REFUSED, str(error))
+            return Judged(RecordResult.of(record, Outcome.REFUSED, str(error)), called=False)
         if self._against == RECORDED and not record.after:
             unfinished = record.info.status is Status.UNFINISHED
             why = "the recorded call never finished" if unfinished else "its capture kept the inputs alone"
-            return RecordResult.of(record, Outcome.NOT_COMPARABLE, f"{why}: it has no output")
+            nothing = RecordResult.of(record, Outcome.NOT_COMPARABLE, f"{why}: it has no output")
+            return Judged(nothing, called=False)
         execution = self._kernel.run(record, op)
         checked = execution.checked
         if isinstance(execution, Failure):
@@ -220,17 +281,10 @@ class Replayer:
                 result = self._compare(record, op, execution, other, strays)
             except (BadInputError, StoreError) as error:
                 result = RecordResult.of(record, Outcome.REFUSED, str(error))
-        if checked is not None:
-            found = checked if self._accepted is None else self._accepted.of(checked)
-            result = _with_findings(result, found)
-        if self._time is not None and result.outcome is Outcome.PASS:
-            result = _with_times(result, self._time(record))
         if self._judge.grids:
             result = replace(result, ranges=calls.ranges_of(record, op))
-        if self._saved is not None:
-            left = None if isinstance(execution, Failure) else execution
-            self._saved.add(record, op, result, left, result.timing)
-        return result
+        left = None if isinstance(execution, Failure) else execution
+        return Judged(result, left, checked)
 
     def _compare(
         self,
@@ -275,26 +329,6 @@ class Replayer:
             seconds=execution.seconds,
             waterfall=shares,
         )
-
-
-def _with_findings(result: RecordResult, found: tuple[Finding, ...]) -> RecordResult:
-    """`result` with what the checker found, and with an outcome that fails if one of it does."""
-    result = replace(result, findings=found)
-    errors = [finding.summary for finding in found if finding.fails]
-    if not errors or result.outcome.exit_code is Exit.MISMATCH:
-        return result
-    more = f" and {len(errors) - 1} more" if len(errors) > 1 else ""
-    earlier = () if result.outcome is Outcome.PASS else (f"{result.outcome}: {result.reason}",)
-    notes = (*result.notes, *earlier)
-    return replace(result, outcome=Outcome.CHECK, reason=f"{errors[0]}{more}", notes=notes)
-
-
-def _with_times(result: RecordResult, timing: RecordTiming) -> RecordResult:
-    """`result` with its times, or with the outcome of a kernel that failed while it was timed."""
-    failed = next((kernel for kernel in timing.kernels if kernel.outcome is not Outcome.PASS), None)
-    if failed is None:
-        return replace(result, timing=timing)
-    return replace(result, timing=timing, outcome=failed.outcome, reason=f"{failed.name}: {failed.reason}")
 
 
 def _reasons(tensors: Sequence[TensorResult]) -> Iterator[str]:

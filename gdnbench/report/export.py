@@ -50,19 +50,19 @@ def to_junit(report: Report) -> str:
         properties = suite.find("properties")
         if properties is None:
             properties = ElementTree.SubElement(suite, "properties")
-        ElementTree.SubElement(properties, "property", name=name, value=_xml(value))
+        ElementTree.SubElement(properties, "property", name=name, value=xml_text(value))
     for record in report.records:
         case = ElementTree.SubElement(
-            suite, "testcase", classname=record.op, name=_xml(record.label), time=f"{record.seconds:.6f}"
+            suite, "testcase", classname=record.op, name=xml_text(record.label), time=f"{record.seconds:.6f}"
         )
-        kind = _junit_kind(record)
+        kind = junit_kind(record)
         if kind is not None:
             element, counter = kind
             counts[counter] += 1
             found = ElementTree.SubElement(
-                case, element, message=_xml(record.reason), type=str(record.outcome)
+                case, element, message=xml_text(record.reason), type=str(record.outcome)
             )
-            found.text = _xml("\n".join(_details(record)))
+            found.text = xml_text("\n".join(details(record)))
     for name, count in counts.items():
         suite.set(name, str(count))
     root = ElementTree.Element("testsuites")
@@ -71,7 +71,7 @@ def to_junit(report: Report) -> str:
     return ElementTree.tostring(root, encoding="unicode", xml_declaration=True)
 
 
-def _junit_kind(record: RecordResult) -> tuple[str, str] | None:
+def junit_kind(record: RecordResult) -> tuple[str, str] | None:
     """Element and counter of a record's outcome; None for a pass."""
     if record.outcome.exit_code is Exit.PASS:
         return None
@@ -81,7 +81,8 @@ def _junit_kind(record: RecordResult) -> tuple[str, str] | None:
     return ("failure", "failures") if failed else ("error", "errors")
 
 
-def _details(record: RecordResult) -> list[str]:
+def details(record: RecordResult) -> list[str]:
+    """All that is wrong with a record, line by line."""
     lines = [record.reason, *record.faults]
     for tensor in record.tensors:
         for reason in tensor.reasons:
@@ -92,7 +93,8 @@ def _details(record: RecordResult) -> list[str]:
     return lines
 
 
-def _xml(text: str) -> str:
+def xml_text(text: str) -> str:
+    """`text` without what XML cannot hold."""
     return _NOT_XML.sub("\N{REPLACEMENT CHARACTER}", text)
 
 

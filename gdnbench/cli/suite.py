@@ -1,0 +1,113 @@
+"""`gdnbench suite`: replay what a file asks for, and hold it against accepted errors and known failures."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gdnbench.cli.arguments import record_numbers
+from gdnbench.cli.console import INTERRUPTED, print_json, progress, table
+from gdnbench.errors import Exit
+
+if TYPE_CHECKING:
+    from gdnbench.suite.plan import Entry
+    from gdnbench.suite.result import SuiteResult
+
+SUITE = "A suite: a TOML file, or a folder of captures."
+MANY_RECORDS = 10**9  # of a store: `--records` is read before one is opened
+
+
+def suite(
+    suite: Annotated[Path, typer.Argument(help=SUITE)],
+    results: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="Folder for results. Default: SUITE's name with .results, here."),
+    ] = None,
+    entry: Annotated[str | None, typer.Option(help="Only entries whose names fit, with * and ?.")] = None,
+    records: Annotated[str | None, typer.Option(help="Only these records of each entry, like 0,3-5.")] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Spread each entry's records over processes.")
+    ] = None,
+    scheduler: Annotated[str | None, typer.Option(help="Or over the workers of this scheduler.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="One object instead of a table.")] = False,
+) -> None:
+    """Replay the captures that a suite names, and judge them by rules, baselines and known failures.
+
+    Exit status: 0 all pass; 1 a failure that is not known, or an error worse than accepted; 2 a wrong suite;
+    3 something could not run here.
+    """
+    from gdnbench.suite.folder import suite_at
+    from gdnbench.suite.read import only
+    from gdnbench.suite.run import run_suite
+
+    asked = suite_at(suite)
+    chosen = asked if entry is None else only(asked, entry)
+    numbers = None if records is None else record_numbers(records, MANY_RECORDS)
+    folder = results if results is not None else Path(f"{suite.resolve().stem}.results")
+    with progress("suite") as advance:
+        result = run_suite(
+            chosen,
+            folder,
+            today=datetime.now(UTC).date(),
+            whole=entry is None,
+            records=numbers,
+            workers=workers,
+            scheduler=scheduler,
+            progress=_told(advance, len(chosen.entries)),
+        )
+    if json:
+        from gdnbench.suite.export import summary_json
+
+        print_json(summary_json(result))
+    else:
+        _print(result)
+    with suppress(OSError):
+        print(f"gdnbench: results are in {folder}", file=sys.stderr)
+    raise typer.Exit(INTERRUPTED if result.interrupted else result.exit_code)
+
+
+def _told(bar: Callable[[int, int], None], entries: int) -> Callable[[Entry, int, int], None]:
+    """On a terminal a bar of the entry's records, anywhere else a line an entry."""
+    begun: list[str] = []
+
+    def advance(entry: Entry, done: int, total: int) -> None:
+        if entry.name not in begun:
+            begun.append(entry.name)
+            if not sys.stderr.isatty():
+                print(f"gdnbench: entry {len(begun)} of {entries}: {entry.name}", file=sys.stderr, flush=True)
+        bar(done, total)
+
+    return advance
+
+
+def _print(result: SuiteResult) -> None:
+    from gdnbench.suite.markdown import baseline_text, headline, outcomes_text, sections
+
+    rows = [
+        (one.entry.name, len(one.verdicts), outcomes_text(one), baseline_text(one), f"{one.seconds:.1f}")
+        for one in result.entries
+    ]
+    print(table(("entry", "records", "outcomes", "baseline", "s"), rows, right=("records", "s")))
+    for one in result.entries:
+        if one.error:
+            print(f"\n{one.entry.name}: {one.error}\n  {result.command(one.entry)}")
+        for verdict in one.failing:
+            print(f"\n{one.entry.name} record {verdict.record.label}: {verdict.outcome}")
+            for failure in verdict.failures:
+                print(f"  {failure.text}")
+            for known in verdict.expired:
+                print(f"  known until {known.until}, which is over: {known.reason}")
+            print(f"  {result.command(one.entry, verdict.record.number)}")
+    for title, lines in sections(result):
+        print(f"\n{title}:")
+        for line in lines:
+            print(f"  {line}")
+    if result.update is not None and result.exit_code is not Exit.BAD_INPUT:
+        print(f"\nto accept what was measured:\n  {result.update}")
+    print(f"\n{result.suite.path} {headline(result)}")

@@ -1,0 +1,180 @@
+"""Accepted errors, and how they came to be: one JSON file, changed only as a whole and with a reason.
+
+    {"schema": 1,
+     "accepted": {capture: {kernel: {on: {record's key: {tensor: {"rms", "max_abs", "update"}}}}}},
+     "history": [{"time", "reason", "git", "provenance", "changes": [{... "from", "to"}]}]}
+
+`update` counts the updates from 1: it names the entry of the history that says who accepted an error and why.
+The captures' paths are relative to the suite.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import math
+import os
+import secrets
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gdnbench.errors import BadInputError
+from gdnbench.suite.ratchet import METRICS
+
+SCHEMA = 1
+Key = tuple[str, str, str, str, str]
+"""Capture, kernel, where it ran, record, tensor."""
+NAMES = ("capture", "kernel", "on", "record", "tensor")
+
+
+@dataclass(slots=True)
+class Baseline:
+    """What the file at `path` holds; nothing where there is no file yet."""
+
+    path: Path
+    accepted: dict[Key, dict[str, Any]] = field(default_factory=dict)
+    history: list[dict[str, Any]] = field(default_factory=list)
+
+    @classmethod
+    def read(cls, path: Path) -> Baseline:
+        """BadInputError for a file that cannot be read or holds something else."""
+        try:
+            document = json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return cls(path)
+        except OSError as error:
+            raise BadInputError(f"{path} cannot be read: {error.strerror or error}") from None
+        except (ValueError, RecursionError) as error:
+            raise BadInputError(f"{path} is not JSON: {' '.join(str(error).split())}") from None
+        if not isinstance(document, dict) or document.get("schema") != SCHEMA:
+            raise BadInputError(f"{path} is no baseline of schema {SCHEMA}, as `gdnbench baseline` writes it")
+        history = document.get("history")
+        if not isinstance(history, list) or not all(isinstance(one, dict) for one in history):
+            raise BadInputError(f"{path}: history must be a list of updates")
+        accepted = dict(_leaves(document.get("accepted"), (), path))
+        for key, errors in accepted.items():
+            _check(errors, f"{path}: {' '.join(key)}")
+        return cls(path, accepted, history)
+
+    def find(self, *key: str) -> Mapping[str, Any] | None:
+        """The accepted errors of a tensor: by capture, kernel, where it ran, record and tensor."""
+        capture, kernel, on, record, tensor = key
+        return self.accepted.get((capture, kernel, on, record, tensor))
+
+    def accept(
+        self,
+        errors: Mapping[Key, Mapping[str, float]],
+        *,
+        reason: str,
+        git: Mapping[str, Any] | None,
+        provenance: Mapping[str, Any],
+    ) -> list[dict[str, Any]]:
+        """Make `errors` the accepted ones; what changed, as the history has it. Call it in `changing`."""
+        number = len(self.history) + 1
+        changes = []
+        for key, found in sorted(errors.items()):
+            before = self.accepted.get(key)
+            new = {metric: float(found[metric]) for metric in METRICS}
+            _check(new, " ".join(key))
+            old = before and {metric: before[metric] for metric in METRICS}
+            if new != old:
+                changes.append({**dict(zip(NAMES, key, strict=True)), "from": old, "to": new})
+                self.accepted[key] = {**new, "update": number}
+        if changes:
+            when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+            told = {"time": when, "reason": reason, "git": git, "provenance": dict(provenance)}
+            self.history.append({**told, "changes": changes})
+        return changes
+
+    def _text(self) -> str:
+        """One line for each error and each change, so that a review shows what changed and no more."""
+        tree: dict[str, Any] = {}
+        for key in sorted(self.accepted):
+            place = tree
+            for name in key[:-1]:
+                place = place.setdefault(name, {})
+            place[key[-1]] = self.accepted[key]
+        document = {"schema": SCHEMA, "accepted": tree, "history": self.history}
+        return "".join(_lines(document)) + "\n"
+
+    def _write(self) -> None:
+        unfinished = self.path.with_name(f".{self.path.name}.{secrets.token_hex(8)}")
+        try:
+            with unfinished.open("x", encoding="utf-8") as file:
+                file.write(self._text())
+                file.flush()
+                os.fsync(file.fileno())
+            unfinished.replace(self.path)
+        finally:
+            unfinished.unlink(missing_ok=True)
+
+
+@contextmanager
+def changing(path: Path) -> Iterator[Baseline]:
+    """The baseline at `path`, read again and written at the end, while no other process may do the same.
+
+    The lock is on the folder: that leaves no file behind, and the baseline itself is replaced by another.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        baseline = Baseline.read(path)
+        yield baseline
+        baseline._write()
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def _leaves(tree: Any, above: tuple[str, ...], path: Path) -> Iterator[tuple[Key, dict[str, Any]]]:
+    """The tensors below `above`, with their keys."""
+    if not isinstance(tree, dict):
+        raise BadInputError(f"{path}: accepted {' '.join(above)} must be an object by {NAMES[len(above)]}")
+    for name, value in tree.items():
+        if len(above) < len(NAMES) - 1:
+            yield from _leaves(value, (*above, name), path)
+        else:
+            capture, kernel, on, record = above
+            yield (capture, kernel, on, record, name), value
+
+
+def _check(errors: Any, where: str) -> None:
+    """BadInputError unless both errors are finite numbers of 0 or more: NaN would accept anything."""
+    if isinstance(errors, dict) and all(_is_error(errors.get(metric)) for metric in METRICS):
+        return
+    raise BadInputError(f"{where}: {' and '.join(METRICS)} must be finite numbers of 0 or more")
+
+
+def _is_error(value: Any) -> bool:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return number and 0 <= value < math.inf
+
+
+def _lines(value: Any, indent: str = "") -> Iterator[str]:
+    """JSON with what holds nothing more, or is one change, on a line of its own."""
+    if _flat(value):
+        yield json.dumps(value, allow_nan=False)
+        return
+    named = isinstance(value, dict)
+    ends = "{}" if named else "[]"
+    items = [(f"{json.dumps(name)}: ", item) for name, item in value.items()] if named else None
+    items = [("", item) for item in value] if items is None else items
+    yield f"{ends[0]}\n"
+    for number, (name, item) in enumerate(items, 1):
+        yield f"{indent} {name}"
+        yield from _lines(item, f"{indent} ")
+        yield "\n" if number == len(items) else ",\n"
+    yield f"{indent}{ends[1]}"
+
+
+def _flat(value: Any) -> bool:
+    if not isinstance(value, dict | list) or not value:
+        return True
+    if isinstance(value, list):
+        return not any(isinstance(item, dict | list) for item in value)
+    return "from" in value or not any(isinstance(item, dict | list) and item for item in value.values())

@@ -1,0 +1,175 @@
+"""The keys of a suite's tables, and what each may hold; for anything else one line says what to write."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import date, datetime
+from typing import Any
+
+from gdnbench.errors import BadInputError
+from gdnbench.report.outcome import Outcome
+from gdnbench.suite.plan import TensorRule
+
+WORSE = "worse than accepted"
+"""The outcome of a tensor that passes its rule and not its baseline."""
+
+ON = ("cpu", "sim", "cuda")
+FAILURES = (*(str(outcome) for outcome in Outcome if outcome is not Outcome.PASS), WORSE)
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """What a key may hold, in words, and the function that takes it from TOML or raises ValueError."""
+
+    holds: str
+    take: Callable[[Any], Any]
+
+
+def take(table: Mapping[str, Any], keys: Mapping[str, Key], where: str) -> dict[str, Any]:
+    """The values of a table; BadInputError for a key that is not among `keys`, or a value it cannot have."""
+    values = {}
+    for name, value in table.items():
+        if name not in keys:
+            raise BadInputError(f"{where} has a key {name!r}; its keys are {', '.join(keys)}")
+        try:
+            values[name] = keys[name].take(value)
+        except ValueError:
+            raise BadInputError(f"{where}: {name} must be {keys[name].holds}, not {_shown(value)}") from None
+    return values
+
+
+def _shown(value: Any) -> str:
+    text = str(value) if isinstance(value, date) else repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _refuse_unless(right: bool) -> None:
+    if not right:
+        raise ValueError
+
+
+def _text(value: Any) -> str:
+    _refuse_unless(isinstance(value, str) and bool(value.strip()) and value.isprintable())
+    return str(value)
+
+
+def _texts(value: Any) -> tuple[str, ...]:
+    values = value if isinstance(value, list) else [value]
+    _refuse_unless(bool(values) and len({repr(one) for one in values}) == len(values))
+    return tuple(map(_text, values))
+
+
+def _flag(value: Any) -> bool:
+    _refuse_unless(isinstance(value, bool))
+    return bool(value)
+
+
+def _number(value: Any) -> float:
+    _refuse_unless(isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < math.inf)
+    return float(value)
+
+
+def _at_least(least: float, strictly: bool = False) -> Callable[[Any], float]:
+    def take(value: Any) -> float:
+        number = _number(value)
+        _refuse_unless(number > least if strictly else number >= least)
+        return number
+
+    return take
+
+
+def _tolerance(value: Any) -> tuple[float, float]:
+    values = value if isinstance(value, list) else [value, 0.0]
+    _refuse_unless(len(values) == 2)
+    absolute, relative = map(_at_least(0.0), values)
+    return absolute, relative
+
+
+def _records(value: Any) -> tuple[int, ...]:
+    _refuse_unless(isinstance(value, list) and bool(value))
+    _refuse_unless(all(isinstance(one, int) and not isinstance(one, bool) and one >= 0 for one in value))
+    _refuse_unless(len(set(value)) == len(value))
+    return tuple(value)
+
+
+def _one_of(names: tuple[str, ...]) -> Callable[[Any], str]:
+    def take(value: Any) -> str:
+        _refuse_unless(isinstance(value, str) and value in names)
+        return str(value)
+
+    return take
+
+
+def _places(value: Any) -> tuple[str, ...]:
+    return tuple(map(_one_of(ON), _texts(value)))
+
+
+def _day(value: Any) -> date:
+    _refuse_unless(isinstance(value, date) and not isinstance(value, datetime))
+    found: date = value
+    return found
+
+
+def _table(value: Any) -> dict[str, Any]:
+    _refuse_unless(isinstance(value, dict))
+    return dict(value)
+
+
+def _tables(value: Any) -> list[dict[str, Any]]:
+    _refuse_unless(isinstance(value, list) and bool(value))
+    return [_table(one) for one in value]
+
+
+FLAG = Key("true or false", _flag)
+TEXT = Key("a text of one line", _text)
+FACTOR = Key("a number of at least 1", _at_least(1.0))
+RULE = {
+    "k": Key("a number of 0 or more", _at_least(0.0)),
+    "tol": Key("ABS or [ABS, REL], numbers of 0 or more", _tolerance),
+    "bitwise": FLAG,
+}
+REPLAY = {
+    "name": TEXT,
+    "captures": Key("a path or pattern, or a list of different ones", _texts),
+    "kernels": Key("the name of a kernel, or a list of different ones", _texts),
+    "on": Key(f"one of {', '.join(ON)}, or a list of them", _places),
+    "op": TEXT,
+    "records": Key("a list of different record numbers, such as [0, 3]", _records),
+    "against": TEXT,
+    **RULE,
+    "tensors": Key("a table of rules, such as { o = { k = 3 } }", _table),
+    "stages": FLAG,
+    "check": FLAG,
+    "accept": TEXT,
+    "timeout": Key("a number of seconds above 0", _at_least(0.0, strictly=True)),
+    "optional": FLAG,
+    "factor": FACTOR,
+}
+DEFAULTS = {name: key for name, key in REPLAY.items() if name != "name"}
+KNOWN = {
+    "entry": Key("the name of an entry, or a pattern with *", _text),
+    "record": Key("the number, key or label of a record as text, or a pattern with *", _text),
+    "tensor": Key("the name of a tensor, or a pattern with *", _text),
+    "outcome": Key(f"one of {', '.join(FAILURES)}", _one_of(FAILURES)),
+    "reason": Key("a text of one line that says why", _text),
+    "link": TEXT,
+    "until": Key("the last day that it counts, a date such as 2027-01-31 without quotes", _day),
+}
+SUITE = {
+    "baselines": Key("the path of a JSON file", _text),
+    "factor": FACTOR,
+    "defaults": Key("a table, [defaults]", _table),
+    "replay": Key("tables, [[replay]]", _tables),
+    "known": Key("tables, [[known]]", _tables),
+}
+
+
+def take_rule(values: dict[str, Any], where: str) -> TensorRule:
+    """Takes k, tol and bitwise out of `values`; BadInputError if they contradict each other."""
+    given = [name for name in RULE if values.get(name) not in (None, False)]
+    if len(given) > 1:
+        raise BadInputError(f"{where}: {' and '.join(given)} are rules of which a tensor has one; choose")
+    taken = {name: values.pop(name) for name in RULE if name in values}
+    return TensorRule(**taken)

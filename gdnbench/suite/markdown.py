@@ -1,0 +1,157 @@
+"""What a suite came to as Markdown, for the summary of a CI job: what failed first, with how to replay it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from gdnbench.errors import Exit
+from gdnbench.printable import printable
+from gdnbench.suite.result import EntryResult, SuiteResult
+
+MOST = 50
+"""Failures told one by one: a job's summary is cut off at 1 MiB, and the JSON has all of them."""
+
+_SPECIAL = re.compile(r"([\\`*_{}\[\]<>|~#!&])")
+
+
+def to_markdown(result: SuiteResult, finished: bool = True) -> str:
+    """A headline, failures, a table of entries, then what else there is to know."""
+    return "\n".join(_lines(result, finished)) + "\n"
+
+
+def headline(result: SuiteResult, finished: bool = True) -> str:
+    """`fails: 3 entries, 40 records: 38 pass, 2 known failure`, with what became of the run itself."""
+    counts: dict[str, int] = {}
+    for entry in result.entries:
+        for outcome, count in entry.outcomes.items():
+            counts[outcome] = counts.get(outcome, 0) + count
+    verdict = {
+        Exit.PASS: "passes",
+        Exit.MISMATCH: "fails",
+        Exit.CANNOT_RUN: "cannot run here",
+        Exit.BAD_INPUT: "is refused",
+    }[result.exit_code]
+    records = sum(counts.values())
+    told = ", ".join(f"{count} {outcome}" for outcome, count in sorted(counts.items())) or "none"
+    asked, done = len(result.suite.entries), len(result.entries)
+    entries = f"{asked} entries" if asked != 1 else "1 entry"
+    if result.interrupted:
+        verdict = f"interrupted in entry {done} of {asked}; so far it {verdict}"
+    elif not finished:
+        verdict = f"not finished, {done} of {asked} entries; so far it {verdict}"
+    return f"{verdict}: {entries}, {records} records: {told}"
+
+
+def _lines(result: SuiteResult, finished: bool) -> Iterator[str]:
+    yield f"# {escaped(result.suite.path)} {escaped(headline(result, finished))}"
+    yield ""
+    yield from _failures(result)
+    yield "| entry | records | outcomes | beside the baseline | s |"
+    yield "|---|---:|---|---|---:|"
+    for one in sorted(result.entries, key=lambda one: one.exit_code is Exit.PASS):
+        yield _row(one)
+    for title, lines in sections(result):
+        yield f"\n## {title}\n"
+        yield from (f"- {escaped(line)}" for line in lines)
+    if result.update is not None:
+        yield "\nTo accept what was measured:\n"
+        yield from _code(result.update)
+
+
+def _failures(result: SuiteResult) -> Iterator[str]:
+    found = [(one, verdict) for one in result.entries for verdict in one.failing]
+    stopped = [one for one in result.entries if one.error]
+    if not found and not stopped:
+        return
+    yield "## What failed\n"
+    for one in stopped:
+        yield f"**{escaped(one.entry.name)}** {escaped(one.error)}\n"
+        yield from _code(result.command(one.entry))
+    for one, verdict in found[:MOST]:
+        label, outcome = escaped(verdict.record.label), escaped(verdict.outcome)
+        yield f"**{escaped(one.entry.name)}** record {label}: {outcome}\n"
+        yield from (f"- {escaped(failure.text)}" for failure in verdict.failures)
+        yield from (
+            f"- known until {known.until}, which is over: {escaped(known.reason)}"
+            for known in verdict.expired
+        )
+        yield ""
+        yield from _code(result.command(one.entry, verdict.record.number))
+    if len(found) > MOST:
+        yield f"and {len(found) - MOST} more; summary.json has them all\n"
+
+
+def sections(result: SuiteResult) -> Iterator[tuple[str, list[str]]]:
+    """What no single failure says: (title, lines)."""
+    known = {
+        f"{one.entry.name} record {verdict.record.label}: {failure.text}; {by.reason}, until {by.until}"
+        f"{f', {by.link}' if by.link else ''}": None
+        for one in result.entries
+        for verdict in one.verdicts
+        for failure, by in verdict.excused
+    }
+    better = [
+        f"{one.entry.name} record {verdict.record.label} {change.tensor}: {change}"
+        for one in result.entries
+        for verdict in one.verdicts
+        for change in verdict.better
+    ]
+    missing = sum(len(verdict.missing) for _, verdict in result.verdicts())
+    passing = [f"{known.where}: {known} passes: remove it" for known in result.known_passing]
+    unmatched = [f"{known.where}: {known} is of no record: remove it" for known in result.known_unmatched]
+    none = [f"{missing} tensors have no accepted error yet"] if missing else []
+    for title, lines in (
+        ("Known failures", list(known)),
+        ("Known failures that do not fail", [*passing, *unmatched]),
+        ("Better than accepted", better),
+        ("Without a baseline", none),
+        ("Not run", [entry.name for entry in result.suite.entries[len(result.entries) :]]),
+    ):
+        if lines:
+            more = [f"and {len(lines) - MOST} more"] if len(lines) > MOST else []
+            yield title, lines[:MOST] + more
+
+
+def baseline_text(one: EntryResult) -> str:
+    """`64 compared, 1 worse, 2 better, 3 missing`, of what there is."""
+    parts = [
+        (sum(verdict.compared for verdict in one.verdicts), "compared"),
+        (sum(len(verdict.worse) for verdict in one.verdicts), "worse"),
+        (sum(len(verdict.better) for verdict in one.verdicts), "better"),
+        (sum(len(verdict.missing) for verdict in one.verdicts), "missing"),
+    ]
+    return ", ".join(f"{count} {what}" for count, what in parts if count) or "-"
+
+
+def outcomes_text(one: EntryResult) -> str:
+    told = [f"{count} {outcome}" for outcome, count in one.outcomes.items()]
+    told += ["cannot run here"] if one.error and one.code is not Exit.BAD_INPUT else []
+    told += ["refused"] if one.error and one.code is Exit.BAD_INPUT else []
+    return ", ".join(told + ["interrupted"] * one.interrupted) or "none"
+
+
+def _row(one: EntryResult) -> str:
+    mark = "" if one.exit_code is Exit.PASS else "**"
+    cells = (
+        f"{mark}{escaped(one.entry.name)}{mark}",
+        str(len(one.verdicts)),
+        escaped(outcomes_text(one)),
+        baseline_text(one),
+        f"{one.seconds:.1f}",
+    )
+    return f"| {' | '.join(cells)} |"
+
+
+def escaped(text: object) -> str:
+    """Text from elsewhere as it reads, on one line and with no markup of its own."""
+    return _SPECIAL.sub(r"\\\1", printable(text))
+
+
+def _code(command: str) -> Iterator[str]:
+    """A fenced block, whose fence is longer than any in the text."""
+    text = printable(command)
+    fence = "`" * max(3, 1 + max((len(run) for run in re.findall("`+", text)), default=0))
+    yield f"{fence}sh"
+    yield text
+    yield f"{fence}\n"

@@ -1,0 +1,112 @@
+"""What a suite asks for, as plain values: what is replayed, by which rules, and which failures are known."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import date
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from gdnbench.judge.record import ORACLE
+from gdnbench.report.report import RecordResult
+
+FACTOR = 1.5
+"""How much worse than accepted an error may be, unless a suite says otherwise; docs/ci.md derives it."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorRule:
+    """How close is close enough; None and False ask for nothing, and then it is k = 2."""
+
+    k: float | None = None
+    tol: tuple[float, float] | None = None
+    bitwise: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What a table of replays says beside what is replayed, each as the option of `replay` of that name.
+
+    `tensors`: rules of single tensors, by TENSOR or OPERATION.TENSOR. `optional`: what cannot run here is no
+    failure. `factor`: of the ratchet.
+    """
+
+    against: str = ORACLE
+    rule: TensorRule = TensorRule()
+    tensors: Mapping[str, TensorRule] = field(default_factory=dict)
+    records: tuple[int, ...] | None = None
+    op: str | None = None
+    stages: bool = False
+    check: bool = False
+    accept: Path | None = None
+    timeout: float | None = None
+    optional: bool = False
+    factor: float = FACTOR
+
+    def rule_of(self, op: str, tensor: str) -> TensorRule:
+        """The rule of a tensor of an operation: its own, else that of its name, else the table's."""
+        return self.tensors.get(f"{op}.{tensor}") or self.tensors.get(tensor) or self.rule
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One capture through one kernel in one place.
+
+    `capture`: as baselines know it, relative to the suite's folder; `path`, `kernel`: as `replay` takes them
+    from the current folder. `written`: the kernel as the suite has it, which baselines know it by.
+    """
+
+    name: str
+    where: str
+    capture: str
+    path: Path
+    kernel: str
+    written: str
+    on: str
+    options: Options
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        return self.capture, self.written, self.on
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A failure that is known, until a day that counts still. Patterns have `*` and `?`; None fits all.
+
+    `record` fits a record's number, its key or its label. With a `tensor` only that tensor's failures are
+    known, with an `outcome` only those that are called so.
+    """
+
+    where: str
+    entry: str
+    reason: str
+    until: date
+    record: str | None = None
+    tensor: str | None = None
+    outcome: str | None = None
+    link: str | None = None
+
+    def is_of(self, entry: str, record: RecordResult) -> bool:
+        names = (str(record.number), record.key, record.label)
+        return fnmatchcase(entry, self.entry) and (
+            self.record is None or any(fnmatchcase(name, self.record) for name in names)
+        )
+
+    def expired(self, today: date) -> bool:
+        return today > self.until
+
+    def __str__(self) -> str:
+        parts = [("record", self.record), ("tensor", self.tensor), ("outcome", self.outcome)]
+        return ", ".join([self.entry, *(f"{name} {text}" for name, text in parts if text is not None)])
+
+
+@dataclass(frozen=True, slots=True)
+class Suite:
+    """A suite, with every capture found. `baselines`: where accepted errors are kept, None for nowhere."""
+
+    path: Path
+    entries: tuple[Entry, ...]
+    known: tuple[Known, ...] = ()
+    baselines: Path | None = None

@@ -1,0 +1,95 @@
+"""Errors of a run beside those accepted before: what became worse by more than a factor, and what better.
+
+An error is worse than accepted when it is over `factor` times the accepted one and over what rounding the
+exact result costs in any case (as in `gdnbench.judge.tensor`: u rms(y) + s / 2, of one element
+u |y| + s / 2), so that what was accepted as nearly exact is not held to less than a rounding. Better is the
+same turned round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import isfinite
+from typing import Any
+
+from gdnbench.bits import logical
+from gdnbench.judge.record import ORACLE
+from gdnbench.judge.result import Side, TensorResult
+from gdnbench.judge.tensor import rounding
+from gdnbench.report.report import RecordResult
+from gdnbench.suite.plan import Entry
+
+METRICS = ("rms", "max_abs")
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """The errors of one tensor against the oracle, and what rounding alone may have cost of each."""
+
+    rms: float
+    max_abs: float
+    rms_floor: float = 0.0
+    max_abs_floor: float = 0.0
+
+    def of(self, metric: str) -> tuple[float, float]:
+        """(error, floor)."""
+        return getattr(self, metric), getattr(self, f"{metric}_floor")
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """An error now and as it was accepted."""
+
+    tensor: str
+    metric: str
+    accepted: float
+    now: float
+    factor: float
+
+    def __str__(self) -> str:
+        name = {"rms": "RMS error", "max_abs": "largest error"}[self.metric]
+        times = f"{self.now / self.accepted:.3g} x" if self.accepted > 0 else "over"
+        return f"{name} {self.now:.3g} is {times} the accepted {self.accepted:.3g}; factor {self.factor:g}"
+
+
+def measured(entry: Entry, record: RecordResult) -> dict[str, Measured]:
+    """Errors that may become accepted ones, by tensor: of what was judged against the oracle and passed, and
+    are finite."""
+    found = {}
+    for tensor in record.tensors:
+        errors = tensor.errors
+        if errors is None or not tensor.passed or not _against_oracle(entry, record.op, tensor):
+            continue
+        if isfinite(errors.rms) and isfinite(errors.max_abs):
+            unit, tiny = rounding(logical(tensor.dtype).torch_dtype)
+            peak = abs(tensor.worst.y) if tensor.worst is not None and isfinite(tensor.worst.y) else 0.0
+            floors = unit * errors.rms_reference + tiny, unit * peak + tiny
+            found[named(tensor)] = Measured(errors.rms, errors.max_abs, *floors)
+    return found
+
+
+def named(tensor: TensorResult) -> str:
+    """A stage and an output may have one name."""
+    return f"{tensor.tensor} (stage)" if tensor.stage else tensor.tensor
+
+
+def _against_oracle(entry: Entry, op: str, tensor: TensorResult) -> bool:
+    """Whether errors are those against the oracle in fp64: neither against it rounded nor another kernel."""
+    rule = entry.options.rule_of(op, tensor.tensor)
+    other = rule.tol is not None and entry.options.against != ORACLE
+    return tensor.judged and tensor.side is Side.KERNEL and not rule.bitwise and not other
+
+
+def worse(now: Measured, accepted: Mapping[str, Any], factor: float, tensor: str) -> Iterator[Change]:
+    for metric in METRICS:
+        error, floor = now.of(metric)
+        if not error <= max(factor * accepted[metric], floor):
+            yield Change(tensor, metric, accepted[metric], error, factor)
+
+
+def better(now: Measured, accepted: Mapping[str, Any], factor: float, tensor: str) -> Iterator[Change]:
+    for metric in METRICS:
+        error, floor = now.of(metric)
+        if accepted[metric] > max(factor * error, floor):
+            yield Change(tensor, metric, accepted[metric], error, factor)

@@ -1,0 +1,197 @@
+"""Reads a suite, a TOML file, and finds the captures that it names."""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+import tomllib
+from collections.abc import Iterator
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from gdnbench.errors import BadInputError, StoreError
+from gdnbench.ops import operations
+from gdnbench.replay import kernels
+from gdnbench.store.recover import open_store
+from gdnbench.suite import keys
+from gdnbench.suite.plan import FACTOR, Entry, Known, Options, Suite, TensorRule
+from gdnbench_kernels.contract import Role
+
+
+def read_suite(path: Path) -> Suite:
+    """The suite at `path`; BadInputError, with file, table and key, for one that is wrong."""
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise BadInputError(f"{path} cannot be read: {error.strerror or error}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise BadInputError(f"{path} is not TOML: {' '.join(str(error).split())}") from None
+    values = keys.take(document, keys.SUITE, str(path))
+    if "replay" not in values:
+        raise BadInputError(f"{path} replays nothing: it has no table [[replay]]")
+    defaults = values.get("defaults", {})
+    keys.take(defaults, keys.DEFAULTS, f"{path}: [defaults]")
+    factor = values.get("factor", FACTOR)
+    entries: dict[str, Entry] = {}
+    for number, table in enumerate(values["replay"], 1):
+        where = f"{path}: [[replay]] {number}"
+        for entry in entries_of(path.parent, {**_apart(defaults, table), **table}, where, factor):
+            if entry.name in entries:
+                other = entries[entry.name].where
+                raise BadInputError(f"{where} makes an entry {entry.name}, as {other} does: give one a name")
+            entries[entry.name] = entry
+    known = tuple(
+        _known(table, f"{path}: [[known]] {number}", entries)
+        for number, table in enumerate(values.get("known", ()), 1)
+    )
+    baselines = path.parent / values["baselines"] if "baselines" in values else None
+    return Suite(path, tuple(entries.values()), known, baselines)
+
+
+def _apart(defaults: dict[str, Any], table: dict[str, Any]) -> dict[str, Any]:
+    """The defaults that a table leaves standing: a rule of its own takes the place of another's."""
+    ruled = any(name in table for name in keys.RULE)
+    return {name: value for name, value in defaults.items() if not (ruled and name in keys.RULE)}
+
+
+def entries_of(folder: Path, table: dict[str, Any], where: str, factor: float) -> Iterator[Entry]:
+    """What one table asks for, each capture through each kernel in each place; `factor` unless it says so."""
+    values = keys.take(table, keys.REPLAY, where)
+    for name in ("captures", "kernels"):
+        if name not in values:
+            raise BadInputError(f"{where} has no {name}: say what is replayed")
+    name, places = values.pop("name", None), values.pop("on", ("cpu",))
+    patterns, names = values.pop("captures"), values.pop("kernels")
+    options = _options(folder, {"factor": factor, **values}, where)
+    captures = _captures(folder, patterns, options, where)
+    for capture, stem in zip(captures, _stems(captures), strict=True):
+        for kernel in names:
+            for on in places:
+                _check(kernel, on, options, where)
+                parts = (name, stem, _slug(kernel), on)
+                yield Entry(
+                    ".".join(_slug(part) for part in parts if part is not None),
+                    where,
+                    capture,
+                    Path(os.path.relpath(folder / capture)),
+                    _kernel(folder, kernel),
+                    kernel,
+                    on,
+                    options,
+                )
+
+
+def _options(folder: Path, values: dict[str, Any], where: str) -> Options:
+    rule = keys.take_rule(values, where)
+    there = {
+        f"{prefix}{name}"
+        for op in operations().values()
+        for name in (
+            *(spec.name for spec in op.tensors if spec.role is not Role.INPUT),
+            *(stage.tensor.name for stage in op.stages),
+        )
+        for prefix in ("", f"{op.name}.")
+    }
+    tensors: dict[str, TensorRule] = {}
+    for tensor, table in values.pop("tensors", {}).items():
+        place = f"{where}: tensors.{tensor}"
+        if tensor not in there:
+            raise BadInputError(f"{place}: no such output or stage; there are {', '.join(sorted(there))}")
+        if not isinstance(table, dict):
+            raise BadInputError(f"{place} must be a rule, such as {{ k = 3 }}")
+        tensors[tensor] = keys.take_rule(keys.take(table, keys.RULE, place), place)
+    if "accept" in values:
+        values["accept"] = folder / values["accept"]
+    if values.get("op", next(iter(operations()))) not in operations():
+        raise BadInputError(f"{where}: op {values['op']!r} is none of {', '.join(operations())}")
+    found = Options(rule=rule, tensors=tensors, **values)
+    if found.accept is not None and not found.check:
+        raise BadInputError(f"{where}: accept is about what the checker finds: write check = true too")
+    return found
+
+
+def _captures(folder: Path, patterns: tuple[str, ...], options: Options, where: str) -> list[str]:
+    """Paths of the captures, relative to `folder` where they can be, that have what is asked of them."""
+    found: dict[str, None] = {}
+    for pattern in patterns:
+        root = glob.escape(str(folder))
+        matches = sorted(glob.glob(os.path.join(root, pattern), recursive=True))
+        if not matches:
+            raise BadInputError(f"{where}: captures {pattern!r} match nothing in {folder}")
+        with_op = [match for match in matches if _has(Path(match), options, where)]
+        if not with_op:
+            raise BadInputError(f"{where}: captures {pattern!r} have no record of {options.op}")
+        found |= dict.fromkeys(Path(os.path.relpath(match, folder)).as_posix() for match in with_op)
+    return list(found)
+
+
+def _has(path: Path, options: Options, where: str) -> bool:
+    """Whether a capture has a record of the operation asked for."""
+    try:
+        with open_store(path) as store:
+            ops = [record.info.op for record in store.records]
+    except StoreError as error:
+        raise BadInputError(f"{where}: captures: {error}") from None
+    if not ops:
+        raise BadInputError(f"{where}: captures: {path} has no records")
+    beyond = [number for number in options.records or () if number >= len(ops)]
+    if beyond:
+        raise BadInputError(f"{where}: records: {path} has no record {beyond[0]}; it has {len(ops)}, from 0")
+    return options.op is None or options.op in [ops[number] for number in options.records or range(len(ops))]
+
+
+def _check(kernel: str, on: str, options: Options, where: str) -> None:
+    if options.check and on != "sim":
+        raise BadInputError(f"{where}: check is done by the simulator: on must be sim, not {on}")
+    for key, name in (("kernels", kernel), ("against", options.against)):
+        try:
+            if name not in ("recorded", "reference"):
+                kernels.check_name(name)
+        except BadInputError as error:
+            raise BadInputError(f"{where}: {key}: {error}") from None
+    if options.stages and options.against == "recorded":
+        raise BadInputError(f"{where}: stages: no call records them; compare with reference or a kernel")
+
+
+def _kernel(folder: Path, written: str) -> str:
+    """A function's file from the suite's folder; modules are looked for from the current one."""
+    place, colon, function = written.rpartition(":")
+    return f"{os.path.relpath(folder / place)}{colon}{function}" if place.endswith(".py") else written
+
+
+def _stems(captures: list[str]) -> list[str]:
+    """Short names: those of the files where no two are the same, else their paths."""
+    short = [_stem(Path(capture).name) for capture in captures]
+    return short if len(set(short)) == len(short) else [_stem(capture) for capture in captures]
+
+
+def _stem(name: str) -> str:
+    return name.removesuffix(".zip").removesuffix(".zarr")
+
+
+def _slug(text: str) -> str:
+    """As part of a file's name on any system."""
+    return re.sub(r"[^A-Za-z0-9_-]+", "-", text).strip("-")
+
+
+def _known(table: dict[str, Any], where: str, entries: dict[str, Entry]) -> Known:
+    values = keys.take(table, keys.KNOWN, where)
+    for name, why in (("entry", "of what"), ("reason", "why"), ("until", "until when")):
+        if name not in values:
+            raise BadInputError(f"{where} has no {name}: say {why} it is known")
+    if not any(fnmatchcase(name, values["entry"]) for name in entries):
+        there = ", ".join(entries)
+        raise BadInputError(f"{where}: entry {values['entry']!r} matches no entry; there are {there}")
+    return Known(where, **values)
+
+
+def only(suite: Suite, pattern: str) -> Suite:
+    """The suite with the entries whose names fit `pattern`; BadInputError if none does."""
+    left = tuple(entry for entry in suite.entries if fnmatchcase(entry.name, pattern))
+    if not left:
+        there = ", ".join(entry.name for entry in suite.entries)
+        raise BadInputError(f"--entry {pattern!r} matches no entry of {suite.path}; there are {there}")
+    return replace(suite, entries=left)

@@ -1,0 +1,134 @@
+"""What a suite came to, entry by entry."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from gdnbench.errors import Exit
+from gdnbench.judge.record import ORACLE
+from gdnbench.report.outcome import worst
+from gdnbench.suite.plan import Entry, Known, Suite, TensorRule
+from gdnbench.suite.verdict import Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class EntryResult:
+    """An entry's records. `error`: why it could not run, or not to its end; `code` is that of the error, and
+    PASS for one that need not run here. `expected`: how many records there are."""
+
+    entry: Entry
+    verdicts: tuple[Verdict, ...] = ()
+    error: str = ""
+    code: Exit = Exit.PASS
+    expected: int = 0
+    seconds: float = 0.0
+    interrupted: bool = False
+
+    @property
+    def exit_code(self) -> Exit:
+        return worst([self.code, *(verdict.exit_code for verdict in self.verdicts)])
+
+    @property
+    def outcomes(self) -> dict[str, int]:
+        return dict(sorted(Counter(verdict.outcome for verdict in self.verdicts).items()))
+
+    @property
+    def failing(self) -> list[Verdict]:
+        return [verdict for verdict in self.verdicts if verdict.exit_code is not Exit.PASS]
+
+    @property
+    def run(self) -> str:
+        """The run store, in the folder of results."""
+        return f"runs/{self.entry.name}.zarr"
+
+
+@dataclass(frozen=True, slots=True)
+class SuiteResult:
+    """`whole`: whether all entries and records of the suite were asked for."""
+
+    suite: Suite
+    folder: Path
+    entries: tuple[EntryResult, ...]
+    interrupted: bool = False
+    whole: bool = True
+
+    @property
+    def exit_code(self) -> Exit:
+        return worst(entry.exit_code for entry in self.entries)
+
+    def verdicts(self) -> Iterator[tuple[EntryResult, Verdict]]:
+        return ((entry, verdict) for entry in self.entries for verdict in entry.verdicts)
+
+    @property
+    def known_passing(self) -> list[Known]:
+        """Known failures of which nothing failed, though records that they are of had a verdict."""
+        return [known for known, seen, used in self._known() if seen and not used]
+
+    @property
+    def known_unmatched(self) -> list[Known]:
+        """Known failures of no record, if all were asked for."""
+        whole = self.whole and not self.interrupted
+        return [known for known, seen, used in self._known() if whole and not seen and not used]
+
+    def _known(self) -> Iterator[tuple[Known, bool, bool]]:
+        """Each with whether a record that it is of had a verdict, and whether it knew a failure of one."""
+        for known in self.suite.known:
+            of = [
+                verdict for entry, verdict in self.verdicts() if known.is_of(entry.entry.name, verdict.record)
+            ]
+            used = any(
+                known in [*verdict.expired, *(by for _, by in verdict.excused)]
+                or any(failure.known_by(known) for failure, _ in verdict.excused)
+                for verdict in of
+            )
+            seen = any(verdict.record.outcome.exit_code is not Exit.CANNOT_RUN for verdict in of)
+            yield known, seen, used
+
+    @property
+    def update(self) -> str | None:
+        """The command that accepts what was measured, where that makes the baseline better or fuller."""
+        if self.suite.baselines is None:
+            return None
+        if not any(verdict.better or verdict.missing for _, verdict in self.verdicts()):
+            return None
+        words = ["gdnbench", "baseline", "update", str(self.suite.path), str(self.folder), "--reason", "WHY"]
+        return shlex.join(words)
+
+    def command(self, entry: Entry, number: int | None = None) -> str:
+        """What replays an entry again, or one record of it."""
+        return shlex.join(replay_words(entry, number))
+
+
+def replay_words(entry: Entry, number: int | None = None) -> list[str]:
+    """`gdnbench replay` with the options of an entry, those that are the defaults left out."""
+    options = entry.options
+    words = ["gdnbench", "replay", str(entry.path)]
+    numbers = options.records if number is None else (number,)
+    words += [] if numbers is None else [",".join(map(str, numbers))]
+    words += ["--kernel", entry.kernel, "--on", entry.on]
+    words += [] if options.against == ORACLE else ["--against", options.against]
+    words += [] if options.op is None or number is not None else ["--op", options.op]
+    words += _rule(options.rule)
+    for name, rule in options.tensors.items():
+        words += ["--rule", f"{name}={rule_text(rule)}"]
+    words += ["--stages"] * options.stages + ["--check"] * options.check
+    words += [] if options.accept is None else ["--accept", os.path.relpath(options.accept)]
+    return words + ([] if options.timeout is None else ["--timeout", f"{options.timeout:g}"])
+
+
+def _rule(rule: TensorRule) -> list[str]:
+    if rule.tol is not None:
+        return ["--tol", ",".join(f"{value!r}" for value in rule.tol)]
+    return ["--bitwise"] if rule.bitwise else [] if rule.k is None else ["--k", f"{rule.k!r}"]
+
+
+def rule_text(rule: TensorRule) -> str:
+    """As `replay --rule` takes it."""
+    if rule.tol is not None:
+        return "tol:" + ",".join(f"{value!r}" for value in rule.tol)
+    return "bitwise" if rule.bitwise else "k:2" if rule.k is None else f"k:{rule.k!r}"

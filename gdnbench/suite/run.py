@@ -1,0 +1,130 @@
+"""Runs a suite: replays entry by entry, and keeps what is finished however it ends."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+from gdnbench.errors import CannotRunError, Exit, GdnbenchError
+from gdnbench.judge.rule import Rule, make_rule
+from gdnbench.replay.replay import replay
+from gdnbench.report.report import RecordResult
+from gdnbench.sim.checker.accept import Accepted
+from gdnbench.store.recover import open_store
+from gdnbench.suite.baseline import Baseline
+from gdnbench.suite.plan import Entry, Known, Options, Suite, TensorRule
+from gdnbench.suite.result import EntryResult, SuiteResult
+from gdnbench.suite.results import Results
+from gdnbench.suite.verdict import judge_record
+
+Progress = Callable[[Entry, int, int], None]
+"""Called with an entry and how many of its records are done, of how many."""
+
+
+def run_suite(
+    suite: Suite,
+    folder: Path,
+    *,
+    today: date,
+    whole: bool = True,
+    records: Sequence[int] | None = None,
+    workers: int | None = None,
+    scheduler: str | None = None,
+    progress: Progress | None = None,
+) -> SuiteResult:
+    """Replay all entries and write results into `folder`, after each entry what there is by then.
+
+    today: known failures count until their day. whole: see `SuiteResult`. records: these of each entry alone.
+    workers, scheduler: see `gdnbench.spread`. An interrupt ends the run, and is told by the result.
+
+    BadInputError for a folder that holds something else, or a baseline that cannot be read.
+    """
+    baseline = None if suite.baselines is None else Baseline.read(suite.baselines)
+    results = Results(folder)
+    if records is not None:
+        suite = replace(suite, entries=tuple(_of_records(entry, records) for entry in suite.entries))
+        whole = False
+    found: list[EntryResult] = []
+    for entry in suite.entries:
+        one = _run(entry, suite.known, baseline, today, results, workers, scheduler, progress)
+        found.append(one)
+        result = SuiteResult(suite, folder, tuple(found), one.interrupted, whole)
+        results.write(result, finished=len(found) == len(suite.entries))
+        if one.interrupted:
+            break
+    return result
+
+
+def _of_records(entry: Entry, records: Sequence[int]) -> Entry:
+    return replace(entry, options=replace(entry.options, records=tuple(records)))
+
+
+def _run(
+    entry: Entry,
+    known: Sequence[Known],
+    baseline: Baseline | None,
+    today: date,
+    results: Results,
+    workers: int | None,
+    scheduler: str | None,
+    progress: Progress | None,
+) -> EntryResult:
+    records: list[RecordResult] = []
+    expected, error, code, interrupted = 0, "", Exit.PASS, False
+
+    def finished(done: int, total: int, record: RecordResult) -> None:
+        nonlocal expected
+        expected = total
+        records.append(record)
+        if progress is not None:
+            progress(entry, done, total)
+
+    begin = time.monotonic()
+    try:
+        options = {**_arguments(entry), "save": results.run_store(entry.name), "progress": finished}
+        if workers is not None or scheduler is not None:
+            from gdnbench.spread.replay import replay_spread
+
+            report = replay_spread(entry.path, workers=workers, scheduler=scheduler, **options)
+        else:
+            with open_store(entry.path) as store:
+                report = replay(store, **options)
+        records = list(report.records)
+    except KeyboardInterrupt:
+        interrupted = True
+    except CannotRunError as refusal:
+        error, code = str(refusal), Exit.PASS if entry.options.optional else Exit.CANNOT_RUN
+    except (GdnbenchError, OSError) as refusal:
+        error, code = str(refusal), getattr(refusal, "exit_code", Exit.BAD_INPUT)
+    verdicts = [judge_record(entry, record, known, baseline, today) for record in records]
+    seconds = time.monotonic() - begin
+    return EntryResult(entry, tuple(verdicts), error, code, expected or len(records), seconds, interrupted)
+
+
+def _arguments(entry: Entry) -> dict[str, Any]:
+    """Keyword arguments of `replay`."""
+    options: Options = entry.options
+    return {
+        "kernel": entry.kernel,
+        "against": options.against,
+        "on": entry.on,
+        "records": options.records,
+        "op": options.op,
+        "k": options.rule.k,
+        "tol": options.rule.tol,
+        "bitwise": options.rule.bitwise,
+        "rules": {name: _rule(rule) for name, rule in options.tensors.items()},
+        "stages": options.stages,
+        "check": options.check,
+        "accepted": None if options.accept is None else Accepted.read(options.accept),
+        "timeout": options.timeout,
+        "save_outputs": False,
+    }
+
+
+def _rule(rule: TensorRule) -> Rule:
+    return make_rule(rule.k, None, rule.tol, rule.bitwise)

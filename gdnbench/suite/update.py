@@ -1,0 +1,86 @@
+"""Makes accepted errors of what a suite measured."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from gdnbench.errors import BadInputError
+from gdnbench.suite.baseline import NAMES, Key, changing
+from gdnbench.suite.export import SCHEMA
+from gdnbench.suite.plan import Suite
+from gdnbench.suite.ratchet import METRICS
+from gdnbench.suite.results import SUMMARY, json_of
+
+
+def update_baseline(suite: Suite, results: Path, reason: str) -> list[dict[str, Any]]:
+    """Accept the errors in the folder `results` that had no accepted ones, or are worse or better by the
+    factor; what changed. The others stay: accepted again and again, an error would creep up.
+
+    BadInputError for a blank reason, a suite without baselines, or results of another suite.
+    """
+    if not reason.strip():
+        raise BadInputError("--reason is blank: say why these errors are right, for those who come after")
+    if suite.baselines is None:
+        raise BadInputError(f"{suite.path} has no baselines: give it a key, baselines = 'FILE.json'")
+    place = results / SUMMARY
+    summary = json_of(place)
+    entries = summary.get("entries")
+    if summary.get("schema") != SCHEMA or not isinstance(entries, list):
+        raise BadInputError(f"{place} is no summary of schema {SCHEMA}, as `gdnbench suite` writes it")
+    factors = {entry.key: entry.options.factor for entry in suite.entries}
+    found: dict[Key, dict[str, float]] = {}
+    for number, entry in enumerate(entries):
+        found |= _errors(entry, f"{place}: entries[{number}]")
+    strange = next((key for key in found if key[:3] not in factors), None)
+    if strange is not None:
+        raise BadInputError(f"{place} has {' '.join(strange[:3])}, which {suite.path} does not ask for")
+    provenance = _object(summary.get("provenance"), f"{place}: provenance")
+    with changing(suite.baselines) as baseline:
+        chosen = {
+            key: errors
+            for key, errors in found.items()
+            if _differs(errors, baseline.accepted.get(key), factors[key[0], key[1], key[2]])
+        }
+        packages = {name: value for name, value in provenance.items() if name != "git"}
+        return baseline.accept(chosen, reason=reason.strip(), git=provenance.get("git"), provenance=packages)
+
+
+def _differs(errors: Mapping[str, float], accepted: Mapping[str, Any] | None, factor: float) -> bool:
+    """Whether any error is `factor` times the other, one way or the other; no floor hides it."""
+    if accepted is None:
+        return True
+    pairs = [(errors[metric], accepted[metric]) for metric in METRICS]
+    return any(max(pair) > factor * min(pair) for pair in pairs)
+
+
+def _errors(entry: Any, where: str) -> dict[Key, dict[str, float]]:
+    """The errors of an entry of a summary; BadInputError where one is no finite number."""
+    found = {}
+    capture, kernel, on = (_text(_object(entry, where).get(name), f"{where}.{name}") for name in NAMES[:3])
+    for record, tensors in _object(entry.get("errors"), f"{where}.errors").items():
+        for tensor, errors in _object(tensors, f"{where}.errors").items():
+            key = (capture, kernel, on, record, tensor)
+            values = _object(errors, f"{where}.errors {record} {tensor}")
+            if any(not isinstance(values.get(name), int | float) for name in METRICS) or not all(
+                0 <= values[name] < math.inf for name in METRICS
+            ):
+                raise BadInputError(
+                    f"{where}.errors {record} {tensor}: errors must be finite and not negative"
+                )
+            found[key] = {name: float(values[name]) for name in METRICS}
+    return found
+
+
+def _object(value: Any, where: str) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise BadInputError(f"{where} is no object")
+    return value
+
+
+def _text(value: Any, where: str) -> str:
+    if not isinstance(value, str):
+        raise BadInputError(f"{where} is no text")
+    return value
