@@ -1,0 +1,78 @@
+"""What judging a record came to, and what is made of it: a result with findings and times, kept in a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from gdnbench.errors import Exit
+from gdnbench.ops import operation
+from gdnbench.replay.execute import Execution
+from gdnbench.report.outcome import Outcome
+from gdnbench.report.report import RecordResult
+from gdnbench.store.reader import StoredRecord
+
+if TYPE_CHECKING:
+    from gdnbench.replay.save import RunWriter
+    from gdnbench.sim.checker.accept import Accepted
+    from gdnbench.sim.report import Finding
+    from gdnbench.timing.result import RecordTiming
+
+Times = Callable[[StoredRecord], "RecordTiming"]
+"""Times kernels on a record; one that fails meanwhile is an outcome of its own in what comes back."""
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A record's `result` by its tensors alone. `execution`: what the kernel left, None if it left nothing to
+    compare. `checked`: what the simulator's checker found, None if it was not asked. `called`: the record
+    came as far as its kernel; one that did not is in no run store."""
+
+    result: RecordResult
+    execution: Execution | None = None
+    checked: tuple[Finding, ...] | None = None
+    called: bool = True
+
+    def settled(self, accepted: Accepted | None = None) -> RecordResult:
+        """The result with what the checker found, less what is `accepted`: what of it fails decides too."""
+        if self.checked is None:
+            return self.result
+        return _with_findings(self.result, self.checked if accepted is None else accepted.of(self.checked))
+
+
+def conclude(
+    record: StoredRecord,
+    judged: Judged,
+    *,
+    saved: RunWriter | None = None,
+    time: Times | None = None,
+    accepted: Accepted | None = None,
+) -> RecordResult:
+    """The result of `record`: settled, timed if it passes, and kept in the run that is `saved`."""
+    result = judged.settled(accepted)
+    if time is not None and result.outcome is Outcome.PASS:
+        result = _with_times(result, time(record))
+    if saved is not None and judged.called:
+        saved.add(record, operation(record.info.op), result, judged.execution, result.timing)
+    return result
+
+
+def _with_findings(result: RecordResult, found: tuple[Finding, ...]) -> RecordResult:
+    """`result` with what the checker found, and with an outcome that fails if one of it does."""
+    result = replace(result, findings=found)
+    errors = [finding.summary for finding in found if finding.fails]
+    if not errors or result.outcome.exit_code is Exit.MISMATCH:
+        return result
+    more = f" and {len(errors) - 1} more" if len(errors) > 1 else ""
+    earlier = () if result.outcome is Outcome.PASS else (f"{result.outcome}: {result.reason}",)
+    notes = (*result.notes, *earlier)
+    return replace(result, outcome=Outcome.CHECK, reason=f"{errors[0]}{more}", notes=notes)
+
+
+def _with_times(result: RecordResult, timing: RecordTiming) -> RecordResult:
+    """`result` with its times, or with the outcome of a kernel that failed while it was timed."""
+    failed = next((kernel for kernel in timing.kernels if kernel.outcome is not Outcome.PASS), None)
+    if failed is None:
+        return replace(result, timing=timing)
+    return replace(result, timing=timing, outcome=failed.outcome, reason=f"{failed.name}: {failed.reason}")
