@@ -38,6 +38,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    root = config.rootpath
+    if root.name.endswith(".zarr") and (root / "zarr.json").exists():
+        raise pytest.UsageError(f"{root} would be pytest's rootdir, which it writes to: give --rootdir too")
     config.addinivalue_line(
         "markers",
         f"{MARK}(*stores, kernel=, on=, against=, op=, records=, k=, ...): run the test, which takes the"
@@ -78,8 +81,6 @@ def pytest_collect_directory(path: Path, parent: pytest.Collector) -> pytest.Col
         return None
     from gdnbench.pytest_plugin.items import StoreFolder
 
-    if path == parent.config.rootpath:
-        raise pytest.UsageError(f"{path} would be pytest's rootdir, which it writes to: give --rootdir too")
     return StoreFolder.from_parent(parent, path=path)
 
 

@@ -62,4 +62,5 @@ class RecordItem(pytest.Item):
         return str(excinfo.value) if isinstance(excinfo.value, Mismatch) else super().repr_failure(excinfo)
 
     def reportinfo(self) -> tuple[Path, None, str]:
-        return self.path, None, self.name
+        # Not the name alone: pytest would print the dots of a layer in it as "::".
+        return self.path, None, f"{self.path.name} {self.name}"
