@@ -32,6 +32,7 @@ from gdnbench.cli.replay_shapes import (
     explore_store,
     repeated,
 )
+from gdnbench.cli.rules import RULE, tensor_rules
 from gdnbench.cli.time import BUSY, CACHE, CLOCK, FORM, print_times, replay_timer, timing_options
 from gdnbench.cli.tracing import LIMIT, OF, TRACE, trace_to
 from gdnbench.errors import BadInputError
@@ -54,6 +55,7 @@ def replay(
     ] = None,
     tol: Annotated[str | None, typer.Option(help="Pass at this difference instead: ABS or ABS,REL.")] = None,
     bitwise: Annotated[bool, typer.Option("--bitwise", help="Pass only when every bit is equal.")] = False,
+    rule: Annotated[list[str] | None, typer.Option(help=RULE)] = None,
     stages: Annotated[
         bool, typer.Option("--stages", help="Judge what the kernel shows between inputs and outputs, too.")
     ] = False,
@@ -114,6 +116,7 @@ def replay(
             schedule=schedule,
             shape=shape,
             against=None if against == "reference" else against,
+            rule=rule or None,
             isolate=isolate,
             timeout=timeout,
             save=save,
@@ -167,6 +170,7 @@ def replay(
             k_by_tensor=by_tensor,
             tol=tolerance(tol),
             bitwise=bitwise,
+            rules=tensor_rules(rule),
             stages=stages,
             isolate=isolate,
             timeout=timeout,

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from gdnbench.errors import BadInputError
 from gdnbench.judge.result import TensorResult
 from gdnbench.judge.rule import Rule, describe_rule
+from gdnbench.ops import operations
+from gdnbench_kernels.contract import Role
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +36,29 @@ class ByTensor:
                 under[id(rule)] = tuple(judge(rule))
             found += [result for result in under[id(rule)] if result.tensor == name]
         return tuple(found)
+
+
+def with_rules(rule: Rule, tensors: Mapping[str, Rule] | None) -> Rule | ByTensor:
+    """`rule`, with those of single tensors if there are any; BadInputError for a name that no tensor has."""
+    for name in tensors or ():
+        check_tensor(name)
+    return ByTensor(rule, tensors) if tensors else rule
+
+
+def check_tensor(name: str) -> None:
+    """BadInputError if no operation has an output or a stage of that name, TENSOR or OPERATION.TENSOR."""
+    there = {
+        f"{prefix}{tensor}"
+        for op in operations().values()
+        for tensor in (
+            *(spec.name for spec in op.tensors if spec.role is not Role.INPUT),
+            *(stage.tensor.name for stage in op.stages),
+        )
+        for prefix in ("", f"{op.name}.")
+    }
+    if name not in there:
+        known = ", ".join(sorted(there))
+        raise BadInputError(f"rule of {name!r}: no such output or stage; there are {known}")
 
 
 def describe(rule: Rule | ByTensor) -> str:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gdnbench.errors import BadInputError, StoreError
 from gdnbench.judge import calls
-from gdnbench.judge.by_tensor import ByTensor, describe
+from gdnbench.judge.by_tensor import ByTensor, describe, with_rules
 from gdnbench.judge.record import ORACLE, Judge
 from gdnbench.judge.result import Side, TensorResult
 from gdnbench.judge.rule import Rule, make_rule
@@ -159,8 +159,7 @@ def replay_options(
 ) -> ReplayOptions:
     """What `replay` takes, checked as far as that takes neither a store nor a device: BadInputError, or
     CannotRunError for a listed kernel that is not simulated."""
-    common = make_rule(k, k_by_tensor, tol, bitwise)
-    rule = ByTensor(common, rules) if rules else common
+    rule = with_rules(make_rule(k, k_by_tensor, tol, bitwise), rules)
     if timeout is not None and not timeout > 0:
         raise BadInputError(f"timeout {timeout:g} must be a number of seconds above 0")
     if stages and against == RECORDED:

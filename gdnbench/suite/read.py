@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from gdnbench.errors import BadInputError, StoreError
+from gdnbench.judge.by_tensor import check_tensor
 from gdnbench.ops import operations
 from gdnbench.replay import kernels
 from gdnbench.store.recover import open_store
 from gdnbench.suite import keys
 from gdnbench.suite.plan import FACTOR, Entry, Known, Options, Suite, TensorRule
-from gdnbench_kernels.contract import Role
 
 
 def read_suite(path: Path) -> Suite:
@@ -86,20 +86,13 @@ def entries_of(folder: Path, table: dict[str, Any], where: str, factor: float) -
 
 def _options(folder: Path, values: dict[str, Any], where: str) -> Options:
     rule = keys.take_rule(values, where)
-    there = {
-        f"{prefix}{name}"
-        for op in operations().values()
-        for name in (
-            *(spec.name for spec in op.tensors if spec.role is not Role.INPUT),
-            *(stage.tensor.name for stage in op.stages),
-        )
-        for prefix in ("", f"{op.name}.")
-    }
     tensors: dict[str, TensorRule] = {}
     for tensor, table in values.pop("tensors", {}).items():
         place = f"{where}: tensors.{tensor}"
-        if tensor not in there:
-            raise BadInputError(f"{place}: no such output or stage; there are {', '.join(sorted(there))}")
+        try:
+            check_tensor(tensor)
+        except BadInputError as error:
+            raise BadInputError(f"{where}: tensors: {error}") from None
         if not isinstance(table, dict):
             raise BadInputError(f"{place} must be a rule, such as {{ k = 3 }}")
         tensors[tensor] = keys.take_rule(keys.take(table, keys.RULE, place), place)
