@@ -4,17 +4,14 @@ blocks of records with everything about each, of which the page unpacks those th
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gdnbench.errors import BadInputError, Exit
 from gdnbench.page.embed import packed_json
-from gdnbench.page.growth import growth, rounded
 from gdnbench.page.provenance import provenance
 from gdnbench.page.repeat import command
-from gdnbench.report.outcome import Outcome
+from gdnbench.report.growth import growth, rounded
+from gdnbench.report.ranking import Entry, ranked
 from gdnbench.report.runs import Run
 from gdnbench.version import __version__
 
@@ -23,34 +20,15 @@ BLOCK = 32
 keystroke."""
 
 GRID_CHARACTERS = 48 << 20
-"""Of all grids on a page, as JSON. Beyond it passing records that are furthest from their limits go without."""
-
-_SEVERITY = {Exit.MISMATCH: 0, Exit.CANNOT_RUN: 1, Exit.BAD_INPUT: 2, Exit.PASS: 3}
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """One record of one run. `ratio`: its largest error as a part of the limit that it was held to, None where
-    nothing was; over 1 fails."""
-
-    run: int
-    record: Mapping[str, Any]
-    ratio: float | None
-    severity: int
-
-    @property
-    def order(self) -> tuple[Any, ...]:
-        """Failures first, then what came closest to failing."""
-        ratio = -1.0 if self.ratio is None else math.inf if math.isnan(self.ratio) else self.ratio
-        return (self.severity, -ratio, self.run, self.record["number"])
+"""Of all grids on a page, as JSON. Beyond it passing records furthest from their limits go without."""
 
 
 def document(
     runs: Sequence[Run], title: str, grid_characters: int = GRID_CHARACTERS
 ) -> tuple[dict[str, Any], list[str]]:
-    """The index, and the blocks: `packed_json` of lists of records. BadInputError for a run that holds what no
-    replay writes."""
-    entries = sorted(_entries(runs), key=lambda entry: entry.order)
+    """The index, and the blocks: `packed_json` of lists of records. BadInputError for a run that holds what
+    no replay writes."""
+    entries = ranked(runs)
     kept = _grids_kept(entries, grid_characters)
     blocks = [
         packed_json(
@@ -70,7 +48,7 @@ def document(
         "columns": _columns(entries, strings),
         "strings": list(strings),
         "block": BLOCK,
-        "failures": sum(entry.severity < _SEVERITY[Exit.PASS] for entry in entries),
+        "failures": sum(entry.failed for entry in entries),
         "provenance": provenance(runs),
         "growth": growth([(entry.run, entry.record) for entry in entries]),
         "without_grid": sum(
@@ -78,30 +56,6 @@ def document(
         ),
     }
     return index, blocks
-
-
-def _entries(runs: Sequence[Run]) -> Iterator[Entry]:
-    for number, run in enumerate(runs):
-        for record in run.records:
-            try:
-                severity = _SEVERITY[Outcome(record["outcome"]).exit_code]
-                yield Entry(number, record, _ratio(record), severity)
-            except (AttributeError, KeyError, TypeError, ValueError) as error:
-                raise BadInputError(
-                    f"{run.path}: record {record.get('number', '?')} is not as a replay writes it"
-                    f" ({type(error).__name__}: {error}): write it again with this release"
-                ) from None
-
-
-def _ratio(record: Mapping[str, Any]) -> float | None:
-    found = [
-        float(held["error"]) / limit if (limit := float(held["limit"])) > 0 else math.inf
-        for tensor in record["tensors"]
-        if tensor["judged"]
-        for held in tensor.get("held") or ()
-        if float(held["limit"]) > 0 or float(held["error"]) > 0
-    ]
-    return max(found, key=lambda ratio: math.inf if math.isnan(ratio) else ratio, default=None)
 
 
 def _run(run: Run) -> dict[str, Any]:
@@ -163,7 +117,7 @@ def _grids_kept(entries: Sequence[Entry], characters: int) -> set[int]:
     kept, used = set(), 0
     for place, entry in enumerate(entries):
         used += _grid_characters(entry.record)
-        if entry.severity < _SEVERITY[Exit.PASS] or used <= characters:
+        if entry.failed or used <= characters:
             kept.add(place)
     return kept
 

@@ -9,11 +9,11 @@ from typing import Any
 
 def growth(records: Sequence[tuple[int, Mapping[str, Any]]]) -> list[dict[str, Any]]:
     """`[{run, op, tensor, layers: [text], steps: [number], error: [[..]], torch: [[..]], place: [[..]]}]` of
-    `(run, record)` of decode steps, in the order of the page.
+    `(run, record)` of decode steps, in the order given.
 
     error, torch: RMS of the error relative to that of the exact value, [layer][step], None where there is no
-    record; of several records, processes each with their own, that of the largest error. place: its place on
-    the page. One step alone is no growth and makes nothing.
+    record; of several records, processes each with their own, that of the largest error. place: its place
+    among the records given. One step alone is no growth and makes nothing.
     """
     found: dict[tuple[int, str, str], dict[tuple[Any, ...], dict[int, tuple[float, float | None, int]]]] = {}
     for place, (run, record) in enumerate(records):

@@ -1,0 +1,65 @@
+"""Records of runs in the order in which they are worth a look: failures, then what came closest to one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gdnbench.errors import BadInputError, Exit
+from gdnbench.report.outcome import Outcome
+from gdnbench.report.runs import Run
+
+_SEVERITY = {Exit.MISMATCH: 0, Exit.CANNOT_RUN: 1, Exit.BAD_INPUT: 2, Exit.PASS: 3}
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One record of one run. `ratio`: its largest error as a part of the limit that it was held to, None
+    where nothing was; over 1 fails."""
+
+    run: int
+    record: Mapping[str, Any]
+    ratio: float | None
+    severity: int
+
+    @property
+    def failed(self) -> bool:
+        """Whether it is anything but a pass."""
+        return self.severity < _SEVERITY[Exit.PASS]
+
+    @property
+    def order(self) -> tuple[Any, ...]:
+        """Failures first, then what came closest to failing."""
+        ratio = -1.0 if self.ratio is None else math.inf if math.isnan(self.ratio) else self.ratio
+        return (self.severity, -ratio, self.run, self.record["number"])
+
+
+def ranked(runs: Sequence[Run]) -> list[Entry]:
+    """The records of `runs` in that order. BadInputError for a run that holds what no replay writes."""
+    return sorted(_entries(runs), key=lambda entry: entry.order)
+
+
+def _entries(runs: Sequence[Run]) -> Iterator[Entry]:
+    for number, run in enumerate(runs):
+        for record in run.records:
+            try:
+                severity = _SEVERITY[Outcome(record["outcome"]).exit_code]
+                yield Entry(number, record, _ratio(record), severity)
+            except (AttributeError, KeyError, TypeError, ValueError) as error:
+                raise BadInputError(
+                    f"{run.path}: record {record.get('number', '?')} is not as a replay writes it"
+                    f" ({type(error).__name__}: {error}): write it again with this release"
+                ) from None
+
+
+def _ratio(record: Mapping[str, Any]) -> float | None:
+    found = [
+        float(held["error"]) / limit if (limit := float(held["limit"])) > 0 else math.inf
+        for tensor in record["tensors"]
+        if tensor["judged"]
+        for held in tensor.get("held") or ()
+        if float(held["limit"]) > 0 or float(held["error"]) > 0
+    ]
+    return max(found, key=lambda ratio: math.inf if math.isnan(ratio) else ratio, default=None)
