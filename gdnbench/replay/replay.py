@@ -65,6 +65,7 @@ def replay(
     timeout: float | None = None,
     save: str | Path | None = None,
     save_outputs: bool = True,
+    grids: bool = False,
     time: Times | None = None,
     check: bool = False,
     accepted: Accepted | None = None,
@@ -80,6 +81,7 @@ def replay(
     `check`: the simulator checks every launch of `kernel`, and of `against` if that is simulated; an error
     that is not `accepted` fails the record.
     `save`: a run store for the results, and without `save_outputs` nothing else.
+    `grids`: results have their errors by chunk and head, as they have where they are saved.
     `trace`: the simulator writes what instructions of `kernel` compute.
     `isolate` None: in a process of its own for a user's function, on CUDA, or with a timeout; `timeout` is
     seconds a record.
@@ -101,7 +103,7 @@ def replay(
         timeout=timeout,
         check=check,
         trace=trace,
-        grids=save is not None,
+        grids=grids or save is not None,
     )
     chosen = select(store, records, op)
     report = options.report(store)
@@ -248,6 +250,10 @@ class Replayer:
         self._other = other
         self._against = against
         self._judge = judge
+
+    def with_kernel(self, kernel: Runner) -> Replayer:
+        """What replays through another kernel and shares the judge, with what its oracle gave last."""
+        return Replayer(kernel, self._other, self._against, self._judge)
 
     def replay(self, record: StoredRecord) -> RecordResult:
         """Bind, run and judge one record; what goes wrong with it is its result."""

@@ -85,7 +85,8 @@ def _run(
 
     begin = time.monotonic()
     try:
-        options = {**_arguments(entry), "save": results.run_store(entry.name), "progress": finished}
+        options = {**replay_arguments(entry), "save": results.run_store(entry.name), "save_outputs": False}
+        options["progress"] = finished
         if workers is not None or scheduler is not None:
             from gdnbench.spread.replay import replay_spread
 
@@ -105,8 +106,8 @@ def _run(
     return EntryResult(entry, tuple(verdicts), error, code, expected or len(records), seconds, interrupted)
 
 
-def _arguments(entry: Entry) -> dict[str, Any]:
-    """Keyword arguments of `replay`."""
+def replay_arguments(entry: Entry) -> dict[str, Any]:
+    """Keyword arguments of `replay` that an entry says."""
     options: Options = entry.options
     return {
         "kernel": entry.kernel,
@@ -122,7 +123,6 @@ def _arguments(entry: Entry) -> dict[str, Any]:
         "check": options.check,
         "accepted": None if options.accept is None else Accepted.read(options.accept),
         "timeout": options.timeout,
-        "save_outputs": False,
     }
 
 
