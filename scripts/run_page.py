@@ -1,0 +1,56 @@
+#!/usr/bin/env python
+"""Runs a page of docs/: writes its files, runs its commands, holds what they print to what the page says.
+
+    python scripts/run_page.py docs/tutorial.md                 everything, in a folder that is removed
+    python scripts/run_page.py docs/tutorial.md --quick         without the blocks under <!-- slow -->
+    python scripts/run_page.py docs/tutorial.md --folder F      F is new or empty, and kept
+
+A block whose fence says `file=NAME` is written to NAME. A block `console` has commands behind `$ ` (a line
+that ends in a backslash goes on), each with all that it prints, stdout and stderr together, below it. There
+`...` stands for anything, line breaks count as spaces, and what no two runs or machines have alike may differ:
+seconds, commit hashes, keys of records, and figures with a decimal point or an exponent, for how a CPU rounds
+is its own. GDNBENCH names this checkout.
+
+Exit status: 0 all is as printed, 1 something is not, 2 bad arguments.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from pathlib import Path
+
+from documenting.session import blocks, run
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("page", type=Path)
+    parser.add_argument("--quick", action="store_true", help="leave out what takes long")
+    parser.add_argument("--folder", type=Path, help="new or empty; kept")
+    arguments = parser.parse_args()
+    try:
+        page = arguments.page.read_text(encoding="utf-8")
+    except OSError as error:
+        parser.error(f"{arguments.page}: {error.strerror}")
+    if arguments.folder is not None and arguments.folder.exists() and any(arguments.folder.iterdir()):
+        parser.error(f"{arguments.folder} is not empty")
+    with tempfile.TemporaryDirectory(prefix="gdnbench-page-") as scratch:
+        folder = arguments.folder or Path(scratch)
+        folder.mkdir(parents=True, exist_ok=True)
+        chosen = [one for one in blocks(page) if not (arguments.quick and one.slow)]
+        failed = 0
+        for done in run(chosen, folder):
+            print(f"line {done.line}: $ {done.command}  [{done.seconds:.1f} s]", flush=True)
+            if done.wrong:
+                failed += 1
+                print(f"{arguments.page}:{done.line}: {done.wrong}\nit printed:\n{done.printed}", flush=True)
+    print(f"{failed} of the commands printed something else" if failed else "all as printed")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

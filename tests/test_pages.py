@@ -1,0 +1,106 @@
+"""What docs/ shows is what happens: the files and commands of its pages, and the reader of pages itself."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SCRIPT = ROOT / "scripts" / "run_page.py"
+
+PAGE = """# A page
+```python file=sub/greet.py
+print("hello")
+```
+```python
+raise SystemExit  # is not run
+```
+```console
+$ cd sub
+$ python greet.py; \\
+      false
+hello
+$ echo $?
+1
+```
+<!-- slow -->
+```console
+$ cat greet.py - && pwd
+print("hello")
+.../sub
+```
+"""
+
+
+@pytest.fixture(scope="module")
+def session() -> Iterator[Any]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(ROOT / "scripts")
+        from documenting import session
+
+        yield session
+
+
+def test_a_page_is_run_as_it_is_read(session: Any, tmp_path: Path) -> None:
+    """One shell: the folder and `$?` carry over; what reads stdin finds none."""
+    found = list(session.run(session.blocks(PAGE), tmp_path))
+    assert [(one.line, one.wrong) for one in found] == [(9, ""), (10, ""), (13, ""), (18, "")]
+    quick = [one for one in session.blocks(PAGE) if not one.slow]
+    assert len(quick) == 2
+
+
+@pytest.mark.parametrize(
+    ("expected", "printed", "same"),
+    [
+        ("a b", "a\n  b", True),
+        ("a b", "a b c", False),
+        ("", "", True),
+        ("", "a", False),
+        ("a ... d", "a b c d", True),
+        ("a ... d", "a d", True),
+        ("a ...\nd", "a b c", False),
+        ("record 3 fails, 12.5 s", "record 3 fails, 140.2 s", True),
+        ("record 3 fails", "record 4 fails", False),
+        ("error 4.39e-05 over 0.17", "error 4e-06 over 1.65e-05", True),
+        ("error 4.39e-05", "error nan", False),
+        ("commit 172a921303 of", "commit 9c0ffee123 of", True),
+        ("commit 172a921303 of", "commit inverse of", False),
+        ("added", "adder", False),
+        ("1234567 tokens", "1234568 tokens", False),
+        ("at 8f36434, 0xbeef", "at 8f36434, 0xbeee", False),
+        ("key 1795383840151-14514-129d184f/1", "key 1795383840999-9-00000000/1", True),
+        ("key 1795383840151-14514-129d184f/1", "key 1795383840999-9-00000000/2", False),
+        ("[x] (y) *", "[x] (y) *", True),
+        ("[x]", "x", False),
+    ],
+)
+def test_what_may_differ(session: Any, expected: str, printed: str, same: bool) -> None:
+    assert (session.difference(expected, printed) == "") is same
+
+
+def test_where_it_differs_is_said(session: Any) -> None:
+    assert "up to 'one two', and not at 'three four'" in session.difference(
+        "one two three four", "one two 3 four"
+    )
+    assert "more than the page says" in session.difference("one two", "one two three")
+
+
+def test_a_session_that_begins_with_output(session: Any) -> None:
+    (block,) = session.blocks("```console\nhello\n```\n")
+    with pytest.raises(ValueError, match="line 2: a session begins with a command"):
+        list(session.commands(block))
+
+
+def test_the_script_ends_with_1_where_something_else_is_printed(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("```console\n$ echo two\none\n```\n", encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), str(page)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert f"{page}:2: " in done.stdout
