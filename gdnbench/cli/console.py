@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -42,8 +43,20 @@ def plain(content: RenderableType) -> str:
 
 
 def print_wide(content: RenderableType) -> None:
-    """`content` on stdout, never wrapped."""
-    print(plain(content))
+    """`content` on stdout, never wrapped; rules as hyphens where its encoding has no others."""
+    text, encoding = plain(content), sys.stdout.encoding or "ascii"
+    if not encodable(text, encoding):
+        text = text.replace("─", "-").encode(encoding, "backslashreplace").decode(encoding)
+    print(text)
+
+
+def encodable(text: str, encoding: str) -> bool:
+    """Whether `encoding` has every character of `text`."""
+    try:
+        text.encode(encoding)
+    except (LookupError, UnicodeEncodeError):
+        return False
+    return True
 
 
 def print_json(value: Any) -> None:

@@ -9,7 +9,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from gdnbench.cli.console import print_json, progress
-from gdnbench.cli.judging import factors, finish, tolerance
+from gdnbench.cli.judging import HEATMAP, factors, finish, tolerance
 from gdnbench.errors import BadInputError, Exit
 from gdnbench.store.recover import open_store
 
@@ -33,6 +33,7 @@ def diff(
     k: Annotated[
         list[str] | None, typer.Option(help="With --oracle: pass at k times torch's error, or TENSOR=K.")
     ] = None,
+    heatmap: Annotated[bool, typer.Option("--heatmap", help=HEATMAP)] = False,
     json: Annotated[bool, typer.Option("--json", help="One object instead of a table.")] = False,
     junit: Annotated[Path | None, typer.Option(help="Also write a JUnit XML file.")] = None,
 ) -> None:
@@ -41,7 +42,10 @@ def diff(
     Exit status: 0 no difference beyond the rule; 1 a difference, or a record that one side lacks.
     """
     if traces(a, b):
-        refuse({"--op": op, "--oracle": oracle, "--k": k, "--junit": junit}, "value traces have no records")
+        refuse(
+            {"--op": op, "--oracle": oracle, "--k": k, "--heatmap": heatmap, "--junit": junit},
+            "value traces have no records",
+        )
         finish_traces(a, b, tolerance(tol), ulp, json)
     refuse({"--ulp": ulp}, "it is for value traces")
     from gdnbench.diff.compare import diff as diff_stores
@@ -56,9 +60,10 @@ def diff(
             k=factor,
             k_by_tensor=by_tensor,
             op=op,
+            grids=heatmap,
             progress=lambda done, total, _: advance(done, total),
         )
-    finish(report, json, junit)
+    finish(report, json, junit, heatmap=heatmap)
 
 
 def traces(a: Path, b: Path) -> bool:

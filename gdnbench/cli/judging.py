@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
-from gdnbench.cli.console import print_wide
+from gdnbench.cli.console import encodable, print_wide
 from gdnbench.errors import BadInputError
+
+HEATMAP = "Show where errors are: the tensors that fail, or those of largest error, by chunk and head."
 
 if TYPE_CHECKING:
     from gdnbench.report.report import DiffReport, ReplayReport
@@ -49,8 +53,10 @@ def finish(
     exit_code: int | None = None,
     *,
     show_accepted: bool = False,
+    heatmap: bool = False,
 ) -> None:
-    """Print a report and end the command with its exit code, or the one given; see `render_table`."""
+    """Print a report and end the command with its exit code, or the one given; see `render_table`.
+    `heatmap`: behind the table where errors are, by chunk and head; the report's results have grids."""
     from gdnbench.report.export import to_json, to_junit
     from gdnbench.report.render import render_table
 
@@ -58,6 +64,11 @@ def finish(
         print(to_json(report))
     else:
         print_wide(render_table(report, show_accepted=show_accepted))
+        if heatmap:
+            from gdnbench.pictures.terminal import ASCII, BLOCKS, heatmaps
+
+            characters = BLOCKS if encodable(BLOCKS, sys.stdout.encoding or "ascii") else ASCII
+            print("\n" + heatmaps(report, shutil.get_terminal_size().columns, characters), end="")
     if junit is not None:
         try:
             junit.write_text(to_junit(report), encoding="utf-8")

@@ -22,7 +22,7 @@ from gdnbench.cli.checking import (
 from gdnbench.cli.console import progress
 from gdnbench.cli.exploring import EXPLORE, conclude, refuse_with, typed
 from gdnbench.cli.git_bisect import OPTION, status, with_git_statuses
-from gdnbench.cli.judging import factors, finish, tolerance
+from gdnbench.cli.judging import HEATMAP, factors, finish, tolerance
 from gdnbench.cli.replay_shapes import (
     SCHEDULE_HELP,
     SHAPE_HELP,
@@ -83,6 +83,7 @@ def replay(
     form: Annotated[str | None, typer.Option(help=f"With --time. {FORM}")] = None,
     clock: Annotated[str | None, typer.Option(help=f"With --time. {CLOCK}")] = None,
     busy: Annotated[bool, typer.Option("--busy", help=f"With --time. {BUSY}")] = False,
+    heatmap: Annotated[bool, typer.Option("--heatmap", help=HEATMAP)] = False,
     git_bisect: Annotated[
         bool, typer.Option(OPTION, help="Exit status for `git bisect run`: 125 where there is no verdict.")
     ] = False,
@@ -124,6 +125,7 @@ def replay(
             git_bisect=git_bisect,
             junit=junit,
             trace=trace,
+            heatmap=heatmap,
         )
         words: list[object] = ["--kernel", kernel, "--on", on]
         words += ["--accept", accept] if accept is not None else []
@@ -175,6 +177,7 @@ def replay(
             isolate=isolate,
             timeout=timeout,
             save=save,
+            grids=heatmap,
             time=times,
             check=check,
             accepted=accepted,
@@ -187,4 +190,4 @@ def replay(
     if write_accept is not None:
         write_template(write_accept, (one for record in report.records for one in record.findings or ()))
     code = status(report) if git_bisect else report.exit_code
-    finish(report, json, junit, code, show_accepted=verbose)
+    finish(report, json, junit, code, show_accepted=verbose, heatmap=heatmap)

@@ -42,14 +42,15 @@ def diff(
     k: float | None = None,
     k_by_tensor: Mapping[str, float] | None = None,
     op: str | None = None,
+    grids: bool = False,
     progress: Progress | None = None,
 ) -> DiffReport:
     """Compare `a` with `b`; a record or tensor that one of them lacks is a mismatch.
 
     `tol` = (abs, rel) replaces bit equality. `oracle` judges the outputs of both by the fp64 oracle instead,
     with `k` (2 unless given) times the error of torch's kernel; it needs the inputs in one of the two and
-    holds one record in memory. BadInputError if the options contradict each other or there is no record to
-    compare.
+    holds one record in memory. `grids`: results have their errors by chunk and head. BadInputError if the
+    options contradict each other or there is no record to compare.
     """
     if oracle and tol is not None:
         raise BadInputError("choose one of tol and oracle, not both")
@@ -68,7 +69,7 @@ def diff(
             progress(len(results), total, result)
 
     for i, j in pairs.matched:
-        add(_compared(a.records[i], b.records[j], rule))
+        add(_compared(a.records[i], b.records[j], rule, grids))
     for store, numbers, name in ((a, pairs.only_a, "A"), (b, pairs.only_b, "B")):
         for number in numbers:
             reason = f"only {name} ({store.path}) has this record"
@@ -76,13 +77,13 @@ def diff(
     return DiffReport(str(a.path), str(b.path), describe_rule(rule), tuple(results))
 
 
-def _compared(a: StoredRecord, b: StoredRecord, rule: Rule) -> RecordResult:
+def _compared(a: StoredRecord, b: StoredRecord, rule: Rule, grids: bool) -> RecordResult:
     try:
         op = operation(a.info.op)
         if isinstance(rule, Bound):
-            return _by_oracle(a, b, op, rule)
+            return _by_oracle(a, b, op, rule, grids)
         notes: list[str] = []
-        tensors = tuple(_tensors(a, b, op, rule, notes))
+        tensors = tuple(_tensors(a, b, op, rule, grids, notes))
         return _settled(a, b, tensors, tuple(_strangers(a, b, op)), tuple(notes))
     except (BadInputError, ContractError, StoreError) as error:
         return replace(RecordResult.of(a, Outcome.REFUSED, str(error)), other=b.key)
@@ -102,7 +103,7 @@ def _settled(
 
 
 def _tensors(
-    a: StoredRecord, b: StoredRecord, op: Operation, rule: Bitwise | Tolerance, notes: list[str]
+    a: StoredRecord, b: StoredRecord, op: Operation, rule: Bitwise | Tolerance, grids: bool, notes: list[str]
 ) -> Iterator[TensorResult]:
     """Every tensor that both records hold, and a failing result for an output that one lacks. Stages are
     compared, ahead of outputs, where both runs kept them (`replay --stages --save`)."""
@@ -116,7 +117,7 @@ def _tensors(
                 axes = op.spec(name).axes_in(conventions)
                 rows = calls.slots_of(a, name)
                 partition = owners.of(name, when, left[name])
-                subject = Subject(name, when, partition, axes, Side.DIFFERENCE, rows)
+                subject = Subject(name, when, partition, axes, Side.DIFFERENCE, rows, grids)
                 found = hold(subject, Stored(left[name]), Stored(right[name]), rule)
                 yield replace(found, stage=name in stages)
             elif name in stages:
@@ -171,7 +172,7 @@ def _digests(record: StoredRecord) -> dict[str, str]:
     return {**recorded, **{name: handle.digest for name, handle in record.before.items()}}
 
 
-def _by_oracle(a: StoredRecord, b: StoredRecord, op: Operation, bound: Bound) -> RecordResult:
+def _by_oracle(a: StoredRecord, b: StoredRecord, op: Operation, bound: Bound, grids: bool) -> RecordResult:
     source = next((record for record in (a, b) if _has_inputs(record)), None)
     if source is None:
         reason = "neither store holds the inputs: the oracle needs one of them to be a capture"
@@ -193,7 +194,7 @@ def _by_oracle(a: StoredRecord, b: StoredRecord, op: Operation, bound: Bound) ->
     calls.check(source, op)
     outputs = {name: handle.read() for name, handle in a.after.items()}
     other = {name: handle.read() for name, handle in b.after.items()}
-    tensors = Judge(bound, torch.device("cpu")).tensors(source, op, outputs, other)
+    tensors = Judge(bound, torch.device("cpu"), grids=grids).tensors(source, op, outputs, other)
     return _settled(a, b, tensors, (), ())
 
 

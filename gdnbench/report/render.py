@@ -37,7 +37,7 @@ def render_table(report: Report, *, show_notes: bool = True, show_accepted: bool
             parts.append(table)
         parts += [line for record in troubled for line in _reasons(record)]
     else:
-        for record, tensor in _worst_by_tensor(report.records):
+        for record, tensor in worst_by_tensor(report.records):
             _row(table, record, tensor)
         parts.append(table)
     if show_notes:
@@ -144,7 +144,7 @@ def _line(text: str) -> Text:
     return Text(text, no_wrap=True, overflow="ignore")
 
 
-def _worst_by_tensor(records: tuple[RecordResult, ...]) -> Iterator[tuple[RecordResult, TensorResult]]:
+def worst_by_tensor(records: tuple[RecordResult, ...]) -> Iterator[tuple[RecordResult, TensorResult]]:
     """For each operation, tensor and side the record where its RMS ratio is largest."""
     worst: dict[tuple[str, str, str, str], tuple[RecordResult, TensorResult]] = {}
     for record in records:

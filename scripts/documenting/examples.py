@@ -29,7 +29,13 @@ EXAMPLES = {
             "gdnbench replay run.zarr --kernel sm100 --on sim --stages --check",
         ),
     ),
-    "gdnbench diff": Example("replay.md", ("gdnbench diff run1.zarr run2.zarr --tol 1e-2",)),
+    "gdnbench diff": Example(
+        "replay.md",
+        (
+            "gdnbench diff run1.zarr run2.zarr --tol 1e-2",
+            "gdnbench diff run1.zarr run2.zarr --heatmap",
+        ),
+    ),
     "gdnbench time": Example(
         "timing.md", ("gdnbench time run.zarr --kernel torch --kernel engine.kernels:prefill --on cuda",)
     ),

@@ -1,0 +1,91 @@
+"""What a heatmap of errors shows: a number for each head and chunk, and what it is a number of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from gdnbench.judge.grid import Grid
+from gdnbench_kernels.contract import Region
+
+
+@dataclass(frozen=True, slots=True)
+class Cells:
+    """`values` fp64 [H, R], heads down and regions across: 0 where nothing is off, infinite where an element
+    is not finite on one side alone. `of_torch`: whether they are parts of torch's error or of the exact
+    value."""
+
+    values: np.ndarray
+    regions: tuple[Region, ...]
+    of_torch: bool
+    left_out: int = 0
+
+    @property
+    def label(self) -> str:
+        return "RMS error / torch's" if self.of_torch else "RMS error / RMS of the value"
+
+    def place(self, head: int, column: int) -> str:
+        """`sequence 0 chunk 3 head 1`."""
+        region = self.regions[column]
+        chunk = "" if region.chunk is None else f" chunk {region.chunk}"
+        return f"sequence {region.sequence}{chunk} head {head}"
+
+    def worst(self) -> tuple[int, int] | None:
+        """Head and column of the largest value; None where nothing is off."""
+        if not self.values.size or not self.values.max() > 0:
+            return None
+        head, column = np.unravel_index(int(self.values.argmax()), self.values.shape)
+        return int(head), int(column)
+
+    @property
+    def column(self) -> str:
+        """What a column is."""
+        return "sequence" if all(region.chunk is None for region in self.regions) else "chunk"
+
+    @property
+    def sequences(self) -> list[int]:
+        """Columns with which a sequence begins."""
+        return [
+            column
+            for column, region in enumerate(self.regions)
+            if column == 0 or region.sequence != self.regions[column - 1].sequence
+        ]
+
+
+def cells_of(grid: Grid, dtype: str) -> Cells:
+    """The cells of a tensor of `dtype` (torch's name without the prefix).
+
+    A part of torch's error where that was asked for and is any; where torch has none in a cell, of what
+    rounding to the dtype may cost there, u rms(y), u being the unit roundoff.
+    """
+    error, exact = grid.rms.astype(np.float64), grid.rms_reference.astype(np.float64)
+    of_torch = grid.torch_rms is not None and bool((grid.torch_rms > 0).any())
+    if of_torch:
+        assert grid.torch_rms is not None
+        exact = np.maximum(grid.torch_rms.astype(np.float64), _roundoff(dtype) * exact)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        values = np.where(error == 0, 0.0, error / exact)
+    values[np.isnan(values) | (grid.nonfinite > 0)] = np.inf
+    return Cells(values.T, grid.regions, of_torch, grid.left_out)
+
+
+def _roundoff(dtype: str) -> float:
+    found = getattr(torch, dtype, None)
+    if not isinstance(found, torch.dtype) or not found.is_floating_point:
+        return 0.0
+    return torch.finfo(found).eps / 2
+
+
+def pooled(values: np.ndarray, rows: int, columns: int) -> tuple[np.ndarray, int, int]:
+    """`values` [H, R] by maxima of blocks, at most `rows` x `columns` of them, and how many rows and columns
+    a block has: no cell that stands out is lost."""
+    down, across = (
+        max(1, -(-size // most)) for size, most in zip(values.shape, (rows, columns), strict=True)
+    )
+    padded = np.pad(
+        values, [(0, -size % each) for size, each in zip(values.shape, (down, across), strict=True)]
+    )
+    blocks = padded.reshape(padded.shape[0] // down, down, padded.shape[1] // across, across)
+    return blocks.max(axis=(1, 3)), down, across

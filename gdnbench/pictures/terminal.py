@@ -1,0 +1,131 @@
+"""Heatmaps of errors by chunk and head as text, for a terminal or a pipe: no colours, and ASCII where the
+encoding has no blocks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from gdnbench.judge.result import Side, TensorResult
+from gdnbench.pictures.cells import Cells, cells_of, pooled
+from gdnbench.printable import printable
+from gdnbench.report.render import worst_by_tensor
+from gdnbench.report.report import RecordResult, Report
+
+MOST_TENSORS = 12
+"""Drawn of one report: more is a page's business."""
+
+MOST_ROWS = 32
+NARROWEST = 40
+"""Columns of a terminal that are made use of in any case."""
+
+BLOCKS, ASCII = "·░▒▓█!", ".:+*#!"
+"""Nothing is off; up to each of three bounds; beyond; not finite on one side alone."""
+
+OF_TORCH = (1.0, 2.0, 10.0)
+"""Bounds of parts of torch's error."""
+
+OF_LARGEST = (0.01, 0.1, 0.5)
+"""Bounds of parts of exact values, as parts of the largest of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """The characters of cells, and the bounds that tell them apart, ascending."""
+
+    characters: str
+    bounds: tuple[float, ...]
+
+    @classmethod
+    def of(cls, cells: Cells, characters: str) -> Scale:
+        if cells.of_torch:
+            return cls(characters, OF_TORCH)
+        finite = cells.values[np.isfinite(cells.values)]
+        largest = float(finite.max(initial=0.0))
+        return cls(characters, tuple(largest * part for part in OF_LARGEST))
+
+    def character(self, value: float) -> str:
+        if math.isinf(value):
+            return self.characters[-1]
+        return self.characters[0 if value == 0 else 1 + sum(value > bound for bound in self.bounds)]
+
+    @property
+    def legend(self) -> str:
+        zero, *within, beyond, wrong = list(self.characters)
+        parts = [f"{mark} up to {bound:.2g}" for mark, bound in zip(within, self.bounds, strict=True)]
+        return "  ".join([f"{zero} 0", *parts, f"{beyond} more", f"{wrong} not finite"])
+
+
+def heatmaps(report: Report, width: int, characters: str = BLOCKS) -> str:
+    """Heatmaps of the tensors of failing records that fail, or else of those where errors are largest, at
+    most `width` characters wide, of those `characters`; one line where none differs. The report's results
+    have grids."""
+    found = list(_chosen(report))
+    if not found:
+        return "heatmap: no element differs of any tensor that could be compared\n"
+    parts = [
+        "\n".join(_heatmap(record, tensor, width, characters)) for record, tensor in found[:MOST_TENSORS]
+    ]
+    if len(found) > MOST_TENSORS:
+        parts.append(f"heatmaps of {len(found) - MOST_TENSORS} more tensors left out")
+    return "\n\n".join(parts) + "\n"
+
+
+def _chosen(report: Report) -> Iterator[tuple[RecordResult, TensorResult]]:
+    failing = [
+        (record, tensor) for record in report.records for tensor in record.tensors if not tensor.passed
+    ]
+    for record, tensor in failing or worst_by_tensor(report.records):
+        if tensor.grid is not None and tensor.unequal:
+            yield record, tensor
+
+
+def _heatmap(record: RecordResult, tensor: TensorResult, width: int, characters: str) -> Iterator[str]:
+    assert tensor.grid is not None
+    cells = cells_of(tensor.grid, tensor.dtype)
+    scale = Scale.of(cells, characters)
+    heads, regions = cells.values.shape
+    margin = len("head ") + len(str(max(0, heads - 1))) + 1
+    values, down, across = pooled(cells.values, MOST_ROWS, max(width, NARROWEST) - margin)
+    side = {Side.KERNEL: "", Side.AGAINST: ", against", Side.DIFFERENCE: ", difference"}[tensor.side]
+    yield f"{printable(f'record {record.label}')}: {printable(tensor.tensor)}{side}: {cells.label}"
+    yield scale.legend
+    yield from _marks(cells, across, margin, values.shape[1])
+    for row, line in enumerate(values):
+        yield f"head {row * down:<{margin - 5}}" + "".join(map(scale.character, line))
+    if down > 1 or across > 1:
+        yield (
+            f"a character is the largest of {down} head{'s' * (down > 1)} x {across}"
+            f" {cells.column}{'s' * (across > 1)}, of {heads} x {regions}"
+        )
+    if cells.left_out:
+        yield f"{cells.left_out} {cells.column}s of smaller errors left out"
+    yield _worst(tensor, cells)
+
+
+def _marks(cells: Cells, across: int, margin: int, columns: int) -> Iterator[str]:
+    """Numbers of sequences above the columns with which they begin, as far as there is room."""
+    line = [" "] * columns
+    after = 0
+    for column in cells.sequences:
+        number, at = str(cells.regions[column].sequence), column // across
+        if at >= after and at + len(number) <= columns:
+            line[at : at + len(number)] = number
+            after = at + len(number) + 1
+    yield f"{'seq.':<{margin}}" + "".join(line).rstrip()
+
+
+def _worst(tensor: TensorResult, cells: Cells) -> str:
+    assert tensor.grid is not None
+    at = cells.worst()
+    if at is None:
+        return "no error anywhere"
+    head, column = at
+    index = ", ".join(map(str, tensor.grid.worst[column, head]))
+    x, y = (float(values[column, head]) for values in (tensor.grid.x, tensor.grid.y))
+    value = cells.values[at]
+    largest = "not finite" if math.isinf(value) else f"{value:.3g}"
+    return f"largest: {largest} in {cells.place(head, column)}; there [{index}] is {x:.6g} against {y:.6g}"

@@ -1,0 +1,128 @@
+"""Heatmaps as text: which tensors, which characters, how wide."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from gdnbench.judge.grid import Grid
+from gdnbench.judge.result import Side, TensorResult
+from gdnbench.pictures.terminal import ASCII, MOST_TENSORS, heatmaps
+from gdnbench.record import When
+from gdnbench.report.outcome import Outcome
+from gdnbench.report.report import RecordResult, ReplayReport
+from gdnbench_kernels.contract import Region
+
+
+def tensor(values: np.ndarray, *, passed: bool, name: str = "o", chunked: bool = True) -> TensorResult:
+    """Of errors [R, H] beside torch's, which is 1 everywhere."""
+    shape = values.shape
+    regions = (Region(n, n + 1, n // 3, n % 3 if chunked else None) for n in range(shape[0]))
+    made = Grid(
+        regions=tuple(regions),
+        axes=("T", "Hv"),
+        rms=values.astype(np.float32),
+        rms_reference=np.ones(shape, np.float32),
+        torch_rms=np.ones(shape, np.float32),
+        max_abs=values.astype(np.float32),
+        nonfinite=np.zeros(shape, np.int32),
+        worst=np.full((*shape, 2), 7, np.int32),
+        x=np.full(shape, 0.25, np.float32),
+        y=np.full(shape, 0.5, np.float32),
+    )
+    return TensorResult(
+        name, When.AFTER, Side.KERNEL, "float32", (4, 2), () if passed else ("wrong",), unequal=1, grid=made
+    )
+
+
+def report(*records: tuple[TensorResult, ...], layer: str = "layers.0") -> ReplayReport:
+    made = (
+        RecordResult(
+            number,
+            f"key{number}",
+            "gdn_prefill",
+            layer,
+            0,
+            0,
+            Outcome.PASS if all(one.passed for one in tensors) else Outcome.MISMATCH,
+            tensors=tensors,
+        )
+        for number, tensors in enumerate(records)
+    )
+    return ReplayReport("store", "k", "reference", "cpu", "rule", tuple(made))
+
+
+def test_a_character_says_between_which_bounds_a_cell_lies() -> None:
+    values = np.array([[0, 0.5], [1, 1.5], [2, 9], [11, np.nan]])
+    lines = heatmaps(report((tensor(values, passed=False),)), 80).splitlines()
+    assert lines[0] == "record 0 gdn_prefill layers.0 step 0: o: RMS error / torch's"
+    assert lines[1] == "· 0  ░ up to 1  ▒ up to 2  ▓ up to 10  █ more  ! not finite"
+    assert lines[2:5] == ["seq.   0  1", "head 0 ·░▒█", "head 1 ░▒▓!"]
+    assert lines[5].startswith(
+        "largest: not finite in sequence 1 chunk 0 head 1; there [7, 7] is 0.25 against 0.5"
+    )
+
+
+def test_what_fails_is_shown_and_nothing_else() -> None:
+    bad, good = tensor(np.ones((2, 1)), passed=False, name="bad"), tensor(np.ones((2, 1)), passed=True)
+    text = heatmaps(report((good,), (bad, good)), 80)
+    assert text.count("RMS error") == 1
+    assert text.startswith("record 1 gdn_prefill layers.0 step 0: bad:")
+
+
+def test_where_nothing_fails_the_largest_error_of_each_tensor_is_shown() -> None:
+    from gdnbench.judge.metrics import Errors
+
+    def of(error: float) -> TensorResult:
+        errors = Errors(1, error, error, error, 1.0, error, 0.0, 1)
+        return replace(tensor(np.full((2, 1), error), passed=True), errors=errors)
+
+    text = heatmaps(report((of(0.1),), (of(0.3),), (of(0.2),)), 80)
+    assert text.count("RMS error") == 1
+    assert text.startswith("record 1 ")
+
+
+@pytest.mark.parametrize("width", [40, 80, 200])
+def test_it_fits_the_width_and_loses_no_outlier(width: int) -> None:
+    values = np.full((999, 70), 0.5)
+    values[500, 66] = 99
+    lines = heatmaps(report((tensor(values, passed=False),)), width).splitlines()
+    rows = [line for line in lines if line.startswith("head")]
+    assert 16 < len(rows) <= 32
+    assert max(map(len, rows)) <= width
+    # A character is the largest of so many: what rounding up leaves out of the width is less than half.
+    assert max(map(len, rows)) > width / 2
+    assert sum(line.count("█") for line in rows) == 1
+    row, column = next((n, line.index("█") - 8) for n, line in enumerate(rows) if "█" in line)
+    (said,) = [line for line in lines if line.startswith("a character is the largest of")]
+    down, across = int(said.split()[6]), int(said.split()[9])
+    assert (row, column) == (66 // down, 500 // across)
+    assert said.endswith("of 70 x 999")
+
+
+def test_ascii_where_there_are_no_blocks() -> None:
+    text = heatmaps(report((tensor(np.array([[0, 20.0]]), passed=False, chunked=False),)), 80, ASCII)
+    assert text.isascii()
+    assert "head 0 .\nhead 1 #\n" in text
+
+
+def test_text_of_a_store_does_nothing_to_a_terminal() -> None:
+    text = heatmaps(report((tensor(np.ones((1, 1)), passed=False),), layer="a\x1b[2Jb\n"), 80)
+    assert "a\\x1b[2Jb\\n" in text
+    assert "\x1b" not in text
+
+
+def test_no_more_than_so_many_are_drawn_and_the_rest_is_counted() -> None:
+    one = tensor(np.ones((1, 1)), passed=False)
+    text = heatmaps(report(*[(one,)] * (MOST_TENSORS + 5)), 80)
+    assert text.count("RMS error") == MOST_TENSORS
+    assert text.endswith("heatmaps of 5 more tensors left out\n")
+
+
+def test_nothing_to_show_is_said() -> None:
+    same = replace(tensor(np.zeros((1, 1)), passed=True), unequal=0)
+    assert (
+        heatmaps(report((same,)), 80) == "heatmap: no element differs of any tensor that could be compared\n"
+    )
