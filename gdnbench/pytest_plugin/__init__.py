@@ -15,6 +15,7 @@ import pytest
 if TYPE_CHECKING:
     from gdnbench.pytest_plugin.case import Case
     from gdnbench.pytest_plugin.replays import Replays
+    from gdnbench.pytest_plugin.selection import Chosen
 
 MARK = "gdnbench"
 FIXTURE = "gdnbench_case"
@@ -69,8 +70,14 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
-    if not (file_path.name.endswith(".zarr.zip") and parent.session.isinitpath(file_path)):
+    if not (file_path.name.endswith((".zarr.zip", ".toml")) and parent.session.isinitpath(file_path)):
         return None
+    if file_path.suffix == ".toml":
+        if b"[[replay]]" not in file_path.read_bytes():
+            return None  # no suite
+        from gdnbench.pytest_plugin.suite_items import SuiteFile
+
+        return SuiteFile.from_parent(parent, path=file_path)
     from gdnbench.pytest_plugin.items import StoreFile
 
     return StoreFile.from_parent(parent, path=file_path)
@@ -89,7 +96,8 @@ def gdnbench_case(request: pytest.FixtureRequest) -> Case:
     """A recorded call of the stores that the test's mark `gdnbench` names."""
     from gdnbench.pytest_plugin.case import open_case
 
-    return open_case(request.param, request.node, replays_of(request.config))
+    chosen: Chosen = request.param
+    return open_case(chosen, request.node, replays_of(request.config))
 
 
 def replays_of(config: pytest.Config) -> Replays:

@@ -1,67 +1,63 @@
-"""What a mark, or the command line, asks of the records it names; all that can be told without a record."""
+"""What a mark, or the command line, asks of the records it names."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from gdnbench.errors import BadInputError
 
-_TEXTS = ("kernel", "on", "against")
-_SWITCHES = ("bitwise", "stages", "check")
+if TYPE_CHECKING:
+    from gdnbench.replay.replay import ReplayOptions
+
+_DEFAULTS = {"kernel": "torch", "on": "cpu", "against": "reference"}
+_RULES = ("k", "k_by_tensor", "tol", "bitwise")
+_KNOWN = (*_DEFAULTS, "op", "records", *_RULES, "stages", "check", "isolate", "timeout")
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """Options of `gdnbench.replay.replay.replay`, and which records; `None`: as there.
+    """Which records, and what is given of the options of `gdnbench.replay.replay.replay_options`. `records` is
+    a text such as "0,3-5"; None: all."""
 
-    `records` is a text such as "0,3-5".
-    """
-
-    kernel: str = "torch"
-    on: str = "cpu"
-    against: str = "reference"
     op: str | None = None
     records: str | None = None
-    k: float | None = None
-    k_by_tensor: Mapping[str, float] = field(default_factory=dict)
-    tol: tuple[float, float] | None = None
-    bitwise: bool = False
-    stages: bool = False
-    check: bool = False
-    isolate: bool | None = None
-    timeout: float | None = None
+    given: Mapping[str, Any] = field(default_factory=dict)
+
+    def options(self) -> ReplayOptions:
+        """Errors as of `replay_options`. Needs torch, which choosing records does not."""
+        from gdnbench.replay.replay import replay_options
+
+        return replay_options(**self.given)
 
 
 def asked_of(options: Mapping[str, Any], config: pytest.Config, *folders: Path) -> Asked:
     """What `options` of a mark ask for, the command line's where they say nothing. A kernel's file is looked
     for in `folders`. BadInputError for an option that there is not, or of a wrong type."""
-    known = [one.name for one in fields(Asked)]
     for name in options:
-        if name not in known:
-            raise BadInputError(f"mark gdnbench has no option {name!r}; it has {', '.join(known)}")
+        if name not in _KNOWN:
+            raise BadInputError(f"mark gdnbench has no option {name!r}; it has {', '.join(_KNOWN)}")
     given = {name: value for name, value in options.items() if value is not None}
-    for name in _TEXTS:
-        value = given.setdefault(name, config.getoption(f"gdnbench_{name}") or getattr(Asked(), name))
+    for name, default in _DEFAULTS.items():
+        value = given.setdefault(name, config.getoption(f"gdnbench_{name}") or default)
         if not isinstance(value, str):
             raise BadInputError(
                 f"{name}={value!r} is not a text; a function of the test is called by case.check(function)"
             )
         if name in options:
-            given[name] = _in_folder(value, folders)
-    for name in _SWITCHES:
+            given[name] = in_folder(value, *folders)
+    for name in ("bitwise", "stages", "check", "isolate"):
         if not isinstance(given.get(name, False), bool):
             raise BadInputError(f"{name}={given[name]!r} is not True or False")
-    if "records" in given:
-        given["records"] = _records(given["records"])
     if "tol" in given and not isinstance(given["tol"], tuple):
         given["tol"] = (given["tol"], 0.0)
     _check_numbers(given)
-    return _agreeing(Asked(**given))
+    records = _records(given.pop("records")) if "records" in given else None
+    return Asked(given.pop("op", None), records, given)
 
 
 def _records(value: Any) -> str:
@@ -88,17 +84,7 @@ def _check_numbers(given: Mapping[str, Any]) -> None:
         raise BadInputError(f"tol={given['tol']!r} is not a number or (absolute, relative)")
 
 
-def _agreeing(asked: Asked) -> Asked:
-    if asked.check and asked.on != "sim":
-        raise BadInputError(f"check=True is done by the simulator: on='sim', not {asked.on!r}")
-    if asked.stages and asked.against == "recorded":
-        raise BadInputError("no call records its stages: compare them with reference or another kernel")
-    if asked.timeout is not None and not asked.timeout > 0:
-        raise BadInputError(f"timeout={asked.timeout:g} must be a number of seconds above 0")
-    return asked
-
-
-def _in_folder(kernel: str, folders: tuple[Path, ...]) -> str:
+def in_folder(kernel: str, *folders: Path) -> str:
     """`path/file.py:function` with the path made absolute, if the file is in one of `folders`."""
     place, _, function = kernel.rpartition(":")
     if not place.endswith(".py"):

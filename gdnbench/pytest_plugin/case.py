@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from torch import Tensor
@@ -18,13 +18,16 @@ from gdnbench.pytest_plugin.replays import Replaying, Replays
 from gdnbench.pytest_plugin.selection import Chosen
 from gdnbench.replay import hygiene
 from gdnbench.replay.call import by_name
-from gdnbench.replay.execute import Execution
+from gdnbench.replay.execute import Execution, device_of
 from gdnbench.replay.kernels import of_function
 from gdnbench.report.outcome import Outcome
 from gdnbench.report.render import render_text
 from gdnbench.report.report import RecordResult
 from gdnbench.store.reader import StoredRecord
 from gdnbench_kernels.contract import Call, ContractError, Kernel, Operation, Role
+
+if TYPE_CHECKING:
+    from gdnbench.sim.checker.accept import Accepted
 
 
 class Mismatch(AssertionError):
@@ -33,11 +36,11 @@ class Mismatch(AssertionError):
 
 @dataclass(repr=False)
 class Case:
-    """Record `record` of `operation`, and the replay that its test's mark asks for."""
+    """Record `record` of `operation`, and the replay that its test asks for."""
 
     record: StoredRecord
     operation: Operation
-    node: pytest.Item
+    _node: pytest.Item
     _replaying: Replaying
     _before: dict[str, Tensor] = field(default_factory=dict)
 
@@ -50,7 +53,7 @@ class Case:
     def call(self) -> Call:
         """The call on the device asked for, in the record's conventions: contiguous tensors; of a pool the
         stored slots alone, its indices numbered to match."""
-        found = calls.compact(self.record, self.operation, self._replaying.device)
+        found = calls.compact(self.record, self.operation, device_of(self._replaying.options.on))
         inputs = {spec.name for spec in self.operation.tensors if spec.role is Role.INPUT}
         self._before = {name: tensor.clone() for name, tensor in found.tensors.items() if name in inputs}
         return found
@@ -83,24 +86,36 @@ class Case:
         returned = by_name(outputs, list(op.outputs(call)), of_function(self.judge, "the test"), op)
         left = {name: tensor.detach().cpu().contiguous() for name, tensor in {**mutated, **returned}.items()}
         faults = hygiene.written_inputs(call, self._before)
-        execution = Execution(left, tuple(faults), (), 0.0, conventions=dict(call.conventions))
-        return self._conclude(execution)
+        return self._conclude(Execution(left, tuple(faults), (), 0.0, conventions=dict(call.conventions)))
 
-    def _conclude(self, kernel: Kernel | Execution | None) -> RecordResult:
+    def result(
+        self, kernel: Kernel | Execution | None = None, accepted: Accepted | None = None
+    ) -> RecordResult:
+        """What the record comes to, whatever that is; its errors become properties of the test."""
         __tracebackhide__ = True
         try:
-            result = self._replaying.replay(self.record, kernel)
+            result = self._replaying.replay(self.record, kernel, accepted)
         except CannotRunError as error:
             pytest.skip(printable(error))
         except GdnbenchError as error:
             pytest.fail(printable(error), pytrace=False)
-        self.node.user_properties += [("outcome", str(result.outcome)), *_figures(result.tensors)]
+        self._node.user_properties += [("outcome", str(result.outcome)), *_figures(result.tensors)]
+        return result
+
+    def text(self, result: RecordResult, kernel: Kernel | Execution | None = None) -> str:
+        """What `gdnbench replay` prints of a result of this record."""
+        lines = render_text(self._replaying.report(result, kernel)).strip("\n").split("\n")
+        return "\n".join(map(printable, lines))
+
+    def _conclude(self, kernel: Kernel | Execution | None) -> RecordResult:
+        __tracebackhide__ = True
+        result = self.result(kernel)
         if result.outcome is Outcome.PASS:
             return result
+        reason = printable(f"{result.outcome}: {result.reason}")
         if result.outcome.exit_code is Exit.CANNOT_RUN:
-            pytest.skip(printable(f"{result.outcome}: {result.reason}"))
-        lines = render_text(self._replaying.report(result, kernel)).strip("\n").split("\n")
-        raise Mismatch("\n".join(map(printable, [f"{result.outcome}: {result.reason}", "", *lines])))
+            pytest.skip(reason)
+        raise Mismatch(f"{reason}\n\n{self.text(result, kernel)}")
 
 
 def open_case(chosen: Chosen, node: pytest.Item, replays: Replays) -> Case:
@@ -109,7 +124,7 @@ def open_case(chosen: Chosen, node: pytest.Item, replays: Replays) -> Case:
     if chosen.problem is not None:
         pytest.fail(chosen.problem, pytrace=False)
     try:
-        replaying = replays.of(chosen.path, chosen.asked)
+        replaying = replays.of(chosen.path, chosen.asked.options())
         record = replaying.store.records[chosen.number]
         op = operation(record.info.op)
         calls.check(record, op)

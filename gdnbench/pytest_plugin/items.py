@@ -53,8 +53,12 @@ class RecordItem(pytest.Item):
         self._case = open_case(self._chosen, self, replays_of(self.config))
 
     def runtest(self) -> None:
-        assert self._case is not None, "set up first"
-        self._case.check()
+        assert self._case is not None, "it is opened by setup"
+        self.conclude(self._case)
+
+    def conclude(self, case: Case) -> None:
+        """Raises what the test ends in unless the record passes."""
+        case.check()
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
         from gdnbench.pytest_plugin.case import Mismatch

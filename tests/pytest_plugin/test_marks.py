@@ -285,10 +285,7 @@ def test_junit_has_the_errors_of_each_tensor(pytester: pytest.Pytester, run: Run
         ("'a.zarr', k_by_tensor=2", "k_by_tensor=2 is not a dict of numbers by tensor"),
         ("'a.zarr', tol=(1, 2, 3)", "tol=(1, 2, 3) is not a number or (absolute, relative)"),
         ("'a.zarr', records=1.5", "records=1.5: write a number, a list of them, or a text like '0,3-5'"),
-        ("'a.zarr', check=True", "check=True is done by the simulator: on='sim', not 'cpu'"),
         ("'a.zarr', check='yes'", "check='yes' is not True or False"),
-        ("'a.zarr', timeout=0", "timeout=0 must be a number of seconds above 0"),
-        ("'a.zarr', stages=True, against='recorded'", "no call records its stages: *"),
     ],
 )
 def test_a_mark_that_makes_no_sense_is_one_error_of_collection(
@@ -315,6 +312,9 @@ def test_a_case_without_a_mark_is_an_error(pytester: pytest.Pytester, run: Run) 
         ("'a.zarr', on='tpu'", "refused: --on 'tpu' is no device; *"),
         ("'a.zarr', records='0,7'", "there is no record 7; the store has records 0 to 0"),
         ("'a.zarr', k=-1", "refused: k -1 must not be negative"),
+        ("'a.zarr', timeout=0", "refused: timeout 0 must be a number of seconds above 0"),
+        ("'a.zarr', check=True", "refused: --check is done by the simulator: --on sim, not cpu"),
+        ("'a.zarr', stages=True, against='recorded'", "refused: no call records its stages: *"),
     ],
 )
 def test_what_only_a_replay_can_tell_is_an_error_of_the_test(

@@ -1,0 +1,84 @@
+"""Suites that are arguments of pytest: each record of each entry a test."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from gdnbench.errors import Exit, GdnbenchError
+from gdnbench.printable import printable
+from gdnbench.pytest_plugin.asked import Asked, in_folder
+from gdnbench.pytest_plugin.items import RecordItem
+from gdnbench.pytest_plugin.selection import select
+from gdnbench.suite.baseline import Baseline
+from gdnbench.suite.plan import Entry, Suite
+from gdnbench.suite.read import read_suite
+from gdnbench.suite.result import replay_words
+from gdnbench.suite.run import replay_arguments
+from gdnbench.suite.verdict import judge_record
+
+if TYPE_CHECKING:
+    from gdnbench.pytest_plugin.case import Case
+    from gdnbench.sim.checker.accept import Accepted
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where in a suite a test belongs, and what the suite knows beforehand."""
+
+    suite: Suite
+    baseline: Baseline | None
+    entry: Entry
+    accepted: Accepted | None
+
+
+class SuiteFile(pytest.File):
+    """A suite, see docs/ci.md."""
+
+    def collect(self) -> Iterator[pytest.Item]:
+        try:
+            suite = read_suite(self.path)
+            baseline = None if suite.baselines is None else Baseline.read(suite.baselines)
+            for entry in suite.entries:
+                yield from self._items(suite, baseline, entry)
+        except GdnbenchError as error:
+            raise self.CollectError(printable(error)) from None
+
+    def _items(self, suite: Suite, baseline: Baseline | None, entry: Entry) -> Iterator[pytest.Item]:
+        given = replay_arguments(entry)
+        place = Place(suite, baseline, entry, given.pop("accepted"))
+        op, numbers = given.pop("op"), given.pop("records")
+        # A test may change the current folder, which an entry's paths are relative to.
+        given["kernel"] = in_folder(entry.kernel, Path.cwd())
+        asked = Asked(op, None if numbers is None else ",".join(map(str, numbers)), given)
+        for chosen in select(entry.path.absolute(), asked, f"{entry.name}-"):
+            yield SuiteItem.from_parent(self, name=chosen.id, chosen=chosen, place=place)
+
+
+class SuiteItem(RecordItem):
+    """A record of an entry, judged as `gdnbench suite` does."""
+
+    def __init__(self, *, place: Place, **rest: Any) -> None:
+        super().__init__(**rest)
+        self._place = place
+
+    def conclude(self, case: Case) -> None:
+        from gdnbench.pytest_plugin.case import Mismatch
+
+        place, result = self._place, case.result(accepted=self._place.accepted)
+        today = datetime.now(UTC).date()
+        verdict = judge_record(place.entry, result, place.suite.known, place.baseline, today)
+        told = printable(f"{verdict.outcome}: {verdict.reason}")
+        if verdict.skipped or (verdict.failures and verdict.exit_code is Exit.CANNOT_RUN):
+            pytest.skip(told)
+        if verdict.failures:
+            again = shlex.join(replay_words(place.entry, result.number))
+            raise Mismatch(f"{told}\n\n{case.text(result)}\nagain: {printable(again)}")
+        if verdict.excused:
+            pytest.xfail(told)
