@@ -7,9 +7,9 @@
 
 A block whose fence says `file=NAME` is written to NAME. A block `console` has commands behind `$ ` (a line
 that ends in a backslash goes on), each with all that it prints, stdout and stderr together, below it. There
-`...` stands for anything, line breaks count as spaces, and what no two runs or machines have alike may differ:
-seconds, commit hashes, keys of records, and figures with a decimal point or an exponent, for how a CPU rounds
-is its own. GDNBENCH names this checkout.
+`...` stands for anything, line breaks count as spaces, and what no two runs or machines have alike may
+differ: seconds, commit hashes, keys of records, and figures with a decimal point or an exponent, for how a
+CPU rounds is its own. GDNBENCH names this checkout.
 
 Exit status: 0 all is as printed, 1 something is not, 2 bad arguments.
 """

@@ -1,4 +1,4 @@
-"""The sessions that a page shows, run as a reader would run them and held to what the page says they print."""
+"""The sessions that a page shows, run as a reader runs them and held to what the page says they print."""
 
 from __future__ import annotations
 
