@@ -64,7 +64,7 @@ def provenance() -> dict[str, Any]:
         "packages": _package_versions(),
         "python": platform.python_version(),
         "os": platform.platform(),
-        "cpu": _cpu_model(),
+        "cpu": cpu_model(),
     }
 
 
@@ -111,7 +111,7 @@ def _package_versions() -> dict[str, str]:
     return versions
 
 
-def _cpu_model() -> str:
+def cpu_model() -> str:
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):

@@ -66,7 +66,20 @@ FORBIDDEN = {
         "gdnbench.page",
         "gdnbench.cli",
     ),
-    "gdnbench/replay": ("gdnbench.diff", "gdnbench.capture", "gdnbench.cli", "gdnbench.bisect"),
+    "gdnbench/replay": (
+        "gdnbench.diff",
+        "gdnbench.capture",
+        "gdnbench.cli",
+        "gdnbench.bisect",
+        "gdnbench.spread",
+    ),
+    "gdnbench/spread": (
+        "gdnbench.diff",
+        "gdnbench.timing",
+        "gdnbench.capture",
+        "gdnbench.cli",
+        "gdnbench.suite",
+    ),
     "gdnbench/timing": ("gdnbench.diff", "gdnbench.capture", "gdnbench.cli", "gdnbench.bisect"),
     "gdnbench/bisect": ("gdnbench.timing", "gdnbench.capture", "gdnbench.cli"),
     "gdnbench/diff": (

@@ -37,7 +37,8 @@ class RunWriter:
     and of the inputs themselves only the index tensors, from which it is known to whom each row belongs; with
     them its result, errors by chunk and head included. Without `outputs` it is the result alone.
 
-    header: a report's; records: how many there will be. What wrote the captured store is kept too, so that a
+    header: a report's; records: how many there will be; workers: the machines that replay, where this does
+    not. What wrote the captured store is kept too, so that a
     run says where both sides come from (`gdnbench.report.runs` reads it).
     """
 
@@ -49,9 +50,10 @@ class RunWriter:
         records: Sequence[int],
         *,
         outputs: bool = True,
+        workers: Sequence[Mapping[str, Any]] = (),
     ) -> None:
         self._header, self._outputs = header, outputs
-        if header["on"] == "cuda":
+        if header["on"] == "cuda" and not workers:
             # Else nobody knows the GPU yet; the oracle runs on it in any case.
             torch.cuda.init()  # type: ignore[no-untyped-call]
         replays = {
@@ -69,7 +71,11 @@ class RunWriter:
             path,
             kind="run",
             process={**process_info(), "replays": replays},
-            provenance={**provenance(), **gpu_provenance()},
+            provenance={
+                **provenance(),
+                **gpu_provenance(),
+                **({"workers": list(workers)} if workers else {}),
+            },
         )
         self._drafts: list[RecordDraft] = []
         self._bytes = 0

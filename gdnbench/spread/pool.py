@@ -1,0 +1,154 @@
+"""Worker processes, by Dask: some on this machine, started and ended here, or those of a scheduler."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
+
+from gdnbench.errors import BadInputError, CannotRunError
+
+if TYPE_CHECKING:
+    from distributed import Client, Future
+
+Found = TypeVar("Found")
+Arguments = TypeVarTuple("Arguments")
+
+GPU = "GPU"
+"""The resource by which a scheduler's workers say that they have one."""
+
+THREADS = "OMP_NUM_THREADS"
+MOMENT = 1.0
+"""Seconds that a count of workers is good for."""
+
+
+@dataclass(slots=True)
+class Pool:
+    """Workers that calls are sent to. `local`: processes of this machine and installation."""
+
+    client: Client
+    local: bool
+    threads: int | None
+    resources: Mapping[str, float] = field(default_factory=dict)
+    _slots: tuple[float, int] = (-MOMENT, 0)
+
+    def submit(self, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
+        return self.client.submit(
+            function, *arguments, pure=False, retries=0, resources=dict(self.resources) or None
+        )
+
+    def slots(self) -> int:
+        """How many calls can run at once; 0 while there is no worker."""
+        if time.monotonic() - self._slots[0] >= MOMENT:
+            workers = self.client.scheduler_info()["workers"].values()
+            able = [one for one in workers if all(one["resources"].get(name) for name in self.resources)]
+            self._slots = time.monotonic(), sum(one["nthreads"] for one in able)
+        return self._slots[1]
+
+    def everywhere(self, function: Callable[[*Arguments], Found], *arguments: *Arguments) -> list[Found]:
+        """What a function returns in each worker that answers; it runs beside what they do, and is quick."""
+        found: dict[str, Found] = self.client.run(function, *arguments, on_error="ignore")
+        return list(found.values())
+
+
+@contextmanager
+def pool(workers: int | None, scheduler: str | None, on: str) -> Iterator[Pool]:
+    """`workers` processes on this machine, None for as many as it has cores, or on=cuda GPUs; or the workers
+    of the `scheduler`.
+
+    BadInputError for both or fewer than one, CannotRunError without Dask, or if nobody answers.
+    """
+    if workers is not None and scheduler is not None:
+        raise BadInputError("--workers starts processes here and --scheduler has its own: give one of them")
+    if workers is not None and workers < 1:
+        raise BadInputError(f"--workers {workers}: there has to be one at least")
+    try:
+        import distributed  # noqa: F401
+    except ImportError:
+        raise CannotRunError("--workers and --scheduler need Dask: pip install 'gdnbench[spread]'") from None
+    with _remote(scheduler, on) if scheduler is not None else _local(workers, on) as found:
+        yield found
+
+
+@contextmanager
+def _local(workers: int | None, on: str) -> Iterator[Pool]:
+    import dask
+    from distributed import Client, Nanny, Scheduler, SpecCluster
+
+    gpus = visible_gpus() if on == "cuda" else []
+    if on == "cuda" and not gpus:
+        raise CannotRunError("--on cuda: no GPU is visible here for workers")
+    count = workers or len(gpus) or len(os.sched_getaffinity(0))
+    threads = int(os.environ[THREADS]) if os.environ.get(THREADS, "").isdigit() else 1
+    with tempfile.TemporaryDirectory(prefix="gdnbench-spread-") as scratch:
+        common = {THREADS: str(threads), "TMPDIR": scratch}
+        specification = {
+            number: {
+                "cls": Nanny,
+                "options": {
+                    "nthreads": 1,
+                    "memory_limit": None,
+                    "local_directory": scratch,
+                    "dashboard": False,
+                    "env": common | ({"CUDA_VISIBLE_DEVICES": gpus[number % len(gpus)]} if gpus else {}),
+                    "host": "127.0.0.1",
+                    "silence_logs": logging.ERROR,
+                },
+            }
+            for number in range(count)
+        }
+        # A record that its worker died of is tried again by us, who know when it ran alone.
+        options = {"host": "127.0.0.1", "port": 0, "dashboard": False, "allowed_failures": 0}
+        with (
+            dask.config.set({"distributed.admin.large-graph-warning-threshold": "1GiB"}),
+            SpecCluster(
+                workers=specification,
+                scheduler={"cls": Scheduler, "options": options},
+                silence_logs=logging.CRITICAL,
+            ) as cluster,
+            Client(cluster, set_as_default=False) as client,
+            client.as_current(),
+        ):
+            yield Pool(client, True, threads)
+
+
+@contextmanager
+def _remote(scheduler: str, on: str) -> Iterator[Pool]:
+    from distributed import Client
+
+    try:
+        client = Client(scheduler, set_as_default=False, timeout="10s")
+    except ValueError as error:
+        raise BadInputError(f"--scheduler {scheduler}: {error}") from None
+    except OSError:
+        raise CannotRunError(
+            f"no Dask scheduler answers at {scheduler}; start one with `dask scheduler`"
+        ) from None
+    with client, client.as_current():
+        yield Pool(client, False, None, _resources(client, on))
+
+
+def _resources(client: Client, on: str) -> Mapping[str, float]:
+    """What a worker must have for kernels on a device. Where none of them says of GPUs, all are alike."""
+    workers = client.scheduler_info()["workers"].values()
+    return {GPU: 1.0} if on == "cuda" and any(one["resources"].get(GPU) for one in workers) else {}
+
+
+def visible_gpus() -> list[str]:
+    """The names by which CUDA_VISIBLE_DEVICES may choose one of the GPUs visible here."""
+    given = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if given is not None:
+        return [name.strip() for name in given.split(",") if name.strip()]
+    import torch
+
+    return [str(number) for number in range(torch.cuda.device_count())]
+
+
+def say(text: str) -> None:
+    print(f"gdnbench: {text}", file=sys.stderr)
