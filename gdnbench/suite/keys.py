@@ -144,6 +144,7 @@ REPLAY = {
     "check": FLAG,
     "accept": TEXT,
     "timeout": Key("a number of seconds above 0", _at_least(0.0, strictly=True)),
+    "isolate": FLAG,
     "optional": FLAG,
     "factor": FACTOR,
 }

@@ -101,6 +101,8 @@ def _options(folder: Path, values: dict[str, Any], where: str) -> Options:
     if values.get("op", next(iter(operations()))) not in operations():
         raise BadInputError(f"{where}: op {values['op']!r} is none of {', '.join(operations())}")
     found = Options(rule=rule, tensors=tensors, **values)
+    if found.timeout is not None and found.isolate is False:
+        raise BadInputError(f"{where}: timeout: a kernel in this process cannot be stopped; isolate it")
     if found.accept is not None and not found.check:
         raise BadInputError(f"{where}: accept is about what the checker finds: write check = true too")
     return found

@@ -123,6 +123,7 @@ def replay_arguments(entry: Entry) -> dict[str, Any]:
         "check": options.check,
         "accepted": None if options.accept is None else Accepted.read(options.accept),
         "timeout": options.timeout,
+        "isolate": options.isolate,
     }
 
 

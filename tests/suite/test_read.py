@@ -1,0 +1,200 @@
+"""Suites that are right, and the ways to get one wrong: one line that names file, table and key."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import date
+from pathlib import Path
+
+import pytest
+
+from gdnbench.errors import BadInputError
+from gdnbench.suite.folder import suite_at
+from gdnbench.suite.plan import FACTOR, TensorRule
+from gdnbench.suite.read import only, read_suite
+
+Write = Callable[[str], Path]
+
+ENTRY = '[[replay]]\ncaptures = "both.zarr"\nkernels = "torch"\n'
+
+WHOLE = """
+baselines = "accepted.json"
+factor = 2
+[defaults]
+timeout = 7
+k = 3
+[[replay]]
+captures = ["*.zarr"]
+kernels = ["torch", "sm100"]
+on = ["cpu", "sim"]
+[[replay]]
+name = "slow one"
+captures = "decode.zarr"
+kernels = "kernels/mine.py:f"
+tol = 1e-3
+factor = 1.25
+records = [0]
+tensors = { o = { bitwise = true }, "gdn_decode.state" = { k = 4 } }
+[[known]]
+entry = "slow*"
+record = "0"
+reason = "why"
+until = 2027-01-31
+link = "https://x"
+"""
+
+
+def test_a_table_is_an_entry_for_each_capture_kernel_and_place(suite_file: Write, folder: Path) -> None:
+    suite = read_suite(suite_file(WHOLE))
+    assert [entry.name for entry in suite.entries] == [
+        f"{capture}.{kernel}.{on}"
+        for capture in ("both", "decode")
+        for kernel in ("torch", "sm100")
+        for on in ("cpu", "sim")
+    ] + ["slow-one.decode.kernels-mine-py-f.cpu"]
+    first, last = suite.entries[0], suite.entries[-1]
+    assert first.key == ("both.zarr", "torch", "cpu")
+    assert (first.options.rule, first.options.timeout, first.options.factor) == (TensorRule(k=3.0), 7.0, 2.0)
+    # A rule of its own takes the place of the default one; the file is looked for from the suite's folder.
+    assert last.options.rule == TensorRule(tol=(1e-3, 0.0))
+    assert Path(last.kernel.removesuffix(":f")).resolve() == folder / "kernels/mine.py"
+    assert last.written == "kernels/mine.py:f"
+    assert last.options.rule_of("gdn_decode", "state") == TensorRule(k=4.0)
+    assert last.options.rule_of("gdn_prefill", "state") == TensorRule(tol=(1e-3, 0.0))
+    assert last.options.rule_of("gdn_prefill", "o").bitwise
+    assert (last.options.records, last.options.factor) == ((0,), 1.25)
+    assert suite.known[0].until == date(2027, 1, 31)
+    assert suite.baselines == folder / "accepted.json"
+
+
+def test_only_captures_with_the_operation_are_taken(suite_file: Write) -> None:
+    table = '[[replay]]\ncaptures = "*.zarr"\nkernels = "torch"\nop = "gdn_prefill"\n'
+    assert [entry.name for entry in read_suite(suite_file(table)).entries] == ["both.torch.cpu"]
+
+
+def test_captures_of_one_name_are_told_apart_by_their_folders(
+    suite_file: Write, folder: Path, make: type
+) -> None:
+    for name in ("a", "b"):
+        (folder / name).mkdir()
+        make.write_capture(folder / name / "run.zarr", "gdn_decode")
+    suite = read_suite(suite_file('[[replay]]\ncaptures = "?/run.zarr"\nkernels = "torch"\n'))
+    assert [entry.name for entry in suite.entries] == ["a-run.torch.cpu", "b-run.torch.cpu"]
+
+
+def test_the_factor_is_the_documented_one(suite_file: Write) -> None:
+    assert read_suite(suite_file(ENTRY)).entries[0].options.factor == FACTOR
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "replays nothing"),
+        ("[[replay]\n", "is not TOML"),
+        ("suite = 1\n", "a key 'suite'; its keys are baselines"),
+        ("replay = 3\n", "replay must be tables"),
+        ("factor = 0.5\n" + ENTRY, "factor must be a number of at least 1, not 0.5"),
+        ("factor = inf\n" + ENTRY, "factor must be a number of at least 1, not inf"),
+        ("factor = true\n" + ENTRY, "factor must be a number of at least 1, not True"),
+        ("[defaults]\nname = 'x'\n" + ENTRY, "[defaults] has a key 'name'"),
+        ("[defaults]\ntimeout = 'long'\n" + ENTRY, "[defaults]: timeout must be a number of seconds"),
+        (ENTRY + "captrues = 1\n", "[[replay]] 1 has a key 'captrues'"),
+        ('[[replay]]\nkernels = "torch"\n', "[[replay]] 1 has no captures"),
+        ('[[replay]]\ncaptures = "both.zarr"\n', "[[replay]] 1 has no kernels"),
+        ('[[replay]]\ncaptures = "none*"\nkernels = "torch"\n', "captures 'none*' match nothing"),
+        ('[[replay]]\ncaptures = "suite.toml"\nkernels = "torch"\n', "[[replay]] 1: captures: "),
+        ('[[replay]]\ncaptures = 3\nkernels = "torch"\n', "captures must be a path or pattern"),
+        ('[[replay]]\ncaptures = []\nkernels = "torch"\n', "captures must be a path or pattern"),
+        ('[[replay]]\ncaptures = "both.zarr"\nkernels = "tosch"\n', "kernels: kernel 'tosch' is not known"),
+        (ENTRY + 'against = "nobody"\n', "against: kernel 'nobody' is not known"),
+        (ENTRY + 'on = "tpu"\n', "on must be one of cpu, sim, cuda"),
+        (ENTRY + 'op = "gdn"\n', "op 'gdn' is none of gdn_decode"),
+        (ENTRY + 'op = "swa_decode"\n', "have no record of swa_decode"),
+        (ENTRY + "records = [2]\n", "both.zarr has no record 2; it has 2"),
+        (ENTRY + "records = [0, 0]\n", "records must be a list of different record numbers"),
+        (ENTRY + "records = [-1]\n", "records must be"),
+        (ENTRY + 'records = "0-1"\n', "records must be"),
+        (ENTRY + "k = nan\n", "k must be a number of 0 or more, not nan"),
+        (ENTRY + "k = -1\n", "k must be a number of 0 or more, not -1"),
+        (ENTRY + "tol = [1, 2, 3]\n", "tol must be ABS or [ABS, REL]"),
+        (ENTRY + "k = 2\nbitwise = true\n", "k and bitwise are rules of which a tensor has one"),
+        (ENTRY + "tensors = { q = { k = 2 } }\n", "tensors: rule of 'q': no such output or stage"),
+        (ENTRY + "tensors = { o = 2 }\n", "tensors.o must be a rule"),
+        (ENTRY + "tensors = { o = { kk = 2 } }\n", "tensors.o has a key 'kk'"),
+        (ENTRY + "check = true\n", "check is done by the simulator"),
+        (ENTRY + 'on = "sim"\naccept = "x.toml"\n', "write check = true too"),
+        (ENTRY + 'stages = true\nagainst = "recorded"\n', "stages: no call records them"),
+        (ENTRY + "timeout = 0\n", "timeout must be a number of seconds above 0, not 0"),
+        (ENTRY + "timeout = 1\nisolate = false\n", "timeout: a kernel in this process cannot be stopped"),
+        (ENTRY + 'name = "two\\nlines"\n', "name must be a text of one line"),
+        (ENTRY + ENTRY, "[[replay]] 2 makes an entry both.torch.cpu, as"),
+        (ENTRY + '[[known]]\nentry = "*"\nreason = "x"\n', "[[known]] 1 has no until"),
+        (ENTRY + '[[known]]\nentry = "*"\nuntil = 2027-01-01\n', "[[known]] 1 has no reason"),
+        (ENTRY + '[[known]]\nreason = "x"\nuntil = 2027-01-01\n', "[[known]] 1 has no entry"),
+        (ENTRY + '[[known]]\nentry = "*"\nreason = " "\nuntil = 2027-01-01\n', "reason must be a text"),
+        (
+            ENTRY + '[[known]]\nentry = "*"\nreason = "x"\nuntil = "2027-01-01"\n',
+            "until must be the last day",
+        ),
+        (
+            ENTRY + '[[known]]\nentry = "*"\nreason = "x"\nuntil = 2027-01-01T00:00:00Z\n',
+            "until must be the last day",
+        ),
+        (
+            ENTRY + '[[known]]\nentry = "other*"\nreason = "x"\nuntil = 2027-01-01\n',
+            "entry 'other*' matches no entry; there are both.torch.cpu",
+        ),
+        (
+            ENTRY + '[[known]]\nentry = "*"\nreason = "x"\noutcome = "pass"\nuntil = 2027-01-01\n',
+            "outcome must be one of numeric mismatch",
+        ),
+    ],
+)
+def test_what_is_wrong_is_said_with_its_place(suite_file: Write, text: str, says: str) -> None:
+    path = suite_file(text)
+    with pytest.raises(BadInputError) as refused:
+        read_suite(path)
+    message = str(refused.value)
+    assert says in message
+    assert message.startswith(str(path))
+    assert "\n" not in message
+
+
+def test_what_is_no_text_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadInputError, match="cannot be read: No such file"):
+        read_suite(tmp_path / "none.toml")
+    (tmp_path / "bytes.toml").write_bytes(b"\xff\xfe")
+    with pytest.raises(BadInputError, match="is not TOML"):
+        read_suite(tmp_path / "bytes.toml")
+    (tmp_path / "deep.toml").write_text("a = " + "[" * 5000)
+    with pytest.raises(BadInputError, match="is not TOML"):
+        read_suite(tmp_path / "deep.toml")
+
+
+def test_names_of_entries_are_names_of_files(suite_file: Write) -> None:
+    table = ENTRY.replace("torch", "../../../etc/x.py:f") + 'name = "../../up"\n'
+    name = read_suite(suite_file(table)).entries[0].name
+    assert "/" not in name
+    assert ".." not in name
+
+
+def test_entries_are_picked_by_pattern(suite_file: Write) -> None:
+    suite = read_suite(suite_file('[[replay]]\ncaptures = "*.zarr"\nkernels = "torch"\n'))
+    assert [entry.name for entry in only(suite, "dec*").entries] == ["decode.torch.cpu"]
+    with pytest.raises(BadInputError, match=r"--entry 'x' matches no entry .* both.torch.cpu"):
+        only(suite, "x")
+
+
+def test_a_folder_of_captures_is_a_suite(folder: Path) -> None:
+    suite = suite_at(folder)
+    found = {entry.name: (entry.options.op, entry.on) for entry in suite.entries}
+    assert found["both.torch.cpu"] == (None, "cpu")
+    assert {op for op, on in found.values() if on == "sim"} == {"gdn_prefill", "gdn_decode"}
+    assert suite.baselines == folder / "baselines.json"
+    (folder / "suite.toml").write_text(ENTRY)
+    assert [entry.name for entry in suite_at(folder).entries] == ["both.torch.cpu"]
+
+
+def test_a_folder_without_captures_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadInputError, match=r"holds neither suite\.toml nor captures"):
+        suite_at(tmp_path)

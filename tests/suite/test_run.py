@@ -1,0 +1,246 @@
+"""Suites that run: small captures through torch's kernel and one of a user's, and what is left on disk."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import date
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from gdnbench.errors import BadInputError, Exit
+from gdnbench.report.runs import read_run
+from gdnbench.suite.keys import WORSE
+from gdnbench.suite.plan import Entry
+from gdnbench.suite.read import only, read_suite
+from gdnbench.suite.result import SuiteResult, replay_words
+from gdnbench.suite.run import run_suite
+from gdnbench.suite.update import update_baseline
+
+Write = Callable[[str], Path]
+TODAY = date(2026, 6, 1)
+
+TWO = 'baselines = "accepted.json"\n[[replay]]\ncaptures = "*.zarr"\nkernels = "torch"\n'
+# No bfloat16 is what the oracle has in fp64: every record fails.
+FAILING = TWO + "[defaults]\ntol = 0\n"
+DRIFTING = f"""
+baselines = "accepted.json"
+[[replay]]
+captures = "decode.zarr"
+kernels = "{Path(__file__).with_name("drifting.py")}:decode"
+tol = 1.0
+isolate = false
+"""
+
+
+def run(path: Path, **options: Any) -> SuiteResult:
+    return run_suite(read_suite(path), path.parent / "results", today=TODAY, **options)
+
+
+def summary(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "results/summary.json").read_text())
+    return found
+
+
+def test_a_passing_suite_leaves_its_results(suite_file: Write, folder: Path) -> None:
+    result = run(suite_file(TWO))
+    assert result.exit_code is Exit.PASS
+    found = summary(folder)
+    assert (found["state"], found["exit_code"], found["schema"]) == ("finished", 0, 1)
+    assert found["provenance"]["python"]
+    for entry, records in zip(found["entries"], (2, 1), strict=True):
+        assert entry["outcomes"] == {"pass": records}
+        kept = read_run(folder / "results" / entry["run"])
+        assert len(kept.records) == records
+        # What may be accepted is what the run store has of the same tensors.
+        for record in kept.records:
+            theirs = {
+                tensor["tensor"]: {name: tensor["errors"][name] for name in ("rms", "max_abs")}
+                for tensor in record["tensors"]
+            }
+            assert entry["errors"][record["key"]] == theirs
+    assert {path.name for path in (folder / "results").iterdir()} == {
+        "summary.json",
+        "summary.md",
+        "junit.xml",
+        "runs",
+    }
+
+
+def test_missing_errors_are_told_then_accepted_then_held_to(suite_file: Write, folder: Path) -> None:
+    path = suite_file(TWO)
+    first = run(path)
+    assert summary(folder)["entries"][0]["baseline"]["missing"] == 4
+    assert first.update is not None
+    assert first.update.startswith("gdnbench baseline update ")
+    assert len(update_baseline(read_suite(path), folder / "results", "first")) == 6
+    again = run(path)
+    assert summary(folder)["entries"][0]["baseline"] == {
+        "compared": 4,
+        "missing": 0,
+        "worse": [],
+        "better": [],
+    }
+    assert again.update is None
+
+
+def test_a_kernel_three_times_worse_fails_inside_its_tolerance(
+    suite_file: Write, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    path = suite_file(DRIFTING)
+    codes, told = [], []
+    for hundredths in (1, 1, 3, 0.1):
+        (folder / "hundredths").write_text(str(hundredths))
+        result = run(path)
+        codes.append(int(result.exit_code))
+        told.append([verdict.outcome for _, verdict in result.verdicts()])
+        if len(codes) == 1:
+            update_baseline(read_suite(path), folder / "results", "as it is")
+        if hundredths == 3:
+            worse = summary(folder)["entries"][0]["baseline"]["worse"]
+            text = (folder / "results/summary.md").read_text()
+    assert codes == [0, 0, 1, 0]
+    assert told == [["pass"], ["pass"], [WORSE], ["pass"]]
+    assert {(one["tensor"], one["metric"], one["factor"]) for one in worse} == {
+        ("o", "rms", 2.0),
+        ("o", "max_abs", 2.0),
+    }
+    # Three times the error, but for that of torch's kernel itself.
+    assert all(one["now"] == pytest.approx(3 * one["accepted"], rel=0.2) for one in worse)
+    assert "What failed" in text
+    assert "gdnbench replay " in text
+    # Ten times better proposes itself.
+    assert summary(folder)["entries"][0]["baseline"]["better"]
+    assert result.update is not None
+
+
+def test_failures_come_first_with_what_replays_them(suite_file: Write, folder: Path) -> None:
+    result = run(suite_file(FAILING.replace("[[replay]]", "[[replay]]\nstages = true")))
+    assert result.exit_code is Exit.MISMATCH
+    (failure, other) = summary(folder)["entries"][0]["failures"]
+    words = failure["command"].split()
+    assert words[:2] == ["gdnbench", "replay"]
+    assert words[3:] == ["0", "--kernel", "torch", "--on", "cpu", "--tol", "0.0,0.0", "--stages"]
+    assert Path(words[2]).resolve() == folder / "both.zarr"
+    assert other["number"] == 1
+    text = (folder / "results/summary.md").read_text()
+    assert text.index("## What failed") < text.index("| entry |")
+    assert failure["command"] in text
+
+
+def test_junit_has_a_suite_an_entry_and_a_case_a_record(suite_file: Write, folder: Path) -> None:
+    known = '[[known]]\nentry = "both.torch.cpu"\nrecord = "0"\nreason = "a < b"\nuntil = 2026-06-01\n'
+    run(suite_file(FAILING + known))
+    root = ElementTree.parse(folder / "results/junit.xml").getroot()
+    assert root.tag == "testsuites"
+    assert [suite.get("name") for suite in root] == ["both.torch.cpu", "decode.torch.cpu"]
+    expected = [
+        {"tests": 2, "failures": 1, "errors": 0, "skipped": 1},
+        {"tests": 1, "failures": 1, "errors": 0, "skipped": 0},
+    ]
+    for suite, counts in zip(root, expected, strict=True):
+        assert {name: int(suite.get(name, "")) for name in counts} == counts
+        cases = suite.findall("testcase")
+        assert len(cases) == counts["tests"]
+        assert sum(case.find("failure") is not None for case in cases) == counts["failures"]
+        assert sum(case.find("skipped") is not None for case in cases) == counts["skipped"]
+        assert all(
+            case.get("classname") == suite.get("name") and float(case.get("time", "x")) >= 0 for case in cases
+        )
+        assert [one.get("name") for one in suite.findall("properties/property")] == [
+            "capture",
+            "kernel",
+            "on",
+        ]
+    assert {name: int(root.get(name, "")) for name in expected[0]} == {
+        "tests": 3,
+        "failures": 2,
+        "errors": 0,
+        "skipped": 1,
+    }
+    skipped = root.find("testsuite/testcase/skipped")
+    assert skipped is not None
+    assert "a < b" in skipped.get("message", "")
+
+
+@pytest.mark.parametrize(("optional", "code"), [("", Exit.CANNOT_RUN), ("optional = true\n", Exit.PASS)])
+def test_what_cannot_run_here(
+    suite_file: Write, folder: Path, monkeypatch: pytest.MonkeyPatch, optional: str, code: Exit
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    result = run(suite_file(TWO.replace("*.zarr", "decode.zarr") + 'on = ["cuda", "cpu"]\n' + optional))
+    assert result.exit_code is code
+    gpu, cpu = summary(folder)["entries"]
+    assert "CUDA" in gpu["error"] or "GPU" in gpu["error"]
+    assert gpu["run"] is None
+    assert cpu["outcomes"] == {"pass": 1}  # the rest runs all the same
+    assert ElementTree.parse(folder / "results/junit.xml").getroot().get("skipped") == "1"
+
+
+def test_an_interrupt_keeps_what_is_finished(suite_file: Write, folder: Path) -> None:
+    def interrupt(entry: Entry, done: int, total: int) -> None:
+        if entry.capture == "both.zarr":
+            raise KeyboardInterrupt
+
+    result = run(suite_file(TWO), progress=interrupt)
+    assert result.interrupted
+    found = summary(folder)
+    assert (found["state"], found["not_run"]) == ("interrupted", ["decode.torch.cpu"])
+    (entry,) = found["entries"]
+    assert (entry["interrupted"], entry["records"], entry["expected"]) == (True, 1, 2)
+    assert len(read_run(folder / "results" / entry["run"]).records) == 1
+    assert "interrupted in entry 1 of 2" in (folder / "results/summary.md").read_text()
+    assert ElementTree.parse(folder / "results/junit.xml").getroot().get("errors") == "1"
+
+
+def test_results_replace_those_of_an_earlier_run_and_nothing_else(suite_file: Write, folder: Path) -> None:
+    path = suite_file(TWO)
+    run(path)
+    suite = only(read_suite(path), "decode*")
+    run_suite(suite, folder / "results", today=TODAY, whole=False)
+    assert [one.name for one in (folder / "results/runs").iterdir()] == ["decode.torch.cpu.zarr"]
+    (folder / "results/notes.txt").write_text("mine")
+    with pytest.raises(BadInputError, match=r"holds notes\.txt, which is no result"):
+        run(path)
+    (folder / "other/runs").mkdir(parents=True)
+    with pytest.raises(BadInputError, match="holds runs, which is no result"):
+        run_suite(suite, folder / "other", today=TODAY)
+
+
+def test_text_of_a_capture_has_no_markup_in_the_summary(make: Any, tmp_path: Path) -> None:
+    from gdnbench.suite.markdown import to_markdown
+    from gdnbench.suite.plan import Suite
+    from gdnbench.suite.result import EntryResult
+    from gdnbench.suite.verdict import judge_record
+
+    hostile = "<script>alert(1)</script>|`x`\n# headline\x1b[31m"
+    record = make.result(make.tensor("o", 1, 1, hostile), reason=hostile)
+    verdict = judge_record(make.entry(), record, (), None, TODAY)
+    suite = Suite(Path("suite.toml"), (make.entry(),))
+    text = to_markdown(SuiteResult(suite, tmp_path, (EntryResult(make.entry(), (verdict,)),)))
+    assert "\\<script\\>" in text
+    assert "<script>" not in text
+    assert "\x1b" not in text
+    assert sum(line.startswith("# ") for line in text.splitlines()) == 1
+
+
+def test_every_option_of_an_entry_is_in_the_command(make: Any) -> None:
+    from gdnbench.suite.plan import TensorRule
+
+    options = {
+        "against": "recorded",
+        "rule": TensorRule(tol=(1e-3, 0.5)),
+        "tensors": {"o": TensorRule(bitwise=True), "lse": TensorRule(k=1.5)},
+        "op": "gdn_decode",
+        "check": True,
+        "accept": Path("accept.toml"),
+        "timeout": 60.0,
+    }
+    assert " ".join(replay_words(make.entry(**options))) == (
+        "gdnbench replay both.zarr --kernel torch --on cpu --against recorded --op gdn_decode --tol 0.001,0.5"
+        " --rule o=bitwise --rule lse=k:1.5 --check --accept accept.toml --timeout 60"
+    )
