@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from gdnbench.sim.checker.events import Event
-from gdnbench.sim.checker.mbarriers import Mbarrier
+from gdnbench.sim.checker.mbarriers import TWO_PHASES, Mbarrier
 from gdnbench.sim.checker.order import Cause, Unordered, Verdict
 from gdnbench.sim.machine.mbarrier import unpack
 
@@ -66,6 +66,7 @@ def check_end(follower: Follower) -> None:
             if not brings_bytes(signal):
                 missing = "a wait for the phase that it arrives in"
                 findings.alone(IN_FLIGHT_AT_END, Verdict.REVIEW, missing, signal, "shared", address)
+        _check_behind(follower, address, barrier)
         _check_arrivals(follower, address, barrier)
         _check_bytes(follower, address, barrier, Verdict.REVIEW)
 
@@ -83,6 +84,14 @@ def _not_waited_for(follower: Follower, address: int, barrier: Mbarrier) -> Iter
     for operation, flight in follower.flights.items():
         if address in operation.signals:
             yield flight.event
+
+
+def _check_behind(follower: Follower, address: int, barrier: Mbarrier) -> None:
+    """The last phase that is over, if nobody waited for it: who waited for the one before may not have seen
+    that one's end."""
+    last = follower.phase(address) - 1
+    for late in barrier.behind(last) if last > barrier.checked else ():
+        follower.findings.alone(Cause.PHASES.value, Verdict.ERROR, TWO_PHASES, late, "shared", address)
 
 
 def _check_arrivals(follower: Follower, address: int, barrier: Mbarrier) -> None:

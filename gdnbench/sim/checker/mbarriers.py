@@ -11,6 +11,9 @@ from gdnbench.sim.checker.views import Carried, WarpViews
 KEPT = 3
 AS_DATA = "an mbarrier used as data"
 """A load, store or copy of the bytes of one (PTX ISA, "mbarrier.inval": undefined before it)."""
+TWO_PHASES = (
+    "an arrival after the first wait that the next phase waits for: the first can fall two phases behind"
+)
 
 
 @dataclass(slots=True)
@@ -40,20 +43,20 @@ class Mbarrier:
         return found
 
     def waited(self, phase: int, event: Event, views: WarpViews, part: Part, *, relaxed: bool) -> list[Event]:
-        """A warp has found `phase` to be over. Returns those that waited for the phase before it and whom
-        nothing ordered before its end: they can fall two phases behind (PTX ISA, "mbarrier.test_wait": one
-        phase before the current can be told)."""
+        """A warp has found `phase` to be over. Returns those that can fall two phases behind, of which only
+        the first to find it is told."""
         if phase < 0:
             return []
-        late: list[Event] = []
-        if phase > self.checked:
-            self.checked = phase
-            ended = self.at(phase).executed
-            late = [
-                wait
-                for warp, (number, wait) in self.waits.get(phase - 1, {}).items()
-                if ended.clocks[warp] < number
-            ]
+        late = self.behind(phase) if phase > self.checked else []
+        self.checked = max(self.checked, phase)
         views.acquire(self.at(phase), part, relaxed=relaxed)
         self.waits.setdefault(phase, {})[views.index] = views.waited(), event
         return late
+
+    def behind(self, phase: int) -> list[Event]:
+        """`phase` is over: those that waited for the phase before it and whom nothing ordered before its end.
+        They can fall two phases behind (PTX ISA, "mbarrier.test_wait": one phase before the current can be
+        told)."""
+        ended = self.at(phase).executed
+        waits = self.waits.get(phase - 1, {})
+        return [wait for warp, (number, wait) in waits.items() if ended.clocks[warp] < number]

@@ -15,7 +15,7 @@ from gdnbench.sim.checker.events import Access, Event, Proxy
 from gdnbench.sim.checker.issued import Issued
 from gdnbench.sim.checker.lanes import UNSURE, lanes_of, part_of
 from gdnbench.sim.checker.leftovers import check_unused
-from gdnbench.sim.checker.mbarriers import Mbarrier
+from gdnbench.sim.checker.mbarriers import TWO_PHASES, Mbarrier
 from gdnbench.sim.checker.order import Cause, Pair, Unordered, Verdict, unordered
 from gdnbench.sim.checker.plain import cells, is_wide
 from gdnbench.sim.checker.shadow import Cells
@@ -127,12 +127,7 @@ def _waited(follower: Follower, issued: Issued, previous: Wait | None, results: 
         over = follower.phase(address) - 1
         relaxed = issued.ins.has("relaxed")
         for late in barrier.waited(over, event, views, part, relaxed=relaxed):
-            why = Unordered(
-                Cause.PHASES,
-                Verdict.ERROR,
-                "an arrival after the first wait that the next phase waits for: the first can fall two"
-                " phases behind",
-            )
+            why = Unordered(Cause.PHASES, Verdict.ERROR, TWO_PHASES)
             follower.findings.pair(why, late, event, "shared", address)
         if relaxed and over >= 0:
             follower.variables.sees(views, barrier.at(over))

@@ -28,6 +28,16 @@ from gdnbench.sim.checker.order import Cause, Verdict
 from gdnbench.sim.run import ENGINES
 
 WAIT_RELAXED = "again: mbarrier.try_wait.parity.relaxed.cta.shared::cta.b64 %p, [full], 0;\n@!%p bra again;\n"
+# The copy gives warp 1 the time to pass its first wait in this run; in others it has none.
+ONE_PHASE_EACH = (
+    f"{READY}@%one mbarrier.init.shared.b64 [other], 1;\n@%one fence.mbarrier_init.release.cluster;\n"
+    "bar.sync 0;\n@%w1 bra second;\n@%one mbarrier.arrive.shared.b64 %d0, [full];\n"
+    "@%one mbarrier.arrive.expect_tx.shared.b64 %d0, [other], 128;\n"
+    f"@%one {COPY.replace('full', 'other')}\n{wait('other', 0, 'copied')}"
+    f"{wait('empty', 0, 'free', ' // -')}"
+    "@%one mbarrier.arrive.shared.b64 %d0, [full];\nbra over;\n"
+    f"second:\n{wait('full', 0, 'once', ' // a')}@%second mbarrier.arrive.shared.b64 %d0, [empty];\n"
+)
 
 CASES = {
     "a barrier between a store and another warp's load": Case(
@@ -156,16 +166,10 @@ CASES = {
         verdicts=frozenset({Verdict.REVIEW}),
     ),
     "a waiter that one phase waits for before the next ends": Case(
-        # The copy gives warp 1 the time to pass its first wait in this run; in others it has none.
-        f"{READY}@%one mbarrier.init.shared.b64 [other], 1;\n@%one fence.mbarrier_init.release.cluster;\n"
-        "bar.sync 0;\n@%w1 bra second;\n@%one mbarrier.arrive.shared.b64 %d0, [full];\n"
-        "@%one mbarrier.arrive.expect_tx.shared.b64 %d0, [other], 128;\n"
-        f"@%one {COPY.replace('full', 'other')}\n{wait('other', 0, 'copied')}"
-        f"{wait('empty', 0, 'free', ' // -')}"
-        "@%one mbarrier.arrive.shared.b64 %d0, [full];\nbra over;\n"
-        f"second:\n{wait('full', 0, 'once', ' // a')}@%second mbarrier.arrive.shared.b64 %d0, [empty];\n"
-        f"{wait('full', 1, 'twice', ' // b')}over:\n",
-        frozenset({(Cause.PHASES, "a", "b")}),
+        f"{ONE_PHASE_EACH}{wait('full', 1, 'twice', ' // b')}over:\n", frozenset({(Cause.PHASES, "a", "b")})
+    ),
+    "the same, and nobody waits for the next": Case(
+        f"{ONE_PHASE_EACH}over:\n", frozenset({(Cause.PHASES.value, "", "a")})
     ),
     "a release": Case(
         f"@%w0 {FILL} // a\nbar.warp.sync -1;\n@%w1 bra second;\n"
