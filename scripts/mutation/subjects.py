@@ -178,6 +178,8 @@ _DECODE_ATTENTION = tuple(
     {"heads": 8, "lens": (17, 128, 5, 0, 100), "cache_layout": layout, "sink": 0.0}
     for layout in ("per_token_scale", "fp8_ds_mla")
 )
+# Rows of o that two warps store, a first window that all warps load, an empty one between others.
+_WIDE_DECODE = tuple(call | {"heads": 24, "lens": (128, 17, 0, 100, 5)} for call in _DECODE_ATTENTION)
 
 
 def _third_party(module: str) -> Any:
@@ -238,7 +240,7 @@ SUBJECTS: dict[str, Subject] = {
     "gdn_decode_bulk": Subject(_Decode("bulk")),
     "swa_decode_portable": Subject(_Operation("swa_decode", "portable", _DECODE_ATTENTION)),
     "swa_decode_sm100": Subject(_Operation("swa_decode", "sm100", _DECODE_ATTENTION)),
-    "swa_decode_wgmma": Subject(_Operation("swa_decode", "wgmma", _DECODE_ATTENTION)),
+    "swa_decode_wgmma": Subject(_Operation("swa_decode", "wgmma", _WIDE_DECODE)),
     "quack_gemm": Subject(quack_gemm, "sm_100a"),
     "quack_hopper_gemm": Subject(quack_hopper_gemm, "sm_100a"),
     "quack_softmax": Subject(quack_softmax, "sm_100a"),
