@@ -55,10 +55,22 @@ FORBIDDEN = {
         "gdnbench.page",
         "gdnbench.cli",
     ),
+    # Shows runs that were saved, and makes none.
+    "gdnbench/page": (
+        "gdnbench.replay",
+        "gdnbench.timing",
+        "gdnbench.diff",
+        "gdnbench.capture",
+        "gdnbench.bisect",
+        "gdnbench.suite",
+        "gdnbench.spread",
+        "gdnbench.sim",
+        "gdnbench.pictures",
+        "gdnbench.cli",
+    ),
     # Shows what is in a report, or in a run that was saved.
     "gdnbench/pictures": (
         "gdnbench.replay",
-        "gdnbench.timing",
         "gdnbench.diff",
         "gdnbench.capture",
         "gdnbench.bisect",
@@ -96,6 +108,15 @@ FORBIDDEN = {
         "gdnbench.timing",
         "gdnbench.diff",
         "gdnbench.cli",
+    ),
+    "gdnbench/pytest_plugin": (
+        "gdnbench.capture",
+        "gdnbench.bisect",
+        "gdnbench.timing",
+        "gdnbench.diff",
+        "gdnbench.spread",
+        "gdnbench.page",
+        "gdnbench.pictures",
     ),
     # The simulator knows PTX: no operation, no store, no command.
     "gdnbench/sim": (

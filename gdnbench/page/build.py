@@ -63,7 +63,7 @@ def write(runs: Sequence[Run], path: Path, title: str = "gdnbench report") -> No
 
 
 def script_of(name: str) -> str:
-    """The module `name` and those it imports as one: each once, after what it needs, without import and export.
+    """The module `name` and those it imports as one: each once, after what it needs, without its imports.
 
     They share one scope then, so no two modules may give the same name to different things.
     """

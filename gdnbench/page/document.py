@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from gdnbench.errors import BadInputError, GdnbenchError
 from gdnbench.page.embed import packed_json
 from gdnbench.page.provenance import provenance
 from gdnbench.page.repeat import command
@@ -28,6 +29,19 @@ def document(
 ) -> tuple[dict[str, Any], list[str]]:
     """The index, and the blocks: `packed_json` of lists of records. BadInputError for a run that holds what
     no replay writes."""
+    try:
+        return _document(runs, title, grid_characters)
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        if isinstance(error, GdnbenchError):
+            raise
+        named = ", ".join(run.path for run in runs)
+        raise BadInputError(
+            f"{named}: a record is not as a replay writes it ({type(error).__name__}: {error}): write it"
+            " again with this release"
+        ) from None
+
+
+def _document(runs: Sequence[Run], title: str, grid_characters: int) -> tuple[dict[str, Any], list[str]]:
     entries = ranked(runs)
     kept = _grids_kept(entries, grid_characters)
     blocks = [
@@ -99,7 +113,7 @@ def _first_reason(record: Mapping[str, Any]) -> str:
     for tensor in record["tensors"]:
         for reason in tensor["reasons"]:
             return f"{tensor['tensor']}: {reason}"
-    return next(iter(record["faults"]), record["reason"])
+    return str(next(iter(record["faults"]), record["reason"]))
 
 
 def _details(run: Run, entry: Entry, with_grid: bool) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """Values as text inside an HTML page, where nothing that a store holds may act.
 
-JSON goes into `<script type="application/json">`, which is data to a browser. There alone `</script` and `<!--`
-would end or confuse it, so `<`, `>` and `&` are written as JSON escapes; everything that is not ASCII too, so
-that U+2028 and halves of surrogate pairs are plain text, and a character is a byte.
+JSON goes into `<script type="application/json">`, which is data to a browser. There alone `</script` and
+`<!--` would end or confuse it, so `<`, `>` and `&` are written as JSON escapes; everything that is not ASCII
+too, so that U+2028 and halves of surrogate pairs are plain text, and a character is a byte.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _ESCAPES = {ord("<"): "\\u003c", ord(">"): "\\u003e", ord("&"): "\\u0026"}
 
 
 def script_json(value: Any) -> str:
-    """`value` as JSON that is safe inside a script element. NaN and infinities become text, as in `--json`."""
+    """`value` as JSON that is safe inside a script element; NaN and infinities are text, as in `--json`."""
     return _json(value).translate(_ESCAPES)
 
 

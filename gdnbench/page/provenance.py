@@ -15,7 +15,7 @@ _ALWAYS_DIFFERENT = frozenset({"time", "argv", "cwd"})
 
 
 def provenance(runs: Sequence[Run]) -> dict[str, Any]:
-    """`{columns: [{title, of}], rows: [{name, values, differs}]}`: for every run who captured and who replayed.
+    """`{columns: [{title, of}], rows: [{name, values, differs}]}`: who captured and who replayed each run.
 
     Captures that several runs have in common stand there once. A value is text, None where it is not known;
     `differs` where two columns know different ones.

@@ -4,8 +4,8 @@
         browser.open(path)
         browser.evaluate("document.title")
 
-The protocol is JSON, a message ended by NUL, on file descriptors 3 and 4 of the browser. Only what the page of
-`gdnbench report` needs is here: https://chromedevtools.github.io/devtools-protocol/ names the methods.
+The protocol is JSON, a message ended by NUL, on file descriptors 3 and 4 of the browser. Only what the page
+of `gdnbench report` needs is here: https://chromedevtools.github.io/devtools-protocol/ names the methods.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ def find() -> str | None:
 
 
 class Chromium:
-    """A browser with one tab. `requests`: addresses that pages asked for; `errors`: what scripts did not catch,
-    or the console was told as an error."""
+    """A browser with one tab. `requests`: addresses that pages asked for; `errors`: what scripts did not
+    catch, or the console was told as an error."""
 
     def __init__(self, process: subprocess.Popen[bytes], reads: int, writes: int) -> None:
         self._process, self._reads, self._writes = process, reads, writes
@@ -103,7 +103,7 @@ class Chromium:
             self.call(f"{domain}.enable")
 
     def call(self, method: str, **parameters: Any) -> Any:
-        """The result of a method of the protocol; RuntimeError if it fails, TimeoutError if it does not answer."""
+        """Result of a protocol's method; RuntimeError if it fails, TimeoutError without an answer."""
         self._number += 1
         message: dict[str, Any] = {"id": self._number, "method": method, "params": parameters}
         if self._session is not None:
@@ -160,7 +160,7 @@ class Chromium:
         return found["result"].get("value")
 
     def until(self, expression: str) -> Any:
-        """The value of JavaScript, as soon as it is neither false nor nothing; TimeoutError if it never is."""
+        """The value of JavaScript as soon as it is neither false nor nothing; TimeoutError if it never is."""
         deadline = time.monotonic() + SECONDS
         while not (found := self.evaluate(expression)):
             if time.monotonic() > deadline:

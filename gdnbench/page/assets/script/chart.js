@@ -37,6 +37,7 @@ const MARKED = 60; // points; more would hide the line
 // among the points is a gap. Marks and dashes tell series apart without their colours.
 export function lines(label, across, series, headers, rows) {
   const all = series.flatMap((one) => one.points).filter(Boolean);
+  if (!all.some(([, y]) => y > 0 && y < Infinity)) return el("p", { class: "hint" }, `${label}: none above zero.`);
   const xs = all.map((point) => point[0]);
   const powers = decades(all.map((point) => point[1]));
   const [low, high] = [Math.min(...xs), Math.max(...xs)];

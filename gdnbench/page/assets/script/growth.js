@@ -41,7 +41,8 @@ export function alongSequence(tensor, grid) {
 // Over decode steps: one picture a tensor, a click on a step opens its record.
 export function overSteps(open) {
   if (!index.growth.length) return null;
-  return part("Error over decode steps", () => index.growth.map((matrix) => decode(matrix, open)), "h2");
+  return part("Error over decode steps", () => el("div", { class: "pictures" },
+    index.growth.map((matrix) => decode(matrix, open))), "h2");
 }
 
 function decode(matrix, open) {

@@ -67,6 +67,6 @@ for (const query of ["(prefers-color-scheme: dark)", "print"]) matchMedia(query)
 addEventListener("beforeprint", redrawn);
 const whenIdle = window.requestIdleCallback ?? ((make) => setTimeout(make, 200));
 whenIdle(async () => {
-  document.getElementById("page").append(await paper(open));
+  document.querySelector(".columns").after(await paper(open));
   document.documentElement.dataset.ready = "true"; // printing and tests wait for it
 });

@@ -11,7 +11,10 @@ const ROWS = 500;
 export async function paper(open) {
   const failures = Math.min(index.failures, FAILURES);
   const articles = [];
-  for (let place = 0; place < failures; place++) articles.push(await record(place, open));
+  for (let place = 0; place < failures; place++) {
+    articles.push(await record(place, open));
+    await new Promise((resolve) => setTimeout(resolve)); // a click does not wait for all of them
+  }
   const rows = Array.from({ length: Math.min(total, ROWS) }, (_, place) => [`#${columns.number[place]} ${string("op", place)}`,
     `${string("layer", place)} step ${columns.step[place]}`, string("outcome", place), ofLimit(columns.ratio[place])]);
   const left = index.failures - failures;

@@ -1,6 +1,6 @@
 // Everything about one record.
 import { columns, details, index, string, total, unpackedGrid } from "./data.js";
-import { el, part, select, table } from "./dom.js";
+import { el, folded, part, select, table } from "./dom.js";
 import { alongSequence } from "./growth.js";
 import { facts } from "./facts.js";
 import { findings } from "./findings.js";
@@ -93,15 +93,18 @@ function tensors(found) {
     return [tensorName(tensor), tensor.side, number(errors?.max_abs), number(errors?.rms_ratio), number(torch?.rms_ratio),
       errors ? String(errors.max_ulp) : "-", verdict];
   });
-  const held = found.tensors.flatMap((tensor) => (tensor.held ?? []).map((one) => {
+  const limits = found.tensors.flatMap((tensor) => (tensor.held ?? []).map((one) => {
     const places = ["sequence", "chunk", "head"].filter((name) => one[name] !== null && one[name] !== undefined);
     const over = !(Number(one.error) <= Number(one.limit));
-    return [`${tensorName(tensor)}, ${tensor.side}`, one.what, number(one.error), `${number(one.limit)}${over ? " ✗ over" : ""}`,
-      places.map((name) => `${name} ${one[name]}`).join(" ")];
+    return { over, row: [`${tensorName(tensor)}, ${tensor.side}`, one.what, number(one.error),
+      `${number(one.limit)}${over ? " ✗ over" : ""}`, places.map((name) => `${name} ${one[name]}`).join(" ")] };
   }));
+  const headers = ["tensor", "what", "error", "limit", "closest or furthest over at"];
+  const shown = (title, some) => some.length > 0 && table(title, headers, some.map((one) => one.row), [2, 3]);
   return [
     table("Errors", ["tensor", "side", "max abs", "RMS ratio", "torch's", "max ULP", "verdict"], rows, [2, 3, 4, 5]),
-    held.length > 0 && table("Limits", ["tensor", "what", "error", "limit", "closest or furthest over at"], held, [2, 3]),
+    shown("Limits exceeded", limits.filter((one) => one.over)),
+    limits.length > 0 && folded("All limits", () => shown("Limits", limits)),
   ];
 }
 
@@ -111,7 +114,14 @@ function sides(tensor) {
     ?? ["x", "y"];
 }
 
-// Heatmap, growth and histogram of the tensor that is chosen: one that fails, if any does.
+// What is looked at first: what fails, in the order it is computed, else the output that is closest to its limit.
+function interest(tensor) {
+  if (!tensor.passed) return Infinity;
+  const ratios = (tensor.held ?? []).map(({ error, limit }) => (Number(limit) > 0 ? Number(error) / Number(limit) : 0));
+  return tensor.stage || !tensor.judged ? -1 : Math.max(0, ...ratios);
+}
+
+// Heatmap, growth and histogram of the tensor that is chosen.
 function pictures(found) {
   const shown = found.tensors.filter((tensor) => tensor.grid || tensor.ulp_histogram?.some((count) => count > 0));
   if (!shown.length) return null;
@@ -132,8 +142,8 @@ function pictures(found) {
     made.push(part("Units in the last place", () => histogram(tensor) ?? el("p", {}, "None is off."), "h4"));
     box.replaceChildren(...made);
   };
-  const failing = Math.max(shown.findIndex((tensor) => !tensor.passed), 0);
+  const chosen = shown.indexOf(shown.reduce((best, one) => (interest(one) > interest(best) ? one : best)));
   const names = shown.map((tensor, number) => [number, `${tensorName(tensor)}, ${tensor.side}${tensor.passed ? "" : " ✗"}`]);
-  const chooser = select("Tensor", names, failing, (value) => show(Number(value)));
-  return part("Where it is off", () => { show(failing); return [shown.length > 1 && chooser, box]; });
+  const chooser = select("Tensor", names, chosen, (value) => show(Number(value)));
+  return part("Where it is off", () => { show(chosen); return [shown.length > 1 && chooser, box]; });
 }

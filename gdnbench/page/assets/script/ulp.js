@@ -6,7 +6,7 @@ import { below, horizontal, linear } from "./axis.js";
 // Bucket 0 holds distance 0, k distances from 2^(k-1) to 2^k - 1.
 export function bucket(number) {
   if (number < 2) return String(number);
-  if (number > 40) return `2^${number - 1} on`;
+  if (number > 10) return `2^${number - 1} on`;
   return `${2 ** (number - 1)}-${2 ** number - 1}`;
 }
 
@@ -23,7 +23,7 @@ export function histogram(tensor) {
     // Counts span as many decades as there are elements: by powers of ten, one element still seen.
     const y = linear(0, Math.log10(most) + 0.3 || 1, bottom, top);
     const wide = (right - left) / shown.length;
-    const every = Math.ceil(64 / wide);
+    const every = Math.ceil(58 / wide);
     const powers = Array.from({ length: Math.floor(Math.log10(most)) + 1 }, (_, power) => power);
     const step = Math.ceil(powers.length / 5);
     return [bottom + 40, [
