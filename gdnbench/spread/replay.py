@@ -37,6 +37,7 @@ def replay_spread(
     records: Sequence[int] | None = None,
     op: str | None = None,
     save: str | Path | None = None,
+    save_outputs: bool = True,
     time: object = None,
     accepted: Accepted | None = None,
     trace: object = None,
@@ -63,7 +64,8 @@ def replay_spread(
         chosen = select(store, records, op)
         report = asked.report(store)
         used = stack.enter_context(pool(workers, scheduler, asked.on)) if within is None else within
-        job = Job(secrets.token_hex(8), str(store_path), getcwd(), asked, used.threads, keep=save is not None)
+        keep = save is not None and save_outputs
+        job = Job(secrets.token_hex(8), str(store_path), getcwd(), asked, used.threads, keep=keep)
         tasks = [Task.of(store.records[number]) for number in chosen]
         dispatch = Dispatch(used, job, tasks, None if used.local else code())
         stack.callback(_conclude, dispatch)
@@ -73,7 +75,9 @@ def replay_spread(
             judged = _judged(record, answer)
             if save is not None and saved is None:  # workers can do it, and know what they are
                 about = _machines(used)
-                saved = RunWriter(Path(save), report.header, store, chosen, workers=about)
+                saved = RunWriter(
+                    Path(save), report.header, store, chosen, outputs=save_outputs, workers=about
+                )
                 stack.enter_context(saved)
             results.append(conclude(record, judged, saved=saved, accepted=accepted))
             if progress is not None:

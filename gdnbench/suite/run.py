@@ -11,14 +11,13 @@ from typing import Any
 
 from gdnbench.errors import CannotRunError, Exit, GdnbenchError
 from gdnbench.judge.rule import Rule, make_rule
-from gdnbench.replay.replay import replay
 from gdnbench.report.report import RecordResult
 from gdnbench.sim.checker.accept import Accepted
-from gdnbench.store.recover import open_store
 from gdnbench.suite.baseline import Baseline
 from gdnbench.suite.plan import Entry, Known, Options, Suite, TensorRule
 from gdnbench.suite.result import EntryResult, SuiteResult
 from gdnbench.suite.results import Results
+from gdnbench.suite.spreading import Replays
 from gdnbench.suite.verdict import judge_record
 
 Progress = Callable[[Entry, int, int], None]
@@ -49,13 +48,14 @@ def run_suite(
         suite = replace(suite, entries=tuple(_of_records(entry, records) for entry in suite.entries))
         whole = False
     found: list[EntryResult] = []
-    for entry in suite.entries:
-        one = _run(entry, suite.known, baseline, today, results, workers, scheduler, progress)
-        found.append(one)
-        result = SuiteResult(suite, folder, tuple(found), one.interrupted, whole)
-        results.write(result, finished=len(found) == len(suite.entries))
-        if one.interrupted:
-            break
+    with Replays(workers, scheduler) as replays:
+        for entry in suite.entries:
+            one = _run(entry, suite.known, baseline, today, results, replays, progress)
+            found.append(one)
+            result = SuiteResult(suite, folder, tuple(found), one.interrupted, whole)
+            results.write(result, finished=len(found) == len(suite.entries))
+            if one.interrupted:
+                break
     return result
 
 
@@ -69,8 +69,7 @@ def _run(
     baseline: Baseline | None,
     today: date,
     results: Results,
-    workers: int | None,
-    scheduler: str | None,
+    replays: Replays,
     progress: Progress | None,
 ) -> EntryResult:
     records: list[RecordResult] = []
@@ -87,14 +86,7 @@ def _run(
     try:
         options = {**replay_arguments(entry), "save": results.run_store(entry.name), "save_outputs": False}
         options["progress"] = finished
-        if workers is not None or scheduler is not None:
-            from gdnbench.spread.replay import replay_spread
-
-            report = replay_spread(entry.path, workers=workers, scheduler=scheduler, **options)
-        else:
-            with open_store(entry.path) as store:
-                report = replay(store, **options)
-        records = list(report.records)
+        records = list(replays.replay(entry.path, **options).records)
     except KeyboardInterrupt:
         interrupted = True
     except CannotRunError as refusal:

@@ -1,0 +1,48 @@
+"""The workers of a suite: one pool for all entries that run in one place, rather than one each."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from gdnbench.replay.replay import replay
+from gdnbench.report.report import ReplayReport
+from gdnbench.store.recover import open_store
+
+if TYPE_CHECKING:
+    from gdnbench.spread.pool import Pool
+
+
+class Replays:
+    """Replays stores here, or over `workers` processes or a `scheduler`'s; see `gdnbench.spread`."""
+
+    def __init__(self, workers: int | None = None, scheduler: str | None = None) -> None:
+        self._workers, self._scheduler = workers, scheduler
+        self._pools: dict[str, Pool] = {}
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    def replay(self, path: Path, **options: Any) -> ReplayReport:
+        """As `replay` of the store at `path`; errors of it and of `gdnbench.spread`."""
+        if self._workers is None and self._scheduler is None:
+            with open_store(path) as store:
+                return replay(store, **options)
+        from gdnbench.spread.replay import replay_spread
+
+        return replay_spread(path, within=self._pool(options["on"]), **options)
+
+    def _pool(self, on: str) -> Pool:
+        from gdnbench.spread.pool import pool
+
+        if on not in self._pools:
+            self._pools[on] = self._stack.enter_context(pool(self._workers, self._scheduler, on))
+        return self._pools[on]
