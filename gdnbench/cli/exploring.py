@@ -31,7 +31,7 @@ def typed(*words: object) -> str:
 def refuse_with(option: str, **others: object) -> None:
     """BadInputError for an option of `others`, by name, that is given beside `option`."""
     for name, value in others.items():
-        if value not in (None, False):
+        if value is not None and value is not False:  # 0 is a value
             raise BadInputError(f"{option} runs many times: it does not go with --{name.replace('_', '-')}")
 
 

@@ -59,15 +59,15 @@ class Pool:
 
 @contextmanager
 def pool(workers: int | None, scheduler: str | None, on: str) -> Iterator[Pool]:
-    """`workers` processes on this machine, None for as many as it has cores, or on=cuda GPUs; or the workers
-    of the `scheduler`.
+    """`workers` processes on this machine, None or 0 for as many as it has cores, or on=cuda GPUs; or the
+    workers of the `scheduler`.
 
-    BadInputError for both or fewer than one, CannotRunError without Dask, or if nobody answers.
+    BadInputError for both or fewer than none, CannotRunError without Dask, or if nobody answers.
     """
     if workers is not None and scheduler is not None:
         raise BadInputError("--workers starts processes here and --scheduler has its own: give one of them")
-    if workers is not None and workers < 1:
-        raise BadInputError(f"--workers {workers}: there has to be one at least")
+    if workers is not None and workers < 0:
+        raise BadInputError(f"--workers {workers} is no number of processes")
     try:
         import distributed  # noqa: F401
     except ImportError:
