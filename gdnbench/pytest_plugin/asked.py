@@ -21,8 +21,10 @@ _KNOWN = (*_DEFAULTS, "op", "records", *_RULES, "stages", "check", "isolate", "t
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """Which records, and what is given of the options of `gdnbench.replay.replay.replay_options`. `records` is
-    a text such as "0,3-5"; None: all."""
+    """Which records, and what is given of the options of `gdnbench.replay.replay.replay_options`.
+
+    `records` is a text such as "0,3-5"; None: all.
+    """
 
     op: str | None = None
     records: str | None = None

@@ -14,11 +14,6 @@ pytest_plugins = ["pytester"]
 Run = Callable[..., pytest.RunResult]
 Keep = Callable[..., Path]
 
-KERNELS = """
-    def writes_nothing(q):
-        pass
-"""
-
 
 def packed(store: Path) -> Path:
     """The store as a .zip in its place."""
@@ -44,7 +39,7 @@ def test_records_of_a_folder_and_of_an_archive(run: Run, keep: Keep) -> None:
 def test_the_kernel_is_the_command_line_s(pytester: pytest.Pytester, run: Run, keep: Keep) -> None:
     """Its failure is what `gdnbench replay` prints, without a line of Python."""
     keep("a.zarr", ["l"] * 3)
-    pytester.makefile(".py", kernels=KERNELS)
+    pytester.makefile(".py", kernels="def writes_nothing(q): pass")
     options = ("--gdnbench-kernel", "kernels.py:writes_nothing", "--gdnbench-against", "torch")
     result = run("a.zarr", *options, "-k", "step1")
     result.assert_outcomes(failed=1)

@@ -63,6 +63,6 @@ def test_an_import_ahead_of_pytest_is_no_warning(tmp_path: Path, installed: dict
     """pytest rewrites the assertions of all that is installed with a plugin. `GDNBENCH_CAPTURE=STORE pytest`
     comes before it."""
     (tmp_path / "test_x.py").write_text("def test_x(): pass\n")
-    code = "import gdnbench, gdnbench_kernels, pytest; raise SystemExit(pytest.main(['-W', 'error', 'test_x.py']))"
-    ran = python(tmp_path, installed, "-c", code)
+    code = "import gdnbench, gdnbench_kernels, pytest; pytest.console_main()"
+    ran = python(tmp_path, installed, "-c", code, "-W", "error", "test_x.py")
     assert ran.returncode == 0, ran.stdout + ran.stderr

@@ -93,13 +93,13 @@ def test_a_failure_says_what_replay_says(
 ) -> None:
     keep("a.zarr", ["layers.7"])
     pytester.makefile(".py", kernels=KERNELS)
-    pytester.makepyfile(CHECKED.format("'a.zarr', kernel='kernels.py:writes_nothing'"))
+    pytester.makepyfile(CHECKED.format("'a.zarr', kernel='kernels.py:writes_nothing', isolate=False"))
     result = run()
     result.assert_outcomes(failed=1)
     shown = [line.removeprefix("E").strip() for line in result.outlines if line.startswith("E  ")]
     capfd.readouterr()
     kernel = f"{pytester.path / 'kernels.py'}:writes_nothing"
-    monkeypatch.setattr("sys.argv", ["gdnbench", "replay", "a.zarr", "0", "--kernel", kernel])
+    monkeypatch.setattr("sys.argv", ["gdnbench", "replay", "a.zarr", "--kernel", kernel, "--no-isolate"])
     with pytest.raises(SystemExit):
         main.run()
     printed = [line.strip() for line in capfd.readouterr().out.splitlines()]
