@@ -92,6 +92,16 @@ FORBIDDEN = {
         "gdnbench.cli",
         "gdnbench.suite",
     ),
+    "gdnbench/suite": (
+        "gdnbench.diff",
+        "gdnbench.timing",
+        "gdnbench.capture",
+        "gdnbench.bisect",
+        "gdnbench.page",
+        "gdnbench.pictures",
+        "gdnbench.pytest_plugin",
+        "gdnbench.cli",
+    ),
     "gdnbench/timing": ("gdnbench.diff", "gdnbench.capture", "gdnbench.cli", "gdnbench.bisect"),
     "gdnbench/bisect": ("gdnbench.timing", "gdnbench.capture", "gdnbench.cli"),
     "gdnbench/diff": (
