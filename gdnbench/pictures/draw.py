@@ -1,0 +1,171 @@
+"""Runs as PNG files: verdicts, ranges of what was captured, errors over decode steps, and of the records most
+worth a look where their errors are, how they grow, their ULP histograms, stages and times."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gdnbench.errors import BadInputError, CannotRunError
+from gdnbench.pictures.cells import cells_of
+from gdnbench.printable import printable
+from gdnbench.report.grids import grid_from_json
+from gdnbench.report.growth import growth
+from gdnbench.report.ranking import Entry, ranked
+from gdnbench.report.runs import Run
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from gdnbench.judge.grid import Grid
+
+MOST_RECORDS = 12
+"""Records that get files of their own, see `_chosen`."""
+
+MOST_FAILURES = 8
+"""Of these, where there are passing records too."""
+
+MOST_TENSORS = 12
+"""Of a record in one file: the eight stages of a prefill, its outputs, and two more."""
+
+MOST_MATRICES = 12
+"""Files of errors over decode steps."""
+
+_LABELS = {"kernel": "", "against": ", against", "difference": ", difference"}
+
+
+def draw(runs: Sequence[Run], folder: Path) -> list[Path]:
+    """Writes PNG files into `folder`, which is made, and returns them: equal runs make equal files.
+
+    BadInputError for a run that holds what no replay writes and for a folder that cannot be written to,
+    CannotRunError without matplotlib.
+    """
+    try:
+        from gdnbench.pictures.canvas import save, styled
+    except ModuleNotFoundError as error:
+        if error.name is None or not error.name.startswith("matplotlib"):
+            raise
+        raise CannotRunError(
+            "PNG files are drawn by matplotlib, which is not installed: pip install 'matplotlib>=3.11,<4'"
+        ) from None
+    written = []
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with styled():
+            for name, figure in _figures(runs):
+                written.append(save(figure, folder / f"{name}.png"))
+    except OSError as error:
+        raise BadInputError(f"{folder} cannot be written to: {error.strerror}") from None
+    return written
+
+
+def left_out(runs: Sequence[Run]) -> int:
+    """Records that get no files of their own."""
+    return max(0, sum(len(run.records) for run in runs) - MOST_RECORDS)
+
+
+def _figures(runs: Sequence[Run]) -> Iterator[tuple[str, Figure]]:
+    """File names without their ending, and what is in them."""
+    from gdnbench.pictures.bars import verdicts
+    from gdnbench.pictures.growth import over_steps
+
+    entries = ranked(runs)
+    counts = [(printable(run.path), _outcomes(run)) for run in runs]
+    rest = left_out(runs)
+    below = (
+        f"{MOST_RECORDS} of {len(entries)} records have files of their own: failures, and what came closest"
+        if rest
+        else "every record has files of its own"
+    )
+    yield "verdicts", verdicts(counts, below)
+    yield from _captured(runs)
+    matrices = growth([(entry.run, entry.record) for entry in entries])
+    for number, matrix in enumerate(matrices[:MOST_MATRICES]):
+        run = f" in {runs[matrix['run']].path}" if len(runs) > 1 else ""
+        title = f"{matrix['op']} {matrix['tensor']}: error over decode steps{run}"
+        yield f"steps-{number:02}", over_steps(title, matrix)
+    for rank, entry in enumerate(_chosen(entries)):
+        try:
+            yield from _of_record(f"{rank:02}", runs, entry)
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+            if isinstance(error, BadInputError):
+                raise
+            raise BadInputError(
+                f"{_where(runs, entry)} is not as a replay writes it ({type(error).__name__}: {error}):"
+                " write it again with this release"
+            ) from None
+
+
+def _chosen(entries: Sequence[Entry]) -> list[Entry]:
+    """Failures, then of every run and operation the passing record that is closest to its limit, then what
+    follows; `entries` are ranked."""
+    first: dict[tuple[int, str], Entry] = {}
+    for entry in entries:
+        if not entry.failed:
+            first.setdefault((entry.run, entry.record["op"]), entry)
+    wanted = [*[entry for entry in entries if entry.failed][:MOST_FAILURES], *first.values(), *entries]
+    chosen = list({id(entry): entry for entry in wanted}.values())[:MOST_RECORDS]
+    return sorted(chosen, key=lambda entry: entry.order)
+
+
+def _outcomes(run: Run) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for record in run.records:
+        found[record["outcome"]] = found.get(record["outcome"], 0) + 1
+    return found
+
+
+def _captured(runs: Sequence[Run]) -> Iterator[tuple[str, Figure]]:
+    """Ranges by operation; of a record that several runs replayed once."""
+    from gdnbench.pictures.ranges import ranges
+
+    by_op: dict[str, dict[tuple[str, Any], Sequence[Mapping[str, Any]]]] = {}
+    for run in runs:
+        store = run.header.get("store", run.path)
+        for record in run.records:
+            by_op.setdefault(record["op"], {}).setdefault((store, record["key"]), record.get("capture") or [])
+    for number, (op, records) in enumerate(sorted(by_op.items())):
+        figure = ranges(f"{op}: ranges of the captured inputs", list(records.values()))
+        if figure is not None:
+            yield f"captured-{number:02}", figure
+
+
+def _of_record(rank: str, runs: Sequence[Run], entry: Entry) -> Iterator[tuple[str, Figure]]:
+    from gdnbench.pictures.bars import stages, ulp
+    from gdnbench.pictures.errors import errors
+    from gdnbench.pictures.growth import along_sequence, has_chunks
+    from gdnbench.pictures.times import times
+    from gdnbench.timing.result import RecordTiming
+
+    record, where = entry.record, _where(runs, entry)
+    run = f" in {runs[entry.run].path}" if len(runs) > 1 else ""
+    label = f"{record['number']} {record['op']} {record['layer']} step {record['step']}"
+    title = f"record {label}: {record['outcome']}{run}"
+    name = f"record-{rank}-run{entry.run}-{record['number']}"
+    tensors = [tensor for tensor in record["tensors"] if tensor["when"] == "after"]
+    grids = [(tensor, grid_from_json(tensor["grid"], where)) for tensor in tensors if tensor.get("grid")]
+    if grids:
+        shown = [(_name(tensor), cells_of(grid, tensor["dtype"])) for tensor, grid in grids[:MOST_TENSORS]]
+        yield f"{name}-errors", errors(title, shown)
+    along: list[tuple[str, Grid]] = [(_name(tensor), grid) for tensor, grid in grids if has_chunks(grid)]
+    if along:
+        yield f"{name}-growth", along_sequence(title, along[:MOST_TENSORS])
+    counted = [(_name(tensor), tensor["ulp_histogram"]) for tensor in tensors if tensor["ulp_histogram"]]
+    if counted:
+        yield f"{name}-ulp", ulp(title, counted[:MOST_TENSORS])
+    if record.get("waterfall"):
+        yield f"{name}-stages", stages(title, record["waterfall"])
+    if record.get("timing"):
+        figure = times(title, RecordTiming.from_json(record["timing"], f"{where}: its timing"))
+        if figure is not None:
+            yield f"{name}-times", figure
+
+
+def _name(tensor: Mapping[str, Any]) -> str:
+    verdict = "" if not tensor["judged"] else ", pass" if tensor["passed"] else ", FAIL"
+    return printable(f"{tensor['tensor']}{_LABELS.get(tensor['side'], '')}{verdict}")
+
+
+def _where(runs: Sequence[Run], entry: Entry) -> str:
+    return f"{runs[entry.run].path}: record {entry.record['number']}"
