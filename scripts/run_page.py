@@ -4,6 +4,7 @@
     python scripts/run_page.py docs/tutorial.md                 everything, in a folder that is removed
     python scripts/run_page.py docs/tutorial.md --quick         without the blocks under <!-- slow -->
     python scripts/run_page.py docs/tutorial.md --folder F      F is new or empty, and kept
+    python scripts/run_page.py README.md --here                 in this checkout; the page writes nothing
 
 A block whose fence says `file=NAME` is written to NAME. A block `console` has commands behind `$ ` (a line
 that ends in a backslash goes on), each with all that it prints, stdout and stderr together, below it. There
@@ -21,7 +22,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from documenting.session import blocks, run
+from documenting.session import ROOT, blocks, run
 
 
 def main() -> int:
@@ -30,7 +31,9 @@ def main() -> int:
     )
     parser.add_argument("page", type=Path)
     parser.add_argument("--quick", action="store_true", help="leave out what takes long")
-    parser.add_argument("--folder", type=Path, help="new or empty; kept")
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("--folder", type=Path, help="new or empty; kept")
+    where.add_argument("--here", action="store_true", help="in this checkout")
     arguments = parser.parse_args()
     try:
         page = arguments.page.read_text(encoding="utf-8")
@@ -39,11 +42,11 @@ def main() -> int:
     if arguments.folder is not None and arguments.folder.exists() and any(arguments.folder.iterdir()):
         parser.error(f"{arguments.folder} is not empty")
     with tempfile.TemporaryDirectory(prefix="gdnbench-page-") as scratch:
-        folder = arguments.folder or Path(scratch)
+        folder = ROOT if arguments.here else (arguments.folder or Path(scratch)).resolve()
         folder.mkdir(parents=True, exist_ok=True)
         chosen = [one for one in blocks(page) if not (arguments.quick and one.slow)]
         failed = 0
-        for done in run(chosen, folder):
+        for done in run(chosen, folder, Path(scratch) / "cache"):
             print(f"line {done.line}: $ {done.command}  [{done.seconds:.1f} s]", flush=True)
             if done.wrong:
                 failed += 1

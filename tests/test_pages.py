@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -37,6 +38,9 @@ print("hello")
 """
 
 
+PAGES = ("docs/adding.md", "docs/tutorial.md", "docs/trust.md", "README.md")
+
+
 @pytest.fixture(scope="module")
 def session() -> Iterator[Any]:
     with pytest.MonkeyPatch.context() as patch:
@@ -48,7 +52,7 @@ def session() -> Iterator[Any]:
 
 def test_a_page_is_run_as_it_is_read(session: Any, tmp_path: Path) -> None:
     """One shell: the folder and `$?` carry over; what reads stdin finds none."""
-    found = list(session.run(session.blocks(PAGE), tmp_path))
+    found = list(session.run(session.blocks(PAGE), tmp_path, tmp_path / "cache"))
     assert [(one.line, one.wrong) for one in found] == [(9, ""), (10, ""), (13, ""), (18, "")]
     quick = [one for one in session.blocks(PAGE) if not one.slow]
     assert len(quick) == 2
@@ -104,3 +108,56 @@ def test_the_script_ends_with_1_where_something_else_is_printed(tmp_path: Path) 
     )
     assert done.returncode == 1
     assert f"{page}:2: " in done.stdout
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_quick_part_of_a_page(page: str) -> None:
+    _holds(page, "--quick")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("page", PAGES)
+def test_all_of_a_page(page: str) -> None:
+    _holds(page)
+
+
+def test_figures_of_mutants_are_those_of_the_table() -> None:
+    """docs/trust.md sums up the table of the simulator's page."""
+    table = (ROOT / "gdnbench" / "sim" / "README.md").read_text(encoding="utf-8")
+    rows = [[cell.strip() for cell in line.split("|")] for line in table.splitlines() if "| 100.0% |" in line]
+    counts = {row[1]: (int(row[2]), int(row[-2])) for row in rows}
+    mutants, equivalent = counts.pop("all")
+    trust = " ".join((ROOT / "docs" / "trust.md").read_text(encoding="utf-8").split())
+    said = (
+        f"Of {len(counts)} kernels that were judged in full, all {mutants - equivalent} mutants that change"
+        f" anything are killed; {equivalent} change nothing"
+    )
+    assert said in trust
+
+
+def test_links_lead_somewhere() -> None:
+    """Of the README and of docs/: files that are there, and headings that they have."""
+    wrong = []
+    for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
+        text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+        for target in re.findall(r"\]\(([^)\s]+)\)", text):
+            if "://" in target:
+                continue
+            file, _, heading = target.partition("#")
+            there = page.parent / file if file else page
+            if not there.exists() or (heading and heading not in _anchors(there)):
+                wrong.append(f"{page.relative_to(ROOT)}: {target}")
+    assert not wrong
+
+
+def _anchors(page: Path) -> set[str]:
+    """Of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", one.lower()).replace(" ", "-") for one in headings}
+
+
+def _holds(page: str, *options: str) -> None:
+    command = [sys.executable, str(SCRIPT), str(ROOT / page), *options, *["--here"] * (page == "README.md")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -29,6 +29,13 @@ EXAMPLES = {
             "gdnbench replay run.zarr --kernel sm100 --on sim --stages --check",
         ),
     ),
+    "gdnbench suite": Example("ci.md", ("gdnbench suite suites/captures.toml --entry '*.sim' -o results",)),
+    "gdnbench baseline update": Example(
+        "ci.md",
+        ("gdnbench baseline update suites/captures.toml results --reason 'gates are summed in fp32'",),
+    ),
+    "gdnbench baseline show": Example("ci.md", ("gdnbench baseline show suites/captures.toml --json",)),
+    "gdnbench baseline history": Example("ci.md", ("gdnbench baseline history suites/captures.toml",)),
     "gdnbench diff": Example(
         "replay.md",
         (

@@ -61,8 +61,9 @@ def blocks(page: str) -> list[Block]:
     return found
 
 
-def run(chosen: Sequence[Block], folder: Path) -> Iterator[Done]:
-    """All blocks in one shell that starts in `folder`."""
+def run(chosen: Sequence[Block], folder: Path, cache: Path) -> Iterator[Done]:
+    """All blocks in one shell that starts in `folder`. Compiled programs are kept in `cache`; where that is new,
+    nothing is known from before."""
     bin_folder = str(Path(sys.executable).parent)
     environment = {
         **os.environ,
@@ -70,7 +71,7 @@ def run(chosen: Sequence[Block], folder: Path) -> Iterator[Done]:
         "PATH": os.pathsep.join((bin_folder, os.environ.get("PATH", ""))),
         "COLUMNS": "200",
         "TERM": "dumb",
-        "GDNBENCH_CACHE_DIR": str(folder / ".cache"),  # as for a reader, nothing is known from before
+        "GDNBENCH_CACHE_DIR": str(cache),
     }
     # Commands reach the shell by a pipe of their own, so that what reads stdin does not eat them.
     source, sink = os.pipe()
