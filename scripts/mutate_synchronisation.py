@@ -77,8 +77,8 @@ def main() -> int:
     kernels = {result.kernel for result in results}
     for reason in known if options.sample is None else ():
         judged = any(fnmatchcase(kernel, reason.kernel) for kernel in kernels)
-        if judged and not any(reason.matches(result) for result in results):
-            print(f"note: no mutant is {reason.kernel} {reason.source} {reason.kind}, {reason.op}")
+        if judged and not any(reason.explains(result) for result in results):
+            print(f"note: no mutant that survives is {reason}")
     print(f"{len(results)} mutants, {len(left)} neither found nor explained")
     if any(statuses):
         return Exit.CANNOT_RUN

@@ -86,12 +86,12 @@ def write(path: Path, result: Result) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Equivalent:
-    """Mutants that change nothing, by patterns, and `why` they do not. A Python line may be many
-    instructions: then `nth` says which of them, or `most` how many of a kernel's mutants at most."""
+    """Mutants that change nothing, by patterns, of `kind` several, and `why` they do not. A Python line may
+    be many instructions: then `nth` says which of them, or `most` how many of a kernel's mutants at most."""
 
     kernel: str
     source: str
-    kind: str
+    kind: tuple[str, ...]
     op: str
     change: str
     why: str
@@ -101,8 +101,18 @@ class Equivalent:
     def matches(self, result: Result) -> bool:
         if self.nth is not None and result.nth not in self.nth:
             return False
-        pairs = ((name, getattr(result, name)) for name in ("kernel", "source", "kind", "op", "change"))
+        if not any(fnmatchcase(result.kind, one) for one in self.kind):
+            return False
+        pairs = ((name, getattr(result, name)) for name in ("kernel", "source", "op", "change"))
         return all(fnmatchcase(value, getattr(self, name)) for name, value in pairs)
+
+    def explains(self, result: Result) -> bool:
+        """Whether it is what this is there for."""
+        return result.outcome == Outcome.SURVIVOR.value and self.matches(result)
+
+    def __str__(self) -> str:
+        which = f" ({', '.join(map(str, self.nth))})" if self.nth is not None else ""
+        return f"{self.kernel} {self.source}{which} {', '.join(self.kind)}, {self.op}"
 
 
 def equivalents(path: Path = EQUIVALENT) -> list[Equivalent]:
@@ -113,12 +123,15 @@ def equivalents(path: Path = EQUIVALENT) -> list[Equivalent]:
     for entry in tomllib.loads(path.read_text()).get("mutant", []):
         try:
             nth = tuple(entry["nth"]) if "nth" in entry else None
-            one = Equivalent(**{"op": "*", "change": "*", **entry, "nth": nth})
+            kind = entry.get("kind", ())
+            kinds = (kind,) if isinstance(kind, str) else tuple(kind)
+            one = Equivalent(**{"op": "*", "change": "*", **entry, "nth": nth, "kind": kinds})
         except TypeError as error:
             raise BadInputError(f"{path}: {entry}: {error}") from None
-        if not one.why.strip() or not any(fnmatchcase(kind, one.kind) for kind in Kind):
+        known = [any(fnmatchcase(kind, pattern) for kind in Kind) for pattern in kinds]
+        if not one.why.strip() or not known or not all(known):
             raise BadInputError(
-                f"{path}: {entry}: kind is {', '.join(Kind)} or a pattern of them, and why says a reason"
+                f"{path}: {entry}: kind is {', '.join(Kind)}, a pattern or a list, and why says a reason"
             )
         found.append(one)
     return found

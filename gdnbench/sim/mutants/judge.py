@@ -307,7 +307,8 @@ def _line(cause: Cause) -> str:
 
 @contextmanager
 def _limit(seconds: float | None) -> Iterator[None]:
-    """Raises in the main thread once the time is up."""
+    """Raises in the main thread once the process has computed for so long: a machine that stood still, or
+    that others kept busy, is no reason to give up."""
     if seconds is None:
         yield
         return
@@ -315,10 +316,10 @@ def _limit(seconds: float | None) -> Iterator[None]:
     def ring(number: int, frame: FrameType | None) -> None:
         raise _OverTimeError
 
-    before = signal.signal(signal.SIGALRM, ring)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    before = signal.signal(signal.SIGPROF, ring)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)

@@ -91,10 +91,21 @@ def test_what_a_reason_explains(verdicts: Any, result: Any, tmp_path: Path) -> N
     moved = changed(result, change="behind bar.sync at PTX line 9")
     reasons = known(verdicts, tmp_path, change="behind bar.*")
     assert verdicts.unexplained([result, moved], reasons) == [result]
+    later, flipped = changed(result, kind="one later"), changed(result, kind="parity flipped")
+    reasons = known(verdicts, tmp_path, kind=["removed", "one later"])
+    assert verdicts.unexplained([result, later, flipped], reasons) == [flipped]
+    # A mutant that is found needs no reason.
+    assert [reasons[0].explains(one) for one in (later, changed(later, outcome="hang"))] == [True, False]
 
 
 def test_what_is_no_reason(verdicts: Any, tmp_path: Path) -> None:
-    for wrong in ({"why": " "}, {"kind": "turned"}, {"because": "so"}):
+    for wrong in (
+        {"why": " "},
+        {"kind": "turned"},
+        {"kind": ["removed", "turned"]},
+        {"kind": []},
+        {"because": "so"},
+    ):
         with pytest.raises(BadInputError):
             known(verdicts, tmp_path, **wrong)
 

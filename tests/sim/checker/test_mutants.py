@@ -236,7 +236,9 @@ st.global.b32 [%rd7], %r3;
 ret;"""
 
 
-def judged(body: str, engine: str = "interpreter") -> list[tuple[Mutant, Outcome]]:
+def judged(
+    body: str, engine: str = "interpreter", seconds: float | None = None
+) -> list[tuple[Mutant, Outcome]]:
     """What becomes of each mutant of `body`, run by two warps; the checker is content with itself."""
     module = parse(text(body))
     out = np.zeros(THREADS, np.int32)
@@ -252,7 +254,7 @@ def judged(body: str, engine: str = "interpreter") -> list[tuple[Mutant, Outcome
         stream=0,
     )
     tensor = Tensor(int(out.ctypes.data), "out", out.tobytes(), out)
-    judge = Judge(KeptLaunch(module, request, (tensor,)), engine)
+    judge = Judge(KeptLaunch(module, request, (tensor,)), engine, seconds=seconds)
     assert {own.found.total() for own in judge.own.values()} == {0}
     return [(mutant, judge.judge(mutant).outcome) for mutant in mutants(module, "k")]
 
@@ -294,7 +296,7 @@ def test_other_bits() -> None:
 
 def test_a_loop_without_end() -> None:
     """Warp 1 clears a flag, warp 0 sets it behind the barrier, warp 1 waits for it by looking. Without the
-    barrier it is cleared last. A count of what is executed says so, and no clock."""
+    barrier it is cleared last. A count of what is executed says so, and no clock, unless there is no time."""
     flag = """
 mov.u32 %r1, %tid.x;
 setp.lt.u32 %p1, %r1, 32;
@@ -308,6 +310,8 @@ setp.eq.u32 %p2, %r2, 0;
 END: ret;"""
     found = {mutant.kind: outcome for mutant, outcome in judged(flag)}
     assert found[Kind.REMOVED] is Outcome.HANG
+    found = {mutant.kind: outcome for mutant, outcome in judged(flag, seconds=0.001)}
+    assert found[Kind.REMOVED] is Outcome.UNDECIDED
 
 
 # Kernels whose mutants are judged in a second or less each; those of all kernels take hours.
