@@ -75,9 +75,9 @@ def rule_options(words: str) -> list[str] | None:
         return ["--bitwise"]
     if found := re.fullmatch(r"\|x - y\| <= (\S+) \+ (\S+) \|y\|", words):
         return ["--tol", ",".join(found.groups())]
-    found = re.fullmatch(r"error <= (\S+) x torch's \+ rounding((?:, \S+ x \w+)*)", words)
+    found = re.fullmatch(r"error <= (\S+) x torch's \+ rounding((?:, \S+ x for \w+)*)", words)
     if found is None:
         return None
     factors = [] if found[1] == f"{Bound().k:g}" else [found[1]]
-    factors += [f"{name}={k}" for k, name in re.findall(r", (\S+) x (\w+)", found[2])]
+    factors += [f"{name}={k}" for k, name in re.findall(r", (\S+) x for (\w+)", found[2])]
     return [word for factor in factors for word in ("--k", factor)]

@@ -42,7 +42,7 @@ export function unpackedGrid(grid) {
   const found = { regions: grid.regions, heads: grid.heads, axes: grid.axes, leftOut: grid.left_out ?? 0 };
   const cells = grid.regions.length * grid.heads;
   for (const [name, kind] of Object.entries(ARRAYS)) {
-    if (!grid[name]) { found[name] = null; continue; }
+    if (grid[name] === null || grid[name] === undefined) { found[name] = null; continue; }
     found[name] = new kind(bytes(grid[name]).buffer);
     if (name === "worst" ? found[name].length % cells : found[name].length !== cells) {
       throw new Error(`its grid has ${found[name].length} values of ${name} in ${cells} cells`);

@@ -57,7 +57,7 @@ export function select(label, options, chosen, changed) {
 export function part(title, make, level = "h3") {
   const section = el("section", { class: "part" }, el(level, {}, title));
   try {
-    section.append(...[make()].flat().filter(Boolean));
+    section.append(...[make()].flat(Infinity).filter(Boolean));
   } catch (error) {
     section.append(el("p", { class: "notice" }, `This part cannot be shown: ${error.message}`));
   }

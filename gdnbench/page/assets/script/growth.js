@@ -34,7 +34,7 @@ export function alongSequence(tensor, grid) {
   }
   const rows = () => grid.regions.map(([sequence, chunk], region) =>
     [`sequence ${sequence}, chunk ${chunk}`, ...series.map((one) => number(worst(one.of, region)))]);
-  return lines(`${tensor.tensor}: relative RMS error by chunk, sequence after sequence`, "chunk", series,
+  return lines(`${tensor.tensor}: relative RMS error by chunk, sequence after sequence`, "chunk, counted over all sequences", series,
     ["chunk", ...series.map((one) => one.name)], rows);
 }
 

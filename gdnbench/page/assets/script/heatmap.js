@@ -85,8 +85,8 @@ export function heatmap(tensor, grid, sides) {
     name = quantity;
     values = Float64Array.from({ length: cells }, (_, cell) => shown[name][1](cell));
     scale = logScale(values);
-    const marks = [largest !== null && "× over the limit of the largest error", "× on white: not finite"];
-    key.replaceChildren(legendScale(scale, shown[name][0], marks.filter(Boolean)));
+    const marks = `× ${largest === null ? "" : "over the limit of the largest error, or "}not finite`;
+    key.replaceChildren(legendScale(scale, shown[name][0], [marks]));
     move(worst());
   }
 

@@ -20,10 +20,10 @@ export function list(open) {
       onclick: () => { active = position; choose(); },
     },
     el("span", { class: "first" }, badge(null, columns.severity[place], string("outcome", place)),
-      el("b", {}, `#${columns.number[place]} ${string("op", place)}`),
+      el("b", {}, `#${columns.number[place]}`),
       el("span", { class: "ratio" }, ofLimit(columns.ratio[place]))),
     el("span", { class: "second" },
-      `${string("layer", place)} step ${columns.step[place]}${run} ${string("reason", place)}`));
+      `${string("op", place)} ${string("layer", place)} step ${columns.step[place]}${run} ${string("reason", place)}`));
     made.classList.toggle("active", position === active);
     made.style.top = `${position * ROW}px`;
     return made;

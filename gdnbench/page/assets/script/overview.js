@@ -14,7 +14,7 @@ export function overview() {
 
 function run(one) {
   const outcomes = Object.entries(one.outcomes).map(([outcome, number]) => [outcome, number, SEVERITY[outcome] ?? 0])
-    .sort((a, b) => a[2] - b[2]);
+    .sort((a, b) => a[2] - b[2] || b[1] - a[1] || (a[0] < b[0] ? -1 : 1));
   const bar = el("div", { class: "verdicts", "aria-hidden": "true" }, outcomes.map(([, number, severity]) => {
     const piece = el("span", { class: kind(severity) });
     piece.style.flexGrow = number;
@@ -23,7 +23,8 @@ function run(one) {
   const { header } = one;
   const what = header.command === "diff" ? `${header.a} against ${header.b}`
     : `${header.kernel} on ${header.on} against ${header.against}`;
-  return el("section", { class: "run" }, el("h2", {}, what), el("p", { class: "hint" }, header.rule, " · ", header.store ?? "", " · ", one.path),
+  return el("section", { class: "run" }, el("h2", {}, what, index.runs.length > 1 && el("small", {}, ` ${one.path}`)),
+    el("p", { class: "hint" }, [header.rule, header.store, one.path].filter(Boolean).join(" · ")),
     bar,
     el("p", { class: "outcomes" }, outcomes.map(([outcome, number, severity]) =>
       badge(outcome, severity, `${number.toLocaleString("en-GB")} ${outcome}`)),

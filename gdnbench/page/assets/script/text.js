@@ -16,8 +16,8 @@ export function number(value, digits = 3) {
   if (!Number.isFinite(known)) return known > 0 ? "Inf" : "-Inf";
   if (known === 0) return "0";
   const size = Math.abs(known);
-  if (size >= 1e-4 && size < 10 ** Math.max(digits, 6)) return String(Number(known.toPrecision(digits)));
-  return known.toExponential(digits - 1).replace(/\.?0+e/, "e");
+  if (size >= 1e-4 && size < 10 ** Math.max(digits, 5)) return String(Number(known.toPrecision(digits)));
+  return known.toExponential(digits - 1).replace(/\.?0+e/, "e").replace("e+", "e");
 }
 
 // "inf" and "nan" of JSON are no JavaScript numbers.

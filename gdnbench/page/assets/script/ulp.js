@@ -6,7 +6,7 @@ import { below, horizontal, linear } from "./axis.js";
 // Bucket 0 holds distance 0, k distances from 2^(k-1) to 2^k - 1.
 export function bucket(number) {
   if (number < 2) return String(number);
-  if (number > 10) return `2^${number - 1} on`;
+  if (number > 10) return `2^${number - 1}+`;
   return `${2 ** (number - 1)}-${2 ** number - 1}`;
 }
 

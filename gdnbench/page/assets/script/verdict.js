@@ -1,5 +1,6 @@
 // Outcomes as a mark, a word and a colour: never a colour alone.
 import { el } from "./dom.js";
+import { number } from "./text.js";
 
 const MARKS = ["✗", "–", "!", "✓"]; // by severity: failed, could not run, refused, passed
 const KINDS = ["failed", "missing", "refused", "passed"];
@@ -18,5 +19,5 @@ export function ofLimit(ratio) {
   if (ratio === null) return "";
   const known = Number(ratio);
   if (!Number.isFinite(known)) return "no finite error";
-  return `${known >= 100 ? known.toExponential(1) : known.toPrecision(2)} × limit`;
+  return `${number(known, 2)} × limit`;
 }

@@ -12,16 +12,15 @@ export function waterfall(stages) {
   };
   const powers = decades(stages.flatMap((stage) => ["added", "inherited"].map((name) => relative(stage, name))));
   const draw = (width) => {
-    const left = 64, right = width - 12, each = 40, top = 26;
+    const left = 64, right = width - 56, each = 40, top = 26;
     const bottom = top + each * stages.length;
     const x = logarithmic(powers[0], powers.at(-1), left, right);
     const bar = (stage, name, y) => {
       const value = relative(stage, name);
-      const end = value > 0 && Number.isFinite(value) ? x(value) : Number.isNaN(value) ? right : left;
-      const text = Math.min(end + 5, right - 50);
+      const end = value > 0 && Number.isFinite(value) ? x(value) : left; // NaN and infinities have no length
       return [svg("rect", { class: name, x: left, y, width: Math.max(end - left, 1), height: 14 },
         svg("title", {}, `${stage.stage}: ${name} ${number(value)}`)),
-      svg("text", { class: end > right - 55 ? "inside" : null, x: text, y: y + 11 }, number(value, 2))];
+      svg("text", { x: end + 5, y: y + 11 }, number(value, 2))];
     };
     return [bottom + 30, [
       svg("rect", { class: "added", x: left, y: 4, width: 14, height: 12 }),

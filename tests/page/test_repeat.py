@@ -1,0 +1,109 @@
+"""The command of a record, read by a shell and by the command line itself."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import subprocess
+from typing import Any
+
+import pytest
+
+from gdnbench.judge.rule import describe_rule, make_rule, rule_options
+from gdnbench.page.repeat import command, quote
+
+HEADER = {
+    "command": "replay",
+    "store": "a store.zarr",
+    "kernel": "mine.py:kernel",
+    "against": "torch",
+    "on": "sim",
+    "rule": "bitwise",
+}
+
+
+def record(**more: Any) -> dict[str, Any]:
+    return {"number": 12, "op": "gdn_prefill", "tensors": [], "findings": None, **more}
+
+
+def test_a_replay() -> None:
+    assert command(HEADER, record()) == (
+        "gdnbench replay 'a store.zarr' 12 --kernel mine.py:kernel --against torch --on sim --bitwise"
+    )
+
+
+def test_stages_and_check_are_asked_for_again() -> None:
+    again = command(HEADER, record(tensors=[{"stage": True}], findings=[]))
+    assert again.endswith("--bitwise --stages --check")
+
+
+def test_what_no_result_tells_is_taken_from_the_command_line() -> None:
+    words = [
+        "python",
+        "gdnbench",
+        "replay",
+        "a",
+        "--timeout=9",
+        "--save",
+        "x",
+        "--accept",
+        "a.toml",
+        "--no-isolate",
+    ]
+    words += ["--json", "--schedule", "random:3", "--shape"]
+    again = command(HEADER, record(), words)
+    assert again.endswith("--bitwise --timeout 9 --accept a.toml --no-isolate --schedule random:3")
+    assert command(HEADER, record(), ["gdnbench", "suite", "--timeout", "3"]) == command(HEADER, record())
+
+
+def test_a_diff() -> None:
+    header = {"command": "diff", "a": "a.zarr", "b": "b.zarr", "rule": "error <= 3 x torch's + rounding"}
+    expected = "gdnbench diff a.zarr b.zarr --op gdn_prefill --oracle --k 3"
+    assert command(header, record()) == expected
+    assert command({**header, "rule": "bitwise"}, record()) == "gdnbench diff a.zarr b.zarr --op gdn_prefill"
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {},
+        {"k": 3.5},
+        {"k_by_tensor": {"o": 1.5, "state": 4.0}},
+        {"k": 1.0, "k_by_tensor": {"o": 1.5}},
+        {"tol": (1e-3, 0.0)},
+        {"tol": (0.0, 2e-6)},
+        {"bitwise": True},
+    ],
+)
+def test_a_rule_in_words_is_asked_for_by_options(asked: dict[str, Any]) -> None:
+    from gdnbench.cli.judging import factors, tolerance
+
+    rule = make_rule(**asked)
+    options = rule_options(describe_rule(rule))
+    assert options is not None
+    given: dict[str, list[str]] = {}
+    words = iter(options)
+    for word in words:
+        given.setdefault(word, []).append("" if word == "--bitwise" else next(words))
+    k, by_tensor = factors(given.get("--k"))
+    tol = tolerance(given["--tol"][0]) if "--tol" in given else None
+    assert make_rule(k, by_tensor, tol, "--bitwise" in given) == rule
+
+
+def test_words_of_no_rule_have_no_options() -> None:
+    assert rule_options("state: error <= 2 x torch's; o: bitwise") is None
+
+
+@pytest.mark.parametrize(
+    "word", ["plain", "", "it's $HOME `id`", "a\nb", "\x1b[2J'\\", "caf\u00e9 \u202e", "\udcff.zarr"]
+)
+def test_a_shell_reads_the_word(word: str) -> None:
+    bash = shutil.which("bash")
+    if bash is None:
+        pytest.skip("no bash here to read it")
+    text = quote(word)
+    assert text.isprintable()
+    if word.isprintable():
+        assert shlex.split(text) == [word]
+    read = subprocess.run([bash, "-c", f"printf %s {text}"], capture_output=True, check=True).stdout
+    assert read == word.encode("utf-8", "surrogateescape")
