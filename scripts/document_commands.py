@@ -26,7 +26,10 @@ def main() -> int:
     )
     parser.add_argument("--check", action="store_true", help="write nothing, say what is stale")
     arguments = parser.parse_args()
-    text = page()
+    try:
+        text = page()
+    except ValueError as error:
+        parser.error(str(error))
     if not arguments.check:
         PAGE.write_text(text, encoding="utf-8")
         return 0

@@ -62,7 +62,7 @@ def blocks(page: str) -> list[Block]:
 
 
 def run(chosen: Sequence[Block], folder: Path, cache: Path) -> Iterator[Done]:
-    """All blocks in one shell that starts in `folder`. Compiled programs are kept in `cache`; where that is new,
+    """All blocks in one shell that starts in `folder`. Compiled programs are kept in `cache`: in a new one,
     nothing is known from before."""
     bin_folder = str(Path(sys.executable).parent)
     environment = {
