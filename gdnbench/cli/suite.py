@@ -13,6 +13,7 @@ import typer
 
 from gdnbench.cli.arguments import record_numbers
 from gdnbench.cli.console import INTERRUPTED, print_json, progress, table
+from gdnbench.cli.spreading import SCHEDULER, WORKERS, is_spread
 from gdnbench.errors import Exit
 
 if TYPE_CHECKING:
@@ -31,10 +32,8 @@ def suite(
     ] = None,
     entry: Annotated[str | None, typer.Option(help="Only entries whose names fit, with * and ?.")] = None,
     records: Annotated[str | None, typer.Option(help="Only these records of each entry, like 0,3-5.")] = None,
-    workers: Annotated[
-        int | None, typer.Option(min=1, help="Spread each entry's records over processes.")
-    ] = None,
-    scheduler: Annotated[str | None, typer.Option(help="Or over the workers of this scheduler.")] = None,
+    workers: Annotated[int | None, typer.Option(min=0, metavar="N", help=WORKERS)] = None,
+    scheduler: Annotated[str | None, typer.Option(metavar="ADDRESS", help=SCHEDULER)] = None,
     json: Annotated[bool, typer.Option("--json", help="One object instead of a table.")] = False,
 ) -> None:
     """Replay the captures that a suite names, and judge them by rules, baselines and known failures.
@@ -46,6 +45,7 @@ def suite(
     from gdnbench.suite.read import only
     from gdnbench.suite.run import run_suite
 
+    is_spread(workers, scheduler)
     asked = suite_at(suite)
     chosen = asked if entry is None else only(asked, entry)
     numbers = None if records is None else record_numbers(records, MANY_RECORDS)
