@@ -10,7 +10,8 @@ from matplotlib.figure import Figure
 
 from gdnbench.errors import Exit
 from gdnbench.judge.ulp import bucket_label
-from gdnbench.pictures.canvas import BLUE, GREEN, GREY, ORANGE, PURPLE, clean, panels, plain_numbers
+from gdnbench.pictures.canvas import BLUE, GREEN, GREY, ORANGE, PURPLE, number_log, panels
+from gdnbench.pictures.labels import clean
 from gdnbench.report.outcome import Outcome
 
 _KINDS = {
@@ -49,7 +50,7 @@ def ulp(title: str, tensors: Sequence[tuple[str, Sequence[int]]]) -> Figure:
         axis.bar(range(len(counts)), [count / total for count in counts], 0.85, color=BLUE)
         axis.set_yscale("log")
         axis.set_ylim(0.5 / total, 2)
-        plain_numbers(axis.yaxis)
+        number_log(axis.yaxis, 0.5 / total, 2)
         axis.set_title(f"{name}: {total} elements")
         every = max(1, len(counts) // 9)
         ticks = range(0, len(counts), every)
@@ -79,8 +80,9 @@ def stages(title: str, shares: Sequence[Mapping[str, Any]]) -> Figure:
         for row, size in enumerate(sizes[name]):
             axis.text(shown[row], row + offset, f" {size:.2g}", va="center", fontsize=7.5)
     axis.set_xscale("log")
-    axis.set_xlim(least, 8 * max(there, default=1.0))
-    plain_numbers(axis.xaxis)
+    largest = 8 * max(there, default=1.0)
+    axis.set_xlim(least, largest)
+    number_log(axis.xaxis, least, largest)
     names = [f"{share['stage']}  ({share['step']})" for share in shares]
     axis.set_yticks(at, [clean(name, 40) for name in names])
     axis.set_ylim(len(shares) - 0.5, -0.5)

@@ -9,14 +9,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import matplotlib
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, NullFormatter
+from matplotlib.image import AxesImage
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from gdnbench.printable import printable
+from gdnbench.pictures.labels import clean
 
 DPI = 120
 WIDTH = 9.0
@@ -27,7 +30,7 @@ SIZES = "cividis"
 NOTHING = "#ececec"
 """Where there is no error."""
 
-_STYLE = {
+_STYLE: dict[Any, Any] = {
     "font.family": ["DejaVu Sans"],
     "font.size": 9.0,
     "axes.titlesize": 9.5,
@@ -64,14 +67,25 @@ def save(figure: Figure, path: Path) -> Path:
     return path
 
 
-def clean(text: str, longest: int = 110) -> str:
-    """Text of a store as the font can draw it, cut in its middle where it is too long for a line."""
-    found = printable(text).encode("latin-1", "backslashreplace").decode("latin-1")
-    half = (longest - 3) // 2
-    return found if len(found) <= longest else f"{found[:half]}...{found[-half:]}"
+def decade(values: np.ndarray) -> tuple[float, float]:
+    """Ends of a logarithmic axis of those of `values` that are finite and above zero, at least a decade apart
+    so that what hardly differs looks so; one to ten without any."""
+    there = values[np.isfinite(values) & (values > 0)]
+    if not there.size:
+        return 1.0, 10.0
+    least, largest = float(there.min()), float(there.max())
+    return min(least, largest / 10), largest
 
 
-def plain_numbers(axis: Axis) -> None:
-    """Ticks of a logarithmic axis as 0.01 and 1e-05."""
+def number_log(axis: Axis, low: float, high: float) -> None:
+    """Ticks of a logarithmic axis from `low` to `high` as 0.01 and 1e-05; of a short one 2 and 5 as well."""
+    axis.set_major_locator(LogLocator(subs=(1.0,) if high > 300 * low else (1.0, 2.0, 5.0)))
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axis.set_minor_formatter(NullFormatter())
+
+
+def colour_bar(axis: Axes, drawn: AxesImage, low: float, high: float, label: str) -> None:
+    """The scale of an image whose colours are logarithmic from `low` to `high`, beside its axes."""
+    bar = axis.figure.colorbar(drawn, ax=axis)
+    number_log(bar.ax.yaxis, low, high)
+    bar.set_label(label)

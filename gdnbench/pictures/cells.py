@@ -64,7 +64,8 @@ def cells_of(grid: Grid, dtype: str) -> Cells:
     of_torch = grid.torch_rms is not None and bool((grid.torch_rms > 0).any())
     if of_torch:
         assert grid.torch_rms is not None
-        exact = np.maximum(grid.torch_rms.astype(np.float64), _roundoff(dtype) * exact)
+        torchs = grid.torch_rms.astype(np.float64)
+        exact = np.where(torchs > 0, torchs, _roundoff(dtype) * exact)
     with np.errstate(divide="ignore", invalid="ignore"):
         values = np.where(error == 0, 0.0, error / exact)
     values[np.isnan(values) | (grid.nonfinite > 0)] = np.inf

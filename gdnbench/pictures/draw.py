@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from gdnbench.errors import BadInputError, CannotRunError
 from gdnbench.pictures.cells import cells_of
-from gdnbench.printable import printable
+from gdnbench.pictures.labels import clean
 from gdnbench.report.grids import grid_from_json
 from gdnbench.report.growth import growth
 from gdnbench.report.ranking import Entry, ranked
@@ -71,7 +71,7 @@ def _figures(runs: Sequence[Run]) -> Iterator[tuple[str, Figure]]:
     from gdnbench.pictures.growth import over_steps
 
     entries = ranked(runs)
-    counts = [(printable(run.path), _outcomes(run)) for run in runs]
+    counts = [(clean(run.path, 60), _outcomes(run)) for run in runs]
     rest = left_out(runs)
     below = (
         f"{MOST_RECORDS} of {len(entries)} records have files of their own: failures, and what came closest"
@@ -134,7 +134,7 @@ def _captured(runs: Sequence[Run]) -> Iterator[tuple[str, Figure]]:
 def _of_record(rank: str, runs: Sequence[Run], entry: Entry) -> Iterator[tuple[str, Figure]]:
     from gdnbench.pictures.bars import stages, ulp
     from gdnbench.pictures.errors import errors
-    from gdnbench.pictures.growth import along_sequence, has_chunks
+    from gdnbench.pictures.growth import along_sequence, grows
     from gdnbench.pictures.times import times
     from gdnbench.timing.result import RecordTiming
 
@@ -148,7 +148,7 @@ def _of_record(rank: str, runs: Sequence[Run], entry: Entry) -> Iterator[tuple[s
     if grids:
         shown = [(_name(tensor), cells_of(grid, tensor["dtype"])) for tensor, grid in grids[:MOST_TENSORS]]
         yield f"{name}-errors", errors(title, shown)
-    along: list[tuple[str, Grid]] = [(_name(tensor), grid) for tensor, grid in grids if has_chunks(grid)]
+    along: list[tuple[str, Grid]] = [(_name(tensor), grid) for tensor, grid in grids if grows(grid)]
     if along:
         yield f"{name}-growth", along_sequence(title, along[:MOST_TENSORS])
     counted = [(_name(tensor), tensor["ulp_histogram"]) for tensor in tensors if tensor["ulp_histogram"]]
@@ -164,7 +164,7 @@ def _of_record(rank: str, runs: Sequence[Run], entry: Entry) -> Iterator[tuple[s
 
 def _name(tensor: Mapping[str, Any]) -> str:
     verdict = "" if not tensor["judged"] else ", pass" if tensor["passed"] else ", FAIL"
-    return printable(f"{tensor['tensor']}{_LABELS.get(tensor['side'], '')}{verdict}")
+    return clean(f"{tensor['tensor']}{_LABELS.get(tensor['side'], '')}{verdict}", 60)
 
 
 def _where(runs: Sequence[Run], entry: Entry) -> str:

@@ -9,9 +9,9 @@ from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap, LogNorm
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
+from matplotlib.ticker import MaxNLocator
 
-from gdnbench.pictures.canvas import NOTHING, ORANGE, SIZES, panels
+from gdnbench.pictures.canvas import NOTHING, ORANGE, SIZES, colour_bar, decade, panels
 from gdnbench.pictures.cells import Cells, pooled
 
 MOST_ROWS, MOST_COLUMNS = 64, 512
@@ -38,16 +38,17 @@ def _heatmap(axis: Axes, name: str, cells: Cells) -> None:
     extent = (-0.5, values.shape[1] * across - 0.5, values.shape[0] * down - 0.5, -0.5)
     sizes = np.where(np.isfinite(values) & (values > 0), values, np.nan)
     if np.isfinite(sizes).any():
-        largest = float(np.nanmax(sizes))
-        least = max(float(np.nanmin(sizes)), largest * DECADES)
-        norm = LogNorm(least if least < largest else largest / 10, largest)
+        least, largest = decade(sizes)
+        least = max(least, largest * DECADES)
         drawn = axis.imshow(
-            np.ma.masked_invalid(sizes), colormaps[SIZES], norm, aspect="auto", interpolation="nearest",
+            np.ma.masked_invalid(sizes),
+            colormaps[SIZES],
+            LogNorm(least, largest),
+            aspect="auto",
+            interpolation="nearest",
             extent=extent,
-        )  # fmt: skip
-        bar = axis.figure.colorbar(drawn, ax=axis, format=FuncFormatter(lambda value, _: f"{value:g}"))
-        bar.ax.yaxis.set_minor_formatter(NullFormatter())
-        bar.set_label(cells.label.replace(" / ", " /\n"))
+        )
+        colour_bar(axis, drawn, least, largest, cells.label.replace(" / ", " /\n"))
     if np.isinf(values).any():
         wrong = np.ma.masked_where(~np.isinf(values), np.ones(values.shape))
         axis.imshow(wrong, ListedColormap([ORANGE]), aspect="auto", interpolation="nearest", extent=extent)

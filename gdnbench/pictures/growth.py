@@ -10,10 +10,22 @@ from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
+from matplotlib.ticker import MaxNLocator
 
 from gdnbench.judge.grid import Grid
-from gdnbench.pictures.canvas import BLUE, GREEN, NOTHING, ORANGE, PURPLE, SIZES, clean, panels, plain_numbers
+from gdnbench.pictures.canvas import (
+    BLUE,
+    GREEN,
+    NOTHING,
+    ORANGE,
+    PURPLE,
+    SIZES,
+    colour_bar,
+    decade,
+    number_log,
+    panels,
+)
+from gdnbench.pictures.labels import clean
 
 MOST_LINES = 4
 """Layers drawn as lines, those of the largest errors; the picture below has all."""
@@ -21,8 +33,9 @@ MOST_LINES = 4
 RELATIVE = "RMS error /\nRMS of the value"
 
 
-def has_chunks(grid: Grid) -> bool:
-    return sum(region.chunk is not None for region in grid.regions) > 1
+def grows(grid: Grid) -> bool:
+    """Whether there is an error in a tensor of more than one chunk."""
+    return sum(region.chunk is not None for region in grid.regions) > 1 and bool((grid.rms > 0).any())
 
 
 def along_sequence(title: str, tensors: Sequence[tuple[str, Grid]]) -> Figure:
@@ -33,6 +46,7 @@ def along_sequence(title: str, tensors: Sequence[tuple[str, Grid]]) -> Figure:
         _line(axis, grid, grid.rms, "kernel", BLUE, "o-")
         if grid.torch_rms is not None:
             _line(axis, grid, grid.torch_rms, "torch", ORANGE, "x--")
+        axis.set_xlim(-0.5, len(grid.regions) - 0.5)
         _finish(axis, "chunk, one sequence after another")
     return figure
 
@@ -77,12 +91,9 @@ def _by_layer(axis: Axes, error: np.ndarray, steps: Sequence[int]) -> None:
     axis.set_facecolor(NOTHING)
     sizes = np.ma.masked_where(~(np.isfinite(error) & (error > 0)), error)
     if sizes.count():
-        least, largest = float(sizes.min()), float(sizes.max())
-        norm = LogNorm(least if least < largest else largest / 10, largest)
-        drawn = axis.imshow(sizes, colormaps[SIZES], norm, aspect="auto", interpolation="nearest")
-        bar = axis.figure.colorbar(drawn, ax=axis, format=FuncFormatter(lambda value, _: f"{value:g}"))
-        bar.ax.yaxis.set_minor_formatter(NullFormatter())
-        bar.set_label(RELATIVE)
+        ends = decade(error)
+        drawn = axis.imshow(sizes, colormaps[SIZES], LogNorm(*ends), aspect="auto", interpolation="nearest")
+        colour_bar(axis, drawn, *ends, RELATIVE)
     shown = np.unique(np.linspace(0, len(steps) - 1, min(len(steps), 12)).astype(int))
     axis.set_xticks(shown, [str(steps[at]) for at in shown])
     axis.yaxis.set_major_locator(MaxNLocator(nbins=8, integer=True, min_n_ticks=1))
@@ -91,8 +102,12 @@ def _by_layer(axis: Axes, error: np.ndarray, steps: Sequence[int]) -> None:
 
 
 def _finish(axis: Axes, across: str) -> None:
+    low, high = decade(
+        np.concatenate([np.asarray(line.get_ydata(), dtype=np.float64) for line in axis.lines])
+    )
     axis.set_yscale("log")
-    plain_numbers(axis.yaxis)
+    axis.set_ylim(low / 1.3, high * 1.3)
+    number_log(axis.yaxis, low, high)
     axis.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     axis.set_xlabel(across)
     axis.set_ylabel(RELATIVE)

@@ -9,7 +9,8 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from gdnbench.pictures.canvas import BLUE, GREEN, ORANGE, PURPLE, clean, panels
+from gdnbench.pictures.canvas import BLUE, GREEN, ORANGE, PURPLE, panels
+from gdnbench.pictures.labels import clean
 
 MOST_RECORDS = 500
 """Drawn one by one; of more, as many stretches of neighbours together."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 from matplotlib.figure import Figure
 
-from gdnbench.pictures.canvas import BLUE, GREY, ORANGE, clean, panels
+from gdnbench.pictures.canvas import BLUE, GREY, ORANGE, panels
+from gdnbench.pictures.labels import clean
 from gdnbench.timing.result import RecordTiming
 
 _UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "\N{MICRO SIGN}s"), (1e-9, "ns"))

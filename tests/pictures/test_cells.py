@@ -49,8 +49,8 @@ def test_heads_are_down_and_chunks_across_as_parts_of_torchs_error() -> None:
 
 def test_where_torch_is_exact_rounding_takes_its_place() -> None:
     """bfloat16 has eps 2^-7: rounding moves a value of 2 by 2^-7 at most."""
-    cells = cells_of(grid([[2**-8, 0]], [[0, 1]], reference=2.0), "bfloat16")
-    assert cells.values.tolist() == [[0.5], [0]]
+    cells = cells_of(grid([[2**-8, 0.25, 0]], [[0, 2**-10, 1]], reference=2.0), "bfloat16")
+    assert cells.values.tolist() == [[0.5], [256], [0]]
 
 
 def test_without_torch_it_is_the_part_of_the_value() -> None:
