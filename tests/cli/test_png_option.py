@@ -1,0 +1,52 @@
+"""`gdnbench report --png`: what it says, and what it takes."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gdnbench.pictures import draw
+
+Invoke = Callable[..., Any]  # the fixture `gdnbench`
+
+
+def test_it_says_how_many_records_have_no_files_of_their_own(
+    gdnbench: Invoke, prefills: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("matplotlib", reason="PNG files are drawn by matplotlib (extra `pictures`)")
+    gdnbench("replay", prefills, "--save", tmp_path / "run.zarr")
+    monkeypatch.setattr(draw, "MOST_RECORDS", 1)
+    result = gdnbench("report", tmp_path / "run.zarr", "--png", tmp_path / "png")
+    files = {path.name for path in (tmp_path / "png").iterdir()}
+    own = [name for name in files if name.startswith("record-")]
+    assert files - set(own) == {"verdicts.png", "captured-00.png"}
+    assert len({name.rsplit("-", 1)[0] for name in own}) == 1
+    assert (
+        result.out
+        == f"{tmp_path / 'png'}: {len(files)} PNG files of 2 records; 1 of them has none of its own\n"
+    )
+    assert result.code == 0
+
+
+def test_without_matplotlib_it_cannot_run(
+    gdnbench: Invoke, prefills: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gdnbench("replay", prefills, "--save", tmp_path / "run.zarr")
+    for name in [name for name in sys.modules if name.startswith(("matplotlib", "gdnbench.pictures.canvas"))]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    result = gdnbench("report", tmp_path / "run.zarr", "--png", tmp_path / "png")
+    assert result.code == 3
+    assert result.err.count("\n") == 1
+    assert "pip install 'matplotlib" in result.err
+
+
+def test_nothing_to_write_is_told(gdnbench: Invoke, tmp_path: Path) -> None:
+    result = gdnbench("report", tmp_path)
+    assert result.code == 2
+    assert "-o report.html" in result.err
+    assert "--png FOLDER" in result.err
