@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -41,6 +42,7 @@ class Task:
         return cls(record.number, record.key, of_records([record]))
 
 
+@cache
 def code() -> str:
     """What computes here, to be equal on all workers: gdnbench, by version and sources, and torch."""
     packages = (gdnbench.__file__, gdnbench_kernels.__file__)

@@ -24,6 +24,16 @@ GPU = "GPU"
 """The resource by which a scheduler's workers say that they have one."""
 
 THREADS = "OMP_NUM_THREADS"
+CONNECT_SECONDS = 10.0
+FIRST = """
+import multiprocessing, signal
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+multiprocessing.set_start_method("fork", force=True)
+"""
+"""What a worker of ours runs first. A terminal's Ctrl-C is for us, who then end it. And locks that libraries
+make have no names, as in a process that was not spawned: what kills it would leave them behind, and Python
+says so."""
+
 MOMENT = 1.0
 """Seconds that a count of workers is good for."""
 
@@ -78,7 +88,6 @@ def pool(workers: int | None, scheduler: str | None, on: str) -> Iterator[Pool]:
 
 @contextmanager
 def _local(workers: int | None, on: str) -> Iterator[Pool]:
-    import dask
     from distributed import Client, Nanny, Scheduler, SpecCluster
 
     gpus = visible_gpus() if on == "cuda" else []
@@ -98,20 +107,24 @@ def _local(workers: int | None, on: str) -> Iterator[Pool]:
                     "dashboard": False,
                     "env": common | ({"CUDA_VISIBLE_DEVICES": gpus[number % len(gpus)]} if gpus else {}),
                     "host": "127.0.0.1",
-                    "silence_logs": logging.ERROR,
+                    "silence_logs": logging.CRITICAL,
+                    "preload": [FIRST],
                 },
             }
             for number in range(count)
         }
         # A record that its worker died of is tried again by us, who know when it ran alone.
-        options = {"host": "127.0.0.1", "port": 0, "dashboard": False, "allowed_failures": 0}
+        options = {
+            "host": "127.0.0.1",
+            "port": 0,
+            "dashboard": False,
+            "dashboard_address": "127.0.0.1:0",
+            "allowed_failures": 0,
+        }
+        scheduling = {"cls": Scheduler, "options": options}
         with (
-            dask.config.set({"distributed.admin.large-graph-warning-threshold": "1GiB"}),
-            SpecCluster(
-                workers=specification,
-                scheduler={"cls": Scheduler, "options": options},
-                silence_logs=logging.CRITICAL,
-            ) as cluster,
+            _quiet(),
+            SpecCluster(workers=specification, scheduler=scheduling, silence_logs=False) as cluster,
             Client(cluster, set_as_default=False) as client,
             client.as_current(),
         ):
@@ -119,11 +132,24 @@ def _local(workers: int | None, on: str) -> Iterator[Pool]:
 
 
 @contextmanager
+def _quiet() -> Iterator[None]:
+    """While Dask says nothing on stderr: what becomes of workers, the caller says."""
+    handlers = {one: one.level for one in logging.getLogger("distributed").handlers}
+    for handler in handlers:
+        handler.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        for handler, level in handlers.items():
+            handler.setLevel(level)
+
+
+@contextmanager
 def _remote(scheduler: str, on: str) -> Iterator[Pool]:
     from distributed import Client
 
     try:
-        client = Client(scheduler, set_as_default=False, timeout="10s")
+        client = Client(scheduler, set_as_default=False, timeout=CONNECT_SECONDS)
     except ValueError as error:
         raise BadInputError(f"--scheduler {scheduler}: {error}") from None
     except OSError:
