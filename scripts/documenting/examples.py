@@ -27,6 +27,7 @@ EXAMPLES = {
         (
             "gdnbench replay run.zarr 0,3-5 --kernel engine.kernels:prefill --save run1.zarr",
             "gdnbench replay run.zarr --kernel sm100 --on sim --stages --check",
+            "gdnbench replay run.zarr --kernel sm100 --on cuda --workers 0",
         ),
     ),
     "gdnbench suite": Example("ci.md", ("gdnbench suite suites/captures.toml --entry '*.sim' -o results",)),
