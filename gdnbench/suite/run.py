@@ -21,7 +21,7 @@ from gdnbench.suite.spreading import Replays
 from gdnbench.suite.verdict import judge_record
 
 Progress = Callable[[Entry, int, int], None]
-"""Called with an entry and how many of its records are done, of how many."""
+"""Called with an entry and how many of its records are done, of how many: 0 of 0 when it begins."""
 
 
 def run_suite(
@@ -84,6 +84,8 @@ def _run(
 
     begin = time.monotonic()
     try:
+        if progress is not None:
+            progress(entry, 0, 0)
         options = {**replay_arguments(entry), "save": results.run_store(entry.name), "save_outputs": False}
         options["progress"] = finished
         records = list(replays.replay(entry.path, **options).records)

@@ -183,7 +183,7 @@ def test_what_cannot_run_here(
 
 def test_an_interrupt_keeps_what_is_finished(suite_file: Write, folder: Path) -> None:
     def interrupt(entry: Entry, done: int, total: int) -> None:
-        if entry.capture == "both.zarr":
+        if done == 1:
             raise KeyboardInterrupt
 
     result = run(suite_file(TWO), progress=interrupt)
@@ -244,3 +244,18 @@ def test_every_option_of_an_entry_is_in_the_command(make: Any) -> None:
         "gdnbench replay both.zarr --kernel torch --on cpu --against recorded --op gdn_decode --tol 0.001,0.5"
         " --rule o=bitwise --rule lse=k:1.5 --check --accept accept.toml --timeout 60"
     )
+
+
+@pytest.mark.slow
+def test_workers_find_what_one_process_finds(suite_file: Write, folder: Path) -> None:
+    pytest.importorskip("distributed")
+    path = suite_file(TWO)
+    run(path)
+    alone = summary(folder)
+    run(path, workers=2)
+    spread = summary(folder)
+    for document in (alone, spread):
+        for entry in document["entries"]:
+            del entry["seconds"]
+        del document["process"]
+    assert spread == alone
