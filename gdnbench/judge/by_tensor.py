@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from gdnbench.errors import BadInputError
 from gdnbench.judge.result import TensorResult
-from gdnbench.judge.rule import Rule, describe_rule
+from gdnbench.judge.rule import Bound, Rule, describe_rule, rule_options
 from gdnbench.ops import operations
 from gdnbench_kernels.contract import Role
 
@@ -67,3 +67,18 @@ def describe(rule: Rule | ByTensor) -> str:
         return describe_rule(rule)
     others = (f"; {name}: {describe_rule(one)}" for name, one in rule.tensors.items())
     return describe_rule(rule.rule) + "".join(others)
+
+
+def options(words: str) -> list[str] | None:
+    """The options of `gdnbench replay` that ask for the rule that `describe` put into `words`; None if it did
+    not."""
+    first, *others = words.split("; ")
+    found = rule_options(first)
+    for other in others:
+        name, _, rule = other.partition(": ")
+        asked = rule_options(rule)
+        if found is None or asked is None:
+            return None
+        kind, *value = asked or ("--k", f"{Bound().k:g}")
+        found += ["--rule", f"{name}={':'.join((kind.removeprefix('--'), *value))}"]
+    return found

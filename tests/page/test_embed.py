@@ -6,8 +6,10 @@ import base64
 import gzip
 import hashlib
 import json
+import tomllib
 from collections.abc import Mapping
 from html.parser import HTMLParser
+from pathlib import Path
 from typing import Any
 
 from gdnbench.page.build import page, script_of
@@ -93,6 +95,17 @@ def test_scripts_are_joined_each_once_after_what_they_need() -> None:
         assert text.index(needed) < text.index(by)
     for act in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "new Function"):
         assert act not in text
+
+
+def test_assets_are_installed() -> None:
+    root = Path(__file__).parents[2]
+    listed = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]
+    folder = root / "gdnbench" / "page"
+    installed = {
+        file for pattern in listed["gdnbench.page"] for file in folder.glob(pattern) if file.is_file()
+    }
+    assert installed == {file for file in (folder / "assets").rglob("*") if file.is_file()}
+    assert len(installed) > 20
 
 
 def test_the_same_runs_make_the_same_page(made: Any, right: dict[str, Any]) -> None:

@@ -9,7 +9,10 @@ from typing import Any
 
 import pytest
 
-from gdnbench.judge.rule import describe_rule, make_rule, rule_options
+from gdnbench.cli.judging import factors, tolerance
+from gdnbench.cli.rules import tensor_rules
+from gdnbench.judge.by_tensor import describe, options, with_rules
+from gdnbench.judge.rule import make_rule
 from gdnbench.page.repeat import command, quote
 
 HEADER = {
@@ -75,23 +78,24 @@ def test_a_diff() -> None:
         {"bitwise": True},
     ],
 )
-def test_a_rule_in_words_is_asked_for_by_options(asked: dict[str, Any]) -> None:
-    from gdnbench.cli.judging import factors, tolerance
-
-    rule = make_rule(**asked)
-    options = rule_options(describe_rule(rule))
-    assert options is not None
+@pytest.mark.parametrize("tensors", [[], ["o=bitwise", "gdn_decode.state=tol:0.001,0"], ["A=k:3", "P=k:2"]])
+def test_a_rule_in_words_is_asked_for_by_options(asked: dict[str, Any], tensors: list[str]) -> None:
+    rule = with_rules(make_rule(**asked), tensor_rules(tensors))
+    words = options(describe(rule))
+    assert words is not None
     given: dict[str, list[str]] = {}
-    words = iter(options)
-    for word in words:
-        given.setdefault(word, []).append("" if word == "--bitwise" else next(words))
+    left = iter(words)
+    for word in left:
+        given.setdefault(word, []).append("" if word == "--bitwise" else next(left))
     k, by_tensor = factors(given.get("--k"))
     tol = tolerance(given["--tol"][0]) if "--tol" in given else None
-    assert make_rule(k, by_tensor, tol, "--bitwise" in given) == rule
+    again = make_rule(k, by_tensor, tol, "--bitwise" in given)
+    assert with_rules(again, tensor_rules(given.get("--rule"))) == rule
 
 
 def test_words_of_no_rule_have_no_options() -> None:
-    assert rule_options("state: error <= 2 x torch's; o: bitwise") is None
+    assert options("state: error <= 2 x torch's; o: bitwise") is None
+    assert options("bitwise; o: whatever") is None
 
 
 @pytest.mark.parametrize(
