@@ -44,7 +44,7 @@ EXAMPLES = {
             "gdnbench diff run1.zarr run2.zarr --heatmap",
         ),
     ),
-    "gdnbench report": Example("replay.md", ("gdnbench report old.zarr new.zarr -o report.html",)),
+    "gdnbench report": Example("report.md", ("gdnbench report old.zarr new.zarr -o report.html",)),
     "gdnbench time": Example(
         "timing.md", ("gdnbench time run.zarr --kernel torch --kernel engine.kernels:prefill --on cuda",)
     ),
