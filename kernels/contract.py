@@ -300,7 +300,7 @@ class Operation:
     ranges: Callable[[Call], tuple[Ranges, ...]] | None = None
     """Ranges of a valid call's inputs, on the CPU; of something that it has no element of, none."""
     decodes: bool = False
-    """Whether a call makes the next tokens of its sequences, so that the steps of a layer follow one another."""
+    """Whether a call makes the next tokens of its sequences: the steps of a layer then follow one another."""
 
     def spec(self, name: str) -> TensorSpec:
         """The tensor or stage called `name`; KeyError if there is none."""

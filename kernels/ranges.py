@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
+import torch
 from torch import Tensor
 
 from gdnbench_kernels.contract import Ranges
@@ -13,17 +15,24 @@ def extremes(name: str, label: str, values: Tensor, unit: str = "") -> Ranges | 
     """The least and the largest of `values`, NaN if one of them is; None without any."""
     if not values.numel():
         return None
-    wide = values.double()
-    return Ranges(name, label, {"min": float(wide.min()), "max": float(wide.max())}, unit)
+    return Ranges(name, label, {"min": float(values.min()), "max": float(values.max())}, unit)
 
 
-def sizes(name: str, label: str, values: Tensor) -> Ranges | None:
-    """RMS and largest magnitude of `values`; None without any."""
-    if not values.numel():
+def sizes(name: str, label: str, values: Iterable[Tensor]) -> Ranges | None:
+    """RMS and largest magnitude of all elements of `values`, NaN if one of them is; None without any.
+
+    `values` are looked at one after another: a pool's states in fp64 may be more than there is memory for.
+    """
+    count, squares, largest = 0, 0.0, torch.zeros((), dtype=torch.float64)
+    for part in values:
+        wide = part.double().flatten()
+        if wide.numel():
+            count += wide.numel()
+            squares += float(wide @ wide)
+            largest = torch.maximum(largest, wide.abs().max())
+    if not count:
         return None
-    wide = values.double()
-    largest = float(wide.abs().max())
-    return Ranges(name, label, {"rms": float(wide.square().mean().sqrt()), "max abs": largest})
+    return Ranges(name, label, {"rms": math.sqrt(squares / count), "max abs": float(largest)})
 
 
 def there(ranges: Iterable[Ranges | None]) -> tuple[Ranges, ...]:

@@ -54,7 +54,7 @@ def waterfall(
     exact_call = operation.stage_call(call)
     own: dict[str, Tensor] = {}
     found = []
-    for step in entry.steps:
+    for number, step in enumerate(entry.steps):
         made = run_step(operation, step, exact_call, {name: own[name] for name in step.takes})
         own |= made
         for name, exact in made.items():
@@ -65,6 +65,8 @@ def waterfall(
             kernels = in_named_dtype(operation, name, kernels)
             own[name] = _in_place(kernels, exact, partition)  # for the steps behind
             found.append(_share(name, step.name, own[name].cpu(), exact.cpu(), true.cpu(), partition))
+        taken = {name for later in entry.steps[number + 1 :] for name in later.takes}
+        own = {name: tensor for name, tensor in own.items() if name in taken}  # in fp64 they are large
     return tuple(found)
 
 

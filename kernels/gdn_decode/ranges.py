@@ -30,6 +30,6 @@ def ranges(call: Call, plan: SlotPlan) -> tuple[Ranges, ...]:
             chunk_sums(g.flatten(0, 1), bounds) if tokens > 1 else None,
             extremes("beta", "beta, step size", gates.beta(beta, torch.float64)),
             keys.ranges(),
-            sizes("state", "states that are read", call.tensors["state"][plan.read]),
+            sizes("state", "states that are read", (call.tensors["state"][slot] for slot in plan.read)),
         )
     )

@@ -134,3 +134,13 @@ def test_keys_that_are_not_finite_are_left_out() -> None:
     keys = KeyCosines()
     keys.add(k, [0, 3])
     assert keys.count == 1
+
+
+def test_a_nan_is_told() -> None:
+    call = PREFILL.synth(seqlens=(5,), heads=(1, 1), head_dim=(16, 8), initial_state=True)
+    states, g = call.tensors["initial_state"].clone(), call.tensors["g"].clone()
+    states[0, 0, 3], g[2] = torch.nan, torch.nan
+    found = ranges(
+        PREFILL, Call({**call.tensors, "initial_state": states, "g": g}, call.scalars, call.conventions)
+    )
+    assert all(np.isnan(value) for value in (*found["initial_state"].values(), *found["g"].values()))
