@@ -91,6 +91,12 @@ def sections(result: SuiteResult) -> Iterator[tuple[str, list[str]]]:
         for verdict in one.verdicts
         for failure, by in verdict.excused
     }
+    skipped = [
+        f"{one.entry.name} record {verdict.record.label}: {verdict.record.reason}"
+        for one in result.entries
+        for verdict in one.verdicts
+        if verdict.skipped
+    ]
     better = [
         f"{one.entry.name} record {verdict.record.label} {change.tensor}: {change}"
         for one in result.entries
@@ -104,6 +110,7 @@ def sections(result: SuiteResult) -> Iterator[tuple[str, list[str]]]:
     for title, lines in (
         ("Known failures", list(known)),
         ("Known failures that do not fail", [*passing, *unmatched]),
+        ("Skipped", skipped),
         ("Better than accepted", better),
         ("Without a baseline", none),
         ("Not run", [entry.name for entry in result.suite.entries[len(result.entries) :]]),

@@ -76,7 +76,7 @@ def entries_of(folder: Path, table: dict[str, Any], where: str, factor: float) -
                     ".".join(_slug(part) for part in parts if part is not None),
                     where,
                     capture,
-                    Path(os.path.relpath(folder / capture)),
+                    Path(_from_here(folder / capture)),
                     _kernel(folder, kernel),
                     kernel,
                     on,
@@ -154,7 +154,12 @@ def _check(kernel: str, on: str, options: Options, where: str) -> None:
 def _kernel(folder: Path, written: str) -> str:
     """A function's file from the suite's folder; modules are looked for from the current one."""
     place, colon, function = written.rpartition(":")
-    return f"{os.path.relpath(folder / place)}{colon}{function}" if place.endswith(".py") else written
+    return f"{_from_here(folder / place)}{colon}{function}" if place.endswith(".py") else written
+
+
+def _from_here(path: Path) -> str:
+    """As a person types it: from the current folder, or from the root where that is shorter."""
+    return min(os.path.relpath(path), os.path.abspath(path), key=len)
 
 
 def _stems(captures: list[str]) -> list[str]:

@@ -190,6 +190,7 @@ def test_a_folder_of_captures_is_a_suite(folder: Path) -> None:
     found = {entry.name: (entry.options.op, entry.on) for entry in suite.entries}
     assert found["both.torch.cpu"] == (None, "cpu")
     assert {op for op, on in found.values() if on == "sim"} == {"gdn_prefill", "gdn_decode"}
+    assert {entry.options.optional for entry in suite.entries if entry.on == "sim"} == {True}
     assert suite.baselines == folder / "baselines.json"
     (folder / "suite.toml").write_text(ENTRY)
     assert [entry.name for entry in suite_at(folder).entries] == ["both.torch.cpu"]

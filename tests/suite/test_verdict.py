@@ -13,6 +13,7 @@ from gdnbench.judge.result import Side
 from gdnbench.report.outcome import Outcome
 from gdnbench.suite.baseline import Baseline
 from gdnbench.suite.keys import WORSE
+from gdnbench.suite.markdown import sections
 from gdnbench.suite.plan import Entry, Known, Suite, TensorRule
 from gdnbench.suite.result import EntryResult, SuiteResult
 from gdnbench.suite.verdict import Verdict, judge_record
@@ -205,3 +206,11 @@ def test_a_known_failure_of_no_record_is_told(make: Any) -> None:
     known = make.known(record="9")
     assert suite_result(make, known, make.result()).known_unmatched == [known]
     assert suite_result(make, known, make.result()).known_passing == []
+
+
+def test_what_is_skipped_is_told_with_its_reason(make: Any) -> None:
+    record = make.result(outcome=Outcome.UNSUPPORTED, reason="no bfloat16 here")
+    verdict = judged(make, record, optional=True)
+    suite = Suite(Path("suite.toml"), (make.entry(),))
+    result = SuiteResult(suite, Path("results"), (EntryResult(make.entry(), (verdict,)),))
+    assert dict(sections(result))["Skipped"] == [f"both.torch.cpu record {record.label}: no bfloat16 here"]
