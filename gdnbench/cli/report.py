@@ -39,7 +39,8 @@ def report(
         write(found, output, title)
         print(f"{output}: {said}, {output.stat().st_size / 2**20:.1f} MiB")
     if png is not None:
-        from gdnbench.pictures.draw import draw
+        from gdnbench.pictures.draw import draw, left_out
 
-        pictures = draw(found, png)
-        print(f"{png}: {said}, {len(pictures)} picture{'' if len(pictures) == 1 else 's'}")
+        pictures, rest = draw(found, png), left_out(found)
+        some = f"; {rest} of them without any of their own" if rest else ""
+        print(f"{png}: {said}, {len(pictures)} picture{'' if len(pictures) == 1 else 's'}{some}")

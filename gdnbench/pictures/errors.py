@@ -62,7 +62,7 @@ def _marks(axis: Axes, cells: Cells) -> None:
     axis.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     axis.yaxis.set_major_locator(MaxNLocator(nbins=5, integer=True, min_n_ticks=1))
     many = len(cells.sequences) > 1
-    axis.set_xlabel(f"{cells.column}, one sequence after another" if many else cells.column)
+    axis.set_xlabel("chunk, one sequence after another" if many and cells.column == "chunk" else cells.column)
     axis.set_ylabel("head")
     if 1 < len(cells.sequences) <= LINES and cells.column == "chunk":
         axis.vlines([column - 0.5 for column in cells.sequences[1:]], *axis.get_ylim(), color="white", lw=1.2)
