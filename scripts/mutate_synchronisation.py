@@ -9,9 +9,9 @@ has to find the change.
     python scripts/mutate_synchronisation.py --results RESULTS.jsonl --again   but for what survived
 
 `gdnbench/sim/mutants/generate.py` says what is changed. A mutant runs on the inputs of the kernel, small ones
-that take every path, under late and early schedules, and is found by the checker (an error, or for review),
-by a fault, as a hang, or by other bits. Instructions that the inputs do not reach are counted apart. The
-others survive: `tests/sim/checker/equivalent_mutants.toml` says of which why they change nothing.
+that take every path, under late, early and random schedules, and is found by the checker (an error, or for
+review), by a fault, as a hang, or by other bits. Instructions that the inputs do not reach are counted apart.
+The others survive: `tests/sim/checker/equivalent_mutants.toml` says of which why they change nothing.
 
 A kernel that is not installed is passed over, which is said. Exit status: 0 all are found or explained, 1 one
 is not, 2 bad arguments, 3 a kernel cannot run here.

@@ -13,7 +13,7 @@ A phase completes when both counts are zero; its successor starts with the expec
 Waiting: `try_wait` may give up after a time of the machine's choosing and `test_wait` at once. Here both
 wait for as long as anything in the CTA can move, and give up when nothing can: a kernel that peeks and then
 waits gets on, and a kernel that waits for what never comes is found out. Under the `random` schedule
-`test_wait` also answers at once, now and then.
+both also answer at once, now and then: a kernel that peeks then does what it does if it peeks in vain.
 """
 
 from __future__ import annotations
@@ -253,15 +253,9 @@ def _wait(
             raise _fault(f"{ins.name} for parity {parity}; it is 0 or 1")
         awaited.append((members, shared_address(address, ins), parity))
     done = [is_complete(shared, address, parity) for _, address, parity in awaited]
-    # Sometimes only: a kernel that asks for ever must be found to wait for ever.
-    asks_once = (
-        ins.op == "mbarrier.test_wait"
-        and cta.config.schedule.kind == "random"
-        and cta.queue.random.random() < 0.5
-    )
     if all(done) and same is not None:
         return (_ONE,)
-    if all(done) or asks_once or (previous is not None and previous.timed_out):
+    if all(done) or (previous is not None and previous.timed_out) or _answers_at_once(cta):
         result = np.zeros(LANES, np.uint64)
         for (members, _, _), complete in zip(awaited, done, strict=True):
             result[members] = complete
@@ -280,6 +274,11 @@ def _wait(
         return any(cta.queue.advance_signal(address) for address in waiting)
 
     return Wait(ready, text, expires=True, advance=advance)
+
+
+def _answers_at_once(cta: Cta) -> bool:
+    """Sometimes only: a kernel that asks for ever must be found to wait for ever."""
+    return cta.config.schedule.kind == "random" and cta.queue.random.random() < 0.5
 
 
 def _pending_count(

@@ -24,7 +24,8 @@ from gdnbench.sim.ptx.ir import Instruction, Module, Register
 from gdnbench.sim.ptx.parser import parse
 from gdnbench.sim.run import run_ptx
 
-SCHEDULES = ("late", "early")
+# Under a random one, a kernel that peeks at an mbarrier also does what it does if it peeks in vain.
+SCHEDULES = ("late", "early", "random:4")
 # A mutant that is still under way after so many times the kernel's own accesses and machine instructions, and
 # some for kernels that have few, goes round in circles.
 MANY, SOME = 10, 2_000

@@ -219,20 +219,22 @@ def test_a_wait_that_timed_out_is_false(bench: Bench) -> None:
     assert done[0] == 0
 
 
-def test_test_wait_answers_at_once_now_and_then_under_random() -> None:
+@pytest.mark.parametrize("ask", [TEST, TRY], ids=["test_wait", "try_wait"])
+def test_who_asks_is_answered_at_once_now_and_then_under_random(ask: str) -> None:
     bench = Bench(schedule="random:1")
     init(bench, 1)
-    answers = [bench.issue(TEST, a=AT, n=0) for _ in range(40)]
+    answers = [bench.issue(ask, a=AT, n=0) for _ in range(40)]
     at_once = [answer for answer in answers if not isinstance(answer, Wait)]
     assert 0 < len(at_once) < 40
     assert not any(answer[0][0] for answer in at_once)
 
 
-def test_asking_for_ever_is_a_deadlock_under_random() -> None:
+@pytest.mark.parametrize("ask", [TEST, TRY], ids=["test_wait", "try_wait"])
+def test_asking_for_ever_is_a_deadlock_under_random(ask: str) -> None:
     bench = Bench(schedule="random:1", threads=32)
     init(bench, 1)
     with fault("nothing in the CTA can go on", FaultKind.DEADLOCK):
-        play(bench, [step(TEST, a=AT, n=0)])
+        play(bench, [step(ask, a=AT, n=0)])
 
 
 def test_lanes_wait_for_different_barriers(bench: Bench) -> None:
