@@ -47,7 +47,7 @@ def main() -> int:
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=300.0, help="for one mutant")
     parser.add_argument("--results", type=Path, help="a file to keep results in, and to go on from")
-    parser.add_argument("--again", action="store_true", help="judge what survived once more")
+    parser.add_argument("--again", action="store_true", help="what survived or was not reached, once more")
     parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.list:

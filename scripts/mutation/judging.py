@@ -30,7 +30,7 @@ from gdnbench.sim.run import ENGINES
 @dataclass(frozen=True, slots=True)
 class Asked:
     """How mutants are judged: `sample` of each kernel, None for all, drawn by `seed`; `seconds` for one;
-    `again` those that survived before too."""
+    `again` those that survived or were not reached before too."""
 
     engine: str = "interpreter"
     processes: int = 2
@@ -98,7 +98,7 @@ def _sizes(launch: KeptLaunch) -> str:
 
 def judge_all(name: str, path: Path, asked: Asked) -> None:
     """Append what becomes of the mutants of `name` to the results at `path`, but of those that are there."""
-    left = (Outcome.SURVIVOR, Outcome.UNDECIDED) if asked.again else ()
+    left = (Outcome.SURVIVOR, Outcome.UNDECIDED, Outcome.UNREACHED) if asked.again else ()
     done = {result.key for result in read(path) if result.outcome not in left}
     for kernel, kept in all_launches(name).items():
         _judge_kernel(kernel, kept, path, asked, done)
