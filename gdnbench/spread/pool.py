@@ -7,12 +7,13 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
 
 from gdnbench.errors import BadInputError, CannotRunError
+from gdnbench.replay.simulated import SIM
 
 if TYPE_CHECKING:
     from distributed import Client, Future
@@ -33,6 +34,10 @@ multiprocessing.set_start_method("fork", force=True)
 """What a worker of ours runs first. A terminal's Ctrl-C is for us, who then end it. And locks that libraries
 make have no names, as in a process that was not spawned: what kills it would leave them behind, and Python
 says so."""
+
+PINNED = "import os\nos.sched_setaffinity(0, {})\n"
+"""The same where kernels are simulated: each takes as many processes as it has cores, so that each worker has
+some of its own."""
 
 MOMENT = 1.0
 """Seconds that a count of workers is good for."""
@@ -93,7 +98,8 @@ def _local(workers: int | None, on: str) -> Iterator[Pool]:
     gpus = visible_gpus() if on == "cuda" else []
     if on == "cuda" and not gpus:
         raise CannotRunError("--on cuda: no GPU is visible here for workers")
-    count = workers or len(gpus) or len(os.sched_getaffinity(0))
+    cores = sorted(os.sched_getaffinity(0))
+    count = workers or len(gpus) or len(cores)
     threads = int(os.environ[THREADS]) if os.environ.get(THREADS, "").isdigit() else 1
     with tempfile.TemporaryDirectory(prefix="gdnbench-spread-") as scratch:
         common = {THREADS: str(threads), "TMPDIR": scratch}
@@ -108,7 +114,7 @@ def _local(workers: int | None, on: str) -> Iterator[Pool]:
                     "env": common | ({"CUDA_VISIBLE_DEVICES": gpus[number % len(gpus)]} if gpus else {}),
                     "host": "127.0.0.1",
                     "silence_logs": logging.CRITICAL,
-                    "preload": [FIRST],
+                    "preload": [FIRST, *([PINNED.format(_share(cores, number, count))] if on == SIM else [])],
                 },
             }
             for number in range(count)
@@ -129,6 +135,11 @@ def _local(workers: int | None, on: str) -> Iterator[Pool]:
             client.as_current(),
         ):
             yield Pool(client, True, threads)
+
+
+def _share(cores: Sequence[int], number: int, count: int) -> set[int]:
+    """The cores of worker `number` of `count`: no other's where there are enough."""
+    return set(cores[number::count]) or {cores[number % len(cores)]}
 
 
 @contextmanager

@@ -59,8 +59,8 @@ def faulty() -> Callable[[str], str]:
 
 @pytest.fixture(scope="module")
 def two() -> Iterator[Pool]:
-    """Two worker processes of this machine."""
-    with pool(2, None, "cpu") as started:
+    """Two worker processes of this machine, that could simulate too."""
+    with pool(2, None, "sim") as started:
         yield started
 
 
