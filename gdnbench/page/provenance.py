@@ -33,7 +33,7 @@ def provenance(runs: Sequence[Run]) -> dict[str, Any]:
 
     for run in runs:
         store = run.header.get("store", run.path)
-        for source in _distinct(run.captured.values()):
+        for source in filter(None, _distinct(run.captured.values())):  # made records come from nowhere
             add("captured", store, source)
     for run in runs:
         side = _side({**run.provenance, **run.process})

@@ -159,7 +159,7 @@ def test_the_command_is_there_and_copied(made: Any, opened: Open, wrong: Any) ->
     )
     browser.evaluate("document.querySelector('.detail .copy').click()")
     assert browser.until("window.copied") == command
-    assert browser.until("document.querySelector('.detail .again span').textContent") == " copied"
+    assert browser.until("document.querySelector('.detail .again [aria-live]').textContent") == " copied"
 
 
 def test_all_parts_of_a_record(made: Any, opened: Open, full: dict[str, Any]) -> None:

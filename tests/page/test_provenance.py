@@ -33,5 +33,11 @@ def test_processes_of_one_capture_that_are_alike_stand_once(made: Any) -> None:
     assert [column["title"] for column in found["columns"]] == ["captured", "replayed"]
 
 
+def test_made_records_come_from_nowhere(made: Any) -> None:
+    found = provenance([made.run([], captured={"a": {"provenance": {}, "process": {}}})])
+    assert [column["title"] for column in found["columns"]] == ["replayed"]
+    assert not any(row["differs"] for row in found["rows"])
+
+
 def test_a_file_of_json_knows_no_provenance(made: Any) -> None:
     assert provenance([made.run([], provenance={}, process={}, captured={})]) == {"columns": [], "rows": []}

@@ -7,7 +7,7 @@ import { count } from "./text.js";
 const SEVERITY = { pass: 3, refused: 2, "compile failure": 1, unsupported: 1, "missing device or package": 1, "cannot compare": 1 };
 
 export function overview() {
-  return el("header", {}, el("h1", {}, index.title), index.runs.map(run),
+  return el("header", {}, el("h1", {}, index.title), el("div", { class: "runs" }, index.runs.map(run)),
     index.without_grid > 0 && el("p", { class: "hint" },
       `${count(index.without_grid, "passing record")} without a heatmap, to keep this file small.`));
 }

@@ -21,8 +21,8 @@ export async function record(place, open) {
     reasons(found),
     again(found, run),
     ...others(place, open),
-    found.tensors.length > 0 && part("Tensors", () => tensors(found)),
     pictures(found),
+    found.tensors.length > 0 && part("Tensors", () => tensors(found)),
     found.waterfall?.length > 0 && part("Stages: added and inherited error", () => waterfall(found.waterfall)),
     found.findings && part("What the checker found", () => findings(found.findings)),
     found.timing && part("Times", () => timing(found.timing)),
@@ -53,7 +53,9 @@ function reasons(found) {
 
 // The command, and a button that copies it where the browser lets it.
 function again(found, run) {
-  const code = el("code", {}, found.command);
+  // Lines break between words: not behind the dashes of an option.
+  const words = found.command.split(" ").flatMap((word) => [" ", el("span", { class: "word" }, word)]);
+  const code = el("code", {}, words.slice(1));
   const said = el("span", { "aria-live": "polite" });
   const copy = async () => {
     try {
