@@ -5,7 +5,8 @@ import { ofLimit } from "./verdict.js";
 import { record } from "./record.js";
 
 const FAILURES = 20; // printed with their pictures; the table has all
-const ROWS = 500;
+const ROWS = 500; // of the table
+const PASSING = 40; // of them, if there is room
 
 // Made when the browser is idle, so that it is there when printing begins, which waits for nothing.
 export async function paper(open) {
@@ -15,10 +16,11 @@ export async function paper(open) {
     articles.push(await record(place, open));
     await new Promise((resolve) => setTimeout(resolve)); // a click does not wait for all of them
   }
-  const rows = Array.from({ length: Math.min(total, ROWS) }, (_, place) => [`#${columns.number[place]} ${string("op", place)}`,
+  const listed = Math.min(total, ROWS, index.failures + PASSING);
+  const rows = Array.from({ length: listed }, (_, place) => [`#${columns.number[place]} ${string("op", place)}`,
     `${string("layer", place)} step ${columns.step[place]}`, string("outcome", place), ofLimit(columns.ratio[place])]);
   const left = index.failures - failures;
   return el("section", { class: "paper" },
-    table(total > ROWS ? `Records, the first ${ROWS} of ${total}` : "Records", ["record", "where", "verdict", "largest error"], rows),
+    table(total > listed ? `Records, the first ${listed} of ${total}` : "Records", ["record", "where", "verdict", "largest error"], rows),
     articles, left > 0 && el("p", { class: "notice" }, `${left} more failures are not printed; the file shows them on a screen.`));
 }
