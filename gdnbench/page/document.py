@@ -20,7 +20,7 @@ BLOCK = 32
 """Records of one packed block: enough that what they have in common is kept once, few enough to unpack at a
 keystroke."""
 
-GRID_CHARACTERS = 48 << 20
+GRID_CHARACTERS = 96 << 20
 """Of all grids on a page, as JSON. Beyond it passing records furthest from their limits go without."""
 
 
