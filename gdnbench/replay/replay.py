@@ -112,7 +112,9 @@ def replay(
         one = stack.enter_context(replaying(store, options))
         saved = None
         if save is not None:
-            saved = stack.enter_context(RunWriter(Path(save), report.header, store, chosen))
+            saved = stack.enter_context(
+                RunWriter(Path(save), report.header, store, chosen, outputs=save_outputs)
+            )
         for number in chosen:
             record = store.records[number]
             results.append(conclude(record, one.judge(record), saved=saved, time=time, accepted=accepted))

@@ -37,9 +37,9 @@ class RunWriter:
     and of the inputs themselves only the index tensors, from which it is known to whom each row belongs; with
     them its result, errors by chunk and head included. Without `outputs` it is the result alone.
 
-    header: a report's; records: how many there will be; workers: the machines that replay, where this does
-    not. What wrote the captured store is kept too, so that a
-    run says where both sides come from (`gdnbench.report.runs` reads it).
+    header: a report's; records: the numbers of those that are replayed; workers: the machines that replay,
+    where this one does not. What wrote the captured store is kept too, so that a run says where both sides
+    come from (`gdnbench.report.runs` reads it).
     """
 
     def __init__(

@@ -95,6 +95,13 @@ def test_a_run_without_outputs_is_its_results(store: Store, tmp_path: Path) -> N
         assert not saved.records[0].before
 
 
+def test_a_replay_that_keeps_no_outputs(store: Store, tmp_path: Path) -> None:
+    replay(store, kernel="torch", save=tmp_path / "run.zarr", save_outputs=False)
+    assert read_run(tmp_path / "run.zarr").records[0]["tensors"][0]["grid"] is not None
+    with Store.open(tmp_path / "run.zarr") as saved:
+        assert not [record for record in saved.records if record.after or record.before]
+
+
 def test_json_of_a_replay_is_a_run_too(store: Store, tmp_path: Path) -> None:
     report = replay(store, kernel="torch")
     (tmp_path / "run.json").write_text(to_json(report))
