@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import os
 import re
 from collections.abc import Iterator, Sequence
 from importlib.resources import files
@@ -12,7 +11,9 @@ from pathlib import Path
 from gdnbench.errors import BadInputError
 from gdnbench.page.document import GRID_CHARACTERS, document
 from gdnbench.page.embed import digest, script_json
+from gdnbench.printable import printable
 from gdnbench.report.runs import Run
+from gdnbench.whole_file import replace_text
 
 STYLES = ("base", "parts", "charts", "print")
 MAIN = "main"
@@ -38,7 +39,7 @@ def page(runs: Sequence[Run], title: str = "gdnbench report", grid_characters: i
     )
     values = {
         "policy": policy,
-        "title": html.escape(title),
+        "title": html.escape(printable(title)),
         "style": style,
         "script": script,
         "index": script_json(index),
@@ -53,12 +54,9 @@ def page(runs: Sequence[Run], title: str = "gdnbench report", grid_characters: i
 def write(runs: Sequence[Run], path: Path, title: str = "gdnbench report") -> None:
     """`page` in a file, whole or not at all; BadInputError where it cannot be written."""
     text = page(runs, title)
-    part = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        part.write_text(text, encoding="utf-8")
-        part.replace(path)
+        replace_text(path, text)
     except OSError as error:
-        part.unlink(missing_ok=True)
         raise BadInputError(f"{path} cannot be written: {error.strerror}") from None
 
 

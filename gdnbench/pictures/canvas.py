@@ -39,7 +39,6 @@ _STYLE: dict[Any, Any] = {
     "axes.spines.top": False,
     "axes.spines.right": False,
     "text.parse_math": False,  # a name from a store may have two dollar signs
-    "svg.hashsalt": "",
 }
 
 

@@ -47,7 +47,7 @@ def draw(runs: Sequence[Run], folder: Path) -> list[Path]:
         if error.name is None or not error.name.startswith("matplotlib"):
             raise
         raise CannotRunError(
-            "PNG files are drawn by matplotlib, which is not installed: pip install 'matplotlib>=3.11,<4'"
+            "PNG files are drawn by matplotlib, which is not installed: pip install 'gdnbench[pictures]'"
         ) from None
     written = []
     try:

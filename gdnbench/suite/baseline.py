@@ -14,7 +14,6 @@ import fcntl
 import json
 import math
 import os
-import secrets
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -24,6 +23,7 @@ from typing import Any
 
 from gdnbench.errors import BadInputError
 from gdnbench.suite.ratchet import METRICS
+from gdnbench.whole_file import replace_text
 
 SCHEMA = 1
 Key = tuple[str, str, str, str, str]
@@ -57,7 +57,7 @@ class Baseline:
             raise BadInputError(f"{path}: history must be a list of updates")
         accepted = dict(_leaves(document.get("accepted"), (), path))
         for key, errors in accepted.items():
-            _check(errors, f"{path}: {' '.join(key)}")
+            check_errors(errors, f"{path}: {' '.join(key)}")
         return cls(path, accepted, history)
 
     def find(self, *key: str) -> Mapping[str, Any] | None:
@@ -79,7 +79,7 @@ class Baseline:
         for key, found in sorted(errors.items()):
             before = self.accepted.get(key)
             new = {metric: float(found[metric]) for metric in METRICS}
-            _check(new, " ".join(key))
+            check_errors(new, " ".join(key))
             old = before and {metric: before[metric] for metric in METRICS}
             if new != old:
                 changes.append({**dict(zip(NAMES, key, strict=True)), "from": old, "to": new})
@@ -102,15 +102,7 @@ class Baseline:
         return "".join(_lines(document)) + "\n"
 
     def _write(self) -> None:
-        unfinished = self.path.with_name(f".{self.path.name}.{secrets.token_hex(8)}")
-        try:
-            with unfinished.open("x", encoding="utf-8") as file:
-                file.write(self._text())
-                file.flush()
-                os.fsync(file.fileno())
-            unfinished.replace(self.path)
-        finally:
-            unfinished.unlink(missing_ok=True)
+        replace_text(self.path, self._text(), durable=True)
 
 
 @contextmanager
@@ -143,7 +135,7 @@ def _leaves(tree: Any, above: tuple[str, ...], path: Path) -> Iterator[tuple[Key
             yield (capture, kernel, on, record, name), value
 
 
-def _check(errors: Any, where: str) -> None:
+def check_errors(errors: Any, where: str) -> None:
     """BadInputError unless both errors are finite numbers of 0 or more: NaN would accept anything."""
     if isinstance(errors, dict) and all(_is_error(errors.get(metric)) for metric in METRICS):
         return

@@ -9,13 +9,13 @@ from datetime import date, datetime
 from typing import Any
 
 from gdnbench.errors import BadInputError
+from gdnbench.replay.execute import DEVICES
 from gdnbench.report.outcome import Outcome
 from gdnbench.suite.plan import TensorRule
 
 WORSE = "worse than accepted"
 """The outcome of a tensor that passes its rule and not its baseline."""
 
-ON = ("cpu", "sim", "cuda")
 FAILURES = (*(str(outcome) for outcome in Outcome if outcome is not Outcome.PASS), WORSE)
 
 
@@ -103,7 +103,7 @@ def _one_of(names: tuple[str, ...]) -> Callable[[Any], str]:
 
 
 def _places(value: Any) -> tuple[str, ...]:
-    return tuple(map(_one_of(ON), _texts(value)))
+    return tuple(map(_one_of(DEVICES), _texts(value)))
 
 
 def _day(value: Any) -> date:
@@ -134,7 +134,7 @@ REPLAY = {
     "name": TEXT,
     "captures": Key("a path or pattern, or a list of different ones", _texts),
     "kernels": Key("the name of a kernel, or a list of different ones", _texts),
-    "on": Key(f"one of {', '.join(ON)}, or a list of them", _places),
+    "on": Key(f"one of {', '.join(DEVICES)}, or a list of them", _places),
     "op": TEXT,
     "records": Key("a list of different record numbers, such as [0, 3]", _records),
     "against": TEXT,

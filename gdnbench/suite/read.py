@@ -14,8 +14,11 @@ from typing import Any
 
 from gdnbench.errors import BadInputError, StoreError
 from gdnbench.judge.by_tensor import check_tensor
+from gdnbench.judge.record import ORACLE
 from gdnbench.ops import operations
 from gdnbench.replay import kernels
+from gdnbench.replay.replay import RECORDED
+from gdnbench.replay.simulated import SIM
 from gdnbench.store.recover import open_store
 from gdnbench.suite import keys
 from gdnbench.suite.plan import FACTOR, Entry, Known, Options, Suite, TensorRule
@@ -139,15 +142,15 @@ def _has(path: Path, options: Options, where: str) -> bool:
 
 
 def _check(kernel: str, on: str, options: Options, where: str) -> None:
-    if options.check and on != "sim":
-        raise BadInputError(f"{where}: check is done by the simulator: on must be sim, not {on}")
-    for key, name in (("kernels", kernel), ("against", options.against)):
+    if options.check and on != SIM:
+        raise BadInputError(f"{where}: check is done by the simulator: on must be {SIM}, not {on}")
+    for key, name, others in (("kernels", kernel, ()), ("against", options.against, (ORACLE, RECORDED))):
         try:
-            if name not in ("recorded", "reference"):
+            if name not in others:
                 kernels.check_name(name)
         except BadInputError as error:
             raise BadInputError(f"{where}: {key}: {error}") from None
-    if options.stages and options.against == "recorded":
+    if options.stages and options.against == RECORDED:
         raise BadInputError(f"{where}: stages: no call records them; compare with reference or a kernel")
 
 

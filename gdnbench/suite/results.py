@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import secrets
 import shutil
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from gdnbench.suite.export import SCHEMA, summary_json
 from gdnbench.suite.junit import to_junit
 from gdnbench.suite.markdown import to_markdown
 from gdnbench.suite.result import SuiteResult
+from gdnbench.whole_file import replace_text
 
 SUMMARY, JUNIT, MARKDOWN, RUNS = "summary.json", "junit.xml", "summary.md", "runs"
 _OURS = {SUMMARY, JUNIT, MARKDOWN, RUNS}
@@ -48,14 +48,9 @@ class Results:
     def write(self, result: SuiteResult, finished: bool) -> None:
         """Write all three summaries; each is there as a whole or as it was."""
         document = summary_json(result, finished) | self._made_by
-        self._replace(SUMMARY, json.dumps(document, indent=1, allow_nan=False))
-        self._replace(JUNIT, to_junit(result))
-        self._replace(MARKDOWN, to_markdown(result, finished))
-
-    def _replace(self, name: str, text: str) -> None:
-        unfinished = self._folder / f".{name}.{secrets.token_hex(8)}"
-        unfinished.write_text(text, encoding="utf-8")
-        unfinished.replace(self._folder / name)
+        replace_text(self._folder / SUMMARY, json.dumps(document, indent=1, allow_nan=False))
+        replace_text(self._folder / JUNIT, to_junit(result))
+        replace_text(self._folder / MARKDOWN, to_markdown(result, finished))
 
 
 def json_of(path: Path) -> dict[str, object]:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from gdnbench.errors import BadInputError
-from gdnbench.suite.baseline import NAMES, Key, changing
+from gdnbench.suite.baseline import NAMES, Key, changing, check_errors
 from gdnbench.suite.export import SCHEMA
 from gdnbench.suite.plan import Suite
 from gdnbench.suite.ratchet import METRICS
@@ -64,12 +63,7 @@ def _errors(entry: Any, where: str) -> dict[Key, dict[str, float]]:
         for tensor, errors in _object(tensors, f"{where}.errors").items():
             key = (capture, kernel, on, record, tensor)
             values = _object(errors, f"{where}.errors {record} {tensor}")
-            if any(not isinstance(values.get(name), int | float) for name in METRICS) or not all(
-                0 <= values[name] < math.inf for name in METRICS
-            ):
-                raise BadInputError(
-                    f"{where}.errors {record} {tensor}: errors must be finite and not negative"
-                )
+            check_errors(values, f"{where}.errors {record} {tensor}")
             found[key] = {name: float(values[name]) for name in METRICS}
     return found
 

@@ -71,5 +71,5 @@ def test_records_that_no_replay_writes_are_refused_or_harmless(
 def test_a_file_that_cannot_be_written_is_named(made: Any, right: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(BadInputError, match="cannot be written"):
         write([made.run([right])], tmp_path / "no" / "report.html")
-    write([made.run([right])], tmp_path / "report.html")
+    write([made.run([right])], tmp_path / "report.html", "a byte of no text: \udcff")
     assert [one.name for one in tmp_path.iterdir()] == ["report.html"]

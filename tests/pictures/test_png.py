@@ -240,7 +240,7 @@ def test_without_matplotlib_it_says_what_to_install(tmp_path: Path, monkeypatch:
     for name in [name for name in sys.modules if name.startswith(("matplotlib", "gdnbench.pictures.canvas"))]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(CannotRunError, match=r"pip install 'matplotlib"):
+    with pytest.raises(CannotRunError, match=r"pip install 'gdnbench\[pictures\]'"):
         drawing.draw([run([record(0)])], tmp_path)
 
 

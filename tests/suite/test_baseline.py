@@ -168,8 +168,8 @@ def test_updates_that_make_no_sense_are_refused(suite_file: Callable[[str], Path
         update_baseline(suite, results(folder, 1e-3), " \n")
     with pytest.raises(BadInputError, match=r"has other\.zarr torch cpu, which .* does not ask for"):
         update_baseline(suite, results(folder, 1e-3, "other.zarr"), "why")
-    for wrong in (float("nan"), "1", None, -1.0):
-        with pytest.raises(BadInputError, match="finite and not negative"):
+    for wrong in (float("nan"), "1", None, -1.0, True):
+        with pytest.raises(BadInputError, match="must be finite numbers of 0 or more"):
             update_baseline(suite, results(folder, wrong), "why")
     with pytest.raises(BadInputError, match=r"summary\.json cannot be read"):
         update_baseline(suite, folder, "why")

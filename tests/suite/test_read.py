@@ -106,8 +106,12 @@ def test_the_factor_is_the_documented_one(suite_file: Write) -> None:
         ('[[replay]]\ncaptures = 3\nkernels = "torch"\n', "captures must be a path or pattern"),
         ('[[replay]]\ncaptures = []\nkernels = "torch"\n', "captures must be a path or pattern"),
         ('[[replay]]\ncaptures = "both.zarr"\nkernels = "tosch"\n', "kernels: kernel 'tosch' is not known"),
+        (
+            '[[replay]]\ncaptures = "both.zarr"\nkernels = "recorded"\n',
+            "kernels: kernel 'recorded' is not known",
+        ),
         (ENTRY + 'against = "nobody"\n', "against: kernel 'nobody' is not known"),
-        (ENTRY + 'on = "tpu"\n', "on must be one of cpu, sim, cuda"),
+        (ENTRY + 'on = "tpu"\n', "on must be one of cpu, cuda, sim"),
         (ENTRY + 'op = "gdn"\n', "op 'gdn' is none of gdn_decode"),
         (ENTRY + 'op = "swa_decode"\n', "have no record of swa_decode"),
         (ENTRY + "records = [2]\n", "both.zarr has no record 2; it has 2"),

@@ -1,0 +1,24 @@
+"""Files that are there as a whole or as they were, whatever ends the process that writes them."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+
+
+def replace_text(path: Path, text: str, *, durable: bool = False) -> None:
+    """Make `text`, as UTF-8, the content of the file at `path`; `durable`: on the disk before this returns.
+
+    OSError, and UnicodeEncodeError for half of a surrogate pair, leave what was there and nothing else.
+    """
+    unfinished = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    try:
+        with unfinished.open("x", encoding="utf-8") as file:
+            file.write(text)
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)

@@ -1,0 +1,28 @@
+"""A file that is replaced is the new one or the old one, with nothing left beside it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gdnbench.whole_file import replace_text
+
+
+@pytest.mark.parametrize("durable", [False, True])
+def test_it_is_made_and_then_replaced(tmp_path: Path, durable: bool) -> None:
+    for text in ("one\n", "zwei ü\n"):
+        replace_text(tmp_path / "file", text, durable=durable)
+        assert (tmp_path / "file").read_bytes() == text.encode()
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_what_cannot_be_written_leaves_the_old_one_alone(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("old")
+    with pytest.raises(UnicodeEncodeError):
+        replace_text(tmp_path / "file", "a" * 100_000 + "\udcff")  # more than a buffer, then what UTF-8 lacks
+    assert (tmp_path / "file").read_text() == "old"
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(IsADirectoryError):
+        replace_text(tmp_path / "folder", "text")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder"]
