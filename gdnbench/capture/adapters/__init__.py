@@ -8,6 +8,8 @@ from fnmatch import fnmatchcase
 
 from gdnbench.capture.adapter import Adapter, Target
 from gdnbench.capture.adapters.deepseek_v4 import DeepseekV4Adapter
+from gdnbench.capture.adapters.fla import FlaAdapter
+from gdnbench.capture.adapters.flashinfer import FlashinferAdapter
 from gdnbench.capture.adapters.transformers import ADAPTER as TRANSFORMERS
 from gdnbench.capture.options import CaptureOptions
 from gdnbench.errors import BadInputError
@@ -21,7 +23,12 @@ def load(options: CaptureOptions | None = None) -> tuple[list[Adapter], list[str
     BadInputError for a table of the options that cannot be read: it was asked for.
     """
     options = options or CaptureOptions()
-    adapters: list[Adapter] = [TRANSFORMERS, DeepseekV4Adapter(options.cache_layout, options.block_size)]
+    adapters: list[Adapter] = [
+        TRANSFORMERS,
+        DeepseekV4Adapter(options.cache_layout, options.block_size),
+        FlaAdapter(),
+        FlashinferAdapter(),
+    ]
     for path in options.table:
         from gdnbench.capture.tables import read_tables
 

@@ -17,10 +17,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from gdnbench.capture.adapter import Finish, Observation, Seen, Target
+from gdnbench.capture.adapters.gdn import decode_tensors, flat, prefill_tensors
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -59,9 +59,9 @@ class TransformersAdapter:
         raw = bool(arguments.get("use_qk_l2norm_in_kernel", False))
         tensors = {"q": q, "k": k, "v": v, "g": arguments["g"], "beta": arguments["beta"]}
         if recurrent and q.shape[1] == 1 and state is not None and keep_state:
-            op, seen = "gdn_decode", _decode(tensors, state)
+            op, seen = "gdn_decode", decode_tensors(tensors, state)
         else:
-            op, seen = "gdn_prefill", _prefill(tensors, state, arguments.get("cu_seqlens"))
+            op, seen = "gdn_prefill", prefill_tensors(tensors, state, arguments.get("cu_seqlens"))
             scalars |= {
                 "chunk_size": int(arguments.get("chunk_size") or 64),
                 "output_final_state": keep_state,
@@ -81,7 +81,7 @@ class TransformersAdapter:
         o, state = result
         if seen.op == "gdn_decode":
             return {"o": Seen(o), "state": Seen(state)}
-        outputs = {"o": _flat(o)}
+        outputs = {"o": flat(o)}
         if state is not None:
             outputs["final_state"] = Seen(state)
         return outputs
@@ -104,40 +104,6 @@ def _either(arguments: Mapping[str, Any], *names: str) -> Tensor:
             tensor: Tensor = arguments[name]
             return tensor
     raise KeyError(f"the call has no argument named {' or '.join(names)}")
-
-
-def _flat(tensor: Tensor) -> Seen:
-    """[B, T, ...] as [B*T, ...]."""
-    batch, tokens, *rest = tensor.shape
-    return Seen(tensor, (batch * tokens, *rest))
-
-
-def _decode(tensors: Mapping[str, Tensor], state: Tensor) -> dict[str, Seen]:
-    """The states of the batch are the whole pool: sequence i owns slot i."""
-    seen = {name: Seen(tensor) for name, tensor in tensors.items()}
-    return seen | {"state": Seen(state), "state_indices": Seen(_own_slots(state.shape[0]))}
-
-
-@cache
-def _own_slots(batch: int) -> Tensor:
-    import torch
-
-    return torch.arange(batch, dtype=torch.int32, device="cpu").unsqueeze(1)
-
-
-def _prefill(
-    tensors: Mapping[str, Tensor], state: Tensor | None, cu_seqlens: Tensor | None
-) -> dict[str, Seen]:
-    import torch
-
-    seen = {name: _flat(tensor) for name, tensor in tensors.items()}
-    if cu_seqlens is None:
-        batch, tokens = tensors["q"].shape[:2]
-        cu_seqlens = torch.arange(batch + 1, dtype=torch.int32, device="cpu") * tokens
-    seen["cu_seqlens"] = Seen(cu_seqlens)
-    if state is not None:
-        seen["initial_state"] = Seen(state)
-    return seen
 
 
 def _collapse_if_repeated(q: Tensor, k: Tensor, v: Tensor) -> Finish | None:

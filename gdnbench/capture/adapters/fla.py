@@ -1,0 +1,184 @@
+"""flash-linear-attention: its chunk and its recurrent form of the gated delta rule.
+
+| function | tokens a sequence | recorded as |
+|---|---|---|
+| `chunk_gated_delta_rule` | any | gdn_prefill |
+| `fused_recurrent_gated_delta_rule` | 1, no cu_seqlens, an fp32 state in and out | gdn_decode |
+| the same | more, or packed, or without a state | gdn_prefill |
+
+Tensors are q, k [B, T, H, K], v [B, T, Hv, V], g, beta [B, T, Hv], states [N, Hv, K, V], or
+[N, Hv, V, K] by `state_v_first`; g is a log gate. Decoding with raw gates (`use_gate_in_kernel` with
+`use_beta_sigmoid_in_kernel`) is recorded with them. gdn_prefill has no raw gates: what the functions make of
+them, g = -exp(A_log) softplus(a + dt_bias) and beta = sigmoid(b), is made in fp32 for the record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from gdnbench.capture.adapter import NotCaptured, Observation, Seen, Target
+from gdnbench.capture.adapters.fla_signatures import CHUNK, RECURRENT, SIGNATURES
+from gdnbench.capture.adapters.gdn import decode_tensors, flat, offsets
+from gdnbench.capture.adapters.signatures import Signatures
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from gdnbench_kernels.contract import Scalar
+
+NAMES = {
+    CHUNK: CHUNK,
+    "chunk_gdn": CHUNK,
+    RECURRENT: RECURRENT,
+    "fused_recurrent_gdn": RECURRENT,
+}
+"""The functions by the names that they are bound to."""
+OPS = "fla.ops.gated_delta_rule"
+MODULES = {
+    f"{OPS}.chunk": (CHUNK, "chunk_gdn"),
+    f"{OPS}.fused_recurrent": (RECURRENT, "fused_recurrent_gdn"),
+    OPS: tuple(NAMES),
+    "fla.ops": tuple(NAMES),
+    "fla.layers.gated_deltanet": (CHUNK, RECURRENT),
+    "fla.layers.gated_deltaproduct": (RECURRENT,),
+    "fla.layers.mom": (CHUNK, RECURRENT),
+}
+"""Whoever imports a function from one of these, before or after capture begins, calls a wrapper."""
+LAYERS = {
+    "fla.layers.gated_deltanet": "GatedDeltaNet",
+    "fla.layers.gated_deltaproduct": "GatedDeltaProduct",
+    "fla.layers.mom": "MomAttention",
+}
+REFUSED = {
+    "gk": "gates of every key channel (gk)",
+    "gv": "gates of every value channel (gv)",
+    "cp_context": "context parallelism (cp_context)",
+    "head_first": "tensors with heads first (head_first)",
+    "use_exp2": "gates to the base 2 (use_exp2)",
+}
+
+
+class _Gates(NamedTuple):
+    form: str  # value of the convention gate
+    beta_max: float
+    tensors: dict[str, Seen]  # g and beta [B, T, Hv]; A_log and dt_bias [Hv] where raw
+    made: tuple[str, ...]  # which of g and beta the function makes itself, and capture made too
+
+
+@dataclass(frozen=True, slots=True)
+class FlaAdapter:
+    framework: str = "fla"
+    targets: tuple[Target, ...] = tuple(
+        Target(module, function) for module, functions in MODULES.items() for function in functions
+    )
+    scopes: tuple[Target, ...] = tuple(Target(module, f"{layer}.forward") for module, layer in LAYERS.items())
+    signatures: Signatures = field(default_factory=SIGNATURES.anew, compare=False, repr=False)
+
+    def before(self, target: Target, arguments: Mapping[str, Any], layer: object | None) -> Observation:
+        name = NAMES[target.function]
+        self.signatures.check(name, arguments)
+        q, k, v = (arguments[one] for one in ("q", "k", "v"))
+        _refuse(q, k, v, arguments)
+        state, cu_seqlens = arguments.get("initial_state"), arguments.get("cu_seqlens")
+        keep_state = bool(arguments.get("output_final_state"))
+        one_each = name == RECURRENT and q.shape[1] == 1 and cu_seqlens is None
+        # Final states are fp32 whatever the initial ones are: those of another dtype are no pool.
+        updates = state is not None and state.itemsize == 4 and keep_state
+        gates = _gates(arguments, v, layer, raw=one_each and updates)
+        scale = arguments.get("scale")
+        scalars: dict[str, Scalar] = {
+            "scale": float(scale) if scale is not None else float(k.shape[-1]) ** -0.5,
+            "beta_max": gates.beta_max,
+        }
+        if one_each and updates and state is not None:
+            op, seen = "gdn_decode", decode_tensors({"q": q, "k": k, "v": v}, state) | gates.tensors
+        else:
+            op, seen = "gdn_prefill", {"q": flat(q), "k": flat(k), "v": flat(v)}
+            seen |= {one: flat(made, caller) for one, (made, _, caller) in gates.tensors.items()}
+            seen["cu_seqlens"] = offsets(q, cu_seqlens)
+            if state is not None:
+                seen["initial_state"] = Seen(state)
+            scalars |= {
+                "chunk_size": int(arguments.get("chunk_size") or 64),
+                "output_final_state": keep_state,
+                "final_state_dtype": "float32",
+            }
+        value_first = arguments.get("state_v_first") or arguments.get("transpose_state_layout")
+        raw_keys = bool(arguments.get("use_qk_l2norm_in_kernel"))
+        return Observation(
+            op=op,
+            tensors=seen,
+            scalars=scalars,
+            conventions={
+                "gate": gates.form,
+                "state_layout": "VK" if value_first else "KV",
+                "qk": "raw" if raw_keys else "normalised",
+            },
+            dispatch={
+                "path": "chunk" if name == CHUNK else "recurrent",
+                **({"made_by_capture": list(gates.made)} if gates.made else {}),
+            },
+            whole_pools=frozenset({"state"}),
+        )
+
+    def after(self, seen: Observation, arguments: Mapping[str, Any], result: Any) -> Mapping[str, Seen]:
+        o, state = result
+        if seen.op == "gdn_decode":
+            return {"o": Seen(o), "state": Seen(state)}
+        return {"o": flat(o), **({} if state is None else {"final_state": Seen(state)})}
+
+    def implementation(self, function: Callable[..., Any]) -> str | None:
+        self.signatures.look_at(NAMES[function.__name__], function)
+        return f"{function.__module__}.{function.__qualname__}"
+
+
+def _refuse(q: Tensor, k: Tensor, v: Tensor, arguments: Mapping[str, Any]) -> None:
+    """NotCaptured for a call that neither operation describes."""
+    for name, what in REFUSED.items():
+        given = arguments.get(name)
+        if given is not None and given is not False:
+            raise NotCaptured(f"flash-linear-attention is called with {what}, which no operation here has")
+    if not q.dtype == k.dtype == v.dtype:
+        raise NotCaptured("q, k and v differ in dtype; the operations take one")
+    beta = arguments.get("beta")
+    if beta is not None and beta.ndim == v.ndim:
+        raise NotCaptured("beta is of every value channel; the operations have one of a head")
+    if beta is None and q.shape[2] != v.shape[2]:
+        raise NotCaptured("beta is left out where there are more value heads than key heads")
+
+
+def _gates(arguments: Mapping[str, Any], v: Tensor, layer: object | None, *, raw: bool) -> _Gates:
+    """g and beta of v [B, T, Hv, V]. `raw`: as they were passed if both are raw; else the functions' formulas
+    in fp32."""
+    import torch
+
+    from gdnbench_kernels.gdn_decode.gates import Gates
+
+    g, beta = arguments.get("g"), arguments.get("beta")
+    raw_gate = bool(arguments.get("use_gate_in_kernel"))
+    raw_beta = bool(arguments.get("use_beta_sigmoid_in_kernel"))
+    # Layers of releases before 0.5.1 double the sigmoid themselves, and say so in an attribute.
+    doubled = arguments.get("allow_neg_eigval") if raw_beta else getattr(layer, "allow_neg_eigval", False)
+    beta_max = 2.0 if doubled else 1.0
+    heads, tensors, made = v.shape[2], {}, []
+    with torch.no_grad():
+        if raw_gate and g is not None:
+            a_log, bias = arguments["A_log"], arguments.get("dt_bias")
+            shift = torch.zeros(heads, device=v.device) if bias is None else bias.float()
+            if raw and raw_beta and beta is not None:
+                tensors = {"g": Seen(g), "beta": Seen(beta)}
+                tensors |= {"A_log": Seen(a_log.float(), None, a_log), "dt_bias": Seen(shift, None, bias)}
+                return _Gates("raw", beta_max, tensors, ())
+            form = Gates("raw", a_log, shift, beta_max)
+            tensors["g"] = Seen(form.log_decay(g, torch.float32), None, g)
+            made.append("g")
+        else:
+            tensors["g"] = Seen(g if g is not None else torch.zeros(v.shape[:3], device=v.device))
+        if raw_beta and beta is not None:
+            tensors["beta"] = Seen(beta_max * beta.float().sigmoid(), None, beta)
+            made.append("beta")
+        else:
+            tensors["beta"] = Seen(beta if beta is not None else torch.ones(v.shape[:3], device=v.device))
+    return _Gates("log", beta_max, tensors, tuple(made))

@@ -1,0 +1,254 @@
+"""FlashInfer: its prefill and its decode of the gated delta rule.
+
+| function | states | operation, gate |
+|---|---|---|
+| `chunk_gated_delta_rule` | [N, Hv, V, K], or rows of a pool by `state_indices` | gdn_prefill, linear |
+| `gated_delta_rule_decode` | [B, Hv, K, V] in place, one of each sequence | gdn_decode, raw |
+| `gated_delta_rule_decode_pretranspose` | [B, Hv, V, K] in place, or a pool by indices | gdn_decode, raw |
+| `gated_delta_rule_mtp` | a pool by indices | gdn_decode, raw |
+
+Which slots a decode call writes, S tokens a sequence:
+
+    ssm_state_indices [B, S]          each token's own
+    no update of states               none
+    otherwise                         after the last token, output_state_indices, or the slot that was read
+
+States that `intermediate_states_buffer` or `state_checkpoints` get are no output of the operations: such
+calls are recorded without them, and `dispatch.not_recorded` says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from gdnbench.capture.adapter import NotCaptured, Observation, Seen, Target
+from gdnbench.capture.adapters.flashinfer_signatures import CHUNK, DECODE, MTP, PRETRANSPOSE, SIGNATURES
+from gdnbench.capture.adapters.gdn import own_slots
+from gdnbench.capture.adapters.signatures import Signatures
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from gdnbench_kernels.contract import Scalar
+
+MODULES = {
+    "flashinfer.gdn_prefill": (CHUNK,),
+    "flashinfer.gdn_decode": (DECODE, PRETRANSPOSE, MTP),
+    "flashinfer": (CHUNK,),
+}
+STATE_DTYPES = ("float32", "bfloat16", "float16")
+PADDING = -1
+
+
+@dataclass(frozen=True, slots=True)
+class FlashinferAdapter:
+    framework: str = "flashinfer"
+    targets: tuple[Target, ...] = tuple(
+        Target(module, function) for module, functions in MODULES.items() for function in functions
+    )
+    scopes: tuple[Target, ...] = ()
+    signatures: Signatures = field(default_factory=SIGNATURES.anew, compare=False, repr=False)
+
+    def before(self, target: Target, arguments: Mapping[str, Any], layer: object | None) -> Observation:
+        self.signatures.check(target.function, arguments)
+        _refuse(arguments)
+        if target.function == CHUNK:
+            return _prefill(arguments)
+        return _decode(target.function, arguments)
+
+    def after(self, seen: Observation, arguments: Mapping[str, Any], result: Any) -> Mapping[str, Seen]:
+        o = result[0] if isinstance(result, tuple) else result
+        found = {"o": Seen(o)}
+        if seen.op == "gdn_decode":
+            found["state"] = Seen(_pool(arguments))
+        elif seen.scalars["output_final_state"]:
+            found["final_state"] = Seen(_rows(result[1], arguments.get("state_indices")))
+        return found
+
+    def implementation(self, function: Callable[..., Any]) -> str | None:
+        self.signatures.look_at(function.__name__, function)
+        return f"{function.__module__}.{function.__qualname__}"
+
+
+def _refuse(arguments: Mapping[str, Any]) -> None:
+    """NotCaptured for a call that neither operation describes."""
+    from gdnbench_kernels.checks import dtype_name
+
+    q, k, v = (arguments[name] for name in ("q", "k", "v"))
+    if q.shape[-2] != k.shape[-2]:
+        raise NotCaptured("q and k differ in heads; the operations have as many of each")
+    if v.shape[-2] % q.shape[-2]:
+        raise NotCaptured("there are fewer value heads than query heads, or no multiple of them")
+    if not q.dtype == k.dtype == v.dtype:
+        raise NotCaptured("q, k and v differ in dtype; the operations take one")
+    output = arguments.get("output")
+    if output is not None and output.dtype != v.dtype:
+        raise NotCaptured("output has another dtype than v; the operations have o of v's")
+    if arguments.get("cache_replayssm"):
+        raise NotCaptured("the call keeps inputs to replay them later (cache_replayssm)")
+    for name in ("state", "initial_state", "output_state"):
+        state = arguments.get(name)
+        if state is not None and dtype_name(state.dtype) not in STATE_DTYPES:
+            raise NotCaptured(f"states are {dtype_name(state.dtype)}; the operations take no such ones")
+        if state is not None and state.ndim != 4:
+            raise NotCaptured("a pool whose states lie in two halves; the operations have whole ones")
+
+
+def _prefill(arguments: Mapping[str, Any]) -> Observation:
+    import torch
+
+    from gdnbench_kernels.checks import dtype_name
+
+    q, v, cu_seqlens = (arguments[name] for name in ("q", "v", "cu_seqlens"))
+    if cu_seqlens is None:
+        raise NotCaptured("cu_seqlens is not given, which the function asks for")
+    tensors = {name: Seen(arguments[name]) for name in ("q", "k", "v", "cu_seqlens")}
+    for name in ("g", "beta"):
+        given = arguments[name]
+        tensors[name] = Seen(given if given is not None else torch.ones(v.shape[:2], device=v.device))
+    rows = arguments.get("state_indices")
+    state, final = arguments["initial_state"], arguments["output_state"]
+    if state is not None:
+        tensors["initial_state"] = Seen(_rows(state, rows), None, state)
+    every = arguments.get("checkpoint_every_n_tokens")
+    return Observation(
+        op="gdn_prefill",
+        tensors=tensors,
+        scalars={
+            "scale": _scale(arguments["scale"] or None, q),  # 0 is none to it
+            "chunk_size": 64,
+            "output_final_state": bool(arguments["output_final_state"]),
+            "final_state_dtype": "float32" if final is None else dtype_name(final.dtype),
+            "beta_max": 1.0,
+        },
+        conventions={
+            "gate": "linear",
+            "state_layout": "VK",
+            "qk": "raw" if arguments["use_qk_l2norm_in_kernel"] else "normalised",
+        },
+        dispatch={
+            "path": "chunk",
+            **_told(arguments, "backend", "use_cp"),
+            **({} if rows is None else {"states": "gathered by state_indices"}),
+            **({"not_recorded": "state_checkpoints"} if every else {}),
+        },
+    )
+
+
+def _decode(function: str, arguments: Mapping[str, Any]) -> Observation:
+    q = arguments["q"]
+    bias, a_log = arguments["dt_bias"], arguments["A_log"]
+    scalars: dict[str, Scalar] = {"scale": _scale(arguments["scale"], q), "beta_max": 1.0}
+    tensors = {name: Seen(arguments[name]) for name in ("q", "k", "v")}
+    tensors |= {"g": Seen(arguments["a"]), "beta": Seen(arguments["b"])}
+    tensors |= {"A_log": Seen(a_log), "dt_bias": Seen(bias), "state": Seen(_pool(arguments))}
+    tensors |= {name: Seen(indices) for name, indices in _slots(arguments).items()}
+    buffer = arguments.get("intermediate_states_buffer")
+    return Observation(
+        op="gdn_decode",
+        tensors=tensors,
+        scalars=scalars,
+        conventions={
+            "gate": "raw",
+            "state_layout": "KV" if function == DECODE else "VK",
+            "qk": "raw" if arguments["use_qk_l2norm"] else "normalised",
+        },
+        dispatch={
+            "path": function,
+            **_told(arguments, "backend"),
+            **({} if buffer is None else {"not_recorded": "intermediate_states_buffer"}),
+        },
+        whole_pools=frozenset(() if _has_pool(arguments) else ("state",)),
+    )
+
+
+def _has_pool(arguments: Mapping[str, Any]) -> bool:
+    return arguments.get("initial_state") is not None
+
+
+def _pool(arguments: Mapping[str, Any]) -> Tensor:
+    """What is updated in place."""
+    pool: Tensor = arguments["initial_state"] if _has_pool(arguments) else arguments["state"]
+    return pool
+
+
+def _slots(arguments: Mapping[str, Any]) -> dict[str, Tensor]:
+    """state_indices [B, S], and read_indices [B] where they do not say what is read. On one device; views of
+    the caller's where they can be."""
+    batch, steps = arguments["q"].shape[:2]
+    read = arguments["initial_state_indices"] if _has_pool(arguments) else own_slots(batch).flatten()
+    written = arguments.get("output_state_indices")
+    each = arguments.get("ssm_state_indices")
+    still = arguments.get("disable_state_update", False)
+    if still is None:  # of gated_delta_rule_mtp, where it stands for True
+        still = True
+    last = (read if written is None else written).unsqueeze(1)
+    if each is not None:
+        slots = each
+    elif still:
+        slots = _nowhere(batch, steps, read.device)
+    elif steps > 1:
+        slots = _after_the_last(last, steps)
+    elif written is None:
+        return {"state_indices": last}
+    else:
+        slots = last
+    return {"state_indices": slots, "read_indices": _int32(read)}
+
+
+def _int32(indices: Tensor) -> Tensor:
+    """As read_indices has to be."""
+    import torch
+
+    if indices.dtype == torch.int32:
+        return indices
+    _refuse_in_graph(indices)
+    return indices.int()
+
+
+def _after_the_last(slots: Tensor, steps: int) -> Tensor:
+    """[B, S]: tokens before the last, whose states are written nowhere, and the last, to `slots` [B, 1]."""
+    import torch
+
+    _refuse_in_graph(slots)
+    batch = slots.shape[0]
+    return torch.cat([_nowhere(batch, steps - 1, slots.device).to(slots.dtype), slots], dim=1)
+
+
+@lru_cache(maxsize=64)
+def _nowhere(batch: int, steps: int, device: torch.device) -> Tensor:
+    import torch
+
+    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        raise NotCaptured("a call without an update of states came first in a CUDA graph; warm it up before")
+    return torch.full((batch, steps), PADDING, dtype=torch.int32, device=device)
+
+
+def _refuse_in_graph(indices: Tensor) -> None:
+    """Rows of a pool are gathered in front of a replay, where what the graph makes of indices is not yet."""
+    import torch
+
+    if indices.is_cuda and torch.cuda.is_current_stream_capturing():
+        raise NotCaptured(
+            "slots have to be made from the call's in a CUDA graph: pass int32 indices, or ssm_state_indices"
+        )
+
+
+def _rows(states: Tensor, rows: Tensor | None) -> Tensor:
+    """The states of a batch, [N, Hv, V, K]. A number that is not there is the function's to stumble over."""
+    if rows is None:
+        return states
+    return states.detach().index_select(0, rows.long().clamp(0, max(len(states) - 1, 0)))
+
+
+def _scale(scale: float | None, q: Tensor) -> float:
+    return float(scale) if scale is not None else float(q.shape[-1]) ** -0.5
+
+
+def _told(arguments: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    """What else the caller chose of these."""
+    return {name: arguments[name] for name in names if arguments.get(name) not in (None, "auto")}

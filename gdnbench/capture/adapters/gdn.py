@@ -1,0 +1,53 @@
+"""What adapters of the two Gated DeltaNet operations share: how a batch [B, T, ...] reads in their terms."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from typing import TYPE_CHECKING
+
+from gdnbench.capture.adapter import Seen
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def flat(tensor: Tensor, caller: Tensor | None = None) -> Seen:
+    """[B, T, ...] as [B*T, ...]; `caller` as in `Seen`."""
+    batch, tokens, *rest = tensor.shape
+    return Seen(tensor, (batch * tokens, *rest), caller)
+
+
+@cache
+def own_slots(batch: int) -> Tensor:
+    """int32 [B, 1] on the CPU: the states of the batch are the whole pool, and sequence i owns slot i."""
+    import torch
+
+    return torch.arange(batch, dtype=torch.int32, device="cpu").unsqueeze(1)
+
+
+def offsets(q: Tensor, cu_seqlens: Tensor | None) -> Seen:
+    """cu_seqlens of q [B, T, ...]: the caller's, or [B + 1] on the CPU for B sequences of T tokens."""
+    import torch
+
+    if cu_seqlens is None:
+        batch, tokens = q.shape[:2]
+        cu_seqlens = torch.arange(batch + 1, dtype=torch.int32, device="cpu") * tokens
+    return Seen(cu_seqlens)
+
+
+def decode_tensors(tensors: Mapping[str, Tensor], state: Tensor) -> dict[str, Seen]:
+    """Of gdn_decode, where `state` [B, ...] has one state of each sequence."""
+    seen = {name: Seen(tensor) for name, tensor in tensors.items()}
+    return seen | {"state": Seen(state), "state_indices": Seen(own_slots(state.shape[0]))}
+
+
+def prefill_tensors(
+    tensors: Mapping[str, Tensor], state: Tensor | None, cu_seqlens: Tensor | None
+) -> dict[str, Seen]:
+    """Of gdn_prefill; `tensors` are [B, T, ...]."""
+    seen = {name: flat(tensor) for name, tensor in tensors.items()}
+    seen["cu_seqlens"] = offsets(tensors["q"], cu_seqlens)
+    if state is not None:
+        seen["initial_state"] = Seen(state)
+    return seen

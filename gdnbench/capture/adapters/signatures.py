@@ -1,0 +1,102 @@
+"""What was known of a framework's functions when their adapter was written, and what is done if they differ.
+
+A function that lacks a parameter which the adapter needs, or cannot be called without one that it does not
+know, is left alone. So is a call that gives a parameter which the adapter does not know another value than
+its default: what it would mean for the record is not known either. Both are said in the summary, by reason.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from gdnbench.capture.adapter import NotCaptured
+
+_MANY = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """`parameters`: names in order, with their defaults, as the newest version read has them. `needs`: those
+    without which a call cannot be told. `others`: what is passed by `**kwargs`, or was a parameter before."""
+
+    parameters: str
+    needs: str
+    others: str = ""
+
+    @property
+    def names(self) -> frozenset[str]:
+        listed = (part.partition("=")[0].strip() for part in self.parameters.split(","))
+        return frozenset((*listed, *self.others.split()))
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A function as it is here: why it is left alone, and defaults of parameters that are not known."""
+
+    reason: str | None
+    defaults: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Signatures:
+    """Of a framework's functions, by name. `versions`: the oldest and the newest of `distribution` that they
+    were compared with, on the day `read`."""
+
+    distribution: str
+    versions: tuple[str, str]
+    read: str
+    functions: Mapping[str, Signature]
+    _names: dict[str, frozenset[str]] = field(default_factory=dict, repr=False)
+    _found: dict[str, _Found] = field(default_factory=dict, repr=False)
+
+    def anew(self) -> Signatures:
+        """The same, of which no function has been looked at."""
+        return Signatures(self.distribution, self.versions, self.read, self.functions)
+
+    def look_at(self, name: str, function: Callable[..., Any]) -> None:
+        """Compare what is known of `name` with the function that is to be wrapped."""
+        signature = self.functions[name]
+        here = {p.name: p for p in inspect.signature(function).parameters.values() if p.kind not in _MANY}
+        unknown = [p for one, p in here.items() if one not in signature.names]
+        missing = [one for one in signature.needs.split() if one not in here]
+        forced = [p.name for p in unknown if p.default is p.empty]
+        differs = [f"has no parameter {one}" for one in missing]
+        differs += [f"asks for a parameter {one} that is not known" for one in forced]
+        reason = None
+        if differs:
+            place = f"{function.__module__}.{function.__qualname__}"
+            oldest, newest = self.versions
+            reason = (
+                f"{place} {' and '.join(differs)}: {self.distribution} {self._installed()} is here, capture"
+                f" knows {oldest} to {newest}; update gdnbench, or install one of these"
+            )
+        self._names[name] = signature.names
+        self._found[name] = _Found(reason, {p.name: p.default for p in unknown})
+
+    def check(self, name: str, arguments: Mapping[str, Any]) -> None:
+        """NotCaptured for a call that the adapter may not understand."""
+        found = self._found.get(name)
+        if found is None:  # asked without a function: nothing is known to differ
+            return
+        if found.reason is not None:
+            raise NotCaptured(found.reason)
+        for one in arguments.keys() - self._names[name]:
+            if not _same(arguments[one], found.defaults.get(one)):
+                raise NotCaptured(f"{name} is given {one}, a parameter that capture does not know")
+
+    def _installed(self) -> str:
+        try:
+            return importlib.metadata.version(self.distribution)
+        except importlib.metadata.PackageNotFoundError:
+            return "of an unknown version"
+
+
+def _same(value: Any, default: Any) -> bool:
+    """Whether nothing but the default was given; tensors are not looked into."""
+    if isinstance(value, bool | int | float | str) and type(value) is type(default):
+        return bool(value == default)
+    return value is default

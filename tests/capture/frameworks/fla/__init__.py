@@ -1,0 +1,1 @@
+"""Stands in for flash-linear-attention: its functions' signatures, computed by the definition."""
