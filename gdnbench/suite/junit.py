@@ -6,6 +6,7 @@ from xml.etree import ElementTree
 
 from gdnbench.errors import Exit
 from gdnbench.report.export import details, junit_kind, xml_text
+from gdnbench.suite.plan import Entry
 from gdnbench.suite.result import EntryResult, SuiteResult
 from gdnbench.suite.verdict import Verdict
 
@@ -14,11 +15,12 @@ COUNTERS = ("tests", "failures", "errors", "skipped")
 
 def to_junit(result: SuiteResult) -> str:
     """Known failures are skipped with their reason; what is worse than accepted is a failure. An entry that
-    could not run is a case of its own."""
+    could not run is a case of its own, and so is one that has not run: a killed run does not pass."""
     root = ElementTree.Element("testsuites", name=f"gdnbench {xml_text(str(result.suite.path))}")
     totals = dict.fromkeys(COUNTERS, 0)
-    for one in result.entries:
-        suite, counts = _suite(one)
+    found = [_suite(one) for one in result.entries]
+    found += [_not_run(entry) for entry in result.suite.entries[len(result.entries) :]]
+    for suite, counts in found:
         root.append(suite)
         for name, count in counts.items():
             suite.set(name, str(count))
@@ -50,6 +52,14 @@ def _suite(one: EntryResult) -> tuple[ElementTree.Element, dict[str, int]]:
         kind = ("skipped", "skipped") if skipped else ("error", "errors")
         reason = "interrupted" if one.interrupted else one.error
         _add(case, counts, *kind, "interrupted" if one.interrupted else "cannot run", reason)
+    return suite, counts
+
+
+def _not_run(entry: Entry) -> tuple[ElementTree.Element, dict[str, int]]:
+    counts = dict.fromkeys(COUNTERS, 0)
+    suite = ElementTree.Element("testsuite", name=entry.name, time="0")
+    case = _case(suite, counts, entry.name, "the entry as a whole", 0.0)
+    _add(case, counts, "error", "errors", "not run", "the suite ended before it")
     return suite, counts
 
 

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
+import re
 import shutil
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 from gdnbench.errors import BadInputError
 from gdnbench.provenance import process_info, provenance
@@ -16,29 +21,57 @@ from gdnbench.whole_file import replace_text
 
 SUMMARY, JUNIT, MARKDOWN, RUNS = "summary.json", "junit.xml", "summary.md", "runs"
 _OURS = {SUMMARY, JUNIT, MARKDOWN, RUNS}
+_UNFINISHED = re.compile(rf"\.({SUMMARY}|{JUNIT}|{MARKDOWN})\.[0-9a-f]{{16}}")
+"""What `replace_text` leaves of one of them when it is killed."""
 
 
 class Results:
-    """Takes over `folder`: one that is not there, is empty, or has the results of an earlier run, which are
-    removed. BadInputError for any other."""
+    """Takes over `folder`: one that is not there, is empty, or has the results of an earlier run. No other
+    run gets it until this one is left. BadInputError for any other."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._made_by = {"provenance": provenance(), "process": process_info()}
-        there = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
         if folder.exists() and not folder.is_dir():
             raise BadInputError(f"{folder} is a file; -o names the folder that results are written into")
-        if there and (strange := there - _OURS or ({min(there)} if SUMMARY not in there else set())):
-            what = f"{folder} holds {min(strange)}, which is no result of a suite"
-            raise BadInputError(f"{what}: name another folder with -o")
-        if SUMMARY in there and json_of(folder / SUMMARY).get("schema") != SCHEMA:
-            raise BadInputError(f"{folder / SUMMARY} is of another schema: name another folder with -o")
-        for name in there:
-            # The summary goes last: without it nobody would know the folder again.
-            if name != SUMMARY:
-                path = folder / name
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
         folder.mkdir(parents=True, exist_ok=True)
+        self._lock = os.open(folder, os.O_RDONLY)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._check()
+        except BlockingIOError:
+            os.close(self._lock)
+            what = f"another suite is writing its results into {folder}"
+            raise BadInputError(f"{what}: wait for it, or name another folder with -o") from None
+        except BaseException:
+            os.close(self._lock)
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        os.close(self._lock)
+
+    def _check(self) -> None:
+        """BadInputError if the folder holds anything but results."""
+        there = {path.name for path in self._folder.iterdir() if not _UNFINISHED.fullmatch(path.name)}
+        if there and (strange := there - _OURS or ({min(there)} if SUMMARY not in there else set())):
+            what = f"{self._folder} holds {min(strange)}, which is no result of a suite"
+            raise BadInputError(f"{what}: name another folder with -o")
+        if SUMMARY in there and json_of(self._folder / SUMMARY).get("schema") != SCHEMA:
+            raise BadInputError(f"{self._folder / SUMMARY} is of another schema: name another folder with -o")
+
+    def begin(self, result: SuiteResult) -> None:
+        """Replace what is there by `result`, which has no entries yet: however this run ends, nobody takes
+        the results of an earlier one for its own."""
+        self._write_summary(result, finished=False)  # first: the folder is known by it
+        for path in self._folder.iterdir():
+            if path.name != SUMMARY:
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+        self.write(result, finished=False)
 
     def run_store(self, entry: str) -> Path:
         """Where the results of an entry go."""
@@ -47,10 +80,13 @@ class Results:
 
     def write(self, result: SuiteResult, finished: bool) -> None:
         """Write all three summaries; each is there as a whole or as it was."""
-        document = summary_json(result, finished) | self._made_by
-        replace_text(self._folder / SUMMARY, json.dumps(document, indent=1, allow_nan=False))
+        self._write_summary(result, finished)
         replace_text(self._folder / JUNIT, to_junit(result))
         replace_text(self._folder / MARKDOWN, to_markdown(result, finished))
+
+    def _write_summary(self, result: SuiteResult, finished: bool) -> None:
+        document = summary_json(result, finished) | self._made_by
+        replace_text(self._folder / SUMMARY, json.dumps(document, indent=1, allow_nan=False))
 
 
 def json_of(path: Path) -> dict[str, object]:

@@ -40,15 +40,16 @@ def run_suite(
     today: known failures count until their day. whole: see `SuiteResult`. records: these of each entry alone.
     workers, scheduler: see `gdnbench.spread`. An interrupt ends the run, and is told by the result.
 
-    BadInputError for a folder that holds something else, or a baseline that cannot be read.
+    BadInputError for a folder that holds something else or is another run's, or a baseline that cannot be
+    read.
     """
     baseline = None if suite.baselines is None else Baseline.read(suite.baselines)
-    results = Results(folder)
     if records is not None:
         suite = replace(suite, entries=tuple(_of_records(entry, records) for entry in suite.entries))
         whole = False
     found: list[EntryResult] = []
-    with Replays(workers, scheduler) as replays:
+    with Results(folder) as results, Replays(workers, scheduler) as replays:
+        results.begin(SuiteResult(suite, folder, (), whole=whole))
         for entry in suite.entries:
             one = _run(entry, suite.known, baseline, today, results, replays, progress)
             found.append(one)

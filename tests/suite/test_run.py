@@ -194,7 +194,48 @@ def test_an_interrupt_keeps_what_is_finished(suite_file: Write, folder: Path) ->
     assert (entry["interrupted"], entry["records"], entry["expected"]) == (True, 1, 2)
     assert len(read_run(folder / "results" / entry["run"]).records) == 1
     assert "interrupted in entry 1 of 2" in (folder / "results/summary.md").read_text()
-    assert ElementTree.parse(folder / "results/junit.xml").getroot().get("errors") == "1"
+    # The entry that was interrupted, and the one that has not run.
+    assert ElementTree.parse(folder / "results/junit.xml").getroot().get("errors") == "2"
+
+
+class Killed(BaseException):
+    """Ends a run at once, as a signal does that cannot be caught."""
+
+
+@pytest.mark.parametrize("at", [0, 1])
+def test_a_run_that_is_killed_leaves_nothing_of_an_earlier_one_and_can_be_repeated(
+    suite_file: Write, folder: Path, at: int
+) -> None:
+    def kill(entry: Entry, done: int, total: int) -> None:
+        if done == at:
+            raise Killed
+
+    path = suite_file(TWO)
+    run(path)
+    with pytest.raises(Killed):
+        run(path, progress=kill)
+    found = summary(folder)
+    assert (found["state"], found["entries"]) == ("running", [])
+    assert found["not_run"] == ["both.torch.cpu", "decode.torch.cpu"]
+    assert ElementTree.parse(folder / "results/junit.xml").getroot().get("errors") == "2"
+    (folder / "results/.summary.json.0123456789abcdef").write_text("{")  # killed while it was written
+    assert run(path).exit_code is Exit.PASS
+    assert summary(folder)["state"] == "finished"
+    assert not (folder / "results/.summary.json.0123456789abcdef").exists()
+
+
+def test_one_run_at_a_time_has_the_folder(suite_file: Write, folder: Path) -> None:
+    path = suite_file(TWO)
+    refusals = []
+
+    def second(entry: Entry, done: int, total: int) -> None:
+        with pytest.raises(BadInputError, match="another suite is writing its results into") as refused:
+            run(path)
+        refusals.append(refused)
+
+    assert run(path, progress=second).exit_code is Exit.PASS
+    assert refusals
+    assert summary(folder)["state"] == "finished"
 
 
 def test_results_replace_those_of_an_earlier_run_and_nothing_else(suite_file: Write, folder: Path) -> None:
