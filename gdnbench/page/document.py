@@ -7,13 +7,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gdnbench.errors import BadInputError, GdnbenchError
 from gdnbench.page.embed import packed_json
 from gdnbench.page.provenance import provenance
 from gdnbench.page.repeat import command
 from gdnbench.report.growth import growth, rounded
 from gdnbench.report.ranking import Entry, ranked
-from gdnbench.report.runs import Run
+from gdnbench.report.runs import Run, as_replayed
 from gdnbench.version import __version__
 
 BLOCK = 32
@@ -29,16 +28,8 @@ def document(
 ) -> tuple[dict[str, Any], list[str]]:
     """The index, and the blocks: `packed_json` of lists of records. BadInputError for a run that holds what
     no replay writes."""
-    try:
+    with as_replayed(f"{', '.join(run.path for run in runs)}: a record"):
         return _document(runs, title, grid_characters)
-    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-        if isinstance(error, GdnbenchError):
-            raise
-        named = ", ".join(run.path for run in runs)
-        raise BadInputError(
-            f"{named}: a record is not as a replay writes it ({type(error).__name__}: {error}): write it"
-            " again with this release"
-        ) from None
 
 
 def _document(runs: Sequence[Run], title: str, grid_characters: int) -> tuple[dict[str, Any], list[str]]:
@@ -73,14 +64,11 @@ def _document(runs: Sequence[Run], title: str, grid_characters: int) -> tuple[di
 
 
 def _run(run: Run) -> dict[str, Any]:
-    outcomes: dict[str, int] = {}
-    for record in run.records:
-        outcomes[record["outcome"]] = outcomes.get(record["outcome"], 0) + 1
     return {
         "path": run.path,
         "header": run.header,
         "exit_code": int(run.exit_code),
-        "outcomes": outcomes,
+        "outcomes": run.outcomes,
         "records": len(run.records),
         "expected": run.expected,
         "cwd": run.process.get("cwd"),

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 
+from gdnbench.bits import logical
 from gdnbench.judge.grid import Grid
+from gdnbench.judge.tensor import rounding
 from gdnbench_kernels.contract import Region
 
 
@@ -55,7 +56,7 @@ class Cells:
 
 
 def cells_of(grid: Grid, dtype: str) -> Cells:
-    """The cells of a tensor of `dtype` (torch's name without the prefix).
+    """The cells of a tensor of the logical `dtype`, errors of `gdnbench.bits.logical` for another.
 
     A part of torch's error where that was asked for and is any; where torch has none in a cell, of what
     rounding to the dtype may cost there, u rms(y), u being the unit roundoff.
@@ -65,18 +66,12 @@ def cells_of(grid: Grid, dtype: str) -> Cells:
     if of_torch:
         assert grid.torch_rms is not None
         torchs = grid.torch_rms.astype(np.float64)
-        exact = np.where(torchs > 0, torchs, _roundoff(dtype) * exact)
+        unit, _ = rounding(logical(dtype).torch_dtype)
+        exact = np.where(torchs > 0, torchs, unit * exact)
     with np.errstate(divide="ignore", invalid="ignore"):
         values = np.where(error == 0, 0.0, error / exact)
     values[np.isnan(values) | (grid.nonfinite > 0)] = np.inf
     return Cells(values.T, grid.regions, of_torch, grid.left_out)
-
-
-def _roundoff(dtype: str) -> float:
-    found = getattr(torch, dtype, None)
-    if not isinstance(found, torch.dtype) or not found.is_floating_point:
-        return 0.0
-    return torch.finfo(found).eps / 2
 
 
 def pooled(values: np.ndarray, rows: int, columns: int) -> tuple[np.ndarray, int, int]:

@@ -13,7 +13,7 @@ from gdnbench.pictures.labels import clean
 from gdnbench.report.grids import grid_from_json
 from gdnbench.report.growth import growth
 from gdnbench.report.ranking import Entry, ranked
-from gdnbench.report.runs import Run
+from gdnbench.report.runs import Run, as_replayed
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -71,7 +71,7 @@ def _figures(runs: Sequence[Run]) -> Iterator[tuple[str, Figure]]:
     from gdnbench.pictures.growth import over_steps
 
     entries = ranked(runs)
-    counts = [(clean(run.path, 60), _outcomes(run)) for run in runs]
+    counts = [(clean(run.path, 60), run.outcomes) for run in runs]
     rest = left_out(runs)
     below = (
         f"{MOST_RECORDS} of {len(entries)} records have files of their own: failures, and what came closest"
@@ -86,15 +86,8 @@ def _figures(runs: Sequence[Run]) -> Iterator[tuple[str, Figure]]:
         title = f"{matrix['op']} {matrix['tensor']}: error over decode steps{run}"
         yield f"steps-{number:02}", over_steps(title, matrix)
     for rank, entry in enumerate(_chosen(entries)):
-        try:
+        with as_replayed(_where(runs, entry)):
             yield from _of_record(f"{rank:02}", runs, entry)
-        except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-            if isinstance(error, BadInputError):
-                raise
-            raise BadInputError(
-                f"{_where(runs, entry)} is not as a replay writes it ({type(error).__name__}: {error}):"
-                " write it again with this release"
-            ) from None
 
 
 def _chosen(entries: Sequence[Entry]) -> list[Entry]:
@@ -107,13 +100,6 @@ def _chosen(entries: Sequence[Entry]) -> list[Entry]:
     wanted = [*[entry for entry in entries if entry.failed][:MOST_FAILURES], *first.values(), *entries]
     chosen = list({id(entry): entry for entry in wanted}.values())[:MOST_RECORDS]
     return sorted(chosen, key=lambda entry: entry.order)
-
-
-def _outcomes(run: Run) -> dict[str, int]:
-    found: dict[str, int] = {}
-    for record in run.records:
-        found[record["outcome"]] = found.get(record["outcome"], 0) + 1
-    return found
 
 
 def _captured(runs: Sequence[Run]) -> Iterator[tuple[str, Figure]]:

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gdnbench.errors import BadInputError, Exit
+from gdnbench.errors import Exit
 from gdnbench.report.outcome import Outcome
-from gdnbench.report.runs import Run
+from gdnbench.report.runs import Run, as_replayed
 
 _SEVERITY = {Exit.MISMATCH: 0, Exit.CANNOT_RUN: 1, Exit.BAD_INPUT: 2, Exit.PASS: 3}
 
@@ -44,14 +44,10 @@ def ranked(runs: Sequence[Run]) -> list[Entry]:
 def _entries(runs: Sequence[Run]) -> Iterator[Entry]:
     for number, run in enumerate(runs):
         for record in run.records:
-            try:
+            with as_replayed(f"{run.path}: record {record.get('number', '?')}"):
                 severity = _SEVERITY[Outcome(record["outcome"]).exit_code]
-                yield Entry(number, record, _ratio(record), severity)
-            except (AttributeError, KeyError, TypeError, ValueError) as error:
-                raise BadInputError(
-                    f"{run.path}: record {record.get('number', '?')} is not as a replay writes it"
-                    f" ({type(error).__name__}: {error}): write it again with this release"
-                ) from None
+                entry = Entry(number, record, _ratio(record), severity)
+            yield entry
 
 
 def _ratio(record: Mapping[str, Any]) -> float | None:

@@ -7,12 +7,14 @@ the place, and nothing in it is run or followed.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gdnbench.errors import BadInputError, Exit
+from gdnbench.errors import BadInputError, Exit, GdnbenchError
 from gdnbench.report.export import SCHEMA
 from gdnbench.report.outcome import Outcome, exit_code
 from gdnbench.store.reader import Store
@@ -45,8 +47,27 @@ class Run:
         return len(self.records) < self.expected
 
     @property
+    def outcomes(self) -> Counter[str]:
+        return Counter(record["outcome"] for record in self.records)
+
+    @property
     def exit_code(self) -> Exit:
-        return exit_code(Outcome(record["outcome"]) for record in self.records)
+        return exit_code(map(Outcome, self.outcomes))
+
+
+@contextmanager
+def as_replayed(where: str) -> Iterator[None]:
+    """While values of a run are taken apart, of which `read_run` looks at no more than every reader needs:
+    BadInputError with `where` for those that no replay writes."""
+    try:
+        yield
+    except GdnbenchError:
+        raise
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        raise BadInputError(
+            f"{where} is not as a replay writes it ({type(error).__name__}: {error}): write it again with"
+            " this release"
+        ) from error
 
 
 def read_run(path: Path) -> Run:

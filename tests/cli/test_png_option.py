@@ -40,7 +40,7 @@ def test_without_matplotlib_it_cannot_run(
     result = gdnbench("report", tmp_path / "run.zarr", "--png", tmp_path / "png")
     assert result.code == 3
     assert result.err.count("\n") == 1
-    assert "pip install 'matplotlib" in result.err
+    assert "pip install 'gdnbench[pictures]'" in result.err
 
 
 def test_nothing_to_write_is_told(gdnbench: Invoke, tmp_path: Path) -> None:

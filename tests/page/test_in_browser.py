@@ -88,6 +88,15 @@ def test_the_worst_cell_is_where_numpy_finds_it(made: Any, opened: Open, wrong: 
     assert f"limit {limit:.3g}: over" in cell(browser)
 
 
+def test_what_is_wrongly_not_finite_is_worse_than_any_error(made: Any, opened: Open) -> None:
+    x, y, torchs = made.drawn(9, (200, 70), 4, 8)
+    x[140, 1, 3] += 0.5
+    x[240, 3, 6] = np.nan
+    browser = opened([made.run([made.record(0, [made.tensor(x, y, torchs, (200, 70))])])])
+    assert cell(browser).startswith("sequence 1, chunk 0, head 3 ·")
+    assert "wrongly not finite1 elements" in cell(browser)
+
+
 def test_a_click_names_the_cell_under_it(made: Any, opened: Open, wrong: Any) -> None:
     record, x, y = wrong
     browser = opened([made.run([record])])

@@ -40,8 +40,7 @@ export function heatmap(tensor, grid, sides) {
 
   function worst() {
     let found = 0;
-    const rank = (cell) => (Number.isNaN(values[cell]) ? Infinity : values[cell]);
-    for (let cell = 1; cell < cells; cell++) if (rank(cell) > rank(found)) found = cell;
+    for (let cell = 1; cell < cells; cell++) if (ranked(grid, values, cell) > ranked(grid, values, found)) found = cell;
     return found;
   }
 
@@ -55,7 +54,7 @@ export function heatmap(tensor, grid, sides) {
     cursor = Math.min(Math.max(cell, 0), cells - 1);
     const column = Math.floor(cursor / grid.heads);
     if (column < from || column >= from + WINDOW) from = Math.floor(column / WINDOW) * WINDOW;
-    about.replaceChildren(...describe(tensor, grid, cursor, sides, shown[name], largest));
+    about.replaceChildren(...describe(grid, cursor, sides, shown[name], largest));
     steps();
     draw();
     reveal();
@@ -123,6 +122,11 @@ export function heatmap(tensor, grid, sides) {
   return element;
 }
 
+// What cells are ordered by: their errors are of finite elements, and one that is wrongly not finite is worse.
+function ranked(grid, values, cell) {
+  return grid.nonfinite?.[cell] || Number.isNaN(values[cell]) ? Infinity : values[cell];
+}
+
 export function cellName(grid, cell) {
   const [sequence, chunk, , ] = grid.regions[Math.floor(cell / grid.heads)];
   const words = [];
@@ -140,7 +144,7 @@ export function worstPlace(grid, cell) {
   return `[${at.join(", ")}] (${named.join(", ")})`;
 }
 
-function describe(tensor, grid, cell, sides, [title, value], largest) {
+function describe(grid, cell, sides, [title, value], largest) {
   const [, , first, rows] = grid.regions[Math.floor(cell / grid.heads)];
   const lines = [
     [title, number(value(cell))],
@@ -160,8 +164,8 @@ function describe(tensor, grid, cell, sides, [title, value], largest) {
 }
 
 function asTable(tensor, grid, values, title) {
-  const rank = (cell) => (Number.isNaN(values[cell]) ? Infinity : values[cell]);
-  const order = Array.from(values.keys()).sort((a, b) => rank(b) - rank(a));
+  const rank = Float64Array.from(values, (_, cell) => ranked(grid, values, cell));
+  const order = Array.from(values.keys()).sort((a, b) => (rank[a] === rank[b] ? a - b : rank[b] - rank[a]));
   const rows = order.slice(0, LISTED).map((cell) => [cellName(grid, cell), number(values[cell]),
     worstPlace(grid, cell), number(grid.x[cell], 6), number(grid.y[cell], 6), number(grid.max_abs[cell])]);
   const rest = order.length - rows.length;

@@ -1,7 +1,7 @@
 // Stage after stage: what each adds to the error, beside what the stages before it hand on.
 import { svg } from "./dom.js";
 import { chart } from "./chart.js";
-import { below, decades, horizontal, logarithmic } from "./axis.js";
+import { below, decades, logarithmic } from "./axis.js";
 import { number, parsed } from "./text.js";
 
 export function waterfall(stages) {
