@@ -14,6 +14,15 @@ ROOT = Path(__file__).resolve().parents[1]
 SIM_ENGINES = ("gdnbench.sim.interpreter", "gdnbench.sim.compiler")
 SIM_ENDS = ("gdnbench.sim.host", "gdnbench.sim.simulate", "gdnbench.sim.run", "gdnbench.sim.profile")
 
+# What stands on a replay or shows it: nothing that a replay is made of knows of these.
+ON_TOP = (
+    "gdnbench.spread",
+    "gdnbench.suite",
+    "gdnbench.page",
+    "gdnbench.pictures",
+    "gdnbench.pytest_plugin",
+)
+
 # What each package must know nothing of, wherever in a file the import stands.
 FORBIDDEN = {
     "kernels": ("gdnbench",),
@@ -25,6 +34,7 @@ FORBIDDEN = {
         "gdnbench.diff",
         "gdnbench.trace",
         "gdnbench.cli",
+        *ON_TOP,
     ),
     # Stands beside the store, and knows what the simulator tells.
     "gdnbench/trace": (
@@ -38,6 +48,7 @@ FORBIDDEN = {
         "gdnbench.capture",
         "gdnbench.bisect",
         "gdnbench.cli",
+        *ON_TOP,
     ),
     "gdnbench/judge": (
         "gdnbench.report",
@@ -46,14 +57,14 @@ FORBIDDEN = {
         "gdnbench.diff",
         "gdnbench.capture",
         "gdnbench.cli",
+        *ON_TOP,
     ),
     "gdnbench/report": (
         "gdnbench.replay",
         "gdnbench.diff",
         "gdnbench.capture",
-        "gdnbench.pictures",
-        "gdnbench.page",
         "gdnbench.cli",
+        *ON_TOP,
     ),
     # Shows runs that were saved, and makes none.
     "gdnbench/page": (
@@ -67,6 +78,7 @@ FORBIDDEN = {
         "gdnbench.sim",
         "gdnbench.pictures",
         "gdnbench.cli",
+        "gdnbench.pytest_plugin",
     ),
     # Shows what is in a report, or in a run that was saved.
     "gdnbench/pictures": (
@@ -77,13 +89,15 @@ FORBIDDEN = {
         "gdnbench.suite",
         "gdnbench.page",
         "gdnbench.cli",
+        "gdnbench.spread",
+        "gdnbench.pytest_plugin",
     ),
     "gdnbench/replay": (
         "gdnbench.diff",
         "gdnbench.capture",
         "gdnbench.cli",
         "gdnbench.bisect",
-        "gdnbench.spread",
+        *ON_TOP,
     ),
     "gdnbench/spread": (
         "gdnbench.diff",
@@ -91,6 +105,9 @@ FORBIDDEN = {
         "gdnbench.capture",
         "gdnbench.cli",
         "gdnbench.suite",
+        "gdnbench.page",
+        "gdnbench.pictures",
+        "gdnbench.pytest_plugin",
     ),
     "gdnbench/suite": (
         "gdnbench.diff",
@@ -102,14 +119,26 @@ FORBIDDEN = {
         "gdnbench.pytest_plugin",
         "gdnbench.cli",
     ),
-    "gdnbench/timing": ("gdnbench.diff", "gdnbench.capture", "gdnbench.cli", "gdnbench.bisect"),
-    "gdnbench/bisect": ("gdnbench.timing", "gdnbench.capture", "gdnbench.cli"),
+    "gdnbench/timing": (
+        "gdnbench.diff",
+        "gdnbench.capture",
+        "gdnbench.cli",
+        "gdnbench.bisect",
+        *ON_TOP,
+    ),
+    "gdnbench/bisect": (
+        "gdnbench.timing",
+        "gdnbench.capture",
+        "gdnbench.cli",
+        *ON_TOP,
+    ),
     "gdnbench/diff": (
         "gdnbench.replay",
         "gdnbench.timing",
         "gdnbench.capture",
         "gdnbench.bisect",
         "gdnbench.cli",
+        *ON_TOP,
     ),
     "gdnbench/capture": (
         "gdnbench.judge",
@@ -118,6 +147,7 @@ FORBIDDEN = {
         "gdnbench.timing",
         "gdnbench.diff",
         "gdnbench.cli",
+        *ON_TOP,
     ),
     "gdnbench/pytest_plugin": (
         "gdnbench.capture",
@@ -141,6 +171,7 @@ FORBIDDEN = {
         "gdnbench.diff",
         "gdnbench.capture",
         "gdnbench.cli",
+        *ON_TOP,
     ),
     "gdnbench/sim/ptx": (*SIM_ENGINES, *SIM_ENDS, "gdnbench.sim.machine", "gdnbench.sim.tensorcore"),
     "gdnbench/sim/tensorcore": (*SIM_ENGINES, *SIM_ENDS, "gdnbench.sim.machine", "gdnbench.sim.ptx"),

@@ -85,7 +85,9 @@ def replay(
     timeout: Annotated[float | None, typer.Option(help="Seconds until a record counts as hung.")] = None,
     workers: Annotated[int | None, typer.Option(min=0, metavar="N", help=WORKERS)] = None,
     scheduler: Annotated[str | None, typer.Option(metavar="ADDRESS", help=SCHEDULER)] = None,
-    save: Annotated[Path | None, typer.Option(help="Write outputs into a run store, for diff.")] = None,
+    save: Annotated[
+        Path | None, typer.Option(help="Write outputs and results into a run store, for diff and report.")
+    ] = None,
     time: Annotated[
         bool, typer.Option("--time", help="Time the kernel on records that pass, against the other kernel.")
     ] = False,
