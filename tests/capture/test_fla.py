@@ -228,8 +228,8 @@ def test_gates_that_the_function_makes_are_made_in_fp32(fla: None, tmp_path: Pat
     g = -given["A_log"].double().exp() * torch.nn.functional.softplus(shifted, threshold=100.0)
     found = record.before["g"].read()
     assert found.dtype == torch.float32
-    # A sum x, whose rounding by 2^-24 counts |x| times at most, a logarithm of exponentials and an exponential
-    # within 2^-22 each, and a product.
+    # A sum x, whose rounding by 2^-24 counts |x| times at most, a logarithm of exponentials and an
+    # exponential within 2^-22 each, and a product.
     assert shifted.abs().max() < 6
     torch.testing.assert_close(found.double(), g.flatten(0, 1), rtol=8 * 2.0**-23, atol=0)
     # An exponential within 2^-22, a sum and a quotient.
