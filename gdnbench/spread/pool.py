@@ -100,7 +100,7 @@ def _local(workers: int | None, on: str) -> Iterator[Pool]:
         raise CannotRunError("--on cuda: no GPU is visible here for workers")
     cores = sorted(os.sched_getaffinity(0))
     count = workers or len(gpus) or len(cores)
-    threads = int(os.environ[THREADS]) if os.environ.get(THREADS, "").isdigit() else 1
+    threads = _threads()
     with tempfile.TemporaryDirectory(prefix="gdnbench-spread-") as scratch:
         common = {THREADS: str(threads), "TMPDIR": scratch}
         specification = {
@@ -135,6 +135,12 @@ def _local(workers: int | None, on: str) -> Iterator[Pool]:
             client.as_current(),
         ):
             yield Pool(client, True, threads)
+
+
+def _threads() -> int:
+    """Of torch on a worker: as many as the environment says, where that is one number; 0 is none."""
+    said = os.environ.get(THREADS, "")
+    return max(1, int(said)) if said.isascii() and said.isdigit() else 1
 
 
 def _share(cores: Sequence[int], number: int, count: int) -> set[int]:

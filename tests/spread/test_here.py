@@ -15,6 +15,7 @@ from gdnbench.replay.replay import replay
 from gdnbench.report.outcome import Outcome
 from gdnbench.report.report import ReplayReport
 from gdnbench.spread import dispatch
+from gdnbench.spread import pool as pools
 from gdnbench.spread.pool import Pool, pool
 from gdnbench.spread.replay import replay_spread
 from gdnbench.store.reader import Store
@@ -36,6 +37,17 @@ def test_the_same_report(store: Store, two: Pool, faulty: Faulty, plain: Plain) 
     assert (spread.header, spread.exit_code) == (serial.header, serial.exit_code)
     assert serial.records[1].outcome is Outcome.MISMATCH, "the tail of a prefill"
     assert done == [(1, 4, 3), (2, 4, 0), (3, 4, 5), (4, 4, 1)]
+
+
+@pytest.mark.parametrize(
+    ("said", "threads"), [(None, 1), ("3", 3), ("0", 1), ("4,2", 1), ("\N{SUPERSCRIPT TWO}", 1)]
+)
+def test_threads_of_a_worker(said: str | None, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch takes no number below 1, and a list is for nested parallel regions, of which there are none."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if said is not None:
+        monkeypatch.setenv("OMP_NUM_THREADS", said)
+    assert pools._threads() == threads
 
 
 def test_two_stores_one_after_the_other(store: Store, another: Store, two: Pool, plain: Plain) -> None:
