@@ -15,6 +15,7 @@ from gdnbench.cli.arguments import record_numbers
 from gdnbench.cli.console import INTERRUPTED, print_json, progress, table
 from gdnbench.cli.spreading import SCHEDULER, WORKERS, is_spread
 from gdnbench.errors import Exit
+from gdnbench.printable import printable
 
 if TYPE_CHECKING:
     from gdnbench.suite.plan import Entry
@@ -96,18 +97,18 @@ def _print(result: SuiteResult) -> None:
     print(table(("entry", "records", "outcomes", "baseline", "s"), rows, right=("records", "s")))
     for one in result.entries:
         if one.error:
-            print(f"\n{one.entry.name}: {one.error}\n  {result.command(one.entry)}")
+            print(f"\n{one.entry.name}: {printable(one.error)}\n  {printable(result.command(one.entry))}")
         for verdict in one.failing:
-            print(f"\n{one.entry.name} record {verdict.record.label}: {verdict.outcome}")
+            print(f"\n{one.entry.name} record {printable(verdict.record.label)}: {verdict.outcome}")
             for failure in verdict.failures:
-                print(f"  {failure.text}")
+                print(f"  {printable(failure.text)}")
             for known in verdict.expired:
                 print(f"  known until {known.until}, which is over: {known.reason}")
-            print(f"  {result.command(one.entry, verdict.record.number)}")
+            print(f"  {printable(result.command(one.entry, verdict.record.number))}")
     for title, lines in sections(result):
         print(f"\n{title}:")
         for line in lines:
-            print(f"  {line}")
+            print(f"  {printable(line)}")
     if result.update is not None and result.exit_code is not Exit.BAD_INPUT:
-        print(f"\nto accept what was measured:\n  {result.update}")
-    print(f"\n{result.suite.path} {headline(result)}")
+        print(f"\nto accept what was measured:\n  {printable(result.update)}")
+    print(f"\n{printable(result.suite.path)} {headline(result)}")

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import fcntl
 import json
-import math
 import os
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -43,7 +43,7 @@ class Baseline:
     def read(cls, path: Path) -> Baseline:
         """BadInputError for a file that cannot be read or holds something else."""
         try:
-            document = json.loads(path.read_text(encoding="utf-8"))
+            document = json.loads(path.read_text(encoding="utf-8"), parse_constant=_no_constant)
         except FileNotFoundError:
             return cls(path)
         except OSError as error:
@@ -53,8 +53,8 @@ class Baseline:
         if not isinstance(document, dict) or document.get("schema") != SCHEMA:
             raise BadInputError(f"{path} is no baseline of schema {SCHEMA}, as `gdnbench baseline` writes it")
         history = document.get("history")
-        if not isinstance(history, list) or not all(isinstance(one, dict) for one in history):
-            raise BadInputError(f"{path}: history must be a list of updates")
+        if not isinstance(history, list) or not all(map(_is_update, history)):
+            raise BadInputError(f"{path}: history must be a list of updates, each with its git and changes")
         accepted = dict(_leaves(document.get("accepted"), (), path))
         for key, errors in accepted.items():
             check_errors(errors, f"{path}: {' '.join(key)}")
@@ -144,7 +144,18 @@ def check_errors(errors: Any, where: str) -> None:
 
 def _is_error(value: Any) -> bool:
     number = isinstance(value, int | float) and not isinstance(value, bool)
-    return number and 0 <= value < math.inf
+    return number and 0 <= value <= sys.float_info.max  # integers go beyond
+
+
+def _is_update(value: Any) -> bool:
+    if not isinstance(value, dict) or not isinstance(value.get("git"), dict | None):
+        return False
+    changes = value.get("changes")
+    return isinstance(changes, list) and all(isinstance(one, dict) for one in changes)
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no number of JSON")
 
 
 def _lines(value: Any, indent: str = "") -> Iterator[str]:

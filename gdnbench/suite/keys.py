@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import date, datetime
@@ -15,6 +15,9 @@ from gdnbench.suite.plan import TensorRule
 
 WORSE = "worse than accepted"
 """The outcome of a tensor that passes its rule and not its baseline."""
+
+LARGEST = sys.float_info.max
+"""Integers go beyond what a float can hold."""
 
 FAILURES = (*(str(outcome) for outcome in Outcome if outcome is not Outcome.PASS), WORSE)
 
@@ -67,7 +70,7 @@ def _flag(value: Any) -> bool:
 
 
 def _number(value: Any) -> float:
-    _refuse_unless(isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < math.inf)
+    _refuse_unless(isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST)
     return float(value)
 
 

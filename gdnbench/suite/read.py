@@ -23,6 +23,9 @@ from gdnbench.store.recover import open_store
 from gdnbench.suite import keys
 from gdnbench.suite.plan import FACTOR, Entry, Known, Options, Suite, TensorRule
 
+LONGEST = 200
+"""Characters of an entry's name: files of 255 at most must have it with `.zarr` and more."""
+
 
 def read_suite(path: Path) -> Suite:
     """The suite at `path`; BadInputError, with file, table and key, for one that is wrong."""
@@ -30,7 +33,7 @@ def read_suite(path: Path) -> Suite:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise BadInputError(f"{path} cannot be read: {error.strerror or error}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # integers of too many digits are no TOMLDecodeError
         raise BadInputError(f"{path} is not TOML: {' '.join(str(error).split())}") from None
     values = keys.take(document, keys.SUITE, str(path))
     if "replay" not in values:
@@ -75,8 +78,14 @@ def entries_of(folder: Path, table: dict[str, Any], where: str, factor: float) -
             for on in places:
                 _check(kernel, on, options, where)
                 parts = (name, stem, _slug(kernel), on)
+                called = ".".join(_slug(part) for part in parts if part is not None)
+                if len(called) > LONGEST:
+                    raise BadInputError(
+                        f"{where} makes an entry of {len(called)} characters, {called[:60]}...;"
+                        f" its results are a file of that name: make it at most {LONGEST}"
+                    )
                 yield Entry(
-                    ".".join(_slug(part) for part in parts if part is not None),
+                    called,
                     where,
                     capture,
                     Path(_from_here(folder / capture)),
@@ -177,7 +186,7 @@ def _stem(name: str) -> str:
 
 def _slug(text: str) -> str:
     """As part of a file's name on any system."""
-    return re.sub(r"[^A-Za-z0-9_-]+", "-", text).strip("-")
+    return re.sub(r"[^A-Za-z0-9_-]+", "-", text).strip("-") or "_"
 
 
 def _known(table: dict[str, Any], where: str, entries: dict[str, Entry]) -> Known:

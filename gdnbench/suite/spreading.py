@@ -7,6 +7,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from gdnbench.errors import GdnbenchError
 from gdnbench.replay.replay import replay
 from gdnbench.report.report import ReplayReport
 from gdnbench.store.recover import open_store
@@ -20,7 +21,7 @@ class Replays:
 
     def __init__(self, workers: int | None = None, scheduler: str | None = None) -> None:
         self._workers, self._scheduler = workers, scheduler
-        self._pools: dict[str, Pool] = {}
+        self._pools: dict[str, Pool | GdnbenchError] = {}
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
@@ -44,5 +45,11 @@ class Replays:
         from gdnbench.spread.pool import pool
 
         if on not in self._pools:
-            self._pools[on] = self._stack.enter_context(pool(self._workers, self._scheduler, on))
-        return self._pools[on]
+            try:
+                self._pools[on] = self._stack.enter_context(pool(self._workers, self._scheduler, on))
+            except GdnbenchError as error:
+                self._pools[on] = error
+        found = self._pools[on]
+        if isinstance(found, GdnbenchError):  # not asked again for every entry: it takes seconds
+            raise found
+        return found

@@ -116,11 +116,26 @@ def test_no_error_that_is_none_is_accepted(tmp_path: Path, value: float) -> None
         ('{"schema": 1, "accepted": {"a": {"torch": 3}}, "history": []}', "a torch must be an object by on"),
         (
             '{"schema": 1, "history": [], "accepted": {"a": {"b": {"c": {"d": {"o": {"rms": NaN}}}}}}}',
-            "a b c d o: rms and max_abs must be finite",
+            "NaN is no number of JSON",
         ),
         (
             '{"schema": 1, "accepted": {"a": {"b": {"c": {"d": {"o": {"rms": true}}}}}}, "history": []}',
             "a b c d o: rms and max_abs must be finite",
+        ),
+        (
+            '{"schema": 1, "accepted": {"a": {"b": {"c": {"d": {"o": {"rms": 1, "max_abs": 1HUGE}}}}}},'
+            ' "history": []}'.replace("HUGE", "0" * 400),
+            "a b c d o: rms and max_abs must be finite",
+        ),
+        ('{"schema": 1, "accepted": {}, "history": [], "more": Infinity}', "Infinity is no number of JSON"),
+        ('{"schema": 1, "accepted": {}, "history": [{"changes": [1]}]}', "history must be a list of updates"),
+        (
+            '{"schema": 1, "accepted": {}, "history": [{"changes": null}]}',
+            "history must be a list of updates",
+        ),
+        (
+            '{"schema": 1, "accepted": {}, "history": [{"changes": [], "git": "abc"}]}',
+            "history must be a list of updates",
         ),
     ],
 )

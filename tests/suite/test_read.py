@@ -119,6 +119,10 @@ def test_the_factor_is_the_documented_one(suite_file: Write) -> None:
         (ENTRY + "records = [-1]\n", "records must be"),
         (ENTRY + 'records = "0-1"\n', "records must be"),
         (ENTRY + "k = nan\n", "k must be a number of 0 or more, not nan"),
+        (ENTRY + f"k = {10**400}\n", "k must be a number of 0 or more, not 1000"),
+        (f"factor = {10**400}\n" + ENTRY, "factor must be a number of at least 1, not 1000"),
+        (ENTRY + f"k = {'9' * 5000}\n", "is not TOML: Exceeds the limit"),
+        (ENTRY + f'name = "{"a" * 250}"\n', "makes an entry of 265 characters, aaa"),
         (ENTRY + "k = -1\n", "k must be a number of 0 or more, not -1"),
         (ENTRY + "tol = [1, 2, 3]\n", "tol must be ABS or [ABS, REL]"),
         (ENTRY + "k = 2\nbitwise = true\n", "k and bitwise are rules of which a tensor has one"),
@@ -180,6 +184,8 @@ def test_names_of_entries_are_names_of_files(suite_file: Write) -> None:
     name = read_suite(suite_file(table)).entries[0].name
     assert "/" not in name
     assert ".." not in name
+    name = read_suite(suite_file(ENTRY + 'name = "é/"\n')).entries[0].name
+    assert name == "_.both.torch.cpu"  # no hidden file
 
 
 def test_entries_are_picked_by_pattern(suite_file: Write) -> None:

@@ -10,8 +10,9 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+import typer
 
-from gdnbench.errors import BadInputError, Exit
+from gdnbench.errors import BadInputError, CannotRunError, Exit
 from gdnbench.report.runs import read_run
 from gdnbench.suite.keys import WORSE
 from gdnbench.suite.plan import Entry
@@ -300,3 +301,33 @@ def test_workers_find_what_one_process_finds(suite_file: Write, folder: Path) ->
             del entry["seconds"]
         del document["process"]
     assert spread == alone
+
+
+def test_a_scheduler_that_does_not_answer_is_asked_once(
+    suite_file: Write, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def pool(*given: Any) -> Any:
+        asked.append(given)
+        raise CannotRunError("nobody answers")
+
+    monkeypatch.setattr("gdnbench.spread.pool.pool", pool)
+    result = run(suite_file(TWO), scheduler="tcp://127.0.0.1:9")
+    assert [entry.error for entry in result.entries] == ["nobody answers"] * 2
+    assert result.exit_code is Exit.CANNOT_RUN
+    assert len(asked) == 1
+
+
+def test_what_a_kernel_says_does_nothing_to_the_terminal(
+    suite_file: Write, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from gdnbench.cli.suite import suite as command
+
+    (folder / "rude.py").write_text('def decode(**call):\n    raise ValueError("\\x1b[2J" + chr(0))\n')
+    path = suite_file('[[replay]]\ncaptures = "decode.zarr"\nkernels = "rude.py:decode"\nisolate = false\n')
+    with pytest.raises(typer.Exit):
+        command(path, folder / "results")
+    shown = capsys.readouterr().out
+    assert "ValueError: \\x1b[2J\\x00" in shown
+    assert not {"\x1b", "\0"} & set(shown)
