@@ -133,17 +133,19 @@ def test_decode_on_a_pool(dtype: torch.dtype, tmp_path: Path) -> None:
 def test_drafted_tokens(tmp_path: Path) -> None:
     import flashinfer.gdn_decode
 
-    mtp = flashinfer.gdn_decode.gated_delta_rule_mtp
+    def mtp(**more: Any) -> None:
+        flashinfer.gdn_decode.gated_delta_rule_mtp(**given, **more)
+
     given = {**drafted(2, 3), "initial_state": states(SLOTS), "initial_state_indices": ints(8, 2)}
     slots = torch.tensor([[0, 1, 3], [4, 5, 6]], dtype=torch.int32, device="cuda")
     with capturing(tmp_path / "each.zarr") as counts:
-        mtp(**given, ssm_state_indices=slots, disable_state_update=False)
+        mtp(ssm_state_indices=slots, disable_state_update=False)
     (record,) = recorded(tmp_path / "each.zarr", counts, 1)
     assert record.info.pools["state"].rows == (0, 1, 2, 3, 4, 5, 6, 8)
     assert_replays(tmp_path / "each.zarr", "flashinfer", state=STATE)
     with capturing(tmp_path / "last.zarr") as counts:
-        mtp(**given, disable_state_update=False)
-        mtp(**given, disable_state_update=True)
+        mtp(disable_state_update=False)
+        mtp(disable_state_update=True)
     recorded(tmp_path / "last.zarr", counts, 2)
     # The kernel of this name here takes a slot of every token alone.
     assert_replays(tmp_path / "last.zarr", "flashinfer", state=STATE, peer=False)
@@ -152,11 +154,12 @@ def test_drafted_tokens(tmp_path: Path) -> None:
 def test_decode_in_a_graph(tmp_path: Path) -> None:
     import flashinfer.gdn_decode
 
-    function = flashinfer.gdn_decode.gated_delta_rule_decode_pretranspose
     pool, slots, given = states(SLOTS), ints(3, 9, 1, 6), drafted(4, 1)
 
     def step() -> None:
-        function(**given, state=None, initial_state=pool, initial_state_indices=slots)
+        flashinfer.gdn_decode.gated_delta_rule_decode_pretranspose(
+            **given, state=None, initial_state=pool, initial_state_indices=slots
+        )
 
     step()  # compiled before it is captured
     graph, named = torch.cuda.CUDAGraph(), [(1, 3, 6, 9), (0, 2, 5, 8), (1, 3, 6, 9)]
