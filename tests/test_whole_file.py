@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -26,3 +27,33 @@ def test_what_cannot_be_written_leaves_the_old_one_alone(tmp_path: Path) -> None
     with pytest.raises(IsADirectoryError):
         replace_text(tmp_path / "folder", "text")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder"]
+
+
+def test_a_pipe_is_written_to_and_stays_one(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"  # as /dev/null and /dev/stdout are none of our files
+    os.mkfifo(pipe)
+    reads = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        replace_text(pipe, "text")
+        assert os.read(reads, 100) == b"text"
+    finally:
+        os.close(reads)
+    assert pipe.is_fifo()
+    assert [path.name for path in tmp_path.iterdir()] == ["pipe"]
+
+
+def test_a_link_stays_one(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    link = tmp_path / "link"
+    link.symlink_to(Path("elsewhere", "file"))
+    for text in ("one", "two"):
+        replace_text(link, text)
+        assert link.is_symlink()
+        assert (tmp_path / "elsewhere" / "file").read_text() == text
+    assert [path.name for path in (tmp_path / "elsewhere").iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize("folder", ["", "/"])
+def test_a_folder_without_a_name_is_refused_as_one(folder: str) -> None:
+    with pytest.raises(IsADirectoryError):
+        replace_text(Path(folder), "text")

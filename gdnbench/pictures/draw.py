@@ -52,7 +52,7 @@ def draw(runs: Sequence[Run], folder: Path) -> list[Path]:
     written = []
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with styled():
+        with styled(), as_replayed(f"{', '.join(run.path for run in runs)}: a record"):
             for name, figure in _figures(runs):
                 written.append(save(figure, folder / f"{name}.png"))
     except OSError as error:

@@ -63,7 +63,7 @@ def as_replayed(where: str) -> Iterator[None]:
         yield
     except GdnbenchError:
         raise
-    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
         raise BadInputError(
             f"{where} is not as a replay writes it ({type(error).__name__}: {error}): write it again with"
             " this release"

@@ -75,3 +75,28 @@ def test_what_is_no_run_is_refused_in_a_line(
         assert said in done.err
         assert done.err.count("\n") == 1
     assert not page.exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("capture", 1.5),
+        ("capture", [{"name": "g", "values": {"min": [[]]}}]),
+        pytest.param("step", 10**400, id="step-huge"),
+        ("tensors", 7),
+    ],
+)
+def test_values_that_no_replay_writes_are_refused_in_a_line(
+    gdnbench: Callable[..., Any], prefills: Path, tmp_path: Path, name: str, value: Any
+) -> None:
+    pytest.importorskip("matplotlib", reason="PNG files are drawn by matplotlib (extra `pictures`)")
+    document = json.loads(gdnbench("replay", prefills, "0", "--kernel", "torch", "--json").out)
+    (record,) = document["records"]
+    record["decode"] = True
+    second = {**record, "key": "other", "step": 2, "number": 1, name: value}
+    run = tmp_path / "run.json"
+    run.write_text(json.dumps({**document, "records": [record, second]}))
+    done = gdnbench("report", run, "--png", tmp_path / "png")
+    assert (done.code, done.out) == (2, "")
+    assert done.err.count("\n") == 1
+    assert str(run) in done.err

@@ -336,6 +336,15 @@ def test_a_damaged_grid_breaks_its_own_part_alone(made: Any, opened: Open, wrong
     assert browser.errors == []
 
 
+def test_a_record_that_cannot_be_shown_keeps_no_other_from_paper(made: Any, opened: Open, wrong: Any) -> None:
+    record = wrong[0]
+    damaged = {**record, "number": 1, "faults": -1}  # the page alone goes through them: a tensor has a reason
+    browser = opened([made.run([damaged, record])])  # waits for paper, which comes last
+    assert "This record cannot be shown: " in text(browser, ".paper > .notice")
+    assert [one.split(" gdn")[0] for one in texts(browser, ".paper .record h2")] == ["Record 3"]
+    assert browser.errors == []
+
+
 def test_ugly_numbers(made: Any, opened: Open) -> None:
     x, y, _ = made.drawn(1, (64,), 2, 4)
     x[3] = np.nan

@@ -13,7 +13,11 @@ export async function paper(open) {
   const failures = Math.min(index.failures, FAILURES);
   const articles = [];
   for (let place = 0; place < failures; place++) {
-    articles.push(await record(place, open));
+    try {
+      articles.push(await record(place, open));
+    } catch (error) {
+      articles.push(el("p", { class: "notice" }, `This record cannot be shown: ${error.message}`));
+    }
     await new Promise((resolve) => setTimeout(resolve)); // a click does not wait for all of them
   }
   const listed = Math.min(total, ROWS, index.failures + PASSING);
