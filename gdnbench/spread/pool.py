@@ -165,11 +165,18 @@ def _quiet() -> Iterator[None]:
 def _remote(scheduler: str, on: str) -> Iterator[Pool]:
     from distributed import Client
 
+    class Connected(Client):  # type: ignore[misc]  # Dask has no types
+        """Collected without a connection, Client waits 20 s for an end of it, then prints a traceback."""
+
+        def __del__(self) -> None:
+            if self.status == "running":
+                super().__del__()
+
     try:
-        client = Client(scheduler, set_as_default=False, timeout=CONNECT_SECONDS)
+        client = Connected(scheduler, set_as_default=False, timeout=CONNECT_SECONDS)
     except ValueError as error:
         raise BadInputError(f"--scheduler {scheduler}: {error}") from None
-    except OSError:
+    except (OSError, MemoryError):  # another server's answer reads as the announcement of a huge one
         raise CannotRunError(
             f"no Dask scheduler answers at {scheduler}; start one with `dask scheduler`"
         ) from None

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import re
+import socket
 from collections.abc import Callable
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -36,14 +40,40 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool, "CONNECT_SECONDS", 1.0)
 
 
+@pytest.fixture
+def closed(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """Clients that were closed: one without a connection waits 20 s for that, then prints a traceback."""
+    found: list[object] = []
+    monkeypatch.setattr("distributed.Client.close", lambda client, *given: found.append(client))
+    return found
+
+
 def test_nobody_answers(store: Store, impatient: None) -> None:
     with pytest.raises(CannotRunError, match="no Dask scheduler answers at tcp://127"):
         replay_spread(store.path, scheduler="tcp://127.0.0.1:1")
 
 
-def test_no_address(store: Store) -> None:
-    with pytest.raises(BadInputError, match="--scheduler pigeon://coop"):
-        replay_spread(store.path, scheduler="pigeon://coop")
+@pytest.mark.parametrize("address", ["pigeon://coop", "nonsense", "", "tcp://[::1"])
+def test_no_address(store: Store, address: str, closed: list[object]) -> None:
+    with pytest.raises(BadInputError, match=re.escape(f"--scheduler {address}: ")):
+        replay_spread(store.path, scheduler=address)
+    gc.collect()
+    assert not closed
+
+
+def test_another_server_answers(store: Store, impatient: None, closed: list[object]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer() -> None:
+            with server.accept()[0] as caller:
+                caller.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+        Thread(target=answer, daemon=True).start()
+        address = f"tcp://127.0.0.1:{server.getsockname()[1]}"
+        with pytest.raises(CannotRunError, match="no Dask scheduler answers at tcp://127"):
+            replay_spread(store.path, scheduler=address)
+    gc.collect()
+    assert not closed
 
 
 def test_no_worker_comes(store: Store, scheduler: str, impatient: None) -> None:
