@@ -27,23 +27,6 @@ def zstd_level(text: str) -> int | None:
     return int(text)
 
 
-def record_numbers(text: str, count: int) -> list[int]:
-    """ "0,3-5" -> [0, 3, 4, 5]; BadInputError for anything else, or past the `count` records there are."""
-    numbers: list[int] = []
-    for part in text.split(","):
-        match = re.fullmatch(r"([0-9]{1,18})(?:-([0-9]{1,18}))?", part.strip())
-        if match is None:
-            raise BadInputError(f"records {text!r}: {part!r} is no number or range; write them like 0,3-5")
-        first, last = int(match[1]), int(match[2] or match[1])
-        if last < first:
-            raise BadInputError(f"records {text!r}: {part.strip()} runs backwards")
-        if last >= count:
-            held = f"records 0 to {count - 1}" if count else "no records"
-            raise BadInputError(f"there is no record {last}; the store has {held}")
-        numbers += range(first, last + 1)
-    return numbers
-
-
 def option_texts(arguments: Sequence[str]) -> dict[str, str]:
     """`["--heads", "2,4", "--initial-state"]` -> {"heads": "2,4", "initial_state": "true"}."""
     options: dict[str, str] = {}

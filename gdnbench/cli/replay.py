@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gdnbench.cli.arguments import record_numbers
 from gdnbench.cli.checking import (
     ACCEPT,
     CHECK,
@@ -37,6 +36,7 @@ from gdnbench.cli.spreading import SCHEDULER, WORKERS, is_spread
 from gdnbench.cli.time import BUSY, CACHE, CLOCK, FORM, print_times, replay_timer, timing_options
 from gdnbench.cli.tracing import LIMIT, OF, TRACE, trace_to
 from gdnbench.errors import BadInputError
+from gdnbench.record_numbers import record_numbers
 from gdnbench.store.recover import open_store
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gdnbench.cli.arguments import record_numbers
 from gdnbench.cli.console import print_json, table
 from gdnbench.cli.ls import summary
+from gdnbench.record_numbers import record_numbers
 from gdnbench.store.reader import StoredRecord, TensorHandle
 from gdnbench.store.recover import open_store
 

@@ -11,18 +11,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gdnbench.cli.arguments import record_numbers
 from gdnbench.cli.console import INTERRUPTED, print_json, progress, table
 from gdnbench.cli.spreading import SCHEDULER, WORKERS, is_spread
 from gdnbench.errors import Exit
 from gdnbench.printable import printable
+from gdnbench.record_numbers import record_ranges
 
 if TYPE_CHECKING:
     from gdnbench.suite.plan import Entry
     from gdnbench.suite.result import SuiteResult
 
 SUITE = "A suite: a TOML file, or a folder of captures."
-MANY_RECORDS = 10**9  # of a store: `--records` is read before one is opened
 
 
 def suite(
@@ -49,7 +48,7 @@ def suite(
     is_spread(workers, scheduler)
     asked = suite_at(suite)
     chosen = asked if entry is None else only(asked, entry)
-    numbers = None if records is None else record_numbers(records, MANY_RECORDS)
+    among = None if records is None else record_ranges(records)
     folder = results if results is not None else Path(f"{suite.resolve().stem}.results")
     with progress("suite") as advance:
         result = run_suite(
@@ -57,7 +56,7 @@ def suite(
             folder,
             today=datetime.now(UTC).date(),
             whole=entry is None,
-            records=numbers,
+            records=among,
             workers=workers,
             scheduler=scheduler,
             progress=_told(advance, len(chosen.entries)),

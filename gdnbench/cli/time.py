@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from gdnbench.cli.arguments import record_numbers
 from gdnbench.cli.console import print_json, progress, table
 from gdnbench.errors import BadInputError, CannotRunError, Exit
+from gdnbench.record_numbers import record_numbers
 from gdnbench.store.recover import open_store
 
 if TYPE_CHECKING:

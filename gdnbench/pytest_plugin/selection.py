@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from gdnbench.cli.arguments import record_numbers
 from gdnbench.errors import BadInputError, GdnbenchError, StoreError
 from gdnbench.printable import printable
 from gdnbench.pytest_plugin.asked import Asked, asked_of
+from gdnbench.record_numbers import record_numbers
 from gdnbench.store.reader import Store
 
 _LONGEST = 80

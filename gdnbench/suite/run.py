@@ -9,10 +9,11 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from gdnbench.errors import CannotRunError, Exit, GdnbenchError
+from gdnbench.errors import BadInputError, CannotRunError, Exit, GdnbenchError
 from gdnbench.judge.rule import Rule, make_rule
 from gdnbench.report.report import RecordResult
 from gdnbench.sim.checker.accept import Accepted
+from gdnbench.store.recover import open_store
 from gdnbench.suite.baseline import Baseline
 from gdnbench.suite.plan import Entry, Known, Options, Suite, TensorRule
 from gdnbench.suite.result import EntryResult, SuiteResult
@@ -30,14 +31,15 @@ def run_suite(
     *,
     today: date,
     whole: bool = True,
-    records: Sequence[int] | None = None,
+    records: Sequence[range] | None = None,
     workers: int | None = None,
     scheduler: str | None = None,
     progress: Progress | None = None,
 ) -> SuiteResult:
     """Replay all entries and write results into `folder`, after each entry what there is by then.
 
-    today: known failures count until their day. whole: see `SuiteResult`. records: these of each entry alone.
+    today: known failures count until their day. whole: see `SuiteResult`. records: of each entry's those
+    alone that lie in one of these.
     workers, scheduler: see `gdnbench.spread`. An interrupt ends the run, and is told by the result.
 
     BadInputError for a folder that holds something else or is another run's, or a baseline that cannot be
@@ -45,7 +47,10 @@ def run_suite(
     """
     baseline = None if suite.baselines is None else Baseline.read(suite.baselines)
     if records is not None:
-        suite = replace(suite, entries=tuple(_of_records(entry, records) for entry in suite.entries))
+        entries = tuple(one for entry in suite.entries if (one := _of_records(entry, records)) is not None)
+        if not entries:
+            raise BadInputError("--records: no entry has any of these records")
+        suite = replace(suite, entries=entries)
         whole = False
     found: list[EntryResult] = []
     with Results(folder) as results, Replays(workers, scheduler) as replays:
@@ -60,8 +65,16 @@ def run_suite(
     return result
 
 
-def _of_records(entry: Entry, records: Sequence[int]) -> Entry:
-    return replace(entry, options=replace(entry.options, records=tuple(records)))
+def _of_records(entry: Entry, ranges: Sequence[range]) -> Entry | None:
+    """`entry` with those of its records that lie in `ranges`; None if none does."""
+    options = entry.options
+    with open_store(entry.path) as store:
+        ops = [record.info.op for record in store.records]
+    own = range(len(ops)) if options.records is None else options.records
+    kept = [
+        number for number in own if options.op in (None, ops[number]) and any(number in one for one in ranges)
+    ]
+    return replace(entry, options=replace(options, records=tuple(kept))) if kept else None
 
 
 def _run(

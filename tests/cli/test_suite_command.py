@@ -91,6 +91,8 @@ def test_entries_and_records_are_picked(gdnbench: Invoke, suite: Path) -> None:
     found = json.loads(gdnbench("suite", suite, "--records", "1", "--json").out)
     assert found["entries"][0]["records"] == 1
     assert gdnbench("suite", suite, "--records", "7").code == 2
+    found = json.loads(gdnbench("suite", suite, "--records", "1-999999999999", "--json").out)
+    assert found["entries"][0]["records"] == 1  # a range is looked into and never listed
     wrong = gdnbench("suite", suite, "--entry", "none*")
     assert wrong.code == 2
     assert wrong.err.count("\n") == 1

@@ -331,3 +331,28 @@ def test_what_a_kernel_says_does_nothing_to_the_terminal(
     shown = capsys.readouterr().out
     assert "ValueError: \\x1b[2J\\x00" in shown
     assert not {"\x1b", "\0"} & set(shown)
+
+
+def test_records_pick_among_those_that_an_entry_names(suite_file: Write, tmp_path: Path) -> None:
+    """Record 1 of both.zarr alone is among its own; decode.zarr has but record 0 and is left out."""
+    path = suite_file(
+        """
+        [[replay]]
+        name = "own"
+        captures = ["both.zarr"]
+        kernels = ["torch"]
+        records = [1]
+        [[replay]]
+        name = "short"
+        captures = ["decode.zarr"]
+        kernels = ["torch"]
+        """
+    )
+    result = run_suite(
+        read_suite(path), tmp_path / "results", today=TODAY, records=[range(2), range(3, 9)]
+    )
+    assert [len(entry.verdicts) for entry in result.entries] == [1, 1]
+    result = run_suite(read_suite(path), tmp_path / "more", today=TODAY, records=[range(1, 9)])
+    assert [entry.entry.name.split(".")[0] for entry in result.entries] == ["own"]
+    with pytest.raises(BadInputError, match="no entry has any"):
+        run_suite(read_suite(path), tmp_path / "none", today=TODAY, records=[range(5, 9)])

@@ -8,7 +8,6 @@ from typing import Annotated
 
 import typer
 
-from gdnbench.cli.arguments import record_numbers
 from gdnbench.cli.bisect.common import (
     BitwiseOption,
     FactorOption,
@@ -23,6 +22,7 @@ from gdnbench.cli.bisect.common import (
     finish,
 )
 from gdnbench.cli.judging import tolerance
+from gdnbench.record_numbers import record_numbers
 
 
 def commit(

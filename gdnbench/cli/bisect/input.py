@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gdnbench.cli.arguments import record_numbers
 from gdnbench.cli.bisect.common import (
     BitwiseOption,
     FactorOption,
@@ -25,6 +24,7 @@ from gdnbench.cli.bisect.common import (
 from gdnbench.cli.console import table
 from gdnbench.cli.judging import tolerance
 from gdnbench.errors import BadInputError, Exit
+from gdnbench.record_numbers import record_numbers
 
 if TYPE_CHECKING:
     from gdnbench.bisect.input.shrink import Shrunk

@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 
-from gdnbench.cli.arguments import record_numbers
 from gdnbench.cli.bisect.common import (
     FactorOption,
     FreshOption,
@@ -22,6 +21,7 @@ from gdnbench.cli.bisect.common import (
 )
 from gdnbench.cli.console import table
 from gdnbench.cli.judging import tolerance
+from gdnbench.record_numbers import record_numbers
 
 
 def stage(
