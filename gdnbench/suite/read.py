@@ -128,11 +128,22 @@ def _captures(folder: Path, patterns: tuple[str, ...], options: Options, where: 
         matches = sorted(glob.glob(os.path.join(root, pattern), recursive=True))
         if not matches:
             raise BadInputError(f"{where}: captures {pattern!r} match nothing in {folder}")
-        with_op = [match for match in matches if _has(Path(match), options, where)]
+        # A pattern may reach the runs that an earlier replay of this suite left.
+        captured = [match for match in matches if not glob.has_magic(pattern) or not _is_run(Path(match))]
+        with_op = [match for match in captured if _has(Path(match), options, where)]
         if not with_op:
             raise BadInputError(f"{where}: captures {pattern!r} have no record of {options.op}")
         found |= dict.fromkeys(Path(os.path.relpath(match, folder)).as_posix() for match in with_op)
     return list(found)
+
+
+def _is_run(path: Path) -> bool:
+    """Whether a store is what a replay saved; one that cannot be read is not."""
+    try:
+        with open_store(path) as store:
+            return store.kind == "run"
+    except StoreError:
+        return False
 
 
 def _has(path: Path, options: Options, where: str) -> bool:

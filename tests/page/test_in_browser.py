@@ -97,6 +97,17 @@ def test_what_is_wrongly_not_finite_is_worse_than_any_error(made: Any, opened: O
     assert "wrongly not finite1 elements" in cell(browser)
 
 
+def test_where_torch_is_exact_rounding_is_what_an_error_is_a_part_of(made: Any, opened: Open) -> None:
+    """1e-6 beside an exact torch is far below what rounding to bfloat16 may cost, 2**-8 of values of size 1:
+    ten times torch's error in another cell is worse."""
+    x, y, torchs = made.drawn(10, (200, 70), 4, 8)
+    torchs[:64, 0] = y[:64, 0]
+    x[:64, 0] = y[:64, 0] + 1e-6
+    x[64:128, 3] = y[64:128, 3] + 10 * (torchs - y)[64:128, 3]
+    browser = opened([made.run([made.record(0, [made.tensor(x, y, torchs, (200, 70))])])])
+    assert cell(browser).startswith("sequence 0, chunk 1, head 3 ·")
+
+
 def test_a_click_names_the_cell_under_it(made: Any, opened: Open, wrong: Any) -> None:
     record, x, y = wrong
     browser = opened([made.run([record])])

@@ -348,11 +348,16 @@ def test_records_pick_among_those_that_an_entry_names(suite_file: Write, tmp_pat
         kernels = ["torch"]
         """
     )
-    result = run_suite(
-        read_suite(path), tmp_path / "results", today=TODAY, records=[range(2), range(3, 9)]
-    )
+    result = run_suite(read_suite(path), tmp_path / "results", today=TODAY, records=[range(2), range(3, 9)])
     assert [len(entry.verdicts) for entry in result.entries] == [1, 1]
     result = run_suite(read_suite(path), tmp_path / "more", today=TODAY, records=[range(1, 9)])
     assert [entry.entry.name.split(".")[0] for entry in result.entries] == ["own"]
     with pytest.raises(BadInputError, match="no entry has any"):
         run_suite(read_suite(path), tmp_path / "none", today=TODAY, records=[range(5, 9)])
+
+
+def test_a_pattern_does_not_reach_the_runs_that_the_suite_left(suite_file: Write, tmp_path: Path) -> None:
+    path = suite_file('[[replay]]\ncaptures = "**/*.zarr"\nkernels = "torch"\nop = "gdn_decode"\n')
+    first, second = run(path), run(path)
+    assert list(tmp_path.glob("results/runs/*.zarr"))
+    assert [one.entry.name for one in second.entries] == [one.entry.name for one in first.entries]

@@ -9,24 +9,34 @@ import { legendScale } from "./scale.js";
 const WINDOW = 512; // columns drawn at a time
 const LISTED = 200; // cells in the table
 
-// What may be shown, if the grid has it: a title and a cell's value.
-function quantities(grid, largest) {
-  const over = (a, b) => (a === 0 && b === 0 ? 0 : a / b);
+// Unit roundoffs: what rounding to a dtype may cost, relative to the value.
+const ROUNDOFF = { bfloat16: 2 ** -8, float16: 2 ** -11, float32: 2 ** -24, float64: 2 ** -53,
+  float8_e4m3fn: 2 ** -4, float8_e5m2: 2 ** -3 };
+
+// What may be shown, if the grid has it: a title and a cell's value. Where torch is exact in a cell, its error
+// counts as what rounding alone may cost there, as in the PNG pictures.
+function quantities(grid, dtype, largest) {
+  const over = (a, b) => (a === 0 ? 0 : a / b);
+  const rounding = (cell) => (ROUNDOFF[dtype] ?? 0) * grid.rms_reference[cell];
+  const torchs = (cell) => (grid.torch_rms[cell] > 0 ? grid.torch_rms[cell] : rounding(cell));
   return {
     relative: ["error relative to the exact value", (cell) => over(grid.rms[cell], grid.rms_reference[cell])],
-    ...(grid.torch_rms && { torch: ["error ÷ torch's", (cell) => over(grid.rms[cell], grid.torch_rms[cell])] }),
+    ...(hasTorch(grid) && { torch: ["error ÷ torch's", (cell) => over(grid.rms[cell], torchs(cell))] }),
     ...(largest && { limit: ["largest error ÷ its limit", (cell) => over(grid.max_abs[cell], largest)] }),
     rms: ["RMS error", (cell) => grid.rms[cell]],
     max: ["largest error", (cell) => grid.max_abs[cell]],
   };
 }
 
+// Whether torch's kernel is off anywhere: else nothing can be a part of its error.
+const hasTorch = (grid) => Boolean(grid.torch_rms?.some((rms) => rms > 0));
+
 export function heatmap(tensor, grid, sides) {
   const held = (tensor.held ?? []).find((one) => one.what === "largest" && one.chunk !== undefined);
   const largest = held && parsed(held.limit) > 0 ? parsed(held.limit) : null;
-  const shown = quantities(grid, largest);
+  const shown = quantities(grid, tensor.dtype, largest);
   const regions = grid.regions.length, cells = regions * grid.heads;
-  let name = grid.torch_rms ? "torch" : "relative";
+  let name = hasTorch(grid) ? "torch" : "relative";
   let values, scale, cursor, from = 0;
 
   const canvas = el("canvas", { tabindex: "0", role: "application", "aria-roledescription": "heatmap",
