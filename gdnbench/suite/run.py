@@ -47,10 +47,10 @@ def run_suite(
     """
     baseline = None if suite.baselines is None else Baseline.read(suite.baselines)
     if records is not None:
-        entries = tuple(one for entry in suite.entries if (one := _of_records(entry, records)) is not None)
-        if not entries:
+        among = [_of_records(entry, records) for entry in suite.entries]
+        suite = replace(suite, entries=tuple(entry for entry in among if entry is not None))
+        if not suite.entries:
             raise BadInputError("--records: no entry has any of these records")
-        suite = replace(suite, entries=entries)
         whole = False
     found: list[EntryResult] = []
     with Results(folder) as results, Replays(workers, scheduler) as replays:
