@@ -44,8 +44,10 @@ class Mbarrier:
 
     def waited(self, phase: int, event: Event, views: WarpViews, part: Part, *, relaxed: bool) -> list[Event]:
         """A warp has found `phase` to be over. Returns those that can fall two phases behind, of which only
-        the first to find it is told."""
+        the first to find it is told. The phase before the first, -1, is over from the beginning: nothing was
+        released by it, and whoever waits for it can fall behind as well."""
         if phase < 0:
+            self.waits.setdefault(phase, {})[views.index] = views.waited(), event
             return []
         late = self.behind(phase) if phase > self.checked else []
         self.checked = max(self.checked, phase)

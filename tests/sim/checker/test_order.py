@@ -38,6 +38,15 @@ ONE_PHASE_EACH = (
     "@%one mbarrier.arrive.shared.b64 %d0, [full];\nbra over;\n"
     f"second:\n{wait('full', 0, 'once', ' // a')}@%second mbarrier.arrive.shared.b64 %d0, [empty];\n"
 )
+# The same of the phase before the first, which is over from the beginning ("mbarrier.test_wait").
+FIRST_PHASE = (
+    f"{READY}@%one mbarrier.init.shared.b64 [other], 1;\n@%one fence.mbarrier_init.release.cluster;\n"
+    "bar.sync 0;\n@%w1 bra second;\n@%one mbarrier.arrive.expect_tx.shared.b64 %d0, [other], 128;\n"
+    f"@%one {COPY.replace('full', 'other')}\n{wait('other', 0, 'copied')}"
+    f"{wait('empty', 0, 'free', ' // -')}"
+    "@%one mbarrier.arrive.shared.b64 %d0, [full];\nbra over;\n"
+    f"second:\n{wait('full', 1, 'once', ' // a')}@%second mbarrier.arrive.shared.b64 %d0, [empty];\nover:\n"
+)
 
 CASES = {
     "a barrier between a store and another warp's load": Case(
@@ -170,6 +179,9 @@ CASES = {
     ),
     "the same, and nobody waits for the next": Case(
         f"{ONE_PHASE_EACH}over:\n", frozenset({(Cause.PHASES.value, "", "a")})
+    ),
+    "a waiter for the phase before the first waits before that one ends": Case(
+        FIRST_PHASE, frozenset({(Cause.PHASES.value, "", "a")})
     ),
     "a release": Case(
         f"@%w0 {FILL} // a\nbar.warp.sync -1;\n@%w1 bra second;\n"
