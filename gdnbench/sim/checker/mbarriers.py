@@ -49,7 +49,9 @@ class Mbarrier:
         if phase < 0:
             self.waits.setdefault(phase, {})[views.index] = views.waited(), event
             return []
-        late = self.behind(phase) if phase > self.checked else []
+        # Phases that nobody waited for are seen to be over now.
+        passed = [number for number in sorted(self.phases) if self.checked < number <= phase]
+        late = [wait for number in passed for wait in self.behind(number)]
         self.checked = max(self.checked, phase)
         views.acquire(self.at(phase), part, relaxed=relaxed)
         self.waits.setdefault(phase, {})[views.index] = views.waited(), event

@@ -183,6 +183,14 @@ CASES = {
     "a waiter for the phase before the first waits before that one ends": Case(
         FIRST_PHASE, frozenset({(Cause.PHASES.value, "", "a")})
     ),
+    "the same, and the phase that passes it is one that nobody waits for": Case(
+        FIRST_PHASE.replace(
+            "bra over;\nsecond:",
+            f"{wait('empty', 0, 'and')}@%one mbarrier.arrive.shared.b64 %d0, [full];\n"
+            f"{wait('full', 1, 'then', ' // b')}bra over;\nsecond:",
+        ),
+        frozenset({(Cause.PHASES, "a", "b")}),
+    ),
     "a release": Case(
         f"@%w0 {FILL} // a\nbar.warp.sync -1;\n@%w1 bra second;\n"
         "@%one st.release.cta.global.b32 [%g], 1; // -\n"
