@@ -43,6 +43,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def closed(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     """Clients that were closed: one without a connection waits 20 s for that, then prints a traceback."""
+    gc.collect()  # what earlier tests left is theirs
     found: list[object] = []
     monkeypatch.setattr("distributed.Client.close", lambda client, *given: found.append(client))
     return found
