@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from gdnbench.report.export import record_json
 from gdnbench.report.report import ReplayReport
@@ -123,3 +124,12 @@ def scheduler(dask: Started, tmp_path_factory: pytest.TempPathFactory) -> str:
         except (OSError, ValueError):
             time.sleep(0.1)
     raise TimeoutError("the scheduler did not start")
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Torch here has one thread, as it has in workers: the number changes the order of its sums."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

@@ -136,6 +136,7 @@ def test_nothing_is_left_running(store: Store, tmp_path: Path, interrupt: signal
         eventually(lambda: len(list(tmp_path.glob("*.hangs"))) == 2)
         hanging = [int(path.stem) for path in tmp_path.glob("*.hangs")]
         assert all(map(alive, hanging))
+        time.sleep(5)  # what a worker finished before it hangs is on its way to the command
         # As a terminal does it: to the command and its workers alike.
         (os.killpg if interrupt is signal.SIGINT else os.kill)(command.pid, interrupt)
         out, said = command.communicate(timeout=120)
