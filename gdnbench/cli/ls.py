@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import fnmatch
-import math
-from collections.abc import Mapping
-from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from gdnbench.bits import logical
 from gdnbench.cli.console import print_json, table
 from gdnbench.record import Status
-from gdnbench.store.reader import Store, StoredRecord
-from gdnbench.store.record_json import Placed
+from gdnbench.store.index import Listed
+from gdnbench.store.reader import Store
 from gdnbench.store.recover import open_store
 from gdnbench.units import human_bytes
 
@@ -30,7 +26,7 @@ def ls(
 ) -> None:
     """List the records of a store."""
     with open_store(store) as opened:
-        wanted = (record for record in opened.records if _wanted(record, op, layer))
+        wanted = (record for record in opened.listed() if _wanted(record, op, layer))
         if json:
             print_json([summary(record) for record in wanted])
             return
@@ -39,59 +35,35 @@ def ls(
         print(_last_line(opened, len(rows)))
 
 
-def summary(record: StoredRecord) -> dict[str, Any]:
+def summary(record: Listed) -> dict[str, Any]:
     """A record in a few plain values: what `ls --json` lists."""
-    info = record.info
+    kind = record.kind
     return {
         "record": record.number,
         "key": record.key,
-        "op": info.op,
-        "layer": info.layer,
-        "layer_index": info.layer_index,
-        "step": info.step,
-        "call": info.call,
-        "sizes": sizes(record.line.before),
-        "bytes": nbytes(record),
-        "status": info.status.value,
-        "process": record.segment.name,
+        "op": kind.op,
+        "layer": kind.layer,
+        "layer_index": kind.layer_index,
+        "step": record.step,
+        "call": record.call,
+        "sizes": kind.sizes,
+        "bytes": kind.nbytes,
+        "status": kind.status,
+        "process": record.segment,
     }
 
 
-def sizes(tensors: Mapping[str, Placed]) -> dict[str, int]:
-    """The symbolic axes of a record's inputs with their sizes, in order of appearance."""
-    return dict(_sizes(tuple((tensor.meta.axes, tensor.meta.shape) for tensor in tensors.values())))
-
-
-@lru_cache  # calls of one layer look alike
-def _sizes(tensors: tuple[tuple[tuple[str, ...], tuple[int, ...]], ...]) -> dict[str, int]:
-    found: dict[str, int] = {}
-    for axes, shape in tensors:
-        for axis, extent in zip(axes, shape, strict=True):
-            if axis.isidentifier():
-                found.setdefault(axis, extent)
-            elif axis.endswith("+1"):
-                found.setdefault(axis.removesuffix("+1"), extent - 1)
-    return found
-
-
-def nbytes(record: StoredRecord) -> int:
-    """Bytes of a record's distinct tensors."""
-    line = record.line
-    distinct = {tensor.digest: tensor.meta for tensor in (*line.before.values(), *line.after.values())}
-    return sum(math.prod(meta.shape) * logical(meta.dtype).storage.itemsize for meta in distinct.values())
-
-
-def _wanted(record: StoredRecord, op: str | None, layer: str | None) -> bool:
-    return (op is None or record.info.op == op) and (
-        layer is None or fnmatch.fnmatchcase(record.info.layer, layer)
+def _wanted(record: Listed, op: str | None, layer: str | None) -> bool:
+    return (op is None or record.kind.op == op) and (
+        layer is None or fnmatch.fnmatchcase(record.kind.layer, layer)
     )
 
 
-def _row(record: StoredRecord) -> tuple[object, ...]:
-    info = record.info
-    shown = " ".join(f"{axis}={extent}" for axis, extent in sizes(record.line.before).items())
-    status = "" if info.status is Status.COMPLETE else info.status.value
-    return record.number, info.op, info.layer, info.step, shown, human_bytes(nbytes(record)), status
+def _row(record: Listed) -> tuple[object, ...]:
+    kind = record.kind
+    shown = " ".join(f"{axis}={extent}" for axis, extent in kind.sizes.items())
+    status = "" if kind.status == Status.COMPLETE.value else kind.status
+    return record.number, kind.op, kind.layer, record.step, shown, human_bytes(kind.nbytes), status
 
 
 def _last_line(opened: Store, listed: int) -> str:

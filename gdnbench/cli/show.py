@@ -141,4 +141,4 @@ def _document(record: StoredRecord) -> dict[str, Any]:
     more |= {"dispatch": info.dispatch, "run": {name: v for name, v in info.run.items() if name != "result"}}
     more["pools"] = {name: {"slots": pool.slots, "rows": pool.rows} for name, pool in info.pools.items()}
     origin = {"process_info": record.segment.process, "provenance": record.segment.provenance}
-    return summary(record) | more | {"tensors": tensors} | origin
+    return summary(record.listed) | more | {"tensors": tensors} | origin

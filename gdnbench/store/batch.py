@@ -11,6 +11,7 @@ from blake3 import blake3
 from gdnbench.bits import Bits, to_bits
 from gdnbench.errors import BadInputError
 from gdnbench.record import RecordDraft, TensorDraft, TensorMeta
+from gdnbench.store.index import IndexDraft
 from gdnbench.store.layout import BLOBS, METADATA_LIMIT, ROWS, Location, class_name
 from gdnbench.store.record_json import Placed, to_line
 
@@ -50,6 +51,7 @@ class Batch:
     small: int  # bytes up to which a tensor becomes a row
     on_blob: Callable[[str, Stored], None]  # takes the name of an array and the tensor that it is
     lines: list[bytes] = field(default_factory=list)
+    index: IndexDraft = field(default_factory=IndexDraft)
     text_bytes: int = 0
     rows: dict[str, list[Stored]] = field(default_factory=dict)  # class -> rows of its array
     stored: dict[Content, Location] = field(default_factory=dict)
@@ -63,6 +65,7 @@ class Batch:
         before = {name: self._place(name, tensor) for name, tensor in draft.before.items()}
         after = {name: self._place(name, tensor) for name, tensor in draft.after.items()}
         self.lines.append(to_line(draft.info, before, after))
+        self.index.add(draft.info, before, after)
         self.text_bytes += len(self.lines[-1]) + 1
         if self.text_bytes > METADATA_LIMIT:
             rows = sum(len(pool.rows) for pool in draft.info.pools.values())

@@ -85,10 +85,10 @@ class Location:
         return cls(segment, batch, BLOBS, blob, None)
 
 
-def group_json(attributes: Mapping[str, Any]) -> bytes:
+def group_json(attributes: Mapping[str, Any], indent: int | None = 2) -> bytes:
     """The zarr.json of a Zarr v3 group whose attribute under our key is `attributes`."""
     node = {"zarr_format": 3, "node_type": "group", "attributes": {KEY: attributes} if attributes else {}}
-    return json.dumps(node, indent=2).encode()
+    return json.dumps(node, indent=indent).encode()
 
 
 def parse_node(text: bytes, node_type: str, where: str) -> tuple[dict[str, Any], dict[str, Any]]:

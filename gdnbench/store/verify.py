@@ -12,6 +12,7 @@ from gdnbench.errors import StoreError
 from gdnbench.store.batch import byte_view
 from gdnbench.store.compression import run_of
 from gdnbench.store.grid import Slices, grid_of
+from gdnbench.store.index import Told, indexed
 from gdnbench.store.reader import BatchInfo, Store, StoredRecord, TensorHandle
 from gdnbench.store.stored_array import StoredArray
 
@@ -84,9 +85,11 @@ class _Checker:
         number = 0
         for batch in self._store.batches:
             whole = self._check_lines(batch)
+            told = self._index_of(batch) if whole else None
             for line in range(batch.count):
                 if whole:
-                    self._check_record(number, f"{batch.segment.name}/{batch.first + line}")
+                    key = f"{batch.segment.name}/{batch.first + line}"
+                    self._check_record(number, key, None if told is None else told[line])
                 number += 1
                 yield
 
@@ -99,12 +102,21 @@ class _Checker:
             return False
         return True
 
-    def _check_record(self, number: int, key: str) -> None:
+    def _index_of(self, batch: BatchInfo) -> list[Told] | None:
+        """What the batch's index says of its records; None if it has none, as older stores."""
+        told = indexed(batch.index, batch.count)
+        if told is None and batch.index is not None:
+            self.damages.append(Damage(f"the index of batch {batch.key} does not hold together"))
+        return told
+
+    def _check_record(self, number: int, key: str, told: Told | None) -> None:
         try:
             record = self._store.records[number]
         except StoreError as error:
             self.damages.append(Damage(str(error), key))
             return
+        if told is not None and told != record.told:
+            self.damages.append(Damage("the index of its batch, which listings show, says otherwise", key))
         for name, handle in _handles(record):
             self.tensors += 1
             self.damages += [Damage(flaw.what, key, name, flaw.chunk) for flaw in self._check_tensor(handle)]

@@ -21,6 +21,7 @@ from gdnbench.store.arrays import write_array
 from gdnbench.store.batch import Batch, Content, Stored
 from gdnbench.store.compression import Chunking, Compression
 from gdnbench.store.durable import make_folder, publish, remove_if_empty, sync, sync_tree
+from gdnbench.store.index import INDEX
 from gdnbench.store.layout import (
     BLOBS,
     FORMAT_VERSION,
@@ -132,7 +133,8 @@ class StoreWriter:
             self._write(root, f"{ROWS}/{class_}", np.stack([row.bits for row in rows]), _described(rows))
         lines = np.frombuffer(b"".join(line + b"\n" for line in batch.lines), np.uint8)
         self._write(root, RECORDS, lines, {"encoding": "UTF-8 JSON, one record a line"})
-        (root / METADATA).write_bytes(group_json({"count": len(batch.lines), "first": first}))
+        described = {"count": len(batch.lines), "first": first, INDEX: batch.index.attributes()}
+        (root / METADATA).write_bytes(group_json(described, indent=None))
         for folder in (ROWS, BLOBS):
             if (root / folder).is_dir():
                 (root / folder / METADATA).write_bytes(group_json({}))
