@@ -198,11 +198,14 @@ def quack_gemm() -> None:
 
 
 def quack_hopper_gemm() -> None:
-    out = torch.full((1, 300, 64), torch.nan, dtype=torch.bfloat16)
-    a, b = whole_numbers(1, 300, 456), whole_numbers(1, 64, 456)
+    """Three tiles for one CTA, five where the warpgroups take turns: of 15 tiles of K, more than a ring has
+    stages, and of 2, so few that nothing waits for a stage before the third tile."""
     cases = _third_party("quack_cases")
-    for pingpong in (False, True):
-        cases.hopper_gemm(a=a, b=b, d=out, ctas=1, pingpong=pingpong, engine="compiled", schedule="late")
+    for inner in (904, 72):
+        out = torch.full((1, 300, 64), torch.nan, dtype=torch.bfloat16)
+        a, b = whole_numbers(1, 300, inner), whole_numbers(1, 64, inner)
+        for pingpong in (False, True):
+            cases.hopper_gemm(a=a, b=b, d=out, ctas=1, pingpong=pingpong, engine="compiled", schedule="late")
 
 
 def quack_softmax() -> None:

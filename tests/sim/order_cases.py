@@ -54,6 +54,7 @@ class Case:
     found: frozenset[tuple[Cause | str, str, str]]
     verdicts: frozenset[Verdict] = frozenset({Verdict.ERROR})
     ctas: int = 1
+    threads: int = 64
 
 
 def wait(barrier: str, phase: int, label: str, mark: str = "") -> str:
@@ -76,7 +77,7 @@ TAKE = "ld.shared.b32 %r1, [%c];"
 UNINITIALISED = frozenset({("uninitialised read", "", "b")})
 
 
-def check(body: str, engine: str, ctas: int = 1, schedule: str = "late") -> list[Found]:
+def check(body: str, engine: str, ctas: int = 1, schedule: str = "late", threads: int = 64) -> list[Found]:
     """What is found in the kernel."""
     text = f"{HEADER}{body}\nret;\n}}\n"
     checker = LaunchChecker(parse(text).kernels["k"])
@@ -85,7 +86,7 @@ def check(body: str, engine: str, ctas: int = 1, schedule: str = "late") -> list
         text,
         "k",
         (ctas, 1, 1),
-        (64, 1, 1),
+        (threads, 1, 1),
         [memory],
         engine=engine,
         schedule=schedule,
@@ -98,7 +99,7 @@ def check(body: str, engine: str, ctas: int = 1, schedule: str = "late") -> list
 def check_right(case: Case, engine: str) -> None:
     """Nothing is found, under any schedule."""
     for schedule in ("late", "early", "random:3"):
-        assert check(case.body, engine, case.ctas, schedule) == []
+        assert check(case.body, engine, case.ctas, schedule, case.threads) == []
 
 
 def check_wrong(case: Case, engine: str) -> None:
@@ -109,7 +110,7 @@ def check_wrong(case: Case, engine: str) -> None:
     def letter(number: int | None) -> str:
         return lines[number].partition("//")[2].strip() if number is not None else ""
 
-    found = check(body, engine, case.ctas)
+    found = check(body, engine, case.ctas, threads=case.threads)
     pairs = {
         (one.cause, letter(one.first.place.line if one.first else None), letter(one.second.place.line))
         for one in found

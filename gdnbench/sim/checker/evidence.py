@@ -11,6 +11,7 @@ from gdnbench.sim.checker.follower import REGISTER
 from gdnbench.sim.checker.grid import LaunchChecker
 from gdnbench.sim.checker.leftovers import IN_FLIGHT_AT_END, TRANSACTIONS, UNFINISHED
 from gdnbench.sim.checker.order import Cause, Verdict
+from gdnbench.sim.checker.rounds import BARRIER
 from gdnbench.sim.errors import Place
 from gdnbench.sim.machine.cta import Launch
 from gdnbench.sim.machine.footprint import TMEM_COLUMNS
@@ -54,8 +55,8 @@ class Evidence:
     """Pairs of accesses that have one cause. `first` and `second` are those that met first, `first` None if
     the second is at fault by itself, both None if the finding says what is not judged.
 
-    `address` is theirs in `memory` (shared, global, tmem: lane << 16 | column; register: its index), `where`
-    the same in words.
+    `address` is theirs in `memory` (shared, global, tmem: lane << 16 | column; register: its index; barrier:
+    its number), `where` the same in words.
     `missing` is what would have ordered them, `section` what leaves it open whether they are ordered.
     `count` pairs of executions are of `places` pairs of instructions, in `ctas` CTAs, by `warps`.
     """
@@ -180,6 +181,8 @@ def _shown(found: Found, checker: LaunchChecker, launch: Launch) -> Evidence:
         return replace(made, address=lane << 16 | column, where=where)
     if found.memory == REGISTER:
         return replace(made, address=found.cell, where=f"register {launch.kernel.registers[found.cell].name}")
+    if found.memory == BARRIER:
+        return replace(made, address=found.cell, where=f"barrier {found.cell}")
     where = f"{found.memory} memory at {_at(found.memory, found.cell, launch.memory)}"
     if found.size > 1:
         where += f"..{found.cell + found.size - 1:#x}"

@@ -24,6 +24,7 @@ from gdnbench.sim.checker.lanes import MANY, lane_of, part_of
 from gdnbench.sim.checker.launch_memory import Touch
 from gdnbench.sim.checker.mbarriers import AS_DATA, Mbarrier
 from gdnbench.sim.checker.order import USED_ALONE, Cause, Pair, Unordered, Verdict, unordered
+from gdnbench.sim.checker.rounds import Arrivals
 from gdnbench.sim.checker.shadow import NOBODY, Cells, Prior, ReadSets
 from gdnbench.sim.checker.synchronisation import BEGINS, ENDS, MBARRIER_BYTES
 from gdnbench.sim.checker.tensor_memory import TensorMemory
@@ -75,6 +76,7 @@ class Follower:
         self.tokens = [WarpTokens() for _ in range(self.count)]
         self.mbarriers: dict[int, Mbarrier] = {}
         self.rounds: WeakKeyDictionary[Round, Carried] = WeakKeyDictionary()
+        self.arrivals: dict[int, Arrivals] = {}  # by barrier
         self.variables = Variables(self.count, cta.index, between.words)
         self.opened: dict[int, Round] = {}  # by warp, the round that it is arriving at
         self.sizes = forms.sizes

@@ -49,6 +49,7 @@ class Cause(Enum):
     NO_WAIT = "no tcgen05.wait::ld"
     CTAS = "CTAs race"
     PHASES = "two phases behind"
+    ROUNDS = "two rounds of a barrier"
 
 
 class Verdict(Enum):

@@ -18,9 +18,10 @@ from gdnbench.sim.checker.leftovers import check_unused
 from gdnbench.sim.checker.mbarriers import TWO_PHASES, Mbarrier
 from gdnbench.sim.checker.order import Cause, Pair, Unordered, Verdict, unordered
 from gdnbench.sim.checker.plain import cells, is_wide
+from gdnbench.sim.checker.rounds import BARRIER, ROUNDS, Arrivals
 from gdnbench.sim.checker.shadow import Cells
 from gdnbench.sim.checker.views import SPACES, Carried
-from gdnbench.sim.machine.barriers import BarrierWait
+from gdnbench.sim.machine.barriers import BarrierWait, Round
 from gdnbench.sim.machine.footprint import Footprint
 from gdnbench.sim.machine.operands import constant, distinct, one, shared_address, uniform
 from gdnbench.sim.machine.seam import Lanes, Results, Wait
@@ -144,15 +145,16 @@ def _barrier(follower: Follower, issued: Issued, previous: Wait | None, results:
         views.together(part)
         return
     opened = follower.opened.pop(issued.warp.index, None)
+    index = uniform(issued.sources[0], issued.lanes, "the barrier's number") & 0xFFFF_FFFF
     if isinstance(results, BarrierWait):
         use = results.use
     else:
-        index = uniform(issued.sources[0], issued.lanes, "the barrier's number") & 0xFFFF_FFFF
         found = opened if opened is not None else follower.cta.barriers.rounds.get(index)
         if found is None:  # this warp was all that it waited for
             views.together(part)
             return
         use = found
+    _in_turn(follower, issued, index, use)
     carried = follower.rounds.setdefault(use, Carried.of(follower.count))
     views.release(carried, part)
     if issued.ins.op.endswith("arrive"):
@@ -160,6 +162,15 @@ def _barrier(follower: Follower, issued: Issued, previous: Wait | None, results:
     elif not isinstance(results, Wait):
         views.acquire(carried, part)
         views.together(part)
+
+
+def _in_turn(follower: Follower, issued: Issued, index: int, use: Round) -> None:
+    """Hold an arrival at barrier `index` in the round `use` against those of the round before."""
+    views = follower.views[issued.warp.index]
+    # A warp has arrived when all of its lanes have.
+    event = follower.events.done(views.index, views.clock, issued.ins, Access.ATOMIC, lane=UNSURE)
+    for early in follower.arrivals.setdefault(index, Arrivals(use)).arrive(use, event, views):
+        follower.findings.pair(ROUNDS, early, event, BARRIER, index)
 
 
 def _barrier_begins(follower: Follower, issued: Issued) -> None:

@@ -83,6 +83,22 @@ CASES = {
         f"@%w1 bar.arrive 2, 64; // -\n@%w0 bar.sync 2, 64; // -\n@%w0 {TAKE} // b\n",
         frozenset({(Cause.RACE, "a", "b")}),
     ),
+    "an arrival at a barrier behind the round before": Case(
+        # In this run warp 1 is at the barrier first: in another, warp 0 arrives twice in its first round.
+        "@%w1 bar.sync 1, 64; // a\n@%w0 bar.arrive 1, 64;\nbar.sync 0; // -\n"
+        "@%w0 bar.arrive 1, 64; // b\n@%w1 bar.sync 1, 64;\n",
+        frozenset({(Cause.ROUNDS, "a", "b")}),
+    ),
+    "a barrier of two warps that two pairs of warps use, one pair behind the other": Case(
+        # In this run warp 0 meets warp 3 and warp 1 meets warp 2.
+        "setp.lt.u32 %q, %w, 2;\n@%q bar.sync 1, 64; // a\nbar.sync 0; // -\n@!%q bar.sync 1, 64; // b\n",
+        frozenset({(Cause.ROUNDS, *pair) for pair in ("aa", "ab", "bb")}),
+        threads=128,
+    ),
+    "a barrier of one warp that two warps use in any order": Case(
+        f"@%w0 {FILL} // a\nbar.sync 0; // -\nbar.sync 1, 32;\n@%w1 {FILL} // b\n",
+        frozenset({(Cause.RACE, "a", "b")}),
+    ),
     "a fence of the proxies is of the memory that it names": Case(
         f"@%w0 {FILL} // a\n@%w0 fence.proxy.async.shared::cta; // -\n@%w0 fence.proxy.async.global;\n"
         f"bar.sync 0;\n@%second {STORE} // b\n"
