@@ -22,7 +22,7 @@ UNWRAPPED = 100_000  # columns; a result is never wrapped to the width of somebo
 
 def table(headers: Sequence[str], rows: Sequence[Sequence[object]], right: Sequence[str] = ()) -> str:
     """Columns under their headers, two spaces apart; those named in `right` are aligned to the right."""
-    # Not rich's own table, which takes half a millisecond a row; column by column, for stores of many records.
+    # Not rich's own table, which takes half a millisecond a row; by column, as stores have many records.
     columns = [list(map(printable, column)) for column in zip(headers, *rows, strict=True)]
     aligned = [_aligned(cells, header in right) for header, cells in zip(headers, columns, strict=True)]
     return "\n".join("  ".join(row).rstrip() for row in zip(*aligned, strict=True))

@@ -59,7 +59,8 @@ class JournalWriter:
     `patience_s` goes over to dropping until something is sealed again, so that the program can never hang for
     good.
 
-    `compression` is the zstd level of the store, None for off.
+    `compression` is the zstd level of the store, None for off. `keep_bytes` bounds what is sealed of this
+    journal; the oldest batches are dropped for new ones.
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class JournalWriter:
         compression: int | None = 1,
         carry_bytes: int = 256 * MIB,
         patience_s: float = 30.0,
+        keep_bytes: int | None = None,
     ) -> None:
         self._pid = os.getpid()
         self.segment = f"{time.time_ns() // 1_000_000}-{self._pid}-{secrets.token_hex(4)}"
@@ -95,6 +97,7 @@ class JournalWriter:
             "compression": compression,
             "process": dict(process),
             "provenance": dict(provenance),
+            **({} if keep_bytes is None else {"keep_bytes": keep_bytes}),
         }
         self._log = JournalLog(store, self.segment, plain_json(opening))
         _writers.add(self)

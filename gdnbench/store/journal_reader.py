@@ -41,6 +41,7 @@ class Opening:
     compression: int | None
     process: Mapping[str, Any]
     provenance: Mapping[str, Any]
+    keep_bytes: int | None = None  # that the segment's batches may take in the store; the oldest go first
 
 
 @dataclass(slots=True)

@@ -392,6 +392,8 @@ def _missing_at_end(segment: SegmentInfo) -> Iterator[str]:
     end = segment.end or {}
     if torn := end.get("torn"):
         yield f"segment {segment.name}: unfinished record skipped: {torn}"
+    if oldest := end.get("dropped_oldest"):
+        yield f"segment {segment.name}: its {oldest} oldest records were dropped to stay within --max-bytes"
     if dropped := end.get("dropped"):
         yield f"segment {segment.name}: {dropped} calls were dropped before they reached the store"
     if error := end.get("error"):

@@ -75,6 +75,8 @@ def _account(place: Path, progress: Progress) -> Iterator[str]:
 
 def _findings(summary: SegmentSummary) -> Iterator[str]:
     yield f"{summary.records} records"
+    if summary.dropped_oldest:
+        yield f"the oldest {summary.dropped_oldest} of them dropped to stay within --max-bytes"
     if summary.unfinished:
         yield f"{summary.unfinished} of them with inputs only, their calls never came back"
     if summary.torn:

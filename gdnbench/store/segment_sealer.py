@@ -18,7 +18,8 @@ from gdnbench.store.journal_format import JournalRefusedError
 from gdnbench.store.journal_log import SEALER_LOCK, WRITER_LOCK
 from gdnbench.store.journal_reader import JournalReader, JournalRecord
 from gdnbench.store.layout import JOURNAL, METADATA, SEGMENTS, parse_node
-from gdnbench.store.summary import SegmentSummary, write_summary
+from gdnbench.store.quota import Quota, dropped_records
+from gdnbench.store.summary import SegmentSummary, segment_summary, write_summary
 from gdnbench.store.writer import StoreWriter
 
 BATCH_RECORDS = 256
@@ -45,6 +46,12 @@ def sealed_records(store: Path, segment: str) -> int:
     last = folder / max(names)
     _, batch = parse_node((last / METADATA).read_bytes(), "group", str(last))
     return int(batch["first"]) + int(batch["count"])
+
+
+def dropped_oldest(store: Path, segment: str) -> int:
+    """How many sealed records of `segment` were dropped for later ones."""
+    summary = segment_summary(store, segment)
+    return dropped_records(store / SEGMENTS / segment) if summary is None else summary.dropped_oldest
 
 
 class SegmentSealer:
@@ -124,12 +131,20 @@ class SegmentSealer:
         self._remove_journal()
         return None
 
+    @property
+    def _keep_bytes(self) -> int | None:
+        return None if self.reader.opening is None else self.reader.opening.keep_bytes
+
+    def _batch_bytes(self) -> int:
+        limit = self._keep_bytes
+        return BATCH_BYTES if limit is None else Quota.batch_bytes(limit, BATCH_BYTES)
+
     def _add(self, record: JournalRecord) -> None:
         """Gather `record` for the next batch; the one before it is sealed first if the two cannot share a
         batch.
         """
         follows = not self._pending or record.number == self._pending[-1].number + 1
-        if not follows or len(self._pending) == BATCH_RECORDS or self._pending_bytes >= BATCH_BYTES:
+        if not follows or len(self._pending) == BATCH_RECORDS or self._pending_bytes >= self._batch_bytes():
             self._seal_pending()
         if not self._pending:
             self._pending_since = time.monotonic()
@@ -178,6 +193,7 @@ class SegmentSealer:
                     process=opening.process,
                     provenance=opening.provenance,
                     compression=Compression(opening.compression),
+                    keep_bytes=opening.keep_bytes,
                 )
             except StoreError as error:
                 raise JournalRefusedError(str(error)) from error
@@ -195,6 +211,7 @@ class SegmentSealer:
         summary = SegmentSummary(
             closed=reader.closed is not None,
             records=self._sealed,
+            dropped_oldest=0 if self._keep_bytes is None else dropped_oldest(self._store, self._segment),
             unfinished=len(unfinished),
             dropped=reader.dropped,
             torn=reader.torn,

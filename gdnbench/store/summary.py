@@ -19,7 +19,8 @@ class SegmentSummary:
     """`closed`: its process ended in order. All else may say what is missing from the segment."""
 
     closed: bool
-    records: int
+    records: int  # that were sealed
+    dropped_oldest: int = 0  # of them, to make room for later ones
     unfinished: int = 0  # records with inputs only: the call began and never came back
     dropped: int = 0  # calls that never reached the journal
     torn: str | None = None  # the record that was being written when the process died

@@ -38,6 +38,7 @@ from gdnbench.store.layout import (
     group_json,
     parse_node,
 )
+from gdnbench.store.quota import Quota
 from gdnbench.store.reader import Store
 from gdnbench.store.record_json import plain
 from gdnbench.store.summary import END
@@ -56,6 +57,8 @@ class StoreWriter:
     opening it again goes on with it, and clears away what a writer that died there had not committed.
 
     `durable` flushes a batch to the device before it is committed, so that it outlives a power failure too.
+    `keep_bytes` bounds what the segment's batches take on disk: the oldest are dropped for new ones, and none
+    refers to tensors of another.
     StoreError if `path` holds something else, or a store of another kind or a newer format.
     """
 
@@ -70,6 +73,7 @@ class StoreWriter:
         compression: Compression | None = None,
         chunking: Chunking | None = None,
         durable: bool = True,
+        keep_bytes: int | None = None,
     ) -> None:
         if kind not in KINDS:
             raise BadInputError(f"store kind {kind!r} is not one of {', '.join(KINDS)}")
@@ -83,7 +87,10 @@ class StoreWriter:
         self._incoming = self.path / INCOMING / self.segment
         self._open_root()
         self._open_segment(plain(process or {}, "process"), plain(provenance or {}, "provenance"))
-        self._stored = _contents(self.path, self.segment)
+        self._quota = None
+        if keep_bytes is not None:
+            self._quota = Quota(self._folder, self._incoming, keep_bytes, durable)
+        self._stored = _contents(self.path, self.segment) if self._quota is None else {}
 
     def has(self, name: str) -> bool:
         """Whether a batch called `name` is committed in this segment."""
@@ -92,7 +99,8 @@ class StoreWriter:
     def write(self, name: str, drafts: Sequence[RecordDraft], first: int = 0) -> None:
         """Commit `drafts` as the batch `name`: entries `first`, `first + 1`, ... of the segment.
 
-        StoreError if the batch is there already or the disk refuses; the store is then as it was before.
+        StoreError if the batch is there already or the disk refuses, BadInputError if it is more than
+        `keep_bytes`; the store is then as it was before.
         """
         if name == END:
             raise BadInputError(f"batch name {END!r} is taken: a segment's end is written there")
@@ -104,6 +112,8 @@ class StoreWriter:
             batch = self._write_arrays(unfinished, name, drafts, first)
             if self._durable:
                 sync_tree(unfinished)
+            if self._quota is not None:
+                self._quota.make_room(unfinished)
             os.rename(unfinished, self._folder / name)
             if self._durable:
                 sync(self._folder)
@@ -113,7 +123,10 @@ class StoreWriter:
             ) from error
         finally:
             shutil.rmtree(unfinished, ignore_errors=True)
-        self._stored.update(batch.stored)
+        if self._quota is None:
+            self._stored.update(batch.stored)
+        else:
+            self._quota.add(self._folder / name)
 
     def _write_arrays(self, root: Path, name: str, drafts: Sequence[RecordDraft], first: int) -> Batch:
         # One more thread, so that a tensor is written while the next one is hashed.

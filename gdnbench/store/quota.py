@@ -1,0 +1,100 @@
+"""Keeps a segment that is being recorded within a bound: its oldest batches make room for new ones."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections import deque
+from pathlib import Path
+from typing import NamedTuple
+
+from gdnbench.errors import BadInputError
+from gdnbench.store.durable import sync
+from gdnbench.store.layout import METADATA, parse_node
+from gdnbench.store.summary import END
+from gdnbench.units import human_bytes
+
+_BATCHES = 8  # that the bound should have room for: one batch is the least that can be dropped
+
+
+class _Held(NamedTuple):
+    name: str
+    nbytes: int
+    stop: int  # the number after the batch's last record
+
+
+class Quota:
+    """The batches in the segment `folder`, and the bytes that they may take on disk.
+
+    A batch is dropped whole, so no other may refer to its tensors: its writer shares none between batches.
+    `spare` is a folder of the same file system for a batch that is on its way out.
+    """
+
+    def __init__(self, folder: Path, spare: Path, limit: int, durable: bool) -> None:
+        self._folder, self._spare = folder, spare
+        self._limit = limit
+        self._durable = durable
+        held = [_held(batch) for batch in _batches(folder)]
+        self._held = deque(sorted(held, key=lambda batch: batch.stop))
+        self._bytes = sum(batch.nbytes for batch in held)
+
+    @staticmethod
+    def batch_bytes(limit: int, most: int) -> int:
+        """How large a batch may become, where it may have `most` without a bound."""
+        return max(1, min(most, limit // _BATCHES))
+
+    def make_room(self, batch: Path) -> None:
+        """Drop the oldest batches until `batch`, which is about to be committed, fits.
+
+        BadInputError if it could not fit alone; nothing is dropped then.
+        """
+        nbytes = _tree_bytes(batch)
+        if nbytes > self._limit:
+            raise BadInputError(
+                f"it takes {human_bytes(nbytes)}, more than the {human_bytes(self._limit)} that are kept"
+            )
+        while self._bytes + nbytes > self._limit:
+            self._drop(self._held.popleft())
+
+    def add(self, batch: Path) -> None:
+        """Count `batch`, which is committed."""
+        held = _held(batch)
+        self._held.append(held)
+        self._bytes += held.nbytes
+
+    def _drop(self, batch: _Held) -> None:
+        # Out of sight at once; what a killed writer leaves of it, the segment's next writer clears away.
+        gone = self._spare / f"{batch.name}.dropped"
+        os.rename(self._folder / batch.name, gone)
+        if self._durable:
+            sync(self._folder)
+        shutil.rmtree(gone)
+        self._bytes -= batch.nbytes
+
+
+def dropped_records(segment: Path) -> int:
+    """How many records of a captured segment were dropped: those before the first that it holds."""
+    try:
+        batches = _batches(segment)
+    except FileNotFoundError:
+        return 0
+    return min((_span(batch)[0] for batch in batches), default=0)
+
+
+def _batches(segment: Path) -> list[Path]:
+    return [path for path in segment.iterdir() if path.is_dir() and path.name != END]
+
+
+def _span(batch: Path) -> tuple[int, int]:
+    """The number of the batch's first record, and the number after its last."""
+    _, ours = parse_node((batch / METADATA).read_bytes(), "group", str(batch))
+    first = int(ours["first"])
+    return first, first + int(ours["count"])
+
+
+def _held(batch: Path) -> _Held:
+    return _Held(batch.name, _tree_bytes(batch), _span(batch)[1])
+
+
+def _tree_bytes(root: Path) -> int:
+    return sum(os.lstat(os.path.join(top, name)).st_size for top, _, names in os.walk(root) for name in names)
