@@ -11,14 +11,15 @@ import typer
 from gdnbench.cli.console import print_json, progress
 from gdnbench.cli.judging import HEATMAP, factors, finish, tolerance
 from gdnbench.errors import BadInputError, Exit
+from gdnbench.store.address import Address
 from gdnbench.store.recover import open_store
 
 
 def diff(
     a: Annotated[
-        Path, typer.Argument(help="A store: a capture, a run saved by replay --save, or a value trace.")
+        str, typer.Argument(help="A store: a capture, a run saved by replay --save, or a value trace.")
     ],
-    b: Annotated[Path, typer.Argument(help="The store to compare it with.")],
+    b: Annotated[str, typer.Argument(help="The store to compare it with.")],
     op: Annotated[str | None, typer.Option(help="Only records of this operation.")] = None,
     tol: Annotated[
         str | None,
@@ -66,7 +67,7 @@ def diff(
     finish(report, json, junit, heatmap=heatmap)
 
 
-def traces(a: Path, b: Path) -> bool:
+def traces(a: Address, b: Address) -> bool:
     """Whether both are value traces. BadInputError if one is."""
     from gdnbench.trace.reader import is_trace
 
@@ -84,7 +85,7 @@ def refuse(options: Mapping[str, object], why: str) -> None:
 
 
 def finish_traces(
-    a: Path, b: Path, tolerance: tuple[float, float] | None, ulp: float | None, json: bool
+    a: Address, b: Address, tolerance: tuple[float, float] | None, ulp: float | None, json: bool
 ) -> NoReturn:
     """Compare two traces, print what is found, and end the command."""
     from gdnbench.diff.traces.compare import compare

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
-from pathlib import Path
+from functools import lru_cache
 from typing import Annotated, Any
 
 import typer
@@ -19,7 +19,7 @@ HEADERS = ("#", "op", "layer", "step", "sizes", "bytes", "status")
 
 
 def ls(
-    store: Annotated[Path, typer.Argument(help="A store: folder or .zip.")],
+    store: Annotated[str, typer.Argument(help="A store: folder, .zip or URL.")],
     op: Annotated[str | None, typer.Option(help="Only this operation.")] = None,
     layer: Annotated[str | None, typer.Option(help="Only layers of this name; globs allowed.")] = None,
     json: Annotated[bool, typer.Option("--json", help="A list of objects instead of a table.")] = False,
@@ -61,9 +61,14 @@ def _wanted(record: Listed, op: str | None, layer: str | None) -> bool:
 
 def _row(record: Listed) -> tuple[object, ...]:
     kind = record.kind
-    shown = " ".join(f"{axis}={extent}" for axis, extent in kind.sizes.items())
+    shown = _shown(tuple(kind.sizes.items()))
     status = "" if kind.status == Status.COMPLETE.value else kind.status
     return record.number, kind.op, kind.layer, record.step, shown, human_bytes(kind.nbytes), status
+
+
+@lru_cache  # calls of one layer look alike
+def _shown(sizes: tuple[tuple[str, int], ...]) -> str:
+    return " ".join(f"{axis}={extent}" for axis, extent in sizes)
 
 
 def _last_line(opened: Store, listed: int) -> str:

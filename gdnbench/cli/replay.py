@@ -37,6 +37,7 @@ from gdnbench.cli.time import BUSY, CACHE, CLOCK, FORM, print_times, replay_time
 from gdnbench.cli.tracing import LIMIT, OF, TRACE, trace_to
 from gdnbench.errors import BadInputError
 from gdnbench.record_numbers import record_numbers
+from gdnbench.store.address import Address
 from gdnbench.store.recover import open_store
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
 
 @with_git_statuses
 def replay(
-    store: Annotated[Path, typer.Argument(help="A store: folder or .zip.")],
+    store: Annotated[str, typer.Argument(help="A store: folder, .zip or URL.")],
     records: Annotated[str | None, typer.Argument(help="Which records, like 0,3-5; all if left out.")] = None,
     kernel: Annotated[
         str, typer.Option(help="reference, torch, hf, package.module:function or FILE.py:function.")
@@ -198,7 +199,7 @@ def _numbers(store: Store, records: str | None) -> list[int] | None:
 
 
 def _explore(
-    store: Path,
+    store: Address,
     records: str | None,
     op: str | None,
     kernel: str,
@@ -224,7 +225,7 @@ def _explore(
 
 
 def _spread(
-    store: Path,
+    store: Address,
     records: str | None,
     workers: int | None,
     scheduler: str | None,
@@ -246,7 +247,7 @@ def _spread(
 
 
 def _here(
-    store: Path,
+    store: Address,
     records: str | None,
     schedule: str | None,
     shape: int | None,

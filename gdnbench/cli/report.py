@@ -12,7 +12,7 @@ from gdnbench.errors import BadInputError
 
 def report(
     runs: Annotated[
-        list[Path],
+        list[str],
         typer.Argument(help="Runs: stores of replay --save, or files of replay --json or diff --json."),
     ],
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Write an HTML file.")] = None,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -22,7 +21,7 @@ DIGITS = 12  # of a digest: enough to tell tensors apart by eye
 
 
 def show(
-    store: Annotated[Path, typer.Argument(help="A store: folder or .zip.")],
+    store: Annotated[str, typer.Argument(help="A store: folder, .zip or URL.")],
     record: Annotated[int, typer.Argument(min=0, help="Number of the record, as ls lists it.")],
     json: Annotated[bool, typer.Option("--json", help="One object instead of text.")] = False,
 ) -> None:

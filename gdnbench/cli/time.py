@@ -33,7 +33,7 @@ NO_CLOCK = "the simulator executes and does not time: these are counts; times ne
 
 
 def time(
-    store: Annotated[Path, typer.Argument(help="A store: folder or .zip.")],
+    store: Annotated[str, typer.Argument(help="A store: folder, .zip or URL.")],
     records: Annotated[str | None, typer.Argument(help="Which records, like 0,3-5; all if left out.")] = None,
     kernel: Annotated[
         list[str] | None,
@@ -57,7 +57,7 @@ def time(
     csv: Annotated[bool, typer.Option("--csv", help="A line a kernel and record.")] = False,
     save: Annotated[Path | None, typer.Option(help="Write the times into a run store.")] = None,
     compare: Annotated[
-        Path | None, typer.Option(help="Earlier times, a run or a JSON file: slower than them is exit 1.")
+        str | None, typer.Option(help="Earlier times, a run or a JSON file: slower than them is exit 1.")
     ] = None,
 ) -> None:
     """Time kernels on recorded calls, those whose outputs pass, in turn and on the same buffers.

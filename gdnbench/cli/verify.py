@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -15,7 +14,7 @@ from gdnbench.units import human_bytes
 
 
 def verify(
-    store: Annotated[Path, typer.Argument(help="A store: folder or .zip.")],
+    store: Annotated[str, typer.Argument(help="A store: folder, .zip or URL.")],
     json: Annotated[bool, typer.Option("--json", help="One object instead of text.")] = False,
 ) -> None:
     """Check every digest of a store and name what is damaged: record, tensor and chunk."""

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -18,6 +17,7 @@ from gdnbench.replay.kernels import of_function
 from gdnbench.replay.replay import Replayer, ReplayOptions, replaying
 from gdnbench.replay.run import InProcess
 from gdnbench.report.report import RecordResult, ReplayReport
+from gdnbench.store.address import Address
 from gdnbench.store.reader import Store, StoredRecord
 from gdnbench_kernels.contract import Kernel, Operation
 
@@ -42,7 +42,7 @@ class Replaying:
     """A store and what replays its records. Opening it raises StoreError where there is no store, and
     CannotRunError for a device that is not here."""
 
-    def __init__(self, path: Path, options: ReplayOptions) -> None:
+    def __init__(self, path: Address, options: ReplayOptions) -> None:
         self.options = options
         with ExitStack() as stack:
             self.store = stack.enter_context(Store.open(path))
@@ -78,10 +78,10 @@ class Replays:
     """Keeps the last store and kernel open: tests of one mark follow each other."""
 
     def __init__(self) -> None:
-        self._key: tuple[Path, ReplayOptions] | None = None
+        self._key: tuple[Address, ReplayOptions] | None = None
         self._last: Replaying | None = None
 
-    def of(self, path: Path, options: ReplayOptions) -> Replaying:
+    def of(self, path: Address, options: ReplayOptions) -> Replaying:
         """That of `path` and `options`; errors as of `Replaying`."""
         key = (path, options)
         if self._last is None or self._key != key:

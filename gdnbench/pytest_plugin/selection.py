@@ -18,6 +18,7 @@ from gdnbench.errors import BadInputError, GdnbenchError, StoreError
 from gdnbench.printable import printable
 from gdnbench.pytest_plugin.asked import Asked, asked_of
 from gdnbench.record_numbers import record_numbers
+from gdnbench.store.address import Address, is_url
 from gdnbench.store.reader import Store
 
 _LONGEST = 80
@@ -28,7 +29,7 @@ _LONGEST = 80
 class Chosen:
     """A test to be: record `number` of the store at `path`, or a `problem` that is its outcome."""
 
-    path: Path
+    path: Address
     asked: Asked
     id: str
     number: int = -1
@@ -60,7 +61,7 @@ def select_marked(marks: Sequence[pytest.Mark], file: Path, config: pytest.Confi
     return found
 
 
-def select(path: Path, asked: Asked, prefix: str = "") -> list[Chosen]:
+def select(path: Address, asked: Asked, prefix: str = "") -> list[Chosen]:
     """The records asked for of the store at `path`, named after `prefix`; what of it cannot be read is a
     problem."""
 
@@ -100,9 +101,11 @@ def safe(text: str) -> str:
     return kept if len(kept) <= _LONGEST else f"{kept[: _LONGEST - 2]}.."
 
 
-def _paths(pattern: object, folders: tuple[Path, ...]) -> Iterator[Path]:
-    """What a path or glob names in the first of `folders` where it names anything, in the order of names."""
+def _paths(pattern: object, folders: tuple[Path, ...]) -> Iterator[Address]:
+    """A URL, or what a path or glob names in the first of `folders` where it names anything, by name."""
     text = str(pattern)
+    if is_url(text):
+        return iter([text])
     for folder in folders:
         if text and (folder / text).exists():
             return iter([folder / text])
@@ -111,10 +114,11 @@ def _paths(pattern: object, folders: tuple[Path, ...]) -> Iterator[Path]:
     raise BadInputError(f"{text!r} names no store in {' or '.join(map(str, dict.fromkeys(folders)))}")
 
 
-def _labelled(paths: Sequence[Path], folders: tuple[Path, ...]) -> Iterator[tuple[Path, str]]:
+def _labelled(paths: Sequence[Address], folders: tuple[Path, ...]) -> Iterator[tuple[Address, str]]:
     """Each path with its name, or, where several have the same, with its path in the folder."""
-    count = Counter(path.name for path in paths)
-    for path in paths:
+    count = Counter(Path(path).name for path in paths)
+    for address in paths:
+        path = Path(address)  # of a URL too, for its last name
         inside = next((folder for folder in folders if path.is_relative_to(folder)), None)
-        longer = path if inside is None else path.relative_to(inside)
-        yield path, safe(path.name if count[path.name] == 1 else str(longer))
+        longer = address if inside is None else path.relative_to(inside)
+        yield address, safe(path.name if count[path.name] == 1 else str(longer))

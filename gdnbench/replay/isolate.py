@@ -18,6 +18,7 @@ from gdnbench.replay.execute import Execution
 from gdnbench.replay.failure import Failure
 from gdnbench.replay.process import START_SECONDS, Gone, Worker, cause
 from gdnbench.report.outcome import Outcome
+from gdnbench.store.address import Address
 from gdnbench.store.reader import StoredRecord
 from gdnbench_kernels.contract import Operation
 
@@ -35,7 +36,7 @@ class Isolated:
 
     def __init__(
         self,
-        path: Path,
+        path: Address,
         kernel: str,
         on: str,
         timeout: float,

@@ -17,6 +17,7 @@ from typing import Any
 from gdnbench.errors import BadInputError, Exit, GdnbenchError
 from gdnbench.report.export import SCHEMA
 from gdnbench.report.outcome import Outcome, exit_code
+from gdnbench.store.address import Address, is_url, local_path
 from gdnbench.store.reader import Store
 from gdnbench.store.recover import open_store
 
@@ -70,15 +71,15 @@ def as_replayed(where: str) -> Iterator[None]:
         ) from error
 
 
-def read_run(path: Path) -> Run:
+def read_run(path: Address) -> Run:
     """The run at `path`; BadInputError if there is none, StoreError if its store is damaged."""
-    if path.is_file() and path.suffix != ".zip":
-        return _from_text(path)
+    if not is_url(path) and (place := local_path(path)).is_file() and place.suffix != ".zip":
+        return _from_text(place)
     with open_store(path) as store:
         return _from_store(path, store)
 
 
-def _from_store(path: Path, store: Store) -> Run:
+def _from_store(path: Address, store: Store) -> Run:
     if store.kind != "run":
         raise BadInputError(
             f"{path} is a {store.kind}, not a run; `gdnbench replay {path} --save RUN` makes one"

@@ -20,6 +20,7 @@ from gdnbench.spread import worker
 from gdnbench.spread.dispatch import Died, Dispatch
 from gdnbench.spread.job import Job, Task, code
 from gdnbench.spread.pool import Pool, pool, say
+from gdnbench.store.address import Address
 from gdnbench.store.reader import StoredRecord
 from gdnbench.store.recover import open_store
 
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def replay_spread(
-    store_path: Path,
+    store_path: Address,
     *,
     workers: int | None = None,
     scheduler: str | None = None,

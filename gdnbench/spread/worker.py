@@ -23,6 +23,7 @@ from gdnbench.replay.kernels import is_user_kernel
 from gdnbench.replay.replay import Replayer, replaying
 from gdnbench.spread.job import Job, Task, code
 from gdnbench.spread.wire import dumps, loads
+from gdnbench.store.address import is_absolute
 from gdnbench.store.reader import Store
 
 _ONE_AT_A_TIME = threading.Lock()
@@ -99,7 +100,7 @@ def _folder(job: Job) -> Iterator[None]:
     such folder needs none for a store at an absolute path and a listed kernel."""
     there = Path(job.folder)
     named = (job.options.kernel, job.options.against)
-    if not there.is_dir() and (not Path(job.store).is_absolute() or any(map(is_user_kernel, named))):
+    if not there.is_dir() and (not is_absolute(job.store) or any(map(is_user_kernel, named))):
         raise BadInputError(
             f"worker {_name()} has no folder {job.folder}, from which the store and kernels are named:"
             " share it, or give the store by an absolute path and a listed kernel"

@@ -4,23 +4,34 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Protocol
-
-from zarr.abc.store import Store as ZarrStore
-from zarr.storage import LocalStore
+from typing import TYPE_CHECKING, Protocol
 
 from gdnbench.errors import StoreError
+from gdnbench.store.address import Address, is_url, local_path
+
+
+if TYPE_CHECKING:  # listing a store does without zarr
+    from zarr.abc.store import Store as ZarrStore
 
 
 class StoreFiles(Protocol):
     """Read access to a store's files. Keys are relative to its root, with "/" between names."""
 
-    path: Path
+    @property
+    def path(self) -> Path | str:
+        """Where the store is, for messages and for `open_files`: a str is a URL."""
+
+    @property
+    def commits_last(self) -> bool:
+        """Whether folders can be seen before their metadata, which is then the last of them to arrive."""
 
     def read(self, key: str, limit: int) -> bytes | None:
         """The content of a file, or None if there is none; StoreError if it is longer than `limit` bytes."""
+
+    def prefetch(self, keys: Iterable[str]) -> None:
+        """`read` will be asked for all of `keys`: fetch them at the same time, where that is faster."""
 
     def folders(self, key: str) -> list[str]:
         """Names of the folders in the folder `key`, sorted; empty if there is none."""
@@ -37,19 +48,25 @@ class StoreFiles(Protocol):
 class FolderFiles:
     """A store that is a folder. The folder itself may be a symbolic link; nothing in it may."""
 
+    commits_last = False  # a batch is renamed into place whole
+
     def __init__(self, path: Path) -> None:
         self.path = path
+
+    def prefetch(self, keys: Iterable[str]) -> None:
+        """Files are as fast one by one."""
 
     def read(self, key: str, limit: int) -> bytes | None:
         path = self._inside(key)
         try:
-            status = path.stat()
+            status = os.stat(path)
             size = status.st_size
             if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):
-                self._refuse(path)  # a pipe would be waited for
+                self._refuse(Path(path))  # a pipe would be waited for
             if size > limit:
                 raise StoreError(f"{self.path}: {key} has {size} bytes, more than the {limit} it may have")
-            return path.read_bytes()
+            with open(path, "rb") as file:
+                return file.read()
         except (FileNotFoundError, NotADirectoryError):
             return None
         except IsADirectoryError:
@@ -57,16 +74,18 @@ class FolderFiles:
 
     def folders(self, key: str) -> list[str]:
         path = self._inside(key)
-        if not path.is_dir():
+        if not os.path.isdir(path):
             return []
         with os.scandir(path) as entries:
             return sorted(entry.name for entry in entries if not self._refused(entry) and entry.is_dir())
 
     def sizes(self, key: str) -> Mapping[str, int]:
-        top = self._inside(key)
+        top = Path(self._inside(key))
         return dict(self._sizes(top, "")) if top.is_dir() else {}
 
     def zarr(self) -> tuple[ZarrStore, str]:
+        from zarr.storage import LocalStore
+
         return LocalStore(self.path, read_only=True), ""
 
     def close(self) -> None:
@@ -82,15 +101,16 @@ class FolderFiles:
                 else:
                     yield f"{prefix}{entry.name}", entry.stat().st_size
 
-    def _inside(self, key: str) -> Path:
+    def _inside(self, key: str) -> str:
         """The path of `key`; StoreError if it leaves the store or passes a symbolic link."""
-        path = self.path
+        # Text, not a Path: opening a store of thousands of batches would take twice as long.
+        path = os.fspath(self.path)
         for name in key.split("/") if key else []:
             if name in ("", ".", "..") or "\\" in name or "\0" in name:
                 raise StoreError(f"{self.path}: {key!r} would lead out of the store")
-            path = path / name
-            if path.is_symlink():
-                self._refuse(path)
+            path = f"{path}/{name}"
+            if os.path.islink(path):
+                self._refuse(Path(path))
         return path
 
     def _refused(self, entry: os.DirEntry[str]) -> bool:
@@ -105,3 +125,23 @@ class FolderFiles:
         raise StoreError(
             f"{self.path}: {path.relative_to(self.path)} is {what}; a store holds only its own files"
         )
+
+
+def open_files(address: Address, *, cached: bool = True) -> StoreFiles:
+    """The files of the store at `address`: a folder, a zip archive, or a URL.
+
+    StoreError if nothing is there, errors as of `Objects` for a URL. Without `cached`, a URL is read from its
+    server alone.
+    """
+    # Both import this module's neighbours and, for a URL, packages that reading a folder can do without.
+    if is_url(address):
+        from gdnbench.store.object_files import ObjectFiles
+        from gdnbench.store.piece_cache import PieceCache
+
+        return ObjectFiles(os.fspath(address), PieceCache.of_user() if cached else None)
+    from gdnbench.store.zipped import ZipFiles
+
+    place = local_path(address)
+    if not place.exists():
+        raise StoreError(f"{place} does not exist")
+    return FolderFiles(place) if place.is_dir() else ZipFiles(place)

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import bisect
 import math
-import os
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, overload
 
 from gdnbench.bits import Bits, from_bits, logical
 from gdnbench.errors import BadInputError, StoreError
 from gdnbench.record import RecordInfo, TensorMeta
-from gdnbench.store.files import FolderFiles, StoreFiles
+from gdnbench.store.address import Address
+from gdnbench.store.files import StoreFiles, open_files
 from gdnbench.store.index import INDEX, Kind, Listed, Told, indexed
 from gdnbench.store.layout import (
     INCOMING,
@@ -27,12 +26,12 @@ from gdnbench.store.layout import (
     Location,
     check_root,
     checked_name,
+    is_name,
     parse_node,
 )
 from gdnbench.store.record_json import Placed, RecordLine, from_line, unplain
 from gdnbench.store.stored_array import RowCache, StoredArray, open_array
 from gdnbench.store.summary import END
-from gdnbench.store.zipped import ZipFiles
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -267,19 +266,17 @@ class Store:
         self.kind = check_root(ours, self.path)
         self.format_version: int = ours["format_version"]
         damaged: list[str] = []
+        arriving: list[str] = []
         self.segments = tuple(_segments(files, damaged))
-        self.batches = tuple(_batches(files, self.segments, damaged))
+        self.batches = tuple(_batches(files, self.segments, damaged, arriving))
         self.damaged = tuple(damaged)
-        self.unfinished = tuple(_unfinished(files, self.segments))
+        self.unfinished = (*_unfinished(files, self.segments), *arriving)
         self.records: Sequence[StoredRecord] = Records(self.batches, self.contents)
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str]) -> Store:
-        """The store at `path`, a folder or a zip archive; StoreError if it is none."""
-        place = Path(path)
-        if not place.exists():
-            raise StoreError(f"{place} does not exist")
-        files: StoreFiles = FolderFiles(place) if place.is_dir() else ZipFiles(place)
+    def open(cls, path: Address, *, cached: bool = True) -> Store:
+        """The store at `path`: a folder, a zip archive or a URL. StoreError if it is none."""
+        files = open_files(path, cached=cached)
         try:
             return cls(files)
         except BaseException:
@@ -320,6 +317,10 @@ class Store:
         self.close()
 
 
+class _MissingError(StoreError):
+    """A folder without its metadata."""
+
+
 def _segments(files: StoreFiles, damaged: list[str]) -> Iterator[SegmentInfo]:
     for name in files.folders(SEGMENTS):
         key = f"{SEGMENTS}/{checked_name(name, f'{files.path}: segment')}"
@@ -336,26 +337,35 @@ def _segments(files: StoreFiles, damaged: list[str]) -> Iterator[SegmentInfo]:
             damaged.append(f"segment {name} is skipped: {error}")
 
 
-def _batches(files: StoreFiles, segments: Sequence[SegmentInfo], damaged: list[str]) -> Iterator[BatchInfo]:
+def _batches(
+    files: StoreFiles, segments: Sequence[SegmentInfo], damaged: list[str], arriving: list[str]
+) -> Iterator[BatchInfo]:
+    """The batches that are whole. Where they come file by file, one without its metadata is still `arriving`,
+    unless its segment has ended.
+    """
     for segment in segments:
         found = []
-        for name in files.folders(f"{SEGMENTS}/{segment.name}"):
-            key = f"{SEGMENTS}/{segment.name}/{checked_name(name, f'{files.path}: batch')}"
-            if name == END:
-                continue
+        folder = f"{SEGMENTS}/{segment.name}"
+        names = [name for name in files.folders(folder) if name != END]
+        files.prefetch(f"{folder}/{name}/{METADATA}" for name in names if is_name(name))
+        for name in names:
+            key = f"{folder}/{checked_name(name, f'{files.path}: batch')}"
             try:
                 ours = _group(files, key)
                 first, count = _number(ours, "first", key), _number(ours, "count", key)
                 found.append(BatchInfo(segment, name, first, count, ours.get(INDEX)))
             except StoreError as error:
-                damaged.append(f"batch {segment.name}/{name} is skipped: {error}")
+                if isinstance(error, _MissingError) and files.commits_last and segment.end is None:
+                    arriving.append(f"batch {segment.name}/{name} has not arrived; its records are skipped")
+                else:
+                    damaged.append(f"batch {segment.name}/{name} is skipped: {error}")
         yield from sorted(found, key=lambda batch: (batch.first, batch.name))
 
 
 def _group(files: StoreFiles, key: str) -> dict[str, Any]:
     text = files.read(f"{key}/{METADATA}", METADATA_LIMIT)
     if text is None:
-        raise StoreError(f"{key}/{METADATA} is missing")
+        raise _MissingError(f"{key}/{METADATA} is missing")
     return parse_node(text, "group", key)[1]
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from gdnbench.errors import StoreError
+from gdnbench.store.address import Address, is_url, local_path
 from gdnbench.store.layout import JOURNAL, is_name
 from gdnbench.store.reader import Store
 from gdnbench.store.summary import SegmentSummary, segment_summary
@@ -17,14 +18,16 @@ if TYPE_CHECKING:
     from gdnbench.store.sealer import Progress
 
 
-def open_store(path: str | os.PathLike[str], *, notes: TextIO | None = None) -> Store:
+def open_store(path: Address, *, notes: TextIO | None = None) -> Store:
     """The store at `path`, after sealing the journals of dead processes if it is a folder that can be
     written.
 
     Says on `notes` (stderr) what was recovered and what was left. StoreError if there is no store, or as
     `Store.open`.
     """
-    place = Path(path)
+    if is_url(path):  # journals never leave the machine that writes them
+        return Store.open(path)
+    place = local_path(path)
     stream = sys.stderr if notes is None else notes
     segments = _journals(place)
     if segments and os.access(place, os.W_OK) and os.access(place / JOURNAL, os.W_OK):

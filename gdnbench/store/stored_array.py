@@ -6,18 +6,19 @@ import math
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import zarr
 
 from gdnbench.bits import Bits
-from gdnbench.errors import StoreError
-from gdnbench.store.arrays import array_io
+from gdnbench.errors import CannotRunError, StoreError
 from gdnbench.store.files import FolderFiles, StoreFiles
 from gdnbench.store.grid import Slices, chunk_file, grid_of
 from gdnbench.store.layout import METADATA, METADATA_LIMIT, parse_node
 from gdnbench.store.plain_chunks import PlainArray, is_plain, read_plain
+
+if TYPE_CHECKING:  # listing a store does without zarr, which takes most of its start-up
+    import zarr
 
 _CODECS = ("blosc", "bytes", "crc32c", "sharding_indexed", "zstd")  # zstd: what zarr-python takes by itself
 # All-zero chunks shrink 18,000-fold at most; what claims to expand further is no array of ours.
@@ -47,11 +48,15 @@ class StoredArray:
         missing = next((name for name in self.files_of(part) if not self._files.get(name)), None)
         if missing is not None:
             raise StoreError(f"{self.where}: chunk file {missing} is missing or empty")
+        from gdnbench.store.arrays import array_io
+
         try:
             if self._plain is not None and part[1:] == self.whole[1:]:
                 return read_plain(self._plain, part, self.dtype)
             with array_io():
                 return np.asarray(self._zarr[part])
+        except CannotRunError:  # the network's fault is no damage
+            raise
         # What zarr and its codecs raise for damaged bytes is theirs to choose: ValueError, RuntimeError, ...
         except Exception as error:
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
@@ -76,10 +81,14 @@ def open_array(files: StoreFiles, key: str) -> StoredArray:
     for name in _codec_names(node.get("codecs"), where):
         if name not in _CODECS:
             raise StoreError(f"{where}: codec {name!r} is refused; a store uses {', '.join(_CODECS)}")
+    import zarr
+
     store, prefix = files.zarr()
     try:
         array = zarr.open_array(store, path=prefix + key, mode="r", zarr_format=3)
         dtype, chunk, file = np.dtype(array.dtype), array.chunks, array.shards or array.chunks
+    except CannotRunError:
+        raise
     # As above: bad metadata surfaces as whatever zarr's parser raises.
     except Exception as error:
         raise StoreError(f"{where}/{METADATA} is not valid: {str(error) or type(error).__name__}") from error

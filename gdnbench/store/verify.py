@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from blake3 import blake3
 
 from gdnbench.errors import StoreError
+from gdnbench.store.address import Address
 from gdnbench.store.batch import byte_view
 from gdnbench.store.compression import run_of
 from gdnbench.store.grid import Slices, grid_of
@@ -53,9 +53,12 @@ Progress = Callable[[int, int], None]
 """Called with the records checked so far and the records there are."""
 
 
-def verify(path: str | os.PathLike[str], progress: Progress | None = None) -> VerifyReport:
-    """Check all of the store at `path`; StoreError only if it cannot be opened at all."""
-    with Store.open(path) as store:
+def verify(path: Address, progress: Progress | None = None) -> VerifyReport:
+    """Check all of the store at `path`; StoreError only if it cannot be opened at all.
+
+    Of a URL nothing is taken from the cache: what is checked is what the server holds.
+    """
+    with Store.open(path, cached=False) as store:
         checker = _Checker(store)
         for done, _ in enumerate(checker.check(), 1):
             if progress is not None:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import stat
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-
-from zarr.abc.store import Store as ZarrStore
-from zarr.storage import ZipStore
+from typing import TYPE_CHECKING
 
 from gdnbench.errors import StoreError
 from gdnbench.store.layout import METADATA
+
+if TYPE_CHECKING:  # listing a store does without zarr
+    from zarr.abc.store import Store as ZarrStore
+    from zarr.storage import ZipStore
 
 _MOST_EXPANSION = 1032  # of deflate: 258 bytes from a code of two bits
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
@@ -20,6 +22,8 @@ _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 
 class ZipFiles:
     """A store in a zip archive, at its root or in its one top folder."""
+
+    commits_last = False
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -73,6 +77,9 @@ class ZipFiles:
         except (zipfile.BadZipFile, zlib.error, EOFError, OSError) as error:
             raise StoreError(f"{self.path}: member {key} is damaged: {error}") from error
 
+    def prefetch(self, keys: Iterable[str]) -> None:
+        """The archive's directory is in memory, and its members are as fast one by one."""
+
     def folders(self, key: str) -> list[str]:
         prefix = f"{key}/" if key else ""
         inside = (name[len(prefix) :] for name in self._sizes if name.startswith(prefix))
@@ -84,6 +91,8 @@ class ZipFiles:
 
     def zarr(self) -> tuple[ZarrStore, str]:
         if self._zarr is None:
+            from zarr.storage import ZipStore
+
             self._zarr = ZipStore(self.path, mode="r", read_only=True)
         return self._zarr, self._prefix
 

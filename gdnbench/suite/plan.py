@@ -10,6 +10,7 @@ from pathlib import Path
 
 from gdnbench.judge.record import ORACLE
 from gdnbench.report.report import RecordResult
+from gdnbench.store.address import Address
 
 FACTOR = 2.0
 """How much worse than accepted an error may be, unless a suite says otherwise; docs/ci.md derives it."""
@@ -61,7 +62,7 @@ class Entry:
     name: str
     where: str
     capture: str
-    path: Path
+    path: Address
     kernel: str
     written: str
     on: str

@@ -19,6 +19,7 @@ from gdnbench.ops import operations
 from gdnbench.replay import kernels
 from gdnbench.replay.replay import RECORDED
 from gdnbench.replay.simulated import SIM
+from gdnbench.store.address import Address, is_url
 from gdnbench.store.recover import open_store
 from gdnbench.suite import keys
 from gdnbench.suite.plan import FACTOR, Entry, Known, Options, Suite, TensorRule
@@ -88,7 +89,7 @@ def entries_of(folder: Path, table: dict[str, Any], where: str, factor: float) -
                     called,
                     where,
                     capture,
-                    Path(_from_here(folder / capture)),
+                    capture if is_url(capture) else Path(_from_here(folder / capture)),
                     _kernel(folder, kernel),
                     kernel,
                     on,
@@ -124,6 +125,11 @@ def _captures(folder: Path, patterns: tuple[str, ...], options: Options, where: 
     """Paths of the captures, relative to `folder` where they can be, that have what is asked of them."""
     found: dict[str, None] = {}
     for pattern in patterns:
+        if is_url(pattern):
+            if not _has(pattern, options, where):
+                raise BadInputError(f"{where}: captures {pattern!r} have no record of {options.op}")
+            found[pattern] = None
+            continue
         root = glob.escape(str(folder))
         matches = sorted(glob.glob(os.path.join(root, pattern), recursive=True))
         if not matches:
@@ -146,7 +152,7 @@ def _is_run(path: Path) -> bool:
         return False
 
 
-def _has(path: Path, options: Options, where: str) -> bool:
+def _has(path: Address, options: Options, where: str) -> bool:
     """Whether a capture has a record of the operation asked for."""
     try:
         with open_store(path) as store:

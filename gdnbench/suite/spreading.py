@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from gdnbench.errors import GdnbenchError
 from gdnbench.replay.replay import replay
 from gdnbench.report.report import ReplayReport
+from gdnbench.store.address import Address
 from gdnbench.store.recover import open_store
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class Replays:
     ) -> None:
         self._stack.close()
 
-    def replay(self, path: Path, **options: Any) -> ReplayReport:
+    def replay(self, path: Address, **options: Any) -> ReplayReport:
         """As `replay` of the store at `path`; errors of it and of `gdnbench.spread`."""
         if self._workers is None and self._scheduler is None:
             with open_store(path) as store:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gdnbench.errors import BadInputError
+from gdnbench.store.address import Address, is_url, local_path
 from gdnbench.store.recover import open_store
 from gdnbench.timing.counting import CountsReport
 from gdnbench.timing.plain import to_plain
@@ -137,11 +138,11 @@ def _line(record: RecordTiming, kernel: KernelTiming) -> dict[str, Any]:
     return line
 
 
-def read_timings(path: Path) -> list[RecordTiming]:
+def read_timings(path: Address) -> list[RecordTiming]:
     """What `time --save` or `time --json` wrote. BadInputError for anything else, StoreError for a store that
     cannot be read."""
-    if path.is_file() and path.suffix != ".zip":
-        return _from_file(path)
+    if not is_url(path) and (place := local_path(path)).is_file() and place.suffix != ".zip":
+        return _from_file(place)
     with open_store(path) as store:
         runs = [(record.number, record.info.run.get("timing")) for record in store.records]
     found = [

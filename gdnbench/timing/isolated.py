@@ -21,6 +21,7 @@ from gdnbench.errors import BadInputError, CannotRunError
 from gdnbench.replay.failure import Failure
 from gdnbench.replay.process import START_SECONDS, Gone, Worker, cause
 from gdnbench.report.outcome import Outcome
+from gdnbench.store.address import Address
 from gdnbench.store.reader import StoredRecord
 from gdnbench.timing.options import TimingOptions
 from gdnbench.timing.plain import to_plain
@@ -64,7 +65,7 @@ class Timed:
 class TimingProcess:
     """Judges and times kernels on records of the store at `path`, on the device called `on`."""
 
-    def __init__(self, path: Path, on: str, options: TimingOptions) -> None:
+    def __init__(self, path: Address, on: str, options: TimingOptions) -> None:
         self._path, self._on, self._options = path, on, options
         self._folder = tempfile.TemporaryDirectory(prefix="gdnbench-time-")
         self._mark = Path(self._folder.name) / "kernel"

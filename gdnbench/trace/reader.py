@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,10 +15,10 @@ from blake3 import blake3
 
 from gdnbench.errors import StoreError
 from gdnbench.sim.value_trace import LANES, Event, TracedInstruction, TracedRegister
-from gdnbench.store.files import FolderFiles, StoreFiles
+from gdnbench.store.address import Address
+from gdnbench.store.files import StoreFiles, open_files
 from gdnbench.store.layout import FORMAT_VERSION, METADATA, METADATA_LIMIT, TRACE, parse_node
 from gdnbench.store.stored_array import StoredArray, open_array
-from gdnbench.store.zipped import ZipFiles
 from gdnbench.trace.layout import (
     COLUMNS,
     LAUNCHES,
@@ -36,20 +35,18 @@ _BLOCK = 4096  # events whose columns are read together
 _WIDTHS = (1, 8, 16, 32, 64)
 
 
-def is_trace(path: str | os.PathLike[str]) -> bool:
+def is_trace(path: Address) -> bool:
     """Whether the store at `path` says that it is a value trace; False where there is no store."""
     try:
-        with _opened(Path(path)) as files:
+        with _opened(path) as files:
             return _root(files).get("kind") == TRACE
     except StoreError:
         return False
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[StoreFiles]:
-    if not path.exists():
-        raise StoreError(f"{path} does not exist")
-    files: StoreFiles = FolderFiles(path) if path.is_dir() else ZipFiles(path)
+def _opened(path: Address) -> Iterator[StoreFiles]:
+    files = open_files(path)
     try:
         yield files
     finally:
@@ -68,9 +65,9 @@ def _group(files: StoreFiles, key: str, where: str) -> dict[str, Any]:
 
 
 @contextmanager
-def open_trace(path: str | os.PathLike[str]) -> Iterator[Trace]:
+def open_trace(path: Address) -> Iterator[Trace]:
     """The trace at `path`, a folder or a zip archive. StoreError if it is none, or of another version."""
-    with _opened(Path(path)) as files:
+    with _opened(path) as files:
         ours = _root(files)
         if ours.get("kind") != TRACE:
             raise StoreError(f"{path} is no value trace; `gdnbench sim --trace` writes one")
@@ -87,14 +84,14 @@ def open_trace(path: str | os.PathLike[str]) -> Iterator[Trace]:
         # A process that was killed as it began a launch leaves a group that says nothing.
         said = [name for name in names if files.read(f"{LAUNCHES}/{name}/{METADATA}", METADATA_LIMIT)]
         launches = [_launch(files, texts, number, name) for number, name in enumerate(said)]
-        yield Trace(Path(path), ours, tuple(launches))
+        yield Trace(files.path, ours, tuple(launches))
 
 
 @dataclass(frozen=True, slots=True)
 class Trace:
     """An open trace. `attributes` of its root: process, provenance, who made it."""
 
-    path: Path
+    path: Path | str
     attributes: Mapping[str, Any]
     launches: tuple[TracedLaunch, ...]
 

@@ -26,6 +26,7 @@ from gdnbench.judge import calls
 from gdnbench.ops import operation
 from gdnbench.replay import bind, kernels
 from gdnbench.replay.simulated import SIM
+from gdnbench.store.address import Address, stem
 from gdnbench.store.reader import StoredRecord
 from gdnbench_kernels.contract import Call, Operation
 from gdnbench_kernels.shrinking import with_tensors
@@ -182,6 +183,6 @@ def _plain(call: Call) -> tuple[Call, Mapping[str, Tensor]]:
     return with_tensors(call, {name: tensor.contiguous() for name, tensor in call.tensors.items()}), layouts
 
 
-def default_out(store: Path, number: int) -> Path:
+def default_out(store: Address, number: int) -> Path:
     """Where a shrunk record goes unless told: into the current folder."""
-    return Path(f"{store.name.partition('.')[0]}-{number}-small.zarr")
+    return Path(f"{stem(store)}-{number}-small.zarr")

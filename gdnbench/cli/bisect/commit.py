@@ -23,6 +23,7 @@ from gdnbench.cli.bisect.common import (
 )
 from gdnbench.cli.judging import tolerance
 from gdnbench.record_numbers import record_numbers
+from gdnbench.store.address import absolute
 
 
 def commit(
@@ -81,7 +82,7 @@ def commit(
         numbers = None if records is None else tuple(record_numbers(records, len(opened.records)))
     if check and on != SIM:
         raise BadInputError(f"--check is done by the simulator: --on {SIM}, not {on}")
-    trial = Trial(str(Path(store).resolve()), kernel, on, numbers, None, k, limits, bitwise, check=check)
+    trial = Trial(absolute(store), kernel, on, numbers, None, k, limits, bitwise, check=check)
     asked = Asked(
         trial,
         Path(repo),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -25,6 +24,7 @@ from gdnbench.cli.bisect.common import (
 from gdnbench.cli.judging import tolerance
 from gdnbench.errors import BadInputError
 from gdnbench.record_numbers import record_numbers
+from gdnbench.store.address import absolute
 
 
 def env(
@@ -61,7 +61,7 @@ def env(
     make_rule(k, None, limits, bitwise)  # refuses what contradicts itself before anything is asked
     with open_store(store) as opened:
         numbers = None if records is None else tuple(record_numbers(records, len(opened.records)))
-    trial = Trial(str(Path(store).resolve()), kernel, on, numbers, None, k, limits, bitwise)
+    trial = Trial(absolute(store), kernel, on, numbers, None, k, limits, bitwise)
     options = [] if index_url is None else ["--index-url", index_url]
     options += [word for place in find_links or () for word in ("--find-links", place)]
     options += ["--no-index"] * no_index

@@ -25,6 +25,7 @@ from gdnbench.cli.console import table
 from gdnbench.cli.judging import tolerance
 from gdnbench.errors import BadInputError, Exit
 from gdnbench.record_numbers import record_numbers
+from gdnbench.store.address import absolute
 
 if TYPE_CHECKING:
     from gdnbench.bisect.input.shrink import Shrunk
@@ -85,7 +86,7 @@ def input(
         numbers = record_numbers(record, len(opened.records))
         if len(numbers) != 1:
             raise BadInputError(f"record {record!r} is not one record; give its number")
-        written = Path(out) if out is not None else default_out(Path(store), numbers[0])
+        written = Path(out) if out is not None else default_out(store, numbers[0])
         check_out(written)
         if script is not None:
             check_script(Path(script))
@@ -98,9 +99,7 @@ def input(
                     reason = write_script(found, written, Path(script))
                     told(f"no {script}: {reason}" if reason else f"python {script} reproduces it")
 
-            trial = Trial(
-                str(Path(store).resolve()), kernel, on, tuple(numbers), None, k, limits, bitwise, stages
-            )
+            trial = Trial(absolute(store), kernel, on, tuple(numbers), None, k, limits, bitwise, stages)
             found = shrink(
                 opened.records[numbers[0]], trial, Options(same_tensor, budget, timeout), session, keep
             )

@@ -16,6 +16,7 @@ from gdnbench.cli.bisect.common import (
     finish,
 )
 from gdnbench.cli.judging import tolerance as limits
+from gdnbench.store.address import absolute
 
 _VERSION = "of the kernel: package.module:function or FILE.py:function."
 _PATH = "Folder whose modules come first for the {} version."
@@ -52,7 +53,7 @@ def instruction(
 
     folders = tuple(None if path is None else Path(path).resolve() for path in (good_path, bad_path))
     request = Request(
-        str(Path(store).resolve()),
+        absolute(store),
         record,
         good,
         bad,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -22,6 +21,7 @@ from gdnbench.cli.bisect.common import (
 )
 from gdnbench.cli.judging import tolerance
 from gdnbench.record_numbers import record_numbers
+from gdnbench.store.address import absolute
 
 
 def record(
@@ -55,7 +55,7 @@ def record(
     make_rule(k, None, limits)
     with open_store(store) as opened:
         numbers = None if records is None else tuple(record_numbers(records, len(opened.records)))
-    trial = Trial(str(Path(store).resolve()), kernel, on, numbers, k=k, tol=limits)
+    trial = Trial(absolute(store), kernel, on, numbers, k=k, tol=limits)
     with begun("record", arguments, state, fresh) as session:
         found = find(Asked(trial, layer, any, carry), session)
         answer = text.answer(found)

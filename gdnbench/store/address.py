@@ -1,0 +1,67 @@
+"""Addresses of stores: a path of this machine, or the URL of an object store."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from gdnbench.errors import BadInputError
+
+Address = str | os.PathLike[str]
+"""A path, or a text with `://` in it, which is a URL."""
+
+
+def is_url(address: Address) -> bool:
+    """Whether `address` is the URL of something that is no folder of this machine."""
+    return isinstance(address, str) and "://" in address and not address.startswith("file://")
+
+
+def local_path(address: Address) -> Path:
+    """The path that `address` is, a file:// URL too. BadInputError for the URL of another machine."""
+    text = os.fspath(address)
+    if not text.startswith("file://"):
+        if is_url(text):
+            raise BadInputError(f"{shown(text)} is a URL; give a path on this machine")
+        return Path(text)
+    parts = urlsplit(text)
+    if parts.netloc not in ("", "localhost") or not parts.path:
+        raise BadInputError(f"{text} names no folder of this machine; write file:///folder")
+    return Path(unquote(parts.path))
+
+
+def checked_url(url: str) -> str:
+    """`url` without a slash at its end. BadInputError, which does not repeat what may be secret, if it holds
+    a password, a query or a fragment.
+    """
+    parts = urlsplit(url)
+    if parts.username is not None or parts.password is not None:
+        raise BadInputError(
+            f"{shown(url)} was given with a user or password: put credentials into the environment"
+        )
+    if parts.query or parts.fragment:
+        raise BadInputError(f"{shown(url)} was given with a query or fragment, which a store's URL has not")
+    if not parts.netloc:
+        raise BadInputError(f"{shown(url)} names no bucket; write s3://bucket/run.zarr")
+    return url.rstrip("/")
+
+
+def shown(url: str) -> str:
+    """`url` without what may be secret in it: user, password, query and fragment."""
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+
+
+def stem(address: Address) -> str:
+    """The name of the store at `address`, without what follows its first dot."""
+    return os.fspath(address).rstrip("/").rpartition("/")[2].partition(".")[0]
+
+
+def absolute(address: Address) -> str:
+    """`address` as it is right from every folder: a path without links, a URL as it is."""
+    return os.fspath(address) if is_url(address) else str(local_path(address).resolve())
+
+
+def is_absolute(address: Address) -> bool:
+    """Whether `address` means the same from every folder."""
+    return is_url(address) or local_path(address).is_absolute()

@@ -1,0 +1,167 @@
+"""Objects below a URL: s3://, gs://, az:// and what else obstore reaches.
+
+Requests that a server or the network fails are made again, by obstore for what it can tell is safe and here
+for an answer that breaks off in its middle. Credentials, endpoint and region are obstore's to read from the
+environment (AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL, AWS_ALLOW_HTTP, ...); they are neither kept nor printed.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Final, TypeVar
+
+from gdnbench.errors import CannotRunError, StoreError
+from gdnbench.store.address import checked_url
+
+_TRIES: Final = 4  # of a request whose answer broke off; obstore has retried the rest
+_FIRST_WAIT: Final = 0.2  # seconds, doubled each time
+_RETRIES: Final[dict[str, Any]] = {
+    "max_retries": 5,
+    "retry_timeout": timedelta(seconds=60),
+    "backoff": {
+        "init_backoff": timedelta(milliseconds=100),
+        "max_backoff": timedelta(seconds=5),
+        "base": 2,
+    },
+}
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectInfo:
+    """An object in a listing: bytes, and what changes when its content does, where the server says it."""
+
+    size: int
+    tag: str | None
+
+
+class ObjectsUnreachableError(CannotRunError):
+    """The network, the server or its permissions are in the way; what is in the store is not known."""
+
+
+class Objects:
+    """The objects below `url`, by keys relative to it with "/" between names.
+
+    BadInputError for a URL that is none of an object store, CannotRunError without obstore. Every method
+    raises ObjectsUnreachableError, in one line, for what the network or the server refuses.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.url = checked_url(url)
+        try:
+            import obstore
+            import obstore.exceptions
+            import obstore.store
+        except ImportError:
+            raise CannotRunError(
+                f"{self.url} is in an object store, which needs obstore: pip install 'gdnbench[objects]'"
+            ) from None
+        self._obstore = obstore
+        self._errors = obstore.exceptions
+        try:
+            self._store = obstore.store.from_url(self.url, retry_config=_RETRIES)  # type: ignore[call-overload]
+        except (ValueError, self._errors.BaseError) as error:
+            raise StoreError(f"{self.url} cannot be opened: {_reason(error)}") from None
+
+    def get(self, key: str, limit: int) -> bytes | None:
+        """All of an object, or None if there is none; StoreError if it has more than `limit` bytes."""
+
+        def request() -> bytes | None:
+            try:
+                answer = self._obstore.get(self._store, self._checked(key))
+            except FileNotFoundError:
+                return None
+            if answer.meta["size"] > limit:
+                raise StoreError(
+                    f"{self.url}: {key} has {answer.meta['size']} bytes, more than the {limit} it may have"
+                )
+            return bytes(answer.bytes())
+
+        return self._persist(request)
+
+    def get_range(self, key: str, start: int, stop: int) -> bytes:
+        """Bytes [start, stop) of an object; StoreError if it is gone."""
+
+        def request() -> bytes:
+            try:
+                found = self._obstore.get_range(self._store, self._checked(key), start=start, end=stop)
+            except FileNotFoundError:
+                raise StoreError(f"{self.url}: {key} was listed and is gone") from None
+            return bytes(found)
+
+        return self._persist(request)
+
+    def put(self, key: str, content: bytes) -> None:
+        """Make the object `key` hold `content`: all of it at once, or not at all."""
+        self._persist(lambda: self._obstore.put(self._store, self._checked(key), content))
+
+    def folders(self, key: str) -> list[str]:
+        """Names that are followed by "/" below `key`, sorted."""
+        prefix = self._checked(key) if key else None
+        found = self._persist(lambda: self._obstore.list_with_delimiter(self._store, prefix))
+        return sorted({str(name).rstrip("/").rpartition("/")[2] for name in found["common_prefixes"]})
+
+    def list(self, key: str) -> Iterator[tuple[str, ObjectInfo]]:
+        """Every object below `key`, at any depth, by its key from there."""
+        prefix = f"{self._checked(key)}/"
+
+        def request() -> list[tuple[str, ObjectInfo]]:
+            found = []
+            for page in self._obstore.list(self._store, prefix):
+                found += [(str(one["path"]).removeprefix(prefix), _info(one)) for one in page]
+            return found
+
+        yield from self._persist(request)
+
+    def _checked(self, key: str) -> str:
+        if any(name in ("", ".", "..") for name in key.split("/")) or "\\" in key or "\0" in key:
+            raise StoreError(f"{self.url}: {key!r} would lead out of the store")
+        return key
+
+    def _persist(self, request: Callable[[], T]) -> T:
+        """What `request` returns, made again where the network failed it."""
+        errors = self._errors
+        wait = _FIRST_WAIT
+        for left in reversed(range(_TRIES)):
+            try:
+                return request()
+            except errors.BaseError as error:
+                if isinstance(error, errors.PermissionDeniedError | errors.UnauthenticatedError) or _refused(
+                    error
+                ):
+                    raise ObjectsUnreachableError(
+                        f"{self.url} is refused to the credentials of this environment: {_reason(error)}"
+                    ) from None
+                if not left or not isinstance(error, errors.GenericError) or not _broke_off(error):
+                    raise ObjectsUnreachableError(f"{self.url} cannot be reached: {_reason(error)}") from None
+            time.sleep(wait)
+            wait *= 2
+        raise AssertionError("the last try returns or raises")
+
+
+def _info(found: Any) -> ObjectInfo:
+    return ObjectInfo(found["size"], found["e_tag"])
+
+
+def _broke_off(error: Exception) -> bool:
+    """Whether the connection was lost in the middle of an answer: of what obstore tried again by itself it
+    says how often, and of what the server refused the status.
+    """
+    text = str(error)
+    return "retries" not in text and "status code" not in text
+
+
+def _refused(error: Exception) -> bool:
+    """Whether the server knows and does not let us: of a listing, obstore has no error of its own for it."""
+    return re.search(r"status code: 40[13]", str(error)) is not None
+
+
+def _reason(error: Exception) -> str:
+    """What obstore says, in one line, without documents of the server and queries, which may be signed."""
+    text = re.sub(r"[:\s]*<\?xml.*", "", str(error).split("\n\n")[0], flags=re.DOTALL)
+    return re.sub(r"(https?://[^\s?]*)\?\S*", r"\1", " ".join(text.split()))[:300]
