@@ -48,6 +48,7 @@ class TensorSpec:
     optional: bool = False
     pool_index: str | None = None
     axes_by: Mapping[tuple[str, str], tuple[str, ...]] = field(default_factory=dict)
+    minus_infinity: bool = False  # -inf is a value like any other
 
     def axes_in(self, conventions: Mapping[str, str]) -> tuple[str, ...]:
         """The axes of this tensor under `conventions`."""

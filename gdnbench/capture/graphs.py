@@ -34,6 +34,8 @@ from gdnbench.capture.pending import (
 from gdnbench.capture.recorder import Counts, Recorder
 from gdnbench.capture.selection import Selection
 from gdnbench.capture.streams import Graph, Streams, called_by_graph_trees
+from gdnbench.capture.trigger import Triggers
+from gdnbench.capture.when import TensorForm
 from gdnbench.ops import operation
 from gdnbench_kernels.contract import Role
 
@@ -58,6 +60,9 @@ class Host(Protocol):
     @property
     def recorder(self) -> Recorder | None: ...
 
+    @property
+    def triggers(self) -> Triggers: ...
+
 
 @dataclass(slots=True)
 class GraphCall:
@@ -72,6 +77,7 @@ class GraphCall:
     static: dict[str, Seen] = field(default_factory=dict)  # pools whose rows are gathered outside the graph
     indices: dict[str, Seen] = field(default_factory=dict)  # tensors that name them
     whole: dict[str, int] = field(default_factory=dict)  # slots of pools that are copied whole
+    forms: dict[str, TensorForm] = field(default_factory=dict)  # of the inputs, for triggers
 
     def written(self) -> Iterator[int]:
         """Addresses of the static pools that the call writes."""
@@ -109,6 +115,7 @@ class _Kept:
     pools: dict[str, DevicePool]
     reserved: int
     rows: Moment  # of pools, in front of the replay
+    reason: str | None  # why it is kept, where a trigger said so
     pools_before: Arriving = field(default_factory=Arriving)
 
 
@@ -267,6 +274,7 @@ class Graphs:
         inside = {name: seen for name, seen in observation.tensors.items() if name not in call.static}
         call.inputs = self._packed(inside)
         call.observation = observation
+        call.forms = self._host.triggers.forms(observation)
         return call
 
     def after(self, call: GraphCall, site: Any, arguments: Any, result: Any) -> None:
@@ -337,6 +345,9 @@ class Graphs:
         step, number = selection.step(call.layer), self._host.next_number()
         if selection.full or call.outputs is None or call.observation is None:
             return None
+        if selection.switch.off:
+            selection.pass_by(call.layer)
+            return None
         if not selection.keeps(call.observation.op, call.layer):
             return None
         return CallName(call.target, call.implementation, call.layer, number, step)
@@ -347,6 +358,10 @@ class Graphs:
         assert call.inputs is not None
         assert call.outputs is not None
         try:
+            triggers = self._host.triggers
+            reason = triggers.before(call.forms, call.observation, name)
+            if triggers.any and reason is None and not triggers.copies:
+                return None
             contract = operation(call.observation.op)
             known = as_call(replace(call.observation, tensors={**call.indices, **call.static}))
             pools = {
@@ -359,7 +374,7 @@ class Graphs:
             self._host.counts.fail(error)
             return None
         reserved = rows.nbytes + call.inputs.nbytes + call.outputs.nbytes
-        return _Kept(call, call.observation, call.inputs, call.outputs, name, pools, reserved, rows)
+        return _Kept(call, call.observation, call.inputs, call.outputs, name, pools, reserved, rows, reason)
 
     def _after_replay(self, kept: list[_Kept]) -> None:
         """Send what the graph has copied, and the rows once more."""
@@ -383,7 +398,9 @@ class Graphs:
         rows = moment(written, one.pools, self._streams)
         device = OnDevice(one.pools, before, after, one.reserved)
         whole = {name: PoolRows(slots, tuple(range(slots))) for name, slots in one.call.whole.items()}
-        return pending_record(one.observation, one.name, whole, {}, device), rows
+        pending = pending_record(one.observation, one.name, whole, {}, device)
+        pending.reason = one.reason
+        return pending, rows
 
     def _is_written(self, one: _Kept, name: str) -> bool:
         return operation(one.observation.op).spec(name).role is Role.MUTATED

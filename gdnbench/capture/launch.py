@@ -21,6 +21,8 @@ from gdnbench.capture.progress import ProgressLine
 from gdnbench.capture.report import read_report
 from gdnbench.capture.runtime import start_sealer
 from gdnbench.capture.sealing import SealingThread
+from gdnbench.capture.switch import send, signal_number
+from gdnbench.capture.when import When
 from gdnbench.errors import BadInputError
 from gdnbench.store.layout import INCOMING, JOURNAL, METADATA, check_root, parse_node
 from gdnbench.store.sealer import Progress
@@ -49,6 +51,8 @@ def run_captured(
             "no command to capture; write it after --, as in: gdnbench capture STORE -- python X.py"
         )
     check_store(store)
+    if options.when is not None:
+        _check_names(When(options.when))
     known, _ = adapters.load(options)
     targets = [target.name for _, target in adapters.select(known, options.target)]
     targets += adapters.unknown(known, options.target)
@@ -56,7 +60,7 @@ def run_captured(
     with tempfile.TemporaryDirectory(prefix="gdnbench-") as folder:
         report = Path(folder) / "report"
         sealing = SealingThread(store, report, on_progress or line.show)
-        with _forwarding() as forward_to:
+        with _forwarding() as forward_to, _switching(options.signal, report):
             child = _start(command, _environment(store, replace(options, report=str(report))))
             forward_to(child)
             sealing.start()
@@ -70,6 +74,12 @@ def run_captured(
     for text in outcome.summary(store):
         print(f"gdnbench: {text}", file=sys.stderr)
     return outcome.exit_status
+
+
+def _check_names(when: When) -> None:
+    from gdnbench.capture.trigger import known_names  # imports torch
+
+    when.check_names(known_names())
 
 
 def check_store(store: Path) -> None:
@@ -143,6 +153,25 @@ def _forwarding() -> Iterator[Callable[[subprocess.Popen[bytes]], None]]:
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def _switching(name: str | None, report: Path) -> Iterator[None]:
+    """Pass the signal that switches capture on to every captured process that handles it; to no other, which
+    it would end."""
+    if name is None or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        send(number, read_report(report))
+
+    number = signal_number(name)
+    previous = signal.signal(number, pass_on)
+    try:
+        yield
+    finally:
+        signal.signal(number, previous)
 
 
 def _terminal_signals_us() -> bool:

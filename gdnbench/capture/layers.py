@@ -20,6 +20,9 @@ class Layer:
     index: int | None
     calls: int = 0  # all calls of captured functions: numbers the records' steps
     eligible: int = 0  # those that pass every filter but `--first` and `--every`
+    kept: int = 0  # those that `--first` counts: kept, or with a trigger those that it held for
+    period: object = None  # the last one in which calls were recorded by number, and how many were
+    of_period: int = 0
 
 
 class LayerNames:

@@ -19,9 +19,12 @@ OPTIONS_VARIABLE = "GDNBENCH_CAPTURE_OPTIONS"
 # As swa_decode has them in a module that imports torch, which this one must not.
 CACHE_LAYOUTS = ("per_token_scale", "fp8_ds_mla", "bfloat16")
 
+# Signals that mean nothing of their own to a process.
+_SWITCHING = ("SIGUSR1", "SIGUSR2", "SIGWINCH", "SIGURG")
+
 _LISTS = ("target", "op", "layer", "table")
-_COUNTS = ("first", "every", "max_bytes", "queue_bytes")
-_FLAGS = ("full_pools", "sync", "graphs")
+_COUNTS = ("first", "every", "max_bytes", "queue_bytes", "ring_bytes")
+_FLAGS = ("full_pools", "sync", "graphs", "on_nonfinite", "paused")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +51,13 @@ class CaptureOptions:
     cache_layout: str = "bfloat16"  # that rows of a cache which is not paged are kept in
     block_size: int = 64  # tokens of a page that such rows are laid into
     zstd: int | None = 1  # level, 1 to 9; None stores elements as they are
+    on_nonfinite: bool = False  # keep calls with a NaN or infinity in an input or output
+    when: str | None = None  # keep calls for which this expression over scalars and shapes holds
+    around: int = 0  # of each layer, calls to keep before and after one that a trigger held for
+    ring_bytes: int = 256 << 20  # that the calls before it may take while they wait
+    paused: bool = False  # begin without recording, until switched on
+    control: str | None = None  # file that says on, off, once, next N while the program runs
+    signal: str | None = None  # that switches between on and off, such as USR2
     report: str | None = None  # file of the launcher that processes report to; set by the launcher alone
 
     def __post_init__(self) -> None:
@@ -82,8 +92,42 @@ class CaptureOptions:
             )
         if self.zstd is not None and (type(self.zstd) is not int or not 1 <= self.zstd <= 9):
             raise BadInputError(f"capture option 'zstd' is {self.zstd!r}, must be a level 1 to 9 or null")
+        if type(self.around) is not int or self.around < 0:
+            raise BadInputError(f"capture option 'around' is {self.around!r}, must be an integer from 0 on")
+        for name in ("when", "control", "signal"):
+            if getattr(self, name) is not None and not isinstance(getattr(self, name), str):
+                raise BadInputError(f"capture option {name!r} is {getattr(self, name)!r}, must be a string")
+        self._check_triggers()
         if self.report is not None and not isinstance(self.report, str):
             raise BadInputError(f"capture option 'report' is {self.report!r}, must be a path")
+
+    def _check_triggers(self) -> None:
+        if self.when is not None:
+            from gdnbench.capture.when import When
+
+            When(self.when)
+        if self.signal is not None:
+            import signal
+
+            name = self.signal if self.signal.startswith("SIG") else f"SIG{self.signal}"
+            if name not in _SWITCHING or name not in signal.Signals.__members__:
+                raise BadInputError(
+                    f"capture option 'signal' is {self.signal!r}, must be one of"
+                    f" {', '.join(one.removeprefix('SIG') for one in _SWITCHING)}"
+                )
+        if self.around and not self.triggered:
+            raise BadInputError(
+                "capture option 'around' is about calls that a trigger holds for; give on_nonfinite or when"
+            )
+        if self.sync and self.triggered:
+            raise BadInputError(
+                "capture option 'sync' has every call's inputs on disk; a trigger keeps some: leave one out"
+            )
+
+    @property
+    def triggered(self) -> bool:
+        """Whether a trigger decides which of the selected calls are kept."""
+        return self.on_nonfinite or self.when is not None
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), separators=(",", ":"))

@@ -53,6 +53,9 @@ class Outcome:
     graph_replays: int  # replays that were recorded
     passed_over: Mapping[str, int]  # calls by the reason why their adapter left them alone
     reached_max_bytes: bool
+    looked_at: int  # calls about which a trigger decided
+    triggered: int
+    ring_short: int  # calls that --around asked for and --ring-bytes had no room for
     problems: tuple[str, ...]
 
     @classmethod
@@ -109,6 +112,9 @@ class Outcome:
             graph_replays=total("graph_replays"),
             passed_over=_total_by_reason(closed),
             reached_max_bytes=any(note.get("reached_max_bytes") for note in closed),
+            looked_at=total("looked_at"),
+            triggered=total("triggered"),
+            ring_short=total("ring_short"),
             problems=(*progress.refused, *problems, *dict.fromkeys(failures)),
         )
 
@@ -135,6 +141,12 @@ class Outcome:
             lines.append(
                 f"{self.graph_calls} calls were captured into CUDA graphs; {self.graph_replays} replays were"
                 " recorded"
+            )
+        if self.looked_at:
+            lines.append(f"{self.looked_at} calls were looked at; a trigger held for {self.triggered}")
+        if self.ring_short:
+            lines.append(
+                f"{self.ring_short} calls did not wait as long as --around asks for; give more --ring-bytes"
             )
         if self.reached_max_bytes:
             lines.append("--max-bytes was reached; later calls were not recorded")

@@ -60,6 +60,14 @@ class PendingRecord:
     token: int | None = None  # of the journal's entry, once the inputs are in it
     begun: bool = False
     device: OnDevice | None = None
+    layer: Layer = field(kw_only=True)
+    reason: str | None = None  # why it is kept, once a trigger has said so
+    flags: list[Any] = field(default_factory=list)  # what a trigger asked of the device
+
+    @property
+    def held_bytes(self) -> int:
+        """Memory of ours that it holds."""
+        return self.device.reserved if self.device is not None and self.device.reserved else self.nbytes
 
     @property
     def nbytes(self) -> int:
@@ -67,14 +75,17 @@ class PendingRecord:
         here = sum(copied.data.nbytes for some in (self.before, self.after) for copied in some.values())
         return here if self.device is None else here + self.device.before.nbytes + self.device.after.nbytes
 
-    def close(self, seen: Mapping[str, Seen]) -> None:
-        """Copy outputs and mutated tensors of a call whose tensors are on the CPU."""
+    def close(self, seen: Mapping[str, Seen], *, waits: bool = False) -> None:
+        """Copy outputs and mutated tensors of a call whose tensors are on the CPU. `waits`: the record is
+        written later than the caller gets them."""
         for name, tensor in seen.items():
             rows = self.pools.get(name)
             if rows is None:
-                self.after[name] = snapshot(tensor, reused=False)
+                self.after[name] = snapshot(tensor, reused=waits)
             else:
-                self.after[name], rows.after = _copy_rows(tensor, rows, reused=False)
+                self.after[name], rows.after = _copy_rows(tensor, rows, reused=waits)
+        if waits:
+            self.observation = replace(self.observation, tensors={})
 
     def outputs(self, seen: Mapping[str, Seen], streams: Streams) -> Moment:
         """What is to be copied of a call on a device that came back."""
@@ -129,7 +140,7 @@ class PendingRecord:
             return {name: copied.draft(self.axes[name]) for name, copied in self.before.items()}
         tensors, dispatch = finish({name: copied.data for name, copied in self.before.items()})
         self.info = replace(self.info, dispatch={**self.info.dispatch, **dispatch})
-        return {name: copied.draft(self.axes[name], tensors[name]) for name, copied in self.before.items()}
+        return {name: self.before[name].draft(self.axes[name], data) for name, data in tensors.items()}
 
     def finish_outputs(self) -> dict[str, TensorDraft]:
         return {name: copied.draft(self.axes[name]) for name, copied in self.after.items()}
@@ -192,8 +203,8 @@ def pending_record(
         pools={name: Pool(rows.slots, rows.numbers) for name, rows in pools.items()},
         dispatch=dispatch,
     )
-    axes = _axes(operation(observation.op), observation.conventions)
-    return PendingRecord(observation, info, axes, pools, before, {}, device=device)
+    axes = axes_of(operation(observation.op), observation.conventions)
+    return PendingRecord(observation, info, axes, pools, before, {}, device=device, layer=name.layer)
 
 
 def inputs_on_device(
@@ -323,7 +334,7 @@ def _carried(carried: Carried, layer: Layer, name: str, seen: Seen) -> Tensor | 
 _axes_known: dict[tuple[str, ...], dict[str, tuple[str, ...]]] = {}
 
 
-def _axes(contract: Operation, conventions: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
+def axes_of(contract: Operation, conventions: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
     key = (contract.name, *conventions.values())
     if key not in _axes_known:
         _axes_known[key] = {spec.name: spec.axes_in(conventions) for spec in contract.tensors}

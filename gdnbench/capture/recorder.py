@@ -15,9 +15,11 @@ from gdnbench.capture.adapter import NotCaptured
 from gdnbench.capture.moment import Moment
 from gdnbench.capture.options import CaptureOptions
 from gdnbench.capture.pending import PendingRecord
+from gdnbench.capture.ring import Ring
 from gdnbench.capture.selection import Selection
 from gdnbench.capture.streams import Streams
 from gdnbench.capture.transfer import Transfers
+from gdnbench.capture.trigger import Triggers
 from gdnbench.provenance import gpu_provenance, process_info
 from gdnbench.record import Status
 from gdnbench.store.journal import JournalWriter
@@ -38,6 +40,9 @@ class Counts:
     graph_replays: int = 0  # replays of which something was recorded
     passed_over: dict[str, int] = field(default_factory=dict)  # calls that adapters left alone, by reason
     reached_max_bytes: bool = False
+    looked_at: int = 0  # calls about which a trigger decided
+    triggered: int = 0  # calls that one held for
+    ring_short: int = 0  # calls that --around would have kept, had there been room for them
 
     def fail(self, error: BaseException) -> None:
         """Count a call that was not recorded."""
@@ -70,7 +75,10 @@ class Recorder:
         provenance: Mapping[str, Any],
         selection: Selection,
         counts: Counts,
+        triggers: Triggers,
     ) -> None:
+        self._triggers = triggers
+        self._ring = Ring(options.around, options.ring_bytes)
         self._selection = selection
         self._counts = counts
         self._lock = threading.Lock()
@@ -82,7 +90,9 @@ class Recorder:
             when_full=options.when_full,
             compression=options.zstd,
         )
-        self._transfers = Transfers(self._write, self._failed, when_full=options.when_full)
+        self._transfers = Transfers(
+            self._write, self._failed, arrive=self._arrive, when_full=options.when_full
+        )
 
     @property
     def segment(self) -> str:
@@ -132,12 +142,13 @@ class Recorder:
                 written = self._journal.end(pending.token, pending.finish_info(), pending.finish_outputs())
                 self._count_record(pending, written, pending.nbytes)
             self.let_go(pending)
-        elif self._selection.full or not self._room_for(pending.nbytes):
+        elif self._selection.full or not (self._triggers.any or self._room_for(pending.nbytes)):
             self.let_go(pending)
         elif pending.device is not None:
             self._transfers.put(pending)
         else:
-            self._write(pending)
+            for record in self._decided(pending):
+                self._write(record)
 
     def finish_on_device(self, pending: PendingRecord, outputs: Moment, streams: Streams) -> None:
         """Record a call on a device that ended: `outputs` are copied, and sent after the inputs."""
@@ -146,6 +157,7 @@ class Recorder:
         self._transfers.reserve_more(outputs.nbytes)
         try:
             pending.device.after.join(outputs.pack().send(streams))
+            pending.flags = self._triggers.flags(pending, streams)
             self.finish(pending)
         except Exception:
             self.let_go(pending)
@@ -156,6 +168,28 @@ class Recorder:
         if pending.device is not None:
             self._transfers.release(pending.device.reserved)
             pending.device.reserved = 0
+
+    def _decided(self, pending: PendingRecord) -> list[PendingRecord]:
+        """The records to write now that `pending` is whole: it alone where no trigger decides."""
+        if not self._triggers.any:
+            return [pending]
+        reason = self._triggers.after(pending)
+        if reason is not None and not self._selection.triggers(pending.layer):
+            reason = None
+        found = self._ring.offer(pending, reason)
+        self._count(looked_at=1, triggered=reason is not None)
+        return [record for record in found if self._room_for(record.nbytes)]
+
+    def _arrive(self, pending: PendingRecord) -> list[PendingRecord]:
+        """Wait for what is on its way of the records to write; those that have arrived."""
+        arrived = []
+        for record in self._decided(pending):
+            try:
+                record.arrive()
+                arrived.append(record)
+            except Exception as error:
+                self._failed(error)
+        return arrived
 
     def _write(self, pending: PendingRecord) -> None:
         nbytes = pending.nbytes
@@ -191,6 +225,7 @@ class Recorder:
     def close(self) -> None:
         """Finish what is on its way, then end the journal with the summary."""
         self._transfers.close()
+        self._counts.ring_short = self._ring.short
         error = self._journal.stats.error
         if error is not None and self._counts.first_failure is None:
             self._counts.first_failure = f"the journal cannot be written: {error}"

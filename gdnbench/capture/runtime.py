@@ -15,6 +15,7 @@ from gdnbench.capture.hook import AfterImport
 from gdnbench.capture.options import OPTIONS_VARIABLE, STORE_VARIABLE, CaptureOptions
 from gdnbench.capture.patching import Patch, Patcher
 from gdnbench.capture.report import Report
+from gdnbench.capture.switch import Remote, Switch
 
 if TYPE_CHECKING:
     from gdnbench.capture.session import Session
@@ -41,6 +42,7 @@ class Capture:
         self._report = report
         self._on_first_record = on_first_record
         self._session: Session | None = None
+        self._remote = Remote(Switch(options.paused), options, report)
         found, problems = adapters.load(options)
         for problem in problems:
             report.note("problem", text=problem)
@@ -60,7 +62,11 @@ class Capture:
             from gdnbench.capture.session import Session
 
             self._session = Session(
-                self.store, self._options, report=self._report, on_first_record=self._on_first_record
+                self.store,
+                self._options,
+                report=self._report,
+                on_first_record=self._on_first_record,
+                remote=self._remote,
             )
         return self._session
 

@@ -8,6 +8,7 @@ from fnmatch import fnmatchcase
 
 from gdnbench.capture.layers import Layer
 from gdnbench.capture.options import CaptureOptions
+from gdnbench.capture.switch import Switch
 from gdnbench.errors import BadInputError
 
 _INDEX = re.compile(r"\d+(-\d+)?")
@@ -22,14 +23,16 @@ def layer_matches(pattern: str, layer: Layer) -> bool:
 
 
 class Selection:
-    """`--op`, `--layer`, `--first`, `--every`, `--max-bytes`. Thread safe.
+    """`--op`, `--layer`, `--first`, `--every`, `--max-bytes`, and whether capture is paused. Thread safe.
 
     `--first` and `--every` count the calls of each layer that pass the other filters, so that a step that is
-    kept has every layer. `--max-bytes` ends the capture of this process at the first record that does not
-    fit.
+    kept has every layer. Beside a trigger `--first` counts those that it held for. `--max-bytes` ends the
+    capture of this process at the first record that does not fit.
     """
 
-    def __init__(self, options: CaptureOptions) -> None:
+    def __init__(self, options: CaptureOptions, switch: Switch | None = None) -> None:
+        self.switch = Switch(options.paused) if switch is None else switch
+        self._triggered = options.triggered
         self._ops = frozenset(options.op)
         self._layers = tuple(part for pattern in options.layer for part in pattern.split(",") if part)
         if options.layer and not self._layers:
@@ -53,14 +56,38 @@ class Selection:
         """Whether calls of `op` by `layer` are kept at all."""
         return (not self._ops or op in self._ops) and self._keeps_layer(layer)
 
+    def pass_by(self, layer: Layer) -> None:
+        """Count a call while capture is paused, as one that passes: when it goes on in the middle of a step,
+        the layers behind it must not be a call ahead of the others."""
+        with self._lock:
+            layer.eligible += 1
+
     def keeps(self, op: str, layer: Layer) -> bool:
-        """Count a call that passes; whether this one is kept."""
+        """Count a call that passes; whether this one is kept, or looked at where a trigger decides."""
         if not self.passes(op, layer):
             return False
         with self._lock:
             ordinal = layer.eligible
             layer.eligible += 1
-        return ordinal % self._every == 0 and (self._first is None or ordinal // self._every < self._first)
+            if ordinal % self._every:
+                return False
+            if self._triggered:
+                return self.switch.takes(layer)
+            if self._has_first(layer) or not self.switch.takes(layer):
+                return False
+            layer.kept += 1
+            return True
+
+    def triggers(self, layer: Layer) -> bool:
+        """Count a call that a trigger held for; whether it is kept."""
+        with self._lock:
+            if self._has_first(layer):
+                return False
+            layer.kept += 1
+            return True
+
+    def _has_first(self, layer: Layer) -> bool:
+        return self._first is not None and layer.kept >= self._first
 
     def _keeps_layer(self, layer: Layer) -> bool:
         return not self._layers or any(layer_matches(pattern, layer) for pattern in self._layers)

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from gdnbench.capture.adapter import Adapter, Observation, Seen, Target
 from gdnbench.capture.graphs import GraphCall, Graphs
@@ -38,6 +38,8 @@ from gdnbench.capture.recorder import Counts, Recorder
 from gdnbench.capture.report import Report
 from gdnbench.capture.selection import Selection
 from gdnbench.capture.streams import CUDA, Streams
+from gdnbench.capture.switch import Remote, Switch
+from gdnbench.capture.trigger import Triggers
 from gdnbench.provenance import BackgroundProvenance
 
 _compiled: list[str] = []  # one entry for each call that was traced into a graph
@@ -91,12 +93,16 @@ class Session:
         on_first_record: Callable[[Path], None] | None = None,
         streams: Streams = CUDA,
         graph_class: type[Any] = torch.cuda.CUDAGraph,
+        remote: Remote | None = None,
     ) -> None:
         self._store = store
         self._options = options
         self._report = report
         self._on_first_record = on_first_record
-        self.selection = Selection(options)
+        self._remote = Remote(Switch(options.paused), options, report) if remote is None else remote
+        self._switch = self._remote.switch
+        self.selection = Selection(options, self._switch)
+        self.triggers = Triggers(options)
         self._layers = LayerNames()
         self._no_layer: dict[str, Layer] = {}  # of functions called outside any scope, by target
         self._scopes = ScopeStack()
@@ -167,6 +173,8 @@ class Session:
             if target not in self._called:
                 self._called.add(target)
                 self._report.note("called", target=target)
+            if not self._remote.started:
+                self._remote.start()
             module = self._scopes.module
             layer = self._layers.of(module) if module is not None else self._layer_without_scope(site)
             if self._streams.capturing():  # a step is a replay's
@@ -176,14 +184,24 @@ class Session:
             )
             if self.selection.full:
                 return None
+            if self._switch.off:
+                self.selection.pass_by(layer)
+                return None
             observation = site.adapter.before(site.target, arguments, module)
             if not self.selection.keeps(observation.op, layer):
+                return None
+            reason = self.triggers.before(self.triggers.forms(observation), observation, name)
+            if self.triggers.any and reason is None and not self.triggers.copies:
                 return None
             recorder = self.recorder_here()
             if any(self._streams.holds(seen.tensor) for seen in observation.tensors.values()):
                 pending = self._open_on_device(recorder, observation, name)
             else:
-                pending = open_record(observation, name, self._options.full_pools, recorder.carried)
+                # What is lent belongs to the record that is written next.
+                carried = _nothing_carried if self.triggers.any else recorder.carried
+                pending = open_record(observation, name, self._options.full_pools, carried)
+            if pending is not None:
+                pending.reason = reason
             if self._options.sync and pending is not None:
                 recorder.begin(pending)
             return pending
@@ -224,7 +242,7 @@ class Session:
 
     def _finish(self, pending: PendingRecord, seen: Mapping[str, Seen]) -> None:
         if pending.device is None:
-            pending.close(seen)
+            pending.close(seen, waits=self.triggers.copies)
             self.recorder_here().finish(pending)
         else:
             outputs = pending.outputs(seen, self._streams)
@@ -250,7 +268,12 @@ class Session:
             with self._lock:
                 if self.recorder is None:
                     recorder = Recorder(
-                        self._store, self._options, self._provenance.result(), self.selection, self.counts
+                        self._store,
+                        self._options,
+                        self._provenance.result(),
+                        self.selection,
+                        self.counts,
+                        self.triggers,
                     )
                     if self._on_first_record is not None:
                         self._on_first_record(self._store)
@@ -272,6 +295,8 @@ class Session:
         self._layers.after_fork()
         self.selection.after_fork()
         self._graphs.after_fork()
+        self.triggers.after_fork()
+        self._remote.after_fork()
         self._scopes = ScopeStack()
         self.counts = Counts()
 
@@ -287,6 +312,7 @@ class Session:
         self.active = False
         try:
             self._graphs.remove()
+            self._remote.close()
             self.counts.skipped_compiling += len(_compiled)
             _compiled.clear()
             if self.recorder is not None:
@@ -294,6 +320,10 @@ class Session:
             self._report.note("closed", **self.counts.summary())
         except Exception as error:
             self.counts.fail(error)
+
+
+def _nothing_carried(layer: str, name: str, tensor: Tensor) -> Tensor | None:
+    return None
 
 
 _sessions: weakref.WeakSet[Session] = weakref.WeakSet()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 from gdnbench.capture.pending import PendingRecord
@@ -13,8 +13,15 @@ from gdnbench.capture.pending import PendingRecord
 LIMIT_BYTES = 1 << 30
 
 
+def arrive_alone(record: PendingRecord) -> Sequence[PendingRecord]:
+    record.arrive()
+    return (record,)
+
+
 class Transfers:
     """Hands records to `write` in order, each once the copies of its tensors have arrived.
+
+    `arrive` waits for a record, and says which are to be written: others that waited for it perhaps, or none.
 
     At most `LIMIT_BYTES` are on their way, with outputs of calls that have begun on top; beyond that
     `reserve` waits ("block") or refuses ("drop"). A single record that is larger goes alone.
@@ -25,8 +32,10 @@ class Transfers:
         write: Callable[[PendingRecord], None],
         failed: Callable[[BaseException], None],
         *,
+        arrive: Callable[[PendingRecord], Sequence[PendingRecord]] = arrive_alone,
         when_full: Literal["block", "drop"],
     ) -> None:
+        self._arrive = arrive
         self._write = write
         self._failed = failed
         self._blocks = when_full == "block"
@@ -99,19 +108,19 @@ class Transfers:
     def _work(self) -> None:
         while (record := self._queue.get()) is not None:
             try:
-                self._await(record)
-                self._write(record)
+                for arrived in self._await(record):
+                    self._write(arrived)
             except Exception as error:
                 self._failed(error)
             with self._changed:
                 self._pending -= 1
             self.release(record.device.reserved if record.device is not None else 0)
 
-    def _await(self, record: PendingRecord) -> None:
+    def _await(self, record: PendingRecord) -> Sequence[PendingRecord]:
         with self._changed:
             self._changed.wait_for(lambda: not self._captures or self._closing)
         try:
-            record.arrive()
+            return self._arrive(record)
         finally:
             with self._changed:
                 self._waiting -= 1

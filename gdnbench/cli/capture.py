@@ -28,6 +28,30 @@ def capture(
     ] = None,
     first: Annotated[int | None, typer.Option(min=1, help="Keep the first N calls of each layer.")] = None,
     every: Annotated[int, typer.Option(min=1, help="Keep every N-th call of each layer.")] = 1,
+    when: Annotated[
+        str | None,
+        typer.Option(help="Keep calls for which this holds: an expression over scalars and shapes."),
+    ] = None,
+    on_nonfinite: Annotated[
+        bool,
+        typer.Option("--on-nonfinite", help="Keep calls with a NaN or infinity in what they got or gave."),
+    ] = False,
+    around: Annotated[
+        int, typer.Option(min=0, help="Keep N calls of each layer before and after one that is kept so.")
+    ] = 0,
+    ring_bytes: Annotated[
+        str, typer.Option(help="Bytes that the calls before may take while they wait.")
+    ] = "256MiB",
+    paused: Annotated[
+        bool, typer.Option("--paused", help="Begin without recording, until switched on.")
+    ] = False,
+    control: Annotated[
+        Path | None,
+        typer.Option(help="File to switch with at run time: it says on, off, once or next N."),
+    ] = None,
+    signal: Annotated[
+        str | None, typer.Option(help="Signal that switches between on and off, e.g. USR2.")
+    ] = None,
     max_bytes: Annotated[
         str | None, typer.Option(help="Stop recording after so much, e.g. 2GiB; the program goes on.")
     ] = None,
@@ -64,6 +88,13 @@ def capture(
         table=tuple(str(path.absolute()) for path in table or ()),
         first=first,
         every=every,
+        when=when,
+        on_nonfinite=on_nonfinite,
+        around=around,
+        ring_bytes=byte_count(ring_bytes, "--ring-bytes"),
+        paused=paused,
+        control=None if control is None else str(control.absolute()),
+        signal=signal,
         max_bytes=None if max_bytes is None else byte_count(max_bytes, "--max-bytes"),
         full_pools=full_pools,
         sync=sync,

@@ -74,7 +74,14 @@ TENSORS = (
     TensorSpec(
         "v", ("B", "S", "Hv", "V"), ACTIVATIONS, Role.INPUT, "values, of q's dtype; Hv is a multiple of H"
     ),
-    TensorSpec("g", ("B", "S", "Hv"), STATES, Role.INPUT, "log-space decay; alpha where linear, a where raw"),
+    TensorSpec(
+        "g",
+        ("B", "S", "Hv"),
+        STATES,
+        Role.INPUT,
+        "log-space decay; alpha where linear, a where raw",
+        minus_infinity=True,
+    ),
     TensorSpec("beta", ("B", "S", "Hv"), STATES, Role.INPUT, "step size, in [0, beta_max]; b where raw"),
     TensorSpec(
         "state",

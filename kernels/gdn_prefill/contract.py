@@ -63,7 +63,14 @@ TENSORS = (
     TensorSpec("q", ("T", "H", "K"), ACTIVATIONS, Role.INPUT, "queries"),
     TensorSpec("k", ("T", "H", "K"), ACTIVATIONS, Role.INPUT, "keys, of q's dtype"),
     TensorSpec("v", ("T", "Hv", "V"), ACTIVATIONS, Role.INPUT, "values, of q's dtype; Hv is a multiple of H"),
-    TensorSpec("g", ("T", "Hv"), STATES, Role.INPUT, "gate: log-space decay, or alpha where linear"),
+    TensorSpec(
+        "g",
+        ("T", "Hv"),
+        STATES,
+        Role.INPUT,
+        "gate: log-space decay, or alpha where linear",
+        minus_infinity=True,
+    ),
     TensorSpec("beta", ("T", "Hv"), STATES, Role.INPUT, "step size, in [0, beta_max]"),
     TensorSpec(
         "cu_seqlens", ("N+1",), OFFSETS, Role.INPUT, "sequence n is tokens cu_seqlens[n] .. cu_seqlens[n+1]-1"

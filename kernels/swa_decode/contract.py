@@ -106,10 +106,17 @@ TENSORS = (
         Role.INPUT,
         "a logit in the softmax's denominator alone; -inf if absent",
         optional=True,
+        minus_infinity=True,
     ),
     TensorSpec("o", ("T", "H", "512"), ("bfloat16",), Role.OUTPUT, "outputs, of q's dtype"),
     TensorSpec(
-        "lse", ("T", "H"), ("float32",), Role.OUTPUT, "natural log of the sum without the sink", optional=True
+        "lse",
+        ("T", "H"),
+        ("float32",),
+        Role.OUTPUT,
+        "natural log of the sum without the sink",
+        optional=True,
+        minus_infinity=True,
     ),
 )
 

@@ -17,7 +17,11 @@ SIM = "../gdnbench/sim/README.md"
 
 EXAMPLES = {
     "gdnbench capture": Example(
-        "capture.md", ("gdnbench capture run.zarr --first 2 --layer 0-3 -- python serve.py --model qwen",)
+        "capture.md",
+        (
+            "gdnbench capture run.zarr --first 2 --layer 0-3 -- python serve.py --model qwen",
+            "gdnbench capture run.zarr --on-nonfinite --around 2 --first 1 -- python serve.py --model qwen",
+        ),
     ),
     "gdnbench ls": Example("store.md", ("gdnbench ls run.zarr --op gdn_prefill",)),
     "gdnbench show": Example("store.md", ("gdnbench show run.zarr 3",)),

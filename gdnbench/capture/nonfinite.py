@@ -1,0 +1,141 @@
+"""Whether a NaN or an infinity is in what a call got or gave.
+
+First the least and the largest value of each tensor: a NaN is both, and on a device they take a reduction and
+16 bytes on their way to the host. Where they say that something is there, the elements are looked at on the
+host, and only rows that count: not those of padding sequences, of which nothing is promised, nor slots that
+the call does not touch.
+
+-inf is no such value where the contract says so: gates in log space, sinks, the logarithm of an empty sum.
+Pools that are only read are not looked at, since pages hold stale rows: what is attended to comes out in o.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gdnbench.capture.moment import Parcel
+from gdnbench.capture.pending import PendingRecord
+from gdnbench.capture.snapshot import Copied
+from gdnbench.capture.streams import Streams, Way
+from gdnbench.ops import operation
+from gdnbench_kernels.contract import Call, Operation, Role, TensorSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Flags:
+    """Extremes on their way from a device: float64 [n, 2] for n tensors."""
+
+    specs: tuple[TensorSpec, ...]
+    way: Way
+
+    def raised(self) -> bool:
+        """Wait for them, and say whether one is not finite."""
+        found = self.way.arrived().view(torch.float64).view(-1, 2).tolist()
+        return any(_odd(spec, *pair) for spec, pair in zip(self.specs, found, strict=True))
+
+
+def flags_on_device(record: PendingRecord, streams: Streams) -> list[Flags]:
+    """Queue the extremes of what is on its way from a device, from our own copies, on the current stream."""
+    assert record.device is not None
+    contract = operation(record.info.op)
+    parcels = (*record.device.before.coming, *record.device.after.coming)
+    return [flags for parcel in parcels if (flags := _of_parcel(contract, parcel, streams)) is not None]
+
+
+def _of_parcel(contract: Operation, parcel: Parcel, streams: Streams) -> Flags | None:
+    views = parcel.bundle.views(parcel.bundle.memory)
+    found = [(spec, view) for name, view in views.items() if (spec := _spec(contract, name, view))]
+    if not found:
+        return None
+    extremes = torch.stack([_extremes(view) for _, view in found])
+    return Flags(tuple(spec for spec, _ in found), streams.to_host(extremes.view(torch.uint8).view(-1)))
+
+
+def nonfinite(record: PendingRecord, flags: Iterable[Flags]) -> tuple[str, ...]:
+    """Names of the tensors with such a value, in the contract's order. Has a record on a device arrive if its
+    `flags` are raised; ValueError as then."""
+    device = record.device
+    if device is None:
+        raised = any(_raised(record.info.op, some) for some in (record.before, record.after))
+    else:
+        here = (device.before, device.after)
+        raised = any(one.raised() for one in flags)
+        raised = raised or any(_raised(record.info.op, some.tensors) for some in here)
+    if not raised:
+        return ()
+    record.arrive()
+    contract = operation(record.info.op)
+    call = Call(
+        {name: copied.data for name, copied in record.before.items()},
+        record.info.scalars,
+        record.info.conventions,
+    )
+    moments = (record.before, record.after)
+    return tuple(
+        spec.name
+        for spec in contract.tensors
+        if any(spec.name in some and _in(contract, call, record, spec, some[spec.name]) for some in moments)
+    )
+
+
+def _raised(op: str, some: Mapping[str, Copied]) -> bool:
+    contract = operation(op)
+    return any(
+        _odd(spec, *_extremes(copied.data).tolist())
+        for name, copied in some.items()
+        if (spec := _spec(contract, name, copied.data)) is not None
+    )
+
+
+def _spec(contract: Operation, name: str, data: Tensor) -> TensorSpec | None:
+    """Of a tensor that is looked at."""
+    if not data.is_floating_point() or not data.numel():
+        return None
+    spec = next((spec for spec in contract.tensors if spec.name == name), None)
+    stale = spec is None or (spec.pool_index is not None and spec.role is Role.INPUT)
+    return None if stale else spec
+
+
+def _extremes(data: Tensor) -> Tensor:
+    """float64 [2], the least and the largest of a contiguous tensor; a NaN is both."""
+    least, most = _wide(data).aminmax()
+    return torch.stack((least, most)).double()
+
+
+def _wide(data: Tensor) -> Tensor:
+    return data.float() if data.element_size() == 1 else data  # fp8 can be copied and little else
+
+
+def _odd(spec: TensorSpec, least: float, most: float) -> bool:
+    return math.isnan(least) or most == math.inf or (least == -math.inf and not spec.minus_infinity)
+
+
+def _in(contract: Operation, call: Call, record: PendingRecord, spec: TensorSpec, copied: Copied) -> bool:
+    """Whether such a value is in a row that counts."""
+    if _spec(contract, spec.name, copied.data) is None:
+        return False
+    data = _wide(copied.data)
+    rows = _rows(contract, call, record, spec)
+    if rows is not None:
+        data = data[rows]
+    return bool(data.numel()) and _odd(spec, *_extremes(data).tolist())
+
+
+def _rows(contract: Operation, call: Call, record: PendingRecord, spec: TensorSpec) -> Tensor | None:
+    """Rows of axis 0 that count; None: all of them."""
+    if spec.pool_index is not None:
+        whole = record.pools[spec.name].rows is None
+        return contract.touched(call)[spec.name].long() if whole else None
+    axis = spec.axes_in(call.conventions)[0]
+    for output in contract.tensors:
+        if output.role is Role.OUTPUT and output.axes_in(call.conventions)[0] == axis:
+            rows = [
+                torch.arange(one.start, one.stop) for one in contract.partition(call, output.name).regions
+            ]
+            return torch.cat(rows) if rows else torch.empty(0, dtype=torch.int64)
+    return None

@@ -1,0 +1,111 @@
+"""Which of the selected calls are kept, where a trigger decides, and why.
+
+A call is kept if any trigger holds for it: `--when`, which is asked before the call, or `--on-nonfinite`,
+whose answer is there when the copies are. A call that raised is kept too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from gdnbench.capture.adapter import Observation
+from gdnbench.capture.nonfinite import Flags, flags_on_device, nonfinite
+from gdnbench.capture.options import CaptureOptions
+from gdnbench.capture.pending import CallName, PendingRecord, axes_of
+from gdnbench.capture.streams import Streams
+from gdnbench.capture.when import TensorForm, When
+from gdnbench.ops import operation, operations
+from gdnbench.provenance import process_info
+from gdnbench.record import Status
+
+WHEN = "when"
+
+
+class Triggers:
+    """The triggers that the options name. BadInputError for an expression with a name that is none."""
+
+    def __init__(self, options: CaptureOptions) -> None:
+        self.any = options.triggered
+        self._on_nonfinite = options.on_nonfinite
+        self._when = None if options.when is None else When(options.when)
+        if self._when is not None:
+            self._when.check_names(known_names())
+        # Whether calls that no trigger held for before they ran are copied all the same.
+        self.copies = options.on_nonfinite or options.around > 0
+        self._rank: tuple[int | None] | None = None
+
+    def before(self, forms: Mapping[str, TensorForm], observation: Observation, name: CallName) -> str | None:
+        """Why a call that is about to run is kept, if that can be said already."""
+        if self._when is None:
+            return None
+        return WHEN if self._when.holds(self._names(forms, observation, name)) else None
+
+    def flags(self, record: PendingRecord, streams: Streams) -> list[Flags]:
+        """What is to be asked of the device, queued on the current stream behind the record's copies."""
+        if not self._on_nonfinite or record.reason is not None:
+            return []
+        return flags_on_device(record, streams)
+
+    def after(self, record: PendingRecord) -> str | None:
+        """Why the record is kept, or None. Waits for the flags of a record on a device."""
+        if record.reason is not None:
+            return record.reason
+        if record.info.status is Status.UNFINISHED:
+            return "raised"
+        names = nonfinite(record, record.flags) if self._on_nonfinite else ()
+        return f"nonfinite:{','.join(names)}" if names else None
+
+    def after_fork(self) -> None:
+        self._rank = None
+
+    def forms(self, observation: Observation) -> dict[str, TensorForm]:
+        """What `--when` may ask of the tensors; nothing where there is no such option."""
+        if self._when is None:
+            return {}
+        return {
+            name: TensorForm(
+                tuple(seen.tensor.shape) if seen.shape is None else seen.shape,
+                str(seen.tensor.dtype).removeprefix("torch."),
+            )
+            for name, seen in observation.tensors.items()
+        }
+
+    def _names(
+        self, forms: Mapping[str, TensorForm], observation: Observation, name: CallName
+    ) -> dict[str, Any]:
+        sizes = {
+            axis: size
+            for tensor, axes in axes_of(operation(observation.op), observation.conventions).items()
+            if tensor in forms
+            for axis, size in zip(axes, forms[tensor].shape, strict=False)
+        }
+        return {
+            **sizes,
+            **forms,
+            **observation.scalars,
+            **observation.conventions,
+            "op": observation.op,
+            "layer": name.layer.name,
+            "layer_index": name.layer.index,
+            "step": name.step,
+            "call": name.number,
+            "rank": self._rank_here(),
+        }
+
+    def _rank_here(self) -> int | None:
+        if self._rank is None:
+            self._rank = (process_info().get("rank"),)
+        return self._rank[0]
+
+
+def known_names() -> frozenset[str]:
+    """Scalars, conventions, tensors and axes of all operations."""
+    found: set[str] = set()
+    for contract in operations().values():
+        for named in (contract.scalars, contract.conventions, contract.tensors):
+            found |= {one.name for one in named}
+        for spec in contract.tensors:
+            for axes in (spec.axes, *spec.axes_by.values()):
+                found |= {axis for axis in axes if axis.isidentifier()}
+    return frozenset(found)

@@ -1,0 +1,257 @@
+"""Capture switched on and off while a program runs: by a control file, by a signal, in several processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gdnbench.capture.layers import Layer
+from gdnbench.capture.options import CaptureOptions
+from gdnbench.capture.report import Report, read_report
+from gdnbench.capture.selection import Selection
+from gdnbench.capture.switch import Remote, Switch, send, start_of
+from gdnbench.store.reader import Store
+
+Toy = Any
+
+
+@pytest.mark.parametrize(
+    ("text", "recorded"),
+    [
+        ("on", [3, 4, 5, 6, 7]),
+        ("on\n", [3, 4, 5, 6, 7]),
+        ("off", []),
+        ("once", [3]),
+        (" next  2 \n", [3, 4]),
+    ],
+)
+def test_what_a_control_file_says(text: str, recorded: list[int]) -> None:
+    selection = Selection(CaptureOptions(paused=True))
+    layers = [Layer("a", 0), Layer("b", 1)]
+    found: dict[str, list[int]] = {"a": [], "b": []}
+    for step in range(8):
+        for layer in layers:
+            if (step, layer.name) == (3, "a"):
+                assert selection.switch.obey(text)
+            if selection.switch.off:
+                selection.pass_by(layer)
+            elif selection.keeps("op", layer):
+                found[layer.name].append(step)
+    assert found == {"a": recorded, "b": recorded}
+
+
+@pytest.mark.parametrize(
+    "text", ["yes", "next", "next 0", "next -1", "next two", "on off", "next 9999999999"]
+)
+def test_what_no_control_file_says(text: str) -> None:
+    switch = Switch(paused=True)
+    assert not switch.obey(text)
+    assert switch.off
+
+
+def test_every_stays_in_step_across_a_pause_that_ends_inside_a_step() -> None:
+    """By hand: of every fourth call, 0 to 11; paused from call 1 of b on to call 5 of a."""
+    selection = Selection(CaptureOptions(every=4))
+    layers = [Layer("a", 0), Layer("b", 1)]
+    found: dict[str, list[int]] = {"a": [], "b": []}
+    for step in range(12):
+        for layer in layers:
+            if (step, layer.name) == (1, "b"):
+                selection.switch.pause()
+            if (step, layer.name) == (5, "b"):
+                selection.switch.on()
+            if selection.switch.off:
+                selection.pass_by(layer)
+            elif selection.keeps("op", layer):
+                found[layer.name].append(step)
+    assert found == {"a": [0, 8], "b": [0, 8]}
+
+
+def test_a_pause_is_not_counted_by_first() -> None:
+    selection = Selection(CaptureOptions(paused=True, first=2))
+    layer = Layer("a", 0)
+    for _ in range(5):
+        selection.pass_by(layer)
+    selection.switch.on()
+    assert [selection.keeps("op", layer) for _ in range(4)] == [True, True, False, False]
+
+
+CONTROLLED = """
+    import os, time, toyframe
+    model = toyframe.Model()
+    control = os.environ["CONTROL"]
+    def say(text):
+        with open(control + ".new", "w") as file:
+            file.write(text)
+        os.replace(control + ".new", control)
+    def until(holds):
+        # The thread that looks at the file has no deadline: calls show when it has looked.
+        while not holds():
+            time.sleep(0.01)
+    def off():
+        from gdnbench.capture import runtime
+        return runtime.innermost().session._switch.off
+    for step in range(3):
+        model(step)
+    say("next 2")
+    until(lambda: not off())
+    for step in range(3, 7):
+        model(step)
+    say("off")
+    until(off)
+    model(7)
+    say("nonsense")
+    say("on")
+    until(lambda: not off())
+    model(8)
+    print("done")
+"""
+
+
+def test_a_file_switches_a_program_that_runs(toy: Toy, tmp_path: Path) -> None:
+    control = tmp_path / "control"
+    ran = toy.capture(
+        tmp_path / "run.zarr",
+        toy.script(CONTROLLED),
+        {"paused": True, "control": str(control)},
+        CONTROL=str(control),
+    )
+    assert (ran.status, ran.out) == (0, "done\n")
+    infos = [one.info for one in Store.open(tmp_path / "run.zarr").records]
+    assert [(one.step, one.layer_index) for one in infos] == [
+        (s, layer) for s in (3, 4, 8) for layer in (0, 1)
+    ]
+
+
+def test_a_file_that_is_there_at_the_start_counts(toy: Toy, program: Path, tmp_path: Path) -> None:
+    (tmp_path / "control").write_text("once\n")
+    options = {"paused": True, "control": str(tmp_path / "control")}
+    ran = toy.capture(tmp_path / "run.zarr", program, options)
+    assert (ran.status, ran.out) == (0, toy.run(program).out)
+    assert [one.info.step for one in Store.open(tmp_path / "run.zarr").records] == [0, 0]
+
+
+def test_what_a_file_says_wrongly_is_in_the_summary(toy: Toy, program: Path, tmp_path: Path) -> None:
+    (tmp_path / "control").write_text("onn\n")
+    ran = toy.capture(tmp_path / "run.zarr", program, {"control": str(tmp_path / "control")})
+    assert "problem:" in ran.err
+    assert "control says 'onn" in ran.err
+    assert len(Store.open(tmp_path / "run.zarr").records) == 8
+
+
+SIGNALLED = """
+    import os, signal, toyframe
+    heard = []
+    signal.signal(signal.SIGUSR2, lambda number, frame: heard.append(number))
+    model = toyframe.Model(1)
+    model(0)
+    os.kill(os.getpid(), signal.SIGUSR2)
+    model(1)
+    os.kill(os.getpid(), signal.SIGUSR2)
+    model(2)
+    pid = os.fork()
+    if pid == 0:
+        os.kill(os.getpid(), signal.SIGUSR2)
+        model(3)
+        assert len(heard) == 3
+        import gc
+        from gdnbench.capture import runtime
+        runtime.innermost().session.close()
+        os._exit(0)
+    assert os.waitpid(pid, 0)[1] == 0
+    model(4)
+    print(len(heard))
+"""
+
+
+def test_a_signal_switches_beside_the_programs_own_handler(toy: Toy, tmp_path: Path) -> None:
+    script = toy.script(SIGNALLED)
+    ran = toy.capture(tmp_path / "run.zarr", script, {"paused": True, "signal": "USR2"})
+    assert (ran.status, ran.out) == (0, "2\n")
+    by_segment: dict[str, list[int]] = {}
+    for one in Store.open(tmp_path / "run.zarr").records:
+        by_segment.setdefault(one.key.partition("/")[0], []).append(one.info.step)
+    assert sorted(by_segment.values()) == [[1], [3]]
+
+
+PASSED_ON = """
+    import os, signal, subprocess, sys, time, toyframe
+    if sys.argv[1:]:
+        model = toyframe.Model(1)
+        from gdnbench.capture import runtime
+        model(0)
+        print("ready", flush=True)
+        while runtime.innermost().session._switch.off:
+            time.sleep(0.01)
+        model(1)
+    else:
+        # In between is a shell, which the signal would end.
+        line = [sys.executable, __file__, "worker"]
+        shell = subprocess.Popen(["/bin/sh", "-c", '"$@"; exit $?', "sh", *line], stdout=subprocess.PIPE)
+        assert shell.stdout.readline() == b"ready\\n"
+        toyframe.Model(1)(0)
+        os.kill(os.getppid(), signal.SIGUSR2)
+        print(shell.wait(), flush=True)
+        while runtime.innermost().session._switch.off:
+            time.sleep(0.01)
+"""
+
+
+def test_the_command_passes_the_signal_on_to_who_handles_it(toy: Toy, tmp_path: Path) -> None:
+    script = toy.script(
+        PASSED_ON.replace("else:\n", "else:\n        from gdnbench.capture import runtime\n", 1)
+    )
+    command = [sys.executable, "-m", "gdnbench", "capture", str(tmp_path / "run.zarr"), "--paused"]
+    command += ["--signal", "USR2", "--", sys.executable, str(script)]
+    ran = subprocess.run(
+        command, env=toy.environment(), capture_output=True, text=True, timeout=120, check=False
+    )
+    assert (ran.returncode, ran.stdout) == (0, "0\n"), ran.stderr
+    assert [one.info.step for one in Store.open(tmp_path / "run.zarr").records] == [1]
+
+
+@pytest.fixture
+def usr2() -> Iterator[int]:
+    before = signal.getsignal(signal.SIGUSR2)
+    yield signal.SIGUSR2
+    signal.signal(signal.SIGUSR2, before)
+
+
+def test_only_living_processes_that_said_so_are_sent_a_signal(usr2: int, tmp_path: Path) -> None:
+    report = Report(str(tmp_path / "report"))
+    remote = Remote(Switch(), CaptureOptions(signal="USR2"), report)
+    report.note("started")
+    notes = read_report(tmp_path / "report")
+    assert [note["event"] for note in notes] == ["switchable", "started"]
+    sent: list[tuple[int, int]] = []
+    # A process that ended, and whose number was given to another.
+    notes += [{"event": "switchable", "pid": os.getppid(), "start": "1"}]
+    notes += [{"event": "switchable", "pid": 1 << 30, "start": "1"}]
+    assert send(usr2, notes, lambda pid, number: sent.append((pid, number))) == 1
+    assert sent == [(os.getpid(), usr2)]
+    assert start_of(1 << 30) is None
+    remote.close()
+    assert signal.getsignal(signal.SIGUSR2) is signal.SIG_IGN
+
+
+def test_a_handler_that_came_later_stays(usr2: int) -> None:
+    switch = Switch()
+    remote = Remote(switch, CaptureOptions(signal="USR2"), Report(None))
+    heard: list[int] = []
+
+    def own(number: int, frame: object) -> None:
+        heard.append(number)
+
+    signal.signal(usr2, own)
+    remote.start()
+    signal.raise_signal(usr2)
+    assert (heard, switch.off) == ([usr2], True)
+    remote.close()
+    assert signal.getsignal(usr2) is own

@@ -1,0 +1,110 @@
+"""`--when`: what an expression may be, and what it says of a call."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gdnbench.capture.options import CaptureOptions
+from gdnbench.capture.trigger import known_names
+from gdnbench.capture.when import TensorForm, When
+from gdnbench.errors import BadInputError
+
+CALL: dict[str, Any] = {
+    "op": "gdn_decode",
+    "layer": "model.layers.3.linear_attn",
+    "layer_index": 3,
+    "step": 7,
+    "call": 40,
+    "rank": None,
+    "scale": 0.25,
+    "gate": "log",
+    "B": 2,
+    "Hv": 8,
+    "q": TensorForm((2, 1, 4, 16), "bfloat16"),
+}
+
+
+@pytest.mark.parametrize(
+    ("text", "holds"),
+    [
+        ("step == 7 and B * Hv >= 16", True),
+        ("q.shape[2] == 4 and q.shape[-1] // 4 == 4 and q.ndim == 4", True),
+        ("q.dtype == 'float32'", False),
+        ("layer_index in (1, 3) and 'layers.3.' in layer", True),
+        ("max(q.shape) > 16 or any([scale > 1, gate == 'raw'])", False),
+        ("min(B, 3) + abs(-1) + sum(q.shape[1:]) + len(layer) > 20 and all((q.shape))", True),
+        ("not step % 7", True),
+        ("'even' if step % 2 == 0 else ''", False),
+        ("rank is None", True),
+        # What the call has not.
+        ("T > 100", False),
+        ("T <= 100", False),
+        ("T == T", False),
+        ("not T", True),
+        ("T > 100 or B == 2", True),
+        ("-T * 2 + 1 < 5 or 3 // T or T[0] or (T if T else B)", True),
+        ("sum(initial_state.shape) == 0", True),
+        ("max(initial_state.shape) > 0", False),
+        ("num_accepted", False),
+        ("q", True),
+    ],
+)
+def test_what_holds_of_a_call(text: str, holds: bool) -> None:
+    when = When(text)
+    when.check_names(known_names())
+    assert when.holds(CALL) is holds
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("step ==", "is no Python expression"),
+        ("", "is no Python expression"),
+        ("().__class__", "a tensor has shape, dtype, ndim"),
+        ("q.shape.__class__", "a tensor has shape, dtype, ndim"),
+        ("q.data", "a tensor has shape, dtype, ndim"),
+        ("__import__('os')", "the functions are len, min"),
+        ("len(*q.shape)", "Starred is not allowed"),
+        ("max(q.shape, key=len)", "without keywords"),
+        ("(lambda: 1)()", "the functions are len, min"),
+        ("[x for x in q.shape]", "ListComp is not allowed"),
+        ("(step := 1)", "NamedExpr is not allowed"),
+        ("9 ** 9 ** 9", "Pow is not allowed"),
+        ("1 << 9", "LShift is not allowed"),
+        ("f'{q}'", "JoinedStr is not allowed"),
+        ("b'' < layer", "constants are numbers, strings"),
+        ("{'a': 1}", "Dict is not allowed"),
+        ("(" * 500 + "1" + ")" * 500, "is no Python expression"),
+    ],
+)
+def test_what_is_refused_at_once_and_in_a_line(text: str, said: str) -> None:
+    with pytest.raises(BadInputError) as refused:
+        CaptureOptions(when=text)
+    assert said in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_name_that_no_operation_has_is_refused() -> None:
+    with pytest.raises(BadInputError, match=r"no operation has 'setp'; there are op, layer, .*swa_lens"):
+        When("setp == 1").check_names(known_names())
+
+
+def test_an_error_of_the_expression_itself_is_raised() -> None:
+    with pytest.raises(ZeroDivisionError):
+        When("1 // (step - 7)").holds(CALL)
+    with pytest.raises(TypeError):
+        When("layer > 1").holds(CALL)
+
+
+def test_no_name_means_two_things_in_one_operation() -> None:
+    from gdnbench.capture.when import CALL_NAMES, FUNCTIONS
+    from gdnbench.ops import operations
+
+    for contract in operations().values():
+        tensors = {spec.name for spec in contract.tensors}
+        axes = {axis for spec in contract.tensors for axis in spec.axes if axis.isidentifier()}
+        said = {one.name for one in contract.scalars} | {one.name for one in contract.conventions}
+        sets = [tensors, axes, said, set(CALL_NAMES), set(FUNCTIONS)]
+        assert len(set().union(*sets)) == sum(map(len, sets)), contract.name
