@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-
-from zarr.codecs import BloscCodec, Crc32cCodec
+from typing import TYPE_CHECKING
 
 from gdnbench.errors import BadInputError
+
+if TYPE_CHECKING:  # listing a store does without zarr
+    from zarr.codecs import BloscCodec, Crc32cCodec
 
 MIB = 1 << 20
 
@@ -28,6 +30,8 @@ class Compression:
 
     def codecs(self) -> list[BloscCodec | Crc32cCodec]:
         """Zarr's bytes-to-bytes codecs. The checksum is what lets `verify` name the chunk that is damaged."""
+        from zarr.codecs import BloscCodec, Crc32cCodec
+
         if self.level is None:
             return [Crc32cCodec()]
         return [BloscCodec(cname="zstd", clevel=self.level, shuffle="bitshuffle"), Crc32cCodec()]

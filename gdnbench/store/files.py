@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Protocol
 from gdnbench.errors import StoreError
 from gdnbench.store.address import Address, is_url, local_path
 
-
 if TYPE_CHECKING:  # listing a store does without zarr
     from zarr.abc.store import Store as ZarrStore
 

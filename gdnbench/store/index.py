@@ -154,10 +154,16 @@ def _checked_sizes(size: Any) -> dict[str, int]:
 
 def _checked_kind(row: Any, sizes: Sequence[Mapping[str, int]]) -> Kind:
     op, layer, layer_index, status, size, nbytes, trigger = row
+    return _kind(op, layer, layer_index, status, tuple(sizes[_count(size)].items()), nbytes, trigger)
+
+
+# Cached: every batch has the same layers. Typed, as True is 1 and no count.
+@lru_cache(maxsize=4096, typed=True)
+def _kind(op: Any, layer: Any, layer_index: Any, status: Any, sizes: Any, nbytes: Any, trigger: Any) -> Kind:
     if not all(isinstance(text, str) for text in (op, layer, "" if trigger is None else trigger)):
         raise ValueError("not text")
     index = None if layer_index is None else _count(layer_index)
-    return Kind(op, layer, index, Status(status).value, sizes[_count(size)], _count(nbytes), trigger)
+    return Kind(op, layer, index, Status(status).value, dict(sizes), _count(nbytes), trigger)
 
 
 def _count(value: Any) -> int:

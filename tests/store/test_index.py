@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -136,3 +138,16 @@ def test_an_index_that_says_otherwise_changes_no_record_and_is_told(store: Path)
         assert (record.info.layer, opened.records[1].info.step) == ("a", 0)
         assert torch.equal(record.before["q"].read(), randn(5, 3, seed=0))
     assert [damage.record for damage in verify(store).damages] == ["seg/0", "seg/1"]
+
+
+def test_listing_a_store_imports_no_zarr_and_no_torch(store: Path) -> None:
+    """They take longer than to list most stores."""
+    program = (
+        "import sys; from gdnbench.cli.ls import ls; ls(sys.argv[1]);"
+        "sys.exit(sorted({'zarr', 'torch'} & sys.modules.keys()) or 0)"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", program, store], capture_output=True, text=True, check=False
+    )
+    assert (found.returncode, found.stderr) == (0, "")
+    assert found.stdout.splitlines()[-1] == "4 records, 1 process, capture store"
