@@ -11,6 +11,8 @@ from gdnbench.capture.adapters.deepseek_v4 import DeepseekV4Adapter
 from gdnbench.capture.adapters.fla import FlaAdapter
 from gdnbench.capture.adapters.flashinfer import FlashinferAdapter
 from gdnbench.capture.adapters.transformers import ADAPTER as TRANSFORMERS
+from gdnbench.capture.adapters.vllm import VllmAdapter
+from gdnbench.capture.adapters.vllm_deepseek_v4 import VllmDeepseekV4Adapter
 from gdnbench.capture.options import CaptureOptions
 from gdnbench.errors import BadInputError
 
@@ -28,6 +30,8 @@ def load(options: CaptureOptions | None = None) -> tuple[list[Adapter], list[str
         DeepseekV4Adapter(options.cache_layout, options.block_size),
         FlaAdapter(),
         FlashinferAdapter(),
+        VllmAdapter(),
+        VllmDeepseekV4Adapter(),
     ]
     for path in options.table:
         from gdnbench.capture.tables import read_tables

@@ -1,0 +1,196 @@
+"""What adapters of serving engines share where sequences own slots of a pool of states.
+
+An engine decodes a batch as packed tokens [T, ...], sequence n being rows query_start_loc[n] up to
+query_start_loc[n + 1], with slots [N] or [N, S]; gdn_decode has [B, S, ...]. Where T = N S, one is a view of
+the other, which is checked once the offsets are on the host. Batches whose sequences differ in tokens, a
+speculative step in which not every draft is there, are laid into [N, S] with zeros behind each sequence:
+such a token has slot -1 and leaves no trace.
+
+Engines have a slot that stands for none (vLLM: 0), where gdn_decode has -1. That too is settled on the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from gdnbench.capture.adapter import Finish, NotCaptured, Seen
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+BESIDE = "beside."
+"""Before the name of a tensor that no operation has: `told` takes it from the record and puts its values into
+`dispatch`, under "metadata"."""
+OFFSETS = "query_start_loc"
+PADDING = -1
+
+
+def beside(tensors: Mapping[str, Tensor | None]) -> dict[str, Seen]:
+    """Tensors of a step's metadata, copied along with the inputs of a call."""
+    return {f"{BESIDE}{name}": Seen(tensor) for name, tensor in tensors.items() if tensor is not None}
+
+
+def told(tensors: dict[str, Tensor], known: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The tensors without those of `beside`, and these by value beside what is `known`, for `dispatch`."""
+    named = [name for name in tensors if name.startswith(BESIDE)]
+    values = {name.removeprefix(BESIDE): tensors[name].tolist() for name in named}
+    rest = {name: tensor for name, tensor in tensors.items() if name not in named}
+    metadata = {**known, **values}
+    return rest, {"metadata": metadata} if metadata else {}
+
+
+def telling(known: Mapping[str, Any]) -> Finish:
+    """What finishes a call that needs nothing else done on the host."""
+    return lambda tensors: told(tensors, known)
+
+
+class Packed(NamedTuple):
+    """q, k [1, T, H, K] and v [1, T, Hv, V]."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+
+
+def split_features(mixed: Tensor, state: Tensor) -> Packed:
+    """Views of mixed [T, 2 H K + Hv V], a row of which is q, k and v of a token; `state` [slots, Hv, V, K]
+    says the sizes."""
+    heads, value_dim, key_dim = state.shape[1:]
+    width = (mixed.shape[-1] - heads * value_dim) // 2
+    tokens = mixed.detach().unsqueeze(0)
+
+    def part(begin: int, end: int, dim: int) -> Tensor:
+        return tokens[..., begin:end].view(*tokens.shape[:2], -1, dim)
+
+    return Packed(
+        part(0, width, key_dim),
+        part(width, 2 * width, key_dim),
+        part(2 * width, 2 * width + heads * value_dim, value_dim),
+    )
+
+
+class Batch:
+    """How the packed tokens of a decode call are sequences.
+
+    `tokens`: T of all. `slots` [N'] or [N', S] with N' >= N; `accepted` [N'] as the engine has it.
+    """
+
+    def __init__(
+        self, tokens: int, slots: Tensor, offsets: Tensor | None, accepted: Tensor | None, null: int
+    ) -> None:
+        self.caller = slots
+        slots = slots.unsqueeze(1) if slots.ndim == 1 else slots
+        self.steps = slots.shape[1]
+        self.sequences = tokens // self.steps if offsets is None else offsets.shape[0] - 1
+        self.slots = slots[: self.sequences]
+        if len(self.slots) != self.sequences:
+            raise NotCaptured("a decode call has fewer slots than sequences")
+        self.accepted = None if accepted is None else accepted[: self.sequences]
+        self.offsets = offsets
+        self.null = null
+        self.ragged = tokens != self.sequences * self.steps
+        if self.ragged and offsets is None:
+            raise NotCaptured("several tokens of a sequence are given without their offsets")
+        if self.ragged and _in_graph(slots):
+            raise NotCaptured("sequences of a decode call differ in tokens in a CUDA graph")
+
+    def rows(self, packed: Tensor, leading: int = 2) -> Seen:
+        """Packed tokens, [T, ...] or [B, T, ...] by the number of `leading` axes, as [N, S, ...]."""
+        packed = packed.detach()
+        rest = packed.shape[leading:]
+        if not self.ragged:
+            return Seen(packed, (self.sequences, self.steps, *rest))
+        tokens = packed.flatten(0, leading - 1)
+        index, inside = self._places(len(tokens))
+        laid = tokens.index_select(0, index.flatten()).view(*index.shape, *rest)
+        absent = ~inside.view(*inside.shape, *[1] * len(rest))
+        return Seen(laid.masked_fill(absent, 0), None, packed)
+
+    def indices(self) -> dict[str, Seen]:
+        """state_indices, and which slot is read where that is not the first one of a sequence."""
+        import torch
+
+        if not self.ragged:
+            found = {"state_indices": Seen(self.slots, None, self.caller)}
+            if self.accepted is not None:
+                found["num_accepted"] = Seen(self.accepted.to(torch.int32), None, self.accepted)
+            return found
+        _, inside = self._places(1)
+        column = torch.zeros_like(self.slots[:, :1], dtype=torch.int64)
+        if self.accepted is not None:
+            column = (self.accepted.long() - 1).clamp(0, self.steps - 1).unsqueeze(1)
+        read = self.slots.gather(1, column).squeeze(1)
+        # A sequence without tokens reads nothing.
+        read = read.masked_fill(~inside[:, 0], PADDING).to(torch.int32)
+        return {
+            "state_indices": Seen(self.slots.masked_fill(~inside, PADDING), None, self.caller),
+            "read_indices": Seen(read, None, self.caller),
+        }
+
+    def _places(self, tokens: int) -> tuple[Tensor, Tensor]:
+        """Row of the packed tokens [N, S] that each token is, and whether there is such a token."""
+        import torch
+
+        assert self.offsets is not None
+        offsets = self.offsets.long()
+        column = torch.arange(self.steps, device=offsets.device)
+        inside = column < offsets.diff().unsqueeze(1)
+        return (offsets[:-1].unsqueeze(1) + column).clamp(0, max(tokens - 1, 0)), inside
+
+    def finish(self, known: Mapping[str, Any]) -> Finish:
+        """Null slots become -1; NotCaptured for a batch that is all padding, or is no [N, S] after all."""
+        null, steps, ragged = self.null, self.steps, self.ragged
+
+        def settle(tensors: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+            given, dispatch = told(tensors, known)
+            offsets = tensors.get(f"{BESIDE}{OFFSETS}")
+            for name in ("state_indices", "read_indices"):
+                if name in given:
+                    given[name] = given[name].masked_fill(given[name] <= null, PADDING)
+            _settle_tokens(given, offsets, steps, ragged)
+            if not _active(given).any():
+                raise NotCaptured("every sequence of a decode call is padding: a dummy run of the engine")
+            if ragged:
+                dispatch["laid_out_by_capture"] = "sequences of fewer tokens, zeros behind them"
+            return given, dispatch
+
+        return settle
+
+
+def _settle_tokens(given: dict[str, Tensor], offsets: Tensor | None, steps: int, ragged: bool) -> None:
+    """A sequence without tokens is padding; NotCaptured where others do not have `steps` in order."""
+    import torch
+
+    if offsets is None:
+        return
+    counts = offsets.diff()
+    if int(counts.amax()) > steps:
+        raise NotCaptured("a sequence of a decode call has more tokens than slots")
+    if ragged:
+        return
+    slots = given["state_indices"]
+    given["state_indices"] = slots.masked_fill((counts == 0).unsqueeze(1), PADDING)
+    begins = torch.arange(len(counts), dtype=offsets.dtype) * steps
+    right = (counts == steps) & (offsets[:-1] == begins)
+    if not bool((right | ~_active(given)).all()):
+        raise NotCaptured("sequences of a decode call differ in tokens though their number fits")
+
+
+def _active(given: Mapping[str, Tensor]) -> Tensor:
+    """bool [N]: whether a sequence reads a slot."""
+    slots = given["state_indices"]
+    if "read_indices" in given:
+        read = given["read_indices"]
+    elif "num_accepted" in given:
+        column = (given["num_accepted"].long() - 1).clamp(0, slots.shape[1] - 1)
+        read = slots.gather(1, column.unsqueeze(1)).squeeze(1)
+    else:
+        read = slots[:, 0]
+    return read != PADDING
+
+
+def _in_graph(tensor: Tensor) -> bool:
+    import torch
+
+    return tensor.is_cuda and torch.cuda.is_current_stream_capturing()

@@ -1,0 +1,291 @@
+"""vLLM: Gated DeltaNet in every backend of its prefill, its recurrent decode, and its speculative decode.
+
+| function | recorded as |
+|---|---|
+| `ChunkGatedDeltaRule.forward_*`, and what these call: FlashInfer, Triton, CuTe DSL, AITER | gdn_prefill |
+| `fused_recurrent_gated_delta_rule_packed_decode` | gdn_decode, raw gates, q, k, v of one tensor |
+| `fused_sigmoid_gating_delta_rule_update` | gdn_decode, raw gates |
+| `fused_recurrent_gated_delta_rule` | gdn_decode, log gates |
+| `fused_gdn_decode_post_conv_mtp` | gdn_decode, raw gates, without o: it comes out normalised and gated |
+
+States are [slots, Hv, V, K], slot 0 standing for none. The layer is the module whose custom op
+(`qwen_gdn_attention_core`) is running: the op ends in its `_forward_core`. What the layer was told of the
+step, `GDNAttentionMetadata`, goes into `dispatch`: counts as they are, tensors by value once on the host.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from gdnbench.capture.adapter import NotCaptured, Observation, Seen, Target
+from gdnbench.capture.adapters import vllm_signatures as names
+from gdnbench.capture.adapters.gdn import flat, offsets
+from gdnbench.capture.adapters.serving_decode import OFFSETS, Batch, beside, split_features, telling
+from gdnbench.capture.adapters.signatures import Signatures
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from gdnbench_kernels.contract import Scalar
+
+GDN = "vllm.model_executor.layers.mamba.gdn"
+QWEN, OLMO = f"{GDN}.qwen_gdn_linear_attn", f"{GDN}.olmo_gdn_linear_attn"
+CUTEDSL = "vllm.model_executor.layers.mamba.ops.gdn_chunk_cutedsl"
+FLA = ("vllm.third_party.flash_linear_attention.ops", "vllm.model_executor.layers.fla.ops")
+"""Where the functions taken from flash-linear-attention are: since 0.28.0 at the latest, and before."""
+BACKENDS = {
+    "forward_cuda": "flashinfer",
+    "forward_native": "triton",
+    "forward_cutedsl": "cutedsl",
+    "forward_aiter_flydsl": "aiter_flydsl",
+}
+BOUND = {
+    **{f"ChunkGatedDeltaRule.{method}": names.FORWARD for method in BACKENDS},
+    **{name: name for name in names.SIGNATURES.functions if name not in (names.FORWARD, names.FLASH_MLA)},
+    "fla_chunk_gated_delta_rule": names.CHUNK,
+}
+"""What is known of a function, by the name that it is bound to."""
+PREFILLS = {
+    names.FORWARD: "",
+    names.CHUNK: "triton",
+    names.CHUNK_FLASHINFER: "flashinfer",
+    names.CHUNK_CUTEDSL: "cutedsl",
+}
+FP32_FINAL = ("flashinfer", "triton")
+"""Backends whose final states are fp32 whatever the initial ones are; the others keep their dtype."""
+MODULES = {
+    QWEN: (
+        *(f"ChunkGatedDeltaRule.{method}" for method in BACKENDS),
+        names.CHUNK_FLASHINFER,
+        "fla_chunk_gated_delta_rule",
+        names.PACKED,
+        names.SIGMOID,
+        names.MTP_TRITON,
+    ),
+    OLMO: (names.CHUNK, names.RECURRENT),
+    CUTEDSL: (names.CHUNK_CUTEDSL,),
+    "vllm._custom_ops": (names.MTP,),
+    **dict.fromkeys(FLA, (names.CHUNK, names.RECURRENT, names.PACKED, names.SIGMOID)),
+    **{f"{package}.chunk": (names.CHUNK,) for package in FLA},
+    **{f"{package}.fused_recurrent": (names.RECURRENT, names.PACKED) for package in FLA},
+    **{f"{package}.fused_sigmoid_gating": (names.SIGMOID,) for package in FLA},
+    f"{FLA[0]}.fused_gdn_decode_post_conv_mtp": (names.MTP_TRITON,),
+}
+"""Whoever imports a function from one of these, before or after capture begins, calls a wrapper."""
+CORES = ("_forward_core", "_forward_core_rocm", "_forward_core_fused_norm_packed")
+LAYERS = {QWEN: "QwenGatedDeltaNetAttention", OLMO: "OlmoHybridGatedDeltaNetAttention"}
+STATE_DTYPES = ("float32", "bfloat16", "float16")
+BIAS_DTYPES = ("float32", "bfloat16")
+NULL_SLOT = 0
+COUNTS = (
+    "num_prefills",
+    "num_prefill_tokens",
+    "num_decodes",
+    "num_decode_tokens",
+    "num_spec_decodes",
+    "num_spec_decode_tokens",
+    "num_actual_tokens",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class VllmAdapter:
+    framework: str = "vllm"
+    targets: tuple[Target, ...] = tuple(
+        Target(module, function) for module, functions in MODULES.items() for function in functions
+    )
+    scopes: tuple[Target, ...] = tuple(
+        Target(module, f"{layer}.{method}") for module, layer in LAYERS.items() for method in CORES
+    )
+    signatures: Signatures = field(default_factory=names.SIGNATURES.anew, compare=False, repr=False)
+
+    def before(self, target: Target, arguments: Mapping[str, Any], layer: object | None) -> Observation:
+        name = BOUND[target.function]
+        self.signatures.check(name, arguments)
+        step = step_of(layer, getattr(layer, "prefix", None))
+        if name in PREFILLS:
+            backend = BACKENDS.get(target.function.partition(".")[2]) or PREFILLS[name]
+            return _prefill(backend, arguments, layer, step)
+        return _decode(name, arguments, layer, step)
+
+    def after(self, seen: Observation, arguments: Mapping[str, Any], result: Any) -> Mapping[str, Seen]:
+        if seen.op == "gdn_decode":
+            state = {"state": Seen(_pool(arguments))}
+            if "output_gate" in arguments:
+                return state
+            o = result[0]
+            return {"o": _batch(arguments).rows(o), **state}
+        o, final = result
+        outputs = {"o": flat(o)}
+        if seen.scalars["output_final_state"]:
+            outputs["final_state"] = Seen(final)
+        return outputs
+
+    def implementation(self, function: Callable[..., Any]) -> str | None:
+        known = BOUND.get(function.__qualname__)
+        if known is not None:
+            self.signatures.look_at(known, function)
+        return f"{function.__module__}.{function.__qualname__}"
+
+    def parallel(self) -> Mapping[str, tuple[int, int]]:
+        """Rank and size of this process in each kind of parallelism that vLLM has set up."""
+        state = sys.modules.get("vllm.distributed.parallel_state")
+        groups = {kind: getattr(state, f"_{kind.upper()}", None) for kind in ("tp", "pp", "dp")}
+        return {
+            kind: (int(group.rank_in_group), int(group.world_size))
+            for kind, group in groups.items()
+            if group is not None
+        }
+
+
+def step_of(layer: object | None, prefix: str | None) -> Any:
+    """The metadata of the running step for the layer, or its cache, of that name; None outside a layer.
+
+    NotCaptured where vLLM runs the layer without any: to measure memory, or to have kernels compiled.
+    """
+    context = sys.modules.get("vllm.forward_context")
+    if layer is None or context is None:
+        return None
+    found = context.get_forward_context().attn_metadata
+    step = found.get(prefix) if isinstance(found, dict) else None
+    if step is None:
+        raise NotCaptured("vLLM runs the layer without a request, to measure memory or to compile kernels")
+    return step
+
+
+def known_of(step: Any, counts: tuple[str, ...]) -> dict[str, Any]:
+    """Those of the step's counts that there are."""
+    return {name: int(value) for name in counts if (value := getattr(step, name, None)) is not None}
+
+
+def _prefill(backend: str, arguments: Mapping[str, Any], layer: object | None, step: Any) -> Observation:
+    from gdnbench_kernels.checks import dtype_name
+
+    q, k, state = arguments["q"], arguments["k"], arguments["initial_state"]
+    cu_seqlens, scale = arguments["cu_seqlens"], arguments.get("scale")
+    _refuse_states(state)
+    seen = {name: flat(arguments[name]) for name in ("q", "k", "v", "g", "beta")}
+    seen["cu_seqlens"] = offsets(q, cu_seqlens)
+    for name in ("chunk_indices", "chunk_offsets", "initial_state"):
+        if arguments.get(name) is not None:
+            seen[name] = Seen(arguments[name])
+    seen |= beside(
+        {
+            "has_initial_state": _first(step, "prefill_has_initial_state", "has_initial_state"),
+            "state_indices": _first(step, "prefill_state_indices", "non_spec_state_indices_tensor"),
+        }
+    )
+    keeps = state is not None and backend not in FP32_FINAL
+    return Observation(
+        op="gdn_prefill",
+        tensors=seen,
+        scalars={
+            **_scalars(scale, k.shape[-1], layer),
+            "chunk_size": 64,
+            "output_final_state": bool(arguments.get("output_final_state", True)),
+            "final_state_dtype": dtype_name(state.dtype) if keeps else "float32",
+        },
+        conventions={
+            "gate": "log",
+            "state_layout": "VK",
+            "qk": "raw" if arguments.get("use_qk_l2norm_in_kernel") else "normalised",
+        },
+        dispatch={
+            "path": "chunk",
+            "backend": backend,
+            **({"not_recorded": "state_checkpoints"} if arguments.get("checkpoint_every_n_tokens") else {}),
+        },
+        finish=telling(known_of(step, COUNTS)),
+    )
+
+
+def _decode(name: str, arguments: Mapping[str, Any], layer: object | None, step: Any) -> Observation:
+    from gdnbench_kernels.checks import dtype_name
+
+    _refuse_decode(name, arguments)
+    pool, batch = _pool(arguments), _batch(arguments)
+    raw = "A_log" in arguments
+    if "mixed_qkv" in arguments:
+        q, k, v = split_features(arguments["mixed_qkv"], pool)
+    else:
+        q, k, v = (arguments[one] for one in ("q", "k", "v"))
+    gates = (arguments["a"], arguments["b"]) if raw else (arguments["g"], arguments["beta"])
+    seen = {one: batch.rows(tensor) for one, tensor in (("q", q), ("k", k), ("v", v))}
+    seen |= {
+        one: batch.rows(tensor, tensor.ndim - 1) for one, tensor in zip(("g", "beta"), gates, strict=True)
+    }
+    if raw:
+        rate, bias = arguments["A_log"], arguments["dt_bias"]
+        seen["A_log"] = Seen(rate.detach().float(), None, rate)
+        kept = dtype_name(bias.dtype) in BIAS_DTYPES
+        seen["dt_bias"] = Seen(bias.detach() if kept else bias.detach().float(), None, bias)
+    seen |= {"state": Seen(pool), **batch.indices()}
+    given = {OFFSETS: arguments.get("cu_seqlens"), "num_accepted_tokens": batch.accepted}
+    seen |= beside(given if batch.ragged else {OFFSETS: given[OFFSETS]})
+    hidden = {"not_recorded": "o, which the kernel normalises and gates"}
+    return Observation(
+        op="gdn_decode",
+        tensors=seen,
+        scalars=_scalars(arguments.get("scale"), k.shape[-1], layer if not raw else None),
+        conventions={
+            "gate": "raw" if raw else "log",
+            "state_layout": "VK",
+            "qk": "raw" if arguments.get("use_qk_l2norm_in_kernel", True) else "normalised",
+        },
+        dispatch={"path": name, **(hidden if "output_gate" in arguments else {})},
+        finish=batch.finish(known_of(step, COUNTS)),
+    )
+
+
+def _batch(arguments: Mapping[str, Any]) -> Batch:
+    mixed = arguments.get("mixed_qkv")
+    slots = arguments["state_indices" if "state_indices" in arguments else "ssm_state_indices"]
+    tokens = len(mixed) if mixed is not None else arguments["q"].shape[:2].numel()
+    return Batch(
+        tokens, slots, arguments.get("cu_seqlens"), arguments.get("num_accepted_tokens"), null=NULL_SLOT
+    )
+
+
+def _pool(arguments: Mapping[str, Any]) -> Tensor:
+    """What is updated in place."""
+    pool: Tensor = arguments["state" if "state" in arguments else "initial_state"]
+    return pool
+
+
+def _scalars(scale: float | None, key_dim: int, layer: object | None) -> dict[str, Scalar]:
+    """Layers that allow negative eigenvalues double the sigmoid before they call."""
+    return {
+        "scale": float(scale) if scale is not None else float(key_dim) ** -0.5,
+        "beta_max": 2.0 if getattr(layer, "allow_neg_eigval", False) else 1.0,
+    }
+
+
+def _refuse_states(state: Tensor | None) -> None:
+    from gdnbench_kernels.checks import dtype_name
+
+    if state is not None and dtype_name(state.dtype) not in STATE_DTYPES:
+        raise NotCaptured(f"states are {dtype_name(state.dtype)}; the operations take no such ones")
+
+
+def _refuse_decode(name: str, arguments: Mapping[str, Any]) -> None:
+    """NotCaptured for a call that gdn_decode does not describe."""
+    if arguments.get("is_kda"):
+        raise NotCaptured("gates of every key channel (is_kda), which no operation here has")
+    if name == names.SIGMOID and arguments["beta"] != 1.0:
+        raise NotCaptured("the softplus of the gate has another slope than 1")
+    in_place = arguments.get("inplace_final_state", True)
+    if not in_place or arguments.get("ssm_state_indices", arguments.get("state_indices")) is None:
+        raise NotCaptured("states are not updated in a pool; the operation has nothing else")
+    beta = arguments.get("beta")
+    if name == names.RECURRENT and (beta is None or beta.ndim == arguments["v"].ndim):
+        raise NotCaptured("beta is left out, or of every value channel; the operation has one of a head")
+    _refuse_states(_pool(arguments))
+
+
+def _first(step: Any, *attributes: str) -> Tensor | None:
+    """The first of these that the step has: older releases have the latter."""
+    found = (getattr(step, name, None) for name in attributes)
+    return next((tensor for tensor in found if tensor is not None), None)

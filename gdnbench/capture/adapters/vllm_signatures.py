@@ -1,0 +1,92 @@
+"""vLLM's functions of the gated delta rule and of sparse attention, as adapters/vllm.py and
+adapters/vllm_deepseek_v4.py know them."""
+
+from __future__ import annotations
+
+from gdnbench.capture.adapters.signatures import Signature, Signatures
+
+FORWARD = "ChunkGatedDeltaRule.forward"
+CHUNK = "chunk_gated_delta_rule"
+CHUNK_FLASHINFER = "fi_chunk_gated_delta_rule"
+CHUNK_CUTEDSL = "chunk_gated_delta_rule_cutedsl"
+RECURRENT = "fused_recurrent_gated_delta_rule"
+PACKED = "fused_recurrent_gated_delta_rule_packed_decode"
+SIGMOID = "fused_sigmoid_gating_delta_rule_update"
+MTP = "fused_gdn_decode_post_conv_mtp"
+MTP_TRITON = "fused_gdn_decode_post_conv_mtp_triton"
+FLASH_MLA = "flash_mla_with_kvcache"
+
+_CHUNK_NEEDS = "q k v g beta initial_state cu_seqlens"
+_MTP_NEEDS = (
+    "mixed_qkv a b A_log dt_bias state_indices cu_seqlens num_accepted_tokens state output_gate out scale"
+)
+
+SIGNATURES = Signatures(
+    distribution="vllm",
+    versions=("0.24.0", "0.33.0"),
+    read="2026-11-23",
+    functions={
+        FORWARD: Signature(
+            "self, q, k, v, g, beta, initial_state, output_final_state, cu_seqlens=None, chunk_indices=None,"
+            " chunk_offsets=None, use_qk_l2norm_in_kernel=True, core_attn_out=None,"
+            " aiter_prefill_metadata=None",
+            needs=f"{_CHUNK_NEEDS} output_final_state use_qk_l2norm_in_kernel chunk_indices chunk_offsets",
+        ),
+        CHUNK: Signature(
+            "q, k, v, g, beta, scale=None, initial_state=None, output_final_state=False, cu_seqlens=None,"
+            " chunk_indices=None, chunk_offsets=None, use_qk_l2norm_in_kernel=False, core_attn_out=None",
+            needs=f"{_CHUNK_NEEDS} scale output_final_state use_qk_l2norm_in_kernel",
+        ),
+        CHUNK_FLASHINFER: Signature(
+            "q, k, v, g, beta, initial_state, output_final_state, cu_seqlens=None,"
+            " use_qk_l2norm_in_kernel=True, state_checkpoints=None, checkpoint_cu_starts=None,"
+            " checkpoint_every_n_tokens=0, use_cp='auto'",
+            needs=f"{_CHUNK_NEEDS} output_final_state use_qk_l2norm_in_kernel",
+        ),
+        CHUNK_CUTEDSL: Signature(
+            "q, k, v, g, beta, initial_state, cu_seqlens, chunk_indices, chunk_offsets, core_attn_out=None",
+            needs=_CHUNK_NEEDS,
+        ),
+        RECURRENT: Signature(
+            "q, k, v, g, beta=None, scale=None, initial_state=None, inplace_final_state=True,"
+            " cu_seqlens=None, ssm_state_indices=None, num_accepted_tokens=None,"
+            " use_qk_l2norm_in_kernel=False",
+            needs="q k v g beta scale initial_state inplace_final_state cu_seqlens ssm_state_indices"
+            " num_accepted_tokens use_qk_l2norm_in_kernel",
+        ),
+        PACKED: Signature(
+            "mixed_qkv, a, b, A_log, dt_bias, scale, initial_state, out, ssm_state_indices,"
+            " use_qk_l2norm_in_kernel=False",
+            needs="mixed_qkv a b A_log dt_bias scale initial_state out ssm_state_indices"
+            " use_qk_l2norm_in_kernel",
+        ),
+        SIGMOID: Signature(
+            "A_log, a, b, dt_bias, q, k, v, beta=1.0, threshold=20.0, scale=None, initial_state=None,"
+            " inplace_final_state=True, cu_seqlens=None, ssm_state_indices=None, num_accepted_tokens=None,"
+            " use_qk_l2norm_in_kernel=False, is_kda=False",
+            needs="A_log a b dt_bias q k v beta scale initial_state inplace_final_state cu_seqlens"
+            " ssm_state_indices num_accepted_tokens use_qk_l2norm_in_kernel",
+        ),
+        MTP: Signature(
+            "mixed_qkv, a, b, A_log, dt_bias, state_indices, cu_seqlens, num_accepted_tokens, state,"
+            " output_gate, norm_weight, out=None, scale=128 ** (-0.5), norm_eps=1e-05,"
+            " output_gate_activation='silu'",
+            needs=_MTP_NEEDS,
+        ),
+        MTP_TRITON: Signature(
+            "mixed_qkv, a, b, A_log, dt_bias, state_indices, cu_seqlens, num_accepted_tokens, state,"
+            " output_gate, norm_weight, out, scale, norm_eps, output_gate_activation",
+            needs=_MTP_NEEDS,
+        ),
+        FLASH_MLA: Signature(
+            "q, k_cache, block_table, cache_seqlens, head_dim_v, tile_scheduler_metadata, num_splits=None,"
+            " softmax_scale=None, causal=False, is_fp8_kvcache=False, indices=None, attn_sink=None,"
+            " extra_k_cache=None, extra_indices_in_kvcache=None, topk_length=None, extra_topk_length=None",
+            needs="q k_cache indices topk_length softmax_scale attn_sink extra_k_cache is_fp8_kvcache",
+            others="out",
+        ),
+    },
+)
+"""The last is of the FlashMLA that vLLM builds with it: not in vLLM's own source, where its callers are.
+Between 0.24.0 and 0.28.0 vllm.model_executor.layers.fla became vllm.third_party.flash_linear_attention, and
+the fused speculative decode came."""
