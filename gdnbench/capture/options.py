@@ -42,7 +42,8 @@ class CaptureOptions:
     table: tuple[str, ...] = ()  # files with tables of paged callers
     first: int | None = None  # of each layer, at most this many calls
     every: int = 1  # of each layer, every N-th call, beginning with the first
-    max_bytes: int | None = None  # of one process; the first record that does not fit ends its capture
+    max_bytes: int | None = None  # of one process
+    when_over: Literal["stop", "drop-oldest"] = "stop"  # at the first record that `max_bytes` has no room for
     full_pools: bool = False  # keep whole state pools, not only the rows that a call can touch
     sync: bool = False  # inputs are on disk before the call starts
     graphs: bool = True  # CUDA graphs get copies of what is captured into them, so that replays are recorded
@@ -80,6 +81,12 @@ class CaptureOptions:
             raise BadInputError(
                 f"capture option 'when_full' is {self.when_full!r}, must be 'block' or 'drop'"
             )
+        if self.when_over not in ("stop", "drop-oldest"):
+            raise BadInputError(
+                f"capture option 'when_over' is {self.when_over!r}, must be 'stop' or 'drop-oldest'"
+            )
+        if self.when_over == "drop-oldest" and self.max_bytes is None:
+            raise BadInputError("capture option 'when_over' is about max_bytes, and there is no max_bytes")
         if self.cache_layout not in CACHE_LAYOUTS:
             raise BadInputError(
                 f"capture option 'cache_layout' is {self.cache_layout!r}, must be one of "

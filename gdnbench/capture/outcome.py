@@ -10,7 +10,7 @@ from typing import Any
 from gdnbench.capture.report import segments_in
 from gdnbench.errors import Exit
 from gdnbench.store.sealer import Progress
-from gdnbench.store.segment_sealer import sealed_records
+from gdnbench.store.segment_sealer import dropped_oldest, sealed_records
 from gdnbench.units import human_bytes
 
 
@@ -53,6 +53,7 @@ class Outcome:
     graph_replays: int  # replays that were recorded
     passed_over: Mapping[str, int]  # calls by the reason why their adapter left them alone
     reached_max_bytes: bool
+    dropped_oldest: int  # sealed records that later ones took the place of
     looked_at: int  # calls about which a trigger decided
     triggered: int
     ring_short: int  # calls that --around asked for and --ring-bytes had no room for
@@ -92,12 +93,13 @@ class Outcome:
         here = [tally for name, tally in progress.of_segment.items() if name in mine]
         records = {name: tally.records for name, tally in progress.of_segment.items()}
         records |= {name: sealed_records(store, name) for name in mine}
+        oldest = {name: dropped_oldest(store, name) for name in mine}
         recovered = sum(count for name, count in records.items() if name not in mine)
         if sealer_error is not None:
             problems.append(f"the journal could not be sealed, and is kept: {sealer_error}")
         return cls(
             child_status=128 - returncode if returncode < 0 else returncode,
-            records=sum(records[name] for name in mine),
+            records=sum(records[name] - oldest[name] for name in mine),
             bytes=max(sum(tally.bytes for tally in here), total("bytes")),
             dropped=max(sum(tally.dropped for tally in here), total("dropped")),
             recovered=recovered,
@@ -115,6 +117,7 @@ class Outcome:
             looked_at=total("looked_at"),
             triggered=total("triggered"),
             ring_short=total("ring_short"),
+            dropped_oldest=sum(oldest.values()),
             problems=(*progress.refused, *problems, *dict.fromkeys(failures)),
         )
 
@@ -150,6 +153,8 @@ class Outcome:
             )
         if self.reached_max_bytes:
             lines.append("--max-bytes was reached; later calls were not recorded")
+        if self.dropped_oldest:
+            lines.append(f"{self.dropped_oldest} older records were dropped to stay within --max-bytes")
         if self.recovered:
             lines.append(
                 f"{self.recovered} records of other processes were in its journal and are sealed now"
@@ -163,7 +168,9 @@ class Outcome:
     def _captured(self, store: Path) -> str:
         dropped = f", {self.dropped} dropped" if self.dropped else ""
         status = f"; the command ended with status {self.child_status}" if self.child_status else ""
-        return f"{self.records} records, {human_bytes(self.bytes)} in {store}{dropped}{status}"
+        # What was dropped again is among the bytes that were recorded.
+        size = "" if self.dropped_oldest else f", {human_bytes(self.bytes)}"
+        return f"{self.records} records{size} in {store}{dropped}{status}"
 
     def _why_nothing(self) -> list[str]:
         lines = ["nothing was captured:"]

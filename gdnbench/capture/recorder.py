@@ -89,6 +89,7 @@ class Recorder:
             limit_bytes=options.queue_bytes,
             when_full=options.when_full,
             compression=options.zstd,
+            keep_bytes=options.max_bytes if options.when_over == "drop-oldest" else None,
         )
         self._transfers = Transfers(
             self._write, self._failed, arrive=self._arrive, when_full=options.when_full

@@ -39,7 +39,7 @@ class Selection:
             raise BadInputError(f"--layer {','.join(options.layer)!r} names no layer")
         self._first = options.first
         self._every = options.every
-        self._bytes_left = options.max_bytes
+        self._bytes_left = options.max_bytes if options.when_over == "stop" else None
         self.full = False  # `--max-bytes` was reached
         self._lock = threading.Lock()
 

@@ -53,8 +53,11 @@ def capture(
         str | None, typer.Option(help="Signal that switches between on and off, e.g. USR2.")
     ] = None,
     max_bytes: Annotated[
-        str | None, typer.Option(help="Stop recording after so much, e.g. 2GiB; the program goes on.")
+        str | None, typer.Option(help="Bytes that a process may record, e.g. 2GiB; the program goes on.")
     ] = None,
+    when_over: Annotated[
+        str, typer.Option(help="Then: stop recording, or drop-oldest, which keeps the latest on disk.")
+    ] = "stop",
     full_pools: Annotated[bool, typer.Option("--full-pools", help="Keep whole state pools.")] = False,
     sync: Annotated[
         bool, typer.Option("--sync", help="Inputs on disk before each call: a crash or hang leaves them.")
@@ -96,6 +99,7 @@ def capture(
         control=None if control is None else str(control.absolute()),
         signal=signal,
         max_bytes=None if max_bytes is None else byte_count(max_bytes, "--max-bytes"),
+        when_over=when_over,  # type: ignore[arg-type]  # as `when_full`
         full_pools=full_pools,
         sync=sync,
         graphs=graphs,

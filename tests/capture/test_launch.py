@@ -14,6 +14,7 @@ from gdnbench.capture.launch import run_captured
 from gdnbench.capture.options import CaptureOptions
 from gdnbench.errors import BadInputError
 from gdnbench.store.reader import Store
+from gdnbench.store.verify import verify
 
 Toy = Any
 
@@ -124,6 +125,25 @@ def test_capturing_again_into_a_store_adds_to_it(toy: Toy, program: Path, tmp_pa
     for _ in range(2):
         toy.capture(tmp_path / "run.zarr", program, {"first": 1})
     assert len(Store.open(tmp_path / "run.zarr").records) == 4
+
+
+def test_drop_oldest_keeps_the_latest_records_and_says_so(toy: Toy, tmp_path: Path) -> None:
+    script = toy.script("import toyframe; m = toyframe.Model(); [m(n) for n in range(100)]")
+    path, limit = tmp_path / "run.zarr", 400_000
+    ran = toy.capture(path, script, {"max_bytes": limit, "when_over": "drop-oldest"})
+    assert ran.status == 0
+    with Store.open(path) as store:
+        calls = [record.info.call for record in store.records]
+        assert calls == list(range(calls[0], 200))
+        assert 0 < calls[0] < 199
+        (lost,) = store.unfinished
+    held = sum(file.stat().st_size for file in (path / "segments").rglob("*") if file.is_file())
+    assert held < limit + 20_000  # what describes the segment and its end comes on top
+    lines = ran.err.splitlines()
+    assert lines[0] == f"gdnbench: {200 - calls[0]} records in {path}"
+    assert lines[1] == f"gdnbench: {calls[0]} older records were dropped to stay within --max-bytes"
+    assert f"its {calls[0]} oldest records were dropped" in lost
+    assert verify(path).ok
 
 
 def test_interrupt_is_passed_on_and_what_was_recorded_is_kept(toy: Toy, tmp_path: Path) -> None:

@@ -198,7 +198,7 @@ def test_options_survive_the_environment() -> None:
         ("[1]", r"holds \[1\], must be an object"),
         (
             '{"frist": 1}',
-            "names option 'frist', which there is not; there are around, block_size, cache_layout, control",
+            "names option 'frist', which there is not; there are around, block_size, break_graphs, cache_layout",
         ),
         ('{"first": 0}', "'first' is 0, must be an integer above 0"),
         ('{"every": true}', "'every' is True, must be an integer above 0"),
@@ -206,6 +206,8 @@ def test_options_survive_the_environment() -> None:
         ('{"layer": "3"}', "'layer' is '3', must be a list of strings"),
         ('{"layer": [3]}', r"'layer' is \(3,\), must be a list of strings"),
         ('{"sync": 1}', "'sync' is 1, must be true or false"),
+        ('{"when_over": "drop"}', "'when_over' is 'drop', must be 'stop' or 'drop-oldest'"),
+        ('{"when_over": "drop-oldest"}', "'when_over' is about max_bytes, and there is no max_bytes"),
         ('{"when_full": "wait"}', "'when_full' is 'wait', must be 'block' or 'drop'"),
     ],
 )
