@@ -219,14 +219,24 @@ def test_a_wait_that_timed_out_is_false(bench: Bench) -> None:
     assert done[0] == 0
 
 
+@pytest.mark.parametrize(("seed", "least"), [(2, 100), (1, 360)], ids=["even", "odd"])
 @pytest.mark.parametrize("ask", [TEST, TRY], ids=["test_wait", "try_wait"])
-def test_who_asks_is_answered_at_once_now_and_then_under_random(ask: str) -> None:
-    bench = Bench(schedule="random:1")
+def test_who_asks_is_answered_at_once_now_and_then_under_random(ask: str, seed: int, least: int) -> None:
+    bench = Bench(schedule=f"random:{seed}")
     init(bench, 1)
-    answers = [bench.issue(ask, a=AT, n=0) for _ in range(40)]
+    answers = [bench.issue(ask, a=AT, n=0) for _ in range(400)]
     at_once = [answer for answer in answers if not isinstance(answer, Wait)]
-    assert 0 < len(at_once) < 40
+    assert least < len(at_once) < 400
     assert not any(answer[0][0] for answer in at_once)
+
+
+@pytest.mark.parametrize("seed", [1, 3, 5, 7])
+def test_under_an_odd_seed_a_ring_is_peeked_at_in_vain_all_around(seed: int) -> None:
+    """As many stages as a ring of a GEMM has: a peek in the wrong parity shows when all are in vain."""
+    bench = Bench(schedule=f"random:{seed}")
+    init(bench, 1)
+    rounds = [[bench.issue(TRY, a=AT, n=0) for _ in range(13)] for _ in range(8)]
+    assert any(not any(isinstance(answer, Wait) for answer in answers) for answers in rounds)
 
 
 @pytest.mark.parametrize("ask", [TEST, TRY], ids=["test_wait", "try_wait"])
