@@ -25,12 +25,22 @@ _PACKAGES = (
     "numpy",
 )
 _GIT_SECONDS = 10.0
+# rank, world size, rank on the host: of torchrun, Open MPI and those that speak PMI. Without Slurm's own:
+# below a batch script that starts its processes itself, each would have the numbers of the one task.
+_LAUNCHERS = (
+    ("RANK", "WORLD_SIZE", "LOCAL_RANK"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
+    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),
+)
 
 
 def process_info() -> dict[str, Any]:
-    """This process: pid, rank among its peers (None where there are none), command line, host, time."""
+    """This process: pid, its parent's, rank among its peers (None where there are none), command line, host,
+    time.
+    """
     return {
         "pid": os.getpid(),
+        "parent": os.getppid(),
         **_ranks(),
         "argv": list(sys.orig_argv),
         "cwd": os.getcwd(),
@@ -41,15 +51,27 @@ def process_info() -> dict[str, Any]:
 
 def _ranks() -> dict[str, int | None]:
     """From torch.distributed once it is initialised, else from what its launchers set."""
+    told = next((names for names in _LAUNCHERS if _integer(names[0]) is not None), _LAUNCHERS[0])
+    rank, world, local = map(_integer, told)
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         rank, world = int(distributed.get_rank()), int(distributed.get_world_size())
-        return {"rank": rank, "world_size": world, "local_rank": _integer("LOCAL_RANK")}
-    return {
-        "rank": _integer("RANK"),
-        "world_size": _integer("WORLD_SIZE"),
-        "local_rank": _integer("LOCAL_RANK"),
-    }
+    return {"rank": rank, "world_size": world, "local_rank": local}
+
+
+def parallel_of(adapter: object) -> dict[str, Any]:
+    """What the framework of `adapter` says of this process among its peers: `parallel`, which is
+    {"tp": [rank, size], "pp": ..., "dp": ...}, to stand beside `process_info`. Empty where it does not say or
+    fails to.
+    """
+    ask = getattr(adapter, "parallel", None)
+    if ask is None:
+        return {}
+    try:
+        found = {str(name): [int(rank), int(size)] for name, (rank, size) in ask().items()}
+    except Exception:  # the framework's own, before its groups are there
+        return {}
+    return {"parallel": found} if found else {}
 
 
 def _integer(variable: str) -> int | None:

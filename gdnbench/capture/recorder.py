@@ -20,7 +20,7 @@ from gdnbench.capture.selection import Selection
 from gdnbench.capture.streams import Streams
 from gdnbench.capture.transfer import Transfers
 from gdnbench.capture.trigger import Triggers
-from gdnbench.provenance import gpu_provenance, process_info
+from gdnbench.provenance import gpu_provenance
 from gdnbench.record import Status
 from gdnbench.store.journal import JournalWriter
 
@@ -72,6 +72,7 @@ class Recorder:
         self,
         store: Path,
         options: CaptureOptions,
+        process: Mapping[str, Any],
         provenance: Mapping[str, Any],
         selection: Selection,
         counts: Counts,
@@ -84,7 +85,7 @@ class Recorder:
         self._lock = threading.Lock()
         self._journal = JournalWriter(
             store,
-            process=process_info(),
+            process=process,
             provenance={**provenance, **gpu_provenance()},
             limit_bytes=options.queue_bytes,
             when_full=options.when_full,

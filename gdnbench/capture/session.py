@@ -40,7 +40,7 @@ from gdnbench.capture.selection import Selection
 from gdnbench.capture.streams import CUDA, Streams
 from gdnbench.capture.switch import Remote, Switch
 from gdnbench.capture.trigger import Triggers
-from gdnbench.provenance import BackgroundProvenance
+from gdnbench.provenance import BackgroundProvenance, parallel_of, process_info
 
 _compiled: list[str] = []  # one entry for each call that was traced into a graph
 
@@ -109,6 +109,7 @@ class Session:
         self._numbers = itertools.count()
         self._called: set[str] = set()
         self.recorder: Recorder | None = None
+        self._adapter: Adapter | None = None  # of the latest call
         self._lock = threading.Lock()
         self._provenance = BackgroundProvenance()
         self.counts = Counts()
@@ -193,6 +194,7 @@ class Session:
             reason = self.triggers.before(self.triggers.forms(observation), observation, name)
             if self.triggers.any and reason is None and not self.triggers.copies:
                 return None
+            self._adapter = site.adapter
             recorder = self.recorder_here()
             if any(self._streams.holds(seen.tensor) for seen in observation.tensors.values()):
                 pending = self._open_on_device(recorder, observation, name)
@@ -270,6 +272,7 @@ class Session:
                     recorder = Recorder(
                         self._store,
                         self._options,
+                        {**process_info(), **parallel_of(self._adapter)},
                         self._provenance.result(),
                         self.selection,
                         self.counts,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import fnmatch
+from collections.abc import Iterable, Mapping
+from enum import StrEnum
 from functools import lru_cache
 from typing import Annotated, Any
 
@@ -10,32 +12,60 @@ import typer
 
 from gdnbench.cli.console import print_json, table
 from gdnbench.record import Status
-from gdnbench.store.index import Listed
+from gdnbench.store.index import Kind, Listed
+from gdnbench.store.ranks import Rank
 from gdnbench.store.reader import Store
 from gdnbench.store.recover import open_store
 from gdnbench.units import human_bytes
 
 HEADERS = ("#", "op", "layer", "step", "sizes", "bytes", "status")
+RANK = "rank"  # a column where a process of the store says one
+
+
+class Order(StrEnum):
+    STORED = "stored"
+    STEP = "step"
 
 
 def ls(
     store: Annotated[str, typer.Argument(help="A store: folder, .zip or URL.")],
     op: Annotated[str | None, typer.Option(help="Only this operation.")] = None,
     layer: Annotated[str | None, typer.Option(help="Only layers of this name; globs allowed.")] = None,
+    rank: Annotated[
+        str | None,
+        typer.Option(help="Only processes of this rank, as the table shows it: 3, tp1 or dp0,tp1."),
+    ] = None,
+    order: Annotated[
+        Order,
+        typer.Option(help="stored: process by process. step: one step after the other, ranks side by side."),
+    ] = Order.STORED,
     json: Annotated[bool, typer.Option("--json", help="A list of objects instead of a table.")] = False,
 ) -> None:
     """List the records of a store."""
     with open_store(store) as opened:
-        wanted = (record for record in opened.listed() if _wanted(record, op, layer))
+        ranks = {segment.name: Rank.of(segment.process) for segment in opened.segments}
+        chosen = None if rank is None else Rank.parse(rank)
+        listed: Iterable[Listed] = (
+            record
+            for record in opened.listed()
+            if _wanted(record.kind, op, layer) and (chosen is None or ranks[record.segment].matches(chosen))
+        )
+        if order is Order.STEP:
+            listed = by_step(listed, ranks)
         if json:
-            print_json([summary(record) for record in wanted])
+            print_json([summary(record, ranks[record.segment]) for record in listed])
             return
-        rows = [_row(record) for record in wanted]
-        print(table(HEADERS, rows, right=("#", "step", "bytes")))
+        shown = [(_row(record), ranks[record.segment]) for record in listed]
+        headers: tuple[str, ...] = HEADERS
+        rows = [row for row, _ in shown]
+        if any(found.known for found in ranks.values()):
+            headers = (HEADERS[0], RANK, *HEADERS[1:])
+            rows = [(number, found, *rest) for (number, *rest), found in shown]
+        print(table(headers, rows, right=("#", "step", "bytes")))
         print(_last_line(opened, len(rows)))
 
 
-def summary(record: Listed) -> dict[str, Any]:
+def summary(record: Listed, rank: Rank) -> dict[str, Any]:
     """A record in a few plain values: what `ls --json` lists."""
     kind = record.kind
     return {
@@ -50,13 +80,30 @@ def summary(record: Listed) -> dict[str, Any]:
         "bytes": kind.nbytes,
         "status": kind.status,
         "process": record.segment,
+        "rank": rank.rank,
+        "parallel": dict(rank.groups),
     }
 
 
-def _wanted(record: Listed, op: str | None, layer: str | None) -> bool:
-    return (op is None or record.kind.op == op) and (
-        layer is None or fnmatch.fnmatchcase(record.kind.layer, layer)
+def by_step(records: Iterable[Listed], ranks: Mapping[str, Rank]) -> list[Listed]:
+    """Step by step, in a step layer by layer in the order in which the store has them, and of a layer the
+    ranks beside each other.
+    """
+    listed = list(records)
+    layers: dict[tuple[str, str, int | None], int] = {}
+    for record in listed:
+        layers.setdefault(_place(record.kind), len(layers))
+    return sorted(
+        listed, key=lambda record: (record.step, layers[_place(record.kind)], ranks[record.segment].order)
     )
+
+
+def _place(kind: Kind) -> tuple[str, str, int | None]:
+    return kind.op, kind.layer, kind.layer_index
+
+
+def _wanted(kind: Kind, op: str | None, layer: str | None) -> bool:
+    return (op is None or kind.op == op) and (layer is None or fnmatch.fnmatchcase(kind.layer, layer))
 
 
 def _row(record: Listed) -> tuple[object, ...]:

@@ -10,6 +10,7 @@ import typer
 from gdnbench.cli.console import print_json, table
 from gdnbench.cli.ls import summary
 from gdnbench.record_numbers import record_numbers
+from gdnbench.store.ranks import Rank
 from gdnbench.store.reader import StoredRecord, TensorHandle
 from gdnbench.store.recover import open_store
 
@@ -52,6 +53,9 @@ def _sections(record: StoredRecord) -> list[tuple[str, Mapping[str, Any]]]:
     info = record.info
     call = {"target": info.target, "layer": info.layer, "step": info.step, "call": info.call}
     call |= {"status": info.status.value, "key": record.key}
+    rank = Rank.of(record.segment.process)
+    if rank.known:
+        call["rank"] = rank
     pools = {name: f"{len(pool.rows)} of {pool.slots} slots stored" for name, pool in info.pools.items()}
     sections = [
         (f"record {record.number}: {info.op}", call),
@@ -140,4 +144,4 @@ def _document(record: StoredRecord) -> dict[str, Any]:
     more |= {"dispatch": info.dispatch, "run": {name: v for name, v in info.run.items() if name != "result"}}
     more["pools"] = {name: {"slots": pool.slots, "rows": pool.rows} for name, pool in info.pools.items()}
     origin = {"process_info": record.segment.process, "provenance": record.segment.provenance}
-    return summary(record.listed) | more | {"tensors": tensors} | origin
+    return summary(record.listed, Rank.of(record.segment.process)) | more | {"tensors": tensors} | origin

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from gdnbench.store.ranks import Rank
 from gdnbench.store.reader import Store, StoredRecord
 
 RUN = "run"
@@ -29,17 +30,23 @@ def pair(a: Store, b: Store, op: str | None = None) -> Pairs:
     """Match the records of two stores, those of operation `op` only if given.
 
     Where one is a run store, by the captured record they come from; what that leaves, and two captures, by
-    operation, layer, step and the order of the processes. Several records of one such name match in order.
+    operation, layer, step and process: by rank where the processes of both stores have ranks, else by their
+    order. Several records of one such name match in order.
     """
     left, right = _selected(a, op), _selected(b, op)
+    ranks_a, ranks_b = _ranks(a), _ranks(b)
+    # Of a run the captured process counts, which the other store may hold.
+    ranks_a, ranks_b = {**ranks_b, **ranks_a}, {**ranks_a, **ranks_b}
+    if not (_ranked(left, ranks_a) and _ranked(right, ranks_b)):
+        ranks_a, ranks_b = {}, {}
     matched: list[tuple[int, int]] = []
     if RUN in (a.kind, b.kind):
-        _match(matched, _named(left, by_source=True), _named(right, by_source=True))
+        _match(matched, _by_source(left), _by_source(right))
     taken_a, taken_b = {i for i, _ in matched}, {j for _, j in matched}
     _match(
         matched,
-        _named([r for r in left if r.number not in taken_a], by_source=False),
-        _named([r for r in right if r.number not in taken_b], by_source=False),
+        _by_place([r for r in left if r.number not in taken_a], ranks_a),
+        _by_place([r for r in right if r.number not in taken_b], ranks_b),
     )
     taken_a, taken_b = {i for i, _ in matched}, {j for _, j in matched}
     return Pairs(
@@ -66,15 +73,41 @@ def _selected(store: Store, op: str | None) -> list[_Entry]:
     ]
 
 
-def _named(entries: list[_Entry], by_source: bool) -> dict[Hashable, int]:
-    """Record numbers by a name that is unique within the store."""
-    segments = sorted({entry.source.partition("/")[0] for entry in entries})
-    process = {segment: order for order, segment in enumerate(segments)}
+def _segment(entry: _Entry) -> str:
+    return entry.source.partition("/")[0]
+
+
+def _ranks(store: Store) -> dict[str, Rank]:
+    return {segment.name: Rank.of(segment.process) for segment in store.segments}
+
+
+def _ranked(entries: Iterable[_Entry], ranks: Mapping[str, Rank]) -> bool:
+    """Whether a process that recorded some of `entries` says its rank."""
+    return any(
+        segment in ranks and ranks[segment].known for segment in {_segment(entry) for entry in entries}
+    )
+
+
+def _by_source(entries: Iterable[_Entry]) -> dict[Hashable, int]:
+    return _numbered((entry.source, entry) for entry in entries)
+
+
+def _by_place(entries: Sequence[_Entry], ranks: Mapping[str, Rank]) -> dict[Hashable, int]:
+    """By layer, step and process. Processes of one rank, or of none, are told apart by their order."""
+    process: dict[str, Hashable] = {}
+    seen: Counter[Rank | None] = Counter()
+    for segment in sorted({_segment(entry) for entry in entries}):
+        rank = ranks.get(segment)
+        process[segment] = (rank, seen[rank])
+        seen[rank] += 1
+    return _numbered(((*entry.place, process[_segment(entry)]), entry) for entry in entries)
+
+
+def _numbered(named: Iterable[tuple[Hashable, _Entry]]) -> dict[Hashable, int]:
+    """Record numbers by a name that is unique within the store: equal ones are counted."""
     seen: Counter[Hashable] = Counter()
     found: dict[Hashable, int] = {}
-    for entry in entries:
-        place = (*entry.place, process[entry.source.partition("/")[0]])
-        name: Hashable = entry.source if by_source else place
+    for name, entry in named:
         found[name, seen[name]] = entry.number
         seen[name] += 1
     return found

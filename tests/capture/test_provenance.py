@@ -67,3 +67,35 @@ def test_rank_comes_from_the_launcher_s_variables(monkeypatch: pytest.MonkeyPatc
     assert (info["rank"], info["world_size"], info["local_rank"], info["pid"]) == (3, 8, 1, os.getpid())
     monkeypatch.delenv("RANK")
     assert provenance.process_info()["rank"] is None
+
+
+@pytest.mark.parametrize(
+    ("variables", "found"),
+    [
+        (("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"), (5, 6, 7)),
+        (("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"), (5, 6, 7)),
+        (("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"), (None, None, None)),
+    ],
+)
+def test_ranks_of_other_launchers(
+    monkeypatch: pytest.MonkeyPatch, variables: tuple[str, ...], found: tuple[int | None, ...]
+) -> None:
+    for name, value in zip(variables, "567", strict=True):
+        monkeypatch.setenv(name, value)
+    info = provenance.process_info()
+    assert (info["rank"], info["world_size"], info["local_rank"]) == found
+    monkeypatch.setenv("RANK", "1")
+    assert provenance.process_info()["rank"] == 1
+
+
+def test_what_an_adapter_says_of_its_framework_s_groups() -> None:
+    class Says:
+        def parallel(self) -> dict[str, tuple[int, int]]:
+            return {"tp": (1, 4), "dp": (0, 1)}
+
+    class Fails:
+        def parallel(self) -> dict[str, tuple[int, int]]:
+            raise AssertionError("no groups yet")
+
+    assert provenance.parallel_of(Says()) == {"parallel": {"tp": [1, 4], "dp": [0, 1]}}
+    assert provenance.parallel_of(Fails()) == provenance.parallel_of(object()) == {}

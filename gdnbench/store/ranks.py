@@ -1,0 +1,75 @@
+"""Which of several processes that serve one model a segment is of."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gdnbench.errors import BadInputError
+
+_GROUP = re.compile(r"([A-Za-z_]+)([0-9]+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """A process among its peers, as far as its segment says it.
+
+    `rank` is torch's, of all processes of one world. `groups` holds (name, rank) of each way in which the
+    framework divides them ("tp", "pp", "dp") into more than one.
+    """
+
+    rank: int | None
+    groups: tuple[tuple[str, int], ...] = ()
+
+    @classmethod
+    def of(cls, process: Mapping[str, Any]) -> Rank:
+        """From a segment's `process`; a stranger wrote it, and what is no rank is passed over."""
+        parallel = process.get("parallel")
+        pairs = parallel.items() if isinstance(parallel, Mapping) else ()
+        groups = (
+            (name, pair[0])
+            for name, pair in pairs
+            if isinstance(pair, list | tuple) and len(pair) == 2 and all(map(_is_count, pair)) and pair[1] > 1
+        )
+        rank = process.get("rank")
+        return cls(rank if _is_count(rank) else None, tuple(sorted(groups)))
+
+    @property
+    def known(self) -> bool:
+        return self.rank is not None or bool(self.groups)
+
+    def __str__(self) -> str:
+        """As a listing shows it: "3", "3 dp0 tp1", or nothing."""
+        groups = (f"{name}{rank}" for name, rank in self.groups)
+        return " ".join((*(() if self.rank is None else (str(self.rank),)), *groups))
+
+    def matches(self, wanted: Rank) -> bool:
+        """Whether everything that `wanted` names is so here."""
+        return (wanted.rank is None or wanted.rank == self.rank) and set(wanted.groups) <= set(self.groups)
+
+    @classmethod
+    def parse(cls, text: str) -> Rank:
+        """What `__str__` writes, or a part of it, with blanks or commas between. BadInputError otherwise."""
+        rank, groups = None, []
+        for word in text.replace(",", " ").split():
+            match = _GROUP.fullmatch(word)
+            if match is not None:
+                groups.append((match[1], int(match[2])))
+            elif word.isascii() and word.isdigit() and rank is None:
+                rank = int(word)
+            else:
+                raise BadInputError(f"rank {text[:100]!r}: write 3, tp1 or dp0,tp1, as ls shows it")
+        if rank is None and not groups:
+            raise BadInputError("rank is empty: write 3, tp1 or dp0,tp1, as ls shows it")
+        return cls(rank, tuple(sorted(groups)))
+
+    @property
+    def order(self) -> tuple[bool, int, tuple[tuple[str, int], ...]]:
+        """Sorts by rank; processes without one come last."""
+        return self.rank is None, self.rank or 0, self.groups
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and value >= 0
