@@ -16,6 +16,7 @@ SIM_ENDS = ("gdnbench.sim.host", "gdnbench.sim.simulate", "gdnbench.sim.run", "g
 
 # What stands on a replay or shows it: nothing that a replay is made of knows of these.
 ON_TOP = (
+    "gdnbench.mismatch",
     "gdnbench.spread",
     "gdnbench.suite",
     "gdnbench.page",
@@ -148,6 +149,18 @@ FORBIDDEN = {
         "gdnbench.diff",
         "gdnbench.cli",
         *ON_TOP,
+    ),
+    # Replays what is captured, as it is captured.
+    "gdnbench/mismatch": (
+        "gdnbench.timing",
+        "gdnbench.diff",
+        "gdnbench.bisect",
+        "gdnbench.suite",
+        "gdnbench.spread",
+        "gdnbench.page",
+        "gdnbench.pictures",
+        "gdnbench.pytest_plugin",
+        "gdnbench.cli",
     ),
     "gdnbench/pytest_plugin": (
         "gdnbench.capture",

@@ -89,10 +89,12 @@ def record(
         )
         site = CallSite.of(adapter, target, function)
 
+        name = target.name
+
         @functools.wraps(function)
         def recorded(*args: P.args, **kwargs: P.kwargs) -> R:
             if torch.compiler.is_compiling():
-                count_compiled()
+                count_compiled(name)
                 return function(*args, **kwargs)
             capture = runtime.innermost()
             if capture is None or not capture.selects(adapter, target):

@@ -247,7 +247,7 @@ class Graphs:
         """Put copies of a call's inputs into the graph that is being captured. None: it is left alone."""
         plan = self._plan_here()
         if plan is None:
-            self._host.counts.skipped_compiling += 1
+            self._host.counts.skip(target, self._why_left_alone())
             return None
         call = GraphCall(target, site.implementation, layer)
         plan.calls.append(call)  # its steps count, whatever becomes of it
@@ -276,6 +276,17 @@ class Graphs:
         call.observation = observation
         call.forms = self._host.triggers.forms(observation)
         return call
+
+    def _why_left_alone(self) -> str:
+        if not self._enabled:
+            return "they are in a CUDA graph, and --no-graphs leaves those as they are"
+        with self._lock:
+            mine = [one for one in self._open if one.thread == threading.get_ident()] or self._open
+        if not mine:
+            return "their CUDA graph is not a torch.cuda.CUDAGraph, or its capture began before ours"
+        if len(mine) > 1:
+            return "several CUDA graphs are captured at once, and which one they are in cannot be told"
+        return "torch.compile makes their CUDA graph (mode reduce-overhead), and hands its memory on"
 
     def after(self, call: GraphCall, site: Any, arguments: Any, result: Any) -> None:
         """The same for the outputs."""

@@ -24,7 +24,7 @@ _SWITCHING = ("SIGUSR1", "SIGUSR2", "SIGWINCH", "SIGURG")
 
 _LISTS = ("target", "op", "layer", "table")
 _COUNTS = ("first", "every", "max_bytes", "queue_bytes", "ring_bytes")
-_FLAGS = ("full_pools", "sync", "graphs", "on_nonfinite", "paused")
+_FLAGS = ("full_pools", "sync", "graphs", "on_nonfinite", "paused", "break_graphs")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +47,7 @@ class CaptureOptions:
     full_pools: bool = False  # keep whole state pools, not only the rows that a call can touch
     sync: bool = False  # inputs are on disk before the call starts
     graphs: bool = True  # CUDA graphs get copies of what is captured into them, so that replays are recorded
+    break_graphs: bool = False  # torch.compile leaves captured functions to Python
     when_full: Literal["block", "drop"] = "block"  # when `queue_bytes` wait to be sealed
     queue_bytes: int = 4 << 30
     cache_layout: str = "bfloat16"  # that rows of a cache which is not paged are kept in

@@ -27,10 +27,10 @@ def _by_module(targets: Iterable[str]) -> tuple[str, ...]:
     return tuple(f"{name} ({', '.join(found)})" if found else name for name, found in functions.items())
 
 
-def _total_by_reason(closed: Iterable[Mapping[str, Any]]) -> dict[str, int]:
+def _total_by_reason(closed: Iterable[Mapping[str, Any]], counts: str) -> dict[str, int]:
     totals: dict[str, int] = {}
     for note in closed:
-        for reason, count in note.get("passed_over", {}).items():
+        for reason, count in note.get(counts, {}).items():
             totals[reason] = totals.get(reason, 0) + count
     return totals
 
@@ -48,7 +48,7 @@ class Outcome:
     called: tuple[str, ...]
     processes: int  # Python processes in which capture started
     failures: int
-    skipped_compiling: int
+    skipped: Mapping[str, int]  # calls in graphs that are left alone, by function and reason
     graph_calls: int  # captured into CUDA graphs
     graph_replays: int  # replays that were recorded
     passed_over: Mapping[str, int]  # calls by the reason why their adapter left them alone
@@ -58,6 +58,7 @@ class Outcome:
     triggered: int
     ring_short: int  # calls that --around asked for and --ring-bytes had no room for
     problems: tuple[str, ...]
+    not_arrived: str | None = None  # what has not reached the object store, why, and what to do
 
     @classmethod
     def of(
@@ -109,10 +110,10 @@ class Outcome:
             called=tuple(name for name in targets if name in called),
             processes=len(noted("started")),
             failures=total("failures"),
-            skipped_compiling=total("skipped_compiling"),
+            skipped=_total_by_reason(closed, "skipped"),
             graph_calls=total("graph_calls"),
             graph_replays=total("graph_replays"),
-            passed_over=_total_by_reason(closed),
+            passed_over=_total_by_reason(closed, "passed_over"),
             reached_max_bytes=any(note.get("reached_max_bytes") for note in closed),
             looked_at=total("looked_at"),
             triggered=total("triggered"),
@@ -125,9 +126,11 @@ class Outcome:
     def exit_status(self) -> int:
         if self.child_status:
             return self.child_status
+        if self.not_arrived is not None:
+            return Exit.CANNOT_RUN
         return Exit.PASS if self.records else Exit.MISMATCH
 
-    def summary(self, store: Path) -> list[str]:
+    def summary(self, store: Path | str) -> list[str]:
         """Lines for stderr; the first says what was captured."""
         lines = [self._captured(store)]
         if not self.records:
@@ -135,11 +138,7 @@ class Outcome:
         if self.failures:
             lines.append(f"{self.failures} calls could not be recorded (the program was not disturbed)")
         lines += [f"{count} calls were not recorded: {reason}" for reason, count in self.passed_over.items()]
-        if self.skipped_compiling:
-            lines.append(
-                f"{self.skipped_compiling} calls were compiled into a graph and not recorded; run without "
-                "torch.compile, or with --graphs, to capture them"
-            )
+        lines += [f"{count} calls were not recorded: {reason}" for reason, count in self.skipped.items()]
         if self.graph_calls:
             lines.append(
                 f"{self.graph_calls} calls were captured into CUDA graphs; {self.graph_replays} replays were"
@@ -163,9 +162,11 @@ class Outcome:
             lines.append(
                 f"{len(self.unsealed)} processes of the command live on and are still being recorded"
             )
+        if self.not_arrived is not None:
+            lines.append(self.not_arrived)
         return lines + [f"problem: {text}" for text in self.problems]
 
-    def _captured(self, store: Path) -> str:
+    def _captured(self, store: Path | str) -> str:
         dropped = f", {self.dropped} dropped" if self.dropped else ""
         status = f"; the command ended with status {self.child_status}" if self.child_status else ""
         # What was dropped again is among the bytes that were recorded.

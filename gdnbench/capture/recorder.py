@@ -36,6 +36,7 @@ class Counts:
     failures: int = 0
     first_failure: str | None = None
     skipped_compiling: int = 0  # calls compiled into a graph, or captured into a CUDA graph and left alone
+    skipped: dict[str, int] = field(default_factory=dict)  # the same, by function and reason
     graph_calls: int = 0  # calls captured into CUDA graphs, with what it takes to record them in replays
     graph_replays: int = 0  # replays of which something was recorded
     passed_over: dict[str, int] = field(default_factory=dict)  # calls that adapters left alone, by reason
@@ -53,6 +54,12 @@ class Counts:
         self.failures += 1
         if self.first_failure is None:
             self.first_failure = _one_line(error)
+
+    def skip(self, target: str, reason: str) -> None:
+        """Count a call in a graph that is left alone."""
+        self.skipped_compiling += 1
+        name = f"{target}: {reason}"
+        self.skipped[name] = self.skipped.get(name, 0) + 1
 
     def summary(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self.__dataclass_fields__}

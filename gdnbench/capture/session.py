@@ -17,7 +17,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -42,14 +42,23 @@ from gdnbench.capture.switch import Remote, Switch
 from gdnbench.capture.trigger import Triggers
 from gdnbench.provenance import BackgroundProvenance, parallel_of, process_info
 
-_compiled: list[str] = []  # one entry for each call that was traced into a graph
+P = ParamSpec("P")
+R = TypeVar("R")
+_compiled: list[str] = []  # the target of each call that was traced into a graph
+COMPILED = "torch.compile traced them into a graph, which runs no Python; try --break-graphs"
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def count_compiled() -> bool:
+def count_compiled(target: str) -> bool:
     """Runs while a graph is traced and leaves nothing in it, neither a graph break nor a guard."""
-    _compiled.append("call")
+    _compiled.append(target)
     return True
+
+
+def outside_graphs(function: Callable[P, R]) -> Callable[P, R]:
+    """A function that torch.compile leaves to Python: what calls it is compiled in parts."""
+    left: Callable[P, R] = torch.compiler.disable(function, reason="gdnbench capture --break-graphs")
+    return left
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,15 +135,16 @@ class Session:
         self, adapter: Adapter, target: Target, function: Callable[..., Any]
     ) -> Callable[..., Any]:
         site = CallSite.of(adapter, target, function)
+        name = target.name
 
         @functools.wraps(function)
         def captured(*args: Any, **kwargs: Any) -> Any:
             if torch.compiler.is_compiling():
-                count_compiled()
+                count_compiled(name)
                 return function(*args, **kwargs)
             return self.call(site, args, kwargs)
 
-        return captured
+        return outside_graphs(captured) if self._options.break_graphs else captured
 
     def wrap_scope(
         self, adapter: Adapter, target: Target, function: Callable[..., Any]
@@ -316,7 +326,8 @@ class Session:
         try:
             self._graphs.remove()
             self._remote.close()
-            self.counts.skipped_compiling += len(_compiled)
+            for target in _compiled:
+                self.counts.skip(target, COMPILED)
             _compiled.clear()
             if self.recorder is not None:
                 self.recorder.close()

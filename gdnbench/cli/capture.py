@@ -12,7 +12,9 @@ from gdnbench.cli.arguments import byte_count, zstd_level
 
 
 def capture(
-    store: Annotated[Path, typer.Argument(help="Store to record into; made if missing, added to if not.")],
+    store: Annotated[
+        str, typer.Argument(help="Store to record into, a folder or URL; made if missing, added to if not.")
+    ],
     command: Annotated[list[str], typer.Argument(help="After --: the program and its arguments.")],
     target: Annotated[
         list[str] | None,
@@ -36,6 +38,10 @@ def capture(
         bool,
         typer.Option("--on-nonfinite", help="Keep calls with a NaN or infinity in what they got or gave."),
     ] = False,
+    on_mismatch: Annotated[
+        float | None,
+        typer.Option(help="Keep calls whose outputs are over so many times torch's error; judged beside."),
+    ] = None,
     around: Annotated[
         int, typer.Option(min=0, help="Keep N calls of each layer before and after one that is kept so.")
     ] = 0,
@@ -66,6 +72,10 @@ def capture(
         bool,
         typer.Option("--graphs/--no-graphs", help="Put copies into CUDA graphs, and record their replays."),
     ] = True,
+    break_graphs: Annotated[
+        bool,
+        typer.Option("--break-graphs", help="Have torch.compile leave captured functions to Python."),
+    ] = False,
     when_full: Annotated[
         str, typer.Option(help="When the queue is full: block the program, or drop records.")
     ] = "block",
@@ -103,10 +113,15 @@ def capture(
         full_pools=full_pools,
         sync=sync,
         graphs=graphs,
+        break_graphs=break_graphs,
         when_full=when_full,  # type: ignore[arg-type]  # CaptureOptions refuses any other word
         queue_bytes=byte_count(queue, "--queue"),
         cache_layout=cache_layout,
         block_size=block_size,
         zstd=zstd_level(zstd),
     )
+    if on_mismatch is not None:
+        from gdnbench.mismatch.run import run_judged
+
+        sys.exit(run_judged(store, command, options, on_mismatch))
     sys.exit(run_captured(store, command, options))

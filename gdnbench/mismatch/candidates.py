@@ -1,0 +1,151 @@
+"""Records that wait to be judged: those that fail are copied into the store, the others are never seen."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from gdnbench.errors import StoreError
+from gdnbench.judge.result import Side, TensorResult
+from gdnbench.record import RecordDraft, Status, TensorDraft
+from gdnbench.replay.replay import RECORDED, replay_options, replaying
+from gdnbench.report.outcome import Outcome
+from gdnbench.report.report import RecordResult
+from gdnbench.store.layout import METADATA
+from gdnbench.store.reader import Store, StoredRecord
+from gdnbench.store.segment_sealer import batch_name
+from gdnbench.store.summary import SegmentSummary, write_summary
+from gdnbench.store.writer import StoreWriter
+
+
+@dataclass(slots=True)
+class Tally:
+    """What came of the calls recorded."""
+
+    judged: int = 0
+    kept: int = 0
+    raised: int = 0  # calls that did not come back, which are kept with their inputs
+    not_judged: int = 0  # they made room for later ones before their turn
+    refused: int = 0  # calls that cannot be judged
+    first_refused: str | None = None
+
+
+class Candidates:
+    """The calls in the store `candidates`, which is being written, and those of them that `store` is to keep.
+
+    The rule is that of `gdnbench replay --against recorded`: at most `k` times the error of torch's kernel,
+    both against the fp64 oracle.
+    """
+
+    def __init__(self, candidates: Path, store: Path, k: float) -> None:
+        self._candidates = candidates
+        self._store = store
+        self._options = replay_options(kernel="torch", against=RECORDED, on="cpu", k=k)
+        self._done: dict[str, set[int]] = {}  # numbers of entries, by segment
+        self._writers: dict[str, StoreWriter] = {}
+        self._kept: dict[str, int] = {}
+        self._lost = 0
+        self.tally = Tally()
+
+    def poll(self) -> int:
+        """Judge what is new, oldest first; how many calls that were. StoreError if `store` cannot be
+        written."""
+        if not (self._candidates / METADATA).is_file():
+            return 0
+        judged = 0
+        with ExitStack() as stack:
+            store = stack.enter_context(Store.open(self._candidates, cached=False))
+            new = [one.number for one in store.listed() if not self._is_done(one.key)]
+            replayer = stack.enter_context(replaying(store, self._options))
+            for number in new:
+                try:
+                    record = store.records[number]
+                    key, result = record.key, replayer.replay(record)
+                except (StoreError, FileNotFoundError):
+                    continue  # it has made room for another meanwhile
+                self._judged(key)
+                self._keep_if_wrong(record, result)
+                judged += 1
+        return judged
+
+    def _is_done(self, key: str) -> bool:
+        segment, _, entry = key.partition("/")
+        return int(entry) in self._done.get(segment, ())
+
+    def _judged(self, key: str) -> None:
+        segment, _, entry = key.partition("/")
+        self._done.setdefault(segment, set()).add(int(entry))
+
+    def _keep_if_wrong(self, record: StoredRecord, result: RecordResult) -> None:
+        if record.info.status is Status.UNFINISHED:
+            self.tally.raised += self._keep(record, "raised")
+            return
+        if result.outcome not in (Outcome.PASS, Outcome.MISMATCH):
+            self.tally.refused += 1
+            self.tally.first_refused = self.tally.first_refused or f"{result.outcome}: {result.reason}"
+            return
+        self.tally.judged += 1
+        why = mismatch(result)
+        if why is not None:
+            self.tally.kept += self._keep(record, f"mismatch:{why}")
+
+    def _keep(self, record: StoredRecord, trigger: str) -> bool:
+        try:
+            draft = _draft(record, trigger)
+        except (StoreError, FileNotFoundError):
+            self._lost += 1  # as above
+            return False
+        self._writer(record).write(batch_name(_entry(record)), [draft], _entry(record))
+        self._kept[record.segment.name] = self._kept.get(record.segment.name, 0) + 1
+        return True
+
+    def _writer(self, record: StoredRecord) -> StoreWriter:
+        segment = record.segment
+        if segment.name not in self._writers:
+            self._writers[segment.name] = StoreWriter(
+                self._store,
+                kind="capture",
+                segment=segment.name,
+                process=segment.process,
+                provenance=segment.provenance,
+            )
+        return self._writers[segment.name]
+
+    def close(self) -> Tally:
+        """End the segments that were written, and count what was not judged."""
+        for name, writer in self._writers.items():
+            write_summary(self._store, name, SegmentSummary(closed=True, records=self._kept[name]))
+            writer.close()
+        done = sum(map(len, self._done.values()))
+        recorded = sum(max(entries) + 1 for entries in self._done.values())
+        self.tally.not_judged = recorded - done + self._lost
+        return self.tally
+
+
+def mismatch(result: RecordResult) -> str | None:
+    """Which of the recorded tensors are off, and how often the worst goes into its limit; None: none is."""
+    wrong = [one for one in result.tensors if one.side is Side.AGAINST and not one.passed]
+    if not wrong:
+        strays = any(fault.startswith("recorded ") for fault in result.faults)
+        return "untouched slots" if strays else None
+    names = ",".join(dict.fromkeys(one.tensor for one in wrong))
+    worst = max(map(_over, wrong))
+    return f"{names} {worst:.3g}x" if worst else names
+
+
+def _over(tensor: TensorResult) -> float:
+    return max((held.ratio for held in tensor.held), default=0.0)
+
+
+def _entry(record: StoredRecord) -> int:
+    return int(record.key.partition("/")[2])
+
+
+def _draft(record: StoredRecord, trigger: str) -> RecordDraft:
+    info = replace(record.info, dispatch={**record.info.dispatch, "trigger": trigger})
+    before, after = (
+        {name: TensorDraft(handle.read(), handle.meta) for name, handle in handles.items()}
+        for handles in (record.before, record.after)
+    )
+    return RecordDraft(info, before, after)

@@ -1,0 +1,87 @@
+"""`gdnbench capture STORE --on-mismatch K -- CMD`: runs the command and the process that judges beside it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from gdnbench.capture.launch import check_store, run_captured
+from gdnbench.capture.options import OPTIONS_VARIABLE, STORE_VARIABLE, CaptureOptions
+from gdnbench.errors import BadInputError, Exit
+
+WAITING_BYTES = 4 << 30
+_RAISED = ("raised and is", "raised and are")
+
+
+def run_judged(
+    store: str | os.PathLike[str], command: Sequence[str], options: CaptureOptions, k: float
+) -> int:
+    """Run `command`, and keep in `store` those of its calls whose outputs are over `k` times the error of
+    torch's kernel. The exit status as of `run_captured`, but 3 where the judge failed.
+
+    Of each process at most `options.max_bytes` wait to be judged, 4 GiB unless given; the oldest make room.
+    BadInputError and StoreError as `run_captured`, and for a URL, a negative `k`, and other triggers.
+    """
+    if "://" in str(store):
+        raise BadInputError(f"--on-mismatch needs a folder, not {store}; capture into one and upload that")
+    if not 0 <= k < float("inf"):
+        raise BadInputError(f"--on-mismatch {k:g} must be a number from 0 on: so often torch's error")
+    if options.triggered:
+        raise BadInputError("--on-mismatch judges all selected calls; leave --when and --on-nonfinite out")
+    place = Path(store).absolute()
+    check_store(place)
+    folder = Path(tempfile.mkdtemp(prefix=f".{place.name}.unjudged-", dir=place.parent))
+    waiting = options.max_bytes or WAITING_BYTES
+    options = replace(options, max_bytes=waiting, when_over="drop-oldest")
+    try:
+        with _judge(folder, place, k) as judge:
+            status = run_captured(folder, command, options)
+            found, _ = judge.communicate()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    if judge.returncode:
+        print(
+            f"gdnbench: problem: the judge ended with status {judge.returncode}; calls it did not come to"
+            " are lost",
+            file=sys.stderr,
+        )
+        return status or Exit.CANNOT_RUN
+    for line in summary(json.loads(found), store):
+        print(f"gdnbench: {line}", file=sys.stderr)
+    return status
+
+
+def summary(tally: dict[str, object], store: object) -> list[str]:
+    """Lines for stderr."""
+    some = [
+        f"{tally[count]} {one if tally[count] == 1 else many} in {store}"
+        for count, one, many in (("kept", "differs and is", "differ and are"), ("raised", *_RAISED))
+        if tally[count]
+    ]
+    if not tally["kept"]:
+        some.insert(0, "none differs")
+    lines = [f"{tally['judged']} calls were judged; {'; '.join(some)}"]
+    if tally["not_judged"]:
+        lines.append(f"{tally['not_judged']} calls were not judged, for want of time; give a larger --every")
+    if tally["refused"]:
+        lines.append(f"{tally['refused']} calls cannot be judged; the first: {tally['first_refused']}")
+    return lines
+
+
+def _judge(candidates: Path, store: Path, k: float) -> subprocess.Popen[bytes]:
+    environment = {
+        name: value for name, value in os.environ.items() if name not in (STORE_VARIABLE, OPTIONS_VARIABLE)
+    }
+    return subprocess.Popen(
+        [sys.executable, "-P", "-m", "gdnbench.mismatch", str(candidates), str(store), repr(k)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=environment,
+    )

@@ -1,0 +1,132 @@
+"""`--on-mismatch`: what is judged beside a program that runs, and what is kept of it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gdnbench.capture.options import CaptureOptions
+from gdnbench.errors import BadInputError
+from gdnbench.mismatch.run import run_judged, summary
+from gdnbench.store.reader import Store
+from gdnbench.store.verify import verify
+
+PROGRAM = """
+import torch
+from gdnbench.capture import record
+from gdnbench_kernels.gdn_decode.torch_recurrent import torch_recurrent
+
+@record("gdn_decode")
+def step(q, k, v, g, beta, state, state_indices, o):
+    found = torch_recurrent(q=q, k=k, v=v, g=g, beta=beta, state=state, state_indices=state_indices)
+    o.copy_(found["o"])
+    if calls in WRONG:
+        o[1] += 0.01
+    if calls == FAILS:
+        raise RuntimeError("no")
+
+WRONG, FAILS = {wrong}
+make = torch.Generator().manual_seed(0)
+def random(*shape):
+    return torch.randn(*shape, generator=make)
+def unit(x):
+    return x / x.norm(dim=-1, keepdim=True)
+state = random(4, 2, 16, 16)
+indices = torch.tensor([[2], [0]], dtype=torch.int32)
+o = torch.zeros(2, 1, 2, 16)
+for calls in range(6):
+    step(
+        q=unit(random(2, 1, 1, 16)), k=unit(random(2, 1, 1, 16)), v=random(2, 1, 2, 16),
+        g=-random(2, 1, 2).abs(), beta=random(2, 1, 2).sigmoid(), state=state, state_indices=indices, o=o,
+    )
+print("done")
+"""
+
+
+def run(
+    folder: Path, wrong: set[int], *options: str, fails: int | None = None
+) -> subprocess.CompletedProcess[str]:
+    script = folder / "program.py"
+    script.write_text(PROGRAM.replace("{wrong}", f"{tuple(wrong)}, {fails}"))
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("GDNBENCH_")}
+    command = [sys.executable, "-m", "gdnbench", "capture", str(folder / "run.zarr"), "--on-mismatch", "2"]
+    return subprocess.run(
+        [*command, *options, "--", sys.executable, str(script)],
+        env={**environment, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+
+
+def test_only_calls_that_differ_are_kept(tmp_path: Path) -> None:
+    ran = run(tmp_path, {1, 4})
+    assert (ran.returncode, ran.stdout) == (0, "done\n"), ran.stderr
+    assert "6 calls were judged; 2 differ and are in" in ran.stderr
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["program.py", "run.zarr"]
+    with Store.open(tmp_path / "run.zarr") as store:
+        assert store.problems == ()
+        assert [one.info.step for one in store.records] == [1, 4]
+        for one in store.records:
+            name, _, over = one.info.dispatch["trigger"].partition(" ")
+            # 0.01 beside an error of fp32 rounding, some 1e-7 of values around 1.
+            assert name == "mismatch:o"
+            assert float(over.removesuffix("x")) > 1000
+            assert set(one.before) >= {"q", "k", "v", "g", "beta", "state", "state_indices"}
+            assert set(one.after) == {"o", "state"}
+    assert verify(tmp_path / "run.zarr").damages == ()
+
+
+def test_nothing_is_kept_of_a_program_that_is_right(tmp_path: Path) -> None:
+    ran = run(tmp_path, set(), "--every", "2")
+    assert (ran.returncode, ran.stdout) == (0, "done\n"), ran.stderr
+    assert "3 calls were judged; none differs" in ran.stderr
+    assert list((tmp_path / "run.zarr").iterdir()) == []
+
+
+def test_a_call_that_raises_is_kept(tmp_path: Path) -> None:
+    ran = run(tmp_path, set(), fails=2)
+    assert ran.returncode == 1
+    (found,) = Store.open(tmp_path / "run.zarr").records
+    assert (found.info.step, found.info.status) == (2, "unfinished")
+    assert found.info.dispatch["trigger"] == "raised"
+    assert "2 calls were judged; none differs; 1 raised and is in" in ran.stderr
+
+
+@pytest.mark.parametrize(
+    ("store", "k", "options", "said"),
+    [
+        ("s3://bucket/run.zarr", 2.0, {}, "needs a folder"),
+        ("run.zarr", -1.0, {}, "must be a number from 0 on"),
+        ("run.zarr", float("nan"), {}, "must be a number from 0 on"),
+        ("run.zarr", 2.0, {"on_nonfinite": True}, "leave --when and --on-nonfinite out"),
+    ],
+)
+def test_what_cannot_be_judged_is_refused_before_anything_runs(
+    store: str, k: float, options: dict[str, bool], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(BadInputError, match=said):
+        run_judged(store, ["false"], CaptureOptions(**options), k)  # type: ignore[arg-type]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_was_not_judged_is_said() -> None:
+    tally = {
+        "judged": 3,
+        "kept": 1,
+        "raised": 0,
+        "not_judged": 2,
+        "refused": 4,
+        "first_refused": "refused: no",
+    }
+    assert summary(tally, "run.zarr") == [
+        "3 calls were judged; 1 differs and is in run.zarr",
+        "2 calls were not judged, for want of time; give a larger --every",
+        "4 calls cannot be judged; the first: refused: no",
+    ]
