@@ -100,7 +100,7 @@ class Recorder:
             keep_bytes=options.max_bytes if options.when_over == "drop-oldest" else None,
         )
         self._transfers = Transfers(
-            self._write, self._failed, arrive=self._arrive, when_full=options.when_full
+            self._write_or_count, self._failed, arrive=self._arrive, when_full=options.when_full
         )
 
     @property
@@ -155,9 +155,11 @@ class Recorder:
             self.let_go(pending)
         elif pending.device is not None:
             self._transfers.put(pending)
+        elif not self._triggers.any:
+            self._write(pending)
         else:
             for record in self._decided(pending):
-                self._write(record)
+                self._write_or_count(record)
 
     def finish_on_device(self, pending: PendingRecord, outputs: Moment, streams: Streams) -> None:
         """Record a call on a device that ended: `outputs` are copied, and sent after the inputs."""
@@ -199,6 +201,13 @@ class Recorder:
             except Exception as error:
                 self._failed(error)
         return arrived
+
+    def _write_or_count(self, pending: PendingRecord) -> None:
+        """A record that cannot be written takes none of the others with it."""
+        try:
+            self._write(pending)
+        except Exception as error:
+            self._failed(error)
 
     def _write(self, pending: PendingRecord) -> None:
         nbytes = pending.nbytes
