@@ -30,6 +30,8 @@ def _load() -> Mapping[str, AfterImport]:
 
 def _fix_store() -> None:
     """A relative path means the folder that the program starts in, for it and for all that it starts."""
+    if "://" in os.environ["GDNBENCH_CAPTURE"]:
+        return
     with contextlib.suppress(OSError):
         os.environ["GDNBENCH_CAPTURE"] = os.path.abspath(os.environ["GDNBENCH_CAPTURE"])
 

@@ -2,33 +2,34 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 from gdnbench.capture import runtime
 from gdnbench.capture.hook import CaptureFinder, install, remove
 from gdnbench.capture.launch import check_store
 from gdnbench.capture.options import CaptureOptions
+from gdnbench.capture.place import check_objects, local_store
 from gdnbench.capture.recorder import Counts
 from gdnbench.capture.report import Report
 from gdnbench.capture.sealing import seal_segment
+from gdnbench.store.address import Address, checked_url, is_url
 
 
 @contextmanager
-def capturing(store: str | os.PathLike[str], options: CaptureOptions | None = None) -> Iterator[Counts]:
+def capturing(store: Address, options: CaptureOptions | None = None) -> Iterator[Counts]:
     """Capture what known functions, and functions decorated with `record`, do inside the block.
 
     Yields the counts of this process as they grow. When the block ends, everything recorded is in the store.
     Models may be built, and their modules imported, before or inside the block. Raises what `check_store`
-    raises, and StoreError at the end if the store could not be written.
+    raises, for a URL what `check_objects` raises, and at the end what `seal_segment` raises.
     """
-    path = Path(store).absolute()
+    options = options or CaptureOptions()
+    if is_url(store):
+        check_objects(checked_url(str(store)), options)
+    path = local_store(store)
     check_store(path)
-    capture = runtime.Capture(
-        path, options or CaptureOptions(), report=Report(None), on_first_record=runtime.start_sealer
-    )
+    capture = runtime.Capture(path, options, report=Report(None), on_first_record=runtime.start_sealer)
     finder = CaptureFinder(lambda: capture.patcher.after_import)
     session = capture.session
     install(finder)

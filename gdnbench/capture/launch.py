@@ -17,6 +17,7 @@ from types import FrameType
 from gdnbench.capture import adapters
 from gdnbench.capture.options import OPTIONS_VARIABLE, STORE_VARIABLE, CaptureOptions
 from gdnbench.capture.outcome import Outcome
+from gdnbench.capture.place import check_objects, local_store
 from gdnbench.capture.progress import ProgressLine
 from gdnbench.capture.report import read_report
 from gdnbench.capture.runtime import start_sealer
@@ -24,33 +25,39 @@ from gdnbench.capture.sealing import SealingThread
 from gdnbench.capture.switch import send, signal_number
 from gdnbench.capture.when import When
 from gdnbench.errors import BadInputError
+from gdnbench.store.address import Address, checked_url, is_url
 from gdnbench.store.layout import INCOMING, JOURNAL, METADATA, check_root, parse_node
 from gdnbench.store.sealer import Progress
+from gdnbench.store.upload import uploading
 
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
 def run_captured(
-    store: Path,
+    store: Address,
     command: Sequence[str],
     options: CaptureOptions,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> int:
     """Run `command` with its calls captured into `store`; the exit status for this command.
 
-    The status is the child's own if that is not 0 (128 + N if signal N ended it), else 1 if nothing was
-    captured, else 0. Standard streams are the child's; ours is stderr alone. `on_progress`: by default a line
-    on stderr where that is a terminal.
+    The status is the child's own if that is not 0 (128 + N if signal N ended it), else 3 if not everything has
+    reached the object store that it goes to, else 1 if nothing was captured, else 0. Standard streams are the
+    child's; ours is stderr alone. `on_progress`: by default a line on stderr where that is a terminal.
 
     Raises BadInputError before anything runs: no command, command not found, a `--target` that names nothing,
-    a path that cannot become a store; StoreError for a store of another kind or a newer format.
+    a path that cannot become a store; StoreError for a store of another kind or a newer format; for a URL what
+    `check_objects` raises.
     """
-    store = store.absolute()
     if not command:
         raise BadInputError(
             "no command to capture; write it after --, as in: gdnbench capture STORE -- python X.py"
         )
-    check_store(store)
+    url = checked_url(str(store)) if is_url(store) else None
+    if url is not None:
+        check_objects(url, options)
+    place = local_store(store)
+    check_store(place)
     if options.when is not None:
         _check_names(When(options.when))
     known, _ = adapters.load(options)
@@ -59,19 +66,22 @@ def run_captured(
     line = ProgressLine(sys.stderr)
     with tempfile.TemporaryDirectory(prefix="gdnbench-") as folder:
         report = Path(folder) / "report"
-        sealing = SealingThread(store, report, on_progress or line.show)
-        with _forwarding() as forward_to, _switching(options.signal, report):
-            child = _start(command, _environment(store, replace(options, report=str(report))))
-            forward_to(child)
-            sealing.start()
-            status = child.wait()
-        sealing.finish()
-        line.clear()
-        outcome = Outcome.of(store, status, sealing.progress, targets, read_report(report), sealing.error)
+        sealing = SealingThread(place, report, on_progress or line.show)
+        with uploading(place) as upload:
+            with _forwarding() as forward_to, _switching(options.signal, report):
+                child = _start(command, _environment(place, replace(options, report=str(report))))
+                forward_to(child)
+                sealing.start()
+                status = child.wait()
+            sealing.finish()
+            line.clear()
+            outcome = Outcome.of(place, status, sealing.progress, targets, read_report(report), sealing.error)
+    if upload is not None:
+        outcome = replace(outcome, not_arrived=upload.not_arrived())
     if outcome.unsealed:
         # A process that outlives the command goes on recording.
-        start_sealer(store)
-    for text in outcome.summary(store):
+        start_sealer(place)
+    for text in outcome.summary(place if url is None or outcome.not_arrived else url):
         print(f"gdnbench: {text}", file=sys.stderr)
     return outcome.exit_status
 

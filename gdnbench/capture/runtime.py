@@ -14,8 +14,10 @@ from gdnbench.capture.adapter import Adapter, Target
 from gdnbench.capture.hook import AfterImport
 from gdnbench.capture.options import OPTIONS_VARIABLE, STORE_VARIABLE, CaptureOptions
 from gdnbench.capture.patching import Patch, Patcher
+from gdnbench.capture.place import local_store
 from gdnbench.capture.report import Report
 from gdnbench.capture.switch import Remote, Switch
+from gdnbench.store.address import Address, checked_url, is_url, local_path
 
 if TYPE_CHECKING:
     from gdnbench.capture.session import Session
@@ -31,13 +33,13 @@ class Capture:
 
     def __init__(
         self,
-        store: Path,
+        store: Address,
         options: CaptureOptions,
         *,
         report: Report,
         on_first_record: Callable[[Path], None] | None,
     ) -> None:
-        self.store = store
+        self._store = store
         self._options = options
         self._report = report
         self._on_first_record = on_first_record
@@ -62,7 +64,7 @@ class Capture:
             from gdnbench.capture.session import Session
 
             self._session = Session(
-                self.store,
+                local_store(self._store),
                 self._options,
                 report=self._report,
                 on_first_record=self._on_first_record,
@@ -100,14 +102,17 @@ def innermost() -> Capture | None:
 def start_from_environment(environment: Mapping[str, str]) -> Mapping[str, AfterImport]:
     """Start the capture that the environment asks for; what to call after which import.
 
-    Raises BadInputError for a broken option.
+    Raises BadInputError for a broken option or URL.
     """
     options = CaptureOptions.from_environment(environment)
     report = Report(options.report)
     report.note("started")
     launched = options.report is not None
+    address = environment[STORE_VARIABLE]
+    if is_url(address):
+        checked_url(address)
     capture = Capture(
-        Path(environment[STORE_VARIABLE]).absolute(),
+        address if is_url(address) else local_path(address).absolute(),
         options,
         report=report,
         on_first_record=None if launched else start_sealer,

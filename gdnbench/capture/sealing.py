@@ -10,6 +10,8 @@ from pathlib import Path
 
 from gdnbench.capture.report import read_report, segments_in
 from gdnbench.store.sealer import IDLE_SECONDS, Progress, Sealer
+from gdnbench.store.spool import Spool
+from gdnbench.store.upload import upload_spool
 
 _NICENESS = 19
 # Processes that the command left behind are mostly about to end too.
@@ -17,9 +19,11 @@ _GRACE_SECONDS = 5.0
 
 
 def seal_segment(store: Path, segment: str) -> None:
-    """Return once the journal of `segment`, whose writer is closed, is sealed: by us or by who works on it.
+    """Return once the journal of `segment`, whose writer is closed, is sealed: by us or by who works on it;
+    and, where `store` is a spool's, has arrived.
 
-    StoreError if the store cannot be written; the journal is then still there.
+    StoreError if the store cannot be written; the journal is then still there. CannotRunError if the object
+    store cannot be reached; the spool then keeps what has not arrived.
     """
     sealer = Sealer(store)
     try:
@@ -27,6 +31,9 @@ def seal_segment(store: Path, segment: str) -> None:
             time.sleep(IDLE_SECONDS)
     finally:
         sealer.close()
+    spool = Spool.of(store)
+    if spool is not None:
+        upload_spool(spool)
 
 
 class SealingThread(threading.Thread):

@@ -27,6 +27,7 @@ from gdnbench.cli.sim import sim
 from gdnbench.cli.suite import suite
 from gdnbench.cli.synth import synth
 from gdnbench.cli.time import time
+from gdnbench.cli.upload import upload
 from gdnbench.cli.verify import verify
 from gdnbench.errors import Exit, GdnbenchError
 from gdnbench.printable import printable
@@ -48,7 +49,7 @@ app = typer.Typer(
 FOREIGN_WORDS = {"allow_extra_args": True, "ignore_unknown_options": True}  # the operation's own options
 
 app.command()(capture)
-for command in (ls, show, replay, suite, diff, report, time, verify, sim):
+for command in (ls, show, replay, suite, diff, report, time, verify, sim, upload):
     app.command()(reader_may_leave(command))
 app.command(context_settings=FOREIGN_WORDS)(reader_may_leave(synth))
 app.command(context_settings=FOREIGN_WORDS)(reader_may_leave(compile))

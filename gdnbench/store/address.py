@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -28,6 +29,16 @@ def local_path(address: Address) -> Path:
     if parts.netloc not in ("", "localhost") or not parts.path:
         raise BadInputError(f"{text} names no folder of this machine; write file:///folder")
     return Path(unquote(parts.path))
+
+
+def folder_to_write(address: Address) -> Path:
+    """The folder that `address` is. BadInputError for a URL, which nothing but capture and upload writes to;
+    also for one that a `Path` made s3:/bucket of.
+    """
+    text = os.fspath(address)
+    if is_url(text) or (re.match(r"[a-z][a-z0-9+.-]+:/", text) and not text.startswith("file:")):
+        raise BadInputError(f"{text} is a URL: write to a folder, and then `gdnbench upload FOLDER URL`")
+    return local_path(address)
 
 
 def checked_url(url: str) -> str:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from gdnbench.errors import CannotRunError, StoreError
@@ -96,8 +97,8 @@ class Objects:
 
         return self._persist(request)
 
-    def put(self, key: str, content: bytes) -> None:
-        """Make the object `key` hold `content`: all of it at once, or not at all."""
+    def put(self, key: str, content: bytes | Path) -> None:
+        """Make the object `key` hold `content`, or that of a file: all of it at once, or not at all."""
         self._persist(lambda: self._obstore.put(self._store, self._checked(key), content))
 
     def folders(self, key: str) -> list[str]:

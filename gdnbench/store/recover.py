@@ -28,7 +28,13 @@ def open_store(path: Address, *, notes: TextIO | None = None) -> Store:
     if is_url(path):  # journals never leave the machine that writes them
         return Store.open(path)
     place = local_path(path)
-    stream = sys.stderr if notes is None else notes
+    seal_dead(place, sys.stderr if notes is None else notes)
+    return Store.open(place)
+
+
+def seal_dead(place: Path, stream: TextIO) -> None:
+    """Seal the journals of dead processes in the store at `place`, as far as it can be written; `stream` is
+    told."""
     segments = _journals(place)
     if segments and os.access(place, os.W_OK) and os.access(place / JOURNAL, os.W_OK):
         try:
@@ -40,7 +46,6 @@ def open_store(path: Address, *, notes: TextIO | None = None) -> Store:
             f"gdnbench: {place} cannot be written; what its {len(segments)} journals hold is not listed",
             file=stream,
         )
-    return Store.open(place)
 
 
 def _journals(place: Path) -> list[str]:

@@ -30,6 +30,7 @@ from gdnbench.store.journal_log import UNBORN
 from gdnbench.store.journal_reader import writer_lives
 from gdnbench.store.layout import JOURNAL, is_name
 from gdnbench.store.segment_sealer import SegmentSealer
+from gdnbench.store.upload import uploading
 
 IDLE_SECONDS = 0.05
 LINGER_SECONDS = 1.0
@@ -197,7 +198,10 @@ def main(arguments: list[str] | None = None) -> int:
     os.nice(19)
     patience = _Patience(options.until_stdin_closes)
     try:
-        last = Sealer(options.store).run(patience.is_over, patience.see)
+        with uploading(options.store) as upload:
+            last = Sealer(options.store).run(patience.is_over, patience.see)
+        if upload is not None and upload.error is not None:
+            raise upload.error
     except GdnbenchError as error:
         print(f"gdnbench sealer: {error}", file=sys.stderr)
         return int(error.exit_code)

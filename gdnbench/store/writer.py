@@ -17,6 +17,7 @@ import numpy as np
 from gdnbench.bits import Bits, logical
 from gdnbench.errors import BadInputError, StoreError
 from gdnbench.record import RecordDraft
+from gdnbench.store.address import folder_to_write
 from gdnbench.store.arrays import write_array
 from gdnbench.store.batch import Batch, Content, Stored
 from gdnbench.store.compression import Chunking, Compression
@@ -50,6 +51,13 @@ def new_segment() -> str:
     return f"{time.time_ns() // 1_000_000}-{os.getpid()}-{secrets.token_hex(4)}"
 
 
+def root_json(kind: str) -> bytes:
+    """The zarr.json of a store's root."""
+    return group_json(
+        {"format_version": FORMAT_VERSION, "kind": kind, "created_by": f"gdnbench {__version__}"}
+    )
+
+
 class StoreWriter:
     """One segment of the store at `path`, which is made if it is not there.
 
@@ -77,7 +85,7 @@ class StoreWriter:
     ) -> None:
         if kind not in KINDS:
             raise BadInputError(f"store kind {kind!r} is not one of {', '.join(KINDS)}")
-        self.path = Path(path)
+        self.path = folder_to_write(path)
         self.kind = kind
         self.segment = checked_name(segment if segment is not None else new_segment(), "segment")
         self._compression = compression if compression is not None else Compression()
@@ -160,12 +168,7 @@ class StoreWriter:
         try:
             self._refuse_other_folder()
             make_folder(self._incoming)
-            root = {
-                "format_version": FORMAT_VERSION,
-                "kind": self.kind,
-                "created_by": f"gdnbench {__version__}",
-            }
-            publish(self.path / METADATA, group_json(root), self._incoming, self._durable)
+            publish(self.path / METADATA, root_json(self.kind), self._incoming, self._durable)
             _, ours = parse_node((self.path / METADATA).read_bytes(), "group", str(self.path))
         except OSError as error:
             if isinstance(error, StoreError):

@@ -1,0 +1,143 @@
+"""Where a capture into an object store waits on this machine: an ordinary store, and the URL it goes to.
+
+    <spools>/<unix milliseconds>-<pid>-<random>/   as segments are named
+      address     the URL, one line
+      lock        held while batches are uploaded
+      arrived/<segment>/<batch>   empty: this batch is in the object store; its arrays here are deleted
+      store/      the store that journals and batches are written to
+
+`GDNBENCH_SPOOL` names the folder of spools; it is in the user's cache by default.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Self
+
+from gdnbench.errors import StoreError
+from gdnbench.store.durable import make_folder, publish, remove_if_empty
+from gdnbench.store.layout import BLOBS, INCOMING, JOURNAL, METADATA, ROWS, SEGMENTS
+from gdnbench.store.piece_cache import user_cache
+from gdnbench.store.summary import END
+from gdnbench.store.writer import new_segment
+
+_FOLDER: Final = "GDNBENCH_SPOOL"
+_ADDRESS: Final = "address"
+_LOCK: Final = "lock"
+_ARRIVED: Final = "arrived"
+_STORE: Final = "store"
+_OLD_SECONDS: Final = 86_400.0  # after which what holds nothing but its address is of no process that lives
+
+
+@dataclass(frozen=True, slots=True)
+class Spool:
+    folder: Path
+    url: str
+
+    @classmethod
+    def planned(cls, url: str) -> Self:
+        """One that is not made yet, for this process alone."""
+        base = os.environ.get(_FOLDER)
+        spools = Path(base).absolute() if base else user_cache() / "spool"
+        _sweep(spools)
+        return cls(spools / new_segment(), url)
+
+    @classmethod
+    def at(cls, folder: Path) -> Self | None:
+        """The spool in `folder`, or None if it is something else."""
+        with contextlib.suppress(OSError):
+            return cls(folder, (folder / _ADDRESS).read_text(encoding="utf-8").strip())
+        return None
+
+    @classmethod
+    def of(cls, store: Path) -> Self | None:
+        """The spool that the local store at `store` belongs to, if it does."""
+        return cls.at(store.parent) if store.name == _STORE else None
+
+    @property
+    def store(self) -> Path:
+        return self.folder / _STORE
+
+    def make(self) -> None:
+        """StoreError if the disk refuses."""
+        try:
+            make_folder(self.folder)
+            self.folder.chmod(0o700)  # it holds what the program computed
+            publish(self.folder / _ADDRESS, f"{self.url}\n".encode(), self.folder, durable=False)
+        except OSError as error:
+            raise StoreError(
+                f"{self.folder}, where a capture into {self.url} waits, cannot be made: {error.strerror};"
+                f" set {_FOLDER} to another folder"
+            ) from error
+
+    @contextmanager
+    def locked(self) -> Iterator[bool]:
+        """Alone with it; false if it is gone."""
+        try:
+            lock = os.open(self.folder / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        except FileNotFoundError:
+            yield False
+            return
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield (self.folder / _ADDRESS).exists()
+        finally:
+            os.close(lock)
+
+    def has_arrived(self, segment: str, batch: str) -> bool:
+        return (self.folder / _ARRIVED / segment / batch).exists()
+
+    def let_go(self, segment: str, batch: str) -> None:
+        """A batch is in the object store: say so, and delete its arrays. Its records stay, by which later
+        batches of the segment know what it holds.
+        """
+        mark = self.folder / _ARRIVED / segment / batch
+        make_folder(mark.parent)
+        mark.touch()
+        for name in (ROWS, BLOBS):
+            shutil.rmtree(self.store / SEGMENTS / segment / batch / name, ignore_errors=True)
+
+    def clear(self) -> bool:
+        """Delete all that it holds, if its segments have ended and have arrived; whether it did so. The
+        address stays for processes that may still begin to record, and is swept up later.
+        """
+        with self.locked() as here:
+            if not here or not self._is_done():
+                return False
+            for name in (_STORE, _ARRIVED):
+                shutil.rmtree(self.folder / name, ignore_errors=True)
+            return True
+
+    def remove(self) -> None:
+        """After `clear`, where no process is left that could record into it."""
+        for name in (_ADDRESS, _LOCK):
+            (self.folder / name).unlink(missing_ok=True)
+        remove_if_empty(self.folder)
+
+    def _is_done(self) -> bool:
+        if any((self.store / JOURNAL).glob("*")) or any((self.store / INCOMING).glob("*/*")):
+            return False
+        for segment in (self.store / SEGMENTS).glob("*/"):
+            named = [found.parent.name for found in segment.glob(f"*/{METADATA}")]
+            if END not in named or not all(self.has_arrived(segment.name, name) for name in named):
+                return False
+        return True
+
+
+def _sweep(spools: Path) -> None:
+    """Remove old spools that hold nothing but their address."""
+    with contextlib.suppress(OSError):
+        for folder in spools.iterdir():
+            spool = Spool.at(folder)
+            if spool is None or any(spool.store.glob("*")):
+                continue
+            if time.time() - folder.stat().st_mtime > _OLD_SECONDS:
+                spool.remove()

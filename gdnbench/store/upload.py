@@ -1,0 +1,223 @@
+"""Brings a store of this machine into an object store, batch by batch.
+
+An object is there whole or not at all, and a batch's zarr.json is the last of it to be written: readers take
+a batch without one for not yet there. Nothing that is there is written again, so that who comes after an
+uploader that died goes on with what is missing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from gdnbench.errors import CannotRunError, GdnbenchError, StoreError
+from gdnbench.store.layout import (
+    METADATA,
+    METADATA_LIMIT,
+    SEGMENTS,
+    check_root,
+    group_json,
+    is_name,
+    parse_node,
+)
+from gdnbench.store.objects import Objects
+from gdnbench.store.spool import Spool
+from gdnbench.store.summary import END
+from gdnbench.store.writer import root_json
+
+_FILES: Final = 4  # sent at the same time
+_IDLE_SECONDS: Final = 0.2
+_LONGEST_WAIT: Final = 30.0  # seconds between tries while the network is gone
+
+
+class Uploader:
+    """Uploads the local store at `store` to `objects`; of a `spool`, what has arrived is deleted here."""
+
+    def __init__(self, store: Path, objects: Objects, spool: Spool | None = None) -> None:
+        self.batches = 0  # uploaded by this one
+        self._store = store
+        self._objects = objects
+        self._spool = spool
+        self._there: set[str] = set()  # groups that are in the object store
+
+    @classmethod
+    def of_spool(cls, spool: Spool) -> Uploader:
+        return cls(spool.store, Objects(spool.url), spool)
+
+    def step(self, advance: Callable[[], None] | None = None) -> None:
+        """Upload what is committed and not there yet, telling `advance` each batch. Errors as of `Objects`;
+        StoreError if something else is in the way there.
+        """
+        locked = contextlib.nullcontext(True) if self._spool is None else self._spool.locked()
+        with locked as here:
+            if not here or not (self._store / METADATA).is_file():
+                return
+            self._root()
+            for segment in self._segments():
+                self._segment(segment, advance or _nothing)
+
+    def left(self) -> list[str]:
+        """Committed batches, `<segment>/<batch>`, that this uploader has not seen arrive."""
+        return [
+            f"{segment}/{name}"
+            for segment in self._segments()
+            for name in self._batches(segment)
+            if not self._has(segment, name)
+        ]
+
+    def _segments(self) -> list[str]:
+        return sorted(
+            found.parent.name
+            for found in (self._store / SEGMENTS).glob(f"*/{METADATA}")
+            if is_name(found.parent.name)
+        )
+
+    def _batches(self, segment: str) -> list[str]:
+        return sorted(
+            found.parent.name
+            for found in (self._store / SEGMENTS / segment).glob(f"*/{METADATA}")
+            if is_name(found.parent.name) and found.parent.name != END
+        )
+
+    def _has(self, segment: str, name: str) -> bool:
+        arrived = self._spool is not None and self._spool.has_arrived(segment, name)
+        return arrived or f"{SEGMENTS}/{segment}/{name}" in self._there
+
+    def _root(self) -> None:
+        if "" in self._there:
+            return
+        _, ours = parse_node((self._store / METADATA).read_bytes(), "group", str(self._store))
+        begin(self._objects, check_root(ours, self._store))
+        self._there.add("")
+
+    def _segment(self, segment: str, advance: Callable[[], None]) -> None:
+        folder = f"{SEGMENTS}/{segment}"
+        ended = (self._store / folder / END / METADATA).is_file()  # asked first: no batch comes after it
+        self._group(folder)
+        for name in self._batches(segment):
+            if not self._has(segment, name):
+                self.batches += self._group(f"{folder}/{name}")
+                advance()
+                if self._spool is not None:
+                    self._spool.let_go(segment, name)
+        if ended and not self._has(segment, END):
+            self._group(f"{folder}/{END}")
+            if self._spool is not None:
+                self._spool.let_go(segment, END)
+
+    def _group(self, key: str) -> bool:
+        """Upload the group `key`, its metadata last, of a segment the metadata alone; whether it was not
+        there."""
+        if key in self._there:
+            return False
+        folder = self._store / key
+        content = (folder / METADATA).read_bytes()
+        found = self._objects.get(f"{key}/{METADATA}", METADATA_LIMIT)
+        if found is None:
+            if key.count("/") > 1:
+                self._files(folder)
+            self._objects.put(f"{key}/{METADATA}", content)
+        elif found != content:
+            raise StoreError(f"{self._objects.url} holds another {key}; upload to another URL")
+        self._there.add(key)
+        return found is None
+
+    def _files(self, folder: Path) -> None:
+        """Upload all files below `folder` but its own metadata."""
+
+        def send(path: Path) -> None:
+            self._objects.put(path.relative_to(self._store).as_posix(), path)
+
+        files = [path for path in folder.rglob("*") if path.is_file() and path != folder / METADATA]
+        with ThreadPoolExecutor(_FILES) as pool:
+            list(pool.map(send, files))
+
+
+def begin(objects: Objects, kind: str) -> None:
+    """Make the URL of `objects` a store of this kind, if it is none. StoreError if it is one of another."""
+    found = objects.get(METADATA, METADATA_LIMIT)
+    if found is None:
+        objects.put(METADATA, root_json(kind))
+    else:
+        there = check_root(parse_node(found, "group", objects.url)[1], objects.url)
+        if there != kind:
+            raise StoreError(f"{objects.url} is a {there} store; write this {kind} to another URL")
+    if objects.get(f"{SEGMENTS}/{METADATA}", METADATA_LIMIT) is None:
+        objects.put(f"{SEGMENTS}/{METADATA}", group_json({}))
+
+
+class UploadThread(threading.Thread):
+    """Uploads beside who seals; while the network is gone it waits and tries again."""
+
+    def __init__(self, spool: Spool) -> None:
+        super().__init__(name="gdnbench-upload", daemon=True)
+        self.spool = spool
+        self.uploader = Uploader.of_spool(spool)
+        self.error: GdnbenchError | None = None  # why the last try did not bring everything there
+        self._last = threading.Event()
+
+    def run(self) -> None:
+        wait = _IDLE_SECONDS
+        while True:
+            is_last = self._last.is_set()
+            try:
+                self.uploader.step()
+                self.error, wait = None, _IDLE_SECONDS
+            except GdnbenchError as error:
+                self.error, wait = error, min(2 * wait, _LONGEST_WAIT)
+            except OSError as error:  # of the spool
+                self.error, wait = StoreError(str(error)), min(2 * wait, _LONGEST_WAIT)
+            if is_last:
+                return
+            self._last.wait(wait)
+
+    def not_arrived(self) -> str | None:
+        """After `finish`: what is left, why, and what to do; None if everything has arrived."""
+        if self.error is None:
+            return None
+        left = len(self.uploader.left())
+        what = f"{left} batches have" if left != 1 else "1 batch has"
+        return f"{what} not arrived: {self.error}; {how_to_resume(self.spool)}"
+
+    def finish(self) -> None:
+        """Everything is sealed: return when it has arrived, or one last try has failed."""
+        self._last.set()
+        self.join()
+
+
+@contextmanager
+def uploading(store: Path) -> Iterator[UploadThread | None]:
+    """Upload what is sealed into `store` meanwhile, if it is a spool's; at the end all that is there."""
+    spool = Spool.of(store)
+    if spool is None:
+        yield None
+        return
+    thread = UploadThread(spool)
+    thread.start()
+    try:
+        yield thread
+    finally:
+        thread.finish()
+        spool.clear()
+
+
+def upload_spool(spool: Spool) -> None:
+    """Upload what `spool` holds and clear it. CannotRunError says what to do if something is in the way."""
+    try:
+        Uploader.of_spool(spool).step()
+    except CannotRunError as error:
+        raise CannotRunError(f"{error}; {how_to_resume(spool)}") from error
+    spool.clear()
+
+
+def how_to_resume(spool: Spool) -> str:
+    return f"what has not arrived is kept: gdnbench upload {spool.folder}"
+
+
+def _nothing() -> None:
+    """Nobody is told."""

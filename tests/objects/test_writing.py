@@ -1,0 +1,251 @@
+"""Captures into, and uploads to, a real S3 server, through a proxy that loses connections."""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from object_samples import contents, make_store
+from s3_bucket import SECRET, Bucket
+
+from gdnbench.capture import capturing
+from gdnbench.capture.launch import run_captured
+from gdnbench.capture.options import CaptureOptions
+from gdnbench.errors import GdnbenchError, StoreError
+from gdnbench.store.objects import Objects, ObjectsUnreachableError
+from gdnbench.store.reader import Store
+from gdnbench.store.spool import Spool
+from gdnbench.store.upload import Uploader, UploadThread
+from gdnbench.store.verify import verify
+
+PROGRAM = """
+import sys
+import torch
+from transformers.models.qwen3_next.modeling_qwen3_next import torch_chunk_gated_delta_rule as chunk
+
+def run(calls):
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, 70, 2, 16) for _ in range(3))
+    g, beta = -torch.rand(1, 70, 2), torch.rand(1, 70, 2)
+    for _ in range(calls):
+        chunk(q, k, v, g=g, beta=beta, output_final_state=True, use_qk_l2norm_in_kernel=True)
+
+if __name__ == "__main__":
+    run(3)
+"""
+
+
+def gdnbench(*words: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "gdnbench", *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Path:
+    """A script with three prefills, which can be imported too."""
+    script = tmp_path / "prefilling.py"
+    script.write_text(PROGRAM)
+    return script
+
+
+def test_capture_into_a_url(bucket: Bucket, program: Path) -> None:
+    bucket.proxy.cut("up", 20_000)  # an object of the first batch
+    ran = gdnbench("capture", bucket.url, "--zstd", "off", "--", sys.executable, program)
+    assert (ran.returncode, ran.stdout) == (0, "")
+    assert "gdnbench: 3 records, " in ran.stderr
+    assert f" in {bucket.url}" in ran.stderr
+    assert bucket.proxy.drops == 1
+    with Store.open(bucket.url) as store:
+        assert [record.info.op for record in store.records] == ["gdn_prefill"] * 3
+        assert store.problems == ()
+        assert store.segments[0].end is not None
+    assert verify(bucket.url).ok
+    assert {path.name for spool in bucket.spools.iterdir() for path in spool.iterdir()} == {"address", "lock"}
+    objects = Objects(bucket.url)
+    for key, info in objects.list("segments"):
+        assert SECRET.encode() not in (objects.get(f"segments/{key}", info.size) or b"")
+
+
+def test_a_network_that_is_gone_at_the_end(bucket: Bucket, program: Path) -> None:
+    """It goes when the command has been started, before the program records."""
+    program.write_text(f"print('here', flush=True)\nimport sys\nsys.stdin.readline()\n{PROGRAM}")
+    command = [sys.executable, "-m", "gdnbench", "capture", bucket.url, "--", sys.executable, program]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "here\n"
+        bucket.proxy.refuses = True
+        _, told = process.communicate("\n")
+    assert process.returncode == 3
+    left = next(iter(bucket.spools.iterdir()))
+    lines = [line for line in told.splitlines() if "not arrived" in line]
+    assert len(lines) == 1, told
+    assert lines[0].startswith("gdnbench: 1 batch has not arrived: s3://")
+    assert lines[0].endswith(f"gdnbench upload {left}")
+    bucket.proxy.refuses = False
+    with Store.open(bucket.url) as store:
+        assert (len(store.records), store.damaged) == (0, ())
+    ran = gdnbench("upload", left)
+    assert (ran.returncode, ran.stdout) == (0, f"1 batch uploaded to {bucket.url}\n")
+    assert not left.exists()
+    with Store.open(bucket.url) as store:
+        assert (len(store.records), store.problems) == (3, ())
+    assert verify(bucket.url).ok
+
+
+class DyingObjects(Objects):
+    """Objects of which no more than `lives` can be put."""
+
+    def __init__(self, url: str, lives: int) -> None:
+        super().__init__(url)
+        self._lives = iter(range(lives))  # which threads share
+
+    def put(self, key: str, content: bytes | Path) -> None:
+        if next(self._lives, None) is None:
+            raise ObjectsUnreachableError(f"{self.url} is gone")
+        super().put(key, content)
+
+
+def test_nothing_half_written_is_visible_wherever_an_upload_ends(bucket: Bucket, tmp_path: Path) -> None:
+    local = make_store(tmp_path / "local.zarr", batches=1)
+    with Store.open(local) as store:
+        whole = contents(store)
+    seen = []
+    for lives in itertools.count(1):  # each goes on where the one before it ended
+        try:
+            Uploader(local, DyingObjects(bucket.url, lives)).step()
+        except ObjectsUnreachableError:
+            with Store.open(bucket.url) as store:
+                found = contents(store)
+                assert store.damaged == ()
+            assert found == whole[: len(found)]
+            seen.append(len(found))
+        else:
+            break
+    assert set(seen) >= {0, 1}
+    assert seen == sorted(seen)
+    with Store.open(bucket.url) as store:
+        assert (contents(store), store.problems) == (whole, ())
+
+
+@pytest.mark.parametrize("after", [1, 400, 3_000, 9_000, 20_000])
+def test_a_request_that_breaks_off_is_made_again(bucket: Bucket, tmp_path: Path, after: int) -> None:
+    local = make_store(tmp_path / "local.zarr")
+    bucket.proxy.cut("up", after)
+    uploader = Uploader(local, Objects(bucket.url))
+    uploader.step()
+    assert (uploader.batches, uploader.left(), bucket.proxy.drops) == (4, [], 1)
+    with Store.open(local) as here, Store.open(bucket.url) as there:
+        assert contents(there) == contents(here)
+
+
+def spooled(bucket: Bucket, tmp_path: Path, *, ended: bool = True) -> Spool:
+    spool = Spool.planned(bucket.url)
+    spool.make()
+    shutil.copytree(make_store(tmp_path / "local.zarr", ended=ended), spool.store)
+    return spool
+
+
+def test_a_spool_lets_go_of_what_has_arrived(bucket: Bucket, tmp_path: Path) -> None:
+    spool = spooled(bucket, tmp_path, ended=False)
+    Uploader.of_spool(spool).step()
+    assert not list(spool.store.glob("segments/*/*/blobs"))
+    assert not spool.clear()  # its segments go on
+    fresh = Uploader.of_spool(spool)  # after a crash: what has arrived is known, though its arrays are gone
+    fresh.step()
+    assert (fresh.batches, fresh.left()) == (0, [])
+    with Store.open(tmp_path / "local.zarr") as here, Store.open(bucket.url) as there:
+        assert contents(there) == contents(here)
+
+
+def test_the_network_comes_back(bucket: Bucket, tmp_path: Path) -> None:
+    spool = spooled(bucket, tmp_path)
+    bucket.proxy.refuses = True
+    thread = UploadThread(spool)
+    thread.start()
+    deadline = time.monotonic() + 60
+    while thread.error is None and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert isinstance(thread.error, ObjectsUnreachableError)
+    bucket.proxy.refuses = False
+    thread.finish()
+    assert thread.not_arrived() is None
+    assert spool.clear()
+    assert verify(bucket.url).records == 4
+
+
+def test_uploads_that_are_refused(bucket: Bucket, tmp_path: Path) -> None:
+    local = make_store(tmp_path / "local.zarr")
+    Uploader(local, Objects(bucket.url)).step()
+    metadata = local / "segments/0/0000000000/zarr.json"
+    metadata.write_bytes(metadata.read_bytes() + b" ")
+    with pytest.raises(StoreError, match="holds another segments/0/0000000000; upload to another URL"):
+        Uploader(local, Objects(bucket.url)).step()
+    root = local / "zarr.json"
+    root.write_text(root.read_text().replace('"capture"', '"run"'))
+    with pytest.raises(StoreError, match="is a capture store; write this run to another URL"):
+        Uploader(local, Objects(bucket.url)).step()
+
+
+def test_capturing_into_a_url(bucket: Bucket, program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(program.parent)
+    with capturing(bucket.url):
+        importlib.import_module("prefilling").run(2)
+    del sys.modules["prefilling"]
+    with Store.open(bucket.url) as store:
+        assert [record.info.op for record in store.records] == ["gdn_prefill"] * 2
+        assert store.segments[0].end is not None
+
+
+@pytest.mark.slow
+def test_a_program_started_with_the_variable(bucket: Bucket, program: Path) -> None:
+    """No command beside it: the sealer that its first record starts uploads too."""
+    environment = {**os.environ, "GDNBENCH_CAPTURE": bucket.url}
+    subprocess.run([sys.executable, program], env=environment, check=True)
+    deadline = time.monotonic() + 120
+    found: list[str] = []
+    while not found and time.monotonic() < deadline:
+        time.sleep(0.2)
+        try:
+            with Store.open(bucket.url) as store:
+                found = [record.info.op for record in store.records if store.segments[0].end is not None]
+        except StoreError:
+            continue
+    assert found == ["gdn_prefill"] * 3
+
+
+def test_captures_that_are_refused_before_they_begin(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mark = tmp_path / "ran"
+
+    def refusal(url: str, options: CaptureOptions | None = None) -> tuple[int, str]:
+        with pytest.raises(GdnbenchError) as raised:
+            run_captured(url, ["touch", str(mark)], options or CaptureOptions())
+        message = str(raised.value)
+        assert not any(secret in message for secret in ("\n", SECRET, "hunter2"))
+        return int(raised.value.exit_code), message
+
+    code, message = refusal(bucket.url, CaptureOptions(max_bytes=1 << 20, when_over="drop-oldest"))
+    assert (code, "drop-oldest" in message) == (2, True)
+    code, message = refusal("s3://me:hunter2@bucket/run.zarr")
+    assert (code, "environment" in message) == (2, True)
+    bucket.post("moto-api/reset-auth", "POST", b"0")
+    try:
+        code, message = refusal(bucket.url)
+    finally:
+        bucket.post("moto-api/reset-auth", "POST", b"inf")
+    assert (code, "refused to the credentials" in message) == (3, True)
+    monkeypatch.setitem(sys.modules, "obstore", None)
+    code, message = refusal(bucket.url)
+    assert (code, "gdnbench[objects]" in message) == (3, True)
+    assert not mark.exists()
+    assert not bucket.spools.exists()
