@@ -15,6 +15,7 @@ from pathlib import Path
 from gdnbench.capture.launch import check_store, run_captured
 from gdnbench.capture.options import OPTIONS_VARIABLE, STORE_VARIABLE, CaptureOptions
 from gdnbench.errors import BadInputError, Exit
+from gdnbench.store.address import shown
 
 WAITING_BYTES = 4 << 30
 _RAISED = ("raised and is", "raised and are")
@@ -30,7 +31,7 @@ def run_judged(
     BadInputError and StoreError as `run_captured`, and for a URL, a negative `k`, and other triggers.
     """
     if "://" in str(store):
-        raise BadInputError(f"--on-mismatch needs a folder, not {store}; capture into one and upload that")
+        raise BadInputError(f"--on-mismatch needs a folder, not {shown(str(store))}; capture into one and upload that")
     if not 0 <= k < float("inf"):
         raise BadInputError(f"--on-mismatch {k:g} must be a number from 0 on: so often torch's error")
     if options.triggered:

@@ -21,11 +21,13 @@ EXAMPLES = {
         (
             "gdnbench capture run.zarr --first 2 --layer 0-3 -- python serve.py --model qwen",
             "gdnbench capture run.zarr --on-nonfinite --around 2 --first 1 -- python serve.py --model qwen",
+            "gdnbench capture s3://bucket/run.zarr --every 16 -- python serve.py --model qwen",
         ),
     ),
     "gdnbench ls": Example("store.md", ("gdnbench ls run.zarr --op gdn_prefill",)),
     "gdnbench show": Example("store.md", ("gdnbench show run.zarr 3",)),
-    "gdnbench verify": Example("store.md", ("gdnbench verify run.zarr",)),
+    "gdnbench verify": Example("store.md", ("gdnbench verify run.zarr", "gdnbench verify s3://bucket/run.zarr")),
+    "gdnbench upload": Example("store.md", ("gdnbench upload run.zarr s3://bucket/run.zarr",)),
     "gdnbench replay": Example(
         "replay.md",
         (
