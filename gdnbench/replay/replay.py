@@ -31,7 +31,7 @@ from gdnbench.replay.simulated import SIM
 from gdnbench.report.outcome import Outcome
 from gdnbench.report.report import RecordResult, ReplayReport
 from gdnbench.store.reader import Store, StoredRecord
-from gdnbench_kernels.contract import ContractError, Operation
+from gdnbench_kernels.contract import ContractError, Operation, Role
 
 if TYPE_CHECKING:
     from gdnbench.sim.checker.accept import Accepted
@@ -269,11 +269,9 @@ class Replayer:
             strays = hygiene.recorded_faults(record, op) if self._against == RECORDED else []
         except (ContractError, BadInputError, StoreError) as error:
             return Judged(RecordResult.of(record, Outcome.REFUSED, str(error)), called=False)
-        if self._against == RECORDED and not record.after:
-            unfinished = record.info.status is Status.UNFINISHED
-            why = "the recorded call never finished" if unfinished else "its capture kept the inputs alone"
-            nothing = RecordResult.of(record, Outcome.NOT_COMPARABLE, f"{why}: it has no output")
-            return Judged(nothing, called=False)
+        reason = _not_comparable(record, op) if self._against == RECORDED else None
+        if reason is not None:
+            return Judged(RecordResult.of(record, Outcome.NOT_COMPARABLE, reason), called=False)
         execution = self._kernel.run(record, op)
         checked = execution.checked
         if isinstance(execution, Failure):
@@ -336,6 +334,17 @@ class Replayer:
             seconds=execution.seconds,
             waterfall=shares,
         )
+
+
+def _not_comparable(record: StoredRecord, operation: Operation) -> str | None:
+    """Why nothing can be held to what `record` says was returned."""
+    if not record.after:
+        unfinished = record.info.status is Status.UNFINISHED
+        why = "the recorded call never finished" if unfinished else "its capture kept the inputs alone"
+        return f"{why}: it has no output"
+    outputs = (spec for spec in operation.tensors if spec.role is Role.OUTPUT and not spec.optional)
+    lacking = [spec.name for spec in outputs if spec.name not in record.after]
+    return f"its capture kept no {', '.join(lacking)}; compare with reference" if lacking else None
 
 
 def _reasons(tensors: Sequence[TensorResult]) -> Iterator[str]:

@@ -10,11 +10,12 @@ import torch
 CANNOT_RUN = 3
 
 
-def needed(package: str, distribution: str) -> None:
-    """Ends the program with status 3, saying what is missing, where there is no GPU or no such package."""
+def needed(package: str, distribution: str, requirement: str = "gdnbench[peers]") -> None:
+    """Ends the program with status 3, saying what is missing and the requirement that installs it, where
+    there is no GPU or no such package."""
     missing = [] if torch.cuda.is_available() else ["a CUDA GPU that torch can use"]
     if find_spec(package) is None:
-        missing.append(f"{distribution} (pip install 'gdnbench[peers]')")
+        missing.append(f"{distribution} (pip install '{requirement}')")
     if missing:
         print(f"{sys.argv[0]} needs {' and '.join(missing)}", file=sys.stderr)
         raise SystemExit(CANNOT_RUN)

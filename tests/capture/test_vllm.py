@@ -13,7 +13,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from gdnbench.capture import capturing
+from gdnbench.capture import capturing, runtime
+from gdnbench.capture.adapter import Target
 from gdnbench.capture.adapters.vllm import VllmAdapter
 from gdnbench.capture.recorder import Counts
 from gdnbench.errors import Exit
@@ -22,6 +23,7 @@ from gdnbench.replay.replay import replay
 from gdnbench.store.reader import Store, StoredRecord
 from gdnbench_kernels.contract import Call
 from tests.capture.frameworks import framework
+from tests.capture.stand_in import StandInGraph, StandInStreams, capturing_stand_in, graph_of
 
 H, HV, D, SLOTS = 2, 4, 8, 9
 OPS = "vllm.third_party.flash_linear_attention.ops"
@@ -378,6 +380,45 @@ def test_kernels_that_are_compiled_on_something_are_left_alone(tmp_path: Path) -
     _, counts, _ = captured(tmp_path / "run.zarr", lambda: run(layer(), 6))
     assert (counts.records, counts.failures, counts.first_failure) == (0, 0, None)
     assert [reason[:42] for reason in counts.passed_over] == ["vLLM runs the layer without a request, to "]
+
+
+def wrapped(name: str) -> Callable[..., Any]:
+    """The function as the running capture wraps it."""
+    session = runtime.running[-1]._session
+    assert session is not None
+    return session.wrap_target(VllmAdapter(), Target(OPS, name), getattr(import_module(OPS), name))
+
+
+def test_tensors_on_a_device(tmp_path: Path) -> None:
+    """Rows of the pool and null slots are settled when the copies are on the host, after the step."""
+    given = drafted(6, cu_seqlens=ints(0, 2, 4, 6), ssm_state_indices=ints([4, 1], [0, 0], [2, 3]))
+    given |= {"num_accepted_tokens": ints(2, 1, 1)}
+    with capturing_stand_in(tmp_path / "run.zarr", StandInStreams()) as counts:
+        o, _ = wrapped(SIGMOID)(**given)
+        given["ssm_state_indices"].fill_(5)  # the next step's
+        given["cu_seqlens"].zero_()
+    assert (counts.records, counts.failures, counts.first_failure) == (1, 0, None)
+    (record,) = Store.open(tmp_path / "run.zarr").records
+    assert read(record, "state_indices") == [[[4, 1], [-1, -1], [2, 3]]]
+    assert record.info.dispatch["metadata"] == {"query_start_loc": [0, 2, 4, 6]}
+    assert torch.equal(record.after["o"].read()[[0, 2]].flatten(0, 1), o[0, [0, 1, 4, 5]])
+    assert_replays(tmp_path / "run.zarr")
+
+
+def test_packed_decode_in_a_graph(tmp_path: Path) -> None:
+    """As vLLM decodes: one graph, replayed on other slots."""
+    given = {**packed(3), **gate_parameters(), "initial_state": pool(), "use_qk_l2norm_in_kernel": True}
+    given |= {"scale": 0.25, "out": torch.zeros(3, 1, HV, D).bfloat16(), "ssm_state_indices": ints(4, 0, 7)}
+    name, graph = "fused_recurrent_gated_delta_rule_packed_decode", StandInGraph()
+    with capturing_stand_in(tmp_path / "run.zarr", StandInStreams()) as counts:
+        decode = wrapped(name)
+        with graph_of(graph):
+            decode(**given)
+        given["ssm_state_indices"].copy_(ints(1, 3, 0))
+        graph.replay()
+    assert (counts.failures, counts.first_failure) == (0, None)
+    (record,) = Store.open(tmp_path / "run.zarr").records
+    assert read(record, "state_indices") == [[[1], [3], [-1]]]
 
 
 @pytest.mark.parametrize("place", [OPS, f"{OPS}.chunk"])

@@ -1,0 +1,163 @@
+"""vLLM's own Python under capture, its kernels replaced by references, and what is known of its signatures
+held to its source. Where vLLM is not installed these are skipped, as its requirements take gigabytes; its
+Python alone goes beside what it imports into an environment that has this package:
+
+    VLLM_TARGET_DEVICE=empty VLLM_VERSION_OVERRIDE=0.33.0 pip install --no-deps --no-build-isolation \
+        --no-binary vllm vllm==0.33.0
+
+GDNBENCH_VLLM_PYTHON names the interpreter of that environment, if it is not this one.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gdnbench.capture.adapters import vllm_signatures as names
+from gdnbench.replay.replay import replay
+from gdnbench.report.outcome import Outcome
+from gdnbench.store.reader import Store
+from tests.capture.conftest import ToyFramework
+from tests.capture.frameworks import FOLDER
+
+PROGRAM = Path(__file__).parent / "vllm_program.py"
+KNOWN = names.SIGNATURES.functions
+OPS = "third_party/flash_linear_attention/ops"
+QWEN = "model_executor/layers/mamba/gdn/qwen_gdn_linear_attn.py"
+METHODS = ("forward_cuda", "forward_native", "forward_cutedsl", "forward_aiter_flydsl")
+FILES = {
+    names.CHUNK: f"{OPS}/chunk.py",
+    names.RECURRENT: f"{OPS}/fused_recurrent.py",
+    names.PACKED: f"{OPS}/fused_recurrent.py",
+    names.SIGMOID: f"{OPS}/fused_sigmoid_gating.py",
+    names.CHUNK_FLASHINFER: QWEN,
+    names.MTP: "_custom_ops.py",
+    names.MTP_TRITON: f"{OPS}/fused_gdn_decode_post_conv_mtp.py",
+    names.CHUNK_CUTEDSL: "model_executor/layers/mamba/ops/gdn_chunk_cutedsl/__init__.py",
+    **{f"ChunkGatedDeltaRule.{method}": QWEN for method in METHODS},
+}
+STAND_INS = [name for name in FILES if (FOLDER / "vllm" / FILES[name]).exists()]
+
+
+def python() -> str:
+    return os.environ.get("GDNBENCH_VLLM_PYTHON", sys.executable)
+
+
+@pytest.fixture(scope="module")
+def source() -> Path:
+    """vLLM's folder; it is not imported for that."""
+    find = "import importlib.util as u; s = u.find_spec('vllm'); print(s.origin if s else '')"
+    ran = subprocess.run([python(), "-c", find], capture_output=True, text=True, timeout=120, check=True)
+    if not ran.stdout.strip():
+        pytest.skip("vLLM is not installed; GDNBENCH_VLLM_PYTHON names an interpreter that has it")
+    return Path(ran.stdout.strip()).parent
+
+
+def parameters(file: Path, name: str) -> str:
+    """Of a function, or a method of a class, as the table writes them: without annotations."""
+    body = ast.parse(file.read_text()).body
+    holder, _, name = name.rpartition(".")
+    if holder:
+        (kind,) = (node for node in body if isinstance(node, ast.ClassDef) and node.name == holder)
+        body = kind.body
+    (found,) = (node for node in body if isinstance(node, ast.FunctionDef) and node.name == name)
+    for argument in found.args.args:
+        argument.annotation = None
+    return re.sub(r"\s*=\s*", "=", ast.unparse(found.args))
+
+
+def known_of(name: str) -> str:
+    return KNOWN[names.FORWARD if name.startswith("ChunkGatedDeltaRule.") else name].parameters
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_the_packages_own_source(name: str, source: Path) -> None:
+    """Where a release that changed a signature fails this, read the adapter against it, then bring up the
+    table and its date."""
+    assert parameters(source / FILES[name], name) == known_of(name)
+
+
+@pytest.mark.parametrize("name", STAND_INS)
+def test_the_stand_ins_have_the_signatures(name: str) -> None:
+    assert parameters(FOLDER / "vllm" / FILES[name], name) == known_of(name)
+
+
+def test_flash_mla_is_called_as_it_is_known(source: Path) -> None:
+    """Its own source comes only with what vLLM builds."""
+    tree = ast.parse((source / "models/deepseek_v4/nvidia/flashmla.py").read_text())
+    calls = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and getattr(node.func, "id", None) == names.FLASH_MLA
+    ]
+    assert calls
+    for call in calls:
+        given = {keyword.arg for keyword in call.keywords}
+        assert given <= KNOWN[names.FLASH_MLA].names
+        assert set(KNOWN[names.FLASH_MLA].needs.split()) <= given
+
+
+def test_what_is_needed_is_known() -> None:
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d", names.SIGNATURES.read)
+    for signature in KNOWN.values():
+        assert set(signature.needs.split()) <= signature.names
+
+
+@pytest.fixture(scope="module")
+def plain(source: Path) -> dict[str, str]:
+    """What the program prints when nobody captures it."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("GDNBENCH_")}
+    ran = subprocess.run(
+        [python(), PROGRAM], env=inherited, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert ran.returncode == 0, ran.stderr
+    found: dict[str, str] = json.loads(ran.stdout)
+    return found
+
+
+@pytest.mark.timeout(600)
+def test_its_own_python(plain: dict[str, str], toy: ToyFramework, tmp_path: Path) -> None:
+    ran = toy.capture(tmp_path / "run.zarr", [python(), str(PROGRAM)])
+    assert ran.status == 0, ran.err
+    assert json.loads(ran.out) == plain
+    assert "gdnbench: 11 records" in ran.err
+    assert "not recorded" not in ran.err
+    assert "problem" not in ran.err
+    store = Store.open(tmp_path / "run.zarr")
+    told = [
+        (i.op, i.layer_index, i.dispatch.get("backend", i.dispatch["path"]))
+        for i in (r.info for r in store.records)
+    ]
+    assert told == [
+        ("gdn_prefill", 3, "flashinfer"),
+        ("gdn_prefill", 3, "triton"),
+        ("gdn_prefill", 3, "cutedsl"),
+        ("gdn_decode", 3, names.SIGMOID),
+        ("gdn_prefill", 3, "triton"),
+        ("gdn_decode", 3, names.PACKED),
+        ("gdn_decode", 3, names.SIGMOID),
+        ("gdn_decode", 3, names.SIGMOID),
+        ("gdn_decode", 3, names.SIGMOID),
+        ("swa_decode", 0, "flashmla"),
+        ("gdn_decode", 3, names.MTP),
+    ]
+    dispatch = [record.info.dispatch for record in store.records]
+    assert dispatch[0]["metadata"]["state_indices"] == [4, 7]
+    assert dispatch[0]["metadata"]["has_initial_state"] == [False, True]
+    assert dispatch[4]["metadata"]["num_decode_tokens"] == 2
+    assert dispatch[8]["metadata"]["num_accepted_tokens"] == [1, 2]
+    assert dispatch[9]["metadata"]["seq_lens"] == [198, 9, 0]
+    for kernel in ("reference", "torch"):
+        outcomes = [
+            r.outcome for r in replay(store, kernel=kernel, against="recorded", isolate=False).records
+        ]
+        assert outcomes == [*[Outcome.PASS] * 10, Outcome.NOT_COMPARABLE]
+    (fused,) = replay(store, kernel="torch", records=(10,), isolate=False).records
+    assert fused.outcome is Outcome.PASS
