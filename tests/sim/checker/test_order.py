@@ -123,6 +123,13 @@ CASES = {
         "@%one st.shared.b32 [empty], 0; // a\n@%one red.shared.add.u32 [empty], %t; // b\n",
         frozenset({(AS_DATA, "", "a"), (AS_DATA, "", "b")}),
     ),
+    "who ends a phase itself does not fall behind, whatever its arrival orders": Case(
+        f"{READY}@!%one bra other;\n{wait('empty', 1, 'first')}"
+        "mbarrier.arrive.relaxed.cta.shared.b64 %d0, [empty];\n"
+        f"{wait('empty', 0, 'second')}other: bar.warp.sync -1;\n"
+        f"@%w0 {FILL} // a\nbar.sync 0; // -\n@%w1 {TAKE} // b\n",
+        frozenset({(Cause.RACE, "a", "b")}),
+    ),
     "a wait for an mbarrier": Case(
         f"{READY}@%w0 {FILL} // a\nbar.warp.sync -1;\n@%one mbarrier.arrive.shared.b64 %d0, [full];\n"
         f"@!%w1 bra over;\n{wait('full', 0, 'again', ' // -')}{TAKE} // b\nover:\n",
