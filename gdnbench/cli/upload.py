@@ -4,55 +4,83 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from gdnbench.cli.console import progress
 from gdnbench.errors import BadInputError
-from gdnbench.store.address import checked_url, is_url
+from gdnbench.store.address import checked_url, is_url, local_path
+
+if TYPE_CHECKING:
+    from gdnbench.store.spool import Spool
+    from gdnbench.store.upload import Uploader
 
 
 def upload(
     store: Annotated[
-        Path, typer.Argument(help="A store, a folder; or what a capture into a URL has left on this machine.")
+        str,
+        typer.Argument(
+            help="A store, a folder; or what a capture left on this machine: its folder, or the URL."
+        ),
     ],
     url: Annotated[
-        str | None, typer.Argument(help="Where to, such as s3://bucket/run.zarr. A capture's is known.")
+        str | None, typer.Argument(help="Where a store is to go, such as s3://bucket/run.zarr.")
     ] = None,
 ) -> None:
     """Copy a store to a URL, whole batches at a time; what is there already is not sent again.
 
-    Without a URL: what a capture could not bring there, which is deleted here once it has arrived.
+    Without a second argument: what captures could not bring there, which is deleted here once it has arrived.
     """
+    from gdnbench.store.spool import Spool
+
+    if url is not None:
+        _copy(store, url)
+        return
+    if is_url(store):
+        spools = Spool.waiting(checked_url(store))
+        if not spools:
+            print(f"nothing on this machine waits for {store}")
+    else:
+        spool = Spool.at(local_path(store))
+        if spool is None:
+            raise BadInputError(f"{store} is not what a capture left; give the URL that it is to go to")
+        spools = [spool]
+    for spool in spools:
+        _empty(spool)
+
+
+def _copy(store: str, url: str) -> None:
     from gdnbench.store.objects import Objects
-    from gdnbench.store.recover import seal_dead
     from gdnbench.store.spool import Spool
     from gdnbench.store.upload import Uploader
 
-    spool = Spool.at(store)
-    if spool is None and url is None:
-        raise BadInputError(f"{store} is not what a capture left; give the URL that it is to go to")
-    if spool is not None and url is not None:
-        raise BadInputError(f"{store} goes to {spool.url}; leave the URL out")
-    if url is not None and not is_url(url):
+    if not is_url(url):
         raise BadInputError(f"{url!r} is no URL; write it like s3://bucket/run.zarr")
-    place = store if spool is None else spool.store
-    if not place.is_dir() and spool is None:
-        raise BadInputError(f"{store} is not a folder; unpack an archive first")
-    if url is not None:
-        uploader = Uploader(place, Objects(checked_url(url)))
+    place = local_path(store)
+    spool = Spool.at(place)
+    if spool is not None:
+        raise BadInputError(f"{store} goes to {spool.url}; leave the URL out")
+    if not place.is_dir():
+        raise BadInputError(f"{store} is not a folder that is there; unpack an archive first")
+    _run(Uploader(place, Objects(checked_url(url))), place, url)
+
+
+def _empty(spool: Spool) -> None:
+    from gdnbench.store.upload import Uploader
+
+    _run(Uploader.of_spool(spool), spool.store, spool.url)
+    if spool.clear():
+        spool.remove()
     else:
-        assert spool is not None
-        uploader = Uploader.of_spool(spool)
+        print(f"gdnbench: {spool.folder} is kept: processes are still writing to it", file=sys.stderr)
+
+
+def _run(uploader: Uploader, place: Path, url: str) -> None:
+    from gdnbench.store.recover import seal_dead
+
     seal_dead(place, sys.stderr)
     with progress("upload") as advance:
         left = len(uploader.left())
         uploader.step(lambda: advance(left - len(uploader.left()), left))
-    if spool is not None:
-        if spool.clear():
-            spool.remove()
-        else:
-            print(f"gdnbench: {store} is kept: processes are still writing to it", file=sys.stderr)
-    count = uploader.batches
-    print(f"{count} batch{'' if count == 1 else 'es'} uploaded to {url or (spool and spool.url)}")
+    print(f"{uploader.batches} batch{'' if uploader.batches == 1 else 'es'} uploaded to {url}")

@@ -50,7 +50,10 @@ class ObjectFiles:
 
     def prefetch(self, keys: Iterable[str]) -> None:
         def fetch(key: str) -> tuple[str, bytes | None]:
-            return key, self._objects.get(key, METADATA_LIMIT)
+            try:
+                return key, self._objects.get(key, METADATA_LIMIT)
+            except StoreError:  # for who reads it to say
+                return key, None
 
         wanted = list(keys)
         room = _MOST_FETCHED

@@ -45,10 +45,8 @@ class Spool:
     @classmethod
     def planned(cls, url: str) -> Self:
         """One that is not made yet, for this process alone."""
-        base = os.environ.get(_FOLDER)
-        spools = Path(base).absolute() if base else user_cache() / "spool"
-        _sweep(spools)
-        return cls(spools / new_segment(), url)
+        _sweep(_spools())
+        return cls(_spools() / new_segment(), url)
 
     @classmethod
     def at(cls, folder: Path) -> Self | None:
@@ -61,6 +59,12 @@ class Spool:
     def of(cls, store: Path) -> Self | None:
         """The spool that the local store at `store` belongs to, if it does."""
         return cls.at(store.parent) if store.name == _STORE else None
+
+    @classmethod
+    def waiting(cls, url: str) -> list[Self]:
+        """Those on this machine that hold something that goes to `url`."""
+        found = [cls.at(folder) for folder in sorted(_spools().glob("*"))]
+        return [spool for spool in found if spool and spool.url == url and any(spool.store.glob("*"))]
 
     @property
     def store(self) -> Path:
@@ -130,6 +134,11 @@ class Spool:
             if END not in named or not all(self.has_arrived(segment.name, name) for name in named):
                 return False
         return True
+
+
+def _spools() -> Path:
+    base = os.environ.get(_FOLDER)
+    return Path(base).absolute() if base else user_cache() / "spool"
 
 
 def _sweep(spools: Path) -> None:

@@ -18,6 +18,7 @@ from s3_bucket import SECRET, Bucket
 from gdnbench.capture import capturing
 from gdnbench.capture.launch import run_captured
 from gdnbench.capture.options import CaptureOptions
+from gdnbench.cli.upload import upload
 from gdnbench.errors import GdnbenchError, StoreError
 from gdnbench.store.objects import Objects, ObjectsUnreachableError
 from gdnbench.store.reader import Store
@@ -164,6 +165,19 @@ def test_a_spool_lets_go_of_what_has_arrived(bucket: Bucket, tmp_path: Path) -> 
     assert (fresh.batches, fresh.left()) == (0, [])
     with Store.open(tmp_path / "local.zarr") as here, Store.open(bucket.url) as there:
         assert contents(there) == contents(here)
+
+
+def test_what_waits_is_found_by_its_url(bucket: Bucket, tmp_path: Path) -> None:
+    assert Spool.waiting(bucket.url) == []
+    spool = spooled(bucket, tmp_path)
+    (elsewhere := Spool.planned(f"{bucket.url}2")).make()
+    elsewhere.store.mkdir()
+    assert Spool.waiting(bucket.url) == [spool]
+    upload(bucket.url)
+    assert Spool.waiting(bucket.url) == []
+    assert not spool.folder.exists()
+    assert elsewhere.folder.exists()
+    assert verify(bucket.url).records == 4
 
 
 def test_the_network_comes_back(bucket: Bucket, tmp_path: Path) -> None:
