@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -86,7 +87,7 @@ def nonfinite(record: PendingRecord, flags: Iterable[Flags]) -> tuple[str, ...]:
 def _raised(op: str, some: Mapping[str, Copied]) -> bool:
     contract = operation(op)
     return any(
-        _odd(spec, *_extremes(copied.data).tolist())
+        _has_odd(spec, copied.data)
         for name, copied in some.items()
         if (spec := _spec(contract, name, copied.data)) is not None
     )
@@ -96,15 +97,25 @@ def _spec(contract: Operation, name: str, data: Tensor) -> TensorSpec | None:
     """Of a tensor that is looked at."""
     if not data.is_floating_point() or not data.numel():
         return None
-    spec = next((spec for spec in contract.tensors if spec.name == name), None)
-    stale = spec is None or (spec.pool_index is not None and spec.role is Role.INPUT)
-    return None if stale else spec
+    return _looked_at(contract.name).get(name)
+
+
+@cache
+def _looked_at(op: str) -> dict[str, TensorSpec]:
+    stale = {spec.name for spec in operation(op).tensors if spec.pool_index and spec.role is Role.INPUT}
+    return {spec.name: spec for spec in operation(op).tensors if spec.name not in stale}
 
 
 def _extremes(data: Tensor) -> Tensor:
     """float64 [2], the least and the largest of a contiguous tensor; a NaN is both."""
     least, most = _wide(data).aminmax()
     return torch.stack((least, most)).double()
+
+
+def _has_odd(spec: TensorSpec, data: Tensor) -> bool:
+    """Of a tensor on the CPU."""
+    least, most = _wide(data).aminmax()
+    return _odd(spec, least.item(), most.item())
 
 
 def _wide(data: Tensor) -> Tensor:
@@ -122,8 +133,8 @@ def _in(contract: Operation, call: Call, record: PendingRecord, spec: TensorSpec
     data = _wide(copied.data)
     rows = _rows(contract, call, record, spec)
     if rows is not None:
-        data = data[rows]
-    return bool(data.numel()) and _odd(spec, *_extremes(data).tolist())
+        data = data.index_select(0, rows)
+    return bool(data.numel()) and _has_odd(spec, data)
 
 
 def _rows(contract: Operation, call: Call, record: PendingRecord, spec: TensorSpec) -> Tensor | None:

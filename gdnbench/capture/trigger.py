@@ -6,7 +6,7 @@ whose answer is there when the copies are. A call that raised is kept too.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from gdnbench.capture.adapter import Observation
@@ -74,29 +74,42 @@ class Triggers:
     def _names(
         self, forms: Mapping[str, TensorForm], observation: Observation, name: CallName
     ) -> dict[str, Any]:
-        sizes = {
-            axis: size
-            for tensor, axes in axes_of(operation(observation.op), observation.conventions).items()
-            if tensor in forms
-            for axis, size in zip(axes, forms[tensor].shape, strict=False)
-        }
-        return {
-            **sizes,
-            **forms,
-            **observation.scalars,
-            **observation.conventions,
-            "op": observation.op,
-            "layer": name.layer.name,
-            "layer_index": name.layer.index,
-            "step": name.step,
-            "call": name.number,
-            "rank": self._rank_here(),
-        }
+        """What the call has of the names in the expression."""
+        assert self._when is not None
+        places = (forms, observation.scalars, observation.conventions)
+        found: dict[str, Any] = {}
+        for wanted in self._when.names:
+            if wanted in _OF_CALL:
+                found[wanted] = _OF_CALL[wanted](observation, name)
+            elif wanted == "rank":
+                found[wanted] = self._rank_here()
+            elif (place := next((place for place in places if wanted in place), None)) is not None:
+                found[wanted] = place[wanted]
+            elif (size := _size(wanted, forms, observation)) is not None:
+                found[wanted] = size
+        return found
 
     def _rank_here(self) -> int | None:
         if self._rank is None:
             self._rank = (process_info().get("rank"),)
         return self._rank[0]
+
+
+_OF_CALL: Mapping[str, Callable[[Observation, CallName], Any]] = {
+    "op": lambda observation, name: observation.op,
+    "layer": lambda observation, name: name.layer.name,
+    "layer_index": lambda observation, name: name.layer.index,
+    "step": lambda observation, name: name.step,
+    "call": lambda observation, name: name.number,
+}
+
+
+def _size(axis: str, forms: Mapping[str, TensorForm], observation: Observation) -> int | None:
+    """Of an axis, as the first of the call's tensors that has it shows."""
+    for tensor, axes in axes_of(operation(observation.op), observation.conventions).items():
+        if axis in axes and tensor in forms:
+            return forms[tensor].shape[axes.index(axis)]
+    return None
 
 
 def known_names() -> frozenset[str]:

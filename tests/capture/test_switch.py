@@ -57,7 +57,8 @@ def test_what_no_control_file_says(text: str) -> None:
 
 
 def test_every_stays_in_step_across_a_pause_that_ends_inside_a_step() -> None:
-    """By hand: of every fourth call, 0 to 11; paused from call 1 of b on to call 5 of a."""
+    """By hand: of every fourth call, 0 to 11; paused from call 1 of b on up to call 5 of a: b misses one
+    more."""
     selection = Selection(CaptureOptions(every=4))
     layers = [Layer("a", 0), Layer("b", 1)]
     found: dict[str, list[int]] = {"a": [], "b": []}
@@ -65,7 +66,7 @@ def test_every_stays_in_step_across_a_pause_that_ends_inside_a_step() -> None:
         for layer in layers:
             if (step, layer.name) == (1, "b"):
                 selection.switch.pause()
-            if (step, layer.name) == (5, "b"):
+            if (step, layer.name) == (5, "a"):
                 selection.switch.on()
             if selection.switch.off:
                 selection.pass_by(layer)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -342,3 +343,37 @@ def test_a_call_that_raises_is_kept(tmp_path: Path) -> None:
 def test_options_that_do_not_go_together(options: dict[str, object], said: str) -> None:
     with pytest.raises(BadInputError, match=said):
         CaptureOptions(**options)  # type: ignore[arg-type]
+
+
+FORKED = """
+    import multiprocessing, torch, toyframe
+
+    def work(model):
+        torch.set_num_threads(1)
+        model(1, slots=(0, 2, 4))
+
+    model = toyframe.Model(1)
+    model(0)
+    process = multiprocessing.get_context("fork").Process(target=work, args=(model,))
+    process.start()
+    process.join()
+    assert process.exitcode == 0
+    model(2)
+    model(3, slots=(0, 2, 4))
+"""
+
+
+def test_a_forked_process_lets_out_calls_of_its_own(toy: Any, tmp_path: Path) -> None:
+    """The first call waits in the parent; the child's trigger is no reason to keep it there, nor a second
+    time."""
+    ran = toy.capture(tmp_path / "run.zarr", toy.script(FORKED), {"when": "B == 3", "around": 5})
+    assert ran.status == 0
+    by_segment: dict[str, list[tuple[int, str]]] = {}
+    for one in Store.open(tmp_path / "run.zarr").records:
+        told = one.info.step, one.info.dispatch["trigger"]
+        by_segment.setdefault(one.key.partition("/")[0], []).append(told)
+    assert sorted(by_segment.values()) == [
+        [(0, "around:call 2"), (1, "around:call 2"), (2, "when")],
+        [(1, "when")],
+    ]
+    assert "4 calls were looked at; a trigger held for 2" in ran.err
