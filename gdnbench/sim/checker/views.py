@@ -246,8 +246,8 @@ class WarpViews:
     # What orders
 
     def release(self, into: Carried, part: Part = None, *, relaxed: bool = False) -> None:
-        """Lanes hand on what they know, of memory unless `relaxed`; what comes after has a later clock. That they
-        have waited before is program order, relaxed or not."""
+        """Lanes hand on what they know, of memory unless `relaxed`; what comes after has a later clock. That
+        they have waited before is program order, relaxed or not."""
         if relaxed:
             into.executed.reach(self.index, None, self.known.executed.clocks[self.index])
         else:
