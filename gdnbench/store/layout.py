@@ -19,8 +19,11 @@ SEGMENTS: Final = "segments"
 ROWS: Final = "rows"
 BLOBS: Final = "blobs"
 RECORDS: Final = "records"
+OF: Final = "of"  # of a batch: the pruned one that it holds records of
+KEPT_IN: Final = "kept_in"  # of a pruned batch: those that hold what is kept of it
 JOURNAL: Final = ".journal"
 INCOMING: Final = ".incoming"
+OUTGOING: Final = "prune-"  # before the name of a folder in there: what is being removed
 METADATA: Final = "zarr.json"
 
 # Large enough for any metadata or batch of records we write, small enough to parse when a stranger wrote it.

@@ -19,8 +19,11 @@ from gdnbench.store.index import INDEX, Kind, Listed, Told, indexed
 from gdnbench.store.layout import (
     INCOMING,
     JOURNAL,
+    KEPT_IN,
     METADATA,
     METADATA_LIMIT,
+    OF,
+    OUTGOING,
     RECORDS,
     SEGMENTS,
     Location,
@@ -62,6 +65,8 @@ class BatchInfo:
     first: int
     count: int
     index: Any = field(default=None, repr=False, compare=False)  # as it was found, see `gdnbench.store.index`
+    of: str | None = None  # the batch that was pruned, whose records these were
+    kept_in: tuple[str, ...] = ()  # of a pruned batch, which has no records: where those kept of it are
 
     @property
     def key(self) -> str:
@@ -96,6 +101,8 @@ class Contents:
         return found
 
     def _read_lines(self, batch: BatchInfo) -> list[bytes]:
+        if not batch.count:
+            return []
         array = open_array(self.files, f"{batch.key}/{RECORDS}")
         if array.dtype.name != "uint8" or len(array.shape) != 1 or array.shape[0] > METADATA_LIMIT:
             raise StoreError(f"{array.where} is {array.dtype.name} {array.shape}, not a text of up to 64 MiB")
@@ -267,8 +274,10 @@ class Store:
         self.format_version: int = ours["format_version"]
         damaged: list[str] = []
         arriving: list[str] = []
+        unlisted: list[BatchInfo] = []
         self.segments = tuple(_segments(files, damaged))
-        self.batches = tuple(_batches(files, self.segments, damaged, arriving))
+        self.batches = tuple(_batches(files, self.segments, damaged, arriving, unlisted))
+        self.unlisted = tuple(unlisted)  # what a pruning that was broken off has left
         self.damaged = tuple(damaged)
         self.unfinished = (*_unfinished(files, self.segments), *arriving)
         self.records: Sequence[StoredRecord] = Records(self.batches, self.contents)
@@ -338,10 +347,14 @@ def _segments(files: StoreFiles, damaged: list[str]) -> Iterator[SegmentInfo]:
 
 
 def _batches(
-    files: StoreFiles, segments: Sequence[SegmentInfo], damaged: list[str], arriving: list[str]
+    files: StoreFiles,
+    segments: Sequence[SegmentInfo],
+    damaged: list[str],
+    arriving: list[str],
+    unlisted: list[BatchInfo],
 ) -> Iterator[BatchInfo]:
     """The batches that are whole. Where they come file by file, one without its metadata is still `arriving`,
-    unless its segment has ended.
+    unless its segment has ended. One with what is kept of another is `unlisted` unless that one names it.
     """
     for segment in segments:
         found = []
@@ -353,13 +366,19 @@ def _batches(
             try:
                 ours = _group(files, key)
                 first, count = _number(ours, "first", key), _number(ours, "count", key)
-                found.append(BatchInfo(segment, name, first, count, ours.get(INDEX)))
+                of, kept_in = _kept(ours, key)
+                found.append(BatchInfo(segment, name, first, count, ours.get(INDEX), of, kept_in))
             except StoreError as error:
                 if isinstance(error, _MissingError) and files.commits_last and segment.end is None:
                     arriving.append(f"batch {segment.name}/{name} has not arrived; its records are skipped")
                 else:
                     damaged.append(f"batch {segment.name}/{name} is skipped: {error}")
-        yield from sorted(found, key=lambda batch: (batch.first, batch.name))
+        named = {(batch.name, kept) for batch in found for kept in batch.kept_in}
+        for batch in sorted(found, key=lambda batch: (batch.first, batch.name)):
+            if batch.of is None or (batch.of, batch.name) in named:
+                yield batch
+            else:
+                unlisted.append(batch)
 
 
 def _group(files: StoreFiles, key: str) -> dict[str, Any]:
@@ -380,6 +399,14 @@ def _mapping(attributes: Mapping[str, Any], name: str, where: str) -> dict[str, 
     return found
 
 
+def _kept(attributes: Mapping[str, Any], where: str) -> tuple[str | None, tuple[str, ...]]:
+    of, kept_in = attributes.get(OF), attributes.get(KEPT_IN, [])
+    names = kept_in if isinstance(kept_in, list) else [kept_in]
+    if not all(isinstance(name, str) and is_name(name) for name in (*names, *(() if of is None else (of,)))):
+        raise StoreError(f"{where}: {OF} and {KEPT_IN} are {str((of, kept_in))[:80]}, not names of batches")
+    return of, tuple(names)
+
+
 def _number(attributes: Mapping[str, Any], name: str, where: str) -> int:
     value = attributes.get(name)
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 48:
@@ -393,6 +420,8 @@ def _unfinished(files: StoreFiles, segments: Sequence[SegmentInfo]) -> Iterator[
     for segment in files.folders(JOURNAL):
         yield f"segment {segment} has journal entries that are not sealed; they are not listed"
     for segment in files.folders(INCOMING):
+        if segment.startswith(OUTGOING):
+            continue
         for batch in files.folders(f"{INCOMING}/{segment}"):
             yield f"batch {segment}/{batch} was not finished; its records are skipped"
 

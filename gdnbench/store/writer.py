@@ -6,7 +6,7 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
@@ -30,6 +30,7 @@ from gdnbench.store.layout import (
     JOURNAL,
     KINDS,
     METADATA,
+    OF,
     RECORDS,
     ROWS,
     SEGMENTS,
@@ -104,8 +105,11 @@ class StoreWriter:
         """Whether a batch called `name` is committed in this segment."""
         return (self._folder / checked_name(name, "batch") / METADATA).is_file()
 
-    def write(self, name: str, drafts: Sequence[RecordDraft], first: int = 0) -> None:
-        """Commit `drafts` as the batch `name`: entries `first`, `first + 1`, ... of the segment.
+    def write(
+        self, name: str, drafts: Sequence[RecordDraft], first: int = 0, *, of: str | None = None
+    ) -> None:
+        """Commit `drafts` as the batch `name`: entries `first`, `first + 1`, ... of the segment. `of`: the
+        batch that they are what is kept of; readers see them once that one names this.
 
         StoreError if the batch is there already or the disk refuses, BadInputError if it is more than
         `keep_bytes`; the store is then as it was before.
@@ -117,7 +121,7 @@ class StoreWriter:
         unfinished = self._incoming / name
         try:
             make_folder(unfinished)
-            batch = self._write_arrays(unfinished, name, drafts, first)
+            batch = self._write_arrays(unfinished, name, drafts, {"first": first} | ({OF: of} if of else {}))
             if self._durable:
                 sync_tree(unfinished)
             if self._quota is not None:
@@ -136,7 +140,13 @@ class StoreWriter:
         else:
             self._quota.add(self._folder / name)
 
-    def _write_arrays(self, root: Path, name: str, drafts: Sequence[RecordDraft], first: int) -> Batch:
+    def forget(self, keeps: Callable[[Location], bool]) -> None:
+        """Refer no later record to elements at locations that `keeps` does not hold for."""
+        self._stored = {content: place for content, place in self._stored.items() if keeps(place)}
+
+    def _write_arrays(
+        self, root: Path, name: str, drafts: Sequence[RecordDraft], attributes: Mapping[str, Any]
+    ) -> Batch:
         # One more thread, so that a tensor is written while the next one is hashed.
         with ThreadPoolExecutor(1) as pool:
             blobs: list[Future[None]] = []
@@ -154,7 +164,7 @@ class StoreWriter:
             self._write(root, f"{ROWS}/{class_}", np.stack([row.bits for row in rows]), _described(rows))
         lines = np.frombuffer(b"".join(line + b"\n" for line in batch.lines), np.uint8)
         self._write(root, RECORDS, lines, {"encoding": "UTF-8 JSON, one record a line"})
-        described = {"count": len(batch.lines), "first": first, INDEX: batch.index.attributes()}
+        described = {"count": len(batch.lines), **attributes, INDEX: batch.index.attributes()}
         (root / METADATA).write_bytes(group_json(described, indent=None))
         for folder in (ROWS, BLOBS):
             if (root / folder).is_dir():
