@@ -30,6 +30,8 @@ _RETRIES: Final[dict[str, Any]] = {
     },
 }
 
+_MACHINE_ROLE: Final = "//169.254.169.254/"  # whom machines of a cloud ask for what they may
+
 T = TypeVar("T")
 
 
@@ -164,5 +166,9 @@ def _refused(error: Exception) -> bool:
 
 def _reason(error: Exception) -> str:
     """What obstore says, in one line, without documents of the server and queries, which may be signed."""
+    if _MACHINE_ROLE in str(error):
+        return (
+            "no credentials are set (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY), and this machine has no role"
+        )
     text = re.sub(r"[:\s]*<\?xml.*", "", str(error).split("\n\n")[0], flags=re.DOTALL)
     return re.sub(r"(https?://[^\s?]*)\?\S*", r"\1", " ".join(text.split()))[:300]

@@ -12,7 +12,7 @@ from s3_bucket import SECRET, Bucket
 
 from gdnbench.errors import BadInputError, CannotRunError, Exit, StoreError
 from gdnbench.store.address import shown
-from gdnbench.store.objects import Objects
+from gdnbench.store.objects import Objects, _reason
 from gdnbench.store.piece_cache import PieceCache
 from gdnbench.store.reader import Store
 from gdnbench.store.verify import verify
@@ -175,6 +175,24 @@ def test_credentials_that_the_server_refuses(bucket: Bucket, local: Path) -> Non
         finally:
             bucket.post("moto-api/reset-auth", "POST", b"inf")
     assert (code, "refused to the credentials of this environment" in message) == (3, True)
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        (
+            "Generic S3 error: Error performing PUT http://169.254.169.254/latest/api/token - HTTP error",
+            "no credentials are set (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY), and this machine has no role",
+        ),
+        (
+            "Error performing GET http://h/b?Signature=s3cr3t in 2ms -\nstatus code: 403: <?xml v?> <E>x</E>",
+            "Error performing GET http://h/b in 2ms - status code: 403",
+        ),
+        ("Generic error: x\n\nDebug source:\nGeneric { source: secret }", "Generic error: x"),
+    ],
+)
+def test_what_obstore_says_in_one_line(said: str, told: str) -> None:
+    assert _reason(RuntimeError(said)) == told
 
 
 def test_a_server_that_is_gone(bucket: Bucket, local: Path) -> None:
