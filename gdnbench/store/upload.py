@@ -184,8 +184,9 @@ class UploadThread(threading.Thread):
                 self.error, wait = None, _IDLE_SECONDS
             except GdnbenchError as error:
                 self.error, wait = error, min(2 * wait, _LONGEST_WAIT)
-            except OSError as error:  # of the spool
-                self.error, wait = StoreError(str(error)), min(2 * wait, _LONGEST_WAIT)
+            except Exception as error:  # whatever it is, nobody may take it for arrived
+                reason = " ".join(f"{type(error).__name__}: {error}".split())
+                self.error, wait = StoreError(reason), min(2 * wait, _LONGEST_WAIT)
             if is_last:
                 return
             self._last.wait(wait)

@@ -196,6 +196,18 @@ def test_the_network_comes_back(bucket: Bucket, tmp_path: Path) -> None:
     assert verify(bucket.url).records == 4
 
 
+def test_whatever_ends_an_upload_nothing_counts_as_arrived(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spool = spooled(bucket, tmp_path)
+    monkeypatch.setattr(Objects, "put", lambda *_: 1 // 0)
+    thread = UploadThread(spool)
+    thread.start()
+    thread.finish()
+    assert (thread.not_arrived() or "").startswith("4 batches have not arrived: ZeroDivisionError: ")
+    assert not spool.clear()
+
+
 def test_uploads_that_are_refused(bucket: Bucket, tmp_path: Path) -> None:
     local = make_store(tmp_path / "local.zarr")
     Uploader(local, Objects(bucket.url)).step()
