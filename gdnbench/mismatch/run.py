@@ -31,7 +31,9 @@ def run_judged(
     BadInputError and StoreError as `run_captured`, and for a URL, a negative `k`, and other triggers.
     """
     if "://" in str(store):
-        raise BadInputError(f"--on-mismatch needs a folder, not {shown(str(store))}; capture into one and upload that")
+        raise BadInputError(
+            f"--on-mismatch needs a folder, not {shown(str(store))}; capture into one and upload that"
+        )
     if not 0 <= k < float("inf"):
         raise BadInputError(f"--on-mismatch {k:g} must be a number from 0 on: so often torch's error")
     if options.triggered:

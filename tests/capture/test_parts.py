@@ -198,7 +198,7 @@ def test_options_survive_the_environment() -> None:
         ("[1]", r"holds \[1\], must be an object"),
         (
             '{"frist": 1}',
-            "names option 'frist', which there is not; there are around, block_size, break_graphs, cache_layout",
+            "'frist', which there is not; there are around, block_size, break_graphs, cache_layout",
         ),
         ('{"first": 0}', "'first' is 0, must be an integer above 0"),
         ('{"every": true}', "'every' is True, must be an integer above 0"),
