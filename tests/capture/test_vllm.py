@@ -198,6 +198,25 @@ def test_prefill_of_a_layer(backend: str, dtype: torch.dtype, tmp_path: Path) ->
     assert_replays(tmp_path / "run.zarr")
 
 
+def test_prefill_that_leaves_checkpoints(tmp_path: Path) -> None:
+    """vLLM then calls FlashInfer's wrapper itself; the states on the way are no output of the operation."""
+    rows = drafted(80)
+    given = {name: rows[name] for name in ("q", "k", "v")}
+    given |= {"g": -random(1, 80, HV).abs(), "beta": random(1, 80, HV).sigmoid(), "output_final_state": True}
+    given |= {
+        "initial_state": random(1, HV, D, D),
+        "cu_seqlens": ints(0, 80),
+        "checkpoint_every_n_tokens": 64,
+    }
+    module = import_module(QWEN)
+    _, counts, record = captured(tmp_path / "run.zarr", lambda: module.fi_chunk_gated_delta_rule(**given))
+    assert (counts.records, counts.failures, counts.first_failure) == (1, 0, None)
+    assert record is not None
+    assert record.info.dispatch["backend"] == "flashinfer"
+    assert record.info.dispatch["not_recorded"] == "state_checkpoints"
+    assert_replays(tmp_path / "run.zarr")
+
+
 def test_packed_decode_of_a_layer(tmp_path: Path) -> None:
     """Two of five requests are padding; padding has slot 0 here and -1 in the operation."""
     metadata = {"num_decodes": 5, "non_spec_state_indices_tensor": ints(4, 0, 7, 2, 0)}
