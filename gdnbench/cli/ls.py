@@ -122,4 +122,5 @@ def _last_line(opened: Store, listed: int) -> str:
     total = len(opened.records)
     processes = len(opened.segments)
     shown = f"{total} records" if listed == total else f"{listed} of {total} records"
-    return f"{shown}, {processes} process{'' if processes == 1 else 'es'}, {opened.kind} store"
+    gone = f"; {opened.gone} more were recorded and are gone" if opened.gone else ""
+    return f"{shown}, {processes} process{'' if processes == 1 else 'es'}, {opened.kind} store{gone}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import itertools
 import math
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
@@ -296,6 +297,17 @@ class Store:
     def problems(self) -> tuple[str, ...]:
         """What was passed over: segments and batches that are damaged, and those that are unfinished."""
         return (*self.damaged, *self.unfinished)
+
+    @property
+    def gone(self) -> int:
+        """How many records there were that are no longer: pruned, or dropped for later ones. Of segments that
+        are gone as a whole nothing is known.
+        """
+        found = 0
+        for _, batches in itertools.groupby(self.batches, lambda batch: batch.segment.name):
+            counts, stops = zip(*((batch.count, batch.first + batch.count) for batch in batches), strict=True)
+            found += max(0, max(stops) - sum(counts))
+        return found
 
     def listed(self) -> Iterator[Listed]:
         """Every record in order as a listing shows it, from the indexes where there are any: much faster

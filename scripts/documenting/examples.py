@@ -28,6 +28,13 @@ EXAMPLES = {
     "gdnbench ls": Example("store.md", ("gdnbench ls run.zarr --op gdn_prefill",)),
     "gdnbench show": Example("store.md", ("gdnbench show run.zarr 3",)),
     "gdnbench verify": Example("store.md", ("gdnbench verify run.zarr", "gdnbench verify s3://bucket/run.zarr")),
+    "gdnbench prune": Example(
+        "store.md",
+        (
+            "gdnbench prune run.zarr --older-than 7d --keep 0,17",
+            "gdnbench prune run.zarr --op gdn_prefill --max-bytes 20GiB --yes",
+        ),
+    ),
     "gdnbench upload": Example("store.md", ("gdnbench upload run.zarr s3://bucket/run.zarr",)),
     "gdnbench replay": Example(
         "replay.md",

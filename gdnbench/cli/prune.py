@@ -1,0 +1,102 @@
+"""`gdnbench prune`: take records out of a store."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from typing import Annotated
+
+import typer
+
+from gdnbench.cli.arguments import byte_count
+from gdnbench.cli.console import print_json
+from gdnbench.store.address import local_path
+from gdnbench.store.layout import Location
+from gdnbench.store.reader import StoredRecord
+from gdnbench.store.recover import open_store
+from gdnbench.store.retention import Retention, seconds
+from gdnbench.units import human_bytes
+
+
+def prune(
+    store: Annotated[str, typer.Argument(help="A store, a folder that can be written.")],
+    op: Annotated[str | None, typer.Option(help="Drop records of this operation.")] = None,
+    layer: Annotated[str | None, typer.Option(help="Drop records of layers of this name; globs.")] = None,
+    step: Annotated[str | None, typer.Option(help="Drop records of these steps, as 0,3-5.")] = None,
+    status: Annotated[str | None, typer.Option(help="Drop records of this status: unfinished.")] = None,
+    older_than: Annotated[
+        str | None, typer.Option(help="Drop records of processes that began so long ago: 36h, 7d.")
+    ] = None,
+    max_records: Annotated[
+        int | None, typer.Option(min=0, help="Of those, drop the oldest until the store has no more than N.")
+    ] = None,
+    max_bytes: Annotated[
+        str | None, typer.Option(help="As --max-records, by the bytes that ls gives the records: 20GiB.")
+    ] = None,
+    keep: Annotated[
+        list[str] | None,
+        typer.Option(help="Records that stay in any case, as 0,3-5 or a key; may repeat. Alone: only these."),
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Do it; else it is only said what would go.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="One object instead of text.")] = False,
+) -> None:
+    """Drop records, and the tensors that no other record shares. Numbers move up; keys stay as they are."""
+    rules = Retention(
+        op=op,
+        layer=layer,
+        steps=step,
+        status=status,
+        older_than=None if older_than is None else seconds(older_than, "--older-than"),
+        keep=tuple(keep or ()),
+        max_records=max_records,
+        max_bytes=None if max_bytes is None else byte_count(max_bytes, "--max-bytes"),
+    )
+    # With the store's writer, which takes longer to import than most commands run.
+    from gdnbench.store import prune as pruning
+
+    path = local_path(store)
+    with open_store(path) as opened:
+        busy = pruning.busy_segments(path)
+        records = list(opened.records)
+        dropped = rules.dropped(records, time.time(), busy)
+        keys = {record.key for record in dropped}
+        freed = _own_bytes(records, keys)
+    if not yes:
+        if json:
+            print_json({"dropped": sorted(keys), "kept": len(records) - len(keys), "bytes": freed})
+            return
+        what = f"{len(keys)} of {len(records)} records and {human_bytes(freed)} of tensors"
+        print(f"would drop {what}; --yes does it")
+        _print_left_alone(busy & {record.segment.name for record in records})
+        return
+    found = pruning.prune(path, lambda record: record.key not in keys)
+    if json:
+        print_json(
+            {
+                "dropped": found.records,
+                "kept": found.kept,
+                "bytes": found.bytes,
+                "left_alone": list(found.left_alone),
+            }
+        )
+        return
+    print(f"dropped {found.records} records, {found.kept} are left; freed {human_bytes(max(found.bytes, 0))}")
+    _print_left_alone(found.left_alone)
+
+
+def _print_left_alone(segments: Iterable[str]) -> None:
+    for segment in sorted(segments):
+        print(f"segment {segment} is left alone: a process writes it, or left it without an end")
+
+
+def _own_bytes(records: Iterable[StoredRecord], dropped: set[str]) -> int:
+    """Bytes of the tensors that the records in `dropped` have and no other: as elements, not on disk."""
+    sizes: dict[Location, int] = {}
+    needed: set[Location] = set()
+    for record in records:
+        for handle in (*record.before.values(), *record.after.values()):
+            place = handle.location
+            sizes[place] = handle.nbytes
+            if record.key not in dropped:
+                needed.add(place)
+    return sum(nbytes for place, nbytes in sizes.items() if place not in needed)

@@ -1,0 +1,64 @@
+"""`gdnbench prune`: says what would go, and does it when told to."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+Invoke = Callable[..., Any]
+
+
+def listed(gdnbench: Invoke, store: Path) -> list[str]:
+    return [record["key"] for record in json.loads(gdnbench("ls", store, "--json").out)]
+
+
+def test_it_says_what_would_go_and_goes_with_yes(gdnbench: Invoke, prefills: Path) -> None:
+    before = listed(gdnbench, prefills)
+    said = gdnbench("prune", prefills, "--keep", "1")
+    assert (said.code, said.err) == (0, "")
+    assert said.out.startswith("would drop 1 of 2 records and ")
+    assert said.out.endswith(" of tensors; --yes does it\n")
+    assert listed(gdnbench, prefills) == before
+
+    done = gdnbench("prune", prefills, "--keep", "1", "--yes")
+    assert done.code == 0
+    assert done.out.startswith("dropped 1 records, 1 are left; freed ")
+    assert listed(gdnbench, prefills) == before[1:]
+    assert gdnbench("verify", prefills).code == 0
+    assert gdnbench("replay", prefills, "--kernel", "torch").code == 0
+    shown = gdnbench("ls", prefills).out.splitlines()[-1]
+    assert shown == "1 records, 1 process, synth store; 1 more were recorded and are gone"
+
+
+def test_json(gdnbench: Invoke, prefills: Path) -> None:
+    first = listed(gdnbench, prefills)[0]
+    said = json.loads(gdnbench("prune", prefills, "--max-records", "1", "--json").out)
+    assert (said["dropped"], said["kept"]) == ([first], 1)
+    assert said["bytes"] > 0
+    done = json.loads(gdnbench("prune", prefills, "--max-records", "1", "--json", "--yes").out)
+    assert (done["dropped"], done["kept"], done["left_alone"]) == (1, 1, [])
+
+
+def test_what_is_being_written_is_left_alone_and_said(gdnbench: Invoke, prefills: Path) -> None:
+    segment = listed(gdnbench, prefills)[0].partition("/")[0]
+    (prefills / ".incoming" / segment).mkdir(parents=True)
+    for more in ((), ("--yes",)):
+        said = gdnbench("prune", prefills, "--max-records", "0", *more)
+        assert said.code == 0
+        assert f"segment {segment} is left alone" in said.out
+    assert len(listed(gdnbench, prefills)) == 2
+
+
+def test_refusals_are_one_line(gdnbench: Invoke, prefills: Path, tmp_path: Path) -> None:
+    for arguments, message in (
+        ((prefills,), "nothing says what to drop; give a filter, a limit or --keep"),
+        ((prefills, "--keep", "7"), "--keep: there is no record 7, the store has 2"),
+        ((prefills, "--older-than", "soon"), "--older-than 'soon' is no age"),
+        ((tmp_path / "nothing", "--keep", "0"), "does not exist"),
+        (("s3://bucket/run.zarr", "--keep", "0"), "s3://bucket/run.zarr is a URL"),
+    ):
+        refused = gdnbench("prune", *arguments)
+        assert (refused.code, refused.out, refused.err.count("\n")) == (2, "", 1)
+        assert message in refused.err
