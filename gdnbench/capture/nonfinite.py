@@ -59,7 +59,7 @@ def _of_parcel(contract: Operation, parcel: Parcel, streams: Streams) -> Flags |
 
 def nonfinite(record: PendingRecord, flags: Iterable[Flags]) -> tuple[str, ...]:
     """Names of the tensors with such a value, in the contract's order. Has a record on a device arrive if its
-    `flags` are raised; ValueError as then."""
+    `flags` are raised; ValueError as then. NotCaptured if that is what becomes of the record."""
     device = record.device
     if device is None:
         raised = any(_raised(record.info.op, some) for some in (record.before, record.after))
@@ -71,17 +71,23 @@ def nonfinite(record: PendingRecord, flags: Iterable[Flags]) -> tuple[str, ...]:
         return ()
     record.arrive()
     contract = operation(record.info.op)
-    call = Call(
-        {name: copied.data for name, copied in record.before.items()},
-        record.info.scalars,
-        record.info.conventions,
-    )
+    call = Call(_settled(record), record.info.scalars, record.info.conventions)
     moments = (record.before, record.after)
     return tuple(
         spec.name
         for spec in contract.tensors
         if any(spec.name in some and _in(contract, call, record, spec, some[spec.name]) for some in moments)
     )
+
+
+def _settled(record: PendingRecord) -> dict[str, Tensor]:
+    """The inputs, index tensors as they are stored: a slot that stands for none in an engine is padding."""
+    given = {name: copied.data for name, copied in record.before.items()}
+    finish = record.observation.finish
+    if finish is None:
+        return given
+    finished, _ = finish(dict(given))
+    return given | {name: data for name, data in finished.items() if not data.is_floating_point()}
 
 
 def _raised(op: str, some: Mapping[str, Copied]) -> bool:
@@ -140,8 +146,8 @@ def _in(contract: Operation, call: Call, record: PendingRecord, spec: TensorSpec
 def _rows(contract: Operation, call: Call, record: PendingRecord, spec: TensorSpec) -> Tensor | None:
     """Rows of axis 0 that count; None: all of them."""
     if spec.pool_index is not None:
-        whole = record.pools[spec.name].rows is None
-        return contract.touched(call)[spec.name].long() if whole else None
+        kept, touched = record.pools[spec.name].rows, contract.touched(call)[spec.name].long()
+        return touched if kept is None else torch.searchsorted(kept.long(), touched)
     axis = spec.axes_in(call.conventions)[0]
     for output in contract.tensors:
         if output.role is Role.OUTPUT and output.axes_in(call.conventions)[0] == axis:

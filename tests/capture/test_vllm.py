@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gdnbench.capture import capturing, runtime
+from gdnbench.capture import CaptureOptions, capturing, runtime
 from gdnbench.capture.adapter import Target
 from gdnbench.capture.adapters.vllm import VllmAdapter
 from gdnbench.capture.recorder import Counts
@@ -426,6 +426,24 @@ def test_tensors_on_a_device(tmp_path: Path) -> None:
     assert record.info.dispatch["metadata"] == {"query_start_loc": [0, 2, 4, 6]}
     assert torch.equal(record.after["o"].read()[[0, 2]].flatten(0, 1), o[0, [0, 1, 4, 5]])
     assert_replays(tmp_path / "run.zarr")
+
+
+@pytest.mark.parametrize("broken", [False, True])
+@pytest.mark.parametrize("device", [False, True])
+def test_nan_of_padding_is_no_trigger(device: bool, broken: bool, tmp_path: Path) -> None:
+    """Triton writes no output of a padding request, and no one minds what slot 0 holds."""
+    given = drafted(3, cu_seqlens=ints(0, 1, 2, 3), ssm_state_indices=ints(4, 0, 7))
+    given["initial_state"][0] = float("nan")
+    if broken:
+        given["v"][0, 2, 1, 0] = float("inf")
+    path, options = tmp_path / "run.zarr", CaptureOptions(on_nonfinite=True)
+    with (
+        capturing_stand_in(path, StandInStreams(), options) if device else capturing(path, options) as counts
+    ):
+        function = wrapped(SIGMOID) if device else getattr(import_module(OPS), SIGMOID)
+        o, _ = function(**given)
+    assert o[0, 1].isnan().all()
+    assert (counts.records, counts.failures, counts.first_failure) == (int(broken), 0, None)
 
 
 def test_packed_decode_in_a_graph(tmp_path: Path) -> None:
