@@ -41,13 +41,13 @@ def run_captured(
 ) -> int:
     """Run `command` with its calls captured into `store`; the exit status for this command.
 
-    The status is the child's own if that is not 0 (128 + N if signal N ended it), else 3 if not everything has
-    reached the object store that it goes to, else 1 if nothing was captured, else 0. Standard streams are the
-    child's; ours is stderr alone. `on_progress`: by default a line on stderr where that is a terminal.
+    The status is the child's own if that is not 0 (128 + N if signal N ended it), else 3 if not everything
+    has reached the object store that it goes to, else 1 if nothing was captured, else 0. Standard streams are
+    the child's; ours is stderr alone. `on_progress`: by default a line on stderr where that is a terminal.
 
     Raises BadInputError before anything runs: no command, command not found, a `--target` that names nothing,
-    a path that cannot become a store; StoreError for a store of another kind or a newer format; for a URL what
-    `check_objects` raises.
+    a path that cannot become a store; StoreError for a store of another kind or a newer format; for a URL
+    what `check_objects` raises.
     """
     if not command:
         raise BadInputError(
