@@ -19,6 +19,7 @@ from gdnbench.cli.diff import diff
 from gdnbench.cli.doctor import doctor
 from gdnbench.cli.git_bisect import NO_VERDICT, OPTION
 from gdnbench.cli.ls import ls
+from gdnbench.cli.merge import merge
 from gdnbench.cli.pipes import leave_stdout, reader_may_leave
 from gdnbench.cli.prune import prune
 from gdnbench.cli.replay import replay
@@ -50,7 +51,7 @@ app = typer.Typer(
 FOREIGN_WORDS = {"allow_extra_args": True, "ignore_unknown_options": True}  # the operation's own options
 
 app.command()(capture)
-for command in (ls, show, replay, suite, diff, report, time, verify, sim, upload, prune):
+for command in (ls, show, replay, suite, diff, report, time, verify, sim, upload, prune, merge):
     app.command()(reader_may_leave(command))
 app.command(context_settings=FOREIGN_WORDS)(reader_may_leave(synth))
 app.command(context_settings=FOREIGN_WORDS)(reader_may_leave(compile))

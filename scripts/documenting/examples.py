@@ -25,7 +25,10 @@ EXAMPLES = {
             "gdnbench capture s3://bucket/run.zarr --every 16 -- python serve.py --model qwen",
         ),
     ),
-    "gdnbench ls": Example("store.md", ("gdnbench ls run.zarr --op gdn_prefill",)),
+    "gdnbench ls": Example(
+        "store.md",
+        ("gdnbench ls run.zarr --op gdn_prefill", "gdnbench ls run.zarr --rank tp1 --order step"),
+    ),
     "gdnbench show": Example("store.md", ("gdnbench show run.zarr 3",)),
     "gdnbench verify": Example("store.md", ("gdnbench verify run.zarr", "gdnbench verify s3://bucket/run.zarr")),
     "gdnbench prune": Example(
@@ -35,6 +38,7 @@ EXAMPLES = {
             "gdnbench prune run.zarr --op gdn_prefill --max-bytes 20GiB --yes",
         ),
     ),
+    "gdnbench merge": Example("store.md", ("gdnbench merge run.zarr node0.zarr node1.zarr",)),
     "gdnbench upload": Example("store.md", ("gdnbench upload run.zarr s3://bucket/run.zarr",)),
     "gdnbench replay": Example(
         "replay.md",

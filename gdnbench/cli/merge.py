@@ -1,0 +1,47 @@
+"""`gdnbench merge`: several stores into one."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from typing import Annotated
+
+import typer
+
+from gdnbench.cli.console import print_json, progress
+from gdnbench.errors import Exit
+from gdnbench.store.recover import open_store
+
+
+def merge(
+    out: Annotated[str, typer.Argument(help="The store to merge into: a folder, made if it is not there.")],
+    stores: Annotated[list[str], typer.Argument(help="Stores: folders, .zip or URLs.")],
+    json: Annotated[bool, typer.Option("--json", help="One object instead of text.")] = False,
+) -> None:
+    """Put the processes of several stores into one, each checked byte by byte.
+
+    What is there already is taken once; started again after it was killed, it goes on. Exit status: 0 all is
+    there; 1 a process was refused, being damaged or there with other content.
+    """
+    from gdnbench.store import merge as merging
+
+    place = merging.checked_out(out, stores)
+    with contextlib.ExitStack() as opened, progress("merge") as advance:
+        inputs = [opened.enter_context(open_store(store)) for store in stores]
+        report = merging.merge(place, inputs, advance)
+    for reason in report.refused:
+        print(f"gdnbench: not merged: {reason}", file=sys.stderr)
+    if json:
+        print_json(
+            {
+                "segments": report.segments,
+                "records": report.records,
+                "already": report.already,
+                "refused": report.refused,
+            }
+        )
+    else:
+        there = f", {report.already} were there" if report.already else ""
+        refused = f", {len(report.refused)} refused" if report.refused else ""
+        print(f"{report.records} records of {report.segments} processes merged into {out}{there}{refused}")
+    raise typer.Exit(Exit.MISMATCH if report.refused else Exit.PASS)

@@ -1,0 +1,293 @@
+"""Makes one store of several: of the nodes of a run that each wrote their own, or of runs kept together.
+
+A segment is one process's, and no two processes share a name: stores are merged by putting their segments
+side by side, as they are. Each is first copied where nobody sees it, every tensor of the copy is held to
+its digest, and it is renamed into place whole. A merge that is killed leaves whole segments; the same
+merge again goes on with the rest.
+
+A segment that is there already is the same if its records and metadata are, which hold the digests of all
+tensors: it is taken once. One that has grown since, because its process was still recording, gets its later
+batches, in order.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gdnbench.errors import BadInputError, StoreError
+from gdnbench.store.address import Address, is_url, local_path
+from gdnbench.store.durable import publish, remove_if_empty, sync, sync_tree
+from gdnbench.store.files import FolderFiles, StoreFiles
+from gdnbench.store.layout import (
+    FORMAT_VERSION,
+    METADATA,
+    METADATA_LIMIT,
+    RECORDS,
+    SEGMENTS,
+    group_json,
+    parse_node,
+)
+from gdnbench.store.reader import Store
+from gdnbench.store.summary import END
+from gdnbench.store.verify import verify
+from gdnbench.version import __version__
+
+STAGING = ".merge"
+_FICLONE = 0x40049409  # linux/fs.h: share a file's extents, where the file system can
+_FILE_LIMIT = 1 << 30  # of what is copied from an archive or a URL; as of chunk files
+_OF_EVERY_ROOT = ("format_version", "created_by")
+
+Progress = Callable[[int, int], None]
+"""Called with the segments done so far and the segments there are."""
+
+
+@dataclass(slots=True)
+class MergeReport:
+    segments: int = 0  # that were taken, whole or in part
+    records: int = 0  # that came with them
+    already: int = 0  # segments that were there
+    refused: list[str] = field(default_factory=list)  # what was not taken, and why
+
+
+def merge(out: Path, inputs: Sequence[Store], progress: Progress | None = None) -> MergeReport:
+    """Put the segments of `inputs` into the store at `out`, which is made if it is not there.
+
+    Segments that are damaged, or there with other content, are refused and the others taken. StoreError, with
+    nothing taken, for stores that do not go together, and if another merge works on `out`.
+    """
+    root = _common_root(inputs)
+    report = MergeReport()
+    with _staging(out, root) as staging:
+        held = parse_node((out / METADATA).read_bytes(), "group", str(out))[1]
+        if _essence(held) != _essence(root):
+            raise StoreError(f"{out} is another kind of store than {inputs[0].path}; merge into another path")
+        total, done = sum(len(store.segments) for store in inputs), 0
+        for store in inputs:
+            report.refused += [f"{store.path}: {damage}" for damage in store.damaged]
+            for segment in store.segments:
+                _Segment(out, staging, store, segment.name).take(report)
+                done += 1
+                if progress is not None:
+                    progress(done, total)
+    return report
+
+
+def checked_out(out: str, inputs: Sequence[Address]) -> Path:
+    """The folder to merge into. BadInputError if it cannot be one, or is one of the inputs."""
+    if is_url(out):
+        raise BadInputError(f"{out} is a URL; merge into a folder and upload that")
+    place = local_path(out)
+    if any(not is_url(source) and local_path(source).resolve() == place.resolve() for source in inputs):
+        raise BadInputError(f"{out} is one of the stores to be merged; give the new one another path")
+    if place.exists() and not (place / METADATA).exists():
+        if not place.is_dir():
+            raise BadInputError(f"{out} is a file; merge into a folder")
+        strange = sorted({entry.name for entry in place.iterdir()} - {STAGING})
+        if strange:
+            raise BadInputError(f"{out} is not a store and holds {strange[0]}; merge into another path")
+    return place
+
+
+def _common_root(inputs: Sequence[Store]) -> dict[str, Any]:
+    """The root attributes of what comes of `inputs`; StoreError unless they go together."""
+    roots = [_root(store) for store in inputs]
+    for store, root in zip(inputs, roots, strict=True):
+        if _essence(root) != _essence(roots[0]):
+            raise StoreError(f"{store.path} is another kind of store than {inputs[0].path}; merge them apart")
+    return {**roots[0], "format_version": FORMAT_VERSION, "created_by": f"gdnbench {__version__}"}
+
+
+def _root(store: Store) -> dict[str, Any]:
+    text = store.contents.files.read(METADATA, METADATA_LIMIT)
+    assert text is not None  # the store is open
+    return parse_node(text, "group", str(store.path))[1]
+
+
+def _essence(root: Mapping[str, Any]) -> dict[str, Any]:
+    """What stores must have in common: their kind, and what was done to them to be shared."""
+    return {name: value for name, value in root.items() if name not in _OF_EVERY_ROOT}
+
+
+@contextmanager
+def _staging(out: Path, root: Mapping[str, Any]) -> Iterator[Path]:
+    """A folder in `out`, which becomes a store, for copies on their way; it is ours alone."""
+    staging = out / STAGING
+    try:
+        with _alone(staging, out):
+            _clear(staging)
+            publish(out / METADATA, group_json(root), staging, durable=True)
+            (out / SEGMENTS).mkdir(exist_ok=True)
+            publish(out / SEGMENTS / METADATA, group_json({}), staging, durable=True)
+            yield staging
+            _clear(staging)
+            remove_if_empty(staging)
+    except OSError as error:
+        if isinstance(error, StoreError):
+            raise
+        raise StoreError(f"{out} cannot be written: {error}") from error
+
+
+@contextmanager
+def _alone(folder: Path, out: Path) -> Iterator[None]:
+    """Make `folder` and hold its lock; StoreError if another merge has it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # One that has just ended may have removed it.
+        if not os.path.samestat(os.fstat(lock), os.lstat(folder)):
+            raise BlockingIOError
+        yield
+    except BlockingIOError:
+        raise StoreError(f"another merge works on {out}; start this one again after it") from None
+    finally:
+        os.close(lock)
+
+
+def _clear(folder: Path) -> None:
+    """Remove what a merge that was killed has left."""
+    for left in folder.iterdir():
+        if left.is_dir() and not left.is_symlink():
+            shutil.rmtree(left)
+        else:
+            left.unlink()
+
+
+@dataclass(frozen=True, slots=True)
+class _Segment:
+    """One segment of one of the stores, and where it is to go."""
+
+    out: Path
+    staging: Path
+    store: Store
+    name: str
+
+    def take(self, report: MergeReport) -> None:
+        """Have it in `out`: whole, or what `out` lacks of it."""
+        target = self.out / SEGMENTS / self.name
+        try:
+            missing = self._missing() if target.exists() else None
+            if missing == []:
+                report.already += 1
+                return
+            self._copy()
+            staged = self.staging / SEGMENTS / self.name
+            if missing is None:
+                os.rename(staged, target)
+            else:
+                for child in missing:
+                    os.rename(staged / child, target / child)
+            sync(target if missing else target.parent)
+        except StoreError as error:
+            report.refused.append(f"segment {self.name} of {self.store.path}: {error}")
+            return
+        finally:
+            _clear(self.staging)
+        report.segments += 1
+        report.records += sum(
+            batch.count
+            for batch in self.store.batches
+            if batch.segment.name == self.name and (missing is None or batch.name in missing)
+        )
+
+    @property
+    def _key(self) -> str:
+        return f"{SEGMENTS}/{self.name}"
+
+    def _missing(self) -> list[str]:
+        """The batches that `out` lacks, in order, its end last. StoreError if what both have differs."""
+        here, there = FolderFiles(self.out), self.store.contents.files
+        if not _same_metadata(here, there, self._key):
+            raise StoreError(f"{self.out} has another segment of this name; merge them apart")
+        order = [batch.name for batch in self.store.batches if batch.segment.name == self.name]
+        children = sorted(there.folders(self._key), key=lambda name: (name == END, _index(order, name)))
+        held = here.folders(self._key)
+        for child in children:
+            if child in held and not _same(here, there, f"{self._key}/{child}"):
+                raise StoreError(f"{self.out} has its {child} with other content; merge them apart")
+        return [child for child in children if child not in held]
+
+    def _copy(self) -> None:
+        """Make `staging` a store of this segment alone; StoreError if a tensor of it has not its digest."""
+        staged = self.staging / SEGMENTS / self.name
+        files = self.store.contents.files
+        for key in files.sizes(self._key):
+            _copy_file(files, f"{self._key}/{key}", staged / key)
+        (self.staging / METADATA).write_bytes(group_json(_root(self.store)))
+        damages = verify(self.staging).damages
+        if damages:
+            more = f", and {len(damages) - 1} more" if len(damages) > 1 else ""
+            raise StoreError(f"{damages[0]}{more}; gdnbench verify {self.store.path} says all")
+        sync_tree(staged)
+
+
+def _index(order: list[str], name: str) -> int:
+    """Where `name` stands; what is in no order, as a pruned batch, comes first."""
+    return order.index(name) if name in order else -1
+
+
+def _same(here: StoreFiles, there: StoreFiles, key: str) -> bool:
+    """Whether two batches hold the same: files of equal names and sizes, equal descriptions of tensors."""
+    sizes = here.sizes(key)
+    if sizes != there.sizes(key):
+        return False
+    telling = [name for name in sizes if name.startswith(f"{RECORDS}/") or name.endswith(METADATA)]
+    return all(
+        here.read(f"{key}/{name}", _FILE_LIMIT) == there.read(f"{key}/{name}", _FILE_LIMIT)
+        for name in telling
+    )
+
+
+def _same_metadata(here: StoreFiles, there: StoreFiles, key: str) -> bool:
+    return here.read(f"{key}/{METADATA}", METADATA_LIMIT) == there.read(f"{key}/{METADATA}", METADATA_LIMIT)
+
+
+def _copy_file(files: StoreFiles, key: str, target: Path) -> None:
+    """`key` of `files` at `target`: sharing its bytes on disk where that can be, as nothing in a store is
+    rewritten.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if isinstance(files, FolderFiles):
+        source = files.path / key
+        if _cloned(source, target) or _linked(source, target):
+            return
+        shutil.copyfile(source, target, follow_symlinks=False)
+        return
+    content = files.read(key, _FILE_LIMIT)
+    if content is None:
+        raise StoreError(f"{key} has gone")
+    target.write_bytes(content)
+
+
+def _cloned(source: Path, target: Path) -> bool:
+    try:
+        reading = os.open(source, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return False
+    try:
+        with open(target, "xb") as writing:
+            fcntl.ioctl(writing, _FICLONE, reading)
+        return True
+    except OSError:
+        target.unlink(missing_ok=True)
+        return False
+    finally:
+        os.close(reading)
+
+
+def _linked(source: Path, target: Path) -> bool:
+    try:
+        os.link(source, target, follow_symlinks=False)
+        return True
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.ENOENT):
+            raise
+        return False
