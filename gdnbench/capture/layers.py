@@ -52,7 +52,7 @@ class LayerNames:
                 self._add(module, name)
 
     def _add(self, module: nn.Module, name: str) -> Layer:
-        index = getattr(module, "layer_idx", None)
+        index = getattr(module, "layer_idx", getattr(module, "layer_id", None))
         index = index if isinstance(index, int) else None
         layer = self._layers[module] = Layer(name or _class_and_index(module, index), index)
         return layer

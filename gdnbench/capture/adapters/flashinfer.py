@@ -21,16 +21,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from gdnbench.capture.adapter import NotCaptured, Observation, Seen, Target
 from gdnbench.capture.adapters.flashinfer_signatures import CHUNK, DECODE, MTP, PRETRANSPOSE, SIGNATURES
 from gdnbench.capture.adapters.gdn import own_slots
 from gdnbench.capture.adapters.signatures import Signatures
+from gdnbench.capture.adapters.slots import gathered, int32_slots, nowhere, refuse_in_graph
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
     from gdnbench_kernels.contract import Scalar
@@ -41,7 +40,6 @@ MODULES = {
     "flashinfer": (CHUNK,),
 }
 STATE_DTYPES = ("float32", "bfloat16", "float16")
-PADDING = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +64,7 @@ class FlashinferAdapter:
         if seen.op == "gdn_decode":
             found["state"] = Seen(_pool(arguments))
         elif seen.scalars["output_final_state"]:
-            found["final_state"] = Seen(_rows(result[1], arguments.get("state_indices")))
+            found["final_state"] = Seen(gathered(result[1], arguments.get("state_indices")))
         return found
 
     def implementation(self, function: Callable[..., Any]) -> str | None:
@@ -113,7 +111,7 @@ def _prefill(arguments: Mapping[str, Any]) -> Observation:
     rows = arguments.get("state_indices")
     state, final = arguments["initial_state"], arguments["output_state"]
     if state is not None:
-        tensors["initial_state"] = Seen(_rows(state, rows), None, state)
+        tensors["initial_state"] = Seen(gathered(state, rows), None, state)
     every = arguments.get("checkpoint_every_n_tokens")
     return Observation(
         op="gdn_prefill",
@@ -190,59 +188,23 @@ def _slots(arguments: Mapping[str, Any]) -> dict[str, Tensor]:
     if each is not None:
         slots = each
     elif still:
-        slots = _nowhere(batch, steps, read.device)
+        slots = nowhere(batch, steps, read.device)
     elif steps > 1:
         slots = _after_the_last(last, steps)
     elif written is None:
         return {"state_indices": last}
     else:
         slots = last
-    return {"state_indices": slots, "read_indices": _int32(read)}
-
-
-def _int32(indices: Tensor) -> Tensor:
-    """As read_indices has to be."""
-    import torch
-
-    if indices.dtype == torch.int32:
-        return indices
-    _refuse_in_graph(indices)
-    return indices.int()
+    return {"state_indices": slots, "read_indices": int32_slots(read)}
 
 
 def _after_the_last(slots: Tensor, steps: int) -> Tensor:
     """[B, S]: tokens before the last, whose states are written nowhere, and the last, to `slots` [B, 1]."""
     import torch
 
-    _refuse_in_graph(slots)
+    refuse_in_graph(slots)
     batch = slots.shape[0]
-    return torch.cat([_nowhere(batch, steps - 1, slots.device).to(slots.dtype), slots], dim=1)
-
-
-@lru_cache(maxsize=64)
-def _nowhere(batch: int, steps: int, device: torch.device) -> Tensor:
-    import torch
-
-    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-        raise NotCaptured("a call without an update of states came first in a CUDA graph; warm it up before")
-    return torch.full((batch, steps), PADDING, dtype=torch.int32, device=device)
-
-
-def _refuse_in_graph(indices: Tensor) -> None:
-    """Rows of a pool are gathered in front of a replay, where what the graph makes of indices is not yet."""
-    import torch
-
-    if indices.is_cuda and torch.cuda.is_current_stream_capturing():
-        raise NotCaptured(
-            "slots have to be made from the call's in a CUDA graph: pass int32 indices, or ssm_state_indices"
-        )
-
-
-def _rows(states: Tensor, rows: Tensor | None) -> Tensor:
-    """The states of a batch, [N, Hv, V, K]. A number that is not there is the function's to stumble over."""
-    if rows is None:
-        return states
-    return states.detach().index_select(0, rows.long().clamp(0, max(len(states) - 1, 0)))
+    return torch.cat([nowhere(batch, steps - 1, slots.device).to(slots.dtype), slots], dim=1)
 
 
 def _scale(scale: float | None, q: Tensor) -> float:

@@ -6,7 +6,8 @@ the other, which is checked once the offsets are on the host. Batches whose sequ
 speculative step in which not every draft is there, are laid into [N, S] with zeros behind each sequence:
 such a token has slot -1 and leaves no trace.
 
-Engines have a slot that stands for none (vLLM: 0), where gdn_decode has -1. That too is settled on the host.
+Engines have slots that stand for none (vLLM: 0, SGLang: those below 0), where gdn_decode has -1. That too is
+settled on the host.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ BESIDE = "beside."
 `dispatch`, under "metadata"."""
 OFFSETS = "query_start_loc"
 PADDING = -1
+STATE_DTYPES = ("float32", "bfloat16", "float16")
+BIAS_DTYPES = ("float32", "bfloat16")
 
 
 def beside(tensors: Mapping[str, Tensor | None]) -> dict[str, Seen]:
@@ -68,6 +71,23 @@ def split_features(mixed: Tensor, state: Tensor) -> Packed:
         part(width, 2 * width, key_dim),
         part(2 * width, 2 * width + heads * value_dim, value_dim),
     )
+
+
+def gate_parameters(A_log: Tensor, dt_bias: Tensor) -> dict[str, Seen]:
+    """[Hv] each, of raw gates, in the dtypes that the operations take."""
+    from gdnbench_kernels.checks import dtype_name
+
+    kept = dtype_name(dt_bias.dtype) in BIAS_DTYPES
+    bias = dt_bias.detach() if kept else dt_bias.detach().float()
+    return {"A_log": Seen(A_log.detach().float(), None, A_log), "dt_bias": Seen(bias, None, dt_bias)}
+
+
+def refuse_states(state: Tensor | None) -> None:
+    """NotCaptured for states of a dtype that the operations do not take."""
+    from gdnbench_kernels.checks import dtype_name
+
+    if state is not None and dtype_name(state.dtype) not in STATE_DTYPES:
+        raise NotCaptured(f"states are {dtype_name(state.dtype)}; the operations take no such ones")
 
 
 class Batch:

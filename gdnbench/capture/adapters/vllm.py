@@ -23,7 +23,15 @@ from typing import TYPE_CHECKING, Any
 from gdnbench.capture.adapter import NotCaptured, Observation, Seen, Target
 from gdnbench.capture.adapters import vllm_signatures as names
 from gdnbench.capture.adapters.gdn import flat, offsets
-from gdnbench.capture.adapters.serving_decode import OFFSETS, Batch, beside, split_features, telling
+from gdnbench.capture.adapters.serving_decode import (
+    OFFSETS,
+    Batch,
+    beside,
+    gate_parameters,
+    refuse_states,
+    split_features,
+    telling,
+)
 from gdnbench.capture.adapters.signatures import Signatures
 
 if TYPE_CHECKING:
@@ -82,8 +90,6 @@ CORES = (
     "_forward_core_fused_norm_packed",
 )
 LAYERS = {QWEN: "QwenGatedDeltaNetAttention", OLMO: "OlmoHybridGatedDeltaNetAttention"}
-STATE_DTYPES = ("float32", "bfloat16", "float16")
-BIAS_DTYPES = ("float32", "bfloat16")
 NULL_SLOT = 0
 COUNTS = (
     "num_prefills",
@@ -174,7 +180,7 @@ def _prefill(backend: str, arguments: Mapping[str, Any], layer: object | None, s
 
     q, k, state = arguments["q"], arguments["k"], arguments["initial_state"]
     cu_seqlens, scale = arguments["cu_seqlens"], arguments.get("scale")
-    _refuse_states(state)
+    refuse_states(state)
     seen = {name: flat(arguments[name]) for name in ("q", "k", "v", "g", "beta")}
     seen["cu_seqlens"] = offsets(q, cu_seqlens)
     for name in ("chunk_indices", "chunk_offsets", "initial_state"):
@@ -211,8 +217,6 @@ def _prefill(backend: str, arguments: Mapping[str, Any], layer: object | None, s
 
 
 def _decode(name: str, arguments: Mapping[str, Any], layer: object | None, step: Any) -> Observation:
-    from gdnbench_kernels.checks import dtype_name
-
     _refuse_decode(name, arguments)
     pool, batch = _pool(arguments), _batch(arguments)
     raw = "A_log" in arguments
@@ -226,10 +230,7 @@ def _decode(name: str, arguments: Mapping[str, Any], layer: object | None, step:
         one: batch.rows(tensor, tensor.ndim - 1) for one, tensor in zip(("g", "beta"), gates, strict=True)
     }
     if raw:
-        rate, bias = arguments["A_log"], arguments["dt_bias"]
-        seen["A_log"] = Seen(rate.detach().float(), None, rate)
-        kept = dtype_name(bias.dtype) in BIAS_DTYPES
-        seen["dt_bias"] = Seen(bias.detach() if kept else bias.detach().float(), None, bias)
+        seen |= gate_parameters(arguments["A_log"], arguments["dt_bias"])
     seen |= {"state": Seen(pool), **batch.indices()}
     given = {OFFSETS: arguments.get("cu_seqlens"), "num_accepted_tokens": batch.accepted}
     seen |= beside(given if batch.ragged else {OFFSETS: given[OFFSETS]})
@@ -271,13 +272,6 @@ def _scalars(scale: float | None, key_dim: int, layer: object | None) -> dict[st
     }
 
 
-def _refuse_states(state: Tensor | None) -> None:
-    from gdnbench_kernels.checks import dtype_name
-
-    if state is not None and dtype_name(state.dtype) not in STATE_DTYPES:
-        raise NotCaptured(f"states are {dtype_name(state.dtype)}; the operations take no such ones")
-
-
 def _refuse_decode(name: str, arguments: Mapping[str, Any]) -> None:
     """NotCaptured for a call that gdn_decode does not describe."""
     if arguments.get("is_kda"):
@@ -290,7 +284,7 @@ def _refuse_decode(name: str, arguments: Mapping[str, Any]) -> None:
     beta = arguments.get("beta")
     if name == names.RECURRENT and (beta is None or beta.ndim == arguments["v"].ndim):
         raise NotCaptured("beta is left out, or of every value channel; the operation has one of a head")
-    _refuse_states(_pool(arguments))
+    refuse_states(_pool(arguments))
 
 
 def _first(step: Any, *attributes: str) -> Tensor | None:

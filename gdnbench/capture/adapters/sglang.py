@@ -1,0 +1,249 @@
+"""SGLang: Gated DeltaNet in every kernel backend of its prefill, decode and speculative verification.
+
+| function | recorded as |
+|---|---|
+| `extend` of a backend's kernels: Triton, FlashInfer, CuTe DSL | gdn_prefill, states from and to the pool |
+| `packed_decode` of Triton's | gdn_decode, raw gates, q, k, v of one tensor |
+| `decode` of a backend's kernels | gdn_decode, raw gates |
+| `target_verify` of a backend's kernels | gdn_decode, raw gates, S tokens, the pool as it was |
+| Triton's own functions, where something else calls them | the same |
+
+States are [slots, Hv, V, K]; a slot below 0 stands for none. Verification writes no slot: the states after
+each draft go to a buffer of the engine's that no operation has, and `dispatch.not_recorded` says so. A
+prefill gets no chunk tables: each backend makes its own. The layer is the `RadixLinearAttention` that runs.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from gdnbench.capture.adapter import NotCaptured, Observation, Seen, Target
+from gdnbench.capture.adapters import sglang_signatures as names
+from gdnbench.capture.adapters.gdn import flat, offsets
+from gdnbench.capture.adapters.serving_decode import (
+    BESIDE,
+    OFFSETS,
+    Batch,
+    beside,
+    gate_parameters,
+    refuse_states,
+    split_features,
+    telling,
+)
+from gdnbench.capture.adapters.signatures import Signatures
+from gdnbench.capture.adapters.slots import gathered, int32_slots, nowhere, refuse_in_graph
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from gdnbench.capture.adapter import Finish
+
+KERNELS = "sglang.srt.layers.attention.linear.kernels"
+RADIX = "sglang.srt.layers.radix_linear_attention"
+FLA = ("sglang.kernels.ops.attention.fla", "sglang.srt.layers.attention.fla")
+"""Where the functions taken from flash-linear-attention are: since 0.5.16 at the latest, and before."""
+SIGMOID_SINCE = "sglang.kernels.ops.attention.linear.fused_sigmoid_gating_recurrent"
+BACKENDS = {names.TRITON: "triton", names.FLASHINFER: "flashinfer", names.CUTEDSL: "cutedsl"}
+MODULES = {
+    **{
+        f"{KERNELS}.gdn_{backend}": tuple(
+            name for name in names.SIGNATURES.functions if name.startswith(f"{kernels}.")
+        )
+        for kernels, backend in BACKENDS.items()
+    },
+    **{f"{package}.chunk": (names.CHUNK,) for package in FLA},
+    **{f"{package}.fused_recurrent": (names.PACKED,) for package in FLA},
+    **{f"{package}.fused_sigmoid_gating_recurrent": (names.SIGMOID,) for package in FLA},
+    SIGMOID_SINCE: (names.SIGMOID,),
+}
+PREFILLS = (names.EXTEND, names.CHUNK)
+POOLS = ("ssm_states", "initial_state_source", "initial_state")
+SLOTS = ("cache_indices", "ssm_state_indices", "initial_state_indices")
+OFFSET_NAMES = ("query_start_loc", "cu_seqlens")
+SLOTS_BESIDE = "state_indices"
+NULL_SLOT = -1
+RING = ("replayssm_d", "replayssm_k", "replayssm_g", "replayssm_write_pos")
+
+
+@dataclass(frozen=True, slots=True)
+class SglangAdapter:
+    framework: str = "sglang"
+    targets: tuple[Target, ...] = tuple(
+        Target(module, function) for module, functions in MODULES.items() for function in functions
+    )
+    scopes: tuple[Target, ...] = (Target(RADIX, "RadixLinearAttention.forward"),)
+    signatures: Signatures = field(default_factory=names.SIGNATURES.anew, compare=False, repr=False)
+
+    def before(self, target: Target, arguments: Mapping[str, Any], layer: object | None) -> Observation:
+        self.signatures.check(target.function, arguments)
+        kernels, _, name = target.function.rpartition(".")
+        backend = BACKENDS.get(kernels, "triton")
+        if name in PREFILLS:
+            return _prefill(backend, arguments)
+        return _decode(name, backend, arguments)
+
+    def after(self, seen: Observation, arguments: Mapping[str, Any], result: Any) -> Mapping[str, Seen]:
+        if seen.op == "gdn_prefill":
+            outputs = {"o": flat(result[0])}
+            if seen.scalars["output_final_state"]:
+                final = gathered(_pool(arguments), _first(arguments, SLOTS))
+                outputs["final_state"] = Seen(final)
+            return outputs
+        o = result[0] if isinstance(result, tuple) else result
+        batch = _batch(arguments)
+        return {"o": Seen(o, (batch.sequences, batch.steps, *o.shape[-2:])), "state": Seen(_pool(arguments))}
+
+    def implementation(self, function: Callable[..., Any]) -> str | None:
+        if function.__qualname__ in names.SIGNATURES.functions:
+            self.signatures.look_at(function.__qualname__, function)
+        return f"{function.__module__}.{function.__qualname__}"
+
+    def parallel(self) -> Mapping[str, tuple[int, int]]:
+        """Rank and size of this process in each kind of parallelism that SGLang has set up."""
+        state = sys.modules.get("sglang.srt.distributed.parallel_state")
+        groups = {kind: getattr(state, f"_{kind.upper()}", None) for kind in ("tp", "pp")}
+        return {
+            kind: (int(group.rank_in_group), int(group.world_size))
+            for kind, group in groups.items()
+            if group is not None
+        }
+
+
+def _prefill(backend: str, arguments: Mapping[str, Any]) -> Observation:
+    from gdnbench_kernels.checks import dtype_name
+
+    if arguments.get("head_first"):
+        raise NotCaptured("heads lie before tokens (head_first); the operation has tokens first")
+    q, k, pool, slots = arguments["q"], arguments["k"], _pool(arguments), _first(arguments, SLOTS)
+    refuse_states(pool)
+    seen = {name: flat(arguments[name]) for name in ("q", "k", "v", "g", "beta")}
+    seen["cu_seqlens"] = offsets(q, _first(arguments, OFFSET_NAMES))
+    if pool is not None:
+        if slots is not None:
+            refuse_in_graph(slots)
+        seen["initial_state"] = Seen(gathered(pool, slots), None, pool)
+    seen |= beside({SLOTS_BESIDE: slots, "extend_prefix_lens": arguments.get("extend_prefix_lens")})
+    scale = arguments.get("scale")
+    tracked = arguments.get("track_state") is not None or arguments.get("num_state_checkpoints")
+    return Observation(
+        op="gdn_prefill",
+        tensors=seen,
+        scalars={
+            "scale": float(scale) if scale is not None else float(k.shape[-1]) ** -0.5,
+            "chunk_size": 64,
+            "output_final_state": pool is not None and bool(arguments.get("inplace_update", True)),
+            "final_state_dtype": dtype_name(pool.dtype) if pool is not None else "float32",
+            "beta_max": 1.0,
+        },
+        conventions={
+            "gate": "log",
+            "state_layout": "VK",
+            "qk": "raw" if arguments.get("use_qk_l2norm_in_kernel", True) else "normalised",
+        },
+        dispatch={
+            "path": "chunk",
+            "backend": backend,
+            **({} if slots is None else {"states": "gathered by state_indices"}),
+            **({"not_recorded": "states on the way, for the prefix cache"} if tracked else {}),
+        },
+        finish=_settled(telling({})),
+    )
+
+
+def _settled(finish: Finish) -> Finish:
+    """NotCaptured for padding: a backend reads and writes one slot or another for it, or none."""
+
+    def settle(tensors: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        slots = tensors.get(f"{BESIDE}{SLOTS_BESIDE}")
+        if slots is not None and bool((slots < 0).any()):
+            raise NotCaptured("a sequence of a prefill has no slot: padding of the engine")
+        return finish(tensors)
+
+    return settle
+
+
+def _decode(name: str, backend: str, arguments: Mapping[str, Any]) -> Observation:
+    _refuse_decode(arguments)
+    pool, batch = _pool(arguments), _batch(arguments)
+    if "mixed_qkv" in arguments:
+        q, k, v = split_features(arguments["mixed_qkv"], pool)
+    else:
+        q, k, v = (arguments[one] for one in ("q", "k", "v"))
+    seen = {one: batch.rows(tensor) for one, tensor in (("q", q), ("k", k), ("v", v))}
+    seen |= {
+        one: batch.rows(arguments[given], arguments[given].ndim - 1)
+        for one, given in (("g", "a"), ("beta", "b"))
+    }
+    seen |= gate_parameters(arguments["A_log"], arguments["dt_bias"])
+    seen |= {"state": Seen(pool), **batch.indices()}
+    if _verifies(arguments):
+        slots = _first(arguments, SLOTS)
+        seen["read_indices"] = Seen(int32_slots(slots[: batch.sequences]), None, slots)
+    seen |= beside({OFFSETS: batch.offsets})
+    scale = arguments.get("scale")
+    return Observation(
+        op="gdn_decode",
+        tensors=seen,
+        scalars={
+            "scale": float(scale) if scale is not None else float(k.shape[-1]) ** -0.5,
+            "beta_max": 1.0,
+        },
+        conventions={
+            "gate": "raw",
+            "state_layout": "VK",
+            "qk": "raw" if arguments.get("use_qk_l2norm_in_kernel", True) else "normalised",
+        },
+        dispatch={
+            "path": name,
+            "backend": backend,
+            **({"not_recorded": "what is kept of each draft"} if _verifies(arguments) else {}),
+        },
+        finish=batch.finish({}),
+    )
+
+
+def _batch(arguments: Mapping[str, Any]) -> Batch:
+    mixed, slots = arguments.get("mixed_qkv"), _first(arguments, SLOTS)
+    tokens = len(mixed) if mixed is not None else arguments["q"].shape[:2].numel()
+    bounds = _first(arguments, OFFSET_NAMES)
+    if _verifies(arguments):
+        sequences = len(bounds) - 1 if bounds is not None else len(arguments["q"])
+        if len(slots) < sequences or tokens % sequences:
+            raise NotCaptured("requests that are verified differ in drafts, or have fewer slots")
+        slots = nowhere(sequences, tokens // sequences, slots.device)
+    return Batch(tokens, slots, bounds, None, null=NULL_SLOT)
+
+
+def _verifies(arguments: Mapping[str, Any]) -> bool:
+    """Whether the pool stays as it was."""
+    return bool(arguments.get("disable_state_update", "retrieve_parent_token" in arguments))
+
+
+def _refuse_decode(arguments: Mapping[str, Any]) -> None:
+    """NotCaptured for a call that gdn_decode does not describe."""
+    if arguments.get("is_kda"):
+        raise NotCaptured("gates of every key channel (is_kda), which no operation here has")
+    if arguments.get("softplus_beta", 1.0) != 1.0:
+        raise NotCaptured("the softplus of the gate has another slope than 1")
+    if arguments.get("retrieve_parent_token") is not None:
+        raise NotCaptured(
+            "drafts that are a tree (retrieve_parent_token); the operation has one after another"
+        )
+    if all(arguments.get(name) is not None for name in RING):
+        raise NotCaptured("the call keeps inputs to replay them later (replayssm)")
+    if _first(arguments, SLOTS) is None or _pool(arguments) is None:
+        raise NotCaptured("states are not updated in a pool; the operation has nothing else")
+    refuse_states(_pool(arguments))
+
+
+def _pool(arguments: Mapping[str, Any]) -> Any:
+    """[slots, Hv, V, K], updated in place; None where a call has none."""
+    return _first(arguments, POOLS)
+
+
+def _first(arguments: Mapping[str, Any], given: tuple[str, ...]) -> Any:
+    """The first of these that the call has: methods and functions name them differently."""
+    return next((arguments[name] for name in given if arguments.get(name) is not None), None)

@@ -1,0 +1,95 @@
+"""SGLang's functions of the gated delta rule and of sparse attention, as adapters/sglang.py and
+adapters/sglang_deepseek_v4.py know them."""
+
+from __future__ import annotations
+
+from gdnbench.capture.adapters.signatures import Signature, Signatures
+
+EXTEND = "extend"
+DECODE = "decode"
+PACKED_DECODE = "packed_decode"
+VERIFY = "target_verify"
+TRITON = "TritonGDNKernel"
+FLASHINFER = "FlashInferGDNKernel"
+CUTEDSL = "CuteDSLGDNKernel"
+CHUNK = "chunk_gated_delta_rule"
+PACKED = "fused_recurrent_gated_delta_rule_packed_decode"
+SIGMOID = "fused_sigmoid_gating_delta_rule_update"
+FLASH_MLA = "flash_mla_with_kvcache"
+
+_POOL = "ssm_states cache_indices query_start_loc"
+_RAW = "q k v a b A_log dt_bias"
+_EXTEND = "self, q, k, v, g, beta, *, ssm_states, cache_indices, query_start_loc"
+_DECODE = "self, q, k, v, a, b, *, A_log, dt_bias, ssm_states, cache_indices, query_start_loc"
+_VERIFY = (
+    "self, A_log, dt_bias, q, k, v, a, b, *, ssm_states, cache_indices, query_start_loc,"
+    " intermediate_states_buffer, intermediate_state_indices, cache_steps, retrieve_parent_token"
+)
+_CHECKPOINTS = ("state_checkpoint_cu_starts", "num_state_checkpoints", "state_checkpoint_every_n_tokens")
+
+
+def _extend(more: str = "", also: str = "") -> Signature:
+    """`also`: what this backend ignores in `**kwargs`, and another names."""
+    given = "output layer_id extend_prefix_lens track_state track_chunk_idx"
+    return Signature(_EXTEND + more, needs=f"q k v g beta {_POOL}", others=f"{given} {also}")
+
+
+def _verify(more: str = "", also: str = "") -> Signature:
+    return Signature(_VERIFY + more, needs=f"{_RAW} {_POOL} retrieve_parent_token", others=also)
+
+
+SIGNATURES = Signatures(
+    distribution="sglang",
+    versions=("0.5.11", "0.5.23"),
+    read="2026-11-23",
+    functions={
+        f"{TRITON}.{EXTEND}": _extend(", inplace_update=True", " ".join(_CHECKPOINTS)),
+        f"{FLASHINFER}.{EXTEND}": _extend(
+            f", {_CHECKPOINTS[0]}=None, {_CHECKPOINTS[1]}=0, {_CHECKPOINTS[2]}=0"
+        ),
+        f"{CUTEDSL}.{EXTEND}": _extend(also=" ".join(_CHECKPOINTS)),
+        **{
+            f"{kernels}.{DECODE}": Signature(_DECODE, needs=f"{_RAW} {_POOL}")
+            for kernels in (TRITON, FLASHINFER, CUTEDSL)
+        },
+        f"{TRITON}.{PACKED_DECODE}": Signature(
+            "self, mixed_qkv, a, b, *, A_log, dt_bias, scale, ssm_states, cache_indices, num_v_heads,"
+            " head_v_dim",
+            needs="mixed_qkv a b A_log dt_bias scale ssm_states cache_indices",
+            others="replayssm_d replayssm_k replayssm_g replayssm_write_pos replayssm_force_flush",
+        ),
+        f"{TRITON}.{VERIFY}": _verify(also="stable_rows"),
+        f"{FLASHINFER}.{VERIFY}": _verify(", stable_rows=False"),
+        CHUNK: Signature(
+            "q, k, v, g, beta, scale=None, initial_state=None, initial_state_indices=None, cu_seqlens=None,"
+            " head_first=False, use_qk_l2norm_in_kernel=False, inplace_update=True",
+            needs="q k v g beta scale initial_state initial_state_indices cu_seqlens head_first"
+            " use_qk_l2norm_in_kernel",
+        ),
+        PACKED: Signature(
+            "mixed_qkv, a, b, A_log, dt_bias, scale, initial_state, out, ssm_state_indices,"
+            " use_qk_l2norm_in_kernel=False",
+            needs="mixed_qkv a b A_log dt_bias scale initial_state ssm_state_indices use_qk_l2norm_in_kernel",
+        ),
+        SIGMOID: Signature(
+            "A_log, a, dt_bias, softplus_beta, softplus_threshold, q, k, v, b, initial_state_source,"
+            " initial_state_indices, scale=None, use_qk_l2norm_in_kernel=False, cu_seqlens=None,"
+            " is_kda=False, lower_bound=None, disable_state_update=False, intermediate_states_buffer=None,"
+            " intermediate_state_indices=None, cache_steps=None, retrieve_parent_token=None,"
+            " cache_ring=False, replayssm_rawv=None, replayssm_rawk=None, replayssm_g=None,"
+            " replayssm_beta=None, match_cutedsl_decode=False",
+            needs=f"{_RAW} softplus_beta initial_state_source initial_state_indices scale"
+            " use_qk_l2norm_in_kernel cu_seqlens is_kda disable_state_update retrieve_parent_token",
+        ),
+        FLASH_MLA: Signature(
+            "q, k_cache, block_table, cache_seqlens, head_dim_v, tile_scheduler_metadata, num_splits=None,"
+            " softmax_scale=None, causal=False, descale_q=None, descale_k=None, is_fp8_kvcache=False,"
+            " indices=None, attn_sink=None, extra_k_cache=None, extra_indices_in_kvcache=None,"
+            " topk_length=None, extra_topk_length=None, kv_format=None, *, use_legacy=True",
+            needs="q k_cache indices topk_length softmax_scale attn_sink extra_k_cache is_fp8_kvcache",
+        ),
+    },
+)
+"""The methods are those of the kernels of each backend, and take more in `**kwargs`: `others` has what SGLang
+gives them so. 0.5.11, 0.5.16, 0.5.20 and 0.5.23 were read; CuTe DSL's prefill came after the first of these,
+and the last function is one of sgl_kernel before 0.5.23."""

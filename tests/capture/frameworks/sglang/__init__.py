@@ -1,0 +1,1 @@
+"""Signatures are those of 0.5.23. Folders below without a file of this name are packages all the same."""
