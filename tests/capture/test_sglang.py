@@ -137,6 +137,7 @@ def test_prefill(backend: str, dtype: torch.dtype, tmp_path: Path) -> None:
     (o, *_), record = called(tmp_path / "run.zarr", backend, "extend", given)
     info = record.info
     assert info.op == "gdn_prefill"
+    assert info.dispatch["layer_id"] == 3  # also where the layer itself is not known
     assert info.conventions == {"gate": "log", "state_layout": "VK", "qk": "raw"}
     assert info.dispatch["metadata"] == {"state_indices": [4, 0, 7], "extend_prefix_lens": [0, 64, 12]}
     assert torch.equal(record.before["initial_state"].read(), before[[4, 0, 7]])

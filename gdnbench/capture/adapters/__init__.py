@@ -11,6 +11,7 @@ from gdnbench.capture.adapters.deepseek_v4 import DeepseekV4Adapter
 from gdnbench.capture.adapters.fla import FlaAdapter
 from gdnbench.capture.adapters.flashinfer import FlashinferAdapter
 from gdnbench.capture.adapters.sglang import SglangAdapter
+from gdnbench.capture.adapters.sglang_deepseek_v4 import SglangDeepseekV4Adapter
 from gdnbench.capture.adapters.transformers import ADAPTER as TRANSFORMERS
 from gdnbench.capture.adapters.vllm import VllmAdapter
 from gdnbench.capture.adapters.vllm_deepseek_v4 import VllmDeepseekV4Adapter
@@ -34,6 +35,7 @@ def load(options: CaptureOptions | None = None) -> tuple[list[Adapter], list[str
         VllmAdapter(),
         VllmDeepseekV4Adapter(),
         SglangAdapter(),
+        SglangDeepseekV4Adapter(),
     ]
     for path in options.table:
         from gdnbench.capture.tables import read_tables

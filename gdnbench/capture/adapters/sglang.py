@@ -146,6 +146,7 @@ def _prefill(backend: str, arguments: Mapping[str, Any]) -> Observation:
         dispatch={
             "path": "chunk",
             "backend": backend,
+            **({} if arguments.get("layer_id") is None else {"layer_id": int(arguments["layer_id"])}),
             **({} if slots is None else {"states": "gathered by state_indices"}),
             **({"not_recorded": "states on the way, for the prefix cache"} if tracked else {}),
         },

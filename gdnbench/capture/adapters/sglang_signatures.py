@@ -86,7 +86,8 @@ SIGNATURES = Signatures(
             " softmax_scale=None, causal=False, descale_q=None, descale_k=None, is_fp8_kvcache=False,"
             " indices=None, attn_sink=None, extra_k_cache=None, extra_indices_in_kvcache=None,"
             " topk_length=None, extra_topk_length=None, kv_format=None, *, use_legacy=True",
-            needs="q k_cache indices topk_length softmax_scale attn_sink extra_k_cache is_fp8_kvcache",
+            needs="q k_cache indices topk_length softmax_scale attn_sink extra_k_cache is_fp8_kvcache"
+            " use_legacy",
         ),
     },
 )

@@ -1,0 +1,33 @@
+"""The kernel of DeepSeek-V4 over pages of rows of 584 bytes."""
+
+import torch
+
+from tests.capture.swa_engine import Metadata, attention
+
+
+def flash_mla_with_kvcache(
+    q,
+    k_cache,
+    block_table,
+    cache_seqlens,
+    head_dim_v,
+    tile_scheduler_metadata,
+    num_splits=None,
+    softmax_scale=None,
+    causal=False,
+    descale_q=None,
+    descale_k=None,
+    is_fp8_kvcache=False,
+    indices=None,
+    attn_sink=None,
+    extra_k_cache=None,
+    extra_indices_in_kvcache=None,
+    topk_length=None,
+    extra_topk_length=None,
+    kv_format=None,
+    *,
+    use_legacy=True,
+):
+    seen = Metadata(indices, topk_length)
+    o, lse = attention(q.squeeze(1), k_cache.squeeze(2), seen, "fp8_ds_mla", None, attn_sink, softmax_scale)
+    return o.unsqueeze(1).to(q.dtype), torch.where(lse.isinf(), -lse, lse).float().unsqueeze(-1)

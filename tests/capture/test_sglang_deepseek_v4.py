@@ -1,0 +1,103 @@
+"""The adapter of SGLang's DeepSeek-V4 decoding, on a backend that attends by the definition."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from gdnbench.capture import capturing
+from gdnbench.errors import Exit
+from gdnbench.replay.replay import replay
+from gdnbench.store.reader import Store
+from gdnbench_kernels.swa_decode.layouts import pack_ds_mla
+from tests.capture.frameworks import framework
+
+BLOCKS, HEADS, PAGE = 3, 4, 256
+
+
+@pytest.fixture(autouse=True)
+def sglang() -> Iterator[None]:
+    with framework():
+        yield
+
+
+def random(*shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape))).bfloat16()
+
+
+def pages() -> Tensor:
+    """[blocks, 256, 584], 149760 bytes apart: the next multiple of 576."""
+    cache = pack_ds_mla(random(BLOCKS, PAGE, 512))
+    assert cache.stride() == (149760, 584, 1)
+    return cache
+
+
+def step(width: int) -> SimpleNamespace:
+    """Three rows: a whole window, a short one, and one of no request, as SGLang fills a batch up."""
+    indices = torch.full((3, width), -1, dtype=torch.int32)
+    indices[0, :128] = torch.arange(200, 328)
+    indices[1, :5] = torch.arange(512, 517)
+    indices[2] = 0
+    return SimpleNamespace(
+        swa_page_indices=indices,
+        swa_topk_lengths=torch.tensor([128, 5, 1], dtype=torch.int32),
+        seq_lens_casual=torch.tensor([328, 5, 1], dtype=torch.int32),
+        positions_casual=torch.tensor([327, 4, 0]),
+    )
+
+
+def run(path: Path, width: int = 128, **more: Any) -> Any:
+    q, core = random(3, HEADS, 512), step(width)
+    with capturing(path) as counts:
+        models = import_module("sglang.srt.models.deepseek_v4")
+        context = import_module("sglang.srt.model_executor.forward_context")
+        metadata = SimpleNamespace(core_attn_metadata=core)
+        backend = models.Backend(pages(), torch.linspace(-1, 1, HEADS), metadata, **more)
+        with context.forward_context(backend):
+            out = models.MQALayer(2)(q)
+    assert (counts.failures, counts.first_failure) == (0, None)
+    return counts, q, core, out
+
+
+def test_a_step(tmp_path: Path) -> None:
+    counts, q, core, out = run(tmp_path / "run.zarr")
+    assert (counts.records, counts.passed_over) == (1, {})
+    store = Store.open(tmp_path / "run.zarr")
+    (record,) = store.records
+    info = record.info
+    assert (info.op, info.layer_index) == ("swa_decode", 2)
+    assert info.conventions == {"cache_layout": "fp8_ds_mla", "index_shape": "T1W"}
+    assert info.scalars == {"scale": 512**-0.5, "output_lse": False}
+    assert (info.dispatch["path"], info.dispatch["backend"]) == ("decode", "flashmla")
+    assert info.dispatch["metadata"] == {"seq_lens": [328, 5, 1], "positions": [327, 4, 0]}
+    assert info.pools["cache"].rows == (0, 1, 2)
+    assert torch.equal(record.before["cache"].read(), pages())
+    assert torch.equal(record.before["q"].read(), q)
+    assert torch.equal(record.before["swa_indices"].read()[:, 0], core.swa_page_indices)
+    assert torch.equal(record.after["o"].read(), out)
+    for kernel in ("reference", "torch"):
+        report = replay(store, kernel=kernel, against="recorded", isolate=False)
+        assert report.exit_code is Exit.PASS, [(kernel, r.reason) for r in report.records]
+
+
+@pytest.mark.parametrize(
+    ("how", "reason"),
+    [
+        ({"extra": torch.zeros(2, 64, 1, 584, dtype=torch.uint8)}, "attend to compressed keys too"),
+        ({"width": 192}, "windows wider than 128"),
+        ({"use_legacy": False}, "pages whose scales lie among the rows"),
+    ],
+)
+def test_calls_that_the_operation_does_not_describe(how: dict[str, Any], reason: str, tmp_path: Path) -> None:
+    counts = run(tmp_path / "run.zarr", **how)[0]
+    assert counts.records == 0
+    ((found, calls),) = counts.passed_over.items()
+    assert reason in found
+    assert calls == 1
