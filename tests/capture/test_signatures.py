@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import os
 import re
 import shutil
@@ -20,6 +19,7 @@ from gdnbench.capture.adapters import fla_signatures, flashinfer_signatures
 from gdnbench.capture.adapters.signatures import Signatures
 from tests.capture.conftest import ToyFramework
 from tests.capture.frameworks import FOLDER, framework
+from tests.capture.source_signatures import parameters
 
 FLA, FLASHINFER = fla_signatures.SIGNATURES, flashinfer_signatures.SIGNATURES
 FILES: Mapping[str, tuple[Signatures, str]] = {
@@ -37,19 +37,6 @@ FUNCTIONS = [
 ]
 
 
-def signature_in(source: Path, name: str) -> str:
-    """The parameters of a function, as the table writes them: no annotations, no `**kwargs`."""
-    (found,) = (
-        node
-        for node in ast.parse(source.read_text()).body
-        if isinstance(node, ast.FunctionDef) and node.name == name
-    )
-    for argument in found.args.args:
-        argument.annotation = None
-    found.args.kwarg = None
-    return re.sub(r"\s*=\s*", "=", ast.unparse(found.args))
-
-
 @pytest.mark.parametrize(("path", "known", "name"), FUNCTIONS, ids=[name for _, _, name in FUNCTIONS])
 def test_the_packages_own_source(path: str, known: Signatures, name: str) -> None:
     """Of whichever release is installed, its source: it need not be importable here. Where a release that
@@ -61,12 +48,12 @@ def test_the_packages_own_source(path: str, known: Signatures, name: str) -> Non
     if spec is None or not spec.submodule_search_locations:
         pytest.skip(f"{package} is not installed: pip install 'gdnbench[peers]'")
     source = Path(spec.submodule_search_locations[0]) / rest
-    assert signature_in(source, name) == known.functions[name].parameters
+    assert parameters(source, name) == known.functions[name].parameters
 
 
 @pytest.mark.parametrize(("path", "known", "name"), FUNCTIONS, ids=[name for _, _, name in FUNCTIONS])
 def test_the_stand_ins_have_the_signatures(path: str, known: Signatures, name: str) -> None:
-    assert signature_in(FOLDER / path, name) == known.functions[name].parameters
+    assert parameters(FOLDER / path, name) == known.functions[name].parameters
 
 
 @pytest.mark.parametrize("known", [FLA, FLASHINFER], ids=lambda known: known.distribution)

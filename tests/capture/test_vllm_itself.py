@@ -26,6 +26,7 @@ from gdnbench.report.outcome import Outcome
 from gdnbench.store.reader import Store
 from tests.capture.conftest import ToyFramework
 from tests.capture.frameworks import FOLDER
+from tests.capture.source_signatures import parameters
 
 PROGRAM = Path(__file__).parent / "vllm_program.py"
 KNOWN = names.SIGNATURES.functions
@@ -58,19 +59,6 @@ def source() -> Path:
     if not ran.stdout.strip():
         pytest.skip("vLLM is not installed; GDNBENCH_VLLM_PYTHON names an interpreter that has it")
     return Path(ran.stdout.strip()).parent
-
-
-def parameters(file: Path, name: str) -> str:
-    """Of a function, or a method of a class, as the table writes them: without annotations."""
-    body = ast.parse(file.read_text()).body
-    holder, _, name = name.rpartition(".")
-    if holder:
-        (kind,) = (node for node in body if isinstance(node, ast.ClassDef) and node.name == holder)
-        body = kind.body
-    (found,) = (node for node in body if isinstance(node, ast.FunctionDef) and node.name == name)
-    for argument in found.args.args:
-        argument.annotation = None
-    return re.sub(r"\s*=\s*", "=", ast.unparse(found.args))
 
 
 def known_of(name: str) -> str:
