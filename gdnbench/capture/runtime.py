@@ -107,7 +107,6 @@ def start_from_environment(environment: Mapping[str, str]) -> Mapping[str, After
     options = CaptureOptions.from_environment(environment)
     report = Report(options.report)
     report.note("started")
-    launched = options.report is not None
     address = environment[STORE_VARIABLE]
     if is_url(address):
         checked_url(address)
@@ -115,11 +114,22 @@ def start_from_environment(environment: Mapping[str, str]) -> Mapping[str, After
         address if is_url(address) else local_path(address).absolute(),
         options,
         report=report,
-        on_first_record=None if launched else start_sealer,
+        on_first_record=start_sealer if options.report is None else _if_alone(Path(options.report)),
     )
     running.append(capture)
     capture.patcher.patch_loaded()  # what a start-up line of another package imported
     return capture.patcher.after_import
+
+
+def _if_alone(report: Path) -> Callable[[Path], None]:
+    """Starts a sealer where the launcher, who keeps the file `report`, seals nothing: it has ended, or runs
+    on another host."""
+
+    def start(store: Path) -> None:
+        if not os.path.exists(report):  # also if it is another user's
+            start_sealer(store)
+
+    return start
 
 
 def start_sealer(store: Path) -> None:

@@ -11,11 +11,12 @@ from typing import NamedTuple
 
 from gdnbench.store.journal_codec import Buffer
 from gdnbench.store.journal_format import Kind, pack_head, pack_trailer, padding
+from gdnbench.store.journal_host import this_host, unborn_mark
 
 JOURNAL_FOLDER = ".journal"
 WRITER_LOCK = "writer.lock"
 SEALER_LOCK = "sealer.lock"
-UNBORN = ".new-"  # before the name of a journal that is being made
+UNBORN = ".new-"  # before the mark of its host and the name of a journal that is being made
 
 _IOV_MAX = os.sysconf("SC_IOV_MAX")
 _PADS = tuple(bytes(n) for n in range(8))
@@ -53,13 +54,14 @@ class JournalLog:
 
     def _create(self) -> None:
         """Made under a hidden name: a journal that can be seen is locked and has its first entry."""
-        hidden = self.folder.with_name(UNBORN + self.folder.name)
+        hidden = self.folder.with_name(f"{UNBORN}{unborn_mark()}.{self.folder.name}")
         hidden.mkdir(parents=True)
         flags = os.O_CREAT | os.O_RDWR
         try:
             self._sealer_lock = self._open(hidden / SEALER_LOCK, flags)
             self._writer_lock = self._open(hidden / WRITER_LOCK, flags)
             fcntl.flock(self._writer_lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.write(self._writer_lock, this_host().to_bytes())
             self._open_next(hidden, records=0, dropped=0)
             hidden.rename(self.folder)
         except OSError:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from gdnbench.errors import StoreError
+from gdnbench.printable import printable
 from gdnbench.store.address import Address, is_url, local_path
 from gdnbench.store.layout import JOURNAL, is_name
 from gdnbench.store.reader import Store
@@ -75,6 +77,12 @@ def _account(place: Path, progress: Progress) -> Iterator[str]:
             yield f"recovered the journal of segment {segment}: {', '.join(_findings(summary))}"
     for segment in progress.live:
         yield f"segment {segment} is still being written; what is in its journal is not listed"
+    for segment, host in progress.elsewhere.items():
+        yield (
+            f"segment {segment} is being recorded on host {printable(host)}; what is in its journal is not "
+            "listed; if nothing records there any more: python -m gdnbench.store.sealer "
+            f"{shlex.quote(str(place))} --host {printable(shlex.quote(host))}"
+        )
     for segment in progress.busy:
         yield f"segment {segment} is being sealed by another process; what is in its journal is not listed"
     for reason in progress.refused:

@@ -4,10 +4,11 @@ What is sealed is read off the store itself: a batch is named by the number of i
 many it holds. A sealer that is killed at any instant and started again goes on after the last visible batch,
 so no record is lost and none comes twice. A journal file is deleted only when all its records are visible.
 
-    python -m gdnbench.store.sealer STORE [--until-stdin-closes]
+    python -m gdnbench.store.sealer STORE [--until-stdin-closes] [--host NAME]
 
 runs it as a low-priority process: until standard input closes if so asked, and in any case until every
-journal it saw has been sealed and nothing new came for a second.
+journal it saw has been sealed and nothing new came for a second. Journals of other hosts are theirs to seal,
+but for those named by `--host`, which must have ended.
 """
 
 from __future__ import annotations
@@ -20,13 +21,14 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
 from gdnbench.errors import GdnbenchError, StoreError
-from gdnbench.store.journal_log import UNBORN
+from gdnbench.store.journal_host import elsewhere, unborn_mark
+from gdnbench.store.journal_log import UNBORN, WRITER_LOCK
 from gdnbench.store.journal_reader import writer_lives
 from gdnbench.store.layout import JOURNAL, is_name
 from gdnbench.store.segment_sealer import SegmentSealer
@@ -35,6 +37,7 @@ from gdnbench.store.upload import uploading
 IDLE_SECONDS = 0.05
 LINGER_SECONDS = 1.0
 UNBORN_SECONDS = 60.0
+UNBORN_ELSEWHERE_SECONDS = 86400.0  # also more than clocks of two hosts are apart
 
 
 class Tally(NamedTuple):
@@ -55,6 +58,7 @@ class Progress:
     dropped: int = 0  # calls that never reached a journal, as far as the journals tell
     live: tuple[str, ...] = ()  # segments whose process lives
     busy: tuple[str, ...] = ()  # segments that another sealer works on
+    elsewhere: Mapping[str, str] = field(default_factory=dict)  # segments left to other hosts -> host
     ended: tuple[str, ...] = ()  # segments that this sealer finished
     refused: tuple[str, ...] = ()  # why a journal cannot be sealed
     of_segment: Mapping[str, Tally] = field(default_factory=dict)  # of those that this sealer works on
@@ -63,22 +67,27 @@ class Progress:
 class Sealer:
     """Seals every journal of the store at `store`, old ones and those that appear. One thread at a time.
 
-    `dead_only` leaves alone the journals of processes that live.
+    `dead_only` leaves alone the journals of processes that live. Those of other hosts are always left
+    alone, but for the ones named in `hosts`.
     """
 
-    def __init__(self, store: Path, *, dead_only: bool = False) -> None:
+    def __init__(self, store: Path, *, dead_only: bool = False, hosts: Collection[str] = ()) -> None:
         self._store = store
         self._dead_only = dead_only
+        self._hosts = hosts
         self._segments: dict[str, SegmentSealer] = {}
         self._refused: dict[str, str] = {}
 
     def poll(self) -> Progress:
         """Seal what is ready now. StoreError if the store cannot be written; the journals are kept then."""
-        live, busy = [], []
+        live, busy, left = [], [], {}
         for name in self._journals():
             if name in self._segments or name in self._refused:
                 continue
-            if self._dead_only and writer_lives(self._store / JOURNAL / name):
+            folder = self._store / JOURNAL / name
+            if (host := elsewhere(folder / WRITER_LOCK, self._hosts)) is not None:
+                left[name] = host
+            elif self._dead_only and writer_lives(folder):
                 live.append(name)
             elif (sealer := SegmentSealer.take(self._store, name)) is not None:
                 self._segments[name] = sealer
@@ -89,7 +98,7 @@ class Sealer:
                 refusal = sealer.step()
                 if refusal is not None:
                     self._refused[name] = refusal
-        return self._progress(live, busy)
+        return self._progress(live, busy, left)
 
     def run(self, stop: Callable[[], bool], progress: Callable[[Progress], None]) -> Progress:
         """Poll, telling `progress` each time, until `stop()` holds; then once more, and let go.
@@ -131,11 +140,13 @@ class Sealer:
     def _clear_unborn(self, folder: Path) -> None:
         """Remove a journal whose process died while making it, which takes far less than the wait here."""
         with contextlib.suppress(OSError):
-            old = time.time() - folder.stat().st_mtime > UNBORN_SECONDS
+            is_ours = folder.name.startswith(f"{UNBORN}{unborn_mark()}.")
+            wait = UNBORN_SECONDS if is_ours else UNBORN_ELSEWHERE_SECONDS
+            old = time.time() - folder.stat().st_mtime > wait
             if old and folder.name.startswith(UNBORN) and not writer_lives(folder):
                 shutil.rmtree(folder)
 
-    def _progress(self, live: list[str], busy: list[str]) -> Progress:
+    def _progress(self, live: list[str], busy: list[str], left: Mapping[str, str]) -> Progress:
         sealers = self._segments.values()
         live += [name for name, s in self._segments.items() if not s.ended and name not in self._refused]
         tallies = {
@@ -149,6 +160,7 @@ class Sealer:
             dropped=sum(tally.dropped for tally in tallies.values()),
             live=tuple(live),
             busy=tuple(busy),
+            elsewhere=left,
             ended=tuple(name for name, sealer in self._segments.items() if sealer.ended),
             refused=tuple(self._refused.values()),
             of_segment=tallies,
@@ -192,6 +204,13 @@ def main(arguments: list[str] | None = None) -> int:
         action="store_true",
         help="do not end before standard input does, even if idle",
     )
+    parser.add_argument(
+        "--host",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="also seal what host NAME was recording; none of its processes may still be",
+    )
     options = parser.parse_args(arguments)
     # An interrupt from the terminal is for the program being captured; what it wrote is still to be sealed.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -199,7 +218,7 @@ def main(arguments: list[str] | None = None) -> int:
     patience = _Patience(options.until_stdin_closes)
     try:
         with uploading(options.store) as upload:
-            last = Sealer(options.store).run(patience.is_over, patience.see)
+            last = Sealer(options.store, hosts=options.host).run(patience.is_over, patience.see)
         if upload is not None and upload.error is not None:
             raise upload.error
     except GdnbenchError as error:
