@@ -55,10 +55,13 @@ def prune(
     from gdnbench.store import prune as pruning
 
     path = local_path(store)
+    if path.exists():
+        pruning.check_can_prune(path)
     with open_store(path) as opened:
         busy = pruning.busy_segments(path)
+        damaged = pruning.damaged_segments(opened) - busy
         records = list(opened.records)
-        dropped = rules.dropped(records, time.time(), busy)
+        dropped = rules.dropped(records, time.time(), busy | damaged)
         keys = {record.key for record in dropped}
         freed = _own_bytes(records, keys)
     if not yes:
@@ -67,7 +70,7 @@ def prune(
             return
         what = f"{len(keys)} of {len(records)} records and {human_bytes(freed)} of tensors"
         print(f"would drop {what}; --yes does it")
-        _print_left_alone(busy & {record.segment.name for record in records})
+        _print_left_alone(busy & {record.segment.name for record in records}, damaged)
         return
     found = pruning.prune(path, lambda record: record.key not in keys)
     if json:
@@ -76,16 +79,18 @@ def prune(
                 "dropped": found.records,
                 "kept": found.kept,
                 "bytes": found.bytes,
-                "left_alone": list(found.left_alone),
+                "left_alone": sorted({*found.left_alone, *found.damaged}),
             }
         )
         return
     print(f"dropped {found.records} records, {found.kept} are left; freed {human_bytes(max(found.bytes, 0))}")
-    _print_left_alone(found.left_alone)
+    _print_left_alone(found.left_alone, found.damaged)
 
 
-def _print_left_alone(segments: Iterable[str]) -> None:
-    for segment in sorted(segments):
+def _print_left_alone(busy: Iterable[str], damaged: Iterable[str]) -> None:
+    for segment in sorted(damaged):
+        print(f"segment {segment} is left alone: it is damaged, gdnbench verify says how")
+    for segment in sorted(busy):
         print(f"segment {segment} is left alone: a process writes it, or left it without an end")
 
 

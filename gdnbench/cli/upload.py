@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gdnbench.cli.console import progress
-from gdnbench.errors import BadInputError
+from gdnbench.errors import BadInputError, Exit
 from gdnbench.store.address import checked_url, is_url, local_path
 
 if TYPE_CHECKING:
@@ -31,6 +31,8 @@ def upload(
     """Copy a store to a URL, whole batches at a time; what is there already is not sent again.
 
     Without a second argument: what captures could not bring there, which is deleted here once it has arrived.
+
+    Exit status: 0 all is there; 1 damaged batches were left out.
     """
     from gdnbench.store.spool import Spool
 
@@ -52,6 +54,7 @@ def upload(
 
 def _copy(store: str, url: str) -> None:
     from gdnbench.store.objects import Objects
+    from gdnbench.store.reader import Store
     from gdnbench.store.spool import Spool
     from gdnbench.store.upload import Uploader
 
@@ -63,7 +66,12 @@ def _copy(store: str, url: str) -> None:
         raise BadInputError(f"{store} goes to {spool.url}; leave the URL out")
     if not place.is_dir():
         raise BadInputError(f"{store} is not a folder that is there; unpack an archive first")
+    with Store.open(place) as opened:
+        damaged = opened.damaged
     _run(Uploader(place, Objects(checked_url(url))), place, url)
+    for what in damaged:
+        print(f"gdnbench: not uploaded: {what}", file=sys.stderr)
+    raise typer.Exit(Exit.MISMATCH if damaged else Exit.PASS)
 
 
 def _empty(spool: Spool) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
+from urllib.parse import SplitResult, unquote, urlsplit
 
 from gdnbench.errors import BadInputError
 
@@ -25,7 +25,7 @@ def local_path(address: Address) -> Path:
         if is_url(text):
             raise BadInputError(f"{shown(text)} is a URL; give a path on this machine")
         return Path(text)
-    parts = urlsplit(text)
+    parts = _split(text)
     if parts.netloc not in ("", "localhost") or not parts.path:
         raise BadInputError(f"{text} names no folder of this machine; write file:///folder")
     return Path(unquote(parts.path))
@@ -45,7 +45,7 @@ def checked_url(url: str) -> str:
     """`url` without a slash at its end. BadInputError, which does not repeat what may be secret, if it holds
     a password, a query or a fragment.
     """
-    parts = urlsplit(url)
+    parts = _split(url)
     if parts.username is not None or parts.password is not None:
         raise BadInputError(
             f"{shown(url)} was given with a user or password: put credentials into the environment"
@@ -59,8 +59,17 @@ def checked_url(url: str) -> str:
 
 def shown(url: str) -> str:
     """`url` without what may be secret in it: user, password, query and fragment."""
-    parts = urlsplit(url)
+    parts = _split(url)
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+
+
+def _split(url: str) -> SplitResult:
+    """BadInputError, which does not repeat what may be secret, if `url` is none."""
+    try:
+        return urlsplit(url)
+    except ValueError as error:
+        scheme = url.partition("://")[0]
+        raise BadInputError(f"{scheme}://... is no URL: {error}; write s3://bucket/run.zarr") from None
 
 
 def stem(address: Address) -> str:

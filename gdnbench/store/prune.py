@@ -10,7 +10,8 @@ A segment of which nothing is kept goes as a whole. In any other, a batch that l
    of rows the files that hold none in use. Batches that lose nothing stay as they are, with what they share.
 
 Killed at any instant, every kept record is there once and whole; what is left over goes at the next pruning.
-A segment that is still written, or whose journal is not sealed, is left alone.
+A segment that is still written, or whose journal is not sealed, is left alone, and so is one with damaged
+batches: what is in them is not known, and they may hold tensors of the others.
 """
 
 from __future__ import annotations
@@ -49,10 +50,12 @@ from gdnbench.store.layout import (
     SEGMENTS,
     Location,
     group_json,
+    is_name,
     parse_node,
 )
 from gdnbench.store.reader import BatchInfo, Store, StoredRecord, TensorHandle
 from gdnbench.store.stored_array import open_array
+from gdnbench.store.summary import END
 from gdnbench.store.writer import StoreWriter
 
 _MARK = "pruning."  # before a segment's name: the unfinished batches in there are a pruning's
@@ -64,6 +67,7 @@ class Pruned:
     kept: int
     bytes: int  # on disk that this freed
     left_alone: tuple[str, ...]  # segments that are still written
+    damaged: tuple[str, ...] = ()  # segments that are left alone as they are damaged
 
 
 def busy_segments(store: Path) -> frozenset[str]:
@@ -76,23 +80,44 @@ def busy_segments(store: Path) -> frozenset[str]:
     return frozenset(journals | (incoming - ours))
 
 
+def damaged_segments(store: Store) -> frozenset[str]:
+    """Segments of an open store with folders that are no batches it could read."""
+    read: dict[str, set[str]] = {}
+    for batch in (*store.batches, *store.unlisted):
+        read.setdefault(batch.segment.name, {END}).add(batch.name)
+    files = store.contents.files
+    return frozenset(
+        name
+        for name in _names(store)
+        if not read.get(name, {END}).issuperset(files.folders(f"{SEGMENTS}/{name}"))
+    )
+
+
+def check_can_prune(path: Path) -> None:
+    """BadInputError unless `path` is a folder."""
+    if not path.is_dir():
+        raise BadInputError(f"{path} is no folder; unpack the store to prune it")
+
+
 def prune(path: Path, keep: Callable[[StoredRecord], bool], *, durable: bool = True) -> Pruned:
     """Remove every record of the store at `path` that `keep` does not hold for.
 
     `keep` is asked in the order of the records, of each once. BadInputError if `path` is no folder or another
     pruning is at work; StoreError, before any of its segment is removed, for a record that cannot be read.
     """
-    if not path.is_dir():
-        raise BadInputError(f"{path} is no folder; unpack the store to prune it")
+    check_can_prune(path)
     with _alone(path):
+        begun = _begun(path)
+        busy = busy_segments(path)  # asked before the store is read: what ends meanwhile was read in part
         with Store.open(path) as store:  # which refuses links: what is removed below is the store's own
             _clear_trash(path)
-            busy = busy_segments(path)
-            kept_of = _kept(store, keep, busy)
+            busy |= _names(store) - begun
+            damaged = damaged_segments(store) - busy
+            kept_of = _kept(store, keep, busy | damaged)
             before = _bytes_of(path, kept_of)
             counts = {name: len(store.records_of(name)) for name in kept_of}
             for name, kept in kept_of.items():
-                if not kept:
+                if not kept and counts[name]:
                     _discard(path, [path / SEGMENTS / name], durable)
             for name, kept in kept_of.items():
                 if 0 < len(kept) < counts[name]:
@@ -106,16 +131,25 @@ def prune(path: Path, keep: Callable[[StoredRecord], bool], *, durable: bool = T
             left = len(store.records)
         freed = before - _bytes_of(path, kept_of)
         dropped = sum(counts[name] - len(kept) for name, kept in kept_of.items())
-        return Pruned(dropped, left, freed, tuple(sorted(busy & _names(store))))
+        left_alone = tuple(sorted(busy & _names(store)))
+        return Pruned(dropped, left, freed, left_alone, tuple(sorted(damaged)))
+
+
+def _begun(path: Path) -> frozenset[str]:
+    """Segments that are there; their journals are made before them."""
+    folder = path / SEGMENTS
+    return frozenset(entry.name for entry in folder.iterdir()) if folder.is_dir() else frozenset()
 
 
 def _names(store: Store) -> set[str]:
     return {segment.name for segment in store.segments}
 
 
-def _kept(store: Store, keep: Callable[[StoredRecord], bool], busy: frozenset[str]) -> dict[str, set[int]]:
+def _kept(
+    store: Store, keep: Callable[[StoredRecord], bool], excepted: frozenset[str]
+) -> dict[str, set[int]]:
     """The entries that are kept of each segment that may be pruned."""
-    found: dict[str, set[int]] = {name: set() for name in _names(store) - busy}
+    found: dict[str, set[int]] = {name: set() for name in _names(store) - excepted}
     for record in store.records:
         if keep(record) and record.segment.name in found:
             found[record.segment.name].add(_entry(record))
@@ -311,7 +345,10 @@ def _clear_trash(path: Path) -> None:
     for left in incoming.glob(f"{OUTGOING}*"):
         shutil.rmtree(left)
     for mark in incoming.glob(f"{_MARK}*"):
-        shutil.rmtree(incoming / mark.name.removeprefix(_MARK), ignore_errors=True)
+        name = mark.name.removeprefix(_MARK)
+        if not is_name(name) or not mark.is_file():
+            raise StoreError(f"{mark} is none of gdnbench's; remove it to prune the store")
+        shutil.rmtree(incoming / name, ignore_errors=True)
         mark.unlink()
     remove_if_empty(incoming)
 

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Final, Self
 
 from gdnbench.errors import StoreError
+from gdnbench.store.address import is_url
 from gdnbench.store.durable import make_folder, publish, remove_if_empty
 from gdnbench.store.layout import BLOBS, INCOMING, JOURNAL, METADATA, ROWS, SEGMENTS
 from gdnbench.store.piece_cache import user_cache
@@ -51,8 +52,10 @@ class Spool:
     @classmethod
     def at(cls, folder: Path) -> Self | None:
         """The spool in `folder`, or None if it is something else."""
-        with contextlib.suppress(OSError):
-            return cls(folder, (folder / _ADDRESS).read_text(encoding="utf-8").strip())
+        # Anybody may have a folder with a file of this name.
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            url = (folder / _ADDRESS).read_text(encoding="utf-8").strip()
+            return cls(folder, url) if is_url(url) and len(url.split()) == 1 else None
         return None
 
     @classmethod

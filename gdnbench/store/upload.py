@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from gdnbench.errors import CannotRunError, GdnbenchError, StoreError
+from gdnbench.store.files import FolderFiles
 from gdnbench.store.layout import (
     METADATA,
     METADATA_LIMIT,
@@ -43,6 +44,7 @@ class Uploader:
     def __init__(self, store: Path, objects: Objects, spool: Spool | None = None) -> None:
         self.batches = 0  # uploaded by this one
         self._store = store
+        self._files = FolderFiles(store)
         self._objects = objects
         self._spool = spool
         self._there: set[str] = set()  # groups that are in the object store
@@ -98,7 +100,7 @@ class Uploader:
     def _root(self) -> None:
         if "" in self._there:
             return
-        _, ours = parse_node((self._store / METADATA).read_bytes(), "group", str(self._store))
+        _, ours = parse_node(self._files.read(METADATA, METADATA_LIMIT) or b"", "group", str(self._store))
         begin(self._objects, check_root(ours, self._store))
         self._there.add("")
 
@@ -125,27 +127,29 @@ class Uploader:
         there."""
         if key in self._there:
             return False
-        folder = self._store / key
-        content = (folder / METADATA).read_bytes()
+        content = self._files.read(f"{key}/{METADATA}", METADATA_LIMIT)
+        if content is None:
+            raise StoreError(f"{self._store}: {key} went while it was being uploaded; start again")
         found = self._objects.get(f"{key}/{METADATA}", METADATA_LIMIT)
         if found is None:
             if key.count("/") > 1:
-                self._files(folder)
+                self._send_files(key)
             self._objects.put(f"{key}/{METADATA}", content)
         elif found != content:
             raise StoreError(f"{self._objects.url} holds another {key}; upload to another URL")
         self._there.add(key)
         return found is None
 
-    def _files(self, folder: Path) -> None:
-        """Upload all files below `folder` but its own metadata."""
+    def _send_files(self, folder: str) -> None:
+        """Upload all files below `folder` but its own metadata; StoreError for a link, whose target may be
+        anything of this machine.
+        """
 
-        def send(path: Path) -> None:
-            self._objects.put(path.relative_to(self._store).as_posix(), path)
+        def send(name: str) -> None:
+            self._objects.put(f"{folder}/{name}", self._store / folder / name)
 
-        files = [path for path in folder.rglob("*") if path.is_file() and path != folder / METADATA]
         with ThreadPoolExecutor(_FILES) as pool:
-            list(pool.map(send, files))
+            list(pool.map(send, (name for name in self._files.sizes(folder) if name != METADATA)))
 
 
 def begin(objects: Objects, kind: str) -> None:

@@ -19,7 +19,7 @@ from gdnbench.capture import capturing
 from gdnbench.capture.launch import run_captured
 from gdnbench.capture.options import CaptureOptions
 from gdnbench.cli.upload import upload
-from gdnbench.errors import GdnbenchError, StoreError
+from gdnbench.errors import BadInputError, GdnbenchError, StoreError
 from gdnbench.store.objects import Objects, ObjectsUnreachableError
 from gdnbench.store.reader import Store
 from gdnbench.store.spool import Spool
@@ -275,3 +275,44 @@ def test_captures_that_are_refused_before_they_begin(
     assert (code, "gdnbench[objects]" in message) == (3, True)
     assert not mark.exists()
     assert not bucket.spools.exists()
+
+
+@pytest.mark.parametrize("link", ["zarr.json", "records/zarr.json", "blobs/a.0"])
+def test_no_link_of_a_store_is_followed_into_an_upload(bucket: Bucket, tmp_path: Path, link: str) -> None:
+    """A store of a stranger's may name a key file of whoever uploads it."""
+    secret = tmp_path / "secret"
+    secret.write_text('{"zarr_format": 3, "node_type": "group"}')
+    local = make_store(tmp_path / "local.zarr")
+    place = local / "segments/0/0000000000" / link
+    place.unlink(missing_ok=True)
+    place.symlink_to(secret)
+    with pytest.raises(StoreError, match="is a symbolic link; a store holds only its own files"):
+        Uploader(local, Objects(bucket.url)).step()
+    assert Objects(bucket.url).get(f"segments/0/0000000000/{link}", 1 << 20) is None
+
+
+def test_what_is_no_whole_store_is_not_said_to_be_uploaded(bucket: Bucket, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    ran = gdnbench("upload", tmp_path / "empty", bucket.url)
+    assert (ran.returncode, ran.stdout, ran.stderr.count("\n")) == (2, "", 1)
+    assert "is not a gdnbench store" in ran.stderr
+    local = make_store(tmp_path / "local.zarr")
+    (local / "segments/0/0000000000/zarr.json").unlink()
+    ran = gdnbench("upload", local, bucket.url)
+    assert (ran.returncode, ran.stdout) == (1, f"3 batches uploaded to {bucket.url}\n")
+    assert ran.stderr.startswith("gdnbench: not uploaded: batch 0/0000000000 is skipped: ")
+
+
+def test_a_file_called_address_makes_no_spool(tmp_path: Path) -> None:
+    address = tmp_path / "address"
+    for content in (b"\xff\xfe street", b"12 Main Street\n", b"see https://example.org\n"):
+        address.write_bytes(content)
+        assert Spool.of(tmp_path / "store") is None
+    address.write_text("s3://bucket/run.zarr\n")
+    assert Spool.of(tmp_path / "store") is not None
+
+
+def test_a_url_that_is_none_is_refused_without_its_password() -> None:
+    with pytest.raises(BadInputError, match=r"^s3://\.\.\. is no URL: Invalid IPv6 URL; ") as refused:
+        Objects("s3://user:hidden@[::1/run.zarr")
+    assert "hidden" not in str(refused.value)

@@ -281,3 +281,41 @@ def test_a_batch_of_a_pruned_one_counts_only_if_that_one_names_it(store: Path) -
     prune(store, lambda _: True, durable=False)
     assert not (store / "segments" / "a" / "another").exists()
     assert_holds(store, keys(list(range(COUNT))))
+
+
+@pytest.mark.parametrize("entries", [[], [0]], ids=["none", "one"])
+def test_a_segment_with_a_damaged_batch_is_left_alone(store: Path, entries: list[int]) -> None:
+    """What the batch holds could still be mended, and others may need its tensors."""
+    make(store, "b", PLAIN)
+    metadata = store / "segments" / "a" / "0000000004" / "zarr.json"
+    whole = metadata.read_bytes()
+    metadata.write_bytes(whole[:-9])
+    found = prune(store, keeping(entries), durable=False)
+    assert (found.left_alone, found.damaged) == ((), ("a",))
+    metadata.write_bytes(whole)
+    assert_holds(store, keys(list(range(COUNT))))
+
+
+def test_a_segment_that_begins_meanwhile_is_left_alone(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may have been read before its last batch came, and have ended before it was looked for."""
+    read = Store.open
+
+    def begin_before(*arguments: object, **more: object) -> Store:
+        if not (store / "segments" / "b").exists():
+            make(store, "b", PLAIN)
+        return read(*arguments, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Store, "open", begin_before)
+    found = prune(store, keeping([4]), durable=False)
+    assert found.left_alone == ("b",)
+    assert_holds(store, ["a/4", *keys(list(range(COUNT)), "b")])
+
+
+@pytest.mark.parametrize("mark", ["pruning...", "pruning."])
+def test_a_mark_that_leads_elsewhere_removes_nothing(store: Path, mark: str) -> None:
+    (store / ".incoming").mkdir()
+    (store / ".incoming" / mark).touch()
+    with pytest.raises(StoreError, match="is none of gdnbench's; remove it to prune the store"):
+        prune(store, keeping([4]), durable=False)
+    (store / ".incoming" / mark).unlink()
+    assert_holds(store, keys(list(range(COUNT))))
