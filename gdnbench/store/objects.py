@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -31,6 +31,8 @@ _RETRIES: Final[dict[str, Any]] = {
 }
 
 _MACHINE_ROLE: Final = "//169.254.169.254/"  # whom machines of a cloud ask for what they may
+
+_INVALID_PATH: Final = "object with invalid path"  # obstore's words for a listed key such as a//b and ../a
 
 T = TypeVar("T")
 
@@ -110,16 +112,16 @@ class Objects:
         return sorted({str(name).rstrip("/").rpartition("/")[2] for name in found["common_prefixes"]})
 
     def list(self, key: str) -> Iterator[tuple[str, ObjectInfo]]:
-        """Every object below `key`, at any depth, by its key from there."""
+        """Every object below `key`, at any depth, by its key from there, but those that only mark folders."""
         prefix = f"{self._checked(key)}/"
 
         def request() -> list[tuple[str, ObjectInfo]]:
             found = []
             for page in self._obstore.list(self._store, prefix):
-                found += [(str(one["path"]).removeprefix(prefix), _info(one)) for one in page]
+                found += [(str(one["path"]), _info(one)) for one in page]
             return found
 
-        yield from self._persist(request)
+        yield from _without_marks(prefix, self._persist(request))
 
     def _checked(self, key: str) -> str:
         if any(name in ("", ".", "..") for name in key.split("/")) or "\\" in key or "\0" in key:
@@ -140,11 +142,29 @@ class Objects:
                     raise ObjectsUnreachableError(
                         f"{self.url} is refused to the credentials of this environment: {_reason(error)}"
                     ) from None
+                if _INVALID_PATH in str(error):
+                    raise StoreError(
+                        f"{self.url} holds what is none of a store's: {_reason(error)}"
+                    ) from None
                 if not left or not isinstance(error, errors.GenericError) or not _broke_off(error):
                     raise ObjectsUnreachableError(f"{self.url} cannot be reached: {_reason(error)}") from None
             time.sleep(wait)
             wait *= 2
         raise AssertionError("the last try returns or raises")
+
+
+def _without_marks(prefix: str, found: Sequence[tuple[str, ObjectInfo]]) -> Iterator[tuple[str, ObjectInfo]]:
+    """The objects below `prefix` without it. Consoles and mounted buckets keep an empty object `folder/` for
+    each folder, of which obstore says the name without the slash.
+    """
+    folders = {
+        "/".join(names[:depth])
+        for names in {tuple(path.split("/")[:-1]) for path, _ in found}
+        for depth in range(1, len(names) + 1)
+    } | {prefix.rstrip("/")}
+    for path, info in found:
+        if info.size or path not in folders:
+            yield path.removeprefix(prefix), info
 
 
 def _info(found: Any) -> ObjectInfo:

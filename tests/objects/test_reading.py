@@ -12,6 +12,7 @@ from s3_bucket import SECRET, Bucket
 
 from gdnbench.errors import BadInputError, CannotRunError, Exit, StoreError
 from gdnbench.store.address import shown
+from gdnbench.store.merge import merge
 from gdnbench.store.objects import Objects, _reason
 from gdnbench.store.piece_cache import PieceCache
 from gdnbench.store.reader import Store
@@ -221,3 +222,33 @@ def test_the_proxy_cuts(bucket: Bucket) -> None:
     assert len(found) <= 4
     assert proxy.drops == 1
     proxy.close()
+
+
+FOLDER_MARKS = ("", "segments/", "segments/0/", "segments/0/0000000000/", "segments/0/0000000000/records/")
+
+
+def test_objects_that_mark_folders_are_none_of_a_store(bucket: Bucket, local: Path, tmp_path: Path) -> None:
+    """Consoles and mounted buckets make them."""
+    as_objects(local, bucket.url)
+    for key in FOLDER_MARKS:
+        bucket.post(f"{bucket.url.removeprefix('s3://')}/{key}", "PUT")
+    assert verify(bucket.url).damages == ()
+    with Store.open(bucket.url) as store:
+        assert merge(tmp_path / "merged.zarr", [store]).refused == []
+    with Store.open(tmp_path / "merged.zarr") as merged, Store.open(local) as made:
+        assert contents(merged) == contents(made)
+
+
+@pytest.mark.parametrize(
+    "key", ["segments/0/..", "segments//zarr.json", "segments/0/0000000000/../../../../x"]
+)
+def test_a_key_that_leads_out_is_the_stores_fault_and_not_the_networks(
+    bucket: Bucket, local: Path, key: str
+) -> None:
+    as_objects(local, bucket.url)
+    bucket.post(f"{bucket.url.removeprefix('s3://')}/{key}", "PUT")
+    with (
+        pytest.raises(StoreError, match=r"holds what is none of a store's: .* path"),
+        Store.open(bucket.url) as store,
+    ):
+        contents(store)
