@@ -85,8 +85,11 @@ def checked_out(out: str, inputs: Sequence[Address]) -> Path:
     if is_url(out):
         raise BadInputError(f"{out} is a URL; merge into a folder and upload that")
     place = local_path(out)
-    if any(not is_url(source) and local_path(source).resolve() == place.resolve() for source in inputs):
+    folders = [local_path(source).resolve() for source in inputs if not is_url(source)]
+    if place.resolve() in folders:
         raise BadInputError(f"{out} is one of the stores to be merged; give the new one another path")
+    if not {*folders}.isdisjoint(place.resolve().parents):
+        raise BadInputError(f"{out} is in one of the stores to be merged; give the new one another path")
     if place.exists() and not (place / METADATA).exists():
         if not place.is_dir():
             raise BadInputError(f"{out} is a file; merge into a folder")

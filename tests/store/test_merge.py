@@ -179,6 +179,7 @@ def test_where_a_merge_may_go(nodes: tuple[Path, Path], tmp_path: Path) -> None:
     (tmp_path / "mine/thesis.txt").write_text("")
     for out, reason in (
         (nodes[0], "is one of the stores"),
+        (nodes[1] / "segments/all", "is in one of the stores"),
         (tmp_path / "mine", "thesis.txt"),
         (tmp_path / "mine/thesis.txt", "is a file"),
         ("s3://bucket/all.zarr", "is a URL"),
