@@ -12,7 +12,9 @@ import pytest
 SCRIPTS = Path(__file__).parents[2] / "scripts" / "examples"
 
 
-@pytest.mark.parametrize("name", ["capture_fla.py", "capture_flashinfer.py", "capture_vllm.py"])
+@pytest.mark.parametrize(
+    "name", ["capture_fla.py", "capture_flashinfer.py", "capture_vllm.py", "capture_sglang.py"]
+)
 def test_without_a_gpu(name: str) -> None:
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
     ran = subprocess.run(
