@@ -24,6 +24,7 @@ from gdnbench.cli.pipes import leave_stdout, reader_may_leave
 from gdnbench.cli.prune import prune
 from gdnbench.cli.replay import replay
 from gdnbench.cli.report import report
+from gdnbench.cli.share import share
 from gdnbench.cli.show import show
 from gdnbench.cli.sim import sim
 from gdnbench.cli.suite import suite
@@ -51,7 +52,7 @@ app = typer.Typer(
 FOREIGN_WORDS = {"allow_extra_args": True, "ignore_unknown_options": True}  # the operation's own options
 
 app.command()(capture)
-for command in (ls, show, replay, suite, diff, report, time, verify, sim, upload, prune, merge):
+for command in (ls, show, replay, suite, diff, report, time, verify, sim, upload, prune, merge, share):
     app.command()(reader_may_leave(command))
 app.command(context_settings=FOREIGN_WORDS)(reader_may_leave(synth))
 app.command(context_settings=FOREIGN_WORDS)(reader_may_leave(compile))

@@ -1,0 +1,86 @@
+"""Other bases for what attention computes with, under which the operation is the same.
+
+Per value head the gated delta rule is S' = exp(g) S, u = beta (v - S' k), S'' = S' + u k^T, o = scale S'' q.
+With orthogonal R and P, put R k, R q, P v and P S R^T in the place of k, q, v and S: S' R^T R k = S' k, so
+that u becomes P u, the new state P S'' R^T, and o becomes P o. Gates, beta, norms and all products of keys
+and queries stay. Sliding-window attention has one row as key and value: scores are q^T row, outputs sums of
+rows, so one R does for q, rows and outputs.
+
+A rotation is drawn uniformly (QR of normal numbers with a positive diagonal; Mezzadri, 2007), computed in
+fp64, and what comes out is rounded to the tensor's dtype again. A signed permutation moves bits and rounds
+nothing, so it also serves for codes that share a scale, and shows the values, though not where they were.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from enum import StrEnum
+
+import torch
+from torch import Tensor
+
+
+class Kind(StrEnum):
+    ROTATION = "rotation"
+    PERMUTATION = "permutation"
+
+
+@dataclass(frozen=True, slots=True)
+class Rotation:
+    """x -> R x along an axis."""
+
+    matrix: Tensor  # [D, D] fp64, orthogonal
+
+    def of(self, x: Tensor) -> Tensor:
+        """`x` [..., D] in the new basis, rounded to its dtype."""
+        return (x.double() @ self.matrix.T).to(x.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class Permutation:
+    """Feature i of the new basis is feature `places[i]` of the old one, negated where `negated[i]`."""
+
+    places: Tensor  # [D] int64
+    negated: Tensor  # [D] bool
+
+    def of(self, x: Tensor) -> Tensor:
+        """`x` [..., D] in the new basis, bit for bit but for signs."""
+        moved = x[..., self.places]
+        return torch.where(self.negated, -moved, moved)
+
+    def of_codes(self, codes: Tensor) -> Tensor:
+        """Bytes [..., D] of e4m3 values: a sign is the highest bit."""
+        assert codes.dtype is torch.uint8
+        return codes[..., self.places] ^ (self.negated.to(torch.uint8) << 7)
+
+
+Basis = Rotation | Permutation
+
+
+@dataclass(frozen=True, slots=True)
+class Bases:
+    """Bases by name, drawn from a secret that is kept nowhere: the same name has the same basis."""
+
+    secret: bytes
+    kind: Kind
+
+    def basis(self, size: int, *name: object, group: int | None = None) -> Basis:
+        """Of `size` features. `group`: features move only among as many neighbours, which share a scale."""
+        generator = self.generator(*name)
+        if self.kind is Kind.ROTATION:
+            return Rotation(_rotation(size, generator))
+        parts = [torch.randperm(group or size, generator=generator) for _ in range(size // (group or size))]
+        places = torch.cat([part + at * len(part) for at, part in enumerate(parts)])
+        return Permutation(places, torch.randint(2, (size,), generator=generator).bool())
+
+    def generator(self, *name: object) -> torch.Generator:
+        digest = hashlib.blake2b(repr(name).encode(), key=self.secret, digest_size=8).digest()
+        return torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
+
+
+def _rotation(size: int, generator: torch.Generator) -> Tensor:
+    normal = torch.randn(size, size, dtype=torch.float64, generator=generator)
+    q, r = torch.linalg.qr(normal)
+    found: Tensor = q * r.diagonal().sign()
+    return found

@@ -1,0 +1,81 @@
+"""Whether a copy shows what its source shows: the same records replayed from both."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gdnbench.errors import CannotRunError
+from gdnbench.judge.result import Side, TensorResult
+from gdnbench.replay.replay import replay
+from gdnbench.report.outcome import Outcome
+from gdnbench.report.report import RecordResult
+from gdnbench.store.reader import Store
+
+_NEVER_RAN = (Outcome.UNSUPPORTED, Outcome.MISSING, Outcome.COMPILE_FAILURE)
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """One record, replayed from the source and from the copy. `lost`: what the copy does not show; empty if
+    it shows the same outcome and the same tensors failing."""
+
+    source: RecordResult
+    copy: RecordResult
+    lost: str = ""
+
+    @property
+    def failing(self) -> list[tuple[TensorResult, TensorResult]]:
+        """Tensors that fail in both."""
+        of_copy = {(one.tensor, one.side): one for one in self.copy.tensors}
+        return [
+            (one, of_copy[one.tensor, one.side])
+            for one in self.source.tensors
+            if not one.passed and (one.tensor, one.side) in of_copy
+        ]
+
+
+def shown(source: Store, numbers: Sequence[int], copy: Store, options: dict[str, Any]) -> list[Shown]:
+    """Replay records `numbers` of `source`, and all of `copy`, which has those in the same order. `options`
+    are those of `replay`; errors as of it, and CannotRunError where the kernel cannot run on a record.
+    """
+    ours = replay(source, records=list(numbers), **options).records
+    for one in ours:
+        if one.outcome in _NEVER_RAN:
+            raise CannotRunError(f"nothing can be shown: record {one.label}: {one.outcome}: {one.reason}")
+    theirs = replay(copy, **options).records
+    return [Shown(one, other, _lost(one, other)) for one, other in zip(ours, theirs, strict=True)]
+
+
+def _lost(source: RecordResult, copy: RecordResult) -> str:
+    if copy.outcome is not source.outcome:
+        return f"{source.outcome.value} in the source, {copy.outcome.value} in the copy"
+    if source.outcome is not Outcome.MISMATCH:
+        return ""
+    ours, theirs = _failing(source), _failing(copy)
+    if ours != theirs:
+        return f"{_names(ours)} fail in the source, {_names(theirs)} in the copy"
+    if bool(source.faults) != bool(copy.faults):
+        return "what it writes and must not is seen in one of them alone"
+    return ""
+
+
+def _failing(result: RecordResult) -> set[tuple[str, Side]]:
+    return {(tensor.tensor, tensor.side) for tensor in result.tensors if not tensor.passed}
+
+
+def _names(failing: set[tuple[str, Side]]) -> str:
+    return ", ".join(sorted(name for name, _ in failing)) or "no tensor"
+
+
+def same_elements(source: Store, numbers: Sequence[int], copy: Store) -> str:
+    """The first tensor of the copy whose digest is not that of the source's; "" if there is none."""
+    for at, number in enumerate(numbers):
+        ours, theirs = source.records[number], copy.records[at]
+        for when in ("before", "after"):
+            a, b = getattr(ours, when), getattr(theirs, when)
+            for name in {**a, **b}:
+                if name not in a or name not in b or a[name].digest != b[name].digest:
+                    return f"record {number}: {name} {when} the call"
+    return ""

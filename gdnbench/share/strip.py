@@ -1,0 +1,173 @@
+"""What a shared record says beside its elements. Lists of what is kept: anything else is left out.
+
+A name is kept where it is one of the contract's, of a released package's, or a number. What a caller may have
+chosen (paths, command lines, hosts, names of layers and functions of one's own) never is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from gdnbench.ops import operation
+from gdnbench.record import Pool, RecordInfo, TensorMeta
+from gdnbench.store.reader import StoredRecord
+
+PROCESS = ("rank", "world_size", "local_rank", "parallel")
+"""Of the process: which of its peers it was."""
+PROVENANCE = ("packages", "python", "gpus", "cuda", "driver")
+"""Versions: a failure may be of one of them."""
+DISPATCH = (
+    "path",
+    "backend",
+    "mode",
+    "outputs",
+    "not_recorded",
+    "made_by_capture",
+    "laid_out_by_capture",
+    "repeated",
+    "qk_heads_as_called",
+    "trigger",
+    "metadata",
+)
+"""How the call came to run as it did, where its adapter is one of this package's."""
+FRAMEWORKS = ("transformers", "fla", "flashinfer", "vllm", "sglang")
+"""Packages that anyone can have: functions in them are named as they are."""
+PACKAGES = (
+    "gdnbench",
+    "torch",
+    "transformers",
+    "triton",
+    "flash-linear-attention",
+    "nvidia-cutlass-dsl",
+    "flashinfer-python",
+    "numpy",
+    "vllm",
+    "sglang",
+)
+"""Packages whose versions are kept."""
+ELSEWHERE = "shared:function"
+"""What stands for the name of any other function."""
+
+_WORD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:,+ -]{0,119}")
+_VERSION = re.compile(r"[0-9][A-Za-z0-9.+!]{0,39}")
+
+
+NAMED = {"argv", "cwd", "host", "pid", "parent", "time", "git", "os", "cpu", "implementation", "replays"}
+"""Names of what is left out that may be told, as this package chose them."""
+
+
+@dataclass(slots=True)
+class Layers:
+    """Names of layers by what they were called: layers.3, or layer.0 where the caller gave no index."""
+
+    names: dict[tuple[str, int | None], str] = field(default_factory=dict)
+
+    def name(self, layer: str, index: int | None) -> str:
+        key = layer, index
+        if key not in self.names:
+            if index is None:
+                self.names[key] = f"layer.{sum(other is None for _, other in self.names)}"
+            else:
+                again = sum(other == index for _, other in self.names)
+                self.names[key] = f"layers.{index}" + (f".{again}" if again else "")
+        return self.names[key]
+
+
+@dataclass(slots=True)
+class Dropped:
+    """What was left out, by what it was."""
+
+    names: set[str] = field(default_factory=set)
+    layers: Layers = field(default_factory=Layers)
+
+    def others(self, where: str, given: Mapping[str, Any], kept: Iterable[str]) -> None:
+        for name in given.keys() - set(kept):
+            self.names.add(f"{where}.{name if name in NAMED else 'others'}")
+
+
+def process_of(process: Mapping[str, Any], dropped: Dropped) -> dict[str, Any]:
+    """Of a segment's `process` what may be shared."""
+    found = {name: process[name] for name in PROCESS if name in process and _plain(process[name])}
+    dropped.others("process", process, found)
+    return found
+
+
+def provenance_of(provenance: Mapping[str, Any], dropped: Dropped) -> dict[str, Any]:
+    """Of a segment's `provenance` what may be shared."""
+    found = {name: provenance[name] for name in PROVENANCE if name in provenance}
+    packages = found.pop("packages", None)
+    found = {name: value for name, value in found.items() if value is None or _plain(value)}
+    if isinstance(packages, Mapping):
+        # A local version (1.2+company.git) says where it was built.
+        found["packages"] = {
+            str(name): str(version).partition("+")[0]
+            for name, version in packages.items()
+            if name in PACKAGES and _VERSION.fullmatch(str(version).partition("+")[0])
+        }
+    dropped.others("provenance", provenance, found)
+    return found
+
+
+def info_of(record: StoredRecord, salt: bytes, dropped: Dropped) -> RecordInfo:
+    """What is said of the call in the copy. `salt`: secret, of this copy alone."""
+    info = record.info
+    contract = operation(info.op)
+    scalars = {spec.name for spec in contract.scalars if _plain(info.scalars.get(spec.name))}
+    conventions = {one.name: one.values for one in contract.conventions}
+    # Of a function of somebody's own, an adapter of their own may have written what it likes there.
+    told = DISPATCH if _is_public(info.target) else ("trigger",)
+    dispatch = {name: info.dispatch[name] for name in told if _plain(info.dispatch.get(name))}
+    implementation = info.dispatch.get("implementation")
+    if isinstance(implementation, str) and _is_public(implementation):
+        dispatch["implementation"] = implementation
+    dropped.others("dispatch", info.dispatch, dispatch)
+    dropped.others("scalars", info.scalars, scalars)
+    target = info.target if _is_public(info.target) else ELSEWHERE
+    layer = dropped.layers.name(info.layer, info.layer_index)
+    dropped.names |= {"target"} if target != info.target else set()
+    dropped.names |= {"layer"} if layer != info.layer else set()
+    return replace(
+        info,
+        target=target,
+        layer=layer,
+        scalars={name: value for name, value in info.scalars.items() if name in scalars},
+        conventions={n: v for n, v in info.conventions.items() if v in conventions.get(n, ())},
+        pools={name: _pool(pool, salt) for name, pool in info.pools.items()},
+        dispatch=dispatch,
+        run={},
+    )
+
+
+def meta_of(meta: TensorMeta) -> TensorMeta:
+    """As it is: shapes, strides and dtypes are what a failure may hang on. Only the device's number goes."""
+    return replace(meta, device=meta.device.partition(":")[0])
+
+
+def _pool(pool: Pool, salt: bytes) -> Pool:
+    """The checksums of rows that are not stored, so that equal ones stay equal and nothing else is told."""
+    before, after = (
+        None if sum_ is None else hashlib.blake2b(sum_.encode(), key=salt, digest_size=8).hexdigest()
+        for sum_ in (pool.untouched_before, pool.untouched_after)
+    )
+    return replace(pool, untouched_before=before, untouched_after=after)
+
+
+def _is_public(function: str) -> bool:
+    return function.partition(".")[0].partition(":")[0] in FRAMEWORKS and _plain(function)
+
+
+def _plain(value: Any) -> bool:
+    """Whether `value` is numbers and short words alone."""
+    if isinstance(value, bool | int | float):
+        return True
+    if isinstance(value, str):
+        return _WORD.fullmatch(value) is not None
+    if isinstance(value, list | tuple):
+        return all(_plain(one) for one in value)
+    if isinstance(value, Mapping):
+        return all(_plain(name) and _plain(one) for name, one in value.items())
+    return False

@@ -1,0 +1,63 @@
+"""Inputs made up anew, with what the difficulty of a gated delta rule hangs on: gates, step sizes, and what
+keys have to do with one another.
+
+The inverse of a chunk depends on beta, g and K K^T alone (`gdn_prefill`'s stages A and Ai). Keys are rotated,
+by a rotation of their own for each record and key head, which keeps K K^T up to the rounding of their dtype.
+Queries and values are random directions of the lengths that were recorded, head by head and token by token;
+states are random, each head's of the Frobenius norm that it had.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from gdnbench.errors import BadInputError
+from gdnbench.share.basis import Bases
+from gdnbench.store.reader import StoredRecord
+
+OPERATIONS = ("gdn_prefill", "gdn_decode")
+_LENGTHS = {"q": "K", "v": "V"}
+_STATES = ("initial_state", "state")
+
+
+def made_up(record: StoredRecord, bases: Bases) -> dict[str, Tensor]:
+    """Inputs in the place of the record's. BadInputError for another operation."""
+    if record.info.op not in OPERATIONS:
+        raise BadInputError(
+            f"record {record.key} is of {record.info.op}: --hide synthetic knows {' and '.join(OPERATIONS)}"
+        )
+    found = {}
+    for name, handle in record.before.items():
+        x, axes = handle.read(), handle.meta.axes
+        generator = bases.generator(record.key, name)
+        if name == "k":
+            found[name] = _rotated(x, axes, bases, record.key)
+        elif name in _LENGTHS:
+            found[name] = _of_norm(x, (axes.index(_LENGTHS[name]),), generator)
+        elif name in _STATES:
+            found[name] = _of_norm(x, (axes.index("V"), axes.index("K")), generator)
+        else:
+            found[name] = x
+    return found
+
+
+def _rotated(k: Tensor, axes: Sequence[str], bases: Bases, key: str) -> Tensor:
+    heads, features = axes.index("H"), axes.index("K")
+    moved = k.movedim((heads, features), (0, -1))
+    if not len(moved):
+        return k
+    changed = [bases.basis(k.shape[features], key, "k", head).of(one) for head, one in enumerate(moved)]
+    return torch.stack(changed).movedim((0, -1), (heads, features)).contiguous()
+
+
+def _of_norm(x: Tensor, over: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    """Random numbers of x's norms over these axes. What is not finite or all zero stays as it is."""
+    wide = x.double()
+    drawn = torch.randn(x.shape, dtype=torch.float64, generator=generator)
+    norms, lengths = (torch.linalg.vector_norm(one, dim=over, keepdim=True) for one in (wide, drawn))
+    made = drawn * (norms / lengths.clamp(min=torch.finfo(torch.float64).tiny))
+    keep = ~norms.isfinite() | (norms == 0)
+    return torch.where(keep, wide, made).to(x.dtype)
