@@ -33,7 +33,7 @@ class CaptureFinder:
             return None
         if self._after_import is None:
             root = fullname.partition(".")[0]
-            if root in sys.stdlib_module_names or _in_start_up():
+            if root in sys.stdlib_module_names or _not_the_programs():
                 return None
             self._busy = True
             try:
@@ -90,11 +90,16 @@ class _AlreadyLoaded:
         module.__spec__ = self._spec
 
 
-def _in_start_up() -> bool:
-    """Whether the interpreter is still starting: other packages have start-up lines too, and some import."""
+def _not_the_programs() -> bool:
+    """Whether the interpreter is still starting, as other packages have start-up lines too, or a module of
+    the standard library is half imported: `copy`, which `dataclasses` imports, tries one of Jython's."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        if frame.f_globals.get("__name__") == "site":
+        name = frame.f_globals.get("__name__")
+        if name == "site":
+            return True
+        importing = frame.f_code.co_name == "<module>" and isinstance(name, str)
+        if importing and name.partition(".")[0] in sys.stdlib_module_names:
             return True
         frame = frame.f_back
     return False

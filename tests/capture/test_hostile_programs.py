@@ -256,3 +256,15 @@ def test_notes_that_a_full_disk_cut_short_are_passed_over(tmp_path: Path) -> Non
         file.write(b'{"event": "clo\n[1]\n\xff\n{"pid": 1}\n' + b"[" * 100_000)
     assert [note["event"] for note in read_report(path)] == ["started"]
     assert read_report(tmp_path / "none") == []
+
+
+def test_a_program_that_begins_with_dataclasses(toy: Toy, tmp_path: Path) -> None:
+    """It imports `copy`, which tries a module of Jython's: the first import from outside the library."""
+    script = toy.script("""
+        import dataclasses
+        import toyframe
+        toyframe.Model()(0)
+        """)
+    ran = toy.capture(tmp_path / "run.zarr", script)
+    assert ran.status == 0, ran.err
+    assert ran.err.startswith("gdnbench: 2 records, ")
