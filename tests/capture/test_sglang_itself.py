@@ -4,11 +4,16 @@ its Python alone goes beside what it imports into an environment that has this p
 
     pip install --no-deps sglang==0.5.23
 
-GDNBENCH_SGLANG_PYTHON names the interpreter of that environment, if it is not this one.
+GDNBENCH_SGLANG_PYTHON names the interpreter of that environment, if it is not this one. Of what SGLang asks
+for, its linear attention imports these and what they need, without versions:
+
+    triton einops msgspec orjson pybase64 requests pillow starlette fastapi uvicorn pyzmq aiohttp ipython dill
+    sentencepiece compressed-tensors loguru gguf openai partial-json-parser
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -18,9 +23,14 @@ from pathlib import Path
 import pytest
 
 from gdnbench.capture.adapters import sglang_signatures as names
+from gdnbench.replay.replay import replay
+from gdnbench.report.outcome import Outcome
+from gdnbench.store.reader import Store
+from tests.capture.conftest import ToyFramework
 from tests.capture.frameworks import FOLDER
 from tests.capture.source_signatures import parameters
 
+PROGRAM = Path(__file__).parent / "sglang_program.py"
 KNOWN = names.SIGNATURES.functions
 KERNELS, OPS = "srt/layers/attention/linear/kernels", "kernels/ops/attention"
 FILES = {
@@ -65,3 +75,32 @@ def test_what_is_known() -> None:
     assert re.fullmatch(r"\d{4}-\d\d-\d\d", names.SIGNATURES.read)
     for signature in KNOWN.values():
         assert set(signature.needs.split()) <= signature.names
+
+
+@pytest.mark.timeout(600)
+def test_its_own_python(source: Path, toy: ToyFramework, tmp_path: Path) -> None:
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("GDNBENCH_")}
+    plain = subprocess.run(
+        [python(), PROGRAM], env=inherited, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert plain.returncode == 0, plain.stderr
+    ran = toy.capture(tmp_path / "run.zarr", [python(), str(PROGRAM)])
+    assert ran.status == 0, ran.err
+    assert json.loads(ran.out) == json.loads(plain.stdout)
+    assert "gdnbench: 4 records" in ran.err
+    assert "not recorded" not in ran.err
+    assert "problem" not in ran.err
+    store = Store.open(tmp_path / "run.zarr")
+    infos = [record.info for record in store.records]
+    assert [(i.op, i.layer_index, i.dispatch["path"]) for i in infos] == [
+        ("gdn_prefill", 3, "chunk"),
+        ("gdn_decode", 3, names.PACKED_DECODE),
+        ("gdn_decode", 3, names.DECODE),
+        ("gdn_decode", 3, names.VERIFY),
+    ]
+    assert infos[0].dispatch["metadata"] == {"state_indices": [4, 0], "extend_prefix_lens": [0, 12]}
+    assert store.records[1].before["state_indices"].read().tolist() == [[4], [-1], [0]]
+    assert store.records[3].before["read_indices"].read().tolist() == [4, 0]
+    for kernel in ("reference", "torch"):
+        report = replay(store, kernel=kernel, against="recorded", isolate=False)
+        assert [record.outcome for record in report.records] == [Outcome.PASS] * 4
