@@ -17,6 +17,7 @@ SIM_ENDS = ("gdnbench.sim.host", "gdnbench.sim.simulate", "gdnbench.sim.run", "g
 # What stands on a replay or shows it: nothing that a replay is made of knows of these.
 ON_TOP = (
     "gdnbench.mismatch",
+    "gdnbench.share",
     "gdnbench.spread",
     "gdnbench.suite",
     "gdnbench.page",
@@ -155,6 +156,21 @@ FORBIDDEN = {
         "gdnbench.timing",
         "gdnbench.diff",
         "gdnbench.bisect",
+        "gdnbench.suite",
+        "gdnbench.spread",
+        "gdnbench.page",
+        "gdnbench.pictures",
+        "gdnbench.pytest_plugin",
+        "gdnbench.cli",
+    ),
+    # Replays what it copies, and what it has copied.
+    "gdnbench/share": (
+        "gdnbench.capture",
+        "gdnbench.timing",
+        "gdnbench.diff",
+        "gdnbench.trace",
+        "gdnbench.bisect",
+        "gdnbench.mismatch",
         "gdnbench.suite",
         "gdnbench.spread",
         "gdnbench.page",

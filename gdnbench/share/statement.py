@@ -10,19 +10,21 @@ HIDDEN: dict[str, tuple[str, ...]] = {
         " has the model's weights can test a guess of the prompt, and search for it token by token.",
     ),
     "rotation": (
-        "Queries, keys, values, states and outputs are in bases of the copy's own, one for each process, layer"
-        " and head, drawn at random and kept nowhere.",
-        "A rotation keeps lengths and angles: norms, the Gram matrix of the keys, products of queries and keys,"
-        " which tokens are equal or alike, attention weights, and whether two prompts of this copy share"
-        " tokens.",
+        "Queries, keys, values, states and outputs are in bases of the copy's own, one for each process,"
+        " layer and head, drawn at random and kept nowhere.",
+        "A rotation keeps lengths and angles: norms, the Gram matrix of the keys, products of queries and"
+        " keys, which tokens are equal or alike, attention weights, and whether two prompts of this copy"
+        " share tokens.",
+        "Outputs are left out, unless the failure is that of a recorded one: inputs rounded in another basis"
+        " give others.",
         "Who has the model's weights and can guess as many tokens of its prompts as a head has features can"
         " solve for the rotations, and then read all of it; fewer are enough to test a guess.",
     ),
     "permutation": (
         "Features have other places and signs, one permutation for each process, layer and head, drawn at"
         " random and kept nowhere. The magnitudes of all elements are the model's own.",
-        "As with a rotation, norms and products of keys and queries stay. A feature that is often large can be"
-        " told from the others, so a permutation is undone more easily than a rotation.",
+        "As with a rotation, norms and products of keys and queries stay. A feature that is often large can"
+        " be told from the others, so a permutation is undone more easily than a rotation.",
     ),
     "synthetic": (
         "Queries, values and states are random, of the lengths that were recorded. Outputs are left out.",
@@ -34,8 +36,8 @@ HIDDEN: dict[str, tuple[str, ...]] = {
 """By the kind of hiding."""
 
 GATES = (
-    "Gates and step sizes (g, beta or what they are made of) are the model's own, and so are A_log and dt_bias,"
-    " which are weights and name the model.",
+    "Gates and step sizes (g, beta or what they are made of) are the model's own, and so are A_log and"
+    " dt_bias, which are weights and name the model.",
 )
 ALWAYS = (
     "Lengths of sequences, sizes of batches, numbers of heads and feature dimensions, numbers of slots and"

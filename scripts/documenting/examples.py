@@ -39,6 +39,13 @@ EXAMPLES = {
         ),
     ),
     "gdnbench merge": Example("store.md", ("gdnbench merge run.zarr node0.zarr node1.zarr",)),
+    "gdnbench share": Example(
+        "share.md",
+        (
+            "gdnbench share run.zarr failing.zip 3",
+            "gdnbench share run.zarr failing.zip 3 --hide rotation --kernel engine.kernels:prefill --on cuda",
+        ),
+    ),
     "gdnbench upload": Example("store.md", ("gdnbench upload run.zarr s3://bucket/run.zarr",)),
     "gdnbench replay": Example(
         "replay.md",
