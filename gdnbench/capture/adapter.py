@@ -48,8 +48,8 @@ class Seen(NamedTuple):
 
 
 Finish = Callable[["dict[str, Tensor]"], "tuple[dict[str, Tensor], dict[str, Any]]"]
-"""Gets the CPU copies of the inputs by contract name; may make some smaller, leave out what is no tensor of the
-operation, and add to `dispatch`. May raise `NotCaptured`."""
+"""Gets the CPU copies of the inputs by contract name; may make some smaller, leave out what is no tensor of
+the operation, and add to `dispatch`. May raise `NotCaptured`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,9 @@ EXAMPLES = {
         ("gdnbench ls run.zarr --op gdn_prefill", "gdnbench ls run.zarr --rank tp1 --order step"),
     ),
     "gdnbench show": Example("store.md", ("gdnbench show run.zarr 3",)),
-    "gdnbench verify": Example("store.md", ("gdnbench verify run.zarr", "gdnbench verify s3://bucket/run.zarr")),
+    "gdnbench verify": Example(
+        "store.md", ("gdnbench verify run.zarr", "gdnbench verify s3://bucket/run.zarr")
+    ),
     "gdnbench prune": Example(
         "store.md",
         (
