@@ -30,11 +30,10 @@ DISPATCH = (
     "laid_out_by_capture",
     "repeated",
     "qk_heads_as_called",
-    "trigger",
     "metadata",
 )
 """How the call came to run as it did, where its adapter is one of this package's."""
-FRAMEWORKS = ("transformers", "fla", "flashinfer", "vllm", "sglang")
+FRAMEWORKS = ("gdnbench", "gdnbench_kernels", "transformers", "fla", "flashinfer", "vllm", "sglang")
 """Packages that anyone can have: functions in them are named as they are."""
 PACKAGES = (
     "gdnbench",
@@ -54,7 +53,10 @@ ELSEWHERE = "shared:function"
 
 _WORD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:,+ -]{0,119}")
 _VERSION = re.compile(r"[0-9][A-Za-z0-9.+!]{0,39}")
-
+_TRIGGER = re.compile(r"when|raised|nonfinite:[a-zA-Z_,]+|mismatch:[a-zA-Z_]+ [0-9.e+-]+x|around:call [0-9]+")
+_DEVICE = re.compile(r"[a-z]{1,16}")
+_LEFT_OUT = "an output"
+"""What stands for outputs that its capture left out, in words of somebody else's adapter."""
 
 NAMED = {"argv", "cwd", "host", "pid", "parent", "time", "git", "os", "cpu", "implementation", "replays"}
 """Names of what is left out that may be told, as this package chose them."""
@@ -81,7 +83,7 @@ class Layers:
 class Dropped:
     """What was left out, by what it was."""
 
-    names: set[str] = field(default_factory=set)
+    names: set[str] = field(default_factory=lambda: {"segment names, which hold a time and a process"})
     layers: Layers = field(default_factory=Layers)
 
     def others(self, where: str, given: Mapping[str, Any], kept: Iterable[str]) -> None:
@@ -116,14 +118,10 @@ def info_of(record: StoredRecord, salt: bytes, dropped: Dropped) -> RecordInfo:
     """What is said of the call in the copy. `salt`: secret, of this copy alone."""
     info = record.info
     contract = operation(info.op)
-    scalars = {spec.name for spec in contract.scalars if _plain(info.scalars.get(spec.name))}
+    scalars = {spec.name for spec in contract.scalars if _is_number(info.scalars.get(spec.name))}
+    tensors = {spec.name for spec in contract.tensors}
     conventions = {one.name: one.values for one in contract.conventions}
-    # Of a function of somebody's own, an adapter of their own may have written what it likes there.
-    told = DISPATCH if _is_public(info.target) else ("trigger",)
-    dispatch = {name: info.dispatch[name] for name in told if _plain(info.dispatch.get(name))}
-    implementation = info.dispatch.get("implementation")
-    if isinstance(implementation, str) and _is_public(implementation):
-        dispatch["implementation"] = implementation
+    dispatch = _dispatch_of(info)
     dropped.others("dispatch", info.dispatch, dispatch)
     dropped.others("scalars", info.scalars, scalars)
     target = info.target if _is_public(info.target) else ELSEWHERE
@@ -136,15 +134,32 @@ def info_of(record: StoredRecord, salt: bytes, dropped: Dropped) -> RecordInfo:
         layer=layer,
         scalars={name: value for name, value in info.scalars.items() if name in scalars},
         conventions={n: v for n, v in info.conventions.items() if v in conventions.get(n, ())},
-        pools={name: _pool(pool, salt) for name, pool in info.pools.items()},
+        pools={name: _pool(pool, salt) for name, pool in info.pools.items() if name in tensors},
         dispatch=dispatch,
         run={},
     )
 
 
+def _dispatch_of(info: RecordInfo) -> dict[str, Any]:
+    # Of a function of somebody's own, an adapter of their own may have written what it likes there.
+    told = DISPATCH if _is_public(info.target) else ()
+    found = {name: info.dispatch[name] for name in told if _plain(info.dispatch.get(name))}
+    if not _is_numbers(found.get("metadata", {})):
+        del found["metadata"]
+    if "not_recorded" in info.dispatch:  # a replay asks whether it is there
+        found.setdefault("not_recorded", _LEFT_OUT)
+    trigger, implementation = (info.dispatch.get(name) for name in ("trigger", "implementation"))
+    if isinstance(trigger, str) and _TRIGGER.fullmatch(trigger):
+        found["trigger"] = trigger
+    if isinstance(implementation, str) and _is_public(implementation):
+        found["implementation"] = implementation
+    return found
+
+
 def meta_of(meta: TensorMeta) -> TensorMeta:
     """As it is: shapes, strides and dtypes are what a failure may hang on. Only the device's number goes."""
-    return replace(meta, device=meta.device.partition(":")[0])
+    device = meta.device.partition(":")[0]
+    return replace(meta, device=device if _DEVICE.fullmatch(device) else "cpu")
 
 
 def _pool(pool: Pool, salt: bytes) -> Pool:
@@ -158,6 +173,17 @@ def _pool(pool: Pool, salt: bytes) -> Pool:
 
 def _is_public(function: str) -> bool:
     return function.partition(".")[0].partition(":")[0] in FRAMEWORKS and _plain(function)
+
+
+def _is_number(value: Any) -> bool:
+    return value is None or isinstance(value, bool | int | float)
+
+
+def _is_numbers(value: Any) -> bool:
+    """Whether `value` is numbers, by names of fields or in a row."""
+    if isinstance(value, Mapping):
+        return all(_plain(name) and _is_numbers(one) for name, one in value.items())
+    return all(map(_is_numbers, value)) if isinstance(value, list | tuple) else _is_number(value)
 
 
 def _plain(value: Any) -> bool:
