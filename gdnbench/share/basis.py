@@ -16,6 +16,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -67,16 +68,22 @@ class Bases:
 
     def basis(self, size: int, *name: object, group: int | None = None) -> Basis:
         """Of `size` features. `group`: features move only among as many neighbours, which share a scale."""
-        generator = self.generator(*name)
-        if self.kind is Kind.ROTATION:
-            return Rotation(_rotation(size, generator))
-        parts = [torch.randperm(group or size, generator=generator) for _ in range(size // (group or size))]
-        places = torch.cat([part + at * len(part) for at, part in enumerate(parts)])
-        return Permutation(places, torch.randint(2, (size,), generator=generator).bool())
+        return _drawn(self, size, name, group)
 
     def generator(self, *name: object) -> torch.Generator:
         digest = hashlib.blake2b(repr(name).encode(), key=self.secret, digest_size=8).digest()
         return torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
+
+
+# As many as a layer has heads, which the next step asks for again.
+@lru_cache(maxsize=128)
+def _drawn(bases: Bases, size: int, name: tuple[object, ...], group: int | None) -> Basis:
+    generator = bases.generator(*name)
+    if bases.kind is Kind.ROTATION:
+        return Rotation(_rotation(size, generator))
+    parts = [torch.randperm(group or size, generator=generator) for _ in range(size // (group or size))]
+    places = torch.cat([part + at * len(part) for at, part in enumerate(parts)])
+    return Permutation(places, torch.randint(2, (size,), generator=generator).bool())
 
 
 def _rotation(size: int, generator: torch.Generator) -> Tensor:

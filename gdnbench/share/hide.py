@@ -2,68 +2,65 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from gdnbench.errors import BadInputError
 from gdnbench.share.basis import Bases, Basis, Kind, Permutation
-from gdnbench.store.reader import StoredRecord, TensorHandle
+from gdnbench.store.reader import StoredRecord
 from gdnbench_kernels.swa_decode.layouts import DATA_BYTES, CacheLayout
 from gdnbench_kernels.swa_decode.sizes import GROUP, HEAD_DIM, NOPE_DIM
 
 Hidden = tuple[dict[str, Tensor], dict[str, Tensor]]
 """Tensors before and after the call."""
-_Change = Callable[[str, TensorHandle, Tensor], Tensor]
+Change = Callable[[str, Sequence[str], Tensor], Tensor]
+"""Of a tensor by name and axes: the same in another basis, in its dtype."""
 
 
 def hidden(record: StoredRecord, bases: Bases) -> Hidden:
     """The tensors of `record` in other bases: one for each process, layer and head. BadInputError where the
     operation has none that is derived, or its layout none that keeps its codes.
     """
-    operation = record.info.op
-    if operation in ("gdn_prefill", "gdn_decode"):
-        change = _of_delta_rule(record, bases)
-    elif operation == "swa_decode":
-        change = _of_window(record, bases)
+    where = record.segment.name, record.info.layer
+    if record.info.op in ("gdn_prefill", "gdn_decode"):
+        keys = record.line.before["k"].meta
+        change = of_delta_rule(bases, where, keys.shape[keys.axes.index("H")])
+    elif record.info.op == "swa_decode":
+        change = of_window(bases, where, record.info.conventions.get("cache_layout", ""))
     else:
-        raise BadInputError(
-            f"record {record.key} is of {operation}: no basis change of it is known; leave out --hide"
-        )
+        raise BadInputError(f"--hide {bases.kind} knows nothing of {record.info.op}; leave it out")
     before, after = (
-        {name: change(name, handle, handle.read()).contiguous() for name, handle in handles.items()}
+        {name: change(name, handle.meta.axes, handle.read()).contiguous() for name, handle in handles.items()}
         for handles in (record.before, record.after)
     )
     return before, after
 
 
-def _of_delta_rule(record: StoredRecord, bases: Bases) -> _Change:
-    keys = record.line.before["k"].meta
-    key_heads = keys.shape[keys.axes.index("H")]
-    where = record.segment.name, record.info.layer
+def of_delta_rule(bases: Bases, where: Sequence[str], key_heads: int) -> Change:
+    """q, k and the K axis of states in a basis for each key head, all that has V in one for each value
+    head."""
 
-    def change(_: str, handle: TensorHandle, x: Tensor) -> Tensor:
-        axes = handle.meta.axes
+    def change(_: str, axes: Sequence[str], x: Tensor) -> Tensor:
         x = _by_head(x, axes, "K", key_heads, lambda head, size: bases.basis(size, *where, "k", head))
         return _by_head(x, axes, "V", None, lambda head, size: bases.basis(size, *where, "v", head))
 
     return change
 
 
-def _of_window(record: StoredRecord, bases: Bases) -> _Change:
-    layout = record.info.conventions.get("cache_layout")
+def of_window(bases: Bases, where: Sequence[str], layout: str) -> Change:
+    """q, rows and o in one basis; BadInputError for a rotation of quantised rows."""
     if bases.kind is Kind.ROTATION and layout != CacheLayout.BFLOAT16:
         raise BadInputError(
-            f"record {record.key}: a rotation would quantise its {layout} cache anew; use --hide permutation"
+            f"--hide rotation would quantise a {layout} cache anew, another failure: use --hide permutation"
         )
-    group = GROUP if layout == CacheLayout.FP8_DS_MLA else None
-    basis = bases.basis(HEAD_DIM, record.segment.name, record.info.layer, group=group)
+    basis = bases.basis(HEAD_DIM, *where, group=GROUP if layout == CacheLayout.FP8_DS_MLA else None)
 
-    def change(name: str, handle: TensorHandle, x: Tensor) -> Tensor:
+    def change(name: str, axes: Sequence[str], x: Tensor) -> Tensor:
         if name == "cache" and isinstance(basis, Permutation) and layout == CacheLayout.FP8_DS_MLA:
             return _pages(x, basis)
-        return _of(basis, x) if str(HEAD_DIM) in handle.meta.axes else x
+        return _of(basis, x) if str(HEAD_DIM) in axes else x
 
     return change
 
@@ -91,7 +88,7 @@ def _pages(pages: Tensor, basis: Permutation) -> Tensor:
 
 
 def _by_head(
-    data: Tensor, axes: tuple[str, ...], axis: str, key_heads: int | None, basis: Callable[[int, int], Basis]
+    data: Tensor, axes: Sequence[str], axis: str, key_heads: int | None, basis: Callable[[int, int], Basis]
 ) -> Tensor:
     """`data` with each head's `axis` in the basis of that head: of key head hv // (Hv // H) where `key_heads`
     is given."""

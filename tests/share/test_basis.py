@@ -1,0 +1,130 @@
+"""Other bases, against the fp64 oracles, which know nothing of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from gdnbench.errors import BadInputError
+from gdnbench.ops import operation
+from gdnbench.share.basis import Bases, Kind, Permutation
+from gdnbench.share.hide import Change, of_delta_rule, of_window
+from gdnbench.synth import synthesise
+from gdnbench_kernels.checks import resolved_conventions
+from gdnbench_kernels.contract import Call
+from gdnbench_kernels.gdn_decode.reference import reference as decode_oracle
+from gdnbench_kernels.gdn_prefill.reference import reference as prefill_oracle
+from gdnbench_kernels.swa_decode.layouts import unpack
+
+ORACLES: dict[str, Any] = {"gdn_prefill": prefill_oracle, "gdn_decode": decode_oracle}
+SMALL: dict[str, dict[str, Any]] = {
+    "gdn_prefill": {"seqlens": (1, 20), "heads": (2, 4), "head_dim": (16, 24), "initial_state": True},
+    "gdn_decode": {"batch": 3, "heads": (2, 4), "head_dim": (16, 24)},
+}
+# Each element of a result comes of at most 21 tokens, each of some 4 sums of 24 products, of numbers below
+# 8: their roundings in fp64 come to 21 * 4 * 24 * 8 * 2^-53 = 1.8e-12. Turning there and back adds less.
+FP64 = 4e-12
+
+
+def bases(kind: Kind, secret: bytes = b"a") -> Bases:
+    return Bases(secret, kind)
+
+
+def in_fp64(call: Call) -> dict[str, Tensor]:
+    return {name: x.double() if x.is_floating_point() else x for name, x in call.tensors.items()}
+
+
+def changed(op: str, call: Call, change: Change, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    contract = operation(op)
+    conventions = resolved_conventions(contract.conventions, call.conventions)
+    return {name: change(name, contract.spec(name).axes_in(conventions), x) for name, x in tensors.items()}
+
+
+@pytest.mark.parametrize("kind", Kind)
+@pytest.mark.parametrize("layout", ["VK", "KV"])
+@pytest.mark.parametrize("qk", ["normalised", "raw"])
+@pytest.mark.parametrize("op", ORACLES)
+def test_the_delta_rule_does_not_notice(op: str, qk: str, layout: str, kind: Kind) -> None:
+    call = synthesise(op, state_layout=layout, qk=qk, **SMALL[op])
+    change = of_delta_rule(bases(kind), ("segment", "layer"), 2)
+    inputs = in_fp64(call)
+    known = {"state_layout": layout, "qk": qk}
+    wanted = changed(op, call, change, ORACLES[op](**inputs, **known))
+    found = ORACLES[op](**changed(op, call, change, inputs), **known)
+    assert wanted.keys() == found.keys()
+    for name, tensor in wanted.items():
+        assert float((tensor - found[name]).abs().max()) < FP64, name
+    moved = changed(op, call, change, inputs)
+    assert all(not torch.equal(moved[name], inputs[name]) for name in ("q", "k", "v"))
+    assert torch.equal(moved["g"], inputs["g"])
+
+
+def test_heads_have_bases_of_their_own_and_share_them_with_their_values() -> None:
+    """With H = 2 and Hv = 4 the state's heads 0 and 1 turn with key head 0, 2 and 3 with key head 1."""
+    change = of_delta_rule(bases(Kind.ROTATION), ("segment", "layer"), 2)
+    ones = torch.ones(1, 2, 8, dtype=torch.float64)
+    turned = change("k", ("T", "H", "K"), ones)[0]
+    assert not torch.allclose(turned[0], turned[1])
+    state = torch.eye(8, dtype=torch.float64).expand(1, 4, 8, 8)  # [slots, Hv, V, K] -> P R^T
+    p_r = change("state", ("slots", "Hv", "V", "K"), state)[0]
+    values = torch.ones(1, 4, 8, dtype=torch.float64)
+    p = change("v", ("T", "Hv", "V"), values)[0]
+    for head in range(4):
+        # P R^T R 1 = P 1
+        assert torch.allclose(p_r[head] @ turned[head // 2], p[head])
+
+
+def test_a_rotation_is_orthogonal_and_of_its_secret() -> None:
+    one, again, other = (bases(Kind.ROTATION, secret).basis(64, "x", 1) for secret in (b"a", b"a", b"b"))
+    eye = torch.eye(64, dtype=torch.float64)
+    matrix = one.of(eye).T
+    # 64 products of numbers below 1, in fp64.
+    assert float((matrix @ matrix.T - eye).abs().max()) < 64 * 2.0**-52
+    assert torch.equal(one.of(eye), again.of(eye))
+    assert not torch.allclose(one.of(eye), other.of(eye))
+
+
+def test_a_permutation_rounds_nothing() -> None:
+    basis = bases(Kind.PERMUTATION).basis(64, "x")
+    x = torch.randn(5, 64).bfloat16()
+    moved = basis.of(x)
+    assert torch.equal(moved.abs().sort(dim=-1).values, x.abs().sort(dim=-1).values)
+    assert not torch.equal(moved, x)
+
+
+@pytest.mark.parametrize("layout", ["per_token_scale", "fp8_ds_mla"])
+def test_codes_move_and_keep_their_scales(layout: str) -> None:
+    """What the pages hold in the new order is what they held, bit for bit, negated where it is."""
+    call = synthesise("swa_decode", lens=(17, 3), heads=2, cache_layout=layout, poison=False)
+    change = of_window(bases(Kind.PERMUTATION), ("segment", "layer"), layout)
+    moved = changed("swa_decode", call, change, dict(call.tensors))
+    scale = call.tensors.get("inv_scale")
+    rows = unpack(call.tensors["cache"], scale, layout, torch.float64)
+    shown = unpack(moved["cache"], scale, layout, torch.float64)
+    wanted = change("q", ("T", "H", "512"), rows.reshape(-1, 512)).reshape(rows.shape)
+    assert torch.equal(shown, wanted)
+    assert not torch.equal(shown, rows)
+    # And so do the scores: sums of the same products in another order.
+    q, turned = call.tensors["q"].double(), moved["q"].double()
+    scores = torch.einsum("thd,nd->thn", q, rows.reshape(-1, 512))
+    found = torch.einsum("thd,nd->thn", turned, shown.reshape(-1, 512))
+    # 512 products, each below max|q| max|row|, rounded in fp64.
+    assert float((scores - found).abs().max()) <= 512 * 2.0**-52 * 512 * float(
+        q.abs().max() * rows.abs().max()
+    )
+
+
+def test_codes_of_one_scale_stay_together() -> None:
+    basis = bases(Kind.PERMUTATION).basis(512, "x", group=64)
+    assert isinstance(basis, Permutation)
+    assert torch.equal(basis.places // 64, torch.arange(512) // 64)
+    assert not torch.equal(basis.places, torch.arange(512))
+
+
+@pytest.mark.parametrize("layout", ["per_token_scale", "fp8_ds_mla"])
+def test_quantised_rows_are_not_rotated(layout: str) -> None:
+    with pytest.raises(BadInputError, match="use --hide permutation"):
+        of_window(bases(Kind.ROTATION), ("segment", "layer"), layout)
