@@ -98,8 +98,8 @@ def _not_the_programs() -> bool:
         name = frame.f_globals.get("__name__")
         if name == "site":
             return True
-        importing = frame.f_code.co_name == "<module>" and isinstance(name, str)
-        if importing and name.partition(".")[0] in sys.stdlib_module_names:
+        importing = frame.f_code.co_name == "<module>"
+        if importing and isinstance(name, str) and name.partition(".")[0] in sys.stdlib_module_names:
             return True
         frame = frame.f_back
     return False
