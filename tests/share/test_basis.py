@@ -72,6 +72,7 @@ def test_heads_have_bases_of_their_own_and_share_them_with_their_values() -> Non
     p_r = change("state", ("slots", "Hv", "V", "K"), state)[0]
     values = torch.ones(1, 4, 8, dtype=torch.float64)
     p = change("v", ("T", "Hv", "V"), values)[0]
+    assert not any(torch.allclose(p[one], p[other]) for one in range(4) for other in range(one))
     for head in range(4):
         # P R^T R 1 = P 1
         assert torch.allclose(p_r[head] @ turned[head // 2], p[head])
