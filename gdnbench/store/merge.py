@@ -25,6 +25,7 @@ from typing import Any
 from gdnbench.errors import BadInputError, StoreError
 from gdnbench.store.address import Address, is_url, local_path
 from gdnbench.store.durable import publish, remove_if_empty, sync, sync_tree
+from gdnbench.store.exclusive import alone
 from gdnbench.store.files import FolderFiles, StoreFiles
 from gdnbench.store.layout import (
     FORMAT_VERSION,
@@ -129,7 +130,8 @@ def _staging(out: Path, root: Mapping[str, Any]) -> Iterator[Path]:
             publish(out / METADATA, group_json(root), staging, durable=True)
             (out / SEGMENTS).mkdir(exist_ok=True)
             publish(out / SEGMENTS / METADATA, group_json({}), staging, durable=True)
-            yield staging
+            with alone(out):  # a pruning takes arrays away that a later batch may refer to
+                yield staging
             _clear(staging)
             remove_if_empty(staging)
     except OSError as error:
@@ -144,13 +146,14 @@ def _alone(folder: Path, out: Path) -> Iterator[None]:
     folder.mkdir(parents=True, exist_ok=True)
     lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # One that has just ended may have removed it.
-        if not os.path.samestat(os.fstat(lock), os.lstat(folder)):
-            raise BlockingIOError
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # One that has just ended may have removed it.
+            if not os.path.samestat(os.fstat(lock), os.lstat(folder)):
+                raise BlockingIOError
+        except BlockingIOError:
+            raise StoreError(f"another merge works on {out}; start this one again after it") from None
         yield
-    except BlockingIOError:
-        raise StoreError(f"another merge works on {out}; start this one again after it") from None
     finally:
         os.close(lock)
 

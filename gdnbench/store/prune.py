@@ -16,13 +16,11 @@ batches: what is in them is not known, and they may hold tensors of the others.
 
 from __future__ import annotations
 
-import fcntl
 import itertools
 import os
 import secrets
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
@@ -35,6 +33,7 @@ from gdnbench.store.arrays import write_array
 from gdnbench.store.batch import digest_of
 from gdnbench.store.compression import Chunking, Compression
 from gdnbench.store.durable import make_folder, remove_if_empty, sync
+from gdnbench.store.exclusive import alone
 from gdnbench.store.files import FolderFiles
 from gdnbench.store.layout import (
     BLOBS,
@@ -106,7 +105,7 @@ def prune(path: Path, keep: Callable[[StoredRecord], bool], *, durable: bool = T
     pruning is at work; StoreError, before any of its segment is removed, for a record that cannot be read.
     """
     check_can_prune(path)
-    with _alone(path):
+    with alone(path):
         begun = _begun(path)
         busy = busy_segments(path)  # asked before the store is read: what ends meanwhile was read in part
         with Store.open(path) as store:  # which refuses links: what is removed below is the store's own
@@ -351,19 +350,6 @@ def _clear_trash(path: Path) -> None:
         shutil.rmtree(incoming / name, ignore_errors=True)
         mark.unlink()
     remove_if_empty(incoming)
-
-
-@contextmanager
-def _alone(path: Path) -> Iterator[None]:
-    """Hold the lock of whoever prunes the store; BadInputError if somebody does."""
-    lock = os.open(path / METADATA, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
-    except BlockingIOError:
-        raise BadInputError(f"{path} is being pruned by another process; try again later") from None
-    finally:
-        os.close(lock)
 
 
 def _mark(path: Path, segment: str) -> None:

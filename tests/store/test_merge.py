@@ -15,6 +15,7 @@ from store_samples import randn, record
 from gdnbench.errors import BadInputError, StoreError
 from gdnbench.store.layout import KEY, METADATA
 from gdnbench.store.merge import STAGING, MergeReport, checked_out, merge
+from gdnbench.store.prune import prune
 from gdnbench.store.reader import Store
 from gdnbench.store.verify import verify
 from gdnbench.store.writer import StoreWriter
@@ -262,3 +263,16 @@ def test_one_merge_at_a_time(nodes: tuple[Path, Path], tmp_path: Path) -> None:
 
         merge(out, [a], another)
     assert contents(out) == contents(nodes[0])
+
+
+def test_no_pruning_while_a_merge_is_at_work(nodes: tuple[Path, Path], tmp_path: Path) -> None:
+    out = tmp_path / "all.zarr"
+
+    def another(done: int, total: int) -> None:
+        with pytest.raises(BadInputError, match="pruned or merged into by another process"):
+            prune(out, lambda record: False)
+
+    with Store.open(nodes[0]) as a:
+        merge(out, [a], another)
+    assert contents(out) == contents(nodes[0])
+    assert prune(out, lambda record: False).records > 0  # nobody holds it any more

@@ -224,7 +224,7 @@ def test_killed_at_any_instant_it_loses_nothing_and_the_next_one_finishes(
 def test_one_at_a_time(store: Path) -> None:
     with open(store / "zarr.json") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
-        with pytest.raises(BadInputError, match="is being pruned by another process"):
+        with pytest.raises(BadInputError, match="is being pruned or merged into by another process"):
             prune(store, keeping([1]), durable=False)
 
 

@@ -1,0 +1,28 @@
+"""One at a time: who takes records out of a store, or puts segments of other stores into it."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from gdnbench.errors import BadInputError
+from gdnbench.store.layout import METADATA
+
+
+@contextmanager
+def alone(path: Path) -> Iterator[None]:
+    """Hold the lock of the store at `path`; BadInputError if somebody does. Recording needs none."""
+    lock = os.open(path / METADATA, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise BadInputError(
+                f"{path} is being pruned or merged into by another process; try again later"
+            ) from None
+        yield
+    finally:
+        os.close(lock)
