@@ -71,6 +71,8 @@ def _lines(found: Shared, out: str) -> Iterator[str]:
     for one in found.shown:
         verdict = f"LOST: {one.lost}" if one.lost else f"{one.source.outcome.value}, in the copy as well"
         yield f"record {one.source.label}: {verdict}"
+        if one.source.reason and not one.failing:
+            yield f"  {one.source.reason}"
         for ours, theirs in one.failing:
             yield f"  {ours.tensor}: error {_error(ours)} in the source, {_error(theirs)} in the copy"
     if found.lost:

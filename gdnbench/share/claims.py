@@ -51,6 +51,8 @@ def shown(source: Store, numbers: Sequence[int], copy: Store, options: dict[str,
 def _lost(source: RecordResult, copy: RecordResult) -> str:
     if copy.outcome is not source.outcome:
         return f"{source.outcome.value} in the source, {copy.outcome.value} in the copy"
+    if source.outcome is Outcome.CRASH and _kind(source) != _kind(copy):
+        return f"{_kind(source)} in the source, {_kind(copy)} in the copy"
     if source.outcome is not Outcome.MISMATCH:
         return ""
     ours, theirs = _failing(source), _failing(copy)
@@ -59,6 +61,11 @@ def _lost(source: RecordResult, copy: RecordResult) -> str:
     if bool(source.faults) != bool(copy.faults):
         return "what it writes and must not is seen in one of them alone"
     return ""
+
+
+def _kind(crash: RecordResult) -> str:
+    """Which exception or signal, without its message, which may tell sizes or addresses."""
+    return crash.reason.partition(":")[0].partition(" (")[0]
 
 
 def _failing(result: RecordResult) -> set[tuple[str, Side]]:
