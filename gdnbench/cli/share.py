@@ -83,7 +83,7 @@ def _lines(found: Shared, out: str) -> Iterator[str]:
     yield f"left out: {', '.join(found.dropped) or 'nothing'}"
     yield "what remains:"
     yield from (f"- {sentence}" for sentence in found.statement)
-    yield f"{out}: {found.records} records"
+    yield f"{out}: {found.records} record{'s' * (found.records != 1)}"
 
 
 def _error(tensor: TensorResult) -> str:

@@ -102,7 +102,7 @@ def provenance_of(provenance: Mapping[str, Any], dropped: Dropped) -> dict[str, 
     """Of a segment's `provenance` what may be shared."""
     found = {name: provenance[name] for name in PROVENANCE if name in provenance}
     packages = found.pop("packages", None)
-    found = {name: value for name, value in found.items() if value is None or _plain(value)}
+    found = {name: value for name, value in found.items() if value is None or _is_told(name, value)}
     if isinstance(packages, Mapping):
         # A local version (1.2+company.git) says where it was built.
         found["packages"] = {
@@ -112,6 +112,10 @@ def provenance_of(provenance: Mapping[str, Any], dropped: Dropped) -> dict[str, 
         }
     dropped.others("provenance", provenance, found)
     return found
+
+
+def _is_told(name: str, value: Any) -> bool:
+    return _plain(value) if name == "gpus" else _VERSION.fullmatch(str(value)) is not None
 
 
 def info_of(record: StoredRecord, salt: bytes, dropped: Dropped) -> RecordInfo:

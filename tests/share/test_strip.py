@@ -17,6 +17,7 @@ from share_samples import decode, keep, prefill
 from gdnbench.errors import BadInputError
 from gdnbench.record import Pool, RecordDraft
 from gdnbench.share.share import share
+from gdnbench.share.strip import Dropped, provenance_of
 from gdnbench.store.reader import Store
 
 CANARY = "kanarienvogel"
@@ -176,9 +177,12 @@ def test_layers_and_processes_stay_apart(tmp_path: Path) -> None:
         assert len(copy.segments) == 2
 
 
-def test_a_tensor_that_no_contract_has_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("where", ["name", "axes"])
+def test_a_tensor_that_no_contract_has_is_refused(where: str, tmp_path: Path) -> None:
     record = decode()
-    record = replace(record, before={**record.before, CANARY: record.before["q"]})
+    q = record.before["q"]
+    strange = {CANARY: q} if where == "name" else {"q": replace(q, meta=replace(q.meta, axes=(CANARY,) * 4))}
+    record = replace(record, before={**record.before, **strange})
     refused = pytest.raises(BadInputError, match="no tensor of gdn_decode")
     with Store.open(keep(tmp_path / "s.zarr", [record])) as source, refused:
         share(source, tmp_path / "copy.zarr", [0])
@@ -192,3 +196,11 @@ def test_numbers_are_kept_whatever_they_are(tmp_path: Path) -> None:
         share(source, tmp_path / "copy.zarr", [0])
     with Store.open(tmp_path / "copy.zarr") as copy:
         assert copy.records[0].info.scalars == {"scale": math.inf, "beta_max": None}
+
+
+@pytest.mark.parametrize("name", ["python", "cuda", "driver", "gpus"])
+@pytest.mark.parametrize("value", ["/home/me", "a\nb", ["ok", "/x"], {"/": 1}, "x" * 200, "me@host"])
+def test_text_that_may_be_anything_is_left_out(name: str, value: Any) -> None:
+    dropped = Dropped()
+    assert provenance_of({name: value}, dropped) == {}
+    assert "provenance.others" in dropped.names
