@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
@@ -204,6 +205,31 @@ def test_decode(backend: str, dtype: torch.dtype, tmp_path: Path) -> None:
     assert_replays(tmp_path / "run.zarr")
 
 
+def test_decode_that_writes_the_last_slot_for_padding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As FlashInfer's backend does on Hopper: states are gathered by the slots, and put back."""
+    triton, flashinfer = kernel_of("triton"), kernel_of("flashinfer")
+
+    def decode(self: Any, q: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, **given: Any) -> Tensor:
+        held, slots = given["ssm_states"], given["cache_indices"].long()
+        states = held[slots]
+        given |= {"ssm_states": states, "cache_indices": torch.arange(len(slots))}
+        o: Tensor = inspect.unwrap(type(triton).decode)(triton, q, k, v, a, b, **given)
+        held[slots] = states
+        return o
+
+    decode.__signature__ = inspect.signature(type(flashinfer).decode)  # type: ignore[attr-defined]
+    monkeypatch.setattr(type(flashinfer), "decode", decode)
+    given = raw(3, cache_indices=ints(4, 0, -1), query_start_loc=ints(0, 1, 2, 3))
+    _, record = called(tmp_path / "run.zarr", "flashinfer", "decode", given)
+    assert sorted(states(record)) == [0, 4]
+    stored = Store.open(tmp_path / "run.zarr")
+    assert replay(stored, kernel="torch", against="reference", isolate=False).exit_code is Exit.PASS
+    (found,) = replay(stored, kernel="torch", against="recorded", isolate=False).records
+    assert "recorded state: slots that the call must not touch changed during it" in found.reason
+
+
 @pytest.mark.parametrize("backend", ["triton", "flashinfer"])
 def test_verification(backend: str, tmp_path: Path) -> None:
     """Three drafts of each request, the third of which is padding; the pool stays as it was."""
@@ -229,21 +255,35 @@ def test_verification(backend: str, tmp_path: Path) -> None:
     assert_replays(tmp_path / "run.zarr")
 
 
-def test_a_function_that_something_else_calls(tmp_path: Path) -> None:
-    """As where a verification keeps the inputs of its drafts instead of states."""
+def captured_below(path: Path, **more: Any) -> Counts:
+    """Of Triton's function, called by hand for two drafts of two requests."""
     name = "sglang.kernels.ops.attention.linear.fused_sigmoid_gating_recurrent"
     given = raw(4, softplus_beta=1.0, softplus_threshold=20.0, use_qk_l2norm_in_kernel=True)
     given |= {"initial_state_source": given.pop("ssm_states"), "initial_state_indices": ints(4, 1)}
-    given |= {"cu_seqlens": ints(0, 2, 4), "disable_state_update": True, "cache_ring": True}
+    given |= {"cu_seqlens": ints(0, 2, 4), "disable_state_update": True, **more}
 
     def run() -> Any:
         return import_module(name).fused_sigmoid_gating_delta_rule_update(**given)
 
-    _, counts = captured(tmp_path / "run.zarr", run)
+    return captured(path, run)[1]
+
+
+def test_a_function_that_something_else_calls(tmp_path: Path) -> None:
+    """As where a verification keeps the inputs of its drafts instead of states."""
+    counts = captured_below(tmp_path / "run.zarr", cache_ring=True)
     assert (counts.records, counts.passed_over) == (1, {})
     (record,) = Store.open(tmp_path / "run.zarr").records
     assert read(record, "read_indices") == [[4, 1]]
     assert_replays(tmp_path / "run.zarr")
+
+
+def test_a_gate_with_a_lower_bound_is_left_alone(tmp_path: Path) -> None:
+    """The kernel takes lower_bound * sigmoid(exp(A_log) (a + dt_bias)) then, which no convention here has."""
+    counts = captured_below(tmp_path / "run.zarr", lower_bound=-5.0)
+    assert counts.records == 0
+    ((found, calls),) = counts.passed_over.items()
+    assert "lower_bound" in found
+    assert calls == 1
 
 
 def verified(**more: Any) -> dict[str, Any]:

@@ -227,6 +227,8 @@ def _refuse_decode(arguments: Mapping[str, Any]) -> None:
     """NotCaptured for a call that gdn_decode does not describe."""
     if arguments.get("is_kda"):
         raise NotCaptured("gates of every key channel (is_kda), which no operation here has")
+    if arguments.get("lower_bound") is not None:
+        raise NotCaptured("a gate with a lower bound (lower_bound), which no convention here has")
     if arguments.get("softplus_beta", 1.0) != 1.0:
         raise NotCaptured("the softplus of the gate has another slope than 1")
     if arguments.get("retrieve_parent_token") is not None:
