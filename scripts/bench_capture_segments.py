@@ -7,7 +7,7 @@ capture costs. So a segment with capture is compared with the two without it tha
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import comb
 from statistics import median
@@ -46,9 +46,18 @@ class Segments:
     """`step_done` is called behind each step of the loop; `mode` says how the next one is to be run."""
 
     def __init__(
-        self, modes: Mapping[str, Mode], *, seconds: float, warm_seconds: float, say: Callable[[str], None]
+        self,
+        modes: Mapping[str, Mode],
+        *,
+        seconds: float,
+        warm_seconds: float,
+        say: Callable[[str], None],
+        turns: Sequence[str] = TURNS,
+        steps: Mapping[str, int] = STEPS,
     ) -> None:
         self._modes = modes
+        self._turns = turns  # of every second of which capture is off
+        self._steps_of = steps
         self._seconds = seconds
         self._say = say
         self._warm_until = time.perf_counter() + warm_seconds
@@ -68,15 +77,15 @@ class Segments:
             self._begin_next()
             return False
         self._steps.append(now - self._last)
-        if len(self._steps) == STEPS[self.mode]:
+        if len(self._steps) == self._steps_of[self.mode]:
             self._end()
             return self._until is not None and time.perf_counter() > self._until and self._turn == 0
         self._last = time.perf_counter()
         return False
 
     def _begin_next(self) -> None:
-        self._turn = (self._turn + 1) % len(TURNS)
-        self.mode = TURNS[self._turn]
+        self._turn = (self._turn + 1) % len(self._turns)
+        self.mode = self._turns[self._turn]
         self._leading_in = False
         self._steps = []
         self._modes[self.mode].enter()
@@ -94,7 +103,7 @@ class Segments:
             return
         if segment.mode == OFF:
             self._warm.append(segment.seconds)
-        if self._turn == len(TURNS) - 1:  # every mode has been warmed up
+        if self._turn == len(self._turns) - 1:  # every mode has been warmed up
             last = self._warm[-3:]
             stable = max(last) <= min(last) * (1 + STABLE)
             if stable or time.perf_counter() > self._warm_until:
