@@ -86,7 +86,8 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """What a stage must keep to beside the ratio to torch's error, or `instead` of it.
+    """What a stage must keep to beside the ratio to torch's error, or `instead` of it; or, `added`, a part
+    of the exact value that the ratio is widened by.
 
     x is the kernel's, y exact. For every chunk and head, in the Frobenius norm: |x - y| <= relative |y| +
     absolute. With `block` also for every block x block part of the last two axes: |x - y| <= relative
@@ -98,6 +99,7 @@ class Limit:
     absolute: float = 0.0
     block: int | None = None
     instead: bool = False
+    added: bool = False
 
 
 @dataclass(frozen=True, slots=True)

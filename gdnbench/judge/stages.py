@@ -117,9 +117,10 @@ def judge_stage(
     yardstick = _excused(subject, oracle, yardstick)
     common = torch.promote_types(tensor.dtype, yardstick.dtype)
     ratio = None if limit is not None and limit.instead else bound
-    result = judge(subject, tensor.to(common), oracle, yardstick.to(common), ratio)
+    added = limit.relative if limit is not None and limit.added else 0.0
+    result = judge(subject, tensor.to(common), oracle, yardstick.to(common), ratio, added)
     result = replace(result, dtype=dtype_name(tensor.dtype))
-    if limit is None or result.errors is None:
+    if limit is None or limit.added or result.errors is None:
         return result
     return replace(
         result,

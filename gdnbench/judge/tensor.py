@@ -88,12 +88,18 @@ class Subject:
 
 
 def judge(
-    subject: Subject, tensor: Tensor, oracle: Tensor, yardstick: Tensor, bound: Bound | None
+    subject: Subject,
+    tensor: Tensor,
+    oracle: Tensor,
+    yardstick: Tensor,
+    bound: Bound | None,
+    added: float = 0.0,
 ) -> TensorResult:
     """Hold `tensor` to `bound`: its error against `oracle` (fp64) by that of `yardstick` (torch's kernel).
 
     All three lie on the CPU; `yardstick` has the contract's shape and dtype, which `tensor` must have too.
-    Without a bound the errors are only measured; what must be finite must be so all the same.
+    Without a bound the errors are only measured; what must be finite must be so all the same. `added`: a part
+    of the exact value, allowed beside the rounding of the dtype.
     """
     if (unmatched := match(subject, Memory(tensor), Memory(yardstick))) is not None:
         return unmatched
@@ -105,8 +111,8 @@ def judge(
     held: tuple[Held, ...] = ()
     if bound is not None:
         k = bound.factor(subject.name)
-        held = _held_to(own, torchs, tensor.dtype, k, screened.largest)
-        reasons += _over_bound(own, torchs, tensor.dtype, k, screened.largest)
+        held = _held_to(own, torchs, tensor.dtype, k, screened.largest, added)
+        reasons += _over_bound(own, torchs, tensor.dtype, k, screened.largest, added)
     return replace(
         _result(subject, Memory(tensor), own, reasons),
         held=held,
@@ -296,10 +302,16 @@ def _kind(values: Tensor) -> Tensor:
 
 
 def _over_bound(
-    own: Comparison, torchs: Comparison, dtype: torch.dtype, k: float, largest: float
+    own: Comparison,
+    torchs: Comparison,
+    dtype: torch.dtype,
+    k: float,
+    largest: float,
+    added: float = 0.0,
 ) -> tuple[str, ...]:
     """One line for each of the three limits that is exceeded."""
     unit, tiny = rounding(dtype)
+    unit += added
     reasons = []
     limit = k * torchs.total.rms + unit * own.total.rms_reference + tiny
     if not own.total.rms <= limit:
@@ -322,10 +334,16 @@ def _over_bound(
 
 
 def _held_to(
-    own: Comparison, torchs: Comparison, dtype: torch.dtype, k: float, largest: float
+    own: Comparison,
+    torchs: Comparison,
+    dtype: torch.dtype,
+    k: float,
+    largest: float,
+    added: float = 0.0,
 ) -> tuple[Held, ...]:
     """The three limits of `_over_bound`."""
     unit, tiny = rounding(dtype)
+    unit += added
     by_head = own.groups.by_sequence()
     errors, roots = by_head.rms(), by_head.rms_reference()
     limits = k * torchs.groups.by_sequence().rms() + unit * roots + tiny

@@ -79,6 +79,21 @@ def test_a_beta_an_ulp_beside_one_that_torch_rounds_right_passes() -> None:
     assert failing(call, stages) == []
 
 
+def test_an_update_may_be_as_far_off_as_its_beta() -> None:
+    """A beta of this seed is 2.4 of 2^-24 off, torch's is the nearest float, and delta_t has its error."""
+    call = made(**CALLS["raw, bf16 state"], seed=214128)
+    _, stages = shown(call)
+    assert failing(call, stages) == []
+
+
+def test_an_update_further_off_than_any_beta_shows() -> None:
+    """16 of 2^-24, where 9 are allowed beside rounding and twice the error of torch, of about one each."""
+    call = made(**CALLS["raw, bf16 state"], seed=214128)
+    _, stages = shown(call)
+    off = stages["delta_t"].double() * (1 + 16 * 2.0**-24)
+    assert failing(call, {**stages, "delta_t": off.float()}) == ["delta_t"]
+
+
 def test_a_beta_that_came_with_8_bits_shows() -> None:
     call = made(gate="log", qk="normalised", beta=(0.3, 0.9))
     rounded = call.tensors["beta"].bfloat16().float()
