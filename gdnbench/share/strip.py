@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from gdnbench.bits import DTYPES
 from gdnbench.ops import operation
 from gdnbench.record import Pool, RecordInfo, TensorMeta
 from gdnbench.store.reader import StoredRecord
@@ -122,7 +123,7 @@ def info_of(record: StoredRecord, salt: bytes, dropped: Dropped) -> RecordInfo:
     """What is said of the call in the copy. `salt`: secret, of this copy alone."""
     info = record.info
     contract = operation(info.op)
-    scalars = {spec.name for spec in contract.scalars if _is_number(info.scalars.get(spec.name))}
+    scalars = {spec.name for spec in contract.scalars if _is_scalar(info.scalars.get(spec.name))}
     tensors = {spec.name for spec in contract.tensors}
     conventions = {one.name: one.values for one in contract.conventions}
     dispatch = _dispatch_of(info)
@@ -177,6 +178,11 @@ def _pool(pool: Pool, salt: bytes) -> Pool:
 
 def _is_public(function: str) -> bool:
     return function.partition(".")[0].partition(":")[0] in FRAMEWORKS and _plain(function)
+
+
+def _is_scalar(value: Any) -> bool:
+    """Whether `value` is a number or the name of a dtype, as in `final_state_dtype`."""
+    return _is_number(value) or (isinstance(value, str) and value in DTYPES)
 
 
 def _is_number(value: Any) -> bool:

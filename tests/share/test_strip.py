@@ -198,6 +198,20 @@ def test_numbers_are_kept_whatever_they_are(tmp_path: Path) -> None:
         assert copy.records[0].info.scalars == {"scale": math.inf, "beta_max": None}
 
 
+@pytest.mark.parametrize(("given", "kept"), [("float32", {"final_state_dtype": "float32"}), (CANARY, {})])
+def test_the_dtype_of_the_final_state_is_kept(given: str, kept: dict[str, str], tmp_path: Path) -> None:
+    """Without it, it is the initial state's, bfloat16 here: the copy would ask another thing of a kernel."""
+    record = prefill(0.1)
+    state = record.before["initial_state"]
+    rounded = replace(state, data=state.data.bfloat16(), meta=replace(state.meta, dtype="bfloat16"))
+    info = replace(record.info, scalars={"final_state_dtype": given})
+    record = replace(record, info=info, before={**record.before, "initial_state": rounded})
+    with Store.open(keep(tmp_path / "s.zarr", [record])) as source:
+        share(source, tmp_path / "copy.zarr", [0])
+    with Store.open(tmp_path / "copy.zarr") as copy:
+        assert copy.records[0].info.scalars == kept
+
+
 @pytest.mark.parametrize("name", ["python", "cuda", "driver", "gpus"])
 @pytest.mark.parametrize("value", ["/home/me", "a\nb", ["ok", "/x"], {"/": 1}, "x" * 200, "me@host"])
 def test_text_that_may_be_anything_is_left_out(name: str, value: Any) -> None:
