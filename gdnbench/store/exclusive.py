@@ -15,7 +15,8 @@ from gdnbench.store.layout import METADATA
 @contextmanager
 def alone(path: Path) -> Iterator[None]:
     """Hold the lock of the store at `path`; BadInputError if somebody does. Recording needs none."""
-    lock = os.open(path / METADATA, os.O_RDONLY | os.O_CLOEXEC)
+    # NFS gives an exclusive lock only for a file that is open for writing (flock(2)).
+    lock = os.open(path / METADATA, os.O_RDWR | os.O_CLOEXEC)
     try:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

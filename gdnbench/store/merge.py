@@ -12,6 +12,7 @@ batches, in order.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -24,7 +25,7 @@ from typing import Any
 
 from gdnbench.errors import BadInputError, StoreError
 from gdnbench.store.address import Address, is_url, local_path
-from gdnbench.store.durable import publish, remove_if_empty, sync, sync_tree
+from gdnbench.store.durable import make_folder, publish, remove_if_empty, sync, sync_tree
 from gdnbench.store.exclusive import alone
 from gdnbench.store.files import FolderFiles, StoreFiles
 from gdnbench.store.layout import (
@@ -44,6 +45,7 @@ from gdnbench.version import __version__
 STAGING = ".merge"
 _FICLONE = 0x40049409  # linux/fs.h: share a file's extents, where the file system can
 _FILE_LIMIT = 1 << 30  # of what is copied from an archive or a URL; as of chunk files
+_TRIES = 100  # to begin, while others do
 _OF_EVERY_ROOT = ("format_version", "created_by")
 
 Progress = Callable[[int, int], None]
@@ -61,8 +63,9 @@ class MergeReport:
 def merge(out: Path, inputs: Sequence[Store], progress: Progress | None = None) -> MergeReport:
     """Put the segments of `inputs` into the store at `out`, which is made if it is not there.
 
-    Segments that are damaged, or there with other content, are refused and the others taken. StoreError, with
-    nothing taken, for stores that do not go together, and if another merge works on `out`.
+    Segments that are damaged, or there with other content, are refused and the others taken. With nothing
+    taken, StoreError for stores that do not go together, and BadInputError if another merge or a pruning
+    works on `out`.
     """
     root = _common_root(inputs)
     report = MergeReport()
@@ -125,13 +128,11 @@ def _staging(out: Path, root: Mapping[str, Any]) -> Iterator[Path]:
     """A folder in `out`, which becomes a store, for copies on their way; it is ours alone."""
     staging = out / STAGING
     try:
-        with _alone(staging, out):
+        _begin(out, root, staging)
+        with alone(out):  # a pruning takes arrays away that a later batch may refer to
+            make_folder(staging)
             _clear(staging)
-            publish(out / METADATA, group_json(root), staging, durable=True)
-            (out / SEGMENTS).mkdir(exist_ok=True)
-            publish(out / SEGMENTS / METADATA, group_json({}), staging, durable=True)
-            with alone(out):  # a pruning takes arrays away that a later batch may refer to
-                yield staging
+            yield staging
             _clear(staging)
             remove_if_empty(staging)
     except OSError as error:
@@ -140,22 +141,18 @@ def _staging(out: Path, root: Mapping[str, Any]) -> Iterator[Path]:
         raise StoreError(f"{out} cannot be written: {error}") from error
 
 
-@contextmanager
-def _alone(folder: Path, out: Path) -> Iterator[None]:
-    """Make `folder` and hold its lock; StoreError if another merge has it."""
-    folder.mkdir(parents=True, exist_ok=True)
-    lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    try:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # One that has just ended may have removed it.
-            if not os.path.samestat(os.fstat(lock), os.lstat(folder)):
-                raise BlockingIOError
-        except BlockingIOError:
-            raise StoreError(f"another merge works on {out}; start this one again after it") from None
-        yield
-    finally:
-        os.close(lock)
+def _begin(out: Path, root: Mapping[str, Any], staging: Path) -> None:
+    """Make `out` a store unless it is one, with unfinished files in `staging`."""
+    if staging.is_symlink():
+        raise StoreError(f"{staging} is a symbolic link, and what is in there would be cleared; remove it")
+    for _ in range(_TRIES):  # another merge may begin too, and have cleared what we put there
+        with contextlib.suppress(FileNotFoundError):
+            make_folder(staging)
+            publish(out / METADATA, group_json(root), staging, durable=True)
+            make_folder(out / SEGMENTS)
+            publish(out / SEGMENTS / METADATA, group_json({}), staging, durable=True)
+            return
+    raise StoreError(f"other merges into {out} begin and end all the time; start this one after them")
 
 
 def _clear(folder: Path) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
+import os
 import subprocess
 import sys
 import zipfile
@@ -258,11 +261,40 @@ def test_one_merge_at_a_time(nodes: tuple[Path, Path], tmp_path: Path) -> None:
     with Store.open(nodes[0]) as a, Store.open(nodes[1]) as b:
 
         def another(done: int, total: int) -> None:
-            with pytest.raises(StoreError, match="another merge works on"):
+            with pytest.raises(BadInputError, match="pruned or merged into by another process"):
                 merge(out, [b])
 
         merge(out, [a], another)
     assert contents(out) == contents(nodes[0])
+
+
+def test_a_link_is_not_cleared(nodes: tuple[Path, Path], tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/thesis.txt").write_text("")
+    (tmp_path / "all.zarr").mkdir()
+    (tmp_path / "all.zarr" / STAGING).symlink_to(tmp_path / "mine")
+    with pytest.raises(StoreError, match="is a symbolic link"):
+        merged(tmp_path / "all.zarr", *nodes)
+    assert (tmp_path / "mine/thesis.txt").exists()
+
+
+def test_locks_of_nfs(nodes: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Linux's flock(2): NFS emulates it by locks of bytes, so that a file must be open for reading to be
+    locked with others, and for writing to be locked alone; a folder cannot be."""
+    real, seen = fcntl.flock, []
+
+    def flock(fd: int, operation: int) -> None:
+        mode = fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE
+        if mode == (os.O_RDONLY if operation & fcntl.LOCK_EX else os.O_WRONLY):
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        seen.append(operation)
+        real(fd, operation)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    out = tmp_path / "all.zarr"
+    assert merged(out, *nodes).segments == 3
+    assert prune(out, lambda record: record.number > 0).records == 1
+    assert len(seen) == 2
 
 
 def test_no_pruning_while_a_merge_is_at_work(nodes: tuple[Path, Path], tmp_path: Path) -> None:
