@@ -44,7 +44,8 @@ FILES = {
     names.CHUNK_CUTEDSL: "model_executor/layers/mamba/ops/gdn_chunk_cutedsl/__init__.py",
     **{f"ChunkGatedDeltaRule.{method}": QWEN for method in METHODS},
 }
-STAND_INS = [name for name in FILES if (FOLDER / "vllm" / FILES[name]).exists()]
+STAND_INS = [name for name in FILES if name not in (names.CHUNK_CUTEDSL, names.MTP_TRITON)]
+FLASH_MLA = "models/deepseek_v4/nvidia/flashmla.py"
 
 
 def python() -> str:
@@ -77,9 +78,15 @@ def test_the_stand_ins_have_the_signatures(name: str) -> None:
     assert parameters(FOLDER / "vllm" / FILES[name], name) == known_of(name)
 
 
+def test_the_stand_in_of_flash_mla_has_its_signature() -> None:
+    """And `out`, which vLLM's build of it takes."""
+    found = parameters(FOLDER / "vllm" / FLASH_MLA, names.FLASH_MLA)
+    assert found == f"{KNOWN[names.FLASH_MLA].parameters}, out=None"
+
+
 def test_flash_mla_is_called_as_it_is_known(source: Path) -> None:
     """Its own source comes only with what vLLM builds."""
-    tree = ast.parse((source / "models/deepseek_v4/nvidia/flashmla.py").read_text())
+    tree = ast.parse((source / FLASH_MLA).read_text())
     calls = [
         node
         for node in ast.walk(tree)
