@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import importlib.util
+import inspect
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,6 +16,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from gdnbench.capture.adapters import (
+    fla_signatures,
+    flashinfer_signatures,
+    sglang_signatures,
+    vllm_signatures,
+)
+from gdnbench.capture.adapters.signatures import Signatures
 
 DIM, SLOTS, SLOT, WINDOW = 128, 8, 5, 128
 HIDDEN = 2048
@@ -104,8 +113,17 @@ def _layers(sizes: Sizes, make: Callable[[], Callable[[], object]]) -> list[Laye
 
 @contextmanager
 def _stand_ins(functions: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
-    """Modules with functions in them, by "module:function"; a class's method is "module:Class.method"."""
-    made: list[str] = []
+    """Modules with functions in them, by "module:function"; a class's method is "module:Class.method".
+
+    Modules of the same packages, where those are installed and imported, are out of sight meanwhile and come
+    back as they were.
+    """
+    roots = {place.partition(":")[0].partition(".")[0] for place in functions}
+
+    def take_out() -> dict[str, ModuleType]:
+        return {name: sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] in roots}
+
+    before = take_out()
     try:
         for place, function in functions.items():
             name, _, what = place.partition(":")
@@ -115,19 +133,30 @@ def _stand_ins(functions: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
                 if package not in sys.modules:
                     sys.modules[package] = ModuleType(package)
                     sys.modules[package].__path__ = []
-                    made.append(package)
             function.__module__, function.__qualname__ = name, what
-            function.__name__ = what.rpartition(".")[2]
-            owner, _, method = what.rpartition(".")
+            owner, _, function.__name__ = what.rpartition(".")
             module = sys.modules[name]
             if owner:
-                setattr(module, owner, type(owner, (), {method: function, "__module__": name}))
+                setattr(module, owner, type(owner, (), {function.__name__: function, "__module__": name}))
             else:
                 setattr(module, what, function)
         yield
     finally:
-        for package in made:
-            del sys.modules[package]
+        take_out()
+        sys.modules.update(before)
+
+
+def _stand_in(known: Signatures, name: str, *returned: str) -> Callable[..., Any]:
+    """Has the parameters that the adapter knows of function `name`, which its tests hold to the framework's
+    source. Takes them by name, computes nothing, and gives what it was given as `returned`."""
+
+    def stand_in(*_: object, **given: Any) -> Any:
+        found = tuple(given[one] for one in returned)
+        return found if len(found) > 1 else found[0]
+
+    parameters = eval(f"lambda {known.functions[name].parameters}: None")
+    stand_in.__signature__ = inspect.signature(parameters)  # type: ignore[attr-defined]
+    return stand_in
 
 
 def _rows(sizes: Sizes, *lead: int) -> dict[str, Tensor]:
@@ -174,27 +203,8 @@ def transformers(sizes: Sizes) -> Iterator[Loop]:
 
 @contextmanager
 def fla(sizes: Sizes) -> Iterator[Loop]:
-    place = "fla.ops.gated_delta_rule"
-    name = "fused_recurrent_gated_delta_rule"
-
-    def stand_in(
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        g: Tensor | None = None,
-        gk: Tensor | None = None,
-        gv: Tensor | None = None,
-        beta: Tensor | None = None,
-        scale: float | None = None,
-        initial_state: Tensor | None = None,
-        output_final_state: bool = False,
-        use_qk_l2norm_in_kernel: bool = False,
-        cu_seqlens: Tensor | None = None,
-        state_v_first: bool = False,
-        **kwargs: Any,
-    ) -> tuple[Tensor, Tensor | None]:
-        return v, initial_state
-
+    place, name = "fla.ops.gated_delta_rule", fla_signatures.RECURRENT
+    stand_in = _stand_in(fla_signatures.SIGNATURES, name, "v", "initial_state")
     own = sizes.device == "cuda" and importlib.util.find_spec("fla") is not None
     with contextlib.nullcontext() if own else _stand_ins({f"{place}:{name}": stand_in}):
         module = importlib.import_module(place)
@@ -214,29 +224,8 @@ def fla(sizes: Sizes) -> Iterator[Loop]:
 
 @contextmanager
 def flashinfer(sizes: Sizes) -> Iterator[Loop]:
-    place = "flashinfer.gdn_decode"
-    name = "gated_delta_rule_decode_pretranspose"
-
-    def stand_in(
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        state: Tensor | None,
-        A_log: Tensor,
-        a: Tensor,
-        dt_bias: Tensor,
-        b: Tensor,
-        scale: float | None = None,
-        output: Tensor | None = None,
-        use_qk_l2norm: bool = True,
-        initial_state: Tensor | None = None,
-        initial_state_indices: Tensor | None = None,
-        output_state_indices: Tensor | None = None,
-        intermediate_states_buffer: Tensor | None = None,
-        disable_state_update: bool = False,
-    ) -> tuple[Tensor, Tensor | None]:
-        return v, initial_state
-
+    place, name = "flashinfer.gdn_decode", flashinfer_signatures.PRETRANSPOSE
+    stand_in = _stand_in(flashinfer_signatures.SIGNATURES, name, "v", "initial_state")
     own = sizes.device == "cuda" and importlib.util.find_spec("flashinfer") is not None
     with contextlib.nullcontext() if own else _stand_ins({f"{place}:{name}": stand_in}):
         module = importlib.import_module(place)
@@ -254,22 +243,8 @@ def flashinfer(sizes: Sizes) -> Iterator[Loop]:
 @contextmanager
 def vllm(sizes: Sizes) -> Iterator[Loop]:
     place = "vllm.third_party.flash_linear_attention.ops.fused_recurrent"
-    name = "fused_recurrent_gated_delta_rule_packed_decode"
-
-    def stand_in(
-        mixed_qkv: Tensor,
-        a: Tensor,
-        b: Tensor,
-        A_log: Tensor,
-        dt_bias: Tensor,
-        scale: float,
-        initial_state: Tensor,
-        out: Tensor,
-        ssm_state_indices: Tensor,
-        use_qk_l2norm_in_kernel: bool = False,
-    ) -> tuple[Tensor, Tensor]:
-        return out, initial_state
-
+    name = vllm_signatures.PACKED
+    stand_in = _stand_in(vllm_signatures.SIGNATURES, name, "out", "initial_state")
     with _stand_ins({f"{place}:{name}": stand_in}):
         module = sys.modules[place]
 
@@ -286,25 +261,9 @@ def vllm(sizes: Sizes) -> Iterator[Loop]:
 @contextmanager
 def sglang(sizes: Sizes) -> Iterator[Loop]:
     place = "sglang.srt.layers.attention.linear.kernels.gdn_triton"
-
-    def stand_in(
-        self: Any,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        a: Tensor,
-        b: Tensor,
-        *,
-        A_log: Tensor,
-        dt_bias: Tensor,
-        ssm_states: Tensor,
-        cache_indices: Tensor,
-        query_start_loc: Tensor,
-        **kwargs: Any,
-    ) -> Tensor:
-        return v
-
-    with _stand_ins({f"{place}:TritonGDNKernel.decode": stand_in}):
+    name = f"{sglang_signatures.TRITON}.{sglang_signatures.DECODE}"
+    stand_in = _stand_in(sglang_signatures.SIGNATURES, name, "v")
+    with _stand_ins({f"{place}:{name}": stand_in}):
         kernels = sys.modules[place].TritonGDNKernel()
 
         def make() -> Callable[[], object]:

@@ -1,0 +1,59 @@
+"""Loops of the benchmark of adapters: each adapter takes what its loop calls, and nothing stays behind."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from gdnbench.capture import CaptureOptions, capturing
+from gdnbench.store.reader import Store
+
+LAYERS = 2
+
+
+@pytest.fixture
+def loops(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "scripts")
+    import adapter_loops
+
+    return adapter_loops
+
+
+@pytest.mark.parametrize(
+    ("name", "target"),
+    [
+        ("fla", "fla.ops.gated_delta_rule:fused_recurrent_gated_delta_rule"),
+        ("flashinfer", "flashinfer.gdn_decode:gated_delta_rule_decode_pretranspose"),
+        (
+            "vllm",
+            "vllm.third_party.flash_linear_attention.ops.fused_recurrent:"
+            "fused_recurrent_gated_delta_rule_packed_decode",
+        ),
+        ("sglang", "sglang.srt.layers.attention.linear.kernels.gdn_triton:TritonGDNKernel.decode"),
+        ("table", "paged_engine:sparse_decode"),
+    ],
+)
+def test_stand_ins_are_captured_and_go(
+    name: str, target: str, loops: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    root, module = target.partition(".")[0].partition(":")[0], target.partition(":")[0]
+    installed = ModuleType(module)
+    monkeypatch.setitem(sys.modules, root, ModuleType(root))
+    monkeypatch.setitem(sys.modules, module, installed)
+    before = {one: there for one, there in sys.modules.items() if one.partition(".")[0] == root}
+    with loops.LOOPS[name](loops.Sizes.of("cpu", LAYERS)) as loop:
+        assert not loop.own
+        table = tmp_path / "table.toml"
+        table.write_text(loop.table)
+        options = CaptureOptions(table=(str(table),) if loop.table else ())
+        with capturing(tmp_path / "run.zarr", options) as counts:
+            loop.step()
+    assert (counts.records, counts.first_failure, counts.passed_over) == (LAYERS, None, {})
+    with Store.open(tmp_path / "run.zarr") as store:
+        assert {record.info.target for record in store.records} == {target}
+    after = {one: there for one, there in sys.modules.items() if one.partition(".")[0] == root}
+    assert after == before
+    assert vars(installed).keys() == vars(ModuleType(module)).keys()  # nothing was put into it
