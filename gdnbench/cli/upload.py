@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -89,6 +90,6 @@ def _run(uploader: Uploader, place: Path, url: str) -> None:
 
     seal_dead(place, sys.stderr)
     with progress("upload") as advance:
-        left = len(uploader.left())
-        uploader.step(lambda: advance(left - len(uploader.left()), left))
+        left, done = len(uploader.left()), itertools.count(1)
+        uploader.step(lambda: advance(next(done), left))
     print(f"{uploader.batches} batch{'' if uploader.batches == 1 else 'es'} uploaded to {url}")
