@@ -91,3 +91,10 @@ class Adapter(Protocol):
 
     def implementation(self, function: Callable[..., Any]) -> str | None:
         """What runs below the wrapped `function`, as `module.qualname`, if that can be told; asked once."""
+
+
+def operations_of(adapter: Adapter, target: Target) -> frozenset[str] | None:
+    """Operations that calls of `target` can be recorded as; None where the adapter does not say, for which it
+    may have a method `operations(target)`. With it, `--op` spares it calls that are not kept."""
+    ask = getattr(adapter, "operations", None)
+    return None if ask is None else frozenset(ask(target))

@@ -64,6 +64,9 @@ class FunctionAdapter:
         found |= {name: given[name] for name in mutated if name in seen.tensors}
         return {name: Seen(tensor) for name, tensor in found.items()}
 
+    def operations(self, target: Target) -> tuple[str, ...]:
+        return (self.op,)
+
     def implementation(self, function: Callable[..., Any]) -> str | None:
         return None  # the function is what was decorated, and the record names it
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torch import nn
@@ -23,6 +22,7 @@ class Layer:
     kept: int = 0  # those that `--first` counts: kept, or with a trigger those that it held for
     period: object = None  # the last one in which calls were recorded by number, and how many were
     of_period: int = 0
+    named: bool | None = None  # whether `--layer` names it, once asked
 
 
 class LayerNames:
@@ -89,6 +89,22 @@ def _path(module: nn.Module, parents: Mapping[int, tuple[nn.Module, str]]) -> st
     return ".".join(reversed(path))
 
 
+class _Inside:
+    """A module's place on a stack; a generator's context manager would cost a call some microseconds."""
+
+    __slots__ = ("_module", "_modules")
+
+    def __init__(self, modules: list[nn.Module], module: nn.Module) -> None:
+        self._modules = modules
+        self._module = module
+
+    def __enter__(self) -> None:
+        self._modules.append(self._module)
+
+    def __exit__(self, *_: object) -> None:
+        self._modules.pop()
+
+
 class ScopeStack(threading.local):
     """The layer modules whose scopes this thread is inside of, and whether a captured call is running."""
 
@@ -96,13 +112,8 @@ class ScopeStack(threading.local):
         self.modules: list[nn.Module] = []
         self.capturing = False
 
-    @contextmanager
-    def inside(self, module: nn.Module) -> Iterator[None]:
-        self.modules.append(module)
-        try:
-            yield
-        finally:
-            self.modules.pop()
+    def inside(self, module: nn.Module) -> _Inside:
+        return _Inside(self.modules, module)
 
     @property
     def module(self) -> nn.Module | None:

@@ -33,6 +33,7 @@ class Selection:
     def __init__(self, options: CaptureOptions, switch: Switch | None = None) -> None:
         self.switch = Switch(options.paused) if switch is None else switch
         self._triggered = options.triggered
+        self._waits = options.around > 0  # calls of a layer that has its own may be kept for another's
         self._ops = frozenset(options.op)
         self._layers = tuple(part for pattern in options.layer for part in pattern.split(",") if part)
         if options.layer and not self._layers:
@@ -51,6 +52,34 @@ class Selection:
         with self._lock:
             layer.calls += 1
             return layer.calls - 1
+
+    def step_if_due(self, layer: Layer, operations: frozenset[str] | None) -> int | None:
+        """Count a call of `layer` before anyone looks at it; its step, or None if it is not kept, whatever it
+        is. `operations`: what it can be, None if that is not known.
+
+        For `--every`, a call between those that are due counts here. One that is due counts in `keeps`: if it
+        cannot be recorded, the next one is due.
+        """
+        with self._lock:
+            step = layer.calls
+            layer.calls += 1
+            if self.full:
+                return None
+            if self.switch.off:
+                layer.eligible += 1  # as in `pass_by`
+                return None
+            if not self._keeps_layer(layer):
+                return None
+            if self._ops and operations is not None and self._ops.isdisjoint(operations):
+                return None
+            if not self._waits and self._has_first(layer):
+                return None
+            if self._ops and (operations is None or not operations <= self._ops):
+                return step  # whether it counts can only be told from the call
+            if layer.eligible % self._every or self.switch.spent(layer):
+                layer.eligible += 1
+                return None
+            return step
 
     def passes(self, op: str, layer: Layer) -> bool:
         """Whether calls of `op` by `layer` are kept at all."""
@@ -90,7 +119,11 @@ class Selection:
         return self._first is not None and layer.kept >= self._first
 
     def _keeps_layer(self, layer: Layer) -> bool:
-        return not self._layers or any(layer_matches(pattern, layer) for pattern in self._layers)
+        if not self._layers:
+            return True
+        if layer.named is None:
+            layer.named = any(layer_matches(pattern, layer) for pattern in self._layers)
+        return layer.named
 
     def has_room(self, nbytes: int) -> bool:
         """Take `nbytes` from what `--max-bytes` allows."""

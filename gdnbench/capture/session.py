@@ -22,7 +22,7 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch import Tensor, nn
 
-from gdnbench.capture.adapter import Adapter, Observation, Seen, Target
+from gdnbench.capture.adapter import Adapter, Observation, Seen, Target, operations_of
 from gdnbench.capture.graphs import GraphCall, Graphs
 from gdnbench.capture.layers import Layer, LayerNames, ScopeStack
 from gdnbench.capture.options import CaptureOptions
@@ -63,7 +63,7 @@ def outside_graphs(function: Callable[P, R]) -> Callable[P, R]:
 
 @dataclass(frozen=True, slots=True)
 class CallSite:
-    """A wrapped function and how its arguments are named."""
+    """A wrapped function, how its arguments are named, and what its calls can be (None: not known)."""
 
     adapter: Adapter
     target: Target
@@ -71,6 +71,7 @@ class CallSite:
     positional: tuple[str, ...]
     defaults: Mapping[str, Any]
     implementation: str | None
+    operations: frozenset[str] | None
 
     @classmethod
     def of(cls, adapter: Adapter, target: Target, function: Callable[..., Any]) -> CallSite:
@@ -83,6 +84,7 @@ class CallSite:
             positional=tuple(p.name for p in named if p.kind is not p.KEYWORD_ONLY),
             defaults={p.name: p.default for p in named if p.default is not p.empty},
             implementation=adapter.implementation(function),
+            operations=operations_of(adapter, target),
         )
 
     def arguments(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -163,22 +165,25 @@ class Session:
         scopes = self._scopes
         if scopes.capturing or not self.active:
             return site.function(*args, **kwargs)
-        arguments = site.arguments(args, kwargs)
-        pending = self._before(site, arguments)
+        opened = self._before(site, args, kwargs)
         scopes.capturing = True
         try:
             result = site.function(*args, **kwargs)
         except BaseException as error:
-            if isinstance(pending, PendingRecord):
-                self._raised(pending, error)
+            if opened is not None and isinstance(opened[0], PendingRecord):
+                self._raised(opened[0], error)
             raise
         finally:
             scopes.capturing = False
-        if pending is not None:
-            self._after(site, pending, arguments, result)
+        if opened is not None:
+            self._after(site, *opened, result)
         return result
 
-    def _before(self, site: CallSite, arguments: Mapping[str, Any]) -> PendingRecord | GraphCall | None:
+    def _before(
+        self, site: CallSite, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> tuple[PendingRecord | GraphCall, Mapping[str, Any]] | None:
+        """What is recorded of a call that is about to run, and its arguments. Most calls are not selected:
+        nothing is asked of their arguments, nor of the adapter."""
         try:
             target = site.target.name
             if target not in self._called:
@@ -188,38 +193,50 @@ class Session:
                 self._remote.start()
             module = self._scopes.module
             layer = self._layers.of(module) if module is not None else self._layer_without_scope(site)
+            pending: PendingRecord | GraphCall | None
             if self._streams.capturing():  # a step is a replay's
-                return self._graphs.before(target, layer, site, arguments, module)
-            name = CallName(
-                target, site.implementation, layer, self.next_number(), self.selection.step(layer)
-            )
-            if self.selection.full:
-                return None
-            if self._switch.off:
-                self.selection.pass_by(layer)
-                return None
-            observation = site.adapter.before(site.target, arguments, module)
-            if not self.selection.keeps(observation.op, layer):
-                return None
-            reason = self.triggers.before(self.triggers.forms(observation), observation, name)
-            if self.triggers.any and reason is None and not self.triggers.copies:
-                return None
-            self._adapter = site.adapter
-            recorder = self.recorder_here()
-            if any(self._streams.holds(seen.tensor) for seen in observation.tensors.values()):
-                pending = self._open_on_device(recorder, observation, name)
+                arguments = site.arguments(args, kwargs)
+                pending = self._graphs.before(target, layer, site, arguments, module)
             else:
-                # What is lent belongs to the record that is written next.
-                carried = _nothing_carried if self.triggers.any else recorder.carried
-                pending = open_record(observation, name, self._options.full_pools, carried)
-            if pending is not None:
-                pending.reason = reason
-            if self._options.sync and pending is not None:
-                recorder.begin(pending)
-            return pending
+                number = self.next_number()
+                step = self.selection.step_if_due(layer, site.operations)
+                if step is None:
+                    return None
+                arguments = site.arguments(args, kwargs)
+                name = CallName(target, site.implementation, layer, number, step)
+                pending = self._open(site, arguments, module, name)
+            return None if pending is None else (pending, arguments)
         except Exception as error:
             self.counts.fail(error)
             return None
+
+    def _open(
+        self, site: CallSite, arguments: Mapping[str, Any], module: nn.Module | None, name: CallName
+    ) -> PendingRecord | None:
+        observation = site.adapter.before(site.target, arguments, module)
+        if site.operations is not None and observation.op not in site.operations:
+            said = ", ".join(sorted(site.operations)) or "none"
+            raise ValueError(
+                f"{name.target} is seen as {observation.op}; its adapter's operations are {said}"
+            )
+        if not self.selection.keeps(observation.op, name.layer):
+            return None
+        reason = self.triggers.before(self.triggers.forms(observation), observation, name)
+        if self.triggers.any and reason is None and not self.triggers.copies:
+            return None
+        self._adapter = site.adapter
+        recorder = self.recorder_here()
+        if any(self._streams.holds(seen.tensor) for seen in observation.tensors.values()):
+            pending = self._open_on_device(recorder, observation, name)
+        else:
+            # What is lent belongs to the record that is written next.
+            carried = _nothing_carried if self.triggers.any else recorder.carried
+            pending = open_record(observation, name, self._options.full_pools, carried)
+        if pending is not None:
+            pending.reason = reason
+        if self._options.sync and pending is not None:
+            recorder.begin(pending)
+        return pending
 
     def _open_on_device(
         self, recorder: Recorder, observation: Observation, name: CallName
@@ -269,8 +286,11 @@ class Session:
             self.counts.fail(own_error)
 
     def _layer_without_scope(self, site: CallSite) -> Layer:
-        with self._lock:
-            return self._no_layer.setdefault(site.target.name, Layer(site.target.function, None))
+        layer = self._no_layer.get(site.target.name)
+        if layer is None:
+            with self._lock:
+                layer = self._no_layer.setdefault(site.target.name, Layer(site.target.function, None))
+        return layer
 
     def next_number(self) -> int:
         return next(self._numbers)

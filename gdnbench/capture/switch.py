@@ -77,6 +77,11 @@ class Switch:
         layer.of_period += 1
         return layer.of_period <= calls
 
+    def spent(self, layer: Layer) -> bool:
+        """Whether it is on for so many calls of each layer, and `layer` has had them."""
+        limit = self._limit
+        return limit is not None and layer.period is limit[0] and layer.of_period >= limit[1]
+
 
 class Remote:
     """What switches a `Switch` from outside, in this process: it begins anew in a forked child."""

@@ -83,6 +83,9 @@ class DeepseekV4Adapter:
         batch, tokens, heads, dim = o.shape
         return {"o": Seen(o, (batch * tokens, heads, dim))}
 
+    def operations(self, target: Target) -> tuple[str, ...]:
+        return ("swa_decode",)
+
     def implementation(self, function: Callable[..., Any]) -> str | None:
         return f"{function.__module__}.{function.__qualname__}"
 

@@ -129,6 +129,9 @@ class FlaAdapter:
             return {"o": Seen(o), "state": Seen(state)}
         return {"o": flat(o), **({} if state is None else {"final_state": Seen(state)})}
 
+    def operations(self, target: Target) -> tuple[str, ...]:
+        return ("gdn_prefill",) if NAMES[target.function] == CHUNK else ("gdn_prefill", "gdn_decode")
+
     def implementation(self, function: Callable[..., Any]) -> str | None:
         self.signatures.look_at(NAMES[function.__name__], function)
         return f"{function.__module__}.{function.__qualname__}"

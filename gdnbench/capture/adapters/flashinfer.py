@@ -67,6 +67,9 @@ class FlashinferAdapter:
             found["final_state"] = Seen(gathered(result[1], arguments.get("state_indices")))
         return found
 
+    def operations(self, target: Target) -> tuple[str, ...]:
+        return ("gdn_prefill" if target.function == CHUNK else "gdn_decode",)
+
     def implementation(self, function: Callable[..., Any]) -> str | None:
         self.signatures.look_at(function.__name__, function)
         return f"{function.__module__}.{function.__qualname__}"

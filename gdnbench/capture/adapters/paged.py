@@ -159,6 +159,9 @@ class Paged:
             outputs["lse"] = Seen(lse, _expected("lse", lse, shape[:2]))
         return outputs
 
+    def operations(self, target: Target) -> tuple[str, ...]:
+        return ("swa_decode",)
+
     def implementation(self, function: Callable[..., Any]) -> str | None:
         module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", None)
         return f"{module}.{name}" if module and name else None

@@ -96,6 +96,9 @@ class SglangAdapter:
         batch = _batch(arguments)
         return {"o": Seen(o, (batch.sequences, batch.steps, *o.shape[-2:])), "state": Seen(_pool(arguments))}
 
+    def operations(self, target: Target) -> tuple[str, ...]:
+        return ("gdn_prefill" if target.function.rpartition(".")[2] in PREFILLS else "gdn_decode",)
+
     def implementation(self, function: Callable[..., Any]) -> str | None:
         if function.__qualname__ in names.SIGNATURES.functions:
             self.signatures.look_at(function.__qualname__, function)

@@ -54,6 +54,9 @@ class SglangDeepseekV4Adapter:
     def after(self, seen: Observation, arguments: Mapping[str, Any], result: Any) -> Mapping[str, Seen]:
         return table(FUNCTION, self.framework).after(seen, arguments, result)
 
+    def operations(self, target: Target) -> tuple[str, ...]:
+        return ("swa_decode",)
+
     def implementation(self, function: Callable[..., Any]) -> str | None:
         self.signatures.look_at(FLASH_MLA, function)
         return f"{function.__module__}.{function.__qualname__}"

@@ -86,6 +86,9 @@ class TransformersAdapter:
             outputs["final_state"] = Seen(state)
         return outputs
 
+    def operations(self, target: Target) -> tuple[str, ...]:
+        return ("gdn_prefill",) if target.function in CHUNK else ("gdn_prefill", "gdn_decode")
+
     def implementation(self, function: Callable[..., Any]) -> str | None:
         """The function that transformers' fallback wrapper closes over; else the function itself."""
         code = getattr(function, "__code__", None)

@@ -135,6 +135,9 @@ class VllmAdapter:
             outputs["final_state"] = Seen(final)
         return outputs
 
+    def operations(self, target: Target) -> tuple[str, ...]:
+        return ("gdn_prefill" if BOUND[target.function] in PREFILLS else "gdn_decode",)
+
     def implementation(self, function: Callable[..., Any]) -> str | None:
         known = BOUND.get(function.__qualname__)
         if known is not None:

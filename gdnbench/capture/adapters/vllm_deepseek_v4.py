@@ -49,6 +49,9 @@ class VllmDeepseekV4Adapter:
     def after(self, seen: Observation, arguments: Mapping[str, Any], result: Any) -> Mapping[str, Seen]:
         return table(FUNCTION, self.framework).after(seen, arguments, result)
 
+    def operations(self, target: Target) -> tuple[str, ...]:
+        return ("swa_decode",)
+
     def implementation(self, function: Callable[..., Any]) -> str | None:
         if function.__name__ == FLASH_MLA:  # another stands there where FlashMLA is not built
             self.signatures.look_at(FLASH_MLA, function)
