@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from gdnbench.errors import CannotRunError
 from gdnbench.replay.process import GLANCE, START_SECONDS
 from gdnbench.spread import worker
+from gdnbench.spread.interrupt import Interrupt
 from gdnbench.spread.pool import Pool
 from gdnbench.spread.wire import dumps, loads
 
@@ -42,8 +43,10 @@ class Dispatch:
     `expected`: the code that workers must have, see `worker.run`.
     """
 
-    def __init__(self, pool: Pool, job: Job, tasks: Sequence[Task], expected: str | None) -> None:
-        self._pool, self._expected = pool, expected
+    def __init__(
+        self, pool: Pool, job: Job, tasks: Sequence[Task], expected: str | None, interrupt: Interrupt
+    ) -> None:
+        self._pool, self._expected, self._interrupt = pool, expected, interrupt
         self._job, self._token = dumps(job), job.token
         self._tasks = tasks
         self._ahead = AHEAD if job.keep else len(tasks)
@@ -60,6 +63,7 @@ class Dispatch:
         answers: dict[int, Any] = {}
         for number in range(len(self._tasks)):
             while number not in answers:
+                self._interrupt.check()
                 self._hand_out(number)
                 answers.update(self._back())
             yield answers.pop(number)

@@ -18,6 +18,7 @@ from gdnbench.report.outcome import Outcome
 from gdnbench.report.report import RecordResult, ReplayReport
 from gdnbench.spread import worker
 from gdnbench.spread.dispatch import Died, Dispatch
+from gdnbench.spread.interrupt import kept_interrupt
 from gdnbench.spread.job import Job, Task, code
 from gdnbench.spread.pool import Pool, pool, say
 from gdnbench.store.address import Address
@@ -68,7 +69,8 @@ def replay_spread(
         keep = save is not None and save_outputs
         job = Job(secrets.token_hex(8), str(store_path), getcwd(), asked, used.threads, keep=keep)
         tasks = [Task.of(store.records[number]) for number in chosen]
-        dispatch = Dispatch(used, job, tasks, None if used.local else code())
+        interrupt = stack.enter_context(kept_interrupt())
+        dispatch = Dispatch(used, job, tasks, None if used.local else code(), interrupt)
         stack.callback(_conclude, dispatch)
         saved: RunWriter | None = None
         for number, answer in zip(chosen, dispatch, strict=True):
