@@ -167,6 +167,7 @@ def test_each_worker_has_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_simulators_share_the_cores(two: Pool) -> None:
     ours = os.sched_getaffinity(0)
+    two.client.wait_for_workers(2, timeout=100)  # one that a test before this killed may be on its way still
     one, other = two.everywhere(os.sched_getaffinity, 0)
     assert one | other == ours
     assert not one & other or len(ours) == 1
