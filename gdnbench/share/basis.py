@@ -61,7 +61,7 @@ Basis = Rotation | Permutation
 
 @dataclass(frozen=True, slots=True)
 class Bases:
-    """Bases by name, drawn from a secret that is kept nowhere: the same name has the same basis."""
+    """Bases by name, from a secret of 256 bits that is kept nowhere: the same name has the same basis."""
 
     secret: bytes
     kind: Kind
@@ -70,24 +70,29 @@ class Bases:
         """Of `size` features. `group`: features move only among as many neighbours, which share a scale."""
         return _drawn(self, size, name, group)
 
-    def generator(self, *name: object) -> torch.Generator:
-        digest = hashlib.blake2b(repr(name).encode(), key=self.secret, digest_size=8).digest()
-        return torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
+    def numbers(self, count: int, *name: object) -> Tensor:
+        """int64 [count], uniform from 0 to 2^63 - 1, which tell nothing of one another nor of the secret."""
+        # Torch's generator takes 32 bits of its seed: whoever has the copy could try them all.
+        drawn = hashlib.shake_256(self.secret + repr(name).encode()).digest(8 * count)
+        return torch.frombuffer(bytearray(drawn), dtype=torch.int64) & (2**63 - 1)
 
 
 # As many as a layer has heads, which the next step asks for again.
 @lru_cache(maxsize=128)
 def _drawn(bases: Bases, size: int, name: tuple[object, ...], group: int | None) -> Basis:
-    generator = bases.generator(*name)
     if bases.kind is Kind.ROTATION:
-        return Rotation(_rotation(size, generator))
-    parts = [torch.randperm(group or size, generator=generator) for _ in range(size // (group or size))]
-    places = torch.cat([part + at * len(part) for at, part in enumerate(parts)])
-    return Permutation(places, torch.randint(2, (size,), generator=generator).bool())
+        return Rotation(_rotation(normal(bases.numbers(size * size, *name)).view(size, size)))
+    parts = bases.numbers(size, "places", *name).split(group or size)
+    places = torch.cat([part.argsort() + at * len(part) for at, part in enumerate(parts)])
+    return Permutation(places, bases.numbers(size, "signs", *name) % 2 == 1)
 
 
-def _rotation(size: int, generator: torch.Generator) -> Tensor:
-    normal = torch.randn(size, size, dtype=torch.float64, generator=generator)
+def normal(numbers: Tensor) -> Tensor:
+    """`numbers` of `Bases.numbers` as quantiles of the standard normal distribution, fp64."""
+    return torch.special.ndtri(((numbers >> 11).double() + 0.5) * 2.0**-52)  # of 52 bits, so that none is 1
+
+
+def _rotation(normal: Tensor) -> Tensor:
     q, r = torch.linalg.qr(normal)
     found: Tensor = q * r.diagonal().sign()
     return found

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from gdnbench.errors import BadInputError
-from gdnbench.share.basis import Bases
+from gdnbench.share.basis import Bases, normal
 from gdnbench.store.reader import StoredRecord
 
 OPERATIONS = ("gdn_prefill", "gdn_decode")
@@ -29,16 +29,19 @@ def made_up(record: StoredRecord, bases: Bases) -> dict[str, Tensor]:
         raise BadInputError(
             f"record {record.key} is of {record.info.op}: --hide synthetic knows {' and '.join(OPERATIONS)}"
         )
+
+    def drawn(x: Tensor, name: str) -> Tensor:
+        return normal(bases.numbers(x.numel(), record.key, name)).view(x.shape)
+
     found = {}
     for name, handle in record.before.items():
         x, axes = handle.read(), handle.meta.axes
-        generator = bases.generator(record.key, name)
         if name == "k":
             found[name] = _rotated(x, axes, bases, record.key)
         elif name in _LENGTHS:
-            found[name] = _of_norm(x, (axes.index(_LENGTHS[name]),), generator)
+            found[name] = _of_norm(x, (axes.index(_LENGTHS[name]),), drawn(x, name))
         elif name in _STATES:
-            found[name] = _of_norm(x, (axes.index("V"), axes.index("K")), generator)
+            found[name] = _of_norm(x, (axes.index("V"), axes.index("K")), drawn(x, name))
         else:
             found[name] = x
     return found
@@ -53,10 +56,9 @@ def _rotated(k: Tensor, axes: Sequence[str], bases: Bases, key: str) -> Tensor:
     return torch.stack(changed).movedim((0, -1), (heads, features)).contiguous()
 
 
-def _of_norm(x: Tensor, over: tuple[int, ...], generator: torch.Generator) -> Tensor:
-    """Random numbers of x's norms over these axes. What is not finite or all zero stays as it is."""
+def _of_norm(x: Tensor, over: tuple[int, ...], drawn: Tensor) -> Tensor:
+    """`drawn`, of x's shape, with x's norms over these axes. Where x is not finite or all zero it stays."""
     wide = x.double()
-    drawn = torch.randn(x.shape, dtype=torch.float64, generator=generator)
     norms, lengths = (torch.linalg.vector_norm(one, dim=over, keepdim=True) for one in (wide, drawn))
     made = drawn * (norms / lengths.clamp(min=torch.finfo(torch.float64).tiny))
     keep = ~norms.isfinite() | (norms == 0)

@@ -75,7 +75,7 @@ def test_heads_have_bases_of_their_own_and_share_them_with_their_values() -> Non
     assert not any(torch.allclose(p[one], p[other]) for one in range(4) for other in range(one))
     for head in range(4):
         # P R^T R 1 = P 1
-        assert torch.allclose(p_r[head] @ turned[head // 2], p[head])
+        assert float((p_r[head] @ turned[head // 2] - p[head]).abs().max()) < FP64
 
 
 def test_a_rotation_is_orthogonal_and_of_its_secret() -> None:
@@ -86,6 +86,41 @@ def test_a_rotation_is_orthogonal_and_of_its_secret() -> None:
     assert float((matrix @ matrix.T - eye).abs().max()) < 64 * 2.0**-52
     assert torch.equal(one.of(eye), again.of(eye))
     assert not torch.allclose(one.of(eye), other.of(eye))
+
+
+@pytest.mark.parametrize("kind", Kind)
+def test_a_basis_hangs_on_the_whole_secret(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch's generators take 32 bits of their seed, which can be tried one by one: none is asked."""
+    x = torch.randn(64)
+    seeds = [torch.Generator().manual_seed(1 + (high << 32)) for high in (0, 9)]
+    assert torch.equal(*(torch.randn(64, generator=one) for one in seeds))
+
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("a generator of torch's")
+
+    for name in ("Generator", "manual_seed", "randn", "randperm", "randint", "rand"):
+        monkeypatch.setattr(torch, name, refuse)
+    secrets = [bytes(32), bytes(31) + b"\1", b"\1" + bytes(31), bytes(15) + b"\x80" + bytes(16)]
+    turned = [bases(kind, secret).basis(64, "k", 0).of(x) for secret in secrets]
+    assert not any(torch.allclose(turned[a], turned[b]) for a in range(4) for b in range(a))
+
+
+def test_rotations_and_permutations_are_uniform() -> None:
+    """A row of an orthogonal matrix drawn uniformly is z / |z| of normal numbers z, whose direction does not
+    depend on |z|: E z_1^4 = 3 and E |z|^4 = n (n + 2), so that an entry has E r^4 = 3 / (n (n + 2))."""
+    n = 64
+    matrix = bases(Kind.ROTATION).basis(n, "x").of(torch.eye(n, dtype=torch.float64))
+    # The fourth power of a normal number has deviation sqrt(96), so the mean of n^2 of them is off by a part of
+    # sqrt(96) / 3 / n = 0.05 at one deviation; five are allowed.
+    assert abs(float((matrix**4).mean()) * n * (n + 2) / 3 - 1) < 0.26
+    found = [bases(Kind.PERMUTATION).basis(512, "x", part) for part in range(8)]
+    assert all(isinstance(one, Permutation) for one in found)
+    places = torch.stack([one.places for one in found if isinstance(one, Permutation)])
+    negated = torch.stack([one.negated for one in found if isinstance(one, Permutation)])
+    assert torch.equal(places.sort(dim=-1).values, torch.arange(512).expand(8, 512))
+    # One feature of a permutation stays on average, with deviation 1; of 4096 signs half, with deviation 32.
+    assert int((places == torch.arange(512)).sum()) < 8 + 5 * 8**0.5
+    assert abs(int(negated.sum()) - 2048) < 5 * 32
 
 
 def test_a_permutation_rounds_nothing() -> None:
