@@ -82,14 +82,15 @@ class Bases:
 def _drawn(bases: Bases, size: int, name: tuple[object, ...], group: int | None) -> Basis:
     if bases.kind is Kind.ROTATION:
         return Rotation(_rotation(normal(bases.numbers(size * size, *name)).view(size, size)))
-    parts = bases.numbers(size, "places", *name).split(group or size)
+    parts = bases.numbers(size, "places", *name).view(-1, group or size)
     places = torch.cat([part.argsort() + at * len(part) for at, part in enumerate(parts)])
     return Permutation(places, bases.numbers(size, "signs", *name) % 2 == 1)
 
 
 def normal(numbers: Tensor) -> Tensor:
     """`numbers` of `Bases.numbers` as quantiles of the standard normal distribution, fp64."""
-    return torch.special.ndtri(((numbers >> 11).double() + 0.5) * 2.0**-52)  # of 52 bits, so that none is 1
+    found: Tensor = torch.special.ndtri(((numbers >> 11).double() + 0.5) * 2.0**-52)  # 52 bits: none is 1
+    return found
 
 
 def _rotation(normal: Tensor) -> Tensor:

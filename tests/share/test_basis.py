@@ -110,8 +110,8 @@ def test_rotations_and_permutations_are_uniform() -> None:
     depend on |z|: E z_1^4 = 3 and E |z|^4 = n (n + 2), so that an entry has E r^4 = 3 / (n (n + 2))."""
     n = 64
     matrix = bases(Kind.ROTATION).basis(n, "x").of(torch.eye(n, dtype=torch.float64))
-    # The fourth power of a normal number has deviation sqrt(96), so the mean of n^2 of them is off by a part of
-    # sqrt(96) / 3 / n = 0.05 at one deviation; five are allowed.
+    # The fourth power of a normal number has deviation sqrt(96), so the mean of n^2 of them is off by
+    # a part of sqrt(96) / 3 / n = 0.05 at one deviation; five are allowed.
     assert abs(float((matrix**4).mean()) * n * (n + 2) / 3 - 1) < 0.26
     found = [bases(Kind.PERMUTATION).basis(512, "x", part) for part in range(8)]
     assert all(isinstance(one, Permutation) for one in found)
