@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterable
 from typing import Annotated
@@ -14,7 +15,7 @@ from gdnbench.store.address import local_path
 from gdnbench.store.layout import Location
 from gdnbench.store.reader import StoredRecord
 from gdnbench.store.recover import open_store
-from gdnbench.store.retention import Retention, seconds
+from gdnbench.store.retention import Retention, began, seconds
 from gdnbench.units import human_bytes
 
 
@@ -63,7 +64,11 @@ def prune(
         records = list(opened.records)
         dropped = rules.dropped(records, time.time(), busy | damaged)
         keys = {record.key for record in dropped}
+        ageless = len({record.segment.name for record in records if began(record.segment.name) is None})
         freed = _own_bytes(records, keys)
+    if older_than is not None and ageless:
+        who = "1 process" if ageless == 1 else f"{ageless} processes"
+        print(f"gdnbench: when {who} began is not known, as in a copy to share: left alone", file=sys.stderr)
     if not yes:
         if json:
             print_json({"dropped": sorted(keys), "kept": len(records) - len(keys), "bytes": freed})

@@ -8,15 +8,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from gdnbench.errors import BadInputError
+from gdnbench.errors import BadInputError, StoreError
 from gdnbench.store.layout import METADATA
 
 
 @contextmanager
 def alone(path: Path) -> Iterator[None]:
-    """Hold the lock of the store at `path`; BadInputError if somebody does. Recording needs none."""
-    # NFS gives an exclusive lock only for a file that is open for writing (flock(2)).
-    lock = os.open(path / METADATA, os.O_RDWR | os.O_CLOEXEC)
+    """Hold the lock of the store at `path`; BadInputError if somebody does, StoreError if it cannot be
+    written. Recording needs none.
+    """
+    try:
+        # NFS gives an exclusive lock only for a file that is open for writing (flock(2)).
+        lock = os.open(path / METADATA, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError as error:
+        raise StoreError(f"{path / METADATA} cannot be locked: {error.strerror}") from error
     try:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 from collections.abc import Iterable, Iterator, Mapping
@@ -73,10 +74,11 @@ class FolderFiles:
 
     def folders(self, key: str) -> list[str]:
         path = self._inside(key)
-        if not os.path.isdir(path):
+        try:
+            with os.scandir(path) as entries:
+                return sorted(entry.name for entry in entries if not self._refused(entry) and entry.is_dir())
+        except (FileNotFoundError, NotADirectoryError):  # or a pruning has just taken it
             return []
-        with os.scandir(path) as entries:
-            return sorted(entry.name for entry in entries if not self._refused(entry) and entry.is_dir())
 
     def sizes(self, key: str) -> Mapping[str, int]:
         top = Path(self._inside(key))
@@ -91,7 +93,7 @@ class FolderFiles:
         """A folder holds nothing open."""
 
     def _sizes(self, folder: Path, prefix: str) -> Iterator[tuple[str, int]]:
-        with os.scandir(folder) as entries:
+        with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:  # a pruning takes files
             for entry in entries:
                 if self._refused(entry):
                     continue

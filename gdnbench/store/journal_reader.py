@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import mmap
 import os
@@ -62,10 +63,17 @@ class _Begun:
 
 
 def writer_lives(folder: Path) -> bool:
-    """Whether a process holds the writer's lock in the journal `folder`; without a lock file none does."""
+    """Whether a process holds the writer's lock in the journal `folder`; without a lock file none does.
+
+    A link in its place is none: it may lead to a pipe, or to the lock of another store.
+    """
     try:
-        fd = os.open(folder / WRITER_LOCK, os.O_RDONLY | os.O_CLOEXEC)
+        fd = os.open(folder / WRITER_LOCK, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError:
+        return False
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
         return False
     try:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)

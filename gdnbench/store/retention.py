@@ -14,7 +14,8 @@ from gdnbench.store.reader import StoredRecord
 
 _AGE = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)([smhdw])")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
-_MILLISECONDS = re.compile(r"([0-9]{13})-")
+# Since 2001: copies to share have names that begin with zeros, in the place of a time that is left out.
+_MILLISECONDS = re.compile(r"([1-9][0-9]{12})-")
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,10 +104,18 @@ def _or_no_bound(limit: int | None) -> float:
     return float("inf") if limit is None else limit
 
 
+def began(segment: str) -> float | None:
+    """When the process of this segment began to record, in seconds since 1970; None if its name does not
+    say, as in a copy to share.
+    """
+    found = _MILLISECONDS.match(segment)
+    return None if found is None else int(found[1]) / 1000
+
+
 def _is_older(record: StoredRecord, then: float) -> bool:
     """Whether the record's process began before `then`, as far as its segment's name says when that was."""
-    began = _MILLISECONDS.match(record.segment.name)
-    return began is not None and int(began[1]) / 1000 < then
+    time = began(record.segment.name)
+    return time is not None and time < then
 
 
 def seconds(text: str, option: str) -> float:

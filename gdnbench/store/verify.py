@@ -18,6 +18,7 @@ from gdnbench.store.stored_array import StoredArray
 
 _BLOCK_BYTES = 32 << 20  # read and hashed at a time
 _MOST_CHUNKS_NAMED = 8
+_TRIES = 3  # while records are taken out of the store
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,16 +57,46 @@ Progress = Callable[[int, int], None]
 def verify(path: Address, progress: Progress | None = None) -> VerifyReport:
     """Check all of the store at `path`; StoreError only if it cannot be opened at all.
 
-    Of a URL nothing is taken from the cache: what is checked is what the server holds.
+    What a pruning, or a capture that drops its oldest, takes out meanwhile is no damage: where something is
+    missing of a batch that is no longer there afterwards, all is checked once more. Of a URL nothing is taken
+    from the cache: what is checked is what the server holds.
     """
+    for _ in range(_TRIES):
+        report, went = _verified(path, progress)
+        if not went:
+            break
+    return report
+
+
+def _verified(path: Address, progress: Progress | None) -> tuple[VerifyReport, bool]:
+    """What is wrong with what is still there, and whether something that was found to be wrong is not."""
     with Store.open(path, cached=False) as store:
         checker = _Checker(store)
         for done, _ in enumerate(checker.check(), 1):
             if progress is not None:
                 progress(done, len(store.records))
-        return VerifyReport(
-            len(store.records), checker.tensors, checker.nbytes, tuple(checker.damages), store.unfinished
-        )
+    damages = checker.damages
+    if damages:
+        # A batch goes before what it needs does: one that is there now had all of it, unless it is damaged.
+        with Store.open(path, cached=False) as now:
+            there = {_identity(batch) for batch in now.batches}
+            damages = [
+                (batch, damage)
+                for batch, damage in damages
+                if (damage.what in now.damaged if batch is None else _identity(batch) in there)
+            ]
+    report = VerifyReport(
+        len(store.records),
+        checker.tensors,
+        checker.nbytes,
+        tuple(damage for _, damage in damages),
+        store.unfinished,
+    )
+    return report, len(damages) < len(checker.damages)
+
+
+def _identity(batch: BatchInfo) -> tuple[str, int, int]:
+    return batch.key, batch.first, batch.count
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +110,7 @@ class _Checker:
         self._store = store
         # By location and description; a tensor that many records share is read once.
         self._flaws: dict[tuple[str, str, str, tuple[int, ...]], tuple[_Flaw, ...]] = {}
-        self.damages = [Damage(what) for what in store.damaged]
+        self.damages: list[tuple[BatchInfo | None, Damage]] = [(None, Damage(what)) for what in store.damaged]
         self.tensors = 0
         self.nbytes = 0
 
@@ -92,7 +123,8 @@ class _Checker:
             for line in range(batch.count):
                 if whole:
                     key = f"{batch.segment.name}/{batch.first + line}"
-                    self._check_record(number, key, None if told is None else told[line])
+                    damages = self._check_record(number, key, None if told is None else told[line])
+                    self.damages += [(batch, damage) for damage in damages]
                 number += 1
                 yield
 
@@ -101,7 +133,7 @@ class _Checker:
         try:
             self._store.contents.record_lines(batch)
         except StoreError as error:
-            self.damages.append(Damage(f"{batch.count} records cannot be read: {error}"))
+            self.damages.append((batch, Damage(f"{batch.count} records cannot be read: {error}")))
             return False
         return True
 
@@ -109,20 +141,21 @@ class _Checker:
         """What the batch's index says of its records; None if it has none, as older stores."""
         told = indexed(batch.index, batch.count)
         if told is None and batch.index is not None:
-            self.damages.append(Damage(f"the index of batch {batch.key} does not hold together"))
+            self.damages.append((batch, Damage(f"the index of batch {batch.key} does not hold together")))
         return told
 
-    def _check_record(self, number: int, key: str, told: Told | None) -> None:
+    def _check_record(self, number: int, key: str, told: Told | None) -> Iterator[Damage]:
         try:
             record = self._store.records[number]
         except StoreError as error:
-            self.damages.append(Damage(str(error), key))
+            yield Damage(str(error), key)
             return
         if told is not None and told != record.told:
-            self.damages.append(Damage("the index of its batch, which listings show, says otherwise", key))
+            yield Damage("the index of its batch, which listings show, says otherwise", key)
         for name, handle in _handles(record):
             self.tensors += 1
-            self.damages += [Damage(flaw.what, key, name, flaw.chunk) for flaw in self._check_tensor(handle)]
+            for flaw in self._check_tensor(handle):
+                yield Damage(flaw.what, key, name, flaw.chunk)
 
     def _check_tensor(self, handle: TensorHandle) -> tuple[_Flaw, ...]:
         content = (str(handle.location), handle.digest, handle.meta.dtype, handle.meta.shape)

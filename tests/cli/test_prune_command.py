@@ -51,6 +51,17 @@ def test_what_is_being_written_is_left_alone_and_said(gdnbench: Invoke, prefills
     assert len(listed(gdnbench, prefills)) == 2
 
 
+def test_a_copy_to_share_has_no_age(gdnbench: Invoke, prefills: Path, tmp_path: Path) -> None:
+    """Its segments' names have zeros where others have a time: not 1970."""
+    copy = tmp_path / "copy.zarr"
+    assert gdnbench("share", prefills, copy).code == 0
+    said = gdnbench("prune", copy, "--older-than", "7d", "--yes")
+    assert said.code == 0
+    assert said.out.startswith("dropped 0 records, 2 are left")
+    assert said.err == "gdnbench: when 1 process began is not known, as in a copy to share: left alone\n"
+    assert len(listed(gdnbench, copy)) == 2
+
+
 def test_refusals_are_one_line(gdnbench: Invoke, prefills: Path, tmp_path: Path) -> None:
     for arguments, message in (
         ((prefills,), "nothing says what to drop; give a filter, a limit or --keep"),

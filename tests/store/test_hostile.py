@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
@@ -21,6 +22,7 @@ from store_samples import PLAIN, TINY, array_path, randn, record, write_one
 
 from gdnbench.errors import StoreError
 from gdnbench.store.compression import Compression
+from gdnbench.store.journal_reader import writer_lives
 from gdnbench.store.layout import Location
 from gdnbench.store.reader import Store
 from gdnbench.store.recover import open_store
@@ -399,3 +401,21 @@ def test_links_in_a_journal_lead_nowhere(tmp_path: Path) -> None:
         open_store(path)
     assert not (tmp_path / "victim").exists()
     assert (path / ".journal" / "2-2-b").is_symlink()
+
+
+@pytest.mark.parametrize("made", ["link to a lock", "link to a pipe", "pipe"])
+def test_a_writers_lock_that_no_writer_made_is_none(tmp_path: Path, made: str) -> None:
+    """A lock of somebody else's is neither asked for nor held, and no pipe waited for."""
+    journal = tmp_path / "s.zarr" / ".journal" / "1-1-a"
+    journal.mkdir(parents=True)
+    other = tmp_path / "other"
+    with open(other, "w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        if made == "pipe":
+            os.mkfifo(journal / "writer.lock")
+        else:
+            if made == "link to a pipe":
+                other.unlink()
+                os.mkfifo(other)
+            (journal / "writer.lock").symlink_to(other)
+        assert not writer_lives(journal)

@@ -319,3 +319,49 @@ def test_a_mark_that_leads_elsewhere_removes_nothing(store: Path, mark: str) -> 
         prune(store, keeping([4]), durable=False)
     (store / ".incoming" / mark).unlink()
     assert_holds(store, keys(list(range(COUNT))))
+
+
+@pytest.mark.parametrize("entries", [[9, 19], []], ids=["some kept", "none kept"])
+def test_what_it_takes_while_a_store_is_verified_is_no_damage(store: Path, entries: list[int]) -> None:
+    make(store, "b", PLAIN, count=BATCH)
+    begun: list[int] = []
+
+    def progress(done: int, count: int) -> None:
+        if not begun:
+            begun.append(count)
+            others = set(keys(list(range(BATCH)), "b"))
+            prune(store, lambda found: keeping(entries)(found) or found.key in others, durable=False)
+
+    report = verify(store, progress)
+    assert (begun, report.records) == ([COUNT + BATCH], len(entries) + BATCH)
+    assert report.damages == ()
+
+
+def test_damage_of_what_a_pruning_keeps_is_told_all_the_same(store: Path) -> None:
+    (chunk,) = store.glob("segments/a/0000000016/rows/float32.6x5/c/0/0/0")
+    content = bytearray(chunk.read_bytes())
+    content[10] ^= 1
+    chunk.write_bytes(content)
+    begun: list[int] = []
+
+    def progress(done: int, count: int) -> None:
+        if not begun:
+            begun.append(count)
+            prune(store, keeping([16, 17, 18, 19]), durable=False)
+
+    report = verify(store, progress)
+    assert report.records == 4
+    assert {damage.record for damage in report.damages} <= set(keys([16, 17, 18, 19]))
+    assert report.damages
+
+
+def test_the_lock_of_another_is_not_taken_through_a_link(store: Path, tmp_path: Path) -> None:
+    (store / "zarr.json").rename(tmp_path / "other.json")
+    (store / "zarr.json").symlink_to(tmp_path / "other.json")
+    with pytest.raises(StoreError, match=r"zarr.json cannot be locked: Too many levels of symbolic links"):
+        prune(store, keeping([1]), durable=False)
+
+
+def test_what_is_no_store_is_not_pruned(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match=r"zarr.json cannot be locked: No such file"):
+        prune(tmp_path, keeping([1]), durable=False)
