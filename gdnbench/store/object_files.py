@@ -116,12 +116,7 @@ class ObjectFiles:
         unit, rest = "/".join(names[:_BATCH_DEPTH]), "/".join(names[_BATCH_DEPTH:])
         with self._listing_lock:
             if unit not in self._listings:
-                listing: dict[str, ObjectInfo] = {}
-                for name, found in self._objects.list(unit):
-                    listing[name] = found
-                    if len(listing) > _MOST_OBJECTS:
-                        raise StoreError(f"{self.path}: {unit} has more than {_MOST_OBJECTS} objects")
-                self._listings[unit] = listing
+                self._listings[unit] = dict(self._objects.list(unit, _MOST_OBJECTS))
                 if len(self._listings) > _LISTINGS:
                     self._listings.popitem(last=False)
             self._listings.move_to_end(unit)

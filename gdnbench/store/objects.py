@@ -32,6 +32,14 @@ _RETRIES: Final[dict[str, Any]] = {
 
 _MACHINE_ROLE: Final = "//169.254.169.254/"  # whom machines of a cloud ask for what they may
 
+_CODE: Final = re.compile(r"<Code>([A-Za-z0-9.]{1,60})</Code>")  # in what an S3 answers when it refuses
+_NO_BUCKET: Final = "NoSuchBucket"
+_BAD_CREDENTIALS: Final = frozenset(
+    {"ExpiredToken", "ExpiredTokenException", "InvalidToken", "TokenRefreshRequired", "InvalidAccessKeyId"}
+    | {"SignatureDoesNotMatch", "AuthFailure", "RequestExpired"}
+)  # which some servers answer with 400
+_OTHER_REGION: Final = frozenset({"AuthorizationHeaderMalformed", "PermanentRedirect"})
+
 _INVALID_PATH: Final = "object with invalid path"  # obstore's words for a listed key such as a//b and ../a
 
 T = TypeVar("T")
@@ -79,7 +87,8 @@ class Objects:
         def request() -> bytes | None:
             try:
                 answer = self._obstore.get(self._store, self._checked(key))
-            except FileNotFoundError:
+            except FileNotFoundError as error:
+                self._check_bucket(error)
                 return None
             if answer.meta["size"] > limit:
                 raise StoreError(
@@ -103,7 +112,16 @@ class Objects:
 
     def put(self, key: str, content: bytes | Path) -> None:
         """Make the object `key` hold `content`, or that of a file: all of it at once, or not at all."""
-        self._persist(lambda: self._obstore.put(self._store, self._checked(key), content))
+
+        def request() -> None:
+            try:
+                self._obstore.put(self._store, self._checked(key), content)
+            except FileNotFoundError as error:
+                if isinstance(content, Path) and not content.exists():
+                    raise StoreError(f"{content} went while it was being uploaded; start again") from None
+                raise StoreError(f"{self.url} is in no bucket that there is: {_reason(error)}") from None
+
+        self._persist(request)
 
     def folders(self, key: str) -> list[str]:
         """Names that are followed by "/" below `key`, sorted."""
@@ -111,14 +129,18 @@ class Objects:
         found = self._persist(lambda: self._obstore.list_with_delimiter(self._store, prefix))
         return sorted({str(name).rstrip("/").rpartition("/")[2] for name in found["common_prefixes"]})
 
-    def list(self, key: str) -> Iterator[tuple[str, ObjectInfo]]:
-        """Every object below `key`, at any depth, by its key from there, but those that only mark folders."""
+    def list(self, key: str, most: int) -> Iterator[tuple[str, ObjectInfo]]:
+        """Every object below `key`, at any depth, by its key from there, but those that only mark folders.
+        StoreError for more than `most`, of which no more are asked for: they are held in memory.
+        """
         prefix = f"{self._checked(key)}/"
 
         def request() -> list[tuple[str, ObjectInfo]]:
             found = []
             for page in self._obstore.list(self._store, prefix):
                 found += [(str(one["path"]), _info(one)) for one in page]
+                if len(found) > most:
+                    raise StoreError(f"{self.url}: {key} has more than {most} objects, no store has so many")
             return found
 
         yield from _without_marks(prefix, self._persist(request))
@@ -127,6 +149,11 @@ class Objects:
         if any(name in ("", ".", "..") for name in key.split("/")) or "\\" in key or "\0" in key:
             raise StoreError(f"{self.url}: {key!r} would lead out of the store")
         return key
+
+    def _check_bucket(self, error: Exception) -> None:
+        """StoreError if it is the bucket that is not there, of which most answers say it."""
+        if _code(error) == _NO_BUCKET:
+            raise StoreError(f"{self.url} is in no bucket that there is: {_reason(error)}") from None
 
     def _persist(self, request: Callable[[], T]) -> T:
         """What `request` returns, made again where the network failed it."""
@@ -142,6 +169,7 @@ class Objects:
                     raise ObjectsUnreachableError(
                         f"{self.url} is refused to the credentials of this environment: {_reason(error)}"
                     ) from None
+                self._check_bucket(error)
                 if _INVALID_PATH in str(error):
                     raise StoreError(
                         f"{self.url} holds what is none of a store's: {_reason(error)}"
@@ -181,7 +209,13 @@ def _broke_off(error: Exception) -> bool:
 
 def _refused(error: Exception) -> bool:
     """Whether the server knows and does not let us: of a listing, obstore has no error of its own for it."""
-    return re.search(r"status code: 40[13]", str(error)) is not None
+    return re.search(r"status code: 40[13]", str(error)) is not None or _code(error) in _BAD_CREDENTIALS
+
+
+def _code(error: Exception) -> str | None:
+    """The name that S3 gives to what is wrong."""
+    found = _CODE.search(str(error))
+    return found and found[1]
 
 
 def _reason(error: Exception) -> str:
@@ -191,4 +225,12 @@ def _reason(error: Exception) -> str:
             "no credentials are set (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY), and this machine has no role"
         )
     text = re.sub(r"[:\s]*<\?xml.*", "", str(error).split("\n\n")[0], flags=re.DOTALL)
-    return re.sub(r"(https?://[^\s?]*)\?\S*", r"\1", " ".join(text.split()))[:300]
+    said = re.sub(r"(https?://[^\s?]*)\?\S*", r"\1", " ".join(text.split()))[:300]
+    code = _code(error)
+    if code is not None:
+        said += f" ({code})"
+    if code in _OTHER_REGION or "configured region" in said:
+        said += "; set AWS_REGION to the bucket's"
+    if said.endswith("builder error"):  # obstore's words for a scheme that it was not allowed
+        said += "; if the endpoint is to be plain HTTP, set AWS_ALLOW_HTTP=true"
+    return said

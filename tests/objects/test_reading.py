@@ -87,7 +87,7 @@ def test_what_was_written_anew_is_not_taken_from_the_cache(bucket: Bucket, local
     with Store.open(bucket.url) as store:
         contents(store)
         array = store.records[0].before["state"].location.array
-    key = next(key for key, _ in objects.list(array) if key != "zarr.json")
+    key = next(key for key, _ in objects.list(array, 100) if key != "zarr.json")
     objects.put(f"{array}/{key}", bytes((local / array / key).stat().st_size))
     with Store.open(bucket.url) as store, pytest.raises(StoreError, match=r"state before .* damaged"):
         contents(store)

@@ -70,7 +70,7 @@ def test_capture_into_a_url(bucket: Bucket, program: Path) -> None:
     assert verify(bucket.url).ok
     assert {path.name for spool in bucket.spools.iterdir() for path in spool.iterdir()} == {"address", "lock"}
     objects = Objects(bucket.url)
-    for key, info in objects.list("segments"):
+    for key, info in objects.list("segments", 1000):
         assert SECRET.encode() not in (objects.get(f"segments/{key}", info.size) or b"")
 
 
