@@ -73,8 +73,8 @@ class Bases:
     def numbers(self, count: int, *name: object) -> Tensor:
         """int64 [count], uniform from 0 to 2^63 - 1, which tell nothing of one another nor of the secret."""
         # Torch's generator takes 32 bits of its seed: whoever has the copy could try them all.
-        drawn = hashlib.shake_256(self.secret + repr(name).encode()).digest(8 * count)
-        return torch.frombuffer(bytearray(drawn), dtype=torch.int64) & (2**63 - 1)
+        drawn = hashlib.shake_256(self.secret + repr(name).encode()).digest(8 * max(count, 1))
+        return torch.frombuffer(bytearray(drawn), dtype=torch.int64)[:count] & (2**63 - 1)
 
 
 # As many as a layer has heads, which the next step asks for again.

@@ -146,6 +146,12 @@ def test_synthetic_keeps_gates_and_products_of_keys(made: Made, tmp_path: Path) 
         assert abs(float(cosine)) < 0.5
 
 
+@pytest.mark.parametrize("hide", ["rotation", "permutation", "synthetic"])
+def test_a_call_without_tokens_is_hidden_too(hide: str, made: Made) -> None:
+    call = synthesise("gdn_prefill", seqlens=(0,), heads=(1, 2), head_dim=(32, 32))
+    assert not made([draft("gdn_prefill", call)], hide, replays("torch")).lost
+
+
 @pytest.mark.parametrize("hide", ["rotation", "synthetic"])
 def test_a_kernel_has_to_be_named(hide: str, made: Made) -> None:
     with pytest.raises(BadInputError, match="--kernel"):
