@@ -14,7 +14,12 @@ from torch import Tensor, nn
 
 from gdnbench.capture import record, runtime
 from gdnbench.capture.adapter import NotCaptured, Observation, Target
+from gdnbench.capture.adapters.fla import FlaAdapter
+from gdnbench.capture.adapters.flashinfer import FlashinferAdapter
+from gdnbench.capture.adapters.paged import Paged
+from gdnbench.capture.adapters.sglang import SglangAdapter
 from gdnbench.capture.adapters.transformers import ADAPTER as TRANSFORMERS
+from gdnbench.capture.adapters.vllm import VllmAdapter
 from gdnbench.capture.functions import FunctionAdapter
 from gdnbench.capture.layers import Layer
 from gdnbench.capture.options import CaptureOptions
@@ -226,6 +231,57 @@ def test_the_same_calls_are_kept_whenever_the_selection_is_asked(
     assert [(call, step, number) for _, call, step, number in found] == expected
     assert [name for name, *_ in found] == [f"Mixer.{number // 20:.0f}" for _, _, _, number in found]
     assert (len(looked_at) == 28) == (asked == "after it")
+
+
+DECODES = {
+    "transformers": type(TRANSFORMERS),
+    "fla": FlaAdapter,
+    "flashinfer": FlashinferAdapter,
+    "vllm": VllmAdapter,
+    "sglang": SglangAdapter,
+    "table": Paged,
+    "record": FunctionAdapter,
+}
+MIXED = ("transformers", "fla")
+"""Their recurrent function is a prefill or a decode by what it is given."""
+
+
+@pytest.mark.parametrize("name", DECODES)
+def test_no_adapter_is_asked_about_a_call_that_is_not_kept(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By hand, of 8 decode steps of a layer: 0, 3 and 6 of every third. None is a prefill; a function that
+    may be one is looked at each time."""
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "scripts")
+    import adapter_loops
+
+    asked: list[str] = []
+    before = DECODES[name].before
+
+    def spy(self: Any, target: Target, arguments: Mapping[str, Any], layer: object | None) -> Observation:
+        asked.append(target.function)
+        return before(self, target, arguments, layer)
+
+    monkeypatch.setattr(DECODES[name], "before", spy)
+    with adapter_loops.LOOPS[name](adapter_loops.Sizes("cpu", 1, 1, 2)) as loop:
+        (tmp_path / "table.toml").write_text(loop.table)
+        table = (str(tmp_path / "table.toml"),) if loop.table else ()
+        other = "gdn_prefill"
+        for given, looked in (({"every": 3}, 3), ({"op": (other,)}, 8 if name in MIXED else 0)):
+            store = tmp_path / f"{looked}.zarr"
+            with captured(store, CaptureOptions(**given, table=table)):  # type: ignore[arg-type]
+                capture = runtime.innermost()
+                assert capture is not None
+                capture.patcher.patch_loaded()
+                try:
+                    for _ in range(8):
+                        loop.step()
+                finally:
+                    capture.patcher.restore()
+            assert len(asked) == looked
+            asked.clear()
+        steps = [one.info.step for one in Store.open(tmp_path / "3.zarr").records]
+        assert steps == [0, 3, 6]
 
 
 def test_threads_keep_as_many_as_one_would(looked_at: list[float], tmp_path: Path) -> None:
