@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-_PACKAGES = (
+PACKAGES = (
     "gdnbench",
     "torch",
     "transformers",
@@ -23,7 +23,10 @@ _PACKAGES = (
     "nvidia-cutlass-dsl",
     "flashinfer-python",
     "numpy",
+    "vllm",
+    "sglang",
 )
+"""Whose versions are recorded where they are installed: this one, torch, frameworks and compilers."""
 _GIT_SECONDS = 10.0
 # rank, world size, rank on the host: of torchrun, Open MPI and those that speak PMI. Without Slurm's own:
 # below a batch script that starts its processes itself, each would have the numbers of the one task.
@@ -125,7 +128,7 @@ def _git(folder: Path, *arguments: str) -> str | None:
 
 def _package_versions() -> dict[str, str]:
     versions = {}
-    for name in _PACKAGES:
+    for name in PACKAGES:
         try:
             versions[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:

@@ -14,6 +14,7 @@ from typing import Any
 
 from gdnbench.bits import DTYPES
 from gdnbench.ops import operation
+from gdnbench.provenance import PACKAGES
 from gdnbench.record import Pool, RecordInfo, TensorMeta
 from gdnbench.store.reader import StoredRecord
 
@@ -36,19 +37,6 @@ DISPATCH = (
 """How the call came to run as it did, where its adapter is one of this package's."""
 FRAMEWORKS = ("gdnbench", "gdnbench_kernels", "transformers", "fla", "flashinfer", "vllm", "sglang")
 """Packages that anyone can have: functions in them are named as they are."""
-PACKAGES = (
-    "gdnbench",
-    "torch",
-    "transformers",
-    "triton",
-    "flash-linear-attention",
-    "nvidia-cutlass-dsl",
-    "flashinfer-python",
-    "numpy",
-    "vllm",
-    "sglang",
-)
-"""Packages whose versions are kept."""
 ELSEWHERE = "shared:function"
 """What stands for the name of any other function."""
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from gdnbench import provenance
+from gdnbench.capture.adapters import load
 
 
 def git(folder: Path, *arguments: str) -> str:
@@ -58,6 +59,12 @@ def test_versions_and_machine() -> None:
     assert found["python"] == ".".join(map(str, sys.version_info[:3]))
     assert found["cpu"]
     assert found["os"].startswith(os.uname().sysname)
+
+
+def test_every_framework_with_an_adapter_has_its_version_recorded() -> None:
+    held = [one.signatures.distribution for one in load()[0] if hasattr(one, "signatures")]
+    assert set(held) >= {"flash-linear-attention", "flashinfer-python", "vllm", "sglang"}
+    assert {"transformers", *held} <= set(provenance.PACKAGES)
 
 
 def test_rank_comes_from_the_launcher_s_variables(monkeypatch: pytest.MonkeyPatch) -> None:
