@@ -284,6 +284,19 @@ def test_no_adapter_is_asked_about_a_call_that_is_not_kept(
         assert steps == [0, 3, 6]
 
 
+@pytest.mark.parametrize("known", [None, frozenset({"gdn_prefill", "gdn_decode"})])
+def test_calls_that_may_be_of_another_operation_count_once_looked_at(known: frozenset[str] | None) -> None:
+    """By hand: calls 1, 3, 4, 6 and 7 are decodes, of which every second is kept."""
+    selection, layer = Selection(CaptureOptions(op=("gdn_decode",), every=2, first=3)), Layer("a", 0)
+    kept = []
+    for at in range(8):
+        assert selection.step_if_due(layer, known) == at
+        if selection.keeps("gdn_prefill" if at in (0, 2, 5) else "gdn_decode", layer):
+            kept.append(at)
+    assert kept == [1, 4, 7]
+    assert selection.step_if_due(layer, known) is None, "--first is used up, whatever it is"
+
+
 def test_threads_keep_as_many_as_one_would(looked_at: list[float], tmp_path: Path) -> None:
     """Of 4 x 50 calls of one layer every tenth, whichever they are, and each call has a step of its own."""
 
