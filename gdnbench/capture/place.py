@@ -6,13 +6,13 @@ from pathlib import Path
 
 from gdnbench.capture.options import CaptureOptions
 from gdnbench.errors import BadInputError
-from gdnbench.store.address import Address, checked_url, is_url, local_path
+from gdnbench.store.address import Address, checked_url, folder_to_write, is_url
 
 
 def local_store(address: Address) -> Path:
     """The folder to write to; for a URL that of a new spool. Errors as of `checked_url` and `Spool.make`."""
     if not is_url(address):
-        return local_path(address).absolute()
+        return folder_to_write(address).absolute()
     from gdnbench.store.spool import Spool
 
     spool = Spool.planned(checked_url(str(address)))

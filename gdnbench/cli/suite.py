@@ -16,6 +16,7 @@ from gdnbench.cli.spreading import SCHEDULER, WORKERS, is_spread
 from gdnbench.errors import Exit
 from gdnbench.printable import printable
 from gdnbench.record_numbers import record_ranges
+from gdnbench.store.address import folder_to_write
 
 if TYPE_CHECKING:
     from gdnbench.suite.plan import Entry
@@ -46,10 +47,10 @@ def suite(
     from gdnbench.suite.run import run_suite
 
     is_spread(workers, scheduler)
+    folder = folder_to_write(Path(f"{suite.resolve().stem}.results") if results is None else results)
     asked = suite_at(suite)
     chosen = asked if entry is None else only(asked, entry)
     among = None if records is None else record_ranges(records)
-    folder = results if results is not None else Path(f"{suite.resolve().stem}.results")
     with progress("suite") as advance:
         result = run_suite(
             chosen,

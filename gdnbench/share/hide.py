@@ -25,6 +25,8 @@ def hidden(record: StoredRecord, bases: Bases) -> Hidden:
     """
     where = record.segment.name, record.info.layer
     if record.info.op in ("gdn_prefill", "gdn_decode"):
+        if "k" not in record.line.before:
+            raise BadInputError(f"record {record.key} has no k, by whose heads the others go; leave it out")
         keys = record.line.before["k"].meta
         change = of_delta_rule(bases, where, keys.shape[keys.axes.index("H")])
     elif record.info.op == "swa_decode":

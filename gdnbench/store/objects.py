@@ -231,6 +231,8 @@ def _reason(error: Exception) -> str:
         said += f" ({code})"
     if code in _OTHER_REGION or "configured region" in said:
         said += "; set AWS_REGION to the bucket's"
-    if said.endswith("builder error"):  # obstore's words for a scheme that it was not allowed
+    if "S3" in said and said.endswith(
+        "builder error"
+    ):  # obstore's words for a scheme that it was not allowed
         said += "; if the endpoint is to be plain HTTP, set AWS_ALLOW_HTTP=true"
     return said

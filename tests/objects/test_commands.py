@@ -77,15 +77,59 @@ def test_a_mark_of_the_plugin_takes_a_url(bucket: Bucket, prefills: Path) -> Non
     ]
 
 
-def test_what_is_written_to_a_folder_alone(bucket: Bucket, prefills: Path, gdnbench: Invoke) -> None:
+WRONG = """
+import torch
+
+def prefill(v, k, cu_seqlens, **_):
+    state = torch.zeros(len(cu_seqlens) - 1, v.shape[1], v.shape[2], k.shape[2])
+    return {"o": torch.zeros_like(v), "final_state": state}
+"""
+
+
+@pytest.mark.slow
+def test_bisection_and_timing_take_a_url(
+    bucket: Bucket, prefills: Path, gdnbench: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each starts processes of its own, which open the URL again."""
+    monkeypatch.chdir(tmp_path)
+    as_objects(prefills, bucket.url)
+    wrong = tmp_path / "wrong.py"
+    wrong.write_text(WRONG)
+    timed = gdnbench("time", bucket.url, "0", "--kernel", "torch", "--seconds", "0.2", "--busy", "--json")
+    assert timed[0] == 0, timed[1]
+    assert json.loads(timed[1])["store"] == bucket.url
+    first = gdnbench("bisect", "record", bucket.url, "--kernel", f"{wrong}:prefill")
+    assert (first[0], "synth, step 0 (record 0, gdn_prefill)" in first[1]) == (1, True), first[1]
+    shrunk = gdnbench("bisect", "input", bucket.url, "0", "--kernel", f"{wrong}:prefill", "--fresh")
+    assert (shrunk[0], "to 1 token, 1 sequence" in shrunk[1]) == (1, True), shrunk[1]
+    assert gdnbench("replay", "run-0-small.zarr", "--kernel", f"{wrong}:prefill")[0] == 1
+    stage = gdnbench("bisect", "stage", bucket.url, "0", "--kernel", f"{wrong}:prefill")
+    assert (stage[0], "filled none of the stages" in stage[1]) == (3, True), stage[
+        1
+    ]  # of a record that was read
+
+
+def test_what_is_written_to_a_folder_alone(
+    bucket: Bucket, prefills: Path, gdnbench: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Not into a folder called `s3:`."""
     as_objects(prefills, bucket.url)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "gdnbench.toml").write_text(f'[[replay]]\ncaptures = "{bucket.url}"\nkernels = "torch"\n')
+    elsewhere = f"{bucket.url}-elsewhere"
     commands = (
         ("synth", bucket.url, "--op", "gdn_prefill"),
         ("replay", prefills, "0", "--kernel", "torch", "--save", bucket.url),
         ("upload", bucket.url, bucket.url),
         ("upload", prefills),
         ("upload", prefills, "elsewhere"),
+        ("capture", "s3:/bucket/run.zarr", "--", "true"),  # a typing error
+        ("suite", "gdnbench.toml", "-o", elsewhere),
+        ("bisect", "input", bucket.url, "0", "--kernel", "torch", "--out", elsewhere),
+        ("time", bucket.url, "0", "--kernel", "torch", "--save", elsewhere),
+        ("merge", elsewhere, bucket.url),
+        ("share", bucket.url, elsewhere),
+        ("prune", bucket.url, "--keep", "0"),
     )
     for words in commands:
         code, told = gdnbench(*words)

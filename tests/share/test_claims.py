@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -150,6 +151,14 @@ def test_synthetic_keeps_gates_and_products_of_keys(made: Made, tmp_path: Path) 
 def test_a_call_without_tokens_is_hidden_too(hide: str, made: Made) -> None:
     call = synthesise("gdn_prefill", seqlens=(0,), heads=(1, 2), head_dim=(32, 32))
     assert not made([draft("gdn_prefill", call)], hide, replays("torch")).lost
+
+
+@pytest.mark.parametrize("hide", ["rotation", "permutation"])
+def test_a_record_without_keys_is_refused(hide: str, made: Made) -> None:
+    record = decode()
+    left = {name: tensor for name, tensor in record.before.items() if name != "k"}
+    with pytest.raises(BadInputError, match="has no k"):
+        made([replace(record, before=left)], hide, replays("torch"))
 
 
 @pytest.mark.parametrize("hide", ["rotation", "synthetic"])

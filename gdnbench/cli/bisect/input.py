@@ -25,7 +25,7 @@ from gdnbench.cli.console import table
 from gdnbench.cli.judging import tolerance
 from gdnbench.errors import BadInputError, Exit
 from gdnbench.record_numbers import record_numbers
-from gdnbench.store.address import absolute
+from gdnbench.store.address import absolute, folder_to_write
 
 if TYPE_CHECKING:
     from gdnbench.bisect.input.shrink import Shrunk
@@ -86,7 +86,7 @@ def input(
         numbers = record_numbers(record, len(opened.records))
         if len(numbers) != 1:
             raise BadInputError(f"record {record!r} is not one record; give its number")
-        written = Path(out) if out is not None else default_out(store, numbers[0])
+        written = folder_to_write(out) if out is not None else default_out(store, numbers[0])
         check_out(written)
         if script is not None:
             check_script(Path(script))
