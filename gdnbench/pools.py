@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -48,7 +49,15 @@ def row_sums(pool: Tensor, out: Tensor, rows: Tensor | None = None) -> None:
     for start in range(0, out.numel(), block_rows):
         place = slice(start, start + block_rows)
         block = pool[place] if rows is None else pool[rows[place]]
-        torch.sum(_words(block, width) * weights, dim=1, out=out[place])
+        _weighted(_words(block, width), weights, out[place])
+
+
+def _weighted(words: Tensor, weights: Tensor, out: Tensor) -> None:
+    """words @ weights modulo 2**64. On a CPU by numpy, which keeps no products: a quarter of torch's time."""
+    if words.device.type == "cpu":
+        np.einsum("ij,j->i", words.numpy(), weights.numpy(), dtype=np.int64, out=out.numpy())
+    else:
+        torch.sum(words * weights, dim=1, out=out)
 
 
 def mixed(sums: Tensor, rows: Tensor) -> Tensor:
