@@ -70,7 +70,10 @@ def of_window(bases: Bases, where: Sequence[str], layout: str) -> Change:
 def _of(basis: Basis, x: Tensor) -> Tensor:
     """`x` [..., D] in `basis`; of codes, by a permutation alone."""
     if x.dtype in (torch.uint8, torch.float8_e4m3fn):
-        assert isinstance(basis, Permutation)
+        if not isinstance(basis, Permutation):  # a store of a stranger's may say so of any tensor
+            raise BadInputError(
+                f"--hide rotation would quantise {x.dtype} codes anew: use --hide permutation"
+            )
         return basis.of_codes(x.view(torch.uint8)).view(x.dtype)
     return basis.of(x)
 

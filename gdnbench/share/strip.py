@@ -20,6 +20,8 @@ from gdnbench.store.reader import StoredRecord
 
 PROCESS = ("rank", "world_size", "local_rank", "parallel")
 """Of the process: which of its peers it was."""
+PARALLEL = ("tp", "pp", "dp", "ep", "cp", "sp", "dcp", "pcp")
+"""Kinds of parallelism, as frameworks call them; an adapter of somebody's own may call them anything."""
 PROVENANCE = ("packages", "python", "gpus", "cuda", "driver")
 """Versions: a failure may be of one of them."""
 DISPATCH = (
@@ -82,9 +84,15 @@ class Dropped:
 
 def process_of(process: Mapping[str, Any], dropped: Dropped) -> dict[str, Any]:
     """Of a segment's `process` what may be shared."""
-    found = {name: process[name] for name in PROCESS if name in process and _plain(process[name])}
+    found = {name: process[name] for name in PROCESS if name in process and _is_rank(name, process[name])}
     dropped.others("process", process, found)
     return found
+
+
+def _is_rank(name: str, value: Any) -> bool:
+    if name == "parallel":
+        return isinstance(value, Mapping) and set(value) <= set(PARALLEL) and _is_numbers(value)
+    return _is_number(value)
 
 
 def provenance_of(provenance: Mapping[str, Any], dropped: Dropped) -> dict[str, Any]:

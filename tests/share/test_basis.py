@@ -164,3 +164,9 @@ def test_codes_of_one_scale_stay_together() -> None:
 def test_quantised_rows_are_not_rotated(layout: str) -> None:
     with pytest.raises(BadInputError, match="use --hide permutation"):
         of_window(bases(Kind.ROTATION), ("segment", "layer"), layout)
+
+
+def test_codes_are_not_rotated_whatever_the_store_says_of_them() -> None:
+    change = of_window(bases(Kind.ROTATION), ("segment", "layer"), "bfloat16")
+    with pytest.raises(BadInputError, match=r"torch.uint8 codes anew: use --hide permutation"):
+        change("cache", ("blocks", "block_size", "512"), torch.zeros(1, 1, 512, dtype=torch.uint8))

@@ -17,7 +17,7 @@ from share_samples import decode, keep, prefill
 from gdnbench.errors import BadInputError
 from gdnbench.record import Pool, RecordDraft
 from gdnbench.share.share import share
-from gdnbench.share.strip import Dropped, provenance_of
+from gdnbench.share.strip import Dropped, process_of, provenance_of
 from gdnbench.store.reader import Store
 
 CANARY = "kanarienvogel"
@@ -218,3 +218,21 @@ def test_text_that_may_be_anything_is_left_out(name: str, value: Any) -> None:
     dropped = Dropped()
     assert provenance_of({name: value}, dropped) == {}
     assert "provenance.others" in dropped.names
+
+
+@pytest.mark.parametrize(
+    "process",
+    [
+        {"rank": CANARY},
+        {"local_rank": [CANARY]},
+        {"parallel": {CANARY: [0, 2]}},
+        {"parallel": {"tp": [0, CANARY]}},
+        {"parallel": [CANARY]},
+        {"parallel": CANARY},
+    ],
+)
+def test_ranks_are_numbers_of_known_kinds(process: dict[str, Any]) -> None:
+    """An adapter of somebody's own may call its groups what it likes."""
+    dropped = Dropped()
+    assert process_of(process, dropped) == {}
+    assert "process.others" in dropped.names
