@@ -224,7 +224,8 @@ def _reason(error: Exception) -> str:
         return (
             "no credentials are set (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY), and this machine has no role"
         )
-    text = re.sub(r"[:\s]*<\?xml.*", "", str(error).split("\n\n")[0], flags=re.DOTALL)
+    document = re.compile(r"[:\s]*<(\?xml|!doctype|html).*", re.DOTALL | re.IGNORECASE)
+    text = document.sub("", str(error).split("\n\n")[0])
     said = re.sub(r"(https?://[^\s?]*)\?\S*", r"\1", " ".join(text.split()))[:300]
     code = _code(error)
     if code is not None:

@@ -189,6 +189,8 @@ def test_credentials_that_the_server_refuses(bucket: Bucket, local: Path) -> Non
             "Error performing GET http://h/b?Signature=s3cr3t in 2ms -\nstatus code: 403: <?xml v?> <E>x</E>",
             "Error performing GET http://h/b in 2ms - status code: 403",
         ),
+        ("status code: 501 Not Implemented: <!DOCTYPE HTML> <html>x", "status code: 501 Not Implemented"),
+        ("status code: 502 Bad Gateway: <html>\n<p>x</p>", "status code: 502 Bad Gateway"),
         ("Generic error: x\n\nDebug source:\nGeneric { source: secret }", "Generic error: x"),
     ],
 )
