@@ -112,7 +112,7 @@ def _check_records(
         case, verdict, record = proof
         if record.outcome is Outcome.UNSUPPORTED and verdict == "FAIL" and _may_refuse(subject):
             verdict = "unsupported"
-        elif record.outcome is Outcome.MISMATCH and not record.findings and subject.package:
+        elif record.outcome is Outcome.MISMATCH and subject.package and not _fails(record):
             verdict = "numbers"
         told(
             Case(
@@ -129,6 +129,10 @@ def _check_records(
         )
 
     checker.prove(asked.cases, asked.quick, proven)
+
+
+def _fails(record: RecordResult) -> bool:
+    return any(finding.fails for finding in record.findings or ())
 
 
 def _may_refuse(subject: Subject) -> bool:
