@@ -15,6 +15,8 @@ from __future__ import annotations
 
 import functools
 import threading
+import weakref
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
@@ -88,9 +90,9 @@ class GraphCall:
                     yield seen.tensor.data_ptr()
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, weakref_slot=True)
 class Plan:
-    """What a graph holds of ours."""
+    """What a graph holds of ours. It goes with the graph, or with a capture that failed."""
 
     calls: list[GraphCall] = field(default_factory=list)
 
@@ -132,6 +134,7 @@ class Graphs:
         self._enabled = enabled
         self._open: list[_Capturing] = []
         self._bytes = 0
+        self._returned: deque[int] = deque()  # bytes of plans that are gone: a finalizer may take no lock
         self._lock = threading.Lock()
         self._patched: dict[str, tuple[Any, Any]] = {}  # by name: what was there, what is now
 
@@ -272,7 +275,7 @@ class Graphs:
                 naming = (n for n in contract.named_rows.tensors if n in observation.tensors)
                 call.indices |= {index: observation.tensors[index] for index in naming}
         inside = {name: seen for name, seen in observation.tensors.items() if name not in call.static}
-        call.inputs = self._packed(inside)
+        call.inputs = self._packed(inside, plan)
         call.observation = observation
         call.forms = self._host.triggers.forms(observation)
         return call
@@ -298,9 +301,9 @@ class Graphs:
         for name, before in call.static.items():
             if name in seen and seen[name].tensor.data_ptr() != before.tensor.data_ptr():
                 raise ValueError(f"{name} is not written in place, in a CUDA graph")
-        outputs = self._packed({name: one for name, one in seen.items() if name not in call.static})
         plan = self._plan_here()
         assert plan is not None
+        outputs = self._packed({name: one for name, one in seen.items() if name not in call.static}, plan)
         for other in plan.calls:
             if other is not call and set(other.written()) & set(call.written()):
                 other.outputs = None
@@ -310,14 +313,17 @@ class Graphs:
         call.outputs = outputs
         self._host.counts.graph_calls += 1
 
-    def _packed(self, seen: dict[str, Seen]) -> Packed:
+    def _packed(self, seen: dict[str, Seen], plan: Plan) -> Packed:
         found = moment(seen, {}, self._streams)
         with self._lock:
+            while self._returned:
+                self._bytes -= self._returned.popleft()
             if self._bytes + found.nbytes > GRAPH_BYTES:
                 raise NotCaptured(
                     f"the copies in CUDA graphs take {GRAPH_BYTES >> 20} MiB, and may take no more"
                 )
             self._bytes += found.nbytes
+            weakref.finalize(plan, self._returned.append, found.nbytes).atexit = False
         return found.pack()
 
     def _plan_here(self) -> Plan | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import threading
 from collections.abc import Mapping
@@ -291,6 +292,32 @@ def test_a_graph_outlives_the_capture_and_its_class_is_as_it_was(tmp_path: Path)
     expected = engine.seen[-1][1]["o"] * 0.5
     assert torch.equal(engine.out, expected)
     assert (counts.records, counts.failures) == (2, 0)
+
+
+def test_graphs_that_are_gone_give_their_bytes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine captures its graphs anew when its batch sizes change; a capture may fail as well."""
+    engine, streams = Engine(layers=1), StandInStreams()
+    each = [tensor.nbytes for name, tensor in engine.call().items() if name != "state"]
+    of_one = sum(-(-nbytes // 256) * 256 for nbytes in each)  # tensors begin at 256 bytes, as CUDA allocates
+    monkeypatch.setattr("gdnbench.capture.graphs.GRAPH_BYTES", of_one * 3 // 2)
+    streams.gate.set()
+    with capturing_stand_in(tmp_path / "run.zarr", streams) as counts:
+        for _ in range(3):
+            graph = StandInGraph()
+            with graph_of(graph):
+                engine.forward()
+            run(engine, graph, [None])
+            del graph
+            gc.collect()
+        graph = StandInGraph()
+        for _ in range(2):  # captured again: what it had is gone
+            with graph_of(graph):
+                engine.forward()
+        with graph_of(StandInGraph()):
+            engine.forward()
+    assert (counts.graph_calls, counts.records, counts.failures) == (5, 3, 0)
+    assert sum(counts.passed_over.values()) == 1
+    assert_recorded(tmp_path / "run.zarr", engine.seen)
 
 
 def test_drop_refuses_what_does_not_fit_and_counts_it(
