@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 
 import numpy as np
@@ -32,13 +33,19 @@ def checksum(pool: Tensor, rows: Tensor) -> Tensor:
     """
     rows = rows.to(device=pool.device, dtype=torch.int64)
     sums = torch.zeros(rows.numel(), dtype=torch.int64, device=pool.device)
-    row_sums(pool, sums, rows)
+    _fill(pool, sums, rows, _in_numpy if pool.device.type == "cpu" else _in_torch)
     return mixed(sums, rows).sum()
 
 
-def row_sums(pool: Tensor, out: Tensor, rows: Tensor | None = None) -> None:
-    """Fill `out` (int64) with the sums of `rows` of the pool, of all where none are given, not mixed yet: on
-    a GPU two kernels for every 32 MiB, and nothing that would have the host wait."""
+def row_sums(pool: Tensor, out: Tensor) -> None:
+    """Fill `out` (int64) with the sums of all rows of the pool, not mixed yet: two kernels for every 32 MiB,
+    which a CUDA graph can hold, and nothing that would have the host wait."""
+    _fill(pool, out, None, _in_torch)
+
+
+def _fill(
+    pool: Tensor, out: Tensor, rows: Tensor | None, weigh: Callable[[Tensor, Tensor, Tensor], None]
+) -> None:
     row_bytes = pool[0].numel() * pool.element_size() if pool.shape[0] else 0
     if row_bytes == 0 or out.numel() == 0:
         out.zero_()
@@ -49,15 +56,17 @@ def row_sums(pool: Tensor, out: Tensor, rows: Tensor | None = None) -> None:
     for start in range(0, out.numel(), block_rows):
         place = slice(start, start + block_rows)
         block = pool[place] if rows is None else pool[rows[place]]
-        _weighted(_words(block, width), weights, out[place])
+        weigh(_words(block, width), weights, out[place])
 
 
-def _weighted(words: Tensor, weights: Tensor, out: Tensor) -> None:
-    """words @ weights modulo 2**64. On a CPU by numpy, which keeps no products: a quarter of torch's time."""
-    if words.device.type == "cpu":
-        np.einsum("ij,j->i", words.numpy(), weights.numpy(), dtype=np.int64, out=out.numpy())
-    else:
-        torch.sum(words * weights, dim=1, out=out)
+def _in_torch(words: Tensor, weights: Tensor, out: Tensor) -> None:
+    """words @ weights modulo 2**64."""
+    torch.sum(words * weights, dim=1, out=out)
+
+
+def _in_numpy(words: Tensor, weights: Tensor, out: Tensor) -> None:
+    """The same on a CPU, in a quarter of the time: without the products in memory."""
+    np.einsum("ij,j->i", words.numpy(), weights.numpy(), dtype=np.int64, out=out.numpy())
 
 
 def mixed(sums: Tensor, rows: Tensor) -> Tensor:
