@@ -5,10 +5,13 @@ of states, three prompts, eight tokens of each, and a padding request in every s
     gdnbench capture run.zarr -- python scripts/examples/capture_vllm.py
 
 A whole server is captured the same way: `gdnbench capture run.zarr --first 8 -- vllm serve MODEL`. This
-program needs a GPU and vLLM 0.28 or newer, and ends with status 3 without them.
+program needs a GPU and vLLM 0.24 or newer, and ends with status 3 without them.
 """
 
 from __future__ import annotations
+
+from importlib import import_module
+from types import ModuleType
 
 import torch
 from gpu_program import needed, next_steps
@@ -22,13 +25,17 @@ def random(*shape: int) -> torch.Tensor:
     return torch.randn(*shape, device="cuda").bfloat16()
 
 
+def functions() -> ModuleType:
+    """vLLM's, from where it has them since 0.28 at the latest, or before."""
+    try:
+        return import_module("vllm.third_party.flash_linear_attention.ops")
+    except ModuleNotFoundError:
+        return import_module("vllm.model_executor.layers.fla.ops")
+
+
 def main() -> None:
     needed("vllm", "vllm", "vllm")
-    from vllm.third_party.flash_linear_attention.ops import (
-        chunk_gated_delta_rule,
-        fused_recurrent_gated_delta_rule_packed_decode,
-    )
-
+    ops = functions()
     torch.manual_seed(0)
     slots = torch.tensor([*OWNED, 0], dtype=torch.int32, device="cuda")
     offsets = torch.tensor(PROMPTS, dtype=torch.int32, device="cuda")
@@ -36,7 +43,7 @@ def main() -> None:
         pools = [torch.zeros(SLOTS, VALUE_HEADS, DIM, DIM, device="cuda") for _ in range(LAYERS)]
         for pool in pools:
             total = PROMPTS[-1]
-            _, final = chunk_gated_delta_rule(
+            _, final = ops.chunk_gated_delta_rule(
                 q=random(1, total, HEADS, DIM),
                 k=random(1, total, HEADS, DIM),
                 v=random(1, total, VALUE_HEADS, DIM),
@@ -50,7 +57,7 @@ def main() -> None:
             pool[slots[:3].long()] = final
         for _ in range(TOKENS):
             for pool in pools:
-                fused_recurrent_gated_delta_rule_packed_decode(
+                ops.fused_recurrent_gated_delta_rule_packed_decode(
                     mixed_qkv=random(len(slots), (2 * HEADS + VALUE_HEADS) * DIM),
                     a=random(len(slots), VALUE_HEADS),
                     b=random(len(slots), VALUE_HEADS),

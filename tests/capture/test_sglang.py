@@ -303,6 +303,21 @@ def verified(**more: Any) -> dict[str, Any]:
 
 LEFT_ALONE: dict[str, tuple[str, Callable[[], dict[str, Any]], str]] = {
     "padding": ("extend", lambda: prefill(ints(0, 5, 5), ints(4, -1)), "a sequence of a prefill has no slot"),
+    "rows of no sequence": (
+        "extend",
+        lambda: prefill(ints(0, 5, 8), ints(4, 1)) | {"query_start_loc": ints(0, 2, 5)},
+        "tokens of a prefill lie behind its last sequence",
+    ),
+    "no tokens": (
+        "decode",
+        lambda: raw(0, cache_indices=ints(), query_start_loc=ints(0)),
+        "a decode call has no tokens",
+    ),
+    "no requests": (
+        "target_verify",
+        lambda: raw(0) | verified(cache_indices=ints(), query_start_loc=ints(0)) | rows(0),
+        "a decode call has no tokens",
+    ),
     "tree": ("target_verify", lambda: verified(retrieve_parent_token=ints([0, 0], [0, 0])), "are a tree"),
     "ragged": (
         "target_verify",

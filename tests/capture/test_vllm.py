@@ -198,6 +198,16 @@ def test_prefill_of_a_layer(backend: str, dtype: torch.dtype, tmp_path: Path) ->
     assert_replays(tmp_path / "run.zarr")
 
 
+def test_prefill_with_tokens_of_no_sequence(tmp_path: Path) -> None:
+    """No record, which no kernel could be given."""
+    metadata = {**PREFILL, "num_prefill_tokens": 84}
+    _, counts, _ = captured(tmp_path / "run.zarr", lambda: run(layer(), 84, **metadata))
+    assert (counts.records, counts.failures, counts.first_failure) == (0, 0, None)
+    assert counts.passed_over == {
+        "tokens of a prefill lie behind its last sequence: padding of the engine": 1
+    }
+
+
 def test_prefill_that_leaves_checkpoints(tmp_path: Path) -> None:
     """vLLM then calls FlashInfer's wrapper itself; the states on the way are no output of the operation."""
     rows = drafted(80)
@@ -360,6 +370,9 @@ def spoiled(**more: Any) -> dict[str, Any]:
         (spoiled(beta=2.0), "the softplus of the gate has another slope"),
         (spoiled(inplace_final_state=False), "states are not updated in a pool"),
         (spoiled(ssm_state_indices=None), "states are not updated in a pool"),
+        (spoiled(initial_state=None), "states are not updated in a pool"),
+        (drafted(0, cu_seqlens=ints(0, 0, 0), ssm_state_indices=ints(4, 1)), "a decode call has no tokens"),
+        (drafted(0, cu_seqlens=ints(0), ssm_state_indices=ints()), "a decode call has no tokens"),
         (spoiled(ssm_state_indices=ints(4, 1)), "a decode call has fewer slots than sequences"),
         (spoiled(ssm_state_indices=ints(0, 0, 0)), "every sequence of a decode call is padding"),
         (spoiled(cu_seqlens=ints(0, 2, 2, 3)), "has more tokens than slots"),

@@ -21,6 +21,8 @@ from pathlib import Path
 import pytest
 
 from gdnbench.capture.adapters import vllm_signatures as names
+from gdnbench.capture.adapters.vllm import VllmAdapter
+from gdnbench.capture.adapters.vllm_deepseek_v4 import VllmDeepseekV4Adapter
 from gdnbench.replay.replay import replay
 from gdnbench.report.outcome import Outcome
 from gdnbench.store.reader import Store
@@ -32,6 +34,7 @@ PROGRAM = Path(__file__).parent / "vllm_program.py"
 KNOWN = names.SIGNATURES.functions
 OPS = "third_party/flash_linear_attention/ops"
 QWEN = "model_executor/layers/mamba/gdn/qwen_gdn_linear_attn.py"
+FUSED = ("_forward_core_fused_norm", "_forward_core_fused_norm_packed")
 METHODS = ("forward_cuda", "forward_native", "forward_cutedsl", "forward_aiter_flydsl")
 FILES = {
     names.CHUNK: f"{OPS}/chunk.py",
@@ -46,6 +49,10 @@ FILES = {
 }
 STAND_INS = [name for name in FILES if name not in (names.CHUNK_CUTEDSL, names.MTP_TRITON)]
 FLASH_MLA = "models/deepseek_v4/nvidia/flashmla.py"
+ELSEWHERE = {
+    "OlmoHybridGatedDeltaNetAttention": ("_forward_core_rocm", *FUSED),
+}
+"""Scopes that one layer has and the other lacks."""
 
 
 def python() -> str:
@@ -79,9 +86,31 @@ def test_the_stand_ins_have_the_signatures(name: str) -> None:
 
 
 def test_the_stand_in_of_flash_mla_has_its_signature() -> None:
-    """And `out`, which vLLM's build of it takes."""
-    found = parameters(FOLDER / "vllm" / FLASH_MLA, names.FLASH_MLA)
-    assert found == f"{KNOWN[names.FLASH_MLA].parameters}, out=None"
+    assert parameters(FOLDER / "vllm" / FLASH_MLA, names.FLASH_MLA) == known_of(names.FLASH_MLA)
+
+
+@pytest.mark.parametrize("adapter", [VllmAdapter(), VllmDeepseekV4Adapter()])
+def test_layers_are_where_the_scopes_say(adapter: VllmAdapter | VllmDeepseekV4Adapter, source: Path) -> None:
+    """Every class of the layers' names, and no other: a new model with one of them is a new scope."""
+    scopes: dict[str, set[str]] = {}
+    for scope in adapter.scopes:
+        layer, method = scope.function.split(".")
+        path = source.parent / f"{scope.module.replace('.', '/')}.py"
+        scopes.setdefault(layer, set()).add(scope.module)
+        if method not in ELSEWHERE.get(layer, ()):
+            assert method in methods_of(path, layer), f"{scope.name} is not in vLLM's source"
+    for layer, modules in scopes.items():
+        assert modules == {
+            ".".join(path.relative_to(source.parent).with_suffix("").parts)
+            for path in source.rglob("*.py")
+            if f"\nclass {layer}(" in path.read_text()
+        }
+
+
+def methods_of(path: Path, layer: str) -> set[str]:
+    classes = [node for node in ast.parse(path.read_text()).body if isinstance(node, ast.ClassDef)]
+    (found,) = (one for one in classes if one.name == layer)
+    return {node.name for node in found.body if isinstance(node, ast.FunctionDef)}
 
 
 def test_flash_mla_is_called_as_it_is_known(source: Path) -> None:

@@ -27,6 +27,7 @@ OFFSETS = "query_start_loc"
 PADDING = -1
 STATE_DTYPES = ("float32", "bfloat16", "float16")
 BIAS_DTYPES = ("float32", "bfloat16")
+NO_TOKENS = "a decode call has no tokens"
 
 
 def beside(tensors: Mapping[str, Tensor | None]) -> dict[str, Seen]:
@@ -46,6 +47,18 @@ def told(tensors: dict[str, Tensor], known: Mapping[str, Any]) -> tuple[dict[str
 def telling(known: Mapping[str, Any]) -> Finish:
     """What finishes a call that needs nothing else done on the host."""
     return lambda tensors: told(tensors, known)
+
+
+def telling_prefill(known: Mapping[str, Any]) -> Finish:
+    """The same of a prefill; NotCaptured for tokens of no sequence, which gdn_prefill does not have."""
+
+    def settle(tensors: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        bounds = tensors["cu_seqlens"]
+        if len(bounds) and int(bounds[-1]) < len(tensors["q"]):
+            raise NotCaptured("tokens of a prefill lie behind its last sequence: padding of the engine")
+        return told(tensors, known)
+
+    return settle
 
 
 class Packed(NamedTuple):
@@ -103,6 +116,8 @@ class Batch:
         slots = slots.unsqueeze(1) if slots.ndim == 1 else slots
         self.steps = slots.shape[1]
         self.sequences = tokens // self.steps if offsets is None else offsets.shape[0] - 1
+        if tokens == 0 or self.sequences == 0:
+            raise NotCaptured(NO_TOKENS)
         self.slots = slots[: self.sequences]
         if len(self.slots) != self.sequences:
             raise NotCaptured("a decode call has fewer slots than sequences")

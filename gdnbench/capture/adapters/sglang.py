@@ -25,13 +25,14 @@ from gdnbench.capture.adapters import sglang_signatures as names
 from gdnbench.capture.adapters.gdn import flat, offsets
 from gdnbench.capture.adapters.serving_decode import (
     BESIDE,
+    NO_TOKENS,
     OFFSETS,
     Batch,
     beside,
     gate_parameters,
     refuse_states,
     split_features,
-    telling,
+    telling_prefill,
 )
 from gdnbench.capture.adapters.signatures import Signatures
 from gdnbench.capture.adapters.slots import gathered, int32_slots, nowhere, refuse_in_graph
@@ -153,7 +154,7 @@ def _prefill(backend: str, arguments: Mapping[str, Any]) -> Observation:
             **({} if slots is None else {"states": "gathered by state_indices"}),
             **({"not_recorded": "states on the way, for the prefix cache"} if tracked else {}),
         },
-        finish=_settled(telling({})),
+        finish=_settled(telling_prefill({})),
     )
 
 
@@ -215,6 +216,8 @@ def _batch(arguments: Mapping[str, Any]) -> Batch:
     bounds = _first(arguments, OFFSET_NAMES)
     if _verifies(arguments):
         sequences = len(bounds) - 1 if bounds is not None else len(arguments["q"])
+        if sequences == 0:
+            raise NotCaptured(NO_TOKENS)
         if len(slots) < sequences or tokens % sequences:
             raise NotCaptured("requests that are verified differ in drafts, or have fewer slots")
         slots = nowhere(sequences, tokens // sequences, slots.device)

@@ -30,7 +30,7 @@ from gdnbench.capture.adapters.serving_decode import (
     gate_parameters,
     refuse_states,
     split_features,
-    telling,
+    telling_prefill,
 )
 from gdnbench.capture.adapters.signatures import Signatures
 
@@ -215,7 +215,7 @@ def _prefill(backend: str, arguments: Mapping[str, Any], layer: object | None, s
             "backend": backend,
             **({"not_recorded": "state_checkpoints"} if arguments.get("checkpoint_every_n_tokens") else {}),
         },
-        finish=telling(known_of(step, COUNTS)),
+        finish=telling_prefill(known_of(step, COUNTS)),
     )
 
 
@@ -281,7 +281,7 @@ def _refuse_decode(name: str, arguments: Mapping[str, Any]) -> None:
         raise NotCaptured("gates of every key channel (is_kda), which no operation here has")
     if name == names.SIGMOID and arguments["beta"] != 1.0:
         raise NotCaptured("the softplus of the gate has another slope than 1")
-    in_place = arguments.get("inplace_final_state", True)
+    in_place = arguments.get("inplace_final_state", True) and _pool(arguments) is not None
     if not in_place or arguments.get("ssm_state_indices", arguments.get("state_indices")) is None:
         raise NotCaptured("states are not updated in a pool; the operation has nothing else")
     beta = arguments.get("beta")

@@ -20,9 +20,9 @@ from gdnbench.capture.adapters.signatures import Signatures
 from gdnbench.capture.adapters.vllm import VllmAdapter, known_of, step_of
 from gdnbench.capture.adapters.vllm_signatures import FLASH_MLA, SIGNATURES
 
-LAYERS = "vllm.models.deepseek_v4.nvidia.flashmla"
-MODULES = (LAYERS, "vllm.v1.attention.ops.flashmla", "vllm.third_party.flashmla.flash_mla_interface")
-FUNCTION = f"{LAYERS}:{FLASH_MLA}"
+LAYERS = tuple(f"vllm.models.{model}.nvidia.flashmla" for model in ("deepseek_v4", "deepseek_v41"))
+MODULES = (*LAYERS, "vllm.v1.attention.ops.flashmla", "vllm.third_party.flashmla.flash_mla_interface")
+FUNCTION = f"{LAYERS[0]}:{FLASH_MLA}"
 COUNTS = ("num_prefills", "num_prefill_tokens", "num_decodes", "num_decode_tokens", "block_size")
 
 
@@ -30,7 +30,9 @@ COUNTS = ("num_prefills", "num_prefill_tokens", "num_decodes", "num_decode_token
 class VllmDeepseekV4Adapter:
     framework: str = "vllm"
     targets: tuple[Target, ...] = tuple(Target(module, FLASH_MLA) for module in MODULES)
-    scopes: tuple[Target, ...] = (Target(LAYERS, "DeepseekV4FlashMLAAttention.forward_mqa"),)
+    scopes: tuple[Target, ...] = tuple(
+        Target(module, "DeepseekV4FlashMLAAttention.forward_mqa") for module in LAYERS
+    )
     signatures: Signatures = field(default_factory=SIGNATURES.anew, compare=False, repr=False)
 
     def before(self, target: Target, arguments: Mapping[str, Any], layer: object | None) -> Observation:

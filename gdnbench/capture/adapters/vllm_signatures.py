@@ -81,9 +81,9 @@ SIGNATURES = Signatures(
         FLASH_MLA: Signature(
             "q, k_cache, block_table, cache_seqlens, head_dim_v, tile_scheduler_metadata, num_splits=None,"
             " softmax_scale=None, causal=False, is_fp8_kvcache=False, indices=None, attn_sink=None,"
-            " extra_k_cache=None, extra_indices_in_kvcache=None, topk_length=None, extra_topk_length=None",
+            " extra_k_cache=None, extra_indices_in_kvcache=None, topk_length=None, extra_topk_length=None,"
+            " out=None",
             needs="q k_cache indices topk_length softmax_scale attn_sink extra_k_cache is_fp8_kvcache",
-            others="out",
         ),
     },
 )
