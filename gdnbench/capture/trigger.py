@@ -30,7 +30,7 @@ class Triggers:
         self._on_nonfinite = options.on_nonfinite
         self._when = None if options.when is None else When(options.when)
         if self._when is not None:
-            self._when.check_names(known_names())
+            self._when.check_names(known_names(), tensor_names())
         # Whether calls that no trigger held for before they ran are copied all the same.
         self.copies = options.on_nonfinite or options.around > 0
         self._rank: tuple[int | None] | None = None
@@ -110,6 +110,11 @@ def _size(axis: str, forms: Mapping[str, TensorForm], observation: Observation) 
         if axis in axes and tensor in forms:
             return forms[tensor].shape[axes.index(axis)]
     return None
+
+
+def tensor_names() -> frozenset[str]:
+    """Of all operations."""
+    return frozenset(spec.name for contract in operations().values() for spec in contract.tensors)
 
 
 def known_names() -> frozenset[str]:

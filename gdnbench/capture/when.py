@@ -10,6 +10,7 @@ Standard library only: every Python process below a captured command reads its o
 from __future__ import annotations
 
 import ast
+import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -51,6 +52,10 @@ _NODES = (
     ast.FloorDiv,
     ast.Mod,
 )
+
+
+_SHOWN = 160
+"""Characters of an expression in a message."""
 
 
 class TensorForm(NamedTuple):
@@ -101,25 +106,82 @@ class _Absent:
 ABSENT: Any = _Absent()
 
 
+def _shown(text: str) -> str:
+    return repr(text if len(text) <= _SHOWN else text[:_SHOWN] + "...")
+
+
+def _times(a: Any, b: Any) -> Any:
+    if isinstance(a, str | tuple | list) or isinstance(b, str | tuple | list):
+        raise TypeError("a product of numbers is wanted")  # 'a' * 10**12 would take the program with it
+    return a * b
+
+
+def _modulo(a: Any, b: Any) -> Any:
+    if isinstance(a, str):
+        raise TypeError("a remainder of numbers is wanted")  # so would '%999999999999d' % 1
+    return a % b
+
+
+_NUMERIC = {"<times>": _times, "<modulo>": _modulo}  # names that no text can have
+
+
+class _OfNumbers(ast.NodeTransformer):
+    """Products and remainders by the functions above: of what a name stands for nothing is known before."""
+
+    def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
+        self.generic_visit(node)
+        name = {ast.Mult: "<times>", ast.Mod: "<modulo>"}.get(type(node.op))
+        if name is None:
+            return node
+        function = ast.copy_location(ast.Name(name, ast.Load()), node)
+        return ast.copy_location(ast.Call(function, [node.left, node.right], []), node)
+
+
+def _multiplies_text(node: ast.AST) -> bool:
+    """Whether text or a list that is written down is an operand of a product or a remainder."""
+    if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.Mult | ast.Mod):
+        return False
+    return any(
+        isinstance(one, ast.List | ast.Tuple)
+        or (isinstance(one, ast.Constant) and isinstance(one.value, str))
+        for one in (node.left, node.right)
+    )
+
+
 class When:
     """Raises BadInputError, in a line, for text that is no such expression."""
 
     def __init__(self, text: str) -> None:
         self.text = text
+        self._shown = _shown(text)
         try:
-            tree = ast.parse(text.strip(), mode="eval")
-            code = compile(tree, "<--when>", "eval")
+            # Options are read when every process starts, whose stderr is not for Python to write on.
+            with warnings.catch_warnings(action="ignore"):
+                tree = ast.parse(text.strip(), mode="eval")
+                nodes = list(ast.walk(tree))
+                called = {id(node.func) for node in nodes if isinstance(node, ast.Call)}
+                for node in nodes:
+                    self._check(node, called)
+                self.names = frozenset(
+                    node.id for node in nodes if isinstance(node, ast.Name) and id(node) not in called
+                )
+                self._as_tensors = frozenset(
+                    node.value.id
+                    for node in nodes
+                    if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
+                )
+                self._code = compile(_OfNumbers().visit(tree), "<--when>", "eval")
+        except BadInputError:
+            raise
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
             reason = getattr(error, "msg", None) or str(error)
-            raise BadInputError(f"--when {text!r} is no Python expression: {reason}") from None
-        for node in ast.walk(tree):
-            self._check(node)
-        self._code = code
-        self.names = frozenset(
-            node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and node.id not in FUNCTIONS
-        )
+            raise BadInputError(f"--when {self._shown} is no Python expression: {reason}") from None
 
-    def _check(self, node: ast.AST) -> None:
+    def _check(self, node: ast.AST, called: Collection[int]) -> None:
+        if isinstance(node, ast.Name) and node.id in FUNCTIONS and id(node) not in called:
+            raise self._refused(node, "it is a function, which is called")
+        if _multiplies_text(node):
+            raise self._refused(node, "products and remainders are of numbers")
         if isinstance(node, ast.Call):
             if isinstance(node.func, ast.Name) and node.func.id in FUNCTIONS and not node.keywords:
                 return
@@ -135,16 +197,21 @@ class When:
             raise self._refused(node, f"{kind} is not allowed: arithmetic, comparisons, and, or, not are")
 
     def _refused(self, node: ast.AST, why: str) -> BadInputError:
-        part = ast.unparse(node) if isinstance(node, ast.expr) else self.text
-        return BadInputError(f"--when {self.text!r}: {part!r} is refused: {why}")
+        part = ast.get_source_segment(self.text.strip(), node) or self.text
+        return BadInputError(f"--when {self._shown}: {_shown(part)} is refused: {why}")
 
-    def check_names(self, known: Collection[str]) -> None:
-        """BadInputError for a name that no operation has."""
+    def check_names(self, known: Collection[str], tensors: Collection[str] | None = None) -> None:
+        """BadInputError for a name that no operation has, and for one that is asked for its shape and is not
+        one of `tensors`."""
         strange = sorted(self.names - set(known) - set(CALL_NAMES))
         if strange:
             raise BadInputError(
-                f"--when {self.text!r}: no operation has {strange[0]!r}; there are"
+                f"--when {self._shown}: no operation has {strange[0]!r}; there are"
                 f" {', '.join((*CALL_NAMES, *sorted(known)))}"
+            )
+        if tensors is not None and (numbers := sorted(self._as_tensors - set(tensors))):
+            raise BadInputError(
+                f"--when {self._shown}: {numbers[0]!r} is no tensor and has no {', '.join(_OF_TENSORS)}"
             )
 
     def holds(self, names: Mapping[str, Any]) -> bool:
@@ -152,7 +219,7 @@ class When:
         (TypeError, ZeroDivisionError, IndexError) is raised; one for want of a name is false."""
         known = {name: names.get(name, ABSENT) for name in self.names}
         try:
-            return bool(eval(self._code, {"__builtins__": FUNCTIONS}, known))
+            return bool(eval(self._code, {"__builtins__": FUNCTIONS, **_NUMERIC}, known))
         except Exception:
             if any(value is ABSENT for value in known.values()):
                 return False

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import warnings
 from typing import Any
 
 import pytest
 
 from gdnbench.capture.options import CaptureOptions
-from gdnbench.capture.trigger import known_names
+from gdnbench.capture.trigger import known_names, tensor_names
 from gdnbench.capture.when import TensorForm, When
 from gdnbench.errors import BadInputError
 
@@ -53,7 +55,7 @@ CALL: dict[str, Any] = {
 )
 def test_what_holds_of_a_call(text: str, holds: bool) -> None:
     when = When(text)
-    when.check_names(known_names())
+    when.check_names(known_names(), tensor_names())
     assert when.holds(CALL) is holds
 
 
@@ -77,6 +79,12 @@ def test_what_holds_of_a_call(text: str, holds: bool) -> None:
         ("b'' < layer", "constants are numbers, strings"),
         ("{'a': 1}", "Dict is not allowed"),
         ("(" * 500 + "1" + ")" * 500, "is no Python expression"),
+        ("foo(" + "+".join(["T"] * 900) + ")", "the functions are len, min"),
+        ("-" * 3000 + "T", "is no Python expression"),
+        ("len", "it is a function, which is called"),
+        ("len.shape", "it is a function, which is called"),
+        ("[0] * 99999999999 == T", "products and remainders are of numbers"),
+        ("'%999999999d' % T", "products and remainders are of numbers"),
     ],
 )
 def test_what_is_refused_at_once_and_in_a_line(text: str, said: str) -> None:
@@ -84,6 +92,26 @@ def test_what_is_refused_at_once_and_in_a_line(text: str, said: str) -> None:
         CaptureOptions(when=text)
     assert said in str(refused.value)
     assert "\n" not in str(refused.value)
+    assert len(str(refused.value)) < 600
+
+
+@pytest.mark.parametrize("text", ["1 is 1", "(1)(2)", "'\\d' == layer"])
+def test_python_says_nothing_of_its_own(text: str) -> None:
+    with warnings.catch_warnings(action="error"), contextlib.suppress(BadInputError):
+        When(text)
+
+
+@pytest.mark.parametrize("text", ["op * 99999999999", "q.shape * 99999999999", "gate % 3"])
+def test_text_and_lists_are_not_multiplied(text: str) -> None:
+    """Of what a name stands for: nothing that large is made."""
+    with pytest.raises(TypeError, match="of numbers is wanted"):
+        When(text).holds(CALL)
+
+
+@pytest.mark.parametrize("name", ["T", "layer", "scale", "gate"])
+def test_what_is_no_tensor_has_no_shape(name: str) -> None:
+    with pytest.raises(BadInputError, match=f"{name!r} is no tensor and has no shape, dtype, ndim"):
+        When(f"{name}.shape == 3").check_names(known_names(), tensor_names())
 
 
 def test_a_name_that_no_operation_has_is_refused() -> None:
