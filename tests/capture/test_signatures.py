@@ -81,6 +81,16 @@ def packed(**more: Any) -> dict[str, Any]:
 
 
 CHUNK = "fla/ops/gated_delta_rule/chunk.py"
+HIDING = """
+def hiding(function):
+    def call(*args, **kwargs):
+        return function(*args, **kwargs)
+
+    return call
+
+
+@hiding
+def chunk_gated_delta_rule("""
 CHANGES: dict[str, tuple[list[tuple[str, str]], dict[str, Any], str | None]] = {
     "a parameter is renamed": (
         [("initial_state", "h0")],
@@ -119,6 +129,12 @@ CHANGES: dict[str, tuple[list[tuple[str, str]], dict[str, Any], str | None]] = {
         ],
         {},
         None,
+    ),
+    "a wrapper hides them": (
+        [("def chunk_gated_delta_rule(", HIDING)],
+        {},
+        "chunk_gated_delta_rule is called without naming scale, initial_state, .*: flash-linear-attention .* is"
+        " here, capture knows 0.3.0 to 0.6.0; update gdnbench, or install one of these",
     ),
     "one that an older release lacks": ([("    state_v_first=False,\n", "")], {}, None),
 }

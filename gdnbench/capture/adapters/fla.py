@@ -133,7 +133,9 @@ class FlaAdapter:
         return ("gdn_prefill",) if NAMES[target.function] == CHUNK else ("gdn_prefill", "gdn_decode")
 
     def implementation(self, function: Callable[..., Any]) -> str | None:
-        self.signatures.look_at(NAMES[function.__name__], function)
+        known = NAMES.get(function.__name__)
+        if known is not None:
+            self.signatures.look_at(known, function)
         return f"{function.__module__}.{function.__qualname__}"
 
 

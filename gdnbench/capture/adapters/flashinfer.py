@@ -71,7 +71,8 @@ class FlashinferAdapter:
         return ("gdn_prefill" if target.function == CHUNK else "gdn_decode",)
 
     def implementation(self, function: Callable[..., Any]) -> str | None:
-        self.signatures.look_at(function.__name__, function)
+        if function.__name__ in SIGNATURES.functions:
+            self.signatures.look_at(function.__name__, function)
         return f"{function.__module__}.{function.__qualname__}"
 
 

@@ -69,24 +69,30 @@ class Signatures:
         reason = None
         if differs:
             place = f"{function.__module__}.{function.__qualname__}"
-            oldest, newest = self.versions
-            reason = (
-                f"{place} {' and '.join(differs)}: {self.distribution} {self._installed()} is here, capture"
-                f" knows {oldest} to {newest}; update gdnbench, or install one of these"
-            )
+            reason = f"{place} {' and '.join(differs)}: {self._versions()}"
         self._names[name] = signature.names
         self._found[name] = _Found(reason, {p.name: p.default for p in unknown})
 
     def check(self, name: str, arguments: Mapping[str, Any]) -> None:
         """NotCaptured for a call that the adapter may not understand."""
         found = self._found.get(name)
-        if found is None:  # asked without a function: nothing is known to differ
+        if found is None:  # a function of another name stands there, such as a wrapper that hides it
+            hidden = [one for one in self.functions[name].needs.split() if one not in arguments]
+            if hidden:
+                raise NotCaptured(f"{name} is called without naming {', '.join(hidden)}: {self._versions()}")
             return
         if found.reason is not None:
             raise NotCaptured(found.reason)
         for one in arguments.keys() - self._names[name]:
             if not _same(arguments[one], found.defaults.get(one)):
                 raise NotCaptured(f"{name} is given {one}, a parameter that capture does not know")
+
+    def _versions(self) -> str:
+        oldest, newest = self.versions
+        return (
+            f"{self.distribution} {self._installed()} is here, capture knows {oldest} to {newest};"
+            " update gdnbench, or install one of these"
+        )
 
     def _installed(self) -> str:
         try:
