@@ -133,8 +133,8 @@ CHANGES: dict[str, tuple[list[tuple[str, str]], dict[str, Any], str | None]] = {
     "a wrapper hides them": (
         [("def chunk_gated_delta_rule(", HIDING)],
         {},
-        "chunk_gated_delta_rule is called without naming scale, initial_state, .*: flash-linear-attention .* is"
-        " here, capture knows 0.3.0 to 0.6.0; update gdnbench, or install one of these",
+        "chunk_gated_delta_rule is called without naming scale, initial_state, .*: flash-linear-attention .*"
+        " is here, capture knows 0.3.0 to 0.6.0; update gdnbench, or install one of these",
     ),
     "one that an older release lacks": ([("    state_v_first=False,\n", "")], {}, None),
 }
