@@ -26,23 +26,27 @@ def main(arguments: list[str]) -> int:
     os.nice(19)
     import torch
 
-    from gdnbench.errors import GdnbenchError
+    from gdnbench.errors import Exit, GdnbenchError
     from gdnbench.mismatch.candidates import Candidates
 
     torch.set_num_threads(1)
     waiting = Candidates(Path(candidates), Path(store), float(k))
     try:
-        while True:
-            last = _stdin_closed()
-            if not waiting.poll():
-                if last:
-                    break
-                time.sleep(IDLE_SECONDS)
+        try:
+            while True:
+                last = _stdin_closed()
+                if not waiting.poll():
+                    if last:
+                        break
+                    time.sleep(IDLE_SECONDS)
+        finally:
+            tally = waiting.close()
     except GdnbenchError as error:
         print(f"gdnbench: {error}", file=sys.stderr)
         return int(error.exit_code)
-    finally:
-        tally = waiting.close()
+    except OSError as error:
+        print(f"gdnbench: {store} cannot be written: {error.strerror or error}", file=sys.stderr)
+        return int(Exit.CANNOT_RUN)
     print(json.dumps(asdict(tally)))
     return 0
 

@@ -115,12 +115,21 @@ class Candidates:
     def close(self) -> Tally:
         """End the segments that were written, and count what was not judged."""
         for name, writer in self._writers.items():
-            write_summary(self._store, name, SegmentSummary(closed=True, records=self._kept[name]))
+            write_summary(self._store, name, SegmentSummary(closed=True, records=self._kept.get(name, 0)))
             writer.close()
         done = sum(map(len, self._done.values()))
-        recorded = sum(max(entries) + 1 for entries in self._done.values())
-        self.tally.not_judged = recorded - done + self._lost
+        self.tally.not_judged = self._recorded() - done + self._lost
         return self.tally
+
+    def _recorded(self) -> int:
+        """Entries of all segments: as many as their ends say, or, of one without an end, as were met."""
+        found = {name: max(entries) + 1 for name, entries in self._done.items()}
+        if (self._candidates / METADATA).is_file():
+            with Store.open(self._candidates, cached=False) as store:
+                for segment in store.segments:
+                    said = 0 if segment.end is None else int(segment.end["records"])
+                    found[segment.name] = max(found.get(segment.name, 0), said)
+        return sum(found.values())
 
 
 def mismatch(result: RecordResult) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -51,14 +52,18 @@ def run_judged(
         shutil.rmtree(folder, ignore_errors=True)
     if judge.returncode:
         print(
-            f"gdnbench: problem: the judge ended with status {judge.returncode}; calls it did not come to"
-            " are lost",
+            f"gdnbench: problem: the judge {_ended(judge.returncode)}; what it kept until then is in {store},"
+            " calls it did not come to are lost",
             file=sys.stderr,
         )
         return status or Exit.CANNOT_RUN
     for line in summary(json.loads(found), store):
         print(f"gdnbench: {line}", file=sys.stderr)
     return status
+
+
+def _ended(status: int) -> str:
+    return f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
 
 
 def summary(tally: dict[str, object], store: object) -> list[str]:

@@ -11,9 +11,12 @@ import pytest
 
 from gdnbench.capture.options import CaptureOptions
 from gdnbench.errors import BadInputError
+from gdnbench.mismatch.candidates import Candidates
 from gdnbench.mismatch.run import run_judged, summary
 from gdnbench.store.reader import Store
+from gdnbench.store.summary import SegmentSummary, write_summary
 from gdnbench.store.verify import verify
+from gdnbench.store.writer import StoreWriter
 
 PROGRAM = """
 import torch
@@ -48,7 +51,7 @@ print("done")
 
 
 def run(
-    folder: Path, wrong: set[int], *options: str, fails: int | None = None
+    folder: Path, wrong: set[int], *options: str, fails: int | None = None, path: Path | None = None
 ) -> subprocess.CompletedProcess[str]:
     script = folder / "program.py"
     script.write_text(PROGRAM.replace("{wrong}", f"{tuple(wrong)}, {fails}"))
@@ -56,7 +59,7 @@ def run(
     command = [sys.executable, "-m", "gdnbench", "capture", str(folder / "run.zarr"), "--on-mismatch", "2"]
     return subprocess.run(
         [*command, *options, "--", sys.executable, str(script)],
-        env={**environment, "OMP_NUM_THREADS": "1"},
+        env={**environment, "OMP_NUM_THREADS": "1", **({"PYTHONPATH": str(path)} if path else {})},
         capture_output=True,
         text=True,
         timeout=240,
@@ -130,3 +133,39 @@ def test_what_was_not_judged_is_said() -> None:
         "2 calls were not judged, for want of time; give a larger --every",
         "4 calls cannot be judged; the first: refused: no",
     ]
+
+
+def test_segments_of_which_all_made_room_are_counted(tmp_path: Path) -> None:
+    """A process of which every call was dropped before its turn, and one of which nothing is known yet."""
+    candidates = tmp_path / "candidates"
+    for name, ended in (
+        ("1-1-aaaaaaaa", SegmentSummary(closed=True, records=4, dropped_oldest=4)),
+        ("2-2-bbbbbbbb", None),
+    ):
+        with StoreWriter(candidates, kind="capture", segment=name, process={"pid": 1}, provenance={}):
+            if ended is not None:
+                write_summary(candidates, name, ended)
+    judge = Candidates(candidates, tmp_path / "run.zarr", 2.0)
+    assert judge.poll() == 0
+    assert judge.close().not_judged == 4
+
+
+def test_a_judge_that_is_killed_and_one_whose_disk_is_full(tmp_path: Path) -> None:
+    """The program's result stays, and what became of the judge is a line."""
+    killed = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
+    full = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))"
+    for name, first, said in (
+        ("killed", killed, "the judge was ended by SIGKILL; what it kept until then is in"),
+        ("full", full, "cannot be written: [Errno 27] File too large"),
+    ):
+        folder = tmp_path / name
+        site = folder / "site"
+        site.mkdir(parents=True)
+        (site / "sitecustomize.py").write_text(
+            f"import sys\nif 'gdnbench.mismatch' in sys.orig_argv:\n    {first}\n"
+        )
+        ran = run(folder, {1}, path=site)
+        assert (ran.returncode, ran.stdout) == (3, "done\n"), ran.stderr
+        assert said in ran.stderr, ran.stderr
+        assert "Traceback" not in ran.stderr
+        assert not list(folder.glob(".run.zarr.unjudged-*"))
