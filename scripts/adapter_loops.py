@@ -159,6 +159,18 @@ def _stand_in(known: Signatures, name: str, *returned: str) -> Callable[..., Any
     return stand_in
 
 
+@contextmanager
+def _installed_or_not(
+    sizes: Sizes, known: Signatures, place: str, name: str
+) -> Iterator[tuple[ModuleType, bool]]:
+    """The module at `place` and whether it is the framework's own: if that is installed, on a GPU. Else it has
+    a stand-in of function `name`, which gives v and its states."""
+    own = sizes.device == "cuda" and importlib.util.find_spec(place.partition(".")[0]) is not None
+    stand_in = _stand_in(known, name, "v", "initial_state")
+    with contextlib.nullcontext() if own else _stand_ins({f"{place}:{name}": stand_in}):
+        yield importlib.import_module(place), own
+
+
 def _rows(sizes: Sizes, *lead: int) -> dict[str, Tensor]:
     h, hv = sizes.heads, sizes.value_heads
     q, k = (sizes.random(*lead, h, DIM) for _ in range(2))
@@ -204,10 +216,7 @@ def transformers(sizes: Sizes) -> Iterator[Loop]:
 @contextmanager
 def fla(sizes: Sizes) -> Iterator[Loop]:
     place, name = "fla.ops.gated_delta_rule", fla_signatures.RECURRENT
-    stand_in = _stand_in(fla_signatures.SIGNATURES, name, "v", "initial_state")
-    own = sizes.device == "cuda" and importlib.util.find_spec("fla") is not None
-    with contextlib.nullcontext() if own else _stand_ins({f"{place}:{name}": stand_in}):
-        module = importlib.import_module(place)
+    with _installed_or_not(sizes, fla_signatures.SIGNATURES, place, name) as (module, own):
 
         def make() -> Callable[[], object]:
             given = {**_rows(sizes, 1, 1), **_gates(sizes, 1, 1)}
@@ -225,10 +234,7 @@ def fla(sizes: Sizes) -> Iterator[Loop]:
 @contextmanager
 def flashinfer(sizes: Sizes) -> Iterator[Loop]:
     place, name = "flashinfer.gdn_decode", flashinfer_signatures.PRETRANSPOSE
-    stand_in = _stand_in(flashinfer_signatures.SIGNATURES, name, "v", "initial_state")
-    own = sizes.device == "cuda" and importlib.util.find_spec("flashinfer") is not None
-    with contextlib.nullcontext() if own else _stand_ins({f"{place}:{name}": stand_in}):
-        module = importlib.import_module(place)
+    with _installed_or_not(sizes, flashinfer_signatures.SIGNATURES, place, name) as (module, own):
 
         def make() -> Callable[[], object]:
             given = {**_rows(sizes, 1, 1), **_raw(sizes, 1, 1)}

@@ -34,6 +34,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import torch
 from adapter_loops import LOOPS, SLOTS, Layer, Loop, Sizes
@@ -46,7 +47,7 @@ from gdnbench.capture.adapters.transformers import ADAPTER
 from gdnbench.capture.options import CaptureOptions
 
 RING, LOOKED_AT, WHEN = "ring", "looked at", "when"
-OPTIONS = {
+OPTIONS: dict[str, dict[str, Any]] = {
     EVERY_16: {"every": 16},
     EVERY_CALL: {},
     RING: {"on_nonfinite": True, "around": 8},
@@ -87,7 +88,8 @@ class InLayers(Capturing):
 
 
 @contextlib.contextmanager
-def modes(loop: Loop) -> Iterator[dict[str, Mode]]:
+def modes(loop: Loop, options_of: Mapping[str, Mapping[str, Any]]) -> Iterator[dict[str, Mode]]:
+    """No capture, and captures with options, by name."""
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="gdnbench-bench-"))
         store = Path(folder) / "run.zarr"
@@ -96,7 +98,7 @@ def modes(loop: Loop) -> Iterator[dict[str, Mode]]:
         table = Path(folder) / "table.toml"
         table.write_text(loop.table, encoding="utf-8")
         found: dict[str, Mode] = {OFF: Off()}
-        for name, given in OPTIONS.items():
+        for name, given in options_of.items():
             options = CaptureOptions(**given, table=(str(table),) if loop.table else ())
             found[name] = mode = InLayers(store, options, sealer, loop)
             stack.callback(mode.close)
@@ -154,7 +156,7 @@ def _cpu(segment: Segment) -> float:
 
 
 def measured(loop: Loop, seconds: float) -> list[Row]:
-    with modes(loop) as some:
+    with modes(loop, OPTIONS) as some:
         segments = Segments(
             some, seconds=seconds, warm_seconds=WARM_SECONDS, say=say, turns=TURNS, steps=STEPS
         )

@@ -18,7 +18,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,11 +26,8 @@ from typing import Any
 
 import torch
 from adapter_loops import LOOPS, Loop, Sizes
-from bench_adapters import InLayers
-from bench_capture import Off, Sealer
-from bench_capture_segments import OFF, Mode
-
-from gdnbench.capture.options import CaptureOptions
+from bench_adapters import modes
+from bench_capture_segments import OFF
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "every": {"every": 1 << 20},
@@ -41,22 +37,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 CALLS = 200
 """Of a block: some milliseconds."""
-
-
-@contextlib.contextmanager
-def modes(loop: Loop) -> Iterator[dict[str, Mode]]:
-    with contextlib.ExitStack() as stack:
-        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="gdnbench-bench-"))
-        store, table = Path(folder) / "run.zarr", Path(folder) / "table.toml"
-        sealer = Sealer(store)
-        stack.callback(sealer.close)
-        table.write_text(loop.table, encoding="utf-8")
-        found: dict[str, Mode] = {OFF: Off()}
-        for name, given in OPTIONS.items():
-            options = CaptureOptions(**given, table=(str(table),) if loop.table else ())
-            found[name] = mode = InLayers(store, options, sealer, loop)
-            stack.callback(mode.close)
-        yield found
 
 
 def block(loop: Loop) -> float:
@@ -71,7 +51,7 @@ def block(loop: Loop) -> float:
 def measured(loop: Loop, rounds: int) -> dict[str, float]:
     """Microseconds of a call, by mode. SystemExit if a mode kept calls that are timed."""
     found: dict[str, list[float]] = {}
-    with modes(loop) as some, torch.no_grad():
+    with modes(loop, OPTIONS) as some, torch.no_grad():
         for count in range(rounds + 1):
             for name, mode in some.items():
                 mode.enter()

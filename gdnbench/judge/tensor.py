@@ -25,6 +25,7 @@ Only elements finite in all three enter the errors.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -110,9 +111,9 @@ def judge(
     reasons = screened.reasons
     held: tuple[Held, ...] = ()
     if bound is not None:
-        k = bound.factor(subject.name)
-        held = _held_to(own, torchs, tensor.dtype, k, screened.largest, added)
-        reasons += _over_bound(own, torchs, tensor.dtype, k, screened.largest, added)
+        allowance = _Allowance.of(tensor.dtype, bound.factor(subject.name), added)
+        held = _held_to(own, torchs, allowance, screened.largest)
+        reasons += _over_bound(own, torchs, allowance, screened.largest)
     return replace(
         _result(subject, Memory(tensor), own, reasons),
         held=held,
@@ -135,7 +136,7 @@ def judge_briefly(
         return None
     peak = brief.largest(oracle, subject.partition)
     named = replace(own, worst=own.worst and subject.named(own.worst))
-    reasons = _over_bound(named, torchs, tensor.dtype, bound.factor(subject.name), peak)
+    reasons = _over_bound(named, torchs, _Allowance.of(tensor.dtype, bound.factor(subject.name)), peak)
     return replace(_result(subject, Memory(tensor), named, reasons), yardstick=torchs.total)
 
 
@@ -301,30 +302,44 @@ def _kind(values: Tensor) -> Tensor:
     return kind + 2 * (infinite & (values > 0)) + 3 * (infinite & (values < 0))
 
 
+Figures = TypeVar("Figures", float, np.ndarray)
+
+
+class _Allowance(NamedTuple):
+    """What the error of a kernel may be beside torch's: `k` times that, `unit` of the exact value, `tiny`."""
+
+    k: float
+    unit: float
+    tiny: float
+
+    @classmethod
+    def of(cls, dtype: torch.dtype, k: float, added: float = 0.0) -> _Allowance:
+        """`added`: a part of the exact value, beside the rounding of the dtype."""
+        unit, tiny = rounding(dtype)
+        return cls(k, unit + added, tiny)
+
+    def limit(self, torchs: Figures, exact: Figures) -> Figures:
+        return self.k * torchs + self.unit * exact + self.tiny
+
+
 def _over_bound(
-    own: Comparison,
-    torchs: Comparison,
-    dtype: torch.dtype,
-    k: float,
-    largest: float,
-    added: float = 0.0,
+    own: Comparison, torchs: Comparison, allowance: _Allowance, largest: float
 ) -> tuple[str, ...]:
     """One line for each of the three limits that is exceeded."""
-    unit, tiny = rounding(dtype)
-    unit += added
+    k = allowance.k
     reasons = []
-    limit = k * torchs.total.rms + unit * own.total.rms_reference + tiny
+    limit = allowance.limit(torchs.total.rms, own.total.rms_reference)
     if not own.total.rms <= limit:
         reasons.append(
             f"RMS error {own.total.rms:.3g} over {limit:.3g} = {k:g} x torch's"
             f" {torchs.total.rms:.3g} + rounding"
         )
     by_head, by_head_torch = own.groups.by_sequence(), torchs.groups.by_sequence()
-    limits = k * by_head_torch.rms() + unit * by_head.rms_reference() + tiny
+    limits = allowance.limit(by_head_torch.rms(), by_head.rms_reference())
     over = by_head.rms() > limits
     if over.any():
         reasons.append(_worst_head(by_head, limits, over))
-    limit = k * torchs.total.max_abs + unit * largest + tiny
+    limit = allowance.limit(torchs.total.max_abs, largest)
     if not own.total.max_abs <= limit:
         reasons.append(
             f"largest error {own.total.max_abs:.3g} over {limit:.3g} = {k:g} x torch's"
@@ -333,21 +348,12 @@ def _over_bound(
     return tuple(reasons)
 
 
-def _held_to(
-    own: Comparison,
-    torchs: Comparison,
-    dtype: torch.dtype,
-    k: float,
-    largest: float,
-    added: float = 0.0,
-) -> tuple[Held, ...]:
+def _held_to(own: Comparison, torchs: Comparison, allowance: _Allowance, largest: float) -> tuple[Held, ...]:
     """The three limits of `_over_bound`."""
-    unit, tiny = rounding(dtype)
-    unit += added
     by_head = own.groups.by_sequence()
     errors, roots = by_head.rms(), by_head.rms_reference()
-    limits = k * torchs.groups.by_sequence().rms() + unit * roots + tiny
-    found = [Held("RMS", own.total.rms, k * torchs.total.rms + unit * own.total.rms_reference + tiny)]
+    limits = allowance.limit(torchs.groups.by_sequence().rms(), roots)
+    found = [Held("RMS", own.total.rms, allowance.limit(torchs.total.rms, own.total.rms_reference))]
     if errors.size:
         tightest = np.where(errors > 0, errors / np.maximum(limits, np.finfo(np.float64).tiny), 0.0).argmax()
         region, head = (int(i) for i in np.unravel_index(tightest, errors.shape))
@@ -356,7 +362,7 @@ def _held_to(
         found.append(Held("RMS of a sequence and head", error, limit, sequence, head=head))
     at = own.worst.at if own.worst is not None else None
     place = () if at is None else (at.sequence, at.chunk, at.head)
-    found.append(Held("largest", own.total.max_abs, k * torchs.total.max_abs + unit * largest + tiny, *place))
+    found.append(Held("largest", own.total.max_abs, allowance.limit(torchs.total.max_abs, largest), *place))
     return tuple(found)
 
 

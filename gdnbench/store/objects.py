@@ -119,7 +119,7 @@ class Objects:
             except FileNotFoundError as error:
                 if isinstance(content, Path) and not content.exists():
                     raise StoreError(f"{content} went while it was being uploaded; start again") from None
-                raise StoreError(f"{self.url} is in no bucket that there is: {_reason(error)}") from None
+                raise self._no_bucket(error) from None
 
         self._persist(request)
 
@@ -153,7 +153,10 @@ class Objects:
     def _check_bucket(self, error: Exception) -> None:
         """StoreError if it is the bucket that is not there, of which most answers say it."""
         if _code(error) == _NO_BUCKET:
-            raise StoreError(f"{self.url} is in no bucket that there is: {_reason(error)}") from None
+            raise self._no_bucket(error) from None
+
+    def _no_bucket(self, error: Exception) -> StoreError:
+        return StoreError(f"{self.url} is in no bucket that there is: {_reason(error)}")
 
     def _persist(self, request: Callable[[], T]) -> T:
         """What `request` returns, made again where the network failed it."""
