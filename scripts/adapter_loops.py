@@ -163,8 +163,8 @@ def _stand_in(known: Signatures, name: str, *returned: str) -> Callable[..., Any
 def _installed_or_not(
     sizes: Sizes, known: Signatures, place: str, name: str
 ) -> Iterator[tuple[ModuleType, bool]]:
-    """The module at `place` and whether it is the framework's own: if that is installed, on a GPU. Else it has
-    a stand-in of function `name`, which gives v and its states."""
+    """The module at `place` and whether it is the framework's own: if that is installed, on a GPU. Else it
+    has a stand-in of function `name`, which gives v and its states."""
     own = sizes.device == "cuda" and importlib.util.find_spec(place.partition(".")[0]) is not None
     stand_in = _stand_in(known, name, "v", "initial_state")
     with contextlib.nullcontext() if own else _stand_ins({f"{place}:{name}": stand_in}):
