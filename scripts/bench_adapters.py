@@ -2,13 +2,14 @@
 """What capturing costs through each adapter: every call, every 16th, and looking without keeping.
 
     python scripts/bench_adapters.py [ADAPTER ...] [--seconds 20] [--layers 4] [--threads 1]
-    python scripts/bench_adapters.py --device cuda [ADAPTER ...] [--json FILE]
+    python scripts/bench_adapters.py --device cuda [ADAPTER ...] [--json FILE] [--by-step]
 
 A loop decodes one sequence: in each step `--layers` layers call the framework's function, and plain products
 make the step `--step-ms` long (9 ms, a served model's; 20 ms on a CPU). Segments of steps with capture off
 and on take turns, as in bench_capture.py, which says how an overhead is had from them. `us a call` is what a
 captured call costs the program in time, so that other steps can be worked out; `CPU us` what it costs the
-process, the thread that writes included.
+process, the thread that writes included. `--by-step` prints what each step of a segment takes beyond one
+without capture: of every 16th the first is recorded, and what the others take is counted with it.
 
     off         no capture
     every 16    one of 16 steps recorded
@@ -155,7 +156,7 @@ def _cpu(segment: Segment) -> float:
     return segment.cpu_seconds / len(segment.steps)
 
 
-def measured(loop: Loop, seconds: float) -> list[Row]:
+def measured(loop: Loop, seconds: float) -> list[Segment]:
     with modes(loop, OPTIONS) as some:
         segments = Segments(
             some, seconds=seconds, warm_seconds=WARM_SECONDS, say=say, turns=TURNS, steps=STEPS
@@ -164,7 +165,7 @@ def measured(loop: Loop, seconds: float) -> list[Row]:
         while not segments.step_done():
             loop.step()
         _check(loop, segments.measured, some)
-    return list(rows(loop, segments.measured))
+    return segments.measured
 
 
 def _check(loop: Loop, segments: list[Segment], some: Mapping[str, Mode]) -> None:
@@ -188,6 +189,15 @@ def line(row: Row) -> str:
     return (
         f"{text}{row.overhead:>+10.2%}{sure:>20}{row.us_call:>11.0f}{row.cpu_us_call:>8.0f}{row.records:>9}"
     )
+
+
+def by_step(segments: list[Segment]) -> Iterator[str]:
+    """Of each mode, microseconds that a segment's steps take beyond one without capture, medians."""
+    base = median(one.seconds for one in segments if one.mode == OFF)
+    for name in OPTIONS:
+        mine = [one.steps for one in segments if one.mode == name]
+        beyond = [(median(values) - base) * 1e6 for values in zip(*mine, strict=True)]
+        yield f"  {name}, us of each step: {' '.join(f'{value:+.0f}' for value in beyond)}"
 
 
 HEADER = (
@@ -215,9 +225,12 @@ def main() -> None:
         say(name)
         with LOOPS[name](sizes) as loop:
             loop.fill(options.step_ms or STEP_MS[device])
-            for row in measured(loop, options.seconds):
+            segments = measured(loop, options.seconds)
+            for row in rows(loop, segments):
                 found.append(row)
                 print(line(row), flush=True)
+            if options.by_step:
+                print("\n".join(by_step(segments)), flush=True)
     if options.json is not None:
         content = {"device": what, "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
         content |= {"rows": [{name: getattr(row, name) for name in Row.__slots__} for row in found]}
@@ -235,6 +248,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--step-ms", type=float)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--json", type=Path, help="the rows, to a file")
+    parser.add_argument("--by-step", action="store_true", help="also what each step of a segment takes")
     return parser.parse_args()
 
 
