@@ -20,6 +20,7 @@ from gdnbench.units import human_bytes
 
 HEADERS = ("#", "op", "layer", "step", "sizes", "bytes", "status")
 RANK = "rank"  # a column where a process of the store says one
+TRIGGER = "kept for"  # a column where a trigger kept one of the records
 
 
 class Order(StrEnum):
@@ -55,12 +56,15 @@ def ls(
         if json:
             print_json([summary(record, ranks[record.segment]) for record in listed])
             return
-        shown = [(_row(record), ranks[record.segment]) for record in listed]
+        shown = [(_row(record), ranks[record.segment], record.kind.trigger) for record in listed]
         headers: tuple[str, ...] = HEADERS
-        rows = [row for row, _ in shown]
+        rows = [row for row, _, _ in shown]
         if any(found.known for found in ranks.values()):
             headers = (HEADERS[0], RANK, *HEADERS[1:])
-            rows = [(number, found, *rest) for (number, *rest), found in shown]
+            rows = [(number, found, *rest) for (number, *rest), found, _ in shown]
+        if any(trigger is not None for _, _, trigger in shown):
+            headers = (*headers, TRIGGER)
+            rows = [(*row, trigger or "") for row, (_, _, trigger) in zip(rows, shown, strict=True)]
         print(table(headers, rows, right=("#", "step", "bytes")))
         print(_last_line(opened, len(rows)))
 
@@ -79,6 +83,7 @@ def summary(record: Listed, rank: Rank) -> dict[str, Any]:
         "sizes": kind.sizes,
         "bytes": kind.nbytes,
         "status": kind.status,
+        "trigger": kind.trigger,
         "process": record.segment,
         "rank": rank.rank,
         "parallel": dict(rank.groups),
@@ -86,15 +91,16 @@ def summary(record: Listed, rank: Rank) -> dict[str, Any]:
 
 
 def by_step(records: Iterable[Listed], ranks: Mapping[str, Rank]) -> list[Listed]:
-    """Step by step, in a step layer by layer in the order in which the store has them, and of a layer the
-    ranks beside each other.
+    """Step by step, in a step layer by layer, and of a layer the ranks beside each other. Layers are in the
+    order of their numbers; those that have none come behind, in the order in which the store has them.
     """
     listed = list(records)
-    layers: dict[tuple[str, str, int | None], int] = {}
+    layers: dict[tuple[str, str, int | None], tuple[bool, int, int]] = {}
     for record in listed:
-        layers.setdefault(_place(record.kind), len(layers))
+        index = record.kind.layer_index
+        layers.setdefault(_place(record.kind), (index is None, index or 0, len(layers)))
     return sorted(
-        listed, key=lambda record: (record.step, layers[_place(record.kind)], ranks[record.segment].order)
+        listed, key=lambda record: (record.step, *layers[_place(record.kind)], ranks[record.segment].order)
     )
 
 

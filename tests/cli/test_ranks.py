@@ -57,6 +57,33 @@ def test_ranks_are_merged_and_listed_side_by_side(
     assert "  rank: 1 tp1\n" in gdnbench("show", run, 0).out
 
 
+def test_layers_of_a_step_are_in_the_order_of_their_numbers(gdnbench: Invoke, tmp_path: Path) -> None:
+    """As a trigger leaves them: the layer that it held for first, those around it behind."""
+    call = synthesise("gdn_decode", heads=(1, 1), head_dim=(8, 8), batch=1, slots=2, seed=0)
+    record = draft("gdn_decode", call)
+    kept = [("b", 10, "nonfinite:o"), ("none", None, "around:call 1"), ("a", 2, None)]
+    drafts = [
+        replace(
+            record,
+            info=replace(
+                record.info,
+                layer=layer,
+                layer_index=index,
+                dispatch={} if trigger is None else {"trigger": trigger},
+            ),
+        )
+        for layer, index, trigger in kept
+    ]
+    with StoreWriter(tmp_path / "run.zarr", kind="capture", segment="0-5-a", durable=False) as writer:
+        writer.write("0", drafts)
+    header, *rows, _ = gdnbench("ls", tmp_path / "run.zarr", "--order", "step").out.splitlines()
+    assert [row.split()[2] for row in rows] == ["a", "b", "none"]
+    where = header.index("kept for")
+    assert [row[where:].strip() for row in rows] == ["", "nonfinite:o", "around:call 1"]
+    listed = json.loads(gdnbench("ls", tmp_path / "run.zarr", "--json").out)
+    assert [record["trigger"] for record in listed] == ["nonfinite:o", "around:call 1", None]
+
+
 def test_what_is_not_merged_is_said(gdnbench: Invoke, nodes: list[Path], tmp_path: Path) -> None:
     run = tmp_path / "run.zarr"
     assert gdnbench("merge", run, *nodes).code == 0
