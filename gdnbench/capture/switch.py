@@ -7,9 +7,11 @@ it has to and takes no lock, for it may have interrupted whoever holds one.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import signal
+import stat
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -83,17 +85,36 @@ class Switch:
         return limit is not None and layer.period is limit[0] and layer.of_period >= limit[1]
 
 
+class _Handler:
+    """What we put before a program's handler. One that calls ours in its turn would have us toggle twice, and
+    call it again for ever: of ours, which then are several, the outermost alone toggles."""
+
+    def __init__(self, switch: Switch, earlier: Any) -> None:
+        self._switch = switch
+        self.earlier = earlier  # what the program does at the signal
+        self.toggles = True
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        if self.toggles:
+            self._switch.toggle()
+        if callable(self.earlier):
+            self.earlier(number, frame)
+
+
 class Remote:
     """What switches a `Switch` from outside, in this process: it begins anew in a forked child."""
 
     def __init__(self, switch: Switch, options: CaptureOptions, report: Report) -> None:
         self.switch = switch
-        self._file = None if options.control is None else Path(options.control)
+        # The program may go to another folder.
+        self._file = None if options.control is None else Path(options.control).absolute()
         self._signal = None if options.signal is None else signal_number(options.signal)
         self._report = report
         self._seen: tuple[int, ...] | None = None
+        self._trouble: str | None = None
         self._ended = threading.Event()
-        self._earlier: Any = None  # what the program does at the signal
+        self._lock = threading.Lock()
+        self._handler: _Handler | None = None
         self._told: int | None = None  # process that has said that it may be sent the signal
         self.started = self._file is None and self._signal is None
         self._look()
@@ -101,21 +122,38 @@ class Remote:
 
     def start(self) -> None:
         """At the first call in a process: by now the program has put up its own handlers."""
-        self.started = True
+        with self._lock:
+            if self.started:
+                return
+            self.started = True
         self.arm()
+        if self._signal is not None and not self._is_armed():
+            # Of the commonest servers the main thread waits, and makes no call.
+            self._problem(
+                f"signal {signal.Signals(self._signal).name} does not switch process {os.getpid()}: its"
+                " handler is another, and from the thread of the first captured call ours cannot be put up;"
+                " use --control"
+            )
         if self._file is not None:
-            threading.Thread(target=self._watch, name="gdnbench-control", daemon=True).start()
+            watch = threading.Thread(
+                target=self._watch, args=(self._ended,), name="gdnbench-control", daemon=True
+            )
+            watch.start()
 
     def arm(self) -> None:
         """Put our handler before the program's. Python runs handlers on the main thread, which alone may set
         them."""
         if self._signal is None or threading.current_thread() is not threading.main_thread():
             return
-        there = signal.getsignal(self._signal)
-        if there != self._handle:
-            self._earlier = there
-            signal.signal(self._signal, self._handle)
+        if not self._is_armed():
+            if self._handler is not None:
+                self._handler.toggles = False  # the program's may call it
+            self._handler = _Handler(self.switch, signal.getsignal(self._signal))
+            signal.signal(self._signal, self._handler)
         self._tell()
+
+    def _is_armed(self) -> bool:
+        return self._handler is not None and signal.getsignal(self._signal or 0) is self._handler
 
     def _tell(self) -> None:
         """Whom a launcher may send the signal: it ends a process that has no handler."""
@@ -123,43 +161,72 @@ class Remote:
             self._told = os.getpid()
             self._report.note("switchable", start=start_of(self._told))
 
-    def _handle(self, number: int, frame: FrameType | None) -> None:
-        self.switch.toggle()
-        if callable(self._earlier):
-            self._earlier(number, frame)
-
     def after_fork(self) -> None:
+        # Whoever held these is not here.
+        self._ended, self._lock = threading.Event(), threading.Lock()
         if self._file is not None or self._signal is not None:
             self.started = False
-        if self._signal is not None and signal.getsignal(self._signal) == self._handle:
+        if self._signal is not None and self._is_armed():
             self._tell()
 
     def close(self) -> None:
         """The program's handler is back, if nobody has put another before ours."""
         self._ended.set()
-        if self._signal is None or threading.current_thread() is not threading.main_thread():
+        if self._handler is None or threading.current_thread() is not threading.main_thread():
             return
-        if signal.getsignal(self._signal) == self._handle:
+        self._handler.toggles = False
+        if self._is_armed():
+            earlier = self._handler.earlier
             # By then the signal may be on its way: where nothing was to handle it, it would end the process.
-            signal.signal(self._signal, self._earlier if callable(self._earlier) else signal.SIG_IGN)
+            signal.signal(self._signal or 0, earlier if callable(earlier) else signal.SIG_IGN)
 
-    def _watch(self) -> None:
-        while not self._ended.wait(POLL_SECONDS):
+    def _watch(self, ended: threading.Event) -> None:
+        while not ended.wait(POLL_SECONDS):
             self._look()
 
     def _look(self) -> None:
-        """Read the file if it is another than at the last look."""
+        """Obey the file if it is another than at the last look. One that is not there says nothing; what
+        cannot be read is told once."""
         if self._file is None:
             return
-        with contextlib.suppress(OSError):
-            found = self._file.stat()
-            seen = (found.st_mtime_ns, found.st_size, found.st_ino)
-            if seen != self._seen:
-                with self._file.open("rb") as opened:
-                    text = opened.read(_LONGEST).decode(errors="replace")
-                self._seen = seen
-                if text.strip() and not self.switch.obey(text):
-                    self._report.note("problem", text=f"{self._file} says {text!r}; on, off, once, next N do")
+        try:
+            text = self._changed_text(self._file)
+        except FileNotFoundError:
+            return
+        except (OSError, ValueError) as error:
+            reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+            if reason != self._trouble:
+                self._trouble = reason
+                self._problem(f"{self._file} cannot be read: {reason}; --control takes a file")
+            return
+        self._trouble = None
+        if text is not None and text.strip() and not self.switch.obey(text):
+            self._problem(f"{self._file} says {text!r}; on, off, once, next N do")
+
+    def _changed_text(self, path: Path) -> str | None:
+        """What the file says; None if it is the one of the last look."""
+        found = path.stat()
+        if _identity(found) == self._seen:
+            return None
+        if not stat.S_ISREG(found.st_mode):
+            # Of a pipe, whose other end nobody may ever open, the program would wait at its start.
+            raise OSError(errno.EINVAL, "it is no file")
+        # What is opened may be another, put there since: it is told apart by itself, lest it is obeyed twice.
+        opened = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            seen = _identity(os.fstat(opened))
+            text = os.read(opened, _LONGEST).decode("utf-8-sig", errors="replace")
+        finally:
+            os.close(opened)
+        self._seen = seen
+        return text
+
+    def _problem(self, text: str) -> None:
+        self._report.note("problem", text=text)
+
+
+def _identity(found: os.stat_result) -> tuple[int, ...]:
+    return found.st_mtime_ns, found.st_size, found.st_ino, found.st_dev
 
 
 def signal_number(name: str) -> int:
@@ -171,17 +238,28 @@ def start_of(pid: int) -> str | None:
     """When a process began, in ticks since the machine did; None if that cannot be told. A pid may be given
     to another process, a pid and this are not."""
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+        found = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return None
-    return stat.rpartition(")")[2].split()[19]
+    return found.rpartition(")")[2].split()[19]
+
+
+def outlives(pid: int, number: int) -> bool:
+    """Whether a process has a handler for a signal or ignores it. One that was ready for it is so no more if
+    it runs another program now (`exec`), or has given the signal up."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return False
+    masks = [int(line.split()[1], 16) for line in lines if line.startswith(("SigCgt:", "SigIgn:"))]
+    return any(mask >> (number - 1) & 1 for mask in masks)
 
 
 def send(number: int, notes: list[dict[str, Any]], kill: Callable[[int, int], None] = os.kill) -> int:
-    """Send a signal to all processes that said they handle it and live on; how many got it."""
+    """Send a signal to all processes that said they handle it and still do; how many got it."""
     sent = 0
     for pid, start in {(note["pid"], note.get("start")) for note in notes if note["event"] == "switchable"}:
-        if start is not None and start_of(pid) == start:
+        if start is not None and start_of(pid) == start and outlives(pid, number):
             with contextlib.suppress(OSError):
                 kill(pid, number)
                 sent += 1

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -256,3 +257,139 @@ def test_a_handler_that_came_later_stays(usr2: int) -> None:
     assert (heard, switch.off) == ([usr2], True)
     remote.close()
     assert signal.getsignal(usr2) is own
+
+
+def remote_of(file: Path, switch: Switch, report: Path | None = None) -> Remote:
+    options = CaptureOptions(paused=switch.off, control=str(file))
+    return Remote(switch, options, Report(None if report is None else str(report)))
+
+
+def problems(report: Path) -> list[str]:
+    return [note["text"] for note in read_report(report) if note["event"] == "problem"]
+
+
+def test_a_pipe_for_a_control_file_keeps_nobody(toy: Toy, program: Path, tmp_path: Path) -> None:
+    """Opening it would wait for one who writes, before the program's first import is done."""
+    os.mkfifo(tmp_path / "control")
+    ran = toy.capture(tmp_path / "run.zarr", program, {"control": str(tmp_path / "control")})
+    assert (ran.status, ran.out) == (0, toy.run(program).out)
+    assert ran.err.count("control cannot be read: it is no file; --control takes a file") == 1
+
+
+def test_what_cannot_be_read_is_told_once_and_obeyed_when_it_can(tmp_path: Path) -> None:
+    control, report, switch = tmp_path / "control", tmp_path / "report", Switch(paused=True)
+    control.mkdir()
+    remote = remote_of(control, switch, report)
+    remote._look()
+    assert len(problems(report)) == 1
+    control.rmdir()
+    remote._look()
+    control.write_text("on")
+    remote._look()
+    assert not switch.off
+    control.unlink()
+    remote._look()
+    assert (switch.off, len(problems(report))) == (False, 1)
+    remote_of(Path("a\0b"), switch, report)
+    assert len(problems(report)) == 2
+
+
+@pytest.mark.parametrize("text", [b"\xef\xbb\xbfon\r\n", b"on\r\n", b"\n on " + b" " * 100_000])
+def test_how_other_systems_write_a_line(text: bytes, tmp_path: Path) -> None:
+    (tmp_path / "control").write_bytes(text)
+    switch = Switch(paused=True)
+    remote_of(tmp_path / "control", switch)
+    assert not switch.off
+
+
+def test_a_file_put_there_while_it_is_looked_at_is_obeyed_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    control, new, switch = tmp_path / "control", tmp_path / "new", Switch(paused=True)
+    obeyed: list[str] = []
+    monkeypatch.setattr(switch, "obey", lambda text: not obeyed.append(text))  # type: ignore[func-returns-value]
+    remote = remote_of(control, switch)
+    control.write_text("off")
+    new.write_text("once")
+    true_stat = Path.stat
+
+    def stat_then_replace(path: Path, **options: Any) -> os.stat_result:
+        found = true_stat(path, **options)
+        if path == control and new.exists():
+            os.replace(new, control)
+        return found
+
+    monkeypatch.setattr(Path, "stat", stat_then_replace)
+    for _ in range(3):
+        remote._look()
+    assert obeyed == ["once"]
+
+
+def test_a_relative_control_file_is_of_the_folder_at_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "else").mkdir()
+    monkeypatch.chdir(tmp_path)
+    switch = Switch(paused=True)
+    remote = remote_of(Path("control"), switch)
+    monkeypatch.chdir(tmp_path / "else")
+    (tmp_path / "control").write_text("on")
+    remote._look()
+    assert not switch.off
+
+
+def test_a_handler_that_calls_the_one_before_it_toggles_once(usr2: int) -> None:
+    """By the program's own handler that ends in a call of ours, which it found there."""
+    switch, heard = Switch(), list[int]()
+    signal.signal(usr2, lambda number, frame: heard.append(0))
+    remote = Remote(switch, CaptureOptions(signal="USR2"), Report(None))
+    there: Any = signal.getsignal(usr2)
+
+    def own(number: int, frame: Any) -> None:
+        heard.append(1)
+        there(number, frame)
+
+    signal.signal(usr2, own)
+    remote.start()
+    for off in (True, False):
+        heard.clear()
+        signal.raise_signal(usr2)
+        assert (switch.off, heard) == (off, [1, 0])
+    remote.close()
+    assert signal.getsignal(usr2) is own
+    signal.raise_signal(usr2)
+    assert not switch.off
+
+
+def test_a_first_call_off_the_main_thread_says_that_the_signal_is_lost(usr2: int, tmp_path: Path) -> None:
+    remote = Remote(Switch(), CaptureOptions(signal="USR2"), Report(str(tmp_path / "report")))
+    signal.signal(usr2, lambda number, frame: None)
+    thread = threading.Thread(target=remote.start)
+    thread.start()
+    thread.join()
+    (text,) = problems(tmp_path / "report")
+    assert "signal SIGUSR2 does not switch process" in text
+    assert "use --control" in text
+
+
+def test_a_child_forked_while_the_file_is_waited_for_can_close(tmp_path: Path) -> None:
+    remote = remote_of(tmp_path / "control", Switch())
+    with remote._ended._cond:  # as the thread has it that looks at the file
+        remote.after_fork()
+        closing = threading.Thread(target=remote.close, daemon=True)
+        closing.start()
+        closing.join(20)
+        assert not closing.is_alive()
+
+
+def test_a_program_that_gave_the_signal_up_is_not_ended_by_it(usr2: int, tmp_path: Path) -> None:
+    """`exec` keeps the number and the start of a process, and none of its handlers."""
+    line = "import os; print(flush=True); os.execvp('sh', ['sh', '-c', 'echo; read x; exit 7'])"
+    child = subprocess.Popen([sys.executable, "-c", line], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert child.stdout is not None
+    child.stdout.readline()
+    notes = [{"event": "switchable", "pid": child.pid, "start": start_of(child.pid)}]
+    child.stdout.readline()  # the shell runs
+    assert send(usr2, notes) == 0
+    child.communicate(b"\n")
+    assert child.returncode == 7
