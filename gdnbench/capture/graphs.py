@@ -350,8 +350,8 @@ class Graphs:
                     one.pools_before = one.rows.pack().send(self._streams)
                     kept.append(one)
                 except Exception as error:
-                    self._host.counts.fail(error)
                     self._abandon([one])
+                    self._host.counts.fail(error)
         except Exception as error:
             self._host.counts.fail(error)
         return kept
@@ -399,8 +399,8 @@ class Graphs:
             try:
                 pending, rows = self._pending(one)
             except Exception as error:
-                self._host.counts.fail(error)
                 self._abandon([one])
+                self._host.counts.fail(error)
                 continue
             try:
                 self._host.recorder_here().finish_on_device(pending, rows, self._streams)

@@ -20,9 +20,12 @@ from gdnbench.capture.selection import Selection
 from gdnbench.capture.streams import Streams
 from gdnbench.capture.transfer import Transfers
 from gdnbench.capture.trigger import Triggers
+from gdnbench.handlers import raised_by_handler
 from gdnbench.provenance import gpu_provenance
 from gdnbench.record import Status
 from gdnbench.store.journal import JournalWriter
+
+HANDLER_RAISED = "a signal handler of the program raised an error while they were recorded"
 
 
 @dataclass(slots=True)
@@ -46,7 +49,11 @@ class Counts:
     ring_short: int = 0  # calls that --around would have kept, had there been room for them
 
     def fail(self, error: BaseException) -> None:
-        """Count a call that was not recorded."""
+        """Count a call that was not recorded. Raises `error` if it is the program's own, which a handler of a
+        signal raised in the midst of ours."""
+        if raised_by_handler(error):
+            self.passed_over[HANDLER_RAISED] = self.passed_over.get(HANDLER_RAISED, 0) + 1
+            raise error
         if isinstance(error, NotCaptured):
             reason = str(error)
             self.passed_over[reason] = self.passed_over.get(reason, 0) + 1

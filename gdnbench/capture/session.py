@@ -265,9 +265,9 @@ class Session:
                 return
             self._finish(pending, site.adapter.after(pending.observation, arguments, result))
         except Exception as error:
-            self.counts.fail(error)
             if isinstance(pending, PendingRecord):
                 self.recorder_here().let_go(pending)
+            self.counts.fail(error)
 
     def _finish(self, pending: PendingRecord, seen: Mapping[str, Seen]) -> None:
         if pending.device is None:

@@ -25,6 +25,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
+from gdnbench.handlers import raised_by_handler
 from gdnbench.record import RecordDraft, RecordInfo, TensorDraft
 from gdnbench.store.journal_carry import SMALLEST_CARRIED, StateCarry
 from gdnbench.store.journal_codec import Buffer, Carried, buffer_of, info_json, plain_json, tensors_json
@@ -193,6 +194,8 @@ class JournalWriter:
                 if kind is Kind.BEGIN:
                     self._log.sync()
             except OSError as error:
+                if raised_by_handler(error):
+                    raise  # a TimeoutError is one too
                 self._error = f"{type(error).__name__}: {error}"
                 self._dropped += 1
                 return None

@@ -112,27 +112,32 @@ class JournalLog:
         trailer = pack_trailer(crc, number, total)
         pieces.append(trailer)
         nbytes += len(trailer)
-        self._write_all(pieces, nbytes)
+        if not self._still_ours(self._fd):
+            raise OSError(errno.EBADF, "the program closed the journal's file")
+        try:
+            self._write_all(pieces, nbytes)
+        except BaseException:
+            # Also for an exception that a signal handler of the program raises here. A whole entry is never
+            # cut off: a sealer may have it mapped. It counts, as the next one is behind it.
+            if os.fstat(self._fd).st_size < self.offset + nbytes:
+                os.ftruncate(self._fd, self.offset)
+            else:
+                self._advance(kind, nbytes)
+            raise
+        self._advance(kind, nbytes)
+        return Written(number, places)
+
+    def _write_all(self, pieces: Sequence[bytes | Buffer], nbytes: int) -> None:
+        written = os.writev(self._fd, pieces) if len(pieces) <= _IOV_MAX else 0
+        # A short write is a signal, a disk that is filling up, or more than 2 GiB in one call.
+        while written < nbytes:
+            written += os.writev(self._fd, _after(pieces, written)[:_IOV_MAX])
+
+    def _advance(self, kind: Kind, nbytes: int) -> None:
         self._number += 1
         self.offset += nbytes
         self.bytes_written += nbytes
         self.has_records |= kind in (Kind.RECORD, Kind.BEGIN, Kind.END)
-        return Written(number, places)
-
-    def _write_all(self, pieces: Sequence[bytes | Buffer], nbytes: int) -> None:
-        if not self._still_ours(self._fd):
-            raise OSError(errno.EBADF, "the program closed the journal's file")
-        try:
-            written = os.writev(self._fd, pieces) if len(pieces) <= _IOV_MAX else 0
-            # A short write is a signal, a disk that is filling up, or more than 2 GiB in one call.
-            while written < nbytes:
-                written += os.writev(self._fd, _after(pieces, written)[:_IOV_MAX])
-        except BaseException:
-            # Also for an exception that a signal handler of the program raises here. A whole entry is never
-            # cut off: a sealer may have it mapped.
-            if os.fstat(self._fd).st_size < self.offset + nbytes:
-                os.ftruncate(self._fd, self.offset)
-            raise
 
     def _open(self, path: Path, flags: int) -> int:
         fd = os.open(path, flags | os.O_CLOEXEC, 0o644)

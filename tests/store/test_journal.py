@@ -427,6 +427,38 @@ def test_an_exception_inside_a_write_leaves_no_half_entry(
     assert reader.damage == []
 
 
+def test_an_exception_right_behind_a_write_takes_no_later_call_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such a handler runs when the write that it came into is done, and the whole entry there: a time limit's
+    raises an OSError."""
+    writer = new_writer(tmp_path)
+    writer.append(calls.draft(0))
+    writev = os.writev
+
+    def stop(number: int, frame: Any) -> None:
+        raise TimeoutError("of the program")
+
+    def interrupted(fd: int, pieces: Any) -> int:
+        written = writev(fd, pieces)
+        signal.raise_signal(signal.SIGUSR1)
+        return written
+
+    before = signal.signal(signal.SIGUSR1, stop)
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "writev", interrupted)
+            with pytest.raises(TimeoutError, match="of the program"):
+                writer.append(calls.draft(1))
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert writer.append(calls.draft(2))
+    writer.close({})
+    reader = JournalReader(folder_of(tmp_path, writer))
+    assert_calls(list(reader.poll()), [0, 1, 2])
+    assert (reader.damage, writer.stats.error) == ([], None)
+
+
 def test_short_writes_are_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     writev = os.writev
     monkeypatch.setattr(
