@@ -7,7 +7,7 @@ merge again goes on with the rest.
 
 A segment that is there already is the same if its records and metadata are, which hold the digests of all
 tensors: it is taken once. One that has grown since, because its process was still recording, gets its later
-batches, in order.
+batches, in order. Batches that a capture drops meanwhile are left out: their records are gone there too.
 """
 
 from __future__ import annotations
@@ -181,11 +181,12 @@ class _Segment:
             if missing == []:
                 report.already += 1
                 return
-            self._copy()
+            counts = self._copy()
             staged = self.staging / SEGMENTS / self.name
             if missing is None:
                 os.rename(staged, target)
             else:
+                missing = [child for child in missing if (staged / child).exists()]
                 for child in missing:
                     os.rename(staged / child, target / child)
             sync(target if missing else target.parent)
@@ -195,11 +196,7 @@ class _Segment:
         finally:
             _clear(self.staging)
         report.segments += 1
-        report.records += sum(
-            batch.count
-            for batch in self.store.batches
-            if batch.segment.name == self.name and (missing is None or batch.name in missing)
-        )
+        report.records += sum(count for name, count in counts.items() if missing is None or name in missing)
 
     @property
     def _key(self) -> str:
@@ -213,23 +210,39 @@ class _Segment:
         order = [batch.name for batch in self.store.batches if batch.segment.name == self.name]
         children = sorted(there.folders(self._key), key=lambda name: (name == END, _index(order, name)))
         held = here.folders(self._key)
-        for child in children:
-            if child in held and not _same(here, there, f"{self._key}/{child}"):
+        differing = [
+            child for child in children if child in held and not _same(here, there, f"{self._key}/{child}")
+        ]
+        for child in there.folders(self._key) if differing else ():  # but for what went meanwhile
+            if child in differing:
                 raise StoreError(f"{self.out} has its {child} with other content; merge them apart")
         return [child for child in children if child not in held]
 
-    def _copy(self) -> None:
-        """Make `staging` a store of this segment alone; StoreError if a tensor of it has not its digest."""
+    def _copy(self) -> dict[str, int]:
+        """Make `staging` a store of this segment alone; the records of each of its batches.
+
+        StoreError if a tensor of it has not its digest.
+        """
         staged = self.staging / SEGMENTS / self.name
         files = self.store.contents.files
         for key in files.sizes(self._key):
-            _copy_file(files, f"{self._key}/{key}", staged / key)
+            with contextlib.suppress(FileNotFoundError):  # where a batch needs it, `verify` misses it
+                _copy_file(files, f"{self._key}/{key}", staged / key)
+        # A batch goes by rename: one that is still there was whole all the time.
+        for child in {*FolderFiles(self.staging).folders(f"{SEGMENTS}/{self.name}")} - {
+            *files.folders(self._key)
+        }:
+            shutil.rmtree(staged / child)
+        if not staged.is_dir():
+            raise StoreError("it has gone meanwhile")
         (self.staging / METADATA).write_bytes(group_json(_root(self.store)))
         damages = verify(self.staging).damages
         if damages:
             more = f", and {len(damages) - 1} more" if len(damages) > 1 else ""
             raise StoreError(f"{damages[0]}{more}; gdnbench verify {self.store.path} says all")
         sync_tree(staged)
+        with Store.open(self.staging) as copied:
+            return {batch.name: batch.count for batch in copied.batches}
 
 
 def _index(order: list[str], name: str) -> int:

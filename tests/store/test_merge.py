@@ -6,6 +6,7 @@ import errno
 import fcntl
 import json
 import os
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -191,6 +192,53 @@ def test_where_a_merge_may_go(nodes: tuple[Path, Path], tmp_path: Path) -> None:
         with pytest.raises(BadInputError, match=reason):
             checked_out(str(out), [str(node) for node in nodes])
     assert checked_out(str(tmp_path / "all.zarr"), []) == tmp_path / "all.zarr"
+
+
+@pytest.mark.parametrize("moment", [0, 3, 8, 100])
+@pytest.mark.parametrize("held", [(), (0,), (0, 1)])
+def test_a_batch_that_a_capture_drops_meanwhile_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, held: Sequence[int], moment: int
+) -> None:
+    """As with --when-over drop-oldest: renamed out of sight, then removed. Other segments come as ever."""
+    out, store = tmp_path / "all.zarr", tmp_path / "store.zarr"
+    with StoreWriter(store, kind="capture", segment="10-1-aa", durable=False, keep_bytes=1 << 30) as writer:
+        for batch in range(4):
+            writer.write(f"{batch:04d}", [record({"q": randn(50, seed=batch)})], first=batch)
+            if batch + 1 == len(held):
+                merged(out, store)
+    made(store, ["11-1-bb"])
+    segment, steps = store / "segments/10-1-aa", iter(range(1000))
+
+    def drops(*arguments: object) -> bool:
+        if next(steps) == moment:
+            for batch in range(3):
+                (segment / f"{batch:04d}").rename(tmp_path / f"{batch}.dropped")
+                shutil.rmtree(tmp_path / f"{batch}.dropped")
+        return False
+
+    monkeypatch.setattr("gdnbench.store.merge._cloned", drops)
+    report = merged(out, store)
+    assert report.refused == []
+    found = contents(out)
+    assert found.items() >= contents(store).items()
+    kept = {f"10-1-aa/{batch}" for batch in (*held, 3)}
+    gone = {f"10-1-aa/{batch}" for batch in range(4)} - kept
+    assert kept <= found.keys()
+    assert report.records == len(found) - len(held)
+    assert verify(out).ok
+    assert gone.isdisjoint(found) == (moment < 100)
+
+
+def test_a_segment_that_goes_meanwhile_is_refused_alone(tmp_path: Path) -> None:
+    store = made(tmp_path / "store.zarr", ["10-1-aa", "11-1-bb"])
+
+    def goes(done: int, total: int) -> None:
+        shutil.rmtree(store / "segments/11-1-bb", ignore_errors=True)
+
+    with Store.open(store) as opened:
+        report = merge(tmp_path / "all.zarr", [opened], goes)
+    assert report.refused == [f"segment 11-1-bb of {store}: it has gone meanwhile"]
+    assert contents(tmp_path / "all.zarr") == contents(store)
 
 
 # Forks, one a moment: a child is ended at its nth step towards the disk, without a word.
