@@ -53,6 +53,7 @@ def run_captured(
         raise BadInputError(
             "no command to capture; write it after --, as in: gdnbench capture STORE -- python X.py"
         )
+    options.check_switch()
     url = checked_url(str(store)) if is_url(store) else None
     if url is not None:
         check_objects(url, options)

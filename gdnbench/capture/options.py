@@ -137,6 +137,14 @@ class CaptureOptions:
         """Whether a trigger decides which of the selected calls are kept."""
         return self.on_nonfinite or self.when is not None
 
+    def check_switch(self) -> None:
+        """BadInputError where a capture is to begin without recording and nobody could switch it on."""
+        if self.paused and self.control is None and self.signal is None:
+            raise BadInputError(
+                "capture option 'paused' begins without recording, and nothing switches it on; give control or"
+                " signal"
+            )
+
     def to_json(self) -> str:
         return json.dumps(asdict(self), separators=(",", ":"))
 
@@ -164,4 +172,6 @@ class CaptureOptions:
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> CaptureOptions:
         text = environment.get(OPTIONS_VARIABLE)
-        return cls.from_json(text) if text else cls()
+        options = cls.from_json(text) if text else cls()
+        options.check_switch()
+        return options

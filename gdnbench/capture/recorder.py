@@ -196,7 +196,8 @@ class Recorder:
             reason = None
         found = self._ring.offer(pending, reason)
         self._count(looked_at=1, triggered=reason is not None)
-        return [record for record in found if self._room_for(record.nbytes)]
+        # Where `--max-bytes` ends, the call itself is worth more than those before it, and of them the last.
+        return [record for record in reversed(found) if self._room_for(record.nbytes)][::-1]
 
     def _arrive(self, pending: PendingRecord) -> list[PendingRecord]:
         """Wait for what is on its way of the records to write; those that have arrived."""

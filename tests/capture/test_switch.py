@@ -13,11 +13,13 @@ from typing import Any
 
 import pytest
 
+from gdnbench.capture.launch import run_captured
 from gdnbench.capture.layers import Layer
-from gdnbench.capture.options import CaptureOptions
+from gdnbench.capture.options import OPTIONS_VARIABLE, CaptureOptions
 from gdnbench.capture.report import Report, read_report
 from gdnbench.capture.selection import Selection
 from gdnbench.capture.switch import Remote, Switch, send, start_of
+from gdnbench.errors import BadInputError
 from gdnbench.store.reader import Store
 
 Toy = Any
@@ -393,3 +395,12 @@ def test_a_program_that_gave_the_signal_up_is_not_ended_by_it(usr2: int, tmp_pat
     assert send(usr2, notes) == 0
     child.communicate(b"\n")
     assert child.returncode == 7
+
+
+def test_a_pause_that_nothing_ends_is_refused(tmp_path: Path) -> None:
+    said = "nothing switches it on; give control or signal"
+    with pytest.raises(BadInputError, match=said):
+        run_captured(tmp_path / "run.zarr", ["true"], CaptureOptions(paused=True))
+    with pytest.raises(BadInputError, match=said):
+        CaptureOptions.from_environment({OPTIONS_VARIABLE: '{"paused": true}'})
+    assert CaptureOptions.from_environment({OPTIONS_VARIABLE: '{"paused": true, "signal": "USR2"}'}).paused

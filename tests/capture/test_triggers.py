@@ -290,6 +290,17 @@ def test_calls_that_are_larger_than_the_ring_do_not_wait(tmp_path: Path) -> None
     assert counts.ring_short == 4
 
 
+@WAYS
+def test_where_max_bytes_end_the_call_itself_goes_before_those_that_waited(way: str, tmp_path: Path) -> None:
+    """Room for two calls of five: one is 5,356 bytes of elements, on a device 1,024 more for the row of the
+    state that padding names and 1,024 for it once more after the call, until they are here."""
+    options = CaptureOptions(when="step == 4 and layer_index == 1", around=2, max_bytes=15_000)
+    records, engine, counts = recorded(way, tmp_path / "run.zarr", options, 6)
+    assert [(layer, at) for layer, at, _ in kept(records)] == [(0, 4), (1, 4)]
+    assert_bits(records, engine)
+    assert counts.reached_max_bytes
+
+
 def test_what_no_trigger_holds_for_stays_on_the_device(tmp_path: Path) -> None:
     """Of a call that is let go, 16 bytes a tensor are asked for and nothing else."""
     streams = StandInStreams()
@@ -315,7 +326,15 @@ def test_an_error_in_the_expression_is_counted_and_the_call_goes_on(tmp_path: Pa
     assert "ZeroDivisionError" in str(counts.first_failure)
 
 
-def test_a_call_that_raises_is_kept(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (CaptureOptions(on_nonfinite=True), "raised"),
+        (CaptureOptions(when="step == 9", around=1), "raised"),
+        (CaptureOptions(when="step == 0"), "when"),
+    ],
+)
+def test_a_call_that_raises_is_kept(options: CaptureOptions, reason: str, tmp_path: Path) -> None:
     @record("gdn_decode")
     def fails(
         q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor, state_indices: Tensor
@@ -324,10 +343,10 @@ def test_a_call_that_raises_is_kept(tmp_path: Path) -> None:
 
     engine = Engine(layers=1)
     tensors = {name: one for name, one in engine.buffers[0].items() if name != "o"}
-    with capturing(tmp_path / "run.zarr", CaptureOptions(on_nonfinite=True)), pytest.raises(RuntimeError):
+    with capturing(tmp_path / "run.zarr", options), pytest.raises(RuntimeError):
         fails(**tensors, state=engine.states[0])
     (found,) = Store.open(tmp_path / "run.zarr").records
-    assert (found.info.status, found.info.dispatch["trigger"]) == ("unfinished", "raised")
+    assert (found.info.status, found.info.dispatch["trigger"]) == ("unfinished", reason)
 
 
 @pytest.mark.parametrize(
