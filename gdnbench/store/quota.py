@@ -54,7 +54,7 @@ class Quota:
                 f"it takes {human_bytes(nbytes)}, more than the {human_bytes(self._limit)} that are kept"
             )
         while self._bytes + nbytes > self._limit:
-            self._drop(self._held.popleft())
+            self._drop_oldest()
 
     def add(self, batch: Path) -> None:
         """Count `batch`, which is committed."""
@@ -62,14 +62,16 @@ class Quota:
         self._held.append(held)
         self._bytes += held.nbytes
 
-    def _drop(self, batch: _Held) -> None:
+    def _drop_oldest(self) -> None:
         # Out of sight at once; what a killed writer leaves of it, the segment's next writer clears away.
+        batch = self._held[0]
         gone = self._spare / f"{batch.name}.dropped"
         os.rename(self._folder / batch.name, gone)
+        self._held.popleft()  # before what can fail: it would be counted on, and later ones go in its place
+        self._bytes -= batch.nbytes
         if self._durable:
             sync(self._folder)
         shutil.rmtree(gone)
-        self._bytes -= batch.nbytes
 
 
 def dropped_records(segment: Path) -> int:

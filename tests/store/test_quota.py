@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import journal_calls as calls
@@ -11,7 +13,7 @@ import pytest
 import torch
 from store_samples import PLAIN, TINY, randn, record
 
-from gdnbench.errors import BadInputError
+from gdnbench.errors import BadInputError, StoreError
 from gdnbench.record import RecordDraft
 from gdnbench.store.journal import JournalWriter
 from gdnbench.store.reader import Store
@@ -121,6 +123,32 @@ def test_a_writer_that_goes_on_counts_what_is_there_and_clears_what_was_on_its_w
         out.write("0000000008", [step(8), step(9)], 8)
     assert calls_in(path) == [4, 5, 6, 7, 8, 9]
     assert not (path / ".incoming").exists()
+
+
+def test_a_batch_that_cannot_be_removed_costs_no_later_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that fails while the oldest goes: it is out of the store, and is counted no more."""
+    path = tmp_path / "store.zarr"
+    with writer(path, 3 * one_batch(tmp_path / "alone") + 5000) as out:
+        for n in range(0, 6, 2):
+            out.write(f"{n:010d}", [step(n), step(n + 1)], n)
+        with monkeypatch.context() as patched:
+            patched.setattr("gdnbench.store.quota.shutil.rmtree", _fails_unless_told)
+            with pytest.raises(StoreError, match="cannot be written"):
+                out.write("0000000006", [step(6), step(7)], 6)
+        assert calls_in(path) == [2, 3, 4, 5]
+        out.write("0000000006", [step(6), step(7)], 6)
+        assert calls_in(path) == [2, 3, 4, 5, 6, 7]
+    assert verify(path).ok
+
+
+def _fails_unless_told(
+    path: Path, ignore_errors: bool = False, real: Callable[..., None] = shutil.rmtree
+) -> None:
+    if not ignore_errors:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+    real(path, ignore_errors=True)
 
 
 def test_a_journal_is_sealed_within_its_bound_and_its_end_says_what_was_dropped(tmp_path: Path) -> None:
