@@ -11,3 +11,9 @@ def human_bytes(count: int) -> str:
             return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
         amount /= 1024
     return f"{amount:.1f} TiB"
+
+
+def counted(count: int, noun: str) -> str:
+    """1, "record" -> "1 record"; 2, "process" -> "2 processes"."""
+    ending = "es" if noun.endswith("s") else "s"
+    return f"{count} {noun}{'' if count == 1 else ending}"

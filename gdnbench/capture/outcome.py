@@ -11,7 +11,7 @@ from gdnbench.capture.report import segments_in
 from gdnbench.errors import Exit
 from gdnbench.store.sealer import Progress
 from gdnbench.store.segment_sealer import dropped_oldest, sealed_records
-from gdnbench.units import human_bytes
+from gdnbench.units import counted, human_bytes
 
 
 def _module(target: str) -> str:
@@ -171,7 +171,7 @@ class Outcome:
         status = f"; the command ended with status {self.child_status}" if self.child_status else ""
         # What was dropped again is among the bytes that were recorded.
         size = "" if self.dropped_oldest else f", {human_bytes(self.bytes)}"
-        return f"{self.records} records{size} in {store}{dropped}{status}"
+        return f"{counted(self.records, 'record')}{size} in {store}{dropped}{status}"
 
     def _why_nothing(self) -> list[str]:
         lines = ["nothing was captured:"]

@@ -16,7 +16,7 @@ from gdnbench.store.index import Kind, Listed
 from gdnbench.store.ranks import Rank
 from gdnbench.store.reader import Store
 from gdnbench.store.recover import open_store
-from gdnbench.units import human_bytes
+from gdnbench.units import counted, human_bytes
 
 HEADERS = ("#", "op", "layer", "step", "sizes", "bytes", "status")
 RANK = "rank"  # a column where a process of the store says one
@@ -126,7 +126,8 @@ def _shown(sizes: tuple[tuple[str, int], ...]) -> str:
 
 def _last_line(opened: Store, listed: int) -> str:
     total = len(opened.records)
-    processes = len(opened.segments)
-    shown = f"{total} records" if listed == total else f"{listed} of {total} records"
+    shown = counted(total, "record")
+    if listed != total:
+        shown = f"{listed} of {shown}"
     gone = f"; {opened.gone} more were recorded and are gone" if opened.gone else ""
-    return f"{shown}, {processes} process{'' if processes == 1 else 'es'}, {opened.kind} store{gone}"
+    return f"{shown}, {counted(len(opened.segments), 'process')}, {opened.kind} store{gone}"

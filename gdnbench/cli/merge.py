@@ -11,6 +11,7 @@ import typer
 from gdnbench.cli.console import print_json, progress
 from gdnbench.errors import Exit
 from gdnbench.store.recover import open_store
+from gdnbench.units import counted
 
 
 def merge(
@@ -41,7 +42,10 @@ def merge(
             }
         )
     else:
-        there = f", {report.already} were there" if report.already else ""
+        there = (
+            f", {report.already} {'was' if report.already == 1 else 'were'} there" if report.already else ""
+        )
         refused = f", {len(report.refused)} refused" if report.refused else ""
-        print(f"{report.records} records of {report.segments} processes merged into {out}{there}{refused}")
+        taken = f"{counted(report.records, 'record')} of {counted(report.segments, 'process')}"
+        print(f"{taken} merged into {out}{there}{refused}")
     raise typer.Exit(Exit.MISMATCH if report.refused else Exit.PASS)

@@ -16,7 +16,7 @@ from gdnbench.store.layout import Location
 from gdnbench.store.reader import StoredRecord
 from gdnbench.store.recover import open_store
 from gdnbench.store.retention import Retention, began, seconds
-from gdnbench.units import human_bytes
+from gdnbench.units import counted, human_bytes
 
 
 def prune(
@@ -67,13 +67,13 @@ def prune(
         ageless = len({record.segment.name for record in records if began(record.segment.name) is None})
         freed = _own_bytes(records, keys)
     if older_than is not None and ageless:
-        who = "1 process" if ageless == 1 else f"{ageless} processes"
+        who = counted(ageless, "process")
         print(f"gdnbench: when {who} began is not known, as in a copy to share: left alone", file=sys.stderr)
     if not yes:
         if json:
             print_json({"dropped": sorted(keys), "kept": len(records) - len(keys), "bytes": freed})
             return
-        what = f"{len(keys)} of {len(records)} records and {human_bytes(freed)} of tensors"
+        what = f"{len(keys)} of {counted(len(records), 'record')} and {human_bytes(freed)} of tensors"
         print(f"would drop {what}; --yes does it")
         _print_left_alone(busy & {record.segment.name for record in records}, damaged)
         return
@@ -88,7 +88,8 @@ def prune(
             }
         )
         return
-    print(f"dropped {found.records} records, {found.kept} are left; freed {human_bytes(max(found.bytes, 0))}")
+    left = f"{found.kept} {'is' if found.kept == 1 else 'are'} left"
+    print(f"dropped {counted(found.records, 'record')}, {left}; freed {human_bytes(max(found.bytes, 0))}")
     _print_left_alone(found.left_alone, found.damaged)
 
 

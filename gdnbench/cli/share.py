@@ -13,6 +13,7 @@ from gdnbench.cli.judging import factors, tolerance
 from gdnbench.errors import BadInputError, Exit
 from gdnbench.record_numbers import record_numbers
 from gdnbench.store.recover import open_store
+from gdnbench.units import counted
 
 if TYPE_CHECKING:
     from gdnbench.judge.result import TensorResult
@@ -83,7 +84,7 @@ def _lines(found: Shared, out: str) -> Iterator[str]:
     yield f"left out: {', '.join(found.dropped) or 'nothing'}"
     yield "what remains:"
     yield from (f"- {sentence}" for sentence in found.statement)
-    yield f"{out}: {found.records} record{'s' * (found.records != 1)}"
+    yield f"{out}: {counted(found.records, 'record')}"
 
 
 def _error(tensor: TensorResult) -> str:

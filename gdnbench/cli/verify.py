@@ -10,7 +10,7 @@ import typer
 from gdnbench.cli.console import print_json, progress
 from gdnbench.errors import Exit
 from gdnbench.store import verify as checks
-from gdnbench.units import human_bytes
+from gdnbench.units import counted, human_bytes
 
 
 def verify(
@@ -32,6 +32,6 @@ def verify(
         for damage in report.damages:
             print(f"damaged: {damage}")
         verdict = "whole" if report.ok else f"{len(report.damages)} damaged"
-        counted = f"{report.records} records, {report.tensors} tensors"
-        print(f"{counted}, {human_bytes(report.bytes)} checked: {verdict}")
+        what = f"{counted(report.records, 'record')}, {counted(report.tensors, 'tensor')}"
+        print(f"{what}, {human_bytes(report.bytes)} checked: {verdict}")
     raise typer.Exit(Exit.PASS if report.ok else Exit.MISMATCH)

@@ -36,6 +36,7 @@ from gdnbench.store.layout import (
 from gdnbench.store.record_json import Placed, RecordLine, from_line, unplain
 from gdnbench.store.stored_array import RowCache, StoredArray, open_array
 from gdnbench.store.summary import END
+from gdnbench.units import counted
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -109,9 +110,7 @@ class Contents:
             raise StoreError(f"{array.where} is {array.dtype.name} {array.shape}, not a text of up to 64 MiB")
         lines = array.read().tobytes().split(b"\n")
         if lines.pop() != b"" or len(lines) != batch.count:
-            raise StoreError(
-                f"{array.where} has {len(lines)} lines, but its batch says {batch.count} records"
-            )
+            raise StoreError(f"{array.where} has {counted(len(lines), 'line')}, its batch says {batch.count}")
         return lines
 
 

@@ -15,6 +15,7 @@ from gdnbench.store.address import Address, is_url, local_path
 from gdnbench.store.layout import JOURNAL, is_name
 from gdnbench.store.reader import Store
 from gdnbench.store.summary import SegmentSummary, segment_summary
+from gdnbench.units import counted
 
 if TYPE_CHECKING:
     from gdnbench.store.sealer import Progress
@@ -90,7 +91,7 @@ def _account(place: Path, progress: Progress) -> Iterator[str]:
 
 
 def _findings(summary: SegmentSummary) -> Iterator[str]:
-    yield f"{summary.records} records"
+    yield counted(summary.records, "record")
     if summary.dropped_oldest:
         yield f"the oldest {summary.dropped_oldest} of them dropped to stay within --max-bytes"
     if summary.unfinished:

@@ -15,6 +15,7 @@ from gdnbench.store.grid import Slices, grid_of
 from gdnbench.store.index import Told, indexed
 from gdnbench.store.reader import BatchInfo, Store, StoredRecord, TensorHandle
 from gdnbench.store.stored_array import StoredArray
+from gdnbench.units import counted
 
 _BLOCK_BYTES = 32 << 20  # read and hashed at a time
 _MOST_CHUNKS_NAMED = 8
@@ -133,7 +134,7 @@ class _Checker:
         try:
             self._store.contents.record_lines(batch)
         except StoreError as error:
-            self.damages.append((batch, Damage(f"{batch.count} records cannot be read: {error}")))
+            self.damages.append((batch, Damage(f"{counted(batch.count, 'record')} cannot be read: {error}")))
             return False
         return True
 

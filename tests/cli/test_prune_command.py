@@ -24,12 +24,12 @@ def test_it_says_what_would_go_and_goes_with_yes(gdnbench: Invoke, prefills: Pat
 
     done = gdnbench("prune", prefills, "--keep", "1", "--yes")
     assert done.code == 0
-    assert done.out.startswith("dropped 1 records, 1 are left; freed ")
+    assert done.out.startswith("dropped 1 record, 1 is left; freed ")
     assert listed(gdnbench, prefills) == before[1:]
     assert gdnbench("verify", prefills).code == 0
     assert gdnbench("replay", prefills, "--kernel", "torch").code == 0
     shown = gdnbench("ls", prefills).out.splitlines()[-1]
-    assert shown == "1 records, 1 process, synth store; 1 more were recorded and are gone"
+    assert shown == "1 record, 1 process, synth store; 1 more were recorded and are gone"
 
 
 def test_json(gdnbench: Invoke, prefills: Path) -> None:

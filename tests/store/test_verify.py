@@ -177,6 +177,6 @@ def test_damaged_records_and_batches_do_not_end_the_check(tmp_path: Path) -> Non
     report = verify(path)
     said = [str(damage) for damage in report.damages]
     assert said[0].startswith("batch seg/0 is skipped: segments/seg/0/zarr.json is not JSON")
-    assert "1 records cannot be read" in said[1]
+    assert "1 record cannot be read" in said[1]
     assert len(said) == 2  # the third record has tensors of its own
     assert (report.records, report.tensors) == (2, 4)
