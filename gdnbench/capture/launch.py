@@ -68,8 +68,9 @@ def run_captured(
     with tempfile.TemporaryDirectory(prefix="gdnbench-") as folder:
         report = Path(folder) / "report"
         sealing = SealingThread(place, report, on_progress or line.show)
-        with uploading(place) as upload:
-            with _forwarding() as forward_to, _switching(options.signal, report):
+        # Who switches does not know when the command ends.
+        with _switching(options.signal, report), uploading(place) as upload:
+            with _forwarding() as forward_to:
                 child = _start(command, _environment(place, replace(options, report=str(report))))
                 forward_to(child)
                 sealing.start()

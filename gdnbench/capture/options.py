@@ -141,8 +141,8 @@ class CaptureOptions:
         """BadInputError where a capture is to begin without recording and nobody could switch it on."""
         if self.paused and self.control is None and self.signal is None:
             raise BadInputError(
-                "capture option 'paused' begins without recording, and nothing switches it on; give control or"
-                " signal"
+                "capture option 'paused' begins without recording, and nothing switches it on; give control"
+                " or signal"
             )
 
     def to_json(self) -> str:

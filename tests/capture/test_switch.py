@@ -17,6 +17,7 @@ from gdnbench.capture.launch import run_captured
 from gdnbench.capture.layers import Layer
 from gdnbench.capture.options import OPTIONS_VARIABLE, CaptureOptions
 from gdnbench.capture.report import Report, read_report
+from gdnbench.capture.sealing import SealingThread
 from gdnbench.capture.selection import Selection
 from gdnbench.capture.switch import Remote, Switch, send, start_of
 from gdnbench.errors import BadInputError
@@ -404,3 +405,22 @@ def test_a_pause_that_nothing_ends_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInputError, match=said):
         CaptureOptions.from_environment({OPTIONS_VARIABLE: '{"paused": true}'})
     assert CaptureOptions.from_environment({OPTIONS_VARIABLE: '{"paused": true, "signal": "USR2"}'}).paused
+
+
+def test_a_signal_while_the_rest_is_sealed_does_not_end_the_command(
+    usr2: int, toy: Toy, program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard: list[int] = []
+    signal.signal(usr2, lambda number, frame: heard.append(number))
+    finish = SealingThread.finish
+
+    def late(sealing: SealingThread) -> None:
+        signal.raise_signal(usr2)
+        finish(sealing)
+
+    monkeypatch.setattr(SealingThread, "finish", late)
+    assert toy.capture(tmp_path / "run.zarr", program, {"signal": "USR2"}).status == 0
+    assert heard == []
+    assert len(Store.open(tmp_path / "run.zarr").records) == 8
+    signal.raise_signal(usr2)
+    assert heard == [usr2]
