@@ -51,16 +51,18 @@ class Counts:
     def fail(self, error: BaseException) -> None:
         """Count a call that was not recorded. Raises `error` if it is the program's own, which a handler of a
         signal raised in the midst of ours."""
-        if raised_by_handler(error):
-            self.passed_over[HANDLER_RAISED] = self.passed_over.get(HANDLER_RAISED, 0) + 1
-            raise error
         if isinstance(error, NotCaptured):
-            reason = str(error)
-            self.passed_over[reason] = self.passed_over.get(reason, 0) + 1
+            self._pass_over(str(error))
             return
+        if raised_by_handler(error):
+            self._pass_over(HANDLER_RAISED)
+            raise error
         self.failures += 1
         if self.first_failure is None:
             self.first_failure = _one_line(error)
+
+    def _pass_over(self, reason: str) -> None:
+        self.passed_over[reason] = self.passed_over.get(reason, 0) + 1
 
     def skip(self, target: str, reason: str) -> None:
         """Count a call in a graph that is left alone."""
