@@ -30,10 +30,12 @@ def _load() -> Mapping[str, AfterImport]:
 
 def _fix_store() -> None:
     """A relative path means the folder that the program starts in, for it and for all that it starts."""
-    if "://" in os.environ["GDNBENCH_CAPTURE"]:
+    address = os.environ["GDNBENCH_CAPTURE"]
+    scheme, colon, _ = address.partition(":/")
+    if colon and "/" not in scheme:  # a URL, or what will be refused as half of one
         return
     with contextlib.suppress(OSError):
-        os.environ["GDNBENCH_CAPTURE"] = os.path.abspath(os.environ["GDNBENCH_CAPTURE"])
+        os.environ["GDNBENCH_CAPTURE"] = os.path.abspath(address)
 
 
 _fix_store()

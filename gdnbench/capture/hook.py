@@ -6,12 +6,15 @@ Standard library only, and nothing of it that costs: this runs at the start of e
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib.machinery import ModuleSpec
 from types import FrameType, ModuleType
 
 AfterImport = Callable[[ModuleType], None]
+
+_LIBRARY = os.path.join(os.path.dirname(os.__file__), "")
 
 
 class CaptureFinder:
@@ -100,7 +103,9 @@ def _not_the_programs() -> bool:
             return True
         importing = frame.f_code.co_name == "<module>"
         if importing and isinstance(name, str) and name.partition(".")[0] in sys.stdlib_module_names:
-            return True
+            # By its place too: a program may have a `calendar` or a `profile` of its own.
+            if frame.f_code.co_filename.startswith((_LIBRARY, "<frozen ")):
+                return True
         frame = frame.f_back
     return False
 

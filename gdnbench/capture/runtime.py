@@ -17,7 +17,7 @@ from gdnbench.capture.patching import Patch, Patcher
 from gdnbench.capture.place import local_store
 from gdnbench.capture.report import Report
 from gdnbench.capture.switch import Remote, Switch
-from gdnbench.store.address import Address, checked_url, is_url, local_path
+from gdnbench.store.address import Address, checked_url, folder_to_write, is_url
 
 if TYPE_CHECKING:
     from gdnbench.capture.session import Session
@@ -102,7 +102,7 @@ def innermost() -> Capture | None:
 def start_from_environment(environment: Mapping[str, str]) -> Mapping[str, AfterImport]:
     """Start the capture that the environment asks for; what to call after which import.
 
-    Raises BadInputError for a broken option or URL.
+    Raises BadInputError for a broken option, URL or path.
     """
     options = CaptureOptions.from_environment(environment)
     report = Report(options.report)
@@ -111,7 +111,7 @@ def start_from_environment(environment: Mapping[str, str]) -> Mapping[str, After
     if is_url(address):
         checked_url(address)
     capture = Capture(
-        address if is_url(address) else local_path(address).absolute(),
+        address if is_url(address) else folder_to_write(address).absolute(),
         options,
         report=report,
         on_first_record=start_sealer if options.report is None else _if_alone(Path(options.report)),

@@ -33,12 +33,21 @@ def local_path(address: Address) -> Path:
 
 def folder_to_write(address: Address) -> Path:
     """The folder that `address` is. BadInputError for a URL, which nothing but capture and upload writes to;
-    also for one that a `Path` made s3:/bucket of.
+    also for s3:/bucket, which is a slip, or what a `Path` made of a URL.
     """
     text = os.fspath(address)
-    if is_url(text) or (re.match(r"[a-z][a-z0-9+.-]+:/", text) and not text.startswith("file:")):
+    if is_url(text):
         raise BadInputError(f"{text} is a URL: write to a folder, and then `gdnbench upload FOLDER URL`")
+    if is_half_url(text):
+        scheme, _, rest = text.partition(":/")
+        slashes = "///" if scheme == "file" else "//"
+        raise BadInputError(f"{text} is no URL: write {scheme}:{slashes}{rest}, or ./{text} for a folder")
     return local_path(address)
+
+
+def is_half_url(text: str) -> bool:
+    """Whether `text` looks like a URL that has lost a slash."""
+    return re.match(r"[a-z][a-z0-9+.-]+:/(?!/)", text) is not None
 
 
 def checked_url(url: str) -> str:

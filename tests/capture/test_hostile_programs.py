@@ -19,6 +19,7 @@ from torch import nn
 from gdnbench.capture.hook import CaptureFinder, install, remove
 from gdnbench.capture.layers import LayerNames
 from gdnbench.capture.report import Report, read_report
+from gdnbench.errors import BadInputError
 from gdnbench.store.journal_log import JournalLog
 from gdnbench.store.reader import Store
 
@@ -237,6 +238,30 @@ def test_finders_and_loaders_of_other_kinds_still_import(
     monkeypatch.setattr(sys, "meta_path", [Finder(), *sys.meta_path, NoFinder()])
     hooked("strange_target")
     assert importlib.import_module("strange_target").x == 3
+
+
+def test_a_module_of_the_programs_named_like_one_of_the_library(toy: Toy, tmp_path: Path) -> None:
+    """All else is imported while it is, and nothing behind it."""
+    script = toy.script("import calendar")
+    (script.parent / "calendar.py").write_text("import toyframe\ntoyframe.Model()(0)\n", encoding="utf-8")
+    ran = toy.capture(tmp_path / "run.zarr", script)
+    assert ran.status == 0, ran.err
+    assert ran.err.startswith("gdnbench: 2 records, ")
+
+
+@pytest.mark.parametrize(
+    ("slip", "write"),
+    [("s3:/bucket/run.zarr", "s3://bucket/run.zarr"), ("file:/run.zarr", "file:///run.zarr")],
+)
+def test_half_a_url_makes_no_folder(toy: Toy, slip: str, write: str) -> None:
+    script = toy.script("import toyframe; print(toyframe.Model()(0))")
+    before = sorted(script.parent.iterdir())
+    plain, ran = toy.run(script), toy.run(script, GDNBENCH_CAPTURE=slip)
+    assert (ran.status, ran.out) == (plain.status, plain.out)
+    assert ran.err == f"gdnbench: capture is off: {slip} is no URL: write {write}, or ./{slip} for a folder\n"
+    assert sorted(script.parent.iterdir()) == before
+    with pytest.raises(BadInputError, match="is no URL"):
+        toy.capture(slip, script)
 
 
 def test_a_frozen_layer_is_named_by_its_class_and_index() -> None:
