@@ -101,13 +101,16 @@ def _not_the_programs() -> bool:
         name = frame.f_globals.get("__name__")
         if name == "site":
             return True
-        importing = frame.f_code.co_name == "<module>"
-        if importing and isinstance(name, str) and name.partition(".")[0] in sys.stdlib_module_names:
-            # By its place too: a program may have a `calendar` or a `profile` of its own.
-            if frame.f_code.co_filename.startswith((_LIBRARY, "<frozen ")):
-                return True
+        if frame.f_code.co_name == "<module>" and isinstance(name, str) and _of_library(name, frame):
+            return True
         frame = frame.f_back
     return False
+
+
+def _of_library(module: str, frame: FrameType) -> bool:
+    """By its place too: a program may have a `calendar` or a `profile` of its own."""
+    known = module.partition(".")[0] in sys.stdlib_module_names
+    return known and frame.f_code.co_filename.startswith((_LIBRARY, "<frozen "))
 
 
 def _call_after_exec(spec: ModuleSpec, after_import: AfterImport) -> None:
