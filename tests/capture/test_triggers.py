@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
@@ -396,3 +397,22 @@ def test_a_forked_process_lets_out_calls_of_its_own(toy: Any, tmp_path: Path) ->
         [(1, "when")],
     ]
     assert "4 calls were looked at; a trigger held for 2" in ran.err
+
+
+KILLED = """
+    import os, signal, toyframe
+
+    model = toyframe.Model(1)
+    for step in range(8):
+        model(step, slots=(0, 2, 4) if step == 4 else (1, 3))
+    os.kill(os.getpid(), getattr(signal, os.environ["BY"]))
+"""
+
+
+@pytest.mark.parametrize("by", ["SIGTERM", "SIGKILL"])
+def test_what_a_trigger_let_out_is_there_after_a_kill(by: str, toy: Any, tmp_path: Path) -> None:
+    """What waits is gone with the process: no trigger held for it."""
+    ran = toy.capture(tmp_path / "run.zarr", toy.script(KILLED), {"when": "B == 3", "around": 2}, BY=by)
+    assert ran.status == 128 + getattr(signal, by)
+    steps = [one.info.step for one in Store.open(tmp_path / "run.zarr").records]
+    assert steps == [2, 3, 4, 5, 6]
