@@ -110,7 +110,8 @@ class Contents:
             raise StoreError(f"{array.where} is {array.dtype.name} {array.shape}, not a text of up to 64 MiB")
         lines = array.read().tobytes().split(b"\n")
         if lines.pop() != b"" or len(lines) != batch.count:
-            raise StoreError(f"{array.where} has {counted(len(lines), 'line')}, its batch says {batch.count}")
+            said = counted(batch.count, "record")
+            raise StoreError(f"{array.where} has {counted(len(lines), 'line')}, but its batch says {said}")
         return lines
 
 

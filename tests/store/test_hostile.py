@@ -143,7 +143,7 @@ def test_lines_that_are_no_record(tmp_path: Path, line: bytes, said: str) -> Non
 def test_more_or_fewer_records_than_said(tmp_path: Path) -> None:
     path = make(tmp_path / "s")
     replace_records(path, json.dumps(the_record(path)).encode() + b"\n", count=1 << 40)
-    with Store.open(path) as store, pytest.raises(StoreError, match=r"has 1 lines, .* says 1099511627776"):
+    with Store.open(path) as store, pytest.raises(StoreError, match=r"has 1 line, .* says 1099511627776"):
         store.records[5]
 
 
