@@ -17,6 +17,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 IDLE_SECONDS = 0.2
+IDLE_SHARE = 9
+"""So often as long as it took to look for calls and find none: to list thousands of them takes a while."""
 
 
 def main(arguments: list[str]) -> int:
@@ -33,12 +35,14 @@ def main(arguments: list[str]) -> int:
     waiting = Candidates(Path(candidates), Path(store), float(k))
     try:
         try:
+            pause = 0.0
             while True:
-                last = _stdin_closed()
-                if not waiting.poll():
-                    if last:
-                        break
-                    time.sleep(IDLE_SECONDS)
+                last = _stdin_closed(pause)
+                began = time.monotonic()
+                judged = waiting.poll()
+                if last and not judged:
+                    break
+                pause = 0.0 if judged else max(IDLE_SECONDS, IDLE_SHARE * (time.monotonic() - began))
         finally:
             tally = waiting.close()
     except GdnbenchError as error:
@@ -51,8 +55,9 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def _stdin_closed() -> bool:
-    readable, _, _ = select.select([0], [], [], 0)
+def _stdin_closed(seconds: float) -> bool:
+    """Whether it is, or comes to be within `seconds`."""
+    readable, _, _ = select.select([0], [], [], seconds)
     return bool(readable) and os.read(0, 4096) == b""
 
 

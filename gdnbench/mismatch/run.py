@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -40,6 +41,7 @@ def run_judged(
     if options.triggered:
         raise BadInputError("--on-mismatch judges all selected calls; leave --when and --on-nonfinite out")
     place = Path(store).absolute()
+    made = not place.exists()
     check_store(place)
     folder = Path(tempfile.mkdtemp(prefix=f".{place.name}.unjudged-", dir=place.parent))
     waiting = options.max_bytes or WAITING_BYTES
@@ -50,6 +52,9 @@ def run_judged(
             found, _ = judge.communicate()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+        if made:
+            with contextlib.suppress(OSError):  # something is in it
+                place.rmdir()
     if judge.returncode:
         print(
             f"gdnbench: problem: the judge {_ended(judge.returncode)}; what it kept until then is in {store},"

@@ -109,18 +109,46 @@ class Baseline:
 def changing(path: Path) -> Iterator[Baseline]:
     """The baseline at `path`, read again and written at the end, while no other process may do the same.
 
-    The lock is on the folder: that leaves no file behind, and the baseline itself is replaced by another.
+    The baseline itself is replaced by another, so the lock is on a file beside it.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        fcntl.flock(folder, fcntl.LOCK_EX)
+    with _locked(path.with_name(f".{path.name}.lock")):
         baseline = Baseline.read(path)
         yield baseline
         baseline._write()
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Hold the lock of the file at `path`, which is there for that time alone.
+
+    It is open for writing, as NFS locks none alone that is not (flock(2)): a folder cannot be locked there.
+    """
+    while True:
+        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not _is_at(path, lock):  # whoever held it took the file away meanwhile
+                continue
+            try:
+                yield
+            finally:
+                path.unlink(missing_ok=True)
+            return
+        finally:
+            os.close(lock)
+
+
+def _is_at(path: Path, fd: int) -> bool:
+    try:
+        return os.path.samestat(os.stat(path, follow_symlinks=False), os.fstat(fd))
+    except FileNotFoundError:
+        return False
 
 
 def _leaves(tree: Any, above: tuple[str, ...], path: Path) -> Iterator[tuple[Key, dict[str, Any]]]:

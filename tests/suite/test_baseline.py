@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import os
 from collections.abc import Callable
@@ -78,6 +80,22 @@ def test_updates_at_once_lose_none(tmp_path: Path) -> None:
     found = Baseline.read(path)
     assert found.accepted.keys() == set(keys)
     assert {update["reason"] for update in found.history} == {key[3] for key in keys}
+
+
+def test_locks_of_nfs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Linux's flock(2): a file must be open for writing there to be locked alone, which no folder can be."""
+    real, seen = fcntl.flock, []
+
+    def flock(fd: int, operation: int) -> None:
+        if operation & fcntl.LOCK_EX and fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        seen.append(operation)
+        real(fd, operation)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    accept(tmp_path / "accepted.json", KEY, 1e-3)
+    assert seen == [fcntl.LOCK_EX]
+    assert [entry.name for entry in tmp_path.iterdir()] == ["accepted.json"]
 
 
 def test_an_update_that_fails_leaves_the_file_as_it_was(
