@@ -72,6 +72,20 @@ def attention(
     return torch.stack(outs), torch.stack(sums)
 
 
+def flash_mla(
+    q: Tensor,
+    k_cache: Tensor,
+    indices: Tensor,
+    topk_length: Tensor,
+    attn_sink: Tensor,
+    softmax_scale: float,
+) -> tuple[Tensor, Tensor]:
+    """What FlashMLA gives of pages of rows of 584 bytes: o [T, 1, H, 512] and lse [T, H, 1]."""
+    seen = Metadata(indices, topk_length)
+    o, lse = attention(q.squeeze(1), k_cache.squeeze(2), seen, "fp8_ds_mla", None, attn_sink, softmax_scale)
+    return o.unsqueeze(1).to(q.dtype), torch.where(lse.isinf(), -lse, lse).float().unsqueeze(-1)
+
+
 def decode(
     q: Tensor,
     kv_cache: Tensor,

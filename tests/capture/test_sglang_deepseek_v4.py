@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from gdnbench.capture import capturing
+from gdnbench.capture.adapters.sglang_deepseek_v4 import INTERFACE, KERNEL
 from gdnbench.errors import Exit
 from gdnbench.replay.replay import replay
 from gdnbench.store.reader import Store
@@ -66,13 +67,15 @@ def run(path: Path, width: int = 128, **more: Any) -> Any:
     return counts, q, core, out
 
 
-def test_a_step(tmp_path: Path) -> None:
-    counts, q, core, out = run(tmp_path / "run.zarr")
+@pytest.mark.parametrize("older", [False, True], ids=["0.5.23", "0.5.20"])
+def test_a_step(older: bool, tmp_path: Path) -> None:
+    counts, q, core, out = run(tmp_path / "run.zarr", older=older)
     assert (counts.records, counts.passed_over) == (1, {})
     store = Store.open(tmp_path / "run.zarr")
     (record,) = store.records
     info = record.info
     assert (info.op, info.layer_index) == ("swa_decode", 2)
+    assert info.target.split(":")[0] == (KERNEL if older else INTERFACE)
     assert info.conventions == {"cache_layout": "fp8_ds_mla", "index_shape": "T1W"}
     assert info.scalars == {"scale": 512**-0.5, "output_lse": False}
     assert (info.dispatch["path"], info.dispatch["backend"]) == ("decode", "flashmla")
@@ -91,6 +94,7 @@ def test_a_step(tmp_path: Path) -> None:
     ("how", "reason"),
     [
         ({"extra": torch.zeros(2, 64, 1, 584, dtype=torch.uint8)}, "attend to compressed keys too"),
+        ({"extra": torch.zeros(2, 64, 1, 584, dtype=torch.uint8), "older": True}, "compressed keys too"),
         ({"width": 192}, "windows wider than 128"),
         ({"use_legacy": False}, "pages whose scales lie among the rows"),
     ],

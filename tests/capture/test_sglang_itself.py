@@ -48,14 +48,19 @@ def python() -> str:
     return os.environ.get("GDNBENCH_SGLANG_PYTHON", sys.executable)
 
 
+def folder_of(package: str) -> Path | None:
+    """Of an installed package; it is not imported for that."""
+    find = f"import importlib.util as u; s = u.find_spec({package!r}); print(s.origin if s else '')"
+    ran = subprocess.run([python(), "-c", find], capture_output=True, text=True, timeout=120, check=True)
+    return Path(ran.stdout.strip()).parent if ran.stdout.strip() else None
+
+
 @pytest.fixture(scope="module")
 def source() -> Path:
-    """SGLang's folder; it is not imported for that."""
-    find = "import importlib.util as u; s = u.find_spec('sglang'); print(s.origin if s else '')"
-    ran = subprocess.run([python(), "-c", find], capture_output=True, text=True, timeout=120, check=True)
-    if not ran.stdout.strip():
+    folder = folder_of("sglang")
+    if folder is None:
         pytest.skip("SGLang is not installed; GDNBENCH_SGLANG_PYTHON names an interpreter that has it")
-    return Path(ran.stdout.strip()).parent
+    return folder
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -68,6 +73,16 @@ def test_the_packages_own_source(name: str, source: Path) -> None:
 @pytest.mark.parametrize("name", FILES)
 def test_the_stand_ins_have_the_signatures(name: str) -> None:
     assert parameters(FOLDER / "sglang" / FILES[name], name) == KNOWN[name].parameters
+
+
+def test_the_kernel_of_older_releases() -> None:
+    """It is one of sgl_kernel, which they ask for: the stand-in, and its source where it is installed."""
+    known = names.KERNEL_SIGNATURES.functions[names.FLASH_MLA].parameters
+    assert parameters(FOLDER / "sgl_kernel/flash_mla.py", names.FLASH_MLA) == known
+    source = folder_of("sgl_kernel")
+    if source is None:
+        pytest.skip("sglang-kernel 0.4.5 to 0.4.7 is not installed in GDNBENCH_SGLANG_PYTHON")
+    assert parameters(source / "flash_mla.py", names.FLASH_MLA) == known
 
 
 def test_what_is_known() -> None:

@@ -2,6 +2,7 @@
 
 The backend of attention calls FlashMLA's `flash_mla_with_kvcache` (see serving_flash_mla.py) for decoding,
 for verification of drafts, and for prefills that it does not gather pages for: each query token is a row.
+Before 0.5.23 the function is sgl_kernel's, which other models call as well.
 Rows beyond the step's own, of a batch that was filled up, attend to one row of page 0. H is what the kernel
 wants: heads that the model does not have are zeros. The layer is the `MQALayer` that runs.
 """
@@ -17,12 +18,12 @@ from gdnbench.capture.adapter import NotCaptured, Observation, Seen, Target
 from gdnbench.capture.adapters.serving_decode import beside, telling
 from gdnbench.capture.adapters.serving_flash_mla import refuse, table
 from gdnbench.capture.adapters.sglang import SglangAdapter
-from gdnbench.capture.adapters.sglang_signatures import FLASH_MLA, SIGNATURES
+from gdnbench.capture.adapters.sglang_signatures import FLASH_MLA, KERNEL_SIGNATURES, SIGNATURES
 from gdnbench.capture.adapters.signatures import Signatures
 
 INTERFACE = "sglang.kernels.ops.attention.flash_mla_interface"
+KERNEL = "sgl_kernel.flash_mla"  # before 0.5.23
 CONTEXT = "sglang.srt.model_executor.forward_context"
-FUNCTION = f"{INTERFACE}:{FLASH_MLA}"
 METADATA = {"seq_lens": "seq_lens_casual", "positions": "positions_casual"}
 """Tensors of `DSV4AttnMetadata`, [T] each: of every row."""
 
@@ -30,18 +31,19 @@ METADATA = {"seq_lens": "seq_lens_casual", "positions": "positions_casual"}
 @dataclass(frozen=True, slots=True)
 class SglangDeepseekV4Adapter:
     framework: str = "sglang"
-    targets: tuple[Target, ...] = (Target(INTERFACE, FLASH_MLA),)
+    targets: tuple[Target, ...] = (Target(INTERFACE, FLASH_MLA), Target(KERNEL, FLASH_MLA))
     scopes: tuple[Target, ...] = (Target("sglang.srt.models.deepseek_v4", "MQALayer.forward"),)
     signatures: Signatures = field(default_factory=SIGNATURES.anew, compare=False, repr=False)
+    kernel_signatures: Signatures = field(default_factory=KERNEL_SIGNATURES.anew, compare=False, repr=False)
 
     def before(self, target: Target, arguments: Mapping[str, Any], layer: object | None) -> Observation:
-        self.signatures.check(FLASH_MLA, arguments)
+        self._signatures_of(target.module).check(FLASH_MLA, arguments)
         refuse(arguments)
-        if not arguments["use_legacy"] or arguments.get("kv_format") is not None:
+        if not arguments.get("use_legacy", True) or arguments.get("kv_format") is not None:
             raise NotCaptured("pages whose scales lie among the rows; fp8_ds_mla has them behind")
         if arguments.get("descale_q") is not None or arguments.get("descale_k") is not None:
             raise NotCaptured("queries or keys with a scale of a tensor, which swa_decode does not have")
-        seen = table(FUNCTION, self.framework).before(target, arguments, layer)
+        seen = table(target.name, self.framework).before(target, arguments, layer)
         step = _step()
         metadata = {name: getattr(step, held, None) for name, held in METADATA.items()}
         return replace(
@@ -52,14 +54,17 @@ class SglangDeepseekV4Adapter:
         )
 
     def after(self, seen: Observation, arguments: Mapping[str, Any], result: Any) -> Mapping[str, Seen]:
-        return table(FUNCTION, self.framework).after(seen, arguments, result)
+        return table(f"{INTERFACE}:{FLASH_MLA}", self.framework).after(seen, arguments, result)
 
     def operations(self, target: Target) -> tuple[str, ...]:
         return ("swa_decode",)
 
     def implementation(self, function: Callable[..., Any]) -> str | None:
-        self.signatures.look_at(FLASH_MLA, function)
+        self._signatures_of(function.__module__).look_at(FLASH_MLA, function)
         return f"{function.__module__}.{function.__qualname__}"
+
+    def _signatures_of(self, module: str) -> Signatures:
+        return self.kernel_signatures if module == KERNEL else self.signatures
 
     def parallel(self) -> Mapping[str, tuple[int, int]]:
         return SglangAdapter().parallel()

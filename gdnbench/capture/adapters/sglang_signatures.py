@@ -94,3 +94,19 @@ SIGNATURES = Signatures(
 """The methods are those of the kernels of each backend, and take more in `**kwargs`: `others` has what SGLang
 gives them so. 0.5.11, 0.5.16, 0.5.20 and 0.5.23 were read; CuTe DSL's prefill came after the first of these,
 and the last function is one of sgl_kernel before 0.5.23."""
+
+KERNEL_SIGNATURES = Signatures(
+    distribution="sglang-kernel",
+    versions=("0.4.5", "0.4.7"),
+    read="2026-11-23",
+    functions={
+        FLASH_MLA: Signature(
+            "q, k_cache, block_table, cache_seqlens, head_dim_v, tile_scheduler_metadata, num_splits=None,"
+            " softmax_scale=None, causal=False, descale_q=None, descale_k=None, is_fp8_kvcache=False,"
+            " indices=None, attn_sink=None, extra_k_cache=None, extra_indices_in_kvcache=None,"
+            " topk_length=None, extra_topk_length=None",
+            needs="q k_cache indices topk_length softmax_scale attn_sink extra_k_cache is_fp8_kvcache",
+        )
+    },
+)
+"""Of the package sgl_kernel that SGLang 0.5.16 and 0.5.20 ask for: its pages have their scales behind."""

@@ -8,15 +8,20 @@ from torch import nn
 
 
 class Backend:
-    def __init__(self, pages, sinks, forward_metadata, use_legacy=True, extra=None):
+    def __init__(self, pages, sinks, forward_metadata, use_legacy=True, extra=None, older=False):
         self.pages, self.sinks, self.extra, self.forward_metadata = pages, sinks, extra, forward_metadata
+        self.older = older  # than 0.5.23
         self._flash_mla_with_kvcache = functools.partial(
             flash_mla_interface.flash_mla_with_kvcache, use_legacy=use_legacy
         )
 
     def forward(self, q):
         core = self.forward_metadata.core_attn_metadata
-        return self._flash_mla_with_kvcache(
+        flash_mla_with_kvcache = self._flash_mla_with_kvcache
+        if self.older:
+            from sgl_kernel.flash_mla import flash_mla_with_kvcache
+
+        return flash_mla_with_kvcache(
             q=q.unsqueeze(1),
             k_cache=self.pages.unsqueeze(2),
             head_dim_v=512,

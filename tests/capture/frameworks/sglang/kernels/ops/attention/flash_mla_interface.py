@@ -1,8 +1,6 @@
 """The kernel of DeepSeek-V4 over pages of rows of 584 bytes."""
 
-import torch
-
-from tests.capture.swa_engine import Metadata, attention
+from tests.capture.swa_engine import flash_mla
 
 
 def flash_mla_with_kvcache(
@@ -28,6 +26,4 @@ def flash_mla_with_kvcache(
     *,
     use_legacy=True,
 ):
-    seen = Metadata(indices, topk_length)
-    o, lse = attention(q.squeeze(1), k_cache.squeeze(2), seen, "fp8_ds_mla", None, attn_sink, softmax_scale)
-    return o.unsqueeze(1).to(q.dtype), torch.where(lse.isinf(), -lse, lse).float().unsqueeze(-1)
+    return flash_mla(q, k_cache, indices, topk_length, attn_sink, softmax_scale)
