@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gdnbench.capture.adapter import NotCaptured, Observation, Seen, Target
+from gdnbench.capture.adapters.signatures import qualified
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -87,7 +88,7 @@ class DeepseekV4Adapter:
         return ("swa_decode",)
 
     def implementation(self, function: Callable[..., Any]) -> str | None:
-        return f"{function.__module__}.{function.__qualname__}"
+        return qualified(function)
 
     @property
     def _exact(self) -> bool:

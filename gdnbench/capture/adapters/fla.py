@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from gdnbench.capture.adapter import NotCaptured, Observation, Seen, Target
 from gdnbench.capture.adapters.fla_signatures import CHUNK, RECURRENT, SIGNATURES
 from gdnbench.capture.adapters.gdn import decode_tensors, flat, offsets
-from gdnbench.capture.adapters.signatures import Signatures
+from gdnbench.capture.adapters.signatures import Signatures, qualified
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -136,7 +136,7 @@ class FlaAdapter:
         known = NAMES.get(function.__name__)
         if known is not None:
             self.signatures.look_at(known, function)
-        return f"{function.__module__}.{function.__qualname__}"
+        return qualified(function)
 
 
 def _refuse(q: Tensor, k: Tensor, v: Tensor, arguments: Mapping[str, Any]) -> None:

@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Any
 
 from gdnbench.capture.adapter import NotCaptured, Observation, Seen, Target
 from gdnbench.capture.adapters.flashinfer_signatures import CHUNK, DECODE, MTP, PRETRANSPOSE, SIGNATURES
-from gdnbench.capture.adapters.gdn import own_slots
-from gdnbench.capture.adapters.signatures import Signatures
+from gdnbench.capture.adapters.gdn import STATE_DTYPES, own_slots
+from gdnbench.capture.adapters.signatures import Signatures, qualified
 from gdnbench.capture.adapters.slots import gathered, int32_slots, nowhere, refuse_in_graph
 
 if TYPE_CHECKING:
@@ -39,7 +39,6 @@ MODULES = {
     "flashinfer.gdn_decode": (DECODE, PRETRANSPOSE, MTP),
     "flashinfer": (CHUNK,),
 }
-STATE_DTYPES = ("float32", "bfloat16", "float16")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +72,7 @@ class FlashinferAdapter:
     def implementation(self, function: Callable[..., Any]) -> str | None:
         if function.__name__ in SIGNATURES.functions:
             self.signatures.look_at(function.__name__, function)
-        return f"{function.__module__}.{function.__qualname__}"
+        return qualified(function)
 
 
 def _refuse(arguments: Mapping[str, Any]) -> None:

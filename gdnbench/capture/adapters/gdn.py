@@ -11,6 +11,8 @@ from gdnbench.capture.adapter import Seen
 if TYPE_CHECKING:
     from torch import Tensor
 
+STATE_DTYPES = ("float32", "bfloat16", "float16")
+
 
 def flat(tensor: Tensor, caller: Tensor | None = None) -> Seen:
     """[B, T, ...] as [B*T, ...]; `caller` as in `Seen`."""

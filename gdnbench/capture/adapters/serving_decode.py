@@ -16,6 +16,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gdnbench.capture.adapter import Finish, NotCaptured, Seen
+from gdnbench.capture.adapters.gdn import STATE_DTYPES
+from gdnbench.capture.adapters.slots import PADDING
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -24,8 +26,6 @@ BESIDE = "beside."
 """Before the name of a tensor that no operation has: `told` takes it from the record and puts its values into
 `dispatch`, under "metadata"."""
 OFFSETS = "query_start_loc"
-PADDING = -1
-STATE_DTYPES = ("float32", "bfloat16", "float16")
 BIAS_DTYPES = ("float32", "bfloat16")
 NO_TOKENS = "a decode call has no tokens"
 

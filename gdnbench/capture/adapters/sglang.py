@@ -15,7 +15,6 @@ prefill gets no chunk tables: each backend makes its own. The layer is the `Radi
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -23,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from gdnbench.capture.adapter import NotCaptured, Observation, Seen, Target
 from gdnbench.capture.adapters import sglang_signatures as names
 from gdnbench.capture.adapters.gdn import flat, offsets
+from gdnbench.capture.adapters.parallel import ranks
 from gdnbench.capture.adapters.serving_decode import (
     BESIDE,
     NO_TOKENS,
@@ -34,7 +34,7 @@ from gdnbench.capture.adapters.serving_decode import (
     split_features,
     telling_prefill,
 )
-from gdnbench.capture.adapters.signatures import Signatures
+from gdnbench.capture.adapters.signatures import Signatures, qualified
 from gdnbench.capture.adapters.slots import gathered, int32_slots, nowhere, refuse_in_graph
 
 if TYPE_CHECKING:
@@ -67,6 +67,10 @@ OFFSET_NAMES = ("query_start_loc", "cu_seqlens")
 SLOTS_BESIDE = "state_indices"
 NULL_SLOT = -1
 RING = ("replayssm_d", "replayssm_k", "replayssm_g", "replayssm_write_pos")
+
+
+def parallel() -> Mapping[str, tuple[int, int]]:
+    return ranks("sglang.srt.distributed.parallel_state", ("tp", "pp"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,17 +107,10 @@ class SglangAdapter:
     def implementation(self, function: Callable[..., Any]) -> str | None:
         if function.__qualname__ in names.SIGNATURES.functions:
             self.signatures.look_at(function.__qualname__, function)
-        return f"{function.__module__}.{function.__qualname__}"
+        return qualified(function)
 
     def parallel(self) -> Mapping[str, tuple[int, int]]:
-        """Rank and size of this process in each kind of parallelism that SGLang has set up."""
-        state = sys.modules.get("sglang.srt.distributed.parallel_state")
-        groups = {kind: getattr(state, f"_{kind.upper()}", None) for kind in ("tp", "pp")}
-        return {
-            kind: (int(group.rank_in_group), int(group.world_size))
-            for kind, group in groups.items()
-            if group is not None
-        }
+        return parallel()
 
 
 def _prefill(backend: str, arguments: Mapping[str, Any]) -> Observation:

@@ -17,9 +17,9 @@ from typing import Any
 from gdnbench.capture.adapter import NotCaptured, Observation, Seen, Target
 from gdnbench.capture.adapters.serving_decode import beside, telling
 from gdnbench.capture.adapters.serving_flash_mla import refuse, table
-from gdnbench.capture.adapters.sglang import SglangAdapter
+from gdnbench.capture.adapters.sglang import parallel
 from gdnbench.capture.adapters.sglang_signatures import FLASH_MLA, KERNEL_SIGNATURES, SIGNATURES
-from gdnbench.capture.adapters.signatures import Signatures
+from gdnbench.capture.adapters.signatures import Signatures, qualified
 
 INTERFACE = "sglang.kernels.ops.attention.flash_mla_interface"
 KERNEL = "sgl_kernel.flash_mla"  # before 0.5.23
@@ -61,13 +61,13 @@ class SglangDeepseekV4Adapter:
 
     def implementation(self, function: Callable[..., Any]) -> str | None:
         self._signatures_of(function.__module__).look_at(FLASH_MLA, function)
-        return f"{function.__module__}.{function.__qualname__}"
+        return qualified(function)
 
     def _signatures_of(self, module: str) -> Signatures:
         return self.kernel_signatures if module == KERNEL else self.signatures
 
     def parallel(self) -> Mapping[str, tuple[int, int]]:
-        return SglangAdapter().parallel()
+        return parallel()
 
 
 def _step() -> Any:

@@ -68,8 +68,7 @@ class Signatures:
         differs += [f"asks for a parameter {one} that is not known" for one in forced]
         reason = None
         if differs:
-            place = f"{function.__module__}.{function.__qualname__}"
-            reason = f"{place} {' and '.join(differs)}: {self._versions()}"
+            reason = f"{qualified(function)} {' and '.join(differs)}: {self._versions()}"
         self._names[name] = signature.names
         self._found[name] = _Found(reason, {p.name: p.default for p in unknown})
 
@@ -99,6 +98,11 @@ class Signatures:
             return importlib.metadata.version(self.distribution)
         except importlib.metadata.PackageNotFoundError:
             return "of an unknown version"
+
+
+def qualified(function: Callable[..., Any]) -> str:
+    """As the record's `implementation` names it."""
+    return f"{function.__module__}.{function.__qualname__}"
 
 
 def _same(value: Any, default: Any) -> bool:

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from gdnbench.capture.adapter import NotCaptured, Observation, Seen, Target
 from gdnbench.capture.adapters import vllm_signatures as names
 from gdnbench.capture.adapters.gdn import flat, offsets
+from gdnbench.capture.adapters.parallel import ranks
 from gdnbench.capture.adapters.serving_decode import (
     OFFSETS,
     Batch,
@@ -32,7 +33,7 @@ from gdnbench.capture.adapters.serving_decode import (
     split_features,
     telling_prefill,
 )
-from gdnbench.capture.adapters.signatures import Signatures
+from gdnbench.capture.adapters.signatures import Signatures, qualified
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -102,6 +103,10 @@ COUNTS = (
 )
 
 
+def parallel() -> Mapping[str, tuple[int, int]]:
+    return ranks("vllm.distributed.parallel_state", ("tp", "pp", "dp"))
+
+
 @dataclass(frozen=True, slots=True)
 class VllmAdapter:
     framework: str = "vllm"
@@ -142,17 +147,10 @@ class VllmAdapter:
         known = BOUND.get(function.__qualname__)
         if known is not None:
             self.signatures.look_at(known, function)
-        return f"{function.__module__}.{function.__qualname__}"
+        return qualified(function)
 
     def parallel(self) -> Mapping[str, tuple[int, int]]:
-        """Rank and size of this process in each kind of parallelism that vLLM has set up."""
-        state = sys.modules.get("vllm.distributed.parallel_state")
-        groups = {kind: getattr(state, f"_{kind.upper()}", None) for kind in ("tp", "pp", "dp")}
-        return {
-            kind: (int(group.rank_in_group), int(group.world_size))
-            for kind, group in groups.items()
-            if group is not None
-        }
+        return parallel()
 
 
 def step_of(layer: object | None, prefix: str | None) -> Any:

@@ -16,8 +16,8 @@ from typing import Any
 from gdnbench.capture.adapter import Observation, Seen, Target
 from gdnbench.capture.adapters.serving_decode import beside, telling
 from gdnbench.capture.adapters.serving_flash_mla import refuse, table
-from gdnbench.capture.adapters.signatures import Signatures
-from gdnbench.capture.adapters.vllm import VllmAdapter, known_of, step_of
+from gdnbench.capture.adapters.signatures import Signatures, qualified
+from gdnbench.capture.adapters.vllm import known_of, parallel, step_of
 from gdnbench.capture.adapters.vllm_signatures import FLASH_MLA, SIGNATURES
 
 LAYERS = tuple(f"vllm.models.{model}.nvidia.flashmla" for model in ("deepseek_v4", "deepseek_v41"))
@@ -57,7 +57,7 @@ class VllmDeepseekV4Adapter:
     def implementation(self, function: Callable[..., Any]) -> str | None:
         if function.__name__ == FLASH_MLA:  # another stands there where FlashMLA is not built
             self.signatures.look_at(FLASH_MLA, function)
-        return f"{function.__module__}.{function.__qualname__}"
+        return qualified(function)
 
     def parallel(self) -> Mapping[str, tuple[int, int]]:
-        return VllmAdapter().parallel()
+        return parallel()

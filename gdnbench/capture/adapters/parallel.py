@@ -1,0 +1,18 @@
+"""Ranks of this process in the groups that a serving engine has set up."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping
+
+
+def ranks(module: str, kinds: Iterable[str]) -> Mapping[str, tuple[int, int]]:
+    """Rank and size of this process in each kind of parallelism (tp, pp, dp) whose group `module` holds, as
+    `_TP` and the like; {} where it is not imported."""
+    state = sys.modules.get(module)
+    groups = {kind: getattr(state, f"_{kind.upper()}", None) for kind in kinds}
+    return {
+        kind: (int(group.rank_in_group), int(group.world_size))
+        for kind, group in groups.items()
+        if group is not None
+    }
