@@ -15,9 +15,9 @@ from gdnbench.ops import operation
 from gdnbench.options import parse_options
 from gdnbench.pools import checksum, digits, untouched_rows
 from gdnbench.record import Pool, RecordDraft, RecordInfo, Status, TensorDraft
-from gdnbench_kernels.calling import run_kernel
-from gdnbench_kernels.checks import resolved_conventions, resolved_scalars
 from gdnbench_kernels.contract import Call, ContractError, Operation, Role
+from gdnbench_kernels.run import run_kernel
+from gdnbench_kernels.validate import resolved_conventions, resolved_scalars
 
 RECORDED_KERNEL = "torch"
 LAYER = "synth"

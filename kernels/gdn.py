@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from gdnbench_kernels.checks import (
+from gdnbench_kernels.contract import Call, ContractError, Convention, Scalar, ScalarSpec, TensorSpec
+from gdnbench_kernels.validate import (
     check_conventions,
     check_one_dtype,
     check_range,
@@ -20,7 +21,6 @@ from gdnbench_kernels.checks import (
     dtype_name,
     resolved_conventions,
 )
-from gdnbench_kernels.contract import Call, ContractError, Convention, Scalar, ScalarSpec, TensorSpec
 
 ACTIVATIONS = ("bfloat16", "float16", "float32")
 STATES = ("float32", "bfloat16", "float16")

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import torch
 from torch import Generator, Tensor
 
-from gdnbench_kernels.checks import check_conventions
 from gdnbench_kernels.contract import ContractError, Convention
 from gdnbench_kernels.gdn import ACTIVATIONS, CONVENTIONS, OFFSETS, STATES, l2_normalise
+from gdnbench_kernels.validate import check_conventions
 
 Span = float | tuple[float, float]
 """One value, or the two ends of a range."""

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from gdnbench_kernels import arguments, flashinfer_stand_in
 from gdnbench_kernels.arguments import Output
-from gdnbench_kernels.checks import dtype_name
+from gdnbench_kernels.validate import dtype_name
 
 INSTALL = "pip install 'gdnbench[peers]'"
 ALIGN = 32  # bytes: the most that a peer compiles for

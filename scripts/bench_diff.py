@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from gdnbench.judge.metrics import compare
-from gdnbench.judge.rows import Memory
+from gdnbench.judge.row_source import Memory
 from gdnbench_kernels.contract import Partition, Region
 
 HEADS, DIM, CHUNK = 32, 128, 64

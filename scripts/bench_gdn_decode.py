@@ -50,8 +50,8 @@ from gdnbench.timing.options import TimingOptions
 from gdnbench.timing.result import KernelTiming, PairTiming, RecordTiming
 from gdnbench.timing.rotation import RotationOptions
 from gdnbench.timing.run import time_records
-from gdnbench.timing.seam import Cache, Form, Mode
 from gdnbench.timing.statistics import Rule
+from gdnbench.timing.types import Cache, Form, Mode
 from gdnbench_kernels.contract import Call
 
 OUT = Path(__file__).parents[1] / "results" / "gdn_decode"

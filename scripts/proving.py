@@ -25,8 +25,8 @@ from torch import Tensor
 from gdnbench.cli.console import table
 from gdnbench.errors import BadInputError, Exit
 from gdnbench.judge import calls
-from gdnbench.judge.counted import counted
 from gdnbench.judge.result import TensorResult
+from gdnbench.judge.valid_rows import counted
 from gdnbench.ops import operation
 from gdnbench.replay.kernels import load
 from gdnbench.replay.replay import replay

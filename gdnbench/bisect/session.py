@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gdnbench.bisect import content
-from gdnbench.bisect.ledger import Ledger, Question, key_of, size_of
+from gdnbench.bisect import cache_key
 from gdnbench.bisect.verdict import CONTENT, Verdict
+from gdnbench.bisect.verdict_cache import Ledger, Question, key_of, size_of
 from gdnbench.errors import BadInputError, GdnbenchError, StoreError
 
 STATE = Path(".gdnbench") / "bisect"
@@ -117,7 +117,7 @@ class Session:
 def check_content(label: str, question: Question, verdict: Verdict) -> None:
     """StoreError if a verdict says that it read other records than its question asks about."""
     if CONTENT in question and CONTENT in verdict.facts:
-        content.check(label, question[CONTENT], verdict.facts[CONTENT])
+        cache_key.check(label, question[CONTENT], verdict.facts[CONTENT])
 
 
 def _write(path: Path, content: Mapping[str, Any]) -> None:

@@ -20,11 +20,11 @@ import torch
 from blake3 import blake3
 from torch import Tensor
 
-from gdnbench.bisect import content
+from gdnbench.bisect import cache_key
 from gdnbench.bisect.failing import failing
-from gdnbench.bisect.imported import OWN, with_imported
-from gdnbench.bisect.ledger import Question
+from gdnbench.bisect.source_deps import OWN, with_imported
 from gdnbench.bisect.verdict import CONTENT, State, Verdict
+from gdnbench.bisect.verdict_cache import Question
 from gdnbench.bits import as_integers
 from gdnbench.errors import BadInputError
 from gdnbench.judge.calls import outline
@@ -92,18 +92,18 @@ class Trial:
 
 def question(trial: Trial) -> Question:
     """What the trial's verdict depends on, with the kernel as it lies here."""
-    return {**asked(trial), "code": content.of_code(sources(trial.kernel))}
+    return {**asked(trial), "code": cache_key.of_code(sources(trial.kernel))}
 
 
 def asked(trial: Trial) -> Question:
     """What the trial's verdict depends on beside the kernel's code. Where the store lies is no part of it."""
-    records = content.of_store(trial.store, chosen_by(trial))
+    records = cache_key.of_store(trial.store, chosen_by(trial))
     options = trial.to_json()
     del options["store"], options["records"], options["op"]
     return {**options, "content": records, **toolchain(trial.on)}
 
 
-def chosen_by(trial: Trial) -> content.Choice:
+def chosen_by(trial: Trial) -> cache_key.Choice:
     """Which records a trial replays."""
     return lambda store: select(store, trial.records, trial.op)
 
@@ -124,7 +124,7 @@ def toolchain(on: str = "cpu") -> dict[str, Any]:
     """Versions of all that is installed, among it what compiles and runs kernels; this project's own code;
     and on cuda which GPU that is."""
     versions = {one.name: one.version for one in importlib.metadata.distributions() if one.name}
-    own = content.of_code([_package(name, Path.cwd()) for name in OWN])
+    own = cache_key.of_code([_package(name, Path.cwd()) for name in OWN])
     device = {"device": _device()} if on == "cuda" else {}
     return {"versions": versions, "gdnbench": own, **device}
 
@@ -178,7 +178,7 @@ def run(trial: Trial, told: Callable[[str], None] = lambda line: None) -> Verdic
 def _once(trial: Trial, schedule: str, told: Callable[[str], None]) -> Verdict:
     rule = make_rule(trial.k, None, trial.tol, trial.bitwise)
     with (
-        content.held(trial.store, chosen_by(trial)) as (store, chosen, read),
+        cache_key.held(trial.store, chosen_by(trial)) as (store, chosen, read),
         scheduled(trial.on, schedule),
     ):
         kernels.check_name(trial.kernel, trial.on)

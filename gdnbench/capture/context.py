@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from gdnbench.capture import runtime
+from gdnbench.capture.destination import check_objects, local_store
 from gdnbench.capture.hook import CaptureFinder, install, remove
 from gdnbench.capture.launch import check_store
 from gdnbench.capture.options import CaptureOptions
-from gdnbench.capture.place import check_objects, local_store
 from gdnbench.capture.recorder import Counts
 from gdnbench.capture.report import Report
 from gdnbench.capture.sealing import seal_segment

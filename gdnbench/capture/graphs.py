@@ -22,9 +22,17 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from gdnbench.capture.adapter import NotCaptured, Observation, Seen
-from gdnbench.capture.layers import Layer
-from gdnbench.capture.moment import Arriving, DevicePool, Moment, Named, Packed, moment, pool_on_device
-from gdnbench.capture.pending import (
+from gdnbench.capture.device_snapshot import (
+    Arriving,
+    DevicePool,
+    Moment,
+    Named,
+    Packed,
+    moment,
+    pool_on_device,
+)
+from gdnbench.capture.filter_expr import TensorForm
+from gdnbench.capture.inflight import (
     CallName,
     OnDevice,
     PendingRecord,
@@ -33,11 +41,11 @@ from gdnbench.capture.pending import (
     pending_record,
     pool_names,
 )
+from gdnbench.capture.layers import Layer
 from gdnbench.capture.recorder import Counts, Recorder
 from gdnbench.capture.selection import Selection
 from gdnbench.capture.streams import Graph, Streams, called_by_graph_trees
 from gdnbench.capture.trigger import Triggers
-from gdnbench.capture.when import TensorForm
 from gdnbench.ops import operation
 from gdnbench_kernels.contract import Role
 

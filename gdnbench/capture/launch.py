@@ -15,15 +15,15 @@ from pathlib import Path
 from types import FrameType
 
 from gdnbench.capture import adapters
+from gdnbench.capture.control import send, signal_number
+from gdnbench.capture.destination import check_objects, local_store
+from gdnbench.capture.filter_expr import When
 from gdnbench.capture.options import OPTIONS_VARIABLE, STORE_VARIABLE, CaptureOptions
 from gdnbench.capture.outcome import Outcome
-from gdnbench.capture.place import check_objects, local_store
 from gdnbench.capture.progress import ProgressLine
 from gdnbench.capture.report import read_report
 from gdnbench.capture.runtime import start_sealer
 from gdnbench.capture.sealing import SealingThread
-from gdnbench.capture.switch import send, signal_number
-from gdnbench.capture.when import When
 from gdnbench.errors import BadInputError
 from gdnbench.store.address import Address, checked_url, is_url
 from gdnbench.store.layout import INCOMING, JOURNAL, METADATA, check_root, parse_node

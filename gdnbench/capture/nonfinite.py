@@ -19,8 +19,8 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from gdnbench.capture.moment import Parcel
-from gdnbench.capture.pending import PendingRecord
+from gdnbench.capture.device_snapshot import Parcel
+from gdnbench.capture.inflight import PendingRecord
 from gdnbench.capture.snapshot import Copied
 from gdnbench.capture.streams import Streams, Way
 from gdnbench.ops import operation

@@ -111,7 +111,7 @@ class CaptureOptions:
 
     def _check_triggers(self) -> None:
         if self.when is not None:
-            from gdnbench.capture.when import When
+            from gdnbench.capture.filter_expr import When
 
             When(self.when)
         if self.signal is not None:

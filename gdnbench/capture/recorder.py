@@ -12,10 +12,10 @@ from typing import Any
 from torch import Tensor
 
 from gdnbench.capture.adapter import NotCaptured
-from gdnbench.capture.moment import Moment
+from gdnbench.capture.device_snapshot import Moment
+from gdnbench.capture.inflight import PendingRecord
 from gdnbench.capture.options import CaptureOptions
-from gdnbench.capture.pending import PendingRecord
-from gdnbench.capture.ring import Ring
+from gdnbench.capture.pretrigger import Ring
 from gdnbench.capture.selection import Selection
 from gdnbench.capture.streams import Streams
 from gdnbench.capture.transfer import Transfers

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from gdnbench.capture import adapters
 from gdnbench.capture.adapter import Adapter, Target
+from gdnbench.capture.control import Remote, Switch
+from gdnbench.capture.destination import local_store
 from gdnbench.capture.hook import AfterImport
 from gdnbench.capture.options import OPTIONS_VARIABLE, STORE_VARIABLE, CaptureOptions
 from gdnbench.capture.patching import Patch, Patcher
-from gdnbench.capture.place import local_store
 from gdnbench.capture.report import Report
-from gdnbench.capture.switch import Remote, Switch
 from gdnbench.store.address import Address, checked_url, folder_to_write, is_url
 
 if TYPE_CHECKING:

@@ -6,9 +6,9 @@ import re
 import threading
 from fnmatch import fnmatchcase
 
+from gdnbench.capture.control import Switch
 from gdnbench.capture.layers import Layer
 from gdnbench.capture.options import CaptureOptions
-from gdnbench.capture.switch import Switch
 from gdnbench.errors import BadInputError
 
 _INDEX = re.compile(r"\d+(-\d+)?")

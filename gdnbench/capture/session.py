@@ -23,10 +23,9 @@ import torch
 from torch import Tensor, nn
 
 from gdnbench.capture.adapter import Adapter, Observation, Seen, Target, operations_of
+from gdnbench.capture.control import Remote, Switch
 from gdnbench.capture.graphs import GraphCall, Graphs
-from gdnbench.capture.layers import Layer, LayerNames, ScopeStack
-from gdnbench.capture.options import CaptureOptions
-from gdnbench.capture.pending import (
+from gdnbench.capture.inflight import (
     CallName,
     OnDevice,
     PendingRecord,
@@ -34,11 +33,12 @@ from gdnbench.capture.pending import (
     open_record,
     pending_record,
 )
+from gdnbench.capture.layers import Layer, LayerNames, ScopeStack
+from gdnbench.capture.options import CaptureOptions
 from gdnbench.capture.recorder import Counts, Recorder
 from gdnbench.capture.report import Report
 from gdnbench.capture.selection import Selection
 from gdnbench.capture.streams import CUDA, Streams
-from gdnbench.capture.switch import Remote, Switch
 from gdnbench.capture.trigger import Triggers
 from gdnbench.provenance import BackgroundProvenance, parallel_of, process_info
 

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Literal
 
-from gdnbench.capture.pending import PendingRecord
+from gdnbench.capture.inflight import PendingRecord
 
 # On the device, which the program may need to the last, and pinned, which is taken from the whole machine.
 LIMIT_BYTES = 1 << 30

@@ -10,11 +10,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from gdnbench.capture.adapter import Observation
+from gdnbench.capture.filter_expr import TensorForm, When
+from gdnbench.capture.inflight import CallName, PendingRecord, axes_of
 from gdnbench.capture.nonfinite import Flags, flags_on_device, nonfinite
 from gdnbench.capture.options import CaptureOptions
-from gdnbench.capture.pending import CallName, PendingRecord, axes_of
 from gdnbench.capture.streams import Streams
-from gdnbench.capture.when import TensorForm, When
 from gdnbench.ops import operation, operations
 from gdnbench.provenance import process_info
 from gdnbench.record import Status

@@ -232,7 +232,7 @@ def _spread(
     options: Mapping[str, Any],
     advance: Bar,
 ) -> ReplayReport:
-    from gdnbench.spread.replay import replay_spread
+    from gdnbench.distributed.replay import replay_spread
 
     with open_store(store) as opened:
         numbers = _numbers(opened, records)

@@ -37,7 +37,7 @@ def repeated(
 ) -> Iterator[tuple[Store, Sequence[int] | None]]:
     """While kernels are simulated under `schedule`; yields the store and records that hold the smaller call
     where a `shape` is asked for."""
-    from gdnbench.replay.smaller import smaller_record
+    from gdnbench.replay.subcalls import smaller_record
     from gdnbench.sim.simulate import Settings, active
 
     with ExitStack() as stack:

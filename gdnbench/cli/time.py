@@ -104,7 +104,7 @@ def timing_options(
     """BadInputError for words and numbers that mean nothing."""
     from gdnbench.timing.cuda_clocks import CLOCKS
     from gdnbench.timing.options import TimingOptions
-    from gdnbench.timing.seam import Cache, Form, Mode
+    from gdnbench.timing.types import Cache, Form, Mode
 
     if cache not in [*Cache]:
         raise BadInputError(f"--cache {cache!r} is neither cold nor warm")

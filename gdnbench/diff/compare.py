@@ -16,13 +16,13 @@ from gdnbench.bits import logical
 from gdnbench.diff.pairs import pair
 from gdnbench.errors import BadInputError, StoreError
 from gdnbench.judge import calls
-from gdnbench.judge.lines import Tolerance
+from gdnbench.judge.block_stats import Tolerance
+from gdnbench.judge.location import whole
 from gdnbench.judge.record import Judge
 from gdnbench.judge.result import Side, TensorResult
-from gdnbench.judge.rows import Stored
+from gdnbench.judge.row_source import Stored
 from gdnbench.judge.rule import Bitwise, Bound, Rule, describe_rule, make_rule
 from gdnbench.judge.tensor import Subject, hold, missing
-from gdnbench.judge.where import whole
 from gdnbench.ops import operation
 from gdnbench.record import When
 from gdnbench.report.outcome import Outcome

@@ -16,8 +16,8 @@ from gdnbench.bits import logical
 from gdnbench.errors import BadInputError, StoreError
 from gdnbench.record import Pool
 from gdnbench.store.reader import StoredRecord
-from gdnbench_kernels.checks import check_conventions, check_tensors, first_true
 from gdnbench_kernels.contract import Call, ContractError, Operation, Ranges
+from gdnbench_kernels.validate import check_conventions, check_tensors, first_true
 
 _MOST_ELEMENTS = 1 << 48
 """Of a pool; torch counts bytes in 63 bits."""

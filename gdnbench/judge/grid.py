@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from gdnbench.judge.lines import Peak
+from gdnbench.judge.block_stats import Peak
 from gdnbench.judge.metrics import Comparison
-from gdnbench.judge.rows import RowSource
+from gdnbench.judge.row_source import RowSource
 from gdnbench_kernels.contract import Partition, Region
 
 MOST_CELLS = 1 << 16

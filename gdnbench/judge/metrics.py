@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from gdnbench.judge import ulp
-from gdnbench.judge.lines import LineMeter, LineStats, Peak, Sum, Tally, Tolerance
-from gdnbench.judge.rows import RowSource
-from gdnbench.judge.where import Location, locate
+from gdnbench.judge.block_stats import LineMeter, LineStats, Peak, Sum, Tally, Tolerance
+from gdnbench.judge.location import Location, locate
+from gdnbench.judge.row_source import RowSource
 from gdnbench_kernels.contract import Partition, Region
 
 READ_BYTES = 16 << 20

@@ -9,19 +9,19 @@ import torch
 from torch import Tensor
 
 from gdnbench.judge import calls
-from gdnbench.judge.brief import errors
+from gdnbench.judge.block_stats import Tolerance
 from gdnbench.judge.by_tensor import ByTensor
-from gdnbench.judge.lines import Tolerance
 from gdnbench.judge.metrics import Comparison
+from gdnbench.judge.quick_check import errors
 from gdnbench.judge.result import Side, TensorResult
-from gdnbench.judge.rows import Memory
+from gdnbench.judge.row_source import Memory
 from gdnbench.judge.rule import Bitwise, Bound, Rule
 from gdnbench.judge.tensor import Subject, hold, judge, judge_briefly, missing, show
 from gdnbench.poison import poisoned
 from gdnbench.record import When
 from gdnbench.store.reader import StoredRecord
-from gdnbench_kernels.calling import run_kernel
 from gdnbench_kernels.contract import Call, Operation, Role
+from gdnbench_kernels.run import run_kernel
 
 ORACLE = "reference"
 YARDSTICK = "torch"

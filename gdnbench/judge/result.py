@@ -8,8 +8,8 @@ from enum import StrEnum
 import numpy as np
 
 from gdnbench.judge.grid import Grid
+from gdnbench.judge.location import NO_SEQUENCE
 from gdnbench.judge.metrics import Comparison, Errors, NonFinite, Worst
-from gdnbench.judge.where import NO_SEQUENCE
 from gdnbench.record import When
 
 WORST_GROUPS = 5

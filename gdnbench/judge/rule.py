@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from gdnbench.errors import BadInputError
-from gdnbench.judge.lines import Tolerance
+from gdnbench.judge.block_stats import Tolerance
 from gdnbench.ops import operations
 from gdnbench_kernels.contract import Role
 

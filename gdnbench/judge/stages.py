@@ -14,17 +14,17 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from gdnbench.judge.block_stats import Tolerance
 from gdnbench.judge.by_tensor import ByTensor
-from gdnbench.judge.lines import Tolerance
 from gdnbench.judge.record import YARDSTICK
 from gdnbench.judge.result import Held, Side, TensorResult
-from gdnbench.judge.rows import Memory
+from gdnbench.judge.row_source import Memory
 from gdnbench.judge.rule import Bitwise, Bound, Rule
 from gdnbench.judge.tensor import Subject, hold, judge, missing, show
 from gdnbench.record import When
-from gdnbench_kernels.calling import run_kernel
-from gdnbench_kernels.checks import dtype_name
 from gdnbench_kernels.contract import Call, Limit, Operation, Region
+from gdnbench_kernels.run import run_kernel
+from gdnbench_kernels.validate import dtype_name
 
 STAGED_ORACLE = "reference_staged"
 

@@ -31,17 +31,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gdnbench.judge import brief
+from gdnbench.judge import quick_check
+from gdnbench.judge.block_stats import Tolerance
 from gdnbench.judge.grid import Grid, grid_of
-from gdnbench.judge.lines import Tolerance
+from gdnbench.judge.location import locate
 from gdnbench.judge.metrics import Comparison, Groups, Worst, compare
 from gdnbench.judge.result import Held, Side, TensorResult, worst_groups
-from gdnbench.judge.rows import Memory, RowSource
+from gdnbench.judge.row_source import Memory, RowSource
 from gdnbench.judge.rule import Bitwise, Bound
-from gdnbench.judge.where import locate
 from gdnbench.record import When
-from gdnbench_kernels.checks import dtype_name
 from gdnbench_kernels.contract import Partition
+from gdnbench_kernels.validate import dtype_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,14 +127,17 @@ def judge(
 def judge_briefly(
     subject: Subject, tensor: Tensor, oracle: Tensor, torchs: Comparison, bound: Bound
 ) -> TensorResult | None:
-    """As `judge`, by `gdnbench.judge.brief`: no ULP distances and no count of unequal elements. `torchs` is
-    what `brief.errors` has of torch's kernel. None where only `judge` can tell."""
-    if match(subject, Memory(tensor), Memory(oracle)) is not None or brief.overflows(oracle, tensor.dtype):
+    """As `judge`, but computed by `quick_check`: without ULP distances or a count of unequal elements.
+
+    `torchs` is `quick_check.errors` of torch's kernel. Returns None where only `judge` can decide."""
+    if match(subject, Memory(tensor), Memory(oracle)) is not None:
         return None
-    own = brief.errors(tensor, oracle, subject.partition, subject.axes)
+    if quick_check.overflows(oracle, tensor.dtype):
+        return None
+    own = quick_check.errors(tensor, oracle, subject.partition, subject.axes)
     if own is None:
         return None
-    peak = brief.largest(oracle, subject.partition)
+    peak = quick_check.largest(oracle, subject.partition)
     named = replace(own, worst=own.worst and subject.named(own.worst))
     reasons = _over_bound(named, torchs, _Allowance.of(tensor.dtype, bound.factor(subject.name)), peak)
     return replace(_result(subject, Memory(tensor), named, reasons), yardstick=torchs.total)

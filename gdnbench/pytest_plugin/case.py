@@ -16,7 +16,7 @@ from gdnbench.ops import operation
 from gdnbench.printable import printable
 from gdnbench.pytest_plugin.replays import Replaying, Replays
 from gdnbench.pytest_plugin.selection import Chosen
-from gdnbench.replay import hygiene
+from gdnbench.replay import side_effects
 from gdnbench.replay.call import by_name
 from gdnbench.replay.execute import Execution, device_of
 from gdnbench.replay.kernels import of_function
@@ -85,7 +85,7 @@ class Case:
         mutated = {spec.name: call.tensors[spec.name] for spec in op.tensors if spec.role is Role.MUTATED}
         returned = by_name(outputs, list(op.outputs(call)), of_function(self.judge, "the test"), op)
         left = {name: tensor.detach().cpu().contiguous() for name, tensor in {**mutated, **returned}.items()}
-        faults = hygiene.written_inputs(call, self._before)
+        faults = side_effects.written_inputs(call, self._before)
         return self._conclude(Execution(left, tuple(faults), (), 0.0, conventions=dict(call.conventions)))
 
     def result(

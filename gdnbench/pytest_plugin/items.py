@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from gdnbench.pytest_plugin import MARK, replays_of
-from gdnbench.pytest_plugin.asked import asked_of
+from gdnbench.pytest_plugin.marks import asked_of
 from gdnbench.pytest_plugin.selection import Chosen, select
 
 if TYPE_CHECKING:

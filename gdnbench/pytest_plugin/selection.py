@@ -16,7 +16,7 @@ import pytest
 
 from gdnbench.errors import BadInputError, GdnbenchError, StoreError
 from gdnbench.printable import printable
-from gdnbench.pytest_plugin.asked import Asked, asked_of
+from gdnbench.pytest_plugin.marks import Asked, asked_of
 from gdnbench.record_numbers import record_numbers
 from gdnbench.store.address import Address, is_url
 from gdnbench.store.reader import Store

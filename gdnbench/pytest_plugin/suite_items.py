@@ -13,8 +13,8 @@ import pytest
 
 from gdnbench.errors import Exit, GdnbenchError
 from gdnbench.printable import printable
-from gdnbench.pytest_plugin.asked import Asked, in_folder
 from gdnbench.pytest_plugin.items import RecordItem
+from gdnbench.pytest_plugin.marks import Asked, in_folder
 from gdnbench.pytest_plugin.selection import select
 from gdnbench.store.address import absolute
 from gdnbench.suite.baseline import Baseline

@@ -16,7 +16,7 @@ from gdnbench.bits import as_integers
 from gdnbench.judge.calls import call_of, is_whole
 from gdnbench.poison import poison
 from gdnbench.record import Pool, TensorMeta
-from gdnbench.replay.sparse import sparse_pool
+from gdnbench.replay.lazy_pool import sparse_pool
 from gdnbench.replay.strides import as_held
 from gdnbench.store.reader import StoredRecord
 from gdnbench_kernels.contract import Call, Operation

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gdnbench.errors import BadInputError, CannotRunError
 from gdnbench.judge.calls import slots_of
-from gdnbench.replay import bind, call, hygiene
+from gdnbench.replay import bind, call, side_effects
 from gdnbench.replay.kernels import LoadedKernel
 from gdnbench.replay.simulated import SIM, notes_of, simulated
 from gdnbench.store.reader import StoredRecord
@@ -82,19 +82,19 @@ def execute(
     bound = bind.exact(record, operation, device_of(on))
     plan = call.conversion(bound.call, operation, kernel)
     given = operation.convert(bound.call, plan.target) if plan.texts else bound.call
-    before = hygiene.inputs_of(record, given, operation)
+    before = side_effects.inputs_of(record, given, operation)
     filled: dict[str, Tensor] = {}
     with simulated(on, checked) as session:
         start = time.perf_counter()
         returned = call.run(given, operation, kernel, filled if stages else None)
         seconds = time.perf_counter() - start
     ran = [] if session is None else notes_of(session, kernel.name, _empty(given, operation))
-    faults = hygiene.written_inputs(given, before) + hygiene.written_pools(record, operation, given)
+    faults = side_effects.written_inputs(given, before) + side_effects.written_pools(record, operation, given)
     results = operation.convert_outputs(returned, given.conventions, bound.call.conventions)
     if kernel.fp64:
         results = call.in_contract_dtype(results, bound.call, operation)
     else:
-        faults += hygiene.written_slots(record, operation, bound.call, results)
+        faults += side_effects.written_slots(record, operation, bound.call, results)
     outputs = {}
     for name, tensor in results.items():
         rows = slots_of(record, name)

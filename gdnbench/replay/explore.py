@@ -8,9 +8,9 @@ from contextlib import ExitStack
 
 from gdnbench.errors import Exit
 from gdnbench.judge import calls
-from gdnbench.judge.counted import counted
 from gdnbench.judge.record import ORACLE, Judge
 from gdnbench.judge.rule import Rule
+from gdnbench.judge.valid_rows import counted
 from gdnbench.ops import operation
 from gdnbench.replay import kernels
 from gdnbench.replay.execute import Execution, device_of
@@ -18,7 +18,7 @@ from gdnbench.replay.failure import Failure
 from gdnbench.replay.replay import Replayer
 from gdnbench.replay.run import InProcess, Runner
 from gdnbench.replay.simulated import SIM
-from gdnbench.replay.smaller import smaller_record
+from gdnbench.replay.subcalls import smaller_record
 from gdnbench.report.outcome import Outcome
 from gdnbench.sim.explore import Exploration, Run, Shape, Told, explore
 from gdnbench.sim.simulate import Settings, active

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gdnbench.errors import BadInputError, CannotRunError
-from gdnbench.replay.exchange import get, stages_beside
 from gdnbench.replay.execute import Execution
 from gdnbench.replay.failure import Failure
 from gdnbench.replay.process import START_SECONDS, Gone, Worker, cause
+from gdnbench.replay.tensor_ipc import get, stages_beside
 from gdnbench.report.outcome import Outcome
 from gdnbench.store.address import Address
 from gdnbench.store.reader import StoredRecord

@@ -13,14 +13,14 @@ from torch import Tensor
 from gdnbench.errors import BadInputError, StoreError
 from gdnbench.judge import calls
 from gdnbench.judge.by_tensor import ByTensor, describe, with_rules
+from gdnbench.judge.error_attribution import StageShare, waterfall
 from gdnbench.judge.record import ORACLE, Judge
 from gdnbench.judge.result import Side, TensorResult
 from gdnbench.judge.rule import Rule, make_rule
 from gdnbench.judge.stages import exact_stages, judge_stages
-from gdnbench.judge.waterfall import StageShare, waterfall
 from gdnbench.ops import operation
 from gdnbench.record import Status
-from gdnbench.replay import hygiene, kernels
+from gdnbench.replay import kernels, side_effects
 from gdnbench.replay.execute import Execution, device_of
 from gdnbench.replay.failure import Failure
 from gdnbench.replay.isolate import Isolated
@@ -266,7 +266,7 @@ class Replayer:
         try:
             op = operation(record.info.op)
             calls.check(record, op)
-            strays = hygiene.recorded_faults(record, op) if self._against == RECORDED else []
+            strays = side_effects.recorded_faults(record, op) if self._against == RECORDED else []
         except (ContractError, BadInputError, StoreError) as error:
             return Judged(RecordResult.of(record, Outcome.REFUSED, str(error)), called=False)
         reason = _not_comparable(record, op) if self._against == RECORDED else None

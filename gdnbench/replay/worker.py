@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gdnbench.ops import operation
-from gdnbench.replay.exchange import put, stages_beside
 from gdnbench.replay.execute import Execution
 from gdnbench.replay.failure import Failure
 from gdnbench.replay.process import Message, Tell, serve
 from gdnbench.replay.run import InProcess, bad_input
+from gdnbench.replay.tensor_ipc import put, stages_beside
 from gdnbench.store.reader import Store
 
 if TYPE_CHECKING:

@@ -14,10 +14,10 @@ from xml.etree import ElementTree
 import numpy as np
 
 from gdnbench.errors import Exit
+from gdnbench.judge.error_attribution import StageShare
 from gdnbench.judge.grid import Grid
 from gdnbench.judge.metrics import Errors, Worst
 from gdnbench.judge.result import Held, TensorResult
-from gdnbench.judge.waterfall import StageShare
 from gdnbench.ops import operations
 from gdnbench.report.outcome import Outcome
 from gdnbench.report.report import RecordResult, Report

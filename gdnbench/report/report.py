@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gdnbench.errors import Exit
+from gdnbench.judge.error_attribution import StageShare
 from gdnbench.judge.result import TensorResult
-from gdnbench.judge.waterfall import StageShare
 from gdnbench.report.outcome import Outcome, exit_code
 from gdnbench.store.reader import StoredRecord
 from gdnbench_kernels.contract import Ranges

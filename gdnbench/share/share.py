@@ -19,12 +19,12 @@ from gdnbench.judge.calls import conventions_of
 from gdnbench.ops import operation
 from gdnbench.record import RecordDraft, TensorDraft
 from gdnbench.replay.replay import RECORDED
-from gdnbench.share import strip
-from gdnbench.share.basis import Bases, Kind
-from gdnbench.share.claims import Shown, same_elements, shown
-from gdnbench.share.hide import hidden
-from gdnbench.share.statement import sentences
+from gdnbench.share import metadata
+from gdnbench.share.anonymize import hidden
+from gdnbench.share.disclosure import sentences
 from gdnbench.share.synthetic import made_up
+from gdnbench.share.transforms import Bases, Kind
+from gdnbench.share.verify_copy import Shown, same_elements, shown
 from gdnbench.store.address import Address, folder_to_write
 from gdnbench.store.durable import sync, sync_tree
 from gdnbench.store.layout import METADATA, group_json, parse_node
@@ -64,7 +64,7 @@ class _Copy:
     hide: str
     outputs: bool = True
     secret: bytes = field(default_factory=lambda: secrets.token_bytes(32))
-    dropped: strip.Dropped = field(default_factory=strip.Dropped)
+    dropped: metadata.Dropped = field(default_factory=metadata.Dropped)
 
 
 def share(
@@ -186,8 +186,8 @@ def _write(
             kind=source.kind,
             # As names of segments are, but for the time and the process.
             segment=f"{at:013d}-0-{secrets.token_hex(4)}",
-            process=strip.process_of(segment.process, copy.dropped),
-            provenance=strip.provenance_of(segment.provenance, copy.dropped),
+            process=metadata.process_of(segment.process, copy.dropped),
+            provenance=metadata.provenance_of(segment.provenance, copy.dropped),
         ) as writer:
             for first, batch in _batches(records):
                 writer.write(f"{first:012d}", [_draft(record, copy) for record in batch], first)
@@ -223,7 +223,7 @@ def _batches(records: Sequence[StoredRecord]) -> Iterator[tuple[int, list[Stored
 
 def _draft(record: StoredRecord, copy: _Copy) -> RecordDraft:
     _check_tensors(record)
-    info = strip.info_of(record, copy.secret, copy.dropped)
+    info = metadata.info_of(record, copy.secret, copy.dropped)
     before, after = _elements(record, copy)
     return RecordDraft(info, _drafts(record.before, before), _drafts(record.after, after))
 
@@ -254,7 +254,9 @@ def _elements(record: StoredRecord, copy: _Copy) -> tuple[Mapping[str, Tensor], 
 
 
 def _drafts(handles: Mapping[str, TensorHandle], tensors: Mapping[str, Tensor]) -> dict[str, TensorDraft]:
-    return {name: TensorDraft(tensor, strip.meta_of(handles[name].meta)) for name, tensor in tensors.items()}
+    return {
+        name: TensorDraft(tensor, metadata.meta_of(handles[name].meta)) for name, tensor in tensors.items()
+    }
 
 
 def _publish(folder: Path, out: Path) -> None:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from gdnbench.errors import BadInputError
-from gdnbench.share.basis import Bases, normal
+from gdnbench.share.transforms import Bases, normal
 from gdnbench.store.reader import StoredRecord
 
 OPERATIONS = ("gdn_prefill", "gdn_decode")

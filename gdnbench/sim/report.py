@@ -11,7 +11,7 @@ from typing import Any
 
 from gdnbench.sim.checker.evidence import Evidence
 from gdnbench.sim.errors import KernelFault, LaunchError, Place
-from gdnbench.sim.machine.seam import Dim3
+from gdnbench.sim.machine.engine_interface import Dim3
 from gdnbench.sim.profile.recorder import LaunchRecord
 from gdnbench.sim.profile.table import profile_table
 from gdnbench.sim.profile.trace import write_trace

@@ -17,13 +17,13 @@ from gdnbench.sim.errors import KernelFault, LaunchError
 from gdnbench.sim.floating_environment import ieee_arithmetic
 from gdnbench.sim.machine import budget
 from gdnbench.sim.machine.async_queue import Schedule
-from gdnbench.sim.machine.checking import Checker
 from gdnbench.sim.machine.counters import Counters
 from gdnbench.sim.machine.cta import Cta, Launch, MachineConfig, Note
+from gdnbench.sim.machine.engine_interface import Dim3, Engine
 from gdnbench.sim.machine.grid import run_grid
 from gdnbench.sim.machine.memory import GlobalMemory
+from gdnbench.sim.machine.observer import Checker
 from gdnbench.sim.machine.processes import Progress
-from gdnbench.sim.machine.seam import Dim3, Engine
 from gdnbench.sim.profile.recorder import LaunchRecord
 from gdnbench.sim.ptx.ir import Kernel, Module, Variable
 from gdnbench.sim.ptx.parser import parse

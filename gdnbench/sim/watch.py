@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from gdnbench.sim.machine.engine_interface import Dim3, Engine, WarpEngine
 from gdnbench.sim.machine.grid import communicates
-from gdnbench.sim.machine.seam import Dim3, Engine, WarpEngine
 from gdnbench.sim.value_trace import End, Recorder
 
 if TYPE_CHECKING:

@@ -27,9 +27,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from gdnbench.errors import GdnbenchError, StoreError
-from gdnbench.store.journal_host import elsewhere, unborn_mark
-from gdnbench.store.journal_log import UNBORN, WRITER_LOCK
-from gdnbench.store.journal_reader import writer_lives
+from gdnbench.store.journal.host import elsewhere, unborn_mark
+from gdnbench.store.journal.log import UNBORN, WRITER_LOCK
+from gdnbench.store.journal.reader import writer_lives
 from gdnbench.store.layout import JOURNAL, is_name
 from gdnbench.store.segment_sealer import SegmentSealer
 from gdnbench.store.upload import uploading

@@ -14,9 +14,9 @@ from gdnbench.errors import BadInputError, StoreError
 from gdnbench.record import RecordDraft
 from gdnbench.store.compression import Compression
 from gdnbench.store.durable import remove_if_empty
-from gdnbench.store.journal_format import JournalRefusedError
-from gdnbench.store.journal_log import SEALER_LOCK, WRITER_LOCK
-from gdnbench.store.journal_reader import JournalReader, JournalRecord
+from gdnbench.store.journal.format import JournalRefusedError
+from gdnbench.store.journal.log import SEALER_LOCK, WRITER_LOCK
+from gdnbench.store.journal.reader import JournalReader, JournalRecord
 from gdnbench.store.layout import JOURNAL, METADATA, SEGMENTS, parse_node
 from gdnbench.store.quota import Quota, dropped_records
 from gdnbench.store.summary import SegmentSummary, segment_summary, write_summary

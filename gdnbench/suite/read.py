@@ -21,7 +21,7 @@ from gdnbench.replay.replay import RECORDED
 from gdnbench.replay.simulated import SIM
 from gdnbench.store.address import Address, is_url
 from gdnbench.store.recover import open_store
-from gdnbench.suite import keys
+from gdnbench.suite import schema
 from gdnbench.suite.plan import FACTOR, Entry, Known, Options, Suite, TensorRule
 
 LONGEST = 200
@@ -36,11 +36,11 @@ def read_suite(path: Path) -> Suite:
         raise BadInputError(f"{path} cannot be read: {error.strerror or error}") from None
     except (ValueError, RecursionError) as error:  # integers of too many digits are no TOMLDecodeError
         raise BadInputError(f"{path} is not TOML: {' '.join(str(error).split())}") from None
-    values = keys.take(document, keys.SUITE, str(path))
+    values = schema.take(document, schema.SUITE, str(path))
     if "replay" not in values:
         raise BadInputError(f"{path} replays nothing: it has no table [[replay]]")
     defaults = values.get("defaults", {})
-    keys.take(defaults, keys.DEFAULTS, f"{path}: [defaults]")
+    schema.take(defaults, schema.DEFAULTS, f"{path}: [defaults]")
     factor = values.get("factor", FACTOR)
     entries: dict[str, Entry] = {}
     for number, table in enumerate(values["replay"], 1):
@@ -60,13 +60,13 @@ def read_suite(path: Path) -> Suite:
 
 def _apart(defaults: dict[str, Any], table: dict[str, Any]) -> dict[str, Any]:
     """The defaults that a table leaves standing: a rule of its own takes the place of another's."""
-    ruled = any(name in table for name in keys.RULE)
-    return {name: value for name, value in defaults.items() if not (ruled and name in keys.RULE)}
+    ruled = any(name in table for name in schema.RULE)
+    return {name: value for name, value in defaults.items() if not (ruled and name in schema.RULE)}
 
 
 def entries_of(folder: Path, table: dict[str, Any], where: str, factor: float) -> Iterator[Entry]:
     """What one table asks for, each capture through each kernel in each place; `factor` unless it says so."""
-    values = keys.take(table, keys.REPLAY, where)
+    values = schema.take(table, schema.REPLAY, where)
     for name in ("captures", "kernels"):
         if name not in values:
             raise BadInputError(f"{where} has no {name}: say what is replayed")
@@ -98,7 +98,7 @@ def entries_of(folder: Path, table: dict[str, Any], where: str, factor: float) -
 
 
 def _options(folder: Path, values: dict[str, Any], where: str) -> Options:
-    rule = keys.take_rule(values, where)
+    rule = schema.take_rule(values, where)
     tensors: dict[str, TensorRule] = {}
     for tensor, table in values.pop("tensors", {}).items():
         place = f"{where}: tensors.{tensor}"
@@ -108,7 +108,7 @@ def _options(folder: Path, values: dict[str, Any], where: str) -> Options:
             raise BadInputError(f"{where}: tensors: {error}") from None
         if not isinstance(table, dict):
             raise BadInputError(f"{place} must be a rule, such as {{ k = 3 }}")
-        tensors[tensor] = keys.take_rule(keys.take(table, keys.RULE, place), place)
+        tensors[tensor] = schema.take_rule(schema.take(table, schema.RULE, place), place)
     if "accept" in values:
         values["accept"] = folder / values["accept"]
     if values.get("op", next(iter(operations()))) not in operations():
@@ -207,7 +207,7 @@ def _slug(text: str) -> str:
 
 
 def _known(table: dict[str, Any], where: str, entries: dict[str, Entry]) -> Known:
-    values = keys.take(table, keys.KNOWN, where)
+    values = schema.take(table, schema.KNOWN, where)
     for name, why in (("entry", "of what"), ("reason", "why"), ("until", "until when")):
         if name not in values:
             raise BadInputError(f"{where} has no {name}: say {why} it is known")

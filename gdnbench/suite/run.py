@@ -40,7 +40,7 @@ def run_suite(
 
     today: known failures count until their day. whole: see `SuiteResult`. records: of each entry's those
     alone that lie in one of these.
-    workers, scheduler: see `gdnbench.spread`. An interrupt ends the run, and is told by the result.
+    workers, scheduler: see `gdnbench.distributed`. An interrupt ends the run, and is told by the result.
 
     BadInputError for a folder that holds something else or is another run's, or a baseline that cannot be
     read.

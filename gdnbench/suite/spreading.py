@@ -13,11 +13,11 @@ from gdnbench.store.address import Address
 from gdnbench.store.recover import open_store
 
 if TYPE_CHECKING:
-    from gdnbench.spread.pool import Pool
+    from gdnbench.distributed.pool import Pool
 
 
 class Replays:
-    """Replays stores here, or over `workers` processes or a `scheduler`'s; see `gdnbench.spread`."""
+    """Replays stores here, or over `workers` processes or a `scheduler`'s; see `gdnbench.distributed`."""
 
     def __init__(self, workers: int | None = None, scheduler: str | None = None) -> None:
         self._workers, self._scheduler = workers, scheduler
@@ -33,16 +33,16 @@ class Replays:
         self._stack.close()
 
     def replay(self, path: Address, **options: Any) -> ReplayReport:
-        """As `replay` of the store at `path`; errors of it and of `gdnbench.spread`."""
+        """As `replay` of the store at `path`; errors of it and of `gdnbench.distributed`."""
         if self._workers is None and self._scheduler is None:
             with open_store(path) as store:
                 return replay(store, **options)
-        from gdnbench.spread.replay import replay_spread
+        from gdnbench.distributed.replay import replay_spread
 
         return replay_spread(path, within=self._pool(options["on"]), **options)
 
     def _pool(self, on: str) -> Pool:
-        from gdnbench.spread.pool import pool
+        from gdnbench.distributed.pool import pool
 
         if on not in self._pools:
             try:

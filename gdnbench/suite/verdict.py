@@ -12,9 +12,9 @@ from gdnbench.judge.result import Side
 from gdnbench.report.outcome import Outcome
 from gdnbench.report.report import RecordResult
 from gdnbench.suite.baseline import Baseline
-from gdnbench.suite.keys import WORSE
 from gdnbench.suite.plan import Entry, Known
 from gdnbench.suite.ratchet import Change, Measured, better, measured, worse
+from gdnbench.suite.schema import WORSE
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from gdnbench.errors import BadInputError
 from gdnbench.timing.conditions import CLOCK_STEP
 from gdnbench.timing.result import KernelTiming, Machine, RecordTiming
-from gdnbench.timing.seam import COARSEST, RESOLUTION
 from gdnbench.timing.statistics import (
     CONFIDENCE,
     MIN_PLACEMENTS,
@@ -24,6 +23,7 @@ from gdnbench.timing.statistics import (
     unpaired_interval,
     verdict,
 )
+from gdnbench.timing.types import COARSEST, RESOLUTION
 
 UNKNOWN_CLOCKS = 0.05
 """Margin where nobody could read the clocks, CPUs among them: x86 cores step by 100 MHz, which is 5 % at

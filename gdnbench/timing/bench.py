@@ -25,7 +25,7 @@ from gdnbench.timing.clocks import Clock, Recorded, round_seconds
 from gdnbench.timing.cuda_clocks import clock_of
 from gdnbench.timing.result import Control
 from gdnbench.timing.rotation import CallTensors, Rotation, RotationOptions, held_bytes, most_sets, size
-from gdnbench.timing.seam import Cache, Mode
+from gdnbench.timing.types import Cache, Mode
 from gdnbench_kernels.contract import Call, Launch, Operation, Role
 
 CONTROL_ROUNDS = 5
@@ -249,7 +249,7 @@ class _Written:
 
 
 class BenchSubject:
-    """A kernel on the buffers of a `Bench`; see `gdnbench.timing.seam.Subject`."""
+    """A kernel on the buffers of a `Bench`; see `gdnbench.timing.types.Subject`."""
 
     def __init__(
         self,

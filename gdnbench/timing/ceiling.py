@@ -21,7 +21,7 @@ from gdnbench.timing.clocks import Clock, round_seconds
 from gdnbench.timing.cuda_clocks import clock_of
 from gdnbench.timing.result import Ceiling
 from gdnbench.timing.rotation import CallTensors, Rotation, RotationOptions, held_bytes, size
-from gdnbench.timing.seam import Form
+from gdnbench.timing.types import Form
 from gdnbench_kernels import programs
 from gdnbench_kernels.compiling import ARCHS, Program, Source, program
 from gdnbench_kernels.contract import Launch

@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from gdnbench.errors import BadInputError, CannotRunError
 from gdnbench.timing.conditions import Extremes, disturbances
 from gdnbench.timing.result import Block, End, PairTiming, Seen
-from gdnbench.timing.seam import Subject, Watch
 from gdnbench.timing.statistics import (
     MIN_PLACEMENTS,
     STRETCHES,
@@ -33,6 +32,7 @@ from gdnbench.timing.statistics import (
     summary,
     verdict,
 )
+from gdnbench.timing.types import Subject, Watch
 
 MIN_RUN = 4
 """Blocks of a run at least: the middle half of 4 already leaves out the lowest and the highest."""

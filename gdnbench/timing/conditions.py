@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import torch
 
 from gdnbench.timing.result import Seen
-from gdnbench.timing.seam import Conditions, Watch
+from gdnbench.timing.types import Conditions, Watch
 
 T = TypeVar("T", bound=Hashable)
 Number = TypeVar("Number", int, float)

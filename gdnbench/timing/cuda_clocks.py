@@ -12,7 +12,7 @@ import torch
 from gdnbench.errors import BadInputError, CannotRunError
 from gdnbench.timing import cupti
 from gdnbench.timing.clocks import LONG, Clock, PerfCounter, no_collection
-from gdnbench.timing.seam import RESOLUTION, Form
+from gdnbench.timing.types import RESOLUTION, Form
 from gdnbench_kernels.contract import Launch
 
 cuda: Any = torch.cuda

@@ -30,8 +30,8 @@ from gdnbench.timing.machine import machine
 from gdnbench.timing.options import RULE, TimingOptions
 from gdnbench.timing.result import Ceiling, KernelTiming, Rates, RecordTiming
 from gdnbench.timing.rotation import RotationOptions
-from gdnbench.timing.seam import RESOLUTION, Cache, Subject
 from gdnbench.timing.statistics import MIN_PLACEMENTS, Rule
+from gdnbench.timing.types import RESOLUTION, Cache, Subject
 from gdnbench_kernels.contract import Call, Operation, Work
 
 GPU_PLACEMENTS = 8

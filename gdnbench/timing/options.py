@@ -9,7 +9,7 @@ from gdnbench.errors import BadInputError
 from gdnbench.judge.rule import make_rule
 from gdnbench.replay.replay import TIMEOUT
 from gdnbench.timing.cuda_clocks import check_clock
-from gdnbench.timing.seam import Mode
+from gdnbench.timing.types import Mode
 
 RULE = make_rule(None, None, None, False)
 """By which outputs are judged before they are timed: the default one."""

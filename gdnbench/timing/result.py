@@ -15,8 +15,8 @@ from typing import Any
 from gdnbench.errors import BadInputError
 from gdnbench.report.outcome import Outcome
 from gdnbench.timing.plain import from_plain, to_plain
-from gdnbench.timing.seam import Conditions, Mode
 from gdnbench.timing.statistics import Interval, Summary, Verdict
+from gdnbench.timing.types import Conditions, Mode
 
 FORMAT = 1
 """Of `to_json`'s object. A reader refuses another one; names added later do not change it."""

@@ -25,7 +25,7 @@ from gdnbench.timing.isolated import Judged, Timed, Timer, TimingProcess
 from gdnbench.timing.machine import machine
 from gdnbench.timing.options import RULE, TimingOptions
 from gdnbench.timing.result import KernelTiming, Machine, RecordTiming
-from gdnbench.timing.seam import Mode
+from gdnbench.timing.types import Mode
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
 
-from gdnbench.timing.seam import COARSEST
+from gdnbench.timing.types import COARSEST
 
 CONFIDENCE = 0.99
 """Of an interval: a table has dozens."""

@@ -9,8 +9,8 @@ from gdnbench.report.outcome import Outcome
 from gdnbench.timing.counting import CountsReport, RecordCounts
 from gdnbench.timing.result import KernelTiming, PairTiming, RecordTiming
 from gdnbench.timing.run import TimingReport
-from gdnbench.timing.seam import Form, Mode
 from gdnbench.timing.statistics import Verdict
+from gdnbench.timing.types import Form, Mode
 
 Table = Callable[[Sequence[str], Sequence[Sequence[object]], Sequence[str]], str]
 """Headers, rows, and the headers of columns that are aligned to the right, as one text."""

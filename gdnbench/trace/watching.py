@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from gdnbench.sim.machine.seam import Dim3
+from gdnbench.sim.machine.engine_interface import Dim3
 from gdnbench.sim.value_trace import Selection
 from gdnbench.sim.watch import Observed
 from gdnbench.trace.writer import TraceWriter

@@ -27,7 +27,7 @@ from gdnbench.store.arrays import write_array
 from gdnbench.store.compression import Chunking, Compression
 from gdnbench.store.files import FolderFiles
 from gdnbench.store.layout import FORMAT_VERSION, METADATA, METADATA_LIMIT, TRACE, group_json, parse_node
-from gdnbench.trace.growing import GrowingArray
+from gdnbench.trace.append_array import GrowingArray
 from gdnbench.trace.layout import (
     COLUMNS,
     EVENT_BYTES,

@@ -14,11 +14,6 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from gdnbench_kernels.checks import (
-    at,
-    first_true,
-    resolved_scalars,
-)
 from gdnbench_kernels.contract import (
     Call,
     ContractError,
@@ -51,13 +46,18 @@ from gdnbench_kernels.gdn import (
 )
 from gdnbench_kernels.gdn_decode import shrink
 from gdnbench_kernels.gdn_decode.gates import CONVENTIONS, GATE, Gates
+from gdnbench_kernels.gdn_decode.op_cost import work_of
 from gdnbench_kernels.gdn_decode.ranges import ranges as ranges_of
 from gdnbench_kernels.gdn_decode.slots import PADDING, SlotPlan, plan_slots
 from gdnbench_kernels.gdn_decode.stage_rules import stage_limit
 from gdnbench_kernels.gdn_decode.steps import CUTE_STEPS, EXACT_STEPS, TORCH_STEPS
 from gdnbench_kernels.gdn_decode.synth import synth
-from gdnbench_kernels.gdn_decode.work import work_of
 from gdnbench_kernels.shrinking import Shrinking
+from gdnbench_kernels.validate import (
+    at,
+    first_true,
+    resolved_scalars,
+)
 
 NAME = "gdn_decode"
 RAW_TENSORS = ("A_log", "dt_bias")

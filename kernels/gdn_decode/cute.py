@@ -15,8 +15,8 @@ from torch import Tensor
 from gdnbench_kernels.arguments import multiprocessors
 from gdnbench_kernels.compiling import Program
 from gdnbench_kernels.contract import Launch
-from gdnbench_kernels.gdn_decode.call import Arguments, arch_of, arguments
 from gdnbench_kernels.gdn_decode.decode_plan import DecodePlan, choose
+from gdnbench_kernels.gdn_decode.launch_args import Arguments, arch_of, arguments
 from gdnbench_kernels.gdn_decode.sources import Tap
 
 __all__ = ["cute", "prepare"]

@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import Tensor
 
-from gdnbench_kernels.gdn_decode.call import Arguments, arguments
 from gdnbench_kernels.gdn_decode.cute import OPTIONAL, stages_of, tapped
+from gdnbench_kernels.gdn_decode.launch_args import Arguments, arguments
 
 _TENSORS = ("q", "k", "v", "g", "beta", "state", "state_indices")
 

@@ -131,12 +131,12 @@ def build(
     plan = DecodePlan(rows, warps, transport, load, store, ctas_per_sm, pdl, passes, resident, spread)
     shown = examples(tokens, state_dtype, g_dtype, beta_dtype, bias_dtype, reads, tap)
     if tap is not None:
-        from gdnbench_kernels.gdn_decode.tapped_update import Tapped, TappedBulkLoads, TappedBulkUpdate
+        from gdnbench_kernels.gdn_decode.kernel_sm90_taps import Tapped, TappedBulkLoads, TappedBulkUpdate
 
         tapped = {"registers": Tapped, "bulk_in": TappedBulkLoads, "bulk": TappedBulkUpdate}[transport]
         return tapped(tokens, group, state_dtype, gate, qk, plan, tap), shown
-    from gdnbench_kernels.gdn_decode.bulk_update import BulkLoads, BulkUpdate
-    from gdnbench_kernels.gdn_decode.state_update import StateUpdate
+    from gdnbench_kernels.gdn_decode.kernel_sm90 import StateUpdate
+    from gdnbench_kernels.gdn_decode.kernel_sm90_bulk import BulkLoads, BulkUpdate
 
     made: dict[str, type[StateUpdate]] = {
         "registers": StateUpdate,

@@ -11,11 +11,6 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from gdnbench_kernels.checks import (
-    check_integers,
-    first_true,
-    resolved_scalars,
-)
 from gdnbench_kernels.contract import (
     Call,
     ContractError,
@@ -48,12 +43,17 @@ from gdnbench_kernels.gdn import (
 )
 from gdnbench_kernels.gdn_prefill import shrink
 from gdnbench_kernels.gdn_prefill.chunks import ChunkPlan, plan_chunks
+from gdnbench_kernels.gdn_prefill.op_cost import work_of
 from gdnbench_kernels.gdn_prefill.ranges import ranges
 from gdnbench_kernels.gdn_prefill.stage_rules import stage_limit, with_rounded_sums
 from gdnbench_kernels.gdn_prefill.steps import CUT, EXACT_STEPS, SM100_STEPS, TORCH_STEPS
 from gdnbench_kernels.gdn_prefill.synth import synth
-from gdnbench_kernels.gdn_prefill.work import work_of
 from gdnbench_kernels.shrinking import Shrinking
+from gdnbench_kernels.validate import (
+    check_integers,
+    first_true,
+    resolved_scalars,
+)
 
 NAME = "gdn_prefill"
 STATE_TENSORS = ("initial_state", "final_state")

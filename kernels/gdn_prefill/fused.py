@@ -1,17 +1,15 @@
 """The kernel named `sm100_fused` of gdn_prefill: one launch, which hands nothing on through memory.
 
-What chunk_fused.py computes needs no table of chunks and no workspace: every CTA walks through one sequence.
-As with `sm100` nothing is read back from the device and no shape depends on values.
+`kernel_sm100_fused.py` needs no table of chunks and no workspace: every CTA walks through one sequence.
+As with `sm100`, nothing is read back from the device and no shape depends on values.
 """
 
 from __future__ import annotations
 
 from torch import Tensor
 
-from gdnbench_kernels.checks import dtype_name
 from gdnbench_kernels.gdn import default_scale
-from gdnbench_kernels.gdn_prefill.sizes import CHUNK, HEAD_DIM
-from gdnbench_kernels.gdn_prefill.sm100_call import (
+from gdnbench_kernels.gdn_prefill.launch_args import (
     FLOAT32,
     Outputs,
     check_ctas,
@@ -20,7 +18,9 @@ from gdnbench_kernels.gdn_prefill.sm100_call import (
     held,
     refuse,
 )
+from gdnbench_kernels.gdn_prefill.sizes import CHUNK, HEAD_DIM
 from gdnbench_kernels.gdn_prefill.sources import fused_source
+from gdnbench_kernels.validate import dtype_name
 
 
 def sm100_fused(

@@ -1,4 +1,4 @@
-"""What chunk_fused.py allocates, who does what in it, and what its roles are given. CuTe DSL."""
+"""What kernel_sm100_fused.py allocates, who does what in it, and what its roles are given. CuTe DSL."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The role STATE of chunk_fused.py: two warpgroups, each with 64 rows of a value head's state. CuTe DSL.
+"""The STATE role of kernel_sm100_fused.py: two warpgroups, each with 64 rows of a value head's state.
 
 A warpgroup's rows of any tile or accumulator of 128 are those of its lanes of tensor memory (`rows_of_half`).
 A thread has the same elements of K S^T, Q S^T, X, V_new and o, each transposed, and of every 64 columns of S,

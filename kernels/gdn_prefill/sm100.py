@@ -17,11 +17,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gdnbench_kernels.checks import dtype_name
 from gdnbench_kernels.gdn import default_scale
 from gdnbench_kernels.gdn_prefill.chunks import chunk_bound
-from gdnbench_kernels.gdn_prefill.sizes import CHUNK, HEAD_DIM
-from gdnbench_kernels.gdn_prefill.sm100_call import (
+from gdnbench_kernels.gdn_prefill.launch_args import (
     BFLOAT16,
     FLOAT32,
     INT32,
@@ -36,6 +34,7 @@ from gdnbench_kernels.gdn_prefill.sm100_call import (
     held,
     refuse,
 )
+from gdnbench_kernels.gdn_prefill.sizes import CHUNK, HEAD_DIM
 from gdnbench_kernels.gdn_prefill.sources import (
     A_TAPS,
     AI_TAPS,
@@ -47,6 +46,7 @@ from gdnbench_kernels.gdn_prefill.sources import (
     state_source,
     uw_source,
 )
+from gdnbench_kernels.validate import dtype_name
 
 __all__ = [
     "BETA_MAX",

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from gdnbench_kernels.gdn import default_scale
+from gdnbench_kernels.gdn_prefill.launch_args import FLOAT32, Outputs, check_inputs, held, refuse
 from gdnbench_kernels.gdn_prefill.sizes import CHUNK, HEAD_DIM
 from gdnbench_kernels.gdn_prefill.sm100 import (
     Workspace,
@@ -22,7 +23,6 @@ from gdnbench_kernels.gdn_prefill.sm100 import (
     chunk_state,
     chunk_uw,
 )
-from gdnbench_kernels.gdn_prefill.sm100_call import FLOAT32, Outputs, check_inputs, held, refuse
 from gdnbench_kernels.gdn_prefill.sources import Tap
 
 Call = Mapping[str, Any]

@@ -257,7 +257,7 @@ def build_fused(
     """q, k, v, g, beta, cu_seqlens, initial_state, o, final_state, scale."""
     import cutlass
 
-    from gdnbench_kernels.gdn_prefill.chunk_fused import ChunkFused
+    from gdnbench_kernels.gdn_prefill.kernel_sm100_fused import ChunkFused
 
     of = _Examples()
     return ChunkFused(heads, value_heads, split=beta_max > 1), (

@@ -13,14 +13,6 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from gdnbench_kernels.checks import (
-    at,
-    check_conventions,
-    check_scalars,
-    check_tensors,
-    dtype_name,
-    first_true,
-)
 from gdnbench_kernels.contract import (
     Call,
     ContractError,
@@ -41,6 +33,7 @@ from gdnbench_kernels.shrinking import Shrinking
 from gdnbench_kernels.swa_decode import shrink
 from gdnbench_kernels.swa_decode.layouts import SERVED as SERVED_LAYOUTS
 from gdnbench_kernels.swa_decode.layouts import CacheLayout
+from gdnbench_kernels.swa_decode.op_cost import work_of
 from gdnbench_kernels.swa_decode.ranges import ranges as ranges_of
 from gdnbench_kernels.swa_decode.sizes import BLOCK_SIZES, MAX_HEADS, MAX_WINDOW
 from gdnbench_kernels.swa_decode.synth import synth
@@ -51,7 +44,14 @@ from gdnbench_kernels.swa_decode.window import (
     flat_indices,
     shaped_indices,
 )
-from gdnbench_kernels.swa_decode.work import work_of
+from gdnbench_kernels.validate import (
+    at,
+    check_conventions,
+    check_scalars,
+    check_tensors,
+    dtype_name,
+    first_true,
+)
 
 NAME = "swa_decode"
 
@@ -158,7 +158,7 @@ KERNELS = {
         SERVED,
         devices=("sim", "cuda"),
         meaning="a wgmma kernel for SM90 in CuTe DSL, persistent CTAs",
-        sources="gdnbench_kernels.swa_decode.wgmma_sources:wgmma_sources",
+        sources="gdnbench_kernels.swa_decode.sm90_sources:wgmma_sources",
         archs=("sm_90a",),
     ),
     "sm100": KernelEntry(

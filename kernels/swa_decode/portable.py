@@ -17,8 +17,8 @@ from torch import Tensor
 from gdnbench_kernels.arguments import multiprocessors
 from gdnbench_kernels.programs import compiled
 from gdnbench_kernels.swa_decode import wgmma
-from gdnbench_kernels.swa_decode.call import Arguments, arch_of, prepare
-from gdnbench_kernels.swa_decode.faster import wgmma_is_faster
+from gdnbench_kernels.swa_decode.dispatch import wgmma_is_faster
+from gdnbench_kernels.swa_decode.launch_args import Arguments, arch_of, prepare
 from gdnbench_kernels.swa_decode.sources import PORTABLE_ROWS, portable_source
 
 __all__ = ["portable"]

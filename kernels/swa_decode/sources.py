@@ -116,7 +116,7 @@ def build_portable(
     heads: int, cache_layout: Layout, scale_dtype: ScaleDtype | None, sink: bool, lse: bool, rows: int
 ) -> Build:
     """See the module."""
-    from gdnbench_kernels.swa_decode.mma_sync_decode import MmaSyncDecode
+    from gdnbench_kernels.swa_decode.kernel_mma import MmaSyncDecode
 
     kernel = MmaSyncDecode(heads, CacheLayout(cache_layout), rows)
     return kernel, examples(heads, scale_dtype, sink, lse)
@@ -128,7 +128,7 @@ def build_sm100(
     """See the module; then parts, workers."""
     import cutlass
 
-    from gdnbench_kernels.swa_decode.tcgen05_decode import Tcgen05Decode
+    from gdnbench_kernels.swa_decode.kernel_sm100 import Tcgen05Decode
 
     *arguments, stream = examples(heads, scale_dtype, sink, lse)
     return Tcgen05Decode(heads, CacheLayout(cache_layout)), (

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from gdnbench_kernels.arguments import multiprocessors
 from gdnbench_kernels.programs import SM90, compiled
-from gdnbench_kernels.swa_decode.call import Arguments, arch_of, prepare
-from gdnbench_kernels.swa_decode.wgmma_plan import ROWS, Tuning
-from gdnbench_kernels.swa_decode.wgmma_sources import DEFAULT, wgmma_source
+from gdnbench_kernels.swa_decode.launch_args import Arguments, arch_of, prepare
+from gdnbench_kernels.swa_decode.sm90_plan import ROWS, Tuning
+from gdnbench_kernels.swa_decode.sm90_sources import DEFAULT, wgmma_source
 
 __all__ = ["wgmma"]
 

@@ -143,7 +143,7 @@ class _Operation:
         from gdnbench.replay.simulated import programs_simulated
         from gdnbench.synth import synthesise
         from gdnbench_kernels import arguments
-        from gdnbench_kernels.calling import run_kernel
+        from gdnbench_kernels.run import run_kernel
 
         arguments.B200_SMS = self.sms
         with programs_simulated():

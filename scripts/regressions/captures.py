@@ -12,9 +12,9 @@ from torch import Tensor
 from gdnbench.record import RecordDraft
 from gdnbench.store.writer import StoreWriter
 from gdnbench.synth import draft, synthesise
-from gdnbench_kernels.calling import run_kernel
 from gdnbench_kernels.contract import Call
 from gdnbench_kernels.gdn_decode.contract import OPERATION as DECODE
+from gdnbench_kernels.run import run_kernel
 
 STEPS = 192
 SLOT = 1

@@ -14,7 +14,7 @@ from static_check.launch_input import launch_input, plain_ptx
 from static_check.sentryward import Says, SentryWard, Verdict
 
 from gdnbench.errors import BadInputError
-from gdnbench.sim.checker.order import Verdict as Found
+from gdnbench.sim.checker.happens_before import Verdict as Found
 from gdnbench.sim.errors import SimError
 from gdnbench.sim.mutants.generate import mutants
 from gdnbench.sim.mutants.judge import KILLED, Judge, Outcome

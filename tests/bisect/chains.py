@@ -13,10 +13,10 @@ from torch import Tensor
 from gdnbench.record import RecordDraft
 from gdnbench.store.writer import StoreWriter
 from gdnbench.synth import draft, synthesise
-from gdnbench_kernels.calling import run_kernel
 from gdnbench_kernels.contract import Call
 from gdnbench_kernels.gdn_decode.contract import OPERATION
 from gdnbench_kernels.gdn_decode.torch_recurrent import torch_recurrent
+from gdnbench_kernels.run import run_kernel
 
 LAYERS = (0, 1)
 MARK = 3.0

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from gdnbench.bisect import content, trial
+from gdnbench.bisect import cache_key, trial
 
 
 def digest(kernel: str) -> str:
-    return content.of_code(trial.sources(kernel))
+    return cache_key.of_code(trial.sources(kernel))
 
 
 @pytest.fixture

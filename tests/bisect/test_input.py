@@ -571,5 +571,5 @@ def test_what_the_file_cannot_tell_is_no_failure(
     ("ends", "status"), [(0, 1), (1, 1), (3, 1), (OWN, 0), (OWN + 1, 1), (OWN + 2, 2), (OWN + 3, 3)]
 )
 def test_a_status_of_the_kernel_s_own_is_its_failure(tmp_path: Path, ends: int, status: int) -> None:
-    (tmp_path / "ends.py").write_text(f"raise SystemExit({ends})")
-    assert apart(str(tmp_path / "ends.py"), "mine.py:kernel", 60.0) == status
+    (tmp_path / "endpoints.py").write_text(f"raise SystemExit({ends})")
+    assert apart(str(tmp_path / "endpoints.py"), "mine.py:kernel", 60.0) == status

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from gdnbench.bisect import content
+from gdnbench.bisect import cache_key
 from gdnbench.bisect.ddmin import fewest
 from gdnbench.bisect.input.failure import Signature
 from gdnbench.bisect.input.layout import is_plain, laid_out
@@ -164,6 +164,6 @@ def test_a_draft_is_known_by_what_it_holds(tmp_path: Path) -> None:
         writer.write("0", drafts)
     with Store.open(tmp_path / "s.zarr") as store:
         for record, one in zip(store.records, drafts, strict=True):
-            assert content.of_records([record]) == content.of_drafts([one])
+            assert cache_key.of_records([record]) == cache_key.of_drafts([one])
         # A pool of another size and slots further apart are other records.
-        assert len({content.of_records([record]) for record in store.records}) == 3
+        assert len({cache_key.of_records([record]) for record in store.records}) == 3

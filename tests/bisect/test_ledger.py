@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from gdnbench.bisect.ledger import Ledger, key_of
 from gdnbench.bisect.verdict import State, Verdict
+from gdnbench.bisect.verdict_cache import Ledger, key_of
 from gdnbench.errors import StoreError
 
 GOOD = Verdict(State.GOOD, "pass", digest="d", facts={"errors": {"o": 1e-3}}, seconds=0.5)
@@ -61,7 +61,7 @@ def test_another_process_s_verdicts_are_seen(tmp_path: Path) -> None:
 ADD_MANY = """
 import sys
 from pathlib import Path
-from gdnbench.bisect.ledger import Ledger
+from gdnbench.bisect.verdict_cache import Ledger
 from gdnbench.bisect.verdict import State, Verdict
 
 path, first = Path(sys.argv[1]), int(sys.argv[2])

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from gdnbench.bisect.commit import leash
-from gdnbench.bisect.commit.leash import Ended
-from gdnbench.bisect.commit.own import OwnReplay
+from gdnbench.bisect.commit import child_process
+from gdnbench.bisect.commit.child_process import Ended
+from gdnbench.bisect.commit.revision_cli import OwnReplay
 from gdnbench.bisect.prober import Place
 from gdnbench.bisect.trial import Trial
 from gdnbench.bisect.verdict import State
@@ -47,7 +47,7 @@ def test_a_process_that_ends_while_the_kernel_is_imported_says_nothing(
             raise one
         return one  # type: ignore[no-any-return]
 
-    monkeypatch.setattr(leash, "run", run)
+    monkeypatch.setattr(child_process, "run", run)
     found = OwnReplay(Place(sys.executable, "."), 5.0).run(Trial(str(decode), "k.py:kernel"))
     assert (found.state, left) == (state, [])
     if state is State.BAD:

@@ -22,9 +22,9 @@ from gdnbench.judge.calls import compact
 from gdnbench.store.reader import Store
 from gdnbench.store.writer import StoreWriter
 from gdnbench.synth import draft, synthesise
-from gdnbench_kernels.calling import run_kernel
 from gdnbench_kernels.contract import Call
 from gdnbench_kernels.gdn_decode.contract import OPERATION
+from gdnbench_kernels.run import run_kernel
 
 FOLDER = Path(__file__).parent
 STEPS, MARKED = 48, (1, 17)

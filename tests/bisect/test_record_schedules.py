@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from gdnbench.bisect import content
-from gdnbench.bisect.record import carried, text
+from gdnbench.bisect import cache_key
 from gdnbench.bisect.record import find as finding
+from gdnbench.bisect.record import rollout, text
 from gdnbench.bisect.record.find import Asked
 from gdnbench.bisect.record.links import links_of
 from gdnbench.bisect.session import Session
@@ -93,7 +93,7 @@ def store(tmp_path: Path) -> Path:
 
 def asked_of(store: Path, kernel: str, **more: Any) -> dict[str, Any]:
     with Store.open(store) as opened:
-        links, digest = links_of(opened.records).to_json([0]), content.of_records(opened.records)
+        links, digest = links_of(opened.records).to_json([0]), cache_key.of_records(opened.records)
     given = {"store": str(store), "kernel": kernel, "on": "sim", "calls": [0], "links": links, "tol": None}
     return {**given, "schedules": list(SCHEDULES), "content": digest, **more}
 
@@ -102,20 +102,20 @@ def asked_of(store: Path, kernel: str, **more: Any) -> dict[str, Any]:
 def test_states_are_followed_under_every_schedule(store: Path, tmp_path: Path, function: str) -> None:
     (tmp_path / "mine.py").write_text(KERNELS.replace("FACTOR", "1.5"))
     kernel, file = f"{tmp_path / 'mine.py'}:{function}", str(tmp_path / "states.pt")
-    followed = carried.block(**asked_of(store, kernel), keep=[], load_from=None, save_to=file)
+    followed = rollout.block(**asked_of(store, kernel), keep=[], load_from=None, save_to=file)
     assert (followed.state, followed.kind) == (State.BAD, "bits depend on the schedule")
     assert "schedule early leaves other bits of state than late" in followed.reason
-    exact = carried.steps(**asked_of(store, kernel), judged=[0], k=None)
+    exact = rollout.steps(**asked_of(store, kernel), judged=[0], k=None)
     assert exact.state is State.BAD
     assert exact.reason.endswith("under early") == (function == "needs_it_late")
     for schedules, state in ((["early"], State.GOOD), (["late"], State.BAD)):
-        found = carried.steps(**asked_of(store, kernel, schedules=schedules), judged=[0], k=None)
+        found = rollout.steps(**asked_of(store, kernel, schedules=schedules), judged=[0], k=None)
         assert (found.state is state) == (function == "needs_it")
 
 
 def test_bits_that_differ_within_the_bound_are_a_fault_too(store: Path, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(KERNELS.replace("FACTOR", "1 + 2**-23"))
-    exact = carried.steps(**asked_of(store, f"{tmp_path / 'mine.py'}:needs_it"), judged=[0], k=None)
+    exact = rollout.steps(**asked_of(store, f"{tmp_path / 'mine.py'}:needs_it"), judged=[0], k=None)
     assert exact.state is State.BAD
     assert "leaves other bits of state than late" in exact.reason
 
@@ -123,7 +123,7 @@ def test_bits_that_differ_within_the_bound_are_a_fault_too(store: Path, tmp_path
 def test_calls_that_are_no_longer_there_are_not_followed(store: Path, tmp_path: Path) -> None:
     given = asked_of(store, "torch", content="0" * 64)
     with pytest.raises(StoreError, match="records are others than when this began"):
-        carried.block(**given, keep=[], load_from=None, save_to=str(tmp_path / "states.pt"))
+        rollout.block(**given, keep=[], load_from=None, save_to=str(tmp_path / "states.pt"))
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from gdnbench.bisect.content import of_store
+from gdnbench.bisect.cache_key import of_store
 from gdnbench.bisect.stage import probe
 from gdnbench.bisect.verdict import State
 from gdnbench_kernels import compiling

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gdnbench.bisect.steady import RUNS, Steadiness, steady
+from gdnbench.bisect.flakiness import RUNS, Steadiness, steady
 from gdnbench.bisect.trial import SCHEDULES, Trial, run
 from gdnbench.bisect.verdict import State
 from gdnbench.report.outcome import Outcome

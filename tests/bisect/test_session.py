@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from gdnbench.bisect import ends
+from gdnbench.bisect import endpoints
+from gdnbench.bisect.flakiness import RUNS
 from gdnbench.bisect.session import STATE, NotKeptError, Session, alone, unfinished
-from gdnbench.bisect.steady import RUNS
 from gdnbench.bisect.trial import Trial
 from gdnbench.bisect.verdict import State, Verdict
 from gdnbench.errors import BadInputError, StoreError
@@ -135,20 +135,20 @@ def test_an_end_that_is_interrupted_goes_on_with_the_next_process(tmp_path: Path
     trial, question = Trial("s.zarr", "torch"), {"kernel": "torch"}
     stop = RUNS + 1  # in the third process
     with pytest.raises(KeyboardInterrupt):
-        ends.look(begin(tmp_path, []), "one", question, trial, Counting)
+        endpoints.look(begin(tmp_path, []), "one", question, trial, Counting)
     assert len(asked) == stop
     stop = -1
-    ends.look(begin(tmp_path, []), "one", question, trial, Counting)
+    endpoints.look(begin(tmp_path, []), "one", question, trial, Counting)
     assert len(asked) == RUNS + 2
-    ends.look(begin(tmp_path, [], fresh=True), "one", question, trial, Counting)
+    endpoints.look(begin(tmp_path, [], fresh=True), "one", question, trial, Counting)
     assert len(asked) == 2 * (RUNS + 2)
     # Interrupted in the first process: its runs belong together, and all of them are made again.
     asked.clear()
     stop = 2
     with pytest.raises(KeyboardInterrupt):
-        ends.look(begin(tmp_path, []), "other", {"kernel": "other"}, trial, Counting)
+        endpoints.look(begin(tmp_path, []), "other", {"kernel": "other"}, trial, Counting)
     stop = -1
-    ends.look(begin(tmp_path, []), "other", {"kernel": "other"}, trial, Counting)
+    endpoints.look(begin(tmp_path, []), "other", {"kernel": "other"}, trial, Counting)
     assert len(asked) == 2 + RUNS + 2
 
 
@@ -185,7 +185,7 @@ def test_a_fresh_end_takes_the_place_of_what_was_known(tmp_path: Path) -> None:
     trial, question = Trial("s.zarr", "torch"), {"kernel": "torch"}
     for verdict in (GOOD, BAD):
         session = begin(tmp_path, [], fresh=True)
-        ends.look(session, "one", question, trial, lambda verdict=verdict: Saying(verdict))  # type: ignore[misc]
+        endpoints.look(session, "one", question, trial, lambda verdict=verdict: Saying(verdict))  # type: ignore[misc]
         session.finish({})
     assert begin(tmp_path, []).ask("one", question, pytest.fail).state is State.BAD
 

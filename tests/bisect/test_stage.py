@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from gdnbench.bisect import content
+from gdnbench.bisect import cache_key
 from gdnbench.bisect.session import Session
 from gdnbench.bisect.stage import find as finding
 from gdnbench.bisect.stage import probe
@@ -22,10 +22,10 @@ from gdnbench.errors import BadInputError
 from gdnbench.store.reader import Store
 from gdnbench.store.writer import StoreWriter
 from gdnbench.synth import draft, synthesise
-from gdnbench_kernels.calling import run_kernel
 from gdnbench_kernels.contract import Call
 from gdnbench_kernels.gdn_prefill.contract import OPERATION
 from gdnbench_kernels.gdn_prefill.steps import CUT
+from gdnbench_kernels.run import run_kernel
 
 FOLDER = Path(__file__).parent
 STAGED = FOLDER / "staged.py"
@@ -229,7 +229,7 @@ def asked(kernel: str, store: Path) -> dict[str, object]:
         "kernel": kernel,
         "on": "sim",
         "record": 0,
-        "content": content.of_store(str(store), lambda _: [0]),
+        "content": cache_key.of_store(str(store), lambda _: [0]),
         "k": None,
         "tol": None,
         "schedules": ["late"],

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gdnbench.bisect import ends
+from gdnbench.bisect import endpoints
 from gdnbench.bisect import trial as trials
 from gdnbench.bisect.prober import Prober
 from gdnbench.bisect.session import Session
@@ -47,7 +47,7 @@ def test_between_question_and_probe(trial: Trial, session: Session, beside: Any)
     with pytest.raises(StoreError, match=CHANGED):
         session.ask("one", question, lambda: here().run(trial))
     with pytest.raises(StoreError, match=CHANGED):
-        ends.look(session, "one", question, trial, here)
+        endpoints.look(session, "one", question, trial, here)
     assert len(session.ledger) == 0
     assert trials.question(trial) != question
 
@@ -65,7 +65,7 @@ def test_between_two_looks_at_an_end(trial: Trial, session: Session, beside: Any
             return found
 
     with pytest.raises(StoreError, match=CHANGED):
-        ends.look(session, "one", question, trial, Changing)
+        endpoints.look(session, "one", question, trial, Changing)
     assert session.ledger.find(question) is None
     assert session.ledger.find({**question, "steady": 3}) is None
 

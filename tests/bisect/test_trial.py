@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from gdnbench.bisect import trial as trials
+from gdnbench.bisect.flakiness import RUNS, Steadiness, steady
 from gdnbench.bisect.prober import Place, Prober
-from gdnbench.bisect.steady import RUNS, Steadiness, steady
 from gdnbench.bisect.trial import Trial, question
 from gdnbench.bisect.verdict import State
 from gdnbench.errors import BadInputError

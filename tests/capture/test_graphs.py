@@ -13,9 +13,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gdnbench.capture import bundle, record, runtime
-from gdnbench.capture.bundle import Bundle, Fill
+from gdnbench.capture import packing, record, runtime
 from gdnbench.capture.options import CaptureOptions
+from gdnbench.capture.packing import Bundle, Fill
 from gdnbench.store.reader import Store
 from tests.capture.stand_in import Operators, StandInGraph, StandInStreams, capturing_stand_in, graph_of
 
@@ -346,9 +346,9 @@ def test_a_call_whose_rows_cannot_be_copied_takes_neither_room_nor_the_other_cal
         if full and not streams.capturing():
             full.clear()
             raise torch.OutOfMemoryError("out of memory")
-        return bundle.pack(fills)
+        return packing.pack(fills)
 
-    monkeypatch.setattr("gdnbench.capture.moment.pack", pack)
+    monkeypatch.setattr("gdnbench.capture.device_snapshot.pack", pack)
     with capturing_stand_in(tmp_path / "run.zarr", streams, CaptureOptions(when_full="drop")) as counts:
         with graph_of(graph):
             engine.forward()
@@ -394,7 +394,7 @@ def test_rows_known_to_all_captures_may_be_forgotten_by_another_at_any_time(
     class Forgotten(dict[object, object]):
         def __setitem__(self, key: object, value: object) -> None: ...
 
-    monkeypatch.setattr("gdnbench.capture.pending._rows_known", Forgotten())
+    monkeypatch.setattr("gdnbench.capture.inflight._rows_known", Forgotten())
     engine, streams = Engine(), StandInStreams()
     with capturing_stand_in(tmp_path / "run.zarr", streams) as counts:
         engine.next_step()

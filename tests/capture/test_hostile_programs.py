@@ -20,7 +20,7 @@ from gdnbench.capture.hook import CaptureFinder, install, remove
 from gdnbench.capture.layers import LayerNames
 from gdnbench.capture.report import Report, read_report
 from gdnbench.errors import BadInputError
-from gdnbench.store.journal_log import JournalLog
+from gdnbench.store.journal.log import JournalLog
 from gdnbench.store.reader import Store
 
 Toy = Any

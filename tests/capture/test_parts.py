@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from gdnbench.capture.heads import collapse_repeated_heads
+from gdnbench.capture.head_dedup import collapse_repeated_heads
 from gdnbench.capture.layers import Layer, LayerNames
 from gdnbench.capture.options import CaptureOptions
 from gdnbench.capture.selection import Selection, layer_matches

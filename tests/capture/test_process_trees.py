@@ -53,7 +53,7 @@ def test_a_killed_rank_leaves_the_others_whole(toy: Toy, tmp_path: Path) -> None
         import os, signal, sys, torch, toyframe
         import torch.distributed as dist
         import torch.multiprocessing as mp
-        from gdnbench.store.journal_log import JournalLog
+        from gdnbench.store.journal.log import JournalLog
 
         def die_half_way(log, pieces, nbytes):
             os.write(log._fd, b"".join(map(bytes, pieces))[:nbytes // 2])

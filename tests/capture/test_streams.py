@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from gdnbench.capture import streams
-from gdnbench.capture.bundle import copied, pack
-from gdnbench.capture.pending import PendingRecord
+from gdnbench.capture.inflight import PendingRecord
+from gdnbench.capture.packing import copied, pack
 from gdnbench.capture.transfer import LIMIT_BYTES, Transfers
 
 

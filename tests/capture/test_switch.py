@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
+from gdnbench.capture.control import Remote, Switch, send, start_of
 from gdnbench.capture.launch import run_captured
 from gdnbench.capture.layers import Layer
 from gdnbench.capture.options import OPTIONS_VARIABLE, CaptureOptions
 from gdnbench.capture.report import Report, read_report
 from gdnbench.capture.sealing import SealingThread
 from gdnbench.capture.selection import Selection
-from gdnbench.capture.switch import Remote, Switch, send, start_of
 from gdnbench.errors import BadInputError
 from gdnbench.store.reader import Store
 

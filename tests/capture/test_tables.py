@@ -12,9 +12,9 @@ import pytest
 
 from gdnbench.capture import CaptureOptions, capturing
 from gdnbench.capture.adapter import Target
+from gdnbench.capture.adapter_config import read_tables
 from gdnbench.capture.adapters.paged import INDEX_SHAPES, Paged
 from gdnbench.capture.options import CACHE_LAYOUTS
-from gdnbench.capture.tables import read_tables
 from gdnbench.errors import BadInputError
 from gdnbench_kernels.swa_decode.contract import CACHE_LAYOUT, INDEX_SHAPE
 

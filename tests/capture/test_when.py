@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from gdnbench.capture.filter_expr import TensorForm, When
 from gdnbench.capture.options import CaptureOptions
 from gdnbench.capture.trigger import known_names, tensor_names
-from gdnbench.capture.when import TensorForm, When
 from gdnbench.errors import BadInputError
 
 CALL: dict[str, Any] = {
@@ -127,7 +127,7 @@ def test_an_error_of_the_expression_itself_is_raised() -> None:
 
 
 def test_no_name_means_two_things_in_one_operation() -> None:
-    from gdnbench.capture.when import CALL_NAMES, FUNCTIONS
+    from gdnbench.capture.filter_expr import CALL_NAMES, FUNCTIONS
     from gdnbench.ops import operations
 
     for contract in operations().values():

@@ -10,18 +10,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from gdnbench.judge.brief import errors
 from gdnbench.judge.metrics import compare
+from gdnbench.judge.quick_check import errors
 from gdnbench.judge.record import Judge
 from gdnbench.judge.result import TensorResult
-from gdnbench.judge.rows import Memory
+from gdnbench.judge.row_source import Memory
 from gdnbench.judge.rule import Bound
 from gdnbench.ops import operation
 from gdnbench.store.reader import Store, StoredRecord
 from gdnbench.store.writer import StoreWriter
 from gdnbench.synth import draft, synthesise
-from gdnbench_kernels.calling import run_kernel
 from gdnbench_kernels.contract import Partition, Region
+from gdnbench_kernels.run import run_kernel
 
 CPU = torch.device("cpu")
 OP = operation("gdn_decode")
@@ -82,7 +82,7 @@ def test_its_figures_are_those_of_a_full_comparison(
 ) -> None:
     """With rows of padding, and sequences out of order. The full comparison sums other blocks, and where it
     may in fp32: 3 10^3 elements of a group move its sums by some 10^-6 of them."""
-    monkeypatch.setattr("gdnbench.judge.brief.BLOCK", block)
+    monkeypatch.setattr("gdnbench.judge.quick_check.BLOCK", block)
     generator = torch.Generator().manual_seed(torch.seed() % 2**30)
     y = torch.randn(11, 3, 4, 70, generator=generator, dtype=torch.float64)
     x = (y + 0.01 * torch.randn(y.shape, generator=generator, dtype=torch.float64)).to(dtype)

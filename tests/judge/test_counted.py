@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from gdnbench.judge.counted import counted
+from gdnbench.judge.valid_rows import counted
 from gdnbench.ops import operation
 from gdnbench.synth import synthesise
 

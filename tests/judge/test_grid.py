@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from gdnbench.judge import grid as grids
+from gdnbench.judge.block_stats import Tolerance
 from gdnbench.judge.grid import Grid
-from gdnbench.judge.lines import Tolerance
-from gdnbench.judge.rows import Memory
+from gdnbench.judge.row_source import Memory
 from gdnbench.judge.rule import Bound
 from gdnbench.judge.tensor import Subject, hold, judge, show
 from gdnbench.record import When

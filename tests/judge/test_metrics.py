@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from gdnbench.judge import lines, metrics
-from gdnbench.judge.lines import Tolerance
+from gdnbench.judge import block_stats, metrics
+from gdnbench.judge.block_stats import Tolerance
+from gdnbench.judge.location import whole
 from gdnbench.judge.metrics import compare
-from gdnbench.judge.rows import Memory
-from gdnbench.judge.where import whole
+from gdnbench.judge.row_source import Memory
 from gdnbench_kernels.contract import Partition, Region
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32, torch.float64, torch.float8_e4m3fn, torch.float8_e5m2]
@@ -288,7 +288,7 @@ def test_blocks_and_reads_do_not_change_figures(monkeypatch: pytest.MonkeyPatch)
     x, y = pair(torch.bfloat16, (343, 3, 32), 0.1)
     partition = chunked([1, 63, 64, 65, 150])
     whole_at_once = compare(Memory(x), Memory(y), partition, AXES)
-    monkeypatch.setattr(lines, "BLOCK", 100)
+    monkeypatch.setattr(block_stats, "BLOCK", 100)
     monkeypatch.setattr(metrics, "READ_BYTES", 1000)
     in_pieces = compare(Memory(x), Memory(y), partition, AXES)
     assert in_pieces.worst == whole_at_once.worst

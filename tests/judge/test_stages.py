@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from gdnbench.judge.lines import Tolerance
+from gdnbench.judge.block_stats import Tolerance
 from gdnbench.judge.result import Side, TensorResult
 from gdnbench.judge.rule import Bitwise, Bound
 from gdnbench.judge.stages import judge_stages
-from gdnbench_kernels.calling import run_kernel
 from gdnbench_kernels.contract import Call
 from gdnbench_kernels.gdn_prefill.contract import OPERATION, stage_limit, with_rounded_sums
+from gdnbench_kernels.run import run_kernel
 
 NAMES = ["g_cu", "A", "Ai", "U", "W", "h", "V_new", "P"]
 

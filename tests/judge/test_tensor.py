@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from gdnbench.errors import BadInputError
-from gdnbench.judge.lines import Tolerance
-from gdnbench.judge.rows import Memory
+from gdnbench.judge.block_stats import Tolerance
+from gdnbench.judge.row_source import Memory
 from gdnbench.judge.rule import Bitwise, Bound, make_rule
 from gdnbench.judge.tensor import Subject, hold, judge, show
 from gdnbench.record import When

@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from gdnbench.judge.error_attribution import StageShare, waterfall
 from gdnbench.judge.rule import Bound
 from gdnbench.judge.stages import exact_stages, judge_stages
-from gdnbench.judge.waterfall import StageShare, waterfall
-from gdnbench_kernels.calling import run_kernel
 from gdnbench_kernels.contract import Call, Operation
 from gdnbench_kernels.gdn_decode.contract import OPERATION as DECODE
 from gdnbench_kernels.gdn_prefill.contract import OPERATION as PREFILL
+from gdnbench_kernels.run import run_kernel
 from gdnbench_kernels.swa_decode.contract import OPERATION as SWA
 
 TOKENS, CHUNK = 5, 64

@@ -15,11 +15,11 @@ from gdnbench.judge.tensor import Subject, judge
 from gdnbench.record import When
 from gdnbench.replay.simulated import programs_simulated
 from gdnbench.sim.simulate import Settings, active
-from gdnbench_kernels.calling import run_kernel
 from gdnbench_kernels.contract import Call
 from gdnbench_kernels.gdn_decode.contract import OPERATION, slots_of
 from gdnbench_kernels.gdn_decode.cute import cute
 from gdnbench_kernels.gdn_decode.synth import synth
+from gdnbench_kernels.run import run_kernel
 
 Outputs = dict[str, Tensor]
 

@@ -11,15 +11,15 @@ import torch
 from torch import Tensor
 
 from gdnbench.bits import as_integers
-from gdnbench.judge.lines import Tolerance
-from gdnbench.judge.rows import Memory
+from gdnbench.judge.block_stats import Tolerance
+from gdnbench.judge.row_source import Memory
 from gdnbench.judge.rule import Bound
 from gdnbench.judge.tensor import Subject, hold, judge
 from gdnbench.record import When
 from gdnbench.replay.simulated import programs_simulated
 from gdnbench.sim.simulate import Settings, active
-from gdnbench_kernels.calling import run_kernel
 from gdnbench_kernels.contract import Call
+from gdnbench_kernels.run import run_kernel
 from gdnbench_kernels.swa_decode.contract import OPERATION, flat_of
 from gdnbench_kernels.swa_decode.layouts import ds_mla_parts, empty_ds_mla
 from gdnbench_kernels.swa_decode.synth import synth

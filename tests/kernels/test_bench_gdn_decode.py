@@ -18,8 +18,8 @@ from gdnbench.replay.kernels import load
 from gdnbench.replay.simulated import simulated
 from gdnbench.report.outcome import Outcome
 from gdnbench.timing.result import Block, End, KernelTiming, Machine, PairTiming, Rates, RecordTiming
-from gdnbench.timing.seam import Mode
 from gdnbench.timing.statistics import Interval, Verdict, summary
+from gdnbench.timing.types import Mode
 from gdnbench_kernels.gdn_decode.contract import OPERATION
 
 FAULTY = Path(__file__).with_name("faulty_gdn_decode.py")

@@ -22,12 +22,12 @@ from gdnbench.replay.simulated import programs_simulated
 from gdnbench.sim.simulate import Session, Settings, active
 from gdnbench_kernels.compiling import program
 from gdnbench_kernels.contract import Call
-from gdnbench_kernels.gdn_prefill import chunk_fused, fused_plan
+from gdnbench_kernels.gdn_prefill import fused_plan, kernel_sm100_fused
 from gdnbench_kernels.gdn_prefill.cases import cases
-from gdnbench_kernels.gdn_prefill.chunk_fused import PLAN, SPLIT_PLAN
 from gdnbench_kernels.gdn_prefill.contract import OPERATION
 from gdnbench_kernels.gdn_prefill.fused import sm100_fused
 from gdnbench_kernels.gdn_prefill.gate_scan import Gate
+from gdnbench_kernels.gdn_prefill.kernel_sm100_fused import PLAN, SPLIT_PLAN
 from gdnbench_kernels.gdn_prefill.sources import StateDtype, fused_source
 from gdnbench_kernels.gdn_prefill.synth import synth
 from gdnbench_kernels.plan import KernelPlan
@@ -322,9 +322,9 @@ def test_builds_take_what_the_plan_says(
 def test_registers_are_those_there_are() -> None:
     """Of an SM, 64 K, by warpgroup; and launched with what all threads can have."""
     groups = {
-        "STATE": chunk_fused.STATE_REGISTERS,
-        "INVERT": chunk_fused.INVERT_REGISTERS,
-        "LOAD": chunk_fused.OTHER_REGISTERS,
+        "STATE": kernel_sm100_fused.STATE_REGISTERS,
+        "INVERT": kernel_sm100_fused.INVERT_REGISTERS,
+        "LOAD": kernel_sm100_fused.OTHER_REGISTERS,
     }
     warps = {**PLAN.warps, "LOAD": sum(PLAN.warps[name] for name in ("LOAD", "MMA", "GATE", "STORE"))}
     assert sum(32 * warps[name] * registers for name, registers in groups.items()) == 1 << 16
@@ -369,4 +369,4 @@ def test_the_header_says_what_split_takes() -> None:
         for name in ("s_k", "s_blocks")
     )
     said = f"{keys} stages of s_k and {blocks} of s_blocks, {SPLIT_PLAN.smem_bytes} bytes."
-    assert f"With `split` there are {said}" in str(chunk_fused.__doc__)
+    assert f"With `split` there are {said}" in str(kernel_sm100_fused.__doc__)

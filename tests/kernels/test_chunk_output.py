@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 from gdnbench import sim
-from gdnbench_kernels.calling import run_kernel
 from gdnbench_kernels.gdn_prefill.chunked import form_p, read_out
 from gdnbench_kernels.gdn_prefill.chunks import gather_chunks, scatter_chunks
 from gdnbench_kernels.gdn_prefill.contract import OPERATION, plan_of
 from gdnbench_kernels.gdn_prefill.sources import build_output
 from gdnbench_kernels.gdn_prefill.synth import synth
 from gdnbench_kernels.rounding import EXACT, Arithmetic, served
+from gdnbench_kernels.run import run_kernel
 
 LENGTHS = (1, 63, 64, 65, 0, 127, 129)
 SCALE = 128**-0.5

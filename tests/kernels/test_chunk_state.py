@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from gdnbench import sim
-from gdnbench_kernels.calling import run_kernel
 from gdnbench_kernels.gdn_prefill import chunk_state
 from gdnbench_kernels.gdn_prefill.chunk_state import PLAN
 from gdnbench_kernels.gdn_prefill.chunked import advance_state
@@ -21,6 +20,7 @@ from gdnbench_kernels.gdn_prefill.contract import OPERATION, plan_of
 from gdnbench_kernels.gdn_prefill.sources import StateDtype, build_state
 from gdnbench_kernels.gdn_prefill.synth import synth
 from gdnbench_kernels.rounding import EXACT, Arithmetic, served
+from gdnbench_kernels.run import run_kernel
 
 LENGTHS = (1, 63, 0, 64, 65, 127, 129)
 GUARD = 3

@@ -18,13 +18,13 @@ from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 from torch import Tensor
 
 from gdnbench import sim
-from gdnbench_kernels.calling import run_kernel
 from gdnbench_kernels.contract import Call
 from gdnbench_kernels.gdn_prefill import chunk_uw
 from gdnbench_kernels.gdn_prefill.chunk_uw import PLAN, SPLIT_PLAN, ChunkUW, Tap
 from gdnbench_kernels.gdn_prefill.contract import OPERATION, plan_of
 from gdnbench_kernels.gdn_prefill.stage_rules import stage_limit, with_rounded_sums
 from gdnbench_kernels.plan import KernelPlan
+from gdnbench_kernels.run import run_kernel
 
 LENGTHS = (1, 63, 0, 64, 65, 127, 129)
 STAGES = ("g_cu", "U", "W")

@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from gdnbench.ops import operation
-from gdnbench_kernels.calling import run_kernel
 from gdnbench_kernels.compiling import ARCHS, Program, program
 from gdnbench_kernels.contract import Call
 from gdnbench_kernels.gdn_prefill.chunks import plan_chunks
 from gdnbench_kernels.gdn_prefill.sizes import CHUNK
 from gdnbench_kernels.gdn_prefill.sm100 import ChunkTables
 from gdnbench_kernels.gdn_prefill.sources import metadata_source
+from gdnbench_kernels.run import run_kernel
 
 pytestmark = [
     pytest.mark.gpu,

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from gdnbench.ops import operation
-from gdnbench_kernels.calling import run_kernel
 from gdnbench_kernels.contract import Call
+from gdnbench_kernels.run import run_kernel
 
 pytestmark = [
     pytest.mark.gpu,

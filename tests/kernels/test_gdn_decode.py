@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from gdnbench_kernels.calling import run_kernel
 from gdnbench_kernels.contract import Call
 from gdnbench_kernels.gdn_decode.contract import OPERATION
 from gdnbench_kernels.gdn_prefill.contract import OPERATION as PREFILL
+from gdnbench_kernels.run import run_kernel
 
 Measure = Callable[[Tensor, Tensor], float]
 

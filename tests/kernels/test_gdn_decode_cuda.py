@@ -17,9 +17,9 @@ from torch import Tensor
 pytest.importorskip("cutlass", reason="CuTe DSL has wheels for Linux only")
 
 from gdnbench_kernels.contract import Call
-from gdnbench_kernels.gdn_decode.call import arch_of
 from gdnbench_kernels.gdn_decode.cute import cute, prepare
 from gdnbench_kernels.gdn_decode.decode_plan import DecodePlan, chosen
+from gdnbench_kernels.gdn_decode.launch_args import arch_of
 
 sys.path.insert(0, str(Path(__file__).parent))
 from gdn_decode_calls import (

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from gdnbench.errors import Exit
 from gdnbench.replay.kernels import load_function
-from gdnbench_kernels.calling import run_kernel
 from gdnbench_kernels.contract import Call
 from gdnbench_kernels.gdn_decode.contract import OPERATION
 from gdnbench_kernels.gdn_decode.drift import Curve, faults, growth, states, stretches
 from gdnbench_kernels.gdn_prefill.contract import OPERATION as PREFILL
+from gdnbench_kernels.run import run_kernel
 
 FAULTY = Path(__file__).with_name("faulty_gdn_decode.py")
 EPS = 2.0**-24

@@ -21,9 +21,9 @@ from gdnbench.sim.simulate import active
 from gdnbench_kernels import cuda_launch
 from gdnbench_kernels.compiling import program
 from gdnbench_kernels.contract import Call
-from gdnbench_kernels.gdn_decode.call import arguments as checked
 from gdnbench_kernels.gdn_decode.cute import cute, prepare
 from gdnbench_kernels.gdn_decode.decode_plan import DecodePlan, candidates, choose, chosen
+from gdnbench_kernels.gdn_decode.launch_args import arguments as checked
 from gdnbench_kernels.gdn_decode.sources import source
 
 sys.path.insert(0, str(Path(__file__).parent))

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from gdnbench.judge.rule import Bound
 from gdnbench.judge.stages import judge_stages
-from gdnbench_kernels.calling import run_kernel
 from gdnbench_kernels.contract import Call
 from gdnbench_kernels.gdn_decode.contract import OPERATION, slots_of
 from gdnbench_kernels.gdn_decode.steps import torch_steps
+from gdnbench_kernels.run import run_kernel
 
 Array = NDArray[np.float64]
 

@@ -11,11 +11,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gdnbench_kernels.calling import run_kernel
 from gdnbench_kernels.contract import Call
 from gdnbench_kernels.gdn_prefill.chunked import causal_decay, chunk_cumsum, invert
 from gdnbench_kernels.gdn_prefill.contract import OPERATION, plan_of
 from gdnbench_kernels.rounding import EXACT
+from gdnbench_kernels.run import run_kernel
 
 Array = NDArray[np.float64]
 

@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from gdnbench_kernels.calling import run_kernel
 from gdnbench_kernels.contract import Call, Operation
 from gdnbench_kernels.gdn_decode.contract import OPERATION as DECODE
 from gdnbench_kernels.gdn_decode.contract import slots_of
 from gdnbench_kernels.gdn_prefill.contract import OPERATION as PREFILL
+from gdnbench_kernels.run import run_kernel
 
 pytestmark = [
     pytest.mark.gpu,

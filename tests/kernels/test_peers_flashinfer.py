@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from gdnbench.sim.simulate import active
-from gdnbench_kernels.calling import run_kernel
 from gdnbench_kernels.contract import Call, Operation
 from gdnbench_kernels.gdn import l2_normalise, per_value_head
 from gdnbench_kernels.gdn_decode import flashinfer as decode
@@ -23,6 +22,7 @@ from gdnbench_kernels.gdn_decode.contract import slots_of
 from gdnbench_kernels.gdn_decode.gates import Gates
 from gdnbench_kernels.gdn_prefill import flashinfer as prefill
 from gdnbench_kernels.gdn_prefill.contract import OPERATION as PREFILL
+from gdnbench_kernels.run import run_kernel
 
 # FlashInfer was written against an older CuTe DSL, whose names have moved; others warn of long loops.
 pytestmark = pytest.mark.filterwarnings("ignore")

@@ -12,7 +12,6 @@ import pytest
 import gdnbench_kernels.gdn_prefill
 from gdnbench.replay.simulated import programs_simulated
 from gdnbench.sim.simulate import active
-from gdnbench_kernels.calling import run_kernel
 from gdnbench_kernels.gdn_prefill.contract import OPERATION
 from gdnbench_kernels.gdn_prefill.synth import synth
 from gdnbench_kernels.plan import (
@@ -25,6 +24,7 @@ from gdnbench_kernels.plan import (
     Ring,
     Sync,
 )
+from gdnbench_kernels.run import run_kernel
 
 LAUNCHES = {
     "sm100": ("chunk_metadata", "chunk_uw", "chunk_state", "chunk_output"),

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from gdnbench_kernels.gdn_prefill.sm100_call import compiled
+from gdnbench_kernels.gdn_prefill.launch_args import compiled
 from gdnbench_kernels.gdn_prefill.sources import output_source
 from gdnbench_kernels.programs import BLACKWELL, SM90, SM100, SM103, arch_of
 

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from gdnbench.ops import operation, operations
 from gdnbench.synth import synthesise
-from gdnbench_kernels.calling import run_kernel
 from gdnbench_kernels.contract import Call
+from gdnbench_kernels.run import run_kernel
 
 GDN = {"heads": (2, 4), "head_dim": (8, 6)}
 CASES: list[tuple[str, dict[str, Any]]] = [

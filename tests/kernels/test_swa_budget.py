@@ -19,7 +19,7 @@ pytest.importorskip("cutlass", reason="CuTe DSL has wheels for Linux only")
 from gdnbench.compile import compile_programs, sources_of
 from gdnbench.kernel_figures import Figures, figures, limits, problems
 from gdnbench_kernels.plan import KernelPlan
-from gdnbench_kernels.swa_decode import portable_plan, tcgen05_plan
+from gdnbench_kernels.swa_decode import portable_plan, sm100_plan
 from gdnbench_kernels.swa_decode.layouts import CacheLayout
 from gdnbench_kernels.swa_decode.sources import PORTABLE_ROWS
 
@@ -59,7 +59,7 @@ def test_other_builds_are_within_the_limits(kernel: str, arch: str, options: dic
 @pytest.mark.parametrize("layout", ["per_token_scale", "fp8_ds_mla"])
 @pytest.mark.parametrize("kernel", BUDGETS)
 def test_kernels_take_what_their_plans_say(kernel: str, layout: str) -> None:
-    plans: list[KernelPlan] = [tcgen05_plan.PLAN]
+    plans: list[KernelPlan] = [sm100_plan.PLAN]
     if kernel == "portable":
         plans = [portable_plan.plan(CacheLayout(layout), rows) for rows in PORTABLE_ROWS]
     found = compiled(kernel, BUDGETS[kernel][0], {"cache_layout": layout})

@@ -17,7 +17,7 @@ pytest.importorskip("cutlass", reason="CuTe DSL has wheels for Linux only")
 from gdnbench.replay.simulated import programs_simulated
 from gdnbench.sim.simulate import active
 from gdnbench_kernels.programs import BLACKWELL
-from gdnbench_kernels.swa_decode.call import arch_of, prepare
+from gdnbench_kernels.swa_decode.launch_args import arch_of, prepare
 from gdnbench_kernels.swa_decode.layouts import empty_ds_mla
 from gdnbench_kernels.swa_decode.portable import portable
 from gdnbench_kernels.swa_decode.sm100 import sm100

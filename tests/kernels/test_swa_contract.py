@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from gdnbench_kernels.calling import run_kernel
 from gdnbench_kernels.contract import Call, ContractError, Region
+from gdnbench_kernels.run import run_kernel
 from gdnbench_kernels.swa_decode.contract import OPERATION, SERVED
 from gdnbench_kernels.swa_decode.layouts import empty_ds_mla
 

@@ -15,8 +15,8 @@ pytest.importorskip("cutlass", reason="CuTe DSL has wheels for Linux only")
 from gdnbench.judge.calls import compact
 from gdnbench.store.reader import Store
 from gdnbench_kernels.contract import Call
-from gdnbench_kernels.swa_decode.call import arch_of
 from gdnbench_kernels.swa_decode.contract import OPERATION
+from gdnbench_kernels.swa_decode.launch_args import arch_of
 from gdnbench_kernels.swa_decode.portable import portable
 
 sys.path.insert(0, str(Path(__file__).parent))

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from gdnbench_kernels.contract import Call, ContractError
-from gdnbench_kernels.swa_decode import costs
+from gdnbench_kernels.swa_decode import kernel_cost
 from gdnbench_kernels.swa_decode.contract import LSE, OPERATION
 from gdnbench_kernels.swa_decode.layouts import CacheLayout
 from gdnbench_kernels.swa_decode.reference import reference
@@ -295,15 +295,15 @@ def test_the_tolerance_of_lse_has_room_for_cut_sums_and_no_more(spread: float) -
 def test_costs_are_those_of_the_operation() -> None:
     """128 rows of 584 bytes, q and o of 1024 bytes a head, 4 of lse; two products of heads x 128 x 512."""
     for heads, kilobytes, megaflop in ((64, 206, 16.8), (128, 337, 33.6)):
-        cost = costs.cost(heads)
+        cost = kernel_cost.cost(heads)
         assert cost.bytes == 128 * 584 + 2 * heads * 512 * 2 + 4 * heads
         assert cost.flop == 2 * heads * 128 * 1024
         assert (round(cost.bytes / 1e3), round(cost.flop / 1e6, 1)) == (kilobytes, megaflop)
         batch = cost * 256
         assert (batch.bytes, batch.flop) == (256 * cost.bytes, 256 * cost.flop)
-    per_token = costs.cost(64, 17, CacheLayout.PER_TOKEN_SCALE, scale_bytes=2, lse=False)
+    per_token = kernel_cost.cost(64, 17, CacheLayout.PER_TOKEN_SCALE, scale_bytes=2, lse=False)
     assert per_token.bytes == 17 * 514 + 2 * 65536
-    assert costs.cost(8, 1, CacheLayout.BFLOAT16).rows == 1024
+    assert kernel_cost.cost(8, 1, CacheLayout.BFLOAT16).rows == 1024
 
 
 def test_costs_count_what_a_calls_tensors_hold() -> None:
@@ -314,11 +314,11 @@ def test_costs_count_what_a_calls_tensors_hold() -> None:
             for name in ("cache", "inv_scale")
             if name in call.tensors
         )
-        assert costs.cost(16, layout=layout).rows == rows
+        assert kernel_cost.cost(16, layout=layout).rows == rows
 
 
 def test_costs_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    print(costs.table(64, 256))
+    print(kernel_cost.table(64, 256))
     assert "| fp8_ds_mla | 4,294,967,296 | 19,136,512 | 16,777,216 | 16,842,752 | 52,756,480 |" in (
         capsys.readouterr().out
     )

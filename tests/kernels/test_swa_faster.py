@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("cutlass", reason="CuTe DSL has wheels for Linux only")
 
 from gdnbench_kernels.contract import Call
-from gdnbench_kernels.swa_decode import faster
+from gdnbench_kernels.swa_decode import dispatch
 from gdnbench_kernels.swa_decode.layouts import CacheLayout
 from gdnbench_kernels.swa_decode.portable import portable
 from gdnbench_kernels.swa_decode.wgmma import wgmma
@@ -42,7 +42,7 @@ def both() -> Calls:
 
 @pytest.fixture
 def from_two(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(faster, "WGMMA_FROM", {(CacheLayout.PER_TOKEN_SCALE, 64): 2})
+    monkeypatch.setattr(dispatch, "WGMMA_FROM", {(CacheLayout.PER_TOKEN_SCALE, 64): 2})
 
 
 @pytest.mark.usefixtures("from_two")
@@ -86,10 +86,10 @@ def measured() -> dict[tuple[str, int, str], list[tuple[int, float]]]:
     return found
 
 
-@pytest.mark.parametrize(("layout", "heads"), faster.WGMMA_FROM)
+@pytest.mark.parametrize(("layout", "heads"), dispatch.WGMMA_FROM)
 def test_the_rule_is_what_was_measured(layout: CacheLayout, heads: int) -> None:
     table = measured()
     pairs = zip(table[layout, heads, "portable"], table[layout, heads, "wgmma"], strict=True)
     slower = [batch for (batch, ours), (_, others) in pairs if others >= ours]
     later = [batch for batch, _ in table[layout, heads, "wgmma"] if batch > max(slower, default=0)]
-    assert faster.WGMMA_FROM[layout, heads] == min(later)
+    assert dispatch.WGMMA_FROM[layout, heads] == min(later)

@@ -17,7 +17,7 @@ from gdnbench.replay.simulated import programs_simulated
 from gdnbench.sim.simulate import active
 from gdnbench_kernels.compiling import program
 from gdnbench_kernels.contract import Call
-from gdnbench_kernels.swa_decode import mma_sync_decode
+from gdnbench_kernels.swa_decode import kernel_mma
 from gdnbench_kernels.swa_decode import portable as module
 from gdnbench_kernels.swa_decode.layouts import CacheLayout, ds_mla_parts, empty_ds_mla, read_rows
 from gdnbench_kernels.swa_decode.portable import portable
@@ -241,7 +241,7 @@ def test_what_is_launched_is_as_planned(
 
 
 def test_the_header_quotes_the_plan() -> None:
-    header = str(mma_sync_decode.__doc__)
+    header = str(kernel_mma.__doc__)
     for tables in (plan(CacheLayout.FP8_DS_MLA, 32).tables(), plan(CacheLayout.PER_TOKEN_SCALE, 16).tables()):
         assert f"\n\n{tables}\n\n" in header, f"the tables are now\n{tables}"
 

@@ -14,12 +14,12 @@ pytest.importorskip("cutlass", reason="CuTe DSL has wheels for Linux only")
 from gdnbench.replay.simulated import programs_simulated
 from gdnbench.sim.simulate import active
 from gdnbench_kernels.contract import Call
-from gdnbench_kernels.swa_decode import tcgen05_decode
+from gdnbench_kernels.swa_decode import kernel_sm100
 from gdnbench_kernels.swa_decode.layouts import ds_mla_parts, empty_ds_mla, read_rows
 from gdnbench_kernels.swa_decode.sizes import GROUPS, HEAD_DIM, NOPE_DIM
 from gdnbench_kernels.swa_decode.sm100 import launch_of, sm100
+from gdnbench_kernels.swa_decode.sm100_plan import PLAN
 from gdnbench_kernels.swa_decode.sources import PART_COUNTS
-from gdnbench_kernels.swa_decode.tcgen05_plan import PLAN
 
 sys.path.insert(0, str(Path(__file__).parent))
 import swa_calls
@@ -241,4 +241,4 @@ def test_parts_that_there_are_not() -> None:
 
 def test_the_header_quotes_the_plan() -> None:
     assert PLAN.name == "tcgen05_decode"
-    assert f"\n\n{PLAN.tables()}\n\n" in str(tcgen05_decode.__doc__), f"the tables are now\n{PLAN.tables()}"
+    assert f"\n\n{PLAN.tables()}\n\n" in str(kernel_sm100.__doc__), f"the tables are now\n{PLAN.tables()}"

@@ -28,10 +28,10 @@ from gdnbench.sim.simulate import active
 from gdnbench_kernels.compiling import Program
 from gdnbench_kernels.contract import Call
 from gdnbench_kernels.plan import SMEM_LIMIT, PlanError
-from gdnbench_kernels.swa_decode import wgmma_decode, wgmma_plan
+from gdnbench_kernels.swa_decode import kernel_sm90, sm90_plan
 from gdnbench_kernels.swa_decode.layouts import CacheLayout
+from gdnbench_kernels.swa_decode.sm90_plan import ROWS, Tuning, plan, row_bytes, staged_heads
 from gdnbench_kernels.swa_decode.wgmma import wgmma, workers_of
-from gdnbench_kernels.swa_decode.wgmma_plan import ROWS, Tuning, plan, row_bytes, staged_heads
 
 sys.path.insert(0, str(Path(__file__).parent))
 import swa_calls
@@ -230,8 +230,8 @@ def test_ctas_have_equal_work(items: int, sms: int, workers: int) -> None:
 
 def test_the_header_quotes_the_plan() -> None:
     tables = plan(CacheLayout.FP8_DS_MLA, Tuning()).tables()
-    assert f"\n\n{tables}\n\n" in str(wgmma_decode.__doc__), f"the tables are now\n{tables}"
-    assert f"s_rows is {row_bytes(CacheLayout.PER_TOKEN_SCALE)} bytes" in str(wgmma_decode.__doc__)
+    assert f"\n\n{tables}\n\n" in str(kernel_sm90.__doc__), f"the tables are now\n{tables}"
+    assert f"s_rows is {row_bytes(CacheLayout.PER_TOKEN_SCALE)} bytes" in str(kernel_sm90.__doc__)
 
 
 @pytest.mark.parametrize("rows", ROWS)
@@ -245,7 +245,7 @@ def test_every_plan_fits(layout: CacheLayout, rows: int) -> None:
 
 
 def test_a_third_window_is_over_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wgmma_plan, "STAGES", 3)
+    monkeypatch.setattr(sm90_plan, "STAGES", 3)
     with pytest.raises(PlanError, match=r"wgmma_decode: 1 x 29\d+ bytes of shared memory; there are 232448"):
         plan(CacheLayout.PER_TOKEN_SCALE, Tuning())
 

@@ -15,8 +15,8 @@ pytest.importorskip("cutlass", reason="CuTe DSL has wheels for Linux only")
 from gdnbench.bits import as_integers
 from gdnbench_kernels.contract import Call
 from gdnbench_kernels.swa_decode.contract import OPERATION
+from gdnbench_kernels.swa_decode.sm90_plan import ROWS
 from gdnbench_kernels.swa_decode.wgmma import wgmma
-from gdnbench_kernels.swa_decode.wgmma_plan import ROWS
 
 sys.path.insert(0, str(Path(__file__).parent))
 import swa_calls

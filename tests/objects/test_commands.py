@@ -12,7 +12,7 @@ from object_samples import as_objects
 from s3_bucket import Bucket
 
 from gdnbench.cli.main import run
-from gdnbench.pytest_plugin.asked import Asked
+from gdnbench.pytest_plugin.marks import Asked
 from gdnbench.pytest_plugin.selection import select
 from gdnbench.store.address import is_absolute
 

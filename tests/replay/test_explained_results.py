@@ -13,8 +13,8 @@ from gdnbench.record import RecordDraft
 from gdnbench.replay.replay import replay
 from gdnbench.report.runs import read_run
 from gdnbench.store.reader import Store
-from gdnbench_kernels.calling import run_kernel
 from gdnbench_kernels.gdn_prefill.contract import OPERATION as PREFILL
+from gdnbench_kernels.run import run_kernel
 
 StoreOf = Callable[[list[RecordDraft]], Store]
 Made = Callable[..., list[RecordDraft]]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gdnbench.judge.lines import Tolerance
+from gdnbench.judge.block_stats import Tolerance
 from gdnbench.judge.rule import Bitwise, Bound
 from gdnbench.replay.replay import replay
 from gdnbench.report.outcome import Outcome

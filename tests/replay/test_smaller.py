@@ -13,7 +13,7 @@ from gdnbench.bits import as_integers
 from gdnbench.errors import BadInputError
 from gdnbench.judge import calls
 from gdnbench.ops import operation
-from gdnbench.replay.smaller import extent, smaller, smaller_record
+from gdnbench.replay.subcalls import extent, smaller, smaller_record
 from gdnbench.store.reader import Store
 from gdnbench.store.writer import StoreWriter
 from gdnbench.synth import draft, synthesise

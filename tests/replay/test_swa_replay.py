@@ -25,7 +25,7 @@ from gdnbench.store.reader import Store
 from gdnbench.store.recover import open_store
 from gdnbench.store.verify import verify
 from gdnbench.synth import draft, synthesise
-from gdnbench_kernels.calling import run_kernel
+from gdnbench_kernels.run import run_kernel
 from gdnbench_kernels.swa_decode import layouts
 
 StoreOf = Callable[..., Store]

@@ -10,14 +10,14 @@ from torch import Tensor
 
 from gdnbench.errors import BadInputError
 from gdnbench.ops import operation
-from gdnbench.share.basis import Bases, Kind, Permutation
-from gdnbench.share.hide import Change, of_delta_rule, of_window
+from gdnbench.share.anonymize import Change, of_delta_rule, of_window
+from gdnbench.share.transforms import Bases, Kind, Permutation
 from gdnbench.synth import synthesise
-from gdnbench_kernels.checks import resolved_conventions
 from gdnbench_kernels.contract import Call
 from gdnbench_kernels.gdn_decode.reference import reference as decode_oracle
 from gdnbench_kernels.gdn_prefill.reference import reference as prefill_oracle
 from gdnbench_kernels.swa_decode.layouts import unpack
+from gdnbench_kernels.validate import resolved_conventions
 
 ORACLES: dict[str, Any] = {"gdn_prefill": prefill_oracle, "gdn_decode": decode_oracle}
 SMALL: dict[str, dict[str, Any]] = {

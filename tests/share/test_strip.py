@@ -16,8 +16,8 @@ from share_samples import decode, keep, prefill
 
 from gdnbench.errors import BadInputError
 from gdnbench.record import Pool, RecordDraft
+from gdnbench.share.metadata import Dropped, process_of, provenance_of
 from gdnbench.share.share import share
-from gdnbench.share.strip import Dropped, process_of, provenance_of
 from gdnbench.store.reader import Store
 
 CANARY = "kanarienvogel"

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import numpy as np
 
 from gdnbench.sim.machine.async_queue import AsyncOperation
-from gdnbench.sim.machine.checking import Addresses, Masks, Writer
-from gdnbench.sim.machine.seam import Argument, Lanes, Results, Wait, Warp
+from gdnbench.sim.machine.engine_interface import Argument, Lanes, Results, Wait, Warp
+from gdnbench.sim.machine.observer import Addresses, Masks, Writer
 from gdnbench.sim.ptx.ir import Instruction, Register
 
 # (warp, letter, or pc and name, of the instruction, {lane: address})

@@ -10,7 +10,7 @@ import numpy as np
 
 from gdnbench.sim.checker.findings import Found
 from gdnbench.sim.checker.grid import LaunchChecker
-from gdnbench.sim.checker.order import Cause, Verdict
+from gdnbench.sim.checker.happens_before import Cause, Verdict
 from gdnbench.sim.ptx.parser import parse
 from gdnbench.sim.run import run_ptx
 

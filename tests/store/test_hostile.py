@@ -22,7 +22,7 @@ from store_samples import PLAIN, TINY, array_path, randn, record, write_one
 
 from gdnbench.errors import StoreError
 from gdnbench.store.compression import Compression
-from gdnbench.store.journal_reader import writer_lives
+from gdnbench.store.journal.reader import writer_lives
 from gdnbench.store.layout import Location
 from gdnbench.store.reader import Store
 from gdnbench.store.recover import open_store

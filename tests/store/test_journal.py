@@ -19,9 +19,9 @@ import torch
 
 from gdnbench.errors import BadInputError
 from gdnbench.record import RecordDraft, Status, TensorDraft, TensorMeta
-from gdnbench.store import journal_format
 from gdnbench.store.journal import JournalWriter
-from gdnbench.store.journal_reader import JournalReader, JournalRecord, writer_lives
+from gdnbench.store.journal import format as journal_format
+from gdnbench.store.journal.reader import JournalReader, JournalRecord, writer_lives
 
 SMALL_FILES = 200_000  # bytes: about four records of `journal_calls` to a file
 

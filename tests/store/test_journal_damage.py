@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from gdnbench.record import RecordDraft
 from gdnbench.store.journal import JournalWriter
-from gdnbench.store.journal_format import JournalRefusedError
-from gdnbench.store.journal_reader import JournalReader
+from gdnbench.store.journal.format import JournalRefusedError
+from gdnbench.store.journal.reader import JournalReader
 
 RECORDS = 10
 SYNCED = (2, 6)  # these are begun and ended, the last of them is never ended

@@ -11,9 +11,11 @@ from pathlib import Path
 import journal_calls as calls
 import pytest
 
-from gdnbench.store import journal_host, journal_log, sealer
+from gdnbench.store import sealer
 from gdnbench.store.journal import JournalWriter
-from gdnbench.store.journal_host import Host
+from gdnbench.store.journal import host as journal_host
+from gdnbench.store.journal import log as journal_log
+from gdnbench.store.journal.host import Host
 from gdnbench.store.reader import Store
 from gdnbench.store.recover import open_store
 from gdnbench.store.sealer import Sealer, main

@@ -14,11 +14,11 @@ import typer
 
 from gdnbench.errors import BadInputError, CannotRunError, Exit
 from gdnbench.report.runs import read_run
-from gdnbench.suite.keys import WORSE
 from gdnbench.suite.plan import Entry
 from gdnbench.suite.read import only, read_suite
 from gdnbench.suite.result import SuiteResult, replay_words
 from gdnbench.suite.run import run_suite
+from gdnbench.suite.schema import WORSE
 from gdnbench.suite.update import update_baseline
 
 Write = Callable[[str], Path]
@@ -312,7 +312,7 @@ def test_a_scheduler_that_does_not_answer_is_asked_once(
         asked.append(given)
         raise CannotRunError("nobody answers")
 
-    monkeypatch.setattr("gdnbench.spread.pool.pool", pool)
+    monkeypatch.setattr("gdnbench.distributed.pool.pool", pool)
     result = run(suite_file(TWO), scheduler="tcp://127.0.0.1:9")
     assert [entry.error for entry in result.entries] == ["nobody answers"] * 2
     assert result.exit_code is Exit.CANNOT_RUN

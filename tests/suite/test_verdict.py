@@ -12,10 +12,10 @@ from gdnbench.errors import Exit
 from gdnbench.judge.result import Side
 from gdnbench.report.outcome import Outcome
 from gdnbench.suite.baseline import Baseline
-from gdnbench.suite.keys import WORSE
 from gdnbench.suite.markdown import sections
 from gdnbench.suite.plan import Entry, Known, Suite, TensorRule
 from gdnbench.suite.result import EntryResult, SuiteResult
+from gdnbench.suite.schema import WORSE
 from gdnbench.suite.verdict import Verdict, judge_record
 
 TODAY = date(2026, 6, 1)

@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from gdnbench.timing.seam import Conditions
+from gdnbench.timing.types import Conditions
 
 LAUNCH = 1e-5  # seconds of the kernel of speed 1
 LAUNCHES = 100

@@ -18,8 +18,8 @@ from gdnbench.report.outcome import Outcome
 from gdnbench.timing.baseline import UNKNOWN_CLOCKS, UNSEEN_PLACEMENTS, against
 from gdnbench.timing.comparison import compare
 from gdnbench.timing.result import KernelTiming, Machine, RecordTiming, Seen
-from gdnbench.timing.seam import Cache, Conditions, Form, Mode
 from gdnbench.timing.statistics import CONFIDENCE, Rule, Verdict
+from gdnbench.timing.types import Cache, Conditions, Form, Mode
 
 
 def timed(

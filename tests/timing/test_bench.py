@@ -19,7 +19,7 @@ from gdnbench.timing import bench, cache, clocks, cuda_clocks
 from gdnbench.timing.bench import Bench, preparation, touched_bytes
 from gdnbench.timing.clocks import PerfCounter
 from gdnbench.timing.rotation import Rotation, RotationOptions
-from gdnbench.timing.seam import Cache, Form, Mode
+from gdnbench.timing.types import Cache, Form, Mode
 from gdnbench_kernels.contract import Call
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -265,7 +265,7 @@ def test_what_a_kernel_raises_comes_through() -> None:
 def test_a_timed_launch_gives_what_a_call_of_the_kernel_gives(name: str, steps: int) -> None:
     """In a set of its own and through conversions, against the fp64 oracle on the call itself: off by a few
     roundings of bf16, 2^-8, of outputs of size 1."""
-    from gdnbench_kernels.calling import run_kernel
+    from gdnbench_kernels.run import run_kernel
 
     if name == "hf":
         pytest.importorskip("transformers")

@@ -15,7 +15,7 @@ from gdnbench.timing.bench import Bench
 from gdnbench.timing.cache import MARGIN, Flush, judged, judged_warm, last_level
 from gdnbench.timing.clocks import PerfCounter
 from gdnbench.timing.rotation import RotationOptions
-from gdnbench.timing.seam import Cache, Mode
+from gdnbench.timing.types import Cache, Mode
 
 CPU = torch.device("cpu")
 LINE = 4096
@@ -163,7 +163,7 @@ class TestOnAGpu:
     def test_cold_is_cold_and_warm_is_warm(self, form: str) -> None:
         """Two MiB of state a launch: far less than any L2 holds."""
         from gdnbench.judge.calls import Call
-        from gdnbench.timing.seam import Form
+        from gdnbench.timing.types import Form
 
         found = operation("gdn_decode")
         call = found.synth(batch=16, heads=(8, 16), seed=0)

@@ -16,7 +16,7 @@ from gdnbench.errors import BadInputError, CannotRunError
 from gdnbench.timing import cuda_clocks, cupti
 from gdnbench.timing.clocks import LONG, PerfCounter, resolution, round_seconds
 from gdnbench.timing.cuda_clocks import GraphClock, PlainClock, clock_of
-from gdnbench.timing.seam import Form
+from gdnbench.timing.types import Form
 
 sys.path.insert(0, str(Path(__file__).parent))
 from fake_cuda import FakeCuda

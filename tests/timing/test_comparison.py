@@ -23,8 +23,8 @@ from gdnbench.timing.comparison import (
 )
 from gdnbench.timing.conditions import UnknownWatch
 from gdnbench.timing.result import End
-from gdnbench.timing.seam import Conditions
 from gdnbench.timing.statistics import Rule, Verdict
+from gdnbench.timing.types import Conditions
 
 FINE = Rule(resolution=0.0)
 

@@ -22,7 +22,7 @@ from gdnbench.timing.conditions import (
     related,
     watch_of,
 )
-from gdnbench.timing.seam import Conditions
+from gdnbench.timing.types import Conditions
 
 OURS = os.getpid()
 

@@ -17,8 +17,8 @@ from gdnbench.timing import measure
 from gdnbench.timing.comparison import Comparison, compare
 from gdnbench.timing.measure import KernelFailed, PreparedWrong, RoundWrong, Session
 from gdnbench.timing.options import TimingOptions
-from gdnbench.timing.seam import Cache, Form, Mode, Subject, Watch
 from gdnbench.timing.statistics import Rule
+from gdnbench.timing.types import Cache, Form, Mode, Subject, Watch
 
 KERNELS = Path(__file__).with_name("hostile_kernels.py")
 

@@ -22,8 +22,8 @@ from gdnbench.timing.result import (
     Rates,
     RecordTiming,
 )
-from gdnbench.timing.seam import Cache, Form, Mode
 from gdnbench.timing.statistics import Rule
+from gdnbench.timing.types import Cache, Form, Mode
 
 
 @pytest.fixture(scope="module")

@@ -35,9 +35,9 @@ from gdnbench.timing.result import (
     RecordTiming,
 )
 from gdnbench.timing.run import TimingReport, time_records
-from gdnbench.timing.seam import Cache, Form, Mode
 from gdnbench.timing.statistics import Interval, Summary, Verdict
 from gdnbench.timing.table import record_lines, seconds_text, timing_text
+from gdnbench.timing.types import Cache, Form, Mode
 from gdnbench_kernels.contract import Operation
 
 MODE = Mode(Cache.WARM, Form.PLAIN)

@@ -19,8 +19,8 @@ from gdnbench.synth import draft, synthesise
 from gdnbench.timing.isolated import NOBODY, Judged, TimingProcess
 from gdnbench.timing.options import TimingOptions
 from gdnbench.timing.run import time_records
-from gdnbench.timing.seam import Cache, Form, Mode
 from gdnbench.timing.statistics import Verdict
+from gdnbench.timing.types import Cache, Form, Mode
 from gdnbench.timing.worker import Mark
 
 WARM = Mode(Cache.WARM, Form.PLAIN)

@@ -13,7 +13,7 @@ from gdnbench.bisect.commit.relevant import Relevant
 from gdnbench.bisect.commit.repository import UNSHALLOW, Commit, Repository
 from gdnbench.bisect.commit.search import Narrowed, narrow
 from gdnbench.bisect.commit.worktree import worktree
-from gdnbench.bisect.ends import Asking, End, family, settle
+from gdnbench.bisect.endpoints import Asking, End, family, settle
 from gdnbench.bisect.session import Session
 from gdnbench.bisect.trial import Trial
 from gdnbench.bisect.verdict import State, Verdict

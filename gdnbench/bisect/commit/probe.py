@@ -5,19 +5,19 @@ from __future__ import annotations
 from contextlib import closing
 from pathlib import Path
 
-from gdnbench.bisect import content
+from gdnbench.bisect import cache_key
 from gdnbench.bisect import trial as trials
-from gdnbench.bisect.commit.own import OwnReplay
 from gdnbench.bisect.commit.relevant import Relevant, digest
 from gdnbench.bisect.commit.repository import Commit, Repository
+from gdnbench.bisect.commit.revision_cli import OwnReplay
 from gdnbench.bisect.commit.worktree import BuildFailure, Worktree
-from gdnbench.bisect.ends import End, look
+from gdnbench.bisect.endpoints import End, look
 from gdnbench.bisect.interpreter import interpreter
-from gdnbench.bisect.ledger import Question
 from gdnbench.bisect.prober import Place, Prober, Probing
 from gdnbench.bisect.session import NotKeptError, Session
 from gdnbench.bisect.trial import Trial
 from gdnbench.bisect.verdict import State, Verdict
+from gdnbench.bisect.verdict_cache import Question
 from gdnbench.errors import BadInputError, CannotRunError
 
 BUILD_FAILURE = "build failure"
@@ -86,7 +86,7 @@ class Revisions:
         return {
             **self._asked[trial],
             "axis": "commit",
-            "code": content.of_code([Path(place)]) if outside else "",
+            "code": cache_key.of_code([Path(place)]) if outside else "",
             "trees": digest(trees),
             "path": self._path,
             "build": self._build,

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from gdnbench.bisect.commit import leash
+from gdnbench.bisect.commit import child_process
 from gdnbench.bisect.commit.relevant import Roots
 from gdnbench.bisect.commit.repository import GitError, Repository, environment, git
 from gdnbench.bisect.session import alone
@@ -103,7 +103,7 @@ class Worktree:
 
     def _run(self, command: str, added: Mapping[str, str]) -> None:
         try:
-            ended = leash.run(
+            ended = child_process.run(
                 [sys.executable, "-I"],
                 _BUILD,
                 [command, str(self._log)],

@@ -8,19 +8,19 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
-from gdnbench.bisect import content
+from gdnbench.bisect import cache_key
 from gdnbench.bisect import trial as trials
-from gdnbench.bisect.ends import Asking, End, family, look, settle
+from gdnbench.bisect.endpoints import Asking, End, family, look, settle
 from gdnbench.bisect.env.environments import DoesNotInstall, Environments, Package
 from gdnbench.bisect.env.narrow import needed
 from gdnbench.bisect.env.requirements import Pin, Pins, between, same
 from gdnbench.bisect.interpreter import interpreter
-from gdnbench.bisect.ledger import Question
 from gdnbench.bisect.prober import Place, Prober
 from gdnbench.bisect.search import first_bad
 from gdnbench.bisect.session import NotKeptError, Session
 from gdnbench.bisect.trial import Trial
 from gdnbench.bisect.verdict import State, Verdict
+from gdnbench.bisect.verdict_cache import Question
 from gdnbench.errors import BadInputError, CannotRunError, Exit
 
 NOT_INSTALLED = "does not install"
@@ -212,7 +212,7 @@ class _Bisection:
 
     def _question(self, packages: Sequence[Package], trial: Trial) -> Question:
         try:
-            code = content.of_code(trials.sources(trial.kernel))
+            code = cache_key.of_code(trials.sources(trial.kernel))
         except BadInputError:  # of a package that the environments alone have
             code = ""
         if trial not in self._asked_of:

@@ -10,13 +10,13 @@ from pathlib import Path
 
 from torch import Tensor
 
-from gdnbench.bisect import content
+from gdnbench.bisect import cache_key
 from gdnbench.bisect.input.layout import laid_out
-from gdnbench.bisect.ledger import Question
 from gdnbench.bisect.prober import TIMEOUT, Probing
 from gdnbench.bisect.session import Session
 from gdnbench.bisect.trial import Trial, question
 from gdnbench.bisect.verdict import Verdict
+from gdnbench.bisect.verdict_cache import Question
 from gdnbench.record import Pool, RecordDraft, RecordInfo
 from gdnbench.store.compression import Compression
 from gdnbench.store.writer import StoreWriter
@@ -86,7 +86,7 @@ class Asker:
             write(path, draft)
             return self._prober.run(replace(self._trial, store=str(path), records=(0,), op=None))
 
-        return self._session.ask(label, {**self._question, "content": content.of_drafts([draft])}, probe)
+        return self._session.ask(label, {**self._question, "content": cache_key.of_drafts([draft])}, probe)
 
     def draft(self, candidate: Candidate, outputs: Mapping[str, Tensor] | None = None) -> RecordDraft:
         """The candidate's record, with those outputs."""

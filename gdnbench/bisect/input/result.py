@@ -17,8 +17,8 @@ from gdnbench.provenance import provenance
 from gdnbench.store.reader import Store
 from gdnbench.synth import RECORDED_KERNEL
 from gdnbench.units import human_bytes
-from gdnbench_kernels.calling import run_kernel
 from gdnbench_kernels.contract import Call
+from gdnbench_kernels.run import run_kernel
 
 MADE = "shrunk"
 """Under which key a store's provenance says what it was made of."""

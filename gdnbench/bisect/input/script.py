@@ -18,8 +18,8 @@ from gdnbench.bisect.trial import Trial
 from gdnbench.bisect.verdict import Verdict
 from gdnbench.replay.kernels import is_user_kernel
 from gdnbench.report.outcome import Outcome
-from gdnbench_kernels.checks import dtype_name
 from gdnbench_kernels.contract import Call, Operation
+from gdnbench_kernels.validate import dtype_name
 
 HEAD = '''"""{title}
 

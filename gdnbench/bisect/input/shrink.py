@@ -11,14 +11,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from gdnbench.bisect.ends import look
+from gdnbench.bisect.endpoints import look
+from gdnbench.bisect.flakiness import Steadiness
 from gdnbench.bisect.input.failure import Signature
 from gdnbench.bisect.input.layout import is_plain
 from gdnbench.bisect.input.probing import Asker, Candidate, Enough, timed
 from gdnbench.bisect.input.shrinker import Shrinker
 from gdnbench.bisect.prober import TIMEOUT, Prober, Probing
 from gdnbench.bisect.session import Session, alone
-from gdnbench.bisect.steady import Steadiness
 from gdnbench.bisect.trial import SCHEDULES, Trial, question
 from gdnbench.bisect.verdict import State, Verdict
 from gdnbench.errors import BadInputError

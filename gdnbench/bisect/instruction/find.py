@@ -12,8 +12,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from gdnbench.bisect import content, ends
+from gdnbench.bisect import cache_key, endpoints
 from gdnbench.bisect import trial as trials
+from gdnbench.bisect.flakiness import Steadiness
 from gdnbench.bisect.instruction import text
 from gdnbench.bisect.instruction.compare import first_difference
 from gdnbench.bisect.instruction.edits import edits
@@ -24,12 +25,11 @@ from gdnbench.bisect.instruction.launches import (
     kernel_name,
 )
 from gdnbench.bisect.instruction.version import Asked, Version, VersionFails, place
-from gdnbench.bisect.ledger import Question
 from gdnbench.bisect.prober import Prober
 from gdnbench.bisect.session import Session
-from gdnbench.bisect.steady import Steadiness
 from gdnbench.bisect.trial import SCHEDULES, STATES, Trial
 from gdnbench.bisect.verdict import CONTENT, State, Verdict
+from gdnbench.bisect.verdict_cache import Question
 from gdnbench.diff.traces.alignment import Run, align
 from gdnbench.errors import BadInputError, CannotRunError
 from gdnbench.replay.simulated import SIM
@@ -73,7 +73,7 @@ def find(request: Request, session: Session) -> Verdict:
             ("good", "bad"), questions, _sides(request), strict=True
         ):
             trial = Trial(request.store, kernel, SIM, (request.record,))
-            end = ends.look(session, label, question, trial, partial(Prober, place(folder)))
+            end = endpoints.look(session, label, question, trial, partial(Prober, place(folder)))
             if end.verdict.state is State.SKIP and end.verdict.kind != Outcome.NOT_COMPARABLE:
                 raise CannotRunError(f"the {label} version: {end.verdict.kind}: {end.verdict.reason}")
             if end.steadiness is Steadiness.FLAKY:
@@ -113,7 +113,7 @@ def _question(request: Request, kernel: str, folder: Path | None) -> Question:
     elif not (folder / package).is_dir() and not (folder / f"{package}.py").is_file():
         raise BadInputError(f"{folder} has no module {package!r}")
     known = trials.asked(trial)
-    return {**known, "code": content.of_code(trials.sources(kernel, folder))}
+    return {**known, "code": cache_key.of_code(trials.sources(kernel, folder))}
 
 
 def _names(found: Sequence[LaunchDifference]) -> str:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gdnbench.bits import as_integers
 from gdnbench.sim.host.arguments import Region
-from gdnbench.sim.machine.seam import Dim3
+from gdnbench.sim.machine.engine_interface import Dim3
 from gdnbench.sim.value_trace import CLASSES, OTHER, Selection
 from gdnbench.sim.watch import Observed
 from gdnbench.trace.watching import Tracing

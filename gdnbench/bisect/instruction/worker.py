@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from gdnbench.bisect.answering import answered
-from gdnbench.bisect.content import held
+from gdnbench.bisect.cache_key import held
 from gdnbench.bisect.instruction.watching import Survey, WriterSearch, tracing
 from gdnbench.bisect.trial import imports
 from gdnbench.ops import operation

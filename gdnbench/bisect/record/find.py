@@ -12,17 +12,17 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from gdnbench.bisect import content, ends
-from gdnbench.bisect.ledger import Question, key_of
+from gdnbench.bisect import cache_key, endpoints
+from gdnbench.bisect.flakiness import Steadiness
 from gdnbench.bisect.prober import Prober
-from gdnbench.bisect.record import carried
+from gdnbench.bisect.record import rollout
 from gdnbench.bisect.record.drift import STRETCH, Entry, Grows, Over, first_growth, first_over
 from gdnbench.bisect.record.links import Links, Row, links_of
 from gdnbench.bisect.remote import Remote
 from gdnbench.bisect.session import Session
-from gdnbench.bisect.steady import Steadiness
 from gdnbench.bisect.trial import SCHEDULES, STATES, Trial, sources, toolchain
 from gdnbench.bisect.verdict import CONTENT, State, Verdict
+from gdnbench.bisect.verdict_cache import Question, key_of
 from gdnbench.errors import BadInputError, CannotRunError
 from gdnbench.ops import operation
 from gdnbench.replay.simulated import SIM
@@ -30,7 +30,7 @@ from gdnbench.report.outcome import Outcome
 from gdnbench.store.reader import StoredRecord
 from gdnbench.store.recover import open_store
 
-PROBES = "gdnbench.bisect.record.carried:"
+PROBES = "gdnbench.bisect.record.rollout:"
 AT_ONCE = 16
 """Calls that are asked about together."""
 APART = "fails beside other calls and passes by itself"
@@ -154,7 +154,7 @@ def _one(record: StoredRecord) -> One:
         info.layer_index,
         info.step,
         _order(record),
-        content.of_records([record]),
+        cache_key.of_records([record]),
         sum(handle.nbytes for handle in record.before.values()),
     )
 
@@ -172,7 +172,7 @@ class _Finding:
             **{
                 name: options[name] for name in ("kernel", "on", "k", "tol", "bitwise", "stages", "schedules")
             },
-            "code": content.of_code(sources(trial.kernel)),
+            "code": cache_key.of_code(sources(trial.kernel)),
             **toolchain(trial.on),
         }
 
@@ -226,7 +226,7 @@ class _Finding:
             if len(block) > 1:
                 trial = replace(self._trial, records=tuple(one.number for one in block))
                 label = f"{len(block)} calls from {block[0]}"
-                question = {**self._base, CONTENT: content.together([one.content for one in block])}
+                question = {**self._base, CONTENT: cache_key.together([one.content for one in block])}
                 together = self._session.ask(label, question, partial(prober.run, trial))
                 if together.state is State.GOOD:
                     yield from ((one, together) for one in block)
@@ -249,7 +249,7 @@ class _Finding:
         assert one is not None
         first = replace(trial, schedules=trial.schedules[:1])
         asked = {**self._question(one), "schedules": list(first.schedules)}
-        end = ends.look(self._session, str(one), asked, first, Prober)
+        end = endpoints.look(self._session, str(one), asked, first, Prober)
         if end.steadiness is Steadiness.FLAKY:
             return replace(found, flaky=end.spread)
         if end.steadiness is Steadiness.STEADY and end.verdict.kind != found.kind:
@@ -322,7 +322,7 @@ class _Finding:
         label = f"{self._ones[judged[-1]]} from the exact state"
         if len(judged) > 1:
             label = f"each of {len(judged)} calls up to {label}"
-        digest = content.together([self._ones[number].content for number in calls])
+        digest = cache_key.together([self._ones[number].content for number in calls])
         links = self._links.to_json(calls)
         verdict = self._session.ask(
             label,
@@ -372,7 +372,7 @@ class _Finding:
         )
         question = {"probe": "record carried", **self._base, "block": len(block)}
         question["named"] = self._named(until, self._links.to_json(until), keep)
-        question[CONTENT] = content.together([self._ones[number].content for number in until])
+        question[CONTENT] = cache_key.together([self._ones[number].content for number in until])
         kept = self._session.folder / f"states-{key_of(question)[:16]}.pt"
         label = f"{len(until)} calls on their own states, to {self._ones[block[-1]]}"
 
@@ -387,13 +387,13 @@ class _Finding:
                 keep=keep,
                 tol=trial.tol,
                 schedules=list(trial.schedules),
-                content=content.together([self._ones[number].content for number in block]),
+                content=cache_key.together([self._ones[number].content for number in block]),
                 load_from=file,
                 save_to=str(kept.resolve()),
             )
 
         verdict = self._session.ask(label, question, probe)
-        if verdict.state is State.GOOD and carried.of_states(kept) != verdict.facts["states"]:
+        if verdict.state is State.GOOD and rollout.of_states(kept) != verdict.facts["states"]:
             verdict = probe()  # known from a bisection that kept its states elsewhere, or they are damaged
         return verdict, str(kept.resolve())
 

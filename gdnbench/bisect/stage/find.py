@@ -8,14 +8,14 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from gdnbench.bisect import content, ends
+from gdnbench.bisect import cache_key, endpoints
+from gdnbench.bisect.flakiness import Steadiness
 from gdnbench.bisect.prober import Prober
 from gdnbench.bisect.record.links import Links
 from gdnbench.bisect.remote import Remote
 from gdnbench.bisect.session import Session
-from gdnbench.bisect.stage.carried import calls_before
 from gdnbench.bisect.stage.probe import AFTER
-from gdnbench.bisect.steady import Steadiness
+from gdnbench.bisect.stage.rollout import calls_before
 from gdnbench.bisect.trial import SCHEDULES, Trial, question, sources, toolchain
 from gdnbench.bisect.verdict import CONTENT, State, Verdict
 from gdnbench.errors import BadInputError, CannotRunError
@@ -24,7 +24,7 @@ from gdnbench.report.outcome import Outcome
 from gdnbench.store.recover import open_store
 
 PROBES = "gdnbench.bisect.stage.probe:"
-CARRIED = "gdnbench.bisect.stage.carried:carried"
+CARRIED = "gdnbench.bisect.stage.rollout:carried"
 Tensor = Mapping[str, Any]
 """Facts of a judged tensor, see `place.as_facts`."""
 
@@ -101,14 +101,14 @@ def find(trial: Trial, session: Session, carry: bool = False) -> Found:
     with open_store(trial.store) as store:
         chosen = range(len(store.records)) if trial.records is None else trial.records
         labels = {number: store.records[number].key for number in chosen}
-        digests = {number: content.of_records([store.records[number]]) for number in chosen}
+        digests = {number: cache_key.of_records([store.records[number]]) for number in chosen}
         ops = {number: store.records[number].info.op for number in chosen}
     base = {
         "kernel": trial.kernel,
         "on": trial.on,
         "k": trial.k,
         "tol": trial.tol,
-        "code": content.of_code(sources(trial.kernel)),
+        "code": cache_key.of_code(sources(trial.kernel)),
     }
     base |= toolchain(trial.on)
     with closing(Remote()) as remote:
@@ -183,7 +183,7 @@ class _Asking:
         first = replace(self.trial, schedules=self.trial.schedules[:1])
         if first.tol is not None:
             first = replace(first, k=None)  # of stages, which a trial holds to the tolerance as well
-        end = ends.look(self.session, self.label, question(first), first, Prober)
+        end = endpoints.look(self.session, self.label, question(first), first, Prober)
         if end.steadiness is Steadiness.FLAKY:
             return replace(base, flaky=end.spread)
         if end.steadiness is Steadiness.BY_SCHEDULE:
@@ -238,7 +238,7 @@ class _Asking:
         """`exact`: stages that are so in each call, and their dtypes."""
         trial = self.trial
         with open_store(trial.store) as store:
-            records = content.of_records([store.records[one] for one in calls])
+            records = cache_key.of_records([store.records[one] for one in calls])
         given: dict[str, Any] = {"on": trial.on, "k": trial.k, "tol": trial.tol}
         given |= {"schedules": list(trial.schedules), "exact": dict(exact)}
         with_exact = "".join(f", exact {name}" for name in exact)

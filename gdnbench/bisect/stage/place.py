@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gdnbench.judge.location import Location, locate
 from gdnbench.judge.result import Held, TensorResult
 from gdnbench.judge.tensor import Subject
-from gdnbench.judge.where import Location, locate
 from gdnbench_kernels.contract import Region
 
 

@@ -16,14 +16,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gdnbench.bisect.content import held
+from gdnbench.bisect.cache_key import held
 from gdnbench.bisect.stage.chain import chain, chain_of, check_steps, run_step
 from gdnbench.bisect.stage.place import as_facts
 from gdnbench.bisect.trial import STATES, scheduled
 from gdnbench.bisect.verdict import CONTENT, State, Verdict
 from gdnbench.errors import BadInputError
 from gdnbench.judge import calls
-from gdnbench.judge.lines import Tolerance
+from gdnbench.judge.block_stats import Tolerance
 from gdnbench.judge.record import ORACLE, YARDSTICK, Judge, compared, subject_of
 from gdnbench.judge.result import Held, TensorResult
 from gdnbench.judge.rule import Bound, Rule, make_rule
@@ -46,8 +46,8 @@ from gdnbench.replay.simulated import SIM, simulated
 from gdnbench.report.outcome import Outcome
 from gdnbench.store.reader import StoredRecord
 from gdnbench.store.recover import open_store
-from gdnbench_kernels.calling import run_kernel
 from gdnbench_kernels.contract import Call, ContractError, Cut, Operation, Role, Step
+from gdnbench_kernels.run import run_kernel
 
 AFTER = "state after"
 """What a chunk hands to the next, where each was run by itself."""

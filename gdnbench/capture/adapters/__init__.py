@@ -38,7 +38,7 @@ def load(options: CaptureOptions | None = None) -> tuple[list[Adapter], list[str
         SglangDeepseekV4Adapter(),
     ]
     for path in options.table:
-        from gdnbench.capture.tables import read_tables
+        from gdnbench.capture.adapter_config import read_tables
 
         adapters += read_tables(path)
     problems = []

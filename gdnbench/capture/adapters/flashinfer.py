@@ -77,7 +77,7 @@ class FlashinferAdapter:
 
 def _refuse(arguments: Mapping[str, Any]) -> None:
     """NotCaptured for a call that neither operation describes."""
-    from gdnbench_kernels.checks import dtype_name
+    from gdnbench_kernels.validate import dtype_name
 
     q, k, v = (arguments[name] for name in ("q", "k", "v"))
     if q.shape[-2] != k.shape[-2]:
@@ -102,7 +102,7 @@ def _refuse(arguments: Mapping[str, Any]) -> None:
 def _prefill(arguments: Mapping[str, Any]) -> Observation:
     import torch
 
-    from gdnbench_kernels.checks import dtype_name
+    from gdnbench_kernels.validate import dtype_name
 
     q, v, cu_seqlens = (arguments[name] for name in ("q", "v", "cu_seqlens"))
     if cu_seqlens is None:

@@ -88,7 +88,7 @@ def split_features(mixed: Tensor, state: Tensor) -> Packed:
 
 def gate_parameters(A_log: Tensor, dt_bias: Tensor) -> dict[str, Seen]:
     """[Hv] each, of raw gates, in the dtypes that the operations take."""
-    from gdnbench_kernels.checks import dtype_name
+    from gdnbench_kernels.validate import dtype_name
 
     kept = dtype_name(dt_bias.dtype) in BIAS_DTYPES
     bias = dt_bias.detach() if kept else dt_bias.detach().float()
@@ -97,7 +97,7 @@ def gate_parameters(A_log: Tensor, dt_bias: Tensor) -> dict[str, Seen]:
 
 def refuse_states(state: Tensor | None) -> None:
     """NotCaptured for states of a dtype that the operations do not take."""
-    from gdnbench_kernels.checks import dtype_name
+    from gdnbench_kernels.validate import dtype_name
 
     if state is not None and dtype_name(state.dtype) not in STATE_DTYPES:
         raise NotCaptured(f"states are {dtype_name(state.dtype)}; the operations take no such ones")

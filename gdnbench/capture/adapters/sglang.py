@@ -114,7 +114,7 @@ class SglangAdapter:
 
 
 def _prefill(backend: str, arguments: Mapping[str, Any]) -> Observation:
-    from gdnbench_kernels.checks import dtype_name
+    from gdnbench_kernels.validate import dtype_name
 
     if arguments.get("head_first"):
         raise NotCaptured("heads lie before tokens (head_first); the operation has tokens first")

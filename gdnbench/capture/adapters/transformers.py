@@ -112,7 +112,7 @@ def _either(arguments: Mapping[str, Any], *names: str) -> Tensor:
 def _collapse_if_repeated(q: Tensor, k: Tensor, v: Tensor) -> Finish | None:
     if q.shape[2] != v.shape[2] or k.shape[2] != q.shape[2] or q.shape[2] == 1:
         return None  # grouped heads reach the function as they are
-    from gdnbench.capture.heads import collapse_repeated_heads
+    from gdnbench.capture.head_dedup import collapse_repeated_heads
 
     return collapse_repeated_heads
 

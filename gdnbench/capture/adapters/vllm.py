@@ -177,7 +177,7 @@ def known_of(step: Any, counts: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _prefill(backend: str, arguments: Mapping[str, Any], layer: object | None, step: Any) -> Observation:
-    from gdnbench_kernels.checks import dtype_name
+    from gdnbench_kernels.validate import dtype_name
 
     q, k, state = arguments["q"], arguments["k"], arguments["initial_state"]
     cu_seqlens, scale = arguments["cu_seqlens"], arguments.get("scale")

@@ -64,6 +64,7 @@ def input(
     Ctrl-C and --budget leave the smallest so far in --out; the same command again goes on.
     """
     arguments = {name: value for name, value in locals().items() if name not in ("state", "fresh")}
+    from gdnbench.bisect.flakiness import Steadiness
     from gdnbench.bisect.input.result import (
         answer,
         check_out,
@@ -74,7 +75,6 @@ def input(
         write_store,
     )
     from gdnbench.bisect.input.shrink import Options, default_out, shrink
-    from gdnbench.bisect.steady import Steadiness
     from gdnbench.bisect.trial import Trial
     from gdnbench.bisect.verdict import State
     from gdnbench.judge.rule import make_rule

@@ -8,11 +8,11 @@ from gdnbench.sim.checker.ctas import ALONE, unordered_between
 from gdnbench.sim.checker.findings import Findings
 from gdnbench.sim.checker.launch_memory import READERS, CtaMemory, LaunchMemory, Part, Touch
 from gdnbench.sim.checker.paged_cells import PAGE
-from gdnbench.sim.checker.variables import Words
+from gdnbench.sim.checker.sync_variables import Words
 from gdnbench.sim.machine.memory import GlobalMemory
 
 if TYPE_CHECKING:
-    from gdnbench.sim.checker.follower import Follower
+    from gdnbench.sim.checker.cta_detector import Follower
 
 
 class Between:

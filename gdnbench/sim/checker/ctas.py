@@ -1,7 +1,7 @@
 """Whether an access to global memory is ordered after one of another CTA, and if not, what is missing.
 
 PTX ISA, "Causality order": base causality order goes through the program order of a thread, barriers of a
-CTA and releases that another acquires (`variables.py`), through as many as there are. Beyond it:
+CTA and releases that another acquires (`sync_variables.py`), through as many as there are. Beyond it:
 
     before                     now                       has to be ordered, and
     strong, of a wide scope    the same, by its proxy    nothing: they do not race ("Data Races", "Morally
@@ -15,9 +15,9 @@ from __future__ import annotations
 
 from gdnbench.sim.checker.abroad import Abroad
 from gdnbench.sim.checker.events import Event
-from gdnbench.sim.checker.order import Cause, Unordered, Verdict, wait_for
-from gdnbench.sim.checker.plain import is_wide
-from gdnbench.sim.checker.variables import Nearly
+from gdnbench.sim.checker.happens_before import Cause, Unordered, Verdict, wait_for
+from gdnbench.sim.checker.load_store import is_wide
+from gdnbench.sim.checker.sync_variables import Nearly
 
 ALONE = Unordered(
     Cause.CTAS, Verdict.ERROR, "bytes of its own for each CTA: nothing orders the CTAs of this kernel"

@@ -6,17 +6,17 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from gdnbench.sim.checker.cta_detector import REGISTER
+from gdnbench.sim.checker.cta_exit import IN_FLIGHT_AT_END, TRANSACTIONS, UNFINISHED
 from gdnbench.sim.checker.findings import Found, Side
-from gdnbench.sim.checker.follower import REGISTER
 from gdnbench.sim.checker.grid import LaunchChecker
-from gdnbench.sim.checker.leftovers import IN_FLIGHT_AT_END, TRANSACTIONS, UNFINISHED
-from gdnbench.sim.checker.order import Cause, Verdict
-from gdnbench.sim.checker.rounds import BARRIER
+from gdnbench.sim.checker.happens_before import Cause, Verdict
+from gdnbench.sim.checker.named_barriers import BARRIER
 from gdnbench.sim.errors import Place
 from gdnbench.sim.machine.cta import Launch
+from gdnbench.sim.machine.engine_interface import Dim3
 from gdnbench.sim.machine.footprint import TMEM_COLUMNS
 from gdnbench.sim.machine.memory import GlobalMemory
-from gdnbench.sim.machine.seam import Dim3
 
 SECTIONS = {
     Cause.CONVERGED.value: 'PTX ISA, "bar.warp.sync", "shfl.sync", "elect.sync"',

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from gdnbench.sim.checker.events import Event
-from gdnbench.sim.checker.order import Cause, Unordered, Verdict
+from gdnbench.sim.checker.happens_before import Cause, Unordered, Verdict
 from gdnbench.sim.errors import Place
 
 

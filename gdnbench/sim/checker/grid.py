@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gdnbench.sim.checker.between import Between
+from gdnbench.sim.checker.cta_detector import Follower
 from gdnbench.sim.checker.findings import Findings, Found
-from gdnbench.sim.checker.follower import Follower
 from gdnbench.sim.checker.launch_memory import Part
-from gdnbench.sim.checker.plain import Forms
+from gdnbench.sim.checker.load_store import Forms
 from gdnbench.sim.machine.cta import Cta
 from gdnbench.sim.machine.grid import communicates
 from gdnbench.sim.machine.memory import GlobalMemory

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from gdnbench.sim.checker.lanes import Part, lane_of, part_of
-from gdnbench.sim.machine.seam import Argument, Lanes, Warp
+from gdnbench.sim.machine.engine_interface import Argument, Lanes, Warp
 from gdnbench.sim.ptx.ir import Instruction
 
 

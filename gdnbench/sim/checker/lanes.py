@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from gdnbench.sim.machine.seam import LANES, Lanes
+from gdnbench.sim.machine.engine_interface import LANES, Lanes
 
 MANY = LANES
 """Stands for a lane: more than one, or an instruction of which the lanes are each other's."""

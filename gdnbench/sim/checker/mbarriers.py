@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from gdnbench.sim.checker.events import Event
 from gdnbench.sim.checker.lanes import Part
-from gdnbench.sim.checker.views import Carried, WarpViews
+from gdnbench.sim.checker.vector_clocks import Carried, WarpViews
 
 KEPT = 3
 AS_DATA = "an mbarrier used as data"

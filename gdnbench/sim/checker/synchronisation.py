@@ -11,26 +11,26 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from gdnbench.sim.checker.cta_exit import check_unused
 from gdnbench.sim.checker.events import Access, Event, Proxy
+from gdnbench.sim.checker.happens_before import Cause, Pair, Unordered, Verdict, unordered
 from gdnbench.sim.checker.issued import Issued
 from gdnbench.sim.checker.lanes import UNSURE, lanes_of, part_of
-from gdnbench.sim.checker.leftovers import check_unused
+from gdnbench.sim.checker.load_store import cells, is_wide
 from gdnbench.sim.checker.mbarriers import TWO_PHASES, Mbarrier
-from gdnbench.sim.checker.order import Cause, Pair, Unordered, Verdict, unordered
-from gdnbench.sim.checker.plain import cells, is_wide
-from gdnbench.sim.checker.rounds import BARRIER, ROUNDS, Arrivals
+from gdnbench.sim.checker.named_barriers import BARRIER, ROUNDS, Arrivals
 from gdnbench.sim.checker.shadow import Cells
-from gdnbench.sim.checker.views import SPACES, Carried
+from gdnbench.sim.checker.vector_clocks import SPACES, Carried
 from gdnbench.sim.machine.barriers import BarrierWait, Round
+from gdnbench.sim.machine.engine_interface import Lanes, Results, Wait
 from gdnbench.sim.machine.footprint import Footprint
 from gdnbench.sim.machine.operands import constant, distinct, one, shared_address, uniform
-from gdnbench.sim.machine.seam import Lanes, Results, Wait
 from gdnbench.sim.machine.tcgen05_access import cells_of
 from gdnbench.sim.machine.tmem import column_of
 from gdnbench.sim.ptx.ir import Immediate
 
 if TYPE_CHECKING:
-    from gdnbench.sim.checker.follower import Follower
+    from gdnbench.sim.checker.cta_detector import Follower
 
 MBARRIER_BYTES = 8
 

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gdnbench.sim.checker.events import Event
-from gdnbench.sim.checker.order import USED_ALONE, Cause, Pair, Unordered, Verdict, unordered_in_tmem
+from gdnbench.sim.checker.happens_before import USED_ALONE, Cause, Pair, Unordered, Verdict, unordered_in_tmem
 from gdnbench.sim.checker.shadow import NOBODY, Cells, ReadSets, Shadow
 from gdnbench.sim.machine.footprint import TMEM_COLUMNS
 
 if TYPE_CHECKING:
-    from gdnbench.sim.checker.follower import Follower
+    from gdnbench.sim.checker.cta_detector import Follower
 
 LANES = 128
 MEMORY = "tmem"

@@ -16,8 +16,8 @@ import numpy.typing as npt
 from gdnbench.sim.compiler.blocks import COLLECTIVES, MAX_BLOCK
 from gdnbench.sim.compiler.emit import I64, Code, Library, Value, const
 from gdnbench.sim.compiler.layout import ALIGN, aligned_bytes
-from gdnbench.sim.machine.checking import Addresses, Checker, Masks
-from gdnbench.sim.machine.seam import LANES, Lanes
+from gdnbench.sim.machine.engine_interface import LANES, Lanes
+from gdnbench.sim.machine.observer import Addresses, Checker, Masks
 from gdnbench.sim.ptx.ir import Instruction
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from gdnbench.sim.compiler.formats import canonical, encode, flush32, to_f32
 from gdnbench.sim.compiler.memory import SPACES, count_access, locate, space_of
 from gdnbench.sim.compiler.translator import Translate, Translator
 from gdnbench.sim.errors import UnsupportedError
-from gdnbench.sim.machine.seam import SHARED_WINDOW, WINDOW_SIZE
+from gdnbench.sim.machine.engine_interface import SHARED_WINDOW, WINDOW_SIZE
 from gdnbench.sim.ptx.ir import Instruction, Vector
 from gdnbench.sim.ptx.isa import HINTS
 from gdnbench.sim.ptx.literals import width_of

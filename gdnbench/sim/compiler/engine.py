@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gdnbench.sim.compiler import faults, joins, mma
+from gdnbench.sim.compiler import faults, mma, reconvergence
 from gdnbench.sim.compiler import kernel as kernels
 from gdnbench.sim.compiler.access_log import AccessLog
 from gdnbench.sim.compiler.blocks import COLLECTIVES, is_service
@@ -21,12 +21,11 @@ from gdnbench.sim.compiler.fragments import Direct, direct
 from gdnbench.sim.compiler.kernel import NativeKernel
 from gdnbench.sim.compiler.layout import ALIGN, HEADER, SCALARS, aligned_bytes
 from gdnbench.sim.compiler.register_watch import RegisterWatch
-from gdnbench.sim.compiler.service import Service, ServiceMaker, lanes_mask, mask_lanes
+from gdnbench.sim.compiler.runtime_calls import Service, ServiceMaker, lanes_mask, mask_lanes
 from gdnbench.sim.compiler.warpgroup import CompiledRegisters
 from gdnbench.sim.machine.counters import counted_as
 from gdnbench.sim.machine.cta import MachineConfig
-from gdnbench.sim.machine.grid import SMS
-from gdnbench.sim.machine.seam import (
+from gdnbench.sim.machine.engine_interface import (
     LANES,
     WRITTEN,
     Blocked,
@@ -37,6 +36,7 @@ from gdnbench.sim.machine.seam import (
     WarpEngine,
     WarpState,
 )
+from gdnbench.sim.machine.grid import SMS
 from gdnbench.sim.ptx.ir import Instruction, Kernel, Module
 
 if TYPE_CHECKING:
@@ -236,17 +236,17 @@ class CompiledWarp:
             self._account()
             return WarpState.EXITED
         if self.cells[JOINING]:
-            if joins.meet(self):
+            if reconvergence.meet(self):
                 return WarpState.RUNNING
             if not self._waiting:
-                raise joins.diverged(self)
+                raise reconvergence.diverged(self)
         return WarpState.BLOCKED
 
     def _left_behind(self) -> None:
         """Lanes exited while others stood at a collective: those look again, unless nobody is left to come to
         an instruction that all threads of the warp must execute."""
         self._see_exits()
-        joins.check_left_alone(self)
+        reconvergence.check_left_alone(self)
         self.cells[JOINING] = 0
 
     def _see_exits(self) -> None:
@@ -332,7 +332,7 @@ class CompiledWarp:
             for block, mask, wait in self._waiting
         ]
         if self.cells[JOINING]:
-            found += [Blocked(group.ins, group.lanes, group.wait()) for group in joins.groups(self)]
+            found += [Blocked(group.ins, group.lanes, group.wait()) for group in reconvergence.groups(self)]
         return tuple(found)
 
     def _account(self) -> None:

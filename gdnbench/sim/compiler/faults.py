@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gdnbench.sim.compiler.layout import HEADER
-from gdnbench.sim.compiler.service import mask_lanes
+from gdnbench.sim.compiler.runtime_calls import mask_lanes
 from gdnbench.sim.compiler.translator import FaultCode
 from gdnbench.sim.errors import FaultKind, KernelFault
+from gdnbench.sim.machine.engine_interface import LANES, Lanes, Values
 from gdnbench.sim.machine.memory import check_aligned, resolve_lanes
-from gdnbench.sim.machine.seam import LANES, Lanes, Values
 from gdnbench.sim.ptx.ir import Instruction
 from gdnbench.sim.ptx.literals import width_of
 

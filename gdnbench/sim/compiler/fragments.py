@@ -13,10 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from gdnbench.sim.compiler import mma, warpgroup
-from gdnbench.sim.compiler.service import Read, Service
+from gdnbench.sim.compiler.runtime_calls import Read, Service
 from gdnbench.sim.errors import KernelFault, UnsupportedError
+from gdnbench.sim.machine.engine_interface import LANES, Lanes
 from gdnbench.sim.machine.operands import uniform
-from gdnbench.sim.machine.seam import LANES, Lanes
 from gdnbench.sim.machine.tcgen05_access import access, load_words, store_words
 from gdnbench.sim.ptx.ir import Immediate, Instruction
 

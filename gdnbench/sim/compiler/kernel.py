@@ -23,7 +23,7 @@ from gdnbench.sim.compiler import (
 from gdnbench.sim.compiler.blocks import Blocks, find_blocks, is_service
 from gdnbench.sim.compiler.emit import Library
 from gdnbench.sim.compiler.layout import ALIGN, Layout, plan
-from gdnbench.sim.compiler.service import enter_service
+from gdnbench.sim.compiler.runtime_calls import enter_service
 from gdnbench.sim.compiler.shadow_registers import Shadows
 from gdnbench.sim.compiler.shadow_registers import plan as plan_shadows
 from gdnbench.sim.compiler.translator import Program, Translate, Translator

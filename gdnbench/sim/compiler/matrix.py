@@ -13,7 +13,7 @@ from gdnbench.sim.compiler.emit import I32, Value, const, lane_constants
 from gdnbench.sim.compiler.memory import SPACES, locate, space_of
 from gdnbench.sim.compiler.translator import FaultCode, Translate, Translator, only
 from gdnbench.sim.errors import UnsupportedError
-from gdnbench.sim.machine.seam import WINDOW_SIZE, WINDOWS
+from gdnbench.sim.machine.engine_interface import WINDOW_SIZE, WINDOWS
 from gdnbench.sim.ptx.ir import Instruction, Vector
 
 _ROW_BYTES = 16

@@ -7,7 +7,7 @@ from gdnbench.sim.compiler.access_log import log_access
 from gdnbench.sim.compiler.emit import I1, I64, Value, const, lanes_of
 from gdnbench.sim.compiler.translator import FaultCode, Translate, Translator
 from gdnbench.sim.errors import UnsupportedError
-from gdnbench.sim.machine.seam import WINDOW_SIZE, WINDOWS
+from gdnbench.sim.machine.engine_interface import WINDOW_SIZE, WINDOWS
 from gdnbench.sim.ptx.ir import Address, Instruction, Operand, Sink, Symbol, Vector
 from gdnbench.sim.ptx.literals import width_of
 

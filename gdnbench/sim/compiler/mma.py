@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gdnbench.sim.errors import UnsupportedError
-from gdnbench.sim.machine.seam import LANES, Argument, Results
+from gdnbench.sim.machine.engine_interface import LANES, Argument, Results
 from gdnbench.sim.ptx.ir import Instruction
 from gdnbench.sim.tensorcore.formats import FORMATS
 from gdnbench.sim.tensorcore.product import Product

@@ -23,7 +23,7 @@ from gdnbench.sim.compiler.emit import (
     f32_const,
     f64_const,
 )
-from gdnbench.sim.compiler.pick import pick
+from gdnbench.sim.compiler.lane_lookup import pick
 from gdnbench.sim.special_function import EX2, LG2, RCP, RSQ, SIN, SQRT, TANH, TANH_IGNORED, Table
 
 _SIGN, _INFINITY, _NAN, _ONE = 0x8000_0000, 0x7F80_0000, 0x7FFF_FFFF, 0x3F80_0000

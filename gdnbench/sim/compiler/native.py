@@ -27,7 +27,7 @@ import llvmlite.binding as llvm
 
 from gdnbench.sim import special_function
 from gdnbench.sim.errors import UnsupportedError
-from gdnbench.sim.machine import mbarrier, seam
+from gdnbench.sim.machine import engine_interface, mbarrier
 from gdnbench.sim.ptx import isa
 
 # What every x86-64 CPU that the engine is tested on has: without them its code does not run.
@@ -42,7 +42,7 @@ def _files() -> list[Path]:
     """The sources that decide what a PTX text becomes: this package, the parser, and the tables and places
     that compiled code holds."""
     packages = (Path(__file__).parent, Path(isa.__file__).parent)
-    modules = (special_function, seam, mbarrier)
+    modules = (special_function, engine_interface, mbarrier)
     return [
         *(path for package in packages for path in sorted(package.glob("*.py"))),
         *(Path(str(module.__file__)) for module in modules),

@@ -12,11 +12,11 @@ import numpy as np
 import numpy.typing as npt
 
 from gdnbench.sim.compiler.layout import slot_bytes
-from gdnbench.sim.compiler.readiness import Lack
-from gdnbench.sim.compiler.service import lanes_mask
+from gdnbench.sim.compiler.runtime_calls import lanes_mask
 from gdnbench.sim.compiler.shadow_registers import RECORD, Shadows
-from gdnbench.sim.machine.checking import Checker, Writer
-from gdnbench.sim.machine.seam import LANES, Lanes, RegisterList
+from gdnbench.sim.compiler.uninitialized_analysis import Lack
+from gdnbench.sim.machine.engine_interface import LANES, Lanes, RegisterList
+from gdnbench.sim.machine.observer import Checker, Writer
 from gdnbench.sim.ptx.ir import Instruction, Register
 
 if TYPE_CHECKING:

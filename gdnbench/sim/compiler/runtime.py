@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from gdnbench.sim.compiler.address_translation import locators
 from gdnbench.sim.compiler.blocks import Blocks
 from gdnbench.sim.compiler.dispatch import dispatcher
 from gdnbench.sim.compiler.layout import HEADER
-from gdnbench.sim.compiler.locate import locators
 
 DECLARATIONS = {
     "@llvm.vector.reduce.umin.v32i32": "declare i32 @llvm.vector.reduce.umin.v32i32(<32 x i32>)",

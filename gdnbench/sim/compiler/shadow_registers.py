@@ -17,8 +17,8 @@ import numpy as np
 from gdnbench.sim.compiler.blocks import Block, Blocks, is_service
 from gdnbench.sim.compiler.emit import I64, Code, Library, Value, const, lane_constants
 from gdnbench.sim.compiler.layout import ALIGN, Layout, slot_bytes
-from gdnbench.sim.compiler.readiness import Lack, find, moved
 from gdnbench.sim.compiler.translator import Translate, Translator
+from gdnbench.sim.compiler.uninitialized_analysis import Lack, find, moved
 from gdnbench.sim.ptx.flow import registers_of
 from gdnbench.sim.ptx.ir import (
     Destination,

@@ -31,7 +31,7 @@ from gdnbench.sim.compiler.emit import (
 )
 from gdnbench.sim.compiler.layout import HEADER, Layout
 from gdnbench.sim.errors import UnsupportedError
-from gdnbench.sim.machine.seam import SHARED_BASE, window_of_variable
+from gdnbench.sim.machine.engine_interface import SHARED_BASE, window_of_variable
 from gdnbench.sim.ptx.ir import (
     Address,
     Immediate,

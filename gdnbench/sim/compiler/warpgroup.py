@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from gdnbench.sim.compiler.layout import Layout
-from gdnbench.sim.compiler.service import Service
+from gdnbench.sim.compiler.runtime_calls import Service
 from gdnbench.sim.errors import FaultKind, KernelFault, UnsupportedError
-from gdnbench.sim.machine.seam import LANES, Lanes, RegisterList, Words
+from gdnbench.sim.machine.engine_interface import LANES, Lanes, RegisterList, Words
 from gdnbench.sim.machine.wgmma import issue
 from gdnbench.sim.machine.wgmma_fragment import put_for_token
 from gdnbench.sim.machine.wgmma_state import Operands

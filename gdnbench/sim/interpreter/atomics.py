@@ -31,7 +31,7 @@ from gdnbench.sim.interpreter.operation import (
 )
 from gdnbench.sim.interpreter.registers import Array
 from gdnbench.sim.interpreter.rounding import add_to_odd, flush, from_bits, to_bits
-from gdnbench.sim.machine.seam import LANES, Lanes, Values
+from gdnbench.sim.machine.engine_interface import LANES, Lanes, Values
 from gdnbench.sim.ptx.ir import Instruction, Vector
 
 # (old, b, c) -> new, on values of the instruction's type; c only for cas.

@@ -25,7 +25,7 @@ from gdnbench.sim.interpreter.operation import (
 )
 from gdnbench.sim.interpreter.registers import Array
 from gdnbench.sim.interpreter.rounding import F32, from_bits, to_bits
-from gdnbench.sim.machine.seam import LANES, Lanes
+from gdnbench.sim.machine.engine_interface import LANES, Lanes
 from gdnbench.sim.ptx.ir import Instruction, Register
 
 _LANE = np.arange(LANES, dtype=np.int64)

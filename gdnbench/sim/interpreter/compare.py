@@ -21,7 +21,7 @@ from gdnbench.sim.interpreter.operation import (
 )
 from gdnbench.sim.interpreter.registers import Array
 from gdnbench.sim.interpreter.rounding import BF16, F32, flush, from_bits
-from gdnbench.sim.machine.seam import Lanes
+from gdnbench.sim.machine.engine_interface import Lanes
 from gdnbench.sim.ptx.ir import Instruction, Register
 
 Predicate = Callable[[Array, Array], Array]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from gdnbench.sim.interpreter.program import prepare as prepare_program
 from gdnbench.sim.interpreter.warp import InterpretedWarp
-from gdnbench.sim.machine.seam import WarpEngine
+from gdnbench.sim.machine.engine_interface import WarpEngine
 from gdnbench.sim.ptx.ir import Kernel, Module
 
 if TYPE_CHECKING:

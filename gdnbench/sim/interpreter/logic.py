@@ -20,7 +20,7 @@ from gdnbench.sim.interpreter.operation import (
     write,
 )
 from gdnbench.sim.interpreter.registers import Array, both, whole
-from gdnbench.sim.machine.seam import Lanes
+from gdnbench.sim.machine.engine_interface import Lanes
 from gdnbench.sim.ptx.ir import Immediate, Instruction, Register
 
 _U32 = np.uint32

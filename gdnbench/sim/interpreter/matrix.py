@@ -21,7 +21,7 @@ from gdnbench.sim.interpreter.operation import (
     write,
 )
 from gdnbench.sim.interpreter.registers import Array
-from gdnbench.sim.machine.seam import LANES, Lanes, Values
+from gdnbench.sim.machine.engine_interface import LANES, Lanes, Values
 from gdnbench.sim.ptx.ir import Address, Instruction, Vector
 from gdnbench.sim.tensorcore.formats import FORMATS
 from gdnbench.sim.tensorcore.product import Product

@@ -24,8 +24,8 @@ from gdnbench.sim.interpreter.operation import (
     write,
 )
 from gdnbench.sim.interpreter.registers import Array
+from gdnbench.sim.machine.engine_interface import LANES, Lanes, Values
 from gdnbench.sim.machine.memory import SharedMemory, check_aligned, resolve_lanes
-from gdnbench.sim.machine.seam import LANES, Lanes, Values
 from gdnbench.sim.ptx.ir import Address, Instruction, Register, Vector
 from gdnbench.sim.ptx.isa import HINTS
 

@@ -17,7 +17,7 @@ from gdnbench.sim.interpreter.operation import (
     write,
 )
 from gdnbench.sim.interpreter.registers import Array, both
-from gdnbench.sim.machine.seam import (
+from gdnbench.sim.machine.engine_interface import (
     LANES,
     LOCAL_WINDOW,
     PARAM_WINDOW,

@@ -14,7 +14,7 @@ import numpy as np
 
 from gdnbench.sim.errors import UnsupportedError
 from gdnbench.sim.interpreter.registers import WIDTHS, Array, RegisterFile, view
-from gdnbench.sim.machine.seam import LANES, SHARED_BASE, Lanes, Values, Warp, window_of_variable
+from gdnbench.sim.machine.engine_interface import LANES, SHARED_BASE, Lanes, Values, Warp, window_of_variable
 from gdnbench.sim.ptx.ir import (
     Address,
     Immediate,

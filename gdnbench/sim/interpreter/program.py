@@ -36,7 +36,7 @@ from gdnbench.sim.interpreter.operation import (
     read_registers,
     refuse,
 )
-from gdnbench.sim.machine.seam import Argument, Lanes, Values
+from gdnbench.sim.machine.engine_interface import Argument, Lanes, Values
 from gdnbench.sim.ptx import isa
 from gdnbench.sim.ptx.ir import (
     Address,
@@ -152,7 +152,7 @@ def _plain_step(ins: Instruction) -> Step:
 
 
 def _argument(ins: Instruction, operand: object) -> Callable[[Thread], Argument]:
-    """How a source operand crosses to the machine (seam.py)."""
+    """How a source operand crosses to the machine (engine_interface.py)."""
     if isinstance(operand, TensorAddress):
         gets = [_argument_address(ins, operand.descriptor)]
         gets += [fetch(ins, coordinate, "u64") for coordinate in operand.coordinates]

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gdnbench.sim.errors import UnsupportedError
-from gdnbench.sim.machine.seam import LANES, Lanes, Values
+from gdnbench.sim.machine.engine_interface import LANES, Lanes, Values
 from gdnbench.sim.ptx.ir import Instruction, Register
 
 Array = npt.NDArray[Any]

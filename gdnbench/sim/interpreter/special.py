@@ -7,8 +7,8 @@ from collections.abc import Callable
 import numpy as np
 
 from gdnbench.sim.errors import UnsupportedError
+from gdnbench.sim.machine.engine_interface import LANES, Values, Warp
 from gdnbench.sim.machine.grid import SMS
-from gdnbench.sim.machine.seam import LANES, Values, Warp
 
 _AXES = "xyz"
 _LANE = np.arange(LANES, dtype=np.uint64)

@@ -15,7 +15,7 @@ from gdnbench.sim.interpreter.operation import Step, Thread
 from gdnbench.sim.interpreter.program import Collective, Entry, Machine, Plain, Program, prepare
 from gdnbench.sim.interpreter.warp import InterpretedWarp
 from gdnbench.sim.machine.cta import Cta
-from gdnbench.sim.machine.seam import Engine, Lanes, Results, Warp, WarpEngine
+from gdnbench.sim.machine.engine_interface import Engine, Lanes, Results, Warp, WarpEngine
 from gdnbench.sim.ptx.ir import Instruction, Kernel
 from gdnbench.sim.value_trace import Recorder, traced_registers
 

@@ -27,9 +27,8 @@ from gdnbench.sim.interpreter.program import (
 from gdnbench.sim.interpreter.registers import Array, Flight, RegisterFile
 from gdnbench.sim.interpreter.special import SpecialRegisters
 from gdnbench.sim.interpreter.warpgroup import InterpretedRegisters
-from gdnbench.sim.machine.checking import Writer
 from gdnbench.sim.machine.counters import counted_as
-from gdnbench.sim.machine.seam import (
+from gdnbench.sim.machine.engine_interface import (
     LANES,
     WRITTEN,
     Blocked,
@@ -40,6 +39,7 @@ from gdnbench.sim.machine.seam import (
     Warp,
     WarpState,
 )
+from gdnbench.sim.machine.observer import Writer
 from gdnbench.sim.ptx.ir import Kernel, Register
 
 # A group that ran this long while others could have is passed over once: lanes may spin on what others do.

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gdnbench.sim.interpreter.registers import Flight, RegisterFile
-from gdnbench.sim.machine.seam import LANES, RegisterList, Words
+from gdnbench.sim.machine.engine_interface import LANES, RegisterList, Words
 from gdnbench.sim.machine.wgmma_fragment import put_for_token
 from gdnbench.sim.ptx.ir import Instruction, Register
 

@@ -27,7 +27,7 @@ from gdnbench.errors import BadInputError
 from gdnbench.sim.machine.footprint import Footprint
 
 if TYPE_CHECKING:
-    from gdnbench.sim.machine.checking import Checker
+    from gdnbench.sim.machine.observer import Checker
 
 PATIENCE = 64
 

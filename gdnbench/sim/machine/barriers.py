@@ -13,8 +13,8 @@ import numpy as np
 
 from gdnbench.sim.errors import FaultKind, KernelFault
 from gdnbench.sim.machine.budget import MAX_THREADS
+from gdnbench.sim.machine.engine_interface import LANES, Argument, Handler, Lanes, Results, Wait, Warp
 from gdnbench.sim.machine.operands import constant, one, uniform
-from gdnbench.sim.machine.seam import LANES, Argument, Handler, Lanes, Results, Wait, Warp
 from gdnbench.sim.ptx.ir import Instruction
 
 if TYPE_CHECKING:

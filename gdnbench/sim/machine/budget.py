@@ -5,7 +5,7 @@ Specifications").
 from __future__ import annotations
 
 from gdnbench.sim.errors import FaultKind, KernelFault, UnsupportedError
-from gdnbench.sim.machine.seam import LANES, Dim3
+from gdnbench.sim.machine.engine_interface import LANES, Dim3
 from gdnbench.sim.ptx.ir import Kernel
 
 MAX_THREADS = 1024

@@ -16,11 +16,11 @@ import numpy as np
 from gdnbench.sim.errors import FaultKind, KernelFault, UnsupportedError
 from gdnbench.sim.machine import mbarrier
 from gdnbench.sim.machine.async_queue import AsyncOperation
+from gdnbench.sim.machine.engine_interface import Argument, Handler, Lanes, Results, Values, Wait, Warp
 from gdnbench.sim.machine.footprint import Span
 from gdnbench.sim.machine.memory import POISON, Bytes
 from gdnbench.sim.machine.operands import SHARED_SPACES, active, distinct, one, uniform
 from gdnbench.sim.machine.reduce import OPERATIONS, reduce
-from gdnbench.sim.machine.seam import Argument, Handler, Lanes, Results, Values, Wait, Warp
 from gdnbench.sim.ptx.ir import Instruction
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from gdnbench.sim.machine.async_queue import AsyncOperation, AsyncQueue
-from gdnbench.sim.machine.seam import LANES
+from gdnbench.sim.machine.engine_interface import LANES
 
 
 @dataclass(slots=True)

@@ -17,10 +17,10 @@ from gdnbench.sim.machine import mbarrier
 from gdnbench.sim.machine.async_queue import AsyncOperation
 from gdnbench.sim.machine.bulk import placed
 from gdnbench.sim.machine.bulk_groups import BulkGroups
+from gdnbench.sim.machine.engine_interface import LANES, Argument, Handler, Lanes, Results, Values, Wait, Warp
 from gdnbench.sim.machine.footprint import Span
 from gdnbench.sim.machine.memory import check_aligned
 from gdnbench.sim.machine.operands import active, one, shared_address, uniform
-from gdnbench.sim.machine.seam import LANES, Argument, Handler, Lanes, Results, Values, Wait, Warp
 from gdnbench.sim.ptx.ir import Instruction, Negated, Register
 
 if TYPE_CHECKING:

@@ -13,12 +13,12 @@ import numpy as np
 from gdnbench.sim.errors import FaultKind, KernelFault, Place, UnsupportedError
 from gdnbench.sim.machine.async_queue import LATE, AsyncQueue, Schedule
 from gdnbench.sim.machine.barriers import NamedBarriers, RegisterPool
-from gdnbench.sim.machine.checking import Checker, Parts
 from gdnbench.sim.machine.copies import CopyState
 from gdnbench.sim.machine.counters import Counters, counted_as
+from gdnbench.sim.machine.engine_interface import LANES, Argument, Dim3, Handler, Lanes, Results, Wait, Warp
 from gdnbench.sim.machine.memory import GlobalMemory, LocalMemory, SharedMemory
+from gdnbench.sim.machine.observer import Checker, Parts
 from gdnbench.sim.machine.recorder import Recorder
-from gdnbench.sim.machine.seam import LANES, Argument, Dim3, Handler, Lanes, Results, Wait, Warp
 from gdnbench.sim.machine.tmem import TensorMemory
 from gdnbench.sim.machine.units import handler
 from gdnbench.sim.machine.wgmma_form import Forms

@@ -15,9 +15,9 @@ import time
 
 from gdnbench.sim.machine.counters import Counters
 from gdnbench.sim.machine.cta import Cta, Launch
+from gdnbench.sim.machine.engine_interface import LANES, Engine
 from gdnbench.sim.machine.processes import Progress, fits, run_in_processes
 from gdnbench.sim.machine.scheduler import Scheduler
-from gdnbench.sim.machine.seam import LANES, Engine
 from gdnbench.sim.ptx.ir import Instruction, Kernel
 
 # A B200 has 148 SMs, each with 2,048 threads, 32 CTAs and 228 KB of shared memory, of which a CTA takes 1

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gdnbench.sim.errors import FaultKind, KernelFault
+from gdnbench.sim.machine.engine_interface import LANES, Argument, Handler, Lanes, Results, Values, Wait, Warp
 from gdnbench.sim.machine.memory import SharedMemory
 from gdnbench.sim.machine.operands import (
     active,
@@ -34,7 +35,6 @@ from gdnbench.sim.machine.operands import (
     shared_address,
     wants_result,
 )
-from gdnbench.sim.machine.seam import LANES, Argument, Handler, Lanes, Results, Values, Wait, Warp
 from gdnbench.sim.ptx.ir import Instruction
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gdnbench.sim.errors import FaultKind, KernelFault
-from gdnbench.sim.machine.seam import (
+from gdnbench.sim.machine.engine_interface import (
     LANES,
     LOCAL_WINDOW,
     PARAM_WINDOW,

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from gdnbench.sim.errors import FaultKind, KernelFault
+from gdnbench.sim.machine.engine_interface import LANES, Argument, Lanes, Values
 from gdnbench.sim.machine.memory import resolve
-from gdnbench.sim.machine.seam import LANES, Argument, Lanes, Values
 from gdnbench.sim.ptx.ir import Instruction, Sink
 
 SHARED_SPACES = ("shared", "shared::cta", "shared::cluster")

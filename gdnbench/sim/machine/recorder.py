@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from gdnbench.sim.machine.async_queue import AsyncOperation
-from gdnbench.sim.machine.seam import Blocked
+from gdnbench.sim.machine.engine_interface import Blocked
 from gdnbench.sim.ptx.ir import Instruction
 
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from gdnbench.sim.errors import FaultKind, KernelFault
-from gdnbench.sim.machine.seam import Blocked, WarpEngine, WarpState
+from gdnbench.sim.machine.engine_interface import Blocked, WarpEngine, WarpState
 
 if TYPE_CHECKING:
     from gdnbench.sim.machine.cta import Cta

@@ -15,8 +15,8 @@ import numpy as np
 from gdnbench.sim.errors import FaultKind, KernelFault, UnsupportedError
 from gdnbench.sim.machine import mbarrier, tcgen05_access, tcgen05_copy, tcgen05_mma
 from gdnbench.sim.machine.async_queue import AsyncOperation
+from gdnbench.sim.machine.engine_interface import Argument, Handler, Lanes, Results, Wait, Warp
 from gdnbench.sim.machine.operands import shared_address, uniform
-from gdnbench.sim.machine.seam import Argument, Handler, Lanes, Results, Wait, Warp
 from gdnbench.sim.machine.tcgen05_issue import STREAM, refuse_pairs, single_issuer, value
 from gdnbench.sim.machine.tmem import check_size, column_of
 from gdnbench.sim.ptx.ir import Instruction

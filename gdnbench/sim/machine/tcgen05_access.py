@@ -19,8 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 from gdnbench.sim.errors import FaultKind, KernelFault, UnsupportedError
+from gdnbench.sim.machine.engine_interface import Argument, Handler, Lanes, Results, Wait, Warp
 from gdnbench.sim.machine.operands import uniform
-from gdnbench.sim.machine.seam import Argument, Handler, Lanes, Results, Wait, Warp
 from gdnbench.sim.machine.tcgen05_fragment import REGISTERS, Fragment, fragment
 from gdnbench.sim.machine.tcgen05_issue import as_values, quarter_base
 from gdnbench.sim.machine.tmem import COLUMNS, POISON, TensorMemory, column_of

@@ -22,8 +22,8 @@ import numpy.typing as npt
 from gdnbench.sim.errors import FaultKind, KernelFault, UnsupportedError
 from gdnbench.sim.machine import tcgen05_operand
 from gdnbench.sim.machine.async_queue import AsyncOperation
+from gdnbench.sim.machine.engine_interface import Argument, Handler, Lanes, Results, Wait, Warp
 from gdnbench.sim.machine.footprint import TmemBlock
-from gdnbench.sim.machine.seam import Argument, Handler, Lanes, Results, Wait, Warp
 from gdnbench.sim.machine.tcgen05_descriptor import check_majorness, decode_matrix
 from gdnbench.sim.machine.tcgen05_issue import STREAM, refuse_pairs, single_issuer, value
 from gdnbench.sim.machine.tcgen05_operand import Gather

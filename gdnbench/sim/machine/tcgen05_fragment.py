@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gdnbench.sim.errors import UnsupportedError
-from gdnbench.sim.machine.seam import LANES
+from gdnbench.sim.machine.engine_interface import LANES
 
 Table = npt.NDArray[np.intp]
 

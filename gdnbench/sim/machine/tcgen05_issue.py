@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gdnbench.sim.errors import FaultKind, KernelFault, UnsupportedError
-from gdnbench.sim.machine.seam import Argument, Lanes, Values
+from gdnbench.sim.machine.engine_interface import Argument, Lanes, Values
 from gdnbench.sim.ptx.ir import Instruction
 
 if TYPE_CHECKING:

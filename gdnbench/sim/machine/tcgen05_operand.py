@@ -24,9 +24,9 @@ import numpy as np
 import numpy.typing as npt
 
 from gdnbench.sim.errors import FaultKind, KernelFault
+from gdnbench.sim.machine.engine_interface import SHARED_BASE
 from gdnbench.sim.machine.footprint import Chunks
 from gdnbench.sim.machine.memory import SharedMemory
-from gdnbench.sim.machine.seam import SHARED_BASE
 from gdnbench.sim.machine.tcgen05_descriptor import PATTERNS, MatrixDescriptor, Pattern, Swizzle
 
 CHUNK = 16

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gdnbench.sim.errors import FaultKind, KernelFault, UnsupportedError
+from gdnbench.sim.machine.engine_interface import Argument, Handler, Lanes, Results, Wait, Warp
 from gdnbench.sim.machine.memory import Bytes, resolve
 from gdnbench.sim.machine.operands import active, one, uniform
-from gdnbench.sim.machine.seam import Argument, Handler, Lanes, Results, Wait, Warp
 from gdnbench.sim.machine.tensormap import (
     ELEMENT_TYPES,
     ENCODED_BYTES,

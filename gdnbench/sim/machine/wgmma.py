@@ -18,8 +18,7 @@ import numpy as np
 from gdnbench.sim.errors import FaultKind, KernelFault
 from gdnbench.sim.machine import tcgen05_operand
 from gdnbench.sim.machine.async_queue import AsyncOperation
-from gdnbench.sim.machine.operands import uniform
-from gdnbench.sim.machine.seam import (
+from gdnbench.sim.machine.engine_interface import (
     LANES,
     WRITTEN,
     Argument,
@@ -31,6 +30,7 @@ from gdnbench.sim.machine.seam import (
     Warp,
     Words,
 )
+from gdnbench.sim.machine.operands import uniform
 from gdnbench.sim.machine.tcgen05_operand import Gather
 from gdnbench.sim.machine.wgmma_form import OP, Form, M
 from gdnbench.sim.machine.wgmma_fragment import (

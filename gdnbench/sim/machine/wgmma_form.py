@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gdnbench.sim.errors import FaultKind, KernelFault, UnsupportedError
-from gdnbench.sim.machine.seam import RegisterList
+from gdnbench.sim.machine.engine_interface import RegisterList
 from gdnbench.sim.ptx.ir import Immediate, Instruction, Kernel, Register, Source, Vector
 from gdnbench.sim.tensorcore.formats import FORMATS
 from gdnbench.sim.tensorcore.product import Product

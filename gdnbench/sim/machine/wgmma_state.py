@@ -15,7 +15,7 @@ import numpy as np
 
 from gdnbench.sim.errors import FaultKind, KernelFault, Place
 from gdnbench.sim.machine.async_queue import AsyncOperation
-from gdnbench.sim.machine.seam import LANES, RegisterList, Warp, Words
+from gdnbench.sim.machine.engine_interface import LANES, RegisterList, Warp, Words
 from gdnbench.sim.machine.tcgen05_operand import Gather
 from gdnbench.sim.machine.wgmma_form import Form, Forms
 from gdnbench.sim.machine.wgmma_fragment import WARPS, Codes, d_words

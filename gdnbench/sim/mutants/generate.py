@@ -6,7 +6,7 @@
     parity flipped of a wait
     weakened       fence.proxy.async of one memory instead of both, or of the other; scope .cta; release and
                    acquire relaxed; .read of a wait for bulk groups
-    one later      a wait, fence or barrier, behind the next access, see `later.py`
+    one later      a wait, fence or barrier, behind the next access, see `reorder.py`
 
 Left out, since nothing in one CTA of one launch hangs on them: `griddepcontrol`, which orders launches, and
 `tcgen05.relinquish_alloc_permit`, which orders CTAs of an SM that allocate. An mbarrier.init is not removed:
@@ -17,8 +17,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gdnbench.sim.mutants.later import Later
 from gdnbench.sim.mutants.mutant import Kind, Mutant
+from gdnbench.sim.mutants.reorder import Later
 from gdnbench.sim.mutants.text import Edit, Statement, statements
 from gdnbench.sim.ptx import isa
 from gdnbench.sim.ptx.ir import Instruction, Kernel, Module

@@ -10,14 +10,14 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from types import FrameType
 
+from gdnbench.sim.checker.cta_detector import Follower
 from gdnbench.sim.checker.findings import Found, Side
-from gdnbench.sim.checker.follower import Follower
 from gdnbench.sim.checker.grid import LaunchChecker
-from gdnbench.sim.checker.order import Verdict
+from gdnbench.sim.checker.happens_before import Verdict
 from gdnbench.sim.errors import FaultKind, KernelFault, SimError
 from gdnbench.sim.machine.async_queue import AsyncOperation
-from gdnbench.sim.machine.checking import Addresses, Masks, Writer
-from gdnbench.sim.machine.seam import Argument, Lanes, Results, Wait, Warp
+from gdnbench.sim.machine.engine_interface import Argument, Lanes, Results, Wait, Warp
+from gdnbench.sim.machine.observer import Addresses, Masks, Writer
 from gdnbench.sim.mutants.launches import KeptLaunch
 from gdnbench.sim.mutants.mutant import Kind, Mutant
 from gdnbench.sim.ptx.ir import Instruction, Module, Register

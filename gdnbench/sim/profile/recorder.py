@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from gdnbench.sim.errors import Place
 from gdnbench.sim.machine.async_queue import AsyncOperation
-from gdnbench.sim.machine.seam import Blocked
+from gdnbench.sim.machine.engine_interface import Blocked
 from gdnbench.sim.profile.roles import issued_as
 from gdnbench.sim.ptx.ir import Instruction
 

@@ -9,7 +9,7 @@ import pytest
 from gdnbench.errors import BadInputError, Exit
 from gdnbench.sim.checker.accept import Accepted, template
 from gdnbench.sim.checker.evidence import Access, Evidence
-from gdnbench.sim.checker.order import Verdict
+from gdnbench.sim.checker.happens_before import Verdict
 from gdnbench.sim.errors import FaultKind, KernelFault, Place
 from gdnbench.sim.report import Finding, Severity
 

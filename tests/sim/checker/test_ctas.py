@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from gdnbench.sim.checker.order import Verdict
+from gdnbench.sim.checker.happens_before import Verdict
 from gdnbench.sim.run import ENGINES, RunResult, run_ptx
 
 HEADER = """.version 8.8

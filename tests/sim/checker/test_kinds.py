@@ -25,8 +25,8 @@ from order_cases import (
     without_marked,
 )
 
-from gdnbench.sim.checker.leftovers import IN_FLIGHT_AT_END, TRANSACTIONS
-from gdnbench.sim.checker.order import Cause, Verdict
+from gdnbench.sim.checker.cta_exit import IN_FLIGHT_AT_END, TRANSACTIONS
+from gdnbench.sim.checker.happens_before import Cause, Verdict
 from gdnbench.sim.errors import FaultKind, KernelFault
 from gdnbench.sim.run import ENGINES, run_ptx
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import pytest
 from order_cases import COPY, FILL, READY, STORE, Case, check_right, check_wrong, wait
 
-from gdnbench.sim.checker.order import Cause, Verdict
+from gdnbench.sim.checker.happens_before import Cause, Verdict
 from gdnbench.sim.run import ENGINES
 
 SYNC = "bar.warp.sync -1;"

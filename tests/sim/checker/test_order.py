@@ -22,9 +22,9 @@ from order_cases import (
     wait,
 )
 
-from gdnbench.sim.checker.leftovers import UNFINISHED
+from gdnbench.sim.checker.cta_exit import UNFINISHED
+from gdnbench.sim.checker.happens_before import Cause, Verdict
 from gdnbench.sim.checker.mbarriers import AS_DATA
-from gdnbench.sim.checker.order import Cause, Verdict
 from gdnbench.sim.run import ENGINES
 
 WAIT_RELAXED = "again: mbarrier.try_wait.parity.relaxed.cta.shared::cta.b64 %p, [full], 0;\n@!%p bra again;\n"

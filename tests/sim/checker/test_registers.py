@@ -12,7 +12,7 @@ from fault_cases import ALLOCATE, FREE, GLOBAL_BYTES, LOAD_TMEM, USES, WAIT_LOAD
 
 from gdnbench.sim import run_ptx
 from gdnbench.sim.checker.evidence import Evidence
-from gdnbench.sim.checker.order import Cause, Verdict
+from gdnbench.sim.checker.happens_before import Cause, Verdict
 from gdnbench.sim.compiler import kernel as kernels
 from gdnbench.sim.errors import KernelFault
 from gdnbench.sim.ptx.parser import parse

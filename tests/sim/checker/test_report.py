@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from gdnbench.sim.checker.evidence import Evidence
-from gdnbench.sim.checker.order import Verdict
+from gdnbench.sim.checker.happens_before import Verdict
 from gdnbench.sim.errors import FaultKind, KernelFault
 from gdnbench.sim.report import Finding, Report, Severity
 from gdnbench.sim.run import ENGINES, RunResult, run_ptx

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gdnbench.sim.compiler import native, pick
+from gdnbench.sim.compiler import lane_lookup, native
 from gdnbench.sim.run import run_ptx
 
 # EX2 has 64 rows, RCP 128, tanh 51 and two tables of eleven.
@@ -50,7 +50,7 @@ def test_tables_in_memory_and_in_registers(tmp_path, monkeypatch: pytest.MonkeyP
         if registers and not native.has_feature("avx512f"):
             pytest.skip("this CPU has no AVX-512: the other tests run the other way")
         monkeypatch.setenv("GDNBENCH_CACHE_DIR", str(tmp_path / str(registers)))
-        monkeypatch.setattr(pick, "has_feature", lambda name, answer=registers: answer)
+        monkeypatch.setattr(lane_lookup, "has_feature", lambda name, answer=registers: answer)
         found.append(run())
     np.testing.assert_array_equal(found[0], found[1])
     assert all(len(np.unique(row)) > 1000 for row in found[0])

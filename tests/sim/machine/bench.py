@@ -12,9 +12,9 @@ import numpy as np
 
 from gdnbench.sim.machine.async_queue import Schedule
 from gdnbench.sim.machine.cta import Cta, Launch, MachineConfig
+from gdnbench.sim.machine.engine_interface import LANES, Blocked, Wait, Warp, WarpState
 from gdnbench.sim.machine.memory import GlobalMemory
 from gdnbench.sim.machine.scheduler import Scheduler
-from gdnbench.sim.machine.seam import LANES, Blocked, Wait, Warp, WarpState
 from gdnbench.sim.ptx.ir import (
     Address,
     Immediate,

@@ -7,8 +7,8 @@ import pytest
 from bench import ALL, ONE, Bench, play, step
 
 from gdnbench.sim.errors import FaultKind, KernelFault, UnsupportedError
+from gdnbench.sim.machine.engine_interface import LANES, Wait
 from gdnbench.sim.machine.memory import GlobalMemory
-from gdnbench.sim.machine.seam import LANES, Wait
 
 LANE = np.arange(LANES)
 

@@ -8,8 +8,8 @@ import pytest
 from bench import ALL, ONE, Bench
 
 from gdnbench.sim.errors import FaultKind, KernelFault, UnsupportedError
+from gdnbench.sim.machine.engine_interface import LANES, SHARED_BASE, Wait
 from gdnbench.sim.machine.memory import GlobalMemory
-from gdnbench.sim.machine.seam import LANES, SHARED_BASE, Wait
 
 BAR = SHARED_BASE
 TILE = SHARED_BASE + 1024

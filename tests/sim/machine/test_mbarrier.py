@@ -7,7 +7,7 @@ import pytest
 from bench import ALL, Bench, play, step
 
 from gdnbench.sim.errors import FaultKind, KernelFault
-from gdnbench.sim.machine.seam import LANES, SHARED_BASE, SHARED_WINDOW, Wait
+from gdnbench.sim.machine.engine_interface import LANES, SHARED_BASE, SHARED_WINDOW, Wait
 
 AT = SHARED_BASE + 64
 LANE = np.arange(LANES, dtype=np.uint64)

@@ -7,8 +7,14 @@ import pytest
 from bench import ALL, NONE, ONE
 
 from gdnbench.sim.errors import FaultKind, KernelFault
+from gdnbench.sim.machine.engine_interface import (
+    LANES,
+    LOCAL_WINDOW,
+    PARAM_WINDOW,
+    SHARED_BASE,
+    SHARED_WINDOW,
+)
 from gdnbench.sim.machine.memory import GlobalMemory, LocalMemory, SharedMemory, resolve, resolve_lanes
-from gdnbench.sim.machine.seam import LANES, LOCAL_WINDOW, PARAM_WINDOW, SHARED_BASE, SHARED_WINDOW
 
 LANE = np.arange(LANES, dtype=np.uint64)
 

@@ -10,8 +10,8 @@ from bench import ALL, Bench, play, step
 
 from gdnbench.sim.errors import FaultKind, KernelFault
 from gdnbench.sim.machine.async_queue import PATIENCE, AsyncOperation
+from gdnbench.sim.machine.engine_interface import SHARED_BASE
 from gdnbench.sim.machine.memory import GlobalMemory
-from gdnbench.sim.machine.seam import SHARED_BASE
 
 BAR = SHARED_BASE
 INIT = "mbarrier.init.shared.b64 [%a], %n"

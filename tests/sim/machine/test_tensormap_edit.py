@@ -13,8 +13,8 @@ from bench import ALL, Bench
 from tma_model import CODES, SIZES, SWIZZLES, Map
 
 from gdnbench.sim.errors import FaultKind, KernelFault, UnsupportedError
+from gdnbench.sim.machine.engine_interface import PARAM_WINDOW, SHARED_BASE, SHARED_WINDOW
 from gdnbench.sim.machine.memory import GlobalMemory
-from gdnbench.sim.machine.seam import PARAM_WINDOW, SHARED_BASE, SHARED_WINDOW
 from gdnbench.sim.machine.tensormap import decode
 
 BAR = SHARED_BASE

@@ -10,8 +10,8 @@ import numpy as np
 from gdnbench.sim.machine import mbarrier
 from gdnbench.sim.machine.async_queue import Schedule
 from gdnbench.sim.machine.cta import Cta, Launch, MachineConfig
+from gdnbench.sim.machine.engine_interface import LANES, SHARED_BASE, Wait
 from gdnbench.sim.machine.memory import GlobalMemory
-from gdnbench.sim.machine.seam import LANES, SHARED_BASE, Wait
 from gdnbench.sim.ptx.ir import Address, Immediate, Instruction, Module, Register, Vector
 from gdnbench.sim.ptx.parser import parse
 from gdnbench.sim.tensorcore import reference

@@ -9,7 +9,7 @@ from products import Operand, instruction_descriptor, matrix_descriptor
 from tensor_machine import ONE, Machine
 
 from gdnbench.sim.errors import FaultKind, KernelFault, UnsupportedError
-from gdnbench.sim.machine.seam import SHARED_BASE, Wait
+from gdnbench.sim.machine.engine_interface import SHARED_BASE, Wait
 
 SLOT = SHARED_BASE + 8
 

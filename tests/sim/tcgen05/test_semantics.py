@@ -10,7 +10,7 @@ from tensor_machine import ALL, BARRIER, ONE, Machine
 
 from gdnbench.sim.errors import FaultKind, KernelFault, UnsupportedError
 from gdnbench.sim.machine import mbarrier
-from gdnbench.sim.machine.seam import SHARED_WINDOW
+from gdnbench.sim.machine.engine_interface import SHARED_WINDOW
 from gdnbench.sim.tensorcore.formats import FORMATS
 
 A_AT, B_AT = 16 * 1024, 64 * 1024

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from gdnbench.sim.checker.evidence import Evidence
-from gdnbench.sim.checker.order import Cause, Verdict
+from gdnbench.sim.checker.happens_before import Cause, Verdict
 from gdnbench.sim.errors import FaultKind, KernelFault, UnsupportedError
 from gdnbench.sim.profile.roles import role
 from gdnbench.sim.profile.table import profile_table

@@ -1,0 +1,160 @@
+"""Trials by the `gdnbench replay` that a revision brings along.
+
+Kernels, contracts and oracles of such a repository belong together: a worker of this gdnbench could not load
+them. What it says is read from its JSON, so that revisions from before this file can be asked too.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from blake3 import blake3
+
+from gdnbench.bisect import cache_key
+from gdnbench.bisect.commit import child_process
+from gdnbench.bisect.prober import TIMEOUT, Place
+from gdnbench.bisect.trial import BIT_DIFFERENCE, IMPORT_FAILURE, Trial, chosen_by
+from gdnbench.bisect.verdict import CONTENT, State, Verdict
+from gdnbench.errors import Exit
+from gdnbench.replay.process import START_SECONDS, cause
+from gdnbench.replay.simulated import SIM
+from gdnbench.report.outcome import Outcome
+
+NOT_RUN = "not run"
+"""The kind of a revision whose replay says that it cannot."""
+
+_PLAIN = """
+import runpy
+runpy.run_module("gdnbench", run_name="__main__", alter_sys=True)
+"""
+_SCHEDULED = """
+from gdnbench.cli.main import run
+from gdnbench.sim.simulate import Settings, active
+schedule = sys.argv.pop(1)
+with active(Settings(schedule=schedule)):
+    run()
+"""
+
+
+class OwnReplay:
+    """A `Probing` of one revision, which `place` is the folder of."""
+
+    def __init__(self, place: Place, timeout: float = TIMEOUT) -> None:
+        self._place, self._timeout = place, timeout
+
+    def run(self, trial: Trial) -> Verdict:
+        """StoreError for a store that is gone."""
+        found = self._run(trial)
+        # A revision does not say what it read: so much is sure that it was not replaced for good.
+        read = cache_key.of_store(trial.store, chosen_by(trial))
+        return replace(found, facts={**found.facts, CONTENT: read})
+
+    def _run(self, trial: Trial) -> Verdict:
+        first: Verdict | None = None
+        for schedule in trial.schedules if trial.on == SIM else trial.schedules[:1]:
+            found = self._once(trial, schedule)
+            if found.state is not State.GOOD:
+                return found
+            if first is None:
+                first = found
+            elif found.digest != first.digest:
+                reason = f"schedule {schedule} leaves other errors than {trial.schedules[0]}"
+                return Verdict(State.BAD, BIT_DIFFERENCE, reason, found.digest, found.facts, found.seconds)
+        assert first is not None
+        return first
+
+    def close(self) -> None:
+        """Every trial has a process of its own."""
+
+    def _once(self, trial: Trial, schedule: str) -> Verdict:
+        # In that process: a schedule is that process' own, and to end is a verdict.
+        code, schedules = (_SCHEDULED, [schedule]) if trial.on == SIM else (_PLAIN, [])
+        limit = START_SECONDS + self._timeout
+        found = self._replayed(code, [*schedules, *_arguments(trial), "--no-isolate"], limit)
+        if found.facts or found.state is not State.BAD:
+            return found
+        # It left no word of whether the kernel was there to be called: a process beside it tells.
+        beside = ["--isolate", "--timeout", repr(self._timeout)]
+        limit = 2 * START_SECONDS + max(START_SECONDS, self._timeout)  # starts, imports, replays
+        again = self._replayed(_PLAIN, [*_arguments(trial), *beside], limit)
+        return again if again.facts and again.kind == IMPORT_FAILURE else found
+
+    def _replayed(self, code: str, arguments: Sequence[str], limit: float) -> Verdict:
+        """Without facts where nothing was said of the records."""
+        begin = time.monotonic()
+        try:
+            ended = child_process.run(
+                [self._place.python],
+                code,
+                arguments,
+                folder=str(self._place.folder),
+                environment={**os.environ, **self._place.environment},
+                seconds=limit,
+            )
+        except TimeoutError:
+            return Verdict(State.BAD, str(Outcome.HANG), f"no answer within {limit:g} s", seconds=limit)
+        return read(ended.status, ended.out, ended.err, time.monotonic() - begin)
+
+
+def _arguments(trial: Trial) -> list[str]:
+    found = ["replay", trial.store]
+    if trial.records is not None:
+        found.append(",".join(map(str, trial.records)))
+    found += ["--kernel", trial.kernel, "--on", trial.on, "--json"]
+    if trial.op is not None:
+        found += ["--op", trial.op]
+    if trial.k is not None:
+        found += ["--k", repr(trial.k)]
+    if trial.tol is not None:
+        found += ["--tol", ",".join(map(repr, trial.tol))]
+    return found + [f"--{name}" for name in ("bitwise", "stages", "check") if getattr(trial, name)]
+
+
+def read(status: int, out: str, err: str, seconds: float) -> Verdict:
+    """What `gdnbench replay --json` came to."""
+    if status < 0:
+        return Verdict(
+            State.BAD, str(Outcome.CRASH), f"the process ended by {cause(status)}", seconds=seconds
+        )
+    said = err.strip().splitlines()
+    reason = said[-1].strip() if said else cause(status)
+    try:
+        records = json.loads(out)["records"]
+        return _verdict(records, seconds)
+    except (ValueError, KeyError, TypeError):
+        kind = NOT_RUN if status in (Exit.BAD_INPUT, Exit.CANNOT_RUN) else IMPORT_FAILURE
+        return Verdict(State.SKIP, kind, reason, seconds=seconds)
+
+
+def _verdict(records: Sequence[Mapping[str, Any]], seconds: float) -> Verdict:
+    states = [_state(record) for record in records]
+    state = next((one for one in (State.BAD, State.SKIP) if one in states), State.GOOD)
+    first = records[states.index(state)]
+    kept = [(one["outcome"], one["tensors"]) for one in records]
+    tensors: dict[str, bool] = {}
+    errors: dict[str, float] = {}
+    for tensor in (tensor for one in records for tensor in one["tensors"]):
+        name = tensor["tensor"]
+        tensors[name] = tensors.get(name, True) and bool(tensor["passed"])
+        if tensor["errors"] is not None:
+            errors[name] = max(errors.get(name, 0.0), float(tensor["errors"]["rms"]))
+    facts = {
+        "records": [{name: one[name] for name in ("key", "outcome", "reason")} for one in records],
+        "errors": errors,
+        "tensors": tensors,
+    }
+    kind = str(first["outcome"]) if first.get("imported", True) else IMPORT_FAILURE
+    digest = blake3(json.dumps(kept, sort_keys=True).encode()).hexdigest()
+    return Verdict(state, kind, str(first["reason"]), digest, facts, seconds)
+
+
+def _state(record: Mapping[str, Any]) -> State:
+    code = Outcome(record["outcome"]).exit_code
+    if code is Exit.PASS:
+        return State.GOOD
+    return State.BAD if code is Exit.MISMATCH and record.get("imported", True) else State.SKIP

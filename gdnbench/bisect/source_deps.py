@@ -1,0 +1,94 @@
+"""Which files a kernel's code is in: its own, and those that they import.
+
+Imports are read from the text, so that nothing is run; one by a computed name is not seen. What is installed
+in site-packages, Python's own and this project's packages are left out: their versions, or all of their code,
+are part of a question anyway.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import site
+import sys
+import sysconfig
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from gdnbench.bisect.cache_key import SOURCE_SUFFIXES
+from gdnbench.bisect.commit.relevant import imported_names
+
+OWN = ("gdnbench", "gdnbench_kernels")
+
+
+def with_imported(start: Path, folder: Path) -> list[Path]:
+    """`start`, a file or the folder of a package, and all that it imports, directly or not: files and
+    folders of packages. Modules are looked for in `folder`, beside a file, then where this process looks.
+    Files beside a file that it names in a string count too."""
+    found: dict[Path, None] = {}
+    waiting = [start]
+    while waiting:
+        place = waiting.pop()
+        if place in found:
+            continue
+        found[place] = None
+        files = [place] if place.is_file() else sorted(place.rglob("*.py"))
+        for file in files:
+            if file.suffix != ".py":
+                continue
+            text = file.read_bytes()
+            beside = [folder, file.parent] if place.is_file() else [folder]
+            waiting += (path for name in sorted(imported_names(text)) for path in _located(name, beside))
+            if place.is_file():
+                waiting += _files(file.parent, _strings(text))
+    return list(found)
+
+
+def _located(name: str, folders: Sequence[Path]) -> list[Path]:
+    """Where the module or package of that first name may come from: each of `folders` that has it, else where
+    this process would import it from. Nothing of what is installed."""
+    if name in sys.stdlib_module_names or name in OWN:
+        return []
+    found = [path for folder in folders for path in (folder / name, folder / f"{name}.py") if _module(path)]
+    if found:
+        return found
+    try:
+        spec = importlib.util.find_spec(name)
+    except (ImportError, ValueError):  # ValueError: of a module that was not imported, such as __main__
+        return []
+    if spec is None:
+        return []
+    places = spec.submodule_search_locations or ([spec.origin] if spec.has_location and spec.origin else [])
+    paths = [Path(place).resolve() for place in places]
+    return [path for path in paths if not any(path.is_relative_to(there) for there in _installed())]
+
+
+def _module(path: Path) -> bool:
+    return path.is_file() or (path.suffix == "" and path.is_dir() and any(path.glob("**/*.py")))
+
+
+def _strings(text: bytes) -> set[str]:
+    """Strings in a file that may name a module or a file."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of the text, such as an escape that is none
+            nodes = list(ast.walk(ast.parse(text)))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # then it cannot be imported
+        return set()
+    found = {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    return {text for text in found if 0 < len(text) < 256 and text.isprintable()}
+
+
+def _files(folder: Path, strings: set[str]) -> Iterator[Path]:
+    """Sources that strings name by a path from `folder`, or modules there by their names."""
+    for text in sorted(strings):
+        name = text if text.endswith(SOURCE_SUFFIXES) else f"{text.replace('.', '/')}.py"
+        if (folder / name).is_file():
+            yield folder / name
+
+
+def _installed() -> list[Path]:
+    """Folders whose packages are known by their versions."""
+    named = [sysconfig.get_paths()[key] for key in ("purelib", "platlib", "stdlib", "platstdlib")]
+    return [Path(place).resolve() for place in (*named, *site.getsitepackages(), site.getusersitepackages())]

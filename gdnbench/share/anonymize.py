@@ -1,0 +1,108 @@
+"""Tensors of a record in other bases; see `basis`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from gdnbench.errors import BadInputError
+from gdnbench.share.transforms import Bases, Basis, Kind, Permutation
+from gdnbench.store.reader import StoredRecord
+from gdnbench_kernels.swa_decode.layouts import DATA_BYTES, CacheLayout
+from gdnbench_kernels.swa_decode.sizes import GROUP, HEAD_DIM, NOPE_DIM
+
+Hidden = tuple[dict[str, Tensor], dict[str, Tensor]]
+"""Tensors before and after the call."""
+Change = Callable[[str, Sequence[str], Tensor], Tensor]
+"""Of a tensor by name and axes: the same in another basis, in its dtype."""
+
+
+def hidden(record: StoredRecord, bases: Bases) -> Hidden:
+    """The tensors of `record` in other bases: one for each process, layer and head. BadInputError where the
+    operation has none that is derived, or its layout none that keeps its codes.
+    """
+    where = record.segment.name, record.info.layer
+    if record.info.op in ("gdn_prefill", "gdn_decode"):
+        if "k" not in record.line.before:
+            raise BadInputError(f"record {record.key} has no k, by whose heads the others go; leave it out")
+        keys = record.line.before["k"].meta
+        change = of_delta_rule(bases, where, keys.shape[keys.axes.index("H")])
+    elif record.info.op == "swa_decode":
+        change = of_window(bases, where, record.info.conventions.get("cache_layout", ""))
+    else:
+        raise BadInputError(f"--hide {bases.kind} knows nothing of {record.info.op}; leave it out")
+    before, after = (
+        {name: change(name, handle.meta.axes, handle.read()).contiguous() for name, handle in handles.items()}
+        for handles in (record.before, record.after)
+    )
+    return before, after
+
+
+def of_delta_rule(bases: Bases, where: Sequence[str], key_heads: int) -> Change:
+    """q, k and the K axis of states in a basis for each key head, all that has V in one for each value
+    head."""
+
+    def change(_: str, axes: Sequence[str], x: Tensor) -> Tensor:
+        x = _by_head(x, axes, "K", key_heads, lambda head, size: bases.basis(size, *where, "k", head))
+        return _by_head(x, axes, "V", None, lambda head, size: bases.basis(size, *where, "v", head))
+
+    return change
+
+
+def of_window(bases: Bases, where: Sequence[str], layout: str) -> Change:
+    """q, rows and o in one basis; BadInputError for a rotation of quantised rows."""
+    if bases.kind is Kind.ROTATION and layout != CacheLayout.BFLOAT16:
+        raise BadInputError(
+            f"--hide rotation would quantise a {layout} cache anew, another failure: use --hide permutation"
+        )
+    basis = bases.basis(HEAD_DIM, *where, group=GROUP if layout == CacheLayout.FP8_DS_MLA else None)
+
+    def change(name: str, axes: Sequence[str], x: Tensor) -> Tensor:
+        if name == "cache" and isinstance(basis, Permutation) and layout == CacheLayout.FP8_DS_MLA:
+            return _pages(x, basis)
+        return _of(basis, x) if str(HEAD_DIM) in axes else x
+
+    return change
+
+
+def _of(basis: Basis, x: Tensor) -> Tensor:
+    """`x` [..., D] in `basis`; of codes, by a permutation alone."""
+    if x.dtype in (torch.uint8, torch.float8_e4m3fn):
+        if not isinstance(basis, Permutation):  # a store of a stranger's may say so of any tensor
+            raise BadInputError(
+                f"--hide rotation would quantise {x.dtype} codes anew: use --hide permutation"
+            )
+        return basis.of_codes(x.view(torch.uint8)).view(x.dtype)
+    return basis.of(x)
+
+
+def _pages(pages: Tensor, basis: Permutation) -> Tensor:
+    """fp8_ds_mla pages, uint8 [blocks, block_size, 584]: e4m3 codes move within their scale's 64, the part
+    with rope, bfloat16, within itself; see kernels/swa_decode/layouts.py."""
+    blocks, size, _ = pages.shape
+    flat = pages.clone().reshape(blocks, -1)
+    data = flat[:, : size * DATA_BYTES].reshape(blocks, size, DATA_BYTES)
+    nope = Permutation(basis.places[:NOPE_DIM], basis.negated[:NOPE_DIM])
+    rope = Permutation(basis.places[NOPE_DIM:] - NOPE_DIM, basis.negated[NOPE_DIM:])
+    codes = nope.of_codes(data[..., :NOPE_DIM])
+    turned = rope.of(data[..., NOPE_DIM:].contiguous().view(torch.bfloat16)).view(torch.uint8)
+    flat[:, : size * DATA_BYTES] = torch.cat([codes, turned], dim=-1).reshape(blocks, -1)
+    return flat.reshape(pages.shape)
+
+
+def _by_head(
+    data: Tensor, axes: Sequence[str], axis: str, key_heads: int | None, basis: Callable[[int, int], Basis]
+) -> Tensor:
+    """`data` with each head's `axis` in the basis of that head: of key head hv // (Hv // H) where `key_heads`
+    is given."""
+    name = next((one for one in ("H", "Hv") if one in axes), None)
+    if axis not in axes or name is None or not data.numel():
+        return data
+    at = axes.index(name)
+    heads = data.shape[at]
+    ratio = heads // key_heads if key_heads and name == "Hv" else 1
+    moved = data.movedim((at, axes.index(axis)), (0, -1))  # [heads, ..., D]
+    turned = [_of(basis(head // ratio, moved.shape[-1]), moved[head]) for head in range(heads)]
+    return torch.stack(turned).movedim((0, -1), (at, axes.index(axis)))

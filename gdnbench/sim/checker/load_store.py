@@ -1,0 +1,163 @@
+"""Loads, stores and atomics: what an instruction touches, from its spelling and its lanes' addresses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from gdnbench.sim.checker.events import Access, is_strong
+from gdnbench.sim.checker.lanes import MANY
+from gdnbench.sim.checker.vector_clocks import SPACES
+from gdnbench.sim.machine.engine_interface import LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW, WINDOW_SIZE
+from gdnbench.sim.machine.observer import Addresses, Masks
+from gdnbench.sim.ptx.ir import Instruction, Kernel
+from gdnbench.sim.ptx.literals import width_of
+
+Bytes = npt.NDArray[np.int64]
+ByLane = npt.NDArray[np.int32]
+
+_SHARED = ("shared", "shared::cta", "shared::cluster")
+_READS = ("ld", "ldu", "ldmatrix")
+_WRITES = ("st", "stmatrix")
+ROW_BYTES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """`width` bytes a lane, `lanes` of them with an address; `space` is empty if addresses are generic.
+    `acquires` and `releases` are of the instruction itself; a `strong` one takes part in such a pattern, a
+    `wide` one with threads of other CTAs too; `updates`: it is an atomic read-modify-write."""
+
+    access: Access
+    width: int
+    lanes: int
+    space: str
+    strong: bool = False
+    reads: bool = True
+    writes: bool = False
+    acquires: bool = False
+    releases: bool = False
+    collective: bool = False
+    wide: bool = False
+    updates: bool = False
+
+
+def is_wide(ins: Instruction) -> bool:
+    """Whether the scope of a strong access or a fence has other CTAs in it: one that names none has (PTX ISA,
+    "Scope", "atom", "ld")."""
+    return not ins.has("cta", "cluster")
+
+
+def form_of(ins: Instruction) -> Form | None:
+    """None if the instruction touches neither shared nor global memory."""
+    if ins.op not in (*_READS, *_WRITES, "atom", "red") or ins.has("local", "param", "param::entry"):
+        return None
+    space = "shared" if ins.has(*_SHARED) else "global" if ins.has("global", "const") else ""
+    if ins.op in ("ldmatrix", "stmatrix"):
+        matrices = int(next(mod for mod in ins.mods if mod in ("x1", "x2", "x4"))[1:])
+        access = Access.READ if ins.op == "ldmatrix" else Access.WRITE
+        return Form(access, ROW_BYTES, 8 * matrices, space, collective=True)
+    width = width_of(ins.types[-1]) // 8 * ins.vec
+    if ins.op in ("atom", "red"):
+        return Form(
+            Access.ATOMIC,
+            width,
+            32,
+            space,
+            strong=True,
+            reads=ins.op == "atom",
+            writes=True,
+            acquires=ins.op == "atom" and ins.has("acquire", "acq_rel"),
+            releases=ins.has("release", "acq_rel"),
+            wide=is_wide(ins),
+            updates=True,
+        )
+    strong, reads = is_strong(ins), ins.op in _READS
+    access = Access.READ if reads else Access.WRITE
+    return Form(
+        access,
+        width,
+        32,
+        space,
+        strong,
+        reads,
+        not reads,
+        ins.has("acquire"),
+        ins.has("release"),
+        wide=strong and is_wide(ins),
+    )
+
+
+class Forms:
+    """Those of one kernel, by pc. `sizes`, by memory: the largest cell, up to 4 bytes, of which no access
+    takes a part."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self.by_pc = [form_of(ins) for ins in kernel.instructions]
+        self.sizes = {space: self._size(space) for space in SPACES}
+
+    def _size(self, space: str) -> int:
+        forms = (form for form in self.by_pc if form is not None)
+        return min([4, *(form.width for form in forms if form.space in ("", space))])
+
+
+def by_space(form: Form, masks: Masks, addresses: Addresses) -> Iterator[tuple[str, Bytes, ByLane]]:
+    """(memory, the addresses in it, whose they are) of some accesses, if there are any. A row of a matrix is
+    all lanes'."""
+    if form.lanes < masks.shape[1]:
+        masks, addresses = masks[:, : form.lanes], addresses[:, : form.lanes]
+    there = np.flatnonzero(masks)
+    if not there.size:
+        return
+    found, lanes = addresses.reshape(-1)[there].astype(np.int64), (there % masks.shape[1]).astype(np.int32)
+    if form.collective:
+        lanes = np.full_like(lanes, MANY)
+    if form.space:
+        yield form.space, found, lanes
+        return
+    in_shared = (found >= SHARED_WINDOW) & (found < SHARED_WINDOW + WINDOW_SIZE)
+    if in_shared.any():
+        yield "shared", found[in_shared] - SHARED_WINDOW, lanes[in_shared]
+    elsewhere = in_shared.copy()
+    for window in (LOCAL_WINDOW, PARAM_WINDOW):
+        elsewhere |= (found >= window) & (found < window + WINDOW_SIZE)
+    if not elsewhere.all():
+        yield "global", found[~elsewhere], lanes[~elsewhere]
+
+
+def meet(masks: Masks, addresses: Addresses) -> bool:
+    """Whether two of the accesses have the same address."""
+    found = addresses[masks]
+    return np.unique(found).size < found.size
+
+
+def one_of(lanes: ByLane) -> int:
+    """The lane if it is one, else MANY."""
+    first = int(lanes[0])
+    return first if (lanes == first).all() else MANY
+
+
+def lanes_of_cells(lanes: ByLane, cells: int) -> ByLane:
+    """Those of each of `cells` cells, as many for each access."""
+    return lanes if len(lanes) == cells else np.repeat(lanes, cells // len(lanes))
+
+
+def cells(starts: Bytes, width: int, size: int) -> Bytes:
+    """The cells of `size` bytes of accesses of `width` bytes."""
+    if width <= size:
+        return starts // size
+    return (starts[:, None] // size + np.arange(width // size)).reshape(-1)
+
+
+def cells_of_bytes(found: Bytes, size: int) -> Bytes:
+    """The cells that have some of the bytes `found`, which most often are runs of whole cells."""
+    if size == 1 or not found.size:
+        return found
+    if found.size % size == 0:
+        first, last = found[::size], found[size - 1 :: size]
+        if ((last - first == size - 1) & (first % size == 0)).all():
+            return first // size
+    return np.unique(found // size)

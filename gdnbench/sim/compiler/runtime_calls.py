@@ -1,0 +1,237 @@
+"""Instructions that Python executes for the compiled engine: the machine's, and the tensor core's `mma`.
+
+`enter_service` is their native side: leave for Python, unless no lane executes. `Service` is the Python side,
+made once for an instruction: it reads the sources from a warp's state as the seam wants them, and writes back
+what came out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+
+from gdnbench.sim.compiler import mma
+from gdnbench.sim.compiler.emit import const
+from gdnbench.sim.compiler.layout import HEADER, SCALARS, Layout
+from gdnbench.sim.compiler.native_machine_ops import inline
+from gdnbench.sim.compiler.translator import Exit, Translator
+from gdnbench.sim.errors import UnsupportedError
+from gdnbench.sim.machine.engine_interface import LANES, SHARED_BASE, Argument, Values, window_of_variable
+from gdnbench.sim.ptx.ir import (
+    Address,
+    Immediate,
+    Instruction,
+    Kernel,
+    Negated,
+    Operand,
+    Register,
+    Sink,
+    Special,
+    Symbol,
+    TensorAddress,
+    Vector,
+)
+
+State = npt.NDArray[np.uint8]
+Read = Callable[[State], Values]
+Gather = Callable[[State], Argument]
+
+_LANES = np.arange(LANES, dtype=np.uint64)
+_BITS = np.uint32(1) << np.arange(LANES, dtype=np.uint32)
+
+
+def enter_service(t: Translator, ins: Instruction) -> None:
+    """Leave for Python. Under a guard that no lane passes the instruction is skipped here."""
+    code = t.code
+    for symbol in symbols_of(ins):
+        t.program.symbol_slot(symbol)
+    if ins.op == "mma":
+        mma.check(ins)
+    if ins.has("aligned") or ins.op.startswith("bar."):
+        t.gather(ins, const("i32", -1))
+    if ins.guard is not None:
+        python, skip = code.new_label("python"), code.new_label("skip")
+        code.branch(code.any(t.active), python, skip)
+        code.at(skip)
+        t.leave(t.next_block(ins.pc + 1))
+        code.at(python)
+    last = code.new_label("machine")
+    before = len(code.lines)
+    inline(t, ins, last)
+    if len(code.lines) > before:
+        code.at(last)
+    t.ret(const("i32", Exit.SERVICE))
+
+
+def symbols_of(ins: Instruction) -> Iterator[Symbol]:
+    """Module variables whose addresses the instruction takes."""
+    for source in ins.sources:
+        operand: Operand | None = source.descriptor if isinstance(source, TensorAddress) else source
+        if isinstance(operand, Address):
+            operand = operand.base
+        if isinstance(operand, Symbol) and operand.variable.space in ("global", "const"):
+            yield operand
+
+
+@lru_cache(4096)
+def mask_lanes(mask: int) -> npt.NDArray[np.bool_]:
+    """A 32-bit mask as 32 truth values, not to be written."""
+    lanes: npt.NDArray[np.bool_] = (np.uint32(mask) & _BITS) != 0
+    lanes.flags.writeable = False
+    return lanes
+
+
+def lanes_mask(lanes: npt.NDArray[np.bool_]) -> int:
+    """The inverse."""
+    return int.from_bytes(np.packbits(lanes, bitorder="little").tobytes(), "little")
+
+
+def _register(layout: Layout, register: Register) -> Read:
+    slot = layout.slots[register.index]
+    if register.bits == 1:
+        return lambda state: mask_lanes(int(state[slot : slot + 4].view(np.uint32)[0])).astype(np.uint64)
+    dtype = np.dtype(f"u{register.bits // 8}")
+    stop = slot + LANES * dtype.itemsize
+    if register.bits == 64:
+        return lambda state: state[slot:stop].view(np.uint64).copy()
+    return lambda state: state[slot:stop].view(dtype).astype(np.uint64)
+
+
+def _constant(value: int) -> Read:
+    array = np.full(LANES, value & 0xFFFF_FFFF_FFFF_FFFF, np.uint64)
+    array.flags.writeable = False
+    return lambda state: array
+
+
+def _special(name: str) -> Read:
+    if name in SCALARS:
+        at = HEADER[name]
+        return lambda state: np.full(LANES, state[at : at + 4].view(np.uint32)[0], np.uint64)
+    if name.startswith("tid."):
+        at = HEADER[name]
+        return lambda state: state[at : at + 128].view(np.uint32).astype(np.uint64)
+    if name == "laneid":
+        return lambda state: _LANES
+    raise UnsupportedError(f"%{name} as an operand here")
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """One instruction as Python executes it."""
+
+    ins: Instruction
+    gathers: tuple[Gather, ...]
+    guard: Read | None
+    slots: tuple[tuple[int, int], ...]  # (slot, bits) of each written register; slot -1 for `_`
+    address: Read  # the first source, if it is no vector
+    registers: tuple[tuple[tuple[int, int], ...], ...]  # the same of each source; () if it is not registers
+
+    def sources(self, state: State) -> tuple[Argument, ...]:
+        return tuple(gather(state) for gather in self.gathers)
+
+    def write(self, state: State, lanes: npt.NDArray[np.bool_], results: Sequence[Values]) -> None:
+        """Put the results into the active lanes' registers."""
+        for (slot, bits), value in zip(self.slots, results, strict=True):
+            if slot < 0:
+                continue
+            if bits == 1:
+                word = state[slot : slot + 4].view(np.uint32)
+                mask = lanes_mask(lanes)
+                word[0] = (int(word[0]) & ~mask) | (lanes_mask(value != 0) & mask)
+            else:
+                row = state[slot : slot + LANES * bits // 8].view(np.dtype(f"u{bits // 8}"))
+                np.copyto(row, value, casting="unsafe", where=lanes)
+
+
+class ServiceMaker:
+    """Makes the services of one kernel; `symbols` gives the state's places of module variables' addresses."""
+
+    def __init__(self, kernel: Kernel, layout: Layout, symbols: dict[str, int]) -> None:
+        self.kernel = kernel
+        self.layout = layout
+        self.symbols = symbols
+
+    def make(self, ins: Instruction) -> Service:
+        written = tuple(
+            (-1, 0) if isinstance(r, Sink) else (self.layout.slots[r.index], r.bits) for r in ins.written()
+        )
+        guard = None
+        if ins.guard is not None:
+            read, negated = _register(self.layout, ins.guard.register), ins.guard.negated
+
+            def guard(state: State) -> Values:
+                return read(state) ^ np.uint64(negated)
+
+        gathers = tuple(self._gather(ins, source) for source in ins.sources)
+        scalar = bool(ins.sources) and not isinstance(ins.sources[0], Vector | TensorAddress)
+        address = self._scalar(ins, ins.sources[0]) if scalar else _constant(0)
+        registers = tuple(self._registers(source) for source in ins.sources)
+        return Service(ins, gathers, guard, written, address, registers)
+
+    def _registers(self, operand: Operand) -> tuple[tuple[int, int], ...]:
+        elements = operand.elements if isinstance(operand, Vector) else (operand,)
+        registers = [element for element in elements if isinstance(element, Register)]
+        if len(registers) != len(elements):
+            return ()
+        return tuple((self.layout.slots[register.index], register.bits) for register in registers)
+
+    def value(self, ins: Instruction, operand: Operand) -> Read:
+        """How one scalar operand is read."""
+        return self._scalar(ins, operand)
+
+    def _gather(self, ins: Instruction, operand: Operand) -> Gather:
+        if isinstance(operand, Vector):
+            parts = [self._scalar(ins, element) for element in operand.elements]
+            return lambda state: tuple(part(state) for part in parts)
+        if isinstance(operand, TensorAddress):
+            reads = [self._scalar(ins, operand.descriptor)]
+            reads += [self._scalar(ins, coordinate) for coordinate in operand.coordinates]
+            return lambda state: tuple(read(state) for read in reads)
+        return self._scalar(ins, operand)
+
+    def _scalar(self, ins: Instruction, operand: Operand) -> Read:
+        if isinstance(operand, Register):
+            return _register(self.layout, operand)
+        if isinstance(operand, Immediate):
+            return _constant(operand.bits)
+        if isinstance(operand, Special):
+            return _special(operand.name)
+        if isinstance(operand, Negated):
+            read = _register(self.layout, operand.register)
+            return lambda state: read(state) ^ np.uint64(1)
+        if isinstance(operand, Symbol):
+            return self._symbol(operand)
+        if isinstance(operand, Address):
+            return self._address(ins, operand)
+        raise UnsupportedError(f"operand {type(operand).__name__.lower()} of {ins.name}", ins.place)
+
+    def _symbol(self, symbol: Symbol) -> Read:
+        variable = symbol.variable
+        if variable.space in ("global", "const"):
+            at = self.symbols[variable.name]
+            return lambda state: np.full(
+                LANES, state[at : at + 8].view(np.uint64)[0] + np.uint64(symbol.offset)
+            )
+        offset = variable.offset
+        if variable.space == "shared":
+            offset = SHARED_BASE + self.kernel.shared_offset(variable)
+        return _constant(offset + symbol.offset)
+
+    def _address(self, ins: Instruction, address: Address) -> Read:
+        """The effective address; a 32-bit base wraps at 4 GiB."""
+        total = address.offset
+        if isinstance(address.base, Symbol):
+            total += window_of_variable(ins, address.base.variable)
+        offset = np.uint64(total & 0xFFFF_FFFF_FFFF_FFFF)
+        if address.base is None:
+            return _constant(address.offset)
+        base = self._scalar(ins, address.base)
+        if isinstance(address.base, Register) and address.base.bits == 32:
+            return lambda state: (base(state) + offset) & np.uint64(0xFFFF_FFFF)
+        if not total:
+            return base
+        return lambda state: base(state) + offset

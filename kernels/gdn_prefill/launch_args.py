@@ -1,0 +1,200 @@
+"""What a call of SM100 kernels of gdn_prefill is held to before anything is launched, and its tensors.
+
+Checks name the argument: NotImplementedError for what another kernel could take, ValueError for what none
+could. Inputs and outputs that the kernels cannot be given as they lie in memory are copied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gdnbench_kernels import arguments, programs
+from gdnbench_kernels.arguments import Output, multiprocessors
+from gdnbench_kernels.compiling import Program, Source
+from gdnbench_kernels.gdn_prefill.sizes import CHUNK, HEAD_DIM
+from gdnbench_kernels.gdn_prefill.sources import ALIGN, BETA_MAX, STATE_DTYPES, check_heads
+from gdnbench_kernels.gdn_prefill.torch_chunked import final_dtype
+from gdnbench_kernels.launch_checks import TensorCheck, dtypes_of
+from gdnbench_kernels.validate import dtype_name
+
+MAX_COUNTED = 2**31
+COUNTED = ("g", "beta", "g_cu", "a", "ai", "initial_state", "final_state")
+"""Tensors whose elements the kernels count in 32 bits. Of the others they count rows: TMA has 64 bits for an
+address."""
+
+INT32, FLOAT32, BFLOAT16 = torch.int32, torch.float32, torch.bfloat16
+GATES = (FLOAT32, BFLOAT16, torch.float16)
+STATES = dtypes_of(STATE_DTYPES)
+
+_check = TensorCheck("the SM100 kernels take", first="others")
+
+
+def compiled(device: torch.device, source: Callable[..., Source], *options: Any) -> Program:
+    """The program of a source for that device, or for an SM100 where there is none; NotImplementedError for
+    another GPU."""
+    arch = programs.arch_of(device, programs.BLACKWELL, "this kernel of gdn_prefill")
+    return programs.compiled(arch, source, *options)
+
+
+def ctas_of(items: int, device: torch.device) -> int:
+    """CTAs of a persistent launch: one an SM, none without an item."""
+    return min(multiprocessors(device), items)
+
+
+def output_of(
+    name: str, given: Tensor | None, shape: Sequence[int], dtype: torch.dtype, device: torch.device
+) -> Output:
+    """The caller's tensor, checked, else a new one."""
+    check_count(name, shape)
+    if given is not None:
+        check_form(name, given, shape, dtype, device)
+    return Output.of(given, shape, dtype, device, ALIGN)
+
+
+@dataclass(frozen=True, slots=True)
+class Outputs:
+    """A call's outputs: o [T, Hv, V] bfloat16, and final_state [N, Hv, V, K] where there is to be one."""
+
+    _o: Output
+    _final_state: Output | None
+
+    @classmethod
+    def of(
+        cls,
+        v: Tensor,
+        initial_state: Tensor | None,
+        o: Tensor | None,
+        final_state: Tensor | None,
+        output_final_state: bool,
+        final_state_dtype: str | None,
+        sequences: int,
+    ) -> Outputs:
+        """Those given, else new ones. ValueError for a final state that is not to be filled."""
+        if final_state is not None and not output_final_state:
+            raise ValueError("final_state is given, which output_final_state = False says not to fill")
+        out = output_of("o", o, v.shape, BFLOAT16, v.device)
+        if not output_final_state:
+            return cls(out, None)
+        wanted = final_state_dtype or (None if final_state is None else dtype_name(final_state.dtype))
+        dtype = final_dtype(initial_state, wanted)
+        _check.dtype("final_state", dtype, STATES)
+        states = (sequences, v.shape[1], HEAD_DIM, HEAD_DIM)
+        return cls(out, output_of("final_state", final_state, states, dtype, v.device))
+
+    @property
+    def o(self) -> Tensor:
+        """What the kernels write to."""
+        return self._o.buffer
+
+    @property
+    def final_state(self) -> Tensor | None:
+        """What the kernels write to."""
+        return None if self._final_state is None else self._final_state.buffer
+
+    def leave_states(self, initial_state: Tensor | None) -> None:
+        """The final states of sequences without tokens."""
+        if (final := self.final_state) is not None:
+            final.zero_() if initial_state is None else final.copy_(initial_state)
+
+    def finish(self) -> dict[str, Tensor]:
+        """The caller's tensors, filled; else ours."""
+        found = {"o": self._o.finish()}
+        if self._final_state is not None:
+            found["final_state"] = self._final_state.finish()
+        return found
+
+
+def held(tensor: Tensor) -> Tensor:
+    """The tensor as the kernels can be given it."""
+    return arguments.held(tensor, ALIGN)
+
+
+def refuse(q: Tensor, k: Tensor, v: Tensor, chunk_size: int, beta_max: float) -> None:
+    """NotImplementedError for sizes that the kernels are not written for, ValueError for wrong ones."""
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        if tensor.dim() != 3:
+            raise ValueError(f"{name} has {tensor.dim()} axes; it has three: tokens, heads, features")
+    check_heads(k.shape[1], v.shape[1])
+    if k.shape[2] != HEAD_DIM or v.shape[2] != HEAD_DIM:
+        raise NotImplementedError(
+            f"the SM100 kernels take K = V = {HEAD_DIM}, not K = {k.shape[2]} and V = {v.shape[2]}"
+        )
+    if chunk_size != CHUNK:
+        raise NotImplementedError(f"the SM100 kernels take chunks of {CHUNK} tokens, not of {chunk_size}")
+    if not beta_max <= BETA_MAX:
+        raise NotImplementedError(
+            f"the SM100 kernels take beta up to {BETA_MAX:g}, beyond which their inverse is not accurate"
+            f" enough; beta_max is {beta_max:g}"
+        )
+
+
+def check_inputs(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, cu_seqlens: Tensor, initial_state: Tensor | None
+) -> None:
+    """Before anything is launched: of one device, of dtypes that are taken, of shapes that fit together."""
+    tokens, value_heads = v.shape[:2]
+    check_form("v", v, (tokens, value_heads, HEAD_DIM), BFLOAT16, v.device)
+    for name, tensor in (("q", q), ("k", k)):
+        check_form(name, tensor, (tokens, k.shape[1], HEAD_DIM), BFLOAT16, v.device)
+    for name, tensor in (("g", g), ("beta", beta)):
+        check_form(name, tensor, (tokens, value_heads), GATES, v.device)
+    check_form("cu_seqlens", cu_seqlens, (cu_seqlens.numel(),), INT32, v.device)
+    if len(cu_seqlens) < (2 if tokens else 1):
+        raise ValueError(f"cu_seqlens has {len(cu_seqlens)} elements: no sequence for {tokens} tokens")
+    if initial_state is not None:
+        states = (len(cu_seqlens) - 1, value_heads, HEAD_DIM, HEAD_DIM)
+        check_form("initial_state", initial_state, states, STATES, v.device)
+
+
+def check_tensor(
+    name: str,
+    tensor: Tensor,
+    shape: Sequence[int],
+    dtypes: torch.dtype | tuple[torch.dtype, ...],
+    device: torch.device,
+) -> None:
+    """ValueError unless a kernel can be given this tensor; NotImplementedError where another kernel could."""
+    check_form(name, tensor, shape, dtypes, device)
+    if not arguments.fits(tensor, ALIGN):
+        raise ValueError(f"{name} must be contiguous and aligned to {ALIGN} bytes")
+
+
+def check_form(
+    name: str,
+    tensor: Tensor,
+    shape: Sequence[int],
+    dtypes: torch.dtype | tuple[torch.dtype, ...],
+    device: torch.device,
+) -> None:
+    """`check_tensor`, but for how the tensor lies in memory."""
+    _check(name, tensor, shape, dtypes if isinstance(dtypes, tuple) else (dtypes,), device)
+    check_count(name, shape)
+
+
+def check_count(name: str, shape: Sequence[int]) -> None:
+    if name in COUNTED and prod(shape) >= MAX_COUNTED:
+        raise NotImplementedError(
+            f"the SM100 kernels take {name} of less than 2^31 elements; it has {prod(shape)}"
+        )
+
+
+def check_rows(bound: int, value_heads: int) -> None:
+    """Rows of the workspace, and so items of a launch, are counted in 32 bits too."""
+    if (rows := bound * CHUNK * value_heads) >= MAX_COUNTED:
+        raise NotImplementedError(
+            f"the SM100 kernels take less than 2^31 rows of chunks and value heads; UB C Hv is {rows}"
+        )
+
+
+def check_ctas(sequences: int, value_heads: int) -> None:
+    """CTAs of a launch that has one for each; states, where there are any, are counted by themselves."""
+    if (ctas := sequences * value_heads) >= MAX_COUNTED:
+        raise NotImplementedError(
+            f"the SM100 kernels take less than 2^31 sequences times value heads; N Hv is {ctas}"
+        )

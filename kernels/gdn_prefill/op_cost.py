@@ -1,0 +1,49 @@
+"""What a call of gdn_prefill costs whoever computes it.
+
+Bytes: q, k, v, g, beta, cu_seqlens and the initial states come once, o and the final states go once; q and k
+once for all value heads of a key head. Chunk tables follow from cu_seqlens and are not counted.
+
+FLOP: of the fused chunked form, which forms no W, since U - W S^T = Ai beta (V - exp(g_cu) K S^T). Per value
+head and chunk of L tokens (L < C in the last one of a sequence), a product of M x N over K being 2 M N K,
+whatever of it is masked:
+
+    K K^T, Q K^T                       L x L over K each
+    Ai beta (V - ...), P V_new         L x V over L each
+    K S^T, Q S^T                       L x V over K each
+    V_new^T K                          V x K over L
+    inverse of a unit lower triangle   L^3 / 3
+
+With K = V = 128, two value heads to a key head and full chunks of 64 that is 165.2 kFLOP and 776 bytes per
+token and value head. Scalings and exponentials, below 1 %, are left out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from gdnbench_kernels.contract import Call, ScalarSpec, Shaped, Work
+from gdnbench_kernels.gdn_prefill.chunks import plan_chunks
+from gdnbench_kernels.validate import resolved_scalars
+
+_READ = ("q", "k", "v", "g", "beta", "cu_seqlens", "initial_state")
+
+
+def work_of(call: Call, scalars: tuple[ScalarSpec, ...], outputs: Mapping[str, Shaped]) -> Work:
+    """The work of a valid call, of the contract's `scalars`, with outputs of these shapes and dtypes."""
+    k, v = call.tensors["k"], call.tensors["v"]
+    chunk_size = resolved_scalars(scalars, call)["chunk_size"]
+    assert isinstance(chunk_size, int)
+    lengths = plan_chunks(call.tensors["cu_seqlens"], chunk_size).length.tolist()
+    flop = sum(_chunk_flop(int(length), k.shape[2], v.shape[2]) for length in lengths)
+    there = (call.tensors.get(name) for name in _READ)
+    read = sum(tensor.numel() * tensor.element_size() for tensor in there if tensor is not None)
+    written = sum(math.prod(shape) * dtype.itemsize for shape, dtype in outputs.values())
+    return Work(read=read, written=written, flop=round(v.shape[1] * flop))
+
+
+def _chunk_flop(tokens: int, key_dim: int, value_dim: int) -> float:
+    """Of one chunk and value head."""
+    within = 2 * 2 * tokens * tokens * (key_dim + value_dim)
+    with_state = 3 * 2 * tokens * key_dim * value_dim
+    return within + with_state + tokens**3 / 3

@@ -1,0 +1,94 @@
+"""Checks that calls of compiled kernels share. Arguments are looked at, values on a device are not.
+
+They name the argument: NotImplementedError for what another kernel could take, ValueError and TypeError for
+what none could.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gdnbench_kernels.validate import LARGEST, dtype_name
+
+Span = tuple[int, int]
+"""Addresses of a tensor's first byte and of that after its last."""
+
+
+def dtypes_of(names: Sequence[str]) -> tuple[torch.dtype, ...]:
+    """torch's dtypes of those names."""
+    return tuple(getattr(torch, name) for name in names)
+
+
+@dataclass(frozen=True, slots=True)
+class TensorCheck:
+    """How an operation's kernels are named in errors ("the compiled kernels take"), and the tensor whose
+    device is that of the call."""
+
+    takes: str
+    first: str
+
+    def __call__(
+        self,
+        name: str,
+        tensor: Tensor,
+        shape: Sequence[int],
+        dtypes: Sequence[torch.dtype],
+        device: torch.device,
+    ) -> None:
+        """NotImplementedError for another dtype, ValueError for another shape or device."""
+        self.dtype(name, tensor.dtype, dtypes)
+        if tensor.shape != tuple(shape):
+            raise ValueError(f"{name} has shape {list(tensor.shape)}; it must be {list(shape)}")
+        if tensor.device != device:
+            raise ValueError(
+                f"{name} is on {tensor.device}, {self.first} on {device}; all must be on one device"
+            )
+
+    def dtype(self, name: str, dtype: torch.dtype, taken: Sequence[torch.dtype]) -> None:
+        """NotImplementedError for a dtype that is not taken."""
+        if dtype not in taken:
+            names = " or ".join(map(dtype_name, taken))
+            raise NotImplementedError(f"{self.takes} {name} as {names}, not as {dtype_name(dtype)}")
+
+
+def check_own_elements(name: str, tensor: Tensor) -> None:
+    """ValueError for an output two elements of which could lie at one address."""
+    reach = 0
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1 and stride <= reach:
+            raise ValueError(f"{name} has strides {list(tensor.stride())}: its elements share memory")
+        reach += (size - 1) * stride
+
+
+def number(name: str, value: float) -> float:
+    """A number that float32 has too. A tensor is refused: to read it would be to wait for the device."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{name} is a {type(value).__name__}; it must be a number")
+    if not abs(value) <= LARGEST:
+        raise ValueError(f"{name} must be finite, in float32 too")
+    return float(value)
+
+
+def span(name: str, tensor: Tensor) -> Span:
+    """Where a tensor lies, gaps included; (0, 0) without elements. ValueError for one that lies nowhere."""
+    if not tensor.numel():
+        return 0, 0
+    start = tensor.data_ptr()
+    if not start:
+        raise ValueError(f"{name} has no memory, as on meta or while a call is traced; give it some")
+    reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return start, start + (reach + 1) * tensor.element_size()
+
+
+def check_apart(outputs: Sequence[str], spans: Mapping[str, Span]) -> None:
+    """ValueError for an output in the memory of another tensor, which CTAs that are behind read or write."""
+    rest = dict(spans)
+    for name in outputs:
+        start, stop = rest.pop(name, (0, 0))
+        for other, (first, last) in rest.items():
+            if start < last and first < stop:
+                raise ValueError(f"{name} shares memory with {other}; give it memory of its own")

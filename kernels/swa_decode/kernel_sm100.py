@@ -1,0 +1,529 @@
+"""All of a swa_decode call in one kernel: queries and pages in, o and lse out. CuTe DSL, sm_100a.
+
+Of request t, with j over the 128 entries of its window, r the entry's row and f its factor as
+sm100_gather.py makes them from the page (value = r f; f is 1 in fp8_ds_mla):
+
+    s[h, j] = (q[h] . r[j]) (f[j] scale log2 e)        -inf where j does not count
+    m[h]    = max_j s[h, j]                            at most the largest float32; 0 or 1 for -inf
+    p[h, j] = exp2(s[h, j] - m[h])                     l[h] = sum_j p[h, j], of 32 in a thread, then of 4
+    g[h]    = max_j |p[h, j] f[j]|                     2^-126 at least, at most 2^126; 1 in fp8_ds_mla
+    o[h]    = (sum_j bf16(p[h, j] f[j] / g[h]) r[j]) (g[h] / (l[h] + exp2(sink[h] log2 e - m[h])))
+    lse[h]  = (m[h] + log2 l[h]) ln 2
+
+o is 0 where nothing counts. g makes the largest weight 1 or -1, which bf16 has: where one row has most of
+the weight, the rounding of its weight would be an error of all of o's features alike.
+
+An item is a request and a tile of 64 of its heads, those above H zeros that are not stored. A CTA makes of
+its items one of `parts` parts of o's features, 512 / parts: CTA (part, worker) takes items worker, worker +
+workers, ... . The whole window is in shared memory, a quarter of the features in each stage of s_kv, read as
+keys and as values; the softmax has all its scores at once. The products of an item, x for each quarter:
+
+    product        M   N    K    left operand  right operand  accumulator    x
+    1. S += Q K^T  64  128  128  s_q, K-major  s_kv, K-major  t_s            0, 1, 2, 3, as they come
+    2. O = P V     64  128  128  s_p, K-major  s_kv, N-major  t_even, t_odd  those of the CTA's part
+
+A stage is free for the next item's rows after its product 2, or after 1 if the CTA has not those features.
+
+    tensor       shape            dtype     rows
+    q, o         T, H, 512        bfloat16  by TMA, 64 heads and 128 features at once
+    pages        blocks, bytes    uint8     a multiple of 16 bytes apart
+    inv_scale    slots            float32   or bfloat16; with per_token_scale alone
+    indices      T, W             int32     any distance apart; W <= 128
+    lens         T                int32
+    attn_sink    H                float32   or none
+    lse          T, H             float32   or none; written by the CTAs of part 0
+
+    SMEM       shape                dtype     layout
+    s_kv       128 x 128, 4 stages  bfloat16  K-major, SW128; read as N-major too
+    s_q        64 x 128, 4 stages   bfloat16  K-major, SW128
+    s_p        64 x 128             bfloat16  K-major, SW128
+    s_o        64 x 128             bfloat16  row = head, SW128
+    s_factor   128 x 2              float32   factor of a token, then 0, or -inf if not attended
+    s_inverse  64                   float32   what o of a head is multiplied by
+
+    TMEM    shape               columns   lanes  layout
+    t_s     64 x 128            0..127    low    M=64: row r in lane 32 (r/16) + r%16
+    t_even  64 x 128, 2 stages  128..383  low    M=64: row r in lane 32 (r/16) + r%16
+    t_odd   64 x 128, 2 stages  128..383  high   M=64: row r in lane 32 (r/16) + r%16, + 16
+
+    role      warps   does
+    SOFTMAX   0..3    S from TMEM, softmax over the window, P into s_p; lse
+    EPILOGUE  4..7    O from TMEM, divided, through s_o to memory
+    GATHER    8..15   rows of the window from the pages, as bf16 into s_kv; their factors
+    LOAD      16      TMA of Q
+    MMA       17      allocates TMEM; all products
+    IDLE      18..19  nothing
+
+    ring     stages  full: arrivals        empty: arrivals
+    kv       4       8 GATHER warp         1 MMA commit
+    q        4       1 LOAD + 16384 bytes  1 MMA commit
+    factor   1       8 GATHER warp         4 SOFTMAX warp
+    scores   1       1 MMA commit          4 SOFTMAX warp
+    p        1       4 SOFTMAX warp        1 MMA commit
+    inverse  1       4 SOFTMAX warp        4 EPILOGUE warp
+    o        4       1 MMA commit          4 EPILOGUE warp
+
+    sync                               who                     orders
+    fence.mbarrier_init, barrier TMEM  all                     mbarriers, TMEM there before they are used
+    setmaxnreg                         all                     registers given up before others take them
+    relinquish                         MMA                     TMEM taken before another CTA may ask for it
+    fence.proxy.async, s_kv            GATHER                  rows written before products read them
+    fence.proxy.async, s_p             SOFTMAX                 P written before products read it
+    bar.warp.sync                      SOFTMAX                 no factor is loaded early: registers
+    bar.warp.sync, arrivals            who arrives by warp     a warp's accesses before the arrival for it
+    tcgen05.fence before, after        MMA, SOFTMAX, EPILOGUE  products, TMEM with arrivals, waits
+    tcgen05.wait::ld                   SOFTMAX, EPILOGUE       TMEM read before its release
+    bulk wait_group.read               EPILOGUE, warp 4        the last TMA store has read s_o
+    barrier EPILOGUE, first            EPILOGUE                s_o read by the last store before it is written
+    fence.proxy.async, s_o             EPILOGUE                o in s_o before the TMA store reads it
+    barrier EPILOGUE, second           EPILOGUE                all of s_o written before it is stored
+    bulk wait_group                    EPILOGUE, warp 4        o stored before the CTA ends
+    drain of a ring                    its producer            no arrival after the CTA ends
+    barrier of the CTA                 all                     TMEM read before it is freed
+
+640 threads, 230916 bytes of SMEM, 512 columns of TMEM, 1 CTA an SM
+
+The phase of a stage is the parity of the CTA's items: each of them uses all stages that the CTA uses, once.
+An entry that does not count, from the length on or -1, has a row of zeros and is not followed; its score is
+replaced, so that nothing of it shows. As in the oracle, NaN in a row that counts makes o and lse of the
+request NaN; a score of +inf makes o NaN and lse +inf; scores that are all -inf make lse -inf, and o NaN or,
+with a sink, 0. A request to which nothing counts goes the same way: l is 0, m tells it from those.
+
+Limits: head_dim 512, bf16 q and o, H <= 128, W <= 128, pages of 2^block_shift tokens; slots and T H < 2^31;
+parts 1, 2 or 4. Bits of a row depend on its own data alone, not on T, parts or workers; sums have one order.
+Nothing is skipped for a short window: an item takes as long as a full one.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import cuda.bindings.driver as cuda
+import cutlass
+import cutlass.cute as cute
+import cutlass.pipeline as pipeline
+from cutlass.cute.nvgpu import OperandMajorMode, cpasync
+
+from gdnbench_kernels import blackwell
+from gdnbench_kernels.plan import WARP
+from gdnbench_kernels.swa_decode.layouts import CacheLayout
+from gdnbench_kernels.swa_decode.sm100_gather import Gather
+from gdnbench_kernels.swa_decode.sm100_plan import (
+    FEATURES,
+    HALF,
+    HEADS,
+    PLAN,
+    QUARTERS,
+    REGISTERS,
+    T_EVEN,
+    T_S,
+    TOKENS,
+    Barrier,
+    Items,
+    Place,
+    Rings,
+    Role,
+    Shared,
+    base_of,
+    consuming,
+    producing,
+)
+
+BF16 = cutlass.BFloat16
+LOG2_E = math.log2(math.e)
+LN_2 = math.log(2)
+LEAST_NORMAL = 2.0**-126
+GREATEST = 2.0**126
+"""Whose inverse is LEAST_NORMAL; those of larger numbers come out as 0."""
+FINITE = (2 - 2.0**-23) * 2.0**127
+"""The largest float32."""
+NOTHING = 1.0
+"""m where no token counts. No other row has it and l = 0: the score that m is the maximum of adds 1 to l."""
+QUAD = 4
+"""Threads that have a row of an accumulator between them."""
+ROWS = 2
+"""Of an accumulator that a thread has values of, `ROW_DISTANCE` apart."""
+ROW_DISTANCE = 8
+
+
+class Tcgen05Decode:
+    """The kernel for `heads` heads and caches of one layout."""
+
+    def __init__(self, heads: int, layout: CacheLayout) -> None:
+        self.heads = heads
+        self.mla = layout is CacheLayout.FP8_DS_MLA
+
+    @cute.jit
+    def __call__(
+        self,
+        q: cute.Tensor,
+        pages: cute.Tensor,
+        inv_scale: cute.Tensor | None,
+        indices: cute.Tensor,
+        lens: cute.Tensor,
+        attn_sink: cute.Tensor | None,
+        o: cute.Tensor,
+        lse: cute.Tensor | None,
+        scale: cutlass.Float32,
+        block_shift: cutlass.Int32,
+        parts: cutlass.Int32,
+        workers: cutlass.Int32,
+        stream: cuda.CUstream,
+    ) -> None:
+        """What they are: `call.Arguments`. `parts` 1, 2 or 4, by `workers` CTAs."""
+        load, store = cpasync.CopyBulkTensorTileG2SOp(), cpasync.CopyBulkTensorTileS2GOp()
+        tma_q = blackwell.Tma.of(load, by_quarter(q), (HEADS, FEATURES))
+        tma_o = blackwell.Tma.of(store, by_quarter(o), (HEADS, FEATURES))
+        self.kernel(tma_q, tma_o, pages, inv_scale, indices, lens, attn_sink, lse, scale, block_shift).launch(
+            grid=(parts, workers, 1),
+            block=(PLAN.threads, 1, 1),
+            min_blocks_per_mp=PLAN.ctas_per_sm,
+            stream=stream,
+        )
+
+    @cute.kernel
+    def kernel(
+        self,
+        tma_q: blackwell.Tma,
+        tma_o: blackwell.Tma,
+        pages: cute.Tensor,
+        inv_scale: cute.Tensor | None,
+        indices: cute.Tensor,
+        lens: cute.Tensor,
+        attn_sink: cute.Tensor | None,
+        lse: cute.Tensor | None,
+        scale: cutlass.Float32,
+        block_shift: cutlass.Int32,
+    ) -> None:
+        warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+        smem = cutlass.memory.SmemAllocator()
+        shared = Shared.allocate(smem)
+        rings = Rings.allocate(PLAN, smem)
+        blackwell.prefetch((tma_q, tma_o), warp == Role.LOAD)
+        blackwell.init_barriers(rings, warp == Role.LOAD)
+        tmem, base = blackwell.allocate_tmem(PLAN, smem, Role.MMA, Barrier.TMEM)
+        # Each role finds its items by itself: what lives across setmaxnreg is spilled.
+        if warp < Role.EPILOGUE:
+            cute.arch.setmaxregister_increase(REGISTERS[Role.SOFTMAX])
+            self.soften(self.items(lens), rings, shared, base, attn_sink, lse, scale)
+        elif warp < Role.GATHER:
+            cute.arch.setmaxregister_decrease(REGISTERS[Role.EPILOGUE])
+            self.epilogue(self.items(lens), rings, shared, base, tma_o)
+        elif warp < Role.LOAD:
+            cute.arch.setmaxregister_increase(REGISTERS[Role.GATHER])
+            window = Gather(self.mla, pages, inv_scale, indices, lens, block_shift)
+            window.run(self.items(lens), rings, shared)
+        else:
+            cute.arch.setmaxregister_decrease(REGISTERS[Role.LOAD])
+        if warp == Role.LOAD:
+            self.load(self.items(lens), rings, shared, tma_q)
+        if warp == Role.MMA:
+            self.multiply(self.items(lens), rings, shared, base)
+        cute.arch.sync_threads()
+        tmem.free(base)
+
+    def items(self, lens: cute.Tensor) -> Items:
+        return Items.of(lens.shape[0], self.heads)
+
+    @cute.jit
+    def load(self, items: Items, rings: Rings, shared: Shared, tma_q: blackwell.Tma) -> None:
+        for turn in cutlass.range(items.count, unroll=1):
+            token, head = items.at(turn)
+            for quarter in cutlass.range_constexpr(QUARTERS):
+                place = producing(turn, quarter)
+                rings.q.acquire(place)
+                rings.q.expect(place)
+                tma_q.load(rings.q, place, shared.q, head, quarter, token)
+        for quarter in cutlass.range_constexpr(QUARTERS):
+            rings.q.acquire(producing(items.count, quarter))
+
+    @cute.jit
+    def multiply(self, items: Items, rings: Rings, shared: Shared, base: cute.Pointer) -> None:
+        """A stage of s_kv is read twice, and released at the second, or at the first where the CTA does not
+        make those features of o. Quarters are loops that stay: unrolled, the descriptors of all operands, 64
+        bits for each step of each product, would be kept from item to item."""
+        qk, pv = qk_product(), pv_product()
+        r_q, r_k = blackwell.operands(qk, shared.q, shared.kv, (HEADS, TOKENS, FEATURES))
+        r_p, r_v = blackwell.operands(pv, shared.p, shared.kv, (HEADS, FEATURES, TOKENS))
+        t_s = blackwell.accumulator(qk, base, T_S)
+        for turn in cutlass.range(items.count, unroll=1):
+            rings.scores.acquire(producing(turn))
+            for quarter in cutlass.range(QUARTERS, unroll=1):
+                place = consuming(turn, quarter)
+                rings.q.wait(place)
+                rings.kv.wait(place)
+                blackwell.after_thread_sync()
+                r_left, r_right = r_q[None, None, None, quarter], r_k[None, None, None, quarter]
+                blackwell.multiply(qk, t_s, r_left, r_right, add=quarter > 0)
+                rings.q.release_after_mma(place)
+                if not items.mine(quarter):
+                    rings.kv.release_after_mma(place)
+            rings.scores.fill_after_mma(producing(turn))
+            rings.p.wait(consuming(turn))
+            for quarter in cutlass.range(items.first, items.stop, unroll=1):
+                rings.o.acquire(producing(turn, quarter))
+                blackwell.after_thread_sync()
+                t_o = blackwell.accumulator(pv, base_of(quarter, base), T_EVEN, quarter // 2)
+                blackwell.multiply(pv, t_o, r_p[None, None, None, 0], r_v[None, None, None, quarter])
+                rings.kv.release_after_mma(consuming(turn, quarter))
+                rings.o.fill_after_mma(producing(turn, quarter))
+            rings.p.release_after_mma(consuming(turn))
+        rings.scores.acquire(producing(items.count))
+        for quarter in cutlass.range(items.first, items.stop, unroll=1):
+            rings.o.acquire(producing(items.count, quarter))
+
+    @cute.jit
+    def soften(
+        self,
+        items: Items,
+        rings: Rings,
+        shared: Shared,
+        base: cute.Pointer,
+        attn_sink: cute.Tensor | None,
+        lse: cute.Tensor | None,
+        scale: cutlass.Float32,
+    ) -> None:
+        """P from S, and what o is multiplied by."""
+        thread = cute.arch.thread_idx()[0]
+        reader = blackwell.Reader.of(half_product(), (HEADS, HALF), base, thread)
+        r_s = [cute.make_rmem_tensor(reader.where.shape, cutlass.Float32) for _ in range(TOKENS // HALF)]
+        r_p = cute.make_rmem_tensor(reader.where.shape, BF16)
+        r_max, r_sum, r_top = (cute.make_rmem_tensor((ROWS,), cutlass.Float32) for _ in range(3))
+        factor = scale * LOG2_E
+        for turn in cutlass.range(items.count, unroll=1):
+            place = consuming(turn)
+            rings.factor.wait(place)
+            rings.scores.wait(place)
+            blackwell.after_thread_sync()
+            for half in cutlass.range_constexpr(len(r_s)):
+                reader.read(T_S, 0, half * HALF, r_s[half])
+            cute.arch.fence_view_async_tmem_load()
+            blackwell.before_thread_sync()
+            rings.scores.release_by_warp(place)
+            r_max.fill(-math.inf)
+            for half in cutlass.range_constexpr(len(r_s)):
+                self._scale(shared, half, thread % QUAD, factor, r_s[half], r_max)
+                # Keeps the loads of the other half's factors, as many registers, behind this half.
+                cute.arch.sync_warp()
+            none = self._none(shared, thread % WARP)
+            for row in cutlass.range_constexpr(ROWS):
+                across_quad(r_max, row, cute.arch.fmax)
+                # No infinity may be subtracted from itself: not where there is no score, nor of a score.
+                r_max[row] = none if r_max[row] == -math.inf else cute.arch.fmin(r_max[row], FINITE)
+            r_sum.fill(0.0)
+            r_top.fill(0.0)
+            for half in cutlass.range_constexpr(len(r_s)):
+                self._exponentiate(shared, half, thread % QUAD, r_s[half], r_max, r_sum, r_top)
+                cute.arch.sync_warp()
+            rings.factor.release_by_warp(place)
+            r_inverse = self._invert(r_top)
+            rings.p.acquire(producing(turn))
+            for half in cutlass.range_constexpr(len(r_s)):
+                for i in cutlass.range_constexpr(cute.size(r_p)):
+                    r_p[i] = (r_s[half][i] * r_inverse[i // 2 % ROWS]).to(BF16)
+                reader.write(r_p, cute.local_tile(shared.p[None, None, 0], (HEADS, HALF), (0, half)))
+            cute.arch.fence_proxy("async.shared", space="cta")
+            rings.p.fill_by_warp(producing(turn))
+            self._finish(turn, items, rings, shared, thread, r_max, r_sum, r_top, attn_sink, lse)
+        rings.p.acquire(producing(items.count))
+        rings.inverse.acquire(producing(items.count))
+
+    @cute.jit
+    def _none(self, shared: Shared, lane: cutlass.Int32) -> cutlass.Float32:
+        """m of a row without a score above -inf: NOTHING if no token counts, else 0."""
+        most = cutlass.Float32(-math.inf)
+        for first in cutlass.range_constexpr(0, TOKENS, WARP):
+            most = cute.arch.fmax(most, shared.factor[first + lane, 1, 0])
+        return cutlass.Float32(0.0) if cute.arch.vote_any_sync(most == 0.0) else cutlass.Float32(NOTHING)
+
+    @cute.jit
+    def _scale(
+        self,
+        shared: Shared,
+        half: cutlass.Constexpr,
+        lane: cutlass.Int32,
+        factor: cutlass.Float32,
+        r_s: cute.Tensor,
+        r_max: cute.Tensor,
+    ) -> None:
+        """Scores in powers of two, -inf where a token does not count, and their maxima; NaN is none."""
+        for pair in cutlass.range_constexpr(HALF // 8):
+            r_pair = self._factors(shared, half, pair, lane)
+            for i in cutlass.range_constexpr(4):
+                at, token = 4 * pair + i, i % 2
+                score = r_s[at] * (r_pair[2 * token] * factor)
+                # Replaced, not added to: a query that is not a number must not show in a row of nothing.
+                r_s[at] = score if r_pair[2 * token + 1] == 0.0 else cutlass.Float32(-math.inf)
+                r_max[i // 2] = cute.arch.fmax(r_max[i // 2], r_s[at])
+
+    @cute.jit
+    def _exponentiate(
+        self,
+        shared: Shared,
+        half: cutlass.Constexpr,
+        lane: cutlass.Int32,
+        r_s: cute.Tensor,
+        r_max: cute.Tensor,
+        r_sum: cute.Tensor,
+        r_top: cute.Tensor,
+    ) -> None:
+        """p f of half the window; the sums of p, the largest p f."""
+        for pair in cutlass.range_constexpr(HALF // 8):
+            r_pair = self._factors(shared, half, pair, lane)
+            for i in cutlass.range_constexpr(4):
+                at, row = 4 * pair + i, i // 2
+                p = cute.math.exp2(r_s[at] - r_max[row], fastmath=True)
+                r_sum[row] = r_sum[row] + p
+                r_s[at] = p if self.mla else p * r_pair[2 * (i % 2)]
+                r_top[row] = cute.arch.fmax(r_top[row], cute.math.absf(r_s[at]))
+
+    @cute.jit
+    def _invert(self, r_top: cute.Tensor) -> cute.Tensor:
+        """1 / g, and g, the largest magnitude of p f, into r_top. In fp8_ds_mla both are 1."""
+        r_inverse = cute.make_rmem_tensor((ROWS,), cutlass.Float32)
+        r_inverse.fill(1.0)
+        if cutlass.const_expr(self.mla):
+            r_top.fill(1.0)
+        else:
+            for row in cutlass.range_constexpr(ROWS):
+                across_quad(r_top, row, cute.arch.fmax)
+                # Outside of that there is no inverse.
+                r_top[row] = cute.arch.fmin(cute.arch.fmax(r_top[row], LEAST_NORMAL), GREATEST)
+                r_inverse[row] = cute.arch.rcp_approx(r_top[row])
+        return r_inverse
+
+    def _factors(self, shared: Shared, half: int, pair: int, lane: cutlass.Int32) -> cute.Tensor:
+        """(factor, whether it counts) of this thread's two tokens of 8."""
+        flat = cute.make_tensor(shared.factor.iterator, cute.make_layout(2 * TOKENS))
+        r_pair = cute.make_rmem_tensor((4,), cutlass.Float32)
+        cute.autovec_copy(cute.local_tile(flat, (4,), (2 * HALF // 4 * half + 4 * pair + lane,)), r_pair)
+        return r_pair
+
+    @cute.jit
+    def _finish(
+        self,
+        turn: cutlass.Int32,
+        items: Items,
+        rings: Rings,
+        shared: Shared,
+        thread: cutlass.Int32,
+        r_max: cute.Tensor,
+        r_sum: cute.Tensor,
+        r_top: cute.Tensor,
+        attn_sink: Any,
+        lse: Any,
+    ) -> None:
+        """g / denominator of this thread's rows for EPILOGUE, and lse, by one thread of a quad."""
+        token, first = items.at(turn)
+        rings.inverse.acquire(producing(turn))
+        for row in cutlass.range_constexpr(ROWS):
+            across_quad(r_sum, row, operator.add)
+            at = row_of(thread, row)
+            head = first + at
+            total = r_sum[row]
+            if thread % QUAD == 0 and head < self.heads:
+                if cutlass.const_expr(attn_sink is not None):
+                    total += cute.math.exp2(attn_sink[head] * LOG2_E - r_max[row], fastmath=True)
+                if cutlass.const_expr(lse is not None):
+                    natural = (r_max[row] + cute.math.log2(r_sum[row], fastmath=True)) * LN_2
+                    # All parts of a request have the same; one writes it.
+                    if items.first == 0:
+                        lse[token, head] = natural
+            inverse = r_top[row] * cute.arch.rcp_approx(total)
+            if thread % QUAD == 0:
+                # Nothing attended to is nothing, whatever the sink.
+                nothing = (r_sum[row] == 0.0) & (r_max[row] == NOTHING)
+                shared.inverse[at, 0] = cutlass.Float32(0.0) if nothing else inverse
+        rings.inverse.fill_by_warp(producing(turn))
+
+    @cute.jit
+    def epilogue(
+        self, items: Items, rings: Rings, shared: Shared, base: cute.Pointer, tma_o: blackwell.Tma
+    ) -> None:
+        """o, divided and rounded, a quarter of the features at a time."""
+        warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+        thread = cute.arch.thread_idx()[0] - WARP * Role.EPILOGUE
+        threads = PLAN.threads_of(Role.EPILOGUE)
+        together = pipeline.NamedBarrier(barrier_id=Barrier.EPILOGUE, num_threads=threads)
+        r_inverse = cute.make_rmem_tensor((ROWS,), cutlass.Float32)
+        for turn in cutlass.range(items.count, unroll=1):
+            token, head = items.at(turn)
+            rings.inverse.wait(consuming(turn))
+            for row in cutlass.range_constexpr(ROWS):
+                r_inverse[row] = shared.inverse[row_of(thread, row), 0]
+            rings.inverse.release_by_warp(consuming(turn))
+            for quarter in cutlass.range(items.first, items.stop, unroll=1):
+                if warp == Role.EPILOGUE:
+                    cute.arch.cp_async_bulk_wait_group(0, read=True)
+                together.arrive_and_wait()
+                reader = blackwell.Reader.of(half_product(), (HEADS, HALF), base_of(quarter, base), thread)
+                self._form_o(consuming(turn, quarter), rings, shared.o[None, None, 0], reader, r_inverse)
+                cute.arch.fence_proxy("async.shared", space="cta")
+                together.arrive_and_wait()
+                if warp == Role.EPILOGUE:
+                    with cute.arch.elect_one():
+                        tma_o.store(shared.o[None, None, 0], head, quarter, token)
+                        cute.arch.cp_async_bulk_commit_group()
+        if warp == Role.EPILOGUE:
+            cute.arch.cp_async_bulk_wait_group(0)
+
+    @cute.jit
+    def _form_o(
+        self,
+        place: Place,
+        rings: Rings,
+        s_o: cute.Tensor,
+        reader: blackwell.Reader,
+        r_inverse: cute.Tensor,
+    ) -> None:
+        """A quarter of o into s_o, half of its columns at a time."""
+        r_acc = cute.make_rmem_tensor(reader.where.shape, cutlass.Float32)
+        r_o = cute.make_rmem_tensor(reader.where.shape, BF16)
+        rings.o.wait(place)
+        blackwell.after_thread_sync()
+        for half in cutlass.range_constexpr(FEATURES // HALF):
+            reader.read(T_EVEN, place.index // 2, half * HALF, r_acc)
+            cute.arch.fence_view_async_tmem_load()
+            if cutlass.const_expr(half == FEATURES // HALF - 1):
+                blackwell.before_thread_sync()
+                rings.o.release_by_warp(place)
+            for i in cutlass.range_constexpr(cute.size(r_acc)):
+                r_acc[i] = r_acc[i] * r_inverse[i // 2 % ROWS]
+            r_o.store(r_acc.load().to(BF16))
+            reader.write(r_o, cute.local_tile(s_o, (HEADS, HALF), (0, half)))
+
+
+def across_quad(r_values: cute.Tensor, row: int, combine: Callable[..., Any]) -> None:
+    """A row's value of four threads combined, the same in each."""
+    for lane in range(QUAD.bit_length() - 1):
+        other = cute.arch.shuffle_sync_bfly(r_values[row], 1 << lane)
+        r_values[row] = combine(r_values[row], other)
+
+
+def row_of(thread: cutlass.Int32, row: int) -> cutlass.Int32:
+    """One of the rows of which `blackwell.Reader` gives a thread values."""
+    return thread // WARP * 16 + thread % WARP // QUAD + row * ROW_DISTANCE
+
+
+def by_quarter(x: cute.Tensor) -> cute.Tensor:
+    """(heads, features of a quarter, quarters, tokens) of a tensor (tokens, heads, features)."""
+    tokens, heads, features = x.stride
+    shape = (x.shape[1], FEATURES, QUARTERS, x.shape[0])
+    layout = cute.make_layout(shape, stride=(heads, features, FEATURES, tokens))
+    return cute.make_tensor(x.iterator, layout)
+
+
+def qk_product() -> cute.TiledMma:
+    return blackwell.product(OperandMajorMode.K, HEADS, TOKENS)
+
+
+def half_product() -> cute.TiledMma:
+    """Whose accumulator has the columns that a thread holds at once."""
+    return blackwell.product(OperandMajorMode.K, HEADS, HALF)
+
+
+def pv_product() -> cute.TiledMma:
+    return blackwell.product(OperandMajorMode.MN, HEADS, FEATURES)

@@ -1,0 +1,556 @@
+"""All of a swa_decode call in one kernel for sm_90a: persistent CTAs, products by wgmma. CuTe DSL.
+
+The equations are those of kernel_mma.py, and so are the powers of two that queries, rows and weights
+are scaled by. An item is `rows` heads of a token, those above H zeros that are not stored; CTA b of `workers`
+does items b, b + workers .. Both products are transposed, so that codes become a left operand in registers,
+once for all heads of the item, and what is made of bf16 and f32 is a right operand in shared memory:
+
+    product      M    N     K    left                      right       in warpgroup w of two
+    1. R Q^T     128  rows  512  registers, `ldmatrix`     s_q         entries 64 w .. + 63
+    2. R^T P^T   512  rows  128  registers, `.trans`       s_p         features 256 w .. + 255, four tiles
+
+A softmax goes over the rows of an accumulator: over 2 of a thread, 8 lanes, 8 warps. While an item is
+multiplied the rows of the next one arrive, and from the end of product 1 on its queries. Outputs leave by way
+of the stage that their window was in; what finds no room there (fp8_ds_mla, the last 8 of 64 heads) is stored
+from registers. An item of length 0 copies and multiplies nothing.
+
+    tensor       shape            dtype     rows
+    q, o         T, H, 512        bfloat16
+    pages        blocks, bytes    uint8     a multiple of 16 bytes apart
+    inv_scale    slots            float32   or bfloat16; with per_token_scale alone
+    indices      T, W             int32     any distance apart; W <= 128
+    lens         T                int32
+    attn_sink    H                float32   or none
+    lse          T, H             float32   or none
+
+With fp8_ds_mla and 64 heads a CTA:
+
+    SMEM            shape                dtype    layout
+    s_q             8 x 64 x 64          float16  16-byte chunk ^= head % 8
+    s_p             2 x 64 x 64          float16  16-byte chunk ^= head % 8
+    s_rows          128 x 464, 2 stages  uint8    16 of a row are padding; then o, heads 1040 bytes apart
+    s_rope          128 x 72             float16  as s_rows
+    s_groups        7 x 128, 2 stages    float16  2^(scale - factor)
+    s_entries       128 x 4, 2 stages    float32  factor, its exponent, mantissa, 1 if it counts
+    s_peaks         8 x 64 x 2           float32  a warp's largest score, exponent; its sums over them
+    s_tops          64 x 2               float32  the largest score, exponent
+    s_factors       64                   float32  of a head's outputs
+    s_coefficients  64                   float32  of a head's scores
+    s_lens          2                    int32    of the windows
+    s_ready         2                    int32    mbarrier: s_rope is there
+
+    role      warps  does
+    MULTIPLY  0..7   queries as f16; a warpgroup 64 entries of product 1, 256 features of product 2
+    LOAD      8..11  windows, queries, what rows are multiplied by; outputs
+
+    ring  stages  full: arrivals             empty: arrivals
+    rows  2       12 LOAD, with their bytes  8 MULTIPLY warps
+    q     1       1 LOAD + 65536 bytes       8 MULTIPLY warps
+
+    sync                       who                     orders
+    s_ready                    LOAD warps to MULTIPLY  s_rope before it is multiplied
+    barrier MULTIPLY, queries  MULTIPLY                s_q in f16 before product 1
+    barrier MULTIPLY, first    MULTIPLY                s_peaks written before they are compared
+    barrier MULTIPLY, second   MULTIPLY                s_tops written; s_peaks read before sums are
+    barrier MULTIPLY, third    MULTIPLY                s_p and the sums written before product 2
+    barrier MULTIPLY, fourth   MULTIPLY                rows and s_p read, s_factors written before o is
+    barrier LOAD               LOAD                    o read from a stage before rows are copied to it
+    fence.proxy.async          LOAD                    zeros of rows before copies
+    fence.proxy.async          MULTIPLY                s_q, s_p before products, o before it is copied
+
+384 threads, 232000 bytes of SMEM, 0 columns of TMEM, 1 CTA an SM
+
+With per_token_scale a row of s_rows is 528 bytes, and there is neither s_rope nor s_groups.
+
+An entry that does not count is never followed: its row is zeros, and its score is replaced, not multiplied.
+NaN of an entry that counts, in its codes, scale or rope, makes all of its token's outputs NaN and no other's;
+a query that is not finite makes its own head's. A row's bits depend on that row alone: not on T, on `rows`,
+on `workers`, on the rest of `Tuning` or on who runs first.
+
+Limits: 1 <= H <= 128; T ceil(H / rows) < 2^31; pages aligned to 16 bytes; sm_90a alone. Of what is far below
+the largest of its row or its head's query bits are lost as kernel_mma.py says.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf, log
+from typing import Any
+
+import cuda.bindings.driver as cuda
+import cutlass
+import cutlass.cute as cute
+from cutlass.cute.nvgpu import cpasync
+
+from gdnbench_kernels import blackwell
+from gdnbench_kernels.swa_decode import sm90_ops as wgmma
+from gdnbench_kernels.swa_decode import warp_ops as ops
+from gdnbench_kernels.swa_decode.kernel_mma import FINITE, LEAST_POWER, LOG2_E, W_TOP
+from gdnbench_kernels.swa_decode.latent_rows import STEP, Pages
+from gdnbench_kernels.swa_decode.layouts import CacheLayout
+from gdnbench_kernels.swa_decode.sizes import GROUP, HEAD_DIM, MAX_WINDOW
+from gdnbench_kernels.swa_decode.sm90_load import Items, Loader, Rings, Shared, query_place, window_place
+from gdnbench_kernels.swa_decode.sm90_plan import (
+    BLOCKS,
+    GROUP_WARPS,
+    LOADERS,
+    MULTIPLIERS,
+    OUT_BYTES,
+    STAGES,
+    THREADS,
+    Barrier,
+    Role,
+    Tuning,
+    plan,
+    row_bytes,
+    staged_heads,
+)
+from gdnbench_kernels.swa_decode.sm90_window import NOPE_PAIRS, TILES, Place
+
+I32, I64, F32 = cutlass.Int32, cutlass.Int64, cutlass.Float32
+
+KEY_PAIRS, VALUE_STEPS = HEAD_DIM // (2 * STEP), MAX_WINDOW // STEP
+"""Steps of product 1, by two; of product 2."""
+SHARERS = 4
+"""Threads that compare what the warps found of a head."""
+
+
+@dataclass(frozen=True)
+class Item:
+    """What is multiplied, and where this thread is."""
+
+    token: cutlass.Int32
+    first_head: cutlass.Int32
+    place: Place
+    thread: cutlass.Int32
+
+
+class WgmmaDecode:
+    """The kernel for `heads` heads and a cache in `layout`."""
+
+    def __init__(self, heads: int, layout: CacheLayout, tuning: Tuning) -> None:
+        self.heads = heads
+        self.mla = layout is CacheLayout.FP8_DS_MLA
+        self.tuning = tuning
+        self.rows = tuning.rows
+        self.plan = plan(layout, tuning)
+        self.row_bytes = row_bytes(layout)
+        self.staged = staged_heads(layout, tuning.rows)
+
+    @cute.jit
+    def __call__(
+        self,
+        q: cute.Tensor,
+        pages: cute.Tensor,
+        inv_scale: cute.Tensor,
+        indices: cute.Tensor,
+        lens: cute.Tensor,
+        attn_sink: cute.Tensor,
+        o: cute.Tensor,
+        lse: cute.Tensor,
+        scale: cutlass.Float32,
+        block_shift: cutlass.Int32,
+        workers: cutlass.Int32,
+        stream: cuda.CUstream,
+    ) -> None:
+        """What they are: `call.Arguments`; `workers` CTAs, no more than items."""
+        tma_q = blackwell.Tma.of(cpasync.CopyBulkTensorTileG2SOp(), by_block(q), (self.rows, GROUP))
+        self.kernel(tma_q, q, pages, inv_scale, indices, lens, attn_sink, o, lse, scale, block_shift).launch(
+            grid=(workers, 1, 1), block=(THREADS, 1, 1), stream=stream, min_blocks_per_mp=1
+        )
+
+    @cute.kernel
+    def kernel(
+        self,
+        tma_q: blackwell.Tma,
+        q: cute.Tensor,
+        pages: cute.Tensor,
+        inv_scale: cute.Tensor,
+        indices: cute.Tensor,
+        lens: cute.Tensor,
+        attn_sink: cute.Tensor,
+        o: cute.Tensor,
+        lse: cute.Tensor,
+        scale: cutlass.Float32,
+        block_shift: cutlass.Int32,
+    ) -> None:
+        warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+        smem = cutlass.memory.SmemAllocator()
+        shared = self.allocate(smem)
+        rings = Rings(*(blackwell.Ring.allocate(ring, smem) for ring in self.plan.rings))
+        if warp >= Role.LOAD:
+            self.ask_first(indices, lens)
+        if warp == Role.LOAD:
+            cpasync.prefetch_descriptor(tma_q.atom)
+            with cute.arch.elect_one():
+                rings.rows.init()
+                rings.q.init()
+                cute.arch.mbarrier_init(shared.ready, LOADERS)
+        cute.arch.mbarrier_init_fence()
+        cute.arch.sync_threads()
+        # Each role finds its items by itself: what lives across setmaxnreg is spilled.
+        if warp < Role.LOAD:
+            cute.arch.setmaxregister_increase(self.tuning.multiply_registers)
+            self.attend(self.items(lens), rings, shared, attn_sink, o, lse, scale)
+        else:
+            cute.arch.setmaxregister_decrease(self.tuning.load_registers)
+            loader = Loader(
+                self.mla,
+                self.staged,
+                self.tuning,
+                Pages(pages.iterator.toint(), I64(pages.stride[0]), block_shift),
+                I32(1) << block_shift,
+                inv_scale,
+                indices,
+                lens,
+                q,
+                o,
+            )
+            loader.run(self.items(lens), rings, shared, tma_q)
+
+    @cute.jit
+    def ask_first(self, indices: cute.Tensor, lens: cute.Tensor) -> None:
+        """For the first item's entries and length into L2, beside what comes before they can be read."""
+        token, _ = self.items(lens).at(0)
+        entry = wgmma.thread_in_role(Role.LOAD)
+        if entry < cute.size(indices, mode=[1]):
+            row = indices.iterator.toint() + I64(token) * I64(indices.stride[0]) * 4
+            wgmma.prefetch(row + I64(entry) * 4)
+        if entry == 0:
+            wgmma.prefetch(lens.iterator.toint() + I64(token) * 4)
+
+    def items(self, lens: cute.Tensor) -> Items:
+        return Items.of(lens.shape[0], self.heads, self.rows)
+
+    def allocate(self, smem: Any) -> Shared:
+        first, *others = self.plan.smem
+        tiles = blackwell.tiles(smem, first)
+        found = {buffer.name: smem.allocate(buffer.bytes, buffer.align) for buffer in others}
+        at = {name: pointer.toint() for name, pointer in found.items()}
+        nowhere = I32(0)
+        return Shared(
+            tiles,
+            tiles.iterator.toint(),
+            at["s_p"],
+            at["s_rows"],
+            at.get("s_rope", nowhere),
+            at.get("s_groups", nowhere),
+            at["s_entries"],
+            at["s_peaks"],
+            at["s_tops"],
+            at["s_factors"],
+            at["s_coefficients"],
+            at["s_lens"],
+            cute.recast_ptr(found["s_ready"], dtype=cutlass.Int64),
+            self.row_bytes,
+        )
+
+    @cute.jit
+    def attend(
+        self,
+        items: Items,
+        rings: Rings,
+        shared: Shared,
+        attn_sink: cute.Tensor,
+        o: cute.Tensor,
+        lse: cute.Tensor,
+        scale: cutlass.Float32,
+    ) -> None:
+        queries = shared.queries(self.mla, self.rows, scale)
+        for turn in cutlass.range(items.count, unroll=1):
+            thread = wgmma.thread_in_role(Role.MULTIPLY)
+            warp = cute.arch.make_warp_uniform(thread // 32)
+            token, first_head = items.at(turn)
+            place = Place(warp // GROUP_WARPS, warp % GROUP_WARPS, thread % 32)
+            item = Item(token, first_head, place, thread)
+            logit = self.sink_of(item, attn_sink)
+            # Of an item that attends to nothing what an item before left, which nobody reads.
+            rings.q.wait(query_place(turn))
+            queries.convert(warp)
+            cute.arch.fence_proxy("async.shared", space="cta")
+            self.together()
+            rings.rows.wait(window_place(turn))
+            if ops.load_shared_word(shared.lens + turn % STAGES * 4) > 0:
+                self.multiply(turn, item, items, rings, shared, logit, o, lse)
+            else:
+                self.leave(turn, item, items, rings, shared, o, lse)
+            cute.arch.fence_proxy("async.shared", space="cta")
+            rings.rows.release_by_warp(window_place(turn))
+
+    @cute.jit
+    def multiply(
+        self,
+        turn: cutlass.Int32,
+        item: Item,
+        items: Items,
+        rings: Rings,
+        shared: Shared,
+        logit: Any,
+        o: cute.Tensor,
+        lse: cute.Tensor,
+    ) -> None:
+        window = shared.window(turn % STAGES, self.mla, None)
+        scores = self.score(shared, window, item.place, turn)
+        coefficients = self.by_head(shared.coefficients, item.place)
+        rings.q.release_by_warp(query_place(turn))
+        self.soften(item, shared, window, scores, coefficients)
+        self.find_factors(item, shared, logit, lse)
+        outputs = self.weigh(shared, window, item.place)
+        self.together()
+        factors = self.by_head(shared.factors, item.place)
+        self.put(item, items, shared.stage(turn % STAGES), factors, outputs, o)
+
+    @cute.jit
+    def leave(
+        self,
+        turn: cutlass.Int32,
+        item: Item,
+        items: Items,
+        rings: Rings,
+        shared: Shared,
+        o: cute.Tensor,
+        lse: cute.Tensor,
+    ) -> None:
+        """Of a token that attends to nothing: zeros, and -inf."""
+        rings.q.release_by_warp(query_place(turn))
+        if cutlass.const_expr(self.mla):
+            shared.wait_for_rope(turn)
+        zero = F32(0.0)
+        factors, outputs = [zero] * (self.rows // 4), [[zero] * (self.rows // 2)] * TILES
+        self.put(item, items, shared.stage(turn % STAGES), factors, outputs, o)
+        if cutlass.const_expr(lse is not None):
+            head = item.first_head + item.thread
+            if item.thread < self.rows and head < self.heads:
+                lse[item.token, head] = F32(-inf)
+
+    def together(self) -> None:
+        cute.arch.barrier(barrier_id=Barrier.MULTIPLY, number_of_threads=32 * MULTIPLIERS)
+
+    def by_head(self, at: Any, place: Place) -> list[Any]:
+        """A float of each of this thread's heads."""
+        found: list[Any] = []
+        for n in range(self.rows // 8):
+            found += ops.load_shared_floats(at + (8 * n + place.lane % 4 * 2) * 4)
+        return found
+
+    def score(self, shared: Shared, window: Any, place: Place, turn: Any) -> list[Any]:
+        """R Q^T of the warpgroup's entries. The words of the next two steps are asked for while these are
+        multiplied."""
+        b = wgmma.operand(shared.q)
+        sums: list[Any] | None = None
+        words = window.key_words(place, 0)
+        for pair in range(KEY_PAIRS):
+            operands = window.key_operands(place, pair, words)
+            wgmma.fence()
+            for step, a in enumerate(operands, 2 * pair):
+                sums = wgmma.multiply(sums, a, b + self.columns(step) // wgmma.UNIT, self.rows)
+            wgmma.commit()
+            if self.mla and pair + 1 == NOPE_PAIRS:
+                shared.wait_for_rope(turn)
+            if pair + 1 < KEY_PAIRS:
+                words = window.key_words(place, pair + 1)
+            wgmma.wait(1)
+        wgmma.wait(0)
+        return wgmma.held(sums or [])
+
+    def columns(self, step: int) -> int:
+        """Where 16 columns of a right operand begin in its tiles, in bytes."""
+        block, part = divmod(step, GROUP // STEP)
+        return block * (self.rows * 2 * GROUP) + part * 2 * STEP
+
+    def weigh(self, shared: Shared, window: Any, place: Place) -> list[list[Any]]:
+        """R^T P^T of the warpgroup's features, by tile; as `score`."""
+        b = wgmma.operand(shared.p)
+        sums: list[Any] = [None] * TILES
+        words = window.value_words(place, 0)
+        for step in range(VALUE_STEPS):
+            operands = window.value_operands(place, step, words)
+            wgmma.fence()
+            for tile, a in enumerate(operands):
+                sums[tile] = wgmma.multiply(sums[tile], a, b + self.columns(step) // wgmma.UNIT, self.rows)
+            wgmma.commit()
+            if step + 1 < VALUE_STEPS:
+                words = window.value_words(place, step + 1)
+            wgmma.wait(1)
+        wgmma.wait(0)
+        return [wgmma.held(tile) for tile in sums]
+
+    def soften(
+        self, item: Item, shared: Shared, window: Any, scores: list[Any], coefficients: list[Any]
+    ) -> None:
+        """Weights into s_p, their sums over this warp's entries into s_peaks; s_tops."""
+        place = item.place
+        first = place.group * GROUP + place.warp * STEP + place.lane // 4
+        own = [window.entry(first + 8 * half) for half in range(2)]
+        values, found = [], []
+        for number, coefficient in enumerate(coefficients):
+            raw = [scores[number // 2 * 4 + 2 * half + number % 2] for half in range(2)]
+            s = [
+                ops.pick(counts != 0.0, ops.product(x * coefficient, factor), F32(-inf))
+                for x, (factor, _, _, counts) in zip(raw, own, strict=True)
+            ]
+            peak = ops.greater(ops.greatest(s), F32(FINITE))
+            u = [x - peak + exponent for x, (_, exponent, _, _) in zip(s, own, strict=True)]
+            values.append(s)
+            found.append((peak, ops.greatest(u)))
+        self.tell(item, shared.peaks, fold(found, place.lane, larger))
+        self.together()
+        self.compare(item, shared)
+        self.together()
+        weights, sums = [], []
+        for number, s in enumerate(values):
+            if number % 2 == 0:
+                head = number // 2 * 8 + place.lane % 4 * 2
+                tops = [ops.float_of(x) for x in ops.load_shared(shared.tops + head * 8)]
+            top, power = tops[number % 2 * 2 : number % 2 * 2 + 2]
+            t = [x - top for x in s]
+            sums.append((ops.exp2(t[0]) + ops.exp2(t[1]),))
+            weights.append(
+                [
+                    ops.exp2(x + (exponent - power)) * (mantissa * F32(2.0**W_TOP))
+                    for x, (_, exponent, mantissa, _) in zip(t, own, strict=True)
+                ]
+            )
+        self.put_weights(shared, place, weights)
+        self.tell(item, shared.peaks, fold(sums, place.lane, added))
+        cute.arch.fence_proxy("async.shared", space="cta")
+        self.together()
+
+    def put_weights(self, shared: Shared, place: Place, weights: list[list[Any]]) -> None:
+        """Heads are rows of s_p: every 8 x 8 matrix is transposed on its way."""
+        lane = place.lane
+        row = shared.p + place.group * (self.rows * 2 * GROUP) + lane % 8 * 128
+        chunk = (place.warp * 2 + (lane >> 3) % 2) ^ (lane % 8)
+        for n in range(0, self.rows // 8, 2):
+            words = [
+                ops.halves(weights[2 * m][half], weights[2 * m + 1][half])
+                for m in (n, n + 1)
+                for half in range(2)
+            ]
+            address = row + (n + (lane >> 4)) * 1024 + chunk * 16
+            wgmma.store_matrices_transposed(address, *words)
+
+    @cute.jit
+    def tell(self, item: Item, at: cutlass.Int32, values: list[tuple[Any, ...]]) -> None:
+        """What this warp found of heads, by the lane that has them after `fold`, to [warps, rows, values]."""
+        head, writes = self.kept(item.place.lane)
+        size = 4 * len(values[0])
+        warp = item.place.group * GROUP_WARPS + item.place.warp
+        words = [word for value in values for word in value]
+        if writes:
+            ops.store_shared(at + (warp * self.rows + head) * size, *words)
+
+    def kept(self, lane: Any) -> tuple[Any, Any]:
+        """(the first head that a lane has after `fold`, whether no lane before it has it too)."""
+        number = {64: 2 * (lane >> 2), 32: lane >> 2, 16: lane >> 3}[self.rows]
+        head = number // 2 * 8 + lane % 4 * 2 + number % 2
+        return head, (lane & 4 == 0 if self.rows == 16 else lane >= 0)
+
+    @cute.jit
+    def compare(self, item: Item, shared: Shared) -> None:
+        """Of every head the largest score, and a whole exponent that no weight is much above."""
+        if item.thread < SHARERS * self.rows:
+            head, share = item.thread // SHARERS, item.thread % SHARERS
+            at = shared.peaks + (share * (MULTIPLIERS // SHARERS) * self.rows + head) * 8
+            pairs = [
+                ops.load_shared_floats(at + more * self.rows * 8) for more in range(MULTIPLIERS // SHARERS)
+            ]
+            found = larger(*pairs)
+            for step in (1, 2):
+                found = larger(found, tuple(cute.arch.shuffle_sync_bfly(x, step) for x in found))
+            power = ops.greater(ops.round_up(found[1]), F32(LEAST_POWER))
+            if share == 0:
+                ops.store_shared(shared.tops + head * 8, found[0], power)
+
+    @cute.jit
+    def find_factors(self, item: Item, shared: Shared, logit: Any, lse: cute.Tensor) -> None:
+        """What a head's outputs are multiplied by, 0 where nothing is attended to; lse."""
+        if item.thread < SHARERS * self.rows:
+            number, share = item.thread // SHARERS, item.thread % SHARERS
+            head = item.first_head + number
+            at = shared.peaks + (share * (MULTIPLIERS // SHARERS) * self.rows + number) * 4
+            parts = [
+                ops.load_shared_float(at + more * self.rows * 4) for more in range(MULTIPLIERS // SHARERS)
+            ]
+            total = ops.summed(ops.total(parts), SHARERS)
+            top, power = ops.load_shared_floats(shared.tops + number * 8)
+            if cutlass.const_expr(lse is not None):
+                natural = ops.pick(total == 0.0, F32(-inf), (top + ops.log2(total)) * F32(log(2)))
+                if share == 0 and head < self.heads:
+                    lse[item.token, head] = natural
+            below = total
+            if cutlass.const_expr(logit is not None):
+                below = total + ops.exp2(ops.product(logit, F32(LOG2_E)) - top)
+            factor = ops.exp2_whole(power - W_TOP) * ops.reciprocal(below)
+            if share == 0:
+                ops.store_shared(shared.factors + number * 4, ops.pick(total == 0.0, F32(0.0), factor))
+
+    def sink_of(self, item: Item, attn_sink: cute.Tensor) -> Any:
+        """The sink of the head that this thread compares; None where there is none."""
+        if attn_sink is None:
+            return None
+        head = cutlass.min(item.first_head + item.thread // SHARERS, self.heads - 1)
+        return ops.float_of(ops.load_index(attn_sink.iterator.toint() + I64(head) * 4))
+
+    def put(
+        self,
+        item: Item,
+        items: Items,
+        stage: Any,
+        factors: list[Any],
+        outputs: list[list[Any]],
+        o: cute.Tensor,
+    ) -> None:
+        """Two adjacent features of a head at a time to shared memory, or of heads that have no place there to
+        o."""
+        place = item.place
+        for tile, sums in enumerate(outputs):
+            feature = (TILES * place.group + tile) * GROUP + place.warp * STEP + place.lane // 4 * 2
+            for number, factor in enumerate(factors):
+                n, odd = divmod(number, 2)
+                head = 8 * n + place.lane % 4 * 2 + odd
+                pair = ops.bfloats(sums[4 * n + odd] * factor, sums[4 * n + 2 + odd] * factor)
+                if 8 * n < self.staged:
+                    ops.store_shared(stage + head * OUT_BYTES + feature * 2, pair)
+                else:
+                    self.put_global(
+                        items.row(o, item.token, item.first_head + head), feature, head, pair, item
+                    )
+
+    @cute.jit
+    def put_global(self, row: Any, feature: Any, head: Any, pair: Any, item: Item) -> None:
+        if item.first_head + head < self.heads:
+            ops.store_global(row + I64(feature * 2), pair)
+
+
+def by_block(x: cute.Tensor) -> cute.Tensor:
+    """(heads, features of a block, blocks, tokens) of a tensor (tokens, heads, features)."""
+    tokens, heads, features = x.stride
+    shape = (x.shape[1], GROUP, BLOCKS, x.shape[0])
+    return cute.make_tensor(x.iterator, cute.make_layout(shape, stride=(heads, features, GROUP, tokens)))
+
+
+def larger(one: Any, other: Any) -> tuple[Any, Any]:
+    """Of two (largest score, largest exponent relative to it): of both together."""
+    peak = ops.greater(one[0], other[0])
+    return peak, ops.greater(one[0] - peak + one[1], other[0] - peak + other[1])
+
+
+def added(one: Any, other: Any) -> tuple[Any, ...]:
+    return (one[0] + other[0],)
+
+
+def fold(values: list[tuple[Any, ...]], lane: Any, combine: Any) -> list[tuple[Any, ...]]:
+    """Values of the 8 lanes that have the same heads, put together; each lane keeps some of them: of 16 two,
+    of 8 one, of 4 one, which two lanes have alike."""
+    for step in (16, 8, 4):
+        upper, half = (lane & step) != 0, len(values) // 2
+        if half:
+            pairs = list(zip(values[:half], values[half:], strict=True))
+            given = [tuple(ops.pick(upper, x, y) for x, y in zip(*pair, strict=True)) for pair in pairs]
+            values = [tuple(ops.pick(upper, y, x) for x, y in zip(*pair, strict=True)) for pair in pairs]
+        else:
+            given = values
+        got = [tuple(cute.arch.shuffle_sync_bfly(x, step) for x in value) for value in given]
+        values = [combine(x, y) for x, y in zip(values, got, strict=True)]
+    return values

@@ -1,0 +1,235 @@
+"""GATHER of tcgen05_decode: the rows of a window from the pages into shared memory, as bf16. CuTe DSL.
+
+    per_token_scale  s_kv = e4m3                    factor = inv_scale[slot]
+    fp8_ds_mla       s_kv = e4m3 2^(scale - 127)    factor = 1; the last 64 features as they are
+
+All exact: bf16 has every e4m3 value, and one times a power of two unless it falls below bf16's normal range.
+A NaN among the codes, and scale 255, which is one, stay NaN.
+
+Thread t has tokens t / 4 and + 64, and of every 64 features, which share a scale in fp8_ds_mla, those from
+16 (t % 4) on: 16 bytes of codes, 32 of shared memory. Eight threads that store together have two rows, of
+which one is odd: the swizzle puts their 16-byte parts into different banks.
+
+Three quarters of an item's loads are issued before the first stage is waited for, so they are on their way
+while the item before is multiplied; the last, when the first is stored and has given its registers up. A
+token that does not count is not followed: its row is zeros.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+
+from gdnbench_kernels.plan import WARP
+from gdnbench_kernels.swa_decode.layouts import DATA_BYTES, SCALE_BYTES
+from gdnbench_kernels.swa_decode.sizes import GROUP, GROUPS, HEAD_DIM
+from gdnbench_kernels.swa_decode.sm100_plan import (
+    FEATURES,
+    PLAN,
+    QUARTERS,
+    TOKENS,
+    Items,
+    Rings,
+    Role,
+    Shared,
+    producing,
+)
+from gdnbench_kernels.swa_decode.window import PADDING
+
+ACROSS = 4
+"""Threads of a group of 64 features of a token."""
+CODES = GROUP // ACROSS
+WORDS = CODES // 4
+"""Of 32 bits, in which a thread loads its codes of a group."""
+DOWN = 32 * PLAN.warps["GATHER"] // ACROSS
+EACH = TOKENS // DOWN
+"""Tokens of a thread."""
+HALVES = FEATURES // GROUP
+LATE = 3
+"""The quarter that is loaded when the first has been stored."""
+ROW_BYTES = 2 * GROUP
+"""Of a token in a group, in shared memory."""
+BYTES = 16
+"""That a thread loads or stores at once."""
+SCALE_NAN = 255
+
+
+@dataclass(frozen=True)
+class Gather:
+    """The cache, in fp8_ds_mla where `mla`, and a call's window."""
+
+    mla: bool
+    pages: cute.Tensor  # uint8 [blocks, bytes]
+    inv_scale: Any  # [slots], or None in fp8_ds_mla
+    indices: cute.Tensor
+    lens: cute.Tensor
+    block_shift: cutlass.Int32
+
+    @cute.jit
+    def run(self, items: Items, rings: Rings, shared: Shared) -> None:
+        thread = cute.arch.thread_idx()[0] - WARP * Role.GATHER
+        down, across = thread // ACROSS, thread % ACROSS
+        groups = GROUPS if self.mla else HEAD_DIM // GROUP
+        r_codes = cute.make_rmem_tensor((WORDS, groups, EACH), cutlass.Int32)
+        r_rope = cute.make_rmem_tensor((2 * WORDS, EACH), cutlass.Int32)
+        r_scales = cute.make_rmem_tensor((SCALE_BYTES // 4, EACH), cutlass.Int32)
+        r_factor = cute.make_rmem_tensor((2, EACH), cutlass.Float32)
+        r_slot = cute.make_rmem_tensor((EACH,), cutlass.Int32)
+        r_bits = cute.make_rmem_tensor((2 * WORDS,), cutlass.Int32)
+        parts = places(shared.kv, down, across)
+        for turn in cutlass.range(items.count, unroll=1):
+            token, _ = items.at(turn)
+            for i in cutlass.range_constexpr(EACH):
+                r_slot[i] = self._slot(token, down + i * DOWN)
+                self._fetch_factor(r_slot[i], r_scales[None, i], r_factor[None, i])
+                self._fetch(r_slot[i], across, 0, LATE * HALVES, r_codes[None, None, i], r_rope[None, i])
+            self._store_factors(turn, rings, shared, r_factor, down, across)
+            for quarter in cutlass.range_constexpr(QUARTERS):
+                place = producing(turn, quarter)
+                rings.kv.acquire(place)
+                for i in cutlass.range_constexpr(EACH):
+                    for half in cutlass.range_constexpr(HALVES):
+                        group = quarter * HALVES + half
+                        start = group * TOKENS * ROW_BYTES + i * DOWN * ROW_BYTES
+                        if cutlass.const_expr(group < groups):
+                            self._convert(r_codes[None, group, i], r_scales[None, i], group, r_bits)
+                            store(r_bits, parts, start)
+                        else:
+                            store(r_rope[None, i], parts, start)
+                cute.arch.fence_proxy("async.shared", space="cta")
+                rings.kv.fill_by_warp(place)
+                if cutlass.const_expr(quarter == 0):
+                    for i in cutlass.range_constexpr(EACH):
+                        self._fetch(
+                            r_slot[i],
+                            across,
+                            LATE * HALVES,
+                            QUARTERS * HALVES,
+                            r_codes[None, None, i],
+                            r_rope[None, i],
+                        )
+        rings.factor.acquire(producing(items.count))
+        for quarter in cutlass.range_constexpr(QUARTERS):
+            rings.kv.acquire(producing(items.count, quarter))
+
+    @cute.jit
+    def _slot(self, token: cutlass.Int32, entry: cutlass.Int32) -> cutlass.Int32:
+        """Of an entry of the window; PADDING if it does not count."""
+        slot = cutlass.Int32(PADDING)
+        if entry < cutlass.min(self.lens[token], self.indices.shape[1]):
+            slot = self.indices[token, entry]
+        return slot
+
+    def _page(self, slot: cutlass.Int32) -> tuple[cute.Pointer, cutlass.Int32]:
+        """A slot's page, and its number of tokens in that."""
+        page = self.pages.iterator + cutlass.Int64(slot >> self.block_shift) * self.pages.stride[0]
+        return page, slot & ((1 << self.block_shift) - 1)
+
+    @cute.jit
+    def _fetch_factor(self, slot: cutlass.Int32, r_scales: cute.Tensor, r_factor: cute.Tensor) -> None:
+        """What an entry's row is multiplied by: its groups, and all of it."""
+        r_scales.fill(0)
+        r_factor[0], r_factor[1] = 0.0, -math.inf
+        if slot != PADDING:
+            r_factor[0], r_factor[1] = 1.0, 0.0
+            if cutlass.const_expr(self.mla):
+                page, offset = self._page(slot)
+                fetch(page + (DATA_BYTES << self.block_shift) + offset * SCALE_BYTES, r_scales)
+            else:
+                factor = cutlass.Float32(self.inv_scale[slot])
+                # NaN if it is infinite, as codes of 0 times it are.
+                r_factor[0] = factor + (factor - factor)
+
+    @cute.jit
+    def _fetch(
+        self,
+        slot: cutlass.Int32,
+        across: cutlass.Int32,
+        first: cutlass.Constexpr,
+        stop: cutlass.Constexpr,
+        r_codes: cute.Tensor,
+        r_rope: cute.Tensor,
+    ) -> None:
+        """This thread's bytes of an entry's groups `first` .. `stop` - 1; zeros if it does not count."""
+        groups = cute.size(r_codes, mode=[1])
+        for group in cutlass.range_constexpr(first, min(stop, groups)):
+            r_codes[None, group].fill(0)
+        if cutlass.const_expr(stop > groups):
+            r_rope.fill(0)
+        if slot != PADDING:
+            page, offset = self._page(slot)
+            row = page + offset * (DATA_BYTES if self.mla else HEAD_DIM)
+            for group in cutlass.range_constexpr(first, min(stop, groups)):
+                fetch(row + group * GROUP + across * CODES, r_codes[None, group])
+            if cutlass.const_expr(stop > groups):
+                fetch(row + GROUPS * GROUP + across * 2 * CODES, r_rope)
+
+    @cute.jit
+    def _store_factors(
+        self,
+        turn: cutlass.Int32,
+        rings: Rings,
+        shared: Shared,
+        r_factor: cute.Tensor,
+        down: cutlass.Int32,
+        across: cutlass.Int32,
+    ) -> None:
+        """By one thread of each token."""
+        place = producing(turn)
+        rings.factor.acquire(place)
+        if across == 0:
+            for i in cutlass.range_constexpr(EACH):
+                cute.autovec_copy(r_factor[None, i], shared.factor[down + i * DOWN, None, 0])
+        rings.factor.fill_by_warp(place)
+
+    @cute.jit
+    def _convert(
+        self, r_codes: cute.Tensor, r_scales: cute.Tensor, group: cutlass.Constexpr, r_bits: cute.Tensor
+    ) -> None:
+        """16 codes as bf16, in fp8_ds_mla times their group's scale."""
+        r_values = cute.make_rmem_tensor((CODES,), cutlass.Float32)
+        r_values.store(cute.recast_tensor(r_codes, cutlass.Float8E4M3FN).load().to(cutlass.Float32))
+        if cutlass.const_expr(self.mla):
+            factor = power((r_scales[group // 4] >> (8 * (group % 4))) & 0xFF)
+            for i in cutlass.range_constexpr(CODES):
+                r_values[i] = r_values[i] * factor
+        cute.recast_tensor(r_bits, cutlass.BFloat16).store(r_values.load().to(cutlass.BFloat16))
+
+
+def fetch(start: cute.Pointer, r_words: cute.Tensor) -> None:
+    """Consecutive bytes from global memory, aligned to what one load takes of them."""
+    size = cute.size(r_words)
+    align = min(4 * size, BYTES)
+    words = cute.recast_ptr(start.align(align), dtype=cutlass.Int32)
+    cute.autovec_copy(cute.make_tensor(words, cute.make_layout(size)), r_words)
+
+
+def places(s_kv: cute.Tensor, row: cutlass.Int32, across: cutlass.Int32) -> list[cutlass.Int32]:
+    """Where a thread's two parts of a row of the first group go. A group of 64 features of all tokens is
+    rows of 128 bytes, in which the swizzle moves part k of 16 bytes to k ^ (row % 8): the rows and groups of
+    a thread are all at the same distance from these two, which hence are all of its addresses."""
+    start = s_kv.iterator.toint() + row * ROW_BYTES
+    return [start + ((2 * across + part) ^ (row % 8)) * BYTES for part in range(2)]
+
+
+def store(r_words: cute.Tensor, parts: list[cutlass.Int32], distance: int) -> None:
+    """16 values of 16 bits into shared memory."""
+    for i, part in enumerate(parts):
+        target = cute.make_ptr(cutlass.Int32, part + distance, cute.AddressSpace.smem, assumed_align=BYTES)
+        words = cute.local_tile(r_words, (BYTES // 4,), (i,))
+        cute.autovec_copy(words, cute.make_tensor(target, cute.make_layout(BYTES // 4)))
+
+
+@cute.jit
+def power(scale: cutlass.Int32) -> cutlass.Float32:
+    """2^(scale - 127), NaN for 255: the exponent of a normal f32, but for 0, whose power is subnormal."""
+    bits = scale << 23
+    bits = cutlass.Int32(0x00400000) if scale == 0 else bits
+    bits = cutlass.Int32(0x7FC00000) if scale == SCALE_NAN else bits
+    return cute.arch.inline_ptx(
+        "mov.b32 {$w0}, {$r0};", write_only_types=[cutlass.Float32], read_only_args=[bits]
+    )

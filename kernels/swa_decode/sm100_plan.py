@@ -1,0 +1,185 @@
+"""What kernel_sm100.py allocates, who does what in it, and what its roles are given. CuTe DSL."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+
+from gdnbench_kernels import blackwell
+from gdnbench_kernels.plan import Accumulator, Buffer, KernelPlan, Ring, Sync
+from gdnbench_kernels.swa_decode.sizes import HEAD_DIM, MAX_WINDOW
+from gdnbench_kernels.swa_decode.sources import TILE_HEADS
+
+HEADS = TILE_HEADS
+TOKENS = MAX_WINDOW
+QUARTERS = 4
+FEATURES = HEAD_DIM // QUARTERS
+"""Of a quarter of a latent row: what is gathered, multiplied and stored at once."""
+HALF = 64
+"""Columns of an accumulator that a thread holds at once."""
+
+
+class Role(IntEnum):
+    """First warp of each role. SOFTMAX and EPILOGUE read tensor memory by a warp's place in its four, and
+    registers are given and taken by four, which IDLE makes full."""
+
+    SOFTMAX = 0
+    EPILOGUE = 4
+    GATHER = 8
+    LOAD = 16
+    MMA = 17
+    IDLE = 18
+
+
+class Barrier(IntEnum):
+    """Named barriers; 0 is the CTA's own."""
+
+    TMEM = 1
+    EPILOGUE = 2
+
+
+REGISTERS = {Role.SOFTMAX: 120, Role.EPILOGUE: 72, Role.GATHER: 112, Role.LOAD: 64}
+"""Of a thread, from LOAD on of all: 96 of them at launch, as many as 640 threads can have."""
+
+K_MAJOR = "K-major, SW128"
+LANES = "M=64: row r in lane 32 (r/16) + r%16"
+T_S = Accumulator("t_s", (HEADS, TOKENS), 0, TOKENS, LANES, "low")
+T_EVEN = Accumulator("t_even", (HEADS, FEATURES), TOKENS, FEATURES, LANES, "low", QUARTERS // 2)
+T_ODD = Accumulator("t_odd", (HEADS, FEATURES), TOKENS, FEATURES, f"{LANES}, + 16", "high", QUARTERS // 2)
+"""Quarters 0 and 2 of o, 1 and 3."""
+
+PLAN = KernelPlan(
+    name="tcgen05_decode",
+    roles=Role,
+    warps={"SOFTMAX": 4, "EPILOGUE": 4, "GATHER": 8, "LOAD": 1, "MMA": 1, "IDLE": 2},
+    does={
+        "SOFTMAX": "S from TMEM, softmax over the window, P into s_p; lse",
+        "EPILOGUE": "O from TMEM, divided, through s_o to memory",
+        "GATHER": "rows of the window from the pages, as bf16 into s_kv; their factors",
+        "LOAD": "TMA of Q",
+        "MMA": "allocates TMEM; all products",
+        "IDLE": "nothing",
+    },
+    smem=(
+        Buffer("s_kv", (TOKENS, FEATURES), "bfloat16", f"{K_MAJOR}; read as N-major too", QUARTERS),
+        Buffer("s_q", (HEADS, FEATURES), "bfloat16", K_MAJOR, QUARTERS),
+        Buffer("s_p", (HEADS, TOKENS), "bfloat16", K_MAJOR),
+        Buffer("s_o", (HEADS, FEATURES), "bfloat16", "row = head, SW128"),
+        Buffer("s_factor", (TOKENS, 2), "float32", "factor of a token, then 0, or -inf if not attended"),
+        Buffer("s_inverse", (HEADS,), "float32", "what o of a head is multiplied by", align=16),
+    ),
+    tmem=(T_S, T_EVEN, T_ODD),
+    rings=(
+        Ring("kv", QUARTERS, "GATHER warp", 8, "MMA commit", 1),
+        Ring("q", QUARTERS, "LOAD", 1, "MMA commit", 1, 2 * HEADS * FEATURES),
+        Ring("factor", 1, "GATHER warp", 8, "SOFTMAX warp", 4),
+        Ring("scores", 1, "MMA commit", 1, "SOFTMAX warp", 4),
+        Ring("p", 1, "SOFTMAX warp", 4, "MMA commit", 1),
+        Ring("inverse", 1, "SOFTMAX warp", 4, "EPILOGUE warp", 4),
+        Ring("o", QUARTERS, "MMA commit", 1, "EPILOGUE warp", 4),
+    ),
+    syncs=(
+        Sync("fence.mbarrier_init, barrier TMEM", "all", "mbarriers, TMEM there before they are used"),
+        Sync("setmaxnreg", "all", "registers given up before others take them"),
+        Sync("relinquish", "MMA", "TMEM taken before another CTA may ask for it"),
+        Sync("fence.proxy.async, s_kv", "GATHER", "rows written before products read them"),
+        Sync("fence.proxy.async, s_p", "SOFTMAX", "P written before products read it"),
+        Sync("bar.warp.sync", "SOFTMAX", "no factor is loaded early: registers"),
+        Sync("bar.warp.sync, arrivals", "who arrives by warp", "a warp's accesses before the arrival for it"),
+        Sync("tcgen05.fence before, after", "MMA, SOFTMAX, EPILOGUE", "products, TMEM with arrivals, waits"),
+        Sync("tcgen05.wait::ld", "SOFTMAX, EPILOGUE", "TMEM read before its release"),
+        Sync("bulk wait_group.read", "EPILOGUE, warp 4", "the last TMA store has read s_o"),
+        Sync("barrier EPILOGUE, first", "EPILOGUE", "s_o read by the last store before it is written"),
+        Sync("fence.proxy.async, s_o", "EPILOGUE", "o in s_o before the TMA store reads it"),
+        Sync("barrier EPILOGUE, second", "EPILOGUE", "all of s_o written before it is stored"),
+        Sync("bulk wait_group", "EPILOGUE, warp 4", "o stored before the CTA ends"),
+        Sync("drain of a ring", "its producer", "no arrival after the CTA ends"),
+        Sync("barrier of the CTA", "all", "TMEM read before it is freed"),
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Rings(blackwell.Rings):
+    kv: blackwell.Ring
+    q: blackwell.Ring
+    factor: blackwell.Ring
+    scores: blackwell.Ring
+    p: blackwell.Ring
+    inverse: blackwell.Ring
+    o: blackwell.Ring
+
+
+@dataclass(frozen=True)
+class Shared:
+    """The plan's buffers: tiles (rows, columns, stages), then vectors."""
+
+    kv: cute.Tensor
+    q: cute.Tensor
+    p: cute.Tensor
+    o: cute.Tensor
+    factor: cute.Tensor
+    inverse: cute.Tensor
+
+    @staticmethod
+    def allocate(smem: Any) -> Shared:
+        *tiles, factor, inverse = PLAN.smem
+        s_tiles = [blackwell.tiles(smem, tile) for tile in tiles]
+        return Shared(*s_tiles, *(blackwell.vectors(smem, vector) for vector in (factor, inverse)))
+
+
+@dataclass(frozen=True)
+class Place:
+    """A stage of a ring and its phase. Every item uses each stage once at most, all items of a CTA the same
+    ones: the phase is the turn's parity, for producers the other."""
+
+    index: Any
+    phase: Any
+
+
+def consuming(turn: cutlass.Int32, stage: Any = 0) -> Place:
+    return Place(stage, turn & 1)
+
+
+def producing(turn: cutlass.Int32, stage: Any = 0) -> Place:
+    return Place(stage, (turn & 1) ^ 1)
+
+
+def base_of(quarter: cutlass.Int32, base: cute.Pointer) -> cute.Pointer:
+    """What is the tensor memory's start to T_EVEN, where the quarter is in T_ODD, stage quarter / 2."""
+    distance = T_ODD.offset - T_EVEN.offset
+    return base + cute.assume(quarter % 2 * distance, divby=distance)
+
+
+@dataclass(frozen=True)
+class Items:
+    """What a CTA does: its part of o's features for each of its items, a tile of heads of a request."""
+
+    tiles: int  # of heads, of a request
+    count: cutlass.Int32
+    first: cutlass.Int32  # quarter of o's features
+    stop: cutlass.Int32
+
+    @staticmethod
+    def of(tokens: Any, heads: int) -> Items:
+        """CTA (part, worker) of (parts, workers)."""
+        tiles = -(-heads // HEADS)
+        part, worker, _ = cute.arch.block_idx()
+        parts, workers, _ = cute.arch.grid_dim()
+        quarters = QUARTERS // parts
+        return Items(
+            tiles, (tokens * tiles - worker + workers - 1) // workers, part * quarters, (part + 1) * quarters
+        )
+
+    def at(self, turn: cutlass.Int32) -> tuple[cutlass.Int32, cutlass.Int32]:
+        """(request, its first head) of the CTA's item number `turn`."""
+        item = cute.arch.block_idx()[1] + turn * cute.arch.grid_dim()[1]
+        return item // self.tiles, item % self.tiles * HEADS
+
+    def mine(self, quarter: Any) -> Any:
+        """Whether the CTA makes this quarter of o."""
+        return (quarter >= self.first) & (quarter < self.stop)

@@ -1,0 +1,294 @@
+"""The LOAD warps of the wgmma kernel: windows, queries, and outputs that lie in shared memory. CuTe DSL.
+
+Warp w copies entries 32 w .. + 31 of a window, two virtual warps of `Entries`, and heads 16 w .. + 15 of o.
+An item's turn begins when the queries of the item before have been read:
+
+    ask for the queries, and read what describes the rows
+    write what rows are multiplied by; rope when the item before is done with its own
+    store the outputs of the item before
+    ask for what describes the next item's rows, copy its rows to where the outputs were
+
+The first item's queries are asked for before anything is known of it, and the second item's window after the
+first one's, which all CTAs wait for at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+
+from gdnbench_kernels import blackwell
+from gdnbench_kernels.swa_decode import sm90_ops as wgmma
+from gdnbench_kernels.swa_decode import warp_ops as ops
+from gdnbench_kernels.swa_decode.latent_rows import Entries, Pages
+from gdnbench_kernels.swa_decode.portable_plan import ENTRIES
+from gdnbench_kernels.swa_decode.sizes import GROUPS, HEAD_DIM, MAX_WINDOW
+from gdnbench_kernels.swa_decode.sm90_plan import (
+    BLOCKS,
+    LOADERS,
+    OUT_BYTES,
+    STAGES,
+    Barrier,
+    Role,
+    Tuning,
+)
+from gdnbench_kernels.swa_decode.sm90_queries import Queries
+from gdnbench_kernels.swa_decode.sm90_window import DsMlaWindow, PerTokenWindow
+from gdnbench_kernels.swa_decode.window import PADDING
+
+I32, I64 = cutlass.Int32, cutlass.Int64
+
+WARP_HEADS = 16
+"""Of o, that a warp stores."""
+
+
+@dataclass(frozen=True)
+class Items:
+    """What a CTA does: items worker, worker + workers .., an item being `rows` heads of a token."""
+
+    heads: int
+    rows: int
+    count: cutlass.Int32
+
+    @staticmethod
+    def of(tokens: Any, heads: int, rows: int) -> Items:
+        block, blocks = cute.arch.block_idx()[0], cute.arch.grid_dim()[0]
+        return Items(heads, rows, (tokens * -(-heads // rows) - block + blocks - 1) // blocks)
+
+    def at(self, turn: Any) -> tuple[Any, Any]:
+        """(token, its first head)."""
+        groups = -(-self.heads // self.rows)
+        item = cute.arch.block_idx()[0] + turn * cute.arch.grid_dim()[0]
+        return item // groups, item % groups * self.rows
+
+    def row(self, x: cute.Tensor, token: Any, head: Any) -> Any:
+        """Where a head's features lie, in q or o."""
+        return x.iterator.toint() + (I64(token) * self.heads + I64(head)) * (2 * HEAD_DIM)
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A stage and its phase."""
+
+    index: Any
+    phase: Any
+
+
+def window_place(turn: Any) -> Turn:
+    return Turn(turn % STAGES, turn // STAGES & 1)
+
+
+def query_place(turn: Any) -> Turn:
+    return Turn(0, turn & 1)
+
+
+@dataclass(frozen=True)
+class Rings:
+    rows: blackwell.Ring
+    q: blackwell.Ring
+
+
+@dataclass(frozen=True)
+class Shared:
+    """Addresses of the plan's buffers; q as a tensor too, and the mbarrier in s_ready."""
+
+    tiles: cute.Tensor
+    q: cutlass.Int32
+    p: cutlass.Int32
+    rows: cutlass.Int32
+    rope: cutlass.Int32
+    groups: cutlass.Int32
+    entries: cutlass.Int32
+    peaks: cutlass.Int32
+    tops: cutlass.Int32
+    factors: cutlass.Int32
+    coefficients: cutlass.Int32
+    lens: cutlass.Int32
+    ready: cute.Pointer
+    row_bytes: int  # what rows are apart
+
+    def stage(self, stage: Any) -> Any:
+        """Where a window's rows lie."""
+        return self.rows + stage * (MAX_WINDOW * self.row_bytes)
+
+    def window(self, stage: Any, mla: bool, inv_scale: Any) -> Any:
+        entries = self.entries + stage * (MAX_WINDOW * 16)
+        if not mla:
+            return PerTokenWindow(self.stage(stage), entries, inv_scale)
+        groups = self.groups + stage * (GROUPS * MAX_WINDOW * 2)
+        return DsMlaWindow(self.stage(stage), entries, groups, I32(0), self.rope)
+
+    def queries(self, mla: bool, rows: int, scale: Any) -> Queries:
+        return Queries(mla, rows, self.q, self.coefficients, scale)
+
+    def rope_is_there(self) -> None:
+        """By a whole warp, which counts as one."""
+        cute.arch.sync_warp()
+        with cute.arch.elect_one():
+            cute.arch.mbarrier_arrive(self.ready)
+
+    def wait_for_rope(self, turn: Any) -> None:
+        cute.arch.mbarrier_wait(self.ready, turn & 1)
+
+
+@dataclass(frozen=True)
+class Loader:
+    """`mla`: of fp8_ds_mla; `staged`: heads of o in shared memory."""
+
+    mla: bool
+    staged: int
+    tuning: Tuning
+    pages: Pages
+    block_size: cutlass.Int32
+    inv_scale: cute.Tensor
+    indices: cute.Tensor
+    lens: cute.Tensor
+    q: cute.Tensor
+    o: cute.Tensor
+
+    @cute.jit
+    def run(self, items: Items, rings: Rings, shared: Shared, tma_q: blackwell.Tma) -> None:
+        warp = cute.arch.make_warp_uniform(wgmma.thread_in_role(Role.LOAD) // 32)
+        if warp == 0:
+            self.load_queries(items, rings, shared, tma_q, I32(0))
+        slot, length = self.entry(items, I32(0), warp)
+        later, later_length = self.entry(items, I32(1), warp)
+        slots = counted(slot, length, warp)
+        self.copy(rings, shared, I32(0), slots, warp)
+        later_slots = counted(later, later_length, warp)
+        for turn in cutlass.range(items.count, unroll=1):
+            if turn > 0:
+                rings.q.acquire(query_place(turn - 1))
+                self.ask(items, rings, shared, tma_q, turn, length, warp)
+            window = self.window(shared, turn)
+            both = self.entries(rings, turn, slots, warp)
+            loaded = [window.load(entries, self.pages) for entries in both]
+            left = []
+            for entries, words in zip(both, loaded, strict=True):
+                left += window.describe_codes(entries, self.pages, words)
+            if warp == 0:
+                ops.store_shared(shared.lens + turn % STAGES * 4, length)
+            rings.rows.fill_by_warp(window_place(turn))
+            after, after_length = self.entry(items, turn + 2, warp)
+            if turn > 0:
+                rings.rows.acquire(window_place(turn - 1))
+            if cutlass.const_expr(self.mla):
+                window.put_ropes(left)
+                shared.rope_is_there()
+            if turn > 0:
+                self.store(items, shared, turn - 1, warp)
+                cute.arch.cp_async_bulk_wait_group(0, read=True)
+                cute.arch.barrier(barrier_id=Barrier.LOAD, number_of_threads=32 * LOADERS)
+            if turn + 1 < items.count:
+                self.copy(rings, shared, turn + 1, later_slots, warp)
+                # The first time: those of others are asked for before this.
+                first = blackwell.afresh(turn) == 0
+                self.ask_ahead(items, ops.pick(first, I32(self.tuning.prefetch), items.count), warp)
+            slots, length = later_slots, later_length
+            later_slots, later_length = counted(after, after_length, warp), after_length
+        rings.rows.acquire(window_place(items.count - 1))
+        self.store(items, shared, items.count - 1, warp)
+        cute.arch.cp_async_bulk_wait_group(0, read=True)
+
+    def window(self, shared: Shared, turn: Any) -> Any:
+        window = shared.window(turn % STAGES, self.mla, self.inv_scale)
+        if not self.mla:
+            return window
+        return DsMlaWindow(window.s_rows, window.s_entries, window.s_groups, self.block_size, window.s_rope)
+
+    def entries(self, rings: Rings, turn: Any, slots: Any, warp: Any) -> list[Entries]:
+        """Of the two virtual warps."""
+        lane, full = cute.arch.lane_idx(), rings.rows.full(window_place(turn))
+        return [
+            Entries(
+                cute.arch.shuffle_sync(slots, lane % ENTRIES + ENTRIES * half),
+                2 * warp + half,
+                lane,
+                full,
+                full,
+            )
+            for half in range(2)
+        ]
+
+    @cute.jit
+    def entry(
+        self, items: Items, turn: cutlass.Int32, warp: cutlass.Int32
+    ) -> tuple[cutlass.Int32, cutlass.Int32]:
+        """(this lane's entry, the window's length), of the last item past the end; on their way."""
+        token, _ = items.at(cutlass.min(turn, items.count - 1))
+        entry = warp * 32 + cute.arch.lane_idx()
+        found = I32(PADDING)
+        if entry < cute.size(self.indices, mode=[1]):
+            row = self.indices.iterator.toint() + I64(token) * I64(self.indices.stride[0]) * 4
+            found = ops.load_index(row + I64(entry) * 4)
+        length = ops.load_index(self.lens.iterator.toint() + I64(token) * 4)
+        return found, length
+
+    @cute.jit
+    def ask(
+        self,
+        items: Items,
+        rings: Rings,
+        shared: Shared,
+        tma_q: blackwell.Tma,
+        turn: cutlass.Int32,
+        length: cutlass.Int32,
+        warp: cutlass.Int32,
+    ) -> None:
+        """For an item's queries into s_q, unless it attends to nothing; for those of one after it into L2."""
+        if warp == 0 and length > 0:
+            self.load_queries(items, rings, shared, tma_q, turn)
+        if warp == 0 and length <= 0:
+            with cute.arch.elect_one():
+                cute.arch.mbarrier_arrive(rings.q.full(query_place(turn)))
+        self.ask_ahead(items, turn + self.tuning.prefetch, warp)
+
+    def load_queries(
+        self, items: Items, rings: Rings, shared: Shared, tma_q: blackwell.Tma, turn: Any
+    ) -> None:
+        """By one warp."""
+        token, head = items.at(turn)
+        place = query_place(turn)
+        rings.q.expect(place)
+        for block in range(BLOCKS):
+            tma_q.load(rings.q, place, shared.tiles, head, block, token, stage=block)
+
+    @cute.jit
+    def ask_ahead(self, items: Items, turn: cutlass.Int32, warp: cutlass.Int32) -> None:
+        """For the queries of an item, if there is one, into L2, where Tuning has it."""
+        if cutlass.const_expr(self.tuning.prefetch > 0):
+            token, head = items.at(turn)
+            first = warp * WARP_HEADS
+            heads = cutlass.min(cutlass.min(items.rows, items.heads - head) - first, I32(WARP_HEADS))
+            if turn < items.count and heads > 0:
+                with cute.arch.elect_one():
+                    wgmma.prefetch_bulk(items.row(self.q, token, head + first), heads * (2 * HEAD_DIM))
+
+    def copy(self, rings: Rings, shared: Shared, turn: Any, slots: Any, warp: Any) -> None:
+        """Starts the copies of an item's codes, before them what `load` will read, which comes as late."""
+        window = self.window(shared, turn)
+        window.ask(slots, self.pages)
+        for entries in self.entries(rings, turn, slots, warp):
+            window.copy(entries, self.pages)
+        # Zeros of entries that do not count, before other rows are copied to where they are.
+        cute.arch.fence_proxy("async.shared", space="cta")
+
+    @cute.jit
+    def store(self, items: Items, shared: Shared, turn: cutlass.Int32, warp: cutlass.Int32) -> None:
+        """Rows of o from a window's stage, in a bulk group."""
+        token, first = items.at(turn)
+        lane = cute.arch.lane_idx()
+        number = warp * WARP_HEADS + lane
+        head = first + number
+        if lane < WARP_HEADS and number < self.staged and head < items.heads:
+            source = shared.stage(turn % STAGES) + number * OUT_BYTES
+            wgmma.put_bulk(items.row(self.o, token, head), source, 2 * HEAD_DIM)
+        cute.arch.cp_async_bulk_commit_group()
+
+
+def counted(slot: Any, length: Any, warp: Any) -> Any:
+    """The slot of this lane's entry, -1 where it does not count."""
+    return ops.pick(warp * 32 + cute.arch.lane_idx() < length, slot, I32(PADDING))

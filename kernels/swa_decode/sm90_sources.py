@@ -1,0 +1,59 @@
+"""What the kernel named `wgmma` is made from; see `sources`."""
+
+from __future__ import annotations
+
+from gdnbench_kernels.compiling import Source
+from gdnbench_kernels.swa_decode.layouts import CacheLayout
+from gdnbench_kernels.swa_decode.sm90_plan import Tuning
+from gdnbench_kernels.swa_decode.sources import Build, Layout, ScaleDtype, check_options, examples
+
+DEFAULT = Tuning()
+
+
+def wgmma_sources(
+    heads: int = 64,
+    cache_layout: Layout = "per_token_scale",
+    scale_dtype: ScaleDtype | None = "float32",
+    sink: bool = True,
+    lse: bool = True,
+    rows: int = DEFAULT.rows,
+    prefetch: int = DEFAULT.prefetch,
+) -> list[Source]:
+    """The kernel named `wgmma`, for sm_90a alone.
+
+    heads: H. cache_layout: how pages hold their rows. scale_dtype: that of inv_scale, of per_token_scale
+    alone. sink: whether there is an attn_sink. lse: whether it is an output. The others are Tuning's.
+    """
+    dtype = scale_dtype if cache_layout == "per_token_scale" else None
+    return [wgmma_source(heads, cache_layout, dtype, sink, lse, Tuning(rows, prefetch))]
+
+
+def wgmma_source(
+    heads: int, cache_layout: Layout, scale_dtype: ScaleDtype | None, sink: bool, lse: bool, tuning: Tuning
+) -> Source:
+    """`WgmmaDecode`, which takes the number of CTAs too."""
+    check_options(heads, cache_layout, scale_dtype)
+    return Source.of(
+        "swa_decode.wgmma_decode",
+        f"{__name__}:build_wgmma",
+        heads=heads,
+        cache_layout=str(cache_layout),
+        scale_dtype=scale_dtype,
+        sink=sink,
+        lse=lse,
+        rows=tuning.rows,
+        prefetch=tuning.prefetch,
+    )
+
+
+def build_wgmma(
+    heads: int, cache_layout: Layout, scale_dtype: ScaleDtype | None, sink: bool, lse: bool, **tuning: int
+) -> Build:
+    """See `sources`; then workers."""
+    import cutlass
+
+    from gdnbench_kernels.swa_decode.kernel_sm90 import WgmmaDecode
+
+    *arguments, stream = examples(heads, scale_dtype, sink, lse)
+    kernel = WgmmaDecode(heads, CacheLayout(cache_layout), Tuning(**tuning))
+    return kernel, (*arguments, cutlass.Int32(1), stream)

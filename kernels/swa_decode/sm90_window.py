@@ -1,0 +1,229 @@
+"""The window's latent rows in shared memory as the wgmma kernel has them, and the left operands made of them.
+
+Rows, factors and groups are as in latent_rows.py. Two virtual warps of 16 entries, as `Entries` has them, are
+one warp here. Operands:
+
+    keys    of 64 entries and 16 features: position p < 8 is feature 4 (p / 2) + p % 2, 8 + p is 2 more
+    values  of 64 features and 16 entries: row r < 8 of a warp's 16 is feature 2 r, row 8 + r is the next
+
+Rope lies apart from the codes, of every 16 features the even ones first: that gives values in the same order,
+and keys whose position p < 8 is feature 2 p and whose position 8 + p is the next.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+
+from gdnbench_kernels.swa_decode import warp_ops as ops
+from gdnbench_kernels.swa_decode.latent_rows import (
+    CHUNK,
+    PER_TOKEN_PITCH,
+    ROPE_PARTS,
+    STEP,
+    TURN,
+    DsMlaRows,
+    Entries,
+    Pages,
+    PerTokenRows,
+)
+from gdnbench_kernels.swa_decode.layouts import DATA_BYTES, SCALE_BYTES, CacheLayout
+from gdnbench_kernels.swa_decode.portable_plan import ENTRIES
+from gdnbench_kernels.swa_decode.sizes import GROUP, GROUPS, HEAD_DIM, MAX_WINDOW, NOPE_DIM, ROPE_DIM
+from gdnbench_kernels.swa_decode.sm90_ops import prefetch
+from gdnbench_kernels.swa_decode.sm90_plan import BLOCKS, ROPE_BYTES, row_bytes
+from gdnbench_kernels.swa_decode.window import PADDING
+
+I32, I64 = cutlass.Int32, cutlass.Int64
+
+TILES = BLOCKS // 2
+"""Of 64 features of o, a warpgroup's."""
+PITCH = row_bytes(CacheLayout.FP8_DS_MLA)
+NOPE_PAIRS = NOPE_DIM // (2 * STEP)
+"""Of steps of codes in a row."""
+LOADED = 6
+"""Words of `DsMlaRows.load` for a row, the last of which says that it counts."""
+LOW_HALVES, HIGH_HALVES = 0x5410, 0x7632
+"""Of `prmt`: the low halves of two words, and the high ones."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a multiplying thread is: `group` its warpgroup, `warp` its warp there."""
+
+    group: cutlass.Int32
+    warp: cutlass.Int32
+    lane: cutlass.Int32
+
+
+@dataclass(frozen=True)
+class PerTokenWindow(PerTokenRows):
+    """Rows of 512 codes."""
+
+    def copy(self, entries: Entries, pages: Pages) -> None:
+        self.copy_codes(entries, pages, HEAD_DIM, HEAD_DIM, PER_TOKEN_PITCH)
+
+    @cute.jit
+    def ask(self, slot: cutlass.Int32, pages: Pages) -> None:
+        """For what `load` reads of a slot into L2."""
+        if slot != PADDING:
+            size = self.inv_scale.element_type.width // 8
+            prefetch(self.inv_scale.iterator.toint() + I64(slot) * size)
+
+    def load(self, entries: Entries, pages: Pages) -> tuple[Any, ...]:
+        """What `describe_codes` needs, on its way from global memory."""
+        return (self.factor(entries.slots),)
+
+    def describe_codes(self, entries: Entries, pages: Pages, loaded: tuple[Any, ...]) -> list[Any]:
+        """Factors; there is no rope to put."""
+        self.describe(entries, pages, loaded)
+        return []
+
+    def put_ropes(self, left: list[Any]) -> None:
+        """None."""
+
+    def key_words(self, place: Place, pair: int) -> tuple[Any, ...]:
+        """What `key_operands` makes operands of, on its way: of 32 features."""
+        return ops.ldmatrix(self.matrices(first_entry(place), 2 * pair, place.lane, PER_TOKEN_PITCH))
+
+    def key_operands(self, place: Place, pair: int, words: tuple[Any, ...]) -> list[ops.Quad]:
+        """Operands of two steps."""
+        return [keys_of(*words[:2]), keys_of(*words[2:])]
+
+    def value_words(self, place: Place, step: int) -> tuple[Any, ...]:
+        """What `value_operands` makes operands of, on its way: of 16 entries."""
+        found: list[Any] = []
+        for first in range(0, TILES, 2):
+            block = TILES * place.group + first + (place.lane >> 4)
+            found += two_tiles(self.s_rows, block, step, place, PER_TOKEN_PITCH)
+        return tuple(found)
+
+    def value_operands(self, place: Place, step: int, words: tuple[Any, ...]) -> list[ops.Quad]:
+        """Operands of each of the warpgroup's tiles."""
+        return [values_of(*words[2 * tile : 2 * tile + 2]) for tile in range(TILES)]
+
+
+@dataclass(frozen=True)
+class DsMlaWindow(DsMlaRows):
+    """Rows of 448 codes; 64 f16 of each in s_rope."""
+
+    s_rope: cutlass.Int32
+
+    def copy(self, entries: Entries, pages: Pages) -> None:
+        self.copy_codes(entries, pages, DATA_BYTES, NOPE_DIM, PITCH)
+
+    @cute.jit
+    def ask(self, slot: cutlass.Int32, pages: Pages) -> None:
+        """As of PerTokenWindow. Rope begins and ends in lines of 128 bytes."""
+        if slot != PADDING:
+            page, offset = pages.page(slot), pages.offset(slot)
+            rope = page + I64(offset * DATA_BYTES + NOPE_DIM)
+            prefetch(rope)
+            prefetch(rope + 2 * ROPE_DIM - CHUNK)
+            prefetch(page + I64(self.block_size * DATA_BYTES + offset * SCALE_BYTES))
+
+    def load(self, entries: Entries, pages: Pages) -> tuple[Any, ...]:
+        """Rope and scales, asked for; without what says that a row counts, which slots say too."""
+        words = DsMlaRows.load(self, entries, pages)
+        return tuple(word for place, word in enumerate(words) if place % LOADED != LOADED - 1)
+
+    def describe_codes(self, entries: Entries, pages: Pages, loaded: tuple[Any, ...]) -> list[Any]:
+        """Factors and what groups are multiplied by; what `put_ropes` needs."""
+        left, words = [], list(loaded)
+        for turn in range(ENTRIES // TURN):
+            slot = entries.slot(TURN * turn + entries.lane // ROPE_PARTS)
+            words.insert(LOADED * turn + LOADED - 1, I32(slot != PADDING))
+        for entry, part, rope, scale, counts, above in self.rows(entries, pages, tuple(words)):
+            ref = self.put_scales(entry, part, scale, counts, above)
+            left.append((entry, part, rope, ref))
+        return left
+
+    def put_ropes(self, left: list[Any]) -> None:
+        for entry, part, rope, ref in left:
+            self.put_rope(entry, part, rope, ops.power_of_two(-ref))
+
+    def put_rope(self, entry: Any, part: Any, rope: list[Any], scale: Any) -> None:
+        """Features 8 part .. + 7: the even ones to one chunk, the odd ones to another."""
+        pairs = []
+        for word in rope:
+            low, high = ops.widened(word)
+            pairs.append(ops.halves(low * scale, high * scale))
+        for odd, which in enumerate((LOW_HALVES, HIGH_HALVES)):
+            words = [selected(pairs[i], pairs[i + 1], which) for i in (0, 2)]
+            address = self.s_rope + entry * ROPE_BYTES + (part // 2 * 2 + odd) * CHUNK
+            ops.store_shared(address + part % 2 * (CHUNK // 2), *words)
+
+    def key_words(self, place: Place, pair: int) -> tuple[Any, ...]:
+        """As of PerTokenWindow; of rope the operands themselves."""
+        if pair < NOPE_PAIRS:
+            return ops.ldmatrix(self.matrices(first_entry(place), 2 * pair, place.lane, PITCH))
+        row = self.s_rope + (first_entry(place) + place.lane % 16) * ROPE_BYTES
+        chunks = [4 * (pair - NOPE_PAIRS) + 2 * more + (place.lane >> 4) for more in range(2)]
+        return (*ops.ldmatrix(row + chunks[0] * CHUNK), *ops.ldmatrix(row + chunks[1] * CHUNK))
+
+    def key_operands(self, place: Place, pair: int, words: tuple[Any, ...]) -> list[ops.Quad]:
+        """Operands of two steps."""
+        if pair >= NOPE_PAIRS:
+            return [words[:4], words[4:]]
+        at = self.s_groups + (pair // 2 * MAX_WINDOW + first_entry(place) + place.lane // 4) * 2
+        scales = [ops.load_shared_half(at + 2 * more) for more in (0, 8)]
+        both = keys_of(*words[:2]), keys_of(*words[2:])
+        return [tuple(ops.scaled(x, scales[i % 2]) for i, x in enumerate(a)) for a in both]
+
+    def value_words(self, place: Place, step: int) -> tuple[Any, ...]:
+        """As of PerTokenWindow; then rope's operands."""
+        lane, found = place.lane, list[Any]()
+        for first in range(0, TILES, 2):
+            # In rope's place codes are read that are not used.
+            block = cutlass.min(TILES * place.group + first + (lane >> 4), GROUPS - 1)
+            found += two_tiles(self.s_rows, block, step, place, PITCH)
+        row = self.s_rope + (step * STEP + lane % 16) * ROPE_BYTES
+        return (*found, *ops.ldmatrix_transposed(row + (2 * place.warp + (lane >> 4)) * CHUNK))
+
+    def value_operands(self, place: Place, step: int, words: tuple[Any, ...]) -> list[ops.Quad]:
+        """Operands of each of the warpgroup's tiles, the last of which is rope."""
+        lane, found = place.lane, list[Any]()
+        for tile in range(TILES):
+            group = cutlass.min(TILES * place.group + tile, GROUPS - 1)
+            at = self.s_groups + (group * MAX_WINDOW + step * STEP + lane % 4 * 2) * 2
+            scales = [ops.load_shared_word(at + 2 * more) for more in (0, 8)]
+            both = values_of(*words[2 * tile : 2 * tile + 2])
+            found.append([ops.scaled(x, scales[i // 2]) for i, x in enumerate(both)])
+        even, even_more, odd, odd_more = words[2 * TILES :]
+        rope = (even, odd, even_more, odd_more)
+        found[-1] = [
+            ops.pick(place.group == GROUPS // TILES, x, y) for x, y in zip(rope, found[-1], strict=True)
+        ]
+        return [tuple(a) for a in found]
+
+
+def first_entry(place: Place) -> Any:
+    """Of a warp's 16, whose keys it has."""
+    return place.group * GROUP + place.warp * STEP
+
+
+def keys_of(low: Any, high: Any) -> ops.Quad:
+    """Of four codes of each of two entries 8 apart."""
+    (one, two), (other, another) = ops.halves_of_codes(low), ops.halves_of_codes(high)
+    return one, other, two, another
+
+
+def values_of(low: Any, high: Any) -> ops.Quad:
+    """Of two codes of each of two entries, and of the entries 8 further."""
+    return *ops.transposed_halves_of_codes(low), *ops.transposed_halves_of_codes(high)
+
+
+def two_tiles(s_rows: Any, block: Any, step: int, place: Place, pitch: int) -> ops.Quad:
+    """The words of 16 entries of two tiles, `block` being the lane's: the warp's 16 features of each 64."""
+    chunk = block * (GROUP // CHUNK) + place.warp
+    return ops.ldmatrix_transposed(s_rows + (step * STEP + place.lane % 16) * pitch + chunk * CHUNK)
+
+
+def selected(low: Any, high: Any, which: int) -> Any:
+    """Two of the four halves of two words."""
+    return cute.arch.inline_ptx(
+        f"prmt.b32 {{$w0}}, {{$r0}}, {{$r1}}, {which};", write_only_types=[I32], read_only_args=[low, high]
+    )
