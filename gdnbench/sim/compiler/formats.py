@@ -216,6 +216,12 @@ def _rounded(
         result = _odd(code, down, up, once("rn"))
     else:
         result = once(mode)
+        if source:
+            # Without AVX-512 LLVM converts unsigned integers by subtracting equal constants, which gives -0
+            # when rounding down. An integer has one zero, +0.
+            zero = code.comparei("icmp eq", arguments[0], 0)
+            bits = I64 if kind == "f64" else I32
+            result = code.bits(code.select(zero, const(bits, 0), code.bits(result, bits)), vector)
     code.line("call void @llvm.set.rounding(i32 1) #1")
     code.line(f"ret {result}")
     head = ", ".join(map(str, arguments))

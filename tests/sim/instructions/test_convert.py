@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from exact import SHAPES, Value, decode, elementwise, encode, power, same_f64, saturated
-from one_instruction import apply, check, one
+from one_instruction import BLOCK, apply, check, one
 from operands import float_bits, integers
 
 Array = npt.NDArray[Any]
@@ -348,3 +349,14 @@ def test_scales(engine: str) -> None:
 
     expected = elementwise(lambda x: bf16(x >> 8) << 16 | bf16(x & 255), np.uint32, packed)
     check(one(engine, "cvt.rn.bf16x2.ue8m0x2 %d0, %s0;", [packed], np.uint32), expected, packed)
+
+
+@pytest.mark.parametrize("target", ["f32", "f64"])
+@pytest.mark.parametrize("source", ["u8", "u16", "u32", "u64", "s32", "s64"])
+def test_zero_rounded_down_on_a_cpu_without_avx512(
+    as_cpu: Callable[[str], None], source: str, target: str
+) -> None:
+    """IEEE 754, 6.3: an integer zero has no sign. LLVM's code for CPUs without AVX-512 gave -0."""
+    as_cpu("x86-64-v3")
+    zeros = np.zeros(BLOCK, dtype(source))
+    assert not one("compiled", f"cvt.rm.{target}.{source} %d0, %s0;", [zeros], STORAGE[target]).any()
