@@ -33,9 +33,11 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from gdnbench_kernels import program_cache
+from gdnbench import artifact_cache
+from gdnbench.artifact_cache import ArtifactCache
 
 DSL = "nvidia-cutlass-dsl"
+CACHE = ArtifactCache("programs", b"gdnbench-program-1\n")
 
 ARCHS: dict[str, tuple[tuple[int, int], ...]] = {
     "sm_90a": ((9, 0),),
@@ -240,7 +242,7 @@ def program(source: Source, arch: str = "sm_100a") -> Program:
 
 def _from_disk(source: Source, arch: str) -> Program:
     key = source.key(arch)
-    kept = program_cache.fetch(key)
+    kept = CACHE.fetch(key)
     if kept is not None:
         record, contents = kept
         return _of_record(record, dict(zip(CONTENTS, contents, strict=True)))
@@ -251,7 +253,7 @@ def _from_disk(source: Source, arch: str) -> Program:
     # What an edited file says is not what this process compiled, if it had imported the file before.
     edited = any(path.stat().st_mtime_ns > _STARTED for path in imported.values())
     if not edited and source.key(arch) == key:
-        program_cache.keep(key, _record(made), list(_contents(made).values()))
+        CACHE.keep(key, _record(made), list(_contents(made).values()))
     return made
 
 
@@ -337,8 +339,8 @@ def _code_generators() -> list[tuple[str, str]]:
 
 def _own_files() -> dict[str, Path]:
     """What decides how sources are compiled."""
-    folder = Path(__file__).parent
-    return {name: folder / f"{name}.py" for name in ("compiling", "cutlass_compiler", "program_cache")}
+    compiler = Path(__file__).with_name("cutlass_compiler.py")
+    return {"compiling": Path(__file__), "cutlass_compiler": compiler, "cache": Path(artifact_cache.__file__)}
 
 
 def _spec(module: str) -> Any:

@@ -17,6 +17,9 @@ from unittest import mock
 
 import pytest
 
+# Compiled kernels are kept between runs, beside the sources, and never in the user's own cache.
+os.environ.setdefault("GDNBENCH_CACHE_DIR", str(Path(__file__).resolve().parents[1] / ".cache" / "gdnbench"))
+
 
 @dataclass
 class History:

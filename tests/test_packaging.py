@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
+import runpy
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from packaging.requirements import Requirement
@@ -81,7 +84,8 @@ def test_every_package_is_listed_and_the_start_up_line_is_there() -> None:
 
 
 def packages(root: Path) -> list[str]:
-    import tomllib
-
-    names: list[str] = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    """What setup.py hands to setuptools."""
+    with mock.patch("setuptools.setup") as setup, contextlib.chdir(root):
+        runpy.run_path("setup.py")
+    names: list[str] = setup.call_args.kwargs["packages"]
     return names

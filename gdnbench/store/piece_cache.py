@@ -1,7 +1,7 @@
 """A bounded folder of what was read from object stores, shared by all processes of a user.
 
-`GDNBENCH_CACHE` names the folder (default: the user's cache), `GDNBENCH_CACHE_BYTES` what it may hold
-(default 1 GiB; 0 keeps nothing). Names say which bytes of which content they are, so nothing in it grows old.
+It lies in `GDNBENCH_CACHE_DIR` (default: the user's cache); `GDNBENCH_CACHE_BYTES` bounds it (default 1 GiB;
+0 keeps nothing). Names say which bytes of which content they are, so nothing in it grows old.
 """
 
 from __future__ import annotations
@@ -14,18 +14,12 @@ from typing import Final, Self
 
 from blake3 import blake3
 
+from gdnbench.artifact_cache import VARIABLE, cache_home, delete_least_recently_used
 from gdnbench.errors import BadInputError
 
-_FOLDER: Final = "GDNBENCH_CACHE"
+_OLD_FOLDER: Final = "GDNBENCH_CACHE"
 _BYTES: Final = "GDNBENCH_CACHE_BYTES"
 _DEFAULT_BYTES: Final = 1 << 30
-_KEPT: Final = 0.9  # of the bound, when something has to go
-
-
-def user_cache() -> Path:
-    """The folder below which we may keep what can be fetched or made again."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path("~/.cache").expanduser()) / "gdnbench"
 
 
 class PieceCache:
@@ -41,12 +35,14 @@ class PieceCache:
 
     @classmethod
     def of_user(cls) -> Self:
-        """BadInputError for a bound that is no number."""
+        """The cache that the environment describes; BadInputError for a bound that is no number, and for the
+        variable's name of earlier releases."""
         text = os.environ.get(_BYTES, "")
         if text and not text.isdecimal():
             raise BadInputError(f"{_BYTES} is {text!r}; give a number of bytes, 0 for no cache")
-        folder = os.environ.get(_FOLDER)
-        return cls(Path(folder) if folder else user_cache() / "objects", int(text or _DEFAULT_BYTES))
+        if os.environ.get(_OLD_FOLDER):
+            raise BadInputError(f"{_OLD_FOLDER} is no longer read; set {VARIABLE}, the folder of every cache")
+        return cls(cache_home() / "objects", int(text or _DEFAULT_BYTES))
 
     def get(self, name: str, size: int) -> bytes | None:
         """The piece, or None if it is not here with `size` bytes."""
@@ -64,7 +60,7 @@ class PieceCache:
         with contextlib.suppress(OSError):
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             if self._held is None:
-                self._held = sum(size for _, size, _ in self._pieces())
+                self._held = delete_least_recently_used(self._folder, self._limit)
             unfinished = self._folder / f".{secrets.token_hex(8)}"
             try:
                 unfinished.write_bytes(content)
@@ -73,28 +69,7 @@ class PieceCache:
                 unfinished.unlink(missing_ok=True)
             self._held += len(content)
             if self._held > self._limit:
-                self._held = self._shrunk()
-
-    def _shrunk(self) -> int:
-        """Delete the least recently used pieces; the bytes that are left."""
-        pieces = sorted(self._pieces())
-        held = sum(size for _, size, _ in pieces)
-        for _, size, path in pieces:
-            if held <= _KEPT * self._limit:
-                break
-            path.unlink(missing_ok=True)
-            held -= size
-        return held
-
-    def _pieces(self) -> list[tuple[int, int, Path]]:
-        """Time of last use, bytes and path of each; what a killed process left unfinished too."""
-        found = []
-        with os.scandir(self._folder) as entries:
-            for entry in entries:
-                with contextlib.suppress(FileNotFoundError):
-                    status = entry.stat(follow_symlinks=False)
-                    found.append((status.st_mtime_ns, status.st_size, Path(entry.path)))
-        return found
+                self._held = delete_least_recently_used(self._folder, self._limit)
 
     def _path(self, name: str) -> Path:
         return self._folder / blake3(name.encode()).hexdigest()

@@ -22,11 +22,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
 
+from gdnbench.artifact_cache import user_cache
 from gdnbench.errors import StoreError
 from gdnbench.store.address import is_url
 from gdnbench.store.durable import make_folder, publish, remove_if_empty
 from gdnbench.store.layout import BLOBS, INCOMING, JOURNAL, METADATA, ROWS, SEGMENTS
-from gdnbench.store.piece_cache import user_cache
 from gdnbench.store.summary import END
 from gdnbench.store.writer import new_segment
 

@@ -16,10 +16,11 @@ import pytest
 
 pytest.importorskip("cutlass", reason="CuTe DSL has wheels for Linux only")
 
-from gdnbench import sim
+from gdnbench import artifact_cache, sim
 from gdnbench.sim.errors import LaunchError
-from gdnbench_kernels import compiling, program_cache
+from gdnbench_kernels import compiling
 from gdnbench_kernels.compiling import (
+    CACHE,
     ArchError,
     LoadError,
     Parameter,
@@ -54,7 +55,7 @@ def empty_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """Nothing is kept yet, neither on disk nor in this process."""
     monkeypatch.setenv("GDNBENCH_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(compiling, "_programs", {})
-    return tmp_path / program_cache.FOLDER
+    return tmp_path / CACHE.folder
 
 
 @pytest.fixture
@@ -290,20 +291,20 @@ def test_user_without_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("GDNBENCH_CACHE_DIR", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(Path, "home", home)
-    program_cache.keep("k", {}, [b"text"])
-    assert program_cache.fetch("k") is None
+    CACHE.keep("k", {}, [b"text"])
+    assert CACHE.fetch("k") is None
 
 
 def test_full_disk_is_left_as_it_was(empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    program_cache.keep("k", {}, [b"text"])
+    CACHE.keep("k", {}, [b"text"])
 
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "replace", full)
-    program_cache.keep("other", {}, [b"text"])
+    CACHE.keep("other", {}, [b"text"])
     assert [path.name for path in empty_cache.iterdir()] == ["k"]
-    assert program_cache.fetch("k") == ({}, [b"text"])
+    assert CACHE.fetch("k") == ({}, [b"text"])
 
 
 @pytest.fixture
@@ -363,21 +364,22 @@ def test_settings_of_the_environment_that_would_make_another_thing(
 
 def test_entries_unused_for_longest_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GDNBENCH_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(program_cache, "MAX_ENTRIES", 10)
     names = [f"{index:02d}" for index in range(11)]
     for age, name in enumerate(names[:10]):
-        program_cache.keep(name, {}, [b"text"])
-        os.utime(tmp_path / program_cache.FOLDER / name, ns=(age, age))
-    assert program_cache.fetch("00") == ({}, [b"text"])  # used just now
-    program_cache.keep(names[10], {}, [b"text"])
-    left = {path.name for path in (tmp_path / program_cache.FOLDER).iterdir()}
+        CACHE.keep(name, {}, [b"text"])
+        os.utime(tmp_path / CACHE.folder / name, ns=(age, age))
+    size = (tmp_path / CACHE.folder / "00").stat().st_size
+    monkeypatch.setattr(artifact_cache, "MAX_BYTES", 10 * size)
+    assert CACHE.fetch("00") == ({}, [b"text"])  # used just now
+    CACHE.keep(names[10], {}, [b"text"])
+    left = {path.name for path in (tmp_path / CACHE.folder).iterdir()}
     assert left == {"00", *names[3:]}  # nine tenths
 
 
 IN_A_PROCESS = """
 import hashlib, sys
 import torch
-from gdnbench import sim
+from gdnbench import artifact_cache, sim
 from gdnbench_kernels.compiling import Source, program
 
 compiled = program(Source.of("tests.affine", "compiled_kernels:affine", with_bias=True))

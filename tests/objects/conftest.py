@@ -50,7 +50,7 @@ def bucket(
         "AWS_ENDPOINT_URL": f"http://127.0.0.1:{proxy.port}",
         "AWS_ALLOW_HTTP": "true",
         "GDNBENCH_SPOOL": str(tmp_path / "spools"),
-        "GDNBENCH_CACHE": str(tmp_path / "cache"),
+        "GDNBENCH_CACHE_DIR": str(tmp_path / "cache"),
     }
     for name, value in variables.items():
         monkeypatch.setenv(name, value)

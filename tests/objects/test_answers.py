@@ -29,7 +29,7 @@ def environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
     monkeypatch.setenv("AWS_REGION", "us-east-1")
     monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
-    monkeypatch.setenv("GDNBENCH_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("GDNBENCH_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setitem(objects._RETRIES, "max_retries", 1)
 
 

@@ -106,6 +106,12 @@ def test_the_cache_stays_within_its_bound(tmp_path: Path) -> None:
     assert (tmp_path / "cache").stat().st_mode & 0o77 == 0
 
 
+def test_the_variable_of_earlier_releases_is_refused(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GDNBENCH_CACHE", "/somewhere")
+    with pytest.raises(BadInputError, match="GDNBENCH_CACHE_DIR"):
+        Store.open(bucket.url)
+
+
 def test_damage_is_named_as_in_a_folder(bucket: Bucket, local: Path) -> None:
     shards = [
         sorted(file for file in (local / batch / "blobs").glob("*/c/**/*") if file.is_file())[0]

@@ -19,10 +19,10 @@ from pathlib import Path
 
 from blake3 import blake3
 
+from gdnbench.artifact_cache import NoHomeError, cache_home
 from gdnbench.bisect.env.requirements import plain_name
 from gdnbench.bisect.interpreter import Interpreter
 from gdnbench.errors import CannotRunError
-from gdnbench_kernels.program_cache import NoHomeError, directory
 
 FOLDER, WHOLE = "environments", "whole.json"
 
@@ -60,7 +60,7 @@ class Environments:
         self._base, self._options = base, tuple(options)
         self._resolved: dict[tuple[str, ...], tuple[Package, ...]] = {}
         try:
-            self._folder = directory().parent / FOLDER
+            self._folder = cache_home() / FOLDER
         except NoHomeError as error:
             raise CannotRunError(str(error)) from None
 

@@ -1,21 +1,14 @@
 """LLVM IR -> machine code for this CPU, kept on disk between processes.
 
-A cache entry is the object file with what the translation decided beside it, under the digest of all that it
-depends on. One that is damaged or not of its name is compiled again; beyond `MAX_ENTRIES` those unused for
-longest go.
-`GDNBENCH_CACHE_DIR` names the cache's place; by default it lies in the user's cache directory.
+An entry of `CACHE` is the object file and the translator's record, under the digest of all that they depend
+on.
 """
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import hashlib
-import json
-import os
 import platform
-import stat
-import tempfile
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,6 +18,7 @@ from typing import Any
 
 import llvmlite.binding as llvm
 
+from gdnbench.artifact_cache import ArtifactCache
 from gdnbench.sim import special_function
 from gdnbench.sim.errors import UnsupportedError
 from gdnbench.sim.machine import engine_interface, mbarrier
@@ -33,9 +27,7 @@ from gdnbench.sim.ptx import isa
 # What every x86-64 CPU that the engine is tested on has: without them its code does not run.
 _NEEDED = ("avx2", "f16c", "fma")
 
-_MAGIC = b"gdnbench-sim-1\n"
-# An entry is 20 KB to 2 MB.
-MAX_ENTRIES = 500
+CACHE = ArtifactCache("sim", b"gdnbench-sim-2\n")
 
 
 def _files() -> list[Path]:
@@ -112,26 +104,6 @@ def key(*texts: str) -> str:
     return digest.hexdigest()
 
 
-def cache_directory() -> Path:
-    """Where compiled kernels are kept; NoHomeError if that is nowhere."""
-    chosen = os.environ.get("GDNBENCH_CACHE_DIR")
-    if chosen:
-        return Path(chosen) / "sim"
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else _home() / ".cache") / "gdnbench" / "sim"
-
-
-class NoHomeError(RuntimeError):
-    """A user who has no home directory, as in containers that give a user a number alone."""
-
-
-def _home() -> Path:
-    try:
-        return Path.home()
-    except RuntimeError:
-        raise NoHomeError(f"user {os.geteuid()} has no home directory; set GDNBENCH_CACHE_DIR") from None
-
-
 def compile_text(text: str) -> bytes:
     """LLVM IR to an object file."""
     with _lock:
@@ -162,74 +134,15 @@ def load(code: bytes) -> Loaded:
     return Loaded(kind(address), engine)
 
 
-def _own(status: os.stat_result) -> bool:
-    """Whether this is a file that nobody else could have written."""
-    return (
-        stat.S_ISREG(status.st_mode)
-        and status.st_uid == os.geteuid()
-        and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-    )
-
-
-def _head(name: str, body: bytes) -> bytes:
-    """What an entry starts with. The name is in the checksum: a copy under another name is none."""
-    return _MAGIC + hashlib.sha256(name.encode() + b"\0" + body).digest()
-
-
 def fetch(name: str) -> Compiled | None:
-    """The entry `name`, None if there is none, it is damaged, or somebody else could have written it: an
-    entry is machine code that is going to run."""
-    try:
-        directory = cache_directory()
-        # Not waiting for the other end of what may be a pipe.
-        with os.fdopen(os.open(directory / name, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
-            if not _own(os.fstat(file.fileno())):
-                return None
-            data = file.read()
-    except (OSError, NoHomeError):
+    """The cache entry `name`, or None."""
+    found = CACHE.fetch(name)
+    if found is None or len(found[1]) != 1:
         return None
-    with contextlib.suppress(OSError):
-        os.utime(directory / name)  # its age is the time since it was last used
-    head, body = data[: len(_MAGIC) + 32], data[len(_MAGIC) + 32 :]
-    if head != _head(name, body):
-        return None
-    size = int.from_bytes(body[:8], "little")
-    try:
-        record = json.loads(body[8 : 8 + size])
-    except ValueError:
-        return None
-    return Compiled(body[8 + size :], record) if isinstance(record, dict) else None
+    record, (code,) = found
+    return Compiled(code, record)
 
 
 def keep(name: str, compiled: Compiled) -> None:
-    """Write an entry; it appears whole or not at all. A cache that cannot be written costs time, not
-    results."""
-    record = json.dumps(compiled.record).encode()
-    body = len(record).to_bytes(8, "little") + record + compiled.code
-    try:
-        directory = cache_directory()
-        directory.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=directory)
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(_head(name, body) + body)
-            os.replace(temporary, directory / name)
-        except BaseException:  # a full disk is not filled with halves of entries
-            os.unlink(temporary)
-            raise
-        _trim(directory)
-    except (OSError, NoHomeError):
-        return
-
-
-def _trim(directory: Path) -> None:
-    """Delete what was not used for longest, a tenth at a time; other processes may do the same meanwhile."""
-    names = os.listdir(directory)
-    if len(names) <= MAX_ENTRIES:
-        return
-    ages = []
-    for name in names:
-        with contextlib.suppress(OSError):
-            ages.append(((directory / name).stat().st_mtime_ns, name))
-    for _, name in sorted(ages)[: len(names) - MAX_ENTRIES * 9 // 10]:
-        (directory / name).unlink(missing_ok=True)
+    """Writes the cache entry `name`, if the disk lets us."""
+    CACHE.keep(name, compiled.record, [compiled.code])

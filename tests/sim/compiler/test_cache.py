@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from gdnbench import artifact_cache
 from gdnbench.sim.compiler import native
 from gdnbench.sim.run import run_ptx
 
@@ -93,15 +94,29 @@ def test_an_entry_under_another_name_is_compiled_again(tmp_path: Path, compilati
     assert len(compilations) == 3
 
 
-@pytest.mark.parametrize("record", [b"", b"{", b"\xff", b"[]", b"7", b"{}", b'{"size": 4096}'])
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"",
+        b"{",
+        b"\xff",
+        b"[]",
+        b"7",
+        b"{}",
+        b'{"record": 7, "sizes": [14]}',
+        b'{"record": {}, "sizes": [14]}',
+        b'{"record": {"size": 4096}, "sizes": [14]}',
+        b'{"record": {"size": 4096}, "sizes": [7, 7]}',
+    ],
+)
 def test_an_entry_with_another_record_is_compiled_again(
-    tmp_path: Path, compilations: list[int], record: bytes
+    tmp_path: Path, compilations: list[int], line: bytes
 ) -> None:
     """Its checksum is right."""
     result(5)
     (entry,) = entries(tmp_path)
-    body = len(record).to_bytes(8, "little") + record + b"no object file"
-    entry.write_bytes(native._head(entry.name, body) + body)
+    body = line + b"\nno object file"
+    entry.write_bytes(native.CACHE._head(entry.name, body) + body)
     assert result(5)[0] == 5
     assert len(compilations) == 2
 
@@ -122,7 +137,7 @@ def test_a_change_of_any_source_that_decides_the_code_is_another_key(
     files = native._files()
     sim = Path(native.__file__).parents[1]
     names = {str(path.relative_to(sim)) for path in files}
-    assert {"compiler/kernel.py", "ptx/parser.py", "ptx/literals.py", "machine/seam.py"} <= names
+    assert {"compiler/kernel.py", "ptx/parser.py", "ptx/literals.py", "machine/engine_interface.py"} <= names
     assert {"machine/mbarrier.py", "special_function.py"} <= names
     before = native._sources()
     changed = tmp_path / "changed.py"
@@ -167,12 +182,12 @@ def test_an_entry_of_another_user_is_not_run(
 
 def test_entries_unused_for_longest_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GDNBENCH_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(native, "MAX_ENTRIES", 10)
-    folder = native.cache_directory()
+    folder = native.CACHE.directory()
     entry = native.Compiled(b"code", {})
     for number in range(10):
         native.keep(f"{number}", entry)
         os.utime(folder / f"{number}", (number, number))
+    monkeypatch.setattr(artifact_cache, "MAX_BYTES", 10 * (folder / "0").stat().st_size)
     assert native.fetch("0") == entry  # used: now the youngest
-    native.keep("10", entry)
-    assert {path.name for path in folder.iterdir()} == {"0", "3", "4", "5", "6", "7", "8", "9", "10"}
+    native.keep("x", entry)
+    assert {path.name for path in folder.iterdir()} == {"0", "3", "4", "5", "6", "7", "8", "9", "x"}
