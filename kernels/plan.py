@@ -1,7 +1,7 @@
-"""What a warp-specialised kernel allocates, as data: shared memory, tensor memory, roles, rings.
+"""The plan of a warp-specialised kernel, as data: shared memory, tensor memory, roles, pipelines.
 
-A kernel derives its addresses and arrive counts from its plan, its header quotes the plan's tables, and a
-test holds the two together. Nothing here imports CuTe DSL.
+A kernel derives its addresses and arrival counts from its plan. Its header quotes the plan's tables, and a
+test compares the two. Nothing here imports CuTe DSL.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from math import prod
 SM_SMEM = 233_472
 """Bytes of shared memory in an SM of sm_100 (228 KiB)."""
 CTA_SMEM = 1_024
-"""Bytes that the system takes of them for each CTA."""
+"""Bytes of them that the system reserves for each CTA."""
 SMEM_LIMIT = SM_SMEM - CTA_SMEM
 """Bytes of shared memory that one CTA may have."""
 TMEM_COLUMNS = 512
@@ -25,12 +25,12 @@ WARP = 32
 
 
 class PlanError(ValueError):
-    """A plan asks for more than the hardware has, or contradicts itself; the message has both figures."""
+    """The plan needs more than the hardware has, or contradicts itself; the message has both figures."""
 
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """A shared-memory tensor, `stages` times. `layout` is said in words; the tensor is aligned to `align`."""
+    """A shared-memory tensor of `stages` stages, aligned to `align`. `layout` is text for the header."""
 
     name: str
     shape: tuple[int, ...]
@@ -52,8 +52,8 @@ class Buffer:
 class Accumulator:
     """Columns [start, start + columns x stages) of tensor memory, 32-bit each.
 
-    `lanes` says which of each 32-lane quarter: "all", or for operands of 64 rows "low" (0..15) or "high"
-    (16..31), so that two of them share columns.
+    `lanes` are the lanes used of each 32-lane quarter: "all"; or, for 64 rows, "low" (0..15) or "high"
+    (16..31), so that two accumulators share columns.
     """
 
     name: str
@@ -75,11 +75,11 @@ class Accumulator:
 
 
 @dataclass(frozen=True, slots=True)
-class Ring:
-    """A ring of stages between producers and consumers, two mbarriers a stage.
+class Pipeline:
+    """Stages that producers fill and consumers release, with a full and an empty mbarrier a stage.
 
-    `full_by` and `empty_by` say who arrives; `full_count` and `empty_count` how often a phase. `bytes` is
-    what TMA adds to a phase of the full barrier, 0 without TMA.
+    `full_by` and `empty_by` name the roles that arrive; `full_count` and `empty_count` are the arrivals that
+    complete a phase. `bytes` is what TMA writes in a phase; 0 without TMA.
     """
 
     name: str
@@ -93,7 +93,7 @@ class Ring:
 
 @dataclass(frozen=True, slots=True)
 class Sync:
-    """A fence, named barrier or wait beside the rings: who executes it, and what it orders."""
+    """A fence, named barrier or wait outside the pipelines: the role that executes it, and what it orders."""
 
     name: str
     who: str
@@ -102,7 +102,7 @@ class Sync:
 
 @dataclass(frozen=True, slots=True)
 class KernelPlan:
-    """All of one kernel. `roles` are first warps, `warps` how many each has, `does` what it does."""
+    """One kernel's plan. `roles` are first warps, `warps` how many each role has, `does` its task."""
 
     name: str
     roles: type[IntEnum]
@@ -110,7 +110,7 @@ class KernelPlan:
     does: dict[str, str]
     smem: tuple[Buffer, ...]
     tmem: tuple[Accumulator, ...]
-    rings: tuple[Ring, ...]
+    pipelines: tuple[Pipeline, ...]
     syncs: tuple[Sync, ...] = ()
     ctas_per_sm: int = 1
 
@@ -146,22 +146,22 @@ class KernelPlan:
 
     @property
     def smem_bytes(self) -> int:
-        """Buffers in order, each aligned, then the barriers and the word that TMEM's address is put into."""
+        """Buffers in order, each aligned, then the mbarriers, then the word that holds the TMEM address."""
         end = 0
         for buffer in self.smem:
             end = -(-end // buffer.align) * buffer.align + buffer.bytes
         end = -(-end // BARRIER_BYTES) * BARRIER_BYTES
-        return end + sum(2 * ring.stages * BARRIER_BYTES for ring in self.rings) + (4 if self.tmem else 0)
+        return end + sum(2 * pipe.stages * BARRIER_BYTES for pipe in self.pipelines) + (4 if self.tmem else 0)
 
     @property
     def tmem_columns(self) -> int:
-        """What is allocated: a power of two of at least 32, or 0."""
+        """The allocated columns: a power of two of at least 32, or 0."""
         if not self.tmem:
             return 0
         return max(32, 1 << (max(part.stop for part in self.tmem) - 1).bit_length())
 
-    def ring(self, name: str) -> Ring:
-        return next(ring for ring in self.rings if ring.name == name)
+    def pipeline(self, name: str) -> Pipeline:
+        return next(pipe for pipe in self.pipelines if pipe.name == name)
 
     def buffer(self, name: str) -> Buffer:
         return next(buffer for buffer in self.smem if buffer.name == name)
@@ -170,7 +170,7 @@ class KernelPlan:
         return next(part for part in self.tmem if part.name == name)
 
     def tables(self) -> str:
-        """The header's tables: buffers, tensor memory, roles, rings, other synchronisation."""
+        """The header's tables: buffers, tensor memory, roles, pipelines, other synchronisation."""
         memory = [
             (buffer.name, _by(buffer.shape, buffer.stages), buffer.dtype, buffer.layout)
             for buffer in self.smem
@@ -188,15 +188,17 @@ class KernelPlan:
         roles = [
             (role.name, _span(role.value, self.warps[role.name]), self.does[role.name]) for role in self.roles
         ]
-        rings = [
-            (ring.name, str(ring.stages), _arrivals(ring), f"{ring.empty_count} {ring.empty_by}")
-            for ring in self.rings
+        pipelines = [
+            (pipe.name, str(pipe.stages), _arrivals(pipe), f"{pipe.empty_count} {pipe.empty_by}")
+            for pipe in self.pipelines
         ]
         parts = [
             _table(("SMEM", "shape", "dtype", "layout"), memory),
             _table(("TMEM", "shape", "columns", "lanes", "layout"), columns) if columns else "",
             _table(("role", "warps", "does"), roles),
-            _table(("ring", "stages", "full: arrivals", "empty: arrivals"), rings) if rings else "",
+            _table(("pipeline", "stages", "full: arrivals", "empty: arrivals"), pipelines)
+            if pipelines
+            else "",
             _table(("sync", "who", "orders"), [(sync.name, sync.who, sync.orders) for sync in self.syncs])
             if self.syncs
             else "",
@@ -214,8 +216,8 @@ def _span(first: int, count: int) -> str:
     return str(first) if count == 1 else f"{first}..{first + count - 1}"
 
 
-def _arrivals(ring: Ring) -> str:
-    return f"{ring.full_count} {ring.full_by}" + (f" + {ring.bytes} bytes" if ring.bytes else "")
+def _arrivals(pipe: Pipeline) -> str:
+    return f"{pipe.full_count} {pipe.full_by}" + (f" + {pipe.bytes} bytes" if pipe.bytes else "")
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

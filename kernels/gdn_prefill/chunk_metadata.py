@@ -62,7 +62,7 @@ PLAN = KernelPlan(
         Buffer("s_sums", (WARPS,), "int32", "contiguous: chunks of each warp's sequences", align=16),
     ),
     tmem=(),
-    rings=(),
+    pipelines=(),
     syncs=(
         Sync(
             "barrier after s_sums",

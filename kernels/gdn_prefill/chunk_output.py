@@ -40,13 +40,13 @@ below total_chunks Hv, a number read on the device. With C = 64 tokens, K = V = 
     MMA       9      allocates TMEM; all products
     GATE      10     g_cu of the chunk's tokens into s_g
 
-    ring    stages  full: arrivals        empty: arrivals
-    qk      3       1 LOAD + 32768 bytes  1 MMA
-    hv      2       1 LOAD + 49152 bytes  1 MMA
-    g       4       1 GATE                8 MASK, EPILOGUE
-    scores  2       1 MMA                 4 MASK
-    p       2       4 MASK                1 MMA
-    o       2       1 MMA                 4 EPILOGUE
+    pipeline  stages  full: arrivals        empty: arrivals
+    qk        3       1 LOAD + 32768 bytes  1 MMA
+    hv        2       1 LOAD + 49152 bytes  1 MMA
+    g         4       1 GATE                8 MASK, EPILOGUE
+    scores    2       1 MMA                 4 MASK
+    p         2       4 MASK                1 MMA
+    o         2       1 MMA                 4 EPILOGUE
 
     sync                               who                  orders
     fence.mbarrier_init, barrier TMEM  all                  mbarriers, TMEM there before they are used
@@ -59,7 +59,7 @@ below total_chunks Hv, a number read on the device. With C = 64 tokens, K = V = 
     fence.proxy.async, s_o             EPILOGUE             o in s_o before the TMA store reads it
     barrier EPILOGUE, second           EPILOGUE             all of s_o written before it is stored
     bulk wait_group                    EPILOGUE, warp 4     o stored before the CTA ends
-    drain of a ring                    its producer         no arrival after the CTA ends
+    producer_tail                      each producer        no arrival after the CTA ends
     barrier of the CTA                 all                  TMEM read before it is freed
 
 352 threads, 230644 bytes of SMEM, 512 columns of TMEM, 1 CTA an SM
@@ -91,7 +91,7 @@ from cutlass.cute.nvgpu import OperandMajorMode, cpasync
 from gdnbench_kernels import blackwell
 from gdnbench_kernels.gdn_prefill.chunk_table import CHUNK, HEAD_DIM, chunk_at
 from gdnbench_kernels.gdn_prefill.gate_scan import decay
-from gdnbench_kernels.plan import WARP, Accumulator, Buffer, KernelPlan, Ring, Sync
+from gdnbench_kernels.plan import WARP, Accumulator, Buffer, KernelPlan, Pipeline, Sync
 
 BF16 = cutlass.BFloat16
 
@@ -143,13 +143,13 @@ PLAN = KernelPlan(
         Accumulator("t_qs", TOKENS, 2 * CHUNK, HEAD_DIM, LANES, "low", 2),
         Accumulator("t_pv", TOKENS, 2 * CHUNK, HEAD_DIM, f"{LANES}, + 16", "high", 2),
     ),
-    rings=(
-        Ring("qk", 3, "LOAD", 1, "MMA", 1, 2 * CHUNK * HEAD_DIM * 2),
-        Ring("hv", 2, "LOAD", 1, "MMA", 1, (HEAD_DIM + CHUNK) * HEAD_DIM * 2),
-        Ring("g", 4, "GATE", 1, "MASK, EPILOGUE", 8),
-        Ring("scores", 2, "MMA", 1, "MASK", 4),
-        Ring("p", 2, "MASK", 4, "MMA", 1),
-        Ring("o", 2, "MMA", 1, "EPILOGUE", 4),
+    pipelines=(
+        Pipeline("qk", 3, "LOAD", 1, "MMA", 1, 2 * CHUNK * HEAD_DIM * 2),
+        Pipeline("hv", 2, "LOAD", 1, "MMA", 1, (HEAD_DIM + CHUNK) * HEAD_DIM * 2),
+        Pipeline("g", 4, "GATE", 1, "MASK, EPILOGUE", 8),
+        Pipeline("scores", 2, "MMA", 1, "MASK", 4),
+        Pipeline("p", 2, "MASK", 4, "MMA", 1),
+        Pipeline("o", 2, "MMA", 1, "EPILOGUE", 4),
     ),
     syncs=(
         Sync("fence.mbarrier_init, barrier TMEM", "all", "mbarriers, TMEM there before they are used"),
@@ -166,20 +166,20 @@ PLAN = KernelPlan(
         Sync("fence.proxy.async, s_o", "EPILOGUE", "o in s_o before the TMA store reads it"),
         Sync("barrier EPILOGUE, second", "EPILOGUE", "all of s_o written before it is stored"),
         Sync("bulk wait_group", "EPILOGUE, warp 4", "o stored before the CTA ends"),
-        Sync("drain of a ring", "its producer", "no arrival after the CTA ends"),
+        Sync("producer_tail", "each producer", "no arrival after the CTA ends"),
         Sync("barrier of the CTA", "all", "TMEM read before it is freed"),
     ),
 )
 
 
 @dataclass(frozen=True)
-class Rings(blackwell.Rings):
-    qk: blackwell.Ring
-    hv: blackwell.Ring
-    g: blackwell.Ring
-    scores: blackwell.Ring
-    p: blackwell.Ring
-    o: blackwell.Ring
+class Pipelines(blackwell.Pipelines):
+    qk: blackwell.Pipeline
+    hv: blackwell.Pipeline
+    g: blackwell.Pipeline
+    scores: blackwell.Pipeline
+    p: blackwell.Pipeline
+    o: blackwell.Pipeline
 
 
 @dataclass(frozen=True)
@@ -199,7 +199,7 @@ class Tiles:
 
 
 @dataclass(frozen=True)
-class Items:
+class TileScheduler:
     """The items of one CTA, and where they lie."""
 
     value_heads: int
@@ -208,7 +208,7 @@ class Items:
     cu_seqlens: cute.Tensor
     chunk_indices: cute.Tensor
 
-    def at(self, turn: cutlass.Int32) -> tuple[cutlass.Int32, cutlass.Int32, cutlass.Int32]:
+    def work_tile(self, turn: cutlass.Int32) -> tuple[cutlass.Int32, cutlass.Int32, cutlass.Int32]:
         """(chunk, value head, key head) of the CTA's item number `turn`."""
         item = cute.arch.block_idx()[0] + turn * cute.arch.grid_dim()[0]
         value_head = item % self.value_heads
@@ -244,9 +244,11 @@ class ChunkOutput:
         stream: cuda.CUstream,
     ) -> None:
         load, store = cpasync.CopyBulkTensorTileG2SOp(), cpasync.CopyBulkTensorTileS2GOp()
-        tma_q, tma_k, tma_v = (blackwell.Tma.of(load, blackwell.by_head(x), TOKENS) for x in (q, k, v_new))
-        tma_h = blackwell.Tma.of(load, blackwell.reordered(h, 2, 3, 1, 0), STATE)
-        tma_o = blackwell.Tma.of(store, blackwell.by_head(o), TOKENS)
+        tma_q, tma_k, tma_v = (
+            blackwell.Tma.create(load, blackwell.by_head(x), TOKENS) for x in (q, k, v_new)
+        )
+        tma_h = blackwell.Tma.create(load, blackwell.reordered(h, 2, 3, 1, 0), STATE)
+        tma_o = blackwell.Tma.create(store, blackwell.by_head(o), TOKENS)
         self.kernel(
             tma_q, tma_k, tma_h, tma_v, tma_o, g_cu, cu_seqlens, chunk_indices, total_chunks, o, scale
         ).launch(grid=(ctas, 1, 1), block=(PLAN.threads, 1, 1), stream=stream)
@@ -270,32 +272,32 @@ class ChunkOutput:
         smem = cutlass.memory.SmemAllocator()
         tiles = Tiles.allocate(smem)
         s_g = blackwell.vectors(smem, PLAN.buffer("s_g"))
-        rings = Rings.allocate(PLAN, smem)
+        pipelines = Pipelines.allocate(PLAN, smem)
         blackwell.prefetch((tma_q, tma_k, tma_h, tma_v, tma_o), warp == Role.LOAD)
-        blackwell.init_barriers(rings, warp == Role.LOAD)
+        blackwell.init_barriers(pipelines, warp == Role.LOAD)
         tmem, base = blackwell.allocate_tmem(PLAN, smem, Role.MMA, Barrier.TMEM)
         block, ctas = cute.arch.block_idx()[0], cute.arch.grid_dim()[0]
         count = (total_chunks[0] * self.value_heads - block + ctas - 1) // ctas
         group = self.value_heads // self.heads
-        items = Items(self.value_heads, group, count, cu_seqlens, chunk_indices)
+        scheduler = TileScheduler(self.value_heads, group, count, cu_seqlens, chunk_indices)
         if warp < Role.EPILOGUE:
-            self.mask(rings, items, base, s_g, tiles.p)
+            self.mask(pipelines, scheduler, base, s_g, tiles.p)
         if warp >= Role.EPILOGUE and warp < Role.LOAD:
-            self.epilogue(rings, items, base, s_g, tiles.o, tma_o, o, scale)
+            self.epilogue(pipelines, scheduler, base, s_g, tiles.o, tma_o, o, scale)
         if warp == Role.LOAD:
-            self.load(rings, items, tiles, tma_q, tma_k, tma_h, tma_v)
+            self.load(pipelines, scheduler, tiles, tma_q, tma_k, tma_h, tma_v)
         if warp == Role.MMA:
-            self.multiply(rings, items, tiles, base)
+            self.mma(pipelines, scheduler, tiles, base)
         if warp == Role.GATE:
-            self.gate(rings, items, g_cu, s_g)
+            self.gate(pipelines, scheduler, g_cu, s_g)
         cute.arch.sync_threads()
         tmem.free(base)
 
     @cute.jit
     def load(
         self,
-        rings: Rings,
-        items: Items,
+        pipelines: Pipelines,
+        scheduler: TileScheduler,
         tiles: Tiles,
         tma_q: blackwell.Tma,
         tma_k: blackwell.Tma,
@@ -303,124 +305,135 @@ class ChunkOutput:
         tma_v: blackwell.Tma,
     ) -> None:
         """Q and K first: their product can be masked before the state has come."""
-        qk, hv = rings.qk.producing(), rings.hv.producing()
-        for turn in cutlass.range(items.count, unroll=1):
-            chunk, value_head, head = items.at(turn)
-            start, _ = items.tokens(chunk)
-            rings.qk.acquire(qk)
-            rings.qk.expect(qk)
-            tma_q.load(rings.qk, qk, tiles.q, start, head)
-            tma_k.load(rings.qk, qk, tiles.k, start, head)
+        qk, hv = pipelines.qk.producer_state(), pipelines.hv.producer_state()
+        for turn in cutlass.range(scheduler.count, unroll=1):
+            chunk, value_head, head = scheduler.work_tile(turn)
+            start, _ = scheduler.tokens(chunk)
+            pipelines.qk.producer_acquire(qk)
+            pipelines.qk.arrive_and_expect_tx(qk)
+            tma_q.load(pipelines.qk, qk, tiles.q, start, head)
+            tma_k.load(pipelines.qk, qk, tiles.k, start, head)
             qk.advance()
-            rings.hv.acquire(hv)
-            rings.hv.expect(hv)
-            tma_h.load(rings.hv, hv, tiles.h, 0, value_head, chunk)
-            tma_v.load(rings.hv, hv, tiles.v, CHUNK * chunk, value_head)
+            pipelines.hv.producer_acquire(hv)
+            pipelines.hv.arrive_and_expect_tx(hv)
+            tma_h.load(pipelines.hv, hv, tiles.h, 0, value_head, chunk)
+            tma_v.load(pipelines.hv, hv, tiles.v, CHUNK * chunk, value_head)
             hv.advance()
-        rings.qk.drain(qk)
-        rings.hv.drain(hv)
+        pipelines.qk.producer_tail(qk)
+        pipelines.hv.producer_tail(hv)
 
     @cute.jit
-    def gate(self, rings: Rings, items: Items, g_cu: cute.Tensor, s_g: cute.Tensor) -> None:
+    def gate(
+        self, pipelines: Pipelines, scheduler: TileScheduler, g_cu: cute.Tensor, s_g: cute.Tensor
+    ) -> None:
         """Rows past the chunk's end get the last token's: no exponent is positive there either."""
         lane = cute.arch.lane_idx()
-        g = rings.g.producing()
-        for turn in cutlass.range(items.count, unroll=1):
-            chunk, value_head, _ = items.at(turn)
-            start, length = items.tokens(chunk)
+        g = pipelines.g.producer_state()
+        for turn in cutlass.range(scheduler.count, unroll=1):
+            chunk, value_head, _ = scheduler.work_tile(turn)
+            start, length = scheduler.tokens(chunk)
             # Read before the stage is free: the latency of three dependent loads lies under that wait.
             low = g_cu[start + cutlass.min(lane, length - 1), value_head]
             high = g_cu[start + cutlass.min(lane + WARP, length - 1), value_head]
-            rings.g.acquire(g)
+            pipelines.g.producer_acquire(g)
             s_g[lane, g.index] = low
             s_g[lane + WARP, g.index] = high
-            rings.g.fill_by_warp(g)
+            pipelines.g.producer_commit(g)
             g.advance()
-        rings.g.drain(g)
+        pipelines.g.producer_tail(g)
 
     @cute.jit
-    def multiply(self, rings: Rings, items: Items, tiles: Tiles, base: cute.Pointer) -> None:
+    def mma(self, pipelines: Pipelines, scheduler: TileScheduler, tiles: Tiles, base: cute.Pointer) -> None:
         """QK an item ahead of QS and PV, so that it is being masked while the item before is multiplied."""
-        qk, qs, pv = qk_product(), qs_product(), pv_product()
+        qk, qs, pv = qk_mma(), qs_mma(), pv_mma()
         r_q, r_k = blackwell.operands(qk, tiles.q, tiles.k, (CHUNK, CHUNK, HEAD_DIM))
         r_qs, r_h = blackwell.operands(qs, tiles.q, tiles.h, (CHUNK, HEAD_DIM, HEAD_DIM))
         r_p, r_v = blackwell.operands(pv, tiles.p, tiles.v, (CHUNK, HEAD_DIM, CHUNK))
-        ahead, behind, hv, p = (ring.consuming() for ring in (rings.qk, rings.qk, rings.hv, rings.p))
-        scores, o = rings.scores.producing(), rings.o.producing()
-        for turn in cutlass.range(items.count + 1, unroll=1):
-            if turn < items.count:
-                rings.qk.wait(ahead)
-                rings.scores.acquire(scores)
+        ahead, behind, hv, p = (
+            pipe.consumer_state() for pipe in (pipelines.qk, pipelines.qk, pipelines.hv, pipelines.p)
+        )
+        scores, o = pipelines.scores.producer_state(), pipelines.o.producer_state()
+        for turn in cutlass.range(scheduler.count + 1, unroll=1):
+            if turn < scheduler.count:
+                pipelines.qk.consumer_wait(ahead)
+                pipelines.scores.producer_acquire(scores)
                 blackwell.after_thread_sync()
                 t_qk = blackwell.accumulator(qk, base, PLAN.accumulator("t_qk"), scores.index)
-                blackwell.multiply(
+                blackwell.mma(
                     qk, t_qk, r_q[None, None, None, ahead.index], r_k[None, None, None, ahead.index]
                 )
-                rings.scores.fill_after_mma(scores)
+                pipelines.scores.umma_commit(scores)
                 ahead.advance()
                 scores.advance()
             if turn > 0:
-                rings.hv.wait(hv)
-                rings.o.acquire(o)
+                pipelines.hv.consumer_wait(hv)
+                pipelines.o.producer_acquire(o)
                 blackwell.after_thread_sync()
                 t_qs = blackwell.accumulator(qs, base, PLAN.accumulator("t_qs"), o.index)
-                blackwell.multiply(
-                    qs, t_qs, r_qs[None, None, None, behind.index], r_h[None, None, None, hv.index]
-                )
-                rings.qk.release_after_mma(behind)
-                rings.p.wait(p)
+                blackwell.mma(qs, t_qs, r_qs[None, None, None, behind.index], r_h[None, None, None, hv.index])
+                pipelines.qk.umma_release(behind)
+                pipelines.p.consumer_wait(p)
                 blackwell.after_thread_sync()
                 t_pv = blackwell.accumulator(pv, base, PLAN.accumulator("t_pv"), o.index)
-                blackwell.multiply(pv, t_pv, r_p[None, None, None, p.index], r_v[None, None, None, hv.index])
-                rings.hv.release_after_mma(hv)
-                rings.p.release_after_mma(p)
-                rings.o.fill_after_mma(o)
+                blackwell.mma(pv, t_pv, r_p[None, None, None, p.index], r_v[None, None, None, hv.index])
+                pipelines.hv.umma_release(hv)
+                pipelines.p.umma_release(p)
+                pipelines.o.umma_commit(o)
                 behind.advance()
                 hv.advance()
                 p.advance()
                 o.advance()
-        rings.scores.drain(scores)
-        rings.o.drain(o)
+        pipelines.scores.producer_tail(scores)
+        pipelines.o.producer_tail(o)
 
     @cute.jit
     def mask(
-        self, rings: Rings, items: Items, base: cute.Pointer, s_g: cute.Tensor, s_p: cute.Tensor
+        self,
+        pipelines: Pipelines,
+        scheduler: TileScheduler,
+        base: cute.Pointer,
+        s_g: cute.Tensor,
+        s_p: cute.Tensor,
     ) -> None:
         """P = lower(QK Gamma). Above the diagonal QK is replaced, not multiplied, by 0: it may be NaN."""
         part = PLAN.accumulator("t_qk")
-        reader = blackwell.Reader.of(qk_product(), part.shape, base, cute.arch.thread_idx()[0])
-        g, scores, p = rings.g.consuming(), rings.scores.consuming(), rings.p.producing()
-        r_decay = cute.make_rmem_tensor(reader.where.shape, cutlass.Float32)
-        r_qk = cute.make_rmem_tensor(reader.where.shape, cutlass.Float32)
-        r_p = cute.make_rmem_tensor(reader.where.shape, BF16)
-        for _ in cutlass.range(items.count, unroll=1):
-            rings.g.wait(g)
+        tmem_copy = blackwell.TmemCopy.create(qk_mma(), part.shape, base, cute.arch.thread_idx()[0])
+        g, scores, p = (
+            pipelines.g.consumer_state(),
+            pipelines.scores.consumer_state(),
+            pipelines.p.producer_state(),
+        )
+        r_decay = cute.make_rmem_tensor(tmem_copy.coords.shape, cutlass.Float32)
+        r_qk = cute.make_rmem_tensor(tmem_copy.coords.shape, cutlass.Float32)
+        r_p = cute.make_rmem_tensor(tmem_copy.coords.shape, BF16)
+        for _ in cutlass.range(scheduler.count, unroll=1):
+            pipelines.g.consumer_wait(g)
             for i in cutlass.range_constexpr(cute.size(r_decay)):
-                row, column = reader.where[i]
+                row, column = tmem_copy.coords[i]
                 r_decay[i] = s_g[row, g.index] - s_g[column, g.index]
-            rings.g.release_by_warp(g)
+            pipelines.g.consumer_release(g)
             for i in cutlass.range_constexpr(cute.size(r_decay)):
                 # Above the diagonal the difference is positive. NaN stays.
                 r_decay[i] = decay(cute.arch.fmin(r_decay[i], 0.0, nan=True))
-            reader.take(rings.scores, scores, part, r_qk)
+            tmem_copy.load_and_release(pipelines.scores, scores, part, r_qk)
             for i in cutlass.range_constexpr(cute.size(r_qk)):
-                row, column = reader.where[i]
+                row, column = tmem_copy.coords[i]
                 r_qk[i] = (r_qk[i] if column <= row else cutlass.Float32(0.0)) * r_decay[i]
             r_p.store(r_qk.load().to(BF16))
-            rings.p.acquire(p)
-            reader.write(r_p, s_p[None, None, p.index])
+            pipelines.p.producer_acquire(p)
+            tmem_copy.stmatrix(r_p, s_p[None, None, p.index])
             cute.arch.fence_proxy("async.shared", space="cta")
-            rings.p.fill_by_warp(p)
+            pipelines.p.producer_commit(p)
             g.advance()
             scores.advance()
             p.advance()
-        rings.p.drain(p)
+        pipelines.p.producer_tail(p)
 
     @cute.jit
     def epilogue(
         self,
-        rings: Rings,
-        items: Items,
+        pipelines: Pipelines,
+        scheduler: TileScheduler,
         base: cute.Pointer,
         s_g: cute.Tensor,
         s_o: cute.Tensor,
@@ -433,15 +446,15 @@ class ChunkOutput:
         threads = PLAN.threads_of(Role.EPILOGUE)
         thread = cute.arch.thread_idx()[0] - WARP * Role.EPILOGUE
         together = pipeline.NamedBarrier(barrier_id=Barrier.EPILOGUE, num_threads=threads)
-        reader = blackwell.Reader.of(qk_product(), (CHUNK, CHUNK), base, thread)
-        g, acc = rings.g.consuming(), rings.o.consuming()
-        for turn in cutlass.range(items.count, unroll=1):
-            chunk, value_head, _ = items.at(turn)
-            start, length = items.tokens(chunk)
+        tmem_copy = blackwell.TmemCopy.create(qk_mma(), (CHUNK, CHUNK), base, thread)
+        g, acc = pipelines.g.consumer_state(), pipelines.o.consumer_state()
+        for turn in cutlass.range(scheduler.count, unroll=1):
+            chunk, value_head, _ = scheduler.work_tile(turn)
+            start, length = scheduler.tokens(chunk)
             if warp == Role.EPILOGUE:
                 cute.arch.cp_async_bulk_wait_group(0, read=True)
             together.arrive_and_wait()
-            self._form_o(rings, g, acc, reader, s_g, s_o[None, None, 0], scale)
+            self._form_o(pipelines, g, acc, tmem_copy, s_g, s_o[None, None, 0], scale)
             g.advance()
             acc.advance()
             cute.arch.fence_proxy("async.shared", space="cta")
@@ -459,34 +472,36 @@ class ChunkOutput:
     @cute.jit
     def _form_o(
         self,
-        rings: Rings,
+        pipelines: Pipelines,
         g: Any,
         acc: Any,
-        reader: blackwell.Reader,
+        tmem_copy: blackwell.TmemCopy,
         s_g: cute.Tensor,
         s_o: cute.Tensor,
         scale: cutlass.Float32,
     ) -> None:
         """o = scale (exp(g_cu) QS + PV) into s_o, half of the columns at a time."""
-        r_decay, r_qs, r_pv = (cute.make_rmem_tensor(reader.where.shape, cutlass.Float32) for _ in range(3))
-        r_o = cute.make_rmem_tensor(reader.where.shape, BF16)
-        rings.g.wait(g)
+        r_decay, r_qs, r_pv = (
+            cute.make_rmem_tensor(tmem_copy.coords.shape, cutlass.Float32) for _ in range(3)
+        )
+        r_o = cute.make_rmem_tensor(tmem_copy.coords.shape, BF16)
+        pipelines.g.consumer_wait(g)
         for i in cutlass.range_constexpr(cute.size(r_decay)):
-            r_decay[i] = s_g[reader.where[i][0], g.index]
-        rings.g.release_by_warp(g)
+            r_decay[i] = s_g[tmem_copy.coords[i][0], g.index]
+        pipelines.g.consumer_release(g)
         for i in cutlass.range_constexpr(cute.size(r_decay)):
             r_decay[i] = decay(r_decay[i])
-        rings.o.wait(acc)
+        pipelines.o.consumer_wait(acc)
         blackwell.after_thread_sync()
         for half in cutlass.range_constexpr(2):
-            reader.read(PLAN.accumulator("t_qs"), acc.index, half * CHUNK, r_qs)
-            reader.read(PLAN.accumulator("t_pv"), acc.index, half * CHUNK, r_pv)
+            tmem_copy.load(PLAN.accumulator("t_qs"), acc.index, half * CHUNK, r_qs)
+            tmem_copy.load(PLAN.accumulator("t_pv"), acc.index, half * CHUNK, r_pv)
             cute.arch.fence_view_async_tmem_load()
             if cutlass.const_expr(half == 1):
                 blackwell.before_thread_sync()
-                rings.o.release_by_warp(acc)
+                pipelines.o.consumer_release(acc)
             r_o.store((scale * (r_decay.load() * r_qs.load() + r_pv.load())).to(BF16))
-            reader.write(r_o, cute.local_tile(s_o, (CHUNK, CHUNK), (0, half)))
+            tmem_copy.stmatrix(r_o, cute.local_tile(s_o, (CHUNK, CHUNK), (0, half)))
 
     @cute.jit
     def _store_rows(
@@ -520,13 +535,13 @@ class ChunkOutput:
                 cute.autovec_copy(r_o, target[None, step, 0])
 
 
-def qk_product() -> cute.TiledMma:
-    return blackwell.product(OperandMajorMode.K, CHUNK, CHUNK)
+def qk_mma() -> cute.TiledMma:
+    return blackwell.make_tiled_mma(OperandMajorMode.K, CHUNK, CHUNK)
 
 
-def qs_product() -> cute.TiledMma:
-    return blackwell.product(OperandMajorMode.K, CHUNK, HEAD_DIM)
+def qs_mma() -> cute.TiledMma:
+    return blackwell.make_tiled_mma(OperandMajorMode.K, CHUNK, HEAD_DIM)
 
 
-def pv_product() -> cute.TiledMma:
-    return blackwell.product(OperandMajorMode.MN, CHUNK, HEAD_DIM)
+def pv_mma() -> cute.TiledMma:
+    return blackwell.make_tiled_mma(OperandMajorMode.MN, CHUNK, HEAD_DIM)

@@ -45,32 +45,32 @@ lanes of its result; in shared memory both products find theirs alike.
     GATE   6      exp(g_last - g_cu) of the chunk's tokens; exp(g_last) to half an ULP of f32
     STORE  7      TMA of h and V_new to global memory
 
-    ring   stages  full: arrivals        empty: arrivals
-    w      2       1 LOAD + 16384 bytes  1 MMA
-    u      2       1 LOAD + 8192 bytes   4 STATE
-    k      2       1 LOAD + 16384 bytes  1 MMA
-    tail   1       1 LOAD + 16384 bytes  1 LOAD
-    gate   2       1 GATE                4 STATE
-    h      1       4 STATE               2 MMA, STORE
-    d1     1       1 MMA                 4 STATE
-    vs     1       4 STATE               1 MMA
-    d2     1       1 MMA                 4 STATE
-    v_new  1       4 STATE               1 STORE
+    pipeline  stages  full: arrivals        empty: arrivals
+    w         2       1 LOAD + 16384 bytes  1 MMA
+    u         2       1 LOAD + 8192 bytes   4 STATE
+    k         2       1 LOAD + 16384 bytes  1 MMA
+    tail      1       1 LOAD + 16384 bytes  1 LOAD
+    gate      2       1 GATE                4 STATE
+    h         1       4 STATE               2 MMA, STORE
+    d1        1       1 MMA                 4 STATE
+    vs        1       4 STATE               1 MMA
+    d2        1       1 MMA                 4 STATE
+    v_new     1       4 STATE               1 STORE
 
-    sync                               who           orders
-    fence.mbarrier_init, barrier TMEM  all           mbarriers, tensor memory: before their use
-    relinquish                         MMA           tensor memory taken before the SM's other CTA may ask
-    setmaxnreg                         all           registers given up by the others before STATE takes them
-    tail ring                          LOAD          K has landed before zeros are stored over its rows
-    fence.proxy.async                  LOAD          zeros in s_k written before product 2 reads them
-    fence.proxy.async                  STATE         s_h, s_vs, s_v_new written before they are read
-    fence.proxy.async                  STATE         s_u read before TMA overwrites it
-    tcgen05.wait::ld                   STATE         tensor memory read before its release
-    tcgen05.fence before, after        MMA, STATE    tensor memory, arrivals and waits
-    bulk wait_group.read               STORE         the TMA store has read s_h, s_v_new before their release
-    bulk wait_group                    STORE         h and V_new stored before the CTA ends
-    drain of a ring                    its producer  no arrival after the CTA ends
-    barrier of the CTA                 all           tensor memory read before it is freed
+    sync                               who            orders
+    fence.mbarrier_init, barrier TMEM  all            mbarriers, tensor memory: before their use
+    relinquish                         MMA            tensor memory taken before the SM's other CTA may ask
+    setmaxnreg                         all            registers given up by the others before STATE takes them
+    tail pipeline                      LOAD           K has landed before zeros are stored over its rows
+    fence.proxy.async                  LOAD           zeros in s_k written before product 2 reads them
+    fence.proxy.async                  STATE          s_h, s_vs, s_v_new written before they are read
+    fence.proxy.async                  STATE          s_u read before TMA overwrites it
+    tcgen05.wait::ld                   STATE          tensor memory read before its release
+    tcgen05.fence before, after        MMA, STATE     tensor memory, arrivals and waits
+    bulk wait_group.read               STORE          the TMA store has read s_h, s_v_new before their release
+    bulk wait_group                    STORE          h and V_new stored before the CTA ends
+    producer_tail                      each producer  no arrival after the CTA ends
+    barrier of the CTA                 all            tensor memory read before it is freed
 
 256 threads, 115436 bytes of SMEM, 128 columns of TMEM, 2 CTAs an SM
 
@@ -101,7 +101,7 @@ from cutlass.cute.nvgpu import OperandMajorMode, cpasync
 from gdnbench_kernels import blackwell
 from gdnbench_kernels.gdn_prefill.chunk_table import CHUNK, HEAD_DIM
 from gdnbench_kernels.gdn_prefill.gate_scan import decay, rounded_decay
-from gdnbench_kernels.plan import WARP, Accumulator, Buffer, KernelPlan, Ring, Sync
+from gdnbench_kernels.plan import WARP, Accumulator, Buffer, KernelPlan, Pipeline, Sync
 
 BF16 = cutlass.BFloat16
 TILE = 64
@@ -161,23 +161,23 @@ PLAN = KernelPlan(
         Accumulator("t_d1", (TILE, CHUNK), 0, CHUNK, f"{LANES}, + 16", "high"),
         Accumulator("t_d2", (TILE, HEAD_DIM), 0, HEAD_DIM, LANES, "low"),
     ),
-    rings=(
-        Ring("w", AHEAD, "LOAD", 1, "MMA", 1, CHUNK * HEAD_DIM * 2),
-        Ring("u", AHEAD, "LOAD", 1, "STATE", 4, CHUNK * TILE * 2),
-        Ring("k", AHEAD, "LOAD", 1, "MMA", 1, CHUNK * HEAD_DIM * 2),
-        Ring("tail", 1, "LOAD", 1, "LOAD", 1, CHUNK * HEAD_DIM * 2),
-        Ring("gate", AHEAD, "GATE", 1, "STATE", 4),
-        Ring("h", 1, "STATE", 4, "MMA, STORE", 2),
-        Ring("d1", 1, "MMA", 1, "STATE", 4),
-        Ring("vs", 1, "STATE", 4, "MMA", 1),
-        Ring("d2", 1, "MMA", 1, "STATE", 4),
-        Ring("v_new", 1, "STATE", 4, "STORE", 1),
+    pipelines=(
+        Pipeline("w", AHEAD, "LOAD", 1, "MMA", 1, CHUNK * HEAD_DIM * 2),
+        Pipeline("u", AHEAD, "LOAD", 1, "STATE", 4, CHUNK * TILE * 2),
+        Pipeline("k", AHEAD, "LOAD", 1, "MMA", 1, CHUNK * HEAD_DIM * 2),
+        Pipeline("tail", 1, "LOAD", 1, "LOAD", 1, CHUNK * HEAD_DIM * 2),
+        Pipeline("gate", AHEAD, "GATE", 1, "STATE", 4),
+        Pipeline("h", 1, "STATE", 4, "MMA, STORE", 2),
+        Pipeline("d1", 1, "MMA", 1, "STATE", 4),
+        Pipeline("vs", 1, "STATE", 4, "MMA", 1),
+        Pipeline("d2", 1, "MMA", 1, "STATE", 4),
+        Pipeline("v_new", 1, "STATE", 4, "STORE", 1),
     ),
     syncs=(
         Sync("fence.mbarrier_init, barrier TMEM", "all", "mbarriers, tensor memory: before their use"),
         Sync("relinquish", "MMA", "tensor memory taken before the SM's other CTA may ask"),
         Sync("setmaxnreg", "all", "registers given up by the others before STATE takes them"),
-        Sync("tail ring", "LOAD", "K has landed before zeros are stored over its rows"),
+        Sync("tail pipeline", "LOAD", "K has landed before zeros are stored over its rows"),
         Sync("fence.proxy.async", "LOAD", "zeros in s_k written before product 2 reads them"),
         Sync("fence.proxy.async", "STATE", "s_h, s_vs, s_v_new written before they are read"),
         Sync("fence.proxy.async", "STATE", "s_u read before TMA overwrites it"),
@@ -185,7 +185,7 @@ PLAN = KernelPlan(
         Sync("tcgen05.fence before, after", "MMA, STATE", "tensor memory, arrivals and waits"),
         Sync("bulk wait_group.read", "STORE", "the TMA store has read s_h, s_v_new before their release"),
         Sync("bulk wait_group", "STORE", "h and V_new stored before the CTA ends"),
-        Sync("drain of a ring", "its producer", "no arrival after the CTA ends"),
+        Sync("producer_tail", "each producer", "no arrival after the CTA ends"),
         Sync("barrier of the CTA", "all", "tensor memory read before it is freed"),
     ),
     ctas_per_sm=2,
@@ -193,17 +193,17 @@ PLAN = KernelPlan(
 
 
 @dataclass(frozen=True)
-class Rings(blackwell.Rings):
-    w: blackwell.Ring
-    u: blackwell.Ring
-    k: blackwell.Ring
-    tail: blackwell.Ring
-    gate: blackwell.Ring
-    h: blackwell.Ring
-    d1: blackwell.Ring
-    vs: blackwell.Ring
-    d2: blackwell.Ring
-    v_new: blackwell.Ring
+class Pipelines(blackwell.Pipelines):
+    w: blackwell.Pipeline
+    u: blackwell.Pipeline
+    k: blackwell.Pipeline
+    tail: blackwell.Pipeline
+    gate: blackwell.Pipeline
+    h: blackwell.Pipeline
+    d1: blackwell.Pipeline
+    vs: blackwell.Pipeline
+    d2: blackwell.Pipeline
+    v_new: blackwell.Pipeline
 
 
 @dataclass(frozen=True)
@@ -237,7 +237,7 @@ class Tma:
 
 
 @dataclass(frozen=True)
-class Scan:
+class WorkTile:
     """What a CTA goes through: the chunks of a sequence, for a tile of rows of one value head's state."""
 
     sequence: cutlass.Int32
@@ -248,7 +248,7 @@ class Scan:
     start: cutlass.Int32  # the first token
     stop: cutlass.Int32
 
-    def state(self, states: cute.Tensor) -> cute.Tensor:
+    def state_tile(self, states: cute.Tensor) -> cute.Tensor:
         """The CTA's tile (V, K) of states (N, Hv, V, K)."""
         whole = states[self.sequence, self.head, None, None]
         return cute.local_tile(whole, (TILE, HEAD_DIM), (self.tile, 0))
@@ -277,11 +277,11 @@ class ChunkState:
     ) -> None:
         load, store = cpasync.CopyBulkTensorTileG2SOp(), cpasync.CopyBulkTensorTileS2GOp()
         tma = Tma(
-            w=blackwell.Tma.of(load, blackwell.by_head(w), TOKENS),
-            u=blackwell.Tma.of(load, self._by_tile(u), (CHUNK, TILE)),
-            k=blackwell.Tma.of(load, blackwell.by_head(k), TOKENS),
-            h=blackwell.Tma.of(store, blackwell.reordered(h, 2, 3, 1, 0), (TILE, HEAD_DIM)),
-            v_new=blackwell.Tma.of(store, self._by_tile(v_new), (CHUNK, TILE)),
+            w=blackwell.Tma.create(load, blackwell.by_head(w), TOKENS),
+            u=blackwell.Tma.create(load, self._by_tile(u), (CHUNK, TILE)),
+            k=blackwell.Tma.create(load, blackwell.by_head(k), TOKENS),
+            h=blackwell.Tma.create(store, blackwell.reordered(h, 2, 3, 1, 0), (TILE, HEAD_DIM)),
+            v_new=blackwell.Tma.create(store, self._by_tile(v_new), (CHUNK, TILE)),
         )
         ctas = (cute.size(cu_seqlens) - 1) * self.value_heads * TILES
         self.kernel(tma, g_cu, (cu_seqlens, chunk_offsets), initial_state, final_state).launch(
@@ -308,28 +308,28 @@ class ChunkState:
     ) -> None:
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         smem = cutlass.memory.SmemAllocator()
-        shared, rings = Shared.allocate(smem), Rings.allocate(PLAN, smem)
+        shared, pipelines = Shared.allocate(smem), Pipelines.allocate(PLAN, smem)
         blackwell.prefetch((tma.w, tma.u, tma.k, tma.h, tma.v_new), warp == Role.LOAD)
-        blackwell.init_barriers(rings, warp == Role.LOAD)
+        blackwell.init_barriers(pipelines, warp == Role.LOAD)
         tmem, base = blackwell.allocate_tmem(PLAN, smem, Role.MMA, Barrier.TMEM)
-        # Each role finds its scan by itself: what lives across setmaxnreg is spilled.
+        # Each role finds its work by itself: what lives across setmaxnreg is spilled.
         if warp < Role.LOAD:
             cute.arch.setmaxregister_increase(STATE_REGISTERS)
-            self.carry(self.scan(tables), rings, shared, base, initial_state, final_state)
+            self.recurrence(self.work_tile(tables), pipelines, shared, base, initial_state, final_state)
         else:
             cute.arch.setmaxregister_decrease(OTHER_REGISTERS)
         if warp == Role.LOAD:
-            self.load(self.scan(tables), rings, shared, tma)
+            self.load(self.work_tile(tables), pipelines, shared, tma)
         if warp == Role.MMA:
-            self.multiply(self.scan(tables), rings, shared, base)
+            self.mma(self.work_tile(tables), pipelines, shared, base)
         if warp == Role.GATE:
-            self.gate(self.scan(tables), rings, shared, g_cu)
+            self.gate(self.work_tile(tables), pipelines, shared, g_cu)
         if warp == Role.STORE:
-            self.store(self.scan(tables), rings, shared, tma)
+            self.store(self.work_tile(tables), pipelines, shared, tma)
         cute.arch.sync_threads()
         tmem.free(base)
 
-    def scan(self, tables: tuple[cute.Tensor, cute.Tensor]) -> Scan:
+    def work_tile(self, tables: tuple[cute.Tensor, cute.Tensor]) -> WorkTile:
         """Tiles of a head, heads of a sequence, sequences: CTAs that read the same K and W are neighbours."""
         cu_seqlens, chunk_offsets = tables
         block = cute.arch.block_idx()[0]
@@ -337,130 +337,130 @@ class ChunkState:
         n = row // self.value_heads
         chunk, chunks = chunk_offsets[n], chunk_offsets[n + 1] - chunk_offsets[n]
         head, tile = row % self.value_heads, block % TILES
-        return Scan(n, head, tile, chunk, chunks, cu_seqlens[n], cu_seqlens[n + 1])
+        return WorkTile(n, head, tile, chunk, chunks, cu_seqlens[n], cu_seqlens[n + 1])
 
     @cute.jit
-    def load(self, scan: Scan, rings: Rings, shared: Shared, tma: Tma) -> None:
+    def load(self, work: WorkTile, pipelines: Pipelines, shared: Shared, tma: Tma) -> None:
         """W, U and K of each chunk, in the order of their use. U and W have rows of zeros behind the end of
         the sequence; K goes on with the next sequence there, and gets them here."""
-        key_head = scan.head // (self.value_heads // self.heads)
-        w, u, k = rings.w.producing(), rings.u.producing(), rings.k.producing()
-        tail, landed = rings.tail.producing(), rings.tail.consuming()
-        for i in cutlass.range(scan.chunks, unroll=1):
-            row, token = CHUNK * (scan.chunk + i), scan.start + CHUNK * i
-            rings.w.acquire(w)
-            rings.w.expect(w)
-            tma.w.load(rings.w, w, shared.w, row, scan.head)
-            rings.u.acquire(u)
-            rings.u.expect(u)
-            tma.u.load(rings.u, u, shared.u, row, scan.head, scan.tile)
-            rings.k.acquire(k)
-            if token + CHUNK <= scan.stop:
-                rings.k.expect(k)
-                tma.k.load(rings.k, k, shared.k, token, key_head)
+        key_head = work.head // (self.value_heads // self.heads)
+        w, u, k = pipelines.w.producer_state(), pipelines.u.producer_state(), pipelines.k.producer_state()
+        tail, landed = pipelines.tail.producer_state(), pipelines.tail.consumer_state()
+        for i in cutlass.range(work.chunks, unroll=1):
+            row, token = CHUNK * (work.chunk + i), work.start + CHUNK * i
+            pipelines.w.producer_acquire(w)
+            pipelines.w.arrive_and_expect_tx(w)
+            tma.w.load(pipelines.w, w, shared.w, row, work.head)
+            pipelines.u.producer_acquire(u)
+            pipelines.u.arrive_and_expect_tx(u)
+            tma.u.load(pipelines.u, u, shared.u, row, work.head, work.tile)
+            pipelines.k.producer_acquire(k)
+            if token + CHUNK <= work.stop:
+                pipelines.k.arrive_and_expect_tx(k)
+                tma.k.load(pipelines.k, k, shared.k, token, key_head)
             else:
-                rings.tail.acquire(tail)
-                rings.tail.expect(tail)
-                tma.k.load(rings.tail, tail, shared.k, token, key_head, stage=k.index)
-                rings.tail.wait(landed)
-                blackwell.zero_rows(shared.k[None, None, k.index], scan.stop - token)
-                rings.tail.release_by_warp(landed)
-                rings.k.fill_by_warp(k)
+                pipelines.tail.producer_acquire(tail)
+                pipelines.tail.arrive_and_expect_tx(tail)
+                tma.k.load(pipelines.tail, tail, shared.k, token, key_head, stage=k.index)
+                pipelines.tail.consumer_wait(landed)
+                blackwell.zero_rows(shared.k[None, None, k.index], work.stop - token)
+                pipelines.tail.consumer_release(landed)
+                pipelines.k.producer_commit(k)
             w.advance()
             u.advance()
             k.advance()
-        rings.w.drain(w)
-        rings.u.drain(u)
-        rings.k.drain(k)
+        pipelines.w.producer_tail(w)
+        pipelines.u.producer_tail(u)
+        pipelines.k.producer_tail(k)
 
     @cute.jit
-    def gate(self, scan: Scan, rings: Rings, shared: Shared, g_cu: cute.Tensor) -> None:
+    def gate(self, work: WorkTile, pipelines: Pipelines, shared: Shared, g_cu: cute.Tensor) -> None:
         """What each token's update and the state before it have decayed by at the chunk's end."""
         lane = cute.arch.lane_idx()
-        gate = rings.gate.producing()
-        for i in cutlass.range(scan.chunks, unroll=1):
-            first = scan.start + CHUNK * i
-            last = cutlass.min(first + CHUNK, scan.stop) - 1
+        gate = pipelines.gate.producer_state()
+        for i in cutlass.range(work.chunks, unroll=1):
+            first = work.start + CHUNK * i
+            last = cutlass.min(first + CHUNK, work.stop) - 1
             # Read before the stage is free: the latency lies under that wait. Behind the end of the sequence
             # stands its last token's gate, a decay of 1 for rows of zeros.
-            g_last = g_cu[last, scan.head]
-            low = g_cu[cutlass.min(first + lane, last), scan.head]
-            high = g_cu[cutlass.min(first + lane + WARP, last), scan.head]
+            g_last = g_cu[last, work.head]
+            low = g_cu[cutlass.min(first + lane, last), work.head]
+            high = g_cu[cutlass.min(first + lane + WARP, last), work.head]
             carry = rounded_decay(g_last)
-            rings.gate.acquire(gate)
+            pipelines.gate.producer_acquire(gate)
             shared.decay[lane, gate.index] = decay(g_last - low)
             shared.decay[lane + WARP, gate.index] = decay(g_last - high)
             if lane == 0:
                 shared.carry[0, gate.index] = carry
-            rings.gate.fill_by_warp(gate)
+            pipelines.gate.producer_commit(gate)
             gate.advance()
-        rings.gate.drain(gate)
+        pipelines.gate.producer_tail(gate)
 
     @cute.jit
-    def multiply(self, scan: Scan, rings: Rings, shared: Shared, base: cute.Pointer) -> None:
+    def mma(self, work: WorkTile, pipelines: Pipelines, shared: Shared, base: cute.Pointer) -> None:
         """D1 and D2 of each chunk; each waits for STATE, so that nothing is to be gained by going ahead."""
-        first, second = products()
-        r_h, r_w = blackwell.operands(first, shared.h, shared.w, (TILE, CHUNK, HEAD_DIM))
-        r_vs, r_k = blackwell.operands(second, shared.vs, shared.k, (TILE, HEAD_DIM, CHUNK))
-        t_d1 = blackwell.accumulator(first, base, PLAN.accumulator("t_d1"))
-        t_d2 = blackwell.accumulator(second, base, PLAN.accumulator("t_d2"))
-        w, k = rings.w.consuming(), rings.k.consuming()
-        h, vs = rings.h.consuming(), rings.vs.consuming()
-        d1, d2 = rings.d1.producing(), rings.d2.producing()
-        for _ in cutlass.range(scan.chunks, unroll=1):
-            rings.w.wait(w)
-            rings.d1.acquire(d1)
-            rings.h.wait(h)
+        d1_mma, d2_mma = tiled_mmas()
+        r_h, r_w = blackwell.operands(d1_mma, shared.h, shared.w, (TILE, CHUNK, HEAD_DIM))
+        r_vs, r_k = blackwell.operands(d2_mma, shared.vs, shared.k, (TILE, HEAD_DIM, CHUNK))
+        t_d1 = blackwell.accumulator(d1_mma, base, PLAN.accumulator("t_d1"))
+        t_d2 = blackwell.accumulator(d2_mma, base, PLAN.accumulator("t_d2"))
+        w, k = pipelines.w.consumer_state(), pipelines.k.consumer_state()
+        h, vs = pipelines.h.consumer_state(), pipelines.vs.consumer_state()
+        d1, d2 = pipelines.d1.producer_state(), pipelines.d2.producer_state()
+        for _ in cutlass.range(work.chunks, unroll=1):
+            pipelines.w.consumer_wait(w)
+            pipelines.d1.producer_acquire(d1)
+            pipelines.h.consumer_wait(h)
             blackwell.after_thread_sync()
-            blackwell.multiply(first, t_d1, r_h[None, None, None, h.index], r_w[None, None, None, w.index])
-            rings.d1.fill_after_mma(d1)
-            rings.w.release_after_mma(w)
-            rings.h.release_after_mma(h)
-            rings.k.wait(k)
-            rings.d2.acquire(d2)
-            rings.vs.wait(vs)
+            blackwell.mma(d1_mma, t_d1, r_h[None, None, None, h.index], r_w[None, None, None, w.index])
+            pipelines.d1.umma_commit(d1)
+            pipelines.w.umma_release(w)
+            pipelines.h.umma_release(h)
+            pipelines.k.consumer_wait(k)
+            pipelines.d2.producer_acquire(d2)
+            pipelines.vs.consumer_wait(vs)
             blackwell.after_thread_sync()
-            blackwell.multiply(second, t_d2, r_vs[None, None, None, vs.index], r_k[None, None, None, k.index])
-            rings.d2.fill_after_mma(d2)
-            rings.k.release_after_mma(k)
-            rings.vs.release_after_mma(vs)
+            blackwell.mma(d2_mma, t_d2, r_vs[None, None, None, vs.index], r_k[None, None, None, k.index])
+            pipelines.d2.umma_commit(d2)
+            pipelines.k.umma_release(k)
+            pipelines.vs.umma_release(vs)
             w.advance()
             d1.advance()
             h.advance()
             k.advance()
             d2.advance()
             vs.advance()
-        rings.d1.drain(d1)
-        rings.d2.drain(d2)
+        pipelines.d1.producer_tail(d1)
+        pipelines.d2.producer_tail(d2)
 
     @cute.jit
-    def store(self, scan: Scan, rings: Rings, shared: Shared, tma: Tma) -> None:
+    def store(self, work: WorkTile, pipelines: Pipelines, shared: Shared, tma: Tma) -> None:
         """One lane copies, commits and waits: bulk groups belong to the thread that committed them."""
-        h, v_new = rings.h.consuming(), rings.v_new.consuming()
-        for chunk in cutlass.range(scan.chunk, scan.chunk + scan.chunks, unroll=1):
-            rings.h.wait(h)
+        h, v_new = pipelines.h.consumer_state(), pipelines.v_new.consumer_state()
+        for chunk in cutlass.range(work.chunk, work.chunk + work.chunks, unroll=1):
+            pipelines.h.consumer_wait(h)
             with cute.arch.elect_one():
-                tma.h.store(shared.h[None, None, h.index], TILE * scan.tile, scan.head, chunk)
-                self.release_when_read(rings.h, h)
+                tma.h.store(shared.h[None, None, h.index], TILE * work.tile, work.head, chunk)
+                self.release_when_read(pipelines.h, h)
             h.advance()
-            rings.v_new.wait(v_new)
+            pipelines.v_new.consumer_wait(v_new)
             with cute.arch.elect_one():
-                tma.v_new.store(shared.v_new[None, None, v_new.index], CHUNK * chunk, scan.head, scan.tile)
-                self.release_when_read(rings.v_new, v_new)
+                tma.v_new.store(shared.v_new[None, None, v_new.index], CHUNK * chunk, work.head, work.tile)
+                self.release_when_read(pipelines.v_new, v_new)
             v_new.advance()
         with cute.arch.elect_one():
             cute.arch.cp_async_bulk_wait_group(0)
 
-    def release_when_read(self, ring: blackwell.Ring, place: Any) -> None:
+    def release_when_read(self, pipe: blackwell.Pipeline, state: Any) -> None:
         cute.arch.cp_async_bulk_commit_group()
         cute.arch.cp_async_bulk_wait_group(0, read=True)
-        ring.release(place)
+        pipe.consumer_release_thread(state)
 
     @cute.jit
-    def carry(
+    def recurrence(
         self,
-        scan: Scan,
-        rings: Rings,
+        work: WorkTile,
+        pipelines: Pipelines,
         shared: Shared,
         base: cute.Pointer,
         initial_state: cute.Tensor | None,
@@ -469,48 +469,52 @@ class ChunkState:
         """The state from the initial to the final one. What product 1 need not be waited for is done before
         that wait, and V_new is packed for global memory under product 2."""
         thread = cute.arch.thread_idx()[0]
-        first, second = products()
-        updates = blackwell.Reader.of(first, (TILE, CHUNK), base, thread)
-        states = blackwell.Reader.of(second, (TILE, HEAD_DIM), base, thread)
-        r_s = cute.make_rmem_tensor(states.where.shape, cutlass.Float32)
-        r_u = cute.make_rmem_tensor(updates.where.shape, BF16)
+        d1_mma, d2_mma = tiled_mmas()
+        v_copy = blackwell.TmemCopy.create(d1_mma, (TILE, CHUNK), base, thread)
+        s_copy = blackwell.TmemCopy.create(d2_mma, (TILE, HEAD_DIM), base, thread)
+        r_s = cute.make_rmem_tensor(s_copy.coords.shape, cutlass.Float32)
+        r_u = cute.make_rmem_tensor(v_copy.coords.shape, BF16)
         r_decay = cute.make_rmem_tensor_like(r_u, cutlass.Float32)
-        self.begin(states, scan, initial_state, r_s)
-        u, gate = rings.u.consuming(), rings.gate.consuming()
-        d1, d2 = rings.d1.consuming(), rings.d2.consuming()
-        h, vs, v_new = rings.h.producing(), rings.vs.producing(), rings.v_new.producing()
-        for _ in cutlass.range(scan.chunks, unroll=1):
-            rings.h.acquire(h)
-            self.pack_state(states, r_s, shared.h[None, None, h.index])
-            rings.h.fill_by_warp(h)
+        self.load_initial_state(s_copy, work, initial_state, r_s)
+        u, gate = pipelines.u.consumer_state(), pipelines.gate.consumer_state()
+        d1, d2 = pipelines.d1.consumer_state(), pipelines.d2.consumer_state()
+        h, vs, v_new = (
+            pipelines.h.producer_state(),
+            pipelines.vs.producer_state(),
+            pipelines.v_new.producer_state(),
+        )
+        for _ in cutlass.range(work.chunks, unroll=1):
+            pipelines.h.producer_acquire(h)
+            self.store_h(s_copy, r_s, shared.h[None, None, h.index])
+            pipelines.h.producer_commit(h)
 
-            rings.u.wait(u)
-            updates.fetch(blackwell.reordered(shared.u[None, None, u.index], 1, 0), r_u, transpose=True)
+            pipelines.u.consumer_wait(u)
+            v_copy.ldmatrix(blackwell.reordered(shared.u[None, None, u.index], 1, 0), r_u, transpose=True)
             # Reads in one proxy, and the stage's next writes, by TMA, in another: an arrival is not enough.
             cute.arch.fence_proxy("async.shared", space="cta")
-            rings.u.release_by_warp(u)
-            rings.gate.wait(gate)
+            pipelines.u.consumer_release(u)
+            pipelines.gate.consumer_wait(gate)
             by_column = cute.make_layout((TILE, CHUNK), stride=(0, 1))
             s_decay = cute.make_tensor(shared.decay[None, gate.index].iterator, by_column)
-            cute.autovec_copy(updates.part(s_decay), r_decay)
+            cute.autovec_copy(v_copy.partition(s_decay), r_decay)
             carry = shared.carry[0, gate.index]
-            rings.gate.release_by_warp(gate)
-            rings.vs.acquire(vs)
+            pipelines.gate.consumer_release(gate)
+            pipelines.vs.producer_acquire(vs)
 
-            rings.d1.wait(d1)
-            r_v_new = self.form_updates(updates, r_u, r_decay, shared.vs[None, None, vs.index])
-            rings.vs.fill_by_warp(vs)
-            rings.d1.release_by_warp(d1)
+            pipelines.d1.consumer_wait(d1)
+            r_v_new = self.form_v_new(v_copy, r_u, r_decay, shared.vs[None, None, vs.index])
+            pipelines.vs.producer_commit(vs)
+            pipelines.d1.consumer_release(d1)
 
-            rings.v_new.acquire(v_new)
+            pipelines.v_new.producer_acquire(v_new)
             s_v_new = blackwell.reordered(shared.v_new[None, None, v_new.index], 1, 0)
-            updates.write(r_v_new, s_v_new, transpose=True)
+            v_copy.stmatrix(r_v_new, s_v_new, transpose=True)
             cute.arch.fence_proxy("async.shared", space="cta")
-            rings.v_new.fill_by_warp(v_new)
+            pipelines.v_new.producer_commit(v_new)
 
-            rings.d2.wait(d2)
-            self.advance(states, carry, r_s)
-            rings.d2.release_by_warp(d2)
+            pipelines.d2.consumer_wait(d2)
+            self.update_state(s_copy, carry, r_s)
+            pipelines.d2.consumer_release(d2)
             u.advance()
             gate.advance()
             d1.advance()
@@ -518,69 +522,73 @@ class ChunkState:
             h.advance()
             vs.advance()
             v_new.advance()
-        self.end(states, scan, r_s, final_state)
-        rings.h.drain(h)
-        rings.vs.drain(vs)
-        rings.v_new.drain(v_new)
+        self.store_final_state(s_copy, work, r_s, final_state)
+        pipelines.h.producer_tail(h)
+        pipelines.vs.producer_tail(vs)
+        pipelines.v_new.producer_tail(v_new)
 
     @cute.jit
-    def begin(self, states: blackwell.Reader, scan: Scan, initial_state: Any, r_s: cute.Tensor) -> None:
+    def load_initial_state(
+        self, s_copy: blackwell.TmemCopy, work: WorkTile, initial_state: Any, r_s: cute.Tensor
+    ) -> None:
         """S as it was given, 0 without any."""
         if cutlass.const_expr(initial_state is None):
             r_s.fill(0.0)
         else:
             r_given = cute.make_rmem_tensor_like(r_s, initial_state.element_type)
-            cute.autovec_copy(states.part(scan.state(initial_state)), r_given)
+            cute.autovec_copy(s_copy.partition(work.state_tile(initial_state)), r_given)
             r_s.store(r_given.load().to(cutlass.Float32))
 
     @cute.jit
-    def end(self, states: blackwell.Reader, scan: Scan, r_s: cute.Tensor, final_state: Any) -> None:
+    def store_final_state(
+        self, s_copy: blackwell.TmemCopy, work: WorkTile, r_s: cute.Tensor, final_state: Any
+    ) -> None:
         """S to where it is wanted, nowhere without any."""
         if cutlass.const_expr(final_state is not None):
             r_kept = cute.make_rmem_tensor_like(r_s, final_state.element_type)
             r_kept.store(r_s.load().to(final_state.element_type))
-            cute.autovec_copy(r_kept, states.part(scan.state(final_state)))
+            cute.autovec_copy(r_kept, s_copy.partition(work.state_tile(final_state)))
 
     @cute.jit
-    def pack_state(self, states: blackwell.Reader, r_s: cute.Tensor, s_h: cute.Tensor) -> None:
+    def store_h(self, s_copy: blackwell.TmemCopy, r_s: cute.Tensor, s_h: cute.Tensor) -> None:
         """h, for product 1 and for global memory."""
         r_h = cute.make_rmem_tensor_like(r_s, BF16)
         r_h.store(r_s.load().to(BF16))
-        states.write(r_h, s_h)
+        s_copy.stmatrix(r_h, s_h)
         cute.arch.fence_proxy("async.shared", space="cta")
 
     @cute.jit
-    def form_updates(
-        self, updates: blackwell.Reader, r_u: cute.Tensor, r_decay: cute.Tensor, s_vs: cute.Tensor
+    def form_v_new(
+        self, v_copy: blackwell.TmemCopy, r_u: cute.Tensor, r_decay: cute.Tensor, s_vs: cute.Tensor
     ) -> cute.Tensor:
         """V_new = U - D1, returned, and its decayed form in s_vs: both rounded from the same difference."""
         r_d1 = cute.make_rmem_tensor_like(r_decay)
         blackwell.after_thread_sync()
-        updates.read(PLAN.accumulator("t_d1"), 0, 0, r_d1)
+        v_copy.load(PLAN.accumulator("t_d1"), 0, 0, r_d1)
         cute.arch.fence_view_async_tmem_load()
         blackwell.before_thread_sync()
         difference = r_u.load().to(cutlass.Float32) - r_d1.load()
         r_v_new, r_vs = cute.make_rmem_tensor_like(r_u), cute.make_rmem_tensor_like(r_u)
         r_v_new.store(difference.to(BF16))
         r_vs.store((difference * r_decay.load()).to(BF16))
-        updates.write(r_vs, s_vs)
+        v_copy.stmatrix(r_vs, s_vs)
         cute.arch.fence_proxy("async.shared", space="cta")
         return r_v_new
 
     @cute.jit
-    def advance(self, states: blackwell.Reader, carry: cutlass.Float32, r_s: cute.Tensor) -> None:
+    def update_state(self, s_copy: blackwell.TmemCopy, carry: cutlass.Float32, r_s: cute.Tensor) -> None:
         """S = decay(g_last) S + D2."""
         r_d2 = cute.make_rmem_tensor_like(r_s)
         blackwell.after_thread_sync()
-        states.read(PLAN.accumulator("t_d2"), 0, 0, r_d2)
+        s_copy.load(PLAN.accumulator("t_d2"), 0, 0, r_d2)
         cute.arch.fence_view_async_tmem_load()
         blackwell.before_thread_sync()
         r_s.store(cute.math.fma(r_s.load(), cute.full_like(r_s, carry), r_d2.load()))
 
 
-def products() -> tuple[cute.TiledMma, cute.TiledMma]:
+def tiled_mmas() -> tuple[cute.TiledMma, cute.TiledMma]:
     """1 and 2: the right operand is K-major, then N-major."""
     return (
-        blackwell.product(OperandMajorMode.K, TILE, CHUNK),
-        blackwell.product(OperandMajorMode.MN, TILE, HEAD_DIM),
+        blackwell.make_tiled_mma(OperandMajorMode.K, TILE, CHUNK),
+        blackwell.make_tiled_mma(OperandMajorMode.MN, TILE, HEAD_DIM),
     )

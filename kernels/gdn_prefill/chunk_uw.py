@@ -52,7 +52,7 @@ multiplies them, and g and beta count as 0 there: rows of U and W past the end a
     MMA       9      allocates TMEM; KKT one item ahead of U and W
     GATE      10     scans g; g_cu to global memory, g_cu, beta and exp(g_cu) to SMEM
 
-    ring      stages  full: arrivals        empty: arrivals
+    pipeline  stages  full: arrivals        empty: arrivals
     tiles     3       1 LOAD + 32768 bytes  1 MMA commit
     tail      1       1 LOAD + 32768 bytes  1 LOAD
     gate      3       1 GATE                4 INVERT warp
@@ -64,7 +64,7 @@ multiplies them, and g and beta count as 0 there: rows of U and W past the end a
     mbarrier init fence     LOAD                   barriers initialised before TMA or commits arrive
     TMEM barrier            all                    barriers initialised, TMEM allocated before a role starts
     relinquish              MMA                    TMEM allocated before another CTA of the SM may ask for it
-    tail ring               LOAD                   TMA has landed before zeros are stored over its rows
+    tail pipeline           LOAD                   TMA has landed before zeros are stored over its rows
     async fence             LOAD                   zeros of a tail stored before MMA reads them
     barrier                 INVERT                 exchanges within the inverse: inverse.py
     async fence             INVERT                 s_aib, s_aibg stored before MMA reads them
@@ -73,7 +73,7 @@ multiplies them, and g and beta count as 0 there: rows of U and W past the end a
     bulk wait, warp sync    EPILOGUE               s_u, s_w read by the last store before they are rewritten
     async fence, warp sync  EPILOGUE               s_u, s_w stored by all lanes before a TMA store reads
     last bulk wait          EPILOGUE               stores done before the CTA's memory goes
-    drains                  producers              all arrivals there before the CTA's barriers go
+    producer_tail           each producer          all arrivals there before the CTA's barriers go
     barrier of the CTA      all                    TMEM read for the last time before it is freed
 
 352 threads, 179668 bytes of SMEM, 512 columns of TMEM, 1 CTA an SM
@@ -107,7 +107,7 @@ from gdnbench_kernels.gdn_prefill.chunk_table import chunk_at
 from gdnbench_kernels.gdn_prefill.gate_scan import Gate, decay, scan
 from gdnbench_kernels.gdn_prefill.sizes import CHUNK, HEAD_DIM
 from gdnbench_kernels.gdn_prefill.triangle import ROWS_OF_WARP, Tap
-from gdnbench_kernels.plan import WARP, Accumulator, Buffer, KernelPlan, Ring, Sync
+from gdnbench_kernels.plan import WARP, Accumulator, Buffer, KernelPlan, Pipeline, Sync
 
 __all__ = ["PLAN", "SPLIT_PLAN", "ChunkUW", "Tap"]
 
@@ -163,19 +163,19 @@ PLAN = KernelPlan(
         Accumulator("t_u", TILE, 2 * CHUNK, HEAD_DIM, "M = 64", lanes="low", stages=2),
         Accumulator("t_w", TILE, 2 * CHUNK, HEAD_DIM, "M = 64", lanes="high", stages=2),
     ),
-    rings=(
-        Ring("tiles", TILE_STAGES, "LOAD", 1, "MMA commit", 1, 4 * CHUNK * HEAD_DIM),
-        Ring("tail", 1, "LOAD", 1, "LOAD", 1, 4 * CHUNK * HEAD_DIM),
-        Ring("gate", TILE_STAGES, "GATE", 1, "INVERT warp", GROUP_WARPS),
-        Ring("kkt", 2, "MMA commit", 1, "INVERT warp", GROUP_WARPS),
-        Ring("operands", 2, "INVERT warp", GROUP_WARPS, "MMA commit", 1),
-        Ring("uw", 2, "MMA commit", 1, "EPILOGUE warp", GROUP_WARPS),
+    pipelines=(
+        Pipeline("tiles", TILE_STAGES, "LOAD", 1, "MMA commit", 1, 4 * CHUNK * HEAD_DIM),
+        Pipeline("tail", 1, "LOAD", 1, "LOAD", 1, 4 * CHUNK * HEAD_DIM),
+        Pipeline("gate", TILE_STAGES, "GATE", 1, "INVERT warp", GROUP_WARPS),
+        Pipeline("kkt", 2, "MMA commit", 1, "INVERT warp", GROUP_WARPS),
+        Pipeline("operands", 2, "INVERT warp", GROUP_WARPS, "MMA commit", 1),
+        Pipeline("uw", 2, "MMA commit", 1, "EPILOGUE warp", GROUP_WARPS),
     ),
     syncs=(
         Sync("mbarrier init fence", "LOAD", "barriers initialised before TMA or commits arrive"),
         Sync("TMEM barrier", "all", "barriers initialised, TMEM allocated before a role starts"),
         Sync("relinquish", "MMA", "TMEM allocated before another CTA of the SM may ask for it"),
-        Sync("tail ring", "LOAD", "TMA has landed before zeros are stored over its rows"),
+        Sync("tail pipeline", "LOAD", "TMA has landed before zeros are stored over its rows"),
         Sync("async fence", "LOAD", "zeros of a tail stored before MMA reads them"),
         Sync("barrier", "INVERT", "exchanges within the inverse: inverse.py"),
         Sync("async fence", "INVERT", "s_aib, s_aibg stored before MMA reads them"),
@@ -186,7 +186,7 @@ PLAN = KernelPlan(
         Sync("bulk wait, warp sync", "EPILOGUE", "s_u, s_w read by the last store before they are rewritten"),
         Sync("async fence, warp sync", "EPILOGUE", "s_u, s_w stored by all lanes before a TMA store reads"),
         Sync("last bulk wait", "EPILOGUE", "stores done before the CTA's memory goes"),
-        Sync("drains", "producers", "all arrivals there before the CTA's barriers go"),
+        Sync("producer_tail", "each producer", "all arrivals there before the CTA's barriers go"),
         Sync("barrier of the CTA", "all", "TMEM read for the last time before it is freed"),
     ),
 )
@@ -196,13 +196,13 @@ SPLIT_PLAN = replace(PLAN, smem=(*BUFFERS, *inverse.buffers(split=True)))
 
 
 @dataclass(frozen=True)
-class Rings(blackwell.Rings):
-    tiles: blackwell.Ring
-    tail: blackwell.Ring
-    gate: blackwell.Ring
-    kkt: blackwell.Ring
-    operands: blackwell.Ring
-    uw: blackwell.Ring
+class Pipelines(blackwell.Pipelines):
+    tiles: blackwell.Pipeline
+    tail: blackwell.Pipeline
+    gate: blackwell.Pipeline
+    kkt: blackwell.Pipeline
+    operands: blackwell.Pipeline
+    uw: blackwell.Pipeline
 
 
 @dataclass(frozen=True)
@@ -237,12 +237,12 @@ class Tma:
 
 def kkt_mma() -> cute.TiledMma:
     """A and B are the K tile, features contiguous."""
-    return blackwell.product(OperandMajorMode.K, CHUNK, CHUNK)
+    return blackwell.make_tiled_mma(OperandMajorMode.K, CHUNK, CHUNK)
 
 
 def uw_mma() -> cute.TiledMma:
     """A is Ai's operand, B the K or V tile, whose tokens are summed over."""
-    return blackwell.product(OperandMajorMode.MN, CHUNK, HEAD_DIM)
+    return blackwell.make_tiled_mma(OperandMajorMode.MN, CHUNK, HEAD_DIM)
 
 
 @dataclass(frozen=True)
@@ -280,8 +280,8 @@ class ChunkUW:
         g_cu [T, Hv] f32, u and w [UB * 64, Hv, 128] bf16. a and ai [UB, Hv, 64, 64] f32, as `tap` says."""
         load, store = cpasync.CopyBulkTensorTileG2SOp(), cpasync.CopyBulkTensorTileS2GOp()
         tma = Tma(
-            *(blackwell.Tma.of(load, blackwell.by_head(x), TILE) for x in (k, v)),
-            *(blackwell.Tma.of(store, blackwell.by_head(x), ROWS) for x in (u, w)),
+            *(blackwell.Tma.create(load, blackwell.by_head(x), TILE) for x in (k, v)),
+            *(blackwell.Tma.create(store, blackwell.by_head(x), ROWS) for x in (u, w)),
         )
         self.kernel(tma, (g, beta, g_cu), (cu_seqlens, chunk_indices), total_chunks, (a, ai)).launch(
             grid=(ctas, 1, 1), block=(PLAN.threads, 1, 1), stream=stream
@@ -300,22 +300,22 @@ class ChunkUW:
         smem = cutlass.memory.SmemAllocator()
         shared = Shared.allocate(smem)
         scratch = inverse.Scratch.allocate(smem, self.split)
-        rings = Rings.allocate(PLAN, smem)
+        pipelines = Pipelines.allocate(PLAN, smem)
         blackwell.prefetch((tma.k, tma.v, tma.u, tma.w), warp == Role.LOAD)
-        blackwell.init_barriers(rings, warp == Role.LOAD)
+        blackwell.init_barriers(pipelines, warp == Role.LOAD)
         tmem, base = blackwell.allocate_tmem(PLAN, smem, Role.MMA, Barrier.TMEM)
 
         items = total_chunks[0] * self.value_heads
         if warp < Role.EPILOGUE:
-            self.invert(rings, items, base, shared, scratch, squares)
+            self.invert(pipelines, items, base, shared, scratch, squares)
         if warp >= Role.EPILOGUE and warp < Role.LOAD:
-            self.store_uw(rings, items, base, shared, tma)
+            self.store_uw(pipelines, items, base, shared, tma)
         if warp == Role.LOAD:
-            self.load(rings, items, chunks, shared, tma)
+            self.load(pipelines, items, chunks, shared, tma)
         if warp == Role.MMA:
-            self.multiply(rings, items, base, shared)
+            self.mma(pipelines, items, base, shared)
         if warp == Role.GATE:
-            self.scan_gates(rings, items, chunks, *gates, shared.gate)
+            self.scan_gates(pipelines, items, chunks, *gates, shared.gate)
 
         cute.arch.sync_threads()
         tmem.free(base)
@@ -323,7 +323,7 @@ class ChunkUW:
     @cute.jit
     def load(
         self,
-        rings: Rings,
+        pipelines: Pipelines,
         items: cutlass.Int32,
         chunks: tuple[cute.Tensor, cute.Tensor],
         shared: Shared,
@@ -331,36 +331,36 @@ class ChunkUW:
     ) -> None:
         """K and V of each item; where the sequence ends within the chunk, zeros behind its end."""
         cu_seqlens, chunk_indices = chunks
-        place, tail = rings.tiles.producing(), rings.tail.producing()
-        landed = rings.tail.consuming()
+        state, tail = pipelines.tiles.producer_state(), pipelines.tail.producer_state()
+        landed = pipelines.tail.consumer_state()
         for item in cutlass.range(cute.arch.block_idx()[0], items, cute.arch.grid_dim()[0], unroll=1):
             start, length = chunk_at(item // self.value_heads, chunk_indices, cu_seqlens)
             value_head = item % self.value_heads
             head = value_head // (self.value_heads // self.heads)
-            rings.tiles.acquire(place)
+            pipelines.tiles.producer_acquire(state)
             if length < CHUNK:
-                rings.tail.acquire(tail)
-                rings.tail.expect(tail)
-                tma.k.load(rings.tail, tail, shared.k, start, head, stage=place.index)
-                tma.v.load(rings.tail, tail, shared.v, start, value_head, stage=place.index)
-                rings.tail.wait(landed)
+                pipelines.tail.producer_acquire(tail)
+                pipelines.tail.arrive_and_expect_tx(tail)
+                tma.k.load(pipelines.tail, tail, shared.k, start, head, stage=state.index)
+                tma.v.load(pipelines.tail, tail, shared.v, start, value_head, stage=state.index)
+                pipelines.tail.consumer_wait(landed)
                 for s_tile in (shared.k, shared.v):
-                    blackwell.zero_rows(s_tile[None, None, place.index], length)
-                rings.tail.release_by_warp(landed)
-                rings.tiles.fill_by_warp(place)
+                    blackwell.zero_rows(s_tile[None, None, state.index], length)
+                pipelines.tail.consumer_release(landed)
+                pipelines.tiles.producer_commit(state)
                 tail.advance()
                 landed.advance()
             else:
-                rings.tiles.expect(place)
-                tma.k.load(rings.tiles, place, shared.k, start, head)
-                tma.v.load(rings.tiles, place, shared.v, start, value_head)
-            place.advance()
-        rings.tiles.drain(place)
+                pipelines.tiles.arrive_and_expect_tx(state)
+                tma.k.load(pipelines.tiles, state, shared.k, start, head)
+                tma.v.load(pipelines.tiles, state, shared.v, start, value_head)
+            state.advance()
+        pipelines.tiles.producer_tail(state)
 
     @cute.jit
     def scan_gates(
         self,
-        rings: Rings,
+        pipelines: Pipelines,
         items: cutlass.Int32,
         chunks: tuple[cute.Tensor, cute.Tensor],
         g: cute.Tensor,
@@ -371,7 +371,7 @@ class ChunkUW:
         """Lane l has tokens 2l and 2l + 1. Past the chunk's end g and beta are 0."""
         cu_seqlens, chunk_indices = chunks
         lane = cute.arch.lane_idx()
-        place = rings.gate.producing()
+        state = pipelines.gate.producer_state()
         r_g, r_beta, r_sum = (cute.make_rmem_tensor((2,), cutlass.Float32) for _ in range(3))
         for item in cutlass.range(cute.arch.block_idx()[0], items, cute.arch.grid_dim()[0], unroll=1):
             start, length = chunk_at(item // self.value_heads, chunk_indices, cu_seqlens)
@@ -383,21 +383,21 @@ class ChunkUW:
                     r_g[j] = g[start + 2 * lane + j, head]
                     r_beta[j] = beta[start + 2 * lane + j, head]
             scan(r_g, r_sum, lane)
-            rings.gate.acquire(place)
+            pipelines.gate.producer_acquire(state)
             for j in cutlass.range_constexpr(2):
                 if 2 * lane + j < length:
                     g_cu[start + 2 * lane + j, head] = r_sum[j]
-                s_gate[Gate.G_CU, 2 * lane + j, place.index] = r_sum[j]
-                s_gate[Gate.BETA, 2 * lane + j, place.index] = r_beta[j]
-                s_gate[Gate.DECAY, 2 * lane + j, place.index] = decay(r_sum[j])
-            rings.gate.fill_by_warp(place)
-            place.advance()
-        rings.gate.drain(place)
+                s_gate[Gate.G_CU, 2 * lane + j, state.index] = r_sum[j]
+                s_gate[Gate.BETA, 2 * lane + j, state.index] = r_beta[j]
+                s_gate[Gate.DECAY, 2 * lane + j, state.index] = decay(r_sum[j])
+            pipelines.gate.producer_commit(state)
+            state.advance()
+        pipelines.gate.producer_tail(state)
 
     @cute.jit
-    def multiply(
+    def mma(
         self,
-        rings: Rings,
+        pipelines: Pipelines,
         items: cutlass.Int32,
         base: cute.Pointer,
         shared: Shared,
@@ -407,43 +407,47 @@ class ChunkUW:
         r_rows, r_columns = blackwell.operands(kkt, shared.k, shared.k, (CHUNK, CHUNK, HEAD_DIM))
         r_aib, r_v = blackwell.operands(uw, shared.aib, shared.v, (CHUNK, HEAD_DIM, CHUNK))
         r_aibg, r_k = blackwell.operands(uw, shared.aibg, shared.k, (CHUNK, HEAD_DIM, CHUNK))
-        ahead, used = rings.tiles.consuming(), rings.tiles.consuming()
-        squares, ready, results = rings.kkt.producing(), rings.operands.consuming(), rings.uw.producing()
+        ahead, used = pipelines.tiles.consumer_state(), pipelines.tiles.consumer_state()
+        squares, ready, results = (
+            pipelines.kkt.producer_state(),
+            pipelines.operands.consumer_state(),
+            pipelines.uw.producer_state(),
+        )
         first, step = cute.arch.block_idx()[0], cute.arch.grid_dim()[0]
         # One turn more than there are items: each multiplies KKT of its item and U, W of the one before.
         for item in cutlass.range(first, items + step, step, unroll=1):
             if item < items:
-                rings.tiles.wait(ahead)
-                rings.kkt.acquire(squares)
+                pipelines.tiles.consumer_wait(ahead)
+                pipelines.kkt.producer_acquire(squares)
                 blackwell.after_thread_sync()
                 t_kkt = blackwell.accumulator(kkt, base, PLAN.accumulator("t_kkt"), squares.index)
                 stage = (None, None, None, ahead.index)
-                blackwell.multiply(kkt, t_kkt, r_rows[stage], r_columns[stage])
-                rings.kkt.fill_after_mma(squares)
+                blackwell.mma(kkt, t_kkt, r_rows[stage], r_columns[stage])
+                pipelines.kkt.umma_commit(squares)
                 ahead.advance()
                 squares.advance()
             if item >= first + step:
-                rings.operands.wait(ready)
-                rings.uw.acquire(results)
+                pipelines.operands.consumer_wait(ready)
+                pipelines.uw.producer_acquire(results)
                 blackwell.after_thread_sync()
                 t_u = blackwell.accumulator(uw, base, PLAN.accumulator("t_u"), results.index)
                 t_w = blackwell.accumulator(uw, base, PLAN.accumulator("t_w"), results.index)
                 stage, operand = (None, None, None, used.index), (None, None, None, ready.index)
-                blackwell.multiply(uw, t_u, r_aib[operand], r_v[stage])
-                blackwell.multiply(uw, t_w, r_aibg[operand], r_k[stage])
-                rings.uw.fill_after_mma(results)
-                rings.operands.release_after_mma(ready)
-                rings.tiles.release_after_mma(used)
+                blackwell.mma(uw, t_u, r_aib[operand], r_v[stage])
+                blackwell.mma(uw, t_w, r_aibg[operand], r_k[stage])
+                pipelines.uw.umma_commit(results)
+                pipelines.operands.umma_release(ready)
+                pipelines.tiles.umma_release(used)
                 used.advance()
                 ready.advance()
                 results.advance()
-        rings.kkt.drain(squares)
-        rings.uw.drain(results)
+        pipelines.kkt.producer_tail(squares)
+        pipelines.uw.producer_tail(results)
 
     @cute.jit
     def invert(
         self,
-        rings: Rings,
+        pipelines: Pipelines,
         items: cutlass.Int32,
         base: cute.Pointer,
         shared: Shared,
@@ -456,27 +460,31 @@ class ChunkUW:
         # Beyond the plain build there are not the registers for numbers that are the same for every item.
         spare = self.tap == Tap.NONE and not self.split
         t_kkt = PLAN.accumulator("t_kkt")
-        reader = blackwell.Reader.of(kkt_mma(), t_kkt.shape, base, thread)
-        products, gate, ready = rings.kkt.consuming(), rings.gate.consuming(), rings.operands.producing()
+        tmem_copy = blackwell.TmemCopy.create(kkt_mma(), t_kkt.shape, base, thread)
+        products, gate, ready = (
+            pipelines.kkt.consumer_state(),
+            pipelines.gate.consumer_state(),
+            pipelines.operands.producer_state(),
+        )
         for item in cutlass.range(cute.arch.block_idx()[0], items, cute.arch.grid_dim()[0], unroll=1):
-            r_kkt = cute.make_rmem_tensor(reader.where.shape, cutlass.Float32)
+            r_kkt = cute.make_rmem_tensor(tmem_copy.coords.shape, cutlass.Float32)
             r_a = cute.make_tensor(r_kkt.iterator, cute.make_layout(cute.size(r_kkt)))
-            reader.take(rings.kkt, products, t_kkt, r_kkt)
-            rings.gate.wait(gate)
+            tmem_copy.load_and_release(pipelines.kkt, products, t_kkt, r_kkt)
+            pipelines.gate.consumer_wait(gate)
             s_scalars = shared.gate[None, None, gate.index]
             at = (item // self.value_heads, item % self.value_heads)
-            lane = lane if cutlass.const_expr(spare) else blackwell.afresh(lane)
+            lane = lane if cutlass.const_expr(spare) else blackwell.opaque(lane)
             self._form_inverse(r_a, s_scalars, scratch, squares, at, warp, lane)
-            rings.operands.acquire(ready)
+            pipelines.operands.producer_acquire(ready)
             stage = (None, None, ready.index)
             triangle.write_operands(r_a, s_scalars, shared.aib[stage], shared.aibg[stage], warp, lane)
             cute.arch.fence_proxy("async.shared", space="cta")
-            rings.operands.fill_by_warp(ready)
-            rings.gate.release_by_warp(gate)
+            pipelines.operands.producer_commit(ready)
+            pipelines.gate.consumer_release(gate)
             products.advance()
             gate.advance()
             ready.advance()
-        rings.operands.drain(ready)
+        pipelines.operands.producer_tail(ready)
 
     @cute.jit
     def _form_inverse(
@@ -511,23 +519,23 @@ class ChunkUW:
 
     @cute.jit
     def store_uw(
-        self, rings: Rings, items: cutlass.Int32, base: cute.Pointer, shared: Shared, tma: Tma
+        self, pipelines: Pipelines, items: cutlass.Int32, base: cute.Pointer, shared: Shared, tma: Tma
     ) -> None:
         """Each warp stores its own 16 rows, so that no two warps wait for each other."""
         thread, lane = cute.arch.thread_idx()[0] - WARP * Role.EPILOGUE, cute.arch.lane_idx()
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx()) - Role.EPILOGUE
-        reader = blackwell.Reader.of(kkt_mma(), (CHUNK, CHUNK), base, thread)
+        tmem_copy = blackwell.TmemCopy.create(kkt_mma(), (CHUNK, CHUNK), base, thread)
         outputs = (
             (PLAN.accumulator("t_u"), shared.u[None, None, warp], tma.u),
             (PLAN.accumulator("t_w"), shared.w[None, None, warp], tma.w),
         )
-        results = rings.uw.consuming()
-        r_values = cute.make_rmem_tensor(reader.where.shape, cutlass.Float32)
+        results = pipelines.uw.consumer_state()
+        r_values = cute.make_rmem_tensor(tmem_copy.coords.shape, cutlass.Float32)
         r_flat = cute.make_tensor(r_values.iterator, cute.make_layout(cute.size(r_values)))
         r_rounded = cute.make_rmem_tensor(r_flat.shape, OPERAND)
         for item in cutlass.range(cute.arch.block_idx()[0], items, cute.arch.grid_dim()[0], unroll=1):
             chunk, head = item // self.value_heads, item % self.value_heads
-            rings.uw.wait(results)
+            pipelines.uw.consumer_wait(results)
             blackwell.after_thread_sync()
             for i in cutlass.range_constexpr(2):
                 part, s_rows, tma_rows = outputs[i]
@@ -535,7 +543,7 @@ class ChunkUW:
                 cute.arch.cp_async_bulk_wait_group(1, read=True)
                 cute.arch.sync_warp()
                 for half in cutlass.range_constexpr(2):
-                    reader.read(part, results.index, half * CHUNK, r_values)
+                    tmem_copy.load(part, results.index, half * CHUNK, r_values)
                     cute.arch.fence_view_async_tmem_load()
                     r_rounded.store(r_flat.load().to(OPERAND))
                     triangle.store_rows(
@@ -543,7 +551,7 @@ class ChunkUW:
                     )
                 if cutlass.const_expr(i == 1):
                     blackwell.before_thread_sync()
-                    rings.uw.release_by_warp(results)
+                    pipelines.uw.consumer_release(results)
                 cute.arch.fence_proxy("async.shared", space="cta")
                 cute.arch.sync_warp()
                 with cute.arch.elect_one():

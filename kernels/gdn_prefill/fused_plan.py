@@ -12,7 +12,7 @@ import cutlass.cute as cute
 from gdnbench_kernels import blackwell
 from gdnbench_kernels.gdn_prefill import inverse
 from gdnbench_kernels.gdn_prefill.sizes import CHUNK, HEAD_DIM
-from gdnbench_kernels.plan import WARP, Accumulator, Buffer, KernelPlan, Ring, Sync
+from gdnbench_kernels.plan import WARP, Accumulator, Buffer, KernelPlan, Pipeline, Sync
 
 HALF = HEAD_DIM // 2
 """Rows of S that one of the two warpgroups of STATE carries."""
@@ -23,7 +23,7 @@ GROUP_WARPS = 4
 
 class Role(IntEnum):
     """First warp of each role. STATE is two warpgroups, INVERT one, the others one: setmaxnreg is by
-    warpgroup, tensor memory is read by a warp's place in its own."""
+    warpgroup, tensor memory is read by a warp's state in its own."""
 
     STATE = 0
     INVERT = 8
@@ -74,7 +74,7 @@ T_ADDED = Accumulator("t_added", STATE, 6 * CHUNK, HEAD_DIM, ROWS)
 
 
 def planned(split: bool) -> KernelPlan:
-    """The kernel's plan. With `split` the inverse exchanges twice as much, in the place of a stage of K."""
+    """The kernel's plan. With `split` the inverse exchanges twice as much, in the state of a stage of K."""
     keys = KEYS - split
     return KernelPlan(
         name="chunk_fused",
@@ -102,22 +102,22 @@ def planned(split: bool) -> KernelPlan:
             *inverse.buffers(split),
         ),
         tmem=(T_KKT, T_QK, T_KS, T_QS, T_V_NEW, T_PV, T_ADDED),
-        rings=(
-            Ring("k", keys, "LOAD", 1, "MMA commit", 1, TILE_BYTES),
-            Ring("q", AHEAD, "LOAD", 1, "MMA commit", 1, TILE_BYTES),
-            Ring("v", 1, "LOAD", 1, "STATE warp", 8, TILE_BYTES),
-            Ring("tail", 2, "LOAD", 1, "nobody", 1, TILE_BYTES),
-            Ring("gate", GATES, "GATE", 1, "INVERT, STATE warp", 12),
-            Ring("scores", AHEAD, "MMA commit", 1, "INVERT warp", 4),
-            Ring("squares", AHEAD, "INVERT warp", 4, "MMA commit", 1),
-            Ring("h", 1, "STATE warp", 8, "MMA commit", 1),
-            Ring("ks", 1, "MMA commit", 1, "STATE warp", 8),
-            Ring("left", 1, "STATE warp", 8, "MMA commit", 1),
-            Ring("update", 1, "MMA commit", 1, "STATE warp", 8),
-            Ring("v_new", 1, "STATE warp", 8, "MMA commit", 1),
-            Ring("added", 1, "MMA commit", 1, "STATE warp", 8),
-            Ring("out", 1, "MMA commit", 1, "STATE warp", 8),
-            Ring("o", 1, "STATE warp", 8, "STORE", 1),
+        pipelines=(
+            Pipeline("k", keys, "LOAD", 1, "MMA commit", 1, TILE_BYTES),
+            Pipeline("q", AHEAD, "LOAD", 1, "MMA commit", 1, TILE_BYTES),
+            Pipeline("v", 1, "LOAD", 1, "STATE warp", 8, TILE_BYTES),
+            Pipeline("tail", 2, "LOAD", 1, "nobody", 1, TILE_BYTES),
+            Pipeline("gate", GATES, "GATE", 1, "INVERT, STATE warp", 12),
+            Pipeline("scores", AHEAD, "MMA commit", 1, "INVERT warp", 4),
+            Pipeline("squares", AHEAD, "INVERT warp", 4, "MMA commit", 1),
+            Pipeline("h", 1, "STATE warp", 8, "MMA commit", 1),
+            Pipeline("ks", 1, "MMA commit", 1, "STATE warp", 8),
+            Pipeline("left", 1, "STATE warp", 8, "MMA commit", 1),
+            Pipeline("update", 1, "MMA commit", 1, "STATE warp", 8),
+            Pipeline("v_new", 1, "STATE warp", 8, "MMA commit", 1),
+            Pipeline("added", 1, "MMA commit", 1, "STATE warp", 8),
+            Pipeline("out", 1, "MMA commit", 1, "STATE warp", 8),
+            Pipeline("o", 1, "STATE warp", 8, "STORE", 1),
         ),
         syncs=SYNCS,
     )
@@ -126,7 +126,7 @@ def planned(split: bool) -> KernelPlan:
 SYNCS = (
     Sync("fence.mbarrier_init, barrier TMEM", "all", "mbarriers, tensor memory: before their use"),
     Sync("setmaxnreg", "all", "registers given up before STATE, INVERT take them"),
-    Sync("tail ring", "LOAD", "K, V have landed before zeros are stored"),
+    Sync("tail pipeline", "LOAD", "K, V have landed before zeros are stored"),
     Sync("fence.proxy.async", "LOAD", "zeros in s_k written before products read them"),
     Sync("barrier INVERT", "INVERT", "exchanges within the inverse: inverse.py"),
     Sync("fence.proxy.async", "INVERT", "s_aib, s_p written before products read them"),
@@ -136,28 +136,28 @@ SYNCS = (
     Sync("tcgen05.fence before, after", "MMA, INVERT, STATE", "tensor memory, arrivals and waits"),
     Sync("bulk wait_group.read", "STORE", "the TMA store has read s_o before its release"),
     Sync("bulk wait_group", "STORE", "o stored before the CTA ends"),
-    Sync("drain of a ring", "its producer", "no arrival after the CTA ends"),
+    Sync("producer_tail", "each producer", "no arrival after the CTA ends"),
     Sync("barrier of the CTA", "all", "tensor memory read before it is freed"),
 )
 
 
 @dataclass(frozen=True)
-class Rings(blackwell.Rings):
-    k: blackwell.Ring
-    q: blackwell.Ring
-    v: blackwell.Ring
-    tail: blackwell.Ring
-    gate: blackwell.Ring
-    scores: blackwell.Ring
-    squares: blackwell.Ring
-    h: blackwell.Ring
-    ks: blackwell.Ring
-    left: blackwell.Ring
-    update: blackwell.Ring
-    v_new: blackwell.Ring
-    added: blackwell.Ring
-    out: blackwell.Ring
-    o: blackwell.Ring
+class Pipelines(blackwell.Pipelines):
+    k: blackwell.Pipeline
+    q: blackwell.Pipeline
+    v: blackwell.Pipeline
+    tail: blackwell.Pipeline
+    gate: blackwell.Pipeline
+    scores: blackwell.Pipeline
+    squares: blackwell.Pipeline
+    h: blackwell.Pipeline
+    ks: blackwell.Pipeline
+    left: blackwell.Pipeline
+    update: blackwell.Pipeline
+    v_new: blackwell.Pipeline
+    added: blackwell.Pipeline
+    out: blackwell.Pipeline
+    o: blackwell.Pipeline
 
 
 @dataclass(frozen=True)
@@ -184,7 +184,7 @@ class Shared:
 
 
 @dataclass(frozen=True)
-class Walk:
+class WorkTile:
     """What a CTA goes through: the chunks of a sequence, for one value head."""
 
     sequence: cutlass.Int32
@@ -195,8 +195,8 @@ class Walk:
 
 
 def rows_of_half(tile: cute.Tensor, half: Any) -> cute.Tensor:
-    """Of a tile of 128 rows those 64 of a warpgroup of STATE: in each 32 the first 16 or the last. Their
-    lanes of tensor memory are those of M=64, so that the reader of an accumulator of 64 rows reads them."""
+    """The 64 rows of a 128-row tile that a warpgroup of STATE holds: of each 32 rows the first or last 16.
+    Their tensor-memory lanes are those of an M=64 accumulator, so that its TmemCopy loads them."""
     order = cute.make_layout((HALF_LANES, GROUP_WARPS, 2), stride=(1, WARP, HALF_LANES))
     columns = cute.size(tile, mode=[1])
     return cute.local_tile(

@@ -61,27 +61,27 @@ waits for nobody but the inputs, the inverse and P, is made a chunk ahead of the
     GATE    14     scans g; g_cu, beta, exp(g_cu) and exp(g_last - g_cu) into SMEM
     STORE   15     o to global memory
 
-    ring     stages  full: arrivals        empty: arrivals
-    k        3       1 LOAD + 16384 bytes  1 MMA commit
-    q        2       1 LOAD + 16384 bytes  1 MMA commit
-    v        1       1 LOAD + 16384 bytes  8 STATE warp
-    tail     2       1 LOAD + 16384 bytes  1 nobody
-    gate     3       1 GATE                12 INVERT, STATE warp
-    scores   2       1 MMA commit          4 INVERT warp
-    squares  2       4 INVERT warp         1 MMA commit
-    h        1       8 STATE warp          1 MMA commit
-    ks       1       1 MMA commit          8 STATE warp
-    left     1       8 STATE warp          1 MMA commit
-    update   1       1 MMA commit          8 STATE warp
-    v_new    1       8 STATE warp          1 MMA commit
-    added    1       1 MMA commit          8 STATE warp
-    out      1       1 MMA commit          8 STATE warp
-    o        1       8 STATE warp          1 STORE
+    pipeline  stages  full: arrivals        empty: arrivals
+    k         3       1 LOAD + 16384 bytes  1 MMA commit
+    q         2       1 LOAD + 16384 bytes  1 MMA commit
+    v         1       1 LOAD + 16384 bytes  8 STATE warp
+    tail      2       1 LOAD + 16384 bytes  1 nobody
+    gate      3       1 GATE                12 INVERT, STATE warp
+    scores    2       1 MMA commit          4 INVERT warp
+    squares   2       4 INVERT warp         1 MMA commit
+    h         1       8 STATE warp          1 MMA commit
+    ks        1       1 MMA commit          8 STATE warp
+    left      1       8 STATE warp          1 MMA commit
+    update    1       1 MMA commit          8 STATE warp
+    v_new     1       8 STATE warp          1 MMA commit
+    added     1       1 MMA commit          8 STATE warp
+    out       1       1 MMA commit          8 STATE warp
+    o         1       8 STATE warp          1 STORE
 
     sync                               who                 orders
     fence.mbarrier_init, barrier TMEM  all                 mbarriers, tensor memory: before their use
     setmaxnreg                         all                 registers given up before STATE, INVERT take them
-    tail ring                          LOAD                K, V have landed before zeros are stored
+    tail pipeline                      LOAD                K, V have landed before zeros are stored
     fence.proxy.async                  LOAD                zeros in s_k written before products read them
     barrier INVERT                     INVERT              exchanges within the inverse: inverse.py
     fence.proxy.async                  INVERT              s_aib, s_p written before products read them
@@ -91,7 +91,7 @@ waits for nobody but the inputs, the inverse and P, is made a chunk ahead of the
     tcgen05.fence before, after        MMA, INVERT, STATE  tensor memory, arrivals and waits
     bulk wait_group.read               STORE               the TMA store has read s_o before its release
     bulk wait_group                    STORE               o stored before the CTA ends
-    drain of a ring                    its producer        no arrival after the CTA ends
+    producer_tail                      each producer       no arrival after the CTA ends
     barrier of the CTA                 all                 tensor memory read before it is freed
 
 512 threads, 229748 bytes of SMEM, 512 columns of TMEM, 1 CTA an SM
@@ -136,11 +136,11 @@ from gdnbench_kernels.gdn_prefill.fused_plan import (
     T_V_NEW,
     TOKENS,
     Barrier,
-    Rings,
+    Pipelines,
     Role,
     Row,
     Shared,
-    Walk,
+    WorkTile,
     planned,
 )
 from gdnbench_kernels.gdn_prefill.gate_scan import decay, rounded_decay, scan
@@ -167,35 +167,37 @@ class Tma:
 
 
 @dataclass(frozen=True)
-class Product:
+class TileMma:
     """A product of tiles in shared memory, into its accumulator."""
 
-    mma: cute.TiledMma
+    tiled_mma: cute.TiledMma
     base: cute.Pointer
     part: Accumulator
     r_left: cute.Tensor
     r_right: cute.Tensor
 
     @staticmethod
-    def of(
+    def create(
         base: cute.Pointer,
         part: Accumulator,
         s_left: cute.Tensor,
         s_right: cute.Tensor,
         major: OperandMajorMode = OperandMajorMode.K,
-    ) -> Product:
-        mma = blackwell.product(major, *part.shape)
+    ) -> TileMma:
+        tiled_mma = blackwell.make_tiled_mma(major, *part.shape)
         depth = cute.size(s_left, mode=[1])
-        return Product(mma, base, part, *blackwell.operands(mma, s_left, s_right, (*part.shape, depth)))
+        return TileMma(
+            tiled_mma, base, part, *blackwell.operands(tiled_mma, s_left, s_right, (*part.shape, depth))
+        )
 
     def issue(self, left: Any, right: Any, stage: Any = 0) -> None:
-        """Of the stages at two places, into a stage of the accumulator."""
-        t_part = blackwell.accumulator(self.mma, self.base, self.part, stage)
+        """Of the stages at two states, into a stage of the accumulator."""
+        t_part = blackwell.accumulator(self.tiled_mma, self.base, self.part, stage)
         r_left, r_right = (
             self.r_left[None, None, None, left.index],
             self.r_right[None, None, None, right.index],
         )
-        blackwell.multiply(self.mma, t_part, r_left, r_right)
+        blackwell.mma(self.tiled_mma, t_part, r_left, r_right)
 
 
 @dataclass(frozen=True)
@@ -229,8 +231,8 @@ class ChunkFused:
         [N, Hv, 128, 128] f32 or bf16."""
         load, store = cpasync.CopyBulkTensorTileG2SOp(), cpasync.CopyBulkTensorTileS2GOp()
         tma = Tma(
-            *(blackwell.Tma.of(load, blackwell.by_head(x), TOKENS) for x in (k, q, v)),
-            *(blackwell.Tma.of(store, blackwell.by_head(x), TOKENS) for x in (o,)),
+            *(blackwell.Tma.create(load, blackwell.by_head(x), TOKENS) for x in (k, q, v)),
+            *(blackwell.Tma.create(store, blackwell.by_head(x), TOKENS) for x in (o,)),
         )
         self.kernel(tma, (g, beta), cu_seqlens, (initial_state, final_state), o, scale).launch(
             grid=((cute.size(cu_seqlens) - 1) * self.value_heads, 1, 1),
@@ -254,71 +256,71 @@ class ChunkFused:
         smem = cutlass.memory.SmemAllocator()
         shared = Shared.allocate(plan, smem)
         scratch = inverse.Scratch.allocate(smem, self.split)
-        rings = Rings.allocate(plan, smem)
+        pipelines = Pipelines.allocate(plan, smem)
         blackwell.prefetch((tma.k, tma.q, tma.v, tma.o), warp == Role.LOAD)
-        blackwell.init_barriers(rings, warp == Role.LOAD)
+        blackwell.init_barriers(pipelines, warp == Role.LOAD)
         tmem, base = blackwell.allocate_tmem(plan, smem, Role.MMA, Barrier.TMEM)
-        # Each role finds its walk by itself: what lives across setmaxnreg is spilled.
+        # Each role finds its work by itself: what lives across setmaxnreg is spilled.
         if warp < Role.INVERT:
             cute.arch.setmaxregister_increase(STATE_REGISTERS)
-            fused_state.carry(self.walk(cu_seqlens), rings, shared, base, *states, scale)
+            fused_state.recurrence(self.work_tile(cu_seqlens), pipelines, shared, base, *states, scale)
         elif warp < Role.LOAD:
             cute.arch.setmaxregister_increase(INVERT_REGISTERS)
-            self.invert(self.walk(cu_seqlens), rings, shared, scratch, base)
+            self.invert(self.work_tile(cu_seqlens), pipelines, shared, scratch, base)
         else:
             cute.arch.setmaxregister_decrease(OTHER_REGISTERS)
         if warp == Role.LOAD:
-            self.load(self.walk(cu_seqlens), rings, shared, tma)
+            self.load(self.work_tile(cu_seqlens), pipelines, shared, tma)
         if warp == Role.MMA:
-            self.multiply(self.walk(cu_seqlens), rings, shared, base)
+            self.mma(self.work_tile(cu_seqlens), pipelines, shared, base)
         if warp == Role.GATE:
-            self.scan_gates(self.walk(cu_seqlens), rings, shared, *gates)
+            self.scan_gates(self.work_tile(cu_seqlens), pipelines, shared, *gates)
         if warp == Role.STORE:
-            self.store(self.walk(cu_seqlens), rings, shared, tma, o)
+            self.store(self.work_tile(cu_seqlens), pipelines, shared, tma, o)
         cute.arch.sync_threads()
         tmem.free(base)
 
-    def walk(self, cu_seqlens: cute.Tensor) -> Walk:
+    def work_tile(self, cu_seqlens: cute.Tensor) -> WorkTile:
         """Heads of a sequence, sequences: CTAs that read the same Q and K are neighbours."""
         block = cute.arch.block_idx()[0]
         n = block // self.value_heads
         start, stop = cu_seqlens[n], cu_seqlens[n + 1]
-        return Walk(n, block % self.value_heads, start, stop, (stop - start + CHUNK - 1) // CHUNK)
+        return WorkTile(n, block % self.value_heads, start, stop, (stop - start + CHUNK - 1) // CHUNK)
 
     @cute.jit
-    def load(self, walk: Walk, rings: Rings, shared: Shared, tma: Tma) -> None:
+    def load(self, work: WorkTile, pipelines: Pipelines, shared: Shared, tma: Tma) -> None:
         """K, Q and V of each chunk. Rows of Q behind the end of the sequence, the next one's, make rows of o
         that nobody stores; those of K and V would be multiplied with all others'."""
-        key_head = walk.head // (self.value_heads // self.heads)
-        k, q, v = rings.k.producing(), rings.q.producing(), rings.v.producing()
-        k_tail, v_tail = rings.tail.consuming(), rings.tail.consuming()
+        key_head = work.head // (self.value_heads // self.heads)
+        k, q, v = pipelines.k.producer_state(), pipelines.q.producer_state(), pipelines.v.producer_state()
+        k_tail, v_tail = pipelines.tail.consumer_state(), pipelines.tail.consumer_state()
         v_tail.advance()
-        for i in cutlass.range(walk.chunks, unroll=1):
-            token = walk.start + CHUNK * i
-            rings.k.acquire(k)
+        for i in cutlass.range(work.chunks, unroll=1):
+            token = work.start + CHUNK * i
+            pipelines.k.producer_acquire(k)
             self._load_own_rows(
-                rings, rings.k, k, k_tail, tma.k, shared.k, walk.stop - token, token, key_head
+                pipelines, pipelines.k, k, k_tail, tma.k, shared.k, work.stop - token, token, key_head
             )
-            rings.q.acquire(q)
-            rings.q.expect(q)
-            tma.q.load(rings.q, q, shared.q, token, key_head)
-            rings.v.acquire(v)
+            pipelines.q.producer_acquire(q)
+            pipelines.q.arrive_and_expect_tx(q)
+            tma.q.load(pipelines.q, q, shared.q, token, key_head)
+            pipelines.v.producer_acquire(v)
             self._load_own_rows(
-                rings, rings.v, v, v_tail, tma.v, shared.v, walk.stop - token, token, walk.head
+                pipelines, pipelines.v, v, v_tail, tma.v, shared.v, work.stop - token, token, work.head
             )
             k.advance()
             q.advance()
             v.advance()
-        rings.k.drain(k)
-        rings.q.drain(q)
-        rings.v.drain(v)
+        pipelines.k.producer_tail(k)
+        pipelines.q.producer_tail(q)
+        pipelines.v.producer_tail(v)
 
     @cute.jit
     def _load_own_rows(
         self,
-        rings: Rings,
-        ring: blackwell.Ring,
-        place: Any,
+        pipelines: Pipelines,
+        pipe: blackwell.Pipeline,
+        state: Any,
         tail: Any,
         tma: blackwell.Tma,
         s_tiles: cute.Tensor,
@@ -328,107 +330,113 @@ class ChunkFused:
     ) -> None:
         """A tile, zeros in its rows from `length` on. A sequence has one tail, which uses its stage once."""
         if length >= CHUNK:
-            ring.expect(place)
-            tma.load(ring, place, s_tiles, token, head)
+            pipe.arrive_and_expect_tx(state)
+            tma.load(pipe, state, s_tiles, token, head)
         else:
-            rings.tail.expect(tail)
-            tma.load(rings.tail, tail, s_tiles, token, head, stage=place.index)
-            rings.tail.wait(tail)
-            blackwell.zero_rows(s_tiles[None, None, place.index], length)
-            ring.fill_by_warp(place)
+            pipelines.tail.arrive_and_expect_tx(tail)
+            tma.load(pipelines.tail, tail, s_tiles, token, head, stage=state.index)
+            pipelines.tail.consumer_wait(tail)
+            blackwell.zero_rows(s_tiles[None, None, state.index], length)
+            pipe.producer_commit(state)
 
     @cute.jit
-    def scan_gates(self, walk: Walk, rings: Rings, shared: Shared, g: cute.Tensor, beta: cute.Tensor) -> None:
+    def scan_gates(
+        self, work: WorkTile, pipelines: Pipelines, shared: Shared, g: cute.Tensor, beta: cute.Tensor
+    ) -> None:
         """Lane l has tokens 2l and 2l + 1. Behind the end of the sequence g and beta are 0. exp(g_cu) is
         what the state is multiplied with too, hence rounded."""
         lane = cute.arch.lane_idx()
-        gate = rings.gate.producing()
+        gate = pipelines.gate.producer_state()
         r_g, r_beta, r_sum = (cute.make_rmem_tensor((2,), cutlass.Float32) for _ in range(3))
-        for i in cutlass.range(walk.chunks, unroll=1):
-            token = walk.start + CHUNK * i + 2 * lane
+        for i in cutlass.range(work.chunks, unroll=1):
+            token = work.start + CHUNK * i + 2 * lane
             r_g.fill(0.0)
             r_beta.fill(0.0)
             for j in cutlass.range_constexpr(2):
-                if token + j < walk.stop:
-                    r_g[j] = g[token + j, walk.head]
-                    r_beta[j] = beta[token + j, walk.head]
+                if token + j < work.stop:
+                    r_g[j] = g[token + j, work.head]
+                    r_beta[j] = beta[token + j, work.head]
             scan(r_g, r_sum, lane)
             g_last = cute.arch.shuffle_sync(r_sum[1], WARP - 1)
-            rings.gate.acquire(gate)
+            pipelines.gate.producer_acquire(gate)
             for j in cutlass.range_constexpr(2):
                 s_rows = shared.gate[None, 2 * lane + j, gate.index]
                 s_rows[Row.G_CU], s_rows[Row.BETA] = r_sum[j], r_beta[j]
                 s_rows[Row.DECAY], s_rows[Row.REST] = rounded_decay(r_sum[j]), decay(g_last - r_sum[j])
-            rings.gate.fill_by_warp(gate)
+            pipelines.gate.producer_commit(gate)
             gate.advance()
-        rings.gate.drain(gate)
+        pipelines.gate.producer_tail(gate)
 
     @cute.jit
-    def multiply(self, walk: Walk, rings: Rings, shared: Shared, base: cute.Pointer) -> None:
+    def mma(self, work: WorkTile, pipelines: Pipelines, shared: Shared, base: cute.Pointer) -> None:
         """KKT and QK of the next chunk go behind the products that read the state, which STATE waits for."""
-        kkt = Product.of(base, T_KKT, shared.k, shared.k)
-        qk = Product.of(base, T_QK, shared.q, shared.k)
+        kkt = TileMma.create(base, T_KKT, shared.k, shared.k)
+        qk = TileMma.create(base, T_QK, shared.q, shared.k)
         read_k, read_q = (
-            Product.of(base, T_KS, shared.h, shared.k),
-            Product.of(base, T_QS, shared.h, shared.q),
+            TileMma.create(base, T_KS, shared.h, shared.k),
+            TileMma.create(base, T_QS, shared.h, shared.q),
         )
-        update = Product.of(base, T_V_NEW, shared.left, shared.aib)
-        add = Product.of(base, T_ADDED, shared.left, shared.k, OperandMajorMode.MN)
-        read_p = Product.of(base, T_PV, shared.v_new, shared.p)
-        k_ahead, q_ahead, k, q = (ring.consuming() for ring in (rings.k, rings.q, rings.k, rings.q))
-        h, left, v_new = (ring.consuming() for ring in (rings.h, rings.left, rings.v_new))
-        squares = rings.squares.consuming()
-        scores, ks, updates = (ring.producing() for ring in (rings.scores, rings.ks, rings.update))
-        added, out = rings.added.producing(), rings.out.producing()
+        update = TileMma.create(base, T_V_NEW, shared.left, shared.aib)
+        add = TileMma.create(base, T_ADDED, shared.left, shared.k, OperandMajorMode.MN)
+        read_p = TileMma.create(base, T_PV, shared.v_new, shared.p)
+        k_ahead, q_ahead, k, q = (
+            pipe.consumer_state() for pipe in (pipelines.k, pipelines.q, pipelines.k, pipelines.q)
+        )
+        h, left, v_new = (pipe.consumer_state() for pipe in (pipelines.h, pipelines.left, pipelines.v_new))
+        squares = pipelines.squares.consumer_state()
+        scores, ks, updates = (
+            pipe.producer_state() for pipe in (pipelines.scores, pipelines.ks, pipelines.update)
+        )
+        added, out = pipelines.added.producer_state(), pipelines.out.producer_state()
         # One turn more than there are chunks: the first does nothing but what goes ahead, the last all but.
-        for turn in cutlass.range(walk.chunks + 1, unroll=1):
+        for turn in cutlass.range(work.chunks + 1, unroll=1):
             if turn > 0:
-                rings.ks.acquire(ks)
-                rings.h.wait(h)
+                pipelines.ks.producer_acquire(ks)
+                pipelines.h.consumer_wait(h)
                 blackwell.after_thread_sync()
                 read_k.issue(h, k)
-                rings.ks.fill_after_mma(ks)
-                rings.out.acquire(out)
+                pipelines.ks.umma_commit(ks)
+                pipelines.out.producer_acquire(out)
                 blackwell.after_thread_sync()
                 read_q.issue(h, q)
-                rings.h.release_after_mma(h)
-                rings.q.release_after_mma(q)
+                pipelines.h.umma_release(h)
+                pipelines.q.umma_release(q)
                 ks.advance()
                 h.advance()
                 q.advance()
-            if turn < walk.chunks:
-                rings.k.wait(k_ahead)
-                rings.q.wait(q_ahead)
-                rings.scores.acquire(scores)
+            if turn < work.chunks:
+                pipelines.k.consumer_wait(k_ahead)
+                pipelines.q.consumer_wait(q_ahead)
+                pipelines.scores.producer_acquire(scores)
                 blackwell.after_thread_sync()
                 kkt.issue(k_ahead, k_ahead, scores.index)
                 qk.issue(q_ahead, k_ahead, scores.index)
-                rings.scores.fill_after_mma(scores)
+                pipelines.scores.umma_commit(scores)
                 k_ahead.advance()
                 q_ahead.advance()
                 scores.advance()
             if turn > 0:
-                rings.squares.wait(squares)
-                rings.update.acquire(updates)
-                rings.left.wait(left)
+                pipelines.squares.consumer_wait(squares)
+                pipelines.update.producer_acquire(updates)
+                pipelines.left.consumer_wait(left)
                 blackwell.after_thread_sync()
                 update.issue(left, squares)
-                rings.update.fill_after_mma(updates)
-                rings.left.release_after_mma(left)
+                pipelines.update.umma_commit(updates)
+                pipelines.left.umma_release(left)
                 left.advance()
-                rings.added.acquire(added)
-                rings.left.wait(left)
+                pipelines.added.producer_acquire(added)
+                pipelines.left.consumer_wait(left)
                 blackwell.after_thread_sync()
                 add.issue(left, k)
-                rings.added.fill_after_mma(added)
-                rings.left.release_after_mma(left)
-                rings.k.release_after_mma(k)
-                rings.v_new.wait(v_new)
+                pipelines.added.umma_commit(added)
+                pipelines.left.umma_release(left)
+                pipelines.k.umma_release(k)
+                pipelines.v_new.consumer_wait(v_new)
                 blackwell.after_thread_sync()
                 read_p.issue(v_new, squares)
-                rings.out.fill_after_mma(out)
-                rings.v_new.release_after_mma(v_new)
-                rings.squares.release_after_mma(squares)
+                pipelines.out.umma_commit(out)
+                pipelines.v_new.umma_release(v_new)
+                pipelines.squares.umma_release(squares)
                 updates.advance()
                 left.advance()
                 added.advance()
@@ -436,53 +444,62 @@ class ChunkFused:
                 out.advance()
                 v_new.advance()
                 squares.advance()
-        rings.scores.drain(scores)
-        rings.ks.drain(ks)
-        rings.update.drain(updates)
-        rings.added.drain(added)
-        rings.out.drain(out)
+        pipelines.scores.producer_tail(scores)
+        pipelines.ks.producer_tail(ks)
+        pipelines.update.producer_tail(updates)
+        pipelines.added.producer_tail(added)
+        pipelines.out.producer_tail(out)
 
     @cute.jit
     def invert(
-        self, walk: Walk, rings: Rings, shared: Shared, scratch: inverse.Scratch, base: cute.Pointer
+        self,
+        work: WorkTile,
+        pipelines: Pipelines,
+        shared: Shared,
+        scratch: inverse.Scratch,
+        base: cute.Pointer,
     ) -> None:
         """Ai beta and P of each chunk. Warp w of the four has rows 16w .. 16w + 15."""
         thread = cute.arch.thread_idx()[0] - WARP * Role.INVERT
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx()) - Role.INVERT
         together = pipeline.NamedBarrier(barrier_id=Barrier.INVERT, num_threads=PLAN.threads_of(Role.INVERT))
-        mma = blackwell.product(OperandMajorMode.K, *SQUARE)
-        reader = blackwell.Reader.of(mma, SQUARE, base, thread)
-        scores, gate, squares = rings.scores.consuming(), rings.gate.consuming(), rings.squares.producing()
-        for _ in cutlass.range(walk.chunks, unroll=1):
-            r_square = cute.make_rmem_tensor(reader.where.shape, cutlass.Float32)
+        tiled_mma = blackwell.make_tiled_mma(OperandMajorMode.K, *SQUARE)
+        tmem_copy = blackwell.TmemCopy.create(tiled_mma, SQUARE, base, thread)
+        scores, gate, squares = (
+            pipelines.scores.consumer_state(),
+            pipelines.gate.consumer_state(),
+            pipelines.squares.producer_state(),
+        )
+        for _ in cutlass.range(work.chunks, unroll=1):
+            r_square = cute.make_rmem_tensor(tmem_copy.coords.shape, cutlass.Float32)
             r_values = cute.make_tensor(r_square.iterator, cute.make_layout(cute.size(r_square)))
-            rings.scores.wait(scores)
+            pipelines.scores.consumer_wait(scores)
             blackwell.after_thread_sync()
-            reader.read(T_KKT, scores.index, 0, r_square)
+            tmem_copy.load(T_KKT, scores.index, 0, r_square)
             cute.arch.fence_view_async_tmem_load()
-            rings.gate.wait(gate)
+            pipelines.gate.consumer_wait(gate)
             s_gate = shared.gate[None, None, gate.index]
-            lane = blackwell.afresh(cute.arch.lane_idx())
+            lane = blackwell.opaque(cute.arch.lane_idx())
             triangle.form_a(r_values, s_gate, warp, lane)
             inverse.invert(r_values, scratch, warp, lane, together)
             # Or the addresses of what is written last are in registers all the while.
-            lane = blackwell.afresh(lane)
-            rings.squares.acquire(squares)
+            lane = blackwell.opaque(lane)
+            pipelines.squares.producer_acquire(squares)
             self._scale_columns(r_values, s_gate, lane)
             self._write_rows(r_values, shared.aib[None, None, squares.index], warp, lane)
-            reader.read(T_QK, scores.index, 0, r_square)
+            tmem_copy.load(T_QK, scores.index, 0, r_square)
             cute.arch.fence_view_async_tmem_load()
             blackwell.before_thread_sync()
-            rings.scores.release_by_warp(scores)
+            pipelines.scores.consumer_release(scores)
             self._form_p(r_values, s_gate, warp, lane)
             self._write_rows(r_values, shared.p[None, None, squares.index], warp, lane)
             cute.arch.fence_proxy("async.shared", space="cta")
-            rings.squares.fill_by_warp(squares)
-            rings.gate.release_by_warp(gate)
+            pipelines.squares.producer_commit(squares)
+            pipelines.gate.consumer_release(gate)
             scores.advance()
             gate.advance()
             squares.advance()
-        rings.squares.drain(squares)
+        pipelines.squares.producer_tail(squares)
 
     @cute.jit
     def _scale_columns(self, r_ai: cute.Tensor, s_gate: cute.Tensor, lane: cutlass.Int32) -> None:
@@ -518,35 +535,35 @@ class ChunkFused:
         triangle.store_rows(r_rounded, cute.local_tile(s_square, (ROWS_OF_WARP, CHUNK), (warp, 0)), lane)
 
     @cute.jit
-    def store(self, walk: Walk, rings: Rings, shared: Shared, tma: Tma, o: cute.Tensor) -> None:
+    def store(self, work: WorkTile, pipelines: Pipelines, shared: Shared, tma: Tma, o: cute.Tensor) -> None:
         """A whole chunk by TMA; of a shorter one its own rows alone, behind which the next begins."""
-        place = rings.o.consuming()
-        for i in cutlass.range(walk.chunks, unroll=1):
-            token = walk.start + CHUNK * i
-            s_o = shared.o[None, None, place.index]
-            rings.o.wait(place)
-            if token + CHUNK <= walk.stop:
+        state = pipelines.o.consumer_state()
+        for i in cutlass.range(work.chunks, unroll=1):
+            token = work.start + CHUNK * i
+            s_o = shared.o[None, None, state.index]
+            pipelines.o.consumer_wait(state)
+            if token + CHUNK <= work.stop:
                 with cute.arch.elect_one():
-                    tma.o.store(s_o, token, walk.head)
+                    tma.o.store(s_o, token, work.head)
                     cute.arch.cp_async_bulk_commit_group()
                     cute.arch.cp_async_bulk_wait_group(0, read=True)
-                    rings.o.release(place)
+                    pipelines.o.consumer_release_thread(state)
             else:
-                self._store_rows(s_o, o, token, walk)
-                rings.o.release_by_warp(place)
-            place.advance()
+                self._store_rows(s_o, o, token, work)
+                pipelines.o.consumer_release(state)
+            state.advance()
         with cute.arch.elect_one():
             cute.arch.cp_async_bulk_wait_group(0)
 
     @cute.jit
-    def _store_rows(self, s_o: cute.Tensor, o: cute.Tensor, token: cutlass.Int32, walk: Walk) -> None:
+    def _store_rows(self, s_o: cute.Tensor, o: cute.Tensor, token: cutlass.Int32, work: WorkTile) -> None:
         """Rows up to the end of the sequence, 16 bytes a lane."""
         # In 64 bits: T Hv 128 may pass 2^31.
         stride = self.value_heads * HEAD_DIM
-        first = cutlass.Int64(token) * stride + walk.head * HEAD_DIM
+        first = cutlass.Int64(token) * stride + work.head * HEAD_DIM
         g_o = cute.make_tensor((o.iterator + first).align(16), cute.make_layout(TOKENS, stride=(stride, 1)))
         lane, lanes = cute.arch.lane_idx(), HEAD_DIM // blackwell.VECTOR
-        for row in cutlass.range(lane // lanes, walk.stop - token, WARP // lanes, unroll=1):
+        for row in cutlass.range(lane // lanes, work.stop - token, WARP // lanes, unroll=1):
             r_vector = cute.make_rmem_tensor((1, blackwell.VECTOR), BF16)
             s_vector, g_vector = (
                 cute.local_tile(tile, (1, blackwell.VECTOR), (row, lane % lanes)) for tile in (s_o, g_o)

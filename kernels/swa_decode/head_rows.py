@@ -24,7 +24,7 @@ class Queries:
     lane: cutlass.Int32
     tiles: int
 
-    def put(self, row: Any, part: int, words: list[Any]) -> None:
+    def store_row(self, row: Any, part: int, words: list[Any]) -> None:
         """Eight features of a row, four pairs: those of the lane in half `part` of a row. The first and third
         pair go into one chunk of a step, the others into the other; the steps' chunks are exchanged so that
         lanes meet different banks."""
@@ -34,7 +34,7 @@ class Queries:
             address = self.s_q + row * (2 * HEAD_DIM) + chunk * CHUNK + self.lane % 2 * (CHUNK // 2)
             ops.store_shared(address, words[odd], words[odd + 2])
 
-    def multiply(self, acc: cute.Tensor, step: Any, keys: list[ops.Pair]) -> None:
+    def mma(self, acc: cute.Tensor, step: Any, keys: list[ops.Pair]) -> None:
         """acc[m][n] += Q K^T over 16 features, of 8 entries each."""
         lane = self.lane
         for m in range(self.tiles):
@@ -53,7 +53,7 @@ class Weights:
     lane: cutlass.Int32
     tiles: int
 
-    def put(self, row: Any, entry: Any, pair: Any) -> None:
+    def store_pair(self, row: Any, entry: Any, pair: Any) -> None:
         """Of `entry`, which is even, and the next."""
         chunk = (entry // 8) ^ (row % 8)
         ops.store_shared(self.s_p + row * (2 * MAX_WINDOW) + chunk * CHUNK + entry % 8 * 2, pair)

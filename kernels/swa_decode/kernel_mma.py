@@ -149,7 +149,7 @@ FINITE = -3.0e38
 
 
 @dataclass(frozen=True)
-class Item:
+class WorkTile:
     """What a CTA does: heads `first_head` .. of a token; and where this thread is in it."""
 
     token: cutlass.Int32
@@ -230,7 +230,7 @@ class MmaSyncDecode:
         index = self.index(token, warp, lane, indices)
         length = ops.load_index(lens.iterator.toint() + I64(token) * 4)
         words = self.read_queries(token, first_head, warp, lane, q)
-        item = Item(token, first_head, length, warp, lane)
+        work = WorkTile(token, first_head, length, warp, lane)
         smem = cutlass.memory.SmemAllocator()
         where = {buffer.name: smem.allocate(buffer.bytes, buffer.align) for buffer in self.plan.smem}
         at = {name: pointer.toint() for name, pointer in where.items()}
@@ -255,26 +255,26 @@ class MmaSyncDecode:
             rows = DsMlaRows(at["s_rows"], at["s_entries"], at["s_groups"], I32(1) << block_shift)
         cache = Pages(pages.iterator.toint(), I64(pages.stride[0]), block_shift)
         if length <= 0:
-            self.leave(item, o, lse)
+            self.store_empty(work, o, lse)
         if length > 0:
             counts = warp * ENTRIES + lane % ENTRIES < length
             entries = Entries(
                 ops.pick(counts, index, I32(PADDING)), warp, lane, arrived, barriers + (warp ^ 1)
             )
-            self.attend(item, shared, rows, cache, entries, words, attn_sink, o, lse, scale)
+            self.attend(work, shared, rows, cache, entries, words, attn_sink, o, lse, scale)
 
     @cute.jit
-    def leave(self, item: Item, o: cute.Tensor, lse: cute.Tensor) -> None:
+    def store_empty(self, work: WorkTile, o: cute.Tensor, lse: cute.Tensor) -> None:
         """Of a token that attends to nothing: zeros, and -inf."""
         zero = I32(0)
         for turn in cutlass.range_constexpr(self.rows // WARPS):
-            head = item.first_head + turn * WARPS + item.warp
+            head = work.first_head + turn * WARPS + work.warp
             if head < self.heads:
-                row = self.row(o, item.token, head) + I64(item.lane * 2 * CHUNK)
+                row = self.row(o, work.token, head) + I64(work.lane * 2 * CHUNK)
                 ops.store_global(row, zero, zero, zero, zero)
                 ops.store_global(row + CHUNK, zero, zero, zero, zero)
                 if cutlass.const_expr(lse is not None):
-                    self.put_lse(item, head, F32(-inf), item.lane == 0, lse)
+                    self.store_lse(work, head, F32(-inf), work.lane == 0, lse)
 
     def row(self, x: cute.Tensor, token: Any, head: Any) -> Any:
         """Where a head's features lie, in q or o."""
@@ -283,7 +283,7 @@ class MmaSyncDecode:
     @cute.jit
     def attend(
         self,
-        item: Item,
+        work: WorkTile,
         shared: Shared,
         rows: Any,
         cache: Pages,
@@ -296,26 +296,26 @@ class MmaSyncDecode:
     ) -> None:
         cute.arch.sync_warp()
         loaded = rows.gather(entries, cache)
-        queries = Queries(shared.q, item.lane, self.tiles)
-        self.put_queries(item, shared, queries, words, scale)
+        queries = Queries(shared.q, work.lane, self.tiles)
+        self.store_queries(work, shared, queries, words, scale)
         rows.describe(entries, cache, loaded)
-        logit = self.sink_of(item, attn_sink)
+        logit = self.sink_of(work, attn_sink)
         cute.arch.sync_threads()
         cute.arch.mbarrier_wait(entries.arrived, 0)
         cute.arch.mbarrier_wait(entries.beside, 0)
         parts = cute.make_rmem_tensor((2 * self.mine,), F32)
         parts.fill(0.0)
-        rows.score(parts, queries, item.warp // 2, item.warp % 2, item.lane)
+        rows.score(parts, queries, work.warp // 2, work.warp % 2, work.lane)
         cute.arch.sync_threads()
-        scores = self.exchange(item, shared, parts)
-        weights = Weights(shared.q, item.lane, self.tiles)
-        self.soften(item, shared, rows, scores, weights)
-        self.find_factors(item, shared, logit, lse)
+        scores = self.exchange(work, shared, parts)
+        weights = Weights(shared.q, work.lane, self.tiles)
+        self.softmax(work, shared, rows, scores, weights)
+        self.find_factors(work, shared, logit, lse)
         acc = cute.make_rmem_tensor((self.tiles * FEATURE_TILES * 4,), F32)
         acc.fill(0.0)
-        rows.weigh(acc, weights, item.warp, item.lane)
+        rows.weigh(acc, weights, work.warp, work.lane)
         cute.arch.sync_threads()
-        self.store(item, acc, shared, o)
+        self.store(work, acc, shared, o)
 
     @cute.jit
     def index(
@@ -346,9 +346,9 @@ class MmaSyncDecode:
         return warp * (self.rows // WARPS) + turn
 
     @cute.jit
-    def put_queries(
+    def store_queries(
         self,
-        item: Item,
+        work: WorkTile,
         shared: Shared,
         queries: Queries,
         words: list[list[Any]],
@@ -356,7 +356,7 @@ class MmaSyncDecode:
     ) -> None:
         """Rows as f16, each times a power of two, which the scores' coefficient takes back."""
         for turn in cutlass.range_constexpr(self.rows // WARPS):
-            row = self.warp_row(item.warp, turn)
+            row = self.warp_row(work.warp, turn)
             largest = words[turn][0] & PAIR_BITS
             for word in cutlass.range_constexpr(1, 8):
                 largest = ops.greater_halves(largest, words[turn][word] & PAIR_BITS)
@@ -368,9 +368,9 @@ class MmaSyncDecode:
             for word in cutlass.range_constexpr(8):
                 low, high = ops.widened(words[turn][word])
                 pairs.append(ops.halves(low * factor, high * factor))
-            queries.put(row, 0, pairs[:4])
-            queries.put(row, 1, pairs[4:])
-            if item.lane == 0:
+            queries.store_row(row, 0, pairs[:4])
+            queries.store_row(row, 1, pairs[4:])
+            if work.lane == 0:
                 coefficient = scale * F32(LOG2_E) * ops.power_of_two(-power)
                 # A query that is not finite has no score that is.
                 spoilt = ops.pick(field == 255, ops.float_of(I32(NO_NUMBER)), coefficient)
@@ -385,10 +385,10 @@ class MmaSyncDecode:
         return first, [place + 2 for place in first]
 
     @cute.jit
-    def exchange(self, item: Item, shared: Shared, parts: cute.Tensor) -> list[Any]:
+    def exchange(self, work: WorkTile, shared: Shared, parts: cute.Tensor) -> list[Any]:
         """Scores of this warp's heads: it gives its sums for the other warp's heads to that, in s_q, and adds
         what it gets."""
-        mine, lane, warp = self.mine, item.lane, item.warp
+        mine, lane, warp = self.mine, work.lane, work.warp
         first, second = self.halves()
         at = shared.parts + lane * CHUNK
         theirs = at + (warp ^ 1) * (mine * 128)
@@ -410,10 +410,10 @@ class MmaSyncDecode:
                 found.append(own + ops.float_of(got[i]))
         return found
 
-    def soften(self, item: Item, shared: Shared, rows: Any, scores: list[Any], weights: Weights) -> None:
+    def softmax(self, work: WorkTile, shared: Shared, rows: Any, scores: list[Any], weights: Weights) -> None:
         """Weights into shared memory, and their sums over this warp's entries, with the score and exponent
         that every warp finds of a row alike."""
-        lane, share, second = item.lane, item.warp // 2, item.warp % 2
+        lane, share, second = work.lane, work.warp // 2, work.warp % 2
         heads = self.tiles
         places = [share * PAIR_ENTRIES + 8 * n + lane % 4 * 2 for n in range(KEY_TILES)]
         own = [rows.entry(place + odd) for place in places for odd in range(2)]
@@ -430,7 +430,7 @@ class MmaSyncDecode:
             u = [x - peak + exponent for x, (_, exponent, _, _) in zip(s, own, strict=True)]
             values.append(s)
             found.append((peak, ops.across(ops.greatest(u))))
-        self.tell(item, shared.peaks, share, numbers, found)
+        self.publish(work, shared.peaks, share, numbers, found)
         cute.arch.sync_threads()
         sums, tops = [], []
         for row, s in zip(numbers, values, strict=True):
@@ -442,34 +442,39 @@ class MmaSyncDecode:
                 for x, (_, exponent, mantissa, _) in zip(t, own, strict=True)
             ]
             for n, place in enumerate(places):
-                weights.put(row, place, ops.halves(w[2 * n], w[2 * n + 1]))
+                weights.store_pair(row, place, ops.halves(w[2 * n], w[2 * n + 1]))
             sums.append((ops.summed(ops.total(p)),))
             tops.append((top, power))
-        self.tell(item, shared.sums, share, numbers, sums)
-        self.tell_tops(item, shared, share, numbers, tops)
+        self.publish(work, shared.sums, share, numbers, sums)
+        self.publish_tops(work, shared, share, numbers, tops)
         cute.arch.sync_threads()
 
     @cute.jit
-    def tell(
+    def publish(
         self,
-        item: Item,
+        work: WorkTile,
         at: cutlass.Int32,
         share: cutlass.Int32,
         rows: list[Any],
         values: list[tuple[Any, ...]],
     ) -> None:
         """What this warp found of each row, by one of the lanes that share it, to [rows, shares, values]."""
-        if item.lane % 4 == 0:
+        if work.lane % 4 == 0:
             for place in cutlass.range_constexpr(len(rows)):
                 size = 4 * len(values[place])
                 ops.store_shared(at + (rows[place] * SHARES + share) * size, *values[place])
 
     @cute.jit
-    def tell_tops(
-        self, item: Item, shared: Shared, share: cutlass.Int32, rows: list[Any], tops: list[tuple[Any, ...]]
+    def publish_tops(
+        self,
+        work: WorkTile,
+        shared: Shared,
+        share: cutlass.Int32,
+        rows: list[Any],
+        tops: list[tuple[Any, ...]],
     ) -> None:
         """What every warp of a row found alike, by one of them."""
-        if item.lane % 4 == 0 and share == 0:
+        if work.lane % 4 == 0 and share == 0:
             for place in cutlass.range_constexpr(len(rows)):
                 ops.store_shared(shared.tops + rows[place] * 8, *tops[place])
 
@@ -483,24 +488,24 @@ class MmaSyncDecode:
         exponent = ops.greatest([peak - top + exponent for peak, exponent in found])
         return top, ops.greater(ops.round_up(exponent), F32(LEAST_POWER))
 
-    def shared_row(self, item: Item) -> Any:
+    def shared_row(self, work: WorkTile) -> Any:
         """The row whose sum over warps this lane is in: a lane for each of its shares. Lanes past those of
         the warp's rows repeat them."""
-        return self.warp_row(item.warp, item.lane // SHARES % (self.rows // WARPS))
+        return self.warp_row(work.warp, work.lane // SHARES % (self.rows // WARPS))
 
     @cute.jit
-    def find_factors(self, item: Item, shared: Shared, logit: Any, lse: cute.Tensor) -> None:
+    def find_factors(self, work: WorkTile, shared: Shared, logit: Any, lse: cute.Tensor) -> None:
         """What a row of P V is multiplied by, 0 where nothing is attended to; lse."""
-        row = self.shared_row(item)
-        head = item.first_head + row
-        share = item.lane % SHARES
-        tells = share == 0 and item.lane < self.rows // WARPS * SHARES
+        row = self.shared_row(work)
+        head = work.first_head + row
+        share = work.lane % SHARES
+        tells = share == 0 and work.lane < self.rows // WARPS * SHARES
         total = ops.load_shared_float(shared.sums + (row * SHARES + share) * 4)
         total = ops.summed(total, SHARES)
         top, power = ops.load_shared_floats(shared.tops + row * 8)
         if cutlass.const_expr(lse is not None):
             natural = ops.pick(total == 0.0, F32(-inf), (top + ops.log2(total)) * F32(log(2)))
-            self.put_lse(item, head, natural, tells and head < self.heads, lse)
+            self.store_lse(work, head, natural, tells and head < self.heads, lse)
         below = total
         if cutlass.const_expr(logit is not None):
             below = total + ops.exp2(ops.product(logit, F32(LOG2_E)) - top)
@@ -508,43 +513,43 @@ class MmaSyncDecode:
         if tells:
             ops.store_shared(shared.factors + row * 4, ops.pick(total == 0.0, F32(0.0), factor))
 
-    def sink_of(self, item: Item, attn_sink: cute.Tensor) -> Any:
+    def sink_of(self, work: WorkTile, attn_sink: cute.Tensor) -> Any:
         """The sink of the row whose sums over warps this lane is in; None where there is none."""
         if attn_sink is None:
             return None
-        head = cutlass.min(item.first_head + self.shared_row(item), self.heads - 1)
+        head = cutlass.min(work.first_head + self.shared_row(work), self.heads - 1)
         return ops.float_of(ops.load_index(attn_sink.iterator.toint() + I64(head) * 4))
 
     @cute.jit
-    def put_lse(
+    def store_lse(
         self,
-        item: Item,
+        work: WorkTile,
         head: cutlass.Int32,
         value: cutlass.Float32,
         mine: cutlass.Boolean,
         lse: cute.Tensor,
     ) -> None:
         if mine:
-            lse[item.token, head] = value
+            lse[work.token, head] = value
 
     @cute.jit
-    def store(self, item: Item, acc: cute.Tensor, shared: Shared, o: cute.Tensor) -> None:
+    def store(self, work: WorkTile, acc: cute.Tensor, shared: Shared, o: cute.Tensor) -> None:
         """Four adjacent features a thread of each chunk of 16: tiles come in twos, of codes the even and the
         odd features, of rope the first and the second of every two pairs."""
         rope = self.layout is CacheLayout.FP8_DS_MLA
         for m in cutlass.range_constexpr(self.tiles):
             for half in cutlass.range_constexpr(2):
-                number = m * TILE + 8 * half + item.lane // 4
-                head = item.first_head + number
+                number = m * TILE + 8 * half + work.lane // 4
+                head = work.first_head + number
                 factor = ops.load_shared_float(shared.factors + number * 4)
-                row = self.row(o, item.token, head) + I64(
-                    item.warp * (2 * HEAD_DIM // WARPS) + item.lane % 4 * 8
+                row = self.row(o, work.token, head) + I64(
+                    work.warp * (2 * HEAD_DIM // WARPS) + work.lane % 4 * 8
                 )
                 for pair in cutlass.range_constexpr(FEATURE_TILES // 2):
                     one, other = ((m * FEATURE_TILES + 2 * pair + more) * 4 + 2 * half for more in (0, 1))
                     first, second, third, last = acc[one], acc[other], acc[one + 1], acc[other + 1]
                     if cutlass.const_expr(rope):
-                        swap = item.warp == WARPS - 1
+                        swap = work.warp == WARPS - 1
                         second, third = (
                             ops.pick(swap, third, second),
                             ops.pick(swap, second, third),

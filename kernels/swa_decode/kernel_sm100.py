@@ -54,14 +54,14 @@ A stage is free for the next item's rows after its product 2, or after 1 if the 
     MMA       17      allocates TMEM; all products
     IDLE      18..19  nothing
 
-    ring     stages  full: arrivals        empty: arrivals
-    kv       4       8 GATHER warp         1 MMA commit
-    q        4       1 LOAD + 16384 bytes  1 MMA commit
-    factor   1       8 GATHER warp         4 SOFTMAX warp
-    scores   1       1 MMA commit          4 SOFTMAX warp
-    p        1       4 SOFTMAX warp        1 MMA commit
-    inverse  1       4 SOFTMAX warp        4 EPILOGUE warp
-    o        4       1 MMA commit          4 EPILOGUE warp
+    pipeline  stages  full: arrivals        empty: arrivals
+    kv        4       8 GATHER warp         1 MMA commit
+    q         4       1 LOAD + 16384 bytes  1 MMA commit
+    factor    1       8 GATHER warp         4 SOFTMAX warp
+    scores    1       1 MMA commit          4 SOFTMAX warp
+    p         1       4 SOFTMAX warp        1 MMA commit
+    inverse   1       4 SOFTMAX warp        4 EPILOGUE warp
+    o         4       1 MMA commit          4 EPILOGUE warp
 
     sync                               who                     orders
     fence.mbarrier_init, barrier TMEM  all                     mbarriers, TMEM there before they are used
@@ -78,7 +78,7 @@ A stage is free for the next item's rows after its product 2, or after 1 if the 
     fence.proxy.async, s_o             EPILOGUE                o in s_o before the TMA store reads it
     barrier EPILOGUE, second           EPILOGUE                all of s_o written before it is stored
     bulk wait_group                    EPILOGUE, warp 4        o stored before the CTA ends
-    drain of a ring                    its producer            no arrival after the CTA ends
+    producer_tail                      each producer           no arrival after the CTA ends
     barrier of the CTA                 all                     TMEM read before it is freed
 
 640 threads, 230916 bytes of SMEM, 512 columns of TMEM, 1 CTA an SM
@@ -122,14 +122,14 @@ from gdnbench_kernels.swa_decode.sm100_plan import (
     T_S,
     TOKENS,
     Barrier,
-    Items,
-    Place,
-    Rings,
+    Pipelines,
+    PipelineState,
     Role,
     Shared,
+    TileScheduler,
     base_of,
-    consuming,
-    producing,
+    consumer_state,
+    producer_state,
 )
 
 BF16 = cutlass.BFloat16
@@ -175,8 +175,8 @@ class Tcgen05Decode:
     ) -> None:
         """What they are: `call.Arguments`. `parts` 1, 2 or 4, by `workers` CTAs."""
         load, store = cpasync.CopyBulkTensorTileG2SOp(), cpasync.CopyBulkTensorTileS2GOp()
-        tma_q = blackwell.Tma.of(load, by_quarter(q), (HEADS, FEATURES))
-        tma_o = blackwell.Tma.of(store, by_quarter(o), (HEADS, FEATURES))
+        tma_q = blackwell.Tma.create(load, by_quarter(q), (HEADS, FEATURES))
+        tma_o = blackwell.Tma.create(store, by_quarter(o), (HEADS, FEATURES))
         self.kernel(tma_q, tma_o, pages, inv_scale, indices, lens, attn_sink, lse, scale, block_shift).launch(
             grid=(parts, workers, 1),
             block=(PLAN.threads, 1, 1),
@@ -201,85 +201,87 @@ class Tcgen05Decode:
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         smem = cutlass.memory.SmemAllocator()
         shared = Shared.allocate(smem)
-        rings = Rings.allocate(PLAN, smem)
+        pipelines = Pipelines.allocate(PLAN, smem)
         blackwell.prefetch((tma_q, tma_o), warp == Role.LOAD)
-        blackwell.init_barriers(rings, warp == Role.LOAD)
+        blackwell.init_barriers(pipelines, warp == Role.LOAD)
         tmem, base = blackwell.allocate_tmem(PLAN, smem, Role.MMA, Barrier.TMEM)
         # Each role finds its items by itself: what lives across setmaxnreg is spilled.
         if warp < Role.EPILOGUE:
             cute.arch.setmaxregister_increase(REGISTERS[Role.SOFTMAX])
-            self.soften(self.items(lens), rings, shared, base, attn_sink, lse, scale)
+            self.softmax(self.scheduler(lens), pipelines, shared, base, attn_sink, lse, scale)
         elif warp < Role.GATHER:
             cute.arch.setmaxregister_decrease(REGISTERS[Role.EPILOGUE])
-            self.epilogue(self.items(lens), rings, shared, base, tma_o)
+            self.epilogue(self.scheduler(lens), pipelines, shared, base, tma_o)
         elif warp < Role.LOAD:
             cute.arch.setmaxregister_increase(REGISTERS[Role.GATHER])
             window = Gather(self.mla, pages, inv_scale, indices, lens, block_shift)
-            window.run(self.items(lens), rings, shared)
+            window.load_window(self.scheduler(lens), pipelines, shared)
         else:
             cute.arch.setmaxregister_decrease(REGISTERS[Role.LOAD])
         if warp == Role.LOAD:
-            self.load(self.items(lens), rings, shared, tma_q)
+            self.load(self.scheduler(lens), pipelines, shared, tma_q)
         if warp == Role.MMA:
-            self.multiply(self.items(lens), rings, shared, base)
+            self.mma(self.scheduler(lens), pipelines, shared, base)
         cute.arch.sync_threads()
         tmem.free(base)
 
-    def items(self, lens: cute.Tensor) -> Items:
-        return Items.of(lens.shape[0], self.heads)
+    def scheduler(self, lens: cute.Tensor) -> TileScheduler:
+        return TileScheduler.create(lens.shape[0], self.heads)
 
     @cute.jit
-    def load(self, items: Items, rings: Rings, shared: Shared, tma_q: blackwell.Tma) -> None:
-        for turn in cutlass.range(items.count, unroll=1):
-            token, head = items.at(turn)
+    def load(
+        self, scheduler: TileScheduler, pipelines: Pipelines, shared: Shared, tma_q: blackwell.Tma
+    ) -> None:
+        for turn in cutlass.range(scheduler.count, unroll=1):
+            token, head = scheduler.work_tile(turn)
             for quarter in cutlass.range_constexpr(QUARTERS):
-                place = producing(turn, quarter)
-                rings.q.acquire(place)
-                rings.q.expect(place)
-                tma_q.load(rings.q, place, shared.q, head, quarter, token)
+                state = producer_state(turn, quarter)
+                pipelines.q.producer_acquire(state)
+                pipelines.q.arrive_and_expect_tx(state)
+                tma_q.load(pipelines.q, state, shared.q, head, quarter, token)
         for quarter in cutlass.range_constexpr(QUARTERS):
-            rings.q.acquire(producing(items.count, quarter))
+            pipelines.q.producer_acquire(producer_state(scheduler.count, quarter))
 
     @cute.jit
-    def multiply(self, items: Items, rings: Rings, shared: Shared, base: cute.Pointer) -> None:
+    def mma(self, scheduler: TileScheduler, pipelines: Pipelines, shared: Shared, base: cute.Pointer) -> None:
         """A stage of s_kv is read twice, and released at the second, or at the first where the CTA does not
         make those features of o. Quarters are loops that stay: unrolled, the descriptors of all operands, 64
         bits for each step of each product, would be kept from item to item."""
-        qk, pv = qk_product(), pv_product()
+        qk, pv = qk_mma(), pv_mma()
         r_q, r_k = blackwell.operands(qk, shared.q, shared.kv, (HEADS, TOKENS, FEATURES))
         r_p, r_v = blackwell.operands(pv, shared.p, shared.kv, (HEADS, FEATURES, TOKENS))
         t_s = blackwell.accumulator(qk, base, T_S)
-        for turn in cutlass.range(items.count, unroll=1):
-            rings.scores.acquire(producing(turn))
+        for turn in cutlass.range(scheduler.count, unroll=1):
+            pipelines.scores.producer_acquire(producer_state(turn))
             for quarter in cutlass.range(QUARTERS, unroll=1):
-                place = consuming(turn, quarter)
-                rings.q.wait(place)
-                rings.kv.wait(place)
+                state = consumer_state(turn, quarter)
+                pipelines.q.consumer_wait(state)
+                pipelines.kv.consumer_wait(state)
                 blackwell.after_thread_sync()
                 r_left, r_right = r_q[None, None, None, quarter], r_k[None, None, None, quarter]
-                blackwell.multiply(qk, t_s, r_left, r_right, add=quarter > 0)
-                rings.q.release_after_mma(place)
-                if not items.mine(quarter):
-                    rings.kv.release_after_mma(place)
-            rings.scores.fill_after_mma(producing(turn))
-            rings.p.wait(consuming(turn))
-            for quarter in cutlass.range(items.first, items.stop, unroll=1):
-                rings.o.acquire(producing(turn, quarter))
+                blackwell.mma(qk, t_s, r_left, r_right, add=quarter > 0)
+                pipelines.q.umma_release(state)
+                if not scheduler.owns(quarter):
+                    pipelines.kv.umma_release(state)
+            pipelines.scores.umma_commit(producer_state(turn))
+            pipelines.p.consumer_wait(consumer_state(turn))
+            for quarter in cutlass.range(scheduler.first, scheduler.stop, unroll=1):
+                pipelines.o.producer_acquire(producer_state(turn, quarter))
                 blackwell.after_thread_sync()
                 t_o = blackwell.accumulator(pv, base_of(quarter, base), T_EVEN, quarter // 2)
-                blackwell.multiply(pv, t_o, r_p[None, None, None, 0], r_v[None, None, None, quarter])
-                rings.kv.release_after_mma(consuming(turn, quarter))
-                rings.o.fill_after_mma(producing(turn, quarter))
-            rings.p.release_after_mma(consuming(turn))
-        rings.scores.acquire(producing(items.count))
-        for quarter in cutlass.range(items.first, items.stop, unroll=1):
-            rings.o.acquire(producing(items.count, quarter))
+                blackwell.mma(pv, t_o, r_p[None, None, None, 0], r_v[None, None, None, quarter])
+                pipelines.kv.umma_release(consumer_state(turn, quarter))
+                pipelines.o.umma_commit(producer_state(turn, quarter))
+            pipelines.p.umma_release(consumer_state(turn))
+        pipelines.scores.producer_acquire(producer_state(scheduler.count))
+        for quarter in cutlass.range(scheduler.first, scheduler.stop, unroll=1):
+            pipelines.o.producer_acquire(producer_state(scheduler.count, quarter))
 
     @cute.jit
-    def soften(
+    def softmax(
         self,
-        items: Items,
-        rings: Rings,
+        scheduler: TileScheduler,
+        pipelines: Pipelines,
         shared: Shared,
         base: cute.Pointer,
         attn_sink: cute.Tensor | None,
@@ -288,21 +290,21 @@ class Tcgen05Decode:
     ) -> None:
         """P from S, and what o is multiplied by."""
         thread = cute.arch.thread_idx()[0]
-        reader = blackwell.Reader.of(half_product(), (HEADS, HALF), base, thread)
-        r_s = [cute.make_rmem_tensor(reader.where.shape, cutlass.Float32) for _ in range(TOKENS // HALF)]
-        r_p = cute.make_rmem_tensor(reader.where.shape, BF16)
+        tmem_copy = blackwell.TmemCopy.create(half_mma(), (HEADS, HALF), base, thread)
+        r_s = [cute.make_rmem_tensor(tmem_copy.coords.shape, cutlass.Float32) for _ in range(TOKENS // HALF)]
+        r_p = cute.make_rmem_tensor(tmem_copy.coords.shape, BF16)
         r_max, r_sum, r_top = (cute.make_rmem_tensor((ROWS,), cutlass.Float32) for _ in range(3))
         factor = scale * LOG2_E
-        for turn in cutlass.range(items.count, unroll=1):
-            place = consuming(turn)
-            rings.factor.wait(place)
-            rings.scores.wait(place)
+        for turn in cutlass.range(scheduler.count, unroll=1):
+            state = consumer_state(turn)
+            pipelines.factor.consumer_wait(state)
+            pipelines.scores.consumer_wait(state)
             blackwell.after_thread_sync()
             for half in cutlass.range_constexpr(len(r_s)):
-                reader.read(T_S, 0, half * HALF, r_s[half])
+                tmem_copy.load(T_S, 0, half * HALF, r_s[half])
             cute.arch.fence_view_async_tmem_load()
             blackwell.before_thread_sync()
-            rings.scores.release_by_warp(place)
+            pipelines.scores.consumer_release(state)
             r_max.fill(-math.inf)
             for half in cutlass.range_constexpr(len(r_s)):
                 self._scale(shared, half, thread % QUAD, factor, r_s[half], r_max)
@@ -318,18 +320,18 @@ class Tcgen05Decode:
             for half in cutlass.range_constexpr(len(r_s)):
                 self._exponentiate(shared, half, thread % QUAD, r_s[half], r_max, r_sum, r_top)
                 cute.arch.sync_warp()
-            rings.factor.release_by_warp(place)
+            pipelines.factor.consumer_release(state)
             r_inverse = self._invert(r_top)
-            rings.p.acquire(producing(turn))
+            pipelines.p.producer_acquire(producer_state(turn))
             for half in cutlass.range_constexpr(len(r_s)):
                 for i in cutlass.range_constexpr(cute.size(r_p)):
                     r_p[i] = (r_s[half][i] * r_inverse[i // 2 % ROWS]).to(BF16)
-                reader.write(r_p, cute.local_tile(shared.p[None, None, 0], (HEADS, HALF), (0, half)))
+                tmem_copy.stmatrix(r_p, cute.local_tile(shared.p[None, None, 0], (HEADS, HALF), (0, half)))
             cute.arch.fence_proxy("async.shared", space="cta")
-            rings.p.fill_by_warp(producing(turn))
-            self._finish(turn, items, rings, shared, thread, r_max, r_sum, r_top, attn_sink, lse)
-        rings.p.acquire(producing(items.count))
-        rings.inverse.acquire(producing(items.count))
+            pipelines.p.producer_commit(producer_state(turn))
+            self._finish(turn, scheduler, pipelines, shared, thread, r_max, r_sum, r_top, attn_sink, lse)
+        pipelines.p.producer_acquire(producer_state(scheduler.count))
+        pipelines.inverse.producer_acquire(producer_state(scheduler.count))
 
     @cute.jit
     def _none(self, shared: Shared, lane: cutlass.Int32) -> cutlass.Float32:
@@ -406,8 +408,8 @@ class Tcgen05Decode:
     def _finish(
         self,
         turn: cutlass.Int32,
-        items: Items,
-        rings: Rings,
+        scheduler: TileScheduler,
+        pipelines: Pipelines,
         shared: Shared,
         thread: cutlass.Int32,
         r_max: cute.Tensor,
@@ -417,8 +419,8 @@ class Tcgen05Decode:
         lse: Any,
     ) -> None:
         """g / denominator of this thread's rows for EPILOGUE, and lse, by one thread of a quad."""
-        token, first = items.at(turn)
-        rings.inverse.acquire(producing(turn))
+        token, first = scheduler.work_tile(turn)
+        pipelines.inverse.producer_acquire(producer_state(turn))
         for row in cutlass.range_constexpr(ROWS):
             across_quad(r_sum, row, operator.add)
             at = row_of(thread, row)
@@ -430,18 +432,23 @@ class Tcgen05Decode:
                 if cutlass.const_expr(lse is not None):
                     natural = (r_max[row] + cute.math.log2(r_sum[row], fastmath=True)) * LN_2
                     # All parts of a request have the same; one writes it.
-                    if items.first == 0:
+                    if scheduler.first == 0:
                         lse[token, head] = natural
             inverse = r_top[row] * cute.arch.rcp_approx(total)
             if thread % QUAD == 0:
                 # Nothing attended to is nothing, whatever the sink.
                 nothing = (r_sum[row] == 0.0) & (r_max[row] == NOTHING)
                 shared.inverse[at, 0] = cutlass.Float32(0.0) if nothing else inverse
-        rings.inverse.fill_by_warp(producing(turn))
+        pipelines.inverse.producer_commit(producer_state(turn))
 
     @cute.jit
     def epilogue(
-        self, items: Items, rings: Rings, shared: Shared, base: cute.Pointer, tma_o: blackwell.Tma
+        self,
+        scheduler: TileScheduler,
+        pipelines: Pipelines,
+        shared: Shared,
+        base: cute.Pointer,
+        tma_o: blackwell.Tma,
     ) -> None:
         """o, divided and rounded, a quarter of the features at a time."""
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
@@ -449,18 +456,22 @@ class Tcgen05Decode:
         threads = PLAN.threads_of(Role.EPILOGUE)
         together = pipeline.NamedBarrier(barrier_id=Barrier.EPILOGUE, num_threads=threads)
         r_inverse = cute.make_rmem_tensor((ROWS,), cutlass.Float32)
-        for turn in cutlass.range(items.count, unroll=1):
-            token, head = items.at(turn)
-            rings.inverse.wait(consuming(turn))
+        for turn in cutlass.range(scheduler.count, unroll=1):
+            token, head = scheduler.work_tile(turn)
+            pipelines.inverse.consumer_wait(consumer_state(turn))
             for row in cutlass.range_constexpr(ROWS):
                 r_inverse[row] = shared.inverse[row_of(thread, row), 0]
-            rings.inverse.release_by_warp(consuming(turn))
-            for quarter in cutlass.range(items.first, items.stop, unroll=1):
+            pipelines.inverse.consumer_release(consumer_state(turn))
+            for quarter in cutlass.range(scheduler.first, scheduler.stop, unroll=1):
                 if warp == Role.EPILOGUE:
                     cute.arch.cp_async_bulk_wait_group(0, read=True)
                 together.arrive_and_wait()
-                reader = blackwell.Reader.of(half_product(), (HEADS, HALF), base_of(quarter, base), thread)
-                self._form_o(consuming(turn, quarter), rings, shared.o[None, None, 0], reader, r_inverse)
+                tmem_copy = blackwell.TmemCopy.create(
+                    half_mma(), (HEADS, HALF), base_of(quarter, base), thread
+                )
+                self._form_o(
+                    consumer_state(turn, quarter), pipelines, shared.o[None, None, 0], tmem_copy, r_inverse
+                )
                 cute.arch.fence_proxy("async.shared", space="cta")
                 together.arrive_and_wait()
                 if warp == Role.EPILOGUE:
@@ -473,27 +484,27 @@ class Tcgen05Decode:
     @cute.jit
     def _form_o(
         self,
-        place: Place,
-        rings: Rings,
+        state: PipelineState,
+        pipelines: Pipelines,
         s_o: cute.Tensor,
-        reader: blackwell.Reader,
+        tmem_copy: blackwell.TmemCopy,
         r_inverse: cute.Tensor,
     ) -> None:
         """A quarter of o into s_o, half of its columns at a time."""
-        r_acc = cute.make_rmem_tensor(reader.where.shape, cutlass.Float32)
-        r_o = cute.make_rmem_tensor(reader.where.shape, BF16)
-        rings.o.wait(place)
+        r_acc = cute.make_rmem_tensor(tmem_copy.coords.shape, cutlass.Float32)
+        r_o = cute.make_rmem_tensor(tmem_copy.coords.shape, BF16)
+        pipelines.o.consumer_wait(state)
         blackwell.after_thread_sync()
         for half in cutlass.range_constexpr(FEATURES // HALF):
-            reader.read(T_EVEN, place.index // 2, half * HALF, r_acc)
+            tmem_copy.load(T_EVEN, state.index // 2, half * HALF, r_acc)
             cute.arch.fence_view_async_tmem_load()
             if cutlass.const_expr(half == FEATURES // HALF - 1):
                 blackwell.before_thread_sync()
-                rings.o.release_by_warp(place)
+                pipelines.o.consumer_release(state)
             for i in cutlass.range_constexpr(cute.size(r_acc)):
                 r_acc[i] = r_acc[i] * r_inverse[i // 2 % ROWS]
             r_o.store(r_acc.load().to(BF16))
-            reader.write(r_o, cute.local_tile(s_o, (HEADS, HALF), (0, half)))
+            tmem_copy.stmatrix(r_o, cute.local_tile(s_o, (HEADS, HALF), (0, half)))
 
 
 def across_quad(r_values: cute.Tensor, row: int, combine: Callable[..., Any]) -> None:
@@ -504,7 +515,7 @@ def across_quad(r_values: cute.Tensor, row: int, combine: Callable[..., Any]) ->
 
 
 def row_of(thread: cutlass.Int32, row: int) -> cutlass.Int32:
-    """One of the rows of which `blackwell.Reader` gives a thread values."""
+    """One of the rows of which `blackwell.TmemCopy` gives a thread values."""
     return thread // WARP * 16 + thread % WARP // QUAD + row * ROW_DISTANCE
 
 
@@ -516,14 +527,14 @@ def by_quarter(x: cute.Tensor) -> cute.Tensor:
     return cute.make_tensor(x.iterator, layout)
 
 
-def qk_product() -> cute.TiledMma:
-    return blackwell.product(OperandMajorMode.K, HEADS, TOKENS)
+def qk_mma() -> cute.TiledMma:
+    return blackwell.make_tiled_mma(OperandMajorMode.K, HEADS, TOKENS)
 
 
-def half_product() -> cute.TiledMma:
+def half_mma() -> cute.TiledMma:
     """Whose accumulator has the columns that a thread holds at once."""
-    return blackwell.product(OperandMajorMode.K, HEADS, HALF)
+    return blackwell.make_tiled_mma(OperandMajorMode.K, HEADS, HALF)
 
 
-def pv_product() -> cute.TiledMma:
-    return blackwell.product(OperandMajorMode.MN, HEADS, FEATURES)
+def pv_mma() -> cute.TiledMma:
+    return blackwell.make_tiled_mma(OperandMajorMode.MN, HEADS, FEATURES)

@@ -1,18 +1,18 @@
 """All of a swa_decode call in one kernel for sm_90a: persistent CTAs, products by wgmma. CuTe DSL.
 
 The equations are those of kernel_mma.py, and so are the powers of two that queries, rows and weights
-are scaled by. An item is `rows` heads of a token, those above H zeros that are not stored; CTA b of `workers`
+are scaled by. An work is `rows` heads of a token, those above H zeros that are not stored; CTA b of `workers`
 does items b, b + workers .. Both products are transposed, so that codes become a left operand in registers,
-once for all heads of the item, and what is made of bf16 and f32 is a right operand in shared memory:
+once for all heads of the work, and what is made of bf16 and f32 is a right operand in shared memory:
 
     product      M    N     K    left                      right       in warpgroup w of two
     1. R Q^T     128  rows  512  registers, `ldmatrix`     s_q         entries 64 w .. + 63
     2. R^T P^T   512  rows  128  registers, `.trans`       s_p         features 256 w .. + 255, four tiles
 
-A softmax goes over the rows of an accumulator: over 2 of a thread, 8 lanes, 8 warps. While an item is
+A softmax goes over the rows of an accumulator: over 2 of a thread, 8 lanes, 8 warps. While an work is
 multiplied the rows of the next one arrive, and from the end of product 1 on its queries. Outputs leave by way
 of the stage that their window was in; what finds no room there (fp8_ds_mla, the last 8 of 64 heads) is stored
-from registers. An item of length 0 copies and multiplies nothing.
+from registers. An work of length 0 copies and multiplies nothing.
 
     tensor       shape            dtype     rows
     q, o         T, H, 512        bfloat16
@@ -43,9 +43,9 @@ With fp8_ds_mla and 64 heads a CTA:
     MULTIPLY  0..7   queries as f16; a warpgroup 64 entries of product 1, 256 features of product 2
     LOAD      8..11  windows, queries, what rows are multiplied by; outputs
 
-    ring  stages  full: arrivals             empty: arrivals
-    rows  2       12 LOAD, with their bytes  8 MULTIPLY warps
-    q     1       1 LOAD + 65536 bytes       8 MULTIPLY warps
+    pipeline  stages  full: arrivals             empty: arrivals
+    rows      2       12 LOAD, with their bytes  8 MULTIPLY warps
+    q         1       1 LOAD + 65536 bytes       8 MULTIPLY warps
 
     sync                       who                     orders
     s_ready                    LOAD warps to MULTIPLY  s_rope before it is multiplied
@@ -89,7 +89,14 @@ from gdnbench_kernels.swa_decode.kernel_mma import FINITE, LEAST_POWER, LOG2_E, 
 from gdnbench_kernels.swa_decode.latent_rows import STEP, Pages
 from gdnbench_kernels.swa_decode.layouts import CacheLayout
 from gdnbench_kernels.swa_decode.sizes import GROUP, HEAD_DIM, MAX_WINDOW
-from gdnbench_kernels.swa_decode.sm90_load import Items, Loader, Rings, Shared, query_place, window_place
+from gdnbench_kernels.swa_decode.sm90_load import (
+    Loader,
+    Pipelines,
+    Shared,
+    TileScheduler,
+    query_state,
+    window_state,
+)
 from gdnbench_kernels.swa_decode.sm90_plan import (
     BLOCKS,
     GROUP_WARPS,
@@ -105,7 +112,7 @@ from gdnbench_kernels.swa_decode.sm90_plan import (
     row_bytes,
     staged_heads,
 )
-from gdnbench_kernels.swa_decode.sm90_window import NOPE_PAIRS, TILES, Place
+from gdnbench_kernels.swa_decode.sm90_window import NOPE_PAIRS, TILES, ThreadCoord
 
 I32, I64, F32 = cutlass.Int32, cutlass.Int64, cutlass.Float32
 
@@ -116,12 +123,12 @@ SHARERS = 4
 
 
 @dataclass(frozen=True)
-class Item:
+class WorkTile:
     """What is multiplied, and where this thread is."""
 
     token: cutlass.Int32
     first_head: cutlass.Int32
-    place: Place
+    coord: ThreadCoord
     thread: cutlass.Int32
 
 
@@ -154,7 +161,7 @@ class WgmmaDecode:
         stream: cuda.CUstream,
     ) -> None:
         """What they are: `call.Arguments`; `workers` CTAs, no more than items."""
-        tma_q = blackwell.Tma.of(cpasync.CopyBulkTensorTileG2SOp(), by_block(q), (self.rows, GROUP))
+        tma_q = blackwell.Tma.create(cpasync.CopyBulkTensorTileG2SOp(), by_block(q), (self.rows, GROUP))
         self.kernel(tma_q, q, pages, inv_scale, indices, lens, attn_sink, o, lse, scale, block_shift).launch(
             grid=(workers, 1, 1), block=(THREADS, 1, 1), stream=stream, min_blocks_per_mp=1
         )
@@ -177,21 +184,21 @@ class WgmmaDecode:
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         smem = cutlass.memory.SmemAllocator()
         shared = self.allocate(smem)
-        rings = Rings(*(blackwell.Ring.allocate(ring, smem) for ring in self.plan.rings))
+        pipelines = Pipelines(*(blackwell.Pipeline.allocate(pipe, smem) for pipe in self.plan.pipelines))
         if warp >= Role.LOAD:
-            self.ask_first(indices, lens)
+            self.prefetch_first(indices, lens)
         if warp == Role.LOAD:
             cpasync.prefetch_descriptor(tma_q.atom)
             with cute.arch.elect_one():
-                rings.rows.init()
-                rings.q.init()
+                pipelines.rows.init()
+                pipelines.q.init()
                 cute.arch.mbarrier_init(shared.ready, LOADERS)
         cute.arch.mbarrier_init_fence()
         cute.arch.sync_threads()
         # Each role finds its items by itself: what lives across setmaxnreg is spilled.
         if warp < Role.LOAD:
             cute.arch.setmaxregister_increase(self.tuning.multiply_registers)
-            self.attend(self.items(lens), rings, shared, attn_sink, o, lse, scale)
+            self.attend(self.scheduler(lens), pipelines, shared, attn_sink, o, lse, scale)
         else:
             cute.arch.setmaxregister_decrease(self.tuning.load_registers)
             loader = Loader(
@@ -206,12 +213,12 @@ class WgmmaDecode:
                 q,
                 o,
             )
-            loader.run(self.items(lens), rings, shared, tma_q)
+            loader.load(self.scheduler(lens), pipelines, shared, tma_q)
 
     @cute.jit
-    def ask_first(self, indices: cute.Tensor, lens: cute.Tensor) -> None:
-        """For the first item's entries and length into L2, beside what comes before they can be read."""
-        token, _ = self.items(lens).at(0)
+    def prefetch_first(self, indices: cute.Tensor, lens: cute.Tensor) -> None:
+        """For the first work's entries and length into L2, beside what comes before they can be read."""
+        token, _ = self.scheduler(lens).work_tile(0)
         entry = wgmma.thread_in_role(Role.LOAD)
         if entry < cute.size(indices, mode=[1]):
             row = indices.iterator.toint() + I64(token) * I64(indices.stride[0]) * 4
@@ -219,8 +226,8 @@ class WgmmaDecode:
         if entry == 0:
             wgmma.prefetch(lens.iterator.toint() + I64(token) * 4)
 
-    def items(self, lens: cute.Tensor) -> Items:
-        return Items.of(lens.shape[0], self.heads, self.rows)
+    def scheduler(self, lens: cute.Tensor) -> TileScheduler:
+        return TileScheduler.create(lens.shape[0], self.heads, self.rows)
 
     def allocate(self, smem: Any) -> Shared:
         first, *others = self.plan.smem
@@ -248,8 +255,8 @@ class WgmmaDecode:
     @cute.jit
     def attend(
         self,
-        items: Items,
-        rings: Rings,
+        scheduler: TileScheduler,
+        pipelines: Pipelines,
         shared: Shared,
         attn_sink: cute.Tensor,
         o: cute.Tensor,
@@ -257,130 +264,130 @@ class WgmmaDecode:
         scale: cutlass.Float32,
     ) -> None:
         queries = shared.queries(self.mla, self.rows, scale)
-        for turn in cutlass.range(items.count, unroll=1):
+        for turn in cutlass.range(scheduler.count, unroll=1):
             thread = wgmma.thread_in_role(Role.MULTIPLY)
             warp = cute.arch.make_warp_uniform(thread // 32)
-            token, first_head = items.at(turn)
-            place = Place(warp // GROUP_WARPS, warp % GROUP_WARPS, thread % 32)
-            item = Item(token, first_head, place, thread)
-            logit = self.sink_of(item, attn_sink)
-            # Of an item that attends to nothing what an item before left, which nobody reads.
-            rings.q.wait(query_place(turn))
+            token, first_head = scheduler.work_tile(turn)
+            coord = ThreadCoord(warp // GROUP_WARPS, warp % GROUP_WARPS, thread % 32)
+            work = WorkTile(token, first_head, coord, thread)
+            logit = self.sink_of(work, attn_sink)
+            # Of an work that attends to nothing what an work before left, which nobody reads.
+            pipelines.q.consumer_wait(query_state(turn))
             queries.convert(warp)
             cute.arch.fence_proxy("async.shared", space="cta")
-            self.together()
-            rings.rows.wait(window_place(turn))
+            self.mma_barrier()
+            pipelines.rows.consumer_wait(window_state(turn))
             if ops.load_shared_word(shared.lens + turn % STAGES * 4) > 0:
-                self.multiply(turn, item, items, rings, shared, logit, o, lse)
+                self.multiply(turn, work, scheduler, pipelines, shared, logit, o, lse)
             else:
-                self.leave(turn, item, items, rings, shared, o, lse)
+                self.store_empty(turn, work, scheduler, pipelines, shared, o, lse)
             cute.arch.fence_proxy("async.shared", space="cta")
-            rings.rows.release_by_warp(window_place(turn))
+            pipelines.rows.consumer_release(window_state(turn))
 
     @cute.jit
     def multiply(
         self,
         turn: cutlass.Int32,
-        item: Item,
-        items: Items,
-        rings: Rings,
+        work: WorkTile,
+        scheduler: TileScheduler,
+        pipelines: Pipelines,
         shared: Shared,
         logit: Any,
         o: cute.Tensor,
         lse: cute.Tensor,
     ) -> None:
         window = shared.window(turn % STAGES, self.mla, None)
-        scores = self.score(shared, window, item.place, turn)
-        coefficients = self.by_head(shared.coefficients, item.place)
-        rings.q.release_by_warp(query_place(turn))
-        self.soften(item, shared, window, scores, coefficients)
-        self.find_factors(item, shared, logit, lse)
-        outputs = self.weigh(shared, window, item.place)
-        self.together()
-        factors = self.by_head(shared.factors, item.place)
-        self.put(item, items, shared.stage(turn % STAGES), factors, outputs, o)
+        scores = self.score(shared, window, work.coord, turn)
+        coefficients = self.by_head(shared.coefficients, work.coord)
+        pipelines.q.consumer_release(query_state(turn))
+        self.softmax(work, shared, window, scores, coefficients)
+        self.find_factors(work, shared, logit, lse)
+        outputs = self.weigh(shared, window, work.coord)
+        self.mma_barrier()
+        factors = self.by_head(shared.factors, work.coord)
+        self.store_outputs(work, scheduler, shared.stage(turn % STAGES), factors, outputs, o)
 
     @cute.jit
-    def leave(
+    def store_empty(
         self,
         turn: cutlass.Int32,
-        item: Item,
-        items: Items,
-        rings: Rings,
+        work: WorkTile,
+        scheduler: TileScheduler,
+        pipelines: Pipelines,
         shared: Shared,
         o: cute.Tensor,
         lse: cute.Tensor,
     ) -> None:
         """Of a token that attends to nothing: zeros, and -inf."""
-        rings.q.release_by_warp(query_place(turn))
+        pipelines.q.consumer_release(query_state(turn))
         if cutlass.const_expr(self.mla):
             shared.wait_for_rope(turn)
         zero = F32(0.0)
         factors, outputs = [zero] * (self.rows // 4), [[zero] * (self.rows // 2)] * TILES
-        self.put(item, items, shared.stage(turn % STAGES), factors, outputs, o)
+        self.store_outputs(work, scheduler, shared.stage(turn % STAGES), factors, outputs, o)
         if cutlass.const_expr(lse is not None):
-            head = item.first_head + item.thread
-            if item.thread < self.rows and head < self.heads:
-                lse[item.token, head] = F32(-inf)
+            head = work.first_head + work.thread
+            if work.thread < self.rows and head < self.heads:
+                lse[work.token, head] = F32(-inf)
 
-    def together(self) -> None:
+    def mma_barrier(self) -> None:
         cute.arch.barrier(barrier_id=Barrier.MULTIPLY, number_of_threads=32 * MULTIPLIERS)
 
-    def by_head(self, at: Any, place: Place) -> list[Any]:
+    def by_head(self, at: Any, coord: ThreadCoord) -> list[Any]:
         """A float of each of this thread's heads."""
         found: list[Any] = []
         for n in range(self.rows // 8):
-            found += ops.load_shared_floats(at + (8 * n + place.lane % 4 * 2) * 4)
+            found += ops.load_shared_floats(at + (8 * n + coord.lane % 4 * 2) * 4)
         return found
 
-    def score(self, shared: Shared, window: Any, place: Place, turn: Any) -> list[Any]:
+    def score(self, shared: Shared, window: Any, coord: ThreadCoord, turn: Any) -> list[Any]:
         """R Q^T of the warpgroup's entries. The words of the next two steps are asked for while these are
         multiplied."""
-        b = wgmma.operand(shared.q)
+        b = wgmma.descriptor(shared.q)
         sums: list[Any] | None = None
-        words = window.key_words(place, 0)
+        words = window.key_words(coord, 0)
         for pair in range(KEY_PAIRS):
-            operands = window.key_operands(place, pair, words)
+            operands = window.key_operands(coord, pair, words)
             wgmma.fence()
             for step, a in enumerate(operands, 2 * pair):
-                sums = wgmma.multiply(sums, a, b + self.columns(step) // wgmma.UNIT, self.rows)
+                sums = wgmma.mma_async(sums, a, b + self.columns(step) // wgmma.UNIT, self.rows)
             wgmma.commit()
             if self.mla and pair + 1 == NOPE_PAIRS:
                 shared.wait_for_rope(turn)
             if pair + 1 < KEY_PAIRS:
-                words = window.key_words(place, pair + 1)
+                words = window.key_words(coord, pair + 1)
             wgmma.wait(1)
         wgmma.wait(0)
-        return wgmma.held(sums or [])
+        return wgmma.results(sums or [])
 
     def columns(self, step: int) -> int:
         """Where 16 columns of a right operand begin in its tiles, in bytes."""
         block, part = divmod(step, GROUP // STEP)
         return block * (self.rows * 2 * GROUP) + part * 2 * STEP
 
-    def weigh(self, shared: Shared, window: Any, place: Place) -> list[list[Any]]:
+    def weigh(self, shared: Shared, window: Any, coord: ThreadCoord) -> list[list[Any]]:
         """R^T P^T of the warpgroup's features, by tile; as `score`."""
-        b = wgmma.operand(shared.p)
+        b = wgmma.descriptor(shared.p)
         sums: list[Any] = [None] * TILES
-        words = window.value_words(place, 0)
+        words = window.value_words(coord, 0)
         for step in range(VALUE_STEPS):
-            operands = window.value_operands(place, step, words)
+            operands = window.value_operands(coord, step, words)
             wgmma.fence()
             for tile, a in enumerate(operands):
-                sums[tile] = wgmma.multiply(sums[tile], a, b + self.columns(step) // wgmma.UNIT, self.rows)
+                sums[tile] = wgmma.mma_async(sums[tile], a, b + self.columns(step) // wgmma.UNIT, self.rows)
             wgmma.commit()
             if step + 1 < VALUE_STEPS:
-                words = window.value_words(place, step + 1)
+                words = window.value_words(coord, step + 1)
             wgmma.wait(1)
         wgmma.wait(0)
-        return [wgmma.held(tile) for tile in sums]
+        return [wgmma.results(tile) for tile in sums]
 
-    def soften(
-        self, item: Item, shared: Shared, window: Any, scores: list[Any], coefficients: list[Any]
+    def softmax(
+        self, work: WorkTile, shared: Shared, window: Any, scores: list[Any], coefficients: list[Any]
     ) -> None:
         """Weights into s_p, their sums over this warp's entries into s_peaks; s_tops."""
-        place = item.place
-        first = place.group * GROUP + place.warp * STEP + place.lane // 4
+        coord = work.coord
+        first = coord.group * GROUP + coord.warp * STEP + coord.lane // 4
         own = [window.entry(first + 8 * half) for half in range(2)]
         values, found = [], []
         for number, coefficient in enumerate(coefficients):
@@ -393,14 +400,14 @@ class WgmmaDecode:
             u = [x - peak + exponent for x, (_, exponent, _, _) in zip(s, own, strict=True)]
             values.append(s)
             found.append((peak, ops.greatest(u)))
-        self.tell(item, shared.peaks, fold(found, place.lane, larger))
-        self.together()
-        self.compare(item, shared)
-        self.together()
+        self.publish(work, shared.peaks, fold(found, coord.lane, larger))
+        self.mma_barrier()
+        self.compare(work, shared)
+        self.mma_barrier()
         weights, sums = [], []
         for number, s in enumerate(values):
             if number % 2 == 0:
-                head = number // 2 * 8 + place.lane % 4 * 2
+                head = number // 2 * 8 + coord.lane % 4 * 2
                 tops = [ops.float_of(x) for x in ops.load_shared(shared.tops + head * 8)]
             top, power = tops[number % 2 * 2 : number % 2 * 2 + 2]
             t = [x - top for x in s]
@@ -411,16 +418,16 @@ class WgmmaDecode:
                     for x, (_, exponent, mantissa, _) in zip(t, own, strict=True)
                 ]
             )
-        self.put_weights(shared, place, weights)
-        self.tell(item, shared.peaks, fold(sums, place.lane, added))
+        self.store_weights(shared, coord, weights)
+        self.publish(work, shared.peaks, fold(sums, coord.lane, added))
         cute.arch.fence_proxy("async.shared", space="cta")
-        self.together()
+        self.mma_barrier()
 
-    def put_weights(self, shared: Shared, place: Place, weights: list[list[Any]]) -> None:
+    def store_weights(self, shared: Shared, coord: ThreadCoord, weights: list[list[Any]]) -> None:
         """Heads are rows of s_p: every 8 x 8 matrix is transposed on its way."""
-        lane = place.lane
-        row = shared.p + place.group * (self.rows * 2 * GROUP) + lane % 8 * 128
-        chunk = (place.warp * 2 + (lane >> 3) % 2) ^ (lane % 8)
+        lane = coord.lane
+        row = shared.p + coord.group * (self.rows * 2 * GROUP) + lane % 8 * 128
+        chunk = (coord.warp * 2 + (lane >> 3) % 2) ^ (lane % 8)
         for n in range(0, self.rows // 8, 2):
             words = [
                 ops.halves(weights[2 * m][half], weights[2 * m + 1][half])
@@ -431,26 +438,26 @@ class WgmmaDecode:
             wgmma.store_matrices_transposed(address, *words)
 
     @cute.jit
-    def tell(self, item: Item, at: cutlass.Int32, values: list[tuple[Any, ...]]) -> None:
+    def publish(self, work: WorkTile, at: cutlass.Int32, values: list[tuple[Any, ...]]) -> None:
         """What this warp found of heads, by the lane that has them after `fold`, to [warps, rows, values]."""
-        head, writes = self.kept(item.place.lane)
+        head, writes = self.owned_head(work.coord.lane)
         size = 4 * len(values[0])
-        warp = item.place.group * GROUP_WARPS + item.place.warp
+        warp = work.coord.group * GROUP_WARPS + work.coord.warp
         words = [word for value in values for word in value]
         if writes:
             ops.store_shared(at + (warp * self.rows + head) * size, *words)
 
-    def kept(self, lane: Any) -> tuple[Any, Any]:
+    def owned_head(self, lane: Any) -> tuple[Any, Any]:
         """(the first head that a lane has after `fold`, whether no lane before it has it too)."""
         number = {64: 2 * (lane >> 2), 32: lane >> 2, 16: lane >> 3}[self.rows]
         head = number // 2 * 8 + lane % 4 * 2 + number % 2
         return head, (lane & 4 == 0 if self.rows == 16 else lane >= 0)
 
     @cute.jit
-    def compare(self, item: Item, shared: Shared) -> None:
+    def compare(self, work: WorkTile, shared: Shared) -> None:
         """Of every head the largest score, and a whole exponent that no weight is much above."""
-        if item.thread < SHARERS * self.rows:
-            head, share = item.thread // SHARERS, item.thread % SHARERS
+        if work.thread < SHARERS * self.rows:
+            head, share = work.thread // SHARERS, work.thread % SHARERS
             at = shared.peaks + (share * (MULTIPLIERS // SHARERS) * self.rows + head) * 8
             pairs = [
                 ops.load_shared_floats(at + more * self.rows * 8) for more in range(MULTIPLIERS // SHARERS)
@@ -463,11 +470,11 @@ class WgmmaDecode:
                 ops.store_shared(shared.tops + head * 8, found[0], power)
 
     @cute.jit
-    def find_factors(self, item: Item, shared: Shared, logit: Any, lse: cute.Tensor) -> None:
+    def find_factors(self, work: WorkTile, shared: Shared, logit: Any, lse: cute.Tensor) -> None:
         """What a head's outputs are multiplied by, 0 where nothing is attended to; lse."""
-        if item.thread < SHARERS * self.rows:
-            number, share = item.thread // SHARERS, item.thread % SHARERS
-            head = item.first_head + number
+        if work.thread < SHARERS * self.rows:
+            number, share = work.thread // SHARERS, work.thread % SHARERS
+            head = work.first_head + number
             at = shared.peaks + (share * (MULTIPLIERS // SHARERS) * self.rows + number) * 4
             parts = [
                 ops.load_shared_float(at + more * self.rows * 4) for more in range(MULTIPLIERS // SHARERS)
@@ -477,7 +484,7 @@ class WgmmaDecode:
             if cutlass.const_expr(lse is not None):
                 natural = ops.pick(total == 0.0, F32(-inf), (top + ops.log2(total)) * F32(log(2)))
                 if share == 0 and head < self.heads:
-                    lse[item.token, head] = natural
+                    lse[work.token, head] = natural
             below = total
             if cutlass.const_expr(logit is not None):
                 below = total + ops.exp2(ops.product(logit, F32(LOG2_E)) - top)
@@ -485,17 +492,17 @@ class WgmmaDecode:
             if share == 0:
                 ops.store_shared(shared.factors + number * 4, ops.pick(total == 0.0, F32(0.0), factor))
 
-    def sink_of(self, item: Item, attn_sink: cute.Tensor) -> Any:
+    def sink_of(self, work: WorkTile, attn_sink: cute.Tensor) -> Any:
         """The sink of the head that this thread compares; None where there is none."""
         if attn_sink is None:
             return None
-        head = cutlass.min(item.first_head + item.thread // SHARERS, self.heads - 1)
+        head = cutlass.min(work.first_head + work.thread // SHARERS, self.heads - 1)
         return ops.float_of(ops.load_index(attn_sink.iterator.toint() + I64(head) * 4))
 
-    def put(
+    def store_outputs(
         self,
-        item: Item,
-        items: Items,
+        work: WorkTile,
+        scheduler: TileScheduler,
         stage: Any,
         factors: list[Any],
         outputs: list[list[Any]],
@@ -503,23 +510,23 @@ class WgmmaDecode:
     ) -> None:
         """Two adjacent features of a head at a time to shared memory, or of heads that have no place there to
         o."""
-        place = item.place
+        coord = work.coord
         for tile, sums in enumerate(outputs):
-            feature = (TILES * place.group + tile) * GROUP + place.warp * STEP + place.lane // 4 * 2
+            feature = (TILES * coord.group + tile) * GROUP + coord.warp * STEP + coord.lane // 4 * 2
             for number, factor in enumerate(factors):
                 n, odd = divmod(number, 2)
-                head = 8 * n + place.lane % 4 * 2 + odd
+                head = 8 * n + coord.lane % 4 * 2 + odd
                 pair = ops.bfloats(sums[4 * n + odd] * factor, sums[4 * n + 2 + odd] * factor)
                 if 8 * n < self.staged:
                     ops.store_shared(stage + head * OUT_BYTES + feature * 2, pair)
                 else:
-                    self.put_global(
-                        items.row(o, item.token, item.first_head + head), feature, head, pair, item
+                    self.store_output_word(
+                        scheduler.row(o, work.token, work.first_head + head), feature, head, pair, work
                     )
 
     @cute.jit
-    def put_global(self, row: Any, feature: Any, head: Any, pair: Any, item: Item) -> None:
-        if item.first_head + head < self.heads:
+    def store_output_word(self, row: Any, feature: Any, head: Any, pair: Any, work: WorkTile) -> None:
+        if work.first_head + head < self.heads:
             ops.store_global(row + I64(feature * 2), pair)
 
 

@@ -117,7 +117,7 @@ class Rows:
     s_rows: cutlass.Int32
     s_entries: cutlass.Int32
 
-    def put(self, entry: Any, factor: Any, exponent: Any, mantissa: Any, counts: Any) -> None:
+    def store_entry(self, entry: Any, factor: Any, exponent: Any, mantissa: Any, counts: Any) -> None:
         ops.store_shared(self.s_entries + entry * 16, factor, exponent, mantissa, counts)
 
     def entry(self, number: Any) -> tuple[Any, ...]:
@@ -138,7 +138,7 @@ class Rows:
         return found
 
     @cute.jit
-    def copy_codes(
+    def load_codes_async(
         self,
         entries: Entries,
         pages: Pages,
@@ -174,7 +174,7 @@ class PerTokenRows(Rows):
     def gather(self, entries: Entries, pages: Pages) -> tuple[Any, ...]:
         """Starts the copies; returns what `describe` needs, on its way from global memory."""
         factor = self.factor(entries.slots)
-        self.copy_codes(entries, pages, HEAD_DIM, HEAD_DIM, PER_TOKEN_PITCH)
+        self.load_codes_async(entries, pages, HEAD_DIM, HEAD_DIM, PER_TOKEN_PITCH)
         return (factor,)
 
     @cute.jit
@@ -202,7 +202,7 @@ class PerTokenRows(Rows):
         counts = ops.pick(entries.slots != PADDING, F32(1.0), F32(0.0))
         if entries.lane < ENTRIES:
             entry = entries.warp * ENTRIES + entries.lane
-            self.put(entry, factor, exponent, ops.float_of(rest), counts)
+            self.store_entry(entry, factor, exponent, ops.float_of(rest), counts)
 
     @cute.jit
     def score(
@@ -214,7 +214,7 @@ class PerTokenRows(Rows):
             step = half * (HEAD_DIM // STEP // 2) + 2 * two
             words = self.keys(first, step, lane, PER_TOKEN_PITCH)
             for more in cutlass.range_constexpr(2):
-                queries.multiply(acc, step + more, [ops.halves_of_codes(word) for word in words[more]])
+                queries.mma(acc, step + more, [ops.halves_of_codes(word) for word in words[more]])
 
     @cute.jit
     def weigh(self, acc: cute.Tensor, weights: Any, warp: cutlass.Int32, lane: cutlass.Int32) -> None:
@@ -237,7 +237,7 @@ class DsMlaRows(Rows):
     def gather(self, entries: Entries, pages: Pages) -> tuple[Any, ...]:
         """Starts the copies; returns what `describe` needs, on its way from global memory: rope and scales,
         8 lanes a row and 4 rows at once."""
-        self.copy_codes(entries, pages, DATA_BYTES, NOPE_DIM, DS_MLA_PITCH)
+        self.load_codes_async(entries, pages, DATA_BYTES, NOPE_DIM, DS_MLA_PITCH)
         return self.load(entries, pages)
 
     def load(self, entries: Entries, pages: Pages) -> tuple[Any, ...]:
@@ -312,11 +312,11 @@ class DsMlaRows(Rows):
         above: cutlass.Int32,
     ) -> None:
         """One of 8 lanes of a row."""
-        ref = self.put_scales(entry, part, scale, counts, above)
-        self.put_rope(entry, part, rope, ops.power_of_two(-ref))
+        ref = self.store_scales(entry, part, scale, counts, above)
+        self.store_rope(entry, part, rope, ops.power_of_two(-ref))
 
     @cute.jit
-    def put_scales(
+    def store_scales(
         self,
         entry: cutlass.Int32,
         part: cutlass.Int32,
@@ -333,7 +333,7 @@ class DsMlaRows(Rows):
             spoilt = above == NOTHING_ABOVE
             factor = ops.pick(spoilt, I32(NO_NUMBER), (ref + BIAS) << 23)
             mantissa = ops.pick(spoilt, I32(NO_NUMBER), I32(ONE))
-            self.put(entry, ops.float_of(factor), F32(ref), ops.float_of(mantissa), F32(counts))
+            self.store_entry(entry, ops.float_of(factor), F32(ref), ops.float_of(mantissa), F32(counts))
         return ref
 
     @cute.jit
@@ -361,7 +361,7 @@ class DsMlaRows(Rows):
         above = scale - BIAS + cutlass.max((largest >> CODE_MANTISSA) - (CODE_BIAS - 1), 0)
         return ops.pick(largest == 0, I32(NOTHING_THERE), above)
 
-    def put_rope(self, entry: Any, part: Any, rope: list[Any], scale: Any) -> None:
+    def store_rope(self, entry: Any, part: Any, rope: list[Any], scale: Any) -> None:
         """Features 8 part .. + 7, four pairs: the first and third into one chunk, the others into another."""
         pairs = []
         for word in rope:
@@ -391,7 +391,7 @@ class DsMlaRows(Rows):
                     for entry in cutlass.range_constexpr(0, PAIR_ENTRIES, ENTRIES):
                         words = ops.ldmatrix(self.matrices(first + entry, chunk, lane, DS_MLA_PITCH))
                         keys += [(words[0], words[2]), (words[1], words[3])]
-                    queries.multiply(acc, step, keys)
+                    queries.mma(acc, step, keys)
 
     @cute.jit
     def score_group(
@@ -407,7 +407,7 @@ class DsMlaRows(Rows):
                 for place in cutlass.range_constexpr(len(scales)):
                     one, other = ops.halves_of_codes(words[more][place])
                     keys.append((ops.scaled(one, scales[place]), ops.scaled(other, scales[place])))
-                queries.multiply(acc, step + more, keys)
+                queries.mma(acc, step + more, keys)
 
     @cute.jit
     def weigh(self, acc: cute.Tensor, weights: Any, warp: cutlass.Int32, lane: cutlass.Int32) -> None:

@@ -80,7 +80,7 @@ def plan(layout: CacheLayout, rows: int) -> KernelPlan:
             ),
         ),
         tmem=(),
-        rings=(),
+        pipelines=(),
         syncs=(
             Sync("s_arrived", "each pair of warps", "its entries' codes there before it multiplies them"),
             Sync("barrier, first", "all", "s_q, s_coefficients, s_entries written before products 1"),

@@ -32,11 +32,11 @@ from gdnbench_kernels.swa_decode.sm100_plan import (
     PLAN,
     QUARTERS,
     TOKENS,
-    Items,
-    Rings,
+    Pipelines,
     Role,
     Shared,
-    producing,
+    TileScheduler,
+    producer_state,
 )
 from gdnbench_kernels.swa_decode.window import PADDING
 
@@ -70,7 +70,7 @@ class Gather:
     block_shift: cutlass.Int32
 
     @cute.jit
-    def run(self, items: Items, rings: Rings, shared: Shared) -> None:
+    def load_window(self, scheduler: TileScheduler, pipelines: Pipelines, shared: Shared) -> None:
         thread = cute.arch.thread_idx()[0] - WARP * Role.GATHER
         down, across = thread // ACROSS, thread % ACROSS
         groups = GROUPS if self.mla else HEAD_DIM // GROUP
@@ -81,16 +81,16 @@ class Gather:
         r_slot = cute.make_rmem_tensor((EACH,), cutlass.Int32)
         r_bits = cute.make_rmem_tensor((2 * WORDS,), cutlass.Int32)
         parts = places(shared.kv, down, across)
-        for turn in cutlass.range(items.count, unroll=1):
-            token, _ = items.at(turn)
+        for turn in cutlass.range(scheduler.count, unroll=1):
+            token, _ = scheduler.work_tile(turn)
             for i in cutlass.range_constexpr(EACH):
                 r_slot[i] = self._slot(token, down + i * DOWN)
                 self._fetch_factor(r_slot[i], r_scales[None, i], r_factor[None, i])
                 self._fetch(r_slot[i], across, 0, LATE * HALVES, r_codes[None, None, i], r_rope[None, i])
-            self._store_factors(turn, rings, shared, r_factor, down, across)
+            self._store_factors(turn, pipelines, shared, r_factor, down, across)
             for quarter in cutlass.range_constexpr(QUARTERS):
-                place = producing(turn, quarter)
-                rings.kv.acquire(place)
+                state = producer_state(turn, quarter)
+                pipelines.kv.producer_acquire(state)
                 for i in cutlass.range_constexpr(EACH):
                     for half in cutlass.range_constexpr(HALVES):
                         group = quarter * HALVES + half
@@ -101,7 +101,7 @@ class Gather:
                         else:
                             store(r_rope[None, i], parts, start)
                 cute.arch.fence_proxy("async.shared", space="cta")
-                rings.kv.fill_by_warp(place)
+                pipelines.kv.producer_commit(state)
                 if cutlass.const_expr(quarter == 0):
                     for i in cutlass.range_constexpr(EACH):
                         self._fetch(
@@ -112,9 +112,9 @@ class Gather:
                             r_codes[None, None, i],
                             r_rope[None, i],
                         )
-        rings.factor.acquire(producing(items.count))
+        pipelines.factor.producer_acquire(producer_state(scheduler.count))
         for quarter in cutlass.range_constexpr(QUARTERS):
-            rings.kv.acquire(producing(items.count, quarter))
+            pipelines.kv.producer_acquire(producer_state(scheduler.count, quarter))
 
     @cute.jit
     def _slot(self, token: cutlass.Int32, entry: cutlass.Int32) -> cutlass.Int32:
@@ -172,19 +172,19 @@ class Gather:
     def _store_factors(
         self,
         turn: cutlass.Int32,
-        rings: Rings,
+        pipelines: Pipelines,
         shared: Shared,
         r_factor: cute.Tensor,
         down: cutlass.Int32,
         across: cutlass.Int32,
     ) -> None:
         """By one thread of each token."""
-        place = producing(turn)
-        rings.factor.acquire(place)
+        state = producer_state(turn)
+        pipelines.factor.producer_acquire(state)
         if across == 0:
             for i in cutlass.range_constexpr(EACH):
                 cute.autovec_copy(r_factor[None, i], shared.factor[down + i * DOWN, None, 0])
-        rings.factor.fill_by_warp(place)
+        pipelines.factor.producer_commit(state)
 
     @cute.jit
     def _convert(

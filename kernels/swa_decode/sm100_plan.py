@@ -10,7 +10,7 @@ import cutlass
 import cutlass.cute as cute
 
 from gdnbench_kernels import blackwell
-from gdnbench_kernels.plan import Accumulator, Buffer, KernelPlan, Ring, Sync
+from gdnbench_kernels.plan import Accumulator, Buffer, KernelPlan, Pipeline, Sync
 from gdnbench_kernels.swa_decode.sizes import HEAD_DIM, MAX_WINDOW
 from gdnbench_kernels.swa_decode.sources import TILE_HEADS
 
@@ -24,8 +24,8 @@ HALF = 64
 
 
 class Role(IntEnum):
-    """First warp of each role. SOFTMAX and EPILOGUE read tensor memory by a warp's place in its four, and
-    registers are given and taken by four, which IDLE makes full."""
+    """First warp of each role. SOFTMAX and EPILOGUE read tensor memory by a warp's index in its warpgroup.
+    setmaxnreg needs whole warpgroups: IDLE fills the last one."""
 
     SOFTMAX = 0
     EPILOGUE = 4
@@ -73,14 +73,14 @@ PLAN = KernelPlan(
         Buffer("s_inverse", (HEADS,), "float32", "what o of a head is multiplied by", align=16),
     ),
     tmem=(T_S, T_EVEN, T_ODD),
-    rings=(
-        Ring("kv", QUARTERS, "GATHER warp", 8, "MMA commit", 1),
-        Ring("q", QUARTERS, "LOAD", 1, "MMA commit", 1, 2 * HEADS * FEATURES),
-        Ring("factor", 1, "GATHER warp", 8, "SOFTMAX warp", 4),
-        Ring("scores", 1, "MMA commit", 1, "SOFTMAX warp", 4),
-        Ring("p", 1, "SOFTMAX warp", 4, "MMA commit", 1),
-        Ring("inverse", 1, "SOFTMAX warp", 4, "EPILOGUE warp", 4),
-        Ring("o", QUARTERS, "MMA commit", 1, "EPILOGUE warp", 4),
+    pipelines=(
+        Pipeline("kv", QUARTERS, "GATHER warp", 8, "MMA commit", 1),
+        Pipeline("q", QUARTERS, "LOAD", 1, "MMA commit", 1, 2 * HEADS * FEATURES),
+        Pipeline("factor", 1, "GATHER warp", 8, "SOFTMAX warp", 4),
+        Pipeline("scores", 1, "MMA commit", 1, "SOFTMAX warp", 4),
+        Pipeline("p", 1, "SOFTMAX warp", 4, "MMA commit", 1),
+        Pipeline("inverse", 1, "SOFTMAX warp", 4, "EPILOGUE warp", 4),
+        Pipeline("o", QUARTERS, "MMA commit", 1, "EPILOGUE warp", 4),
     ),
     syncs=(
         Sync("fence.mbarrier_init, barrier TMEM", "all", "mbarriers, TMEM there before they are used"),
@@ -97,21 +97,21 @@ PLAN = KernelPlan(
         Sync("fence.proxy.async, s_o", "EPILOGUE", "o in s_o before the TMA store reads it"),
         Sync("barrier EPILOGUE, second", "EPILOGUE", "all of s_o written before it is stored"),
         Sync("bulk wait_group", "EPILOGUE, warp 4", "o stored before the CTA ends"),
-        Sync("drain of a ring", "its producer", "no arrival after the CTA ends"),
+        Sync("producer_tail", "each producer", "no arrival after the CTA ends"),
         Sync("barrier of the CTA", "all", "TMEM read before it is freed"),
     ),
 )
 
 
 @dataclass(frozen=True)
-class Rings(blackwell.Rings):
-    kv: blackwell.Ring
-    q: blackwell.Ring
-    factor: blackwell.Ring
-    scores: blackwell.Ring
-    p: blackwell.Ring
-    inverse: blackwell.Ring
-    o: blackwell.Ring
+class Pipelines(blackwell.Pipelines):
+    kv: blackwell.Pipeline
+    q: blackwell.Pipeline
+    factor: blackwell.Pipeline
+    scores: blackwell.Pipeline
+    p: blackwell.Pipeline
+    inverse: blackwell.Pipeline
+    o: blackwell.Pipeline
 
 
 @dataclass(frozen=True)
@@ -133,20 +133,20 @@ class Shared:
 
 
 @dataclass(frozen=True)
-class Place:
-    """A stage of a ring and its phase. Every item uses each stage once at most, all items of a CTA the same
-    ones: the phase is the turn's parity, for producers the other."""
+class PipelineState:
+    """A stage of a pipeline and its phase. Every work tile of a CTA uses the same stages, each at most
+    once. So the phase of a consumer is the parity of the turn, and that of a producer the other one."""
 
     index: Any
     phase: Any
 
 
-def consuming(turn: cutlass.Int32, stage: Any = 0) -> Place:
-    return Place(stage, turn & 1)
+def consumer_state(turn: cutlass.Int32, stage: Any = 0) -> PipelineState:
+    return PipelineState(stage, turn & 1)
 
 
-def producing(turn: cutlass.Int32, stage: Any = 0) -> Place:
-    return Place(stage, (turn & 1) ^ 1)
+def producer_state(turn: cutlass.Int32, stage: Any = 0) -> PipelineState:
+    return PipelineState(stage, (turn & 1) ^ 1)
 
 
 def base_of(quarter: cutlass.Int32, base: cute.Pointer) -> cute.Pointer:
@@ -156,7 +156,7 @@ def base_of(quarter: cutlass.Int32, base: cute.Pointer) -> cute.Pointer:
 
 
 @dataclass(frozen=True)
-class Items:
+class TileScheduler:
     """What a CTA does: its part of o's features for each of its items, a tile of heads of a request."""
 
     tiles: int  # of heads, of a request
@@ -165,21 +165,21 @@ class Items:
     stop: cutlass.Int32
 
     @staticmethod
-    def of(tokens: Any, heads: int) -> Items:
+    def create(tokens: Any, heads: int) -> TileScheduler:
         """CTA (part, worker) of (parts, workers)."""
         tiles = -(-heads // HEADS)
         part, worker, _ = cute.arch.block_idx()
         parts, workers, _ = cute.arch.grid_dim()
         quarters = QUARTERS // parts
-        return Items(
+        return TileScheduler(
             tiles, (tokens * tiles - worker + workers - 1) // workers, part * quarters, (part + 1) * quarters
         )
 
-    def at(self, turn: cutlass.Int32) -> tuple[cutlass.Int32, cutlass.Int32]:
+    def work_tile(self, turn: cutlass.Int32) -> tuple[cutlass.Int32, cutlass.Int32]:
         """(request, its first head) of the CTA's item number `turn`."""
         item = cute.arch.block_idx()[1] + turn * cute.arch.grid_dim()[1]
         return item // self.tiles, item % self.tiles * HEADS
 
-    def mine(self, quarter: Any) -> Any:
+    def owns(self, quarter: Any) -> Any:
         """Whether the CTA makes this quarter of o."""
         return (quarter >= self.first) & (quarter < self.stop)

@@ -46,7 +46,7 @@ WARP_HEADS = 16
 
 
 @dataclass(frozen=True)
-class Items:
+class TileScheduler:
     """What a CTA does: items worker, worker + workers .., an item being `rows` heads of a token."""
 
     heads: int
@@ -54,11 +54,11 @@ class Items:
     count: cutlass.Int32
 
     @staticmethod
-    def of(tokens: Any, heads: int, rows: int) -> Items:
+    def create(tokens: Any, heads: int, rows: int) -> TileScheduler:
         block, blocks = cute.arch.block_idx()[0], cute.arch.grid_dim()[0]
-        return Items(heads, rows, (tokens * -(-heads // rows) - block + blocks - 1) // blocks)
+        return TileScheduler(heads, rows, (tokens * -(-heads // rows) - block + blocks - 1) // blocks)
 
-    def at(self, turn: Any) -> tuple[Any, Any]:
+    def work_tile(self, turn: Any) -> tuple[Any, Any]:
         """(token, its first head)."""
         groups = -(-self.heads // self.rows)
         item = cute.arch.block_idx()[0] + turn * cute.arch.grid_dim()[0]
@@ -70,25 +70,25 @@ class Items:
 
 
 @dataclass(frozen=True)
-class Turn:
+class PipelineState:
     """A stage and its phase."""
 
     index: Any
     phase: Any
 
 
-def window_place(turn: Any) -> Turn:
-    return Turn(turn % STAGES, turn // STAGES & 1)
+def window_state(turn: Any) -> PipelineState:
+    return PipelineState(turn % STAGES, turn // STAGES & 1)
 
 
-def query_place(turn: Any) -> Turn:
-    return Turn(0, turn & 1)
+def query_state(turn: Any) -> PipelineState:
+    return PipelineState(0, turn & 1)
 
 
 @dataclass(frozen=True)
-class Rings:
-    rows: blackwell.Ring
-    q: blackwell.Ring
+class Pipelines:
+    rows: blackwell.Pipeline
+    q: blackwell.Pipeline
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ class Shared:
     def queries(self, mla: bool, rows: int, scale: Any) -> Queries:
         return Queries(mla, rows, self.q, self.coefficients, scale)
 
-    def rope_is_there(self) -> None:
+    def arrive_rope(self) -> None:
         """By a whole warp, which counts as one."""
         cute.arch.sync_warp()
         with cute.arch.elect_one():
@@ -150,47 +150,51 @@ class Loader:
     o: cute.Tensor
 
     @cute.jit
-    def run(self, items: Items, rings: Rings, shared: Shared, tma_q: blackwell.Tma) -> None:
+    def load(
+        self, scheduler: TileScheduler, pipelines: Pipelines, shared: Shared, tma_q: blackwell.Tma
+    ) -> None:
         warp = cute.arch.make_warp_uniform(wgmma.thread_in_role(Role.LOAD) // 32)
         if warp == 0:
-            self.load_queries(items, rings, shared, tma_q, I32(0))
-        slot, length = self.entry(items, I32(0), warp)
-        later, later_length = self.entry(items, I32(1), warp)
+            self.load_queries(scheduler, pipelines, shared, tma_q, I32(0))
+        slot, length = self.load_entry(scheduler, I32(0), warp)
+        later, later_length = self.load_entry(scheduler, I32(1), warp)
         slots = counted(slot, length, warp)
-        self.copy(rings, shared, I32(0), slots, warp)
+        self.load_rows(pipelines, shared, I32(0), slots, warp)
         later_slots = counted(later, later_length, warp)
-        for turn in cutlass.range(items.count, unroll=1):
+        for turn in cutlass.range(scheduler.count, unroll=1):
             if turn > 0:
-                rings.q.acquire(query_place(turn - 1))
-                self.ask(items, rings, shared, tma_q, turn, length, warp)
+                pipelines.q.producer_acquire(query_state(turn - 1))
+                self.load_next_queries(scheduler, pipelines, shared, tma_q, turn, length, warp)
             window = self.window(shared, turn)
-            both = self.entries(rings, turn, slots, warp)
+            both = self.entries(pipelines, turn, slots, warp)
             loaded = [window.load(entries, self.pages) for entries in both]
             left = []
             for entries, words in zip(both, loaded, strict=True):
                 left += window.describe_codes(entries, self.pages, words)
             if warp == 0:
                 ops.store_shared(shared.lens + turn % STAGES * 4, length)
-            rings.rows.fill_by_warp(window_place(turn))
-            after, after_length = self.entry(items, turn + 2, warp)
+            pipelines.rows.producer_commit(window_state(turn))
+            after, after_length = self.load_entry(scheduler, turn + 2, warp)
             if turn > 0:
-                rings.rows.acquire(window_place(turn - 1))
+                pipelines.rows.producer_acquire(window_state(turn - 1))
             if cutlass.const_expr(self.mla):
-                window.put_ropes(left)
-                shared.rope_is_there()
+                window.store_ropes(left)
+                shared.arrive_rope()
             if turn > 0:
-                self.store(items, shared, turn - 1, warp)
+                self.store_outputs(scheduler, shared, turn - 1, warp)
                 cute.arch.cp_async_bulk_wait_group(0, read=True)
                 cute.arch.barrier(barrier_id=Barrier.LOAD, number_of_threads=32 * LOADERS)
-            if turn + 1 < items.count:
-                self.copy(rings, shared, turn + 1, later_slots, warp)
+            if turn + 1 < scheduler.count:
+                self.load_rows(pipelines, shared, turn + 1, later_slots, warp)
                 # The first time: those of others are asked for before this.
-                first = blackwell.afresh(turn) == 0
-                self.ask_ahead(items, ops.pick(first, I32(self.tuning.prefetch), items.count), warp)
+                first = blackwell.opaque(turn) == 0
+                self.prefetch_queries(
+                    scheduler, ops.pick(first, I32(self.tuning.prefetch), scheduler.count), warp
+                )
             slots, length = later_slots, later_length
             later_slots, later_length = counted(after, after_length, warp), after_length
-        rings.rows.acquire(window_place(items.count - 1))
-        self.store(items, shared, items.count - 1, warp)
+        pipelines.rows.producer_acquire(window_state(scheduler.count - 1))
+        self.store_outputs(scheduler, shared, scheduler.count - 1, warp)
         cute.arch.cp_async_bulk_wait_group(0, read=True)
 
     def window(self, shared: Shared, turn: Any) -> Any:
@@ -199,9 +203,9 @@ class Loader:
             return window
         return DsMlaWindow(window.s_rows, window.s_entries, window.s_groups, self.block_size, window.s_rope)
 
-    def entries(self, rings: Rings, turn: Any, slots: Any, warp: Any) -> list[Entries]:
+    def entries(self, pipelines: Pipelines, turn: Any, slots: Any, warp: Any) -> list[Entries]:
         """Of the two virtual warps."""
-        lane, full = cute.arch.lane_idx(), rings.rows.full(window_place(turn))
+        lane, full = cute.arch.lane_idx(), pipelines.rows.full(window_state(turn))
         return [
             Entries(
                 cute.arch.shuffle_sync(slots, lane % ENTRIES + ENTRIES * half),
@@ -214,11 +218,11 @@ class Loader:
         ]
 
     @cute.jit
-    def entry(
-        self, items: Items, turn: cutlass.Int32, warp: cutlass.Int32
+    def load_entry(
+        self, scheduler: TileScheduler, turn: cutlass.Int32, warp: cutlass.Int32
     ) -> tuple[cutlass.Int32, cutlass.Int32]:
         """(this lane's entry, the window's length), of the last item past the end; on their way."""
-        token, _ = items.at(cutlass.min(turn, items.count - 1))
+        token, _ = scheduler.work_tile(cutlass.min(turn, scheduler.count - 1))
         entry = warp * 32 + cute.arch.lane_idx()
         found = I32(PADDING)
         if entry < cute.size(self.indices, mode=[1]):
@@ -228,10 +232,10 @@ class Loader:
         return found, length
 
     @cute.jit
-    def ask(
+    def load_next_queries(
         self,
-        items: Items,
-        rings: Rings,
+        scheduler: TileScheduler,
+        pipelines: Pipelines,
         shared: Shared,
         tma_q: blackwell.Tma,
         turn: cutlass.Int32,
@@ -240,52 +244,54 @@ class Loader:
     ) -> None:
         """For an item's queries into s_q, unless it attends to nothing; for those of one after it into L2."""
         if warp == 0 and length > 0:
-            self.load_queries(items, rings, shared, tma_q, turn)
+            self.load_queries(scheduler, pipelines, shared, tma_q, turn)
         if warp == 0 and length <= 0:
             with cute.arch.elect_one():
-                cute.arch.mbarrier_arrive(rings.q.full(query_place(turn)))
-        self.ask_ahead(items, turn + self.tuning.prefetch, warp)
+                cute.arch.mbarrier_arrive(pipelines.q.full(query_state(turn)))
+        self.prefetch_queries(scheduler, turn + self.tuning.prefetch, warp)
 
     def load_queries(
-        self, items: Items, rings: Rings, shared: Shared, tma_q: blackwell.Tma, turn: Any
+        self, scheduler: TileScheduler, pipelines: Pipelines, shared: Shared, tma_q: blackwell.Tma, turn: Any
     ) -> None:
         """By one warp."""
-        token, head = items.at(turn)
-        place = query_place(turn)
-        rings.q.expect(place)
+        token, head = scheduler.work_tile(turn)
+        state = query_state(turn)
+        pipelines.q.arrive_and_expect_tx(state)
         for block in range(BLOCKS):
-            tma_q.load(rings.q, place, shared.tiles, head, block, token, stage=block)
+            tma_q.load(pipelines.q, state, shared.tiles, head, block, token, stage=block)
 
     @cute.jit
-    def ask_ahead(self, items: Items, turn: cutlass.Int32, warp: cutlass.Int32) -> None:
+    def prefetch_queries(self, scheduler: TileScheduler, turn: cutlass.Int32, warp: cutlass.Int32) -> None:
         """For the queries of an item, if there is one, into L2, where Tuning has it."""
         if cutlass.const_expr(self.tuning.prefetch > 0):
-            token, head = items.at(turn)
+            token, head = scheduler.work_tile(turn)
             first = warp * WARP_HEADS
-            heads = cutlass.min(cutlass.min(items.rows, items.heads - head) - first, I32(WARP_HEADS))
-            if turn < items.count and heads > 0:
+            heads = cutlass.min(cutlass.min(scheduler.rows, scheduler.heads - head) - first, I32(WARP_HEADS))
+            if turn < scheduler.count and heads > 0:
                 with cute.arch.elect_one():
-                    wgmma.prefetch_bulk(items.row(self.q, token, head + first), heads * (2 * HEAD_DIM))
+                    wgmma.prefetch_bulk(scheduler.row(self.q, token, head + first), heads * (2 * HEAD_DIM))
 
-    def copy(self, rings: Rings, shared: Shared, turn: Any, slots: Any, warp: Any) -> None:
+    def load_rows(self, pipelines: Pipelines, shared: Shared, turn: Any, slots: Any, warp: Any) -> None:
         """Starts the copies of an item's codes, before them what `load` will read, which comes as late."""
         window = self.window(shared, turn)
-        window.ask(slots, self.pages)
-        for entries in self.entries(rings, turn, slots, warp):
-            window.copy(entries, self.pages)
+        window.prefetch_descriptions(slots, self.pages)
+        for entries in self.entries(pipelines, turn, slots, warp):
+            window.load_codes(entries, self.pages)
         # Zeros of entries that do not count, before other rows are copied to where they are.
         cute.arch.fence_proxy("async.shared", space="cta")
 
     @cute.jit
-    def store(self, items: Items, shared: Shared, turn: cutlass.Int32, warp: cutlass.Int32) -> None:
+    def store_outputs(
+        self, scheduler: TileScheduler, shared: Shared, turn: cutlass.Int32, warp: cutlass.Int32
+    ) -> None:
         """Rows of o from a window's stage, in a bulk group."""
-        token, first = items.at(turn)
+        token, first = scheduler.work_tile(turn)
         lane = cute.arch.lane_idx()
         number = warp * WARP_HEADS + lane
         head = first + number
-        if lane < WARP_HEADS and number < self.staged and head < items.heads:
+        if lane < WARP_HEADS and number < self.staged and head < scheduler.heads:
             source = shared.stage(turn % STAGES) + number * OUT_BYTES
-            wgmma.put_bulk(items.row(self.o, token, head), source, 2 * HEAD_DIM)
+            wgmma.store_bulk(scheduler.row(self.o, token, head), source, 2 * HEAD_DIM)
         cute.arch.cp_async_bulk_commit_group()
 
 

@@ -34,7 +34,7 @@ def thread_in_role(first_warp: int) -> Any:
     return I32(llvm.inline_asm(I32.mlir_type, [], text, "=r", has_side_effects=True)) - 32 * first_warp
 
 
-def operand(address: Any) -> Any:
+def descriptor(address: Any) -> Any:
     """The descriptor of B, whose first row is at `address` in shared memory, a multiple of 1 KiB; plus
     `bytes // UNIT` it is that of columns further on."""
     return I64(SWIZZLE_128 + EIGHT_ROWS + NO_STRIDE) + I64(address >> 4)
@@ -55,13 +55,13 @@ def wait(pending: int) -> None:
     cute.arch.inline_ptx(f"wgmma.wait_group.sync.aligned {pending};")
 
 
-def held(sums: list[Any]) -> list[Any]:
+def results(sums: list[Any]) -> list[Any]:
     """The same sums, which nothing may use before here: the compiler knows no other reason."""
     return _in_place("// all sums are there", sums, (), "")
 
 
-def multiply(sums: list[Any] | None, a: Quad, b: Any, columns: int) -> list[Any]:
-    """D + A B, or A B where there are no sums yet; `columns` is N. There after `wait` and `held`."""
+def mma_async(sums: list[Any] | None, a: Quad, b: Any, columns: int) -> list[Any]:
+    """D + A B, or A B where there are no sums yet; `columns` is N. There after `wait` and `results`."""
     count = columns // 2
     d = ", ".join(f"${place}" for place in range(count))
     first = count if sums is None else 2 * count
@@ -95,7 +95,7 @@ def store_matrices_transposed(address: Any, *words: Any) -> None:
     )
 
 
-def put_bulk(target: Any, shared: Any, size: int) -> None:
+def store_bulk(target: Any, shared: Any, size: int) -> None:
     """`size` bytes from shared to global memory, in the thread's bulk group."""
     cute.arch.inline_ptx(
         f"cp.async.bulk.global.shared::cta.bulk_group [{{$r0}}], [{{$r1}}], {size};",

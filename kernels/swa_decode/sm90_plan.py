@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 
-from gdnbench_kernels.plan import WARP, Buffer, KernelPlan, Ring, Sync
+from gdnbench_kernels.plan import WARP, Buffer, KernelPlan, Pipeline, Sync
 from gdnbench_kernels.swa_decode.layouts import CacheLayout
 from gdnbench_kernels.swa_decode.portable_plan import PAD_BYTES, ROW_BYTES
 from gdnbench_kernels.swa_decode.sizes import GROUP, GROUPS, HEAD_DIM, MAX_WINDOW, NOPE_DIM, ROPE_DIM
@@ -131,9 +131,9 @@ def plan(layout: CacheLayout, tuning: Tuning) -> KernelPlan:
             Buffer("s_ready", (2,), "int32", "mbarrier: s_rope is there", align=8),
         ),
         tmem=(),
-        rings=(
-            Ring("rows", STAGES, "LOAD, with their bytes", 3 * LOADERS, "MULTIPLY warps", MULTIPLIERS),
-            Ring("q", 1, "LOAD", 1, "MULTIPLY warps", MULTIPLIERS, 2 * rows * HEAD_DIM),
+        pipelines=(
+            Pipeline("rows", STAGES, "LOAD, with their bytes", 3 * LOADERS, "MULTIPLY warps", MULTIPLIERS),
+            Pipeline("q", 1, "LOAD", 1, "MULTIPLY warps", MULTIPLIERS, 2 * rows * HEAD_DIM),
         ),
         syncs=(
             Sync("s_ready", "LOAD warps to MULTIPLY", "s_rope before it is multiplied"),

@@ -57,11 +57,11 @@ class Queries:
         for head, own, some, size in zip(heads, places, words, largest, strict=True):
             field = size >> 7
             power = cutlass.min(Q_TOP + BIAS - field, BIAS - 1)
-            self.put(own, some, ops.power_of_two(power), lane)
+            self.store_chunks(own, some, ops.power_of_two(power), lane)
             coefficient = self.scale * F32(LOG2_E) * ops.power_of_two(-power)
             # A query that is not finite has no score that is.
             spoilt = ops.pick(field == 255, ops.float_of(I32(NO_NUMBER)), coefficient)
-            self.tell(head, spoilt, lane)
+            self.store_coefficient(head, spoilt, lane)
 
     def places(self, head: Any, lane: Any) -> list[Any]:
         """Where a lane's chunks lie; of each pair the first."""
@@ -73,7 +73,7 @@ class Queries:
             for step in range(2)
         ]
 
-    def put(self, places: list[Any], words: list[list[Any]], factor: Any, lane: Any) -> None:
+    def store_chunks(self, places: list[Any], words: list[list[Any]], factor: Any, lane: Any) -> None:
         for number, (place, some) in enumerate(zip(places, words, strict=True)):
             pairs = halved(some, factor)
             chunks = pairs[::2], pairs[1::2]
@@ -89,7 +89,9 @@ class Queries:
             ops.store_shared(place ^ CHUNK, *chunks[1])
 
     @cute.jit
-    def tell(self, head: cutlass.Int32, coefficient: cutlass.Float32, lane: cutlass.Int32) -> None:
+    def store_coefficient(
+        self, head: cutlass.Int32, coefficient: cutlass.Float32, lane: cutlass.Int32
+    ) -> None:
         if lane < WARP_HEADS:
             ops.store_shared(self.s_coefficients + head * 4, coefficient)
 

@@ -51,7 +51,7 @@ LOW_HALVES, HIGH_HALVES = 0x5410, 0x7632
 
 
 @dataclass(frozen=True)
-class Place:
+class ThreadCoord:
     """Where a multiplying thread is: `group` its warpgroup, `warp` its warp there."""
 
     group: cutlass.Int32
@@ -63,11 +63,11 @@ class Place:
 class PerTokenWindow(PerTokenRows):
     """Rows of 512 codes."""
 
-    def copy(self, entries: Entries, pages: Pages) -> None:
-        self.copy_codes(entries, pages, HEAD_DIM, HEAD_DIM, PER_TOKEN_PITCH)
+    def load_codes(self, entries: Entries, pages: Pages) -> None:
+        self.load_codes_async(entries, pages, HEAD_DIM, HEAD_DIM, PER_TOKEN_PITCH)
 
     @cute.jit
-    def ask(self, slot: cutlass.Int32, pages: Pages) -> None:
+    def prefetch_descriptions(self, slot: cutlass.Int32, pages: Pages) -> None:
         """For what `load` reads of a slot into L2."""
         if slot != PADDING:
             size = self.inv_scale.element_type.width // 8
@@ -82,26 +82,26 @@ class PerTokenWindow(PerTokenRows):
         self.describe(entries, pages, loaded)
         return []
 
-    def put_ropes(self, left: list[Any]) -> None:
+    def store_ropes(self, left: list[Any]) -> None:
         """None."""
 
-    def key_words(self, place: Place, pair: int) -> tuple[Any, ...]:
+    def key_words(self, coord: ThreadCoord, pair: int) -> tuple[Any, ...]:
         """What `key_operands` makes operands of, on its way: of 32 features."""
-        return ops.ldmatrix(self.matrices(first_entry(place), 2 * pair, place.lane, PER_TOKEN_PITCH))
+        return ops.ldmatrix(self.matrices(first_entry(coord), 2 * pair, coord.lane, PER_TOKEN_PITCH))
 
-    def key_operands(self, place: Place, pair: int, words: tuple[Any, ...]) -> list[ops.Quad]:
+    def key_operands(self, coord: ThreadCoord, pair: int, words: tuple[Any, ...]) -> list[ops.Quad]:
         """Operands of two steps."""
         return [keys_of(*words[:2]), keys_of(*words[2:])]
 
-    def value_words(self, place: Place, step: int) -> tuple[Any, ...]:
+    def value_words(self, coord: ThreadCoord, step: int) -> tuple[Any, ...]:
         """What `value_operands` makes operands of, on its way: of 16 entries."""
         found: list[Any] = []
         for first in range(0, TILES, 2):
-            block = TILES * place.group + first + (place.lane >> 4)
-            found += two_tiles(self.s_rows, block, step, place, PER_TOKEN_PITCH)
+            block = TILES * coord.group + first + (coord.lane >> 4)
+            found += two_tiles(self.s_rows, block, step, coord, PER_TOKEN_PITCH)
         return tuple(found)
 
-    def value_operands(self, place: Place, step: int, words: tuple[Any, ...]) -> list[ops.Quad]:
+    def value_operands(self, coord: ThreadCoord, step: int, words: tuple[Any, ...]) -> list[ops.Quad]:
         """Operands of each of the warpgroup's tiles."""
         return [values_of(*words[2 * tile : 2 * tile + 2]) for tile in range(TILES)]
 
@@ -112,11 +112,11 @@ class DsMlaWindow(DsMlaRows):
 
     s_rope: cutlass.Int32
 
-    def copy(self, entries: Entries, pages: Pages) -> None:
-        self.copy_codes(entries, pages, DATA_BYTES, NOPE_DIM, PITCH)
+    def load_codes(self, entries: Entries, pages: Pages) -> None:
+        self.load_codes_async(entries, pages, DATA_BYTES, NOPE_DIM, PITCH)
 
     @cute.jit
-    def ask(self, slot: cutlass.Int32, pages: Pages) -> None:
+    def prefetch_descriptions(self, slot: cutlass.Int32, pages: Pages) -> None:
         """As of PerTokenWindow. Rope begins and ends in lines of 128 bytes."""
         if slot != PADDING:
             page, offset = pages.page(slot), pages.offset(slot)
@@ -131,21 +131,21 @@ class DsMlaWindow(DsMlaRows):
         return tuple(word for place, word in enumerate(words) if place % LOADED != LOADED - 1)
 
     def describe_codes(self, entries: Entries, pages: Pages, loaded: tuple[Any, ...]) -> list[Any]:
-        """Factors and what groups are multiplied by; what `put_ropes` needs."""
+        """Factors and what groups are multiplied by; what `store_ropes` needs."""
         left, words = [], list(loaded)
         for turn in range(ENTRIES // TURN):
             slot = entries.slot(TURN * turn + entries.lane // ROPE_PARTS)
             words.insert(LOADED * turn + LOADED - 1, I32(slot != PADDING))
         for entry, part, rope, scale, counts, above in self.rows(entries, pages, tuple(words)):
-            ref = self.put_scales(entry, part, scale, counts, above)
+            ref = self.store_scales(entry, part, scale, counts, above)
             left.append((entry, part, rope, ref))
         return left
 
-    def put_ropes(self, left: list[Any]) -> None:
+    def store_ropes(self, left: list[Any]) -> None:
         for entry, part, rope, ref in left:
-            self.put_rope(entry, part, rope, ops.power_of_two(-ref))
+            self.store_rope(entry, part, rope, ops.power_of_two(-ref))
 
-    def put_rope(self, entry: Any, part: Any, rope: list[Any], scale: Any) -> None:
+    def store_rope(self, entry: Any, part: Any, rope: list[Any], scale: Any) -> None:
         """Features 8 part .. + 7: the even ones to one chunk, the odd ones to another."""
         pairs = []
         for word in rope:
@@ -156,38 +156,38 @@ class DsMlaWindow(DsMlaRows):
             address = self.s_rope + entry * ROPE_BYTES + (part // 2 * 2 + odd) * CHUNK
             ops.store_shared(address + part % 2 * (CHUNK // 2), *words)
 
-    def key_words(self, place: Place, pair: int) -> tuple[Any, ...]:
+    def key_words(self, coord: ThreadCoord, pair: int) -> tuple[Any, ...]:
         """As of PerTokenWindow; of rope the operands themselves."""
         if pair < NOPE_PAIRS:
-            return ops.ldmatrix(self.matrices(first_entry(place), 2 * pair, place.lane, PITCH))
-        row = self.s_rope + (first_entry(place) + place.lane % 16) * ROPE_BYTES
-        chunks = [4 * (pair - NOPE_PAIRS) + 2 * more + (place.lane >> 4) for more in range(2)]
+            return ops.ldmatrix(self.matrices(first_entry(coord), 2 * pair, coord.lane, PITCH))
+        row = self.s_rope + (first_entry(coord) + coord.lane % 16) * ROPE_BYTES
+        chunks = [4 * (pair - NOPE_PAIRS) + 2 * more + (coord.lane >> 4) for more in range(2)]
         return (*ops.ldmatrix(row + chunks[0] * CHUNK), *ops.ldmatrix(row + chunks[1] * CHUNK))
 
-    def key_operands(self, place: Place, pair: int, words: tuple[Any, ...]) -> list[ops.Quad]:
+    def key_operands(self, coord: ThreadCoord, pair: int, words: tuple[Any, ...]) -> list[ops.Quad]:
         """Operands of two steps."""
         if pair >= NOPE_PAIRS:
             return [words[:4], words[4:]]
-        at = self.s_groups + (pair // 2 * MAX_WINDOW + first_entry(place) + place.lane // 4) * 2
+        at = self.s_groups + (pair // 2 * MAX_WINDOW + first_entry(coord) + coord.lane // 4) * 2
         scales = [ops.load_shared_half(at + 2 * more) for more in (0, 8)]
         both = keys_of(*words[:2]), keys_of(*words[2:])
         return [tuple(ops.scaled(x, scales[i % 2]) for i, x in enumerate(a)) for a in both]
 
-    def value_words(self, place: Place, step: int) -> tuple[Any, ...]:
+    def value_words(self, coord: ThreadCoord, step: int) -> tuple[Any, ...]:
         """As of PerTokenWindow; then rope's operands."""
-        lane, found = place.lane, list[Any]()
+        lane, found = coord.lane, list[Any]()
         for first in range(0, TILES, 2):
             # In rope's place codes are read that are not used.
-            block = cutlass.min(TILES * place.group + first + (lane >> 4), GROUPS - 1)
-            found += two_tiles(self.s_rows, block, step, place, PITCH)
+            block = cutlass.min(TILES * coord.group + first + (lane >> 4), GROUPS - 1)
+            found += two_tiles(self.s_rows, block, step, coord, PITCH)
         row = self.s_rope + (step * STEP + lane % 16) * ROPE_BYTES
-        return (*found, *ops.ldmatrix_transposed(row + (2 * place.warp + (lane >> 4)) * CHUNK))
+        return (*found, *ops.ldmatrix_transposed(row + (2 * coord.warp + (lane >> 4)) * CHUNK))
 
-    def value_operands(self, place: Place, step: int, words: tuple[Any, ...]) -> list[ops.Quad]:
+    def value_operands(self, coord: ThreadCoord, step: int, words: tuple[Any, ...]) -> list[ops.Quad]:
         """Operands of each of the warpgroup's tiles, the last of which is rope."""
-        lane, found = place.lane, list[Any]()
+        lane, found = coord.lane, list[Any]()
         for tile in range(TILES):
-            group = cutlass.min(TILES * place.group + tile, GROUPS - 1)
+            group = cutlass.min(TILES * coord.group + tile, GROUPS - 1)
             at = self.s_groups + (group * MAX_WINDOW + step * STEP + lane % 4 * 2) * 2
             scales = [ops.load_shared_word(at + 2 * more) for more in (0, 8)]
             both = values_of(*words[2 * tile : 2 * tile + 2])
@@ -195,14 +195,14 @@ class DsMlaWindow(DsMlaRows):
         even, even_more, odd, odd_more = words[2 * TILES :]
         rope = (even, odd, even_more, odd_more)
         found[-1] = [
-            ops.pick(place.group == GROUPS // TILES, x, y) for x, y in zip(rope, found[-1], strict=True)
+            ops.pick(coord.group == GROUPS // TILES, x, y) for x, y in zip(rope, found[-1], strict=True)
         ]
         return [tuple(a) for a in found]
 
 
-def first_entry(place: Place) -> Any:
+def first_entry(coord: ThreadCoord) -> Any:
     """Of a warp's 16, whose keys it has."""
-    return place.group * GROUP + place.warp * STEP
+    return coord.group * GROUP + coord.warp * STEP
 
 
 def keys_of(low: Any, high: Any) -> ops.Quad:
@@ -216,10 +216,10 @@ def values_of(low: Any, high: Any) -> ops.Quad:
     return *ops.transposed_halves_of_codes(low), *ops.transposed_halves_of_codes(high)
 
 
-def two_tiles(s_rows: Any, block: Any, step: int, place: Place, pitch: int) -> ops.Quad:
+def two_tiles(s_rows: Any, block: Any, step: int, coord: ThreadCoord, pitch: int) -> ops.Quad:
     """The words of 16 entries of two tiles, `block` being the lane's: the warp's 16 features of each 64."""
-    chunk = block * (GROUP // CHUNK) + place.warp
-    return ops.ldmatrix_transposed(s_rows + (step * STEP + place.lane % 16) * pitch + chunk * CHUNK)
+    chunk = block * (GROUP // CHUNK) + coord.warp
+    return ops.ldmatrix_transposed(s_rows + (step * STEP + coord.lane % 16) * pitch + chunk * CHUNK)
 
 
 def selected(low: Any, high: Any, which: int) -> Any:

@@ -17,7 +17,9 @@ BEFORE_FENCE, WITH_FENCE = "v1.5", "v1.6"
 _README = "# served_kernels\n"
 _COMMIT = "        cute.arch.cp_async_bulk_commit_group()\n"
 _WAIT = "        cute.arch.cp_async_bulk_wait_group(0, read=True)\n"
-_ACQUIRE, _OPERAND = "            rings.d2.acquire(d2)\n", "            rings.vs.wait(vs)\n"
+_ACQUIRE, _OPERAND = (
+    f"            pipelines.{call}\n" for call in ("d2.producer_acquire(d2)", "vs.consumer_wait(vs)")
+)
 _FENCE = '                cute.arch.fence_proxy("async.shared", space="cta")\n'
 _WARPS, _GROUP_WARPS = (f"{name} = CHUNK // ROWS_OF_WARP\n" for name in ("WARPS", "GROUP_WARPS"))
 
@@ -126,7 +128,7 @@ HISTORY = (
     ),
     Edit(
         "chunk_state: stores are waited for again",
-        replace("chunk_state", f"{_COMMIT}        ring", f"{_COMMIT}{_WAIT}        ring"),
+        replace("chunk_state", f"{_COMMIT}        pipe", f"{_COMMIT}{_WAIT}        pipe"),
         BEFORE_OPERAND,
     ),
     Edit(

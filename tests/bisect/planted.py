@@ -6,7 +6,7 @@ from pathlib import Path
 
 import gdnbench_kernels.gdn_prefill as prefill
 
-FILES = ("inverse", "chunk_uw", "sources", "sm100_call", "sm100", "sm100_steps")
+FILES = ("inverse", "chunk_uw", "sources", "launch_args", "sm100", "sm100_steps")
 RIGHT, WRONG = (
     "range_constexpr(BLOCK - 1):\n        for quad",
     "range_constexpr(BLOCK - 5):\n        for quad",

@@ -356,9 +356,11 @@ def test_rows_of_gates_begin_as_the_scan_has_them() -> None:
     assert [fused_plan.Row[row.name] for row in Gate] == list(Gate)
 
 
-def test_rings_and_buffers_are_in_the_plans_order() -> None:
+def test_pipelines_and_buffers_are_in_the_plans_order() -> None:
     for plan in (PLAN, SPLIT_PLAN):
-        assert [ring.name for ring in plan.rings] == [field.name for field in fields(fused_plan.Rings)]
+        assert [pipe.name for pipe in plan.pipelines] == [
+            field.name for field in fields(fused_plan.Pipelines)
+        ]
         tiles = [f"s_{field.name}" for field in fields(fused_plan.Shared)]
         assert [buffer.name for buffer in plan.smem[: len(tiles)]] == tiles
 

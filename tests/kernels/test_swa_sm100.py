@@ -85,7 +85,7 @@ SCHEDULES = ("late", "early", "random:1", FRESH_SCHEDULE)
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_bits_are_those_of_every_schedule(mixed: Mixed, schedule: str) -> None:
-    """Of few CTAs, so that rings go round."""
+    """Of few CTAs, so that pipelines wrap around."""
     call, outputs = mixed
     assert same_outputs(run(call, parts=2, workers=2, schedule=schedule), outputs)
 
