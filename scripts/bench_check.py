@@ -113,7 +113,7 @@ def times(row: Row, repeats: int) -> tuple[list[float], list[float]]:
         runners = [InProcess(row.kernel, SIM, check=check) for check in (False, True)]
         for turn in range(repeats + 1):
             for runner, seconds in zip(runners, taken, strict=True):
-                done = runner.run(record, operation(row.op))
+                done = runner.run_record(record, operation(row.op))
                 if not isinstance(done, Execution):
                     sys.exit(f"{row.name}: {done.reason}")
                 if turn:

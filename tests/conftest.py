@@ -102,20 +102,20 @@ def wheels(tmp_path: Path) -> Wheels:
 
 
 class InThisProcess:
-    """Stands in for `gdnbench.replay.process.Worker` where nothing ends the process. An answer that was too
-    long in coming is not given."""
+    """Stands in for `gdnbench.workers.process.WorkerProcess` where nothing ends the process. A reply that
+    took longer than the timeout is dropped."""
 
     def __init__(self, module: str, arguments: list[str], *, folder: str | None = None, **place: Any) -> None:
         assert folder is None, "modules of another folder are another process' own"
         self._replies: list[dict[str, Any]] = [{"ready": True}]
         self._late = False
         served = importlib.import_module(module)
-        with mock.patch.object(served, "serve") as serve:
+        with mock.patch.object(served, "serve_requests") as serve:
             served.main(["0", "0", *arguments])
         start = serve.call_args.args[2]
         self._answer = start(self._replies.append)
 
-    def ask(self, message: dict[str, Any], timeout: float) -> dict[str, Any]:
+    def request(self, message: dict[str, Any], timeout: float) -> dict[str, Any]:
         begin = time.monotonic()
         self._replies.append(self._answer(json.loads(json.dumps(message))))
         self._late = time.monotonic() - begin > timeout
@@ -133,12 +133,18 @@ class InThisProcess:
 
 @pytest.fixture
 def replays_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Replays of `gdnbench bisect` run in this process: one that imports torch takes seconds to start."""
-    monkeypatch.setattr("gdnbench.bisect.prober.Worker", InThisProcess)
+    """Replays of `gdnbench bisect` run in this process: one that imports torch takes seconds to start. Probes
+    keep their process."""
+    from gdnbench.bisect import workers
+
+    process = workers.WorkerProcess
+    monkeypatch.setattr(workers, "WorkerProcess", InThisProcess)
+    monkeypatch.setattr(workers.ProbeWorker, "start_process", lambda self: process(workers.MODULE, []))
 
 
 @pytest.fixture
 def probes_here(replays_here: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So do the probes that an axis has of its own."""
-    for name in ("remote", "instruction.version"):
-        monkeypatch.setattr(f"gdnbench.bisect.{name}.Worker", InThisProcess)
+    """Probes run in this process, too."""
+    from gdnbench.bisect.workers import ProbeWorker, TrialWorker
+
+    monkeypatch.setattr(ProbeWorker, "start_process", TrialWorker.start_process)

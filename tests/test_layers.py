@@ -104,6 +104,21 @@ FORBIDDEN = {
         "gdnbench.bisect",
         *ON_TOP,
     ),
+    # Starts processes for whoever asks, and knows nothing of what they compute.
+    "gdnbench/workers": (
+        "gdnbench_kernels",
+        "gdnbench.store",
+        "gdnbench.judge",
+        "gdnbench.replay",
+        "gdnbench.timing",
+        "gdnbench.diff",
+        "gdnbench.trace",
+        "gdnbench.capture",
+        "gdnbench.bisect",
+        "gdnbench.sim",
+        "gdnbench.cli",
+        *ON_TOP,
+    ),
     "gdnbench/distributed": (
         "gdnbench.diff",
         "gdnbench.timing",

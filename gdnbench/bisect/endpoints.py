@@ -7,11 +7,11 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 
 from gdnbench.bisect.flakiness import RUNS, Steadiness, steady
-from gdnbench.bisect.prober import Probing
 from gdnbench.bisect.session import Session, check_content
 from gdnbench.bisect.trial import BIT_DIFFERENCE, SCHEDULES, Trial
 from gdnbench.bisect.verdict import State, Verdict
 from gdnbench.bisect.verdict_cache import Question
+from gdnbench.bisect.workers import TrialRunner
 from gdnbench.errors import BadInputError, CannotRunError, Exit
 from gdnbench.report.outcome import Outcome
 
@@ -30,24 +30,29 @@ class _Keeping:
     the first process on."""
 
     def __init__(
-        self, session: Session, label: str, question: Question, process: int, prober: Callable[[], Probing]
+        self,
+        session: Session,
+        label: str,
+        question: Question,
+        process: int,
+        prober: Callable[[], TrialRunner],
     ) -> None:
         self._session, self._label, self._prober = session, label, prober
         self._question = {**question, "steady": RUNS, "process": process}
         known = session.ledger.find(self._question)
         self._known = [] if known is None else [Verdict.from_json(one, label) for one in known.facts["runs"]]
         self._made: list[Verdict] = []
-        self._probing: Probing | None = None
+        self._probing: TrialRunner | None = None
         self._asking = False
 
-    def run(self, trial: Trial) -> Verdict:
+    def run_trial(self, trial: Trial) -> Verdict:
         if len(self._made) < len(self._known):
             self._made.append(self._known[len(self._made)])
             return self._made[-1]
         if self._probing is None:
             self._probing = self._prober()
         self._asking = True
-        found = self._probing.run(trial)
+        found = self._probing.run_trial(trial)
         check_content(self._label, self._question, found)
         self._asking = False
         self._made.append(found)
@@ -63,7 +68,7 @@ class _Keeping:
 
 
 def look(
-    session: Session, label: str, question: Question, trial: Trial, prober: Callable[[], Probing]
+    session: Session, label: str, question: Question, trial: Trial, prober: Callable[[], TrialRunner]
 ) -> End:
     """Replays an end as `steady` does, or knows it from before. The verdict of a steady end is known as that
     of `question`, too."""

@@ -12,9 +12,9 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from gdnbench.bisect.prober import Probing
 from gdnbench.bisect.trial import SCHEDULES, Trial
 from gdnbench.bisect.verdict import State, Verdict
+from gdnbench.bisect.workers import TrialRunner
 from gdnbench.replay.simulated import SIM
 
 RUNS = 3
@@ -45,7 +45,7 @@ class Steady:
     reason: str = ""
 
 
-def steady(trial: Trial, prober: Callable[[], Probing]) -> Steady:
+def steady(trial: Trial, prober: Callable[[], TrialRunner]) -> Steady:
     """RUNS runs in one process, and one in each of others, which with it are RUNS. On the simulator, where it
     is steady so far, the last of them goes on with one under each other schedule."""
     first, others = trial.schedules[0], []
@@ -68,8 +68,8 @@ def steady(trial: Trial, prober: Callable[[], Probing]) -> Steady:
     return Steady(Steadiness.STEADY, runs[0].verdict, tuple(runs))
 
 
-def _run(trial: Trial, schedule: str, process: int, probing: Probing) -> Run:
-    verdict = probing.run(replace(trial, schedules=(schedule,)))
+def _run(trial: Trial, schedule: str, process: int, probing: TrialRunner) -> Run:
+    verdict = probing.run_trial(replace(trial, schedules=(schedule,)))
     return Run(process, schedule if trial.on == SIM else "", verdict)
 
 

@@ -35,7 +35,7 @@ from gdnbench.replay import kernels
 from gdnbench.replay.execute import Execution, device_of
 from gdnbench.replay.failure import Failure
 from gdnbench.replay.replay import Replayer, select
-from gdnbench.replay.run import InProcess, Runner, bad_input
+from gdnbench.replay.run import InProcess, Runner, why_not_found
 from gdnbench.replay.simulated import SIM
 from gdnbench.report.outcome import Outcome
 from gdnbench.report.report import RecordResult
@@ -90,12 +90,12 @@ class Trial:
         return cls(**{**data, **lists})
 
 
-def question(trial: Trial) -> Question:
+def trial_question(trial: Trial) -> Question:
     """What the trial's verdict depends on, with the kernel as it lies here."""
-    return {**asked(trial), "code": cache_key.of_code(sources(trial.kernel))}
+    return {**question_without_code(trial), "code": cache_key.of_code(kernel_sources(trial.kernel))}
 
 
-def asked(trial: Trial) -> Question:
+def question_without_code(trial: Trial) -> Question:
     """What the trial's verdict depends on beside the kernel's code. Where the store lies is no part of it."""
     records = cache_key.of_store(trial.store, chosen_by(trial))
     options = trial.to_json()
@@ -108,7 +108,7 @@ def chosen_by(trial: Trial) -> cache_key.Choice:
     return lambda store: select(store, trial.records, trial.op)
 
 
-def sources(kernel: str, folder: Path | None = None) -> list[Path]:
+def kernel_sources(kernel: str, folder: Path | None = None) -> list[Path]:
     """Where a kernel's code lies: the file or the whole package, and what that imports, see `imported`.
     Modules are looked for in `folder` first, else in the current one. BadInputError if there is no such
     module."""
@@ -148,18 +148,18 @@ def _package(name: str, here: Path) -> Path:
     return origin.parent if found.submodule_search_locations else origin
 
 
-def imports(kernel: str, on: str) -> None:
+def import_kernel(kernel: str, on: str) -> None:
     """Imports the kernel, whatever comes of it. BadInputError if it is not there."""
-    problem = bad_input(kernel, on)
+    problem = why_not_found(kernel, on)
     if problem is not None:
         raise BadInputError(problem)
 
 
-def run(trial: Trial, told: Callable[[str], None] = lambda line: None) -> Verdict:
+def run_trial(trial: Trial, told: Callable[[str], None] = lambda line: None) -> Verdict:
     """Replays in this process, which a kernel's crash ends: `prober` runs trials in one of their own. `told`
     hears of each record. BadInputError for what names nothing, or a record that its operation refuses,
     StoreError for a store that changes meanwhile."""
-    imports(trial.kernel, trial.on)
+    import_kernel(trial.kernel, trial.on)
     begin = time.monotonic()
     first: Verdict | None = None
     for schedule in trial.schedules if trial.on == SIM else trial.schedules[:1]:
@@ -179,7 +179,7 @@ def _once(trial: Trial, schedule: str, told: Callable[[str], None]) -> Verdict:
     rule = make_rule(trial.k, None, trial.tol, trial.bitwise)
     with (
         cache_key.held(trial.store, chosen_by(trial)) as (store, chosen, read),
-        scheduled(trial.on, schedule),
+        with_schedule(trial.on, schedule),
     ):
         kernels.check_name(trial.kernel, trial.on)
         with closing(_Digesting(InProcess(trial.kernel, trial.on, trial.stages, trial.check))) as digesting:
@@ -193,7 +193,7 @@ def _once(trial: Trial, schedule: str, told: Callable[[str], None]) -> Verdict:
 
 
 @contextlib.contextmanager
-def scheduled(on: str, schedule: str) -> Iterator[None]:
+def with_schedule(on: str, schedule: str) -> Iterator[None]:
     """While kernels are simulated under that schedule, if that is where they run."""
     if on != SIM:
         yield
@@ -257,8 +257,8 @@ class _Digesting:
         self._runner = runner
         self._hasher = blake3()
 
-    def run(self, record: StoredRecord, operation: Operation) -> Execution | Failure:
-        found = self._runner.run(record, operation)
+    def run_record(self, record: StoredRecord, operation: Operation) -> Execution | Failure:
+        found = self._runner.run_record(record, operation)
         self._hasher.update(f"{record.key}\0{isinstance(found, Failure)}\0".encode())
         if not isinstance(found, Failure):
             for name, tensor in sorted(found.outputs.items()):

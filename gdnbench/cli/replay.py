@@ -232,11 +232,11 @@ def _spread(
     options: Mapping[str, Any],
     advance: Bar,
 ) -> ReplayReport:
-    from gdnbench.distributed.replay import replay_spread
+    from gdnbench.distributed.replay import replay_distributed
 
     with open_store(store) as opened:
         numbers = _numbers(opened, records)
-    return replay_spread(
+    return replay_distributed(
         store,
         workers=workers,
         scheduler=scheduler,

@@ -1,4 +1,4 @@
-"""What is asked of workers: the records of a store, replayed and judged as `replay` does."""
+"""The work that Dask workers are sent: records of a store, to be replayed and judged as `replay` does."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ from gdnbench.version import __version__
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """`token` names it among all that a worker is given. `store` is the path as the user gave it, seen from
-    `folder`. `threads`: of torch on a worker, None to leave them. `keep`: outputs come back too."""
+    """One replay. `token` names it among all jobs of a worker. `store` is the path as the user gave it,
+    relative to `folder`. `threads`: of torch on a worker, None to leave them as they are. `keep`: workers
+    return the outputs too."""
 
     token: str
     store: str
@@ -31,20 +32,21 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One record: `key` and `digest` tell whether a worker sees the same."""
+    """One record of the store. A worker compares `key` and `digest` with those of the record it sees."""
 
     number: int
     key: str
     digest: str
 
     @classmethod
-    def of(cls, record: StoredRecord) -> Task:
+    def of_record(cls, record: StoredRecord) -> Task:
         return cls(record.number, record.key, of_records([record]))
 
 
 @cache
-def code() -> str:
-    """What computes here, to be equal on all workers: gdnbench, by version and sources, and torch."""
+def code_version() -> str:
+    """The version and a digest of the sources of gdnbench, and the version of torch: equal on all workers of
+    a job."""
     packages = (gdnbench.__file__, gdnbench_kernels.__file__)
     sources = of_code(Path(str(file)).parent for file in packages)
     return f"gdnbench {__version__} (sources {sources[:12]}) with torch {torch.__version__}"

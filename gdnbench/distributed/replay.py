@@ -1,29 +1,33 @@
-"""`gdnbench.replay.replay.replay` over workers: the same report, in the same order."""
+"""Replays a store on many workers; the report is the same as that of `gdnbench.replay.replay.replay`."""
 
 from __future__ import annotations
 
 import json
 import secrets
+import sys
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from os import getcwd
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gdnbench.distributed import worker
-from gdnbench.distributed.dispatch import Died, Dispatch
-from gdnbench.distributed.interrupt import kept_interrupt
-from gdnbench.distributed.job import Job, Task, code
-from gdnbench.distributed.pool import Pool, pool, say
+from gdnbench.distributed.job import Job, Task, code_version
 from gdnbench.errors import BadInputError, GdnbenchError
 from gdnbench.replay.judged import Judged, conclude
 from gdnbench.replay.replay import Progress, replay_options, select
 from gdnbench.replay.save import RunWriter
+from gdnbench.replay.simulated import SIM
 from gdnbench.report.outcome import Outcome
 from gdnbench.report.report import RecordResult, ReplayReport
 from gdnbench.store.address import Address
 from gdnbench.store.reader import StoredRecord
 from gdnbench.store.recover import open_store
+from gdnbench.workers.dask_dispatch import TaskDispatcher, WorkerDied
+from gdnbench.workers.dask_pool import WorkerPool, open_pool
+from gdnbench.workers.interrupt import recorded_interrupt
+from gdnbench.workers.tensor_pickle import dumps
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,7 +35,7 @@ if TYPE_CHECKING:
     from gdnbench.sim.checker.accept import Accepted
 
 
-def replay_spread(
+def replay_distributed(
     store_path: Address,
     *,
     workers: int | None = None,
@@ -44,42 +48,44 @@ def replay_spread(
     accepted: Accepted | None = None,
     trace: object = None,
     progress: Progress | None = None,
-    within: Pool | None = None,
+    within: WorkerPool | None = None,
     **options: Any,
 ) -> ReplayReport:
-    """As `replay` of the store at `store_path`, whose other arguments `options` are, by the workers of a
-    `pool`, or of the one `within` which this is. Says on stderr how often a record was tried again because
-    its worker died.
+    """Replays the store at `store_path` on the workers of the pool `within`, or of one that `open_pool` opens
+    for `workers` and `scheduler`. `options` are the other arguments of `replay`. Prints on stderr how many
+    records were tried again because a worker died.
 
-    A record that kills every worker it is given to is a crash. BadInputError for `time` and `trace`, which
-    are of one process; errors of `replay`; CannotRunError for workers that have another gdnbench or torch,
-    StoreError for those that see another store.
+    A record that kills every worker that tries it is a crash. BadInputError for `time` and `trace`, which
+    need one process; errors of `replay`; CannotRunError for a worker with another gdnbench or torch,
+    StoreError for a worker that sees another store.
     """
     for name, given in (("--time", time), ("--trace", trace)):
         if given is not None:
             raise BadInputError(f"{name} is done in one process: leave --workers and --scheduler out")
     options["grids"] = bool(options.get("grids")) or save is not None
-    asked = replay_options(**options)
+    replay_request = replay_options(**options)
     results: list[RecordResult] = []
     with ExitStack() as stack:
         store = stack.enter_context(open_store(store_path))
         chosen = select(store, records, op)
-        report = asked.report(store)
-        used = stack.enter_context(pool(workers, scheduler, asked.on)) if within is None else within
+        report = replay_request.report(store)
+        on = replay_request.on
+        pool = within or stack.enter_context(open_pool(workers, scheduler, on, pin_cores=on == SIM))
         keep = save is not None and save_outputs
-        job = Job(secrets.token_hex(8), str(store_path), getcwd(), asked, used.threads, keep=keep)
-        tasks = [Task.of(store.records[number]) for number in chosen]
-        interrupt = stack.enter_context(kept_interrupt())
-        dispatch = Dispatch(used, job, tasks, None if used.local else code(), interrupt)
-        stack.callback(_conclude, dispatch)
+        job = Job(secrets.token_hex(8), str(store_path), getcwd(), replay_request, pool.threads, keep=keep)
+        tasks = [Task.of_record(store.records[number]) for number in chosen]
+        interrupt = stack.enter_context(recorded_interrupt())
+        answer = partial(worker.run_task, None if pool.local else code_version(), dumps(job))
+        dispatcher = TaskDispatcher(pool, answer, tasks, interrupt, limit_ahead=keep)
+        stack.callback(_end_job, dispatcher, pool, job)
         saved: RunWriter | None = None
-        for number, answer in zip(chosen, dispatch, strict=True):
+        for number, answer in zip(chosen, dispatcher, strict=True):
             record = store.records[number]
             judged = _judged(record, answer)
-            if save is not None and saved is None:  # workers can do it, and know what they are
-                about = _machines(used)
+            if save is not None and saved is None:  # now that a worker has answered
+                machines = _machines(pool)
                 saved = RunWriter(
-                    Path(save), report.header, store, chosen, outputs=save_outputs, workers=about
+                    Path(save), report.header, store, chosen, outputs=save_outputs, workers=machines
                 )
                 stack.enter_context(saved)
             results.append(conclude(record, judged, saved=saved, accepted=accepted))
@@ -88,23 +94,26 @@ def replay_spread(
     return replace(report, records=tuple(results))
 
 
-def _conclude(dispatch: Dispatch) -> None:
-    if dispatch.retried:
-        again = f"{dispatch.retried} record{'' if dispatch.retried == 1 else 's'}"
-        say(f"workers died; {again} tried again")
-    dispatch.close()
+def _end_job(dispatcher: TaskDispatcher, pool: WorkerPool, job: Job) -> None:
+    """Cancels tasks in flight, and has workers that outlive the pool close what the job opened."""
+    if dispatcher.retried:
+        records = f"{dispatcher.retried} record{'' if dispatcher.retried == 1 else 's'}"
+        print(f"gdnbench: workers died; {records} tried again", file=sys.stderr)
+    dispatcher.cancel()
+    if not pool.local:
+        pool.call_on_each(worker.end_job, job.token)
 
 
-def _machines(used: Pool) -> list[dict[str, Any]]:
-    """What the workers are, each kind once."""
-    found = {json.dumps(one, sort_keys=True): one for one in used.everywhere(worker.about)}
+def _machines(pool: WorkerPool) -> list[dict[str, Any]]:
+    """The machines of the workers, each kind once."""
+    found = {json.dumps(one, sort_keys=True): one for one in pool.call_on_each(worker.describe_machine)}
     return [found[key] for key in sorted(found)]
 
 
-def _judged(record: StoredRecord, answer: Judged | Died | GdnbenchError) -> Judged:
+def _judged(record: StoredRecord, answer: Judged | WorkerDied | GdnbenchError) -> Judged:
     if isinstance(answer, GdnbenchError):
         raise answer
-    if isinstance(answer, Died):
+    if isinstance(answer, WorkerDied):
         reason = f"the worker it ran on died, {answer.attempts} times of {answer.attempts}"
         return Judged(RecordResult.of(record, Outcome.CRASH, reason))
     return answer

@@ -1,6 +1,6 @@
-"""In a worker process: one record after another of a job, its store and kernels kept open in between.
+"""Runs in a Dask worker: replays one record after another of a job and keeps its store and kernels open.
 
-A worker is sent what only this package's own version may read, so `run` looks at who sent it first.
+Only the same version of gdnbench can read a job, so `run_task` first compares the version of the sender.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from typing import Any
 
 import torch
 
-from gdnbench.distributed.job import Job, Task, code
-from gdnbench.distributed.wire import dumps, loads
+from gdnbench.distributed.job import Job, Task, code_version
 from gdnbench.errors import BadInputError, CannotRunError, GdnbenchError, StoreError
 from gdnbench.provenance import cpu_model, gpu_provenance
 from gdnbench.replay.judged import Judged
@@ -25,9 +24,10 @@ from gdnbench.replay.kernels import is_user_kernel
 from gdnbench.replay.replay import Replayer, replaying
 from gdnbench.store.address import is_absolute
 from gdnbench.store.reader import Store
+from gdnbench.workers.tensor_pickle import dumps, loads
 
 _ONE_AT_A_TIME = threading.Lock()
-"""Replay redirects stdout and changes folders: of the whole process."""
+"""Held during a replay, which redirects stdout and changes the folder of the whole process."""
 
 
 class _Session:
@@ -49,42 +49,42 @@ class _Session:
 _session: _Session | None = None
 
 
-def run(expected: str | None, job: bytes, task: bytes) -> bytes:
-    """What `wire.loads` makes a Judged of, or the GdnbenchError that ends the job. `expected` is the
-    coordinator's `code()`; None: it is this installation."""
+def run_task(expected: str | None, job: bytes, task: bytes) -> bytes:
+    """A Judged, or the GdnbenchError that ends the job, pickled for `tensor_pickle.loads`. `expected` is the
+    sender's `code_version()`, None if the sender is this installation."""
     with _ONE_AT_A_TIME:
         try:
-            if expected is not None and (here := code()) != expected:
+            if expected is not None and (here := code_version()) != expected:
                 raise CannotRunError(
                     f"worker {_name()} has {here}, but this is {expected}: install the same there"
                 )
-            return dumps(_judge(loads(job), loads(task)))
+            return dumps(_replay(loads(job), loads(task)))
         except GdnbenchError as error:
             return dumps(error)
 
 
-def end(token: str) -> None:
-    """Closes what is open for the job of that name, processes of its kernels among it, once its record is
-    done. Does not wait: it is called in the thread that the worker's connections live in."""
-    threading.Thread(target=_end, args=(token,), name="gdnbench end of job", daemon=True).start()
+def end_job(token: str) -> None:
+    """Closes the store and the kernels' processes of the job called `token`, once its record is done. Does
+    not wait: Dask calls this function in the thread that serves the worker's connections."""
+    threading.Thread(target=_close_job, args=(token,), name="gdnbench end of job", daemon=True).start()
 
 
-def about() -> dict[str, Any]:
-    """Of the machine that this is, what a run keeps of it."""
+def describe_machine() -> dict[str, Any]:
+    """Host name, CPU and GPU, as a saved run keeps them."""
     return {"host": socket.gethostname(), "cpu": cpu_model(), **gpu_provenance()}
 
 
-def _end(token: str) -> None:
+def _close_job(token: str) -> None:
     with _ONE_AT_A_TIME:
         if _session is not None and _session.job.token == token:
             _close()
 
 
-def _judge(job: Job, task: Task) -> Judged:
-    with _folder(job):
-        session = _opened(job)
+def _replay(job: Job, task: Task) -> Judged:
+    with _in_job_folder(job):
+        session = _open_session(job)
         number = task.number
-        if number >= len(session.store.records) or Task.of(session.store.records[number]) != task:
+        if number >= len(session.store.records) or Task.of_record(session.store.records[number]) != task:
             raise StoreError(
                 f"worker {_name()}: record {number} of {job.store} is another than here:"
                 " let all workers see the same store"
@@ -95,9 +95,9 @@ def _judge(job: Job, task: Task) -> Judged:
 
 
 @contextmanager
-def _folder(job: Job) -> Iterator[None]:
-    """Where the coordinator is, for the store and for kernels that are looked for there. A worker that has no
-    such folder needs none for a store at an absolute path and a listed kernel."""
+def _in_job_folder(job: Job) -> Iterator[None]:
+    """Changes to the sender's folder, from which the store and kernels are named. A worker without that
+    folder needs none if the path of the store is absolute and the kernels are listed ones."""
     there = Path(job.folder)
     named = (job.options.kernel, job.options.against)
     if not there.is_dir() and (not is_absolute(job.store) or any(map(is_user_kernel, named))):
@@ -109,7 +109,7 @@ def _folder(job: Job) -> Iterator[None]:
         yield
 
 
-def _opened(job: Job) -> _Session:
+def _open_session(job: Job) -> _Session:
     global _session
     if _session is None or _session.job.token != job.token:
         _close()

@@ -31,7 +31,7 @@ class Done:
     def __init__(self, execution: Execution) -> None:
         self._execution = execution
 
-    def run(self, record: StoredRecord, operation: Operation) -> Execution | Failure:
+    def run_record(self, record: StoredRecord, operation: Operation) -> Execution | Failure:
         return self._execution
 
     def close(self) -> None:

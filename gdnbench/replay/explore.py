@@ -80,8 +80,8 @@ class _Kept:
     def forget(self) -> None:
         self.left = None
 
-    def run(self, record: StoredRecord, operation: Operation) -> Execution | Failure:
-        self.left = self._runner.run(record, operation)
+    def run_record(self, record: StoredRecord, operation: Operation) -> Execution | Failure:
+        self.left = self._runner.run_record(record, operation)
         return self.left
 
     def close(self) -> None:
@@ -110,7 +110,7 @@ class _Input:
     def _ran(self, record: StoredRecord) -> Run:
         found = operation(record.info.op)
         if self._judged:
-            left = self._runner.run(record, found)
+            left = self._runner.run_record(record, found)
             failed = left.faults[0] if isinstance(left, Execution) and left.faults else ""
         else:
             self._runner.forget()

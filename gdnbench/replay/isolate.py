@@ -1,8 +1,8 @@
-"""Runs a kernel in a process of its own, so that its crash or hang is an outcome and the next record goes on.
+"""Runs a kernel in a worker process, so that its crash or hang is the outcome of one record.
 
-One process serves all records of a kernel and is replaced after a crash, a hang or an error of the device,
-which leaves a CUDA context unusable. It reads the store itself; outputs come back through a file, so that no
-tensor passes through a pipe.
+One process runs all records of a kernel. It is replaced after a crash, a hang, or an error of the device,
+which leaves a CUDA context unusable. The worker reads the store itself and returns outputs in a file, so that
+no tensor passes through a pipe.
 """
 
 from __future__ import annotations
@@ -12,14 +12,15 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gdnbench.errors import BadInputError, CannotRunError
+from gdnbench.errors import BadInputError
 from gdnbench.replay.execute import Execution
 from gdnbench.replay.failure import Failure
-from gdnbench.replay.process import START_SECONDS, Gone, Worker, cause
-from gdnbench.replay.tensor_ipc import get, stages_beside
 from gdnbench.report.outcome import Outcome
 from gdnbench.store.address import Address
 from gdnbench.store.reader import StoredRecord
+from gdnbench.workers.process import START_SECONDS, WorkerProcess
+from gdnbench.workers.restarting import RestartingWorker, WorkerFailure
+from gdnbench.workers.tensor_file import read_tensors
 from gdnbench_kernels.contract import Operation
 
 if TYPE_CHECKING:
@@ -28,10 +29,11 @@ if TYPE_CHECKING:
 
 
 class Isolated:
-    """Runs `kernel` on records of the store at `path` in a worker; `timeout` is seconds a record.
+    """Runs `kernel` on records of the store at `path` in a worker process, at most `timeout` seconds a
+    record.
 
-    With `stages` its intermediates come back too, with `check` what the simulator's checker found; with
-    `trace` the worker writes what instructions compute.
+    With `stages` the kernel's intermediate tensors come back too, with `check` the findings of the
+    simulator's checker. With `trace` the worker writes a trace of the values that instructions compute.
     """
 
     def __init__(
@@ -44,80 +46,61 @@ class Isolated:
         check: bool = False,
         trace: TraceRequest | None = None,
     ) -> None:
-        self._path, self._kernel, self._on, self._timeout = path, kernel, on, timeout
-        asked = json.dumps(None if trace is None else trace.as_json())
-        self._options = [str(int(stages)), str(int(check)), asked]
+        self._on, self._timeout = on, timeout
         self._folder = tempfile.TemporaryDirectory(prefix="gdnbench-replay-")
         self._results = Path(self._folder.name) / "outputs"
-        self._worker: Worker | None = None
+        requested_trace = json.dumps(None if trace is None else trace.as_json())
+        options = [str(int(stages)), str(int(check)), requested_trace]
+        arguments = [kernel, on, str(path), str(self._results), *options]
+        self._worker = RestartingWorker(
+            lambda: WorkerProcess("gdnbench.replay.worker", arguments),
+            f"the process for kernel {kernel} on {on}",
+        )
 
-    def run(self, record: StoredRecord, operation: Operation) -> Execution | Failure:
-        """Raises CannotRunError if no worker can be started, BadInputError if there is no such kernel."""
-        fresh = self._worker is None
-        worker = self._started()
-        imported = not fresh
+    def run_record(self, record: StoredRecord, operation: Operation) -> Execution | Failure:
+        """CannotRunError if no worker process can be started, BadInputError if there is no such kernel."""
+        imported = not self._worker.start()
         try:
-            if fresh:
-                self._check_loaded(worker)
+            if not imported:
+                self._await_import()
                 imported = True
-            reply = worker.ask({"record": record.number}, self._timeout)
-        except TimeoutError as error:
-            self._stop()
-            reason = f"no answer within {error.args[0]:g} s; the process was killed"
-            return Failure(Outcome.HANG, reason, imported)
-        except Gone:
-            status = worker.wait()
-            self._stop()
-            return Failure(Outcome.CRASH, f"the process ended by {cause(status)}", imported)
+            reply = self._worker.request({"record": record.number}, self._timeout)
+        except WorkerFailure as failure:
+            return Failure(failure.outcome, failure.reason, imported)
         if "outcome" in reply:
             outcome = Outcome(reply["outcome"])
             if outcome is Outcome.CRASH and self._on == "cuda":
-                self._stop()
-            return Failure(outcome, reply["reason"], reply["imported"], _checked(reply["checked"]))
+                self._worker.kill()
+            return Failure(outcome, reply["reason"], reply["imported"], _findings(reply["checked"]))
         return Execution(
-            get(self._results, reply["tensors"]),
+            read_tensors(self._results, reply["tensors"]),
             tuple(reply["faults"]),
             tuple(reply["notes"]),
             reply["seconds"],
-            get(stages_beside(self._results), reply["stages"]),
+            read_tensors(stage_file(self._results), reply["stages"]),
             reply["conventions"],
-            checked=_checked(reply["checked"]),
+            checked=_findings(reply["checked"]),
         )
 
     def close(self) -> None:
-        self._stop()
+        self._worker.kill()
         self._folder.cleanup()
 
-    def _started(self) -> Worker:
-        if self._worker is None:
-            self._worker = Worker(
-                "gdnbench.replay.worker",
-                [self._kernel, self._on, str(self._path), str(self._results), *self._options],
-            )
-            try:
-                self._worker.receive(START_SECONDS)
-            except (TimeoutError, Gone):
-                self._stop()
-                raise CannotRunError(
-                    f"the process for kernel {self._kernel} on {self._on} did not start; its stderr says why"
-                ) from None
-        return self._worker
-
-    def _check_loaded(self, worker: Worker) -> None:
-        """Waits for the kernel to be imported, which may take longer than a record may."""
-        problem = worker.receive(max(self._timeout, START_SECONDS))["bad_input"]
+    def _await_import(self) -> None:
+        """Waits until the kernel is imported, which may take longer than a record may."""
+        problem = self._worker.receive(max(self._timeout, START_SECONDS))["bad_input"]
         if problem is not None:
             raise BadInputError(problem)
 
-    def _stop(self) -> None:
-        if self._worker is not None:
-            self._worker.kill()
-            self._worker = None
+
+def stage_file(results: Path) -> Path:
+    """The file of a kernel's stages, beside the file `results` of its outputs."""
+    return results.with_suffix(".stages")
 
 
-def _checked(found: list[dict[str, Any]] | None) -> tuple[Finding, ...] | None:
-    if found is None:
+def _findings(checked: list[dict[str, Any]] | None) -> tuple[Finding, ...] | None:
+    if checked is None:
         return None
     from gdnbench.sim.report import Finding
 
-    return tuple(map(Finding.from_json, found))
+    return tuple(map(Finding.from_json, checked))

@@ -272,14 +272,14 @@ class Replayer:
         reason = _not_comparable(record, op) if self._against == RECORDED else None
         if reason is not None:
             return Judged(RecordResult.of(record, Outcome.NOT_COMPARABLE, reason), called=False)
-        execution = self._kernel.run(record, op)
+        execution = self._kernel.run_record(record, op)
         checked = execution.checked
         if isinstance(execution, Failure):
             result = RecordResult.of(record, execution.outcome, execution.reason)
             result = replace(result, imported=execution.imported)
         else:
             try:
-                other = self._other.run(record, op) if self._other is not None else None
+                other = self._other.run_record(record, op) if self._other is not None else None
                 if other is not None and other.checked is not None:
                     of_other = (replace(finding, of=self._against) for finding in other.checked)
                     checked = (*(checked or ()), *of_other)

@@ -1,4 +1,4 @@
-"""Where a kernel runs: in this process. See `isolate` for one of its own."""
+"""Runs a kernel on records in this process; `isolate` runs it in a worker process."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 class Runner(Protocol):
     """Runs one kernel on records."""
 
-    def run(self, record: StoredRecord, operation: Operation) -> Execution | Failure: ...
+    def run_record(self, record: StoredRecord, operation: Operation) -> Execution | Failure: ...
 
     def close(self) -> None: ...
 
 
 class InProcess:
-    """Runs the kernel here: fast, but a crash or hang of it is ours. What it prints goes to stderr. With
-    `check` the simulator checks it, with `trace` it writes what instructions compute. `kernel` is a name, or
-    loaded already."""
+    """Runs the kernel in this process. That is fast, but its crash or hang takes this process with it. What
+    the kernel prints goes to stderr. With `check` the simulator's checker runs, with `trace` the values that
+    instructions compute are written. `kernel` is a name or a kernel that is loaded already."""
 
     def __init__(
         self,
@@ -40,14 +40,14 @@ class InProcess:
         check: bool = False,
         trace: TraceRequest | None = None,
     ) -> None:
-        self._asked = kernel
+        self._kernel = kernel
         self._on = on
         self._stages = stages
         self._check = check
         self._trace = trace
         self._loaded: dict[str, LoadedKernel] = {}
 
-    def run(self, record: StoredRecord, operation: Operation) -> Execution | Failure:
+    def run_record(self, record: StoredRecord, operation: Operation) -> Execution | Failure:
         imported = False
         checked: list[Finding] | None = [] if self._check else None
         try:
@@ -61,19 +61,20 @@ class InProcess:
             return Failure(classify(error), describe(error), imported, found)
 
     def _load(self, operation: Operation) -> LoadedKernel:
-        if isinstance(self._asked, LoadedKernel):
-            return self._asked
+        if isinstance(self._kernel, LoadedKernel):
+            return self._kernel
         if operation.name not in self._loaded:
             with simulated(self._on):  # its file may compile kernels when it is imported
-                self._loaded[operation.name] = load(self._asked, operation)
+                self._loaded[operation.name] = load(self._kernel, operation)
         return self._loaded[operation.name]
 
     def close(self) -> None:
         self._loaded.clear()
 
 
-def bad_input(kernel: str, on: str) -> str | None:
-    """Why there is no function of that name; any other failure to load it is the outcome of each record."""
+def why_not_found(kernel: str, on: str) -> str | None:
+    """Why there is no function of the name `kernel`, in one line; None if there is one. Any other failure to
+    load it becomes the outcome of each record."""
     if is_user_kernel(kernel):
         try:
             with simulated(on):

@@ -1,10 +1,10 @@
-"""The process that runs one kernel on record after record, told by JSON lines on a pipe.
+"""The worker process that runs one kernel on one record after another.
 
-`python -m gdnbench.replay.worker REQUESTS REPLIES KERNEL ON STORE RESULTS STAGES CHECK TRACE`: file
-descriptors of the two pipes, the kernel's name, the device, the store, the file that outputs are written to,
-1 if the kernel's stages are wanted beside them, 1 if the simulator is to check it, and as JSON the trace that
-it is to write, or null. A request is a record number; the reply is what `isolate` makes an Execution or a
-Failure of. Whatever the kernel prints goes to stderr.
+`python -m gdnbench.replay.worker REQUESTS REPLIES KERNEL ON STORE RESULTS STAGES CHECK TRACE`. REQUESTS and
+REPLIES are file descriptors of the pipes, KERNEL is a name, ON the device, STORE the store, and RESULTS the
+file that outputs are written to. STAGES is 1 to write the kernel's stages to a file beside it, CHECK is 1 to
+run the simulator's checker, TRACE is a TraceRequest as JSON, or null. A request is a record number; `isolate`
+makes an Execution or a Failure of the reply. What the kernel prints goes to stderr.
 """
 
 from __future__ import annotations
@@ -19,44 +19,45 @@ from typing import TYPE_CHECKING
 from gdnbench.ops import operation
 from gdnbench.replay.execute import Execution
 from gdnbench.replay.failure import Failure
-from gdnbench.replay.process import Message, Tell, serve
-from gdnbench.replay.run import InProcess, bad_input
-from gdnbench.replay.tensor_ipc import put, stages_beside
+from gdnbench.replay.isolate import stage_file
+from gdnbench.replay.run import InProcess, why_not_found
 from gdnbench.store.reader import Store
+from gdnbench.workers.process import Message, Send, serve_requests
+from gdnbench.workers.tensor_file import write_tensors
 
 if TYPE_CHECKING:
     from gdnbench.trace.request import TraceRequest
 
 
 def main(arguments: list[str]) -> None:
-    requests, replies, kernel, on, path, results, stages, check, asked = arguments
-    runner = InProcess(kernel, on, stages == "1", check == "1", _trace(json.loads(asked)))
+    requests, replies, kernel, on, path, results, stages, check, trace = arguments
+    runner = InProcess(kernel, on, stages == "1", check == "1", _trace_request(json.loads(trace)))
     with Store.open(path) as store:
-        serve(int(requests), int(replies), partial(_start, store, runner, kernel, on, Path(results)))
+        serve_requests(int(requests), int(replies), partial(_start, store, runner, kernel, on, Path(results)))
 
 
-def _trace(asked: Message | None) -> TraceRequest | None:
-    if asked is None:
+def _trace_request(plain: Message | None) -> TraceRequest | None:
+    if plain is None:
         return None
     from gdnbench.trace.request import TraceRequest
 
-    return TraceRequest.from_json(asked)
+    return TraceRequest.from_json(plain)
 
 
 def _start(
-    store: Store, runner: InProcess, kernel: str, on: str, results: Path, tell: Tell
+    store: Store, runner: InProcess, kernel: str, on: str, results: Path, send: Send
 ) -> Callable[[Message], Message]:
-    """Tells whether there is such a kernel, and returns what runs it on a record."""
-    tell({"bad_input": bad_input(kernel, on)})
+    """Sends whether there is such a kernel, and returns the function that runs it on a record."""
+    send({"bad_input": why_not_found(kernel, on)})
 
-    def answer(request: Message) -> Message:
+    def run_requested_record(request: Message) -> Message:
         record = store.records[request["record"]]
-        return _answer(runner.run(record, operation(record.info.op)), results)
+        return _reply(runner.run_record(record, operation(record.info.op)), results)
 
-    return answer
+    return run_requested_record
 
 
-def _answer(found: Execution | Failure, results: Path) -> Message:
+def _reply(found: Execution | Failure, results: Path) -> Message:
     checked = None if found.checked is None else [finding.as_json() for finding in found.checked]
     if isinstance(found, Failure):
         return {
@@ -66,11 +67,11 @@ def _answer(found: Execution | Failure, results: Path) -> Message:
             "checked": checked,
         }
     return {
-        "tensors": put(results, found.outputs),
+        "tensors": write_tensors(results, found.outputs),
         "faults": found.faults,
         "notes": found.notes,
         "seconds": found.seconds,
-        "stages": put(stages_beside(results), found.stages),
+        "stages": write_tensors(stage_file(results), found.stages),
         "conventions": found.conventions,
         "checked": checked,
     }

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any, Self
 
 from gdnbench.errors import GdnbenchError
 from gdnbench.replay.replay import replay
+from gdnbench.replay.simulated import SIM
 from gdnbench.report.report import ReplayReport
 from gdnbench.store.address import Address
 from gdnbench.store.recover import open_store
 
 if TYPE_CHECKING:
-    from gdnbench.distributed.pool import Pool
+    from gdnbench.workers.dask_pool import WorkerPool
 
 
 class Replays:
@@ -21,7 +22,7 @@ class Replays:
 
     def __init__(self, workers: int | None = None, scheduler: str | None = None) -> None:
         self._workers, self._scheduler = workers, scheduler
-        self._pools: dict[str, Pool | GdnbenchError] = {}
+        self._pools: dict[str, WorkerPool | GdnbenchError] = {}
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
@@ -37,16 +38,18 @@ class Replays:
         if self._workers is None and self._scheduler is None:
             with open_store(path) as store:
                 return replay(store, **options)
-        from gdnbench.distributed.replay import replay_spread
+        from gdnbench.distributed.replay import replay_distributed
 
-        return replay_spread(path, within=self._pool(options["on"]), **options)
+        return replay_distributed(path, within=self._pool(options["on"]), **options)
 
-    def _pool(self, on: str) -> Pool:
-        from gdnbench.distributed.pool import pool
+    def _pool(self, on: str) -> WorkerPool:
+        from gdnbench.workers.dask_pool import open_pool
 
         if on not in self._pools:
             try:
-                self._pools[on] = self._stack.enter_context(pool(self._workers, self._scheduler, on))
+                self._pools[on] = self._stack.enter_context(
+                    open_pool(self._workers, self._scheduler, on, pin_cores=on == SIM)
+                )
             except GdnbenchError as error:
                 self._pools[on] = error
         found = self._pools[on]

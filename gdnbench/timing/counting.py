@@ -101,10 +101,10 @@ class _Counted:
         self._runner = InProcess(kernel, SIM)
         self.counts: Counts | None = None
 
-    def run(self, record: StoredRecord, operation: Operation) -> Execution | Failure:
+    def run_record(self, record: StoredRecord, operation: Operation) -> Execution | Failure:
         self.counts = None
         with counted():
-            found = self._runner.run(record, operation)
+            found = self._runner.run_record(record, operation)
         if isinstance(found, Execution):
             self.counts = Counts.of(found.launches)
         return found

@@ -1,11 +1,10 @@
-"""Judges and times kernels in a process of their own, so that one that ends it, or its CUDA context, ends no
-run.
+"""Judges and times kernels in a worker process, so that a kernel that crashes ends no run.
 
-One process does both for all kernels and records, and is replaced where a kernel ended it: starting one takes
-seconds, and no other process of ours has work for the device while kernels are timed. The process says which
-kernel it is at by a byte in a file, which costs it no more than a system call outside the time and is still
-there when the process is not. What ended the process is then that kernel's outcome, and the others are timed
-again without it.
+One process judges and times all kernels on all records, and is replaced when a kernel crashed it: starting
+one takes seconds, and no other process of gdnbench uses the device while kernels are timed. The worker writes
+the number of the kernel that it runs to a file. That costs one system call outside the measured time, and the
+file outlives the process. A crash becomes the outcome of the kernel that the file names, and the other
+kernels are timed again without it.
 """
 
 from __future__ import annotations
@@ -15,40 +14,42 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
-from gdnbench.errors import BadInputError, CannotRunError
+from gdnbench.errors import BadInputError
 from gdnbench.replay.failure import Failure
-from gdnbench.replay.process import START_SECONDS, Gone, Worker, cause
 from gdnbench.report.outcome import Outcome
 from gdnbench.store.address import Address
 from gdnbench.store.reader import StoredRecord
 from gdnbench.timing.options import TimingOptions
 from gdnbench.timing.plain import to_plain
 from gdnbench.timing.result import KernelTiming, RecordTiming
+from gdnbench.workers.process import WorkerProcess
+from gdnbench.workers.restarting import RestartingWorker, WorkerFailure
 from gdnbench_kernels.contract import Operation
 
 MODULE = "gdnbench.timing.worker"
 JUDGE_SECONDS = 3600.0
-"""That oracle and judge may take, which end by themselves: an fp64 reference of a long record on a CPU."""
+"""Time limit for oracle and judge, which end by themselves: an fp64 reference of a long record on a CPU."""
 
 
 class Timer(Protocol):
     """Judges and times kernels on records."""
 
     def judge(self, record: StoredRecord, operation: Operation, kernel: str) -> Judged:
-        """Runs the kernel once and holds what it leaves to the default rule. What goes wrong is its outcome;
-        BadInputError where there is no such kernel."""
+        """Runs the kernel once and compares its outputs by the default rule. A failure is its outcome;
+        BadInputError if there is no such kernel."""
 
     def time(self, record: StoredRecord, operation: Operation, kernels: Sequence[str]) -> Timed:
-        """Kernels that fail meanwhile are outcomes, and the others are timed without them."""
+        """Times the kernels against one another. A kernel that fails is an outcome, and the others are timed
+        without it."""
 
     def close(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """What became of a kernel on a record, and why, in one line, where it did not pass."""
+    """The outcome of a kernel on a record, and, unless it passed, the reason in one line."""
 
     outcome: Outcome
     reason: str = ""
@@ -56,7 +57,7 @@ class Judged:
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """What came of it: the comparison of those that could be timed, if any, and why others could not."""
+    """`timing` compares the kernels that could be timed, None if none could; `failed` has the others."""
 
     timing: RecordTiming | None
     failed: tuple[KernelTiming, ...]
@@ -66,30 +67,27 @@ class TimingProcess:
     """Judges and times kernels on records of the store at `path`, on the device called `on`."""
 
     def __init__(self, path: Address, on: str, options: TimingOptions) -> None:
-        self._path, self._on, self._options = path, on, options
+        self._on, self._options = on, options
         self._folder = tempfile.TemporaryDirectory(prefix="gdnbench-time-")
         self._mark = Path(self._folder.name) / "kernel"
-        self._worker: Worker | None = None
+        arguments = [str(path), on, str(self._mark), json.dumps(to_plain(options))]
+        self._worker = RestartingWorker(
+            lambda: WorkerProcess(MODULE, arguments), f"the process that times kernels on {on}"
+        )
 
     def judge(self, record: StoredRecord, operation: Operation, kernel: str) -> Judged:
-        """See `Timer`. CannotRunError if no process can be started."""
-        worker = self._started()
+        """See `Timer`. CannotRunError if no worker process can be started."""
         try:
-            reply = worker.ask({"record": record.number, "judge": kernel}, self._options.timeout)
-            if "ran" in reply:  # the rest is not the kernel's
-                reply = worker.receive(JUDGE_SECONDS)
-        except TimeoutError as error:
-            self._stop()
-            return Judged(Outcome.HANG, f"no answer within {error.args[0]:g} s; the process was killed")
-        except Gone:
-            status = worker.wait()
-            self._stop()
-            return Judged(Outcome.CRASH, f"the process ended by {cause(status)}")
+            reply = self._worker.request({"record": record.number, "judge": kernel}, self._options.timeout)
+            if "ran" in reply:  # oracle and judge follow, whose time is not the kernel's
+                reply = self._worker.receive(JUDGE_SECONDS)
+        except WorkerFailure as failure:
+            return Judged(failure.outcome, failure.reason)
         if reply["bad_input"] is not None:
             raise BadInputError(reply["bad_input"])
-        found = Judged(Outcome(reply["outcome"]), reply["reason"])
-        self._discard(found.outcome)
-        return found
+        judged = Judged(Outcome(reply["outcome"]), reply["reason"])
+        self._kill_after_crash(judged.outcome)
+        return judged
 
     def time(self, record: StoredRecord, operation: Operation, kernels: Sequence[str]) -> Timed:
         """See `Timer`. CannotRunError if no process can be started."""
@@ -105,64 +103,35 @@ class TimingProcess:
         return Timed(None, tuple(failed))
 
     def close(self) -> None:
-        self._stop()
+        self._worker.kill()
         self._folder.cleanup()
 
     def _try(self, record: StoredRecord, kernels: list[str]) -> RecordTiming | tuple[str | None, Failure]:
-        """The comparison of all `kernels`, or which of them it failed on; None if on none of them."""
-        worker = self._started()
+        """The comparison of all `kernels`. If one failed, its name and the failure; the name is None if the
+        process was at no kernel's code."""
         # Each kernel may take the timeout to be compiled, as it may in a replay.
         limit = self._options.timeout * len(kernels) + self._options.seconds
         self._mark.write_bytes(bytes([NOBODY]))
         try:
-            reply = worker.ask({"record": record.number, "kernels": kernels}, limit)
-        except TimeoutError:
-            self._stop()
-            return self._marked(kernels), Failure(
-                Outcome.HANG, f"timing: no answer within {limit:g} s; the process was killed"
-            )
-        except Gone:
-            status = worker.wait()
-            self._stop()
-            return self._marked(kernels), Failure(
-                Outcome.CRASH, f"timing: the process ended by {cause(status)}"
-            )
-        return self._answer(reply)
-
-    def _answer(self, reply: dict[str, Any]) -> RecordTiming | tuple[str | None, Failure]:
+            reply = self._worker.request({"record": record.number, "kernels": kernels}, limit)
+        except WorkerFailure as failure:
+            return self._marked(kernels), Failure(failure.outcome, f"timing: {failure.reason}")
         if "timing" in reply:
             return RecordTiming.from_json(reply["timing"], "the timing process's answer")
         outcome = Outcome(reply["outcome"])
-        self._discard(outcome)
+        self._kill_after_crash(outcome)
         return reply["kernel"], Failure(outcome, f"timing: {reply['reason']}")
 
-    def _discard(self, outcome: Outcome) -> None:
-        """An error of the device leaves a context that nothing runs in."""
+    def _kill_after_crash(self, outcome: Outcome) -> None:
+        """Kills the worker after an error of the GPU, which leaves its CUDA context unusable."""
         if outcome is Outcome.CRASH and self._on == "cuda":
-            self._stop()
+            self._worker.kill()
 
     def _marked(self, kernels: list[str]) -> str | None:
         position = self._mark.read_bytes()[0]
         return kernels[position] if position < len(kernels) else None
 
-    def _started(self) -> Worker:
-        if self._worker is None:
-            options = json.dumps(to_plain(self._options))
-            self._worker = Worker(MODULE, [str(self._path), self._on, str(self._mark), options])
-            try:
-                self._worker.receive(START_SECONDS)
-            except (TimeoutError, Gone):
-                self._stop()
-                raise CannotRunError(
-                    f"the process that times kernels on {self._on} did not start; its stderr says why"
-                ) from None
-        return self._worker
-
-    def _stop(self) -> None:
-        if self._worker is not None:
-            self._worker.kill()
-            self._worker = None
-
 
 NOBODY = 255
-"""In the file: the process is at no kernel's own code. Kernels are numbered from 0, in the order given."""
+"""Written to the file while the process is at no kernel's code. Kernels are numbered from 0, in the order
+given."""

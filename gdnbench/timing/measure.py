@@ -17,7 +17,7 @@ from gdnbench.replay.execute import Execution, device_of
 from gdnbench.replay.failure import Failure
 from gdnbench.replay.kernels import LoadedKernel, load
 from gdnbench.replay.replay import Replayer
-from gdnbench.replay.run import InProcess, Runner, bad_input
+from gdnbench.replay.run import InProcess, Runner, why_not_found
 from gdnbench.report.outcome import Outcome
 from gdnbench.report.report import RecordResult
 from gdnbench.store.reader import StoredRecord
@@ -66,7 +66,7 @@ class _Left:
     def __init__(self, outputs: dict[str, Tensor]) -> None:
         self._outputs = outputs
 
-    def run(self, record: StoredRecord, operation: Operation) -> Execution | Failure:
+    def run_record(self, record: StoredRecord, operation: Operation) -> Execution | Failure:
         return Execution(self._outputs, (), (), 0.0)
 
     def close(self) -> None:
@@ -93,7 +93,7 @@ class Session:
         """What becomes of the kernel on a record, by the default rule against the oracle. `ran` is called
         once the kernel has run. BadInputError where there is no such kernel."""
         if kernel not in self._runners:
-            problem = bad_input(kernel, self._on)
+            problem = why_not_found(kernel, self._on)
             if problem is not None:
                 raise BadInputError(problem)
             self._runners[kernel] = InProcess(kernel, self._on)
@@ -218,8 +218,8 @@ class _Told:
     def __init__(self, runner: Runner, ran: Callable[[], None]) -> None:
         self._runner, self._ran = runner, ran
 
-    def run(self, record: StoredRecord, operation: Operation) -> Execution | Failure:
-        found = self._runner.run(record, operation)
+    def run_record(self, record: StoredRecord, operation: Operation) -> Execution | Failure:
+        found = self._runner.run_record(record, operation)
         self._ran()
         return found
 

@@ -1,10 +1,11 @@
-"""The process that judges and times kernels on record after record, told by JSON lines on a pipe.
+"""The worker process that judges and times kernels on one record after another.
 
-`python -m gdnbench.timing.worker REQUESTS REPLIES STORE ON MARK OPTIONS`: file descriptors of the two pipes,
-the store, the device, the file that says which kernel this is at, and a `TimingOptions` as JSON. A request is
-a record's number and names of kernels; the reply is a RecordTiming, or the kernel that failed and how. Or it
-is a record's number and the one kernel to judge there; then a first reply says that the kernel has run,
-unless the record was refused, and the next what became of it. Whatever kernels print goes to stderr.
+`python -m gdnbench.timing.worker REQUESTS REPLIES STORE ON MARK OPTIONS`. REQUESTS and REPLIES are file
+descriptors of the pipes, STORE the store, ON the device, MARK the file that names the kernel which runs, and
+OPTIONS a `TimingOptions` as JSON. There are two kinds of request. A record number and names of kernels ask
+for times; the reply is a RecordTiming, or the kernel that failed and its failure. A record number and one
+kernel to judge ask for its outcome; unless the record is refused, a first message says that the kernel has
+run. What kernels print goes to stderr.
 """
 
 from __future__ import annotations
@@ -19,17 +20,17 @@ from functools import partial
 from gdnbench.errors import BadInputError, GdnbenchError
 from gdnbench.ops import operation
 from gdnbench.replay.failure import classify, describe
-from gdnbench.replay.process import Message, Tell, serve
 from gdnbench.report.outcome import Outcome
 from gdnbench.store.reader import Store
 from gdnbench.timing.isolated import NOBODY
 from gdnbench.timing.measure import KernelFailed, PreparedWrong, RoundWrong, Session
 from gdnbench.timing.options import TimingOptions
 from gdnbench.timing.plain import from_plain
+from gdnbench.workers.process import Message, Send, serve_requests
 
 
 class Mark:
-    """Says, in a file that outlives this process, which kernel's code it is in."""
+    """Writes which kernel's code this process is in to a file, which outlives the process."""
 
     def __init__(self, path: str) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT)
@@ -45,24 +46,24 @@ def main(arguments: list[str]) -> None:
     requests, replies, path, on, mark, options = arguments
     chosen = from_plain(TimingOptions, json.loads(options), "options")
     with Store.open(path) as store:
-        serve(int(requests), int(replies), partial(_start, store, on, chosen, Mark(mark)))
+        serve_requests(int(requests), int(replies), partial(_start, store, on, chosen, Mark(mark)))
 
 
 def _start(
-    store: Store, on: str, options: TimingOptions, mark: Mark, tell: Tell
+    store: Store, on: str, options: TimingOptions, mark: Mark, send: Send
 ) -> Callable[[Message], Message]:
-    """Returns what judges and times as a request says."""
+    """Returns the function that replies to a request."""
     session = Session(on, options, mark.at)
 
-    def answer(request: Message) -> Message:
+    def reply_to(request: Message) -> Message:
         if "judge" in request:
-            return _judged(session, store, request["record"], request["judge"], partial(tell, {"ran": True}))
-        return _answer(session, store, request["record"], request["kernels"])
+            return _judge(session, store, request["record"], request["judge"], partial(send, {"ran": True}))
+        return _time(session, store, request["record"], request["kernels"])
 
-    return answer
+    return reply_to
 
 
-def _judged(session: Session, store: Store, number: int, kernel: str, ran: Callable[[], None]) -> Message:
+def _judge(session: Session, store: Store, number: int, kernel: str, ran: Callable[[], None]) -> Message:
     try:
         found = session.judge(store.records[number], kernel, ran)
     except BadInputError as error:
@@ -70,7 +71,7 @@ def _judged(session: Session, store: Store, number: int, kernel: str, ran: Calla
     return {"bad_input": None, "outcome": str(found.outcome), "reason": found.reason}
 
 
-def _answer(session: Session, store: Store, number: int, kernels: Sequence[str]) -> Message:
+def _time(session: Session, store: Store, number: int, kernels: Sequence[str]) -> Message:
     record = store.records[number]
     try:
         return {"timing": session.time(record, operation(record.info.op), kernels).to_json()}

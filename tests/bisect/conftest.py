@@ -39,7 +39,7 @@ def beside() -> Callable[[str], ModuleType]:
 def replays(beside: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch) -> Any:
     """What stands in for the processes that replay revisions."""
     made = beside("revisions").Replays()
-    monkeypatch.setattr(probe, "Prober", made)
+    monkeypatch.setattr(probe, "TrialWorker", made)
     monkeypatch.setattr(trials, "toolchain", lambda on: {})  # else it may be edited between two questions
     return made
 

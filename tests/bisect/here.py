@@ -11,15 +11,15 @@ from gdnbench.bisect.verdict import Verdict
 
 
 class Here:
-    """A Prober and a Remote at once."""
+    """A TrialWorker and a ProbeWorker at once."""
 
     def __init__(self) -> None:
         self.asked: list[str] = []
 
-    def run(self, trial: Trial) -> Verdict:
-        return trials.run(trial)
+    def run_trial(self, trial: Trial) -> Verdict:
+        return trials.run_trial(trial)
 
-    def ask(self, probe: str, **arguments: Any) -> Verdict:
+    def run_probe(self, probe: str, **arguments: Any) -> Verdict:
         self.asked.append(probe)
         module, _, function = probe.partition(":")
         found: Verdict = getattr(importlib.import_module(module), function)(**arguments)

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from gdnbench.bisect.commit.axis import Answer, Asked, bisect
-from gdnbench.bisect.prober import Place
 from gdnbench.bisect.session import Session
 from gdnbench.bisect.trial import Trial
 from gdnbench.bisect.verdict import State, Verdict
+from gdnbench.bisect.workers import Place
 from gdnbench.errors import BadInputError
 
 KINDS = {"right": "pass", "wrong": "numeric mismatch", "crashes": "crash", "hangs": "hang"}
@@ -29,7 +29,7 @@ class Replays:
         self.folder = Path(place.folder)
         return self
 
-    def run(self, trial: Trial) -> Verdict:
+    def run_trial(self, trial: Trial) -> Verdict:
         word = (self.folder / "pack" / "kernel.py").read_text().split()[1]
         self.asked.append(word)
         if word in ("unfenced", "unwaited"):

@@ -23,10 +23,10 @@ from gdnbench.bisect.env.environments import WHOLE, DoesNotInstall, Environments
 from gdnbench.bisect.env.narrow import needed
 from gdnbench.bisect.env.requirements import between, pins
 from gdnbench.bisect.interpreter import interpreter
-from gdnbench.bisect.prober import Place
 from gdnbench.bisect.session import Session
 from gdnbench.bisect.trial import Trial
 from gdnbench.bisect.verdict import State, Verdict
+from gdnbench.bisect.workers import Place
 from gdnbench.errors import CannotRunError, Exit
 from gdnbench.store.writer import StoreWriter
 from gdnbench.synth import draft, synthesise
@@ -45,7 +45,7 @@ class Replays:
         self.python = place.python
         return self
 
-    def run(self, trial: Trial) -> Verdict:
+    def run_trial(self, trial: Trial) -> Verdict:
         self.asked.append(self.python)
         if self.python not in self.known:
             self.known[self.python] = self.found()
@@ -68,7 +68,7 @@ class Replays:
 @pytest.fixture
 def replays(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Replays:
     made = Replays()
-    monkeypatch.setattr(axis, "Prober", made)
+    monkeypatch.setattr(axis, "TrialWorker", made)
     monkeypatch.setattr(trials, "toolchain", lambda on: {})  # else it may be edited between two questions
     monkeypatch.setenv("GDNBENCH_CACHE_DIR", str(tmp_path / "cache"))
     return made
@@ -175,7 +175,7 @@ def test_versions_in_which_nothing_starts_are_passed_over(
 ) -> None:
     for version, text in (("1", gain(1)), ("2", "nosuch\n"), ("3", gain(2))):
         wheels("gain", version, text)
-    monkeypatch.setattr(axis, "Prober", NoStart())
+    monkeypatch.setattr(axis, "TrialWorker", NoStart())
     answer = bisecting("gain==1", "gain==3")
     assert answer.lines[-1] == "first bad: gain: one of 2, 3, after 1: numeric mismatch, 2"
     assert "gain==2: does not start, a process to probe in did not start" in answer.lines
@@ -183,7 +183,7 @@ def test_versions_in_which_nothing_starts_are_passed_over(
     with pytest.raises(CannotRunError, match=r"^gain==2: a process to probe in did not start"):
         bisecting("gain==1", "gain==2")
     # What did not start is asked again: it may have been the machine.
-    monkeypatch.setattr(axis, "Prober", Replays())
+    monkeypatch.setattr(axis, "TrialWorker", Replays())
     assert "gain==2: another failure, crash" in "\n".join(bisecting("gain==1", "gain==3").lines)
 
 

@@ -10,7 +10,7 @@ from gdnbench.bisect import cache_key, trial
 
 
 def digest(kernel: str) -> str:
-    return cache_key.of_code(trial.sources(kernel))
+    return cache_key.of_code(trial.kernel_sources(kernel))
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ def test_what_a_package_imports_from_another_counts(here: Path) -> None:
 
 
 def test_what_is_installed_counts_by_its_version(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not [path for path in trial.sources("mine.py:kernel") if "site-packages" in str(path)]
+    assert not [path for path in trial.kernel_sources("mine.py:kernel") if "site-packages" in str(path)]
     monkeypatch.syspath_prepend(here)
     found = []
     for version in ("1.0", "1.0", "1.1"):

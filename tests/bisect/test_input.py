@@ -17,10 +17,10 @@ from gdnbench.bisect import trial as trials
 from gdnbench.bisect.input.reproduction import HERE, OWN, apart
 from gdnbench.bisect.input.result import MADE, answer, check_out, rows, write_script, write_store
 from gdnbench.bisect.input.shrink import Options, Shrunk, shrink
-from gdnbench.bisect.prober import PROCESS_ENDED
 from gdnbench.bisect.session import Session
 from gdnbench.bisect.trial import Trial
 from gdnbench.bisect.verdict import State, Verdict
+from gdnbench.bisect.workers import PROCESS_ENDED
 from gdnbench.errors import BadInputError
 from gdnbench.ops import operation
 from gdnbench.store.reader import Store
@@ -189,12 +189,12 @@ class Here:
     def __init__(self) -> None:
         self.asked = 0
 
-    def run(self, trial: Trial) -> Verdict:
+    def run_trial(self, trial: Trial) -> Verdict:
         self.asked += 1
         if self.interrupt_after is not None and self.asked > self.interrupt_after:
             raise KeyboardInterrupt
         try:
-            return trials.run(trial)
+            return trials.run_trial(trial)
         except SystemExit as ended:  # what a prober says of a process that it ends
             return Verdict(State.BAD, "crash", f"{PROCESS_ENDED} exit status {ended.code}")
 
@@ -383,7 +383,7 @@ def test_flaky_ends(shrunk: Shrink) -> None:
 class Slow(Here):
     """Takes 0.1 s of a clock of its own, so that a busy machine takes no more."""
 
-    def run(self, trial: Trial) -> Verdict:
+    def run_trial(self, trial: Trial) -> Verdict:
         CLOCK.now += 0.1
         return super().run(trial)
 
@@ -428,7 +428,7 @@ def test_what_ends_it_early_leaves_the_smallest_so_far(
     with Store.open(out) as store:
         assert store.segments[0].provenance[MADE]["complete"] is False
     again = replace(found.trial, store=str(out))
-    assert trials.run(again).state is State.BAD
+    assert trials.run_trial(again).state is State.BAD
 
 
 def test_the_store_of_the_smallest_record(shrunk: Shrink, tmp_path: Path) -> None:
@@ -445,7 +445,7 @@ def test_the_store_of_the_smallest_record(shrunk: Shrink, tmp_path: Path) -> Non
         assert made["record"] == found.key
         assert made["steps"]
         assert str(tmp_path) not in repr((made, store.segments[0].process))
-    assert trials.run(replace(found.trial, store=str(out))).kind == "crash"
+    assert trials.run_trial(replace(found.trial, store=str(out))).kind == "crash"
     assert ("sequences", "3", "1") in rows(found)
     (tmp_path / "mine").mkdir()
     for path in (tmp_path / "mine", tmp_path / "s.zarr"):

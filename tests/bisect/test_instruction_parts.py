@@ -13,7 +13,7 @@ from gdnbench.bisect.instruction.edits import edits
 from gdnbench.bisect.instruction.find import Request, _question
 from gdnbench.bisect.instruction.launches import OtherLaunches, differences
 from gdnbench.bisect.instruction.version import place
-from gdnbench.bisect.prober import Place
+from gdnbench.bisect.workers import Place
 from gdnbench.diff.traces.alignment import Run, align
 from gdnbench.diff.traces.rounding import decoded, excess, rounded_apart, ulp
 from gdnbench.diff.traces.statements import Source, Statement, pair
@@ -196,7 +196,7 @@ def test_an_instruction_of_other_registers_is_no_counterpart() -> None:
 
 
 def test_a_version_is_known_by_the_modules_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gdnbench.bisect.trial.asked", lambda trial: {})
+    monkeypatch.setattr("gdnbench.bisect.trial.question_without_code", lambda trial: {})
     request = Request("run.zarr", 0, "kernel:f", "kernel:f", (tmp_path, tmp_path))
     (tmp_path / "kernel.py").write_text("from helper import f\n")
     (tmp_path / "helper.py").write_text("def f(): ...\n")

@@ -9,20 +9,20 @@ from typing import Any
 
 import pytest
 
-from gdnbench.bisect.commit import child_process
-from gdnbench.bisect.commit.child_process import Ended
-from gdnbench.bisect.commit.revision_cli import OwnReplay
-from gdnbench.bisect.prober import Place
+from gdnbench.bisect.commit.revision_cli import RevisionReplay
 from gdnbench.bisect.trial import Trial
 from gdnbench.bisect.verdict import State
+from gdnbench.bisect.workers import Place
+from gdnbench.workers import python_code
+from gdnbench.workers.python_code import FinishedProcess
 
 
-def told(outcome: str, **more: object) -> Ended:
+def told(outcome: str, **more: object) -> FinishedProcess:
     record = {"key": "0", "outcome": outcome, "reason": "it ended", "tensors": [], **more}
-    return Ended(1, json.dumps({"records": [record]}), "")
+    return FinishedProcess(1, json.dumps({"records": [record]}), "")
 
 
-@pytest.mark.parametrize("first", [Ended(-11, "", ""), TimeoutError()])
+@pytest.mark.parametrize("first", [FinishedProcess(-11, "", ""), TimeoutError()])
 @pytest.mark.parametrize(
     ("second", "state"),
     [
@@ -31,8 +31,8 @@ def told(outcome: str, **more: object) -> Ended:
         (told("crash", imported=True), State.BAD),
         (told("crash"), State.BAD),  # of a time before that was said
         (told("pass", imported=True), State.BAD),  # by chance: what was seen was seen
-        (Ended(2, "", "no such option: --isolate"), State.BAD),
-        (Ended(1, "", "Traceback"), State.BAD),
+        (FinishedProcess(2, "", "no such option: --isolate"), State.BAD),
+        (FinishedProcess(1, "", "Traceback"), State.BAD),
         (TimeoutError(), State.BAD),
     ],
 )
@@ -41,21 +41,23 @@ def test_a_process_that_ends_while_the_kernel_is_imported_says_nothing(
 ) -> None:
     left = [first, second]
 
-    def run(*arguments: object, **options: object) -> Ended:
+    def run(*arguments: object, **options: object) -> FinishedProcess:
         one: Any = left.pop(0)
         if isinstance(one, TimeoutError):
             raise one
         return one  # type: ignore[no-any-return]
 
-    monkeypatch.setattr(child_process, "run", run)
-    found = OwnReplay(Place(sys.executable, "."), 5.0).run(Trial(str(decode), "k.py:kernel"))
+    monkeypatch.setattr(python_code, "run_python_code", run)
+    found = RevisionReplay(Place(sys.executable, "."), 5.0).run_trial(Trial(str(decode), "k.py:kernel"))
     assert (found.state, left) == (state, [])
     if state is State.BAD:
-        assert found.kind == ("crash" if isinstance(first, Ended) else "hang")
+        assert found.kind == ("crash" if isinstance(first, FinishedProcess) else "hang")
 
 
 def test_a_kernel_file_that_ends_the_process(decode: Path, tmp_path: Path) -> None:
     (tmp_path / "k.py").write_text("import os\nos.abort()\n")
-    found = OwnReplay(Place(sys.executable, str(tmp_path)), 60.0).run(Trial(str(decode), "k.py:kernel"))
+    found = RevisionReplay(Place(sys.executable, str(tmp_path)), 60.0).run_trial(
+        Trial(str(decode), "k.py:kernel")
+    )
     assert found.state is State.SKIP
     assert "SIGABRT" in found.reason

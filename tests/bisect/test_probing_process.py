@@ -8,16 +8,14 @@ from typing import Any
 
 import pytest
 
-from gdnbench.bisect import prober, remote, worker
 from gdnbench.bisect import trial as trials
-from gdnbench.bisect.answering import answered, checked
-from gdnbench.bisect.prober import Prober
-from gdnbench.bisect.remote import Remote
+from gdnbench.bisect import worker, workers
 from gdnbench.bisect.stage import probe
 from gdnbench.bisect.trial import Trial
 from gdnbench.bisect.verdict import State, Verdict
+from gdnbench.bisect.workers import ProbeWorker, TrialWorker, raise_error_in, reply_or_error
 from gdnbench.errors import BadInputError, CannotRunError, GdnbenchError, StoreError
-from gdnbench.replay.process import Gone
+from gdnbench.workers.process import WorkerGone
 
 TOLD = {"told": "a record"}
 PASSES = {"verdict": Verdict(State.GOOD, "pass").to_json()}
@@ -32,7 +30,7 @@ class Scripted:
         self.says: list[Answer] = [{"ready": True}, *says]
         self.limits: list[float] = []
 
-    def ask(self, message: dict[str, Any], timeout: float) -> dict[str, Any]:
+    def request(self, message: dict[str, Any], timeout: float) -> dict[str, Any]:
         return self.receive(timeout)
 
     def receive(self, timeout: float) -> dict[str, Any]:
@@ -42,7 +40,7 @@ class Scripted:
             raise said
         return said
 
-    def wait(self) -> int:
+    def exit_status(self) -> int:
         return -11
 
     def kill(self) -> None: ...
@@ -54,12 +52,13 @@ def ask(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def asking(*says: Answer) -> Verdict:
         scripted = Scripted(says)
-        for module in (prober, remote):
-            monkeypatch.setattr(module, "Worker", lambda *args, **place: scripted)
+        monkeypatch.setattr(workers, "WorkerProcess", lambda *args, **place: scripted)
         if request.param == "trial":
-            found = Prober(timeout=LIMIT).run(Trial("a.zarr", "torch"))
+            found = TrialWorker(timeout=LIMIT).run_trial(Trial("a.zarr", "torch"))
         else:
-            found = Remote(LIMIT).ask("gdnbench.bisect.stage.probe:look", kernel="torch", on="cpu")
+            found = ProbeWorker(timeout=LIMIT).run_probe(
+                "gdnbench.bisect.stage.probe:look", kernel="torch", on="cpu"
+            )
         assert scripted.limits[1:] == [LIMIT] * len(says)  # each message has all of the time
         return found
 
@@ -71,8 +70,8 @@ def test_every_message_starts_the_clock_again(ask: Any) -> None:
 
 
 def test_an_import_that_does_not_end_is_no_hang_of_the_kernel(ask: Any) -> None:
-    assert (ask(TimeoutError).state, ask(Gone).state) == (State.SKIP, State.SKIP)
-    hung, died = ask(TOLD, TimeoutError), ask(TOLD, Gone)
+    assert (ask(TimeoutError).state, ask(WorkerGone).state) == (State.SKIP, State.SKIP)
+    hung, died = ask(TOLD, TimeoutError), ask(TOLD, WorkerGone)
     assert (hung.state, hung.kind) == (State.BAD, "hang")
     assert (died.state, died.kind) == (State.BAD, "crash")
     assert "SIGSEGV" in died.reason
@@ -89,7 +88,7 @@ def test_errors_are_the_same_on_both_sides(error: GdnbenchError) -> None:
         raise error
 
     with pytest.raises(type(error), match=str(error)):
-        checked(answered(work))
+        raise_error_in(reply_or_error(work))
 
 
 def test_a_full_disk_or_a_false_assumption_says_nothing_of_a_kernel(capsys: Any) -> None:
@@ -99,7 +98,7 @@ def test_a_full_disk_or_a_false_assumption_says_nothing_of_a_kernel(capsys: Any)
             raise error
 
         with pytest.raises(CannotRunError, match="not the kernel") as caught:
-            checked(answered(work))
+            raise_error_in(reply_or_error(work))
         assert "\n" not in str(caught.value)
         assert type(error).__name__ in str(caught.value)
         assert "Traceback" in capsys.readouterr().err
@@ -108,17 +107,17 @@ def test_a_full_disk_or_a_false_assumption_says_nothing_of_a_kernel(capsys: Any)
 def test_a_trial_tells_of_each_record(decode: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[Any] = []
     trial = Trial(str(decode), "torch", records=(0, 0, 0))
-    answer = worker.answer(told.append, {"trial": trial.to_json()})
+    answer = worker.reply_to(told.append, {"trial": trial.to_json()})
     assert answer["verdict"]["state"] == "good"
     assert len(told) == 1 + 3
     monkeypatch.setattr(trials, "verdict_of", lambda *args: 1 / 0)
-    assert "ZeroDivisionError" in worker.answer(told.append, {"trial": trial.to_json()})["internal"]
+    assert "ZeroDivisionError" in worker.reply_to(told.append, {"trial": trial.to_json()})["internal"]
 
 
 def test_a_probe_is_told_to_begin_when_its_kernel_is_there(decode: Path) -> None:
     told: list[Any] = []
     arguments = {"store": str(decode), "kernel": "torch", "on": "cpu", "record": 0}
-    answer = remote.answer(told.append, {"probe": f"{probe.__name__}:look", "arguments": arguments})
+    answer = worker.reply_to(told.append, {"probe": f"{probe.__name__}:look", "arguments": arguments})
     assert answer["verdict"]["state"] == "good"
     assert told == [{"told": "imported"}]
 
@@ -126,7 +125,7 @@ def test_a_probe_is_told_to_begin_when_its_kernel_is_there(decode: Path) -> None
 def test_a_probe_of_a_record_that_is_another_by_now(decode: Path) -> None:
     given: dict[str, Any] = {"store": str(decode), "kernel": "torch", "on": "cpu", "record": 0}
     given |= {"k": None, "tol": None, "schedules": ["late"]}
-    kept = trials.question(Trial(str(decode), "torch"))["content"]
+    kept = trials.trial_question(Trial(str(decode), "torch"))["content"]
     assert probe.chained(**given, content=kept).facts["content"] == kept
     with pytest.raises(StoreError, match="others than when this began"):
         probe.chained(**given, content="another")

@@ -48,8 +48,8 @@ def session(tmp_path: Path) -> Session:
 def here(beside: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Probes run in this process."""
     stand_in = beside("here").Here
-    monkeypatch.setattr(finding, "Remote", stand_in)
-    monkeypatch.setattr(finding, "Prober", stand_in)
+    monkeypatch.setattr(finding, "ProbeWorker", stand_in)
+    monkeypatch.setattr(finding, "TrialWorker", stand_in)
 
 
 def asked(chain: Path, kernel: str, **more: object) -> Asked:
@@ -216,7 +216,7 @@ def test_a_state_of_a_call_that_was_not_chosen(chain: Path, session: Session) ->
 def test_calls_that_are_skipped_do_not_pass(
     chain: Path, session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = finding.Prober.run
+    run = finding.TrialWorker.run_trial
 
     def lacking(self: Any, trial: Trial) -> Verdict:
         if 2 not in (trial.records or ()):
@@ -227,7 +227,7 @@ def test_calls_that_are_skipped_do_not_pass(
         ]
         return Verdict(State.SKIP, "missing", "no package", facts={"records": records})
 
-    monkeypatch.setattr(finding.Prober, "run", lacking)
+    monkeypatch.setattr(finding.TrialWorker, "run_trial", lacking)
     found = finding.find(asked(chain, "right", records=(0, 1, 2, 3)), session)
     assert answer(found).endswith("passes each of 3 calls by itself and 1 could not be replayed")
 
@@ -236,7 +236,7 @@ def test_a_block_that_is_bad_and_none_of_its_calls(
     chain: Path, session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Though one of them is skipped, which comes first."""
-    run = finding.Prober.run
+    run = finding.TrialWorker.run_trial
 
     def beside_others(self: Any, trial: Trial) -> Verdict:
         numbers = trial.records or ()
@@ -248,7 +248,7 @@ def test_a_block_that_is_bad_and_none_of_its_calls(
         records = [{"outcome": outcomes.get(number, "pass")} for number in numbers]
         return Verdict(State.BAD, "numeric mismatch", "o: off", facts={"records": records})
 
-    monkeypatch.setattr(finding.Prober, "run", beside_others)
+    monkeypatch.setattr(finding.TrialWorker, "run_trial", beside_others)
     found = finding.find(asked(chain, "right", records=(0, 1, 2, 3)), session)
     assert found.first is not None
     assert found.first.number == 2

@@ -135,8 +135,8 @@ def session(tmp_path: Path) -> Session:
 def here(beside: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Probes run in this process."""
     stand_in = beside("here").Here
-    monkeypatch.setattr(finding, "Remote", stand_in)
-    monkeypatch.setattr(finding, "Prober", stand_in)
+    monkeypatch.setattr(finding, "ProbeWorker", stand_in)
+    monkeypatch.setattr(finding, "TrialWorker", stand_in)
     return stand_in
 
 

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import typer
 
-from gdnbench.bisect.commit import child_process
 from gdnbench.bisect.commit.relevant import Relevant, Roots
 from gdnbench.bisect.commit.repository import Repository
 from gdnbench.bisect.commit.worktree import BuildFailure, worktree
@@ -21,6 +20,7 @@ from gdnbench.bisect.session import Session
 from gdnbench.bisect.trial import Trial
 from gdnbench.cli.bisect.common import finish, told
 from gdnbench.errors import BadInputError
+from gdnbench.workers import python_code
 
 WORDS = ("right", "right", "wrong", "wrong")
 
@@ -249,15 +249,16 @@ def test_two_bisections_of_one_repository(history: Any, tmp_path: Path) -> None:
 
 PARENT = """
 import os, signal, sys
-from gdnbench.bisect.commit import child_process
+from gdnbench.workers import python_code
 code = "import subprocess; subprocess.Popen(['sleep', '600'])"
 code += "; os.write(int(sys.argv[1]), b'up'); signal.pause()"
 os.set_inheritable(int(sys.argv[1]), True)
-_popen = child_process.subprocess.Popen
+_popen = python_code.subprocess.Popen
 def popen(*arguments, pass_fds, **options):
     return _popen(*arguments, pass_fds=(*pass_fds, int(sys.argv[1])), **options)
-child_process.subprocess.Popen = popen
-child_process.run([sys.executable], code, [sys.argv[1]], folder=".", environment=os.environ, seconds=600)
+python_code.subprocess.Popen = popen
+given = dict(folder=".", environment=os.environ, seconds=600)
+python_code.run_python_code([sys.executable], code, [sys.argv[1]], **given)
 """
 
 
@@ -276,12 +277,12 @@ def test_what_runs_on_a_leash_ends_with_a_parent_that_is_killed() -> None:
 def test_a_leash_has_an_end() -> None:
     given: dict[str, Any] = {"folder": ".", "environment": os.environ}
     program = "print(sys.argv[1]); sys.exit(3)"
-    done = child_process.run([sys.executable], program, ["word"], seconds=60, **given)
+    done = python_code.run_python_code([sys.executable], program, ["word"], seconds=60, **given)
     assert (done.status, done.out) == (3, "word\n")
     with pytest.raises(TimeoutError):
-        child_process.run([sys.executable], "signal.pause()", [], seconds=0.5, **given)
+        python_code.run_python_code([sys.executable], "signal.pause()", [], seconds=0.5, **given)
     program = "os.kill(os.getpid(), signal.SIGSEGV)"
-    killed = child_process.run([sys.executable], program, [], seconds=60, **given)
+    killed = python_code.run_python_code([sys.executable], program, [], seconds=60, **given)
     assert killed.status == -signal.SIGSEGV
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gdnbench.bisect.flakiness import RUNS, Steadiness, steady
-from gdnbench.bisect.trial import SCHEDULES, Trial, run
+from gdnbench.bisect.trial import SCHEDULES, Trial, run_trial
 from gdnbench.bisect.verdict import State
 from gdnbench.report.outcome import Outcome
 from gdnbench.store.writer import StoreWriter
@@ -59,8 +59,8 @@ def test_a_fence_that_no_number_shows_is_seen_by_the_checker(
 ) -> None:
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     trial = Trial(str(store), "scheduled:fences_nothing", "sim")
-    assert run(trial).state is State.GOOD
-    checked = run(replace(trial, check=True))
+    assert run_trial(trial).state is State.GOOD
+    checked = run_trial(replace(trial, check=True))
     assert (checked.state, checked.kind) == (State.BAD, str(Outcome.CHECK))
     assert "no proxy fence" in checked.reason
-    assert run(replace(trial, kernel="scheduled:right", check=True)).state is State.GOOD
+    assert run_trial(replace(trial, kernel="scheduled:right", check=True)).state is State.GOOD

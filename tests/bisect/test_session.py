@@ -123,7 +123,7 @@ def test_an_end_that_is_interrupted_goes_on_with_the_next_process(tmp_path: Path
     asked: list[int] = []
 
     class Counting:
-        def run(self, trial: Trial) -> Verdict:
+        def run_trial(self, trial: Trial) -> Verdict:
             if len(asked) == stop:
                 raise KeyboardInterrupt
             asked.append(1)
@@ -176,7 +176,7 @@ def test_a_fresh_end_takes_the_place_of_what_was_known(tmp_path: Path) -> None:
         def __init__(self, verdict: Verdict) -> None:
             self.verdict = verdict
 
-        def run(self, trial: Trial) -> Verdict:
+        def run_trial(self, trial: Trial) -> Verdict:
             return self.verdict
 
         def close(self) -> None:

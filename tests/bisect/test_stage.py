@@ -85,8 +85,8 @@ def session(tmp_path: Path) -> Session:
 def here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Probes run in this process."""
     stand_in = beside("here").Here
-    monkeypatch.setattr(finding, "Remote", stand_in)
-    monkeypatch.setattr(finding, "Prober", stand_in)
+    monkeypatch.setattr(finding, "ProbeWorker", stand_in)
+    monkeypatch.setattr(finding, "TrialWorker", stand_in)
 
 
 def found(store: Path, kernel: str, session: Session, record: int = 0) -> Found:

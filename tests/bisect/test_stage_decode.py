@@ -49,8 +49,8 @@ def beside(name: str) -> ModuleType:
 def here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Probes run in this process."""
     stand_in = beside("here").Here
-    monkeypatch.setattr(finding, "Remote", stand_in)
-    monkeypatch.setattr(finding, "Prober", stand_in)
+    monkeypatch.setattr(finding, "ProbeWorker", stand_in)
+    monkeypatch.setattr(finding, "TrialWorker", stand_in)
 
 
 @pytest.fixture

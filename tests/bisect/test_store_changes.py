@@ -11,10 +11,10 @@ import pytest
 
 from gdnbench.bisect import endpoints
 from gdnbench.bisect import trial as trials
-from gdnbench.bisect.prober import Prober
 from gdnbench.bisect.session import Session
 from gdnbench.bisect.trial import Trial
 from gdnbench.bisect.verdict import Verdict
+from gdnbench.bisect.workers import TrialWorker
 from gdnbench.errors import StoreError
 from gdnbench.store.writer import StoreWriter
 from gdnbench.synth import draft, synthesise
@@ -41,7 +41,7 @@ def session(tmp_path: Path) -> Session:
 
 
 def test_between_question_and_probe(trial: Trial, session: Session, beside: Any) -> None:
-    question = trials.question(trial)
+    question = trials.trial_question(trial)
     write(Path(trial.store), 2)
     here = beside("here").Here
     with pytest.raises(StoreError, match=CHANGED):
@@ -49,15 +49,15 @@ def test_between_question_and_probe(trial: Trial, session: Session, beside: Any)
     with pytest.raises(StoreError, match=CHANGED):
         endpoints.look(session, "one", question, trial, here)
     assert len(session.ledger) == 0
-    assert trials.question(trial) != question
+    assert trials.trial_question(trial) != question
 
 
 def test_between_two_looks_at_an_end(trial: Trial, session: Session, beside: Any) -> None:
     """The first run is of the records that are meant, the last is not."""
-    question, runs = trials.question(trial), []
+    question, runs = trials.trial_question(trial), []
 
     class Changing(beside("here").Here):  # type: ignore[misc]
-        def run(self, trial: Trial) -> Verdict:
+        def run_trial(self, trial: Trial) -> Verdict:
             found: Verdict = super().run(trial)
             runs.append(found)
             if len(runs) == 3:
@@ -90,8 +90,8 @@ def test_while_a_process_replays_it(trial: Trial, tmp_path: Path, gone: bool) ->
     (tmp_path / "mine.py").write_text(KERNEL.replace("STORE", repr(trial.store)).replace("GONE", str(gone)))
     replaced = Trial(trial.store, f"{tmp_path / 'mine.py'}:kernel")
     with (
-        closing(Prober()) as prober,
+        closing(TrialWorker()) as prober,
         pytest.raises(StoreError, match="does not exist" if gone else CHANGED) as caught,
     ):
-        prober.run(replaced)
+        prober.run_trial(replaced)
     assert "\n" not in str(caught.value)

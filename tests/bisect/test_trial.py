@@ -12,9 +12,9 @@ import pytest
 
 from gdnbench.bisect import trial as trials
 from gdnbench.bisect.flakiness import RUNS, Steadiness, steady
-from gdnbench.bisect.prober import Place, Prober
-from gdnbench.bisect.trial import Trial, question
+from gdnbench.bisect.trial import Trial, trial_question
 from gdnbench.bisect.verdict import State
+from gdnbench.bisect.workers import Place, TrialWorker
 from gdnbench.errors import BadInputError
 from gdnbench.store.writer import StoreWriter
 from gdnbench.synth import draft, synthesise
@@ -81,28 +81,28 @@ def of(trial: Trial, function: str) -> Trial:
 
 
 def test_verdicts_of_replays(trial: Trial) -> None:
-    good, bad = trials.run(trial), trials.run(of(trial, "wrong"))
+    good, bad = trials.run_trial(trial), trials.run_trial(of(trial, "wrong"))
     assert (good.state, good.kind) == (State.GOOD, "pass")
     assert (bad.state, bad.kind) == (State.BAD, "numeric mismatch")
     assert "o" in bad.reason
     assert good.digest != bad.digest
-    assert trials.run(trial).digest == good.digest
-    skipped = trials.run(of(trial, "lacks"))
+    assert trials.run_trial(trial).digest == good.digest
+    skipped = trials.run_trial(of(trial, "lacks"))
     assert (skipped.state, skipped.kind) == (State.SKIP, "missing device or package")
     with pytest.raises(BadInputError, match="no function 'nosuch'"):
-        trials.run(of(trial, "nosuch"))
+        trials.run_trial(of(trial, "nosuch"))
 
 
 def test_a_process_that_ends_is_a_verdict_and_the_next_trial_runs(trial: Trial) -> None:
-    with closing(Prober(timeout=5)) as prober:
-        died = prober.run(of(trial, "dies"))
+    with closing(TrialWorker(timeout=5)) as prober:
+        died = prober.run_trial(of(trial, "dies"))
         assert (died.state, died.kind) == (State.BAD, "crash")
         assert "SIGSEGV" in died.reason
-        assert prober.run(trial).state is State.GOOD
-        hung = prober.run(of(trial, "hangs"))
+        assert prober.run_trial(trial).state is State.GOOD
+        hung = prober.run_trial(of(trial, "hangs"))
         assert (hung.state, hung.kind) == (State.BAD, "hang")
         with pytest.raises(BadInputError, match="no function 'nosuch'"):
-            prober.run(of(trial, "nosuch"))
+            prober.run_trial(of(trial, "nosuch"))
 
 
 def test_a_trial_runs_in_another_folder_and_environment(trial: Trial, tmp_path: Path) -> None:
@@ -115,22 +115,22 @@ def test_a_trial_runs_in_another_folder_and_environment(trial: Trial, tmp_path: 
     there = replace(trial, kernel="placed:kernel")
     for factor, state in (("1", State.GOOD), ("2", State.BAD)):
         place = Place(sys.executable, str(folder), {"FACTOR": factor})
-        with closing(Prober(place)) as prober:
-            assert prober.run(there).state is state
+        with closing(TrialWorker(place)) as prober:
+            assert prober.run_trial(there).state is state
 
 
 def test_what_a_verdict_depends_on(trial: Trial, tmp_path: Path) -> None:
-    asked = question(trial)
-    assert question(trial) == asked
+    asked = trial_question(trial)
+    assert trial_question(trial) == asked
     moved = tmp_path / "moved.zarr"
     Path(trial.store).rename(moved)
     there = replace(trial, store=str(moved))
-    assert question(there) == asked
+    assert trial_question(there) == asked
     for other in (replace(there, records=(0,)), replace(there, k=3.0), replace(there, on="cuda")):
-        assert question(other) != asked
+        assert trial_question(other) != asked
     code = Path(trial.kernel.partition(":")[0])
     code.write_text(code.read_text() + "\n# changed\n")
-    assert question(there) != asked
+    assert trial_question(there) != asked
 
 
 def test_ends_that_are_steady_and_ends_that_are_not(trial: Trial, beside: Any) -> None:
@@ -149,7 +149,7 @@ def test_ends_that_are_steady_and_ends_that_are_not(trial: Trial, beside: Any) -
 
 
 def test_an_end_that_depends_on_its_process_is_not_steady(trial: Trial) -> None:
-    found = steady(of(trial, "by_process"), Prober)
+    found = steady(of(trial, "by_process"), TrialWorker)
     assert found.steadiness is Steadiness.FLAKY
     assert len({run.process for run in found.runs}) == RUNS
     assert len({run.verdict.digest for run in found.runs if run.process == 0}) == 1

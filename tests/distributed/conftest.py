@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 import torch
 
-from gdnbench.distributed.pool import Pool, pool
 from gdnbench.report.export import record_json
 from gdnbench.report.report import ReplayReport
 from gdnbench.store.reader import Store
 from gdnbench.store.writer import StoreWriter
 from gdnbench.synth import draft, synthesise
+from gdnbench.workers.dask_pool import WorkerPool, open_pool
 
 PREFILL: dict[str, Any] = {"seqlens": (1, 63, 0, 70), "heads": (2, 4), "head_dim": (32, 32)}
 DECODE: dict[str, Any] = {"batch": 3, "heads": (2, 4), "head_dim": (32, 32), "slots": 9}
@@ -60,9 +60,9 @@ def faulty() -> Callable[[str], str]:
 
 
 @pytest.fixture(scope="module")
-def two() -> Iterator[Pool]:
+def two() -> Iterator[WorkerPool]:
     """Two worker processes of this machine, that could simulate too."""
-    with pool(2, None, "sim") as started:
+    with open_pool(2, None, "sim", pin_cores=True) as started:
         yield started
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gdnbench.distributed.interrupt import kept_interrupt
+from gdnbench.workers.interrupt import recorded_interrupt
 
 
 def lost(monkeypatch: pytest.MonkeyPatch) -> list[type[BaseException] | None]:
@@ -31,16 +31,16 @@ def lost(monkeypatch: pytest.MonkeyPatch) -> list[type[BaseException] | None]:
 
 
 def test_ctrl_c_in_a_callback_of_the_garbage_collector(monkeypatch: pytest.MonkeyPatch) -> None:
-    with kept_interrupt() as interrupt:
-        interrupt.check()
+    with recorded_interrupt() as interrupt:
+        interrupt.raise_if_received()
         assert lost(monkeypatch) == [KeyboardInterrupt]
         with pytest.raises(KeyboardInterrupt):
-            interrupt.check()
+            interrupt.raise_if_received()
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_ctrl_c_elsewhere_is_raised_where_it_comes() -> None:
-    with kept_interrupt(), pytest.raises(KeyboardInterrupt):
+    with recorded_interrupt(), pytest.raises(KeyboardInterrupt):
         signal.raise_signal(signal.SIGINT)
 
 
@@ -48,9 +48,9 @@ def test_a_handler_of_the_programs_stays(monkeypatch: pytest.MonkeyPatch) -> Non
     seen: list[int] = []
     before = signal.signal(signal.SIGINT, lambda number, frame: seen.append(number))
     try:
-        with kept_interrupt() as interrupt:
+        with recorded_interrupt() as interrupt:
             signal.raise_signal(signal.SIGINT)
-            interrupt.check()
+            interrupt.raise_if_received()
     finally:
         signal.signal(signal.SIGINT, before)
     assert seen == [signal.SIGINT]
@@ -60,7 +60,7 @@ def test_beside_the_main_thread_nothing_is_installed() -> None:
     found: list[object] = []
 
     def beside() -> None:
-        with kept_interrupt():
+        with recorded_interrupt():
             found.append(signal.getsignal(signal.SIGINT))
 
     thread = threading.Thread(target=beside)

@@ -13,14 +13,15 @@ from typing import Any
 
 import pytest
 
-from gdnbench.distributed import dispatch, pool, worker
 from gdnbench.distributed import replay as spreading
-from gdnbench.distributed.pool import GPU
-from gdnbench.distributed.replay import replay_spread
+from gdnbench.distributed import worker
+from gdnbench.distributed.replay import replay_distributed
 from gdnbench.errors import BadInputError, CannotRunError, StoreError
 from gdnbench.replay.replay import replay
 from gdnbench.report.report import ReplayReport
 from gdnbench.store.reader import Store
+from gdnbench.workers import dask_dispatch, dask_pool
+from gdnbench.workers.dask_pool import GPU
 
 Plain = Callable[[ReplayReport], list[dict[str, Any]]]
 
@@ -36,8 +37,8 @@ def workers(dask: Callable[..., object], scheduler: str, tmp_path_factory: pytes
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dispatch, "START_SECONDS", 1.0)
-    monkeypatch.setattr(pool, "CONNECT_SECONDS", 1.0)
+    monkeypatch.setattr(dask_dispatch, "START_SECONDS", 1.0)
+    monkeypatch.setattr(dask_pool, "CONNECT_SECONDS", 1.0)
 
 
 @pytest.fixture
@@ -51,13 +52,13 @@ def closed(monkeypatch: pytest.MonkeyPatch) -> list[object]:
 
 def test_nobody_answers(store: Store, impatient: None) -> None:
     with pytest.raises(CannotRunError, match="no Dask scheduler answers at tcp://127"):
-        replay_spread(store.path, scheduler="tcp://127.0.0.1:1")
+        replay_distributed(store.path, scheduler="tcp://127.0.0.1:1")
 
 
 @pytest.mark.parametrize("address", ["pigeon://coop", "nonsense", "", "tcp://[::1"])
 def test_no_address(store: Store, address: str, closed: list[object]) -> None:
     with pytest.raises(BadInputError, match=re.escape(f"--scheduler {address}: ")):
-        replay_spread(store.path, scheduler=address)
+        replay_distributed(store.path, scheduler=address)
     gc.collect()
     assert not closed
 
@@ -72,14 +73,14 @@ def test_another_server_answers(store: Store, impatient: None, closed: list[obje
         Thread(target=answer, daemon=True).start()
         address = f"tcp://127.0.0.1:{server.getsockname()[1]}"
         with pytest.raises(CannotRunError, match="no Dask scheduler answers at tcp://127"):
-            replay_spread(store.path, scheduler=address)
+            replay_distributed(store.path, scheduler=address)
     gc.collect()
     assert not closed
 
 
 def test_no_worker_comes(store: Store, scheduler: str, impatient: None) -> None:
     with pytest.raises(CannotRunError, match="no worker for 1 s"):
-        replay_spread(store.path, scheduler=scheduler)
+        replay_distributed(store.path, scheduler=scheduler)
 
 
 def test_the_same_report(
@@ -88,7 +89,7 @@ def test_the_same_report(
     """The store is named from where this process is, which is not where the worker is."""
     monkeypatch.chdir(store.path.parent)
     name = Path(store.path.name)
-    report = replay_spread(name, scheduler=workers, save=tmp_path / "run.zarr", grids=True)
+    report = replay_distributed(name, scheduler=workers, save=tmp_path / "run.zarr", grids=True)
     assert plain(report) == plain(replay(store, grids=True))
     assert report.store == str(name)
     with Store.open(tmp_path / "run.zarr") as run:
@@ -99,23 +100,23 @@ def test_a_worker_that_is_killed(
     store: Store, workers: str, dies_once: tuple[str, Path], plain: Plain
 ) -> None:
     kernel, mark = dies_once
-    report = replay_spread(store.path, scheduler=workers, kernel=kernel, op="gdn_decode", isolate=False)
+    report = replay_distributed(store.path, scheduler=workers, kernel=kernel, op="gdn_decode", isolate=False)
     assert mark.exists()
     assert plain(report) == plain(replay(store, kernel=kernel, op="gdn_decode", isolate=False))
 
 
 def test_a_gpu_is_a_resource(workers: str) -> None:
-    with pool.pool(None, workers, "cuda") as found:
+    with dask_pool.open_pool(None, workers, "cuda") as found:
         assert found.resources == {GPU: 1.0}
-        assert found.slots() == 1
+        assert found.count_slots() == 1
         assert found.submit(os.getpid).result() != os.getpid()
 
 
 def test_another_version(store: Store, workers: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The worker has this one; the coordinator says that it is another."""
-    monkeypatch.setattr(spreading, "code", lambda: "gdnbench 0.0 with torch 9")
+    monkeypatch.setattr(spreading, "code_version", lambda: "gdnbench 0.0 with torch 9")
     with pytest.raises(CannotRunError, match=r"has gdnbench .* but this is gdnbench 0\.0 with torch 9"):
-        replay_spread(store.path, scheduler=workers)
+        replay_distributed(store.path, scheduler=workers)
 
 
 def test_another_store_at_the_same_path(
@@ -125,7 +126,7 @@ def test_another_store_at_the_same_path(
     monkeypatch.setattr(spreading, "open_store", lambda path: Store.open(another.path))
     for number in (0, 1):
         with pytest.raises(StoreError, match=f"record {number} of .* is another than here"):
-            replay_spread(store.path, scheduler=workers, records=[number])
+            replay_distributed(store.path, scheduler=workers, records=[number])
 
 
 def test_a_store_that_workers_do_not_see(
@@ -133,7 +134,7 @@ def test_a_store_that_workers_do_not_see(
 ) -> None:
     monkeypatch.setattr(spreading, "open_store", lambda path: Store.open(store.path))
     with pytest.raises(StoreError, match=r"worker .*elsewhere\.zarr does not exist"):
-        replay_spread(tmp_path / "elsewhere.zarr", scheduler=workers)
+        replay_distributed(tmp_path / "elsewhere.zarr", scheduler=workers)
 
 
 def test_a_folder_that_workers_do_not_have(
@@ -141,15 +142,15 @@ def test_a_folder_that_workers_do_not_have(
 ) -> None:
     """Nothing is looked for in it: fine. A store or a kernel is: said."""
     monkeypatch.setattr(spreading, "getcwd", lambda: "/no/such/folder")
-    replay_spread(store.path, scheduler=workers, records=[0])
+    replay_distributed(store.path, scheduler=workers, records=[0])
     with pytest.raises(BadInputError, match="has no folder /no/such/folder"):
-        replay_spread(store.path, scheduler=workers, records=[0], kernel="mine:kernel")
+        replay_distributed(store.path, scheduler=workers, records=[0], kernel="mine:kernel")
 
 
 def test_nothing_stays_open_at_the_end(store: Store, workers: str) -> None:
     """In the worker, which goes on when the job is done."""
-    replay_spread(store.path, scheduler=workers, records=[0])
-    with pool.pool(None, workers, "cpu") as found:
+    replay_distributed(store.path, scheduler=workers, records=[0])
+    with dask_pool.open_pool(None, workers, "cpu") as found:
         assert found.submit(is_idle).result()
 
 

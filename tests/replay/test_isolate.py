@@ -79,12 +79,12 @@ def test_interrupt_ends_the_worker(store: Store, faulty: Faulty) -> None:
         "import sys\n"
         "from gdnbench.replay.replay import replay\n"
         "from gdnbench.store.reader import Store\n"
-        "from gdnbench.replay.process import Worker\n"
-        "ask = Worker.ask\n"
+        "from gdnbench.workers.process import WorkerProcess\n"
+        "request = WorkerProcess.request\n"
         "def told(self, message, timeout):\n"
         "    print(self._process.pid, flush=True)\n"
-        "    return ask(self, message, timeout)\n"
-        "Worker.ask = told\n"
+        "    return request(self, message, timeout)\n"
+        "WorkerProcess.request = told\n"
         f"replay(Store.open({str(store.path)!r}), kernel={faulty('hangs')!r}, records=[0])\n"
     )
     parent = subprocess.Popen(

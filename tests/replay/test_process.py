@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from gdnbench.replay.process import LAST_WORDS, Gone, Worker, cause
+from gdnbench.workers.process import EXIT_SECONDS, WorkerGone, WorkerProcess, describe_exit
 
 BODY = """
 import os, sys, time
-from gdnbench.replay.process import end_with_parent
+from gdnbench.workers.parent_watch import kill_with_parent
 
 requests, replies = int(sys.argv[1]), int(sys.argv[2])
-end_with_parent(requests)
+kill_with_parent(requests)
 os.write(replies, b'{"ready": true}\\n')
 os.read(requests, 100)
 """
@@ -46,15 +46,15 @@ def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def started(modules: Path) -> Iterator[list[Worker]]:
-    workers: list[Worker] = []
+def started(modules: Path) -> Iterator[list[WorkerProcess]]:
+    workers: list[WorkerProcess] = []
     yield workers
     for worker in workers:
         worker.kill()
 
 
-def ready(name: str, started: list[Worker]) -> Worker:
-    started.append(Worker(name, []))
+def ready(name: str, started: list[WorkerProcess]) -> WorkerProcess:
+    started.append(WorkerProcess(name, []))
     assert started[-1].receive(60) == {"ready": True}
     return started[-1]
 
@@ -72,40 +72,40 @@ def group(leader: int) -> list[int]:
     return found
 
 
-def test_a_worker_that_leaves_a_child_behind_is_gone_at_once(started: list[Worker]) -> None:
+def test_a_worker_that_leaves_a_child_behind_is_gone_at_once(started: list[WorkerProcess]) -> None:
     """The child holds the pipe open: only the worker's own end says that nothing more will come."""
     worker = ready("forks_and_exits", started)
     begin = time.monotonic()
-    with pytest.raises(Gone):
-        worker.ask({}, 300)
+    with pytest.raises(WorkerGone):
+        worker.request({}, 300)
     assert time.monotonic() - begin < 30  # a glance a second, on a machine however busy
-    assert worker.wait() == 7
-    assert cause(worker.wait()) == "exit status 7"
+    assert worker.exit_status() == 7
+    assert describe_exit(worker.exit_status()) == "exit status 7"
 
 
-def test_last_words_are_heard(started: list[Worker]) -> None:
-    assert ready("answers_and_exits", started).ask({}, 300) == {"answer": 1}
+def test_last_words_are_heard(started: list[WorkerProcess]) -> None:
+    assert ready("answers_and_exits", started).request({}, 300) == {"answer": 1}
 
 
-def test_a_worker_that_closes_its_pipe_and_stays(started: list[Worker]) -> None:
+def test_a_worker_that_closes_its_pipe_and_stays(started: list[WorkerProcess]) -> None:
     worker = ready("closes_all", started)
-    with pytest.raises(Gone):
-        worker.ask({}, 300)
+    with pytest.raises(WorkerGone):
+        worker.request({}, 300)
     begin = time.monotonic()
-    assert worker.wait() is None
-    assert time.monotonic() - begin >= LAST_WORDS
-    assert cause(None) == "breaking the pipe to it, and was killed"
+    assert worker.exit_status() is None
+    assert time.monotonic() - begin >= EXIT_SECONDS
+    assert describe_exit(None) == "breaking the pipe to it, and was killed"
 
 
 @pytest.mark.parametrize("name", ["babbles", "lists"])
-def test_what_is_no_answer_is_not_taken_for_one(name: str, started: list[Worker]) -> None:
-    with pytest.raises(Gone):
-        ready(name, started).ask({}, 300)
+def test_what_is_no_answer_is_not_taken_for_one(name: str, started: list[WorkerProcess]) -> None:
+    with pytest.raises(WorkerGone):
+        ready(name, started).request({}, 300)
 
 
-def test_silence_is_a_timeout(started: list[Worker]) -> None:
+def test_silence_is_a_timeout(started: list[WorkerProcess]) -> None:
     with pytest.raises(TimeoutError):
-        ready("forks_and_hangs", started).ask({}, 1.5)
+        ready("forks_and_hangs", started).request({}, 1.5)
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="no /proc")
@@ -113,11 +113,11 @@ def test_silence_is_a_timeout(started: list[Worker]) -> None:
 def test_nothing_outlives_the_parent(ending: signal.Signals, modules: Path) -> None:
     """A worker that hangs reads no requests, and its fork never did."""
     script = (
-        "from gdnbench.replay.process import Worker\n"
-        "worker = Worker('forks_and_hangs', [])\n"
+        "from gdnbench.workers.process import WorkerProcess\n"
+        "worker = WorkerProcess('forks_and_hangs', [])\n"
         "worker.receive(60)\n"
         "print(worker._process.pid, flush=True)\n"
-        "worker.ask({}, 600)\n"
+        "worker.request({}, 600)\n"
     )
     parent = subprocess.Popen(
         [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True

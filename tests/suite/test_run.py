@@ -308,11 +308,11 @@ def test_a_scheduler_that_does_not_answer_is_asked_once(
 ) -> None:
     asked = []
 
-    def pool(*given: Any) -> Any:
+    def open_pool(*given: Any, **options: Any) -> Any:
         asked.append(given)
         raise CannotRunError("nobody answers")
 
-    monkeypatch.setattr("gdnbench.distributed.pool.pool", pool)
+    monkeypatch.setattr("gdnbench.workers.dask_pool.open_pool", open_pool)
     result = run(suite_file(TWO), scheduler="tcp://127.0.0.1:9")
     assert [entry.error for entry in result.entries] == ["nobody answers"] * 2
     assert result.exit_code is Exit.CANNOT_RUN

@@ -9,15 +9,15 @@ from gdnbench.bisect import cache_key
 from gdnbench.bisect import trial as trials
 from gdnbench.bisect.commit.relevant import Relevant, digest
 from gdnbench.bisect.commit.repository import Commit, Repository
-from gdnbench.bisect.commit.revision_cli import OwnReplay
+from gdnbench.bisect.commit.revision_cli import RevisionReplay
 from gdnbench.bisect.commit.worktree import BuildFailure, Worktree
 from gdnbench.bisect.endpoints import End, look
 from gdnbench.bisect.interpreter import interpreter
-from gdnbench.bisect.prober import Place, Prober, Probing
 from gdnbench.bisect.session import NotKeptError, Session
 from gdnbench.bisect.trial import Trial
 from gdnbench.bisect.verdict import State, Verdict
 from gdnbench.bisect.verdict_cache import Question
+from gdnbench.bisect.workers import Place, TrialRunner, TrialWorker
 from gdnbench.errors import BadInputError, CannotRunError
 
 BUILD_FAILURE = "build failure"
@@ -79,7 +79,7 @@ class Revisions:
         if self._build is not None:  # which reads whatever it likes
             trees = {"": self._repository.tree(commit.hash) or commit.hash}
         if trial not in self._asked:
-            self._asked[trial] = trials.asked(trial)
+            self._asked[trial] = trials.question_without_code(trial)
         place = trial.kernel.rpartition(":")[0]
         outside = Path(place).is_absolute()
         there = interpreter(self._python)
@@ -95,18 +95,18 @@ class Revisions:
             "python": [there.version, there.platform, dict(there.packages)],
         }
 
-    def _prober(self, commit: Commit) -> Probing:
+    def _prober(self, commit: Commit) -> TrialRunner:
         """BuildFailure, BadInputError as `Relevant.roots`."""
         roots = self._relevant.roots(commit.hash)
         self._worktree.at(commit.hash, roots)
         folder = self._worktree.folder(self._path)
         place = Place(self._python, folder, self._worktree.environment(roots))
-        return (OwnReplay if self._relevant.own(commit.hash) else Prober)(place, self._timeout)
+        return (RevisionReplay if self._relevant.own(commit.hash) else TrialWorker)(place, self._timeout)
 
     def _probe(self, commit: Commit, trial: Trial) -> Verdict:
         try:
             with closing(self._prober(commit)) as prober:
-                return prober.run(trial)
+                return prober.run_trial(trial)
         except BuildFailure as error:
             return Verdict(State.SKIP, BUILD_FAILURE, str(error))
         except BadInputError as error:

@@ -16,14 +16,14 @@ from typing import Any
 from blake3 import blake3
 
 from gdnbench.bisect import cache_key
-from gdnbench.bisect.commit import child_process
-from gdnbench.bisect.prober import TIMEOUT, Place
 from gdnbench.bisect.trial import BIT_DIFFERENCE, IMPORT_FAILURE, Trial, chosen_by
 from gdnbench.bisect.verdict import CONTENT, State, Verdict
+from gdnbench.bisect.workers import TIMEOUT, Place
 from gdnbench.errors import Exit
-from gdnbench.replay.process import START_SECONDS, cause
 from gdnbench.replay.simulated import SIM
 from gdnbench.report.outcome import Outcome
+from gdnbench.workers import python_code
+from gdnbench.workers.process import START_SECONDS, describe_exit
 
 NOT_RUN = "not run"
 """The kind of a revision whose replay says that it cannot."""
@@ -41,13 +41,13 @@ with active(Settings(schedule=schedule)):
 """
 
 
-class OwnReplay:
-    """A `Probing` of one revision, which `place` is the folder of."""
+class RevisionReplay:
+    """A `TrialRunner` of one revision, which `place` is the folder of."""
 
     def __init__(self, place: Place, timeout: float = TIMEOUT) -> None:
         self._place, self._timeout = place, timeout
 
-    def run(self, trial: Trial) -> Verdict:
+    def run_trial(self, trial: Trial) -> Verdict:
         """StoreError for a store that is gone."""
         found = self._run(trial)
         # A revision does not say what it read: so much is sure that it was not replaced for good.
@@ -88,7 +88,7 @@ class OwnReplay:
         """Without facts where nothing was said of the records."""
         begin = time.monotonic()
         try:
-            ended = child_process.run(
+            ended = python_code.run_python_code(
                 [self._place.python],
                 code,
                 arguments,
@@ -119,10 +119,10 @@ def read(status: int, out: str, err: str, seconds: float) -> Verdict:
     """What `gdnbench replay --json` came to."""
     if status < 0:
         return Verdict(
-            State.BAD, str(Outcome.CRASH), f"the process ended by {cause(status)}", seconds=seconds
+            State.BAD, str(Outcome.CRASH), f"the process ended by {describe_exit(status)}", seconds=seconds
         )
     said = err.strip().splitlines()
-    reason = said[-1].strip() if said else cause(status)
+    reason = said[-1].strip() if said else describe_exit(status)
     try:
         records = json.loads(out)["records"]
         return _verdict(records, seconds)

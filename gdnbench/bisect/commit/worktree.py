@@ -10,12 +10,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from gdnbench.bisect.commit import child_process
 from gdnbench.bisect.commit.relevant import Roots
 from gdnbench.bisect.commit.repository import GitError, Repository, environment, git
 from gdnbench.bisect.session import alone
 from gdnbench.errors import BadInputError, CannotRunError
-from gdnbench.replay.process import cause
+from gdnbench.workers import python_code
+from gdnbench.workers.process import describe_exit
 
 BUILD_SECONDS = 7200.0
 _BUILD = """
@@ -103,7 +103,7 @@ class Worktree:
 
     def _run(self, command: str, added: Mapping[str, str]) -> None:
         try:
-            ended = child_process.run(
+            ended = python_code.run_python_code(
                 [sys.executable, "-I"],
                 _BUILD,
                 [command, str(self._log)],
@@ -116,7 +116,7 @@ class Worktree:
         if ended.status:
             lines = self._log.read_text(errors="replace").strip().splitlines()
             said = f": {lines[-1].strip()}" if lines else ""
-            raise BuildFailure(f"--build ended by {cause(ended.status)}{said}")
+            raise BuildFailure(f"--build ended by {describe_exit(ended.status)}{said}")
 
 
 @contextmanager

@@ -15,12 +15,12 @@ from gdnbench.bisect.env.environments import DoesNotInstall, Environments, Packa
 from gdnbench.bisect.env.narrow import needed
 from gdnbench.bisect.env.requirements import Pin, Pins, between, same
 from gdnbench.bisect.interpreter import interpreter
-from gdnbench.bisect.prober import Place, Prober
 from gdnbench.bisect.search import first_bad
 from gdnbench.bisect.session import NotKeptError, Session
 from gdnbench.bisect.trial import Trial
 from gdnbench.bisect.verdict import State, Verdict
 from gdnbench.bisect.verdict_cache import Question
+from gdnbench.bisect.workers import Place, TrialWorker
 from gdnbench.errors import BadInputError, CannotRunError, Exit
 
 NOT_INSTALLED = "does not install"
@@ -179,7 +179,7 @@ class _Bisection:
                     _label(versions),
                     question,
                     trial,
-                    lambda: Prober(place, self._asked.timeout),
+                    lambda: TrialWorker(place, self._asked.timeout),
                 )
             except (BadInputError, CannotRunError) as error:
                 raise type(error)(f"{_label(versions)}: {error}") from None
@@ -201,8 +201,8 @@ class _Bisection:
             except DoesNotInstall as error:
                 return Verdict(State.SKIP, NOT_INSTALLED, str(error))
             try:
-                with closing(Prober(Place(python), self._asked.timeout)) as prober:
-                    return prober.run(trial)
+                with closing(TrialWorker(Place(python), self._asked.timeout)) as prober:
+                    return prober.run_trial(trial)
             except BadInputError as error:  # a kernel that these versions do not have
                 return Verdict(State.SKIP, NOT_THERE, str(error))
             except CannotRunError as error:  # be it for its packages or for this machine at that time
@@ -212,11 +212,11 @@ class _Bisection:
 
     def _question(self, packages: Sequence[Package], trial: Trial) -> Question:
         try:
-            code = cache_key.of_code(trials.sources(trial.kernel))
+            code = cache_key.of_code(trials.kernel_sources(trial.kernel))
         except BadInputError:  # of a package that the environments alone have
             code = ""
         if trial not in self._asked_of:
-            self._asked_of[trial] = trials.asked(trial)
+            self._asked_of[trial] = trials.question_without_code(trial)
         return {
             **self._asked_of[trial],
             "axis": "env",

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from gdnbench.bisect import cache_key
 from gdnbench.bisect.input.layout import laid_out
-from gdnbench.bisect.prober import TIMEOUT, Probing
 from gdnbench.bisect.session import Session
-from gdnbench.bisect.trial import Trial, question
+from gdnbench.bisect.trial import Trial, trial_question
 from gdnbench.bisect.verdict import Verdict
 from gdnbench.bisect.verdict_cache import Question
+from gdnbench.bisect.workers import TIMEOUT, TrialRunner
 from gdnbench.record import Pool, RecordDraft, RecordInfo
 from gdnbench.store.compression import Compression
 from gdnbench.store.writer import StoreWriter
@@ -45,7 +45,7 @@ class Candidate:
 def timed(trial: Trial, timeout: float) -> Question:
     """What a verdict depends on where probes have other than the usual time: one that hangs in 2 s may pass
     in 600."""
-    return question(trial) if timeout == TIMEOUT else {**question(trial), "timeout": timeout}
+    return trial_question(trial) if timeout == TIMEOUT else {**trial_question(trial), "timeout": timeout}
 
 
 class Asker:
@@ -59,7 +59,7 @@ class Asker:
         info: RecordInfo,
         layouts: Mapping[str, Tensor],
         trial: Trial,
-        prober: Probing,
+        prober: TrialRunner,
         deadline: float | None,
         timeout: float = TIMEOUT,
     ) -> None:
@@ -84,7 +84,7 @@ class Asker:
             path = self._session.folder / "candidate.zarr"
             shutil.rmtree(path, ignore_errors=True)
             write(path, draft)
-            return self._prober.run(replace(self._trial, store=str(path), records=(0,), op=None))
+            return self._prober.run_trial(replace(self._trial, store=str(path), records=(0,), op=None))
 
         return self._session.ask(label, {**self._question, "content": cache_key.of_drafts([draft])}, probe)
 

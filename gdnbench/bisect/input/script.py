@@ -13,11 +13,12 @@ from typing import Any
 
 from gdnbench.bisect.failing import FORM
 from gdnbench.bisect.input import reproduction
-from gdnbench.bisect.prober import PROCESS_ENDED, TIMEOUT
 from gdnbench.bisect.trial import Trial
 from gdnbench.bisect.verdict import Verdict
+from gdnbench.bisect.workers import TIMEOUT
 from gdnbench.replay.kernels import is_user_kernel
 from gdnbench.report.outcome import Outcome
+from gdnbench.workers.restarting import PROCESS_ENDED
 from gdnbench_kernels.contract import Call, Operation
 from gdnbench_kernels.validate import dtype_name
 

@@ -17,10 +17,10 @@ from gdnbench.bisect.input.failure import Signature
 from gdnbench.bisect.input.layout import is_plain
 from gdnbench.bisect.input.probing import Asker, Candidate, Enough, timed
 from gdnbench.bisect.input.shrinker import Shrinker
-from gdnbench.bisect.prober import TIMEOUT, Prober, Probing
 from gdnbench.bisect.session import Session, alone
-from gdnbench.bisect.trial import SCHEDULES, Trial, question
+from gdnbench.bisect.trial import SCHEDULES, Trial, trial_question
 from gdnbench.bisect.verdict import State, Verdict
+from gdnbench.bisect.workers import TIMEOUT, TrialRunner, TrialWorker
 from gdnbench.errors import BadInputError
 from gdnbench.judge import calls
 from gdnbench.ops import operation
@@ -73,7 +73,7 @@ def shrink(
     options: Options,
     session: Session,
     keep: Keep,
-    prober: Callable[[], Probing] | None = None,
+    prober: Callable[[], TrialRunner] | None = None,
 ) -> Shrunk:
     """`trial` is of `record` alone. `keep` is called with what there is at the end, also where that comes by
     KeyboardInterrupt or because the time is spent. `prober` None: processes of their own."""
@@ -81,10 +81,10 @@ def shrink(
     if found_operation.shrinking is None:
         raise BadInputError(f"{found_operation.name} does not say how its calls are made smaller")
     begin = time.monotonic()
-    probers = prober or (lambda: Prober(timeout=options.timeout))
+    probers = prober or (lambda: TrialWorker(timeout=options.timeout))
     trial, first, flaky = _look(trial, session, probers, options.timeout)
     found = Shrunk(
-        found_operation, record.number, record.key, str(question(trial)["content"]), trial, first, flaky
+        found_operation, record.number, record.key, str(trial_question(trial)["content"]), trial, first, flaky
     )
     if flaky or first.state is not State.BAD:
         passes = "it passes" if first.state is State.GOOD else f"{first.kind}, {first.reason}"
@@ -101,7 +101,7 @@ def _shrink(
     record: StoredRecord,
     options: Options,
     session: Session,
-    probing: Probing,
+    probing: TrialRunner,
     deadline: float | None,
     keep: Keep,
 ) -> None:
@@ -131,7 +131,7 @@ def _shrink(
 
 
 def _look(
-    trial: Trial, session: Session, prober: Callable[[], Probing], timeout: float
+    trial: Trial, session: Session, prober: Callable[[], TrialRunner], timeout: float
 ) -> tuple[Trial, Verdict, str]:
     """The trial to go on with, the verdict on the record, and why it cannot be shrunk where it is flaky."""
     end = look(session, "the record", timed(trial, timeout), trial, prober)
@@ -143,7 +143,7 @@ def _look(
     trial = replace(trial, schedules=SCHEDULES)
     with closing(prober()) as probing:
         label = "the record under all schedules"
-        return trial, session.ask(label, timed(trial, timeout), lambda: probing.run(trial)), ""
+        return trial, session.ask(label, timed(trial, timeout), lambda: probing.run_trial(trial)), ""
 
 
 def _takes(trial: Trial, found: Operation) -> Mapping[str, tuple[str, ...]]:

@@ -25,11 +25,11 @@ from gdnbench.bisect.instruction.launches import (
     kernel_name,
 )
 from gdnbench.bisect.instruction.version import Asked, Version, VersionFails, place
-from gdnbench.bisect.prober import Prober
 from gdnbench.bisect.session import Session
 from gdnbench.bisect.trial import SCHEDULES, STATES, Trial
 from gdnbench.bisect.verdict import CONTENT, State, Verdict
 from gdnbench.bisect.verdict_cache import Question
+from gdnbench.bisect.workers import TrialWorker
 from gdnbench.diff.traces.alignment import Run, align
 from gdnbench.errors import BadInputError, CannotRunError
 from gdnbench.replay.simulated import SIM
@@ -73,7 +73,7 @@ def find(request: Request, session: Session) -> Verdict:
             ("good", "bad"), questions, _sides(request), strict=True
         ):
             trial = Trial(request.store, kernel, SIM, (request.record,))
-            end = endpoints.look(session, label, question, trial, partial(Prober, place(folder)))
+            end = endpoints.look(session, label, question, trial, partial(TrialWorker, place(folder)))
             if end.verdict.state is State.SKIP and end.verdict.kind != Outcome.NOT_COMPARABLE:
                 raise CannotRunError(f"the {label} version: {end.verdict.kind}: {end.verdict.reason}")
             if end.steadiness is Steadiness.FLAKY:
@@ -104,7 +104,7 @@ def _sides(request: Request) -> list[tuple[str, Path | None]]:
 def _question(request: Request, kernel: str, folder: Path | None) -> Question:
     trial = Trial(request.store, kernel, SIM, (request.record,))
     if folder is None:
-        return trials.question(trial)
+        return trials.trial_question(trial)
     place = kernel.rpartition(":")[0]
     package = place.partition(".")[0]
     if place.endswith(".py"):
@@ -112,8 +112,8 @@ def _question(request: Request, kernel: str, folder: Path | None) -> Question:
             raise BadInputError(f"{folder} has no file {place}")
     elif not (folder / package).is_dir() and not (folder / f"{package}.py").is_file():
         raise BadInputError(f"{folder} has no module {package!r}")
-    known = trials.asked(trial)
-    return {**known, "code": cache_key.of_code(trials.sources(kernel, folder))}
+    known = trials.question_without_code(trial)
+    return {**known, "code": cache_key.of_code(trials.kernel_sources(kernel, folder))}
 
 
 def _names(found: Sequence[LaunchDifference]) -> str:

@@ -1,4 +1,4 @@
-"""One version of a kernel, in a process of its own, which compiles it once and is asked again and again."""
+"""One version of a kernel in a worker process, which compiles the kernel once and runs it many times."""
 
 from __future__ import annotations
 
@@ -7,18 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gdnbench.bisect.answering import checked
-from gdnbench.bisect.prober import Place
-from gdnbench.errors import CannotRunError
-from gdnbench.replay.process import START_SECONDS, Gone, Worker, cause
+from gdnbench.bisect.workers import Place, raise_error_in
+from gdnbench.workers.restarting import RestartingWorker, WorkerFailure
 
 MODULE = "gdnbench.bisect.instruction.worker"
+"""A folder with another revision of gdnbench has this module too and answers the same requests."""
 
 
 def place(folder: Path | None) -> Place:
-    """Where a version runs. With a `folder` it starts there, since what `python -m` starts in comes before
-    PYTHONPATH; so modules and FILE.py are looked for in it first, and not in the folder that this one is
-    in."""
+    """Where a version runs. With a `folder` its process starts there, since `python -m` looks for modules in
+    the current folder before PYTHONPATH. So modules and FILE.py are looked for in `folder` first, and not in
+    the current folder of this process."""
     if folder is None:
         return Place()
     paths = [os.path.abspath(path) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
@@ -50,9 +49,9 @@ class Version:
 
     def __init__(self, kernel: str, folder: Path | None = None, timeout: float = 600.0) -> None:
         self.kernel = kernel
-        self._place = place(folder)
         self._timeout = timeout
-        self._worker: Worker | None = None
+        own_place = place(folder)
+        self._worker = RestartingWorker(lambda: own_place.start_worker(MODULE), "a process to simulate in")
 
     def survey(self, asked: Asked, folder: Path) -> dict[str, Any]:
         """What every launch changed is in `folder` then: see `watching.Survey`. VersionFails."""
@@ -72,9 +71,7 @@ class Version:
         return found
 
     def close(self) -> None:
-        if self._worker is not None:
-            self._worker.kill()
-            self._worker = None
+        self._worker.kill()
 
     def _ask(self, asked: Asked, request: dict[str, Any]) -> dict[str, Any]:
         message = {
@@ -86,27 +83,11 @@ class Version:
             "stages": asked.stages,
             "schedule": asked.schedule,
         }
-        worker = self._started()
         try:
-            reply = worker.ask(message, self._timeout)
-        except TimeoutError:
-            self.close()
-            raise VersionFails("hang", f"no answer within {self._timeout:g} s") from None
-        except Gone:
-            status = worker.wait()
-            self.close()
-            raise VersionFails("crash", f"the process ended by {cause(status)}") from None
-        checked(reply)
+            reply = self._worker.request(message, self._timeout)
+        except WorkerFailure as failure:
+            raise VersionFails(str(failure.outcome), failure.reason) from None
+        raise_error_in(reply)
         if reply.get("failure") is not None:
             raise VersionFails(reply["failure"]["outcome"], reply["failure"]["reason"])
         return reply
-
-    def _started(self) -> Worker:
-        if self._worker is None:
-            self._worker = self._place.worker(MODULE)
-            try:
-                self._worker.receive(START_SECONDS)
-            except (TimeoutError, Gone):
-                self.close()
-                raise CannotRunError("a process to simulate in did not start; its stderr says why") from None
-        return self._worker

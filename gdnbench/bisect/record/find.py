@@ -14,15 +14,14 @@ from typing import Any
 
 from gdnbench.bisect import cache_key, endpoints
 from gdnbench.bisect.flakiness import Steadiness
-from gdnbench.bisect.prober import Prober
 from gdnbench.bisect.record import rollout
 from gdnbench.bisect.record.drift import STRETCH, Entry, Grows, Over, first_growth, first_over
 from gdnbench.bisect.record.links import Links, Row, links_of
-from gdnbench.bisect.remote import Remote
 from gdnbench.bisect.session import Session
-from gdnbench.bisect.trial import SCHEDULES, STATES, Trial, sources, toolchain
+from gdnbench.bisect.trial import SCHEDULES, STATES, Trial, kernel_sources, toolchain
 from gdnbench.bisect.verdict import CONTENT, State, Verdict
 from gdnbench.bisect.verdict_cache import Question, key_of
+from gdnbench.bisect.workers import ProbeWorker, TrialWorker
 from gdnbench.errors import BadInputError, CannotRunError
 from gdnbench.ops import operation
 from gdnbench.replay.simulated import SIM
@@ -172,7 +171,7 @@ class _Finding:
             **{
                 name: options[name] for name in ("kernel", "on", "k", "tol", "bitwise", "stages", "schedules")
             },
-            "code": cache_key.of_code(sources(trial.kernel)),
+            "code": cache_key.of_code(kernel_sources(trial.kernel)),
             **toolchain(trial.on),
         }
 
@@ -193,7 +192,7 @@ class _Finding:
             ones=self._ones,
             in_order=not asked.any,
         )
-        with closing(Prober()) as prober, closing(Remote()) as remote:
+        with closing(TrialWorker()) as prober, closing(ProbeWorker()) as remote:
             for looked, (one, verdict) in enumerate(self._verdicts(prober, order), 1):
                 found = replace(found, looked=looked, skipped=tuple(skipped))
                 if verdict.state is State.SKIP:
@@ -217,7 +216,7 @@ class _Finding:
                 return replace(found, carry=self._carry(remote, self._lanes()))
         return found
 
-    def _verdicts(self, prober: Prober, order: Sequence[int]) -> Iterator[tuple[One, Verdict]]:
+    def _verdicts(self, prober: TrialWorker, order: Sequence[int]) -> Iterator[tuple[One, Verdict]]:
         """Of one call after the other. On the CPU, where a replay is shorter than asking for one, several
         calls are asked about at once, and each of them only where not all pass."""
         at_once = AT_ONCE if self._trial.on == "cpu" else 1
@@ -227,14 +226,14 @@ class _Finding:
                 trial = replace(self._trial, records=tuple(one.number for one in block))
                 label = f"{len(block)} calls from {block[0]}"
                 question = {**self._base, CONTENT: cache_key.together([one.content for one in block])}
-                together = self._session.ask(label, question, partial(prober.run, trial))
+                together = self._session.ask(label, question, partial(prober.run_trial, trial))
                 if together.state is State.GOOD:
                     yield from ((one, together) for one in block)
                     continue
             states: list[State] = []
             for one in block:
                 trial = replace(self._trial, records=(one.number,))
-                verdict = self._session.ask(str(one), self._question(one), partial(prober.run, trial))
+                verdict = self._session.ask(str(one), self._question(one), partial(prober.run_trial, trial))
                 states.append(verdict.state)
                 yield one, verdict
             if len(block) > 1 and _unseen(together.state, states):
@@ -243,13 +242,13 @@ class _Finding:
     def _question(self, one: One) -> Question:
         return {**self._base, CONTENT: one.content}
 
-    def _with_origin(self, found: Found, trial: Trial, remote: Remote) -> Found:
+    def _with_origin(self, found: Found, trial: Trial, remote: ProbeWorker) -> Found:
         """The first bad call: is it steady, and does it need the states of the calls before it to be bad?"""
         one = found.first
         assert one is not None
         first = replace(trial, schedules=trial.schedules[:1])
         asked = {**self._question(one), "schedules": list(first.schedules)}
-        end = endpoints.look(self._session, str(one), asked, first, Prober)
+        end = endpoints.look(self._session, str(one), asked, first, TrialWorker)
         if end.steadiness is Steadiness.FLAKY:
             return replace(found, flaky=end.spread)
         if end.steadiness is Steadiness.STEADY and end.verdict.kind != found.kind:
@@ -285,7 +284,7 @@ class _Finding:
         """Calls that get or leave a state."""
         return [number for number in self._order if operation(self._ones[number].op).carries is not None]
 
-    def _carry(self, remote: Remote, calls: Sequence[int], own_doing: bool = True) -> Carry:
+    def _carry(self, remote: ProbeWorker, calls: Sequence[int], own_doing: bool = True) -> Carry:
         """Follows the states of `calls`, up to the first that is over its bound; `own_doing`: and whether it,
         or one before it, is so from the exact state."""
         entries: list[Entry] = []
@@ -306,7 +305,9 @@ class _Finding:
         lanes = len({str(entry["lane"]) for entry in entries})
         return Carry(len(calls), lanes, grows=None if trial.tol is not None else first_growth(entries))
 
-    def _own_doing(self, remote: Remote, calls: Sequence[int], entries: Sequence[Entry], over: Over) -> Carry:
+    def _own_doing(
+        self, remote: ProbeWorker, calls: Sequence[int], entries: Sequence[Entry], over: Over
+    ) -> Carry:
         """Whether a call at or before the one that is over its bound is bad from the exact state."""
         last = self._order.index(over.number)
         until = [number for number in calls if self._order.index(number) <= last]
@@ -315,7 +316,7 @@ class _Finding:
         return Carry(len(calls), lanes, over, starts=starts, alone=alone)
 
     def _from_exact(
-        self, remote: Remote, calls: Sequence[int], judged: Sequence[int]
+        self, remote: ProbeWorker, calls: Sequence[int], judged: Sequence[int]
     ) -> tuple[int | None, str]:
         """The first of the calls `judged` that is bad from the exact state, and why."""
         trial = self._trial
@@ -333,7 +334,7 @@ class _Finding:
                 "judged": [calls.index(number) for number in judged],
                 "named": self._named(calls, links),
             },
-            lambda: remote.ask(
+            lambda: remote.run_probe(
                 PROBES + "steps",
                 store=trial.store,
                 kernel=trial.kernel,
@@ -361,7 +362,7 @@ class _Finding:
         return key_of({"calls": list(calls), "keys": keys, "links": links, "keep": list(map(list, keep))})
 
     def _block(
-        self, remote: Remote, calls: Sequence[int], block: Sequence[int], file: str | None
+        self, remote: ProbeWorker, calls: Sequence[int], block: Sequence[int], file: str | None
     ) -> tuple[Verdict, str]:
         """Runs a block of calls, or knows what came of it; the file has the states that it left."""
         trial = self._trial
@@ -377,7 +378,7 @@ class _Finding:
         label = f"{len(until)} calls on their own states, to {self._ones[block[-1]]}"
 
         def probe() -> Verdict:
-            return remote.ask(
+            return remote.run_probe(
                 PROBES + "block",
                 store=trial.store,
                 kernel=trial.kernel,

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from gdnbench.bisect.cache_key import held
 from gdnbench.bisect.record.links import Links
-from gdnbench.bisect.trial import BIT_DIFFERENCE, STATES, scheduled
+from gdnbench.bisect.trial import BIT_DIFFERENCE, STATES, with_schedule
 from gdnbench.bisect.verdict import State, Verdict
 from gdnbench.bits import as_integers
 from gdnbench.errors import BadInputError, StoreError
@@ -71,7 +71,7 @@ class RecordKernel:
     def each(self, op: Operation, call: Call) -> Iterator[tuple[str, dict[str, Tensor]]]:
         """What it leaves under one schedule after the other."""
         for schedule in self.schedules if self.on == SIM else self.schedules[:1]:
-            with scheduled(self.on, schedule):
+            with with_schedule(self.on, schedule):
                 yield schedule, self._once(op, call)
 
     def _once(self, op: Operation, call: Call) -> dict[str, Tensor]:

@@ -10,14 +10,13 @@ from typing import Any
 
 from gdnbench.bisect import cache_key, endpoints
 from gdnbench.bisect.flakiness import Steadiness
-from gdnbench.bisect.prober import Prober
 from gdnbench.bisect.record.links import Links
-from gdnbench.bisect.remote import Remote
 from gdnbench.bisect.session import Session
 from gdnbench.bisect.stage.probe import AFTER
 from gdnbench.bisect.stage.rollout import calls_before
-from gdnbench.bisect.trial import SCHEDULES, Trial, question, sources, toolchain
+from gdnbench.bisect.trial import SCHEDULES, Trial, kernel_sources, toolchain, trial_question
 from gdnbench.bisect.verdict import CONTENT, State, Verdict
+from gdnbench.bisect.workers import ProbeWorker, TrialWorker
 from gdnbench.errors import BadInputError, CannotRunError
 from gdnbench.replay.simulated import SIM
 from gdnbench.report.outcome import Outcome
@@ -108,14 +107,14 @@ def find(trial: Trial, session: Session, carry: bool = False) -> Found:
         "on": trial.on,
         "k": trial.k,
         "tol": trial.tol,
-        "code": cache_key.of_code(sources(trial.kernel)),
+        "code": cache_key.of_code(kernel_sources(trial.kernel)),
     }
     base |= toolchain(trial.on)
-    with closing(Remote()) as remote:
+    with closing(ProbeWorker()) as remote:
         shown: dict[str, Mapping[str, Any]] = {}
         for passing, number in enumerate(chosen):
             if ops[number] not in shown:
-                verdict = remote.ask(
+                verdict = remote.run_probe(
                     PROBES + "look", store=trial.store, kernel=trial.kernel, on=trial.on, record=number
                 )
                 shown[ops[number]] = _can_show(trial.kernel, ops[number], verdict)
@@ -157,7 +156,7 @@ class _Asking:
     """Probes of one bad record."""
 
     session: Session
-    remote: Remote
+    remote: ProbeWorker
     trial: Trial
     question: Mapping[str, Any]
     label: str
@@ -166,9 +165,9 @@ class _Asking:
         """Whether the record fails. A tolerance is of outputs alone: stages keep to their own bound."""
         if self.trial.tol is not None:
             return self._own()
-        with closing(Prober()) as prober:
-            ask = partial(prober.run, self.trial)
-            return self.session.ask(self.label, question(self.trial), ask)
+        with closing(TrialWorker()) as prober:
+            ask = partial(prober.run_trial, self.trial)
+            return self.session.ask(self.label, trial_question(self.trial), ask)
 
     def _own(self) -> Verdict:
         return self._ask("its own stages", "chained")
@@ -183,7 +182,7 @@ class _Asking:
         first = replace(self.trial, schedules=self.trial.schedules[:1])
         if first.tol is not None:
             first = replace(first, k=None)  # of stages, which a trial holds to the tolerance as well
-        end = endpoints.look(self.session, self.label, question(first), first, Prober)
+        end = endpoints.look(self.session, self.label, trial_question(first), first, TrialWorker)
         if end.steadiness is Steadiness.FLAKY:
             return replace(base, flaky=end.spread)
         if end.steadiness is Steadiness.BY_SCHEDULE:
@@ -245,7 +244,7 @@ class _Asking:
         return self.session.ask(
             f"{self.label}, {len(calls)} calls on their own states{with_exact}",
             {"probe": "stage carried", **self.question, **given, CONTENT: records},
-            lambda: self.remote.ask(
+            lambda: self.remote.run_probe(
                 CARRIED,
                 store=trial.store,
                 kernel=trial.kernel,
@@ -263,7 +262,7 @@ class _Asking:
         return self.session.ask(
             f"{self.label}, {label}",
             {"probe": f"stage {probe}", **self.question, **given},
-            lambda: self.remote.ask(
+            lambda: self.remote.run_probe(
                 PROBES + probe,
                 store=trial.store,
                 kernel=trial.kernel,

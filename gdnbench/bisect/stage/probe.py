@@ -19,7 +19,7 @@ from torch import Tensor
 from gdnbench.bisect.cache_key import held
 from gdnbench.bisect.stage.chain import chain, chain_of, check_steps, run_step
 from gdnbench.bisect.stage.place import as_facts
-from gdnbench.bisect.trial import STATES, scheduled
+from gdnbench.bisect.trial import STATES, with_schedule
 from gdnbench.bisect.verdict import CONTENT, State, Verdict
 from gdnbench.errors import BadInputError
 from gdnbench.judge import calls
@@ -359,7 +359,7 @@ def _probe(
             try:
                 with simulated(on):
                     loaded = load(kernel, op)
-                with scheduled(on, schedule):
+                with with_schedule(on, schedule):
                     verdict = once(_One(chosen, op, loaded, on, bound, rule))
             except BadInputError:
                 raise

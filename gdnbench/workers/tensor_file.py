@@ -1,4 +1,4 @@
-"""Tensors between a worker and its parent: raw bytes in a file, described by a few words of JSON."""
+"""Tensors that a worker hands to its parent: raw bytes in a file, described by a few words of JSON."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from torch import Tensor
 from gdnbench.bits import dtype_name, from_bits, logical, to_bits
 
 
-def put(file: Path, tensors: Mapping[str, Tensor]) -> list[dict[str, Any]]:
-    """Write `tensors` to `file`, one after the other; what `get` needs to read them back."""
+def write_tensors(file: Path, tensors: Mapping[str, Tensor]) -> list[dict[str, Any]]:
+    """Writes `tensors` to `file`, one after another. Returns name, dtype and shape of each, plain JSON that
+    `read_tensors` needs."""
     described = []
     with file.open("wb") as out:
         for name, tensor in tensors.items():
@@ -22,14 +23,9 @@ def put(file: Path, tensors: Mapping[str, Tensor]) -> list[dict[str, Any]]:
     return described
 
 
-def stages_beside(results: Path) -> Path:
-    """The file of a kernel's stages, for the file of its outputs."""
-    return results.with_suffix(".stages")
-
-
-def get(file: Path, described: list[dict[str, Any]]) -> dict[str, Tensor]:
-    """The tensors that `put` wrote."""
-    found = {}
+def read_tensors(file: Path, described: list[dict[str, Any]]) -> dict[str, Tensor]:
+    """The tensors that `write_tensors` wrote, by name. EOFError if the file is too short."""
+    tensors = {}
     with file.open("rb") as source:
         for entry in described:
             storage = logical(entry["dtype"]).storage
@@ -37,5 +33,5 @@ def get(file: Path, described: list[dict[str, Any]]) -> dict[str, Tensor]:
             bits = np.fromfile(source, dtype=storage, count=count)
             if len(bits) != count:
                 raise EOFError(f"{file} ends inside {entry['name']}")
-            found[entry["name"]] = from_bits(bits, entry["dtype"]).reshape(entry["shape"])
-    return found
+            tensors[entry["name"]] = from_bits(bits, entry["dtype"]).reshape(entry["shape"])
+    return tensors

@@ -1,4 +1,4 @@
-"""Between coordinator and workers: bytes, so that the engine in between copies and never looks inside."""
+"""Pickles of values that hold tensors, for workers of Dask, which copies the bytes and does not read them."""
 
 from __future__ import annotations
 
@@ -12,25 +12,26 @@ from gdnbench.bits import Bits, dtype_name, from_bits, to_bits
 
 
 class _Pickler(pickle.Pickler):
-    """Tensors travel as their bits: every dtype and NaN as it is, and of a view no more than it shows."""
+    """Pickles a tensor as its bits: every dtype and NaN survives, and a view brings its own elements only."""
 
     def reducer_override(self, value: Any) -> Any:
         if isinstance(value, Tensor):
-            return _tensor, (to_bits(value), dtype_name(value.dtype))
+            return _tensor_of_bits, (to_bits(value), dtype_name(value.dtype))
         return NotImplemented
 
 
-def _tensor(bits: Bits, dtype: str) -> Tensor:
+def _tensor_of_bits(bits: Bits, dtype: str) -> Tensor:
     return from_bits(bits, dtype)
 
 
 def dumps(value: object) -> bytes:
+    """`value` as bytes for `loads`."""
     sink = io.BytesIO()
     _Pickler(sink, pickle.HIGHEST_PROTOCOL).dump(value)
     return sink.getvalue()
 
 
 def loads(data: bytes) -> Any:
-    """What `dumps` was given. As with any pickle, whoever made `data` runs code here: whose cluster it is
-    does so already."""
+    """The value that `dumps` was given. As with any pickle, whoever made `data` can run code in this process;
+    whoever owns the Dask cluster can do so already."""
     return pickle.loads(data)

@@ -1,10 +1,9 @@
-"""Worker processes, by Dask: some on this machine, started and ended here, or those of a scheduler."""
+"""Pools of Dask workers: processes that are started on this machine, or the workers of a scheduler."""
 
 from __future__ import annotations
 
 import logging
 import os
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,71 +12,78 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
 
 from gdnbench.errors import BadInputError, CannotRunError
-from gdnbench.replay.simulated import SIM
 
 if TYPE_CHECKING:
     from distributed import Client, Future
 
-Found = TypeVar("Found")
+Result = TypeVar("Result")
 Arguments = TypeVarTuple("Arguments")
 
 GPU = "GPU"
-"""The resource by which a scheduler's workers say that they have one."""
+"""The resource by which a scheduler's workers declare that they have a GPU."""
 
 THREADS = "OMP_NUM_THREADS"
 CONNECT_SECONDS = 10.0
-FIRST = """
+PRELOAD = """
 import multiprocessing, signal
 signal.signal(signal.SIGINT, signal.SIG_IGN)
 multiprocessing.set_start_method("fork", force=True)
 """
-"""What a worker of ours runs first. A terminal's Ctrl-C is for us, who then end it. And locks that libraries
-make have no names, as in a process that was not spawned: what kills it would leave them behind, and Python
-says so."""
+"""Code that a worker on this machine runs first. It ignores a terminal's Ctrl-C: the parent gets the signal
+too and ends the worker. Start method "fork" gives locks of libraries no names. A killed worker would leave
+named locks behind, and Python would warn of each."""
 
-PINNED = "import os\nos.sched_setaffinity(0, {})\n"
-"""The same where kernels are simulated: each takes as many processes as it has cores, so that each worker has
-some of its own."""
+PIN_CORES = "import os\nos.sched_setaffinity(0, {})\n"
+"""Code that a worker runs too with `pin_cores`, to have cores of its own."""
 
-MOMENT = 1.0
-"""Seconds that a count of workers is good for."""
+COUNT_SECONDS = 1.0
+"""How long a count of slots is used before they are counted again."""
 
 
 @dataclass(slots=True)
-class Pool:
-    """Workers that calls are sent to. `local`: processes of this machine and installation."""
+class WorkerPool:
+    """Workers that run functions. `local`: they are processes of this machine and installation. `threads`: of
+    torch on each worker, None to leave them as they are. `resources`: what a worker must have."""
 
     client: Client
     local: bool
     threads: int | None
     resources: Mapping[str, float] = field(default_factory=dict)
-    _slots: tuple[float, int] = (-MOMENT, 0)
+    _counted: tuple[float, int] = (-COUNT_SECONDS, 0)
 
     def submit(self, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
+        """Has one of the workers call `function`."""
         return self.client.submit(
             function, *arguments, pure=False, retries=0, resources=dict(self.resources) or None
         )
 
-    def slots(self) -> int:
+    def count_slots(self) -> int:
         """How many calls can run at once; 0 while there is no worker."""
-        if time.monotonic() - self._slots[0] >= MOMENT:
+        if time.monotonic() - self._counted[0] >= COUNT_SECONDS:
             workers = self.client.scheduler_info()["workers"].values()
             able = [one for one in workers if all(one["resources"].get(name) for name in self.resources)]
-            self._slots = time.monotonic(), sum(one["nthreads"] for one in able)
-        return self._slots[1]
+            self._counted = time.monotonic(), sum(one["nthreads"] for one in able)
+        return self._counted[1]
 
-    def everywhere(self, function: Callable[[*Arguments], Found], *arguments: *Arguments) -> list[Found]:
-        """What a function returns in each worker that answers; it runs beside what they do, and is quick."""
-        found: dict[str, Found] = self.client.run(function, *arguments, on_error="ignore")
-        return list(found.values())
+    def call_on_each(self, function: Callable[[*Arguments], Result], *arguments: *Arguments) -> list[Result]:
+        """What `function` returns in each worker that answers. It runs beside the worker's tasks and must be
+        quick."""
+        results: dict[str, Result] = self.client.run(function, *arguments, on_error="ignore")
+        return list(results.values())
 
 
 @contextmanager
-def pool(workers: int | None, scheduler: str | None, on: str) -> Iterator[Pool]:
-    """`workers` processes on this machine, None or 0 for as many as it has cores, or on=cuda GPUs; or the
-    workers of the `scheduler`.
+def open_pool(
+    workers: int | None, scheduler: str | None, on: str, *, pin_cores: bool = False
+) -> Iterator[WorkerPool]:
+    """The workers of the `scheduler` at that address, or `workers` processes on this machine: None or 0 for
+    as many as it has cores, with `on` = "cuda" as many as it has GPUs.
 
-    BadInputError for both or fewer than none, CannotRunError without Dask, or if nobody answers.
+    `pin_cores` gives each worker on this machine cores of its own, for kernels that run on the simulator,
+    which takes as many processes as its worker has cores.
+
+    BadInputError for both `workers` and `scheduler` or a negative number, CannotRunError without Dask or if
+    no scheduler answers.
     """
     if workers is not None and scheduler is not None:
         raise BadInputError("--workers starts processes here and --scheduler has its own: give one of them")
@@ -87,12 +93,16 @@ def pool(workers: int | None, scheduler: str | None, on: str) -> Iterator[Pool]:
         import distributed  # noqa: F401
     except ImportError:
         raise CannotRunError("--workers and --scheduler need Dask: pip install 'gdnbench[spread]'") from None
-    with _remote(scheduler, on) if scheduler is not None else _local(workers, on) as found:
-        yield found
+    if scheduler is not None:
+        with _remote_pool(scheduler, on) as pool:
+            yield pool
+    else:
+        with _local_pool(workers, on, pin_cores) as pool:
+            yield pool
 
 
 @contextmanager
-def _local(workers: int | None, on: str) -> Iterator[Pool]:
+def _local_pool(workers: int | None, on: str, pin_cores: bool) -> Iterator[WorkerPool]:
     from distributed import Client, Nanny, Scheduler, SpecCluster
 
     gpus = visible_gpus() if on == "cuda" else []
@@ -100,7 +110,7 @@ def _local(workers: int | None, on: str) -> Iterator[Pool]:
         raise CannotRunError("--on cuda: no GPU is visible here for workers")
     cores = sorted(os.sched_getaffinity(0))
     count = workers or len(gpus) or len(cores)
-    threads = _threads()
+    threads = _torch_threads()
     with tempfile.TemporaryDirectory(prefix="gdnbench-spread-") as scratch:
         common = {THREADS: str(threads), "TMPDIR": scratch}
         specification = {
@@ -114,12 +124,15 @@ def _local(workers: int | None, on: str) -> Iterator[Pool]:
                     "env": common | ({"CUDA_VISIBLE_DEVICES": gpus[number % len(gpus)]} if gpus else {}),
                     "host": "127.0.0.1",
                     "silence_logs": logging.CRITICAL,
-                    "preload": [FIRST, *([PINNED.format(_share(cores, number, count))] if on == SIM else [])],
+                    "preload": [
+                        PRELOAD,
+                        *([PIN_CORES.format(_own_cores(cores, number, count))] if pin_cores else []),
+                    ],
                 },
             }
             for number in range(count)
         }
-        # A record that its worker died of is tried again by us, who know when it ran alone.
+        # `dask_dispatch` retries a task whose worker died: it knows which tasks ran alone.
         options = {
             "host": "127.0.0.1",
             "port": 0,
@@ -129,28 +142,29 @@ def _local(workers: int | None, on: str) -> Iterator[Pool]:
         }
         scheduling = {"cls": Scheduler, "options": options}
         with (
-            _quiet(),
+            _silence_dask(),
             SpecCluster(workers=specification, scheduler=scheduling, silence_logs=False) as cluster,
             Client(cluster, set_as_default=False) as client,
             client.as_current(),
         ):
-            yield Pool(client, True, threads)
+            yield WorkerPool(client, True, threads)
 
 
-def _threads() -> int:
-    """Of torch on a worker: as many as the environment says, where that is one number; 0 is none."""
-    said = os.environ.get(THREADS, "")
-    return max(1, int(said)) if said.isascii() and said.isdigit() else 1
+def _torch_threads() -> int:
+    """Threads of torch on a worker: OMP_NUM_THREADS if it is one number of at least 1, else 1."""
+    given = os.environ.get(THREADS, "")
+    return max(1, int(given)) if given.isascii() and given.isdigit() else 1
 
 
-def _share(cores: Sequence[int], number: int, count: int) -> set[int]:
-    """The cores of worker `number` of `count`: no other's where there are enough."""
+def _own_cores(cores: Sequence[int], number: int, count: int) -> set[int]:
+    """The cores of worker `number` of `count`. Workers share cores only if there are fewer cores than
+    workers."""
     return set(cores[number::count]) or {cores[number % len(cores)]}
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """While Dask says nothing on stderr: what becomes of workers, the caller says."""
+def _silence_dask() -> Iterator[None]:
+    """Keeps Dask from logging to stderr: the caller reports what happens to workers."""
     handlers = {one: one.level for one in logging.getLogger("distributed").handlers}
     for handler in handlers:
         handler.setLevel(logging.CRITICAL)
@@ -162,11 +176,12 @@ def _quiet() -> Iterator[None]:
 
 
 @contextmanager
-def _remote(scheduler: str, on: str) -> Iterator[Pool]:
+def _remote_pool(scheduler: str, on: str) -> Iterator[WorkerPool]:
     from distributed import Client
 
     class Connected(Client):  # type: ignore[misc]  # Dask has no types
-        """Collected without a connection, Client waits 20 s for an end of it, then prints a traceback."""
+        """A Client that is collected without a connection waits 20 s for it to end, then prints a
+        traceback."""
 
         def __del__(self) -> None:
             if self.status == "running":
@@ -181,11 +196,12 @@ def _remote(scheduler: str, on: str) -> Iterator[Pool]:
             f"no Dask scheduler answers at {scheduler}; start one with `dask scheduler`"
         ) from None
     with client, client.as_current():
-        yield Pool(client, False, None, _resources(client, on))
+        yield WorkerPool(client, False, None, _required_resources(client, on))
 
 
-def _resources(client: Client, on: str) -> Mapping[str, float]:
-    """What a worker must have for kernels on a device. Where none of them says of GPUs, all are alike."""
+def _required_resources(client: Client, on: str) -> Mapping[str, float]:
+    """The resources that a worker needs for kernels on the device `on`: a GPU for "cuda", if any worker
+    declares one."""
     workers = client.scheduler_info()["workers"].values()
     return {GPU: 1.0} if on == "cuda" and any(one["resources"].get(GPU) for one in workers) else {}
 
@@ -198,7 +214,3 @@ def visible_gpus() -> list[str]:
     import torch
 
     return [str(number) for number in range(torch.cuda.device_count())]
-
-
-def say(text: str) -> None:
-    print(f"gdnbench: {text}", file=sys.stderr)

@@ -1,40 +1,36 @@
-"""Processes that may take long and know nothing of this one: they end with it, however it ends."""
+"""Runs Python code in a process of any interpreter, with a time limit, killed together with its parent."""
 
 from __future__ import annotations
 
 import contextlib
+import inspect
 import os
 import signal
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-# A Python of its own watches a pipe that nobody writes to: it hangs up when this process is gone.
-_WATCH = """
-import os, select, signal, sys, threading
+from gdnbench.workers import parent_watch
 
-
-def end_with_parent(pipe):
-    hangup = select.poll()
-    hangup.register(pipe, 0)
-    hangup.poll()
-    os.killpg(0, signal.SIGKILL)
-
-
-threading.Thread(target=end_with_parent, args=(int(sys.argv.pop(1)),), daemon=True).start()
+# The interpreter need not have gdnbench, so the source of the module goes into the code that it runs. Its
+# argument is the read end of a pipe that nobody writes to and that hangs up when this process is gone.
+_PRELUDE = f"""{inspect.getsource(parent_watch)}
+import sys
+kill_with_parent(int(sys.argv.pop(1)))
 """
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
-    """`status`: as of `subprocess`, negative for a signal."""
+class FinishedProcess:
+    """`status` is the exit status as of `subprocess`, negative for a signal; `out` and `err` what the process
+    printed."""
 
     status: int
     out: str
     err: str
 
 
-def run(
+def run_python_code(
     python: Sequence[str],
     code: str,
     arguments: Sequence[str],
@@ -42,13 +38,14 @@ def run(
     folder: str,
     environment: Mapping[str, str],
     seconds: float,
-) -> Ended:
-    """Runs Python `code`, to which `arguments` are `sys.argv[1:]` and the modules above are there.
-    TimeoutError after so many seconds. What it started ends with it."""
-    watched, held = os.pipe()
+) -> FinishedProcess:
+    """Runs `code` with the command `python`. In it `sys.argv[1:]` are `arguments`, and `os`, `select`,
+    `signal`, `sys` and `threading` are imported. TimeoutError after `seconds`. Whatever the code started is
+    killed at its end."""
+    watched, write_end = os.pipe()
     try:
         process = subprocess.Popen(
-            [*python, "-c", _WATCH + code, str(watched), *arguments],
+            [*python, "-c", _PRELUDE + code, str(watched), *arguments],
             cwd=folder,
             env=environment,
             pass_fds=(watched,),
@@ -60,7 +57,7 @@ def run(
             start_new_session=True,
         )
     except BaseException:
-        os.close(held)
+        os.close(write_end)
         raise
     finally:
         os.close(watched)
@@ -74,5 +71,5 @@ def run(
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
     finally:
-        os.close(held)
-    return Ended(process.returncode, out, err)
+        os.close(write_end)
+    return FinishedProcess(process.returncode, out, err)

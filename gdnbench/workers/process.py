@@ -1,0 +1,160 @@
+"""A worker process and the JSON lines that it and its parent exchange over two pipes."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from gdnbench.workers.parent_watch import kill_with_parent
+
+Message = dict[str, Any]
+Send = Callable[[Message], None]
+
+START_SECONDS = 120.0
+"""Time limit for a worker to start: it imports torch, the kernel and what that imports, perhaps from a cold
+disk."""
+
+
+POLL_SECONDS = 1.0
+"""Interval at which `receive` looks whether the worker still runs. A process that the kernel forked can hold
+the pipe open after the worker ended."""
+
+EXIT_SECONDS = 5.0
+"""Time limit for a worker that closed its pipe to exit."""
+
+
+class WorkerGone(Exception):
+    """The worker exited, closed its end of the pipe, or sent what is no JSON object."""
+
+
+class WorkerProcess:
+    """A process of `python -m module REQUESTS REPLIES ARGUMENTS...`, where REQUESTS and REPLIES are the file
+    descriptors of two pipes that carry JSON lines.
+
+    The module must call `serve_requests`, whose first message says that the process has started. `python` may
+    be another interpreter. The process starts in `folder` with `environment`, by default those of this one.
+    """
+
+    def __init__(
+        self,
+        module: str,
+        arguments: list[str],
+        *,
+        python: str = sys.executable,
+        folder: str | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        requests, self._requests = os.pipe()
+        self._replies, replies = os.pipe()
+        self._buffer = b""
+        try:
+            # A session of its own: Ctrl-C reaches the parent alone, which then also kills what the kernel
+            # started.
+            self._process = subprocess.Popen(
+                [python, "-m", module, str(requests), str(replies), *arguments],
+                pass_fds=(requests, replies),
+                cwd=folder,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=2,  # stderr: stdout belongs to the report
+                start_new_session=True,
+            )
+        finally:
+            os.close(requests)
+            os.close(replies)
+
+    def request(self, message: Message, timeout: float) -> Message:
+        """Sends `message` and returns the reply. Raises as `receive`."""
+        try:
+            os.write(self._requests, json.dumps(message).encode() + b"\n")
+        except BrokenPipeError:
+            raise WorkerGone from None
+        return self.receive(timeout)
+
+    def receive(self, timeout: float) -> Message:
+        """The worker's next message. TimeoutError after `timeout` seconds, WorkerGone if there will be
+        none."""
+        deadline = time.monotonic() + timeout
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._replies, selectors.EVENT_READ)
+            while b"\n" not in self._buffer:
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    raise TimeoutError(timeout)
+                exited = self._process.poll() is not None  # before select, which then sees all it wrote
+                if selector.select(0 if exited else min(left, POLL_SECONDS)):
+                    data = os.read(self._replies, 1 << 16)
+                    if not data:
+                        raise WorkerGone
+                    self._buffer += data
+                elif exited:
+                    raise WorkerGone
+        line, _, self._buffer = self._buffer.partition(b"\n")
+        try:
+            message = json.loads(line)
+        except ValueError:
+            raise WorkerGone from None
+        if not isinstance(message, dict):
+            raise WorkerGone
+        return message
+
+    def exit_status(self) -> int | None:
+        """The exit status after WorkerGone; None if the worker closed its pipe and still runs."""
+        try:
+            return self._process.wait(timeout=EXIT_SECONDS)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def kill(self) -> None:
+        """Kills the process and everything in its session, and closes the pipes."""
+        os.close(self._requests)
+        os.close(self._replies)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+
+def serve_requests(
+    requests: int, replies: int, start: Callable[[Send], Callable[[Message], Message]]
+) -> None:
+    """In a worker: answers requests until the parent closes the pipe or ends.
+
+    `start` runs after the parent was told that the process has started. It gets a function that sends
+    messages ahead of a reply, and returns the function that computes the reply to a request. What is printed
+    on stdout goes to stderr.
+    """
+    os.dup2(2, 1)
+    kill_with_parent(requests)
+    faulthandler.enable()
+    with os.fdopen(requests, "r") as source, os.fdopen(replies, "w") as sink:
+
+        def send(message: Message) -> None:
+            sink.write(json.dumps(message) + "\n")
+            sink.flush()
+
+        send({"ready": True})
+        reply_to = start(send)
+        for line in source:
+            send(reply_to(json.loads(line)))
+
+
+def describe_exit(status: int | None) -> str:
+    """An exit status of `subprocess` in words, such as `signal 11 (SIGSEGV)`; None is a worker that closed
+    its pipe."""
+    if status is None:
+        return "breaking the pipe to it, and was killed"
+    if status < 0:
+        try:
+            return f"signal {-status} ({signal.Signals(-status).name})"
+        except ValueError:
+            return f"signal {-status}"
+    return f"exit status {status}"
