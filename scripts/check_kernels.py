@@ -95,7 +95,7 @@ def _told(names: list[str], cases: list[Case], broken: bool) -> int:
     by_kernel = {name: [case for case in cases if case.kernel == name] for name in names}
     rows = [row(name, some) for name, some in by_kernel.items() if some]
     print(table(TOLD, rows, right=TOLD[1:]))
-    accepted.of(finding for case in cases for finding in case.found())
+    accepted.apply(finding for case in cases for finding in case.found())
     if not failed and names == list(SUBJECTS):
         for line in accepted.unused():
             print(f"note: {line}")

@@ -40,7 +40,7 @@ def conclude(
 ) -> NoReturn:
     """Print what was tried and found, write the `template` of `--write-accept`, and end the command."""
     if accepted is not None:
-        found = found.accepting(accepted.of)
+        found = found.accepting(accepted.apply)
     print_unused(accepted)
     if template is not None:
         write_template(template, (one.finding for one in found.found))

@@ -154,7 +154,7 @@ def sim(
         _save(tensors, save)
     reports = session.reports
     if accepted is not None:
-        reports = [replace(report, findings=accepted.of(report.findings)) for report in reports]
+        reports = [replace(report, findings=accepted.apply(report.findings)) for report in reports]
     if not reports:
         raise BadInputError(f"{function} returned no (compiled, args) and ran nothing on the simulator")
     if timeline is not None:

@@ -38,7 +38,7 @@ class Judged:
         """The result with what the checker found, less what is `accepted`: what of it fails decides too."""
         if self.checked is None:
             return self.result
-        return _with_findings(self.result, self.checked if accepted is None else accepted.of(self.checked))
+        return _with_findings(self.result, self.checked if accepted is None else accepted.apply(self.checked))
 
 
 def conclude(

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from gdnbench.sim.checker.evidence import Evidence, evidence
+from gdnbench.sim.checker.evidence import Evidence, collect_evidence
 from gdnbench.sim.checker.grid import LaunchChecker
 from gdnbench.sim.errors import KernelFault, LaunchError
 from gdnbench.sim.floating_environment import ieee_arithmetic
@@ -166,13 +166,13 @@ def run_ptx(
     except KernelFault as fault:
         end = End.FAULT
         if checks is not None:
-            fault.found = evidence(checks, launch)
+            fault.found = collect_evidence(checks, launch)
         raise
     finally:
         if observed is not None:
             observed.end(end)
     seconds = time.perf_counter() - start
-    found = None if checks is None else evidence(checks, launch)
+    found = None if checks is None else collect_evidence(checks, launch)
     return RunResult(counters, dict(launch.notes), seconds, launch.ctas, record, found)
 
 

@@ -149,7 +149,7 @@ def _called(name: str, calls: Calls, asked: Asked) -> Case:
                 tensors = None  # the report has it
         found = [finding for report in session.reports for finding in report.findings]
         standing = [finding for finding in found if finding.severity is not Severity.NOTE]
-        return Run(tensors, asked.accepted.of(standing))
+        return Run(tensors, asked.accepted.apply(standing))
 
     schedules = asked.drawn()
     result = explore([Shape(CALLED, run, lambda schedule: f"{name} under {schedule}")], schedules)

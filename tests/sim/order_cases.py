@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gdnbench.sim.checker.findings import Found
+from gdnbench.sim.checker.findings import FindingGroup
 from gdnbench.sim.checker.grid import LaunchChecker
 from gdnbench.sim.checker.happens_before import Cause, Verdict
 from gdnbench.sim.ptx.parser import parse
@@ -77,7 +77,9 @@ TAKE = "ld.shared.b32 %r1, [%c];"
 UNINITIALISED = frozenset({("uninitialised read", "", "b")})
 
 
-def check(body: str, engine: str, ctas: int = 1, schedule: str = "late", threads: int = 64) -> list[Found]:
+def check(
+    body: str, engine: str, ctas: int = 1, schedule: str = "late", threads: int = 64
+) -> list[FindingGroup]:
     """What is found in the kernel."""
     text = f"{HEADER}{body}\nret;\n}}\n"
     checker = LaunchChecker(parse(text).kernels["k"])

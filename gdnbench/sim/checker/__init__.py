@@ -1,1 +1,36 @@
-"""The checker: which accesses of a launch nothing orders, found in one run by happens-before."""
+"""The checker: a happens-before race detector with vector clocks, for the PTX of one kernel launch.
+
+It finds two accesses to the same bytes, one of which writes, that no synchronisation orders, whatever order
+the simulator ran them in. The algorithm is that of FastTrack (Flanagan and Freund, PLDI 2009) and of
+ThreadSanitizer (Serebryany and Iskhodzhanov, WBIA 2009, and its runtime v2 and v3), for a GPU's memory model:
+
+    vector_clocks.py    the clock of each warp; what a release passes on and an acquire takes over
+    events.py           accesses, each stamped with its epoch
+    shadow.py           shadow memory: for each cell the last write and the reads since
+    lane_shadow.py      the same for shared memory, with the lane that made each access
+    launch_memory.py    the same for global memory, which all CTAs share
+    tensor_memory.py    the same for tensor memory
+    synchronisation.py  which machine instruction is which edge: barriers, mbarriers, fences, waits
+    sync_variables.py   release and acquire through words of shared and global memory
+    happens_before.py   the rule: is this access ordered after that one, and what is missing if not
+    cross_cta.py        the same rule between CTAs
+    cta_detector.py     the detector of one CTA, which drives all of the above
+    cta_exit.py         what a CTA leaves in flight or unfinished
+    findings.py, evidence.py, accept.py    findings, as users see them, and as a file accepts them
+    grid.py             the checker of a launch
+
+Where it follows FastTrack and ThreadSanitizer: an access is stamped with an epoch, a component of its warp's
+vector clock. A release joins the warp's clock into the clock of a synchronisation object and raises the
+warp's own component. An acquire joins the object's clock into the warp's. A cell of shadow memory has the
+epoch of the last write, and the reads since. An access races with those epochs that its vector clock does
+not contain.
+
+Where it differs:
+- Actors are warps, and lanes of a warp where they synchronise apart. Asynchronous operations are actors too.
+- Order depends on the proxy (generic, async, tensor): there is a vector clock for each kind of order.
+- All reads since the last write are kept, less those that a later read supersedes. FastTrack keeps one epoch
+  where reads are ordered; ThreadSanitizer keeps at most four accesses a cell and so may forget one.
+- No cell is evicted, no history is bounded: a finding has both accesses exactly. Only of the other CTAs that
+  read a cell of global memory are no more than 16 kept.
+- The simulator reports every access and every synchronisation, in the order of this run. Nothing is sampled.
+"""

@@ -1,14 +1,15 @@
-"""Findings of the checker that a person has accepted, each with a reason, in a TOML file.
+"""Accept files: findings of the checker that a person has accepted, each with a reason, in TOML.
 
     [[accept]]
-    cause = "no tcgen05 fence"      # what follows the verdict in a finding's first line
-    kernel = "kernel_cutlass_gemm*" # its name in the PTX
-    source = "gemm.py:120"          # the Python line of either access; the end of its path will do
-    ptx = ["tcgen05.ld.*", "*.mma*"]  # the PTX; of two accesses both, in any order, as for `source`
+    cause = "no tcgen05 fence"      # the words after the verdict in a finding's first line
+    kernel = "kernel_cutlass_gemm*" # the kernel's name in the PTX
+    source = "gemm.py:120"          # the Python line of either access; the end of its path is enough
+    ptx = ["tcgen05.ld.*", "*.mma*"]  # the PTX of either access; two entries name both, in any order,
+                                      # and so they do for `source`
     reason = "the epilogue's barrier orders them, see the header of gemm.py"
 
-An entry accepts what fits all that it says, of which there has to be something beside the reason. In `kernel`
-and `ptx` a `*` stands for any text.
+An entry accepts a finding that matches every key it has. It needs a reason and at least one other key. In
+`kernel` and `ptx` a `*` matches any text.
 """
 
 from __future__ import annotations
@@ -44,14 +45,14 @@ class Entry:
         sides = [side for side in (evidence.first, evidence.second) if side is not None]
         return (
             self.cause in (None, evidence.cause)
-            and (self.kernel is None or _like(self.kernel, evidence.kernel))
-            and (self.source is None or _each(self.source, sides, _at))
-            and (self.ptx is None or _each(self.ptx, sides, _says))
+            and (self.kernel is None or _matches(self.kernel, evidence.kernel))
+            and (self.source is None or _each_fits(self.source, sides, _source_fits))
+            and (self.ptx is None or _each_fits(self.ptx, sides, _ptx_fits))
         )
 
     def __str__(self) -> str:
-        said = [(name, getattr(self, name)) for name in ("cause", "kernel", "source", "ptx")]
-        texts = [(name, (value,) if isinstance(value, str) else value) for name, value in said if value]
+        given = [(name, getattr(self, name)) for name in ("cause", "kernel", "source", "ptx")]
+        texts = [(name, (value,) if isinstance(value, str) else value) for name, value in given if value]
         return ", ".join(f"{name} {' and '.join(map(repr, value))}" for name, value in texts)
 
 
@@ -80,7 +81,7 @@ class Accepted:
         ]
         return cls(path, entries)
 
-    def of(self, findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    def apply(self, findings: Iterable[Finding]) -> tuple[Finding, ...]:
         """The same findings, those that an entry fits with its reason."""
         return tuple(map(self._judged, findings))
 
@@ -121,13 +122,13 @@ def _entry(table: Any, where: str) -> Entry:
     return Entry(**{**table, **given})
 
 
-def _each(texts: Sequence[str], sides: Sequence[Access], fits: Callable[[str, Access], bool]) -> bool:
+def _each_fits(texts: Sequence[str], sides: Sequence[Access], fits: Callable[[str, Access], bool]) -> bool:
     """Whether each text fits an access of its own."""
     chosen = permutations(sides, len(texts))
     return any(all(map(fits, texts, some)) for some in chosen)
 
 
-def _like(pattern: str, text: str) -> bool:
+def _matches(pattern: str, text: str) -> bool:
     """Whether a pattern fits `text`, however many blanks it has where the text has one."""
     # By hand: of a regular expression with many a * the time to fail has no bound.
     start, *parts = " ".join(pattern.split()).split("*")
@@ -145,11 +146,11 @@ def _like(pattern: str, text: str) -> bool:
     return text.endswith(end, at)
 
 
-def _says(pattern: str, side: Access) -> bool:
-    return _like(pattern, side.place.text)
+def _ptx_fits(pattern: str, side: Access) -> bool:
+    return _matches(pattern, side.place.text)
 
 
-def _at(source: str, side: Access) -> bool:
+def _source_fits(source: str, side: Access) -> bool:
     place = f"{side.place.file}:{side.place.file_line}"
     return side.place.file is not None and (place == source or place.endswith(f"/{source}"))
 

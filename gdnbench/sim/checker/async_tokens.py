@@ -1,4 +1,4 @@
-"""What a warp's threads have set going and by which wait they will know that it is over."""
+"""The asynchronous operations that a warp's threads have issued, and which wait completes them."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from gdnbench.sim.machine.engine_interface import Lanes
 
 
 @dataclass(frozen=True, slots=True)
-class Tokens:
-    """Bits of one operation: that its sources have been read, that it is over."""
+class OperationTokens:
+    """The two bits of one operation: `read`, its sources have been read; `write`, it is complete."""
 
     read: int
     write: int
@@ -22,13 +22,14 @@ class Tokens:
 
 
 @dataclass(slots=True)
-class Groups:
-    """Groups of asynchronous operations of each lane, oldest first: cp.async, bulk copies, wgmma."""
+class AsyncGroups:
+    """The groups of asynchronous operations of each lane, oldest first, of one kind: cp.async, bulk copies or
+    wgmma. `open` operations are in no committed group yet."""
 
-    open: defaultdict[int, list[Tokens]] = field(default_factory=lambda: defaultdict(list))
-    closed: defaultdict[int, list[list[Tokens]]] = field(default_factory=lambda: defaultdict(list))
+    open: defaultdict[int, list[OperationTokens]] = field(default_factory=lambda: defaultdict(list))
+    closed: defaultdict[int, list[list[OperationTokens]]] = field(default_factory=lambda: defaultdict(list))
 
-    def add(self, lanes: Lanes, tokens: Tokens) -> None:
+    def add(self, lanes: Lanes, tokens: OperationTokens) -> None:
         for lane in lanes.nonzero()[0].tolist():
             self.open[lane].append(tokens)
 
@@ -36,8 +37,9 @@ class Groups:
         for lane in lanes.nonzero()[0].tolist():
             self.closed[lane].append(self.open.pop(lane, []))
 
-    def wait(self, lanes: Lanes, allowed: int, *, only_read: bool = False) -> int:
-        """The bits that are known once all but the `allowed` latest groups are done."""
+    def wait_group(self, lanes: Lanes, allowed: int, *, only_read: bool = False) -> int:
+        """The bits of what completes when all but the `allowed` latest groups of these lanes are complete; if
+        `only_read`, of what has been read by then (.read)."""
         known = 0
         for lane in lanes.nonzero()[0].tolist():
             groups = self.closed[lane]
@@ -50,12 +52,12 @@ class Groups:
         return known
 
     def wait_all(self, lanes: Lanes) -> int:
-        """The same of every operation, in a group or not."""
+        """The same of every operation of these lanes, in a group or not (cp.async.wait_all)."""
         self.commit(lanes)
-        return self.wait(lanes, 0)
+        return self.wait_group(lanes, 0)
 
     def pending(self, lanes: Lanes) -> int:
-        """The bits of all that was set going and not waited for."""
+        """The bits of all operations of these lanes that no wait has covered."""
         known = 0
         for lane in lanes.nonzero()[0].tolist():
             for group in (*self.closed[lane], self.open[lane]):
@@ -65,14 +67,14 @@ class Groups:
 
 
 @dataclass(slots=True)
-class WarpTokens:
-    """One warp's: `tensor` are products and copies into tensor memory, `loads` and `stores` are tcgen05.ld
-    and .st that no tcgen05.wait has covered. `unused` are loads of which no register was used,
-    by their number among the warp's `loaded`."""
+class WarpAsyncState:
+    """The asynchronous operations of one warp. `tensor`: tokens of products and of copies into tensor memory;
+    `loads`, `stores`: tokens of tcgen05.ld and .st that no tcgen05.wait has covered. `loaded` counts the
+    warp's tcgen05.ld; `unused` are those of which no register was used yet, by their number."""
 
-    copies: Groups = field(default_factory=Groups)
-    bulk: Groups = field(default_factory=Groups)
-    wgmma: Groups = field(default_factory=Groups)
+    copies: AsyncGroups = field(default_factory=AsyncGroups)
+    bulk: AsyncGroups = field(default_factory=AsyncGroups)
+    wgmma: AsyncGroups = field(default_factory=AsyncGroups)
     tensor: int = 0
     loads: int = 0
     stores: int = 0

@@ -1,18 +1,22 @@
-"""Accesses as the checker remembers them, by number: who, which instruction, in which way."""
+"""Events: the accesses that the checker remembers, each with its epoch (warp and clock, or token), its
+instruction, its kind and its proxy. Shadow memory refers to events by number.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import NamedTuple
 
-from gdnbench.sim.checker.lanes import MANY
+from gdnbench.sim.checker.lanes import MANY, LaneSubset, lane_of, subset_of
+from gdnbench.sim.machine.engine_interface import Argument, Lanes, Warp
 from gdnbench.sim.ptx.ir import Instruction
 
 _STRONG = ("relaxed", "acquire", "release", "acq_rel", "volatile", "mmio")
 
 
 def is_strong(ins: Instruction) -> bool:
-    """Whether an access is a strong operation (PTX ISA, "Operation Types"); atomics all are."""
+    """Whether an access is a strong operation (PTX ISA, "Operation Types"). All atomics are."""
     return ins.op in ("atom", "red") or ins.has(*_STRONG)
 
 
@@ -27,7 +31,7 @@ class Access(Enum):
 
 
 class Proxy(Enum):
-    """Through what memory is reached. TENSOR is the async proxy too, in shared memory."""
+    """The proxy through which memory is accessed. In shared memory TENSOR is the async proxy too."""
 
     GENERIC = "generic"
     ASYNC = "async"
@@ -36,10 +40,11 @@ class Proxy(Enum):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Event:
-    """`clock` is the warp's when it did this or set it going; `token` is the bit of an asynchronous
-    operation, `operation` its number, both None of what is done when the instruction is. `lane` is who did
-    it, MANY of several lanes. `strong`: it may be morally strong to others that are, and then does not race
-    with them."""
+    """One access. Its epoch is `clock` of `warp` (the warp's own clock at the instruction), or, for an
+    asynchronous operation, `token`: the bit of this access; `operation` is then the operation's number. Both
+    are None if the access is complete when its instruction is. `lane` is MANY if several lanes made it.
+    `init`: it is an mbarrier.init. `strong`: it does not race with other strong accesses whose scope
+    includes it."""
 
     number: int
     warp: int
@@ -54,10 +59,27 @@ class Event:
     strong: bool = False
 
 
+class IssuedInstruction(NamedTuple):
+    """An instruction that a warp hands to the machine. `sources` are those of `Cta.issue`."""
+
+    warp: Warp
+    ins: Instruction
+    lanes: Lanes
+    sources: tuple[Argument, ...]
+
+    @property
+    def part(self) -> LaneSubset:
+        return subset_of(self.lanes, self.warp.exists)
+
+    @property
+    def lane(self) -> int:
+        return lane_of(self.lanes)
+
+
 @dataclass(slots=True)
-class Events:
-    """All that are remembered; number 0 is nobody. An instruction executed again before its warp's clock
-    moves is the same event."""
+class EventLog:
+    """The events of one CTA by number; number 0 is no event. An instruction that runs again before its warp's
+    clock advances is the same event: it has the same epoch. `tokens` counts the tokens in use."""
 
     all: list[Event | None] = field(default_factory=lambda: [None])
     tokens: int = 0
@@ -68,7 +90,7 @@ class Events:
         assert event is not None
         return event
 
-    def done(
+    def record(
         self,
         warp: int,
         clock: int,
@@ -78,7 +100,7 @@ class Events:
         lane: int = MANY,
         init: bool = False,
     ) -> Event:
-        """An access through the generic proxy that is done with its instruction."""
+        """An access through the generic proxy that is complete when its instruction is."""
         latest = self._latest.get((warp, ins.pc, access))
         if latest is not None and (latest.clock, latest.lane, latest.init) == (clock, lane, init):
             return latest
@@ -86,7 +108,7 @@ class Events:
         self._latest[warp, ins.pc, access] = event
         return event
 
-    def begun(
+    def record_async(
         self,
         warp: int,
         clock: int,
@@ -97,13 +119,13 @@ class Events:
         operation: int | None = None,
         lane: int = MANY,
     ) -> Event:
-        """An access of an asynchronous operation; `token` is that of the access, `operation` of all of its
-        accesses if there are several."""
+        """An access of an asynchronous operation. `token` is the access's bit; `operation` the number that
+        all accesses of the operation share, `token` unless given."""
         operation = token if operation is None else operation
         return self._add(warp, clock, ins, access, proxy, token, False, operation, lane)
 
-    def token(self) -> int:
-        """A bit that is no other operation's."""
+    def new_token(self) -> int:
+        """The number of a bit that no other operation has."""
         self.tokens += 1
         return self.tokens - 1
 

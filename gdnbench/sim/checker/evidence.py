@@ -1,4 +1,4 @@
-"""What the checker found, as a user sees it: both accesses, where they met, what would have ordered them."""
+"""Findings as a user sees them: both accesses, where they met, and the synchronisation that is missing."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from gdnbench.sim.checker.cta_detector import REGISTER
 from gdnbench.sim.checker.cta_exit import IN_FLIGHT_AT_END, TRANSACTIONS, UNFINISHED
-from gdnbench.sim.checker.findings import Found, Side
+from gdnbench.sim.checker.findings import FindingGroup, Side
 from gdnbench.sim.checker.grid import LaunchChecker
 from gdnbench.sim.checker.happens_before import Cause, Verdict
 from gdnbench.sim.checker.named_barriers import BARRIER
@@ -144,12 +144,12 @@ def _short(place: Place) -> str:
     return f"{named.rstrip(';')} at {source}"
 
 
-def evidence(checker: LaunchChecker, launch: Launch) -> tuple[Evidence, ...]:
+def collect_evidence(checker: LaunchChecker, launch: Launch) -> tuple[Evidence, ...]:
     """What was found in a launch that has ended or failed, errors first."""
-    return tuple(_shown(found, checker, launch) for found in checker.found())
+    return tuple(_to_evidence(found, checker, launch) for found in checker.found())
 
 
-def _shown(found: Found, checker: LaunchChecker, launch: Launch) -> Evidence:
+def _to_evidence(found: FindingGroup, checker: LaunchChecker, launch: Launch) -> Evidence:
     def access(side: Side) -> Access:
         return Access(
             side.does,

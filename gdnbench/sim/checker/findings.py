@@ -1,4 +1,4 @@
-"""What the checker found: two accesses that nothing orders, grouped by cause."""
+"""Findings: pairs of accesses that nothing orders, grouped by cause and by the pair of instructions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from gdnbench.sim.errors import Place
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One of the two accesses; `cta` is the index of its CTA."""
+    """One of the two accesses of a finding. `cta` is the index of its CTA, `does` the instruction and what it
+    does, as text."""
 
     place: Place
     cta: int
@@ -20,17 +21,17 @@ class Side:
     asynchronous: bool
 
     @classmethod
-    def of(cls, event: Event, cta: int) -> Side:
+    def from_event(cls, event: Event, cta: int) -> Side:
         does = f"{event.ins.name} {event.access.value}"
         return cls(event.ins.place, cta, event.warp, does, event.token is not None)
 
 
 @dataclass(slots=True)
-class Found:
-    """Pairs of one cause at one pair of instructions: `first` and `second` are those of the first pair,
-    `memory` and `cell` where it met: an address, or in tensor memory 512 lane + column. It met in the `size`
-    bytes from there on, 0 if that is not known. `count` pairs of executions in `ctas`, of `warps` and
-    `places`, pairs of pcs."""
+class FindingGroup:
+    """All pairs of accesses with one cause at one pair of instructions. `first` and `second` are the accesses
+    of the first pair found; they met in `memory` at `cell` (a byte address, or in tensor memory 512 lane +
+    column), within `size` bytes, 0 if that is not known. `count` is the number of pairs of executions; `ctas`
+    (indices), `warps` (pairs) and `places` (pairs of pcs) are where they were found."""
 
     cause: Cause | str
     verdict: Verdict
@@ -51,12 +52,12 @@ Key = tuple[object, ...]
 
 @dataclass(slots=True)
 class Findings:
-    """Those of a CTA, or of many."""
+    """The findings of one CTA, or of several after `merge`. `cta` is the CTA's index."""
 
     cta: int
-    by_cause: dict[Key, Found] = field(default_factory=dict)
+    by_cause: dict[Key, FindingGroup] = field(default_factory=dict)
 
-    def pair(
+    def add_pair(
         self,
         why: Unordered,
         before: Event,
@@ -67,30 +68,33 @@ class Findings:
         *,
         size: int = 0,
     ) -> None:
-        """`now` touched a cell that `before` did; `ctas` are theirs if they are of different ones."""
+        """Add a pair: `now` accessed a cell that `before` accessed and is not ordered after it. `ctas` are
+        their CTAs, if different. Findings for review are grouped by opcodes, errors by instructions."""
         first, second = (self.cta, self.cta) if ctas is None else ctas
         key: Key = (why.cause, before.ins.pc, now.ins.pc, before.access, now.access, memory)
         if why.verdict is Verdict.REVIEW:
             key = (why.cause, before.ins.op, now.ins.op)
         found = self.by_cause.get(key)
         if found is None:
-            sides = Side.of(before, first), Side.of(now, second)
-            found = self.by_cause[key] = Found(
+            sides = Side.from_event(before, first), Side.from_event(now, second)
+            found = self.by_cause[key] = FindingGroup(
                 why.cause, why.verdict, why.missing, *sides, memory, cell, size
             )
         _count(found, before, now, {first, second})
 
-    def alone(self, what: str, verdict: Verdict, missing: str, now: Event, memory: str, cell: int) -> None:
-        """`now` is at fault by itself."""
+    def add_single(
+        self, what: str, verdict: Verdict, missing: str, now: Event, memory: str, cell: int
+    ) -> None:
+        """Add a finding of the cause `what` about one access."""
         key = (what, now.ins.pc, memory)
         found = self.by_cause.get(key)
         if found is None:
-            side = Side.of(now, self.cta)
-            found = self.by_cause[key] = Found(what, verdict, missing, None, side, memory, cell)
+            side = Side.from_event(now, self.cta)
+            found = self.by_cause[key] = FindingGroup(what, verdict, missing, None, side, memory, cell)
         _count(found, now, now, {self.cta})
 
     def merge(self, other: Findings) -> None:
-        """Those of another CTA."""
+        """Add the findings of another CTA or process."""
         for key, found in other.by_cause.items():
             mine = self.by_cause.get(key)
             if mine is None:
@@ -101,15 +105,15 @@ class Findings:
                 mine.warps |= found.warps
                 mine.places |= found.places
 
-    def all(self) -> list[Found]:
-        """Errors first, then by place."""
+    def in_report_order(self) -> list[FindingGroup]:
+        """Errors first, then by PTX line."""
         order = [Verdict.ERROR, Verdict.REVIEW, Verdict.INCOMPLETE]
         return sorted(
             self.by_cause.values(), key=lambda one: (order.index(one.verdict), one.second.place.line)
         )
 
 
-def _count(found: Found, before: Event, now: Event, ctas: set[int]) -> None:
+def _count(found: FindingGroup, before: Event, now: Event, ctas: set[int]) -> None:
     """One more pair of executions."""
     found.count += 1
     found.ctas |= ctas

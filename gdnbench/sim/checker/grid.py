@@ -1,14 +1,14 @@
-"""Checks a launch: each of its CTAs, and what they do to each other's global memory."""
+"""The checker of one launch: a race detector for each CTA, and one between CTAs for global memory."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gdnbench.sim.checker.between import Between
-from gdnbench.sim.checker.cta_detector import Follower
-from gdnbench.sim.checker.findings import Findings, Found
-from gdnbench.sim.checker.launch_memory import Part
-from gdnbench.sim.checker.load_store import Forms
+from gdnbench.sim.checker.cross_cta import CrossCtaDetector
+from gdnbench.sim.checker.cta_detector import CtaRaceDetector
+from gdnbench.sim.checker.findings import FindingGroup, Findings
+from gdnbench.sim.checker.launch_memory import ProcessShadow
+from gdnbench.sim.checker.load_store import KernelAccesses
 from gdnbench.sim.machine.cta import Cta
 from gdnbench.sim.machine.grid import communicates
 from gdnbench.sim.machine.memory import GlobalMemory
@@ -16,88 +16,95 @@ from gdnbench.sim.profile.roles import issued_as, role
 from gdnbench.sim.ptx.ir import Kernel
 
 
-def _roles(follower: Follower) -> tuple[str, ...]:
-    """By warp; what names a role touches memory, so that the events have it."""
-    issued = {(event.warp, event.ins.pc): event.ins for event in follower.events.all if event is not None}
-    ops: list[dict[str, int]] = [{} for _ in range(follower.count)]
+def _roles(detector: CtaRaceDetector) -> tuple[str, ...]:
+    """The role of each warp, from the instructions of its events: those that name a role access memory."""
+    issued = {(event.warp, event.ins.pc): event.ins for event in detector.events.all if event is not None}
+    ops: list[dict[str, int]] = [{} for _ in range(detector.warps)]
     for (warp, _), ins in issued.items():
         ops[warp][issued_as(ins)] = 1
     return tuple(map(role, ops))
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
-    """What the CTAs of one process left: findings, roles by CTA and warp, what they did to global memory."""
+class _ProcessResult:
+    """The result of the CTAs of one process: findings, roles by CTA and warp, the shadow of global memory."""
 
     findings: Findings
     roles: dict[int, tuple[str, ...]]
-    memory: Part | None
+    memory: ProcessShadow | None
 
 
 class LaunchChecker:
-    """One launch's; `begin` is what a `Launch` makes the checker of each CTA with. Implements
-    `machine.checking.Parts`: its CTAs may run over several processes."""
+    """The checker of one launch. A `Launch` calls `begin` for each CTA. Implements `machine.observer.Parts`:
+    the CTAs may run in several processes, whose results `join` merges."""
 
     def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel
-        self._forms = Forms(kernel)
-        self._talks = communicates(kernel)
-        self._running: dict[int, Follower] = {}
+        self._forms = KernelAccesses(kernel)
+        self._synchronized = communicates(kernel)
+        self._running: dict[int, CtaRaceDetector] = {}
         self.reset()
 
     def reset(self) -> None:
         """See `Parts`."""
         self._findings = Findings(0)
         self._roles: dict[int, tuple[str, ...]] = {}
-        self.between: Between | None = None
+        self.cross_cta: CrossCtaDetector | None = None
 
     def part(self) -> object:
         """See `Parts`."""
-        memory = self.between.memory.part() if self.between is not None and not self._running else None
-        return _Part(self._all(), self._roles, memory)
+        memory = (
+            self.cross_cta.memory.process_shadow()
+            if self.cross_cta is not None and not self._running
+            else None
+        )
+        return _ProcessResult(self._collect(), self._roles, memory)
 
     def join(self, part: object) -> None:
         """See `Parts`."""
-        assert isinstance(part, _Part)
+        assert isinstance(part, _ProcessResult)
         self._findings.merge(part.findings)
         self._roles |= part.roles
         if part.memory is not None:
-            self._begun(None).join(part.memory)
+            self._cross_cta_detector(None).join_process(part.memory)
 
-    def begin(self, cta: Cta) -> Follower:
-        """The checker of a CTA."""
-        follower = Follower(cta, self._forms, self._begun(cta.memory), self._ended)
-        self._running[cta.index] = follower
-        return follower
+    def begin(self, cta: Cta) -> CtaRaceDetector:
+        """The race detector of a CTA that begins."""
+        detector = CtaRaceDetector(cta, self._forms, self._cross_cta_detector(cta.memory), self._ended)
+        self._running[cta.index] = detector
+        return detector
 
-    def _begun(self, reachable: GlobalMemory | None) -> Between:
-        if self.between is None:
-            self.between = Between(self._forms.sizes["global"], reachable, talk=self._talks)
-        return self.between
+    def _cross_cta_detector(self, reachable: GlobalMemory | None) -> CrossCtaDetector:
+        if self.cross_cta is None:
+            self.cross_cta = CrossCtaDetector(
+                self._forms.cell_bytes["global"], reachable, synchronized=self._synchronized
+            )
+        return self.cross_cta
 
-    def _ended(self, follower: Follower) -> None:
-        del self._running[follower.cta.index]
-        self._keep(follower)
-        assert self.between is not None
-        self.between.memory.ended(follower.cta.index)
+    def _ended(self, detector: CtaRaceDetector) -> None:
+        del self._running[detector.cta.index]
+        self._keep(detector)
+        assert self.cross_cta is not None
+        self.cross_cta.memory.end_cta(detector.cta.index)
 
-    def found(self) -> list[Found]:
-        """What was found, once the launch has ended or failed: then also of the CTAs that it stopped."""
-        return self._all().all()
+    def found(self) -> list[FindingGroup]:
+        """All findings, errors first. Call it when the launch has ended or failed; findings of the CTAs that
+        a failure stopped are included."""
+        return self._collect().in_report_order()
 
-    def _all(self) -> Findings:
-        for follower in self._running.values():
-            self._keep(follower)
+    def _collect(self) -> Findings:
+        for detector in self._running.values():
+            self._keep(detector)
         self._running.clear()
-        if self.between is not None:
-            self._findings.merge(self.between.findings)
-            self.between.findings = Findings(0)
+        if self.cross_cta is not None:
+            self._findings.merge(self.cross_cta.findings)
+            self.cross_cta.findings = Findings(0)
         return self._findings
 
-    def _keep(self, follower: Follower) -> None:
-        self._findings.merge(follower.findings)
-        self._roles[follower.cta.index] = _roles(follower)
+    def _keep(self, detector: CtaRaceDetector) -> None:
+        self._findings.merge(detector.findings)
+        self._roles[detector.cta.index] = _roles(detector)
 
     def role(self, cta: int, warp: int) -> str:
-        """What a warp is for, as far as its CTA got."""
+        """The role of a warp (load, mma, compute, ...), judged by what it had issued when its CTA stopped."""
         return self._roles[cta][warp]

@@ -1,29 +1,30 @@
-"""Whether one access is ordered after another, and if not, what would have ordered them.
+"""The happens-before rule: whether one access is ordered after an earlier one, and what is missing if not.
 
-PTX ISA: "Memory Consistency Model" (causality order), "Proxies", 9.7.16.6 (tcgen05). By who did what before:
+PTX ISA: "Memory Consistency Model" (causality order), "Proxies", 9.7.16.6 (tcgen05). The later access is
+ordered if its warp's clocks (`vector_clocks.ClockSet`) contain the epoch of the earlier one:
 
-    before                     now                       ordered if known in
+    earlier access             later access              ordered if contained in
     anything                   a generic access          base
-    generic write              an async access           base, and proxied
-    generic read               an async write            base, and proxied: else for review
+    generic write              an async access           base, and async_proxy
+    generic read               an async write            base, and async_proxy: else for review
     async access               an async access           base
-    tcgen05 operation          a product or copy         base and fenced, or piped: the tensor core's order
-    tcgen05 operation          tcgen05.ld, .st           base and fenced
+    tcgen05 operation          a product or copy         base and tcgen05_fenced, or tensor_pipe
+    tcgen05 operation          tcgen05.ld, .st           base and tcgen05_fenced
 
-Lanes of one warp are ordered by bar.warp.sync, which orders memory among those that take part, as barriers
-do. Of instructions that lanes execute together (shfl.sync, elect.sync, whatever is .aligned) the ISA says
-that they wait for one another and not what that means for memory: a pair that these alone part is for review.
+Three kinds of pairs are reported for review, because the ISA leaves their order open:
 
-The ISA promises the tensor core's order to five pairs of operations (9.7.16.6.2): products of one shape into
-one accumulator, a copy before a product, and three with tcgen05.shift. That it holds of any products and
-copies is taken for granted, as kernels and compilers do that overwrite an operand by the next copy.
+- Lanes of one warp. bar.warp.sync and barriers order memory among the lanes that take part. Of shfl.sync,
+  elect.sync and .aligned instructions the ISA says that lanes wait for one another, and not that this orders
+  memory. A pair that only such an instruction separates is for review.
+- tcgen05.ld without a wait. The load has read its cells once an instruction uses a register that it loads.
+  The ISA (9.7.16.6.4.5) orders such a use and no access to memory. What only that use orders is for review.
+- No tcgen05 fence. A pair in base and not in tcgen05_fenced is ordered by the release and acquire of an
+  mbarrier or barrier alone. The ISA says that the standard model applies to tcgen05 too (9.7.16.6.3), and
+  shows no pattern without the fence.
 
-A tcgen05.ld that no wait covers has read its cells once a register that it loads was used. The ISA
-(9.7.16.6.4.5) orders such a use and no access to memory: what only that orders is for review.
-
-What is in base and not in fenced is ordered by the release and acquire of an mbarrier or barrier alone. The
-ISA says that the standard model serves tcgen05 too (9.7.16.6.3) and shows no pattern without the fence, so
-that such a pair is for review.
+One assumption: the ISA promises the order of issue to five pairs of tensor-core operations (9.7.16.6.2):
+products of one shape into one accumulator, a copy before a product, and three with tcgen05.shift. The checker
+assumes it of any products and copies, as kernels and compilers do that overwrite an operand by the next copy.
 """
 
 from __future__ import annotations
@@ -34,11 +35,11 @@ from typing import NamedTuple
 
 from gdnbench.sim.checker.events import Access, Event, Proxy
 from gdnbench.sim.checker.lanes import MANY, UNSURE
-from gdnbench.sim.checker.vector_clocks import Met, WarpViews
+from gdnbench.sim.checker.vector_clocks import LanePairs, WarpClocks
 
 
 class Cause(Enum):
-    """Why two accesses are not ordered."""
+    """Why two accesses are not ordered. The values are stored in JSON and accept files."""
 
     RACE = "race"
     CONVERGED = "a collective alone"
@@ -65,22 +66,22 @@ class Unordered:
     missing: str
 
 
-class Pair(NamedTuple):
-    """Two accesses that met at one place: the lanes. Implements `views.Met`."""
+class LanePair(NamedTuple):
+    """The lanes of two accesses that met at one cell. Implements `vector_clocks.LanePairs`."""
 
     before: int
     now: int
 
     @classmethod
-    def of(cls, before: Event, now: Event) -> Pair:
-        """As far as the accesses tell."""
+    def of_events(cls, before: Event, now: Event) -> LanePair:
+        """The lanes of the events, UNSURE where an event is of several lanes."""
         lanes = (UNSURE if event.lane == MANY else event.lane for event in (before, now))
         return cls(*lanes)
 
-    def itself(self) -> bool:
+    def same_lane(self) -> bool:
         return self.before == self.now != MANY
 
-    def pairs(self) -> tuple[tuple[int, int]]:
+    def lane_pairs(self) -> tuple[tuple[int, int]]:
         return ((self.before, self.now),)
 
 
@@ -99,36 +100,36 @@ OVERTAKES = Unordered(
 _PIPED = ("tcgen05.mma", "tcgen05.cp", "tcgen05.shift")
 
 
-def unordered(before: Event, now: Event, views: WarpViews, memory: str, met: Met) -> Unordered | None:
-    """None if `now`, which the warp of `views` does or sets going, is ordered after `before`, both in
-    `memory`, shared or global, where they `met`."""
+def unordered(before: Event, now: Event, clocks: WarpClocks, memory: str, met: LanePairs) -> Unordered | None:
+    """The happens-before rule for shared and global memory: None if `now`, an access of the warp of `clocks`,
+    is ordered after `before`; else what is missing. `met` are the lanes of the two."""
     if before.strong and now.strong and before.proxy is now.proxy:
         return None  # "Morally Strong Operations" of one CTA, whatever their scopes: they do not race
-    if not views.knows(before, met):
-        return _not_known(before, now, views, met)
+    if not clocks.ordered_after(before, met):
+        return _not_known(before, now, clocks, met)
     if before.init and now.proxy is not Proxy.GENERIC:
-        if views.initialised(before, met):
+        if clocks.init_visible(before, met):
             return None
         return Unordered(
             Cause.INIT, Verdict.REVIEW, "fence.mbarrier_init or fence.proxy.async after mbarrier.init"
         )
     writes = before.access.writes or now.access.writes
     if before.proxy is Proxy.GENERIC and writes and now.proxy is not Proxy.GENERIC:
-        if views.proxied(memory, before, met):
+        if clocks.visible_to_async_proxy(memory, before, met):
             return None
         return PROXIES if before.access.writes else OVERTAKES
     return None
 
 
-def unordered_in_tmem(before: Event, now: Event, views: WarpViews, met: Met) -> Unordered | None:
-    """The same of two accesses to tensor memory, all of them tcgen05 operations."""
+def unordered_in_tmem(before: Event, now: Event, clocks: WarpClocks, met: LanePairs) -> Unordered | None:
+    """The same rule for tensor memory, which only tcgen05 operations access."""
     assert before.token is not None
-    if views.known.fenced >> before.token & 1 or _piped(before, now, views):
+    if clocks.all_lanes.tcgen05_fenced >> before.token & 1 or _in_tensor_pipe_order(before, now, clocks):
         return None
-    if not views.knows(before, met):
-        if views.known.used >> before.token & 1:
+    if not clocks.ordered_after(before, met):
+        if clocks.all_lanes.loads_used >> before.token & 1:
             return USED_ALONE
-        return _not_known(before, now, views, met)
+        return _not_known(before, now, clocks, met)
     return Unordered(
         Cause.TCGEN05_FENCE,
         Verdict.REVIEW,
@@ -137,11 +138,12 @@ def unordered_in_tmem(before: Event, now: Event, views: WarpViews, met: Met) -> 
     )
 
 
-def _piped(before: Event, now: Event, views: WarpViews) -> bool:
-    """Both are the tensor core's, which takes them up in the order of issue: see above."""
+def _in_tensor_pipe_order(before: Event, now: Event, clocks: WarpClocks) -> bool:
+    """Whether both are products or copies of the tensor core, which runs them in the order of issue: see the
+    assumption above."""
     if before.token is None or before.ins.op not in _PIPED or now.ins.op not in _PIPED:
         return False
-    return bool(views.known.piped >> before.token & 1)
+    return bool(clocks.all_lanes.tensor_pipe >> before.token & 1)
 
 
 _WAITS = {
@@ -154,8 +156,8 @@ _WAITS = {
 }
 
 
-def wait_for(before: Event) -> str:
-    """What tells that an asynchronous operation is over."""
+def completion_wait(before: Event) -> str:
+    """The wait that completes an asynchronous operation, as text for a message."""
     wait = _WAITS.get(before.ins.op)
     if wait is not None:
         return wait
@@ -164,16 +166,16 @@ def wait_for(before: Event) -> str:
     return "cp.async.bulk.wait_group.read" if before.access is Access.READ else "cp.async.bulk.wait_group"
 
 
-def _not_known(before: Event, now: Event, views: WarpViews, met: Met) -> Unordered | None:
-    if _piped(before, now, views):
+def _not_known(before: Event, now: Event, clocks: WarpClocks, met: LanePairs) -> Unordered | None:
+    if _in_tensor_pipe_order(before, now, clocks):
         return None
     if before.token is None:
         where = "a barrier" if before.warp != now.warp else "bar.warp.sync or a barrier"
         missing = f"{where} after the first and before the second"
-        if views.converged(before, met):
+        if clocks.ordered_by_convergence(before, met):
             return Unordered(Cause.CONVERGED, Verdict.REVIEW, missing)
         return Unordered(Cause.RACE, Verdict.ERROR, missing)
-    wait = wait_for(before)
+    wait = completion_wait(before)
     if before.warp != now.warp:
         wait += ", and a barrier from who waits to the second access"
     return Unordered(Cause.IN_FLIGHT, Verdict.ERROR, wait)

@@ -1,8 +1,8 @@
-"""A shadow that also has the lane which touched a cell.
+"""Shadow memory that also records which lane accessed a cell; the checker uses it for shared memory.
 
-Its columns hold codes of 32 bits: a number, of an event or of a set of readers, and a lane. So a byte costs
-as much as in a `Shadow`. Of a set of several readers the lane is UNSURE, unless all are the same lane of
-their warps; the set knows which of them are several lanes.
+Its two columns hold codes of 32 bits: the number of an event or of a set of readers, and a lane. So it costs
+as many bytes as `ShadowMemory`. If a set has several readers, its code's lane is UNSURE, unless all readers
+are the same lane of their warps; the set itself records which readers were several lanes.
 """
 
 from __future__ import annotations
@@ -15,46 +15,46 @@ import numpy as np
 import numpy.typing as npt
 
 from gdnbench.sim.checker.lanes import MANY, UNSURE
-from gdnbench.sim.checker.shadow import NOBODY, Cells, Numbers, ReadSets
+from gdnbench.sim.checker.shadow import NO_ACCESS, Cells, Numbers, ReadSets
 
-By = Numbers | int
-"""Lanes: one for each cell, or one for all."""
+LaneNumbers = Numbers | int
+"""The lane of each cell, or one lane for all cells."""
 
 # A code: number << LANE_BITS | lane, or MANY. An event is a Python object: 2**25 of them fill no machine.
 LANE_BITS = 6
 _LANE = (1 << LANE_BITS) - 1
-_BOTH_BITS = 4
-_BOTH = (1 << _BOTH_BITS) - 1
+_MATCH_BITS = 4
+_MATCH = (1 << _MATCH_BITS) - 1
 
 
-class Met(NamedTuple):
-    """An event that touched some of the cells before. `codes` are what the cells had, `lanes` who comes now;
-    of them, those where `groups` is `group`, all if it is None. `many`: it was several lanes, whatever the
-    codes say."""
+class PriorLaneAccess(NamedTuple):
+    """An earlier event that accessed some of the cells. `codes` are the cells' codes, `lanes` the lanes of
+    the access that comes now. Only the cells where `groups` equals `group` count, all if `groups` is None.
+    `many`: the event was of several lanes, whatever the codes say."""
 
     number: int
     cells: Cells
     codes: Numbers
-    lanes: By
+    lanes: LaneNumbers
     groups: npt.NDArray[np.intp] | None = None
     group: int = 0
     many: bool = False
 
-    def where(self) -> Cells:
-        """The cells."""
+    def overlap(self) -> Cells:
+        """The cells that both accesses have."""
         return self.cells if self.groups is None else self.cells[self.groups == self.group]
 
     def cell(self) -> int:
-        """The first of them."""
-        return int(self.where().min())
+        """The first of those cells."""
+        return int(self.overlap().min())
 
     def extent(self) -> int:
-        """How many there are from the first to the last."""
-        where = self.where()
+        """The number of cells from the first to the last of them."""
+        where = self.overlap()
         return int(where.max() - where.min()) + 1
 
-    def _lanes(self) -> tuple[Numbers, By]:
-        """Of those before and now."""
+    def _lanes(self) -> tuple[Numbers, LaneNumbers]:
+        """The lanes of the earlier access and of this one, by cell."""
         codes, lanes = self.codes, self.lanes
         if self.groups is not None:
             here = self.groups == self.group
@@ -63,31 +63,32 @@ class Met(NamedTuple):
         return (np.full_like(codes, MANY) if self.many else codes & _LANE), lanes
 
     def before(self) -> Numbers:
-        """By cell, the lane that touched it before."""
+        """The lane of the earlier access, by cell."""
         return self._lanes()[0]
 
-    def itself(self) -> bool:
-        """See `views.Met`."""
+    def same_lane(self) -> bool:
+        """See `LanePairs`."""
         before, lanes = self._lanes()
         return bool((before == lanes).all()) and bool((before < MANY).all())
 
-    def pairs(self) -> Iterator[tuple[int, int]]:
-        """See `views.Met`."""
+    def lane_pairs(self) -> Iterator[tuple[int, int]]:
+        """See `LanePairs`."""
         before, lanes = self._lanes()
         for pair in np.unique(before << LANE_BITS | lanes).tolist():
             yield pair >> LANE_BITS, pair & _LANE
 
 
-class Lane(IntEnum):
-    """Of the readers of a cell, the lane that its code has: that of who comes now, MANY or UNSURE."""
+class ReaderLane(IntEnum):
+    """The lane that a cell's code has for its readers: the lane of the read that comes now, MANY or
+    UNSURE."""
 
     NOW = 0
     MANY = MANY
     UNSURE = UNSURE
 
 
-class Both(IntFlag):
-    """The lanes of a cell, of its code before and of who comes now."""
+class LaneMatch(IntFlag):
+    """How the lane in a cell's code compares with the lane of the access that comes now."""
 
     WAS_MANY = 1
     IS_MANY = 2
@@ -95,19 +96,21 @@ class Both(IntFlag):
     OTHER = 8  # both are known, and differ
 
 
-def _both(was: int, now: int) -> int:
+def _lane_match(was: int, now: int) -> int:
     if MANY in (was, now) or UNSURE in (was, now):
-        return Both.WAS_MANY * (was == MANY) | Both.IS_MANY * (now == MANY)
-    return Both.SAME if was == now else Both.OTHER
+        return LaneMatch.WAS_MANY * (was == MANY) | LaneMatch.IS_MANY * (now == MANY)
+    return LaneMatch.SAME if was == now else LaneMatch.OTHER
 
 
-_BOTH_OF = np.array([[_both(was, now) for now in range(_LANE + 1)] for was in range(_LANE + 1)], np.int32)
+_LANE_MATCHES = np.array(
+    [[_lane_match(was, now) for now in range(_LANE + 1)] for was in range(_LANE + 1)], np.int32
+)
 
 
 class LaneSets(ReadSets):
-    """Sets of readers with lanes. `known(new, old)` says that `old` is ordered before `new` whatever the
-    lanes, `writes` which events write. A member is 2 event, + 1 if several lanes of its warp have read, which
-    of the only member of a set the code says."""
+    """Sets of readers with lanes. `known(new, old)` is whether `old` is ordered before `new` for all lanes,
+    `writes(event)` whether an event writes. A member of a set is 2 * event, + 1 if several lanes of its warp
+    have read; where a set has one member, the cell's code says so instead."""
 
     def __init__(
         self,
@@ -122,33 +125,35 @@ class LaneSets(ReadSets):
         self.writes = writes
 
     def readers(self, number: int) -> Iterator[tuple[int, bool]]:
-        """Of the set `number`: the event, and whether it was several lanes."""
+        """The members of the set `number`: the event, and whether several lanes read."""
         for member in self.sets[number]:
             yield member >> 1, bool(member & 1)
 
-    def joined(self, number: int, reader: int, both: Both) -> tuple[int, Lane]:
-        """The set `number` and `reader`, and what lane its cells have."""
+    def with_reader_lanes(self, number: int, reader: int, match: LaneMatch) -> tuple[int, ReaderLane]:
+        """The set `number` with `reader` added, and the lane that the codes of its cells have."""
         old = [*self.readers(number)]
         kept: list[int] = []
-        many, sure = Both.IS_MANY in both, True
+        many, sure = LaneMatch.IS_MANY in match, True
         for event, several in old:
             if event != reader and not self._supersedes(reader, event):
-                several = several or (len(old) == 1 and Both.WAS_MANY in both)
+                several = several or (len(old) == 1 and LaneMatch.WAS_MANY in match)
                 kept.append(2 * event + several)
             elif event == reader or (self._same_warp(reader, event) and not self._known(reader, event)):
                 # From here on the reader stands for that one too.
-                was_many = several or (len(old) == 1 and Both.WAS_MANY in both)
-                many = many or was_many or Both.OTHER in both
-                sure = Both.SAME in both
+                was_many = several or (len(old) == 1 and LaneMatch.WAS_MANY in match)
+                many = many or was_many or LaneMatch.OTHER in match
+                sure = LaneMatch.SAME in match
         if kept:
             found = self._number((*kept, 2 * reader + many))
-            return found, Lane.NOW if Both.SAME in both else Lane.UNSURE
-        return self._number((2 * reader,)), Lane.MANY if many else Lane.NOW if sure else Lane.UNSURE
+            return found, ReaderLane.NOW if LaneMatch.SAME in match else ReaderLane.UNSURE
+        return self._number(
+            (2 * reader,)
+        ), ReaderLane.MANY if many else ReaderLane.NOW if sure else ReaderLane.UNSURE
 
 
 class LaneShadow:
-    """The shadow of `cells` cells. Among the readers of one are those that updated it and do not race with
-    whoever wrote it last."""
+    """The shadow of `cells` cells. The readers of a cell include atomics that do not race with its last
+    writer."""
 
     def __init__(self, cells: int, sets: LaneSets) -> None:
         self.writer: Numbers = np.zeros(cells, np.int32)
@@ -156,55 +161,60 @@ class LaneShadow:
         self.sets = sets
         self._kept = False  # some updates are
 
-    def reads(self, cells: Cells, event: int, lanes: By) -> list[Met]:
-        """`event` reads the cells: the writers before, NOBODY where there was none."""
-        found = _each(self.writer[cells], cells, lanes)
+    def record_reads(self, cells: Cells, event: int, lanes: LaneNumbers) -> list[PriorLaneAccess]:
+        """Record that `event` reads the cells. Returns the last writers, NO_ACCESS where there is none."""
+        found = _group_by_number(self.writer[cells], cells, lanes)
         if self._kept:
             found += [one for one in self._read_by(cells, lanes) if self.sets.writes(one.number)]
         before = self.readers[cells]
-        self.readers[cells] = self._with_reader(before, event, _of_cells(self.readers, cells, lanes))
+        self.readers[cells] = self._with_reader(before, event, _lanes_by_cell(self.readers, cells, lanes))
         return found
 
-    def _with_reader(self, before: Numbers, event: int, by: By) -> Numbers:
-        """Codes of the sets `before` and `event`, which is `by` at each cell."""
+    def _with_reader(self, before: Numbers, event: int, by: LaneNumbers) -> Numbers:
+        """The codes of the reader sets `before` with `event` added, which has the lane `by` at each cell."""
         sets = before >> LANE_BITS
-        keys = sets << _BOTH_BITS | np.where(sets == 0, 0, _BOTH_OF[before & _LANE, by])
+        keys = sets << _MATCH_BITS | np.where(sets == 0, 0, _LANE_MATCHES[before & _LANE, by])
         unique, inverse = _distinct(keys)
-        after = [self.sets.joined(key >> _BOTH_BITS, event, Both(key & _BOTH)) for key in unique]
+        after = [
+            self.sets.with_reader_lanes(key >> _MATCH_BITS, event, LaneMatch(key & _MATCH)) for key in unique
+        ]
         numbers = np.array([number << LANE_BITS for number, _ in after], np.int32)[inverse]
         lanes = np.array([lane for _, lane in after], np.int32)[inverse]
-        codes: Numbers = numbers | np.where(lanes == Lane.NOW, by, lanes).astype(np.int32)
+        codes: Numbers = numbers | np.where(lanes == ReaderLane.NOW, by, lanes).astype(np.int32)
         return codes
 
-    def writes(self, cells: Cells, event: int, lanes: By) -> list[Met]:
-        """`event` writes the cells: the writers and readers before."""
-        found = self.touched(cells, lanes)
-        self.writer[cells] = event << LANE_BITS | _of_cells(self.writer, cells, lanes)
+    def record_writes(self, cells: Cells, event: int, lanes: LaneNumbers) -> list[PriorLaneAccess]:
+        """Record that `event` writes the cells. Returns the last writers, and the readers since."""
+        found = self.prior_accesses(cells, lanes)
+        self.writer[cells] = event << LANE_BITS | _lanes_by_cell(self.writer, cells, lanes)
         self.readers[cells] = 0
         return found
 
-    def touched(self, cells: Cells, lanes: By) -> list[Met]:
-        """All that wrote or read one of the cells, which `lanes` are about to do."""
-        found = [prior for prior in _each(self.writer[cells], cells, lanes) if prior.number != NOBODY]
+    def prior_accesses(self, cells: Cells, lanes: LaneNumbers) -> list[PriorLaneAccess]:
+        """The last writers of the cells and the readers since, for an access by `lanes`."""
+        found = [
+            prior for prior in _group_by_number(self.writer[cells], cells, lanes) if prior.number != NO_ACCESS
+        ]
         return found + self._read_by(cells, lanes)
 
-    def keep(self, prior: Met) -> None:
-        """`prior`, told of a write of its cells, does not race with it and is not ordered before it: whoever
-        comes later is held against both."""
+    def keep_unordered(self, prior: PriorLaneAccess) -> None:
+        """Keep `prior`, returned for a write of its cells that neither races with it nor is ordered after it:
+        a later access is checked against both."""
         self._kept = True
-        cells, codes = prior.where(), prior.before()
+        cells, codes = prior.overlap(), prior.before()
         self.readers[cells] = self._with_reader(self.readers[cells], prior.number, codes)
 
-    def _read_by(self, cells: Cells, lanes: By) -> list[Met]:
-        found: list[Met] = []
-        for prior in _each(self.readers[cells], cells, lanes):
+    def _read_by(self, cells: Cells, lanes: LaneNumbers) -> list[PriorLaneAccess]:
+        found: list[PriorLaneAccess] = []
+        for prior in _group_by_number(self.readers[cells], cells, lanes):
             readers = self.sets.readers(prior.number)
             found += [prior._replace(number=reader, many=many) for reader, many in readers]
         return found
 
 
-def _of_cells(column: Numbers, cells: Cells, lanes: By) -> By:
-    """`lanes`, MANY where several are at one cell. The column's codes of these cells are lost."""
+def _lanes_by_cell(column: Numbers, cells: Cells, lanes: LaneNumbers) -> LaneNumbers:
+    """`lanes`, with MANY where several of them access one cell. Overwrites the column's codes of the
+    cells."""
     if isinstance(lanes, int):
         return lanes
     column[cells] = lanes
@@ -216,7 +226,7 @@ def _of_cells(column: Numbers, cells: Cells, lanes: By) -> By:
 
 
 def _distinct(keys: Numbers) -> tuple[list[int], npt.NDArray[np.intp]]:
-    """Those that there are, and which of them each is."""
+    """The distinct keys, and for each key its index among them."""
     first = int(keys[0])
     if (keys == first).all():
         return [first], np.zeros(len(keys), np.intp)
@@ -224,12 +234,14 @@ def _distinct(keys: Numbers) -> tuple[list[int], npt.NDArray[np.intp]]:
     return unique.tolist(), inverse
 
 
-def _each(codes: Numbers, cells: Cells, lanes: By) -> list[Met]:
-    """The distinct numbers in `codes`."""
+def _group_by_number(codes: Numbers, cells: Cells, lanes: LaneNumbers) -> list[PriorLaneAccess]:
+    """One `PriorLaneAccess` for each distinct number in `codes`."""
     if not codes.size:
         return []
     numbers = codes >> LANE_BITS
     unique, inverse = _distinct(numbers)
     if len(unique) == 1:
-        return [Met(unique[0], cells, codes, lanes)]
-    return [Met(number, cells, codes, lanes, inverse, group) for group, number in enumerate(unique)]
+        return [PriorLaneAccess(unique[0], cells, codes, lanes)]
+    return [
+        PriorLaneAccess(number, cells, codes, lanes, inverse, group) for group, number in enumerate(unique)
+    ]

@@ -1,4 +1,4 @@
-"""Lanes of a warp, as the checker tells them apart."""
+"""Lanes of a warp: how the checker numbers one lane, several lanes, and an unknown lane."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ MANY = LANES
 UNSURE = LANES + 1
 """Stands for a lane: it is not known which."""
 
-Part = tuple[int, ...] | None
+LaneSubset = tuple[int, ...] | None
 """Lanes of a warp that do something; None if all do."""
 
 
-def part_of(lanes: Lanes, of: Lanes) -> Part:
+def subset_of(lanes: Lanes, existing: Lanes) -> LaneSubset:
     """These lanes of a warp that has the lanes `of`."""
-    return None if lanes.tobytes() == of.tobytes() else tuple(lanes.nonzero()[0].tolist())
+    return None if lanes.tobytes() == existing.tobytes() else tuple(lanes.nonzero()[0].tolist())
 
 
 def lanes_of(members: list[int]) -> Lanes:

@@ -1,13 +1,14 @@
-"""Global memory of a launch: for each cell, which access of which CTA wrote it last, and which have read it
-since.
+"""The shadow of global memory, which all CTAs of a launch share: for each cell the last write and the reads
+since, of whichever CTA.
 
-It serves all CTAs: the accesses of one are judged by its follower, which is given those before its own, and
-those of two by `judge`. An access gets a code when it first touches global memory. A cell holds the number of
-a state, a writer and its readers by their codes, of which each is kept once: 4 bytes a cell.
+When a CTA accesses a cell, its earlier accesses go to the CTA's own race detector, and those of other CTAs to
+`check_pair`. An access gets a code when it first touches global memory. A `ShadowCell` is a writer and its
+readers by their codes; equal ones are stored once, so that a cell costs 4 bytes, the number of its
+`ShadowCell`.
 
-Of the CTAs that have only read a cell, the first few are kept: where CTAs cannot talk one is enough, since a
-write of any other races with it. Strong accesses need not race with each other, so that many may be the last
-to write: they join the readers, and who comes later is held against all.
+Of the other CTAs that only read a cell the first few are kept. Where CTAs cannot synchronise one is enough,
+since a write of any other CTA races with it. Strong accesses need not race with each other, so that a cell
+may have several last writers: those join the readers, and a later access is checked against all of them.
 """
 
 from __future__ import annotations
@@ -20,69 +21,69 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from gdnbench.sim.checker.events import Event, Events
+from gdnbench.sim.checker.events import Event, EventLog
 from gdnbench.sim.checker.paged_cells import PAGE, PagedCells
-from gdnbench.sim.checker.shadow import NOBODY, Cells, Numbers, Prior
+from gdnbench.sim.checker.shadow import NO_ACCESS, Cells, Numbers, PriorAccess
 
 # CTAs that read a cell and are remembered, where some may be ordered before a later write and others not.
 READERS = 16
 
 # No fewer codes and states are looked through for such as no cell has any more.
-LITTER = 1 << 16
+COMPACT_THRESHOLD = 1 << 16
 
 
-class Touch(NamedTuple):
+class CtaAccess(NamedTuple):
     """An access of a CTA."""
 
     cta: int
     event: Event
 
 
-class State(NamedTuple):
+class ShadowCell(NamedTuple):
     """Of a cell, by codes: who wrote it last, NOBODY if none, and who has read it since."""
 
     writer: int
     readers: tuple[int, ...] = ()
 
 
-UNTOUCHED = State(NOBODY)
+UNTOUCHED = ShadowCell(NO_ACCESS)
 
-Judge = Callable[[Touch, Touch, int], None]
+PairCheck = Callable[[CtaAccess, CtaAccess, int], None]
 """Told of an access, of one of another CTA that comes later, and of a cell that both touch."""
 
 
-class Reader(Protocol):
+class CtaOrder(Protocol):
     """What the launch asks of the follower of a CTA."""
 
     @property
-    def events(self) -> Events: ...
+    def events(self) -> EventLog: ...
 
     def supersedes(self, new: int, old: int) -> bool:
         """Whoever is ordered after the reader `new` of this CTA is ordered after the reader `old`."""
         ...
 
-    def knows(self, new: Event, old: Touch) -> bool:
+    def ordered_after_remote(self, new: Event, old: CtaAccess) -> bool:
         """The same, where `old` is of another CTA."""
         ...
 
 
-class CtaMemory:
+class CtaShadow:
     """Global memory as the follower of one CTA sees it: its own accesses, by its own numbers."""
 
-    def __init__(self, memory: LaunchMemory, cta: int, follower: Reader, judge: Judge) -> None:
+    def __init__(self, memory: GlobalShadow, cta: int, detector: CtaOrder, check_pair: PairCheck) -> None:
         self.codes: dict[int, int] = {}
-        self.follower = follower
+        self.detector = detector
         self._memory = memory
         self._cta = cta
-        self._judge = judge
+        self._check_pair = check_pair
 
-    def reads(self, cells: Cells, events: Numbers) -> list[Prior]:
+    def record_reads(self, cells: Cells, events: Numbers) -> list[PriorAccess]:
         """See `Shadow`; what nobody wrote is not told."""
-        return self._own(self._memory.reads(cells, self._coded(events)))
+        return self._own(self._memory.record_reads(cells, self._coded(events)))
 
-    def writes(self, cells: Cells, events: Numbers) -> list[Prior]:
+    def record_writes(self, cells: Cells, events: Numbers) -> list[PriorAccess]:
         """See `Shadow`."""
-        return self._own(self._memory.writes(cells, self._coded(events)))
+        return self._own(self._memory.record_writes(cells, self._coded(events)))
 
     def _coded(self, events: Numbers) -> Numbers:
         first = events[0]
@@ -94,81 +95,81 @@ class CtaMemory:
     def _code(self, number: int) -> int:
         code = self.codes.get(number)
         if code is None:
-            code = self.codes[number] = len(self._memory.touches)
-            self._memory.touches.append(Touch(self._cta, self.follower.events[number]))
+            code = self.codes[number] = len(self._memory.accesses)
+            self._memory.accesses.append(CtaAccess(self._cta, self.detector.events[number]))
         return code
 
-    def _own(self, found: list[Prior]) -> list[Prior]:
+    def _own(self, found: list[PriorAccess]) -> list[PriorAccess]:
         """Those of this CTA; the others are judged."""
-        own: list[Prior] = []
+        own: list[PriorAccess] = []
         for code, cell, now in found:
             before, comes = self._memory[code], self._memory[now]
             if before.cta == self._cta:
-                own.append(Prior(before.event.number, cell, comes.event.number))
+                own.append(PriorAccess(before.event.number, cell, comes.event.number))
             else:
-                self._judge(before, comes, cell)
+                self._check_pair(before, comes, cell)
         return own
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ProcessShadow:
     """What one process's CTAs did, to be pickled: `packed` has the states of the cells of each of
     `pages`."""
 
-    touches: Sequence[Touch | None]
-    states: Sequence[State]
+    accesses: Sequence[CtaAccess | None]
+    states: Sequence[ShadowCell]
     pages: Sequence[int]
     packed: Sequence[bytes]
 
 
-class LaunchMemory:
+class GlobalShadow:
     """See above; `readers` CTAs that read a cell are kept, `pages` is how many can be touched."""
 
     def __init__(self, pages: int, readers: int) -> None:
-        self.touches: list[Touch | None] = [None]  # by code; the first is nobody's
+        self.accesses: list[CtaAccess | None] = [None]  # by code; the first is nobody's
         self.cells = PagedCells(pages)
         self._readers = readers
         self._states = [UNTOUCHED]
         self._numbers = {UNTOUCHED: 0}
-        self._running: dict[int, CtaMemory] = {}
-        self._litter = LITTER
+        self._running: dict[int, CtaShadow] = {}
+        self._compact_at = COMPACT_THRESHOLD
 
-    def __getitem__(self, code: int) -> Touch:
-        touch = self.touches[code]
-        assert touch is not None
-        return touch
+    def __getitem__(self, code: int) -> CtaAccess:
+        access = self.accesses[code]
+        assert access is not None
+        return access
 
-    def begin(self, cta: int, follower: Reader, judge: Judge) -> CtaMemory:
+    def begin_cta(self, cta: int, detector: CtaOrder, check_pair: PairCheck) -> CtaShadow:
         """That of a CTA, until it ends."""
-        memory = self._running[cta] = CtaMemory(self, cta, follower, judge)
+        memory = self._running[cta] = CtaShadow(self, cta, detector, check_pair)
         return memory
 
-    def ended(self, cta: int) -> None:
+    def end_cta(self, cta: int) -> None:
         """A CTA has ended. What no cell has any more is dropped, once that may be much."""
         del self._running[cta]
-        if len(self.touches) + len(self._states) > self._litter:
-            self._drop()
-            self._litter = max(LITTER, 2 * (len(self.touches) + len(self._states)))
+        if len(self.accesses) + len(self._states) > self._compact_at:
+            self._compact()
+            self._compact_at = max(COMPACT_THRESHOLD, 2 * (len(self.accesses) + len(self._states)))
 
-    def reads(self, cells: Cells, codes: Numbers) -> list[Prior]:
+    def record_reads(self, cells: Cells, codes: Numbers) -> list[PriorAccess]:
         """Each of `codes`, one a cell, reads its cell: who wrote it before."""
-        found: list[Prior] = []
-        for state, code, cell in self._change(cells, codes, self._read):
-            writers = [state.writer] if state.writer != NOBODY else []
-            found += [Prior(writer, cell, code) for writer in writers + self._updates(state.readers)]
+        found: list[PriorAccess] = []
+        for state, code, cell in self._change(cells, codes, self._after_read):
+            writers = [state.writer] if state.writer != NO_ACCESS else []
+            found += [PriorAccess(writer, cell, code) for writer in writers + self._writing(state.readers)]
         return found
 
-    def writes(self, cells: Cells, codes: Numbers) -> list[Prior]:
+    def record_writes(self, cells: Cells, codes: Numbers) -> list[PriorAccess]:
         """Each of `codes` writes its cell: who wrote and read it before."""
-        found: list[Prior] = []
-        for state, code, cell in self._change(cells, codes, self._written):
-            writers = (state.writer,) if state.writer != NOBODY else ()
-            found += [Prior(before, cell, code) for before in (*writers, *state.readers)]
+        found: list[PriorAccess] = []
+        for state, code, cell in self._change(cells, codes, self._after_write):
+            writers = (state.writer,) if state.writer != NO_ACCESS else ()
+            found += [PriorAccess(before, cell, code) for before in (*writers, *state.readers)]
         return found
 
     def _change(
-        self, cells: Cells, codes: Numbers, after: Callable[[State, int], State]
-    ) -> list[tuple[State, int, int]]:
+        self, cells: Cells, codes: Numbers, after: Callable[[ShadowCell, int], ShadowCell]
+    ) -> list[tuple[ShadowCell, int, int]]:
         """Give each cell the state `after` its own and the code: these pairs, each with one of its cells."""
         places = self.cells.places(cells)
         column = self.cells.numbers
@@ -188,21 +189,21 @@ class LaunchMemory:
         column[places] = np.repeat(numbers[inverse], np.diff(starts, append=len(pairs)))
         return found
 
-    def _read(self, state: State, code: int) -> State:
-        return State(state.writer, (*self._beside(state.readers, code), code))
+    def _after_read(self, state: ShadowCell, code: int) -> ShadowCell:
+        return ShadowCell(state.writer, (*self._kept_beside(state.readers, code), code))
 
-    def _written(self, state: State, code: int) -> State:
+    def _after_write(self, state: ShadowCell, code: int) -> ShadowCell:
         if not self[code].event.strong:
-            return State(code)
-        writers = (state.writer,) if state.writer != NOBODY else ()
+            return ShadowCell(code)
+        writers = (state.writer,) if state.writer != NO_ACCESS else ()
         strong = (old for old in (*state.readers, *writers) if self[old].event.strong)
-        return State(code, tuple(self._beside(strong, code)))
+        return ShadowCell(code, tuple(self._kept_beside(strong, code)))
 
-    def _updates(self, codes: Iterable[int]) -> list[int]:
+    def _writing(self, codes: Iterable[int]) -> list[int]:
         """Those that write."""
         return [code for code in codes if self[code].event.access.writes]
 
-    def _beside(self, members: Iterable[int], reader: int) -> list[int]:
+    def _kept_beside(self, members: Iterable[int], reader: int) -> list[int]:
         """Those of `members` that have to be remembered beside `reader`."""
         kept: list[int] = []
         foreign = 0
@@ -218,51 +219,53 @@ class LaunchMemory:
 
     def _supersedes(self, new: int, old: int) -> bool:
         later, earlier = self[new], self[old]
-        follower = self._running[later.cta].follower
+        detector = self._running[later.cta].detector
         if later.cta == earlier.cta:
-            return follower.supersedes(later.event.number, earlier.event.number)
-        return follower.knows(later.event, earlier)
+            return detector.supersedes(later.event.number, earlier.event.number)
+        return detector.ordered_after_remote(later.event, earlier)
 
-    def _number(self, state: State) -> int:
+    def _number(self, state: ShadowCell) -> int:
         found = self._numbers.get(state)
         if found is None:
             found = self._numbers[state] = len(self._states)
             self._states.append(state)
         return found
 
-    def _drop(self) -> None:
+    def _compact(self) -> None:
         """Give those codes and states that some cell still has new numbers, and forget the others."""
         used = np.zeros(len(self._states), np.bool_)
         used[0] = True
         for numbers in self.cells.touched():
             used[numbers] = True
         states = [state for state, has in zip(self._states, used.tolist(), strict=True) if has]
-        coded = np.zeros(len(self.touches), np.bool_)
-        coded[[NOBODY, *{code for state in states for code in (state.writer, *state.readers)}]] = True
+        coded = np.zeros(len(self.accesses), np.bool_)
+        coded[[NO_ACCESS, *{code for state in states for code in (state.writer, *state.readers)}]] = True
         table, codes = _renumbered(used), _renumbered(coded).tolist()
         for numbers in self.cells.touched():
             numbers[:] = table[numbers]
-        self._states = [_with(state, codes.__getitem__) for state in states]
+        self._states = [_recoded(state, codes.__getitem__) for state in states]
         self._numbers = {state: number for number, state in enumerate(self._states)}
         for memory in self._running.values():
             memory.codes = {number: codes[code] for number, code in memory.codes.items() if coded[code]}
-        self.touches = [touch for touch, has in zip(self.touches, coded.tolist(), strict=True) if has]
+        self.accesses = [access for access, has in zip(self.accesses, coded.tolist(), strict=True) if has]
 
-    def part(self) -> Part:
+    def process_shadow(self) -> ProcessShadow:
         """What was done in this process."""
-        self._drop()
+        self._compact()
         packed = [zlib.compress(numbers.data, 1) for numbers in self.cells.touched()]
-        return Part(self.touches, self._states, self.cells.owners, packed)
+        return ProcessShadow(self.accesses, self._states, self.cells.owners, packed)
 
-    def join(self, part: Part, judge: Judge) -> None:
+    def join_process(self, part: ProcessShadow, check_pair: PairCheck) -> None:
         """What CTAs did that ran in another process and that nothing orders with those here."""
-        ahead = len(self.touches) - 1
-        self.touches += part.touches[1:]
-        states = [_with(state, lambda code: code + ahead if code else NOBODY) for state in part.states]
+        ahead = len(self.accesses) - 1
+        self.accesses += part.accesses[1:]
+        states = [_recoded(state, lambda code: code + ahead if code else NO_ACCESS) for state in part.states]
         for page, packed in zip(part.pages, part.packed, strict=True):
-            self._join_page(page, np.frombuffer(zlib.decompress(packed), np.int32), states, judge)
+            self._join_page(page, np.frombuffer(zlib.decompress(packed), np.int32), states, check_pair)
 
-    def _join_page(self, page: int, theirs: Numbers, states: Sequence[State], judge: Judge) -> None:
+    def _join_page(
+        self, page: int, theirs: Numbers, states: Sequence[ShadowCell], check_pair: PairCheck
+    ) -> None:
         mine = self.cells.page(page)
         pairs = mine.astype(np.int64) << 32 | theirs
         unique, first, inverse = np.unique(pairs, return_index=True, return_inverse=True)
@@ -272,14 +275,14 @@ class LaunchMemory:
             for before in filter(None, (one.writer, *one.readers)):
                 for now in filter(None, (other.writer, *other.readers)):
                     if before == one.writer or now == other.writer:
-                        judge(self[before], self[now], page * PAGE + cell)
-            joined.append(self._number(State(one.writer or other.writer, one.readers or other.readers)))
+                        check_pair(self[before], self[now], page * PAGE + cell)
+            joined.append(self._number(ShadowCell(one.writer or other.writer, one.readers or other.readers)))
         mine[:] = np.array(joined, np.int32)[inverse]
 
 
-def _with(state: State, code: Callable[[int], int]) -> State:
+def _recoded(state: ShadowCell, code: Callable[[int], int]) -> ShadowCell:
     """The same with other codes."""
-    return State(code(state.writer), tuple(map(code, state.readers)))
+    return ShadowCell(code(state.writer), tuple(map(code, state.readers)))
 
 
 def _renumbered(used: npt.NDArray[np.bool_]) -> Numbers:

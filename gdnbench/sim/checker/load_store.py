@@ -1,4 +1,6 @@
-"""Loads, stores and atomics: what an instruction touches, from its spelling and its lanes' addresses."""
+"""Loads, stores and atomics: which cells an instruction accesses and how (read, write, strong, acquire,
+release), from its opcode, its suffixes and its lanes' addresses.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ ROW_BYTES = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class AccessForm:
     """`width` bytes a lane, `lanes` of them with an address; `space` is empty if addresses are generic.
     `acquires` and `releases` are of the instruction itself; a `strong` one takes part in such a pattern, a
     `wide` one with threads of other CTAs too; `updates`: it is an atomic read-modify-write."""
@@ -41,17 +43,17 @@ class Form:
     acquires: bool = False
     releases: bool = False
     collective: bool = False
-    wide: bool = False
+    gpu_scope: bool = False
     updates: bool = False
 
 
-def is_wide(ins: Instruction) -> bool:
+def has_gpu_scope(ins: Instruction) -> bool:
     """Whether the scope of a strong access or a fence has other CTAs in it: one that names none has (PTX ISA,
     "Scope", "atom", "ld")."""
     return not ins.has("cta", "cluster")
 
 
-def form_of(ins: Instruction) -> Form | None:
+def access_form(ins: Instruction) -> AccessForm | None:
     """None if the instruction touches neither shared nor global memory."""
     if ins.op not in (*_READS, *_WRITES, "atom", "red") or ins.has("local", "param", "param::entry"):
         return None
@@ -59,10 +61,10 @@ def form_of(ins: Instruction) -> Form | None:
     if ins.op in ("ldmatrix", "stmatrix"):
         matrices = int(next(mod for mod in ins.mods if mod in ("x1", "x2", "x4"))[1:])
         access = Access.READ if ins.op == "ldmatrix" else Access.WRITE
-        return Form(access, ROW_BYTES, 8 * matrices, space, collective=True)
+        return AccessForm(access, ROW_BYTES, 8 * matrices, space, collective=True)
     width = width_of(ins.types[-1]) // 8 * ins.vec
     if ins.op in ("atom", "red"):
-        return Form(
+        return AccessForm(
             Access.ATOMIC,
             width,
             32,
@@ -72,12 +74,12 @@ def form_of(ins: Instruction) -> Form | None:
             writes=True,
             acquires=ins.op == "atom" and ins.has("acquire", "acq_rel"),
             releases=ins.has("release", "acq_rel"),
-            wide=is_wide(ins),
+            gpu_scope=has_gpu_scope(ins),
             updates=True,
         )
     strong, reads = is_strong(ins), ins.op in _READS
     access = Access.READ if reads else Access.WRITE
-    return Form(
+    return AccessForm(
         access,
         width,
         32,
@@ -87,24 +89,26 @@ def form_of(ins: Instruction) -> Form | None:
         not reads,
         ins.has("acquire"),
         ins.has("release"),
-        wide=strong and is_wide(ins),
+        gpu_scope=strong and has_gpu_scope(ins),
     )
 
 
-class Forms:
+class KernelAccesses:
     """Those of one kernel, by pc. `sizes`, by memory: the largest cell, up to 4 bytes, of which no access
     takes a part."""
 
     def __init__(self, kernel: Kernel) -> None:
-        self.by_pc = [form_of(ins) for ins in kernel.instructions]
-        self.sizes = {space: self._size(space) for space in SPACES}
+        self.by_pc = [access_form(ins) for ins in kernel.instructions]
+        self.cell_bytes = {space: self._size(space) for space in SPACES}
 
     def _size(self, space: str) -> int:
         forms = (form for form in self.by_pc if form is not None)
         return min([4, *(form.width for form in forms if form.space in ("", space))])
 
 
-def by_space(form: Form, masks: Masks, addresses: Addresses) -> Iterator[tuple[str, Bytes, ByLane]]:
+def split_by_space(
+    form: AccessForm, masks: Masks, addresses: Addresses
+) -> Iterator[tuple[str, Bytes, ByLane]]:
     """(memory, the addresses in it, whose they are) of some accesses, if there are any. A row of a matrix is
     all lanes'."""
     if form.lanes < masks.shape[1]:
@@ -128,13 +132,13 @@ def by_space(form: Form, masks: Masks, addresses: Addresses) -> Iterator[tuple[s
         yield "global", found[~elsewhere], lanes[~elsewhere]
 
 
-def meet(masks: Masks, addresses: Addresses) -> bool:
+def addresses_collide(masks: Masks, addresses: Addresses) -> bool:
     """Whether two of the accesses have the same address."""
     found = addresses[masks]
     return np.unique(found).size < found.size
 
 
-def one_of(lanes: ByLane) -> int:
+def single_lane(lanes: ByLane) -> int:
     """The lane if it is one, else MANY."""
     first = int(lanes[0])
     return first if (lanes == first).all() else MANY
@@ -145,7 +149,7 @@ def lanes_of_cells(lanes: ByLane, cells: int) -> ByLane:
     return lanes if len(lanes) == cells else np.repeat(lanes, cells // len(lanes))
 
 
-def cells(starts: Bytes, width: int, size: int) -> Bytes:
+def cells_of_accesses(starts: Bytes, width: int, size: int) -> Bytes:
     """The cells of `size` bytes of accesses of `width` bytes."""
     if width <= size:
         return starts // size

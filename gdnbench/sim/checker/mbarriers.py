@@ -1,15 +1,15 @@
-"""mbarriers: what the arrivals of each phase release to those that wait for it."""
+"""mbarriers: the vector clocks that the arrivals of each phase release to those that wait for it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
 from gdnbench.sim.checker.events import Event
-from gdnbench.sim.checker.lanes import Part
-from gdnbench.sim.checker.vector_clocks import Carried, WarpViews
+from gdnbench.sim.checker.lanes import LaneSubset
+from gdnbench.sim.checker.vector_clocks import ClockSet, WarpClocks
 
 KEPT = 3
-AS_DATA = "an mbarrier used as data"
+USED_AS_DATA = "an mbarrier used as data"
 """A load, store or copy of the bytes of one (PTX ISA, "mbarrier.inval": undefined before it)."""
 TWO_PHASES = (
     "an arrival after the first wait that the next phase waits for: the first can fall two phases behind"
@@ -24,7 +24,7 @@ class Mbarrier:
 
     init: Event
     warps: int
-    phases: dict[int, Carried] = field(default_factory=dict)
+    phases: dict[int, ClockSet] = field(default_factory=dict)
     users: dict[int, Event] = field(default_factory=dict)
     waits: dict[int, dict[int, tuple[int, Event]]] = field(default_factory=dict)
     checked: int = -1
@@ -32,35 +32,37 @@ class Mbarrier:
     signal: Event | None = None
     signalled: int = -1
 
-    def at(self, phase: int) -> Carried:
+    def phase_clocks(self, phase: int) -> ClockSet:
         """What the arrivals at `phase` carry so far."""
         found = self.phases.get(phase)
         if found is None:
-            found = self.phases[phase] = Carried.of(self.warps)
+            found = self.phases[phase] = ClockSet.zero(self.warps)
             for old in [number for number in self.phases if number <= phase - KEPT]:
                 del self.phases[old]
                 self.waits.pop(old, None)
         return found
 
-    def waited(self, phase: int, event: Event, views: WarpViews, part: Part, *, relaxed: bool) -> list[Event]:
+    def record_wait(
+        self, phase: int, event: Event, clocks: WarpClocks, part: LaneSubset, *, relaxed: bool
+    ) -> list[Event]:
         """A warp has found `phase` to be over. Returns those that can fall two phases behind, of which only
         the first to find it is told. The phase before the first, -1, is over from the beginning: nothing was
         released by it, and whoever waits for it can fall behind as well."""
         if phase < 0:
-            self.waits.setdefault(phase, {})[views.index] = views.waited(), event
+            self.waits.setdefault(phase, {})[clocks.warp] = clocks.count_wait(), event
             return []
         # Phases that nobody waited for are seen to be over now.
         passed = [number for number in sorted(self.phases) if self.checked < number <= phase]
-        late = [wait for number in passed for wait in self.behind(number)]
+        late = [wait for number in passed for wait in self.waits_left_behind(number)]
         self.checked = max(self.checked, phase)
-        views.acquire(self.at(phase), part, relaxed=relaxed)
-        self.waits.setdefault(phase, {})[views.index] = views.waited(), event
+        clocks.acquire(self.phase_clocks(phase), part, relaxed=relaxed)
+        self.waits.setdefault(phase, {})[clocks.warp] = clocks.count_wait(), event
         return late
 
-    def behind(self, phase: int) -> list[Event]:
+    def waits_left_behind(self, phase: int) -> list[Event]:
         """`phase` is over: those that waited for the phase before it and whom nothing ordered before its end.
         They can fall two phases behind (PTX ISA, "mbarrier.test_wait": one phase before the current can be
         told)."""
-        ended = self.at(phase).executed
+        ended = self.phase_clocks(phase).waits
         waits = self.waits.get(phase - 1, {})
-        return [wait for warp, (number, wait) in waits.items() if ended.clocks[warp] < number]
+        return [wait for warp, (number, wait) in waits.items() if ended.by_warp[warp] < number]

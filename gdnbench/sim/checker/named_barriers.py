@@ -1,8 +1,8 @@
-"""Rounds of named barriers: who arrives in one has to come after all that arrived in the round before.
+"""Named barriers: an arrival in one round must be ordered after all arrivals in the round before.
 
-A barrier counts warps, whichever they are, and is ready for its next round once it has them (PTX ISA, "bar,
-barrier"). An arrival that nothing orders after one of the round before may count for that round, in its
-place. Rounds of a single warp are left out: each is over as soon as it has begun.
+A barrier counts warps, whichever they are, and begins its next round once enough have arrived (PTX ISA, "bar,
+barrier"). If nothing orders an arrival after one in the round before, it may count for that round instead.
+Rounds of a single warp are not checked: each is complete as soon as it begins.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from gdnbench.sim.checker.events import Event
-from gdnbench.sim.checker.happens_before import Cause, Pair, Unordered, Verdict
-from gdnbench.sim.checker.vector_clocks import WarpViews
+from gdnbench.sim.checker.happens_before import Cause, LanePair, Unordered, Verdict
+from gdnbench.sim.checker.vector_clocks import WarpClocks
 from gdnbench.sim.machine.barriers import Round
 
 BARRIER = "barrier"
@@ -33,9 +33,9 @@ class Arrivals:
     now: list[Event] = field(default_factory=list)
     before: list[Event] = field(default_factory=list)
 
-    def arrive(self, use: Round, event: Event, views: WarpViews) -> Iterator[Event]:
+    def record_arrival(self, use: Round, event: Event, clocks: WarpClocks) -> Iterator[Event]:
         """The warp of `views` arrives in the round `use`: those of the round before that it may precede."""
         if use is not self.latest:
             self.latest, self.before, self.now = use, self.now, []
         self.now.append(event)
-        return (one for one in self.before if not views.knows(one, Pair.of(one, event)))
+        return (one for one in self.before if not clocks.ordered_after(one, LanePair.of_events(one, event)))

@@ -1,4 +1,4 @@
-"""A number for each cell of a memory of which little may be touched: pages come into being when touched."""
+"""A sparse array of 32-bit numbers, one a cell of memory, in pages that are made on first access."""
 
 from __future__ import annotations
 

@@ -1,7 +1,11 @@
-"""For each cell of a memory: who wrote it last, and who has read it since.
+"""Shadow memory: for each cell, the last write and the reads since then.
 
-A cell is `granule` bytes, or a 32-bit cell of tensor memory. Both columns hold numbers of 32 bits: of an
-event, and of a set of events, which are kept once. So a byte costs 8 / granule bytes.
+A cell is `granule` bytes, or a 32-bit cell of tensor memory. Two columns of 32-bit numbers hold the event
+that wrote the cell last, and the set of events that have read it since; each distinct set is stored once. So
+shadow memory costs 8 / granule bytes for each byte of memory.
+
+FastTrack's shadow has the same two parts, an epoch of the last write and a "read map". ThreadSanitizer's has
+up to four accesses, of which it evicts one at random when a fifth comes.
 """
 
 from __future__ import annotations
@@ -15,10 +19,10 @@ import numpy.typing as npt
 Cells = npt.NDArray[np.int64]
 Numbers = npt.NDArray[np.int32]
 
-NOBODY = 0
+NO_ACCESS = 0
 
 
-class Prior(NamedTuple):
+class PriorAccess(NamedTuple):
     """Events that touched some of the cells before, each with one such cell and the event that comes now."""
 
     number: int
@@ -48,7 +52,7 @@ class ReadSets:
         return found
 
 
-class Shadow:
+class ShadowMemory:
     """The shadow of `cells` cells."""
 
     def __init__(self, cells: int, sets: ReadSets) -> None:
@@ -56,10 +60,10 @@ class Shadow:
         self.readers: Numbers = np.zeros(cells, np.int32)
         self.sets = sets
 
-    def reads(self, cells: Cells, events: Numbers) -> list[Prior]:
+    def record_reads(self, cells: Cells, events: Numbers) -> list[PriorAccess]:
         """Each of `events`, one a cell, reads its cell: the writers before, NOBODY where there was none."""
         before = self.writer[cells]
-        found = list(_each(before, cells, events))
+        found = list(_group_by_number(before, cells, events))
         before = self.readers[cells]
         if (before == before[0]).all() and (events == events[0]).all():
             self.readers[cells] = self.sets.with_reader(int(before[0]), int(events[0]))
@@ -70,38 +74,42 @@ class Shadow:
         self.readers[cells] = np.array(sets, np.int32)[inverse]
         return found
 
-    def writes(self, cells: Cells, events: Numbers) -> list[Prior]:
+    def record_writes(self, cells: Cells, events: Numbers) -> list[PriorAccess]:
         """Each of `events` writes its cell: the writers and readers before."""
-        found = [prior for prior in _each(self.writer[cells], cells, events) if prior.number != NOBODY]
-        for prior in _each(self.readers[cells], cells, events):
-            found += [Prior(reader, prior.cell, prior.now) for reader in self.sets.sets[prior.number]]
+        found = [
+            prior
+            for prior in _group_by_number(self.writer[cells], cells, events)
+            if prior.number != NO_ACCESS
+        ]
+        for prior in _group_by_number(self.readers[cells], cells, events):
+            found += [PriorAccess(reader, prior.cell, prior.now) for reader in self.sets.sets[prior.number]]
         self.writer[cells] = events
         self.readers[cells] = 0
         return found
 
-    def touched(self, cells: Cells) -> Iterable[tuple[int, int]]:
+    def prior_accesses(self, cells: Cells) -> Iterable[tuple[int, int]]:
         """(event, a cell of it) for all that wrote or read one of the cells."""
-        for prior in _each(self.writer[cells], cells, self.writer[cells]):
-            if prior.number != NOBODY:
+        for prior in _group_by_number(self.writer[cells], cells, self.writer[cells]):
+            if prior.number != NO_ACCESS:
                 yield prior.number, prior.cell
-        for prior in _each(self.readers[cells], cells, self.writer[cells]):
+        for prior in _group_by_number(self.readers[cells], cells, self.writer[cells]):
             for reader in self.sets.sets[prior.number]:
                 yield reader, prior.cell
 
-    def forget(self, cells: Cells) -> None:
+    def clear(self, cells: Cells) -> None:
         """Nobody has touched them."""
-        self.writer[cells] = NOBODY
+        self.writer[cells] = NO_ACCESS
         self.readers[cells] = 0
 
 
-def _each(numbers: Numbers, cells: Cells, events: Numbers) -> Iterable[Prior]:
+def _group_by_number(numbers: Numbers, cells: Cells, events: Numbers) -> Iterable[PriorAccess]:
     """The distinct pairs of (number, event), each with a cell."""
     if not numbers.size:
         return
     if (numbers == numbers[0]).all() and (events == events[0]).all():
-        yield Prior(int(numbers[0]), int(cells[0]), int(events[0]))
+        yield PriorAccess(int(numbers[0]), int(cells[0]), int(events[0]))
         return
     pairs = numbers.astype(np.int64) << 32 | events
     unique, first = np.unique(pairs, return_index=True)
     for pair, index in zip(unique.tolist(), first.tolist(), strict=True):
-        yield Prior(pair >> 32, int(cells[index]), pair & 0xFFFF_FFFF)
+        yield PriorAccess(pair >> 32, int(cells[index]), pair & 0xFFFF_FFFF)

@@ -1,211 +1,234 @@
-"""Words that threads synchronise by: strong loads, stores and atomics of shared and global memory.
+"""Synchronisation variables: words of shared and global memory that strong loads, stores and atomics use.
 
-PTX ISA, "Release and Acquire Patterns": a release is a `.release` write, or a fence and then a strong write;
-an acquire is a `.acquire` read, or a strong read and then a fence. A reduction acquires nothing. What was
-released passes to who reads the value written, and on through atomics that update it ("Observation Order");
-another write of the word ends that. Who reads is taken to see the last write of this run: memory is
-sequentially consistent in the simulator.
+Each word that a warp released to has vector clocks, as a lock or an atomic has in FastTrack and
+ThreadSanitizer. The release and acquire edges are those of the PTX ISA, "Release and Acquire Patterns":
 
-Both sides have to name a scope with the other in it ("Morally Strong Operations"): scopes below `.gpu` order
-threads of one CTA. A `fence.sc` follows another ("Fence-SC Order") only where a strong read before it saw
-that the other had come before: what order two that nothing connects had is one run's.
+    release   a .release write; or a fence, then a strong write
+    acquire   a .acquire read; or a strong read, then a fence
+
+- A reduction (`red`) acquires nothing.
+- An atomic that updates a word keeps the clocks that the word had ("Observation Order"). Another write
+  replaces them, except where all of them came from the same warp.
+- A read is taken to see the last write of this run: memory is sequentially consistent in the simulator.
+- Release and acquire must both name a scope that includes the other ("Morally Strong Operations"): a scope
+  below `.gpu` orders threads of one CTA only.
+- A `fence.sc` is ordered after an earlier one ("Fence-SC Order") only where a strong read before it saw a
+  write that followed the earlier one. The order of two unrelated fences is a matter of the one run.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from gdnbench.sim.checker.abroad import Abroad, Known
-from gdnbench.sim.checker.load_store import Form
+from gdnbench.sim.checker.load_store import AccessForm
 from gdnbench.sim.checker.shadow import Cells
-from gdnbench.sim.checker.vector_clocks import Carried, View, WarpViews
+from gdnbench.sim.checker.vector_clocks import (
+    ClockSet,
+    RemoteClock,
+    RemoteClocks,
+    VectorClock,
+    WarpClocks,
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Word:
-    """What whoever acquires it is told: `near` for threads of the CTA that it names, `far` for those of any.
-    `fence_sc` is what a fence.sc followed that came before a write of it.
-    `writer` is the CTA and warp whose writes alone are in this, if so. Never changed, so that many words can
-    be one."""
+class SyncWord:
+    """The clocks of one word: `cta_scope` for an acquire by a thread of the CTA that is the key, `gpu_scope`
+    for an acquire by any thread, `fence_sc` for a fence.sc after a read of the word. `writer` is the (CTA,
+    warp) that alone released to it, or None. Immutable, so that many cells can share one."""
 
     writer: tuple[int, int] | None = None
-    near: dict[int, Carried] = field(default_factory=dict)
-    far: Abroad = field(default_factory=Abroad)
-    fence_sc: Abroad = field(default_factory=Abroad)
+    cta_scope: dict[int, ClockSet] = field(default_factory=dict)
+    gpu_scope: RemoteClocks = field(default_factory=RemoteClocks)
+    fence_sc: RemoteClocks = field(default_factory=RemoteClocks)
 
 
 @dataclass(slots=True)
-class Words:
-    """Those in a memory, by cell. `unreleased` is what CTAs knew that wrote one of them last, whether they
-    released that or not."""
+class SyncWords:
+    """The synchronisation words of one memory, by cell. `unreleased` holds the clocks of the CTAs that wrote
+    one of them, released or not: it serves messages alone (`NearMisses`)."""
 
-    by_cell: dict[int, Word] = field(default_factory=dict)
-    unreleased: Abroad = field(default_factory=Abroad)
-
-
-@dataclass(slots=True)
-class _Fence:
-    """Of one warp: what its last fences hand on to later writes, in a CTA and wider, and what it has read
-    since."""
-
-    near: Carried | None = None
-    far: Abroad | None = None
-    seen_near: Carried | None = None
-    seen_far: Abroad = field(default_factory=Abroad)
-    seen_sc: Abroad = field(default_factory=Abroad)
+    by_cell: dict[int, SyncWord] = field(default_factory=dict)
+    unreleased: RemoteClocks = field(default_factory=RemoteClocks)
 
 
 @dataclass(slots=True)
-class Nearly:
-    """What is known of other CTAs in this one: `acquired` by some warp, `released` to who had acquired it
-    and `written` to who read, had it been released."""
+class _FenceState:
+    """The fence halves of one warp's release and acquire patterns. `release_cta` and `release_gpu` are the
+    clocks at its last fence, which later strong writes release. The `pending_` clocks come from strong reads
+    since then, and the next fence acquires them."""
 
-    acquired: Abroad = field(default_factory=Abroad)
-    released: Abroad = field(default_factory=Abroad)
-    written: Abroad = field(default_factory=Abroad)
+    release_cta: ClockSet | None = None
+    release_gpu: RemoteClocks | None = None
+    pending_cta: ClockSet | None = None
+    pending_gpu: RemoteClocks = field(default_factory=RemoteClocks)
+    pending_sc: RemoteClocks = field(default_factory=RemoteClocks)
 
 
-class Variables:
-    """Those of one CTA. `words` are those in global memory, of the launch."""
+@dataclass(slots=True)
+class NearMisses:
+    """Clocks of other CTAs that came close to ordering an access of this CTA; a finding's message is chosen
+    by them. `acquired` by some warp of this CTA, `released` to a word that some warp read without acquiring,
+    `written` to such a word without a release."""
 
-    def __init__(self, warps: int, cta: int = 0, words: Words | None = None) -> None:
-        self.nearly = Nearly()
+    acquired: RemoteClocks = field(default_factory=RemoteClocks)
+    released: RemoteClocks = field(default_factory=RemoteClocks)
+    written: RemoteClocks = field(default_factory=RemoteClocks)
+
+
+class SyncVariables:
+    """The synchronisation variables as the warps of one CTA use them. `global_words` are the words of global
+    memory, which all CTAs of the launch share."""
+
+    def __init__(self, warps: int, cta: int = 0, global_words: SyncWords | None = None) -> None:
+        self.near_misses = NearMisses()
         self._warps = warps
         self._cta = cta
-        self._words = {"shared": Words(), "global": Words() if words is None else words}
-        self._fences = [_Fence() for _ in range(warps)]
+        self._words = {
+            "shared": SyncWords(),
+            "global": SyncWords() if global_words is None else global_words,
+        }
+        self._fences = [_FenceState() for _ in range(warps)]
 
-    def accessed(self, form: Form, space: str, cells: Cells, views: WarpViews) -> None:
-        """A strong access of the warp of `views` to `cells`; an atomic both reads and writes."""
+    def strong_access(self, form: AccessForm, space: str, cells: Cells, clocks: WarpClocks) -> None:
+        """The warp of `clocks` makes a strong access to `cells` of `space`. An atomic reads and writes."""
         words = self._words[space]
-        wide = form.wide and space == "global"
-        touched: dict[Word | None, list[int]] = {}
+        gpu_scope = form.gpu_scope and space == "global"
+        cells_by_word: dict[SyncWord | None, list[int]] = {}
         for cell in set(cells.tolist()):
-            touched.setdefault(words.by_cell.get(cell), []).append(cell)
+            cells_by_word.setdefault(words.by_cell.get(cell), []).append(cell)
         if form.reads:
-            for word in touched:
+            for word in cells_by_word:
                 if word is not None:
-                    self._read(word, views, acquires=form.acquires, wide=wide)
-            if wide:
-                self.nearly.written.join(words.unreleased)
+                    self._read_word(word, clocks, acquires=form.acquires, gpu_scope=gpu_scope)
+            if gpu_scope:
+                self.near_misses.written.join(words.unreleased)
         if not form.writes:
             return
-        near, far = self._handed_on(form, views, wide=wide)
-        for word, its in touched.items():
-            written = self._written(word, form, views, near, far, wide=wide)
+        release_cta, release_gpu = self._clocks_to_release(form, clocks, gpu_scope=gpu_scope)
+        for word, its_cells in cells_by_word.items():
+            written = self._word_after_write(
+                word, form, clocks, release_cta, release_gpu, gpu_scope=gpu_scope
+            )
             if written is not None:
-                words.by_cell.update(dict.fromkeys(its, written))
-        if wide:
-            words.unreleased.learn(self._cta, self._own(views))
+                words.by_cell.update(dict.fromkeys(its_cells, written))
+        if gpu_scope:
+            words.unreleased.join_cta(self._cta, self._own_clock(clocks))
 
-    def _read(self, word: Word, views: WarpViews, *, acquires: bool, wide: bool) -> None:
-        fence = self._fences[views.index]
-        near = word.near.get(self._cta)
-        if near is not None and acquires:
-            views.acquire(near)
-        elif near is not None:
-            self.sees(views, near)
-        if not wide:
+    def _read_word(self, word: SyncWord, clocks: WarpClocks, *, acquires: bool, gpu_scope: bool) -> None:
+        fence = self._fences[clocks.warp]
+        of_cta = word.cta_scope.get(self._cta)
+        if of_cta is not None and acquires:
+            clocks.acquire(of_cta)
+        elif of_cta is not None:
+            self.relaxed_read(clocks, of_cta)
+        if not gpu_scope:
             return
-        fence.seen_sc.join(word.fence_sc)
-        self.nearly.released.join(word.far)
+        fence.pending_sc.join(word.fence_sc)
+        self.near_misses.released.join(word.gpu_scope)
         if acquires:
-            self._learn(word.far, views)
+            self._acquire_remote(word.gpu_scope, clocks)
         else:
-            fence.seen_far.join(word.far)
+            fence.pending_gpu.join(word.gpu_scope)
 
-    def signals(self, views: WarpViews, into: Carried) -> None:
-        """A relaxed arrival at an mbarrier: what the last fence before it handed on."""
-        near = self._fences[views.index].near
-        if near is not None:
-            into.order(near)
+    def relaxed_arrive(self, clocks: WarpClocks, into: ClockSet) -> None:
+        """A relaxed arrival at an mbarrier: it releases what the warp's last fence covered."""
+        released = self._fences[clocks.warp].release_cta
+        if released is not None:
+            into.join_memory(released)
 
-    def sees(self, views: WarpViews, carried: Carried) -> None:
-        """A relaxed wait for a phase of an mbarrier, or a strong read: the next fence acquires it."""
-        fence = self._fences[views.index]
-        if fence.seen_near is None:
-            fence.seen_near = Carried.of(self._warps)
-        fence.seen_near.join(carried)
+    def relaxed_read(self, clocks: WarpClocks, released: ClockSet) -> None:
+        """A relaxed wait for an mbarrier's phase, or a strong read: the warp's next fence acquires
+        `released`."""
+        fence = self._fences[clocks.warp]
+        if fence.pending_cta is None:
+            fence.pending_cta = ClockSet.zero(self._warps)
+        fence.pending_cta.join(released)
 
-    def _handed_on(self, form: Form, views: WarpViews, *, wide: bool) -> tuple[Carried | None, Abroad | None]:
-        """What a write hands on: all that is known if it releases, else what the fences before it knew."""
+    def _clocks_to_release(
+        self, form: AccessForm, clocks: WarpClocks, *, gpu_scope: bool
+    ) -> tuple[ClockSet | None, RemoteClocks | None]:
+        """What a strong write releases: the warp's clocks if it is a release itself, else those at the last
+        fence."""
         if not form.releases:
-            fence = self._fences[views.index]
-            return fence.near, fence.far
-        far = self._known(views) if wide else None
-        near = Carried.of(self._warps)
-        views.release(near)
-        return near, far
+            fence = self._fences[clocks.warp]
+            return fence.release_cta, fence.release_gpu
+        release_gpu = self._gpu_release(clocks) if gpu_scope else None
+        release_cta = ClockSet.zero(self._warps)
+        clocks.release(release_cta)
+        return release_cta, release_gpu
 
-    def _written(
+    def _word_after_write(
         self,
-        word: Word | None,
-        form: Form,
-        views: WarpViews,
-        near: Carried | None,
-        far: Abroad | None,
+        word: SyncWord | None,
+        form: AccessForm,
+        clocks: WarpClocks,
+        release_cta: ClockSet | None,
+        release_gpu: RemoteClocks | None,
         *,
-        wide: bool,
-    ) -> Word | None:
-        """The word that comes of `word`, None if that is nothing to anybody."""
-        writer = (self._cta, views.index)
-        fence_sc = views.known.fence_sc
+        gpu_scope: bool,
+    ) -> SyncWord | None:
+        """The word's clocks after the write; None if it still has none."""
+        writer = (self._cta, clocks.warp)
+        fence_sc = clocks.all_lanes.fence_sc
         if word is None or not (form.updates or word.writer == writer):
-            if near is None and not fence_sc.ctas:
+            if release_cta is None and not fence_sc.by_cta:
                 return None if word is None else _EMPTY
-            word = Word(writer)
-        nears = word.near
-        old = nears.get(self._cta)
-        if near is not None and near is not old:
-            nears = {**nears, self._cta: near if old is None else _joined(old, near, self._warps)}
-        return Word(
+            word = SyncWord(writer)
+        by_cta = word.cta_scope
+        old = by_cta.get(self._cta)
+        if release_cta is not None and release_cta is not old:
+            joined = release_cta if old is None else _joined(old, release_cta, self._warps)
+            by_cta = {**by_cta, self._cta: joined}
+        return SyncWord(
             writer if word.writer == writer else None,
-            nears,
-            word.far.joined(far) if wide and far is not None else word.far,
-            word.fence_sc.joined(fence_sc) if wide else word.fence_sc,
+            by_cta,
+            word.gpu_scope.joined(release_gpu) if gpu_scope and release_gpu is not None else word.gpu_scope,
+            word.fence_sc.joined(fence_sc) if gpu_scope else word.fence_sc,
         )
 
-    def fence(self, views: WarpViews, *, wide: bool = True, sc: bool = False) -> None:
-        """fence.acq_rel, or if `sc` fence.sc or membar."""
-        fence = self._fences[views.index]
-        if fence.seen_near is not None:
-            views.acquire(fence.seen_near)
-            fence.seen_near = None
-        if wide:
-            self._learn(fence.seen_far, views)
-            fence.seen_far = Abroad()
+    def fence(self, clocks: WarpClocks, *, gpu_scope: bool = True, sc: bool = False) -> None:
+        """fence.acq_rel, or if `sc` fence.sc or membar: acquire what strong reads before it saw, and keep
+        the clocks that strong writes after it release."""
+        fence = self._fences[clocks.warp]
+        if fence.pending_cta is not None:
+            clocks.acquire(fence.pending_cta)
+            fence.pending_cta = None
+        if gpu_scope:
+            self._acquire_remote(fence.pending_gpu, clocks)
+            fence.pending_gpu = RemoteClocks()
             if sc:
-                self._learn(fence.seen_sc, views)
-                views.known.fence_sc.join(self._known(views))
-                fence.seen_sc = Abroad()
-            fence.far = self._known(views)
-        fence.near = Carried.of(self._warps)
-        views.release(fence.near)
+                self._acquire_remote(fence.pending_sc, clocks)
+                clocks.all_lanes.fence_sc.join(self._gpu_release(clocks))
+                fence.pending_sc = RemoteClocks()
+            fence.release_gpu = self._gpu_release(clocks)
+        fence.release_cta = ClockSet.zero(self._warps)
+        clocks.release(fence.release_cta)
 
-    def _known(self, views: WarpViews) -> Abroad:
-        """What a release of this warp tells other CTAs."""
-        return Abroad({**views.known.abroad.ctas, self._cta: self._own(views)})
+    def _gpu_release(self, clocks: WarpClocks) -> RemoteClocks:
+        """What a release of this warp passes to other CTAs."""
+        return RemoteClocks({**clocks.all_lanes.remote.by_cta, self._cta: self._own_clock(clocks)})
 
-    def _own(self, views: WarpViews) -> Known:
-        base, proxied = views.handing_on()
-        return Known(tuple(base.clocks), base.tokens, tuple(proxied.clocks))
+    def _own_clock(self, clocks: WarpClocks) -> RemoteClock:
+        base, async_proxy = clocks.released_clocks()
+        return RemoteClock(tuple(base.by_warp), base.tokens, tuple(async_proxy.by_warp))
 
-    def _learn(self, far: Abroad, views: WarpViews) -> None:
-        """The warp has acquired it; of its own CTA too, if another has handed that on."""
-        for cta, known in far.ctas.items():
+    def _acquire_remote(self, released: RemoteClocks, clocks: WarpClocks) -> None:
+        """Acquire clocks of other CTAs, and of this one where another CTA passed them back."""
+        for cta, clock in released.by_cta.items():
             if cta == self._cta:
-                views.known.base.join(View(list(known.clocks), known.tokens))
-                views.known.proxied["global"].join(View(list(known.proxied)))
+                clocks.all_lanes.base.join(VectorClock(list(clock.by_warp), clock.tokens))
+                clocks.all_lanes.async_proxy["global"].join(VectorClock(list(clock.async_proxy)))
             else:
-                views.known.abroad.learn(cta, known)
-        self.nearly.acquired.join(far)
+                clocks.all_lanes.remote.join_cta(cta, clock)
+        self.near_misses.acquired.join(released)
 
 
-_EMPTY = Word()
+_EMPTY = SyncWord()
 
 
-def _joined(one: Carried, other: Carried, warps: int) -> Carried:
-    found = Carried.of(warps)
+def _joined(one: ClockSet, other: ClockSet, warps: int) -> ClockSet:
+    found = ClockSet.zero(warps)
     found.join(one)
     found.join(other)
     return found

@@ -1,5 +1,5 @@
-"""Tensor memory: who wrote and read each cell, and whether its allocation is ordered with those that use
-it."""
+"""The shadow of one CTA's tensor memory, and the order between tcgen05.alloc, accesses and
+tcgen05.dealloc."""
 
 from __future__ import annotations
 
@@ -8,84 +8,98 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gdnbench.sim.checker.events import Event
-from gdnbench.sim.checker.happens_before import USED_ALONE, Cause, Pair, Unordered, Verdict, unordered_in_tmem
-from gdnbench.sim.checker.shadow import NOBODY, Cells, ReadSets, Shadow
+from gdnbench.sim.checker.happens_before import (
+    USED_ALONE,
+    Cause,
+    LanePair,
+    Unordered,
+    Verdict,
+    unordered_in_tmem,
+)
+from gdnbench.sim.checker.shadow import NO_ACCESS, Cells, ReadSets, ShadowMemory
 from gdnbench.sim.machine.footprint import TMEM_COLUMNS
 
 if TYPE_CHECKING:
-    from gdnbench.sim.checker.cta_detector import Follower
+    from gdnbench.sim.checker.cta_detector import CtaRaceDetector
 
 LANES = 128
 MEMORY = "tmem"
 
 
-class TensorMemory:
+class TmemShadow:
     """The shadow of one CTA's. `allocations` by first column: how many, and the tcgen05.alloc; `freed` by
     first column: the tcgen05.dealloc that has been reached."""
 
-    def __init__(self, follower: Follower, sets: ReadSets) -> None:
-        self._follower = follower
-        self._shadow = Shadow(0, sets)
+    def __init__(self, detector: CtaRaceDetector, sets: ReadSets) -> None:
+        self._detector = detector
+        self._shadow = ShadowMemory(0, sets)
         self._sets = sets
         self._owner = np.zeros(TMEM_COLUMNS, np.int32)
         self._freed = np.zeros(TMEM_COLUMNS, np.int32)
 
-    def touch(self, cells: Cells, event: Event) -> None:
+    def record_access(self, cells: Cells, event: Event) -> None:
         """`event`, a tcgen05 operation, touches `cells`: 512 lane + column."""
-        follower = self._follower
-        views = follower.views[event.warp]
+        detector = self._detector
+        clocks = detector.warp_clocks[event.warp]
         self._check_allocated(cells, event)
-        shadow = self._there()
+        shadow = self._allocated_shadow()
         numbers = np.full(len(cells), event.number, np.int32)
-        prior = shadow.writes(cells, numbers) if event.access.writes else shadow.reads(cells, numbers)
+        prior = (
+            shadow.record_writes(cells, numbers)
+            if event.access.writes
+            else shadow.record_reads(cells, numbers)
+        )
         for one in prior:
-            follower.judge(
-                one, event, lambda before, met: unordered_in_tmem(before, event, views, met), MEMORY
+            detector.check_pair(
+                one, event, lambda before, met: unordered_in_tmem(before, event, clocks, met), MEMORY
             )
 
-    def allocated(self, first: int, columns: int, event: Event) -> None:
+    def record_alloc(self, first: int, columns: int, event: Event) -> None:
         """tcgen05.alloc has given these columns."""
         self._owner[first : first + columns] = event.number
-        self._freed[first : first + columns] = NOBODY
-        self._there().forget(_block(first, columns))
+        self._freed[first : first + columns] = NO_ACCESS
+        self._allocated_shadow().clear(_block(first, columns))
 
-    def freed(self, first: int, columns: int, event: Event) -> None:
+    def record_dealloc(self, first: int, columns: int, event: Event) -> None:
         """tcgen05.dealloc is reached: all that used the columns has to be over."""
-        follower = self._follower
-        known, over = follower.views[event.warp].known, follower.views[event.warp].tokens()
+        detector = self._detector
+        known, over = (
+            detector.warp_clocks[event.warp].all_lanes,
+            detector.warp_clocks[event.warp].completed_tokens(),
+        )
         self._check_allocated(np.arange(first, first + columns, dtype=np.int64), event)
-        for number, cell in self._there().touched(_block(first, columns)):
-            before = follower.events[number]
+        for number, cell in self._allocated_shadow().prior_accesses(_block(first, columns)):
+            before = detector.events[number]
             if before.token is not None and not over >> before.token & 1:
                 why = Unordered(
                     Cause.RACE, Verdict.ERROR, "a wait for the first, and a barrier before tcgen05.dealloc"
                 )
-                if known.used >> before.token & 1:
+                if known.loads_used >> before.token & 1:
                     why = USED_ALONE
-                follower.findings.pair(why, before, event, MEMORY, cell)
+                detector.findings.add_pair(why, before, event, MEMORY, cell)
         self._freed[first : first + columns] = event.number
 
     def _check_allocated(self, cells: Cells, event: Event) -> None:
-        follower = self._follower
-        views = follower.views[event.warp]
+        detector = self._detector
+        clocks = detector.warp_clocks[event.warp]
         columns = np.flatnonzero(np.bincount(cells % TMEM_COLUMNS))
         for number in np.unique(self._owner[columns]).tolist():
-            if number == NOBODY:
+            if number == NO_ACCESS:
                 continue  # not allocated: the machine says so
-            alloc = follower.events[number]
-            if alloc.warp != event.warp and not views.knows(alloc, Pair(alloc.lane, event.lane)):
+            alloc = detector.events[number]
+            if alloc.warp != event.warp and not clocks.ordered_after(alloc, LanePair(alloc.lane, event.lane)):
                 why = Unordered(
                     Cause.RACE, Verdict.ERROR, "a barrier between tcgen05.alloc and the first use"
                 )
-                follower.findings.pair(why, alloc, event, MEMORY, int(columns[0]))
+                detector.findings.add_pair(why, alloc, event, MEMORY, int(columns[0]))
         for number in np.unique(self._freed[columns]).tolist():
-            if number != NOBODY:
+            if number != NO_ACCESS:
                 why = Unordered(Cause.RACE, Verdict.ERROR, "a barrier before tcgen05.dealloc")
-                follower.findings.pair(why, follower.events[number], event, MEMORY, int(columns[0]))
+                detector.findings.add_pair(why, detector.events[number], event, MEMORY, int(columns[0]))
 
-    def _there(self) -> Shadow:
+    def _allocated_shadow(self) -> ShadowMemory:
         if not self._shadow.writer.size:
-            self._shadow = Shadow(LANES * TMEM_COLUMNS, self._sets)
+            self._shadow = ShadowMemory(LANES * TMEM_COLUMNS, self._sets)
         return self._shadow
 
 

@@ -1,43 +1,51 @@
-"""What is known to have happened: clocks of warps, and which asynchronous operations are over.
+"""Vector clocks: what each warp, barrier and mbarrier knows of what other warps have done.
 
-A warp's own accesses carry its clock, which advances whenever it releases what it did. An asynchronous
-operation has tokens, bits of an integer: one for its reads and one for its writes. A *view* says, of every
-warp, up to which clock its accesses are ordered before what comes now, and which tokens are. Where lanes of a
-warp release apart, it says so of single lanes.
+As in FastTrack (Flanagan and Freund, PLDI 2009) and ThreadSanitizer (Serebryany and Iskhodzhanov, WBIA 2009;
+the "clocks" of its runtime v2 and v3), every actor has a clock of its own, an access is stamped with the
+*epoch* of its actor, and an actor's *vector clock* says up to which epoch of every other actor it is ordered
+after. The access with epoch c of warp w happens before what warp v does now if VC(v)[w] >= c.
 
-Six views differ in what they are good for (PTX ISA, "Memory Consistency Model", "Proxies"; 9.7.16.6):
+Three things differ from a CPU's threads:
 
-    base       everything that synchronisation orders
-    proxied    of the generic proxy's writes, by memory, those that a fence.proxy.async handed to the async
-    proxy
-    inits      of the mbarriers' initialisations, those that a fence made visible to the async proxy
-    executed   waits at mbarriers, by their number: which ones are over, whatever memory looks like
-    converged  what would be in base if lanes of a warp handed on what they know wherever they meet, be it
-    only to execute a .sync or .aligned instruction together
-    fenced     of tensor-memory operations, those that tcgen05.fence orders where synchronisation alone does
-    not
+- The actor is a warp, and a lane where lanes of a warp release or acquire apart. A `VectorClock` has a
+  component for each warp, and components for single lanes where they are later than their warp's.
+- An asynchronous operation (TMA, cp.async, wgmma, tcgen05) is an actor that acts once. Its epoch is a
+  *token*, one bit for its reads and one for its writes. A vector clock holds the tokens of the completed
+  operations.
+- Order depends on the proxy by which memory is reached (PTX ISA, "Memory Consistency Model", "Proxies";
+  9.7.16.6 for tcgen05). So a warp has one vector clock for each kind of order, a `ClockSet`:
 
-Lanes of one warp know of each other what was done before they last met in a barrier: bar.warp.sync, or one of
-the CTA. Of itself a lane knows all: that is program order.
+    base           base causality order: releases and acquires, barriers, completed operations
+    async_proxy    of generic writes, by memory: those that a fence.proxy.async has handed to the async proxy
+    mbarrier_inits of mbarrier.init: those that a fence made visible to the async proxy
+    waits          of mbarrier waits, by their number: which waits have returned
+    converged      what base would hold if lanes also released and acquired wherever they execute a .sync or
+                   .aligned instruction together
+    tcgen05_fenced tokens of tensor-memory operations that tcgen05.fence, .commit or .wait orders
+
+What a warp knows of other CTAs is in `RemoteClocks`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
-from gdnbench.sim.checker.abroad import Abroad
-from gdnbench.sim.checker.lanes import MANY, UNSURE, Part
+from gdnbench.sim.checker.events import Event, Proxy
+from gdnbench.sim.checker.lanes import MANY, UNSURE, LaneSubset
 from gdnbench.sim.machine.engine_interface import LANES
 
 SPACES = ("shared", "global")
 
-_NEXT = 2 * LANES  # from a warp's first thread to the next one's, with room for MANY and UNSURE
+_LANE_STRIDE = (
+    2 * LANES
+)  # lane components are numbered _LANE_STRIDE * warp + lane, with room for MANY, UNSURE
 
 
-class Done(Protocol):
-    """Something that a warp did: see `events.Event`."""
+class Epoch(Protocol):
+    """When an access happened: at `clock` of `warp`, by `lane`; for an asynchronous operation, when the
+    operation `token` completes. An `events.Event` has an epoch."""
 
     @property
     def warp(self) -> int: ...
@@ -49,349 +57,447 @@ class Done(Protocol):
     def lane(self) -> int: ...
 
 
-class Met(Protocol):
-    """Where two accesses met."""
+class LanePairs(Protocol):
+    """Which lanes made two accesses to the same cells."""
 
-    def itself(self) -> bool:
-        """Whether it is one lane that did both, wherever they met."""
+    def same_lane(self) -> bool:
+        """Whether at every common cell one lane made both accesses."""
         ...
 
-    def pairs(self) -> Iterable[tuple[int, int]]:
-        """Lanes of the one before and the one now, each pair once."""
+    def lane_pairs(self) -> Iterable[tuple[int, int]]:
+        """The distinct pairs (lane of the earlier access, lane of the later one)."""
         ...
 
 
 @dataclass(slots=True)
-class View:
-    """`clocks[w]`: accesses of warp w up to this clock; `tokens`: a bit for each operation that is over.
-    `threads`: the same as `clocks` of single lanes, by 64 warp + lane, where it is later."""
+class VectorClock:
+    """`by_warp[w]`: ordered after accesses of warp w up to this clock. `tokens`: the bits of completed
+    asynchronous operations. `by_lane`: components of single lanes, by 64 warp + lane, where later than
+    `by_warp`."""
 
-    clocks: list[int]
+    by_warp: list[int]
     tokens: int = 0
-    threads: dict[int, int] = field(default_factory=dict)
+    by_lane: dict[int, int] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, warps: int) -> View:
+    def zero(cls, warps: int) -> VectorClock:
+        """The clock that is ordered after nothing."""
         return cls([0] * warps)
 
-    def join(self, other: View) -> None:
-        self.clocks = list(map(max, self.clocks, other.clocks))
+    def join(self, other: VectorClock) -> None:
+        """The componentwise maximum, in place."""
+        self.by_warp = list(map(max, self.by_warp, other.by_warp))
         self.tokens |= other.tokens
-        for thread, clock in other.threads.items():
-            self._reach(thread, clock)
+        for component, clock in other.by_lane.items():
+            self._advance_lane(component, clock)
 
-    def copy(self) -> View:
-        return View(self.clocks.copy(), self.tokens, self.threads.copy())
-
-    def reach(self, warp: int, part: Part, clock: int) -> None:
-        """What these lanes did up to `clock`."""
-        if part is None:
-            self.clocks[warp] = max(self.clocks[warp], clock)
+    def advance(self, warp: int, subset: LaneSubset, clock: int) -> None:
+        """Raise the component of a warp, or of some of its lanes, to `clock`."""
+        if subset is None:
+            self.by_warp[warp] = max(self.by_warp[warp], clock)
             return
-        for lane in part:
-            self._reach(_NEXT * warp + lane, clock)
+        for lane in subset:
+            self._advance_lane(_LANE_STRIDE * warp + lane, clock)
 
-    def _reach(self, thread: int, clock: int) -> None:
-        if clock > max(self.clocks[thread // _NEXT], self.threads.get(thread, 0)):
-            self.threads[thread] = clock
+    def _advance_lane(self, component: int, clock: int) -> None:
+        if clock > max(self.by_warp[component // _LANE_STRIDE], self.by_lane.get(component, 0)):
+            self.by_lane[component] = clock
 
-    def has(self, done: Done) -> bool:
-        """Whether it has it whatever the lane."""
-        if done.token is not None:
-            return bool(self.tokens >> done.token & 1)
-        return self.clocks[done.warp] >= done.clock
+    def contains(self, epoch: Epoch) -> bool:
+        """Whether it is ordered after the epoch, whichever lane of the warp made the access."""
+        if epoch.token is not None:
+            return bool(self.tokens >> epoch.token & 1)
+        return self.by_warp[epoch.warp] >= epoch.clock
 
-    def has_of(self, done: Done, lane: int) -> bool:
-        """Whether it has what `lane` did of it."""
-        if self.has(done):
+    def contains_lane(self, epoch: Epoch, lane: int) -> bool:
+        """Whether it is ordered after the part of the access that `lane` made."""
+        if self.contains(epoch):
             return True
-        if done.token is not None or not self.threads:
+        if epoch.token is not None or not self.by_lane:
             return False
         if lane != UNSURE:
-            return self.threads.get(_NEXT * done.warp + lane, 0) >= done.clock
+            return self.by_lane.get(_LANE_STRIDE * epoch.warp + lane, 0) >= epoch.clock
         return any(
-            thread // _NEXT == done.warp and clock >= done.clock for thread, clock in self.threads.items()
+            component // _LANE_STRIDE == epoch.warp and clock >= epoch.clock
+            for component, clock in self.by_lane.items()
         )
 
 
-@dataclass(slots=True)
-class Carried:
-    """What passes from those that release to those that acquire. `fenced` are tokens that a
-    tcgen05.fence::before_thread_sync or a tcgen05.commit released; `piped`, those that were issued before
-    such a fence and may still be under way: what the tensor core takes up later follows them. `abroad` is
-    what is known of other CTAs; `fence_sc`, what a fence.sc followed: one that comes after it follows that
-    too."""
+class RemoteClock(NamedTuple):
+    """A vector clock of another CTA, for global memory: components of its warps, and its completed tokens.
+    `async_proxy` are the components up to which a fence.proxy.async has handed its generic writes to the
+    async proxy."""
 
-    base: View
-    proxied: dict[str, View]
-    inits: View
-    executed: View
-    converged: View
-    fenced: int = 0
-    piped: int = 0
-    used: int = 0  # tcgen05.ld of which a register was used, waited for or not
-    abroad: Abroad = field(default_factory=Abroad)
-    fence_sc: Abroad = field(default_factory=Abroad)
+    by_warp: tuple[int, ...]
+    tokens: int
+    async_proxy: tuple[int, ...]
+
+    def join(self, other: RemoteClock) -> RemoteClock:
+        """The componentwise maximum. Returns one of the two itself where that one is the maximum, which is
+        the common case."""
+        found = RemoteClock(
+            tuple(map(max, self.by_warp, other.by_warp)),
+            self.tokens | other.tokens,
+            tuple(map(max, self.async_proxy, other.async_proxy)),
+        )
+        return self if found == self else other if found == other else found
+
+    def contains_issue(self, event: Event) -> bool:
+        """Whether it is ordered after the instruction of `event`, be its asynchronous operation complete or
+        not."""
+        return self.by_warp[event.warp] >= event.clock
+
+    def contains(self, event: Event) -> bool:
+        """Whether it is ordered after the access, for an access through the generic proxy."""
+        return self.contains_issue(event) if event.token is None else bool(self.tokens >> event.token & 1)
+
+    def visible_through(self, event: Event, proxy: Proxy) -> bool:
+        """Whether an access through `proxy` sees what `event` wrote, if `contains(event)`. Completion of an
+        asynchronous operation includes a proxy fence (PTX ISA, "Async Proxy")."""
+        if proxy is Proxy.GENERIC or event.proxy is not Proxy.GENERIC or not event.access.writes:
+            return True
+        return self.async_proxy[event.warp] >= event.clock
+
+
+@dataclass(slots=True)
+class RemoteClocks:
+    """What a warp, or a synchronisation variable, knows of other CTAs: a `RemoteClock` for each CTA that has
+    been synchronised with. Empty in a launch whose CTAs never synchronise."""
+
+    by_cta: dict[int, RemoteClock] = field(default_factory=dict)
+
+    def join(self, other: RemoteClocks) -> None:
+        """The componentwise maximum, in place."""
+        for cta, clock in other.by_cta.items():
+            self.join_cta(cta, clock)
+
+    def joined(self, other: RemoteClocks) -> RemoteClocks:
+        """The componentwise maximum; changes neither."""
+        if not other.by_cta:
+            return self
+        found = RemoteClocks(self.by_cta.copy())
+        found.join(other)
+        return found
+
+    def join_cta(self, cta: int, clock: RemoteClock) -> None:
+        """Join the clock of one CTA."""
+        mine = self.by_cta.get(cta)
+        if mine is not clock:
+            self.by_cta[cta] = clock if mine is None else mine.join(clock)
+
+    def fence_proxy(self) -> None:
+        """fence.proxy.async: hand all writes that these clocks are ordered after to the async proxy."""
+        for cta, clock in self.by_cta.items():
+            self.by_cta[cta] = clock._replace(async_proxy=clock.by_warp)
+
+
+@dataclass(slots=True)
+class ClockSet:
+    """A vector clock for each kind of order (see the module's docstring): what a warp knows, and what a
+    release stores in a barrier, an mbarrier or a variable for those that acquire.
+
+    `tcgen05_fenced`: tokens that a tcgen05.fence::before_thread_sync or a tcgen05.commit released.
+    `tensor_pipe`: tokens issued before such a fence and perhaps not complete; the tensor core runs what is
+    issued later after them. `loads_used`: tokens of each tcgen05.ld of which an instruction used a register,
+    with or without a tcgen05.wait::ld. `remote`: clocks of other CTAs. `fence_sc`: what precedes a fence.sc;
+    a later fence.sc is ordered after it too."""
+
+    base: VectorClock
+    async_proxy: dict[str, VectorClock]
+    mbarrier_inits: VectorClock
+    waits: VectorClock
+    converged: VectorClock
+    tcgen05_fenced: int = 0
+    tensor_pipe: int = 0
+    loads_used: int = 0
+    remote: RemoteClocks = field(default_factory=RemoteClocks)
+    fence_sc: RemoteClocks = field(default_factory=RemoteClocks)
 
     @classmethod
-    def of(cls, warps: int) -> Carried:
-        proxied = {space: View.of(warps) for space in SPACES}
-        return cls(View.of(warps), proxied, View.of(warps), View.of(warps), View.of(warps))
+    def zero(cls, warps: int) -> ClockSet:
+        """The set that is ordered after nothing, in a CTA of `warps` warps."""
+        async_proxy = {space: VectorClock.zero(warps) for space in SPACES}
+        base, inits, waits, converged = (VectorClock.zero(warps) for _ in range(4))
+        return cls(base, async_proxy, inits, waits, converged)
 
-    def order(self, other: Carried) -> None:
-        """Join what is known of shared and global memory."""
+    def join_memory(self, other: ClockSet) -> None:
+        """Join what orders shared and global memory."""
         self.base.join(other.base)
-        for space, view in self.proxied.items():
-            view.join(other.proxied[space])
-        self.inits.join(other.inits)
-        self.executed.join(other.executed)
+        for space, clock in self.async_proxy.items():
+            clock.join(other.async_proxy[space])
+        self.mbarrier_inits.join(other.mbarrier_inits)
+        self.waits.join(other.waits)
         self.converged.join(other.converged)
-        self.order_elsewhere(other)
+        self.join_warp_wide(other)
 
-    def order_elsewhere(self, other: Carried) -> None:
-        """The part of it that a warp's lanes know together."""
-        self.used |= other.used
-        self.abroad.join(other.abroad)
+    def join_warp_wide(self, other: ClockSet) -> None:
+        """Join the part that is kept for a whole warp and never for single lanes."""
+        self.loads_used |= other.loads_used
+        self.remote.join(other.remote)
         self.fence_sc.join(other.fence_sc)
 
-    def join(self, other: Carried) -> None:
-        self.order(other)
-        self.fenced |= other.fenced
-        self.piped |= other.piped
+    def join(self, other: ClockSet) -> None:
+        """Join everything, tensor memory included."""
+        self.join_memory(other)
+        self.tcgen05_fenced |= other.tcgen05_fenced
+        self.tensor_pipe |= other.tensor_pipe
 
 
 @dataclass(slots=True)
-class Own:
-    """What each lane of a warp knows of what it did itself, and other lanes do not yet: clocks up to which
-    its writes are handed to the async proxy, and its mbarriers' initialisations; what it waited for."""
+class OwnClocks:
+    """What each lane of a warp knows of its own accesses and other lanes do not know yet: the clock up to
+    which its writes are handed to the async proxy, by memory; the same of its mbarrier.init; the tokens that
+    it has waited for."""
 
-    proxied: dict[str, int] = field(default_factory=lambda: dict.fromkeys(SPACES, 0))
-    inits: int = 0
+    async_proxy: dict[str, int] = field(default_factory=lambda: dict.fromkeys(SPACES, 0))
+    mbarrier_inits: int = 0
     tokens: int = 0
 
 
 @dataclass(slots=True)
-class WarpViews:
-    """What one warp knows. `known` is what accesses of any lane are ordered after, `apart` what those of one
-    lane are besides, `own` what each lane knows of itself.
+class WarpClocks:
+    """The clocks of one warp. `own_clock` is its own component: the clock of its next access, raised by every
+    release. `all_lanes` is what every lane is ordered after, `per_lane` what a single lane is ordered after
+    besides, `own` what each lane knows of itself.
 
-    Of tensor memory, which warps use as one: `fenced` is what tcgen05 operations are ordered after, `piped`
-    what its products and copies follow; `released` and `synced` hold both between the fences and the
-    synchronisation."""
+    For tensor memory, which a warp uses as a whole, `all_lanes.tcgen05_fenced` is what its tcgen05 operations
+    are ordered after and `all_lanes.tensor_pipe` what its products and copies follow. The `released_` tokens
+    have passed tcgen05.fence::before_thread_sync and no release yet; the `acquired_` tokens have been
+    acquired and have not passed tcgen05.fence::after_thread_sync yet."""
 
-    index: int
-    known: Carried
-    clock: int = 1
-    released: int = 0
-    released_piped: int = 0
-    synced: int = 0
-    synced_piped: int = 0
-    own: Own = field(default_factory=Own)
-    apart: dict[int, Carried] = field(default_factory=dict)
+    warp: int
+    all_lanes: ClockSet
+    own_clock: int = 1
+    released_fenced: int = 0
+    released_pipe: int = 0
+    acquired_fenced: int = 0
+    acquired_pipe: int = 0
+    own: OwnClocks = field(default_factory=OwnClocks)
+    per_lane: dict[int, ClockSet] = field(default_factory=dict)
 
-    # What is ordered
+    # Queries
 
-    def knows(self, done: Done, met: Met) -> bool:
-        """Whether what comes now is ordered after `done` wherever they met."""
-        base = self.known.base
-        if base.has(done):
+    def ordered_after(self, epoch: Epoch, lanes: LanePairs) -> bool:
+        """Whether the warp's next access is ordered after `epoch`, for all of `lanes`."""
+        base = self.all_lanes.base
+        if base.contains(epoch):
             return True
-        its = done.warp == self.index and (done.token is None or bool(self.own.tokens >> done.token & 1))
-        return self._of_all(done, met, base, lambda apart: apart.base, its)
+        own = epoch.warp == self.warp and (epoch.token is None or bool(self.own.tokens >> epoch.token & 1))
+        return self._contains_lanes(epoch, lanes, base, lambda of_lane: of_lane.base, own)
 
-    def converged(self, done: Done, met: Met) -> bool:
-        """Whether it would be if the meetings of lanes ordered memory."""
-        view = self.known.converged
-        return view.has(done) or self._of_all(done, met, view, lambda apart: apart.converged, False)
+    def ordered_by_convergence(self, epoch: Epoch, lanes: LanePairs) -> bool:
+        """Whether it would be, if .sync and .aligned instructions of a warp's lanes ordered memory."""
+        clock = self.all_lanes.converged
+        return clock.contains(epoch) or self._contains_lanes(
+            epoch, lanes, clock, lambda of_lane: of_lane.converged, False
+        )
 
-    def proxied(self, memory: str, done: Done, met: Met) -> bool:
-        """Whether an access to `memory` that it is ordered after was handed to the async proxy."""
-        view = self.known.proxied[memory]
-        its = self._did(done, self.own.proxied[memory])
-        return view.has(done) or self._of_all(done, met, view, lambda apart: apart.proxied[memory], its)
+    def visible_to_async_proxy(self, memory: str, epoch: Epoch, lanes: LanePairs) -> bool:
+        """Whether a generic access to `memory` was handed to the async proxy, if `ordered_after` holds."""
+        clock = self.all_lanes.async_proxy[memory]
+        own = self._is_own(epoch, self.own.async_proxy[memory])
+        return clock.contains(epoch) or self._contains_lanes(
+            epoch, lanes, clock, lambda of_lane: of_lane.async_proxy[memory], own
+        )
 
-    def initialised(self, done: Done, met: Met) -> bool:
+    def init_visible(self, epoch: Epoch, lanes: LanePairs) -> bool:
         """The same of an mbarrier.init."""
-        view = self.known.inits
-        its = self._did(done, self.own.inits)
-        return view.has(done) or self._of_all(done, met, view, lambda apart: apart.inits, its)
+        clock = self.all_lanes.mbarrier_inits
+        own = self._is_own(epoch, self.own.mbarrier_inits)
+        return clock.contains(epoch) or self._contains_lanes(
+            epoch, lanes, clock, lambda of_lane: of_lane.mbarrier_inits, own
+        )
 
-    def _did(self, done: Done, until: int) -> bool:
-        return done.warp == self.index and until >= done.clock
+    def _is_own(self, epoch: Epoch, until: int) -> bool:
+        return epoch.warp == self.warp and until >= epoch.clock
 
-    def _of_all(self, done: Done, met: Met, view: View, of: Callable[[Carried], View], its: bool) -> bool:
-        """Whether `view`, or that `of` a lane, has what each lane did of `done`; `its`: what a lane did
-        itself counts too."""
-        if its and met.itself():
+    def _contains_lanes(
+        self,
+        epoch: Epoch,
+        lanes: LanePairs,
+        clock: VectorClock,
+        lane_clock: Callable[[ClockSet], VectorClock],
+        own: bool,
+    ) -> bool:
+        """Whether, for each pair of lanes, `clock` or the later lane's `lane_clock` contains the earlier
+        lane's access. `own`: a lane is also ordered after its own access (program order)."""
+        if own and lanes.same_lane():
             return True
-        for before, now in met.pairs():
-            if before == MANY and done.lane != MANY:
-                before = done.lane
-            if view.has_of(done, before):
+        for before, now in lanes.lane_pairs():
+            if before == MANY and epoch.lane != MANY:
+                before = epoch.lane
+            if clock.contains_lane(epoch, before):
                 continue
-            if its and (UNSURE in (before, now) or before == now != MANY):
+            if own and (UNSURE in (before, now) or before == now != MANY):
                 continue  # no finding rests on lanes that are not known
-            apart = self.apart.get(now)
-            if apart is None or not of(apart).has_of(done, before):
+            of_lane = self.per_lane.get(now)
+            if of_lane is None or not lane_clock(of_lane).contains_lane(epoch, before):
                 return False
         return True
 
-    def tokens(self) -> int:
-        """Operations that some lane knows to be over."""
-        known = self.known.base.tokens | self.own.tokens
-        for apart in self.apart.values():
-            known |= apart.base.tokens
-        return known
+    def completed_tokens(self) -> int:
+        """The tokens of operations that some lane is ordered after."""
+        tokens = self.all_lanes.base.tokens | self.own.tokens
+        for of_lane in self.per_lane.values():
+            tokens |= of_lane.base.tokens
+        return tokens
 
-    # What orders
+    # Release and acquire
 
-    def release(self, into: Carried, part: Part = None, *, relaxed: bool = False) -> None:
-        """Lanes hand on what they know, of memory unless `relaxed`; what comes after has a later clock. That
-        they have waited before is program order, relaxed or not."""
+    def release(self, into: ClockSet, subset: LaneSubset = None, *, relaxed: bool = False) -> None:
+        """Join the clocks of these lanes into a synchronisation object's, then raise the warp's own clock. A
+        `relaxed` release orders no memory; it still orders waits, by program order."""
         if relaxed:
-            into.executed.reach(self.index, None, self.known.executed.clocks[self.index])
+            into.waits.advance(self.warp, None, self.all_lanes.waits.by_warp[self.warp])
         else:
-            self._hand_on(into, part, self.clock)
-        into.fenced |= self.released
-        into.piped |= self.released_piped
+            self._release_into(into, subset, self.own_clock)
+        into.tcgen05_fenced |= self.released_fenced
+        into.tensor_pipe |= self.released_pipe
         self.tick()
 
-    def acquire(self, carried: Carried, part: Part = None, *, relaxed: bool = False) -> None:
-        """Lanes take over what others released."""
+    def acquire(self, released: ClockSet, subset: LaneSubset = None, *, relaxed: bool = False) -> None:
+        """Join a synchronisation object's clocks into those of these lanes; of memory unless `relaxed`."""
         if not relaxed:
-            for known in self._of(part):
-                known.order(carried)
-            self.known.order_elsewhere(carried)
-        self.synced |= carried.fenced
-        self.synced_piped |= carried.piped
+            for clocks in self._clocks_of(subset):
+                clocks.join_memory(released)
+            self.all_lanes.join_warp_wide(released)
+        self.acquired_fenced |= released.tcgen05_fenced
+        self.acquired_pipe |= released.tensor_pipe
 
-    def together(self, part: Part) -> None:
-        """Lanes meet in a barrier that orders memory."""
-        if part is not None:
-            carried = Carried.of(len(self.known.base.clocks))
-            self._hand_on(carried, part, self.clock)
-            for known in self._of(part):
-                known.order(carried)
+    def synchronize_lanes(self, subset: LaneSubset) -> None:
+        """bar.warp.sync or a barrier of the CTA: these lanes release and acquire among themselves."""
+        if subset is not None:
+            released = ClockSet.zero(len(self.all_lanes.base.by_warp))
+            self._release_into(released, subset, self.own_clock)
+            for clocks in self._clocks_of(subset):
+                clocks.join_memory(released)
         else:
-            self._hand_on(self.known, None, self.clock)
-            self.apart.clear()
+            self._release_into(self.all_lanes, None, self.own_clock)
+            self.per_lane.clear()
             self.own.tokens = 0
         self.tick()
 
-    def converge(self, part: Part) -> None:
-        """Lanes meet, and the PTX ISA does not say that this orders memory."""
-        if part is None and not self.apart:
-            self.known.converged.reach(self.index, None, self.clock)
+    def converge_lanes(self, subset: LaneSubset) -> None:
+        """These lanes execute a .sync or .aligned instruction together, of which the PTX ISA does not say
+        that it orders memory: only `converged` changes."""
+        if subset is None and not self.per_lane:
+            self.all_lanes.converged.advance(self.warp, None, self.own_clock)
             self.tick()
             return
-        met = View.of(len(self.known.base.clocks))
-        met.reach(self.index, part, self.clock)
-        for lane, apart in self.apart.items():
-            if part is None or lane in part:
-                met.join(apart.base)
-        for known in self._of(part):
-            known.converged.join(met)
+        met = VectorClock.zero(len(self.all_lanes.base.by_warp))
+        met.advance(self.warp, subset, self.own_clock)
+        for lane, of_lane in self.per_lane.items():
+            if subset is None or lane in subset:
+                met.join(of_lane.base)
+        for clocks in self._clocks_of(subset):
+            clocks.converged.join(met)
         self.tick()
 
-    def handed_on(self, part: Part) -> Carried:
-        """What the end of an operation that lanes set going now will tell: what was known of others, and what
-        these lanes have released. By then that is over, since the operation follows it; what they did since
-        their last release need not be."""
-        carried = Carried.of(len(self.known.base.clocks))
-        self._hand_on(carried, part, self.clock - 1)
-        return carried
+    def clocks_at_issue(self, subset: LaneSubset) -> ClockSet:
+        """What completion of an asynchronous operation releases that these lanes issue now: what they know of
+        others, and their own accesses up to their last release. Those are ordered before the operation;
+        accesses since that release need not be."""
+        released = ClockSet.zero(len(self.all_lanes.base.by_warp))
+        self._release_into(released, subset, self.own_clock - 1)
+        return released
 
-    def handing_on(self) -> tuple[View, View]:
-        """What a release hands on now, as it is in base and, of global memory, in proxied."""
-        carried = Carried.of(len(self.known.base.clocks))
-        self._hand_on(carried, None, self.clock)
-        return carried.base, carried.proxied["global"]
+    def released_clocks(self) -> tuple[VectorClock, VectorClock]:
+        """What a release of the whole warp passes on now: `base`, and `async_proxy` of global memory."""
+        released = ClockSet.zero(len(self.all_lanes.base.by_warp))
+        self._release_into(released, None, self.own_clock)
+        return released.base, released.async_proxy["global"]
 
-    def _hand_on(self, into: Carried, part: Part, clock: int) -> None:
-        """What these lanes know, of themselves up to `clock`."""
-        if into is not self.known:
-            into.order(self.known)
-        for lane, apart in self.apart.items():
-            if part is None or lane in part:
-                into.order(apart)
-        into.base.reach(self.index, part, clock)
-        for space, fenced in self.own.proxied.items():
-            into.proxied[space].reach(self.index, part, fenced)
-        into.inits.reach(self.index, part, self.own.inits)
-        if part is None:
+    def _release_into(self, into: ClockSet, subset: LaneSubset, clock: int) -> None:
+        """Join what these lanes know, and their own accesses up to `clock`."""
+        if into is not self.all_lanes:
+            into.join_memory(self.all_lanes)
+        for lane, of_lane in self.per_lane.items():
+            if subset is None or lane in subset:
+                into.join_memory(of_lane)
+        into.base.advance(self.warp, subset, clock)
+        for space, fenced in self.own.async_proxy.items():
+            into.async_proxy[space].advance(self.warp, subset, fenced)
+        into.mbarrier_inits.advance(self.warp, subset, self.own.mbarrier_inits)
+        if subset is None:
             into.base.tokens |= self.own.tokens
 
-    def _of(self, part: Part) -> list[Carried]:
-        """Where it is kept what these lanes learn."""
-        if part is None:
-            return [self.known]
-        for lane in part:
-            if lane not in self.apart:
-                self.apart[lane] = Carried.of(len(self.known.base.clocks))
-        return [self.apart[lane] for lane in part]
+    def _clocks_of(self, subset: LaneSubset) -> list[ClockSet]:
+        """The clock sets that an acquire of these lanes changes."""
+        if subset is None:
+            return [self.all_lanes]
+        for lane in subset:
+            if lane not in self.per_lane:
+                self.per_lane[lane] = ClockSet.zero(len(self.all_lanes.base.by_warp))
+        return [self.per_lane[lane] for lane in subset]
 
-    def waited(self) -> int:
-        """The warp has waited for a phase: the number of this wait."""
-        self.known.executed.clocks[self.index] += 1
-        return self.known.executed.clocks[self.index]
+    def count_wait(self) -> int:
+        """The warp has waited for an mbarrier's phase. Returns the number of this wait."""
+        self.all_lanes.waits.by_warp[self.warp] += 1
+        return self.all_lanes.waits.by_warp[self.warp]
 
-    def over(self, tokens: int) -> None:
-        """The warp has waited for these operations, as one."""
-        self.known.base.tokens |= tokens
-        self.known.fenced |= tokens
+    def complete(self, tokens: int) -> None:
+        """The warp has waited as a whole for these operations (wgmma.wait_group, tcgen05.wait)."""
+        self.all_lanes.base.tokens |= tokens
+        self.all_lanes.tcgen05_fenced |= tokens
 
-    def over_for(self, tokens: int, part: Part) -> None:
-        """Lanes have waited for these operations, each for its own."""
-        if part is None:
+    def complete_for_lanes(self, tokens: int, subset: LaneSubset) -> None:
+        """Lanes have waited for these operations, each for its own (cp.async and bulk groups)."""
+        if subset is None:
             self.own.tokens |= tokens
         else:
-            for known in self._of(part):
-                known.base.tokens |= tokens
+            for clocks in self._clocks_of(subset):
+                clocks.base.tokens |= tokens
 
     def tick(self) -> None:
-        self.clock += 1
+        """Raise the warp's own clock: what it does next is not covered by its releases so far."""
+        self.own_clock += 1
 
-    def fence_proxy(self, spaces: Iterable[str], part: Part) -> None:
-        """fence.proxy.async: the async proxy sees what is known of these memories."""
-        base, spaces = self.known.base, tuple(spaces)
-        if part is None:
-            everyone = [self.known, *self.apart.values()]
-            self.own.inits = self.clock
+    # Fences
+
+    def fence_proxy(self, spaces: Iterable[str], subset: LaneSubset) -> None:
+        """fence.proxy.async: hand what these lanes are ordered after to the async proxy, for `spaces`."""
+        base, spaces = self.all_lanes.base, tuple(spaces)
+        if subset is None:
+            fenced = [self.all_lanes, *self.per_lane.values()]
+            self.own.mbarrier_inits = self.own_clock
             for space in spaces:
-                self.own.proxied[space] = self.clock
+                self.own.async_proxy[space] = self.own_clock
         else:
-            everyone = self._of(part)
-        for known in everyone:
+            fenced = self._clocks_of(subset)
+        for clocks in fenced:
             for space in spaces:
-                known.proxied[space].join(known.base)
-                known.proxied[space].join(base)
-            known.inits.join(known.base)
-            known.inits.join(base)
+                clocks.async_proxy[space].join(clocks.base)
+                clocks.async_proxy[space].join(base)
+            clocks.mbarrier_inits.join(clocks.base)
+            clocks.mbarrier_inits.join(base)
         if "global" in spaces:
-            self.known.abroad.fence_proxy()
-        self._fenced(part, spaces)
+            self.all_lanes.remote.fence_proxy()
+        self._fence_own(subset, spaces)
         self.tick()
 
-    def _fenced(self, part: Part, spaces: Iterable[str]) -> None:
-        """Lanes that fence apart have fenced their own."""
-        for lane in part or ():
+    def _fence_own(self, subset: LaneSubset, spaces: Iterable[str]) -> None:
+        """Single lanes that fence hand over their own accesses."""
+        for lane in subset or ():
             for space in spaces:
-                self.apart[lane].proxied[space].reach(self.index, (lane,), self.clock)
-            self.apart[lane].inits.reach(self.index, (lane,), self.clock)
+                self.per_lane[lane].async_proxy[space].advance(self.warp, (lane,), self.own_clock)
+            self.per_lane[lane].mbarrier_inits.advance(self.warp, (lane,), self.own_clock)
 
-    def fence_init(self, part: Part) -> None:
-        """fence.mbarrier_init: of those that these lanes have initialised (PTX ISA, "membar, fence")."""
-        if part is None:
-            self.own.inits = self.clock
+    def fence_mbarrier_init(self, subset: LaneSubset) -> None:
+        """fence.mbarrier_init: of the mbarriers that these lanes have initialised (PTX ISA, "membar,
+        fence")."""
+        if subset is None:
+            self.own.mbarrier_inits = self.own_clock
         else:
-            self._of(part)
-            self._fenced(part, ())
+            self._clocks_of(subset)
+            self._fence_own(subset, ())
         self.tick()
 
-    def before_thread_sync(self) -> None:
-        self.released |= self.known.fenced
-        self.released_piped |= self.known.piped
+    def tcgen05_fence_before(self) -> None:
+        """tcgen05.fence::before_thread_sync: later releases pass on the tensor-memory tokens too."""
+        self.released_fenced |= self.all_lanes.tcgen05_fenced
+        self.released_pipe |= self.all_lanes.tensor_pipe
 
-    def after_thread_sync(self) -> None:
-        self.known.fenced |= self.synced
-        self.known.piped |= self.synced_piped
+    def tcgen05_fence_after(self) -> None:
+        """tcgen05.fence::after_thread_sync: later tcgen05 operations follow the tokens acquired so far."""
+        self.all_lanes.tcgen05_fenced |= self.acquired_fenced
+        self.all_lanes.tensor_pipe |= self.acquired_pipe

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from types import FrameType
 
-from gdnbench.sim.checker.cta_detector import Follower
-from gdnbench.sim.checker.findings import Found, Side
+from gdnbench.sim.checker.cta_detector import CtaRaceDetector
+from gdnbench.sim.checker.findings import FindingGroup, Side
 from gdnbench.sim.checker.grid import LaunchChecker
 from gdnbench.sim.checker.happens_before import Verdict
 from gdnbench.sim.errors import FaultKind, KernelFault, SimError
@@ -85,7 +85,7 @@ class _Watched:
     """One CTA's checker with what it is told counted; ends the run at the first error that is not in `known`,
     if it is given. Seam: `Checker`."""
 
-    checker: Follower
+    checker: CtaRaceDetector
     executed: _Executed
     known: Container[Cause] | None
     findings: int = 0
@@ -210,7 +210,7 @@ def run(
     return Run(after, found, executed, fault, endless)
 
 
-def _cause(found: Found) -> Cause:
+def _cause(found: FindingGroup) -> Cause:
     cause = found.cause if isinstance(found.cause, str) else found.cause.value
     sides = (found.first, found.second)
     if found.verdict is Verdict.REVIEW:  # one for all that have the same opcodes, and the places of the first

@@ -63,7 +63,7 @@ def written(path: Path, text: str) -> Path:
 )
 def test_what_an_entry_fits(tmp_path: Path, entry: str, fits: list[str]) -> None:
     accepted = Accepted.read(written(tmp_path, f'[[accept]]\n{entry}\nreason = "so it is"'))
-    found = dict(zip(ALL, accepted.of(findings()), strict=True))
+    found = dict(zip(ALL, accepted.apply(findings()), strict=True))
     assert [name for name, finding in found.items() if finding.accepted == "so it is"] == fits
     assert [name for name, finding in found.items() if finding.accepted is None] == [
         name for name in ALL if name not in fits
@@ -95,14 +95,14 @@ def test_a_star_stands_for_any_text(tmp_path: Path, pattern: str, fits: bool) ->
         Evidence(Verdict.ERROR, "race", "k", "a barrier", first=None, second=store), 0
     )
     accepted = Accepted.read(written(tmp_path, f"[[accept]]\nptx = '{pattern}'\nreason = 'r'"))
-    assert (accepted.of([found])[0].accepted == "r") is fits
+    assert (accepted.apply([found])[0].accepted == "r") is fits
 
 
 def test_faults_and_notes_are_not_accepted(tmp_path: Path) -> None:
     accepted = Accepted.read(written(tmp_path, '[[accept]]\nkernel = "*"\nreason = "all"'))
     fault = Finding.of_fault(KernelFault(FaultKind.TRAP, "trap", STORE.place), 0)
     note = Finding(Severity.NOTE, "note", "race", 0)
-    assert accepted.of([fault, note]) == (fault, note)
+    assert accepted.apply([fault, note]) == (fault, note)
 
 
 def test_entries_that_fit_nothing_are_told(tmp_path: Path) -> None:
@@ -112,7 +112,7 @@ def test_entries_that_fit_nothing_are_told(tmp_path: Path) -> None:
     text += '[[accept]]\ncause = "race"\nsource = ["a.py:1", "b.py:2"]\nreason = "3"\n'
     file = written(tmp_path, text)
     accepted = Accepted.read(file)
-    race, *_ = accepted.of(findings())
+    race, *_ = accepted.apply(findings())
     assert race.accepted == "1"
     assert accepted.unused() == [
         f"{file}: entry 3 accepts nothing that was found: cause 'race', source 'a.py:1' and 'b.py:2'"
@@ -161,7 +161,7 @@ def test_a_file_made_of_findings_wants_reasons(tmp_path: Path) -> None:
         Accepted.read(file)
     file = written(tmp_path, template(found).replace('reason = ""', 'reason = "seen"'))
     accepted = Accepted.read(file)
-    after = accepted.of(found)
+    after = accepted.apply(found)
     assert [finding.severity for finding in after if finding.accepted is None] == [Severity.INCOMPLETE]
     assert accepted.unused() == []
     assert template(after) == ""

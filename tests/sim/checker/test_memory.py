@@ -80,7 +80,7 @@ def test_ctas_that_touch_the_same_bytes(monkeypatch: pytest.MonkeyPatch) -> None
     text = text.replace("st.global.v4.b32 [%a], {%t, %t, %t, %t};\n", "")
     data = np.zeros(PER_CTA, np.uint8)
     assert run_ptx(text, "k", (8, 1, 1), (512, 1, 1), [data], threads=3, check=True).found == ()
-    between = made[0].between
-    assert between is not None
+    cross_cta = made[0].cross_cta
+    assert cross_cta is not None
     page = 4096
-    assert between.memory.cells.nbytes <= LIMIT * (PER_CTA + 2 * page)
+    assert cross_cta.memory.cells.nbytes <= LIMIT * (PER_CTA + 2 * page)

@@ -24,7 +24,7 @@ from order_cases import (
 
 from gdnbench.sim.checker.cta_exit import UNFINISHED
 from gdnbench.sim.checker.happens_before import Cause, Verdict
-from gdnbench.sim.checker.mbarriers import AS_DATA
+from gdnbench.sim.checker.mbarriers import USED_AS_DATA
 from gdnbench.sim.run import ENGINES
 
 WAIT_RELAXED = "again: mbarrier.try_wait.parity.relaxed.cta.shared::cta.b64 %p, [full], 0;\n@!%p bra again;\n"
@@ -121,7 +121,7 @@ CASES = {
     "an mbarrier's bytes are data once it is invalidated": Case(
         f"{READY}@%one mbarrier.inval.shared.b64 [empty]; // -\nbar.sync 0;\n"
         "@%one st.shared.b32 [empty], 0; // a\n@%one red.shared.add.u32 [empty], %t; // b\n",
-        frozenset({(AS_DATA, "", "a"), (AS_DATA, "", "b")}),
+        frozenset({(USED_AS_DATA, "", "a"), (USED_AS_DATA, "", "b")}),
     ),
     "who ends a phase itself does not fall behind, whatever its arrival orders": Case(
         f"{READY}@!%one bra other;\n{wait('empty', 1, 'first')}"

@@ -1,0 +1,132 @@
+"""Races between CTAs in global memory: the shadow memory that they share, and the rule that orders them.
+
+Each CTA has its own vector clocks. A warp keeps, beside its own CTA's, one `RemoteClock` for each other CTA
+that it has synchronised with through global memory (`sync_variables.py`). PTX ISA, "Causality order": base
+causality order runs through the program order of a thread, the barriers of a CTA, and releases that another
+thread acquires, over any number of steps. What it orders, and what is needed besides:
+
+    earlier access             later access              needed
+    strong, of .gpu or .sys    the same, same proxy      nothing: the two do not race ("Data Races", "Morally
+                                                         Strong Operations")
+    a generic write            an async access           a fence.proxy.async in between, in either CTA
+    an async access            any access                a wait for the first; its completion includes a proxy
+                                                         fence ("Async Proxy")
+
+A kernel without global atomics and ordered global accesses has no edge between CTAs. There two accesses of
+different CTAs to the same bytes, one of which writes, race in whatever order they ran.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gdnbench.sim.checker.events import Event
+from gdnbench.sim.checker.findings import Findings
+from gdnbench.sim.checker.happens_before import Cause, Unordered, Verdict, completion_wait
+from gdnbench.sim.checker.launch_memory import READERS, CtaAccess, CtaShadow, GlobalShadow, ProcessShadow
+from gdnbench.sim.checker.load_store import has_gpu_scope
+from gdnbench.sim.checker.paged_cells import PAGE
+from gdnbench.sim.checker.sync_variables import NearMisses, SyncWords
+from gdnbench.sim.checker.vector_clocks import RemoteClocks
+from gdnbench.sim.machine.memory import GlobalMemory
+
+if TYPE_CHECKING:
+    from gdnbench.sim.checker.cta_detector import CtaRaceDetector
+
+NO_CTA_ORDER = Unordered(
+    Cause.CTAS, Verdict.ERROR, "bytes of its own for each CTA: nothing orders the CTAs of this kernel"
+)
+_RELEASE = "a release of another CTA's scope after the first"
+_ACQUIRE = "an acquire of what was released after the first"
+
+
+def unordered_across_ctas(
+    before: Event, cta: int, now: Event, remote: RemoteClocks, near_misses: NearMisses
+) -> Unordered | None:
+    """None if `now`, of a warp with the clocks `remote`, is ordered after `before` of the CTA `cta`; else
+    what is missing."""
+    if _strong_at_gpu_scope(before) and _strong_at_gpu_scope(now) and before.proxy is now.proxy:
+        return None
+    clock = remote.by_cta.get(cta)
+    if clock is not None and clock.contains(before):
+        if clock.visible_through(before, now.proxy):
+            return None
+        return Unordered(Cause.PROXY, Verdict.ERROR, "fence.proxy.async between the two")
+    if clock is not None and clock.contains_issue(before):
+        return Unordered(Cause.IN_FLIGHT, Verdict.ERROR, f"{completion_wait(before)}, before the release")
+    return Unordered(Cause.CTAS, Verdict.ERROR, _missing(before, cta, near_misses))
+
+
+def _missing(before: Event, cta: int, near_misses: NearMisses) -> str:
+    def covered(clocks: RemoteClocks) -> bool:
+        clock = clocks.by_cta.get(cta)
+        return clock is not None and clock.contains_issue(before)
+
+    if covered(near_misses.acquired):
+        return "a barrier from who acquired what the first released, to the second"
+    if covered(near_misses.released):
+        return f"{_ACQUIRE}: .acquire, or a fence after the strong read, of scope .gpu or .sys"
+    if covered(near_misses.written):
+        return (
+            f"{_RELEASE}: .release, or a fence before the strong write, of scope .gpu or .sys, and a barrier"
+            " before it if it is another warp's"
+        )
+    return f"{_RELEASE}, and an acquire of it before the second"
+
+
+def _strong_at_gpu_scope(event: Event) -> bool:
+    """Whether it is strong at a scope that includes other CTAs. Bulk reductions are `.relaxed.gpu` (PTX ISA,
+    "cp.reduce.async.bulk")."""
+    return event.strong and has_gpu_scope(event.ins)
+
+
+class CrossCtaDetector:
+    """The race detector between the CTAs of one launch. `cell_bytes` is the size of a cell of global memory
+    in bytes, `reachable` the memory that the launch may touch (None if unknown). `synchronized`: the kernel
+    has accesses by which CTAs can synchronise, so that they ran in turns and acquires order them; else every
+    conflict of two CTAs is a race."""
+
+    def __init__(self, cell_bytes: int, reachable: GlobalMemory | None, *, synchronized: bool) -> None:
+        self.findings = Findings(0)
+        self.memory = GlobalShadow(_shadow_pages(cell_bytes, reachable), READERS if synchronized else 1)
+        self.words = SyncWords()
+        self._cell_bytes = cell_bytes
+        self._synchronized = synchronized
+
+    def begin_cta(self, detector: CtaRaceDetector) -> CtaShadow:
+        """A CTA begins: the shadow of global memory through which `detector` records its accesses."""
+
+        def check_pair(before: CtaAccess, now: CtaAccess, cell: int) -> None:
+            self._check_pair(detector, before, now, cell)
+
+        return self.memory.begin_cta(detector.cta.index, detector, check_pair)
+
+    def _check_pair(self, detector: CtaRaceDetector, before: CtaAccess, now: CtaAccess, cell: int) -> None:
+        if not self._synchronized:
+            self._add_race(before, now, cell)
+            return
+        clocks = detector.warp_clocks[now.event.warp].all_lanes
+        near_misses = detector.sync_variables.near_misses
+        why = unordered_across_ctas(before.event, before.cta, now.event, clocks.remote, near_misses)
+        if why is not None:
+            self._add(why, before, now, cell)
+
+    def _add_race(self, before: CtaAccess, now: CtaAccess, cell: int) -> None:
+        self._add(NO_CTA_ORDER, before, now, cell)
+
+    def _add(self, why: Unordered, before: CtaAccess, now: CtaAccess, cell: int) -> None:
+        address, ctas = cell * self._cell_bytes, (before.cta, now.cta)
+        self.findings.add_pair(why, before.event, now.event, "global", address, ctas)
+
+    def join_process(self, shadow: ProcessShadow) -> None:
+        """Check what CTAs of another process did against what was done here. Nothing orders them."""
+        self.memory.join_process(shadow, self._add_race)
+
+
+def _shadow_pages(cell_bytes: int, reachable: GlobalMemory | None) -> int:
+    """How many pages of the shadow can be touched; 0 if that is not known."""
+    if reachable is None:
+        return 0
+    span = cell_bytes * PAGE
+    intervals = zip(reachable.bases.tolist(), reachable.ends.tolist(), strict=True)
+    return sum((end - 1) // span - base // span + 1 for base, end in intervals)
