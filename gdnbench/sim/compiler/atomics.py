@@ -12,14 +12,14 @@ from gdnbench.sim.compiler.memory import SPACES, count_access, locate, space_of
 from gdnbench.sim.compiler.translator import Translate, Translator
 from gdnbench.sim.errors import UnsupportedError
 from gdnbench.sim.machine.engine_interface import SHARED_WINDOW, WINDOW_SIZE
+from gdnbench.sim.ptx.instructions import SETS
 from gdnbench.sim.ptx.ir import Instruction, Vector
-from gdnbench.sim.ptx.isa import HINTS
 from gdnbench.sim.ptx.literals import width_of
 
 _NAMES = ("add", "min", "max", "inc", "dec", "and", "or", "xor", "exch", "cas")
 _IGNORED = frozenset(("weak", "relaxed", "acquire", "release", "acq_rel", "volatile", "mmio")) | {
     *("cta", "cluster", "gpu", "sys"),
-    *HINTS,
+    *SETS["hint"],
     *SPACES,
 }
 _INTEGERS: dict[str, tuple[str, ...]] = {

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gdnbench.sim.ptx import isa
 from gdnbench.sim.ptx.flow import registers_of, successors
 from gdnbench.sim.ptx.ir import Instruction, Kernel, Register, Target
 
@@ -65,7 +64,7 @@ def written_set(ins: Instruction) -> int:
 
 def is_service(ins: Instruction) -> bool:
     """True if Python executes the instruction."""
-    return isa.owner(ins.op) is isa.Owner.MACHINE or ins.op == "mma"
+    return ins.form.by_machine or ins.form.cls == "mma.sync"
 
 
 def _leaders(kernel: Kernel) -> list[int]:

@@ -78,20 +78,6 @@ END = 0x7FFFFFFF  # the block at which an exited lane stands; larger than any in
 
 Translate = Callable[["Translator", Instruction], None]
 
-# How many sources an instruction has, where its translation takes them as they come.
-ARITY: dict[str, tuple[int, ...]] = {
-    **dict.fromkeys(("not", "cnot", "abs", "neg", "popc", "clz", "bfind", "brev", "mov", "testp"), (1,)),
-    **dict.fromkeys(("rcp", "sqrt", "rsqrt", "sin", "cos", "lg2", "ex2", "tanh", "cvta", "isspacep"), (1,)),
-    **dict.fromkeys(("add", "sub", "addc", "subc", "mul", "mul24", "div", "rem", "and", "or", "xor"), (2,)),
-    **dict.fromkeys(("shl", "shr", "copysign", "szext", "bmsk"), (2,)),
-    **dict.fromkeys(
-        ("mad", "madc", "mad24", "fma", "sad", "selp", "slct", "shf", "prmt", "bfe", "fns"), (3,)
-    ),
-    **dict.fromkeys(("dp4a", "dp2a"), (3,)),
-    **dict.fromkeys(("bfi", "lop3"), (4,)),
-    **dict.fromkeys(("setp", "set", "min", "max"), (2, 3)),
-    "cvt": (1, 2),
-}
 _LANEMASKS = ("lanemask_eq", "lanemask_le", "lanemask_lt", "lanemask_ge", "lanemask_gt")
 
 
@@ -164,8 +150,6 @@ class Translator:
         translate = table.get(ins.op)
         if translate is None:
             raise UnsupportedError(f"instruction {ins.name}", ins.place)
-        if ins.op in ARITY and len(ins.sources) not in ARITY[ins.op]:
-            raise UnsupportedError(f"{ins.name} with {len(ins.sources)} sources", ins.place)
         entered = self.active
         if ins.guard is not None and ins.op != "bra":
             self.active = self.code.op("and", entered, self.guard(ins))

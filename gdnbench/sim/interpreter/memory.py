@@ -26,8 +26,8 @@ from gdnbench.sim.interpreter.operation import (
 from gdnbench.sim.interpreter.registers import Array
 from gdnbench.sim.machine.engine_interface import LANES, Lanes, Values
 from gdnbench.sim.machine.memory import SharedMemory, check_aligned, resolve_lanes
+from gdnbench.sim.ptx.instructions import SETS
 from gdnbench.sim.ptx.ir import Address, Instruction, Register, Vector
-from gdnbench.sim.ptx.isa import HINTS
 
 if TYPE_CHECKING:
     from gdnbench.sim.machine.memory import Memory
@@ -87,7 +87,7 @@ def take_space(spelling: Spelling) -> str:
     """The state space that an instruction names, "" for the generic one; its order, scope and hints are
     taken."""
     space = spelling.choice("", *SPACES)
-    spelling.discard(*ORDERS, *SCOPES, *HINTS, "nc", "unified")
+    spelling.discard(*ORDERS, *SCOPES, *SETS["hint"], "nc", "unified")
     return SPACES.get(space, "")
 
 

@@ -37,7 +37,6 @@ from gdnbench.sim.interpreter.operation import (
     refuse,
 )
 from gdnbench.sim.machine.engine_interface import Argument, Lanes, Values
-from gdnbench.sim.ptx import isa
 from gdnbench.sim.ptx.ir import (
     Address,
     Guard,
@@ -204,7 +203,7 @@ def _machine(ins: Instruction) -> Machine:
 
 def entry(ins: Instruction) -> Entry:
     """The instruction as a warp runs it."""
-    if isa.owner(ins.op) is isa.Owner.MACHINE:
+    if ins.form.by_machine:
         return _machine(ins)
     if ins.op == "bra":
         target = ins.sources[0]

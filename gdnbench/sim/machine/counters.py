@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from gdnbench.sim.ptx import isa
 from gdnbench.sim.ptx.ir import Instruction
 
 
 def counted_as(ins: Instruction) -> str:
     """The name an instruction is counted under: its opcode, and what the engine executes with its type."""
-    if not ins.types or isa.owner(ins.op) is isa.Owner.MACHINE or ins.op == "mma":
+    if not ins.types or ins.form.by_machine or ins.form.cls == "mma.sync":
         return ins.op
     return f"{ins.op}.{ins.types[0]}"
 

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from gdnbench.sim.errors import FaultKind, KernelFault, UnsupportedError
 from gdnbench.sim.machine.engine_interface import RegisterList
+from gdnbench.sim.ptx.forms import Until
 from gdnbench.sim.ptx.ir import Immediate, Instruction, Kernel, Register, Source, Vector
 from gdnbench.sim.tensorcore.formats import FORMATS
 from gdnbench.sim.tensorcore.product import Product
@@ -86,13 +87,7 @@ def form_of(ins: Instruction, lists: Lists) -> Form:
     )
 
 
-# How many operands the others take.
-_OPERANDS = {"wgmma.fence": 0, "wgmma.commit_group": 0, "wgmma.wait_group": 1}
-
-
 def _check_operands(ins: Instruction) -> None:
-    if len(ins.sources) != _OPERANDS[ins.op]:
-        raise UnsupportedError(f"{ins.name} with {len(ins.sources)} operands", ins.place)
     for source in ins.sources:
         if not isinstance(source, Immediate):
             raise UnsupportedError(f"{ins.name} with a register", ins.place)
@@ -153,9 +148,9 @@ class Forms:
         by_pc: dict[int, Form] = {}
         lists: Lists = {}
         for ins in kernel.instructions:
-            if ins.op == OP:
+            if ins.form.until is Until.WGMMA_GROUP:
                 by_pc[ins.pc] = form_of(ins, lists)
-            elif ins.op in _OPERANDS:
+            elif ins.form.ends is Until.WGMMA_GROUP:
                 _check_operands(ins)
         named: dict[int, Register] = {}
         for form in by_pc.values():

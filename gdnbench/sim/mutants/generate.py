@@ -20,7 +20,6 @@ from collections.abc import Iterator
 from gdnbench.sim.mutants.mutant import Kind, Mutant
 from gdnbench.sim.mutants.reorder import Later
 from gdnbench.sim.mutants.text import Edit, Statement, statements
-from gdnbench.sim.ptx import isa
 from gdnbench.sim.ptx.ir import Instruction, Kernel, Module
 
 _REMOVED = (
@@ -86,7 +85,7 @@ def synchronises(ins: Instruction) -> bool:
         or ins.op in _WAITS
         or ins.op == "mbarrier.init"
         or (ins.op.endswith(".red") and ins.op.rpartition(".")[0] in _BARRIERS)
-        or (isa.owner(ins.op) is isa.Owner.ENGINE and ins.has(*_ORDERED))
+        or (not ins.form.by_machine and ins.has(*_ORDERED))
     )
 
 
@@ -251,7 +250,7 @@ def _weaker(ins: Instruction, spelled: str) -> Iterator[str]:
     elif ins.op == "cp.async.bulk.wait_group":
         if not ins.has("read"):
             yield "cp.async.bulk.wait_group.read"
-    elif isa.owner(ins.op) is isa.Owner.ENGINE:
+    elif not ins.form.by_machine:
         for order in _ORDERED:
             if ins.has(order):
                 yield spelled.replace(f".{order}", ".relaxed")

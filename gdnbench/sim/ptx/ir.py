@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from gdnbench.sim.errors import Place
+from gdnbench.sim.ptx.forms import Form
 
 
 @cache  # asked for every register of every instruction
@@ -127,7 +128,8 @@ class Guard:
 @dataclass(frozen=True, slots=True)
 class Instruction:
     """One instruction; `pc` is its index in the kernel. `dests` are written, `sources` read
-    (the memory operand of a store or copy is a source: an `Address` is read to know where to write)."""
+    (the memory operand of a store or copy is a source: an `Address` is read to know where to write). `form`
+    is what the instruction table says of it."""
 
     pc: int
     op: str
@@ -138,6 +140,7 @@ class Instruction:
     sources: tuple[Source, ...]
     guard: Guard | None
     place: Place
+    form: Form
 
     @property
     def name(self) -> str:

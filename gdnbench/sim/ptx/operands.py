@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from gdnbench.sim.errors import PtxSyntaxError, UnsupportedError
-from gdnbench.sim.ptx import isa
+from gdnbench.sim.ptx.forms import Flow
 from gdnbench.sim.ptx.ir import (
     Address,
     Destination,
@@ -26,7 +26,7 @@ from gdnbench.sim.ptx.ir import (
     Vector,
 )
 from gdnbench.sim.ptx.lexer import Token
-from gdnbench.sim.ptx.literals import literal_bits, width_of
+from gdnbench.sim.ptx.literals import literal_bits
 from gdnbench.sim.ptx.scope import Scope
 
 _SCALAR_SPECIALS = """
@@ -49,9 +49,7 @@ _SPECIALS = frozenset(_SCALAR_SPECIALS.split()) | frozenset(
 )
 WARP_SIZE = 32  # the constant WARP_SZ
 
-# Operands whose width is not that of the instruction's type: shift counts, bit positions, masks, selectors.
-_COUNT_OPERANDS = {"shl": (1,), "shr": (1,), "shf": (2,), "bfe": (1, 2), "bfi": (2, 3), "lop3": (3,)}
-# Opcodes whose immediates are counts, masks, sizes or coordinates: 32 bits unless a literal needs more.
+# Immediates that are counts, masks, sizes or coordinates have 32 bits unless a literal needs more.
 _OPEN_WIDTH = 32
 
 
@@ -88,14 +86,12 @@ class OperandParser:
         return dests, sources
 
     def _destinations(self, operands: list[list[Token]]) -> int:
-        form = isa.FORMS.get(self.ins.op)
-        if form is None:
-            return 0
-        if form.dests is None:
+        dests = self.ins.form.dests
+        if dests is None:
             return 0 if operands and operands[0][0].text == "[" else 1
-        if len(operands) < form.dests:
+        if len(operands) < dests:
             raise self._error(f"{self.ins.op} without its destination")
-        return form.dests
+        return dests
 
     def _error(self, text: str) -> PtxSyntaxError:
         return PtxSyntaxError(f"{text} at {self.ins.place}")
@@ -127,7 +123,7 @@ class OperandParser:
         if "|" in texts:
             bar = texts.index("|")
             return Pair(self._result(tokens[:bar]), self._result(tokens[bar + 1 :]))
-        if self.ins.op == "bra":
+        if self.ins.form.flow is Flow.BRANCH:
             return self._target(tokens[0])
         return self._simple(tokens, index)
 
@@ -227,44 +223,5 @@ class OperandParser:
 
     def _width(self, index: int | None) -> int | None:
         """Bits of an immediate in source position `index`; None where the opcode leaves it open."""
-        ins = self.ins
-        if index is None or isa.owner(ins.op) is isa.Owner.MACHINE or not ins.types:
-            return None
-        if index in _COUNT_OPERANDS.get(ins.op, ()):
-            return 32
-        if ins.op in ("atom", "red", "st", "ld", "mov", "selp", "bfe", "bfi", "prmt"):
-            return self._selected_width(index)
-        if ins.op in ("shfl", "vote", "match", "redux", "elect", "activemask"):
-            return self._collective_width(index)
-        if ins.op in ("mul", "mad") and ins.has("wide"):
-            return width_of(ins.types[0]) * (2 if index == 2 else 1)
-        if ins.op in ("set", "cvt", "slct") or ins.types[1:]:
-            return self._mixed_width(index)
-        return width_of(ins.types[-1])
-
-    def _selected_width(self, index: int) -> int:
-        width = width_of(self.ins.types[-1])
-        if self.ins.op == "selp" and index == 2:
-            return 1
-        if self.ins.op == "mov" and self.ins.types[-1] == "pred":
-            return 1
-        return width
-
-    def _collective_width(self, index: int) -> int:
-        if self.ins.op == "match" and index == 0:
-            return width_of(self.ins.types[-1])
-        if self.ins.op == "vote" and index == 0:
-            return 1
-        return 32
-
-    def _mixed_width(self, index: int) -> int | None:
-        """Instructions with two types: `set.eq.u32.f32`, `cvt.f32.s32`, `fma.rn.f32.bf16`, `slct.s32.f32`."""
-        op, types = self.ins.op, self.ins.types
-        if op == "slct":
-            return width_of(types[1] if index == 2 else types[0])
-        if op in ("set", "cvt"):
-            return width_of(types[-1])
-        if op in ("add", "sub", "fma") and len(types) == 2:
-            last = 1 if op != "fma" else 2
-            return width_of(types[0] if index == last else types[1])
-        return width_of(types[0]) if len(set(types)) == 1 else None
+        widths = self.ins.form.widths
+        return widths[index] if index is not None and index < len(widths) else None

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from gdnbench.sim.errors import Place, PtxSyntaxError, UnsupportedError
 from gdnbench.sim.ptx import isa
+from gdnbench.sim.ptx.forms import TYPES
 from gdnbench.sim.ptx.ir import DYNAMIC, Guard, Instruction, Kernel, Module, Register, Variable
 from gdnbench.sim.ptx.lexer import Token, tokenize
 from gdnbench.sim.ptx.literals import literal_bits, width_of
@@ -154,7 +155,7 @@ class _ModuleParser:
             word = cursor.next()
             if word.text == ".align":
                 align = cursor.integer()
-            elif word.text[1:] in isa.TYPES:
+            elif word.text[1:] in TYPES:
                 type_name = word.text[1:]
             else:
                 raise UnsupportedError(f"{word.text} in a variable declaration", self._place(word.line))
@@ -266,7 +267,7 @@ class _BodyParser:
                 while cursor.peek().text.startswith("."):
                     if cursor.next().text == ".align":
                         cursor.next()
-            elif word[1:] in isa.TYPES:
+            elif word[1:] in TYPES:
                 element = width_of(word[1:]) // 8
         token = cursor.next()
         name, size = token.text, element
@@ -374,7 +375,7 @@ class _BodyParser:
         cursor = self.module.cursor
         word = cursor.next()
         type_name = word.text[1:]
-        if type_name not in isa.TYPES:
+        if type_name not in TYPES:
             raise UnsupportedError(f"registers of type {word.text}", self.module._place(word.line))
         while True:
             name = cursor.next()
@@ -410,36 +411,21 @@ class _BodyParser:
             raise UnsupportedError(f"instruction {raw.opcode.text}", raw.place)
         if isa.foreign(op, self.module.target):
             raise UnsupportedError(f"{op} for .target {self.module.target}", raw.place)
-        types, mods, vec = _classify(op, suffixes, raw.place)
+        try:
+            mods, types, vec = isa.classify(suffixes)
+            forms = isa.forms(op, mods, types, vec)
+        except UnsupportedError as error:
+            raise UnsupportedError(error.what, raw.place) from error
         guard = None
         if raw.guard is not None:
             register = raw.scope.register(raw.guard[1])
             guard = Guard(register, raw.guard[0])
-        shell = Instruction(pc, op, mods, types, vec, (), (), guard, raw.place)
+        shell = Instruction(pc, op, mods, types, vec, (), (), guard, raw.place, forms[0])
         dests, sources = OperandParser(shell, raw.scope).parse(raw.operands)
-        return replace(shell, dests=dests, sources=sources)
-
-
-def _classify(
-    op: str, suffixes: tuple[str, ...], place: Place
-) -> tuple[tuple[str, ...], tuple[str, ...], int]:
-    """The suffixes of `op` as (types, modifiers, vector length); UnsupportedError for an unknown one."""
-    types, mods, vectors = [], [], []
-    form = isa.FORMS.get(op)
-    for suffix in suffixes:
-        if suffix in isa.TYPES:
-            types.append(suffix)
-        elif suffix in isa.VECTORS:
-            vectors.append(suffix)
-        elif form is None or suffix in form.mods:
-            mods.append(suffix)
-        else:
-            raise UnsupportedError(f"{op} with .{suffix}", place)
-    if op in isa.FORMS and (wrong := isa.contradiction(op, types, mods, vectors)) is not None:
-        raise UnsupportedError(f"{op} with .{wrong}" if wrong else f"{op} without a type", place)
-    if op in isa.FORMS and (needed := isa.lacking(op, mods)) is not None:
-        raise UnsupportedError(f"{op} without .{needed}", place)
-    return tuple(types), tuple(mods), isa.VECTORS[vectors[0]] if vectors else 1
+        form = isa.fitting(forms, sources)
+        if form is None:
+            raise UnsupportedError(f"{shell.name} with {len(sources)} sources, or of other kinds", raw.place)
+        return replace(shell, dests=dests, sources=sources, form=form)
 
 
 def _inline_asm(lines: list[str]) -> set[int]:

@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 
 from gdnbench.sim.machine.counters import counted_as
-from gdnbench.sim.profile.classes import OTHER, class_of
+from gdnbench.sim.profile.classes import class_of
 from gdnbench.sim.profile.roles import OTHER as COMPUTE
 from gdnbench.sim.profile.roles import role
 from gdnbench.sim.profile.table import by_class, profile_table, waits_by_role
 from gdnbench.sim.profile.trace import write_trace
-from gdnbench.sim.ptx import isa
+from gdnbench.sim.ptx.forms import OTHER, Owner
+from gdnbench.sim.ptx.instructions import ROWS
 from gdnbench.sim.ptx.parser import parse
 from gdnbench.sim.run import RunResult, run_ptx
 
@@ -174,7 +175,7 @@ def test_classes(opcode: str, name: str) -> None:
 
 
 def test_every_engine_opcode_has_a_class() -> None:
-    engine = [op for op in isa.FORMS if isa.owner(op) is isa.Owner.ENGINE]
+    engine = [op for op, rows in ROWS.items() if rows[0].traits.owner is Owner.ENGINE]
     assert [op for op in engine if class_of(op) == OTHER] == []
 
 

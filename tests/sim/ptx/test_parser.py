@@ -11,6 +11,8 @@ import pytest
 from gdnbench.sim.errors import PtxSyntaxError, UnsupportedError
 from gdnbench.sim.machine.units import handler
 from gdnbench.sim.ptx import isa
+from gdnbench.sim.ptx.forms import Owner
+from gdnbench.sim.ptx.instructions import ROWS
 from gdnbench.sim.ptx.ir import (
     DYNAMIC,
     Address,
@@ -370,9 +372,8 @@ def test_every_spelling_of_public_kernels_is_known_or_of_a_family_that_is_refuse
     for spelling in spellings:
         base, suffixes = isa.split(spelling)
         assert base, spelling
-        for suffix in suffixes:
-            assert base not in isa.FORMS or suffix in isa.TYPES | isa.VECTORS.keys() | isa.FORMS[base].mods
-        if isa.owner(base) is isa.Owner.MACHINE and not spelling.startswith(refused):
+        (form, *_) = isa.forms(base, *isa.classify(suffixes))
+        if form.by_machine and not spelling.startswith(refused):
             assert handler(base)
         if spelling.startswith(refused):
             with pytest.raises(UnsupportedError):
@@ -406,7 +407,9 @@ def test_damaged_text_never_escapes_the_named_errors() -> None:
 
 
 def test_every_opcode_has_one_owner() -> None:
-    assert isa.owner("add") is isa.Owner.ENGINE
-    assert isa.owner("tcgen05.mma") is isa.Owner.MACHINE
+    for op, rows in ROWS.items():
+        assert len({row.traits.owner for row in rows}) == 1, op
+    assert ROWS["add"][0].traits.owner is Owner.ENGINE
+    assert ROWS["tcgen05.mma"][0].traits.owner is Owner.MACHINE
     assert isa.split("fence.proxy.async.shared::cta") == ("fence.proxy.async", ("shared::cta",))
     assert isa.split("wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16")[0] == "wgmma.mma_async"

@@ -235,10 +235,10 @@ def test_no_other_machine_has_it(target: str, engine: str) -> None:
             (each, each.replace(".aligned", ""), "without .aligned")
             for each in (FENCE, MULTIPLY, COMMIT, WAIT)
         ),
-        (FENCE, FENCE.replace(";", " 1;"), "with 1 operands"),
-        (COMMIT, COMMIT.replace(";", " 0;"), "with 1 operands"),
-        (WAIT, WAIT.replace(" 0", ""), "with 0 operands"),
-        (WAIT, WAIT.replace("0", "0, 1"), "with 2 operands"),
+        (FENCE, FENCE.replace(";", " 1;"), "with 1 sources"),
+        (COMMIT, COMMIT.replace(";", " 0;"), "with 1 sources"),
+        (WAIT, WAIT.replace(" 0", ""), "with 0 sources"),
+        (WAIT, WAIT.replace("0", "0, 1"), "with 2 sources"),
         (WAIT, WAIT.replace("0", "%t"), "with a register"),
         (MULTIPLY, MULTIPLY.replace("%da", "%da, %x, 0").replace("async", "async.sp"), "wgmma.mma_async.sp"),
         (MULTIPLY, MULTIPLY.replace("f16.f16", "f16.f16.satfinite"), "satfinite"),

@@ -1,0 +1,327 @@
+"""What a row of the instruction table says, and how one spelling of an instruction is matched to it.
+
+A row is written in three columns, opcode, suffixes and operands, each in the notation of the PTX ISA.
+
+    ld  {.sem}{.scope}{.space}{.hint}*{.vec}.moved  d, [a]{.L2::cache_hint, cache-policy}
+
+    .name         a suffix that stands there; a choice if `name` is a set (`instructions.SETS`)
+    .{a,b}        one of them
+    {.a.b}        both or none; {.a,.b} one of them or none
+    {.a}*         any number of them
+    d  d|p  d{|p} the first operand, if it is `d`, `p` or `r`, is the destination; {d,} may be left out
+    [a]  a        a memory operand; any other source. [map, coordinates] is that of a tensor map
+    {, b}         an operand that may be left out; {.x, b} one that is there if and only if .x is
+    b:32          an immediate here has 32 bits, not those of the last type; b:first those of the first type,
+                  b:double twice those of the last
+
+Suffixes may come in any order, as ptxas takes most of them; types keep theirs.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from enum import Enum, Flag, auto
+
+from gdnbench.sim.ptx.literals import width_of
+
+
+class Owner(Enum):
+    """Who executes an instruction: the engine itself, or the machine through `Cta.issue`."""
+
+    ENGINE = auto()
+    MACHINE = auto()
+
+
+class Flow(Enum):
+    """Which instruction follows: the next one, a branch target, or none."""
+
+    NEXT = auto()
+    BRANCH = auto()
+    EXIT = auto()
+    TRAP = auto()
+
+
+class Access(Enum):
+    """How an instruction accesses memory through the generic proxy when it executes."""
+
+    NONE = auto()
+    READ = auto()
+    WRITE = auto()
+    UPDATE = auto()
+    REDUCE = auto()  # an update without a result
+
+
+class Sync(Enum):
+    """What an instruction does to synchronise threads, or a thread and its asynchronous operations."""
+
+    NONE = auto()
+    INIT = auto()  # makes an mbarrier
+    INVALIDATE = auto()  # ends its use
+    ARRIVE = auto()  # arrives at an mbarrier
+    ARRIVE_EXPECT = auto()  # has it expect bytes, then arrives
+    TRANSACTION = auto()  # changes the bytes that it expects
+    POLL = auto()  # asks whether a phase of it is complete
+    BARRIER_ARRIVE = auto()  # arrives at a barrier of threads and goes on
+    BARRIER_WAIT = auto()  # waits at a barrier of threads
+    BARRIER_REDUCE = auto()  # waits there for a value
+    CLUSTER_ARRIVE = auto()
+    CLUSTER_WAIT = auto()
+    FENCE = auto()
+    COMMIT = auto()  # collects asynchronous operations in a group, or has them arrive at an mbarrier
+    WAIT_GROUP = auto()  # waits until no more than so many groups are in flight
+    WAIT = auto()  # waits for all asynchronous operations of a kind
+
+
+class Until(Enum):
+    """What tells that an asynchronous operation is over."""
+
+    NOW = ""
+    TENSOR_LOAD = "tcgen05.wait::ld"
+    TENSOR_STORE = "tcgen05.wait::st"
+    TENSOR_COMMIT = "tcgen05.commit and a wait for its mbarrier"
+    WGMMA_GROUP = "wgmma.wait_group"
+    COPY_GROUP = "cp.async.wait_group, or cp.async.mbarrier.arrive and a wait"
+    BULK_GROUP = "cp.async.bulk.wait_group"
+    MBARRIER = "a wait for the copy's mbarrier"
+
+
+class Effect(Flag):
+    """What another instruction has to be ordered with. Shared and global memory are accessed through the
+    generic proxy by `READ_*`, `WRITE_*`, through the async proxy by `FILL` (writes shared memory), `DRAIN`
+    (reads shared memory, writes global) and `PRODUCT` (reads shared memory). `TMEM_READ` and `TMEM_WRITE`
+    access tensor memory, or free it. `SIGNAL`: an asynchronous operation that arrives at an mbarrier.
+    `HAND_ON`: other threads may go on from here, knowing what this one did."""
+
+    NONE = 0
+    READ_SHARED = auto()
+    WRITE_SHARED = auto()
+    READ_GLOBAL = auto()
+    WRITE_GLOBAL = auto()
+    FILL = auto()
+    DRAIN = auto()
+    PRODUCT = auto()
+    TMEM_READ = auto()
+    TMEM_WRITE = auto()
+    SIGNAL = auto()
+    HAND_ON = auto()
+
+
+ALL_EFFECTS = ~Effect.NONE
+OTHER = "other"  # the class of hints and launch control
+_TYPES = """b8 b16 b32 b64 b128 u8 u16 u32 u64 s8 s16 s32 s64 f16 f16x2 bf16 bf16x2 tf32 f32 f32x2 f64 pred
+    u16x2 s16x2 u8x4 s8x4 e4m3 e5m2 e2m3 e3m2 e2m1 e4m3x2 e5m2x2 e2m3x2 e3m2x2 e2m1x2 ue8m0x2
+    e4m3x4 e5m2x4 e2m3x4 e3m2x4 e2m1x4"""
+TYPES = frozenset(_TYPES.split())
+VECTORS = {"v2": 2, "v4": 4, "v8": 8}
+
+# State spaces without synchronisation, and orders by which other threads may go on.
+_PRIVATE = ("param", "param::entry", "const", "local")
+_RELEASES = ("release", "acq_rel")
+_SHARED = ("shared", "shared::cta", "shared::cluster")
+
+
+@dataclass(frozen=True, slots=True)
+class Traits:
+    """What the spellings of a row have in common. `cls`: its class in a profile. `effects` of an instruction
+    without `access` and not `bulk`, whose spelling tells them. `aligned`: all threads of the warp execute it
+    together, whatever its suffixes. `lanes_meet`: it waits for the lanes of its warp that it names. `moves`:
+    the sources whose bits the destination gets, written or not; `whole`: as they are. `until`: when what it
+    starts is over; `ends`: what it waits for. `orders`: the effects behind it that it orders."""
+
+    cls: str
+    owner: Owner = Owner.ENGINE
+    flow: Flow = Flow.NEXT
+    access: Access = Access.NONE
+    sync: Sync = Sync.NONE
+    effects: Effect = Effect.NONE
+    bulk: bool = False
+    aligned: bool = False
+    lanes_meet: bool = False
+    moves: tuple[int, ...] = ()
+    whole: bool = False
+    until: Until = Until.NOW
+    ends: Until = Until.NOW
+    orders: Effect = ALL_EFFECTS
+
+
+@dataclass(frozen=True, slots=True)
+class Form(Traits):
+    """One spelling of an instruction. `dests`: number of destinations; None if the first operand is one
+    unless it is a memory operand. `sources`: the fewest and the most. `widths`: bits of an immediate by
+    source, None where it has as many as it needs. `addresses`: for each source that must be there, what it
+    is: "", "address" or "tensor"."""
+
+    op: str = ""
+    dests: int | None = 0
+    sources: tuple[int, int] = (0, 0)
+    widths: tuple[int | None, ...] = ()
+    addresses: tuple[str, ...] = ()
+
+    @property
+    def by_machine(self) -> bool:
+        """Whether the machine executes it, not the engine."""
+        return self.owner is Owner.MACHINE
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Suffixes of which all parts are spelled, one choice each; none if `optional`, any number of a single
+    part if `many`."""
+
+    parts: tuple[frozenset[str], ...]
+    optional: bool
+    many: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Operand:
+    """A source. `optional`: it may be left out. `given`: the suffixes that it comes with; none if it does not
+    depend on any."""
+
+    name: str
+    width: str
+    optional: bool
+    given: frozenset[str]
+
+    @property
+    def kind(self) -> str:
+        return "" if self.name[0] != "[" else "tensor" if "," in self.name else "address"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A row of the table; `text` as it is written."""
+
+    op: str
+    text: str
+    traits: Traits
+    groups: tuple[_Group, ...]
+    types: tuple[frozenset[str], ...]
+    dests: int | None
+    operands: tuple[_Operand, ...]
+
+    @property
+    def suffixes(self) -> frozenset[str]:
+        """All that may be spelled, types apart."""
+        return frozenset(name for group in self.groups for part in group.parts for name in part)
+
+    def match(self, mods: tuple[str, ...], types: tuple[str, ...], vec: int) -> Form | None:
+        """What the row says of a spelling; None if it is not one of the row."""
+        if len(types) != len(self.types) or any(t not in s for t, s in zip(types, self.types, strict=True)):
+            return None
+        left = [*mods, *(name for name, count in VECTORS.items() if count == vec)]
+        if len(set(left)) != len(left):
+            return None
+        for group in self.groups:
+            chosen = [[name for name in left if name in part] for part in group.parts]
+            if group.many:
+                left = [name for name in left if name not in chosen[0]]
+                continue
+            if group.optional and not any(chosen):
+                continue
+            if any(len(names) != 1 for names in chosen):
+                return None
+            left = [name for name in left if [name] not in chosen]
+        return None if left else self._form(mods, types)
+
+    def _form(self, mods: tuple[str, ...], types: tuple[str, ...]) -> Form:
+        there = [each for each in self.operands if not each.given or not each.given.isdisjoint(mods)]
+        needed = [operand for operand in there if not operand.optional]
+        leading = next((i for i, operand in enumerate(there) if operand.optional), len(there))
+        common = {each.name: getattr(self.traits, each.name) for each in fields(Traits)}
+        common["effects"] = _effects(self.traits, mods)
+        common["aligned"] = self.traits.aligned or "aligned" in mods
+        if self.traits.bulk:
+            common["until"] = Until.BULK_GROUP if "bulk_group" in mods else Until.MBARRIER
+        return Form(
+            **common,
+            op=self.op,
+            dests=self.dests,
+            sources=(len(needed), len(there)),
+            widths=tuple(self._width(operand, types) for operand in there),
+            addresses=tuple(operand.kind for operand in there[:leading]),
+        )
+
+    def _width(self, operand: _Operand, types: tuple[str, ...]) -> int | None:
+        if self.traits.owner is Owner.MACHINE or not types:
+            return None
+        if operand.width == "first":
+            return width_of(types[0])
+        if operand.width == "double":
+            return 2 * width_of(types[-1])
+        return int(operand.width) if operand.width else width_of(types[-1])
+
+
+def _effects(traits: Traits, mods: tuple[str, ...]) -> Effect:
+    """Those of the spelling: an address without a space may be in either; nobody writes what `ld.global.nc`
+    reads; bulk copies to shared memory arrive at an mbarrier, those from it belong to a group."""
+    if traits.bulk:
+        return Effect.DRAIN if "bulk_group" in mods else Effect.FILL | Effect.SIGNAL
+    if traits.access is Access.NONE or any(mod in _PRIVATE for mod in mods):
+        return traits.effects if traits.access is Access.NONE else Effect.NONE
+    to_shared, to_global = any(mod in _SHARED for mod in mods), "global" in mods
+    found = Effect.HAND_ON if any(mod in _RELEASES for mod in mods) else Effect.NONE
+    reads = traits.access in (Access.READ, Access.UPDATE)
+    writes = traits.access is not Access.READ
+    if to_shared or not to_global:
+        found |= Effect.READ_SHARED if reads else Effect.NONE
+        found |= Effect.WRITE_SHARED if writes else Effect.NONE
+    if to_global or not to_shared:
+        found |= Effect.READ_GLOBAL if reads and "nc" not in mods else Effect.NONE
+        found |= Effect.WRITE_GLOBAL if writes else Effect.NONE
+    return found
+
+
+_SUFFIX = re.compile(r"\{(\.[^}]*)\}(\*?)|\.\{([^}]*)\}|\.([^.{}]+)")
+_OPERAND = re.compile(r"\{(\.[\w:]+)?, ([^}]*)\}|\{(\w+),\}|(\[[^]]*\])|([^,{}\s]+(?:\{\|\w\})?)")
+_DESTINATIONS = frozenset(("d", "p", "r", "d|p", "d{|p}", "p{|q}"))
+
+
+def row(line: str, traits: Traits, sets: Mapping[str, frozenset[str]]) -> Row:
+    """A line of the table."""
+    op, _, rest = line.strip().partition(" ")
+    suffixes, _, operands = rest.strip().partition(" ") if rest.lstrip()[:1] in (".", "{") else ("", "", rest)
+    if suffixes.startswith("{") and not suffixes.startswith("{."):  # {d,} [a]: there are no suffixes
+        suffixes, operands = "", rest
+    groups, types = [], []
+    for match in _SUFFIX.finditer(suffixes):
+        group = _group(match, sets)
+        if all(name in TYPES for name in group.parts[0]) and not group.optional:
+            types.append(group.parts[0])
+        else:
+            groups.append(group)
+    dests, sources = _operands(operands, sets)
+    return Row(op, " ".join(line.split()), traits, tuple(groups), tuple(types), dests, sources)
+
+
+def _group(match: re.Match[str], sets: Mapping[str, frozenset[str]]) -> _Group:
+    optional, star, choice, single = match.groups()
+    if optional is None:
+        names = choice.split(",") if choice is not None else [single]
+        return _Group((_choice(names, sets),), False, False)
+    if "," in optional:
+        return _Group((_choice([name.strip(".") for name in optional.split(",")], sets),), True, bool(star))
+    parts = tuple(_choice([name], sets) for name in optional.split(".")[1:])
+    return _Group(parts, True, bool(star))
+
+
+def _choice(names: list[str], sets: Mapping[str, frozenset[str]]) -> frozenset[str]:
+    return frozenset(each for name in names for each in sets.get(name, (name,)))
+
+
+def _operands(text: str, sets: Mapping[str, frozenset[str]]) -> tuple[int | None, tuple[_Operand, ...]]:
+    dests: int | None = 0
+    sources: list[_Operand] = []
+    for index, match in enumerate(_OPERAND.finditer(text)):
+        suffix, tied, maybe_dest, address, plain = match.groups()
+        if maybe_dest is not None:
+            dests = None
+        elif index == 0 and plain in _DESTINATIONS:
+            dests = 1
+        else:
+            name, _, width = (address or plain or tied).partition(":") if not address else (address, "", "")
+            given = _choice([suffix[1:]], sets) if suffix else frozenset[str]()
+            sources.append(_Operand(name, width, tied is not None and not suffix, given))
+    return dests, tuple(sources)
