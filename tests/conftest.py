@@ -6,6 +6,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import secrets
 import subprocess
 import time
 import zipfile
@@ -17,8 +18,26 @@ from unittest import mock
 
 import pytest
 
+from tests.seeds import VARIABLE as SEED_VARIABLE
+
 # Compiled kernels are kept between runs, beside the sources, and never in the user's own cache.
 os.environ.setdefault("GDNBENCH_CACHE_DIR", str(Path(__file__).resolve().parents[1] / ".cache" / "gdnbench"))
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    help = "draw new seeds, or those of run N; without it a run repeats the last one's"
+    parser.addoption("--fresh-seeds", metavar="N", nargs="?", const="", default=None, help=help)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    number = config.getoption("--fresh-seeds")
+    if number is not None and not hasattr(config, "workerinput"):
+        os.environ[SEED_VARIABLE] = number or str(secrets.randbits(32))
+
+
+def pytest_report_header() -> str | None:
+    number = os.environ.get(SEED_VARIABLE)
+    return f"seeds: --fresh-seeds={number}" if number else None
 
 
 @dataclass

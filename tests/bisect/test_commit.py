@@ -20,8 +20,9 @@ from gdnbench.bisect.commit.worktree import worktree
 from gdnbench.bisect.trial import Trial
 from gdnbench.bisect.verdict import State, Verdict
 from gdnbench.errors import BadInputError, CannotRunError, Exit
+from tests.seeds import drawn, fresh
 
-SEEDS = [1, 2, 3, pytest.param(random.SystemRandom().randrange(1 << 30), id="fresh")]
+SEEDS = [1, 2, 3, fresh(drawn("bisect commit"))]
 
 
 @pytest.mark.parametrize("guilty", range(1, 8))

@@ -30,8 +30,9 @@ from gdnbench.bisect.workers import Place
 from gdnbench.errors import CannotRunError, Exit
 from gdnbench.store.writer import StoreWriter
 from gdnbench.synth import draft, synthesise
+from tests.seeds import drawn, fresh
 
-SEEDS = [1, 2, 3, pytest.param(random.SystemRandom().randrange(1 << 30), id="fresh")]
+SEEDS = [1, 2, 3, fresh(drawn("bisect env"))]
 
 
 @dataclass

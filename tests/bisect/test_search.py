@@ -9,8 +9,9 @@ import pytest
 
 from gdnbench.bisect.search import Span, first_bad
 from gdnbench.bisect.verdict import State
+from tests.seeds import drawn, fresh
 
-SEEDS = [1, 2, 3, pytest.param(random.SystemRandom().randrange(1 << 30), id="fresh")]
+SEEDS = [1, 2, 3, fresh(drawn("bisect search"))]
 
 
 @pytest.mark.parametrize("count", [2, 3, 4, 30, 1000])

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor
 
@@ -20,11 +19,12 @@ from gdnbench_kernels.gdn_decode.contract import OPERATION, slots_of
 from gdnbench_kernels.gdn_decode.cute import cute
 from gdnbench_kernels.gdn_decode.synth import synth
 from gdnbench_kernels.run import run_kernel
+from tests.seeds import drawn, fresh
 
 Outputs = dict[str, Tensor]
 
-FRESH = int(torch.seed() % 2**20)
-FRESH_SCHEDULE = pytest.param(f"random:{FRESH}", id="random, fresh")
+FRESH = drawn("gdn_decode", 20)
+FRESH_SCHEDULE = fresh(f"random:{FRESH}")
 """By a name that is the same in every process that runs tests."""
 
 CALLS: dict[str, dict[str, Any]] = {
@@ -50,7 +50,7 @@ CALLS: dict[str, dict[str, Any]] = {
 def made(**options: Any) -> Call:
     call = synth(**{"batch": 4, "heads": (1, 2), "gate": "raw", "qk": "raw", "seed": FRESH, **options})
     OPERATION.validate(call)
-    print(f"fresh seed {FRESH}")  # which pytest shows of a test that fails
+    print(f"seed {FRESH}")  # which pytest shows of a test that fails
     return call
 
 

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor
 
@@ -24,14 +23,15 @@ from gdnbench_kernels.swa_decode.contract import OPERATION, flat_of
 from gdnbench_kernels.swa_decode.layouts import ds_mla_parts, empty_ds_mla
 from gdnbench_kernels.swa_decode.synth import synth
 from gdnbench_kernels.swa_decode.window import attended
+from tests.seeds import drawn, fresh
 
 Outputs = dict[str, Tensor]
 
 PER_TOKEN, DS_MLA = "per_token_scale", "fp8_ds_mla"
 LAYOUTS = (PER_TOKEN, DS_MLA)
 LENS = (128, 0, 17, 1, 127)
-FRESH = int(torch.seed() % 2**20)
-FRESH_SCHEDULE = pytest.param(f"random:{FRESH}", id="random, fresh")
+FRESH = drawn("swa", 20)
+FRESH_SCHEDULE = fresh(f"random:{FRESH}")
 """By a name that is the same in every process that runs tests."""
 GUARD = 64
 """Elements before and after an output that nobody may write; a multiple of the alignment in any dtype."""
@@ -59,7 +59,7 @@ def made(**options: Any) -> Call:
     """With few heads, a sink and lse unless told: one build of each layout serves most tests."""
     call = synth(**{"lens": LENS, "heads": 8, "sink": 0.0, "seed": FRESH, **options})
     OPERATION.validate(call)
-    print(f"fresh seed {FRESH}")  # which pytest shows of a test that fails
+    print(f"seed {FRESH}")  # which pytest shows of a test that fails
     return call
 
 

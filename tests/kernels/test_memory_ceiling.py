@@ -12,8 +12,9 @@ from gdnbench.replay.simulated import programs_simulated
 from gdnbench.sim.simulate import Settings, active
 from gdnbench.timing.ceiling import KEY, arch_of, grids, sources
 from gdnbench_kernels.compiling import ArgumentError, Source, program
+from tests.seeds import drawn
 
-FRESH = int(torch.seed() % 2**20)
+FRESH = drawn("memory ceiling", 20)
 GUARD = 64
 """Words before and after a target that nobody may write."""
 

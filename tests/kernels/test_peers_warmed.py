@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from gdnbench_kernels.peers import PeerLaunch, kind, warmed
+from tests.seeds import drawn
 
 
 def call(**more: Any) -> dict[str, Any]:
@@ -46,7 +47,7 @@ def test_the_first_of_a_kind_is_called_and_its_pool_restored() -> None:
 
         return PeerLaunch(run, lambda result: {})
 
-    once = ("test", torch.seed())
+    once = ("test", drawn("peers warmed"))
     with pytest.raises(RuntimeError, match="compiler"):
         warmed(launch("broken", fails=True), pool, slots, once)
     pool.copy_(torch.arange(4.0))

@@ -20,6 +20,7 @@ from gdnbench_kernels.swa_decode.contract import LSE, OPERATION
 from gdnbench_kernels.swa_decode.layouts import CacheLayout
 from gdnbench_kernels.swa_decode.reference import reference
 from gdnbench_kernels.swa_decode.torch_paged import torch_paged
+from tests.seeds import drawn
 
 Kernel = Callable[..., dict[str, Tensor]]
 LAYOUTS = ("per_token_scale", "fp8_ds_mla", "bfloat16")
@@ -155,7 +156,7 @@ def test_the_oracle_is_the_formula(name: str, layout: str) -> None:
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_the_oracle_is_sdpa_over_the_gathered_rows(layout: str) -> None:
     """torch's own softmax, in fp64, the sink as one more key of which the value is zero."""
-    seed = int(torch.seed() % 2**31)
+    seed = drawn("swa_decode", 31)
     call = made(heads=5, lens=(128, 60, 3), sink=0.5, holes=0.3, cache_layout=layout, seed=seed)
     o = ran(reference, call)["o"]
     for token, length in enumerate((128, 60, 3)):
@@ -277,7 +278,7 @@ def truncated_scores(q: Tensor, rows: Tensor) -> Tensor:
 @pytest.mark.parametrize("spread", [0.0, 10.0, 1e2, 1e3, 1e4])
 def test_the_tolerance_of_lse_has_room_for_cut_sums_and_no_more(spread: float) -> None:
     """Sums in fp32, cut at every step: within half the tolerance. lse in bfloat16: outside."""
-    seed = int(torch.seed() % 2**31)
+    seed = drawn("swa_decode", 31)
     call = made(lens=(128,), heads=64, spread=spread, cache_layout="fp8_ds_mla", seed=seed)
     exact = ran(reference, call)["lse"][0]
     slots = call.tensors["swa_indices"][0].tolist()

@@ -27,6 +27,7 @@ from gdnbench.record import Status
 from gdnbench.store.recover import open_store
 from gdnbench.store.summary import segment_summary
 from gdnbench.store.verify import verify
+from tests.seeds import drawn, fresh
 
 # A trial that nobody disturbs takes about this long on two busy cores; kills fall in it evenly.
 TRIAL_SECONDS = 0.25
@@ -151,9 +152,8 @@ def test_nobody_killed(template: Template, folder: Path) -> None:
     judge(folder / "run.zarr", result["acknowledged"])
 
 
-@pytest.mark.parametrize("seed", [0, None], ids=["fixed seed", "fresh seed"])
-def test_killed_at_random_instants(template: Template, folder: Path, seed: int | None) -> None:
-    seed = random.randrange(1 << 32) if seed is None else seed
+@pytest.mark.parametrize("seed", [0, fresh(drawn("kill"))])
+def test_killed_at_random_instants(template: Template, folder: Path, seed: int) -> None:
     print(f"seed {seed}")
     kill_all_over(template, folder, random.Random(seed), QUICK_TRIALS // 2)
 
@@ -161,6 +161,6 @@ def test_killed_at_random_instants(template: Template, folder: Path, seed: int |
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_killed_at_a_thousand_instants(template: Template, folder: Path) -> None:
-    seed = random.randrange(1 << 32)
+    seed = drawn("a thousand kills")
     print(f"seed {seed}")
     kill_all_over(template, folder, random.Random(seed), SLOW_TRIALS)

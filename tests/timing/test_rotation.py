@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from itertools import pairwise
 
 import pytest
@@ -24,9 +23,10 @@ from gdnbench.timing.rotation import (
     size,
     span,
 )
+from tests.seeds import drawn, fresh
 
 CPU = torch.device("cpu")
-FRESH = pytest.param(random.SystemRandom().randrange(1 << 20), id="fresh")
+FRESH = fresh(drawn("rotation", 20))
 
 
 def tensors(seed: int) -> dict[str, Tensor]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import random
-import secrets
 
 import numpy as np
 import pytest
@@ -27,6 +26,7 @@ from gdnbench.timing.statistics import (
     unpaired_interval,
     verdict,
 )
+from tests.seeds import drawn, fresh
 
 
 # Tables of the t distribution as statistics textbooks print them, three decimals.
@@ -59,7 +59,7 @@ def test_a_quantile_that_does_not_exist_is_refused(wrong: tuple[float, int]) -> 
         student(*wrong)
 
 
-@pytest.mark.parametrize("seed", [1, pytest.param(secrets.randbits(32), id="fresh")])
+@pytest.mark.parametrize("seed", [1, fresh(drawn("statistics"))])
 def test_a_summary_is_numpys(seed: int) -> None:
     generator = np.random.default_rng(seed)
     for count in (1, 2, 3, 4, 5, 100):
@@ -290,10 +290,10 @@ def test_the_same_at_length(kind: str, placements: int) -> None:
     with one placement, where stretches share it; of 800 that many leave under 1 in 100 series to chance."""
     if placements == 1 and kind == "places":
         pytest.skip("one placement cannot show what placements do, and the comparison's notes say so")
-    series(kind, 800, secrets.randbits(32), placements, 0.01)
+    series(kind, 800, drawn("statistics series"), placements, 0.01)
 
 
-@pytest.mark.parametrize("seed", [3, pytest.param(secrets.randbits(32), id="fresh")])
+@pytest.mark.parametrize("seed", [3, fresh(drawn("statistics"))])
 def test_equal_samples_are_no_difference_and_less_than_a_tick_is_none(seed: int) -> None:
     class Frozen(Noise):
         def factor(self, kernel: int, placement: int, rounds: int) -> float:

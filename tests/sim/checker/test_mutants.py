@@ -4,7 +4,6 @@ kernels."""
 from __future__ import annotations
 
 import random
-import secrets
 import subprocess
 import sys
 from pathlib import Path
@@ -19,6 +18,7 @@ from gdnbench.sim.mutants.launches import KeptLaunch, Tensor
 from gdnbench.sim.mutants.mutant import Kind, Mutant
 from gdnbench.sim.ptx.parser import parse
 from gdnbench.sim.run import ENGINES
+from tests.seeds import drawn, fresh
 
 SCRIPT = Path(__file__).parents[3] / "scripts" / "mutate_synchronisation.py"
 THREADS = 64
@@ -318,12 +318,11 @@ END: ret;"""
 QUICK = ("gemm", "persistent", "tma_stream", "tmem_operand", "ldmatrix", "wgmma")
 
 
-@pytest.mark.parametrize("drawn", ["the same", "fresh"])
-def test_a_sample(drawn: str) -> None:
-    """Of real kernels: TMA, products, mbarriers in rings, warps with roles. A fresh kernel and seed each
-    time, so that by and by all are seen; the command that failed says which."""
+@pytest.mark.parametrize("seed", [0, fresh(drawn("mutants"))])
+def test_a_sample(seed: int) -> None:
+    """Of real kernels: TMA, products, mbarriers in rings, warps with roles. Fresh seeds choose
+    other kernels and mutants; the command that failed says which."""
     pytest.importorskip("cutlass", reason="CuTe DSL has wheels for Linux only")
-    seed = 0 if drawn == "the same" else secrets.randbits(32)
     kernel = random.Random(seed).choice(QUICK)
     options = [kernel, "--sample", "4", "--seed", str(seed), "--processes", "1"]
     done = subprocess.run([sys.executable, str(SCRIPT), *options], capture_output=True, text=True)

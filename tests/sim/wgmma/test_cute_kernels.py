@@ -6,7 +6,6 @@ places of elements are CuTe's word; small whole numbers have exact sums, which i
 
 from __future__ import annotations
 
-import time
 from functools import cache
 from typing import Any
 
@@ -22,6 +21,7 @@ from wgmma_gemm import Gemm, Pipelined
 from gdnbench import sim
 from gdnbench.sim.errors import FaultKind, KernelFault
 from gdnbench.sim.run import ENGINES
+from tests.seeds import drawn
 
 K, MN = OperandMajorMode.K, OperandMajorMode.MN
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
@@ -48,7 +48,7 @@ def compiled(dtype: torch.dtype, result: torch.dtype, n: int, k: int, groups: in
 def check(engine: str, dtype: torch.dtype, n: int, k: int, result: torch.dtype = F32, **choices: Any) -> None:
     groups = choices.pop("groups", 1)
     program = compiled(dtype, result, n, k, groups, **choices)
-    seed = time.time_ns() % (1 << 30)
+    seed = drawn("wgmma cute", 30)
     a, b = whole_numbers(seed, 64 * groups, k), whole_numbers(seed + 1, n, k)
     c = whole_numbers(seed + 2, 64 * groups, n).to(result)
     want = a.double() @ b.double().T + (c.double() if choices.get("accumulate") else 0)

@@ -5,8 +5,6 @@ tests/sim/silicon replays the recorded ones; `test_recorded_sums.py` says what r
 
 from __future__ import annotations
 
-import time
-
 import numpy as np
 import pytest
 from reference_sums import expected
@@ -14,6 +12,7 @@ from silicon.replay import aligned_copy
 from silicon.wgmma import LAYOUTS, TYPES, Case, Operands, d_matrix, kernel, random_operands, special_operands
 
 from gdnbench.sim.run import ENGINES, run_ptx
+from tests.seeds import drawn, fresh
 
 
 def answer(case: Case, operands: Operands, engine: str, schedule: str = "late") -> np.ndarray:
@@ -31,7 +30,7 @@ def answer(case: Case, operands: Operands, engine: str, schedule: str = "late") 
 def test_types(types: tuple[str, str, str], engine: str) -> None:
     """Operands of up to 40 binades, the accumulators' and special values, fixed seeds and a fresh one."""
     case = Case(*types, n=64, repeats=2)
-    fresh = time.time_ns() % (1 << 30)
+    fresh = drawn("wgmma products", 30)
     for make, seed in ((random_operands, 1), (random_operands, fresh), (special_operands, fresh)):
         operands = make(case, seed)
         np.testing.assert_array_equal(
@@ -55,9 +54,7 @@ def test_widths(n: int, d: str) -> None:
     np.testing.assert_array_equal(answer(case, operands, "compiled"), expected(case, operands))
 
 
-@pytest.mark.parametrize(
-    "schedule", ["early", "random:1", pytest.param(f"random:{time.time_ns() % 1000}", id="random:fresh")]
-)
+@pytest.mark.parametrize("schedule", ["early", "random:1", fresh(f"random:{drawn('wgmma schedule', 10)}")])
 @pytest.mark.parametrize("engine", ENGINES)
 def test_schedules_give_equal_bits(schedule: str, engine: str) -> None:
     case = Case("f32", "bf16", "bf16", 64, a_registers=True, repeats=4)
