@@ -17,6 +17,7 @@ from gdnbench.report.report import ReplayReport
 from gdnbench.store.reader import Store
 from gdnbench_kernels.contract import Call
 from gdnbench_kernels.swa_decode.layouts import read_rows
+from tests.subset import quick
 
 FOLDER = Path(__file__).resolve().parents[1] / "captures"
 
@@ -129,8 +130,10 @@ def test_replays(shipped: tuple[str, Store]) -> None:
     assert not wrong(replay(shipped[1], kernel="torch"))
 
 
-@pytest.mark.parametrize("layout", QUANTISED)
-@pytest.mark.parametrize("kernel", ["portable", "sm100"])
+@pytest.mark.parametrize(
+    ("layout", "kernel"),
+    quick([(layout, kernel) for layout in QUANTISED for kernel in ("portable", "sm100")], 1),
+)
 def test_replays_simulated(layout: str, kernel: str) -> None:
     with opened(layout) as store:
         assert not wrong(replay(store, kernel=kernel, on="sim"))

@@ -27,6 +27,7 @@ from gdnbench.store.reader import Store
 from gdnbench.store.writer import StoreWriter
 from gdnbench.synth import draft, synthesise
 from gdnbench_kernels.contract import Call
+from tests.subset import quick
 
 KERNELS = '''
 import inspect, random
@@ -34,6 +35,8 @@ import torch
 from gdnbench_kernels.gdn_decode.torch_recurrent import torch_recurrent
 from gdnbench_kernels.gdn_prefill.torch_chunked import torch_chunked
 from gdnbench_kernels.swa_decode.torch_paged import torch_paged
+from tests.subset import quick
+from tests.subset import quick
 
 
 def answer(kernel, call):
@@ -460,15 +463,20 @@ def window(**options: Any) -> Call:
 
 @pytest.mark.parametrize(
     ("op", "kernel", "right", "call"),
-    [
-        ("gdn_decode", "hole", "right_decode", lambda: decode(batch=3, padding=0.4, slots=9)),
-        ("gdn_decode", "apart", "right_decode", lambda: decode(batch=2, slot_gap=24)),
-        ("swa_decode", "shared_page", "right_window", lambda: window(cache_layout="fp8_ds_mla")),
-        ("swa_decode", "shared_page", "right_window", lambda: window(output_lse=True)),
-        ("swa_decode", "endless", "right_window", lambda: window(lens=(2, 0), output_lse=True)),
-        ("gdn_prefill", "finite", "right", lambda: prefill(seqlens=(3, 4), heads=(1, 1), nan_at=(5,))),
-        ("gdn_prefill", "wide", "right", lambda: prefill(seqlens=(3,), heads=(1, 2))),
-    ],
+    quick(
+        [
+            ("gdn_decode", "hole", "right_decode", lambda: decode(batch=3, padding=0.4, slots=9)),
+            ("gdn_decode", "apart", "right_decode", lambda: decode(batch=2, slot_gap=24)),
+            ("swa_decode", "shared_page", "right_window", lambda: window(cache_layout="fp8_ds_mla")),
+            ("swa_decode", "shared_page", "right_window", lambda: window(output_lse=True)),
+            ("swa_decode", "endless", "right_window", lambda: window(lens=(2, 0), output_lse=True)),
+            ("gdn_prefill", "finite", "right", lambda: prefill(seqlens=(3, 4), heads=(1, 1), nan_at=(5,))),
+            ("gdn_prefill", "wide", "right", lambda: prefill(seqlens=(3,), heads=(1, 2))),
+        ],
+        0,
+        2,
+        6,
+    ),
 )
 def test_the_file_reproduces_it(
     shrunk: Shrink,

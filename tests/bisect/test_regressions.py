@@ -109,6 +109,7 @@ def lacks(text: str, name: str) -> bool:
     return bool(nodes) and not any(isinstance(node.ctx, ast.Store) for node in nodes)
 
 
+@pytest.mark.slow  # minutes; test_record.py and test_stage.py find the same in small kernels
 def test_beta_in_bf16_is_found_by_carrying_states(made: Any, regressions: Mapping[str, Any]) -> None:
     """The stage is asked about in the call that was named before."""
     asked = made.beta()

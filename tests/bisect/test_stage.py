@@ -26,6 +26,7 @@ from gdnbench_kernels.contract import Call
 from gdnbench_kernels.gdn_prefill.contract import OPERATION
 from gdnbench_kernels.gdn_prefill.steps import CUT
 from gdnbench_kernels.run import run_kernel
+from tests.subset import quick
 
 FOLDER = Path(__file__).parent
 STAGED = FOLDER / "staged.py"
@@ -102,7 +103,7 @@ def said(result: Found) -> dict[str, str]:
 TOKENS, SQUARES = {"U": 5, "W": 5, "V_new": 5}, ("A", "Ai", "P")
 
 
-@pytest.mark.parametrize("name", ["g_cu", "A", "Ai", "U", "W", "h", "V_new", "P", "o"])
+@pytest.mark.parametrize("name", quick(["g_cu", "A", "Ai", "U", "W", "h", "V_new", "P", "o"], 0, 2, 5))
 def test_each_spoiled_stage_is_the_one_that_adds(store: Path, session: Session, name: str) -> None:
     result = found(store, name, session)
     assert [row.name for row in result.rows if row.adds] == [name]
@@ -240,6 +241,7 @@ SM100 = {"A": "float32", "Ai": "float32", "U": "bfloat16", "W": "bfloat16", "g_c
 KEPT = SM100 | {"h": "bfloat16", "V_new": "bfloat16"}
 
 
+@pytest.mark.slow
 def test_sm100_adds_nothing_and_its_steps_are_what_it_does(alike: Path) -> None:
     pytest.importorskip("cutlass", reason="CuTe DSL has wheels for Linux only")
     chained = probe.chained(**asked("sm100", alike))  # type: ignore[arg-type]

@@ -31,6 +31,7 @@ from gdnbench_kernels.gdn_prefill.kernel_sm100_fused import PLAN, SPLIT_PLAN
 from gdnbench_kernels.gdn_prefill.sources import StateDtype, fused_source
 from gdnbench_kernels.gdn_prefill.synth import synth
 from gdnbench_kernels.plan import KernelPlan
+from tests.subset import quick
 
 GUARD = 64
 """Elements before and after an output that nobody may write; a multiple of the alignment in any dtype."""
@@ -86,7 +87,7 @@ def assert_passes(call: Call) -> Outputs:
 QUICK = {case.name: case.options for case in cases() if case.quick and not case.refused}
 
 
-@pytest.mark.parametrize("options", QUICK.values(), ids=QUICK)
+@pytest.mark.parametrize("options", quick(QUICK.values(), 1, ids=QUICK))
 def test_quick_cases_of_the_grid(options: dict[str, Any]) -> None:
     assert_passes(synth(**options))
 

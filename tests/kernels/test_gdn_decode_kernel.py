@@ -42,6 +42,8 @@ from gdn_decode_calls import (
     with_tensors,
 )
 
+from tests.subset import quick
+
 PLANS = {
     "small": DecodePlan(rows=2, warps=4),
     "large": DecodePlan(rows=4, warps=4),
@@ -51,7 +53,7 @@ PLANS = {
     "bulk passes": DecodePlan(rows=4, warps=2, transport="bulk", passes=2, spread=True, resident=3),
     "bulk in": DecodePlan(rows=2, warps=4, transport="bulk_in", passes=4, resident=2),
 }
-BITS = ["large", pytest.param("a warp", marks=pytest.mark.slow), "bulk", "passes", "bulk passes", "bulk in"]
+BITS = quick(["large", "a warp", "bulk", "passes", "bulk passes", "bulk in"], 0, 4)
 """Plans that calls of a few sequences do not have anyway."""
 MIXED: dict[str, dict[str, Any]] = {
     "fp32": {"padding": 0.25},
@@ -109,7 +111,7 @@ def test_chosen_plans_have_the_bits_of_the_plain_one(mixed: Mixed) -> None:
             assert same_outputs(run(call, {"plan": plan}, schedule=schedule), plain), (plan, schedule)
 
 
-@pytest.mark.parametrize("plan", ["large", "bulk", "passes", "bulk passes"])
+@pytest.mark.parametrize("plan", quick(["large", "bulk", "passes", "bulk passes"], 0, 3))
 def test_bits_are_those_of_the_other_engine(plan: str) -> None:
     """Which also finds what is read and was never written. One sequence: it is slow."""
     call = made(batch=2, heads=(1, 1), padding=0.5)

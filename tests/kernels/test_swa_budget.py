@@ -22,6 +22,7 @@ from gdnbench_kernels.plan import KernelPlan
 from gdnbench_kernels.swa_decode import portable_plan, sm100_plan
 from gdnbench_kernels.swa_decode.layouts import CacheLayout
 from gdnbench_kernels.swa_decode.sources import PORTABLE_ROWS
+from tests.subset import quick
 
 HERE = Path(__file__).parent
 BUDGETS = {
@@ -49,7 +50,7 @@ def test_within_the_budget(kernel: str) -> None:
     assert problems(compiled(kernel, arch, budget["options"]), budget) == []
 
 
-@pytest.mark.parametrize(("kernel", "arch", "options"), OTHERS)
+@pytest.mark.parametrize(("kernel", "arch", "options"), quick(OTHERS, 0))
 def test_other_builds_are_within_the_limits(kernel: str, arch: str, options: dict[str, Any]) -> None:
     found = compiled(kernel, arch, options)
     assert found

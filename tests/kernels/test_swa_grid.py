@@ -21,6 +21,7 @@ from gdnbench_kernels.swa_decode.layouts import unpack
 from gdnbench_kernels.swa_decode.torch_paged import torch_paged
 from gdnbench_kernels.swa_decode.window import attended
 from tests.seeds import drawn
+from tests.subset import quick
 
 Proof = Callable[..., tuple[Exit, str]]
 
@@ -162,7 +163,7 @@ QUICK = [case for case in cases() if case.quick]
 
 
 @pytest.mark.parametrize("kernel", ["sm100", "portable"])
-@pytest.mark.parametrize("case", QUICK, ids=[case.name for case in QUICK])
+@pytest.mark.parametrize("case", quick(QUICK, *range(0, len(QUICK), 3), ids=[case.name for case in QUICK]))
 def test_the_compiled_kernels_pass(
     script: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch, kernel: str, case: Case
 ) -> None:

@@ -52,6 +52,8 @@ from swa_calls import (
     with_stale_entries,
 )
 
+from tests.subset import quick
+
 HERE = Path(__file__).parent
 SOME_ROWS = (64, *(pytest.param(rows, marks=pytest.mark.slow) for rows in ROWS[:-1]))
 TWO_WORKERS = {"workers": 2}
@@ -150,12 +152,7 @@ def test_bits_are_those_of_any_number_of_heads_a_cta(layout: str) -> None:
 
 @pytest.mark.parametrize(
     "tuning",
-    [
-        {"workers": 1},
-        {"workers": 7},
-        {"prefetch": 0, "workers": 2},
-        pytest.param({"prefetch": 2, "workers": 2}, marks=pytest.mark.slow),
-    ],
+    quick([{"workers": 1}, {"workers": 7}, {"prefetch": 0, "workers": 2}, {"prefetch": 2, "workers": 2}], 1),
     ids=str,
 )
 def test_bits_are_those_of_any_tuning(mixed: Mixed, tuning: dict[str, int]) -> None:

@@ -24,6 +24,7 @@ from tma_copy import AtomKind, TmaScale, TmaStream
 from tmem_operand import TmemOperand
 
 from gdnbench import sim
+from tests.subset import quick
 
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
@@ -207,7 +208,7 @@ def _gemm(dtype: torch.dtype, a_major: Any, b_major: Any, tile_m: int, tile_n: i
     return compiled(kernel, *operands, fake(F32, (None, None), align=4))
 
 
-@pytest.mark.parametrize(("dtype", "a_major", "b_major", "tile_m", "tile_n", "shape"), GEMMS)
+@pytest.mark.parametrize(("dtype", "a_major", "b_major", "tile_m", "tile_n", "shape"), quick(GEMMS, 0, 1, 6))
 def test_tcgen05_gemm(
     dtype: torch.dtype, a_major: Any, b_major: Any, tile_m: int, tile_n: int, shape: tuple[int, int, int]
 ) -> None:
@@ -228,7 +229,7 @@ SHAPES += [(64, shape) for shape in ("16x64b", "16x128b", "16x256b")]
 
 
 @pytest.mark.parametrize(("a_major", "b_major"), [(K, MN), (MN, K)])
-@pytest.mark.parametrize(("tile_m", "load_shape"), SHAPES)
+@pytest.mark.parametrize(("tile_m", "load_shape"), quick(SHAPES, 0, 6))
 def test_numbers_keep_their_places(tile_m: int, load_shape: str, a_major: Any, b_major: Any) -> None:
     """By TMA and swizzle through the tensor core and each shape of tcgen05.ld: A times one, one times B."""
     kernel = _gemm(F16, a_major, b_major, tile_m, 48, load_shape=load_shape)
@@ -243,7 +244,7 @@ def test_numbers_keep_their_places(tile_m: int, load_shape: str, a_major: Any, b
         assert torch.equal(c, expected.float())
 
 
-@pytest.mark.parametrize("displaced", [128, 256, 512])
+@pytest.mark.parametrize("displaced", quick([128, 256, 512], 1))
 def test_operands_off_the_swizzle_alignment(displaced: int) -> None:
     """The swizzle goes by the address and not by the distance from the start of the tile."""
     a, b = pattern(128, 64), torch.eye(64)

@@ -50,6 +50,7 @@ def test_sequences_of_many_lengths_from_states(prefill: Apart, tmp_path: Path) -
     assert_right(prefill, store, "o", "final_state")
 
 
+@pytest.mark.slow
 def test_engines_agree_to_the_bit(prefill: Apart) -> None:
     """The interpreter and the compiled engine share the machine and no arithmetic. The kernel converts what
     tcgen05.ld loads and has no tcgen05.wait::ld there. The checker finds the same in both; what nothing at
