@@ -12,6 +12,9 @@ from typing import Any
 import pytest
 import torch
 
+pytestmark = pytest.mark.alone
+
+
 Invoke = Callable[..., Any]  # the fixture `gdnbench`
 
 CAPTURES = Path(__file__).parents[2] / "captures"

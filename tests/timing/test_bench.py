@@ -25,6 +25,9 @@ from gdnbench_kernels.contract import Call
 sys.path.insert(0, str(Path(__file__).parent))
 from fake_cuda import FakeCuda
 
+pytestmark = pytest.mark.alone
+
+
 CPU = torch.device("cpu")
 OPERATION = operation("gdn_decode")
 SMALL = RotationOptions(placements=2, touched=1 << 20, most_sets=6)

@@ -21,6 +21,9 @@ from gdnbench.timing.types import Form
 sys.path.insert(0, str(Path(__file__).parent))
 from fake_cuda import FakeCuda
 
+pytestmark = pytest.mark.alone
+
+
 CUDA = torch.device("cuda")
 gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 

@@ -31,6 +31,9 @@ from gdnbench.timing.rotation import RotationOptions
 from gdnbench.timing.worker import Mark
 from gdnbench_kernels.contract import Operation
 
+pytestmark = pytest.mark.alone
+
+
 SMALL = partial(RotationOptions, touched=1 << 20, most_sets=3)
 
 

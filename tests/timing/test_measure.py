@@ -20,6 +20,9 @@ from gdnbench.timing.options import TimingOptions
 from gdnbench.timing.statistics import Rule
 from gdnbench.timing.types import Cache, Form, Mode, Subject, Watch
 
+pytestmark = pytest.mark.alone
+
+
 KERNELS = Path(__file__).with_name("hostile_kernels.py")
 
 

@@ -23,6 +23,9 @@ from gdnbench.timing.statistics import Verdict
 from gdnbench.timing.types import Cache, Form, Mode
 from gdnbench.timing.worker import Mark
 
+pytestmark = pytest.mark.alone
+
+
 WARM = Mode(Cache.WARM, Form.PLAIN)
 KERNELS = Path(__file__).with_name("timed_kernels.py")
 gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]

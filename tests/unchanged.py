@@ -1,0 +1,87 @@
+"""Which groups of tests need not run again: those whose files, and all that they stand on, passed before.
+
+    python tests/unchanged.py passed    prints the folders to leave out, and on stderr a line for each
+    python tests/unchanged.py keep      notes that everything passed as it is now
+
+A group is a folder of tests that stands on the simulator alone; test_unchanged.py holds the list to what the
+folders import. The digest covers the content of every file, tracked or not, so that an edit that is not
+committed counts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PASSED = ROOT / ".cache" / "passed"
+GROUPS = tuple(
+    f"tests/sim/{name}"
+    for name in (
+        "compiler",
+        "instructions",
+        "machine",
+        "profile",
+        "ptx",
+        "silicon",
+        "tcgen05",
+        "tensorcore",
+        "wgmma",
+    )
+)
+STANDS_ON = (
+    "gdnbench/__init__.py",
+    "gdnbench/artifact_cache.py",
+    "gdnbench/errors.py",
+    "gdnbench/poison.py",
+    "gdnbench/sim",
+    "pyproject.toml",
+    "scripts/test",
+    "tests/conftest.py",
+    "tests/seeds.py",
+    "tests/subset.py",
+    "tests/sim/conftest.py",
+    "tests/sim/kernels",
+)
+
+
+def files(places: tuple[str, ...]) -> Iterator[Path]:
+    """The files at and below `places`, in one order; byte code and caches are none."""
+    for place in places:
+        path = ROOT / place
+        found = sorted(path.rglob("*")) if path.is_dir() else [path]
+        yield from (file for file in found if file.is_file() and "__pycache__" not in file.parts)
+
+
+def digest(group: str) -> str:
+    """Of the group's files, what they stand on, the interpreter and the installed packages."""
+    total = hashlib.sha256(f"{group} {sys.version} {platform.processor()}".encode())
+    for file in files((group, *STANDS_ON)):
+        total.update(f"\0{file.relative_to(ROOT)}\0".encode() + hashlib.sha256(file.read_bytes()).digest())
+    for path in sorted(Path(path).name for entry in sys.path for path in Path(entry).glob("*.dist-info")):
+        total.update(path.encode())
+    return total.hexdigest()
+
+
+def main(arguments: list[str]) -> int:
+    match arguments:
+        case ["passed"]:
+            for group in GROUPS:
+                if (PASSED / digest(group)).exists():
+                    print(group)
+                    print(f"skipped, unchanged since it passed: {group}", file=sys.stderr)
+        case ["keep"]:
+            PASSED.mkdir(parents=True, exist_ok=True)
+            for group in GROUPS:
+                (PASSED / digest(group)).touch()
+        case _:
+            print("tests/unchanged.py takes `passed` or `keep`", file=sys.stderr)
+            return 2
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))
