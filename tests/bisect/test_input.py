@@ -20,12 +20,12 @@ from gdnbench.bisect.input.shrink import Options, Shrunk, shrink
 from gdnbench.bisect.session import Session
 from gdnbench.bisect.trial import Trial
 from gdnbench.bisect.verdict import State, Verdict
-from gdnbench.bisect.workers import PROCESS_ENDED
 from gdnbench.errors import BadInputError
 from gdnbench.ops import operation
 from gdnbench.store.reader import Store
 from gdnbench.store.writer import StoreWriter
 from gdnbench.synth import draft, synthesise
+from gdnbench.workers.restarting import PROCESS_ENDED
 from gdnbench_kernels.contract import Call
 from tests.subset import quick
 
