@@ -32,7 +32,7 @@ _OF_ACCESSES = ("source", "ptx")
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One of the file's; what is None fits everything."""
+    """One entry of an accept file. A key that is None matches everything."""
 
     reason: str
     cause: str | None = None
@@ -41,7 +41,7 @@ class Entry:
     ptx: tuple[str, ...] | None = None
 
     def fits(self, evidence: Evidence) -> bool:
-        """Whether this accepts it."""
+        """Whether the entry accepts this finding."""
         sides = [side for side in (evidence.first, evidence.second) if side is not None]
         return (
             self.cause in (None, evidence.cause)
@@ -58,7 +58,7 @@ class Entry:
 
 @dataclass(slots=True)
 class Accepted:
-    """The entries of a file, and which of them have accepted something."""
+    """The entries of an accept file, and which of them have accepted something."""
 
     path: Path
     entries: Sequence[Entry]
@@ -66,7 +66,8 @@ class Accepted:
 
     @classmethod
     def read(cls, path: Path) -> Accepted:
-        """BadInputError, which names the entry, for a file that is none or an entry without a reason."""
+        """Read a file. Raises BadInputError, which names the entry, for a file that is not an accept file or
+        an entry without a reason."""
         try:
             document = tomllib.loads(path.read_text(encoding="utf-8"))
         except OSError as error:
@@ -82,7 +83,7 @@ class Accepted:
         return cls(path, entries)
 
     def apply(self, findings: Iterable[Finding]) -> tuple[Finding, ...]:
-        """The same findings, those that an entry fits with its reason."""
+        """The same findings; those that an entry accepts get its reason."""
         return tuple(map(self._judged, findings))
 
     def _judged(self, finding: Finding) -> Finding:
@@ -93,7 +94,7 @@ class Accepted:
         return replace(finding, accepted=self.entries[fitting[0]].reason) if fitting else finding
 
     def unused(self) -> list[str]:
-        """A line for each entry that has accepted nothing."""
+        """A line for each entry that has accepted nothing so far."""
         return [
             f"{self.path}: entry {number + 1} accepts nothing that was found: {entry}"
             for number, entry in enumerate(self.entries)
@@ -123,13 +124,13 @@ def _entry(table: Any, where: str) -> Entry:
 
 
 def _each_fits(texts: Sequence[str], sides: Sequence[Access], fits: Callable[[str, Access], bool]) -> bool:
-    """Whether each text fits an access of its own."""
+    """Whether the texts can be assigned to different accesses so that each fits."""
     chosen = permutations(sides, len(texts))
     return any(all(map(fits, texts, some)) for some in chosen)
 
 
 def _matches(pattern: str, text: str) -> bool:
-    """Whether a pattern fits `text`, however many blanks it has where the text has one."""
+    """Whether a pattern matches the whole of `text`; runs of blanks count as one."""
     # By hand: of a regular expression with many a * the time to fail has no bound.
     start, *parts = " ".join(pattern.split()).split("*")
     if not parts:
@@ -156,7 +157,8 @@ def _source_fits(source: str, side: Access) -> bool:
 
 
 def template(findings: Iterable[Finding]) -> str:
-    """A file that would accept what is found and not accepted yet, once each entry has a reason."""
+    """An accept file for all findings that are not accepted yet. The reasons are empty and have to be filled
+    in."""
     found: dict[str, str] = {}
     for evidence in (one.evidence for one in findings if one.accepted is None):
         if evidence is None or evidence.second is None:

@@ -80,7 +80,7 @@ class CtaRaceDetector:
         self.findings = Findings(cta.index)
         self.warps = cta.launch.warps
         self.warp_clocks = [WarpClocks(index, ClockSet.zero(self.warps)) for index in range(self.warps)]
-        self.tokens = [WarpAsyncState() for _ in range(self.warps)]
+        self.async_states = [WarpAsyncState() for _ in range(self.warps)]
         self.mbarriers: dict[int, Mbarrier] = {}
         self.barrier_clocks: WeakKeyDictionary[Round, ClockSet] = WeakKeyDictionary()
         self.barrier_arrivals: dict[int, Arrivals] = {}  # by barrier
@@ -128,15 +128,15 @@ class CtaRaceDetector:
 
     def met(self, warp: Warp, ins: Instruction, lanes: Lanes, live: Lanes) -> None:
         """See `Checker`."""
-        clocks, part = self.warp_clocks[warp.index], subset_of(lanes, live)
+        clocks, subset = self.warp_clocks[warp.index], subset_of(lanes, live)
         if ins.op == "bar.warp.sync":
-            clocks.synchronize_lanes(part)
+            clocks.synchronize_lanes(subset)
         else:
-            clocks.converge_lanes(part)
+            clocks.converge_lanes(subset)
 
     def used(self, warp: Warp, ins: Instruction, register: Register, writer: Writer | None) -> None:
         """See `Checker`. Only the first use of each load counts."""
-        clocks, async_state = self.warp_clocks[warp.index], self.tokens[warp.index]
+        clocks, async_state = self.warp_clocks[warp.index], self.async_states[warp.index]
         now = Event(NO_ACCESS, warp.index, clocks.own_clock, ins, Access.READ, Proxy.GENERIC)
         if writer is not None and writer.ins.op == "tcgen05.ld":
             load = async_state.unused.pop(writer.number, None)
@@ -307,7 +307,7 @@ class CtaRaceDetector:
         warp, ins, lanes, _ = self.issued
         if ins.op.startswith("wgmma"):
             return  # each of the four warps issues its own part: `synchronisation._wgmma_reads`
-        async_state, arrivals = self.tokens[warp.index], 0
+        async_state, arrivals = self.async_states[warp.index], 0
         if ins.op == "tcgen05.commit":
             over = async_state.tensor
         elif ins.op == "cp.async.mbarrier.arrive":
@@ -315,7 +315,7 @@ class CtaRaceDetector:
         else:
             over = self._record_async_operation(warp, ins, lanes, operation).both
         if operation.signals:
-            known = self.warp_clocks[warp.index].clocks_at_issue(self.issued.part)
+            known = self.warp_clocks[warp.index].clocks_at_issue(self.issued.subset)
             named = operation.signals[0]
             phase = self.mbarrier_phase(named) if named in self.mbarriers else -1
             event = self._signals(operation, warp, ins)
@@ -325,7 +325,7 @@ class CtaRaceDetector:
         self, warp: Warp, ins: Instruction, lanes: Lanes, operation: AsyncOperation
     ) -> OperationTokens:
         """A copy or product: check and record its accesses, and note which wait completes it."""
-        async_state = self.tokens[warp.index]
+        async_state = self.async_states[warp.index]
         if ins.op == "cp.async":
             tokens = self.start_async(warp, ins, lanes, operation.reads, operation.writes, Proxy.GENERIC)
             async_state.copies.add(lanes, tokens)
@@ -416,10 +416,10 @@ class CtaRaceDetector:
                     pending.event,
                     self.arrival_phase(address, pending.arrivals),
                 )
-                carried = barrier.phase_clocks(barrier.signalled)
-                carried.join_memory(pending.clocks)
-                carried.base.tokens |= pending.completes
-                carried.tcgen05_fenced |= pending.completes
+                released = barrier.phase_clocks(barrier.signalled)
+                released.join_memory(pending.clocks)
+                released.base.tokens |= pending.completes
+                released.tcgen05_fenced |= pending.completes
 
     def exited(self, warp: int) -> None:
         """See `Checker`."""

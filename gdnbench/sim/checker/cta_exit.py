@@ -26,14 +26,15 @@ TRANSACTIONS = "transaction count"
 
 
 def brings_bytes(event: Event) -> bool:
-    """Whether the operation completes bytes of an mbarrier; others arrive at it."""
+    """Whether the operation completes bytes of an mbarrier; the others arrive at it."""
     return not event.ins.op.startswith(("tcgen05.commit", "cp.async.mbarrier"))
 
 
 def check_in_phase(
     detector: CtaRaceDetector, pending: PendingSignal, address: int, *, ended: bool = False
 ) -> None:
-    """A copy's bytes come now. If the CTA has `ended`, later, when nobody expects them."""
+    """A copy's bytes arrive now: they must be expected in the phase of its issue. If the CTA has `ended`,
+    they arrive later, when nothing expects them."""
     if not brings_bytes(pending.event):
         return
     if detector.mbarrier_phase(address) > pending.phase or (
@@ -44,20 +45,20 @@ def check_in_phase(
 
 
 def check_unused(detector: CtaRaceDetector, address: int, barrier: Mbarrier, now: Event) -> None:
-    """`now` ends the use of an mbarrier: what signals it has to have been waited for."""
+    """`now` ends the use of an mbarrier: everything that signals it must have been waited for."""
     why = Unordered(Cause.IN_FLIGHT, Verdict.ERROR, "a wait for the phase that the first signals")
     for signal in _not_waited_for(detector, address, barrier):
         detector.findings.add_pair(why, signal, now, "shared", address)
 
 
 def check_end(detector: CtaRaceDetector) -> None:
-    """The CTA has ended; what is in flight will still land."""
+    """The CTA has ended; operations in flight will still land."""
     known = 0
     for clocks in detector.warp_clocks:
         known |= clocks.completed_tokens()
     for barrier in detector.mbarriers.values():
-        for carried in barrier.phases.values():
-            known |= carried.base.tokens
+        for released in barrier.phases.values():
+            known |= released.base.tokens
     findings = detector.findings
     for token, event in detector.shared_reads.items():
         if not known >> token & 1:
@@ -76,13 +77,13 @@ def check_end(detector: CtaRaceDetector) -> None:
 
 
 def check_hang(detector: CtaRaceDetector) -> None:
-    """Nothing in the CTA can go on, and nothing is in flight."""
+    """No warp of the CTA can continue, and nothing is in flight."""
     for address, barrier in detector.mbarriers.items():
         _check_bytes(detector, address, barrier, Verdict.ERROR)
 
 
 def _not_waited_for(detector: CtaRaceDetector, address: int, barrier: Mbarrier) -> Iterator[Event]:
-    """Operations that signal an mbarrier in a phase that nobody has found to be over."""
+    """The operations that signal an mbarrier in a phase that no wait has found complete."""
     if barrier.signal is not None and barrier.signalled > barrier.checked:
         yield barrier.signal
     for operation, pending in detector.pending_signals.items():
@@ -91,16 +92,16 @@ def _not_waited_for(detector: CtaRaceDetector, address: int, barrier: Mbarrier) 
 
 
 def _check_behind(detector: CtaRaceDetector, address: int, barrier: Mbarrier) -> None:
-    """The last phase that is over, if nobody waited for it: who waited for the one before may not have seen
-    that one's end."""
+    """Check the last completed phase if nobody waited for it: a warp that waited for the one before may not
+    have seen that one complete."""
     last = detector.mbarrier_phase(address) - 1
     for late in barrier.waits_left_behind(last) if last > barrier.checked else ():
         detector.findings.add_single(Cause.PHASES.value, Verdict.ERROR, TWO_PHASES, late, "shared", address)
 
 
 def _check_arrivals(detector: CtaRaceDetector, address: int, barrier: Mbarrier) -> None:
-    """A phase for which some have arrived and not all is a sign of a wrong count: phases before it may have
-    ended without those that came too many."""
+    """A phase with some arrivals and not all hints at a wrong count: an earlier phase may have completed
+    without the surplus arrivals."""
     pending, expected, _ = unpack(detector.mbarrier_word(address))
     if 0 < pending < expected:
         missing = f"{pending} of {expected} arrivals, or a smaller count"
@@ -108,8 +109,8 @@ def _check_arrivals(detector: CtaRaceDetector, address: int, barrier: Mbarrier) 
 
 
 def _check_bytes(detector: CtaRaceDetector, address: int, barrier: Mbarrier, too_many: Verdict) -> None:
-    """Bytes that are outstanding with no copy in flight. `too_many` is the verdict on bytes expected that
-    nothing brings: who waits for them hangs, and if nobody does they are no harm."""
+    """Bytes are outstanding and no copy is in flight. `too_many` is the verdict for expected bytes that
+    nothing brings: a warp that waits for them hangs; if none waits they do no harm."""
     if any(address in operation.signals for operation in detector.pending_signals):
         return
     pending, _, tx = unpack(detector.mbarrier_word(address))

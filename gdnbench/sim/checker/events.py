@@ -68,7 +68,7 @@ class IssuedInstruction(NamedTuple):
     sources: tuple[Argument, ...]
 
     @property
-    def part(self) -> LaneSubset:
+    def subset(self) -> LaneSubset:
         return subset_of(self.lanes, self.warp.exists)
 
     @property

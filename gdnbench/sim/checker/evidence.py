@@ -30,13 +30,13 @@ SECTIONS = {
 }
 """Where the PTX ISA leaves the order open, by cause."""
 
-# Warps, or pairs of them, that are named; the rest is counted.
+# So many warps or pairs of warps are named; the rest are counted.
 _NAMED = 6
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """One of the two. `asynchronous`: an operation that goes on when its instruction is done."""
+    """One of the two accesses. `asynchronous`: an operation that continues after its instruction."""
 
     does: str
     asynchronous: bool
@@ -52,13 +52,13 @@ class Access:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """Pairs of accesses that have one cause. `first` and `second` are those that met first, `first` None if
-    the second is at fault by itself, both None if the finding says what is not judged.
+    """One finding: all pairs of accesses with one cause. `first` and `second` are the pair found first.
+    `first` is None if one access alone is at fault; both are None if the finding says what was not judged.
 
-    `address` is theirs in `memory` (shared, global, tmem: lane << 16 | column; register: its index; barrier:
-    its number), `where` the same in words.
-    `missing` is what would have ordered them, `section` what leaves it open whether they are ordered.
-    `count` pairs of executions are of `places` pairs of instructions, in `ctas` CTAs, by `warps`.
+    `address` is where they met in `memory` (shared, global; tmem: lane << 16 | column; register: its index;
+    barrier: its number), `where` the same in words. `missing` is the synchronisation that would have ordered
+    them, `section` the part of the PTX ISA that leaves open whether they are ordered. `count` pairs of
+    executions come from `places` pairs of instructions, in `ctas` CTAs, by the warps in `warps`.
     """
 
     verdict: Verdict
@@ -79,7 +79,7 @@ class Evidence:
 
     @property
     def message(self) -> str:
-        """In a line, without the accesses."""
+        """The finding in one line, without the accesses."""
         if self.second is None:
             return self.missing
         section = (
@@ -88,7 +88,7 @@ class Evidence:
         return f"{self.where}, without {self.missing}{section}"
 
     def lines(self) -> list[str]:
-        """The accesses, and how many there are of their kind."""
+        """The accesses, one a line, and how many pairs like this one there are."""
         if self.second is None:
             return []
         lines = [] if self.first is None else [f"first: {self.first}"]
@@ -103,7 +103,7 @@ class Evidence:
 
     @property
     def summary(self) -> str:
-        """In one line that is the same for every launch in which this is found."""
+        """The finding in one line that is the same for every launch in which it is found."""
         sides = [_short(side.place) for side in (self.first, self.second) if side is not None]
         if self.second is None:
             return f"{self.kernel}: {self.missing}"
@@ -115,12 +115,12 @@ class Evidence:
         return ", ".join(named[:_NAMED]) + more
 
     def as_json(self) -> dict[str, Any]:
-        """The same as plain values."""
+        """The same as plain values, for JSON."""
         return {**asdict(self), "verdict": self.verdict.value}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Evidence:
-        """What `as_json` gave, as it is when it has been read."""
+        """The inverse of `as_json`."""
         given = {
             **data,
             "verdict": Verdict(data["verdict"]),
@@ -145,7 +145,7 @@ def _short(place: Place) -> str:
 
 
 def collect_evidence(checker: LaunchChecker, launch: Launch) -> tuple[Evidence, ...]:
-    """What was found in a launch that has ended or failed, errors first."""
+    """The findings of a launch that has ended or failed, errors first."""
     return tuple(_to_evidence(found, checker, launch) for found in checker.found())
 
 
@@ -190,7 +190,7 @@ def _to_evidence(found: FindingGroup, checker: LaunchChecker, launch: Launch) ->
 
 
 def _at(memory: str, address: int, reachable: GlobalMemory) -> str:
-    """An address of global memory as seen from what it lies in."""
+    """An address; in global memory as an offset into its allocation."""
     for item in reachable.allocations if memory == "global" else ():
         if item.base <= address < item.end:
             return f"{item.name} + {address - item.base:#x}"

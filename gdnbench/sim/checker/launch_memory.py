@@ -25,22 +25,22 @@ from gdnbench.sim.checker.events import Event, EventLog
 from gdnbench.sim.checker.paged_cells import PAGE, PagedCells
 from gdnbench.sim.checker.shadow import NO_ACCESS, Cells, Numbers, PriorAccess
 
-# CTAs that read a cell and are remembered, where some may be ordered before a later write and others not.
+# How many CTAs that read a cell are kept, where some may be ordered before a later write and others not.
 READERS = 16
 
-# No fewer codes and states are looked through for such as no cell has any more.
+# Unused codes and states are dropped only when there are more than this in all.
 COMPACT_THRESHOLD = 1 << 16
 
 
 class CtaAccess(NamedTuple):
-    """An access of a CTA."""
+    """An access, and the index of its CTA."""
 
     cta: int
     event: Event
 
 
 class ShadowCell(NamedTuple):
-    """Of a cell, by codes: who wrote it last, NOBODY if none, and who has read it since."""
+    """The shadow of one cell: the codes of the last writer (NO_ACCESS if none) and of the readers since."""
 
     writer: int
     readers: tuple[int, ...] = ()
@@ -49,26 +49,28 @@ class ShadowCell(NamedTuple):
 UNTOUCHED = ShadowCell(NO_ACCESS)
 
 PairCheck = Callable[[CtaAccess, CtaAccess, int], None]
-"""Told of an access, of one of another CTA that comes later, and of a cell that both touch."""
+"""Called with an access, a later one of another CTA, and a cell that both access."""
 
 
 class CtaOrder(Protocol):
-    """What the launch asks of the follower of a CTA."""
+    """What the shadow asks of a CTA's race detector."""
 
     @property
     def events(self) -> EventLog: ...
 
     def supersedes(self, new: int, old: int) -> bool:
-        """Whoever is ordered after the reader `new` of this CTA is ordered after the reader `old`."""
+        """Whether the read `old` need not be kept beside the read `new`, both of this CTA: an access ordered
+        after `new` is then ordered after `old`."""
         ...
 
     def ordered_after_remote(self, new: Event, old: CtaAccess) -> bool:
-        """The same, where `old` is of another CTA."""
+        """The same, where `old` is an access of another CTA."""
         ...
 
 
 class CtaShadow:
-    """Global memory as the follower of one CTA sees it: its own accesses, by its own numbers."""
+    """The shadow of global memory as one CTA's race detector uses it: it names its own accesses by its own
+    event numbers."""
 
     def __init__(self, memory: GlobalShadow, cta: int, detector: CtaOrder, check_pair: PairCheck) -> None:
         self.codes: dict[int, int] = {}
@@ -78,11 +80,11 @@ class CtaShadow:
         self._check_pair = check_pair
 
     def record_reads(self, cells: Cells, events: Numbers) -> list[PriorAccess]:
-        """See `Shadow`; what nobody wrote is not told."""
+        """As `ShadowMemory.record_reads`, without entries for cells that nothing wrote."""
         return self._own(self._memory.record_reads(cells, self._coded(events)))
 
     def record_writes(self, cells: Cells, events: Numbers) -> list[PriorAccess]:
-        """See `Shadow`."""
+        """As `ShadowMemory.record_writes`."""
         return self._own(self._memory.record_writes(cells, self._coded(events)))
 
     def _coded(self, events: Numbers) -> Numbers:
@@ -100,7 +102,7 @@ class CtaShadow:
         return code
 
     def _own(self, found: list[PriorAccess]) -> list[PriorAccess]:
-        """Those of this CTA; the others are judged."""
+        """The accesses of this CTA. Accesses of other CTAs go to `check_pair`."""
         own: list[PriorAccess] = []
         for code, cell, now in found:
             before, comes = self._memory[code], self._memory[now]
@@ -113,8 +115,8 @@ class CtaShadow:
 
 @dataclass(frozen=True, slots=True)
 class ProcessShadow:
-    """What one process's CTAs did, to be pickled: `packed` has the states of the cells of each of
-    `pages`."""
+    """The shadow as one process left it, to be pickled. `packed` has, for each of `pages`, the compressed
+    numbers of its cells; a number is an index into `states`, whose codes are indices into `accesses`."""
 
     accesses: Sequence[CtaAccess | None]
     states: Sequence[ShadowCell]
@@ -123,7 +125,8 @@ class ProcessShadow:
 
 
 class GlobalShadow:
-    """See above; `readers` CTAs that read a cell are kept, `pages` is how many can be touched."""
+    """The shadow of global memory. `readers` is how many other CTAs that read a cell are kept; `pages` is how
+    many pages of the shadow can be touched, 0 if that is not known."""
 
     def __init__(self, pages: int, readers: int) -> None:
         self.accesses: list[CtaAccess | None] = [None]  # by code; the first is nobody's
@@ -140,19 +143,19 @@ class GlobalShadow:
         return access
 
     def begin_cta(self, cta: int, detector: CtaOrder, check_pair: PairCheck) -> CtaShadow:
-        """That of a CTA, until it ends."""
+        """A CTA begins: its view of the shadow, for use until `end_cta`."""
         memory = self._running[cta] = CtaShadow(self, cta, detector, check_pair)
         return memory
 
     def end_cta(self, cta: int) -> None:
-        """A CTA has ended. What no cell has any more is dropped, once that may be much."""
+        """A CTA has ended. Drops, from time to time, codes and states that no cell refers to."""
         del self._running[cta]
         if len(self.accesses) + len(self._states) > self._compact_at:
             self._compact()
             self._compact_at = max(COMPACT_THRESHOLD, 2 * (len(self.accesses) + len(self._states)))
 
     def record_reads(self, cells: Cells, codes: Numbers) -> list[PriorAccess]:
-        """Each of `codes`, one a cell, reads its cell: who wrote it before."""
+        """Each of `codes`, one a cell, reads its cell. Returns the earlier writers."""
         found: list[PriorAccess] = []
         for state, code, cell in self._change(cells, codes, self._after_read):
             writers = [state.writer] if state.writer != NO_ACCESS else []
@@ -160,7 +163,7 @@ class GlobalShadow:
         return found
 
     def record_writes(self, cells: Cells, codes: Numbers) -> list[PriorAccess]:
-        """Each of `codes` writes its cell: who wrote and read it before."""
+        """Each of `codes` writes its cell. Returns the earlier writers and readers."""
         found: list[PriorAccess] = []
         for state, code, cell in self._change(cells, codes, self._after_write):
             writers = (state.writer,) if state.writer != NO_ACCESS else ()
@@ -170,7 +173,8 @@ class GlobalShadow:
     def _change(
         self, cells: Cells, codes: Numbers, after: Callable[[ShadowCell, int], ShadowCell]
     ) -> list[tuple[ShadowCell, int, int]]:
-        """Give each cell the state `after` its own and the code: these pairs, each with one of its cells."""
+        """Set each cell to the state `after` its old state and its code. Returns the distinct pairs of old
+        state and code, each with one of its cells."""
         places = self.cells.places(cells)
         column = self.cells.numbers
         pairs = column[places].astype(np.int64) << 32 | codes
@@ -200,11 +204,11 @@ class GlobalShadow:
         return ShadowCell(code, tuple(self._kept_beside(strong, code)))
 
     def _writing(self, codes: Iterable[int]) -> list[int]:
-        """Those that write."""
+        """Those of the codes whose access writes."""
         return [code for code in codes if self[code].event.access.writes]
 
     def _kept_beside(self, members: Iterable[int], reader: int) -> list[int]:
-        """Those of `members` that have to be remembered beside `reader`."""
+        """Those of `members` that the shadow has to keep beside `reader`."""
         kept: list[int] = []
         foreign = 0
         for old in members:
@@ -232,7 +236,7 @@ class GlobalShadow:
         return found
 
     def _compact(self) -> None:
-        """Give those codes and states that some cell still has new numbers, and forget the others."""
+        """Renumber the codes and states that some cell refers to, and forget the others."""
         used = np.zeros(len(self._states), np.bool_)
         used[0] = True
         for numbers in self.cells.touched():
@@ -250,13 +254,14 @@ class GlobalShadow:
         self.accesses = [access for access, has in zip(self.accesses, coded.tolist(), strict=True) if has]
 
     def process_shadow(self) -> ProcessShadow:
-        """What was done in this process."""
+        """The shadow of this process, to be sent to another."""
         self._compact()
         packed = [zlib.compress(numbers.data, 1) for numbers in self.cells.touched()]
         return ProcessShadow(self.accesses, self._states, self.cells.owners, packed)
 
     def join_process(self, part: ProcessShadow, check_pair: PairCheck) -> None:
-        """What CTAs did that ran in another process and that nothing orders with those here."""
+        """Join the shadow of another process. Nothing orders its CTAs with those here: every conflict goes to
+        `check_pair`."""
         ahead = len(self.accesses) - 1
         self.accesses += part.accesses[1:]
         states = [_recoded(state, lambda code: code + ahead if code else NO_ACCESS) for state in part.states]
@@ -281,11 +286,11 @@ class GlobalShadow:
 
 
 def _recoded(state: ShadowCell, code: Callable[[int], int]) -> ShadowCell:
-    """The same with other codes."""
+    """The same state with other codes."""
     return ShadowCell(code(state.writer), tuple(map(code, state.readers)))
 
 
 def _renumbered(used: npt.NDArray[np.bool_]) -> Numbers:
-    """New numbers of those that are used, in their order."""
+    """New consecutive numbers for the used ones, in their order."""
     found: Numbers = np.cumsum(used, dtype=np.int32) - np.int32(1)
     return found

@@ -29,9 +29,10 @@ ROW_BYTES = 16
 
 @dataclass(frozen=True, slots=True)
 class AccessForm:
-    """`width` bytes a lane, `lanes` of them with an address; `space` is empty if addresses are generic.
-    `acquires` and `releases` are of the instruction itself; a `strong` one takes part in such a pattern, a
-    `wide` one with threads of other CTAs too; `updates`: it is an atomic read-modify-write."""
+    """How an instruction accesses memory: `width` bytes by each of `lanes` lanes, in `space`, which is empty
+    if addresses are generic. `acquires`, `releases`: by itself, without a fence. `strong`: it can be part of
+    a release or acquire pattern; `gpu_scope`: with threads of other CTAs too. `updates`: it is an atomic
+    read-modify-write. `collective`: the warp executes it as one."""
 
     access: Access
     width: int
@@ -48,13 +49,13 @@ class AccessForm:
 
 
 def has_gpu_scope(ins: Instruction) -> bool:
-    """Whether the scope of a strong access or a fence has other CTAs in it: one that names none has (PTX ISA,
-    "Scope", "atom", "ld")."""
+    """Whether the scope of a strong access or a fence includes other CTAs. So does an instruction that names
+    no scope (PTX ISA, "Scope", "atom", "ld")."""
     return not ins.has("cta", "cluster")
 
 
 def access_form(ins: Instruction) -> AccessForm | None:
-    """None if the instruction touches neither shared nor global memory."""
+    """The form of an instruction; None if it accesses neither shared nor global memory."""
     if ins.op not in (*_READS, *_WRITES, "atom", "red") or ins.has("local", "param", "param::entry"):
         return None
     space = "shared" if ins.has(*_SHARED) else "global" if ins.has("global", "const") else ""
@@ -94,8 +95,8 @@ def access_form(ins: Instruction) -> AccessForm | None:
 
 
 class KernelAccesses:
-    """Those of one kernel, by pc. `sizes`, by memory: the largest cell, up to 4 bytes, of which no access
-    takes a part."""
+    """The forms of a kernel's instructions, by pc. `cell_bytes`, by memory, is the size of a shadow cell: the
+    smallest access of the kernel, at most 4 bytes, so that no access covers a part of a cell."""
 
     def __init__(self, kernel: Kernel) -> None:
         self.by_pc = [access_form(ins) for ins in kernel.instructions]
@@ -109,8 +110,8 @@ class KernelAccesses:
 def split_by_space(
     form: AccessForm, masks: Masks, addresses: Addresses
 ) -> Iterator[tuple[str, Bytes, ByLane]]:
-    """(memory, the addresses in it, whose they are) of some accesses, if there are any. A row of a matrix is
-    all lanes'."""
+    """Yields (memory, byte addresses in it, the lane of each address) for some executions of an instruction.
+    The row of a matrix belongs to all lanes (MANY)."""
     if form.lanes < masks.shape[1]:
         masks, addresses = masks[:, : form.lanes], addresses[:, : form.lanes]
     there = np.flatnonzero(masks)
@@ -139,25 +140,26 @@ def addresses_collide(masks: Masks, addresses: Addresses) -> bool:
 
 
 def single_lane(lanes: ByLane) -> int:
-    """The lane if it is one, else MANY."""
+    """The lane if all accesses are of one lane, else MANY."""
     first = int(lanes[0])
     return first if (lanes == first).all() else MANY
 
 
 def lanes_of_cells(lanes: ByLane, cells: int) -> ByLane:
-    """Those of each of `cells` cells, as many for each access."""
+    """The lane of each of `cells` cells; every access covers equally many."""
     return lanes if len(lanes) == cells else np.repeat(lanes, cells // len(lanes))
 
 
 def cells_of_accesses(starts: Bytes, width: int, size: int) -> Bytes:
-    """The cells of `size` bytes of accesses of `width` bytes."""
+    """The cells, of `size` bytes, of accesses of `width` bytes at the addresses `starts`."""
     if width <= size:
         return starts // size
     return (starts[:, None] // size + np.arange(width // size)).reshape(-1)
 
 
 def cells_of_bytes(found: Bytes, size: int) -> Bytes:
-    """The cells that have some of the bytes `found`, which most often are runs of whole cells."""
+    """The cells, of `size` bytes, that contain some of the byte addresses `found`. Runs of whole cells are
+    fast."""
     if size == 1 or not found.size:
         return found
     if found.size % size == 0:

@@ -10,7 +10,8 @@ from gdnbench.sim.checker.vector_clocks import ClockSet, WarpClocks
 
 KEPT = 3
 USED_AS_DATA = "an mbarrier used as data"
-"""A load, store or copy of the bytes of one (PTX ISA, "mbarrier.inval": undefined before it)."""
+"""The cause of findings about loads, stores and copies of an mbarrier's bytes, which are undefined before
+mbarrier.inval (PTX ISA, "mbarrier.inval")."""
 TWO_PHASES = (
     "an arrival after the first wait that the next phase waits for: the first can fall two phases behind"
 )
@@ -18,9 +19,10 @@ TWO_PHASES = (
 
 @dataclass(slots=True)
 class Mbarrier:
-    """One, from its mbarrier.init on. `users` is each warp's latest use of it; `waits`, by phase, who has
-    waited for it: the number of the wait; `checked`, the latest of these phases. `expects` is the latest
-    expect_tx, `signal` the latest operation that has signalled it, in phase `signalled`."""
+    """One mbarrier, from its mbarrier.init to its mbarrier.inval. `phases` are the clocks released into
+    recent phases. `users`: the latest use by each warp. `waits`: by phase and warp, the number of the warp's
+    wait and its event; `checked` is the latest phase waited for. `expects` is the latest expect_tx; `signal`
+    the latest operation that has signalled the mbarrier, in phase `signalled`."""
 
     init: Event
     warps: int
@@ -33,7 +35,7 @@ class Mbarrier:
     signalled: int = -1
 
     def phase_clocks(self, phase: int) -> ClockSet:
-        """What the arrivals at `phase` carry so far."""
+        """The clocks that the arrivals of `phase` have released so far."""
         found = self.phases.get(phase)
         if found is None:
             found = self.phases[phase] = ClockSet.zero(self.warps)
@@ -43,11 +45,11 @@ class Mbarrier:
         return found
 
     def record_wait(
-        self, phase: int, event: Event, clocks: WarpClocks, part: LaneSubset, *, relaxed: bool
+        self, phase: int, event: Event, clocks: WarpClocks, subset: LaneSubset, *, relaxed: bool
     ) -> list[Event]:
-        """A warp has found `phase` to be over. Returns those that can fall two phases behind, of which only
-        the first to find it is told. The phase before the first, -1, is over from the beginning: nothing was
-        released by it, and whoever waits for it can fall behind as well."""
+        """A warp's wait has found `phase` complete: acquire its clocks. Returns the waits that can fall two
+        phases behind, each only once. The phase before the first, -1, is complete from the beginning: it
+        released nothing, and a warp that waits for it can fall behind too."""
         if phase < 0:
             self.waits.setdefault(phase, {})[clocks.warp] = clocks.count_wait(), event
             return []
@@ -55,14 +57,14 @@ class Mbarrier:
         passed = [number for number in sorted(self.phases) if self.checked < number <= phase]
         late = [wait for number in passed for wait in self.waits_left_behind(number)]
         self.checked = max(self.checked, phase)
-        clocks.acquire(self.phase_clocks(phase), part, relaxed=relaxed)
+        clocks.acquire(self.phase_clocks(phase), subset, relaxed=relaxed)
         self.waits.setdefault(phase, {})[clocks.warp] = clocks.count_wait(), event
         return late
 
     def waits_left_behind(self, phase: int) -> list[Event]:
-        """`phase` is over: those that waited for the phase before it and whom nothing ordered before its end.
-        They can fall two phases behind (PTX ISA, "mbarrier.test_wait": one phase before the current can be
-        told)."""
+        """`phase` is complete: the waits for the phase before it that nothing orders before its completion.
+        They can fall two phases behind (PTX ISA, "mbarrier.test_wait": only the phase immediately before the
+        current one can be tested)."""
         ended = self.phase_clocks(phase).waits
         waits = self.waits.get(phase - 1, {})
         return [wait for warp, (number, wait) in waits.items() if ended.by_warp[warp] < number]

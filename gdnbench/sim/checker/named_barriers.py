@@ -16,7 +16,7 @@ from gdnbench.sim.checker.vector_clocks import WarpClocks
 from gdnbench.sim.machine.barriers import Round
 
 BARRIER = "barrier"
-"""What findings have for a memory that are of a named barrier; its number is their cell."""
+"""The `memory` of findings about a named barrier; `cell` is then the barrier's number."""
 
 ROUNDS = Unordered(
     Cause.ROUNDS,
@@ -27,14 +27,15 @@ ROUNDS = Unordered(
 
 @dataclass(slots=True)
 class Arrivals:
-    """Who has arrived at one barrier in its latest round, and who did in the round before."""
+    """The arrivals at one barrier in its latest round (`now`) and in the round before."""
 
     latest: Round
     now: list[Event] = field(default_factory=list)
     before: list[Event] = field(default_factory=list)
 
     def record_arrival(self, use: Round, event: Event, clocks: WarpClocks) -> Iterator[Event]:
-        """The warp of `views` arrives in the round `use`: those of the round before that it may precede."""
+        """The warp of `clocks` arrives in the round `use`. Yields the arrivals of the round before that it is
+        not ordered after."""
         if use is not self.latest:
             self.latest, self.before, self.now = use, self.now, []
         self.now.append(event)

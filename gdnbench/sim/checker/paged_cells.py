@@ -15,8 +15,8 @@ NEAR = 1 << 14  # pages so near to each other are told apart by a table, others 
 
 
 class PagedCells:
-    """Numbers that are 0 at first. `pages` is as many as can be touched, if that is known: then they never
-    move, and the pages that are touched are all that is taken of the machine's memory."""
+    """Numbers that are 0 at first. `pages` is how many pages can be touched, 0 if unknown. If it is known,
+    the array never moves, and only touched pages take physical memory."""
 
     def __init__(self, pages: int = 0) -> None:
         self.owners: list[int] = []  # by slot, the number of the page
@@ -25,11 +25,11 @@ class PagedCells:
 
     @property
     def nbytes(self) -> int:
-        """Of the pages that have been touched."""
+        """The bytes of the pages that have been touched."""
         return len(self.owners) * PAGE * self.numbers.itemsize
 
     def places(self, cells: Cells) -> npt.NDArray[np.int64]:
-        """Where in `numbers` those of the cells are."""
+        """The indices of the cells in `numbers`."""
         pages = cells >> PAGE_BITS
         first, last = int(pages.min()), int(pages.max())
         if first == last:
@@ -50,13 +50,13 @@ class PagedCells:
         return places
 
     def page(self, number: int) -> Numbers:
-        """The numbers of a page, to change in place."""
+        """The numbers of a page, a view to change in place."""
         start = self._slot(number) << PAGE_BITS
         self._grow()
         return self.numbers[start : start + PAGE]
 
     def touched(self) -> Iterator[Numbers]:
-        """Those of every page that has been touched, in the order of `owners`, to change in place."""
+        """The numbers of every touched page, in the order of `owners`, as views to change in place."""
         for slot in range(len(self.owners)):
             yield self.numbers[slot << PAGE_BITS : (slot + 1) << PAGE_BITS]
 

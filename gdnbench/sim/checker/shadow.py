@@ -23,7 +23,8 @@ NO_ACCESS = 0
 
 
 class PriorAccess(NamedTuple):
-    """Events that touched some of the cells before, each with one such cell and the event that comes now."""
+    """An earlier access to some of the cells: its event or code, one such cell, and the access that comes
+    now."""
 
     number: int
     cell: int
@@ -31,8 +32,8 @@ class PriorAccess(NamedTuple):
 
 
 class ReadSets:
-    """Sets of readers by number; 0 is the empty one. `supersedes(new, old)` says that to know of `new` is to
-    know of `old`."""
+    """Sets of readers by number; 0 is the empty set. `supersedes(new, old)`: an access ordered after the read
+    `new` is ordered after the read `old`, so that `old` need not be kept."""
 
     def __init__(self, supersedes: Callable[[int, int], bool]) -> None:
         self.sets: list[tuple[int, ...]] = [()]
@@ -40,7 +41,7 @@ class ReadSets:
         self._supersedes = supersedes
 
     def with_reader(self, number: int, reader: int) -> int:
-        """The set `number` and `reader`."""
+        """The number of the set `number` with `reader` added and superseded readers removed."""
         kept = tuple(old for old in self.sets[number] if old != reader and not self._supersedes(reader, old))
         return self._number((*kept, reader))
 
@@ -53,7 +54,7 @@ class ReadSets:
 
 
 class ShadowMemory:
-    """The shadow of `cells` cells."""
+    """The shadow of `cells` cells: `writer` and `readers` by cell."""
 
     def __init__(self, cells: int, sets: ReadSets) -> None:
         self.writer: Numbers = np.zeros(cells, np.int32)
@@ -61,7 +62,8 @@ class ShadowMemory:
         self.sets = sets
 
     def record_reads(self, cells: Cells, events: Numbers) -> list[PriorAccess]:
-        """Each of `events`, one a cell, reads its cell: the writers before, NOBODY where there was none."""
+        """Each of `events`, one a cell, reads its cell. Returns the last writers, NO_ACCESS where there is
+        none."""
         before = self.writer[cells]
         found = list(_group_by_number(before, cells, events))
         before = self.readers[cells]
@@ -75,7 +77,7 @@ class ShadowMemory:
         return found
 
     def record_writes(self, cells: Cells, events: Numbers) -> list[PriorAccess]:
-        """Each of `events` writes its cell: the writers and readers before."""
+        """Each of `events` writes its cell. Returns the last writers, and the readers since."""
         found = [
             prior
             for prior in _group_by_number(self.writer[cells], cells, events)
@@ -88,7 +90,7 @@ class ShadowMemory:
         return found
 
     def prior_accesses(self, cells: Cells) -> Iterable[tuple[int, int]]:
-        """(event, a cell of it) for all that wrote or read one of the cells."""
+        """(event, one of its cells) for every last writer of the cells and every reader since."""
         for prior in _group_by_number(self.writer[cells], cells, self.writer[cells]):
             if prior.number != NO_ACCESS:
                 yield prior.number, prior.cell
@@ -97,13 +99,13 @@ class ShadowMemory:
                 yield reader, prior.cell
 
     def clear(self, cells: Cells) -> None:
-        """Nobody has touched them."""
+        """Forget all accesses to the cells."""
         self.writer[cells] = NO_ACCESS
         self.readers[cells] = 0
 
 
 def _group_by_number(numbers: Numbers, cells: Cells, events: Numbers) -> Iterable[PriorAccess]:
-    """The distinct pairs of (number, event), each with a cell."""
+    """The distinct pairs of (number, event), each with one of its cells."""
     if not numbers.size:
         return
     if (numbers == numbers[0]).all() and (events == events[0]).all():

@@ -65,7 +65,7 @@ def _record(
 
 
 def _mbarrier_addresses(issued: IssuedInstruction, lanes: Lanes) -> list[int]:
-    """The mbarriers that these lanes name."""
+    """The addresses of the mbarriers that these lanes name."""
     named = distinct(lanes, one(issued.sources[0]))
     return [shared_address(address, issued.ins) for _, (address,) in named]
 
@@ -100,7 +100,7 @@ def _mbarrier_inval(detector: CtaRaceDetector, issued: IssuedInstruction) -> Non
 
 
 def _mbarrier_cells(detector: CtaRaceDetector, address: int) -> Cells:
-    """An mbarrier's cells of shared memory."""
+    """The cells of shared memory that an mbarrier occupies."""
     return cells_of_accesses(np.array([address], np.int64), MBARRIER_BYTES, detector.cell_bytes["shared"])
 
 
@@ -134,13 +134,13 @@ def _mbarrier_use(detector: CtaRaceDetector, issued: IssuedInstruction) -> None:
 def _mbarrier_wait(
     detector: CtaRaceDetector, issued: IssuedInstruction, previous: Wait | None, results: Results | Wait
 ) -> None:
-    """test_wait and try_wait that succeeded."""
+    """A test_wait or try_wait that succeeded acquires the clocks of the completed phase."""
     if isinstance(results, Wait):
         return
     passed = issued.lanes & (results[0] != 0)
     if not passed.any():
         return
-    clocks, part = detector.warp_clocks[issued.warp.index], subset_of(passed, issued.warp.exists)
+    clocks, subset = detector.warp_clocks[issued.warp.index], subset_of(passed, issued.warp.exists)
     event = _record(detector, issued, Access.ATOMIC)
     for address in _mbarrier_addresses(issued, passed):
         barrier = detector.use_mbarrier(address, event)
@@ -148,7 +148,7 @@ def _mbarrier_wait(
             continue
         over = detector.mbarrier_phase(address) - 1
         relaxed = issued.ins.has("relaxed")
-        for late in barrier.record_wait(over, event, clocks, part, relaxed=relaxed):
+        for late in barrier.record_wait(over, event, clocks, subset, relaxed=relaxed):
             why = Unordered(Cause.PHASES, Verdict.ERROR, TWO_PHASES)
             detector.findings.add_pair(why, late, event, "shared", address)
         if relaxed and over >= 0:
@@ -161,11 +161,12 @@ def _mbarrier_wait(
 def _named_barrier(
     detector: CtaRaceDetector, issued: IssuedInstruction, previous: Wait | None, results: Results | Wait
 ) -> None:
-    """A round is known by its object, which the machine has while it is open and a waiting warp keeps."""
-    clocks, part = detector.warp_clocks[issued.warp.index], issued.part
+    """Release into the barrier's round and acquire from it. A round is identified by the machine's object,
+    which lives while the round is open or a warp waits in it."""
+    clocks, subset = detector.warp_clocks[issued.warp.index], issued.subset
     if isinstance(previous, BarrierWait):
-        clocks.acquire(detector.barrier_clocks[previous.use], part)
-        clocks.synchronize_lanes(part)
+        clocks.acquire(detector.barrier_clocks[previous.use], subset)
+        clocks.synchronize_lanes(subset)
         return
     opened = detector.open_rounds.pop(issued.warp.index, None)
     index = uniform(issued.sources[0], issued.lanes, "the barrier's number") & 0xFFFF_FFFF
@@ -174,23 +175,23 @@ def _named_barrier(
     else:
         found = opened if opened is not None else detector.cta.barriers.rounds.get(index)
         if found is None:  # this warp was all that it waited for
-            clocks.synchronize_lanes(part)
+            clocks.synchronize_lanes(subset)
             return
         use = found
     _check_barrier_round(detector, issued, index, use)
-    carried = detector.barrier_clocks.setdefault(use, ClockSet.zero(detector.warps))
-    clocks.release(carried, part)
+    released = detector.barrier_clocks.setdefault(use, ClockSet.zero(detector.warps))
+    clocks.release(released, subset)
     if issued.ins.op.endswith("arrive"):
-        clocks.converge_lanes(part)
+        clocks.converge_lanes(subset)
     elif not isinstance(results, Wait):
-        clocks.acquire(carried, part)
-        clocks.synchronize_lanes(part)
+        clocks.acquire(released, subset)
+        clocks.synchronize_lanes(subset)
 
 
 def _check_barrier_round(
     detector: CtaRaceDetector, issued: IssuedInstruction, index: int, use: Round
 ) -> None:
-    """Hold an arrival at barrier `index` in the round `use` against those of the round before."""
+    """Check an arrival at barrier `index` in the round `use` against the arrivals of the round before."""
     clocks = detector.warp_clocks[issued.warp.index]
     # A warp has arrived when all of its lanes have.
     event = detector.events.record(clocks.warp, clocks.own_clock, issued.ins, Access.ATOMIC, lane=UNSURE)
@@ -212,7 +213,7 @@ def _named_barrier_begins(detector: CtaRaceDetector, issued: IssuedInstruction) 
 
 def _fence_proxy(detector: CtaRaceDetector, issued: IssuedInstruction) -> None:
     spaces = [space for space in SPACES if any(space in mod.split("::") for mod in issued.ins.mods)]
-    detector.warp_clocks[issued.warp.index].fence_proxy(spaces or SPACES, issued.part)
+    detector.warp_clocks[issued.warp.index].fence_proxy(spaces or SPACES, issued.subset)
 
 
 def _fence(detector: CtaRaceDetector, issued: IssuedInstruction) -> None:
@@ -223,7 +224,7 @@ def _fence(detector: CtaRaceDetector, issued: IssuedInstruction) -> None:
 
 
 def _fence_init(detector: CtaRaceDetector, issued: IssuedInstruction) -> None:
-    detector.warp_clocks[issued.warp.index].fence_mbarrier_init(issued.part)
+    detector.warp_clocks[issued.warp.index].fence_mbarrier_init(issued.subset)
 
 
 def _before_sync(detector: CtaRaceDetector, issued: IssuedInstruction) -> None:
@@ -239,7 +240,7 @@ def _after_sync(detector: CtaRaceDetector, issued: IssuedInstruction) -> None:
 
 def _commit_group(name: str) -> Begin:
     def begin(detector: CtaRaceDetector, issued: IssuedInstruction) -> None:
-        getattr(detector.tokens[issued.warp.index], name).commit(issued.lanes)
+        getattr(detector.async_states[issued.warp.index], name).commit(issued.lanes)
 
     return begin
 
@@ -250,7 +251,7 @@ def _wait_group(name: str) -> End:
     ) -> None:
         if isinstance(results, Wait):
             return
-        groups = getattr(detector.tokens[issued.warp.index], name)
+        groups = getattr(detector.async_states[issued.warp.index], name)
         if issued.ins.op.endswith("wait_all"):
             known = groups.wait_all(issued.lanes)
         else:
@@ -265,7 +266,7 @@ def _wait_group(name: str) -> End:
         if name == "wgmma":
             clocks.complete(known)
         else:
-            clocks.complete_for_lanes(known, issued.part)
+            clocks.complete_for_lanes(known, issued.subset)
 
     return end
 
@@ -273,13 +274,13 @@ def _wait_group(name: str) -> End:
 def _wgmma_reads(
     detector: CtaRaceDetector, issued: IssuedInstruction, previous: Wait | None, results: Results | Wait
 ) -> None:
-    """Each of the four warps reads the matrices in shared memory, as far as it knows them."""
+    """Each of the four warps of a wgmma reads the matrices in shared memory, ordered by its own clocks."""
     product = detector.cta.warpgroups.state(issued.warp).open[-1]
     reads: tuple[Footprint, ...] = tuple(
         gather.footprint for gather in (product.a, product.b) if gather is not None
     )
     tokens = detector.start_async(issued.warp, issued.ins, issued.lanes, reads, (), Proxy.ASYNC)
-    detector.tokens[issued.warp.index].wgmma.add(issued.lanes, tokens)
+    detector.async_states[issued.warp.index].wgmma.add(issued.lanes, tokens)
 
 
 # Tensor memory
@@ -288,7 +289,7 @@ def _wgmma_reads(
 def _tmem_access(
     detector: CtaRaceDetector, issued: IssuedInstruction, previous: Wait | None, results: Results | Wait
 ) -> None:
-    async_state = detector.tokens[issued.warp.index]
+    async_state = detector.async_states[issued.warp.index]
     loads = issued.ins.op == "tcgen05.ld"
     token = detector.events.new_token()
     event = detector.events.record_async(
@@ -309,14 +310,14 @@ def _tmem_access(
 
 
 def _wait_loads(detector: CtaRaceDetector, issued: IssuedInstruction) -> None:
-    async_state = detector.tokens[issued.warp.index]
+    async_state = detector.async_states[issued.warp.index]
     detector.warp_clocks[issued.warp.index].complete(async_state.loads)
     async_state.loads = 0
     async_state.unused.clear()
 
 
 def _wait_stores(detector: CtaRaceDetector, issued: IssuedInstruction) -> None:
-    async_state = detector.tokens[issued.warp.index]
+    async_state = detector.async_states[issued.warp.index]
     detector.warp_clocks[issued.warp.index].complete(async_state.stores)
     async_state.stores = 0
 

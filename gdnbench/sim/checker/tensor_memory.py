@@ -27,8 +27,8 @@ MEMORY = "tmem"
 
 
 class TmemShadow:
-    """The shadow of one CTA's. `allocations` by first column: how many, and the tcgen05.alloc; `freed` by
-    first column: the tcgen05.dealloc that has been reached."""
+    """The shadow of one CTA's tensor memory. `_owner` is, by column, the tcgen05.alloc that allocated it;
+    `_freed` the tcgen05.dealloc that freed it."""
 
     def __init__(self, detector: CtaRaceDetector, sets: ReadSets) -> None:
         self._detector = detector
@@ -38,7 +38,7 @@ class TmemShadow:
         self._freed = np.zeros(TMEM_COLUMNS, np.int32)
 
     def record_access(self, cells: Cells, event: Event) -> None:
-        """`event`, a tcgen05 operation, touches `cells`: 512 lane + column."""
+        """Check a tcgen05 operation's access to `cells` (512 lane + column) and record it."""
         detector = self._detector
         clocks = detector.warp_clocks[event.warp]
         self._check_allocated(cells, event)
@@ -55,13 +55,13 @@ class TmemShadow:
             )
 
     def record_alloc(self, first: int, columns: int, event: Event) -> None:
-        """tcgen05.alloc has given these columns."""
+        """tcgen05.alloc has allocated these columns: forget what was in them."""
         self._owner[first : first + columns] = event.number
         self._freed[first : first + columns] = NO_ACCESS
         self._allocated_shadow().clear(_block(first, columns))
 
     def record_dealloc(self, first: int, columns: int, event: Event) -> None:
-        """tcgen05.dealloc is reached: all that used the columns has to be over."""
+        """tcgen05.dealloc frees the columns: all operations that used them must have completed."""
         detector = self._detector
         known, over = (
             detector.warp_clocks[event.warp].all_lanes,
