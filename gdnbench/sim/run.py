@@ -18,12 +18,13 @@ from gdnbench.sim.floating_environment import ieee_arithmetic
 from gdnbench.sim.machine import budget
 from gdnbench.sim.machine.async_queue import Schedule
 from gdnbench.sim.machine.counters import Counters
-from gdnbench.sim.machine.cta import Cta, Launch, MachineConfig, Note
-from gdnbench.sim.machine.engine_interface import Dim3, Engine
+from gdnbench.sim.machine.cta import Cta, Engine, Launch, MachineConfig, Note
+from gdnbench.sim.machine.engine_interface import Dim3
 from gdnbench.sim.machine.grid import run_grid
 from gdnbench.sim.machine.memory import GlobalMemory
 from gdnbench.sim.machine.observer import Checker
 from gdnbench.sim.machine.processes import Progress
+from gdnbench.sim.machine.units import handler
 from gdnbench.sim.profile.recorder import LaunchRecord
 from gdnbench.sim.ptx.ir import Kernel, Module, Variable
 from gdnbench.sim.ptx.parser import parse
@@ -212,6 +213,7 @@ def prepare_launch(
         static_shared=kernel.shared_size,
         dynamic_shared=smem,
         shared_size=padded + smem,
+        handler=handler,
     )
 
 

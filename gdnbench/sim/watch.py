@@ -6,13 +6,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from gdnbench.sim.machine.engine_interface import Dim3, Engine, WarpEngine
+from gdnbench.sim.machine.engine_interface import Dim3, WarpEngine
 from gdnbench.sim.machine.grid import communicates
 from gdnbench.sim.value_trace import End, Recorder
 
 if TYPE_CHECKING:
     from gdnbench.sim.host.arguments import Region
-    from gdnbench.sim.machine.cta import Cta, Launch
+    from gdnbench.sim.machine.cta import Cta, Engine, Launch
 
 
 @dataclass(frozen=True, slots=True)

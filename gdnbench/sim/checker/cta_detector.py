@@ -34,7 +34,7 @@ from gdnbench.sim.checker.synchronisation import BEGINS, ENDS, MBARRIER_BYTES
 from gdnbench.sim.checker.tensor_memory import TmemShadow
 from gdnbench.sim.checker.vector_clocks import ClockSet, LanePairs, WarpClocks
 from gdnbench.sim.machine.async_queue import AsyncOperation
-from gdnbench.sim.machine.barriers import Round
+from gdnbench.sim.machine.barrier_state import Round
 from gdnbench.sim.machine.engine_interface import Argument, Lanes, Results, Wait, Warp
 from gdnbench.sim.machine.footprint import Footprint
 from gdnbench.sim.machine.mbarrier import COUNT_MAX

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from gdnbench.sim.checker.events import Event
 from gdnbench.sim.checker.happens_before import Cause, LanePair, Unordered, Verdict
 from gdnbench.sim.checker.vector_clocks import WarpClocks
-from gdnbench.sim.machine.barriers import Round
+from gdnbench.sim.machine.barrier_state import Round
 
 BARRIER = "barrier"
 """The `memory` of findings about a named barrier; `cell` is then the barrier's number."""

@@ -38,7 +38,7 @@ from gdnbench.sim.checker.mbarriers import TWO_PHASES, Mbarrier
 from gdnbench.sim.checker.named_barriers import BARRIER, ROUNDS, Arrivals
 from gdnbench.sim.checker.shadow import Cells
 from gdnbench.sim.checker.vector_clocks import SPACES, ClockSet
-from gdnbench.sim.machine.barriers import BarrierWait, Round
+from gdnbench.sim.machine.barrier_state import BarrierWait, Round
 from gdnbench.sim.machine.engine_interface import Lanes, Results, Wait
 from gdnbench.sim.machine.footprint import Footprint
 from gdnbench.sim.machine.operands import constant, distinct, one, shared_address, uniform

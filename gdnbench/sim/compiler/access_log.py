@@ -8,36 +8,20 @@ not running: all warps whose CTAs run in one thread share its room.
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
+from gdnbench.sim.compiler.access_log_entry import ENTRY, ENTRY_BYTES, LANES_OFFSET, PC_OFFSET
 from gdnbench.sim.compiler.blocks import COLLECTIVES, MAX_BLOCK
+from gdnbench.sim.compiler.compiled_warp import CompiledWarp
 from gdnbench.sim.compiler.emit import I64, Code, Library, Value, const
 from gdnbench.sim.compiler.layout import ALIGN, aligned_bytes
+from gdnbench.sim.compiler.translator import Translator
 from gdnbench.sim.machine.engine_interface import LANES, Lanes
 from gdnbench.sim.machine.observer import Addresses, Checker, Masks
 from gdnbench.sim.ptx.ir import Instruction
 
-if TYPE_CHECKING:
-    from gdnbench.sim.compiler.engine import CompiledWarp
-    from gdnbench.sim.compiler.translator import Translator
-
-ACCESSES = frozenset(("ld", "ldu", "st", "atom", "red", "ldmatrix", "stmatrix"))
-LOGGED = ACCESSES | COLLECTIVES
-
-# An access: its addresses, then the instruction and the mask of its lanes. Whole cache lines. Where lanes
-# meet at a collective, what `log_meeting` says stands for an address.
-_PC, _LANES, ENTRY_BYTES = 8 * LANES, 8 * LANES + 4, 8 * LANES + ALIGN
-_ENTRY = np.dtype(
-    {
-        "names": ["addresses", "pc", "lanes"],
-        "formats": [(np.uint64, LANES), np.uint32, np.uint32],
-        "offsets": [0, _PC, _LANES],
-        "itemsize": ENTRY_BYTES,
-    }
-)
 CAPACITY = 1024  # 320 KB, which stay in a core's second cache
 assert CAPACITY >= MAX_BLOCK
 
@@ -70,8 +54,8 @@ def _define(name: str, library: Library, field: int) -> str:
     place = code.offset(state, field)
     entry = code.load("ptr", place, 8)
     code.store(Value(I64, "%address"), entry, ALIGN)
-    code.store(Value("i32", "%pc"), code.offset(entry, _PC), 4)
-    code.store(mask, code.offset(entry, _LANES), 4)
+    code.store(Value("i32", "%pc"), code.offset(entry, PC_OFFSET), 4)
+    code.store(mask, code.offset(entry, LANES_OFFSET), 4)
     some = code.comparei("icmp ne", mask, 0)
     size = code.select(some, const("i64", ENTRY_BYTES), const("i64", 0))
     code.store(code.offset(entry, size), place, 8)
@@ -90,7 +74,7 @@ class _Room(threading.local):
     """This thread's."""
 
     def __init__(self) -> None:
-        self.entries = aligned_bytes(CAPACITY * ENTRY_BYTES).view(_ENTRY)
+        self.entries = aligned_bytes(CAPACITY * ENTRY_BYTES).view(ENTRY)
 
 
 _room = _Room()
@@ -120,7 +104,7 @@ class AccessLog:
         addresses, pcs = logged["addresses"].copy(), logged["pc"]
         masks = _lanes(logged["lanes"])
         ends = [*(np.flatnonzero(pcs[1:] != pcs[:-1]) + 1).tolist(), count]
-        instructions, start = warp.engine.native.kernel.instructions, 0
+        instructions, start = warp.kernel.instructions, 0
         for end, pc in zip(ends, pcs[np.array(ends) - 1].tolist(), strict=True):
             ins = instructions[pc]
             if ins.op in COLLECTIVES:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -24,7 +23,7 @@ from gdnbench.sim.compiler.register_watch import RegisterWatch
 from gdnbench.sim.compiler.runtime_calls import Service, ServiceMaker, lanes_mask, mask_lanes
 from gdnbench.sim.compiler.warpgroup import CompiledRegisters
 from gdnbench.sim.machine.counters import counted_as
-from gdnbench.sim.machine.cta import MachineConfig
+from gdnbench.sim.machine.cta import Cta, MachineConfig
 from gdnbench.sim.machine.engine_interface import (
     LANES,
     WRITTEN,
@@ -38,9 +37,6 @@ from gdnbench.sim.machine.engine_interface import (
 )
 from gdnbench.sim.machine.grid import SMS
 from gdnbench.sim.ptx.ir import Instruction, Kernel, Module
-
-if TYPE_CHECKING:
-    from gdnbench.sim.machine.cta import Cta
 
 _FULL = 0xFFFF_FFFF
 LIVE, WAITING, JOINING, ACTIVE, CURRENT = (
@@ -106,16 +102,18 @@ class CompiledEngine:
             field = self.native.layout.log
             assert field is not None, "a checker, and a kernel that was made ready without config.check"
             log = AccessLog(cta.checker, field)
-        return [CompiledWarp(self, cta.warp(index), log) for index in range(cta.launch.warps)]
+        return [CompiledWarp(self, cta, cta.warp(index), log) for index in range(cta.launch.warps)]
 
 
 class CompiledWarp:
     """One warp: its state in memory, and the groups of its lanes that wait at services."""
 
-    def __init__(self, engine: CompiledEngine, warp: Warp, log: AccessLog | None = None) -> None:
+    def __init__(self, engine: CompiledEngine, cta: Cta, warp: Warp, log: AccessLog | None = None) -> None:
         self.engine = engine
         self.warp = warp
-        self.cta = warp.cta
+        self.cta = cta
+        self.kernel = engine.native.kernel
+        self.layout = engine.native.layout
         self.state = aligned_bytes(engine.native.layout.size)
         self.pointer = int(self.state.ctypes.data)
         self.counts = np.zeros((len(engine.native.blocks.blocks), 2), np.int64)
@@ -322,7 +320,7 @@ class CompiledWarp:
     def _issue(self, service: Service, lanes: Lanes, previous: Wait | None) -> Results | Wait:
         ins, sources = service.ins, service.sources(self.state)
         if ins.op == "mma":
-            return mma.execute(self, ins, sources)
+            return mma.execute(self.cta, ins, sources)
         return self.cta.issue(self.warp, ins, lanes, sources, previous)
 
     def blocked(self) -> tuple[Blocked, ...]:

@@ -6,10 +6,9 @@ repeated there, with the same addresses.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
+from gdnbench.sim.compiler.compiled_warp import CompiledWarp
 from gdnbench.sim.compiler.layout import HEADER
 from gdnbench.sim.compiler.runtime_calls import mask_lanes
 from gdnbench.sim.compiler.translator import FaultCode
@@ -19,16 +18,13 @@ from gdnbench.sim.machine.memory import check_aligned, resolve_lanes
 from gdnbench.sim.ptx.ir import Instruction
 from gdnbench.sim.ptx.literals import width_of
 
-if TYPE_CHECKING:
-    from gdnbench.sim.compiler.engine import CompiledWarp
-
 _SPACES = {FaultCode.SHARED: "shared", FaultCode.LOCAL: "local", FaultCode.PARAM: "param"}
 
 
 def fault(warp: CompiledWarp) -> KernelFault:
     """The fault that the last `run` stopped at."""
     code = FaultCode(warp.cells[HEADER["fault_code"] // 4])
-    ins = warp.engine.native.kernel.instructions[warp.cells[HEADER["fault_pc"] // 4]]
+    ins = warp.kernel.instructions[warp.cells[HEADER["fault_pc"] // 4]]
     lanes = mask_lanes(warp.cells[HEADER["fault_lanes"] // 4])
     at = HEADER["fault_address"]
     addresses = warp.state[at : at + 8 * LANES].view(np.uint64)

@@ -7,21 +7,19 @@ words of all registers of an operand, by a table of where they lie.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from gdnbench.sim.compiler import mma, warpgroup
+from gdnbench.sim.compiler.compiled_warp import CompiledWarp
 from gdnbench.sim.compiler.runtime_calls import Read, Service
 from gdnbench.sim.errors import KernelFault, UnsupportedError
 from gdnbench.sim.machine.engine_interface import LANES, Lanes
 from gdnbench.sim.machine.operands import uniform
 from gdnbench.sim.machine.tcgen05_access import access, load_words, store_words
 from gdnbench.sim.ptx.ir import Immediate, Instruction
-
-if TYPE_CHECKING:
-    from gdnbench.sim.compiler.engine import CompiledWarp
 
 Words = npt.NDArray[np.intp]  # [registers, lanes]: indices of 32-bit words in a warp's state
 
@@ -114,7 +112,7 @@ class MmaSync:
     def execute(self, warp: CompiledWarp, lanes: Lanes) -> None:
         state = warp.state.view(np.uint32)
         a, b, c = (state.take(words) for words in self.operands)
-        _put(state, self.result, mma.product(warp, self.plan, a, b, c), lanes)
+        _put(state, self.result, mma.product(warp.cta, self.plan, a, b, c), lanes)
 
 
 def _mma_sync(service: Service) -> MmaSync | None:

@@ -8,19 +8,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from gdnbench.sim.errors import UnsupportedError
+from gdnbench.sim.machine.cta import Cta
 from gdnbench.sim.machine.engine_interface import LANES, Argument, Results
 from gdnbench.sim.ptx.ir import Instruction
 from gdnbench.sim.tensorcore.formats import FORMATS
 from gdnbench.sim.tensorcore.product import Product
-
-if TYPE_CHECKING:
-    from gdnbench.sim.compiler.engine import CompiledWarp
 
 Index = npt.NDArray[np.intp]
 Words = npt.NDArray[np.uint32]
@@ -89,18 +86,18 @@ def check(ins: Instruction) -> Plan:
     return found
 
 
-def execute(warp: CompiledWarp, ins: Instruction, sources: tuple[Argument, ...]) -> Results:
+def execute(cta: Cta, ins: Instruction, sources: tuple[Argument, ...]) -> Results:
     """D = A B + C for the whole warp."""
     form = check(ins)
     stacks = [np.array(source, np.uint64).astype(np.uint32).reshape(-1, LANES) for source in sources]
     if tuple(len(stack) for stack in stacks) != form.registers:
         raise UnsupportedError(ins.name, ins.place)
-    return list(product(warp, form, *stacks).astype(np.uint64))
+    return list(product(cta, form, *stacks).astype(np.uint64))
 
 
-def product(warp: CompiledWarp, form: Plan, a: Words, b: Words, c: Words) -> Words:
+def product(cta: Cta, form: Plan, a: Words, b: Words, c: Words) -> Words:
     """The registers of D from those of A, B and C, all [registers, 32]."""
-    cta, kind = warp.cta, form.product
+    kind = form.product
     storage = kind.accumulator.storage
     multiply = cta.config.multiply
     assert multiply is not None

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from gdnbench.sim.compiler.compiled_warp import CompiledWarp
 from gdnbench.sim.compiler.layout import HEADER
 from gdnbench.sim.compiler.runtime_calls import lanes_mask, mask_lanes
 from gdnbench.sim.errors import FaultKind, KernelFault
 from gdnbench.sim.machine.engine_interface import Lanes, Wait
 from gdnbench.sim.ptx.ir import Instruction
-
-if TYPE_CHECKING:
-    from gdnbench.sim.compiler.engine import CompiledWarp
 
 _ALL = 0xFFFF_FFFF
 _JOINING, _LIVE = HEADER["joining"] // 4, HEADER["live"] // 4

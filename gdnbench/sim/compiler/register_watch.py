@@ -6,11 +6,10 @@ here: the sources of services, and the registers that they deliver at once or la
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 import numpy.typing as npt
 
+from gdnbench.sim.compiler.compiled_warp import CompiledWarp
 from gdnbench.sim.compiler.layout import slot_bytes
 from gdnbench.sim.compiler.runtime_calls import lanes_mask
 from gdnbench.sim.compiler.shadow_registers import RECORD, Shadows
@@ -18,9 +17,6 @@ from gdnbench.sim.compiler.uninitialized_analysis import Lack
 from gdnbench.sim.machine.engine_interface import LANES, Lanes, RegisterList
 from gdnbench.sim.machine.observer import Checker, Writer
 from gdnbench.sim.ptx.ir import Instruction, Register
-
-if TYPE_CHECKING:
-    from gdnbench.sim.compiler.engine import CompiledWarp
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -40,7 +36,7 @@ class RegisterWatch:
         size = len(shadows.uses) * RECORD.itemsize
         self._records = warp.state[shadows.records : shadows.records + size].view(RECORD)
         self._flying = warp.state[slice(*shadows.flying)]
-        slots = warp.engine.native.layout.slots
+        slots = warp.layout.slots
         self._rows: dict[tuple[int, Lack], Bytes] = {
             (index, lack): warp.state[slots[shadow.index] : slots[shadow.index] + slot_bytes(shadow)]
             for lack, of in shadows.of.items()

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-from gdnbench.sim.compiler.access_log import ENTRY_BYTES, LOGGED
+from gdnbench.sim.compiler.access_log_entry import ENTRY_BYTES, LOGGED
 from gdnbench.sim.compiler.blocks import Block, Blocks
 from gdnbench.sim.compiler.emit import (
     F32,
@@ -45,9 +45,6 @@ from gdnbench.sim.ptx.ir import (
     Symbol,
     Vector,
 )
-
-if TYPE_CHECKING:
-    from gdnbench.sim.compiler.shadow_registers import Shadows
 
 
 class Exit(IntEnum):
@@ -86,6 +83,16 @@ def register_type(register: Register) -> str:
     return I1 if register.bits == 1 else lanes_of(f"i{register.bits}")
 
 
+class ShadowCode(Protocol):
+    """Adds the code that keeps shadow registers, around each instruction."""
+
+    def before(
+        self, t: Translator, ins: Instruction, table: dict[str, Translate], entered: Value
+    ) -> None: ...
+
+    def after(self, t: Translator, ins: Instruction) -> None: ...
+
+
 @dataclass(slots=True)
 class Program:
     """What all blocks of a kernel share while they are translated."""
@@ -94,7 +101,7 @@ class Program:
     blocks: Blocks
     layout: Layout
     library: Library
-    shadows: Shadows | None = None
+    shadows: ShadowCode | None = None
     symbol_slots: dict[str, int] = field(default_factory=dict)
     traffic: dict[str, int] = field(default_factory=dict)
     seen: dict[int, int] = field(default_factory=dict)  # by block: set once the machine took the instruction

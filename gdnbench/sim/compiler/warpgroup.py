@@ -8,12 +8,13 @@ token, a NaN.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
+from gdnbench.sim.compiler.compiled_warp import CompiledWarp
 from gdnbench.sim.compiler.layout import Layout
+from gdnbench.sim.compiler.register_watch import RegisterWatch
 from gdnbench.sim.compiler.runtime_calls import Service
 from gdnbench.sim.errors import FaultKind, KernelFault, UnsupportedError
 from gdnbench.sim.machine.engine_interface import LANES, Lanes, RegisterList, Words
@@ -21,10 +22,6 @@ from gdnbench.sim.machine.wgmma import issue
 from gdnbench.sim.machine.wgmma_fragment import put_for_token
 from gdnbench.sim.machine.wgmma_state import Operands
 from gdnbench.sim.ptx.ir import Instruction, Register, Vector
-
-if TYPE_CHECKING:
-    from gdnbench.sim.compiler.engine import CompiledWarp
-    from gdnbench.sim.compiler.register_watch import RegisterWatch
 
 Table = slice | npt.NDArray[np.intp]
 

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from gdnbench.sim.interpreter.program import prepare as prepare_program
 from gdnbench.sim.interpreter.warp import InterpretedWarp
+from gdnbench.sim.machine.cta import Cta, MachineConfig
 from gdnbench.sim.machine.engine_interface import WarpEngine
 from gdnbench.sim.ptx.ir import Kernel, Module
-
-if TYPE_CHECKING:
-    from gdnbench.sim.machine.cta import Cta, MachineConfig
 
 
 class Interpreter:
@@ -22,7 +19,7 @@ class Interpreter:
 
     def warps(self, cta: Cta) -> Sequence[WarpEngine]:
         """The warps of one CTA, at their first instruction."""
-        return [InterpretedWarp(self.program, cta.warp(index)) for index in range(cta.launch.warps)]
+        return [InterpretedWarp(self.program, cta, cta.warp(index)) for index in range(cta.launch.warps)]
 
 
 def prepare(module: Module, kernel: Kernel, config: MachineConfig) -> Interpreter:

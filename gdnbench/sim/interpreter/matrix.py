@@ -88,7 +88,7 @@ def ldmatrix(ins: Instruction) -> Step:
         require(thread, used, rows)
         addresses = locate(thread)
         inside = _shared_rows(thread, space, addresses, rows)
-        data = thread.warp.cta.shared.load(inside, rows, _ROW_BYTES)
+        data = thread.cta.shared.load(inside, rows, _ROW_BYTES)
         count(thread, "shared", rows, _ROW_BYTES, load=True)
         tell(thread, ins, space, addresses, rows)
         tiles = data[: 8 * matrices].view(np.uint16).reshape(matrices, 8, 8)
@@ -116,7 +116,7 @@ def stmatrix(ins: Instruction) -> Step:
         tiles = _to_matrices(np.stack([get(thread) for get in gets]), transposed)
         data = np.zeros((LANES, _ROW_BYTES), np.uint8)
         data[: 8 * matrices] = np.ascontiguousarray(tiles).view(np.uint8).reshape(-1, _ROW_BYTES)
-        thread.warp.cta.shared.store(inside, rows, data)
+        thread.cta.shared.store(inside, rows, data)
         count(thread, "shared", rows, _ROW_BYTES, load=False)
         tell(thread, ins, space, addresses, rows)
 
@@ -192,7 +192,7 @@ def mma(ins: Instruction) -> Step:
 
     def step(thread: Thread, lanes: Lanes) -> None:
         require(thread, used, lanes)
-        cta = thread.warp.cta
+        cta = thread.cta
         a, b, c = (np.stack([get(thread) for get in row]) for row in gets)
         multiply = cta.config.multiply
         assert multiply is not None

@@ -73,7 +73,7 @@ class ParameterMemory:
 
 def memory_of(thread: Thread, space: str) -> Memory:
     """The memory behind a state space."""
-    cta = thread.warp.cta
+    cta = thread.cta
     if space == "shared":
         return cta.shared
     if space == "local":
@@ -101,7 +101,7 @@ def places(space: str, addresses: Values, lanes: Lanes) -> Iterator[tuple[str, L
 
 def count(thread: Thread, space: str, lanes: Lanes, width: int, *, load: bool) -> None:
     """Add to the traffic of a profiled launch."""
-    cta = thread.warp.cta
+    cta = thread.cta
     if cta.config.profile:
         path = f"{space} to registers" if load else f"registers to {space}"
         cta.counters.traffic[path] += int(lanes.sum()) * width
@@ -110,7 +110,7 @@ def count(thread: Thread, space: str, lanes: Lanes, width: int, *, load: bool) -
 def tell(thread: Thread, ins: Instruction, space: str, addresses: Values, lanes: Lanes) -> None:
     """Tell the checker, if there is one, of an access that was legal and made: `addresses` as `ins` computed
     them, in `space` or, if that is "", generic ones."""
-    checker = thread.warp.cta.checker
+    checker = thread.cta.checker
     if checker is not None and space not in ("local", "param") and lanes.any():
         checker.accessed(thread.warp, ins, lanes[None], addresses[None])
 
@@ -211,7 +211,7 @@ def st(ins: Instruction) -> Step:
         tell(thread, ins, space, addresses, lanes)
         if partly:
             there = np.concatenate([_written(thread, part, size) for part in parts], axis=1)
-            _mark(thread.warp.cta.shared, addresses, lanes, there)
+            _mark(thread.cta.shared, addresses, lanes, there)
 
     return step
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from gdnbench.sim.errors import UnsupportedError
 from gdnbench.sim.interpreter.registers import WIDTHS, Array, RegisterFile, view
+from gdnbench.sim.machine.cta import Cta
 from gdnbench.sim.machine.engine_interface import LANES, SHARED_BASE, Lanes, Values, Warp, window_of_variable
 from gdnbench.sim.ptx.ir import (
     Address,
@@ -32,6 +33,7 @@ from gdnbench.sim.ptx.ir import (
 class Thread(Protocol):
     """The state of one warp, as steps see it."""
 
+    cta: Cta
     warp: Warp
     kernel: Kernel
     registers: RegisterFile
@@ -116,7 +118,7 @@ def symbol_address(thread: Thread, symbol: Symbol) -> int:
     if variable.space == "shared":
         return SHARED_BASE + thread.kernel.shared_offset(variable) + symbol.offset
     if variable.space in ("global", "const"):
-        return thread.warp.cta.memory.symbols[variable.name] + symbol.offset
+        return thread.cta.memory.symbols[variable.name] + symbol.offset
     return variable.offset + symbol.offset
 
 

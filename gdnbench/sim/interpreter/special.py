@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from gdnbench.sim.errors import UnsupportedError
+from gdnbench.sim.machine.cta import Cta
 from gdnbench.sim.machine.engine_interface import LANES, Values, Warp
 from gdnbench.sim.machine.grid import SMS
 
@@ -32,7 +33,8 @@ def _same(value: int) -> Values:
 class SpecialRegisters:
     """Values that stay as they are are computed once; `clock` counts the warp's instructions."""
 
-    def __init__(self, warp: Warp, executed: Callable[[], int]) -> None:
+    def __init__(self, cta: Cta, warp: Warp, executed: Callable[[], int]) -> None:
+        self.cta = cta
         self.warp = warp
         self._executed = executed
         self._known: dict[str, Values] = {}
@@ -56,7 +58,7 @@ class SpecialRegisters:
         return value
 
     def _of_axis(self, base: str, axis: int) -> Values | None:
-        cta = self.warp.cta
+        cta = self.cta
         if base == "tid":
             linear = _LANE + np.uint64(self.warp.index * LANES)
             for extent in cta.block[:axis]:
@@ -75,7 +77,7 @@ class SpecialRegisters:
         return _same(values[base]) if base in values else None
 
     def _scalar(self, name: str) -> Values | None:
-        cta, launch = self.warp.cta, self.warp.cta.launch
+        cta, launch = self.cta, self.cta.launch
         if name == "laneid":
             return _LANE
         values = {

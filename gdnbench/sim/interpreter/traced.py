@@ -14,8 +14,8 @@ import numpy as np
 from gdnbench.sim.interpreter.operation import Step, Thread
 from gdnbench.sim.interpreter.program import Collective, Entry, Machine, Plain, Program, prepare
 from gdnbench.sim.interpreter.warp import InterpretedWarp
-from gdnbench.sim.machine.cta import Cta
-from gdnbench.sim.machine.engine_interface import Engine, Lanes, Results, Warp, WarpEngine
+from gdnbench.sim.machine.cta import Cta, Engine
+from gdnbench.sim.machine.engine_interface import Lanes, Results, Warp, WarpEngine
 from gdnbench.sim.ptx.ir import Instruction, Kernel
 from gdnbench.sim.value_trace import Recorder, traced_registers
 
@@ -42,9 +42,9 @@ class TracingEngine:
         found: list[WarpEngine] = []
         for index in range(cta.launch.warps):
             if selection.takes_warp(index):
-                found.append(_TracedWarp(self._traced, cta.warp(index), self))
+                found.append(_TracedWarp(self._traced, cta, cta.warp(index), self))
             else:
-                found.append(InterpretedWarp(self._plain, cta.warp(index)))
+                found.append(InterpretedWarp(self._plain, cta, cta.warp(index)))
         return found
 
     def record(self, warp: _TracedWarp, ins: Instruction, lanes: Lanes) -> None:
@@ -55,7 +55,7 @@ class TracingEngine:
         occurrence = warp.occurrences.get(ins.pc, 0)
         warp.occurrences[ins.pc] = occurrence + 1
         mask = int.from_bytes(np.packbits(lanes, bitorder="little").tobytes(), "little")
-        cta, index = warp.warp.cta.index, warp.warp.index
+        cta, index = warp.cta.index, warp.warp.index
         self._recorder.add(cta, index, ins.pc, occurrence, mask, warp.registers.bits[rows])
 
     def _wrapped(self, entry: Entry) -> Entry:
@@ -76,8 +76,8 @@ class _TracedWarp(InterpretedWarp):
     """Records what the machine delivers too. Results of a wgmma come with its wait: they are seen where they
     are used."""
 
-    def __init__(self, program: Program, warp: Warp, engine: TracingEngine) -> None:
-        super().__init__(program, warp)
+    def __init__(self, program: Program, cta: Cta, warp: Warp, engine: TracingEngine) -> None:
+        super().__init__(program, cta, warp)
         self.occurrences: dict[int, int] = {}  # by pc; they end with the warp
         self._engine = engine
 

@@ -28,6 +28,7 @@ from gdnbench.sim.interpreter.registers import Array, Flight, RegisterFile
 from gdnbench.sim.interpreter.special import SpecialRegisters
 from gdnbench.sim.interpreter.warpgroup import InterpretedRegisters
 from gdnbench.sim.machine.counters import counted_as
+from gdnbench.sim.machine.cta import Cta
 from gdnbench.sim.machine.engine_interface import (
     LANES,
     WRITTEN,
@@ -73,8 +74,9 @@ def _arrival(missing: Lanes) -> Wait:
 class InterpretedWarp:
     """Runs a program for one warp. Seam: `WarpEngine`."""
 
-    def __init__(self, program: Program, warp: Warp) -> None:
+    def __init__(self, program: Program, cta: Cta, warp: Warp) -> None:
         self.program = program
+        self.cta = cta
         self.warp = warp
         self.kernel: Kernel = program.kernel
         self.registers = RegisterFile(program.kernel.registers, warp.exists.copy(), self._unready)
@@ -84,7 +86,7 @@ class InterpretedWarp:
         self.executed = 0
         self._group: Group | None = None  # what runs
         self._loads = 0
-        self.special = SpecialRegisters(warp, lambda: self.executed)
+        self.special = SpecialRegisters(cta, warp, lambda: self.executed)
 
     def run(self, quantum: int) -> WarpState:
         """Execute at most `quantum` instructions; stop early when no group can go on."""
@@ -99,7 +101,7 @@ class InterpretedWarp:
                 except KernelFault as fault:
                     if fault.place is None:
                         fault.place = self._entry(group).ins.place
-                        fault.thread = self.warp.cta.thread(self.warp, group.lanes)
+                        fault.thread = self.cta.thread(self.warp, group.lanes)
                     raise
                 except UnsupportedError as error:
                     if error.place is None:
@@ -148,7 +150,7 @@ class InterpretedWarp:
             FaultKind.DIVERGENCE,
             f"{ins.name}: lanes {np.flatnonzero(missing).tolist()}, which it needs, {why}",
             ins.place,
-            self.warp.cta.thread(self.warp, group.lanes),
+            self.cta.thread(self.warp, group.lanes),
         )
 
     def _advance(self, group: Group, end: int) -> None:
@@ -159,7 +161,7 @@ class InterpretedWarp:
         if not alone:
             end = min(end, self.executed + PATIENCE)
         entries, guards = self.program.entries, self.program.guards
-        profile = self.warp.cta.config.profile
+        profile = self.cta.config.profile
         lanes = group.lanes
         while self.executed < end:
             entry = entries[group.pc]
@@ -167,7 +169,7 @@ class InterpretedWarp:
                 break
             self.executed += 1
             if profile:
-                self.warp.cta.counters.instructions[counted_as(entry.ins)] += 1
+                self.cta.counters.instructions[counted_as(entry.ins)] += 1
             guard = guards[group.pc]
             if guard is None:
                 entry.step(self, lanes)
@@ -215,8 +217,8 @@ class InterpretedWarp:
 
     def _count(self, entry: Entry) -> None:
         self.executed += 1
-        if self.warp.cta.config.profile and not isinstance(entry, Machine):
-            self.warp.cta.counters.instructions[counted_as(entry.ins)] += 1
+        if self.cta.config.profile and not isinstance(entry, Machine):
+            self.cta.counters.instructions[counted_as(entry.ins)] += 1
 
     def _step_on(self, group: Group) -> None:
         group.pc += 1
@@ -272,7 +274,7 @@ class InterpretedWarp:
                 FaultKind.DIVERGENCE,
                 f"{entry.ins.name}: the other lanes of the warp exited without it",
                 entry.ins.place,
-                self.warp.cta.thread(self.warp, group.lanes),
+                self.cta.thread(self.warp, group.lanes),
             )
         group.missing = None
 
@@ -303,7 +305,7 @@ class InterpretedWarp:
 
     def _tell_met(self, entry: Collective, members: Fetch, lanes: Lanes) -> None:
         """Tell the checker, if there is one."""
-        checker = self.warp.cta.checker
+        checker = self.cta.checker
         if checker is not None:
             for together in sets(self, lanes, members):
                 checker.met(self.warp, entry.ins, together, self.warp.exists)
@@ -326,8 +328,8 @@ class InterpretedWarp:
             entry.step(self, other.lanes)
             other.missing = None
             self._count(entry)
-        if self.warp.cta.checker is not None:
-            self.warp.cta.checker.met(self.warp, self._entry(group).ins, here, self.warp.exists)
+        if self.cta.checker is not None:
+            self.cta.checker.met(self.warp, self._entry(group).ins, here, self.warp.exists)
         for other in met:
             if other in self.groups:
                 self._step_on(other)
@@ -337,7 +339,7 @@ class InterpretedWarp:
         previous = group.wait
         if previous is None:
             require(self, entry.used, active)
-        result = self.warp.cta.issue(self.warp, entry.ins, active, entry.arguments(self), previous)
+        result = self.cta.issue(self.warp, entry.ins, active, entry.arguments(self), previous)
         if previous is None:
             self._count(entry)
         if isinstance(result, Wait):
@@ -352,7 +354,7 @@ class InterpretedWarp:
     def _unready(self, register: Register, lanes: Lanes, flight: Flight | None) -> None:
         """The instruction that runs uses a register that is not there yet."""
         assert self._group is not None
-        ins, cta = self._entry(self._group).ins, self.warp.cta
+        ins, cta = self._entry(self._group).ins, self.cta
         if cta.checker is not None:
             writer = None if flight is None else Writer(flight.ins, flight.number)
             cta.checker.used(self.warp, ins, register, writer)

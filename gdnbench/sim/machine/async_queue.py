@@ -21,13 +21,10 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from gdnbench.errors import BadInputError
 from gdnbench.sim.machine.footprint import Footprint
-
-if TYPE_CHECKING:
-    from gdnbench.sim.machine.observer import Checker
 
 PATIENCE = 64
 
@@ -75,6 +72,18 @@ class AsyncOperation:
     issued: int = 0  # the scheduler's turn
 
 
+class QueueChecker(Protocol):
+    """Follows the operations of one CTA, each before it lands."""
+
+    def submitted(self, operation: AsyncOperation) -> None:
+        """The instruction that began last has set `operation` going."""
+        ...
+
+    def landing(self, operation: AsyncOperation) -> None:
+        """`operation` is about to land."""
+        ...
+
+
 class AsyncQueue:
     """The operations in flight of one CTA. `observer`, if set, sees each operation as it is issued and as
     it lands; so does `checker`, before it lands."""
@@ -85,7 +94,7 @@ class AsyncQueue:
         self.turn = 0
         self.landed = 0
         self.observer: Callable[[AsyncOperation], None] | None = None
-        self.checker: Checker | None = None
+        self.checker: QueueChecker | None = None
         self._pending: dict[AsyncOperation, None] = {}
         self._streams: dict[Hashable, dict[AsyncOperation, None]] = {}
 

@@ -9,22 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from gdnbench.sim.errors import FaultKind, KernelFault, UnsupportedError
 from gdnbench.sim.machine import mbarrier
 from gdnbench.sim.machine.async_queue import AsyncOperation
-from gdnbench.sim.machine.engine_interface import Argument, Handler, Lanes, Results, Values, Wait, Warp
+from gdnbench.sim.machine.cta import Cta, Handler
+from gdnbench.sim.machine.engine_interface import Argument, Lanes, Results, Values, Wait, Warp
 from gdnbench.sim.machine.footprint import Span
 from gdnbench.sim.machine.memory import POISON, Bytes
 from gdnbench.sim.machine.operands import SHARED_SPACES, active, distinct, one, uniform
 from gdnbench.sim.machine.reduce import OPERATIONS, reduce
 from gdnbench.sim.ptx.ir import Instruction
-
-if TYPE_CHECKING:
-    from gdnbench.sim.machine.cta import Cta
 
 BULK_ALIGN = 16
 

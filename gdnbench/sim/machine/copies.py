@@ -6,62 +6,21 @@ a legal time for the others.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
-
 import numpy as np
-import numpy.typing as npt
 
 from gdnbench.sim.errors import FaultKind, KernelFault
 from gdnbench.sim.machine import mbarrier
 from gdnbench.sim.machine.async_queue import AsyncOperation
 from gdnbench.sim.machine.bulk import placed
-from gdnbench.sim.machine.bulk_groups import BulkGroups
-from gdnbench.sim.machine.engine_interface import LANES, Argument, Handler, Lanes, Results, Values, Wait, Warp
+from gdnbench.sim.machine.copy_state import CopyInFlight
+from gdnbench.sim.machine.cta import Cta, Handler
+from gdnbench.sim.machine.engine_interface import LANES, Argument, Lanes, Results, Values, Wait, Warp
 from gdnbench.sim.machine.footprint import Span
 from gdnbench.sim.machine.memory import check_aligned
 from gdnbench.sim.machine.operands import active, one, shared_address, uniform
 from gdnbench.sim.ptx.ir import Instruction, Negated, Register
 
-if TYPE_CHECKING:
-    from gdnbench.sim.machine.cta import Cta
-
 CP_SIZES = {"ca": (4, 8, 16), "cg": (16,)}
-
-
-@dataclass(slots=True, eq=False)
-class _Copy:
-    """One warp's cp.async in flight: the group that it belongs to in each lane."""
-
-    operation: AsyncOperation
-    lanes: Lanes
-    group: npt.NDArray[np.int64]
-
-
-@dataclass(slots=True, eq=False)
-class ThreadCopies:
-    """The cp.async of one warp: the number of each lane's open group, and what is in flight."""
-
-    group: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(LANES, np.int64))
-    flying: list[_Copy] = field(default_factory=list)
-
-    def prune(self) -> None:
-        """Forget what has landed."""
-        self.flying = [copy for copy in self.flying if not copy.operation.landed]
-
-
-class CopyState:
-    """Groups of asynchronous copies of one CTA, by warp."""
-
-    def __init__(self) -> None:
-        self._threads: dict[int, ThreadCopies] = {}
-        self._bulk: dict[int, BulkGroups] = {}
-
-    def threads(self, warp: Warp) -> ThreadCopies:
-        return self._threads.setdefault(warp.index, ThreadCopies())
-
-    def bulk(self, warp: Warp) -> BulkGroups:
-        return self._bulk.setdefault(warp.index, BulkGroups())
 
 
 def _source_sizes(ins: Instruction, lanes: Lanes, sources: tuple[Argument, ...], width: int) -> Values:
@@ -113,7 +72,7 @@ def _cp_async(
         writes=tuple(Span("shared", int(target[lane]), width) for lane in watched),
     )
     copies = cta.copies.threads(warp)
-    copies.flying.append(_Copy(operation, mask, copies.group.copy()))
+    copies.flying.append(CopyInFlight(operation, mask, copies.group.copy()))
     cta.queue.submit(operation, lambda: cta.shared.poison(target, mask, width))
     cta.counters.traffic["global to shared"] += int(sizes[mask].sum())
     return ()

@@ -5,26 +5,39 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 
 from gdnbench.sim.errors import FaultKind, KernelFault, Place, UnsupportedError
 from gdnbench.sim.machine.async_queue import LATE, AsyncQueue, Schedule
-from gdnbench.sim.machine.barriers import NamedBarriers, RegisterPool
-from gdnbench.sim.machine.copies import CopyState
+from gdnbench.sim.machine.barrier_state import NamedBarriers, RegisterPool
+from gdnbench.sim.machine.copy_state import CopyState
 from gdnbench.sim.machine.counters import Counters, counted_as
-from gdnbench.sim.machine.engine_interface import LANES, Argument, Dim3, Handler, Lanes, Results, Wait, Warp
+from gdnbench.sim.machine.engine_interface import (
+    LANES,
+    Argument,
+    Dim3,
+    Lanes,
+    Results,
+    Wait,
+    Warp,
+    WarpEngine,
+)
 from gdnbench.sim.machine.memory import GlobalMemory, LocalMemory, SharedMemory
 from gdnbench.sim.machine.observer import Checker, Parts
 from gdnbench.sim.machine.recorder import Recorder
 from gdnbench.sim.machine.tmem import TensorMemory
-from gdnbench.sim.machine.units import handler
 from gdnbench.sim.machine.wgmma_form import Forms
 from gdnbench.sim.machine.wgmma_state import Warpgroups
 from gdnbench.sim.ptx.ir import Instruction, Kernel, Module
 from gdnbench.sim.tensorcore.product import Multiply
+
+Handler = Callable[["Cta", Warp, Instruction, Lanes, "tuple[Argument, ...]", "Wait | None"], "Results | Wait"]
+"""Executes a machine-owned instruction. Arguments: cta, warp, instruction, lanes, sources, and the Wait
+that the instruction returned last time, or None."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +89,7 @@ class Launch:
     static_shared: int
     dynamic_shared: int
     shared_size: int  # static, padding to the dynamic part's alignment, dynamic
+    handler: Callable[[str], Handler]  # by `Instruction.op`; `units.handler`
     recorder: Callable[[int], Recorder] | None = None  # of the CTA with this index
     checker: Callable[[Cta], Checker] | None = None
     parts: Parts | None = None  # without them checked CTAs run one by one in this process
@@ -93,7 +107,7 @@ class Launch:
 
     def plan(self, ins: Instruction) -> Plan:
         """How `ins` is dispatched, kept by identity for the next time."""
-        made = self.plans[id(ins)] = Plan(ins, handler(ins.op), _is_aligned(ins))
+        made = self.plans[id(ins)] = Plan(ins, self.handler(ins.op), _is_aligned(ins))
         return made
 
     @property
@@ -160,7 +174,7 @@ class Cta:
 
     def warp(self, index: int) -> Warp:
         """The warp with this index, its lanes those that the block has."""
-        return Warp(self, index, np.arange(LANES) < self.launch.threads - index * LANES)
+        return Warp(index, np.arange(LANES) < self.launch.threads - index * LANES)
 
     def issue(
         self,
@@ -222,6 +236,14 @@ class Cta:
                 self.recorder.issued(warp.index, ins)
         else:
             self.counters.waits[warp.index, ins.op] += 1
+
+
+class Engine(Protocol):
+    """A kernel ready to run."""
+
+    def warps(self, cta: Cta) -> Sequence[WarpEngine]:
+        """The warps of one CTA, at their first instruction."""
+        ...
 
 
 def _is_aligned(ins: Instruction) -> bool:

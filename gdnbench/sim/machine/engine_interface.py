@@ -14,15 +14,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from gdnbench.sim.ptx.ir import Instruction, Register, Variable
-
-if TYPE_CHECKING:
-    from gdnbench.sim.machine.cta import Cta
 
 LANES = 32
 
@@ -132,14 +129,9 @@ class Warp:
     """Who issues: the warp's place in its CTA. `exists` marks the lanes that are threads of the block and
     have not exited: the engine clears a lane, in place, when it exits. `registers` is the engine's."""
 
-    cta: Cta
     index: int
     exists: Lanes
     registers: RegisterAccess | None = None
-
-
-Handler = Callable[["Cta", Warp, Instruction, Lanes, "tuple[Argument, ...]", "Wait | None"], "Results | Wait"]
-"""(cta, warp, instruction, lanes, sources, the Wait this instruction returned last time or None)."""
 
 
 class WarpState(Enum):
@@ -174,9 +166,3 @@ class WarpEngine(Protocol):
     def executed(self) -> int:
         """Warp instructions executed so far."""
         ...
-
-
-class Engine(Protocol):
-    """A kernel made ready to run; `warps` gives the warps of one CTA, at their first instruction."""
-
-    def warps(self, cta: Cta) -> Sequence[WarpEngine]: ...

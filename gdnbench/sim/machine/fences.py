@@ -8,16 +8,12 @@ missing one would break is for a checker that follows the order of events, and i
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from gdnbench.sim.errors import FaultKind, KernelFault, UnsupportedError
-from gdnbench.sim.machine.engine_interface import Argument, Handler, Lanes, Results, Wait, Warp
+from gdnbench.sim.machine.cta import Cta, Handler
+from gdnbench.sim.machine.engine_interface import Argument, Lanes, Results, Wait, Warp
 from gdnbench.sim.machine.memory import POISON
 from gdnbench.sim.machine.operands import active, one
 from gdnbench.sim.ptx.ir import Instruction
-
-if TYPE_CHECKING:
-    from gdnbench.sim.machine.cta import Cta
 
 # The PTX ISA ("discard") takes no other size.
 DISCARD_BYTES = 128

@@ -14,8 +14,8 @@ import threading
 import time
 
 from gdnbench.sim.machine.counters import Counters
-from gdnbench.sim.machine.cta import Cta, Launch
-from gdnbench.sim.machine.engine_interface import LANES, Engine
+from gdnbench.sim.machine.cta import Cta, Engine, Launch
+from gdnbench.sim.machine.engine_interface import LANES
 from gdnbench.sim.machine.processes import Progress, fits, run_in_processes
 from gdnbench.sim.machine.scheduler import Scheduler
 from gdnbench.sim.ptx.ir import Instruction, Kernel

@@ -19,12 +19,11 @@ what it does if it peeks in vain.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from gdnbench.sim.errors import FaultKind, KernelFault
-from gdnbench.sim.machine.engine_interface import LANES, Argument, Handler, Lanes, Results, Values, Wait, Warp
+from gdnbench.sim.machine.cta import Cta, Handler
+from gdnbench.sim.machine.engine_interface import LANES, Argument, Lanes, Results, Values, Wait, Warp
 from gdnbench.sim.machine.memory import SharedMemory
 from gdnbench.sim.machine.operands import (
     active,
@@ -36,9 +35,6 @@ from gdnbench.sim.machine.operands import (
     wants_result,
 )
 from gdnbench.sim.ptx.ir import Instruction
-
-if TYPE_CHECKING:
-    from gdnbench.sim.machine.cta import Cta
 
 COUNT_BITS = 20
 COUNT_MAX = (1 << COUNT_BITS) - 1

@@ -14,7 +14,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from gdnbench.sim.machine.async_queue import AsyncOperation
+from gdnbench.sim.machine.async_queue import QueueChecker
 from gdnbench.sim.machine.engine_interface import Argument, Lanes, Results, Wait, Warp
 from gdnbench.sim.ptx.ir import Instruction, Register
 
@@ -31,7 +31,7 @@ class Writer:
     number: int = 0
 
 
-class Checker(Protocol):
+class Checker(QueueChecker, Protocol):
     """One CTA's."""
 
     def accessed(self, warp: Warp, ins: Instruction, masks: Masks, addresses: Addresses) -> None:
@@ -66,14 +66,6 @@ class Checker(Protocol):
         results: Results | Wait,
     ) -> None:
         """The machine has done so, or has the warp wait."""
-        ...
-
-    def submitted(self, operation: AsyncOperation) -> None:
-        """The instruction that began last has set `operation` going."""
-        ...
-
-    def landing(self, operation: AsyncOperation) -> None:
-        """`operation` is about to land."""
         ...
 
     def used(self, warp: Warp, ins: Instruction, register: Register, writer: Writer | None) -> None:

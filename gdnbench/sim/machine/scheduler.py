@@ -9,13 +9,10 @@ between, the CTA is deadlocked.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from gdnbench.sim.errors import FaultKind, KernelFault
+from gdnbench.sim.machine.cta import Cta
 from gdnbench.sim.machine.engine_interface import Blocked, WarpEngine, WarpState
-
-if TYPE_CHECKING:
-    from gdnbench.sim.machine.cta import Cta
 
 QUANTUM = 4096
 # How often all that can give up may do so without any progress: a kernel peeks a few times before it waits.

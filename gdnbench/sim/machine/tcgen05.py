@@ -8,21 +8,18 @@ copies.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from gdnbench.sim.errors import FaultKind, KernelFault, UnsupportedError
 from gdnbench.sim.machine import mbarrier, tcgen05_access, tcgen05_copy, tcgen05_mma
 from gdnbench.sim.machine.async_queue import AsyncOperation
-from gdnbench.sim.machine.engine_interface import Argument, Handler, Lanes, Results, Wait, Warp
+from gdnbench.sim.machine.cta import Cta, Handler
+from gdnbench.sim.machine.engine_interface import Argument, Lanes, Results, Wait, Warp
 from gdnbench.sim.machine.operands import shared_address, uniform
 from gdnbench.sim.machine.tcgen05_issue import STREAM, refuse_pairs, single_issuer, value
 from gdnbench.sim.machine.tmem import check_size, column_of
 from gdnbench.sim.ptx.ir import Instruction
-
-if TYPE_CHECKING:
-    from gdnbench.sim.machine.cta import Cta
 
 
 def _allocate(

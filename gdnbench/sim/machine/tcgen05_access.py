@@ -13,21 +13,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from gdnbench.sim.errors import FaultKind, KernelFault, UnsupportedError
-from gdnbench.sim.machine.engine_interface import Argument, Handler, Lanes, Results, Wait, Warp
+from gdnbench.sim.machine.cta import Cta, Handler
+from gdnbench.sim.machine.engine_interface import Argument, Lanes, Results, Wait, Warp
 from gdnbench.sim.machine.operands import uniform
 from gdnbench.sim.machine.tcgen05_fragment import REGISTERS, Fragment, fragment
 from gdnbench.sim.machine.tcgen05_issue import as_values, quarter_base
 from gdnbench.sim.machine.tmem import COLUMNS, POISON, TensorMemory, column_of
 from gdnbench.sim.ptx.ir import Immediate, Instruction
-
-if TYPE_CHECKING:
-    from gdnbench.sim.machine.cta import Cta
 
 Table = npt.NDArray[np.intp]
 Words = npt.NDArray[np.uint32]

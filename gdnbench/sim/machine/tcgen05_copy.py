@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -22,16 +21,14 @@ import numpy.typing as npt
 from gdnbench.sim.errors import FaultKind, KernelFault, UnsupportedError
 from gdnbench.sim.machine import tcgen05_operand
 from gdnbench.sim.machine.async_queue import AsyncOperation
-from gdnbench.sim.machine.engine_interface import Argument, Handler, Lanes, Results, Wait, Warp
+from gdnbench.sim.machine.cta import Cta, Handler
+from gdnbench.sim.machine.engine_interface import Argument, Lanes, Results, Wait, Warp
 from gdnbench.sim.machine.footprint import TmemBlock
 from gdnbench.sim.machine.tcgen05_descriptor import check_majorness, decode_matrix
 from gdnbench.sim.machine.tcgen05_issue import STREAM, refuse_pairs, single_issuer, value
 from gdnbench.sim.machine.tcgen05_operand import Gather
 from gdnbench.sim.machine.tmem import LANES, Writer, column_of, lane_of
 from gdnbench.sim.ptx.ir import Instruction
-
-if TYPE_CHECKING:
-    from gdnbench.sim.machine.cta import Cta
 
 _SHAPES = ("128x256b", "4x256b", "128x128b", "64x128b", "32x128b")
 _FORMATS = ("b8x16", "b6x16_p32", "b4x16_p64")

@@ -3,14 +3,10 @@ memory."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from gdnbench.sim.errors import FaultKind, KernelFault, UnsupportedError
+from gdnbench.sim.machine.cta import Cta
 from gdnbench.sim.machine.engine_interface import Argument, Lanes, Values
 from gdnbench.sim.ptx.ir import Instruction
-
-if TYPE_CHECKING:
-    from gdnbench.sim.machine.cta import Cta
 
 # The tensor core of a CTA works in the order of issue: products, copies into TMEM and commits form one stream
 # (PTX ISA 9.7.16.6.2). The ISA promises it for pairs of one thread, or of threads that fences order; a

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +16,8 @@ import numpy.typing as npt
 from gdnbench.sim.errors import FaultKind, KernelFault, UnsupportedError
 from gdnbench.sim.machine import tcgen05_operand
 from gdnbench.sim.machine.async_queue import AsyncOperation
-from gdnbench.sim.machine.engine_interface import Argument, Handler, Lanes, Results, Wait, Warp
+from gdnbench.sim.machine.cta import Cta, Handler
+from gdnbench.sim.machine.engine_interface import Argument, Lanes, Results, Wait, Warp
 from gdnbench.sim.machine.footprint import TmemBlock
 from gdnbench.sim.machine.tcgen05_descriptor import SUB_BYTE
 from gdnbench.sim.machine.tcgen05_issue import STREAM, refuse_pairs, single_issuer, value
@@ -25,9 +25,6 @@ from gdnbench.sim.machine.tcgen05_operand import CHUNK
 from gdnbench.sim.machine.tcgen05_plan import A_COLUMNS, Matrix, Plan, plan
 from gdnbench.sim.machine.tmem import TensorMemory, Writer
 from gdnbench.sim.ptx.ir import Address, Immediate, Instruction, Vector
-
-if TYPE_CHECKING:
-    from gdnbench.sim.machine.cta import Cta
 
 Codes = npt.NDArray[np.unsignedinteger]
 

@@ -13,12 +13,11 @@ nothing to do but to be well-formed.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from gdnbench.sim.errors import FaultKind, KernelFault, UnsupportedError
-from gdnbench.sim.machine.engine_interface import Argument, Handler, Lanes, Results, Wait, Warp
+from gdnbench.sim.machine.cta import Cta, Handler
+from gdnbench.sim.machine.engine_interface import Argument, Lanes, Results, Wait, Warp
 from gdnbench.sim.machine.memory import Bytes, resolve
 from gdnbench.sim.machine.operands import active, one, uniform
 from gdnbench.sim.machine.tensormap import (
@@ -30,9 +29,6 @@ from gdnbench.sim.machine.tensormap import (
     TENSORMAP_BYTES,
 )
 from gdnbench.sim.ptx.ir import Instruction
-
-if TYPE_CHECKING:
-    from gdnbench.sim.machine.cta import Cta
 
 MAP_ALIGN = 64  # of a CUtensorMap (CUDA driver API, "Tensor Map Object Management")
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +23,8 @@ from gdnbench.sim.errors import FaultKind, KernelFault
 from gdnbench.sim.machine import mbarrier
 from gdnbench.sim.machine.async_queue import AsyncOperation
 from gdnbench.sim.machine.bulk import count, operations, placed, refuse_unknown, start
-from gdnbench.sim.machine.engine_interface import Argument, Handler, Lanes, Results, Wait, Warp
+from gdnbench.sim.machine.cta import Cta, Handler
+from gdnbench.sim.machine.engine_interface import Argument, Lanes, Results, Wait, Warp
 from gdnbench.sim.machine.footprint import Chunks, Strided
 from gdnbench.sim.machine.memory import POISON, Bytes, resolve
 from gdnbench.sim.machine.operands import SHARED_SPACES, many, one
@@ -32,9 +32,6 @@ from gdnbench.sim.machine.reduce import OPERATIONS, reduce
 from gdnbench.sim.machine.tensor_elements import converted, fill
 from gdnbench.sim.machine.tensormap import ENCODED_BYTES, MAX_RANK, TENSORMAP_BYTES, TensorMap, decode
 from gdnbench.sim.ptx.ir import Instruction
-
-if TYPE_CHECKING:
-    from gdnbench.sim.machine.cta import Cta
 
 UNIT = 16
 SHARED_ALIGN = 128

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gdnbench.sim.errors import UnsupportedError
 from gdnbench.sim.machine import barriers, bulk, copies, fences, mbarrier, tcgen05, tensormap_edit, tma, wgmma
-from gdnbench.sim.machine.engine_interface import Handler
+from gdnbench.sim.machine.cta import Handler
 
 HANDLERS: dict[str, Handler] = {
     **mbarrier.HANDLERS,

@@ -11,18 +11,16 @@ is visible at once here.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from gdnbench.sim.errors import FaultKind, KernelFault
 from gdnbench.sim.machine import tcgen05_operand
 from gdnbench.sim.machine.async_queue import AsyncOperation
+from gdnbench.sim.machine.cta import Cta, Handler
 from gdnbench.sim.machine.engine_interface import (
     LANES,
     WRITTEN,
     Argument,
-    Handler,
     Lanes,
     RegisterList,
     Results,
@@ -45,10 +43,6 @@ from gdnbench.sim.machine.wgmma_fragment import (
 )
 from gdnbench.sim.machine.wgmma_state import Flight, GroupProduct, Operands, Share, WarpState
 from gdnbench.sim.ptx.ir import Immediate, Instruction
-
-if TYPE_CHECKING:
-    from gdnbench.sim.machine.cta import Cta
-
 
 _ALL = bytes([1]) * LANES
 

@@ -15,6 +15,7 @@ from gdnbench.sim.machine.cta import Cta, Launch, MachineConfig
 from gdnbench.sim.machine.engine_interface import LANES, Blocked, Wait, Warp, WarpState
 from gdnbench.sim.machine.memory import GlobalMemory
 from gdnbench.sim.machine.scheduler import Scheduler
+from gdnbench.sim.machine.units import handler
 from gdnbench.sim.ptx.ir import (
     Address,
     Immediate,
@@ -96,6 +97,7 @@ def launch(
         static_shared=0,
         dynamic_shared=shared,
         shared_size=shared,
+        handler=handler,
     )
 
 
@@ -146,7 +148,8 @@ Action = Step | Callable[[], None]
 class ScriptWarp:
     """A warp that executes a list of actions: the smallest engine there is."""
 
-    def __init__(self, warp: Warp, actions: Sequence[Action]) -> None:
+    def __init__(self, cta: Cta, warp: Warp, actions: Sequence[Action]) -> None:
+        self.cta = cta
         self.warp = warp
         self.actions = list(actions)
         self.results: list[object] = []
@@ -172,7 +175,7 @@ class ScriptWarp:
                 return WarpState.BLOCKED
             ins = instruction(action.text)
             lanes = action.lanes & self.warp.exists
-            got = self.warp.cta.issue(self.warp, ins, lanes, operands(ins, action.values), self._wait)  # type: ignore[arg-type]
+            got = self.cta.issue(self.warp, ins, lanes, operands(ins, action.values), self._wait)  # type: ignore[arg-type]
             if isinstance(got, Wait):
                 self._wait = got
                 return WarpState.BLOCKED
@@ -195,7 +198,7 @@ class ScriptWarp:
 def play(bench: Bench, *scripts: Sequence[Action], rounds: int = 2000) -> list[ScriptWarp]:
     """Run one script a warp to the end; warps without one exit at once."""
     warps = [
-        ScriptWarp(warp, scripts[index] if index < len(scripts) else ())
+        ScriptWarp(bench.cta, warp, scripts[index] if index < len(scripts) else ())
         for index, warp in enumerate(bench.warps)
     ]
     scheduler = Scheduler(bench.cta, warps)

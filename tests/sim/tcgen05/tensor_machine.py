@@ -12,6 +12,7 @@ from gdnbench.sim.machine.async_queue import Schedule
 from gdnbench.sim.machine.cta import Cta, Launch, MachineConfig
 from gdnbench.sim.machine.engine_interface import LANES, SHARED_BASE, Wait
 from gdnbench.sim.machine.memory import GlobalMemory
+from gdnbench.sim.machine.units import handler
 from gdnbench.sim.ptx.ir import Address, Immediate, Instruction, Module, Register, Vector
 from gdnbench.sim.ptx.parser import parse
 from gdnbench.sim.tensorcore import reference
@@ -56,6 +57,7 @@ class Machine:
             0,
             shared,
             shared,
+            handler,
         )
         self.cta = Cta(self.launch, 0)
         self.warps = [self.cta.warp(index) for index in range(4)]

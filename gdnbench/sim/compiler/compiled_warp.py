@@ -1,0 +1,59 @@
+"""One warp of a compiled kernel, as the modules see it that do for it what compiled code does not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from gdnbench.sim.compiler.layout import Layout
+from gdnbench.sim.compiler.runtime_calls import Read, Service
+from gdnbench.sim.machine.cta import Cta
+from gdnbench.sim.machine.engine_interface import Lanes, Warp
+from gdnbench.sim.ptx.ir import Instruction, Kernel
+
+
+class CompiledKernel(Protocol):
+    """A kernel ready to run. By block, which is the index of a block of the compiled code: `services`, the
+    instructions that Python executes, and `masks`, the member masks of collectives."""
+
+    @property
+    def services(self) -> Mapping[int, Service]: ...
+
+    @property
+    def masks(self) -> Mapping[int, Read]: ...
+
+    def instruction(self, block: int) -> Instruction:
+        """The first instruction of a block."""
+        ...
+
+
+class CompiledWarp(Protocol):
+    """`state` is what compiled code reads and writes, uint8; `cells` is the same as uint32, `longs` as int64.
+    `places` is the block at which each lane stands, int32[32]."""
+
+    cta: Cta
+    warp: Warp
+    state: npt.NDArray[np.uint8]
+    cells: memoryview
+    longs: memoryview
+    places: npt.NDArray[np.int32]
+
+    @property
+    def engine(self) -> CompiledKernel: ...
+
+    @property
+    def kernel(self) -> Kernel: ...
+
+    @property
+    def layout(self) -> Layout: ...
+
+    def tell_met(self, ins: Instruction, lanes: Lanes) -> None:
+        """Tell the checker, if there is one, of lanes that met while no compiled code ran."""
+        ...
+
+    def complete(self, block: int, mask: int) -> None:
+        """The instruction at `block` was executed outside of compiled code by the lanes of `mask`."""
+        ...
