@@ -4,12 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING
 
 from gdnbench.errors import BadInputError, CannotRunError, Exit, GdnbenchError
-
-if TYPE_CHECKING:
-    from gdnbench.sim.checker.evidence import Evidence
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +47,7 @@ class SimError(GdnbenchError):
 class KernelFault(SimError):
     """The kernel did something illegal. `kind` says what, `place` where, `thread` who (CTA, warp, lanes).
     The first line of the text stands alone; a deadlock's waits follow, a line each. `found` is what the
-    checker had found before it, None if the launch was not checked."""
+    checker had found before it, `checker.evidence.Evidence`; None if the launch was not checked."""
 
     exit_code = Exit.MISMATCH
 
@@ -62,7 +58,7 @@ class KernelFault(SimError):
         self.message = message
         self.place = place
         self.thread = thread
-        self.found: tuple[Evidence, ...] | None = None
+        self.found: tuple[object, ...] | None = None
         super().__init__(message)
 
     def __reduce__(self) -> tuple[type[KernelFault], tuple[object, ...]]:

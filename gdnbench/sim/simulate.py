@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor
 
@@ -148,9 +148,10 @@ def _run(
             result = _run_one(module, request, memory, settings, regions)
         except KernelFault as fault:
             ended = fault
-            findings += _of_checker(fault.found, number)
+            found = cast("tuple[Evidence, ...] | None", fault.found)
+            findings += _of_checker(found, number)
             findings.append(Finding.of_fault(fault, number))
-            launches.append(_launch_report(request, None, fault.found, settings))
+            launches.append(_launch_report(request, None, found, settings))
             break
         launches.append(_launch_report(request, result, result.found, settings))
         findings += [_of_note(note, count, number) for note, count in result.notes.items()]

@@ -18,8 +18,7 @@ different CTAs to the same bytes, one of which writes, race in whatever order th
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from gdnbench.sim.checker.cta_state import CtaState
 from gdnbench.sim.checker.events import Event
 from gdnbench.sim.checker.findings import Findings
 from gdnbench.sim.checker.happens_before import Cause, Unordered, Verdict, completion_wait
@@ -29,9 +28,6 @@ from gdnbench.sim.checker.paged_cells import PAGE
 from gdnbench.sim.checker.sync_variables import NearMisses, SyncWords
 from gdnbench.sim.checker.vector_clocks import RemoteClocks
 from gdnbench.sim.machine.memory import GlobalMemory
-
-if TYPE_CHECKING:
-    from gdnbench.sim.checker.cta_detector import CtaRaceDetector
 
 NO_CTA_ORDER = Unordered(
     Cause.CTAS, Verdict.ERROR, "bytes of its own for each CTA: nothing orders the CTAs of this kernel"
@@ -93,7 +89,7 @@ class CrossCtaDetector:
         self._cell_bytes = cell_bytes
         self._synchronized = synchronized
 
-    def begin_cta(self, detector: CtaRaceDetector) -> CtaShadow:
+    def begin_cta(self, detector: CtaState) -> CtaShadow:
         """A CTA begins: the shadow of global memory through which `detector` records its accesses."""
 
         def check_pair(before: CtaAccess, now: CtaAccess, cell: int) -> None:
@@ -101,7 +97,7 @@ class CrossCtaDetector:
 
         return self.memory.begin_cta(detector.cta.index, detector, check_pair)
 
-    def _check_pair(self, detector: CtaRaceDetector, before: CtaAccess, now: CtaAccess, cell: int) -> None:
+    def _check_pair(self, detector: CtaState, before: CtaAccess, now: CtaAccess, cell: int) -> None:
         if not self._synchronized:
             self._add_race(before, now, cell)
             return

@@ -12,14 +12,14 @@ through the phase that its mbarrier is in.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from gdnbench.sim.checker import cta_exit, load_store
 from gdnbench.sim.checker.async_tokens import OperationTokens, WarpAsyncState
+from gdnbench.sim.checker.cross_cta import CrossCtaDetector
+from gdnbench.sim.checker.cta_state import PendingSignal
 from gdnbench.sim.checker.events import Access, Event, EventLog, IssuedInstruction, Proxy
 from gdnbench.sim.checker.findings import Findings
 from gdnbench.sim.checker.happens_before import USED_ALONE, Cause, LanePair, Unordered, Verdict, unordered
@@ -35,31 +35,15 @@ from gdnbench.sim.checker.tensor_memory import TmemShadow
 from gdnbench.sim.checker.vector_clocks import ClockSet, LanePairs, WarpClocks
 from gdnbench.sim.machine.async_queue import AsyncOperation
 from gdnbench.sim.machine.barrier_state import Round
+from gdnbench.sim.machine.cta import Cta
 from gdnbench.sim.machine.engine_interface import Argument, Lanes, Results, Wait, Warp
 from gdnbench.sim.machine.footprint import Footprint
 from gdnbench.sim.machine.mbarrier import COUNT_MAX
 from gdnbench.sim.machine.observer import Addresses, Masks, Writer
 from gdnbench.sim.ptx.ir import Instruction, Register
 
-if TYPE_CHECKING:
-    from gdnbench.sim.checker.cross_cta import CrossCtaDetector
-    from gdnbench.sim.machine.cta import Cta
-
 REGISTER = "register"
 """The `memory` of findings about a register; `cell` is then the register's index."""
-
-
-@dataclass(frozen=True, slots=True)
-class PendingSignal:
-    """An asynchronous operation that will signal an mbarrier when it lands. `phase` is the mbarrier's at the
-    issue, -1 if there is no mbarrier. `completes` are the tokens that it releases into the mbarrier, `clocks`
-    the clocks at the issue. `arrivals` is how many lanes arrive by it, 0 where that does not matter."""
-
-    event: Event
-    phase: int
-    completes: int
-    clocks: ClockSet
-    arrivals: int
 
 
 class CtaRaceDetector:

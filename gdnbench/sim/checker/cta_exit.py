@@ -10,15 +10,12 @@ any later phase begins.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
+from gdnbench.sim.checker.cta_state import CtaState, PendingSignal
 from gdnbench.sim.checker.events import Event
 from gdnbench.sim.checker.happens_before import Cause, Unordered, Verdict
 from gdnbench.sim.checker.mbarriers import TWO_PHASES, Mbarrier
 from gdnbench.sim.machine.mbarrier import unpack
-
-if TYPE_CHECKING:
-    from gdnbench.sim.checker.cta_detector import CtaRaceDetector, PendingSignal
 
 IN_FLIGHT_AT_END = "in flight at the CTA's end"
 UNFINISHED = "a phase of an mbarrier unfinished at the CTA's end"
@@ -30,9 +27,7 @@ def brings_bytes(event: Event) -> bool:
     return not event.ins.op.startswith(("tcgen05.commit", "cp.async.mbarrier"))
 
 
-def check_in_phase(
-    detector: CtaRaceDetector, pending: PendingSignal, address: int, *, ended: bool = False
-) -> None:
+def check_in_phase(detector: CtaState, pending: PendingSignal, address: int, *, ended: bool = False) -> None:
     """A copy's bytes arrive now: they must be expected in the phase of its issue. If the CTA has `ended`,
     they arrive later, when nothing expects them."""
     if not brings_bytes(pending.event):
@@ -44,14 +39,14 @@ def check_in_phase(
         detector.findings.add_single(TRANSACTIONS, Verdict.ERROR, missing, pending.event, "shared", address)
 
 
-def check_unused(detector: CtaRaceDetector, address: int, barrier: Mbarrier, now: Event) -> None:
+def check_unused(detector: CtaState, address: int, barrier: Mbarrier, now: Event) -> None:
     """`now` ends the use of an mbarrier: everything that signals it must have been waited for."""
     why = Unordered(Cause.IN_FLIGHT, Verdict.ERROR, "a wait for the phase that the first signals")
     for signal in _not_waited_for(detector, address, barrier):
         detector.findings.add_pair(why, signal, now, "shared", address)
 
 
-def check_end(detector: CtaRaceDetector) -> None:
+def check_end(detector: CtaState) -> None:
     """The CTA has ended; operations in flight will still land."""
     known = 0
     for clocks in detector.warp_clocks:
@@ -76,13 +71,13 @@ def check_end(detector: CtaRaceDetector) -> None:
         _check_bytes(detector, address, barrier, Verdict.REVIEW)
 
 
-def check_hang(detector: CtaRaceDetector) -> None:
+def check_hang(detector: CtaState) -> None:
     """No warp of the CTA can continue, and nothing is in flight."""
     for address, barrier in detector.mbarriers.items():
         _check_bytes(detector, address, barrier, Verdict.ERROR)
 
 
-def _not_waited_for(detector: CtaRaceDetector, address: int, barrier: Mbarrier) -> Iterator[Event]:
+def _not_waited_for(detector: CtaState, address: int, barrier: Mbarrier) -> Iterator[Event]:
     """The operations that signal an mbarrier in a phase that no wait has found complete."""
     if barrier.signal is not None and barrier.signalled > barrier.checked:
         yield barrier.signal
@@ -91,7 +86,7 @@ def _not_waited_for(detector: CtaRaceDetector, address: int, barrier: Mbarrier) 
             yield pending.event
 
 
-def _check_behind(detector: CtaRaceDetector, address: int, barrier: Mbarrier) -> None:
+def _check_behind(detector: CtaState, address: int, barrier: Mbarrier) -> None:
     """Check the last completed phase if nobody waited for it: a warp that waited for the one before may not
     have seen that one complete."""
     last = detector.mbarrier_phase(address) - 1
@@ -99,7 +94,7 @@ def _check_behind(detector: CtaRaceDetector, address: int, barrier: Mbarrier) ->
         detector.findings.add_single(Cause.PHASES.value, Verdict.ERROR, TWO_PHASES, late, "shared", address)
 
 
-def _check_arrivals(detector: CtaRaceDetector, address: int, barrier: Mbarrier) -> None:
+def _check_arrivals(detector: CtaState, address: int, barrier: Mbarrier) -> None:
     """A phase with some arrivals and not all hints at a wrong count: an earlier phase may have completed
     without the surplus arrivals."""
     pending, expected, _ = unpack(detector.mbarrier_word(address))
@@ -108,7 +103,7 @@ def _check_arrivals(detector: CtaRaceDetector, address: int, barrier: Mbarrier) 
         detector.findings.add_single(UNFINISHED, Verdict.REVIEW, missing, barrier.init, "shared", address)
 
 
-def _check_bytes(detector: CtaRaceDetector, address: int, barrier: Mbarrier, too_many: Verdict) -> None:
+def _check_bytes(detector: CtaState, address: int, barrier: Mbarrier, too_many: Verdict) -> None:
     """Bytes are outstanding and no copy is in flight. `too_many` is the verdict for expected bytes that
     nothing brings: a warp that waits for them hangs; if none waits they do no harm."""
     if any(address in operation.signals for operation in detector.pending_signals):

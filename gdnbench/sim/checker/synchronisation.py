@@ -25,11 +25,12 @@ that run when the machine has executed it or makes the warp wait.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 
 from gdnbench.sim.checker.cta_exit import check_unused
+from gdnbench.sim.checker.cta_state import CtaState
 from gdnbench.sim.checker.events import Access, Event, IssuedInstruction, Proxy
 from gdnbench.sim.checker.happens_before import Cause, LanePair, Unordered, Verdict, unordered
 from gdnbench.sim.checker.lanes import UNSURE, lanes_of, subset_of
@@ -37,6 +38,7 @@ from gdnbench.sim.checker.load_store import cells_of_accesses, has_gpu_scope
 from gdnbench.sim.checker.mbarriers import TWO_PHASES, Mbarrier
 from gdnbench.sim.checker.named_barriers import BARRIER, ROUNDS, Arrivals
 from gdnbench.sim.checker.shadow import Cells
+from gdnbench.sim.checker.tensor_memory import TmemShadow
 from gdnbench.sim.checker.vector_clocks import SPACES, ClockSet
 from gdnbench.sim.machine.barrier_state import BarrierWait, Round
 from gdnbench.sim.machine.engine_interface import Lanes, Results, Wait
@@ -46,17 +48,21 @@ from gdnbench.sim.machine.tcgen05_access import cells_of
 from gdnbench.sim.machine.tmem import column_of
 from gdnbench.sim.ptx.ir import Immediate
 
-if TYPE_CHECKING:
-    from gdnbench.sim.checker.cta_detector import CtaRaceDetector
-
 MBARRIER_BYTES = 8
 
-Begin = Callable[["CtaRaceDetector", IssuedInstruction], None]
-End = Callable[["CtaRaceDetector", IssuedInstruction, "Wait | None", "Results | Wait"], None]
+
+class CtaStateWithTmem(CtaState, Protocol):
+    """The detector's state with the shadow of tensor memory, which is built on the rest."""
+
+    tmem: TmemShadow
+
+
+Begin = Callable[["CtaStateWithTmem", IssuedInstruction], None]
+End = Callable[["CtaStateWithTmem", IssuedInstruction, "Wait | None", "Results | Wait"], None]
 
 
 def _record(
-    detector: CtaRaceDetector, issued: IssuedInstruction, access: Access, *, init: bool = False
+    detector: CtaStateWithTmem, issued: IssuedInstruction, access: Access, *, init: bool = False
 ) -> Event:
     warp = issued.warp.index
     return detector.events.record(
@@ -73,7 +79,7 @@ def _mbarrier_addresses(issued: IssuedInstruction, lanes: Lanes) -> list[int]:
 # mbarriers
 
 
-def _mbarrier_init(detector: CtaRaceDetector, issued: IssuedInstruction) -> None:
+def _mbarrier_init(detector: CtaStateWithTmem, issued: IssuedInstruction) -> None:
     event = _record(detector, issued, Access.WRITE, init=True)
     for address in _mbarrier_addresses(issued, issued.lanes):
         word = _mbarrier_cells(detector, address)
@@ -82,7 +88,7 @@ def _mbarrier_init(detector: CtaRaceDetector, issued: IssuedInstruction) -> None
         detector.mbarriers[address] = Mbarrier(event, detector.warps)
 
 
-def _mbarrier_inval(detector: CtaRaceDetector, issued: IssuedInstruction) -> None:
+def _mbarrier_inval(detector: CtaStateWithTmem, issued: IssuedInstruction) -> None:
     event = _record(detector, issued, Access.WRITE)
     clocks = detector.warp_clocks[issued.warp.index]
     for address in _mbarrier_addresses(issued, issued.lanes):
@@ -99,12 +105,12 @@ def _mbarrier_inval(detector: CtaRaceDetector, issued: IssuedInstruction) -> Non
                 detector.findings.add_pair(why, user, event, "shared", address)
 
 
-def _mbarrier_cells(detector: CtaRaceDetector, address: int) -> Cells:
+def _mbarrier_cells(detector: CtaStateWithTmem, address: int) -> Cells:
     """The cells of shared memory that an mbarrier occupies."""
     return cells_of_accesses(np.array([address], np.int64), MBARRIER_BYTES, detector.cell_bytes["shared"])
 
 
-def _mbarrier_arrive(detector: CtaRaceDetector, issued: IssuedInstruction) -> None:
+def _mbarrier_arrive(detector: CtaStateWithTmem, issued: IssuedInstruction) -> None:
     event = _record(detector, issued, Access.ATOMIC)
     clocks = detector.warp_clocks[issued.warp.index]
     expects = issued.ins.op.endswith("expect_tx")
@@ -123,7 +129,7 @@ def _mbarrier_arrive(detector: CtaRaceDetector, issued: IssuedInstruction) -> No
                 detector.sync_variables.relaxed_arrive(clocks, into)
 
 
-def _mbarrier_use(detector: CtaRaceDetector, issued: IssuedInstruction) -> None:
+def _mbarrier_use(detector: CtaStateWithTmem, issued: IssuedInstruction) -> None:
     event = _record(detector, issued, Access.ATOMIC)
     for address in _mbarrier_addresses(issued, issued.lanes):
         barrier = detector.use_mbarrier(address, event)
@@ -132,7 +138,7 @@ def _mbarrier_use(detector: CtaRaceDetector, issued: IssuedInstruction) -> None:
 
 
 def _mbarrier_wait(
-    detector: CtaRaceDetector, issued: IssuedInstruction, previous: Wait | None, results: Results | Wait
+    detector: CtaStateWithTmem, issued: IssuedInstruction, previous: Wait | None, results: Results | Wait
 ) -> None:
     """A test_wait or try_wait that succeeded acquires the clocks of the completed phase."""
     if isinstance(results, Wait):
@@ -159,7 +165,7 @@ def _mbarrier_wait(
 
 
 def _named_barrier(
-    detector: CtaRaceDetector, issued: IssuedInstruction, previous: Wait | None, results: Results | Wait
+    detector: CtaStateWithTmem, issued: IssuedInstruction, previous: Wait | None, results: Results | Wait
 ) -> None:
     """Release into the barrier's round and acquire from it. A round is identified by the machine's object,
     which lives while the round is open or a warp waits in it."""
@@ -189,7 +195,7 @@ def _named_barrier(
 
 
 def _check_barrier_round(
-    detector: CtaRaceDetector, issued: IssuedInstruction, index: int, use: Round
+    detector: CtaStateWithTmem, issued: IssuedInstruction, index: int, use: Round
 ) -> None:
     """Check an arrival at barrier `index` in the round `use` against the arrivals of the round before."""
     clocks = detector.warp_clocks[issued.warp.index]
@@ -201,7 +207,7 @@ def _check_barrier_round(
         detector.findings.add_pair(ROUNDS, early, event, BARRIER, index)
 
 
-def _named_barrier_begins(detector: CtaRaceDetector, issued: IssuedInstruction) -> None:
+def _named_barrier_begins(detector: CtaStateWithTmem, issued: IssuedInstruction) -> None:
     index = uniform(issued.sources[0], issued.lanes, "the barrier's number") & 0xFFFF_FFFF
     use = detector.cta.barriers.rounds.get(index)
     if use is not None:
@@ -211,27 +217,27 @@ def _named_barrier_begins(detector: CtaRaceDetector, issued: IssuedInstruction) 
 # Fences
 
 
-def _fence_proxy(detector: CtaRaceDetector, issued: IssuedInstruction) -> None:
+def _fence_proxy(detector: CtaStateWithTmem, issued: IssuedInstruction) -> None:
     spaces = [space for space in SPACES if any(space in mod.split("::") for mod in issued.ins.mods)]
     detector.warp_clocks[issued.warp.index].fence_proxy(spaces or SPACES, issued.subset)
 
 
-def _fence(detector: CtaRaceDetector, issued: IssuedInstruction) -> None:
+def _fence(detector: CtaStateWithTmem, issued: IssuedInstruction) -> None:
     sc = issued.ins.op == "membar" or issued.ins.has("sc")
     detector.sync_variables.fence(
         detector.warp_clocks[issued.warp.index], gpu_scope=has_gpu_scope(issued.ins), sc=sc
     )
 
 
-def _fence_init(detector: CtaRaceDetector, issued: IssuedInstruction) -> None:
+def _fence_init(detector: CtaStateWithTmem, issued: IssuedInstruction) -> None:
     detector.warp_clocks[issued.warp.index].fence_mbarrier_init(issued.subset)
 
 
-def _before_sync(detector: CtaRaceDetector, issued: IssuedInstruction) -> None:
+def _before_sync(detector: CtaStateWithTmem, issued: IssuedInstruction) -> None:
     detector.warp_clocks[issued.warp.index].tcgen05_fence_before()
 
 
-def _after_sync(detector: CtaRaceDetector, issued: IssuedInstruction) -> None:
+def _after_sync(detector: CtaStateWithTmem, issued: IssuedInstruction) -> None:
     detector.warp_clocks[issued.warp.index].tcgen05_fence_after()
 
 
@@ -239,7 +245,7 @@ def _after_sync(detector: CtaRaceDetector, issued: IssuedInstruction) -> None:
 
 
 def _commit_group(name: str) -> Begin:
-    def begin(detector: CtaRaceDetector, issued: IssuedInstruction) -> None:
+    def begin(detector: CtaStateWithTmem, issued: IssuedInstruction) -> None:
         getattr(detector.async_states[issued.warp.index], name).commit(issued.lanes)
 
     return begin
@@ -247,7 +253,7 @@ def _commit_group(name: str) -> Begin:
 
 def _wait_group(name: str) -> End:
     def end(
-        detector: CtaRaceDetector, issued: IssuedInstruction, previous: Wait | None, results: Results | Wait
+        detector: CtaStateWithTmem, issued: IssuedInstruction, previous: Wait | None, results: Results | Wait
     ) -> None:
         if isinstance(results, Wait):
             return
@@ -272,7 +278,7 @@ def _wait_group(name: str) -> End:
 
 
 def _wgmma_reads(
-    detector: CtaRaceDetector, issued: IssuedInstruction, previous: Wait | None, results: Results | Wait
+    detector: CtaStateWithTmem, issued: IssuedInstruction, previous: Wait | None, results: Results | Wait
 ) -> None:
     """Each of the four warps of a wgmma reads the matrices in shared memory, ordered by its own clocks."""
     product = detector.cta.warpgroups.state(issued.warp).open[-1]
@@ -287,7 +293,7 @@ def _wgmma_reads(
 
 
 def _tmem_access(
-    detector: CtaRaceDetector, issued: IssuedInstruction, previous: Wait | None, results: Results | Wait
+    detector: CtaStateWithTmem, issued: IssuedInstruction, previous: Wait | None, results: Results | Wait
 ) -> None:
     async_state = detector.async_states[issued.warp.index]
     loads = issued.ins.op == "tcgen05.ld"
@@ -309,21 +315,21 @@ def _tmem_access(
         async_state.stores |= 1 << token
 
 
-def _wait_loads(detector: CtaRaceDetector, issued: IssuedInstruction) -> None:
+def _wait_loads(detector: CtaStateWithTmem, issued: IssuedInstruction) -> None:
     async_state = detector.async_states[issued.warp.index]
     detector.warp_clocks[issued.warp.index].complete(async_state.loads)
     async_state.loads = 0
     async_state.unused.clear()
 
 
-def _wait_stores(detector: CtaRaceDetector, issued: IssuedInstruction) -> None:
+def _wait_stores(detector: CtaStateWithTmem, issued: IssuedInstruction) -> None:
     async_state = detector.async_states[issued.warp.index]
     detector.warp_clocks[issued.warp.index].complete(async_state.stores)
     async_state.stores = 0
 
 
 def _tmem_alloc(
-    detector: CtaRaceDetector, issued: IssuedInstruction, previous: Wait | None, results: Results | Wait
+    detector: CtaStateWithTmem, issued: IssuedInstruction, previous: Wait | None, results: Results | Wait
 ) -> None:
     if isinstance(results, Wait):
         return
@@ -340,7 +346,7 @@ def _tmem_alloc(
     detector.tmem.record_alloc(first, columns, event)
 
 
-def _tmem_dealloc(detector: CtaRaceDetector, issued: IssuedInstruction) -> None:
+def _tmem_dealloc(detector: CtaStateWithTmem, issued: IssuedInstruction) -> None:
     address = uniform(issued.sources[0], issued.lanes, "the address")
     columns = uniform(issued.sources[1], issued.lanes, "nCols")
     detector.tmem.record_dealloc(column_of(address), columns, _record(detector, issued, Access.WRITE))

@@ -3,10 +3,9 @@ tcgen05.dealloc."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
+from gdnbench.sim.checker.cta_state import CtaState
 from gdnbench.sim.checker.events import Event
 from gdnbench.sim.checker.happens_before import (
     USED_ALONE,
@@ -19,9 +18,6 @@ from gdnbench.sim.checker.happens_before import (
 from gdnbench.sim.checker.shadow import NO_ACCESS, Cells, ReadSets, ShadowMemory
 from gdnbench.sim.machine.footprint import TMEM_COLUMNS
 
-if TYPE_CHECKING:
-    from gdnbench.sim.checker.cta_detector import CtaRaceDetector
-
 LANES = 128
 MEMORY = "tmem"
 
@@ -30,7 +26,7 @@ class TmemShadow:
     """The shadow of one CTA's tensor memory. `_owner` is, by column, the tcgen05.alloc that allocated it;
     `_freed` the tcgen05.dealloc that freed it."""
 
-    def __init__(self, detector: CtaRaceDetector, sets: ReadSets) -> None:
+    def __init__(self, detector: CtaState, sets: ReadSets) -> None:
         self._detector = detector
         self._shadow = ShadowMemory(0, sets)
         self._sets = sets
