@@ -372,12 +372,12 @@ def sweep(
 
 def left_by(kernel: LoadedKernel, call: Call) -> dict[str, Tensor]:
     """o, zeros in rows of padding, and the states that a kernel leaves of a call, where that lies."""
-    from gdnbench.replay.call import conversion, run
+    from gdnbench.replay.call import call_kernel, conversion
 
     op = operation(OP)
     given = op.convert(call, conversion(call, op, kernel).target)
     given = replace(given, tensors={**given.tensors, "state": given.tensors["state"].clone()})
-    return dict(op.convert_outputs(run(given, op, kernel), given.conventions, call.conventions))
+    return dict(op.convert_outputs(call_kernel(given, op, kernel), given.conventions, call.conventions))
 
 
 def swept(shape: Shape, found: Comparison, wrong: Mapping[str, str]) -> list[tuple[str, ...]]:

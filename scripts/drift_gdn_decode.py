@@ -31,7 +31,7 @@ from torch import Tensor
 from gdnbench.cli.console import table
 from gdnbench.errors import BadInputError, CannotRunError, Exit
 from gdnbench.ops import operation
-from gdnbench.replay.call import conversion, run
+from gdnbench.replay.call import call_kernel, conversion
 from gdnbench.replay.execute import device_of
 from gdnbench.replay.kernels import LoadedKernel, load
 from gdnbench.replay.simulated import simulated
@@ -81,7 +81,7 @@ def stepper(kernel: LoadedKernel, on: str) -> Any:
     def step(call: Call) -> Mapping[str, Tensor]:
         given = DECODE.convert(call, conversion(call, DECODE, kernel).target)
         with simulated(on):
-            returned = run(given, DECODE, kernel)
+            returned = call_kernel(given, DECODE, kernel)
         return DECODE.convert_outputs(returned, given.conventions, call.conventions)
 
     return step

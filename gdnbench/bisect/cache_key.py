@@ -27,11 +27,11 @@ Choice = Callable[[Store], Sequence[int]]
 """Numbers of the records of a store that are meant."""
 
 
-def of_records(records: Sequence[StoredRecord]) -> str:
+def digest_records(records: Sequence[StoredRecord]) -> str:
     """BLAKE3 of what a replay of records sees, in order: operation, conventions, scalars, pools, and of
     tensors their digests and how the caller held them. Where the store lies and how it is cut does not
     matter."""
-    return together(
+    return combine_digests(
         [
             _of(
                 (record.info, when, {name: (handle.meta, handle.digest) for name, handle in handles.items()})
@@ -42,9 +42,9 @@ def of_records(records: Sequence[StoredRecord]) -> str:
     )
 
 
-def of_drafts(drafts: Sequence[RecordDraft]) -> str:
+def digest_drafts(drafts: Sequence[RecordDraft]) -> str:
     """What `of_records` has of them once they are stored."""
-    return together(
+    return combine_digests(
         [
             _of(
                 (
@@ -59,33 +59,33 @@ def of_drafts(drafts: Sequence[RecordDraft]) -> str:
     )
 
 
-def together(digests: Sequence[str]) -> str:
+def combine_digests(digests: Sequence[str]) -> str:
     """The digest of records whose own digests these are, in order."""
     return digests[0] if len(digests) == 1 else blake3("".join(digests).encode()).hexdigest()
 
 
-def of_store(path: str, choice: Choice) -> str:
+def digest_store(path: str, choice: Choice) -> str:
     """`of_records` of what the store holds now. StoreError if it is none any more."""
     with open_store(path) as store:
-        return of_records([store.records[number] for number in choice(store)])
+        return digest_records([store.records[number] for number in choice(store)])
 
 
 @contextmanager
-def held(
+def open_unchanged(
     path: str, choice: Choice, expected: str | None = None
 ) -> Iterator[tuple[Store, Sequence[int], str]]:
     """A store while it is read, with the numbers of the records that are meant and their digest. StoreError
     if that is not as `expected`, or another at the end: what was read is then nobody's."""
     with open_store(path) as store:
         numbers = choice(store)
-        found = of_records([store.records[number] for number in numbers])
+        found = digest_records([store.records[number] for number in numbers])
         if expected is not None:
-            check(path, expected, found)
+            check_unchanged(path, expected, found)
         yield store, numbers, found
-    check(path, found, of_store(path, choice))
+    check_unchanged(path, found, digest_store(path, choice))
 
 
-def check(where: str, expected: str, found: str) -> None:
+def check_unchanged(where: str, expected: str, found: str) -> None:
     """StoreError if records are others than they were when a question about them was asked."""
     if found != expected:
         raise StoreError(
@@ -111,7 +111,7 @@ def _held(meta: TensorMeta) -> tuple[Any, ...]:
     return meta.caller_shape, meta.caller_strides, meta.caller_offset
 
 
-def of_code(paths: Iterable[Path]) -> str:
+def digest_code(paths: Iterable[Path]) -> str:
     """BLAKE3 of the source files at `paths`, folders with all below them: relative names and contents."""
     hasher = blake3()
     for path in sorted(paths):

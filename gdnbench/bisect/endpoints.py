@@ -1,4 +1,4 @@
-"""Looks at an end of a bisection: its verdict, and whether it is steady enough to go by."""
+"""Replays the endpoints of a bisection: their verdicts, and whether repeated runs agree."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from itertools import count
 
-from gdnbench.bisect.flakiness import RUNS, Steadiness, steady
+from gdnbench.bisect.flakiness import RUNS, Steadiness, replay_repeatedly
 from gdnbench.bisect.session import Session, check_content
 from gdnbench.bisect.trial import BIT_DIFFERENCE, SCHEDULES, Trial
 from gdnbench.bisect.verdict import State, Verdict
@@ -17,8 +17,8 @@ from gdnbench.report.outcome import Outcome
 
 
 @dataclass(frozen=True, slots=True)
-class End:
-    """`spread`: one line, empty where it is steady."""
+class Endpoint:
+    """One end of a bisection. `spread` says in one line how its runs differ; empty if they agree."""
 
     verdict: Verdict
     steadiness: Steadiness
@@ -26,8 +26,8 @@ class End:
 
 
 class _Keeping:
-    """A process of an end, whose runs are known when it ends: one that is interrupted is not replayed from
-    the first process on."""
+    """Runs the trials of one worker process of an endpoint and stores their verdicts when it closes. A
+    bisection that is interrupted then does not replay this process again."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class _Keeping:
     ) -> None:
         self._session, self._label, self._prober = session, label, prober
         self._question = {**question, "steady": RUNS, "process": process}
-        known = session.ledger.find(self._question)
+        known = session.verdicts.find(self._question)
         self._known = [] if known is None else [Verdict.from_json(one, label) for one in known.facts["runs"]]
         self._made: list[Verdict] = []
         self._probing: TrialRunner | None = None
@@ -64,32 +64,34 @@ class _Keeping:
         self._probing.close()
         if not self._asking and self._made:
             runs = {"runs": [one.to_json() for one in self._made]}
-            self._session.ledger.add(self._question, replace(self._made[0], facts=runs))
+            self._session.verdicts.add(self._question, replace(self._made[0], facts=runs))
 
 
-def look(
+def replay_endpoint(
     session: Session, label: str, question: Question, trial: Trial, prober: Callable[[], TrialRunner]
-) -> End:
-    """Replays an end as `steady` does, or knows it from before. The verdict of a steady end is known as that
-    of `question`, too."""
+) -> Endpoint:
+    """Replays an endpoint by `replay_repeatedly`, or takes its verdict from the cache. If the runs agree, the
+    verdict is also stored as the answer to `question`."""
 
     def probe() -> Verdict:
         processes = count()
-        found = steady(trial, lambda: _Keeping(session, label, question, next(processes), prober))
+        found = replay_repeatedly(trial, lambda: _Keeping(session, label, question, next(processes), prober))
         facts = {**found.verdict.facts, "steadiness": str(found.steadiness), "spread": found.reason}
         return replace(found.verdict, facts=facts, seconds=sum(run.verdict.seconds for run in found.runs))
 
-    verdict = session.ask(f"{label}, {RUNS} times and {RUNS} processes", {**question, "steady": RUNS}, probe)
-    end = End(verdict, Steadiness(verdict.facts["steadiness"]), str(verdict.facts["spread"]))
-    if end.steadiness is Steadiness.STEADY and session.ledger.find(question) is None:
-        session.ledger.add(question, verdict)
+    verdict = session.find_or_probe(
+        f"{label}, {RUNS} times and {RUNS} processes", {**question, "steady": RUNS}, probe
+    )
+    end = Endpoint(verdict, Steadiness(verdict.facts["steadiness"]), str(verdict.facts["spread"]))
+    if end.steadiness is Steadiness.STEADY and session.verdicts.find(question) is None:
+        session.verdicts.add(question, verdict)
     return end
 
 
 @dataclass(frozen=True, slots=True)
-class Settled:
-    """Two ends to go by: the good one is good, the bad one bad, by `trial`. Or, if `ended`, there is nothing
-    to bisect: `result` in a word."""
+class CheckedEndpoints:
+    """Two endpoints to bisect between: by `trial` the good one is good and the bad one bad. If `ended` is not
+    empty there is nothing to bisect, and `result` says why in one word."""
 
     trial: Trial
     good: Verdict
@@ -101,30 +103,33 @@ class Settled:
 
 
 @dataclass(frozen=True, slots=True)
-class Asking:
-    """How one end is asked: steadily, and once by a trial of other schedules. `label`: what it is called."""
+class EndpointReplays:
+    """How to replay one endpoint: repeatedly, and once under other schedules. `label` names it."""
 
     label: str
-    look: Callable[[Trial], End]
-    ask: Callable[[Trial], Verdict]
+    replay_steadily: Callable[[Trial], Endpoint]
+    replay_once: Callable[[Trial], Verdict]
 
 
-def settle(trial: Trial, good: Asking, bad: Asking, told: Callable[[str], None]) -> Settled:
-    """Looks at both ends. One that depends on the schedule is said to, and then all of SCHEDULES are tried.
-    CannotRunError for an end that says nothing, BadInputError for a good end that is bad."""
-    at_bad, at_good = bad.look(trial), good.look(trial)
+def check_endpoints(
+    trial: Trial, good: EndpointReplays, bad: EndpointReplays, report: Callable[[str], None]
+) -> CheckedEndpoints:
+    """Replays both endpoints. If one depends on the schedule, that is reported, and trials run under all of
+    SCHEDULES. CannotRunError for an endpoint that cannot be judged, BadInputError for a good one that is
+    bad."""
+    at_bad, at_good = bad.replay_steadily(trial), good.replay_steadily(trial)
     for name, one, end in (("bad", bad, at_bad), ("good", good, at_good)):
         if end.steadiness is Steadiness.FLAKY:
             said = f"the {name} end {one.label} is flaky: {end.spread}"
-            return Settled(trial, at_good.verdict, at_bad.verdict, [], said, "flaky")
-    found = Settled(trial, at_good.verdict, at_bad.verdict)
+            return CheckedEndpoints(trial, at_good.verdict, at_bad.verdict, [], said, "flaky")
+    found = CheckedEndpoints(trial, at_good.verdict, at_bad.verdict)
     for one, end in ((bad, at_bad), (good, at_good)):
         if end.steadiness is Steadiness.BY_SCHEDULE:
             found.notes.append(f"{one.label} depends on the schedule: {end.spread}")
-            told(found.notes[-1])
+            report(found.notes[-1])
     if found.notes:
         trial = replace(trial, schedules=SCHEDULES)
-        found = replace(found, trial=trial, bad=bad.ask(trial), good=good.ask(trial))
+        found = replace(found, trial=trial, bad=bad.replay_once(trial), good=good.replay_once(trial))
     if found.bad.state is State.GOOD and found.good.state is State.BAD:
         raise BadInputError(
             f"the good end {good.label} is bad, {found.good.kind}, and the bad end {bad.label} passes;"
@@ -144,6 +149,6 @@ def settle(trial: Trial, good: Asking, bad: Asking, told: Callable[[str], None])
     return found
 
 
-def family(kind: str) -> str:
+def failure_family(kind: str) -> str:
     """Wrong values are one kind of failure, whether a schedule shows them or all do."""
     return str(Outcome.MISMATCH) if kind == BIT_DIFFERENCE else kind

@@ -14,7 +14,7 @@ VALUES, NOT_FINITE, FORM, WRITTEN = "values", "not finite", "form", "written"
 is to be left alone."""
 
 
-def failing(results: Iterable[RecordResult]) -> list[dict[str, Any]]:
+def describe_failures(results: Iterable[RecordResult]) -> list[dict[str, Any]]:
     """An entry for each tensor that fails, and one for each fault, in order."""
     return [entry for result in results for entry in _of(result)]
 

@@ -1,8 +1,8 @@
-"""Whether an end can be bisected: the same trial, again and again, in one process and in several.
+"""Detects flaky endpoints: runs the same trial several times in one process and in several processes.
 
-An end whose verdict or bits change by themselves would lead anywhere. On the simulator a kernel may depend on
-when asynchronous effects land, which is a fault of its own that can be bisected all the same: a trial of all
-schedules has one verdict.
+A flaky endpoint, whose verdict or bits change between runs, would make the bisection meaningless. On the
+simulator a kernel may also depend on the schedule, that is, on when asynchronous effects land. Such a kernel
+is faulty but can be bisected: a trial that runs under all schedules has one verdict.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class Steadiness(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
-    """One of the runs. `process` counts from 0; the first has RUNS of them."""
+class RepeatedRun:
+    """One run. `process` counts from 0; the first process makes RUNS runs."""
 
     process: int
     schedule: str
@@ -36,22 +36,22 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class Steady:
-    """What the runs of an end came to. `reason`: one line, with the spread, of an end that is not steady."""
+class RepeatedRuns:
+    """All runs of an endpoint. `reason` says in one line how they differ; empty for STEADY."""
 
     steadiness: Steadiness
     verdict: Verdict
-    runs: tuple[Run, ...]
+    runs: tuple[RepeatedRun, ...]
     reason: str = ""
 
 
-def steady(trial: Trial, prober: Callable[[], TrialRunner]) -> Steady:
-    """RUNS runs in one process, and one in each of others, which with it are RUNS. On the simulator, where it
-    is steady so far, the last of them goes on with one under each other schedule."""
+def replay_repeatedly(trial: Trial, prober: Callable[[], TrialRunner]) -> RepeatedRuns:
+    """Runs `trial` RUNS times in a first process and once in each of RUNS - 1 more, which `prober` starts. On
+    the simulator, if these agree, the last process also runs it once under each other schedule."""
     first, others = trial.schedules[0], []
     if trial.on == SIM:
         others = [one for one in dict.fromkeys((*trial.schedules, *SCHEDULES)) if one != first]
-    runs: list[Run] = []
+    runs: list[RepeatedRun] = []
     flaky = False
     for process in range(RUNS):
         with closing(prober()) as probing:
@@ -61,25 +61,25 @@ def steady(trial: Trial, prober: Callable[[], TrialRunner]) -> Steady:
             if process == RUNS - 1 and not flaky:
                 runs += [_run(trial, schedule, process, probing) for schedule in others]
     if flaky:
-        return Steady(Steadiness.FLAKY, runs[0].verdict, tuple(runs), spread(runs))
+        return RepeatedRuns(Steadiness.FLAKY, runs[0].verdict, tuple(runs), describe_spread(runs))
     if _differ(runs):
         bad = next((run.verdict for run in runs if run.verdict.state is State.BAD), runs[0].verdict)
-        return Steady(Steadiness.BY_SCHEDULE, bad, tuple(runs), spread(runs))
-    return Steady(Steadiness.STEADY, runs[0].verdict, tuple(runs))
+        return RepeatedRuns(Steadiness.BY_SCHEDULE, bad, tuple(runs), describe_spread(runs))
+    return RepeatedRuns(Steadiness.STEADY, runs[0].verdict, tuple(runs))
 
 
-def _run(trial: Trial, schedule: str, process: int, probing: TrialRunner) -> Run:
+def _run(trial: Trial, schedule: str, process: int, probing: TrialRunner) -> RepeatedRun:
     verdict = probing.run_trial(replace(trial, schedules=(schedule,)))
-    return Run(process, schedule if trial.on == SIM else "", verdict)
+    return RepeatedRun(process, schedule if trial.on == SIM else "", verdict)
 
 
-def _differ(runs: list[Run]) -> bool:
+def _differ(runs: list[RepeatedRun]) -> bool:
     return len({(run.verdict.state, run.verdict.kind, run.verdict.digest) for run in runs}) > 1
 
 
-def spread(runs: list[Run]) -> str:
-    """What differs between runs, in one line: verdicts with their numbers, bits, and errors from least to
-    most."""
+def describe_spread(runs: list[RepeatedRun]) -> str:
+    """How the runs differ, in one line: how often each verdict, how many different results, and the range of
+    the errors."""
     kinds: dict[str, int] = {}
     for run in runs:
         kinds[run.verdict.kind] = kinds.get(run.verdict.kind, 0) + 1

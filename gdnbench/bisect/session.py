@@ -1,9 +1,9 @@
-"""A bisection on disk: what was asked for, every verdict so far, and in the end what was found.
+"""A bisection on disk: its arguments, every verdict so far, and finally its result.
 
-A state folder has `probes.jsonl`, the ledger of all its bisections, and a folder a bisection with
-`arguments.json` and, once it is done, `found.json`, or `failed.json` where it ended by an error. Ending the
-process at any time loses at most the probe that ran: the same command again, or `gdnbench bisect --resume`,
-goes on. One that was to ask everything again does so from where it was interrupted.
+A state folder has `probes.jsonl`, the cached verdicts of all its bisections, and one folder for each
+bisection. That folder has `arguments.json` and, at the end, `found.json`, or `failed.json` after an error.
+Killing the process loses at most the probe that ran: the same command, or `gdnbench bisect --resume`,
+continues. A bisection with --fresh continues from where it was interrupted, too.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ from typing import Any
 
 from gdnbench.bisect import cache_key
 from gdnbench.bisect.verdict import CONTENT, Verdict
-from gdnbench.bisect.verdict_cache import Ledger, Question, key_of, size_of
+from gdnbench.bisect.verdict_cache import Question, VerdictCache, cache_size, key_of
 from gdnbench.errors import BadInputError, GdnbenchError, StoreError
 
 STATE = Path(".gdnbench") / "bisect"
-"""Where bisections are kept unless told: under the folder that the command runs in."""
+"""The default state folder, below the current folder."""
 VERSION = 2
-"""Of what `arguments.json` says."""
+"""Version of the format of `arguments.json`."""
 LEDGER, ARGUMENTS, FOUND, FAILED = "probes.jsonl", "arguments.json", "found.json", "failed.json"
 IGNORED = ".gitignore"
 LOCK = "lock"
 
-Told = Callable[[str], None]
+Report = Callable[[str], None]
 
 
 class RunningError(BadInputError):
-    """Another process has this bisection."""
+    """Another process runs this bisection."""
 
 
 class NotKeptError(Exception):
-    """A probe that came to nothing for a reason that may be gone the next time, such as a full disk: its
-    `verdict` holds while this process does and no longer."""
+    """A probe failed for a reason that may be gone next time, such as a full disk. Its `verdict` is used by
+    this process and not stored."""
 
     def __init__(self, verdict: Verdict) -> None:
         super().__init__(verdict.reason)
@@ -48,11 +48,12 @@ class NotKeptError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """One bisection. `folder` is its own, for what an axis keeps: worktrees, environments, stores."""
+    """One bisection. An axis keeps worktrees, environments and stores in `folder`. `report` gets one line of
+    progress at a time."""
 
     folder: Path
-    ledger: Ledger
-    told: Told
+    verdicts: VerdictCache
+    report: Report
     _passing: dict[str, Verdict] = field(default_factory=dict)
 
     @classmethod
@@ -61,17 +62,17 @@ class Session:
         state: Path,
         axis: str,
         arguments: Mapping[str, Any],
-        told: Told,
+        report: Report,
         fresh: bool = False,
         shown: Mapping[str, Any] | None = None,
     ) -> Session:
-        """The bisection of these arguments, plain JSON, in the current folder, whether it began before or
-        not. `fresh`: verdicts that are known are asked for again, once. `shown`: arguments that say how the
-        answer is printed, and make no other bisection of it."""
+        """Starts or continues the bisection of these `arguments`, plain JSON, in the current folder. `fresh`:
+        every cached verdict is probed again, once. `shown`: arguments that only change how the answer is
+        printed, so that they do not make it another bisection."""
         here = str(Path.cwd())
         name = f"{axis}-{key_of({'axis': axis, 'arguments': arguments, 'cwd': here})[:12]}"
         folder = state / name
-        since = size_of(state / LEDGER) if fresh else _since(folder)
+        since = cache_size(state / LEDGER) if fresh else _since(folder)
         kept = {"version": VERSION, "axis": axis, "arguments": arguments, "shown": shown or {}}
         try:
             ours = not state.exists()
@@ -84,53 +85,53 @@ class Session:
                 (state / IGNORED).write_text("*\n", encoding="utf-8")
         except OSError as error:
             raise BadInputError(f"--state {state} cannot be written: {error.strerror}") from None
-        return cls(folder, Ledger(state / LEDGER, since), told)
+        return cls(folder, VerdictCache(state / LEDGER, since), report)
 
-    def ask(self, label: str, question: Question, probe: Callable[[], Verdict]) -> Verdict:
-        """The verdict on `label`, which is told: known from before, or that of `probe`. StoreError if that
-        read other records than are asked about."""
-        found = self.ledger.find(question) or self._passing.get(key_of(question))
+    def find_or_probe(self, label: str, question: Question, probe: Callable[[], Verdict]) -> Verdict:
+        """The cached verdict for `question`, or the verdict of `probe`, which is then stored. Reports it as
+        that of `label`. StoreError if the probe read other records than the question names."""
+        found = self.verdicts.find(question) or self._passing.get(key_of(question))
         if found is not None:
-            self.told(f"{label}: {_line(found)} (known)")
+            self.report(f"{label}: {_line(found)} (known)")
             return found
-        self.told(f"{label}: ...")
+        self.report(f"{label}: ...")
         try:
             found = probe()
         except NotKeptError as error:
             self._passing[key_of(question)] = error.verdict
-            self.told(f"{label}: {_line(error.verdict)}")
+            self.report(f"{label}: {_line(error.verdict)}")
             return error.verdict
         check_content(label, question, found)
-        self.ledger.add(question, found)
-        self.told(f"{label}: {_line(found)}, {found.seconds:.1f} s")
+        self.verdicts.add(question, found)
+        self.report(f"{label}: {_line(found)}, {found.seconds:.1f} s")
         return found
 
     def finish(self, found: Mapping[str, Any]) -> None:
-        """Keeps what came of it, plain JSON: there is nothing left to go on with."""
+        """Stores the result, plain JSON, and so marks the bisection as finished."""
         _write(self.folder / FOUND, found)
 
     def fail(self, error: GdnbenchError) -> None:
-        """Keeps that it ended by an error, which going on would meet again."""
+        """Stores the error that ended the bisection and that continuing would meet again."""
         _write(self.folder / FAILED, {"error": str(error), "exit": int(error.exit_code)})
 
 
 def check_content(label: str, question: Question, verdict: Verdict) -> None:
     """StoreError if a verdict says that it read other records than its question asks about."""
     if CONTENT in question and CONTENT in verdict.facts:
-        cache_key.check(label, question[CONTENT], verdict.facts[CONTENT])
+        cache_key.check_unchanged(label, question[CONTENT], verdict.facts[CONTENT])
 
 
 def _write(path: Path, content: Mapping[str, Any]) -> None:
-    """All of it or nothing, whenever the process ends and whoever else writes it."""
+    """Writes the file atomically."""
     part = path.with_name(f"{path.name}.{os.getpid()}")
     part.write_text(json.dumps(dict(content), indent=2, sort_keys=True) + "\n", encoding="utf-8")
     part.replace(path)
 
 
 @contextmanager
-def alone(folder: Path) -> Iterator[None]:
-    """While no other process has the bisection of `folder`, for an axis that writes there. RunningError if
-    one has it."""
+def lock_session(folder: Path) -> Iterator[None]:
+    """Locks the bisection of `folder` against other processes, for an axis that writes there. RunningError if
+    another process holds the lock."""
     with (folder / LOCK).open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -141,9 +142,9 @@ def alone(folder: Path) -> Iterator[None]:
         yield
 
 
-def unfinished(state: Path) -> tuple[str, dict[str, Any]]:
-    """Axis and arguments of the bisection that was begun last of those that were interrupted. BadInputError
-    if there is none or it was begun in another folder, StoreError for a state folder that is damaged."""
+def load_unfinished(state: Path) -> tuple[str, dict[str, Any]]:
+    """Axis and arguments of the interrupted bisection that was started last. BadInputError if there is none
+    or it was started in another folder, StoreError if the state folder is damaged."""
     begun = sorted(state.glob(f"*/{ARGUMENTS}"), key=lambda file: file.stat().st_mtime_ns)
     interrupted = [file for file in begun if not _ended(file.parent)]
     if interrupted:
@@ -172,7 +173,7 @@ def _arguments(file: Path) -> tuple[str, dict[str, Any]]:
 
 
 def _since(folder: Path) -> int:
-    """Bytes of the ledger that an interrupted bisection was not to look at; 0 of any other."""
+    """How many bytes of the verdict cache an interrupted bisection with --fresh ignores; 0 for any other."""
     if _ended(folder) or not (folder / ARGUMENTS).exists():
         return 0
     try:

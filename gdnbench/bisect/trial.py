@@ -21,7 +21,7 @@ from blake3 import blake3
 from torch import Tensor
 
 from gdnbench.bisect import cache_key
-from gdnbench.bisect.failing import failing
+from gdnbench.bisect.failing import describe_failures
 from gdnbench.bisect.source_deps import OWN, with_imported
 from gdnbench.bisect.verdict import CONTENT, State, Verdict
 from gdnbench.bisect.verdict_cache import Question
@@ -92,12 +92,12 @@ class Trial:
 
 def trial_question(trial: Trial) -> Question:
     """What the trial's verdict depends on, with the kernel as it lies here."""
-    return {**question_without_code(trial), "code": cache_key.of_code(kernel_sources(trial.kernel))}
+    return {**question_without_code(trial), "code": cache_key.digest_code(kernel_sources(trial.kernel))}
 
 
 def question_without_code(trial: Trial) -> Question:
     """What the trial's verdict depends on beside the kernel's code. Where the store lies is no part of it."""
-    records = cache_key.of_store(trial.store, chosen_by(trial))
+    records = cache_key.digest_store(trial.store, chosen_by(trial))
     options = trial.to_json()
     del options["store"], options["records"], options["op"]
     return {**options, "content": records, **toolchain(trial.on)}
@@ -124,7 +124,7 @@ def toolchain(on: str = "cpu") -> dict[str, Any]:
     """Versions of all that is installed, among it what compiles and runs kernels; this project's own code;
     and on cuda which GPU that is."""
     versions = {one.name: one.version for one in importlib.metadata.distributions() if one.name}
-    own = cache_key.of_code([_package(name, Path.cwd()) for name in OWN])
+    own = cache_key.digest_code([_package(name, Path.cwd()) for name in OWN])
     device = {"device": _device()} if on == "cuda" else {}
     return {"versions": versions, "gdnbench": own, **device}
 
@@ -155,15 +155,15 @@ def import_kernel(kernel: str, on: str) -> None:
         raise BadInputError(problem)
 
 
-def run_trial(trial: Trial, told: Callable[[str], None] = lambda line: None) -> Verdict:
-    """Replays in this process, which a kernel's crash ends: `prober` runs trials in one of their own. `told`
-    hears of each record. BadInputError for what names nothing, or a record that its operation refuses,
-    StoreError for a store that changes meanwhile."""
+def run_trial(trial: Trial, report: Callable[[str], None] = lambda line: None) -> Verdict:
+    """Replays in this process, which a crash of the kernel ends; `workers` runs trials in a worker process.
+    `report` gets a line for each record. BadInputError for a kernel or record that does not exist, or a
+    record that its operation refuses; StoreError for a store that changes meanwhile."""
     import_kernel(trial.kernel, trial.on)
     begin = time.monotonic()
     first: Verdict | None = None
     for schedule in trial.schedules if trial.on == SIM else trial.schedules[:1]:
-        found = replace(_once(trial, schedule, told), seconds=time.monotonic() - begin)
+        found = replace(_once(trial, schedule, report), seconds=time.monotonic() - begin)
         if found.state is not State.GOOD:
             return found
         if first is None:
@@ -175,10 +175,10 @@ def run_trial(trial: Trial, told: Callable[[str], None] = lambda line: None) -> 
     return replace(first, seconds=time.monotonic() - begin)
 
 
-def _once(trial: Trial, schedule: str, told: Callable[[str], None]) -> Verdict:
+def _once(trial: Trial, schedule: str, report: Callable[[str], None]) -> Verdict:
     rule = make_rule(trial.k, None, trial.tol, trial.bitwise)
     with (
-        cache_key.held(trial.store, chosen_by(trial)) as (store, chosen, read),
+        cache_key.open_unchanged(trial.store, chosen_by(trial)) as (store, chosen, read),
         with_schedule(trial.on, schedule),
     ):
         kernels.check_name(trial.kernel, trial.on)
@@ -187,7 +187,7 @@ def _once(trial: Trial, schedule: str, told: Callable[[str], None]) -> Verdict:
             results = []
             for number in chosen:
                 results.append(replayer.replay(store.records[number]))
-                told(f"{results[-1].label}: {results[-1].outcome}")
+                report(f"{results[-1].label}: {results[-1].outcome}")
         found = verdict_of(results, digesting.digest, schedule if trial.on == SIM else "")
     return replace(found, facts={**found.facts, CONTENT: read})
 
@@ -219,7 +219,7 @@ def verdict_of(results: Sequence[RecordResult], digest: str, schedule: str = "")
             for one in results
         ],
         "errors": _errors(results),
-        "failing": failing(results),
+        "failing": describe_failures(results),
         "tensors": _passed(results),
     }
     if schedule:

@@ -30,7 +30,7 @@ def key_of(question: Question) -> str:
     return blake3(text.encode()).hexdigest()
 
 
-def size_of(path: Path) -> int:
+def cache_size(path: Path) -> int:
     """Bytes of the file of a ledger; 0 where there is none."""
     try:
         return path.stat().st_size
@@ -43,14 +43,14 @@ def _sum(key: str, verdict: Any) -> str:
     return key_of({"key": key, "verdict": json.dumps(verdict, sort_keys=True)})[:16]
 
 
-class Ledger:
+class VerdictCache:
     """The verdicts in the file at `path`, which need not be there yet; those in its first `since` bytes count
     as not there. StoreError if it cannot be read or holds what is no verdict."""
 
     def __init__(self, path: Path, since: int = 0) -> None:
         self._path = path
         self._known: dict[str, Verdict] = {}
-        self._read = min(since, size_of(path))
+        self._read = min(since, cache_size(path))
         path.parent.mkdir(parents=True, exist_ok=True)
         self._refresh()
 

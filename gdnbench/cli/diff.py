@@ -90,7 +90,7 @@ def finish_traces(
     """Compare two traces, print what is found, and end the command."""
     from gdnbench.diff.traces.compare import compare
     from gdnbench.diff.traces.judging import Bound
-    from gdnbench.diff.traces.report import as_json, lines
+    from gdnbench.diff.traces.report import as_json, report_lines
     from gdnbench.trace.reader import open_trace
 
     bound = Bound(tolerance, ulp)
@@ -100,6 +100,6 @@ def finish_traces(
     if json:
         print_json(as_json(found, int(code)))
     else:
-        for line in lines(found):
+        for line in report_lines(found):
             print(line)
     raise typer.Exit(code)

@@ -10,7 +10,7 @@ import torch
 
 import gdnbench
 import gdnbench_kernels
-from gdnbench.bisect.cache_key import of_code, of_records
+from gdnbench.bisect.cache_key import digest_code, digest_records
 from gdnbench.replay.replay import ReplayOptions
 from gdnbench.store.reader import StoredRecord
 from gdnbench.version import __version__
@@ -40,7 +40,7 @@ class Task:
 
     @classmethod
     def of_record(cls, record: StoredRecord) -> Task:
-        return cls(record.number, record.key, of_records([record]))
+        return cls(record.number, record.key, digest_records([record]))
 
 
 @cache
@@ -48,5 +48,5 @@ def code_version() -> str:
     """The version and a digest of the sources of gdnbench, and the version of torch: equal on all workers of
     a job."""
     packages = (gdnbench.__file__, gdnbench_kernels.__file__)
-    sources = of_code(Path(str(file)).parent for file in packages)
+    sources = digest_code(Path(str(file)).parent for file in packages)
     return f"gdnbench {__version__} (sources {sources[:12]}) with torch {torch.__version__}"

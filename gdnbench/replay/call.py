@@ -43,7 +43,7 @@ def conversion(call: Call, operation: Operation, kernel: LoadedKernel) -> Conver
     return Conversion(target, tuple(texts))
 
 
-def run(
+def call_kernel(
     call: Call, operation: Operation, kernel: LoadedKernel, stages: dict[str, Tensor] | None = None
 ) -> dict[str, Tensor]:
     """Outputs and mutated tensors that `kernel` leaves of `call`, which is in conventions that it takes.

@@ -86,7 +86,7 @@ def execute(
     filled: dict[str, Tensor] = {}
     with simulated(on, checked) as session:
         start = time.perf_counter()
-        returned = call.run(given, operation, kernel, filled if stages else None)
+        returned = call.call_kernel(given, operation, kernel, filled if stages else None)
         seconds = time.perf_counter() - start
     ran = [] if session is None else notes_of(session, kernel.name, _empty(given, operation))
     faults = side_effects.written_inputs(given, before) + side_effects.written_pools(record, operation, given)

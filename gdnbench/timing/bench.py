@@ -326,14 +326,14 @@ class _Reader:
         self.bytes = memories[0].nbytes
         self._clock = clock
         total = torch.zeros((), dtype=torch.int64, device=device)
-        self._first: Launch = partial(cache.read, memories[0], total)
+        self._first: Launch = partial(cache.read_memory, memories[0], total)
         self._first()
         # As many launches for each way: what a launch costs beside its bytes is then the same.
         count = max(len(memories), 8)
         fresh = torch.zeros(count * least, dtype=torch.int64, device=device).view(count, least)
-        self.rotated = [partial(cache.read, memory, total) for memory in memories]
+        self.rotated = [partial(cache.read_memory, memory, total) for memory in memories]
         self.warm = [self._first] * count
-        self.fresh = [partial(cache.read, memory, total) for memory in fresh]
+        self.fresh = [partial(cache.read_memory, memory, total) for memory in fresh]
         self.touch: Launch = self._first
         self.evict: Launch = cache.Eviction(device, evicted)
 

@@ -33,7 +33,7 @@ class Flush:
         return self._buffer.nbytes
 
     def __call__(self) -> None:
-        read(self._buffer, self._sum)
+        read_memory(self._buffer, self._sum)
 
 
 class Eviction:
@@ -48,7 +48,7 @@ class Eviction:
         self._flush()
 
 
-def read(memory: Tensor, total: Tensor) -> None:
+def read_memory(memory: Tensor, total: Tensor) -> None:
     """Every byte of `memory` [n] int64, into `total` [] int64."""
     torch.sum(memory, dim=0, out=total)
 

@@ -106,7 +106,7 @@ class _Counted:
         with counted():
             found = self._runner.run_record(record, operation)
         if isinstance(found, Execution):
-            self.counts = Counts.of(found.launches)
+            self.counts = Counts.of_launches(found.launches)
         return found
 
     def close(self) -> None:

@@ -25,7 +25,7 @@ class Counts:
     bytes_moved: Mapping[str, int]
 
     @classmethod
-    def of(cls, launches: Sequence[LaunchReport]) -> Counts:
+    def of_launches(cls, launches: Sequence[LaunchReport]) -> Counts:
         """Sums of `launches`, which were profiled."""
         moved: Counter[str] = Counter()
         for launch in launches:

@@ -259,7 +259,7 @@ def _kernels(
         summary = found.summaries[index] if found.summaries else None
         rates = None
         if summary is not None and work is not None:
-            rates = Rates.of(work.bytes, work.flop, summary.median, ceiling_rate)
+            rates = Rates.of_kernel(work.bytes, work.flop, summary.median, ceiling_rate)
         timed.append(
             KernelTiming(
                 name,

@@ -67,7 +67,7 @@ class Rates:
     of_ceiling: float | None = None  # 1 is the ceiling; None: no ceiling was measured
 
     @classmethod
-    def of(cls, bytes: int, flop: int, seconds: float, ceiling: float | None) -> Rates:
+    def of_kernel(cls, bytes: int, flop: int, seconds: float, ceiling: float | None) -> Rates:
         """At `seconds` a launch, against a ceiling in bytes/s."""
         rate = bytes / seconds
         return cls(bytes, flop, rate, flop / seconds, None if ceiling is None else rate / ceiling)

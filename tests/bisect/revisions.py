@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gdnbench.bisect.commit.axis import Answer, Asked, bisect
+from gdnbench.bisect.commit.axis import Answer, CommitBisection, bisect_commits
 from gdnbench.bisect.session import Session
 from gdnbench.bisect.trial import Trial
 from gdnbench.bisect.verdict import State, Verdict
@@ -57,9 +57,9 @@ class Bisecting:
     def __call__(self, good: str, bad: str, trial: Trial | None = None, **options: Any) -> Answer:
         trial = trial or Trial(str(self.store), "pack.kernel:kernel")
         repo = options.pop("repo", self.history.path)
-        asked = Asked(trial, repo, good, bad, sys.executable, 5.0, **options)
+        asked = CommitBisection(trial, repo, good, bad, sys.executable, 5.0, **options)
         self.told.clear()
-        return bisect(
+        return bisect_commits(
             asked, Session.begin(self.state, "commit", {"good": good, "bad": bad}, self.told.append)
         )
 

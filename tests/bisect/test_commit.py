@@ -15,8 +15,8 @@ import pytest
 from gdnbench.bisect.commit import worktree as worktrees
 from gdnbench.bisect.commit.relevant import Relevant, imported_names
 from gdnbench.bisect.commit.repository import GitError, Repository
-from gdnbench.bisect.commit.search import narrow
-from gdnbench.bisect.commit.worktree import worktree
+from gdnbench.bisect.commit.search import narrow_commits
+from gdnbench.bisect.commit.worktree import open_worktree
 from gdnbench.bisect.trial import Trial
 from gdnbench.bisect.verdict import State, Verdict
 from gdnbench.errors import BadInputError, CannotRunError, Exit
@@ -329,7 +329,7 @@ def test_random_graphs(history: Any, seed: int) -> None:
                 return State.SKIP
             return State.BAD if guilty in reach[one] else State.GOOD  # noqa: B023
 
-        found = narrow(Repository(history.path), bad, [good], ask)
+        found = narrow_commits(Repository(history.path), bad, [good], ask)
         assert len(asked) == len(set(asked))
         assert guilty in found.candidates
         assert found.bad not in mute
@@ -338,7 +338,7 @@ def test_random_graphs(history: Any, seed: int) -> None:
 
 
 def trees(history: Any, kernel: str, revision: str, path: str = "", also: tuple[str, ...] = ()) -> Any:
-    return Relevant(Repository(history.path), kernel, path, also).trees(revision)
+    return Relevant(Repository(history.path), kernel, path, also).tree_hashes(revision)
 
 
 def test_what_a_kernel_imports_counts_and_nothing_else(history: Any) -> None:
@@ -400,9 +400,9 @@ def test_packages_that_lie_elsewhere_by_pyproject(history: Any, tmp_path: Path) 
     first = history.commit("first", files)
     assert set(trees(history, "pack:f", first)) == {"pack", "renamed", "pyproject.toml"}
     assert set(trees(history, "renamed.deep:f", first)) == {"renamed", "pyproject.toml"}
-    with worktree(Repository(history.path), tmp_path) as files_there:
-        roots = Relevant(Repository(history.path), "pack:f", "").roots(first)
-        files_there.at(first, roots)
+    with open_worktree(Repository(history.path), tmp_path) as files_there:
+        roots = Relevant(Repository(history.path), "pack:f", "").import_roots(first)
+        files_there.check_out(first, roots)
         out = subprocess.run(
             [sys.executable, "-c", "import pack, renamed; print(pack.__file__, renamed.__file__)"],
             cwd=files_there.folder(""),
@@ -421,8 +421,8 @@ def test_two_bisections_do_not_share_a_folder(history: Any, tmp_path: Path) -> N
     history.commit("first", {"a": ""})
     repository = Repository(history.path)
     with (
-        worktree(repository, tmp_path),
+        open_worktree(repository, tmp_path),
         pytest.raises(BadInputError, match="runs already"),
-        worktree(repository, tmp_path),
+        open_worktree(repository, tmp_path),
     ):
         pass

@@ -18,10 +18,10 @@ import pytest
 import gdnbench
 from gdnbench.bisect import trial as trials
 from gdnbench.bisect.env import axis
-from gdnbench.bisect.env.axis import Answer, Asked, bisect
+from gdnbench.bisect.env.axis import Answer, EnvBisection, bisect_packages
 from gdnbench.bisect.env.environments import WHOLE, DoesNotInstall, Environments, Package
-from gdnbench.bisect.env.narrow import needed
-from gdnbench.bisect.env.requirements import between, pins
+from gdnbench.bisect.env.narrow import smallest_bad_set
+from gdnbench.bisect.env.requirements import pins, versions_between
 from gdnbench.bisect.interpreter import interpreter
 from gdnbench.bisect.session import Session
 from gdnbench.bisect.trial import Trial
@@ -88,9 +88,11 @@ def bisecting(replays: Replays, wheels: Any, tmp_path: Path) -> Bisecting:
     def of(good: str, bad: str) -> Answer:
         options = ("--no-index", "--find-links", str(wheels.path))
         trial = Trial(str(store), "gain:factor")
-        asked = Asked(trial, pins(good, "--good"), pins(bad, "--bad"), sys.executable, 5.0, (), options)
+        asked = EnvBisection(
+            trial, pins(good, "--good"), pins(bad, "--bad"), sys.executable, 5.0, (), options
+        )
         arguments = {"good": good, "bad": bad}
-        return bisect(asked, Session.begin(tmp_path / "state", "env", arguments, lambda line: None))
+        return bisect_packages(asked, Session.begin(tmp_path / "state", "env", arguments, lambda line: None))
 
     return of
 
@@ -315,7 +317,7 @@ def test_as_few_changes_as_are_bad(seed: int) -> None:
                 return State.SKIP
             return State.BAD if guilty <= chosen else State.GOOD
 
-        found = needed(names, ask)
+        found = smallest_bad_set(names, ask)
         assert guilty <= set(found.changes)
         assert set(found.changes) - guilty <= set(found.unsure)
         if mute == 0:
@@ -324,9 +326,9 @@ def test_as_few_changes_as_are_bad(seed: int) -> None:
 
 def test_versions_between() -> None:
     known = ["2.0", "1.10", "1.9", "1.9rc1", "1.2", "0.9"]
-    assert between("1.2", "2.0", known) == ["1.2", "1.9", "1.10", "2.0"]
-    assert between("2.0", "1.2", known) == ["2.0", "1.10", "1.9", "1.2"]
-    assert between("1.3", "2.1rc1", known) == ["1.3", "1.9", "1.10", "2.0", "2.1rc1"]
+    assert versions_between("1.2", "2.0", known) == ["1.2", "1.9", "1.10", "2.0"]
+    assert versions_between("2.0", "1.2", known) == ["2.0", "1.10", "1.9", "1.2"]
+    assert versions_between("1.3", "2.1rc1", known) == ["1.3", "1.9", "1.10", "2.0", "2.1rc1"]
 
 
 def test_pins() -> None:

@@ -10,7 +10,7 @@ from gdnbench.bisect import cache_key, trial
 
 
 def digest(kernel: str) -> str:
-    return cache_key.of_code(trial.kernel_sources(kernel))
+    return cache_key.digest_code(trial.kernel_sources(kernel))
 
 
 @pytest.fixture

@@ -388,7 +388,7 @@ class Slow(Here):
 
     def run_trial(self, trial: Trial) -> Verdict:
         CLOCK.now += 0.1
-        return super().run(trial)
+        return super().run_trial(trial)
 
 
 class Interrupted(Here):

@@ -88,15 +88,17 @@ def of(tensor: str = "o", way: str = "values", relative: float | None = 0.1) -> 
     ],
 )
 def test_what_counts_as_the_same_mismatch(other: Verdict, same: bool) -> None:
-    assert Signature.of(mismatch(of())).same(other, same_tensor=False) is same
+    assert Signature.of_verdict(mismatch(of())).is_shown_by(other, same_tensor=False) is same
 
 
 def test_the_same_tensor_and_the_same_error() -> None:
-    assert not Signature.of(mismatch(of())).same(mismatch(of("state")), same_tensor=True)
-    assert Signature.of(mismatch(of())).same(mismatch(of("state"), of()), same_tensor=True)
-    crash = Signature.of(Verdict(State.BAD, "crash", "IndexError: index 3 is out of range"))
-    assert crash.same(Verdict(State.BAD, "crash", "IndexError: index 0 is out of range"), same_tensor=False)
-    assert not crash.same(Verdict(State.BAD, "crash", "ValueError: no tokens"), same_tensor=False)
+    assert not Signature.of_verdict(mismatch(of())).is_shown_by(mismatch(of("state")), same_tensor=True)
+    assert Signature.of_verdict(mismatch(of())).is_shown_by(mismatch(of("state"), of()), same_tensor=True)
+    crash = Signature.of_verdict(Verdict(State.BAD, "crash", "IndexError: index 3 is out of range"))
+    assert crash.is_shown_by(
+        Verdict(State.BAD, "crash", "IndexError: index 0 is out of range"), same_tensor=False
+    )
+    assert not crash.is_shown_by(Verdict(State.BAD, "crash", "ValueError: no tokens"), same_tensor=False)
 
 
 @pytest.mark.parametrize(
@@ -164,6 +166,6 @@ def test_a_draft_is_known_by_what_it_holds(tmp_path: Path) -> None:
         writer.write("0", drafts)
     with Store.open(tmp_path / "s.zarr") as store:
         for record, one in zip(store.records, drafts, strict=True):
-            assert cache_key.of_records([record]) == cache_key.of_drafts([one])
+            assert cache_key.digest_records([record]) == cache_key.digest_drafts([one])
         # A pool of another size and slots further apart are other records.
-        assert len({cache_key.of_records([record]) for record in store.records}) == 3
+        assert len({cache_key.digest_records([record]) for record in store.records}) == 3

@@ -81,7 +81,7 @@ def traced(folder: Path, name: str, *edits: tuple[str, str]) -> Run:
     with sim.active(Settings(watch=watch)):
         sim.launch(kernel, x, z, 4)
     with open_trace(path) as trace:
-        return Run.of(trace.launches[0])
+        return Run.of_launch(trace.launches[0])
 
 
 def _float32() -> Any:
@@ -104,7 +104,7 @@ def line_of(run: Run, event: int) -> str:
     ins = run.instruction(event)
     assert ins.file is not None
     assert ins.file_line is not None
-    return run.source.line(ins.file, ins.file_line)
+    return run.source.line_text(ins.file, ins.file_line)
 
 
 def test_one_rounding_more_is_named_with_both_values(good: Run, tmp_path: Path) -> None:

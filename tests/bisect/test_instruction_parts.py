@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from gdnbench.bisect.instruction.edits import edits
-from gdnbench.bisect.instruction.find import Request, _question
+from gdnbench.bisect.instruction.find import InstructionBisection, _question
 from gdnbench.bisect.instruction.launches import OtherLaunches, differences
 from gdnbench.bisect.instruction.version import place
 from gdnbench.bisect.workers import Place
@@ -107,13 +107,13 @@ def test_statements_are_known_by_what_they_say(tmp_path: Path) -> None:
     sources = []
     for name, text in (("good", GOOD), ("bad", BAD)):
         (tmp_path / f"{name}.py").write_text(text)
-        sources.append(Source.of([str(tmp_path / f"{name}.py")]))
+        sources.append(Source.of_files([str(tmp_path / f"{name}.py")]))
     good, bad = sources
     pairing = pair(good, bad)
 
     def at(source: Source, name: str, text: str, line: str) -> object:
         number = 1 + [one.strip() for one in text.splitlines()].index(line)
-        return source.at(str(tmp_path / f"{name}.py"), number)
+        return source.statement_at(str(tmp_path / f"{name}.py"), number)
 
     same = [("y = x*2", "y = x * 2  # twice"), ("y = (y + i)", "i)"), ("return 1", "return 1")]
     edited = [("y = y - 1.5", "y = y - 1"), ("for i in range(3):", "for i in range(4):")]
@@ -197,7 +197,7 @@ def test_an_instruction_of_other_registers_is_no_counterpart() -> None:
 
 def test_a_version_is_known_by_the_modules_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gdnbench.bisect.trial.question_without_code", lambda trial: {})
-    request = Request("run.zarr", 0, "kernel:f", "kernel:f", (tmp_path, tmp_path))
+    request = InstructionBisection("run.zarr", 0, "kernel:f", "kernel:f", (tmp_path, tmp_path))
     (tmp_path / "kernel.py").write_text("from helper import f\n")
     (tmp_path / "helper.py").write_text("def f(): ...\n")
     before = _question(request, "kernel:f", tmp_path)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gdnbench.bisect.verdict import State, Verdict
-from gdnbench.bisect.verdict_cache import Ledger, key_of
+from gdnbench.bisect.verdict_cache import VerdictCache, key_of
 from gdnbench.errors import StoreError
 
 GOOD = Verdict(State.GOOD, "pass", digest="d", facts={"errors": {"o": 1e-3}}, seconds=0.5)
@@ -19,41 +19,41 @@ BAD = Verdict(State.BAD, "numeric mismatch", "o: RMS error 2 over 1")
 
 
 def test_a_verdict_is_found_again_by_what_was_asked(tmp_path: Path) -> None:
-    ledger = Ledger(tmp_path / "state" / "probes.jsonl")
+    ledger = VerdictCache(tmp_path / "state" / "probes.jsonl")
     asked = {"records": "abc", "k": None, "schedules": ["late"]}
     assert ledger.find(asked) is None
     assert ledger.answer(asked, lambda: GOOD) == GOOD
-    again = Ledger(tmp_path / "state" / "probes.jsonl")
+    again = VerdictCache(tmp_path / "state" / "probes.jsonl")
     assert again.answer({"k": None, "schedules": ["late"], "records": "abc"}, pytest.fail) == GOOD
     assert again.find({**asked, "k": 2.0}) is None
 
 
 def test_a_later_verdict_counts(tmp_path: Path) -> None:
-    ledger = Ledger(tmp_path / "probes.jsonl")
+    ledger = VerdictCache(tmp_path / "probes.jsonl")
     ledger.add({"a": 1}, GOOD)
     ledger.add({"a": 1}, BAD)
-    assert Ledger(tmp_path / "probes.jsonl").find({"a": 1}) == BAD
+    assert VerdictCache(tmp_path / "probes.jsonl").find({"a": 1}) == BAD
 
 
 @pytest.mark.parametrize("left", [1, 20, -1])
 def test_half_a_line_of_a_killed_process_is_no_verdict(tmp_path: Path, left: int) -> None:
     path = tmp_path / "probes.jsonl"
-    ledger = Ledger(path)
+    ledger = VerdictCache(path)
     ledger.add({"a": 1}, GOOD)
     whole = path.read_bytes()
     ledger.add({"a": 2}, BAD)
     line = path.read_bytes()[len(whole) :]
     path.write_bytes(whole + line[:left])
-    found = Ledger(path)
+    found = VerdictCache(path)
     assert found.find({"a": 1}) == GOOD
     assert found.find({"a": 2}) is None
     found.add({"a": 3}, BAD)
-    last = Ledger(path)
+    last = VerdictCache(path)
     assert (last.find({"a": 1}), last.find({"a": 3})) == (GOOD, BAD)
 
 
 def test_another_process_s_verdicts_are_seen(tmp_path: Path) -> None:
-    mine, other = (Ledger(tmp_path / "probes.jsonl") for _ in range(2))
+    mine, other = (VerdictCache(tmp_path / "probes.jsonl") for _ in range(2))
     other.add({"a": 1}, BAD)
     assert mine.find({"a": 1}) == BAD
 
@@ -61,7 +61,7 @@ def test_another_process_s_verdicts_are_seen(tmp_path: Path) -> None:
 ADD_MANY = """
 import sys
 from pathlib import Path
-from gdnbench.bisect.verdict_cache import Ledger
+from gdnbench.bisect.verdict_cache import VerdictCache
 from gdnbench.bisect.verdict import State, Verdict
 
 path, first = Path(sys.argv[1]), int(sys.argv[2])
@@ -78,7 +78,7 @@ def test_processes_write_one_ledger_at_once(tmp_path: Path) -> None:
         subprocess.Popen([sys.executable, "-c", ADD_MANY, str(path), str(first)]) for first in (0, 50, 100)
     ]
     assert [writer.wait() for writer in writers] == [0, 0, 0]
-    ledger = Ledger(path)
+    ledger = VerdictCache(path)
     assert len(ledger) == 150
     for number in range(150):
         found = ledger.find({"number": number})
@@ -90,21 +90,21 @@ def test_processes_write_one_ledger_at_once(tmp_path: Path) -> None:
 def test_a_verdict_that_was_changed_is_none(tmp_path: Path, change: str) -> None:
     """Neither believed nor an error: it is asked for again."""
     path = tmp_path / "probes.jsonl"
-    Ledger(path).add({"a": 1}, GOOD)
+    VerdictCache(path).add({"a": 1}, GOOD)
     line = json.loads(path.read_text())
     line["verdict"]["state"] = json.loads(change)
     path.write_text(json.dumps(line) + "\n")
-    ledger = Ledger(path)
+    ledger = VerdictCache(path)
     assert ledger.find({"a": 1}) is None
     assert ledger.answer({"a": 1}, lambda: BAD) == BAD
-    assert Ledger(path).find({"a": 1}) == BAD
+    assert VerdictCache(path).find({"a": 1}) == BAD
 
 
 def test_a_verdict_without_a_sum_is_none(tmp_path: Path) -> None:
     """As an earlier version wrote it."""
     path = tmp_path / "probes.jsonl"
     path.write_text(json.dumps({"key": key_of({}), "verdict": GOOD.to_json()}) + "\n")
-    assert Ledger(path).find({}) is None
+    assert VerdictCache(path).find({}) is None
 
 
 def test_what_is_no_verdict_is_said_in_one_line() -> None:
@@ -116,7 +116,7 @@ def test_what_is_no_verdict_is_said_in_one_line() -> None:
 
 def test_a_full_disk_leaves_no_half_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "probes.jsonl"
-    ledger = Ledger(path)
+    ledger = VerdictCache(path)
     ledger.add({"a": 1}, GOOD)
     before, write = path.read_bytes(), os.write
     monkeypatch.setattr(os, "write", lambda file, data: write(file, data[:20]))
@@ -135,7 +135,7 @@ def test_questions_are_plain() -> None:
 
 def test_a_damaged_line_hides_no_other(tmp_path: Path) -> None:
     path = tmp_path / "probes.jsonl"
-    Ledger(path).add({"a": 1}, GOOD)
+    VerdictCache(path).add({"a": 1}, GOOD)
     for junk in (b"\xff\xfe", b"null", b"[]", b'{"key": 1}', b"[" * 100_000, b"\0" * 9):
         path.write_bytes(path.read_bytes() + junk + b"\n")
-        assert Ledger(path).find({"a": 1}) == GOOD
+        assert VerdictCache(path).find({"a": 1}) == GOOD

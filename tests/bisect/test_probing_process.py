@@ -57,7 +57,7 @@ def ask(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
             found = TrialWorker(timeout=LIMIT).run_trial(Trial("a.zarr", "torch"))
         else:
             found = ProbeWorker(timeout=LIMIT).run_probe(
-                "gdnbench.bisect.stage.probe:look", kernel="torch", on="cpu"
+                "gdnbench.bisect.stage.probe:inspect_kernel", kernel="torch", on="cpu"
             )
         assert scripted.limits[1:] == [LIMIT] * len(says)  # each message has all of the time
         return found
@@ -117,7 +117,9 @@ def test_a_trial_tells_of_each_record(decode: Path, monkeypatch: pytest.MonkeyPa
 def test_a_probe_is_told_to_begin_when_its_kernel_is_there(decode: Path) -> None:
     told: list[Any] = []
     arguments = {"store": str(decode), "kernel": "torch", "on": "cpu", "record": 0}
-    answer = worker.reply_to(told.append, {"probe": f"{probe.__name__}:look", "arguments": arguments})
+    answer = worker.reply_to(
+        told.append, {"probe": f"{probe.__name__}:inspect_kernel", "arguments": arguments}
+    )
     assert answer["verdict"]["state"] == "good"
     assert told == [{"told": "imported"}]
 

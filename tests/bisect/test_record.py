@@ -11,7 +11,7 @@ import torch
 
 from gdnbench.bisect.record import find as finding
 from gdnbench.bisect.record.drift import first_growth, first_over
-from gdnbench.bisect.record.find import Asked, Found
+from gdnbench.bisect.record.find import Found, RecordBisection
 from gdnbench.bisect.record.links import links_of
 from gdnbench.bisect.record.text import answer, notes
 from gdnbench.bisect.session import Session
@@ -52,15 +52,15 @@ def here(beside: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(finding, "TrialWorker", stand_in)
 
 
-def asked(chain: Path, kernel: str, **more: object) -> Asked:
+def asked(chain: Path, kernel: str, **more: object) -> RecordBisection:
     trial = Trial(str(chain), f"{FOLDER / 'chains.py'}:{kernel}")
     given = {name: more.pop(name) for name in ("records", "tol", "k") if name in more}
-    return Asked(replace(trial, **given), **more)  # type: ignore[arg-type]
+    return RecordBisection(replace(trial, **given), **more)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("kernel", ["spoils_state", "spoils_output", "leaves_unwritten"])
 def test_the_call_that_is_spoiled_is_the_first_bad_one(chain: Path, session: Session, kernel: str) -> None:
-    found = finding.find(asked(chain, kernel), session)
+    found = finding.find_bad_call(asked(chain, kernel), session)
     assert found.first is not None
     assert (found.first.number, found.first.layer_index, found.first.step) == (NUMBER, *MARKED)
     # The other layer's calls have nothing to do with it; all of its own before it have.
@@ -71,20 +71,20 @@ def test_the_call_that_is_spoiled_is_the_first_bad_one(chain: Path, session: Ses
 
 
 def test_a_kernel_that_is_right_passes_alone_and_carried(chain: Path, session: Session) -> None:
-    found = finding.find(asked(chain, "right", carry=True, records=tuple(range(80))), session)
+    found = finding.find_bad_call(asked(chain, "right", carry=True, records=tuple(range(80))), session)
     assert not found.bad
     assert found.carry is not None
     assert (found.carry.calls, found.carry.lanes) == (80, 4)
 
 
 def test_any_bad_call_will_do_and_layers_are_told_apart(chain: Path, session: Session) -> None:
-    found = finding.find(asked(chain, "spoils_state", any=True), session)
+    found = finding.find_bad_call(asked(chain, "spoils_state", any=True), session)
     assert found.first is not None
     assert found.first.number == NUMBER
-    assert not finding.find(asked(chain, "spoils_state", layer="0"), session).bad
-    assert finding.find(asked(chain, "spoils_state", layer="layers.1"), session).bad
+    assert not finding.find_bad_call(asked(chain, "spoils_state", layer="0"), session).bad
+    assert finding.find_bad_call(asked(chain, "spoils_state", layer="layers.1"), session).bad
     with pytest.raises(BadInputError, match=r"--layer 7: there are layers\.0, layers\.1"):
-        finding.find(asked(chain, "spoils_state", layer="7"), session)
+        finding.find_bad_call(asked(chain, "spoils_state", layer="7"), session)
 
 
 # beta in bf16 is off by up to 2^-9 of it, and an element of the state by that times |v - S k| |k|: 4e-3 at
@@ -102,7 +102,7 @@ def test_beta_in_bf16_passes_in_each_call_and_adds_up(chain: Path, session: Sess
                 for given in (call.tensors, rounded)
             ]
             assert float((states[0] - states[1]).abs().max()) < ONE_CALL
-    found = finding.find(asked(chain, "rounds_beta", tol=(ONE_CALL, 0.0), carry=True), session)
+    found = finding.find_bad_call(asked(chain, "rounds_beta", tol=(ONE_CALL, 0.0), carry=True), session)
     assert found.bad
     assert found.first is None
     assert found.carry is not None
@@ -113,7 +113,7 @@ def test_beta_in_bf16_passes_in_each_call_and_adds_up(chain: Path, session: Sess
 
 
 def test_beta_in_bf16_is_bad_at_once_where_states_are_fp32(chain: Path, session: Session) -> None:
-    found = finding.find(asked(chain, "rounds_beta"), session)
+    found = finding.find_bad_call(asked(chain, "rounds_beta"), session)
     assert found.first is not None
     assert found.first.number == 0
     assert answer(found).endswith("no earlier call left the state it gets: it starts there")
@@ -171,14 +171,14 @@ def test_carry_needs_a_state_that_is_carried(tmp_path: Path, session: Session) -
     with StoreWriter(tmp_path / "one.zarr", kind="synth", durable=False) as writer:
         writer.write("0", [draft("gdn_decode", call)])
     with pytest.raises(BadInputError, match="--carry: no call gets a state"):
-        finding.find(asked(tmp_path / "one.zarr", "right", carry=True), session)
+        finding.find_bad_call(asked(tmp_path / "one.zarr", "right", carry=True), session)
 
 
 def test_what_is_known_is_not_asked_again(chain: Path, session: Session) -> None:
-    first: Found = finding.find(asked(chain, "spoils_state"), session)
-    before = len(session.ledger)
-    assert answer(finding.find(asked(chain, "spoils_state"), session)) == answer(first)
-    assert len(session.ledger) == before
+    first: Found = finding.find_bad_call(asked(chain, "spoils_state"), session)
+    before = len(session.verdicts)
+    assert answer(finding.find_bad_call(asked(chain, "spoils_state"), session)) == answer(first)
+    assert len(session.verdicts) == before
 
 
 def test_the_same_calls_in_another_store_have_their_own_numbers(
@@ -186,30 +186,32 @@ def test_the_same_calls_in_another_store_have_their_own_numbers(
 ) -> None:
     """What is known of states is known by the numbers of one store's records."""
     more = {"tol": (ONE_CALL, 0.0), "carry": True, "layer": "1"}
-    first = finding.find(asked(chain, "rounds_beta", **more), session)
+    first = finding.find_bad_call(asked(chain, "rounds_beta", **more), session)
     moved = beside("chains").chain(tmp_path / "moved.zarr", STEPS, MARKED, ahead=3)
-    other = finding.find(asked(moved, "rounds_beta", **more), session)
+    other = finding.find_bad_call(asked(moved, "rounds_beta", **more), session)
     for found in (first, other):
         assert found.carry is not None
         assert found.carry.over is not None
     assert other.carry.over.number == first.carry.over.number + 3
     assert f"record {other.carry.over.number}, " in answer(other)
-    spoilt = [finding.find(asked(store, "spoils_state"), session) for store in (chain, moved)]
+    spoilt = [finding.find_bad_call(asked(store, "spoils_state"), session) for store in (chain, moved)]
     assert [found.carry.starts for found in spoilt if found.carry] == [NUMBER, NUMBER + 3]
     assert spoilt[1].before == tuple(range(4, NUMBER + 3, 2))
 
 
 def test_a_state_of_a_call_that_was_not_chosen(chain: Path, session: Session) -> None:
     """Of layer 1 are the odd ones."""
-    alone = finding.find(asked(chain, "spoils_state", records=(NUMBER,)), session)
+    alone = finding.find_bad_call(asked(chain, "spoils_state", records=(NUMBER,)), session)
     assert (alone.before, alone.unchosen) == ((), (NUMBER - 2,))
     assert answer(alone).endswith(
         f"its state is that of record {NUMBER - 2}, not chosen: choose those, too, to see where it starts"
     )
-    few = finding.find(asked(chain, "spoils_state", records=(NUMBER - 4, NUMBER - 2, NUMBER)), session)
+    few = finding.find_bad_call(
+        asked(chain, "spoils_state", records=(NUMBER - 4, NUMBER - 2, NUMBER)), session
+    )
     assert (few.before, few.unchosen) == ((NUMBER - 4, NUMBER - 2), (NUMBER - 6,))
     assert notes(few) == [f"states of record {NUMBER - 6}, not chosen, are taken as recorded"]
-    first = finding.find(asked(chain, "rounds_beta", records=(0,)), session)
+    first = finding.find_bad_call(asked(chain, "rounds_beta", records=(0,)), session)
     assert answer(first).endswith("no earlier call left the state it gets: it starts there")
 
 
@@ -228,7 +230,7 @@ def test_calls_that_are_skipped_do_not_pass(
         return Verdict(State.SKIP, "missing", "no package", facts={"records": records})
 
     monkeypatch.setattr(finding.TrialWorker, "run_trial", lacking)
-    found = finding.find(asked(chain, "right", records=(0, 1, 2, 3)), session)
+    found = finding.find_bad_call(asked(chain, "right", records=(0, 1, 2, 3)), session)
     assert answer(found).endswith("passes each of 3 calls by itself and 1 could not be replayed")
 
 
@@ -249,7 +251,7 @@ def test_a_block_that_is_bad_and_none_of_its_calls(
         return Verdict(State.BAD, "numeric mismatch", "o: off", facts={"records": records})
 
     monkeypatch.setattr(finding.TrialWorker, "run_trial", beside_others)
-    found = finding.find(asked(chain, "right", records=(0, 1, 2, 3)), session)
+    found = finding.find_bad_call(asked(chain, "right", records=(0, 1, 2, 3)), session)
     assert found.first is not None
     assert found.first.number == 2
     assert "fails beside other calls and passes by itself: o: off" in answer(found)

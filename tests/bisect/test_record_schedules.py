@@ -12,7 +12,7 @@ import pytest
 from gdnbench.bisect import cache_key
 from gdnbench.bisect.record import find as finding
 from gdnbench.bisect.record import rollout, text
-from gdnbench.bisect.record.find import Asked
+from gdnbench.bisect.record.find import RecordBisection
 from gdnbench.bisect.record.links import links_of
 from gdnbench.bisect.session import Session
 from gdnbench.bisect.trial import SCHEDULES, Trial
@@ -93,7 +93,7 @@ def store(tmp_path: Path) -> Path:
 
 def asked_of(store: Path, kernel: str, **more: Any) -> dict[str, Any]:
     with Store.open(store) as opened:
-        links, digest = links_of(opened.records).to_json([0]), cache_key.of_records(opened.records)
+        links, digest = links_of(opened.records).to_json([0]), cache_key.digest_records(opened.records)
     given = {"store": str(store), "kernel": kernel, "on": "sim", "calls": [0], "links": links, "tol": None}
     return {**given, "schedules": list(SCHEDULES), "content": digest, **more}
 
@@ -152,10 +152,15 @@ def test_a_call_that_leaves_no_state_is_said_to(session: Session, here: Any, tmp
     with pytest.raises(
         BadInputError, match="swa_decode leaves no state, it reads a cache as recorded; leave"
     ):
-        finding.find(Asked(trial, carry=True), session)
-    assert text.answer(finding.find(Asked(trial), session)) == "torch passes each of 2 calls by itself"
+        finding.find_bad_call(RecordBisection(trial, carry=True), session)
+    assert (
+        text.answer(finding.find_bad_call(RecordBisection(trial), session))
+        == "torch passes each of 2 calls by itself"
+    )
     (tmp_path / "mine.py").write_text("def kernel(**call):\n    raise RuntimeError('no')\n")
-    found = finding.find(Asked(replace(trial, kernel=f"{tmp_path / 'mine.py'}:kernel")), session)
+    found = finding.find_bad_call(
+        RecordBisection(replace(trial, kernel=f"{tmp_path / 'mine.py'}:kernel")), session
+    )
     assert text.answer(found).endswith(
         "; swa_decode leaves no state, and reads a cache as recorded: it starts there"
     )
@@ -165,7 +170,7 @@ def test_a_store_without_records(session: Session, here: Any, tmp_path: Path) ->
     with StoreWriter(tmp_path / "none.zarr", kind="synth", durable=False):
         pass
     with pytest.raises(BadInputError, match="holds no records"):
-        finding.find(Asked(Trial(str(tmp_path / "none.zarr"), "torch")), session)
+        finding.find_bad_call(RecordBisection(Trial(str(tmp_path / "none.zarr"), "torch")), session)
 
 
 def test_calls_that_fail_together_and_pass_one_by_one(
@@ -185,7 +190,7 @@ def test_calls_that_fail_together_and_pass_one_by_one(
         return replace(found, state=State.BAD, kind="numeric mismatch", reason="o: off", facts=facts)
 
     monkeypatch.setattr(here, "run", by_count)
-    found = finding.find(Asked(Trial(str(chain), "torch")), session)
+    found = finding.find_bad_call(RecordBisection(Trial(str(chain), "torch")), session)
     assert found.bad
     assert found.first is not None
     assert found.first.number == 2
@@ -207,7 +212,7 @@ def test_a_call_that_failed_once(
         return replace(found, state=State.BAD, kind="numeric mismatch", reason="o: off")
 
     monkeypatch.setattr(here, "run", at_first)
-    found = finding.find(Asked(Trial(str(store), "torch")), session)
+    found = finding.find_bad_call(RecordBisection(Trial(str(store), "torch")), session)
     assert text.answer(found).endswith(
         "is flaky and was not looked into: numeric mismatch at first, then pass again and again"
     )
@@ -219,8 +224,8 @@ def test_states_on_disk_that_are_damaged_are_made_again(
 ) -> None:
     """17 calls of a layer are two blocks. The second is asked again, and needs what the first one left."""
     chain = beside("chains").chain(tmp_path / "chain.zarr", 17)
-    asked = Asked(Trial(str(chain), "torch"), layer="0", carry=True)
-    first = finding.find(asked, session)
+    asked = RecordBisection(Trial(str(chain), "torch"), layer="0", carry=True)
+    first = finding.find_bad_call(asked, session)
     assert not first.bad
     kept = sorted(session.folder.glob("states-*.pt"))
     assert len(kept) == 2
@@ -231,4 +236,4 @@ def test_states_on_disk_that_are_damaged_are_made_again(
     assert len(without_second) == len(lines) - 1
     (session.folder.parent / "probes.jsonl").write_text("\n".join(without_second) + "\n")
     again = Session.begin(tmp_path / "state", "record", {}, lambda line: None)
-    assert finding.find(asked, again) == first
+    assert finding.find_bad_call(asked, again) == first

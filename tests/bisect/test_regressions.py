@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from gdnbench.bisect.cache_key import of_store
+from gdnbench.bisect.cache_key import digest_store
 from gdnbench.bisect.stage import probe
 from gdnbench.bisect.verdict import State
 from gdnbench_kernels import compiling
@@ -135,7 +135,11 @@ def test_a_round_less_is_seen_by_keys_that_are_alike_alone(
             monkeypatch.delitem(sys.modules, name)
         monkeypatch.setattr(compiling, "_programs", {})  # known by the name of what they are compiled from
         monkeypatch.syspath_prepend(str(made.checkout(revision)))
-        kept = {"step": "invert", "dtypes": {"A": "float32"}, "content": of_store(str(store), lambda _: [0])}
+        kept = {
+            "step": "invert",
+            "dtypes": {"A": "float32"},
+            "content": digest_store(str(store), lambda _: [0]),
+        }
         asked = {"on": "sim", "record": 0, "k": None, "tol": None, "schedules": ["late"], **kept}
         found = probe.alone(store=str(store), kernel=regressions["finding"].PREFILL, **asked)
         assert found.state in (State.GOOD, State.BAD), found.reason

@@ -15,7 +15,7 @@ import typer
 
 from gdnbench.bisect.commit.relevant import Relevant, Roots
 from gdnbench.bisect.commit.repository import Repository
-from gdnbench.bisect.commit.worktree import BuildFailure, worktree
+from gdnbench.bisect.commit.worktree import BuildFailure, open_worktree
 from gdnbench.bisect.session import Session
 from gdnbench.bisect.trial import Trial
 from gdnbench.cli.bisect.common import finish, told
@@ -149,7 +149,7 @@ def test_a_file_that_is_a_link(history: Any) -> None:
     first = history.commit("first", {"real.py": "import helper\n", "helper.py": "", "notes": "1"})
     second = history.commit("second", {"helper.py": "# other\n"})
     relevant = Relevant(Repository(history.path), "k.py:kernel", "")
-    assert relevant.trees(first) != relevant.trees(second)
+    assert relevant.tree_hashes(first) != relevant.tree_hashes(second)
 
 
 def test_another_user_s_repository(bisecting: Any, history: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,8 +197,8 @@ def test_a_worktree_that_a_killed_process_left_is_used_again(history: Any, tmp_p
     repository, roots = Repository(history.path), Roots(("",))
 
     def leave(revision: str) -> None:
-        with pytest.MonkeyPatch.context() as patched, worktree(repository, tmp_path) as there:
-            there.at(revision, roots)
+        with pytest.MonkeyPatch.context() as patched, open_worktree(repository, tmp_path) as there:
+            there.check_out(revision, roots)
             patched.setattr(there, "remove", lambda: None)
             (tmp_path / "worktree" / "b").write_text("left over")
 
@@ -212,8 +212,8 @@ def test_a_worktree_that_a_killed_process_left_is_used_again(history: Any, tmp_p
     for damage in damages:
         leave(first)
         damage()
-        with worktree(repository, tmp_path) as there:
-            there.at(second, roots)
+        with open_worktree(repository, tmp_path) as there:
+            there.check_out(second, roots)
             assert (tmp_path / "worktree" / "a").read_text() == "2"
             assert not (tmp_path / "worktree" / "b").exists()
         assert history.git("worktree", "list").count("\n") == 0
@@ -225,8 +225,8 @@ def test_a_worktree_of_the_user_whose_disk_is_not_there_is_not_forgotten(
     first = history.commit("first", {"a": "1"})
     history.git("worktree", "add", "--quiet", "--detach", str(tmp_path / "disk"))
     (tmp_path / "disk").rename(tmp_path / "unmounted")
-    with worktree(Repository(history.path), tmp_path) as there:
-        there.at(first, Roots(("",)))
+    with open_worktree(Repository(history.path), tmp_path) as there:
+        there.check_out(first, Roots(("",)))
     (tmp_path / "unmounted").rename(tmp_path / "disk")
     assert history.git("worktree", "list").count("\n") == 1
     assert history.git("-C", str(tmp_path / "disk"), "status", "--porcelain") == ""
@@ -238,11 +238,11 @@ def test_two_bisections_of_one_repository(history: Any, tmp_path: Path) -> None:
     places = [tmp_path / "one", tmp_path / "two"]
     for place in places:
         place.mkdir()
-    with worktree(repository, places[0]) as one:
-        one.at(made[0], roots)
-        with worktree(repository, places[1]) as other:
-            other.at(made[1], roots)
-        one.at(made[1], roots)
+    with open_worktree(repository, places[0]) as one:
+        one.check_out(made[0], roots)
+        with open_worktree(repository, places[1]) as other:
+            other.check_out(made[1], roots)
+        one.check_out(made[1], roots)
         assert (places[0] / "worktree" / "a").read_text() == "second"
     assert history.git("worktree", "list").count("\n") == 0
 
@@ -288,9 +288,9 @@ def test_a_leash_has_an_end() -> None:
 
 def test_a_build_that_is_killed(history: Any, tmp_path: Path) -> None:
     first = history.commit("first", {"a": "1"})
-    built = worktree(Repository(history.path), tmp_path, build="kill -9 $$")
+    built = open_worktree(Repository(history.path), tmp_path, build="kill -9 $$")
     with built as there, pytest.raises(BuildFailure, match="--build ended by exit status 137"):
-        there.at(first, Roots(("",)))
+        there.check_out(first, Roots(("",)))
 
 
 def test_a_revision_that_begins_with_a_dash(bisecting: Any, history: Any) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gdnbench.bisect.flakiness import RUNS, Steadiness, steady
+from gdnbench.bisect.flakiness import RUNS, Steadiness, replay_repeatedly
 from gdnbench.bisect.trial import SCHEDULES, Trial, run_trial
 from gdnbench.bisect.verdict import State
 from gdnbench.report.outcome import Outcome
@@ -47,7 +47,7 @@ def test_an_end_that_depends_on_the_schedule_is_told_from_one_that_is_flaky(
     said: str,
 ) -> None:
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
-    found = steady(Trial(str(store), f"scheduled:{kernel}", "sim"), beside("here").Here)
+    found = replay_repeatedly(Trial(str(store), f"scheduled:{kernel}", "sim"), beside("here").Here)
     assert found.steadiness is steadiness, found.reason
     assert said in found.reason
     assert found.verdict.state is (State.GOOD if steadiness is Steadiness.STEADY else State.BAD)

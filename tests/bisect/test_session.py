@@ -9,7 +9,7 @@ import pytest
 
 from gdnbench.bisect import endpoints
 from gdnbench.bisect.flakiness import RUNS
-from gdnbench.bisect.session import STATE, NotKeptError, Session, alone, unfinished
+from gdnbench.bisect.session import STATE, NotKeptError, Session, load_unfinished, lock_session
 from gdnbench.bisect.trial import Trial
 from gdnbench.bisect.verdict import State, Verdict
 from gdnbench.errors import BadInputError, StoreError
@@ -31,10 +31,10 @@ def test_what_is_known_is_not_asked_again_unless_fresh(tmp_path: Path) -> None:
         asked.append(1)
         return GOOD
 
-    assert begin(tmp_path, told).ask("one", {"a": 1}, probe) == GOOD
-    assert begin(tmp_path, told).ask("one", {"a": 1}, probe) == GOOD
+    assert begin(tmp_path, told).find_or_probe("one", {"a": 1}, probe) == GOOD
+    assert begin(tmp_path, told).find_or_probe("one", {"a": 1}, probe) == GOOD
     assert told == ["one: ...", "one: good, 1.5 s", "one: good (known)"]
-    begin(tmp_path, told, fresh=True).ask("one", {"a": 1}, probe)
+    begin(tmp_path, told, fresh=True).find_or_probe("one", {"a": 1}, probe)
     assert len(asked) == 2
 
 
@@ -43,16 +43,16 @@ def test_a_probe_that_is_interrupted_is_the_only_thing_lost(tmp_path: Path) -> N
         raise KeyboardInterrupt
 
     session = begin(tmp_path, [])
-    session.ask("one", {"a": 1}, lambda: GOOD)
+    session.find_or_probe("one", {"a": 1}, lambda: GOOD)
     with pytest.raises(KeyboardInterrupt):
-        session.ask("two", {"a": 2}, interrupted)
-    assert unfinished(tmp_path) == ("stage", ARGUMENTS)
+        session.find_or_probe("two", {"a": 2}, interrupted)
+    assert load_unfinished(tmp_path) == ("stage", ARGUMENTS)
     again = begin(tmp_path, [])
-    assert again.ledger.find({"a": 1}) == GOOD
-    assert again.ledger.find({"a": 2}) is None
+    assert again.verdicts.find({"a": 1}) == GOOD
+    assert again.verdicts.find({"a": 2}) is None
     again.finish({"stage": "Ai"})
     with pytest.raises(BadInputError, match="no bisection to go on with"):
-        unfinished(tmp_path)
+        load_unfinished(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_a_damaged_state_is_one_line(tmp_path: Path, text: str) -> None:
     session = begin(tmp_path, [])
     (session.folder / "arguments.json").write_bytes(text.encode("latin-1"))
     with pytest.raises(StoreError, match=r"holds no arguments|of another version") as caught:
-        unfinished(tmp_path)
+        load_unfinished(tmp_path)
     assert "\n" not in str(caught.value)
 
 
@@ -84,20 +84,20 @@ def test_what_failed_is_told_and_what_was_interrupted_goes_on(tmp_path: Path) ->
     interrupted = begin(tmp_path, [])
     failed = Session.begin(tmp_path, "record", {"store": "x"}, lambda line: None)
     failed.fail(BadInputError("the good end is bad too"))
-    assert unfinished(tmp_path) == ("stage", ARGUMENTS)
+    assert load_unfinished(tmp_path) == ("stage", ARGUMENTS)
     interrupted.finish({})
     with pytest.raises(BadInputError, match="would again: the good end is bad too; mend that"):
-        unfinished(tmp_path)
+        load_unfinished(tmp_path)
     again = Session.begin(tmp_path, "record", {"store": "x"}, lambda line: None)
-    assert unfinished(tmp_path) == ("record", {"store": "x"})
+    assert load_unfinished(tmp_path) == ("record", {"store": "x"})
     again.finish({})
     with pytest.raises(BadInputError, match="no bisection to go on with"):
-        unfinished(tmp_path)
+        load_unfinished(tmp_path)
 
 
 def test_it_does_not_show_in_a_repository(tmp_path: Path) -> None:
     subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
-    begin(tmp_path / STATE, []).ask("one", {"a": 1}, lambda: GOOD)
+    begin(tmp_path / STATE, []).find_or_probe("one", {"a": 1}, lambda: GOOD)
     shown = subprocess.run(
         ["git", "-C", str(tmp_path), "status", "--porcelain"], check=True, capture_output=True, text=True
     )
@@ -107,15 +107,15 @@ def test_it_does_not_show_in_a_repository(tmp_path: Path) -> None:
 def test_a_folder_that_was_there_is_not_hidden_from_git(tmp_path: Path) -> None:
     """As by `--state .` in a repository."""
     (tmp_path / "kernel.py").write_text("")
-    begin(tmp_path, []).ask("one", {"a": 1}, lambda: GOOD)
+    begin(tmp_path, []).find_or_probe("one", {"a": 1}, lambda: GOOD)
     begin(tmp_path, [])
     assert not (tmp_path / ".gitignore").exists()
 
 
 def test_a_bisection_runs_once_at_a_time(tmp_path: Path) -> None:
-    with alone(tmp_path), pytest.raises(BadInputError, match="runs already"), alone(tmp_path):
+    with lock_session(tmp_path), pytest.raises(BadInputError, match="runs already"), lock_session(tmp_path):
         pass
-    with alone(tmp_path):
+    with lock_session(tmp_path):
         pass
 
 
@@ -135,40 +135,40 @@ def test_an_end_that_is_interrupted_goes_on_with_the_next_process(tmp_path: Path
     trial, question = Trial("s.zarr", "torch"), {"kernel": "torch"}
     stop = RUNS + 1  # in the third process
     with pytest.raises(KeyboardInterrupt):
-        endpoints.look(begin(tmp_path, []), "one", question, trial, Counting)
+        endpoints.replay_endpoint(begin(tmp_path, []), "one", question, trial, Counting)
     assert len(asked) == stop
     stop = -1
-    endpoints.look(begin(tmp_path, []), "one", question, trial, Counting)
+    endpoints.replay_endpoint(begin(tmp_path, []), "one", question, trial, Counting)
     assert len(asked) == RUNS + 2
-    endpoints.look(begin(tmp_path, [], fresh=True), "one", question, trial, Counting)
+    endpoints.replay_endpoint(begin(tmp_path, [], fresh=True), "one", question, trial, Counting)
     assert len(asked) == 2 * (RUNS + 2)
     # Interrupted in the first process: its runs belong together, and all of them are made again.
     asked.clear()
     stop = 2
     with pytest.raises(KeyboardInterrupt):
-        endpoints.look(begin(tmp_path, []), "other", {"kernel": "other"}, trial, Counting)
+        endpoints.replay_endpoint(begin(tmp_path, []), "other", {"kernel": "other"}, trial, Counting)
     stop = -1
-    endpoints.look(begin(tmp_path, []), "other", {"kernel": "other"}, trial, Counting)
+    endpoints.replay_endpoint(begin(tmp_path, []), "other", {"kernel": "other"}, trial, Counting)
     assert len(asked) == 2 + RUNS + 2
 
 
 def test_a_fresh_one_that_is_interrupted_goes_on_as_one(tmp_path: Path) -> None:
     """What it asked is known, what was known before is not, until it has ended."""
-    begin(tmp_path, []).ask("one", {"a": 1}, lambda: GOOD)
-    begin(tmp_path, []).ask("other", {"a": 2}, lambda: GOOD)
+    begin(tmp_path, []).find_or_probe("one", {"a": 1}, lambda: GOOD)
+    begin(tmp_path, []).find_or_probe("other", {"a": 2}, lambda: GOOD)
     begin(tmp_path, []).finish({})
     fresh = begin(tmp_path, [], fresh=True)
-    assert fresh.ask("one", {"a": 1}, lambda: BAD) == BAD
-    assert fresh.ask("one", {"a": 1}, pytest.fail) == BAD  # nor is it asked twice within it
+    assert fresh.find_or_probe("one", {"a": 1}, lambda: BAD) == BAD
+    assert fresh.find_or_probe("one", {"a": 1}, pytest.fail) == BAD  # nor is it asked twice within it
     for _ in range(2):  # interrupted once more
         resumed = begin(tmp_path, [])
-        assert resumed.ask("one", {"a": 1}, pytest.fail) == BAD
-    assert resumed.ask("other", {"a": 2}, lambda: BAD) == BAD
+        assert resumed.find_or_probe("one", {"a": 1}, pytest.fail) == BAD
+    assert resumed.find_or_probe("other", {"a": 2}, lambda: BAD) == BAD
     resumed.finish({})
-    assert begin(tmp_path, []).ask("other", {"a": 2}, pytest.fail) == BAD
+    assert begin(tmp_path, []).find_or_probe("other", {"a": 2}, pytest.fail) == BAD
     begin(tmp_path, []).finish({})
     again = begin(tmp_path, [], fresh=True)
-    assert again.ask("one", {"a": 1}, lambda: GOOD) == GOOD
+    assert again.find_or_probe("one", {"a": 1}, lambda: GOOD) == GOOD
 
 
 def test_a_fresh_end_takes_the_place_of_what_was_known(tmp_path: Path) -> None:
@@ -185,9 +185,9 @@ def test_a_fresh_end_takes_the_place_of_what_was_known(tmp_path: Path) -> None:
     trial, question = Trial("s.zarr", "torch"), {"kernel": "torch"}
     for verdict in (GOOD, BAD):
         session = begin(tmp_path, [], fresh=True)
-        endpoints.look(session, "one", question, trial, lambda verdict=verdict: Saying(verdict))  # type: ignore[misc]
+        endpoints.replay_endpoint(session, "one", question, trial, lambda verdict=verdict: Saying(verdict))  # type: ignore[misc]
         session.finish({})
-    assert begin(tmp_path, []).ask("one", question, pytest.fail).state is State.BAD
+    assert begin(tmp_path, []).find_or_probe("one", question, pytest.fail).state is State.BAD
 
 
 def test_what_may_be_gone_the_next_time_is_not_kept(tmp_path: Path) -> None:
@@ -198,10 +198,10 @@ def test_what_may_be_gone_the_next_time_is_not_kept(tmp_path: Path) -> None:
 
     told: list[str] = []
     session = begin(tmp_path, told)
-    assert session.ask("one", {"a": 1}, full) == skip
-    assert session.ask("one", {"a": 1}, pytest.fail) == skip
+    assert session.find_or_probe("one", {"a": 1}, full) == skip
+    assert session.find_or_probe("one", {"a": 1}, pytest.fail) == skip
     assert told[1] == "one: skip (does not start, the disk is full)"
-    assert begin(tmp_path, []).ask("one", {"a": 1}, lambda: GOOD) == GOOD
+    assert begin(tmp_path, []).find_or_probe("one", {"a": 1}, lambda: GOOD) == GOOD
 
 
 def test_paths_are_those_of_the_folder_that_it_was_begun_in(
@@ -214,7 +214,7 @@ def test_paths_are_those_of_the_folder_that_it_was_begun_in(
         monkeypatch.chdir(place)
         folders.append(begin(tmp_path / "state", []).folder)
     assert folders[0] != folders[1]  # run.zarr is another store
-    assert unfinished(tmp_path / "state") == ("stage", ARGUMENTS)
+    assert load_unfinished(tmp_path / "state") == ("stage", ARGUMENTS)
     monkeypatch.chdir(places[0])
     with pytest.raises(BadInputError, match=f"was begun in {places[1]}; go on there"):
-        unfinished(tmp_path / "state")
+        load_unfinished(tmp_path / "state")

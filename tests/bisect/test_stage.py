@@ -92,7 +92,7 @@ def here(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def found(store: Path, kernel: str, session: Session, record: int = 0) -> Found:
     name = kernel if ":" in kernel or kernel == "torch" else f"{STAGED}:{kernel}"
-    return finding.find(Trial(str(store), name, records=(record,)), session)
+    return finding.find_bad_stage(Trial(str(store), name, records=(record,)), session)
 
 
 def said(result: Found) -> dict[str, str]:
@@ -174,9 +174,9 @@ def test_what_has_no_stages_says_what_to_use(store: Path, session: Session) -> N
 
 def test_what_is_known_is_not_asked_again(store: Path, session: Session) -> None:
     first = found(store, "U", session)
-    before = len(session.ledger)
+    before = len(session.verdicts)
     assert answer(found(store, "U", session)) == answer(first)
-    assert len(session.ledger) == before
+    assert len(session.verdicts) == before
 
 
 def test_identical_keys_where_torch_is_off(tmp_path: Path, session: Session) -> None:
@@ -230,7 +230,7 @@ def asked(kernel: str, store: Path) -> dict[str, object]:
         "kernel": kernel,
         "on": "sim",
         "record": 0,
-        "content": cache_key.of_store(str(store), lambda _: [0]),
+        "content": cache_key.digest_store(str(store), lambda _: [0]),
         "k": None,
         "tol": None,
         "schedules": ["late"],

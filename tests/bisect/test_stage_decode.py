@@ -92,7 +92,9 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def found(
     store: Path, kernel: str, session: Session, record: int = 0, carry: bool = False, **more: Any
 ) -> Found:
-    return finding.find(Trial(str(store), f"{KERNELS}:{kernel}", records=(record,), **more), session, carry)
+    return finding.find_bad_stage(
+        Trial(str(store), f"{KERNELS}:{kernel}", records=(record,), **more), session, carry
+    )
 
 
 def said(result: Found) -> dict[str, str]:
@@ -181,4 +183,4 @@ def test_a_first_call_has_none_before_it(chain: Path, session: Session) -> None:
     assert found(chain, "beta", session, 0, carry=True).chain is None
     trial = Trial(str(chain), f"{FOLDER / 'chains.py'}:rounds_beta", records=(5,))
     with pytest.raises(BadInputError, match=r"--carry: .* lists no steps"):
-        finding.find(trial, session, carry=True)
+        finding.find_bad_stage(trial, session, carry=True)

@@ -45,10 +45,10 @@ def test_between_question_and_probe(trial: Trial, session: Session, beside: Any)
     write(Path(trial.store), 2)
     here = beside("here").Here
     with pytest.raises(StoreError, match=CHANGED):
-        session.ask("one", question, lambda: here().run(trial))
+        session.find_or_probe("one", question, lambda: here().run_trial(trial))
     with pytest.raises(StoreError, match=CHANGED):
-        endpoints.look(session, "one", question, trial, here)
-    assert len(session.ledger) == 0
+        endpoints.replay_endpoint(session, "one", question, trial, here)
+    assert len(session.verdicts) == 0
     assert trials.trial_question(trial) != question
 
 
@@ -58,16 +58,16 @@ def test_between_two_looks_at_an_end(trial: Trial, session: Session, beside: Any
 
     class Changing(beside("here").Here):  # type: ignore[misc]
         def run_trial(self, trial: Trial) -> Verdict:
-            found: Verdict = super().run(trial)
+            found: Verdict = super().run_trial(trial)
             runs.append(found)
             if len(runs) == 3:
                 write(Path(trial.store), 2)
             return found
 
     with pytest.raises(StoreError, match=CHANGED):
-        endpoints.look(session, "one", question, trial, Changing)
-    assert session.ledger.find(question) is None
-    assert session.ledger.find({**question, "steady": 3}) is None
+        endpoints.replay_endpoint(session, "one", question, trial, Changing)
+    assert session.verdicts.find(question) is None
+    assert session.verdicts.find({**question, "steady": 3}) is None
 
 
 KERNEL = """

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from gdnbench.bisect import trial as trials
-from gdnbench.bisect.flakiness import RUNS, Steadiness, steady
+from gdnbench.bisect.flakiness import RUNS, Steadiness, replay_repeatedly
 from gdnbench.bisect.trial import Trial, trial_question
 from gdnbench.bisect.verdict import State
 from gdnbench.bisect.workers import Place, TrialWorker
@@ -140,7 +140,7 @@ def test_ends_that_are_steady_and_ends_that_are_not(trial: Trial, beside: Any) -
         ("wrong", Steadiness.STEADY),
         ("flaky", Steadiness.FLAKY),
     ):
-        found = steady(of(trial, function), here)
+        found = replay_repeatedly(of(trial, function), here)
         assert found.steadiness is steadiness, function
         assert [run.process for run in found.runs] == [*[0] * RUNS, *range(1, RUNS)]
         assert bool(found.reason) == (steadiness is not Steadiness.STEADY)
@@ -149,7 +149,7 @@ def test_ends_that_are_steady_and_ends_that_are_not(trial: Trial, beside: Any) -
 
 
 def test_an_end_that_depends_on_its_process_is_not_steady(trial: Trial) -> None:
-    found = steady(of(trial, "by_process"), TrialWorker)
+    found = replay_repeatedly(of(trial, "by_process"), TrialWorker)
     assert found.steadiness is Steadiness.FLAKY
     assert len({run.process for run in found.runs}) == RUNS
     assert len({run.verdict.digest for run in found.runs if run.process == 0}) == 1

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gdnbench.bisect.session import alone
+from gdnbench.bisect.session import lock_session
 
 Invoke = Callable[..., Any]
 pytestmark = pytest.mark.usefixtures("probes_here")
@@ -73,7 +73,7 @@ def test_one_shrinking_at_a_time(gdnbench: Invoke, store: Path) -> None:
     Path("mine.py").write_text(KERNEL.replace("PAUSE", "0").replace("FACTOR", "1.5"))
     given = ("bisect", "input", store, "0", "--kernel", "mine.py:kernel", "--state", "s")
     assert gdnbench(*given, "--budget", "1e-3").code == 1
-    with alone(next(Path("s").glob("input-*"))):
+    with lock_session(next(Path("s").glob("input-*"))):
         refused(gdnbench(*given, "--budget", "1e-3"), "runs already")
 
 

@@ -46,7 +46,9 @@ def timing(speed_up: float | None, outcome: Outcome = Outcome.PASS) -> RecordTim
     """Two microseconds of `cute`, and `speed_up` times that of `flashinfer` in all of four blocks."""
     samples = (2e-6, 2.5e-6, 2e-6, 2e-6)
     kernels = [
-        KernelTiming("cute", outcome, "", samples, summary(samples), 8, Rates.of(8_000_000, 9, 2e-6, 4.1e12))
+        KernelTiming(
+            "cute", outcome, "", samples, summary(samples), 8, Rates.of_kernel(8_000_000, 9, 2e-6, 4.1e12)
+        )
     ]
     pairs = []
     if speed_up is None:

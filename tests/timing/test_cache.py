@@ -143,7 +143,7 @@ def test_a_flush_reads_all_its_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_reading_reads_every_word() -> None:
     memory = torch.randint(-(1 << 40), 1 << 40, (1003,), generator=torch.Generator().manual_seed(0))
     total = torch.zeros((), dtype=torch.int64)
-    cache.read(memory, total)
+    cache.read_memory(memory, total)
     assert total.item() == sum(memory.tolist())
 
 

@@ -37,7 +37,7 @@ def timing() -> RecordTiming:
             samples=samples,
             summary=summary,
             launches=launches,
-            rates=Rates.of(4_000_000, 1_000, summary.median, 4e12),
+            rates=Rates.of_kernel(4_000_000, 1_000, summary.median, 4e12),
             programs={"load": 1e-6, "mma": 2e-6},
         )
         for name, samples, summary, launches in zip(
@@ -102,9 +102,9 @@ def test_a_result_of_nothing_timed_comes_back() -> None:
 
 
 def test_rates_by_hand() -> None:
-    found = Rates.of(8_000, 16_000, 2e-6, 8e9)
+    found = Rates.of_kernel(8_000, 16_000, 2e-6, 8e9)
     assert (found.bytes_per_second, found.flop_per_second, found.of_ceiling) == pytest.approx((4e9, 8e9, 0.5))
-    assert Rates.of(1, 1, 1.0, None).of_ceiling is None
+    assert Rates.of_kernel(1, 1, 1.0, None).of_ceiling is None
 
 
 def test_a_later_release_may_add_names(timing: RecordTiming) -> None:

@@ -69,7 +69,7 @@ def timing_of(record: StoredRecord, names: Sequence[str], seconds: float = 142.1
             samples=(seconds,) * RUNS,
             summary=Summary(RUNS, seconds, seconds, seconds),
             launches=7,
-            rates=Rates.of(4_000_000, 8_000_000, seconds, 1e11),
+            rates=Rates.of_kernel(4_000_000, 8_000_000, seconds, 1e11),
         )
         for name in names
     )

@@ -13,7 +13,7 @@ from sums import SOURCE, at
 from gdnbench.diff.traces.alignment import Run, align
 from gdnbench.diff.traces.compare import TraceComparison, compare
 from gdnbench.diff.traces.judging import Addresses, Bound
-from gdnbench.diff.traces.report import as_json, lines
+from gdnbench.diff.traces.report import as_json, report_lines
 from gdnbench.errors import BadInputError, StoreError
 from gdnbench.trace.reader import Region, open_trace
 
@@ -130,7 +130,7 @@ def test_a_value_counts_for_its_iteration(traced: Traced) -> None:
     assert (one["a"]["instruction"], one["a"]["occurrence"]) == ("cvt.rn.f32.u32", 0)
     assert (one["a"]["value"], one["b"]["value"]) == (0.0, 2.0)
     with open_trace(a) as left, open_trace(b) as right:
-        runs = [Run.of(trace.launches[0]) for trace in (left, right)]
+        runs = [Run.of_launch(trace.launches[0]) for trace in (left, right)]
     alignment = align(runs[0], runs[1])  # as two compilers may order what they like
     steps = [i for i, event in enumerate(runs[0].events) if runs[0].instruction(i).name.startswith("cvt")]
     partners = [alignment.partner[i] for i in steps]
@@ -203,7 +203,7 @@ def test_ctas_that_one_has_not_are_a_difference(traced: Traced) -> None:
     found = compared(traced("a", X), traced("b", X, grid=3))
     assert found.launches[0].missing == ["only B has events of CTA 1 and 1 more"]
     assert not found.equal
-    assert list(lines(found))[-1].endswith("23 events aligned, not the same | equal bits")
+    assert list(report_lines(found))[-1].endswith("23 events aligned, not the same | equal bits")
 
 
 def test_a_launch_that_one_has_not_is_a_difference(traced: Traced) -> None:
@@ -218,8 +218,8 @@ def test_what_has_no_counterpart_is_counted(traced: Traced) -> None:
     with open_trace(whole) as trace:
         alone = trace.launches[0].events - 1
     said = f"launch 0: {alone} events of A and 0 of B have no counterpart and are not compared"
-    assert said in list(lines(compared(whole, stored)))
-    assert not any("no counterpart" in line for line in lines(compared(whole, whole)))
+    assert said in list(report_lines(compared(whole, stored)))
+    assert not any("no counterpart" in line for line in report_lines(compared(whole, whole)))
 
 
 def test_kernels_that_share_no_line_are_refused(traced: Traced) -> None:
@@ -239,7 +239,7 @@ def test_damage_is_not_taken_for_a_difference(traced: Traced) -> None:
 def test_a_source_says_nothing_to_a_terminal(traced: Traced) -> None:
     source = SOURCE.replace("x[thread]", "x[thread] # \x1b[2J \u202e")
     found = compared(traced("a", X, source=source), traced("b", OTHER, source=source))
-    shown = list(lines(found))
+    shown = list(report_lines(found))
     assert any("\\x1b[2J" in line for line in shown)
     assert all(line.isprintable() for line in shown)
     data = as_json(found, 1)

@@ -11,9 +11,9 @@ from typing import Any
 from gdnbench.bisect.commit.probe import Revisions
 from gdnbench.bisect.commit.relevant import Relevant
 from gdnbench.bisect.commit.repository import UNSHALLOW, Commit, Repository
-from gdnbench.bisect.commit.search import Narrowed, narrow
-from gdnbench.bisect.commit.worktree import worktree
-from gdnbench.bisect.endpoints import Asking, End, family, settle
+from gdnbench.bisect.commit.search import Narrowed, narrow_commits
+from gdnbench.bisect.commit.worktree import open_worktree
+from gdnbench.bisect.endpoints import Endpoint, EndpointReplays, check_endpoints, failure_family
 from gdnbench.bisect.session import Session
 from gdnbench.bisect.trial import Trial
 from gdnbench.bisect.verdict import State, Verdict
@@ -22,7 +22,7 @@ from gdnbench.report.outcome import Outcome
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class CommitBisection:
     """What is bisected, and how. `path`: the folder of the repository that imports start from. `also`: files
     and folders of it that the kernel reads without importing them. `same_kind`: only a failure of the bad
     end's kind is that failure."""
@@ -57,7 +57,7 @@ class _Seen:
     other: dict[str, list[str]] = field(default_factory=dict)  # commits by a kind that is not the bad end's
 
 
-def bisect(asked: Asked, session: Session) -> Answer:
+def bisect_commits(asked: CommitBisection, session: Session) -> Answer:
     """BadInputError for ends that are none, CannotRunError for ends that cannot be replayed."""
     repository = Repository(asked.repo)
     good, bad = repository.commit(asked.good, "--good"), repository.commit(asked.bad, "--bad")
@@ -71,13 +71,13 @@ def bisect(asked: Asked, session: Session) -> Answer:
             raise BadInputError(f"--also {path} is neither in {good.label} nor in {bad.label}")
     trial = replace(asked.trial, kernel=_kernel(asked, repository, bad))
     relevant = Relevant(repository, trial.kernel, asked.path, asked.also)
-    same = relevant.trees(good.hash)
-    if same is not None and asked.build is None and same == relevant.trees(bad.hash):
+    same = relevant.tree_hashes(good.hash)
+    if same is not None and asked.build is None and same == relevant.tree_hashes(bad.hash):
         raise BadInputError(
             f"{good.label} and {bad.label} have the same files of the kernel and of what it imports; name"
             " what else it reads with --also"
         )
-    with worktree(repository, session.folder, asked.submodules, asked.build) as files:
+    with open_worktree(repository, session.folder, asked.submodules, asked.build) as files:
         revisions = Revisions(
             session,
             repository,
@@ -89,7 +89,7 @@ def bisect(asked: Asked, session: Session) -> Answer:
             submodules=asked.submodules,
             timeout=asked.timeout,
         )
-        return _Bisection(asked, trial, session, repository, revisions, good, bad).run()
+        return _Bisection(asked, trial, session, repository, revisions, good, bad).find_answer()
 
 
 def _inside(path: str, option: str) -> str:
@@ -100,7 +100,7 @@ def _inside(path: str, option: str) -> str:
     return "" if found == "." else found
 
 
-def _kernel(asked: Asked, repository: Repository, bad: Commit) -> str:
+def _kernel(asked: CommitBisection, repository: Repository, bad: Commit) -> str:
     """The kernel by a name that means the same in every folder."""
     place, _, function = asked.trial.kernel.rpartition(":")
     if place.endswith(".py"):
@@ -110,7 +110,7 @@ def _kernel(asked: Asked, repository: Repository, bad: Commit) -> str:
         if not Path(place).is_file():
             raise BadInputError(f"kernel file {place} is neither in {bad.label} nor here")
         return f"{Path(place).resolve()}:{function}"
-    if not place and not Relevant(repository, asked.trial.kernel, asked.path).own(bad.hash):
+    if not place and not Relevant(repository, asked.trial.kernel, asked.path).has_own_gdnbench(bad.hash):
         raise BadInputError(
             f"kernel {asked.trial.kernel!r} is of this installation, and no revision of --repo has another;"
             " write package.module:function"
@@ -121,7 +121,7 @@ def _kernel(asked: Asked, repository: Repository, bad: Commit) -> str:
 class _Bisection:
     def __init__(
         self,
-        asked: Asked,
+        asked: CommitBisection,
         trial: Trial,
         session: Session,
         repository: Repository,
@@ -135,12 +135,14 @@ class _Bisection:
         self._seen = _Seen()
         self._kind = ""
 
-    def run(self) -> Answer:
-        found = settle(self._trial, self._asking(self._good), self._asking(self._bad), self._session.told)
+    def find_answer(self) -> Answer:
+        found = check_endpoints(
+            self._trial, self._asking(self._good), self._asking(self._bad), self._session.report
+        )
         if found.ended:
             return self._ended(found.ended, found.result, found.exit_code)
         self._trial, notes = found.trial, found.notes
-        self._kind = family(found.bad.kind)
+        self._kind = failure_family(found.bad.kind)
         self._seen.verdicts.update({self._bad.hash: found.bad, self._good.hash: found.good})
         goods = [self._good.hash]
         for base in self._bases(notes):
@@ -156,17 +158,17 @@ class _Bisection:
                     return self._ended(said, "older", Exit.MISMATCH, {"merge_base": base})
                 case State.SKIP:
                     notes.append(f"the merge base {base[:10]} cannot be told; taken to be good")
-        narrowed = narrow(self._repository, self._bad.hash, goods, self._state)
+        narrowed = narrow_commits(self._repository, self._bad.hash, goods, self._state)
         return self._answer(narrowed, goods, notes)
 
-    def _asking(self, commit: Commit) -> Asking:
-        def look(trial: Trial) -> End:
-            return self._revisions.end(commit, trial)
+    def _asking(self, commit: Commit) -> EndpointReplays:
+        def look(trial: Trial) -> Endpoint:
+            return self._revisions.replay_endpoint(commit, trial)
 
         def ask(trial: Trial) -> Verdict:
-            return self._revisions.ask(commit, trial)
+            return self._revisions.probe_commit(commit, trial)
 
-        return Asking(commit.label, look, ask)
+        return EndpointReplays(commit.label, look, ask)
 
     def _bases(self, notes: list[str]) -> list[str]:
         """Where the histories part, for a good end that is no ancestor of the bad one."""
@@ -186,10 +188,14 @@ class _Bisection:
     def _state(self, identity: str) -> State:
         """Good, bad as the bad end is, or neither."""
         commit = self._repository.commit(identity)
-        verdict = self._revisions.ask(commit, self._trial)
+        verdict = self._revisions.probe_commit(commit, self._trial)
         self._seen.verdicts[identity] = verdict
-        if verdict.state is State.BAD and self._asked.same_kind and family(verdict.kind) != self._kind:
-            self._seen.other.setdefault(family(verdict.kind), []).append(identity)
+        if (
+            verdict.state is State.BAD
+            and self._asked.same_kind
+            and failure_family(verdict.kind) != self._kind
+        ):
+            self._seen.other.setdefault(failure_family(verdict.kind), []).append(identity)
             return State.SKIP
         return verdict.state
 
@@ -199,7 +205,7 @@ class _Bisection:
         kind_before, met = self._kind, {kind: list(names) for kind, names in self._seen.other.items()}
         for kind, names in met.items():
             self._kind = kind
-            narrowed = narrow(self._repository, names[0], goods, self._state)
+            narrowed = narrow_commits(self._repository, names[0], goods, self._state)
             found.append({"kind": kind, "met": len(names), **self._described(narrowed)})
         self._kind = kind_before
         return found
@@ -228,8 +234,8 @@ class _Bisection:
         if not commit.parents or self._kind != Outcome.MISMATCH:
             return None
         trial = replace(self._trial, stages=True)
-        after = self._revisions.ask(commit, trial)
-        before = self._revisions.ask(self._repository.commit(commit.parents[0]), trial)
+        after = self._revisions.probe_commit(commit, trial)
+        before = self._revisions.probe_commit(self._repository.commit(commit.parents[0]), trial)
         was, now = before.facts.get("tensors", {}), after.facts.get("tensors", {})
         name = next((name for name, passed in now.items() if not passed and was.get(name)), None)
         return None if name is None else {"tensor": name, "reason": after.reason}

@@ -11,7 +11,7 @@ from gdnbench.bisect.commit.relevant import Relevant, digest
 from gdnbench.bisect.commit.repository import Commit, Repository
 from gdnbench.bisect.commit.revision_cli import RevisionReplay
 from gdnbench.bisect.commit.worktree import BuildFailure, Worktree
-from gdnbench.bisect.endpoints import End, look
+from gdnbench.bisect.endpoints import Endpoint, replay_endpoint
 from gdnbench.bisect.interpreter import interpreter
 from gdnbench.bisect.session import NotKeptError, Session
 from gdnbench.bisect.trial import Trial
@@ -47,20 +47,20 @@ class Revisions:
         self._build, self._submodules, self._timeout = build, submodules, timeout
         self._asked: dict[Trial, Question] = {}
 
-    def ask(self, commit: Commit, trial: Trial) -> Verdict:
+    def probe_commit(self, commit: Commit, trial: Trial) -> Verdict:
         """The verdict at a commit; SKIP for one that cannot be built or has no such kernel."""
         question = self._question(commit, trial)
         if question is None:
             return self._missing(commit)
-        return self._session.ask(commit.label, question, lambda: self._probe(commit, trial))
+        return self._session.find_or_probe(commit.label, question, lambda: self._probe(commit, trial))
 
-    def end(self, commit: Commit, trial: Trial) -> End:
+    def replay_endpoint(self, commit: Commit, trial: Trial) -> Endpoint:
         """An end, looked at as `ends.look` does. BadInputError, CannotRunError if it cannot be replayed."""
         question = self._question(commit, trial)
         if question is None:
             raise BadInputError(f"{commit.label}: {self._missing(commit).reason}; see --path")
         try:
-            return look(self._session, commit.label, question, trial, lambda: self._prober(commit))
+            return replay_endpoint(self._session, commit.label, question, trial, lambda: self._prober(commit))
         except BuildFailure as error:
             raise CannotRunError(f"{commit.label}: {error}") from None
         except (BadInputError, CannotRunError) as error:
@@ -68,12 +68,12 @@ class Revisions:
 
     def _missing(self, commit: Commit) -> Verdict:
         verdict = Verdict(State.SKIP, NOT_THERE, "there is no such package or file in this revision")
-        self._session.told(f"{commit.label}: skip ({verdict.reason})")
+        self._session.report(f"{commit.label}: skip ({verdict.reason})")
         return verdict
 
     def _question(self, commit: Commit, trial: Trial) -> Question | None:
         """None where the kernel's package is not in the revision."""
-        trees = self._relevant.trees(commit.hash)
+        trees = self._relevant.tree_hashes(commit.hash)
         if trees is None:
             return None
         if self._build is not None:  # which reads whatever it likes
@@ -86,7 +86,7 @@ class Revisions:
         return {
             **self._asked[trial],
             "axis": "commit",
-            "code": cache_key.of_code([Path(place)]) if outside else "",
+            "code": cache_key.digest_code([Path(place)]) if outside else "",
             "trees": digest(trees),
             "path": self._path,
             "build": self._build,
@@ -97,11 +97,13 @@ class Revisions:
 
     def _prober(self, commit: Commit) -> TrialRunner:
         """BuildFailure, BadInputError as `Relevant.roots`."""
-        roots = self._relevant.roots(commit.hash)
-        self._worktree.at(commit.hash, roots)
+        roots = self._relevant.import_roots(commit.hash)
+        self._worktree.check_out(commit.hash, roots)
         folder = self._worktree.folder(self._path)
         place = Place(self._python, folder, self._worktree.environment(roots))
-        return (RevisionReplay if self._relevant.own(commit.hash) else TrialWorker)(place, self._timeout)
+        return (RevisionReplay if self._relevant.has_own_gdnbench(commit.hash) else TrialWorker)(
+            place, self._timeout
+        )
 
     def _probe(self, commit: Commit, trial: Trial) -> Verdict:
         try:

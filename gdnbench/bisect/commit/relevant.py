@@ -43,7 +43,7 @@ class Relevant:
         self._also = also
         self._imports: dict[str, frozenset[str]] = {}  # by hash of a file
 
-    def roots(self, revision: str) -> Roots:
+    def import_roots(self, revision: str) -> Roots:
         """The folder asked for, and where its pyproject.toml says that setuptools finds packages."""
         own = self._path
         if self._repository.in_submodule(revision, own):
@@ -66,19 +66,19 @@ class Relevant:
         }
         return Roots(tuple(folders), renamed)
 
-    def own(self, revision: str) -> bool:
+    def has_own_gdnbench(self, revision: str) -> bool:
         """Whether the revision brings along the package that replays."""
         return any(
             self._repository.tree(revision, posixpath.join(folder, OWN, "__init__.py")) is not None
-            for folder in self.roots(revision).folders
+            for folder in self.import_roots(revision).folders
         )
 
-    def trees(self, revision: str) -> dict[str, str] | None:
+    def tree_hashes(self, revision: str) -> dict[str, str] | None:
         """Hashes by path of all that counts. None if the kernel's package is not in this revision. In a
         submodule all counts, and what is there shows when it is checked out."""
         if self._repository.in_submodule(revision, self._path):
             return {"": self._repository.tree(revision) or revision}
-        roots = self.roots(revision)
+        roots = self.import_roots(revision)
         there = self._importable(revision, roots)
         start = self._start(revision, roots, there)
         if start is None:
@@ -111,7 +111,7 @@ class Relevant:
             same = identity == self._repository.target(revision, path)
             there[path] = ("blob" if same else LINK, identity)
             return {path}
-        names = {OWN, "gdnbench_kernels"} & there.keys() if self.own(revision) else set()
+        names = {OWN, "gdnbench_kernels"} & there.keys() if self.has_own_gdnbench(revision) else set()
         if self._place:
             package = self._place.partition(".")[0]
             return names | {package} if package in there else None

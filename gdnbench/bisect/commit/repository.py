@@ -108,7 +108,7 @@ class Repository:
         self.path = Path(found.removesuffix("\n"))
         self._here = ("--git-dir", str(self.path))  # what lies around it is not asked
 
-    def ask(self, *arguments: str) -> str:
+    def git_output(self, *arguments: str) -> str:
         """As `git`, of this repository."""
         return git(self.path, *self._here, *arguments)
 
@@ -116,8 +116,10 @@ class Repository:
         """BadInputError names `option` if there is no such commit."""
         form = "--format=%H%x00%s%x00%an <%ae>%x00%aI%x00%P"
         try:
-            name = self.ask("rev-parse", "--verify", "--end-of-options", f"{revision}^{{commit}}").strip()
-            found = self.ask("show", "--no-patch", "--no-show-signature", form, name)
+            name = self.git_output(
+                "rev-parse", "--verify", "--end-of-options", f"{revision}^{{commit}}"
+            ).strip()
+            found = self.git_output("show", "--no-patch", "--no-show-signature", form, name)
         except GitError as error:
             more = f"; {UNSHALLOW}" if self.shallow() else ""
             raise BadInputError(f"{option} {revision!r} names no commit: {error}{more}") from None
@@ -130,24 +132,24 @@ class Repository:
 
     def candidates(self, bad: str, good: Sequence[str]) -> list[str]:
         """Commits that `bad` has and none of `good` has, those first that halve them best; `bad` is one."""
-        lines = self.ask("rev-list", "--bisect-all", bad, "--not", *good).splitlines()
+        lines = self.git_output("rev-list", "--bisect-all", bad, "--not", *good).splitlines()
         return [line.split()[0] for line in lines]
 
     def history(self, bad: str, good: Sequence[str]) -> list[str]:
         """The same commits, parents first."""
-        return self.ask("rev-list", "--topo-order", "--reverse", bad, "--not", *good).split()
+        return self.git_output("rev-list", "--topo-order", "--reverse", bad, "--not", *good).split()
 
     def merge_bases(self, one: str, other: str) -> list[str]:
         """Empty for histories that share nothing."""
         try:
-            return self.ask("merge-base", "--all", one, other).split()
+            return self.git_output("merge-base", "--all", one, other).split()
         except GitError:
             return []
 
     def tree(self, revision: str, path: str = "") -> str | None:
         """The hash of what is at `path` ("" is all), or None; links are followed within the repository."""
         try:
-            return self.ask("rev-parse", "--verify", "--quiet", f"{revision}:{path}").strip()
+            return self.git_output("rev-parse", "--verify", "--quiet", f"{revision}:{path}").strip()
         except GitError:
             return self.target(revision, path)
 
@@ -167,7 +169,7 @@ class Repository:
         """Whether `path` is a submodule or in one: its files are another repository's."""
         parts = [part for part in path.split("/") if part not in ("", ".")]
         above = ["/".join(parts[:count]) for count in range(1, len(parts) + 1)]
-        found = self.ask("ls-tree", revision, "--", *above) if above else ""
+        found = self.git_output("ls-tree", revision, "--", *above) if above else ""
         return any(line.startswith("160000 ") for line in found.splitlines())
 
     def names(self, tree: str) -> dict[str, tuple[str, str]]:
@@ -183,7 +185,7 @@ class Repository:
 
     def _listed(self, *arguments: str) -> dict[str, tuple[str, str]]:
         found = {}
-        for line in filter(None, self.ask(*arguments).split("\0")):
+        for line in filter(None, self.git_output(*arguments).split("\0")):
             about, _, name = line.partition("\t")
             mode, kind, identity = about.split()
             found[name] = (LINK if mode == "120000" else kind, identity)
@@ -213,7 +215,7 @@ class Repository:
 
     def stat(self, commit: Commit) -> list[str]:
         """The diff stat against the first parent, or of everything in a commit without one."""
-        out = self.ask(
+        out = self.git_output(
             "diff-tree",
             "--root",
             "--no-commit-id",

@@ -51,8 +51,8 @@ class RevisionReplay:
         """StoreError for a store that is gone."""
         found = self._run(trial)
         # A revision does not say what it read: so much is sure that it was not replaced for good.
-        read = cache_key.of_store(trial.store, chosen_by(trial))
-        return replace(found, facts={**found.facts, CONTENT: read})
+        content = cache_key.digest_store(trial.store, chosen_by(trial))
+        return replace(found, facts={**found.facts, CONTENT: content})
 
     def _run(self, trial: Trial) -> Verdict:
         first: Verdict | None = None
@@ -98,7 +98,7 @@ class RevisionReplay:
             )
         except TimeoutError:
             return Verdict(State.BAD, str(Outcome.HANG), f"no answer within {limit:g} s", seconds=limit)
-        return read(ended.status, ended.out, ended.err, time.monotonic() - begin)
+        return verdict_of_output(ended.status, ended.out, ended.err, time.monotonic() - begin)
 
 
 def _arguments(trial: Trial) -> list[str]:
@@ -115,7 +115,7 @@ def _arguments(trial: Trial) -> list[str]:
     return found + [f"--{name}" for name in ("bitwise", "stages", "check") if getattr(trial, name)]
 
 
-def read(status: int, out: str, err: str, seconds: float) -> Verdict:
+def verdict_of_output(status: int, out: str, err: str, seconds: float) -> Verdict:
     """What `gdnbench replay --json` came to."""
     if status < 0:
         return Verdict(

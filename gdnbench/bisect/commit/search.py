@@ -25,7 +25,9 @@ class Narrowed:
         return len(self.candidates) == 1
 
 
-def narrow(repository: Repository, bad: str, good: Iterable[str], ask: Callable[[str], State]) -> Narrowed:
+def narrow_commits(
+    repository: Repository, bad: str, good: Iterable[str], ask: Callable[[str], State]
+) -> Narrowed:
     """Where the change from good to bad is, among what `bad` has and none of `good` has. `ask` is called at
     most once for each commit.
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from gdnbench.bisect.commit.relevant import Roots
 from gdnbench.bisect.commit.repository import GitError, Repository, environment, git
-from gdnbench.bisect.session import alone
+from gdnbench.bisect.session import lock_session
 from gdnbench.errors import BadInputError, CannotRunError
 from gdnbench.workers import python_code
 from gdnbench.workers.process import describe_exit
@@ -42,7 +42,7 @@ class Worktree:
         self._build = build
         self._revision = ""
 
-    def at(self, revision: str, roots: Roots) -> None:
+    def check_out(self, revision: str, roots: Roots) -> None:
         """Every file as `revision` has it, nothing else, and built. BuildFailure if `--build` fails,
         CannotRunError if its files cannot be had."""
         if revision == self._revision:
@@ -53,7 +53,7 @@ class Worktree:
         except GitError:  # as a process that was killed left it
             self.remove()
             try:
-                self._repository.ask(
+                self._repository.git_output(
                     *("worktree", "add", "--force", "--detach", "--no-checkout", str(self._folder), revision)
                 )
                 self._check_out(revision)
@@ -91,7 +91,7 @@ class Worktree:
         shutil.rmtree(self._names, ignore_errors=True)
         for _ in range(2):  # git refuses one whose .git is damaged, and forgets one that is gone
             with contextlib.suppress(GitError):
-                self._repository.ask("worktree", "remove", "--force", "--force", str(self._folder))
+                self._repository.git_output("worktree", "remove", "--force", "--force", str(self._folder))
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def _link(self, roots: Roots) -> None:
@@ -120,7 +120,7 @@ class Worktree:
 
 
 @contextmanager
-def worktree(
+def open_worktree(
     repository: Repository, folder: Path, submodules: bool = False, build: str | None = None
 ) -> Iterator[Worktree]:
     """One for this process alone, removed in the end. BadInputError if another has it, or for a folder whose
@@ -129,7 +129,7 @@ def worktree(
         raise BadInputError(
             f"--state {folder} has a {os.pathsep} in its name, which PYTHONPATH cannot hold; give another"
         )
-    with alone(folder):
+    with lock_session(folder):
         found = Worktree(repository, folder, submodules, build)
         try:
             yield found

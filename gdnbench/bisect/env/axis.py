@@ -10,10 +10,16 @@ from typing import Any
 
 from gdnbench.bisect import cache_key
 from gdnbench.bisect import trial as trials
-from gdnbench.bisect.endpoints import Asking, End, family, look, settle
+from gdnbench.bisect.endpoints import (
+    Endpoint,
+    EndpointReplays,
+    check_endpoints,
+    failure_family,
+    replay_endpoint,
+)
 from gdnbench.bisect.env.environments import DoesNotInstall, Environments, Package
-from gdnbench.bisect.env.narrow import needed
-from gdnbench.bisect.env.requirements import Pin, Pins, between, same
+from gdnbench.bisect.env.narrow import smallest_bad_set
+from gdnbench.bisect.env.requirements import Pin, Pins, same_version, versions_between
 from gdnbench.bisect.interpreter import interpreter
 from gdnbench.bisect.search import first_bad
 from gdnbench.bisect.session import NotKeptError, Session
@@ -33,7 +39,7 @@ Versions = Mapping[str, str | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class EnvBisection:
     """What is bisected, and how. `beside`: requirements of every environment. `options`: where pip looks."""
 
     trial: Trial
@@ -77,13 +83,13 @@ class Step:
         return f"{self.package} {self.bad}, after {self.good}"
 
 
-def bisect(asked: Asked, session: Session) -> Answer:
+def bisect_packages(asked: EnvBisection, session: Session) -> Answer:
     """BadInputError for ends that are none, CannotRunError for ends that cannot be installed or replayed."""
-    return _Bisection(asked, session).run()
+    return _Bisection(asked, session).find_answer()
 
 
 class _Bisection:
-    def __init__(self, asked: Asked, session: Session) -> None:
+    def __init__(self, asked: EnvBisection, session: Session) -> None:
         self._asked, self._session, self._trial = asked, session, asked.trial
         self._base = interpreter(asked.python)
         self._environments = Environments(self._base, asked.options)
@@ -93,20 +99,22 @@ class _Bisection:
         names = dict.fromkeys((*asked.good, *asked.bad))
         self._good = {name: self._version(asked.good, name) for name in names}
         self._bad = {name: self._version(asked.bad, name) for name in names}
-        self._differing = [name for name in names if not same(self._good[name], self._bad[name])]
+        self._differing = [name for name in names if not same_version(self._good[name], self._bad[name])]
         self._asked_of: dict[Trial, Question] = {}
         self._kind = ""
         self._seen: dict[str, Verdict] = {}
         if not self._differing:
             raise BadInputError("--good and --bad are the same versions")
 
-    def run(self) -> Answer:
-        settled = settle(self._trial, self._asking(self._good), self._asking(self._bad), self._session.told)
+    def find_answer(self) -> Answer:
+        settled = check_endpoints(
+            self._trial, self._asking(self._good), self._asking(self._bad), self._session.report
+        )
         if settled.ended:
             found = {**self._ends(), "result": settled.result, "reason": settled.ended}
             return Answer((settled.ended,), found, settled.exit_code)
-        self._trial, self._kind = settled.trial, family(settled.bad.kind)
-        least = needed(self._differing, lambda chosen: self._state(self._mixed(chosen)))
+        self._trial, self._kind = settled.trial, failure_family(settled.bad.kind)
+        least = smallest_bad_set(self._differing, lambda chosen: self._state(self._mixed(chosen)))
         versions = dict(self._mixed(frozenset(least.changes)))
         steps = []
         for name in least.changes:
@@ -125,18 +133,18 @@ class _Bisection:
     def _mixed(self, bad: frozenset[str]) -> dict[str, str | None]:
         return {name: (self._bad if name in bad else self._good)[name] for name in self._good}
 
-    def _narrowed(self, name: str, versions: Versions, told: bool) -> Step:
-        """Where `name` makes it bad, everything else being as in `versions`, which are bad. `told`: they are
+    def _narrowed(self, name: str, versions: Versions, decisive: bool) -> Step:
+        """Which version of package `name` makes `versions`, which are bad, bad. `decisive`: they are
         good with its good version."""
         good, bad = self._good[name], self._bad[name]
-        if not told or good is None or bad is None:
-            return Step(name, good, bad, unsure=not told)
+        if not decisive or good is None or bad is None:
+            return Step(name, good, bad, unsure=not decisive)
         try:
             known = self._environments.versions(name)
         except DoesNotInstall as error:
-            self._session.told(f"{name}: {error}; its two ends are all that is known")
+            self._session.report(f"{name}: {error}; its two ends are all that is known")
             known = []
-        line = between(good, bad, known)
+        line = versions_between(good, bad, known)
         span = first_bad(0, len(line) - 1, lambda at: self._state({**versions, name: line[at]}))
         last, first = line[span.good], line[span.bad]
         also = self._differences({**versions, name: last}, {**versions, name: first}, name)
@@ -160,21 +168,21 @@ class _Bisection:
         """Good, bad as the bad end is, or neither."""
         verdict = self._ask(versions, self._trial)
         self._seen[_label(versions)] = verdict
-        if verdict.state is State.BAD and family(verdict.kind) != self._kind:
+        if verdict.state is State.BAD and failure_family(verdict.kind) != self._kind:
             return State.SKIP
         return verdict.state
 
-    def _asking(self, versions: Versions) -> Asking:
-        def end(trial: Trial) -> End:
+    def _asking(self, versions: Versions) -> EndpointReplays:
+        def end(trial: Trial) -> Endpoint:
             try:
                 packages = self._environments.resolve(self._wanted(versions))
-                self._session.told(f"{_label(versions)}: {_made_of(packages)}")
+                self._session.report(f"{_label(versions)}: {_made_of(packages)}")
                 place = Place(self._environments.python(packages))
             except DoesNotInstall as error:
                 raise CannotRunError(f"{_label(versions)} does not install: {error}") from None
             question = self._question(packages, trial)
             try:
-                return look(
+                return replay_endpoint(
                     self._session,
                     _label(versions),
                     question,
@@ -184,7 +192,7 @@ class _Bisection:
             except (BadInputError, CannotRunError) as error:
                 raise type(error)(f"{_label(versions)}: {error}") from None
 
-        return Asking(_label(versions), end, lambda trial: self._ask(versions, trial))
+        return EndpointReplays(_label(versions), end, lambda trial: self._ask(versions, trial))
 
     def _ask(self, versions: Versions, trial: Trial) -> Verdict:
         wanted, label = self._wanted(versions), _label(versions)
@@ -193,7 +201,7 @@ class _Bisection:
         except DoesNotInstall as error:
             verdict = Verdict(State.SKIP, NOT_INSTALLED, str(error))
             question = {"axis": "env", "wanted": list(wanted), "options": list(self._asked.options)}
-            return self._session.ask(label, {**question, "base": self._below()}, lambda: verdict)
+            return self._session.find_or_probe(label, {**question, "base": self._below()}, lambda: verdict)
 
         def probe() -> Verdict:
             try:
@@ -208,11 +216,11 @@ class _Bisection:
             except CannotRunError as error:  # be it for its packages or for this machine at that time
                 raise NotKeptError(Verdict(State.SKIP, NO_START, str(error))) from None
 
-        return self._session.ask(label, self._question(packages, trial), probe)
+        return self._session.find_or_probe(label, self._question(packages, trial), probe)
 
     def _question(self, packages: Sequence[Package], trial: Trial) -> Question:
         try:
-            code = cache_key.of_code(trials.kernel_sources(trial.kernel))
+            code = cache_key.digest_code(trials.kernel_sources(trial.kernel))
         except BadInputError:  # of a package that the environments alone have
             code = ""
         if trial not in self._asked_of:
@@ -243,7 +251,7 @@ class _Bisection:
         for label, one in self._seen.items():
             if one.state is State.SKIP:
                 lines.append(f"{label}: {one.kind}, {one.reason}")
-            elif one.state is State.BAD and family(one.kind) != self._kind:
+            elif one.state is State.BAD and failure_family(one.kind) != self._kind:
                 lines.append(f"{label}: another failure, {one.kind}, {one.reason}")
         for step in steps:
             if step.also:

@@ -18,15 +18,15 @@ class Needed:
     unsure: tuple[str, ...]
 
 
-def needed(changes: Sequence[str], ask: Callable[[frozenset[str]], State]) -> Needed:
+def smallest_bad_set(changes: Sequence[str], ask: Callable[[frozenset[str]], State]) -> Needed:
     """Of `changes`, all of which are bad and none of which is good, a set that cannot lose one."""
-    told: dict[frozenset[str], State] = {frozenset(): State.GOOD, frozenset(changes): State.BAD}
+    states: dict[frozenset[str], State] = {frozenset(): State.GOOD, frozenset(changes): State.BAD}
 
     def state(chosen: Iterable[str]) -> State:
         key = frozenset(chosen)
-        if key not in told:
-            told[key] = ask(key)
-        return told[key]
+        if key not in states:
+            states[key] = ask(key)
+        return states[key]
 
     kept = fewest(len(changes), lambda units: state(changes[unit] for unit in units) is State.BAD)
     left = [changes[unit] for unit in kept]

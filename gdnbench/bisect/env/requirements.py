@@ -56,12 +56,12 @@ def _version(text: str, option: str) -> Version:
         raise BadInputError(f"{option}: {text!r} is no version") from None
 
 
-def same(one: str | None, other: str | None) -> bool:
+def same_version(one: str | None, other: str | None) -> bool:
     """Whether two versions are one, as 1 and 1.0 are."""
     return one == other if one is None or other is None else Version(one) == Version(other)
 
 
-def between(good: str, bad: str, known: list[str]) -> list[str]:
+def versions_between(good: str, bad: str, known: list[str]) -> list[str]:
     """The versions from one end to the other, both included, in the order of going there. Of the others
     pre-releases are left out."""
     ends = Version(good), Version(bad)

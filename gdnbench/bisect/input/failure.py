@@ -28,7 +28,7 @@ class Signature:
     relative: float | None = None
 
     @classmethod
-    def of(cls, verdict: Verdict) -> Signature:
+    def of_verdict(cls, verdict: Verdict) -> Signature:
         failing = verdict.facts.get("failing", [])
         values = [
             entry["relative"]
@@ -43,12 +43,12 @@ class Signature:
             max(values, default=None),
         )
 
-    def same(self, verdict: Verdict, same_tensor: bool) -> bool:
+    def is_shown_by(self, verdict: Verdict, same_tensor: bool) -> bool:
         """Whether `verdict` is of this failure: the same kind, of a crash the same error, of a mismatch one
         of the same ways and no much smaller relative error; and, if asked, a tensor that failed before."""
         if verdict.state is not State.BAD:
             return False
-        other = Signature.of(verdict)
+        other = Signature.of_verdict(verdict)
         if (other.kind, other.error) != (self.kind, self.error):
             return False
         if self.ways and not self.ways & other.ways:

@@ -42,13 +42,13 @@ class Candidate:
     places: Mapping[str, Pool] = field(default_factory=dict)
 
 
-def timed(trial: Trial, timeout: float) -> Question:
+def question_with_timeout(trial: Trial, timeout: float) -> Question:
     """What a verdict depends on where probes have other than the usual time: one that hangs in 2 s may pass
     in 600."""
     return trial_question(trial) if timeout == TIMEOUT else {**trial_question(trial), "timeout": timeout}
 
 
-class Asker:
+class CandidateProber:
     """Asks of candidates. `info` is the record that they come from, `layouts` its tensors as the caller held
     them. `deadline` on the monotonic clock."""
 
@@ -71,7 +71,7 @@ class Asker:
         self._trial = trial
         self._prober = prober
         self._deadline = deadline
-        self._question = timed(trial, timeout)
+        self._question = question_with_timeout(trial, timeout)
 
     def verdict(self, label: str, candidate: Candidate) -> Verdict:
         """Enough once the deadline has passed; BadInputError for what makes no record."""
@@ -83,10 +83,12 @@ class Asker:
         def probe() -> Verdict:
             path = self._session.folder / "candidate.zarr"
             shutil.rmtree(path, ignore_errors=True)
-            write(path, draft)
+            write_record(path, draft)
             return self._prober.run_trial(replace(self._trial, store=str(path), records=(0,), op=None))
 
-        return self._session.ask(label, {**self._question, "content": cache_key.of_drafts([draft])}, probe)
+        return self._session.find_or_probe(
+            label, {**self._question, "content": cache_key.digest_drafts([draft])}, probe
+        )
 
     def draft(self, candidate: Candidate, outputs: Mapping[str, Tensor] | None = None) -> RecordDraft:
         """The candidate's record, with those outputs."""
@@ -117,7 +119,7 @@ class Asker:
         return RecordDraft(replace(draft.info, pools=pools), before, draft.after)
 
 
-def write(
+def write_record(
     path: Path, draft: RecordDraft, *, provenance: Mapping[str, object] | None = None, durable: bool = False
 ) -> None:
     """A store of one record."""

@@ -31,7 +31,7 @@ class UntoldError(Exception):
         self.status = status
 
 
-def told(reproduced: Callable[[], int]) -> int:
+def exit_status(reproduced: Callable[[], int]) -> int:
     """The exit status: that of `reproduced`, or of why it cannot be told."""
     try:
         return reproduced()

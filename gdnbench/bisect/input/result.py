@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from gdnbench.bisect.input.probing import KIND, Asker, write
+from gdnbench.bisect.input.probing import KIND, CandidateProber, write_record
 from gdnbench.bisect.input.script import text_of, why_not, without_folders
 from gdnbench.bisect.input.shrink import Shrunk
 from gdnbench.bisect.input.shrinker import Shrinker
@@ -61,7 +61,7 @@ def write_store(found: Shrunk, out: Path) -> None:
     unfinished = out.with_name(f".{out.name}.{os.getpid()}")
     try:
         draft = asker.draft(shrinker.best, outputs)
-        write(unfinished, draft, provenance=_provenance(found), durable=True)
+        write_record(unfinished, draft, provenance=_provenance(found), durable=True)
         shutil.rmtree(out, ignore_errors=True)
         os.rename(unfinished, out)
     finally:
@@ -167,7 +167,7 @@ def _bytes(call: Call) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in call.tensors.values())
 
 
-def _there(found: Shrunk) -> tuple[Shrinker, Asker]:
+def _there(found: Shrunk) -> tuple[Shrinker, CandidateProber]:
     assert found.shrinker is not None
     assert found.asker is not None
     return found.shrinker, found.asker

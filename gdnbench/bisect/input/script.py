@@ -55,7 +55,7 @@ if __name__ == "__main__":
     named = sys.argv[1] if len(sys.argv) > 1 else KERNEL
     if SECONDS is not None and HERE not in sys.argv:
         sys.exit(apart(__file__, named, SECONDS))
-    status = told(lambda: reproduce(STORE, named, reference, unowed, OUTPUTS, LIMITS, TAKES, DEVICE))
+    status = exit_status(lambda: reproduce(STORE, named, reference, unowed, OUTPUTS, LIMITS, TAKES, DEVICE))
     sys.exit(status + OWN if HERE in sys.argv else status)
 '''
 RULES = {

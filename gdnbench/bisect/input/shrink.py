@@ -11,13 +11,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from gdnbench.bisect.endpoints import look
+from gdnbench.bisect.endpoints import replay_endpoint
 from gdnbench.bisect.flakiness import Steadiness
 from gdnbench.bisect.input.failure import Signature
 from gdnbench.bisect.input.layout import is_plain
-from gdnbench.bisect.input.probing import Asker, Candidate, Enough, timed
+from gdnbench.bisect.input.probing import Candidate, CandidateProber, Enough, question_with_timeout
 from gdnbench.bisect.input.shrinker import Shrinker
-from gdnbench.bisect.session import Session, alone
+from gdnbench.bisect.session import Session, lock_session
 from gdnbench.bisect.trial import SCHEDULES, Trial, trial_question
 from gdnbench.bisect.verdict import State, Verdict
 from gdnbench.bisect.workers import TIMEOUT, TrialRunner, TrialWorker
@@ -58,7 +58,7 @@ class Shrunk:
     trial: Trial
     first: Verdict
     reason: str = ""
-    asker: Asker | None = None
+    asker: CandidateProber | None = None
     begun: Call | None = None
     shrinker: Shrinker | None = None
     complete: bool = False
@@ -91,7 +91,7 @@ def shrink(
         found.reason = flaky or passes
         return found
     deadline = None if options.budget is None else begin + options.budget
-    with alone(session.folder), closing(probers()) as probing:
+    with lock_session(session.folder), closing(probers()) as probing:
         _shrink(found, record, options, session, probing, deadline, keep)
     return found
 
@@ -106,24 +106,24 @@ def _shrink(
     keep: Keep,
 ) -> None:
     call, layouts = _plain(_begin(record, found.operation))
-    found.asker = Asker(
+    found.asker = CandidateProber(
         session, found.operation, record.info, layouts, found.trial, probing, deadline, options.timeout
     )
     found.begun = call
     candidate = Candidate(call, frozenset(layouts))
-    failure, takes = Signature.of(found.first), _takes(found.trial, found.operation)
+    failure, takes = Signature.of_verdict(found.first), _takes(found.trial, found.operation)
     try:
         for first in (candidate, *_placed(candidate, record)):
             shrinker = Shrinker(found.asker, first, failure, options.same_tensor, takes)
-            if shrinker.begin():
+            if shrinker.check_failure():
                 found.shrinker = shrinker
-                shrinker.run()
+                shrinker.shrink()
                 found.complete = True
                 return
         found.reason = "it does not fail in the same way once it is written anew"
     except Enough:
         spent = f"the budget of {options.budget:g} s is spent"
-        session.told(spent)
+        session.report(spent)
         found.reason = "" if found.shrinker is not None else spent
     finally:
         if found.shrinker is not None:
@@ -134,16 +134,22 @@ def _look(
     trial: Trial, session: Session, prober: Callable[[], TrialRunner], timeout: float
 ) -> tuple[Trial, Verdict, str]:
     """The trial to go on with, the verdict on the record, and why it cannot be shrunk where it is flaky."""
-    end = look(session, "the record", timed(trial, timeout), trial, prober)
+    end = replay_endpoint(session, "the record", question_with_timeout(trial, timeout), trial, prober)
     if end.steadiness is Steadiness.FLAKY:
         return trial, end.verdict, f"it is flaky: {end.spread}"
     if end.steadiness is Steadiness.STEADY:
         return trial, end.verdict, ""
-    session.told(f"{end.spread}: bad under any schedule is bad")
+    session.report(f"{end.spread}: bad under any schedule is bad")
     trial = replace(trial, schedules=SCHEDULES)
     with closing(prober()) as probing:
         label = "the record under all schedules"
-        return trial, session.ask(label, timed(trial, timeout), lambda: probing.run_trial(trial)), ""
+        return (
+            trial,
+            session.find_or_probe(
+                label, question_with_timeout(trial, timeout), lambda: probing.run_trial(trial)
+            ),
+            "",
+        )
 
 
 def _takes(trial: Trial, found: Operation) -> Mapping[str, tuple[str, ...]]:

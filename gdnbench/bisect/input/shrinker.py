@@ -9,7 +9,7 @@ from itertools import pairwise
 from gdnbench.bisect.ddmin import fewest
 from gdnbench.bisect.input import values
 from gdnbench.bisect.input.failure import Signature
-from gdnbench.bisect.input.probing import Asker, Candidate
+from gdnbench.bisect.input.probing import Candidate, CandidateProber
 from gdnbench.bisect.verdict import Verdict
 from gdnbench.errors import BadInputError
 from gdnbench_kernels.contract import Call, ContractError
@@ -26,7 +26,7 @@ class Shrinker:
 
     def __init__(
         self,
-        asker: Asker,
+        asker: CandidateProber,
         candidate: Candidate,
         failure: Signature,
         same_tensor: bool = False,
@@ -42,11 +42,11 @@ class Shrinker:
         self._same_tensor = same_tensor
         self._takes = takes or {}
 
-    def begin(self) -> bool:
+    def check_failure(self) -> bool:
         """Whether the first candidate fails in the same way as what it was made of."""
         return self._try("the record by itself", self.best, counts=False)
 
-    def run(self) -> None:
+    def shrink(self) -> None:
         """Until nothing more goes."""
         self._conventions()
         self._layouts()
@@ -65,7 +65,7 @@ class Shrinker:
             verdict = self._asker.verdict(label, candidate)
         except (ContractError, BadInputError):
             return False
-        if not self._failure.same(verdict, self._same_tensor):
+        if not self._failure.is_shown_by(verdict, self._same_tensor):
             return False
         self.best, self.verdict = candidate, verdict
         if counts:

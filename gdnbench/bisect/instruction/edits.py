@@ -46,7 +46,8 @@ def edits(good_files: Iterable[str], bad_files: Iterable[str]) -> list[Edit]:
     same = good.keys() & bad.keys()
     same = {one for one in same if good[one].read_bytes() == bad[one].read_bytes()}
     was, now = (
-        Source.of(sorted(str(path) for one, path in side.items() if one not in same)) for side in (good, bad)
+        Source.of_files(sorted(str(path) for one, path in side.items() if one not in same))
+        for side in (good, bad)
     )
     pairing = pair(was, now)
     kept = set(pairing.of.values())
@@ -81,4 +82,4 @@ def _all(source: Source) -> list[Statement]:
 
 
 def _edit(how: str, source: Source, one: Statement) -> Edit:
-    return Edit(how, one.file, one.line, one.function, source.line(one.file, one.line))
+    return Edit(how, one.file, one.line, one.function, source.line_text(one.file, one.line))

@@ -24,7 +24,7 @@ from gdnbench.bisect.instruction.launches import (
     differences,
     kernel_name,
 )
-from gdnbench.bisect.instruction.version import Asked, Version, VersionFails, place
+from gdnbench.bisect.instruction.version import RecordToRun, Version, VersionFails, place
 from gdnbench.bisect.session import Session
 from gdnbench.bisect.trial import SCHEDULES, STATES, Trial
 from gdnbench.bisect.verdict import CONTENT, State, Verdict
@@ -44,7 +44,7 @@ AGREE = Verdict(State.GOOD, "pass", facts={"lines": ["the two versions leave the
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class InstructionBisection:
     """What is asked. `folders`: where the modules of each version are looked for first. `stage`: look at the
     launch that gives it. `cta`: the CTA to trace, where it cannot be told from what it writes."""
 
@@ -64,7 +64,7 @@ class Request:
         return self.good, self.bad
 
 
-def find(request: Request, session: Session) -> Verdict:
+def find_instruction(request: InstructionBisection, session: Session) -> Verdict:
     """State BAD if a place is named or an end is flaky; `facts` has the lines, and all else as plain JSON."""
     questions = [_question(request, kernel, folder) for kernel, folder in _sides(request)]
     notes: list[str] = []
@@ -73,7 +73,9 @@ def find(request: Request, session: Session) -> Verdict:
             ("good", "bad"), questions, _sides(request), strict=True
         ):
             trial = Trial(request.store, kernel, SIM, (request.record,))
-            end = endpoints.look(session, label, question, trial, partial(TrialWorker, place(folder)))
+            end = endpoints.replay_endpoint(
+                session, label, question, trial, partial(TrialWorker, place(folder))
+            )
             if end.verdict.state is State.SKIP and end.verdict.kind != Outcome.NOT_COMPARABLE:
                 raise CannotRunError(f"the {label} version: {end.verdict.kind}: {end.verdict.reason}")
             if end.steadiness is Steadiness.FLAKY:
@@ -90,18 +92,20 @@ def find(request: Request, session: Session) -> Verdict:
         "integers": request.integers,
         "cta": request.cta,
     }
-    found = session.ask(
-        "good beside bad", asked, lambda: _Comparing(request, str(questions[0][CONTENT]), session.told).run()
+    found = session.find_or_probe(
+        "good beside bad",
+        asked,
+        lambda: _Comparing(request, str(questions[0][CONTENT]), session.report).compare_versions(),
     )
     lines = [f"note: {note}" for note in notes] + list(found.facts["lines"])
     return replace(found, facts={**found.facts, "lines": lines})
 
 
-def _sides(request: Request) -> list[tuple[str, Path | None]]:
+def _sides(request: InstructionBisection) -> list[tuple[str, Path | None]]:
     return list(zip(request.kernels, request.folders, strict=True))
 
 
-def _question(request: Request, kernel: str, folder: Path | None) -> Question:
+def _question(request: InstructionBisection, kernel: str, folder: Path | None) -> Question:
     trial = Trial(request.store, kernel, SIM, (request.record,))
     if folder is None:
         return trials.trial_question(trial)
@@ -113,7 +117,7 @@ def _question(request: Request, kernel: str, folder: Path | None) -> Question:
     elif not (folder / package).is_dir() and not (folder / f"{package}.py").is_file():
         raise BadInputError(f"{folder} has no module {package!r}")
     known = trials.question_without_code(trial)
-    return {**known, "code": cache_key.of_code(trials.kernel_sources(kernel, folder))}
+    return {**known, "code": cache_key.digest_code(trials.kernel_sources(kernel, folder))}
 
 
 def _names(found: Sequence[LaunchDifference]) -> str:
@@ -137,21 +141,21 @@ def _looked_at(label: str) -> Iterator[None]:
 class _Comparing:
     """Both versions side by side, in processes of their own."""
 
-    def __init__(self, request: Request, content: str, told: Callable[[str], None]) -> None:
+    def __init__(self, request: InstructionBisection, content: str, report: Callable[[str], None]) -> None:
         self.request = request
         self.content = content
-        self.told = told
+        self.report = report
         self.versions: list[Version] = []
         self.digests: set[str] = set()
         self.cut = ""
         self.traces = itertools.count()
 
-    def run(self) -> Verdict:
+    def compare_versions(self) -> Verdict:
         """CannotRunError where a version cannot be run, or where what was traced is too little to tell."""
         begin = time.monotonic()
-        return replace(self._run(), seconds=time.monotonic() - begin)
+        return replace(self._compare_versions(), seconds=time.monotonic() - begin)
 
-    def _run(self) -> Verdict:
+    def _compare_versions(self) -> Verdict:
         with ExitStack() as stack:
             scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gdnbench-bisect-")))
             self.versions = [
@@ -171,7 +175,7 @@ class _Comparing:
 
     def _under(self, schedule: str, scratch: Path) -> Verdict:
         request = self.request
-        asked = Asked(request.store, request.record, self.content, request.stage is not None, schedule)
+        asked = RecordToRun(request.store, request.record, self.content, request.stage is not None, schedule)
         folders = (scratch / "good", scratch / "bad")
         seen: list[dict[str, Any]] = []
         for label, version, folder in zip(("good", "bad"), self.versions, folders, strict=True):
@@ -231,11 +235,11 @@ class _Comparing:
         raise BadInputError(f"no launch gives stage {name}: it is not a tensor that the kernels write")
 
     def _trace(
-        self, asked: Asked, difference: LaunchDifference, launches: int, scratch: Path
+        self, asked: RecordToRun, difference: LaunchDifference, launches: int, scratch: Path
     ) -> Verdict | None:
         """What the traces of the CTA that made the worst element say; None if all is rounding."""
         where = text.launch_line(difference, launches)
-        self.told(where)
+        self.report(where)
         cta = self.request.cta
         if cta is None:
             element = (difference.launch, difference.tensor, difference.place)
@@ -245,7 +249,7 @@ class _Comparing:
             raise BadInputError(
                 f"{where}; which CTA writes it cannot be told, its CTAs take turns: give --cta"
             )
-        self.told(f"tracing CTA {cta} of {kernel_name(difference.entry)} in both versions")
+        self.report(f"tracing CTA {cta} of {kernel_name(difference.entry)} in both versions")
         runs, files, grid = [], [], (1, 1, 1)
         for label, version in zip(("good", "bad"), self.versions, strict=True):
             path = scratch / f"{label}-{next(self.traces)}.zarr"
@@ -253,7 +257,7 @@ class _Comparing:
                 files.append(version.trace(asked, difference.launch, cta, path, TRACE_BYTES))
             with open_trace(path) as trace:
                 (launch,) = trace.launches
-                runs.append(Run.of(launch))
+                runs.append(Run.of_launch(launch))
                 grid = launch.grid
         alignment = align(runs[0], runs[1])
         found = first_difference(alignment, difference.inputs, self.request.integers)
@@ -263,7 +267,7 @@ class _Comparing:
             notes = ["no single value differs by more than rounding explains; this is the first that differs"]
         for label, run in zip(("good", "bad"), runs, strict=True):
             if not run.whole:
-                self.told(f"the trace of the {label} version ends after {len(run.events):,} events")
+                self.report(f"the trace of the {label} version ends after {len(run.events):,} events")
         if found is None:
             if not all(run.whole for run in runs):
                 shortest = min(len(run.events) for run in runs)
@@ -272,9 +276,9 @@ class _Comparing:
                     f" {cta}, where its trace ends: shrink the record with `bisect input`, or give --cta"
                 )
             return None
-        facts = text.facts(found, alignment, cta, grid)
+        facts = text.difference_facts(found, alignment, cta, grid)
         if not facts["edited"]:
             sources = ([*known, *run.source.files()] for known, run in zip(files, runs, strict=True))
             facts["edits"] = [one.to_json() for one in edits(*sources)]
-        lines = [where, *notes, *text.lines(facts)]
+        lines = [where, *notes, *text.difference_lines(facts)]
         return Verdict(State.BAD, facts["kind"], lines[-1], facts={**facts, "launch": where, "lines": lines})

@@ -8,7 +8,7 @@ from gdnbench.bisect.instruction.compare import Finding, LanesFinding, ValueFind
 from gdnbench.bisect.instruction.edits import SHOWN
 from gdnbench.bisect.instruction.launches import LaunchDifference, kernel_name
 from gdnbench.diff.traces.alignment import Alignment
-from gdnbench.diff.traces.places import at, cta_of, number, place_of
+from gdnbench.diff.traces.places import cta_of, describe_place, number, place_of
 from gdnbench.diff.traces.rounding import element, ulp
 from gdnbench.diff.traces.statements import Statement
 from gdnbench.sim.machine.engine_interface import Dim3
@@ -23,7 +23,7 @@ def launch_line(difference: LaunchDifference, launches: int) -> str:
     )
 
 
-def facts(found: Finding, alignment: Alignment, cta: int, grid: Dim3) -> dict[str, Any]:
+def difference_facts(found: Finding, alignment: Alignment, cta: int, grid: Dim3) -> dict[str, Any]:
     """Plain JSON; `kind` says which sort of finding it is."""
     good, bad = alignment.good, alignment.bad
     where: dict[str, Any] = {"cta": cta_of(cta, grid)}
@@ -64,7 +64,7 @@ def _edited_beside(site: Statement, alignment: Alignment) -> list[dict[str, Any]
             "file": one.file,
             "line": one.line,
             "function": one.function,
-            "text": source.line(one.file, one.line),
+            "text": source.line_text(one.file, one.line),
         }
         for one in sorted(edited, key=lambda one: one.line)
     ]
@@ -96,16 +96,18 @@ def _value(found: ValueFinding, alignment: Alignment) -> dict[str, Any]:
     return data
 
 
-def lines(found: dict[str, Any]) -> list[str]:
+def difference_lines(found: dict[str, Any]) -> list[str]:
     """What was found; the last line is the answer."""
     *shown, answer = _found(found)
     changed = found.get("edits", [])
-    shown += [f"{one['how']}, by the source alone: {at(one)}: {one['text']}" for one in changed[:SHOWN]]
+    shown += [
+        f"{one['how']}, by the source alone: {describe_place(one)}: {one['text']}" for one in changed[:SHOWN]
+    ]
     if len(changed) > SHOWN:
         shown.append(f"and {len(changed) - SHOWN} more statements that the versions do not have alike")
     if len(changed) == 1:
         (one,) = changed
-        answer = f"{at(one)}: `{one['text']}` is {one['how']}, no other statement; {answer}"
+        answer = f"{describe_place(one)}: `{one['text']}` is {one['how']}, no other statement; {answer}"
     return [*shown, answer]
 
 
@@ -114,13 +116,13 @@ def _found(found: dict[str, Any]) -> list[str]:
     if found["kind"] == "sequence":
         return [*_edited(found["edited"]), _sequence(found, who)]
     good, bad = found["good"], found["bad"]
-    shown = [f"good: {at(good)}: {good['text']}", f"bad:  {at(bad)}: {bad['text']}"]
+    shown = [f"good: {describe_place(good)}: {good['text']}", f"bad:  {describe_place(bad)}: {bad['text']}"]
     ptx = f"PTX line {good['ptx_line']:,} / {bad['ptx_line']:,}: {good['ptx']}"
     if bad["ptx"].split()[0] != good["ptx"].split()[0]:
         ptx += f" / {bad['ptx']}"
     if found["kind"] == "lanes":
         lanes = f"lanes {found['good_lanes']:#010x} execute it, {found['bad_lanes']:#010x} in the bad version"
-        return [*shown, f"{at(bad)}: {lanes}, {who}, occurrence {found['occurrence']}; {ptx}"]
+        return [*shown, f"{describe_place(bad)}: {lanes}, {who}, occurrence {found['occurrence']}; {ptx}"]
     edited = found["edited"]
     shown += _edited(edited)
     first = edited[0] if edited else bad
@@ -132,11 +134,11 @@ def _found(found: dict[str, Any]) -> list[str]:
     else:
         values += f" of {found['format']} differs"
     where = f"{who}, lane {found['lane']}, occurrence {found['occurrence']}"
-    return [*shown, f"{at(first)}: {values}, {where}; {ptx}"]
+    return [*shown, f"{describe_place(first)}: {values}, {where}; {ptx}"]
 
 
 def _edited(places: list[dict[str, Any]]) -> list[str]:
-    return [f"edited: {at(one)}: {one['text']}" for one in places]
+    return [f"edited: {describe_place(one)}: {one['text']}" for one in places]
 
 
 def _shown(value: float | str, digits: int = 7) -> str:
@@ -147,12 +149,13 @@ def _sequence(found: dict[str, Any], who: str) -> str:
     place = found["place"]
     counts = f"{found['good_count']} times in the good version, {found['bad_count']} in the bad one"
     said = (
-        f"{at(place)}: `{place['text']}` runs {counts}, {who}; first without a counterpart is occurrence"
+        f"{describe_place(place)}: `{place['text']}` runs {counts}, {who}; first without a counterpart"
+        " is occurrence"
         f" {found['occurrence']} of PTX line {place['ptx_line']:,} of the {found['more']} version:"
         f" {place['ptx']}"
     )
     loops = [one for one in found["edited"] if one["text"].startswith(_CONTROL)]
-    return f"{at(loops[0])}: `{loops[0]['text']}` is edited; {said}" if loops else said
+    return f"{describe_place(loops[0])}: `{loops[0]['text']}` is edited; {said}" if loops else said
 
 
 _CONTROL = ("for ", "while ", "if ", "elif ")

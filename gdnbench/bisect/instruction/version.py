@@ -34,7 +34,7 @@ class VersionFails(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class RecordToRun:
     """What both versions are run on. `content`: the digest of the record, which must still be that one."""
 
     store: str
@@ -53,18 +53,18 @@ class Version:
         own_place = place(folder)
         self._worker = RestartingWorker(lambda: own_place.start_worker(MODULE), "a process to simulate in")
 
-    def survey(self, asked: Asked, folder: Path) -> dict[str, Any]:
+    def survey(self, asked: RecordToRun, folder: Path) -> dict[str, Any]:
         """What every launch changed is in `folder` then: see `watching.Survey`. VersionFails."""
         folder.mkdir(parents=True, exist_ok=True)
         return self._ask(asked, {"watch": "survey", "folder": str(folder)})
 
-    def writer(self, asked: Asked, launch: int, tensor: str, place: tuple[int, ...]) -> int | None:
+    def writer(self, asked: RecordToRun, launch: int, tensor: str, place: tuple[int, ...]) -> int | None:
         """Which CTA writes an element."""
         request = {"watch": "writer", "launch": launch, "tensor": tensor, "place": list(place)}
         found: int | None = self._ask(asked, request)["cta"]
         return found
 
-    def trace(self, asked: Asked, launch: int, cta: int, path: Path, limit: int) -> list[str]:
+    def trace(self, asked: RecordToRun, launch: int, cta: int, path: Path, limit: int) -> list[str]:
         """Writes a value trace; returns the source files of all modules that the process has imported."""
         request = {"watch": "trace", "launch": launch, "cta": cta, "path": str(path), "limit": limit}
         found: list[str] = self._ask(asked, request)["files"]
@@ -73,7 +73,7 @@ class Version:
     def close(self) -> None:
         self._worker.kill()
 
-    def _ask(self, asked: Asked, request: dict[str, Any]) -> dict[str, Any]:
+    def _ask(self, asked: RecordToRun, request: dict[str, Any]) -> dict[str, Any]:
         message = {
             **request,
             "kernel": self.kernel,

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from gdnbench.bisect.cache_key import held
+from gdnbench.bisect.cache_key import open_unchanged
 from gdnbench.bisect.instruction.watching import Survey, WriterSearch, tracing
 from gdnbench.bisect.trial import import_kernel
 from gdnbench.bisect.workers import reply_or_error
@@ -48,7 +48,7 @@ class VersionRunner:
             self._runner = InProcess(request["kernel"], SIM, request["stages"])
         watch = _watch(request)
         number = request["record"]
-        with held(request["store"], lambda _: [number], request["content"]) as (store, _, _):
+        with open_unchanged(request["store"], lambda _: [number], request["content"]) as (store, _, _):
             record = store.records[number]
             with _filled_memory(), active(Settings(schedule=request["schedule"], watch=watch)):
                 found = self._runner.run_record(record, operation(record.info.op))

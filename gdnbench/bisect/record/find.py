@@ -96,7 +96,7 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class RecordBisection:
     """`layer`: its name or number. `any`: whichever is found soonest, cheapest first. `carry`: follow the
     states where every call passes by itself."""
 
@@ -106,7 +106,7 @@ class Asked:
     carry: bool = False
 
 
-def find(asked: Asked, session: Session) -> Found:
+def find_bad_call(asked: RecordBisection, session: Session) -> Found:
     """BadInputError for a layer that is not there, CannotRunError where no call could be replayed."""
     trial = asked.trial
     with open_store(trial.store) as store:
@@ -121,7 +121,7 @@ def find(asked: Asked, session: Session) -> Found:
         ones = {record.number: _one(record) for record in records}
         order = sorted(ones, key=lambda number: ones[number].order)
         links = links_of([store.records[number] for number in order])
-    return _Finding(asked, session, ones, order, links).run()
+    return _Finding(asked, session, ones, order, links).find_bad_call()
 
 
 def _named_in(block: Sequence[One], verdict: Verdict) -> One:
@@ -153,14 +153,19 @@ def _one(record: StoredRecord) -> One:
         info.layer_index,
         info.step,
         _order(record),
-        cache_key.of_records([record]),
+        cache_key.digest_records([record]),
         sum(handle.nbytes for handle in record.before.values()),
     )
 
 
 class _Finding:
     def __init__(
-        self, asked: Asked, session: Session, ones: Mapping[int, One], order: Sequence[int], links: Links
+        self,
+        asked: RecordBisection,
+        session: Session,
+        ones: Mapping[int, One],
+        order: Sequence[int],
+        links: Links,
     ) -> None:
         self._asked, self._session, self._ones, self._order, self._links = asked, session, ones, order, links
         trial = asked.trial
@@ -171,11 +176,11 @@ class _Finding:
             **{
                 name: options[name] for name in ("kernel", "on", "k", "tol", "bitwise", "stages", "schedules")
             },
-            "code": cache_key.of_code(kernel_sources(trial.kernel)),
+            "code": cache_key.digest_code(kernel_sources(trial.kernel)),
             **toolchain(trial.on),
         }
 
-    def run(self) -> Found:
+    def find_bad_call(self) -> Found:
         asked, order = self._asked, list(self._order)
         if asked.any:
             order.sort(key=lambda number: self._ones[number].bytes)
@@ -225,15 +230,17 @@ class _Finding:
             if len(block) > 1:
                 trial = replace(self._trial, records=tuple(one.number for one in block))
                 label = f"{len(block)} calls from {block[0]}"
-                question = {**self._base, CONTENT: cache_key.together([one.content for one in block])}
-                together = self._session.ask(label, question, partial(prober.run_trial, trial))
+                question = {**self._base, CONTENT: cache_key.combine_digests([one.content for one in block])}
+                together = self._session.find_or_probe(label, question, partial(prober.run_trial, trial))
                 if together.state is State.GOOD:
                     yield from ((one, together) for one in block)
                     continue
             states: list[State] = []
             for one in block:
                 trial = replace(self._trial, records=(one.number,))
-                verdict = self._session.ask(str(one), self._question(one), partial(prober.run_trial, trial))
+                verdict = self._session.find_or_probe(
+                    str(one), self._question(one), partial(prober.run_trial, trial)
+                )
                 states.append(verdict.state)
                 yield one, verdict
             if len(block) > 1 and _unseen(together.state, states):
@@ -248,7 +255,7 @@ class _Finding:
         assert one is not None
         first = replace(trial, schedules=trial.schedules[:1])
         asked = {**self._question(one), "schedules": list(first.schedules)}
-        end = endpoints.look(self._session, str(one), asked, first, TrialWorker)
+        end = endpoints.replay_endpoint(self._session, str(one), asked, first, TrialWorker)
         if end.steadiness is Steadiness.FLAKY:
             return replace(found, flaky=end.spread)
         if end.steadiness is Steadiness.STEADY and end.verdict.kind != found.kind:
@@ -323,9 +330,9 @@ class _Finding:
         label = f"{self._ones[judged[-1]]} from the exact state"
         if len(judged) > 1:
             label = f"each of {len(judged)} calls up to {label}"
-        digest = cache_key.together([self._ones[number].content for number in calls])
+        digest = cache_key.combine_digests([self._ones[number].content for number in calls])
         links = self._links.to_json(calls)
-        verdict = self._session.ask(
+        verdict = self._session.find_or_probe(
             label,
             {
                 "probe": "record from exact",
@@ -373,7 +380,7 @@ class _Finding:
         )
         question = {"probe": "record carried", **self._base, "block": len(block)}
         question["named"] = self._named(until, self._links.to_json(until), keep)
-        question[CONTENT] = cache_key.together([self._ones[number].content for number in until])
+        question[CONTENT] = cache_key.combine_digests([self._ones[number].content for number in until])
         kept = self._session.folder / f"states-{key_of(question)[:16]}.pt"
         label = f"{len(until)} calls on their own states, to {self._ones[block[-1]]}"
 
@@ -388,12 +395,12 @@ class _Finding:
                 keep=keep,
                 tol=trial.tol,
                 schedules=list(trial.schedules),
-                content=cache_key.together([self._ones[number].content for number in block]),
+                content=cache_key.combine_digests([self._ones[number].content for number in block]),
                 load_from=file,
                 save_to=str(kept.resolve()),
             )
 
-        verdict = self._session.ask(label, question, probe)
+        verdict = self._session.find_or_probe(label, question, probe)
         if verdict.state is State.GOOD and rollout.of_states(kept) != verdict.facts["states"]:
             verdict = probe()  # known from a bisection that kept its states elsewhere, or they are damaged
         return verdict, str(kept.resolve())

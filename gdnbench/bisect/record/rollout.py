@@ -18,7 +18,7 @@ import torch
 from blake3 import blake3
 from torch import Tensor
 
-from gdnbench.bisect.cache_key import held
+from gdnbench.bisect.cache_key import open_unchanged
 from gdnbench.bisect.record.links import Links
 from gdnbench.bisect.trial import BIT_DIFFERENCE, STATES, with_schedule
 from gdnbench.bisect.verdict import State, Verdict
@@ -29,7 +29,7 @@ from gdnbench.judge.calls import compact
 from gdnbench.judge.record import ORACLE, YARDSTICK, judge_call
 from gdnbench.judge.rule import Rule, make_rule
 from gdnbench.ops import operation as operation_of
-from gdnbench.replay.call import conversion, run
+from gdnbench.replay.call import call_kernel, conversion
 from gdnbench.replay.execute import device_of
 from gdnbench.replay.failure import classify, describe
 from gdnbench.replay.kernels import LoadedKernel, load
@@ -62,7 +62,7 @@ class RecordKernel:
         with simulated(self.on):
             return load(self.name, op)
 
-    def run(self, op: Operation, call: Call) -> dict[str, Tensor]:
+    def run_call(self, op: Operation, call: Call) -> dict[str, Tensor]:
         """Outputs and what is mutated, on the CPU, in the conventions of `call`, which stays as it is."""
         left = list(self.each(op, call))
         _agree(left)
@@ -81,7 +81,7 @@ class RecordKernel:
         moved = Call(tensors, call.scalars, call.conventions)
         given = op.convert(moved, conversion(moved, op, kernel).target)
         with simulated(self.on):
-            returned = run(given, op, kernel)
+            returned = call_kernel(given, op, kernel)
         found = op.convert_outputs(returned, given.conventions, call.conventions)
         return {name: tensor.detach().cpu() for name, tensor in found.items()}
 
@@ -114,7 +114,7 @@ def block(
     the digest of the file. StoreError if the calls are not those of digest `content`."""
     begin = time.monotonic()
     found: list[dict[str, Any]] = []
-    with held(store, lambda _: calls, content) as (opened, _, _):
+    with open_unchanged(store, lambda _: calls, content) as (opened, _, _):
         linked, carried = Links.from_json(links), _load(load_from)
         for number in calls:
             try:
@@ -158,7 +158,7 @@ def steps(
     begin = time.monotonic()
     rule, reason = make_rule(k, None, tol), ""
     made: list[dict[str, Any]] = []
-    with held(store, lambda _: calls, content) as (opened, _, _):
+    with open_unchanged(store, lambda _: calls, content) as (opened, _, _):
         linked = Links.from_json(links)
         carried: Carried = {}
         for number in calls[: max(calls.index(one) for one in judged) + 1]:
@@ -215,7 +215,7 @@ def advance(
     """Runs one call on each side's own states, keeps what they leave, and measures it."""
     op = operation_of(record.info.op)
     name = _left(op)
-    own = kernel.run(op, _with_states(record, op, links, carried, OWN))[name]
+    own = kernel.run_call(op, _with_states(record, op, links, carried, OWN))[name]
     exact = run_kernel(op, ORACLE, _with_states(record, op, links, carried, EXACT))[name]
     torchs = run_kernel(op, YARDSTICK, _with_states(record, op, links, carried, TORCH))[name]
     call = compact(record, op, torch.device("cpu"))

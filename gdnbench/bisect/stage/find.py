@@ -93,21 +93,21 @@ class Found:
         return next((row for row in self.rows if row.adds), None)
 
 
-def find(trial: Trial, session: Session, carry: bool = False) -> Found:
+def find_bad_stage(trial: Trial, session: Session, carry: bool = False) -> Found:
     """`trial.records` are looked at in order, up to the first that is bad; `carry`: and the calls that its
     state comes from. BadInputError for an operation or a kernel without stages, or without steps where they
     are needed, CannotRunError where a record says nothing."""
     with open_store(trial.store) as store:
         chosen = range(len(store.records)) if trial.records is None else trial.records
         labels = {number: store.records[number].key for number in chosen}
-        digests = {number: cache_key.of_records([store.records[number]]) for number in chosen}
+        digests = {number: cache_key.digest_records([store.records[number]]) for number in chosen}
         ops = {number: store.records[number].info.op for number in chosen}
     base = {
         "kernel": trial.kernel,
         "on": trial.on,
         "k": trial.k,
         "tol": trial.tol,
-        "code": cache_key.of_code(kernel_sources(trial.kernel)),
+        "code": cache_key.digest_code(kernel_sources(trial.kernel)),
     }
     base |= toolchain(trial.on)
     with closing(ProbeWorker()) as remote:
@@ -115,7 +115,11 @@ def find(trial: Trial, session: Session, carry: bool = False) -> Found:
         for passing, number in enumerate(chosen):
             if ops[number] not in shown:
                 verdict = remote.run_probe(
-                    PROBES + "look", store=trial.store, kernel=trial.kernel, on=trial.on, record=number
+                    PROBES + "inspect_kernel",
+                    store=trial.store,
+                    kernel=trial.kernel,
+                    on=trial.on,
+                    record=number,
                 )
                 shown[ops[number]] = _can_show(trial.kernel, ops[number], verdict)
             facts = shown[ops[number]]
@@ -167,7 +171,7 @@ class _Asking:
             return self._own()
         with closing(TrialWorker()) as prober:
             ask = partial(prober.run_trial, self.trial)
-            return self.session.ask(self.label, trial_question(self.trial), ask)
+            return self.session.find_or_probe(self.label, trial_question(self.trial), ask)
 
     def _own(self) -> Verdict:
         return self._ask("its own stages", "chained")
@@ -182,7 +186,7 @@ class _Asking:
         first = replace(self.trial, schedules=self.trial.schedules[:1])
         if first.tol is not None:
             first = replace(first, k=None)  # of stages, which a trial holds to the tolerance as well
-        end = endpoints.look(self.session, self.label, trial_question(first), first, TrialWorker)
+        end = endpoints.replay_endpoint(self.session, self.label, trial_question(first), first, TrialWorker)
         if end.steadiness is Steadiness.FLAKY:
             return replace(base, flaky=end.spread)
         if end.steadiness is Steadiness.BY_SCHEDULE:
@@ -237,11 +241,11 @@ class _Asking:
         """`exact`: stages that are so in each call, and their dtypes."""
         trial = self.trial
         with open_store(trial.store) as store:
-            records = cache_key.of_records([store.records[one] for one in calls])
+            records = cache_key.digest_records([store.records[one] for one in calls])
         given: dict[str, Any] = {"on": trial.on, "k": trial.k, "tol": trial.tol}
         given |= {"schedules": list(trial.schedules), "exact": dict(exact)}
         with_exact = "".join(f", exact {name}" for name in exact)
-        return self.session.ask(
+        return self.session.find_or_probe(
             f"{self.label}, {len(calls)} calls on their own states{with_exact}",
             {"probe": "stage carried", **self.question, **given, CONTENT: records},
             lambda: self.remote.run_probe(
@@ -259,7 +263,7 @@ class _Asking:
         trial = self.trial
         tol = None if trial.tol is None else list(trial.tol)
         given = {"on": trial.on, "k": trial.k, "tol": tol, "schedules": list(trial.schedules), **more}
-        return self.session.ask(
+        return self.session.find_or_probe(
             f"{self.label}, {label}",
             {"probe": f"stage {probe}", **self.question, **given},
             lambda: self.remote.run_probe(

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gdnbench.bisect.cache_key import held
+from gdnbench.bisect.cache_key import open_unchanged
 from gdnbench.bisect.stage.chain import chain, chain_of, check_steps, run_step
 from gdnbench.bisect.stage.place import as_facts
 from gdnbench.bisect.trial import STATES, with_schedule
@@ -81,7 +81,7 @@ class _One:
         return [stage.tensor.name for stage in self.operation.stages]
 
 
-def look(*, store: str, kernel: str, on: str, record: int) -> Verdict:
+def inspect_kernel(*, store: str, kernel: str, on: str, record: int) -> Verdict:
     """What there is to look at: stages of the operation, whether the kernel shows them, and its steps."""
     with open_store(store) as opened:
         one = opened.records[record]
@@ -351,7 +351,7 @@ def _probe(
     assert isinstance(bound, Bound)
     rule = bound if tol is None else make_rule(tol=(tol[0], tol[1]))
     begin = time.monotonic()
-    with held(store, lambda _: [record], content) as (opened, _, _):
+    with open_unchanged(store, lambda _: [record], content) as (opened, _, _):
         chosen = opened.records[record]
         op = operation_of(chosen.info.op)
         found: Verdict | None = None

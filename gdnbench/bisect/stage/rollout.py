@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gdnbench.bisect.cache_key import held
+from gdnbench.bisect.cache_key import open_unchanged
 from gdnbench.bisect.record.drift import Over, first_over
 from gdnbench.bisect.record.links import Links, links_of
 from gdnbench.bisect.record.rollout import Carried, RecordKernel, advance, failure
@@ -77,7 +77,7 @@ def carried(
     runs = _Grafted(kernel, on, schedules, exact) if exact else RecordKernel(kernel, on, schedules)
     entries: list[dict[str, Any]] = []
     states: Carried = {}
-    with held(store, lambda _: calls, content) as (opened, _, _):
+    with open_unchanged(store, lambda _: calls, content) as (opened, _, _):
         linked = Links.from_json(links)
         for number in calls:
             try:

@@ -49,7 +49,7 @@ def resumed(
     state: Annotated[Path | None, typer.Option(help=STATE_HELP)] = None,
 ) -> None:
     """Runs before every axis, and instead of one with --resume."""
-    from gdnbench.bisect.session import STATE, unfinished
+    from gdnbench.bisect.session import STATE, load_unfinished
     from gdnbench.errors import BadInputError
 
     if not resume:
@@ -60,7 +60,7 @@ def resumed(
         return
     if context.invoked_subcommand is not None:
         raise BadInputError("--resume goes on with what was asked for: give no axis beside it")
-    name, arguments = unfinished(state or STATE)
+    name, arguments = load_unfinished(state or STATE)
     told(f"going on with bisect {name} {arguments.get('store', '')}")
     run(name, {**arguments, "state": state or STATE})
 

@@ -69,7 +69,7 @@ def commit(
 ) -> None:
     """Find the commit of a git repository that made a kernel wrong."""
     arguments = {name: value for name, value in locals().items() if name not in ("state", "fresh")}
-    from gdnbench.bisect.commit.axis import Asked, bisect
+    from gdnbench.bisect.commit.axis import CommitBisection, bisect_commits
     from gdnbench.bisect.trial import Trial
     from gdnbench.errors import BadInputError
     from gdnbench.judge.rule import make_rule
@@ -83,7 +83,7 @@ def commit(
     if check and on != SIM:
         raise BadInputError(f"--check is done by the simulator: --on {SIM}, not {on}")
     trial = Trial(absolute(store), kernel, on, numbers, None, k, limits, bitwise, check=check)
-    asked = Asked(
+    asked = CommitBisection(
         trial,
         Path(repo),
         good,
@@ -97,5 +97,5 @@ def commit(
         same_kind,
     )
     with begun("commit", arguments, state, fresh) as session:
-        answer = bisect(asked, session)
+        answer = bisect_commits(asked, session)
         finish(session, answer.found, answer.lines, answer.exit_code, json)

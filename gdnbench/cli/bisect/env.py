@@ -51,7 +51,7 @@ def env(
 ) -> None:
     """Find the package, and its version, that made a kernel wrong."""
     arguments = {name: value for name, value in locals().items() if name not in ("state", "fresh")}
-    from gdnbench.bisect.env.axis import Asked, bisect
+    from gdnbench.bisect.env.axis import EnvBisection, bisect_packages
     from gdnbench.bisect.env.requirements import pins
     from gdnbench.bisect.trial import Trial
     from gdnbench.judge.rule import make_rule
@@ -68,7 +68,7 @@ def env(
     for word in beside.split():
         if word.startswith("-"):
             raise BadInputError(f"--with {word!r} is an option of pip; give requirements like 'c==3 d'")
-    asked = Asked(
+    asked = EnvBisection(
         trial,
         pins(good, "--good"),
         pins(bad, "--bad"),
@@ -78,5 +78,5 @@ def env(
         tuple(options),
     )
     with begun("env", arguments, state, fresh) as session:
-        answer = bisect(asked, session)
+        answer = bisect_packages(asked, session)
         finish(session, answer.found, answer.lines, answer.exit_code, json)

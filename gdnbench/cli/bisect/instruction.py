@@ -47,12 +47,12 @@ def instruction(
     """Find the first instruction whose value differs beyond rounding between two versions of a CuTe DSL
     kernel, both on the simulator."""
     arguments = {name: value for name, value in locals().items() if name not in ("state", "fresh")}
-    from gdnbench.bisect.instruction.find import Request, find
+    from gdnbench.bisect.instruction.find import InstructionBisection, find_instruction
     from gdnbench.bisect.verdict import State
     from gdnbench.errors import Exit
 
     folders = tuple(None if path is None else Path(path).resolve() for path in (good_path, bad_path))
-    request = Request(
+    request = InstructionBisection(
         absolute(store),
         record,
         good,
@@ -65,7 +65,7 @@ def instruction(
         check_ends,
     )
     with begun("instruction", arguments, state, fresh) as session:
-        found = find(request, session)
+        found = find_instruction(request, session)
         lines = list(found.facts["lines"])
         bad_state = found.state is State.BAD
         data = {**found.facts, "found": found.kind, "reason": found.reason}

@@ -45,7 +45,7 @@ def record(
     """Find the first bad call of a capture, and whether its error starts there or arrives with its state."""
     arguments = {name: value for name, value in locals().items() if name not in ("state", "fresh")}
     from gdnbench.bisect.record import text
-    from gdnbench.bisect.record.find import Asked, as_json, find
+    from gdnbench.bisect.record.find import RecordBisection, as_json, find_bad_call
     from gdnbench.bisect.trial import Trial
     from gdnbench.errors import Exit
     from gdnbench.judge.rule import make_rule
@@ -57,7 +57,7 @@ def record(
         numbers = None if records is None else tuple(record_numbers(records, len(opened.records)))
     trial = Trial(absolute(store), kernel, on, numbers, k=k, tol=limits)
     with begun("record", arguments, state, fresh) as session:
-        found = find(Asked(trial, layer, any, carry), session)
+        found = find_bad_call(RecordBisection(trial, layer, any, carry), session)
         answer = text.answer(found)
         lines = [*(f"note: {note}" for note in text.notes(found)), answer]
         code = Exit.MISMATCH if found.bad else Exit.PASS

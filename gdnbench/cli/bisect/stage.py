@@ -48,7 +48,7 @@ def stage(
     """
     arguments = {name: value for name, value in locals().items() if name not in ("state", "fresh")}
     from gdnbench.bisect.stage import text
-    from gdnbench.bisect.stage.find import find
+    from gdnbench.bisect.stage.find import find_bad_stage
     from gdnbench.bisect.trial import Trial
     from gdnbench.errors import Exit
     from gdnbench.judge.rule import make_rule
@@ -61,7 +61,7 @@ def stage(
         numbers = None if records is None else tuple(record_numbers(records, len(opened.records)))
     trial = Trial(absolute(store), kernel, on, numbers, k=k, tol=limits)
     with begun("stage", arguments, state, fresh) as session:
-        found = find(trial, session, carry)
+        found = find_bad_stage(trial, session, carry)
         lines = []
         if found.rows:
             lines += table(text.HEADS, text.cells(found), right=text.HEADS[2:6]).split("\n")

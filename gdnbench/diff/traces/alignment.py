@@ -51,7 +51,7 @@ class Run:
     whole: bool
 
     @classmethod
-    def of(cls, launch: TracedLaunch) -> Run:
+    def of_launch(cls, launch: TracedLaunch) -> Run:
         """All of a launch."""
         return cls.of_events(launch, launch.read(), Source.of_texts(launch.sources))
 
@@ -60,7 +60,7 @@ class Run:
         """Some of its events, in their order."""
         events = list(given)
         instructions = launch.instructions
-        sites = [source.at(one.file or "", one.file_line or 0) for one in instructions]
+        sites = [source.statement_at(one.file or "", one.file_line or 0) for one in instructions]
         producers, bases = _producers(instructions, events)
         formats = {one.index: one.format for ins in instructions for one in ins.registers}
         return cls(instructions, events, source, sites, producers, bases, formats, launch.whole)

@@ -53,7 +53,7 @@ class LaunchComparison:
 
     def text(self, file: str | None, line: int | None) -> str:
         """A Python line as it is written."""
-        return self.source.line(file or "", line or 0)
+        return self.source.line_text(file or "", line or 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +86,11 @@ def compare(a: Trace, b: Trace, bound: Bound, progress: Progress | None = None) 
     for one, other in paired:
         before = done
 
-        def told(events: int, before: int = before) -> None:
+        def report_progress(events: int, before: int = before) -> None:
             if progress is not None:
                 progress(before + events, total)
 
-        found.append(_Launches(one, other, bound).compare(told))
+        found.append(_Launches(one, other, bound).compare(report_progress))
         done += one.events
     comparison = TraceComparison(a, b, bound, tuple(found), tuple(unpaired))
     if comparison.equal and not any(one.aligned for one in found):
@@ -135,7 +135,7 @@ class _Launches:
         self.found = LaunchComparison(a, b, bound, source=self.sources[0])
         self._order = 0  # the event of A at which the first difference is
 
-    def compare(self, told: Callable[[int], None]) -> LaunchComparison:
+    def compare(self, report_progress: Callable[[int], None]) -> LaunchComparison:
         places = _by_cta(self.a), _by_cta(self.b)
         self._note()
         done = 0
@@ -143,7 +143,7 @@ class _Launches:
             if cta in places[1]:
                 self._compare_cta(numbers, places[1][cta])
             done += sum(stop - start for start, stop in numbers)
-            told(done)
+            report_progress(done)
         if not self.found.aligned and self.a.events and self.b.events:
             raise BadInputError(
                 f"{self.a.where} and {self.b.where} have nothing in common: neither CTAs, warps and Python"

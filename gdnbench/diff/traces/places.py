@@ -18,14 +18,14 @@ def place_of(run: Run, event: int) -> Place:
         "file": ins.file,
         "line": ins.file_line,
         "function": site.function,
-        "text": run.source.line(ins.file or "", ins.file_line or 0),
+        "text": run.source.line_text(ins.file or "", ins.file_line or 0),
         "instruction": ins.name,
         "ptx": " ".join(ins.text.split()),
         "ptx_line": ins.line,
     }
 
 
-def at(place: Place) -> str:
+def describe_place(place: Place) -> str:
     """`inverse.py:123 in _merge`."""
     name = Path(place["file"]).name if place["file"] else "no Python line"
     function = f" in {place['function']}" if place["function"] else ""

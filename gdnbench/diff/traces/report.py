@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from gdnbench.diff.traces.compare import LaunchComparison, TraceComparison
-from gdnbench.diff.traces.places import at
+from gdnbench.diff.traces.places import describe_place
 from gdnbench.printable import printable
 
 SCHEMA = 1
@@ -49,7 +49,7 @@ def _launch(one: LaunchComparison) -> dict[str, Any]:
     }
 
 
-def lines(found: TraceComparison) -> Iterator[str]:
+def report_lines(found: TraceComparison) -> Iterator[str]:
     """The last line is the verdict. Nothing in them does anything to a terminal."""
     yield from (printable(line) for line in found.unpaired)
     for one in found.launches:
@@ -74,7 +74,7 @@ def _lines(one: LaunchComparison) -> Iterator[str]:
     if one.lines:
         yield "  differing executions by Python line of A, this one among them:"
         for (file, line), count in one.lines.most_common(SHOWN):
-            place = at({"file": file, "line": line, "function": ""})
+            place = describe_place({"file": file, "line": line, "function": ""})
             yield f"    {count:>9,}  {place}: {one.text(file, line)}"
         if len(one.lines) > SHOWN:
             yield f"    and of {len(one.lines) - SHOWN} more lines"
@@ -87,7 +87,7 @@ def first_lines(first: dict[str, Any]) -> Iterator[str]:
     if first["kind"] == "missing":
         name, there = ("A", a) if a is not None else ("B", b)
         yield f"first difference: {who}: only {name} executes occurrence {there['occurrence']} of"
-        yield f"{name}: {at(there)}: {there['text']}"
+        yield f"{name}: {describe_place(there)}: {there['text']}"
         yield f"   PTX line {there['ptx_line']:,}: {there['ptx']}"
         if first["counts"] is not None:
             yield f"the statement ran {first['counts'][0]} times in A, {first['counts'][1]} in B"
@@ -98,7 +98,7 @@ def first_lines(first: dict[str, Any]) -> Iterator[str]:
         occurrence += f" / {b['occurrence']}"
     yield f"first difference: {who}{lane}, occurrence {occurrence}"
     for name, side in (("A", a), ("B", b)):
-        yield f"{name}: {at(side)}: {side['text']}"
+        yield f"{name}: {describe_place(side)}: {side['text']}"
         yield f"   PTX line {side['ptx_line']:,}: {side['ptx']}"
     if first["kind"] == "lanes":
         yield f"lanes {a['lanes']:#010x} execute it in A, {b['lanes']:#010x} in B"
@@ -112,7 +112,7 @@ def first_lines(first: dict[str, Any]) -> Iterator[str]:
             values += f", B {_value(one['b'])}"
         yield f"input {what}{one['name']}: {one['state']}{values}"
     for place in first["edited"]:
-        yield f"not in A as it is: {at(place)}: {place['text']}"
+        yield f"not in A as it is: {describe_place(place)}: {place['text']}"
 
 
 def _value(side: dict[str, Any]) -> str:

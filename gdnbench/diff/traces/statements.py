@@ -44,7 +44,7 @@ class Source:
     _texts: dict[str, list[str]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, files: Iterable[str]) -> Source:
+    def of_files(cls, files: Iterable[str]) -> Source:
         """Of files as they are now; those that cannot be read are left out."""
         texts = {}
         for file in dict.fromkeys(files):
@@ -65,11 +65,11 @@ class Source:
             source._lines[file] = {line: one for one, lines in found for line in lines}
         return source
 
-    def at(self, file: str, line: int) -> Statement:
+    def statement_at(self, file: str, line: int) -> Statement:
         found = self._lines.get(file, {}).get(line)
         return found or Statement(file, "", line, line, "")
 
-    def line(self, file: str, line: int) -> str:
+    def line_text(self, file: str, line: int) -> str:
         """The text of a line as it is written; empty where it is not known."""
         lines = self._texts.get(file, [])
         return lines[line - 1].strip() if 0 < line <= len(lines) else ""
