@@ -202,7 +202,7 @@ def test_submodules_are_part_of_the_question(
     bisecting.commits(inner, "wrong")
     history.git("-C", "inner", "pull", "--quiet")
     bad = history.commit("move it", {})
-    run = replays.run
+    run = replays.run_trial
 
     def lacking(trial: Trial) -> Verdict:
         there = (replays.folder / "pack" / "kernel.py").exists()
@@ -220,7 +220,7 @@ def test_what_may_be_gone_the_next_time_is_asked_again(
 ) -> None:
     """A disk that was full, a server that was away, a machine that was too busy to start a process."""
     made = bisecting.commits(history, "right", "wrong", "wrong")
-    git, run = worktrees.git, replays.run
+    git, run = worktrees.git, replays.run_trial
 
     def failing_git(folder: Path, *arguments: str) -> str:
         there = arguments[-1] if arguments[0] == "checkout" else git(folder, "rev-parse", "HEAD").strip()
@@ -270,19 +270,19 @@ def test_one_that_is_interrupted_leaves_nothing_behind_and_goes_on(
     bisecting: Any, history: Any, replays: Any
 ) -> None:
     made = bisecting.commits(history, "right", "right", "right", "wrong", "wrong")
-    run, stop = replays.run, 2 * 5 + 2  # after both ends and one between them
+    run, stop = replays.run_trial, 2 * 5 + 2  # after both ends and one between them
 
     def interrupted(trial: Trial) -> Verdict:
         if len(replays.asked) == stop - 1:
             raise KeyboardInterrupt
         return run(trial)
 
-    replays.run = interrupted  # type: ignore[method-assign]
+    replays.run_trial = interrupted  # type: ignore[method-assign]
     with pytest.raises(KeyboardInterrupt):
         bisecting(made[0], made[-1])
     assert history.git("worktree", "list").count("\n") == 0
     assert not list(bisecting.state.glob("*/worktree"))
-    replays.run = run  # type: ignore[method-assign]
+    replays.run_trial = run  # type: ignore[method-assign]
     assert bisecting(made[0], made[-1]).found["commit"]["hash"] == made[3]
     # One more of the commits between, and two with stages: what was known was not asked again.
     assert len(replays.asked) == 2 * 5 + 1 + 1 + 2
@@ -290,13 +290,13 @@ def test_one_that_is_interrupted_leaves_nothing_behind_and_goes_on(
 
 def test_a_flaky_end_is_not_bisected(bisecting: Any, history: Any, replays: Any) -> None:
     made = bisecting.commits(history, "right", "wrong")
-    run = replays.run
+    run = replays.run_trial
 
     def by_turns(trial: Trial) -> Verdict:
         found = run(trial)
         return found if len(replays.asked) % 2 else Verdict(State.GOOD, "pass", digest="right")
 
-    replays.run = by_turns  # type: ignore[method-assign]
+    replays.run_trial = by_turns  # type: ignore[method-assign]
     answer = bisecting(made[0], made[1])
     assert (answer.exit_code, answer.found["result"]) == (Exit.MISMATCH, "flaky")
     assert "is flaky: numeric mismatch 3 of 5, pass 2 of 5" in answer.lines[-1]
