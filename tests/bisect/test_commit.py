@@ -208,7 +208,7 @@ def test_submodules_are_part_of_the_question(
         there = (replays.folder / "pack" / "kernel.py").exists()
         return run(trial) if there else Verdict(State.SKIP, "import failure", "no pack")
 
-    monkeypatch.setattr(replays, "run", lacking)
+    monkeypatch.setattr(replays, "run_trial", lacking)
     with pytest.raises(CannotRunError, match="cannot be told: import failure, no pack"):
         bisecting(good, bad, path="inner")
     assert bisecting(good, bad, path="inner", submodules=True).found["commit"]["hash"] == bad
@@ -235,7 +235,7 @@ def test_what_may_be_gone_the_next_time_is_asked_again(
 
     with monkeypatch.context() as patched:
         patched.setattr(worktrees, "git", failing_git)
-        patched.setattr(replays, "run", failing_start)
+        patched.setattr(replays, "run_trial", failing_start)
         answer = bisecting(made[0], made[2], submodules=True)
         assert {one["hash"] for one in answer.found["candidates"]} == set(made[1:])
     assert bisecting(made[0], made[2], submodules=True).found["commit"]["hash"] == made[1]
