@@ -178,7 +178,7 @@ def test_calls_that_fail_together_and_pass_one_by_one(
 ) -> None:
     """A verdict that changes by itself leads nowhere, and is no pass either."""
     chain = beside("chains").chain(tmp_path / "chain.zarr", 2)
-    run = here.run
+    run = here.run_trial
 
     def by_count(self: Any, trial: Trial) -> Verdict:
         found: Verdict = run(self, trial)
@@ -189,7 +189,7 @@ def test_calls_that_fail_together_and_pass_one_by_one(
         facts = {**found.facts, "records": records}
         return replace(found, state=State.BAD, kind="numeric mismatch", reason="o: off", facts=facts)
 
-    monkeypatch.setattr(here, "run", by_count)
+    monkeypatch.setattr(here, "run_trial", by_count)
     found = finding.find_bad_call(RecordBisection(Trial(str(chain), "torch")), session)
     assert found.bad
     assert found.first is not None
@@ -202,7 +202,7 @@ def test_calls_that_fail_together_and_pass_one_by_one(
 def test_a_call_that_failed_once(
     session: Session, here: Any, store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run, asked = here.run, []
+    run, asked = here.run_trial, []
 
     def at_first(self: Any, trial: Trial) -> Verdict:
         asked.append(trial)
@@ -211,7 +211,7 @@ def test_a_call_that_failed_once(
             return found
         return replace(found, state=State.BAD, kind="numeric mismatch", reason="o: off")
 
-    monkeypatch.setattr(here, "run", at_first)
+    monkeypatch.setattr(here, "run_trial", at_first)
     found = finding.find_bad_call(RecordBisection(Trial(str(store), "torch")), session)
     assert text.answer(found).endswith(
         "is flaky and was not looked into: numeric mismatch at first, then pass again and again"
