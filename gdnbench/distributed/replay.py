@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from gdnbench.distributed import worker
 from gdnbench.distributed.job import Job, Task, code_version
 from gdnbench.errors import BadInputError, GdnbenchError
-from gdnbench.replay.judged import Judged, conclude
+from gdnbench.replay.record import JudgedRecord, finish_record
 from gdnbench.replay.replay import Progress, replay_options, select
 from gdnbench.replay.save import RunWriter
 from gdnbench.replay.simulated import SIM
@@ -88,7 +88,7 @@ def replay_distributed(
                     Path(save), report.header, store, chosen, outputs=save_outputs, workers=machines
                 )
                 stack.enter_context(saved)
-            results.append(conclude(record, judged, saved=saved, accepted=accepted))
+            results.append(finish_record(record, judged, saved=saved, accepted=accepted))
             if progress is not None:
                 progress(len(results), len(chosen), results[-1])
     return replace(report, records=tuple(results))
@@ -110,10 +110,10 @@ def _machines(pool: WorkerPool) -> list[dict[str, Any]]:
     return [found[key] for key in sorted(found)]
 
 
-def _judged(record: StoredRecord, answer: Judged | WorkerDied | GdnbenchError) -> Judged:
+def _judged(record: StoredRecord, answer: JudgedRecord | WorkerDied | GdnbenchError) -> JudgedRecord:
     if isinstance(answer, GdnbenchError):
         raise answer
     if isinstance(answer, WorkerDied):
         reason = f"the worker it ran on died, {answer.attempts} times of {answer.attempts}"
-        return Judged(RecordResult.of(record, Outcome.CRASH, reason))
+        return JudgedRecord(RecordResult.of(record, Outcome.CRASH, reason))
     return answer

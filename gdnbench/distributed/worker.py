@@ -19,8 +19,8 @@ import torch
 from gdnbench.distributed.job import Job, Task, code_version
 from gdnbench.errors import BadInputError, CannotRunError, GdnbenchError, StoreError
 from gdnbench.provenance import cpu_model, gpu_provenance
-from gdnbench.replay.judged import Judged
 from gdnbench.replay.kernels import is_user_kernel
+from gdnbench.replay.record import JudgedRecord
 from gdnbench.replay.replay import Replayer, replaying
 from gdnbench.store.address import is_absolute
 from gdnbench.store.reader import Store
@@ -80,7 +80,7 @@ def _close_job(token: str) -> None:
             _close()
 
 
-def _replay(job: Job, task: Task) -> Judged:
+def _replay(job: Job, task: Task) -> JudgedRecord:
     with _in_job_folder(job):
         session = _open_session(job)
         number = task.number

@@ -63,7 +63,7 @@ class Replaying:
             loaded = of_function(kernel, _name_of(kernel))
             replayer = replayer.with_kernel(InProcess(loaded, options.on, options.stages, options.check))
         with _modules_found():
-            return replayer.judge(record).settled(accepted)
+            return replayer.judge(record).result_with_findings(accepted)
 
     def report(self, result: RecordResult, kernel: Kernel | Execution | None = None) -> ReplayReport:
         """`result` as `gdnbench replay` reports it."""

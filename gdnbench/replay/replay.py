@@ -24,7 +24,7 @@ from gdnbench.replay import kernels, side_effects
 from gdnbench.replay.execute import Execution, device_of
 from gdnbench.replay.failure import Failure
 from gdnbench.replay.isolate import Isolated
-from gdnbench.replay.judged import Judged, Times, conclude
+from gdnbench.replay.record import JudgedRecord, Times, finish_record
 from gdnbench.replay.run import InProcess, Runner
 from gdnbench.replay.save import RunWriter
 from gdnbench.replay.simulated import SIM
@@ -117,7 +117,9 @@ def replay(
             )
         for number in chosen:
             record = store.records[number]
-            results.append(conclude(record, one.judge(record), saved=saved, time=time, accepted=accepted))
+            results.append(
+                finish_record(record, one.judge(record), saved=saved, time=time, accepted=accepted)
+            )
             if progress is not None:
                 progress(len(results), len(chosen), results[-1])
     return replace(report, records=tuple(results))
@@ -161,7 +163,7 @@ def replay_options(
     trace: TraceRequest | None = None,
     grids: bool = False,
 ) -> ReplayOptions:
-    """What `replay` takes, checked as far as that takes neither a store nor a device: BadInputError, or
+    """The arguments of `replay`, checked as far as possible without a store and a device. BadInputError, or
     CannotRunError for a listed kernel that is not simulated."""
     rule = with_rules(make_rule(k, k_by_tensor, tol, bitwise), rules)
     if timeout is not None and not timeout > 0:
@@ -180,7 +182,7 @@ def replay_options(
 
 @contextmanager
 def replaying(store: Store, options: ReplayOptions) -> Iterator[Replayer]:
-    """What replays records of `store` one by one; its kernels' processes are kept while this lasts.
+    """A Replayer for the records of `store`. Worker processes of its kernels run until the `with` block ends.
 
     CannotRunError if the device is not here, BadInputError as `runner`.
     """
@@ -216,8 +218,8 @@ def runner(
     check: bool = False,
     trace: TraceRequest | None = None,
 ) -> Runner:
-    """What runs `kernel` on records of `store`, here or in a process of its own; see `replay`. BadInputError
-    for a timeout of a kernel that runs here."""
+    """A Runner of `kernel` for the records of `store`, in this process or in a worker process; see `replay`.
+    BadInputError for a timeout of a kernel that runs in this process."""
     alone = kernels.is_user_kernel(kernel) or on == "cuda" or timeout is not None
     if isolate if isolate is not None else alone:
         usual = TIMEOUT if trace is None and not check else SLOW_TIMEOUT
@@ -254,24 +256,24 @@ class Replayer:
         self._judge = judge
 
     def with_kernel(self, kernel: Runner) -> Replayer:
-        """What replays through another kernel and shares the judge, with what its oracle gave last."""
+        """A Replayer for another kernel that shares the judge and the oracle's last outputs."""
         return Replayer(kernel, self._other, self._against, self._judge)
 
     def replay(self, record: StoredRecord) -> RecordResult:
-        """Bind, run and judge one record; what goes wrong with it is its result."""
-        return self.judge(record).settled()
+        """Binds, runs and judges one record. A failure becomes the outcome of the result."""
+        return self.judge(record).result_with_findings()
 
-    def judge(self, record: StoredRecord) -> Judged:
-        """The same, with what the kernel left."""
+    def judge(self, record: StoredRecord) -> JudgedRecord:
+        """The same, with the kernel's outputs."""
         try:
             op = operation(record.info.op)
             calls.check(record, op)
             strays = side_effects.recorded_faults(record, op) if self._against == RECORDED else []
         except (ContractError, BadInputError, StoreError) as error:
-            return Judged(RecordResult.of(record, Outcome.REFUSED, str(error)), called=False)
+            return JudgedRecord(RecordResult.of(record, Outcome.REFUSED, str(error)), called=False)
         reason = _not_comparable(record, op) if self._against == RECORDED else None
         if reason is not None:
-            return Judged(RecordResult.of(record, Outcome.NOT_COMPARABLE, reason), called=False)
+            return JudgedRecord(RecordResult.of(record, Outcome.NOT_COMPARABLE, reason), called=False)
         execution = self._kernel.run_record(record, op)
         checked = execution.checked
         if isinstance(execution, Failure):
@@ -289,7 +291,7 @@ class Replayer:
         if self._judge.grids:
             result = replace(result, ranges=calls.ranges_of(record, op))
         left = None if isinstance(execution, Failure) else execution
-        return Judged(result, left, checked)
+        return JudgedRecord(result, left, checked)
 
     def _compare(
         self,
@@ -299,7 +301,8 @@ class Replayer:
         found: Execution | Failure | None,
         strays: list[str],
     ) -> RecordResult:
-        """`found` is what the other kernel left; `strays`: what the recorded call wrote that it must not."""
+        """`found` is the execution of the other kernel; `strays` are faults of the recorded call, which wrote
+        where it must not."""
         other: dict[str, Tensor] | None = None
         other_stages: dict[str, Tensor] | None = None
         faults, notes = [*execution.faults, *strays], [*execution.notes]
@@ -337,7 +340,7 @@ class Replayer:
 
 
 def _not_comparable(record: StoredRecord, operation: Operation) -> str | None:
-    """Why nothing can be held to what `record` says was returned."""
+    """Why the outputs of `record` cannot be compared with; None if they can."""
     if not record.after:
         unfinished = record.info.status is Status.UNFINISHED
         why = "the recorded call never finished" if unfinished else "its capture kept the inputs alone"

@@ -1,4 +1,4 @@
-"""What judging a record came to, and what is made of it: a result with findings and times, kept in a run."""
+"""The judged result of one record: findings and times are added, and the result is saved in a run."""
 
 from __future__ import annotations
 
@@ -20,37 +20,37 @@ if TYPE_CHECKING:
     from gdnbench.timing.result import RecordTiming
 
 Times = Callable[[StoredRecord], "RecordTiming"]
-"""Times kernels on a record; one that fails meanwhile is an outcome of its own in what comes back."""
+"""Times kernels on a record. A kernel that fails meanwhile has its own outcome in the RecordTiming."""
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
-    """A record's `result` by its tensors alone. `execution`: what the kernel left, None if it left nothing to
-    compare. `checked`: what the simulator's checker found, None if it was not asked. `called`: the record
-    came as far as its kernel; one that did not is in no run store."""
+class JudgedRecord:
+    """A record's `result` by its tensors alone. `execution` has the kernel's outputs, None if there are none to
+    compare. `checked` has the findings of the simulator's checker, None if it did not run. `called`: the
+    kernel was called; a record whose kernel was not called is in no run store."""
 
     result: RecordResult
     execution: Execution | None = None
     checked: tuple[Finding, ...] | None = None
     called: bool = True
 
-    def settled(self, accepted: Accepted | None = None) -> RecordResult:
-        """The result with what the checker found, less what is `accepted`: what of it fails decides too."""
+    def result_with_findings(self, accepted: Accepted | None = None) -> RecordResult:
+        """The result with the checker's findings, without the `accepted` ones. It fails if a finding does."""
         if self.checked is None:
             return self.result
         return _with_findings(self.result, self.checked if accepted is None else accepted.apply(self.checked))
 
 
-def conclude(
+def finish_record(
     record: StoredRecord,
-    judged: Judged,
+    judged: JudgedRecord,
     *,
     saved: RunWriter | None = None,
     time: Times | None = None,
     accepted: Accepted | None = None,
 ) -> RecordResult:
-    """The result of `record`: settled, timed if it passes, and kept in the run that is `saved`."""
-    result = judged.settled(accepted)
+    """The result of `record`: with findings, timed if it passes, and added to the run `saved`."""
+    result = judged.result_with_findings(accepted)
     if time is not None and result.outcome is Outcome.PASS:
         result = _with_times(result, time(record))
     if saved is not None and judged.called:
@@ -59,7 +59,7 @@ def conclude(
 
 
 def _with_findings(result: RecordResult, found: tuple[Finding, ...]) -> RecordResult:
-    """`result` with what the checker found, and with an outcome that fails if one of it does."""
+    """`result` with the checker's findings, and with a failing outcome if one of them fails."""
     result = replace(result, findings=found)
     errors = [finding.summary for finding in found if finding.fails]
     if not errors or result.outcome.exit_code is Exit.MISMATCH:
