@@ -1,4 +1,4 @@
-"""What a verdict depends on, as digests: records, and the code of a kernel."""
+"""The cache key of a verdict: digests of records and of a kernel's code."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ Choice = Callable[[Store], Sequence[int]]
 
 
 def digest_records(records: Sequence[StoredRecord]) -> str:
-    """BLAKE3 of what a replay of records sees, in order: operation, conventions, scalars, pools, and of
-    tensors their digests and how the caller held them. Where the store lies and how it is cut does not
-    matter."""
+    """BLAKE3 of everything that a replay of `records` reads, in order: operation, conventions, scalars and
+    pools, and of each tensor its digest and the caller's layout. The path of the store and its division into
+    segments do not matter."""
     return combine_digests(
         [
             _of(
@@ -43,7 +43,7 @@ def digest_records(records: Sequence[StoredRecord]) -> str:
 
 
 def digest_drafts(drafts: Sequence[RecordDraft]) -> str:
-    """What `of_records` has of them once they are stored."""
+    """The value that `digest_records` has for the drafts once they are stored."""
     return combine_digests(
         [
             _of(
@@ -60,12 +60,13 @@ def digest_drafts(drafts: Sequence[RecordDraft]) -> str:
 
 
 def combine_digests(digests: Sequence[str]) -> str:
-    """The digest of records whose own digests these are, in order."""
+    """The digest of several records from their own digests, in order."""
     return digests[0] if len(digests) == 1 else blake3("".join(digests).encode()).hexdigest()
 
 
 def digest_store(path: str, choice: Choice) -> str:
-    """`of_records` of what the store holds now. StoreError if it is none any more."""
+    """`digest_records` of the chosen records that the store holds now. StoreError if it is no store any
+    more."""
     with open_store(path) as store:
         return digest_records([store.records[number] for number in choice(store)])
 
@@ -74,8 +75,8 @@ def digest_store(path: str, choice: Choice) -> str:
 def open_unchanged(
     path: str, choice: Choice, expected: str | None = None
 ) -> Iterator[tuple[Store, Sequence[int], str]]:
-    """A store while it is read, with the numbers of the records that are meant and their digest. StoreError
-    if that is not as `expected`, or another at the end: what was read is then nobody's."""
+    """Opens a store and yields it with the numbers of the chosen records and their digest. StoreError if the
+    digest is not `expected`, or if it has changed at the end of the `with` block."""
     with open_store(path) as store:
         numbers = choice(store)
         found = digest_records([store.records[number] for number in numbers])
@@ -86,7 +87,8 @@ def open_unchanged(
 
 
 def check_unchanged(where: str, expected: str, found: str) -> None:
-    """StoreError if records are others than they were when a question about them was asked."""
+    """StoreError if the digest `found` of the records is not `expected`, the digest when the question was
+    asked."""
     if found != expected:
         raise StoreError(
             f"{where}: the store's records are others than when this began, so the verdict is not kept;"
@@ -112,7 +114,8 @@ def _held(meta: TensorMeta) -> tuple[Any, ...]:
 
 
 def digest_code(paths: Iterable[Path]) -> str:
-    """BLAKE3 of the source files at `paths`, folders with all below them: relative names and contents."""
+    """BLAKE3 of the relative names and contents of the source files at `paths`; of a folder, of all below
+    it."""
     hasher = blake3()
     for path in sorted(paths):
         files = [path] if path.is_file() else sorted(_sources(path))

@@ -1,4 +1,4 @@
-"""How a record fails, as facts of a verdict: which tensors, in which way, by how much."""
+"""Describes how a record fails, as facts of a verdict: which tensors, in which way, by how much."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _ways(tensor: TensorResult) -> list[str]:
 
 
 def _relative(tensor: TensorResult) -> float | None:
-    """RMS of the error over that of the exact result; None where that is zero or nothing is finite."""
+    """RMS of the error over RMS of the exact result; None if that is zero or nothing is finite."""
     if tensor.errors is None or not math.isfinite(tensor.errors.rms_ratio):
         return None
     return tensor.errors.rms_ratio

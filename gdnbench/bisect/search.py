@@ -1,4 +1,4 @@
-"""Narrows a line of candidates, good ones before bad ones, by asking as few of them as possible."""
+"""Narrows a line of candidates, good ones before bad ones, with as few probes as possible."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from gdnbench.bisect.verdict import State
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """The change from good to bad lies after `good` and at or before `bad`; candidates between them, if any,
-    could not be told: all of them are `skipped`."""
+    """The change from good to bad is after `good` and at or before `bad`. Candidates between them, if any,
+    could not be judged and are `skipped`."""
 
     good: int
     bad: int
@@ -19,16 +19,16 @@ class Span:
 
     @property
     def found(self) -> bool:
-        """Whether it is one candidate."""
+        """Whether there is a single candidate."""
         return not self.skipped
 
 
 def first_bad(good: int, bad: int, ask: Callable[[int], State]) -> Span:
-    """Between a good and a bad candidate, where the change is. `ask` is called at most once for each between
-    them, log2 of their number times where none is skipped.
+    """Narrows the change between a good and a bad candidate. `ask` is called at most once for each candidate
+    between them: log2 of their number if none is skipped.
 
-    One that says nothing is passed over for its nearest neighbours, alternately to both sides, as long as
-    there are any. Where good and bad do not come in order, one of the changes from good to bad is found.
+    If a candidate is skipped, its nearest neighbours are tried, alternately on both sides. If good and bad
+    candidates do not come in order, one of the changes from good to bad is found.
     """
     if not good < bad:
         raise ValueError(f"candidate {good} is not before {bad}")

@@ -1,8 +1,8 @@
-"""Which files a kernel's code is in: its own, and those that they import.
+"""Finds the files that hold a kernel's code: its own, and those that they import.
 
-Imports are read from the text, so that nothing is run; one by a computed name is not seen. What is installed
-in site-packages, Python's own and this project's packages are left out: their versions, or all of their code,
-are part of a question anyway.
+Imports are read from the text, so no code runs; an import by a computed name is not seen. Packages in
+site-packages, the standard library and this project's packages are left out: their versions, or all of their
+code, are part of every question.
 """
 
 from __future__ import annotations
@@ -89,6 +89,6 @@ def _files(folder: Path, strings: set[str]) -> Iterator[Path]:
 
 
 def _installed() -> list[Path]:
-    """Folders whose packages are known by their versions."""
+    """Folders whose packages count by their versions."""
     named = [sysconfig.get_paths()[key] for key in ("purelib", "platlib", "stdlib", "platstdlib")]
     return [Path(place).resolve() for place in (*named, *site.getsitepackages(), site.getusersitepackages())]

@@ -1,7 +1,7 @@
-"""A probe that replays: records of a store, one kernel, a device, a rule.
+"""A trial: replays records of a store through one kernel on one device and judges them by one rule.
 
-On the simulator a trial may name several schedules: then it is bad if it is under any of them, and also if
-their bits differ, since a kernel that is right leaves the same bits whenever asynchronous effects land.
+On the simulator a trial may name several schedules. It is bad if it is bad under any of them, and also if
+their bits differ: a right kernel leaves the same bits whenever asynchronous effects land.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ STATES = {
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What is replayed, and how. `records` None: all of `op`, or all. The rule is that of
-    `gdnbench.replay.replay.replay`; with `check` an error of the simulator's checker is bad, too."""
+    """The arguments of a replay. `records` None: all records of `op`, or all. The rule is that of
+    `gdnbench.replay.replay.replay`. With `check`, an error of the simulator's checker is bad too."""
 
     store: str
     kernel: str
@@ -91,12 +91,13 @@ class Trial:
 
 
 def trial_question(trial: Trial) -> Question:
-    """What the trial's verdict depends on, with the kernel as it lies here."""
+    """Everything that the trial's verdict depends on, with the kernel's current code."""
     return {**question_without_code(trial), "code": cache_key.digest_code(kernel_sources(trial.kernel))}
 
 
 def question_without_code(trial: Trial) -> Question:
-    """What the trial's verdict depends on beside the kernel's code. Where the store lies is no part of it."""
+    """Everything that the trial's verdict depends on except the kernel's code. The path of the store is not
+    part of it."""
     records = cache_key.digest_store(trial.store, chosen_by(trial))
     options = trial.to_json()
     del options["store"], options["records"], options["op"]
@@ -109,8 +110,8 @@ def chosen_by(trial: Trial) -> cache_key.Choice:
 
 
 def kernel_sources(kernel: str, folder: Path | None = None) -> list[Path]:
-    """Where a kernel's code lies: the file or the whole package, and what that imports, see `imported`.
-    Modules are looked for in `folder` first, else in the current one. BadInputError if there is no such
+    """The files of a kernel's code: its file or whole package, and its imports, see `source_deps`. Modules
+    are looked for in `folder` first, by default the current folder. BadInputError if there is no such
     module."""
     if not kernels.is_user_kernel(kernel):
         return [_package("gdnbench_kernels", Path.cwd())]
@@ -121,8 +122,8 @@ def kernel_sources(kernel: str, folder: Path | None = None) -> list[Path]:
 
 
 def toolchain(on: str = "cpu") -> dict[str, Any]:
-    """Versions of all that is installed, among it what compiles and runs kernels; this project's own code;
-    and on cuda which GPU that is."""
+    """Versions of all installed packages, the digest of this project's code, and on cuda the name of the
+    GPU."""
     versions = {one.name: one.version for one in importlib.metadata.distributions() if one.name}
     own = cache_key.digest_code([_package(name, Path.cwd()) for name in OWN])
     device = {"device": _device()} if on == "cuda" else {}
@@ -149,7 +150,7 @@ def _package(name: str, here: Path) -> Path:
 
 
 def import_kernel(kernel: str, on: str) -> None:
-    """Imports the kernel, whatever comes of it. BadInputError if it is not there."""
+    """Imports the kernel and ignores its errors. BadInputError if it does not exist."""
     problem = why_not_found(kernel, on)
     if problem is not None:
         raise BadInputError(problem)
@@ -194,7 +195,7 @@ def _once(trial: Trial, schedule: str, report: Callable[[str], None]) -> Verdict
 
 @contextlib.contextmanager
 def with_schedule(on: str, schedule: str) -> Iterator[None]:
-    """While kernels are simulated under that schedule, if that is where they run."""
+    """Simulates kernels under `schedule` inside the `with` block, if `on` is the simulator."""
     if on != SIM:
         yield
         return
@@ -205,8 +206,9 @@ def with_schedule(on: str, schedule: str) -> Iterator[None]:
 
 
 def verdict_of(results: Sequence[RecordResult], digest: str, schedule: str = "") -> Verdict:
-    """Of records replayed one after another: bad if one is, else skipped if one cannot be told. The kind and
-    reason are those of the first such record. BadInputError for a record that was refused."""
+    """The verdict on records replayed one after another: BAD if one is bad, else SKIP if one cannot be
+    judged. Kind and reason are those of the first such record. BadInputError for a record that was
+    refused."""
     for result in results:
         if result.outcome is Outcome.REFUSED:
             raise BadInputError(f"record {result.label} cannot be replayed: {result.reason}")
@@ -229,7 +231,7 @@ def verdict_of(results: Sequence[RecordResult], digest: str, schedule: str = "")
 
 
 def _errors(results: Sequence[RecordResult]) -> dict[str, float]:
-    """RMS error by tensor, the largest over the records: what the spread of runs is told by."""
+    """RMS error by tensor, the largest over the records; `flakiness` prints its range."""
     found: dict[str, float] = {}
     for tensor in _tensors(results):
         if tensor.errors is not None:
@@ -251,7 +253,7 @@ def _tensors(results: Sequence[RecordResult]) -> Iterator[TensorResult]:
 
 
 class _Digesting:
-    """A runner that takes the digest of every bit that kernels leave."""
+    """A runner that computes the digest of every bit that kernels leave."""
 
     def __init__(self, runner: Runner) -> None:
         self._runner = runner

@@ -1,4 +1,4 @@
-"""The answer of a probe."""
+"""The verdict of a probe."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class State(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a probe came to.
+    """The result of a probe.
 
-    `kind` tells failures apart: an outcome of a replay, such as "numeric mismatch" or "crash", or what an
-    axis adds. `reason`: one line for people. `digest`: of all bits that the kernel left; equal digests are
-    equal runs, empty where nothing ran. `facts`: plain JSON that the axis wants to see again.
+    `kind` distinguishes failures: an outcome of a replay, such as "numeric mismatch" or "crash", or a kind
+    that an axis adds. `reason` is one line for people. `digest` is over all bits that the kernel left, empty
+    if nothing ran; runs with equal digests are equal. `facts` is plain JSON for the axis.
     """
 
     state: State

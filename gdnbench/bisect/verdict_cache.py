@@ -1,9 +1,9 @@
-"""Verdicts on disk, by what was asked: a probe is never run twice, by this bisection or a later one.
+"""Stores verdicts on disk, so that no probe runs twice, in this bisection or a later one.
 
-A file of JSON lines that only grows, one line a verdict, flushed to the device before the verdict is used.
-Several processes may write one ledger: a line is a single write under a lock. A last line that a killed
-process left half written counts as not there, and the next verdict starts a line of its own. So does a line
-whose sum is not that of what it says: it was damaged, or is of another version, and is asked for again.
+The cache is an append-only file of JSON lines, one for each verdict, flushed to the device before the verdict
+is used. Several processes may write it: a line is a single write under a lock. If a process was killed while
+it wrote, the half line is ignored and the next verdict starts a new line. A line with a wrong checksum,
+damaged or of another version, is ignored too, and its question is probed again.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def key_of(question: Question) -> str:
 
 
 def cache_size(path: Path) -> int:
-    """Bytes of the file of a ledger; 0 where there is none."""
+    """Size of the cache file in bytes; 0 if it does not exist."""
     try:
         return path.stat().st_size
     except OSError:  # reading it says why
@@ -39,13 +39,13 @@ def cache_size(path: Path) -> int:
 
 
 def _sum(key: str, verdict: Any) -> str:
-    """Of a line: what `Verdict.from_json` takes for granted of facts holds of those that were written."""
+    """The checksum of a line."""
     return key_of({"key": key, "verdict": json.dumps(verdict, sort_keys=True)})[:16]
 
 
 class VerdictCache:
-    """The verdicts in the file at `path`, which need not be there yet; those in its first `since` bytes count
-    as not there. StoreError if it cannot be read or holds what is no verdict."""
+    """The verdicts in the file at `path`, which need not exist yet. The first `since` bytes are ignored.
+    StoreError if the file cannot be read or holds something other than verdicts."""
 
     def __init__(self, path: Path, since: int = 0) -> None:
         self._path = path
@@ -58,14 +58,14 @@ class VerdictCache:
         return len(self._known)
 
     def find(self, question: Question) -> Verdict | None:
-        """What was found before, by whomever."""
+        """The stored verdict, whichever process stored it."""
         key = key_of(question)
         if key not in self._known:
             self._refresh()
         return self._known.get(key)
 
     def answer(self, question: Question, probe: Callable[[], Verdict]) -> Verdict:
-        """The known verdict, else that of `probe`, which is then known."""
+        """The stored verdict, else that of `probe`, which is then stored."""
         found = self.find(question)
         if found is None:
             found = probe()
@@ -91,7 +91,7 @@ class VerdictCache:
         self._known[key] = verdict
 
     def _refresh(self) -> None:
-        """Takes in what was added since, whole lines alone."""
+        """Reads the lines that were added since the last read, complete lines only."""
         try:
             with self._path.open("rb") as file:
                 file.seek(self._read)

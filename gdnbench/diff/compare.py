@@ -128,7 +128,7 @@ def _tensors(
 
 @dataclass(slots=True)
 class _Owners:
-    """Who owns the rows of a record's tensors, from its index tensors."""
+    """Which sequence, chunk and head own the rows of a record's tensors, from its index tensors."""
 
     record: StoredRecord
     op: Operation
@@ -149,7 +149,7 @@ class _Owners:
 
 
 def _strangers(a: StoredRecord, b: StoredRecord, op: Operation) -> Iterator[str]:
-    """What makes two records not the same call: operation, conventions, scalars, or the bits of an input."""
+    """Why two records are not the same call: operation, conventions, scalars, or the bits of an input."""
     if a.info.op != b.info.op:
         yield f"operation {a.info.op} against {b.info.op}"
     elif (left_way := calls.conventions_of(a, op)) != (right_way := calls.conventions_of(b, op)):

@@ -1,4 +1,4 @@
-"""Which record of one store belongs to which of another."""
+"""Matches the records of two stores."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ RUN = "run"
 
 @dataclass(frozen=True, slots=True)
 class Pairs:
-    """Numbers of the records that belong together, and of those that have no counterpart."""
+    """Numbers of the records that match, and of those without a counterpart."""
 
     matched: tuple[tuple[int, int], ...]
     only_a: tuple[int, ...]

@@ -1,2 +1,3 @@
-"""`gdnbench capture --on-mismatch`: calls are recorded beside the store, judged there by another process
-while the program runs, and kept if what they gave is not what the reference gives."""
+"""`gdnbench capture --on-mismatch`: records calls beside the store, judges them in another process while the
+program runs, and keeps those whose outputs differ from the reference.
+"""

@@ -1,4 +1,4 @@
-"""Records that wait to be judged: those that fail are copied into the store, the others are never seen."""
+"""Records that wait to be judged: those that fail are copied into the store, the others are dropped."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from gdnbench.store.writer import StoreWriter
 
 @dataclass(slots=True)
 class Tally:
-    """What came of the calls recorded."""
+    """How many calls had which outcome."""
 
     judged: int = 0
     kept: int = 0
@@ -49,8 +49,8 @@ class Candidates:
         self.tally = Tally()
 
     def poll(self) -> int:
-        """Judge what is new, oldest first; how many calls that were. StoreError if `store` cannot be
-        written."""
+        """Judges the calls that are new, oldest first, and returns their number. StoreError if `store` cannot
+        be written."""
         if not (self._candidates / METADATA).is_file():
             return 0
         judged = 0
@@ -113,7 +113,7 @@ class Candidates:
         return self._writers[segment.name]
 
     def close(self) -> Tally:
-        """End the segments that were written, and count what was not judged."""
+        """Ends the segments that were written and counts the calls that were not judged."""
         for name, writer in self._writers.items():
             write_summary(self._store, name, SegmentSummary(closed=True, records=self._kept.get(name, 0)))
             writer.close()
@@ -133,7 +133,8 @@ class Candidates:
 
 
 def mismatch(result: RecordResult) -> str | None:
-    """Which of the recorded tensors are off, and how often the worst goes into its limit; None: none is."""
+    """The recorded tensors that are wrong, and how many times its limit the worst error is; None if none is
+    wrong."""
     wrong = [one for one in result.tensors if one.side is Side.AGAINST and not one.passed]
     if not wrong:
         strays = any(fault.startswith("recorded ") for fault in result.faults)

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A kernel that left nothing to compare, and why, in one line. `imported`: it was there to be called.
-    `checked`: what the checker found before, None if it was not asked."""
+    """A kernel that left nothing to compare: its outcome and the reason in one line. `imported`: the kernel
+    could be called. `checked`: the checker's findings up to then, None if the checker did not run."""
 
     outcome: Outcome
     reason: str

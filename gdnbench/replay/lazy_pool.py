@@ -1,7 +1,7 @@
-"""A large pool of which a few rows were stored: all of its slots are there, memory only for those rows.
+"""A large pool of which a few rows were stored: it has all slots, and memory for the stored rows only.
 
-On the CPU the pool lies in anonymous memory that the system hands out page by page when it is first written
-to; a GPU has no such memory, and its pool is as large as the caller's was.
+On the CPU the pool is anonymous memory, which the system allocates page by page at the first write. A GPU has
+no such memory, so there the pool is as large as the caller's was.
 """
 
 from __future__ import annotations

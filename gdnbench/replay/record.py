@@ -25,7 +25,7 @@ Times = Callable[[StoredRecord], "RecordTiming"]
 
 @dataclass(frozen=True, slots=True)
 class JudgedRecord:
-    """A record's `result` by its tensors alone. `execution` has the kernel's outputs, None if there are none to
+    """A record's `result` by its tensors alone. `execution` has the outputs, None if there are none to
     compare. `checked` has the findings of the simulator's checker, None if it did not run. `called`: the
     kernel was called; a record whose kernel was not called is in no run store."""
 

@@ -1,5 +1,6 @@
-"""Keeps what a kernel computed, and what was found of it, as a run store: for `diff` to compare with a run
-from another machine, and for `report` to show."""
+"""Saves what a kernel computed, and its results, as a run store: for `diff` to compare with a run from
+another machine, and for `report` to show.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a kernel must leave alone: its inputs, and every slot of a pool that the call has no business with."""
+"""Checks what a kernel must not change: its inputs, and every pool slot that the call does not own."""
 
 from __future__ import annotations
 

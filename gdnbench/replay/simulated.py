@@ -1,4 +1,6 @@
-"""Kernels on the simulated SM100: CPU tensors in, and every compiled kernel that is called simulated."""
+"""Runs kernels on the simulated SM100: they get CPU tensors, and every compiled kernel that they call is
+simulated.
+"""
 
 from __future__ import annotations
 

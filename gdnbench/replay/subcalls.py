@@ -1,5 +1,6 @@
-"""Calls made of a recorded one by leaving out parts of it at random: other shapes that are legal, with values
-that were met."""
+"""Makes smaller calls of a recorded one by removing random parts of it: other legal shapes, with recorded
+values.
+"""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ from gdnbench.bisect.verdict_cache import VerdictCache
 from gdnbench.bisect.verdict import State, Verdict
 
 path, first = Path(sys.argv[1]), int(sys.argv[2])
-ledger = Ledger(path)
+ledger = VerdictCache(path)
 for number in range(first, first + 50):
     ledger.add({"number": number}, Verdict(State.GOOD, "pass", "x" * 3000 + str(number)))
 """

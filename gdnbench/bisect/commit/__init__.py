@@ -1,5 +1,6 @@
-"""Which commit of a git repository made a kernel wrong.
+"""Finds the commit of a git repository that made a kernel wrong.
 
-`repository` asks git, `relevant` says which trees a kernel's verdict depends on, `worktree` has the files of
-one revision after another, `probe` replays there, `search` walks the graph of commits, `axis` is all of it.
+`repository` reads from git, `relevant` computes which trees a kernel's verdict depends on, `worktree` checks
+out one revision after another, `probe` replays there, `search` narrows the graph of commits, `axis` runs the
+whole bisection.
 """

@@ -1,4 +1,4 @@
-"""The axis `commit`: between a revision where a kernel is right and one where it is wrong, which did it."""
+"""The axis `commit`: finds the commit between a good and a bad revision that made a kernel wrong."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from gdnbench.report.outcome import Outcome
 
 @dataclass(frozen=True, slots=True)
 class CommitBisection:
-    """What is bisected, and how. `path`: the folder of the repository that imports start from. `also`: files
-    and folders of it that the kernel reads without importing them. `same_kind`: only a failure of the bad
-    end's kind is that failure."""
+    """The arguments of a bisection. `path` is the folder of the repository that imports start from. `also`
+    names files and folders that the kernel reads without importing them. With `same_kind` only a failure of
+    the same kind as at the bad endpoint counts as bad."""
 
     trial: Trial
     repo: Path
@@ -42,7 +42,7 @@ class CommitBisection:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """`lines`: for people, the last of them the answer. `found`: plain JSON."""
+    """`lines` for people, of which the last is the answer; `found` is the same as plain JSON."""
 
     lines: tuple[str, ...]
     found: Mapping[str, Any]
@@ -58,7 +58,8 @@ class _Seen:
 
 
 def bisect_commits(asked: CommitBisection, session: Session) -> Answer:
-    """BadInputError for ends that are none, CannotRunError for ends that cannot be replayed."""
+    """Runs the bisection. BadInputError for endpoints that cannot be bisected, CannotRunError for endpoints
+    that cannot be replayed."""
     repository = Repository(asked.repo)
     good, bad = repository.commit(asked.good, "--good"), repository.commit(asked.bad, "--bad")
     if good.hash == bad.hash:
@@ -93,7 +94,7 @@ def bisect_commits(asked: CommitBisection, session: Session) -> Answer:
 
 
 def _inside(path: str, option: str) -> str:
-    """A path from the root of the repository as git writes it. BadInputError for one that leaves it."""
+    """`path` from the root of the repository, as git writes it. BadInputError if it leaves the repository."""
     found = posixpath.normpath(path)
     if found.startswith(("/", "../")) or found == "..":
         raise BadInputError(f"{option} {path} is no path in the repository; write it from its root")
@@ -101,7 +102,7 @@ def _inside(path: str, option: str) -> str:
 
 
 def _kernel(asked: CommitBisection, repository: Repository, bad: Commit) -> str:
-    """The kernel by a name that means the same in every folder."""
+    """The kernel's name in a form that means the same in every folder."""
     place, _, function = asked.trial.kernel.rpartition(":")
     if place.endswith(".py"):
         inside = str(Path(asked.path) / place)
@@ -171,7 +172,7 @@ class _Bisection:
         return EndpointReplays(commit.label, look, ask)
 
     def _bases(self, notes: list[str]) -> list[str]:
-        """Where the histories part, for a good end that is no ancestor of the bad one."""
+        """The merge bases of the endpoints, if the good one is no ancestor of the bad one."""
         bases = self._repository.merge_bases(self._bad.hash, self._good.hash)
         if not bases:
             apart = f"{self._good.label} and {self._bad.label} have no commit in common"
@@ -186,7 +187,7 @@ class _Bisection:
         return [base for base in bases if base != self._good.hash]
 
     def _state(self, identity: str) -> State:
-        """Good, bad as the bad end is, or neither."""
+        """GOOD, BAD for the bad endpoint's failure, else SKIP."""
         commit = self._repository.commit(identity)
         verdict = self._revisions.probe_commit(commit, self._trial)
         self._seen.verdicts[identity] = verdict
@@ -200,7 +201,7 @@ class _Bisection:
         return verdict.state
 
     def _others(self, goods: list[str]) -> list[dict[str, Any]]:
-        """From which commit on failures of another kind appear, of those that were met."""
+        """The first commit of each failure of another kind that was seen."""
         found = []
         kind_before, met = self._kind, {kind: list(names) for kind, names in self._seen.other.items()}
         for kind, names in met.items():
@@ -229,7 +230,8 @@ class _Bisection:
         }
 
     def _stage(self, identity: str) -> dict[str, Any] | None:
-        """The first tensor, stages ahead of outputs, that passes before the commit and fails from it on."""
+        """The first tensor, stages before outputs, that passes at the commit's parent and fails in the
+        commit."""
         commit = self._repository.commit(identity)
         if not commit.parents or self._kind != Outcome.MISMATCH:
             return None

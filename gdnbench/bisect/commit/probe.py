@@ -1,4 +1,6 @@
-"""Trials at revisions: checked out, built and replayed in a process that takes its packages from there."""
+"""Runs trials at revisions: checks a revision out, builds it, and replays in a process that imports its
+packages.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ NO_START = "does not start"
 
 
 class Revisions:
-    """Asks one trial at one revision after another."""
+    """Runs a trial at one revision after another."""
 
     def __init__(
         self,
@@ -48,14 +50,15 @@ class Revisions:
         self._asked: dict[Trial, Question] = {}
 
     def probe_commit(self, commit: Commit, trial: Trial) -> Verdict:
-        """The verdict at a commit; SKIP for one that cannot be built or has no such kernel."""
+        """The verdict at a commit; SKIP if it cannot be built or has no such kernel."""
         question = self._question(commit, trial)
         if question is None:
             return self._missing(commit)
         return self._session.find_or_probe(commit.label, question, lambda: self._probe(commit, trial))
 
     def replay_endpoint(self, commit: Commit, trial: Trial) -> Endpoint:
-        """An end, looked at as `ends.look` does. BadInputError, CannotRunError if it cannot be replayed."""
+        """The endpoint at a commit, see `endpoints.replay_endpoint`. BadInputError or CannotRunError if it
+        cannot be replayed."""
         question = self._question(commit, trial)
         if question is None:
             raise BadInputError(f"{commit.label}: {self._missing(commit).reason}; see --path")
@@ -72,7 +75,7 @@ class Revisions:
         return verdict
 
     def _question(self, commit: Commit, trial: Trial) -> Question | None:
-        """None where the kernel's package is not in the revision."""
+        """The question about a commit; None if the kernel's package is not in the revision."""
         trees = self._relevant.tree_hashes(commit.hash)
         if trees is None:
             return None
@@ -96,7 +99,8 @@ class Revisions:
         }
 
     def _prober(self, commit: Commit) -> TrialRunner:
-        """BuildFailure, BadInputError as `Relevant.roots`."""
+        """Checks the commit out and returns what runs trials there. BuildFailure; BadInputError as
+        `Relevant.import_roots`."""
         roots = self._relevant.import_roots(commit.hash)
         self._worktree.check_out(commit.hash, roots)
         folder = self._worktree.folder(self._path)

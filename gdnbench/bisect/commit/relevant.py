@@ -1,8 +1,8 @@
-"""Which trees of a revision a kernel's verdict depends on, told without checking it out.
+"""Computes which trees of a revision a kernel's verdict depends on, without checking it out.
 
-A kernel's package, the packages and modules of the repository that it imports, and those that they import.
-Imports are read from the text of the files, so one that is never run counts as well, and one by a computed
-name does not. Where one of them is a symbolic link, or has one, all of the revision counts.
+They are the kernel's package, the packages and modules of the repository that it imports, and those that they
+import. Imports are read from the text of the files, so an import that never runs counts too, and an import by
+a computed name does not. If one of them is or has a symbolic link, the whole revision counts.
 """
 
 from __future__ import annotations
@@ -27,14 +27,15 @@ OWN = "gdnbench"
 
 @dataclass(frozen=True, slots=True)
 class Roots:
-    """Where the packages of a revision lie: folders that imports look into, and packages by other names."""
+    """Where the packages of a revision are: folders that imports look into, and packages under other
+    names."""
 
     folders: tuple[str, ...]
     renamed: dict[str, str] = field(default_factory=dict)
 
 
 class Relevant:
-    """What verdicts on one kernel depend on, in the revisions of one repository."""
+    """Everything that verdicts on one kernel depend on, in the revisions of one repository."""
 
     def __init__(self, repository: Repository, kernel: str, path: str, also: tuple[str, ...] = ()) -> None:
         self._repository = repository
@@ -44,7 +45,8 @@ class Relevant:
         self._imports: dict[str, frozenset[str]] = {}  # by hash of a file
 
     def import_roots(self, revision: str) -> Roots:
-        """The folder asked for, and where its pyproject.toml says that setuptools finds packages."""
+        """The requested folder, and the folders where its pyproject.toml says that setuptools finds
+        packages."""
         own = self._path
         if self._repository.in_submodule(revision, own):
             return Roots((own,))
@@ -67,15 +69,15 @@ class Relevant:
         return Roots(tuple(folders), renamed)
 
     def has_own_gdnbench(self, revision: str) -> bool:
-        """Whether the revision brings along the package that replays."""
+        """Whether the revision has a package gdnbench of its own."""
         return any(
             self._repository.tree(revision, posixpath.join(folder, OWN, "__init__.py")) is not None
             for folder in self.import_roots(revision).folders
         )
 
     def tree_hashes(self, revision: str) -> dict[str, str] | None:
-        """Hashes by path of all that counts. None if the kernel's package is not in this revision. In a
-        submodule all counts, and what is there shows when it is checked out."""
+        """Hashes of all relevant trees by path. None if the kernel's package is not in this revision. In a
+        submodule everything counts, and whether the package is there shows when it is checked out."""
         if self._repository.in_submodule(revision, self._path):
             return {"": self._repository.tree(revision) or revision}
         roots = self.import_roots(revision)
@@ -100,7 +102,7 @@ class Relevant:
         return found
 
     def _start(self, revision: str, roots: Roots, there: dict[str, tuple[str, str]]) -> set[str] | None:
-        """Names that count first; of a file in the repository what it imports, and the file itself."""
+        """The names to start from; for a kernel in a file of the repository, the file and its imports."""
         if self._place.endswith(".py"):
             if Path(self._place).is_absolute():
                 return imported_names(Path(self._place).read_bytes()) & there.keys()
@@ -118,7 +120,7 @@ class Relevant:
         return names or None
 
     def _importable(self, revision: str, roots: Roots) -> dict[str, tuple[str, str]]:
-        """Kind and hash of every package and module that an import may find, by its name."""
+        """Kind and hash of every package and module that an import can find, by name."""
         found: dict[str, tuple[str, str]] = {}
         for folder in roots.folders:
             tree = self._repository.target(revision, "" if folder in ("", ".") else folder)
@@ -133,7 +135,7 @@ class Relevant:
         return found
 
     def _imported(self, kind: str, identity: str) -> set[str] | None:
-        """The first parts of all names imported in a file, or below a folder. None where a link leads
+        """The first parts of all names imported in a file, or below a folder. None if a link leads
         elsewhere."""
         if kind == LINK:
             return None
@@ -152,8 +154,8 @@ class Relevant:
 
 
 def imported_names(text: bytes) -> set[str]:
-    """The first parts of the names that a file imports, those in lines of its strings among them, which may
-    be run. Of a file that does not parse those that begin a line."""
+    """The first parts of the names that a file imports. Import lines inside strings count too, since the
+    strings may be run. If the file does not parse, import statements that begin a line count."""
     found = set()
     for source, names in _IMPORT.findall(text):
         parts: Iterable[bytes] = [source] if source else names.split(b",")

@@ -1,4 +1,4 @@
-"""A git repository, asked and never changed."""
+"""Reads from a git repository and never changes it."""
 
 from __future__ import annotations
 
@@ -55,11 +55,11 @@ UNSHALLOW = "history is cut off here, git fetch --unshallow brings the rest"
 
 
 class GitError(Exception):
-    """git refused; what it said last, in one line."""
+    """git failed; the message is its last error, in one line."""
 
 
 def environment() -> dict[str, str]:
-    """This process' own, without what ties git to another repository."""
+    """This process's environment without variables that tie git to another repository."""
     return {name: value for name, value in os.environ.items() if name not in _LOCAL}
 
 
@@ -86,7 +86,7 @@ def _run(folder: Path, arguments: Sequence[str], given: bytes = b"") -> subproce
 
 
 def _said(stderr: str) -> str:
-    """What git says is wrong, without the advice around it."""
+    """git's error message without its hints."""
     lines = [line.strip() for line in stderr.splitlines() if line.strip()]
     wrong = [line for line in lines if line.startswith(("fatal: ", "error: "))]
     found = (wrong or lines or [""])[-1]
@@ -109,7 +109,7 @@ class Repository:
         self._here = ("--git-dir", str(self.path))  # what lies around it is not asked
 
     def git_output(self, *arguments: str) -> str:
-        """As `git`, of this repository."""
+        """stdout of `git ARGUMENTS` in this repository; errors as `git`."""
         return git(self.path, *self._here, *arguments)
 
     def commit(self, revision: str, option: str = "revision") -> Commit:
@@ -127,11 +127,12 @@ class Repository:
         return Commit(identity, subject, author, date, tuple(parents.split()))
 
     def shallow(self) -> bool:
-        """Whether histories are cut off here, as `git clone --depth` leaves them."""
+        """Whether the history is cut off, as `git clone --depth` leaves it."""
         return (self.path / "shallow").is_file()
 
     def candidates(self, bad: str, good: Sequence[str]) -> list[str]:
-        """Commits that `bad` has and none of `good` has, those first that halve them best; `bad` is one."""
+        """Commits that are ancestors of `bad` and of none of `good`, `bad` included. The commits that halve
+        them best come first."""
         lines = self.git_output("rev-list", "--bisect-all", bad, "--not", *good).splitlines()
         return [line.split()[0] for line in lines]
 
@@ -140,22 +141,23 @@ class Repository:
         return self.git_output("rev-list", "--topo-order", "--reverse", bad, "--not", *good).split()
 
     def merge_bases(self, one: str, other: str) -> list[str]:
-        """Empty for histories that share nothing."""
+        """The merge bases of two commits; empty if their histories share nothing."""
         try:
             return self.git_output("merge-base", "--all", one, other).split()
         except GitError:
             return []
 
     def tree(self, revision: str, path: str = "") -> str | None:
-        """The hash of what is at `path` ("" is all), or None; links are followed within the repository."""
+        """The hash of the object at `path` (an empty path is the root), or None. Links inside the repository
+        are followed."""
         try:
             return self.git_output("rev-parse", "--verify", "--quiet", f"{revision}:{path}").strip()
         except GitError:
             return self.target(revision, path)
 
     def target(self, revision: str, path: str) -> str | None:
-        """The hash of what is at `path` where links on the way and at its end are followed, or None for what
-        is not there or leads out of the repository."""
+        """The hash of the object at `path` with all links followed. None if it does not exist or a link
+        leaves the repository."""
         if "\n" in path:
             return None
         found = _run(
@@ -173,14 +175,14 @@ class Repository:
         return any(line.startswith("160000 ") for line in found.splitlines())
 
     def names(self, tree: str) -> dict[str, tuple[str, str]]:
-        """What is in a tree, by name: kind (blob, link, tree or commit) and hash. Nothing is in a file."""
+        """The entries of a tree by name: kind (blob, link, tree or commit) and hash. A file has none."""
         try:
             return self._listed("ls-tree", "-z", tree)
         except GitError:
             return {}
 
     def files(self, tree: str) -> dict[str, tuple[str, str]]:
-        """All that is below a tree and no folder, by path: kind (blob, link or commit) and hash."""
+        """All files below a tree by path: kind (blob, link or commit) and hash."""
         return self._listed("ls-tree", "-r", "-z", tree)
 
     def _listed(self, *arguments: str) -> dict[str, tuple[str, str]]:
@@ -192,7 +194,7 @@ class Repository:
         return found
 
     def blobs(self, identities: Sequence[str]) -> list[bytes]:
-        """The contents of files by hash, all in one process."""
+        """The contents of files by hash, read by one git process."""
         if not identities:
             return []
         done = _run(
@@ -214,7 +216,7 @@ class Repository:
         return found
 
     def stat(self, commit: Commit) -> list[str]:
-        """The diff stat against the first parent, or of everything in a commit without one."""
+        """The diff stat against the first parent; for a commit without parents, of all its files."""
         out = self.git_output(
             "diff-tree",
             "--root",

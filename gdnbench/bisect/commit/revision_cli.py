@@ -1,7 +1,8 @@
-"""Trials by the `gdnbench replay` that a revision brings along.
+"""Runs trials by the `gdnbench replay` command of a revision.
 
-Kernels, contracts and oracles of such a repository belong together: a worker of this gdnbench could not load
-them. What it says is read from its JSON, so that revisions from before this file can be asked too.
+Kernels, contracts and oracles of a repository with its own gdnbench belong together, so this gdnbench could
+not load them. The verdict is read from the command's JSON, so older revisions work too. The code strings
+below run inside the revision: they may use only names that older revisions have.
 """
 
 from __future__ import annotations
@@ -42,13 +43,13 @@ with active(Settings(schedule=schedule)):
 
 
 class RevisionReplay:
-    """A `TrialRunner` of one revision, which `place` is the folder of."""
+    """A `TrialRunner` for one revision, whose files are in the folder of `place`."""
 
     def __init__(self, place: Place, timeout: float = TIMEOUT) -> None:
         self._place, self._timeout = place, timeout
 
     def run_trial(self, trial: Trial) -> Verdict:
-        """StoreError for a store that is gone."""
+        """The verdict on `trial`. StoreError if the store is gone."""
         found = self._run(trial)
         # A revision does not say what it read: so much is sure that it was not replaced for good.
         content = cache_key.digest_store(trial.store, chosen_by(trial))
@@ -69,7 +70,7 @@ class RevisionReplay:
         return first
 
     def close(self) -> None:
-        """Every trial has a process of its own."""
+        """Does nothing: every trial has a process of its own."""
 
     def _once(self, trial: Trial, schedule: str) -> Verdict:
         # In that process: a schedule is that process' own, and to end is a verdict.
@@ -85,7 +86,7 @@ class RevisionReplay:
         return again if again.facts and again.kind == IMPORT_FAILURE else found
 
     def _replayed(self, code: str, arguments: Sequence[str], limit: float) -> Verdict:
-        """Without facts where nothing was said of the records."""
+        """The verdict of one command; it has no facts if the command printed no records."""
         begin = time.monotonic()
         try:
             ended = python_code.run_python_code(
@@ -116,7 +117,7 @@ def _arguments(trial: Trial) -> list[str]:
 
 
 def verdict_of_output(status: int, out: str, err: str, seconds: float) -> Verdict:
-    """What `gdnbench replay --json` came to."""
+    """The verdict from the exit status and the output of `gdnbench replay --json`."""
     if status < 0:
         return Verdict(
             State.BAD, str(Outcome.CRASH), f"the process ended by {describe_exit(status)}", seconds=seconds

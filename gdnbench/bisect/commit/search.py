@@ -1,4 +1,4 @@
-"""Narrows a graph of commits, as `git bisect` does: which next is git's to say, by what halves best."""
+"""Narrows a graph of commits as `git bisect` does: git chooses the commit that halves the candidates best."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from gdnbench.bisect.verdict import State
 
 @dataclass(frozen=True, slots=True)
 class Narrowed:
-    """The change is in `bad`, or, where some were skipped, in one of `candidates`, which `bad` is the last
-    of: none comes before its parents."""
+    """The change is in `bad`. If commits were skipped, it is in one of `candidates`, of which `bad` is the
+    last; parents come before children."""
 
     bad: str
     good: tuple[str, ...]
@@ -21,18 +21,18 @@ class Narrowed:
 
     @property
     def found(self) -> bool:
-        """Whether it is one commit."""
+        """Whether there is a single candidate."""
         return len(self.candidates) == 1
 
 
 def narrow_commits(
     repository: Repository, bad: str, good: Iterable[str], ask: Callable[[str], State]
 ) -> Narrowed:
-    """Where the change from good to bad is, among what `bad` has and none of `good` has. `ask` is called at
-    most once for each commit.
+    """Narrows the change from good to bad among the ancestors of `bad` that are no ancestors of `good`. `ask`
+    is called at most once for each commit.
 
-    After one that says nothing, the next is drawn from all that are left, the best more often: neighbours of
-    a commit that does not build seldom do.
+    After a commit that is skipped, the next one is drawn at random from all that are left, with a preference
+    for those that halve best: neighbours of a commit that does not build rarely build.
     """
     bad_now, good_now, skipped = bad, list(good), set[str]()
     while True:

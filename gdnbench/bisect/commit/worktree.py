@@ -1,4 +1,4 @@
-"""The files of one revision after another, in one folder; the user's own checkout is never touched."""
+"""Checks out one revision after another in one folder and never touches the user's own checkout."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class BuildFailure(Exception):
 
 
 class Worktree:
-    """A git worktree in `folder`, made at the first `at`."""
+    """A git worktree in `folder`, created by the first `check_out`."""
 
     def __init__(self, repository: Repository, folder: Path, submodules: bool, build: str | None) -> None:
         self._repository = repository
@@ -43,8 +43,8 @@ class Worktree:
         self._revision = ""
 
     def check_out(self, revision: str, roots: Roots) -> None:
-        """Every file as `revision` has it, nothing else, and built. BuildFailure if `--build` fails,
-        CannotRunError if its files cannot be had."""
+        """Makes the files exactly those of `revision`, and builds. BuildFailure if `--build` fails,
+        CannotRunError if the files cannot be checked out."""
         if revision == self._revision:
             return
         self._revision = ""
@@ -70,7 +70,7 @@ class Worktree:
         self._revision = revision
 
     def _check_out(self, revision: str) -> None:
-        """GitError where there is no worktree, or none that git can use."""
+        """GitError if there is no worktree, or none that git can use."""
         if not (self._folder / ".git").exists():
             raise GitError("there is no worktree")
         git(self._folder, "checkout", "--quiet", "--force", "--detach", revision)
@@ -80,14 +80,15 @@ class Worktree:
         return str(self._folder / path)
 
     def environment(self, roots: Roots) -> Mapping[str, str]:
-        """With the revision's own packages ahead of installed ones, whatever folder a process starts in."""
+        """Environment variables that put the revision's packages before installed ones, in whatever folder a
+        process starts."""
         before = [str(self._folder / folder) for folder in roots.folders]
         after = [os.path.abspath(path) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
         return {"PYTHONPATH": os.pathsep.join([*before, str(self._names), *after])}
 
     def remove(self) -> None:
-        """The folder, and what git knows of it. Not by `git worktree prune`, which forgets the user's own,
-        too, where they are not mounted."""
+        """Removes the folder and git's record of it. `git worktree prune` is not used: it would also forget
+        worktrees of the user that are not mounted."""
         shutil.rmtree(self._names, ignore_errors=True)
         for _ in range(2):  # git refuses one whose .git is damaged, and forgets one that is gone
             with contextlib.suppress(GitError):
@@ -95,7 +96,7 @@ class Worktree:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def _link(self, roots: Roots) -> None:
-        """Packages that lie under other names than they are imported by, where imports find them."""
+        """Links packages whose folder has another name than the package, so that imports find them."""
         shutil.rmtree(self._names, ignore_errors=True)
         self._names.mkdir(parents=True)
         for name, folder in roots.renamed.items():
@@ -123,8 +124,8 @@ class Worktree:
 def open_worktree(
     repository: Repository, folder: Path, submodules: bool = False, build: str | None = None
 ) -> Iterator[Worktree]:
-    """One for this process alone, removed in the end. BadInputError if another has it, or for a folder whose
-    name PYTHONPATH cannot hold."""
+    """A worktree for this process alone, removed at the end. BadInputError if another process has it, or if
+    the folder's name cannot stand in PYTHONPATH."""
     if os.pathsep in str(folder.resolve()):
         raise BadInputError(
             f"--state {folder} has a {os.pathsep} in its name, which PYTHONPATH cannot hold; give another"

@@ -1,5 +1,5 @@
-"""Which package, and which of its versions, made a kernel wrong.
+"""Finds the package, and its version, that made a kernel wrong.
 
-`requirements` are what is asked for, `environments` makes virtual environments of them, `narrow` finds the
-packages, `axis` is all of it.
+`requirements` parses the arguments, `environments` makes virtual environments, `narrow` finds the packages,
+`axis` runs the whole bisection.
 """

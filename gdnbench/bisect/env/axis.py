@@ -1,5 +1,6 @@
-"""The axis `env`: between package versions under which a kernel is right and others under which it is wrong,
-which package, and which of its versions, made it so."""
+"""The axis `env`: finds the package, and its first bad version, between package versions under which a kernel
+is right and versions under which it is wrong.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +41,8 @@ Versions = Mapping[str, str | None]
 
 @dataclass(frozen=True, slots=True)
 class EnvBisection:
-    """What is bisected, and how. `beside`: requirements of every environment. `options`: where pip looks."""
+    """The arguments of a bisection. `beside`: requirements of every environment. `options`: pip's options for
+    indexes."""
 
     trial: Trial
     good: Pins
@@ -53,7 +55,7 @@ class EnvBisection:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """`lines`: for people, the last of them the answer. `found`: plain JSON."""
+    """`lines` for people, of which the last is the answer; `found` is the same as plain JSON."""
 
     lines: tuple[str, ...]
     found: Mapping[str, Any]
@@ -84,7 +86,8 @@ class Step:
 
 
 def bisect_packages(asked: EnvBisection, session: Session) -> Answer:
-    """BadInputError for ends that are none, CannotRunError for ends that cannot be installed or replayed."""
+    """Runs the bisection. BadInputError for endpoints that cannot be bisected, CannotRunError for endpoints
+    that cannot be installed or replayed."""
     return _Bisection(asked, session).find_answer()
 
 
@@ -127,7 +130,8 @@ class _Bisection:
         return self._answer(steps, versions, settled.notes)
 
     def _version(self, pins: Pins, name: str) -> str | None:
-        """That of a package that is not named is the one below, if it is there."""
+        """The version of a package; one that is not named has the version of the interpreter below, if it is
+        there."""
         return pins[name].version if name in pins else self._base.packages.get(name)
 
     def _mixed(self, bad: frozenset[str]) -> dict[str, str | None]:
@@ -151,7 +155,7 @@ class _Bisection:
         return Step(name, last, first, tuple(line[at] for at in span.skipped), also)
 
     def _differences(self, one: Versions, other: Versions, name: str) -> tuple[str, ...]:
-        """What pip installs differently for two sets of versions, beside `name`."""
+        """What pip installs differently for two sets of versions, except `name`."""
         before, after = (
             {package.name: package.version for package in self._environments.resolve(self._wanted(versions))}
             for versions in (one, other)
@@ -165,7 +169,7 @@ class _Bisection:
         )
 
     def _state(self, versions: Versions) -> State:
-        """Good, bad as the bad end is, or neither."""
+        """GOOD, BAD for the bad endpoint's failure, else SKIP."""
         verdict = self._ask(versions, self._trial)
         self._seen[_label(versions)] = verdict
         if verdict.state is State.BAD and failure_family(verdict.kind) != self._kind:

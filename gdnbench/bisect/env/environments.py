@@ -1,7 +1,8 @@
-"""Virtual environments by what is in them, in the user's cache directory, layered over an interpreter.
+"""Virtual environments in the user's cache directory, named by their contents and layered over an
+interpreter.
 
-An environment has the packages that it differs by, and sees those of the interpreter below it. One is used
-once it is whole: a file written last says so, and a lock is held until then.
+An environment has the packages that differ and sees those of the interpreter below. It is used only once a
+file that is written last says that it is complete; until then a lock is held.
 """
 
 from __future__ import annotations
@@ -41,12 +42,12 @@ _LAYER = "zzz_gdnbench_layer.pth"
 
 
 class DoesNotInstall(Exception):
-    """Why, in one line of pip."""
+    """The reason in one line of pip."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Package:
-    """One that pip would install, and the file that it has it from."""
+    """A package that pip would install, and the file it would install it from."""
 
     name: str
     version: str
@@ -54,7 +55,8 @@ class Package:
 
 
 class Environments:
-    """Environments over `base`. `options`: where pip looks for packages, as its own options."""
+    """Environments over the interpreter `base`. `options` are pip's options that say where to look for
+    packages."""
 
     def __init__(self, base: Interpreter, options: Sequence[str]) -> None:
         self._base, self._options = base, tuple(options)
@@ -65,15 +67,15 @@ class Environments:
             raise CannotRunError(str(error)) from None
 
     def resolve(self, requirements: Sequence[str]) -> tuple[Package, ...]:
-        """What pip would add to the base for them. DoesNotInstall if nothing does; CannotRunError without pip
-        or an index."""
+        """The packages that pip would add to the base for `requirements`. DoesNotInstall if there is no
+        solution, CannotRunError without pip or an index."""
         wanted = tuple(requirements)
         if wanted not in self._resolved:
             self._resolved[wanted] = self._ask_pip(wanted) if wanted else ()
         return self._resolved[wanted]
 
     def versions(self, name: str) -> list[str]:
-        """Those that the index has for this interpreter, without pre-releases."""
+        """The versions that the index has for this interpreter, without pre-releases."""
         out = self._pip("index", "versions", *self._options, name)
         for line in out.splitlines():
             head, _, rest = line.partition(":")
@@ -82,7 +84,7 @@ class Environments:
         raise DoesNotInstall(f"pip lists no versions of {name}")
 
     def python(self, packages: Sequence[Package]) -> str:
-        """The interpreter of an environment that has them, made unless it is there."""
+        """The interpreter of an environment with these packages, which is made if it does not exist."""
         key = self._key(packages)
         folder, python = self._folder / key, self._folder / key / "bin" / "python"
         with self._locked(key) as lock:
@@ -102,7 +104,8 @@ class Environments:
 
     @contextmanager
     def _locked(self, key: str) -> Iterator[int]:
-        """The lock, a file descriptor: processes that have it too keep it when this one is killed."""
+        """Takes the lock and yields its file descriptor. Child processes that inherit it keep the lock if
+        this process is killed."""
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             lock = (self._folder / f"{key}.lock").open("w")
@@ -147,7 +150,7 @@ class Environments:
         return tuple(sorted(packages))
 
     def _pip(self, *arguments: str, lock: int | None = None) -> str:
-        """stdout of pip, which has the `lock` too. DoesNotInstall, CannotRunError."""
+        """stdout of pip, which inherits the `lock`. DoesNotInstall, CannotRunError."""
         command = [self._base.python, "-m", "pip", "--no-input", "--disable-pip-version-check"]
         done = subprocess.run(
             [*command, *arguments],

@@ -1,4 +1,4 @@
-"""Delta debugging: of many changes that together make something bad, as few as still do."""
+"""Delta debugging: reduces a set of changes that together are bad to a smallest set that still is."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from gdnbench.bisect.verdict import State
 
 @dataclass(frozen=True, slots=True)
 class Needed:
-    """All of `changes` are needed to make it bad, except that nothing could be told without those in
-    `unsure`."""
+    """A set of `changes` of which none can be left out; without those in `unsure` no verdict was possible."""
 
     changes: tuple[str, ...]
     unsure: tuple[str, ...]
 
 
 def smallest_bad_set(changes: Sequence[str], ask: Callable[[frozenset[str]], State]) -> Needed:
-    """Of `changes`, all of which are bad and none of which is good, a set that cannot lose one."""
+    """A subset of `changes` that is bad and cannot lose an element. All changes together must be bad, none of
+    them good."""
     states: dict[frozenset[str], State] = {frozenset(): State.GOOD, frozenset(changes): State.BAD}
 
     def state(chosen: Iterable[str]) -> State:

@@ -15,7 +15,7 @@ _PIN = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)(\[[A-Za-z0-9._,-]*\])?==([A-Za-
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """A package at a version. `name` is spelled as pip compares names."""
+    """A package at a version. `name` is normalised as pip compares names."""
 
     name: str
     version: str
@@ -29,7 +29,7 @@ Pins = Mapping[str, Pin]
 
 
 def plain_name(name: str) -> str:
-    """Every spelling of a name that means the same package, as one."""
+    """The normalised form of a package name."""
     return re.sub("[-_.]+", "-", name).lower()
 
 
@@ -57,13 +57,13 @@ def _version(text: str, option: str) -> Version:
 
 
 def same_version(one: str | None, other: str | None) -> bool:
-    """Whether two versions are one, as 1 and 1.0 are."""
+    """Whether two versions are equal, as 1 and 1.0 are."""
     return one == other if one is None or other is None else Version(one) == Version(other)
 
 
 def versions_between(good: str, bad: str, known: list[str]) -> list[str]:
-    """The versions from one end to the other, both included, in the order of going there. Of the others
-    pre-releases are left out."""
+    """The versions from `good` to `bad`, both included, in that direction. Pre-releases between them are left
+    out."""
     ends = Version(good), Version(bad)
     others = {Version(one) for one in known}
     low, high = min(ends), max(ends)

@@ -1,4 +1,4 @@
-"""When a smaller record fails in the same way as the one it came from."""
+"""Decides whether a smaller record fails in the same way as the original."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ values do."""
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """What a failure is known by. `error`: of a crash, the exception's name or how the process ended.
-    `tensors`: those that fail. `ways`: see `failing`. `relative`: the largest relative error, where one that
-    fails by its values has any."""
+    """What identifies a failure. `error`: for a crash, the exception's name or how the process ended.
+    `tensors`: those that fail. `ways`: see `failing`. `relative`: the largest relative error of a tensor that
+    fails by its values."""
 
     kind: str
     error: str = ""
@@ -44,8 +44,9 @@ class Signature:
         )
 
     def is_shown_by(self, verdict: Verdict, same_tensor: bool) -> bool:
-        """Whether `verdict` is of this failure: the same kind, of a crash the same error, of a mismatch one
-        of the same ways and no much smaller relative error; and, if asked, a tensor that failed before."""
+        """Whether `verdict` is the same failure: the same kind; for a crash the same error; for a mismatch
+        one of the same ways and a relative error that is not much smaller; and with `same_tensor` a tensor
+        that failed before."""
         if verdict.state is not State.BAD:
             return False
         other = Signature.of_verdict(verdict)

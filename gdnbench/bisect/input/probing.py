@@ -1,4 +1,4 @@
-"""Candidates, and whether one still fails: a store of one record, replayed in a process of its own."""
+"""Candidates, and whether one still fails: a store of one record, replayed in a worker process."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ BATCH = "0"
 
 
 class Enough(Exception):
-    """The time that there was is spent."""
+    """The time budget is used up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +43,14 @@ class Candidate:
 
 
 def question_with_timeout(trial: Trial, timeout: float) -> Question:
-    """What a verdict depends on where probes have other than the usual time: one that hangs in 2 s may pass
-    in 600."""
+    """The question of `trial`, with the timeout if it is not the default: a kernel that hangs for 2 s may
+    pass within 600."""
     return trial_question(trial) if timeout == TIMEOUT else {**trial_question(trial), "timeout": timeout}
 
 
 class CandidateProber:
-    """Asks of candidates. `info` is the record that they come from, `layouts` its tensors as the caller held
-    them. `deadline` on the monotonic clock."""
+    """Probes candidates. `info` is the record that they come from, `layouts` its tensors in the caller's
+    layout, `deadline` on the monotonic clock."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class CandidateProber:
         self._question = question_with_timeout(trial, timeout)
 
     def verdict(self, label: str, candidate: Candidate) -> Verdict:
-        """Enough once the deadline has passed; BadInputError for what makes no record."""
+        """The verdict on `candidate`. Enough after the deadline; BadInputError if it makes no record."""
         if self._deadline is not None and time.monotonic() > self._deadline:
             raise Enough
         self.asked += 1
@@ -91,7 +91,7 @@ class CandidateProber:
         )
 
     def draft(self, candidate: Candidate, outputs: Mapping[str, Tensor] | None = None) -> RecordDraft:
-        """The candidate's record, with those outputs."""
+        """The candidate's record with `outputs`."""
         call = candidate.call
         info = replace(self._info, scalars=dict(call.scalars))
         tensors = {

@@ -1,4 +1,4 @@
-"""What is left of a record: as a store, as a Python file, and as lines for people."""
+"""Writes the shrunk record: as a store, as a Python file, and as lines for people."""
 
 from __future__ import annotations
 

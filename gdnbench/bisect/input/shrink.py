@@ -1,4 +1,4 @@
-"""`bisect input` from end to end: is it steady, does it fail by itself, what is left of it."""
+"""`bisect input` from end to end: checks that the failure is steady, shrinks, and returns the result."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """`budget` in seconds from the beginning, `timeout` of a probe."""
+    """`budget` in seconds from the beginning, `timeout` of a probe in seconds."""
 
     same_tensor: bool = False
     budget: float | None = None
@@ -48,8 +48,8 @@ class Options:
 
 @dataclass(slots=True)
 class Shrunk:
-    """What came of it. `shrinker` None: nothing was shrunk, and `reason` says why. `first`: the verdict on
-    the record as it was. `begun`: the call it held. `complete`: nothing more goes."""
+    """The result. `shrinker` None: nothing was shrunk, and `reason` says why. `first` is the verdict on the
+    original record, `begun` its call. `complete`: nothing more can be removed."""
 
     operation: Operation
     number: int
@@ -190,5 +190,5 @@ def _plain(call: Call) -> tuple[Call, Mapping[str, Tensor]]:
 
 
 def default_out(store: Address, number: int) -> Path:
-    """Where a shrunk record goes unless told: into the current folder."""
+    """The default path of a shrunk record, in the current folder."""
     return Path(f"{stem(store)}-{number}-small.zarr")

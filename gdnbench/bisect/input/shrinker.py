@@ -43,11 +43,11 @@ class Shrinker:
         self._takes = takes or {}
 
     def check_failure(self) -> bool:
-        """Whether the first candidate fails in the same way as what it was made of."""
+        """Whether the first candidate fails in the same way as the original."""
         return self._try("the record by itself", self.best, counts=False)
 
     def shrink(self) -> None:
-        """Until nothing more goes."""
+        """Removes and simplifies until nothing more can go."""
         self._conventions()
         self._layouts()
         self._structure(COARSE)

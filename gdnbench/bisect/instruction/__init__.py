@@ -1,6 +1,6 @@
-"""The instruction axis: two versions of a CuTe DSL kernel in the simulator, and the first value that differs
-beyond rounding.
+"""The instruction axis: runs two versions of a CuTe DSL kernel on the simulator and finds the first value
+that differs beyond rounding.
 
-`survey` finds the launch and the CTA, with `watching` in processes that `worker` runs; value traces of that
-CTA are then aligned by Python statement (`statements`, `alignment`), and `compare` says where they part.
+`launches` finds the launch, and `watching` the CTA, in processes that `worker` runs. Value traces of that CTA
+are aligned by Python statement (`gdnbench.diff.traces`), and `compare` finds where they part.
 """

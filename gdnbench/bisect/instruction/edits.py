@@ -1,7 +1,8 @@
-"""What was edited between two versions of a kernel, by their source files alone.
+"""Finds what was edited between two versions of a kernel, from their source files alone.
 
-A line table names the innermost function: of what a helper emits, its line and not its caller's, and of what
-compilers merge, none. Where a value is not tied to a statement, the edits are what is left to name.
+A line table names the innermost function: code that a helper emits has the helper's line, not the caller's,
+and code that a compiler merges has none. If a value cannot be tied to a statement, the edits are named
+instead.
 """
 
 from __future__ import annotations

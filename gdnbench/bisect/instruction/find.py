@@ -45,8 +45,9 @@ AGREE = Verdict(State.GOOD, "pass", facts={"lines": ["the two versions leave the
 
 @dataclass(frozen=True, slots=True)
 class InstructionBisection:
-    """What is asked. `folders`: where the modules of each version are looked for first. `stage`: look at the
-    launch that gives it. `cta`: the CTA to trace, where it cannot be told from what it writes."""
+    """The arguments of a bisection. `folders`: where the modules of each version are looked for first.
+    `stage`: choose the launch that computes it. `cta`: the CTA to trace, if it cannot be found from what it
+    writes."""
 
     store: str
     record: int
@@ -65,7 +66,8 @@ class InstructionBisection:
 
 
 def find_instruction(request: InstructionBisection, session: Session) -> Verdict:
-    """State BAD if a place is named or an end is flaky; `facts` has the lines, and all else as plain JSON."""
+    """The verdict: BAD if a place is named or an endpoint is flaky. `facts` has the lines, and everything
+    else as plain JSON."""
     questions = [_question(request, kernel, folder) for kernel, folder in _sides(request)]
     notes: list[str] = []
     if request.check_ends:
@@ -139,7 +141,7 @@ def _looked_at(label: str) -> Iterator[None]:
 
 
 class _Comparing:
-    """Both versions side by side, in processes of their own."""
+    """Compares both versions, each in a worker process."""
 
     def __init__(self, request: InstructionBisection, content: str, report: Callable[[str], None]) -> None:
         self.request = request
@@ -151,7 +153,7 @@ class _Comparing:
         self.traces = itertools.count()
 
     def compare_versions(self) -> Verdict:
-        """CannotRunError where a version cannot be run, or where what was traced is too little to tell."""
+        """The verdict. CannotRunError if a version cannot run, or if the traced part is too short to tell."""
         begin = time.monotonic()
         return replace(self._compare_versions(), seconds=time.monotonic() - begin)
 

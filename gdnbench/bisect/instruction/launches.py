@@ -1,4 +1,4 @@
-"""Which launch of a kernel first leaves something else in the two versions, and where the worst of it is."""
+"""Finds the first launch whose results differ between the two versions, and its worst element."""
 
 from __future__ import annotations
 

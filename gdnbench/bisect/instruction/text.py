@@ -1,4 +1,4 @@
-"""What was found, as plain JSON and in lines."""
+"""Prints the finding as plain JSON and as lines."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def launch_line(difference: LaunchDifference, launches: int) -> str:
 
 
 def difference_facts(found: Finding, alignment: Alignment, cta: int, grid: Dim3) -> dict[str, Any]:
-    """Plain JSON; `kind` says which sort of finding it is."""
+    """The finding as plain JSON; `kind` is its kind."""
     good, bad = alignment.good, alignment.bad
     where: dict[str, Any] = {"cta": cta_of(cta, grid)}
     if isinstance(found, ValueFinding):
@@ -97,7 +97,7 @@ def _value(found: ValueFinding, alignment: Alignment) -> dict[str, Any]:
 
 
 def difference_lines(found: dict[str, Any]) -> list[str]:
-    """What was found; the last line is the answer."""
+    """The finding as lines; the last line is the answer."""
     *shown, answer = _found(found)
     changed = found.get("edits", [])
     shown += [

@@ -25,7 +25,7 @@ def place(folder: Path | None) -> Place:
 
 
 class VersionFails(Exception):
-    """The kernel did not run to its end: the outcome and why, in one line."""
+    """The kernel did not run to its end. `outcome` is the kind of failure, `reason` one line."""
 
     def __init__(self, outcome: str, reason: str) -> None:
         super().__init__(reason)
@@ -35,7 +35,7 @@ class VersionFails(Exception):
 
 @dataclass(frozen=True, slots=True)
 class RecordToRun:
-    """What both versions are run on. `content`: the digest of the record, which must still be that one."""
+    """The record that both versions run on. `content` is the digest that the record must still have."""
 
     store: str
     record: int
@@ -54,18 +54,18 @@ class Version:
         self._worker = RestartingWorker(lambda: own_place.start_worker(MODULE), "a process to simulate in")
 
     def survey(self, asked: RecordToRun, folder: Path) -> dict[str, Any]:
-        """What every launch changed is in `folder` then: see `watching.Survey`. VersionFails."""
+        """Runs all launches and writes what each changed to `folder`, see `watching.Survey`. VersionFails."""
         folder.mkdir(parents=True, exist_ok=True)
         return self._ask(asked, {"watch": "survey", "folder": str(folder)})
 
     def writer(self, asked: RecordToRun, launch: int, tensor: str, place: tuple[int, ...]) -> int | None:
-        """Which CTA writes an element."""
+        """The CTA that writes an element."""
         request = {"watch": "writer", "launch": launch, "tensor": tensor, "place": list(place)}
         found: int | None = self._ask(asked, request)["cta"]
         return found
 
     def trace(self, asked: RecordToRun, launch: int, cta: int, path: Path, limit: int) -> list[str]:
-        """Writes a value trace; returns the source files of all modules that the process has imported."""
+        """Writes a value trace; returns the source files of all modules that the process imported."""
         request = {"watch": "trace", "launch": launch, "cta": cta, "path": str(path), "limit": limit}
         found: list[str] = self._ask(asked, request)["files"]
         return found

@@ -1,4 +1,4 @@
-"""What the process that runs one version does while its launches are simulated."""
+"""Observes the launches of one version while they are simulated."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def _tensors(regions: Sequence[Region]) -> dict[str, Tensor]:
 
 @dataclass(slots=True)
 class Survey:
-    """Keeps what every launch changed: `FOLDER/<number>.pt`, by tensor its elements and which of them are
-    new. `launches` says what there was, as plain JSON: entry, grid, addresses of what it changed, a digest
-    of it."""
+    """Writes what every launch changed: `FOLDER/<number>.pt` has for each tensor its elements and which of
+    them are new. `launches` lists entry, grid, addresses of the changed tensors and a digest of them, as
+    plain JSON."""
 
     folder: Path
     launches: list[dict[str, Any]] = field(default_factory=list)
@@ -53,7 +53,8 @@ class Survey:
 
 @dataclass(slots=True)
 class WriterSearch:
-    """Which CTA of a launch writes one element of a tensor: `found`, None where it cannot be told."""
+    """Finds the CTA of a launch that writes one element of a tensor: `found`, None if it cannot be
+    determined."""
 
     launch: int
     tensor: str

@@ -1,6 +1,6 @@
-"""Which captured call is the first bad one, and whether its error starts there or arrives with its state.
+"""Finds the first bad captured call, and whether its error starts there or arrives with its state.
 
-`links` finds which call left the state that another gets, `carried` runs calls one after another on a
-kernel's own states, `drift` says where the error of that is too large, `find` asks for it all, `text` says
-what came of it.
+`links` finds which call left the state that another call gets, `rollout` runs calls one after another on a
+kernel's own states, `drift` finds where the error of those states is too large, `find` runs the whole
+bisection, `text` prints the answer.
 """

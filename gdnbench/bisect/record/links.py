@@ -58,7 +58,7 @@ class Links:
 
 
 def links_of(records: Sequence[StoredRecord]) -> Links:
-    """Of calls in order; those of different layers or processes have nothing to do with one another."""
+    """The links between calls in order. Calls of different layers or processes are never linked."""
     found = Links()
     by_content: dict[tuple[str, str, str], Row] = {}
     by_slot: dict[tuple[str, int], tuple[Row, str]] = {}

@@ -1,7 +1,7 @@
-"""Calls one after another, each on the states that the same kernel left before: the kernel on its own, the
-fp64 oracle on its own, and torch's kernel, the yardstick, on its own.
+"""Runs calls one after another, each on the states that the same kernel left before: the kernel under test,
+the fp64 oracle, and torch's kernel each on their own states.
 
-Probes, each in a process of its own. States go from one to the next in a file.
+These are probes, each in a worker process. States go from one probe to the next in a file.
 """
 
 from __future__ import annotations

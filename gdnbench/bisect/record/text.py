@@ -1,4 +1,4 @@
-"""What came of the record axis, in words."""
+"""Prints the answer of the record axis."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Which stage first goes wrong: what each adds to the error, and what it inherits.
+"""Finds the stage that first goes wrong, by the error that each stage adds and the error that it inherits.
 
-`chain` runs a kernel's steps with exact stages put in, `place` finds where a stage is off, `probe` asks one
-question about one record in a process of its own, `find` asks them all, `text` says what came of it.
+`chain` runs a kernel's steps with exact stages put in, `place` finds the wrong element of a stage, `probe`
+answers one question about one record in a worker process, `find` runs the whole bisection, `text` prints the
+answer.
 """

@@ -1,4 +1,4 @@
-"""Runs a kernel's steps on one call: all of them one after another, or some on stages from elsewhere."""
+"""Runs a kernel's steps on one call: all of them in order, or some of them on given stages."""
 
 from __future__ import annotations
 

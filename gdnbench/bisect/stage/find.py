@@ -1,4 +1,4 @@
-"""Asks the questions of the stage axis, in order, and draws the conclusion."""
+"""Runs the probes of the stage axis, in order, and draws the conclusion."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Tensor = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A stage or output: as the kernel computes it, and as its step makes it of exact stages."""
+    """A stage or output: as the kernel computes it, and as its step computes it from exact stages."""
 
     name: str
     stage: bool
@@ -51,7 +51,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Graft:
-    """The outputs with these stages exact."""
+    """The outputs with the stages `exact` replaced by exact values."""
 
     exact: tuple[str, ...]
     verdict: Verdict
@@ -70,7 +70,8 @@ class Chain:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """`label`: the record looked at; None where every one passes. `flaky`: the spread of an end that is."""
+    """The result. `label` names the bad record; None if every record passes. `flaky` is the spread of a flaky
+    one."""
 
     kernel: str
     label: str | None
@@ -89,14 +90,14 @@ class Found:
 
     @property
     def first(self) -> Row | None:
-        """The first that adds more than it may, in the order of the contract."""
+        """The first stage in the order of the contract that adds more error than its bound."""
         return next((row for row in self.rows if row.adds), None)
 
 
 def find_bad_stage(trial: Trial, session: Session, carry: bool = False) -> Found:
-    """`trial.records` are looked at in order, up to the first that is bad; `carry`: and the calls that its
-    state comes from. BadInputError for an operation or a kernel without stages, or without steps where they
-    are needed, CannotRunError where a record says nothing."""
+    """Examines `trial.records` in order up to the first bad one; with `carry` also the calls that its state
+    comes from. BadInputError for an operation or a kernel without stages, or without steps where they are
+    needed; CannotRunError if a record cannot be judged."""
     with open_store(trial.store) as store:
         chosen = range(len(store.records)) if trial.records is None else trial.records
         labels = {number: store.records[number].key for number in chosen}

@@ -1,9 +1,9 @@
-"""Questions about one record, each a probe of its own: its verdict's facts are plain JSON.
+"""Probes of one record; the facts of their verdicts are plain JSON.
 
-`look`: what the kernel can show. `chained`: its own stages and outputs. `alone`: what one of its steps makes
-of exact stages, rounded as the kernel rounds them; it is held to the fp64 formulas on those very stages, by
-what torch's own step makes of them, so that nothing of what came in counts. `grafted`: the outputs where some
-stages are exact and the kernel's later steps go on from there.
+`inspect_kernel` lists what the kernel can show. `chained` judges the kernel's own stages and outputs. `alone`
+judges one step on exact stages, rounded as the kernel rounds them, against fp64 and torch's step on the same
+stages, so that errors of the input do not count. `grafted` judges the outputs with some stages exact and the
+kernel's later steps after them.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ AFTER = "state after"
 
 @dataclass(frozen=True, slots=True)
 class _One:
-    """A record under one kernel. Stages are held to `bound`, outputs to `rule`."""
+    """A record under one kernel. Stages are judged by `bound`, outputs by `rule`."""
 
     record: StoredRecord
     operation: Operation
@@ -82,7 +82,7 @@ class _One:
 
 
 def inspect_kernel(*, store: str, kernel: str, on: str, record: int) -> Verdict:
-    """What there is to look at: stages of the operation, whether the kernel shows them, and its steps."""
+    """The facts: the operation's stages, whether the kernel shows them, and the kernel's steps."""
     with open_store(store) as opened:
         one = opened.records[record]
         op = operation_of(one.info.op)
@@ -118,7 +118,7 @@ def chained(
     tol: tuple[float, float] | None,
     schedules: Sequence[str],
 ) -> Verdict:
-    """The kernel's own stages and outputs, and whether its steps leave the same."""
+    """Judges the kernel's own stages and outputs, and whether its steps leave the same bits."""
 
     def once(one: _One) -> Verdict:
         shows = takes_stages(one.kernel)
@@ -172,8 +172,8 @@ def alone(
     step: str,
     dtypes: Mapping[str, str],
 ) -> Verdict:
-    """What one step makes of exact stages of those dtypes; where it carries a state from chunk to chunk, also
-    what it makes of every chunk by itself."""
+    """Judges one step on exact stages of the dtypes `dtypes`. If the step carries a state from chunk to
+    chunk, also judges it on every chunk alone."""
 
     def once(one: _One) -> Verdict:
         (found,) = [candidate for candidate in one.kernel.steps if candidate.name == step]
@@ -204,7 +204,8 @@ def grafted(
     exact: Sequence[str],
     dtypes: Mapping[str, str],
 ) -> Verdict:
-    """The outputs where the stages `exact` are so, and every step behind them is the kernel's."""
+    """Judges the outputs with the stages `exact` replaced by exact values; every later step is the
+    kernel's."""
 
     def once(one: _One) -> Verdict:
         call, given = one.exact_call(), one.given()

@@ -1,4 +1,4 @@
-"""What came of the stage axis in words: rows of a table, notes, and the answer."""
+"""Prints the answer of the stage axis: rows of a table, notes, and the answer."""
 
 from __future__ import annotations
 

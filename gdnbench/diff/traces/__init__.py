@@ -1,6 +1,7 @@
-"""Comparison of two value traces.
+"""Compares two value traces.
 
-`alignment` says which execution of one is which of the other, by the Python statements of `statements` or,
-where both ran one PTX, by instruction; `rounding` reads registers as numbers. `judging` is what counts as a
-difference, `compare` finds the first one and `report` says it. `bisect instruction` aligns with the same.
+`alignment` matches the executions of one trace with those of the other: by Python statement (`statements`),
+or by instruction if both ran the same PTX. `rounding` reads registers as numbers, `judging` decides what
+counts as a difference, `compare` finds the first one and `report` prints it. `bisect instruction` uses the
+same alignment.
 """
