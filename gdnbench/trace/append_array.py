@@ -1,4 +1,4 @@
-"""A Zarr array that grows at its end, chunk by chunk."""
+"""A Zarr array to which rows are appended, chunk by chunk."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from gdnbench.store.layout import KEY
 
 
 class GrowingArray:
-    """Rows of one shape, appended; at most a chunk of them is in memory. `written` of them are in the store,
-    in chunks that are there whole: zarr puts files in place by rename."""
+    """Rows of one shape. At most one chunk of rows is in memory; `written` rows are in the store. Chunks in
+    the store are complete: zarr puts files in place by rename."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class GrowingArray:
         )
 
     def append(self, rows: npt.NDArray[Any]) -> None:
-        """Append [count, *row]."""
+        """Append an array of shape [count, *row]."""
         while len(rows):
             room = len(self._buffer) - self._filled
             part, rows = rows[:room], rows[room:]
@@ -59,7 +59,7 @@ class GrowingArray:
                 self._write()
 
     def flush(self) -> None:
-        """Write what is left; nothing is appended afterwards."""
+        """Write the remaining rows. Nothing may be appended afterwards."""
         if self._filled:
             self._write()
 

@@ -1,4 +1,4 @@
-"""Names and versions of a value trace; docs/trace.md draws it."""
+"""Names and versions in the store of a value trace; docs/trace.md shows the layout."""
 
 from __future__ import annotations
 
@@ -22,5 +22,5 @@ MOST_REGISTERS: Final = 256  # of one instruction: tcgen05.ld has 128
 
 
 def launch_name(number: int) -> str:
-    """The group of the launch with this number, from 0."""
+    """The name of a launch's group; numbers count from 0."""
     return f"{number:06d}"

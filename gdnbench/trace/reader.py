@@ -1,4 +1,5 @@
-"""Reads value traces: launches, and their events from any one on. What a store claims is checked first."""
+"""Reads value traces: launches, and their events from any event on. What a store claims is checked before
+use."""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ _WIDTHS = (1, 8, 16, 32, 64)
 
 
 def is_trace(path: Address) -> bool:
-    """Whether the store at `path` says that it is a value trace; False where there is no store."""
+    """Whether the store at `path` is a value trace; False if there is no store."""
     try:
         with _opened(path) as files:
             return _root(files).get("kind") == TRACE
@@ -66,7 +67,8 @@ def _group(files: StoreFiles, key: str, where: str) -> dict[str, Any]:
 
 @contextmanager
 def open_trace(path: Address) -> Iterator[Trace]:
-    """The trace at `path`, a folder or a zip archive. StoreError if it is none, or of another version."""
+    """Open the trace at `path`, a folder or a zip archive. Raises StoreError if it is not a trace or has
+    another version."""
     with _opened(path) as files:
         ours = _root(files)
         if ours.get("kind") != TRACE:
@@ -89,7 +91,7 @@ def open_trace(path: Address) -> Iterator[Trace]:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """An open trace. `attributes` of its root: process, provenance, who made it."""
+    """An open trace. `attributes` are those of its root: process, provenance, creator."""
 
     path: Path | str
     attributes: Mapping[str, Any]
@@ -98,7 +100,7 @@ class Trace:
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """Global memory that the kernel could touch: a tensor's."""
+    """A range of global memory that the kernel could touch: a tensor's."""
 
     name: str
     address: int
@@ -107,8 +109,9 @@ class Region:
 
 @dataclass(frozen=True, slots=True)
 class TracedLaunch:
-    """A launch: `events` are in the store, `dropped` were left out at the limit. `end`: how it ended, None if
-    the process that wrote it did not end it. `attributes`: all that the writer said of it."""
+    """One launch. `events` is the number of events in the store, `dropped` the number left out at the limit.
+    `end` is how the launch ended, None if the writing process did not end it. `attributes` is everything that
+    the writer stored about it."""
 
     number: int
     where: str
@@ -125,26 +128,26 @@ class TracedLaunch:
 
     @property
     def whole(self) -> bool:
-        """Whether all that was asked for is there."""
+        """Whether everything that was selected is in the store."""
         return self.end == "complete" and not self.dropped
 
     @property
     def instructions(self) -> tuple[TracedInstruction, ...]:
-        """By pc. StoreError if the table is damaged."""
+        """The instructions by pc. Raises StoreError if the table is damaged."""
         return self._texts.table(self.attributes["instructions"])
 
     @property
     def sources(self) -> dict[str, str]:
-        """The text of the kernel's Python files, as they were when it was launched, by path."""
+        """The text of the kernel's Python files at the time of the launch, by path."""
         return {file: self._texts.text(digest) for file, digest in self.attributes["sources"].items()}
 
     def column(self, name: str) -> npt.NDArray[np.uint32]:
-        """One of `COLUMNS`, of all events."""
+        """One of `COLUMNS`, for all events."""
         return self._column(name).read((slice(0, self.events),)).astype(np.uint32, copy=False)
 
     def read(self, start: int = 0, stop: int | None = None) -> Iterator[Event]:
-        """Events [start, stop) in the order of execution; what is before `start` is not read. StoreError if
-        they are damaged."""
+        """Events [start, stop) in the order of execution. Nothing before `start` is read. Raises StoreError
+        if the events are damaged."""
         stop = self.events if stop is None else min(stop, self.events)
         if start >= stop:
             return

@@ -1,4 +1,4 @@
-"""A trace that is asked for, as plain values: it is written here or in another process."""
+"""A request for a trace, as plain values, so that this process or another one can write it."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ DEFAULT = "cta=0"
 
 @dataclass(frozen=True, slots=True)
 class TraceRequest:
-    """Values that `of` selects (see `Selection.parse`) go to the trace at `path`, which `make_trace` made, up
-    to `limit` bytes before compression. `told` hears of it where it is written in this process."""
+    """Writes the values that `of` selects (see `Selection.parse`) to the trace at `path`, which `make_trace`
+    made: up to `limit` bytes before compression. `told` is called with progress if this process writes the
+    trace."""
 
     path: str
     of: str = DEFAULT
@@ -25,8 +26,8 @@ class TraceRequest:
     told: Told | None = field(default=None, compare=False)
 
     def watch(self, labels: Mapping[str, Any] | None = None) -> Tracing:
-        """What records the launches from now on, after those that are in the store; `labels` are said of
-        each."""
+        """The watch that records the launches from now on, after those that are in the store. `labels` are
+        stored with each launch."""
         writer = TraceWriter(Path(self.path), self.limit, self.told)
         return Tracing(writer, Selection.parse(self.of), labels or {})
 

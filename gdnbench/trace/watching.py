@@ -1,4 +1,4 @@
-"""The watch that has the values of launches recorded."""
+"""The watch that makes the simulator record the values of launches in a trace."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Tracing:
-    """Records all launches, or the one numbered `only`. `labels` are said of each. Seam: `Watch`."""
+    """Records all launches, or only the one numbered `only`. `labels` are stored with each launch. Implements
+    `Watch`."""
 
     writer: TraceWriter
     selection: Selection

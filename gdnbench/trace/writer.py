@@ -1,8 +1,8 @@
-"""Writes value traces: one store, a group for every launch, appended to while the launch runs.
+"""Writes value traces: one store, with a group for every launch, which grows while the launch runs.
 
-What is committed is said by the group's attribute `events`, which is written after the chunks that hold them.
-A process that is killed loses what it had in memory, a chunk of events or of values at most, and the launch
-has no `end`.
+The group's attribute `events` is the number of committed events; it is written after the chunks that hold
+them. A process that is killed loses what it had in memory, at most a chunk of events and of values, and
+leaves the launch without `end`.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ Told = Callable[[str], None]
 
 
 def make_trace(path: Path) -> None:
-    """An empty trace at `path`, where nothing is yet. StoreError if something is, or it cannot be made."""
+    """Make an empty trace at `path`. Raises StoreError if something exists there or it cannot be made."""
     if path.exists():
         raise StoreError(f"{path} is there already; a trace is a new store, choose another path")
     root = {
@@ -91,8 +91,8 @@ def _writing(path: Path) -> Iterator[None]:
 
 @dataclass(slots=True)
 class TraceWriter:
-    """Adds launches to the trace at `path`, one after the other. No more is recorded once it would hold more
-    than `limit` bytes before compression, and how much that leaves out is said."""
+    """Adds launches to the trace at `path`, one after the other. At `limit` bytes before compression
+    recording stops, and the number of dropped events is stored."""
 
     path: Path
     limit: int = MAX_BYTES
@@ -113,7 +113,7 @@ class TraceWriter:
             self.launches += 1
 
     def takes(self, rows: int) -> bool:
-        """Whether there is room for an event of so many registers; if so it is taken."""
+        """Reserve room for an event with so many registers. False if there is none."""
         size = EVENT_BYTES + ROW_BYTES * rows
         if self.dropped or self._bytes + size > self.limit:
             self.dropped += 1
@@ -122,12 +122,12 @@ class TraceWriter:
         return True
 
     def launch(self, selection: Selection, labels: Mapping[str, Any]) -> LaunchWriter:
-        """What records the next launch; `labels` say which it is."""
+        """The recorder of the next launch; `labels` identify it."""
         self.launches += 1
         return LaunchWriter(self, f"{LAUNCHES}/{launch_name(self.launches - 1)}", selection, dict(labels))
 
     def text(self, content: bytes) -> str:
-        """Keep a text; its digest."""
+        """Store a text; returns its digest."""
         digest = blake3(content).hexdigest()
         folder = self.path / TEXTS / digest
         if not (folder / METADATA).exists():
@@ -138,7 +138,7 @@ class TraceWriter:
 
 @dataclass(slots=True)
 class LaunchWriter:
-    """Writes the trace of one launch. Seam: `Recorder`."""
+    """Writes the trace of one launch. Implements `Recorder`."""
 
     store: TraceWriter
     key: str
@@ -157,7 +157,7 @@ class LaunchWriter:
     _attributes: dict[str, Any] = field(default_factory=dict)
 
     def begin(self, launch: Launch, engine: str) -> None:
-        """StoreError if the store cannot be written."""
+        """Create the launch's group. Raises StoreError if the store cannot be written."""
         config = launch.config
         instructions = described(launch.kernel, self.selection)
         with _writing(self.store.path):
@@ -190,7 +190,8 @@ class LaunchWriter:
     def add(
         self, cta: int, warp: int, pc: int, occurrence: int, lanes: int, values: npt.NDArray[np.uint64]
     ) -> None:
-        """An execution, in the order of the warp's. `values` is the writer's from now on."""
+        """Add one execution of an instruction, in the order of its warp. `values` belongs to the writer from
+        now on."""
         rows = len(values)
         if not self.store.takes(rows):
             self.dropped += 1
@@ -206,7 +207,7 @@ class LaunchWriter:
             self._write()
 
     def end(self, how: End) -> None:
-        """The launch has ended: all that was recorded is written."""
+        """The launch has ended: write everything recorded."""
         if self._values is not None:
             self._write(how)
             self._values = None

@@ -1,8 +1,9 @@
-"""What a kernel's own code tells a checker: a log of its loads and stores, read whenever Python runs again.
+"""The log of loads and stores that a compiled kernel writes for the checker. Python reads it whenever it runs
+again.
 
-Only kernels that are compiled for it write one (`Layout.log`). A block that the log may not have room for
-gives up before it has done anything, so that an access needs no test. It is empty whenever compiled code is
-not running: all warps whose CTAs run in one thread share its room.
+Only kernels compiled for a checker write a log (`Layout.log`). A block that might overflow the log returns
+before it has done anything, so that single accesses need no test. The log is empty whenever compiled code is
+not running: all warps whose CTAs run in one thread share it.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ _room = _Room()
 
 
 class AccessLog:
-    """The log of one CTA, which runs in the thread that made it."""
+    """The log of one CTA. Only the thread that made it may use it."""
 
     def __init__(self, checker: Checker, field: int) -> None:
         self._checker = checker

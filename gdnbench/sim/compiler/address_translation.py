@@ -1,7 +1,7 @@
-"""Where addresses lie: the native functions that turn 32 addresses of a state space into host addresses.
+"""Address translation: native functions that turn 32 addresses of a state space into host addresses.
 
-They are LLVM IR as text. Each writes the host addresses to `out` and returns the lanes of `mask` whose access
-is misaligned or outside of the memory; Python words the fault.
+The functions are LLVM IR as text. Each writes the host addresses to `out` and returns the lanes of `mask`
+whose access is misaligned or out of bounds. Python then raises the fault.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""`.approx` functions and quick divisions, and the IEEE forms of rcp and sqrt.
+"""`.approx` functions and fast divisions, and the IEEE forms of rcp and sqrt.
 
-Around the special-function unit (mufu.py) stand the instructions that ptxas puts there: without `.ftz` they
-move subnormal numbers out of the way of the unit, which flushes them, and move the result back.
+ptxas surrounds the special-function unit (mufu.py) with further instructions, and so does this module. The
+unit flushes subnormal numbers; without `.ftz` these instructions scale subnormal arguments first and scale
+the result back.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
-"""atom and red: a helper function walks the active lanes in ascending order, so that those that meet at one
-address take turns. CTAs whose kernels use them on global memory run in one thread (machine/grid.py).
-"""
+"""atom and red: a helper function executes the active lanes in ascending order, so that lanes with the same
+address take turns. CTAs of kernels that use atomics on global memory run in one thread (machine/grid.py)."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
-"""Cuts a kernel into blocks, the units that are compiled and dispatched, and finds what lives between them.
+"""Cuts a kernel into blocks, the units that are compiled and dispatched, and computes which registers live
+across blocks.
 
-A warp's lanes may part and meet, wait and go on only between blocks. So a block begins at every branch
-target, after every branch, at every collective, and around every service: an instruction that Python
-executes, because it belongs to the machine or to the tensor core. Long blocks are cut, which keeps compile
-time linear.
+A warp's lanes can diverge, reconverge, wait and continue only between blocks. So a block begins at every
+branch target, after every branch, at every collective, and before and after every runtime call: an
+instruction that Python executes, because it belongs to the machine or to the tensor core. Long blocks are
+cut, which keeps compile time linear.
 """
 
 from __future__ import annotations

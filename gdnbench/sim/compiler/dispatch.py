@@ -1,8 +1,8 @@
-"""How a warp's blocks are run: the native loop that picks a group of lanes and follows it through the blocks.
+"""The dispatcher: the native loop that picks a group of lanes and runs its blocks.
 
-It is LLVM IR as text. `run` executes blocks until the quantum is spent or no lane can go on. Lanes that
-stand at one block form a group; the group at the lowest block that can go on runs first. While all lanes
-that can go on are in one group, a block is followed by the next without looking at the lanes again.
+It is LLVM IR as text. `run` executes blocks until the quantum is used up or no lane can continue. Lanes at
+the same block form a group; the group at the lowest block that can continue runs first. While all lanes that
+can continue are in one group, the loop goes from block to block without looking at the lanes again.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Writes LLVM IR as text: a function body with numbered values, and what its module must declare.
+"""Writes LLVM IR as text: function bodies with numbered values, and the declarations that their module needs.
 
 Values are typed names. Lane values are vectors of 32: `<32 x i32>`, `<32 x float>`, and `<32 x i1>` for
-predicates and masks. Text is several times faster to make than an object per instruction, and a kernel of a
-few thousand PTX instructions makes tens of thousands of lines.
+predicates and masks. Writing text is several times faster than building an object per instruction; a kernel
+of a few thousand PTX instructions makes tens of thousands of lines.
 """
 
 from __future__ import annotations

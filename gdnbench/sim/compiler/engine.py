@@ -1,7 +1,7 @@
 """The fast engine: a kernel as native code, and a warp that runs it until it waits, exits or its turn ends.
 
-Compiled code returns to Python for services, faults and the end of a turn. While it runs it holds no lock:
-CTAs on several threads share only machine code and global memory.
+Compiled code returns to Python for runtime calls, faults and the end of a turn. It runs without a lock: CTAs
+on several threads share only machine code and global memory.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ SERVICE = int(Status.SERVICE)
 
 def prepare(module: Module, kernel: Kernel, config: MachineConfig) -> CompiledEngine:
     """Make a kernel ready, compiled now or taken from the cache."""
-    return CompiledEngine(kernels.make(module, kernel, logged=config.check), config)
+    return CompiledEngine(kernels.compile_kernel(module, kernel, logged=config.check), config)
 
 
 class CompiledEngine:
-    """A kernel ready to run; shared by the threads that run its CTAs, and never written by them."""
+    """A compiled kernel. The threads that run its CTAs share it and never write to it."""
 
     def __init__(self, native: NativeKernel, config: MachineConfig) -> None:
         self.native = native
@@ -106,7 +106,7 @@ class CompiledEngine:
 
 
 class CompiledWarp:
-    """One warp: its state in memory, and the groups of its lanes that wait at services."""
+    """One warp: its state in memory, and the groups of its lanes that wait at runtime calls."""
 
     def __init__(self, engine: CompiledEngine, cta: Cta, warp: Warp, log: AccessLog | None = None) -> None:
         self.engine = engine

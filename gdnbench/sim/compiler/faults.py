@@ -1,7 +1,7 @@
-"""Turns what compiled code left in a warp's state into the KernelFault that the interpreter raises.
+"""Raises the KernelFault of an illegal access in compiled code, the same fault as the interpreter's.
 
-Compiled code only finds out that an access is illegal. The machine's memories word the fault: the access is
-repeated there, with the same addresses.
+Compiled code only detects that an access is illegal. This module repeats the access on the machine's
+memories, with the same addresses, and they raise the fault.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Instructions of a whole warp that move fragments, tcgen05.ld and .st and mma.sync, on the state itself.
+"""Instructions of a whole warp that move fragments, tcgen05.ld and .st and mma.sync, directly on the warp's
+state.
 
-What the generic path does lane by lane and register by register in 64-bit values is here one copy: the 32-bit
-words of all registers of an operand, by a table of where they lie.
+The generic path moves 64-bit values lane by lane and register by register. Here one indexed copy moves the
+32-bit words of all registers of an operand.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ Words = npt.NDArray[np.intp]  # [registers, lanes]: indices of 32-bit words in a
 
 
 class Direct(Protocol):
-    """An instruction that is executed for all lanes of its warp."""
+    """An instruction that all lanes of its warp execute at once."""
 
     def execute(self, warp: CompiledWarp, lanes: Lanes) -> None:
         """What the generic path does, faults included; `lanes` are those of the warp that exist."""

@@ -1,4 +1,5 @@
-"""A kernel from IR to loaded machine code: translate every block, compile or take it from the cache."""
+"""Compiles a kernel from IR to loaded machine code: translates every block, then compiles it or takes it from
+the cache."""
 
 from __future__ import annotations
 
@@ -92,7 +93,7 @@ def _complete(record: dict[str, Any]) -> bool:
     return kinds == {"size": int, "symbols": dict, "traffic": list, "seen": list}
 
 
-def make(module: Module, kernel: Kernel, *, logged: bool = False) -> NativeKernel:
+def compile_kernel(module: Module, kernel: Kernel, *, logged: bool = False) -> NativeKernel:
     """Ready to run: from the cache if this kernel was compiled before on such a CPU. `logged`: it keeps a log
     of its accesses (`access_log`), and of uses of registers that are not there (`shadow_registers`)."""
     if not kernel.instructions:

@@ -1,7 +1,7 @@
-"""Constants chosen by each lane: small tables of 32-bit words, several of them under one index.
+"""Table lookup by each lane: small tables of 32-bit constants, several of them under one index.
 
-With AVX-512 a table stays in registers: an instruction picks from 32 words for 16 lanes. Elsewhere it lies in
-memory.
+With AVX-512 a table stays in registers: one instruction looks up 32 words for 16 lanes. On other CPUs it is
+in memory.
 """
 
 from __future__ import annotations

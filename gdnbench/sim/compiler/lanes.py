@@ -15,15 +15,15 @@ LANES = 32
 HOSTS, MASK, ROWS = Value(I64, "%hosts"), Value("i32", "%mask"), Value("ptr", "%rows")
 
 
-def fetch(library: Library, size: int, count: int) -> str:
-    """The name of the helper that reads."""
+def gather_helper(library: Library, size: int, count: int) -> str:
+    """The name of the helper that reads `count` elements of `size` bytes for each lane."""
     name = f"fetch_{size}_{count}"
     library.helper(name, lambda name, library: _fetch(name, library, size, count))
     return name
 
 
-def put(library: Library, size: int, count: int) -> str:
-    """The name of the helper that writes."""
+def scatter_helper(library: Library, size: int, count: int) -> str:
+    """The name of the helper that writes `count` elements of `size` bytes for each lane."""
     name = f"put_{size}_{count}"
     library.helper(name, lambda name, library: _put(name, library, size, count))
     return name

@@ -1,8 +1,8 @@
-"""Where everything lies in a warp's state, the one block of memory that compiled code and Python share.
+"""The layout of a warp's state, the one block of memory that compiled code and Python share.
 
-A header (lanes' places, pointers to the CTA's memories, special registers), a cache line of the allocation
-table for every instruction that touches global memory, and a slot for every register that lives between
-blocks: 32 lanes side by side, a predicate as a 32-bit mask.
+It has a header (each lane's block, pointers to the CTA's memories, special registers), a cache line of the
+allocation table for every instruction that accesses global memory, and a slot for every register that lives
+across blocks: 32 lanes side by side; a predicate is a 32-bit mask.
 """
 
 from __future__ import annotations

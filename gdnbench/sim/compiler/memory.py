@@ -1,4 +1,4 @@
-"""ld, st, cvta, isspacep: addresses are located and checked, then the lanes' bytes move."""
+"""ld, st, cvta, isspacep: translate and check the addresses, then move the lanes' bytes."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def read_rows(t: Translator, hosts: Value, size: int, count: int) -> list[Value]
     """`count` elements of `size` bytes from each active lane's host address."""
     code = t.code
     rows = t.scratch(32 * size * count)
-    helper = lanes.fetch(code.library, size, count)
+    helper = lanes.gather_helper(code.library, size, count)
     code.call_void(helper, hosts, code.mask_bits(t.active), rows)
     kind = lanes_of(f"i{size * 8}")
     align = min(64, 32 * size)
@@ -76,7 +76,7 @@ def write_rows(t: Translator, hosts: Value, rows: list[Value], size: int) -> Non
     area = t.scratch(32 * size * len(rows))
     for row, value in enumerate(rows):
         code.store(value, code.offset(area, row * 32 * size), min(64, 32 * size))
-    code.call_void(lanes.put(code.library, size, len(rows)), hosts, code.mask_bits(t.active), area)
+    code.call_void(lanes.scatter_helper(code.library, size, len(rows)), hosts, code.mask_bits(t.active), area)
 
 
 def count_access(t: Translator, space: str, address: Value | None, size: int, *, load: bool) -> None:

@@ -1,7 +1,7 @@
-"""LLVM IR -> machine code for this CPU, kept on disk between processes.
+"""Compiles LLVM IR to machine code for this CPU, and keeps it on disk between processes.
 
-An entry of `CACHE` is the object file and the translator's record, under the digest of all that they depend
-on.
+An entry of `CACHE` is the object file and the translator's record. Its key is the digest of everything that
+they depend on.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-"""Machine instructions that compiled code executes by itself, where nobody watches.
+"""Machine instructions that compiled code executes itself, when nothing observes the launch.
 
-Instructions without an effect go through the machine the first time, which refuses what it does not know, and
-are skipped from then on. `mbarrier.try_wait` that succeeds, and arrivals, work on the mbarrier's own bytes
-(machine/mbarrier.py says what they mean); whatever is out of the ordinary, a fault included, is left to the
-machine. A launch that is profiled or has a checker sends everything through the machine: the state's field
-`inline`.
+Instructions without an effect go through the machine the first time, which refuses unknown ones, and are
+skipped from then on. Arrivals, and an `mbarrier.try_wait` that succeeds, work on the mbarrier's own bytes
+(machine/mbarrier.py defines them). All unusual cases, faults included, go to the machine. A launch that is
+profiled or checked sends everything through the machine: the state's field `inline`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Groups of lanes that stand at a collective and wait for other lanes of their warp."""
+"""Reconvergence: groups of lanes that have reached a collective and wait for other lanes of their warp."""
 
 from __future__ import annotations
 

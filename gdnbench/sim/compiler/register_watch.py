@@ -1,7 +1,7 @@
-"""Tells a CTA's checker which registers a warp's compiled code used before they were there.
+"""Reports to a CTA's checker which registers a warp's compiled code used before they had their value.
 
-Compiled code notes such uses in its records (`shadow_registers`); what Python executes for it is looked at
-here: the sources of services, and the registers that they deliver at once or later.
+Compiled code notes such uses in its records (`shadow_registers`). For instructions that Python executes this
+module checks the sources, and tracks the registers that they write at once or later.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _FIRST, _LAST = 128, 255  # numbers of flights: prmt's copies of a sign leave su
 
 
 class RegisterWatch:
-    """One warp's. `flights` by number: what has set them going; `owners` are those of wgmma."""
+    """The watch of one warp. `flights` by number: the operations in flight; `owners` are those of wgmma."""
 
     def __init__(self, shadows: Shadows, warp: CompiledWarp, checker: Checker) -> None:
         self._shadows = shadows

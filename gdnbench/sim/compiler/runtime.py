@@ -1,4 +1,4 @@
-"""The native runtime of every kernel, as LLVM IR: the dispatcher, where addresses lie, and faults."""
+"""The native runtime that every kernel has, as LLVM IR: the dispatcher, address translation, and faults."""
 
 from __future__ import annotations
 

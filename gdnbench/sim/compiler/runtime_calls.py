@@ -1,8 +1,9 @@
-"""Instructions that Python executes for the compiled engine: the machine's, and the tensor core's `mma`.
+"""Runtime calls: instructions that Python executes for the compiled engine, the machine's and the tensor
+core's `mma`.
 
-`enter_service` is their native side: leave for Python, unless no lane executes. `Service` is the Python side,
-made once for an instruction: it reads the sources from a warp's state as the seam wants them, and writes back
-what came out.
+`enter_service` is the native side: return to Python, unless no lane executes. `Service` is the Python side,
+made once for an instruction. It reads the sources from a warp's state, in the form of
+`machine.engine_interface`, and writes back the results.
 """
 
 from __future__ import annotations
@@ -121,7 +122,7 @@ def _special(name: str) -> Read:
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """One instruction as Python executes it."""
+    """One instruction that Python executes."""
 
     ins: Instruction
     gathers: tuple[Gather, ...]
@@ -148,7 +149,8 @@ class Service:
 
 
 class ServiceMaker:
-    """Makes the services of one kernel; `symbols` gives the state's places of module variables' addresses."""
+    """Makes the services of one kernel. `symbols` gives, by module variable, the place of its address in the
+    state."""
 
     def __init__(self, kernel: Kernel, layout: Layout, symbols: dict[str, int]) -> None:
         self.kernel = kernel

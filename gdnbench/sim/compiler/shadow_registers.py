@@ -1,10 +1,10 @@
-"""Registers beside registers, which say what those lack; compiled code of a checked launch keeps them.
+"""Shadow registers: compiled code of a checked launch records in them which registers have no value yet.
 
-A kernel's register that may be used before it is there (`readiness`) has a shadow of its own width for either
-lack: bytes of 0xFF where it was written; where it is in flight, bytes that number the flight, 128 to 255, and
-zeros where it is not. A move moves shadows by the same instruction, whatever bytes it picks, and any other
-write sets them. Where such a register is used, a record notes the lanes that lack it (`register_watch`). A
-kernel without such a place has no shadows.
+A register that may be used too early (`uninitialized_analysis`) has a shadow of its own width for each
+reason. For "unwritten" its bytes are 0xFF where it was written. For "in flight" they number the operation,
+128 to 255, and are zero where nothing is in flight. A move moves the shadows by the same instruction,
+whatever bytes it picks; any other write sets them. Where such a register is used, a record notes the lanes
+that have no value (`register_watch`). A kernel without such a use has no shadow registers.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from gdnbench.sim.compiler.blocks import Block, Blocks, is_service
 from gdnbench.sim.compiler.emit import I64, Code, Library, Value, const, lane_constants
 from gdnbench.sim.compiler.layout import ALIGN, Layout, slot_bytes
 from gdnbench.sim.compiler.translator import Translate, Translator
-from gdnbench.sim.compiler.uninitialized_analysis import Lack, find, moved
+from gdnbench.sim.compiler.uninitialized_analysis import Lack, find_unready_registers, moved
 from gdnbench.sim.ptx.flow import registers_of
 from gdnbench.sim.ptx.ir import (
     Destination,
@@ -41,7 +41,7 @@ _READY = {Lack.UNWRITTEN: Immediate(-1, "-1"), Lack.FLYING: Immediate(0, "0")}
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """A place where a register may lack something; `record` is the number of its record."""
+    """A place that may use a register without a value. `record` is the number of its record."""
 
     ins: Instruction
     register: Register
@@ -167,7 +167,7 @@ def _row_givers(ins: Instruction) -> Value:
 def plan(kernel: Kernel, blocks: Blocks, layout: Layout) -> tuple[Shadows, Blocks] | None:
     """The shadows of a kernel, with slots in the state, and its blocks with their liveness: a shadow lives
     as long as its register. None if it needs none."""
-    found = find(kernel, blocks)
+    found = find_unready_registers(kernel, blocks)
     if not found.uses:
         return None
     of: dict[Lack, dict[int, Register]] = {lack: {} for lack in Lack}

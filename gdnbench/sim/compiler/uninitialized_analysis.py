@@ -1,8 +1,9 @@
-"""Where a kernel may use a register that is not there: never written, or in flight of a tcgen05.ld or wgmma.
+"""Finds where a kernel may use a register that has no value: never written, or still in flight from a
+tcgen05.ld or a wgmma.
 
-A data-flow analysis over the kernel's paths. What it leaves out cannot happen; what it names, compiled code
-has to look at when it runs. Moves are no uses, as in the interpreter: `mov`, `selp` and `prmt` carry on a
-value that is there later or never; `shfl` and stores to shared memory do so with one that was never written.
+A forward data-flow analysis over the kernel's paths. A use that it does not list cannot happen; a use that it
+lists is checked at run time. Moves are not uses, as in the interpreter: `mov`, `selp` and `prmt` copy a value
+that is missing, and `shfl` and stores to shared memory copy one that was never written.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from gdnbench.sim.ptx.ir import Immediate, Instruction, Kernel, Register
 
 
 class Lack(Enum):
-    """What a register may be."""
+    """Why a register may have no value."""
 
     UNWRITTEN = auto()
     FLYING = auto()
@@ -48,14 +49,14 @@ def used(ins: Instruction, lack: Lack) -> Iterator[Register]:
 
 @dataclass(slots=True)
 class Maybe:
-    """Registers that may lack their value, as bit sets by index: `loading` of a tcgen05.ld, `multiplying` of
-    a wgmma."""
+    """Registers that may have no value, as bit sets by index: never written, `loading` by a tcgen05.ld,
+    `multiplying` by a wgmma."""
 
     unwritten: int = 0
     loading: int = 0
     multiplying: int = 0
 
-    def of(self, lack: Lack) -> int:
+    def lacking(self, lack: Lack) -> int:
         return self.unwritten if lack is Lack.UNWRITTEN else self.loading | self.multiplying
 
     def copy(self) -> Maybe:
@@ -108,16 +109,17 @@ def _first(ins: Instruction) -> int:
 
 @dataclass(slots=True)
 class Readiness:
-    """`uses` by pc: registers that may lack something when the instruction there uses them. `carried` by pc
-    and lack: those that a move there takes it from. `tracked`: all that have to be followed for that."""
+    """`uses` by pc: the registers that may have no value when the instruction there uses them. `carried` by
+    pc and lack: the registers from which a move there takes such a value. `tracked`: all registers that have
+    to be followed for that."""
 
     uses: dict[int, list[tuple[Register, Lack]]] = field(default_factory=dict)
     carried: dict[tuple[int, Lack], int] = field(default_factory=dict)
     tracked: dict[Lack, int] = field(default_factory=lambda: dict.fromkeys(Lack, 0))
 
 
-def find(kernel: Kernel, blocks: Blocks) -> Readiness:
-    """Solved forward over the blocks until nothing changes."""
+def find_unready_registers(kernel: Kernel, blocks: Blocks) -> Readiness:
+    """Solve the data-flow equations forward over the blocks, to a fixed point."""
     ins = kernel.instructions
     entering: list[Maybe | None] = [None] * len(blocks.blocks)
     entering[0] = Maybe(unwritten=(1 << len(kernel.registers)) - 1)
@@ -149,7 +151,7 @@ def find(kernel: Kernel, blocks: Blocks) -> Readiness:
 
 def _look(ins: Instruction, at: Maybe, found: Readiness) -> None:
     for lack in Lack:
-        maybe = at.of(lack)
+        maybe = at.lacking(lack)
         if not maybe:
             continue
         names = list(used(ins, lack))

@@ -1,8 +1,8 @@
-"""What the lanes of a warp do together: shfl, vote, match, redux, elect, activemask, bar.warp.sync.
+"""Warp collectives: shfl, vote, match, redux, elect, activemask, bar.warp.sync.
 
-Each stands at the head of its block and first waits, by `Exit.JOIN`, until the lanes that the member masks
-name are here. Lanes may name different masks at once: each set is served by itself. With a constant mask of
-all lanes there is one set, the active lanes, and everything is plain vector code.
+Each begins a block and first waits, by `Exit.JOIN`, until the lanes of its member mask have arrived. Lanes
+may name different masks at once: each set of lanes is executed by itself. With a constant mask of all lanes
+there is one set, the active lanes, and the code is plain vector code.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The compiled engine's registers as wgmma reaches them: words of a warp's state.
+"""wgmma's access to the registers of the compiled engine: words of a warp's state.
 
-A warp's state is in memory whenever Python runs, and a register keeps its place there for the whole kernel
-(`layout`). Without a checker nobody knows which registers are in flight: a use too early computes with the
-token, a NaN.
+A warp's state is in memory whenever Python runs, and a register has the same place there for the whole kernel
+(`layout`). Without a checker nothing records which registers are in flight: an instruction that uses one too
+early computes with the token, a NaN.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Table = slice | npt.NDArray[np.intp]
 
 
 class CompiledRegisters:
-    """One warp's registers. Seam: `RegisterAccess`."""
+    """The registers of one warp. Implements `RegisterAccess`."""
 
     def __init__(
         self, state: npt.NDArray[np.uint8], layout: Layout, watch: RegisterWatch | None = None
@@ -84,7 +84,7 @@ class CompiledRegisters:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Issue:
-    """wgmma.mma_async by the places of its operands in the state. `a` is -1 if A is in registers."""
+    """wgmma.mma_async, by the places of its operands in the state. `a` is -1 if A is in registers."""
 
     ins: Instruction
     a: int

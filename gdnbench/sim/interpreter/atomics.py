@@ -1,4 +1,4 @@
-"""Atomic operations (PTX ISA 9.7.13.5, 9.7.13.6). Lanes that meet at one address take turns in ascending
+"""Atomic operations (PTX ISA 9.7.13.5, 9.7.13.6). Lanes with the same address take turns in ascending
 order."""
 
 from __future__ import annotations

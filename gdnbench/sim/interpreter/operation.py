@@ -1,8 +1,9 @@
-"""What an instruction computes, apart from where its operands live, and how the two are joined.
+"""What an instruction computes, separate from where its operands are, and how the two are joined.
 
-An `Operation` is the definition of an instruction: the types of its sources, of its results, and a function
-on arrays of 32 lanes. `bind` joins it to the operands of one instruction and gives a `Step`, the form in
-which a warp executes it. Steps are made once for a kernel and run for any warp of it."""
+An `Operation` defines an instruction: the types of its sources and results, and a function on arrays of 32
+lanes. `bind` joins it to the operands of one instruction and gives a `Step`, the form that a warp executes.
+Steps are made once for a kernel and run for any of its warps.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""A kernel as the interpreter runs it: one entry an instruction, made once.
+"""A kernel as the interpreter runs it: one entry per instruction, made once.
 
-Plain instructions, which always go on to the next one, are steps. The others say what the warp has to do.
+Instructions that always continue with the next one are steps. The other entries say what the warp has to do.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The interpreter with its values recorded: warps that tell every result, of the CTAs that are asked for.
+"""The interpreter with value recording: its warps report every result, for the CTAs that are selected.
 
-Other CTAs run on the engine that they would run on anyway. Nothing is changed where nothing is traced: steps
-are wrapped, once for a kernel.
+Other CTAs run on the engine that they would run on anyway. Steps are wrapped once for a kernel, and only if
+something is traced.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-"""One warp: groups of lanes, each at its own place in the program, and the order in which they go on.
+"""One warp: groups of lanes, each with its own pc, and the order in which they run.
 
-A branch that lanes disagree on splits a group. The group at the lowest pc runs first, and groups that meet
-at a pc join: enough to reconverge after structured control flow, for a compiler lays blocks out in that
-order. A group that the machine makes wait does not hold up the others. An instruction that needs several
-lanes waits until they have joined; if the other lanes can never come, the warp has diverged where it must
-not.
+A divergent branch splits a group. The group at the lowest pc runs first, and groups that reach the same pc
+join. That is enough to reconverge after structured control flow, since compilers lay out blocks in that
+order. A group that waits for the machine does not block the others. An instruction that needs several lanes
+waits until they have joined. If the other lanes can never arrive, that is a divergence fault.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The interpreter's registers as wgmma reaches them, with marks that say what is in flight."""
+"""wgmma's access to the registers of the interpreter, with marks for registers in flight."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What an instruction does that another has to be ordered with: accesses by proxy and space, and handing on
-what its thread has done to other threads."""
+"""What an instruction does that must be ordered with other instructions: memory accesses, by proxy and space,
+and releases to other threads."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ REGISTER = "%mutant"
 
 
 def synchronises(ins: Instruction) -> bool:
-    """Whether `ins` has mutants."""
+    """Whether the instruction has mutants."""
     return (
         ins.op in _REMOVED
         or ins.op in _WAITS
@@ -90,7 +90,7 @@ def synchronises(ins: Instruction) -> bool:
 
 
 def mutants(module: Module, entry: str) -> Iterator[Mutant]:
-    """All of the kernel's, by pc."""
+    """All mutants of the kernel, by pc."""
     kernel = module.kernels[entry]
     yield from _Generator(module.text, kernel).all()
 

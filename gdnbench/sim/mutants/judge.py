@@ -1,4 +1,5 @@
-"""What becomes of a mutant: found by the checker, other numbers, a fault, a hang, or nothing."""
+"""Judges mutants: whether the checker, different numbers, a fault or a hang shows a mutant, or nothing
+does."""
 
 from __future__ import annotations
 
@@ -37,8 +38,8 @@ Cause = tuple[str, ...]
 
 
 class Outcome(StrEnum):
-    """What finds it. `REVIEW` is a finding that the PTX ISA leaves open. `UNREACHED`: the launch never
-    executes the instruction; `UNDECIDED`: it took longer than the limit."""
+    """What shows the mutant. `REVIEW`: a finding that the PTX ISA leaves open. `UNREACHED`: the launch never
+    executes the instruction. `UNDECIDED`: it took longer than the limit."""
 
     ERROR = "checker"
     REVIEW = "review"
@@ -82,8 +83,8 @@ class _Executed:
 
 @dataclass(slots=True)
 class _Watched:
-    """One CTA's checker with what it is told counted; ends the run at the first error that is not in `known`,
-    if it is given. Seam: `Checker`."""
+    """The checker of one CTA, which counts what is executed. It ends the run at the first error that is not
+    in `known`, if `known` is given. Implements `machine.observer.Checker`."""
 
     checker: CtaRaceDetector
     executed: _Executed
@@ -156,8 +157,9 @@ class _Watched:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One run of a launch; `after` is None if it did not come to its end. `found` counts pairs of
-    instructions by cause, verdict and Python lines: a mutant moves some to other lines of the PTX."""
+    """One run of a launch. `after` is the memory at its end, None if it did not finish. `found` counts pairs
+    of instructions by cause, verdict and Python lines, since a mutant moves some to other lines of the
+    PTX."""
 
     after: tuple[bytes, ...] | None
     found: Counter[Cause]
@@ -166,7 +168,7 @@ class Run:
     endless: bool = False
 
 
-def run(
+def run_launch(
     launch: KeptLaunch,
     module: Module,
     engine: str,
@@ -174,8 +176,8 @@ def run(
     budget: int | None = None,
     known: Container[Cause] | None = None,
 ) -> Run:
-    """`launch` of the kernel in `module`, from the memory that it found, with the checker: to its end, or to
-    the first error that is not in `known`, if that is given."""
+    """Run the launch of the kernel in `module` with the checker, from the memory that was kept: to its end,
+    or to the first error that is not in `known`, if `known` is given."""
     request = launch.request
     checker = LaunchChecker(module.kernels[request.entry])
     executed = _Executed(budget)
@@ -229,7 +231,8 @@ def _side(side: Side | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """`why` is the finding, fault or difference, in a line; `schedule` under which it came."""
+    """The outcome, and `why`: the finding, fault or difference in one line; `schedule` is the one that showed
+    it."""
 
     outcome: Outcome
     why: str = ""
@@ -237,7 +240,7 @@ class Judgement:
 
 
 class Judge:
-    """Holds mutants of one launch's kernel against the kernel itself, which has to run well."""
+    """Compares mutants of one launch's kernel with the kernel itself, which must run well."""
 
     def __init__(
         self,
@@ -251,7 +254,7 @@ class Judge:
         self.seconds = seconds
         self.schedules = schedules
         every = dict.fromkeys((*schedules, *PEEKS))
-        self.own = {schedule: run(launch, launch.module, engine, schedule) for schedule in every}
+        self.own = {schedule: run_launch(launch, launch.module, engine, schedule) for schedule in every}
         first = next(iter(self.own.values()))
         for schedule, own in self.own.items():
             if own.fault is not None:
@@ -262,7 +265,7 @@ class Judge:
                 )
 
     def judge(self, mutant: Mutant) -> Judgement:
-        """What finds `mutant` first."""
+        """The first outcome that kills `mutant`, or that it survives."""
         if not any(mutant.place.line in own.executed.lines for own in self.own.values()):
             return Judgement(Outcome.UNREACHED)
         module = parse(mutant.ptx(self.launch.module.text))
@@ -280,7 +283,7 @@ class Judge:
     def _run(self, module: Module, schedule: str, own: Run) -> Judgement | None:
         budget = MANY * own.executed.count + SOME
         try:
-            ran = run(self.launch, module, self.engine, schedule, budget, own.found)
+            ran = run_launch(self.launch, module, self.engine, schedule, budget, own.found)
         except SimError as error:
             return Judgement(Outcome.FAULT, str(error).partition("\n")[0], schedule)
         new = sorted(ran.found - own.found)

@@ -1,4 +1,4 @@
-"""Launches kept with the memory that they found, to be run again."""
+"""Launches that are kept with the memory before them, so that they can run again."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gdnbench.sim.ptx.ir import Module
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """Bytes that the launch may touch, where they lie, and what they were before it; `keeper` owns them."""
+    """Memory that the launch may touch: its address, and its bytes before the launch. `keeper` owns it."""
 
     address: int
     name: str
@@ -21,14 +21,14 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class KeptLaunch:
-    """One launch; its parameters hold addresses of this process."""
+    """One launch. Its parameters hold addresses of this process."""
 
     module: Module
     request: LaunchRequest
     tensors: tuple[Tensor, ...]
 
     def memory(self) -> GlobalMemory:
-        """As the launch found it."""
+        """The memory as it was before the launch."""
         memory = GlobalMemory()
         for tensor in self.tensors:
             memory.add(tensor.address, len(tensor.before), tensor.name, tensor.keeper)
@@ -37,13 +37,13 @@ class KeptLaunch:
         return memory
 
     def after(self, memory: GlobalMemory) -> tuple[bytes, ...]:
-        """The tensors as they are now."""
+        """The bytes of the tensors now."""
         return tuple(bytes(memory.view(tensor.address, len(tensor.before)).data) for tensor in self.tensors)
 
 
 @dataclass(slots=True)
 class Keeper:
-    """Keeps what it is called with: `Settings(before=...)`. `launches` are in order."""
+    """Keeps every launch that it is called with: for `Settings(before=...)`. `launches` are in order."""
 
     launches: list[KeptLaunch] = field(default_factory=list)
 

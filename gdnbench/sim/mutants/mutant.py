@@ -1,4 +1,4 @@
-"""A mutant: one change of one instruction that synchronises."""
+"""A mutant: one change of one synchronising instruction."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gdnbench.sim.mutants.text import Edit, edited
 
 
 class Kind(StrEnum):
-    """What is done to the instruction."""
+    """The kind of change."""
 
     REMOVED = "removed"
     MORE = "count more"
@@ -22,7 +22,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """`op` and `place` are those of the instruction at `pc`, `change` says what became of it."""
+    """`op` and `place` are those of the instruction at `pc`; `change` describes what was done to it."""
 
     kind: Kind
     op: str
@@ -32,5 +32,5 @@ class Mutant:
     edits: tuple[Edit, ...]
 
     def ptx(self, text: str) -> str:
-        """The mutant of the module `text`, in which every other instruction is on its own line."""
+        """The PTX of the mutant of the module `text`. Every other instruction keeps its line."""
         return edited(text, self.edits)

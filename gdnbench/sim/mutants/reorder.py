@@ -77,14 +77,14 @@ _ORDERS = {
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """Behind the instruction at `pc`, or before it."""
+    """A position: behind the instruction at `pc`, or before it."""
 
     pc: int
     behind: bool
 
 
 class Later:
-    """The places of one kernel."""
+    """Finds the positions in one kernel."""
 
     def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel
@@ -94,7 +94,7 @@ class Later:
         self._products = _held(kernel, (_PRODUCT,))
 
     def place(self, moved: Instruction) -> Where | None:
-        """None if `moved` cannot go further."""
+        """The position to move to; None if `moved` cannot go further."""
         start = self._after_wait(moved) if moved.op in _WAITS else moved.pc + 1
         where = None if start is None else self._next(moved, start)
         if where is None or not self._dominates(moved.pc, where.pc) or self._changes(moved, where):

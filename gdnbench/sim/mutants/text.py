@@ -1,4 +1,4 @@
-"""Where the instructions of a kernel stand in its text, and edits of it that keep every line's number."""
+"""The text ranges of a kernel's instructions, and edits that keep every line's number."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _GUARD = re.compile(r"@\s*!?\s*[\w%$.]+\s*\Z")
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """One instruction in the text: [start, stop), with its guard and without its semicolon, which is at
-    `stop`; `opcode` and `operands` are such ranges too."""
+    """One instruction in the text: the range [start, stop), with its guard and without its semicolon, which
+    is at `stop`. `opcode` and `operands` are ranges too."""
 
     start: int
     stop: int
@@ -27,7 +27,7 @@ class Statement:
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """`text` in the place of [start, stop); it has no line breaks."""
+    """Replaces [start, stop) by `text`, which has no line breaks."""
 
     start: int
     stop: int
@@ -75,7 +75,7 @@ def _operands(plain: str, start: int, stop: int) -> Iterable[tuple[int, int]]:
 
 
 def edited(text: str, edits: Iterable[Edit]) -> str:
-    """`text` with all edits, which do not overlap."""
+    """`text` with all edits applied. The edits must not overlap."""
     pieces: list[str] = []
     position = 0
     for edit in sorted(edits, key=lambda edit: (edit.start, edit.stop)):

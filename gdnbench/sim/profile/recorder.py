@@ -1,4 +1,5 @@
-"""Records one launch: the turns, waits and asynchronous operations of its CTAs, in simulated steps."""
+"""Records one launch for a profile: the turns, waits and asynchronous operations of its CTAs, in simulated
+steps."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ MAX_SLICES = 200_000
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """A warp ran, or waited at `place` for `text`, from step `start` to `end`."""
+    """From step `start` to `end` a warp ran, or waited at `place` for `text`."""
 
     warp: int
     start: int
@@ -30,7 +31,7 @@ class Slice:
 
 @dataclass(frozen=True, slots=True)
 class Flight:
-    """An asynchronous operation, from the step of its issue to that of its landing."""
+    """An asynchronous operation, from the step of its issue to the step at which it landed."""
 
     name: str
     start: int
@@ -39,7 +40,8 @@ class Flight:
 
 @dataclass(slots=True)
 class CtaRecord:
-    """One CTA; implements `machine.recorder.Recorder`. `waited` has the steps by (warp, opcode waited at)."""
+    """The record of one CTA; implements `machine.recorder.Recorder`. `waited` has the steps by (warp, opcode
+    of the wait)."""
 
     index: int
     draw: bool
@@ -56,11 +58,11 @@ class CtaRecord:
     _flying: dict[int, int] = field(default_factory=dict)
 
     def issued(self, warp: int, ins: Instruction) -> None:
-        """The warp's role shows in what it hands to the machine."""
+        """Notes what the warp hands to the machine: its role is judged by that."""
         self.ops.setdefault(warp, Counter())[issued_as(ins)] += 1
 
     def turn(self, warp: int, executed: int, blocked: Sequence[Blocked]) -> None:
-        """The warp's wait, if it had one, ends where this round begins."""
+        """Ends the warp's wait, if it had one, at the beginning of this round."""
         self._end_wait(warp)
         if executed:
             self._draw(Slice(warp, self.step, self.step + executed, "run", None))
@@ -71,12 +73,12 @@ class CtaRecord:
             self.waits[warp, blocked[0].instruction.op] += 1
 
     def round(self) -> None:
-        """Time goes on by the longest turn."""
+        """Advances time by the longest turn."""
         self.step += self._longest
         self._longest = 0
 
     def asynchronous(self, operation: AsyncOperation) -> None:
-        """Flights are drawn when they have landed."""
+        """Draws asynchronous operations that have landed."""
         if not operation.landed:
             self._flying[id(operation)] = self.step
             return
@@ -105,13 +107,13 @@ class CtaRecord:
 
 @dataclass(slots=True)
 class LaunchRecord:
-    """All CTAs of a launch; the timeline of CTA `draw` alone is kept."""
+    """The records of all CTAs of a launch. Only CTA `draw` keeps its timeline."""
 
     draw: int = 0
     ctas: dict[int, CtaRecord] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def cta(self, index: int) -> CtaRecord:
-        """The record of CTA `index`, made when it begins."""
+        """The record of CTA `index`, created when it begins."""
         with self.lock:
             return self.ctas.setdefault(index, CtaRecord(index, index == self.draw))

@@ -1,4 +1,5 @@
-"""What a warp is for, read off what it hands to the machine: PTX has no names for warp roles."""
+"""The role of a warp (MMA, TMA load, epilogue, ...), judged by the instructions that it issues: PTX has no
+names for warp roles."""
 
 from __future__ import annotations
 
@@ -21,14 +22,14 @@ OTHER = "compute"
 
 
 def issued_as(ins: Instruction) -> str:
-    """The opcode, for tensor copies with the way they go."""
+    """The opcode; for tensor copies with their direction."""
     if ins.op != "cp.async.bulk.tensor":
         return ins.op
     return f"{ins.op} {'store' if ins.has('bulk_group') else 'load'}"
 
 
 def role(ops: Mapping[str, int]) -> str:
-    """The roles of a warp that issued `ops`, by `issued_as`, such as "MMA" or "TMEM load + TMA store"."""
+    """The roles of a warp that issued `ops` (see `issued_as`), such as "MMA" or "TMEM load + TMA store"."""
     found = [name for op, name in _ROLES if ops.get(op)]
     if found[:1] == ["MMA"]:
         return "MMA"

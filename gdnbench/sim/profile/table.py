@@ -11,7 +11,7 @@ from gdnbench.sim.profile.roles import role
 
 
 def by_class(instructions: Mapping[str, int]) -> Counter[str]:
-    """Warp instructions by opcode -> by class."""
+    """Counts of warp instructions by class, from counts by opcode."""
     classes: Counter[str] = Counter()
     for op, count in instructions.items():
         classes[class_of(op)] += count
@@ -19,7 +19,8 @@ def by_class(instructions: Mapping[str, int]) -> Counter[str]:
 
 
 def waits_by_role(record: LaunchRecord) -> dict[tuple[str, str], tuple[int, int, int]]:
-    """(role, opcode waited at) -> (warps of that role in a CTA, waits, steps waited), over all CTAs."""
+    """(role, opcode of the wait) -> (warps of that role in a CTA, waits, steps waited), summed over all
+    CTAs."""
     waits: Counter[tuple[str, str]] = Counter()
     steps: Counter[tuple[str, str]] = Counter()
     warps: dict[str, set[int]] = {}
@@ -36,7 +37,7 @@ def waits_by_role(record: LaunchRecord) -> dict[tuple[str, str], tuple[int, int,
 def profile_table(
     instructions: Mapping[str, int], traffic: Mapping[str, int], mma_macs: int, record: LaunchRecord
 ) -> str:
-    """The whole profile; counts are sums over all CTAs, most first."""
+    """The whole profile as text. Counts are sums over all CTAs, largest first."""
     return "\n".join(_lines(instructions, traffic, mma_macs, record))
 
 

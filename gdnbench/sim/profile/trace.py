@@ -1,7 +1,8 @@
-"""A launch's timeline in the Trace Event Format, which Perfetto and chrome://tracing open.
+"""Writes a launch's timeline in the Trace Event Format, which Perfetto and chrome://tracing open.
 
-One row a warp, named by its role; waits are slices of their own with the line that waits; what is in flight
-(TMA, tensor core) lies above as asynchronous events. One microsecond of the trace is one simulated step.
+Each warp is a row, named by its role. Waits are slices of their own and name the line that waits. Operations
+in flight (TMA, tensor core) are asynchronous events above. One microsecond of the trace is one simulated
+step.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from gdnbench.sim.profile.roles import role
 
 
 def write_trace(path: Path, launches: list[tuple[str, LaunchRecord]]) -> None:
-    """Write the launches, (name, record) each, one process of the trace a launch."""
+    """Write launches, each (name, record); each launch is a process of the trace."""
     events = [
         event for number, (name, record) in enumerate(launches) for event in _events(number, name, record)
     ]

@@ -222,7 +222,7 @@ def test_each_load_is_used_by_itself(engine: str) -> None:
 
 def test_a_kernel_whose_registers_are_always_there_pays_nothing() -> None:
     module = parse(ptx(ALLOCATE + FILL + LOAD_TMEM + WAIT_LOAD + "\n" + USE + FREE))
-    assert kernels.make(module, module.kernels["k"], logged=True).shadows is None
+    assert kernels.compile_kernel(module, module.kernels["k"], logged=True).shadows is None
     module = parse(ptx(ALLOCATE + FILL + LOAD_TMEM + USE + FREE))
-    assert kernels.make(module, module.kernels["k"], logged=True).shadows is not None
-    assert kernels.make(module, module.kernels["k"]).shadows is None
+    assert kernels.compile_kernel(module, module.kernels["k"], logged=True).shadows is not None
+    assert kernels.compile_kernel(module, module.kernels["k"]).shadows is None
