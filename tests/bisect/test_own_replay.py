@@ -61,3 +61,34 @@ def test_a_kernel_file_that_ends_the_process(decode: Path, tmp_path: Path) -> No
     )
     assert found.state is State.SKIP
     assert "SIGABRT" in found.reason
+
+
+def test_the_names_that_an_older_revision_is_called_by(decode: Path, tmp_path: Path) -> None:
+    """A revision from before any renaming has these names; the code that runs in it needs no others."""
+    package = tmp_path / "gdnbench"
+    (package / "sim").mkdir(parents=True)
+    for folder in (package, package / "sim"):
+        (folder / "__init__.py").write_text("")
+    (package / "sim" / "simulate.py").write_text(
+        "from contextlib import contextmanager\n"
+        "chosen = []\n"
+        "class Settings:\n"
+        "    def __init__(self, schedule):\n"
+        "        self.schedule = schedule\n"
+        "@contextmanager\n"
+        "def active(settings):\n"
+        "    chosen.append(settings.schedule)\n"
+        "    yield\n"
+    )
+    (package / "__main__.py").write_text(
+        "import json, sys\n"
+        "from gdnbench.sim.simulate import chosen\n"
+        "assert sys.argv[1] == 'replay', sys.argv\n"
+        "record = {'key': '0', 'outcome': 'pass', 'reason': chosen[0] if chosen else '', 'tensors': []}\n"
+        "print(json.dumps({'records': [record]}))\n"
+    )
+    runner = RevisionReplay(Place(sys.executable, str(tmp_path)), 60.0)
+    for on, schedule in (("cpu", ""), ("sim", "early")):
+        trial = Trial(str(decode), "k.py:kernel", on, schedules=("early",))
+        found = runner.run_trial(trial)
+        assert (found.state, found.reason) == (State.GOOD, schedule)

@@ -34,11 +34,11 @@ import runpy
 runpy.run_module("gdnbench", run_name="__main__", alter_sys=True)
 """
 _SCHEDULED = """
-from gdnbench.cli.main import run
+import runpy
 from gdnbench.sim.simulate import Settings, active
 schedule = sys.argv.pop(1)
 with active(Settings(schedule=schedule)):
-    run()
+    runpy.run_module("gdnbench", run_name="__main__", alter_sys=True)
 """
 
 
