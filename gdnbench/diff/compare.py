@@ -116,7 +116,7 @@ def _tensors(
             if name in left and name in right:
                 axes = op.spec(name).axes_in(conventions)
                 rows = calls.slots_of(a, name)
-                partition = owners.of(name, when, left[name])
+                partition = owners.partition_of(name, when, left[name])
                 subject = Subject(name, when, partition, axes, Side.DIFFERENCE, rows, grids)
                 found = hold(subject, Stored(left[name]), Stored(right[name]), rule)
                 yield replace(found, stage=name in stages)
@@ -135,7 +135,7 @@ class _Owners:
     notes: list[str]
     call: Call | None = None
 
-    def of(self, name: str, when: When, handle: TensorHandle) -> Partition:
+    def partition_of(self, name: str, when: When, handle: TensorHandle) -> Partition:
         rows = handle.meta.shape[0] if handle.meta.shape else 1
         if self.op.spec(name).role is Role.INPUT:
             return whole(rows)

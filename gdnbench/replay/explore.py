@@ -66,7 +66,7 @@ def _shape(record: StoredRecord, seed: int | None, runner: Runner, rule: Rule, c
     if seed is not None:
         with smaller_record(record, seed) as (_, what):
             name = f"{name}, shape {seed}: {what}"
-    run = _Input(record, seed, runner, rule).run
+    run = _Input(record, seed, runner, rule).run_under
     return Shape(name, run, lambda schedule: command(record.number, seed, schedule))
 
 
@@ -98,7 +98,7 @@ class _Input:
         self._judge = Judge(rule, device_of(SIM))
         self._judged = False
 
-    def run(self, schedule: str) -> Run:
+    def run_under(self, schedule: str) -> Run:
         with ExitStack() as stack:
             record = self._record
             if self._seed is not None:

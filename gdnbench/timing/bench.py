@@ -108,7 +108,7 @@ class Bench:
         ready = [partial(self._ready, form, placement) for placement in range(len(rounds))]
         sets = len(sequences[0]) if self._mode.cache is Cache.COLD else 1
         written = [
-            [_Written.of(form, self._rotation.buffers(form, placement, index)) for index in range(sets)]
+            [_Written.of_form(form, self._rotation.buffers(form, placement, index)) for index in range(sets)]
             for placement in range(len(rounds))
         ]
         return BenchSubject(kernel.name, len(sequences[0]), rounds, ready, written, self._clock.least)
@@ -237,7 +237,7 @@ class _Written:
     outputs: dict[str, Tensor]
 
     @classmethod
-    def of(cls, form: CallTensors, buffers: Mapping[str, Tensor]) -> _Written:
+    def of_form(cls, form: CallTensors, buffers: Mapping[str, Tensor]) -> _Written:
         return cls(
             {name: buffers[name] for name in sorted(form.mutated)},
             {name: buffers[name] for name in form.outputs},

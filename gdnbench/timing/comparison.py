@@ -243,7 +243,7 @@ class _Loop:
             seconds=self._now() - self._started,
             discarded={} if self._rule.keep_disturbed else dict(self._disturbed),
             disturbed=dict(self._disturbed) if self._rule.keep_disturbed else {},
-            conditions=self._extremes.seen(self._watch.source),
+            conditions=self._extremes.summarise(self._watch.source),
             notes=tuple(self._notes(end)),
         )
 

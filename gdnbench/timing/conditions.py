@@ -1,8 +1,9 @@
-"""What the machine does while kernels are timed, and when that spoils a block.
+"""Watches the machine while kernels are timed, and decides when a block was disturbed.
 
-On a GPU, NVML says it, through nvidia-ml-py: clocks, temperature, power, what slows the clocks down, and who
-else computes. On a CPU the kernel's own accounting says how much of the CPUs others take. A machine where
-nobody can look is timed all the same, and the result says that its conditions are unknown.
+On a GPU, NVML (through nvidia-ml-py) reports clocks, temperature, power, reasons for throttling, and the
+processes that compute. On a CPU, the accounting of the operating system says how much CPU time other
+processes take. A machine that reports neither is timed all the same, and the result says that its conditions
+are unknown.
 """
 
 from __future__ import annotations
@@ -84,7 +85,8 @@ def _in_order(groups: Iterable[Iterable[T]]) -> list[T]:
 
 
 class Extremes:
-    """Adds up looks into a `Seen`: numbers of the blocks that were kept, reasons and processes of all."""
+    """Merges observations into a `Seen`: numbers of the blocks that were kept, reasons and processes of all
+    blocks."""
 
     def __init__(self) -> None:
         self._first: Conditions | None = None
@@ -100,7 +102,7 @@ class Extremes:
             self._lowest = _merged(self._lowest, number, highest=False)
             self._highest = _merged(self._highest, number, highest=True)
 
-    def seen(self, source: str) -> Seen:
+    def summarise(self, source: str) -> Seen:
         return Seen(source, self._first or Conditions(), self._last, self._lowest, self._highest)
 
 
@@ -123,7 +125,7 @@ def _extreme(one: Number | None, other: Number | None, highest: bool) -> Number 
 
 
 class UnknownWatch:
-    """Sees nothing, and says why."""
+    """Reports no conditions, and the reason."""
 
     def __init__(self, why: str) -> None:
         self.source = f"unknown: {why}"
@@ -274,10 +276,12 @@ def related(pid: int, proc: Path = Path("/proc")) -> bool:
 
 
 class CpuWatch:
-    """How much of the CPUs' time others take, by /proc/stat: what is busy or stolen by a hypervisor and not
-    ours. A load average is of a minute, and counts us and those who wait for a disk.
+    """How much CPU time other processes take, by /proc/stat: time that is busy, or stolen by a hypervisor,
+    and is not this run's. A load average would not do: it covers a minute, and counts this run and processes
+    that wait for a disk.
 
-    One finding stands until the next window is full. No /proc/stat (no Linux): unknown.
+    One observation is used until the next window is full. Without /proc/stat (no Linux) conditions are
+    unknown.
     """
 
     def __init__(self, stat: Path = Path("/proc/stat"), now: Callable[[], float] = time.monotonic) -> None:

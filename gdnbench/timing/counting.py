@@ -1,4 +1,4 @@
-"""Records x kernels -> counts: what kernels do in the simulator, which has no clock, in place of times."""
+"""Records x kernels -> counts of what kernels execute on the simulator, which has no clock."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def count_records(
 
 
 class _Counted:
-    """Runs one kernel in the simulator and keeps what its last call counted."""
+    """Runs one kernel on the simulator and keeps the counts of its last call."""
 
     def __init__(self, kernel: str) -> None:
         self._runner = InProcess(kernel, SIM)

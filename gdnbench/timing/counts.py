@@ -1,6 +1,6 @@
-"""What a kernel did on the simulator, which has no clock: instructions and bytes, counted.
+"""Counts of what a kernel executed on the simulator, which has no clock: instructions and bytes.
 
-The counts are exact and say nothing of time: the simulator runs warps in an order of its own and models no
+The counts are exact and say nothing about time: the simulator runs warps in an order of its own and models no
 cache, no latency and no clock.
 """
 

@@ -1,4 +1,4 @@
-"""Which machine times are from."""
+"""The machine that times come from."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Judges and times kernels on one record, in this process: buffers, clock, comparison, and what the times are
-worth."""
+"""Judges and times kernels on one record, in this process: buffers, clock, comparison and verdicts."""
 
 from __future__ import annotations
 
@@ -56,8 +55,7 @@ class PreparedWrong(GdnbenchError):
 
 
 class RoundWrong(GdnbenchError):
-    """A timed round does not leave everywhere what it leaves on the first placement: its time is not that of
-    the call."""
+    """A timed round leaves other bits on another placement, so its time is not that of the call."""
 
 
 class _Left:
@@ -213,7 +211,7 @@ class Session:
 
 
 class _Told:
-    """A runner that says when the kernel has run."""
+    """A runner that reports when the kernel has run."""
 
     def __init__(self, runner: Runner, ran: Callable[[], None]) -> None:
         self._runner, self._ran = runner, ran
@@ -228,7 +226,7 @@ class _Told:
 
 
 class _Marked:
-    """A subject that says when its kernel's code runs."""
+    """A subject that marks when its kernel's code runs."""
 
     def __init__(self, subject: Subject, position: int, at: At) -> None:
         self._subject, self._position, self._at = subject, position, at

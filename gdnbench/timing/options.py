@@ -1,4 +1,4 @@
-"""How kernels are to be timed."""
+"""The options of timing."""
 
 from __future__ import annotations
 

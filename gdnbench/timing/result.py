@@ -23,7 +23,7 @@ FORMAT = 1
 
 
 class End(StrEnum):
-    """Why no more blocks were measured."""
+    """Why measuring stopped."""
 
     PRECISE = "precise"  # every interval is as narrow as was asked for
     BLOCKS = "blocks"  # the cap on blocks
@@ -44,9 +44,10 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What a watch saw from the first block to the last one.
+    """The conditions from the first block to the last.
 
-    `source` says who looked ("NVML", "/proc/stat"), or why nobody did. None or empty: not known, or nothing.
+    `source` is where they come from ("NVML", "/proc/stat"), or why there are none. None or empty: unknown, or
+    nothing happened.
     """
 
     source: str

@@ -152,8 +152,8 @@ class _Region:
     def address(self) -> int:
         return self.arena.data_ptr() + self.offset
 
-    def held(self, tensor: Tensor) -> Tensor:
-        """A tensor here with the dtype, shape and strides of `tensor`."""
+    def place_tensor(self, tensor: Tensor) -> Tensor:
+        """A tensor in this region with the dtype, shape and strides of `tensor`."""
         part = self.arena[self.offset : self.offset + span(tensor)].view(tensor.dtype)
         return part.as_strided(tensor.shape, tensor.stride())
 
@@ -213,7 +213,7 @@ class Rotation:
     ) -> _Placed:
         tensors = form.tensors
         buffers = [
-            {name: regions[name][places[name]].held(tensor) for name, tensor in tensors.items()}
+            {name: regions[name][places[name]].place_tensor(tensor) for name, tensor in tensors.items()}
             for regions in sets
         ]
         return _Placed(buffers, {name: [flat(one[name]) for one in buffers] for name in form.inputs})

@@ -83,7 +83,7 @@ def time_records(
         raise BadInputError("the simulator has no clock: see counting.count_records")
     numbers = chosen(store, kernels, on, records, op)
     options = options or TimingOptions()
-    setting = _Setting.of(on, options)
+    setting = _Setting.of_device(on, options)
     before = None if baseline is None else _Baseline(baseline)
     if before is not None:
         before.check([store.records[number] for number in numbers], setting)
@@ -114,7 +114,7 @@ def record_timer(
     store: Store, kernels: Sequence[str], on: str, options: TimingOptions
 ) -> Iterator[Callable[[StoredRecord], RecordTiming]]:
     """Yields what times `kernels`, all of which passed, on a record. CannotRunError if `on` is not here."""
-    setting = _Setting.of(on, options)
+    setting = _Setting.of_device(on, options)
     with closing(TimingProcess(store.path, on, options)) as timer:
         yield lambda record: _timed(timer, record, kernels, setting)
 
@@ -134,14 +134,14 @@ def chosen(
 
 @dataclass(frozen=True, slots=True)
 class _Setting:
-    """What is the same for all records of a run, and what no baseline may differ in."""
+    """The settings that all records of a run share and that a baseline must share too."""
 
     mode: Mode
     machine: Machine
     clock: str
 
     @classmethod
-    def of(cls, on: str, options: TimingOptions) -> _Setting:
+    def of_device(cls, on: str, options: TimingOptions) -> _Setting:
         """BadInputError for a clock that the device has not, CannotRunError if it is not here."""
         device = device_of(on)
         return cls(options.mode, machine(device), resolved(device, options.clock))

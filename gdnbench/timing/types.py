@@ -1,8 +1,8 @@
-"""What the parts of the timing give one another: how a round is asked for, and what the machine was doing.
+"""The types that the parts of timing exchange: requests for rounds, and the conditions of the machine.
 
 A *launch* is one call of a kernel on one set of buffers. A *round* is many launches timed as one, on one
 *placement*: sets of buffers that lie at addresses of their own. A *block* is one round of every kernel under
-comparison, on one placement, in an order that turns from block to block.
+comparison, on one placement, in an order that changes from block to block.
 """
 
 from __future__ import annotations

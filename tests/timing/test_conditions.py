@@ -246,13 +246,13 @@ def test_extremes_keep_both_ends_and_every_reason() -> None:
     idle = Conditions(345, 1593, 30, 70.0, ("HwSlowdown",))
     extremes.add([idle], kept=False)
     extremes.add(looks, kept=True)
-    seen = extremes.seen("here")
+    seen = extremes.summarise("here")
     assert (seen.source, seen.start, seen.end) == ("here", idle, looks[2])
     assert seen.lowest == Conditions(1950, 3201, 40, 250.5)
     assert seen.highest == Conditions(
         1980, 3201, 45, 300.0, ("HwSlowdown", "SwPowerCap", "SyncBoost"), (2, 4)
     )
-    assert Extremes().seen("nowhere").start == Conditions()
+    assert Extremes().summarise("nowhere").start == Conditions()
 
 
 class Cpus:
