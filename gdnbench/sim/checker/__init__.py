@@ -14,7 +14,7 @@ ThreadSanitizer (Serebryany and Iskhodzhanov, WBIA 2009, and its runtime v2 and 
     sync_variables.py   release and acquire through words of shared and global memory
     happens_before.py   the rule: is this access ordered after that one, and what is missing if not
     cross_cta.py        the same rule between CTAs
-    cta_detector.py     the detector of one CTA, which drives all of the above
+    cta_detector.py     the detector of one CTA, which drives all of the above; cta_state.py is its interface
     cta_exit.py         what a CTA leaves in flight or unfinished
     findings.py, evidence.py, accept.py    findings, as users see them, and as a file accepts them
     grid.py             the checker of a launch
@@ -22,15 +22,15 @@ ThreadSanitizer (Serebryany and Iskhodzhanov, WBIA 2009, and its runtime v2 and 
 Where it follows FastTrack and ThreadSanitizer: an access is stamped with an epoch, a component of its warp's
 vector clock. A release joins the warp's clock into the clock of a synchronisation object and raises the
 warp's own component. An acquire joins the object's clock into the warp's. A cell of shadow memory has the
-epoch of the last write, and the reads since. An access races with those epochs that its vector clock does
-not contain.
+epoch of the last write and the epochs of the reads since. A write races with those of them that its warp's
+vector clock does not contain; a read, with the last write.
 
 Where it differs:
 - Actors are warps, and lanes of a warp where they synchronise apart. Asynchronous operations are actors too.
 - Order depends on the proxy (generic, async, tensor): there is a vector clock for each kind of order.
 - All reads since the last write are kept, less those that a later read supersedes. FastTrack keeps one epoch
   where reads are ordered; ThreadSanitizer keeps at most four accesses a cell and so may forget one.
-- No cell is evicted, no history is bounded: a finding has both accesses exactly. Only of the other CTAs that
-  read a cell of global memory are no more than 16 kept.
+- No cell is evicted and no history is bounded: a finding names both instructions. One limit: of the other
+  CTAs that read a cell of global memory, at most 16 are kept.
 - The simulator reports every access and every synchronisation, in the order of this run. Nothing is sampled.
 """

@@ -67,14 +67,14 @@ class CtaRaceDetector:
         self.async_states = [WarpAsyncState() for _ in range(self.warps)]
         self.mbarriers: dict[int, Mbarrier] = {}
         self.barrier_clocks: WeakKeyDictionary[Round, ClockSet] = WeakKeyDictionary()
-        self.barrier_arrivals: dict[int, Arrivals] = {}  # by barrier
+        self.barrier_arrivals: dict[int, Arrivals] = {}  # by barrier number
         self.sync_variables = SyncVariables(self.warps, cta.index, cross_cta.words)
-        self.open_rounds: dict[int, Round] = {}  # by warp, the round that it is arriving at
+        self.open_rounds: dict[int, Round] = {}  # by warp, the round at which it arrives
         self.cell_bytes = forms.cell_bytes
         cells = cta.shared.end // self.cell_bytes["shared"] + 1
         sets = LaneSets(self.supersedes, self._known_to_all_lanes, self._same_warp, self._writes)
         self.shared = LaneShadow(cells, sets)
-        self.mbarrier_cells = np.zeros(cells, np.bool_)  # the cells of shared memory that mbarriers have
+        self.mbarrier_cells = np.zeros(cells, np.bool_)  # cells of shared memory that mbarriers occupy
         self.memory = cross_cta.begin_cta(self)
         self.tmem = TmemShadow(self, ReadSets(self.supersedes))
         self.pending_signals: dict[AsyncOperation, PendingSignal] = {}
@@ -99,7 +99,7 @@ class CtaRaceDetector:
             clocks.converge_lanes(None)
         for space, starts, lanes in load_store.split_by_space(form, masks, addresses):
             cells = load_store.cells_of_accesses(starts, form.width, self.cell_bytes[space])
-            # Only shared memory is kept by lane, and these are as many as the cells.
+            # Only the shadow of shared memory records the lane of each cell.
             by = load_store.lanes_of_cells(lanes, len(cells)) if space == "shared" else None
             event = self.events.record(
                 warp.index, clocks.own_clock, ins, form.access, lane=load_store.single_lane(lanes)
@@ -156,11 +156,11 @@ class CtaRaceDetector:
 
         prior: Sequence[PriorAccess | PriorLaneAccess]
         if space == "shared":
-            touches = self.shared.record_writes if event.access.writes else self.shared.record_reads
-            prior = touches(cells, event.number, event.lane if lanes is None else lanes)
-            used = cells[self.mbarrier_cells[cells]]
-            if used.size:
-                at = int(used[0]) * self.cell_bytes["shared"]
+            record = self.shared.record_writes if event.access.writes else self.shared.record_reads
+            prior = record(cells, event.number, event.lane if lanes is None else lanes)
+            of_mbarriers = cells[self.mbarrier_cells[cells]]
+            if of_mbarriers.size:
+                at = int(of_mbarriers[0]) * self.cell_bytes["shared"]
                 self.findings.add_single(
                     USED_AS_DATA, Verdict.ERROR, "mbarrier.inval before it", event, "shared", at
                 )
@@ -250,8 +250,8 @@ class CtaRaceDetector:
 
     def ordered_after_remote(self, new: Event, old: CtaAccess) -> bool:
         """The same as `supersedes`, where `old` is an access of another CTA."""
-        known = self.warp_clocks[new.warp].all_lanes.remote.by_cta.get(old.cta)
-        return new.token is None and known is not None and known.contains(old.event)
+        clock = self.warp_clocks[new.warp].all_lanes.remote.by_cta.get(old.cta)
+        return new.token is None and clock is not None and clock.contains(old.event)
 
     # What the machine reports: instructions, asynchronous operations, the CTA's end
 
@@ -293,17 +293,17 @@ class CtaRaceDetector:
             return  # each of the four warps issues its own part: `synchronisation._wgmma_reads`
         async_state, arrivals = self.async_states[warp.index], 0
         if ins.op == "tcgen05.commit":
-            over = async_state.tensor
+            completes = async_state.tensor
         elif ins.op == "cp.async.mbarrier.arrive":
-            over, arrivals = async_state.copies.pending(lanes), int(lanes.sum())
+            completes, arrivals = async_state.copies.pending(lanes), int(lanes.sum())
         else:
-            over = self._record_async_operation(warp, ins, lanes, operation).both
+            completes = self._record_async_operation(warp, ins, lanes, operation).both
         if operation.signals:
-            known = self.warp_clocks[warp.index].clocks_at_issue(self.issued.subset)
-            named = operation.signals[0]
-            phase = self.mbarrier_phase(named) if named in self.mbarriers else -1
-            event = self._signals(operation, warp, ins)
-            self.pending_signals[operation] = PendingSignal(event, phase, over, known, arrivals)
+            clocks = self.warp_clocks[warp.index].clocks_at_issue(self.issued.subset)
+            address = operation.signals[0]
+            phase = self.mbarrier_phase(address) if address in self.mbarriers else -1
+            event = self._check_signals(operation, warp, ins)
+            self.pending_signals[operation] = PendingSignal(event, phase, completes, clocks, arrivals)
 
     def _record_async_operation(
         self, warp: Warp, ins: Instruction, lanes: Lanes, operation: AsyncOperation
@@ -335,9 +335,9 @@ class CtaRaceDetector:
         """`warp` issues an operation: check and record its reads and writes. Returns its tokens."""
         read, write = self.events.new_token(), self.events.new_token()
         clock, lane, each = self.warp_clocks[warp.index].own_clock, lane_of(lanes), lanes.nonzero()[0]
-        # Bulk reductions are relaxed atomics, an element each (PTX ISA, "cp.reduce.async.bulk").
-        done = Access.ATOMIC if ins.op.startswith("cp.reduce") else Access.WRITE
-        for access, token, places in ((Access.READ, read, reads), (done, write, writes)):
+        # Bulk reductions are relaxed atomics, one for each element (PTX ISA, "cp.reduce.async.bulk").
+        written = Access.ATOMIC if ins.op.startswith("cp.reduce") else Access.WRITE
+        for access, token, places in ((Access.READ, read, reads), (written, write, writes)):
             if not places:
                 continue
             event = self.events.record_async(warp.index, clock, ins, access, proxy, token, read, lane)
@@ -347,11 +347,11 @@ class CtaRaceDetector:
                 self.shared_reads[token] = event
         return OperationTokens(1 << read, 1 << write)
 
-    def _signals(self, operation: AsyncOperation, warp: Warp, ins: Instruction) -> Event:
+    def _check_signals(self, operation: AsyncOperation, warp: Warp, ins: Instruction) -> Event:
         """Check that the mbarriers that an operation will signal are initialised for it."""
         clock = self.warp_clocks[warp.index].own_clock
         token = self.events.new_token()
-        # cp.async is no bulk copy: it and its arrival are the generic proxy's.
+        # cp.async is no bulk copy: it and its arrival use the generic proxy.
         proxy = Proxy.GENERIC if ins.op.startswith("cp.async.mbarrier") else Proxy.ASYNC
         lane = MANY if self.issued is None else self.issued.lane
         event = self.events.record_async(warp.index, clock, ins, Access.ATOMIC, proxy, token, lane=lane)

@@ -1,4 +1,5 @@
-"""The state of one CTA's race detector, as the modules see it that follow instructions, exits and TMEM."""
+"""The state of one CTA's race detector, as a Protocol for the modules that handle instructions, tensor memory
+and the CTA's end."""
 
 from __future__ import annotations
 

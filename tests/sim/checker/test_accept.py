@@ -1,4 +1,4 @@
-"""The file of accepted findings: what an entry fits, and what is no entry."""
+"""Accept files: which findings an entry accepts, and which entries are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What engines tell a checker that they load and store: held against lists worked out by hand."""
+"""The loads and stores that engines report to a checker, compared with lists worked out by hand."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def accesses(body: str, memory: np.ndarray, engine: str, threads: int = 32) -> l
     return [event for event in found if event[1] != "exited"]
 
 
-def told(letter: str, lanes: Iterable[int], start: int, stride: int, warp: int = 0) -> Event:
+def access(letter: str, lanes: Iterable[int], start: int, stride: int, warp: int = 0) -> Event:
     """Lane l of `lanes` at start + stride l."""
     return warp, letter, {lane: start + stride * lane for lane in lanes}
 
@@ -101,11 +101,11 @@ def test_guards_and_divergence(engine: str) -> None:
     memory = words()
     at = first(memory)
     assert accesses(body, memory, engine) == [
-        told("a", ALL, S, 4),
-        told("b", range(5), S + 4, 4),
-        told("c", range(5, 32), S - 8, 4),
-        told("d", range(5), at + 128, 4),
-        told("e", ALL, at, 4),
+        access("a", ALL, S, 4),
+        access("b", range(5), S + 4, 4),
+        access("c", range(5, 32), S - 8, 4),
+        access("d", range(5), at + 128, 4),
+        access("e", ALL, at, 4),
     ]
 
 
@@ -114,8 +114,8 @@ def test_a_warp_that_is_not_full(engine: str) -> None:
     memory = words()
     at = first(memory)
     assert accesses("st.global.b32 [%g], %t; // a", memory, engine, threads=40) == [
-        told("a", ALL, at, 4),
-        told("a", range(8), at + 128, 4, warp=1),
+        access("a", ALL, at, 4),
+        access("a", range(8), at + 128, 4, warp=1),
     ]
 
 
@@ -134,9 +134,9 @@ def test_loops(engine: str) -> None:
     """
     memory = words()
     assert accesses(body, memory, engine) == [
-        told("a", ALL, S, 4),
-        told("a", range(1, 32, 2), S + 128, 4),
-        told("b", ALL, first(memory), 4),
+        access("a", ALL, S, 4),
+        access("a", range(1, 32, 2), S + 128, 4),
+        access("b", ALL, first(memory), 4),
     ]
 
 
@@ -161,15 +161,15 @@ def test_widths_and_vectors(engine: str) -> None:
     memory = room[skip : skip + 272]
     at = first(memory)
     assert accesses(body, memory, engine) == [
-        told("a", ALL, at + 1, 4),
-        told("b", ALL, at + 3, 4),
-        told("c", ALL, at + 2, 4),
-        told("d", ALL, at + 8, 32),
-        told("e", ALL, at, 32),
-        told("f", ALL, at + 16, 32),
-        told("g", ALL, at, 32),
-        told("h", ALL, at + 4, 32),
-        told("i", ALL, at, 4),
+        access("a", ALL, at + 1, 4),
+        access("b", ALL, at + 3, 4),
+        access("c", ALL, at + 2, 4),
+        access("d", ALL, at + 8, 32),
+        access("e", ALL, at, 32),
+        access("f", ALL, at + 16, 32),
+        access("g", ALL, at, 32),
+        access("h", ALL, at + 4, 32),
+        access("i", ALL, at, 4),
     ]
 
 
@@ -194,13 +194,13 @@ def test_generic_addresses_stay_generic(engine: str) -> None:
     """
     memory = words()
     at = first(memory)
-    mixed = told("", range(8), SHARED_WINDOW + S, 4)[2] | told("", range(8, 32), at, 4)[2]
+    mixed = access("", range(8), SHARED_WINDOW + S, 4)[2] | access("", range(8, 32), at, 4)[2]
     low = "setp.lt.u32 %q, %t, 16;\n@!%q bra OUT;\n"
     found = accesses(body.replace("ld.b32", low + "ld.b32") + "\nOUT:", memory, engine)
     assert found == [
         (0, "a", mixed),
-        told("b", ALL, S, 4),
-        told("c", range(16), SHARED_WINDOW + S + 64, 4),
+        access("b", ALL, S, 4),
+        access("c", range(16), SHARED_WINDOW + S + 64, 4),
         (0, "d", {lane: address for lane, address in mixed.items() if lane < 16}),
     ]
 
@@ -234,13 +234,13 @@ def test_atomics(engine: str) -> None:
     memory = np.zeros(80, np.uint64).view(np.uint32)
     at = first(memory)
     assert accesses(body, memory, engine) == [
-        told("a", ALL, S, 4),
-        told("b", ALL, S + 4, 0),
-        told("c", (30, 31), S + 8, 0),
-        told("d", ALL, at, 4),
-        told("e", ALL, at + 4, 4),
-        told("f", ALL, at, 8),
-        told("g", ALL, at, 8),
+        access("a", ALL, S, 4),
+        access("b", ALL, S + 4, 0),
+        access("c", (30, 31), S + 8, 0),
+        access("d", ALL, at, 4),
+        access("e", ALL, at + 4, 4),
+        access("f", ALL, at, 8),
+        access("g", ALL, at, 8),
     ]
 
 
@@ -261,12 +261,12 @@ def test_matrices(engine: str) -> None:
         stmatrix.sync.aligned.m8n8.x1.b16 [%d2+16], {{%r2}}; // f
     """
     assert accesses(body, words(), engine) == [
-        told("a", ALL, S, 16),
-        told("b", range(8), S, 16),
-        told("c", range(16), S + 128, 16),
-        told("d", ALL, SHARED_WINDOW + S, 16),
-        told("e", range(16), S, 16),
-        told("f", range(8), SHARED_WINDOW + S + 16, 16),
+        access("a", ALL, S, 16),
+        access("b", range(8), S, 16),
+        access("c", range(16), S + 128, 16),
+        access("d", ALL, SHARED_WINDOW + S, 16),
+        access("e", range(16), S, 16),
+        access("f", range(8), SHARED_WINDOW + S + 16, 16),
     ]
 
 
@@ -294,13 +294,13 @@ def test_more_accesses_than_the_log_holds(engine: str) -> None:
     """
     rounds = CAPACITY // 2
     one = [
-        told("b", range(8), S, 16),
-        told("c", range(1, 32, 2), S, 4),
-        told("d", ALL, S, 4),
-        told("e", ALL, S, 4),
+        access("b", range(8), S, 16),
+        access("c", range(1, 32, 2), S, 4),
+        access("d", ALL, S, 4),
+        access("e", ALL, S, 4),
     ]
     found = accesses(body.replace("ROUNDS", str(rounds)), words(), engine)
-    assert found == [told("a", ALL, S, 16), *one * rounds]
+    assert found == [access("a", ALL, S, 16), *one * rounds]
     assert len(found) > CAPACITY
 
 
@@ -331,11 +331,11 @@ def test_a_fault_in_the_middle(engine: str) -> None:
     assert fault is not None
     assert fault.kind is FaultKind.OUT_OF_BOUNDS
     assert found == [
-        told("a", ALL, S, 4),
-        told("b", ALL, at, 4),
-        told("c", ALL, at + 120, 4),
-        told("d", ALL, at + 124, 4),
-        told("e", ALL, at + 128, 4),
+        access("a", ALL, S, 4),
+        access("b", ALL, at, 4),
+        access("c", ALL, at + 120, 4),
+        access("d", ALL, at + 124, 4),
+        access("e", ALL, at + 128, 4),
     ]
 
 
@@ -356,15 +356,15 @@ def test_order_among_machine_instructions(engine: str) -> None:
     for warp, base in ((0, S), (1, upper)):
         own = [(0, *event[1:]) for event in found if event[0] == warp]
         assert own == [
-            told("a", ALL, base, 4),
+            access("a", ALL, base, 4),
             *fence,
             *fence,
-            told("b", ALL, base, 4),
+            access("b", ALL, base, 4),
             (0, "bar.sync", {}),
             (0, "bar.sync ends", {}),
-            told("c", ALL, base, 4),
+            access("c", ALL, base, 4),
             (0, "exited", {}),
         ]
     arrived = found.index((1, "bar.sync", {}))
-    assert found.index(told("c", ALL, S, 4)) > arrived
-    assert found.index(told("b", ALL, S, 4)) < arrived
+    assert found.index(access("c", ALL, S, 4)) > arrived
+    assert found.index(access("b", ALL, S, 4)) < arrived

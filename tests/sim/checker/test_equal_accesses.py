@@ -1,5 +1,5 @@
-"""Both engines tell a checker the same about kernels that CuTe DSL compiles, whose results stay what they
-are."""
+"""Both engines report the same to a checker, for kernels that CuTe DSL compiles; the checker changes no
+result."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""Mistakes in synchronisation by kind, each told as what it is, beside the kernel that is right.
+"""Mistakes in synchronisation by kind: each has the right cause, and the right kernel beside it has no
+finding.
 
 Expectations are the PTX ISA's: "mbarrier" (phases, tracking of asynchronous operations, "mbarrier.inval"),
-9.7.16.6 and 9.7.16.7 for tcgen05, "Async Proxy". Other kinds are in test_order.py (barriers, fences of
-proxies and of mbarriers, groups, arrivals, two phases behind), test_lanes.py, test_ctas.py and
+9.7.16.6 and 9.7.16.7 for tcgen05, "Async Proxy". Other kinds are in test_happens_before.py (barriers, fences
+of proxies and of mbarriers, groups, arrivals, two phases behind), test_lanes.py, test_cross_cta.py and
 test_registers.py.
 """
 
@@ -10,7 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from order_cases import (
+from happens_before_cases import (
     COPY,
     FILL,
     HEADER,

@@ -1,14 +1,14 @@
-"""What the checker finds among the lanes of one warp.
+"""Races between the lanes of one warp.
 
-Expectations are the PTX ISA's: "bar.warp.sync" orders memory among those that take part; of "shfl.sync" and
-"elect.sync" it says that they wait for one another and nothing of memory, and the CUDA Programming Guide
-("Warp Shuffle Functions", "Warp Vote Functions") that they imply no memory barrier.
+Expectations are the PTX ISA's: "bar.warp.sync" orders memory among the lanes that take part. Of "shfl.sync"
+and "elect.sync" the ISA says that lanes wait for one another, and nothing about memory; the CUDA Programming
+Guide ("Warp Shuffle Functions", "Warp Vote Functions") says that they imply no memory barrier.
 """
 
 from __future__ import annotations
 
 import pytest
-from order_cases import COPY, FILL, READY, STORE, Case, check_right, check_wrong, wait
+from happens_before_cases import COPY, FILL, READY, STORE, Case, check_right, check_wrong, wait
 
 from gdnbench.sim.checker.happens_before import Cause, Verdict
 from gdnbench.sim.run import ENGINES

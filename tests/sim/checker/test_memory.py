@@ -1,4 +1,4 @@
-"""What the checker keeps for each byte of global memory that a launch touches: at most 8."""
+"""The size of the shadow of global memory: at most 8 bytes for each byte that a launch touches."""
 
 from __future__ import annotations
 

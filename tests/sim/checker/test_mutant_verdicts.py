@@ -1,4 +1,4 @@
-"""How results of mutants are kept, explained and counted."""
+"""How verdicts on mutants are stored, explained and counted."""
 
 from __future__ import annotations
 

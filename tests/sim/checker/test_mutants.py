@@ -1,5 +1,5 @@
-"""Mutants of hand-written PTX, their texts written out here, and what finds them; a sample of those of real
-kernels."""
+"""Mutants of hand-written PTX, whose texts are written out here, and the outcome of each; a sample of mutants
+of real kernels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""CTAs that are checked in several processes: the findings are those of one."""
+"""CTAs that are checked in several processes give the findings of one process."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What a user sees of the checker's findings: in a report, as text and as JSON.
+"""The checker's findings as a user sees them: in a report, as text and as JSON.
 
-Kernels are right as they are. A race is planted by taking one line out of their PTX, so that the two accesses
-of the finding are known from the kernel's source.
+The kernels are right as they are. Each test removes one line of PTX, so that the two accesses of the finding
+are known from the kernel's source.
 """
 
 from __future__ import annotations

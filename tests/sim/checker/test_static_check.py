@@ -1,6 +1,6 @@
-"""What `scripts/compare_sentryward.py` gives SentryWard and makes of its answer.
+"""What `scripts/compare_sentryward.py` passes to SentryWard, and how it reads the answer.
 
-Expected inputs and answers are written by hand after its documentation of both (sentryward 0.1.1,
+Expected inputs and answers are written by hand after SentryWard's documentation of both (sentryward 0.1.1,
 docs/input-json.md and docs/output-json.md).
 """
 

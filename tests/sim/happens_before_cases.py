@@ -1,5 +1,5 @@
-"""Small kernels that are right with all of their lines and wrong without a marked one, and what the checker
-finds in them."""
+"""Small kernels that are right with all of their lines and wrong without a marked one, and the findings that
+the checker must have in them."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Accesses of different CTAs in kernels whose CTAs talk: each kernel is right as it is, and wrong with one
+"""Races between CTAs, in kernels whose CTAs synchronise: each kernel is right as it is, and wrong with one
 thing changed.
 
 Expectations are the PTX ISA's: "Memory Consistency Model" ("Scope", "Release and Acquire Patterns",
-"Observation Order", "Causality order"), "Async Proxy". A case names the accesses that are left unordered by
-the letters at the ends of their lines, and a word of what the finding says is missing.
+"Observation Order", "Causality order"), "Async Proxy". A case names the unordered accesses by the letters at
+the ends of their lines, and a word of what the finding says is missing.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""What the checker finds in small kernels: each is right with all of its lines, and wrong without a marked
+"""The happens-before rule on small kernels: each is right with all of its lines, and wrong without a marked
 one.
 
 Expectations are the PTX ISA's: "Memory Consistency Model", "Proxies", "mbarrier", "cp.async.bulk", 9.7.16.6
-for tcgen05. A case names the accesses that are left unordered by the letters at the ends of their lines.
+for tcgen05. A case names the unordered accesses by the letters at the ends of their lines.
 """
 
 from __future__ import annotations
 
 import pytest
-from order_cases import (
+from happens_before_cases import (
     COPY,
     FILL,
     READY,
