@@ -18,7 +18,7 @@ from gdnbench.bisect.commit.repository import Repository
 from gdnbench.bisect.commit.worktree import BuildFailure, open_worktree
 from gdnbench.bisect.session import Session
 from gdnbench.bisect.trial import Trial
-from gdnbench.cli.bisect.common import finish, told
+from gdnbench.cli.bisect.common import finish, print_progress
 from gdnbench.errors import BadInputError
 from gdnbench.workers import python_code
 
@@ -313,9 +313,9 @@ def test_what_a_repository_says_does_nothing_to_a_terminal(
     history.git("commit", "--quiet", "--author", author, "--message", subject)
     answer = bisecting(good, "main")
     assert found(answer) == history.git("rev-parse", "HEAD")
-    session = Session.begin(tmp_path / "said", "commit", {}, told)
+    session = Session.begin(tmp_path / "said", "commit", {}, print_progress)
     for line in bisecting.told:
-        told(line)
+        print_progress(line)
     with pytest.raises(typer.Exit):
         finish(session, answer.found, answer.lines, answer.exit_code, json=False)
     out, err = capsys.readouterr()

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from gdnbench.cli.bisect.commit import commit
-from gdnbench.cli.bisect.common import STATE_HELP, told
+from gdnbench.cli.bisect.common import STATE_HELP, print_progress
 from gdnbench.cli.bisect.env import env
 from gdnbench.cli.bisect.input import input
 from gdnbench.cli.bisect.instruction import instruction
@@ -61,7 +61,7 @@ def resumed(
     if context.invoked_subcommand is not None:
         raise BadInputError("--resume goes on with what was asked for: give no axis beside it")
     name, arguments = load_unfinished(state or STATE)
-    told(f"going on with bisect {name} {arguments.get('store', '')}")
+    print_progress(f"going on with bisect {name} {arguments.get('store', '')}")
     run(name, {**arguments, "state": state or STATE})
 
 

@@ -52,7 +52,7 @@ def begun(axis: str, arguments: Mapping[str, Any], state: Path | None, fresh: bo
     check_numbers(arguments)
     kept = {name: str(value) if isinstance(value, Path) else value for name, value in arguments.items()}
     shown = {name: kept.pop(name) for name in SHOWN if name in kept}
-    session = Session.begin(state or STATE, axis, kept, told, fresh, shown)
+    session = Session.begin(state or STATE, axis, kept, print_progress, fresh, shown)
     try:
         yield session
     except RunningError:  # what is on disk is the other one's
@@ -73,7 +73,7 @@ def check_numbers(arguments: Mapping[str, Any]) -> None:
             raise BadInputError(f"--{name} {value:g} is no time; give seconds above 0")
 
 
-def told(line: str) -> None:
+def print_progress(line: str) -> None:
     print(printable(line), file=sys.stderr, flush=True)
 
 

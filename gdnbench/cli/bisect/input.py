@@ -19,7 +19,7 @@ from gdnbench.cli.bisect.common import (
     TolOption,
     begun,
     finish,
-    told,
+    print_progress,
 )
 from gdnbench.cli.console import table
 from gdnbench.cli.judging import tolerance
@@ -94,10 +94,10 @@ def input(
 
             def keep(found: Shrunk) -> None:
                 write_store(found, written)
-                told(f"the smallest record is in {written}")
+                print_progress(f"the smallest record is in {written}")
                 if script is not None:
                     reason = write_script(found, written, Path(script))
-                    told(f"no {script}: {reason}" if reason else f"python {script} reproduces it")
+                    print_progress(f"no {script}: {reason}" if reason else f"python {script} reproduces it")
 
             trial = Trial(absolute(store), kernel, on, tuple(numbers), None, k, limits, bitwise, stages)
             found = shrink(
