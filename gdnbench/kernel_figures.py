@@ -18,11 +18,8 @@ from torch import Tensor
 
 from gdnbench.errors import BadInputError
 from gdnbench.sim.errors import ExportError, UnsupportedError
-from gdnbench.sim.host.arguments import DTYPES
-from gdnbench.sim.host.capture import capture
-from gdnbench.sim.host.elf import NO_CONTENTS, Elf
-from gdnbench.sim.host.layouts import Extent, TensorType, tensor_type
-from gdnbench.sim.ptx.ir import Immediate, Instruction, Kernel, Register
+from gdnbench.sim.host import DTYPES, NO_CONTENTS, Elf, Extent, TensorType, capture_launches, tensor_type
+from gdnbench.sim.ptx import Immediate, Instruction, Kernel, Register
 from gdnbench_kernels.compiling import STREAM, Program
 from gdnbench_kernels.plan import SMEM_LIMIT, TMEM_COLUMNS
 
@@ -68,7 +65,7 @@ NUMBERS = tuple(field.name for field in fields(Figures) if field.name != "name")
 def figures(program: Program) -> Figures:
     """Of a program that launches one kernel; UnsupportedError for another, ExportError for a cubin that does
     not say what is asked."""
-    call = capture(program, example_arguments(program))
+    call = capture_launches(program, example_arguments(program))
     if len(call.requests) != 1 or len(call.module.kernels) != 1:
         raise UnsupportedError(f"figures of {program.name}, which launches {len(call.requests)} kernels")
     request, kernel = call.requests[0], call.module.kernels[call.requests[0].entry]

@@ -31,7 +31,7 @@ from gdnbench.ops import operation
 from gdnbench.replay.execute import Execution
 from gdnbench.replay.run import InProcess
 from gdnbench.replay.simulated import SIM
-from gdnbench.sim.run import run_ptx
+from gdnbench.sim import run_ptx
 from gdnbench.store.reader import Store, StoredRecord
 from gdnbench.store.writer import StoreWriter
 from gdnbench.synth import draft, synthesise

@@ -28,11 +28,9 @@ import torch
 
 from gdnbench import sim
 from gdnbench.errors import Exit
-from gdnbench.sim.ptx.parser import parse
-from gdnbench.sim.run import run_ptx
-from gdnbench.sim.tensorcore import native
-from gdnbench.sim.tensorcore.formats import FORMATS
-from gdnbench.sim.tensorcore.product import Product
+from gdnbench.sim import run_ptx
+from gdnbench.sim.ptx import parse
+from gdnbench.sim.tensorcore import FORMATS, Product, multiply
 from gdnbench.synth import synthesise
 
 TOKENS, HEADS = 2048, (16, 32)
@@ -159,10 +157,10 @@ def product_rate(name: str, k: int, seconds: float) -> float:
     a, b = (rng.integers(0, 1 << 14, (128, k)).astype(form.storage) for _ in range(2))
     c = np.zeros((128, 128), np.uint32)
     product = Product(form, form, "f32", k)
-    native.multiply(product, "hardware", a, b, c)
+    multiply(product, "hardware", a, b, c)
     start, count = time.perf_counter(), 0
     while time.perf_counter() - start < seconds:
-        native.multiply(product, "hardware", a, b, c)
+        multiply(product, "hardware", a, b, c)
         count += 1
     return count * 128 * 128 * k / (time.perf_counter() - start)
 

@@ -36,8 +36,7 @@ from checking.subjects import SUBJECTS
 
 from gdnbench.cli.console import table
 from gdnbench.errors import BadInputError, Exit
-from gdnbench.sim.checker.accept import Accepted
-from gdnbench.sim.report import Severity
+from gdnbench.sim import Accepted, Severity
 
 ACCEPTED = Path(__file__).parents[1] / "tests" / "sim" / "third_party" / "accepted.toml"
 SCHEDULES = ("late", "early", "random:0")

@@ -32,7 +32,7 @@ from mutation.verdicts import TOLD, equivalents, latest, rows, unexplained
 
 from gdnbench.cli.console import table
 from gdnbench.errors import BadInputError, Exit
-from gdnbench.sim.run import ENGINES
+from gdnbench.sim import ENGINES
 
 
 def main() -> int:

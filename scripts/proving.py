@@ -33,9 +33,8 @@ from gdnbench.replay.replay import replay
 from gdnbench.replay.simulated import SIM
 from gdnbench.report.outcome import Outcome
 from gdnbench.report.report import RecordResult
-from gdnbench.sim.checker.accept import Accepted
+from gdnbench.sim import Accepted, Settings, active
 from gdnbench.sim.explore import different
-from gdnbench.sim.simulate import Settings, active
 from gdnbench.store.reader import Store
 from gdnbench.store.recover import open_store
 from gdnbench.store.writer import StoreWriter

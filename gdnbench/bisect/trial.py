@@ -199,7 +199,7 @@ def with_schedule(on: str, schedule: str) -> Iterator[None]:
     if on != SIM:
         yield
         return
-    from gdnbench.sim.simulate import Settings, active
+    from gdnbench.sim import Settings, active
 
     with active(Settings(schedule=schedule)):
         yield

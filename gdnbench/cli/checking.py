@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 from gdnbench.errors import BadInputError
 
 if TYPE_CHECKING:
-    from gdnbench.sim.checker.accept import Accepted
-    from gdnbench.sim.report import Finding
+    from gdnbench.sim import Accepted, Finding
 
 CHECK = "Find accesses that nothing orders: races, missing fences and waits. Slower, on one core."
 ACCEPT = "With --check: a TOML file of findings that are accepted, each with a reason."
@@ -26,7 +25,7 @@ def read_accepted(path: Path | None, template: Path | None, *, check: bool) -> A
         raise BadInputError("--accept and --write-accept are about what the checker finds: give --check too")
     if path is None:
         return None
-    from gdnbench.sim.checker.accept import Accepted
+    from gdnbench.sim import Accepted
 
     return Accepted.read(path)
 
@@ -39,9 +38,9 @@ def print_unused(accepted: Accepted | None) -> None:
 
 def write_template(path: Path, findings: Iterable[Finding]) -> None:
     """Write what `--write-accept` asks for."""
-    from gdnbench.sim.checker.accept import template
+    from gdnbench.sim import acceptance_template
 
     try:
-        path.write_text(template(findings), encoding="utf-8")
+        path.write_text(acceptance_template(findings), encoding="utf-8")
     except OSError as error:
         raise BadInputError(f"--write-accept {path}: {error.strerror or error}") from None

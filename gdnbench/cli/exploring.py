@@ -16,7 +16,7 @@ from gdnbench.cli.console import INTERRUPTED, print_json, table
 from gdnbench.errors import BadInputError, Exit
 
 if TYPE_CHECKING:
-    from gdnbench.sim.checker.accept import Accepted
+    from gdnbench.sim import Accepted
     from gdnbench.sim.explore import Exploration, Tried
 
 EXPLORE = "Run under N schedules, late, early and random ones, and hold the bits of all against one another."
@@ -89,7 +89,7 @@ def _row(found: Exploration, tried: Tried) -> tuple[object, ...]:
 
 
 def _summary(found: Exploration) -> Iterator[str]:
-    from gdnbench.sim.report import Severity
+    from gdnbench.sim import Severity
 
     yield f"{found.runs} run{'' if found.runs == 1 else 's'}"
     if found.interrupted:

@@ -38,7 +38,7 @@ def repeated(
     """While kernels are simulated under `schedule`; yields the store and records that hold the smaller call
     where a `shape` is asked for."""
     from gdnbench.replay.subcalls import smaller_record
-    from gdnbench.sim.simulate import Settings, active
+    from gdnbench.sim import Settings, active
 
     with ExitStack() as stack:
         if schedule is not None:

@@ -30,9 +30,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from gdnbench.cli.sim_shapes import Command
+    from gdnbench.sim import Report, Settings
     from gdnbench.sim.explore import Exploration
-    from gdnbench.sim.report import Report
-    from gdnbench.sim.simulate import Settings
 
 SM100, COMPILED, LATE, HARDWARE = "sm_100a", "compiled", "late", "hardware"
 HEADERS = ("tensor", "dtype", "shape", "min", "max", "nonfinite")
@@ -102,8 +101,8 @@ def sim(
     accept; 2 bad input; 3 it cannot be simulated.
     """
     from gdnbench.replay.simulated import programs_simulated
+    from gdnbench.sim import Settings, active, launch
     from gdnbench.sim.errors import KernelFault
-    from gdnbench.sim.simulate import Settings, active, launch
 
     accepted = read_accepted(accept, write_accept, check=check)
     texts = [*(args or ()), *(values or ())]

@@ -10,7 +10,7 @@ from gdnbench.errors import BadInputError
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from gdnbench.sim.compiling import Call
+    from gdnbench.sim import Call
 
 
 def function_named(name: str) -> Callable[..., Any]:
@@ -42,8 +42,8 @@ class TextCall:
     def call(self) -> Call | None:
         """What is to be called, its arguments made anew; None if the function did all by itself. A @cute.jit
         function is compiled the first time."""
-        from gdnbench.sim.compiling import Call, call_of, compile_for
-        from gdnbench.sim.host.cutlass_dsl import is_jit
+        from gdnbench.sim import Call, call_of, compile_for
+        from gdnbench.sim.host import is_jit
 
         positional, named, dynamic = self._values()
         if self._function is None:
@@ -86,6 +86,6 @@ class TextCall:
 
 def tensors_of(call: Call) -> dict[str, Tensor]:
     """Those of its arguments, by name."""
-    from gdnbench.sim.host.arguments import tensors_in
+    from gdnbench.sim.host import tensors_in
 
     return {named.name: named.tensor for named in tensors_in(call.arguments)}

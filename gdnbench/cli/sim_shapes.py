@@ -15,14 +15,14 @@ from torch import Tensor
 from gdnbench.cli.sim_call import TextCall, function_named, tensors_of
 from gdnbench.errors import BadInputError, CannotRunError
 from gdnbench.replay.simulated import programs_simulated
+from gdnbench.sim import Settings, active, launch
 from gdnbench.sim.errors import KernelFault
 from gdnbench.sim.explore import Run, Shape
-from gdnbench.sim.simulate import Settings, active, launch
 
 if TYPE_CHECKING:
-    from gdnbench.sim.host.request import LaunchRequest
-    from gdnbench.sim.machine.memory import GlobalMemory
-    from gdnbench.sim.ptx.ir import Module
+    from gdnbench.sim import GlobalMemory
+    from gdnbench.sim.host import LaunchRequest
+    from gdnbench.sim.ptx import Module
 
 Command = Callable[[list[str], str], str]
 """What a person types to repeat a run: the arguments, and the schedule."""

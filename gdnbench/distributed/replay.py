@@ -32,7 +32,7 @@ from gdnbench.workers.tensor_pickle import dumps
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from gdnbench.sim.checker.accept import Accepted
+    from gdnbench.sim import Accepted
 
 
 def replay_distributed(

@@ -27,7 +27,7 @@ from gdnbench.store.reader import StoredRecord
 from gdnbench_kernels.contract import Call, ContractError, Kernel, Operation, Role
 
 if TYPE_CHECKING:
-    from gdnbench.sim.checker.accept import Accepted
+    from gdnbench.sim import Accepted
 
 
 class Mismatch(AssertionError):

@@ -22,7 +22,7 @@ from gdnbench.store.reader import Store, StoredRecord
 from gdnbench_kernels.contract import Kernel, Operation
 
 if TYPE_CHECKING:
-    from gdnbench.sim.checker.accept import Accepted
+    from gdnbench.sim import Accepted
 
 
 class Done:

@@ -26,7 +26,7 @@ from gdnbench.suite.verdict import judge_record
 
 if TYPE_CHECKING:
     from gdnbench.pytest_plugin.case import Case
-    from gdnbench.sim.checker.accept import Accepted
+    from gdnbench.sim import Accepted
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from gdnbench.store.reader import StoredRecord
 from gdnbench_kernels.contract import Call, Operation, Role
 
 if TYPE_CHECKING:
-    from gdnbench.sim.report import Finding, LaunchReport
+    from gdnbench.sim import Finding, LaunchReport
 
 DEVICES = ("cpu", "cuda", SIM)
 

@@ -20,8 +20,8 @@ from gdnbench.replay.run import InProcess, Runner
 from gdnbench.replay.simulated import SIM
 from gdnbench.replay.subcalls import smaller_record
 from gdnbench.report.outcome import Outcome
+from gdnbench.sim import Settings, active
 from gdnbench.sim.explore import Exploration, Run, Shape, Told, explore
-from gdnbench.sim.simulate import Settings, active
 from gdnbench.store.reader import Store, StoredRecord
 from gdnbench_kernels.contract import Operation
 

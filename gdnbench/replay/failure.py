@@ -12,7 +12,7 @@ from gdnbench.sim.errors import SimError
 from gdnbench_kernels.contract import ContractError
 
 if TYPE_CHECKING:
-    from gdnbench.sim.report import Finding
+    from gdnbench.sim import Finding
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from gdnbench.workers.tensor_file import read_tensors
 from gdnbench_kernels.contract import Operation
 
 if TYPE_CHECKING:
-    from gdnbench.sim.report import Finding
+    from gdnbench.sim import Finding
     from gdnbench.trace.request import TraceRequest
 
 
@@ -101,6 +101,6 @@ def stage_file(results: Path) -> Path:
 def _findings(checked: list[dict[str, Any]] | None) -> tuple[Finding, ...] | None:
     if checked is None:
         return None
-    from gdnbench.sim.report import Finding
+    from gdnbench.sim import Finding
 
     return tuple(map(Finding.from_json, checked))

@@ -15,8 +15,7 @@ from gdnbench.store.reader import StoredRecord
 
 if TYPE_CHECKING:
     from gdnbench.replay.save import RunWriter
-    from gdnbench.sim.checker.accept import Accepted
-    from gdnbench.sim.report import Finding
+    from gdnbench.sim import Accepted, Finding
     from gdnbench.timing.result import RecordTiming
 
 Times = Callable[[StoredRecord], "RecordTiming"]

@@ -34,7 +34,7 @@ from gdnbench.store.reader import Store, StoredRecord
 from gdnbench_kernels.contract import ContractError, Operation, Role
 
 if TYPE_CHECKING:
-    from gdnbench.sim.checker.accept import Accepted
+    from gdnbench.sim import Accepted
     from gdnbench.trace.request import TraceRequest
 
 RECORDED = "recorded"

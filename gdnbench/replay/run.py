@@ -15,7 +15,7 @@ from gdnbench.store.reader import StoredRecord
 from gdnbench_kernels.contract import Operation
 
 if TYPE_CHECKING:
-    from gdnbench.sim.report import Finding
+    from gdnbench.sim import Finding
     from gdnbench.trace.request import TraceRequest
 
 

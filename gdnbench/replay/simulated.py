@@ -13,8 +13,7 @@ from gdnbench.errors import CannotRunError
 from gdnbench_kernels.compiling import launching
 
 if TYPE_CHECKING:
-    from gdnbench.sim.report import Finding
-    from gdnbench.sim.simulate import Session
+    from gdnbench.sim import Finding, Session
     from gdnbench.store.reader import StoredRecord
     from gdnbench.trace.request import TraceRequest
 
@@ -31,7 +30,7 @@ def simulated(on: str, checked: list[Finding] | None = None) -> Iterator[Session
     if on != SIM:
         yield None
         return
-    from gdnbench.sim.simulate import active
+    from gdnbench.sim import active
 
     with active(check=checked is not None) as session, programs_simulated():
         try:
@@ -47,7 +46,7 @@ def traced(trace: TraceRequest | None, record: StoredRecord) -> Iterator[None]:
     if trace is None:
         yield
         return
-    from gdnbench.sim.simulate import active
+    from gdnbench.sim import active
 
     with active() as around:
         watch = trace.watch({"record": record.key, "record_number": record.number})
@@ -58,7 +57,7 @@ def traced(trace: TraceRequest | None, record: StoredRecord) -> Iterator[None]:
 @contextmanager
 def programs_simulated() -> Iterator[None]:
     """While calls of compiled programs are simulated."""
-    from gdnbench.sim.simulate import launch
+    from gdnbench.sim import launch
 
     with launching(lambda program, args, kwargs: launch(program, *args, **kwargs)):
         yield

@@ -1,14 +1,20 @@
 """Executes compiled SM100 kernels, host code and PTX, on a CPU: `report = sim.launch(compiled, *args)`.
 
-Names are imported when first used: what they need takes longer to import than most commands to run.
+The simulator's interface is this package and its public modules: `argspec`, `errors`, `explore`, `host`,
+`mutants`, `ptx`, `tensorcore` and `value_trace`. Code outside imports nothing else of it. Names are imported
+when first used, because what they need takes longer to import than most commands take to run.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from gdnbench.sim.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from gdnbench.sim.compiling import compile, keep_ptx
+    from gdnbench.sim.checker.accept import Accepted, acceptance_template
+    from gdnbench.sim.checker.happens_before import Verdict
+    from gdnbench.sim.compiling import Call, call_of, compile, compile_for, keep_ptx
     from gdnbench.sim.errors import (
         ExportError,
         FaultKind,
@@ -18,45 +24,63 @@ if TYPE_CHECKING:
         SimError,
         UnsupportedError,
     )
-    from gdnbench.sim.report import Finding, Report, Severity
-    from gdnbench.sim.run import run_ptx
-    from gdnbench.sim.simulate import Settings, active, launch
+    from gdnbench.sim.machine.async_queue import Schedule
+    from gdnbench.sim.machine.cta import Launch
+    from gdnbench.sim.machine.engine_interface import Dim3
+    from gdnbench.sim.machine.memory import GlobalMemory
+    from gdnbench.sim.report import Finding, LaunchReport, Report, Severity
+    from gdnbench.sim.run import ENGINES, run_ptx
+    from gdnbench.sim.simulate import Session, Settings, active, launch
+    from gdnbench.sim.watch import Observed
 
 __all__ = [
+    "ENGINES",
+    "Accepted",
+    "Call",
+    "Dim3",
     "ExportError",
     "FaultKind",
     "Finding",
+    "GlobalMemory",
     "KernelFault",
+    "Launch",
     "LaunchError",
+    "LaunchReport",
+    "Observed",
     "PtxSyntaxError",
     "Report",
+    "Schedule",
+    "Session",
     "Settings",
     "Severity",
     "SimError",
     "UnsupportedError",
+    "Verdict",
+    "acceptance_template",
     "active",
+    "call_of",
     "compile",
+    "compile_for",
     "keep_ptx",
     "launch",
     "run_ptx",
 ]
 
-_HOMES = {
-    "Finding": "report",
-    "Report": "report",
-    "Settings": "simulate",
-    "Severity": "report",
-    "active": "simulate",
-    "compile": "compiling",
-    "keep_ptx": "compiling",
-    "launch": "simulate",
-    "run_ptx": "run",
-}
-
-
-def __getattr__(name: str) -> Any:
-    import importlib
-
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOMES.get(name, 'errors')}"), name)
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "gdnbench.sim.checker.accept": "Accepted acceptance_template",
+        "gdnbench.sim.checker.happens_before": "Verdict",
+        "gdnbench.sim.compiling": "Call call_of compile compile_for keep_ptx",
+        "gdnbench.sim.errors": "ExportError FaultKind KernelFault LaunchError PtxSyntaxError SimError "
+        "UnsupportedError",
+        "gdnbench.sim.machine.async_queue": "Schedule",
+        "gdnbench.sim.machine.cta": "Launch",
+        "gdnbench.sim.machine.engine_interface": "Dim3",
+        "gdnbench.sim.machine.memory": "GlobalMemory",
+        "gdnbench.sim.report": "Finding LaunchReport Report Severity",
+        "gdnbench.sim.run": "ENGINES run_ptx",
+        "gdnbench.sim.simulate": "Session Settings active launch",
+        "gdnbench.sim.watch": "Observed",
+    },
+)

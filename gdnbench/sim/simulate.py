@@ -16,7 +16,7 @@ from gdnbench.sim.errors import KernelFault, LaunchError, UnsupportedError
 from gdnbench.sim.floating_environment import ieee_arithmetic
 from gdnbench.sim.host import cutlass_dsl
 from gdnbench.sim.host.arguments import NamedTensor, Region, region_of
-from gdnbench.sim.host.capture import capture
+from gdnbench.sim.host.capture import capture_launches
 from gdnbench.sim.host.request import LaunchRequest
 from gdnbench.sim.machine.cta import Note
 from gdnbench.sim.machine.memory import GlobalMemory
@@ -102,7 +102,7 @@ def launch(
     settings = replace(session.settings if session is not None else Settings(), **given)
     if not isinstance(reachable, Sequence) or not all(isinstance(tensor, Tensor) for tensor in reachable):
         raise LaunchError("reachable takes a list of tensors")
-    call = capture(compiled, args, kwargs)
+    call = capture_launches(compiled, args, kwargs)
     more = [region_of(NamedTensor(f"reachable[{i}]", tensor)) for i, tensor in enumerate(reachable)]
     report, fault = _run(call.module, call.requests, [*call.regions, *more], settings)
     if session is not None:

@@ -12,7 +12,7 @@ from typing import Any
 from gdnbench.errors import BadInputError, CannotRunError, Exit, GdnbenchError
 from gdnbench.judge.rule import Rule, make_rule
 from gdnbench.report.report import RecordResult
-from gdnbench.sim.checker.accept import Accepted
+from gdnbench.sim import Accepted
 from gdnbench.store.recover import open_store
 from gdnbench.suite.baseline import Baseline
 from gdnbench.suite.plan import Entry, Known, Options, Suite, TensorRule

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from gdnbench.sim.report import LaunchReport
+from gdnbench.sim import LaunchReport
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Counts:
 @contextmanager
 def counted() -> Iterator[None]:
     """While simulated launches are profiled: without that they count no bytes."""
-    from gdnbench.sim.simulate import Settings, active
+    from gdnbench.sim import Settings, active
 
     with active(Settings(profile=True)):
         yield

@@ -6,13 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from gdnbench.sim.machine.engine_interface import Dim3
+from gdnbench.sim import Dim3, Observed
 from gdnbench.sim.value_trace import Selection
-from gdnbench.sim.watch import Observed
 from gdnbench.trace.writer import TraceWriter
 
 if TYPE_CHECKING:
-    from gdnbench.sim.host.arguments import Region
+    from gdnbench.sim.host import Region
 
 
 @dataclass(slots=True)

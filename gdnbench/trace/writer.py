@@ -46,8 +46,7 @@ from gdnbench.version import __version__
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from gdnbench.sim.machine.async_queue import Schedule
-    from gdnbench.sim.machine.cta import Launch
+    from gdnbench.sim import Launch, Schedule
 
 MAX_BYTES = 1 << 30
 """What a trace holds unless told, before compression: some 3,500,000 events of one register."""

@@ -20,11 +20,9 @@ from gdnbench.replay.run import InProcess
 from gdnbench.replay.simulated import SIM
 from gdnbench.report.outcome import Outcome
 from gdnbench.report.report import RecordResult
-from gdnbench.sim.checker.accept import Accepted
+from gdnbench.sim import Accepted, Settings, Severity, active
 from gdnbench.sim.errors import KernelFault
 from gdnbench.sim.explore import Run, Shape, explore, fresh_seed
-from gdnbench.sim.report import Severity
-from gdnbench.sim.simulate import Settings, active
 from gdnbench.store.reader import Store
 
 CALLED = "small inputs"

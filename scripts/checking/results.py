@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gdnbench.sim.report import Finding, Severity
+from gdnbench.sim import Finding, Severity
 
 ROOT = Path(__file__).parents[2]
 TOLD = (

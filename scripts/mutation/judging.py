@@ -20,11 +20,8 @@ from mutation.subjects import SUBJECTS
 from mutation.verdicts import Result, read, source_of, write
 
 from gdnbench import sim
-from gdnbench.sim.mutants.generate import mutants
-from gdnbench.sim.mutants.judge import Judge, Judgement, Outcome
-from gdnbench.sim.mutants.launches import Keeper, KeptLaunch
-from gdnbench.sim.mutants.mutant import Mutant
-from gdnbench.sim.run import ENGINES
+from gdnbench.sim import ENGINES
+from gdnbench.sim.mutants import Judge, Judgement, Keeper, KeptLaunch, Mutant, Outcome, mutants
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from gdnbench.errors import BadInputError
-from gdnbench.sim.mutants.judge import KILLED, Outcome
-from gdnbench.sim.mutants.mutant import Kind, Mutant
+from gdnbench.sim.mutants import KILLED, Kind, Mutant, Outcome
 
 EQUIVALENT = Path(__file__).parents[2] / "tests" / "sim" / "checker" / "equivalent_mutants.toml"
 TOLD = ("kernel", "kind", "mutants", "killed", *KILLED, Outcome.SURVIVOR, "equivalent", Outcome.UNREACHED)

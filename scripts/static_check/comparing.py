@@ -14,12 +14,9 @@ from static_check.launch_input import launch_input, plain_ptx
 from static_check.sentryward import Says, SentryWard, Verdict
 
 from gdnbench.errors import BadInputError
-from gdnbench.sim.checker.happens_before import Verdict as Found
+from gdnbench.sim import Verdict as Found
 from gdnbench.sim.errors import SimError
-from gdnbench.sim.mutants.generate import mutants
-from gdnbench.sim.mutants.judge import KILLED, Judge, Outcome
-from gdnbench.sim.mutants.launches import KeptLaunch
-from gdnbench.sim.mutants.mutant import Mutant
+from gdnbench.sim.mutants import KILLED, Judge, KeptLaunch, Mutant, Outcome, mutants
 
 DIFFERENCES = Path(__file__).with_name("differences.toml")
 AS_IT_IS = "as it is"

@@ -13,9 +13,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from gdnbench.sim.errors import UnsupportedError
-from gdnbench.sim.machine.tensormap import TENSORMAP_BYTES, TensorMap, decode
-from gdnbench.sim.mutants.launches import KeptLaunch, Tensor
-from gdnbench.sim.ptx.ir import Address, Instruction, Kernel, Symbol
+from gdnbench.sim.host import TENSORMAP_BYTES, TensorMap, decode_tensormap
+from gdnbench.sim.mutants import KeptLaunch, Tensor
+from gdnbench.sim.ptx import Address, Instruction, Kernel, Symbol
 
 SCHEMA = "spverify.kernel-input/v1"
 POINTER_BYTES = 8
@@ -122,7 +122,7 @@ def _tensor_map(data: bytes, tensors: Iterable[Tensor]) -> tuple[TensorMap, Tens
     if len(data) != TENSORMAP_BYTES:
         return None
     try:
-        descriptor = decode(data)
+        descriptor = decode_tensormap(data)
     except UnsupportedError:
         return None
     tensor = _owner(tensors, descriptor.address)

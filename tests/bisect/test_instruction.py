@@ -12,7 +12,7 @@ import torch
 from gdnbench import sim
 from gdnbench.bisect.instruction.compare import Finding, ValueFinding, first_difference
 from gdnbench.diff.traces.alignment import Alignment, Run, Unequal, align
-from gdnbench.sim.simulate import Settings
+from gdnbench.sim import Settings
 from gdnbench.sim.value_trace import Selection
 from gdnbench.trace.reader import open_trace
 from gdnbench.trace.watching import Tracing

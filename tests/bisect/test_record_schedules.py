@@ -26,7 +26,7 @@ KERNELS = '''
 """gdn_decode times what a copy left that was not waited for: 1 where it landed in time."""
 import numpy as np
 from gdnbench import sim
-from gdnbench.sim.simulate import active
+from gdnbench.sim import active
 from gdnbench_kernels.gdn_decode.torch_recurrent import torch_recurrent
 
 PTX = """

@@ -13,7 +13,7 @@ from gdnbench.judge.rule import Bound
 from gdnbench.judge.tensor import Subject, judge
 from gdnbench.record import When
 from gdnbench.replay.simulated import programs_simulated
-from gdnbench.sim.simulate import Settings, active
+from gdnbench.sim import Settings, active
 from gdnbench_kernels.contract import Call
 from gdnbench_kernels.gdn_decode.contract import OPERATION, slots_of
 from gdnbench_kernels.gdn_decode.cute import cute

@@ -16,7 +16,7 @@ from gdnbench.judge.rule import Bound
 from gdnbench.judge.tensor import Subject, hold, judge
 from gdnbench.record import When
 from gdnbench.replay.simulated import programs_simulated
-from gdnbench.sim.simulate import Settings, active
+from gdnbench.sim import Settings, active
 from gdnbench_kernels.contract import Call
 from gdnbench_kernels.run import run_kernel
 from gdnbench_kernels.swa_decode.contract import OPERATION, flat_of

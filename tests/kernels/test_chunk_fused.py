@@ -19,7 +19,7 @@ from gdnbench.judge.rule import Bound
 from gdnbench.judge.stages import judge_stages
 from gdnbench.kernel_figures import figures, limits
 from gdnbench.replay.simulated import programs_simulated
-from gdnbench.sim.simulate import Session, Settings, active
+from gdnbench.sim import Session, Settings, active
 from gdnbench_kernels.compiling import program
 from gdnbench_kernels.contract import Call
 from gdnbench_kernels.gdn_prefill import fused_plan, kernel_sm100_fused

@@ -93,7 +93,7 @@ def cuda_launches(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatc
     from gdnbench.sim.host import loader
     from gdnbench.sim.host.device import device_for
     from gdnbench.sim.host.runtime import Runtime
-    from gdnbench.sim.ptx.parser import parse
+    from gdnbench.sim.ptx import parse
 
     # Sources of other kernels come as the test's parameter.
     module = parse(program(getattr(request, "param", AFFINE)).ptx)
@@ -118,12 +118,12 @@ def test_cuda_launch_is_the_simulated_launch(cuda_launches: list[Any]) -> None:
     the object calls, are the simulator's. The simulator packs the same arguments with code of its own. Both
     must hand the same launch to the runtime: kernel, grid, block, shared memory, and every parameter's bytes.
     """
-    from gdnbench.sim.host.capture import capture
+    from gdnbench.sim.host import capture_launches
 
     given = arguments()
     program(AFFINE)(*given)
     (mine,) = cuda_launches
-    (simulated,) = capture(program(AFFINE), given).requests
+    (simulated,) = capture_launches(program(AFFINE), given).requests
     assert mine.entry == simulated.entry
     assert (mine.grid, mine.block, mine.cluster) == (simulated.grid, simulated.block, simulated.cluster)
     assert (mine.grid, mine.block) == ((2, 1, 1), (COLUMNS, 1, 1))
@@ -152,13 +152,13 @@ PREFILL = sources.sources(1, 2, "bfloat16", None)
 def test_cuda_launch_of_the_prefill_kernels(cuda_launches: list[Any], source: Source) -> None:
     """The same of the kernels themselves."""
     from gdnbench.kernel_figures import example_arguments
-    from gdnbench.sim.host.capture import capture
+    from gdnbench.sim.host import capture_launches
 
     compiled = program(source)
     given = example_arguments(compiled)
     compiled(*given)
     (mine,) = cuda_launches
-    (simulated,) = capture(compiled, given).requests
+    (simulated,) = capture_launches(compiled, given).requests
     assert (mine.entry, mine.grid, mine.block) == (simulated.entry, simulated.grid, simulated.block)
     assert (mine.shared_bytes, mine.stream) == (simulated.shared_bytes, 0x5150)
     assert list(map(written, mine.params)) == list(map(written, simulated.params))
@@ -234,7 +234,7 @@ def test_struct_of_a_tensor_is_the_simulators(
     layout: str, shape: tuple[int, ...], strides: tuple[int, ...]
 ) -> None:
     """Types that the small kernel has none of: written by two hands, to the same bytes."""
-    from gdnbench.sim.host.layouts import tensor_type
+    from gdnbench.sim.host import tensor_type
 
     text = f'!cute.memref<f32, gmem, align<16>, "{layout}">'
     tensor = torch.zeros(10_000).as_strided(shape, strides)

@@ -16,7 +16,7 @@ from torch import Tensor
 pytest.importorskip("cutlass", reason="CuTe DSL has wheels for Linux only")
 
 from gdnbench.replay.simulated import programs_simulated
-from gdnbench.sim.simulate import active
+from gdnbench.sim import active
 from gdnbench_kernels.compiling import program
 from gdnbench_kernels.contract import Call
 from gdnbench_kernels.gdn_decode.contract import OPERATION

@@ -16,7 +16,7 @@ pytest.importorskip("cutlass", reason="CuTe DSL has wheels for Linux only")
 from gdnbench.judge.rule import Bound
 from gdnbench.judge.stages import judge_stages
 from gdnbench.replay.simulated import programs_simulated
-from gdnbench.sim.simulate import Settings, active
+from gdnbench.sim import Settings, active
 from gdnbench_kernels.compiling import program
 from gdnbench_kernels.contract import Call
 from gdnbench_kernels.gdn_decode import cute_steps

@@ -19,7 +19,7 @@ from gdnbench.judge.stages import judge_stages
 from gdnbench.replay.replay import replay
 from gdnbench.replay.simulated import programs_simulated
 from gdnbench.report.outcome import Outcome
-from gdnbench.sim.simulate import Session, Settings, active
+from gdnbench.sim import Session, Settings, active
 from gdnbench.store.recover import open_store
 from gdnbench_kernels.contract import Call
 from gdnbench_kernels.gdn_prefill import sm100 as kernels

@@ -23,7 +23,7 @@ from gdnbench.kernel_figures import (
     tmem_columns,
 )
 from gdnbench.sim.errors import UnsupportedError
-from gdnbench.sim.ptx.parser import parse
+from gdnbench.sim.ptx import parse
 from gdnbench_kernels.compiling import Source, program
 
 AFFINE = Source.of("tests.affine", "compiled_kernels:affine", with_bias=True)

@@ -9,7 +9,7 @@ from torch import Tensor
 pytest.importorskip("cutlass", reason="CuTe DSL has wheels for Linux only")
 
 from gdnbench.replay.simulated import programs_simulated
-from gdnbench.sim.simulate import Settings, active
+from gdnbench.sim import Settings, active
 from gdnbench.timing.ceiling import KEY, arch_of, grids, sources
 from gdnbench_kernels.compiling import ArgumentError, Source, program
 from tests.seeds import drawn

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gdnbench.sim.simulate import active
+from gdnbench.sim import active
 from gdnbench_kernels.contract import Call, Operation
 from gdnbench_kernels.gdn import l2_normalise, per_value_head
 from gdnbench_kernels.gdn_decode import flashinfer as decode

@@ -11,7 +11,7 @@ import pytest
 
 import gdnbench_kernels.gdn_prefill
 from gdnbench.replay.simulated import programs_simulated
-from gdnbench.sim.simulate import active
+from gdnbench.sim import active
 from gdnbench_kernels.gdn_prefill.contract import OPERATION
 from gdnbench_kernels.gdn_prefill.synth import synth
 from gdnbench_kernels.plan import (

@@ -15,7 +15,7 @@ from torch import Tensor
 pytest.importorskip("cutlass", reason="CuTe DSL has wheels for Linux only")
 
 from gdnbench.replay.simulated import programs_simulated
-from gdnbench.sim.simulate import active
+from gdnbench.sim import active
 from gdnbench_kernels.programs import BLACKWELL
 from gdnbench_kernels.swa_decode.launch_args import arch_of, prepare
 from gdnbench_kernels.swa_decode.layouts import empty_ds_mla

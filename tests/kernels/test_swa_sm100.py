@@ -12,7 +12,7 @@ import torch
 pytest.importorskip("cutlass", reason="CuTe DSL has wheels for Linux only")
 
 from gdnbench.replay.simulated import programs_simulated
-from gdnbench.sim.simulate import active
+from gdnbench.sim import active
 from gdnbench_kernels.contract import Call
 from gdnbench_kernels.swa_decode import kernel_sm100
 from gdnbench_kernels.swa_decode.layouts import ds_mla_parts, empty_ds_mla, read_rows

@@ -24,7 +24,7 @@ pytest.importorskip("cutlass", reason="CuTe DSL has wheels for Linux only")
 from gdnbench.compile import compile_programs, sources_of
 from gdnbench.kernel_figures import figures, limits, problems
 from gdnbench.replay.simulated import programs_simulated
-from gdnbench.sim.simulate import active
+from gdnbench.sim import active
 from gdnbench_kernels.compiling import Program
 from gdnbench_kernels.contract import Call
 from gdnbench_kernels.plan import SMEM_LIMIT, PlanError

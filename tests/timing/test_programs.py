@@ -93,7 +93,7 @@ def test_a_kernel_of_one_program_or_none_is_not_divided(device: Device) -> None:
 def test_programs_of_the_compiled_prefill_kernels() -> None:
     """With the simulator as the device: what a program of `sm100` was given is there for it to run again."""
     pytest.importorskip("cutlass", reason="CuTe DSL has wheels for Linux only")
-    from gdnbench.sim.simulate import active, launch
+    from gdnbench.sim import active, launch
     from gdnbench_kernels.gdn_prefill.contract import OPERATION
     from gdnbench_kernels.gdn_prefill.sm100 import sm100
 

@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gdnbench.sim.run import run_ptx
+from gdnbench.sim import Observed, run_ptx
 from gdnbench.sim.value_trace import Selection
-from gdnbench.sim.watch import Observed
 from gdnbench.trace.writer import TraceWriter, make_trace
 
 sys.path.insert(0, str(Path(__file__).parent))

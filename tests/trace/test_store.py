@@ -138,9 +138,9 @@ from pathlib import Path
 import numpy as np
 sys.path.insert(0, {tests!r})
 import sums
-from gdnbench.sim.run import run_ptx
+from gdnbench.sim import run_ptx
 from gdnbench.sim.value_trace import Selection
-from gdnbench.sim.watch import Observed
+from gdnbench.sim import Observed
 from gdnbench.trace.writer import TraceWriter, make_trace
 
 path = Path(sys.argv[1])

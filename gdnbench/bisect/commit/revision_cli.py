@@ -35,7 +35,8 @@ runpy.run_module("gdnbench", run_name="__main__", alter_sys=True)
 """
 _SCHEDULED = """
 import runpy
-from gdnbench.sim.simulate import Settings, active
+from gdnbench.sim import Settings
+from gdnbench.sim import active
 schedule = sys.argv.pop(1)
 with active(Settings(schedule=schedule)):
     runpy.run_module("gdnbench", run_name="__main__", alter_sys=True)

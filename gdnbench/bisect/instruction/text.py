@@ -11,7 +11,7 @@ from gdnbench.diff.traces.alignment import Alignment
 from gdnbench.diff.traces.places import cta_of, describe_place, number, place_of
 from gdnbench.diff.traces.rounding import element, ulp
 from gdnbench.diff.traces.statements import Statement
-from gdnbench.sim.machine.engine_interface import Dim3
+from gdnbench.sim import Dim3
 
 
 def launch_line(difference: LaunchDifference, launches: int) -> str:

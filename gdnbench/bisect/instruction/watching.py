@@ -12,10 +12,9 @@ from blake3 import blake3
 from torch import Tensor
 
 from gdnbench.bits import as_integers
-from gdnbench.sim.host.arguments import Region
-from gdnbench.sim.machine.engine_interface import Dim3
+from gdnbench.sim import Dim3, Observed
+from gdnbench.sim.host import Region
 from gdnbench.sim.value_trace import CLASSES, OTHER, Selection
-from gdnbench.sim.watch import Observed
 from gdnbench.trace.watching import Tracing
 from gdnbench.trace.writer import TraceWriter, make_trace
 

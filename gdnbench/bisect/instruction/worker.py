@@ -23,7 +23,7 @@ from gdnbench.replay.execute import Execution
 from gdnbench.replay.failure import Failure
 from gdnbench.replay.run import InProcess
 from gdnbench.replay.simulated import SIM
-from gdnbench.sim.simulate import Settings, active
+from gdnbench.sim import Settings, active
 from gdnbench.trace.watching import Tracing
 from gdnbench.workers.process import Message, serve_requests
 

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from gdnbench.diff.traces.rounding import is_float
 from gdnbench.diff.traces.statements import DEFINITION, Pairing, Source, Statement, pair
-from gdnbench.sim.ptx.register_formats import BITS
+from gdnbench.sim.ptx import BITS
 from gdnbench.sim.value_trace import ARITHMETIC, MATRIX, STORE, Event, TracedInstruction
 from gdnbench.trace.reader import TracedLaunch
 

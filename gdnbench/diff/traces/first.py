@@ -12,7 +12,7 @@ from gdnbench.diff.traces.alignment import Alignment, Operand, Run
 from gdnbench.diff.traces.judging import Mask, Row
 from gdnbench.diff.traces.places import cta_of, number, place_of
 from gdnbench.diff.traces.rounding import decoded, is_float, ulp
-from gdnbench.sim.machine.engine_interface import Dim3
+from gdnbench.sim import Dim3
 from gdnbench.sim.value_trace import TracedRegister
 
 Apart = Callable[[Row, Row, TracedRegister, TracedRegister], Mask]

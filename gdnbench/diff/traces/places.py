@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from gdnbench.diff.traces.alignment import Run
-from gdnbench.sim.machine.engine_interface import Dim3
+from gdnbench.sim import Dim3
 
 Place = dict[str, Any]
 

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gdnbench.sim.ptx.register_formats import FLOATS
+from gdnbench.sim.ptx import FLOATS
 
 Floats = npt.NDArray[np.float64]
 

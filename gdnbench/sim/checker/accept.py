@@ -156,7 +156,7 @@ def _source_fits(source: str, side: Access) -> bool:
     return side.place.file is not None and (place == source or place.endswith(f"/{source}"))
 
 
-def template(findings: Iterable[Finding]) -> str:
+def acceptance_template(findings: Iterable[Finding]) -> str:
     """An accept file for all findings that are not accepted yet. The reasons are empty and have to be filled
     in."""
     found: dict[str, str] = {}

@@ -1,1 +1,46 @@
 """A compiled kernel object run against a mock CUDA runtime: what it launches, with which parameters."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gdnbench.sim.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from gdnbench.sim.host.arguments import DTYPES, Region, tensors_in
+    from gdnbench.sim.host.capture import capture_launches
+    from gdnbench.sim.host.cutlass_dsl import is_jit
+    from gdnbench.sim.host.elf import NO_CONTENTS, Elf
+    from gdnbench.sim.host.layouts import Extent, TensorType, tensor_type
+    from gdnbench.sim.host.request import LaunchRequest
+    from gdnbench.sim.machine.tensormap import TENSORMAP_BYTES, TensorMap, decode_tensormap
+
+__all__ = [
+    "DTYPES",
+    "NO_CONTENTS",
+    "TENSORMAP_BYTES",
+    "Elf",
+    "Extent",
+    "LaunchRequest",
+    "Region",
+    "TensorMap",
+    "TensorType",
+    "capture_launches",
+    "decode_tensormap",
+    "is_jit",
+    "tensor_type",
+    "tensors_in",
+]
+
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "gdnbench.sim.host.arguments": "DTYPES Region tensors_in",
+        "gdnbench.sim.host.capture": "capture_launches",
+        "gdnbench.sim.host.cutlass_dsl": "is_jit",
+        "gdnbench.sim.host.elf": "NO_CONTENTS Elf",
+        "gdnbench.sim.host.layouts": "Extent TensorType tensor_type",
+        "gdnbench.sim.host.request": "LaunchRequest",
+        "gdnbench.sim.machine.tensormap": "TENSORMAP_BYTES TensorMap decode_tensormap",
+    },
+)

@@ -47,7 +47,7 @@ class Capture:
 _loaded: WeakKeyDictionary[Any, Host] = WeakKeyDictionary()
 
 
-def capture(compiled: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> Capture:
+def capture_launches(compiled: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> Capture:
     """What `compiled(*args, **kwargs)` would launch, on torch CPU tensors, without the stream. `compiled` is
     what `cute.compile` returned, or an `ExportedKernel`.
 

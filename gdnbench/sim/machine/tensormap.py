@@ -102,7 +102,7 @@ class TensorMap:
         return (self.box[0], *(-(-extent // step) for extent, step in outer))
 
 
-def decode(data: bytes) -> TensorMap:
+def decode_tensormap(data: bytes) -> TensorMap:
     """The tensor map in `data` (128 bytes, or the 64 that count); UnsupportedError names what is not
     modelled."""
     if len(data) not in (ENCODED_BYTES, TENSORMAP_BYTES):

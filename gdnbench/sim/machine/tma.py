@@ -30,7 +30,13 @@ from gdnbench.sim.machine.memory import POISON, Bytes, resolve
 from gdnbench.sim.machine.operands import SHARED_SPACES, many, one
 from gdnbench.sim.machine.reduce import OPERATIONS, reduce
 from gdnbench.sim.machine.tensor_elements import converted, fill
-from gdnbench.sim.machine.tensormap import ENCODED_BYTES, MAX_RANK, TENSORMAP_BYTES, TensorMap, decode
+from gdnbench.sim.machine.tensormap import (
+    ENCODED_BYTES,
+    MAX_RANK,
+    TENSORMAP_BYTES,
+    TensorMap,
+    decode_tensormap,
+)
 from gdnbench.sim.ptx.ir import Instruction
 
 UNIT = 16
@@ -45,7 +51,7 @@ _COMMON = frozenset((*_RANKS, "tile", "global", "L2::cache_hint", *SHARED_SPACES
 _LOAD = _COMMON | {"mbarrier::complete_tx::bytes", "cta_group::1"}
 _STORE = _COMMON | {"bulk_group"}
 
-_decode = lru_cache(maxsize=1024)(decode)
+_decode = lru_cache(maxsize=1024)(decode_tensormap)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gdnbench.errors import BadInputError, Exit
-from gdnbench.sim.checker.accept import Accepted, template
+from gdnbench.sim.checker.accept import Accepted, acceptance_template
 from gdnbench.sim.checker.evidence import Access, Evidence
 from gdnbench.sim.checker.happens_before import Verdict
 from gdnbench.sim.errors import FaultKind, KernelFault, Place
@@ -156,12 +156,12 @@ def test_a_file_made_of_findings_wants_reasons(tmp_path: Path) -> None:
     )
     no_source = Evidence(Verdict.ERROR, "race", "k", "a barrier", first=places[0], second=places[1])
     found = [*findings(), Finding.of_evidence(no_source, 3)]
-    file = written(tmp_path, template(found))
+    file = written(tmp_path, acceptance_template(found))
     with pytest.raises(BadInputError, match="entry 1 has no reason"):
         Accepted.read(file)
-    file = written(tmp_path, template(found).replace('reason = ""', 'reason = "seen"'))
+    file = written(tmp_path, acceptance_template(found).replace('reason = ""', 'reason = "seen"'))
     accepted = Accepted.read(file)
     after = accepted.apply(found)
     assert [finding.severity for finding in after if finding.accepted is None] == [Severity.INCOMPLETE]
     assert accepted.unused() == []
-    assert template(after) == ""
+    assert acceptance_template(after) == ""

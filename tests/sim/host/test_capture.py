@@ -21,7 +21,7 @@ from torch import Tensor
 from gdnbench.sim import compiling
 from gdnbench.sim.errors import ExportError, LaunchError
 from gdnbench.sim.host import cutlass_dsl, loader
-from gdnbench.sim.host.capture import capture
+from gdnbench.sim.host.capture import capture_launches
 from gdnbench.sim.host.device import device_for
 from gdnbench.sim.host.request import LaunchRequest
 from gdnbench.sim.host.runtime import Runtime
@@ -75,7 +75,7 @@ def rows(count: int = 70) -> tuple[Tensor, Tensor]:
 @each_form
 def test_launch_of_every_form(form: str) -> None:
     x, y = rows()
-    (request,) = capture(scale(form), (x, y, 1.5, 65)).requests
+    (request,) = capture_launches(scale(form), (x, y, 1.5, 65)).requests
     assert (request.grid, request.block, request.cluster) == ((2, 1, 1), (64, 1, 1), (1, 1, 1))
     assert request.shared_bytes == 0
     assert request.registers is not None  # their number: test_runtime.py
@@ -89,16 +89,16 @@ def test_launch_of_every_form(form: str) -> None:
 
 @each_form
 def test_every_form_names_its_kernel_in_its_ptx(form: str) -> None:
-    (request,) = capture(scale(form), (*rows(), 1.5, 65)).requests
+    (request,) = capture_launches(scale(form), (*rows(), 1.5, 65)).requests
     assert f".entry {request.entry}(" in request.ptx
     assert "host_kernels.py" in request.ptx
 
 
 @each_form
 def test_a_second_call_stands_alone(form: str) -> None:
-    assert len(capture(scale(form), (*rows(), 1.0, 1)).requests) == 1
+    assert len(capture_launches(scale(form), (*rows(), 1.0, 1)).requests) == 1
     x, y = rows(3)
-    (request,) = capture(scale(form), (x, y, 2.0, 200)).requests
+    (request,) = capture_launches(scale(form), (x, y, 2.0, 200)).requests
     assert request.grid == (4, 1, 1)
     assert struct.unpack_from("<Qi", request.params[0]) == (x.data_ptr(), 3)
 
@@ -106,8 +106,10 @@ def test_a_second_call_stands_alone(form: str) -> None:
 @each_form
 def test_arguments_by_name_in_any_order(form: str) -> None:
     x, y = rows()
-    by_name = capture(scale(form), (), {"count": 65, "y": y, "factor": 1.5, "x": x}).requests[0].params
-    in_order = capture(scale(form), (x, y, 1.5, 65)).requests[0].params
+    by_name = (
+        capture_launches(scale(form), (), {"count": 65, "y": y, "factor": 1.5, "x": x}).requests[0].params
+    )
+    in_order = capture_launches(scale(form), (x, y, 1.5, 65)).requests[0].params
     assert by_name[2:] == in_order[2:]
     assert [data[:8] for data in by_name[:2]] == [data[:8] for data in in_order[:2]]
 
@@ -147,7 +149,7 @@ def bad_calls() -> dict[str, tuple[tuple[Any, ...], str, str]]:
 def test_arguments_that_do_not_fit(form: str, wrong: str) -> None:
     arguments, plain, ffi = bad_calls()[wrong]
     with pytest.raises(LaunchError, match=ffi if "tvm" in form else plain) as caught:
-        capture(scale(form), arguments)
+        capture_launches(scale(form), arguments)
     assert "\n" not in str(caught.value)
 
 
@@ -155,34 +157,34 @@ def test_arguments_that_do_not_fit(form: str, wrong: str) -> None:
 def test_wrong_number_of_arguments(form: str) -> None:
     x, y = rows()
     with pytest.raises(LaunchError, match=r"missing: count$"):
-        capture(scale(form), (x, y, 1.0))
+        capture_launches(scale(form), (x, y, 1.0))
     with pytest.raises(LaunchError, match=r"6 arguments for 4: x, y, factor, count"):
-        capture(scale(form), (x, y, 1.0, 1, 2, 3))
+        capture_launches(scale(form), (x, y, 1.0, 1, 2, 3))
     with pytest.raises(LaunchError, match="other"):
-        capture(scale(form), (x, y, 1.0, 1), {"other": 1})
+        capture_launches(scale(form), (x, y, 1.0, 1), {"other": 1})
 
 
 @each_form
 def test_only_cpu_tensors(form: str) -> None:
     x, y = rows()
     with pytest.raises(LaunchError, match="x is on meta"):
-        capture(scale(form), (x.to("meta"), y, 1.0, 1))
+        capture_launches(scale(form), (x.to("meta"), y, 1.0, 1))
 
 
 def test_an_integer_out_of_range() -> None:
     x, y = rows()
     with pytest.raises(LaunchError, match="integer of 32 bits"):
-        capture(scale("plain"), (x, y, 1.0, 1 << 32))
+        capture_launches(scale("plain"), (x, y, 1.0, 1 << 32))
 
 
 def test_a_stride_along_one_element_is_of_no_consequence() -> None:
     x = torch.ones(1, 99)[:, :8]
-    assert capture(scale("plain"), (x, rows()[1], 1.0, 1)).requests
+    assert capture_launches(scale("plain"), (x, rows()[1], 1.0, 1)).requests
 
 
 def requests_of(function: Any, args: Sequence[Any], call: Sequence[Any]) -> tuple[LaunchRequest, ...]:
     compiled = compiling.compile(function, *args, make_fake_stream())
-    return capture(compiled, tuple(call)).requests
+    return capture_launches(compiled, tuple(call)).requests
 
 
 def test_several_launches_come_in_order() -> None:
@@ -230,9 +232,9 @@ def test_names_of_nested_tensors_in_messages() -> None:
         host_kernels.add_pair, (example, example), None, cutlass.Int32(0), make_fake_stream()
     )
     with pytest.raises(LaunchError, match=r"pair\[1\] is int64"):
-        capture(compiled, ((source, target.long()), None, 1))
+        capture_launches(compiled, ((source, target.long()), None, 1))
     with pytest.raises(LaunchError, match="takes 2 tensors; there are 1"):
-        capture(compiled, ((source,), None, 1))
+        capture_launches(compiled, ((source,), None, 1))
 
 
 def test_compiled_from_tensors_rather_than_fake_ones() -> None:
@@ -242,10 +244,10 @@ def test_compiled_from_tensors_rather_than_fake_ones() -> None:
         examples = (from_dlpack(source), from_dlpack(target))
         compiled = cute.compile(host_kernels.add_pair, examples, None, cutlass.Int32(0), make_fake_stream())
     other = torch.zeros(32, dtype=torch.int32)
-    (request,) = capture(compiled, ((source, other), None, 1)).requests
+    (request,) = capture_launches(compiled, ((source, other), None, 1)).requests
     assert int.from_bytes(request.params[1][:8], "little") == other.data_ptr()
     with pytest.raises(LaunchError, match="extent 31"):
-        capture(compiled, ((source, other[:31]), None, 1))
+        capture_launches(compiled, ((source, other[:31]), None, 1))
 
 
 def test_tensors_of_cutes_own_runtime() -> None:
@@ -254,7 +256,7 @@ def test_tensors_of_cutes_own_runtime() -> None:
         host_kernels.add_pair, (example, example), None, cutlass.Int32(0), make_fake_stream()
     )
     mine = from_dlpack(source).mark_layout_dynamic()
-    called = capture(compiled, ((mine, target), None, 1))
+    called = capture_launches(compiled, ((mine, target), None, 1))
     assert int.from_bytes(called.requests[0].params[0][:8], "little") == source.data_ptr()
     assert [(region.address, region.size) for region in called.regions] == [
         (source.data_ptr(), 128),
@@ -264,7 +266,7 @@ def test_tensors_of_cutes_own_runtime() -> None:
 
 def test_regions_are_what_the_views_span() -> None:
     x, y = rows(3)
-    regions = capture(scale("plain"), (x, y, 1.0, 3)).regions
+    regions = capture_launches(scale("plain"), (x, y, 1.0, 3)).regions
     # y is [3, 12] with rows of 20: its last element is 2 * 20 + 11 elements after its first.
     assert [(r.name, r.address, r.size) for r in regions] == [
         ("x", x.data_ptr(), 3 * 8 * 4),
@@ -288,7 +290,7 @@ def test_sm_90a() -> None:
         make_fake_stream(),
         arch="sm_90a",
     )
-    (request,) = capture(compiled, ((source, target), None, 1)).requests
+    (request,) = capture_launches(compiled, ((source, target), None, 1)).requests
     assert ".target sm_90a" in request.ptx
 
 
@@ -300,7 +302,7 @@ def test_a_kernel_without_its_ptx_names_the_setting() -> None:
     with pytest.raises(
         ExportError, match=r"without its PTX kept: .*sim\.compile.*keep_ptx.*CUTE_DSL_KEEP=ptx,ir-debug"
     ):
-        capture(compiled, ((source, target), None, 1))
+        capture_launches(compiled, ((source, target), None, 1))
 
 
 def test_a_kernel_without_its_argument_types_names_the_setting() -> None:
@@ -311,14 +313,14 @@ def test_a_kernel_without_its_argument_types_names_the_setting() -> None:
     )
     compiled.artifacts.MLIR = None
     with pytest.raises(ExportError, match=r"argument types.*CUTE_DSL_KEEP=ptx,ir-debug"):
-        capture(compiled, ((source, target), None, 1))
+        capture_launches(compiled, ((source, target), None, 1))
     mine = tuple(from_dlpack(tensor).mark_layout_dynamic() for tensor in (source, target))
-    assert capture(compiled, (mine, None, 1)).requests
+    assert capture_launches(compiled, (mine, None, 1)).requests
 
 
 def test_something_else_than_a_compiled_kernel() -> None:
     with pytest.raises(ExportError, match=r"function is not what cute\.compile returns"):
-        capture(rows, ())
+        capture_launches(rows, ())
 
 
 def test_nothing_is_kept_outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,9 +17,9 @@ from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 
 from gdnbench.sim.errors import LaunchError, UnsupportedError
 from gdnbench.sim.host import cutlass_dsl
-from gdnbench.sim.host.capture import capture
+from gdnbench.sim.host.capture import capture_launches
 from gdnbench.sim.host.encode_tiled import encode_tiled
-from gdnbench.sim.machine.tensormap import BIT_LARGE, ENCODED_BYTES, TensorMap, decode
+from gdnbench.sim.machine.tensormap import BIT_LARGE, ENCODED_BYTES, TensorMap, decode_tensormap
 
 BF16, F16, F32, U8 = (
     (cutlass.BFloat16, torch.bfloat16, "bf16"),
@@ -75,7 +75,7 @@ def random_tensor(torch_dtype: torch.dtype, rank: int, rng: random.Random) -> to
 
 
 def descriptor(dtype: Any, box: tuple[int, ...], bits: int, tensor: torch.Tensor) -> bytes:
-    (request,) = capture(compiled(dtype, box, bits), (tensor,)).requests
+    (request,) = capture_launches(compiled(dtype, box, bits), (tensor,)).requests
     assert len(request.params[0]) == 128
     return request.params[0]
 
@@ -87,7 +87,7 @@ def test_descriptor_of_compiled_host_code(kind: Any, box: tuple[int, ...], bits:
     for _ in range(25):
         tensor = random_tensor(torch_dtype, len(box), rng)
         size = tensor.element_size()
-        assert decode(descriptor(dtype, box, bits, tensor)) == TensorMap(
+        assert decode_tensormap(descriptor(dtype, box, bits, tensor)) == TensorMap(
             address=tensor.data_ptr(),
             dtype=name,
             element_bytes=size,
@@ -102,14 +102,14 @@ def test_descriptor_of_compiled_host_code(kind: Any, box: tuple[int, ...], bits:
 def test_only_the_first_64_bytes_count() -> None:
     tensor = random_tensor(torch.bfloat16, 3, random.Random(0))
     data = descriptor(cutlass.BFloat16, (64, 8, 2), 3, tensor)
-    assert decode(data[:ENCODED_BYTES] + b"\xa5" * 64) == decode(data[:ENCODED_BYTES])
+    assert decode_tensormap(data[:ENCODED_BYTES] + b"\xa5" * 64) == decode_tensormap(data[:ENCODED_BYTES])
 
 
 def test_strides_beyond_32_bits_and_an_empty_dimension() -> None:
     """The fake tensor of a far stride is never touched: only its descriptor is made."""
     size, far = 2, 5 << 34
     tensor = torch.as_strided(POOL.view(torch.bfloat16), (64, 0, 0), (1, 64, far))
-    read = decode(descriptor(cutlass.BFloat16, (64, 8, 2), 3, tensor))
+    read = decode_tensormap(descriptor(cutlass.BFloat16, (64, 8, 2), 3, tensor))
     assert read.dims == (64, 0, 0)
     assert read.strides == (size, 64 * size, far * size)
 
@@ -134,13 +134,13 @@ def test_bits_that_are_not_modelled_are_refused(at: int, bits: int, what: str) -
     data = bytearray(descriptor(cutlass.BFloat16, (64, 8, 2), 3, tensor)[:ENCODED_BYTES])
     data[at] ^= bits
     with pytest.raises(UnsupportedError, match=what):
-        decode(bytes(data))
+        decode_tensormap(bytes(data))
 
 
 def test_tf32() -> None:
     tensor = torch.as_strided(POOL.view(torch.float32), (32, 3), (1, 32))
-    rounded = decode(descriptor(cutlass.TFloat32, (32, 2), 3, tensor))
-    plain = decode(descriptor(cutlass.Float32, (32, 2), 3, tensor))
+    rounded = decode_tensormap(descriptor(cutlass.TFloat32, (32, 2), 3, tensor))
+    plain = decode_tensormap(descriptor(cutlass.Float32, (32, 2), 3, tensor))
     assert (rounded.tf32, plain.tf32) == (True, False)
     assert replace(rounded, tf32=False) == plain
     data = descriptor(cutlass.TFloat32, (32, 2), 3, tensor)[:ENCODED_BYTES]
@@ -173,14 +173,14 @@ def test_the_driver_call_encodes_what_compiled_host_code_does(
     rng = random.Random(f"driver{name}{box}")
     for _ in range(5):
         data = descriptor(dtype, box, bits, random_tensor(torch_dtype, len(box), rng))[:ENCODED_BYTES]
-        assert driver_call(decode(data), CUDA_DATA_TYPES[name], bits)[:ENCODED_BYTES] == data
+        assert driver_call(decode_tensormap(data), CUDA_DATA_TYPES[name], bits)[:ENCODED_BYTES] == data
 
 
 def test_what_only_the_driver_call_can_say() -> None:
     """CuTe DSL's own encoder sets neither: NaN as fill, strides of elements."""
-    assert decode(driver_call(LEGAL, 9, 3, fill=1)) == changed(fill_nan=True)
+    assert decode_tensormap(driver_call(LEGAL, 9, 3, fill=1)) == changed(fill_nan=True)
     strided = changed(element_strides=(1, 4))
-    assert decode(driver_call(strided, 9, 3)) == strided
+    assert decode_tensormap(driver_call(strided, 9, 3)) == strided
 
 
 @pytest.mark.parametrize(("rows", "large"), [(512, False), (513, True)])
@@ -189,7 +189,7 @@ def test_the_flag_of_a_far_dimension(rows: int, large: bool) -> None:
     tensor = torch.as_strided(POOL.view(torch.float16), (8, rows), (1, 128))
     data = descriptor(cutlass.Float16, (8, 256), 0, tensor)[:ENCODED_BYTES]
     assert bool(int.from_bytes(data[8:12], "little") & BIT_LARGE) is large
-    assert driver_call(decode(data), 6, 0)[:ENCODED_BYTES] == data
+    assert driver_call(decode_tensormap(data), 6, 0)[:ENCODED_BYTES] == data
 
 
 LEGAL = TensorMap(0x1000, "bf16", 2, (64, 8), (2, 128), (64, 8), (1, 1), 128)

@@ -15,7 +15,7 @@ from tma_model import CODES, SIZES, SWIZZLES, Map
 from gdnbench.sim.errors import FaultKind, KernelFault, UnsupportedError
 from gdnbench.sim.machine.engine_interface import PARAM_WINDOW, SHARED_BASE, SHARED_WINDOW
 from gdnbench.sim.machine.memory import GlobalMemory
-from gdnbench.sim.machine.tensormap import decode
+from gdnbench.sim.machine.tensormap import decode_tensormap
 
 BAR = SHARED_BASE
 SHARED_MAP = SHARED_BASE + 128
@@ -103,7 +103,7 @@ def test_every_field(space: str) -> None:
         for field, bits, ordinal, value in changes:
             maps.edit(field, bits, ordinal, value, "" if generic else space, at)
         held = maps.bench.shared.view(SHARED_MAP, 128) if shared else maps.bytes[:128]
-        assert decode(held.tobytes()) == decode(to.encode())
+        assert decode_tensormap(held.tobytes()) == decode_tensormap(to.encode())
         np.testing.assert_array_equal(held[64:], 0xA5)
         np.testing.assert_array_equal(maps.bytes[128:], 0)
 
@@ -116,7 +116,7 @@ def test_kinds_of_f32(code: int, tf32: bool, ftz: bool) -> None:
     maps = Maps(a_map(random.Random(7)))
     for before in (12, code):
         maps.edit("elemtype", 32, None, before)
-    held = decode(maps.bytes[:128].tobytes())
+    held = decode_tensormap(maps.bytes[:128].tobytes())
     assert (held.dtype, held.tf32, held.ftz) == ("f32", tf32, ftz)
 
 
@@ -124,7 +124,7 @@ def test_fill() -> None:
     maps = Maps(a_map(random.Random(8)))
     for fill in (1, 0):
         maps.edit("fill_mode", 32, None, fill)
-        assert decode(maps.bytes[:128].tobytes()).fill_nan == bool(fill)
+        assert decode_tensormap(maps.bytes[:128].tobytes()).fill_nan == bool(fill)
 
 
 def test_a_sequence_of_its_own() -> None:
@@ -163,7 +163,7 @@ def test_lanes_edit_their_own_maps() -> None:
     addresses[1] += 128
     lanes = np.arange(32) < 2
     maps.bench.issue(replace("global_dim", ordinal=0), lanes=lanes, d0=addresses, r0=np.arange(7, 39))
-    assert [decode(maps.bytes[at : at + 128].tobytes()).dims[0] for at in (0, 128)] == [7, 8]
+    assert [decode_tensormap(maps.bytes[at : at + 128].tobytes()).dims[0] for at in (0, 128)] == [7, 8]
 
 
 COPY = "tensormap.cp_fenceproxy.global.shared::cta.tensormap::generic.release.gpu.sync.aligned [%d0], [%s], "

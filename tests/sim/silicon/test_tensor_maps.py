@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from gdnbench.sim.errors import UnsupportedError
-from gdnbench.sim.machine.tensormap import decode
+from gdnbench.sim.machine.tensormap import decode_tensormap
 from silicon.capture import load
 from silicon.encodings import ADDRESS, all_maps
 from silicon.tensormap import DataType, Fill, Interleave, TensorMap
@@ -38,7 +38,7 @@ def test_the_driver_took_most_maps() -> None:
 
 
 def check(map_: TensorMap, data: bytes) -> None:
-    decoded = decode(data)
+    decoded = decode_tensormap(data)
     assert decoded.address == ADDRESS
     assert decoded.rank == map_.rank
     assert decoded.dims == tuple(np.array(map_.dims, np.uint64) & np.uint64(0xFFFFFFFF))
@@ -81,4 +81,4 @@ def test_interleaved_is_refused_by_name() -> None:
     assert interleaved
     for data in interleaved:
         with pytest.raises(UnsupportedError, match="interleave"):
-            decode(data)
+            decode_tensormap(data)
