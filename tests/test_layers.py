@@ -1,280 +1,224 @@
-"""Imports run one way, from the command line down to the kernels, as docs/design.md draws them."""
+"""Which part of the tree imports which: an allow-list, which docs/design.md draws."""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+import functools
+import re
+import subprocess
+import sys
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 
-SIM_ENGINES = ("gdnbench.sim.interpreter", "gdnbench.sim.compiler")
-SIM_ENDS = ("gdnbench.sim.host", "gdnbench.sim.simulate", "gdnbench.sim.run", "gdnbench.sim.profile")
+# Each part, and all parts that it imports, be it inside a function or for types alone. A part may only name
+# parts above it, so that nothing runs in a circle.
+ALLOWED = """
+artifact_cache:
+base:
+__init__: base
+sim.base: base
+sim.ptx: sim.base
+sim.tensorcore.formats: sim.base
+sim.machine: base sim.base sim.ptx sim.tensorcore.formats
+sim.tensorcore: sim.base sim.tensorcore.formats
+sim.compiler: artifact_cache sim.base sim.ptx sim.tensorcore.formats sim.machine
+sim.host: sim.base sim.ptx sim.machine
+sim.profile: sim.base sim.ptx sim.machine
+sim.value_trace: base sim.ptx sim.machine
+sim.checker: sim.base sim.ptx sim.machine sim.profile
+sim.interpreter: sim.base sim.ptx sim.tensorcore.formats sim.machine sim.value_trace
+sim.run: sim.base sim.ptx sim.tensorcore.formats sim.machine sim.host sim.profile sim.value_trace
+    sim.checker sim.interpreter
+sim: base sim.base sim.ptx sim.machine sim.host sim.profile sim.checker sim.run
+sim.mutants: sim.base sim.ptx sim.machine sim.host sim.checker sim.run
+kernels: artifact_cache
+report.outcome: base
+store: artifact_cache base
+ops: base kernels
+timing.result: base report.outcome
+workers: base report.outcome
+capture: base kernels store ops
+compile: base kernels ops
+doctor: base kernels ops
+judge: base kernels store ops
+synth: base kernels ops
+kernel_figures: base sim.base sim.ptx sim.host kernels
+report: base sim kernels report.outcome store ops timing.result judge
+trace: base sim.host sim.value_trace sim store
+diff: base kernels report.outcome store ops judge report
+diff.traces: base sim.ptx sim.value_trace sim trace
+page: base judge report
+pictures: base kernels report.outcome timing.result judge report
+replay: base sim.base sim kernels report.outcome store ops timing.result workers judge synth report trace
+bisect: artifact_cache base sim.host sim.value_trace sim kernels report.outcome store ops workers judge
+    synth report trace diff.traces replay
+mismatch: base report.outcome store capture judge report replay
+share: base kernels report.outcome store ops judge report replay
+timing: base sim kernels report.outcome store ops timing.result workers judge report replay
+distributed: base __init__ sim kernels report.outcome store workers report replay bisect
+suite: base sim report.outcome store ops workers judge report replay distributed
+cli: base sim.base sim.ptx sim.host sim.value_trace sim kernels store ops timing.result capture compile
+    doctor judge synth kernel_figures report trace diff diff.traces page pictures replay bisect mismatch
+    share timing distributed suite
+pytest_plugin: base sim kernels report.outcome store ops judge report replay suite
+__main__: cli
+"""
+ROWS = (row.partition(":") for row in re.sub(r"\n +", " ", ALLOWED).strip().split("\n"))
+TABLE = {part: set(names.split()) for part, _, names in ROWS}
 
-# What stands on a replay or shows it: nothing that a replay is made of knows of these.
-ON_TOP = (
-    "gdnbench.mismatch",
-    "gdnbench.share",
-    "gdnbench.distributed",
-    "gdnbench.suite",
-    "gdnbench.page",
-    "gdnbench.pictures",
-    "gdnbench.pytest_plugin",
+# A part is the module or package of its name below gdnbench, without the modules that have a part of their
+# own; these parts have several modules, or one of another name.
+MODULES = {
+    "__init__": "gdnbench",
+    "kernels": "gdnbench_kernels",
+    "base": """bits errors handlers options poison pools printable provenance record record_numbers units
+        version whole_file""",
+    "sim.base": "sim.errors sim.floating_environment sim.lazy sim.special_function",
+    "sim.tensorcore.formats": "sim.tensorcore.formats sim.tensorcore.product",
+    "sim.run": "sim.run sim.watch",
+    "sim": "sim sim.checker.accept",
+    "timing.result": "timing.plain timing.result timing.statistics timing.types",
+}
+PART_OF = {module: part for part in TABLE for module in MODULES.get(part, part).split()}
+
+# The modules of the simulator that other code may import, and those that import next to nothing.
+PUBLIC = {"", ".argspec", ".errors", ".explore", ".host", ".mutants", ".ptx", ".tensorcore", ".value_trace"}
+LIGHT = ("", ".errors", ".host", ".mutants", ".ptx", ".tensorcore")
+# The simulator and its tests, and two tests that replace what it runs kernels with.
+INSIDERS = (
+    "gdnbench/sim/",
+    "tests/sim/",
+    "tests/kernels/test_cuda_arguments.py",
+    "tests/kernels/test_swa_grid.py",
 )
 
-# Imports the standard library alone; the simulator and the kernels share it.
-LEAVES = ("gdnbench.artifact_cache",)
-
-# What each package must know nothing of, wherever in a file the import stands.
-FORBIDDEN = {
-    "kernels": ("gdnbench",),
-    "gdnbench/store": (
-        "gdnbench.judge",
-        "gdnbench.report",
-        "gdnbench.replay",
-        "gdnbench.timing",
-        "gdnbench.diff",
-        "gdnbench.trace",
-        "gdnbench.cli",
-        *ON_TOP,
-    ),
-    # Stands beside the store, and knows what the simulator tells.
-    "gdnbench/trace": (
-        "gdnbench_kernels",
-        "gdnbench.ops",
-        "gdnbench.judge",
-        "gdnbench.report",
-        "gdnbench.replay",
-        "gdnbench.timing",
-        "gdnbench.diff",
-        "gdnbench.capture",
-        "gdnbench.bisect",
-        "gdnbench.cli",
-        *ON_TOP,
-    ),
-    "gdnbench/judge": (
-        "gdnbench.report",
-        "gdnbench.replay",
-        "gdnbench.timing",
-        "gdnbench.diff",
-        "gdnbench.capture",
-        "gdnbench.cli",
-        *ON_TOP,
-    ),
-    "gdnbench/report": (
-        "gdnbench.replay",
-        "gdnbench.diff",
-        "gdnbench.capture",
-        "gdnbench.cli",
-        *ON_TOP,
-    ),
-    # Shows runs that were saved, and makes none.
-    "gdnbench/page": (
-        "gdnbench.replay",
-        "gdnbench.timing",
-        "gdnbench.diff",
-        "gdnbench.capture",
-        "gdnbench.bisect",
-        "gdnbench.suite",
-        "gdnbench.distributed",
-        "gdnbench.sim",
-        "gdnbench.pictures",
-        "gdnbench.cli",
-        "gdnbench.pytest_plugin",
-    ),
-    # Shows what is in a report, or in a run that was saved.
-    "gdnbench/pictures": (
-        "gdnbench.replay",
-        "gdnbench.diff",
-        "gdnbench.capture",
-        "gdnbench.bisect",
-        "gdnbench.suite",
-        "gdnbench.page",
-        "gdnbench.cli",
-        "gdnbench.distributed",
-        "gdnbench.pytest_plugin",
-    ),
-    "gdnbench/replay": (
-        "gdnbench.diff",
-        "gdnbench.capture",
-        "gdnbench.cli",
-        "gdnbench.bisect",
-        *ON_TOP,
-    ),
-    # Starts processes for whoever asks, and knows nothing of what they compute.
-    "gdnbench/workers": (
-        "gdnbench_kernels",
-        "gdnbench.store",
-        "gdnbench.judge",
-        "gdnbench.replay",
-        "gdnbench.timing",
-        "gdnbench.diff",
-        "gdnbench.trace",
-        "gdnbench.capture",
-        "gdnbench.bisect",
-        "gdnbench.sim",
-        "gdnbench.cli",
-        *ON_TOP,
-    ),
-    "gdnbench/distributed": (
-        "gdnbench.diff",
-        "gdnbench.timing",
-        "gdnbench.capture",
-        "gdnbench.cli",
-        "gdnbench.suite",
-        "gdnbench.page",
-        "gdnbench.pictures",
-        "gdnbench.pytest_plugin",
-    ),
-    "gdnbench/suite": (
-        "gdnbench.diff",
-        "gdnbench.timing",
-        "gdnbench.capture",
-        "gdnbench.bisect",
-        "gdnbench.page",
-        "gdnbench.pictures",
-        "gdnbench.pytest_plugin",
-        "gdnbench.cli",
-    ),
-    "gdnbench/timing": (
-        "gdnbench.diff",
-        "gdnbench.capture",
-        "gdnbench.cli",
-        "gdnbench.bisect",
-        *ON_TOP,
-    ),
-    "gdnbench/bisect": (
-        "gdnbench.timing",
-        "gdnbench.capture",
-        "gdnbench.cli",
-        *ON_TOP,
-    ),
-    "gdnbench/diff": (
-        "gdnbench.replay",
-        "gdnbench.timing",
-        "gdnbench.capture",
-        "gdnbench.bisect",
-        "gdnbench.cli",
-        *ON_TOP,
-    ),
-    "gdnbench/capture": (
-        "gdnbench.judge",
-        "gdnbench.report",
-        "gdnbench.replay",
-        "gdnbench.timing",
-        "gdnbench.diff",
-        "gdnbench.cli",
-        *ON_TOP,
-    ),
-    # Replays what is captured, as it is captured.
-    "gdnbench/mismatch": (
-        "gdnbench.timing",
-        "gdnbench.diff",
-        "gdnbench.bisect",
-        "gdnbench.suite",
-        "gdnbench.distributed",
-        "gdnbench.page",
-        "gdnbench.pictures",
-        "gdnbench.pytest_plugin",
-        "gdnbench.cli",
-    ),
-    # Replays what it copies, and what it has copied.
-    "gdnbench/share": (
-        "gdnbench.capture",
-        "gdnbench.timing",
-        "gdnbench.diff",
-        "gdnbench.trace",
-        "gdnbench.bisect",
-        "gdnbench.mismatch",
-        "gdnbench.suite",
-        "gdnbench.distributed",
-        "gdnbench.page",
-        "gdnbench.pictures",
-        "gdnbench.pytest_plugin",
-        "gdnbench.cli",
-    ),
-    "gdnbench/pytest_plugin": (
-        "gdnbench.capture",
-        "gdnbench.bisect",
-        "gdnbench.timing",
-        "gdnbench.diff",
-        "gdnbench.distributed",
-        "gdnbench.page",
-        "gdnbench.pictures",
-    ),
-    # The simulator knows PTX: no operation, no store, no command.
-    "gdnbench/sim": (
-        "gdnbench_kernels",
-        "gdnbench.ops",
-        "gdnbench.store",
-        "gdnbench.trace",
-        "gdnbench.judge",
-        "gdnbench.report",
-        "gdnbench.replay",
-        "gdnbench.timing",
-        "gdnbench.diff",
-        "gdnbench.capture",
-        "gdnbench.cli",
-        *ON_TOP,
-    ),
-    "gdnbench/sim/ptx": (*SIM_ENGINES, *SIM_ENDS, "gdnbench.sim.machine", "gdnbench.sim.tensorcore"),
-    "gdnbench/sim/tensorcore": (*SIM_ENGINES, *SIM_ENDS, "gdnbench.sim.machine", "gdnbench.sim.ptx"),
-    "gdnbench/sim/machine": (*SIM_ENGINES, *SIM_ENDS),
-    # The engines check each other: neither may borrow from the other.
-    "gdnbench/sim/interpreter": ("gdnbench.sim.compiler", "gdnbench.sim.tensorcore.native", *SIM_ENDS),
-    "gdnbench/sim/compiler": ("gdnbench.sim.interpreter", "gdnbench.sim.tensorcore.reference", *SIM_ENDS),
-    "gdnbench/sim/host": (*SIM_ENGINES, "gdnbench.sim.simulate", "gdnbench.sim.run"),
-}
-
-# Timing is handed to them and they carry its results: they may name its types and import nothing of it.
-CARRIERS = ("gdnbench/report", "gdnbench/replay")
+# Files that still import each other.
+CIRCLES = (
+    {"gdnbench_kernels.contract", "gdnbench_kernels.shrinking"},
+    {"gdnbench_kernels.compiling", "gdnbench_kernels.cuda_launch", "gdnbench_kernels.cutlass_compiler"},
+)
 
 
-class WithoutTypes(ast.NodeTransformer):
-    """Leaves out what is imported for type checkers alone."""
-
-    def visit_If(self, node: ast.If) -> Any:
-        for_types = isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
-        return node.orelse or ast.Pass() if for_types else self.generic_visit(node)
+def _module(file: Path) -> str:
+    parts = file.relative_to(ROOT).with_suffix("").parts
+    top = "gdnbench_kernels" if parts[0] == "kernels" else parts[0]
+    return ".".join((top, *parts[1:])).removesuffix(".__init__")
 
 
-def imported(file: Path, types: bool = True) -> Iterator[str]:
-    tree: ast.AST = ast.parse(file.read_text(encoding="utf-8"))
-    for node in ast.walk(tree if types else WithoutTypes().visit(tree)):
+FILES = {_module(file): file for top in ("gdnbench", "kernels") for file in (ROOT / top).rglob("*.py")}
+
+
+@functools.cache
+def imported(file: Path, types: bool = True) -> frozenset[str]:
+    """The modules of the tree that a file imports, wherever the import stands. Without `types`, not those
+    that it imports for type checkers alone."""
+    found: set[str] = set()
+    nodes: list[ast.AST] = [ast.parse(file.read_text(encoding="utf-8"))]
+    while nodes:
+        node = nodes.pop()
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING" and not types:
+            nodes += node.orelse
+            continue
+        nodes += ast.iter_child_nodes(node)
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{file}: relative import"
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            assert node.level == 0 or "tests" in file.parts, f"{file}: relative import"
+            names = (f"{node.module}.{alias.name}" for alias in node.names)
+            found |= {name if name in FILES else str(node.module) for name in names}
+    return frozenset(name for name in found if name in FILES and name != _module(file))
 
 
-@pytest.mark.parametrize("package", FORBIDDEN)
-def test_no_import_runs_up(package: str) -> None:
-    files = list((ROOT / package).rglob("*.py"))
-    assert files
-    upward = [
-        f"{file.relative_to(ROOT)}: {name}"
-        for file in files
+def part_of(module: str) -> str:
+    """The part with the longest name that the module belongs to."""
+    name = module.removeprefix("gdnbench.")
+    while name not in PART_OF and "." in name:
+        name = name.rpartition(".")[0]
+    assert name in PART_OF, f"{module}: this test has no row for it"
+    return PART_OF[name]
+
+
+def test_each_package_has_a_row() -> None:
+    inits = [*(ROOT / "gdnbench").glob("*/__init__.py"), *(ROOT / "gdnbench/sim").glob("*/__init__.py")]
+    assert {_module(init).removeprefix("gdnbench.") for init in inits} <= TABLE.keys()
+    assert {part_of(module) for module in FILES} == TABLE.keys()
+
+
+@pytest.mark.parametrize("part", TABLE)
+def test_imports_are_those_of_the_row(part: str) -> None:
+    """No import that the row does not name, and no name that nothing imports."""
+    found = {
+        part_of(name): f"{module} -> {name}"
+        for module, file in FILES.items()
+        if part_of(module) == part
         for name in imported(file)
-        if any(f"{name}.".startswith(f"{above}.") for above in FORBIDDEN[package])
-        and not any(f"{name}.".startswith(f"{leaf}.") for leaf in LEAVES)
+    }
+    found.pop(part, None)
+    assert found.keys() == TABLE[part], [why for name, why in found.items() if name not in TABLE[part]]
+
+
+def test_rows_name_rows_above_them() -> None:
+    above: set[str] = set()
+    for part, names in TABLE.items():
+        assert names <= above, part
+        above.add(part)
+
+
+def test_no_files_import_each_other() -> None:
+    graph = {
+        module: {name for name in imported(file) if not any({module, name} <= circle for circle in CIRCLES)}
+        for module, file in FILES.items()
+    }
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(" <- ".join(error.args[1]))
+
+
+def test_the_simulator_has_one_door() -> None:
+    """Code outside imports the simulator's public modules and nothing inside."""
+    deep = [
+        f"{file.relative_to(ROOT)}: {name}"
+        for top in ("gdnbench", "kernels", "scripts", "captures", "tests")
+        for file in (ROOT / top).rglob("*.py")
+        if not str(file.relative_to(ROOT)).startswith(INSIDERS)
+        for name in imported(file)
+        if name.startswith("gdnbench.sim.") and name.removeprefix("gdnbench.sim") not in PUBLIC
     ]
-    assert not upward
+    assert not deep
 
 
-@pytest.mark.parametrize("package", CARRIERS)
+def test_the_door_is_light() -> None:
+    public = "; ".join(f"import gdnbench.sim{name}" for name in LIGHT)
+    heavy = "{'numpy', 'torch', 'llvmlite', 'cutlass'}"
+    program = f"import sys; {public}; assert not {heavy} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+@pytest.mark.parametrize("package", ["report", "replay"])
 def test_times_are_carried_and_not_taken(package: str) -> None:
+    """Timing is handed to them: they name its types and import nothing of it."""
+    files = [file for module, file in FILES.items() if module.startswith(f"gdnbench.{package}.")]
     taken, named = (
-        [
-            f"{file.relative_to(ROOT)}: {name}"
-            for file in (ROOT / package).rglob("*.py")
-            for name in imported(file, types)
-            if f"{name}.".startswith("gdnbench.timing.")
-        ]
+        [f"{file}: {name}" for file in files for name in imported(file, types) if ".timing" in name]
         for types in (False, True)
     )
     assert not taken
-    assert named  # else nothing is carried, and the packages belong into FORBIDDEN
+    assert named  # else nothing is carried
+
+
+def drawing() -> str:
+    """The parts in rows, each above all that it imports."""
+    height: dict[str, int] = {}
+    for part, names in TABLE.items():
+        height[part] = 1 + max((height[name] for name in names), default=-1)
+    rows = [[part for part in TABLE if height[part] == row] for row in range(max(height.values()) + 1)]
+    return "".join(f"    {row:2}  {'  '.join(parts)}\n" for row, parts in reversed(list(enumerate(rows))))
+
+
+def test_the_drawing_is_the_table() -> None:
+    assert drawing() in (ROOT / "docs/design.md").read_text(encoding="utf-8"), f"docs/design.md:\n{drawing()}"

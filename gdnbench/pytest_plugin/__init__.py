@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from gdnbench.pytest_plugin.stash import MARK, REPLAYS, replays_of
+
 if TYPE_CHECKING:
     from gdnbench.pytest_plugin.case import Case
-    from gdnbench.pytest_plugin.replays import Replays
     from gdnbench.pytest_plugin.selection import Chosen
 
-MARK = "gdnbench"
 FIXTURE = "gdnbench_case"
-_REPLAYS = pytest.StashKey["Replays"]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -50,7 +49,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    if (replays := config.stash.get(_REPLAYS, None)) is not None:
+    if (replays := config.stash.get(REPLAYS, None)) is not None:
         replays.close()
 
 
@@ -98,10 +97,3 @@ def gdnbench_case(request: pytest.FixtureRequest) -> Case:
 
     chosen: Chosen = request.param
     return open_case(chosen, request.node, replays_of(request.config))
-
-
-def replays_of(config: pytest.Config) -> Replays:
-    """What this pytest keeps open from one test to the next."""
-    from gdnbench.pytest_plugin.replays import Replays
-
-    return config.stash.setdefault(_REPLAYS, Replays())

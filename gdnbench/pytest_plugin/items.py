@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from gdnbench.pytest_plugin import MARK, replays_of
 from gdnbench.pytest_plugin.marks import asked_of
 from gdnbench.pytest_plugin.selection import Chosen, select
+from gdnbench.pytest_plugin.stash import MARK, replays_of
 
 if TYPE_CHECKING:
     from gdnbench.pytest_plugin.case import Case

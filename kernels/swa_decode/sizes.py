@@ -12,3 +12,5 @@ MAX_WINDOW = 128
 BLOCK_SIZES = (16, 32, 64, 128, 256)
 """Tokens of a page."""
 MAX_HEADS = 128
+TILE_HEADS = 64
+"""Heads of an item of the sm100 kernel."""

@@ -12,7 +12,8 @@ from torch import Tensor
 from gdnbench_kernels.arguments import multiprocessors
 from gdnbench_kernels.programs import BLACKWELL, compiled
 from gdnbench_kernels.swa_decode.launch_args import arch_of, prepare
-from gdnbench_kernels.swa_decode.sources import PART_COUNTS, TILE_HEADS, sm100_source
+from gdnbench_kernels.swa_decode.sizes import TILE_HEADS
+from gdnbench_kernels.swa_decode.sources import PART_COUNTS, sm100_source
 
 __all__ = ["launch_of", "sm100"]
 

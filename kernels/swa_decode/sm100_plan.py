@@ -11,8 +11,7 @@ import cutlass.cute as cute
 
 from gdnbench_kernels import blackwell
 from gdnbench_kernels.plan import Accumulator, Buffer, KernelPlan, Pipeline, Sync
-from gdnbench_kernels.swa_decode.sizes import HEAD_DIM, MAX_WINDOW
-from gdnbench_kernels.swa_decode.sources import TILE_HEADS
+from gdnbench_kernels.swa_decode.sizes import HEAD_DIM, MAX_WINDOW, TILE_HEADS
 
 HEADS = TILE_HEADS
 TOKENS = MAX_WINDOW

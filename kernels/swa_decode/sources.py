@@ -24,8 +24,6 @@ SCALE_DTYPES: tuple[str, ...] = get_args(ScaleDtype)
 PORTABLE_ROWS = (16, 32)
 """Heads of a CTA of the portable kernel."""
 
-TILE_HEADS = 64
-"""Heads of an item of the sm100 kernel."""
 PART_COUNTS = (1, 2, 4)
 """Into how many CTAs it may deal the features of o."""
 

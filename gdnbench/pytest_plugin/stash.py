@@ -1,0 +1,20 @@
+"""The name of the plugin's mark, and the stores that a session keeps open from one test to the next."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from gdnbench.pytest_plugin.replays import Replays
+
+MARK = "gdnbench"
+REPLAYS = pytest.StashKey["Replays"]()
+
+
+def replays_of(config: pytest.Config) -> Replays:
+    """The replays of this session, made when first asked for."""
+    from gdnbench.pytest_plugin.replays import Replays
+
+    return config.stash.setdefault(REPLAYS, Replays())
