@@ -35,18 +35,18 @@ class Recording:
             for mask, row in zip(masks, addresses, strict=True)
         ]
 
-    def accessed(self, warp: Warp, ins: Instruction, masks: Masks, addresses: Addresses) -> None:
+    def on_accesses(self, warp: Warp, ins: Instruction, masks: Masks, addresses: Addresses) -> None:
         assert masks.dtype == np.bool_
         assert addresses.dtype == np.uint64
         assert masks.shape == addresses.shape == (len(masks), 32)
         name = self.letters.get(ins.place.line, f"{ins.pc} {ins.name}")
         self._told.append((warp.index, name, masks, addresses))
 
-    def met(self, warp: Warp, ins: Instruction, lanes: Lanes, live: Lanes) -> None:
+    def on_warp_collective(self, warp: Warp, ins: Instruction, lanes: Lanes, live: Lanes) -> None:
         name = self.letters.get(ins.place.line, f"{ins.pc} {ins.name}")
         self._told.append((warp.index, f"{name} of lanes", lanes[None], NOTHING[1]))
 
-    def begins(
+    def before_instruction(
         self,
         warp: Warp,
         ins: Instruction,
@@ -57,7 +57,7 @@ class Recording:
         if previous is None:
             self._told.append((warp.index, ins.op, *NOTHING))
 
-    def ends(
+    def after_instruction(
         self,
         warp: Warp,
         ins: Instruction,
@@ -69,15 +69,17 @@ class Recording:
         if not isinstance(results, Wait):
             self._told.append((warp.index, f"{ins.op} ends", *NOTHING))
 
-    def submitted(self, operation: AsyncOperation) -> None: ...
+    def on_submit(self, operation: AsyncOperation) -> None: ...
 
-    def landing(self, operation: AsyncOperation) -> None: ...
+    def before_landing(self, operation: AsyncOperation) -> None: ...
 
-    def used(self, warp: Warp, ins: Instruction, register: Register, writer: Writer | None) -> None: ...
+    def on_register_use(
+        self, warp: Warp, ins: Instruction, register: Register, writer: Writer | None
+    ) -> None: ...
 
-    def exited(self, warp: int) -> None:
+    def on_warp_exit(self, warp: int) -> None:
         self._told.append((warp, "exited", *NOTHING))
 
-    def stuck(self) -> None: ...
+    def on_hang(self) -> None: ...
 
-    def finish(self) -> None: ...
+    def on_cta_end(self) -> None: ...

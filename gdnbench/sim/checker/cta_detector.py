@@ -85,14 +85,14 @@ class CtaRaceDetector:
 
     # What engines report: loads, stores, warp collectives, uses of registers
 
-    def accessed(self, warp: Warp, ins: Instruction, masks: Masks, addresses: Addresses) -> None:
+    def on_accesses(self, warp: Warp, ins: Instruction, masks: Masks, addresses: Addresses) -> None:
         """See `Checker`."""
         form = self._forms.by_pc[ins.pc]
         if form is None:
             return
         if form.access is Access.WRITE and len(masks) > 1 and load_store.addresses_collide(masks, addresses):
             for row in range(len(masks)):
-                self.accessed(warp, ins, masks[row : row + 1], addresses[row : row + 1])
+                self.on_accesses(warp, ins, masks[row : row + 1], addresses[row : row + 1])
             return
         clocks = self.warp_clocks[warp.index]
         if form.collective:
@@ -110,7 +110,7 @@ class CtaRaceDetector:
         if form.collective:
             clocks.converge_lanes(None)
 
-    def met(self, warp: Warp, ins: Instruction, lanes: Lanes, live: Lanes) -> None:
+    def on_warp_collective(self, warp: Warp, ins: Instruction, lanes: Lanes, live: Lanes) -> None:
         """See `Checker`."""
         clocks, subset = self.warp_clocks[warp.index], subset_of(lanes, live)
         if ins.op == "bar.warp.sync":
@@ -118,7 +118,9 @@ class CtaRaceDetector:
         else:
             clocks.converge_lanes(subset)
 
-    def used(self, warp: Warp, ins: Instruction, register: Register, writer: Writer | None) -> None:
+    def on_register_use(
+        self, warp: Warp, ins: Instruction, register: Register, writer: Writer | None
+    ) -> None:
         """See `Checker`. Only the first use of each load counts."""
         clocks, async_state = self.warp_clocks[warp.index], self.async_states[warp.index]
         now = Event(NO_ACCESS, warp.index, clocks.own_clock, ins, Access.READ, Proxy.GENERIC)
@@ -255,7 +257,7 @@ class CtaRaceDetector:
 
     # What the machine reports: instructions, asynchronous operations, the CTA's end
 
-    def begins(
+    def before_instruction(
         self,
         warp: Warp,
         ins: Instruction,
@@ -271,7 +273,7 @@ class CtaRaceDetector:
         if handler is not None and previous is None:
             handler(self, self.issued)
 
-    def ends(
+    def after_instruction(
         self,
         warp: Warp,
         ins: Instruction,
@@ -285,7 +287,7 @@ class CtaRaceDetector:
         if handler is not None:
             handler(self, IssuedInstruction(warp, ins, lanes, sources), previous, results)
 
-    def submitted(self, operation: AsyncOperation) -> None:
+    def on_submit(self, operation: AsyncOperation) -> None:
         """See `Checker`."""
         assert self.issued is not None
         warp, ins, lanes, _ = self.issued
@@ -387,7 +389,7 @@ class CtaRaceDetector:
         pending = self.mbarrier_word(address) & COUNT_MAX
         return self.mbarrier_phase(address) + (arrivals > pending)
 
-    def landing(self, operation: AsyncOperation) -> None:
+    def before_landing(self, operation: AsyncOperation) -> None:
         """See `Checker`."""
         pending = self.pending_signals.pop(operation, None)
         if pending is None:
@@ -405,14 +407,14 @@ class CtaRaceDetector:
                 released.base.tokens |= pending.completes
                 released.tcgen05_fenced |= pending.completes
 
-    def exited(self, warp: int) -> None:
+    def on_warp_exit(self, warp: int) -> None:
         """See `Checker`."""
 
-    def stuck(self) -> None:
+    def on_hang(self) -> None:
         """See `Checker`."""
         cta_exit.check_hang(self)
 
-    def finish(self) -> None:
+    def on_cta_end(self) -> None:
         """See `Checker`."""
         cta_exit.check_end(self)
         self._ended(self)

@@ -7,7 +7,7 @@
                                                      release of the operation's tokens into the phase
     bar.arrive                                       release into the barrier's round
     bar.sync, bar.red                                release into the round, then acquire from it
-    bar.warp.sync                                    release and acquire among lanes (`cta_detector.met`)
+    bar.warp.sync                                    release and acquire among lanes (`on_warp_collective`)
     fence, membar                                    the fence half of release and acquire patterns
     fence.proxy.async                                hands generic accesses to the async proxy
     fence.mbarrier_init                              hands mbarrier.init to the async proxy

@@ -111,7 +111,7 @@ class AccessLog:
             if ins.op in COLLECTIVES:
                 self._met(warp, ins, masks[start:end], addresses[start:end])
             else:
-                self._checker.accessed(warp.warp, ins, masks[start:end], addresses[start:end])
+                self._checker.on_accesses(warp.warp, ins, masks[start:end], addresses[start:end])
             start = end
 
     def _met(self, warp: CompiledWarp, ins: Instruction, masks: Masks, named: Addresses) -> None:
@@ -123,4 +123,4 @@ class AccessLog:
 
     def met(self, warp: CompiledWarp, ins: Instruction, lanes: Lanes, live: Lanes) -> None:
         """The same of lanes that met while no compiled code ran."""
-        self._checker.met(warp.warp, ins, lanes, live)
+        self._checker.on_warp_collective(warp.warp, ins, lanes, live)

@@ -62,12 +62,12 @@ class RegisterWatch:
 
     def _tell(self, ins: Instruction, register: Register, lack: Lack, flight: int) -> None:
         if lack is Lack.UNWRITTEN:
-            self._checker.used(self._warp, ins, register, None)
+            self._checker.on_register_use(self._warp, ins, register, None)
             return
         number = max(flight.to_bytes(8, "little"))
         writer = self._flights.get(number)
         if writer is not None:  # not over by an earlier use
-            self._checker.used(self._warp, ins, register, writer)
+            self._checker.on_register_use(self._warp, ins, register, writer)
             if writer.ins.op == _LOAD:
                 self._deliver(number)
 

@@ -112,7 +112,7 @@ def tell(thread: Thread, ins: Instruction, space: str, addresses: Values, lanes:
     them, in `space` or, if that is "", generic ones."""
     checker = thread.cta.checker
     if checker is not None and space not in ("local", "param") and lanes.any():
-        checker.accessed(thread.warp, ins, lanes[None], addresses[None])
+        checker.on_accesses(thread.warp, ins, lanes[None], addresses[None])
 
 
 def load_bytes(thread: Thread, space: str, addresses: Values, lanes: Lanes, width: int) -> Array:

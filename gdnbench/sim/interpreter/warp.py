@@ -307,7 +307,7 @@ class InterpretedWarp:
         checker = self.cta.checker
         if checker is not None:
             for together in sets(self, lanes, members):
-                checker.met(self.warp, entry.ins, together, self.warp.exists)
+                checker.on_warp_collective(self.warp, entry.ins, together, self.warp.exists)
 
     def _meet(self, group: Group, needed: Lanes) -> None:
         """`bar.warp.sync` with one mask may stand at several places: lanes meet wherever they wait in one."""
@@ -328,7 +328,7 @@ class InterpretedWarp:
             other.missing = None
             self._count(entry)
         if self.cta.checker is not None:
-            self.cta.checker.met(self.warp, self._entry(group).ins, here, self.warp.exists)
+            self.cta.checker.on_warp_collective(self.warp, self._entry(group).ins, here, self.warp.exists)
         for other in met:
             if other in self.groups:
                 self._step_on(other)
@@ -356,7 +356,7 @@ class InterpretedWarp:
         ins, cta = self._entry(self._group).ins, self.cta
         if cta.checker is not None:
             writer = None if flight is None else Writer(flight.ins, flight.number)
-            cta.checker.used(self.warp, ins, register, writer)
+            cta.checker.on_register_use(self.warp, ins, register, writer)
         elif flight is None:
             lane = int(lanes.argmax())
             raise KernelFault(

@@ -75,11 +75,11 @@ class AsyncOperation:
 class QueueChecker(Protocol):
     """Follows the operations of one CTA, each before it lands."""
 
-    def submitted(self, operation: AsyncOperation) -> None:
+    def on_submit(self, operation: AsyncOperation) -> None:
         """The instruction that began last has set `operation` going."""
         ...
 
-    def landing(self, operation: AsyncOperation) -> None:
+    def before_landing(self, operation: AsyncOperation) -> None:
         """`operation` is about to land."""
         ...
 
@@ -110,7 +110,7 @@ class AsyncQueue:
         if self.observer is not None:
             self.observer(operation)
         if self.checker is not None:
-            self.checker.submitted(operation)
+            self.checker.on_submit(operation)
         if self.schedule.kind == "early" or (self.schedule.kind == "random" and self.random.random() < 0.25):
             self.complete(operation)
         elif poison is not None:
@@ -146,7 +146,7 @@ class AsyncQueue:
         operation.landed = True
         self.landed += 1
         if self.checker is not None:
-            self.checker.landing(operation)
+            self.checker.before_landing(operation)
         operation.land()
         if self.observer is not None:
             self.observer(operation)

@@ -195,9 +195,9 @@ class Cta:
                 self._count(warp, ins, previous)
             if self.checker is None:
                 return plan.handler(self, warp, ins, lanes, sources, previous)
-            self.checker.begins(warp, ins, lanes, sources, previous)
+            self.checker.before_instruction(warp, ins, lanes, sources, previous)
             results = plan.handler(self, warp, ins, lanes, sources, previous)
-            self.checker.ends(warp, ins, lanes, sources, previous, results)
+            self.checker.after_instruction(warp, ins, lanes, sources, previous, results)
             return results
         except KernelFault as fault:
             if fault.place is None:
@@ -222,7 +222,7 @@ class Cta:
     def finish(self) -> None:
         """All warps have exited: what is in flight lands."""
         if self.checker is not None:
-            self.checker.finish()
+            self.checker.on_cta_end()
         if self._warpgroups is not None:
             self._warpgroups.at_exit()
         self.queue.drain()

@@ -1,9 +1,9 @@
-"""Who follows the order of a CTA's events: the seam between machine and engines and the race checker.
+"""The observer protocol: how the machine and the engines report a CTA's events to the race checker.
 
-A checker changes nothing. It is told what each warp hands to the machine, before and after it is done, what
-engines load and store by themselves, and what is set going and lands. Everything is told in the order in
-which it happens in this run; what a warp loads and stores comes, at the latest, before its next machine
-instruction and at the end of its turn.
+A checker changes nothing. It receives what each warp hands to the machine, before and after the machine
+executes it; what engines load and store by themselves; and asynchronous operations when they are issued and
+when they land. Reports arrive in the order of this run. A warp's loads and stores arrive, at the latest,
+before its next machine instruction and at the end of its turn.
 """
 
 from __future__ import annotations
@@ -24,28 +24,28 @@ Addresses = npt.NDArray[np.uint64]  # [accesses, 32]
 
 @dataclass(frozen=True, slots=True)
 class Writer:
-    """An instruction that the warp has not waited for and that writes its registers at some time until then.
-    `number` counts the warp's tcgen05.ld before it."""
+    """An instruction in flight that writes registers of its warp at some time before the warp's wait for it.
+    `number` counts the tcgen05.ld of the warp before it."""
 
     ins: Instruction
     number: int = 0
 
 
 class Checker(QueueChecker, Protocol):
-    """One CTA's."""
+    """The checker of one CTA."""
 
-    def accessed(self, warp: Warp, ins: Instruction, masks: Masks, addresses: Addresses) -> None:
-        """Executions of a load, store, atomic or matrix load, in order: which lanes, and the addresses that
-        `ins` computed for them, before generic ones are resolved. Only instructions that may touch shared or
-        global memory, and accesses that were legal. The arrays do not change afterwards."""
+    def on_accesses(self, warp: Warp, ins: Instruction, masks: Masks, addresses: Addresses) -> None:
+        """Executions of a load, store, atomic or matrix load, in order: the lanes, and the addresses that
+        `ins` computed for them, before generic ones are resolved. Only instructions that may access shared or
+        global memory, and only legal accesses. The arrays do not change afterwards."""
         ...
 
-    def met(self, warp: Warp, ins: Instruction, lanes: Lanes, live: Lanes) -> None:
-        """Lanes of a warp execute shfl, vote, match, redux, elect or bar.warp.sync together: those of one
-        member mask. `live` have not exited by then."""
+    def on_warp_collective(self, warp: Warp, ins: Instruction, lanes: Lanes, live: Lanes) -> None:
+        """Lanes of a warp execute shfl, vote, match, redux, elect or bar.warp.sync together: the lanes of one
+        member mask. `live` are the lanes that have not exited."""
         ...
 
-    def begins(
+    def before_instruction(
         self,
         warp: Warp,
         ins: Instruction,
@@ -56,7 +56,7 @@ class Checker(QueueChecker, Protocol):
         """`warp` hands `ins` to the machine; `previous` as for `Cta.issue`."""
         ...
 
-    def ends(
+    def after_instruction(
         self,
         warp: Warp,
         ins: Instruction,
@@ -65,39 +65,41 @@ class Checker(QueueChecker, Protocol):
         previous: Wait | None,
         results: Results | Wait,
     ) -> None:
-        """The machine has done so, or has the warp wait."""
+        """The machine has executed `ins`, or makes the warp wait."""
         ...
 
-    def used(self, warp: Warp, ins: Instruction, register: Register, writer: Writer | None) -> None:
+    def on_register_use(
+        self, warp: Warp, ins: Instruction, register: Register, writer: Writer | None
+    ) -> None:
         """`ins` uses a register that `writer` may not have written yet, or that nothing has written (None).
-        Moves are no uses. It may be told again of later uses, before what the warp hands to the machine
-        next."""
+        Moves are not uses. Later uses may be reported again, until the warp hands the next instruction to the
+        machine."""
         ...
 
-    def exited(self, warp: int) -> None:
+    def on_warp_exit(self, warp: int) -> None:
         """All lanes of a warp have exited."""
         ...
 
-    def stuck(self) -> None:
-        """Nothing in the CTA can go on, and nothing is in flight."""
+    def on_hang(self) -> None:
+        """No warp of the CTA can continue, and nothing is in flight."""
         ...
 
-    def finish(self) -> None:
-        """The CTA has ended; what is in flight will still land."""
+    def on_cta_end(self) -> None:
+        """The CTA has ended. Operations in flight will still land."""
         ...
 
 
 class Parts(Protocol):
-    """What the checkers of a launch found together, where its CTAs run over several processes."""
+    """The findings of a launch's checkers, where its CTAs run in several processes."""
 
     def reset(self) -> None:
-        """A process begins its share: what was found before is not its own."""
+        """A process begins its share: forget the findings of the process that forked it."""
         ...
 
     def part(self) -> object:
-        """What was found in this process, to be pickled."""
+        """The findings of this process, to be pickled."""
         ...
 
     def join(self, part: object) -> None:
-        """Take over what another process found."""
+        """Add the findings of another process."""
         ...

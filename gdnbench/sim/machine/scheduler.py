@@ -48,7 +48,7 @@ class Scheduler:
             state = self._turn(index)
             if state is WarpState.EXITED:
                 if self.cta.checker is not None:
-                    self.cta.checker.exited(self.warps[index].warp.index)
+                    self.cta.checker.on_warp_exit(self.warps[index].warp.index)
                 self.cta.barriers.exited(self.warps[index].warp.index)
         if all(state is WarpState.EXITED for state in self._states):
             self.cta.finish()
@@ -110,7 +110,7 @@ class Scheduler:
         expiring = [entry.wait for _, entry in blocked if entry.wait.expires]
         if not expiring or self._expiries >= EXPIRIES:
             if self.cta.checker is not None:
-                self.cta.checker.stuck()
+                self.cta.checker.on_hang()
             raise self._deadlock(blocked)
         for wait in expiring:
             wait.timed_out = True

@@ -99,17 +99,17 @@ class _Watched:
             if any(one.verdict is Verdict.ERROR and _cause(one) not in self.known for one in new):
                 raise _ErrorFoundError
 
-    def accessed(self, warp: Warp, ins: Instruction, masks: Masks, addresses: Addresses) -> None:
+    def on_accesses(self, warp: Warp, ins: Instruction, masks: Masks, addresses: Addresses) -> None:
         self.executed.add(ins, len(masks))
-        self.checker.accessed(warp, ins, masks, addresses)
+        self.checker.on_accesses(warp, ins, masks, addresses)
         self._found()
 
-    def met(self, warp: Warp, ins: Instruction, lanes: Lanes, live: Lanes) -> None:
+    def on_warp_collective(self, warp: Warp, ins: Instruction, lanes: Lanes, live: Lanes) -> None:
         self.executed.add(ins)
-        self.checker.met(warp, ins, lanes, live)
+        self.checker.on_warp_collective(warp, ins, lanes, live)
         self._found()
 
-    def begins(
+    def before_instruction(
         self,
         warp: Warp,
         ins: Instruction,
@@ -118,10 +118,10 @@ class _Watched:
         previous: Wait | None,
     ) -> None:
         self.executed.add(ins)
-        self.checker.begins(warp, ins, lanes, sources, previous)
+        self.checker.before_instruction(warp, ins, lanes, sources, previous)
         self._found()
 
-    def ends(
+    def after_instruction(
         self,
         warp: Warp,
         ins: Instruction,
@@ -130,29 +130,31 @@ class _Watched:
         previous: Wait | None,
         results: Results | Wait,
     ) -> None:
-        self.checker.ends(warp, ins, lanes, sources, previous, results)
+        self.checker.after_instruction(warp, ins, lanes, sources, previous, results)
         self._found()
 
-    def submitted(self, operation: AsyncOperation) -> None:
-        self.checker.submitted(operation)
+    def on_submit(self, operation: AsyncOperation) -> None:
+        self.checker.on_submit(operation)
         self._found()
 
-    def landing(self, operation: AsyncOperation) -> None:
-        self.checker.landing(operation)
+    def before_landing(self, operation: AsyncOperation) -> None:
+        self.checker.before_landing(operation)
         self._found()
 
-    def used(self, warp: Warp, ins: Instruction, register: Register, writer: Writer | None) -> None:
-        self.checker.used(warp, ins, register, writer)
+    def on_register_use(
+        self, warp: Warp, ins: Instruction, register: Register, writer: Writer | None
+    ) -> None:
+        self.checker.on_register_use(warp, ins, register, writer)
         self._found()
 
-    def exited(self, warp: int) -> None:
-        self.checker.exited(warp)
+    def on_warp_exit(self, warp: int) -> None:
+        self.checker.on_warp_exit(warp)
 
-    def stuck(self) -> None:
-        self.checker.stuck()
+    def on_hang(self) -> None:
+        self.checker.on_hang()
 
-    def finish(self) -> None:
-        self.checker.finish()
+    def on_cta_end(self) -> None:
+        self.checker.on_cta_end()
 
 
 @dataclass(frozen=True, slots=True)
