@@ -15,7 +15,7 @@ from gdnbench.store.compression import Compression
 from gdnbench.store.layout import KEY
 
 
-class GrowingArray:
+class AppendArray:
     """Rows of one shape. At most one chunk of rows is in memory; `written` rows are in the store. Chunks in
     the store are complete: zarr puts files in place by rename."""
 

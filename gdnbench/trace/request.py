@@ -17,18 +17,18 @@ DEFAULT = "cta=0"
 @dataclass(frozen=True, slots=True)
 class TraceRequest:
     """Writes the values that `of` selects (see `Selection.parse`) to the trace at `path`, which `make_trace`
-    made: up to `limit` bytes before compression. `told` is called with progress if this process writes the
-    trace."""
+    made: up to `limit` bytes before compression. `on_progress` is called with progress if this process writes
+    the trace."""
 
     path: str
     of: str = DEFAULT
     limit: int = MAX_BYTES
-    told: Told | None = field(default=None, compare=False)
+    on_progress: Told | None = field(default=None, compare=False)
 
     def watch(self, labels: Mapping[str, Any] | None = None) -> Tracing:
         """The watch that records the launches from now on, after those that are in the store. `labels` are
         stored with each launch."""
-        writer = TraceWriter(Path(self.path), self.limit, self.told)
+        writer = TraceWriter(Path(self.path), self.limit, self.on_progress)
         return Tracing(writer, Selection.parse(self.of), labels or {})
 
     def as_json(self) -> dict[str, Any]:

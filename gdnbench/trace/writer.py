@@ -27,7 +27,7 @@ from gdnbench.store.arrays import write_array
 from gdnbench.store.compression import Chunking, Compression
 from gdnbench.store.files import FolderFiles
 from gdnbench.store.layout import FORMAT_VERSION, METADATA, METADATA_LIMIT, TRACE, group_json, parse_node
-from gdnbench.trace.append_array import GrowingArray
+from gdnbench.trace.append_array import AppendArray
 from gdnbench.trace.layout import (
     COLUMNS,
     EVENT_BYTES,
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from gdnbench.sim import Launch, Schedule
 
 MAX_BYTES = 1 << 30
-"""What a trace holds unless told, before compression: some 3,500,000 events of one register."""
+"""The default limit of a trace in bytes, before compression: some 3,500,000 events of one register."""
 
 Told = Callable[[str], None]
 """Called as events are recorded: how many the store has, in words."""
@@ -95,7 +95,7 @@ class TraceWriter:
 
     path: Path
     limit: int = MAX_BYTES
-    told: Told | None = None
+    on_progress: Told | None = None
     recorded: int = 0
     dropped: int = 0
     launches: int = 0
@@ -111,7 +111,7 @@ class TraceWriter:
             self._bytes += ours["bytes"]
             self.launches += 1
 
-    def takes(self, rows: int) -> bool:
+    def reserve_rows(self, rows: int) -> bool:
         """Reserve room for an event with so many registers. False if there is none."""
         size = EVENT_BYTES + ROW_BYTES * rows
         if self.dropped or self._bytes + size > self.limit:
@@ -150,8 +150,8 @@ class LaunchWriter:
     _heads: list[tuple[int, ...]] = field(default_factory=list)  # of `COLUMNS` and `ROW`
     _pieces: list[npt.NDArray[np.uint64]] = field(default_factory=list)
     _waiting: int = 0  # rows of `_pieces`
-    _columns: list[GrowingArray] = field(default_factory=list)
-    _values: GrowingArray | None = None
+    _columns: list[AppendArray] = field(default_factory=list)
+    _values: AppendArray | None = None
     _counts: npt.NDArray[np.uint64] = field(default_factory=lambda: np.zeros(0, np.uint64))  # rows by pc
     _attributes: dict[str, Any] = field(default_factory=dict)
 
@@ -192,7 +192,7 @@ class LaunchWriter:
         """Add one execution of an instruction, in the order of its warp. `values` belongs to the writer from
         now on."""
         rows = len(values)
-        if not self.store.takes(rows):
+        if not self.store.reserve_rows(rows):
             self.dropped += 1
             return
         self._pieces.append(values)
@@ -230,11 +230,11 @@ class LaunchWriter:
             # The last event of which some rows are still in memory, and those after it.
             missing = int((heads[:, -1] + self._counts[heads[:, 2]] > self._values.written).sum())
             self._commit(min(written, self.recorded - missing), end)
-        if self.store.told is not None:
-            self.store.told(f"{self.store.recorded:,} events")
+        if self.store.on_progress is not None:
+            self.store.on_progress(f"{self.store.recorded:,} events")
 
-    def _array(self, name: str, row: tuple[int, ...], dtype: str, chunk: int) -> GrowingArray:
-        return GrowingArray(self.store.path, f"{self.key}/{name}", row, dtype, chunk, {})
+    def _array(self, name: str, row: tuple[int, ...], dtype: str, chunk: int) -> AppendArray:
+        return AppendArray(self.store.path, f"{self.key}/{name}", row, dtype, chunk, {})
 
     def _sources(self, instructions: list[TracedInstruction]) -> dict[str, str]:
         """Digests of the Python files that the kernel's lines are of, as they are now; those that can be
