@@ -1,5 +1,4 @@
-"""What `sim` and `replay` share of `--explore`: the command to repeat a run, and how an exploration is
-printed."""
+"""What `explore` and `sim --explore` share: the command that repeats a run, and the table of runs."""
 
 from __future__ import annotations
 

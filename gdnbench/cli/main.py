@@ -17,6 +17,7 @@ from gdnbench.cli.compile import compile
 from gdnbench.cli.console import INTERRUPTED
 from gdnbench.cli.diff import diff
 from gdnbench.cli.doctor import doctor
+from gdnbench.cli.explore import explore
 from gdnbench.cli.git_bisect import NO_VERDICT, OPTION
 from gdnbench.cli.ls import ls
 from gdnbench.cli.merge import merge
@@ -30,6 +31,7 @@ from gdnbench.cli.sim import sim
 from gdnbench.cli.suite import suite
 from gdnbench.cli.synth import synth
 from gdnbench.cli.time import time
+from gdnbench.cli.trace import trace
 from gdnbench.cli.upload import upload
 from gdnbench.cli.verify import verify
 from gdnbench.errors import Exit, GdnbenchError
@@ -52,7 +54,11 @@ app = typer.Typer(
 FOREIGN_WORDS = {"allow_extra_args": True, "ignore_unknown_options": True}  # the operation's own options
 
 app.command()(capture)
-for command in (ls, show, replay, suite, diff, report, time, verify, sim, upload, prune, merge, share):
+COMMANDS = (
+    *(ls, show, replay, explore, trace, suite, diff, report, time, verify, sim),
+    *(upload, prune, merge, share),
+)
+for command in COMMANDS:
     app.command()(reader_may_leave(command))
 app.command(context_settings=FOREIGN_WORDS)(reader_may_leave(synth))
 app.command(context_settings=FOREIGN_WORDS)(reader_may_leave(compile))
@@ -70,7 +76,7 @@ def print_version(wanted: bool) -> None:
 @app.callback()
 def options(
     version: bool = typer.Option(
-        False, "--version", callback=print_version, is_eager=True, help="Say which."
+        False, "--version", callback=print_version, is_eager=True, help="Print the version and exit."
     ),
 ) -> None:
     """Runs before every command; holds the options of `gdnbench` itself."""
@@ -97,10 +103,24 @@ def run() -> None:
     sys.exit(status or Exit.PASS)
 
 
+MOVED = {
+    ("replay", "--explore"): "gdnbench explore STORE --schedules N",
+    ("replay", "--shapes"): "gdnbench explore STORE --shapes N",
+    ("replay", "--trace"): "gdnbench trace STORE OUT",
+    ("replay", "--of"): "gdnbench trace STORE OUT --select CONDITIONS",
+    ("replay", "--trace-limit"): "gdnbench trace STORE OUT --limit MIB",
+    ("sim", "--of"): "gdnbench sim FUNCTION --trace OUT --select CONDITIONS",
+}
+"""Options of earlier releases, by command, and what to type now."""
+
+
 def _usage(error: Exception) -> str:
     """What is wrong with the command line, and the help to read; empty where the help was printed."""
     message = error.format_message()  # type: ignore[attr-defined]  # see UsageError
     context = getattr(error, "ctx", None)
+    moved = MOVED.get((getattr(context, "info_name", ""), getattr(error, "option_name", "")))
+    if moved is not None:
+        return f"{error.option_name} has moved: {moved}"  # type: ignore[attr-defined]  # of NoSuchOption
     if not message or context is None:
         return str(message)
     return f"{message.rstrip('.')}; see {context.command_path} --help"

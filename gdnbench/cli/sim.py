@@ -23,7 +23,7 @@ from gdnbench.cli.checking import (
 from gdnbench.cli.console import print_json, progress, table
 from gdnbench.cli.exploring import EXPLORE, conclude, refuse_with, typed, varied
 from gdnbench.cli.sim_call import TextCall, tensors_of
-from gdnbench.cli.tracing import LIMIT, OF, TRACE, trace_to
+from gdnbench.cli.tracing import LIMIT, SELECT, TRACE, trace_to
 from gdnbench.errors import BadInputError, Exit
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def sim(
         Path | None, typer.Option(help="Write a timeline of the warps for Perfetto; profiles too.")
     ] = None,
     trace: Annotated[Path | None, typer.Option(help=TRACE)] = None,
-    of: Annotated[str | None, typer.Option(help=OF)] = None,
+    select: Annotated[str | None, typer.Option(help=SELECT)] = None,
     trace_limit: Annotated[int | None, typer.Option(min=1, help=LIMIT)] = None,
     check: Annotated[bool, typer.Option("--check", help=CHECK)] = False,
     accept: Annotated[Path | None, typer.Option(help=ACCEPT)] = None,
@@ -132,7 +132,7 @@ def sim(
     with (
         progress("sim") as advance,
         contextlib.redirect_stdout(sys.stderr),
-        trace_to(trace, of, trace_limit, advance.say) as tracing,
+        trace_to(trace, select, trace_limit, advance.say) as tracing,
     ):
         watch = None if tracing is None else tracing.watch()
         settings = Settings(

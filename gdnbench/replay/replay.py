@@ -173,7 +173,7 @@ def replay_options(
     if check and on != SIM:
         raise BadInputError(f"--check is done by the simulator: --on {SIM}, not {on}")
     if trace is not None and on != SIM:
-        raise BadInputError(f"--trace is written by the simulator: --on {SIM}, not {on}")
+        raise BadInputError(f"a value trace is written by the simulator: on {SIM}, not {on}")
     kernels.check_name(kernel, on)
     if against not in (ORACLE, RECORDED):
         kernels.check_name(against)

@@ -72,7 +72,7 @@ def open_trace(path: Address) -> Iterator[Trace]:
     with _opened(path) as files:
         ours = _root(files)
         if ours.get("kind") != TRACE:
-            raise StoreError(f"{path} is no value trace; `gdnbench sim --trace` writes one")
+            raise StoreError(f"{path} is no value trace; `gdnbench trace` writes one")
         version = ours.get("trace_version")
         if version != TRACE_VERSION or ours.get("format_version") != FORMAT_VERSION:
             raise StoreError(

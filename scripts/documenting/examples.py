@@ -57,6 +57,13 @@ EXAMPLES = {
             "gdnbench replay run.zarr --kernel sm100 --on cuda --workers 0",
         ),
     ),
+    "gdnbench explore": Example(
+        "replay.md", ("gdnbench explore run.zarr 3 --kernel sm100 --schedules 20 --shapes 5 --check",)
+    ),
+    "gdnbench trace": Example(
+        "trace.md",
+        ('gdnbench trace run.zarr a.zarr 3 --kernel sm100 --select "cta=0 warp=4 class=load,store"',),
+    ),
     "gdnbench suite": Example("ci.md", ("gdnbench suite suites/captures.toml --entry '*.sim' -o results",)),
     "gdnbench baseline update": Example(
         "ci.md",

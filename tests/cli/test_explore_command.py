@@ -1,4 +1,4 @@
-"""`--explore` of `gdnbench sim` and `gdnbench replay`: what is tried, what is printed, and that the commands
+"""`gdnbench explore` and `gdnbench sim --explore`: what is tried, what is printed, and that the commands
 which repeat a run do."""
 
 from __future__ import annotations
@@ -247,12 +247,16 @@ def test_refusals_of_sim(gdnbench: Invoke, kernels: Path, options: tuple[str, ..
     assert message in result.err
 
 
+def explored(gdnbench: Invoke, store: Path, kernel: str, *options: object) -> Any:
+    return gdnbench("explore", store, "--kernel", kernel, *options)
+
+
 def replayed(gdnbench: Invoke, store: Path, kernel: str, *options: object) -> Any:
     return gdnbench("replay", store, "--kernel", kernel, "--on", "sim", *options)
 
 
 def test_records_and_smaller_calls(gdnbench: Invoke, kernels: Path, decodes: Path) -> None:
-    result = replayed(gdnbench, decodes, f"{kernels}:decode", "--explore", "3", "--shapes", "2", "--check")
+    result = explored(gdnbench, decodes, f"{kernels}:decode", "--schedules", "3", "--shapes", "2", "--check")
     assert (result.code, result.err) == (0, "")
     shapes = [line.rsplit(maxsplit=3) for line in result.out.splitlines()[2:-1]]
     assert [row[1:] for row in shapes] == [["3", "equal", "pass"]] * 6
@@ -264,8 +268,8 @@ def test_records_and_smaller_calls(gdnbench: Invoke, kernels: Path, decodes: Pat
 
 
 def test_a_record_whose_bits_depend_on_the_schedule(gdnbench: Invoke, kernels: Path, decodes: Path) -> None:
-    asked = (decodes, f"{kernels}:racy_decode", "--explore", "20", "--shapes", "1", "--check", "--json")
-    data = json.loads(replayed(gdnbench, *asked).out)
+    asked = (decodes, f"{kernels}:racy_decode", "--schedules", "20", "--shapes", "1", "--check", "--json")
+    data = json.loads(explored(gdnbench, *asked).out)
     assert not data["ok"]
     assert len(data["shapes"]) == 4
     assert all(shape["difference"]["tensor"] == "o" for shape in data["shapes"])
@@ -280,7 +284,7 @@ def test_a_record_whose_bits_depend_on_the_schedule(gdnbench: Invoke, kernels: P
 
 
 def test_numbers_are_judged_once_for_each_shape(gdnbench: Invoke, kernels: Path, decodes: Path) -> None:
-    result = replayed(gdnbench, decodes, f"{kernels}:wrong_decode", "--explore", "2", "--shapes", "0")
+    result = explored(gdnbench, decodes, f"{kernels}:wrong_decode", "--schedules", "2", "--shapes", "0")
     assert result.code == 1
     assert "record 0     2  equal  FAIL" in result.out
     assert result.out.count("under late: numeric mismatch: o: ") == 2
@@ -297,11 +301,14 @@ def test_a_run_is_repeated_by_its_schedule(gdnbench: Invoke, kernels: Path, deco
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--on", "cpu", "--explore", "2"), "--explore tries schedules of the simulator: --on sim, not cpu"),
+        (("--on", "sim", "--explore", "2"), "--explore has moved: gdnbench explore STORE --schedules N"),
+        (("--explore=2",), "--explore has moved: gdnbench explore STORE --schedules N"),
         (("--on", "cpu", "--schedule", "late"), "repeat a run of the simulator: --on sim, not cpu"),
-        (("--on", "sim", "--shapes", "2"), "give --explore too"),
+        (("--on", "sim", "--shapes", "2"), "--shapes has moved: gdnbench explore STORE --shapes N"),
+        (("--on", "sim", "--trace", "t.zarr"), "--trace has moved: gdnbench trace STORE OUT"),
+        (("--of", "cta=1"), "--of has moved: gdnbench trace STORE OUT --select CONDITIONS"),
+        (("--trace-limit", "9"), "--trace-limit has moved: gdnbench trace STORE OUT --limit MIB"),
         (("--on", "sim", "--shape", "2"), "--shape is made of one record, not 2: name it"),
-        (("--on", "sim", "--explore", "2", "--against", "recorded"), "it does not go with --against"),
         (("--on", "sim", "--schedule", "nosuch"), "nosuch"),
         (("--on", "sim", "--schedule", "late", "--isolate"), "leave --isolate out"),
     ],

@@ -68,6 +68,6 @@ def test_a_pipe_of_ascii_gets_ascii(prefills: Path) -> None:
 
 
 def test_traces_and_exploration_have_none(gdnbench: Invoke, prefills: Path) -> None:
-    result = gdnbench("replay", prefills, "--on", "sim", "--explore", 2, "--heatmap")
+    result = gdnbench("explore", prefills, "--kernel", "sm100", "--heatmap")
     assert result.code == 2
     assert "--heatmap" in result.err

@@ -1,4 +1,4 @@
-"""`gdnbench sim --trace`, `replay --trace` and `gdnbench diff` of what they wrote."""
+"""`gdnbench trace`, `gdnbench sim --trace` and `gdnbench diff` of what they wrote."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_the_planted_line_is_named_across_versions(gdnbench: Invoke, tmp_path: P
     traces = {}
     for name, edits in (("a", ()), ("b", (COMMENT, PLANTED)), ("c", (COMMENT,))):
         file, traces[name] = version(tmp_path, name, *edits), tmp_path / f"{name}.zarr"
-        done = gdnbench("sim", f"{file}:twice", "--trace", traces[name], "--of", "all")
+        done = gdnbench("sim", f"{file}:twice", "--trace", traces[name], "--select", "all")
         assert done.code == 0, done.err
         # Both launches: the one that is made on the way, and the one that is returned.
         assert "events of 2 launches in " in done.err
@@ -79,10 +79,10 @@ def test_the_planted_line_is_named_across_versions(gdnbench: Invoke, tmp_path: P
 
 def test_a_selection_of_nothing_that_ran_is_told(gdnbench: Invoke, tmp_path: Path) -> None:
     done = gdnbench(
-        "sim", f"{version(tmp_path, 'a')}:twice", "--trace", tmp_path / "t.zarr", "--of", "cta=0 warp=77"
+        "sim", f"{version(tmp_path, 'a')}:twice", "--trace", tmp_path / "t.zarr", "--select", "cta=0 warp=77"
     )
     assert done.code == 0, done.err
-    assert "nothing that ran is among what --of asks for\n" in done.err
+    assert "--select matches no instruction that ran\n" in done.err
     assert "0 events of 2 launches" in done.err
 
 
@@ -100,8 +100,7 @@ def test_a_replay_is_traced_wherever_it_runs(
 ) -> None:
     path = tmp_path / "t.zarr"
     kernel = f"{version(tmp_path, 'a')}:kernel"
-    options = ("--kernel", kernel, "--on", "sim", isolate, "--trace", path, "--of", "cta=1 class=store")
-    done = gdnbench("replay", store, *options)
+    done = gdnbench("trace", store, path, "--kernel", kernel, isolate, "--select", "cta=1 class=store")
     assert done.code in (0, 1), done.err  # its outputs are nobody's
     assert f"4 events of 2 launches in {path}" in done.err  # two warps each
     with open_trace(path) as trace:
@@ -118,9 +117,9 @@ def test_a_replay_is_traced_wherever_it_runs(
 
 def test_what_is_not_traced_is_not_written(gdnbench: Invoke, store: Path, tmp_path: Path) -> None:
     path = tmp_path / "t.zarr"
-    refused = gdnbench("replay", store, "--kernel", "torch", "--trace", path)
-    assert refused.code == 2
-    assert "--on sim" in refused.err
+    missing = gdnbench("trace", store, path)
+    assert missing.code == 2
+    assert "--kernel" in missing.err
     assert not path.exists()
     nothing = gdnbench("sim", f"{version(tmp_path, 'a')}:missing", "--trace", path)
     assert nothing.code == 2

@@ -38,10 +38,8 @@ def ended(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) ->
     "options",
     [
         ("--time",),
-        ("--trace", "t.zarr", "--on", "sim"),
         ("--schedule", "late", "--on", "sim"),
         ("--shape", "0", "--on", "sim"),
-        ("--explore", "2", "--on", "sim"),
         ("--scheduler", "tcp://127.0.0.1:1"),
     ],
     ids=lambda options: options[0],

@@ -195,7 +195,7 @@ def test_what_was_cut_is_no_difference_and_is_said(traced: Traced) -> None:
 def test_a_trace_of_nothing_is_not_taken_for_an_equal_one(traced: Traced) -> None:
     every, none = traced("a", X), traced("b", X, of="warp=7")
     for one, other in ((every, none), (none, every), (none, none)):
-        with pytest.raises(BadInputError, match=r"nothing in common: no events in \S*b\b.* --of"):
+        with pytest.raises(BadInputError, match=r"nothing in common: no events in \S*b\b.* --select"):
             compared(one, other)
 
 

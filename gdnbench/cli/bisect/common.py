@@ -27,8 +27,6 @@ SHOWN = ("json",)
 """Arguments that say how an answer is printed and not what is asked."""
 STATE_HELP = "Where bisections and verdicts are kept. Default: .gdnbench/bisect."
 
-StoreArgument = Annotated[str, typer.Argument(help="A store: folder, .zip or URL.")]
-RecordsArgument = Annotated[str | None, typer.Argument(help="Which records, like 0,3-5; all if left out.")]
 KernelOption = Annotated[
     str, typer.Option(help="A listed kernel, package.module:function or FILE.py:function.")
 ]

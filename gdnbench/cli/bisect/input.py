@@ -15,7 +15,6 @@ from gdnbench.cli.bisect.common import (
     KernelOption,
     OnOption,
     StateOption,
-    StoreArgument,
     TolOption,
     begun,
     finish,
@@ -23,6 +22,7 @@ from gdnbench.cli.bisect.common import (
 )
 from gdnbench.cli.console import table
 from gdnbench.cli.judging import tolerance
+from gdnbench.cli.record_options import StoreArgument
 from gdnbench.errors import BadInputError, Exit
 from gdnbench.record_numbers import record_numbers
 from gdnbench.store.address import absolute, folder_to_write

@@ -7,15 +7,9 @@ from typing import Annotated
 
 import typer
 
-from gdnbench.cli.bisect.common import (
-    FreshOption,
-    JsonOption,
-    StateOption,
-    StoreArgument,
-    begun,
-    finish,
-)
+from gdnbench.cli.bisect.common import FreshOption, JsonOption, StateOption, begun, finish
 from gdnbench.cli.judging import tolerance as limits
+from gdnbench.cli.record_options import StoreArgument
 from gdnbench.store.address import absolute
 
 _VERSION = "of the kernel: package.module:function or FILE.py:function."

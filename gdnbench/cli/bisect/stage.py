@@ -12,14 +12,13 @@ from gdnbench.cli.bisect.common import (
     JsonOption,
     KernelOption,
     OnOption,
-    RecordsArgument,
     StateOption,
-    StoreArgument,
     begun,
     finish,
 )
 from gdnbench.cli.console import table
 from gdnbench.cli.judging import tolerance
+from gdnbench.cli.record_options import RecordsArgument, StoreArgument
 from gdnbench.record_numbers import record_numbers
 from gdnbench.store.address import absolute
 

@@ -95,7 +95,7 @@ def compare(a: Trace, b: Trace, bound: Bound, progress: Progress | None = None) 
     comparison = TraceComparison(a, b, bound, tuple(found), tuple(unpaired))
     if comparison.equal and not any(one.aligned for one in found):
         empty = [str(trace.path) for trace in (a, b) if not any(one.events for one in trace.launches)]
-        why = f": no events in {' and '.join(empty)}, select others with --of" if empty else ""
+        why = f": no events in {' and '.join(empty)}, select others with --select" if empty else ""
         raise BadInputError(f"{a.path} and {b.path} have nothing in common{why}")
     return comparison
 

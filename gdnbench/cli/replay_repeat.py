@@ -1,4 +1,4 @@
-"""`--explore` of `gdnbench replay`, and the run of it that `--schedule` and `--shape` repeat."""
+"""`gdnbench replay --schedule --shape`: one run of `gdnbench explore` again."""
 
 from __future__ import annotations
 
@@ -6,19 +6,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
-from gdnbench.cli.console import progress
 from gdnbench.errors import BadInputError
 
 if TYPE_CHECKING:
-    from gdnbench.judge.rule import Rule
-    from gdnbench.replay.explore import Command
-    from gdnbench.sim.explore import Exploration
     from gdnbench.store.reader import Store
 
-SHAPES = 3
-SCHEDULE_HELP = "With --on sim: late, early or random:SEED; what --explore ran, in this process."
-SHAPE_HELP = "With --on sim: the smaller call that --explore made of the record by this seed."
-SHAPES_HELP = f"With --explore: how many smaller calls are made of each record. Default {SHAPES}."
+SCHEDULE_HELP = "Simulate under this schedule, in this process: late, early or random:SEED."
+SHAPE_HELP = "Simulate the smaller call that `gdnbench explore` made of the record with this seed."
 
 
 def check_repeated(on: str, schedule: str | None, shape: int | None, isolate: bool | None) -> None:
@@ -51,33 +45,3 @@ def repeated(
             raise BadInputError(f"--shape is made of one record, not {len(chosen)}: name it")
         small, _ = stack.enter_context(smaller_record(store.records[chosen[0]], shape))
         yield small, None
-
-
-def explore_store(
-    store: Store,
-    numbers: Sequence[int],
-    kernel: str,
-    rule: Rule,
-    count: int,
-    shapes: int,
-    command: Command,
-    *,
-    stages: bool,
-    check: bool,
-) -> Exploration:
-    from gdnbench.replay.explore import explore_records
-    from gdnbench.sim.explore import fresh_seed, schedules
-
-    with progress("explore") as advance:
-        return explore_records(
-            store,
-            numbers,
-            kernel=kernel,
-            schedules=schedules(count),
-            seeds=[fresh_seed() for _ in range(shapes)],
-            rule=rule,
-            command=command,
-            stages=stages,
-            check=check,
-            told=advance,
-        )

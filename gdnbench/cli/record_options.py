@@ -1,0 +1,70 @@
+"""Arguments and options that commands on recorded calls share, and the panels of `--help`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+KERNEL_PANEL = "Kernel and records"
+JUDGE_PANEL = "Verdict"
+SIM_PANEL = "Simulator (--on sim)"
+PROCESS_PANEL = "Processes"
+TIME_PANEL = "Time"
+OUTPUT_PANEL = "Output"
+
+KERNELS = "reference, torch, hf, sm100, package.module:function or FILE.py:function."
+
+StoreArgument = Annotated[str, typer.Argument(help="A store: folder, .zip or URL.")]
+RecordsArgument = Annotated[
+    str | None, typer.Argument(help="Records to take, for example 0,3-5. Default: all records.")
+]
+OpOption = Annotated[
+    str | None, typer.Option(help="Take only records of this operation.", rich_help_panel=KERNEL_PANEL)
+]
+AgainstOption = Annotated[
+    str,
+    typer.Option(help="Compare with reference, recorded, or another kernel.", rich_help_panel=KERNEL_PANEL),
+]
+SimulatedKernelOption = Annotated[
+    str, typer.Option(help=f"Kernel to simulate: {KERNELS}", rich_help_panel=KERNEL_PANEL)
+]
+FactorsOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Pass at an error of K times torch's, or TENSOR=K for one tensor; may repeat. Default: 2.",
+        rich_help_panel=JUDGE_PANEL,
+    ),
+]
+TolOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Pass at this difference instead: ABS or ABS,REL, for example 1e-3,1e-2.",
+        rich_help_panel=JUDGE_PANEL,
+    ),
+]
+BitwiseOption = Annotated[
+    bool, typer.Option("--bitwise", help="Pass only if every bit is equal.", rich_help_panel=JUDGE_PANEL)
+]
+StagesOption = Annotated[
+    bool,
+    typer.Option(
+        "--stages",
+        help="Also judge the stages that the kernel shows between inputs and outputs.",
+        rich_help_panel=JUDGE_PANEL,
+    ),
+]
+IsolateOption = Annotated[
+    bool | None,
+    typer.Option(
+        help="Run the kernel in a process of its own. Default: yes for functions of yours, and on cuda.",
+        rich_help_panel=PROCESS_PANEL,
+    ),
+]
+TimeoutOption = Annotated[
+    float | None,
+    typer.Option(help="Seconds after which a record counts as hung.", rich_help_panel=PROCESS_PANEL),
+]
+JsonOption = Annotated[
+    bool, typer.Option("--json", help="Print one JSON object, no table.", rich_help_panel=OUTPUT_PANEL)
+]
