@@ -1,6 +1,7 @@
-"""A few tokens of a sequence on one state, S [V, K] of fp32 or bf16, in place. CuTe DSL, sm_90a and sm_100a.
+"""Decode: FLA's and vLLM's `fused_recurrent_gated_delta_rule`. CuTe DSL, sm_90a and sm_100a.
 
-Of each token, with n(x) = (sum x^2 + 1e-6) ** -0.5, or 1 where q and k come normalised:
+Applies S tokens of a sequence to its state S [V, K], fp32 or bf16, in place. For each token, with
+n(x) = (sum x^2 + 1e-6) ** -0.5, or 1 where q and k come normalised:
 
     alpha = exp(g)                                   g = -exp(A_log) softplus(a + dt_bias) where gates are raw
     beta                                             = beta_max sigmoid(b) where they are
@@ -8,7 +9,7 @@ Of each token, with n(x) = (sum x^2 + 1e-6) ** -0.5, or 1 where q and k come nor
     o     = scale alpha n(q) (S q) + scale n(k) n(q) (k . q) u
     S'    = alpha S + n(k) u k^T
 
-which is scale S' n(q) q in one pass over S: S k, S q and k . q are all sums over the state as it came. S is
+o equals scale S' n(q) q, in one pass over S: S k, S q and k . q are all sums over the old state. S is
 fp32 in registers from the first token to the last, and rounded to its dtype where it is stored.
 
     tensor                      shape             dtype                rows
@@ -24,20 +25,20 @@ CTA (x, y) has rows x % tiles of value head x / tiles of sequence y, in `passes`
 a warp has 4 `rows` rows of the state, a group of 8 lanes `rows` of them, and a lane 16 elements of each: of
 every 128 bytes of a row the same 16. Nothing is shared between warps.
 
-    who         does                                                     waits for
-    lane t      slot, gates of token t; shuffles give them to the warp   its loads
-    every lane  brings 16 bytes of each token's q or k by `cp.async`     nothing; told to `landed`
-    every lane  asks for its 16 bytes of every 128 of its rows           the slot that is read, gates' inputs
-    every lane  gates, norms and k . q                                   `landed`
-    every lane  sums over 16 elements, one after another; then over 8    its rows
-                lanes in pairs of pairs; updates and stores
+    who         does                                                        waits for
+    lane t      loads slot and gate inputs of token t; shuffles share them  its loads
+    every lane  copies 16 bytes of each token's q or k by `cp.async`        nothing; arrives at `qkv_barrier`
+    every lane  loads its 16 bytes of every 128 of its rows                 the slot to read, the gate inputs
+    every lane  computes gates, norms and k . q                             `qkv_barrier`
+    every lane  sums over 16 elements in order, then over the 8 lanes of a  its rows
+                group as a tree; updates the state and stores it
 
-The slot, the operands and what the gates are made of are asked for together, the rows as soon as the slot is
-there, and what does not take the rows is done while they are on their way. A padding sequence goes the same
-way with predicated loads up to there, and leaves.
+The slot, the operands and the gate inputs are loaded together, the rows as soon as the slot is known. What
+does not depend on the rows is computed while they are in flight. A padding sequence takes the same path with
+predicated loads up to the update, then exits.
 
-A row's bits depend on its sequence, head and row alone: not on B, on the plan, on the architecture or on who
-runs first. NaN of a sequence shows in its own rows alone. Limits: S <= 8, B <= 65,535, slots in the pool; S k
+A row's bits depend on its sequence, head and row alone: not on B, the plan, the architecture or the order of
+CTAs. A NaN in a sequence reaches its own rows alone. Limits: S <= 8, B <= 65,535, slots in the pool; S k
 and S q with q and k as they come must be floats, which of raw ones asks more than of normalised ones.
 """
 
@@ -64,26 +65,59 @@ from gdnbench_kernels.plan import BARRIER_BYTES, WARP
 I32, I64, F32 = cutlass.Int32, cutlass.Int64, cutlass.Float32
 
 CHUNK = 16
-"""Bytes that a lane moves at once."""
-AT_ONCE = 2
-"""Rows of a lane whose elements are floats at once, of those that came as bf16: registers for more of them
-would be bytes that are not in flight."""
+"""Bytes of one load, store or cp.async of a lane."""
+ROWS_AT_ONCE = 2
+"""Rows that a lane widens from bf16 to floats at a time. Widening more rows takes registers, hence occupancy,
+hence bytes in flight."""
 TILE_ALIGN = 128
-"""Bytes: a row of bf16 and more begin in the first bank."""
-DRIVERS_CHOICE = -1
-"""Of how much of the L1 cache is shared memory. Host code that is compiled ahead sets no other; without it
-the compiler asks the device, and there may be none."""
+"""Bytes. Every tile starts in the first shared-memory bank."""
+DRIVER_DEFAULT = -1
+"""Shared-memory carveout: the driver's default. Ahead-of-time compilation requires a fixed value: without one
+the compiler queries the device, and there may be none."""
 NORM_EPS = 1e-6
 BF16 = 2
 """Bytes of an element of q, k, v and o."""
 
 
 @dataclass(frozen=True)
-class Item:
-    """What a thread does: rows `row` .. of value head `head` of a sequence, `part` of 8 of each; and its
-    place: lane `lane` of a warp whose rows begin at `first_row`. `operands` is where the warp's q, k and v
-    lie in shared memory, and `landed` the mbarrier that says when they do; `tile` and `arrived` are those
-    of the warp's rows of the state, where these go through shared memory."""
+class Taps:
+    """Float32 tensors that the builds of kernel_sm90_taps.py store to or load from."""
+
+    alpha: cute.Tensor  # [B, S, Hv]
+    beta: cute.Tensor  # [B, S, Hv]
+    delta: cute.Tensor  # [B, S, Hv, 128]
+
+
+@dataclass(frozen=True)
+class KernelParams:
+    """The kernel's parameters, in the order of the program's; the table above has shapes and dtypes."""
+
+    q: cute.Tensor
+    k: cute.Tensor
+    v: cute.Tensor
+    g: cute.Tensor
+    beta: cute.Tensor
+    A_log: cute.Tensor | None
+    dt_bias: cute.Tensor | None
+    state: cute.Tensor
+    state_indices: cute.Tensor
+    num_accepted: cute.Tensor | None
+    read_indices: cute.Tensor | None
+    o: cute.Tensor
+    taps: Taps | None
+    scale: cutlass.Float32
+    beta_max: cutlass.Float32
+
+
+@dataclass(frozen=True)
+class WorkTile:
+    """The work of one thread: rows `row` .. of a value head's state, eighth `part` of each row.
+
+    The thread is lane `lane` of a warp whose rows start at `first_row`. `operands` is the shared-memory
+    address of the warp's q, k and v; the mbarrier `qkv_barrier` completes when they have landed. Where the
+    state goes through shared memory, `tile` is the address of the warp's rows and `state_barrier` their
+    mbarrier.
+    """
 
     sequence: cutlass.Int32
     head: cutlass.Int32
@@ -92,15 +126,15 @@ class Item:
     part: cutlass.Int32
     lane: cutlass.Int32
     operands: cutlass.Int32
-    landed: cute.Pointer
+    qkv_barrier: cute.Pointer
     tile: cutlass.Int32
-    arrived: cute.Pointer
+    state_barrier: cute.Pointer
 
 
 @dataclass(frozen=True)
 class Gates:
-    """Floats, of the token that a lane looks after: g or a, beta or b; of the head A_log and dt_bias, None
-    where gates are not raw."""
+    """Inputs of the gates, as floats: g or a, and beta or b, of this lane's token; A_log and dt_bias of the
+    head, None unless gates are raw."""
 
     g: Any
     beta: Any
@@ -110,20 +144,19 @@ class Gates:
 
 @dataclass(frozen=True)
 class Factors:
-    """Floats that a token multiplies with: alpha; alpha n(k); scale alpha n(q); scale n(k) n(q) k . q;
-    n(k); beta."""
+    """A token's scalars: alpha; alpha n(k); scale alpha n(q); scale n(k) n(q) k . q; n(k); beta."""
 
     alpha: Any
-    of_sk: Any
-    of_sq: Any
-    of_u: Any
-    of_k: Any
+    sk_factor: Any
+    sq_factor: Any
+    u_factor: Any
+    k_factor: Any
     beta: Any
 
 
 @dataclass(frozen=True)
 class Token:
-    """This lane's elements of q and k, floats, and the factors."""
+    """This lane's elements of a token's q and k as floats, and the token's factors."""
 
     queries: list[Any]
     keys: list[Any]
@@ -131,11 +164,12 @@ class Token:
 
 
 class StateUpdate:
-    """The kernel for S = `tokens`, a dtype of the state, forms of the gate and of q and k, and a plan."""
+    """The kernel for S = `tokens` with a state dtype, a form of the gate and of q and k, and a plan."""
 
-    asks_ahead = False
-    """Whether a pass is asked for before the one in front of it is worked on. Of loads to registers it is
-    not: sums would wait for both, whose counters an assembler shares with shuffles."""
+    loads_next_pass_early = False
+    """Whether the state of the next pass is loaded before the current pass is computed. Not with loads to
+    registers: ptxas lets them share a scoreboard with the shuffles of the sums, and each sum would then wait
+    for the next pass's state too."""
 
     def __init__(
         self, tokens: int, group: int, state_dtype: str, gate: str, qk: str, plan: DecodePlan
@@ -148,10 +182,10 @@ class StateUpdate:
         self.raw_gate = gate == "raw"
         self.raw_qk = qk == "raw"
         self.plan = plan
-        self.together = CHUNK // self.size
+        self.chunk_elements = CHUNK // self.size
         """Elements of a chunk."""
-        self.chunks = LANE_ELEMENTS // self.together
-        self.kind = F32 if self.size == 4 else I32
+        self.chunks = LANE_ELEMENTS // self.chunk_elements
+        self.word_type = F32 if self.size == 4 else I32
 
     @cute.jit
     def __call__(
@@ -172,7 +206,7 @@ class StateUpdate:
         beta_max: cutlass.Float32,
         stream: cuda.CUstream,
     ) -> None:
-        self.kernel(
+        params = KernelParams(
             q,
             k,
             v,
@@ -185,9 +219,11 @@ class StateUpdate:
             num_accepted,
             read_indices,
             o,
+            None,
             scale,
             beta_max,
-        ).launch(**self.launch(v, stream))
+        )
+        self.kernel(params).launch(**self.launch(v, stream))
 
     def launch(self, v: cute.Tensor, stream: cuda.CUstream) -> dict[str, Any]:
         """How the kernel is launched."""
@@ -196,118 +232,69 @@ class StateUpdate:
             "block": (self.plan.threads, 1, 1),
             "stream": stream,
             "min_blocks_per_mp": self.plan.ctas_per_sm,
-            "preferred_smem_carveout": DRIVERS_CHOICE,
+            "preferred_smem_carveout": DRIVER_DEFAULT,
             "use_pdl": self.plan.pdl,
         }
 
     @cute.kernel
-    def kernel(
-        self,
-        q: cute.Tensor,
-        k: cute.Tensor,
-        v: cute.Tensor,
-        g: cute.Tensor,
-        beta: cute.Tensor,
-        A_log: cute.Tensor,
-        dt_bias: cute.Tensor,
-        state: cute.Tensor,
-        state_indices: cute.Tensor,
-        num_accepted: cute.Tensor,
-        read_indices: cute.Tensor,
-        o: cute.Tensor,
-        scale: cutlass.Float32,
-        beta_max: cutlass.Float32,
-    ) -> None:
-        self.run(
-            q,
-            k,
-            v,
-            g,
-            beta,
-            A_log,
-            dt_bias,
-            state,
-            state_indices,
-            num_accepted,
-            read_indices,
-            o,
-            scale,
-            beta_max,
-        )
+    def kernel(self, params: KernelParams) -> None:
+        self.decode(params)
 
     @cute.jit
-    def run(
-        self,
-        q: cute.Tensor,
-        k: cute.Tensor,
-        v: cute.Tensor,
-        g: cute.Tensor,
-        beta: cute.Tensor,
-        A_log: cute.Tensor,
-        dt_bias: cute.Tensor,
-        state: cute.Tensor,
-        state_indices: cute.Tensor,
-        num_accepted: cute.Tensor,
-        read_indices: cute.Tensor,
-        o: cute.Tensor,
-        scale: cutlass.Float32,
-        beta_max: cutlass.Float32,
-    ) -> None:
-        """What a thread does."""
-        item = self.item()
-        self.set_up(item)
+    def decode(self, params: KernelParams) -> None:
+        """One thread's part of the kernel: load, gates, update, store."""
+        work = self.work_tile()
+        self.init_barriers(work)
         if cutlass.const_expr(self.plan.pdl):
-            # In this order: what starts behind this kernel finds done all that came before it.
+            # Wait first, then launch: the next kernel must find everything before this kernel done.
             cute.arch.griddepcontrol_wait()
             cute.arch.griddepcontrol_launch_dependents()
-        slots, read = self.slots(item, state_indices, num_accepted, read_indices)
-        self.bring(item, q, k, v)
-        given = self.bring_gates(item, g, beta, A_log, dt_bias)
-        asked = self.ask(item, self.ahead(read, given), state)
-        gates = self.seen(item, self.gates(given, beta_max))
-        # A wait that is a loop: of one that is an instruction a compiler would make the first.
-        cute.arch.mbarrier_wait(item.landed, 0)
-        first = self.token(item, 0, gates, scale)
+        slots, read = self.slots(work, params)
+        self.load_qkv_async(work, params)
+        given = self.load_gates(work, params)
+        loaded = self.load_state(work, self.order_after_gates(read, given), params.state)
+        gates = self.tap_gates(work, self.gates(given, params.beta_max), params.taps)
+        # mbarrier_wait spins in a loop. ptxas would hoist a single wait instruction above the state loads.
+        cute.arch.mbarrier_wait(work.qkv_barrier, 0)
+        first = self.token(work, 0, gates, params.scale)
         if read >= 0:
-            self.update(item, slots, read, gates, first, asked, scale, state, o)
+            self.update_state(work, slots, read, gates, first, loaded, params)
 
     @cute.jit
-    def update(
+    def update_state(
         self,
-        item: Item,
+        work: WorkTile,
         slots: Any,
         read: Any,
         gates: tuple[Any, Any],
         first: Token,
-        asked: Any,
-        scale: Any,
-        state: cute.Tensor,
-        o: cute.Tensor,
+        loaded: Any,
+        params: KernelParams,
     ) -> None:
-        """All tokens, of which the first is ready, on all rows, of which those of the first pass were asked
-        for."""
+        """Apply all tokens to all rows, pass by pass. `first` is the first token's, already computed;
+        `loaded` is the state of the first pass, already on its way."""
         for turn in cutlass.range_constexpr(self.plan.passes):
-            here, own = self.of_pass(item, turn), asked
+            here, own = self.pass_tile(work, turn), loaded
             following = turn + 1 < self.plan.passes
-            if cutlass.const_expr(following and self.asks_ahead):
-                asked = self.ask(self.of_pass(item, turn + 1), read, state)
-            rows = self.take(here, own)
+            if cutlass.const_expr(following and self.loads_next_pass_early):
+                loaded = self.load_state(self.pass_tile(work, turn + 1), read, params.state)
+            rows = self.unpack_state(here, own)
             before: list[Any] = []
             for number in cutlass.range_constexpr(self.tokens):
-                token = first if number == 0 else self.token(item, number, gates, scale)
-                values = self.values(item, number, turn)
-                rows, outputs, updates = self.step(token, values, rows, number == self.tokens - 1)
-                self.store_outputs(here, number, outputs, o)
-                self.see_updates(here, number, updates)
-                slot = self.of_token(slots, number)
+                token = first if number == 0 else self.token(work, number, gates, params.scale)
+                values = self.values(work, number, turn)
+                rows, outputs, updates = self.apply_token(token, values, rows, number == self.tokens - 1)
+                self.store_outputs(here, number, outputs, params.o)
+                self.tap_updates(here, number, updates, params.taps)
+                slot = self.broadcast(slots, number)
                 if slot >= 0:
-                    self.put(here, slot, state, rows, before)
+                    self.store_state(here, slot, params.state, rows, before)
                 before = [*before, slot]
-            if cutlass.const_expr(following and not self.asks_ahead):
-                asked = self.ask(self.of_pass(item, turn + 1), read, state)
-        self.finish(item)
+            if cutlass.const_expr(following and not self.loads_next_pass_early):
+                loaded = self.load_state(self.pass_tile(work, turn + 1), read, params.state)
+        self.wait_for_stores(work)
 
-    def item(self) -> Item:
+    def work_tile(self) -> WorkTile:
         block, sequence, _ = cute.arch.block_idx()
         thread = cute.arch.thread_idx()[0]
         warp, lane = thread // WARP, thread % WARP
@@ -325,7 +312,7 @@ class StateUpdate:
         more = self.plan.shared_bytes(self.tokens, self.state_dtype) - used
         if more:
             smem.allocate(more, BARRIER_BYTES)
-        return Item(
+        return WorkTile(
             sequence=sequence,
             head=block // self.plan.tiles,
             first_row=first,
@@ -333,262 +320,267 @@ class StateUpdate:
             part=lane % ROW_LANES,
             lane=lane,
             operands=operands + warp * (self.tokens * self.plan.token_bytes),
-            landed=barriers + self.plan.barriers * warp,
+            qkv_barrier=barriers + self.plan.barriers * warp,
             tile=tile + warp * (self.plan.warp_rows * HEAD_DIM * self.size),
-            arrived=barriers + self.plan.barriers * warp + 1,
+            state_barrier=barriers + self.plan.barriers * warp + 1,
         )
 
     def group_row(self, lane: Any) -> Any:
-        """The first row of a lane's group, of a warp's."""
+        """The first row of the lane's group, relative to the warp's first row."""
         group = lane // ROW_LANES
         return group if self.plan.spread else group * self.plan.rows
 
-    def of_pass(self, item: Item, turn: int) -> Item:
-        """What the thread does in a pass."""
+    def pass_tile(self, work: WorkTile, turn: int) -> WorkTile:
+        """The thread's work in pass `turn`."""
         rows = turn * self.plan.tile_rows
         return replace(
-            item,
-            first_row=item.first_row + rows,
-            row=item.row + rows,
-            tile=item.tile + rows * self.row_bytes,
-            arrived=item.arrived + turn,
+            work,
+            first_row=work.first_row + rows,
+            row=work.row + rows,
+            tile=work.tile + rows * self.row_bytes,
+            state_barrier=work.state_barrier + turn,
         )
 
-    def token(self, item: Item, number: int, gates: tuple[Any, Any], scale: Any) -> Token:
-        """All of a token that does not take the state."""
-        queries, keys = self.operands(item, number)
-        alpha, beta = (self.of_token(gate, number) for gate in gates)
+    def token(self, work: WorkTile, number: int, gates: tuple[Any, Any], scale: Any) -> Token:
+        """Everything of a token that does not depend on the state."""
+        queries, keys = self.operands(work, number)
+        alpha, beta = (self.broadcast(gate, number) for gate in gates)
         return Token(queries, keys, self.factors((alpha, beta), keys, queries, scale))
 
-    def step(
+    def apply_token(
         self, token: Token, values: list[Any], rows: list[list[Any]], last: bool
     ) -> tuple[list[list[Any]], list[Any], list[Any]]:
-        """(the rows of a pass after a token, its outputs, u of each row)."""
+        """Returns (rows of the state after the token, outputs, u of each row)."""
         found = token.factors
         after: list[list[Any]] = []
         outputs: list[Any] = []
         updates: list[Any] = []
-        for first in range(0, self.plan.rows, AT_ONCE):
-            some = slice(first, first + AT_ONCE)
-            sums = [(dot(row, token.keys), dot(row, token.queries)) for row in map(self.floats, rows[some])]
+        for first in range(0, self.plan.rows, ROWS_AT_ONCE):
+            some = slice(first, first + ROWS_AT_ONCE)
+            sums = [
+                (dot(row, token.keys), dot(row, token.queries)) for row in map(self.to_floats, rows[some])
+            ]
             for row, value, (sk, sq) in zip(rows[some], values[some], sums, strict=True):
                 sk, sq = ptx.summed(sk, ROW_LANES), ptx.summed(sq, ROW_LANES)
-                u = ptx.multiply(found.beta, ptx.fma(ptx.negative(found.of_sk), sk, value))
+                u = ptx.multiply(found.beta, ptx.fma(ptx.negative(found.sk_factor), sk, value))
                 updates.append(u)
-                outputs.append(ptx.fma(found.of_u, u, ptx.multiply(found.of_sq, sq)))
-                uk = ptx.multiply(u, found.of_k) if self.raw_qk else u
+                outputs.append(ptx.fma(found.u_factor, u, ptx.multiply(found.sq_factor, sq)))
+                uk = ptx.multiply(u, found.k_factor) if self.raw_qk else u
                 moved = [
                     ptx.fma(uk, key, ptx.multiply(found.alpha, x))
-                    for key, x in zip(token.keys, self.floats(row), strict=True)
+                    for key, x in zip(token.keys, self.to_floats(row), strict=True)
                 ]
-                # What no token follows is only stored: a row of bf16 is half as many registers.
-                after.append(self.words(moved) if last else moved)
+                # Pack rows after the last token to bf16 at once: half the registers until they are stored.
+                after.append(self.to_words(moved) if last else moved)
         return after, outputs, updates
 
-    def seen(self, item: Item, gates: tuple[Any, Any]) -> tuple[Any, Any]:
-        """The gates that are used; a build that shows its stages has more to do here."""
+    def tap_gates(self, work: WorkTile, gates: tuple[Any, Any], taps: Any) -> tuple[Any, Any]:
+        """Returns the gates to use. The tapped build stores or replaces them."""
         return gates
 
-    def see_updates(self, item: Item, number: int, updates: list[Any]) -> None:
-        """The same for u of a token."""
+    def tap_updates(self, work: WorkTile, number: int, updates: list[Any], taps: Any) -> None:
+        """The tapped build stores the token's u."""
 
     def factors(self, gate: tuple[Any, Any], keys: list[Any], queries: list[Any], scale: Any) -> Factors:
         alpha, beta = gate
         kq = ptx.summed(dot(keys, queries), ROW_LANES)
         if not self.raw_qk:
             return Factors(alpha, alpha, ptx.multiply(scale, alpha), ptx.multiply(scale, kq), F32(1.0), beta)
-        of_k, of_q = (
+        k_factor, q_norm = (
             gate_math.inverse_norm(ptx.add(ptx.summed(dot(x, x), ROW_LANES), F32(NORM_EPS)))
             for x in (keys, queries)
         )
-        scaled_q = ptx.multiply(scale, of_q)
+        scaled_q = ptx.multiply(scale, q_norm)
         return Factors(
             alpha=alpha,
-            of_sk=ptx.multiply(alpha, of_k),
-            of_sq=ptx.multiply(alpha, scaled_q),
-            of_u=ptx.multiply(ptx.multiply(kq, of_k), scaled_q),
-            of_k=of_k,
+            sk_factor=ptx.multiply(alpha, k_factor),
+            sq_factor=ptx.multiply(alpha, scaled_q),
+            u_factor=ptx.multiply(ptx.multiply(kq, k_factor), scaled_q),
+            k_factor=k_factor,
             beta=beta,
         )
 
     def gates(self, given: Gates, beta_max: Any) -> tuple[Any, Any]:
-        """(alpha, beta) of the token that this lane looks after."""
+        """(alpha, beta) of this lane's token."""
         if not self.raw_gate:
             return gate_math.exp(given.g), given.beta
         rate = gate_math.exp(given.A_log)
         log_decay = ptx.multiply(ptx.negative(rate), gate_math.softplus(ptx.add(given.g, given.dt_bias)))
         return gate_math.exp(log_decay), ptx.multiply(beta_max, gate_math.sigmoid(given.beta))
 
-    def own_token(self, item: Item) -> Any:
-        """Which token a lane looks after: its own number, or the last."""
-        return I32(0) if self.tokens == 1 else cutlass.min(item.lane, I32(self.tokens - 1))
+    def own_token(self, work: WorkTile) -> Any:
+        """The token whose gates this lane computes: its lane number, at most the last token."""
+        return I32(0) if self.tokens == 1 else cutlass.min(work.lane, I32(self.tokens - 1))
 
-    def of_token(self, value: Any, number: int) -> Any:
-        """What the lane that looks after a token has."""
+    def broadcast(self, value: Any, number: int) -> Any:
+        """The value of the lane that owns token `number`, in all lanes."""
         return value if self.tokens == 1 else cute.arch.shuffle_sync(value, number)
 
-    def slots(
-        self, item: Item, state_indices: cute.Tensor, num_accepted: cute.Tensor, read_indices: cute.Tensor
-    ) -> tuple[Any, Any]:
-        """(the slot of the token that this lane looks after, the slot that is read)."""
-        own = ptx.load_index(address(state_indices, (item.sequence, self.own_token(item)), 4))
-        if read_indices is not None:
-            return own, ptx.load_index(address(read_indices, (item.sequence,), 4))
-        if num_accepted is None:
-            return own, self.of_token(own, 0)
-        # A count beyond the tokens, which a sequence of padding may have, is taken for the nearest.
-        last = ptx.load_index(address(num_accepted, (item.sequence,), 4)) - 1
+    def slots(self, work: WorkTile, params: KernelParams) -> tuple[Any, Any]:
+        """(slot of this lane's token, slot that the sequence's state is read from)."""
+        own = ptx.load_index(address(params.state_indices, (work.sequence, self.own_token(work)), 4))
+        if params.read_indices is not None:
+            return own, ptx.load_index(address(params.read_indices, (work.sequence,), 4))
+        if params.num_accepted is None:
+            return own, self.broadcast(own, 0)
+        # A padding sequence may have any count: clamp it to the tokens that there are.
+        last = ptx.load_index(address(params.num_accepted, (work.sequence,), 4)) - 1
         last = cutlass.max(cutlass.min(last, I32(self.tokens - 1)), I32(0))
-        return own, self.of_token(own, last)
+        return own, self.broadcast(own, last)
 
     @cute.jit
-    def set_up(self, item: Item) -> None:
-        """The warp's mbarriers."""
-        if item.lane == 0:
-            cute.arch.mbarrier_init(item.landed, WARP)
+    def init_barriers(self, work: WorkTile) -> None:
+        """Initialise the warp's mbarriers."""
+        if work.lane == 0:
+            cute.arch.mbarrier_init(work.qkv_barrier, WARP)
             if cutlass.const_expr(self.plan.transport != "registers"):
                 for turn in cutlass.range_constexpr(self.plan.passes):
-                    cute.arch.mbarrier_init(item.arrived + turn, 1)
+                    cute.arch.mbarrier_init(work.state_barrier + turn, 1)
                 cute.arch.mbarrier_init_fence()
         cute.arch.sync_warp()
 
     @cute.jit
-    def bring(self, item: Item, q: cute.Tensor, k: cute.Tensor, v: cute.Tensor) -> None:
-        """Ask for all tokens' operands: of each token half of the warp brings the row of q, the other half
-        that of k, 16 bytes a lane, and a few lanes the warp's elements of v."""
-        key_head = item.head // self.group
-        half, place = item.lane // (WARP // 2), item.lane % (WARP // 2)
+    def load_qkv_async(self, work: WorkTile, params: KernelParams) -> None:
+        """Start cp.async of all tokens' operands. Per token, half of the warp copies the row of q and half
+        the row of k, 16 bytes a lane; a few lanes copy the warp's elements of v."""
+        key_head = work.head // self.group
+        half, place = work.lane // (WARP // 2), work.lane % (WARP // 2)
         chunks = self.plan.warp_rows * BF16 // CHUNK
-        mine = I32(chunks * self.plan.passes - 1) - item.lane
-        of_pass = item.lane // chunks * (self.plan.tile_rows * BF16) + item.lane % chunks * CHUNK
+        mine = I32(chunks * self.plan.passes - 1) - work.lane
+        offset = work.lane // chunks * (self.plan.tile_rows * BF16) + work.lane % chunks * CHUNK
         for number in cutlass.range_constexpr(self.tokens):
-            where = (item.sequence, number, key_head)
-            row = ptx.pick(half == 0, address(q, where, BF16), address(k, where, BF16))
-            here = item.operands + number * self.plan.token_bytes + item.lane * CHUNK
-            ptx.copy_ahead(here, row + I64(place * CHUNK))
-            values = address(v, (item.sequence, number, item.head), BF16) + I64(item.first_row * BF16)
-            ptx.copy_ahead_if(mine, here + 2 * HEAD_DIM * BF16, values + I64(of_pass))
-        ptx.tell_ahead(item.landed.toint())
+            where = (work.sequence, number, key_head)
+            row = ptx.pick(half == 0, address(params.q, where, BF16), address(params.k, where, BF16))
+            here = work.operands + number * self.plan.token_bytes + work.lane * CHUNK
+            ptx.cp_async_16B(here, row + I64(place * CHUNK))
+            values = address(params.v, (work.sequence, number, work.head), BF16) + I64(work.first_row * BF16)
+            ptx.cp_async_16B_if(mine, here + 2 * HEAD_DIM * BF16, values + I64(offset))
+        ptx.cp_async_arrive(work.qkv_barrier.toint())
 
-    def bring_gates(
-        self, item: Item, g: cute.Tensor, beta: cute.Tensor, A_log: cute.Tensor, dt_bias: cute.Tensor
-    ) -> Gates:
-        where = (item.sequence, self.own_token(item), item.head)
-        found = (self.scalar(g, where), self.scalar(beta, where))
+    def load_gates(self, work: WorkTile, params: KernelParams) -> Gates:
+        """The inputs of the gates of this lane's token."""
+        where = (work.sequence, self.own_token(work), work.head)
+        found = (self.scalar(params.g, where), self.scalar(params.beta, where))
         if not self.raw_gate:
             return Gates(*found, None, None)
-        return Gates(*found, self.scalar(A_log, (item.head,)), self.scalar(dt_bias, (item.head,)))
+        per_head = (self.scalar(params.A_log, (work.head,)), self.scalar(params.dt_bias, (work.head,)))
+        return Gates(*found, *per_head)
 
-    def operands(self, item: Item, number: int) -> tuple[list[Any], list[Any]]:
-        """This lane's elements of a token's q and k."""
-        first = item.operands + number * self.plan.token_bytes
-        words = self.together * BF16 // 4
+    def operands(self, work: WorkTile, number: int) -> tuple[list[Any], list[Any]]:
+        """(q, k): this lane's elements of a token, as floats."""
+        first = work.operands + number * self.plan.token_bytes
+        words = self.chunk_elements * BF16 // 4
         lines = []
         for half in range(2):
-            at = first + half * (HEAD_DIM * BF16) + item.part * (self.together * BF16)
+            at = first + half * (HEAD_DIM * BF16) + work.part * (self.chunk_elements * BF16)
             parts = [
-                ptx.load_shared(at, chunk * ROW_LANES * self.together * BF16, words)
+                ptx.load_shared(at, chunk * ROW_LANES * self.chunk_elements * BF16, words)
                 for chunk in range(self.chunks)
             ]
             lines.append(unpacked([word for part in parts for word in part]))
         return lines[0], lines[1]
 
-    def values(self, item: Item, number: int, turn: int) -> list[Any]:
-        """A token's elements of v that are of this group's rows of a pass."""
-        at = item.operands + (number * self.plan.token_bytes + 2 * HEAD_DIM * BF16)
-        at = at + (turn * self.plan.warp_rows * BF16) + self.group_row(item.lane) * BF16
+    def values(self, work: WorkTile, number: int, turn: int) -> list[Any]:
+        """The token's elements of v for this group's rows of a pass, as floats."""
+        at = work.operands + (number * self.plan.token_bytes + 2 * HEAD_DIM * BF16)
+        at = at + (turn * self.plan.warp_rows * BF16) + self.group_row(work.lane) * BF16
         if self.plan.spread:
             return [ptx.load_shared_bf16(at, row * GROUPS * BF16) for row in range(self.plan.rows)]
         return unpacked(ptx.load_shared(at, 0, self.plan.rows * BF16 // 4))
 
     def scalar(self, x: cute.Tensor, where: tuple[Any, ...]) -> Any:
-        """An element as a float."""
+        """Load one element as a float."""
         return ptx.load_float(address(x, where, x.element_type.width // 8), x.element_type)
 
-    def place(self, item: Item, slot: Any, row: Any, state: cute.Tensor) -> Any:
-        """Where a row of this head lies in a slot."""
+    def row_address(self, work: WorkTile, slot: Any, row: Any, state: cute.Tensor) -> Any:
+        """Global address of a row of this head in a slot."""
         slot_at = state.iterator.toint() + I64(slot) * (I64(state.stride[0]) * self.size)
-        return slot_at + I64(item.head * HEAD_DIM + row) * self.row_bytes
+        return slot_at + I64(work.head * HEAD_DIM + row) * self.row_bytes
 
-    def chunk_places(self) -> list[tuple[int, int]]:
-        """(row, bytes from this thread's first chunk) of its chunks, in the order that they are moved."""
+    def chunk_offsets(self) -> list[tuple[int, int]]:
+        """(row, byte offset from this thread's first chunk) of each of its chunks, in load order."""
         return [
             (row, row * self.plan.row_step * self.row_bytes + chunk * ROW_LANES * CHUNK)
             for row in range(self.plan.rows)
             for chunk in range(self.chunks)
         ]
 
-    def by_row(self, chunks: list[list[Any]]) -> list[list[Any]]:
-        """Words of each row."""
+    def group_by_row(self, chunks: list[list[Any]]) -> list[list[Any]]:
+        """The words of each row, from those of each chunk."""
         rows: list[list[Any]] = [[] for _ in range(self.plan.rows)]
-        for (row, _), words in zip(self.chunk_places(), chunks, strict=True):
+        for (row, _), words in zip(self.chunk_offsets(), chunks, strict=True):
             rows[row] += words
         return rows
 
-    def chunks_of(self, rows: list[list[Any]]) -> list[tuple[int, list[Any]]]:
-        """(bytes from this thread's first chunk, words) of its chunks, rounded as they are stored."""
-        words = [self.words(row) for row in rows]
+    def stored_chunks(self, rows: list[list[Any]]) -> list[tuple[int, list[Any]]]:
+        """(byte offset from this thread's first chunk, words) of each chunk, rounded to the state's dtype."""
+        words = [self.to_words(row) for row in rows]
         found = []
-        for place, (row, offset) in enumerate(self.chunk_places()):
+        for place, (row, offset) in enumerate(self.chunk_offsets()):
             first = 4 * (place % self.chunks)
             found.append((offset, words[row][first : first + 4]))
         return found
 
-    def ahead(self, read: Any, given: Gates) -> Any:
-        """The slot that is read, once what the gates are made of is there. An assembler has six counters of
-        loads: where these and the state's share one, gates would wait for all of the state."""
-        return ptx.after(
+    def order_after_gates(self, read: Any, given: Gates) -> Any:
+        """The slot to read, made to depend on the gates' inputs, so that ptxas issues the state's loads after
+        theirs. A warp has six scoreboards for loads: where the inputs share one with the state, the gates
+        would wait for all of the state (docs/gdn_decode.md)."""
+        return ptx.false_dependency(
             read, [x for x in (given.g, given.beta, given.A_log, given.dt_bias) if x is not None]
         )
 
-    def ask(self, item: Item, read: Any, state: cute.Tensor) -> Any:
-        """Ask for this thread's rows of a pass, all of them before any is looked at; zeros of padding."""
-        at = self.place(item, read, item.row, state) + I64(item.part * CHUNK)
-        return [ptx.load_if(read, at, offset, self.plan.load, self.kind) for _, offset in self.chunk_places()]
+    def load_state(self, work: WorkTile, read: Any, state: cute.Tensor) -> Any:
+        """Load this thread's rows of a pass, zeros for padding. All loads are issued before one is used."""
+        at = self.row_address(work, read, work.row, state) + I64(work.part * CHUNK)
+        return [
+            ptx.load_if(read, at, offset, self.plan.load, self.word_type)
+            for _, offset in self.chunk_offsets()
+        ]
 
-    def take(self, item: Item, asked: Any) -> list[list[Any]]:
-        """Of each of this thread's rows its words."""
-        return self.by_row(asked)
+    def unpack_state(self, work: WorkTile, loaded: Any) -> list[list[Any]]:
+        """The words of each of this thread's rows, from what `load_state` returned."""
+        return self.group_by_row(loaded)
 
-    def put(
-        self, item: Item, slot: Any, state: cute.Tensor, rows: list[list[Any]], before: list[Any]
+    def store_state(
+        self, work: WorkTile, slot: Any, state: cute.Tensor, rows: list[list[Any]], before: list[Any]
     ) -> None:
-        """This thread's rows after a token, to its slot; the tokens before it had the slots `before`."""
-        at = self.place(item, slot, item.row, state) + I64(item.part * CHUNK)
-        for offset, words in self.chunks_of(rows):
+        """Store this thread's rows after a token to its slot. `before`: the slots of the tokens before it."""
+        at = self.row_address(work, slot, work.row, state) + I64(work.part * CHUNK)
+        for offset, words in self.stored_chunks(rows):
             ptx.store(at, offset, words, self.plan.store)
 
-    def finish(self, item: Item) -> None:
-        """What is left to wait for before the CTA ends: nothing."""
+    def wait_for_stores(self, work: WorkTile) -> None:
+        """Wait until the CTA may exit. Plain stores need no wait."""
 
-    def floats(self, row: list[Any]) -> list[Any]:
-        """A row's elements of this lane: as they are, or of the words that were loaded."""
+    def to_floats(self, row: list[Any]) -> list[Any]:
+        """This lane's elements of a row as floats, unpacked if they are words of bf16."""
         return row if isinstance(row[0], F32) else unpacked(row)
 
-    def words(self, row: list[Any]) -> list[Any]:
-        """A row's elements as they are stored, which they may be already."""
+    def to_words(self, row: list[Any]) -> list[Any]:
+        """A row's elements as words of the state's dtype, packed if they are floats of a bf16 state."""
         return packed(row) if self.size == BF16 and isinstance(row[0], F32) else row
 
-    def store_outputs(self, item: Item, number: int, outputs: list[Any], o: cute.Tensor) -> None:
-        """One lane of the eight that have them all, or, of rows that are apart, a lane a row."""
-        at = address(o, (item.sequence, number, item.head), BF16) + I64(item.row * BF16)
+    def store_outputs(self, work: WorkTile, number: int, outputs: list[Any], o: cute.Tensor) -> None:
+        """Store o. All eight lanes of a group have its outputs: one lane stores them, or one lane a row with
+        `spread`."""
+        at = address(o, (work.sequence, number, work.head), BF16) + I64(work.row * BF16)
         if not self.plan.spread:
-            ptx.store_if(-item.part, at, packed(outputs))
+            ptx.store_if(-work.part, at, packed(outputs))
             return
         own = outputs[-1]
         for row, output in enumerate(outputs[:-1]):
-            own = ptx.pick(item.part == row, output, own)
-        ptx.store_bf16_if(self.plan.rows - 1 - item.part, at + I64(item.part * (GROUPS * BF16)), own)
+            own = ptx.pick(work.part == row, output, own)
+        ptx.store_bf16_if(self.plan.rows - 1 - work.part, at + I64(work.part * (GROUPS * BF16)), own)
 
 
 def address(x: cute.Tensor, where: tuple[Any, ...], size: int) -> Any:
-    """Of an element, the last axes left out being 0; `size` bytes each."""
+    """Global address of the element at `where` (later axes 0) of a tensor of `size`-byte elements."""
     elements = sum((I64(place) * I64(x.stride[axis]) for axis, place in enumerate(where)), I64(0))
     return x.iterator.toint() + elements * size
 
 
 def dot(x: list[Any], y: list[Any]) -> Any:
-    """The sum of this lane's products, one after another."""
+    """The dot product of this lane's elements, summed left to right by fma."""
     found = ptx.multiply(x[0], y[0])
     for one, other in zip(x[1:], y[1:], strict=True):
         found = ptx.fma(one, other, found)
@@ -596,10 +588,10 @@ def dot(x: list[Any], y: list[Any]) -> Any:
 
 
 def unpacked(words: list[Any]) -> list[Any]:
-    """Two floats of each word of two bf16."""
+    """The two floats of each word of two bf16."""
     return [value for word in words for value in ptx.widened(word)]
 
 
 def packed(values: list[Any]) -> list[Any]:
-    """Words of two bf16."""
+    """Pairs of floats, each pair rounded to a word of two bf16."""
     return [ptx.bfloats(low, high) for low, high in zip(values[::2], values[1::2], strict=True)]

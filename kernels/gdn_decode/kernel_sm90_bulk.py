@@ -1,16 +1,16 @@
-"""`StateUpdate` whose rows come through shared memory: a bulk copy a warp and a pass brings them. They leave
-from registers in `BulkLoads`, by another bulk copy in `BulkUpdate`.
+"""`StateUpdate` (kernel_sm90.py) with the state's rows in shared memory: one cp.async.bulk per warp and pass
+loads them. `BulkLoads` stores the new rows from registers, `BulkUpdate` by another cp.async.bulk.
 
-Lanes work on the same elements in the same order, and in place: what a lane reads from shared memory it
-alone writes. A warp waits for its own copies, and for no other warp. A pass has memory of its own, and is
-asked for before the one in front of it is worked on.
+Lanes compute the same elements in the same order as `StateUpdate`, and in place: only the lane that reads a
+word of shared memory writes it. A warp waits for its own copies and for no other warp. Each pass has its own
+buffer, so the next pass is loaded before the current one is computed.
 
-    mbarrier  told by                         says
-    arrived   the warp's copy in of a pass    its rows are there
+    mbarrier       arrivals and bytes                 orders
+    state_barrier  1 lane + the warp's rows of a pass  the rows have landed before they are read
 
-Before a copy out starts, all lanes have stored (a warp barrier) and what they stored is seen by the copy
-engine (a proxy fence). Before a lane stores again, and before the CTA ends, the copy out has read its source;
-before a copy out to a slot that an earlier token had, the earlier copy has landed.
+A bulk store starts after all lanes have written their words (warp barrier) and made them visible to the async
+proxy (proxy fence). It has read its source before a lane writes there again and before the CTA exits. A store
+to a slot that an earlier token wrote starts after the earlier store has completed.
 """
 
 from __future__ import annotations
@@ -21,72 +21,79 @@ import cutlass
 import cutlass.cute as cute
 
 from gdnbench_kernels.gdn_decode import ptx
-from gdnbench_kernels.gdn_decode.kernel_sm90 import CHUNK, Gates, Item, StateUpdate
+from gdnbench_kernels.gdn_decode.kernel_sm90 import CHUNK, Gates, StateUpdate, WorkTile
 
 
 class BulkLoads(StateUpdate):
-    """Rows come by bulk copies."""
+    """Loads the state by cp.async.bulk, stores it from registers."""
 
-    asks_ahead = True
+    loads_next_pass_early = True
 
     @property
     def warp_bytes(self) -> int:
-        """Of a warp's rows, which are next to one another in a slot too."""
+        """Bytes of a warp's rows, which are adjacent in a slot."""
         return self.plan.warp_rows * self.row_bytes
 
-    def ahead(self, read: Any, given: Gates) -> Any:
-        """The slot at once: a copy is no load, and gates wait for their own alone."""
+    def order_after_gates(self, read: Any, given: Gates) -> Any:
+        """The slot itself: a bulk copy uses no scoreboard, so the gates wait for their own inputs alone."""
         return read
 
     @cute.jit
-    def ask(self, item: Item, read: cutlass.Int32, state: cute.Tensor) -> None:
-        """Start the warp's copy in of a pass, unless the sequence is padding."""
-        if item.lane == 0 and read >= 0:
-            cute.arch.mbarrier_arrive_and_expect_tx(item.arrived, self.warp_bytes)
-            source = self.place(item, read, item.first_row, state)
-            ptx.copy_in(item.tile, source, self.warp_bytes, item.arrived.toint(), self.plan.load)
+    def load_state(self, work: WorkTile, read: cutlass.Int32, state: cute.Tensor) -> None:
+        """Start the warp's bulk load of a pass, unless the sequence is padding."""
+        if work.lane == 0 and read >= 0:
+            cute.arch.mbarrier_arrive_and_expect_tx(work.state_barrier, self.warp_bytes)
+            source = self.row_address(work, read, work.first_row, state)
+            ptx.bulk_load(work.tile, source, self.warp_bytes, work.state_barrier.toint(), self.plan.load)
 
-    def take(self, item: Item, asked: Any) -> list[list[Any]]:
-        cute.arch.mbarrier_wait(item.arrived, 0)
-        at = self.own(item)
-        return self.by_row([ptx.load_shared(at, offset, 4, self.kind) for _, offset in self.chunk_places()])
+    def unpack_state(self, work: WorkTile, loaded: Any) -> list[list[Any]]:
+        cute.arch.mbarrier_wait(work.state_barrier, 0)
+        at = self.lane_address(work)
+        return self.group_by_row(
+            [ptx.load_shared(at, offset, 4, self.word_type) for _, offset in self.chunk_offsets()]
+        )
 
-    def own(self, item: Item) -> Any:
-        """This thread's first chunk in shared memory."""
-        return item.tile + self.group_row(item.lane) * self.row_bytes + item.part * CHUNK
+    def lane_address(self, work: WorkTile) -> Any:
+        """Shared-memory address of this thread's first chunk."""
+        return work.tile + self.group_row(work.lane) * self.row_bytes + work.part * CHUNK
 
 
 class BulkUpdate(BulkLoads):
-    """Rows come and leave by bulk copies."""
+    """Loads and stores the state by cp.async.bulk."""
 
     @cute.jit
-    def put(
-        self, item: Item, slot: cutlass.Int32, state: cute.Tensor, rows: list[list[Any]], before: list[Any]
+    def store_state(
+        self,
+        work: WorkTile,
+        slot: cutlass.Int32,
+        state: cute.Tensor,
+        rows: list[list[Any]],
+        before: list[Any],
     ) -> None:
         if cutlass.const_expr(len(before) > 0):
-            if item.lane == 0:
-                ptx.wait_read()
-                # Copies out land in any order, and of two tokens with one slot the later is to last.
-                if self.among(slot, before):
-                    ptx.wait_written()
+            if work.lane == 0:
+                ptx.bulk_wait_read()
+                # Bulk stores complete in any order. Where two tokens have one slot, the later must win.
+                if self.is_one_of(slot, before):
+                    ptx.bulk_wait()
             cute.arch.sync_warp()
-        at = self.own(item)
-        for offset, words in self.chunks_of(rows):
+        at = self.lane_address(work)
+        for offset, words in self.stored_chunks(rows):
             ptx.store_shared(at, offset, words)
         cute.arch.fence_view_async_shared()
         cute.arch.sync_warp()
-        if item.lane == 0:
-            target = self.place(item, slot, item.first_row, state)
-            ptx.copy_out(target, item.tile, self.warp_bytes, self.plan.store)
+        if work.lane == 0:
+            target = self.row_address(work, slot, work.first_row, state)
+            ptx.bulk_store(target, work.tile, self.warp_bytes, self.plan.store)
 
-    def among(self, slot: Any, others: list[Any]) -> Any:
-        """Whether a slot is one of the others."""
+    def is_one_of(self, slot: Any, others: list[Any]) -> Any:
+        """Whether `slot` equals one of `others`."""
         found = slot == others[0]
         for other in others[1:]:
             found = found | (slot == other)
         return found
 
     @cute.jit
-    def finish(self, item: Item) -> None:
-        if item.lane == 0:
-            ptx.wait_read()
+    def wait_for_stores(self, work: WorkTile) -> None:
+        if work.lane == 0:
+            ptx.bulk_wait_read()

@@ -1,9 +1,9 @@
-"""Instructions that the decode kernel spells out: loads and stores with advice for the caches, and float
-arithmetic whose every rounding is said. CuTe DSL, sm_90 on.
+"""Inline PTX of the decode kernel: loads and stores with cache hints, and float arithmetic with explicit
+rounding. CuTe DSL, sm_90 and later.
 
-Addresses are numbers, 64 bits of global memory and 32 of shared memory, `offset` bytes further. A product and
-a sum are one operation, `fma`, or two with `.rn`, which no assembler makes one of: bits are those of the
-simulator.
+Addresses are integers, 64 bits for global and 32 bits for shared memory; `offset` is in bytes. A product and
+a sum are either one `fma` or two instructions with `.rn`, which ptxas does not contract. So the bits are
+those of the simulator.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ Words = list[Any]
 
 
 def load_if(given: Any, address: Any, offset: int, advice: str, kind: Any) -> Words:
-    """16 bytes of global memory as four words of `kind`, or zeros where `given` is negative: nothing is read
-    then. There is no branch that a compiler could move other loads behind."""
+    """16 bytes of global memory as four words of `kind`; zeros, and no load, where `given` is negative.
+    Predicated, not branched: ptxas could sink other loads below a branch."""
     modifier, policy = _advice(advice)
     zeros = " ".join(f"mov.b32 {{$w{place}}}, 0;" for place in range(4))
     return list(
@@ -53,8 +53,8 @@ def store(address: Any, offset: int, words: Words, advice: str) -> None:
 
 
 def store_if(given: Any, address: Any, words: Words) -> None:
-    """1, 2 or 4 words to global memory, unless `given` is negative. There is no branch: what the address is
-    made of is ready by then."""
+    """1, 2 or 4 words to global memory, unless `given` is negative. Predicated: the address is computed in
+    either case."""
     count = len(words)
     vector = "" if count == 1 else f".v{count}"
     names = ", ".join(f"{{$r{place + 2}}}" for place in range(count))
@@ -75,7 +75,7 @@ def store_bf16_if(given: Any, address: Any, value: Any) -> None:
 
 
 def load_index(address: Any) -> Any:
-    """A word of global memory. Not `ld.global.nc`: an assembler moves that wherever it likes."""
+    """A word of global memory. Not `ld.global.nc`: ptxas reorders that freely."""
     return cute.arch.inline_ptx(
         "ld.global.b32 {$w0}, [{$r0}];", write_only_types=[I32], read_only_args=[address]
     )
@@ -94,9 +94,9 @@ def load_float(address: Any, kind: Any) -> Any:
     )
 
 
-def after(value: Any, floats: list[Any]) -> Any:
-    """`value`, which comes of the floats too: 0 is added to it, a count of their bits that no assembler knows
-    to be below 64. What needs it waits for them."""
+def false_dependency(value: Any, floats: list[Any]) -> Any:
+    """`value` with a false dependency on `floats`, so that ptxas cannot issue later loads before theirs. Adds
+    popc(x) >> 6, which is always 0, of the floats' bits; ptxas does not know that."""
     mixed = "mov.b32 x, {$r1};" + "".join(
         f" mov.b32 y, {{$r{place}}}; xor.b32 x, x, y;" for place in range(2, len(floats) + 1)
     )
@@ -108,22 +108,21 @@ def after(value: Any, floats: list[Any]) -> Any:
     )
 
 
-def copy_ahead(shared: Any, source: Any) -> None:
-    """16 bytes from global to shared memory, past the registers: it is asked for here and now, since a
-    compiler moves no such copy."""
+def cp_async_16B(shared: Any, source: Any) -> None:
+    """cp.async of 16 bytes from global to shared memory. It is issued here: ptxas does not move cp.async."""
     cute.arch.inline_ptx("cp.async.cg.shared.global [{$r0}], [{$r1}], 16;", read_only_args=[shared, source])
 
 
-def copy_ahead_if(given: Any, shared: Any, source: Any) -> None:
-    """As `copy_ahead`, unless `given` is negative."""
+def cp_async_16B_if(given: Any, shared: Any, source: Any) -> None:
+    """As `cp_async_16B`, unless `given` is negative."""
     cute.arch.inline_ptx(
         "{ .reg .pred p; setp.ge.s32 p, {$r2}, 0; @p cp.async.cg.shared.global [{$r0}], [{$r1}], 16; }",
         read_only_args=[shared, source, given],
     )
 
 
-def tell_ahead(barrier: Any) -> None:
-    """`barrier` is told when this thread's copies ahead have landed: one of the arrivals that it counts."""
+def cp_async_arrive(barrier: Any) -> None:
+    """Arrive at `barrier` when this thread's earlier cp.async have landed: one counted arrival (.noinc)."""
     cute.arch.inline_ptx("cp.async.mbarrier.arrive.noinc.shared.b64 [{$r0}];", read_only_args=[barrier])
 
 
@@ -158,8 +157,8 @@ def store_shared(address: Any, offset: int, words: Words) -> None:
     )
 
 
-def copy_in(shared: Any, source: Any, size: int, barrier: Any, advice: str) -> None:
-    """`size` bytes from global to shared memory, a multiple of 16, of which `barrier` is told."""
+def bulk_load(shared: Any, source: Any, size: int, barrier: Any, advice: str) -> None:
+    """cp.async.bulk of `size` bytes, a multiple of 16, from global to shared memory, on `barrier`."""
     hint, policy = _bulk_advice(advice)
     cute.arch.inline_ptx(
         f"cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes{hint}"
@@ -168,8 +167,8 @@ def copy_in(shared: Any, source: Any, size: int, barrier: Any, advice: str) -> N
     )
 
 
-def copy_out(target: Any, shared: Any, size: int, advice: str) -> None:
-    """`size` bytes from shared to global memory, a multiple of 16, as a group of their own."""
+def bulk_store(target: Any, shared: Any, size: int, advice: str) -> None:
+    """cp.async.bulk of `size` bytes, a multiple of 16, from shared to global memory, as a bulk group."""
     hint, policy = _bulk_advice(advice)
     cute.arch.inline_ptx(
         f"cp.async.bulk.global.shared::cta.bulk_group{hint} [{{$r0}}], [{{$r1}}], {size}{policy};"
@@ -178,13 +177,13 @@ def copy_out(target: Any, shared: Any, size: int, advice: str) -> None:
     )
 
 
-def wait_read() -> None:
-    """Until this thread's copies out have read shared memory."""
+def bulk_wait_read() -> None:
+    """Wait until this thread's bulk stores have read shared memory."""
     cute.arch.inline_ptx("cp.async.bulk.wait_group.read 0;")
 
 
-def wait_written() -> None:
-    """Until what this thread's copies out write is written."""
+def bulk_wait() -> None:
+    """Wait until this thread's bulk stores are complete."""
     cute.arch.inline_ptx("cp.async.bulk.wait_group 0;")
 
 
