@@ -1,4 +1,6 @@
-"""Cuts packed sequences into chunks of C = 64 tokens, on the device. CuTe DSL.
+"""The chunks of packed sequences: FLA's `prepare_chunk_indices` and `prepare_chunk_offsets`. CuTe DSL.
+
+Cuts each sequence into chunks of C = 64 tokens, on the device:
 
     chunk_offsets[n]  = sum over m < n of ceil((cu_seqlens[m+1] - cu_seqlens[m]) / C)        n = 0 .. N
     chunk_indices[c]  = (n, c - chunk_offsets[n])        n the sequence that chunk c belongs to

@@ -1,11 +1,13 @@
-"""Outputs of every chunk, from the state before it and the updates within it. CuTe DSL, sm_100a.
+"""Outputs of every chunk: FLA's `chunk_o`. CuTe DSL, sm_100a.
+
+Computes o from the state before the chunk and the updates within it:
 
     Gamma[i,j] = exp(g_cu[i] - g_cu[j])                 i >= j only: the exponent is never positive
     P          = lower(Q K^T Gamma)                     diagonal kept, rounded to bf16
     o          = scale (exp(g_cu) Q S^T + P V_new)      S = state before the chunk, h its rounding
 
-An item is a chunk of one value head, number chunk Hv + head; CTA b of `ctas` takes items b, b + ctas, ...
-below total_chunks Hv, a number read on the device. With C = 64 tokens, K = V = 128, for each item:
+A work tile (item) is a chunk of one value head, number chunk Hv + head; CTA b of `ctas` takes items b, b +
+ctas, ... below total_chunks Hv, a number read on the device. With C = 64 tokens, K = V = 128, for each item:
 
     1. QK = Q K^T        M, N, K = C, C, K       one item ahead of the others
     2. QS = Q h^T        M, N, K = C, V, K
@@ -200,7 +202,7 @@ class Tiles:
 
 @dataclass(frozen=True)
 class TileScheduler:
-    """The items of one CTA, and where they lie."""
+    """The work tiles of one CTA: chunks of one value head each."""
 
     value_heads: int
     group: int

@@ -1,18 +1,20 @@
-"""The state of every sequence from chunk to chunk: h before each, V_new within it. CuTe DSL, sm_100a.
+"""The recurrence of the state over chunks: FLA's `chunk_delta_h`. CuTe DSL, sm_100a.
+
+Writes h, the state before each chunk, and V_new, the updates within it:
 
     V_new = U - W S^T                                     S = state before the chunk, h its rounding
     S     = decay(g_last) S + (V_new exp(g_last - g_cu))^T K
 
-The rows of S do not meet: a CTA carries TILE = 64 of the 128 rows of one value head through one sequence, CTA
-((n Hv + head) 2 + tile), chunk after chunk. S stays in registers, unrounded. With C = 64 tokens, K = 128, for
-each chunk:
+The rows of S are independent: a CTA carries TILE = 64 of the 128 rows of one value head through one sequence,
+CTA ((n Hv + head) 2 + tile), chunk after chunk. S stays in registers, unrounded. With C = 64 tokens, K = 128,
+for each chunk:
 
     1. D1 = h W^T                            M, N, K = TILE, C, K
     2. D2 = (V_new exp(g_last - g_cu))^T K   M, N, K = TILE, K, C       K read N-major
 
 A thread of STATE has the same elements of S, h and D2, and the same of U^T, D1 and V_new^T, in the order that
 tcgen05.ld 16x256b, stmatrix and ldmatrix share: everything between the products is done in registers, without
-a word between threads. The left operand of product 2 would fit into tensor memory too, but only into the
+exchange between threads. The left operand of product 2 would fit into tensor memory too, but only into the
 lanes of its result; in shared memory both products find theirs alike.
 
     tensor         shape            dtype     rows
@@ -312,7 +314,7 @@ class ChunkState:
         blackwell.prefetch((tma.w, tma.u, tma.k, tma.h, tma.v_new), warp == Role.LOAD)
         blackwell.init_barriers(pipelines, warp == Role.LOAD)
         tmem, base = blackwell.allocate_tmem(PLAN, smem, Role.MMA, Barrier.TMEM)
-        # Each role finds its work by itself: what lives across setmaxnreg is spilled.
+        # Each role computes its work tile itself: ptxas spills values that live across setmaxnreg.
         if warp < Role.LOAD:
             cute.arch.setmaxregister_increase(STATE_REGISTERS)
             self.recurrence(self.work_tile(tables), pipelines, shared, base, initial_state, final_state)
@@ -490,7 +492,7 @@ class ChunkState:
 
             pipelines.u.consumer_wait(u)
             v_copy.ldmatrix(blackwell.reordered(shared.u[None, None, u.index], 1, 0), r_u, transpose=True)
-            # Reads in one proxy, and the stage's next writes, by TMA, in another: an arrival is not enough.
+            # This thread reads through the generic proxy, TMA writes next through the async one: order them.
             cute.arch.fence_proxy("async.shared", space="cta")
             pipelines.u.consumer_release(u)
             pipelines.gate.consumer_wait(gate)
@@ -531,7 +533,7 @@ class ChunkState:
     def load_initial_state(
         self, s_copy: blackwell.TmemCopy, work: WorkTile, initial_state: Any, r_s: cute.Tensor
     ) -> None:
-        """S as it was given, 0 without any."""
+        """Load S from the initial state; zeros if there is none."""
         if cutlass.const_expr(initial_state is None):
             r_s.fill(0.0)
         else:
@@ -543,7 +545,7 @@ class ChunkState:
     def store_final_state(
         self, s_copy: blackwell.TmemCopy, work: WorkTile, r_s: cute.Tensor, final_state: Any
     ) -> None:
-        """S to where it is wanted, nowhere without any."""
+        """Store S as the final state, if the call asks for it."""
         if cutlass.const_expr(final_state is not None):
             r_kept = cute.make_rmem_tensor_like(r_s, final_state.element_type)
             r_kept.store(r_s.load().to(final_state.element_type))

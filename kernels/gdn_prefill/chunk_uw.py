@@ -1,6 +1,7 @@
-"""U and W of every chunk: what the state recurrence needs of keys, values and gates. CuTe DSL, sm_100a.
+"""U and W of every chunk: FLA's `chunk_scaled_dot_kkt`, `solve_tril` and `wy_fast`. CuTe DSL, sm_100a.
 
-Of a chunk of C = 64 tokens and value head hv, with key head hv // (Hv / H) and K = V = 128:
+The state recurrence reads keys, values and gates only through U and W. For a chunk of C = 64 tokens and value
+head hv, with key head hv // (Hv / H) and K = V = 128:
 
     g_cu = cumsum(g)                                          summed in fp64, rounded once to f32
     A    = strict_lower(beta_i (K K^T)[i,j] exp(g_cu[i] - g_cu[j]))
@@ -13,10 +14,10 @@ Of a chunk of C = 64 tokens and value head hv, with key head hv // (Hv / H) and 
     2. U     64  128  64   s_aib, K-major    s_v, MN-major     t_u
     3. W     64  128  64   s_aibg, K-major   s_k, MN-major     t_w
 
-An item is (chunk, value head), number chunk x Hv + hv of total_chunks x Hv; CTA b takes b, b + ctas, ... KKT
-of an item is issued before U and W of the one before, so that it is there when the inverse is done. Rows of
-K and V behind the end of a sequence, which are the next one's, are overwritten with zeros before anybody
-multiplies them, and g and beta count as 0 there: rows of U and W past the end are 0.
+A work tile (item) is a (chunk, value head), number chunk x Hv + hv of total_chunks x Hv; CTA b takes b, b +
+ctas, ... KKT of an item is issued before U and W of the item before, so that it is ready when the inverse is
+done. Rows of K and V behind the end of a sequence, which are the next one's, are overwritten with zeros
+before an MMA reads them, and g and beta count as 0 there: rows of U and W past the end are 0.
 
     tensor         shape            dtype     rows
     k              T, H, K          bfloat16  value head hv reads head hv // (Hv // H)
@@ -457,7 +458,7 @@ class ChunkUW:
         """Warp w has rows 16w .. 16w + 15 of A and Ai, in registers as tcgen05.ld 16x256b delivers them."""
         thread, lane = cute.arch.thread_idx()[0], cute.arch.lane_idx()
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
-        # Beyond the plain build there are not the registers for numbers that are the same for every item.
+        # The builds with a tap or `split` have no spare registers: recompute the lane's addresses per item.
         spare = self.tap == Tap.NONE and not self.split
         t_kkt = PLAN.accumulator("t_kkt")
         tmem_copy = blackwell.TmemCopy.create(kkt_mma(), t_kkt.shape, base, thread)

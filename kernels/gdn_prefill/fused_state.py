@@ -100,7 +100,7 @@ def recurrence(
         pipe.producer_state() for pipe in (pipelines.h, pipelines.left, pipelines.v_new, pipelines.o)
     )
     for turn in cutlass.range(work.chunks, unroll=1):
-        # Addresses of all that it reads and writes are as many registers, unless they are found in each turn.
+        # Recompute all addresses in each turn: hoisted out of the loop they would not fit in registers.
         own = Half.create(base, blackwell.opaque(thread))
         pipelines.h.producer_acquire(h)
         store_h(own, r_s, shared.h[None, None, h.index])
@@ -147,7 +147,7 @@ def recurrence(
 
 @cute.jit
 def load_initial_state(half: Half, work: WorkTile, initial_state: Any, r_s: State) -> None:
-    """S as it was given, 0 without any."""
+    """Load S from the initial state; zeros if there is none."""
     for part in cutlass.range_constexpr(PARTS):
         if cutlass.const_expr(initial_state is None):
             r_s[part].fill(0.0)
@@ -160,7 +160,7 @@ def load_initial_state(half: Half, work: WorkTile, initial_state: Any, r_s: Stat
 
 @cute.jit
 def store_final_state(half: Half, work: WorkTile, r_s: State, final_state: Any) -> None:
-    """S to where it is wanted, nowhere without any."""
+    """Store S as the final state, if the call asks for it."""
     if cutlass.const_expr(final_state is not None):
         for part in cutlass.range_constexpr(PARTS):
             g_kept = half.part(final_state[work.sequence, work.head, None, None], part)
@@ -189,7 +189,7 @@ def form_x(
     pipelines.v.consumer_wait(v)
     s_v = blackwell.reordered(shared.v[None, None, v.index], 1, 0)
     half.tmem_copy.ldmatrix(half.part(s_v), r_v, transpose=True)
-    # The next V comes through the async proxy.
+    # The next V is written through the async proxy: order this thread's reads before it.
     cute.arch.fence_proxy("async.shared", space="cta")
     pipelines.v.consumer_release(v)
     r_decay = half.by_token(shared.gate[Row.DECAY, None, gate.index])

@@ -1,8 +1,7 @@
-"""All of a gdn_prefill call in one kernel: q, k, v, gates and first states in, o and last states out. CuTe
-DSL, sm_100a.
+"""Prefill in one kernel: FLA's and vLLM's `chunk_gated_delta_rule`, fused. CuTe DSL, sm_100a.
 
-Of a chunk of C = 64 tokens and value head hv, with key head hv // (Hv / H) and K = V = 128, S the state
-before the chunk and h its rounding:
+Reads q, k, v, gates and initial states; writes o and final states. For a chunk of C = 64 tokens and value
+head hv, with key head hv // (Hv / H) and K = V = 128, S the state before the chunk and h its rounding:
 
     g_cu  = cumsum(g)                                       summed in fp64, rounded once to f32
     A     = strict_lower(beta_i (K K^T)[i,j] exp(g_cu[i] - g_cu[j]))
@@ -13,8 +12,8 @@ before the chunk and h its rounding:
     o     = scale (exp(g_cu) Q h^T + P V_new)
     S     = exp(g_last) S + (V_new exp(g_last - g_cu))^T K
 
-U and W of chunk_uw.py, V_new = U - W h^T, need not be: Ai beta_j stands before both. The chunk's products, in
-their order but for 1 and 2, which are the next chunk's and issued behind 4:
+U and W of chunk_uw.py (V_new = U - W h^T) are not computed: Ai beta_j is a common factor of both. The chunk's
+products, in their order but for 1 and 2, which are the next chunk's and issued behind 4:
 
     product              M    N    K    left operand            right operand      accumulator
     1. KKT               64   64   128  s_k, K-major            s_k, K-major       t_kkt
@@ -27,8 +26,8 @@ their order but for 1 and 2, which are the next chunk's and issued behind 4:
 
 Vs is V_new exp(g_last - g_cu). A CTA carries S of one value head through one sequence, CTA n Hv + head, chunk
 after chunk, in registers and unrounded. Rows are v in all that STATE touches (fused_state.py); whole 128 of
-them, not halves in two CTAs as in chunk_state.py, since each CTA would have to invert A for itself. What
-waits for nobody but the inputs, the inverse and P, is made a chunk ahead of the state.
+them, not halves in two CTAs as in chunk_state.py, since each CTA would have to invert A for itself. Ai
+and P depend only on the inputs, so they are computed one chunk ahead of the recurrence.
 
     SMEM        shape               dtype     layout
     s_k         64 x 128, 3 stages  bfloat16  K-major, SW128; read as N-major too
@@ -168,7 +167,7 @@ class Tma:
 
 @dataclass(frozen=True)
 class TileMma:
-    """A product of tiles in shared memory, into its accumulator."""
+    """One of the kernel's products: operand tiles in shared memory and their accumulator."""
 
     tiled_mma: cute.TiledMma
     base: cute.Pointer
@@ -191,7 +190,7 @@ class TileMma:
         )
 
     def issue(self, left: Any, right: Any, stage: Any = 0) -> None:
-        """Of the stages at two states, into a stage of the accumulator."""
+        """Issue the MMAs of the two operands' stages into a stage of the accumulator."""
         t_part = blackwell.accumulator(self.tiled_mma, self.base, self.part, stage)
         r_left, r_right = (
             self.r_left[None, None, None, left.index],
@@ -260,7 +259,7 @@ class ChunkFused:
         blackwell.prefetch((tma.k, tma.q, tma.v, tma.o), warp == Role.LOAD)
         blackwell.init_barriers(pipelines, warp == Role.LOAD)
         tmem, base = blackwell.allocate_tmem(plan, smem, Role.MMA, Barrier.TMEM)
-        # Each role finds its work by itself: what lives across setmaxnreg is spilled.
+        # Each role computes its work tile itself: ptxas spills values that live across setmaxnreg.
         if warp < Role.INVERT:
             cute.arch.setmaxregister_increase(STATE_REGISTERS)
             fused_state.recurrence(self.work_tile(cu_seqlens), pipelines, shared, base, *states, scale)
@@ -482,7 +481,7 @@ class ChunkFused:
             lane = blackwell.opaque(cute.arch.lane_idx())
             triangle.form_a(r_values, s_gate, warp, lane)
             inverse.invert(r_values, scratch, warp, lane, together)
-            # Or the addresses of what is written last are in registers all the while.
+            # Recompute the lane id here: otherwise ptxas keeps the store addresses live across the inverse.
             lane = blackwell.opaque(lane)
             pipelines.squares.producer_acquire(squares)
             self._scale_columns(r_values, s_gate, lane)

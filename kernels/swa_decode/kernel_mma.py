@@ -1,4 +1,6 @@
-"""All of a swa_decode call in one kernel: queries and pages in, o and lse out. CuTe DSL, sm_90a and sm_100a.
+"""Sliding-window decode attention over FP8 pages: FlashMLA's `sparse_decode_fwd`. CuTe DSL, sm_90a, sm_100a.
+
+Portable: products by mma.sync. Reads queries and pages, writes o and lse.
 
 Of request t, with j over the entries of its window, r the entry's row and f its factor as latent_rows.py
 makes them from the page (value = r f, r exact in f16), a power of two 2^-k of the head making q[h] fill f16:
@@ -226,7 +228,7 @@ class MmaSyncDecode:
         block = cute.arch.block_idx()[0]
         token = block // self.groups
         first_head, lane = block % self.groups * self.rows, cute.arch.lane_idx()
-        # All that depends on no other load is asked for before any of it is looked at.
+        # Issue all loads that depend on no other load before using any of them.
         index = self.index(token, warp, lane, indices)
         length = ops.load_index(lens.iterator.toint() + I64(token) * 4)
         words = self.read_queries(token, first_head, warp, lane, q)
@@ -265,7 +267,7 @@ class MmaSyncDecode:
 
     @cute.jit
     def store_empty(self, work: WorkTile, o: cute.Tensor, lse: cute.Tensor) -> None:
-        """Of a token that attends to nothing: zeros, and -inf."""
+        """Store o = 0 and lse = -inf for a token that attends to nothing."""
         zero = I32(0)
         for turn in cutlass.range_constexpr(self.rows // WARPS):
             head = work.first_head + turn * WARPS + work.warp

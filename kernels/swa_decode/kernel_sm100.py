@@ -1,4 +1,6 @@
-"""All of a swa_decode call in one kernel: queries and pages in, o and lse out. CuTe DSL, sm_100a.
+"""Sliding-window decode attention over FP8 pages: FlashMLA's `sparse_decode_fwd`. CuTe DSL, sm_100a.
+
+Reads queries and pages, writes o and lse.
 
 Of request t, with j over the 128 entries of its window, r the entry's row and f its factor as
 sm100_gather.py makes them from the page (value = r f; f is 1 in fp8_ds_mla):
@@ -173,7 +175,7 @@ class Tcgen05Decode:
         workers: cutlass.Int32,
         stream: cuda.CUstream,
     ) -> None:
-        """What they are: `call.Arguments`. `parts` 1, 2 or 4, by `workers` CTAs."""
+        """The tensors are those of `launch_args.Arguments`. Grid: `parts` (1, 2 or 4) x `workers` CTAs."""
         load, store = cpasync.CopyBulkTensorTileG2SOp(), cpasync.CopyBulkTensorTileS2GOp()
         tma_q = blackwell.Tma.create(load, by_quarter(q), (HEADS, FEATURES))
         tma_o = blackwell.Tma.create(store, by_quarter(o), (HEADS, FEATURES))
@@ -205,7 +207,7 @@ class Tcgen05Decode:
         blackwell.prefetch((tma_q, tma_o), warp == Role.LOAD)
         blackwell.init_barriers(pipelines, warp == Role.LOAD)
         tmem, base = blackwell.allocate_tmem(PLAN, smem, Role.MMA, Barrier.TMEM)
-        # Each role finds its items by itself: what lives across setmaxnreg is spilled.
+        # Each role builds its scheduler itself: ptxas spills values that live across setmaxnreg.
         if warp < Role.EPILOGUE:
             cute.arch.setmaxregister_increase(REGISTERS[Role.SOFTMAX])
             self.softmax(self.scheduler(lens), pipelines, shared, base, attn_sink, lse, scale)
@@ -288,7 +290,7 @@ class Tcgen05Decode:
         lse: cute.Tensor | None,
         scale: cutlass.Float32,
     ) -> None:
-        """P from S, and what o is multiplied by."""
+        """The softmax over the window: P from S, and the factor of each row of o."""
         thread = cute.arch.thread_idx()[0]
         tmem_copy = blackwell.TmemCopy.create(half_mma(), (HEADS, HALF), base, thread)
         r_s = [cute.make_rmem_tensor(tmem_copy.coords.shape, cutlass.Float32) for _ in range(TOKENS // HALF)]
@@ -308,12 +310,12 @@ class Tcgen05Decode:
             r_max.fill(-math.inf)
             for half in cutlass.range_constexpr(len(r_s)):
                 self._scale(shared, half, thread % QUAD, factor, r_s[half], r_max)
-                # Keeps the loads of the other half's factors, as many registers, behind this half.
+                # Keep ptxas from hoisting the loads of the other half's factors: they would cost registers.
                 cute.arch.sync_warp()
             none = self._none(shared, thread % WARP)
             for row in cutlass.range_constexpr(ROWS):
                 across_quad(r_max, row, cute.arch.fmax)
-                # No infinity may be subtracted from itself: not where there is no score, nor of a score.
+                # Never subtract an infinity from itself: neither -inf (no score) nor +inf (a score).
                 r_max[row] = none if r_max[row] == -math.inf else cute.arch.fmin(r_max[row], FINITE)
             r_sum.fill(0.0)
             r_top.fill(0.0)
@@ -436,7 +438,7 @@ class Tcgen05Decode:
                         lse[token, head] = natural
             inverse = r_top[row] * cute.arch.rcp_approx(total)
             if thread % QUAD == 0:
-                # Nothing attended to is nothing, whatever the sink.
+                # Where no token counts, o is 0 whatever the sink.
                 nothing = (r_sum[row] == 0.0) & (r_max[row] == NOTHING)
                 shared.inverse[at, 0] = cutlass.Float32(0.0) if nothing else inverse
         pipelines.inverse.producer_commit(producer_state(turn))

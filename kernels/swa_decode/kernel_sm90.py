@@ -1,4 +1,6 @@
-"""All of a swa_decode call in one kernel for sm_90a: persistent CTAs, products by wgmma. CuTe DSL.
+"""Sliding-window decode attention over FP8 pages: FlashMLA's `sparse_decode_fwd`. CuTe DSL, sm_90a.
+
+Persistent CTAs, products by wgmma; reads queries and pages, writes o and lse.
 
 The equations are those of kernel_mma.py, and so are the powers of two that queries, rows and weights
 are scaled by. An work is `rows` heads of a token, those above H zeros that are not stored; CTA b of `workers`
@@ -160,7 +162,7 @@ class WgmmaDecode:
         workers: cutlass.Int32,
         stream: cuda.CUstream,
     ) -> None:
-        """What they are: `call.Arguments`; `workers` CTAs, no more than items."""
+        """The tensors are those of `launch_args.Arguments`. Grid: `workers` CTAs, at most one a work tile."""
         tma_q = blackwell.Tma.create(cpasync.CopyBulkTensorTileG2SOp(), by_block(q), (self.rows, GROUP))
         self.kernel(tma_q, q, pages, inv_scale, indices, lens, attn_sink, o, lse, scale, block_shift).launch(
             grid=(workers, 1, 1), block=(THREADS, 1, 1), stream=stream, min_blocks_per_mp=1
@@ -195,7 +197,7 @@ class WgmmaDecode:
                 cute.arch.mbarrier_init(shared.ready, LOADERS)
         cute.arch.mbarrier_init_fence()
         cute.arch.sync_threads()
-        # Each role finds its items by itself: what lives across setmaxnreg is spilled.
+        # Each role builds its scheduler itself: ptxas spills values that live across setmaxnreg.
         if warp < Role.LOAD:
             cute.arch.setmaxregister_increase(self.tuning.multiply_registers)
             self.attend(self.scheduler(lens), pipelines, shared, attn_sink, o, lse, scale)
@@ -217,7 +219,7 @@ class WgmmaDecode:
 
     @cute.jit
     def prefetch_first(self, indices: cute.Tensor, lens: cute.Tensor) -> None:
-        """For the first work's entries and length into L2, beside what comes before they can be read."""
+        """Prefetch the first work tile's entries and length into L2, during the set-up of the CTA."""
         token, _ = self.scheduler(lens).work_tile(0)
         entry = wgmma.thread_in_role(Role.LOAD)
         if entry < cute.size(indices, mode=[1]):
@@ -318,7 +320,7 @@ class WgmmaDecode:
         o: cute.Tensor,
         lse: cute.Tensor,
     ) -> None:
-        """Of a token that attends to nothing: zeros, and -inf."""
+        """Store o = 0 and lse = -inf for a token that attends to nothing."""
         pipelines.q.consumer_release(query_state(turn))
         if cutlass.const_expr(self.mla):
             shared.wait_for_rope(turn)

@@ -109,7 +109,11 @@ HISTORY = (
     ),
     Edit(
         "chunk_state: who scans",
-        replace("chunk_state", "S to where it is wanted, nowhere without any.", "S to where it is wanted."),
+        replace(
+            "chunk_state",
+            "Store S as the final state, if the call asks for it.",
+            "Store S as the final state.",
+        ),
     ),
     Edit(
         "chunk_state: a store has been read by the time its stage is written again",
@@ -119,7 +123,11 @@ HISTORY = (
     Edit("Notes on stores", write("notes/stores.md", "h and V_new leave by TMA.")),
     Edit(
         "chunk_state: where a scan begins",
-        replace("chunk_state", "S as it was given, 0 without any.", "S as it was given, else 0."),
+        replace(
+            "chunk_state",
+            "Load S from the initial state; zeros if there is none.",
+            "Load S from the initial state, else 0.",
+        ),
     ),
     Edit(
         "README: who uses it",

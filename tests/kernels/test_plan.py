@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from enum import IntEnum
 from importlib import import_module
@@ -159,6 +160,18 @@ def test_tables_of_a_plan_that_has_little() -> None:
     tables = replace(PLAN, tmem=(), pipelines=(), syncs=(), ctas_per_sm=2).tables()
     assert [part.split()[0] for part in tables.split("\n\n")] == ["SMEM", "role", "160"]
     assert tables.endswith("0 columns of TMEM, 2 CTAs an SM")
+
+
+def test_the_table_of_kernels_names_files_that_exist() -> None:
+    folder = Path(gdnbench_kernels.gdn_prefill.__path__[0]).parent
+    rows = [line for line in (folder / "README.md").read_text().splitlines() if line.startswith("| ")]
+    named = {name for row in rows for name in re.findall(r"`([\w/]+\.py)`", row)}
+    roots = {name: folder.parent if name.startswith(("tests/", "scripts/")) else folder for name in named}
+    assert [name for name, root in sorted(roots.items()) if not (root / name).is_file()] == []
+    kernels = {
+        str(path.relative_to(folder)) for path in folder.rglob("*.py") if "@cute.kernel" in path.read_text()
+    }
+    assert kernels <= named
 
 
 def test_every_kernel_with_a_plan_is_known_here() -> None:
