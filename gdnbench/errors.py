@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from enum import IntEnum
 
+from gdnbench.sim.errors import CannotSimulateError, InputError, KernelFault, SimError
+
 
 class Exit(IntEnum):
     PASS = 0
@@ -30,3 +32,18 @@ class CannotRunError(GdnbenchError, RuntimeError):
     """Something this machine lacks; the message says what it needs."""
 
     exit_code = Exit.CANNOT_RUN
+
+
+# Errors of the workbench together with those of the simulator, which knows nothing of it.
+EXPECTED_ERRORS = (GdnbenchError, SimError)
+BAD_INPUT_ERRORS = (BadInputError, InputError)
+CANNOT_RUN_ERRORS = (CannotRunError, CannotSimulateError)
+
+
+def exit_code_of(error: GdnbenchError | SimError) -> Exit:
+    """The exit code of a command that ends with `error`."""
+    if isinstance(error, GdnbenchError):
+        return error.exit_code
+    if isinstance(error, KernelFault):
+        return Exit.MISMATCH
+    return Exit.CANNOT_RUN if isinstance(error, CannotSimulateError) else Exit.BAD_INPUT

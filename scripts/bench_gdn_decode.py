@@ -33,7 +33,7 @@ from typing import Any
 
 from torch import Tensor
 
-from gdnbench.errors import BadInputError, CannotRunError, Exit
+from gdnbench.errors import BAD_INPUT_ERRORS, CANNOT_RUN_ERRORS, BadInputError, Exit
 from gdnbench.ops import operation
 from gdnbench.poison import same_bits
 from gdnbench.replay.execute import device_of
@@ -359,7 +359,7 @@ def sweep(
                 wrong[kernel.name] = "other bits than the first plan leaves"
                 continue
             subjects.append(bench.subject(kernel))
-        except (CannotRunError, NotImplementedError, RuntimeError, ValueError) as error:
+        except (*CANNOT_RUN_ERRORS, NotImplementedError, RuntimeError, ValueError) as error:
             wrong[kernel.name] = f"{type(error).__name__}: {str(error).splitlines()[0]}"
     rule = Rule(precision=options.precision, seconds=options.seconds, repeat=False)
     try:
@@ -488,10 +488,10 @@ def main() -> Exit:
         timed([shape for _, shape in of], kernels, options.on, timing_options(options), found)
         for name in tables:
             print(f"{name}\n{markdown(HEAD, table(kept[name]))}", flush=True)
-    except (CannotRunError, RoundError, ImportError) as error:
+    except (*CANNOT_RUN_ERRORS, RoundError, ImportError) as error:
         print(f"error: {error}", file=sys.stderr)
         return Exit.CANNOT_RUN
-    except (BadInputError, NotImplementedError) as error:
+    except (*BAD_INPUT_ERRORS, NotImplementedError) as error:
         print(f"error: {error}", file=sys.stderr)
         return Exit.BAD_INPUT
     missed = failed(new, kernels[0])

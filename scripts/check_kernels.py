@@ -35,7 +35,7 @@ from checking.results import TOLD, Case, content, merged, read, row
 from checking.subjects import SUBJECTS
 
 from gdnbench.cli.console import table
-from gdnbench.errors import BadInputError, Exit
+from gdnbench.errors import BAD_INPUT_ERRORS, Exit
 from gdnbench.sim import Accepted, Severity
 
 ACCEPTED = Path(__file__).parents[1] / "tests" / "sim" / "third_party" / "accepted.toml"
@@ -81,7 +81,7 @@ def main() -> int:
 def _told(names: list[str], cases: list[Case], broken: bool) -> int:
     try:
         accepted = Accepted.read(ACCEPTED)
-    except BadInputError as error:
+    except BAD_INPUT_ERRORS as error:
         print(f"error: {error}", file=sys.stderr)
         return Exit.BAD_INPUT
     for (severity, is_accepted, summary), where in merged(cases).items():

@@ -34,7 +34,7 @@ from static_check.comparing import TOLD, Row, compared, differences, lines, unex
 from static_check.sentryward import SentryWard
 
 from gdnbench.cli.console import table
-from gdnbench.errors import BadInputError, Exit
+from gdnbench.errors import BAD_INPUT_ERRORS, Exit
 
 
 def main() -> int:
@@ -73,7 +73,7 @@ def main() -> int:
         return _here(names, options)
     try:
         known = differences()
-    except BadInputError as error:
+    except BAD_INPUT_ERRORS as error:
         print(f"error: {error}", file=sys.stderr)
         return Exit.BAD_INPUT
     with tempfile.TemporaryDirectory(prefix="gdnbench-static-") as folder:

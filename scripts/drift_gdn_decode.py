@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from gdnbench.cli.console import table
-from gdnbench.errors import BadInputError, CannotRunError, Exit
+from gdnbench.errors import BAD_INPUT_ERRORS, CANNOT_RUN_ERRORS, BadInputError, CannotRunError, Exit
 from gdnbench.ops import operation
 from gdnbench.replay.call import call_kernel, conversion
 from gdnbench.replay.execute import device_of
@@ -147,10 +147,10 @@ def main() -> Exit:
                     kept.append(as_json(dtype, slow, per_call, mine, theirs, wrong))
                     rows.append(row(dtype, slow, per_call, mine, theirs, wrong))
                     print(" ".join(map(str, rows[-1])), file=sys.stderr, flush=True)
-    except (CannotRunError, ImportError) as error:
+    except (*CANNOT_RUN_ERRORS, ImportError) as error:
         print(f"error: {error}", file=sys.stderr)
         return Exit.CANNOT_RUN
-    except (BadInputError, ValueError, NotImplementedError) as error:
+    except (*BAD_INPUT_ERRORS, ValueError, NotImplementedError) as error:
         print(f"error: {error}", file=sys.stderr)
         return Exit.BAD_INPUT
     heads = (

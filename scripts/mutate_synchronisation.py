@@ -31,7 +31,7 @@ from mutation.surroundings import environment, installed
 from mutation.verdicts import TOLD, equivalents, latest, rows, unexplained
 
 from gdnbench.cli.console import table
-from gdnbench.errors import BadInputError, Exit
+from gdnbench.errors import BAD_INPUT_ERRORS, Exit
 from gdnbench.sim import ENGINES
 
 
@@ -65,7 +65,7 @@ def main() -> int:
         path = options.results or Path(folder) / "results.jsonl"
         try:
             known = equivalents()
-        except BadInputError as error:
+        except BAD_INPUT_ERRORS as error:
             print(f"error: {error}", file=sys.stderr)
             return Exit.BAD_INPUT
         statuses = [_apart(name, path, options) for name in names if installed(name)]

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from gdnbench.cli.console import table
-from gdnbench.errors import BadInputError, Exit
+from gdnbench.errors import BAD_INPUT_ERRORS, Exit
 from gdnbench.judge import calls
 from gdnbench.judge.result import TensorResult
 from gdnbench.judge.valid_rows import counted
@@ -281,7 +281,7 @@ def main(grid: Grid, description: str, schedules: tuple[str, ...] = ("late",), k
 
     try:
         prover.prove(options.names, options.quick, told)
-    except BadInputError as error:
+    except BAD_INPUT_ERRORS as error:
         print(f"error: {error}", file=sys.stderr)
         return Exit.BAD_INPUT
     if not found:

@@ -18,22 +18,22 @@ ROOT = Path(__file__).resolve().parents[1]
 # parts above it, so that nothing runs in a circle.
 ALLOWED = """
 artifact_cache:
-base:
+sim.base:
+base: sim.base
 __init__: base
-sim.base: base
 sim.ptx: sim.base
 sim.tensorcore.formats: sim.base
-sim.machine: base sim.base sim.ptx sim.tensorcore.formats
+sim.machine: sim.base sim.ptx sim.tensorcore.formats
 sim.tensorcore: sim.base sim.tensorcore.formats
 sim.compiler: artifact_cache sim.base sim.ptx sim.tensorcore.formats sim.machine
 sim.host: sim.base sim.ptx sim.machine
 sim.profile: sim.base sim.ptx sim.machine
-sim.value_trace: base sim.ptx sim.machine
+sim.value_trace: sim.base sim.ptx sim.machine
 sim.checker: sim.base sim.ptx sim.machine sim.profile
 sim.interpreter: sim.base sim.ptx sim.tensorcore.formats sim.machine sim.value_trace
 sim.run: sim.base sim.ptx sim.tensorcore.formats sim.machine sim.host sim.profile sim.value_trace
     sim.checker sim.interpreter
-sim: base sim.base sim.ptx sim.machine sim.host sim.profile sim.checker sim.run
+sim: sim.base sim.ptx sim.machine sim.host sim.profile sim.checker sim.run
 sim.mutants: sim.base sim.ptx sim.machine sim.host sim.checker sim.run
 kernels: artifact_cache
 report.outcome: base
@@ -54,12 +54,12 @@ diff.traces: base sim.ptx sim.value_trace sim trace
 page: base judge report
 pictures: base kernels report.outcome timing.result judge report
 replay: base sim.base sim kernels report.outcome store ops timing.result workers judge synth report trace
-bisect: artifact_cache base sim.host sim.value_trace sim kernels report.outcome store ops workers judge
-    synth report trace diff.traces replay
+bisect: artifact_cache base sim.base sim.host sim.value_trace sim kernels report.outcome store ops workers
+    judge synth report trace diff.traces replay
 mismatch: base report.outcome store capture judge report replay
 share: base kernels report.outcome store ops judge report replay
 timing: base sim kernels report.outcome store ops timing.result workers judge report replay
-distributed: base __init__ sim kernels report.outcome store workers report replay bisect
+distributed: base __init__ sim.base sim kernels report.outcome store workers report replay bisect
 suite: base sim report.outcome store ops workers judge report replay distributed
 cli: base sim.base sim.ptx sim.host sim.value_trace sim kernels store ops timing.result capture compile
     doctor judge synth kernel_figures report trace diff diff.traces page pictures replay bisect mismatch

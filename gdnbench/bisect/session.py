@@ -20,7 +20,8 @@ from typing import Any
 from gdnbench.bisect import cache_key
 from gdnbench.bisect.verdict import CONTENT, Verdict
 from gdnbench.bisect.verdict_cache import Question, VerdictCache, cache_size, key_of
-from gdnbench.errors import BadInputError, GdnbenchError, StoreError
+from gdnbench.errors import BadInputError, GdnbenchError, StoreError, exit_code_of
+from gdnbench.sim.errors import SimError
 
 STATE = Path(".gdnbench") / "bisect"
 """The default state folder, below the current folder."""
@@ -110,9 +111,9 @@ class Session:
         """Stores the result, plain JSON, and so marks the bisection as finished."""
         _write(self.folder / FOUND, found)
 
-    def fail(self, error: GdnbenchError) -> None:
+    def fail(self, error: GdnbenchError | SimError) -> None:
         """Stores the error that ended the bisection and that continuing would meet again."""
-        _write(self.folder / FAILED, {"error": str(error), "exit": int(error.exit_code)})
+        _write(self.folder / FAILED, {"error": str(error), "exit": int(exit_code_of(error))})
 
 
 def check_content(label: str, question: Question, verdict: Verdict) -> None:

@@ -17,7 +17,14 @@ from typing import Any, Protocol
 
 from gdnbench.bisect.trial import IMPORT_FAILURE, Trial
 from gdnbench.bisect.verdict import State, Verdict
-from gdnbench.errors import BadInputError, CannotRunError, GdnbenchError, StoreError
+from gdnbench.errors import (
+    CANNOT_RUN_ERRORS,
+    EXPECTED_ERRORS,
+    BadInputError,
+    CannotRunError,
+    GdnbenchError,
+    StoreError,
+)
 from gdnbench.replay.failure import describe
 from gdnbench.report.outcome import Outcome
 from gdnbench.workers.process import Message, WorkerProcess
@@ -126,9 +133,10 @@ def reply_or_error(compute: Callable[[], Message]) -> Message:
     """
     try:
         return compute()
-    except GdnbenchError as error:
-        key = next((name for name, kind in _ERRORS.items() if isinstance(error, kind)), "bad_input")
-        return {key: str(error)}
+    except EXPECTED_ERRORS as error:
+        if isinstance(error, CANNOT_RUN_ERRORS):
+            return {"cannot_run": str(error)}
+        return {"store" if isinstance(error, StoreError) else "bad_input": str(error)}
     except Exception as error:
         traceback.print_exc()
         return {"internal": f"gdnbench itself failed, not the kernel: {describe(error)}; see stderr"}

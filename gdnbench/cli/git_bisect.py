@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ParamSpec
 
 import typer
 
-from gdnbench.errors import Exit, GdnbenchError
+from gdnbench.errors import EXPECTED_ERRORS, Exit
 from gdnbench.printable import printable
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def with_git_statuses(command: Callable[P, None]) -> Callable[P, None]:
         except Exception as error:
             if not kwargs.get("git_bisect"):
                 raise
-            if isinstance(error, GdnbenchError | OSError):
+            if isinstance(error, (*EXPECTED_ERRORS, OSError)):
                 print(f"gdnbench: {printable(error)}", file=sys.stderr)
             else:  # else Python would end by status 1, which is a bad commit's
                 traceback.print_exception(error)

@@ -34,7 +34,7 @@ from gdnbench.cli.time import time
 from gdnbench.cli.trace import trace
 from gdnbench.cli.upload import upload
 from gdnbench.cli.verify import verify
-from gdnbench.errors import Exit, GdnbenchError
+from gdnbench.errors import EXPECTED_ERRORS, Exit, exit_code_of
 from gdnbench.printable import printable
 from gdnbench.version import __version__
 
@@ -87,8 +87,8 @@ def run() -> None:
     try:
         # Not standalone: typer would draw a box of five lines around a usage error.
         status = app(standalone_mode=False)
-    except GdnbenchError as error:
-        _end(str(error), error.exit_code)
+    except EXPECTED_ERRORS as error:
+        _end(str(error), exit_code_of(error))
     except UsageError as error:
         _end(_usage(error), NO_VERDICT if OPTION in sys.argv else Exit.BAD_INPUT)
     except (KeyboardInterrupt, typer.Abort):

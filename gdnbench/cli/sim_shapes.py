@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from gdnbench.cli.sim_call import TextCall, function_named, tensors_of
-from gdnbench.errors import BadInputError, CannotRunError
+from gdnbench.errors import CANNOT_RUN_ERRORS, BadInputError
 from gdnbench.replay.simulated import programs_simulated
 from gdnbench.sim import Settings, active, launch
 from gdnbench.sim.errors import KernelFault
@@ -92,7 +92,7 @@ class _Called:
             except KernelFault:
                 if not session.reports:
                     raise
-            except CannotRunError as error:
+            except CANNOT_RUN_ERRORS as error:
                 return Run(refused=str(error))
         if not session.reports:
             raise BadInputError(f"{self._name} returned no (compiled, args) and ran nothing on the simulator")

@@ -14,7 +14,7 @@ import torch
 
 from gdnbench.bits import logical
 from gdnbench.diff.pairs import pair
-from gdnbench.errors import BadInputError, StoreError
+from gdnbench.errors import BAD_INPUT_ERRORS, BadInputError, StoreError
 from gdnbench.judge import calls
 from gdnbench.judge.block_stats import Tolerance
 from gdnbench.judge.location import whole
@@ -85,7 +85,7 @@ def _compared(a: StoredRecord, b: StoredRecord, rule: Rule, grids: bool) -> Reco
         notes: list[str] = []
         tensors = tuple(_tensors(a, b, op, rule, grids, notes))
         return _settled(a, b, tensors, tuple(_strangers(a, b, op)), tuple(notes))
-    except (BadInputError, ContractError, StoreError) as error:
+    except (*BAD_INPUT_ERRORS, ContractError, StoreError) as error:
         return replace(RecordResult.of(a, Outcome.REFUSED, str(error)), other=b.key)
 
 

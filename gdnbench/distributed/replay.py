@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 from gdnbench.distributed import worker
 from gdnbench.distributed.job import Job, Task, code_version
-from gdnbench.errors import BadInputError, GdnbenchError
+from gdnbench.errors import EXPECTED_ERRORS, BadInputError, GdnbenchError
 from gdnbench.replay.record import JudgedRecord, finish_record
 from gdnbench.replay.replay import Progress, replay_options, select
 from gdnbench.replay.save import RunWriter
 from gdnbench.replay.simulated import SIM
 from gdnbench.report.outcome import Outcome
 from gdnbench.report.report import RecordResult, ReplayReport
+from gdnbench.sim.errors import SimError
 from gdnbench.store.address import Address
 from gdnbench.store.reader import StoredRecord
 from gdnbench.store.recover import open_store
@@ -110,8 +111,10 @@ def _machines(pool: WorkerPool) -> list[dict[str, Any]]:
     return [found[key] for key in sorted(found)]
 
 
-def _judged(record: StoredRecord, answer: JudgedRecord | WorkerDied | GdnbenchError) -> JudgedRecord:
-    if isinstance(answer, GdnbenchError):
+def _judged(
+    record: StoredRecord, answer: JudgedRecord | WorkerDied | GdnbenchError | SimError
+) -> JudgedRecord:
+    if isinstance(answer, EXPECTED_ERRORS):
         raise answer
     if isinstance(answer, WorkerDied):
         reason = f"the worker it ran on died, {answer.attempts} times of {answer.attempts}"

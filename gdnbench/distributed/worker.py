@@ -17,7 +17,13 @@ from typing import Any
 import torch
 
 from gdnbench.distributed.job import Job, Task, code_version
-from gdnbench.errors import BadInputError, CannotRunError, GdnbenchError, StoreError
+from gdnbench.errors import (
+    CANNOT_RUN_ERRORS,
+    EXPECTED_ERRORS,
+    BadInputError,
+    CannotRunError,
+    StoreError,
+)
 from gdnbench.provenance import cpu_model, gpu_provenance
 from gdnbench.replay.kernels import is_user_kernel
 from gdnbench.replay.record import JudgedRecord
@@ -59,7 +65,7 @@ def run_task(expected: str | None, job: bytes, task: bytes) -> bytes:
                     f"worker {_name()} has {here}, but this is {expected}: install the same there"
                 )
             return dumps(_replay(loads(job), loads(task)))
-        except GdnbenchError as error:
+        except EXPECTED_ERRORS as error:
             return dumps(error)
 
 
@@ -117,7 +123,7 @@ def _open_session(job: Job) -> _Session:
             _session = _Session(job)
         except StoreError as error:
             raise StoreError(f"worker {_name()}: {error}") from error
-        except CannotRunError as error:
+        except CANNOT_RUN_ERRORS as error:
             raise CannotRunError(f"worker {_name()}: {error}") from error
     return _session
 

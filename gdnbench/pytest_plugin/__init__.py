@@ -56,14 +56,14 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if FIXTURE not in metafunc.fixturenames:
         return
-    from gdnbench.errors import GdnbenchError
+    from gdnbench.errors import EXPECTED_ERRORS
     from gdnbench.pytest_plugin.selection import select_marked
 
     marks = list(metafunc.definition.iter_markers(MARK))
     where = f"{metafunc.definition.nodeid}: "
     try:
         chosen = select_marked(marks, metafunc.definition.path, metafunc.config)
-    except GdnbenchError as error:
+    except EXPECTED_ERRORS as error:
         raise pytest.Collector.CollectError(f"{where}{error}") from None
     metafunc.parametrize(FIXTURE, [pytest.param(one, id=one.id) for one in chosen], indirect=True)
 

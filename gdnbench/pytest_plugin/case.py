@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from torch import Tensor
 
-from gdnbench.errors import CannotRunError, Exit, GdnbenchError
+from gdnbench.errors import CANNOT_RUN_ERRORS, EXPECTED_ERRORS, Exit
 from gdnbench.judge import calls
 from gdnbench.judge.result import Side, TensorResult
 from gdnbench.ops import operation
@@ -95,9 +95,9 @@ class Case:
         __tracebackhide__ = True
         try:
             result = self._replaying.replay(self.record, kernel, accepted)
-        except CannotRunError as error:
+        except CANNOT_RUN_ERRORS as error:
             pytest.skip(printable(error))
-        except GdnbenchError as error:
+        except EXPECTED_ERRORS as error:
             pytest.fail(printable(error), pytrace=False)
         self._node.user_properties += [("outcome", str(result.outcome)), *_figures(result.tensors)]
         return result
@@ -128,9 +128,9 @@ def open_case(chosen: Chosen, node: pytest.Item, replays: Replays) -> Case:
         record = replaying.store.records[chosen.number]
         op = operation(record.info.op)
         calls.check(record, op)
-    except CannotRunError as error:
+    except CANNOT_RUN_ERRORS as error:
         pytest.skip(printable(error))
-    except (GdnbenchError, ContractError) as error:
+    except (*EXPECTED_ERRORS, ContractError) as error:
         pytest.fail(printable(f"{Outcome.REFUSED}: {error}"), pytrace=False)
     return Case(record, op, node, replaying)
 

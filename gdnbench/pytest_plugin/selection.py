@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from gdnbench.errors import BadInputError, GdnbenchError, StoreError
+from gdnbench.errors import EXPECTED_ERRORS, BadInputError, StoreError
 from gdnbench.printable import printable
 from gdnbench.pytest_plugin.marks import Asked, asked_of
 from gdnbench.record_numbers import record_numbers
@@ -84,7 +84,7 @@ def select(path: Address, asked: Asked, prefix: str = "") -> list[Chosen]:
                 if asked.op in (None, info.op):
                     name = f"{number}-{safe(info.op)}-{safe(info.layer)}-step{info.step}"
                     found.append(Chosen(path, asked, f"{prefix}{name}", number))
-    except GdnbenchError as error:
+    except EXPECTED_ERRORS as error:
         return [*found, problem("unreadable", error)]
     return found
 

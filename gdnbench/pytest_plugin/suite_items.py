@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from gdnbench.errors import Exit, GdnbenchError
+from gdnbench.errors import EXPECTED_ERRORS, Exit
 from gdnbench.printable import printable
 from gdnbench.pytest_plugin.items import RecordItem
 from gdnbench.pytest_plugin.marks import Asked, in_folder
@@ -48,7 +48,7 @@ class SuiteFile(pytest.File):
             baseline = None if suite.baselines is None else Baseline.read(suite.baselines)
             for entry in suite.entries:
                 yield from self._items(suite, baseline, entry)
-        except GdnbenchError as error:
+        except EXPECTED_ERRORS as error:
             raise self.CollectError(printable(error)) from None
 
     def _items(self, suite: Suite, baseline: Baseline | None, entry: Entry) -> Iterator[pytest.Item]:

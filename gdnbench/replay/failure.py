@@ -6,7 +6,7 @@ import traceback
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gdnbench.errors import BadInputError, CannotRunError, StoreError
+from gdnbench.errors import BAD_INPUT_ERRORS, CANNOT_RUN_ERRORS, StoreError
 from gdnbench.report.outcome import Outcome
 from gdnbench.sim.errors import SimError
 from gdnbench_kernels.contract import ContractError
@@ -58,10 +58,10 @@ _NO_DEVICE = (
 def classify(error: BaseException) -> Outcome:
     """The outcome of a record whose binding or kernel raised `error`."""
     if isinstance(error, SimError):  # of the kernel under test: an illegal act, or something not simulated
-        return Outcome.UNSUPPORTED if isinstance(error, CannotRunError) else Outcome.CRASH
-    if isinstance(error, BadInputError | StoreError):
+        return Outcome.UNSUPPORTED if isinstance(error, CANNOT_RUN_ERRORS) else Outcome.CRASH
+    if isinstance(error, (*BAD_INPUT_ERRORS, StoreError)):
         return Outcome.REFUSED
-    if isinstance(error, ImportError | CannotRunError) or any(
+    if isinstance(error, (ImportError, *CANNOT_RUN_ERRORS)) or any(
         isinstance(error, kind) and str(error).startswith(start) for kind, start in _NO_DEVICE
     ):
         return Outcome.MISSING

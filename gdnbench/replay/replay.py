@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from gdnbench.errors import BadInputError, StoreError
+from gdnbench.errors import BAD_INPUT_ERRORS, BadInputError, StoreError
 from gdnbench.judge import calls
 from gdnbench.judge.by_tensor import ByTensor, describe, with_rules
 from gdnbench.judge.error_attribution import StageShare, waterfall
@@ -269,7 +269,7 @@ class Replayer:
             op = operation(record.info.op)
             calls.check(record, op)
             strays = side_effects.recorded_faults(record, op) if self._against == RECORDED else []
-        except (ContractError, BadInputError, StoreError) as error:
+        except (ContractError, *BAD_INPUT_ERRORS, StoreError) as error:
             return JudgedRecord(RecordResult.of(record, Outcome.REFUSED, str(error)), called=False)
         reason = _not_comparable(record, op) if self._against == RECORDED else None
         if reason is not None:
@@ -286,7 +286,7 @@ class Replayer:
                     of_other = (replace(finding, of=self._against) for finding in other.checked)
                     checked = (*(checked or ()), *of_other)
                 result = self._compare(record, op, execution, other, strays)
-            except (BadInputError, StoreError) as error:
+            except (*BAD_INPUT_ERRORS, StoreError) as error:
                 result = RecordResult.of(record, Outcome.REFUSED, str(error))
         if self._judge.grids:
             result = replace(result, ranges=calls.ranges_of(record, op))

@@ -6,7 +6,7 @@ import contextlib
 import sys
 from typing import TYPE_CHECKING, Protocol
 
-from gdnbench.errors import BadInputError
+from gdnbench.errors import BAD_INPUT_ERRORS
 from gdnbench.replay.execute import Execution, execute
 from gdnbench.replay.failure import Failure, classify, describe
 from gdnbench.replay.kernels import LoadedKernel, is_user_kernel, load, load_function
@@ -79,7 +79,7 @@ def why_not_found(kernel: str, on: str) -> str | None:
         try:
             with simulated(on):
                 load_function(kernel)
-        except BadInputError as error:
+        except BAD_INPUT_ERRORS as error:
             return str(error)
         except Exception:
             return None

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gdnbench.errors import BadInputError
+from gdnbench.sim.errors import InputError
 
 DTYPES = {
     "f64": torch.float64,
@@ -72,7 +72,7 @@ class Argument:
 
 
 def parse_argument(text: str) -> Argument:
-    """Read one argument; BadInputError says what is wrong with it."""
+    """Read one argument; InputError says what is wrong with it."""
     named = _NAMED.fullmatch(text)
     name, value = (named[1], named[2]) if named else (None, text)
     if value.startswith("@"):
@@ -85,13 +85,13 @@ def parse_argument(text: str) -> Argument:
     try:
         return Argument(name, float(value) if value.lower() in ("inf", "-inf", "nan") else _literal(value))
     except (ValueError, SyntaxError):
-        raise BadInputError(
+        raise InputError(
             f"argument {text!r} is no number, literal or tensor; tensors are written like f32[128,64]:zeros"
         ) from None
 
 
 def make_tensor(spec: TensorSpec, generator: torch.Generator) -> Tensor:
-    """The tensor with its contents; random ones come from `generator`. BadInputError if it is too large."""
+    """The tensor with its contents; random ones come from `generator`. InputError if it is too large."""
     dtype = DTYPES[spec.dtype]
     try:
         tensor = torch.empty_strided(spec.shape, spec.strides, dtype=dtype)
@@ -99,7 +99,7 @@ def make_tensor(spec: TensorSpec, generator: torch.Generator) -> Tensor:
     except (MemoryError, OverflowError, RuntimeError, TypeError) as error:
         extents, strides = (",".join(map(str, numbers)) for numbers in (spec.shape, spec.strides))
         what = str(error).partition("\n")[0]
-        raise BadInputError(
+        raise InputError(
             f"a tensor {spec.dtype}[{extents}:{strides}]:{spec.fill} cannot be made: {what}"
         ) from None
     return tensor
@@ -118,12 +118,12 @@ def _literal(text: str) -> Literal:
 def _tensor_spec(match: re.Match[str], text: str) -> TensorSpec:
     dtype, extents, strides, fill = match.groups()
     if dtype not in DTYPES:
-        raise BadInputError(f"argument {text!r}: type {dtype!r}; there are {', '.join(DTYPES)}")
+        raise InputError(f"argument {text!r}: type {dtype!r}; there are {', '.join(DTYPES)}")
     shape, dynamic = [], []
     for item in _items(extents):
         extent = _EXTENT.fullmatch(item)
         if extent is None:
-            raise BadInputError(f"argument {text!r}: extent {item!r}; write a number, or ?N to leave it open")
+            raise InputError(f"argument {text!r}: extent {item!r}; write a number, or ?N to leave it open")
         shape.append(int(extent[2]))
         dynamic.append(bool(extent[1]))
     given = _strides(strides, shape, text)
@@ -141,7 +141,7 @@ def _strides(text: str | None, shape: list[int], whole: str) -> tuple[int, ...]:
         return tuple(reversed(packed))
     items = _items(text)
     if len(items) != len(shape) or not all(item.isdecimal() for item in items):
-        raise BadInputError(f"argument {whole!r}: strides {text!r}; write one number for each extent")
+        raise InputError(f"argument {whole!r}: strides {text!r}; write one number for each extent")
     return tuple(map(int, items))
 
 
@@ -152,12 +152,12 @@ def _items(text: str) -> list[str]:
 def _check_fill(fill: str, dtype: str, text: str) -> None:
     if fill in FILLS:
         if fill in FLOAT_FILLS and not DTYPES[dtype].is_floating_point:
-            raise BadInputError(f"argument {text!r}: {fill} is for floating-point types; write randint")
+            raise InputError(f"argument {text!r}: {fill} is for floating-point types; write randint")
         return
     try:
         float(fill)
     except ValueError:
-        raise BadInputError(
+        raise InputError(
             f"argument {text!r}: contents {fill!r}; there are {', '.join(FILLS)}, or a number"
         ) from None
 
@@ -190,10 +190,10 @@ def _read(path: Path, text: str) -> Tensor:
             loaded = torch.load(path, map_location="cpu", weights_only=True)
             if isinstance(loaded, Tensor):
                 return loaded
-            raise BadInputError(f"argument {text!r}: {path} holds no tensor")
+            raise InputError(f"argument {text!r}: {path} holds no tensor")
     except OSError as error:
-        raise BadInputError(f"argument {text!r}: {path} cannot be read: {error.strerror or error}") from None
+        raise InputError(f"argument {text!r}: {path} cannot be read: {error.strerror or error}") from None
     except (TypeError, ValueError, RuntimeError, EOFError, UnpicklingError) as error:
         what = str(error).partition("\n")[0].partition(". ")[0]
-        raise BadInputError(f"argument {text!r}: {path} holds no tensor: {what}") from None
-    raise BadInputError(f"argument {text!r}: {path} is neither .npy nor .pt")
+        raise InputError(f"argument {text!r}: {path} holds no tensor: {what}") from None
+    raise InputError(f"argument {text!r}: {path} is neither .npy nor .pt")

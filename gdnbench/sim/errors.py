@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from gdnbench.errors import BadInputError, CannotRunError, Exit, GdnbenchError
-
 
 @dataclass(frozen=True, slots=True)
 class Place:
@@ -40,16 +38,22 @@ class FaultKind(StrEnum):
     TRAP = "trap"
 
 
-class SimError(GdnbenchError):
-    """Base of the simulator's own errors."""
+class SimError(Exception):
+    """Base of every error that the simulator raises on purpose."""
+
+
+class InputError(SimError, ValueError):
+    """An argument or file that cannot be used as given."""
+
+
+class CannotSimulateError(SimError, RuntimeError):
+    """A kernel that the simulator cannot run here."""
 
 
 class KernelFault(SimError):
     """The kernel did something illegal. `kind` says what, `place` where, `thread` who (CTA, warp, lanes).
     The first line of the text stands alone; a deadlock's waits follow, a line each. `found` is what the
     checker had found before it, `checker.evidence.Evidence`; None if the launch was not checked."""
-
-    exit_code = Exit.MISMATCH
 
     def __init__(
         self, kind: FaultKind, message: str, place: Place | None = None, thread: str | None = None
@@ -71,7 +75,7 @@ class KernelFault(SimError):
         return "\n".join([f"{self.kind}: {first}{who}{where}", *rest])
 
 
-class UnsupportedError(SimError, CannotRunError):
+class UnsupportedError(CannotSimulateError):
     """An instruction, modifier, operand or descriptor bit that the simulator does not model, by name."""
 
     def __init__(self, what: str, place: Place | None = None) -> None:
@@ -84,17 +88,17 @@ class UnsupportedError(SimError, CannotRunError):
         return UnsupportedError, (self.what, self.place)
 
 
-class PtxSyntaxError(SimError, BadInputError):
+class PtxSyntaxError(InputError):
     """Text that is not PTX."""
 
 
-class LaunchError(SimError, BadInputError):
+class LaunchError(InputError):
     """Arguments that do not fit the kernel."""
 
 
-class ExportError(SimError, CannotRunError):
+class ExportError(CannotSimulateError):
     """A compiled kernel without its PTX or host code; the message says which setting keeps them."""
 
 
-class WorkerError(SimError, CannotRunError):
+class WorkerError(CannotSimulateError):
     """A process that ran a share of the CTAs died."""

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from gdnbench.poison import same_bits
 from gdnbench.sim.report import Finding
 
 ENDS = ("late", "early")
@@ -226,7 +226,12 @@ def different(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> str:
 
 
 def _same(a: Tensor, b: Tensor) -> bool:
-    return a.shape == b.shape and a.dtype == b.dtype and same_bits(a, b)
+    """Whether two tensors agree in shape, dtype and every bit."""
+    return a.shape == b.shape and a.dtype == b.dtype and torch.equal(_bytes(a), _bytes(b))
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    return tensor.contiguous().reshape(-1).view(torch.uint8)
 
 
 def _merge(

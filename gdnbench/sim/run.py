@@ -62,7 +62,7 @@ def _is_integer(value: object, least: int) -> bool:
 
 
 def check_settings(engine: str, schedule: str, mma: str, threads: int | None) -> Schedule:
-    """The schedule by name, once every other setting is known to be one; BadInputError names what is not."""
+    """The schedule by name, once every other setting is known to be one; InputError names what is not."""
     for what, value, known in (("mma", mma, tuple(Model)), ("engine", engine, tuple(ENGINES))):
         if not isinstance(value, str) or value not in known:
             raise LaunchError(f"{what} {value!r}; there are {' and '.join(known)}")

@@ -31,7 +31,7 @@ ONE_CTA = (1, 1, 1)
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How a call is simulated; see `launch`. BadInputError for a value that there is not. `watch` is told of
+    """How a call is simulated; see `launch`. InputError for a value that there is not. `watch` is told of
     every launch, and says what is recorded of it. `before` gets each launch as it is about to run."""
 
     mma: str = "hardware"

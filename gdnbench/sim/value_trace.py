@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from gdnbench.errors import BadInputError
+from gdnbench.sim.errors import InputError
 from gdnbench.sim.ptx.ir import Address, Immediate, Instruction, Kernel, Negated, Register, Vector
 from gdnbench.sim.ptx.register_formats import register_formats
 
@@ -116,7 +116,7 @@ class Selection:
                     raise ValueError
                 given |= _PARSERS[name](value)
             except (KeyError, ValueError):
-                raise BadInputError(
+                raise InputError(
                     f"{part!r} selects no values; write cta=0-3,7 warp=4 class=load,store lines=100-180"
                     f" source=FILE.py:80-95, cta=all, or all; classes are {', '.join(CLASSES)}"
                 ) from None

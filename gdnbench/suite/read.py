@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from gdnbench.errors import BadInputError, StoreError
+from gdnbench.errors import BAD_INPUT_ERRORS, BadInputError, StoreError
 from gdnbench.judge.by_tensor import check_tensor
 from gdnbench.judge.record import ORACLE
 from gdnbench.ops import operations
@@ -104,7 +104,7 @@ def _options(folder: Path, values: dict[str, Any], where: str) -> Options:
         place = f"{where}: tensors.{tensor}"
         try:
             check_tensor(tensor)
-        except BadInputError as error:
+        except BAD_INPUT_ERRORS as error:
             raise BadInputError(f"{where}: tensors: {error}") from None
         if not isinstance(table, dict):
             raise BadInputError(f"{place} must be a rule, such as {{ k = 3 }}")
@@ -174,7 +174,7 @@ def _check(kernel: str, on: str, options: Options, where: str) -> None:
         try:
             if name not in others:
                 kernels.check_name(name)
-        except BadInputError as error:
+        except BAD_INPUT_ERRORS as error:
             raise BadInputError(f"{where}: {key}: {error}") from None
     if options.stages and options.against == RECORDED:
         raise BadInputError(f"{where}: stages: no call records them; compare with reference or a kernel")

@@ -9,7 +9,13 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from gdnbench.errors import BadInputError, CannotRunError, Exit, GdnbenchError
+from gdnbench.errors import (
+    CANNOT_RUN_ERRORS,
+    EXPECTED_ERRORS,
+    BadInputError,
+    Exit,
+    exit_code_of,
+)
 from gdnbench.judge.rule import Rule, make_rule
 from gdnbench.report.report import RecordResult
 from gdnbench.sim import Accepted
@@ -105,10 +111,11 @@ def _run(
         records = list(replays.replay(entry.path, **options).records)
     except KeyboardInterrupt:
         interrupted = True
-    except CannotRunError as refusal:
+    except CANNOT_RUN_ERRORS as refusal:
         error, code = str(refusal), Exit.PASS if entry.options.optional else Exit.CANNOT_RUN
-    except (GdnbenchError, OSError) as refusal:
-        error, code = str(refusal), getattr(refusal, "exit_code", Exit.BAD_INPUT)
+    except (*EXPECTED_ERRORS, OSError) as refusal:
+        error = str(refusal)
+        code = exit_code_of(refusal) if isinstance(refusal, EXPECTED_ERRORS) else Exit.BAD_INPUT
     verdicts = [judge_record(entry, record, known, baseline, today) for record in records]
     seconds = time.monotonic() - begin
     return EntryResult(entry, tuple(verdicts), error, code, expected or len(records), seconds, interrupted)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 
-from gdnbench.errors import BadInputError, Exit, StoreError
+from gdnbench.errors import BAD_INPUT_ERRORS, Exit, StoreError
 from gdnbench.judge import calls
 from gdnbench.judge.record import ORACLE, Judge
 from gdnbench.judge.rule import describe_rule
@@ -128,5 +128,5 @@ def _work(record: StoredRecord, judge: Judge) -> Work | None:
         return None
     try:
         return op.work(calls.compact(record, op, judge.device))
-    except (ContractError, BadInputError, StoreError):
+    except (ContractError, *BAD_INPUT_ERRORS, StoreError):
         return None  # a record that its kernels' outcomes say is refused

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 
-from gdnbench.errors import BadInputError, GdnbenchError
+from gdnbench.errors import BAD_INPUT_ERRORS, EXPECTED_ERRORS
 from gdnbench.ops import operation
 from gdnbench.replay.failure import classify, describe
 from gdnbench.report.outcome import Outcome
@@ -66,7 +66,7 @@ def _start(
 def _judge(session: Session, store: Store, number: int, kernel: str, ran: Callable[[], None]) -> Message:
     try:
         found = session.judge(store.records[number], kernel, ran)
-    except BadInputError as error:
+    except BAD_INPUT_ERRORS as error:
         return {"bad_input": str(error)}
     return {"bad_input": None, "outcome": str(found.outcome), "reason": found.reason}
 
@@ -80,7 +80,7 @@ def _time(session: Session, store: Store, number: int, kernels: Sequence[str]) -
         kernel: str | None = failed.kernel
     except Exception as other:
         error, kernel = other, None
-    reason = str(error) if isinstance(error, GdnbenchError) else describe(error)
+    reason = str(error) if isinstance(error, EXPECTED_ERRORS) else describe(error)
     outcome = Outcome.MISMATCH if isinstance(error, PreparedWrong | RoundWrong) else classify(error)
     return {"kernel": kernel, "outcome": str(outcome), "reason": reason}
 

@@ -27,7 +27,7 @@ from fault_cases import (
 )
 
 from gdnbench import sim
-from gdnbench.errors import Exit
+from gdnbench.errors import Exit, exit_code_of
 from gdnbench.replay.failure import describe
 from gdnbench.sim.errors import FaultKind, KernelFault, Place, UnsupportedError
 
@@ -71,7 +71,7 @@ def test_ptx_fault_and_its_twin(pair: Pair, engine: str) -> None:
         run(bad, engine, pair.threads)
     fault = caught.value
     assert fault.kind is pair.kind, fault
-    assert fault.exit_code == Exit.MISMATCH
+    assert exit_code_of(fault) == Exit.MISMATCH
     assert pair.says in fault.message, fault
     assert fault.place is not None
     line = bad.splitlines()[fault.place.line - 1]
@@ -158,7 +158,7 @@ def test_unknown_instruction_or_modifier(line: str, says: str, engine: str) -> N
     assert says in caught.value.what
     assert caught.value.place is not None
     assert text.splitlines()[caught.value.place.line - 1] == line
-    assert caught.value.exit_code == Exit.CANNOT_RUN
+    assert exit_code_of(caught.value) == Exit.CANNOT_RUN
 
 
 @pytest.mark.parametrize("engine", ENGINES)

@@ -13,7 +13,7 @@ import simt
 import torch
 
 from gdnbench import sim
-from gdnbench.errors import BadInputError
+from gdnbench.sim.errors import InputError
 from gdnbench.sim.machine.cta import Launch
 from gdnbench.sim.simulate import Settings
 from gdnbench.sim.value_trace import (
@@ -137,5 +137,5 @@ def test_a_selection_is_kept_to(kernel: object) -> None:
 
 @pytest.mark.parametrize("text", ["lane=3", "cta=", "cta=4-2", "class=load1", "source=8-9", "lines=a", "x"])
 def test_a_selection_that_selects_nothing_is_refused(text: str) -> None:
-    with pytest.raises(BadInputError, match=r"selects no values"):
+    with pytest.raises(InputError, match=r"selects no values"):
         Selection.parse(text)

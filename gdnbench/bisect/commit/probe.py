@@ -20,7 +20,7 @@ from gdnbench.bisect.trial import Trial
 from gdnbench.bisect.verdict import State, Verdict
 from gdnbench.bisect.verdict_cache import Question
 from gdnbench.bisect.workers import Place, TrialRunner, TrialWorker
-from gdnbench.errors import BadInputError, CannotRunError
+from gdnbench.errors import BAD_INPUT_ERRORS, CANNOT_RUN_ERRORS, BadInputError, CannotRunError
 
 BUILD_FAILURE = "build failure"
 NOT_THERE = "not there"
@@ -66,7 +66,7 @@ class Revisions:
             return replay_endpoint(self._session, commit.label, question, trial, lambda: self._prober(commit))
         except BuildFailure as error:
             raise CannotRunError(f"{commit.label}: {error}") from None
-        except (BadInputError, CannotRunError) as error:
+        except (*BAD_INPUT_ERRORS, *CANNOT_RUN_ERRORS) as error:
             raise type(error)(f"{commit.label}: {error}") from None
 
     def _missing(self, commit: Commit) -> Verdict:
@@ -115,7 +115,7 @@ class Revisions:
                 return prober.run_trial(trial)
         except BuildFailure as error:
             return Verdict(State.SKIP, BUILD_FAILURE, str(error))
-        except BadInputError as error:
+        except BAD_INPUT_ERRORS as error:
             return Verdict(State.SKIP, NOT_THERE, str(error))
-        except CannotRunError as error:  # for this machine at that time, for all that is known
+        except CANNOT_RUN_ERRORS as error:  # for this machine at that time, for all that is known
             raise NotKeptError(Verdict(State.SKIP, NO_START, str(error))) from None

@@ -28,7 +28,7 @@ from gdnbench.bisect.trial import Trial
 from gdnbench.bisect.verdict import State, Verdict
 from gdnbench.bisect.verdict_cache import Question
 from gdnbench.bisect.workers import Place, TrialWorker
-from gdnbench.errors import BadInputError, CannotRunError, Exit
+from gdnbench.errors import BAD_INPUT_ERRORS, CANNOT_RUN_ERRORS, BadInputError, CannotRunError, Exit
 
 NOT_INSTALLED = "does not install"
 NOT_THERE = "not there"
@@ -193,7 +193,7 @@ class _Bisection:
                     trial,
                     lambda: TrialWorker(place, self._asked.timeout),
                 )
-            except (BadInputError, CannotRunError) as error:
+            except (*BAD_INPUT_ERRORS, *CANNOT_RUN_ERRORS) as error:
                 raise type(error)(f"{_label(versions)}: {error}") from None
 
         return EndpointReplays(_label(versions), end, lambda trial: self._ask(versions, trial))
@@ -215,9 +215,9 @@ class _Bisection:
             try:
                 with closing(TrialWorker(Place(python), self._asked.timeout)) as prober:
                     return prober.run_trial(trial)
-            except BadInputError as error:  # a kernel that these versions do not have
+            except BAD_INPUT_ERRORS as error:  # a kernel that these versions do not have
                 return Verdict(State.SKIP, NOT_THERE, str(error))
-            except CannotRunError as error:  # be it for its packages or for this machine at that time
+            except CANNOT_RUN_ERRORS as error:  # be it for its packages or for this machine at that time
                 raise NotKeptError(Verdict(State.SKIP, NO_START, str(error))) from None
 
         return self._session.find_or_probe(label, self._question(packages, trial), probe)
@@ -225,7 +225,7 @@ class _Bisection:
     def _question(self, packages: Sequence[Package], trial: Trial) -> Question:
         try:
             code = cache_key.digest_code(trials.kernel_sources(trial.kernel))
-        except BadInputError:  # of a package that the environments alone have
+        except BAD_INPUT_ERRORS:  # of a package that the environments alone have
             code = ""
         if trial not in self._asked_of:
             self._asked_of[trial] = trials.question_without_code(trial)

@@ -11,7 +11,7 @@ from gdnbench.bisect.input import values
 from gdnbench.bisect.input.failure import Signature
 from gdnbench.bisect.input.probing import Candidate, CandidateProber
 from gdnbench.bisect.verdict import Verdict
-from gdnbench.errors import BadInputError
+from gdnbench.errors import BAD_INPUT_ERRORS
 from gdnbench_kernels.contract import Call, ContractError
 from gdnbench_kernels.shrinking import Axis, Shrinking
 
@@ -63,7 +63,7 @@ class Shrinker:
         try:
             self._operation.validate(candidate.call)
             verdict = self._asker.verdict(label, candidate)
-        except (ContractError, BadInputError):
+        except (ContractError, *BAD_INPUT_ERRORS):
             return False
         if not self._failure.is_shown_by(verdict, self._same_tensor):
             return False

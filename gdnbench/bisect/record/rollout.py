@@ -23,7 +23,7 @@ from gdnbench.bisect.record.links import Links
 from gdnbench.bisect.trial import BIT_DIFFERENCE, STATES, with_schedule
 from gdnbench.bisect.verdict import State, Verdict
 from gdnbench.bits import as_integers
-from gdnbench.errors import BadInputError, StoreError
+from gdnbench.errors import BAD_INPUT_ERRORS, StoreError
 from gdnbench.judge.block_stats import Tolerance
 from gdnbench.judge.calls import compact
 from gdnbench.judge.record import ORACLE, YARDSTICK, judge_call
@@ -121,7 +121,7 @@ def block(
                 found += advance(
                     opened.records[number], linked, carried, RecordKernel(kernel, on, schedules), tol
                 )
-            except (BadInputError, StoreError):
+            except (*BAD_INPUT_ERRORS, StoreError):
                 raise
             except Exception as error:
                 verdict = failure(error, f"record {opened.records[number].key}")
@@ -198,7 +198,7 @@ def _alone(
                 for reason in one.reasons:
                     return f"{one.tensor}: {reason}{under}"
         _agree(left)
-    except (BadInputError, StoreError):
+    except (*BAD_INPUT_ERRORS, StoreError):
         raise
     except Exception as error:
         return failure(error, "").reason

@@ -21,7 +21,7 @@ from gdnbench.bisect.stage.chain import chain, chain_of, check_steps, run_step
 from gdnbench.bisect.stage.place import as_facts
 from gdnbench.bisect.trial import STATES, with_schedule
 from gdnbench.bisect.verdict import CONTENT, State, Verdict
-from gdnbench.errors import BadInputError
+from gdnbench.errors import BAD_INPUT_ERRORS, BadInputError
 from gdnbench.judge import calls
 from gdnbench.judge.block_stats import Tolerance
 from gdnbench.judge.record import ORACLE, YARDSTICK, Judge, compared, subject_of
@@ -90,7 +90,7 @@ def inspect_kernel(*, store: str, kernel: str, on: str, record: int) -> Verdict:
             with simulated(on):
                 loaded = load(kernel, op)
             check_steps(loaded, op)
-        except BadInputError:
+        except BAD_INPUT_ERRORS:
             raise
         except Exception as error:
             return _failure(error)
@@ -362,7 +362,7 @@ def _probe(
                     loaded = load(kernel, op)
                 with with_schedule(on, schedule):
                     verdict = once(_One(chosen, op, loaded, on, bound, rule))
-            except BadInputError:
+            except BAD_INPUT_ERRORS:
                 raise
             except ContractError as error:
                 raise BadInputError(str(error)) from None

@@ -16,7 +16,7 @@ from gdnbench.bisect.record.links import Links, links_of
 from gdnbench.bisect.record.rollout import Carried, RecordKernel, advance, failure
 from gdnbench.bisect.stage.chain import chain, chain_of
 from gdnbench.bisect.verdict import CONTENT, State, Verdict
-from gdnbench.errors import GdnbenchError
+from gdnbench.errors import EXPECTED_ERRORS
 from gdnbench.judge.record import compared
 from gdnbench.judge.stages import STAGED_ORACLE
 from gdnbench.replay.call import conversion
@@ -82,7 +82,7 @@ def carried(
         for number in calls:
             try:
                 entries += advance(opened.records[number], linked, states, runs, tol)
-            except GdnbenchError:
+            except EXPECTED_ERRORS:
                 raise
             except Exception as error:
                 return failure(error, f"record {opened.records[number].key}")

@@ -17,7 +17,7 @@ import typer
 
 from gdnbench.cli.console import print_json
 from gdnbench.cli.pipes import leave_stdout
-from gdnbench.errors import BadInputError, Exit, GdnbenchError
+from gdnbench.errors import EXPECTED_ERRORS, BadInputError, Exit
 from gdnbench.printable import printable
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def begun(axis: str, arguments: Mapping[str, Any], state: Path | None, fresh: bo
         yield session
     except RunningError:  # what is on disk is the other one's
         raise
-    except GdnbenchError as error:
+    except EXPECTED_ERRORS as error:
         session.fail(error)
         raise
 

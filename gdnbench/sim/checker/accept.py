@@ -22,8 +22,8 @@ from itertools import permutations
 from pathlib import Path
 from typing import Any
 
-from gdnbench.errors import BadInputError
 from gdnbench.sim.checker.evidence import Access, Evidence
+from gdnbench.sim.errors import InputError
 from gdnbench.sim.report import Finding
 
 KIND = "accept"
@@ -66,17 +66,17 @@ class Accepted:
 
     @classmethod
     def read(cls, path: Path) -> Accepted:
-        """Read a file. Raises BadInputError, which names the entry, for a file that is not an accept file or
+        """Read a file. Raises InputError, which names the entry, for a file that is not an accept file or
         an entry without a reason."""
         try:
             document = tomllib.loads(path.read_text(encoding="utf-8"))
         except OSError as error:
-            raise BadInputError(f"--accept {path} cannot be read: {error.strerror or error}") from None
+            raise InputError(f"--accept {path} cannot be read: {error.strerror or error}") from None
         except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise BadInputError(f"--accept {path} is not TOML: {' '.join(str(error).split())}") from None
+            raise InputError(f"--accept {path} is not TOML: {' '.join(str(error).split())}") from None
         tables = document.get(KIND, [])
         if not isinstance(tables, list) or document.keys() - {KIND}:
-            raise BadInputError(f"--accept {path} must hold tables [[{KIND}]] and nothing else")
+            raise InputError(f"--accept {path} must hold tables [[{KIND}]] and nothing else")
         entries = [
             _entry(table, f"--accept {path}: entry {number}") for number, table in enumerate(tables, 1)
         ]
@@ -104,21 +104,21 @@ class Accepted:
 
 def _entry(table: Any, where: str) -> Entry:
     if not isinstance(table, dict):
-        raise BadInputError(f"{where} must be a table, [[{KIND}]]")
+        raise InputError(f"{where} must be a table, [[{KIND}]]")
     known = [one.name for one in fields(Entry)]
     for key, value in table.items():
         if key not in known:
-            raise BadInputError(f"{where} has a key {key!r}; keys are {', '.join(known)}")
+            raise InputError(f"{where} has a key {key!r}; keys are {', '.join(known)}")
         if key in _OF_ACCESSES and not isinstance(value, list):
             value = table[key] = [value]
         texts = value if isinstance(value, list) and key in _OF_ACCESSES else [value]
         if not 1 <= len(texts) <= 2 or not all(isinstance(text, str) for text in texts):
             either = ", or a list of two" if key in _OF_ACCESSES else ""
-            raise BadInputError(f"{where}: {key} must be text{either}")
+            raise InputError(f"{where}: {key} must be text{either}")
     if not table.get("reason", "").strip():
-        raise BadInputError(f"{where} has no reason: say why what it accepts is right")
+        raise InputError(f"{where} has no reason: say why what it accepts is right")
     if len(table) == 1:
-        raise BadInputError(f"{where} would accept everything: give a cause, kernel, source or ptx")
+        raise InputError(f"{where} would accept everything: give a cause, kernel, source or ptx")
     given: dict[str, Any] = {key: tuple(table[key]) for key in _OF_ACCESSES if key in table}
     return Entry(**{**table, **given})
 

@@ -23,7 +23,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Protocol
 
-from gdnbench.errors import BadInputError
+from gdnbench.sim.errors import InputError
 from gdnbench.sim.machine.footprint import Footprint
 
 PATIENCE = 64
@@ -44,7 +44,7 @@ class Schedule:
         kind, _, seed = text.partition(":")
         if kind == "random" and seed.isdecimal():
             return cls(kind, int(seed))
-        raise BadInputError(f"schedule {text!r}: early, late or random:SEED, such as random:7")
+        raise InputError(f"schedule {text!r}: early, late or random:SEED, such as random:7")
 
     def source(self, index: int) -> random.Random:
         """The random numbers of the CTA with this index."""

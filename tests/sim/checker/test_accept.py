@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from gdnbench.errors import BadInputError, Exit
+from gdnbench.errors import Exit, exit_code_of
 from gdnbench.sim.checker.accept import Accepted, acceptance_template
 from gdnbench.sim.checker.evidence import Access, Evidence
 from gdnbench.sim.checker.happens_before import Verdict
-from gdnbench.sim.errors import FaultKind, KernelFault, Place
+from gdnbench.sim.errors import FaultKind, InputError, KernelFault, Place
 from gdnbench.sim.report import Finding, Severity
 
 
@@ -141,12 +141,12 @@ def test_entries_that_fit_nothing_are_told(tmp_path: Path) -> None:
 )
 def test_what_is_no_file_of_entries(tmp_path: Path, text: str | None, message: str) -> None:
     file = tmp_path / "none.toml" if text is None else written(tmp_path, text)
-    with pytest.raises(BadInputError) as refused:
+    with pytest.raises(InputError) as refused:
         Accepted.read(file)
     assert f"--accept {file}" in str(refused.value)
     assert message in str(refused.value)
     assert "\n" not in str(refused.value)
-    assert refused.value.exit_code is Exit.BAD_INPUT
+    assert exit_code_of(refused.value) is Exit.BAD_INPUT
 
 
 def test_a_file_made_of_findings_wants_reasons(tmp_path: Path) -> None:
@@ -157,7 +157,7 @@ def test_a_file_made_of_findings_wants_reasons(tmp_path: Path) -> None:
     no_source = Evidence(Verdict.ERROR, "race", "k", "a barrier", first=places[0], second=places[1])
     found = [*findings(), Finding.of_evidence(no_source, 3)]
     file = written(tmp_path, acceptance_template(found))
-    with pytest.raises(BadInputError, match="entry 1 has no reason"):
+    with pytest.raises(InputError, match="entry 1 has no reason"):
         Accepted.read(file)
     file = written(tmp_path, acceptance_template(found).replace('reason = ""', 'reason = "seen"'))
     accepted = Accepted.read(file)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from gdnbench.errors import BadInputError
+from gdnbench.sim.errors import InputError
 
 SCRIPTS = Path(__file__).parents[3] / "scripts"
 
@@ -106,7 +106,7 @@ def test_what_is_no_reason(verdicts: Any, tmp_path: Path) -> None:
         {"kind": []},
         {"because": "so"},
     ):
-        with pytest.raises(BadInputError):
+        with pytest.raises(InputError):
             known(verdicts, tmp_path, **wrong)
 
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from gdnbench.errors import BadInputError
 from gdnbench.sim.argspec import DTYPES, Argument, TensorSpec, make_tensor, parse_argument
+from gdnbench.sim.errors import InputError
 
 
 def made(text: str, seed: int = 0) -> Tensor:
@@ -122,7 +122,7 @@ def test_files(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_wrong_is_said_in_one_line(text: str, message: str) -> None:
-    with pytest.raises(BadInputError) as caught:
+    with pytest.raises(InputError) as caught:
         parse_argument(text)
     assert message in str(caught.value)
     assert repr(text) in str(caught.value)
@@ -141,7 +141,7 @@ def test_what_is_wrong_is_said_in_one_line(text: str, message: str) -> None:
     ],
 )
 def test_a_tensor_that_cannot_be_made(text: str) -> None:
-    with pytest.raises(BadInputError, match=r"^a tensor .* cannot be made: ") as caught:
+    with pytest.raises(InputError, match=r"^a tensor .* cannot be made: ") as caught:
         made(text)
     assert "\n" not in str(caught.value)
 
@@ -149,5 +149,5 @@ def test_a_tensor_that_cannot_be_made(text: str) -> None:
 def test_a_file_that_is_no_array(tmp_path: Path) -> None:
     for name in ("x.npy", "x.pt"):
         (tmp_path / name).write_bytes(b"nothing")
-        with pytest.raises(BadInputError, match="holds no tensor"):
+        with pytest.raises(InputError, match="holds no tensor"):
             parse_argument(f"@{tmp_path / name}")

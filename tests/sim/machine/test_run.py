@@ -10,8 +10,7 @@ import pytest
 import torch
 from tma_model import Map
 
-from gdnbench.errors import BadInputError
-from gdnbench.sim.errors import FaultKind, KernelFault, LaunchError, UnsupportedError
+from gdnbench.sim.errors import FaultKind, InputError, KernelFault, LaunchError, UnsupportedError
 from gdnbench.sim.machine.grid import communicates, resident
 from gdnbench.sim.run import RunResult, run_ptx
 
@@ -138,7 +137,7 @@ def test_names_of_things_that_are_not() -> None:
         run_ptx(ADD_ONE, ["k"], (1, 1, 1), (32, 1, 1), [])  # type: ignore[arg-type]
     with pytest.raises(LaunchError, match="engine 'fast'"):
         run(ADD_ONE, [0], engine="fast")
-    with pytest.raises(BadInputError, match="schedule 'random'"):
+    with pytest.raises(InputError, match="schedule 'random'"):
         run(ADD_ONE, [np.zeros(32, np.int32)], schedule="random")
     with pytest.raises(LaunchError, match="mma 'sloppy'; there are hardware and exact"):
         run(ADD_ONE, [np.zeros(32, np.int32)], mma="sloppy")
@@ -474,5 +473,5 @@ def test_the_end_of_a_kernel_is_no_instruction(end: str) -> None:
 
 def test_a_constant_too_large_for_its_format() -> None:
     text = module(".reg .b16 %h; mov.b16 %h, 1e30;", "")
-    with pytest.raises(BadInputError, match="1e\\+30 does not fit 16 bits"):
+    with pytest.raises(InputError, match="1e\\+30 does not fit 16 bits"):
         run_ptx(text, "k", (1, 1, 1), (32, 1, 1), [])
