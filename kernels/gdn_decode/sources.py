@@ -1,9 +1,10 @@
 """What the compiled kernel of gdn_decode is made from: the object that is called, its arguments' types.
 
 It takes q, k, v, g, beta, A_log, dt_bias, state, state_indices, num_accepted, read_indices, o, scale,
-beta_max, as `call.Arguments` has them, and with a tap alpha_t, beta_t and delta_t behind o. Sequences, heads,
-slots and strides are open; the number of tokens, value heads a key head, dtypes, forms, which optional
-tensors there are, and the plan are compiled in. CuTe DSL is imported when the kernel is compiled, by `build`.
+beta_max, as `launch_args.Arguments` has them, and with a tap alpha_t, beta_t and delta_t behind o.
+Sequences, heads, slots and strides are open; the number of tokens, value heads a key head, dtypes, forms,
+which optional tensors there are, and the plan are compiled in. CuTe DSL is imported when the kernel is
+compiled, by `build`.
 """
 
 from __future__ import annotations

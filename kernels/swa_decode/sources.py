@@ -1,9 +1,9 @@
 """What the compiled kernels of swa_decode are made from: the object that is called, its arguments' types.
 
 Every kernel takes q, pages, inv_scale, indices, lens, attn_sink, o, lse, scale, block_shift, as
-`call.Arguments` has them. Tokens, the window, blocks, their size and their distance are open; heads, the
-layout, the scales' dtype and whether there is a sink or lse are compiled in. CuTe DSL is imported when a
-kernel is compiled, by the `build_` function of its source.
+`launch_args.Arguments` has them. Tokens, the window, blocks, their size and their distance are open; heads,
+the layout, the scales' dtype and whether there is a sink or lse are compiled in. CuTe DSL is imported when
+a kernel is compiled, by the `build_` function of its source.
 """
 
 from __future__ import annotations
