@@ -23,9 +23,11 @@ app = typer.Typer(help="Show and change the errors that a suite accepts.", no_ar
 
 def update(
     suite: Annotated[Path, typer.Argument(help=SUITE)],
-    results: Annotated[Path, typer.Argument(help="What `gdnbench suite -o` wrote.")],
-    reason: Annotated[str, typer.Option(help="Why these errors are right; the history keeps it.")],
-    json: Annotated[bool, typer.Option("--json", help="A list of changes instead of lines.")] = False,
+    results: Annotated[Path, typer.Argument(help="Folder that `gdnbench suite -o` wrote.")],
+    reason: Annotated[
+        str, typer.Option(help="Reason why these errors are acceptable; `baseline history` shows it.")
+    ],
+    json: Annotated[bool, typer.Option("--json", help="Print the changes as a JSON list.")] = False,
 ) -> None:
     """Accept the errors of a run that are new, or worse or better than accepted by the suite's factor."""
     from gdnbench.suite.folder import suite_at
@@ -45,7 +47,7 @@ def update(
 
 def show(
     suite: Annotated[Path, typer.Argument(help=SUITE)],
-    json: Annotated[bool, typer.Option("--json", help="A list instead of a table.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print a JSON list instead of a table.")] = False,
 ) -> None:
     """List the accepted errors."""
     from gdnbench.suite.baseline import NAMES
@@ -66,7 +68,7 @@ def show(
 
 def history(
     suite: Annotated[Path, typer.Argument(help=SUITE)],
-    json: Annotated[bool, typer.Option("--json", help="A list instead of lines.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print a JSON list instead of lines.")] = False,
 ) -> None:
     """Tell who accepted what, when and why, from the first update on."""
     baseline = _read(suite)

@@ -13,79 +13,116 @@ from gdnbench.cli.arguments import byte_count, zstd_level
 
 def capture(
     store: Annotated[
-        str, typer.Argument(help="Store to record into, a folder or URL; made if missing, added to if not.")
+        str, typer.Argument(help="Store to record into: a folder or URL. Created if missing, else extended.")
     ],
-    command: Annotated[list[str], typer.Argument(help="After --: the program and its arguments.")],
+    command: Annotated[list[str], typer.Argument(help="Program to run and its arguments, after --.")],
     target: Annotated[
         list[str] | None,
-        typer.Option(help="Framework, module or module:function to hook, globs allowed; may repeat."),
+        typer.Option(help="Hook this framework, module or module:function, e.g. vllm (globs). Repeatable."),
     ] = None,
-    op: Annotated[list[str] | None, typer.Option(help="Operation to keep; may repeat.")] = None,
+    op: Annotated[
+        list[str] | None, typer.Option(help="Record only this operation, e.g. gdn_decode. Repeatable.")
+    ] = None,
     layer: Annotated[
-        list[str] | None, typer.Option(help="Layer to keep: 3, 0-3 or a name (globs); may repeat.")
+        list[str] | None, typer.Option(help="Record only these layers: 3, 0-3 or a name (globs). Repeatable.")
     ] = None,
     table: Annotated[
         list[Path] | None,
-        typer.Option(help="File with tables of paged callers to hook, TOML or JSON; may repeat."),
+        typer.Option(help="TOML or JSON file that describes further functions to hook. Repeatable."),
     ] = None,
-    first: Annotated[int | None, typer.Option(min=1, help="Keep the first N calls of each layer.")] = None,
-    every: Annotated[int, typer.Option(min=1, help="Keep every N-th call of each layer.")] = 1,
+    first: Annotated[
+        int | None,
+        typer.Option(min=1, help="Record at most the first N calls of each layer. Default: no limit."),
+    ] = None,
+    every: Annotated[
+        int, typer.Option(min=1, help="Record every N-th call of each layer, beginning with the first.")
+    ] = 1,
     when: Annotated[
         str | None,
-        typer.Option(help="Keep calls for which this holds: an expression over scalars and shapes."),
+        typer.Option(help="Record calls for which this expression is true, e.g. 'T > 8192'."),
     ] = None,
     on_nonfinite: Annotated[
         bool,
-        typer.Option("--on-nonfinite", help="Keep calls with a NaN or infinity in what they got or gave."),
+        typer.Option(
+            "--on-nonfinite", help="Record calls with a NaN or infinity in an input, output or state."
+        ),
     ] = False,
     on_mismatch: Annotated[
         float | None,
-        typer.Option(help="Keep calls whose outputs are over so many times torch's error; judged beside."),
+        typer.Option(help="Record calls whose outputs exceed this multiple of torch's error, e.g. 2."),
     ] = None,
     around: Annotated[
-        int, typer.Option(min=0, help="Keep N calls of each layer before and after one that is kept so.")
+        int,
+        typer.Option(
+            min=0,
+            help="Also record N calls of each layer before and after one that --when or --on-nonfinite kept.",
+        ),
     ] = 0,
     ring_bytes: Annotated[
-        str, typer.Option(help="Bytes that the calls before may take while they wait.")
+        str, typer.Option(help="Buffer at most this many bytes of earlier calls for --around, e.g. 1GiB.")
     ] = "256MiB",
     paused: Annotated[
-        bool, typer.Option("--paused", help="Begin without recording, until switched on.")
+        bool,
+        typer.Option("--paused", help="Start switched off; --control or --signal switches recording on."),
     ] = False,
     control: Annotated[
         Path | None,
-        typer.Option(help="File to switch with at run time: it says on, off, once or next N."),
+        typer.Option(help="Read on, off, once or next N from this file while the program runs."),
     ] = None,
-    signal: Annotated[
-        str | None, typer.Option(help="Signal that switches between on and off, e.g. USR2.")
-    ] = None,
+    signal: Annotated[str | None, typer.Option(help="Toggle recording on this signal, e.g. USR2.")] = None,
     max_bytes: Annotated[
-        str | None, typer.Option(help="Bytes that a process may record, e.g. 2GiB; the program goes on.")
+        str | None, typer.Option(help="Limit what each process records, e.g. 2GiB; the program continues.")
     ] = None,
     when_over: Annotated[
-        str, typer.Option(help="Then: stop recording, or drop-oldest, which keeps the latest on disk.")
+        str,
+        typer.Option(
+            help="At --max-bytes: stop recording, or drop-oldest, which deletes the oldest batches."
+        ),
     ] = "stop",
-    full_pools: Annotated[bool, typer.Option("--full-pools", help="Keep whole state pools.")] = False,
+    full_pools: Annotated[
+        bool,
+        typer.Option(
+            "--full-pools", help="Record whole state pools. Default: only the rows that the call can touch."
+        ),
+    ] = False,
     sync: Annotated[
-        bool, typer.Option("--sync", help="Inputs on disk before each call: a crash or hang leaves them.")
+        bool,
+        typer.Option(
+            "--sync",
+            help="Write the inputs to disk before each call, so that they survive a crash or hang.",
+        ),
     ] = False,
     graphs: Annotated[
         bool,
-        typer.Option("--graphs/--no-graphs", help="Put copies into CUDA graphs, and record their replays."),
+        typer.Option(
+            "--graphs/--no-graphs", help="Record the calls inside CUDA graphs each time a graph is replayed."
+        ),
     ] = True,
     break_graphs: Annotated[
         bool,
-        typer.Option("--break-graphs", help="Have torch.compile leave captured functions to Python."),
+        typer.Option(
+            "--break-graphs",
+            help="Break the graphs of torch.compile at captured functions, to record their calls.",
+        ),
     ] = False,
     when_full: Annotated[
-        str, typer.Option(help="When the queue is full: block the program, or drop records.")
+        str, typer.Option(help="If the queue is full: block the program, or drop records.")
     ] = "block",
-    queue: Annotated[str, typer.Option(help="Bytes that may wait to be sealed, e.g. 4GiB.")] = "4GiB",
+    queue: Annotated[
+        str, typer.Option(help="Queue at most this many bytes on their way into the store.")
+    ] = "4GiB",
     cache_layout: Annotated[
         str,
-        typer.Option(help="Layout for rows of a cache without pages; those in FP8 round, and keep no o."),
+        typer.Option(
+            help="Layout of unpaged caches: bfloat16, per_token_scale or fp8_ds_mla. FP8 rounds, keeps no o."
+        ),
     ] = "bfloat16",
-    block_size: Annotated[int, typer.Option(help="Tokens of a page that such rows are laid into.")] = 64,
-    zstd: Annotated[str, typer.Option(help="Compression level of the store, 1 to 9, or off.")] = "1",
+    block_size: Annotated[
+        int, typer.Option(help="Tokens in a page that --cache-layout writes, 16 to 256.")
+    ] = 64,
+    zstd: Annotated[
+        str, typer.Option(help="Compress the store with zstd at this level, 1 to 9, or off.")
+    ] = "1",
 ) -> None:
     """Run a program, unchanged, and record what it gave to the kernels of its attention layers.
 

@@ -12,10 +12,10 @@ from gdnbench.errors import BadInputError
 if TYPE_CHECKING:
     from gdnbench.sim import Accepted, Finding
 
-CHECK = "Find accesses that nothing orders: races, missing fences and waits. Slower, on one core."
-ACCEPT = "With --check: a TOML file of findings that are accepted, each with a reason."
-WRITE_ACCEPT = "With --check: write an entry for --accept of each finding, its reason left open."
-VERBOSE = "With --accept: also list what is accepted."
+CHECK = "Detect races, missing fences and missing waits. Slower; uses one core."
+ACCEPT = "With --check: accept the findings that this TOML file lists, each with a reason."
+WRITE_ACCEPT = "With --check: write a template for --accept with one entry for each finding."
+VERBOSE = "With --accept: also list accepted findings."
 
 
 def read_accepted(path: Path | None, template: Path | None, *, check: bool) -> Accepted | None:

@@ -24,21 +24,22 @@ def compile(
     arch: Annotated[
         str | None,
         typer.Option(
-            help="sm_90a, sm_100a, sm_100f or sm_103a; sm_100a unless given, or sm_90a for what is Hopper's."
+            help="Compile for sm_90a, sm_100a, sm_100f or sm_103a. Default: sm_100a (Hopper kernels: sm_90a)."
         ),
     ] = None,
-    op: Annotated[str, typer.Option(help="The operation.")] = "gdn_prefill",
+    op: Annotated[str, typer.Option(help="Operation whose kernels to compile.")] = "gdn_prefill",
     kernel: Annotated[
-        str | None, typer.Option(help="Which of its compiled kernels; the first unless given.")
+        str | None, typer.Option(help="Compile this kernel of the operation. Default: its first.")
     ] = None,
     out: Annotated[
         str | None,
         typer.Option("-o", "--out", help="Write object, C header, cubin and PTX of each kernel to DIR."),
     ] = None,
     budget: Annotated[
-        Path | None, typer.Option(help="Compare with this earlier output of --json; exit 1 where worse.")
+        Path | None,
+        typer.Option(help="Compare with this earlier output of --json; exit 1 if a kernel needs more."),
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="One object instead of text.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
 ) -> None:
     """Compile an operation's kernels, without a GPU, with options of its own such as --heads 16.
 

@@ -17,26 +17,35 @@ from gdnbench.store.recover import open_store
 
 def diff(
     a: Annotated[
-        str, typer.Argument(help="A store: a capture, a run saved by replay --save, or a value trace.")
+        str, typer.Argument(help="Store to compare: a capture, a run of `replay --save`, or a value trace.")
     ],
-    b: Annotated[str, typer.Argument(help="The store to compare it with.")],
-    op: Annotated[str | None, typer.Option(help="Only records of this operation.")] = None,
+    b: Annotated[str, typer.Argument(help="Store to compare A with.")],
+    op: Annotated[
+        str | None, typer.Option(help="Use only records of this operation, e.g. gdn_decode.")
+    ] = None,
     tol: Annotated[
         str | None,
-        typer.Option(help="Pass at this difference, ABS or ABS,REL, instead of equal bits."),
+        typer.Option(help="Pass differences up to ABS or ABS,REL, e.g. 1e-3,1e-2. Default: equal bits."),
     ] = None,
     ulp: Annotated[
-        float | None, typer.Option(help="Of value traces: pass within so many units in the last place.")
+        float | None,
+        typer.Option(
+            help="For value traces: pass differences up to this many units in the last place, e.g. 2."
+        ),
     ] = None,
     oracle: Annotated[
-        bool, typer.Option("--oracle", help="Judge both sides by the fp64 oracle; needs inputs in one store.")
+        bool,
+        typer.Option(
+            "--oracle", help="Judge both stores against the fp64 oracle. One of them must hold the inputs."
+        ),
     ] = False,
     k: Annotated[
-        list[str] | None, typer.Option(help="With --oracle: pass at k times torch's error, or TENSOR=K.")
+        list[str] | None,
+        typer.Option(help="With --oracle: pass errors up to K times torch's, or TENSOR=K. Default: 2."),
     ] = None,
     heatmap: Annotated[bool, typer.Option("--heatmap", help=HEATMAP)] = False,
-    json: Annotated[bool, typer.Option("--json", help="One object instead of a table.")] = False,
-    junit: Annotated[Path | None, typer.Option(help="Also write a JUnit XML file.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
+    junit: Annotated[Path | None, typer.Option(help="Also write a JUnit XML file, e.g. results.xml.")] = None,
 ) -> None:
     """Compare two stores record by record, tensor by tensor, or two value traces instruction by instruction.
 

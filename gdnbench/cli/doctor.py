@@ -11,7 +11,7 @@ from gdnbench.cli.console import print_json, table
 
 
 def doctor(
-    json: Annotated[bool, typer.Option("--json", help="A list of objects instead of a table.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print a JSON list instead of a table.")] = False,
 ) -> None:
     """Say what can run on this machine, and what the rest needs."""
     from gdnbench.doctor import examine

@@ -12,7 +12,7 @@ import typer
 from gdnbench.cli.console import encodable, print_wide
 from gdnbench.errors import BadInputError
 
-HEATMAP = "Show where errors are: the tensors that fail, or those of largest error, by chunk and head."
+HEATMAP = "Show errors by chunk and head, for failing tensors or those with the largest error."
 
 if TYPE_CHECKING:
     from gdnbench.report.report import DiffReport, ReplayReport

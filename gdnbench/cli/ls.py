@@ -29,18 +29,20 @@ class Order(StrEnum):
 
 
 def ls(
-    store: Annotated[str, typer.Argument(help="A store: folder, .zip or URL.")],
-    op: Annotated[str | None, typer.Option(help="Only this operation.")] = None,
-    layer: Annotated[str | None, typer.Option(help="Only layers of this name; globs allowed.")] = None,
+    store: Annotated[str, typer.Argument(help="Store to read: a folder, .zip or URL.")],
+    op: Annotated[
+        str | None, typer.Option(help="List only records of this operation, e.g. gdn_decode.")
+    ] = None,
+    layer: Annotated[str | None, typer.Option(help="List only layers of this name; globs allowed.")] = None,
     rank: Annotated[
         str | None,
-        typer.Option(help="Only processes of this rank, as the table shows it: 3, tp1 or dp0,tp1."),
+        typer.Option(help="List only processes of this rank, as the table shows it: 3, tp1 or dp0,tp1."),
     ] = None,
     order: Annotated[
         Order,
-        typer.Option(help="stored: process by process. step: one step after the other, ranks side by side."),
+        typer.Option(help="Sort by process (stored), or by step with the ranks of a step together (step)."),
     ] = Order.STORED,
-    json: Annotated[bool, typer.Option("--json", help="A list of objects instead of a table.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print a JSON list instead of a table.")] = False,
 ) -> None:
     """List the records of a store."""
     with open_store(store) as opened:

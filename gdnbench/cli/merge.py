@@ -15,9 +15,9 @@ from gdnbench.units import counted
 
 
 def merge(
-    out: Annotated[str, typer.Argument(help="The store to merge into: a folder, made if it is not there.")],
-    stores: Annotated[list[str], typer.Argument(help="Stores: folders, .zip or URLs.")],
-    json: Annotated[bool, typer.Option("--json", help="One object instead of text.")] = False,
+    out: Annotated[str, typer.Argument(help="Store to merge into: a folder, created if missing.")],
+    stores: Annotated[list[str], typer.Argument(help="Stores to merge: folders, .zip files or URLs.")],
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
 ) -> None:
     """Put the processes of several stores into one, each checked byte by byte.
 

@@ -20,26 +20,36 @@ from gdnbench.units import counted, human_bytes
 
 
 def prune(
-    store: Annotated[str, typer.Argument(help="A store, a folder that can be written.")],
+    store: Annotated[str, typer.Argument(help="Store to prune: a writable folder.")],
     op: Annotated[str | None, typer.Option(help="Drop records of this operation.")] = None,
-    layer: Annotated[str | None, typer.Option(help="Drop records of layers of this name; globs.")] = None,
-    step: Annotated[str | None, typer.Option(help="Drop records of these steps, as 0,3-5.")] = None,
-    status: Annotated[str | None, typer.Option(help="Drop records of this status: unfinished.")] = None,
+    layer: Annotated[
+        str | None, typer.Option(help="Drop records of layers of this name; globs allowed.")
+    ] = None,
+    step: Annotated[str | None, typer.Option(help="Drop records of these steps, e.g. 0,3-5.")] = None,
+    status: Annotated[str | None, typer.Option(help="Drop records of this status, e.g. unfinished.")] = None,
     older_than: Annotated[
-        str | None, typer.Option(help="Drop records of processes that began so long ago: 36h, 7d.")
+        str | None,
+        typer.Option(help="Drop records of processes that began longer ago than this, e.g. 36h or 7d."),
     ] = None,
     max_records: Annotated[
-        int | None, typer.Option(min=0, help="Of those, drop the oldest until the store has no more than N.")
+        int | None,
+        typer.Option(
+            min=0, help="Drop only the oldest of the chosen records, until the store has at most N."
+        ),
     ] = None,
     max_bytes: Annotated[
-        str | None, typer.Option(help="As --max-records, by the bytes that ls gives the records: 20GiB.")
+        str | None, typer.Option(help="Like --max-records, but counts the bytes that `ls` shows, e.g. 20GiB.")
     ] = None,
     keep: Annotated[
         list[str] | None,
-        typer.Option(help="Records that stay in any case, as 0,3-5 or a key; may repeat. Alone: only these."),
+        typer.Option(
+            help="Keep these records, e.g. 0,3-5 or a key. Repeatable. Given alone: drop all others."
+        ),
     ] = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Do it; else it is only said what would go.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="One object instead of text.")] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Drop the records. Without --yes the command only lists them.")
+    ] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
 ) -> None:
     """Drop records, and the tensors that no other record shares. Numbers move up; keys stay as they are."""
     rules = Retention(

@@ -15,7 +15,7 @@ OUTPUT_PANEL = "Output"
 
 KERNELS = "reference, torch, hf, sm100, package.module:function or FILE.py:function."
 
-StoreArgument = Annotated[str, typer.Argument(help="A store: folder, .zip or URL.")]
+StoreArgument = Annotated[str, typer.Argument(help="Store to read: a folder, .zip or URL.")]
 RecordsArgument = Annotated[
     str | None, typer.Argument(help="Records to take, for example 0,3-5. Default: all records.")
 ]

@@ -120,7 +120,8 @@ def replay(
     ] = None,
     heatmap: Annotated[bool, typer.Option("--heatmap", help=HEATMAP, rich_help_panel=OUTPUT_PANEL)] = False,
     junit: Annotated[
-        Path | None, typer.Option(help="Also write a JUnit XML file.", rich_help_panel=OUTPUT_PANEL)
+        Path | None,
+        typer.Option(help="Also write a JUnit XML file, e.g. results.xml.", rich_help_panel=OUTPUT_PANEL),
     ] = None,
     git_bisect: Annotated[
         bool,

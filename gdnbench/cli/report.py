@@ -13,13 +13,16 @@ from gdnbench.errors import BadInputError
 def report(
     runs: Annotated[
         list[str],
-        typer.Argument(help="Runs: stores of replay --save, or files of replay --json or diff --json."),
+        typer.Argument(
+            help="Runs to show: stores of `replay --save`, or files of `replay --json` or `diff --json`."
+        ),
     ],
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Write an HTML file.")] = None,
     png: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Write the pictures as PNG files; needs matplotlib.")
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Write the charts as PNG files into FOLDER; needs matplotlib."),
     ] = None,
-    title: Annotated[str, typer.Option(help="What stands above the HTML page.")] = "gdnbench report",
+    title: Annotated[str, typer.Option(help="Title of the HTML page.")] = "gdnbench report",
 ) -> None:
     """Show runs as one HTML file: verdicts, where errors are and how they grow, times, findings, provenance.
 

@@ -10,7 +10,7 @@ from gdnbench.errors import BadInputError
 if TYPE_CHECKING:
     from gdnbench.judge.rule import Rule
 
-RULE = "Rule of one tensor: [OPERATION.]TENSOR=k:K, =tol:ABS,REL or =bitwise; may repeat."
+RULE = "Set the rule of one tensor: [OPERATION.]TENSOR=k:K, =tol:ABS,REL or =bitwise. Repeatable."
 
 
 def tensor_rules(texts: Sequence[str] | None) -> dict[str, Rule]:

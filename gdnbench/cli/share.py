@@ -21,26 +21,37 @@ if TYPE_CHECKING:
 
 
 def share(
-    store: Annotated[str, typer.Argument(help="A store: folder, .zip or URL.")],
-    out: Annotated[str, typer.Argument(help="The copy, a folder or .zip; must not be there yet.")],
-    records: Annotated[str | None, typer.Argument(help="Which records, like 0,3-5; all if left out.")] = None,
+    store: Annotated[str, typer.Argument(help="Store to read: a folder, .zip or URL.")],
+    out: Annotated[str, typer.Argument(help="Copy to write: a folder or .zip that does not exist yet.")],
+    records: Annotated[
+        str | None, typer.Argument(help="Numbers of the records, e.g. 0,3-5. Default: all records.")
+    ] = None,
     hide: Annotated[
         str,
-        typer.Option(help="Activations: nothing, rotation, permutation, or synthetic ones in their place."),
+        typer.Option(help="Hide activations by rotation, permutation or synthetic values, or hide nothing."),
     ] = "nothing",
     kernel: Annotated[
         str | None,
-        typer.Option(help="The kernel whose results the copy has to show; as of replay."),
+        typer.Option(help="Kernel whose verdict the copy must reproduce, as in `replay`."),
     ] = None,
-    against: Annotated[str, typer.Option(help="reference, recorded, or another kernel.")] = "reference",
-    on: Annotated[str, typer.Option(help="cpu, cuda, or sim: a simulated SM100.")] = "cpu",
+    against: Annotated[
+        str,
+        typer.Option(
+            help="Compare with reference (fp64), recorded (the outputs in the store) or another kernel."
+        ),
+    ] = "reference",
+    on: Annotated[str, typer.Option(help="Run on cpu, cuda, or sim: a simulated GPU.")] = "cpu",
     k: Annotated[
         list[str] | None,
-        typer.Option(help="Pass at k times torch's error; TENSOR=K for one tensor; may repeat. Default 2."),
+        typer.Option(
+            help="Pass errors up to K times torch's error; TENSOR=K sets one tensor. Repeatable. Default: 2."
+        ),
     ] = None,
-    tol: Annotated[str | None, typer.Option(help="Pass at this difference instead: ABS or ABS,REL.")] = None,
-    bitwise: Annotated[bool, typer.Option("--bitwise", help="Pass only when every bit is equal.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="One object instead of text.")] = False,
+    tol: Annotated[
+        str | None, typer.Option(help="Pass differences up to ABS or ABS,REL instead of --k, e.g. 1e-3,1e-2.")
+    ] = None,
+    bitwise: Annotated[bool, typer.Option("--bitwise", help="Pass only if all bits are equal.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
 ) -> None:
     """Copy records without what their caller need not give away, and show that the failure is still there.
 

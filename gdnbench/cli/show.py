@@ -22,9 +22,9 @@ DIGITS = 12  # of a digest: enough to tell tensors apart by eye
 
 
 def show(
-    store: Annotated[str, typer.Argument(help="A store: folder, .zip or URL.")],
-    record: Annotated[int, typer.Argument(min=0, help="Number of the record, as ls lists it.")],
-    json: Annotated[bool, typer.Option("--json", help="One object instead of text.")] = False,
+    store: Annotated[str, typer.Argument(help="Store to read: a folder, .zip or URL.")],
+    record: Annotated[int, typer.Argument(min=0, help="Number of the record, as `ls` lists it.")],
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
 ) -> None:
     """Show one record: where it came from, its scalars and its tensors with their ranges."""
     with open_store(store) as opened:

@@ -49,23 +49,41 @@ def sim(
     ],
     values: Annotated[list[str] | None, typer.Argument(help=ARGUMENTS, metavar="[ARGS]...")] = None,
     args: Annotated[
-        list[str] | None, typer.Option("--args", help="The same; all that follow are arguments too.")
+        list[str] | None,
+        typer.Option("--args", help="First argument; all words that follow are arguments too."),
     ] = None,
     arch: Annotated[str, typer.Option(help="Compile for sm_100a or sm_90a.")] = SM100,
     engine: Annotated[
-        str, typer.Option(help="compiled, or interpreter: slower, finds uninitialised reads.")
+        str,
+        typer.Option(
+            help="Execute compiled, or by the interpreter, which is slower and finds uninitialised reads."
+        ),
     ] = COMPILED,
     schedule: Annotated[
-        str, typer.Option(help="When asynchronous effects land: late, early or random:SEED.")
+        str,
+        typer.Option(
+            help="Complete asynchronous operations late, early or in the order random:SEED, e.g. random:5."
+        ),
     ] = LATE,
-    mma: Annotated[str, typer.Option(help="Tensor-core arithmetic: hardware or exact.")] = HARDWARE,
-    threads: Annotated[int | None, typer.Option(min=1, help="Cores to use; all if left out.")] = None,
+    mma: Annotated[
+        str,
+        typer.Option(
+            help="Compute tensor-core products as the hardware does, or exactly: hardware or exact."
+        ),
+    ] = HARDWARE,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="Number of CPU threads. Default: all cores.")
+    ] = None,
     seed: Annotated[
-        int, typer.Option(help="Of random tensors, those that a Python function draws of torch too.")
+        int,
+        typer.Option(help="Seed of random tensors, including those that a Python function draws from torch."),
     ] = 0,
-    profile: Annotated[bool, typer.Option("--profile", help="Count instructions, bytes and waits.")] = False,
+    profile: Annotated[
+        bool, typer.Option("--profile", help="Print counts of instructions, bytes and waits.")
+    ] = False,
     timeline: Annotated[
-        Path | None, typer.Option(help="Write a timeline of the warps for Perfetto; profiles too.")
+        Path | None,
+        typer.Option(help="Write a timeline of the warps for Perfetto, e.g. t.json; implies --profile."),
     ] = None,
     trace: Annotated[Path | None, typer.Option(help=TRACE)] = None,
     select: Annotated[str | None, typer.Option(help=SELECT)] = None,
@@ -77,12 +95,14 @@ def sim(
     explore: Annotated[int | None, typer.Option(min=1, metavar="N", help=EXPLORE)] = None,
     vary: Annotated[
         list[str] | None,
-        typer.Option(help="With --explore: NAME=V1,V2: each put in for {NAME} in the arguments; may repeat."),
+        typer.Option(
+            help="With --explore: replace {NAME} in the arguments by each value of NAME=V1,V2. Repeatable."
+        ),
     ] = None,
     save: Annotated[
-        Path | None, typer.Option(help="Write every tensor, as it is afterwards, to DIR/NAME.pt.")
+        Path | None, typer.Option(help="Write every tensor after the run to DIR/NAME.pt.")
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="One object instead of text.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
 ) -> None:
     """Run a CuTe DSL kernel on the simulated SM100.
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from gdnbench.errors import BadInputError
 
-WORKERS = "Spread records over N processes here; 0: as many as cores, or on cuda GPUs."
-SCHEDULER = "Spread records over the workers of a Dask scheduler, like tcp://HOST:8786."
+WORKERS = "Distribute records over N local processes; 0: one for each core, or for each GPU on cuda."
+SCHEDULER = "Distribute records over the workers of a Dask scheduler, e.g. tcp://HOST:8786."
 
 
 def is_spread(workers: int | None, scheduler: str | None, **others: object) -> bool:

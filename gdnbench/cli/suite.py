@@ -22,20 +22,28 @@ if TYPE_CHECKING:
     from gdnbench.suite.plan import Entry
     from gdnbench.suite.result import SuiteResult
 
-SUITE = "A suite: a TOML file, or a folder of captures."
+SUITE = "Suite to use: a TOML file or a folder of captures."
 
 
 def suite(
     suite: Annotated[Path, typer.Argument(help=SUITE)],
     results: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="Folder for results. Default: SUITE's name with .results, here."),
+        typer.Option(
+            "--output",
+            "-o",
+            help="Folder for results. Default: SUITE's name with .results, in the current folder.",
+        ),
     ] = None,
-    entry: Annotated[str | None, typer.Option(help="Only entries whose names fit, with * and ?.")] = None,
-    records: Annotated[str | None, typer.Option(help="Only these records of each entry, like 0,3-5.")] = None,
+    entry: Annotated[
+        str | None, typer.Option(help="Run only entries whose names match, e.g. '*.sim'.")
+    ] = None,
+    records: Annotated[
+        str | None, typer.Option(help="Replay only these records of each entry, e.g. 0,3-5.")
+    ] = None,
     workers: Annotated[int | None, typer.Option(min=0, metavar="N", help=WORKERS)] = None,
     scheduler: Annotated[str | None, typer.Option(metavar="ADDRESS", help=SCHEDULER)] = None,
-    json: Annotated[bool, typer.Option("--json", help="One object instead of a table.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
 ) -> None:
     """Replay the captures that a suite names, and judge them by rules, baselines and known failures.
 

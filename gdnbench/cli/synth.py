@@ -13,9 +13,11 @@ from gdnbench.cli.console import progress
 
 def synth(
     context: typer.Context,
-    store: Annotated[Path, typer.Argument(help="Store to write; made if missing, added to if not.")],
-    op: Annotated[str, typer.Option(help="The operation.")],
-    count: Annotated[int, typer.Option(min=1, help="Records to make; each takes the next seed.")] = 1,
+    store: Annotated[Path, typer.Argument(help="Store to write. Created if missing, else extended.")],
+    op: Annotated[str, typer.Option(help="Operation to make records of, e.g. gdn_prefill.")],
+    count: Annotated[
+        int, typer.Option(min=1, help="Number of records to make; each uses the next seed.")
+    ] = 1,
 ) -> None:
     """Make records of an operation from options of its own, such as --seqlens 1,63,500 --heads 2,4.
 

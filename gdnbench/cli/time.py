@@ -22,42 +22,60 @@ if TYPE_CHECKING:
     from gdnbench.timing.result import RecordTiming
     from gdnbench.timing.run import TimingReport
 
-CACHE = "What a launch finds in the cache: cold or warm."
-FORM = "graph: many launches in a CUDA graph; plain. Default: graph on cuda."
+CACHE = "State of the cache at each launch: cold or warm."
+FORM = "Launch many times in a CUDA graph (graph), or one by one (plain). Default: graph on cuda."
 CLOCK = (
     "On cuda: events, which count what lies between launches, or cupti, which does not. auto: cupti where it"
     " is installed."
 )
-BUSY = "Keep blocks that other processes or the clocks disturbed."
+BUSY = "Keep timing blocks that other processes or clock changes disturbed."
 NO_CLOCK = "the simulator executes and does not time: these are counts; times need --on cuda or cpu"
 
 
 def time(
-    store: Annotated[str, typer.Argument(help="A store: folder, .zip or URL.")],
-    records: Annotated[str | None, typer.Argument(help="Which records, like 0,3-5; all if left out.")] = None,
+    store: Annotated[str, typer.Argument(help="Store to read: a folder, .zip or URL.")],
+    records: Annotated[
+        str | None, typer.Argument(help="Numbers of the records, e.g. 0,3-5. Default: all records.")
+    ] = None,
     kernel: Annotated[
         list[str] | None,
-        typer.Option(help="As in replay; may repeat. The first is what the others are compared with."),
+        typer.Option(
+            help="Kernel to time, as in `replay`. Repeatable; the others are compared with the first."
+        ),
     ] = None,
-    on: Annotated[str, typer.Option(help="cpu, cuda, or sim, which counts instead.")] = "cpu",
+    on: Annotated[
+        str,
+        typer.Option(help="Run on cpu, cuda, or sim, which counts instructions and bytes instead of timing."),
+    ] = "cpu",
     cache: Annotated[str, typer.Option(help=CACHE)] = "cold",
     form: Annotated[str | None, typer.Option(help=FORM)] = None,
     clock: Annotated[str, typer.Option(help=CLOCK)] = "auto",
-    op: Annotated[str | None, typer.Option(help="Only records of this operation.")] = None,
-    seconds: Annotated[float, typer.Option(help="Of a record: no more blocks after that.")] = 30.0,
+    op: Annotated[
+        str | None, typer.Option(help="Use only records of this operation, e.g. gdn_decode.")
+    ] = None,
+    seconds: Annotated[
+        float, typer.Option(help="Seconds to spend on each record; no new block starts after that.")
+    ] = 30.0,
     precision: Annotated[
-        str, typer.Option(help="Enough blocks when every ratio's interval is this narrow.")
+        str,
+        typer.Option(
+            help="Stop a record early once every ratio's confidence interval is this narrow, e.g. 1%."
+        ),
     ] = "1%",
-    timeout: Annotated[float, typer.Option(help="Seconds until a kernel counts as hung.")] = 300.0,
+    timeout: Annotated[float, typer.Option(help="Seconds after which a kernel counts as hung.")] = 300.0,
     time_wrong: Annotated[
-        bool, typer.Option("--time-wrong", help="Time kernels whose outputs fail, too, and mark them.")
+        bool, typer.Option("--time-wrong", help="Also time kernels whose outputs fail, and mark them.")
     ] = False,
     busy: Annotated[bool, typer.Option("--busy", help=BUSY)] = False,
-    json: Annotated[bool, typer.Option("--json", help="One object, with every sample.")] = False,
-    csv: Annotated[bool, typer.Option("--csv", help="A line a kernel and record.")] = False,
-    save: Annotated[Path | None, typer.Option(help="Write the times into a run store.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object with every sample.")] = False,
+    csv: Annotated[
+        bool, typer.Option("--csv", help="Print CSV, one line for each kernel and record.")
+    ] = False,
+    save: Annotated[
+        Path | None, typer.Option(help="Write the times into this run store, e.g. times.zarr.")
+    ] = None,
     compare: Annotated[
-        str | None, typer.Option(help="Earlier times, a run or a JSON file: slower than them is exit 1.")
+        str | None, typer.Option(help="Compare with earlier times, a run or a JSON file; exit 1 if slower.")
     ] = None,
 ) -> None:
     """Time kernels on recorded calls, those whose outputs pass, in turn and on the same buffers.

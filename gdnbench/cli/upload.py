@@ -26,7 +26,7 @@ def upload(
         ),
     ],
     url: Annotated[
-        str | None, typer.Argument(help="Where a store is to go, such as s3://bucket/run.zarr.")
+        str | None, typer.Argument(help="URL to copy the store to, e.g. s3://bucket/run.zarr.")
     ] = None,
 ) -> None:
     """Copy a store to a URL, whole batches at a time; what is there already is not sent again.

@@ -14,8 +14,8 @@ from gdnbench.units import counted, human_bytes
 
 
 def verify(
-    store: Annotated[str, typer.Argument(help="A store: folder, .zip or URL.")],
-    json: Annotated[bool, typer.Option("--json", help="One object instead of text.")] = False,
+    store: Annotated[str, typer.Argument(help="Store to read: a folder, .zip or URL.")],
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
 ) -> None:
     """Check every digest of a store and name what is damaged: record, tensor and chunk."""
     with progress("verify") as advance:

@@ -44,7 +44,7 @@ for name, axis in AXES.items():
 def resumed(
     context: typer.Context,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with the bisection that was interrupted last.")
+        bool, typer.Option("--resume", help="Continue the bisection that was interrupted last.")
     ] = False,
     state: Annotated[Path | None, typer.Option(help=STATE_HELP)] = None,
 ) -> None:

@@ -27,40 +27,46 @@ from gdnbench.store.address import absolute
 
 def commit(
     store: StoreArgument,
-    good: Annotated[str, typer.Option(help="A revision where the kernel is right.")],
-    bad: Annotated[str, typer.Option(help="A revision where it is not.")],
+    good: Annotated[str, typer.Option(help="Revision where the kernel is right, e.g. v1.0.")],
+    bad: Annotated[str, typer.Option(help="Revision where the kernel is wrong, e.g. main.")],
     kernel: Annotated[
         str,
         typer.Option(help="package.module:function of the repository, or FILE.py:function, there or here."),
     ],
     records: RecordsArgument = None,
-    repo: Annotated[Path, typer.Option(help="A git repository; its checkout is left alone.")] = Path(),
+    repo: Annotated[
+        Path, typer.Option(help="Git repository to bisect. Its checkout is not changed.")
+    ] = Path(),
     on: OnOption = "cpu",
     k: FactorOption = None,
     tol: TolOption = None,
     bitwise: BitwiseOption = False,
     build: Annotated[
-        str | None, typer.Option(help="A shell command that builds a revision; where it fails is skipped.")
+        str | None,
+        typer.Option(help="Shell command that builds a revision. A revision that fails to build is skipped."),
     ] = None,
     python: Annotated[
-        str | None, typer.Option(help="The interpreter that replays; it must have gdnbench.")
+        str | None, typer.Option(help="Python interpreter that replays; gdnbench must be installed there.")
     ] = None,
-    path: Annotated[str, typer.Option(help="The folder of the repository that imports start from.")] = "",
+    path: Annotated[
+        str, typer.Option(help="Folder of the repository that imports start from, e.g. python.")
+    ] = "",
     also: Annotated[
         list[str] | None,
-        typer.Option(help="A path of the repository that the kernel reads without importing it; may repeat."),
+        typer.Option(help="File or folder that the kernel reads without importing it. Repeatable."),
     ] = None,
-    timeout: Annotated[float, typer.Option(help="Seconds until a replay counts as hung.")] = 600.0,
+    timeout: Annotated[float, typer.Option(help="Seconds after which a replay counts as hung.")] = 600.0,
     same_kind: Annotated[
         bool,
-        typer.Option("--same-kind/--any-kind", help="Whether a failure must be of the bad end's kind."),
+        typer.Option(
+            "--same-kind/--any-kind",
+            help="Count only failures of the same kind as the bad revision's, or of any kind.",
+        ),
     ] = True,
-    submodules: Annotated[bool, typer.Option("--submodules", help="Check out submodules, too.")] = False,
+    submodules: Annotated[bool, typer.Option("--submodules", help="Also check out submodules.")] = False,
     check: Annotated[
         bool,
-        typer.Option(
-            "--check", help="On sim: what the checker finds counts as bad, though numbers be right."
-        ),
+        typer.Option("--check", help="With --on sim: an error of the race checker also counts as bad."),
     ] = False,
     state: StateOption = None,
     fresh: FreshOption = False,

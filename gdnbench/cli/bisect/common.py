@@ -25,20 +25,22 @@ if TYPE_CHECKING:
 
 SHOWN = ("json",)
 """Arguments that say how an answer is printed and not what is asked."""
-STATE_HELP = "Where bisections and verdicts are kept. Default: .gdnbench/bisect."
+STATE_HELP = "Folder that keeps bisections and cached verdicts. Default: .gdnbench/bisect."
 
 KernelOption = Annotated[
     str, typer.Option(help="A listed kernel, package.module:function or FILE.py:function.")
 ]
-OnOption = Annotated[str, typer.Option(help="cpu, cuda, or sim: a simulated GPU.")]
+OnOption = Annotated[str, typer.Option(help="Run on cpu, cuda, or sim: a simulated GPU.")]
 FactorOption = Annotated[
-    float | None, typer.Option("--k", help="Good within k times torch's error. Default 2.")
+    float | None, typer.Option("--k", help="Accept errors up to K times torch's error. Default: 2.")
 ]
-TolOption = Annotated[str | None, typer.Option(help="Good within this difference instead: ABS or ABS,REL.")]
-BitwiseOption = Annotated[bool, typer.Option("--bitwise", help="Good only where every bit is equal.")]
+TolOption = Annotated[
+    str | None, typer.Option(help="Accept differences up to ABS or ABS,REL instead of --k, e.g. 1e-3,1e-2.")
+]
+BitwiseOption = Annotated[bool, typer.Option("--bitwise", help="Accept only equal bits.")]
 StateOption = Annotated[Path | None, typer.Option(help=STATE_HELP)]
-FreshOption = Annotated[bool, typer.Option("--fresh", help="Ask again what is known from before.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="One object instead of text.")]
+FreshOption = Annotated[bool, typer.Option("--fresh", help="Ignore cached verdicts and replay again.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 
 
 @contextmanager

@@ -29,21 +29,30 @@ from gdnbench.store.address import absolute
 def env(
     store: StoreArgument,
     kernel: KernelOption,
-    good: Annotated[str, typer.Option(help="Versions under which it is right: 'a==1.0 b==2.1'.")],
-    bad: Annotated[str, typer.Option(help="Versions under which it is not.")],
+    good: Annotated[
+        str, typer.Option(help="Package versions with which the kernel is right, e.g. 'a==1.0 b==2.1'.")
+    ],
+    bad: Annotated[
+        str, typer.Option(help="Package versions with which the kernel is wrong, e.g. 'a==1.1 b==2.1'.")
+    ],
     records: RecordsArgument = None,
     on: OnOption = "cpu",
     k: FactorOption = None,
     tol: TolOption = None,
     bitwise: BitwiseOption = False,
     python: Annotated[
-        str | None, typer.Option(help="The interpreter that environments are layered over; with gdnbench.")
+        str | None,
+        typer.Option(
+            help="Python interpreter that the environments extend; gdnbench must be installed there."
+        ),
     ] = None,
-    beside: Annotated[str, typer.Option("--with", help="Requirements of every environment: 'c==3 d'.")] = "",
-    index_url: Annotated[str | None, typer.Option(help="As of pip.")] = None,
-    find_links: Annotated[list[str] | None, typer.Option(help="As of pip; may repeat.")] = None,
-    no_index: Annotated[bool, typer.Option("--no-index", help="As of pip.")] = False,
-    timeout: Annotated[float, typer.Option(help="Seconds until a replay counts as hung.")] = 600.0,
+    beside: Annotated[
+        str, typer.Option("--with", help="Install these in every environment, e.g. 'c==3 d'.")
+    ] = "",
+    index_url: Annotated[str | None, typer.Option(help="Passed to pip.")] = None,
+    find_links: Annotated[list[str] | None, typer.Option(help="Passed to pip. Repeatable.")] = None,
+    no_index: Annotated[bool, typer.Option("--no-index", help="Passed to pip.")] = False,
+    timeout: Annotated[float, typer.Option(help="Seconds after which a replay counts as hung.")] = 600.0,
     state: StateOption = None,
     fresh: FreshOption = False,
     json: JsonOption = False,

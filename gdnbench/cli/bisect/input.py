@@ -33,28 +33,33 @@ if TYPE_CHECKING:
 
 def input(
     store: StoreArgument,
-    record: Annotated[str, typer.Argument(help="Which record, by its number.")],
+    record: Annotated[str, typer.Argument(help="Number of the record, e.g. 3.")],
     kernel: KernelOption,
     on: OnOption = "cpu",
     k: FactorOption = None,
     tol: TolOption = None,
     bitwise: BitwiseOption = False,
     stages: Annotated[
-        bool, typer.Option("--stages", help="What fails may be a stage that the kernel shows, too.")
+        bool, typer.Option("--stages", help="Also count a failing stage of the kernel as a failure.")
     ] = False,
     same_tensor: Annotated[
-        bool, typer.Option("--same-tensor", help="A tensor that fails must be one that failed before.")
+        bool,
+        typer.Option(
+            "--same-tensor", help="Count only failures of a tensor that failed in the original record."
+        ),
     ] = False,
     out: Annotated[
-        Path | None, typer.Option(help="The store to write. Default: STORE-RECORD-small.zarr, here.")
+        Path | None,
+        typer.Option(help="Store to write. Default: STORE-RECORD-small.zarr in the current folder."),
     ] = None,
     script: Annotated[
-        Path | None, typer.Option(help="Also write a Python file that reproduces it without gdnbench.")
+        Path | None,
+        typer.Option(help="Also write a Python file that reproduces the failure without gdnbench."),
     ] = None,
     budget: Annotated[
-        float | None, typer.Option(help="Stop after so many seconds with what there is.")
+        float | None, typer.Option(help="Stop after this many seconds and keep the smallest record so far.")
     ] = None,
-    timeout: Annotated[float, typer.Option(help="Seconds until a replay counts as hung.")] = 600.0,
+    timeout: Annotated[float, typer.Option(help="Seconds after which a replay counts as hung.")] = 600.0,
     state: StateOption = None,
     fresh: FreshOption = False,
     json: JsonOption = False,

@@ -13,26 +13,28 @@ from gdnbench.cli.record_options import StoreArgument
 from gdnbench.store.address import absolute
 
 _VERSION = "of the kernel: package.module:function or FILE.py:function."
-_PATH = "Folder whose modules come first for the {} version."
+_PATH = "Folder to import the {} version from first."
 
 
 def instruction(
     store: StoreArgument,
-    record: Annotated[int, typer.Argument(help="Which record, by number.")],
+    record: Annotated[int, typer.Argument(help="Number of the record, e.g. 3.")],
     good: Annotated[str, typer.Option(help=f"The good version {_VERSION}")],
     bad: Annotated[str, typer.Option(help=f"The bad version {_VERSION}")],
     good_path: Annotated[Path | None, typer.Option(help=_PATH.format("good"))] = None,
     bad_path: Annotated[Path | None, typer.Option(help=_PATH.format("bad"))] = None,
-    stage: Annotated[str | None, typer.Option(help="Look at the launch that gives this stage.")] = None,
+    stage: Annotated[
+        str | None, typer.Option(help="Compare the launch that computes this stage, e.g. Ai.")
+    ] = None,
     tolerance: Annotated[
-        str | None, typer.Option(help="Launches may differ by so much: ABS or ABS,REL.")
+        str | None, typer.Option(help="Accept differences between launches up to ABS or ABS,REL.")
     ] = None,
     integers: Annotated[
-        bool, typer.Option("--integers", help="Loads and stores of integers count too.")
+        bool, typer.Option("--integers", help="Also compare loads and stores of integers.")
     ] = False,
-    cta: Annotated[int | None, typer.Option(min=0, help="The CTA to trace, by its index.")] = None,
+    cta: Annotated[int | None, typer.Option(min=0, help="Index of the CTA to trace, e.g. 0.")] = None,
     check_ends: Annotated[
-        bool, typer.Option(help="Replay both versions first, to see whether they are steady.")
+        bool, typer.Option(help="First replay both versions to find out whether one is flaky.")
     ] = True,
     state: StateOption = None,
     fresh: FreshOption = False,

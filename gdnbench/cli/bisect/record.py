@@ -27,12 +27,18 @@ def record(
     store: StoreArgument,
     kernel: KernelOption,
     records: RecordsArgument = None,
-    layer: Annotated[str | None, typer.Option(help="Only calls of this layer: its name or number.")] = None,
+    layer: Annotated[
+        str | None, typer.Option(help="Use only calls of this layer: its name or number.")
+    ] = None,
     carry: Annotated[
-        bool, typer.Option("--carry", help="If each call passes, run them on the kernel's own states.")
+        bool,
+        typer.Option(
+            "--carry",
+            help="If every call passes alone, run the calls in sequence on the kernel's own states.",
+        ),
     ] = False,
     any: Annotated[
-        bool, typer.Option("--any", help="Any bad call will do: look at the cheapest first.")
+        bool, typer.Option("--any", help="Stop at any bad call, the cheapest first, instead of the earliest.")
     ] = False,
     on: OnOption = "cpu",
     k: FactorOption = None,

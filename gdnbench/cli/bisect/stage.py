@@ -31,11 +31,11 @@ def stage(
     k: FactorOption = None,
     tol: Annotated[
         str | None,
-        typer.Option(help="Outputs are good within this instead: ABS or ABS,REL. Stages are not."),
+        typer.Option(help="Accept output differences up to ABS or ABS,REL instead of --k. Stages keep --k."),
     ] = None,
     carry: Annotated[
         bool,
-        typer.Option("--carry", help="Also run the calls before it on the kernel's own states."),
+        typer.Option("--carry", help="Also run the preceding calls in sequence on the kernel's own states."),
     ] = False,
     state: StateOption = None,
     fresh: FreshOption = False,
