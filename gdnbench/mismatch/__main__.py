@@ -28,7 +28,7 @@ def main(arguments: list[str]) -> int:
     os.nice(19)
     import torch
 
-    from gdnbench.errors import Exit, GdnbenchError
+    from gdnbench.errors import EXPECTED_ERRORS, Exit, exit_code_of
     from gdnbench.mismatch.candidates import Candidates
 
     torch.set_num_threads(1)
@@ -45,9 +45,9 @@ def main(arguments: list[str]) -> int:
                 pause = 0.0 if judged else max(IDLE_SECONDS, IDLE_SHARE * (time.monotonic() - began))
         finally:
             tally = waiting.close()
-    except GdnbenchError as error:
+    except EXPECTED_ERRORS as error:
         print(f"gdnbench: {error}", file=sys.stderr)
-        return int(error.exit_code)
+        return int(exit_code_of(error))
     except OSError as error:
         print(f"gdnbench: {store} cannot be written: {error.strerror or error}", file=sys.stderr)
         return int(Exit.CANNOT_RUN)
