@@ -57,40 +57,42 @@ class _Seen:
     other: dict[str, list[str]] = field(default_factory=dict)  # commits by a kind that is not the bad end's
 
 
-def bisect_commits(asked: CommitBisection, session: Session) -> Answer:
+def bisect_commits(arguments: CommitBisection, session: Session) -> Answer:
     """Runs the bisection. BadInputError for endpoints that cannot be bisected, CannotRunError for endpoints
     that cannot be replayed."""
-    repository = Repository(asked.repo)
-    good, bad = repository.commit(asked.good, "--good"), repository.commit(asked.bad, "--bad")
+    repository = Repository(arguments.repo)
+    good, bad = repository.commit(arguments.good, "--good"), repository.commit(arguments.bad, "--bad")
     if good.hash == bad.hash:
         raise BadInputError(f"--good and --bad are the same commit, {good.label}")
-    asked = replace(
-        asked, path=_inside(asked.path, "--path"), also=tuple(_inside(one, "--also") for one in asked.also)
+    arguments = replace(
+        arguments,
+        path=_inside(arguments.path, "--path"),
+        also=tuple(_inside(one, "--also") for one in arguments.also),
     )
-    for path in asked.also:
+    for path in arguments.also:
         if not any(repository.tree(end.hash, path) for end in (good, bad)):
             raise BadInputError(f"--also {path} is neither in {good.label} nor in {bad.label}")
-    trial = replace(asked.trial, kernel=_kernel(asked, repository, bad))
-    relevant = Relevant(repository, trial.kernel, asked.path, asked.also)
+    trial = replace(arguments.trial, kernel=_kernel(arguments, repository, bad))
+    relevant = Relevant(repository, trial.kernel, arguments.path, arguments.also)
     same = relevant.tree_hashes(good.hash)
-    if same is not None and asked.build is None and same == relevant.tree_hashes(bad.hash):
+    if same is not None and arguments.build is None and same == relevant.tree_hashes(bad.hash):
         raise BadInputError(
             f"{good.label} and {bad.label} have the same files of the kernel and of what it imports; name"
             " what else it reads with --also"
         )
-    with open_worktree(repository, session.folder, asked.submodules, asked.build) as files:
+    with open_worktree(repository, session.folder, arguments.submodules, arguments.build) as files:
         revisions = Revisions(
             session,
             repository,
             relevant,
             files,
-            python=asked.python,
-            path=asked.path,
-            build=asked.build,
-            submodules=asked.submodules,
-            timeout=asked.timeout,
+            python=arguments.python,
+            path=arguments.path,
+            build=arguments.build,
+            submodules=arguments.submodules,
+            timeout=arguments.timeout,
         )
-        return _Bisection(asked, trial, session, repository, revisions, good, bad).find_answer()
+        return _Bisection(arguments, trial, session, repository, revisions, good, bad).find_answer()
 
 
 def _inside(path: str, option: str) -> str:
@@ -101,28 +103,30 @@ def _inside(path: str, option: str) -> str:
     return "" if found == "." else found
 
 
-def _kernel(asked: CommitBisection, repository: Repository, bad: Commit) -> str:
+def _kernel(arguments: CommitBisection, repository: Repository, bad: Commit) -> str:
     """The kernel's name in a form that means the same in every folder."""
-    place, _, function = asked.trial.kernel.rpartition(":")
+    place, _, function = arguments.trial.kernel.rpartition(":")
     if place.endswith(".py"):
-        inside = str(Path(asked.path) / place)
+        inside = str(Path(arguments.path) / place)
         if not Path(place).is_absolute() and repository.tree(bad.hash, inside) is not None:
-            return asked.trial.kernel
+            return arguments.trial.kernel
         if not Path(place).is_file():
             raise BadInputError(f"kernel file {place} is neither in {bad.label} nor here")
         return f"{Path(place).resolve()}:{function}"
-    if not place and not Relevant(repository, asked.trial.kernel, asked.path).has_own_gdnbench(bad.hash):
+    if not place and not Relevant(repository, arguments.trial.kernel, arguments.path).has_own_gdnbench(
+        bad.hash
+    ):
         raise BadInputError(
-            f"kernel {asked.trial.kernel!r} is of this installation, and no revision of --repo has another;"
-            " write package.module:function"
+            f"kernel {arguments.trial.kernel!r} is of this installation, and no revision of --repo has"
+            " another; write package.module:function"
         )
-    return asked.trial.kernel
+    return arguments.trial.kernel
 
 
 class _Bisection:
     def __init__(
         self,
-        asked: CommitBisection,
+        arguments: CommitBisection,
         trial: Trial,
         session: Session,
         repository: Repository,
@@ -130,7 +134,7 @@ class _Bisection:
         good: Commit,
         bad: Commit,
     ) -> None:
-        self._asked, self._trial, self._session = asked, trial, session
+        self._arguments, self._trial, self._session = arguments, trial, session
         self._repository, self._revisions = repository, revisions
         self._good, self._bad = good, bad
         self._seen = _Seen()
@@ -193,7 +197,7 @@ class _Bisection:
         self._seen.verdicts[identity] = verdict
         if (
             verdict.state is State.BAD
-            and self._asked.same_kind
+            and self._arguments.same_kind
             and failure_family(verdict.kind) != self._kind
         ):
             self._seen.other.setdefault(failure_family(verdict.kind), []).append(identity)

@@ -63,7 +63,9 @@ class Revisions:
         if question is None:
             raise BadInputError(f"{commit.label}: {self._missing(commit).reason}; see --path")
         try:
-            return replay_endpoint(self._session, commit.label, question, trial, lambda: self._prober(commit))
+            return replay_endpoint(
+                self._session, commit.label, question, trial, lambda: self._trial_runner(commit)
+            )
         except BuildFailure as error:
             raise CannotRunError(f"{commit.label}: {error}") from None
         except (*BAD_INPUT_ERRORS, *CANNOT_RUN_ERRORS) as error:
@@ -98,7 +100,7 @@ class Revisions:
             "python": [there.version, there.platform, dict(there.packages)],
         }
 
-    def _prober(self, commit: Commit) -> TrialRunner:
+    def _trial_runner(self, commit: Commit) -> TrialRunner:
         """Checks the commit out and returns what runs trials there. BuildFailure; BadInputError as
         `Relevant.import_roots`."""
         roots = self._relevant.import_roots(commit.hash)
@@ -111,8 +113,8 @@ class Revisions:
 
     def _probe(self, commit: Commit, trial: Trial) -> Verdict:
         try:
-            with closing(self._prober(commit)) as prober:
-                return prober.run_trial(trial)
+            with closing(self._trial_runner(commit)) as runner:
+                return runner.run_trial(trial)
         except BuildFailure as error:
             return Verdict(State.SKIP, BUILD_FAILURE, str(error))
         except BAD_INPUT_ERRORS as error:

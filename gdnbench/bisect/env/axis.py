@@ -85,23 +85,26 @@ class Step:
         return f"{self.package} {self.bad}, after {self.good}"
 
 
-def bisect_packages(asked: EnvBisection, session: Session) -> Answer:
+def bisect_packages(arguments: EnvBisection, session: Session) -> Answer:
     """Runs the bisection. BadInputError for endpoints that cannot be bisected, CannotRunError for endpoints
     that cannot be installed or replayed."""
-    return _Bisection(asked, session).find_answer()
+    return _Bisection(arguments, session).find_answer()
 
 
 class _Bisection:
-    def __init__(self, asked: EnvBisection, session: Session) -> None:
-        self._asked, self._session, self._trial = asked, session, asked.trial
-        self._base = interpreter(asked.python)
-        self._environments = Environments(self._base, asked.options)
+    def __init__(self, arguments: EnvBisection, session: Session) -> None:
+        self._arguments, self._session, self._trial = arguments, session, arguments.trial
+        self._base = interpreter(arguments.python)
+        self._environments = Environments(self._base, arguments.options)
         self._extras = {
-            pin.name: pin.extras for pins in (asked.good, asked.bad) for pin in pins.values() if pin.extras
+            pin.name: pin.extras
+            for pins in (arguments.good, arguments.bad)
+            for pin in pins.values()
+            if pin.extras
         }
-        names = dict.fromkeys((*asked.good, *asked.bad))
-        self._good = {name: self._version(asked.good, name) for name in names}
-        self._bad = {name: self._version(asked.bad, name) for name in names}
+        names = dict.fromkeys((*arguments.good, *arguments.bad))
+        self._good = {name: self._version(arguments.good, name) for name in names}
+        self._bad = {name: self._version(arguments.bad, name) for name in names}
         self._differing = [name for name in names if not same_version(self._good[name], self._bad[name])]
         self._asked_of: dict[Trial, Question] = {}
         self._kind = ""
@@ -191,7 +194,7 @@ class _Bisection:
                     _label(versions),
                     question,
                     trial,
-                    lambda: TrialWorker(place, self._asked.timeout),
+                    lambda: TrialWorker(place, self._arguments.timeout),
                 )
             except (*BAD_INPUT_ERRORS, *CANNOT_RUN_ERRORS) as error:
                 raise type(error)(f"{_label(versions)}: {error}") from None
@@ -204,7 +207,7 @@ class _Bisection:
             packages = self._environments.resolve(wanted)
         except DoesNotInstall as error:
             verdict = Verdict(State.SKIP, NOT_INSTALLED, str(error))
-            question = {"axis": "env", "wanted": list(wanted), "options": list(self._asked.options)}
+            question = {"axis": "env", "wanted": list(wanted), "options": list(self._arguments.options)}
             return self._session.find_or_probe(label, {**question, "base": self._below()}, lambda: verdict)
 
         def probe() -> Verdict:
@@ -213,8 +216,8 @@ class _Bisection:
             except DoesNotInstall as error:
                 return Verdict(State.SKIP, NOT_INSTALLED, str(error))
             try:
-                with closing(TrialWorker(Place(python), self._asked.timeout)) as prober:
-                    return prober.run_trial(trial)
+                with closing(TrialWorker(Place(python), self._arguments.timeout)) as worker:
+                    return worker.run_trial(trial)
             except BAD_INPUT_ERRORS as error:  # a kernel that these versions do not have
                 return Verdict(State.SKIP, NOT_THERE, str(error))
             except CANNOT_RUN_ERRORS as error:  # be it for its packages or for this machine at that time
@@ -235,7 +238,7 @@ class _Bisection:
             "code": code,
             "packages": [[one.name, one.version, one.source] for one in packages],
             "base": self._below(),
-            "timeout": self._asked.timeout,
+            "timeout": self._arguments.timeout,
         }
 
     def _below(self) -> list[Any]:
@@ -247,7 +250,7 @@ class _Bisection:
             for name, version in versions.items()
             if version is not None
         ]
-        return (*pins, *self._asked.beside)
+        return (*pins, *self._arguments.beside)
 
     def _answer(self, steps: Sequence[Step], versions: Versions, notes: Sequence[str]) -> Answer:
         verdict = self._ask(versions, self._trial)

@@ -197,8 +197,8 @@ class _Finding:
             ones=self._ones,
             in_order=not asked.any,
         )
-        with closing(TrialWorker()) as prober, closing(ProbeWorker()) as remote:
-            for looked, (one, verdict) in enumerate(self._verdicts(prober, order), 1):
+        with closing(TrialWorker()) as trials, closing(ProbeWorker()) as probes:
+            for looked, (one, verdict) in enumerate(self._verdicts(trials, order), 1):
                 found = replace(found, looked=looked, skipped=tuple(skipped))
                 if verdict.state is State.SKIP:
                     skipped.append(f"{one}: {verdict.kind}: {verdict.reason}")
@@ -206,7 +206,7 @@ class _Finding:
                     found = replace(found, first=one, reason=verdict.reason, kind=verdict.kind)
                     if verdict.kind == APART:
                         return replace(found, flaky=f"{APART}: {verdict.reason}")
-                    return self._with_origin(found, replace(self._trial, records=(one.number,)), remote)
+                    return self._with_origin(found, replace(self._trial, records=(one.number,)), probes)
             if len(skipped) == len(order):
                 raise CannotRunError(f"no call could be replayed: {skipped[0]}")
             found = replace(found, skipped=tuple(skipped))
@@ -218,10 +218,10 @@ class _Finding:
                             f"a call of {', '.join(stateless)} leaves no state, it reads a cache as recorded"
                         )
                     raise BadInputError(f"--carry: {what}; leave it out")
-                return replace(found, carry=self._carry(remote, self._lanes()))
+                return replace(found, carry=self._carry(probes, self._lanes()))
         return found
 
-    def _verdicts(self, prober: TrialWorker, order: Sequence[int]) -> Iterator[tuple[One, Verdict]]:
+    def _verdicts(self, trials: TrialWorker, order: Sequence[int]) -> Iterator[tuple[One, Verdict]]:
         """Of one call after the other. On the CPU, where a replay is shorter than asking for one, several
         calls are asked about at once, and each of them only where not all pass."""
         at_once = AT_ONCE if self._trial.on == "cpu" else 1
@@ -231,7 +231,7 @@ class _Finding:
                 trial = replace(self._trial, records=tuple(one.number for one in block))
                 label = f"{len(block)} calls from {block[0]}"
                 question = {**self._base, CONTENT: cache_key.combine_digests([one.content for one in block])}
-                together = self._session.find_or_probe(label, question, partial(prober.run_trial, trial))
+                together = self._session.find_or_probe(label, question, partial(trials.run_trial, trial))
                 if together.state is State.GOOD:
                     yield from ((one, together) for one in block)
                     continue
@@ -239,7 +239,7 @@ class _Finding:
             for one in block:
                 trial = replace(self._trial, records=(one.number,))
                 verdict = self._session.find_or_probe(
-                    str(one), self._question(one), partial(prober.run_trial, trial)
+                    str(one), self._question(one), partial(trials.run_trial, trial)
                 )
                 states.append(verdict.state)
                 yield one, verdict
@@ -249,7 +249,7 @@ class _Finding:
     def _question(self, one: One) -> Question:
         return {**self._base, CONTENT: one.content}
 
-    def _with_origin(self, found: Found, trial: Trial, remote: ProbeWorker) -> Found:
+    def _with_origin(self, found: Found, trial: Trial, probes: ProbeWorker) -> Found:
         """The first bad call: is it steady, and does it need the states of the calls before it to be bad?"""
         one = found.first
         assert one is not None
@@ -267,8 +267,8 @@ class _Finding:
         if not before or found.kind != "numeric mismatch":
             return replace(found, before=before)
         calls = [number for number in self._order if number in (*before, one.number)]
-        starts, alone = self._from_exact(remote, calls, [one.number])
-        carry = self._carry(remote, calls[:-1], own_doing=False)
+        starts, alone = self._from_exact(probes, calls, [one.number])
+        carry = self._carry(probes, calls[:-1], own_doing=False)
         return replace(found, before=before, carry=replace(carry, starts=starts, alone=alone))
 
     def _unchosen(self, one: One, before: Sequence[int]) -> tuple[int, ...]:
@@ -291,7 +291,7 @@ class _Finding:
         """Calls that get or leave a state."""
         return [number for number in self._order if operation(self._ones[number].op).carries is not None]
 
-    def _carry(self, remote: ProbeWorker, calls: Sequence[int], own_doing: bool = True) -> Carry:
+    def _carry(self, probes: ProbeWorker, calls: Sequence[int], own_doing: bool = True) -> Carry:
         """Follows the states of `calls`, up to the first that is over its bound; `own_doing`: and whether it,
         or one before it, is so from the exact state."""
         entries: list[Entry] = []
@@ -299,13 +299,13 @@ class _Finding:
         blocks = [list(calls[start : start + STRETCH]) for start in range(0, len(calls), STRETCH)]
         file: str | None = None
         for block in blocks:
-            verdict, kept = self._block(remote, calls, block, file)
+            verdict, kept = self._block(probes, calls, block, file)
             entries += verdict.facts.get("entries", ())
             if verdict.state is not State.GOOD:
                 return Carry(len(calls), 0, failed=f"{verdict.kind}: {verdict.reason}")
             over = first_over(entries, trial.k, trial.tol is not None, self._order)
             if over is not None and own_doing:
-                return self._own_doing(remote, calls, entries, over)
+                return self._own_doing(probes, calls, entries, over)
             if over is not None:
                 return Carry(len(calls), 0, over)
             file = kept
@@ -313,17 +313,17 @@ class _Finding:
         return Carry(len(calls), lanes, grows=None if trial.tol is not None else first_growth(entries))
 
     def _own_doing(
-        self, remote: ProbeWorker, calls: Sequence[int], entries: Sequence[Entry], over: Over
+        self, probes: ProbeWorker, calls: Sequence[int], entries: Sequence[Entry], over: Over
     ) -> Carry:
         """Whether a call at or before the one that is over its bound is bad from the exact state."""
         last = self._order.index(over.number)
         until = [number for number in calls if self._order.index(number) <= last]
         lanes = len({str(entry["lane"]) for entry in entries})
-        starts, alone = self._from_exact(remote, calls, until)
+        starts, alone = self._from_exact(probes, calls, until)
         return Carry(len(calls), lanes, over, starts=starts, alone=alone)
 
     def _from_exact(
-        self, remote: ProbeWorker, calls: Sequence[int], judged: Sequence[int]
+        self, probes: ProbeWorker, calls: Sequence[int], judged: Sequence[int]
     ) -> tuple[int | None, str]:
         """The first of the calls `judged` that is bad from the exact state, and why."""
         trial = self._trial
@@ -341,7 +341,7 @@ class _Finding:
                 "judged": [calls.index(number) for number in judged],
                 "named": self._named(calls, links),
             },
-            lambda: remote.run_probe(
+            lambda: probes.run_probe(
                 PROBES + "steps",
                 store=trial.store,
                 kernel=trial.kernel,
@@ -369,7 +369,7 @@ class _Finding:
         return key_of({"calls": list(calls), "keys": keys, "links": links, "keep": list(map(list, keep))})
 
     def _block(
-        self, remote: ProbeWorker, calls: Sequence[int], block: Sequence[int], file: str | None
+        self, probes: ProbeWorker, calls: Sequence[int], block: Sequence[int], file: str | None
     ) -> tuple[Verdict, str]:
         """Runs a block of calls, or knows what came of it; the file has the states that it left."""
         trial = self._trial
@@ -385,7 +385,7 @@ class _Finding:
         label = f"{len(until)} calls on their own states, to {self._ones[block[-1]]}"
 
         def probe() -> Verdict:
-            return remote.run_probe(
+            return probes.run_probe(
                 PROBES + "block",
                 store=trial.store,
                 kernel=trial.kernel,

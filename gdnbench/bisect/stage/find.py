@@ -111,11 +111,11 @@ def find_bad_stage(trial: Trial, session: Session, carry: bool = False) -> Found
         "code": cache_key.digest_code(kernel_sources(trial.kernel)),
     }
     base |= toolchain(trial.on)
-    with closing(ProbeWorker()) as remote:
+    with closing(ProbeWorker()) as probes:
         shown: dict[str, Mapping[str, Any]] = {}
         for passing, number in enumerate(chosen):
             if ops[number] not in shown:
-                verdict = remote.run_probe(
+                verdict = probes.run_probe(
                     PROBES + "inspect_kernel",
                     store=trial.store,
                     kernel=trial.kernel,
@@ -128,7 +128,7 @@ def find_bad_stage(trial: Trial, session: Session, carry: bool = False) -> Found
                 raise BadInputError(f"--carry: {trial.kernel} lists no steps; leave it out")
             schedules = SCHEDULES if trial.on == SIM else trial.schedules
             one = replace(trial, records=(number,), stages=bool(facts["shows"]), schedules=schedules)
-            asking = _Asking(session, remote, one, {**base, CONTENT: digests[number]}, labels[number])
+            asking = _Asking(session, probes, one, {**base, CONTENT: digests[number]}, labels[number])
             verdict = asking.whole()
             if verdict.state is State.SKIP:
                 raise CannotRunError(f"record {labels[number]}: {verdict.kind}: {verdict.reason}")
@@ -161,7 +161,7 @@ class _Asking:
     """Probes of one bad record."""
 
     session: Session
-    remote: ProbeWorker
+    probes: ProbeWorker
     trial: Trial
     question: Mapping[str, Any]
     label: str
@@ -170,8 +170,8 @@ class _Asking:
         """Whether the record fails. A tolerance is of outputs alone: stages keep to their own bound."""
         if self.trial.tol is not None:
             return self._own()
-        with closing(TrialWorker()) as prober:
-            ask = partial(prober.run_trial, self.trial)
+        with closing(TrialWorker()) as trials:
+            ask = partial(trials.run_trial, self.trial)
             return self.session.find_or_probe(self.label, trial_question(self.trial), ask)
 
     def _own(self) -> Verdict:
@@ -249,7 +249,7 @@ class _Asking:
         return self.session.find_or_probe(
             f"{self.label}, {len(calls)} calls on their own states{with_exact}",
             {"probe": "stage carried", **self.question, **given, CONTENT: records},
-            lambda: self.remote.run_probe(
+            lambda: self.probes.run_probe(
                 CARRIED,
                 store=trial.store,
                 kernel=trial.kernel,
@@ -267,7 +267,7 @@ class _Asking:
         return self.session.find_or_probe(
             f"{self.label}, {label}",
             {"probe": f"stage {probe}", **self.question, **given},
-            lambda: self.remote.run_probe(
+            lambda: self.probes.run_probe(
                 PROBES + probe,
                 store=trial.store,
                 kernel=trial.kernel,
