@@ -35,8 +35,10 @@ runpy.run_module("gdnbench", run_name="__main__", alter_sys=True)
 """
 _SCHEDULED = """
 import runpy
-from gdnbench.sim import Settings
-from gdnbench.sim import active
+try:
+    from gdnbench.sim import Settings, active
+except ImportError:  # a revision from before gdnbench.sim had names of its own
+    from gdnbench.sim.simulate import Settings, active
 schedule = sys.argv.pop(1)
 with active(Settings(schedule=schedule)):
     runpy.run_module("gdnbench", run_name="__main__", alter_sys=True)
