@@ -69,7 +69,7 @@ class Checker(Prover):
     def _seconds(self, store: Store, number: int) -> float:
         runner = InProcess(self.kernel, self.on, self.shown)
         with active(Settings(schedule=self.schedules[0], threads=self.threads)):
-            ran = runner.run(store.records[number], operation(self.grid.op))
+            ran = runner.run_record(store.records[number], operation(self.grid.op))
         return 0.0 if isinstance(ran, Failure) else ran.seconds
 
 

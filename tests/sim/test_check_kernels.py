@@ -66,11 +66,11 @@ def asked(*cases: str, quick: bool = True, schedules: tuple[str, ...] = ("late",
 
 
 QUICK = [
-    ("gdn_prefill sm100_fused", "beta to 2, a tail"),
     ("gdn_decode cute, tapped", "bf16, drafts"),
     ("swa_decode portable", "ds_mla, sink on"),
 ]
 SLOW = [
+    ("gdn_prefill sm100_fused", "beta to 2, a tail"),
     ("gdn_prefill sm100", "beta to 2, a tail"),
     ("gdn_decode cute, bulk", "bf16, drafts"),
     ("swa_decode sm100", "per token, -1 in 25% of a row"),
