@@ -28,15 +28,14 @@ from fnmatch import fnmatchcase
 from importlib.machinery import PathFinder
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from checking import foreign
-from checking.results import TOLD, Case, content, merged, read, row
-from checking.subjects import SUBJECTS
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from gdnbench.cli.console import table
 from gdnbench.errors import BAD_INPUT_ERRORS, Exit
 from gdnbench.sim import Accepted, Severity
+from tests.sim.kernel_checks import foreign
+from tests.sim.kernel_checks.results import TOLD, Case, content, merged, read, row
+from tests.sim.kernel_checks.subjects import SUBJECTS
 
 ACCEPTED = Path(__file__).parents[1] / "tests" / "sim" / "third_party" / "accepted.toml"
 SCHEDULES = ("late", "early", "random:0")
@@ -106,7 +105,7 @@ def _told(names: list[str], cases: list[Case], broken: bool) -> int:
 
 
 def _here(names: list[str], options: argparse.Namespace) -> int:
-    from checking.judging import Asked, check_all
+    from tests.sim.kernel_checks.judging import Asked, check_all
 
     asked = Asked(
         tuple(options.schedules.split(",")),

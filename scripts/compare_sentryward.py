@@ -28,13 +28,15 @@ from dataclasses import asdict
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from mutation.surroundings import environment, installed
-from static_check.cases import CASES
-from static_check.comparing import TOLD, Row, compared, differences, lines, unexplained
-from static_check.sentryward import SentryWard
-
 from gdnbench.cli.console import table
 from gdnbench.errors import BAD_INPUT_ERRORS, Exit
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from tests.sim.mutation.surroundings import environment, installed
+from tests.sim.static_check.cases import CASES
+from tests.sim.static_check.comparing import TOLD, Row, compared, differences, lines, unexplained
+from tests.sim.static_check.sentryward import SentryWard
 
 
 def main() -> int:
@@ -94,7 +96,7 @@ def main() -> int:
 
 
 def _here(names: list[str], options: argparse.Namespace) -> int:
-    from mutation.judging import launches
+    from tests.sim.mutation.judging import launches
 
     static = SentryWard(options.sentryward, options.seconds, options.memory)
     for name in names:

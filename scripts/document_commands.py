@@ -6,7 +6,7 @@
 
 A command's text is its docstring, its options are its parameters and their help, the options of `synth` are
 those of the operations. Only examples and the page to read on are written by hand, in
-`scripts/documenting/examples.py`; a command without an example is refused.
+`tests/docs/examples.py`; a command without an example is refused.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ import argparse
 import sys
 from pathlib import Path
 
-from documenting.page import page, sections
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from tests.docs.page import page, sections
 
 PAGE = Path(__file__).parents[1] / "docs" / "commands.md"
 

@@ -21,9 +21,11 @@ import sys
 import tempfile
 from pathlib import Path
 
-from regressions.finding import Answered, Cases, answered
-
 from gdnbench.cli.console import print_wide, table
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from tests.bisect.regressions.finding import Answered, Cases, answered
 
 WIDTH = 100
 

@@ -13,9 +13,12 @@ tagged. The same checkout gives the same hashes.
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 
-from regressions.repository import make
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from tests.bisect.regressions.repository import make
 
 
 def main() -> None:

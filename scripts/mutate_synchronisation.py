@@ -26,13 +26,15 @@ import tempfile
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from mutation.subjects import SUBJECTS
-from mutation.surroundings import environment, installed
-from mutation.verdicts import TOLD, equivalents, latest, rows, unexplained
-
 from gdnbench.cli.console import table
 from gdnbench.errors import BAD_INPUT_ERRORS, Exit
 from gdnbench.sim import ENGINES
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from tests.sim.mutation.subjects import SUBJECTS
+from tests.sim.mutation.surroundings import environment, installed
+from tests.sim.mutation.verdicts import TOLD, equivalents, latest, rows, unexplained
 
 
 def main() -> int:
@@ -86,7 +88,7 @@ def main() -> int:
 
 
 def _here(names: list[str], options: argparse.Namespace) -> int:
-    from mutation.judging import Asked, judge_all
+    from tests.sim.mutation.judging import Asked, judge_all
 
     asked = Asked(
         options.engine, options.processes, options.seconds, options.sample, options.seed, options.again

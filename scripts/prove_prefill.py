@@ -17,12 +17,11 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-import proving
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from gdnbench.errors import Exit
 from gdnbench_kernels.gdn_prefill.cases import cases
+from tests.kernels import proving
 
 GRID = proving.Grid("gdn_prefill", cases, refusing=("sm100", "sm100_fused"))
 

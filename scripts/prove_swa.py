@@ -19,13 +19,12 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-import proving
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from gdnbench.errors import Exit
 from gdnbench_kernels.swa_decode.cases import cases
 from gdnbench_kernels.swa_decode.contract import SERVED
+from tests.kernels import proving
 
 GRID = proving.Grid(
     "swa_decode",

@@ -22,7 +22,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-from documenting.session import ROOT, blocks, run
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from tests.docs.session import ROOT, blocks, run
 
 
 def main() -> int:

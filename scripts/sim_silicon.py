@@ -26,14 +26,14 @@ from typing import Any
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "sim"))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from silicon.capture import FOLDER, Capture, load
-from silicon.encodings import ADDRESS, all_maps
-from silicon.microkernel import Array, Buffer, MicroKernel
-from silicon.registry import FAMILIES, kernels
-from silicon.sweeps import SWEEPS, digest
-from silicon.tensormap import TensorMap
+from tests.sim.silicon.capture import FOLDER, Capture, load
+from tests.sim.silicon.encodings import ADDRESS, all_maps
+from tests.sim.silicon.microkernel import Array, Buffer, MicroKernel
+from tests.sim.silicon.registry import FAMILIES, kernels
+from tests.sim.silicon.sweeps import SWEEPS, digest
+from tests.sim.silicon.tensormap import TensorMap
 
 TENSOR_MAP_BYTES = 128
 ENCODINGS = "encodings"

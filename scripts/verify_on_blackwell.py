@@ -23,14 +23,13 @@ from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "sim"))
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from blackwell.answers import differences, stale, store, stored
-from blackwell.cases import Assumption, assumptions
-from silicon.capture import Capture
-from silicon.microkernel import Array, MicroKernel
-from sim_silicon import Driver, DriverError
+from scripts.sim_silicon import Driver, DriverError
+from tests.sim.blackwell.answers import differences, stale, store, stored
+from tests.sim.blackwell.cases import Assumption, assumptions
+from tests.sim.silicon.capture import Capture
+from tests.sim.silicon.microkernel import Array, MicroKernel
 
 COMPUTE_CAPABILITY_MAJOR = 75  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR
 BLACKWELL = 10

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
+
+from tests.docs import session
 
 ROOT = Path(__file__).parents[1]
 SCRIPT = ROOT / "scripts" / "run_page.py"
@@ -41,16 +41,7 @@ print("hello")
 PAGES = ("docs/adding.md", "docs/tutorial.md", "docs/trust.md", "README.md")
 
 
-@pytest.fixture(scope="module")
-def session() -> Iterator[Any]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(ROOT / "scripts")
-        from documenting import session
-
-        yield session
-
-
-def test_a_page_is_run_as_it_is_read(session: Any, tmp_path: Path) -> None:
+def test_a_page_is_run_as_it_is_read(tmp_path: Path) -> None:
     """One shell: the folder and `$?` carry over; what reads stdin finds none."""
     found = list(session.run(session.blocks(PAGE), tmp_path, tmp_path / "cache"))
     assert [(one.line, one.wrong) for one in found] == [(9, ""), (10, ""), (13, ""), (18, "")]
@@ -83,18 +74,18 @@ def test_a_page_is_run_as_it_is_read(session: Any, tmp_path: Path) -> None:
         ("[x]", "x", False),
     ],
 )
-def test_what_may_differ(session: Any, expected: str, printed: str, same: bool) -> None:
+def test_what_may_differ(expected: str, printed: str, same: bool) -> None:
     assert (session.difference(expected, printed) == "") is same
 
 
-def test_where_it_differs_is_said(session: Any) -> None:
+def test_where_it_differs_is_said() -> None:
     assert "up to 'one two', and not at 'three four'" in session.difference(
         "one two three four", "one two 3 four"
     )
     assert "more than the page says" in session.difference("one two", "one two three")
 
 
-def test_a_session_that_begins_with_output(session: Any) -> None:
+def test_a_session_that_begins_with_output() -> None:
     (block,) = session.blocks("```console\nhello\n```\n")
     with pytest.raises(ValueError, match="line 2: a session begins with a command"):
         list(session.commands(block))

@@ -40,11 +40,14 @@ STANDS_ON = (
     "gdnbench/sim",
     "pyproject.toml",
     "scripts/test",
+    "tests/__init__.py",
     "tests/conftest.py",
     "tests/seeds.py",
     "tests/subset.py",
     "tests/sim/conftest.py",
+    "tests/sim/fault_cases.py",
     "tests/sim/kernels",
+    "tests/sim/silicon",
 )
 
 

@@ -1,8 +1,9 @@
 #!/usr/bin/env python
 """What capturing costs a decode loop: every call, and every 16th step.
 
-    python scripts/bench_capture.py [--seconds 20] [--threads 2]
-    python scripts/bench_capture.py --device cuda [--seconds 20] [--layers 4] [--batch 1] [--step-ms 9]
+    python scripts/benchmarks/bench_capture.py [--seconds 20] [--threads 2]
+    python scripts/benchmarks/bench_capture.py --device cuda [--seconds 20] [--layers 4]
+        [--batch 1] [--step-ms 9]
 
 One Qwen3-Next model with random weights generates in one go. Segments of 16 steps with capture off and on
 take turns; an overhead is the median of the ratios of a segment to the mean of the two off around it, with an

@@ -1,8 +1,9 @@
 #!/usr/bin/env python
 """What capturing costs through each adapter: every call, every 16th, and looking without keeping.
 
-    python scripts/bench_adapters.py [ADAPTER ...] [--seconds 20] [--layers 4] [--threads 1]
-    python scripts/bench_adapters.py --device cuda [ADAPTER ...] [--json FILE] [--by-step]
+    python scripts/benchmarks/bench_capture_adapters.py [ADAPTER ...] [--seconds 20] [--layers 4]
+        [--threads 1]
+    python scripts/benchmarks/bench_capture_adapters.py --device cuda [ADAPTER ...] [--json FILE] [--by-step]
 
 A loop decodes one sequence: in each step `--layers` layers call the framework's function, and plain products
 make the step `--step-ms` long (9 ms, a served model's; 20 ms on a CPU). Segments of steps with capture off

@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """What a call costs that capture does not keep, by adapter, in microseconds of the calling thread's CPU time.
 
-    python scripts/bench_unselected.py [ADAPTER ...] [--rounds 60] [--json FILE]
+    python scripts/benchmarks/bench_capture_unselected.py [ADAPTER ...] [--rounds 60] [--json FILE]
 
 The loops are those of bench_adapters.py with one tiny layer, on a CPU; functions that compute nothing stand
 for all frameworks' own. Blocks of calls without capture and with it take turns. Medians of the blocks, less
@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 from adapter_loops import LOOPS, Loop, Sizes
-from bench_adapters import modes
+from bench_capture_adapters import modes
 from bench_capture_segments import OFF
 
 OPTIONS: dict[str, dict[str, Any]] = {

@@ -1,6 +1,6 @@
 """What the simulator's checker costs on this machine.
 
-    python scripts/bench_check.py [--repeats 3] [--limit 10] [--memory] [KERNEL ...]
+    python scripts/benchmarks/bench_checker.py [--repeats 3] [--limit 10] [--memory] [KERNEL ...]
 
 Runs each kernel on a record with and without the checker, in turns, and prints the medians and their ratio;
 then how many bytes the checker keeps for each byte of global memory that a launch touches, by what the
@@ -36,7 +36,7 @@ from gdnbench.store.reader import Store, StoredRecord
 from gdnbench.store.writer import StoreWriter
 from gdnbench.synth import draft, synthesise
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 CAPTURES = ROOT / "captures"
 SERVED = f"{ROOT / 'scripts' / 'demo_flashinfer.py'}:gdn_prefill"
 TOKENS, HEADS = 2048, (16, 32)

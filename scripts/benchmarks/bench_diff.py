@@ -1,6 +1,6 @@
 """What a full diff costs, beside passes of `np.abs(a - b).max()` in fp32 over the same elements.
 
-    python scripts/bench_diff.py [--megabytes 256] [--repeats 7] [--threads 1]
+    python scripts/benchmarks/bench_diff.py [--megabytes 256] [--repeats 7] [--threads 1]
 
 Every metric of docs/replay.md is computed for each (sequence, head, chunk). The pass is given its operands
 in fp32 already; ours reads the dtype named. The three ways are timed in turn within each repeat, so that

@@ -1,10 +1,10 @@
 #!/usr/bin/env python
 """Times the decode kernels of gated delta nets beside one another and makes a folder of results.
 
-    python scripts/bench_gdn_decode.py                          everything; some 15 minutes on an H200
-    python scripts/bench_gdn_decode.py --groups fp32,bf16 --batches 1,16,64,256 --seconds 5
-    python scripts/bench_gdn_decode.py --sweep --groups fp32    every plan of the compiled kernel instead
-    python scripts/bench_gdn_decode.py --tiny --on cpu --kernels torch,hf
+    python scripts/benchmarks/bench_gdn_decode.py                       everything; some 15 minutes on an H200
+    python scripts/benchmarks/bench_gdn_decode.py --groups fp32,bf16 --batches 1,16,64,256 --seconds 5
+    python scripts/benchmarks/bench_gdn_decode.py --sweep --groups fp32    every plan of the compiled kernel
+    python scripts/benchmarks/bench_gdn_decode.py --tiny --on cpu --kernels torch,hf
 
 The folder (`--out`, results/gdn_decode) gets README.md, the tables; timings.json, every sample and what was
 seen of the machine meanwhile, as `gdnbench time --json` has a record; with `--sweep` sweep.md and sweep.json
@@ -54,7 +54,7 @@ from gdnbench.timing.statistics import Rule
 from gdnbench.timing.types import Cache, Form, Mode
 from gdnbench_kernels.contract import Call
 
-OUT = Path(__file__).parents[1] / "results" / "gdn_decode"
+OUT = Path(__file__).parents[2] / "results" / "gdn_decode"
 OP = "gdn_decode"
 COMPILED = "cute"
 PEER = "flashinfer"
@@ -244,8 +244,9 @@ def page(kept: Mapping[str, Sequence[Timed]]) -> str:
     """README.md of the folder."""
     parts = [
         "# gdn_decode: times",
-        "Made by `python scripts/bench_gdn_decode.py`; every sample is in [timings.json](timings.json), what"
-        " was tried and expected in [docs/gdn_decode.md](../../docs/gdn_decode.md), how times are taken in"
+        "Made by `python scripts/benchmarks/bench_gdn_decode.py`; every sample is in"
+        " [timings.json](timings.json), what was tried and expected in"
+        " [docs/gdn_decode.md](../../docs/gdn_decode.md), how times are taken in"
         " [docs/timing.md](../../docs/timing.md). Launches are cold; us are medians of rounds; a speed-up is"
         " a kernel's time over that of the first one in its rows, with its 99 % interval; the ceiling is the"
         " best way to read half and write half of the same bytes, measured in the same session. CUDA events"

@@ -1,6 +1,6 @@
 """Methods to invert I + A, 64 x 64: how wrong they are and what they cost.
 
-    python scripts/inverse_methods.py [--chunks 96] [--seed 0] [--search 20000] [--markdown]
+    python scripts/benchmarks/bench_inverse.py [--chunks 96] [--seed 0] [--search 20000] [--markdown]
 
 A is that of made calls, in fp64, with gates near 0 and keys of a given correlation. Methods are emulated with
 exact sums of products of rounded operands; the two in the kernels also run, in the simulator. Errors are the
@@ -37,8 +37,8 @@ from gdnbench_kernels.gdn_prefill.inverse import BLOCK, SIZE, WARPS
 from gdnbench_kernels.gdn_prefill.synth import synth
 from gdnbench_kernels.rounding import EXACT
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "kernels"))
-from inverse_kernel import VALUES, Inverse
+sys.path.insert(0, str(Path(__file__).parents[2]))
+from tests.kernels.inverse_kernel import VALUES, Inverse
 
 CASES: tuple[tuple[float, Span], ...] = (
     (0.0, 1.0),

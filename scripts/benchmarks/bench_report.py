@@ -1,6 +1,7 @@
 """How fast the page of `gdnbench report` opens: headless Chromium, a file of synthetic records.
 
-    python scripts/bench_report.py [--records 10000] [--failures 500] [--repeats 5] [--keep report.html]
+    python scripts/benchmarks/bench_report.py [--records 10000] [--failures 500] [--repeats 5]
+        [--keep report.html]
 
 For each repeat, in a browser of its own: milliseconds from the start of the navigation until the list of
 records can be used (the page's own mark `interactive`), until the first record is shown, and until what is
@@ -17,10 +18,12 @@ import time
 from pathlib import Path
 from statistics import median
 
-from browser.chromium import Chromium, find
-from browser.synthetic import large
-
 from gdnbench.page.build import write
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from tests.page.chromium import Chromium, find
+from tests.page.synthetic import large
 
 MARKS = {
     "interactive": "performance.getEntriesByName('interactive')[0]?.startTime",

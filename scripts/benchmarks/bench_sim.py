@@ -1,6 +1,6 @@
 """How fast the simulator's compiled engine is on this machine.
 
-    python scripts/bench_sim.py [--lines 2000] [--seconds 2] [--repeats 3]
+    python scripts/benchmarks/bench_sim.py [--lines 2000] [--seconds 2] [--repeats 3]
 
 Prints full-warp instructions per second on a loop of mixed instructions (integer, f32, f32x2, shared loads
 and stores, shuffles, conversions), the time until a kernel of 2,500 PTX lines is ready to run, first and
@@ -226,8 +226,8 @@ def warpgroup_rate(n: int, in_registers: bool, seconds: float) -> float:
 
 def served_record(repeats: int) -> None:
     """A prefill of one sequence: the launch's median seconds, and memory beyond the tensors at its peak."""
-    sys.path.insert(0, str(Path(__file__).parent))
-    from demo_flashinfer import gdn_prefill
+    sys.path.insert(0, str(Path(__file__).parents[2]))
+    from scripts.demo_flashinfer import gdn_prefill
 
     call = synthesise("gdn_prefill", seqlens=(TOKENS,), heads=HEADS, initial_state=True, gate="linear")
     given = {name: call.tensors[name] for name in ("q", "k", "v", "g", "beta", "cu_seqlens", "initial_state")}

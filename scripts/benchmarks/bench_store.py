@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Store against raw files, torch.save and safetensors, side by side; and the cost of 10,000 decode records.
 
-    python scripts/bench_store.py [--gib 1] [--repeats 3] [--records 10000] [--folder DIR]
+    python scripts/benchmarks/bench_store.py [--gib 1] [--repeats 3] [--records 10000] [--folder DIR]
 
 Every way is timed once per repeat, in turn and beginning with another each time, so that a machine that
 slows down slows them all. Printed are medians; "of raw" is the median of the ratios within each repeat.

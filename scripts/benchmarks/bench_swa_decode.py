@@ -1,10 +1,11 @@
 #!/usr/bin/env python
 """How fast a kernel of swa_decode is on this machine's GPU, cold, against bytes and against compiled torch.
 
-    python scripts/bench_swa_decode.py [--kernel portable] [--batches 1 64 256] [--heads 64 128]
+    python scripts/benchmarks/bench_swa_decode.py [--kernel portable] [--batches 1 64 256] [--heads 64 128]
         [--layouts per_token_scale fp8_ds_mla] [--baseline 1 64 256] [--autotune] [--json FILE]
         [--option NAME=VALUE ...] ...
-    python scripts/bench_swa_decode.py --kernel wgmma --option rows=32 workers=66 --option rows=64 prefetch=0
+    python scripts/benchmarks/bench_swa_decode.py --kernel wgmma --option rows=32 workers=66
+        --option rows=64 prefetch=0
 
 Every launch of a timed round has queries, pages and outputs of its own, together more than `ROTATED`
 bytes, so that none finds its bytes in the L2 cache. A round is one CUDA graph; a time is a round's over its

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-SCRIPTS = Path(__file__).parents[2] / "scripts"
+from tests.bisect.regressions import finding
 
 
 @pytest.mark.parametrize(
@@ -26,8 +26,6 @@ def test_an_answer_is_told_of_what_is_there(
     monkeypatch: pytest.MonkeyPatch, status: int, found: Mapping[str, Any], answer: str, wrong: str
 ) -> None:
     """What was not shrunk has no sizes: a wrong answer, and not the end of the run."""
-    monkeypatch.syspath_prepend(str(SCRIPTS))
-    from regressions import finding
 
     def check(found: Mapping[str, Any]) -> str:
         return "" if found["shrunk"] else str(found["reason"])

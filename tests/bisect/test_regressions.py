@@ -8,7 +8,6 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from gdnbench.bisect.cache_key import digest_store
 from gdnbench.bisect.stage import probe
 from gdnbench.bisect.verdict import State
 from gdnbench_kernels import compiling
+from tests.bisect.regressions import captures, finding, repository
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 LIMIT = 600.0
@@ -26,22 +26,8 @@ as one is asked after another. Wall time on a busy machine says nothing."""
 
 
 @pytest.fixture(scope="module")
-def regressions() -> Iterator[Any]:
-    """The modules of scripts/regressions."""
-    sys.path.insert(0, str(SCRIPTS))
-    try:
-        from regressions import captures, finding, history, package, repository
-
-        yield {
-            one.__name__.partition(".")[2]: one for one in (captures, finding, history, package, repository)
-        }
-    finally:
-        sys.path.remove(str(SCRIPTS))
-
-
-@pytest.fixture(scope="module")
-def made(regressions: Mapping[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Any:
-    return regressions["finding"].Cases(tmp_path_factory.mktemp("regressions"))
+def made(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return finding.Cases(tmp_path_factory.mktemp("regressions"))
 
 
 def git(folder: Path, *arguments: str) -> str:
@@ -51,11 +37,11 @@ def git(folder: Path, *arguments: str) -> str:
 
 
 def test_the_repository_is_the_same_every_time(
-    made: Any, regressions: Mapping[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    made: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GIT_AUTHOR_NAME", "somebody")
     monkeypatch.setenv("TZ", "Pacific/Kiritimati")
-    assert regressions["repository"].make(tmp_path / "again") == made.tags
+    assert repository.make(tmp_path / "again") == made.tags
     assert git(tmp_path / "again", "rev-parse", "main") == git(made.repository, "rev-parse", "main")
     # About thirty up to the first release with a wait left out; after it come two more cases.
     assert 28 <= int(git(made.repository, "rev-list", "--count", "v1.2")) <= 35
@@ -110,22 +96,21 @@ def lacks(text: str, name: str) -> bool:
 
 
 @pytest.mark.slow  # minutes; test_record.py and test_stage.py find the same in small kernels
-def test_beta_in_bf16_is_found_by_carrying_states(made: Any, regressions: Mapping[str, Any]) -> None:
+def test_beta_in_bf16_is_found_by_carrying_states(made: Any) -> None:
     """The stage is asked about in the call that was named before."""
     asked = made.beta()
     for what in ("record, good", "record", "stage"):
         question = next(asked)
         assert question.what == what
-        found = regressions["finding"].answered(question)
+        found = finding.answered(question)
         assert found.wrong == "", found
 
 
 def test_a_round_less_is_seen_by_keys_that_are_alike_alone(
-    made: Any, regressions: Mapping[str, Any], monkeypatch: pytest.MonkeyPatch
+    made: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By the step that inverts, of exact A; outputs are looked at where all are found."""
     pytest.importorskip("cutlass", reason="CuTe DSL has wheels for Linux only")
-    captures = regressions["captures"]
     options = {"seqlens": (64,), "heads": (1, 1), "beta": (0.8, 1.0), "gate_span": 0.1, "seed": 1}
     unlike = captures.prefill(made.folder / "one-unlike.zarr", **options)
     alike = captures.prefill(made.folder / "one-alike.zarr", key_correlation=0.97, **options)
@@ -141,7 +126,7 @@ def test_a_round_less_is_seen_by_keys_that_are_alike_alone(
             "content": digest_store(str(store), lambda _: [0]),
         }
         asked = {"on": "sim", "record": 0, "k": None, "tol": None, "schedules": ["late"], **kept}
-        found = probe.alone(store=str(store), kernel=regressions["finding"].PREFILL, **asked)
+        found = probe.alone(store=str(store), kernel=finding.PREFILL, **asked)
         assert found.state in (State.GOOD, State.BAD), found.reason
         return found.state is State.GOOD
 

@@ -21,7 +21,8 @@ from unittest.mock import MagicMock
 import torch
 import transformers  # noqa: F401  # before torchvision seems to be there
 from torch import Tensor
-from vllm_program import RULE, Kernel, digest, ints, random
+
+from tests.capture.vllm_program import RULE, Kernel, digest, ints, random
 
 H, HV, D, SLOTS, DRAFTS = 2, 4, 64, 9, 3
 OPS = "sglang.kernels.ops.attention"

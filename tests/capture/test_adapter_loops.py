@@ -10,15 +10,13 @@ import pytest
 
 from gdnbench.capture import CaptureOptions, capturing
 from gdnbench.store.reader import Store
+from scripts.benchmarks import adapter_loops
 
 LAYERS = 2
 
 
 @pytest.fixture
-def loops(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "scripts")
-    import adapter_loops
-
+def loops() -> ModuleType:
     return adapter_loops
 
 

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import random
-from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
 
+from scripts.benchmarks import bench_capture_segments
+
 
 @pytest.fixture
-def segments(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "scripts")
-    import bench_capture_segments
-
+def segments() -> ModuleType:
     return bench_capture_segments
 
 

@@ -7,6 +7,7 @@ alone, and the recorded output against attention written out here over the model
 from __future__ import annotations
 
 import functools
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -308,8 +309,7 @@ def test_layers_with_compressed_keys_are_left_alone_and_said_so(tmp_path: Path) 
 
 PROGRAM = """
 import sys
-sys.path.insert(0, {tests!r})
-import test_deepseek_v4 as tests
+from tests.capture import test_deepseek_v4 as tests
 print(tests.generate(tests.tiny_model((tests.SLIDING, tests.CSA)), 3).tolist())
 sys.stdout.flush()
 if {kill}:
@@ -322,7 +322,7 @@ if {kill}:
 def test_the_command(kill: bool, tmp_path: Path) -> None:
     """Summary, status and store; a killed program leaves what it recorded."""
     script = tmp_path / "program.py"
-    script.write_text(PROGRAM.format(tests=str(Path(__file__).parent), kill=kill))
+    script.write_text(PROGRAM.format(kill=kill))
     words = [
         "capture",
         tmp_path / "run.zarr",
@@ -335,6 +335,7 @@ def test_the_command(kill: bool, tmp_path: Path) -> None:
     ]
     ran = subprocess.run(
         [sys.executable, "-m", "gdnbench", *map(str, words), str(script)],
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
         capture_output=True,
         text=True,
         check=False,

@@ -28,6 +28,7 @@ from gdnbench.capture.sealing import seal_segment
 from gdnbench.capture.selection import Selection
 from gdnbench.capture.session import Session
 from gdnbench.store.reader import Store
+from scripts.benchmarks import adapter_loops
 
 DIM = 8
 
@@ -252,9 +253,6 @@ def test_no_adapter_is_asked_about_a_call_that_is_not_kept(
 ) -> None:
     """By hand, of 8 decode steps of a layer: 0, 3 and 6 of every third. None is a prefill; a function that
     may be one is looked at each time."""
-    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "scripts")
-    import adapter_loops
-
     asked: list[str] = []
     before = DECODES[name].before
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,9 +14,7 @@ import gdnbench_kernels
 from gdnbench.bisect.instruction import find
 from gdnbench.bisect.instruction.version import Version, VersionFails
 from gdnbench.trace.layout import EVENT_BYTES, ROW_BYTES
-
-sys.path.insert(0, str(Path(__file__).parent))
-from smooth_kernel import COMMENT, PLANTED, SMOOTH, written
+from tests.cli.smooth_kernel import COMMENT, PLANTED, SMOOTH, written
 
 Invoke = Callable[..., Any]  # the fixture `gdnbench`
 

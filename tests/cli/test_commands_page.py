@@ -6,29 +6,26 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from scripts import document_commands
+from tests.docs import commands, examples, page
+
 ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
-def documenting() -> Iterator[Any]:
-    """The modules of scripts/documenting, and the script."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(ROOT / "scripts")
-        import document_commands
-        from documenting import commands, examples, page
-
-        yield {
-            "commands": list(commands.commands()),
-            "examples": examples.EXAMPLES,
-            "page": page,
-            "script": document_commands,
-        }
+def documenting() -> Any:
+    """The modules of tests/docs, and the script."""
+    return {
+        "commands": list(commands.commands()),
+        "examples": examples.EXAMPLES,
+        "page": page,
+        "script": document_commands,
+    }
 
 
 def test_the_page_is_up_to_date(documenting: Any) -> None:
@@ -82,7 +79,7 @@ def test_commands_are_those_of_the_command_line(documenting: Any, gdnbench: Any)
 
 def test_examples_are_of_commands_that_there_are(documenting: Any) -> None:
     names = {one.name for one in documenting["commands"] if not one.group}
-    assert names == set(documenting["examples"]), "scripts/documenting/examples.py"
+    assert names == set(documenting["examples"]), "tests/docs/examples.py"
 
 
 def test_examples_are_typed_right(documenting: Any) -> None:

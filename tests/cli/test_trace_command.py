@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,7 @@ from gdnbench.trace.reader import open_trace
 
 pytest.importorskip("cutlass", reason="CuTe DSL has wheels for Linux only")
 
-sys.path.insert(0, str(Path(__file__).parent))
-from smooth_kernel import COMMENT, PLANTED, SMOOTH, written
+from tests.cli.smooth_kernel import COMMENT, PLANTED, SMOOTH, written
 
 Invoke = Callable[..., Any]  # the fixture `gdnbench`
 

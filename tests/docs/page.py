@@ -5,11 +5,10 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator, Sequence
 
-from documenting.commands import Command, Parameter, commands
-from documenting.examples import EXAMPLES
-
 from gdnbench.ops import operations
 from gdnbench.options import option_defaults
+from tests.docs.commands import Command, Parameter, commands
+from tests.docs.examples import EXAMPLES
 
 HEAD = """# Commands
 
@@ -58,7 +57,7 @@ def _section(command: Command) -> Iterator[str]:
         yield from _synth_options()
     if not command.group:
         if command.name not in EXAMPLES:
-            raise ValueError(f"{command.name} has no example: write one in scripts/documenting/examples.py")
+            raise ValueError(f"{command.name} has no example: write one in tests/docs/examples.py")
         example = EXAMPLES[command.name]
         yield "For example\n"
         yield "".join(f"    {line}\n" for line in example.lines)

@@ -3,11 +3,10 @@ scripts that prove kernels."""
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import sys
 from collections.abc import Callable, Mapping
 from functools import partial
-from pathlib import Path
 from types import ModuleType
 
 import numpy as np
@@ -24,7 +23,6 @@ from gdnbench_kernels.contract import Call
 from gdnbench_kernels.gdn_prefill.contract import OPERATION as PREFILL
 
 Array = NDArray[np.float64]
-SCRIPTS = Path(__file__).parents[2] / "scripts"
 
 
 class Naive:
@@ -128,13 +126,7 @@ def script() -> Callable[[str], ModuleType]:
     """A file of scripts/, imported."""
 
     def load(name: str) -> ModuleType:
-        spec = importlib.util.spec_from_file_location(f"script_{name}", SCRIPTS / f"{name}.py")
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[spec.name] = module  # where dataclasses look for what their annotations mean
-        spec.loader.exec_module(module)
-        return module
+        return importlib.import_module(f"scripts.{name}")
 
     return load
 

@@ -41,7 +41,7 @@ from gdnbench.store.writer import StoreWriter
 from gdnbench.synth import draft, synthesise
 from gdnbench_kernels.cases import Case
 
-CAPTURES = Path(__file__).parents[1] / "captures"
+CAPTURES = Path(__file__).parents[2] / "captures"
 
 CASE_SECONDS = 60.0
 """Of a case on a GPU, after which its process is killed: what has to be compiled for it takes up to 10 s."""

@@ -28,7 +28,7 @@ FAULTY = Path(__file__).with_name("faulty_gdn_decode.py")
 
 @pytest.fixture
 def bench(script: Callable[[str], ModuleType]) -> ModuleType:
-    return script("bench_gdn_decode")
+    return script("benchmarks.bench_gdn_decode")
 
 
 @pytest.fixture

@@ -31,13 +31,11 @@ from gdnbench_kernels.compiling import (
     load,
     program,
 )
-
-sys.path.insert(0, str(Path(__file__).parent))
-from compiled_kernels import COLUMNS, arguments, same, wanted
+from tests.kernels.compiled_kernels import COLUMNS, arguments, same, wanted
 
 HERE = Path(__file__).parent
-AFFINE = Source.of("tests.affine", "compiled_kernels:affine", with_bias=True)
-PLAIN = Source.of("tests.affine", "compiled_kernels:affine", with_bias=False)
+AFFINE = Source.of("tests.affine", "tests.kernels.compiled_kernels:affine", with_bias=True)
+PLAIN = Source.of("tests.affine", "tests.kernels.compiled_kernels:affine", with_bias=False)
 
 Arguments = tuple[Any, ...]
 
@@ -155,7 +153,7 @@ def test_a_symbol_is_short_enough_to_name_files(tmp_path: Path) -> None:
         assert source.symbol.isidentifier()
         (tmp_path / f".{source.symbol}.cubin.{2**22}").touch()
     assert one.symbol != other.symbol
-    assert Source.of("tests.affine", "compiled_kernels:affine", with_bias=True) == AFFINE
+    assert Source.of("tests.affine", "tests.kernels.compiled_kernels:affine", with_bias=True) == AFFINE
 
 
 def test_unknown_arch() -> None:
@@ -197,7 +195,9 @@ def test_program_is_complete() -> None:
 
 def test_compiled_once(empty_cache: Path, compilations: list[str]) -> None:
     first = program(AFFINE)
-    assert program(Source.of("tests.affine", "compiled_kernels:affine", with_bias=True)) is first
+    assert (
+        program(Source.of("tests.affine", "tests.kernels.compiled_kernels:affine", with_bias=True)) is first
+    )
     forget()
     second = program(AFFINE)
     assert compilations == ["tests.affine"]
@@ -382,7 +382,7 @@ import torch
 from gdnbench import artifact_cache, sim
 from gdnbench_kernels.compiling import Source, program
 
-compiled = program(Source.of("tests.affine", "compiled_kernels:affine", with_bias=True))
+compiled = program(Source.of("tests.affine", "tests.kernels.compiled_kernels:affine", with_bias=True))
 x = torch.arange(50 * 64, dtype=torch.float32).reshape(50, 64)
 y = torch.full((50, 64), torch.nan)
 sim.launch(compiled, x, torch.arange(64, dtype=torch.float32), y, 45, 0.5)
@@ -392,8 +392,8 @@ print(hashlib.sha256(y.numpy().tobytes()).hexdigest(), "cutlass" in sys.modules)
 
 def start() -> subprocess.Popen[str]:
     """Another process that simulates the program, printing a digest of y and whether it has a compiler."""
-    command = f"import sys; sys.path.insert(0, {str(HERE)!r})\n{IN_A_PROCESS}"
-    return subprocess.Popen([sys.executable, "-c", command], stdout=subprocess.PIPE, text=True)
+    command = [sys.executable, "-c", IN_A_PROCESS]
+    return subprocess.Popen(command, cwd=HERE.parents[1], stdout=subprocess.PIPE, text=True)
 
 
 def test_simulated_in_another_process_without_the_compiler(empty_cache: Path) -> None:
@@ -473,7 +473,7 @@ def test_simulated(source: Source, engine: str) -> None:
 
 
 def test_simulated_as_what_the_compiler_returns_is() -> None:
-    import compiled_kernels
+    from tests.kernels import compiled_kernels
 
     host, examples = compiled_kernels.affine(True)
     compiled = sim.compile(host, *examples, arch="sm_100a")

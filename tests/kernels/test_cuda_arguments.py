@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,12 +15,10 @@ pytest.importorskip("cutlass", reason="CuTe DSL has wheels for Linux only")
 from gdnbench_kernels import cuda_launch
 from gdnbench_kernels.compiling import ArgumentError, Source, program
 from gdnbench_kernels.gdn_prefill import sources
+from tests.kernels.compiled_kernels import COLUMNS, ROWS, arguments
 
-sys.path.insert(0, str(Path(__file__).parent))
-from compiled_kernels import COLUMNS, ROWS, arguments
-
-AFFINE = Source.of("tests.affine", "compiled_kernels:affine", with_bias=True)
-PLAIN = Source.of("tests.affine", "compiled_kernels:affine", with_bias=False)
+AFFINE = Source.of("tests.affine", "tests.kernels.compiled_kernels:affine", with_bias=True)
+PLAIN = Source.of("tests.affine", "tests.kernels.compiled_kernels:affine", with_bias=False)
 
 Arguments = tuple[Any, ...]
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import cutlass
@@ -15,9 +13,7 @@ from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 from torch import Tensor
 
 from gdnbench import sim
-
-sys.path.insert(0, str(Path(__file__).parent))
-from gate_kernel import THREADS, Decay
+from tests.kernels.gate_kernel import THREADS, Decay
 
 EXCESS = 2**-36 + 2**-50
 """Relative error before the rounding to f32, as `rounded_decay` derives it, and that of fp64's own exp."""

@@ -6,8 +6,6 @@ Most of the time is compiling: tests share plans and forms of calls.
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,9 +18,7 @@ from gdnbench_kernels.contract import Call
 from gdnbench_kernels.gdn_decode.cute import cute, prepare
 from gdnbench_kernels.gdn_decode.decode_plan import DecodePlan, chosen
 from gdnbench_kernels.gdn_decode.launch_args import arch_of
-
-sys.path.insert(0, str(Path(__file__).parent))
-from gdn_decode_calls import (
+from tests.kernels.gdn_decode_calls import (
     CALLS,
     Outputs,
     arguments,

@@ -5,9 +5,7 @@ from __future__ import annotations
 
 import mmap
 import re
-import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
@@ -23,9 +21,7 @@ from gdnbench_kernels.gdn_decode.contract import OPERATION
 from gdnbench_kernels.gdn_decode.cute import cute, prepare
 from gdnbench_kernels.gdn_decode.decode_plan import DecodePlan
 from gdnbench_kernels.gdn_decode.sources import source
-
-sys.path.insert(0, str(Path(__file__).parent))
-from gdn_decode_calls import (
+from tests.kernels.gdn_decode_calls import (
     FRESH,
     Outputs,
     arguments,

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import re
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,9 +23,7 @@ from gdnbench_kernels.gdn_decode.cute import cute, prepare
 from gdnbench_kernels.gdn_decode.decode_plan import DecodePlan, candidates, choose, chosen
 from gdnbench_kernels.gdn_decode.launch_args import arguments as checked
 from gdnbench_kernels.gdn_decode.sources import source
-
-sys.path.insert(0, str(Path(__file__).parent))
-from gdn_decode_calls import (
+from tests.kernels.gdn_decode_calls import (
     CALLS,
     FRESH_SCHEDULE,
     Outputs,
@@ -41,7 +37,6 @@ from gdn_decode_calls import (
     with_gaps,
     with_tensors,
 )
-
 from tests.subset import quick
 
 PLANS = {

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,9 +22,16 @@ from gdnbench_kernels.gdn_decode.contract import OPERATION, slots_of
 from gdnbench_kernels.gdn_decode.decode_plan import DecodePlan
 from gdnbench_kernels.gdn_decode.sources import Tap, source
 from gdnbench_kernels.gdn_decode.steps import torch_steps
-
-sys.path.insert(0, str(Path(__file__).parent))
-from gdn_decode_calls import CALLS, Outputs, arguments, made, run, same, same_outputs, with_tensors
+from tests.kernels.gdn_decode_calls import (
+    CALLS,
+    Outputs,
+    arguments,
+    made,
+    run,
+    same,
+    same_outputs,
+    with_tensors,
+)
 
 SHOWN = ["alpha_t", "beta_t", "delta_t"]
 PLANS: dict[str, DecodePlan] = {

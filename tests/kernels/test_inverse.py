@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import cutlass
@@ -20,10 +18,7 @@ from gdnbench_kernels.gdn_prefill import inverse
 from gdnbench_kernels.gdn_prefill.chunked import chunk_cumsum, form_a
 from gdnbench_kernels.gdn_prefill.synth import synth
 from gdnbench_kernels.rounding import EXACT
-
-sys.path.insert(0, str(Path(__file__).parent))
-from inverse_kernel import Inverse
-
+from tests.kernels.inverse_kernel import Inverse
 from tests.subset import quick
 
 SIZE, BLOCK = inverse.SIZE, inverse.BLOCK
@@ -114,7 +109,7 @@ def test_correlated_keys(correlation: float, beta: float | tuple[float, float], 
 
 def test_rounding_that_errs_one_way() -> None:
     """One key, one gate: all of a diagonal of A is rounded alike. Gates near -2.5e-4 are the worst that a
-    search found (scripts/inverse_methods.py), 2.7e-3 in a block."""
+    search found (scripts/benchmarks/bench_inverse.py), 2.7e-3 in a block."""
     distance = (torch.arange(SIZE).unsqueeze(1) - torch.arange(SIZE)).clamp(min=0)
     gates = -torch.linspace(2e-4, 3e-4, 64, dtype=torch.float64).view(-1, 1, 1)
     a = (1.00173 * (gates * distance).exp()).tril(-1)

@@ -26,8 +26,8 @@ from gdnbench.sim.errors import UnsupportedError
 from gdnbench.sim.ptx import parse
 from gdnbench_kernels.compiling import Source, program
 
-AFFINE = Source.of("tests.affine", "compiled_kernels:affine", with_bias=True)
-SPILLING = Source.of("tests.spilling", "compiled_kernels:spilling")
+AFFINE = Source.of("tests.affine", "tests.kernels.compiled_kernels:affine", with_bias=True)
+SPILLING = Source.of("tests.spilling", "tests.kernels.compiled_kernels:spilling")
 
 GOOD = Figures(
     name="k",

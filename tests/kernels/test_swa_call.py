@@ -3,9 +3,7 @@ what they are compiled for. Shapes and addresses alone are looked at, so most of
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,9 +20,7 @@ from gdnbench_kernels.swa_decode.layouts import empty_ds_mla
 from gdnbench_kernels.swa_decode.portable import portable
 from gdnbench_kernels.swa_decode.sm100 import sm100
 from gdnbench_kernels.swa_decode.synth import synth
-
-sys.path.insert(0, str(Path(__file__).parent))
-from swa_calls import DS_MLA, PER_TOKEN, same_outputs
+from tests.kernels.swa_calls import DS_MLA, PER_TOKEN, same_outputs
 
 Given = dict[str, Any]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +17,8 @@ from gdnbench_kernels.contract import Call
 from gdnbench_kernels.swa_decode.contract import OPERATION
 from gdnbench_kernels.swa_decode.launch_args import arch_of
 from gdnbench_kernels.swa_decode.portable import portable
-
-sys.path.insert(0, str(Path(__file__).parent))
-import swa_calls
-from swa_calls import (
+from tests.kernels import swa_calls
+from tests.kernels.swa_calls import (
     CALLS,
     DS_MLA,
     LAYOUTS,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +15,8 @@ from gdnbench_kernels.swa_decode import dispatch
 from gdnbench_kernels.swa_decode.layouts import CacheLayout
 from gdnbench_kernels.swa_decode.portable import portable
 from gdnbench_kernels.swa_decode.wgmma import wgmma
-
-sys.path.insert(0, str(Path(__file__).parent))
-import swa_calls
-from swa_calls import PER_TOKEN, Outputs, made, request_of, same_outputs
+from tests.kernels import swa_calls
+from tests.kernels.swa_calls import PER_TOKEN, Outputs, made, request_of, same_outputs
 
 DOCS = Path(__file__).parents[2] / "docs" / "swa_decode.md"
 SM90, SM100 = "sm_90a", "sm_100a"

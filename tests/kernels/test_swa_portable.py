@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +23,8 @@ from gdnbench_kernels.swa_decode.portable import portable
 from gdnbench_kernels.swa_decode.portable_plan import plan
 from gdnbench_kernels.swa_decode.sizes import GROUPS, HEAD_DIM, NOPE_DIM
 from gdnbench_kernels.swa_decode.sources import PORTABLE_ROWS, portable_source
-
-sys.path.insert(0, str(Path(__file__).parent))
-import swa_calls
-from swa_calls import (
+from tests.kernels import swa_calls
+from tests.kernels.swa_calls import (
     CALLS,
     DS_MLA,
     FRESH_SCHEDULE,
@@ -43,7 +40,6 @@ from swa_calls import (
     with_pages_apart,
     with_stale_entries,
 )
-
 from tests.subset import quick
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,10 +18,8 @@ from gdnbench_kernels.swa_decode.sizes import GROUPS, HEAD_DIM, NOPE_DIM
 from gdnbench_kernels.swa_decode.sm100 import launch_of, sm100
 from gdnbench_kernels.swa_decode.sm100_plan import PLAN
 from gdnbench_kernels.swa_decode.sources import PART_COUNTS
-
-sys.path.insert(0, str(Path(__file__).parent))
-import swa_calls
-from swa_calls import (
+from tests.kernels import swa_calls
+from tests.kernels.swa_calls import (
     CALLS,
     DS_MLA,
     FRESH_SCHEDULE,
@@ -42,7 +38,6 @@ from swa_calls import (
     with_stale_entries,
     with_tensors,
 )
-
 from tests.subset import quick
 
 

@@ -11,7 +11,6 @@ import json
 import re
 import shutil
 import subprocess
-import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -32,10 +31,8 @@ from gdnbench_kernels.swa_decode import kernel_sm90, sm90_plan
 from gdnbench_kernels.swa_decode.layouts import CacheLayout
 from gdnbench_kernels.swa_decode.sm90_plan import ROWS, Tuning, plan, row_bytes, staged_heads
 from gdnbench_kernels.swa_decode.wgmma import wgmma, workers_of
-
-sys.path.insert(0, str(Path(__file__).parent))
-import swa_calls
-from swa_calls import (
+from tests.kernels import swa_calls
+from tests.kernels.swa_calls import (
     CALLS,
     DS_MLA,
     FRESH_SCHEDULE,
@@ -51,7 +48,6 @@ from swa_calls import (
     with_pages_apart,
     with_stale_entries,
 )
-
 from tests.subset import quick
 
 HERE = Path(__file__).parent

@@ -3,8 +3,6 @@ beside it and whatever its tuning."""
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,10 +15,8 @@ from gdnbench_kernels.contract import Call
 from gdnbench_kernels.swa_decode.contract import OPERATION
 from gdnbench_kernels.swa_decode.sm90_plan import ROWS
 from gdnbench_kernels.swa_decode.wgmma import wgmma
-
-sys.path.insert(0, str(Path(__file__).parent))
-import swa_calls
-from swa_calls import (
+from tests.kernels import swa_calls
+from tests.kernels.swa_calls import (
     CALLS,
     DS_MLA,
     LAYOUTS,

@@ -11,19 +11,15 @@ from pathlib import Path
 
 import pytest
 
-HERE = Path(__file__).parent
-for folder in (HERE, HERE.parent / "store"):
-    sys.path.insert(0, str(folder))
-
-from cutting_proxy import CuttingProxy  # noqa: E402
-from s3_bucket import SECRET, Bucket  # noqa: E402
+from tests.objects.cutting_proxy import CuttingProxy
+from tests.objects.s3_bucket import SECRET, Bucket
 
 
 @pytest.fixture(scope="session")
 def server() -> Iterator[int]:
     """The port of an S3 server."""
     process = subprocess.Popen(
-        [sys.executable, HERE / "s3_server.py"],
+        [sys.executable, Path(__file__).with_name("s3_server.py")],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from store_samples import PLAIN, TINY, randn, record
-
 from gdnbench.store.objects import Objects
 from gdnbench.store.reader import Store
 from gdnbench.store.summary import SegmentSummary, write_summary
 from gdnbench.store.writer import StoreWriter
+from tests.store.store_samples import PLAIN, TINY, randn, record
 
 
 def make_store(path: Path, *, ended: bool = True, batches: int = 2) -> Path:

@@ -6,7 +6,7 @@ import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 
-from cutting_proxy import CuttingProxy
+from tests.objects.cutting_proxy import CuttingProxy
 
 SECRET = "b5f0c1secretkeyofthetests"
 

@@ -8,15 +8,15 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from answering import Answer, answering
-from object_samples import make_store
-from s3_bucket import SECRET
 
 from gdnbench.errors import GdnbenchError, StoreError
 from gdnbench.store import objects
 from gdnbench.store.objects import Objects
 from gdnbench.store.reader import Store
 from gdnbench.store.upload import Uploader
+from tests.objects.answering import Answer, answering
+from tests.objects.object_samples import make_store
+from tests.objects.s3_bucket import SECRET
 
 URL = "s3://bucket/run.zarr"
 

@@ -8,13 +8,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from object_samples import as_objects
-from s3_bucket import Bucket
 
 from gdnbench.cli.main import run
 from gdnbench.pytest_plugin.marks import Asked
 from gdnbench.pytest_plugin.selection import select
 from gdnbench.store.address import is_absolute
+from tests.objects.object_samples import as_objects
+from tests.objects.s3_bucket import Bucket
 
 Invoke = Callable[..., tuple[int, str]]
 

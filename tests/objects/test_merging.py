@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from object_samples import as_objects, contents, make_store
-from s3_bucket import Bucket
-
 from gdnbench.store.merge import merge
 from gdnbench.store.reader import Store
 from gdnbench.store.verify import verify
+from tests.objects.object_samples import as_objects, contents, make_store
+from tests.objects.s3_bucket import Bucket
 
 
 def test_a_store_below_a_url_is_merged(bucket: Bucket, tmp_path: Path) -> None:

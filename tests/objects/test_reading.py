@@ -6,9 +6,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from cutting_proxy import CuttingProxy
-from object_samples import as_objects, contents, make_store
-from s3_bucket import SECRET, Bucket
 
 from gdnbench.errors import BadInputError, CannotRunError, Exit, StoreError
 from gdnbench.store.address import shown
@@ -17,6 +14,9 @@ from gdnbench.store.objects import Objects, _reason
 from gdnbench.store.piece_cache import PieceCache
 from gdnbench.store.reader import Store
 from gdnbench.store.verify import verify
+from tests.objects.cutting_proxy import CuttingProxy
+from tests.objects.object_samples import as_objects, contents, make_store
+from tests.objects.s3_bucket import SECRET, Bucket
 
 
 @pytest.fixture

@@ -12,8 +12,6 @@ import time
 from pathlib import Path
 
 import pytest
-from object_samples import contents, make_store
-from s3_bucket import SECRET, Bucket
 
 from gdnbench.capture import capturing
 from gdnbench.capture.launch import run_captured
@@ -25,6 +23,8 @@ from gdnbench.store.reader import Store
 from gdnbench.store.spool import Spool
 from gdnbench.store.upload import Uploader, UploadThread
 from gdnbench.store.verify import verify
+from tests.objects.object_samples import contents, make_store
+from tests.objects.s3_bucket import SECRET, Bucket
 
 PROGRAM = """
 import sys

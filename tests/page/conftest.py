@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,13 +10,8 @@ import pytest
 
 from gdnbench.page.build import page
 from gdnbench.report.runs import Run
-
-SCRIPTS = Path(__file__).parents[2] / "scripts"
-sys.path.insert(0, str(SCRIPTS))
-from browser import synthetic  # noqa: E402
-from browser.chromium import Chromium, find  # noqa: E402
-
-sys.path.remove(str(SCRIPTS))
+from tests.page import synthetic
+from tests.page.chromium import Chromium, find
 
 HOSTILE = (
     "</script><script>window.hit=1</script><img src=x onerror=window.hit=1>\u202eab\0'\"&amp;`${window.hit=1}"

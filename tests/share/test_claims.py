@@ -8,9 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import share_samples
 import torch
-from share_samples import decode, keep, prefill, with_a_large_feature
 
 from gdnbench.errors import BadInputError
 from gdnbench.record import RecordDraft
@@ -19,6 +17,8 @@ from gdnbench.share.share import Shared, share
 from gdnbench.store.reader import Store
 from gdnbench.store.verify import verify
 from gdnbench.synth import draft, synthesise
+from tests.share import share_samples
+from tests.share.share_samples import decode, keep, prefill, with_a_large_feature
 
 Made = Callable[..., Shared]
 FEATURE = f"{share_samples.__file__}:trips_on_a_feature"

@@ -10,13 +10,13 @@ import threading
 from pathlib import Path
 
 import pytest
-from share_samples import decode, keep
 
 from gdnbench.errors import BadInputError, StoreError
 from gdnbench.share import share as module
 from gdnbench.share.share import share
 from gdnbench.store.reader import Store
 from gdnbench.store.verify import verify
+from tests.share.share_samples import decode, keep
 
 
 @pytest.fixture

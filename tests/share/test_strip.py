@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 import zarr
-from share_samples import decode, keep, prefill
 
 from gdnbench.errors import BadInputError
 from gdnbench.record import Pool, RecordDraft
 from gdnbench.share.metadata import Dropped, process_of, provenance_of
 from gdnbench.share.share import share
 from gdnbench.store.reader import Store
+from tests.share.share_samples import decode, keep, prefill
 
 CANARY = "kanarienvogel"
 """In everything that the caller or the machine chose."""

@@ -1,17 +1,13 @@
-"""Puts the kernels and helper modules of the simulator's tests in reach of them."""
+"""What all tests of the simulator share."""
 
 from __future__ import annotations
 
 import platform
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-sys.path.insert(0, str(Path(__file__).parent / "kernels"))
 
 
 @pytest.fixture(autouse=True, scope="session")

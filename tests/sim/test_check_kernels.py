@@ -11,16 +11,13 @@ import pytest
 
 pytest.importorskip("cutlass", reason="CuTe DSL has wheels for Linux only")
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
-
-import check_kernels
-from checking import judging, results
-from checking.judging import Asked, check_all
-from checking.subjects import SUBJECTS, Subject
-
 from gdnbench.errors import Exit
 from gdnbench.ops import operations
 from gdnbench.sim.checker.accept import Accepted
+from scripts import check_kernels
+from tests.sim.kernel_checks import judging, results
+from tests.sim.kernel_checks.judging import Asked, check_all
+from tests.sim.kernel_checks.subjects import SUBJECTS, Subject
 
 # As a kernel of gdn_decode: right numbers, beside a launch whose warps hand words over without a barrier.
 RACY = """

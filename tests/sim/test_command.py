@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -9,15 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 
-KERNELS = Path(__file__).parent / "kernels"
-OBJECTS = f"""
-import sys
-sys.path.insert(0, {str(KERNELS)!r})
+ROOT = Path(__file__).parents[2]
+OBJECTS = """
 import cutlass
 from cutlass.cute.nvgpu import OperandMajorMode
-from persistent import PersistentGemm
-from tcgen05_gemm import Gemm
-from tma_copy import TmaStream
+from tests.sim.kernels.persistent import PersistentGemm
+from tests.sim.kernels.tcgen05_gemm import Gemm
+from tests.sim.kernels.tma_copy import TmaStream
 
 K = OperandMajorMode.K
 copy = TmaStream()
@@ -33,7 +32,12 @@ def simulate(folder: Path, kernel: str, *args: str) -> dict[str, torch.Tensor]:
     (folder / "objects.py").write_text(OBJECTS)
     command = [sys.executable, "-m", "gdnbench", "sim", f"{folder / 'objects.py'}:{kernel}", *args]
     ran = subprocess.run(
-        [*command, "--save", str(folder)], capture_output=True, text=True, cwd=folder, check=False
+        [*command, "--save", str(folder)],
+        capture_output=True,
+        text=True,
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        check=False,
     )
     assert ran.returncode == 0, ran.stderr
     assert "no error found" in ran.stdout

@@ -5,13 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import fault_cases
-import faulty
 import numpy as np
 import pytest
 import torch
-from compiling import compiled, fake
-from fault_cases import (
+
+from gdnbench import sim
+from gdnbench.errors import Exit, exit_code_of
+from gdnbench.replay.failure import describe
+from gdnbench.sim.errors import FaultKind, KernelFault, Place, UnsupportedError
+from tests.sim import fault_cases
+from tests.sim.fault_cases import (
     ALLOCATE,
     BARRIER,
     FREE,
@@ -25,11 +28,8 @@ from fault_cases import (
     ptx,
     used_early,
 )
-
-from gdnbench import sim
-from gdnbench.errors import Exit, exit_code_of
-from gdnbench.replay.failure import describe
-from gdnbench.sim.errors import FaultKind, KernelFault, Place, UnsupportedError
+from tests.sim.kernels import faulty
+from tests.sim.kernels.compiling import compiled, fake
 
 ENGINES = ("interpreter", "compiled")
 ONES = np.float32(1)

@@ -13,17 +13,17 @@ from typing import Any
 
 import cutlass
 import pytest
-import simt
 import torch
-from compiling import NUMERIC, compiled, fake
 from cutlass.cute.nvgpu import OperandMajorMode
-from ldmatrix_mma import LdmatrixMma
-from persistent import PersistentGemm
-from tcgen05_gemm import Gemm
-from tma_copy import AtomKind, TmaScale, TmaStream
-from tmem_operand import TmemOperand
 
 from gdnbench import sim
+from tests.sim.kernels import simt
+from tests.sim.kernels.compiling import NUMERIC, compiled, fake
+from tests.sim.kernels.ldmatrix_mma import LdmatrixMma
+from tests.sim.kernels.persistent import PersistentGemm
+from tests.sim.kernels.tcgen05_gemm import Gemm
+from tests.sim.kernels.tma_copy import AtomKind, TmaScale, TmaStream
+from tests.sim.kernels.tmem_operand import TmemOperand
 from tests.subset import quick
 
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16

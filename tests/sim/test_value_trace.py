@@ -6,10 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import compiling
 import numpy as np
 import pytest
-import simt
 import torch
 
 from gdnbench import sim
@@ -27,6 +25,7 @@ from gdnbench.sim.value_trace import (
     described,
 )
 from gdnbench.sim.watch import Observed
+from tests.sim.kernels import compiling, simt
 
 ROWS, COLUMNS, ALPHA = 5, 60, 0.3
 THREADS = simt.THREADS

@@ -18,13 +18,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import journal_calls as calls
 import torch
 
 from gdnbench.record import Status
 from gdnbench.store import segment_sealer
 from gdnbench.store.journal import JournalWriter
 from gdnbench.store.sealer import Sealer
+from tests.store import journal_calls as calls
 
 MOST_RECORDS = 40
 

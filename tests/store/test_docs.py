@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from store_samples import randn, record
 
 from gdnbench.bits import DTYPES
 from gdnbench.store.layout import FORMAT_VERSION
 from gdnbench.store.writer import StoreWriter
+from tests.store.store_samples import randn, record
 
 DOCS = Path(__file__).parents[2] / "docs" / "store.md"
 

@@ -13,11 +13,11 @@ import tensorstore
 import torch
 import zarr
 from numpy.typing import NDArray
-from store_samples import PLAIN, TINY, array_path, randn, read_all, write_one
 
 from gdnbench.bits import DTYPES, from_bits
 from gdnbench.store.compression import Chunking, Compression
 from gdnbench.store.reader import Store
+from tests.store.store_samples import PLAIN, TINY, array_path, randn, read_all, write_one
 
 ALL_ROWS = Chunking(small=1 << 20)
 LAYOUTS = {

@@ -18,7 +18,6 @@ import numpy as np
 import pytest
 import torch
 import zarr
-from store_samples import PLAIN, TINY, array_path, randn, record, write_one
 
 from gdnbench.errors import StoreError
 from gdnbench.store.compression import Compression
@@ -28,6 +27,7 @@ from gdnbench.store.reader import Store
 from gdnbench.store.recover import open_store
 from gdnbench.store.verify import verify
 from gdnbench.store.writer import StoreWriter
+from tests.store.store_samples import PLAIN, TINY, array_path, randn, record, write_one
 
 
 def make(path: Path) -> Path:

@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 import torch
-from store_samples import PLAIN, TINY, drafts_of, info, randn
 
 from gdnbench.record import RecordDraft, Status
 from gdnbench.store import reader
 from gdnbench.store.reader import Store
 from gdnbench.store.verify import verify
 from gdnbench.store.writer import StoreWriter
+from tests.store.store_samples import PLAIN, TINY, drafts_of, info, randn
 
 
 def draft(call: int, layer: str, tokens: int, **changes: Any) -> RecordDraft:

@@ -13,7 +13,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import journal_calls as calls
 import pytest
 import torch
 
@@ -22,6 +21,7 @@ from gdnbench.record import RecordDraft, Status, TensorDraft, TensorMeta
 from gdnbench.store.journal import JournalWriter
 from gdnbench.store.journal import format as journal_format
 from gdnbench.store.journal.reader import JournalReader, JournalRecord, writer_lives
+from tests.store import journal_calls as calls
 
 SMALL_FILES = 200_000  # bytes: about four records of `journal_calls` to a file
 

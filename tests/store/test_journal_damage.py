@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import journal_calls as calls
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -17,6 +16,7 @@ from gdnbench.record import RecordDraft
 from gdnbench.store.journal import JournalWriter
 from gdnbench.store.journal.format import JournalRefusedError
 from gdnbench.store.journal.reader import JournalReader
+from tests.store import journal_calls as calls
 
 RECORDS = 10
 SYNCED = (2, 6)  # these are begun and ended, the last of them is never ended

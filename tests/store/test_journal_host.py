@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import journal_calls as calls
 import pytest
 
 from gdnbench.store import sealer
@@ -19,6 +18,7 @@ from gdnbench.store.journal.host import Host
 from gdnbench.store.reader import Store
 from gdnbench.store.recover import open_store
 from gdnbench.store.sealer import Sealer, main
+from tests.store import journal_calls as calls
 
 A = Host("boot-a", "node-a")
 B = Host("boot-b", "node-b")

@@ -19,7 +19,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import journal_calls as calls
 import pytest
 
 from gdnbench.errors import StoreError
@@ -28,6 +27,7 @@ from gdnbench.store.recover import open_store
 from gdnbench.store.summary import segment_summary
 from gdnbench.store.verify import verify
 from tests.seeds import drawn, fresh
+from tests.store import journal_calls as calls
 
 # A trial that nobody disturbs takes about this long on two busy cores; kills fall in it evenly.
 TRIAL_SECONDS = 0.25
@@ -42,7 +42,8 @@ Template = subprocess.Popen[str]
 @pytest.fixture(scope="module")
 def template() -> Iterator[Template]:
     process = subprocess.Popen(
-        [sys.executable, str(Path(__file__).with_name("kill_template.py"))],
+        [sys.executable, "-m", "tests.store.kill_template"],
+        cwd=Path(__file__).parents[2],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from store_samples import record
 
 from gdnbench.store.compression import Compression
 from gdnbench.store.writer import StoreWriter
+from tests.store.store_samples import record
 
 MIB = 1 << 20
 TENSOR = 320 * MIB

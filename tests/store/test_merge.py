@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from store_samples import randn, record
 
 from gdnbench.errors import BadInputError, StoreError
 from gdnbench.store.layout import KEY, METADATA
@@ -23,6 +22,7 @@ from gdnbench.store.prune import prune
 from gdnbench.store.reader import Store
 from gdnbench.store.verify import verify
 from gdnbench.store.writer import StoreWriter
+from tests.store.store_samples import randn, record
 
 RECORDS = 2  # of a batch
 

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 import torch
 import zarr
-from store_samples import PLAIN, TINY, randn, record
 from torch import Tensor
 
 from gdnbench.errors import BadInputError, StoreError
@@ -22,6 +21,7 @@ from gdnbench.store.prune import prune
 from gdnbench.store.reader import Store
 from gdnbench.store.verify import verify
 from gdnbench.store.writer import StoreWriter
+from tests.store.store_samples import PLAIN, TINY, randn, record
 
 BATCH, BATCHES = 4, 5
 COUNT = BATCH * BATCHES

@@ -8,10 +8,8 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-import journal_calls as calls
 import pytest
 import torch
-from store_samples import PLAIN, TINY, randn, record
 
 from gdnbench.errors import BadInputError, StoreError
 from gdnbench.record import RecordDraft
@@ -22,6 +20,8 @@ from gdnbench.store.segment_sealer import dropped_oldest, sealed_records
 from gdnbench.store.summary import segment_summary
 from gdnbench.store.verify import verify
 from gdnbench.store.writer import StoreWriter
+from tests.store import journal_calls as calls
+from tests.store.store_samples import PLAIN, TINY, randn, record
 
 SEGMENT = "seg"
 

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from store_samples import PLAIN, drafts_of, info, randn
 
 from gdnbench.errors import BadInputError
 from gdnbench.record import RecordDraft, Status
 from gdnbench.store.reader import Store, StoredRecord
 from gdnbench.store.retention import Retention, seconds
 from gdnbench.store.writer import StoreWriter
+from tests.store.store_samples import PLAIN, drafts_of, info, randn
 
 START = 1_700_000_000  # of the first process; the second began an hour later
 OLD, NEW = f"{START}000-7-aa", f"{START + 3600}000-8-bb"

@@ -11,7 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import journal_calls as calls
 import pytest
 import zarr
 
@@ -26,6 +25,7 @@ from gdnbench.store.segment_sealer import SegmentSealer, sealed_records
 from gdnbench.store.summary import segment_summary
 from gdnbench.store.verify import verify
 from gdnbench.store.writer import StoreWriter
+from tests.store import journal_calls as calls
 
 SMALL_FILES = 200_000
 

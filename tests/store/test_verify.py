@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from store_samples import TINY, randn, record
 
 from gdnbench.errors import StoreError
 from gdnbench.store.compression import Compression
 from gdnbench.store.reader import Store
 from gdnbench.store.verify import VerifyReport, verify
 from gdnbench.store.writer import StoreWriter
+from tests.store.store_samples import TINY, randn, record
 
 BIG = (300, 40)  # 48,000 bytes: 12 shards of 4 chunks
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 from blake3 import blake3
-from store_samples import PLAIN, TINY, array_path, drafts_of, info, randn, record
 
 from gdnbench.bits import meta_of
 from gdnbench.errors import BadInputError, StoreError
@@ -22,6 +20,7 @@ from gdnbench.store.reader import Store, StoredRecord
 from gdnbench.store.summary import SegmentSummary, write_summary
 from gdnbench.store.verify import verify
 from gdnbench.store.writer import StoreWriter
+from tests.store.store_samples import PLAIN, TINY, array_path, drafts_of, info, randn, record
 
 
 def writer(path: Path, segment: str | None = None, kind: str = "capture") -> StoreWriter:
@@ -304,11 +303,10 @@ def test_compression_levels(tmp_path: Path) -> None:
 RACER = """
 import sys, time
 import torch
-sys.path.insert(0, sys.argv[2])
-from store_samples import record
+from tests.store.store_samples import record
 from gdnbench.store.writer import StoreWriter
 from pathlib import Path
-path, gate, name = Path(sys.argv[1]), Path(sys.argv[3]), sys.argv[4]
+path, gate, name = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
 print("ready", flush=True)
 while not gate.exists():
     time.sleep(0.0005)
@@ -320,10 +318,11 @@ for turn in range(12):
 
 def test_two_processes_make_one_store_at_the_same_instant(tmp_path: Path) -> None:
     (tmp_path / "stores").mkdir()
-    arguments = [str(tmp_path / "stores"), os.path.dirname(__file__), str(tmp_path / "gate")]
+    arguments = [str(tmp_path / "stores"), str(tmp_path / "gate")]
     racers = [
         subprocess.Popen(
             [sys.executable, "-c", RACER, *arguments, name],
+            cwd=Path(__file__).parents[2],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

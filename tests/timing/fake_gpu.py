@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 import torch
-from fake_cuda import FakeCuda
-from fake_nvml import FakeNvml
 from torch.overrides import TorchFunctionMode
 
 from gdnbench.timing import cuda_clocks
 from gdnbench_kernels import cuda_launch
+from tests.timing.fake_cuda import FakeCuda
+from tests.timing.fake_nvml import FakeNvml
 
 CPU = torch.device("cpu")
 

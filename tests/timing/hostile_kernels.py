@@ -6,8 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from timed_kernels import correct
 from torch import Tensor
+
+from tests.timing.timed_kernels import correct
 
 
 def honest(**call: Any) -> dict[str, Tensor]:

@@ -9,8 +9,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from synthetic import Machine as World
-from synthetic import Noise, Places, Quiet, White, kernels
 
 from gdnbench.errors import BadInputError
 from gdnbench.report.outcome import Outcome
@@ -20,6 +18,8 @@ from gdnbench.timing.result import KernelTiming, Machine, RecordTiming, Seen
 from gdnbench.timing.statistics import CONFIDENCE, Rule, Verdict
 from gdnbench.timing.types import Cache, Conditions, Form, Mode
 from tests.seeds import drawn
+from tests.timing.synthetic import Machine as World
+from tests.timing.synthetic import Noise, Places, Quiet, White, kernels
 
 
 def timed(

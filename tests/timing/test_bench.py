@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,9 +19,7 @@ from gdnbench.timing.clocks import PerfCounter
 from gdnbench.timing.rotation import Rotation, RotationOptions
 from gdnbench.timing.types import Cache, Form, Mode
 from gdnbench_kernels.contract import Call
-
-sys.path.insert(0, str(Path(__file__).parent))
-from fake_cuda import FakeCuda
+from tests.timing.fake_cuda import FakeCuda
 
 pytestmark = pytest.mark.alone
 

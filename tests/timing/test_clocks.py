@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import gc
-import sys
 import time
 import weakref
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
@@ -17,9 +15,7 @@ from gdnbench.timing import cuda_clocks, cupti
 from gdnbench.timing.clocks import LONG, PerfCounter, resolution, round_seconds
 from gdnbench.timing.cuda_clocks import GraphClock, PlainClock, clock_of
 from gdnbench.timing.types import Form
-
-sys.path.insert(0, str(Path(__file__).parent))
-from fake_cuda import FakeCuda
+from tests.timing.fake_cuda import FakeCuda
 
 pytestmark = pytest.mark.alone
 

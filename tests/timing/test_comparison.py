@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
-from synthetic import Machine, Noise, Quiet, Synthetic, White, kernels
 
 from gdnbench.errors import BadInputError, CannotRunError
 from gdnbench.timing.comparison import (
@@ -25,6 +24,7 @@ from gdnbench.timing.conditions import UnknownWatch
 from gdnbench.timing.result import End
 from gdnbench.timing.statistics import Rule, Verdict
 from gdnbench.timing.types import Conditions
+from tests.timing.synthetic import Machine, Noise, Quiet, Synthetic, White, kernels
 
 FINE = Rule(resolution=0.0)
 

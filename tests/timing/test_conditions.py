@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from fake_nvml import FakeNvml, NVMLError
 
 from gdnbench.timing.conditions import (
     CONTENDED,
@@ -23,6 +22,7 @@ from gdnbench.timing.conditions import (
     watch_of,
 )
 from gdnbench.timing.types import Conditions
+from tests.timing.fake_nvml import FakeNvml, NVMLError
 
 OURS = os.getpid()
 

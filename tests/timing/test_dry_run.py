@@ -16,7 +16,6 @@ from typing import Any
 
 import pytest
 import torch
-from fake_gpu import FakeGpu, OnTheCpu
 
 from gdnbench.cli.main import run as main
 from gdnbench.errors import Exit
@@ -30,6 +29,7 @@ from gdnbench.timing.options import TimingOptions
 from gdnbench.timing.rotation import RotationOptions
 from gdnbench.timing.worker import Mark
 from gdnbench_kernels.contract import Operation
+from tests.timing.fake_gpu import FakeGpu, OnTheCpu
 
 pytestmark = pytest.mark.alone
 
@@ -70,8 +70,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeGpu]:
 
 @pytest.fixture
 def bench(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "scripts"))
-    found = importlib.import_module("bench_gdn_decode")
+    found = importlib.import_module("scripts.benchmarks.bench_gdn_decode")
     monkeypatch.setattr(found, "RotationOptions", SMALL)
     shapes = [found.Shape(dtype, (1, 2), 2, steps) for dtype, steps in (("float32", 1), ("bfloat16", 2))]
     monkeypatch.setattr(found, "groups", lambda batches, tiny: {"tiny": shapes})

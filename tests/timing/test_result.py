@@ -8,8 +8,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from synthetic import Machine as World
-from synthetic import Quiet, White, kernels
 
 from gdnbench.errors import BadInputError
 from gdnbench.report.outcome import Outcome
@@ -24,6 +22,8 @@ from gdnbench.timing.result import (
 )
 from gdnbench.timing.statistics import Rule
 from gdnbench.timing.types import Cache, Form, Mode
+from tests.timing.synthetic import Machine as World
+from tests.timing.synthetic import Quiet, White, kernels
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,6 @@ import random
 
 import numpy as np
 import pytest
-from synthetic import COARSE, KINDS, LAUNCH, LAUNCHES, Machine, Modes, Noise, Quiet, White, kernels, returning
 
 from gdnbench.timing.comparison import Comparison, compare
 from gdnbench.timing.result import End
@@ -27,6 +26,19 @@ from gdnbench.timing.statistics import (
     verdict,
 )
 from tests.seeds import drawn, fresh
+from tests.timing.synthetic import (
+    COARSE,
+    KINDS,
+    LAUNCH,
+    LAUNCHES,
+    Machine,
+    Modes,
+    Noise,
+    Quiet,
+    White,
+    kernels,
+    returning,
+)
 
 
 # Tables of the t distribution as statistics textbooks print them, three decimals.

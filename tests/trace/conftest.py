@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,6 @@ from gdnbench.sim import Observed, run_ptx
 from gdnbench.sim.value_trace import Selection
 from gdnbench.trace.writer import TraceWriter, make_trace
 
-sys.path.insert(0, str(Path(__file__).parent))
-
 Edit = tuple[str, str]
 Traced = Callable[..., Path]
 
@@ -24,7 +21,7 @@ Traced = Callable[..., Path]
 def traced(tmp_path: Path) -> Traced:
     """Traces a launch: `traced(name, x, rounds=3, edits=..., source=...)` is the path of the store."""
 
-    import sums
+    from tests.trace import sums
 
     alive = []  # so that no two launches have their tensors at one address
 

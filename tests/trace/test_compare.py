@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from sums import SOURCE, at
 
 from gdnbench.diff.traces.alignment import Run, align
 from gdnbench.diff.traces.compare import TraceComparison, compare
@@ -16,6 +15,7 @@ from gdnbench.diff.traces.judging import Addresses, Bound
 from gdnbench.diff.traces.report import as_json, report_lines
 from gdnbench.errors import BadInputError, StoreError
 from gdnbench.trace.reader import Region, open_trace
+from tests.trace.sums import SOURCE, at
 
 Traced = Callable[..., Path]  # the fixture `traced`
 

@@ -136,8 +136,7 @@ LONG = """
 import os, resource, signal, sys
 from pathlib import Path
 import numpy as np
-sys.path.insert(0, {tests!r})
-import sums
+from tests.trace import sums
 from gdnbench.sim import run_ptx
 from gdnbench.sim.value_trace import Selection
 from gdnbench.sim import Observed
@@ -170,9 +169,14 @@ run_ptx(text, "sums", (1, 1, 1), (32, 1, 1), [x, z, 2], observed=Observed(Wrappe
 
 
 def long(path: Path, each: str = "pass", end: str = "pass") -> subprocess.CompletedProcess[str]:
-    program = LONG.format(tests=str(Path(__file__).parent), each=each, end=end)
+    program = LONG.format(each=each, end=end)
     return subprocess.run(
-        [sys.executable, "-c", program, str(path)], capture_output=True, text=True, timeout=280, check=False
+        [sys.executable, "-c", program, str(path)],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
     )
 
 

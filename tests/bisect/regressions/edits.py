@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from regressions.package import PACKAGE
+from tests.bisect.regressions.package import PACKAGE
 
 Files = dict[str, str]
 Change = Callable[[Files], None]

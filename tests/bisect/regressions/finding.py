@@ -17,8 +17,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from regressions import captures
-from regressions.history import (
+from gdnbench.store.reader import Store
+from tests.bisect.regressions import captures
+from tests.bisect.regressions.history import (
     BARRIER,
     BEFORE_BARRIER,
     BEFORE_FENCE,
@@ -33,9 +34,7 @@ from regressions.history import (
     WITH_FENCE,
     WITH_OPERAND,
 )
-from regressions.repository import check_out, make
-
-from gdnbench.store.reader import Store
+from tests.bisect.regressions.repository import check_out, make
 
 PREFILL, DECODE = "served_kernels.prefill:prefill", "served_kernels.decode:decode"
 TOLERANCE = "4e-3"

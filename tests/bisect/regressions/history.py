@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from regressions import inverse_by_newton
-from regressions.edits import Edit, replace, write
+from tests.bisect.regressions import inverse_by_newton
+from tests.bisect.regressions.edits import Edit, replace, write
 
 GOOD = "v1.0"
 INVERSE, BETA, TAIL, BARRIER, OPERAND, FENCE = "inverse", "beta", "tail", "barrier", "operand", "fence"

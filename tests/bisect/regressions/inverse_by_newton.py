@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from regressions.edits import Change, Files, module, once
+from tests.bisect.regressions.edits import Change, Files, module, once
 
 PATH = module("inverse")
 

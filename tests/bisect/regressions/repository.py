@@ -7,9 +7,9 @@ import subprocess
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from regressions.edits import Edit, Files
-from regressions.history import GOOD, HISTORY
-from regressions.package import first_files
+from tests.bisect.regressions.edits import Edit, Files
+from tests.bisect.regressions.history import GOOD, HISTORY
+from tests.bisect.regressions.package import first_files
 
 START = datetime(2026, 1, 5, 9, tzinfo=UTC)
 AUTHORS = ("A. Uthor <a@example.org>", "C. Ommitter <c@example.org>")

@@ -8,10 +8,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-from silicon.capture import Capture, load
-from silicon.microkernel import Array, MicroKernel
 
-from blackwell.cases import Assumption, assumptions
+from tests.sim.blackwell.cases import Assumption, assumptions
+from tests.sim.silicon.capture import Capture, load
+from tests.sim.silicon.microkernel import Array, MicroKernel
 
 FAMILY = "answers"
 FOLDER = Path(__file__).parent

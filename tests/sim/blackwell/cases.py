@@ -15,11 +15,8 @@ from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
-from silicon.microkernel import MicroKernel
-from silicon.mma import drawn, specials
-from silicon.patterns import below, random_u32
 
-from blackwell.tensor_kernel import (
+from tests.sim.blackwell.tensor_kernel import (
     COLUMNS,
     IMAGE_BYTES,
     THREADS,
@@ -30,6 +27,9 @@ from blackwell.tensor_kernel import (
     registers,
     tensor_kernel,
 )
+from tests.sim.silicon.microkernel import MicroKernel
+from tests.sim.silicon.mma import drawn, specials
+from tests.sim.silicon.patterns import below, random_u32
 
 N = 16
 # D in columns 0..15, A, if it lies in TMEM, in 16..23.

@@ -14,7 +14,8 @@ from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
-from silicon.microkernel import Buffer, MicroKernel
+
+from tests.sim.silicon.microkernel import Buffer, MicroKernel
 
 THREADS = 128
 COLUMNS = 32

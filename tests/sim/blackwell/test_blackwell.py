@@ -11,11 +11,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from silicon.capture import Capture
-from silicon.microkernel import MicroKernel
 
-from blackwell.answers import all_kernels, differences, simulate, stale, stored
-from blackwell.cases import assumptions
+from tests.sim.blackwell.answers import all_kernels, differences, simulate, stale, stored
+from tests.sim.blackwell.cases import assumptions
+from tests.sim.silicon.capture import Capture
+from tests.sim.silicon.microkernel import MicroKernel
 
 ROOT = Path(__file__).parents[3]
 SCRIPT = ROOT / "scripts" / "verify_on_blackwell.py"

@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from access_recording import Event, Recording
 
 from gdnbench.sim.compiler.access_log import CAPACITY, _room
 from gdnbench.sim.errors import FaultKind, KernelFault
 from gdnbench.sim.machine.cta import Cta
 from gdnbench.sim.machine.engine_interface import SHARED_BASE, SHARED_WINDOW
 from gdnbench.sim.run import ENGINES, run_ptx
+from tests.sim.access_recording import Event, Recording
 
 S = SHARED_BASE  # where the kernels' only shared variable lies
 

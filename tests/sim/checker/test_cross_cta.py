@@ -324,11 +324,11 @@ def test_a_ctas_own_release_comes_back_to_it(engine: str) -> None:
 def test_kernels_that_add_to_global_memory() -> None:
     """Compiled ones, of which each CTA adds what it has found."""
     pytest.importorskip("cutlass", reason="CuTe DSL has wheels for Linux only")
-    import simt
     import torch
-    from compiling import compiled, fake
 
     from gdnbench import sim
+    from tests.sim.kernels import simt
+    from tests.sim.kernels.compiling import compiled, fake
 
     word, one = fake(torch.int32, (None,), align=4), fake(torch.int32, (simt.BINS,), align=4)
     counts = torch.zeros(simt.BINS, dtype=torch.int32)

@@ -9,23 +9,22 @@ from typing import Any
 
 import cutlass
 import pytest
-import simt
 import torch
-import wgmma_gemm
-from access_recording import Event, Recording
-from compiling import NUMERIC, compiled, fake
 from cutlass.cute.nvgpu import OperandMajorMode
 from cutlass.cute.runtime import make_fake_stream
-from ldmatrix_mma import LdmatrixMma
-from persistent import PersistentGemm
-from tcgen05_gemm import Gemm
-from tma_copy import TmaStream
-from tmem_operand import TmemOperand
 
 from gdnbench import sim
 from gdnbench.sim import simulate
 from gdnbench.sim.machine.cta import Cta
 from gdnbench.sim.run import run_ptx
+from tests.sim.access_recording import Event, Recording
+from tests.sim.kernels import simt, wgmma_gemm
+from tests.sim.kernels.compiling import NUMERIC, compiled, fake
+from tests.sim.kernels.ldmatrix_mma import LdmatrixMma
+from tests.sim.kernels.persistent import PersistentGemm
+from tests.sim.kernels.tcgen05_gemm import Gemm
+from tests.sim.kernels.tma_copy import TmaStream
+from tests.sim.kernels.tmem_operand import TmemOperand
 
 F32, BF16, I32 = torch.float32, torch.bfloat16, torch.int32
 K = OperandMajorMode.K

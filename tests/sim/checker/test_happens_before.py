@@ -8,7 +8,12 @@ for tcgen05. A case names the unordered accesses by the letters at the ends of t
 from __future__ import annotations
 
 import pytest
-from happens_before_cases import (
+
+from gdnbench.sim.checker.cta_exit import UNFINISHED
+from gdnbench.sim.checker.happens_before import Cause, Verdict
+from gdnbench.sim.checker.mbarriers import USED_AS_DATA
+from gdnbench.sim.run import ENGINES
+from tests.sim.happens_before_cases import (
     COPY,
     FILL,
     READY,
@@ -21,11 +26,6 @@ from happens_before_cases import (
     check_wrong,
     wait,
 )
-
-from gdnbench.sim.checker.cta_exit import UNFINISHED
-from gdnbench.sim.checker.happens_before import Cause, Verdict
-from gdnbench.sim.checker.mbarriers import USED_AS_DATA
-from gdnbench.sim.run import ENGINES
 
 WAIT_RELAXED = "again: mbarrier.try_wait.parity.relaxed.cta.shared::cta.b64 %p, [full], 0;\n@!%p bra again;\n"
 # The copy gives warp 1 the time to pass its first wait in this run; in others it has none.

@@ -11,7 +11,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from happens_before_cases import (
+
+from gdnbench.sim.checker.cta_exit import IN_FLIGHT_AT_END, TRANSACTIONS
+from gdnbench.sim.checker.happens_before import Cause, Verdict
+from gdnbench.sim.errors import FaultKind, KernelFault
+from gdnbench.sim.run import ENGINES, run_ptx
+from tests.sim.happens_before_cases import (
     COPY,
     FILL,
     HEADER,
@@ -25,11 +30,6 @@ from happens_before_cases import (
     wait,
     without_marked,
 )
-
-from gdnbench.sim.checker.cta_exit import IN_FLIGHT_AT_END, TRANSACTIONS
-from gdnbench.sim.checker.happens_before import Cause, Verdict
-from gdnbench.sim.errors import FaultKind, KernelFault
-from gdnbench.sim.run import ENGINES, run_ptx
 
 REVIEW = frozenset({Verdict.REVIEW})
 

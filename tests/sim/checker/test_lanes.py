@@ -8,10 +8,10 @@ Guide ("Warp Shuffle Functions", "Warp Vote Functions") says that they imply no 
 from __future__ import annotations
 
 import pytest
-from happens_before_cases import COPY, FILL, READY, STORE, Case, check_right, check_wrong, wait
 
 from gdnbench.sim.checker.happens_before import Cause, Verdict
 from gdnbench.sim.run import ENGINES
+from tests.sim.happens_before_cases import COPY, FILL, READY, STORE, Case, check_right, check_wrong, wait
 
 SYNC = "bar.warp.sync -1;"
 NEXT = "@%w0 ld.shared.b32 %r1, [%s+4];"  # the word of lane 1, by all

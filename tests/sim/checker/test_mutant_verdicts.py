@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -12,24 +10,11 @@ from typing import Any
 import pytest
 
 from gdnbench.sim.errors import InputError
-
-SCRIPTS = Path(__file__).parents[3] / "scripts"
-
-
-@pytest.fixture(scope="module")
-def verdicts() -> Iterator[Any]:
-    """The module of scripts/mutation."""
-    sys.path.insert(0, str(SCRIPTS))
-    try:
-        from mutation import verdicts
-
-        yield verdicts
-    finally:
-        sys.path.remove(str(SCRIPTS))
+from tests.sim.mutation import verdicts
 
 
 @pytest.fixture
-def result(verdicts: Any) -> Any:
+def result() -> Any:
     return verdicts.Result(
         "gemm", "0", "interpreter", "removed", "bar.sync", 9, "gemm.py:3", 1, "removed", "survivor"
     )
@@ -50,13 +35,13 @@ def changed(result: Any, **fields: Any) -> Any:
     return type(result)(**{**asdict(result), **fields})
 
 
-def known(verdicts: Any, tmp_path: Path, **changed: Any) -> Any:
+def known(tmp_path: Path, **changed: Any) -> Any:
     path = tmp_path / "equivalent.toml"
     path.write_text(entry(**changed))
     return verdicts.equivalents(path)
 
 
-def test_a_stopped_run_goes_on(verdicts: Any, result: Any, tmp_path: Path) -> None:
+def test_a_stopped_run_goes_on(result: Any, tmp_path: Path) -> None:
     path = tmp_path / "results.jsonl"
     assert list(verdicts.read(path)) == []
     verdicts.write(path, result)
@@ -66,7 +51,7 @@ def test_a_stopped_run_goes_on(verdicts: Any, result: Any, tmp_path: Path) -> No
     assert [each.kind for each in verdicts.read(path)] == ["removed", "one later"]
 
 
-def test_what_was_judged_again(verdicts: Any, result: Any, tmp_path: Path) -> None:
+def test_what_was_judged_again(result: Any, tmp_path: Path) -> None:
     """By then the checker finds one; the kernel's text changes, and results of before no longer count."""
     path = tmp_path / "results.jsonl"
     other, killed = changed(result, kernel="gemm/1"), changed(result, outcome="checker")
@@ -78,27 +63,27 @@ def test_what_was_judged_again(verdicts: Any, result: Any, tmp_path: Path) -> No
     assert verdicts.latest(path, ["gemm"]) == [other, text]
 
 
-def test_what_a_reason_explains(verdicts: Any, result: Any, tmp_path: Path) -> None:
+def test_what_a_reason_explains(result: Any, tmp_path: Path) -> None:
     others = [changed(result, **{name: "other"}) for name in ("kernel", "source", "kind")]
-    reasons = known(verdicts, tmp_path)
+    reasons = known(tmp_path)
     assert verdicts.unexplained([result, *others], reasons) == others
-    assert verdicts.unexplained([result], known(verdicts, tmp_path, op="bar.*", kernel="g*")) == []
-    assert verdicts.unexplained([result], known(verdicts, tmp_path, op="fence")) == [result]
+    assert verdicts.unexplained([result], known(tmp_path, op="bar.*", kernel="g*")) == []
+    assert verdicts.unexplained([result], known(tmp_path, op="fence")) == [result]
     # Two instructions of one line, of which one is explained.
-    assert verdicts.unexplained([result, result], known(verdicts, tmp_path, most=1)) == [result]
+    assert verdicts.unexplained([result, result], known(tmp_path, most=1)) == [result]
     second = changed(result, nth=2)
-    assert verdicts.unexplained([result, second], known(verdicts, tmp_path, nth=[2, 3])) == [result]
+    assert verdicts.unexplained([result, second], known(tmp_path, nth=[2, 3])) == [result]
     moved = changed(result, change="behind bar.sync at PTX line 9")
-    reasons = known(verdicts, tmp_path, change="behind bar.*")
+    reasons = known(tmp_path, change="behind bar.*")
     assert verdicts.unexplained([result, moved], reasons) == [result]
     later, flipped = changed(result, kind="one later"), changed(result, kind="parity flipped")
-    reasons = known(verdicts, tmp_path, kind=["removed", "one later"])
+    reasons = known(tmp_path, kind=["removed", "one later"])
     assert verdicts.unexplained([result, later, flipped], reasons) == [flipped]
     # A mutant that is found needs no reason.
     assert [reasons[0].explains(one) for one in (later, changed(later, outcome="hang"))] == [True, False]
 
 
-def test_what_is_no_reason(verdicts: Any, tmp_path: Path) -> None:
+def test_what_is_no_reason(tmp_path: Path) -> None:
     for wrong in (
         {"why": " "},
         {"kind": "turned"},
@@ -107,20 +92,20 @@ def test_what_is_no_reason(verdicts: Any, tmp_path: Path) -> None:
         {"because": "so"},
     ):
         with pytest.raises(InputError):
-            known(verdicts, tmp_path, **wrong)
+            known(tmp_path, **wrong)
 
 
-def test_what_took_too_long_is_not_explained(verdicts: Any, result: Any, tmp_path: Path) -> None:
+def test_what_took_too_long_is_not_explained(result: Any, tmp_path: Path) -> None:
     late = changed(result, outcome="undecided")
-    assert verdicts.unexplained([late], known(verdicts, tmp_path)) == [late]
+    assert verdicts.unexplained([late], known(tmp_path)) == [late]
 
 
-def test_the_rate_counts_what_was_to_be_found(verdicts: Any, result: Any, tmp_path: Path) -> None:
+def test_the_rate_counts_what_was_to_be_found(result: Any, tmp_path: Path) -> None:
     """Two found, one left, one equivalent and one that the inputs do not reach: 2 of 3."""
     outcomes = ("checker", "hang", "survivor", "unreached")
     results = [changed(result, outcome=outcome) for outcome in outcomes]
     results.append(changed(result, source="gemm.py:4", outcome="survivor"))
-    rows = verdicts.rows(results, known(verdicts, tmp_path))
+    rows = verdicts.rows(results, known(tmp_path))
     assert [dict(zip(verdicts.TOLD, row, strict=True)) for row in rows][-1] == {
         "kernel": "gemm",
         "kind": "",
@@ -137,5 +122,5 @@ def test_the_rate_counts_what_was_to_be_found(verdicts: Any, result: Any, tmp_pa
     }
 
 
-def test_the_reasons_that_are_written(verdicts: Any) -> None:
+def test_the_reasons_that_are_written() -> None:
     assert verdicts.equivalents()

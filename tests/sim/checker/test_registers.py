@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from fault_cases import ALLOCATE, FREE, GLOBAL_BYTES, LOAD_TMEM, USES, WAIT_LOAD, ptx, used_early
 
 from gdnbench.sim import run_ptx
 from gdnbench.sim.checker.evidence import Evidence
@@ -17,6 +16,7 @@ from gdnbench.sim.compiler import kernel as kernels
 from gdnbench.sim.errors import KernelFault
 from gdnbench.sim.ptx.parser import parse
 from gdnbench.sim.run import ENGINES
+from tests.sim.fault_cases import ALLOCATE, FREE, GLOBAL_BYTES, LOAD_TMEM, USES, WAIT_LOAD, ptx, used_early
 
 UNINITIALISED, NO_WAIT = "uninitialised read", Cause.NO_WAIT.value
 

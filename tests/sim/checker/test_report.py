@@ -231,9 +231,10 @@ def at(finding: Finding) -> list[str]:
 @pytest.fixture(scope="module")
 def row_sums() -> Any:
     pytest.importorskip("cutlass", reason="CuTe DSL has wheels for Linux only")
-    import simt
     import torch
-    from compiling import compiled, fake
+
+    from tests.sim.kernels import simt
+    from tests.sim.kernels.compiling import compiled, fake
 
     tensors = fake(torch.bfloat16, (None, None), align=2), fake(torch.float32, (None,), align=4)
     return compiled(simt.row_sums, *tensors)
@@ -243,8 +244,9 @@ def row_sums() -> Any:
 def tma_scale() -> Any:
     pytest.importorskip("cutlass", reason="CuTe DSL has wheels for Linux only")
     import torch
-    from compiling import compiled, fake
-    from tma_copy import AtomKind, TmaScale
+
+    from tests.sim.kernels.compiling import compiled, fake
+    from tests.sim.kernels.tma_copy import AtomKind, TmaScale
 
     tensors = [fake(torch.bfloat16, (None, None), divisible=8) for _ in range(2)]
     return compiled(TmaScale(AtomKind.K_SW128, AtomKind.K_SW128), *tensors)
@@ -270,8 +272,9 @@ def test_a_report_says_that_it_was_checked(row_sums: Any) -> None:
 
 def test_a_barrier_taken_out_of_a_kernel(row_sums: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The Python lines on both sides of `sync_threads`, of warp 0 and each of the others."""
-    import simt
     import torch
+
+    from tests.sim.kernels import simt
 
     x, out = torch.ones(3, 300, dtype=torch.bfloat16), torch.zeros(3)
     report = launched(edited(monkeypatch, row_sums, "bar.sync"), x, out)
@@ -315,8 +318,9 @@ def of_checker(report: Report) -> list[Finding]:
 
 
 def test_a_proxy_fence_taken_out_of_a_kernel(tma_scale: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    import tma_copy
     import torch
+
+    from tests.sim.kernels import tma_copy
 
     x, out = torch.ones(64, 64, dtype=torch.bfloat16), torch.zeros(64, 64, dtype=torch.bfloat16)
     assert of_checker(launched(tma_scale, x, out)) == []

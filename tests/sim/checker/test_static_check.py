@@ -9,10 +9,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,8 +21,8 @@ from gdnbench.sim.host.encode_tiled import encode
 from gdnbench.sim.host.request import LaunchRequest
 from gdnbench.sim.mutants.launches import KeptLaunch, Tensor
 from gdnbench.sim.ptx.parser import parse
+from tests.sim.static_check import comparing, launch_input, sentryward
 
-SCRIPTS = Path(__file__).parents[3] / "scripts"
 BF16 = 10  # as the hardware numbers it
 SWIZZLE_64B = 2
 
@@ -50,18 +48,6 @@ PTX = """
 """
 
 
-@pytest.fixture(scope="module")
-def static_check() -> Iterator[Any]:
-    """The modules of scripts/static_check."""
-    sys.path.insert(0, str(SCRIPTS))
-    try:
-        from static_check import comparing, launch_input, sentryward
-
-        yield SimpleNamespace(comparing=comparing, launch_input=launch_input, sentryward=sentryward)
-    finally:
-        sys.path.remove(str(SCRIPTS))
-
-
 X, LENGTHS = 0x10000, 0x20000
 TABLE = b"".join(value.to_bytes(4, "little", signed=True) for value in (0, 3, -1))
 
@@ -76,9 +62,9 @@ def launch(pointer: int = X) -> KeptLaunch:
     return KeptLaunch(parse(PTX), request, tensors)
 
 
-def test_the_launch_as_json(static_check: Any) -> None:
+def test_the_launch_as_json() -> None:
     kept = launch()
-    found = static_check.launch_input.launch_input(kept, [tensor.before for tensor in kept.tensors])
+    found = launch_input.launch_input(kept, [tensor.before for tensor in kept.tensors])
     assert found == {
         "schema": "spverify.kernel-input/v1",
         "entry": "scaled",
@@ -113,22 +99,22 @@ def test_the_launch_as_json(static_check: Any) -> None:
     }
 
 
-def test_what_the_kernel_writes_is_no_table(static_check: Any) -> None:
+def test_what_the_kernel_writes_is_no_table() -> None:
     kept = launch()
     written = [kept.tensors[0].before, b"\x05" + TABLE[1:]]
-    assert static_check.launch_input.launch_input(kept, written)["shape_arrays"] == []
+    assert launch_input.launch_input(kept, written)["shape_arrays"] == []
 
 
-def test_a_pointer_into_a_tensor_is_refused(static_check: Any) -> None:
+def test_a_pointer_into_a_tensor_is_refused() -> None:
     kept = launch(pointer=X + 16)
     with pytest.raises(UnsupportedError, match="parameter 1 points into x"):
-        static_check.launch_input.launch_input(kept, [tensor.before for tensor in kept.tensors])
+        launch_input.launch_input(kept, [tensor.before for tensor in kept.tensors])
 
 
-def test_a_hint_goes_and_lines_stay(static_check: Any) -> None:
+def test_a_hint_goes_and_lines_stay() -> None:
     text = "a;\ntcgen05.mma.cta_group::1.kind::f16.collector::a::discard [%r1], %rd1;\nb;\n"
     plain = "a;\ntcgen05.mma.cta_group::1.kind::f16 [%r1], %rd1;\nb;\n"
-    assert static_check.launch_input.plain_ptx(text) == plain
+    assert launch_input.plain_ptx(text) == plain
 
 
 @pytest.mark.parametrize(
@@ -146,12 +132,12 @@ def test_a_hint_goes_and_lines_stay(static_check: Any) -> None:
         ("tool_failure", "nothing"),
     ],
 )
-def test_each_category_in_a_word(static_check: Any, result: str, says: str) -> None:
-    answer = static_check.sentryward.verdict(json.dumps({"result": result, "diagnostics": []}))
+def test_each_category_in_a_word(result: str, says: str) -> None:
+    answer = sentryward.verdict(json.dumps({"result": result, "diagnostics": []}))
     assert (answer.says, answer.result, answer.why) == (says, result, "")
 
 
-def test_the_first_diagnostic_is_why(static_check: Any) -> None:
+def test_the_first_diagnostic_is_why() -> None:
     diagnostics = [
         {
             "code": "control_predicate_not_static",
@@ -161,21 +147,19 @@ def test_the_first_diagnostic_is_why(static_check: Any) -> None:
         },
         {"code": "other", "stage": "ptx_execution"},
     ]
-    answer = static_check.sentryward.verdict(
-        json.dumps({"result": "unsupported", "diagnostics": diagnostics})
-    )
+    answer = sentryward.verdict(json.dumps({"result": "unsupported", "diagnostics": diagnostics}))
     assert answer.why == (
         "control_predicate_not_static at PTX line 210: control predicate is not statically determined"
     )
 
 
 @pytest.mark.parametrize("output", ["", "Killed", "[]", '{"checks": {}}', "null"])
-def test_what_is_no_answer_is_a_failure(static_check: Any, output: str) -> None:
-    answer = static_check.sentryward.verdict(output, "first\nno memory\n")
+def test_what_is_no_answer_is_a_failure(output: str) -> None:
+    answer = sentryward.verdict(output, "first\nno memory\n")
     assert (answer.says, answer.result, answer.why) == ("nothing", "tool_failure", "no memory")
 
 
-def test_the_program_gets_both_files_and_its_limits(static_check: Any, tmp_path: Path) -> None:
+def test_the_program_gets_both_files_and_its_limits(tmp_path: Path) -> None:
     program = tmp_path / "sentryward"
     program.write_text(
         f"#!{sys.executable}\n"
@@ -186,13 +170,13 @@ def test_the_program_gets_both_files_and_its_limits(static_check: Any, tmp_path:
         "print(json.dumps({'result': 'race_free' if same else 'invalid_input'}))\n"
     )
     program.chmod(0o755)
-    answer = static_check.sentryward.SentryWard(str(program), 60.0, 100).check("kernel", {"entry": "k"})
+    answer = sentryward.SentryWard(str(program), 60.0, 100).check("kernel", {"entry": "k"})
     assert answer.result == "race_free"
 
 
 @pytest.fixture
-def row(static_check: Any) -> Any:
-    return static_check.comparing.Row(
+def row() -> Any:
+    return comparing.Row(
         "gemm", "bar.sync", 9, "removed: removed", "race_free", "clean", "", 1.0, "checker", "race"
     )
 
@@ -217,34 +201,34 @@ def test_agreement(row: Any, says: str, ours: str, agreement: str) -> None:
     assert replace(row, says=says, ours=ours).agreement == agreement
 
 
-def explained(static_check: Any, tmp_path: Path, **changed: str) -> Any:
+def explained(tmp_path: Path, **changed: str) -> Any:
     entry = {"op": "bar.*", "static": "race_free", "ours": "checker", "why": "Another follows.", **changed}
     path = tmp_path / "differences.toml"
     path.write_text(
         "[[difference]]\n" + "".join(f"{name} = {json.dumps(it)}\n" for name, it in entry.items())
     )
-    return static_check.comparing.differences(path)
+    return comparing.differences(path)
 
 
-def test_a_reason_explains_what_it_names(static_check: Any, row: Any, tmp_path: Path) -> None:
-    known = explained(static_check, tmp_path)
+def test_a_reason_explains_what_it_names(row: Any, tmp_path: Path) -> None:
+    known = explained(tmp_path)
     other = replace(row, op="tcgen05.commit")
     alike = replace(row, ours="survivor")  # both say clean
-    assert static_check.comparing.unexplained([row, other, alike], known) == [other]
+    assert comparing.unexplained([row, other, alike], known) == [other]
 
 
 @pytest.mark.parametrize("changed", [{"why": " "}, {"sees": "more"}])
-def test_an_entry_has_to_say_why(static_check: Any, tmp_path: Path, changed: dict[str, str]) -> None:
+def test_an_entry_has_to_say_why(tmp_path: Path, changed: dict[str, str]) -> None:
     with pytest.raises(BadInputError, match=r"differences\.toml"):
-        explained(static_check, tmp_path, **changed)
+        explained(tmp_path, **changed)
 
 
-def test_the_reasons_are_well_formed(static_check: Any) -> None:
-    assert static_check.comparing.differences()
+def test_the_reasons_are_well_formed() -> None:
+    assert comparing.differences()
 
 
 def test_without_the_program_one_line_says_how_to_get_it() -> None:
-    script = SCRIPTS / "compare_sentryward.py"
+    script = Path(__file__).parents[3] / "scripts" / "compare_sentryward.py"
     command = [sys.executable, str(script), "gemm", "--sentryward", "/nowhere/sentryward"]
     ended = subprocess.run(command, capture_output=True, text=True)
     assert ended.returncode == 3

@@ -1,13 +1,10 @@
-"""Puts this folder's program generator in reach of its tests, and keeps compiled kernels apart."""
+"""Each test of the compiler has a compile cache of its own."""
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
 
 
 @pytest.fixture(autouse=True)

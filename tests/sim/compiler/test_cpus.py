@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from random_programs import RECORD, THREADS, operands, program
 
 from gdnbench.sim.compiler import native
 from gdnbench.sim.errors import UnsupportedError
 from gdnbench.sim.run import run_ptx
+from tests.sim.compiler.random_programs import RECORD, THREADS, operands, program
 
 
 def left(text: str, seed: int, engine: str) -> np.ndarray:

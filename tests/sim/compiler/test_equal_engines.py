@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from random_programs import RECORD, THREADS, operands, program
 
 from gdnbench.sim.run import RunResult, run_ptx
 from tests.seeds import drawn
+from tests.sim.compiler.random_programs import RECORD, THREADS, operands, program
 
 
 def run(text: str, seed: int, engine: str, schedule: str = "late") -> tuple[np.ndarray, RunResult]:

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 
 pytest.importorskip("cutlass", reason="CuTe DSL has wheels for Linux only")
-sys.path.insert(0, str(Path(__file__).parent))

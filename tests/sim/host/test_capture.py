@@ -12,7 +12,6 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-import host_kernels
 import pytest
 import torch
 from cutlass.cute.runtime import from_dlpack, make_fake_stream, make_fake_tensor
@@ -25,6 +24,7 @@ from gdnbench.sim.host.capture import capture_launches
 from gdnbench.sim.host.device import device_for
 from gdnbench.sim.host.request import LaunchRequest
 from gdnbench.sim.host.runtime import Runtime
+from tests.sim.host import host_kernels
 
 try:
     import tvm_ffi

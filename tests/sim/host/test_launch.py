@@ -9,13 +9,13 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-import host_kernels
 import pytest
 import torch
 from cutlass.cute.runtime import make_fake_stream, make_fake_tensor, make_ptr
 from torch import Tensor
 
 from gdnbench import sim
+from tests.sim.host import host_kernels
 
 each_engine = pytest.mark.parametrize("engine", ["interpreter", "compiled"])
 

@@ -10,7 +10,6 @@ import subprocess
 from pathlib import Path
 
 import cutlass
-import host_kernels
 import pytest
 from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 
@@ -20,6 +19,7 @@ from gdnbench.sim.host import cutlass_dsl, layouts
 from gdnbench.sim.host.device import device_for
 from gdnbench.sim.host.elf import Elf, cubin_at
 from gdnbench.sim.host.runtime import LaunchConfig, Runtime
+from tests.sim.host import host_kernels
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,6 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-import host_kernels
 import pytest
 import torch
 from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
@@ -20,6 +19,7 @@ from gdnbench.sim.host import cutlass_dsl
 from gdnbench.sim.host.capture import capture_launches
 from gdnbench.sim.host.encode_tiled import encode_tiled
 from gdnbench.sim.machine.tensormap import BIT_LARGE, ENCODED_BYTES, TensorMap, decode_tensormap
+from tests.sim.host import host_kernels
 
 BF16, F16, F32, U8 = (
     (cutlass.BFloat16, torch.bfloat16, "bf16"),

@@ -14,8 +14,9 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 import pytest
-from one_instruction import apply, check, one
-from operands import CORNERS, float_bits
+
+from tests.sim.instructions.one_instruction import apply, check, one
+from tests.sim.instructions.operands import CORNERS, float_bits
 
 Array = npt.NDArray[Any]
 NAN, INF, NEG_INF = 0x7FFFFFFF, 0x7F800000, 0xFF800000

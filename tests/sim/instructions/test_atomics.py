@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from exact import Value, decode, elementwise, encode, plus, same_f64
-from one_instruction import BLOCK, HEADER, check
-from operands import float_bits, integers, pairs
 
 from gdnbench.sim.run import run_ptx
+from tests.sim.instructions.exact import Value, decode, elementwise, encode, plus, same_f64
+from tests.sim.instructions.one_instruction import BLOCK, HEADER, check
+from tests.sim.instructions.operands import float_bits, integers, pairs
 
 Array = npt.NDArray[Any]
 

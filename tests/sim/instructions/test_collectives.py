@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from exact import decode, elementwise
-from one_instruction import apply, check, one
-from operands import float_bits, integers
 
 from gdnbench.sim.errors import FaultKind, KernelFault
+from tests.sim.instructions.exact import decode, elementwise
+from tests.sim.instructions.one_instruction import apply, check, one
+from tests.sim.instructions.operands import float_bits, integers
 
 Array = npt.NDArray[Any]
 ALL = 0xFFFFFFFF

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from exact import decode, elementwise
-from one_instruction import apply, check, one
-from operands import float_bits, integers, pairs
+
+from tests.sim.instructions.exact import decode, elementwise
+from tests.sim.instructions.one_instruction import apply, check, one
+from tests.sim.instructions.operands import float_bits, integers, pairs
 
 Array = npt.NDArray[Any]
 ORDER: dict[str, Callable[[Any, Any], bool]] = {

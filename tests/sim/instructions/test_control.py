@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from exact import elementwise
-from one_instruction import BLOCK, apply, check, one
-from operands import integers
 
 from gdnbench.sim.errors import FaultKind, KernelFault, UnsupportedError
+from tests.sim.instructions.exact import elementwise
+from tests.sim.instructions.one_instruction import BLOCK, apply, check, one
+from tests.sim.instructions.operands import integers
 
 
 def collatz(n: int) -> int:

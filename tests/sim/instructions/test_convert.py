@@ -11,9 +11,19 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 import pytest
-from exact import SHAPES, Value, decode, elementwise, encode, power, same_f64, saturated
-from one_instruction import BLOCK, apply, check, one
-from operands import float_bits, integers
+
+from tests.sim.instructions.exact import (
+    SHAPES,
+    Value,
+    decode,
+    elementwise,
+    encode,
+    power,
+    same_f64,
+    saturated,
+)
+from tests.sim.instructions.one_instruction import BLOCK, apply, check, one
+from tests.sim.instructions.operands import float_bits, integers
 
 Array = npt.NDArray[Any]
 INTEGERS = [f"{sign}{bits}" for sign in "us" for bits in (8, 16, 32, 64)]

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from exact import (
+
+from tests.sim.instructions.exact import (
     SHAPES,
     Value,
     decode,
@@ -22,8 +23,8 @@ from exact import (
     saturated,
     times,
 )
-from one_instruction import apply, check, one
-from operands import CORNERS, float_bits, pairs, triples
+from tests.sim.instructions.one_instruction import apply, check, one
+from tests.sim.instructions.operands import CORNERS, float_bits, pairs, triples
 
 Array = npt.NDArray[Any]
 MODES = ["rn", "rz", "rm", "rp"]

@@ -10,10 +10,10 @@ import random
 
 import numpy as np
 import pytest
-from one_instruction import apply
-from operands import float_bits, integers
 
 from tests.seeds import drawn
+from tests.sim.instructions.one_instruction import apply
+from tests.sim.instructions.operands import float_bits, integers
 
 # (template, result, sources): h b16, r b32, d b64, p predicate.
 FORMS = [

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from exact import elementwise
-from one_instruction import apply, check, one
-from operands import integers, pairs, triples
+
+from tests.sim.instructions.exact import elementwise
+from tests.sim.instructions.one_instruction import apply, check, one
+from tests.sim.instructions.operands import integers, pairs, triples
 
 Array = npt.NDArray[Any]
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from exact import elementwise
-from one_instruction import apply, check, one
-from operands import integers, pairs, triples
 
 from gdnbench.sim.errors import UnsupportedError
+from tests.sim.instructions.exact import elementwise
+from tests.sim.instructions.one_instruction import apply, check, one
+from tests.sim.instructions.operands import integers, pairs, triples
 
 
 @pytest.mark.parametrize("width", [16, 32, 64])

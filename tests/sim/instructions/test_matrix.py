@@ -9,10 +9,10 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 import pytest
-from one_instruction import HEADER, apply, check
 
 from gdnbench.sim.errors import FaultKind, KernelFault
 from gdnbench.sim.run import run_ptx
+from tests.sim.instructions.one_instruction import HEADER, apply, check
 
 Array = npt.NDArray[Any]
 LANES = 32

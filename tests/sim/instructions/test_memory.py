@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from one_instruction import BLOCK, HEADER, apply, check, kernel, one
-from operands import integers
 
 from gdnbench.sim.errors import FaultKind, KernelFault
 from gdnbench.sim.machine.memory import GlobalMemory
 from gdnbench.sim.run import run_ptx
+from tests.sim.instructions.one_instruction import BLOCK, HEADER, apply, check, kernel, one
+from tests.sim.instructions.operands import integers
 
 Array = npt.NDArray[Any]
 

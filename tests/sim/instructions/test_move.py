@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from one_instruction import BLOCK, HEADER, apply, check, one
-from operands import integers
 
 from gdnbench.sim.run import run_ptx
+from tests.sim.instructions.one_instruction import BLOCK, HEADER, apply, check, one
+from tests.sim.instructions.operands import integers
 
 
 def test_mov_of_every_width(engine: str) -> None:

@@ -9,13 +9,13 @@ from collections import defaultdict
 
 import numpy as np
 import pytest
-from one_instruction import Array, apply
-from operands import float_bits, integers
-from spellings import OPCODES, Case, cases, compiled, interpreted
 
 from gdnbench.sim.errors import UnsupportedError
 from gdnbench.sim.ptx.parser import parse
 from tests.seeds import drawn
+from tests.sim.instructions.one_instruction import Array, apply
+from tests.sim.instructions.operands import float_bits, integers
+from tests.sim.instructions.spellings import OPCODES, Case, cases, compiled, interpreted
 
 RUN = 12  # cases of one opcode that are run
 # No engine has these; both refuse them by name.

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import importlib
 import os
-import sys
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,7 +16,6 @@ from torch import Tensor
 
 FOLDER = "GDNBENCH_THIRD_PARTY"
 """Of the environment: where the packages were installed to."""
-CASES = Path(__file__).parents[2] / "tests" / "sim" / "third_party"
 DIM = 128
 
 
@@ -33,8 +30,7 @@ Calls = Callable[[str], dict[str, Tensor]]
 
 
 def _cases(module: str) -> Any:
-    sys.path.insert(0, str(CASES))
-    return importlib.import_module(module)
+    return importlib.import_module(f"tests.sim.third_party.{module}")
 
 
 def _normal(seed: int, *shape: int) -> Tensor:

@@ -7,10 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from checking.foreign import Calls
-from checking.results import Case, read, write
-from checking.subjects import SUBJECTS, Subject
-from proving import Proof, Prover, chosen
 from torch import Tensor
 
 from gdnbench.ops import operation
@@ -24,6 +20,10 @@ from gdnbench.sim import Accepted, Settings, Severity, active
 from gdnbench.sim.errors import KernelFault
 from gdnbench.sim.explore import Run, Shape, explore, fresh_seed
 from gdnbench.store.reader import Store
+from tests.kernels.proving import Proof, Prover, chosen
+from tests.sim.kernel_checks.foreign import Calls
+from tests.sim.kernel_checks.results import Case, read, write
+from tests.sim.kernel_checks.subjects import SUBJECTS, Subject
 
 CALLED = "small inputs"
 """The case of a kernel that takes no records."""

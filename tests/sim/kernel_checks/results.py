@@ -11,7 +11,7 @@ from typing import Any
 
 from gdnbench.sim import Finding, Severity
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 TOLD = (
     "kernel",
     "cases",
@@ -23,6 +23,13 @@ TOLD = (
     "incomplete",
     "accepted",
     "time",
+)
+CONTENT = (
+    "gdnbench/**/*.py",
+    "kernels/**/*.py",
+    "tests/sim/kernel_checks/*.py",
+    "tests/kernels/proving.py",
+    "scripts/prove_*.py",
 )
 TIMED = 0.3
 """Seconds without the checker from which on a case says what it costs: less is the start of a launch."""
@@ -54,7 +61,7 @@ class Case:
 def content(*options: object) -> str:
     """A digest of the kernels, the simulator and the cases as they are in this checkout, and of `options`."""
     digest = hashlib.blake2b(repr(options).encode(), digest_size=8)
-    for pattern in ("gdnbench/**/*.py", "kernels/**/*.py", "scripts/checking/*.py", "scripts/prov*.py"):
+    for pattern in CONTENT:
         for file in sorted(ROOT.glob(pattern)):
             digest.update(f"{file.relative_to(ROOT)}\n".encode() + file.read_bytes())
     return digest.hexdigest()

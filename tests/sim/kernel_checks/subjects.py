@@ -6,12 +6,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-import prove_gdn_decode
-import prove_prefill
-import prove_swa
-from checking import decode_plans
-from checking.foreign import CALLS, Calls
-from proving import Grid
+from scripts import prove_gdn_decode, prove_prefill, prove_swa
+from tests.kernels.proving import Grid
+from tests.sim.kernel_checks import decode_plans
+from tests.sim.kernel_checks.foreign import CALLS, Calls
 
 PLANS = Path(decode_plans.__file__)
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from bench import ALL, ONE, Bench, play, step
 
 from gdnbench.sim.errors import FaultKind, KernelFault, UnsupportedError
 from gdnbench.sim.machine.engine_interface import LANES, Wait
 from gdnbench.sim.machine.memory import GlobalMemory
+from tests.sim.machine.bench import ALL, ONE, Bench, play, step
 
 LANE = np.arange(LANES)
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 import pytest
-from bench import ALL, ONE, Bench
 
 from gdnbench.sim.errors import FaultKind, KernelFault, UnsupportedError
 from gdnbench.sim.machine.engine_interface import LANES, SHARED_BASE, Wait
 from gdnbench.sim.machine.memory import GlobalMemory
+from tests.sim.machine.bench import ALL, ONE, Bench
 
 BAR = SHARED_BASE
 TILE = SHARED_BASE + 1024

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from bench import ALL, Bench, play, step
 
 from gdnbench.sim.errors import FaultKind, KernelFault
 from gdnbench.sim.machine.engine_interface import LANES, SHARED_BASE, SHARED_WINDOW, Wait
+from tests.sim.machine.bench import ALL, Bench, play, step
 
 AT = SHARED_BASE + 64
 LANE = np.arange(LANES, dtype=np.uint64)

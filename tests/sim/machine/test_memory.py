@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from bench import ALL, NONE, ONE
 
 from gdnbench.sim.errors import FaultKind, KernelFault
 from gdnbench.sim.machine.engine_interface import (
@@ -15,6 +14,7 @@ from gdnbench.sim.machine.engine_interface import (
     SHARED_WINDOW,
 )
 from gdnbench.sim.machine.memory import GlobalMemory, LocalMemory, SharedMemory, resolve, resolve_lanes
+from tests.sim.machine.bench import ALL, NONE, ONE
 
 LANE = np.arange(LANES, dtype=np.uint64)
 

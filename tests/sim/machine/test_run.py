@@ -8,11 +8,11 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
-from tma_model import Map
 
 from gdnbench.sim.errors import FaultKind, InputError, KernelFault, LaunchError, UnsupportedError
 from gdnbench.sim.machine.grid import communicates, resident
 from gdnbench.sim.run import RunResult, run_ptx
+from tests.sim.machine.tma_model import Map
 
 ENGINES = ("interpreter", "compiled")
 SCHEDULES = ("early", "late", "random:1", "random:2")
@@ -387,7 +387,7 @@ OTHER:
 
 def test_resident_ctas() -> None:
     """148 SMs: by threads 2 x 1024, by shared memory 1 of 227 KB or 9 of 24 KB; 256 MB at most."""
-    from bench import launch
+    from tests.sim.machine.bench import launch
 
     assert resident(launch(threads=1024, shared=0)) == 148 * 2
     assert resident(launch(threads=128, shared=227 * 1024)) == 148

@@ -6,12 +6,12 @@ from functools import partial
 
 import numpy as np
 import pytest
-from bench import ALL, Bench, play, step
 
 from gdnbench.sim.errors import FaultKind, KernelFault
 from gdnbench.sim.machine.async_queue import PATIENCE, AsyncOperation
 from gdnbench.sim.machine.engine_interface import SHARED_BASE
 from gdnbench.sim.machine.memory import GlobalMemory
+from tests.sim.machine.bench import ALL, Bench, play, step
 
 BAR = SHARED_BASE
 INIT = "mbarrier.init.shared.b64 [%a], %n"

@@ -9,13 +9,13 @@ import random
 
 import numpy as np
 import pytest
-from bench import ALL, Bench
-from tma_model import CODES, SIZES, SWIZZLES, Map
 
 from gdnbench.sim.errors import FaultKind, KernelFault, UnsupportedError
 from gdnbench.sim.machine.engine_interface import PARAM_WINDOW, SHARED_BASE, SHARED_WINDOW
 from gdnbench.sim.machine.memory import GlobalMemory
 from gdnbench.sim.machine.tensormap import decode_tensormap
+from tests.sim.machine.bench import ALL, Bench
+from tests.sim.machine.tma_model import CODES, SIZES, SWIZZLES, Map
 
 BAR = SHARED_BASE
 SHARED_MAP = SHARED_BASE + 128

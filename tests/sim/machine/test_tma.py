@@ -8,12 +8,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from bench import ALL, Bench, play, step
-from tma_model import SIZES, Map, swizzled
 
 from gdnbench.sim.errors import FaultKind, KernelFault, UnsupportedError
 from gdnbench.sim.machine.engine_interface import PARAM_WINDOW, SHARED_BASE, Wait
 from gdnbench.sim.machine.memory import GlobalMemory
+from tests.sim.machine.bench import ALL, Bench, play, step
+from tests.sim.machine.tma_model import SIZES, Map, swizzled
 
 BAR = SHARED_BASE
 TILE = SHARED_BASE + 1024

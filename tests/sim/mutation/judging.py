@@ -16,12 +16,11 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from mutation.subjects import SUBJECTS
-from mutation.verdicts import Result, read, source_of, write
-
 from gdnbench import sim
 from gdnbench.sim import ENGINES
 from gdnbench.sim.mutants import Judge, Judgement, Keeper, KeptLaunch, Mutant, Outcome, mutants
+from tests.sim.mutation.subjects import SUBJECTS
+from tests.sim.mutation.verdicts import Result, read, source_of, write
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,16 +7,12 @@ which is a fault under some schedules.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-
-TESTS = Path(__file__).parents[2] / "tests" / "sim"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +31,7 @@ def whole_numbers(*shape: int) -> Tensor:
 
 def _test_kernels() -> Any:
     """The helpers of the simulator's test kernels."""
-    sys.path[:0] = [str(TESTS), str(TESTS / "kernels")]
-    import compiling
+    from tests.sim.kernels import compiling
 
     return compiling
 
@@ -50,9 +45,9 @@ def gemm() -> None:
     compiling = _test_kernels()
     import cutlass
     from cutlass.cute.nvgpu import OperandMajorMode
-    from tcgen05_gemm import Gemm
 
     from gdnbench import sim
+    from tests.sim.kernels.tcgen05_gemm import Gemm
 
     k = OperandMajorMode.K
     work = Gemm(cutlass.BFloat16, k, k, 64, 64, load_shape="16x256b")
@@ -65,9 +60,9 @@ def persistent() -> None:
     """Five tiles for one CTA."""
     compiling = _test_kernels()
     import cutlass
-    from persistent import PersistentGemm
 
     from gdnbench import sim
+    from tests.sim.kernels.persistent import PersistentGemm
 
     operands = [_rows(torch.bfloat16, compiling) for _ in "ab"]
     out = compiling.fake(torch.float32, (None, None), divisible=4)
@@ -78,9 +73,8 @@ def persistent() -> None:
 def tma_stream(rows: int = 700) -> None:
     """11 tiles through a ring of 2, in a loop that is unrolled by 4."""
     compiling = _test_kernels()
-    from tma_copy import TmaStream
-
     from gdnbench import sim
+    from tests.sim.kernels.tma_copy import TmaStream
 
     kernel = compiling.compiled(TmaStream(), *(_rows(torch.bfloat16, compiling) for _ in "xy"))
     sim.launch(kernel, whole_numbers(rows, 40), torch.zeros(rows, 40, dtype=torch.bfloat16))
@@ -89,9 +83,9 @@ def tma_stream(rows: int = 700) -> None:
 def tmem_operand() -> None:
     compiling = _test_kernels()
     import cutlass
-    from tmem_operand import TmemOperand
 
     from gdnbench import sim
+    from tests.sim.kernels.tmem_operand import TmemOperand
 
     fakes = [compiling.fake(torch.bfloat16, (128, 64)), compiling.fake(torch.bfloat16, (64, 64))]
     kernel = compiling.compiled(
@@ -103,9 +97,9 @@ def tmem_operand() -> None:
 def ldmatrix() -> None:
     compiling = _test_kernels()
     import cutlass
-    from ldmatrix_mma import LdmatrixMma
 
     from gdnbench import sim
+    from tests.sim.kernels.ldmatrix_mma import LdmatrixMma
 
     operands = [_rows(torch.bfloat16, compiling) for _ in "ab"]
     out = compiling.fake(torch.float32, (None, None), align=4)
@@ -116,10 +110,10 @@ def ldmatrix() -> None:
 def wgmma() -> None:
     compiling = _test_kernels()
     import cutlass
-    import wgmma_gemm
     from cutlass.cute.runtime import make_fake_stream
 
     from gdnbench import sim
+    from tests.sim.kernels import wgmma_gemm
 
     fakes = [compiling.fake(torch.bfloat16, shape) for shape in ((64, 192), (16, 192))]
     out = compiling.fake(torch.float32, (64, 16))
@@ -185,8 +179,7 @@ _WIDE_DECODE = tuple(call | {"heads": 24, "lens": (128, 17, 0, 100, 5)} for call
 def _third_party(module: str) -> Any:
     import importlib
 
-    sys.path.insert(0, str(TESTS / "third_party"))
-    return importlib.import_module(module)
+    return importlib.import_module(f"tests.sim.third_party.{module}")
 
 
 def quack_gemm() -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from gdnbench.errors import BadInputError
 from gdnbench.sim.mutants import KILLED, Kind, Mutant, Outcome
 
-EQUIVALENT = Path(__file__).parents[2] / "tests" / "sim" / "checker" / "equivalent_mutants.toml"
+EQUIVALENT = Path(__file__).parents[1] / "checker" / "equivalent_mutants.toml"
 TOLD = ("kernel", "kind", "mutants", "killed", *KILLED, Outcome.SURVIVOR, "equivalent", Outcome.UNREACHED)
 
 

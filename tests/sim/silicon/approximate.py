@@ -10,9 +10,9 @@ from itertools import product
 
 import numpy as np
 
-from silicon.elementwise import elementwise, op
-from silicon.microkernel import MicroKernel
-from silicon.patterns import U32, f32_one, f32_two, fill_up, random_u32
+from tests.sim.silicon.elementwise import elementwise, op
+from tests.sim.silicon.microkernel import MicroKernel
+from tests.sim.silicon.patterns import U32, f32_one, f32_two, fill_up, random_u32
 
 UNARY = ("ex2", "lg2", "rcp", "rsqrt", "sqrt", "sin", "cos")
 FLUSH = (".ftz", "")

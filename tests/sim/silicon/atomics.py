@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from silicon.elementwise import Operation, asm, elementwise
-from silicon.microkernel import MicroKernel
-from silicon.patterns import f32_two, half_two, pack_halves, shuffled, u32_spread, u64_spread
+from tests.sim.silicon.elementwise import Operation, asm, elementwise
+from tests.sim.silicon.microkernel import MicroKernel
+from tests.sim.silicon.patterns import f32_two, half_two, pack_halves, shuffled, u32_spread, u64_spread
 
 COUNT = 1024
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from silicon.microkernel import Array
+from tests.sim.silicon.microkernel import Array
 
 FOLDER = Path(__file__).parent / "vectors"
 

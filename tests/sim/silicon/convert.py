@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import product
 
-from silicon.elementwise import Operation, asm, elementwise, op
-from silicon.microkernel import MicroKernel
-from silicon.patterns import (
+from tests.sim.silicon.elementwise import Operation, asm, elementwise, op
+from tests.sim.silicon.microkernel import MicroKernel
+from tests.sim.silicon.patterns import (
     ALL_16,
     f32_near,
     f32_one,

@@ -7,9 +7,9 @@ from functools import partial
 
 import numpy as np
 
-from silicon.elementwise import Operation, asm, elementwise
-from silicon.microkernel import Buffer, MicroKernel, entry
-from silicon.patterns import U32, f32_two, half_two, random_u32, u32_spread, u64_spread
+from tests.sim.silicon.elementwise import Operation, asm, elementwise
+from tests.sim.silicon.microkernel import Buffer, MicroKernel, entry
+from tests.sim.silicon.patterns import U32, f32_two, half_two, random_u32, u32_spread, u64_spread
 
 BARRIERS = 32  # one a lane
 BULK_BYTES = 2048

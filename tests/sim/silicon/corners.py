@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 
 from gdnbench.sim.tensorcore.formats import FORMATS, Codes, Format
 from gdnbench.sim.tensorcore.product import Product
-from silicon.fragments import GROUP, THREAD
-from silicon.microkernel import MicroKernel
-from silicon.mma import multiply, packed
-from silicon.patterns import U32
+from tests.sim.silicon.fragments import GROUP, THREAD
+from tests.sim.silicon.microkernel import MicroKernel
+from tests.sim.silicon.mma import multiply, packed
+from tests.sim.silicon.patterns import U32
 
 FULL = 2.0 - 2.0**-23  # a float with all fraction bits set
 

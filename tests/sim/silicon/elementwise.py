@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from silicon.microkernel import Array, Buffer, MicroKernel, entry
+from tests.sim.silicon.microkernel import Array, Buffer, MicroKernel, entry
 
 BLOCK = 256
 LETTERS = "abcefghijl"  # d, k, m, p, q, s mean other things

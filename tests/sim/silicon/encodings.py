@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from silicon.patterns import random_words
-from silicon.tensormap import DataType, Fill, Interleave, L2Promotion, Swizzle, TensorMap
+from tests.sim.silicon.patterns import random_words
+from tests.sim.silicon.tensormap import DataType, Fill, Interleave, L2Promotion, Swizzle, TensorMap
 
 ADDRESS = 0x7F0010000000
 

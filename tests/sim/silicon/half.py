@@ -6,9 +6,9 @@ from collections.abc import Callable
 from functools import partial
 from itertools import product
 
-from silicon.elementwise import asm, elementwise, op
-from silicon.microkernel import Array, MicroKernel
-from silicon.patterns import ALL_16, half_three, half_two, pack_halves, shuffled
+from tests.sim.silicon.elementwise import asm, elementwise, op
+from tests.sim.silicon.microkernel import Array, MicroKernel
+from tests.sim.silicon.patterns import ALL_16, half_three, half_two, pack_halves, shuffled
 
 FRACTION = {"f16": 10, "bf16": 7}
 COUNT = 8192

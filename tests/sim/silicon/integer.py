@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from silicon.elementwise import Operation, asm, elementwise, op
-from silicon.microkernel import MicroKernel
-from silicon.patterns import ALL_16, random_u16, random_u32, shuffled, u32_spread, u64_spread
+from tests.sim.silicon.elementwise import Operation, asm, elementwise, op
+from tests.sim.silicon.microkernel import MicroKernel
+from tests.sim.silicon.patterns import ALL_16, random_u16, random_u32, shuffled, u32_spread, u64_spread
 
 
 def words() -> MicroKernel:

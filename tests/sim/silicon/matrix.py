@@ -10,9 +10,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from silicon.elementwise import Operation, asm, elementwise
-from silicon.microkernel import MicroKernel
-from silicon.patterns import U32, random_words
+from tests.sim.silicon.elementwise import Operation, asm, elementwise
+from tests.sim.silicon.microkernel import MicroKernel
+from tests.sim.silicon.patterns import U32, random_words
 
 WARPS = 4
 COUNT = 32 * WARPS

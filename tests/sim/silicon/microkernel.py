@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from silicon.tensormap import TensorMap
+from tests.sim.silicon.tensormap import TensorMap
 
 # The PTX version that introduced the newest instruction used here (sub-byte conversions aside).
 HEADER = ".version 8.7\n.target sm_90a\n.address_size 64\n"

@@ -14,9 +14,9 @@ from functools import partial
 
 import numpy as np
 
-from silicon.elementwise import asm, elementwise
-from silicon.microkernel import MicroKernel
-from silicon.patterns import U32, below, random_words
+from tests.sim.silicon.elementwise import asm, elementwise
+from tests.sim.silicon.microkernel import MicroKernel
+from tests.sim.silicon.patterns import U32, below, random_words
 
 SPREADS = (0, 6, 20, 40)
 WARPS = 16  # per spread

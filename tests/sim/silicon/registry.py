@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 
-from silicon import (
+from tests.sim.silicon import (
     approximate,
     atomics,
     convert,
@@ -21,7 +21,7 @@ from silicon import (
     wgmma,
     wgmma_corners,
 )
-from silicon.microkernel import MicroKernel
+from tests.sim.silicon.microkernel import MicroKernel
 
 FAMILIES = {
     "float32": float32.KERNELS,

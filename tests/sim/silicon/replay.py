@@ -8,8 +8,8 @@ import numpy as np
 
 from gdnbench.sim.machine.memory import GlobalMemory
 from gdnbench.sim.run import run_ptx
-from silicon.capture import Capture
-from silicon.microkernel import Array, Buffer, MicroKernel
+from tests.sim.silicon.capture import Capture
+from tests.sim.silicon.microkernel import Array, Buffer, MicroKernel
 
 ALIGNMENT = 512
 SHOWN = 4

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from silicon.microkernel import Array, Buffer, MicroKernel, entry
+from tests.sim.silicon.microkernel import Array, Buffer, MicroKernel, entry
 
 COUNT = 1 << 23
 GRID, BLOCK = 32, 256

@@ -16,10 +16,10 @@ from gdnbench.sim.tensorcore import product as product_module
 from gdnbench.sim.tensorcore import reference
 from gdnbench.sim.tensorcore.formats import FORMATS
 from gdnbench.sim.tensorcore.product import Product, Rule
-from silicon.capture import load
-from silicon.fragments import matrix_a, matrix_b, matrix_c
-from silicon.mma import FLOATS
-from silicon.registry import kernels
+from tests.sim.silicon.capture import load
+from tests.sim.silicon.fragments import matrix_a, matrix_b, matrix_c
+from tests.sim.silicon.mma import FLOATS
+from tests.sim.silicon.registry import kernels
 
 Change = Callable[[Rule, int], Rule]
 

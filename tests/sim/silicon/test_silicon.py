@@ -8,9 +8,9 @@ import pytest
 
 from gdnbench.sim.errors import KernelFault
 from gdnbench.sim.run import ENGINES
-from silicon.capture import Capture, load
-from silicon.registry import FAMILIES, kernels
-from silicon.replay import differences, simulate
+from tests.sim.silicon.capture import Capture, load
+from tests.sim.silicon.registry import FAMILIES, kernels
+from tests.sim.silicon.replay import differences, simulate
 
 CASES = [(family, name) for family in FAMILIES for name in kernels(family)]
 

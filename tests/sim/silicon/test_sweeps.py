@@ -9,10 +9,10 @@ import pytest
 
 from gdnbench.sim.interpreter.approx import FUNCTIONS
 from gdnbench.sim.interpreter.mufu import tanh
-from silicon.capture import Capture
-from silicon.microkernel import Array
-from silicon.replay import simulate
-from silicon.sweeps import COUNT, SWEEPS, Sweep, digest
+from tests.sim.silicon.capture import Capture
+from tests.sim.silicon.microkernel import Array
+from tests.sim.silicon.replay import simulate
+from tests.sim.silicon.sweeps import COUNT, SWEEPS, Sweep, digest
 
 QUICK = (0x3F00_0000, 0x3F80_0000)  # [1/2, 1) and [1, 2); every function has one of them
 MARKED = [

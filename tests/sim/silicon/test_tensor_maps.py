@@ -7,9 +7,9 @@ import pytest
 
 from gdnbench.sim.errors import UnsupportedError
 from gdnbench.sim.machine.tensormap import decode_tensormap
-from silicon.capture import load
-from silicon.encodings import ADDRESS, all_maps
-from silicon.tensormap import DataType, Fill, Interleave, TensorMap
+from tests.sim.silicon.capture import load
+from tests.sim.silicon.encodings import ADDRESS, all_maps
+from tests.sim.silicon.tensormap import DataType, Fill, Interleave, TensorMap
 
 MEANT = {
     DataType.UINT8: "u8",

@@ -15,9 +15,9 @@ from math import prod
 
 import numpy as np
 
-from silicon.microkernel import Array, Buffer, MicroKernel, TensorMapOf, entry
-from silicon.patterns import f32_one, fill_up, half_two, random_words
-from silicon.tensormap import DataType, Fill, Swizzle, TensorMap
+from tests.sim.silicon.microkernel import Array, Buffer, MicroKernel, TensorMapOf, entry
+from tests.sim.silicon.patterns import f32_one, fill_up, half_two, random_words
+from tests.sim.silicon.tensormap import DataType, Fill, Swizzle, TensorMap
 
 THREADS = 32  # no more than the words of the smallest tile: the loops test behind their bodies
 TRIES = 64

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from silicon.microkernel import MicroKernel
-from silicon.tensormap import Swizzle
-from silicon.tma import BF16, F32, Load, Store, load_kernel, store_kernel, tensor_map
+from tests.sim.silicon.microkernel import MicroKernel
+from tests.sim.silicon.tensormap import Swizzle
+from tests.sim.silicon.tma import BF16, F32, Load, Store, load_kernel, store_kernel, tensor_map
 
 PLANE = tensor_map(BF16, (64, 40), (16, 8))
 SINGLE = tensor_map(F32, (64, 40), (16, 8))

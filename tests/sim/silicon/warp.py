@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from silicon.elementwise import Operation, asm, elementwise
-from silicon.microkernel import MicroKernel
-from silicon.patterns import random_u32, random_words
+from tests.sim.silicon.elementwise import Operation, asm, elementwise
+from tests.sim.silicon.microkernel import MicroKernel
+from tests.sim.silicon.patterns import random_u32, random_words
 
 COUNT = 1024  # 32 warps
 

@@ -12,9 +12,9 @@ from functools import partial
 
 import numpy as np
 
-from silicon.microkernel import Array, Buffer, MicroKernel, entry
-from silicon.mma import FORMATS, SPREADS, drawn, specials
-from silicon.patterns import U32
+from tests.sim.silicon.microkernel import Array, Buffer, MicroKernel, entry
+from tests.sim.silicon.mma import FORMATS, SPREADS, drawn, specials
+from tests.sim.silicon.patterns import U32
 
 THREADS, M = 128, 64
 # Swizzle -> (code in bits 62..63, bytes of a row of the atom).

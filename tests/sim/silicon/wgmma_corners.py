@@ -9,9 +9,9 @@ import numpy as np
 
 from gdnbench.sim.tensorcore.formats import FORMATS
 from gdnbench.sim.tensorcore.product import Product
-from silicon.corners import tile
-from silicon.microkernel import MicroKernel
-from silicon.wgmma import TYPES, Case, M, Operands, kernel
+from tests.sim.silicon.corners import tile
+from tests.sim.silicon.microkernel import MicroKernel
+from tests.sim.silicon.wgmma import TYPES, Case, M, Operands, kernel
 
 
 def asked(case: Case) -> MicroKernel:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from mutation.subjects import SUBJECTS, Subject
+from tests.sim.mutation.subjects import SUBJECTS, Subject
 
 # Two sequences of a chunk each, so that no table of chunks is zeros alone or has rows left over.
 _PREFILL = {"seqlens": (20, 21), "heads": (1, 1), "initial_state": True}

@@ -10,13 +10,12 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from static_check.launch_input import launch_input, plain_ptx
-from static_check.sentryward import Says, SentryWard, Verdict
-
 from gdnbench.errors import BadInputError
 from gdnbench.sim import Verdict as Found
 from gdnbench.sim.errors import SimError
 from gdnbench.sim.mutants import KILLED, Judge, KeptLaunch, Mutant, Outcome, mutants
+from tests.sim.static_check.launch_input import launch_input, plain_ptx
+from tests.sim.static_check.sentryward import Says, SentryWard, Verdict
 
 DIFFERENCES = Path(__file__).with_name("differences.toml")
 AS_IT_IS = "as it is"

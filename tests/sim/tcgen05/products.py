@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 import ml_dtypes
 import numpy as np
-from cute_layouts import SharedLayout, accumulator_layout, tmem_operand_layout
-from tensor_machine import Machine
+
+from tests.sim.tcgen05.cute_layouts import SharedLayout, accumulator_layout, tmem_operand_layout
+from tests.sim.tcgen05.tensor_machine import Machine
 
 KIND = {"f16": "f16", "bf16": "f16", "tf32": "tf32", "e4m3": "f8f6f4", "e5m2": "f8f6f4"}
 TYPE_CODE = {"f16": 0, "bf16": 1, "tf32": 2, "e4m3": 0, "e5m2": 1}

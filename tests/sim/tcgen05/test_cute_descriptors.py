@@ -11,16 +11,16 @@ import cutlass
 import numpy as np
 import pytest
 import torch
-from cute_layouts import DTYPES, shared_layout
 from cutlass import cute
 from cutlass.cute.nvgpu import OperandMajorMode, tcgen05
 from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 from cutlass.memory import SmemAllocator
 from cutlass.utils import blackwell_helpers as helpers
-from products import KIND, LAYOUT_CODE, STEP
 
 from gdnbench import sim
 from gdnbench.sim.machine.tcgen05_descriptor import decode_matrix, encode_matrix
+from tests.sim.tcgen05.cute_layouts import DTYPES, shared_layout
+from tests.sim.tcgen05.products import KIND, LAYOUT_CODE, STEP
 
 M = 128
 KINDS = ["INTER", "SW32", "SW64", "SW128"]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from fault_cases import FREE, GLOBAL_BYTES, ptx
 
 from gdnbench import sim
 from gdnbench.sim.errors import FaultKind, KernelFault
+from tests.sim.fault_cases import FREE, GLOBAL_BYTES, ptx
 
 BODY = """
 setp.ge.u32 %p1, %r0, 32;

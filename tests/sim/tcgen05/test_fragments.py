@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from cute_layouts import fragment_layout
-from tensor_machine import Machine
 
 from gdnbench.sim.errors import UnsupportedError
 from gdnbench.sim.machine.tcgen05_fragment import fragment
+from tests.sim.tcgen05.cute_layouts import fragment_layout
+from tests.sim.tcgen05.tensor_machine import Machine
 
 # Columns that one repeat spans (PTX ISA 9.7.16.2.3: lanes x bits).
 COLUMNS = {"32x32b": 1, "16x64b": 2, "16x128b": 4, "16x256b": 8}

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from cute_layouts import shared_layout
-from products import Operand, instruction_descriptor, matrix_descriptor
-from tensor_machine import ONE, Machine
 
 from gdnbench.sim.errors import FaultKind, KernelFault, UnsupportedError
 from gdnbench.sim.machine.engine_interface import SHARED_BASE, Wait
+from tests.sim.tcgen05.cute_layouts import shared_layout
+from tests.sim.tcgen05.products import Operand, instruction_descriptor, matrix_descriptor
+from tests.sim.tcgen05.tensor_machine import ONE, Machine
 
 SLOT = SHARED_BASE + 8
 

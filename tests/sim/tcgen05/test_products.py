@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from cute_layouts import shared_layout
-from products import KIND, NUMPY, STEP, Operand, instruction_descriptor, put_tmem, result
-from tensor_machine import Machine
+
+from tests.sim.tcgen05.cute_layouts import shared_layout
+from tests.sim.tcgen05.products import KIND, NUMPY, STEP, Operand, instruction_descriptor, put_tmem, result
+from tests.sim.tcgen05.tensor_machine import Machine
 
 A_AT = 16 * 1024
 B_AT = 96 * 1024

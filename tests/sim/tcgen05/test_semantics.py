@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from cute_layouts import shared_layout, swizzle
-from products import Operand, codes, instruction_descriptor, matrix_descriptor, result
-from tensor_machine import ALL, BARRIER, ONE, Machine
 
 from gdnbench.sim.errors import FaultKind, KernelFault, UnsupportedError
 from gdnbench.sim.machine import mbarrier
 from gdnbench.sim.machine.engine_interface import SHARED_WINDOW
 from gdnbench.sim.tensorcore.formats import FORMATS
+from tests.sim.tcgen05.cute_layouts import shared_layout, swizzle
+from tests.sim.tcgen05.products import Operand, codes, instruction_descriptor, matrix_descriptor, result
+from tests.sim.tcgen05.tensor_machine import ALL, BARRIER, ONE, Machine
 
 A_AT, B_AT = 16 * 1024, 64 * 1024
 POISON = 0xFFFF_FFFF

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
-from silicon import corners
 
 from gdnbench.sim.tensorcore.formats import (
     BF16,
@@ -20,6 +19,7 @@ from gdnbench.sim.tensorcore.formats import (
     Specials,
 )
 from gdnbench.sim.tensorcore.product import Product
+from tests.sim.silicon import corners
 
 SPREADS = (0, 6, 20, 40)
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import mma_scalar
 import numpy as np
 import pytest
 
 from gdnbench.sim.tensorcore.formats import F32, FORMATS, TF32, Codes, Format
+from tests.sim.tensorcore import mma_scalar
 
 
 def codes(form: Format) -> Codes:

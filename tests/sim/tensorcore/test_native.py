@@ -8,12 +8,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from mma_operands import PRODUCTS, every_kind, stratified
 
 from gdnbench.sim.tensorcore import native, reference
 from gdnbench.sim.tensorcore.formats import F16
 from gdnbench.sim.tensorcore.product import Product
 from tests.seeds import drawn
+from tests.sim.tensorcore.mma_operands import PRODUCTS, every_kind, stratified
 
 MODELS = ("hardware", "exact")
 

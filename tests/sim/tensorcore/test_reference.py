@@ -8,13 +8,13 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from mma_operands import PRODUCTS, SPREADS, cancelling, every_kind, stratified
-from mma_scalar import Rule, codes_of, dot, fused_sum, values
 
 from gdnbench.sim.errors import UnsupportedError
 from gdnbench.sim.tensorcore.formats import BF16, E4M3, E5M2, F16, F32, TF32, Codes, Format
 from gdnbench.sim.tensorcore.product import BYTE_FORMATS, Product
 from gdnbench.sim.tensorcore.reference import multiply
+from tests.sim.tensorcore.mma_operands import PRODUCTS, SPREADS, cancelling, every_kind, stratified
+from tests.sim.tensorcore.mma_scalar import Rule, codes_of, dot, fused_sum, values
 
 M, N = 4, 5
 

@@ -23,6 +23,7 @@ import torch
 # Where it is set, a missing package is a failure and not a skip.
 FOLDER = "GDNBENCH_THIRD_PARTY"
 HERE = Path(__file__).parent
+ROOT = HERE.parents[2]
 REQUIREMENTS = HERE / "requirements.txt"
 
 # Each of these packages asks the GPU for its architecture unless told.
@@ -60,7 +61,8 @@ class Apart:
         self.folder = folder
         path = [os.environ[name] for name in (FOLDER, "PYTHONPATH") if os.environ.get(name)]
         self.process = subprocess.Popen(
-            [sys.executable, str(HERE / "child.py"), cases],
+            [sys.executable, "-m", "tests.sim.third_party.child", cases],
+            cwd=ROOT,
             env={**os.environ, **ARCHITECTURE, "PYTHONPATH": os.pathsep.join(path)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -1,4 +1,5 @@
-"""The process in which cases run: `child.py MODULE`, then a JSON line `[case, given, left]` for each."""
+"""The process in which cases run: `python -m tests.sim.third_party.child MODULE`, started in the checkout.
+Each line of standard input is JSON: `[case, given, left]`."""
 
 from __future__ import annotations
 
@@ -7,7 +8,6 @@ import json
 import os
 import sys
 import traceback
-from pathlib import Path
 
 import torch
 
@@ -16,8 +16,7 @@ def main(module: str) -> None:
     # The answers have the pipe to themselves; what the packages print goes to stderr.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    sys.path.insert(0, str(Path(__file__).parent))
-    cases = importlib.import_module(module)
+    cases = importlib.import_module(f"tests.sim.third_party.{module}")
     for line in sys.stdin:
         case, given, left = json.loads(line)
         tensors = torch.load(given)

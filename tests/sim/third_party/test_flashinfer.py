@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from apart import Apart, apart
+
+from tests.sim.third_party.apart import Apart, apart
 
 D = 128
 NULL_SLOT = -1

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 import torch
-from apart import Apart, apart
 
 from gdnbench.store.writer import StoreWriter
 from gdnbench.synth import draft, synthesise
+from tests.sim.third_party.apart import Apart, apart
 
 CAPTURES = Path(__file__).parents[3] / "captures"
 OP = "gdn_prefill"

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from apart import Apart, apart
+
+from tests.sim.third_party.apart import Apart, apart
 
 # Rounding of 8 and 24 bits to nearest, relative.
 BF16 = 2.0**-8

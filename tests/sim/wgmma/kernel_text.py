@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
-from exact_sums import ENCODINGS
-from random_kernels import (
+
+from tests.sim.wgmma.exact_sums import ENCODINGS
+from tests.sim.wgmma.random_kernels import (
     Accumulator,
     Codes,
     Commit,

@@ -18,7 +18,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
-from exact_sums import ENCODINGS, TF32_IGNORED, TYPES, Types, fused_sum
+
+from tests.sim.wgmma.exact_sums import ENCODINGS, TF32_IGNORED, TYPES, Types, fused_sum
 
 Codes = npt.NDArray[np.unsignedinteger]
 Places = npt.NDArray[np.int64]

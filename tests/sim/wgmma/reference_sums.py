@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
-from silicon.wgmma import Case, Operands
 
 from gdnbench.sim.tensorcore import reference
 from gdnbench.sim.tensorcore.formats import FORMATS
 from gdnbench.sim.tensorcore.product import Product
+from tests.sim.silicon.wgmma import Case, Operands
 
 
 def flipped(codes: np.ndarray) -> np.ndarray:

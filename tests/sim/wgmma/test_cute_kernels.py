@@ -12,16 +12,16 @@ from typing import Any
 import cutlass
 import pytest
 import torch
-from compiling import NUMERIC, fake
 from cutlass import cute
 from cutlass.cute.nvgpu import OperandMajorMode
 from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
-from wgmma_gemm import Gemm, Pipelined
 
 from gdnbench import sim
 from gdnbench.sim.errors import FaultKind, KernelFault
 from gdnbench.sim.run import ENGINES
 from tests.seeds import drawn
+from tests.sim.kernels.compiling import NUMERIC, fake
+from tests.sim.kernels.wgmma_gemm import Gemm, Pipelined
 
 K, MN = OperandMajorMode.K, OperandMajorMode.MN
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32

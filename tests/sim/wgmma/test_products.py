@@ -7,12 +7,21 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from reference_sums import expected
-from silicon.replay import aligned_copy
-from silicon.wgmma import LAYOUTS, TYPES, Case, Operands, d_matrix, kernel, random_operands, special_operands
 
 from gdnbench.sim.run import ENGINES, run_ptx
 from tests.seeds import drawn, fresh
+from tests.sim.silicon.replay import aligned_copy
+from tests.sim.silicon.wgmma import (
+    LAYOUTS,
+    TYPES,
+    Case,
+    Operands,
+    d_matrix,
+    kernel,
+    random_operands,
+    special_operands,
+)
+from tests.sim.wgmma.reference_sums import expected
 
 
 def answer(case: Case, operands: Operands, engine: str, schedule: str = "late") -> np.ndarray:

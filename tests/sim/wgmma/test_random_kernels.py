@@ -6,15 +6,15 @@ import random
 
 import numpy as np
 import pytest
-from exact_sums import Types, fused_sum
-from kernel_text import THREADS, answers, inputs, kernel_text, output_words
-from random_kernels import Codes, Layout, M, RandomKernel, expected_entry, random_kernel
 
 from gdnbench.sim.machine import wgmma, wgmma_fragment
 from gdnbench.sim.machine.tcgen05_operand import Gather
 from gdnbench.sim.run import ENGINES, run_ptx
 from gdnbench.sim.tensorcore import product
 from tests.seeds import drawn, fresh
+from tests.sim.wgmma.exact_sums import Types, fused_sum
+from tests.sim.wgmma.kernel_text import THREADS, answers, inputs, kernel_text, output_words
+from tests.sim.wgmma.random_kernels import Codes, Layout, M, RandomKernel, expected_entry, random_kernel
 
 ENTRIES = 32  # of each accumulator, in fractions: one bit more or less of the cut shows in 5 to 30 % of f32's
 FRESH = drawn("wgmma")

@@ -12,10 +12,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from exact_sums import fused_sum
-from reference_sums import expected
-from silicon.capture import load
-from silicon.wgmma import (
+
+from gdnbench.sim.tensorcore import product as product_module
+from gdnbench.sim.tensorcore import reference
+from gdnbench.sim.tensorcore.formats import Decoded
+from gdnbench.sim.tensorcore.product import Rule
+from tests.sim.silicon.capture import load
+from tests.sim.silicon.wgmma import (
     LAYOUT_SEEDS,
     RANDOM,
     SPECIAL,
@@ -25,11 +28,8 @@ from silicon.wgmma import (
     random_operands,
     special_operands,
 )
-
-from gdnbench.sim.tensorcore import product as product_module
-from gdnbench.sim.tensorcore import reference
-from gdnbench.sim.tensorcore.formats import Decoded
-from gdnbench.sim.tensorcore.product import Rule
+from tests.sim.wgmma.exact_sums import fused_sum
+from tests.sim.wgmma.reference_sums import expected
 
 Change = Callable[[Rule, int], Rule]
 Types = tuple[str, str, str]

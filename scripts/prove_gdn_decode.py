@@ -18,12 +18,11 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-import proving
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from gdnbench.errors import Exit
 from gdnbench_kernels.gdn_decode.cases import cases
+from tests.kernels import proving
 
 COMPILED = "cute"
 GRID = proving.Grid("gdn_decode", cases, refusing=(COMPILED,))

@@ -1,0 +1,1 @@
+"""The tests, and helpers of theirs: `from tests.kernels import swa_calls`."""

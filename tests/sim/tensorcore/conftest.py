@@ -1,8 +1,0 @@
-"""The helpers beside these tests are importable by name, and the package `silicon`."""
-
-from __future__ import annotations
-
-import sys
-from pathlib import Path
-
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent)]
