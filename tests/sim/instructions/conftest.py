@@ -1,17 +1,13 @@
-"""Every instruction test runs on each engine. Also puts this folder's helper modules in reach of its
-tests."""
+"""Every instruction test runs on each engine."""
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
 
 FOLDER = Path(__file__).parent
 V3 = "compiled-v3"
-
-sys.path.insert(0, str(FOLDER))
 
 
 @pytest.fixture(params=["interpreter", "compiled", V3])
