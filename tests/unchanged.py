@@ -11,10 +11,11 @@ committed counts.
 from __future__ import annotations
 
 import hashlib
-import platform
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+
+import llvmlite.binding as llvm
 
 ROOT = Path(__file__).resolve().parents[1]
 PASSED = ROOT / ".cache" / "passed"
@@ -60,8 +61,9 @@ def files(places: tuple[str, ...]) -> Iterator[Path]:
 
 
 def digest(group: str) -> str:
-    """Of the group's files, what they stand on, the interpreter and the installed packages."""
-    total = hashlib.sha256(f"{group} {sys.version} {platform.processor()}".encode())
+    """Of the group's files, what they stand on, the interpreter, this CPU and the installed packages."""
+    cpu = f"{llvm.get_host_cpu_name()} {llvm.get_host_cpu_features().flatten()}"
+    total = hashlib.sha256(f"{group} {sys.version} {cpu}".encode())
     for file in files((group, *STANDS_ON)):
         total.update(f"\0{file.relative_to(ROOT)}\0".encode() + hashlib.sha256(file.read_bytes()).digest())
     for path in sorted(Path(path).name for entry in sys.path for path in Path(entry).glob("*.dist-info")):

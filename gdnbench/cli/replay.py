@@ -170,7 +170,7 @@ def replay(
     else:
         times = timing_options(on, cache or "cold", form, busy=busy, clock=clock or "auto") if time else None
         with progress("replay") as advance:
-            report = _here(store, records, schedule, shape, times, options, advance)
+            report = replay_in_process(store, records, schedule, shape, times, options, advance)
     if time and not json:
         print_times(report)
     print_unused(accepted)
@@ -214,7 +214,7 @@ def _spread(
     )
 
 
-def _here(
+def replay_in_process(
     store: Address,
     records: str | None,
     schedule: str | None,

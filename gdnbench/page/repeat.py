@@ -50,10 +50,12 @@ def _words(header: Mapping[str, str], record: Mapping[str, Any], arguments: Sequ
 
 
 def _carried(arguments: Sequence[str]) -> Iterator[str]:
-    """Of a `gdnbench replay ...` command line what changes how a record runs and stands in no result."""
-    if "replay" not in arguments:
+    """Options of a `gdnbench replay` or `trace` command line that change how a record runs and are in no
+    result."""
+    command = next((word for word in arguments if word in ("replay", "trace")), None)
+    if command is None:
         return
-    words = iter(arguments[arguments.index("replay") + 1 :])
+    words = iter(arguments[arguments.index(command) + 1 :])
     for word in words:
         name, given, value = word.partition("=")
         if name in _CARRIED:

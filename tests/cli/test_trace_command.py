@@ -104,6 +104,11 @@ def test_a_replay_is_traced_wherever_it_runs(
     with open_trace(path) as trace:
         assert [launch.attributes["record_number"] for launch in trace.launches] == [0, 0]
         assert {event.cta for launch in trace.launches for event in launch.read()} == {1}
+    again = gdnbench(
+        "trace", store, tmp_path / "again.zarr", "--kernel", kernel, "--check", "--schedule", "early"
+    )
+    assert again.code in (0, 1), again.err
+    assert "events of 2 launches" in again.err
     mixed = gdnbench("diff", path, store)
     assert mixed.code == 2
     assert "is a value trace and the other is none" in mixed.err

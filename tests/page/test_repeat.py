@@ -56,6 +56,10 @@ def test_what_no_result_tells_is_taken_from_the_command_line() -> None:
     words += ["--json", "--schedule", "random:3", "--shape"]
     again = command(HEADER, record(), words)
     assert again.endswith("--bitwise --timeout 9 --accept a.toml --no-isolate --schedule random:3")
+    traced = command(
+        HEADER, record(), ["gdnbench", "trace", "a", "t.zarr", "--timeout", "3", "--select", "all"]
+    )
+    assert traced == f"{command(HEADER, record())} --timeout 3"
     assert command(HEADER, record(), ["gdnbench", "suite", "--timeout", "3"]) == command(HEADER, record())
 
 
