@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gdnbench.sim.errors import InputError
+from gdnbench.sim.ptx.forms import Until
 from gdnbench.sim.ptx.ir import Address, Immediate, Instruction, Kernel, Negated, Register, Vector
 from gdnbench.sim.ptx.register_formats import register_formats
 
@@ -42,9 +43,7 @@ _OTHER = ("mbarrier", "bar", "barrier", "cp", "fence", "tcgen05", "wgmma", "tens
 
 def class_of(ins: Instruction) -> str:
     """One of `CLASSES`."""
-    if ins.op in _CLASS_OF:
-        return _CLASS_OF[ins.op]
-    return OTHER if ins.op.partition(".")[0] in _OTHER else ARITHMETIC
+    return _CLASS_OF.get(ins.op, OTHER if ins.op.partition(".")[0] in _OTHER else ARITHMETIC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +186,7 @@ class Event:
 
 def traced_registers(ins: Instruction) -> tuple[Register, ...]:
     """The registers that an event of `ins` has the values of; of a wgmma none, which come with its wait."""
-    if ins.op.startswith("wgmma"):
+    if ins.form.until is Until.WGMMA_GROUP:
         return ()
     if class_of(ins) != STORE:
         return tuple(register for register in ins.written() if isinstance(register, Register))

@@ -40,6 +40,7 @@ from gdnbench.sim.machine.engine_interface import Argument, Lanes, Results, Wait
 from gdnbench.sim.machine.footprint import Footprint
 from gdnbench.sim.machine.mbarrier import COUNT_MAX
 from gdnbench.sim.machine.observer import Addresses, Masks, Writer
+from gdnbench.sim.ptx.forms import Sync, Until
 from gdnbench.sim.ptx.ir import Instruction, Register
 
 REGISTER = "register"
@@ -113,7 +114,7 @@ class CtaRaceDetector:
     def on_warp_collective(self, warp: Warp, ins: Instruction, lanes: Lanes, live: Lanes) -> None:
         """See `Checker`."""
         clocks, subset = self.warp_clocks[warp.index], subset_of(lanes, live)
-        if ins.op == "bar.warp.sync":
+        if ins.form.sync is Sync.WARP_BARRIER:
             clocks.synchronize_lanes(subset)
         else:
             clocks.converge_lanes(subset)
@@ -124,7 +125,7 @@ class CtaRaceDetector:
         """See `Checker`. Only the first use of each load counts."""
         clocks, async_state = self.warp_clocks[warp.index], self.async_states[warp.index]
         now = Event(NO_ACCESS, warp.index, clocks.own_clock, ins, Access.READ, Proxy.GENERIC)
-        if writer is not None and writer.ins.op == "tcgen05.ld":
+        if writer is not None and writer.ins.form.until is Until.TENSOR_LOAD:
             load = async_state.unused.pop(writer.number, None)
             if load is not None and load.token is not None:
                 clocks.all_lanes.loads_used |= 1 << load.token
@@ -291,7 +292,7 @@ class CtaRaceDetector:
         """See `Checker`."""
         assert self.issued is not None
         warp, ins, lanes, _ = self.issued
-        if ins.op.startswith("wgmma"):
+        if ins.form.until is Until.WGMMA_GROUP:
             return  # each of the four warps issues its own part: `synchronisation._wgmma_reads`
         async_state, arrivals = self.async_states[warp.index], 0
         if ins.op == "tcgen05.commit":
@@ -312,10 +313,10 @@ class CtaRaceDetector:
     ) -> OperationTokens:
         """A copy or product: check and record its accesses, and note which wait completes it."""
         async_state = self.async_states[warp.index]
-        if ins.op == "cp.async":
+        if ins.form.until is Until.COPY_GROUP:
             tokens = self.start_async(warp, ins, lanes, operation.reads, operation.writes, Proxy.GENERIC)
             async_state.copies.add(lanes, tokens)
-        elif ins.op.startswith("tcgen05"):
+        elif ins.form.until is Until.TENSOR_COMMIT:
             tokens = self.start_async(warp, ins, lanes, operation.reads, operation.writes, Proxy.TENSOR)
             async_state.tensor |= tokens.both
             self.warp_clocks[warp.index].all_lanes.tensor_pipe |= tokens.both
@@ -338,13 +339,15 @@ class CtaRaceDetector:
         read, write = self.events.new_token(), self.events.new_token()
         clock, lane, each = self.warp_clocks[warp.index].own_clock, lane_of(lanes), lanes.nonzero()[0]
         # Bulk reductions are relaxed atomics, one for each element (PTX ISA, "cp.reduce.async.bulk").
-        written = Access.ATOMIC if ins.op.startswith("cp.reduce") else Access.WRITE
+        written = Access.ATOMIC if ins.form.reduces else Access.WRITE
         for access, token, places in ((Access.READ, read, reads), (written, write, writes)):
             if not places:
                 continue
             event = self.events.record_async(warp.index, clock, ins, access, proxy, token, read, lane)
             for number, where in enumerate(places):
-                self.record_footprint(where, event, int(each[number]) if ins.op == "cp.async" else lane)
+                self.record_footprint(
+                    where, event, int(each[number]) if ins.form.until is Until.COPY_GROUP else lane
+                )
             if any(where.space == "shared" for where in places):
                 self.shared_reads[token] = event
         return OperationTokens(1 << read, 1 << write)

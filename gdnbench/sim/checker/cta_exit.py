@@ -16,6 +16,7 @@ from gdnbench.sim.checker.events import Event
 from gdnbench.sim.checker.happens_before import Cause, Unordered, Verdict
 from gdnbench.sim.checker.mbarriers import TWO_PHASES, Mbarrier
 from gdnbench.sim.machine.mbarrier import unpack
+from gdnbench.sim.ptx.forms import Sync
 
 IN_FLIGHT_AT_END = "in flight at the CTA's end"
 UNFINISHED = "a phase of an mbarrier unfinished at the CTA's end"
@@ -24,7 +25,7 @@ TRANSACTIONS = "transaction count"
 
 def brings_bytes(event: Event) -> bool:
     """Whether the operation completes bytes of an mbarrier; the others arrive at it."""
-    return not event.ins.op.startswith(("tcgen05.commit", "cp.async.mbarrier"))
+    return event.ins.form.sync is not Sync.COMMIT
 
 
 def check_in_phase(detector: CtaState, pending: PendingSignal, address: int, *, ended: bool = False) -> None:

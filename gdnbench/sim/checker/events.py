@@ -17,7 +17,7 @@ _STRONG = ("relaxed", "acquire", "release", "acq_rel", "volatile", "mmio")
 
 def is_strong(ins: Instruction) -> bool:
     """Whether an access is a strong operation (PTX ISA, "Operation Types"). All atomics are."""
-    return ins.op in ("atom", "red") or ins.has(*_STRONG)
+    return ins.form.atomic or ins.has(*_STRONG)
 
 
 class Access(Enum):

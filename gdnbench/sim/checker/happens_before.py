@@ -36,6 +36,7 @@ from typing import NamedTuple
 from gdnbench.sim.checker.events import Access, Event, Proxy
 from gdnbench.sim.checker.lanes import MANY, UNSURE
 from gdnbench.sim.checker.vector_clocks import LanePairs, WarpClocks
+from gdnbench.sim.ptx.forms import Until
 
 
 class Cause(Enum):
@@ -97,8 +98,6 @@ OVERTAKES = Unordered(
     "fence.proxy.async between the read and what overwrites it",
 )
 
-_PIPED = ("tcgen05.mma", "tcgen05.cp", "tcgen05.shift")
-
 
 def unordered(before: Event, now: Event, clocks: WarpClocks, memory: str, met: LanePairs) -> Unordered | None:
     """The happens-before rule for shared and global memory: None if `now`, an access of the warp of `clocks`,
@@ -141,29 +140,18 @@ def unordered_in_tmem(before: Event, now: Event, clocks: WarpClocks, met: LanePa
 def _in_tensor_pipe_order(before: Event, now: Event, clocks: WarpClocks) -> bool:
     """Whether both are products or copies of the tensor core, which runs them in the order of issue: see the
     assumption above."""
-    if before.token is None or before.ins.op not in _PIPED or now.ins.op not in _PIPED:
+    piped = before.ins.form.until is now.ins.form.until is Until.TENSOR_COMMIT
+    if before.token is None or not piped:
         return False
     return bool(clocks.all_lanes.tensor_pipe >> before.token & 1)
 
 
-_WAITS = {
-    "tcgen05.ld": "tcgen05.wait::ld",
-    "tcgen05.st": "tcgen05.wait::st",
-    "tcgen05.mma": "tcgen05.commit and a wait for its mbarrier",
-    "tcgen05.cp": "tcgen05.commit and a wait for its mbarrier",
-    "wgmma.mma_async": "wgmma.wait_group",
-    "cp.async": "cp.async.wait_group, or cp.async.mbarrier.arrive and a wait",
-}
-
-
 def completion_wait(before: Event) -> str:
     """The wait that completes an asynchronous operation, as text for a message."""
-    wait = _WAITS.get(before.ins.op)
-    if wait is not None:
-        return wait
-    if not before.ins.has("bulk_group"):
-        return "a wait for the copy's mbarrier"
-    return "cp.async.bulk.wait_group.read" if before.access is Access.READ else "cp.async.bulk.wait_group"
+    until = before.ins.form.until
+    return (
+        f"{until.value}.read" if until is Until.BULK_GROUP and before.access is Access.READ else until.value
+    )
 
 
 def _not_known(before: Event, now: Event, clocks: WarpClocks, met: LanePairs) -> Unordered | None:

@@ -15,6 +15,7 @@ from gdnbench.sim.checker.lanes import MANY
 from gdnbench.sim.checker.vector_clocks import SPACES
 from gdnbench.sim.machine.engine_interface import LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW, WINDOW_SIZE
 from gdnbench.sim.machine.observer import Addresses, Masks
+from gdnbench.sim.ptx import forms
 from gdnbench.sim.ptx.ir import Instruction, Kernel
 from gdnbench.sim.ptx.literals import width_of
 
@@ -22,8 +23,6 @@ Bytes = npt.NDArray[np.int64]
 ByLane = npt.NDArray[np.int32]
 
 _SHARED = ("shared", "shared::cta", "shared::cluster")
-_READS = ("ld", "ldu", "ldmatrix")
-_WRITES = ("st", "stmatrix")
 ROW_BYTES = 16
 
 
@@ -56,29 +55,30 @@ def has_gpu_scope(ins: Instruction) -> bool:
 
 def access_form(ins: Instruction) -> AccessForm | None:
     """The form of an instruction; None if it accesses neither shared nor global memory."""
-    if ins.op not in (*_READS, *_WRITES, "atom", "red") or ins.has("local", "param", "param::entry"):
+    if not ins.form.in_engine or ins.has("local", "param", "param::entry"):
         return None
     space = "shared" if ins.has(*_SHARED) else "global" if ins.has("global", "const") else ""
-    if ins.op in ("ldmatrix", "stmatrix"):
+    reads = ins.form.access in (forms.Access.READ, forms.Access.UPDATE)
+    if ins.form.by_rows:
         matrices = int(next(mod for mod in ins.mods if mod in ("x1", "x2", "x4"))[1:])
-        access = Access.READ if ins.op == "ldmatrix" else Access.WRITE
+        access = Access.READ if reads else Access.WRITE
         return AccessForm(access, ROW_BYTES, 8 * matrices, space, collective=True)
     width = width_of(ins.types[-1]) // 8 * ins.vec
-    if ins.op in ("atom", "red"):
+    if ins.form.atomic:
         return AccessForm(
             Access.ATOMIC,
             width,
             32,
             space,
             strong=True,
-            reads=ins.op == "atom",
+            reads=reads,
             writes=True,
-            acquires=ins.op == "atom" and ins.has("acquire", "acq_rel"),
+            acquires=reads and ins.has("acquire", "acq_rel"),
             releases=ins.has("release", "acq_rel"),
             gpu_scope=has_gpu_scope(ins),
             updates=True,
         )
-    strong, reads = is_strong(ins), ins.op in _READS
+    strong = is_strong(ins)
     access = Access.READ if reads else Access.WRITE
     return AccessForm(
         access,

@@ -46,6 +46,7 @@ from gdnbench.sim.machine.footprint import Footprint
 from gdnbench.sim.machine.operands import constant, distinct, one, shared_address, uniform
 from gdnbench.sim.machine.tcgen05_access import cells_of
 from gdnbench.sim.machine.tmem import column_of
+from gdnbench.sim.ptx.forms import Sync, Until
 from gdnbench.sim.ptx.ir import Immediate
 
 MBARRIER_BYTES = 8
@@ -113,7 +114,7 @@ def _mbarrier_cells(detector: CtaStateWithTmem, address: int) -> Cells:
 def _mbarrier_arrive(detector: CtaStateWithTmem, issued: IssuedInstruction) -> None:
     event = _record(detector, issued, Access.ATOMIC)
     clocks = detector.warp_clocks[issued.warp.index]
-    expects = issued.ins.op.endswith("expect_tx")
+    expects = issued.ins.form.sync is Sync.ARRIVE_EXPECT
     counts = one(issued.sources[1]) if len(issued.sources) > 1 and not expects else constant(1)
     for members, (name,) in distinct(issued.lanes, one(issued.sources[0])):
         address = shared_address(name, issued.ins)
@@ -187,7 +188,7 @@ def _named_barrier(
     _check_barrier_round(detector, issued, index, use)
     released = detector.barrier_clocks.setdefault(use, ClockSet.zero(detector.warps))
     clocks.release(released, subset)
-    if issued.ins.op.endswith("arrive"):
+    if issued.ins.form.sync is Sync.BARRIER_ARRIVE:
         clocks.converge_lanes(subset)
     elif not isinstance(results, Wait):
         clocks.acquire(released, subset)
@@ -258,7 +259,7 @@ def _wait_group(name: str) -> End:
         if isinstance(results, Wait):
             return
         groups = getattr(detector.async_states[issued.warp.index], name)
-        if issued.ins.op.endswith("wait_all"):
+        if issued.ins.form.sync is Sync.WAIT:
             known = groups.wait_all(issued.lanes)
         else:
             operand = issued.ins.sources[0]
@@ -296,7 +297,7 @@ def _tmem_access(
     detector: CtaStateWithTmem, issued: IssuedInstruction, previous: Wait | None, results: Results | Wait
 ) -> None:
     async_state = detector.async_states[issued.warp.index]
-    loads = issued.ins.op == "tcgen05.ld"
+    loads = issued.ins.form.until is Until.TENSOR_LOAD
     token = detector.events.new_token()
     event = detector.events.record_async(
         issued.warp.index,

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gdnbench.sim.compiler.access_log_entry import ENTRY, ENTRY_BYTES, LANES_OFFSET, PC_OFFSET
-from gdnbench.sim.compiler.blocks import COLLECTIVES, MAX_BLOCK
+from gdnbench.sim.compiler.blocks import MAX_BLOCK
 from gdnbench.sim.compiler.compiled_warp import CompiledWarp
 from gdnbench.sim.compiler.emit import I64, Code, Library, Value, const
 from gdnbench.sim.compiler.layout import ALIGN, aligned_bytes
@@ -108,7 +108,7 @@ class AccessLog:
         instructions, start = warp.kernel.instructions, 0
         for end, pc in zip(ends, pcs[np.array(ends) - 1].tolist(), strict=True):
             ins = instructions[pc]
-            if ins.op in COLLECTIVES:
+            if ins.form.lanes_meet:
                 self._met(warp, ins, masks[start:end], addresses[start:end])
             else:
                 self._checker.on_accesses(warp.warp, ins, masks[start:end], addresses[start:end])

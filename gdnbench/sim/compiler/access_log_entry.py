@@ -1,15 +1,11 @@
-"""What is logged of a kernel's own loads and stores, and how an entry of the log lies in memory."""
+"""How an entry of the log of a kernel's own loads and stores lies in memory."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from gdnbench.sim.compiler.blocks import COLLECTIVES
 from gdnbench.sim.compiler.layout import ALIGN
 from gdnbench.sim.machine.engine_interface import LANES
-
-ACCESSES = frozenset(("ld", "ldu", "st", "atom", "red", "ldmatrix", "stmatrix"))
-LOGGED = ACCESSES | COLLECTIVES
 
 # An access: its addresses, then the instruction and the mask of its lanes. Whole cache lines. Where lanes
 # meet at a collective, what `access_log.log_meeting` says stands for an address.

@@ -12,12 +12,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gdnbench.sim.ptx.flow import registers_of, successors
+from gdnbench.sim.ptx.forms import Flow, Sync, Until
 from gdnbench.sim.ptx.ir import Instruction, Kernel, Register, Target
 
 MAX_BLOCK = 96
-COLLECTIVES = frozenset(("shfl", "vote", "match", "redux", "elect", "bar.warp.sync"))
-ALIGNED_ENGINE = frozenset(("ldmatrix", "stmatrix", "movmatrix", "mma"))
-ENDS = frozenset(("bra", "ret", "exit", "trap"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +47,7 @@ def read_set(ins: Instruction) -> int:
     if ins.guard is not None:
         found |= 1 << ins.guard.register.index
         found |= written_set(ins)
-    if ins.op == "wgmma.mma_async":  # D is added to
+    if ins.form.until is Until.WGMMA_GROUP:  # D is added to
         found |= written_set(ins)
     return found
 
@@ -71,15 +69,17 @@ def is_service(ins: Instruction) -> bool:
 def _leaders(kernel: Kernel) -> list[int]:
     leaders = {0}
     for ins in kernel.instructions:
-        if ins.op == "bra":
+        if ins.form.flow is Flow.BRANCH:
             target = ins.sources[0]
             assert isinstance(target, Target)
             leaders.add(target.pc)
-        if is_service(ins) or ins.op == "bar.warp.sync":  # lanes may meet there without compiled code
+        if (
+            is_service(ins) or ins.form.sync is Sync.WARP_BARRIER
+        ):  # lanes may meet there without compiled code
             leaders |= {ins.pc, ins.pc + 1}
-        if ins.op in COLLECTIVES or ins.op in ALIGNED_ENGINE:
+        if ins.form.lanes_meet or (ins.form.aligned and not ins.form.by_machine):
             leaders.add(ins.pc)
-        if ins.op in ENDS:
+        if ins.form.flow is not Flow.NEXT:
             leaders.add(ins.pc + 1)
     leaders.discard(len(kernel.instructions))
     ordered: list[int] = []

@@ -14,7 +14,7 @@ import numpy as np
 from gdnbench.sim.compiler import faults, mma, reconvergence
 from gdnbench.sim.compiler import kernel as kernels
 from gdnbench.sim.compiler.access_log import AccessLog
-from gdnbench.sim.compiler.blocks import COLLECTIVES, is_service
+from gdnbench.sim.compiler.blocks import is_service
 from gdnbench.sim.compiler.dispatch import Status
 from gdnbench.sim.compiler.fragments import Direct, direct
 from gdnbench.sim.compiler.kernel import NativeKernel
@@ -36,6 +36,7 @@ from gdnbench.sim.machine.engine_interface import (
     WarpState,
 )
 from gdnbench.sim.machine.grid import SMS
+from gdnbench.sim.ptx.forms import Sync
 from gdnbench.sim.ptx.ir import Instruction, Kernel, Module
 
 _FULL = 0xFFFF_FFFF
@@ -72,19 +73,19 @@ class CompiledEngine:
             block: found
             for block, service in self.services.items()
             if not config.profile
-            and (service.ins.op == "mma" or not config.check)
+            and (not service.ins.form.by_machine or not config.check)
             and (found := direct(service))
         }
         # Waits that compiled code finds over by itself: the lanes go back to it.
         self.repeatable = {
             block
             for block, service in self.services.items()
-            if service.ins.op == "mbarrier.try_wait" and not self.watched
+            if service.ins.form.sync is Sync.POLL and not self.watched
         }
         self.masks = {
             block.index: maker.value(instructions[block.start], instructions[block.start].sources[-1])
             for block in blocks.blocks
-            if instructions[block.start].op in COLLECTIVES
+            if instructions[block.start].form.lanes_meet
         }
         self.histograms = [
             Counter(counted_as(ins) for ins in instructions[b.start : b.stop] if not is_service(ins))
@@ -319,7 +320,7 @@ class CompiledWarp:
 
     def _issue(self, service: Service, lanes: Lanes, previous: Wait | None) -> Results | Wait:
         ins, sources = service.ins, service.sources(self.state)
-        if ins.op == "mma":
+        if not ins.form.by_machine:
             return mma.execute(self.cta, ins, sources)
         return self.cta.issue(self.warp, ins, lanes, sources, previous)
 

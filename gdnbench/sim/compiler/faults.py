@@ -53,7 +53,7 @@ def fault(warp: CompiledWarp) -> KernelFault:
 
 def access_width(ins: Instruction) -> int:
     """Bytes that a lane of a memory instruction touches at its address."""
-    if ins.op in ("ldmatrix", "stmatrix"):
+    if ins.form.by_rows:
         return 16
     return width_of(ins.types[-1]) // 8 * ins.vec
 

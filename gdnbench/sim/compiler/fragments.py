@@ -20,6 +20,7 @@ from gdnbench.sim.errors import KernelFault, UnsupportedError
 from gdnbench.sim.machine.engine_interface import LANES, Lanes
 from gdnbench.sim.machine.operands import uniform
 from gdnbench.sim.machine.tcgen05_access import access, load_words, store_words
+from gdnbench.sim.ptx.forms import Until
 from gdnbench.sim.ptx.ir import Immediate, Instruction
 
 Words = npt.NDArray[np.intp]  # [registers, lanes]: indices of 32-bit words in a warp's state
@@ -35,11 +36,11 @@ class Direct(Protocol):
 
 def direct(service: Service) -> Direct | None:
     """How to execute `service` on the state, if that can be."""
-    if service.ins.op == "mma":
+    if not service.ins.form.by_machine:
         return _mma_sync(service)
-    if service.ins.op in ("tcgen05.ld", "tcgen05.st"):
+    if service.ins.form.until in (Until.TENSOR_LOAD, Until.TENSOR_STORE):
         return _tmem_access(service)
-    if service.ins.op == "wgmma.mma_async":
+    if service.ins.form.until is Until.WGMMA_GROUP:
         return warpgroup.direct(service)
     return None
 
@@ -91,7 +92,7 @@ def _tmem_access(service: Service) -> TmemAccess | None:
         if len(ins.sources) < 2 or not isinstance(ins.sources[1], Immediate):
             return None
         split = ins.sources[1].bits
-    loads = ins.op == "tcgen05.ld"
+    loads = ins.form.until is Until.TENSOR_LOAD
     words = _words(service.slots if loads else service.registers[-1])
     try:
         registers = len(access(ins.mods, split).flat)

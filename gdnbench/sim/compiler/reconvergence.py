@@ -11,6 +11,7 @@ from gdnbench.sim.compiler.layout import HEADER
 from gdnbench.sim.compiler.runtime_calls import lanes_mask, mask_lanes
 from gdnbench.sim.errors import FaultKind, KernelFault
 from gdnbench.sim.machine.engine_interface import Lanes, Wait
+from gdnbench.sim.ptx.forms import Sync
 from gdnbench.sim.ptx.ir import Instruction
 
 _ALL = 0xFFFF_FFFF
@@ -55,7 +56,7 @@ def groups(warp: CompiledWarp) -> list[Joining]:
 def meet(warp: CompiledWarp) -> bool:
     """`bar.warp.sync` with one mask may stand at several places: lanes that wait in one meet. True if some
     did."""
-    here = [group for group in groups(warp) if group.ins.op == "bar.warp.sync"]
+    here = [group for group in groups(warp) if group.ins.form.sync is Sync.WARP_BARRIER]
     for first in here:
         together = [group for group in here if np.array_equal(group.needed, first.needed)]
         arrived = np.logical_or.reduce([group.lanes for group in together])

@@ -16,11 +16,11 @@ from gdnbench.sim.compiler.shadow_registers import RECORD, Shadows
 from gdnbench.sim.compiler.uninitialized_analysis import Lack
 from gdnbench.sim.machine.engine_interface import LANES, Lanes, RegisterList
 from gdnbench.sim.machine.observer import Checker, Writer
+from gdnbench.sim.ptx.forms import Until
 from gdnbench.sim.ptx.ir import Instruction, Register
 
 Bytes = npt.NDArray[np.uint8]
 
-_LOAD = "tcgen05.ld"
 _FIRST, _LAST = 128, 255  # numbers of flights: prmt's copies of a sign leave such a byte no zero
 
 
@@ -68,7 +68,7 @@ class RegisterWatch:
         writer = self._flights.get(number)
         if writer is not None:  # not over by an earlier use
             self._checker.on_register_use(self._warp, ins, register, writer)
-            if writer.ins.op == _LOAD:
+            if writer.ins.form.until is Until.TENSOR_LOAD:
                 self._deliver(number)
 
     # What Python executes
@@ -77,7 +77,7 @@ class RegisterWatch:
         """A service is about to be executed."""
         self._present = ins
         for use in self._shadows.by_pc.get(ins.pc, ()):
-            if ins.op != "wgmma.mma_async" or use.register not in ins.written():
+            if ins.form.until is not Until.WGMMA_GROUP or use.register not in ins.written():
                 self._look(use.register, use.lack, lanes)
 
     def _look(self, register: Register, lack: Lack, lanes: Lanes) -> None:
@@ -97,14 +97,16 @@ class RegisterWatch:
 
     def wrote(self, ins: Instruction, lanes: Lanes) -> None:
         """A service has been executed."""
-        if ins.op == "wgmma.mma_async":
+        if ins.form.until is Until.WGMMA_GROUP:
             return  # see `launch`
         number = 0
-        if ins.op == _LOAD:
+        if ins.form.until is Until.TENSOR_LOAD:
             number = self._fly(Writer(ins, self._loads))
             self._loads += 1
-        elif ins.op == "tcgen05.wait::ld":
-            for other in [n for n, writer in self._flights.items() if writer.ins.op == _LOAD]:
+        elif ins.form.ends is Until.TENSOR_LOAD:
+            for other in [
+                n for n, writer in self._flights.items() if writer.ins.form.until is Until.TENSOR_LOAD
+            ]:
                 self._deliver(other)
         for register in ins.written():
             if isinstance(register, Register):

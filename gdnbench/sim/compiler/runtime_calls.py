@@ -50,9 +50,9 @@ def enter_service(t: Translator, ins: Instruction) -> None:
     code = t.code
     for symbol in symbols_of(ins):
         t.program.symbol_slot(symbol)
-    if ins.op == "mma":
+    if not ins.form.by_machine:
         mma.check(ins)
-    if ins.has("aligned") or ins.op.startswith("bar."):
+    if ins.form.aligned:
         t.gather(ins, const("i32", -1))
     if ins.guard is not None:
         python, skip = code.new_label("python"), code.new_label("skip")

@@ -75,7 +75,7 @@ class Shadows:
             lanes = t.active
             if ins.guard is not None and use.register == ins.guard.register:
                 lanes = entered
-            if ins.op in ("ldmatrix", "stmatrix") and use.register in _address(ins):
+            if ins.form.by_rows and use.register in _address(ins):
                 lanes = t.code.op("and", lanes, _row_givers(ins))
             self._note(t, use, lanes)
         for lack in Lack:

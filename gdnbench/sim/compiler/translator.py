@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Protocol
 
-from gdnbench.sim.compiler.access_log_entry import ENTRY_BYTES, LOGGED
+from gdnbench.sim.compiler.access_log_entry import ENTRY_BYTES
 from gdnbench.sim.compiler.blocks import Block, Blocks
 from gdnbench.sim.compiler.emit import (
     F32,
@@ -32,6 +32,7 @@ from gdnbench.sim.compiler.emit import (
 from gdnbench.sim.compiler.layout import HEADER, Layout
 from gdnbench.sim.errors import UnsupportedError
 from gdnbench.sim.machine.engine_interface import SHARED_BASE, window_of_variable
+from gdnbench.sim.ptx.forms import Flow
 from gdnbench.sim.ptx.ir import (
     Address,
     Immediate,
@@ -143,10 +144,10 @@ class Translator:
         code.at("entry")
         code.line(f"%lanes = bitcast i32 %active to {I1}")
         body = kernel.instructions[self.block.start : self.block.stop]
-        self.require_log(sum(ins.op in LOGGED for ins in body))
+        self.require_log(sum(ins.form.in_engine or ins.form.lanes_meet for ins in body))
         for ins in body:
             self.instruction(ins, table)
-        if body[-1].op not in ("bra", "ret", "exit", "trap") and not self.block.service:
+        if body[-1].form.flow is Flow.NEXT and not self.block.service:
             self.leave(self.next_block(body[-1].pc + 1))
         head = f"define internal i32 @block{self.block.index}(ptr noalias %state, i32 %active) #0 {{\n"
         if self.scratch_bytes:
@@ -158,7 +159,7 @@ class Translator:
         if translate is None:
             raise UnsupportedError(f"instruction {ins.name}", ins.place)
         entered = self.active
-        if ins.guard is not None and ins.op != "bra":
+        if ins.guard is not None and ins.form.flow is not Flow.BRANCH:
             self.active = self.code.op("and", entered, self.guard(ins))
         shadows = self.program.shadows
         try:
@@ -191,7 +192,7 @@ class Translator:
         if block == END:
             return True
         ins = self.program.kernel.instructions[self.program.blocks.blocks[block].start]
-        return ins.op in ("ret", "exit") and ins.guard is None
+        return ins.form.flow is Flow.EXIT and ins.guard is None
 
     def go(self, block: int) -> None:
         """Return the next block, or exit: all lanes that entered, also those that a guard kept from the last

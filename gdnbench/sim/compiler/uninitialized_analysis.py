@@ -14,6 +14,7 @@ from enum import Enum, auto
 
 from gdnbench.sim.compiler.blocks import Blocks, written_set
 from gdnbench.sim.ptx.flow import registers_of, successors
+from gdnbench.sim.ptx.forms import Until
 from gdnbench.sim.ptx.ir import Immediate, Instruction, Kernel, Register
 
 
@@ -25,16 +26,12 @@ class Lack(Enum):
 
 
 _SHARED = ("shared", "shared::cta", "shared::cluster")
-_MOVED = {
-    Lack.UNWRITTEN: {"mov": (0,), "selp": (0, 1), "prmt": (0, 1), "shfl": (0,)},
-    Lack.FLYING: {"mov": (0,), "selp": (0, 1), "prmt": (0, 1)},
-}
-"""The sources that an instruction moves into its first destination, `mov` into all."""
 
 
 def moved(ins: Instruction, lack: Lack) -> tuple[int, ...]:
-    """The places of the sources that may lack their value without a fault, and pass that on."""
-    return _MOVED[lack].get(ins.op, ())
+    """The places of the sources that may lack their value without a fault. The first destination gets it,
+    of `mov` all do."""
+    return () if lack is Lack.FLYING and ins.form.lanes_meet else ins.form.moves
 
 
 def used(ins: Instruction, lack: Lack) -> Iterator[Register]:
@@ -72,9 +69,9 @@ class Maybe:
 
     def pass_by(self, ins: Instruction) -> None:
         """What it is after `ins`."""
-        if ins.op == "tcgen05.wait::ld":
+        if ins.form.ends is Until.TENSOR_LOAD:
             self.loading = 0
-        elif ins.op == "wgmma.wait_group":
+        elif ins.form.ends is Until.WGMMA_GROUP:
             count = ins.sources[0]
             if isinstance(count, Immediate) and not count.bits:
                 self.multiplying = 0
@@ -88,9 +85,9 @@ class Maybe:
         self.unwritten = self.unwritten & ~(written & ~kept) | (first if lacks[0] else 0)
         self.loading = self.loading & ~(written & ~kept) | (first if lacks[1] else 0)
         self.multiplying = self.multiplying & ~(written & ~kept) | (first if lacks[2] else 0)
-        if ins.op == "tcgen05.ld":
+        if ins.form.until is Until.TENSOR_LOAD:
             self.loading |= written
-        elif ins.op == "wgmma.mma_async":
+        elif ins.form.until is Until.WGMMA_GROUP:
             self.multiplying |= written
 
 
@@ -157,7 +154,7 @@ def _look(ins: Instruction, at: Maybe, found: Readiness) -> None:
         names = list(used(ins, lack))
         if ins.guard is not None:
             names.append(ins.guard.register)
-        if ins.op == "wgmma.mma_async" and lack is Lack.UNWRITTEN:  # D is added to
+        if ins.form.until is Until.WGMMA_GROUP and lack is Lack.UNWRITTEN:  # D is added to
             names += [register for register in ins.written() if isinstance(register, Register)]
         for register in dict.fromkeys(names):
             if maybe >> register.index & 1:

@@ -37,6 +37,7 @@ from gdnbench.sim.interpreter.operation import (
     refuse,
 )
 from gdnbench.sim.machine.engine_interface import Argument, Lanes, Values
+from gdnbench.sim.ptx.forms import Flow
 from gdnbench.sim.ptx.ir import (
     Address,
     Guard,
@@ -187,36 +188,31 @@ def _tensor_registers(ins: Instruction) -> tuple[int, ...]:
     return read_registers(flat)
 
 
-def is_aligned(ins: Instruction) -> bool:
-    """True if all threads of the warp must execute `ins` together; `bar` is `barrier.aligned` (9.7.13.1)."""
-    return ins.has("aligned") or ins.op.startswith("bar.")
-
-
 def _machine(ins: Instruction) -> Machine:
     gets = tuple(_argument(ins, source) for source in ins.sources)
 
     def arguments(thread: Thread) -> tuple[Argument, ...]:
         return tuple(get(thread) for get in gets)
 
-    return Machine(ins, arguments, _tensor_registers(ins), tuple(ins.written()), is_aligned(ins))
+    return Machine(ins, arguments, _tensor_registers(ins), tuple(ins.written()), ins.form.aligned)
 
 
 def entry(ins: Instruction) -> Entry:
     """The instruction as a warp runs it."""
     if ins.form.by_machine:
         return _machine(ins)
-    if ins.op == "bra":
+    if ins.form.flow is Flow.BRANCH:
         target = ins.sources[0]
         if not isinstance(target, Target):
             refuse(ins)
         return Branch(ins, target.pc)
-    if ins.op in ("ret", "exit"):
+    if ins.form.flow is Flow.EXIT:
         return Exit(ins)
-    if ins.op in _ALIGNED:
+    if ins.form.aligned:
         return Collective(ins, _ALIGNED[ins.op](ins), None, ())
     if ins.op == "activemask":
         return Plain(ins, collectives.activemask(ins))
-    if ins.op in collectives.STEPS:
+    if ins.form.lanes_meet:
         step = collectives.STEPS[ins.op](ins)
         return Collective(ins, step, collectives.members(ins), read_registers(ins.sources[-1:]))
     return Plain(ins, _plain_step(ins))

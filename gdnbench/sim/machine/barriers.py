@@ -9,6 +9,7 @@ from gdnbench.sim.machine.barrier_state import REGISTERS_STEP, BarrierWait, Roun
 from gdnbench.sim.machine.cta import Cta, Handler
 from gdnbench.sim.machine.engine_interface import Argument, Lanes, Results, Wait, Warp
 from gdnbench.sim.machine.operands import constant, one, uniform
+from gdnbench.sim.ptx.forms import Sync
 from gdnbench.sim.ptx.ir import Instruction
 
 REGISTERS_MIN = 24
@@ -19,8 +20,8 @@ def _barrier(
     cta: Cta, warp: Warp, ins: Instruction, lanes: Lanes, sources: tuple[Argument, ...], previous: Wait | None
 ) -> Results | Wait:
     """sync, arrive and red in all spellings."""
-    reduces = ins.op.endswith("red")
-    arrives = ins.op.endswith("arrive")
+    reduces = ins.form.sync is Sync.BARRIER_REDUCE
+    arrives = ins.form.sync is Sync.BARRIER_ARRIVE
     if isinstance(previous, BarrierWait):
         return _reduced(ins, previous.use) if reduces else ()
     index = uniform(sources[0], lanes, "the barrier's number") & 0xFFFF_FFFF

@@ -93,7 +93,7 @@ def _copy(
 ) -> Results:
     """cp.async.bulk and cp.reduce.async.bulk. The kernel may not touch the bytes until the operation is
     known to be complete, so that when they are read is the machine's choice."""
-    reducing = ins.op.startswith("cp.reduce")
+    reducing = ins.form.reduces
     refuse_unknown(ins, _KNOWN | OPERATIONS | {"noftz"} if reducing else _KNOWN)
     target_space, source_space = _spaces(ins)
     arguments = [one(argument) for argument in sources[: 3 if ins.has("bulk_group") else 4]]
@@ -130,7 +130,7 @@ def _operation(
         data[:] = view(cta, *source, size)
 
     def land() -> None:
-        to[:] = reduce(ins, ins.types[0], to, data) if ins.op.startswith("cp.reduce") else data
+        to[:] = reduce(ins, ins.types[0], to, data) if ins.form.reduces else data
         if target[0] in SHARED_SPACES:
             cta.shared.written(target[1], size)
         for address in barrier:

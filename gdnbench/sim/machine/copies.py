@@ -18,6 +18,7 @@ from gdnbench.sim.machine.engine_interface import LANES, Argument, Lanes, Result
 from gdnbench.sim.machine.footprint import Span
 from gdnbench.sim.machine.memory import check_aligned
 from gdnbench.sim.machine.operands import active, one, shared_address, uniform
+from gdnbench.sim.ptx.forms import Sync
 from gdnbench.sim.ptx.ir import Instruction, Negated, Register
 
 CP_SIZES = {"ca": (4, 8, 16), "cg": (16,)}
@@ -92,7 +93,7 @@ def _wait(
     too."""
     copies = cta.copies.threads(warp)
     last = copies.group.copy()
-    if ins.op == "cp.async.wait_group":
+    if ins.form.sync is Sync.WAIT_GROUP:
         last -= uniform(sources[0], lanes, "the number of groups") + 1
     for copy in copies.flying:
         if (lanes & copy.lanes & (copy.group <= last)).any():

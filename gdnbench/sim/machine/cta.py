@@ -107,7 +107,7 @@ class Launch:
 
     def plan(self, ins: Instruction) -> Plan:
         """How `ins` is dispatched, kept by identity for the next time."""
-        made = self.plans[id(ins)] = Plan(ins, self.handler(ins.op), _is_aligned(ins))
+        made = self.plans[id(ins)] = Plan(ins, self.handler(ins.op), ins.form.aligned)
         return made
 
     @property
@@ -244,9 +244,3 @@ class Engine(Protocol):
     def warps(self, cta: Cta) -> Sequence[WarpEngine]:
         """The warps of one CTA, at their first instruction."""
         ...
-
-
-def _is_aligned(ins: Instruction) -> bool:
-    """True if all threads of the warp must execute `ins` together; `bar` is `barrier.aligned` (PTX ISA,
-    "bar")."""
-    return ins.has("aligned") or ins.op.startswith("bar.")

@@ -45,11 +45,11 @@ _SHARED = ("shared", "shared::cta", "shared::cluster")
 
 def _talks(ins: Instruction) -> bool:
     """True if `ins` may be how CTAs talk: an atomic or ordered access that is not to shared memory."""
-    if ins.op in ("atom", "red"):
+    if ins.form.atomic:
         return not ins.has(*_SHARED)
-    if ins.op in ("ld", "st"):
+    if ins.form.in_engine:
         return ins.has(*_ORDERED) and not ins.has(*_SHARED, "local", "param")
-    return ins.op.startswith("cp.reduce.async.bulk") and ins.has("global")
+    return ins.form.reduces and ins.has("global")
 
 
 def communicates(kernel: Kernel) -> bool:

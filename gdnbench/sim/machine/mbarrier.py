@@ -34,6 +34,7 @@ from gdnbench.sim.machine.operands import (
     shared_address,
     wants_result,
 )
+from gdnbench.sim.ptx.forms import Sync
 from gdnbench.sim.ptx.ir import Instruction
 
 COUNT_BITS = 20
@@ -192,7 +193,7 @@ def _arrive(
     """arrive and arrive_drop, with or without expect_tx: each lane arrives for itself."""
     shared = cta.shared
     drop = ins.op.startswith("mbarrier.arrive_drop")
-    expects = ins.op.endswith("expect_tx")
+    expects = ins.form.sync is Sync.ARRIVE_EXPECT
     extra = one(sources[1]) if len(sources) > 1 else _ZERO if expects else _ONE
     addresses = one(sources[0])
     same = equal_operands(lanes, addresses, extra)

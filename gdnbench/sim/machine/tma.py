@@ -185,7 +185,7 @@ def _tensor_copy(
 ) -> Results:
     """cp.async.bulk.tensor and cp.reduce.async.bulk.tensor: a load is told by where its descriptor stands."""
     if isinstance(sources[0], tuple):
-        refuse_unknown(ins, _STORE | OPERATIONS if ins.op.startswith("cp.reduce") else _STORE)
+        refuse_unknown(ins, _STORE | OPERATIONS if ins.form.reduces else _STORE)
         descriptor, *coordinates = many(sources[0])
         arguments = (one(sources[1]), descriptor, *coordinates)
         for members, (shared, address, *where) in operations(cta, ins, lanes, *arguments):
@@ -263,7 +263,7 @@ def _store(
     target = None if box.empty else cta.memory.strided(box.address, box.counts, box.strides)
     beyond = _beyond(cta, ins, box)
     data = np.empty(box.shape, np.uint8)
-    reducing = ins.op.startswith("cp.reduce")
+    reducing = ins.form.reduces
 
     def read() -> None:
         data.reshape(-1)[:] = cta.shared.units[order].view(np.uint8)

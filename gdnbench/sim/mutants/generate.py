@@ -20,59 +20,14 @@ from collections.abc import Iterator
 from gdnbench.sim.mutants.mutant import Kind, Mutant
 from gdnbench.sim.mutants.reorder import Later
 from gdnbench.sim.mutants.text import Edit, Statement, statements
+from gdnbench.sim.ptx.forms import Access, Sync, Until
 from gdnbench.sim.ptx.ir import Instruction, Kernel, Module
 
-_REMOVED = (
-    "mbarrier.arrive",
-    "mbarrier.arrive.expect_tx",
-    "mbarrier.arrive_drop",
-    "mbarrier.arrive_drop.expect_tx",
-    "mbarrier.expect_tx",
-    "mbarrier.complete_tx",
-    "mbarrier.inval",
-    "bar.sync",
-    "bar.arrive",
-    "bar.cta.sync",
-    "bar.cta.arrive",
-    "barrier.sync",
-    "barrier.arrive",
-    "barrier.cta.sync",
-    "barrier.cta.arrive",
-    "barrier.cluster.arrive",
-    "barrier.cluster.wait",
-    "bar.warp.sync",
-    "membar",
-    "membar.proxy",
-    "fence",
-    "fence.mbarrier_init",
-    "fence.proxy.alias",
-    "fence.proxy.async",
-    "fence.proxy.async::generic",
-    "fence.proxy.tensormap::generic",
-    "cp.async.commit_group",
-    "cp.async.wait_group",
-    "cp.async.wait_all",
-    "cp.async.mbarrier.arrive",
-    "cp.async.bulk.commit_group",
-    "cp.async.bulk.wait_group",
-    "tcgen05.wait::ld",
-    "tcgen05.wait::st",
-    "tcgen05.commit",
-    "tcgen05.fence::before_thread_sync",
-    "tcgen05.fence::after_thread_sync",
-    "wgmma.fence",
-    "wgmma.commit_group",
-    "wgmma.wait_group",
-)
-_WAITS = ("mbarrier.test_wait", "mbarrier.try_wait")
-_GROUPS = ("cp.async.wait_group", "cp.async.bulk.wait_group", "wgmma.wait_group")
-_BARRIERS = ("bar", "bar.cta", "barrier", "barrier.cta")
-_LATER = frozenset(
-    op
-    for op in (*_REMOVED, *_WAITS)
-    if op.startswith(("fence", "membar", "tcgen05.fence", "tcgen05.wait", "wgmma.fence", *_WAITS))
-    or op.endswith((".sync", "wait_group", "wait_all", "cluster.wait"))
-)
+_WAITS_FOR_THREADS = {Sync.BARRIER_WAIT, Sync.WARP_BARRIER, Sync.CLUSTER_WAIT}
+_MOVED = {Sync.POLL, Sync.FENCE, Sync.WAIT, Sync.WAIT_GROUP, *_WAITS_FOR_THREADS}
+_ARRIVALS = {Sync.ARRIVE, Sync.ARRIVE_EXPECT}
+_KEPT = {Sync.NONE, Sync.INIT, Sync.POLL, Sync.BARRIER_REDUCE}  # without them the kernel is no program
+_BARRIERS = {Sync.BARRIER_WAIT, Sync.BARRIER_ARRIVE, Sync.BARRIER_REDUCE}
 _ORDERED = ("acquire", "release", "acq_rel")
 WARP = 32
 REGISTER = "%mutant"
@@ -80,13 +35,7 @@ REGISTER = "%mutant"
 
 def synchronises(ins: Instruction) -> bool:
     """Whether the instruction has mutants."""
-    return (
-        ins.op in _REMOVED
-        or ins.op in _WAITS
-        or ins.op == "mbarrier.init"
-        or (ins.op.endswith(".red") and ins.op.rpartition(".")[0] in _BARRIERS)
-        or (not ins.form.by_machine and ins.has(*_ORDERED))
-    )
+    return ins.form.sync is not Sync.NONE or (not ins.form.by_machine and ins.has(*_ORDERED))
 
 
 def mutants(module: Module, entry: str) -> Iterator[Mutant]:
@@ -129,27 +78,27 @@ class _Generator:
         return Edit(statement.start, statement.stop, f"{guard}setp.eq.u32 {predicate}, 0, 0")
 
     def _removed(self, ins: Instruction) -> Iterator[Mutant]:
-        if ins.op in _WAITS:
+        if ins.form.sync is Sync.POLL:
             yield self._mutant(Kind.REMOVED, ins, "never waits", self._passed(ins))
-        elif ins.op in _REMOVED:
+        elif ins.form.sync not in _KEPT:
             yield self._mutant(Kind.REMOVED, ins, "removed", self._nothing(self.statements[ins.pc]))
 
     def _counts(self, ins: Instruction) -> Iterator[Mutant]:
-        step = WARP if ins.op.rpartition(".")[0] in _BARRIERS else 1
+        step = WARP if ins.form.sync in _BARRIERS else 1
         at = _count_of(ins)
         statement = self.statements[ins.pc]
         if at is None:
             return
         if at < len(statement.operands):
             yield self._changed(Kind.MORE, ins, at, "add.s32", step)
-            if ins.op not in _GROUPS:
+            if ins.form.sync is not Sync.WAIT_GROUP:
                 yield self._changed(Kind.LESS, ins, at, "add.s32", -step)
         elif step == 1:  # one arrival if nothing is said; a bar without a count is for all threads
             more = Edit(statement.stop, statement.stop, ", 2")
             yield self._mutant(Kind.MORE, ins, "2 instead of 1", more)
 
     def _parity(self, ins: Instruction) -> Iterator[Mutant]:
-        if ins.op in _WAITS and ins.has("parity"):
+        if ins.form.sync is Sync.POLL and ins.has("parity"):
             yield self._changed(Kind.PARITY, ins, 2, "xor.b32", 1)
 
     def _changed(self, kind: Kind, ins: Instruction, at: int, operation: str, amount: int) -> Mutant:
@@ -178,12 +127,12 @@ class _Generator:
             yield self._mutant(Kind.WEAKENED, ins, weaker, Edit(start, stop, weaker))
 
     def _one_later(self, ins: Instruction) -> Iterator[Mutant]:
-        where = self.later.place(ins) if ins.op in _LATER else None
+        where = self.later.place(ins) if ins.form.sync in _MOVED else None
         if where is None:
             return
         statement, target = self.statements[ins.pc], self.statements[where.pc]
         moved = self.text[statement.start : statement.stop]
-        if ins.op in _WAITS:
+        if ins.form.sync is Sync.POLL:
             moved = self._loop(ins)
             gone = self._passed(ins)
         else:
@@ -212,17 +161,15 @@ class _Generator:
 
 def _count_of(ins: Instruction) -> int | None:
     """Which operand of the text is a count, though it may be left out; None if the instruction has none."""
-    if ins.op in _GROUPS:
-        return 0
-    if ins.op in ("mbarrier.init", "mbarrier.expect_tx", "mbarrier.complete_tx"):
-        return 1
-    if ins.op.startswith(("mbarrier.arrive", "mbarrier.arrive_drop")):
-        return len(ins.dests) + 1
-    base, _, action = ins.op.rpartition(".")
-    if base in _BARRIERS:
-        if action == "red":
+    match ins.form.sync:
+        case Sync.WAIT_GROUP:
+            return 0
+        case Sync.INIT | Sync.TRANSACTION | Sync.BARRIER_WAIT | Sync.BARRIER_ARRIVE:
+            return 1
+        case Sync.ARRIVE | Sync.ARRIVE_EXPECT:
+            return len(ins.dests) + 1
+        case Sync.BARRIER_REDUCE:
             return 2 if len(ins.sources) == 3 else None
-        return 1
     return None
 
 
@@ -240,17 +187,17 @@ def _weaker(ins: Instruction, spelled: str) -> Iterator[str]:
         for wider in ("cluster", "gpu", "sys"):
             if ins.has(wider):
                 yield spelled.replace(f".{wider}", ".cta")
-    elif ins.op in _WAITS or ins.op.startswith("mbarrier.arrive"):
+    elif ins.form.sync is Sync.POLL or ins.form.sync in _ARRIVALS:
         if not ins.has("relaxed"):
             rest = [part for part in spelled.removeprefix(ins.op).split(".")[1:] if part not in _ORDERED]
             scope = () if {"cta", "cluster"} & set(rest) else ("cta",)
             parity = [part for part in rest if part == "parity"]
             others = [part for part in rest if part != "parity"]
             yield ".".join((ins.op, *parity, "relaxed", *scope, *others))
-    elif ins.op == "cp.async.bulk.wait_group":
+    elif ins.form.ends is Until.BULK_GROUP:
         if not ins.has("read"):
             yield "cp.async.bulk.wait_group.read"
-    elif not ins.form.by_machine:
+    elif ins.form.access is not Access.NONE:
         for order in _ORDERED:
             if ins.has(order):
                 yield spelled.replace(f".{order}", ".relaxed")

@@ -40,39 +40,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from gdnbench.sim.mutants.effects import Effect, effects
 from gdnbench.sim.ptx.flow import dominators, postdominators, registers_of, successors
+from gdnbench.sim.ptx.forms import Flow, Sync, Until
 from gdnbench.sim.ptx.ir import Instruction, Kernel, Register, Sink, Target, Vector
 
-_WAITS = ("mbarrier.test_wait", "mbarrier.try_wait")
-_LOADS = ("tcgen05.ld", "tcgen05.ld.red")
-_PRODUCT = "wgmma.mma_async"
 _WHOLE_WARPS = ("tcgen05.", "wgmma.")
-_ALL = ~Effect.NONE
-_ASYNC = Effect.FILL | Effect.DRAIN | Effect.PRODUCT
-_TMEM = Effect.TMEM_READ | Effect.TMEM_WRITE
-_SHARED_WRITES = Effect.WRITE_SHARED | Effect.FILL
-_SHARED = Effect.READ_SHARED | Effect.WRITE_SHARED
-_GLOBAL = Effect.READ_GLOBAL | Effect.WRITE_GLOBAL
-# What each orders, by opcode; `_ALL` is what is not here.
-_ORDERS = {
-    "fence.proxy.async": _ASYNC | Effect.HAND_ON,
-    "fence.proxy.async::generic": _ASYNC | Effect.HAND_ON,
-    "fence.proxy.tensormap::generic": _ASYNC | Effect.HAND_ON,
-    "fence.mbarrier_init": Effect.SIGNAL | Effect.HAND_ON,
-    "tcgen05.fence::before_thread_sync": Effect.HAND_ON,
-    "tcgen05.fence::after_thread_sync": _TMEM,
-    "tcgen05.wait::ld": Effect.TMEM_WRITE | Effect.HAND_ON,
-    "tcgen05.wait::st": _TMEM | Effect.SIGNAL | Effect.HAND_ON,
-    "cp.async.wait_group": _SHARED_WRITES
-    | Effect.READ_SHARED
-    | _ASYNC
-    | Effect.WRITE_GLOBAL
-    | Effect.HAND_ON,
-    "cp.async.wait_all": _SHARED_WRITES | Effect.READ_SHARED | _ASYNC | Effect.WRITE_GLOBAL | Effect.HAND_ON,
-    "cp.async.bulk.wait_group": _SHARED_WRITES | Effect.HAND_ON,
-    "wgmma.wait_group": _SHARED_WRITES | Effect.HAND_ON,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,12 +62,12 @@ class Later:
         self.kernel = kernel
         self._before = dominators(kernel)
         self._behind = postdominators(kernel)
-        self._loaded = _held(kernel, _LOADS)
-        self._products = _held(kernel, (_PRODUCT,))
+        self._loaded = _held(kernel, Until.TENSOR_LOAD)
+        self._products = _held(kernel, Until.WGMMA_GROUP)
 
     def place(self, moved: Instruction) -> Where | None:
         """The position to move to; None if `moved` cannot go further."""
-        start = self._after_wait(moved) if moved.op in _WAITS else moved.pc + 1
+        start = self._after_wait(moved) if moved.form.sync is Sync.POLL else moved.pc + 1
         where = None if start is None else self._next(moved, start)
         if where is None or not self._dominates(moved.pc, where.pc) or self._changes(moved, where):
             return None
@@ -108,14 +80,14 @@ class Later:
         while 0 <= pc < len(self.kernel.instructions) and pc not in seen:
             seen.add(pc)
             ins = self.kernel.instructions[pc]
-            if ins.op in ("ret", "exit", "trap"):
+            if ins.form.ends_thread:
                 return None
-            if ins.op == "bra" and ins.guard is not None:
+            if ins.form.flow is Flow.BRANCH and ins.guard is not None:
                 behind = self._behind[pc]
                 if self._any(moved, pc, behind):
                     return Where(behind, False) if 0 <= behind < len(self.kernel.instructions) else None
                 pc = behind
-            elif ins.op == "bra":
+            elif ins.form.flow is Flow.BRANCH:
                 pc = _target(ins)
             elif self._counts(ins, moved):
                 return Where(pc, True)
@@ -125,18 +97,16 @@ class Later:
 
     def _counts(self, ins: Instruction, moved: Instruction) -> bool:
         """Whether to go behind `ins` is one later for `moved`."""
-        ordered = _ORDERS.get(moved.op, _ALL)
-        if moved.op == "cp.async.bulk.wait_group" and not moved.has("read"):
-            ordered |= _GLOBAL | Effect.DRAIN
+        product = ins.form.until is Until.WGMMA_GROUP
         if moved.op == "wgmma.fence":
-            return ins.op == _PRODUCT
-        if ins.op == "bar.warp.sync" and moved.op.startswith(_WHOLE_WARPS):
+            return product
+        if ins.form.sync is Sync.WARP_BARRIER and moved.op.startswith(_WHOLE_WARPS):
             return False
-        if moved.op == "tcgen05.wait::ld" and _uses(ins, self._loaded):
+        if moved.form.ends is Until.TENSOR_LOAD and _uses(ins, self._loaded):
             return True
-        if moved.op == "wgmma.wait_group" and ins.op != _PRODUCT and _uses(ins, self._products):
+        if moved.form.ends is Until.WGMMA_GROUP and not product and _uses(ins, self._products):
             return True
-        return bool(effects(ins) & ordered)
+        return bool(ins.form.effects & moved.form.orders)
 
     def _any(self, moved: Instruction, branch: int, end: int) -> bool:
         """Whether anything that counts lies on a path from a branch to where its paths meet."""
@@ -165,10 +135,11 @@ class Later:
             if pc == stop or pc >= len(self.kernel.instructions):
                 return pc
             ins = self.kernel.instructions[pc]
-            if ins.op == "bra" and (ins.guard is None or ins.guard.register == predicate):
+            branches = ins.form.flow is Flow.BRANCH
+            if branches and (ins.guard is None or ins.guard.register == predicate):
                 taken = ins.guard is None or ins.guard.negated is not value
                 pc = _target(ins) if taken else pc + 1
-            elif ins.op == "bra" or stop is None or effects(ins) or predicate in ins.written():
+            elif branches or stop is None or ins.form.effects or predicate in ins.written():
                 return pc
             else:
                 pc += 1
@@ -188,11 +159,12 @@ class Later:
         return any(reads & set(self.kernel.instructions[pc].written()) for pc in passed - {moved.pc})
 
 
-def _held(kernel: Kernel, ops: tuple[str, ...]) -> frozenset[Register]:
-    """What instructions called `ops` write, what moves make of it, and the vectors that they read."""
+def _held(kernel: Kernel, until: Until) -> frozenset[Register]:
+    """What operations that are over `until` then write, what moves make of it, and the vectors that they
+    read."""
     found: set[Register] = set()
     for ins in kernel.instructions:
-        if ins.op in ops:
+        if ins.form.until is until:
             found.update(_written(ins))
             found.update(*(registers_of(source) for source in ins.sources if isinstance(source, Vector)))
     size = -1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gdnbench.sim.ptx.forms import Access, Flow, Sync, Traits
+from gdnbench.sim.ptx.forms import Access, Effect, Flow, Sync, Traits
 
 TABLE: dict[Traits, str] = {
     Traits("integer arithmetic"): """
@@ -256,7 +256,7 @@ TABLE: dict[Traits, str] = {
     redux .sync.{min,max}{.abs}{.NaN}.f32  d, a, membermask
     elect .sync  d|p, membermask
     """,
-    Traits("warp collective", lanes_meet=True, sync=Sync.BARRIER_WAIT): """
+    Traits("warp collective", lanes_meet=True, sync=Sync.WARP_BARRIER, effects=Effect.HAND_ON): """
     bar.warp.sync  membermask
     """,
     Traits("warp collective", lanes_meet=True, moves=(0,), whole=True): """

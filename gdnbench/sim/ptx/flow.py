@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
+from gdnbench.sim.ptx.forms import Flow
 from gdnbench.sim.ptx.ir import (
     Address,
     Instruction,
@@ -42,13 +43,13 @@ def registers_of(operand: Operand | None) -> Iterator[Register]:
 def successors(kernel: Kernel, ins: Instruction) -> list[int]:
     """The pcs that may follow `ins`; the kernel's end is none."""
     following = [ins.pc + 1] if ins.pc + 1 < len(kernel.instructions) else []
-    if ins.op == "bra":
+    if ins.form.flow is Flow.BRANCH:
         target = ins.sources[0]
         assert isinstance(target, Target)
         return ([target.pc] if target.pc < len(kernel.instructions) else []) + (
             following if ins.guard else []
         )
-    if ins.op in ("ret", "exit", "trap"):
+    if ins.form.ends_thread:
         return following if ins.guard else []
     return following
 
@@ -66,7 +67,7 @@ def postdominators(kernel: Kernel) -> list[int]:
     end = len(kernel.instructions)
     after = [successors(kernel, ins) for ins in kernel.instructions]
     for pc, ins in enumerate(kernel.instructions):
-        if ins.op in ("ret", "exit", "trap") or pc == end - 1:
+        if ins.form.ends_thread or pc == end - 1:
             after[pc] = [*after[pc], end]
     after.append([])
     return _immediate(end, _turned(after), after)[:end]

@@ -68,6 +68,7 @@ class Sync(Enum):
     BARRIER_REDUCE = auto()  # waits there for a value
     CLUSTER_ARRIVE = auto()
     CLUSTER_WAIT = auto()
+    WARP_BARRIER = auto()  # waits for lanes of its warp
     FENCE = auto()
     COMMIT = auto()  # collects asynchronous operations in a group, or has them arrive at an mbarrier
     WAIT_GROUP = auto()  # waits until no more than so many groups are in flight
@@ -125,9 +126,10 @@ _SHARED = ("shared", "shared::cta", "shared::cluster")
 @dataclass(frozen=True, slots=True)
 class Traits:
     """What the spellings of a row have in common. `cls`: its class in a profile. `effects` of an instruction
-    without `access` and not `bulk`, whose spelling tells them. `aligned`: all threads of the warp execute it
-    together, whatever its suffixes. `lanes_meet`: it waits for the lanes of its warp that it names. `moves`:
-    the sources whose bits the destination gets, written or not; `whole`: as they are. `until`: when what it
+    without `access` and not `bulk`, whose spelling tells them. `bulk`: a bulk copy; `reduces`: one that
+    combines what it copies with what is there. `aligned`: all threads of the warp execute it together,
+    whatever its suffixes. `lanes_meet`: it waits for the lanes of its warp that it names. `moves`: the
+    sources whose bits the destination gets, written or not; `whole`: as they are. `until`: when what it
     starts is over; `ends`: what it waits for. `orders`: the effects behind it that it orders."""
 
     cls: str
@@ -137,6 +139,7 @@ class Traits:
     sync: Sync = Sync.NONE
     effects: Effect = Effect.NONE
     bulk: bool = False
+    reduces: bool = False
     aligned: bool = False
     lanes_meet: bool = False
     moves: tuple[int, ...] = ()
@@ -163,6 +166,26 @@ class Form(Traits):
     def by_machine(self) -> bool:
         """Whether the machine executes it, not the engine."""
         return self.owner is Owner.MACHINE
+
+    @property
+    def in_engine(self) -> bool:
+        """Whether it accesses memory when the engine executes it."""
+        return self.access is not Access.NONE and not self.by_machine
+
+    @property
+    def by_rows(self) -> bool:
+        """Whether lanes give the addresses of matrix rows that are the whole warp's."""
+        return self.aligned and self.access is not Access.NONE
+
+    @property
+    def atomic(self) -> bool:
+        """Whether it is an atomic read-modify-write, with or without a result."""
+        return self.access in (Access.UPDATE, Access.REDUCE)
+
+    @property
+    def ends_thread(self) -> bool:
+        """Whether no instruction follows."""
+        return self.flow in (Flow.EXIT, Flow.TRAP)
 
 
 @dataclass(frozen=True, slots=True)

@@ -97,7 +97,7 @@ TABLE: dict[Traits, str] = {
     cp.async  .{ca,cg}{.shared,.shared::cta}{.global}{.level::cache_hint}{.L2::64B,.L2::128B,.L2::256B} \
         [dst], [src], cp-size{, src-size}{.level::cache_hint, cache-policy}
     """,
-    Traits("cp.async", MACHINE, sync=Sync.COMMIT, effects=Effect.SIGNAL): """
+    Traits("cp.async", MACHINE, sync=Sync.COMMIT, effects=Effect.SIGNAL, until=Until.MBARRIER): """
     cp.async.mbarrier.arrive  {.noinc}{.sspace}.b64  [a]
     """,
     Traits("cp.async", MACHINE, sync=Sync.COMMIT): """
@@ -117,7 +117,7 @@ TABLE: dict[Traits, str] = {
         MACHINE,
         sync=Sync.WAIT_GROUP,
         ends=Until.BULK_GROUP,
-        orders=_SHARED_WRITES | _GLOBAL | Effect.HAND_ON,
+        orders=_SHARED_WRITES | _GLOBAL | Effect.DRAIN | Effect.HAND_ON,
     ): """
     cp.async.bulk.wait_group  n
     """,
@@ -138,6 +138,8 @@ TABLE: dict[Traits, str] = {
     cp.async.bulk  .shared::cluster.shared::cta.completion_mechanism  [dst], [src], size, [mbar]
     cp.async.bulk  .global.shared::cta.bulk_group{.level::cache_hint}{.cp_mask} \
         [dst], [src], size{.level::cache_hint, cache-policy}{.cp_mask, byteMask}
+    """,
+    Traits("bulk copy", MACHINE, bulk=True, reduces=True): """
     cp.reduce.async.bulk  .shared::cluster.shared::cta.completion_mechanism.op.{s32,u32,s64,u64} \
         [dst], [src], size, [mbar]
     cp.reduce.async.bulk  .global.shared::cta.bulk_group{.level::cache_hint}.op.reduced \
@@ -154,6 +156,8 @@ TABLE: dict[Traits, str] = {
         [dst], [map, coordinates], [mbar]{, im2colInfo}{.multicast, ctaMask}{.level::cache_hint, cache-policy}
     cp.async.bulk.tensor  .dim.global.shared::cta{.storemode}.bulk_group{.level::cache_hint} \
         [map, coordinates], [src]{.level::cache_hint, cache-policy}
+    """,
+    Traits("TMA", MACHINE, bulk=True, reduces=True): """
     cp.reduce.async.bulk.tensor  .dim.global.shared::cta.op{.storemode}.bulk_group{.level::cache_hint} \
         [map, coordinates], [src]{.level::cache_hint, cache-policy}
     """,
@@ -256,7 +260,7 @@ TABLE: dict[Traits, str] = {
     tcgen05.mma.sp  .cta_group.{kind,mxkind}{.block_scale} \
         [d-tmem], [a-tmem], b-desc, [sp-meta], idesc{, b5}{, b6}, enable-input-d{, scale-input-d}
     """,
-    Traits("tcgen05, other", MACHINE, sync=Sync.COMMIT, effects=Effect.SIGNAL): """
+    Traits("tcgen05, other", MACHINE, sync=Sync.COMMIT, effects=Effect.SIGNAL, until=Until.MBARRIER): """
     tcgen05.commit  .cta_group.mbarrier::arrive::one{.shared::cluster}{.multicast}.b64 \
         [mbar]{.multicast, ctaMask}
     """,

@@ -9,15 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from gdnbench.sim.ptx.forms import Access
 from gdnbench.sim.ptx.ir import Instruction, Kernel, Operand, Register, Vector
 
 FLOATS = ("f64", "f32", "f16", "bf16", "f32x2", "f16x2", "bf16x2", "f16x4", "bf16x4")
 BITS = "bits"
 _HALF = {"f32x2": "f32", "f16x2": "f16", "bf16x2": "bf16", "f16x4": "f16x2", "bf16x4": "bf16x2"}
 _PAIR = {half: pair for pair, half in _HALF.items()}
-_SAME = {"selp": (0, 1), "shfl": (0,), "mov": (0,)}
-"""Untyped instructions by the sources that are what the result is."""
-_UNTYPED = ("ld", "ldu", "st", "ldmatrix", "stmatrix", "atom", "red", "mov", "selp", "shfl", "prmt")
 
 
 def register_formats(kernel: Kernel) -> dict[int, str]:
@@ -49,14 +47,14 @@ def _said(ins: Instruction) -> Iterator[tuple[Register, str]]:
     """Registers with the format that the opcode gives them."""
     if not ins.types:
         return
-    if ins.op == "mma":
+    if ins.form.cls == "mma.sync":
         kinds = [_fragment(kind) for kind in ins.types]
         yield from ((register, kinds[0]) for register in ins.written() if isinstance(register, Register))
         for source, kind in zip(ins.sources, kinds[1:], strict=False):
             yield from ((register, kind) for register in _registers(source))
         return
-    if ins.op in _UNTYPED and ins.types[-1] not in FLOATS:
-        return
+    if (ins.form.moves or ins.form.access is not Access.NONE) and ins.types[-1] not in FLOATS:
+        return  # the type is no more than a width
     dests, sources = ins.types[0], ins.types[-1]
     if ins.op in ("setp", "testp"):
         dests = "pred"
@@ -74,13 +72,13 @@ def _fragment(kind: str) -> str:
 
 def _linked(ins: Instruction) -> Iterator[tuple[int, int, bool]]:
     """Pairs of registers that hold the same, or (whole, half) of which the second is a part."""
-    if ins.op not in _SAME:
+    if not ins.form.whole:
         return
     dests = [dest for dest in ins.dests if isinstance(dest, Register | Vector)]
     if not dests and ins.dests:
         dests = [register for register in [next(ins.written())] if isinstance(register, Register)]
     for dest in dests:
-        for index in _SAME[ins.op]:
+        for index in ins.form.moves:
             source = ins.sources[index]
             if isinstance(dest, Register) and isinstance(source, Register):
                 yield dest.index, source.index, False
