@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gdnbench.sim.errors import InputError
+from gdnbench.errors import BadInputError
 from tests.sim.mutation import verdicts
 
 
@@ -91,7 +91,7 @@ def test_what_is_no_reason(tmp_path: Path) -> None:
         {"kind": []},
         {"because": "so"},
     ):
-        with pytest.raises(InputError):
+        with pytest.raises(BadInputError):
             known(tmp_path, **wrong)
 
 
