@@ -5,11 +5,9 @@ from __future__ import annotations
 import base64
 import json
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
-from xml.etree import ElementTree
 
 import numpy as np
 
@@ -19,14 +17,12 @@ from gdnbench.judge.grid import Grid
 from gdnbench.judge.metrics import Errors, Worst
 from gdnbench.judge.result import Held, TensorResult
 from gdnbench.ops import operations
+from gdnbench.report.junit import JunitSuite, Problem, junit_text
 from gdnbench.report.outcome import Outcome
 from gdnbench.report.report import RecordResult, Report
 from gdnbench_kernels.contract import Ranges
 
 SCHEMA = 1
-
-# XML 1.0 has no place for these, not even escaped.
-_NOT_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
 
 
 def to_json(report: Report) -> str:
@@ -42,43 +38,25 @@ def to_json(report: Report) -> str:
 
 
 def to_junit(report: Report) -> str:
-    """One test case a record. Mismatches and check errors fail; crashes, hangs, refusals are errors; what
-    could not run is skipped."""
-    suite = ElementTree.Element("testsuite", name=f"gdnbench {report.header['command']}")
-    counts = {"tests": len(report.records), "failures": 0, "errors": 0, "skipped": 0}
-    for name, value in report.header.items():
-        properties = suite.find("properties")
-        if properties is None:
-            properties = ElementTree.SubElement(suite, "properties")
-        ElementTree.SubElement(properties, "property", name=name, value=xml_text(value))
+    """One test case for each record. Mismatches and check errors are failures; crashes, hangs and refusals
+    are errors; records that could not run are skipped."""
+    suite = JunitSuite(f"gdnbench {report.header['command']}", report.header)
     for record in report.records:
-        case = ElementTree.SubElement(
-            suite, "testcase", classname=record.op, name=xml_text(record.label), time=f"{record.seconds:.6f}"
-        )
-        kind = junit_kind(record)
-        if kind is not None:
-            element, counter = kind
-            counts[counter] += 1
-            found = ElementTree.SubElement(
-                case, element, message=xml_text(record.reason), type=str(record.outcome)
-            )
-            found.text = xml_text("\n".join(details(record)))
-    for name, count in counts.items():
-        suite.set(name, str(count))
-    root = ElementTree.Element("testsuites")
-    root.append(suite)
-    ElementTree.indent(root)
-    return ElementTree.tostring(root, encoding="unicode", xml_declaration=True)
+        element = junit_element(record)
+        problem = None
+        if element is not None:
+            problem = Problem(element, str(record.outcome), record.reason, "\n".join(details(record)))
+        suite.add_case(record.op, record.label, record.seconds, problem)
+    return junit_text([suite])
 
 
-def junit_kind(record: RecordResult) -> tuple[str, str] | None:
-    """Element and counter of a record's outcome; None for a pass."""
+def junit_element(record: RecordResult) -> str | None:
+    """The JUnit element of a record's outcome; None for a pass."""
     if record.outcome.exit_code is Exit.PASS:
         return None
     if record.outcome.exit_code is Exit.CANNOT_RUN:
-        return "skipped", "skipped"
-    failed = record.outcome in (Outcome.MISMATCH, Outcome.CHECK)
-    return ("failure", "failures") if failed else ("error", "errors")
+        return "skipped"
+    return "failure" if record.outcome in (Outcome.MISMATCH, Outcome.CHECK) else "error"
 
 
 def details(record: RecordResult) -> list[str]:
@@ -91,11 +69,6 @@ def details(record: RecordResult) -> list[str]:
             lines.append(f"{tensor.side} {tensor.tensor}: worst {tensor.worst}")
     lines += [str(finding) for finding in record.findings or () if finding.fails]
     return lines
-
-
-def xml_text(text: str) -> str:
-    """`text` without what XML cannot hold."""
-    return _NOT_XML.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
 def record_json(record: RecordResult, *, grids: bool = False) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from tests.seeds import drawn, fresh
 
 Outputs = dict[str, Tensor]
 
-FRESH = drawn("gdn_decode", 20)
+FRESH = drawn("gdn_decode calls", 20)
 FRESH_SCHEDULE = fresh(f"random:{FRESH}")
 """By a name that is the same in every process that runs tests."""
 

@@ -69,6 +69,13 @@ def test_accurate(name: str) -> None:
     assert_passes(call, run(call))
 
 
+@pytest.mark.xfail(strict=True, reason="2 x torch's error is no bound where torch happens to be exact")
+def test_accurate_where_torch_is_by_chance() -> None:
+    """In one of 8 heads of this call the state's RMS error is 4.3e-9 (5 ULP) and torch's 0.7e-9 (0.8 ULP)."""
+    call = made(**CALLS["gates over 60"], seed=547110)
+    assert_passes(call, run(call))
+
+
 @pytest.fixture(scope="module", params=MIXED)
 def mixed(request: pytest.FixtureRequest) -> tuple[Call, Outputs]:
     call = made(**MIXED[request.param], seed=1)

@@ -133,7 +133,7 @@ def test_the_cache_is_flushed_after_the_state_is_restored_and_before_the_clock_s
         return now
 
     monkeypatch.setattr(bench, "clock_of", lambda *arguments: Clock(clock))
-    monkeypatch.setattr(cache, "read", lambda memory, total: log.append("flush"))
+    monkeypatch.setattr(cache, "read_memory", lambda memory, total: log.append("flush"))
     original = Rotation.load
 
     def load_logged(self: Rotation, *arguments: Any) -> None:
@@ -153,7 +153,7 @@ def test_on_a_gpu_restoring_and_flushing_come_before_the_first_event(monkeypatch
     monkeypatch.setattr(cuda_clocks, "cuda", FakeCuda(log))
     clock = cuda_clocks.GraphClock(torch.device("cuda"))
     monkeypatch.setattr(bench, "clock_of", lambda *arguments: clock)
-    monkeypatch.setattr(cache, "read", lambda memory, total: log.append("flush"))
+    monkeypatch.setattr(cache, "read_memory", lambda memory, total: log.append("flush"))
     original = Rotation.load
 
     def load_logged(self: Rotation, form: Any, placement: int) -> None:

@@ -52,7 +52,7 @@ class Model:
 def bench_on(
     model: Model, monkeypatch: pytest.MonkeyPatch, mode: Cache, size: int | None, **options: int
 ) -> Bench:
-    monkeypatch.setattr(cache, "read", model.read)
+    monkeypatch.setattr(cache, "read_memory", model.read)
     monkeypatch.setattr(cache, "last_level", lambda device: size)
     monkeypatch.setattr(bench, "clock_of", lambda *arguments: PerfCounter(model.clock))
     found = operation("gdn_decode")
@@ -133,7 +133,7 @@ def test_where_the_line_is() -> None:
 
 def test_a_flush_reads_all_its_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[int] = []
-    monkeypatch.setattr(cache, "read", lambda memory, total: read.append(memory.nbytes))
+    monkeypatch.setattr(cache, "read_memory", lambda memory, total: read.append(memory.nbytes))
     for size in (1, 8, 1001, 4096):
         flush = Flush(CPU, size)
         flush()

@@ -68,7 +68,7 @@ def test_the_best_way_is_the_ceiling_and_bytes_count_both_ways(monkeypatch: pyte
 
 def test_the_cache_is_flushed_before_every_round(monkeypatch: pytest.MonkeyPatch) -> None:
     log: list[str] = []
-    monkeypatch.setattr(ceiling.cache, "read", lambda memory, total: log.append("flush"))
+    monkeypatch.setattr(ceiling.cache, "read_memory", lambda memory, total: log.append("flush"))
     clock = PerfCounter(Timed())
     clock.least = 0.0
     clock.least = 1e-13
