@@ -1,7 +1,4 @@
-"""Finds the packages and puts `gdnbench_capture.pth` beside them; everything else is in pyproject.toml.
-
-The folder `kernels/` is installed as `gdnbench_kernels`: a top-level `kernels` belongs to another project
-that transformers probes for. Setuptools names a package after its folder; this file renames them.
+"""Puts `gdnbench_capture.pth` beside the packages; everything else is in pyproject.toml.
 
 Python runs a .pth line at start-up. Ours looks at one environment variable, so that
 `GDNBENCH_CAPTURE=STORE python anything.py` captures without a change to the program. Setuptools has no
@@ -13,7 +10,7 @@ import os
 import sys
 import sysconfig
 
-from setuptools import find_packages, setup
+from setuptools import setup
 from setuptools.command.build_py import build_py
 
 PTH = "gdnbench_capture.pth"
@@ -30,13 +27,4 @@ class BuildWithPth(build_py):
             self.copy_file(PTH, os.path.join(self.build_lib, PTH))
 
 
-def packages() -> list[str]:
-    kernels = find_packages("kernels")
-    return [
-        *find_packages(include=["gdnbench", "gdnbench.*"]),
-        "gdnbench_kernels",
-        *(f"gdnbench_kernels.{name}" for name in kernels),
-    ]
-
-
-setup(packages=packages(), cmdclass={"build_py": BuildWithPth})
+setup(cmdclass={"build_py": BuildWithPth})

@@ -105,8 +105,7 @@ CIRCLES = (
 
 def _module(file: Path) -> str:
     parts = file.relative_to(ROOT).with_suffix("").parts
-    top = "gdnbench_kernels" if parts[0] == "kernels" else parts[0]
-    return ".".join((top, *parts[1:])).removesuffix(".__init__")
+    return ".".join(parts[1:] if parts[0] == "kernels" else parts).removesuffix(".__init__")
 
 
 FILES = {_module(file): file for top in ("gdnbench", "kernels") for file in (ROOT / top).rglob("*.py")}

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.metadata
-import runpy
 import subprocess
 import sys
+import warnings
 from pathlib import Path
-from unittest import mock
 
 import pytest
 from packaging.requirements import Requirement
+from setuptools.config.pyprojecttoml import read_configuration
 
 BLOCKED = """
 import sys
@@ -69,11 +68,10 @@ def test_ranges(distribution: str, fits: tuple[str, ...], does_not: tuple[str, .
     assert not any(version in wanted.specifier for version in does_not)
 
 
-def test_every_package_is_listed_and_the_start_up_line_is_there() -> None:
-    """What pyproject.toml lists is all there is: a new folder that it does not name would be left out."""
+def test_every_package_is_found_and_the_start_up_line_is_there() -> None:
     root = Path(__file__).parent.parent
     listed = {name.replace(".", "/") for name in packages(root)}
-    folders = {"gdnbench": root / "gdnbench", "gdnbench_kernels": root / "kernels"}
+    folders = {"gdnbench": root / "gdnbench", "gdnbench_kernels": root / "kernels" / "gdnbench_kernels"}
     found = {
         "/".join((name, *file.parent.relative_to(folder).parts))
         for name, folder in folders.items()
@@ -84,8 +82,8 @@ def test_every_package_is_listed_and_the_start_up_line_is_there() -> None:
 
 
 def packages(root: Path) -> list[str]:
-    """What setup.py hands to setuptools."""
-    with mock.patch("setuptools.setup") as setup, contextlib.chdir(root):
-        runpy.run_path("setup.py")
-    names: list[str] = setup.call_args.kwargs["packages"]
+    """What setuptools finds by pyproject.toml."""
+    with warnings.catch_warnings(action="ignore"):  # of a part of its configuration that is not stable yet
+        found = read_configuration(root / "pyproject.toml")
+    names: list[str] = found["tool"]["setuptools"]["packages"]
     return names

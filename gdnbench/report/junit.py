@@ -29,8 +29,8 @@ class JunitSuite:
     def __init__(
         self, name: str, properties: Mapping[str, str] | None = None, seconds: str | None = None
     ) -> None:
-        times = {} if seconds is None else {"time": seconds}
-        self.element = ElementTree.Element("testsuite", name=name, **times)
+        attributes = {"name": name} if seconds is None else {"name": name, "time": seconds}
+        self.element = ElementTree.Element("testsuite", attributes)
         self.counts = dict.fromkeys(("tests", *_COUNTERS.values()), 0)
         if properties:
             parent = ElementTree.SubElement(self.element, "properties")

@@ -80,7 +80,7 @@ def _of(basis: Basis, x: Tensor) -> Tensor:
 
 def _pages(pages: Tensor, basis: Permutation) -> Tensor:
     """fp8_ds_mla pages, uint8 [blocks, block_size, 584]: e4m3 codes move within their scale's 64, the part
-    with rope, bfloat16, within itself; see kernels/swa_decode/layouts.py."""
+    with rope, bfloat16, within itself; see kernels/gdnbench_kernels/swa_decode/layouts.py."""
     blocks, size, _ = pages.shape
     flat = pages.clone().reshape(blocks, -1)
     data = flat[:, : size * DATA_BYTES].reshape(blocks, size, DATA_BYTES)

@@ -12,7 +12,7 @@ import re
 from pathlib import Path
 
 PACKAGE = "served_kernels"
-OPERATION = Path(__file__).parents[3] / "kernels" / "gdn_prefill"
+OPERATION = Path(__file__).parents[3] / "kernels" / "gdnbench_kernels" / "gdn_prefill"
 MODULES = (
     "chunk_metadata",
     "chunk_output",
