@@ -54,7 +54,8 @@ _WORDS: dict[str, Literal] = {"none": None, "true": True, "false": False}
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """A tensor to make: strides in elements, `dynamic` the dimensions whose extent is left open."""
+    """A tensor to make. `strides` are in elements. `dynamic` marks the dimensions whose extent the compiled
+    kernel takes at run time."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -65,14 +66,14 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """An argument as written: its name if it has one, and a value; a Tensor if it was read from a file."""
+    """A parsed argument: its name, if it has one, and its value, a Tensor if the text named a file."""
 
     name: str | None
     value: Literal | TensorSpec | Tensor
 
 
 def parse_argument(text: str) -> Argument:
-    """Read one argument; InputError says what is wrong with it."""
+    """Parse one argument. Raises InputError, which names the part that is wrong."""
     named = _NAMED.fullmatch(text)
     name, value = (named[1], named[2]) if named else (None, text)
     if value.startswith("@"):
@@ -91,7 +92,8 @@ def parse_argument(text: str) -> Argument:
 
 
 def make_tensor(spec: TensorSpec, generator: torch.Generator) -> Tensor:
-    """The tensor with its contents; random ones come from `generator`. InputError if it is too large."""
+    """Make the tensor that `spec` describes. Random contents come from `generator`. Raises InputError if it
+    is too large."""
     dtype = DTYPES[spec.dtype]
     try:
         tensor = torch.empty_strided(spec.shape, spec.strides, dtype=dtype)
@@ -163,7 +165,7 @@ def _check_fill(fill: str, dtype: str, text: str) -> None:
 
 
 def _contents(spec: TensorSpec, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
-    """Values in a wide type, converted to the tensor's own as torch does."""
+    """The contents in a wide type; torch converts them to the tensor's dtype."""
     shape = spec.shape
     match spec.fill:
         case "randn":

@@ -1,4 +1,4 @@
-"""Compiles kernels such that they can be simulated: PTX, source lines and argument types are kept."""
+"""Compiles kernels so that the simulator can run them: keeps PTX, source lines and argument types."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from gdnbench.sim.host import cutlass_dsl
 
 @contextmanager
 def keep_ptx(arch: str | None = None) -> Iterator[None]:
-    """While kernels are compiled, by anybody: keeps what the simulator needs, no environment variable needed.
+    """Inside this block every CuTe DSL compilation keeps what the simulator needs; no environment variable is
+    needed.
 
-    `arch` is sm_100a or sm_90a; None for what CUTE_DSL_ARCH says, sm_100a if it says nothing.
+    `arch` is sm_100a or sm_90a; None takes CUTE_DSL_ARCH, or sm_100a if that is not set.
     """
     with cutlass_dsl.keep_ptx(arch):
         yield
@@ -30,7 +31,7 @@ def compile(function: Any, *args: Any, arch: str | None = None, **kwargs: Any) -
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A compiled kernel and what to call it with, by parameter name."""
+    """A compiled kernel and the arguments to call it with, by parameter name."""
 
     compiled: Any
     arguments: Mapping[str, Any]
@@ -43,10 +44,11 @@ def compile_for(
     dynamic: Mapping[int, tuple[bool, ...]],
     arch: str | None = None,
 ) -> Call:
-    """Compile a `@cute.jit` function for these tensors and numbers, without the stream.
+    """Compile a `@cute.jit` function for these arguments, which leave out the stream.
 
-    Extents and strides of tensors are compiled in, but for the extents that `dynamic` marks under the id of
-    their tensor, and the strides that depend on them. LaunchError if the arguments are not the function's.
+    The compiler fixes extents and strides of tensors, except the extents that `dynamic` marks under the `id`
+    of their tensor and the strides that depend on them. Raises LaunchError if the arguments do not fit the
+    function's parameters.
     """
     parameters = cutlass_dsl.jit_parameters(function)
     names = [parameter.name for parameter in parameters if not parameter.stream]
@@ -65,8 +67,8 @@ def compile_for(
 
 
 def call_of(returned: object, name: str) -> Call | None:
-    """What a function returned that made a call ready: (compiled, args) or (compiled, args, kwargs); None for
-    None."""
+    """Convert what a function returned, (compiled, args) or (compiled, args, kwargs), to a `Call`; None stays
+    None. Raises LaunchError for any other value. `name` is the function's name for the message."""
     if returned is None:
         return None
     parts = returned if isinstance(returned, tuple) else (returned,)

@@ -1,4 +1,4 @@
-"""What can go wrong in a simulated launch, each error with the place in the PTX and in the Python source."""
+"""The errors of a simulated launch. Faults name the PTX line and the Python source line."""
 
 from __future__ import annotations
 
@@ -51,9 +51,10 @@ class CannotSimulateError(SimError, RuntimeError):
 
 
 class KernelFault(SimError):
-    """The kernel did something illegal. `kind` says what, `place` where, `thread` who (CTA, warp, lanes).
-    The first line of the text stands alone; a deadlock's waits follow, a line each. `found` is what the
-    checker had found before it, `checker.evidence.Evidence`; None if the launch was not checked."""
+    """The kernel did something illegal. `kind` is the rule it broke, `place` the instruction, `thread` the
+    CTA, warp and lanes. The first line of the text stands alone; for a deadlock one line per wait follows.
+    `found` is the checker's findings before the fault, a `checker.evidence.Evidence`; None if the launch was
+    not checked."""
 
     def __init__(
         self, kind: FaultKind, message: str, place: Place | None = None, thread: str | None = None
@@ -76,7 +77,8 @@ class KernelFault(SimError):
 
 
 class UnsupportedError(CannotSimulateError):
-    """An instruction, modifier, operand or descriptor bit that the simulator does not model, by name."""
+    """An instruction, modifier, operand or descriptor bit that the simulator does not model; the text names
+    it."""
 
     def __init__(self, what: str, place: Place | None = None) -> None:
         self.what = what
@@ -97,8 +99,8 @@ class LaunchError(InputError):
 
 
 class ExportError(CannotSimulateError):
-    """A compiled kernel without its PTX or host code; the message says which setting keeps them."""
+    """A compiled kernel without its PTX or host code. The message names the setting that keeps them."""
 
 
 class WorkerError(CannotSimulateError):
-    """A process that ran a share of the CTAs died."""
+    """A worker process that ran some of the CTAs died."""

@@ -1,8 +1,7 @@
-"""Runs of a kernel under many schedules and on several inputs: whether its bits depend on when asynchronous
-effects land, and what the checker finds in any of the runs.
+"""Runs a kernel under many schedules and on several inputs. Reports whether its output bits depend on when
+asynchronous effects land, and what the race checker finds in any run.
 
-It knows neither what an input is nor how a kernel is called: a `Shape` is run under a schedule and says what
-that left.
+This module does not know how a kernel is called: a `Shape` runs it under a schedule and returns a `Run`.
 """
 
 from __future__ import annotations
@@ -18,12 +17,12 @@ from torch import Tensor
 from gdnbench.sim.report import Finding
 
 ENDS = ("late", "early")
-"""The schedules tried first: effects land as late as they may, and at once."""
+"""The schedules of the first two runs: effects land as late as allowed, then at once."""
 _SEEDS = 1 << 32
 
 
 def fresh_seed() -> int:
-    """One that nobody chose, small enough to be written down."""
+    """A random seed, small enough to be typed."""
     return secrets.randbelow(_SEEDS)
 
 
@@ -34,8 +33,8 @@ def schedules(count: int) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What one run left. `tensors` by name, None if it ended before it was done. `failed`: in one line, what
-    is wrong with it beside `findings`; `refused`: why it could not be run at all."""
+    """The result of one run. `tensors` are the outputs by name, None if the run stopped early. `failed` is
+    one line on what is wrong besides `findings`; `refused` is why the kernel could not run."""
 
     tensors: Mapping[str, Tensor] | None = None
     findings: tuple[Finding, ...] = ()
@@ -45,8 +44,8 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """An input: `run` runs the kernel on it under a schedule, `command` is what a person types to repeat
-    that."""
+    """One input. `run` runs the kernel on it under a schedule. `command` is the command line that repeats
+    such a run."""
 
     name: str
     run: Callable[[str], Run]
@@ -55,8 +54,8 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The first tensor, by name, with other bits under `schedule` than under `against`. `unsteady`: so it has
-    under `against` itself, run again, and the schedule need not be the cause."""
+    """The first tensor, by name, whose bits under `schedule` differ from those under `against`. `unsteady`: a
+    second run under `against` differs too, so the schedule need not be the cause."""
 
     tensor: str
     schedule: str
@@ -74,7 +73,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A run that is wrong by itself; the first with that `reason`."""
+    """A run that failed by itself, the first with this `reason`."""
 
     reason: str
     schedule: str
@@ -83,8 +82,8 @@ class Failed:
 
 @dataclass(slots=True)
 class Tried:
-    """What the runs of one shape came to. `compared`: how many were done and have bits. `refused`: why it was
-    not run."""
+    """The result of all runs of one shape. `compared` counts the runs that produced outputs. `refused` is why
+    the shape was not run."""
 
     shape: str
     schedules: list[str] = field(default_factory=list)
@@ -100,8 +99,8 @@ class Tried:
 
 @dataclass(slots=True)
 class Found:
-    """A finding of one or more runs, as the first of them has it: which that was, and how to repeat it.
-    `shapes` are all those in which it was met."""
+    """A finding of one or more runs, with the first run that has it and the command that repeats that run.
+    `shapes` are all shapes whose runs have it."""
 
     finding: Finding
     schedule: str
@@ -112,8 +111,8 @@ class Found:
 
 @dataclass(slots=True)
 class Exploration:
-    """All that was tried. `schedules` are those that each shape was to be run under; `interrupted`: some were
-    not."""
+    """All results. `schedules` are those planned for each shape; `interrupted` is True if some did not
+    run."""
 
     schedules: tuple[str, ...]
     tried: list[Tried] = field(default_factory=list)
@@ -122,11 +121,11 @@ class Exploration:
 
     @property
     def ok(self) -> bool:
-        """Whether bits are equal, nothing failed, and no error but accepted ones was found."""
+        """Whether all bits are equal, no run failed, and every error of the checker was accepted."""
         return all(one.ok for one in self.tried) and not any(one.finding.fails for one in self.found)
 
     def passed(self, tried: Tried) -> bool:
-        """Whether one of the shapes did all that."""
+        """Whether one shape fulfils `ok` by itself."""
         return tried.ok and not any(one.finding.fails and tried.shape in one.shapes for one in self.found)
 
     @property
@@ -134,13 +133,13 @@ class Exploration:
         return sum(len(one.schedules) for one in self.tried)
 
     def accepting(self, accept: Callable[[Iterable[Finding]], tuple[Finding, ...]]) -> Exploration:
-        """The same, its findings judged by `accept`."""
+        """A copy whose findings `accept` has judged."""
         found = accept(one.finding for one in self.found)
         judged = [replace(one, finding=finding) for one, finding in zip(self.found, found, strict=True)]
         return replace(self, found=judged)
 
     def as_json(self) -> dict[str, Any]:
-        """The same as plain values."""
+        """The exploration as JSON values."""
         return {
             "ok": self.ok,
             "interrupted": self.interrupted,
@@ -160,13 +159,13 @@ class Exploration:
 
 
 Told = Callable[[int, int], None]
-"""Called after each run: how many are done, of how many."""
+"""Called after each run with (runs done, runs in all)."""
 
 
 def explore(shapes: Sequence[Shape], schedules: Sequence[str], told: Told | None = None) -> Exploration:
-    """Run every shape under every schedule. A shape that refuses the first is not run under the others.
+    """Run every shape under every schedule. If a shape refuses the first schedule, its others are skipped.
 
-    KeyboardInterrupt ends it, and what was found until then is returned.
+    KeyboardInterrupt stops the exploration; the results so far are returned.
     """
     result = Exploration(tuple(schedules))
     found: dict[tuple[object, ...], Found] = {}
@@ -188,7 +187,7 @@ def explore(shapes: Sequence[Shape], schedules: Sequence[str], told: Told | None
 
 
 def _runs(shape: Shape, schedules: Sequence[str], tried: Tried) -> Iterator[tuple[Run, str]]:
-    """Runs of `shape`, what they come to kept in `tried`."""
+    """Yield the runs of `shape` and record their results in `tried`."""
     against: str | None = None
     bits: Mapping[str, Tensor] = {}
     for schedule in schedules:
@@ -218,7 +217,7 @@ def _difference(
 
 
 def different(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> str:
-    """The first tensor, by name, of which two runs have other bits; "" if there is none."""
+    """The first tensor, by name, whose bits differ between two runs; "" if none does."""
     for name in sorted(one.keys() | other.keys()):
         if name not in one or name not in other or not _same(one[name], other[name]):
             return name
@@ -237,7 +236,7 @@ def _bytes(tensor: Tensor) -> Tensor:
 def _merge(
     found: dict[tuple[object, ...], Found], findings: Iterable[Finding], shape: Shape, schedule: str
 ) -> None:
-    """Findings of one run; those at the same places are one, whatever the shape."""
+    """Add the findings of one run. Findings at the same places count as one, whatever the shape."""
     first: dict[tuple[object, ...], Finding] = {}
     for finding in findings:
         first.setdefault(_cause(finding), finding)
@@ -251,7 +250,7 @@ def _merge(
 
 
 def _cause(finding: Finding) -> tuple[object, ...]:
-    """What is the same for every run in which it is found: a fault's message has addresses in it."""
+    """The part of a finding that is equal in every run: a fault's message contains addresses, which vary."""
     if finding.evidence is None and finding.ptx_line is not None:
         return finding.severity, finding.kind, finding.file, finding.line or finding.ptx_line, finding.ptx
     return finding.severity, finding.kind, finding.summary

@@ -1,7 +1,7 @@
-"""The CPU's floating-point settings while a kernel is simulated: IEEE 754's, whatever the process has chosen.
+"""Sets the CPU's floating-point mode to IEEE 754 defaults while a kernel is simulated.
 
-`torch.set_flush_denormal(True)` and libraries built with fast-math make a thread's arithmetic take
-subnormals for zero, and `fesetround` rounds otherwise: NumPy and compiled code would both give other bits.
+`torch.set_flush_denormal(True)` and libraries built with fast-math make a thread treat subnormals as zero,
+and `fesetround` changes rounding. Both would change the bits that NumPy and compiled code compute.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ def _library() -> Any:
 
 @contextmanager
 def ieee_arithmetic() -> Iterator[None]:
-    """IEEE 754 arithmetic in this thread, and in threads and processes that it starts: they inherit its
-    settings. Those of before come back at the end."""
+    """IEEE 754 arithmetic in this thread and in the threads and processes that it starts, which inherit its
+    mode. The previous mode is restored at the end."""
     before = ctypes.create_string_buffer(_ROOM)
     _library().fegetenv(before)
     _library().fesetenv(_DEFAULT)

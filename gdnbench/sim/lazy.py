@@ -8,7 +8,7 @@ from typing import Any
 
 
 def lazy_names(package: str, names: Mapping[str, str]) -> Callable[[str], Any]:
-    """The `__getattr__` of `package`. `names` gives by module the names that the package takes from it,
+    """The `__getattr__` of `package`. `names` maps a module to the names that the package re-exports from it,
     separated by spaces."""
     module_of = {name: module for module, given in names.items() for name in given.split()}
 

@@ -1,4 +1,4 @@
-"""What a simulated call did, readable as text and as data."""
+"""The report of a simulated call, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from gdnbench.sim.profile.trace import write_trace
 
 
 class Severity(StrEnum):
-    """How bad a finding is: an illegal act or accesses that nothing orders, an order that the PTX ISA leaves
-    open, something that the checker does not judge, or something legal that the reader should know."""
+    """How bad a finding is: an illegal act or unordered accesses; an order that the PTX ISA leaves open;
+    something that the checker cannot judge; or something legal that the reader should know."""
 
     ERROR = "error"
     REVIEW = "review"
@@ -29,9 +29,9 @@ class Severity(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing found: its kind, and where and in whom it was met, as far as that is known. What the checker
-    found has its `evidence`, and the reason for which it was `accepted` if it was. `of` is the kernel, where
-    two are compared and it is not the one that is judged."""
+    """One finding: its kind, place and thread, as far as they are known. A finding of the checker has
+    `evidence`, and `accepted` is the reason if somebody accepted it. When two kernels are compared, `of`
+    names the kernel if it is not the one being judged."""
 
     severity: Severity
     kind: str
@@ -49,14 +49,14 @@ class Finding:
 
     @classmethod
     def at(cls, place: Place | None, **what: Any) -> Finding:
-        """A finding with what `place` knows."""
+        """Make a finding with the lines of `place`."""
         if place is None:
             return cls(**what)
         return cls(**what, ptx_line=place.line, ptx=place.text, file=place.file, line=place.file_line)
 
     @classmethod
     def of_fault(cls, fault: KernelFault, launch: int) -> Finding:
-        """The finding that a fault is."""
+        """Make the finding for a fault."""
         return cls.at(
             fault.place,
             severity=Severity.ERROR,
@@ -68,7 +68,7 @@ class Finding:
 
     @classmethod
     def of_evidence(cls, evidence: Evidence, launch: int) -> Finding:
-        """The finding of the checker's, at the later of its two accesses."""
+        """Make the finding for the checker's evidence, at the later of its two accesses."""
         return cls.at(
             None if evidence.second is None else evidence.second.place,
             severity=Severity(evidence.verdict.value),
@@ -81,22 +81,22 @@ class Finding:
 
     @property
     def fails(self) -> bool:
-        """Whether it is an error that nobody accepted."""
+        """Whether this is an error that nobody accepted."""
         return self.severity is Severity.ERROR and self.accepted is None
 
     @property
     def summary(self) -> str:
-        """In one line that is the same for every launch in which this is found."""
+        """One line that is equal for every launch with this finding."""
         summary = self.message.split("\n")[0] if self.evidence is None else self.evidence.summary
         return summary if self.of is None else f"{self.of}: {summary}"
 
     def as_json(self) -> dict[str, Any]:
-        """The same as plain values."""
+        """The finding as JSON values."""
         return {**asdict(self), "evidence": self.evidence and self.evidence.as_json()}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Finding:
-        """What `as_json` gave, as it is when it has been read."""
+        """Read what `as_json` wrote."""
         evidence = data["evidence"] and Evidence.from_json(data["evidence"])
         return cls(**{**data, "severity": Severity(data["severity"]), "evidence": evidence})
 
@@ -119,8 +119,8 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class LaunchReport:
-    """One launch. `found` counts what the checker found, by verdict; None if it was not checked.
-    `instructions`, `traffic`, `waits` and `timeline` are there with profile=True alone."""
+    """One launch. `found` counts the checker's findings by verdict; None if the launch was not checked.
+    `instructions`, `traffic`, `waits` and `timeline` are set only with profile=True."""
 
     entry: str
     grid: Dim3
@@ -152,7 +152,7 @@ class LaunchReport:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A simulated call: its launches in order, what was found, and how it was simulated."""
+    """A simulated call: its launches in order, the findings, and the settings."""
 
     launches: tuple[LaunchReport, ...]
     findings: tuple[Finding, ...]
@@ -163,14 +163,14 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing illegal was met, and the checker found no error but accepted ones."""
+        """Whether no fault occurred and every error of the checker was accepted."""
         return not any(finding.fails for finding in self.findings)
 
     def __str__(self) -> str:
         return self.text()
 
     def text(self, *, accepted: bool = False) -> str:
-        """For people; with `accepted` also what the checker found and somebody accepted."""
+        """The report for people. `accepted` includes the findings that somebody accepted."""
         checked = ", checked" if self.checked else ""
         how = f"engine {self.engine}, schedule {self.schedule}, mma {self.mma}{checked}"
         launches = [f"launch {number}: {launch}" for number, launch in enumerate(self.launches)]
@@ -197,7 +197,7 @@ class Report:
         write_trace(path, recorded)
 
     def as_json(self) -> dict[str, Any]:
-        """The same as plain values."""
+        """The report as JSON values."""
         return {
             "ok": self.ok,
             "engine": self.engine,
@@ -210,12 +210,12 @@ class Report:
 
 
 def _plain(launch: LaunchReport) -> dict[str, Any]:
-    """All but the timeline, which has a file format of its own."""
+    """All fields but the timeline, which has its own file format."""
     return {field.name: getattr(launch, field.name) for field in fields(launch) if field.name != "timeline"}
 
 
 def _profile(number: int, launch: LaunchReport) -> str:
-    """What was counted in a launch; empty without a profile."""
+    """The counts of one launch as text; empty without a profile."""
     if launch.timeline is None or launch.instructions is None or launch.traffic is None:
         return ""
     table = profile_table(launch.instructions, launch.traffic, launch.mma_macs, launch.timeline)

@@ -35,13 +35,13 @@ from gdnbench.sim.watch import Observed
 
 @dataclass(frozen=True, slots=True)
 class EngineKind:
-    """An engine by name: the module whose `prepare(module, kernel, config)` makes a kernel ready, the
-    module whose `multiply` is its tensor core, and the instructions of one turn of a warp."""
+    """An engine by name: the module whose `prepare(module, kernel, config)` compiles or decodes a kernel, the
+    module whose `multiply` models the tensor core, and the quantum of a warp's turn in instructions."""
 
     prepare: str
     multiply: str
     quantum: int
-    track: bool  # uninitialised shared memory is found
+    track: bool  # it detects reads of uninitialised shared memory
 
 
 ENGINES = {
@@ -53,7 +53,7 @@ ENGINES = {
     ),
 }
 
-# Instructions of one turn of a warp while a timeline is recorded.
+# The quantum of a warp's turn, in instructions, while a timeline is recorded.
 PROFILE_QUANTUM = 64
 
 
@@ -62,7 +62,8 @@ def _is_integer(value: object, least: int) -> bool:
 
 
 def check_settings(engine: str, schedule: str, mma: str, threads: int | None) -> Schedule:
-    """The schedule by name, once every other setting is known to be one; InputError names what is not."""
+    """Check every setting by name and return the parsed schedule. Raises InputError, which names the setting
+    that does not exist."""
     for what, value, known in (("mma", mma, tuple(Model)), ("engine", engine, tuple(ENGINES))):
         if not isinstance(value, str) or value not in known:
             raise LaunchError(f"{what} {value!r}; there are {' and '.join(known)}")
@@ -75,8 +76,8 @@ def check_settings(engine: str, schedule: str, mma: str, threads: int | None) ->
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """What a launch did: its counters, how often each note was made, wall time; its timeline if profiled, and
-    what the checker found if it was checked."""
+    """The result of one launch: its counters, its notes with how often each was made, the wall time in
+    seconds, the timeline if profiled, and the checker's findings if checked."""
 
     counters: Counters
     notes: dict[Note, int]
@@ -107,17 +108,16 @@ def run_ptx(
     observed: Observed | None = None,
     checker: Callable[[Cta], Checker] | None = None,
 ) -> RunResult:
-    """Launch `entry` of the PTX with `smem` bytes of dynamic shared memory and wait for it.
+    """Launch `entry` of the PTX with `smem` bytes of dynamic shared memory and wait for its end.
 
-    `params`: tensors and arrays are passed by address, and become memory that the kernel may touch; numbers
-    are packed to the parameter's size; bytes are passed as they are. `memory` adds what is reachable in
-    other ways. `registers` is the number of registers of a thread, as ptxas reports it, for the launch
-    budget. `observed` is what is recorded of the launch, whose CTAs then run one by one, as they do with
-    `check`. `checker` makes what follows the order of a CTA's events instead of `check`'s. The rest is as in
-    `gdnbench.sim.launch`.
+    `params`: tensors and arrays are passed by address, and the kernel may access their memory; numbers are
+    packed to the parameter's size; bytes are passed unchanged. `memory` adds allocations that the kernel
+    reaches in other ways. `registers` is ptxas's register count per thread, for the launch budget. `observed`
+    records the launch; its CTAs then run one by one, as with `check`. `checker` makes the observer of a CTA's
+    events that replaces `check`'s. The other parameters are those of `gdnbench.sim.launch`.
 
-    Raises KernelFault for an illegal act, with what was found before it; UnsupportedError for what is not
-    simulated, PtxSyntaxError or LaunchError for a text or arguments that cannot be launched.
+    Raises KernelFault for an illegal act, with the findings before it; UnsupportedError for what is not
+    simulated; PtxSyntaxError or LaunchError for a text or arguments that cannot be launched.
     """
     order = check_settings(engine, schedule, mma, threads)
     grid, block = _extents("grid", grid), _extents("block", block)
@@ -145,7 +145,7 @@ def run_ptx(
         schedule=order,
         mma=mma,
         multiply=importlib.import_module(kind.multiply).multiply,
-        track=kind.track and checker is None,  # it finds them itself, and goes on
+        track=kind.track and checker is None,  # a checker reports uninitialised reads and continues
         profile=profile,
         registers=registers if registers is not None else kernel.maxnreg,
         check=checker is not None,
@@ -158,7 +158,7 @@ def run_ptx(
     if observed is not None:
         ready, threads = observed.engine(launch, ready, engine), 1
     start = time.perf_counter()
-    # A profile interleaves the warps finely, so that its steps mean something.
+    # A profile measures waits in rounds of turns: only short turns resolve them.
     quantum = min(kind.quantum, PROFILE_QUANTUM) if profile else kind.quantum
     end = End.INTERRUPTED
     try:
@@ -178,7 +178,7 @@ def run_ptx(
 
 
 def _extents(name: str, given: object) -> Dim3:
-    """Three integers; the machine's budget judges their size."""
+    """Convert to three integers; `machine.budget` checks their size."""
     extents = tuple(given) if isinstance(given, Iterable) else (given,)
     if len(extents) != 3 or not all(isinstance(extent, int | np.integer) for extent in extents):
         raise LaunchError(f"{name} {given!r}: three integers (x, y, z)")
@@ -196,7 +196,7 @@ def prepare_launch(
     memory: GlobalMemory,
     config: MachineConfig,
 ) -> Launch:
-    """Check the launch against the limits and give the module's variables their memory."""
+    """Check the launch against the limits and allocate the module's variables."""
     padded = kernel.dynamic_shared if smem else kernel.shared_size
     budget.check(kernel, grid, block, padded + smem, config.registers)
     for variable in module.variables:
@@ -218,7 +218,7 @@ def prepare_launch(
 
 
 def pack(kernel: Kernel, params: Sequence[object], memory: GlobalMemory) -> bytes:
-    """The kernel's parameter block; tensors and arrays are added to `memory`."""
+    """The bytes of the kernel's parameter block. Tensors and arrays are added to `memory`."""
     if not isinstance(params, Sequence) or isinstance(params, str | bytes | bytearray):
         raise LaunchError(f"params is of type {type(params).__name__}: a list, one for each parameter")
     if len(params) != len(kernel.params):
@@ -257,8 +257,8 @@ def _encode(variable: Variable, value: object, memory: GlobalMemory) -> bytes:
 
 
 def _address(value: object, name: str, memory: GlobalMemory) -> int | None:
-    """The address of a tensor or array, whose bytes the kernel may touch from now on; None for anything
-    else."""
+    """The address of a tensor or array, whose bytes the kernel may access from now on; None for any other
+    value."""
     if isinstance(value, np.ndarray):
         if value.dtype.hasobject:
             raise LaunchError(f"{name} is an array of Python objects; pass numbers")

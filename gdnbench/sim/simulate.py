@@ -1,4 +1,5 @@
-"""Simulates a call of a compiled kernel: its host code, then every launch that the host code asks for."""
+"""Simulates a call of a compiled kernel: runs its host code, then every launch that the host code
+requests."""
 
 from __future__ import annotations
 
@@ -31,8 +32,9 @@ ONE_CTA = (1, 1, 1)
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How a call is simulated; see `launch`. InputError for a value that there is not. `watch` is told of
-    every launch, and says what is recorded of it. `before` gets each launch as it is about to run."""
+    """How a call is simulated; `launch` explains the fields. Raises InputError for an unknown value. `watch`
+    is called for every launch and returns what to record of it. `before` is called with each launch just
+    before it runs."""
 
     mma: str = "hardware"
     engine: str = "compiled"
@@ -74,19 +76,21 @@ def launch(
     progress: Progress | None = None,
     **kwargs: Any,
 ) -> Report:
-    """Call `compiled`, which `cute.compile` returned for sm_100a or sm_90a, on the CPU. It may be a kernel
-    that was exported whole instead, see `gdnbench.sim.host.exported_kernel`: nothing is compiled for it.
+    """Call `compiled`, which `cute.compile` returned for sm_100a or sm_90a, on the CPU. It may also be an
+    exported kernel, see `gdnbench.sim.host.exported_kernel`, which needs no compiler.
 
-    `args` and `kwargs` are the kernel's own without the stream: torch CPU tensors, written in place, and
-    numbers. `reachable` are tensors that the kernel finds by pointers it was given as numbers.
+    `args` and `kwargs` are the kernel's arguments without the stream: numbers, and torch CPU tensors, which
+    the kernel writes in place. `reachable` are tensors that the kernel finds by pointers passed as numbers.
 
     `mma` is the tensor cores' arithmetic ("hardware" or "exact"), `engine` "compiled" or "interpreter",
-    `schedule` when asynchronous effects land: "late", "early" or "random:SEED". `threads` bounds the cores
-    used. `check`: the checker follows every launch, and the report has what it finds. What is
-    None comes from the `active` block around the call, else it is the first named, with all cores.
+    `schedule` when asynchronous effects land: "late", "early" or "random:SEED". `threads` is the most cores
+    to use. With `check` the race checker observes every launch and the report has its findings. A setting
+    that is None comes from the enclosing `active` block, or else is the first value named here, with all
+    cores.
 
-    An illegal act raises KernelFault; with `raises` False it is the report's last finding. The launches after
-    it are not run. Raises ExportError, LaunchError or UnsupportedError for what cannot be simulated.
+    An illegal act raises KernelFault; with `raises` False it becomes the report's last finding. Later
+    launches do not run. Raises ExportError, LaunchError or UnsupportedError for a call that cannot be
+    simulated.
     """
     options = {
         "check": check,
@@ -116,9 +120,9 @@ def launch(
 def active(
     settings: Settings | None = None, arch: str | None = None, *, check: bool = False
 ) -> Iterator[Session]:
-    """While kernels run on the simulator: calling what `cute.compile` returned simulates it, `launch` takes
-    its defaults from `settings`, or else from the block around this one, and kernels compiled meanwhile, for
-    `arch`, keep what the simulator needs. With `check` launches are checked, whatever the settings say."""
+    """Inside this block calling what `cute.compile` returned simulates it. `launch` takes its defaults from
+    `settings`, or from the enclosing block. Kernels compiled inside, for `arch`, keep what the simulator
+    needs. `check` checks all launches, whatever the settings."""
     around = _session.get()
     given = settings or (Settings() if around is None else around.settings)
     session = Session(replace(given, check=given.check or check))
@@ -136,7 +140,7 @@ def _run(
     regions: Sequence[Region],
     settings: Settings,
 ) -> tuple[Report, KernelFault | None]:
-    """The report, and the fault that ended the call if one did."""
+    """The report, and the fault that ended the call, if any."""
     memory = GlobalMemory()
     for region in regions:
         memory.add(region.address, region.size, region.name, region.keeper)
@@ -217,7 +221,7 @@ def _launch_report(
     found: Sequence[Evidence] | None,
     settings: Settings,
 ) -> LaunchReport:
-    """`result` is None for a launch that was stopped, `found` for one that was not checked."""
+    """`result` is None for a launch that a fault stopped, `found` for one that was not checked."""
     start = LaunchReport(
         entry=request.entry,
         grid=request.grid,

@@ -1,4 +1,4 @@
-"""The tables of the special-function unit (MUFU), as an NVIDIA H200 holds them. Data for both engines.
+"""Interpolation tables of the special-function unit (MUFU), measured on an NVIDIA H200, for both engines.
 
 The unit interpolates a function by a parabola on each of 51 to 128 intervals (Oberman and Siu, "A High-
 Performance Area-Efficient Multifunction Interpolator", ARITH 2005). An interval is named by the top bits of a
@@ -6,12 +6,12 @@ Performance Area-Efficient Multifunction Interpolator", ARITH 2005). An interval
 
     q = c0 + c1 * x * 2^(17-b) + c2 * S * 4          exact; cut to 24 significant bits for the result
 
-S is what a squarer gives whose columns of partial products below 2^(2b-15) are left out:
+S comes from a squarer that leaves out the columns of partial products below 2^(2b-15):
 
     x^2 = sum over i of x_i 2^(2i)  +  sum over i < j of x_i x_j 2^(i+j+1)
     S   = the terms with exponents of at least 2b - 15, / 2^(2b-15)
 
-What the fraction is, in the order of the table's intervals, and the unit of q:
+The fraction, in the order of the table's intervals, and the unit of q:
 
     RCP     mantissa of a in [1, 2)                     1/a in 2^-42
     RSQ     mantissa of a in [1, 2), then in [2, 4)     1/sqrt a in 2^-42
@@ -21,15 +21,15 @@ What the fraction is, in the order of the table's intervals, and the unit of q:
     SIN     position in the first quadrant              sin in 2^-42
     TANH    bits of the mantissa from TANH_IGNORED on, octave after octave; 2^(min(e,-1)-41) in octave e
 
-How the tables were found. On an H200 (driver 580.159.04) every function answered for all 2^23 mantissas of
-some octaves. Each answer bounds q from both sides: a linear program in (c0, c1, c2) for each interval. With S
-as above all have a solution. With an exact square, or one column more or less, those of ex2 and rcp that were
-tried have none, by 1/40 to 1/10 of a result's last place. c1 and c2 are the solution rounded to integers or a
-coarser grid that satisfies every bound, c0 the number within its bounds with most trailing zeros; the unit's
-own may differ where no argument tells. tests/sim/silicon/sweeps.py has digests of 35 octaves, and
-`scripts/sim_silicon.py --sweeps` asks a GPU for them again.
+How the tables were found: an H200 (driver 580.159.04) evaluated every function at all 2^23 mantissas of some
+octaves. Each result bounds q from both sides, which gives a linear program in (c0, c1, c2) per interval. With
+S as above every program has a solution. With an exact square, or one column more or less, the programs of ex2
+and rcp that were tried have none, by 1/40 to 1/10 of a result's last place. c1 and c2 are the solution
+rounded to integers, or to a coarser grid that satisfies every bound; c0 is the number within its bounds with
+the most trailing zeros. The unit's own coefficients may differ where no argument distinguishes them.
+tests/sim/silicon/sweeps.py has digests of 35 octaves; `scripts/sim_silicon.py --sweeps` measures them again.
 
-Blackwell's unit is taken to be the same: scripts/verify_on_blackwell.py asks it.
+Blackwell's unit is assumed to be the same; scripts/verify_on_blackwell.py measures it.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ def _table(low: int, text: str) -> Table:
     return Table(low, tuple((int(c0, 16), int(c1), int(c2)) for c0, c1, c2 in rows))
 
 
-# In each octave of its argument tanh ignores so many low bits of the mantissa: 2^(6 - ignored) intervals of
-# 17 bits. Below 2^-8 it is its argument, from 8 on it is 1.
+# The low bits of the mantissa that tanh ignores, by octave of its argument: 2^(6 - ignored) intervals of 17
+# bits. Below 2^-8 tanh returns its argument, from 8 on it returns 1.
 TANH_IGNORED = {-8: 6, -7: 6, -6: 6, -5: 5, -4: 5, -3: 4, -2: 4, -1: 4, 0: 3, 1: 2, 2: 3}
 
 RCP = _table(

@@ -1,11 +1,10 @@
-"""The values that chosen warps of a kernel compute, instruction by instruction: what there is to tell,
-which of it is asked for, and who is told.
+"""Value traces: which executions are selected, how a trace describes instructions, and the recorder protocol.
 
-    class Printer:                                           # a `Recorder`, given to the simulator by a watch
+    class Printer:                                              # a `Recorder`; a `Watch` passes it on
         selection = Selection.parse("cta=3 class=store")
         def add(self, cta, warp, pc, occurrence, lanes, values): ...
 
-Lanes that did not execute hold what they held before.
+An event has all 32 lanes; a lane that did not execute has the register's previous value.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ def class_of(ins: Instruction) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Spans:
-    """The numbers of "0-3,7"."""
+    """The numbers in text such as "0-3,7"."""
 
     spans: tuple[tuple[int, int], ...]
 
@@ -93,8 +92,9 @@ _PARSERS: dict[str, Callable[[str], dict[str, Any]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """What is recorded: of these CTAs and warps; None is all. `lines`: the first and last line of the PTX,
-    `source`: the end of a Python file's path, its first and its last line. `text`: as it was asked for."""
+    """Which executions are recorded: those of these CTAs and warps, None for all. `lines` is the first and
+    last PTX line. `source` is the end of a Python file's path with its first and last line. `text` is what
+    `parse` was given."""
 
     ctas: Container[int] | None
     warps: Container[int] | None = None
@@ -105,8 +105,8 @@ class Selection:
 
     @classmethod
     def parse(cls, text: str) -> Selection:
-        """ "cta=0-3,7 warp=4 class=load,store lines=100-180 source=gemm.py:80-95": CTA 0 unless said,
-        cta=all for every one. "all" alone is everything."""
+        """Parse "cta=0-3,7 warp=4 class=load,store lines=100-180 source=gemm.py:80-95". Without cta= only CTA
+        0 is recorded; cta=all records every CTA, and "all" alone everything. Raises InputError."""
         given: dict[str, Any] = {"ctas": None if text.strip() == ALL else Spans(((0, 0),)), "text": text}
         for part in () if text.strip() == ALL else text.split():
             name, named, value = part.partition("=")
@@ -128,7 +128,7 @@ class Selection:
         return self.warps is None or warp in self.warps
 
     def takes(self, ins: Instruction) -> bool:
-        """Whether executions of `ins` are recorded, by anybody who is asked for."""
+        """Whether the selection includes `ins`, in the CTAs and warps that it includes."""
         place = ins.place
         if self.classes is not None and class_of(ins) not in self.classes:
             return False
@@ -144,7 +144,7 @@ class Selection:
 
 @dataclass(frozen=True, slots=True)
 class TracedRegister:
-    """`format`: what it holds, as `register_formats` says."""
+    """`format` is the register's number format by `register_formats`."""
 
     index: int
     name: str
@@ -154,9 +154,9 @@ class TracedRegister:
 
 @dataclass(frozen=True, slots=True)
 class TracedInstruction:
-    """One instruction of the kernel. `registers` are those whose values an event has: the results, or what a
-    store stores. `operands` are what its results come from, in order: a register's index, or the bits of a
-    constant as text; addresses are left out, `addresses` has the registers that they begin with."""
+    """One instruction of the kernel. `registers` are those whose values an event has: the results, or the
+    stored registers of a store. `operands` are the inputs of the results in order: a register's index, or the
+    bits of a constant as text. They leave out addresses; `addresses` has the base registers of those."""
 
     pc: int
     name: str
@@ -173,8 +173,8 @@ class TracedInstruction:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One execution of an instruction by a warp. `occurrence` counts those of this instruction in this warp.
-    `values`: uint64[registers, 32], zero-extended bits."""
+    """One execution of an instruction by a warp. `occurrence` counts the executions of this instruction by
+    this warp. `values` is uint64[registers, 32], zero-extended bits."""
 
     cta: int
     warp: int
@@ -185,7 +185,8 @@ class Event:
 
 
 def traced_registers(ins: Instruction) -> tuple[Register, ...]:
-    """The registers that an event of `ins` has the values of; of a wgmma none, which come with its wait."""
+    """The registers whose values an event of `ins` has. A wgmma has none: its results arrive with its
+    wait."""
     if ins.form.until is Until.WGMMA_GROUP:
         return ()
     if class_of(ins) != STORE:
@@ -219,7 +220,7 @@ def _addresses(ins: Instruction) -> tuple[int, ...]:
 
 
 def described(kernel: Kernel, selection: Selection) -> list[TracedInstruction]:
-    """All instructions, in their order."""
+    """All instructions of the kernel, in order."""
     formats = register_formats(kernel)
     return [_described(ins, formats, selection) for ins in kernel.instructions]
 
@@ -246,7 +247,7 @@ def _described(ins: Instruction, formats: dict[int, str], selection: Selection) 
 
 
 class End(StrEnum):
-    """How a launch that was recorded ended."""
+    """How a recorded launch ended."""
 
     COMPLETE = "complete"
     FAULT = "fault"
@@ -254,7 +255,7 @@ class End(StrEnum):
 
 
 class Recorder(Protocol):
-    """Takes the values of one launch, of what `selection` asks for."""
+    """Receives the values of one launch that `selection` includes."""
 
     @property
     def selection(self) -> Selection: ...
@@ -266,7 +267,7 @@ class Recorder(Protocol):
     def add(
         self, cta: int, warp: int, pc: int, occurrence: int, lanes: int, values: npt.NDArray[np.uint64]
     ) -> None:
-        """An execution, in the order of the warp's; see `Event`. Calls do not overlap."""
+        """One execution, in the order of its warp; `Event` explains the arguments. Calls do not overlap."""
         ...
 
     def end(self, how: End) -> None: ...

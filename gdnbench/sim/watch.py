@@ -1,4 +1,4 @@
-"""What looks on while launches are simulated: it is told of each, and may have its values recorded."""
+"""Protocols for observing launches: a `Watch` is called for each launch and may have its values recorded."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """What is wanted of one launch: its values told to `values`, and a call before each CTA begins, when the
-    one before it has ended. It is not made where CTAs talk to each other and so take turns."""
+    """What to do in one launch: record values with `values`, and call `before_cta` before each CTA begins,
+    when the previous CTA has ended. The call is left out where CTAs synchronise and take turns."""
 
     values: Recorder | None = None
     before_cta: Callable[[int], None] | None = None
 
     def engine(self, launch: Launch, engine: Engine, name: str) -> Engine:
-        """`engine`, which is called `name`, so that all this is done; the launch begins."""
+        """Wrap `engine`, whose name is `name`, so that it does this; starts the recorder."""
         if self.values is not None:
             from gdnbench.sim.interpreter.traced import TracingEngine
 
@@ -36,24 +36,24 @@ class Observed:
         return _Told(engine, self.before_cta)
 
     def end(self, how: End) -> None:
-        """The launch has ended."""
+        """The launch has ended: ends the recorder."""
         if self.values is not None:
             self.values.end(how)
 
 
 class Watch(Protocol):
-    """Told of launches, in order. `regions` are the tensors of the call, as they lie in memory."""
+    """Called for each launch, in order. `regions` are the tensors of the call, at their addresses."""
 
     def begins(self, entry: str, grid: Dim3, regions: Sequence[Region]) -> Observed | None: ...
 
     def ended(self, regions: Sequence[Region]) -> None:
-        """The launch that began last has ended well."""
+        """The launch that began last has ended without a fault."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class _Told:
-    """Seam: `Engine`."""
+    """Calls `before_cta` before each CTA; implements `Engine`."""
 
     engine: Engine
     before_cta: Callable[[int], None]

@@ -43,7 +43,7 @@ class AppendArray:
             filters=None,
             fill_value=kind.type(0),
             attributes={KEY: dict(attributes)},
-            # An all-zero chunk left out would read the same, but could not be told from one that was lost.
+            # Zarr may leave out an all-zero chunk; the reader could not distinguish that from a lost one.
             config={"write_empty_chunks": True},
             zarr_format=3,
         )

@@ -1,5 +1,5 @@
-"""Reads value traces: launches, and their events from any event on. What a store claims is checked before
-use."""
+"""Reads value traces: launches, and their events from any event on. Every claim of the store is checked
+before use."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def open_trace(path: Address) -> Iterator[Trace]:
         if names != [launch_name(number) for number in range(len(names))]:
             raise StoreError(f"{path}: {LAUNCHES} are not numbered from 0 on: one is missing or misnamed")
         texts = _Texts(files)
-        # A process that was killed as it began a launch leaves a group that says nothing.
+        # A process killed at the start of a launch leaves a group without attributes.
         said = [name for name in names if files.read(f"{LAUNCHES}/{name}/{METADATA}", METADATA_LIMIT)]
         launches = [_launch(files, texts, number, name) for number, name in enumerate(said)]
         yield Trace(files.path, ours, tuple(launches))
@@ -128,7 +128,7 @@ class TracedLaunch:
 
     @property
     def whole(self) -> bool:
-        """Whether everything that was selected is in the store."""
+        """Whether the store has every selected event."""
         return self.end == "complete" and not self.dropped
 
     @property
@@ -146,8 +146,8 @@ class TracedLaunch:
         return self._column(name).read((slice(0, self.events),)).astype(np.uint32, copy=False)
 
     def read(self, start: int = 0, stop: int | None = None) -> Iterator[Event]:
-        """Events [start, stop) in the order of execution. Nothing before `start` is read. Raises StoreError
-        if the events are damaged."""
+        """Events [start, stop) in the order of execution. Reads no event before `start`. Raises StoreError if
+        the events are damaged."""
         stop = self.events if stop is None else min(stop, self.events)
         if start >= stop:
             return

@@ -1,4 +1,4 @@
-"""A request for a trace, as plain values, so that this process or another one can write it."""
+"""A request for a trace as plain values, so that this process or a worker process can write it."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ DEFAULT = "cta=0"
 
 @dataclass(frozen=True, slots=True)
 class TraceRequest:
-    """Writes the values that `of` selects (see `Selection.parse`) to the trace at `path`, which `make_trace`
-    made: up to `limit` bytes before compression. `on_progress` is called with progress if this process writes
-    the trace."""
+    """Write the values that `of` selects (see `Selection.parse`) to the trace at `path`, which `make_trace`
+    made, up to `limit` bytes before compression. If this process writes the trace, it calls `on_progress`
+    with the progress."""
 
     path: str
     of: str = DEFAULT
@@ -26,8 +26,8 @@ class TraceRequest:
     on_progress: Told | None = field(default=None, compare=False)
 
     def watch(self, labels: Mapping[str, Any] | None = None) -> Tracing:
-        """The watch that records the launches from now on, after those that are in the store. `labels` are
-        stored with each launch."""
+        """The watch that records the coming launches, after those already in the store. `labels` are stored
+        with each launch."""
         writer = TraceWriter(Path(self.path), self.limit, self.on_progress)
         return Tracing(writer, Selection.parse(self.of), labels or {})
 

@@ -52,7 +52,7 @@ MAX_BYTES = 1 << 30
 """The default limit of a trace in bytes, before compression: some 3,500,000 events of one register."""
 
 Told = Callable[[str], None]
-"""Called as events are recorded: how many the store has, in words."""
+"""Called as events are recorded with the number in the store, as text."""
 
 
 def make_trace(path: Path) -> None:
@@ -77,7 +77,7 @@ def make_trace(path: Path) -> None:
 
 @contextmanager
 def _writing(path: Path) -> Iterator[None]:
-    """Errors of the file system as a StoreError that says what to do."""
+    """Converts errors of the file system to a StoreError with advice."""
     try:
         yield
     except StoreError:
@@ -91,7 +91,7 @@ def _writing(path: Path) -> Iterator[None]:
 @dataclass(slots=True)
 class TraceWriter:
     """Adds launches to the trace at `path`, one after the other. At `limit` bytes before compression
-    recording stops, and the number of dropped events is stored."""
+    recording stops; the number of dropped events is stored."""
 
     path: Path
     limit: int = MAX_BYTES
@@ -212,8 +212,8 @@ class LaunchWriter:
             self._values = None
 
     def _write(self, end: End | None = None) -> None:
-        """Hand on what waits. An interrupt may come anywhere: what is taken out is handed on once, and what
-        is committed is what all arrays have."""
+        """Pass the pending rows to the arrays. An interrupt may come anywhere: rows taken out are passed on
+        once, and the committed events are those that all arrays have."""
         assert self._values is not None
         with _writing(self.store.path):
             pieces, self._pieces, self._waiting = self._pieces, [], 0
@@ -227,7 +227,7 @@ class LaunchWriter:
             for array in (self._values, *self._columns) if end is not None else ():
                 array.flush()
             written = min(column.written for column in self._columns)
-            # The last event of which some rows are still in memory, and those after it.
+            # From the last event of which some rows are still in memory on.
             missing = int((heads[:, -1] + self._counts[heads[:, 2]] > self._values.written).sum())
             self._commit(min(written, self.recorded - missing), end)
         if self.store.on_progress is not None:
@@ -237,8 +237,7 @@ class LaunchWriter:
         return AppendArray(self.store.path, f"{self.key}/{name}", row, dtype, chunk, {})
 
     def _sources(self, instructions: list[TracedInstruction]) -> dict[str, str]:
-        """Digests of the Python files that the kernel's lines are of, as they are now; those that can be
-        read."""
+        """Digests of the current text of the kernel's Python files, without those that cannot be read."""
         found = {}
         for file in dict.fromkeys(one.file for one in instructions if one.file is not None):
             try:
@@ -249,7 +248,7 @@ class LaunchWriter:
         return found
 
     def _commit(self, events: int, end: End | None = None) -> None:
-        """Say what is in the store, all at once."""
+        """Write the counts of what is in the store, all at once."""
         said = {**self._attributes, "events": events, "dropped": self.dropped, "bytes": self._bytes}
         if end is not None:
             said["end"] = str(end)

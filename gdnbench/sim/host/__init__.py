@@ -1,4 +1,5 @@
-"""A compiled kernel object run against a mock CUDA runtime: what it launches, with which parameters."""
+"""Runs the host code of a compiled kernel with a mock CUDA runtime and returns its launches with their
+parameters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""From torch CPU tensors to what a host function takes, and to the allocations that its kernels may touch."""
+"""Converts torch CPU tensors to the arguments of a host function and to the memory that its kernels may
+access."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from torch import Tensor
 from gdnbench.sim.errors import LaunchError
 from gdnbench.sim.host.layouts import Extent, TensorType, tensor_type
 
-# Element types of CuTe DSL's IR, which has no signs, and the torch dtypes with the same bits.
+# Element types of CuTe DSL's IR, whose integers have no sign, and the torch dtypes of the same width.
 DTYPES: dict[str, tuple[torch.dtype, ...]] = {
     "f64": (torch.float64,),
     "f32": (torch.float32,),
@@ -36,14 +37,15 @@ _SCALAR = re.compile(r"(i|f|bf|tf)(\d+)")
 
 @dataclass(frozen=True, slots=True)
 class NamedTensor:
-    """A tensor among the arguments, called as the kernel calls it: `x`, or `state[1]` within a tuple."""
+    """A tensor argument with the name that the kernel uses: `x`, or `state[1]` inside a tuple."""
 
     name: str
     tensor: Tensor
 
 
 class Packed:
-    """An argument that is already a struct in memory, in the form that CuTe DSL asks its arguments for."""
+    """An argument that is already a C struct in memory, with the interface that CuTe DSL expects of
+    arguments."""
 
     def __init__(self, data: bytes) -> None:
         self._bytes = ctypes.create_string_buffer(data, max(len(data), 1))
@@ -53,7 +55,7 @@ class Packed:
 
 
 def replace_tensors(arguments: Mapping[str, Any], replace: Callable[[NamedTensor], Any]) -> list[Any]:
-    """The arguments with every torch tensor in them, in order, given to `replace`."""
+    """The arguments with every torch tensor, in order, replaced by `replace`."""
 
     def leaf(name: str, value: Any) -> Any:
         return replace(NamedTensor(name, value)) if isinstance(value, Tensor) else value
@@ -62,8 +64,7 @@ def replace_tensors(arguments: Mapping[str, Any], replace: Callable[[NamedTensor
 
 
 def map_leaves(name: str, value: Any, leaf: Callable[[str, Any], Any]) -> Any:
-    """`value` with all that tuples, lists and dataclasses in it hold given to `leaf`, under a name of its
-    own."""
+    """`value` with every element of its tuples, lists and dataclasses replaced by `leaf(name, element)`."""
     if isinstance(value, tuple | list):
         items = [map_leaves(f"{name}[{i}]", item, leaf) for i, item in enumerate(value)]
         return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
@@ -84,7 +85,7 @@ def tensors_in(arguments: Mapping[str, Any]) -> list[NamedTensor]:
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """Bytes that the kernels of a call may touch; `keeper` owns them."""
+    """Bytes that the kernels of a call may access; `keeper` owns them."""
 
     name: str
     address: int
@@ -93,7 +94,8 @@ class Region:
 
 
 def region_of(named: NamedTensor) -> Region:
-    """From a tensor's first element to its last; LaunchError if it is not on the CPU."""
+    """The bytes from a tensor's first element to its last. Raises LaunchError if the tensor is not on the
+    CPU."""
     check_on_cpu(named)
     tensor = named.tensor
     size = _span(tensor.shape, tensor.stride()) * tensor.element_size()
@@ -101,14 +103,14 @@ def region_of(named: NamedTensor) -> Region:
 
 
 def _span(shape: Sequence[int], strides: Sequence[int]) -> int:
-    """Elements from the first to the last, both counted."""
+    """The number of elements from the first to the last inclusive."""
     if 0 in shape:
         return 0
     return 1 + sum((extent - 1) * stride for extent, stride in zip(shape, strides, strict=True))
 
 
 def regions_in(arguments: Mapping[str, Any]) -> list[Region]:
-    """What the tensors among the arguments cover, torch's and those of CuTe's own runtime."""
+    """The memory of all tensors among the arguments, torch's and those of CuTe's runtime."""
     found = []
     for name, value in _leaves(arguments):
         if isinstance(value, Tensor):
@@ -120,7 +122,7 @@ def regions_in(arguments: Mapping[str, Any]) -> list[Region]:
 
 
 def check_on_cpu(named: NamedTensor) -> None:
-    """LaunchError for a tensor whose bytes are not this process's own."""
+    """Raises LaunchError for a tensor outside this process's memory."""
     if named.tensor.device.type != "cpu":
         raise LaunchError(f"{named.name} is on {named.tensor.device}: the simulator takes CPU tensors")
     if named.tensor.layout is not torch.strided:
@@ -128,9 +130,9 @@ def check_on_cpu(named: NamedTensor) -> None:
 
 
 def pack_arguments(arguments: Mapping[str, Any], types: Sequence[str]) -> list[Any]:
-    """The arguments of a host function whose parameters have `types`, tensors as structs; LaunchError names
-    the first that does not fit. What is neither torch tensor, number, None nor a container of these is left
-    as it is."""
+    """The arguments of a host function whose parameters have `types`, with tensors as structs. Raises
+    LaunchError, which names the first that does not fit. A value that is no torch tensor, number, None or
+    container of these stays as it is."""
     leaves = _leaves(arguments)
     tensors = [name for name, value in leaves if isinstance(value, Tensor)]
     wanted = [kind for kind in map(tensor_type, types) if kind is not None]
@@ -153,7 +155,7 @@ def pack_arguments(arguments: Mapping[str, Any], types: Sequence[str]) -> list[A
 
 
 def _leaves(arguments: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """Name and value of everything that is passed; None is compiled in, not passed."""
+    """Name and value of every passed argument; None is compiled in and not passed."""
     found: list[tuple[str, Any]] = []
 
     def note(name: str, value: Any) -> Any:
@@ -167,7 +169,7 @@ def _leaves(arguments: Mapping[str, Any]) -> list[tuple[str, Any]]:
 
 
 def _check_kind(name: str, value: Any, type_: str) -> None:
-    """LaunchError unless a tensor stands where the kernel takes one, and a number where it takes a number."""
+    """Raises LaunchError for a number where the kernel takes a tensor, and the reverse."""
     if isinstance(value, Tensor) and tensor_type(type_) is None:
         raise LaunchError(f"{name} is a tensor; the kernel takes {type_.removeprefix('!')}")
     if isinstance(value, bool | int | float | str):
@@ -182,7 +184,8 @@ def _check_kind(name: str, value: Any, type_: str) -> None:
 
 
 def pack_tensor(named: NamedTensor, type_: TensorType) -> Packed:
-    """The argument struct of a tensor; LaunchError says how it does not fit the compiled type."""
+    """The argument struct of a tensor. Raises LaunchError, which names the mismatch with the compiled
+    type."""
     if wrong := next(_misfits(named.tensor, type_), None):
         raise LaunchError(f"{named.name} {wrong}")
     tensor = named.tensor
@@ -203,7 +206,7 @@ def _misfits(tensor: Tensor, type_: TensorType) -> Iterator[str]:
         ("stride", tensor.stride(), type_.strides),
     ):
         for dim, (value, extent) in enumerate(zip(values, extents, strict=True)):
-            # A stride is of no consequence along one element.
+            # The stride of an extent of 1 is never used.
             if what == "stride" and not extent.dynamic and tensor.shape[dim] == 1:
                 continue
             if reason := _misfit(value, extent):

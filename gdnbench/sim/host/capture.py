@@ -1,4 +1,4 @@
-"""Runs a compiled kernel's own host code on CPU tensors and returns the launches that it asks for."""
+"""Runs a compiled kernel's own host code on CPU tensors and returns the launches that it requests."""
 
 from __future__ import annotations
 
@@ -36,8 +36,7 @@ class Host:
 
 @dataclass(frozen=True, slots=True)
 class Capture:
-    """The launches of one call, in order, the parsed PTX that they name kernels of, and the tensors it was
-    given."""
+    """The launches of one call in order, the parsed PTX with their kernels, and the call's tensors."""
 
     module: Module
     requests: tuple[LaunchRequest, ...]
@@ -48,10 +47,10 @@ _loaded: WeakKeyDictionary[Any, Host] = WeakKeyDictionary()
 
 
 def capture_launches(compiled: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> Capture:
-    """What `compiled(*args, **kwargs)` would launch, on torch CPU tensors, without the stream. `compiled` is
-    what `cute.compile` returned, or an `ExportedKernel`.
+    """The launches that `compiled(*args, **kwargs)` would make, on torch CPU tensors and without the stream.
+    `compiled` is what `cute.compile` returned, or an `ExportedKernel`.
 
-    ExportError if the kernel cannot be loaded, LaunchError if the arguments do not fit it.
+    Raises ExportError if the kernel cannot be loaded, LaunchError if the arguments do not fit it.
     """
     host = _host(compiled)
     call: Callable[..., int]
@@ -103,7 +102,7 @@ def _load(exported: Exported) -> Host:
 
 
 def _initialise(code: HostObject, prefix: str) -> None:
-    """Load the cubin and look its kernels up, as the header that the DSL exports does before a first call."""
+    """Load the cubin and look up its kernels, as the DSL's exported header does before a first call."""
     library, error = ctypes.c_void_p(), ctypes.c_int32()
     storage, device = ctypes.pointer(library), ctypes.c_int32(0)
     with code.running() as runtime:
@@ -117,13 +116,13 @@ def _initialise(code: HostObject, prefix: str) -> None:
 
 
 def _call_packed(code: HostObject, name: str, values: Sequence[Any], result: ctypes.c_int32) -> None:
-    """A function whose arguments, and last its result, come as an array of pointers to them."""
+    """Call a function that takes an array of pointers to its arguments, the last one to its result."""
     slots = (ctypes.c_void_p * (len(values) + 1))(*map(ctypes.addressof, values), ctypes.addressof(result))
     ctypes.CFUNCTYPE(None, ctypes.c_void_p)(code.function(name))(ctypes.addressof(slots))
 
 
 def _plain_call(compiled: Any, host: Host, arguments: Mapping[str, Any]) -> int:
-    """Call the host function through the C interface that it is exported with; returns its CUDA error."""
+    """Call the host function through its exported C interface; returns its CUDA error."""
     function = host.exported.function
     packed = list(arguments.values())
     if host.exported.ir is not None:
@@ -142,7 +141,7 @@ def _plain_call(compiled: Any, host: Host, arguments: Mapping[str, Any]) -> int:
 
 
 def _exported_call(kernel: ExportedKernel, host: Host, arguments: Mapping[str, Any]) -> int:
-    """The same of a kernel that says its parameters itself."""
+    """Like `_plain_call`, for a kernel that describes its own parameters."""
     packed = exported_kernel.pack(kernel, arguments)
     return _call_host(host, [address for value in packed for address in value.__c_pointers__()])
 
@@ -157,8 +156,8 @@ def _call_host(host: Host, addresses: Sequence[int]) -> int:
 
 
 def _tvm_ffi_call(compiled: Any, host: Host, arguments: Mapping[str, Any]) -> int:
-    """Call the tvm-ffi entry. A stream is passed only if the entry takes one: it may come from the
-    environment."""
+    """Call the tvm-ffi entry. The stream is passed only if the entry takes one: it may use the
+    environment's."""
     streams = cutlass_dsl.stream_names(compiled)
     entry = tvm_ffi.Entry(host.code.function(f"__tvm_ffi_{host.exported.prefix}"))
     given = {name: 0 if name in streams else value for name, value in arguments.items()}

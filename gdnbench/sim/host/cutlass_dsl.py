@@ -1,4 +1,4 @@
-"""Everything private of CuTe DSL that the simulator touches; written against nvidia-cutlass-dsl 4.8.1.
+"""All uses of CuTe DSL's private interfaces in the simulator; written against nvidia-cutlass-dsl 4.8.1.
 
 CuTeDSL._get_dsl().envar        the settings that CUTE_DSL_* variables give, read once at import
 cute.compile._compile_options   the options of compilations, into which the settings are written
@@ -30,7 +30,7 @@ from gdnbench.sim.host.device import DEVICES
 
 PREFIX = "gdnbench_sim"
 DEFAULT_ARCH = "sm_100a"
-ALIGN = 16  # bytes: what TMA and vector accesses ask for
+ALIGN = 16  # bytes, for TMA and vector accesses
 KEEP = "CUTE_DSL_KEEP=ptx,ir-debug"
 HOW_TO_KEEP = f"compile it with gdnbench.sim.compile, inside gdnbench.sim.keep_ptx(), or with {KEEP} set"
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
@@ -52,9 +52,9 @@ class Exported:
 
 @contextmanager
 def keep_ptx(arch: str | None = None) -> Iterator[None]:
-    """While kernels are compiled that are to be simulated: keeps PTX, source lines and argument types.
+    """Inside this block compilations keep PTX, source lines and argument types for the simulator.
 
-    `arch` is sm_100a or sm_90a; None for what CUTE_DSL_ARCH says, sm_100a if it says nothing.
+    `arch` is sm_100a or sm_90a; None takes CUTE_DSL_ARCH, or sm_100a if that is not set.
     """
     if arch is not None and arch not in DEVICES:
         raise LaunchError(f"arch {arch!r}; there are {', '.join(DEVICES)}")
@@ -74,7 +74,7 @@ def keep_ptx(arch: str | None = None) -> Iterator[None]:
 
 @contextmanager
 def _options_of_their_own() -> Iterator[None]:
-    """`cute.compile` writes the settings into options that it keeps: here into a copy."""
+    """`cute.compile` writes the settings into options that it keeps; this block gives it a copy."""
     import cutlass.cute as cute
 
     compiler: Any = cute.compile
@@ -96,7 +96,7 @@ def compile_kept(function: Any, *args: Any, arch: str | None, **options: Any) ->
 
 @contextmanager
 def calls_go_to(handler: Callable[..., object]) -> Iterator[None]:
-    """While a call of what `cute.compile` returned is a call of `handler(compiled, *args, **kwargs)`."""
+    """Inside this block a call of what `cute.compile` returned calls `handler(compiled, *args, **kwargs)`."""
     kinds = [kind for kind in _compiled_kinds() if "__call__" in vars(kind)]
     before = [vars(kind)["__call__"] for kind in kinds]
 
@@ -113,7 +113,7 @@ def calls_go_to(handler: Callable[..., object]) -> Iterator[None]:
 
 
 def _compiled_kinds() -> list[Any]:
-    """The class of compiled functions and all that derive from it."""
+    """The class of compiled functions and all its subclasses."""
     from cutlass.cutlass_dsl.cuda_jit_executor import CudaDialectJitCompiledFunction
 
     with suppress(ImportError):  # without tvm-ffi its kinds do not exist
@@ -141,7 +141,7 @@ def _installed() -> str:
 
 
 def is_jit(value: object) -> bool:
-    """Whether `value` is a host function, decorated with `@cute.jit`, or an object that is called as one."""
+    """Whether `value` is a host function decorated with `@cute.jit`, or an object whose `__call__` is one."""
     return any(getattr(found, "_decorator_kind", None) == "jit" for found in (value, type(value).__call__))
 
 
@@ -152,13 +152,13 @@ def _jit_source(value: Any) -> Any:
 
 
 def jit_name(value: Any) -> str:
-    """What to call a host function in messages."""
+    """The name of a host function for messages."""
     return str(getattr(value, "__name__", type(value).__name__))
 
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """A parameter of a host function: whether it is a stream, is compiled in, must be given; its number
+    """A parameter of a host function: whether it is a stream, is compiled in, or is required; its number
     type."""
 
     name: str
@@ -201,7 +201,7 @@ def compile_from_examples(
     dynamic: Mapping[int, tuple[bool, ...]],
     arch: str | None,
 ) -> Any:
-    """Compile for the values in `bound`; ExportError if the DSL refuses the kernel."""
+    """Compile for the values in `bound`. Raises ExportError if the DSL refuses the kernel."""
     from cutlass.cute.runtime import make_fake_stream
 
     examples: dict[str, Any] = {}
@@ -222,7 +222,7 @@ def compile_from_examples(
 
 
 def _fake_tensor(tensor: Tensor, dynamic: tuple[bool, ...]) -> Any:
-    """A tensor known by its type alone; a stride that spans an open extent is open too."""
+    """A tensor that has only a type. A stride that spans an open extent is open too."""
     import cutlass.cute as cute
     from cutlass.cute.runtime import make_fake_tensor
 
@@ -286,7 +286,8 @@ def is_tvm_ffi(compiled: Any) -> bool:
 
 
 def export(compiled: Any) -> Exported:
-    """PTX, IR and host object of what `cute.compile` returned; ExportError says what is missing."""
+    """PTX, IR and host object of what `cute.compile` returned. Raises ExportError, which names what is
+    missing."""
     if not is_compiled(compiled):
         raise ExportError(f"{type(compiled).__name__} is not what cute.compile returns")
     name = str(getattr(compiled, "function_name", "kernel"))
@@ -302,7 +303,7 @@ def export(compiled: Any) -> Exported:
 
 
 def _text(artifact: object) -> str | None:
-    """An artifact's text; it is still a path, without a line end, where the file was not there."""
+    """An artifact's text. If the file did not exist, the DSL leaves its path, which has no line end."""
     return artifact if isinstance(artifact, str) and "\n" in artifact else None
 
 
@@ -314,7 +315,7 @@ def _tvm_ffi_object(compiled: Any) -> bytes:
 
 
 def parameter_names(compiled: Any) -> list[str]:
-    """Names of the run-time parameters, the stream among them."""
+    """Names of the run-time parameters, including the stream."""
     return list(compiled.execution_args.signature.parameters)
 
 
@@ -328,7 +329,7 @@ def stream_names(compiled: Any) -> list[str]:
 
 
 def _is_stream(parameter: inspect.Parameter) -> bool:
-    """Annotated as a stream, or without annotation and called so."""
+    """Whether the annotation is a stream, or, without annotation, the name says so."""
     annotation = parameter.annotation
     if annotation is parameter.empty:
         return parameter.name == "stream"
@@ -336,7 +337,7 @@ def _is_stream(parameter: inspect.Parameter) -> bool:
 
 
 def name_arguments(compiled: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments by parameter name, streams left out. LaunchError if there are too many."""
+    """Arguments by parameter name without streams. Raises LaunchError if there are too many."""
     streams = stream_names(compiled)
     names = parameter_names(compiled)
     expected = [name for name in names if name not in streams]
@@ -363,7 +364,8 @@ def bind(compiled: Any, args: Sequence[Any], kwargs: Mapping[str, Any], stream: 
 
 
 def argument_pointers(compiled: Any, arguments: Sequence[Any]) -> tuple[list[int], object]:
-    """(address of each argument of the host function, what keeps them alive), packed by the DSL itself."""
+    """(address of each argument of the host function, the object that keeps them alive), packed by the
+    DSL."""
     try:
         pointers, keep = compiled.execution_args.generate_execution_args(tuple(arguments), {})
     except Exception as error:
@@ -380,14 +382,14 @@ def _address(pointer: Any) -> int:
 
 
 def _first_line(error: BaseException) -> str:
-    """What is wrong, in a line: the DSL's messages have colours, frames and a heading of their own."""
+    """One line of an error: the DSL's messages have colours, frames and a heading."""
     lines = [line.strip() for line in _COLOUR.sub("", str(error)).splitlines() if line.strip()]
     said = next((line for line in lines if line.startswith("error:")), lines[0] if lines else "")
     return f"{type(error).__name__}: {said.removeprefix('error: ')}".rstrip(": ")
 
 
 def _raised_at(error: BaseException, function: Any) -> str:
-    """The last line of the function's own file that was running, in brackets."""
+    """The last line of the function's own file in the traceback, in brackets."""
     file = inspect.getsourcefile(function)
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
     return f" ({file}:{frames[-1].lineno})" if frames else ""

@@ -1,4 +1,4 @@
-"""The device that host code is told it runs on: the attributes it can ask the CUDA runtime for."""
+"""The simulated device: the attributes that host code can query from the CUDA runtime."""
 
 from __future__ import annotations
 
@@ -33,8 +33,7 @@ _COMMON = {
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A GPU by its numbers (CUDA C++ Programming Guide, "Compute Capabilities", and the product's data
-    sheet)."""
+    """A GPU's limits (CUDA C++ Programming Guide, "Compute Capabilities", and the product's data sheet)."""
 
     name: str
     capability: tuple[int, int]
@@ -42,7 +41,7 @@ class Device:
 
     @property
     def attributes(self) -> Mapping[int, int]:
-        """Value by number of cudaDeviceAttr."""
+        """The value of each cudaDeviceAttr number."""
         major, minor = self.capability
         return _COMMON | {MULTIPROCESSORS: self.multiprocessors, 75: major, 76: minor}
 
@@ -57,7 +56,7 @@ DEVICES = {
 
 
 def device_for(target: str) -> Device:
-    """The device that a PTX `.target` runs on; UnsupportedError for one that is not simulated."""
+    """The device of a PTX `.target`. Raises UnsupportedError for a target that is not simulated."""
     if target not in DEVICES:
         raise UnsupportedError(f"PTX target {target}; there are {', '.join(DEVICES)}")
     return DEVICES[target]

@@ -1,12 +1,11 @@
 """Reads ELF objects as far as the simulator needs: symbols of host objects, kernel attributes of cubins.
 
-Layout from the System V ABI ("Object Files": ELF64 header, section header, symbol table). What a cubin adds
-is in no public document; the facts used here, a section `.nv.shared.<kernel>` for static shared memory and in
-`.nv.info` the register count (attribute 0x2f: symbol index, count) and the stack (0x12: symbol index, bytes),
-are what `cuobjdump -elf` prints; opcodes are those of `nvdisasm -hex`, and a test holds their count against
-what ptxas itself says of spills. A
-fat binary is a header (magic, version, header size, size) and entries (kind, version, header size, size,
-...), see CUDA's fatbinary.h.
+The layout is the System V ABI's ("Object Files": ELF64 header, section header, symbol table). NVIDIA does not
+document a cubin's additions. This module uses those that `cuobjdump -elf` prints: the section
+`.nv.shared.<kernel>` for static shared memory, and in `.nv.info` the register count (attribute 0x2f: symbol
+index, count) and the stack (0x12: symbol index, bytes). Opcodes are those of `nvdisasm -hex`; a test compares
+their count with ptxas's report of spills. A fat binary is a header (magic, version, header size, size) and
+entries (kind, version, header size, size, ...), see CUDA's fatbinary.h.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ INFO_MIN_STACK_SIZE = 0x12
 # An attribute of this format has a 16-bit size before its value; the others carry 16 bits at most.
 FORMAT_SIZED = 0x04
 
-# Of an instruction's first 64 bits the low 9 are the operation, the 3 above them the form of its operands.
+# The low 9 of an instruction's first 64 bits are the operation, the next 3 the form of its operands.
 INSTRUCTION_BYTES = 16
 OPCODE = 0x1FF
 LOCAL_ACCESSES = (0x187, 0x183)  # STL, LDL
@@ -36,7 +35,7 @@ LOCAL_ACCESSES = (0x187, 0x183)  # STL, LDL
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A section with its contents; one without any (.bss) has only its `size`."""
+    """A section with its contents; a section without contents (.bss) has only a `size`."""
 
     name: str
     kind: int
@@ -68,7 +67,7 @@ class Elf:
 
     @classmethod
     def parse(cls, data: bytes) -> Elf:
-        """ValueError if `data` is no 64-bit little-endian ELF object."""
+        """Parse an object. Raises ValueError if `data` is no 64-bit little-endian ELF object."""
         if data[:6] != b"\x7fELF\x02\x01":
             raise ValueError("no 64-bit little-endian ELF object")
         (table,) = struct.unpack_from("<Q", data, 40)
@@ -88,7 +87,7 @@ class Elf:
         return cls(sections, tuple(_symbols(sections)))
 
     def undefined(self) -> list[str]:
-        """Names that something else has to define, in order."""
+        """Names that another object must define, in order."""
         return sorted({symbol.name for symbol in self.symbols if symbol.undefined})
 
     def section(self, name: str) -> Section | None:
@@ -96,16 +95,16 @@ class Elf:
         return next((section for section in self.sections if section.name == name), None)
 
     def registers(self, kernel: str) -> int | None:
-        """Registers per thread of a kernel in a cubin; None if the cubin does not say."""
+        """Registers per thread of a kernel in a cubin; None if the cubin has no such attribute."""
         return self._info(INFO_REGISTERS, kernel)
 
     def stack(self, kernel: str) -> int | None:
-        """Bytes of stack that a thread of a kernel in a cubin needs; None if the cubin does not say."""
+        """Bytes of stack per thread of a kernel in a cubin; None if the cubin has no such attribute."""
         return self._info(INFO_MIN_STACK_SIZE, kernel)
 
     def local_accesses(self) -> int:
-        """Loads and stores of local memory in the machine code of a cubin: spills, and what lies on the
-        stack."""
+        """The number of local-memory loads and stores in a cubin's machine code: spills and stack
+        variables."""
         code = [section.data for section in self.sections if section.name.startswith(".text.")]
         opcodes = [
             struct.unpack_from("<Q", data, at)[0] & OPCODE
@@ -115,7 +114,7 @@ class Elf:
         return sum(opcode in LOCAL_ACCESSES for opcode in opcodes)
 
     def _info(self, wanted: int, kernel: str) -> int | None:
-        """The value that `.nv.info` gives a kernel under an attribute of (symbol index, value)."""
+        """The value of a kernel's (symbol index, value) attribute in `.nv.info`."""
         info = self.section(".nv.info")
         data, at = (info.data if info else b""), 0
         while at + 4 <= len(data):
@@ -137,8 +136,8 @@ class Elf:
 
 
 def cubin_at(address: int) -> Elf:
-    """The cubin that starts at an address of this process, alone or as the first in a fat binary; ValueError
-    else."""
+    """The cubin at an address of this process, alone or first in a fat binary. Raises ValueError
+    otherwise."""
     header = ctypes.string_at(address, 16)
     if header[:4] == b"\x7fELF":
         return Elf.parse(ctypes.string_at(address, _elf_size(ctypes.string_at(address, 64))))
@@ -153,7 +152,7 @@ def cubin_at(address: int) -> Elf:
 
 
 def _elf_size(header: bytes) -> int:
-    """Bytes of an ELF file with these first 64 bytes: its tables stand at its end."""
+    """Bytes of an ELF file, from its first 64 bytes: the section header table is at its end."""
     programs, sections = struct.unpack_from("<QQ", header, 32)
     program_size, program_count, section_size, section_count = struct.unpack_from("<HHHH", header, 54)
     return int(max(sections + section_size * section_count, programs + program_size * program_count))

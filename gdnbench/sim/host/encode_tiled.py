@@ -1,7 +1,7 @@
 """cuTensorMapEncodeTiled, for host code that calls the driver instead of encoding a TMA descriptor inline.
 
-Arguments and their limits: CUDA driver API, "Tensor Map Object Management". The encoding:
-machine/tensormap.py.
+The CUDA driver API, "Tensor Map Object Management", has the arguments and their limits;
+machine/tensormap.py has the encoding.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ def encode_tiled(
     l2_promotion: int,
     oob_fill: int,
 ) -> None:
-    """Write the 128 bytes at `out`; pointers as addresses. LaunchError for what the driver would refuse.
+    """Write the 128 bytes at `out`; pointers are addresses. Raises LaunchError where the driver would refuse.
 
-    `l2_promotion` changes no result and is not kept: every map asks for 128 bytes, as CuTe DSL's do.
+    `l2_promotion` changes no result and is not kept: every map requests 128 bytes, as CuTe DSL's do.
     """
     if data_type not in ELEMENT_CODES:
         raise UnsupportedError(f"a TMA descriptor of CUtensorMapDataType {data_type}")
@@ -70,8 +70,8 @@ def encode(
     fill_nan: bool = False,
     tf32: bool = False,
 ) -> bytes:
-    """The 128 bytes of a tensor map; `strides` in bytes, of dimensions 1 and up. LaunchError names a bad
-    value."""
+    """The 128 bytes of a tensor map. `strides` are in bytes, of dimensions 1 and up. Raises LaunchError,
+    which names the bad value."""
     _check(code, address, dims, strides, box, element_strides, swizzle)
     flags = tensormap.VERSION | (len(dims) - 1) << 4 | code << 7 | swizzle << 13 | tensormap.L2_PROMOTION_128B
     flags |= tensormap.BIT_NAN * fill_nan | tensormap.BIT_TF32 * tf32
@@ -105,7 +105,7 @@ def _check(
     element_strides: tuple[int, ...],
     swizzle: int,
 ) -> None:
-    """The limits that the driver documents."""
+    """Check the limits that the driver documents."""
     element = tensormap.ELEMENT_TYPES[code][1]
     inner = box[0] * element
     for wrong, what in (

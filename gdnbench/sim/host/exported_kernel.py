@@ -1,4 +1,4 @@
-"""Compiled kernels that were exported whole: called here without the compiler that made them."""
+"""Compiled kernels that were exported with their PTX and types; running them needs no compiler."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from gdnbench.sim.host.arguments import Packed, pack_arguments
 STREAM = "!cuda.stream"
 NO_STREAM = Packed(bytes(8))  # the default stream, a null pointer
 
-# struct's code of a number by its type in CuTe DSL's IR; integers without a sign.
+# The `struct` format of each number type in CuTe DSL's IR, whose integers have no sign.
 _CODES = {"i1": "?", "i8": "B", "i16": "H", "i32": "I", "i64": "Q", "f16": "e", "f32": "f", "f64": "d"}
 
 
 class Parameter(Protocol):
-    """A parameter of the host function: its lowered type in the IR, None if it was compiled in."""
+    """A parameter of the host function: its lowered type in the IR, or None if it was compiled in."""
 
     @property
     def name(self) -> str: ...
@@ -27,9 +27,9 @@ class Parameter(Protocol):
 
 @runtime_checkable
 class ExportedKernel(Protocol):
-    """What `export_to_c` of CuTe DSL makes of a kernel, and what it leaves out: PTX and parameter types.
+    """The result of CuTe DSL's `export_to_c`, with what that leaves out: PTX and parameter types.
 
-    `symbol` is the prefix of the object's symbols, `function` the host function as the compiler named it.
+    `symbol` is the prefix of the object's symbols, `function` the compiler's name of the host function.
     """
 
     @property
@@ -45,7 +45,8 @@ class ExportedKernel(Protocol):
 
 
 def bind(kernel: ExportedKernel, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Run-time arguments by parameter name, in order, a null stream among them; LaunchError for others."""
+    """Run-time arguments by parameter name, in order, with a null stream. Raises LaunchError if they do not
+    fit."""
     expected = [parameter.name for parameter in kernel.parameters if parameter.type != STREAM]
     given = dict(zip(expected, args, strict=False))
     if len(args) > len(expected):
@@ -71,7 +72,7 @@ def bind(kernel: ExportedKernel, args: Sequence[Any], kwargs: Mapping[str, Any])
 
 
 def pack(kernel: ExportedKernel, bound: Mapping[str, Any]) -> list[Packed]:
-    """What `bind` returned as the host function takes it: a struct in memory each."""
+    """The result of `bind` as the host function takes it: one struct in memory each."""
     types = [parameter.type for parameter in kernel.parameters if parameter.type is not None]
     return [
         value if isinstance(value, Packed) else _number(name, value, type_)

@@ -1,8 +1,7 @@
-"""The tensor arguments of a compiled host function, read from the IR that was kept beside its PTX.
+"""Reads the types of a host function's tensor arguments from the IR that was kept beside its PTX.
 
-A CuTe tensor argument is a struct: the data pointer, then only those extents that were left dynamic, then
-only those strides. Which ones is no longer known after compilation, so it is taken from the function's type
-in the kept IR:
+A CuTe tensor argument is a struct: the data pointer, then the dynamic extents, then the dynamic strides. The
+compiled object does not say which are dynamic; the function's type in the kept IR does:
 
     !cute.memref<bf16, gmem, align<16>, "(?,16,?{i64}):(?{i64 div=8},128,1)">
 """
@@ -23,7 +22,7 @@ _OPENING, _CLOSING = "([{<", ")]}>"
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """An extent or a stride. A dynamic one has `value` None, is passed in `bits` and is a multiple of
+    """An extent or a stride. A dynamic one has `value` None, has `bits` in the struct and is a multiple of
     `divisor`."""
 
     value: int | None
@@ -37,8 +36,8 @@ class Extent:
 
 @dataclass(frozen=True, slots=True)
 class TensorType:
-    """Type of a tensor argument: what it accepts, and what of it is passed at run time. `align` is in bytes,
-    0 if the type names none: the element's size."""
+    """Type of a tensor argument: which tensors fit, and which extents and strides are passed at run time.
+    `align` is in bytes; 0 means the element's size."""
 
     dtype: str
     align: int
@@ -46,7 +45,7 @@ class TensorType:
     strides: tuple[Extent, ...]
 
     def pack(self, address: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> bytes:
-        """The argument struct, laid out by the C rules; strides in elements."""
+        """The argument struct by the C layout rules; strides in elements."""
         parts = [
             _struct(
                 [
@@ -107,7 +106,7 @@ def _type_of(parameter: str) -> str:
 
 
 def tensor_type(text: str) -> TensorType | None:
-    """A tensor type from its text, None for any other type. LaunchError for a layout that is not flat."""
+    """Parse a tensor type; None for any other type. Raises LaunchError for a nested layout."""
     match = _MEMREF.fullmatch(text)
     if match is None:
         return None

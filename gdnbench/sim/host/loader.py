@@ -1,4 +1,4 @@
-"""Loads a kernel's host object into this process, with the simulator's runtime where CUDA's would be.
+"""Loads a kernel's host object into this process and links it to the simulator's runtime instead of CUDA's.
 
 LLVM's linker ends the process when a symbol is missing, so the object's own symbol table is read first.
 """
@@ -45,7 +45,7 @@ SYMBOLS: dict[str, tuple[Callable[..., int], tuple[Any, ...]]] = {
     "cuda_dialect_init_library_once": (Runtime.initialise_once, (_POINTER, _POINTER, _POINTER, _POINTER)),
 }
 LINKER_OWN = ("_GLOBAL_OFFSET_TABLE_",)
-# Of the C library: what LLVM may turn a loop or a check into.
+# C library functions that LLVM may substitute for a loop or a check.
 C_LIBRARY = ("abort", "free", "malloc", "memcpy", "memmove", "memset", "printf", "snprintf", "strlen")
 
 _running = threading.local()
@@ -53,14 +53,14 @@ _running = threading.local()
 
 @dataclass(slots=True)
 class HostObject:
-    """A loaded object. Its code may run only inside `running()`, which says whose runtime answers."""
+    """A loaded object. Its code may run only inside `running()`, which selects the runtime of its calls."""
 
     runtime: Runtime
     engine: Any
     lock: threading.RLock = field(default_factory=threading.RLock)
 
     def function(self, name: str) -> int:
-        """The address of a function of the object; ExportError if it has none of that name."""
+        """The address of a function of the object. Raises ExportError if it has none of that name."""
         address = int(self.engine.get_function_address(name))
         if not address:
             raise ExportError(f"the exported host code has no function {name}")
@@ -68,7 +68,7 @@ class HostObject:
 
     @contextmanager
     def running(self) -> Iterator[Runtime]:
-        """While the object's code runs, in one thread at a time."""
+        """Run the object's code inside this block, in one thread at a time."""
         with self.lock:
             outer = getattr(_running, "runtime", None)
             _running.runtime = self.runtime
@@ -102,7 +102,7 @@ def load(data: bytes, runtime: Runtime, extra: dict[str, int] | None = None) -> 
 
 @functools.cache
 def _prepare() -> tuple[object, ...]:
-    """Registers the symbols, once; LLVM keeps addresses alone, so the callbacks are kept here."""
+    """Register the symbols once. LLVM keeps only addresses, so the returned callbacks must stay alive."""
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     callbacks = []
@@ -114,7 +114,8 @@ def _prepare() -> tuple[object, ...]:
 
 
 def _forward(method: Callable[..., int]) -> Callable[..., int]:
-    """`method` of the runtime that runs in this thread. An exception cannot pass through compiled code."""
+    """A callback that calls `method` of this thread's runtime. An exception cannot pass through compiled
+    code."""
 
     @functools.wraps(method)
     def forward(*arguments: Any) -> int:

@@ -1,4 +1,4 @@
-"""What a kernel's host code asks of the driver: one launch."""
+"""One launch that a kernel's host code requests from the driver."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ Dim3 = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class LaunchRequest:
-    """One launch, as the host code handed it to the CUDA runtime. `params` are the bytes of each parameter,
-    in order; `registers` is what ptxas gave each thread, None if no cubin says."""
+    """The arguments of one launch. `params` are the bytes of each parameter in order; `registers` is ptxas's
+    register count per thread, None if no cubin has it."""
 
     ptx: str
     entry: str

@@ -1,8 +1,7 @@
-"""A CUDA runtime for one host object: it answers the object's questions and records its launches.
+"""A mock CUDA runtime for one host object: answers its queries and records its launches.
 
-The symbols and their signatures are those that CuTe DSL's host code calls (`_cuda...` wrappers of the runtime
-API, see the declarations in its LLVM dialect modules). The numbers are those of the CUDA runtime API
-reference.
+CuTe DSL's host code calls these symbols (`_cuda...` wrappers of the runtime API, declared in its LLVM dialect
+modules). The numbers are those of the CUDA runtime API reference.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ UNKNOWN = 999  # cudaErrorUnknown, for what the simulator itself refuses; the re
 
 SHARED_SIZE_BYTES = 1  # of CUfunction_attribute
 REFUSED = (
-    b"refused by the simulated runtime"  # to callers that insist on a message; the real error is raised later
+    b"refused by the simulated runtime"  # for callers that need a message; the real error is raised later
 )
 
 ATTRIBUTE_BYTES = 72  # a cudaLaunchAttribute: number, padding, 64 bytes of value
@@ -58,9 +57,9 @@ class _Kernel:
 
 @dataclass(slots=True)
 class Runtime:
-    """What a host object can call. Handles of libraries and kernels are places in lists, counted from 1.
+    """The functions that a host object can call. Handles of libraries and kernels are list positions, from 1.
 
-    `param_sizes` gives the size of each parameter of a kernel by its name.
+    `param_sizes` returns the parameter sizes of a kernel by its name.
     """
 
     ptx: str
@@ -107,7 +106,7 @@ class Runtime:
         return SUCCESS
 
     def set_attribute(self, *values: int) -> int:
-        """Attributes set on kernels are limits that the simulator checks by itself, at launch."""
+        """Does nothing: kernel attributes are limits that the simulator checks at launch."""
         return SUCCESS
 
     def launch(self, config_address: int, kernel: int, params: int) -> int:
@@ -142,7 +141,7 @@ class Runtime:
         return SUCCESS
 
     def initialise_once(self, state: int, init: int, load: int, set_error: int) -> int:
-        """What the DSL's own runtime library does before a first launch: load the library, look up its
+        """Do what the DSL's runtime library does before a first launch: load the library, look up its
         kernels."""
         done = ctypes.c_void_p.from_address(state)
         if done.value:
@@ -162,13 +161,13 @@ class Runtime:
         return UNKNOWN
 
     def raise_cuda_error(self, set_raised: int, status: int) -> int:
-        """What a tvm-ffi entry calls before it fails: `set_raised` has to be told a reason."""
+        """A tvm-ffi entry calls this before it fails; `set_raised` must receive a reason."""
         if self.error is None:
             self._fail(ExportError(f"the kernel's host code ends with CUDA error {status}"))
         return self._raise(set_raised)
 
     def raise_launch_error(self, set_raised: int, *grid_and_block: int) -> int:
-        """The same, where the entry itself finds a launch over the device's limits."""
+        """Like `raise_cuda_error`, where the entry itself finds a launch over the device's limits."""
         grid, block = grid_and_block[:3], grid_and_block[3:]
         message = f"grid {grid}, block {block} or the shared memory is over what the device has"
         self._fail(KernelFault(FaultKind.BUDGET, message))
@@ -185,7 +184,7 @@ class Runtime:
         return self._fail(UnsupportedError(what))
 
     def _fail(self, error: Exception) -> int:
-        """Remember `error`: an exception cannot pass through compiled code."""
+        """Keep `error` for later: an exception cannot pass through compiled code."""
         self.error = self.error or error
         return UNKNOWN
 
@@ -195,8 +194,7 @@ def _dim3(values: Sequence[int]) -> Dim3:
 
 
 def _cluster(config: LaunchConfig) -> Dim3:
-    """The cluster's shape, of 1 CTA if the launch names none; refuses attributes that would change a
-    result."""
+    """The cluster's shape, 1 CTA by default. Refuses attributes that would change a result."""
     cluster = (1, 1, 1)
     for index in range(config.attribute_count):
         at = config.attributes + index * ATTRIBUTE_BYTES

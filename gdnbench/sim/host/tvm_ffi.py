@@ -1,4 +1,4 @@
-"""Calls the entry of a kernel compiled with --enable-tvm-ffi, whose own code unpacks and checks the
+"""Calls the entry of a kernel compiled with --enable-tvm-ffi. The entry itself unpacks and checks the
 arguments."""
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _NAME = b"dltensor"
 
 
 def package() -> Any:
-    """The tvm_ffi module; ExportError if it is missing."""
+    """The tvm_ffi module. Raises ExportError if it is missing."""
     try:
         import tvm_ffi
     except ImportError:
@@ -30,7 +30,7 @@ def package() -> Any:
 
 
 def symbols(names: Sequence[str]) -> dict[str, int]:
-    """Addresses of the tvm-ffi functions among `names`, those that its library defines."""
+    """The addresses of those functions among `names` that the tvm-ffi library defines."""
     from tvm_ffi.libinfo import find_libtvm_ffi
 
     library = ctypes.CDLL(find_libtvm_ffi())
@@ -42,7 +42,7 @@ def symbols(names: Sequence[str]) -> dict[str, int]:
 
 
 class _AsCuda:
-    """A CPU tensor that says it is on CUDA, which the entry demands; its address stays what it is."""
+    """A CPU tensor that claims to be on CUDA, as the entry demands. Its address does not change."""
 
     def __init__(self, tensor: Tensor) -> None:
         self._tensor = tensor
@@ -59,18 +59,18 @@ class _AsCuda:
 
 
 def as_cuda(named: NamedTensor) -> Any:
-    """The tensor as the entry takes it."""
+    """The tensor in the form that the entry takes."""
     return package().from_dlpack(_AsCuda(named.tensor))
 
 
 class Entry:
-    """The entry at an address. It tells its parameters itself, when it is called with none."""
+    """The entry at an address. Called with no arguments, it reports its parameters."""
 
     def __init__(self, address: int) -> None:
         self._function = package().Function.__from_extern_c__(address)
 
     def parameter_count(self) -> int:
-        """How many arguments it takes, the stream counted if it is one."""
+        """The number of arguments, including the stream if the entry takes one."""
         try:
             self._function()
         except TypeError as error:
@@ -81,7 +81,8 @@ class Entry:
         return 0
 
     def call(self, arguments: Sequence[Any], failed: Callable[[], Exception | None]) -> None:
-        """Run the host code; LaunchError with its own words for arguments that it refuses."""
+        """Run the host code. Raises LaunchError with the entry's own message for arguments that it
+        refuses."""
         try:
             self._function(*arguments)
         except Exception as error:

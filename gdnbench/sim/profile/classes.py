@@ -1,4 +1,4 @@
-"""Instruction classes, by which a profile adds up its counts."""
+"""Instruction classes by which a profile sums its counts."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from gdnbench.sim.ptx.instructions import ROWS
 
 
 def class_of(counted: str) -> str:
-    """The class of a count of `machine.counters.counted_as`: of an opcode, with its first type where the type
-    decides. "other" for hints, launch control and unknown opcodes."""
+    """The class of a counter name of `machine.counters.counted_as`: an opcode, with its first type where the
+    type decides the class. "other" for hints, launch control and unknown opcodes."""
     op, types = isa.split(counted)
     fitting = [row for row in ROWS.get(op, ()) if not types or (row.types and types[0] in row.types[0])]
     return fitting[0].traits.cls if fitting else OTHER

@@ -1,5 +1,4 @@
-"""Records one launch for a profile: the turns, waits and asynchronous operations of its CTAs, in simulated
-steps."""
+"""Records the turns, waits and asynchronous operations of a launch's CTAs, in simulated steps."""
 
 from __future__ import annotations
 
@@ -14,13 +13,13 @@ from gdnbench.sim.machine.engine_interface import Blocked
 from gdnbench.sim.profile.roles import issued_as
 from gdnbench.sim.ptx.ir import Instruction
 
-# A trace that a browser still opens; what comes after is counted and not drawn.
+# The most slices of a trace that a browser still opens; later ones are counted and not drawn.
 MAX_SLICES = 200_000
 
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """From step `start` to `end` a warp ran, or waited at `place` for `text`."""
+    """A warp ran from step `start` to `end`, or waited at `place` for `text`."""
 
     warp: int
     start: int
@@ -31,7 +30,7 @@ class Slice:
 
 @dataclass(frozen=True, slots=True)
 class Flight:
-    """An asynchronous operation, from the step of its issue to the step at which it landed."""
+    """An asynchronous operation, from the step of its issue to the step of its landing."""
 
     name: str
     start: int
@@ -40,8 +39,8 @@ class Flight:
 
 @dataclass(slots=True)
 class CtaRecord:
-    """The record of one CTA; implements `machine.recorder.Recorder`. `waited` has the steps by (warp, opcode
-    of the wait)."""
+    """The record of one CTA; implements `machine.recorder.Recorder`. `waited` has the steps waited by (warp,
+    opcode of the wait)."""
 
     index: int
     draw: bool
@@ -58,11 +57,12 @@ class CtaRecord:
     _flying: dict[int, int] = field(default_factory=dict)
 
     def issued(self, warp: int, ins: Instruction) -> None:
-        """Notes what the warp hands to the machine: its role is judged by that."""
+        """Count an instruction that the warp hands to the machine: `roles` derives the warp's role from
+        them."""
         self.ops.setdefault(warp, Counter())[issued_as(ins)] += 1
 
     def turn(self, warp: int, executed: int, blocked: Sequence[Blocked]) -> None:
-        """Ends the warp's wait, if it had one, at the beginning of this round."""
+        """End the warp's wait, if it had one, at the beginning of this round."""
         self._end_wait(warp)
         if executed:
             self._draw(Slice(warp, self.step, self.step + executed, "run", None))
@@ -73,12 +73,12 @@ class CtaRecord:
             self.waits[warp, blocked[0].instruction.op] += 1
 
     def round(self) -> None:
-        """Advances time by the longest turn."""
+        """Advance time by the longest turn."""
         self.step += self._longest
         self._longest = 0
 
     def asynchronous(self, operation: AsyncOperation) -> None:
-        """Draws asynchronous operations that have landed."""
+        """Draw an asynchronous operation that has landed."""
         if not operation.landed:
             self._flying[id(operation)] = self.step
             return
@@ -93,7 +93,7 @@ class CtaRecord:
         steps = max(self.step - start, 0)
         self.waited[warp, blocked.instruction.op] += steps
         if steps:
-            # What was awaited is over by now: its text would describe the barrier after the fact.
+            # The wait is over: its text would now describe the barrier's next phase.
             self._draw(Slice(warp, start, self.step, blocked.instruction.name, blocked.instruction.place))
 
     def _draw(self, slice_: Slice) -> None:

@@ -1,4 +1,4 @@
-"""The role of a warp (MMA, TMA load, epilogue, ...), judged by the instructions that it issues: PTX has no
+"""The role of a warp (MMA, TMA load, epilogue, ...), derived from the instructions that it issues: PTX has no
 names for warp roles."""
 
 from __future__ import annotations
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from gdnbench.sim.ptx.ir import Instruction
 
-# The first that fits names the role; a warp that does several things is named by the rarest in such kernels.
+# The first match names the role. The order puts first what the fewest warps of a kernel do.
 _ROLES = (
     ("tcgen05.mma", "MMA"),
     ("wgmma.mma_async", "MMA"),
@@ -22,7 +22,7 @@ OTHER = "compute"
 
 
 def issued_as(ins: Instruction) -> str:
-    """The opcode; for tensor copies with their direction."""
+    """The opcode; for tensor copies with the direction."""
     if ins.op != "cp.async.bulk.tensor":
         return ins.op
     return f"{ins.op} {'store' if ins.has('bulk_group') else 'load'}"
