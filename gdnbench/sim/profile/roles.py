@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from gdnbench.sim.ptx.ir import Instruction
 
-# The first match names the role. The order puts first what the fewest warps of a kernel do.
+# The order of these names in a role. A warp that issues products is "MMA", whatever else it issues.
 _ROLES = (
     ("tcgen05.mma", "MMA"),
     ("wgmma.mma_async", "MMA"),
