@@ -1,1 +1,2 @@
-"""All of an SM that is no register: memories, barriers, copy engines, tensor cores, the scheduler."""
+"""The machine: everything of an SM except registers, that is memories, barriers, copy engines, tensor cores
+and the scheduler."""

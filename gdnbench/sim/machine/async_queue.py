@@ -1,19 +1,18 @@
-"""Asynchronous effects: when the work that a kernel has set going lands.
+"""Asynchronous operations of a CTA, and the schedules that decide when they land.
 
-The PTX ISA says what must have happened after a wait, not when it happens. Three schedules stand for the
-freedom in between:
+The PTX ISA says what must have happened after a wait, not when it happens. Three schedules cover the range:
 
     early         an operation lands at once, as if the copy engine took no time
-    late          it lands when somebody waits for it and nothing else in the CTA can run; only then are its
-                  sources read
-    random:SEED   anything in between, decided by the seed and the CTA's number
+    late          it lands when a warp waits for it and nothing else in the CTA can run; it reads its sources
+                  only then
+    random:SEED   in between, decided by the seed and the CTA's number
 
-Between issue and landing the destination holds poison, so that a reader that did not wait computes NaN. A
+Between issue and landing the destination contains poison, so a reader that did not wait computes NaN. A
 correct kernel gives equal bits under all schedules.
 
-Operations of one `stream` land in the order of issue (the tensor core's pipeline); a stream of None orders
-nothing. A kernel that polls without blocking still gets on: an operation lands after `PATIENCE` turns of
-the scheduler.
+Operations of one `stream` land in the order of issue (the tensor core's pipeline); a stream of None has no
+order. A kernel that polls without blocking still progresses: an operation lands after `PATIENCE` turns of the
+scheduler.
 """
 
 from __future__ import annotations
@@ -31,14 +30,14 @@ PATIENCE = 64
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """One of the three orders; `seed` is that of `random`."""
+    """One of the three schedules; `seed` belongs to `random`."""
 
     kind: str
     seed: int = 0
 
     @classmethod
     def parse(cls, text: str) -> Schedule:
-        """`early`, `late` or `random:SEED`."""
+        """Parse `early`, `late` or `random:SEED`."""
         if text in ("early", "late"):
             return cls(text)
         kind, _, seed = text.partition(":")
@@ -47,7 +46,7 @@ class Schedule:
         raise InputError(f"schedule {text!r}: early, late or random:SEED, such as random:7")
 
     def source(self, index: int) -> random.Random:
-        """The random numbers of the CTA with this index."""
+        """The random number generator of the CTA with this index."""
         return random.Random(f"{self.seed}:{index}")
 
 
@@ -56,9 +55,8 @@ LATE = Schedule("late")
 
 @dataclass(slots=True, eq=False)
 class AsyncOperation:
-    """Work in flight. `read` takes the sources into `land`'s reach, `land` makes the effect visible; both
-    are called once, `read` first. `signals` are the mbarriers that `land` arrives at or completes bytes
-    of."""
+    """An operation in flight. `read` reads the sources, `land` makes the effect visible; each is called once,
+    `read` first. `signals` are the mbarriers at which `land` arrives or completes bytes."""
 
     name: str
     land: Callable[[], None]
@@ -69,14 +67,14 @@ class AsyncOperation:
     writes: tuple[Footprint, ...] = ()
     was_read: bool = False
     landed: bool = False
-    issued: int = 0  # the scheduler's turn
+    issued: int = 0  # turn of the scheduler
 
 
 class QueueChecker(Protocol):
-    """Follows the operations of one CTA, each before it lands."""
+    """Observes the operations of one CTA, each before it lands."""
 
     def on_submit(self, operation: AsyncOperation) -> None:
-        """The instruction that began last has set `operation` going."""
+        """The instruction that began last has issued `operation`."""
         ...
 
     def before_landing(self, operation: AsyncOperation) -> None:
@@ -85,8 +83,8 @@ class QueueChecker(Protocol):
 
 
 class AsyncQueue:
-    """The operations in flight of one CTA. `observer`, if set, sees each operation as it is issued and as
-    it lands; so does `checker`, before it lands."""
+    """The operations in flight of one CTA. `observer`, if set, sees each operation when it is issued and when
+    it lands; `checker` sees it before it lands."""
 
     def __init__(self, schedule: Schedule, index: int) -> None:
         self.schedule = schedule
@@ -102,7 +100,7 @@ class AsyncQueue:
         return len(self._pending)
 
     def submit(self, operation: AsyncOperation, poison: Callable[[], None] | None = None) -> None:
-        """Set `operation` going; `poison` spoils its destination until it lands."""
+        """Put `operation` in flight; `poison` fills its destination with poison until it lands."""
         operation.issued = self.turn
         self._pending[operation] = None
         if operation.stream is not None:
@@ -117,14 +115,14 @@ class AsyncQueue:
             poison()
 
     def finish_read(self, operation: AsyncOperation) -> None:
-        """Have the sources of `operation` read: its shared memory may be reused after."""
+        """Make `operation` read its sources: the kernel may now reuse that shared memory."""
         if not operation.was_read:
             operation.was_read = True
             if operation.read is not None:
                 operation.read()
 
     def complete(self, operation: AsyncOperation) -> None:
-        """Land `operation`, after what precedes it in its stream."""
+        """Land `operation`, after its predecessors in its stream."""
         if operation.landed:
             return
         if operation.stream is None:
@@ -152,7 +150,7 @@ class AsyncQueue:
             self.observer(operation)
 
     def advance_signal(self, address: int) -> bool:
-        """Land the oldest operation that signals the mbarrier at `address`; false if none is in flight."""
+        """Land the oldest operation that signals the mbarrier at `address`; False if none is in flight."""
         for operation in self._pending:
             if address in operation.signals:
                 self.complete(operation)
@@ -160,7 +158,7 @@ class AsyncQueue:
         return False
 
     def advance_any(self) -> bool:
-        """Land one operation, the oldest or a random one; false if none is in flight."""
+        """Land one operation, the oldest or a random one; False if none is in flight."""
         if not self._pending:
             return False
         pending = list(self._pending)
@@ -168,8 +166,7 @@ class AsyncQueue:
         return True
 
     def tick(self) -> None:
-        """A turn of the scheduler has passed: land what is overdue, and under `random` sometimes something
-        more."""
+        """Count a turn of the scheduler: land overdue operations and, under `random`, sometimes another."""
         self.turn += 1
         while self._pending:
             oldest = next(iter(self._pending))
@@ -180,6 +177,6 @@ class AsyncQueue:
             self.advance_any()
 
     def drain(self) -> None:
-        """Land everything: the CTA has exited."""
+        """Land all operations: the CTA has exited."""
         while self.advance_any():
             pass

@@ -1,7 +1,7 @@
-"""What a CTA keeps of its named barriers, 0 to 15, and the pool of registers that setmaxnreg moves.
+"""The state of a CTA's named barriers, 0 to 15, and the register pool of setmaxnreg.
 
-A barrier counts warps, not threads: a warp arrives once all its threads that have not exited did (PTX ISA,
-"bar, barrier"). Without a thread count it waits for every warp of the CTA that has not exited.
+A barrier counts warps, not threads: a warp arrives once all its threads that have not exited have arrived
+(PTX ISA, "bar, barrier"). Without a thread count the barrier waits for every warp that has not exited.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ REGISTERS_STEP = 8
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class Round:
-    """One use of a barrier, from the first arrival to the release. `threads` is None for all of the CTA."""
+    """One generation of a barrier, from the first arrival to the release. `threads` is None for the whole
+    CTA."""
 
     threads: int | None
     arrivals: int = 0
@@ -39,7 +40,8 @@ class NamedBarriers:
         self.rounds: dict[int, Round] = {}
 
     def arrive(self, index: int, threads: int | None, warp: Warp, lanes: Lanes, votes: int = 0) -> Round:
-        """Lanes of a warp arrive; the round is done once everybody it waits for has."""
+        """Record the arrival of lanes of a warp. The returned round is done once all its warps have
+        arrived."""
         if not 0 <= index < BARRIERS:
             raise KernelFault(FaultKind.BARRIER, f"barrier {index}; there are {BARRIERS}")
         if threads is not None and (not LANES <= threads <= MAX_THREADS or threads % LANES):
@@ -67,7 +69,7 @@ class NamedBarriers:
         return use
 
     def exited(self, warp: int) -> None:
-        """A warp has exited: barriers for all of the CTA no longer wait for it (PTX ISA, "exit")."""
+        """A warp has exited: barriers for the whole CTA no longer wait for it (PTX ISA, "exit")."""
         self.live.discard(warp)
         for index, use in list(self.rounds.items()):
             self._settle(index, use)
@@ -79,7 +81,7 @@ class NamedBarriers:
             del self.rounds[index]
 
     def describe(self, index: int, use: Round) -> str:
-        """What a wait at barrier `index` waits for."""
+        """Text for messages: the arrivals that a wait at barrier `index` lacks."""
         if use.threads is None:
             return f"barrier {index}: warps {sorted(self.live - use.warps)} have not arrived"
         return f"barrier {index}: {use.arrivals * LANES} of {use.threads} threads have arrived"
@@ -91,14 +93,14 @@ def _threads(count: int | None) -> str:
 
 @dataclass(slots=True)
 class BarrierWait(Wait):
-    """A wait that remembers the round it waits for."""
+    """A wait that stores its round."""
 
     use: Round = field(default_factory=lambda: Round(None))
 
 
 class RegisterPool:
-    """The registers that warps of a CTA gave back. `per_thread` is what each thread starts with, None if
-    unknown: then any request is granted."""
+    """The registers that warps of a CTA returned. `per_thread` is the initial count per thread; if it is
+    None, unknown, every request is granted."""
 
     def __init__(self, per_thread: int | None) -> None:
         self.initial = per_thread if per_thread is None else -(-per_thread // REGISTERS_STEP) * REGISTERS_STEP
@@ -106,12 +108,12 @@ class RegisterPool:
         self._held: dict[int, int] = {}
 
     def held(self, warp: int) -> int:
-        """Registers of each thread of `warp`."""
+        """Registers per thread of `warp`."""
         assert self.initial is not None
         return self._held.get(warp, self.initial)
 
     def take(self, warp: int, count: int) -> bool:
-        """Move `warp` to `count` registers a thread; false if the pool has too few."""
+        """Change `warp` to `count` registers per thread; False if the pool has too few."""
         change = count - self.held(warp)
         if change > self.free:
             return False

@@ -19,7 +19,7 @@ REGISTERS_MAX = 256
 def _barrier(
     cta: Cta, warp: Warp, ins: Instruction, lanes: Lanes, sources: tuple[Argument, ...], previous: Wait | None
 ) -> Results | Wait:
-    """sync, arrive and red in all spellings."""
+    """sync, arrive and red of `bar` and `barrier`."""
     reduces = ins.form.sync is Sync.BARRIER_REDUCE
     arrives = ins.form.sync is Sync.BARRIER_ARRIVE
     if isinstance(previous, BarrierWait):
@@ -39,7 +39,7 @@ def _barrier(
 
 
 def _reduced(ins: Instruction, use: Round) -> Results:
-    """The result of bar.red over the threads that took part."""
+    """The result of bar.red over the participating threads."""
     if ins.has("popc"):
         return (constant(use.votes),)
     return (constant(use.votes == use.voters if ins.has("and") else use.votes > 0),)

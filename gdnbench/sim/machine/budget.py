@@ -1,4 +1,4 @@
-"""What a launch may ask for: the limits of compute capability 10.0 (CUDA Programming Guide, "Technical
+"""Checks a launch against the limits of compute capability 10.0 (CUDA Programming Guide, "Technical
 Specifications").
 """
 
@@ -13,7 +13,7 @@ MAX_BLOCK = (1024, 1024, 64)
 MAX_GRID = (2**31 - 1, 65535, 65535)
 MAX_SHARED = 227 * 1024
 MAX_REGISTERS = 64 * 1024
-REGISTER_STEP = 8  # a warp's registers are handed out 256 at a time
+REGISTER_STEP = 8  # per thread: the hardware allocates a warp's registers 256 at a time
 
 
 def _over(message: str) -> KernelFault:
@@ -21,7 +21,7 @@ def _over(message: str) -> KernelFault:
 
 
 def check(kernel: Kernel, grid: Dim3, block: Dim3, shared: int, registers: int | None) -> None:
-    """Fault if the launch is over a limit of the SM or of the kernel's own directives."""
+    """Raises KernelFault if the launch exceeds a limit of the SM or of the kernel's own directives."""
     if kernel.cluster is not None and kernel.cluster != (1, 1, 1):
         raise UnsupportedError(f"cluster launch {kernel.cluster} of {kernel.name}")
     for name, extent, limits in (("grid", grid, MAX_GRID), ("block", block, MAX_BLOCK)):

@@ -1,8 +1,8 @@
 """Bulk copies: cp.async.bulk and cp.reduce.async.bulk of contiguous bytes, their groups, and st.async.
 
-A bulk instruction is one operation of one thread. Compiled kernels may reach one with all 32 lanes active
-and equal operands: the machine instruction that ptxas makes of it is uniform, executed once a warp, so that
-equal operands make one operation here, with a note. Different operands make one operation each.
+A bulk instruction is one operation of one thread. Compiled kernels may execute one with all 32 lanes active
+and equal operands. ptxas translates it to a uniform instruction, which the warp executes once; so here too
+equal operands make one operation, with a note. Different operands make one operation each.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _KNOWN = frozenset((*SHARED_SPACES, "global", "mbarrier::complete_tx::bytes", "b
 
 
 def refuse_unknown(ins: Instruction, known: frozenset[str]) -> None:
-    """Name the first suffix that is not modelled."""
+    """Raises UnsupportedError, which names the first suffix that is not modelled."""
     for mod in ins.mods:
         if mod not in known:
             raise UnsupportedError(f"{ins.op} with .{mod}")
@@ -38,7 +38,7 @@ def refuse_unknown(ins: Instruction, known: frozenset[str]) -> None:
 def operations(
     cta: Cta, ins: Instruction, lanes: Lanes, *arguments: Values
 ) -> list[tuple[list[int], tuple[int, ...]]]:
-    """The operations that the active lanes set going: equal operands make one, with a note."""
+    """The operations that the active lanes issue: equal operands make one, with a note."""
     found = list(distinct(lanes, *arguments))
     for members, _ in found:
         if len(members) > 1:
@@ -47,7 +47,7 @@ def operations(
 
 
 def placed(ins: Instruction, effect: Callable[[], None]) -> Callable[[], None]:
-    """`effect`, whose faults are those of the instruction that set it going."""
+    """Wrap `effect` so that its faults carry the place of the instruction that issued it."""
 
     def landing() -> None:
         try:
@@ -67,21 +67,21 @@ def start(
     operation: AsyncOperation,
     poison: Callable[[], None] | None,
 ) -> None:
-    """Set an operation going; one that completes by group belongs to the open group of its lanes."""
+    """Submit an operation. If it completes by group, it joins the open group of its lanes."""
     if ins.has("bulk_group"):
         cta.copies.bulk(warp).add(members, operation)
     cta.queue.submit(operation, poison)
 
 
 def view(cta: Cta, space: str, address: int, size: int) -> Bytes:
-    """Bytes of shared or global memory, as an instruction names the space."""
+    """Bytes of shared or global memory; `space` is the instruction's name of the space."""
     if space in SHARED_SPACES:
         return cta.shared.view(address, size)
     return cta.memory.view(address, size)
 
 
 def _spaces(ins: Instruction) -> tuple[str, str]:
-    """(destination, source): an instruction names them in this order."""
+    """(destination, source), the order in which the instruction names them."""
     named = [mod for mod in ins.mods if mod == "global" or mod in SHARED_SPACES]
     if len(named) != 2:
         raise UnsupportedError(ins.name)
@@ -91,8 +91,8 @@ def _spaces(ins: Instruction) -> tuple[str, str]:
 def _copy(
     cta: Cta, warp: Warp, ins: Instruction, lanes: Lanes, sources: tuple[Argument, ...], previous: Wait | None
 ) -> Results:
-    """cp.async.bulk and cp.reduce.async.bulk. The kernel may not touch the bytes until the operation is
-    known to be complete, so that when they are read is the machine's choice."""
+    """cp.async.bulk and cp.reduce.async.bulk. The kernel may not access the bytes until the operation is
+    known to be complete, so the machine chooses when to read them."""
     reducing = ins.form.reduces
     refuse_unknown(ins, _KNOWN | OPERATIONS | {"noftz"} if reducing else _KNOWN)
     target_space, source_space = _spaces(ins)
@@ -147,12 +147,12 @@ def _operation(
 
 
 def space_name(space: str) -> str:
-    """`shared` for all spellings of it."""
+    """`shared` for all its spellings."""
     return "shared" if space in SHARED_SPACES else space
 
 
 def count(cta: Cta, source: str, target: str, size: int) -> None:
-    """Add to the traffic between two memories."""
+    """Add `size` bytes to the traffic between two memories."""
     cta.counters.traffic[f"{space_name(source)} to {space_name(target)}"] += size
 
 

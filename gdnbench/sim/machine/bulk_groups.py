@@ -1,7 +1,8 @@
-"""Bulk async-groups: which bulk stores and reductions a thread has grouped, and which it has waited for.
+"""Bulk async-groups: the bulk stores and reductions that each thread has grouped and not yet waited for.
 
-PTX ISA, "cp.async.bulk.commit_group", "cp.async.bulk.wait_group": groups belong to the executing thread; a
-wait for N lets the N most recent groups be in flight; with `.read` only their sources must have been read.
+PTX ISA, "cp.async.bulk.commit_group", "cp.async.bulk.wait_group": groups belong to the executing thread. A
+wait for N leaves up to N of the most recent groups in flight; with `.read` it only waits until the others
+have read their sources.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ from gdnbench.sim.machine.engine_interface import LANES
 
 @dataclass(slots=True)
 class _Thread:
-    """The open group and the committed ones, oldest first."""
+    """The open group and the committed groups, oldest first."""
 
     open: list[AsyncOperation] = field(default_factory=list)
     groups: deque[list[AsyncOperation]] = field(default_factory=deque)
 
     def prune(self) -> None:
-        """Forget finished groups at the old end: no wait counts them again."""
+        """Remove finished groups at the old end: no later wait counts them."""
         while self.groups and all(operation.landed for operation in self.groups[0]):
             self.groups.popleft()
 
@@ -33,7 +34,7 @@ class BulkGroups:
         self._threads = tuple(_Thread() for _ in range(LANES))
 
     def add(self, lanes: list[int], operation: AsyncOperation) -> None:
-        """`operation` belongs to the open group of these lanes."""
+        """Add `operation` to the open group of these lanes."""
         for lane in lanes:
             self._threads[lane].open.append(operation)
 
@@ -46,7 +47,7 @@ class BulkGroups:
             thread.prune()
 
     def wait(self, lanes: list[int], allowed: int, queue: AsyncQueue, *, only_read: bool) -> None:
-        """Finish all but the `allowed` most recent groups of each lane."""
+        """Complete all but the `allowed` most recent groups of each lane."""
         for lane in lanes:
             thread = self._threads[lane]
             for group in list(thread.groups)[: max(len(thread.groups) - allowed, 0)]:

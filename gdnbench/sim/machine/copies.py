@@ -1,7 +1,7 @@
-"""cp.async: copies of 4, 8 or 16 bytes that each thread sets going for itself, its groups and their barriers.
+"""cp.async: per-thread copies of 4, 8 or 16 bytes, their groups and their mbarrier arrivals.
 
-A warp's instruction is one operation in flight; when a subset of its lanes waits, all of it lands, which is
-a legal time for the others.
+A warp's instruction is one operation in flight. When some of its lanes wait, all of it lands; for the other
+lanes that is a legal time too.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ CP_SIZES = {"ca": (4, 8, 16), "cg": (16,)}
 
 
 def _source_sizes(ins: Instruction, lanes: Lanes, sources: tuple[Argument, ...], width: int) -> Values:
-    """How many bytes each lane reads; the rest of its `width` bytes is filled with zeros."""
+    """The number of bytes that each lane reads; the rest of its `width` bytes becomes zero."""
     extra = len(sources) - 3 - ins.has("L2::cache_hint")
     if extra == 0:
         return np.full(LANES, width, np.uint64)
@@ -89,8 +89,8 @@ def _commit(
 def _wait(
     cta: Cta, warp: Warp, ins: Instruction, lanes: Lanes, sources: tuple[Argument, ...], previous: Wait | None
 ) -> Results:
-    """wait_group N lands all but the N most recent groups of these lanes; wait_all lands uncommitted copies
-    too."""
+    """wait_group N lands all but the N most recent groups of these lanes; wait_all also lands uncommitted
+    copies."""
     copies = cta.copies.threads(warp)
     last = copies.group.copy()
     if ins.form.sync is Sync.WAIT_GROUP:
@@ -105,8 +105,8 @@ def _wait(
 def _arrive(
     cta: Cta, warp: Warp, ins: Instruction, lanes: Lanes, sources: tuple[Argument, ...], previous: Wait | None
 ) -> Results:
-    """An arrival for each lane once its earlier cp.async have landed. Without .noinc the phase is told to
-    expect it (PTX ISA, "cp.async.mbarrier.arrive")."""
+    """Arrive for each lane once its earlier cp.async have landed. Without .noinc the phase first expects one
+    more arrival (PTX ISA, "cp.async.mbarrier.arrive")."""
     copies = cta.copies.threads(warp)
     copies.prune()
     earlier = [copy.operation for copy in copies.flying if (copy.lanes & lanes).any()]

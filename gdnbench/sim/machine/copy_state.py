@@ -1,4 +1,4 @@
-"""What a CTA keeps of its asynchronous copies: those in flight, by warp, and their groups."""
+"""The state of a CTA's asynchronous copies: those in flight, by warp, and their groups."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gdnbench.sim.machine.engine_interface import LANES, Lanes, Warp
 
 @dataclass(slots=True, eq=False)
 class CopyInFlight:
-    """One warp's cp.async in flight: the group that it belongs to in each lane."""
+    """One warp's cp.async in flight, with its group in each lane."""
 
     operation: AsyncOperation
     lanes: Lanes
@@ -23,13 +23,13 @@ class CopyInFlight:
 
 @dataclass(slots=True, eq=False)
 class ThreadCopies:
-    """The cp.async of one warp: the number of each lane's open group, and what is in flight."""
+    """The cp.async of one warp: the number of each lane's open group, and the copies in flight."""
 
     group: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(LANES, np.int64))
     flying: list[CopyInFlight] = field(default_factory=list)
 
     def prune(self) -> None:
-        """Forget what has landed."""
+        """Remove copies that have landed."""
         self.flying = [copy for copy in self.flying if not copy.operation.landed]
 
 

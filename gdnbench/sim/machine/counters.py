@@ -1,4 +1,4 @@
-"""What a launch did, in numbers: the raw material of `--profile`."""
+"""The counters of a launch, from which `--profile` is computed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gdnbench.sim.ptx.ir import Instruction
 
 
 def counted_as(ins: Instruction) -> str:
-    """The name an instruction is counted under: its opcode, and what the engine executes with its type."""
+    """The counter name of an instruction: its opcode, with the type if the engine executes it."""
     if not ins.types or ins.form.by_machine or ins.form.cls == "mma.sync":
         return ins.op
     return f"{ins.op}.{ins.types[0]}"
@@ -18,7 +18,7 @@ def counted_as(ins: Instruction) -> str:
 @dataclass(slots=True)
 class Counters:
     """Sums over CTAs. `instructions` by `counted_as`; `traffic` in bytes by path ("global to shared");
-    `waits` by (warp, what it waited at): how often it found that it could not go on."""
+    `waits` by (warp, opcode): how often the warp could not continue."""
 
     warp_instructions: int = 0
     instructions: Counter[str] = field(default_factory=Counter)
@@ -27,7 +27,7 @@ class Counters:
     mma_macs: int = 0
 
     def merge(self, other: Counters) -> None:
-        """Add what another CTA did."""
+        """Add the counters of another CTA."""
         self.warp_instructions += other.warp_instructions
         self.instructions.update(other.instructions)
         self.traffic.update(other.traffic)

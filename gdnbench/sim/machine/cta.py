@@ -1,5 +1,5 @@
-"""One CTA's machine: its memories, barriers and asynchronous work, and the dispatch of what engines hand
-over."""
+"""One CTA's machine: its memories, barriers and asynchronous operations, and the dispatch of machine
+instructions."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ from gdnbench.sim.ptx.ir import Instruction, Kernel, Module
 from gdnbench.sim.tensorcore.product import Multiply
 
 Handler = Callable[["Cta", Warp, Instruction, Lanes, "tuple[Argument, ...]", "Wait | None"], "Results | Wait"]
-"""Executes a machine-owned instruction. Arguments: cta, warp, instruction, lanes, sources, and the Wait
-that the instruction returned last time, or None."""
+"""Executes a machine instruction. Arguments: cta, warp, instruction, lanes, sources, and the Wait that the
+instruction returned last time, or None."""
 
 
 @dataclass(frozen=True, slots=True)
 class MachineConfig:
-    """How a launch is simulated. `mma` names the model of the tensor core, `multiply` is its implementation
-    in the engine in use. `track` keeps and checks which shared bytes were written. `registers` is the
-    number of registers of a thread if it is known. `check`: CTAs have a checker."""
+    """How a launch is simulated. `mma` names the model of the tensor core; `multiply` implements it for the
+    engine. `track` records which shared bytes were written and checks reads. `registers` is the register
+    count per thread if known. `check`: CTAs have a checker."""
 
     schedule: Schedule = LATE
     mma: str = "hardware"
@@ -57,7 +57,7 @@ class MachineConfig:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """Something that a launch did which the reader should know, though it is legal."""
+    """A legal act of a launch that the reader should know."""
 
     message: str
     place: Place
@@ -90,7 +90,7 @@ class Launch:
     dynamic_shared: int
     shared_size: int  # static, padding to the dynamic part's alignment, dynamic
     handler: Callable[[str], Handler]  # by `Instruction.op`; `units.handler`
-    recorder: Callable[[int], Recorder] | None = None  # of the CTA with this index
+    recorder: Callable[[int], Recorder] | None = None  # by CTA index
     checker: Callable[[Cta], Checker] | None = None
     parts: Parts | None = None  # without them checked CTAs run one by one in this process
     notes: Counter[Note] = field(default_factory=Counter)
@@ -100,13 +100,13 @@ class Launch:
 
     @property
     def wgmma(self) -> Forms:
-        """What the kernel's wgmma instructions say, read when the first is executed."""
+        """The kernel's wgmma forms, decoded at the first execution."""
         if self._wgmma is None:
             self._wgmma = Forms.of(self.kernel)
         return self._wgmma
 
     def plan(self, ins: Instruction) -> Plan:
-        """How `ins` is dispatched, kept by identity for the next time."""
+        """How `ins` is dispatched; cached by the instruction's identity."""
         made = self.plans[id(ins)] = Plan(ins, self.handler(ins.op), ins.form.aligned)
         return made
 
@@ -117,7 +117,7 @@ class Launch:
 
     @property
     def warps(self) -> int:
-        """Warps of a CTA, the last one perhaps not full."""
+        """Warps of a CTA; the last may be partial."""
         return -(-self.threads // LANES)
 
     @property
@@ -126,13 +126,13 @@ class Launch:
         return self.grid[0] * self.grid[1] * self.grid[2]
 
     def ctaid(self, index: int) -> Dim3:
-        """The coordinates of the CTA with this index, x fastest."""
+        """The coordinates of the CTA with this index; x varies fastest."""
         x, y, _ = self.grid
         return index % x, index // x % y, index // (x * y)
 
 
 class Cta:
-    """One CTA as engines and units see it."""
+    """One CTA as engines and units use it."""
 
     def __init__(self, launch: Launch, index: int) -> None:
         self.launch = launch
@@ -160,20 +160,20 @@ class Cta:
 
     @property
     def tmem(self) -> TensorMemory:
-        """Tensor memory, made when it is first used."""
+        """Tensor memory, created at first use."""
         if self._tmem is None:
             self._tmem = TensorMemory(track=self.config.track)
         return self._tmem
 
     @property
     def warpgroups(self) -> Warpgroups:
-        """What the warpgroups have in flight, made when wgmma is first used."""
+        """The warpgroups' products in flight, created at the first wgmma."""
         if self._warpgroups is None:
             self._warpgroups = Warpgroups(self.launch.wgmma)
         return self._warpgroups
 
     def warp(self, index: int) -> Warp:
-        """The warp with this index, its lanes those that the block has."""
+        """The warp with this index. Its lanes are those of the block's threads."""
         return Warp(index, np.arange(LANES) < self.launch.threads - index * LANES)
 
     def issue(
@@ -184,8 +184,7 @@ class Cta:
         sources: tuple[Argument, ...],
         previous: Wait | None = None,
     ) -> Results | Wait:
-        """Execute a machine-owned instruction for `lanes` of `warp`. A fault carries the place and the
-        thread."""
+        """Execute a machine instruction for `lanes` of `warp`. A fault carries the place and the thread."""
         try:
             plan = self.launch.plans.get(id(ins)) or self.launch.plan(ins)
             if plan.aligned and (lanes != warp.exists).any():
@@ -209,18 +208,18 @@ class Cta:
             raise
 
     def thread(self, warp: Warp, lanes: Lanes) -> str:
-        """Who executes, for messages."""
+        """The executing thread, for messages."""
         active = np.nonzero(lanes)[0].tolist()
         some = f"lane {active[0]}" if len(active) == 1 else f"{len(active)} lanes"
         return f"CTA {self.ctaid}, warp {warp.index}, {some}"
 
     def note(self, message: str, ins: Instruction) -> None:
-        """Record something legal that the reader should know; equal notes are counted."""
+        """Record a legal act that the reader should know; equal notes are counted."""
         with self.launch.lock:
             self.launch.notes[Note(message, ins.place)] += 1
 
     def finish(self) -> None:
-        """All warps have exited: what is in flight lands."""
+        """All warps have exited: land the operations in flight."""
         if self.checker is not None:
             self.checker.on_cta_end()
         if self._warpgroups is not None:
@@ -242,5 +241,5 @@ class Engine(Protocol):
     """A kernel ready to run."""
 
     def warps(self, cta: Cta) -> Sequence[WarpEngine]:
-        """The warps of one CTA, at their first instruction."""
+        """The warps of one CTA, each at its first instruction."""
         ...

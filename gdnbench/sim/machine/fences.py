@@ -1,9 +1,8 @@
-"""Instructions that order or hint: fences, prefetches, dependent launches, sleeping; and `discard`, the one
-among them that changes values.
+"""Fences, prefetches, griddepcontrol and nanosleep, which change no value here, and `discard`, which does.
 
-Every memory access is visible to all threads at once here, so that a fence has nothing to do: what a
-missing one would break is for a checker that follows the order of events, and it sees fences at
-`Cta.issue`. A grid has no predecessor or successor, so that griddepcontrol never waits.
+Every memory access is visible to all threads at once, so a fence does nothing. The race checker finds missing
+fences; it observes them at `Cta.issue`. A grid has no predecessor or successor, so griddepcontrol never
+waits.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from gdnbench.sim.machine.memory import POISON
 from gdnbench.sim.machine.operands import active, one
 from gdnbench.sim.ptx.ir import Instruction
 
-# The PTX ISA ("discard") takes no other size.
+# The only size that the PTX ISA ("discard") allows.
 DISCARD_BYTES = 128
 
 
@@ -28,7 +27,7 @@ def _nothing(
 def _fence(
     cta: Cta, warp: Warp, ins: Instruction, lanes: Lanes, sources: tuple[Argument, ...], previous: Wait | None
 ) -> Results:
-    """A fence is one of the forms that the PTX ISA lists ("membar, fence"), or it is refused by name."""
+    """Accept a form that the PTX ISA lists ("membar, fence"); raise UnsupportedError for any other."""
     orders = [mod for mod in ins.mods if mod in ("sc", "acq_rel", "acquire", "release")]
     scopes = [mod for mod in ins.mods if mod in ("cta", "cluster", "gpu", "sys")]
     if len(orders) > 1 or len(scopes) != 1:
@@ -39,8 +38,7 @@ def _fence(
 def _discard(
     cta: Cta, warp: Warp, ins: Instruction, lanes: Lanes, sources: tuple[Argument, ...], previous: Wait | None
 ) -> Results:
-    """The bytes lose their value without being written back: what they read as is not defined, so they are
-    poisoned."""
+    """The bytes lose their value without write-back. Reading them is undefined, so they are poisoned."""
     addresses = one(sources[0])
     for lane in active(lanes):
         address = int(addresses[lane])

@@ -1,7 +1,7 @@
-"""Which bytes an operation touches, exactly, for who watches: worked out only when somebody asks.
+"""The exact bytes that an operation accesses, for the checker; computed on demand.
 
-`cells()` are byte addresses in shared and global memory; in tensor memory, the numbers of its 32-bit cells,
-512 lane + column.
+`cells()` returns byte addresses in shared and global memory, and in tensor memory the numbers of 32-bit
+cells, 512 lane + column.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Footprint(Protocol):
 
 
 class Span(NamedTuple):
-    """Bytes one after another."""
+    """Contiguous bytes."""
 
     space: str
     address: int
@@ -56,8 +56,9 @@ class Strided:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Chunks:
-    """Shared memory in units of `size` bytes: unit u is `size` bytes from `origin` + u `size` on. The bytes
-    of all units, as they come, are a box of `shape`, if that is given, of which those in `inside` count."""
+    """Shared memory in units of `size` bytes: unit u has the `size` bytes from `origin` + u `size`. If
+    `shape` is given, the bytes of all units in order form a box of that shape, and only those in `inside`
+    count."""
 
     units: npt.NDArray[np.intp]
     size: int

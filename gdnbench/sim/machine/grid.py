@@ -1,10 +1,10 @@
-"""Runs the CTAs of a grid: over the cores where they are independent, in turns where they talk to each other.
+"""Runs the CTAs of a grid: in parallel if they are independent, in turns if they synchronise.
 
-CTAs that use no global atomics and no ordered accesses to global memory cannot wait for one another, so
-that each runs to its end alone and the result does not depend on how many run at once. They run over
-processes, or over threads where memory is too large to be copied for each process. Others run in one thread,
-in ascending order, a new one beginning only when all that began have had their turn and not ended: as many
-at once as the GPU would hold, so that grid barriers and semaphores work and atomic updates come in one order.
+CTAs without global atomics and ordered accesses to global memory cannot wait for one another. Each runs to
+its end alone, so the result does not depend on how many run at once. They run in processes, or in threads if
+memory is too large to copy for each process. Other CTAs run in one thread, in ascending order. A new CTA
+begins when all running ones have had their turn and none has ended, up to as many as the GPU would hold. So
+grid barriers and semaphores work, and atomic updates come in one fixed order.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from gdnbench.sim.machine.processes import Progress, fits, run_in_processes
 from gdnbench.sim.machine.scheduler import Scheduler
 from gdnbench.sim.ptx.ir import Instruction, Kernel
 
-# A B200 has 148 SMs, each with 2,048 threads, 32 CTAs and 228 KB of shared memory, of which a CTA takes 1
-# KB more than it asked for (CUDA Programming Guide, "Compute Capability 10.x").
+# A B200 has 148 SMs, each with 2,048 threads, 32 CTAs and 228 KB of shared memory; each CTA takes 1 KB more
+# than it requests (CUDA Programming Guide, "Compute Capability 10.x").
 SMS = 148
 SM_THREADS = 2048
 SM_CTAS = 32
 SM_SHARED = 228 * 1024
 CTA_SHARED = 1024
 
-# A grid that takes no longer than this is not worth a process.
+# A grid that takes no longer than this does not start processes.
 ALONE_SECONDS = 0.2
 
-# What CTAs in flight may take together, beyond one for each SM.
+# The memory of all CTAs in flight beyond one per SM, at most.
 IN_FLIGHT_BYTES = 256 * 1024 * 1024
 
-# Rounds that a CTA gets before the next one has its turn, and by how much its warps' quantum is shorter: it
-# may do nothing but wait for another.
+# Rounds that a CTA runs before the next CTA, and the divisor of its warps' quantum: it may only be waiting
+# for another CTA.
 TURNS = 2
 SHORTER = 8
 
@@ -44,7 +44,7 @@ _SHARED = ("shared", "shared::cta", "shared::cluster")
 
 
 def _talks(ins: Instruction) -> bool:
-    """True if `ins` may be how CTAs talk: an atomic or ordered access that is not to shared memory."""
+    """True if `ins` can synchronise CTAs: an atomic or ordered access, except to shared memory."""
     if ins.form.atomic:
         return not ins.has(*_SHARED)
     if ins.form.in_engine:
@@ -58,7 +58,7 @@ def communicates(kernel: Kernel) -> bool:
 
 
 def resident(launch: Launch) -> int:
-    """How many CTAs are in flight together: what the GPU holds, less if that takes too much memory here."""
+    """The number of CTAs in flight: what the GPU holds, or fewer if that takes too much memory here."""
     per_sm = min(
         SM_THREADS // (launch.warps * LANES), SM_SHARED // (launch.shared_size + CTA_SHARED), SM_CTAS
     )
@@ -68,7 +68,7 @@ def resident(launch: Launch) -> int:
 
 
 class _Run:
-    """One CTA under way."""
+    """One running CTA."""
 
     def __init__(self, launch: Launch, engine: Engine, index: int, quantum: int) -> None:
         self.cta = Cta(launch, index)
@@ -76,14 +76,14 @@ class _Run:
         self.scheduler = Scheduler(self.cta, self.warps, quantum)
 
     def counters(self) -> Counters:
-        """What it did, once it has ended."""
+        """Its counters, once it has ended."""
         self.cta.counters.warp_instructions = sum(warp.executed for warp in self.warps)
         return self.cta.counters
 
 
 class _Threads:
-    """Independent CTAs over threads. The fault reported is that of the lowest CTA that commits one: no CTA
-    begins after one failed, and those before it run on. None begins when `seconds` are over."""
+    """Independent CTAs in threads. Of several faults the one of the lowest CTA is reported: after a fault no
+    CTA begins, and those before it finish. None begins after `seconds`."""
 
     def __init__(self, launch: Launch, engine: Engine, quantum: int, seconds: float | None = None) -> None:
         self.launch = launch
@@ -98,7 +98,7 @@ class _Threads:
         self._lock = threading.Lock()
 
     def take(self) -> int | None:
-        """The next CTA to run."""
+        """The index of the next CTA to run."""
         with self._lock:
             if self._next >= self.launch.ctas or self.failures or self.cancelled:
                 return None
@@ -118,15 +118,15 @@ class _Threads:
             self.done += 1
 
     def work(self) -> None:
-        """What each thread does."""
+        """The loop of each thread."""
         while (index := self.take()) is not None:
             try:
                 self.run_one(index)
-            except BaseException as error:  # handed to the thread that waits
+            except BaseException as error:  # raised again in the waiting thread
                 self.failures[index] = error
 
     def run(self, threads: int, progress: Progress | None) -> Counters:
-        """All CTAs, on `threads` threads beside the one that waits, so that Ctrl-C reaches it."""
+        """Run all CTAs on `threads` threads besides this one, which waits, so that Ctrl-C reaches it."""
         workers = [threading.Thread(target=self.work, daemon=True) for _ in range(threads)]
         for worker in workers:
             worker.start()
@@ -150,7 +150,7 @@ class _Threads:
 def _run_apart(
     launch: Launch, engine: Engine, quantum: int, workers: int, progress: Progress | None
 ) -> Counters:
-    """Independent CTAs: a few here, which tells whether the rest is worth other processes."""
+    """Independent CTAs. A few run here first, to measure whether the rest is worth other processes."""
 
     def run_cta(index: int) -> Counters:
         run = _Run(launch, engine, index, quantum)
@@ -197,7 +197,7 @@ def run_grid(
     threads: int | None = None,
     progress: Progress | None = None,
 ) -> Counters:
-    """Run all CTAs on `threads` cores, None for all; the result is the same for any number."""
+    """Run all CTAs on `threads` cores, None for all. The result does not depend on the number."""
     if communicates(launch.kernel):
         return _run_together(launch, engine, max(1, quantum // SHORTER), progress)
     count = len(os.sched_getaffinity(0)) if threads is None else threads

@@ -1,20 +1,19 @@
-"""mbarriers: objects of 64 bits in shared memory that count arrivals and bytes, phase after phase.
+"""mbarriers: 64-bit objects in shared memory that count arrivals and bytes, phase by phase.
 
 The bits of the object (opaque to kernels; PTX ISA, "Contents of the mbarrier object", gives the ranges):
 
-    [0, 20)   arrivals that the current phase still waits for
-    [20, 40)  arrivals that the next phase will wait for
-    [40, 61)  tx-count: bytes that were expected and have not come, two's complement
+    [0, 20)   arrivals pending in the current phase
+    [20, 40)  arrivals that the next phase expects
+    [40, 61)  tx-count: bytes expected and not yet completed, two's complement
     63        parity of the current phase
 
-A phase completes when both counts are zero; its successor starts with the expected count.
-`SharedMemory.phase` counts the phases that completed, beside the bytes: it also says where an mbarrier is.
+A phase completes when both counts are zero; the next phase starts with the expected count.
+`SharedMemory.phase` counts the completed phases of the mbarrier at each address, -1 where there is none.
 
-Waiting: `try_wait` may give up after a time of the machine's choosing and `test_wait` at once. Here both
-wait for as long as anything in the CTA can move, and give up when nothing can: a kernel that peeks and then
-waits gets on, and a kernel that waits for what never comes is found out. Under the `random` schedule
-both also answer at once, now and then, or nearly always if the seed is odd: a kernel that peeks then does
-what it does if it peeks in vain.
+The PTX ISA lets `try_wait` return False after an unspecified time and `test_wait` at once. Here both wait as
+long as anything in the CTA can run, and return False when nothing can. So a kernel that polls and then waits
+progresses, and a wait that can never end is found. Under the `random` schedule both sometimes return False
+at once, with an odd seed nearly always: this tests what a kernel does after a failed poll.
 """
 
 from __future__ import annotations
@@ -44,8 +43,8 @@ TX_SHIFT = 40
 TX_BITS = 21
 TX_MAX = (1 << 20) - 1
 HASTE = (1 / 2, 31 / 32)
-"""How often a wait answers at once under even and under odd seeds. Under these, who peeks ahead does so in
-vain many times in a row: peeks in the wrong parity then say yes before the other side gets on."""
+"""How often a wait answers at once under even and under odd seeds. Under odd seeds many peeks in a row fail:
+a peek with the wrong parity then succeeds before the other side has progressed."""
 PARITY_SHIFT = 63
 BYTES = 8
 
@@ -57,7 +56,7 @@ def _fault(message: str) -> KernelFault:
 
 
 def _slot(shared: SharedMemory, address: int) -> int:
-    """The index of the mbarrier at `address`; a fault if there is none."""
+    """The index of the mbarrier at `address`. Raises KernelFault if there is none."""
     _check_address(shared, address)
     if shared.phase_cells[address // BYTES] < 0:
         raise _fault(f"no mbarrier was initialised at shared address {address:#x}")
@@ -71,7 +70,7 @@ def _check_address(shared: SharedMemory, address: int) -> None:
 
 
 def unpack(word: int) -> tuple[int, int, int]:
-    """The word -> (pending arrivals, expected arrivals, tx-count)."""
+    """Split the word into (pending arrivals, expected arrivals, tx-count)."""
     tx = word >> TX_SHIFT & ((1 << TX_BITS) - 1)
     return word & COUNT_MAX, word >> EXPECTED_SHIFT & COUNT_MAX, tx - (1 << TX_BITS) * (tx >> TX_BITS - 1)
 
@@ -94,7 +93,7 @@ def _put(shared: SharedMemory, slot: int, pending: int, expected: int, tx: int) 
 
 
 def init(shared: SharedMemory, address: int, count: int) -> None:
-    """A new mbarrier in its phase 0."""
+    """Make a new mbarrier in phase 0."""
     _check_address(shared, address)
     if not 1 <= count <= COUNT_MAX:
         raise _fault(f"mbarrier.init with count {count}; the range is 1 to {COUNT_MAX}")
@@ -107,12 +106,12 @@ def init(shared: SharedMemory, address: int, count: int) -> None:
 
 
 def inval(shared: SharedMemory, address: int) -> None:
-    """The bytes are free for other use."""
+    """Free the bytes for other use."""
     shared.phase_cells[_slot(shared, address)] = -1
 
 
 def arrive(shared: SharedMemory, address: int, count: int = 1, *, expect: int = 0, drop: bool = False) -> int:
-    """Expect `expect` bytes, then arrive `count` times; returns the object as it was, the state token."""
+    """Expect `expect` bytes, then arrive `count` times. Returns the object before that, the state token."""
     slot = _slot(shared, address)
     word = shared.word_cells[slot]
     pending, expected, tx = unpack(word)
@@ -128,7 +127,7 @@ def arrive(shared: SharedMemory, address: int, count: int = 1, *, expect: int = 
 
 
 def expect_arrival(shared: SharedMemory, address: int) -> None:
-    """The current phase also waits for one more arrival (cp.async.mbarrier.arrive without .noinc)."""
+    """Make the current phase wait for one more arrival (cp.async.mbarrier.arrive without .noinc)."""
     slot = _slot(shared, address)
     pending, expected, tx = unpack(shared.word_cells[slot])
     if pending == COUNT_MAX:
@@ -137,16 +136,16 @@ def expect_arrival(shared: SharedMemory, address: int) -> None:
 
 
 def expect_tx(shared: SharedMemory, address: int, size: int) -> None:
-    """The current phase also waits for `size` bytes."""
+    """Make the current phase wait for `size` more bytes."""
     slot = _slot(shared, address)
     pending, expected, tx = unpack(shared.word_cells[slot])
-    # Only an arrival or a completion ends a phase: this raises the count of a phase that is not over.
+    # Only an arrival or a completion ends a phase; this instruction only raises a count.
     if size:
         _put(shared, slot, pending, expected, tx + size)
 
 
 def complete_tx(shared: SharedMemory, address: int, size: int) -> None:
-    """`size` bytes have come."""
+    """Complete `size` bytes."""
     slot = _slot(shared, address)
     pending, expected, tx = unpack(shared.word_cells[slot])
     if size:
@@ -154,13 +153,14 @@ def complete_tx(shared: SharedMemory, address: int, size: int) -> None:
 
 
 def is_complete(shared: SharedMemory, address: int, parity: int) -> bool:
-    """True once the phase of this parity is over: the current phase has the other one. Before the first
-    phase ends, the phase of parity 1 counts as over (PTX ISA, "mbarrier.test_wait", phaseParity)."""
+    """True once the phase of this parity has completed, that is, the current phase has the other parity.
+    Before the first phase completes, the phase of parity 1 counts as complete (PTX ISA, "mbarrier.test_wait",
+    phaseParity)."""
     return shared.phase_cells[_slot(shared, address)] & 1 != parity
 
 
 def describe(shared: SharedMemory, address: int, parity: int) -> str:
-    """What a wait for `parity` waits for."""
+    """Text for messages: the arrivals and bytes that a wait for `parity` lacks."""
     slot = _slot(shared, address)
     pending, expected, tx = unpack(shared.word_cells[slot])
     return (
@@ -190,7 +190,7 @@ def _inval(
 def _arrive(
     cta: Cta, warp: Warp, ins: Instruction, lanes: Lanes, sources: tuple[Argument, ...], previous: Wait | None
 ) -> Results:
-    """arrive and arrive_drop, with or without expect_tx: each lane arrives for itself."""
+    """arrive and arrive_drop, with or without expect_tx: each lane arrives once."""
     shared = cta.shared
     drop = ins.op.startswith("mbarrier.arrive_drop")
     expects = ins.form.sync is Sync.ARRIVE_EXPECT
@@ -201,7 +201,7 @@ def _arrive(
         at, count, expect = shared_address(same[0], ins), *_counts(same[1], expects)
         members = int(np.count_nonzero(lanes))
         alike = expect == 0 or not wants_result(ins)
-        # As one arrival, unless the lanes complete a phase and go on into the next.
+        # One combined arrival, unless the lanes complete a phase and continue in the next.
         if members == 1 or (alike and count * members <= shared.word_cells[_slot(shared, at)] & COUNT_MAX):
             word = arrive(shared, at, count * members, expect=expect * members, drop=drop)
             return (_tokens(word, count, lanes, drop),) if ins.dests else ()
@@ -217,14 +217,14 @@ def _arrive(
 
 
 def _tokens(word: int, count: int, lanes: Lanes, drop: bool) -> Values:
-    """What lanes that arrive one after the other, in one phase, find before them."""
+    """The state tokens of lanes that arrive one after the other in one phase."""
     step = count * (1 + (1 << EXPECTED_SHIFT) * drop)
     tokens: Values = np.uint64(word) - np.uint64(step) * (np.cumsum(lanes, dtype=np.uint64) - lanes)
     return tokens
 
 
 def _counts(operand: int, expects: bool) -> tuple[int, int]:
-    """The operand beside the address -> (arrivals, bytes to expect)."""
+    """Decode the operand beside the address: (arrivals, bytes to expect)."""
     return (1, operand & 0xFFFF_FFFF) if expects else (operand & 0xFFFF_FFFF, 0)
 
 
@@ -241,7 +241,7 @@ def _transaction(
 def _wait(
     cta: Cta, warp: Warp, ins: Instruction, lanes: Lanes, sources: tuple[Argument, ...], previous: Wait | None
 ) -> Results | Wait:
-    """test_wait and try_wait. Lanes that wait at several mbarriers go on together."""
+    """test_wait and try_wait. Lanes that wait at several mbarriers continue together."""
     shared = cta.shared
     by_parity = ins.has("parity")
     operands = (one(sources[0]), one(sources[1]))
@@ -278,7 +278,7 @@ def _wait(
 
 
 def _answers_at_once(cta: Cta) -> bool:
-    """Never always: a kernel that asks for ever must be found to wait for ever."""
+    """True at random, but never always: a kernel that polls for ever must be reported as a deadlock."""
     schedule = cta.config.schedule
     return schedule.kind == "random" and cta.queue.random.random() < HASTE[schedule.seed % 2]
 

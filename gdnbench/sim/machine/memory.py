@@ -1,8 +1,8 @@
-"""Memories as bytes with bounds: global memory, which is the tensors' own bytes, shared memory, local memory.
+"""Global, shared and local memory as bytes with bounds checks. Global memory is the tensors' own bytes.
 
-Addresses are plain integers. Lane accesses are 32 wide: `load(addresses, lanes, width)` gives uint8[32,
-width], `store(addresses, lanes, data)` takes it. Where lanes store to one address, the highest lane wins
-(the PTX ISA leaves open which does, "Memory Consistency Model").
+Addresses are plain integers. Lane accesses are 32 wide: `load(addresses, lanes, width)` returns uint8[32,
+width], and `store(addresses, lanes, data)` takes it. If several lanes store to one address, the highest lane
+wins (the PTX ISA, "Memory Consistency Model", leaves this open).
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from gdnbench.sim.machine.engine_interface import (
 Bytes = npt.NDArray[np.uint8]
 Shadow = npt.NDArray[np.bool_]
 
-# Every byte 0xFF is a NaN in bf16, f16, f32, f64, e4m3 and e5m2: memory that nobody wrote, or that an
-# asynchronous operation has yet to write, shows in the numbers.
+# All bytes 0xFF are a NaN in bf16, f16, f32, f64, e4m3 and e5m2: a read of memory that was never written, or
+# that an asynchronous operation will still write, shows in the results.
 POISON = 0xFF
 
 
 class Memory(Protocol):
-    """What the lane accesses of every memory have in common."""
+    """The lane accesses that all memories have."""
 
     def load(self, addresses: Values, lanes: Lanes, width: int) -> Bytes: ...
 
@@ -46,7 +46,7 @@ class Memory(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """Bytes [base, base + size) that a kernel may touch; `keeper` keeps them alive."""
+    """Bytes [base, base + size) that a kernel may access; `keeper` keeps them alive."""
 
     base: int
     size: int
@@ -59,7 +59,8 @@ class Allocation:
 
 
 def check_aligned(addresses: Values, lanes: Lanes, width: int) -> None:
-    """Every access of `width` bytes starts at a multiple of `width` (PTX ISA, "Operands, Alignment")."""
+    """Raises KernelFault unless every access of `width` bytes starts at a multiple of `width` (PTX ISA,
+    "Operands, Alignment")."""
     bad = lanes & (addresses % np.uint64(width) != 0)
     if bad.any():
         lane = int(bad.argmax())
@@ -73,7 +74,7 @@ class GlobalMemory:
     """The tensors of a launch and the module's variables, at their own host addresses.
 
     `bases` and `ends` are the allocations as disjoint, ascending intervals (overlapping views of one tensor
-    are joined): the table that compiled code searches. `symbols` gives the address of each module variable.
+    are joined); compiled code searches this table. `symbols` is the address of each module variable.
     """
 
     def __init__(self) -> None:
@@ -87,14 +88,14 @@ class GlobalMemory:
         self._bytes: Bytes = np.empty(0, np.uint8)
 
     def add(self, base: int, size: int, name: str, keeper: object) -> None:
-        """Let kernels touch `size` bytes at the host address `base`, which `keeper` owns."""
+        """Let kernels access `size` bytes at the host address `base`, which `keeper` owns."""
         if size <= 0:
             return
         self.allocations.append(Allocation(base, size, name, keeper))
         self._index()
 
     def add_array(self, array: npt.NDArray[np.generic], name: str) -> int:
-        """Let kernels touch the bytes that `array` spans; returns its address."""
+        """Let kernels access the bytes that `array` spans; returns its address."""
         low, high = np.lib.array_utils.byte_bounds(array)
         self.add(low, high - low, name, array)
         return int(array.ctypes.data)
@@ -122,31 +123,31 @@ class GlobalMemory:
         self._stops = [high for _, high in joined]
         self.bases = np.array(self._starts, np.uint64)
         self.ends = np.array(self._stops, np.uint64)
-        # One view over everything, so that 32 lanes are one indexed access. What lies between allocations
-        # is never touched: every access is checked first.
+        # One view over all allocations, so that 32 lanes are one indexed access. Bytes between allocations
+        # are never accessed: every access is checked first.
         self._origin = self._starts[0]
         span = (ctypes.c_uint8 * (self._stops[-1] - self._origin)).from_address(self._origin)
         self._bytes = np.frombuffer(memoryview(span), np.uint8)
 
     def check(self, address: int, size: int) -> None:
-        """Fault unless [address, address + size) lies in one allocation."""
+        """Raises KernelFault unless [address, address + size) is inside one allocation."""
         at = bisect.bisect_right(self._starts, address) - 1
         if at < 0 or address + size > self._stops[at]:
             raise KernelFault(FaultKind.OUT_OF_BOUNDS, self._describe(address, size))
 
     def view(self, address: int, size: int) -> Bytes:
-        """The bytes [address, address + size), to read and to write."""
+        """The bytes [address, address + size) as a writable view."""
         self.check(address, size)
         start = address - self._origin
         return self._bytes[start : start + size]
 
     def strided(self, address: int, shape: Sequence[int], strides: Sequence[int]) -> Bytes:
-        """Bytes as an array of any shape with non-negative strides in bytes, checked from end to end."""
+        """A view of any shape with non-negative strides in bytes; its whole span is checked."""
         reach = sum((extent - 1) * stride for extent, stride in zip(shape, strides, strict=True)) + 1
         return np.ndarray(tuple(shape), np.uint8, self.view(address, reach), 0, tuple(strides))
 
     def _locate(self, addresses: Values, lanes: Lanes, width: int) -> npt.NDArray[np.intp]:
-        """Indices uint8[active, width] into the view of everything, once they are known to be in bounds."""
+        """Indices uint8[active, width] into the view of all allocations, checked to be in bounds."""
         check_aligned(addresses, lanes, width)
         wanted = addresses[lanes]
         at = np.searchsorted(self.bases, wanted, side="right") - 1
@@ -159,7 +160,7 @@ class GlobalMemory:
         return first[:, None] + np.arange(width)
 
     def check_lanes(self, addresses: Values, lanes: Lanes, width: int) -> None:
-        """Fault as `load` would."""
+        """Raises the faults of `load`."""
         if lanes.any():
             self._locate(addresses, lanes, width)
 
@@ -174,7 +175,7 @@ class GlobalMemory:
             self._bytes[self._locate(addresses, lanes, data.shape[1])] = data[lanes]
 
     def _describe(self, address: int, size: int) -> str:
-        """Where an access out of bounds went, as seen from the nearest allocation."""
+        """Describes an access out of bounds relative to the nearest allocation."""
         what = f"{size} bytes at global address {address:#x}"
         if not self.allocations:
             return f"{what}: the launch has no global memory"
@@ -192,12 +193,12 @@ class GlobalMemory:
 
 
 class SharedMemory:
-    """The shared memory of one CTA. `bytes[address]` is the byte at `address`; the first kilobyte is the
-    system's.
+    """The shared memory of one CTA. `bytes[address]` is the byte at `address`; the system owns the first
+    kilobyte.
 
-    `valid` marks the bytes that were written; `track` says whether somebody keeps it, and reads check it (the
-    interpreter does, compiled code does not). mbarriers live in these bytes too: `phase[address // 8]` is
-    the number of phases that the mbarrier there has completed, -1 where there is none.
+    `valid` marks the bytes that were written. `track` says whether the engine maintains it and reads check
+    it: the interpreter does, compiled code does not. mbarriers are stored in these bytes too: `phase[address
+    // 8]` is the number of phases that the mbarrier there has completed, -1 where there is none.
     """
 
     def __init__(self, size: int, *, track: bool) -> None:
@@ -210,17 +211,17 @@ class SharedMemory:
         self.units = self.bytes.view("V16")
         self.words: npt.NDArray[np.uint64] = self.bytes.view(np.uint64)
         self.phase: npt.NDArray[np.int64] = np.full(room // 8, -1, np.int64)
-        # The same cells as Python numbers, several times as fast to read one by one.
+        # The same cells as a memoryview, which is several times as fast to read one by one.
         self.word_cells = self.bytes.data.cast("Q")
         self.phase_cells = self.phase.data.cast("B").cast("q")
 
     def check(self, address: int, size: int) -> None:
-        """Fault unless [address, address + size) lies in the CTA's shared memory."""
+        """Raises KernelFault unless [address, address + size) is inside the CTA's shared memory."""
         if address < SHARED_BASE or address + size > self.end:
             raise KernelFault(FaultKind.OUT_OF_BOUNDS, self._describe(address, size))
 
     def view(self, address: int, size: int) -> Bytes:
-        """The bytes [address, address + size), to read and to write; a writer marks them with `written`."""
+        """The bytes [address, address + size) as a writable view; a writer marks them with `written`."""
         self.check(address, size)
         return self.bytes[address : address + size]
 
@@ -257,13 +258,13 @@ class SharedMemory:
                 self.valid[where] = True
 
     def check_lanes(self, addresses: Values, lanes: Lanes, width: int) -> None:
-        """Fault as `store` would."""
+        """Raises the faults of `store`."""
         if lanes.any():
             self._locate(addresses, lanes, width)
 
     def poison(self, addresses: Values, lanes: Lanes, width: int) -> None:
-        """What an asynchronous copy will write does not hold its old value any more. Faults as `store`
-        would."""
+        """Fill the destination of an asynchronous copy in flight with poison. Raises the faults of
+        `store`."""
         if lanes.any():
             self.bytes[self._locate(addresses, lanes, width)] = POISON
 
@@ -275,8 +276,8 @@ class SharedMemory:
 
 
 class LocalMemory:
-    """The local memory of one warp's threads: `bytes[lane, offset]`. Each lane sees its own `size` bytes at
-    0."""
+    """The local memory of one warp's threads: `bytes[lane, offset]`. Each lane has `size` bytes of its own,
+    from address 0."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -308,7 +309,8 @@ class LocalMemory:
 
 
 def resolve(address: int) -> tuple[str, int]:
-    """A generic address -> (state space, address in it). Constant memory is part of global memory here."""
+    """Split a generic address into (state space, address in it). Constant memory is part of global memory
+    here."""
     for space, window in (("shared", SHARED_WINDOW), ("local", LOCAL_WINDOW), ("param", PARAM_WINDOW)):
         if window <= address < window + WINDOW_SIZE:
             return space, address - window
@@ -316,7 +318,7 @@ def resolve(address: int) -> tuple[str, int]:
 
 
 def resolve_lanes(addresses: Values, lanes: Lanes) -> list[tuple[str, Lanes, Values]]:
-    """The same for 32 lanes: (state space, its lanes, their addresses in it) for each space that is met."""
+    """`resolve` for 32 lanes: (state space, its lanes, their addresses in it) for each space that occurs."""
     out: list[tuple[str, Lanes, Values]] = []
     window = addresses >> np.uint64(WINDOW_SIZE.bit_length() - 1)
     rest = lanes

@@ -24,8 +24,8 @@ Addresses = npt.NDArray[np.uint64]  # [accesses, 32]
 
 @dataclass(frozen=True, slots=True)
 class Writer:
-    """An instruction in flight that writes registers of its warp at some time before the warp's wait for it.
-    `number` counts the tcgen05.ld of the warp before it."""
+    """An instruction in flight that will write registers of its warp before the warp's wait for it ends.
+    `number` counts the warp's earlier tcgen05.ld."""
 
     ins: Instruction
     number: int = 0

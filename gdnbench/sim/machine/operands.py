@@ -1,4 +1,4 @@
-"""Reading the operands that an engine hands over."""
+"""Access to the operands that an engine passes to the machine."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ SHARED_SPACES = ("shared", "shared::cta", "shared::cluster")
 
 
 def one(argument: Argument) -> Values:
-    """A source that has one value a lane."""
+    """A source with one value per lane."""
     assert isinstance(argument, np.ndarray)
     return argument
 
 
 def many(argument: Argument) -> tuple[Values, ...]:
-    """A source that is a vector, or an address with coordinates."""
+    """A source that is a vector, or an address with coordinates, as a tuple."""
     assert isinstance(argument, tuple)
     return argument
 
 
 def active(lanes: Lanes) -> list[int]:
-    """The numbers of the active lanes, ascending."""
+    """The indices of the active lanes, ascending."""
     indices: list[int] = np.flatnonzero(lanes).tolist()
     return indices
 
 
 def uniform(argument: Argument, lanes: Lanes, what: str) -> int:
-    """A value that all active lanes must agree on."""
+    """The value of an operand that all active lanes must agree on. Raises KernelFault if they differ."""
     values = equal_operands(lanes, one(argument))
     if values is None:
         raise KernelFault(FaultKind.DIVERGENCE, f"{what} differs between the lanes of a warp")
@@ -41,11 +41,10 @@ def uniform(argument: Argument, lanes: Lanes, what: str) -> int:
 
 
 def shared_address(address: int, ins: Instruction) -> int:
-    """An address operand that lies in the CTA's shared memory; generic if the instruction names no state
-    space.
+    """An address operand in the CTA's shared memory; generic if the instruction names no state space.
 
-    The window of `shared::cta` is part of that of `shared::cluster`, so that without a cluster both are the
-    same (PTX ISA, "Shared State Space").
+    The window of `shared::cta` is part of that of `shared::cluster`; without a cluster both are equal (PTX
+    ISA, "Shared State Space").
     """
     if ins.has(*SHARED_SPACES):
         return address
@@ -58,7 +57,7 @@ def shared_address(address: int, ins: Instruction) -> int:
 
 
 def distinct(lanes: Lanes, *arguments: Values) -> Iterator[tuple[list[int], tuple[int, ...]]]:
-    """The active lanes grouped by equal operands: (lanes, their operands) in the order of the first lane."""
+    """Group the active lanes by equal operands: (lanes, their operands), in the order of the first lane."""
     same = equal_operands(lanes, *arguments)
     if same is not None:
         yield active(lanes), same
@@ -72,7 +71,7 @@ def distinct(lanes: Lanes, *arguments: Values) -> Iterator[tuple[list[int], tupl
 
 
 def equal_operands(lanes: Lanes, *arguments: Values) -> tuple[int, ...] | None:
-    """The operands if all active lanes have the same, else None."""
+    """The operands if they are equal in all active lanes, else None."""
     first = int(lanes.argmax())
     values = tuple(int(argument[first]) for argument in arguments)
     if np.count_nonzero(lanes) > 1:
@@ -88,7 +87,7 @@ def wants_result(ins: Instruction) -> bool:
 
 
 def constant(value: int) -> Values:
-    """The same value in all lanes, not to be written."""
+    """One value in all lanes, read-only."""
     values = np.full(LANES, value, np.uint64)
     values.flags.writeable = False
     return values

@@ -1,9 +1,9 @@
-"""Independent CTAs over processes: each runs a share on its copy of global memory and sends what it changed.
+"""Runs independent CTAs in forked processes. Each has a copy of global memory and returns the changed bytes.
 
-Much of a CTA's work is the machine's, in Python, which threads of one process cannot do side by side. A
-forked process has everything made ready, at the same addresses, and its writes are its own. At its end it
-compares global memory with what it was at the fork, and the parent writes the changed bytes into the
-tensors: independent CTAs write different bytes, or the same value.
+The machine is Python, which threads of one process cannot run in parallel. A forked process inherits the
+prepared launch at the same addresses and writes to its own pages. At its end it compares global memory with
+the state at the fork; the parent writes the changed bytes into the tensors. Independent CTAs write different
+bytes, or the same value.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from gdnbench.sim.machine.memory import Bytes
 
 RunCta = Callable[[int], Counters]
 Progress = Callable[[int, int], None]
-"""Called as CTAs of a launch end: how many have, of how many."""
+"""Called as CTAs of a launch end with (CTAs ended, CTAs in all)."""
 
-# A worker keeps a copy of global memory and, at worst, its own version of every page.
+# Copies of global memory per worker: one for the comparison and, at worst, its own version of every page.
 MAX_BYTES = 64 * 1024 * 1024
 
-# How often progress is told while nothing happens.
+# Seconds between calls of `progress` while no CTA ends.
 PROGRESS_SECONDS = 0.1
 
 _NO_FAILURE = np.iinfo(np.int64).max
@@ -41,7 +41,8 @@ _NO_FAILURE = np.iinfo(np.int64).max
 
 @dataclass(frozen=True, slots=True)
 class _Change:
-    """Changed bytes of the interval of global memory at `base`: a bit for each, and their values."""
+    """Changed bytes of the global memory interval at `base`: a bit for each byte, and the values of the
+    changed ones."""
 
     base: int
     size: int
@@ -51,8 +52,8 @@ class _Change:
 
 @dataclass(frozen=True, slots=True)
 class _Share:
-    """What a worker sends back: `failure` is the CTA and the error that stopped it, `part` what its checkers
-    found."""
+    """The result of a worker. `failure` is the CTA and the error that stopped it; `part` is the findings of
+    its checkers."""
 
     counters: Counters
     notes: Counter[Note]
@@ -62,17 +63,17 @@ class _Share:
 
 
 class _Board:
-    """What the workers see of each other: which CTA is next and the lowest that failed."""
+    """State shared by the workers: the next CTA and the lowest that failed."""
 
     def __init__(self, first: int) -> None:
         self._words = np.frombuffer(mmap.mmap(-1, 16), np.int64)
         self._words[:] = first, _NO_FAILURE
-        # A pipe that holds one byte is a lock that works between processes.
+        # A pipe with one byte in it is a lock between processes.
         self._lock = os.pipe()
         os.write(self._lock[1], b".")
 
     def take(self, end: int) -> int | None:
-        """The next CTA below `end` to run; none once a CTA has failed."""
+        """The next CTA below `end`; None once a CTA has failed."""
         os.read(self._lock[0], 1)
         try:
             index = int(self._words[0])
@@ -84,7 +85,7 @@ class _Board:
             os.write(self._lock[1], b".")
 
     def failed(self, index: int) -> None:
-        """No CTA begins from now on."""
+        """Record that CTA `index` failed: no CTA begins from now on."""
         self._words[1] = min(int(self._words[1]), index)
 
     def close(self) -> None:
@@ -93,7 +94,7 @@ class _Board:
 
 
 def fits(launch: Launch) -> bool:
-    """True if the launch's memory may be copied for each worker, and the system can fork."""
+    """True if the launch's memory can be copied for each worker and the system can fork."""
     total = sum(int(end) - int(base) for base, end in _intervals(launch))
     return hasattr(os, "fork") and total <= MAX_BYTES
 
@@ -106,10 +107,10 @@ def run_in_processes(
     Raises WorkerError if a process dies.
     """
     board = _Board(first)
-    children: dict[int, int] = {}  # by the end of the pipe that is read
+    children: dict[int, int] = {}  # process id by the read end of its pipe
     try:
         for _ in range(workers):
-            # Made one by one: a child that held another's pipe would keep it from ending.
+            # One by one: a child that inherited another's write end would keep that pipe open.
             read, write = os.pipe()
             child = os.fork()
             if child == 0:
@@ -139,10 +140,10 @@ def run_in_processes(
 
 
 def _work(launch: Launch, run_cta: RunCta, board: _Board, write: int) -> None:
-    """A worker's whole life; it never returns, so that nothing of the parent's runs twice."""
+    """The whole life of a worker. It never returns, so that no code of the parent runs twice."""
     status = 1
     try:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent is told too, and ends its workers
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent receives it too and ends its workers
         share = _run_share(launch, run_cta, board, write)
         _send(write, pickle.dumps(share, protocol=pickle.HIGHEST_PROTOCOL))
         status = 0
@@ -173,7 +174,7 @@ def _run_share(launch: Launch, run_cta: RunCta, board: _Board, write: int) -> _S
 
 
 def _portable(error: BaseException) -> BaseException:
-    """The error itself if another process can have it, else its text."""
+    """The error itself if it can be pickled, else an error with its text."""
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:
@@ -181,7 +182,7 @@ def _portable(error: BaseException) -> BaseException:
     return error
 
 
-# Messages: eight bytes of length, then the pickled share; a length of 0 says that a CTA has ended.
+# A message is eight bytes of length and the pickled share. A length of 0 means that a CTA has ended.
 _LENGTH = struct.Struct("<q")
 
 
@@ -192,7 +193,7 @@ def _send(write: int, data: bytes) -> None:
 
 
 class _Inbox:
-    """One worker's messages as they come in pieces."""
+    """Assembles one worker's messages from pieces."""
 
     def __init__(self) -> None:
         self.data = bytearray()
@@ -213,7 +214,7 @@ class _Inbox:
 
 
 def _collect(children: dict[int, int], launch: Launch, first: int, progress: Progress | None) -> list[_Share]:
-    """The shares of all workers, in their order."""
+    """The shares of all workers, in the order of the workers."""
     inboxes = {read: _Inbox() for read in children}
     with selectors.DefaultSelector() as selector:
         for read in children:

@@ -1,8 +1,8 @@
-"""Who watches a CTA run: the seam between the scheduler and `--profile`.
+"""The interface through which the scheduler reports a CTA's execution to `--profile`.
 
-The simulator has no clock. Its time is the *step*: the warps that run in one round of the scheduler run side
-by side, each from the step at which the round begins, and the round takes as many steps as its longest turn
-took instructions. Waits and copies then have lengths that can be compared, in instructions, not in cycles.
+The simulator has no clock. It measures time in *steps*. The warps of one round of the scheduler run side by
+side from the step at which the round begins. The round takes as many steps as its longest turn has
+instructions. Waits and copies then have comparable lengths, in instructions, not in cycles.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from gdnbench.sim.ptx.ir import Instruction
 
 
 class Recorder(Protocol):
-    """What the scheduler and the units report of one CTA."""
+    """The reports of the scheduler and the units about one CTA."""
 
     def issued(self, warp: int, ins: Instruction) -> None:
         """Warp `warp` handed `ins` to the machine for the first time (not a retry after a wait)."""

@@ -1,8 +1,8 @@
 """The arithmetic of bulk reductions: element by element, memory = memory OP source.
 
 PTX ISA, "cp.reduce.async.bulk": the operations are those of `red`. Sums round to nearest even and keep
-subnormals: an sm_90 GPU does so for f32 too (tests/sim/silicon/copies.py), unlike `red.add.f32`. Minimum and
-maximum take the other operand of a NaN and order -0 below +0 ("min").
+subnormals, in f32 too, unlike `red.add.f32`: an sm_90 GPU does so (tests/sim/silicon/copies.py). If one
+operand is NaN, minimum and maximum return the other; they order -0 below +0 ("min").
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _FLOATS: dict[str, tuple[Any, Any, int]] = {
 
 
 def reduce(ins: Instruction, dtype: str, memory: Bytes, source: Bytes) -> Bytes:
-    """What `memory` holds after `ins` has reduced `source` into it, both as elements of `dtype`."""
+    """The new contents of `memory` after `ins` has reduced `source` into it; both are elements of `dtype`."""
     (operation,) = [mod for mod in ins.mods if mod in OPERATIONS]
     if dtype in _FLOATS:
         result = _float(operation, dtype, np.ascontiguousarray(memory), np.ascontiguousarray(source))
@@ -66,8 +66,7 @@ def _integer(operation: str, dtype: str, old: Array, new: Array) -> Array | None
         return np.minimum(old, new) if operation == "min" else np.maximum(old, new)
     if dtype != "u32":
         return None
-    # PTX ISA, "atom": inc counts up to the operand and wraps to zero; dec counts down and wraps to the
-    # operand.
+    # PTX ISA, "atom": inc counts up to the operand and wraps to 0; dec counts down and wraps to the operand.
     if operation == "inc":
         return np.where(old >= new, np.uint32(0), old + np.uint32(1))
     return np.where((old == 0) | (old > new), new, old - np.uint32(1))
@@ -90,7 +89,7 @@ def _float(operation: str, dtype: str, memory: Bytes, source: Bytes) -> Array | 
 
 
 def _extreme(operation: str, old: Array, new: Array, bits: Any) -> Array:
-    """min or max of numbers whose bits order like sign and magnitude."""
+    """min or max of numbers whose bits order as sign and magnitude."""
     sign = bits(1 << (8 * old.itemsize - 1))
 
     def key(values: Array) -> Array:

@@ -1,9 +1,9 @@
-"""The scheduler of one CTA: gives its warps turns, and finds out when nobody can go on.
+"""The scheduler of one CTA: gives its warps turns and detects deadlock.
 
-A turn is a quantum of instructions of one warp; the order of warps in a round is ascending, under `random`
-shuffled. When no warp can run, what is in flight lands, one effect at a time and first what somebody waits
-for; then waits that may give up do (try_wait); if they come back to the same wait with nothing changed in
-between, the CTA is deadlocked.
+A turn is a quantum of instructions of one warp. The warps of a round run in ascending order, under `random`
+shuffled. When no warp can run, the scheduler lands operations in flight one at a time, first those that a
+warp waits for. When nothing is in flight, waits that may time out (try_wait) return False. If the warps then
+return to the same waits and nothing has changed, the CTA is deadlocked.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from gdnbench.sim.machine.cta import Cta
 from gdnbench.sim.machine.engine_interface import Blocked, WarpEngine, WarpState
 
 QUANTUM = 4096
-# How often all that can give up may do so without any progress: a kernel peeks a few times before it waits.
+# How often all waits may time out without progress: a kernel may poll a few times before it waits.
 EXPIRIES = 64
 
 
@@ -31,11 +31,11 @@ class Scheduler:
         self._seen: tuple[object, ...] = ()
 
     def round(self) -> bool:
-        """One turn for each warp that can run; false once all have exited."""
+        """Give each warp that can run one turn; False once all have exited."""
         try:
             return self._round()
         except KernelFault as fault:
-            # What lands or is found between the warps' turns belongs to no thread.
+            # Operations that land between turns, and their faults, belong to no thread.
             fault.thread = fault.thread or f"CTA {self.cta.ctaid}"
             raise
 
@@ -95,14 +95,14 @@ class Scheduler:
         ]
 
     def _land(self) -> bool:
-        """Land one effect that somebody waits for, else any; false if nothing is in flight."""
+        """Land one operation, preferably one that a warp waits for; False if none is in flight."""
         for _, blocked in self._blocked():
             if blocked.wait.advance is not None and blocked.wait.advance():
                 return True
         return self.cta.queue.advance_any()
 
     def _expire(self) -> None:
-        """Let waits that may give up do so, or find that the CTA is deadlocked."""
+        """Let waits that may time out do so, or raise the deadlock."""
         blocked = self._blocked()
         progress = self._progress()
         self._expiries = self._expiries + 1 if progress == self._seen else 0
@@ -116,7 +116,7 @@ class Scheduler:
             wait.timed_out = True
 
     def _progress(self) -> tuple[object, ...]:
-        """What changes when anything happens that somebody could wait for."""
+        """A value that changes whenever anything happens that a warp could wait for."""
         shared = self.cta.shared
         present = shared.phase >= 0
         barriers = tuple((index, use.arrivals) for index, use in sorted(self.cta.barriers.rounds.items()))

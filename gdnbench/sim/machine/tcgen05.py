@@ -1,8 +1,8 @@
-"""tcgen05: the tensor core's own instructions, as one table; allocation, commit, fences and what is refused.
+"""The table of tcgen05 instructions; allocation, commit, fences and the instructions that are refused.
 
-PTX ISA 9.7.16. By file: `tmem` the memory, `tcgen05_descriptor` the descriptors, `tcgen05_operand` matrices
-in shared memory, `tcgen05_fragment` and `tcgen05_access` registers, `tcgen05_mma` products, `tcgen05_copy`
-copies.
+PTX ISA 9.7.16. By file: `tmem` the memory, `tcgen05_descriptor` descriptors, `tcgen05_operand` matrices in
+shared memory, `tcgen05_fragment` and `tcgen05_access` loads and stores, `tcgen05_mma` products,
+`tcgen05_copy` copies.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ def _allocate(
 
 @dataclass(slots=True)
 class LastUse(Wait):
-    """A deallocation that lets all others go first; `used` names what they did to its columns meanwhile."""
+    """A deallocation that waits until no other warp can run; `used` names the instructions that accessed its
+    columns meanwhile."""
 
     used: set[str] = field(default_factory=set)
 
@@ -55,11 +56,11 @@ class LastUse(Wait):
 def _deallocate(
     cta: Cta, warp: Warp, ins: Instruction, lanes: Lanes, sources: tuple[Argument, ...], previous: Wait | None
 ) -> Results | Wait:
-    """dealloc: under the late schedule it comes when no other warp of the CTA can go on.
+    """dealloc: under the late schedule it happens when no other warp of the CTA can run.
 
-    A warp may be as slow as it likes, so that this order is as good as any, and what the others still do to
-    the columns shows that nothing made the deallocation wait for them: a note says so. Under the other
-    schedules the columns are gone at once and such an access is a fault.
+    A warp may be arbitrarily slow, so this order is legal. If another warp accesses the columns meanwhile,
+    nothing ordered the deallocation after that access; a note reports it. Under the other schedules the
+    columns are freed at once and such an access is a fault.
     """
     refuse_pairs(ins)
     address = uniform(sources[0], lanes, "the address of tcgen05.dealloc")
@@ -91,7 +92,7 @@ def _relinquish(
 def _commit(
     cta: Cta, warp: Warp, ins: Instruction, lanes: Lanes, sources: tuple[Argument, ...], previous: Wait | None
 ) -> Results:
-    """commit: the mbarrier gets one arrival once all that the stream holds has landed (PTX ISA
+    """commit: the mbarrier gets one arrival once all operations in the stream have landed (PTX ISA
     9.7.16.12.1)."""
     refuse_pairs(ins)
     if ins.has("multicast::cluster"):
@@ -115,7 +116,8 @@ def _commit(
 def _fence(
     cta: Cta, warp: Warp, ins: Instruction, lanes: Lanes, sources: tuple[Argument, ...], previous: Wait | None
 ) -> Results:
-    """fence::before_thread_sync and ::after_thread_sync order what is in flight; values do not show it."""
+    """fence::before_thread_sync and ::after_thread_sync order operations in flight; they change no value
+    here."""
     return ()
 
 

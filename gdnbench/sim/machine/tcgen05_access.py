@@ -1,12 +1,12 @@
 """tcgen05.ld, tcgen05.st and tcgen05.wait: fragments between registers and TMEM (PTX ISA 9.7.16.8).
 
-A store is asynchronous until tcgen05.wait::st: under the late schedule its cells hold poison until then, for
-loads and for products. A load delivers at once, since compilers move the registers' first copies above
-tcgen05.wait::ld; that nothing else uses them before the wait is for an engine to check. What it delivers for
-a cell that a product or copy in flight will write is poison.
+A store is asynchronous until tcgen05.wait::st: under the late schedule loads and products read poison from
+its cells until then. A load delivers at once, because compilers move the registers' first copies above
+tcgen05.wait::ld; the engine must check that nothing else uses them before the wait. For a cell that a product
+or copy in flight will write, a load returns poison.
 
-`load_words`, `store_words` and `complete_stores` are the instructions for an engine that keeps a warp's
-registers together; the handlers are the same through the seam.
+An engine that stores a warp's registers together calls `load_words`, `store_words` and `complete_stores`
+directly; other engines reach them through the handlers.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ Words = npt.NDArray[np.uint32]
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """An instruction's cells, counted from its first: `flat` is [registers, 32 threads] (packed: the even
-    columns, the odd ones follow), `lanes` and `columns` what it spans."""
+    """The cells of an instruction, relative to its first. `flat` is [registers, 32 threads] (packed: the even
+    columns, then the odd ones); `lanes` and `columns` are the extents."""
 
     flat: Table
     lanes: int
@@ -68,13 +68,13 @@ def load_words(cta: Cta, warp: Warp, ins: Instruction, address: int, split: int 
 
 
 def store_words(cta: Cta, warp: Warp, ins: Instruction, address: int, words: Words, split: int = 0) -> None:
-    """tcgen05.st of uint32[registers, 32 threads], which it keeps."""
+    """tcgen05.st of uint32[registers, 32 threads]; keeps `words`."""
     cells, index, _ = _locate(cta, warp, ins, address, split)
     if words.shape != index.shape:
         raise UnsupportedError(f"{ins.name} with {len(words)} registers")
     tmem = cta.tmem
     if cells.packed:
-        # Each half lands in the low half of its column; that the upper half is written zero is an assumption.
+        # Each half goes to the low half of its column. That the upper half becomes zero is an assumption.
         index = np.concatenate((index, index + 1))
         words = np.concatenate((words & np.uint32(0xFFFF), words >> np.uint32(16)))
     schedule = cta.queue.schedule.kind
@@ -90,13 +90,13 @@ def store_words(cta: Cta, warp: Warp, ins: Instruction, address: int, words: Wor
 
 
 def complete_stores(cta: Cta, warp: Warp) -> None:
-    """tcgen05.wait::st: what the warp has stored is in TMEM."""
+    """tcgen05.wait::st: write the warp's stores to TMEM."""
     for index, words in cta.tmem.stores.pop(warp.index, ()):
         cta.tmem.flat[index] = words
 
 
 def _locate(cta: Cta, warp: Warp, ins: Instruction, address: int, split: int) -> tuple[Access, Table, int]:
-    """The access, the flat numbers of its cells and its first column, checked against the allocations."""
+    """The access, the flat numbers of its cells and its first column. Checks the allocation."""
     if split >= COLUMNS:
         raise KernelFault(
             FaultKind.TMEM_ACCESS, f"{ins.name}: immHalfSplitoff {split} is over {COLUMNS} columns"
@@ -109,7 +109,7 @@ def _locate(cta: Cta, warp: Warp, ins: Instruction, address: int, split: int) ->
 
 
 def cells_of(warp: Warp, ins: Instruction, lanes: Lanes, sources: tuple[Argument, ...]) -> Table:
-    """The cells of a legal tcgen05.ld or .st, as numbers 512 lane + column."""
+    """The cells of a legal tcgen05.ld or .st as numbers 512 lane + column."""
     address, split = _operands(ins, lanes, sources)
     cells = access(ins.mods, split)
     base = quarter_base(warp.index, address, cells.lanes, ins) * COLUMNS + column_of(address)
@@ -118,7 +118,7 @@ def cells_of(warp: Warp, ins: Instruction, lanes: Lanes, sources: tuple[Argument
 
 
 def _operands(ins: Instruction, lanes: Lanes, sources: tuple[Argument, ...]) -> tuple[int, int]:
-    """The address, which all lanes must agree on (PTX ISA 9.7.16.8.3), and immHalfSplitoff."""
+    """The address, which must be equal in all lanes (PTX ISA 9.7.16.8.3), and immHalfSplitoff."""
     address = uniform(sources[0], lanes, f"the address of {ins.name}")
     if "16x32bx2" not in ins.mods:
         return address, 0

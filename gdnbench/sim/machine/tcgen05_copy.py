@@ -1,7 +1,7 @@
 """tcgen05.cp: a matrix in shared memory into TMEM (PTX ISA 9.7.16.9.2).
 
-The source is described like a K-major operand: row r, 16-byte chunk c. A row goes to one or several lanes,
-its 128 or 256 bits to four or eight columns (CUTLASS `copy_traits_sm100.hpp`, SM100_UTCCP_*):
+The source descriptor is that of a K-major operand: row r, 16-byte chunk c. A row of 128 or 256 bits fills
+four or eight columns of one or several lanes (CUTLASS `copy_traits_sm100.hpp`, SM100_UTCCP_*):
 
     128x256b, 128x128b       lane r
     64x128b.warpx2::02_13    lanes r and r + 64
@@ -36,7 +36,7 @@ _FORMATS = ("b8x16", "b6x16_p32", "b4x16_p64")
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """`lanes[copy, row]` is where each row goes; `chunks` of 16 bytes a row."""
+    """`lanes[copy, row]` is the lane of each row; `chunks` counts 16-byte chunks per row."""
 
     lanes: npt.NDArray[np.intp]
     chunks: int
@@ -48,7 +48,7 @@ class Shape:
 
 @cache
 def shape_of(mods: tuple[str, ...]) -> Shape:
-    """The shape and multicast that an opcode's suffixes name."""
+    """The shape and multicast of an opcode's suffixes."""
     decompression = [mod for mod in mods if mod in _FORMATS]
     if decompression:
         raise UnsupportedError(f"tcgen05.cp decompression .{'.'.join(decompression)}")

@@ -1,7 +1,7 @@
 """The 64-bit shared-memory matrix descriptor and the 32-bit instruction descriptor of tcgen05, bit by bit.
 
 PTX ISA 9.7.16.4 (tables 40 to 42); the names are those of CUTLASS's `mma_sm100_desc.hpp`. A value that the
-ISA forbids is an illegal descriptor; one that it allows and the simulator does not model is refused by name.
+ISA forbids raises KernelFault; a legal one that the simulator does not model raises UnsupportedError.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from gdnbench.sim.errors import FaultKind, KernelFault, UnsupportedError
 
 
 class Swizzle(IntEnum):
-    """Layout type of a matrix descriptor; each pattern XORs address bits into others (see `PATTERNS`)."""
+    """Layout type of a matrix descriptor. Each swizzle XORs address bits into others (see `PATTERNS`)."""
 
     NONE = 0
     B128_BASE32B = 1
@@ -25,7 +25,7 @@ class Swizzle(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """A swizzle as CuTe writes it, Swizzle<bits, base, shift>: address bits [base + shift, +bits) are XORed
+    """A swizzle in CuTe's notation, Swizzle<bits, base, shift>: address bits [base + shift, +bits) are XORed
     into bits [base, +bits). `width` is the row of the swizzle atom in bytes, `rows` its height, `period` its
     size."""
 
@@ -53,7 +53,7 @@ _VERSION = 0b001
 
 @dataclass(frozen=True, slots=True)
 class MatrixDescriptor:
-    """Where a matrix lies in shared memory, in bytes. `base_offset` counts 128-byte rows."""
+    """The layout of a matrix in shared memory, in bytes. `base_offset` counts 128-byte rows."""
 
     start: int
     leading: int
@@ -114,7 +114,7 @@ SUB_BYTE = ("e2m3", "e3m2", "e2m1")
 
 @dataclass(frozen=True, slots=True)
 class InstructionDescriptor:
-    """What one tcgen05.mma computes: element types, shape, negation; `*_mn_major` are the transpose bits."""
+    """The element types, shape and negation of one tcgen05.mma; `*_mn_major` are the transpose bits."""
 
     a: str
     b: str
@@ -168,7 +168,7 @@ def decode_instruction(bits: int, kind: str) -> InstructionDescriptor:
 
 
 def _check_shape(descriptor: InstructionDescriptor, name: str) -> None:
-    """Table 39 and, for eight-bit N-major B, table 52; majorness of sub-byte types as CUTLASS states it."""
+    """Check table 39 and, for eight-bit N-major B, table 52. Majorness of sub-byte types follows CUTLASS."""
     if descriptor.m not in (64, 128):
         raise _illegal(f"{name}: M = {descriptor.m}; cta_group::1 has M = 64 and 128")
     step = 16 if descriptor.b_mn_major and descriptor.element_bytes == 1 else 8
@@ -183,7 +183,7 @@ def _check_shape(descriptor: InstructionDescriptor, name: str) -> None:
 
 
 def check_majorness(swizzle: Swizzle, mn_major: bool, element_bytes: int, operand: str) -> None:
-    """Which swizzles a major can have (table 54, section 9.7.16.10.1)."""
+    """Check which swizzles a major-ness allows (table 54, section 9.7.16.10.1)."""
     if mn_major and (element_bytes == 4) != (swizzle is Swizzle.B128_BASE32B):
         raise _illegal(
             f"MN-major {operand} of {8 * element_bytes}-bit elements with layout {swizzle.name}: "

@@ -1,8 +1,8 @@
 """Which TMEM cell each register of each thread holds in `tcgen05.ld` and `tcgen05.st`.
 
-PTX ISA 9.7.16.2.3.1 draws the fragments, 9.7.16.8.2 the packing; the numbers are those of CUTLASS's
-`copy_traits_sm100.hpp` (DstLayout of SM100_TMEM_LOAD_*). Lanes count from the first lane that the instruction
-accesses, columns from the column of its address. For thread t and register r:
+PTX ISA 9.7.16.2.3.1 draws the fragments and 9.7.16.8.2 the packing; CUTLASS's `copy_traits_sm100.hpp` has the
+same numbers (DstLayout of SM100_TMEM_LOAD_*). Lanes count from the first lane that the instruction accesses,
+columns from the column of its address. For thread t and register r:
 
     32x32b    lane t                     column r
     16x64b    lane 8 (t%2) + t/4         column 2 r + (t/2)%2
@@ -34,8 +34,7 @@ MAX_REGISTERS = 128
 
 @dataclass(frozen=True, slots=True)
 class Fragment:
-    """`lane` and `column` are [32 threads, registers]; `second` marks what lies in the second half of
-    16x32bx2.
+    """`lane` and `column` are [32 threads, registers]; `second` marks the second half of 16x32bx2.
 
     `lanes` and `columns` are the extents of one half.
     """
@@ -53,8 +52,8 @@ class Fragment:
 
 @cache
 def fragment(shape: str, repeat: int) -> Fragment:
-    """The cells of `tcgen05.{ld,st}.<shape>.x<repeat>`, without packing; UnsupportedError for a repeat that
-    the PTX ISA does not list for the shape."""
+    """The cells of `tcgen05.{ld,st}.<shape>.x<repeat>`, without packing. Raises UnsupportedError for a repeat
+    that the PTX ISA does not list for the shape."""
     registers = REGISTERS[shape] * repeat
     if not 1 <= registers <= MAX_REGISTERS:
         raise UnsupportedError(

@@ -1,5 +1,4 @@
-"""What all tcgen05 instructions share: who issues them, what is refused by name, addresses in tensor
-memory."""
+"""Checks shared by all tcgen05 instructions: the issuing lane, refused forms, addresses in tensor memory."""
 
 from __future__ import annotations
 
@@ -9,13 +8,13 @@ from gdnbench.sim.machine.engine_interface import Argument, Lanes, Values
 from gdnbench.sim.ptx.ir import Instruction
 
 # The tensor core of a CTA works in the order of issue: products, copies into TMEM and commits form one stream
-# (PTX ISA 9.7.16.6.2). The ISA promises it for pairs of one thread, or of threads that fences order; a
-# product that reads TMEM which an unordered product writes is not told apart.
+# (PTX ISA 9.7.16.6.2). The ISA guarantees the order only for operations of one thread, or of threads that
+# fences order; this model also orders all others.
 STREAM = "tcgen05"
 
 
 def refuse_pairs(ins: Instruction) -> None:
-    """Pairs of CTAs need clusters."""
+    """Raises UnsupportedError for cta_group::2: CTA pairs need clusters."""
     if "cta_group::1" not in ins.mods:
         raise UnsupportedError(f"{ins.op}.cta_group::2")
 
@@ -23,10 +22,10 @@ def refuse_pairs(ins: Instruction) -> None:
 def single_issuer(cta: Cta, ins: Instruction, lanes: Lanes, sources: tuple[Argument, ...]) -> int:
     """The lane that issues a single-thread operation.
 
-    By PTX every active lane would issue its own; ptxas makes one uniform instruction a warp of them, and
-    compilers rely on it. So equal operands are one operation, which a note reports.
+    In PTX every active lane issues its own operation, but ptxas makes one uniform instruction per warp and
+    compilers rely on it. So equal operands make one operation, which a note reports.
     """
-    active = lanes.tobytes()  # one byte a lane: twice as fast as asking NumPy
+    active = lanes.tobytes()  # one byte per lane: twice as fast as NumPy
     first, count = active.index(1), active.count(1)
     if count > 1:
         for source in sources:
@@ -46,9 +45,9 @@ def value(source: Argument, lane: int) -> int:
 def quarter_base(warp_index: int, address: int, lanes: int, ins: Instruction) -> int:
     """The first TMEM lane of a warp's access to `lanes` lanes.
 
-    A warp reaches lanes 32 (warp % 4) .. +31 (PTX ISA 9.7.16.8.1). Hardware takes the warp's own quarter and
-    the low five bits of the lane field, so an address with lane 0..31 works in every warp and kernels use it;
-    a lane in another warp's quarter is a mistake.
+    A warp reaches lanes 32 (warp % 4) .. +31 (PTX ISA 9.7.16.8.1). The hardware uses the warp's own quarter
+    and the low five bits of the lane field. So an address with lane 0..31 works in every warp, and kernels
+    rely on it; a lane in another warp's quarter is a fault.
     """
     quarter = 32 * (warp_index % 4)
     lane = address >> 16

@@ -1,8 +1,8 @@
 """tcgen05.mma: D[M,N] (+)= A[M,K] B[K,N] with A in shared memory or TMEM, B in shared memory, D in TMEM.
 
 PTX ISA 9.7.16.10. The product is asynchronous: it reads its operands and D when it lands, in the order of
-issue (`STREAM`). A result takes one column an element, f16 in the low half (9.7.16.10.4.1); the upper half is
-written zero, which no document says.
+issue (`STREAM`). Each element of D takes one column, f16 its low half (9.7.16.10.4.1). That the upper half
+becomes zero is not documented.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _KINDS = ("f16", "tf32", "f8f6f4")
 
 @cache
 def _kind(mods: tuple[str, ...]) -> str:
-    """The kind that an opcode names, if it and all other suffixes are modelled."""
+    """The kind in the opcode. Raises UnsupportedError if it or another suffix is not modelled."""
     kind = next((mod.removeprefix("kind::") for mod in mods if mod.startswith("kind::")), "")
     refused = [
         mod for mod in mods if mod in ("ashift", "block_scale") or mod.startswith(("scale_vec", "block"))
@@ -45,7 +45,7 @@ def _kind(mods: tuple[str, ...]) -> str:
 
 @dataclass(eq=False, slots=True)
 class _Mma:
-    """One product in flight. D is written where `enabled` (bool[128]) says so, everywhere if it is None."""
+    """One product in flight. It writes D where `enabled` (bool[128]) is set, everywhere if that is None."""
 
     cta: Cta
     warp: Warp
@@ -95,7 +95,7 @@ class _Mma:
         return self.plan.rows.of(enabled[:, None], 0, 1)[..., 0]
 
     def _input(self, tmem: TensorMemory) -> Codes | None:
-        """D as the accumulator's input, or None without one."""
+        """D as the accumulator's input; None if the product does not accumulate."""
         work = self.plan
         if not self.accumulate:
             return None
@@ -113,7 +113,7 @@ class _Mma:
         if work.product.d == "f16":
             return c.astype(np.uint16)
         if self.scale:
-            # Exact unless the scaled value is subnormal, where this rounds to nearest.
+            # Exact, unless the scaled value is subnormal; then this rounds to nearest.
             return np.ldexp(c.view(np.float32), -self.scale).view(np.uint32)
         return np.ascontiguousarray(c, np.uint32)
 
@@ -186,7 +186,7 @@ def _issue(
 
 
 def _enabled(mask: Argument, lane: int) -> npt.NDArray[np.bool_] | None:
-    """disable-output-lane as the TMEM lanes that are written, None if that is all of them."""
+    """disable-output-lane as the TMEM lanes to write; None means all."""
     assert isinstance(mask, tuple)
     if len(mask) != 4:
         raise UnsupportedError(f"disable-output-lane of {len(mask)} registers; cta_group::1 has 4")
@@ -200,7 +200,7 @@ def _enabled(mask: Argument, lane: int) -> npt.NDArray[np.bool_] | None:
 
 
 def _scale(ins: Instruction, sources: tuple[Argument, ...], lane: int, work: Plan) -> int:
-    """scale-input-d: D is multiplied by 2^-scale before it is added to."""
+    """scale-input-d: D is multiplied by 2^-scale before the addition."""
     if not sources:
         return 0
     assert isinstance(ins.sources[-1], Immediate)

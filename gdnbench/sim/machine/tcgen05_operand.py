@@ -1,18 +1,18 @@
-"""Matrices of the tensor core in shared memory: which 16-byte chunk holds which elements.
+"""Matrices of the tensor core in shared memory: which 16-byte chunk has which elements.
 
-PTX ISA 9.7.16.3.3 gives the canonical layouts, 9.7.16.10.6 the swizzle atoms. In every layout 16 aligned
-bytes hold neighbours of one row (K-major) or of one column (MN-major), so a matrix is gathered by chunks. In
-bytes, for row r, chunk c of a K-major row, chunk i along MN and column k of an MN-major matrix, atom width W
-and height H:
+PTX ISA 9.7.16.3.3 defines the canonical layouts, 9.7.16.10.6 the swizzle atoms. In every layout 16 aligned
+bytes contain neighbours of one row (K-major) or of one column (MN-major), so a matrix is gathered by chunks.
+In bytes, for row r, chunk c of a K-major row, chunk i along MN and column k of an MN-major matrix, atom width
+W and height H:
 
     K-major   none       (r%8) 16 + (r/8) SBO + c LBO
               swizzled   (r%8) W + (r/8) SBO + 16 c
     MN-major  none       i SBO + (k%8) 16 + (k/8) LBO
               swizzled   (i%(W/16)) 16 + (i/(W/16)) LBO + (k%H) W + (k/H) SBO
 
-The swizzle then XORs bits 7.. of the *absolute* address into bits 4.. (bits 5.. in 128B_BASE32B). A base
-offset says that the pattern starts at a 128-byte row other than 0 of its period (table 41), so it is taken
-off first.
+The swizzle then XORs bits 7.. of the *absolute* address into bits 4.. (bits 5.. in 128B_BASE32B). With a base
+offset the pattern starts at a 128-byte row other than 0 of its period (table 41), so the offset is subtracted
+first.
 """
 
 from __future__ import annotations
@@ -30,8 +30,7 @@ from gdnbench.sim.machine.memory import SharedMemory
 from gdnbench.sim.machine.tcgen05_descriptor import PATTERNS, MatrixDescriptor, Pattern, Swizzle
 
 CHUNK = 16
-# Every swizzle repeats after this many bytes, so tables are shared between addresses that differ by a
-# multiple.
+# Every swizzle repeats after this many bytes; addresses that differ by a multiple share a table.
 _PERIOD = 1024
 
 # NumPy's 16-byte type: chunks are moved, never computed with.
@@ -39,8 +38,8 @@ _CHUNK_TYPE = np.complex128
 
 
 class Gather(NamedTuple):
-    """A matrix's chunks: chunk `table[...]` counts from shared address `origin`; `low` and `high` are the
-    extremes of the bytes it spans."""
+    """The chunks of a matrix. `table[...]` are chunk numbers from shared address `origin`; `low` and `high`
+    bound the bytes."""
 
     table: npt.NDArray[np.intp]
     origin: int
@@ -81,7 +80,7 @@ def _chunks(
     rows: int,
     columns: int,
 ) -> tuple[npt.NDArray[np.intp], int, int]:
-    """The table of a matrix that starts within the first period, and the extremes of its bytes."""
+    """The table of a matrix that starts within the first period, and the bounds of its bytes."""
     pattern = PATTERNS[swizzle]
     offset = (_mn_major if mn_major else _k_major)(pattern, leading, stride, rows, columns)
     address = start + offset
@@ -112,7 +111,7 @@ def _mn_major(pattern: Pattern, leading: int, stride: int, rows: int, columns: i
 
 
 def check_bounds(shared: SharedMemory, gather: Gather, what: str) -> None:
-    """Fault if a matrix leaves shared memory."""
+    """Raises KernelFault if a matrix is not inside shared memory."""
     if gather.low < SHARED_BASE or gather.high > shared.end:
         raise KernelFault(
             FaultKind.OUT_OF_BOUNDS,
@@ -122,7 +121,7 @@ def check_bounds(shared: SharedMemory, gather: Gather, what: str) -> None:
 
 
 def read(shared: SharedMemory, gather: Gather, what: str) -> npt.NDArray[np.uint8]:
-    """The chunks as they are now, as bytes: one row of the result per row of the table."""
+    """The chunks' current bytes: one row of the result per row of the table."""
     if shared.track:
         valid = shared.valid[gather.origin :].view(_CHUNK_TYPE).take(gather.table).view(np.bool_)
         if not valid.all():

@@ -1,11 +1,10 @@
-"""What one tcgen05.mma reads and writes, worked out from its descriptors and addresses.
+"""The memory that one tcgen05.mma reads and writes, computed from its descriptors and addresses.
 
 PTX ISA 9.7.16.10. Layout D (M = 128): lane = row. Layout F (M = 64): lane = 32 (row/16) + row%16, plus 16 if
-the address says so; A in TMEM lies alike (9.7.16.10.5 and 9.7.16.10.8.5, CUTLASS
-`mma_traits_sm100_frag.hpp`). Operands are packed: 8 columns or 32 bytes of shared memory hold one K.
+the address has lane 16; A in TMEM has the same layout (9.7.16.10.5 and 9.7.16.10.8.5, CUTLASS
+`mma_traits_sm100_frag.hpp`). Operands are packed: one K takes 8 columns or 32 bytes of shared memory.
 
-A kernel issues the same few products over and over, so plans are kept; what depends on the CTA's state is not
-in them.
+A kernel issues the same few products repeatedly, so plans are cached; they contain no state of the CTA.
 """
 
 from __future__ import annotations
@@ -30,19 +29,19 @@ from gdnbench.sim.machine.tmem import LANES, QUARTER, column_of, lane_of
 from gdnbench.sim.tensorcore.formats import FORMATS, Format
 from gdnbench.sim.tensorcore.product import Product
 
-# Columns of TMEM that one K of A takes: 32 bytes.
+# TMEM columns of one K of A: 32 bytes.
 A_COLUMNS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """The TMEM lanes of the rows of D and of A in TMEM: all, or 16 of every quarter from `lane` on."""
+    """The TMEM lanes of the rows of D and of A in TMEM: all lanes, or 16 of every quarter from `lane` on."""
 
     m: int
     lane: int
 
     def of(self, cells: npt.NDArray[np.generic], first: int, last: int) -> npt.NDArray[np.generic]:
-        """The rows of columns [first, last) as a view whose last axis is the columns."""
+        """A view of the rows of columns [first, last); its last axis is the columns."""
         if self.m == LANES:
             return cells[:, first:last]
         return cells.reshape(4, QUARTER, -1)[:, self.lane : self.lane + 16, first:last]
@@ -50,7 +49,7 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """A multiplicand: its chunks in shared memory, or else its first column in TMEM."""
+    """A multiplicand: its chunks in shared memory, or its first column in TMEM."""
 
     name: str
     format: Format
@@ -60,7 +59,7 @@ class Matrix:
     column: int
 
     def read(self, lanes: npt.NDArray[np.bool_]) -> Footprint:
-        """What a product in these TMEM lanes reads of it."""
+        """The memory that a product in these TMEM lanes reads."""
         if self.gather is None:
             return TmemBlock(lanes, self.column, self.column + A_COLUMNS)
         return self.gather.footprint
@@ -68,7 +67,7 @@ class Matrix:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One product. D takes columns [first, last) of `lanes`."""
+    """One product. D has columns [first, last) of `lanes`."""
 
     descriptor: InstructionDescriptor
     product: Product
@@ -84,7 +83,7 @@ class Plan:
 
 @lru_cache(maxsize=1 << 16)
 def plan(kind: str, idesc: int, d: int, a: int, a_in_tmem: bool, b: int) -> Plan:
-    """The product of these descriptors and addresses; faults if one of them is illegal by itself."""
+    """The product of these descriptors and addresses. Raises KernelFault if one of them is illegal."""
     descriptor = decode_instruction(idesc, kind)
     lane = lane_of(d)
     if lane not in ((0,) if descriptor.m == LANES else (0, 16)):

@@ -1,7 +1,7 @@
-"""What a bulk tensor load makes of elements: the fill outside the tensor, and f32 that is rounded on its way.
+"""How a bulk tensor load changes elements: the fill outside the tensor, and f32 rounded to tf32.
 
-No document gives these bits; they are those of an sm_90 GPU (tests/sim/silicon/tma.py). A tensor map of f32
-with flushing loads subnormals as they are.
+No document gives these bits; they were measured on an sm_90 GPU (tests/sim/silicon/tma.py). A tensor map of
+f32 with flushing loads subnormals unchanged.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from gdnbench.sim.errors import UnsupportedError
 from gdnbench.sim.machine.memory import Bytes
 from gdnbench.sim.machine.tensormap import TensorMap
 
-# One pattern of 16 bits fills elements of every width, each of which is a NaN in its type.
+# This 16-bit pattern fills elements of every width; it is a NaN in every type.
 NAN_FILL = np.uint16(0x7FF7)
 TF32_NAN = np.uint32(0x7FFF_E000)
 _FLOATS = ("f16", "bf16", "f32", "f64")
 
 
 def fill(data: Bytes, tensor: TensorMap) -> None:
-    """What a box holds where the tensor does not reach."""
+    """Fill a box with the value of elements outside the tensor."""
     if not tensor.fill_nan:
         data.fill(0)
     elif tensor.dtype in _FLOATS:
@@ -29,7 +29,7 @@ def fill(data: Bytes, tensor: TensorMap) -> None:
 
 
 def converted(source: Bytes, tensor: TensorMap) -> Bytes:
-    """The elements as they arrive: f32 rounded to tf32, to nearest even, where the tensor map says so."""
+    """The elements after loading: f32 is rounded to tf32, to nearest even, if the tensor map says so."""
     if not tensor.tf32:
         return source
     words = np.ascontiguousarray(source).view(np.uint32)

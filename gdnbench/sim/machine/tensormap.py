@@ -1,19 +1,19 @@
-"""TMA descriptors (CUtensorMap): the 128 opaque bytes that a bulk tensor copy takes its tensor's shape from.
+"""TMA descriptors (CUtensorMap): the 128 opaque bytes that describe the tensor of a bulk tensor copy.
 
-NVIDIA does not publish the encoding. It was read off the encoder that CuTe DSL compiles into its host code,
-and tests drive that encoder again (tests/sim/host/test_tensormap.py):
+NVIDIA does not publish the encoding. It was derived from the encoder that CuTe DSL compiles into its host
+code; tests/sim/host/test_tensormap.py compares the two:
 
     bytes 0-7     address of the tensor
     bytes 8-11    flags: [0, 4) 2 on sm_100 and 0 on sm_90, [4, 7) rank - 1, [7, 11) element type,
                   [11, 13) interleave, [13, 15) swizzle, 15 fill with NaN, 16 rounding to tf32, [17, 19) L2
-                  promotion (a hint; CuTe DSL always asks for 128 bytes), 21 set when a dimension
-                  reaches 128 KiB or further from its first element
+                  promotion (a hint; CuTe DSL always requests 128 bytes), 21 set when a dimension
+                  extends 128 KiB or more from its first element
     bytes 12-27   strides of dimensions 1 to 4 in units of 16 bytes, low 32 bits
     bytes 28-31   bits [32, 36) of those strides, four bits each
     bytes 32-51   extents of dimensions 0 to 4, less one
     bytes 52-53   element strides, less one, three bits each
     bytes 55-59   box extents, less one, a byte each
-    bytes 64-127  not read by the hardware; compiled host code leaves rubbish there
+    bytes 64-127  not read by the hardware; compiled host code leaves them undefined
 
 The strides of cuTensorMapEncodeTiled (CUDA driver API, "Tensor Map Object Management") have the same order:
 dimension 0 is contiguous and has none.
@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from gdnbench.sim.errors import UnsupportedError
 
 TENSORMAP_BYTES = 128
-ENCODED_BYTES = 64  # of them carry the tensor map
+ENCODED_BYTES = 64  # the bytes that the hardware reads
 MAX_RANK = 5
 
 STRIDE_UNIT = 16
@@ -35,13 +35,13 @@ STRIDE_UNIT = 16
 VERSION = 2
 SM90_VERSION = 0
 BIT_NAN = 1 << 15
-BIT_TF32 = 1 << 16  # an f32 tensor whose elements are rounded to tf32 on their way
+BIT_TF32 = 1 << 16  # f32 elements are rounded to tf32 when loaded
 L2_PROMOTION = 3 << 17
 L2_PROMOTION_128B = 2 << 17
 BIT_LARGE = 1 << 21
 KNOWN_FLAGS = 0x7FFF | BIT_NAN | BIT_TF32 | L2_PROMOTION | BIT_LARGE
 
-FTZ_TYPE = 8  # f32 whose subnormals are flushed to zero on their way
+FTZ_TYPE = 8  # f32 with flushing of subnormals
 
 # Element type codes, in the order and with the numbers of the hardware, not of the CUtensorMapDataType enum.
 ELEMENT_TYPES = {
@@ -64,9 +64,9 @@ SWIZZLE_BYTES = {0: 0, 1: 32, 2: 64, 3: 128}
 class TensorMap:
     """A decoded TMA descriptor; dimension 0 is the contiguous one. All tuples have `rank` entries.
 
-    `strides` are in bytes, `strides[0]` the element size. `swizzle` is the span in bytes: 0, 32, 64 or 128.
-    Elements outside `dims` read as zero, or as NaN with `fill_nan`. `tf32` and `ftz` change f32 elements as
-    they are loaded.
+    `strides` are in bytes; `strides[0]` is the element size. `swizzle` is the span in bytes: 0, 32, 64 or
+    128. Elements outside `dims` read as zero, or as NaN with `fill_nan`. `tf32` and `ftz` change f32 elements
+    when they are loaded.
     """
 
     address: int
@@ -88,7 +88,7 @@ class TensorMap:
 
     @property
     def box_bytes(self) -> int:
-        """Bytes that one copy moves into shared memory, and that its mbarrier counts."""
+        """Bytes that one copy writes to shared memory, which its mbarrier counts."""
         size = self.element_bytes
         for extent in self.copied:
             size *= extent
@@ -103,7 +103,7 @@ class TensorMap:
 
 
 def decode_tensormap(data: bytes) -> TensorMap:
-    """The tensor map in `data` (128 bytes, or the 64 that count); UnsupportedError names what is not
+    """Decode `data`: 128 bytes, or the first 64. Raises UnsupportedError, which names what is not
     modelled."""
     if len(data) not in (ENCODED_BYTES, TENSORMAP_BYTES):
         raise UnsupportedError(f"a TMA descriptor of {len(data)} bytes; it has {TENSORMAP_BYTES}")
@@ -139,7 +139,7 @@ def decode_tensormap(data: bytes) -> TensorMap:
 
 
 def _rank(flags: int) -> int:
-    """Rank, once every flag that is not modelled is known to be clear."""
+    """The rank. Raises UnsupportedError if a flag that is not modelled is set."""
     if flags & 0xF not in (VERSION, SM90_VERSION):
         raise UnsupportedError(f"TMA descriptor flags {flags:#010x}: no tiled tensor map of a known version")
     if unknown := flags & ~KNOWN_FLAGS:

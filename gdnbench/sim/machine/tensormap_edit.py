@@ -1,14 +1,14 @@
-"""Tensor maps that a kernel edits itself: tensormap.replace, tensormap.cp_fenceproxy and their proxy fence.
+"""Kernels that edit tensor maps: tensormap.replace, tensormap.cp_fenceproxy and their proxy fence.
 
-A kernel that serves sequences of any length copies a tensor map to global memory and replaces in it the
-extents and strides of each. `new_val` is what the CUDA Programming Guide ("Encoding a Tensor Map on Device")
-passes: extents of box and tensor as they are, strides in bytes, the rank less one. Assemblers before CUDA
-12.5 took strides in units of 16 bytes (CUTLASS, `copy_sm90_desc.hpp`); the later rule holds here. The
-constants for element type, swizzle and fill are those of the PTX ISA's table ("tensormap.replace") and the
-hardware's own (`tensormap.py`); what the decoder does not know is refused by name.
+A kernel for sequences of any length copies a tensor map to global memory and replaces its extents and strides
+for each sequence. The units of `new_val` are those of the CUDA Programming Guide ("Encoding a Tensor Map on
+Device"): extents of box and tensor unchanged, strides in bytes, the rank less one. Assemblers before CUDA
+12.5 took strides in units of 16 bytes (CUTLASS, `copy_sm90_desc.hpp`); this module takes bytes. The constants
+for element type, swizzle and fill are those of the PTX ISA's table ("tensormap.replace") and of the hardware
+(`tensormap.py`); a value that the decoder does not know raises UnsupportedError.
 
-A copy reads its tensor map when it is issued. Every access is visible at once here, so that the fences have
-nothing to do but to be well-formed.
+A copy reads its tensor map when it is issued. Every access is visible at once, so fences are only checked for
+their form.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from gdnbench.sim.ptx.ir import Instruction
 
 MAP_ALIGN = 64  # of a CUtensorMap (CUDA driver API, "Tensor Map Object Management")
 
-# (first bit, bits) of the fields in the encoded map; those by dimension at dimension 0.
+# (first bit, bits) of the fields in the encoded map; fields with one entry per dimension at dimension 0.
 _ADDRESS = (0, 64)
 _RANK = (68, 3)
 _ELEMENT_TYPE = (71, 4)
@@ -48,10 +48,10 @@ _BOX = (440, 8)
 _MAX_BOX = 256
 _MAX_ELEMENT_STRIDE = 8
 
-# Element types that to the hardware are f32, plain or flushed, with a bit that rounds them to tf32.
+# Element types that the hardware encodes as f32, plain or flushed, with a bit for rounding to tf32.
 _TF32_TYPES = {11: 7, 12: 8}
 
-# Fields whose values are constants: where they lie, None if that is not known, and the values modelled.
+# Fields with constant values: their position, None if it is not known, and the modelled values.
 _CODES: dict[str, tuple[tuple[int, int] | None, frozenset[int]]] = {
     "elemtype": (_ELEMENT_TYPE, frozenset(ELEMENT_TYPES)),
     "swizzle_mode": (_SWIZZLE, frozenset(SWIZZLE_BYTES)),
@@ -62,8 +62,8 @@ _CODES: dict[str, tuple[tuple[int, int] | None, frozenset[int]]] = {
 
 
 def replace_field(data: bytes, field: str, ordinal: int, value: int) -> bytes:
-    """The encoded tensor map with one field replaced; `ordinal` counts dimensions where the field has one
-    for each. KernelFault for a value that no tensor map can have."""
+    """The encoded tensor map with one field replaced. `ordinal` is the dimension if the field has an entry
+    per dimension. Raises KernelFault for a value that no tensor map can have."""
     encoded = int.from_bytes(data, "little")
     for (first, bits), content in _pieces(field, ordinal, value):
         mask = (1 << bits) - 1
@@ -72,7 +72,7 @@ def replace_field(data: bytes, field: str, ordinal: int, value: int) -> bytes:
 
 
 def _pieces(field: str, ordinal: int, value: int) -> list[tuple[tuple[int, int], int]]:
-    """Where a field lies, (first bit, bits), and what to write there."""
+    """The pieces of a field, each (first bit, bits) and the value to write."""
     if field == "global_address":
         return [(_ADDRESS, value)]
     if field == "rank":
@@ -143,7 +143,7 @@ def _map(cta: Cta, ins: Instruction, address: int) -> Bytes:
 def _replace(
     cta: Cta, warp: Warp, ins: Instruction, lanes: Lanes, sources: tuple[Argument, ...], previous: Wait | None
 ) -> Results:
-    """PTX ISA, "tensormap.replace": every active lane does it, to the map at its own address."""
+    """PTX ISA, "tensormap.replace": every active lane edits the map at its own address."""
     (field,) = _FIELDS.intersection(ins.mods)
     by_dimension = field in _ORDINAL_FIELDS
     ordinal = uniform(sources[1], lanes, "the ordinal") if by_dimension else 0

@@ -1,13 +1,12 @@
 """Bulk tensor copies (TMA): boxes of a tensor of rank 1 to 5 between global and shared memory.
 
-The box lies in shared memory row by row, dimension 0 fastest, a row that is shorter than the swizzle's span
-at the start of its span. A swizzle of 128, 64 or 32 bytes then moves each 16-byte unit within its 128
-bytes, by the absolute shared address: bits [4, 7) of the address are XORed with bits [7, 10), of which a
-span of 128, 64, 32 bytes takes three, two, one (CuTe's Swizzle<3,4,3>, <2,4,3>, <1,4,3>; PTX ISA,
-"Swizzling modes"). Elements outside the tensor read as zero and are not written; a load's mbarrier counts
-the whole box all the same (PTX ISA, "Out of boundary access"; CUTLASS counts a tile's bytes without regard
-to its tail). What the documents leave open follows an sm_90 GPU, whose answers are kept in
-tests/sim/silicon.
+Shared memory stores the box row by row, dimension 0 fastest. A row that is shorter than the swizzle's span is
+at the start of its span. A swizzle of 128, 64 or 32 bytes then moves each 16-byte unit within its 128 bytes:
+bits [4, 7) of the absolute shared address are XORed with bits [7, 10), of which a span of 128, 64, 32 bytes
+uses three, two, one (CuTe's Swizzle<3,4,3>, <2,4,3>, <1,4,3>; PTX ISA, "Swizzling modes"). Elements outside
+the tensor read as zero and are not written. A load's mbarrier still counts the whole box (PTX ISA, "Out of
+boundary access"; CUTLASS counts the bytes of the full tile too). Where the documents are silent, this module
+does what an sm_90 GPU does; tests/sim/silicon has the measurements.
 """
 
 from __future__ import annotations
@@ -56,8 +55,8 @@ _decode = lru_cache(maxsize=1024)(decode_tensormap)
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """The part of a box that lies in the tensor. Dimensions outermost first, the last one in bytes:
-    `inside` cuts it out of the box of `shape`, `strides` step through global memory from `address`."""
+    """The part of a box inside the tensor. Dimensions are outermost first, the last one in bytes: `inside`
+    slices the part out of the box of `shape`; `strides` step through global memory from `address`."""
 
     shape: tuple[int, ...]
     inside: tuple[slice, ...]
@@ -75,13 +74,12 @@ class Box:
 
     @property
     def size(self) -> int:
-        """Bytes inside the tensor: what crosses to or from global memory. A load's zeros outside do not."""
+        """Bytes inside the tensor: the global memory traffic, without a load's zeros outside."""
         return 0 if self.empty else prod(self.counts)
 
 
 def place_box(tensor: TensorMap, coordinates: tuple[int, ...]) -> Box:
-    """The box at `coordinates` (dimension 0 first), which may lie outside the tensor in part or as a
-    whole."""
+    """The box at `coordinates` (dimension 0 first), which may be partly or wholly outside the tensor."""
     address = tensor.address
     inside: list[slice] = []
     strides: list[int] = []
@@ -106,15 +104,15 @@ def place_box(tensor: TensorMap, coordinates: tuple[int, ...]) -> Box:
 
 @lru_cache(maxsize=256)
 def _swizzled(units: int, row: int, pitch: int, first: int, mask: int) -> npt.NDArray[np.intp]:
-    """Where unit i of a box goes, relative to its first unit; `first` is that unit's address / 16, modulo 64.
-    `row` and `pitch` are units from the start of a row to its end, and to the next row."""
+    """The position of unit i of a box, relative to its first unit. `first` is that unit's address / 16,
+    modulo 64. `row` is the units per row, `pitch` the units from one row to the next."""
     index = np.arange(units, dtype=np.intp)
     unit = first + index // row * pitch + index % row
     return (unit ^ (unit >> 3 & mask)) - first
 
 
 def _units(tensor: TensorMap, address: int) -> npt.NDArray[np.intp]:
-    """The 16-byte units of shared memory that hold a box, in the order of the box."""
+    """The 16-byte units of shared memory of a box, in the order of the box."""
     first = address // UNIT
     row, pitch = _row(tensor)
     mask = _SWIZZLE_MASK.get(tensor.swizzle, 0)
@@ -122,13 +120,13 @@ def _units(tensor: TensorMap, address: int) -> npt.NDArray[np.intp]:
 
 
 def _row(tensor: TensorMap) -> tuple[int, int]:
-    """Bytes of a row of the box, and to the next row: a whole swizzle span, also for a shorter row."""
+    """(bytes of a row of the box, bytes to the next row). The second is at least a swizzle span."""
     row = tensor.box[0] * tensor.element_bytes
     return row, max(row, tensor.swizzle)
 
 
 def _extent(tensor: TensorMap) -> int:
-    """Shared memory from the first row of a box to the end of its last."""
+    """Bytes of shared memory from the first row of a box to the end of its last."""
     row, pitch = _row(tensor)
     return tensor.box_bytes // row * pitch
 
@@ -151,8 +149,8 @@ def _descriptor(cta: Cta, address: int) -> TensorMap:
 
 
 def _check(ins: Instruction, tensor: TensorMap, shared: int, where: tuple[int, ...]) -> None:
-    """What the PTX ISA and cuTensorMapEncodeTiled (CUDA driver API) demand of a box. That the first
-    coordinate is a multiple of 16 bytes is what an sm_90 GPU demands (tests/sim/silicon/tma_limits.py)."""
+    """Check the requirements of the PTX ISA and of cuTensorMapEncodeTiled (CUDA driver API). That the first
+    coordinate is a multiple of 16 bytes is required by an sm_90 GPU (tests/sim/silicon/tma_limits.py)."""
     if not ins.has(f"{tensor.rank}d"):
         raise KernelFault(FaultKind.DESCRIPTOR, f"{ins.name} with a tensor map of rank {tensor.rank}")
     row = tensor.box[0] * tensor.element_bytes
@@ -176,14 +174,15 @@ def _check(ins: Instruction, tensor: TensorMap, shared: int, where: tuple[int, .
 
 
 def _signed(value: int) -> int:
-    """A coordinate: the low 32 bits, signed."""
+    """A coordinate: the low 32 bits as a signed number."""
     return (value & 0xFFFF_FFFF ^ 0x8000_0000) - 0x8000_0000
 
 
 def _tensor_copy(
     cta: Cta, warp: Warp, ins: Instruction, lanes: Lanes, sources: tuple[Argument, ...], previous: Wait | None
 ) -> Results:
-    """cp.async.bulk.tensor and cp.reduce.async.bulk.tensor: a load is told by where its descriptor stands."""
+    """cp.async.bulk.tensor and cp.reduce.async.bulk.tensor. The position of the descriptor operand
+    distinguishes loads from stores."""
     if isinstance(sources[0], tuple):
         refuse_unknown(ins, _STORE | OPERATIONS if ins.form.reduces else _STORE)
         descriptor, *coordinates = many(sources[0])
@@ -255,7 +254,7 @@ def _store(
     tensor = _descriptor(cta, address)
     _check(ins, tensor, shared, where)
     if min(where) < 0:
-        # An sm_90 GPU stops with an illegal instruction (tests/sim/silicon/tma_limits.py).
+        # An sm_90 GPU raises an illegal instruction error (tests/sim/silicon/tma_limits.py).
         raise KernelFault(FaultKind.OUT_OF_BOUNDS, f"{ins.op} to global memory at {where}, below zero")
     cta.shared.check(shared, _extent(tensor))
     order = _units(tensor, shared)
@@ -295,10 +294,9 @@ def _store(
 
 
 def _beyond(cta: Cta, ins: Instruction, box: Box) -> list[tuple[tuple[int | slice, ...], Bytes]]:
-    """What a store writes past the end of dimension 0: an sm_90 GPU writes whole units of 16 bytes, so that
-    an extent that is no multiple of it is overrun (tests/sim/silicon/tma.py). For each row, where in the
-    box the bytes come from and where they go; rows whose unit ends outside the launch's memory are left
-    out."""
+    """The bytes that a store writes past the end of dimension 0: an sm_90 GPU writes whole units of 16 bytes
+    and overruns an extent that is no multiple of 16 (tests/sim/silicon/tma.py). For each row: the position in
+    the box, and the destination. Rows whose unit ends outside the launch's memory are left out."""
     stop = box.inside[-1].stop
     end = -(-stop // UNIT) * UNIT
     if box.empty or end == stop:
@@ -318,7 +316,7 @@ def _beyond(cta: Cta, ins: Instruction, box: Box) -> list[tuple[tuple[int | slic
 
 
 def _check_written(cta: Cta, box: Box, order: npt.NDArray[np.intp]) -> None:
-    """A store of bytes that were never written, as far as they lie in the tensor."""
+    """Raises KernelFault for a store of bytes inside the tensor that were never written."""
     valid = cta.shared.valid.reshape(-1, UNIT)[order].reshape(box.shape)
     if not valid[box.inside].all():
         raise KernelFault(
@@ -328,14 +326,14 @@ def _check_written(cta: Cta, box: Box, order: npt.NDArray[np.intp]) -> None:
 
 
 def _in_tensor(box: Box) -> Strided:
-    """The global bytes of a box."""
+    """The global bytes of a box inside the tensor."""
     return Strided(box.address, box.counts, box.strides)
 
 
 def _prefetch(
     cta: Cta, warp: Warp, ins: Instruction, lanes: Lanes, sources: tuple[Argument, ...], previous: Wait | None
 ) -> Results:
-    """A prefetch into L2 changes no value, but its tensor map must be one."""
+    """A prefetch into L2 changes no value; its tensor map must be valid."""
     refuse_unknown(ins, _COMMON | {"L2"})
     descriptor, *_ = many(sources[0])
     for _, (address,) in operations(cta, ins, lanes, descriptor):

@@ -1,9 +1,8 @@
 """Tensor memory of a CTA: 128 lanes by 512 columns of 32-bit cells, its allocations, and writes in flight.
 
-PTX ISA 9.7.16.1 (addresses), 9.7.16.7 (allocation). A product or copy that was issued but has not landed
-keeps its destination in `writers`: a load that overlaps one reads poison, because nothing ordered it after
-the write. The tensor core itself works in issue order and reads the cells (9.7.16.6.2, pipelined
-instructions).
+PTX ISA 9.7.16.1 (addresses), 9.7.16.7 (allocation). `writers` has the destinations of products and copies in
+flight. A load that overlaps one reads poison, because nothing ordered it after the write. The tensor core
+itself works in issue order and reads the cells (9.7.16.6.2, pipelined instructions).
 """
 
 from __future__ import annotations
@@ -44,11 +43,11 @@ class Writer:
 
 
 class TensorMemory:
-    """`cells` and which of them are `valid`, that is written; `allocated` and `busy`, the number of writers
-    in flight, by column. `track` says whether reads of what was never written fault (the interpreter's do).
-    `stores` holds, by warp, what tcgen05.st has set going and no tcgen05.wait::st has waited for: flat cell
-    numbers and values. `ending` are the allocations, by first column, that a warp has come to free, with
-    the names of the instructions that used them since."""
+    """The cells, and which of them are `valid`, that is written. `allocated` and `busy`, the number of
+    writers in flight, are by column. With `track`, reads of cells that were never written are faults (the
+    interpreter's are). `stores` are, by warp, the tcgen05.st that no tcgen05.wait::st has waited for: flat
+    cell numbers and values. `ending` are, by first column, the allocations that a warp waits to free, with
+    the instructions that used them since."""
 
     def __init__(self, *, track: bool = False) -> None:
         self.track = track
@@ -66,7 +65,7 @@ class TensorMemory:
         self._smallest = COLUMNS
 
     def find(self, columns: int) -> int | None:
-        """The first column of a free range, or None. The lowest one: which range hardware takes is not
+        """The first column of the lowest free range, or None. Which range hardware takes is not
         documented."""
         for first in range(0, COLUMNS - columns + 1, GRANULE):
             if not self.allocated[first : first + columns].any():
@@ -74,8 +73,8 @@ class TensorMemory:
         return None
 
     def allocate(self, columns: int, place: Place | None = None) -> int | None:
-        """Take a range of columns, asked for at `place`, and return its address; None while too few are
-        free."""
+        """Allocate a range of columns for the instruction at `place` and return its address; None while too
+        few are free."""
         check_size(columns)
         if not self.permit:
             raise KernelFault(
@@ -96,7 +95,7 @@ class TensorMemory:
         return first
 
     def check_allocation(self, address: int, columns: int) -> None:
-        """Fault unless the range is exactly one that `allocate` gave, and nothing writes to it."""
+        """Raises KernelFault unless the range is exactly one allocation and no operation writes to it."""
         check_size(columns)
         first = column_of(address)
         if lane_of(address) != 0 or self.allocations.get(first) != columns:
@@ -111,7 +110,7 @@ class TensorMemory:
             )
 
     def deallocate(self, address: int, columns: int) -> None:
-        """Give a range back."""
+        """Free a range."""
         self.check_allocation(address, columns)
         first = column_of(address)
         self.ending.pop(first, None)
@@ -128,7 +127,7 @@ class TensorMemory:
         return f"allocated columns: {spans}"
 
     def require(self, first: int, last: int, what: str) -> None:
-        """Fault unless columns [first, last) are allocated."""
+        """Raises KernelFault unless columns [first, last) are allocated."""
         if last > COLUMNS or not self.allocated[first:last].all():
             raise KernelFault(
                 FaultKind.TMEM_ACCESS, f"{what} of TMEM columns {first}..{last - 1}; {self.held()}"
@@ -147,14 +146,14 @@ class TensorMemory:
         self.busy[writer.first : writer.last] -= 1
 
     def in_flight(self, lanes: npt.NDArray[np.intp], columns: npt.NDArray[np.intp]) -> npt.NDArray[np.bool_]:
-        """Which of the cells (lane, column) an operation in flight will still write."""
+        """Which of the cells (lane, column) an operation in flight will write."""
         hit = np.zeros(lanes.shape, bool)
         for writer in self.writers:
             hit |= writer.lanes[lanes] & (columns >= writer.first) & (columns < writer.last)
         return hit
 
     def at_exit(self) -> None:
-        """All that was allocated must be freed before the kernel exits (PTX ISA 9.7.16.1.2)."""
+        """Raises KernelFault if columns are still allocated at exit (PTX ISA 9.7.16.1.2)."""
         if self.allocations:
             place = self.places[min(self.allocations)]
             raise KernelFault(
@@ -163,7 +162,7 @@ class TensorMemory:
 
 
 def check_size(columns: int) -> None:
-    """Fault unless a power of two in 32..512 (PTX ISA 9.7.16.7.1)."""
+    """Raises KernelFault unless `columns` is a power of two in 32..512 (PTX ISA 9.7.16.7.1)."""
     if not GRANULE <= columns <= COLUMNS or columns & (columns - 1):
         raise KernelFault(
             FaultKind.TMEM_ALLOCATION, f"{columns} columns: a power of two from 32 to 512 is needed"

@@ -1,4 +1,4 @@
-"""Which unit of the machine executes which instruction."""
+"""Maps each machine instruction to the unit that executes it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HANDLERS: dict[str, Handler] = {
 
 
 def handler(op: str) -> Handler:
-    """The handler of `op`; UnsupportedError names an instruction that no unit models."""
+    """The handler of `op`. Raises UnsupportedError for an instruction that no unit models."""
     found = HANDLERS.get(op)
     if found is None:
         raise UnsupportedError(f"instruction {op}")

@@ -1,12 +1,11 @@
 """wgmma: products of a warpgroup, D[64, n] (+)= A[64, k] B[n, k]^T, with D in registers (PTX ISA 9.7.15).
 
 A and B are in shared memory, or A in registers. A product reads A's registers when it is issued and shared
-memory when it lands; D's registers hold tokens, NaNs that no computation gives, until then (`wgmma_state`).
-What the ISA forbids meanwhile is found at the wait: that a register of A or D was written by anything but a
-compiler's move. By file: `wgmma_form` what an instruction says, `wgmma_fragment` registers and matrices.
+memory when it lands. Until then D's registers contain tokens, NaNs that no computation produces
+(`wgmma_state`). The ISA forbids writes to registers of A or D in between, except a compiler's moves; the wait
+detects them. By file: `wgmma_form` decodes instructions, `wgmma_fragment` lays out registers and matrices.
 
-A fence of the proxies before shared memory is read (`fence.proxy.async`) is for a race checker: every store
-is visible at once here.
+Every store is visible at once here; the race checker finds a missing `fence.proxy.async`.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ _ALL = bytes([1]) * LANES
 def _fence(
     cta: Cta, warp: Warp, ins: Instruction, lanes: Lanes, sources: tuple[Argument, ...], previous: Wait | None
 ) -> Results:
-    """Orders earlier accesses of registers before the products that follow: what they hold now is ordered."""
+    """Orders earlier register accesses before later products: records the current contents as ordered."""
     _whole_warp(warp, ins)
     groups = cta.warpgroups
     assert warp.registers is not None
@@ -65,7 +64,7 @@ def _whole_warp(warp: Warp, ins: Instruction) -> None:
 
 
 def issue(cta: Cta, warp: Warp, ins: Instruction, operands: Operands) -> None:
-    """One warp issues a wgmma.mma_async, with operands that are the same in all its lanes."""
+    """One warp issues a wgmma.mma_async whose operands are equal in all its lanes."""
     _whole_warp(warp, ins)
     groups = cta.warpgroups
     form = groups.forms.by_pc[ins.pc]
@@ -98,14 +97,14 @@ def _issue(
 
 
 def _matrix(cta: Cta, bits: int, rows: int, mn_major: bool, form: Form, name: str) -> Gather:
-    """Where a matrix in shared memory lies."""
+    """The chunks of a matrix in shared memory."""
     gather = locate(bits, mn_major, rows, form.product.k, form.product.a.storage.itemsize)
     tcgen05_operand.check_bounds(cta.shared, gather, name)
     return gather
 
 
 def _share(cta: Cta, warp: Warp, ins: Instruction, form: Form, state: WarpState, accumulate: bool) -> Share:
-    """The warp's part: A's registers as they are, D's in flight from here on."""
+    """The warp's part of a product: A's registers as they are, D's in flight from here on."""
     groups, registers = cta.warpgroups, warp.registers
     assert registers is not None
     a = None
@@ -151,7 +150,7 @@ def _same_shape(ins: Instruction, form: Form, flight: Flight) -> None:
 
 
 def _fenced(cta: Cta, state: WarpState, used: RegisterList, held: Words, ins: Instruction) -> None:
-    """Fault if one of the registers was written after the last wgmma.fence, by anything but a move."""
+    """Raises KernelFault if a register was written after the last wgmma.fence by anything but a move."""
     forms = cta.warpgroups.forms
     assert state.seen is not None
     seen = state.seen.take(forms.rows[used], axis=0)
@@ -167,7 +166,7 @@ def _fenced(cta: Cta, state: WarpState, used: RegisterList, held: Words, ins: In
 
 
 def _start(cta: Cta, warp: Warp, product: GroupProduct) -> None:
-    """All four warps have issued the product."""
+    """All four warps have issued the product: submit it."""
     issuers = warp.exists.copy()
 
     def land() -> None:
@@ -184,7 +183,7 @@ def _start(cta: Cta, warp: Warp, product: GroupProduct) -> None:
 
 
 def _land(cta: Cta, product: GroupProduct) -> None:
-    """Read shared memory, multiply, and put D into the registers that no later product is going to write."""
+    """Read shared memory, multiply, and write D to the registers that no later product will write."""
     form, shares = product.form, [share for share in product.shares if share is not None]
     kind, groups = form.product, cta.warpgroups
     assert product.b is not None
@@ -209,7 +208,7 @@ def _land(cta: Cta, product: GroupProduct) -> None:
 
 
 def _input(product: GroupProduct, shares: list[Share]) -> Codes | None:
-    """C[64, n], or None without one."""
+    """C[64, n], or None if the product does not accumulate."""
     if not product.operands.accumulate:
         return None
     halves = product.form.product.d == "f16"
@@ -220,7 +219,7 @@ def _input(product: GroupProduct, shares: list[Share]) -> Codes | None:
         parts.append(part)
     whole = parts[0].base
     if whole is not None and whole.shape[0] == M and all(part.base is whole for part in parts):
-        return whole  # the result of the product before
+        return whole  # the previous product's result
     return np.concatenate(parts)
 
 
@@ -237,7 +236,7 @@ def _commit(
 def _wait(
     cta: Cta, warp: Warp, ins: Instruction, lanes: Lanes, sources: tuple[Argument, ...], previous: Wait | None
 ) -> Results | Wait:
-    """wait_group N: all but the N youngest groups have landed; their registers may be used."""
+    """wait_group N: waits until all but the N youngest groups have landed and frees their registers."""
     _whole_warp(warp, ins)
     groups = cta.warpgroups
     state = groups.state(warp)

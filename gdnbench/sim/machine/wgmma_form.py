@@ -1,4 +1,4 @@
-"""What the wgmma instructions of a kernel say, and where compilers move their registers.
+"""Decodes the wgmma instructions of a kernel and finds the moves of their registers.
 
 PTX ISA 9.7.15.5.2, "wgmma.mma_async". Operands: d, a-desc or {a}, b-desc, scale-d, imm-scale-a, imm-scale-b,
 and for 16-bit types imm-trans-a (only where A is in shared memory), imm-trans-b.
@@ -43,7 +43,7 @@ class Form:
 
     @property
     def shape(self) -> tuple[str, int, int]:
-        """What the accumulators of products without a fence between them must have in common."""
+        """Products with equal shapes may use the same accumulators without a fence between them."""
         return self.product.d, self.n, self.product.k
 
 
@@ -51,8 +51,8 @@ Lists = dict[tuple[int, ...], RegisterList]
 
 
 def form_of(ins: Instruction, lists: Lists) -> Form:
-    """The form, or UnsupportedError for one that is not modelled; KernelFault for one that the ISA
-    forbids. `lists` keeps one list for the same registers."""
+    """Decode an instruction. Raises UnsupportedError for a form that is not modelled, KernelFault for one
+    that the ISA forbids. `lists` shares one list among equal registers."""
     shapes = [match for mod in ins.mods if (match := _SHAPE.fullmatch(mod))]
     if len(shapes) != 1 or len(ins.types) != 3 or ins.has("satfinite", "and", "popc"):
         raise UnsupportedError(ins.name, ins.place)
@@ -127,13 +127,13 @@ def _registers(
 
 @dataclass(frozen=True, slots=True)
 class Forms:
-    """All wgmma of a kernel. `named` are the registers of their A and D, `rows` says where those of one
-    list stand in it.
+    """All wgmma of a kernel. `named` are the registers of their A and D; `rows` maps a list to its rows in
+    `named`.
 
-    Compilers put moves where they like: between a wgmma and its wait, or behind the fence before it. ptxas
-    keeps their meaning, so `moved_to` (a register's copies, theirs and so on) and `moves` (registers that a
-    `mov` writes) say what is no mistake of the kernel's author. `by_halves` are copies that a `mov` took
-    apart into 16 bits, or put together of such.
+    Compilers place moves anywhere: between a wgmma and its wait, or after the fence before it. ptxas
+    preserves their meaning, so such moves are no mistake of the author. `moved_to` maps a register to its
+    direct and indirect copies, `moves` are the registers that a `mov` writes, and `by_halves` are copies that
+    a `mov` split into 16 bits or joined from them.
     """
 
     by_pc: dict[int, Form]
@@ -172,7 +172,7 @@ class Forms:
 
 
 def _moves(kernel: Kernel) -> tuple[dict[int, list[Register]], set[int], set[int]]:
-    """(the registers that a mov copies each register into, the registers that a mov writes, those of 16 bits
+    """(the registers that a mov copies each register into, all registers that a mov writes, the 16-bit ones
     among them)."""
     copies: dict[int, list[Register]] = {}
     moves: set[int] = set()
@@ -195,7 +195,7 @@ def _moves(kernel: Kernel) -> tuple[dict[int, list[Register]], set[int], set[int
 
 
 def _reached(index: int, copies: dict[int, list[Register]]) -> tuple[Register, ...]:
-    """All registers that moves may copy register `index` into, itself left out."""
+    """All registers that moves may copy register `index` into, without itself."""
     found: dict[int, Register] = {}
     todo = [index]
     while todo:

@@ -1,8 +1,8 @@
 """wgmma's fragments: which register and lane hold which element of A and D, and A and B in shared memory.
 
 PTX ISA 9.7.15.5.1. Warp w of a warpgroup has rows 16 w to 16 w + 15. In a warp, lane = 4 * group + t. A
-register of A that holds e elements (4 / their size) has columns e t .. e t + e - 1 of row `group`; register r
-is for rows 8 (r % 2) on and columns 4 e (r / 2) on. D: for every 8 columns, first row `group`, then row
+register of A has e = 4 / (element size) elements: columns e t .. e t + e - 1 of row `group`, from row
+8 (r % 2) and column 4 e (r / 2) on for register r. D has, for every 8 columns, row `group` and then row
 group + 8, columns 2 t and 2 t + 1 each: two registers of f32 or one of two halves.
 """
 
@@ -25,7 +25,7 @@ Codes = npt.NDArray[np.unsignedinteger]
 WARPS = 4
 ROWS = 16  # of one warp
 
-# Bits 62 and 63 of a descriptor: the numbers are not those of tcgen05.
+# Bits 62 and 63 of a descriptor; tcgen05 uses other numbers.
 _SWIZZLES = {0: Swizzle.NONE, 1: Swizzle.B128, 2: Swizzle.B64, 3: Swizzle.B32}
 
 
@@ -59,9 +59,9 @@ def d_words(rows: Codes) -> Words:
 
 @lru_cache(maxsize=1 << 16)
 def decode_matrix(bits: int) -> MatrixDescriptor:
-    """A shared-memory matrix descriptor of sm_90 (PTX ISA 9.7.15.5.1.2.2, "Matrix Descriptor Format").
+    """Decode a shared-memory matrix descriptor of sm_90 (PTX ISA 9.7.15.5.1.2.2, "Matrix Descriptor Format").
 
-    Bits that the table leaves out must be zero here; the hardware's opinion of them is not known.
+    Bits that the table leaves out must be zero; what hardware does with them is not known.
     """
     for low, width in ((14, 2), (30, 2), (46, 3), (52, 10)):
         if field(bits, low, width):
@@ -83,7 +83,7 @@ def decode_matrix(bits: int) -> MatrixDescriptor:
 
 @lru_cache(maxsize=1 << 16)
 def locate(bits: int, mn_major: bool, rows: int, k: int, element: int) -> Gather:
-    """Where the chunks of a matrix [rows, k] of `element` bytes each lie. The layouts are those of tcgen05
+    """The chunks of a matrix [rows, k] with `element` bytes per element. The layouts are those of tcgen05
     (CUTLASS `mma_sm90_desc.hpp`, `mma_sm100_desc.hpp`)."""
     descriptor = decode_matrix(bits)
     if mn_major and element != 2:
@@ -94,13 +94,13 @@ def locate(bits: int, mn_major: bool, rows: int, k: int, element: int) -> Gather
 
 
 def read_matrix(shared: SharedMemory, gather: Gather, mn_major: bool, form: Format, what: str) -> Codes:
-    """The matrix [rows, k] as shared memory has it now."""
+    """The matrix [rows, k] with the current contents of shared memory."""
     codes: Codes = tcgen05_operand.read(shared, gather, what).view(form.storage)
     return np.ascontiguousarray(codes.T) if mn_major else codes
 
 
 def put_for_token(held: Words, token: int, words: Words, halves: bool) -> None:
-    """In one register of 32 lanes, put the lane's word where there is the token, or half of it for half."""
+    """In one register of 32 lanes, replace the token by the lane's word; with `halves`, also half by half."""
     bits = 16 if halves else 32
     kind = np.uint16 if halves else np.uint32
     parts = held.reshape(-1).view(kind).reshape(LANES, -1)
@@ -111,5 +111,5 @@ def put_for_token(held: Words, token: int, words: Words, halves: bool) -> None:
 
 
 def negated(codes: Codes, form: Format) -> Codes:
-    """imm-scale -1: the other sign."""
+    """imm-scale -1: flip the sign."""
     return codes ^ form.storage.type(1 << form.bits - 1)

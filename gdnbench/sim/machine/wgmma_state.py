@@ -1,8 +1,8 @@
-"""What the warpgroups of a CTA have in flight: products, the accumulators they write, groups.
+"""The wgmma state of a CTA's warpgroups: products in flight, their accumulators, their groups.
 
-A product belongs to a warpgroup: it is under way once all four warps have issued it, and lands as a whole. An
-accumulator in flight holds tokens in the warp's registers, one a register; products one after another on the
-same accumulators pass the sum on without touching the registers, and the last one to land puts it there.
+A product belongs to a warpgroup: it is in flight once all four warps have issued it, and lands as a whole.
+The registers of an accumulator in flight contain tokens, one per register. Successive products on the same
+accumulators pass the sum on without accessing the registers; the last one to land writes it there.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from gdnbench.sim.machine.wgmma_form import Form, Forms
 from gdnbench.sim.machine.wgmma_fragment import WARPS, Codes, d_words
 from gdnbench.sim.ptx.ir import Instruction
 
-# A token is a NaN in f32 and in both halves: 0xFF80 | 1..126 above 0xFC00 | 1..895. No half is both a lower
-# and an upper one, and 126 tokens in a row differ in either half.
+# A token is a NaN in f32 and in both halves: 0xFF80 | 1..126 above 0xFC00 | 1..895. No value is both a lower
+# and an upper half, and 126 consecutive tokens differ in either half.
 _LOW, _HIGH = 895, 126
 _TOKEN_BITS = np.uint32(0xFF80FC00)
 
@@ -30,9 +30,9 @@ _TOKEN_BITS = np.uint32(0xFF80FC00)
 @dataclass(slots=True, eq=False)
 class Flight:
     """One warp's accumulators while products write them. `homes` are the registers that the products named,
-    the latest last; `rows` is D[16, n] after the last product that landed; `words` what was put into the
-    registers once all had. `image` is the tokens in all lanes, [registers, 32]; `waits` counts products that
-    no wait has covered."""
+    the latest last. `rows` is D[16, n] after the last product that landed; `words` is what was written to the
+    registers once all had landed. `image` is the tokens in all lanes, [registers, 32]. `waits` counts
+    products that no wait has covered."""
 
     form: Form
     place: Place
@@ -46,14 +46,14 @@ class Flight:
     superseded: bool = False
 
     def holds(self, held: Words) -> bool:
-        """Whether registers hold the tokens, in all lanes."""
+        """Whether the registers contain the tokens in all lanes."""
         return held.tobytes() == self.image.tobytes()
 
 
 @dataclass(slots=True, eq=False)
 class Share:
-    """One warp's part in a product: its fragment of A, if A is in registers, and its accumulators. `c` is
-    what they held, None if the flight's own sum is added to, or nothing is."""
+    """One warp's part of a product: its fragment of A, if A is in registers, and its accumulators. `c` is
+    their previous contents, or None if the product adds to the flight's own sum or to nothing."""
 
     warp: Warp
     flight: Flight
@@ -74,8 +74,8 @@ class Operands(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class GroupProduct:
-    """One wgmma.mma_async of a warpgroup; `operation` once all four warps have issued it, `a` and `b` where
-    its matrices lie in shared memory."""
+    """One wgmma.mma_async of a warpgroup. `operation` is set once all four warps have issued it; `a` and `b`
+    are the chunks of its matrices in shared memory."""
 
     ins: Instruction
     form: Form
@@ -87,15 +87,15 @@ class GroupProduct:
     operation: AsyncOperation | None = None
 
     def missing(self, first: int) -> list[int]:
-        """The warps that have not issued it; `first` is the warpgroup's first."""
+        """The warps that have not issued it; `first` is the warpgroup's first warp."""
         return [first + index for index, share in enumerate(self.shares) if share is None]
 
 
 @dataclass(slots=True, eq=False)
 class WarpState:
-    """One warp: `seen` is what the registers of `Forms.named` held at the last wgmma.fence; `live` its
-    flights by first token; `landed` those that have landed and that no wait has covered; `latest` the last
-    flight of a D."""
+    """One warp. `seen` is the contents of the registers `Forms.named` at the last wgmma.fence. `live` are its
+    flights by first token; `landed` are those that have landed and that no wait has covered; `latest` is the
+    last flight of a D."""
 
     issued: int = 0
     seen: Words | None = None
@@ -106,8 +106,8 @@ class WarpState:
     latest: dict[RegisterList, Flight] = field(default_factory=dict)
 
     def moved_here(self, form: Form, held: Words) -> bool:
-        """Whether accumulators that `form` may add to without a fence were moved to its registers, after they
-        landed: what a later landing would find as tokens."""
+        """Whether a move wrote landed accumulators to the registers of `form`, which may add to them without
+        a fence. With a later landing they would contain tokens."""
         return any(
             form.shape == flight.form.shape
             and flight.words is not None
@@ -132,20 +132,20 @@ class Warpgroups:
         return found
 
     def tokens(self, count: int) -> Words:
-        """`count` tokens that nothing has in flight: they come back after 895 * 126, which are coprime."""
+        """`count` tokens that no flight uses: they repeat after 895 * 126, which are coprime."""
         serial = np.arange(self._serial, self._serial + count) % (_LOW * _HIGH)
         self._serial = (self._serial + count) % (_LOW * _HIGH)
         return (_TOKEN_BITS | (1 + serial % _HIGH) << 16 | 1 + serial % _LOW).astype(np.uint32)
 
     def fly(self, form: Form, place: Place) -> Flight:
-        """A new flight of the accumulators of `form`."""
+        """Start a flight of the accumulators of `form`."""
         tokens = self.tokens(len(form.d.registers))
         return Flight(form, place, tokens, np.repeat(tokens, LANES).reshape(-1, LANES), [form.d])
 
     def join(
         self, warp: Warp, state: WarpState, ins: Instruction, form: Form, operands: Operands
     ) -> GroupProduct:
-        """The product that this warp's next wgmma belongs to; the four warps must issue the same."""
+        """The product of this warp's next wgmma. The four warps must issue the same instruction."""
         group = warp.index // WARPS
         key = (group, state.issued)
         found = self._products.get(key)
@@ -165,8 +165,8 @@ class Warpgroups:
         return found
 
     def check_accumulators(self, warp: Warp, flight: Flight) -> None:
-        """The registers of a flight hold what the products put there, or its tokens, when the warp has
-        waited; else something wrote them in between."""
+        """Check that the registers contain the products' results or the flight's tokens when the warp has
+        waited; otherwise something wrote them in between."""
         if flight.superseded:
             return
         assert warp.registers is not None
@@ -177,7 +177,8 @@ class Warpgroups:
     def refuse_writes(
         self, registers: RegisterList, held: Words, expected: Words, how: str, place: Place
     ) -> None:
-        """Fault if a register holds something else, and no move of a compiler's can have written it."""
+        """Raises KernelFault if a register differs from `expected` and no compiler move can have written
+        it."""
         if held.tobytes() == expected.tobytes():
             return
         for row in np.flatnonzero((held != expected).any(axis=1)).tolist():
@@ -188,9 +189,9 @@ class Warpgroups:
                 )
 
     def deliver(self, share: Share) -> None:
-        """Put the sum of a flight where its tokens are."""
+        """Write the sum of a flight to the registers that contain its tokens."""
         flight, registers, forms = share.flight, share.warp.registers, self.forms
-        # Half of an f32 may look like half a token: of f32 only what 16 bits hold is told by halves.
+        # Half of an f32 may equal half a token, so for f32 only 16-bit registers are compared by halves.
         of_halves = forms.by_halves if flight.form.product.d == "f16" else frozenset()
         assert flight.rows is not None
         assert registers is not None
@@ -210,14 +211,14 @@ class Warpgroups:
                     registers.replace(copy, int(flight.tokens[row]), words[row], halves)
 
     def in_flight(self, state: WarpState, held: Words) -> bool:
-        """Whether registers hold a token of a flight."""
+        """Whether registers contain a token of a flight."""
         suspects = held[(held & _TOKEN_BITS) == _TOKEN_BITS]
         if not suspects.size or not state.live:
             return False
         return any(np.isin(suspects, flight.tokens).any() for flight in state.live.values())
 
     def at_exit(self) -> None:
-        """Every product must have been waited for."""
+        """Raises KernelFault if a product was never waited for."""
         for index, state in sorted(self._warps.items()):
             left = [product for group in (*state.groups, state.open) for product in group]
             if left:
