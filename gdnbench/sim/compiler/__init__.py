@@ -1,1 +1,1 @@
-"""The IR compiled to LLVM for this CPU: the fast engine."""
+"""The fast engine: compiles the IR with LLVM for this CPU."""

@@ -1,9 +1,9 @@
-"""The log of loads and stores that a compiled kernel writes for the checker. Python reads it whenever it runs
-again.
+"""The log of loads and stores that a compiled kernel writes for the checker. Python reads the log whenever
+compiled code returns.
 
 Only kernels compiled for a checker write a log (`Layout.log`). A block that might overflow the log returns
-before it has done anything, so that single accesses need no test. The log is empty whenever compiled code is
-not running: all warps whose CTAs run in one thread share it.
+before it executes anything, so single accesses need no test. The log is empty whenever compiled code is not
+running: all warps whose CTAs run in one thread share it.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from gdnbench.sim.machine.engine_interface import LANES, Lanes
 from gdnbench.sim.machine.observer import Addresses, Checker, Masks
 from gdnbench.sim.ptx.ir import Instruction
 
-CAPACITY = 1024  # 320 KB, which stay in a core's second cache
+CAPACITY = 1024  # entries: 320 KB, which fit in a core's L2 cache
 assert CAPACITY >= MAX_BLOCK
 
 
 def log_access(t: Translator, ins: Instruction, address: Value) -> None:
-    """Log that the active lanes access `address`, which is known to be legal."""
+    """Log that the active lanes access `address`, which is legal."""
     field = t.program.layout.log
     if field is None:
         return
@@ -39,8 +39,8 @@ def log_access(t: Translator, ins: Instruction, address: Value) -> None:
 
 
 def log_meeting(t: Translator, ins: Instruction, named: Value) -> None:
-    """Log that lanes have met at a collective: for each the lanes that have not exited, 32 bits, and below
-    them the member mask that it names."""
+    """Log that lanes have arrived together at a collective. An entry has for each lane the lanes that have
+    not exited, 32 bits, and below them its member mask."""
     if t.program.layout.log is None:
         return
     code = t.code
@@ -49,7 +49,7 @@ def log_meeting(t: Translator, ins: Instruction, named: Value) -> None:
 
 
 def _define(name: str, library: Library, field: int) -> str:
-    """`log_access(state, pc, mask, address)`: an entry that no lane has is written over by the next."""
+    """`log_access(state, pc, mask, address)`. An entry without lanes is overwritten by the next."""
     code, state, mask = Code(library), Value("ptr", "%state"), Value("i32", "%mask")
     code.at("entry")
     place = code.offset(state, field)
@@ -66,13 +66,13 @@ def _define(name: str, library: Library, field: int) -> str:
 
 
 def _lanes(masks: npt.NDArray[np.unsignedinteger]) -> Masks:
-    """Masks of 32 bits as truth values."""
+    """32-bit masks as booleans."""
     found = np.ascontiguousarray(masks, np.uint32).view(np.uint8).reshape(len(masks), 4)
     return np.unpackbits(found, axis=1, bitorder="little").view(np.bool_)
 
 
 class _Room(threading.local):
-    """This thread's."""
+    """The log buffer of this thread."""
 
     def __init__(self) -> None:
         self.entries = aligned_bytes(CAPACITY * ENTRY_BYTES).view(ENTRY)
@@ -91,12 +91,12 @@ class AccessLog:
         self._start = int(self._entries.ctypes.data)
 
     def open(self, warp: CompiledWarp) -> None:
-        """Have the warp's code write here."""
+        """Make the warp's code write to this log."""
         warp.longs[self._next] = self._start
         warp.longs[self._next + 1] = self._start + CAPACITY * ENTRY_BYTES
 
     def drain(self, warp: CompiledWarp) -> None:
-        """Tell the checker what the warp has logged."""
+        """Report the warp's logged accesses to the checker."""
         count = (warp.longs[self._next] - self._start) // ENTRY_BYTES
         if not count:
             return
@@ -115,12 +115,12 @@ class AccessLog:
             start = end
 
     def _met(self, warp: CompiledWarp, ins: Instruction, masks: Masks, named: Addresses) -> None:
-        """Lanes have met: of each member mask those together."""
+        """Report lanes that have arrived together, each member mask by itself."""
         live = _lanes(named.max(axis=1) >> np.uint64(LANES))
         for lanes, members, there in zip(masks, named, live, strict=True):
             for mask in np.unique(members[lanes]).tolist():
                 self.met(warp, ins, lanes & (members == mask), there)
 
     def met(self, warp: CompiledWarp, ins: Instruction, lanes: Lanes, live: Lanes) -> None:
-        """The same of lanes that met while no compiled code ran."""
+        """Like `_met`, for lanes that arrived while no compiled code ran."""
         self._checker.on_warp_collective(warp.warp, ins, lanes, live)

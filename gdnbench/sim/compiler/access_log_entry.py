@@ -1,4 +1,4 @@
-"""How an entry of the log of a kernel's own loads and stores lies in memory."""
+"""The contents and memory layout of an entry of the access log."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import numpy as np
 from gdnbench.sim.compiler.layout import ALIGN
 from gdnbench.sim.machine.engine_interface import LANES
 
-# An access: its addresses, then the instruction and the mask of its lanes. Whole cache lines. Where lanes
-# meet at a collective, what `access_log.log_meeting` says stands for an address.
+# An entry: 32 addresses, then the instruction and the mask of its lanes, in whole cache lines. For a
+# collective the value that `access_log.log_meeting` describes replaces the address.
 PC_OFFSET, LANES_OFFSET, ENTRY_BYTES = 8 * LANES, 8 * LANES + 4, 8 * LANES + ALIGN
 ENTRY = np.dtype(
     {

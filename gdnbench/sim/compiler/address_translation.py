@@ -24,7 +24,7 @@ def _splat(name: str, scalar: str) -> str:
 
 
 def _locate_window(name: str, low: int, end_field: str, pointer_field: str, per_lane: bool) -> str:
-    """A memory of known size: bounds [low, end), host address = pointer + address (+ lane * size)."""
+    """A memory of fixed size: bounds [low, end), host address = pointer + address (+ lane * size)."""
     stride = (
         "  %stride.1 = mul <32 x i64> %ends, <" + ", ".join(f"i64 {i}" for i in range(32)) + ">\n"
         "  %host = add <32 x i64> %near, %stride.1\n"
@@ -58,8 +58,8 @@ def _locate_window(name: str, low: int, end_field: str, pointer_field: str, per_
 
 
 def _locate_global() -> str:
-    """Global memory: the interval that this instruction touched last, else a search of the table lane by
-    lane. `site` is that interval's place in the state: its base and its end."""
+    """Global memory: first try the interval that this instruction accessed last, then search the table lane
+    by lane. `site` is the offset of that interval, base and end, in the state."""
     return (
         "define internal i32 @locate_global(ptr %state, i32 %mask, <32 x i64> %address, i64 %width, "
         "ptr %out, i64 %site) #0 {\nentry:\n"
@@ -96,7 +96,7 @@ def _locate_global() -> str:
 
 
 def _search() -> str:
-    """The lanes of `mask` whose access lies in no allocation; the last one found is remembered at `site`."""
+    """The lanes of `mask` whose access is in no allocation; `site` then has the last interval found."""
     return (
         "define internal i32 @search(ptr %state, i32 %mask, ptr %addresses, i64 %width, ptr %site) "
         "noinline #0 {\n"
@@ -166,7 +166,7 @@ done:
 
 
 def _locate_generic() -> str:
-    """Generic addresses: each window's lanes are located in their own memory."""
+    """Generic addresses: the lanes of each window are located in its memory."""
     shift = WINDOW_SIZE.bit_length() - 1
     text = (
         "define internal i32 @locate_generic(ptr %state, i32 %mask, <32 x i64> %address, i64 %width, ptr "
@@ -226,7 +226,7 @@ def _locate_generic() -> str:
 
 
 def locators() -> str:
-    """`locate_shared`, `_param`, `_local`, `_global` and `_generic`."""
+    """The text of `locate_shared`, `_param`, `_local`, `_global` and `_generic`."""
     return "\n".join(
         (
             _locate_window("shared", SHARED_BASE, "shared_end", "shared", False),

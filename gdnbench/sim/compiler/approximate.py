@@ -1,8 +1,8 @@
 """`.approx` functions and fast divisions, and the IEEE forms of rcp and sqrt.
 
-ptxas surrounds the special-function unit (mufu.py) with further instructions, and so does this module. The
-unit flushes subnormal numbers; without `.ftz` these instructions scale subnormal arguments first and scale
-the result back.
+ptxas adds instructions around the special-function unit (mufu.py), and so does this module. The unit flushes
+subnormal numbers; without `.ftz` these instructions scale subnormal arguments first and scale the result
+back.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from gdnbench.sim.ptx.ir import Instruction
 
 _HALVES = ("f16", "f16x2", "bf16", "bf16x2")
 _ARGUMENT = Value(F32, "%a")
-_UNIT = {"rsqrt": "rsq"}  # where the unit's name for a function is another
+_UNIT = {"rsqrt": "rsq"}  # the unit's name of a function, where it differs from PTX's
 _ANGLES = ("sin", "cos")
 
 
@@ -70,7 +70,7 @@ def _ex2(code: Code) -> Value:
 
 
 def _rcp(code: Code) -> Value:
-    """Scaled before and after, where the argument is subnormal or the result would be."""
+    """Scales before and after if the argument or the result is subnormal."""
     size = _size(code, _ARGUMENT)
     huge = code.compare("fcmp ogt", size, f32_const(2.0**126))
     scale = code.select(huge, f32_const(0.25), f32_const(1.0))
@@ -79,7 +79,7 @@ def _rcp(code: Code) -> Value:
 
 
 def _scaled(op: str, opcode: str, back: float) -> Callable[[Code], Value]:
-    """A subnormal argument times 2^24, and the result set right."""
+    """Multiplies a subnormal argument by 2^24 and scales the result back."""
 
     def define(code: Code) -> Value:
         tiny = _below(code, _size(code, _ARGUMENT), 2.0**-126)
@@ -90,7 +90,7 @@ def _scaled(op: str, opcode: str, back: float) -> Callable[[Code], Value]:
 
 
 def _of_angle(op: str) -> Callable[[Code], Value]:
-    """Of turns: the angle times the f32 next to 1 / 2 pi, rounded toward zero."""
+    """Converts to turns: the angle times the f32 next to 1 / 2 pi, rounded toward zero."""
 
     def define(code: Code) -> Value:
         per_turn = f32_const(0.5 / math.pi)
@@ -123,7 +123,7 @@ def _without_flushing(code: Code, op: str, value: Value) -> Value:
 
 
 def approximate(t: Translator, ins: Instruction) -> None:
-    """One argument. Halves are computed as f32. `tanh` has no `.ftz`: the unit leaves its subnormals."""
+    """One argument. Halves are computed as f32. `tanh` has no `.ftz`: the unit keeps its subnormals."""
     only(ins, "approx", "ftz")
     kind = ins.types[0] if len(ins.types) == 1 else ""
     halves = ins.op in ("ex2", "tanh")
@@ -146,14 +146,14 @@ def approximate(t: Translator, ins: Instruction) -> None:
 
 
 def _cut(code: Code, name: str, value: Value) -> Value:
-    """An f32 as a half, toward zero, but overflow to Inf."""
+    """Rounds an f32 to a half toward zero; overflow gives Inf."""
     largest = 65504.0 if name == "f16" else 2.0**128 - 2.0**120
     over = code.compare("fcmp ogt", _size(code, value), f32_const(largest))
     return code.select(over, encode(code, name, value), encode(code, name, value, "rz"))
 
 
 def divide(t: Translator, ins: Instruction) -> None:
-    """`div.approx` and `div.full` multiply by MUFU.RCP; the other forms are `floating`'s."""
+    """`div.approx` and `div.full` multiply by MUFU.RCP; `floating` has the other forms."""
     if not ins.has("approx", "full"):
         floating.divide(t, ins)
         return
@@ -169,7 +169,7 @@ def divide(t: Translator, ins: Instruction) -> None:
         return flush_operation(t, "mul", "rn", [x, y], result) if ftz else result
 
     size = _size(code, b)
-    if full:  # MUFU.RCP would make zero of it
+    if full:  # MUFU.RCP of a large divisor is zero
         huge = code.compare("fcmp ogt", size, f32_const(2.0**126))
         quarter = f32_const(0.25)
         a, b = (code.select(huge, product(value, quarter), value) for value in (a, b))
@@ -204,8 +204,8 @@ def exact_or_approximate(t: Translator, ins: Instruction) -> None:
 
 
 def _gross_reciprocal(t: Translator, ins: Instruction) -> None:
-    """`rcp.approx.ftz.f64`: the lower half of the result is zero (PTX ISA, "rcp.approx.ftz.f64"). Not
-    recorded on a GPU: the exact reciprocal, cut."""
+    """`rcp.approx.ftz.f64`: the lower half of the result is zero (PTX ISA, "rcp.approx.ftz.f64"). This is the
+    exact reciprocal, truncated; it was not compared with a GPU."""
     only(ins, "approx", "ftz")
     if not ins.has("ftz"):
         raise UnsupportedError(ins.name)

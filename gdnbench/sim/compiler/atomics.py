@@ -1,5 +1,5 @@
-"""atom and red: a helper function executes the active lanes in ascending order, so that lanes with the same
-address take turns. CTAs of kernels that use atomics on global memory run in one thread (machine/grid.py)."""
+"""atom and red: a helper function executes the active lanes one by one, in ascending order. CTAs of kernels
+that use atomics on global memory run in one thread (machine/grid.py)."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _FLOATS = ("f32", "f64", "f16", "bf16", "f16x2", "bf16x2")
 
 
 def _operation(ins: Instruction) -> str:
-    """The one operation that is spelled, if its type takes it."""
+    """The one operation among the suffixes, if its type allows it."""
     names = [mod for mod in ins.mods if mod in _NAMES]
     known = {*names, *_IGNORED, "noftz"}
     if len(names) != 1 or len(ins.types) != 1 or not set(ins.mods) <= known:
@@ -73,7 +73,7 @@ def _integer(code: Code, name: str, kind: str, old: Value, b: Value, c: Value) -
 
 
 def _float(code: Code, name: str, kind: str, old: Value, b: Value, flushing: Value) -> Value:
-    """The new value of one lane, by the vector operations on a vector that holds it 32 times."""
+    """The new value of one lane, computed by the vector operations on a vector of 32 copies."""
     element = kind.removesuffix("x2")
     if kind == "f64":
         wide = [code.bits(code.splat(x), lanes_of("double")) for x in (old, b)]
@@ -94,8 +94,8 @@ def _float(code: Code, name: str, kind: str, old: Value, b: Value, flushing: Val
 
 
 def _combine(code: Code, name: str, element: str, pair: list[Value], flushing: Value) -> Value:
-    """Sums round to nearest even. Those of f32 in global memory flush subnormals, in shared memory they do
-    not (PTX ISA, "atom")."""
+    """Sums round to nearest even. f32 sums flush subnormals in global memory and keep them in shared memory
+    (PTX ISA, "atom")."""
     if name != "add":
         return encode(code, element, extremum(code, pair[0], pair[1], name == "max", False))
     if element != "f32":
@@ -165,7 +165,7 @@ def atomic(t: Translator, ins: Instruction) -> None:
     if any(len(row) != ins.vec for row in rows) or len(dests) not in (0, ins.vec):
         raise UnsupportedError(ins.name)
     base = t.address(ins, ins.sources[0])
-    # All sources are read before the first result is written: a destination may be one of them.
+    # Read all sources before writing the first result: a destination may be a source too.
     values = [[t.read(part, bits) for part in row] for row in rows]
     results = []
     for index in range(ins.vec):
@@ -187,7 +187,7 @@ def atomic(t: Translator, ins: Instruction) -> None:
 
 
 def _shared_lanes(t: Translator, space: str, address: Value) -> Value:
-    """The lanes whose address lies in shared memory."""
+    """The lanes whose address is in shared memory."""
     if space != "generic":
         return const("i32", -1 if space == "shared" else 0)
     shift = WINDOW_SIZE.bit_length() - 1

@@ -21,7 +21,7 @@ _INTEGER = {
     "hi": "ugt",
     "hs": "uge",
 }
-# LLVM's `o` comparisons are false of NaN, `u` ones true, as PTX says of its plain ones and those ending in u.
+# With NaN LLVM's `o` comparisons are false and its `u` ones true, as in PTX's plain ones and those in -u.
 _FLOAT = {
     "eq": "oeq",
     "ne": "one",
@@ -50,7 +50,7 @@ def _comparison(ins: Instruction) -> str:
 
 
 def compare(t: Translator, ins: Instruction, kind: str, a: Operand, b: Operand) -> list[Value]:
-    """The truth of the comparison in each lane; two values for packed halves."""
+    """The result of the comparison in each lane; two values for packed halves."""
     name = _comparison(ins)
     only(ins, name, *_LOGICAL, *(("ftz",) if kind in ("f32", "f16", "f16x2") else ()))
     code = t.code
@@ -80,7 +80,7 @@ def _combine(t: Translator, ins: Instruction, values: list[Value]) -> list[Value
 
 
 def setp(t: Translator, ins: Instruction) -> None:
-    """p = compare combined with c; q = not compare, combined. Of packed halves, p is of the lower, q of the
+    """p = compare combined with c; q = not compare, combined. For packed halves p is the lower result, q the
     upper."""
     if len(ins.types) != 1:
         raise UnsupportedError(ins.name)
@@ -96,7 +96,7 @@ def setp(t: Translator, ins: Instruction) -> None:
         t.write(dest, values[0])
 
 
-# What `set` writes for true: all ones, or one.
+# The value that `set` writes for true: all ones, or 1.0.
 _TRUE = {
     "u32": -1,
     "s32": -1,
@@ -123,7 +123,7 @@ def set_(t: Translator, ins: Instruction) -> None:
 
 
 def slct(t: Translator, ins: Instruction) -> None:
-    """c >= 0 ? a : b; a NaN selects b, -0.0 counts as 0."""
+    """c >= 0 ? a : b. A NaN selects b; -0.0 counts as 0."""
     only(ins, "ftz")
     if len(ins.types) != 2 or ins.types[1] not in ("s32", "f32"):
         raise UnsupportedError(ins.name)

@@ -1,4 +1,4 @@
-"""One warp of a compiled kernel, as the modules see it that do for it what compiled code does not."""
+"""The interface of a compiled warp, for the modules that execute what compiled code does not."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from gdnbench.sim.ptx.ir import Instruction, Kernel
 
 
 class CompiledKernel(Protocol):
-    """A kernel ready to run. By block, which is the index of a block of the compiled code: `services`, the
-    instructions that Python executes, and `masks`, the member masks of collectives."""
+    """A kernel ready to run. By block index: `services` are the instructions that Python executes, `masks`
+    the member masks of collectives."""
 
     @property
     def services(self) -> Mapping[int, Service]: ...
@@ -31,8 +31,8 @@ class CompiledKernel(Protocol):
 
 
 class CompiledWarp(Protocol):
-    """`state` is what compiled code reads and writes, uint8; `cells` is the same as uint32, `longs` as int64.
-    `places` is the block at which each lane stands, int32[32]."""
+    """`state` is the memory that compiled code reads and writes, as uint8; `cells` is the same as uint32,
+    `longs` as int64. `places` is the block of each lane, int32[32]."""
 
     cta: Cta
     warp: Warp
@@ -51,9 +51,10 @@ class CompiledWarp(Protocol):
     def layout(self) -> Layout: ...
 
     def tell_met(self, ins: Instruction, lanes: Lanes) -> None:
-        """Tell the checker, if there is one, of lanes that met while no compiled code ran."""
+        """Report to the checker, if there is one, lanes that arrived at a collective while no compiled code
+        ran."""
         ...
 
     def complete(self, block: int, mask: int) -> None:
-        """The instruction at `block` was executed outside of compiled code by the lanes of `mask`."""
+        """The lanes of `mask` have executed the instruction at `block` outside of compiled code."""
         ...

@@ -8,7 +8,7 @@ from gdnbench.sim.ptx.ir import Instruction, Target
 
 
 def branch(t: Translator, ins: Instruction) -> None:
-    """All lanes one way is the fast path; otherwise each lane's place is written and the warp parts."""
+    """If all lanes go one way, jump; otherwise write each lane's block and split the warp."""
     only(ins, "uni")
     target = ins.sources[0]
     assert isinstance(target, Target)
@@ -40,7 +40,7 @@ def branch(t: Translator, ins: Instruction) -> None:
 
 
 def leave_kernel(t: Translator, ins: Instruction) -> None:
-    """`ret` of an entry and `exit`; under a guard the other lanes go on."""
+    """`ret` of an entry and `exit`. With a guard the other lanes continue."""
     only(ins, "uni")
     t.write_back()
     t.exit_lanes(t.active)

@@ -26,7 +26,7 @@ _INTEGRAL = {"rni": "roundeven", "rzi": "trunc", "rmi": "floor", "rpi": "ceil"}
 
 
 def _one(ins: Instruction, names: tuple[str, ...], default: str | None) -> str:
-    """The one of `names` that is spelled."""
+    """The suffix that is one of `names`, or the default."""
     found = [mod for mod in ins.mods if mod in names]
     if len(found) > 1 or (not found and default is None):
         raise UnsupportedError(ins.name)
@@ -54,7 +54,7 @@ def _integer_to_integer(t: Translator, ins: Instruction, target: str, source: st
 
 
 def _float_to_integer(t: Translator, ins: Instruction, target: str, source: str) -> None:
-    """Rounded and clamped; NaN gives 0, or with 64 bits on either side the highest bit alone."""
+    """Rounds and clamps. NaN gives 0, or only the highest bit if either side has 64 bits."""
     only(ins, *_INTEGRAL, "sat", *(("ftz",) if source == "f32" else ()))
     code = t.code
     value = decode(t, ins, source, ins.sources[0], ftz=ins.has("ftz"))[0]
@@ -96,7 +96,7 @@ def _integer_to_float(t: Translator, ins: Instruction, target: str, source: str)
 
 
 def _float_to_float(t: Translator, ins: Instruction, target: str, source: str) -> None:
-    """To a smaller format with rounding, to a larger one exactly, to the same one rounded to an integer."""
+    """Rounds to a smaller format, extends to a larger one exactly, rounds to an integer in the same one."""
     code = t.code
     narrowing = FLOATS.index(target) < FLOATS.index(source)
     halves = target in ("f16", "bf16")
@@ -109,7 +109,7 @@ def _float_to_float(t: Translator, ins: Instruction, target: str, source: str) -
     only(ins, *allowed)
     integral = _one(ins, tuple(_INTEGRAL), "")
     mode = _one(ins, MODES, None if narrowing else "rn")
-    # Into f16 an H200 keeps subnormal operands in spite of `.ftz`.
+    # An H200 keeps subnormal operands of a conversion to f16 despite `.ftz`.
     flushed = ins.has("ftz") and source == "f32" and target != "f16"
     value = decode(t, ins, source, ins.sources[0], ftz=flushed)[0]
     if integral:
@@ -135,7 +135,7 @@ def _float_to_float(t: Translator, ins: Instruction, target: str, source: str) -
     if source == "f64":
         bits = _keep_nan(t, ins, bits, canonical=False)
     if (source, target) == ("bf16", "f32") and not ins.has("ftz", "sat"):
-        # The bits move up, those of NaN too.
+        # The bits move up, a NaN's too.
         bits = code.opi("shl", code.cast("zext", t.read(ins.sources[0], 16), I32), 16)
     t.write(ins.dests[0], bits)
 
@@ -145,8 +145,8 @@ _LAYOUT = {"f16": (5, 10), "bf16": (8, 7), "f32": (8, 23), "f64": (11, 52)}
 
 
 def _keep_nan(t: Translator, ins: Instruction, bits: Value, *, canonical: bool) -> Value:
-    """To and from f64 an H200 keeps the sign and the upper payload of a NaN, and makes it quiet; with `.ftz`
-    an f32 operand becomes the canonical NaN first."""
+    """To and from f64 an H200 keeps the sign and the upper payload of a NaN and makes it quiet. With `.ftz`
+    an f32 NaN becomes canonical first."""
     code = t.code
     (exponent_a, have), (exponent, want) = _LAYOUT[ins.types[1]], _LAYOUT[ins.types[0]]
     size = 1 + exponent_a + have
@@ -176,7 +176,7 @@ def finite(t: Translator, name: str, bits: Value) -> Value:
 
 
 def _packed(t: Translator, ins: Instruction, name: str) -> None:
-    """Two f32 into a pair of halves: the first source is the upper one."""
+    """Packs two f32 into a pair of halves; the first source is the upper one."""
     only(ins, "rn", "rz", "relu", "satfinite")
     mode = _one(ins, ("rn", "rz"), None)
     code = t.code
@@ -193,7 +193,7 @@ def _packed(t: Translator, ins: Instruction, name: str) -> None:
 
 
 def _to_tf32(t: Translator, ins: Instruction) -> None:
-    """The low 13 bits of the result are zero, those of NaN too."""
+    """The low 13 bits of the result are zero, also in a NaN."""
     only(ins, "rna", "rn", "rz", "relu", "satfinite")
     mode = _one(ins, ("rna", "rn", "rz"), None)
     if mode == "rna" and ins.has("relu"):
@@ -210,8 +210,8 @@ def _to_tf32(t: Translator, ins: Instruction) -> None:
 
 
 def _away_from_zero(t: Translator, ins: Instruction) -> Value:
-    """`.rna` on the bits: half a unit is added below the exponent of Inf and NaN, then the low bits are cut;
-    `.satfinite` steps back by a unit from that exponent. So an H200 does, NaN included."""
+    """`.rna` on the bits: adds half a unit below the exponent of Inf and NaN, then clears the low bits;
+    `.satfinite` steps back one unit from that exponent. An H200 does the same, also for NaN."""
     code = t.code
     bits = t.read(ins.sources[0], 32)
     size = code.opi("and", bits, 0x7FFF_FFFF)

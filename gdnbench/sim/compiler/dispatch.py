@@ -15,18 +15,18 @@ from gdnbench.sim.compiler.translator import END, Exit
 
 
 class Status(IntEnum):
-    """What `run` returns."""
+    """The return values of `run`."""
 
-    QUANTUM = 0  # the quantum is spent
-    IDLE = 1  # no lane can go on
+    QUANTUM = 0  # the quantum is used up
+    IDLE = 1  # no lane can continue
     SERVICE = 2  # Python executes the instruction of block `current` for the lanes `active`
     FAULT = 3
-    EXITS = 4  # lanes exited while others stood at a collective
-    FULL = 5  # the log of accesses has to be emptied
+    EXITS = 4  # lanes exited while others waited at a collective
+    FULL = 5  # Python must drain the access log
 
 
-# A group that ran this many instructions while others could have is passed over: lanes may spin on what
-# others do.
+# After this many instructions of one group another runnable group runs: lanes may spin on a value that other
+# lanes write.
 PATIENCE = 4096
 
 
@@ -58,7 +58,8 @@ start:
 
 
 def _pick() -> str:
-    """Which group runs: the lanes at the lowest block that can go on, unless that has run for too long."""
+    """Select the group to run: the lanes at the lowest block that can continue, unless it has run for too
+    long."""
     return f"""pick:
   %live = load i32, ptr %live.p, align 4
   %waiting = load i32, ptr %waiting.p, align 4
@@ -116,8 +117,8 @@ go:
 
 
 def _enter(count: int) -> str:
-    """Run a block of `count`, account for it, and go on: straight to the next block while nothing else can
-    run, else with the lanes put where they belong."""
+    """Run one of `count` blocks and count it. Then jump to the next block if no other group can run;
+    otherwise store the lanes' blocks and select again."""
     return f"""enter:
   %block = phi i32 [ %low, %go ], [ %result, %straight ]
   %slot = getelementptr [{count} x ptr], ptr @blocks, i64 0, i32 %block
@@ -178,7 +179,7 @@ quantum.end:
 
 
 def _stop() -> str:
-    """A block that did not run to its end: who has to see to it, or which lanes it waits for."""
+    """Handle a block that did not run to its end: return to Python, or mark the lanes as waiting."""
     return f"""stop:
   store i32 %block, ptr %current.p, align 4
   %parts = icmp eq i32 %result, {Exit.PART}
@@ -205,7 +206,7 @@ join:
 
 
 def _exit_early() -> str:
-    """`exit_early(state, lanes, block)`: lanes exit by the instruction at `block` without getting there."""
+    """`exit_early(state, lanes, block)`: lanes whose next instruction, at `block`, only exits."""
     return f"""define internal void @exit_early(ptr %state, i32 %lanes, i32 %block) #0 {{
 {load_field("live", "live", "i32", 4)}{load_field("counts", "counts", "ptr", 8)}
 {load_field("executed", "executed", "i64", 8)}
@@ -231,7 +232,7 @@ def _exit_early() -> str:
 
 
 def _place() -> str:
-    """`place(state, group, block)`: the lanes of the group stand at `block` from now on."""
+    """`place(state, group, block)`: sets the block of the lanes of the group."""
     return f"""define internal void @place(ptr %state, i32 %group, i32 %block) alwaysinline #0 {{
   %block.p = getelementptr i8, ptr %state, i64 {HEADER["block"]}
   %one = insertelement <32 x i32> poison, i32 %block, i32 0

@@ -1,7 +1,7 @@
 """Helper functions for integer operations that CPUs do not have 32 wide: division, and the n-th set bit.
 
-32-bit and narrower quotients go through fp64: |a / b| < 2^32 and b has at most 32 bits, so a quotient that is
-no integer is at least 2^-32 away from one, far more than fp64 errs; its truncation is exact.
+32-bit and narrower quotients are computed in fp64. |a / b| < 2^32 and b has at most 32 bits, so a non-integer
+quotient is at least 2^-32 from an integer, far more than the error of fp64; the truncation is exact.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from gdnbench.sim.compiler.emit import F64, I32, I64, LANES, Code, Library, Valu
 
 
 def integer(library: Library, op: str, kind: str) -> str:
-    """The helper `value op(a, b)` for `div` or `rem`. Division by zero is unspecified in the PTX ISA; the GPU
-    gives all ones, and the dividend as remainder."""
+    """The helper `value op(a, b)` for `div` or `rem`. Division by zero is unspecified in the PTX ISA; a GPU
+    returns all ones, and the dividend as remainder."""
     name = f"{op}_{kind}"
     library.helper(name, lambda name, library: _define(name, library, op, kind))
     return name
@@ -30,7 +30,7 @@ def _define(name: str, library: Library, op: str, kind: str) -> str:
         divisor = code.select(zero, const(vector, 1), b)
         conversion = ("sitofp", "fptosi") if kind[0] == "s" else ("uitofp", "fptoui")
         ratio = code.op("fdiv", code.cast(conversion[0], a, F64), code.cast(conversion[0], divisor, F64))
-        # MIN / -1 is 2^31: through 64 bits it wraps.
+        # MIN / -1 is 2^31, which wraps when truncated from 64 bits.
         quotient = code.resize(code.cast("fptosi", code.intrinsic("trunc", F64, ratio), I64), vector)
     if op == "div":
         result = code.select(zero, const(vector, -1), quotient)
@@ -41,7 +41,7 @@ def _define(name: str, library: Library, op: str, kind: str) -> str:
 
 
 def _lane_by_lane(code: Code, kind: str, a: Value, b: Value, zero: Value) -> Value:
-    """64-bit quotients; MIN / -1 wraps, and is not left to the CPU, which traps."""
+    """64-bit quotients. MIN / -1 wraps; the CPU's division would trap."""
     safe = zero
     wraps = None
     if kind[0] == "s":

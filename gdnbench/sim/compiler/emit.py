@@ -1,8 +1,8 @@
-"""Writes LLVM IR as text: function bodies with numbered values, and the declarations that their module needs.
+"""Writes LLVM IR as text: function bodies with numbered values, and the declarations that they need.
 
 Values are typed names. Lane values are vectors of 32: `<32 x i32>`, `<32 x float>`, and `<32 x i1>` for
-predicates and masks. Writing text is several times faster than building an object per instruction; a kernel
-of a few thousand PTX instructions makes tens of thousands of lines.
+predicates and masks. Text is several times faster than one object per instruction; a kernel of a few thousand
+PTX instructions makes tens of thousands of lines.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ LANES = 32
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """An SSA value or a constant: `type` and how it is spelled."""
+    """An SSA value or a constant: its type and its text."""
 
     type: str
     text: str
@@ -26,7 +26,7 @@ class Value:
 
 
 def lanes_of(element: str) -> str:
-    """The vector type of one element a lane."""
+    """The vector type with one element per lane."""
     return f"<{LANES} x {element}>"
 
 
@@ -46,7 +46,7 @@ def bits_of(type_name: str) -> int:
 
 
 def const(type_name: str, value: int) -> Value:
-    """An integer constant, the same in all lanes; negative or unsigned, as bits."""
+    """An integer constant in all lanes, signed or unsigned."""
     bits = bits_of(type_name)
     value &= (1 << bits) - 1
     if bits == 1:
@@ -59,7 +59,7 @@ def const(type_name: str, value: int) -> Value:
 
 
 def lane_constants(element: str, values: Sequence[int]) -> Value:
-    """A constant with its own value in each lane."""
+    """A constant with a separate value in each lane."""
     return Value(f"<{len(values)} x {element}>", "<" + ", ".join(f"{element} {v}" for v in values) + ">")
 
 
@@ -69,7 +69,7 @@ def f64_const(value: float) -> Value:
 
 
 def f32_const(value: float) -> Value:
-    """The float next to `value` in all lanes; LLVM spells it as the double of the same value."""
+    """The f32 nearest to `value` in all lanes; LLVM writes it as the double of the same value."""
     (near,) = struct.unpack("<f", struct.pack("<f", value))
     return Value(F32, f64_const(near).text.replace("double", "float"))
 
@@ -81,15 +81,15 @@ Helper = Callable[["Library"], str]
 
 @dataclass(slots=True)
 class Library:
-    """What the functions of a module share: declarations of intrinsics and helper functions by name."""
+    """Shared by the functions of a module: declarations of intrinsics and helper functions by name."""
 
     declarations: dict[str, str] = field(default_factory=dict)
     helpers: dict[str, str] = field(default_factory=dict)
 
     def helper(self, name: str, define: Callable[[str, Library], str]) -> None:
-        """Make sure that the helper function exists; `define(name, library)` writes its text."""
+        """Define the helper function if it does not exist; `define(name, library)` writes its text."""
         if name not in self.helpers:
-            self.helpers[name] = ""  # a helper may use another one, not itself
+            self.helpers[name] = ""  # a helper may use another helper, not itself
             self.helpers[name] = define(name, self)
 
     def text(self) -> str:
@@ -105,7 +105,7 @@ class Code:
         self.label = "entry"
         self._next = 0
 
-    # Plumbing
+    # Lines and labels
 
     def line(self, text: str) -> None:
         self.lines.append(f"  {text}")
@@ -132,11 +132,11 @@ class Code:
     # Arithmetic
 
     def op(self, opcode: str, a: Value, b: Value) -> Value:
-        """Any instruction `opcode type a, b` whose result has the operands' type."""
+        """An instruction `opcode type a, b` whose result has the operands' type."""
         return self.value(a.type, f"{opcode} {a}, {b.text}")
 
     def opi(self, opcode: str, a: Value, immediate: int) -> Value:
-        """The same with a constant."""
+        """`op` with a constant."""
         return self.op(opcode, a, const(a.type, immediate))
 
     def compare(self, opcode: str, a: Value, b: Value) -> Value:
@@ -147,7 +147,7 @@ class Code:
         return self.compare(opcode, a, const(a.type, immediate))
 
     def cast(self, opcode: str, a: Value, type_name: str) -> Value:
-        """zext, sext, trunc, bitcast, fpext, ...; nothing if the type is already right."""
+        """zext, sext, trunc, bitcast, fpext, ...; no instruction if the type is already right."""
         if a.type == type_name:
             return a
         return self.value(type_name, f"{opcode} {a} to {type_name}")
@@ -156,7 +156,7 @@ class Code:
         return self.cast("bitcast", a, type_name)
 
     def resize(self, a: Value, type_name: str, *, signed: bool = False) -> Value:
-        """An integer in another width."""
+        """An integer extended or truncated to another width."""
         have, want = bits_of(a.type), bits_of(type_name)
         if have == want:
             return a
@@ -184,7 +184,7 @@ class Code:
         return self.value(element_of(vector.type), f"extractelement {vector}, {index}")
 
     def shuffle(self, vector: Value, order: Sequence[int], other: Value | None = None) -> Value:
-        """Elements of `vector` (and `other` behind it) in the given order."""
+        """Elements of `vector`, followed by those of `other`, in the given order."""
         second = str(other) if other is not None else f"{vector.type} poison"
         mask = lane_constants("i32", order)
         result = f"<{len(order)} x {element_of(vector.type)}>"
@@ -209,7 +209,7 @@ class Code:
         self.library.declarations.setdefault(full, f"declare {result} {full}({', '.join(types)})")
 
     def call(self, name: str, result: str, *arguments: Value) -> Value:
-        """A call of a helper or of the runtime."""
+        """A call of a helper or runtime function."""
         return self.value(result, f"call {result} @{name}({', '.join(map(str, arguments))})")
 
     def call_void(self, name: str, *arguments: Value) -> None:
@@ -245,7 +245,7 @@ class Code:
 
 
 def mangled(type_name: str) -> str:
-    """How an intrinsic's name spells a type: `v32i32`, `f64`."""
+    """A type's text in an intrinsic's name: `v32i32`, `f64`."""
     spell = {"float": "f32", "double": "f64", "half": "f16", "ptr": "p0"}
     element = element_of(type_name)
     short = spell.get(element, element)

@@ -1,4 +1,4 @@
-"""The fast engine: a kernel as native code, and a warp that runs it until it waits, exits or its turn ends.
+"""The fast engine: a kernel as native code, and a warp that runs it until it waits or exits or its turn ends.
 
 Compiled code returns to Python for runtime calls, faults and the end of a turn. It runs without a lock: CTAs
 on several threads share only machine code and global memory.
@@ -48,12 +48,12 @@ SERVICE = int(Status.SERVICE)
 
 
 def prepare(module: Module, kernel: Kernel, config: MachineConfig) -> CompiledEngine:
-    """Make a kernel ready, compiled now or taken from the cache."""
+    """Compile a kernel or load it from the cache."""
     return CompiledEngine(kernels.compile_kernel(module, kernel, logged=config.check), config)
 
 
 class CompiledEngine:
-    """A compiled kernel. The threads that run its CTAs share it and never write to it."""
+    """A compiled kernel. The threads that run its CTAs share it and never modify it."""
 
     def __init__(self, native: NativeKernel, config: MachineConfig) -> None:
         self.native = native
@@ -67,7 +67,7 @@ class CompiledEngine:
         }
         self.next_block = [blocks.at.get(block.stop, -1) for block in blocks.blocks]
         self.starts = [block.start for block in blocks.blocks]
-        # Somebody is told what goes through the machine: then all of its instructions have to.
+        # If anything observes the launch, all machine instructions must go through the machine.
         self.watched = config.profile or config.check
         self.direct: dict[int, Direct] = {
             block: found
@@ -76,7 +76,7 @@ class CompiledEngine:
             and (not service.ins.form.by_machine or not config.check)
             and (found := direct(service))
         }
-        # Waits that compiled code finds over by itself: the lanes go back to it.
+        # Compiled code itself tests whether these waits are over: their lanes return to it.
         self.repeatable = {
             block
             for block, service in self.services.items()
@@ -121,7 +121,7 @@ class CompiledWarp:
         self._counts = self.counts.data.cast("B").cast("q")
         self.traffic = np.zeros(max(len(engine.native.traffic), 1), np.int64)
         self._keep: list[object] = []
-        self._waiting: list[tuple[int, int, Wait]] = []  # (block, lanes, what for)
+        self._waiting: list[tuple[int, int, Wait]] = []  # (block, lanes, wait)
         self.cells = self.state.data.cast("B").cast("I")  # reads and writes plain integers
         self.longs = self.state.data.cast("B").cast("q")
         self.places = self.state[: 4 * LANES].view(np.int32)
@@ -140,7 +140,7 @@ class CompiledWarp:
         self.state[at : at + 8].view(np.uint64)[0] = value
 
     def _fill(self) -> None:
-        """The header: where the CTA's memories are and which thread each lane is."""
+        """Write the header: pointers to the CTA's memories, and the thread of each lane."""
         cta = self.cta
         shared, local = cta.shared, cta.local[self.warp.index]
         param = np.frombuffer(cta.param + bytes(ALIGN), np.uint8)
@@ -224,12 +224,13 @@ class CompiledWarp:
                 return self._idle()
 
     def tell_met(self, ins: Instruction, lanes: Lanes) -> None:
-        """Tell the checker, if there is one, of lanes that met while no compiled code ran."""
+        """Report to the checker, if there is one, lanes that arrived at a collective while no compiled code
+        ran."""
         if self._log is not None:
             self._log.met(self, ins, lanes, mask_lanes(self.cells[LIVE]))
 
     def _idle(self) -> WarpState:
-        """No lane can go on: all have exited, or they wait."""
+        """No lane can continue: all have exited, or they wait."""
         self._see_exits()
         if not self.cells[LIVE]:
             self._account()
@@ -242,8 +243,8 @@ class CompiledWarp:
         return WarpState.BLOCKED
 
     def _left_behind(self) -> None:
-        """Lanes exited while others stood at a collective: those look again, unless nobody is left to come to
-        an instruction that all threads of the warp must execute."""
+        """Lanes exited while others waited at a collective: the others try again, unless they wait at an
+        instruction that all threads of the warp must execute and no lane is left to arrive."""
         self._see_exits()
         reconvergence.check_left_alone(self)
         self.cells[JOINING] = 0
@@ -256,7 +257,7 @@ class CompiledWarp:
             np.copyto(self.warp.exists, mask_lanes(live))
 
     def _retry(self) -> None:
-        """Issue again what waited, where the wait is over."""
+        """Issue again the instructions whose wait is over."""
         waiting, self._waiting = self._waiting, []
         for block, mask, wait in waiting:
             if wait.over():
@@ -267,7 +268,7 @@ class CompiledWarp:
                 self._waiting.append((block, mask, wait))
 
     def _service(self, block: int, mask: int, previous: Wait | None) -> None:
-        """Execute the instruction at `block` for the lanes of `mask`, and let them go on or wait."""
+        """Execute the instruction at `block` for the lanes of `mask`; they then continue or wait."""
         service = self.engine.services[block]
         executing = mask
         if service.guard is not None and previous is None:
@@ -301,7 +302,7 @@ class CompiledWarp:
         self.complete(block, mask)
 
     def complete(self, block: int, mask: int) -> None:
-        """The instruction at `block` was executed outside of compiled code."""
+        """The lanes of `mask` have executed the instruction at `block` outside of compiled code."""
         self.longs[EXECUTED] += 1
         counts = self._counts
         counts[2 * block] += 1
@@ -309,7 +310,7 @@ class CompiledWarp:
         self._move_on(block, mask)
 
     def _move_on(self, block: int, mask: int) -> None:
-        """Lanes go to the instruction after the one at `block`."""
+        """Set the lanes' block to the instruction after the one at `block`."""
         following = self.engine.next_block[block]
         if following < 0:
             self.cells[LIVE] &= _FULL ^ mask
@@ -335,7 +336,7 @@ class CompiledWarp:
         return tuple(found)
 
     def _account(self) -> None:
-        """The warp has ended: what it did goes to the CTA's counters."""
+        """Add the finished warp's counts to the CTA's counters."""
         if not self.engine.config.profile:
             return
         counters = self.cta.counters

@@ -22,7 +22,7 @@ _SPACES = {FaultCode.SHARED: "shared", FaultCode.LOCAL: "local", FaultCode.PARAM
 
 
 def fault(warp: CompiledWarp) -> KernelFault:
-    """The fault that the last `run` stopped at."""
+    """The fault at which the last `run` stopped."""
     code = FaultCode(warp.cells[HEADER["fault_code"] // 4])
     ins = warp.kernel.instructions[warp.cells[HEADER["fault_pc"] // 4]]
     lanes = mask_lanes(warp.cells[HEADER["fault_lanes"] // 4])
@@ -52,7 +52,7 @@ def fault(warp: CompiledWarp) -> KernelFault:
 
 
 def access_width(ins: Instruction) -> int:
-    """Bytes that a lane of a memory instruction touches at its address."""
+    """Bytes that a lane of a memory instruction accesses at its address."""
     if ins.form.by_rows:
         return 16
     return width_of(ins.types[-1]) // 8 * ins.vec

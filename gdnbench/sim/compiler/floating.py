@@ -38,7 +38,7 @@ _HALVES = ("f16", "bf16")
 
 
 def mode_of(ins: Instruction, kind: str, *, needed: bool = False) -> str:
-    """The rounding direction that is spelled, `rn` by default. Halves only round to nearest."""
+    """The rounding direction among the suffixes, by default `rn`. Halves only round to nearest."""
     modes = [mod for mod in ins.mods if mod in MODES]
     allowed = MODES if kind in ("f32", "f32x2", "f64") else ("rn",)
     if len(modes) > 1 or (needed and not modes) or any(mode not in allowed for mode in modes):
@@ -59,8 +59,9 @@ def operate(t: Translator, op: str, mode: str, values: list[Value]) -> Value:
 
 
 def flush_operation(t: Translator, op: str, mode: str, sources: list[Value], result: Value) -> Value:
-    """`result` flushed. A result that is the smallest normal number may have been rounded up from a tiny one:
-    then, seldom, a helper does the operation again in fp64, to odd, and judges that."""
+    """`result` with subnormals flushed. A result equal to the smallest normal number may have been rounded up
+    from a smaller one. In that rare case a helper repeats the operation in fp64, rounded to odd, and decides
+    by that."""
     code = t.code
     name = f"flush_{_OPCODES[op]}_{mode}"
     code.library.helper(name, lambda name, library: _define_flush(name, library, op, mode, len(sources)))
@@ -87,14 +88,14 @@ def _define_flush(name: str, library: Library, op: str, mode: str, count: int) -
 
 
 def _needs_odd(op: str, name: str) -> bool:
-    """f32 holds sums and products of halves well enough for one more rounding to be right: 24 bits are twice
-    11 and two more (Figueroa, "When is double rounding innocuous?"). Not so for fused products, and not for
-    bf16 products, which may be subnormal in f32."""
+    """Whether an f32 result rounded again to a half can be wrong. It cannot for sums and products: f32 has 24
+    bits, twice 11 and two more (Figueroa, "When is double rounding innocuous?"). It can for fused products,
+    and for bf16 products, which may be subnormal in f32."""
     return name in _HALVES and (op in ("fma", "mad") or (op == "mul" and name == "bf16"))
 
 
 def arithmetic(t: Translator, ins: Instruction) -> None:
-    """add, sub, mul, fma, mad; with two types the first operands are halves, the last and the result f32."""
+    """add, sub, mul, fma, mad. With two types the first operands are halves, the last and the result f32."""
     kind = ins.types[0]
     relu = ins.op == "fma" and element(kind) in _HALVES
     ftz_allowed = element(kind) in ("f32", "f16")
@@ -141,7 +142,7 @@ def divide(t: Translator, ins: Instruction) -> None:
 
 
 def abs_neg(t: Translator, ins: Instruction) -> None:
-    """Only the sign bit changes. A NaN becomes canonical, but in f64."""
+    """Changes only the sign bit. A NaN becomes canonical, except in f64."""
     kind = ins.types[0]
     name = element(kind)
     only(ins, *(("ftz",) if name in ("f32", "f16") else ()))
@@ -162,10 +163,11 @@ def abs_neg(t: Translator, ins: Instruction) -> None:
 
 
 def extremum(code: Code, a: Value, b: Value, largest: bool, nan: bool) -> Value:
-    """-0 lies below +0; of a number and a NaN the number, or NaN if `nan`."""
+    """The maximum or minimum. -0 orders below +0. With one NaN operand the result is the number, or NaN if
+    `nan`."""
     bits = I64 if a.type == F64 else I32
     less = code.compare("fcmp olt", a, b)
-    # Equal numbers differ at most in the sign of zero: as integers the negative zero is the smaller.
+    # Equal numbers differ at most in the sign of zero. As an integer the negative zero is smaller.
     tie = code.op(
         "and",
         code.compare("fcmp oeq", a, b),
@@ -185,7 +187,7 @@ def _absolute(t: Translator, value: Value) -> Value:
 
 
 def min_max(t: Translator, ins: Instruction) -> None:
-    """Of two numbers, or of three f32."""
+    """min and max of two numbers, or of three f32."""
     kind = ins.types[0]
     name = element(kind)
     allowed = () if kind == "f64" else ("NaN", "abs", "xorsign", *(("ftz",) if name != "bf16" else ()))
@@ -221,7 +223,7 @@ def _extremum(t: Translator, ins: Instruction, values: list[Value]) -> Value:
 
 
 def copysign(t: Translator, ins: Instruction) -> None:
-    """The sign of a on b."""
+    """b with the sign of a."""
     only(ins)
     if ins.types not in (("f32",), ("f64",)):
         raise UnsupportedError(ins.name)
@@ -232,7 +234,7 @@ def copysign(t: Translator, ins: Instruction) -> None:
 
 
 def testp(t: Translator, ins: Instruction) -> None:
-    """What kind of number it is, by the bits."""
+    """Tests the class of a number by its bits."""
     names = ("finite", "infinite", "number", "notanumber", "normal", "subnormal")
     only(ins, *names)
     if ins.types not in (("f32",), ("f64",)) or len(ins.mods) != 1:
@@ -261,7 +263,7 @@ def testp(t: Translator, ins: Instruction) -> None:
 
 
 def by_type(real: Translate, whole: Translate) -> Translate:
-    """An opcode that integers and floating-point numbers share."""
+    """Combines the translations of an opcode for floating-point and for integer types."""
 
     def translate(t: Translator, ins: Instruction) -> None:
         (real if ins.types and ins.types[0] in FLOATS else whole)(t, ins)

@@ -1,9 +1,8 @@
-"""Floating-point formats in LLVM: how register bits become f32 or f64 vectors, and back with one rounding.
+"""Floating-point formats in LLVM: converts register bits to f32 or f64 vectors, and back with one rounding.
 
-Halves are computed in f32. An operation whose f32 result could be rounded a second time with effect is
-rounded to odd first: downward and upward results that differ are neighbours, and the odd one keeps the
-information that the exact value lies between (Boldo and Melquiond, "Emulation of FMA and correctly rounded
-sums").
+Halves are computed in f32. If rounding the f32 result a second time could give a wrong half, the operation
+first rounds to odd: if the downward and upward results differ, it takes the odd one, which records that the
+exact value is between them (Boldo and Melquiond, "Emulation of FMA and correctly rounded sums").
 """
 
 from __future__ import annotations
@@ -37,12 +36,12 @@ _ROUNDING = {"rz": 0, "rn": 1, "rp": 2, "rm": 3}
 
 
 def element(kind: str) -> str:
-    """The format of one element of a type: bf16x2 -> bf16."""
+    """The element format of a type: bf16x2 -> bf16."""
     return kind.removesuffix("x2")
 
 
 def decode(t: Translator, ins: Instruction, kind: str, operand: Operand, *, ftz: bool = False) -> list[Value]:
-    """The elements of a source operand, the lower first, as f32 (f64 for f64)."""
+    """The elements of a source operand, lower first, as f32 (f64 for f64)."""
     code = t.code
     if kind == "f64":
         return [code.bits(t.read(operand, 64), F64)]
@@ -58,7 +57,7 @@ def decode(t: Translator, ins: Instruction, kind: str, operand: Operand, *, ftz:
 
 
 def to_f32(code: Code, name: str, bits: Value) -> Value:
-    """A bit pattern as its exact value."""
+    """The exact value of a bit pattern as f32."""
     if name == "f32":
         return code.bits(bits, F32)
     if name == "bf16":
@@ -74,7 +73,7 @@ def flush32(code: Code, value: Value) -> Value:
 
 
 def flush(code: Code, name: str, value: Value) -> Value:
-    """The same for the subnormals of a format whose value is held as f32."""
+    """`flush32` for the subnormals of another format, whose value is in f32."""
     if name != "f16":
         return flush32(code, value)
     bits = code.bits(value, I32)
@@ -88,8 +87,8 @@ def is_nan(code: Code, value: Value) -> Value:
 
 
 def canonical(code: Code, value: Value) -> Value:
-    """The bits of f32 or f64, every NaN as the canonical one. The choice is made on integers: between
-    floating-point values LLVM holds one NaN as good as another."""
+    """The bits of f32 or f64 with every NaN canonical. The selection is on integers, because LLVM may replace
+    one floating-point NaN by another."""
     kind, nan = (I64, NAN64) if value.type == F64 else (I32, NAN32)
     return code.select(is_nan(code, value), const(kind, nan), code.bits(value, kind))
 
@@ -104,13 +103,13 @@ def saturate(code: Code, value: Value) -> Value:
 
 
 def clamp_negative(code: Code, value: Value) -> Value:
-    """`.relu`: what is not above zero becomes +0, NaN stays."""
+    """`.relu`: values not above zero become +0; NaN stays."""
     negative = code.compare("fcmp ole", value, Value(value.type, "zeroinitializer"))
     return code.select(negative, Value(value.type, "zeroinitializer"), value)
 
 
 def encode(code: Code, name: str, value: Value, mode: str = "rn") -> Value:
-    """An f32 value as bits of f32, tf32, f16 or bf16, rounded once; NaN is canonical."""
+    """An f32 value as bits of f32, tf32, f16 or bf16, rounded once, with canonical NaN."""
     if name == "f32":
         return canonical(code, value)
     if name == "f16":
@@ -125,7 +124,7 @@ def encode(code: Code, name: str, value: Value, mode: str = "rn") -> Value:
 
 
 def _drop(code: Code, bits: Value, count: int, mode: str) -> Value:
-    """Round away the `count` low bits of an f32; a carry moves into the exponent, as far as Inf."""
+    """Round away the `count` low bits of an f32; a carry increments the exponent, up to Inf."""
     ones = (1 << count) - 1
     if mode == "rn":
         odd = code.opi("and", code.opi("lshr", bits, count), 1)
@@ -140,14 +139,14 @@ def _drop(code: Code, bits: Value, count: int, mode: str) -> Value:
 
 
 def _to_f16(code: Code, value: Value, mode: str) -> Value:
-    """To nearest by the CPU; other directions step to the neighbour if nearest went the wrong way."""
+    """The CPU rounds to nearest; other directions step to the neighbour if nearest was the wrong one."""
     near = code.cast("fptrunc", value, HALF)
     bits = code.bits(near, I16)
     return directed(code, bits, code.cast("fpext", near, F32), value, mode)
 
 
 def directed(code: Code, bits: Value, back: Value, value: Value, mode: str) -> Value:
-    """`bits`, whose value is `back`, moved to its neighbour if it lies on the wrong side of `value` for
+    """`bits`, whose value is `back`, moved to its neighbour if it is on the wrong side of `value` for
     `mode`."""
     if mode == "rn":
         return bits
@@ -179,8 +178,8 @@ def narrow(code: Code, value: Value, mode: str) -> Value:
 def rounded(
     library: Library, operation: str, mode: str, kind: str, sources: int, source_kind: str = ""
 ) -> str:
-    """The helper that does one IEEE operation in a rounding direction, or `odd`. The CPU's rounding mode is
-    changed around it, so that it stands in a function that LLVM does not move things across."""
+    """The helper for one IEEE operation in a rounding direction, or to `odd`. It changes the CPU's rounding
+    mode, so it is a separate function across which LLVM moves no arithmetic."""
     name = f"{operation}_{mode}_{kind}{'_' + source_kind if source_kind else ''}"
     library.helper(
         name, lambda name, library: _rounded(name, library, operation, mode, kind, sources, source_kind)
@@ -229,7 +228,7 @@ def _rounded(
 
 
 def _odd(code: Code, down: Value, up: Value, near: Value) -> Value:
-    """Of two neighbours the odd one; an exact result, zero of either sign included, is the nearest one."""
+    """The odd one of two neighbours; an exact result, or zero of either sign, is the nearest one."""
     bits = I64 if down.type == F64 else I32
     low, high = code.bits(down, bits), code.bits(up, bits)
     odd = code.cast("trunc", low, I1)
@@ -238,18 +237,18 @@ def _odd(code: Code, down: Value, up: Value, near: Value) -> Value:
     return code.select(exact, near, chosen)
 
 
-# Tininess is judged after rounding as though exponents had no lower end (IEEE 754, 7.5; so an H200 flushes):
-# a size below the smallest normal number counts as normal if it rounds up to it with the precision of normal
-# numbers. By format: log2 of that smallest number, bits of precision.
+# Tininess is detected after rounding with unbounded exponent (IEEE 754, 7.5; an H200 flushes so): a magnitude
+# below the smallest normal number is normal if it rounds up to that number with the precision of normal
+# numbers. By format: log2 of the smallest normal number, bits of precision.
 _SMALLEST = {"f32": (-126, 24), "f16": (-14, 11)}
 
 
 def flush_exact(code: Code, name: str, value: Value, mode: str = "rn") -> Value:
-    """An exact result, held in a wider format (or rounded to odd there), with what is tiny in `name` as
+    """An exact result, in a wider format or rounded to odd there, with values that are tiny in `name` as
     zero."""
     exponent, precision = _SMALLEST[name]
     smallest = 2.0**exponent
-    near = smallest * (1 - 2.0 ** -(precision + 1))  # halfway to the number before, with unbounded exponents
+    near = smallest * (1 - 2.0 ** -(precision + 1))  # halfway to the previous number with unbounded exponent
     before = smallest * (1 - 2.0**-precision)
 
     def limit(number: float) -> Value:
@@ -280,7 +279,7 @@ def finish(
     sat: bool = False,
     relu: bool = False,
 ) -> Value:
-    """The bits of a result: flushed, rounded, clamped."""
+    """The bits of a result, flushed, rounded and clamped."""
     code = t.code
     if name == "f64":
         return canonical(code, value)
@@ -298,7 +297,7 @@ def finish(
 
 
 def write_elements(t: Translator, dest: Operand, parts: list[Value]) -> None:
-    """Write one or two elements, the lower first; a pair fills its register."""
+    """Write one or two elements, lower first; a pair fills its register."""
     whole = t.pack(parts) if len(parts) > 1 else parts[0]
     if len(parts) > 1 and isinstance(dest, Register) and dest.bits > bits_of(whole.type):
         raise UnsupportedError(f"a pair of {bits_of(whole.type)} bits into {dest.name} of {dest.bits}")
