@@ -1,8 +1,7 @@
-"""Instructions of a whole warp that move fragments, tcgen05.ld and .st and mma.sync, directly on the warp's
-state.
+"""Executes tcgen05.ld, tcgen05.st and mma.sync directly on a warp's state.
 
-The generic path moves 64-bit values lane by lane and register by register. Here one indexed copy moves the
-32-bit words of all registers of an operand.
+The generic path moves 64-bit values register by register. Here one indexed copy moves the 32-bit words of all
+registers of an operand.
 """
 
 from __future__ import annotations
@@ -27,15 +26,15 @@ Words = npt.NDArray[np.intp]  # [registers, lanes]: indices of 32-bit words in a
 
 
 class Direct(Protocol):
-    """An instruction that all lanes of its warp execute at once."""
+    """An instruction that all lanes of its warp execute together."""
 
     def execute(self, warp: CompiledWarp, lanes: Lanes) -> None:
-        """What the generic path does, faults included; `lanes` are those of the warp that exist."""
+        """Do what the generic path does, faults included; `lanes` are the existing lanes of the warp."""
         ...
 
 
 def direct(service: Service) -> Direct | None:
-    """How to execute `service` on the state, if that can be."""
+    """The object that executes `service` on the state, or None if only the generic path can."""
     if not service.ins.form.by_machine:
         return _mma_sync(service)
     if service.ins.form.until in (Until.TENSOR_LOAD, Until.TENSOR_STORE):
@@ -46,7 +45,7 @@ def direct(service: Service) -> Direct | None:
 
 
 def _words(slots: tuple[tuple[int, int], ...]) -> Words | None:
-    """None unless these are registers of 32 bits, all of them wanted."""
+    """The words of these registers; None unless all are registers of 32 bits."""
     if not slots or any(bits != 32 or slot < 0 for slot, bits in slots):
         return None
     return np.array([slot // 4 for slot, _ in slots], np.intp)[:, None] + np.arange(LANES, dtype=np.intp)
@@ -78,7 +77,7 @@ class TmemAccess:
 
 
 def _put(state: npt.NDArray[np.uint32], words: Words, values: npt.NDArray[np.uint32], lanes: Lanes) -> None:
-    """Write the registers of the lanes that exist."""
+    """Write the registers of the existing lanes."""
     if lanes.all():
         state[words] = values
     else:
@@ -97,7 +96,7 @@ def _tmem_access(service: Service) -> TmemAccess | None:
     try:
         registers = len(access(ins.mods, split).flat)
     except UnsupportedError:
-        return None  # the generic path refuses it, with its place
+        return None  # the generic path refuses it and names the place
     if words is None or len(words) != registers:
         return None
     return TmemAccess(ins, service.address, words, split, loads)
@@ -105,7 +104,7 @@ def _tmem_access(service: Service) -> TmemAccess | None:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MmaSync:
-    """mma.sync: A, B, C and D by their registers."""
+    """mma.sync by the registers of A, B, C and D."""
 
     plan: mma.Plan
     operands: tuple[Words, Words, Words]

@@ -36,7 +36,7 @@ def _saturating(t: Translator, name: str, a: Value, b: Value) -> Value:
 
 
 def _carry_sum(t: Translator, ins: Instruction, a: Value, b: Value) -> Value:
-    """a + b + carry or a - b - borrow; `.cc` also keeps the carry out."""
+    """a + b + carry or a - b - borrow; `.cc` also sets the carry."""
     code = t.code
     minus = ins.op in ("sub", "subc")
     pointer = t.header("carry")
@@ -98,7 +98,8 @@ def multiply(t: Translator, part: str, a: Value, b: Value, signed: bool) -> Valu
 
 
 def _high64(t: Translator, a: Value, b: Value, signed: bool) -> Value:
-    """Schoolbook on 32-bit halves; a negative factor counts 2^64 less than its bits say."""
+    """Schoolbook multiplication on 32-bit halves, then the correction for negative factors, each 2^64 less
+    than its bits."""
     code = t.code
 
     def halves(x: Value) -> tuple[Value, Value]:
@@ -274,7 +275,7 @@ def _field(t: Translator, start: Value, length: Value, bits: int) -> tuple[Value
 
 
 def bfe(t: Translator, ins: Instruction) -> None:
-    """A bit field; beyond the register it is filled with its highest bit if signed (PTX ISA, "bfe")."""
+    """A bit field. Beyond the register a signed field is filled with its highest bit (PTX ISA, "bfe")."""
     only(ins)
     kind = kind_of(ins, "u32", "u64", "s32", "s64")
     bits, code = width(kind), t.code
@@ -354,7 +355,7 @@ def fns(t: Translator, ins: Instruction) -> None:
 
 
 def dot(t: Translator, ins: Instruction) -> None:
-    """`dp4a`, `dp2a`: small integers times small integers, added to a 32-bit one."""
+    """`dp4a`, `dp2a`: a dot product of small integers, added to a 32-bit integer."""
     only(ins, "lo", "hi")
     if len(ins.types) != 2 or not set(ins.types) <= {"u32", "s32"}:
         raise UnsupportedError(ins.name)

@@ -50,8 +50,8 @@ def _table() -> dict[str, Translate]:
 
 @dataclass(frozen=True, slots=True)
 class NativeKernel:
-    """A kernel ready to run. `symbols` are the state's places for the addresses of module variables,
-    `traffic` the names of the byte counters."""
+    """A kernel ready to run. `symbols` are the state offsets of module variables' addresses, `traffic` the
+    names of the byte counters."""
 
     kernel: Kernel
     blocks: Blocks
@@ -78,8 +78,8 @@ def translate(
     return text, program
 
 
-# Vectors of 512 bits where the CPU has them; on others LLVM splits them. Functions with #1 change the CPU's
-# rounding mode, and LLVM must not move arithmetic across that.
+# Vectors of 512 bits; on CPUs without them LLVM splits them. Functions with #1 change the CPU's rounding
+# mode; LLVM must not move arithmetic across them.
 _VECTORS = '"prefer-vector-width"="512" "min-legal-vector-width"="512"'
 ATTRIBUTES = (
     f'attributes #0 = {{ nounwind {_VECTORS} "no-trapping-math"="true" }}\n'
@@ -88,14 +88,14 @@ ATTRIBUTES = (
 
 
 def _complete(record: dict[str, Any]) -> bool:
-    """True if a cache entry holds what `make` writes."""
+    """True if a cache entry has everything that `make` writes."""
     kinds = {name: type(value) for name, value in record.items()}
     return kinds == {"size": int, "symbols": dict, "traffic": list, "seen": list}
 
 
 def compile_kernel(module: Module, kernel: Kernel, *, logged: bool = False) -> NativeKernel:
-    """Ready to run: from the cache if this kernel was compiled before on such a CPU. `logged`: it keeps a log
-    of its accesses (`access_log`), and of uses of registers that are not there (`shadow_registers`)."""
+    """Compile a kernel, or load it from the cache. With `logged` the code writes the log of its accesses
+    (`access_log`) and of uses of registers without a value (`shadow_registers`)."""
     if not kernel.instructions:
         raise UnsupportedError(f"kernel {kernel.name} without instructions")
     blocks = find_blocks(kernel)

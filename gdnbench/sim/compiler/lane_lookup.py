@@ -1,7 +1,7 @@
-"""Table lookup by each lane: small tables of 32-bit constants, several of them under one index.
+"""Per-lane lookup in small tables of 32-bit constants, in several tables by one index.
 
-With AVX-512 a table stays in registers: one instruction looks up 32 words for 16 lanes. On other CPUs it is
-in memory.
+With AVX-512 a table is in registers: one instruction looks up 32 words for 16 lanes. On other CPUs it is in
+memory.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _REGISTER = f"<{_HALF} x i32>"
 
 
 def pick(code: Code, tables: Sequence[Sequence[int]], index: Value) -> list[Value]:
-    """`table[index]` in each lane, for each of the tables, which are equally long; the index is in range."""
+    """`table[index]` in each lane, for each table. The tables are equally long; the index is in range."""
     if has_feature("avx512f"):
         return _from_registers(code, tables, index)
     return [_from_memory(code, table, index) for table in tables]
@@ -39,7 +39,7 @@ def _from_registers(code: Code, tables: Sequence[Sequence[int]], index: Value) -
 
 
 def _pair(code: Code, words: Sequence[int], halves: Sequence[Value]) -> Value:
-    """Of 32 words the one that the low five bits of an index name."""
+    """Select one of 32 words by the low five bits of an index."""
     low, high = (lane_constants("i32", words[at : at + _HALF]) for at in (0, _HALF))
     name = "x86.avx512.vpermi2var.d.512"
     parts = [code.intrinsic(name, _REGISTER, low, half, high, suffix="") for half in halves]

@@ -1,10 +1,9 @@
-"""Moves lanes' bytes between memory and vectors: one helper function for each element size and vector length.
+"""Moves lanes' bytes between memory and vectors: one helper function per element size and vector length.
 
-`fetch_E_N(hosts, mask, out)` reads N elements of E bytes for each lane and leaves them in `out` as N rows of
-32; `put_E_N(hosts, mask, rows)` is its inverse, in ascending order of lanes, so that the highest lane wins
-where lanes write one address. Neighbouring lanes that touch neighbouring bytes, the common case, move as one
-block. Gather and scatter instructions are no faster than a loop over the lanes on the CPUs this was measured
-on.
+`fetch_E_N(hosts, mask, out)` reads N elements of E bytes for each lane into `out`, N rows of 32.
+`put_E_N(hosts, mask, rows)` is its inverse, in ascending order of lanes, so the highest lane wins where lanes
+write one address. Lanes with contiguous bytes, the common case, move as one block. On the CPUs measured,
+gather and scatter instructions are no faster than a loop over the lanes.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ def scatter_helper(library: Library, size: int, count: int) -> str:
 
 
 def _neighbours(code: Code, width: int) -> tuple[Value, Value, Value]:
-    """(the first active lane's host address, offsets from it, whether all lanes follow one another)."""
+    """(the first active lane's host address, offsets from it, whether all lanes are contiguous)."""
     first = code.extract(HOSTS, code.intrinsic("cttz", "i32", MASK, const("i1", 0)))
     apart = code.op("sub", HOSTS, code.splat(first))
     steps = lane_constants("i64", [lane * width for lane in range(LANES)])
@@ -45,7 +44,8 @@ def _define(name: str, code: Code) -> str:
 
 
 def _lane_loop(code: Code, copy: tuple[str, str], width: int, table: Value, area: Value, done: str) -> None:
-    """Copy `width` bytes for each set bit of the mask between its host address and its place in `area`."""
+    """Copy `width` bytes for each set bit of the mask between the lane's host address and its bytes of
+    `area`."""
     start, body, begin = code.label, code.new_label("lane"), code.new_label("begin")
     after = code.new_label("after")
     code.jump(begin)
@@ -142,7 +142,8 @@ def _put(name: str, library: Library, size: int, count: int) -> str:
 
 
 def _interleave(code: Code, rows: list[Value]) -> Value:
-    """Rows of 32 -> one vector with the elements of each lane side by side. `rows` is a power of two long."""
+    """Interleave rows of 32 to a vector with the elements of each lane together. The number of rows is a
+    power of two."""
     if len(rows) == 1:
         return rows[0]
     even, odd = _interleave(code, rows[0::2]), _interleave(code, rows[1::2])
@@ -152,7 +153,8 @@ def _interleave(code: Code, rows: list[Value]) -> Value:
 
 
 def collect(library: Library, width: int) -> str:
-    """The helper that copies `width` bytes of each lane of the mask side by side, lane after lane."""
+    """The helper that copies `width` bytes of each lane of the mask to contiguous memory, in order of
+    lanes."""
     library.helper(f"collect_{width}", lambda name, library: _copy(name, library, width, ("host", "area")))
     return f"collect_{width}"
 

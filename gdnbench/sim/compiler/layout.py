@@ -1,8 +1,8 @@
 """The layout of a warp's state, the one block of memory that compiled code and Python share.
 
 It has a header (each lane's block, pointers to the CTA's memories, special registers), a cache line of the
-allocation table for every instruction that accesses global memory, and a slot for every register that lives
-across blocks: 32 lanes side by side; a predicate is a 32-bit mask.
+allocation table for every instruction that accesses global memory, and a slot for every register that is live
+across blocks. A slot has the values of 32 lanes; a predicate is a 32-bit mask.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ ALIGN = 64
 
 # Header: name -> bytes. Vectors first, each a multiple of a cache line.
 _HEADER = {
-    "block": 128,  # i32[32]: the block at which each lane stands
+    "block": 128,  # i32[32]: the block of each lane
     "tid.x": 128,  # i32[32]
     "tid.y": 128,
     "tid.z": 128,
     "fault_address": 256,  # i64[32]
     "live": 4,  # mask of lanes that have not exited
     "waiting": 4,  # mask of lanes that wait at a service
-    "joining": 4,  # mask of lanes that stand at a collective which needs lanes that are elsewhere
+    "joining": 4,  # mask of lanes that wait at a collective for other lanes
     "carry": 4,  # mask of lanes whose carry flag is set
     "active": 4,  # mask of the lanes that execute
     "current": 4,  # the block that they execute
@@ -35,9 +35,9 @@ _HEADER = {
     "fault_pc": 4,
     "fault_lanes": 4,
     "inline": 4,  # nonzero if compiled code may execute machine instructions by itself
-    "floor": 4,  # blocks below it are passed over for now
+    "floor": 4,  # the lowest block that may run now
     "executed": 8,
-    "mark": 8,  # instructions executed when the present group began to hold others up
+    "mark": 8,  # instructions executed when the current group began to delay others
     "shared": 8,  # pointer to the byte at shared address 0
     "shared_end": 8,
     "param": 8,
@@ -80,7 +80,7 @@ def load_field(name: str, field: str, kind: str, align: int) -> str:
 
 
 def slot_bytes(register: Register) -> int:
-    """Bytes of a register's 32 lanes."""
+    """Bytes of a register in 32 lanes."""
     if register.bits == 1:
         return 4
     if register.bits > 64:
@@ -90,16 +90,16 @@ def slot_bytes(register: Register) -> int:
 
 @dataclass(slots=True)
 class Layout:
-    """The state of one kernel's warps: `slots` by register index, `size` in bytes; sites are added while
-    compiling. `log`, if the code keeps one (`access_log`), is the place of two pointers: to its next entry
-    and to its end."""
+    """The state of one kernel's warps: `slots` by register index, `size` in bytes. Compilation adds sites.
+    `log`, if the code writes one (`access_log`), is the offset of two pointers: to the next entry and to the
+    end of the log."""
 
     slots: dict[int, int] = field(default_factory=dict)
     size: int = HEADER_SIZE
     log: int | None = None
 
     def reserve(self, size: int, align: int = ALIGN) -> int:
-        """Room for `size` more bytes; returns its offset."""
+        """Reserve `size` more bytes and return their offset."""
         offset = -(-self.size // align) * align
         self.size = offset + size
         return offset
@@ -113,7 +113,8 @@ def aligned_bytes(size: int) -> npt.NDArray[np.uint8]:
 
 
 def plan(kernel: Kernel, blocks: Blocks, *, logged: bool = False) -> Layout:
-    """Slots for the registers that live between blocks or that services use; `logged`: and for the log."""
+    """Slots for the registers that are live across blocks or used by services; with `logged` also for the
+    log."""
     kept = 0
     for block in blocks.blocks:
         kept |= block.live_in | block.live_out

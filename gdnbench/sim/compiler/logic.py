@@ -29,7 +29,7 @@ def cnot(t: Translator, ins: Instruction) -> None:
 
 
 def lop3(t: Translator, ins: Instruction) -> None:
-    """Any function of three bits; bit (a << 2 | b << 1 | c) of the table is its value there."""
+    """Any function of three bits; bit (a << 2 | b << 1 | c) of the table is its value."""
     only(ins)
     kind_of(ins, "b32")
     code = t.code
@@ -48,7 +48,7 @@ def lop3(t: Translator, ins: Instruction) -> None:
 
 
 def shift(t: Translator, ins: Instruction) -> None:
-    """Amounts beyond the width act like the width (PTX ISA, "shl", "shr")."""
+    """Shifts by more than the width act like shifts by the width (PTX ISA, "shl", "shr")."""
     only(ins)
     left = ins.op == "shl"
     kind = kind_of(ins, *(f"{x}{w}" for x in ("b" if left else "bus") for w in (16, 32, 64)))
@@ -73,7 +73,7 @@ def shift(t: Translator, ins: Instruction) -> None:
 
 
 def funnel(t: Translator, ins: Instruction) -> None:
-    """`shf`: b:a shifted as 64 bits; the upper half stays (left) or the lower (right)."""
+    """`shf`: shifts b:a as 64 bits and keeps the upper half (left) or the lower (right)."""
     only(ins, "l", "r", "clamp", "wrap")
     kind_of(ins, "b32")
     if ins.has("l") == ins.has("r") or ins.has("clamp") == ins.has("wrap"):
@@ -91,8 +91,8 @@ def funnel(t: Translator, ins: Instruction) -> None:
     t.write(ins.dests[0], code.cast("trunc", kept, I32))
 
 
-# Modes of prmt: for each value of the selector's two low bits, which of the eight source bytes goes to each
-# result byte (PTX ISA, "prmt", table of modes).
+# Modes of prmt: the source byte of each result byte, by the selector's two low bits (PTX ISA, "prmt", table
+# of modes).
 _MODES: dict[str, Callable[[int, int], int]] = {
     "f4e": lambda s, i: s + i,
     "b4e": lambda s, i: (s - i) % 8,
@@ -104,7 +104,7 @@ _MODES: dict[str, Callable[[int, int], int]] = {
 
 
 def permute(t: Translator, ins: Instruction) -> None:
-    """`prmt`: each result byte is any of the eight bytes of b:a, or its sign eight times."""
+    """`prmt`: each result byte is one of the eight bytes of b:a, or its sign bit repeated eight times."""
     only(ins, *_MODES)
     kind_of(ins, "b32")
     code = t.code

@@ -1,8 +1,8 @@
 """ldmatrix, stmatrix, movmatrix: 8x8 matrices of 16-bit elements between shared memory and the warp.
 
-A matrix lies in the warp as lane = 4 * row + column / 2, two columns a register; its row i starts at the
-address that lane 8 * matrix + i gives (PTX ISA, "ldmatrix"). Rows move through a table of 512 bytes, 16 of
-each lane that gives an address; registers are then picked from the table.
+In the warp element (row, column) is in lane 4 * row + column / 2, two columns per register. In memory row i
+of a matrix starts at the address of lane 8 * matrix + i (PTX ISA, "ldmatrix"). Rows are copied to a table of
+512 bytes, 16 per address; registers are then selected from the table.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gdnbench.sim.machine.engine_interface import WINDOW_SIZE, WINDOWS
 from gdnbench.sim.ptx.ir import Instruction, Vector
 
 _ROW_BYTES = 16
-_HALVES = "<256 x i16>"  # up to four matrices: halves in order of the row-giving lanes
+_HALVES = "<256 x i16>"  # up to four matrices: halves in order of the lanes with row addresses
 
 
 def _shape(ins: Instruction) -> tuple[int, bool]:
@@ -32,7 +32,7 @@ def _shape(ins: Instruction) -> tuple[int, bool]:
 
 
 def _rows(t: Translator, ins: Instruction, matrices: int) -> Value:
-    """The host addresses of the rows; `t.active` becomes the lanes that give one."""
+    """The host addresses of the rows; sets `t.active` to the lanes with row addresses."""
     code = t.code
     givers = lane_constants("i1", [int(lane < 8 * matrices) for lane in range(32)])
     t.active = code.op("and", t.active, givers)
@@ -48,7 +48,7 @@ def _rows(t: Translator, ins: Instruction, matrices: int) -> Value:
 
 
 def _order(matrices: int, transposed: bool) -> list[list[int]]:
-    """For each matrix, lane and half: where the element lies in the table of rows."""
+    """For each matrix, lane and half: the element's position in the table of rows."""
     orders = []
     for matrix in range(matrices):
         order = []
@@ -91,7 +91,7 @@ def store_matrix(t: Translator, ins: Instruction) -> None:
     hosts = _rows(t, ins, matrices)
     table = t.scratch(512)
     for matrix, (register, order) in enumerate(zip(registers, _order(matrices, transposed), strict=True)):
-        # The inverse of the order in which a load picks elements.
+        # The inverse of a load's order.
         inverse = [0] * 64
         for position, place in enumerate(order):
             inverse[place - 64 * matrix] = position
@@ -102,7 +102,7 @@ def store_matrix(t: Translator, ins: Instruction) -> None:
 
 
 def move_matrix(t: Translator, ins: Instruction) -> None:
-    """Transposed across the warp."""
+    """Transposes a matrix across the warp."""
     only(ins, "sync", "aligned", "m8n8", "trans")
     if ins.types != ("b16",) or not ins.has("trans"):
         raise UnsupportedError(ins.name)

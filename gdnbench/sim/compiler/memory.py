@@ -1,4 +1,4 @@
-"""ld, st, cvta, isspacep: translate and check the addresses, then move the lanes' bytes."""
+"""ld, st, cvta, isspacep: translates and checks addresses, then moves the lanes' bytes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ FAULTS = {
 
 
 def space_of(ins: Instruction) -> str:
-    """The state space that the instruction names; generic if none."""
+    """The instruction's state space; generic if it names none."""
     for mod in ins.mods:
         if mod in SPACES:
             return SPACES[mod]
@@ -40,7 +40,7 @@ def space_of(ins: Instruction) -> str:
 
 
 def locate(t: Translator, ins: Instruction, space: str, address: Value, width: int) -> Value:
-    """Check an access of `width` bytes in the active lanes; its host addresses."""
+    """Check an access of `width` bytes in the active lanes and return its host addresses."""
     code = t.code
     out = t.scratch(256)
     arguments = [t.state, code.mask_bits(t.active), code.resize(address, I64), const("i64", width), out]
@@ -52,8 +52,7 @@ def locate(t: Translator, ins: Instruction, space: str, address: Value, width: i
 
 
 def tell(t: Translator, ins: Instruction, space: str, address: Value) -> None:
-    """Log an access that was located, by the address that `ins` computed: a generic one if it names no
-    space."""
+    """Log a checked access by the address that `ins` computed, generic if it names no space."""
     if space in ("local", "param"):
         return
     log_access(t, ins, address)
@@ -80,7 +79,7 @@ def write_rows(t: Translator, hosts: Value, rows: list[Value], size: int) -> Non
 
 
 def count_access(t: Translator, space: str, address: Value | None, size: int, *, load: bool) -> None:
-    """Count an access in the state space where it went, for generic addresses lane by lane."""
+    """Count an access under its state space; generic addresses lane by lane."""
 
     def path(name: str) -> str:
         return f"{name} to registers" if load else f"registers to {name}"
@@ -137,7 +136,7 @@ def load(t: Translator, ins: Instruction) -> None:
 
 
 def _fixed_param(t: Translator, source: Operand) -> int | None:
-    """The offset of a parameter whose address is a constant."""
+    """The offset of a parameter with a constant address, or None."""
     if isinstance(source, Address) and isinstance(source.base, Symbol):
         return source.base.variable.offset + source.base.offset + source.offset
     return None
@@ -151,7 +150,7 @@ def _load_param(t: Translator, offset: int, size: int, count: int) -> list[Value
 
 
 def store(t: Translator, ins: Instruction) -> None:
-    """`st`: the low bits of a wider register."""
+    """`st`: stores the low bits of a wider register."""
     size, count, width = _shape(ins)
     space = space_of(ins)
     target, source = ins.sources[0], ins.sources[1]
@@ -169,7 +168,7 @@ def store(t: Translator, ins: Instruction) -> None:
 
 
 def cvta(t: Translator, ins: Instruction) -> None:
-    """Between a state space's addresses and generic ones: the window's base is added or subtracted."""
+    """Converts between a state space's addresses and generic ones: adds or subtracts the window's base."""
     names = [mod for mod in ins.mods if mod in SPACES]
     if len(names) != 1 or ins.types[-1] not in ("u64", "u32"):
         raise UnsupportedError(ins.name)
@@ -182,7 +181,7 @@ def cvta(t: Translator, ins: Instruction) -> None:
 
 
 def isspacep(t: Translator, ins: Instruction) -> None:
-    """Whether a generic address lies in a window; global is what lies in none."""
+    """Whether a generic address is in a window; an address in no window is global."""
     code = t.code
     names = [mod for mod in ins.mods if mod in SPACES]
     if len(names) != 1 or names[0] == "const":

@@ -1,7 +1,7 @@
-"""mma.sync: the fragments of a warp become matrices, the tensor core's model multiplies them, and back.
+"""mma.sync: converts a warp's fragments to matrices, multiplies them with the tensor core's model, and back.
 
-A fragment's lane is 4 * group + t (PTX ISA, "Matrix Fragments for mma"). Index tables, made once for a shape,
-say for each element of A, B and C which register and lane hold it.
+A fragment's lane is 4 * group + t (PTX ISA, "Matrix Fragments for mma"). Index tables, one per shape, map
+each element of A, B and C to its register and lane.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _SHAPES = {"m16n8k4": 4, "m16n8k8": 8, "m16n8k16": 16, "m16n8k32": 32}
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A product and where its elements lie: indices into registers as [register, lane, element of a
+    """A product and the positions of its elements: indices into registers as [register, lane, element of a
     register]."""
 
     product: Product
@@ -39,8 +39,8 @@ class Plan:
 
 
 def _operand(rows: int, k: int, per: int) -> Index:
-    """Register r holds rows 8 * (r % (rows / 8)) on, columns 4 * per * (r / (rows / 8)) on; lane 4 * group +
-    t the row `group` and the columns per * t on."""
+    """Register r has rows from 8 * (r % (rows / 8)) and columns from 4 * per * (r / (rows / 8)) on; in it
+    lane 4 * group + t has row `group` and columns from per * t on."""
     row, column = np.arange(rows)[:, None], np.arange(k)[None, :]
     blocks = rows // 8
     register = row // 8 + blocks * (column // (4 * per))
@@ -50,7 +50,7 @@ def _operand(rows: int, k: int, per: int) -> Index:
 
 
 def _accumulator(per: int) -> Index:
-    """C and D: two neighbouring columns a lane, in two registers of f32 or one of halves."""
+    """C and D: two neighbouring columns per lane, in two registers of f32 or one of halves."""
     row, column = np.arange(_M)[:, None], np.arange(_N)[None, :]
     lane = 4 * (row % 8) + column // 2
     if per == 2:
@@ -79,7 +79,7 @@ def plan(mods: tuple[str, ...], types: tuple[str, ...]) -> Plan | None:
 
 
 def check(ins: Instruction) -> Plan:
-    """The plan of an instruction, UnsupportedError if there is none."""
+    """The plan of an instruction. Raises UnsupportedError if there is none."""
     found = plan(ins.mods, ins.types)
     if found is None:
         raise UnsupportedError(ins.name, ins.place)

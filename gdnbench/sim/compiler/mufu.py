@@ -1,9 +1,8 @@
 """The special-function unit (MUFU) in LLVM: f32 bits in, f32 bits out, as an H200's.
 
-special_function.py has the tables and says what a function's result is. Where the first bit of q has one
-place, 32-bit integers give the 24 bits that are kept. Elsewhere q is summed in fp64, where it is exact: every
-term and sum is an integer below 2^44. Cutting it to 24 bits is clearing 29 of its bits, and a power of two is
-added to the exponent of the f32 that is left.
+special_function.py has the tables and defines the results. If the first bit of q has a fixed position, 32-bit
+integers compute the 24 result bits. Otherwise q is summed in fp64, exactly: every term and sum is an integer
+below 2^44. Clearing 29 bits then leaves 24 significant ones, and scaling adds to the exponent of the f32.
 """
 
 from __future__ import annotations
@@ -28,14 +27,14 @@ from gdnbench.sim.special_function import EX2, LG2, RCP, RSQ, SIN, SQRT, TANH, T
 
 _SIGN, _INFINITY, _NAN, _ONE = 0x8000_0000, 0x7F80_0000, 0x7FFF_FFFF, 0x3F80_0000
 _MANTISSA = (1 << 23) - 1
-_CUT = 18  # bits of q below 24 significant ones, where the first of these is 2^41
+_CUT = 18  # bits of q below its 24 significant ones if the first is 2^41
 _ARGUMENT = Value(I32, "%a")
 _ZERO = const(I32, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """The fields of an f32 and masks of its kinds; subnormals count as zero."""
+    """The fields of an f32 and masks of its classes; subnormals count as zero."""
 
     sign: Value
     exponent: Value
@@ -58,9 +57,9 @@ def _split(code: Code) -> _Parts:
 
 
 def _truncated_square(code: Code, x: Value, bits: int) -> Value:
-    """S. With h the top eight bits of x, all columns of h * h are kept but the lowest, which holds h_0 alone:
-    h * h >> 1. A bit i below h meets those bits of x that reach the lowest kept column: from
-    2 bits - 16 - i on, all of them in h."""
+    """S. With h the top eight bits of x, the columns of h * h are kept except the lowest, which has only h_0:
+    h * h >> 1. A bit i below h multiplies those bits of x that reach the lowest kept column: from 2 bits - 16
+    - i on, all of them in h."""
     high = code.opi("lshr", x, bits - 8)
     total = code.opi("lshr", code.op("mul", high, high), 1)
     for i in range(bits - 15, bits - 8):
@@ -71,8 +70,8 @@ def _truncated_square(code: Code, x: Value, bits: int) -> Value:
 
 
 def _coefficients(code: Code, table: Table, place: Value) -> tuple[list[Value], Value, Value]:
-    """Of the number of an interval followed by the bits of x: c0 in two words, the upper first, c1 and 4 c2;
-    x as 17 bits; S."""
+    """From the interval's number followed by the bits of x: c0 in two words, upper first, c1 and 4 c2; x as
+    17 bits; S."""
     interval = code.opi("lshr", place, table.low)
     x = code.opi("and", place, (1 << table.low) - 1)
     words: tuple[Sequence[int], ...] = (
@@ -86,8 +85,8 @@ def _coefficients(code: Code, table: Table, place: Value) -> tuple[list[Value], 
 
 
 def _mantissa(code: Code, table: Table, place: Value) -> Value:
-    """q / 2^18 cut to an integer: 24 significant bits of a q in [2^41, 2^42), without leaving 32 bits. c1 x,
-    which has more, is summed in two parts: |c1| < 2^19 times 11 and 6 bits of x."""
+    """q / 2^18 truncated to an integer: 24 significant bits of a q in [2^41, 2^42), in 32-bit arithmetic. c1
+    x, which has more bits, is summed in two parts: |c1| < 2^19 times 11 and 6 bits of x."""
     (high, low, c1, c2), x, square = _coefficients(code, table, place)
     fine = code.op("add", low, code.op("mul", c1, code.opi("and", x, 63)))
     fine = code.op("add", fine, code.op("mul", c2, square))
@@ -97,8 +96,8 @@ def _mantissa(code: Code, table: Table, place: Value) -> Value:
 
 
 def _scale_mantissa(code: Code, mantissa: Value, unit: Value) -> Value:
-    """A number in [2^23, 2^24] times 2^unit: Inf above f32's range, zero below its normal numbers."""
-    # The leading one of the mantissa adds one to the exponent.
+    """A number in [2^23, 2^24] times 2^unit; Inf above f32's range, zero below its normal numbers."""
+    # Adding the mantissa's leading one increments the exponent.
     upper = code.opi("add", unit, 127 + 22)
     biased = code.op("add", upper, code.opi("lshr", mantissa, 23))
     result = code.op("add", mantissa, code.opi("shl", upper, 23))
@@ -120,13 +119,13 @@ def _interpolate(code: Code, table: Table, place: Value) -> Value:
 
 
 def _cut(code: Code, q: Value) -> Value:
-    """q to 24 bits, as f32 bits."""
+    """q truncated to 24 bits, as f32 bits."""
     bits = code.opi("and", code.bits(q, I64), -1 << 29)
     return code.bits(code.cast("fptrunc", code.bits(bits, F64), F32), I32)
 
 
 def _scale(code: Code, cut: Value, unit: Value) -> Value:
-    """A number from `_cut`, 0 or in [1, 2^43), times 2^unit, which keeps it in the range of f32."""
+    """A number from `_cut`, 0 or in [1, 2^43), times 2^unit; the result is in the range of f32."""
     result = code.op("add", cut, code.opi("shl", unit, 23))
     return code.select(code.comparei("icmp eq", cut, 0), _ZERO, result)
 
@@ -134,7 +133,7 @@ def _scale(code: Code, cut: Value, unit: Value) -> Value:
 def _rcp(code: Code) -> Value:
     a = _split(code)
     mantissa = _mantissa(code, RCP, a.mantissa)
-    # A power of two is exact: the table would give the number below.
+    # The reciprocal of a power of two is exact; the table would give the next number below.
     mantissa = code.select(code.comparei("icmp eq", a.mantissa, 0), const(I32, 1 << 24), mantissa)
     size = _scale_mantissa(code, mantissa, code.op("sub", const(I32, -24), a.exponent))
     size = code.select(a.zero, const(I32, _INFINITY), code.select(a.infinite, _ZERO, size))
@@ -142,14 +141,14 @@ def _rcp(code: Code) -> Value:
 
 
 def _octave_pair(code: Code, a: _Parts) -> tuple[Value, Value]:
-    """a = 4^half * m, m in [1, 4): (half, place of m in a table of two octaves)."""
+    """a = 4^half * m, m in [1, 4): (half, position of m in a table of two octaves)."""
     odd = code.opi("and", a.exponent, 1)
     place = code.op("or", code.opi("shl", odd, 23), a.mantissa)
     return code.opi("ashr", a.exponent, 1), place
 
 
 def _no_root(code: Code, a: _Parts, result: Value) -> Value:
-    """NaN for NaN and numbers below zero."""
+    """NaN for NaN and negative numbers."""
     negative = code.op("and", code.comparei("icmp ne", a.sign, 0), code.not_(a.zero))
     return code.select(code.op("or", a.nan, negative), const(I32, _NAN), result)
 
@@ -158,7 +157,7 @@ def _rsq(code: Code) -> Value:
     a = _split(code)
     half, place = _octave_pair(code, a)
     mantissa = _mantissa(code, RSQ, place)
-    # So is a power of four.
+    # The root of a power of four is exact.
     mantissa = code.select(code.comparei("icmp eq", place, 0), const(I32, 1 << 24), mantissa)
     result = _scale_mantissa(code, mantissa, code.op("sub", const(I32, -24), half))
     result = code.select(a.infinite, _ZERO, result)
@@ -175,12 +174,12 @@ def _sqrt(code: Code) -> Value:
 
 
 def _ex2(code: Code) -> Value:
-    """Beyond +-200 f32 has overflowed or underflowed long since; so NaN may count as -200 on the way."""
+    """Beyond +-200 f32 has long overflowed or underflowed, so the computation clamps there, NaN too."""
     value, low, high = code.bits(_ARGUMENT, F32), f32_const(-200.0), f32_const(200.0)
     clamped = code.select(code.compare("fcmp ogt", value, low), value, low)
     clamped = code.select(code.compare("fcmp olt", clamped, high), clamped, high)
     fixed = code.cast("fptosi", code.op("fmul", clamped, f32_const(2.0**23)), I32)
-    # A negative number is complemented where it has a fraction: the unit's fraction is one lower.
+    # A negative number with a fraction is complemented: the unit's fraction is one unit lower.
     broken = code.comparei("icmp ne", code.opi("and", fixed, _MANTISSA), 0)
     below = code.op("and", code.comparei("icmp slt", fixed, 0), broken)
     fixed = code.select(below, code.opi("add", fixed, -1), fixed)
@@ -191,7 +190,7 @@ def _ex2(code: Code) -> Value:
 
 
 def _lg2(code: Code) -> Value:
-    """The exponent and log2 of the mantissa added in 2^-36; a negative sum is complemented."""
+    """Adds the exponent and log2 of the mantissa in units of 2^-36; a negative sum is complemented."""
     a = _split(code)
     q = _interpolate(code, LG2, a.mantissa)
     kept = code.intrinsic("floor", F64, code.op("fmul", q, f64_const(2.0**-5)))
@@ -208,7 +207,8 @@ def _lg2(code: Code) -> Value:
 
 
 def _wave(cosine: bool) -> Callable[[Code], Value]:
-    """Of an angle in turns: two bits of quadrant and 23 in it, complemented in every other quadrant."""
+    """sin or cos of an angle in turns: two bits of quadrant and 23 bits within it, complemented in every
+    other quadrant."""
 
     def define(code: Code) -> Value:
         a = _split(code)
@@ -221,7 +221,7 @@ def _wave(cosine: bool) -> Callable[[Code], Value]:
         place = code.select(backward, code.not_(turns), turns)
         cut = _cut(code, _interpolate(code, SIN, code.opi("and", place, _MANTISSA)))
         result = _scale(code, cut, const(I32, -42))
-        # Cosine is below zero in quadrants 1 and 2, sine in 2 and 3.
+        # Cosine is negative in quadrants 1 and 2, sine in 2 and 3.
         shifted = code.opi("add", quadrant, 1) if cosine else quadrant
         flip = code.opi("shl", code.opi("and", shifted, 2), 30)
         sign = flip if cosine else code.op("xor", flip, a.sign)

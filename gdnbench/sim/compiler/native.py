@@ -1,6 +1,6 @@
-"""Compiles LLVM IR to machine code for this CPU, and keeps it on disk between processes.
+"""Compiles LLVM IR to machine code for this CPU and caches it on disk.
 
-An entry of `CACHE` is the object file and the translator's record. Its key is the digest of everything that
+An entry of `CACHE` is the object file and the translator's record. Its key is a digest of everything that
 they depend on.
 """
 
@@ -24,15 +24,15 @@ from gdnbench.sim.errors import UnsupportedError
 from gdnbench.sim.machine import engine_interface, mbarrier
 from gdnbench.sim.ptx import isa
 
-# What every x86-64 CPU that the engine is tested on has: without them its code does not run.
+# The x86-64 extensions that the engine's code requires.
 _NEEDED = ("avx2", "f16c", "fma")
 
 CACHE = ArtifactCache("sim", b"gdnbench-sim-2\n")
 
 
 def _files() -> list[Path]:
-    """The sources that decide what a PTX text becomes: this package, the parser, and the tables and places
-    that compiled code holds."""
+    """The sources that decide how a PTX text is compiled: this package, the parser, and the tables and
+    addresses that compiled code contains."""
     packages = (Path(__file__).parent, Path(isa.__file__).parent)
     modules = (special_function, engine_interface, mbarrier)
     return [
@@ -42,14 +42,14 @@ def _files() -> list[Path]:
 
 
 def _sources() -> bytes:
-    """Their digest: a change of the engine makes old entries unreachable."""
+    """The digest of those sources: a change of the engine invalidates old entries."""
     digest = hashlib.sha256()
     for path in _files():
         digest.update(path.read_bytes())
     return digest.digest()
 
 
-_VERSION = _sources()  # taken when the sources are imported, not when the first kernel is compiled
+_VERSION = _sources()  # computed when the sources are imported, not when the first kernel is compiled
 _lock = threading.Lock()
 
 
@@ -71,7 +71,7 @@ class Loaded:
 
 @cache
 def _host() -> tuple[str, str]:
-    """(CPU name, its features) as LLVM spells them."""
+    """(CPU name, its features) in LLVM's notation."""
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     name, features = llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()
@@ -84,20 +84,21 @@ def _host() -> tuple[str, str]:
 
 
 def has_feature(name: str) -> bool:
-    """Whether this CPU has an extension, as LLVM calls it."""
+    """Whether this CPU has an extension; `name` is LLVM's."""
     return f"+{name}" in _host()[1].split(",")
 
 
 def _machine() -> Any:
-    """The large code model: code and constants are mapped one by one, and among tensors of some GB further
-    apart than the 2 GB that addresses relative to the code reach. It costs the engine 7 % of its speed."""
+    """The target machine, with the large code model: code and constants are mapped separately. Among tensors
+    of some GB they may be further apart than the 2 GB that code-relative addresses reach. The model costs 7 %
+    of the speed."""
     cpu, features = _host()
     target = llvm.Target.from_default_triple()
     return target.create_target_machine(cpu=cpu, features=features, opt=1, reloc="static", codemodel="large")
 
 
 def key(*texts: str) -> str:
-    """What a compiled kernel depends on, as a file name."""
+    """A file name derived from everything that a compiled kernel depends on."""
     digest = hashlib.sha256(_VERSION)
     for text in (*texts, *_host(), repr(llvm.llvm_version_info)):
         digest.update(text.encode() + b"\0")
@@ -105,7 +106,7 @@ def key(*texts: str) -> str:
 
 
 def compile_text(text: str) -> bytes:
-    """LLVM IR to an object file."""
+    """Compile LLVM IR to an object file."""
     with _lock:
         machine = _machine()
         module = llvm.parse_assembly(text)
@@ -144,5 +145,5 @@ def fetch(name: str) -> Compiled | None:
 
 
 def keep(name: str, compiled: Compiled) -> None:
-    """Writes the cache entry `name`, if the disk lets us."""
+    """Write the cache entry `name`; errors of the file system are ignored."""
     CACHE.keep(name, compiled.record, [compiled.code])

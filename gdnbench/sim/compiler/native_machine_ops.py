@@ -1,9 +1,9 @@
 """Machine instructions that compiled code executes itself, when nothing observes the launch.
 
-Instructions without an effect go through the machine the first time, which refuses unknown ones, and are
-skipped from then on. Arrivals, and an `mbarrier.try_wait` that succeeds, work on the mbarrier's own bytes
-(machine/mbarrier.py defines them). All unusual cases, faults included, go to the machine. A launch that is
-profiled or checked sends everything through the machine: the state's field `inline`.
+An instruction without effect goes through the machine the first time, which refuses unknown ones, and is then
+skipped. Arrivals, and an `mbarrier.try_wait` that succeeds, access the mbarrier's own bytes (machine/
+mbarrier.py defines them). All unusual cases, including faults, go to the machine. If a launch is profiled or
+checked, everything goes through the machine: the state's field `inline` is zero.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from gdnbench.sim.machine import mbarrier
 from gdnbench.sim.machine.engine_interface import SHARED_BASE
 from gdnbench.sim.ptx.ir import Instruction, Register
 
-# They order or hint; every access is visible to all threads at once (machine/fences.py).
+# Ordering and hints: every access is visible to all threads at once (machine/fences.py).
 WITHOUT_EFFECT = frozenset(
     (
         *("membar", "membar.proxy", "fence", "fence.mbarrier_init", "fence.proxy.alias", "fence.proxy.async"),
@@ -28,7 +28,7 @@ _SHARED = ("shared", "shared::cta", "shared::cluster")
 
 
 def inline(t: Translator, ins: Instruction, python: str) -> None:
-    """Try to execute the instruction here and leave; go on at the label `python` otherwise."""
+    """Try to execute the instruction and end the block; otherwise continue at the label `python`."""
     if ins.op in WITHOUT_EFFECT:
         _skip(t, ins, python)
     elif ins.op == "mbarrier.try_wait" and ins.has("parity") and ins.has(*_SHARED):
@@ -38,7 +38,7 @@ def inline(t: Translator, ins: Instruction, python: str) -> None:
 
 
 def _when(t: Translator, condition: Value, python: str) -> None:
-    """Go on here if `condition` holds."""
+    """Continue here if `condition` is true, otherwise at `python`."""
     here = t.code.new_label("inline")
     t.code.branch(condition, here, python)
     t.code.at(here)
@@ -49,7 +49,7 @@ def _allowed(t: Translator, python: str) -> None:
 
 
 def _skip(t: Translator, ins: Instruction, python: str) -> None:
-    """`seen` becomes nonzero once the machine has taken the instruction."""
+    """`seen` becomes nonzero once the machine has accepted the instruction."""
     code = t.code
     _allowed(t, python)
     seen = t.program.layout.reserve(4, 4)
@@ -74,7 +74,7 @@ def _try_wait(t: Translator, ins: Instruction, python: str) -> None:
 
 def _arrive(t: Translator, ins: Instruction, python: str) -> None:
     code = t.code
-    # The state that an arrival returns is seldom wanted: compilers name a register that nothing reads.
+    # The state that an arrival returns is rarely used: compilers name a register that nothing reads.
     wanted = any(isinstance(r, Register) and t.block.live_out >> r.index & 1 for r in ins.written())
     if ins.has("noComplete") or wanted:
         return
@@ -95,15 +95,15 @@ _STATE, _MASK = Value("ptr", "%state"), Value("i32", "%mask")
 
 
 def _give_up_unless(code: Code, condition: Value) -> None:
-    """Return false if the condition does not hold."""
+    """Return False if the condition is false."""
     on = code.new_label("on")
     code.branch(condition, on, "other")
     code.at(on)
 
 
 def _barrier(code: Code, other_operand: Value) -> tuple[Value, Value, Value]:
-    """(address, pointer to the number of completed phases, phases) of the one mbarrier that all active lanes
-    name with equal operands; returns false if there is none."""
+    """(address, pointer to the number of completed phases, phases) of the mbarrier that all active lanes name
+    with equal operands. Returns false if they do not."""
     addresses = Value(I64, "%address")
     code.at("entry")
     first = code.opi("and", code.intrinsic("cttz", "i32", _MASK, const("i1", 0)), 31)
@@ -125,7 +125,7 @@ def _barrier(code: Code, other_operand: Value) -> tuple[Value, Value, Value]:
     ):
         legal = code.op("and", legal, condition)
     _give_up_unless(code, legal)
-    # One count of eight bytes for each eight bytes of shared memory: the same offset.
+    # Each eight bytes of shared memory have a count of eight bytes, so the offsets are equal.
     pointer = code.offset(code.load("ptr", code.offset(_STATE, HEADER["phases"]), 8), address)
     phase = code.load("i64", pointer, 8)
     _give_up_unless(code, code.comparei("icmp sge", phase, 0))
@@ -140,7 +140,7 @@ def _finish(code: Code, head: str) -> str:
 
 
 def _define_over(name: str, library: Library) -> str:
-    """Whether the awaited phase is over: the current one has the other parity."""
+    """Whether the awaited phase is complete: the current phase has the other parity."""
     code = Code(library)
     parities = Value(I32, "%parity")
     _, _, phase = _barrier(code, parities)
@@ -152,7 +152,7 @@ def _define_over(name: str, library: Library) -> str:
 
 
 def _define_arrive(name: str, library: Library) -> str:
-    """All lanes' arrivals and expected bytes at once, if that does not go past the end of the phase."""
+    """All lanes' arrivals and expected bytes at once, unless that passes the end of the phase."""
     code = Code(library)
     operands = Value(I32, "%operand")
     address, pointer, phase = _barrier(code, operands)

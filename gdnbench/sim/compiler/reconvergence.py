@@ -20,7 +20,8 @@ _JOINING, _LIVE = HEADER["joining"] // 4, HEADER["live"] // 4
 
 @dataclass(frozen=True, slots=True)
 class Joining:
-    """Lanes at the collective `ins`, which begins `block`; `needed` are the live lanes that it names."""
+    """Lanes waiting at the collective `ins`, which begins `block`; `needed` are the live lanes in its
+    mask."""
 
     ins: Instruction
     block: int
@@ -33,12 +34,12 @@ class Joining:
         return lanes
 
     def wait(self) -> Wait:
-        """Nothing outside the warp ends it."""
+        """The wait for messages; nothing outside the warp ends it."""
         return Wait(lambda: False, lambda: f"lanes {self.missing} of its warp to arrive")
 
 
 def groups(warp: CompiledWarp) -> list[Joining]:
-    """The groups that wait, by block."""
+    """The waiting groups, by block."""
     joining = warp.cells[_JOINING]
     if not joining:
         return []
@@ -54,8 +55,8 @@ def groups(warp: CompiledWarp) -> list[Joining]:
 
 
 def meet(warp: CompiledWarp) -> bool:
-    """`bar.warp.sync` with one mask may stand at several places: lanes that wait in one meet. True if some
-    did."""
+    """Let lanes that wait in `bar.warp.sync` with one mask at different places continue together. True if
+    some did."""
     here = [group for group in groups(warp) if group.ins.form.sync is Sync.WARP_BARRIER]
     for first in here:
         together = [group for group in here if np.array_equal(group.needed, first.needed)]
@@ -72,13 +73,14 @@ def meet(warp: CompiledWarp) -> bool:
 
 
 def diverged(warp: CompiledWarp) -> KernelFault:
-    """No lane of the warp can go on, and none waits for the machine: the lowest group will wait for ever."""
+    """The fault when no lane of the warp can continue and none waits for the machine: the lowest group will
+    wait for ever."""
     group = groups(warp)[0]
     return _fault(warp, group, f"lanes {group.missing}, which it needs, are elsewhere for good")
 
 
 def check_left_alone(warp: CompiledWarp) -> None:
-    """`.aligned` says that all threads of the warp execute the instruction; some exited instead."""
+    """Raises KernelFault if threads exited instead of executing an `.aligned` instruction."""
     for group in groups(warp):
         aligned = group.ins.has("aligned") or group.block in warp.engine.services
         if aligned and not group.missing:

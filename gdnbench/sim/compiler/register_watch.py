@@ -21,11 +21,12 @@ from gdnbench.sim.ptx.ir import Instruction, Register
 
 Bytes = npt.NDArray[np.uint8]
 
-_FIRST, _LAST = 128, 255  # numbers of flights: prmt's copies of a sign leave such a byte no zero
+_FIRST, _LAST = 128, 255  # numbers of flights: bit 7 is set, so prmt's copy of a sign stays nonzero
 
 
 class RegisterWatch:
-    """The watch of one warp. `flights` by number: the operations in flight; `owners` are those of wgmma."""
+    """The watch of one warp. `flights` are the operations in flight by number; `owners` are those of
+    wgmma."""
 
     def __init__(self, shadows: Shadows, warp: CompiledWarp, checker: Checker) -> None:
         self._shadows = shadows
@@ -49,7 +50,7 @@ class RegisterWatch:
         self._present: Instruction | None = None
 
     def read(self) -> None:
-        """Tell what compiled code has noted, in its order."""
+        """Report the uses that compiled code has noted, in order."""
         if not self._cells[self._notes]:
             return
         self._cells[self._notes] = 0
@@ -66,15 +67,15 @@ class RegisterWatch:
             return
         number = max(flight.to_bytes(8, "little"))
         writer = self._flights.get(number)
-        if writer is not None:  # not over by an earlier use
+        if writer is not None:  # no earlier use has ended it
             self._checker.on_register_use(self._warp, ins, register, writer)
             if writer.ins.form.until is Until.TENSOR_LOAD:
                 self._deliver(number)
 
-    # What Python executes
+    # Instructions that Python executes
 
     def uses(self, ins: Instruction, lanes: Lanes) -> None:
-        """A service is about to be executed."""
+        """Python is about to execute a service: check its sources."""
         self._present = ins
         for use in self._shadows.by_pc.get(ins.pc, ()):
             if ins.form.until is not Until.WGMMA_GROUP or use.register not in ins.written():
@@ -96,7 +97,7 @@ class RegisterWatch:
             self._tell(self._present, register, lack, flight)
 
     def wrote(self, ins: Instruction, lanes: Lanes) -> None:
-        """A service has been executed."""
+        """Python has executed a service: mark its destinations."""
         if ins.form.until is Until.WGMMA_GROUP:
             return  # see `launch`
         number = 0
@@ -113,7 +114,7 @@ class RegisterWatch:
                 self._set(register, lanes, number)
 
     def _set(self, register: Register, lanes: Lanes, number: int) -> None:
-        """The register is written, or will be by a flight."""
+        """Mark a register as written, or as to be written by a flight."""
         for lack, byte in ((Lack.UNWRITTEN, 0xFF), (Lack.FLYING, number)):
             row = self._rows.get((register.index, lack))
             if row is None:
@@ -125,7 +126,7 @@ class RegisterWatch:
                 row.reshape(LANES, -1)[lanes] = byte
 
     def _fly(self, writer: Writer) -> int:
-        """A number for a flight; the oldest gives way when there are none left."""
+        """A number for a flight; if none is free, the oldest flight's."""
         number = self._next
         self._next = _FIRST if number == _LAST else number + 1
         if number in self._flights:

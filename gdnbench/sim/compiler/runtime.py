@@ -21,7 +21,7 @@ def runtime(blocks: Blocks) -> str:
 
 
 def record_fault() -> str:
-    """`record_fault(state, code, pc, lanes, addresses)`: for Python to word."""
+    """`record_fault(state, code, pc, lanes, addresses)`; Python writes the message."""
 
     def put(name: str, kind: str, value: str, align: int) -> str:
         return (

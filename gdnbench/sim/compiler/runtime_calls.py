@@ -1,8 +1,8 @@
-"""Runtime calls: instructions that Python executes for the compiled engine, the machine's and the tensor
-core's `mma`.
+"""Runtime calls: instructions that Python executes for the compiled engine, that is machine instructions and
+`mma`.
 
-`enter_service` is the native side: return to Python, unless no lane executes. `Service` is the Python side,
-made once for an instruction. It reads the sources from a warp's state, in the form of
+`enter_service` is the native side: it returns to Python, unless no lane executes. `Service`, one per
+instruction, is the Python side: it reads the sources from a warp's state, in the form of
 `machine.engine_interface`, and writes back the results.
 """
 
@@ -46,7 +46,7 @@ _BITS = np.uint32(1) << np.arange(LANES, dtype=np.uint32)
 
 
 def enter_service(t: Translator, ins: Instruction) -> None:
-    """Leave for Python. Under a guard that no lane passes the instruction is skipped here."""
+    """Return to Python. If a guard disables all lanes, native code skips the instruction."""
     code = t.code
     for symbol in symbols_of(ins):
         t.program.symbol_slot(symbol)
@@ -69,7 +69,7 @@ def enter_service(t: Translator, ins: Instruction) -> None:
 
 
 def symbols_of(ins: Instruction) -> Iterator[Symbol]:
-    """Module variables whose addresses the instruction takes."""
+    """Module variables whose addresses the instruction uses."""
     for source in ins.sources:
         operand: Operand | None = source.descriptor if isinstance(source, TensorAddress) else source
         if isinstance(operand, Address):
@@ -80,14 +80,14 @@ def symbols_of(ins: Instruction) -> Iterator[Symbol]:
 
 @lru_cache(4096)
 def mask_lanes(mask: int) -> npt.NDArray[np.bool_]:
-    """A 32-bit mask as 32 truth values, not to be written."""
+    """A 32-bit mask as 32 booleans, read-only."""
     lanes: npt.NDArray[np.bool_] = (np.uint32(mask) & _BITS) != 0
     lanes.flags.writeable = False
     return lanes
 
 
 def lanes_mask(lanes: npt.NDArray[np.bool_]) -> int:
-    """The inverse."""
+    """The inverse of `mask_lanes`."""
     return int.from_bytes(np.packbits(lanes, bitorder="little").tobytes(), "little")
 
 
@@ -128,14 +128,14 @@ class Service:
     gathers: tuple[Gather, ...]
     guard: Read | None
     slots: tuple[tuple[int, int], ...]  # (slot, bits) of each written register; slot -1 for `_`
-    address: Read  # the first source, if it is no vector
+    address: Read  # the first source, unless it is a vector
     registers: tuple[tuple[tuple[int, int], ...], ...]  # the same of each source; () if it is not registers
 
     def sources(self, state: State) -> tuple[Argument, ...]:
         return tuple(gather(state) for gather in self.gathers)
 
     def write(self, state: State, lanes: npt.NDArray[np.bool_], results: Sequence[Values]) -> None:
-        """Put the results into the active lanes' registers."""
+        """Write the results to the active lanes' registers."""
         for (slot, bits), value in zip(self.slots, results, strict=True):
             if slot < 0:
                 continue
@@ -149,8 +149,8 @@ class Service:
 
 
 class ServiceMaker:
-    """Makes the services of one kernel. `symbols` gives, by module variable, the place of its address in the
-    state."""
+    """Makes the services of one kernel. `symbols` maps module variables to the state offsets of their
+    addresses."""
 
     def __init__(self, kernel: Kernel, layout: Layout, symbols: dict[str, int]) -> None:
         self.kernel = kernel
@@ -182,7 +182,7 @@ class ServiceMaker:
         return tuple((self.layout.slots[register.index], register.bits) for register in registers)
 
     def value(self, ins: Instruction, operand: Operand) -> Read:
-        """How one scalar operand is read."""
+        """The reader of one scalar operand."""
         return self._scalar(ins, operand)
 
     def _gather(self, ins: Instruction, operand: Operand) -> Gather:

@@ -1,10 +1,10 @@
 """Shadow registers: compiled code of a checked launch records in them which registers have no value yet.
 
-A register that may be used too early (`uninitialized_analysis`) has a shadow of its own width for each
-reason. For "unwritten" its bytes are 0xFF where it was written. For "in flight" they number the operation,
-128 to 255, and are zero where nothing is in flight. A move moves the shadows by the same instruction,
-whatever bytes it picks; any other write sets them. Where such a register is used, a record notes the lanes
-that have no value (`register_watch`). A kernel without such a use has no shadow registers.
+A register that may be used too early (`uninitialized_analysis`) has a shadow of its own width per reason. For
+"unwritten" the shadow's bytes are 0xFF where the register was written. For "in flight" they are the number of
+the operation, 128 to 255, and zero where nothing is in flight. A move applies the same instruction to the
+shadows; any other write sets them. At each such use a record stores the lanes without a value
+(`register_watch`). A kernel without such uses has no shadow registers.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from gdnbench.sim.ptx.ir import (
 )
 
 RECORD = np.dtype([("lanes", np.uint32), ("when", np.uint32), ("flight", np.uint64)])
-"""Of one use: which lanes lacked it since the record was read, the how-manieth note that was, the register's
-shadow in the lane where that is largest."""
+"""Record of one use: the lanes without a value since the record was last read, the sequence number of that
+note, and the largest shadow of the register among the lanes."""
 
 _READY = {Lack.UNWRITTEN: Immediate(-1, "-1"), Lack.FLYING: Immediate(0, "0")}
 
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """A place that may use a register without a value. `record` is the number of its record."""
+    """An instruction that may use a register without a value. `record` is the number of its record."""
 
     ins: Instruction
     register: Register
@@ -51,8 +51,8 @@ class Use:
 
 @dataclass(frozen=True, slots=True)
 class Shadows:
-    """Those of one kernel: `of` by lack and the register's index, `uses` in order, `by_pc` the same by pc.
-    Places in the state: `records`, `notes`, how many notes were written since the records were read, and
+    """The shadows of one kernel: `of` by reason and register index, `uses` in order, `by_pc` the uses by pc.
+    Offsets in the state: `records`; `notes`, the number of notes since the records were last read; and
     `flying`, the first byte and the end of all shadows of flights."""
 
     of: dict[Lack, dict[int, Register]]
@@ -65,10 +65,11 @@ class Shadows:
     def shadow(self, register: object, lack: Lack) -> Register | None:
         return self.of[lack].get(register.index) if isinstance(register, Register) else None
 
-    # What compiled code does
+    # Code generation
 
     def before(self, t: Translator, ins: Instruction, table: dict[str, Translate], entered: Value) -> None:
-        """Look at what `ins` uses, in `entered` at its guard, and move what goes along with what it moves."""
+        """Check the registers that `ins` uses, its guard in the lanes `entered`, and move shadows where `ins`
+        moves registers."""
         if is_service(ins):
             return
         for use in self.by_pc.get(ins.pc, ()):
@@ -84,7 +85,7 @@ class Shadows:
                 table[ins.op](t, shadow_ins)
 
     def after(self, t: Translator, ins: Instruction) -> None:
-        """What `ins` wrote is there, unless it was moved."""
+        """Mark the registers that `ins` wrote as written, except moved ones."""
         if is_service(ins):
             return
         for lack in Lack:
@@ -95,7 +96,7 @@ class Shadows:
                     t.write(shadow, t.read(_READY[lack], shadow.bits))
 
     def _moving(self, ins: Instruction, lack: Lack) -> Instruction | None:
-        """`ins` on shadows; None if it moves nothing that has one."""
+        """`ins` with shadows as operands; None if it moves no register with a shadow."""
         places = moved(ins, lack)
         first = list(ins.written()) if ins.op == "mov" else [*ins.written()][:1]
         if not places or not any(self.shadow(register, lack) for register in first):
@@ -159,14 +160,14 @@ def _address(ins: Instruction) -> tuple[Register, ...]:
 
 
 def _row_givers(ins: Instruction) -> Value:
-    """The lanes whose addresses a matrix instruction takes: 8 a matrix."""
+    """The lanes whose addresses a matrix instruction uses: 8 per matrix."""
     rows = 8 * next(count for count in (1, 2, 4) if ins.has(f"x{count}"))
     return lane_constants("i1", [int(lane < rows) for lane in range(32)])
 
 
 def plan(kernel: Kernel, blocks: Blocks, layout: Layout) -> tuple[Shadows, Blocks] | None:
-    """The shadows of a kernel, with slots in the state, and its blocks with their liveness: a shadow lives
-    as long as its register. None if it needs none."""
+    """The shadows of a kernel, with slots in the state, and its blocks with their liveness: a shadow is live
+    as long as its register. None if the kernel needs none."""
     found = find_unready_registers(kernel, blocks)
     if not found.uses:
         return None

@@ -1,4 +1,4 @@
-"""Pairs of 8-, 6- and 4-bit floats as cvt packs and unpacks them (OCP OFP8 and Microscaling formats)."""
+"""cvt of pairs of 8-, 6- and 4-bit floats (OCP OFP8 and Microscaling formats)."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from gdnbench.sim.ptx.ir import Instruction, Operand
 
 @dataclass(frozen=True, slots=True)
 class SmallFloat:
-    """`exponent` and `fraction` bits; `largest` is the code of the largest number, `nan` of NaN, None if
-    there is none; `infinite` formats have Inf below their NaNs."""
+    """`exponent` and `fraction` are bits; `largest` is the code of the largest number, `nan` of NaN or None;
+    `infinite` formats have Inf below their NaNs."""
 
     exponent: int
     fraction: int
@@ -42,11 +42,10 @@ TYPES = frozenset(f"{name}x{count}" for name in (*FORMATS, "ue8m0") for count in
 
 
 def _encode(t: Translator, form: SmallFloat, value: Value) -> Value:
-    """f32 -> code in an i32: to nearest even, clamped to the largest number.
+    """f32 -> code in an i32: rounds to nearest even, clamps to the largest number.
 
-    Normal codes are the f32's upper bits, rounded, with the exponent's bias changed. Below the smallest
-    normal number the value is added to a number whose last bit weighs as much as the smallest code: the CPU
-    rounds.
+    Normal codes are the rounded upper bits of the f32 with the exponent's bias changed. Below the smallest
+    normal number the CPU rounds: the value is added to a number whose last bit equals the smallest code.
     """
     code = t.code
     bits = code.bits(value, I32)
@@ -62,7 +61,7 @@ def _encode(t: Translator, form: SmallFloat, value: Value) -> Value:
     below = code.comparei("icmp ult", size, (1 - form.bias + 127) << 23)
     result = code.select(below, small, normal)
     result = code.intrinsic("umin", I32, result, const(I32, form.largest))
-    # A number so large that `normal` is no small integer, Inf among them, is clamped before.
+    # Numbers too large for `normal` to be a small integer, and Inf, are clamped first.
     ceiling = (form.largest + ((127 - form.bias) << form.fraction)) << dropped
     result = code.select(code.comparei("icmp uge", size, ceiling), const(I32, form.largest), result)
     sign = code.opi("shl", code.opi("lshr", bits, 31), form.bits - 1)
@@ -72,8 +71,8 @@ def _encode(t: Translator, form: SmallFloat, value: Value) -> Value:
 
 
 def _decode(t: Translator, form: SmallFloat, code_bits: Value) -> Value:
-    """Code in an i32 -> f32, exactly: fields moved into place, then multiplied by what the biases differ
-    in."""
+    """Code in an i32 -> f32, exactly: moves the fields into place, then multiplies by the difference of the
+    biases."""
     code = t.code
     magnitude = code.opi("and", code_bits, (1 << (form.bits - 1)) - 1)
     placed = code.bits(code.opi("shl", magnitude, 23 - form.fraction), F32)
@@ -93,7 +92,7 @@ def _decode(t: Translator, form: SmallFloat, code_bits: Value) -> Value:
 
 
 def _sources(t: Translator, ins: Instruction, kind: str) -> list[Value]:
-    """(lower, upper) as f32: two f32 sources, of which the first is the upper one, or a packed pair."""
+    """(lower, upper) as f32, from two f32 sources, the first being the upper one, or from a packed pair."""
     if kind == "f32":
         if len(ins.sources) != 2:
             raise UnsupportedError(ins.name)
@@ -104,7 +103,7 @@ def _sources(t: Translator, ins: Instruction, kind: str) -> list[Value]:
 
 
 def _write_pair(t: Translator, dest: Operand, low: Value, high: Value, bits: int) -> None:
-    """4-bit codes share a byte; wider ones have a byte each."""
+    """Write a pair: 4-bit codes share a byte, wider ones have a byte each."""
     code = t.code
     step = 4 if bits == 4 else 8
     both = code.op("or", low, code.opi("shl", high, step))
@@ -122,7 +121,7 @@ def _pack(t: Translator, ins: Instruction, form: SmallFloat, source: str) -> Non
 
 
 def _unpack(t: Translator, ins: Instruction, form: SmallFloat) -> None:
-    """To f16x2, which holds every value."""
+    """Unpacks to f16x2, which represents every value."""
     only(ins, "rn", "relu")
     if not ins.has("rn"):
         raise UnsupportedError(ins.name)
@@ -138,7 +137,7 @@ def _unpack(t: Translator, ins: Instruction, form: SmallFloat) -> None:
 
 
 def _pack_scale(t: Translator, ins: Instruction, source: str) -> None:
-    """ue8m0: the exponent of the size, rounded toward zero or up; 255 is NaN."""
+    """ue8m0: the exponent of the magnitude, rounded toward zero or up; 255 is NaN."""
     only(ins, "rz", "rp", "satfinite")
     if ins.has("rz") == ins.has("rp") or source == "f16x2":
         raise UnsupportedError(ins.name)
@@ -148,7 +147,7 @@ def _pack_scale(t: Translator, ins: Instruction, source: str) -> None:
         size = code.opi("and", code.bits(value, I32), 0x7FFF_FFFF)
         field = code.opi("lshr", size, 23)
         if ins.has("rp"):
-            # Numbers above 2^-127 need the next power of two unless they are one.
+            # Numbers above 2^-127 that are no power of two round up to the next one.
             fraction = code.opi("and", size, 0x7F_FFFF)
             least = code.select(code.comparei("icmp eq", field, 0), const(I32, 0x40_0000), const(I32, 0))
             field = code.op("add", field, code.cast("zext", code.compare("icmp ugt", fraction, least), I32))
@@ -174,7 +173,7 @@ def _unpack_scale(t: Translator, ins: Instruction) -> None:
 
 
 def convert(t: Translator, ins: Instruction) -> None:
-    """`cvt` to or from a pair of small floats; quadruples need stochastic rounding, which is refused."""
+    """`cvt` to or from a pair of small floats. Quadruples need stochastic rounding and are refused."""
     target, source = ins.types
     target_name, source_name = target.removesuffix("x2"), source.removesuffix("x2")
     if target == "ue8m0x2":

@@ -1,8 +1,8 @@
 """Translates the instructions of one block into the body of one LLVM function.
 
-The function is `i32 block(ptr state, i32 active)`. Registers are SSA values inside it: read from the state
-when first used, written back at the end if a later block may read them, in the active lanes only. It returns
-what the dispatcher does next: the index of a block, or one of the codes in `Exit`.
+The function is `i32 block(ptr state, i32 active)`. Registers are SSA values inside it: it loads them from the
+state at their first use, and at the end stores those that a later block may read, in the active lanes only.
+It returns the index of the next block, or one of the codes in `Exit`.
 """
 
 from __future__ import annotations
@@ -49,19 +49,19 @@ from gdnbench.sim.ptx.ir import (
 
 
 class Exit(IntEnum):
-    """What a block returns instead of the next block's index."""
+    """A block's return values besides the next block's index."""
 
-    SPLIT = -1  # lanes went different ways; the state says where
+    SPLIT = -1  # lanes branched to different blocks, which are in the state
     GONE = -2  # the active lanes, or those marked, have exited
     SERVICE = -3  # Python executes the instruction
     FAULT = -4
-    JOIN = -5  # a collective waits for lanes that are elsewhere
-    PART = -6  # lanes whose guard is false went past a collective; nothing was executed
-    FULL = -7  # the log may not hold the block's accesses; nothing was executed
+    JOIN = -5  # a collective waits for lanes at other blocks
+    PART = -6  # lanes whose guard is false skipped a collective; nothing was executed
+    FULL = -7  # the log may be too short for the block's accesses; nothing was executed
 
 
 class FaultCode(IntEnum):
-    """What a fault was; Python repeats the access to word the message."""
+    """The kind of a fault; Python repeats the access for the message."""
 
     GLOBAL = 1
     SHARED = 2
@@ -72,7 +72,7 @@ class FaultCode(IntEnum):
     MATRIX = 7  # a matrix row outside of shared memory
 
 
-END = 0x7FFFFFFF  # the block at which an exited lane stands; larger than any index
+END = 0x7FFFFFFF  # the block of an exited lane; larger than any index
 
 Translate = Callable[["Translator", Instruction], None]
 
@@ -85,7 +85,7 @@ def register_type(register: Register) -> str:
 
 
 class ShadowCode(Protocol):
-    """Adds the code that keeps shadow registers, around each instruction."""
+    """Adds the code for shadow registers around each instruction."""
 
     def before(
         self, t: Translator, ins: Instruction, table: dict[str, Translate], entered: Value
@@ -96,7 +96,7 @@ class ShadowCode(Protocol):
 
 @dataclass(slots=True)
 class Program:
-    """What all blocks of a kernel share while they are translated."""
+    """State shared by all blocks of a kernel during translation."""
 
     kernel: Kernel
     blocks: Blocks
@@ -105,10 +105,10 @@ class Program:
     shadows: ShadowCode | None = None
     symbol_slots: dict[str, int] = field(default_factory=dict)
     traffic: dict[str, int] = field(default_factory=dict)
-    seen: dict[int, int] = field(default_factory=dict)  # by block: set once the machine took the instruction
+    seen: dict[int, int] = field(default_factory=dict)  # by block: set once the machine accepted it
 
     def symbol_slot(self, symbol: Symbol) -> int:
-        """Where the state holds the address of a module variable."""
+        """The offset in the state of a module variable's address."""
         name = symbol.variable.name
         if name not in self.symbol_slots:
             self.symbol_slots[name] = self.layout.reserve(8, 8)
@@ -117,8 +117,7 @@ class Program:
 
 @dataclass(slots=True)
 class Translator:
-    """One block on its way to LLVM. `active` is the mask of the lanes that execute the present
-    instruction."""
+    """Translates one block. `active` is the mask of the lanes that execute the current instruction."""
 
     program: Program
     block: Block
@@ -178,25 +177,25 @@ class Translator:
         return self.code.not_(value) if ins.guard.negated else value
 
     def next_block(self, pc: int) -> int:
-        """The index of the block at `pc`; END behind the last instruction."""
+        """The index of the block at `pc`; END after the last instruction."""
         return self.program.blocks.at.get(pc, END)
 
     def leave(self, block: int) -> None:
-        """End the function: go on at `block`."""
+        """End the function; the lanes continue at `block`."""
         self.write_back()
         self.go(block)
 
     def exits(self, block: int) -> bool:
-        """True if all that lanes do at `block` is to exit. They exit before they get there, because lanes
-        that only have to exit hold up nobody who waits for them at a collective."""
+        """True if lanes at `block` only exit. They exit earlier, at the branch, so that no collective waits
+        for lanes that only have to exit."""
         if block == END:
             return True
         ins = self.program.kernel.instructions[self.program.blocks.blocks[block].start]
         return ins.form.flow is Flow.EXIT and ins.guard is None
 
     def go(self, block: int) -> None:
-        """Return the next block, or exit: all lanes that entered, also those that a guard kept from the last
-        instruction."""
+        """Return the next block, or exit, for all lanes that entered, also those whose guard disabled the
+        last instruction."""
         if self.exits(block):
             self.exit_at(block, Value(I1, "%lanes"))
             self.ret(const("i32", Exit.GONE))
@@ -204,14 +203,14 @@ class Translator:
             self.ret(const("i32", block))
 
     def exit_at(self, block: int, mask: Value) -> None:
-        """Lanes exit by the instruction at `block`, which counts as executed, or at the kernel's end."""
+        """Make lanes exit by the instruction at `block`, which counts as executed, or at the kernel's end."""
         if block == END:
             self.exit_lanes(mask)
         else:
             self.code.call_void("exit_early", self.state, self.code.mask_bits(mask), const("i32", block))
 
     def place(self, block: int, mask: Value) -> None:
-        """The lanes of `mask` stand at `block` from now on."""
+        """Set the block of the lanes of `mask`."""
         self.masked_store(const(I32, block), self.code.offset(self.state, HEADER["block"]), mask, 64)
 
     def ret(self, code: Value) -> None:
@@ -225,8 +224,8 @@ class Translator:
         code.store(code.op("and", live, code.not_(code.mask_bits(mask))), pointer, 4)
 
     def write_back(self) -> None:
-        """Store the registers that live on. With all lanes active the stores need no mask, and a later load
-        can be forwarded from them."""
+        """Store the registers that stay live. If all lanes are active, the stores need no mask and the CPU
+        can forward a later load from them."""
         code, live = self.code, self.block.live_out
         kept = [r for r in self.dirty.values() if live >> r.index & 1]
         wide = [r for r in kept if r.bits > 1]
@@ -274,7 +273,7 @@ class Translator:
         return self.code.offset(self.state, self.program.layout.slots[register.index])
 
     def register(self, register: Register) -> Value:
-        """The register's present value."""
+        """The register's current value."""
         found = self.values.get(register.index)
         if found is None:
             found = self._load(register)
@@ -284,15 +283,14 @@ class Translator:
     def _load(self, register: Register) -> Value:
         code = self.code
         if register.index not in self.program.layout.slots:
-            # Never written where this can be reached: any value will do, but it must be the same one each
-            # time.
+            # No path writes it before this use: any value is legal, but it must be the same at each use.
             return const(register_type(register), 0)
         if register.bits == 1:
             return code.bits(code.load("i32", self.slot(register), 4), I1)
         return code.load(register_type(register), self.slot(register), 64 if register.bits >= 16 else 32)
 
     def read(self, operand: Operand, bits: int, *, signed: bool = False) -> Value:
-        """A source operand in all lanes, in `bits` bits."""
+        """A source operand in all lanes, as `bits` bits."""
         code = self.code
         kind = lanes_of(f"i{bits}")
         if isinstance(operand, Register):
@@ -313,7 +311,7 @@ class Translator:
         raise UnsupportedError(f"operand {type(operand).__name__.lower()}")
 
     def pack(self, parts: list[Value]) -> Value:
-        """Elements side by side in one integer, the first lowest."""
+        """Elements concatenated in one integer, the first lowest."""
         code = self.code
         width = bits_of(parts[0].type)
         kind = lanes_of(f"i{width * len(parts)}")
@@ -332,7 +330,7 @@ class Translator:
         ]
 
     def write(self, destination: Operand, value: Value, *, signed: bool = False) -> None:
-        """Set a register in the lanes that execute; other lanes keep theirs."""
+        """Write a register in the active lanes; other lanes keep their value."""
         if isinstance(destination, Sink):
             return
         if isinstance(destination, Vector):
@@ -343,7 +341,7 @@ class Translator:
         if not isinstance(destination, Register):
             raise UnsupportedError(f"destination {type(destination).__name__.lower()}")
         kind = register_type(destination)
-        size = 1 if value.type == I1 or kind == I1 else bits_of(value.type)  # predicates take any truth
+        size = 1 if value.type == I1 or kind == I1 else bits_of(value.type)  # predicates have one bit
         if size > destination.bits or (size < destination.bits and value.type in (F32, F64)):
             raise UnsupportedError(f"a result of {size} bits into {destination.name} of {destination.bits}")
         if kind == I1:
@@ -386,7 +384,7 @@ class Translator:
         return code.splat(code.load("i32", self.header(name), 4))
 
     def _clock(self, name: str) -> Value:
-        """Time is the number of instructions that the warp has executed."""
+        """The clock is the number of instructions that the warp has executed."""
         code = self.code
         now = code.load("i64", self.header("executed"), 8)
         if name.endswith("_hi"):
@@ -420,12 +418,13 @@ class Translator:
         return self.code.resize(address, I64)
 
     def scratch(self, size: int) -> Value:
-        """Stack room for the vectors that helper functions fill; the next use may take the same room."""
+        """Stack memory for the vectors that helper functions fill; the next call may return the same
+        memory."""
         self.scratch_bytes = max(self.scratch_bytes, size)
         return Value("ptr", "%scratch")
 
     def scratch_at(self, offset: int) -> Value:
-        """Room for one vector at a place of its own in the scratch area."""
+        """Memory for one vector at a fixed offset of the scratch area."""
         self.scratch(offset + 256)
         return self.code.offset(Value("ptr", "%scratch"), offset)
 
@@ -433,10 +432,10 @@ class Translator:
         """Bytes of the kernel's parameters."""
         return max((p.offset + p.size for p in self.program.kernel.params), default=0)
 
-    # Ends of the function in its middle
+    # Early returns
 
     def fault(self, lanes: Value, code_number: FaultCode, ins: Instruction, address: Value | None) -> None:
-        """Leave with a fault if any lane is in `lanes`; go on otherwise."""
+        """Return with a fault if any lane is in `lanes`; continue otherwise."""
         code = self.code
         bad, good = code.new_label("fault"), code.new_label("ok")
         any_bad = code.any(lanes)
@@ -456,7 +455,7 @@ class Translator:
         code.at(good)
 
     def require_log(self, accesses: int) -> None:
-        """Leave if the log, where one is kept, may not hold so many more; nothing was executed yet."""
+        """Return if the log may be too short for this many more accesses; nothing was executed yet."""
         code, place = self.code, self.program.layout.log
         if place is None or not accesses:
             return
@@ -469,8 +468,8 @@ class Translator:
         code.at(room)
 
     def gather(self, ins: Instruction, named: Value) -> None:
-        """Leave to wait if live lanes that `named` (i32) names do not execute with these. Lanes whose guard
-        is false go on to the next instruction first."""
+        """Return and wait if live lanes in the mask `named` (i32) do not execute with these. Lanes whose
+        guard is false first continue at the next instruction."""
         code = self.code
         if ins.guard is not None:
             self._part(ins)
@@ -483,7 +482,7 @@ class Translator:
         code.at(together)
 
     def _part(self, ins: Instruction) -> None:
-        """Send lanes whose guard is false past this instruction, if not all lanes agree."""
+        """Send lanes whose guard is false past this instruction if the guard differs between lanes."""
         code = self.code
         chosen = code.mask_bits(self.active)
         mixed = code.op(
@@ -505,7 +504,7 @@ class Translator:
         code.at(agreed)
 
     def count_traffic(self, name: str, size: int, among: Value | None = None) -> None:
-        """Count `size` bytes for each active lane, or those of them in the mask `among`, under `name`."""
+        """Count `size` bytes under `name` for each active lane, or for those in the mask `among`."""
         slot = self.program.traffic.setdefault(name, len(self.program.traffic))
         code = self.code
         pointer = code.offset(code.load("ptr", self.header("traffic"), 8), slot * 8)
@@ -516,7 +515,7 @@ class Translator:
 
 
 def _lanemask(code: Code, name: str) -> Value:
-    """Bits of the lanes that are equal to, below or above a lane."""
+    """Bits of the lanes equal to, below or above a lane."""
     masks = {
         "lanemask_eq": [1 << i for i in range(32)],
         "lanemask_le": [(2 << i) - 1 for i in range(32)],
@@ -528,7 +527,7 @@ def _lanemask(code: Code, name: str) -> Value:
 
 
 def only(ins: Instruction, *allowed: str) -> None:
-    """Refuse a modifier that the translation does not know."""
+    """Raises UnsupportedError for a modifier that the translation does not know."""
     for mod in ins.mods:
         if mod not in allowed:
             raise UnsupportedError(ins.name)

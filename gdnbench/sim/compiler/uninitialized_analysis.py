@@ -1,9 +1,9 @@
-"""Finds where a kernel may use a register that has no value: never written, or still in flight from a
+"""Finds where a kernel may use a register without a value: never written, or still in flight from a
 tcgen05.ld or a wgmma.
 
-A forward data-flow analysis over the kernel's paths. A use that it does not list cannot happen; a use that it
-lists is checked at run time. Moves are not uses, as in the interpreter: `mov`, `selp` and `prmt` copy a value
-that is missing, and `shfl` and stores to shared memory copy one that was never written.
+This is a forward data-flow analysis over the kernel's paths. It lists every possible use; checks at run time
+decide which occur. Moves are not uses, as in the interpreter: `mov`, `selp` and `prmt` copy a missing value,
+and `shfl` and stores to shared memory copy one that was never written.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Maybe:
         return Maybe(self.unwritten, self.loading, self.multiplying)
 
     def join(self, other: Maybe) -> bool:
-        """Whether that brings something new."""
+        """Merge `other`; returns whether that adds a register."""
         before = (self.unwritten, self.loading, self.multiplying)
         self.unwritten |= other.unwritten
         self.loading |= other.loading
@@ -68,7 +68,7 @@ class Maybe:
         return before != (self.unwritten, self.loading, self.multiplying)
 
     def pass_by(self, ins: Instruction) -> None:
-        """What it is after `ins`."""
+        """Update the sets for the execution of `ins`."""
         if ins.form.ends is Until.TENSOR_LOAD:
             self.loading = 0
         elif ins.form.ends is Until.WGMMA_GROUP:
@@ -106,9 +106,9 @@ def _first(ins: Instruction) -> int:
 
 @dataclass(slots=True)
 class Readiness:
-    """`uses` by pc: the registers that may have no value when the instruction there uses them. `carried` by
-    pc and lack: the registers from which a move there takes such a value. `tracked`: all registers that have
-    to be followed for that."""
+    """`uses` by pc: the registers that may have no value when that instruction uses them. `carried` by pc and
+    reason: the registers from which a move copies such a value. `tracked`: all registers that need a
+    shadow."""
 
     uses: dict[int, list[tuple[Register, Lack]]] = field(default_factory=dict)
     carried: dict[tuple[int, Lack], int] = field(default_factory=dict)
@@ -166,7 +166,7 @@ def _look(ins: Instruction, at: Maybe, found: Readiness) -> None:
 
 
 def _close(kernel: Kernel, found: Readiness) -> None:
-    """Follow tracked registers back over moves."""
+    """Follow tracked registers backward over moves."""
     changed = True
     while changed:
         changed = False

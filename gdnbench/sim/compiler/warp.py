@@ -1,8 +1,8 @@
 """Warp collectives: shfl, vote, match, redux, elect, activemask, bar.warp.sync.
 
 Each begins a block and first waits, by `Exit.JOIN`, until the lanes of its member mask have arrived. Lanes
-may name different masks at once: each set of lanes is executed by itself. With a constant mask of all lanes
-there is one set, the active lanes, and the code is plain vector code.
+may name different masks at once; each set of lanes then executes separately. With a constant mask of all
+lanes the one set is the active lanes, and the code is plain vector code.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def _one_set(ins: Instruction) -> bool:
 
 
 def arrive(t: Translator, ins: Instruction) -> Value | None:
-    """Wait for the named lanes; the member mask of each lane, None if all name all."""
+    """Wait for the named lanes. Returns the member mask of each lane, or None if all masks are full."""
     code = t.code
     if _one_set(ins):
         t.gather(ins, const("i32", -1))
@@ -61,8 +61,8 @@ def arrive(t: Translator, ins: Instruction) -> Value | None:
 def per_set(
     t: Translator, named: Value | None, each: Callable[[Value], list[Value]], kinds: list[str]
 ) -> list[Value]:
-    """`each(lanes)` for every set of active lanes that name one mask (lanes as a mask of 32 bits); its scalar
-    results go to the lanes of the set."""
+    """Compute `each(lanes)` for every set of active lanes with one mask (`lanes` is a mask of 32 bits) and
+    write its scalar results to the lanes of the set."""
     code = t.code
     if named is None:
         return [code.splat(value) for value in each(code.mask_bits(t.active))]
@@ -95,7 +95,7 @@ def per_set(
 
 
 def shfl(t: Translator, ins: Instruction) -> None:
-    """The lane to copy from, and whether it lies in the segment (PTX ISA, "shfl.sync")."""
+    """The lane to copy from, and whether it is in the segment (PTX ISA, "shfl.sync")."""
     only(ins, "sync", "up", "down", "bfly", "idx")
     modes = [mod for mod in ins.mods if mod != "sync"]
     if ins.types != ("b32",) or len(ins.sources) != 4 or len(modes) != 1:
@@ -133,7 +133,7 @@ def _source_lane(mode: str, lane: int, b: int, c: int) -> tuple[int, bool]:
 
 
 def _source_lanes(t: Translator, mode: str, b: Value, c: Value) -> tuple[Value, Value]:
-    """The same for 32 lanes at run time."""
+    """`_source_lane` for 32 lanes at run time."""
     code = t.code
     offset, clamp = code.opi("and", b, 31), code.opi("and", c, 31)
     segment = code.opi("and", code.opi("lshr", c, 8), 31)
@@ -287,8 +287,8 @@ def redux(t: Translator, ins: Instruction) -> None:
 def _float_reduction(
     t: Translator, ins: Instruction, value: Value, name: str
 ) -> Callable[[Value], list[Value]]:
-    """min or max by halving: the order of the operands does not matter to it. Lanes that do not take part
-    repeat the first one that does."""
+    """min or max by halving, which do not depend on the order of operands. Lanes outside the set repeat its
+    first lane."""
     code = t.code
 
     def reduce(together: Value) -> list[Value]:
@@ -306,7 +306,7 @@ def _float_reduction(
 
 
 def elect(t: Translator, ins: Instruction) -> None:
-    """The lowest lane of the set leads."""
+    """Elects the lowest lane of the set."""
     only(ins, "sync")
     dest: Operand = ins.dests[0]
     if not isinstance(dest, Pair) or len(ins.sources) != 1:
@@ -328,7 +328,7 @@ def activemask(t: Translator, ins: Instruction) -> None:
 
 
 def sync(t: Translator, ins: Instruction) -> None:
-    """bar.warp.sync: to have arrived is all."""
+    """bar.warp.sync: the arrival is the whole effect."""
     only(ins)
     arrive(t, ins)
 

@@ -1,8 +1,8 @@
-"""wgmma's access to the registers of the compiled engine: words of a warp's state.
+"""wgmma's access to the compiled engine's registers, which are words of a warp's state.
 
-A warp's state is in memory whenever Python runs, and a register has the same place there for the whole kernel
-(`layout`). Without a checker nothing records which registers are in flight: an instruction that uses one too
-early computes with the token, a NaN.
+A warp's state is in memory whenever Python runs, and a register has a fixed offset there (`layout`). Without
+a checker nothing records which registers are in flight: an instruction that uses one too early computes with
+the token, a NaN.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class CompiledRegisters:
         self._tables: dict[RegisterList, Table] = {}
 
     def _table(self, registers: RegisterList) -> Table:
-        """Where the words lie: a slice if they follow each other, as registers declared together do."""
+        """The indices of the words: a slice if they are contiguous, as registers declared together are."""
         found = self._tables.get(registers)
         if found is None:
             wide = [r.name for r in registers.registers if r.bits != 32]
@@ -64,9 +64,9 @@ class CompiledRegisters:
 
     def replace(self, register: Register, token: int, words: Words, halves: bool) -> None:
         slot = self._layout.slots.get(register.index)
-        if slot is None:  # it lives inside one block, which does not contain the wait
+        if slot is None:  # it is live only inside one block, which does not contain the wait
             return
-        # 32 lanes of some bits are as many words.
+        # 32 lanes of n bits are n words.
         put_for_token(self._words[slot // 4 : slot // 4 + register.bits], token, words, halves)
 
     def require(self, registers: RegisterList) -> None:
@@ -84,7 +84,7 @@ class CompiledRegisters:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Issue:
-    """wgmma.mma_async, by the places of its operands in the state. `a` is -1 if A is in registers."""
+    """wgmma.mma_async by the state offsets of its operands. `a` is -1 if A is in registers."""
 
     ins: Instruction
     a: int
@@ -106,7 +106,7 @@ class Issue:
 
 
 def _uniform(warp: CompiledWarp, slot: int, what: str) -> int:
-    """A register of 64 bits that all lanes must agree on."""
+    """A register of 64 bits that must be equal in all lanes."""
     data = warp.state[slot : slot + 8 * LANES].tobytes()
     if data != data[:8] * LANES:
         raise KernelFault(FaultKind.DIVERGENCE, f"{what} differs between the lanes of a warp")
@@ -114,7 +114,7 @@ def _uniform(warp: CompiledWarp, slot: int, what: str) -> int:
 
 
 def direct(service: Service) -> Issue | None:
-    """None unless the operands are registers, as compilers write them."""
+    """None unless all operands are registers, as compilers write them."""
     in_registers = isinstance(service.ins.sources[0], Vector)
     found = service.registers[in_registers:3]
     if [tuple(bits for _, bits in each) for each in found] != [(64,), (64,), (1,)][in_registers:]:
