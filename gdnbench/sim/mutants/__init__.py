@@ -1,4 +1,5 @@
-"""Mutants of a kernel's synchronisation, made mechanically from its PTX, and what finds them."""
+"""Mutants of a kernel's synchronisation, generated from its PTX, and the judge that finds what detects
+them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Judges mutants: whether the checker, different numbers, a fault or a hang shows a mutant, or nothing
+"""Judges mutants: whether the checker, different outputs, a fault or a hang detects a mutant, or nothing
 does."""
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from gdnbench.sim.ptx.ir import Instruction, Module, Register
 from gdnbench.sim.ptx.parser import parse
 from gdnbench.sim.run import run_ptx
 
-# Under a random one, a kernel that peeks at an mbarrier also does what it does if it peeks in vain; under one
-# of an odd seed many times in a row, which is what shows that it peeks in the wrong parity.
+# Random schedules also test failed polls of an mbarrier. With an odd seed many polls in a row fail, which
+# detects a poll with the wrong parity.
 SCHEDULES = ("late", "early", "random:4")
 PEEKS = ("random:5",)
-# A mutant that is still under way after so many times the kernel's own accesses and machine instructions, and
-# some for kernels that have few, goes round in circles.
+# A mutant that exceeds this multiple of the kernel's own accesses and machine instructions, plus a constant
+# for small kernels, runs in an endless loop.
 MANY, SOME = 10, 2_000
 
-# Of a finding: verdict, cause, what the first and second access do and where, memory.
+# Of a finding: verdict, cause, kind and place of both accesses, memory.
 Cause = tuple[str, ...]
 
 
 class Outcome(StrEnum):
-    """What shows the mutant. `REVIEW`: a finding that the PTX ISA leaves open. `UNREACHED`: the launch never
-    executes the instruction. `UNDECIDED`: it took longer than the limit."""
+    """What detects the mutant. `REVIEW`: a finding that the PTX ISA leaves open. `UNREACHED`: the launch
+    never executes the instruction. `UNDECIDED`: the run took longer than the limit."""
 
     ERROR = "checker"
     REVIEW = "review"
@@ -55,20 +55,21 @@ KILLED = (Outcome.ERROR, Outcome.REVIEW, Outcome.NUMBERS, Outcome.FAULT, Outcome
 
 
 class _EndlessError(Exception):
-    """More was executed than the budget allows."""
+    """The run executed more than its budget."""
 
 
 class _ErrorFoundError(Exception):
-    """The checker has found an error that the kernel itself has not: the rest of the run says no more."""
+    """The checker has found an error that the kernel itself does not have; the rest of the run is not
+    needed."""
 
 
 class _OverTimeError(Exception):
-    """The time is up."""
+    """The run exceeded its time limit."""
 
 
 @dataclass(slots=True)
 class _Executed:
-    """How many accesses and machine instructions of a launch, and at which PTX lines."""
+    """The number of accesses and machine instructions of a launch, and their PTX lines."""
 
     budget: int | None = None
     count: int = 0
@@ -83,8 +84,8 @@ class _Executed:
 
 @dataclass(slots=True)
 class _Watched:
-    """The checker of one CTA, which counts what is executed. It ends the run at the first error that is not
-    in `known`, if `known` is given. Implements `machine.observer.Checker`."""
+    """The checker of one CTA, counting what is executed. If `known` is given, it ends the run at the first
+    error that is not in it. Implements `machine.observer.Checker`."""
 
     checker: CtaRaceDetector
     executed: _Executed
@@ -160,8 +161,7 @@ class _Watched:
 @dataclass(frozen=True, slots=True)
 class Run:
     """One run of a launch. `after` is the memory at its end, None if it did not finish. `found` counts pairs
-    of instructions by cause, verdict and Python lines, since a mutant moves some to other lines of the
-    PTX."""
+    of instructions by cause, verdict and Python lines: a mutant moves some to other PTX lines."""
 
     after: tuple[bytes, ...] | None
     found: Counter[Cause]
@@ -178,8 +178,8 @@ def run_launch(
     budget: int | None = None,
     known: Container[Cause] | None = None,
 ) -> Run:
-    """Run the launch of the kernel in `module` with the checker, from the memory that was kept: to its end,
-    or to the first error that is not in `known`, if `known` is given."""
+    """Run the launch with the kernel of `module` and the checker, from the kept memory. If `known` is given,
+    the run ends at the first error that is not in it."""
     request = launch.request
     checker = LaunchChecker(module.kernels[request.entry])
     executed = _Executed(budget)
@@ -217,7 +217,7 @@ def run_launch(
 def _cause(found: FindingGroup) -> Cause:
     cause = found.cause if isinstance(found.cause, str) else found.cause.value
     sides = (found.first, found.second)
-    if found.verdict is Verdict.REVIEW:  # one for all that have the same opcodes, and the places of the first
+    if found.verdict is Verdict.REVIEW:  # findings with equal opcodes count as one, at the first one's places
         told = tuple(side.does if side is not None else "" for side in sides)
     else:
         told = tuple(map(_side, sides))
@@ -233,7 +233,7 @@ def _side(side: Side | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """The outcome, and `why`: the finding, fault or difference in one line; `schedule` is the one that showed
+    """The outcome, with `why`, one line on the finding, fault or difference, and the `schedule` that showed
     it."""
 
     outcome: Outcome
@@ -242,7 +242,7 @@ class Judgement:
 
 
 class Judge:
-    """Compares mutants of one launch's kernel with the kernel itself, which must run well."""
+    """Compares mutants of one launch's kernel with the kernel itself, which must run without errors."""
 
     def __init__(
         self,
@@ -267,7 +267,7 @@ class Judge:
                 )
 
     def judge(self, mutant: Mutant) -> Judgement:
-        """The first outcome that kills `mutant`, or that it survives."""
+        """The first outcome that detects `mutant`, or that nothing does."""
         if not any(mutant.place.line in own.executed.lines for own in self.own.values()):
             return Judgement(Outcome.UNREACHED)
         module = parse(mutant.ptx(self.launch.module.text))
@@ -318,8 +318,8 @@ def _line(cause: Cause) -> str:
 
 @contextmanager
 def _limit(seconds: float | None) -> Iterator[None]:
-    """Raises in the main thread once the process has computed for so long: a machine that stood still, or
-    that others kept busy, is no reason to give up."""
+    """Raises in the main thread once the process has used this many seconds of CPU time; time in which the
+    process does not run does not count."""
     if seconds is None:
         yield
         return

@@ -1,4 +1,4 @@
-"""Launches that are kept with the memory before them, so that they can run again."""
+"""Stores launches with the memory before them, so that they can run again."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gdnbench.sim.ptx.ir import Module
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """Memory that the launch may touch: its address, and its bytes before the launch. `keeper` owns it."""
+    """Memory that the launch may access: its address, and its bytes before the launch. `keeper` owns it."""
 
     address: int
     name: str
@@ -21,7 +21,7 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class KeptLaunch:
-    """One launch. Its parameters hold addresses of this process."""
+    """One launch. Its parameters contain addresses of this process."""
 
     module: Module
     request: LaunchRequest
@@ -37,13 +37,13 @@ class KeptLaunch:
         return memory
 
     def after(self, memory: GlobalMemory) -> tuple[bytes, ...]:
-        """The bytes of the tensors now."""
+        """The current bytes of the tensors."""
         return tuple(bytes(memory.view(tensor.address, len(tensor.before)).data) for tensor in self.tensors)
 
 
 @dataclass(slots=True)
 class Keeper:
-    """Keeps every launch that it is called with: for `Settings(before=...)`. `launches` are in order."""
+    """Stores every launch that it is called with, in order; for `Settings(before=...)`."""
 
     launches: list[KeptLaunch] = field(default_factory=list)
 

@@ -22,7 +22,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """`op` and `place` are those of the instruction at `pc`; `change` describes what was done to it."""
+    """`op` and `place` are those of the changed instruction, at `pc`; `change` describes the change."""
 
     kind: Kind
     op: str

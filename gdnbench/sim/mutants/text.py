@@ -27,7 +27,7 @@ class Statement:
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """Replaces [start, stop) by `text`, which has no line breaks."""
+    """Replaces [start, stop) by `text`, which contains no line breaks."""
 
     start: int
     stop: int
@@ -48,7 +48,7 @@ def statements(text: str, kernel: Kernel) -> list[Statement]:
 
 
 def _statement(plain: str, ins: Instruction, position: int, before: int) -> Statement:
-    """That of `ins`, whose opcode is the first of its kind from `position` on."""
+    """The statement of `ins`, whose opcode is the first of its kind from `position` on."""
     for opcode in _OPCODE.finditer(plain, position):
         if isa.split(opcode.group())[0] == ins.op:
             break
@@ -61,7 +61,7 @@ def _statement(plain: str, ins: Instruction, position: int, before: int) -> Stat
 
 
 def _operands(plain: str, start: int, stop: int) -> Iterable[tuple[int, int]]:
-    """The operands between two places, each without the blanks around it."""
+    """The operands between two positions, without surrounding blanks."""
     depth, begin = 0, start
     for at in range(start, stop + 1):
         sign = plain[at]

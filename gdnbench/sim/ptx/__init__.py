@@ -1,4 +1,4 @@
-"""PTX text to typed IR."""
+"""Parses PTX text to typed IR."""
 
 from __future__ import annotations
 

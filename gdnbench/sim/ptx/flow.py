@@ -1,5 +1,5 @@
-"""The flow of a kernel: which registers an operand names, which instructions may follow one, and what every
-path passes."""
+"""Control flow of a kernel: the registers of an operand, the successors of an instruction, dominators and
+postdominators."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def registers_of(operand: Operand | None) -> Iterator[Register]:
 
 
 def successors(kernel: Kernel, ins: Instruction) -> list[int]:
-    """The pcs that may follow `ins`; the kernel's end is none."""
+    """The pcs that may follow `ins`; the kernel's end is not among them."""
     following = [ins.pc + 1] if ins.pc + 1 < len(kernel.instructions) else []
     if ins.form.flow is Flow.BRANCH:
         target = ins.sources[0]
@@ -55,15 +55,14 @@ def successors(kernel: Kernel, ins: Instruction) -> list[int]:
 
 
 def dominators(kernel: Kernel) -> list[int]:
-    """By pc, the last instruction before it that every path from the start to it passes; -1 where nothing
-    leads."""
+    """By pc, the last earlier instruction on every path from the start; -1 for unreachable instructions."""
     after = [successors(kernel, ins) for ins in kernel.instructions]
     return _immediate(0, after, _turned(after))
 
 
 def postdominators(kernel: Kernel) -> list[int]:
-    """By pc, the first instruction behind it that every path from it to the end passes; the number of
-    instructions if that is the end itself, -1 if nothing leads there."""
+    """By pc, the first later instruction on every path to the end: the number of instructions if that is the
+    end itself, -1 if no path reaches the end."""
     end = len(kernel.instructions)
     after = [successors(kernel, ins) for ins in kernel.instructions]
     for pc, ins in enumerate(kernel.instructions):
@@ -110,7 +109,7 @@ def _immediate(root: int, after: Sequence[Sequence[int]], before: Sequence[Itera
 
 
 def _postorder(root: int, after: Callable[[int], Sequence[int]]) -> list[int]:
-    """All that `root` leads to, each behind what it leads to."""
+    """All nodes reachable from `root`, each after its successors."""
     order: list[int] = []
     seen = {root}
     stack = [(root, iter(after(root)))]

@@ -1,4 +1,4 @@
-"""The instruction of an opcode as it is spelled: its base, its suffixes and its form."""
+"""Looks up an opcode in the instruction table: its base, its suffixes and its form."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gdnbench.sim.ptx.forms import TYPES, VECTORS, Form
 from gdnbench.sim.ptx.instructions import ROWS
 from gdnbench.sim.ptx.ir import Address, Source, TensorAddress
 
-# Families that one generation of machines has and no other: ptxas refuses them for any other target.
+# Instruction families of one GPU generation; ptxas refuses them for other targets.
 _TARGETS = {
     "wgmma": frozenset(("sm_90a",)),
     "tcgen05": frozenset(f"sm_{chip}{kind}" for chip in (100, 101, 103, 110) for kind in "af"),
@@ -17,12 +17,12 @@ _TARGETS = {
 
 
 def foreign(op: str, target: str) -> bool:
-    """Whether a module for `target` cannot have `op` (PTX ISA, "Target ISA Notes")."""
+    """Whether a module for `target` cannot contain `op` (PTX ISA, "Target ISA Notes")."""
     return target not in _TARGETS.get(op.partition(".")[0], (target,))
 
 
 def split(opcode: str) -> tuple[str, tuple[str, ...]]:
-    """An opcode as spelled -> (its longest known base, "" if unknown; the suffixes that follow)."""
+    """Split an opcode into its longest known base, "" if unknown, and the suffixes that follow."""
     tokens = opcode.split(".")
     for length in range(len(tokens), 0, -1):
         base = ".".join(tokens[:length])
@@ -33,7 +33,8 @@ def split(opcode: str) -> tuple[str, tuple[str, ...]]:
 
 @cache
 def forms(op: str, mods: tuple[str, ...], types: tuple[str, ...], vec: int) -> tuple[Form, ...]:
-    """The forms of a spelling, which differ in their operands; UnsupportedError if there is none."""
+    """The forms of an opcode with these suffixes, which differ in their operands. Raises UnsupportedError if
+    there is none."""
     found = tuple(form for row in ROWS[op] if (form := row.match(mods, types, vec)) is not None)
     if not found:
         raise UnsupportedError(_refusal(op, mods, types, vec))
@@ -41,7 +42,7 @@ def forms(op: str, mods: tuple[str, ...], types: tuple[str, ...], vec: int) -> t
 
 
 def _refusal(op: str, mods: tuple[str, ...], types: tuple[str, ...], vec: int) -> str:
-    """What is wrong with a spelling: an unknown suffix, one that is missing, or the whole."""
+    """The reason for refusing an opcode: an unknown suffix, a missing one, or the combination."""
     known = frozenset[str]().union(*(row.suffixes for row in ROWS[op]))
     for name in mods:
         if name not in known:
@@ -54,7 +55,7 @@ def _refusal(op: str, mods: tuple[str, ...], types: tuple[str, ...], vec: int) -
 
 
 def classify(suffixes: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...], int]:
-    """Suffixes as (modifiers, types, vector length); UnsupportedError for a second vector length."""
+    """Suffixes as (modifiers, types, vector length). Raises UnsupportedError for a second vector length."""
     mods = tuple(name for name in suffixes if name not in TYPES and name not in VECTORS)
     vectors = [name for name in suffixes if name in VECTORS]
     if len(vectors) > 1:
@@ -63,7 +64,7 @@ def classify(suffixes: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...
 
 
 def fitting(forms: tuple[Form, ...], sources: tuple[Source, ...]) -> Form | None:
-    """The first of the forms that takes `sources`, by their number and by which are memory operands."""
+    """The first form that fits `sources`, by their number and by which are memory operands."""
     for form in forms:
         fewest, most = form.sources
         if fewest <= len(sources) <= most and all(map(_is, sources, form.addresses)):

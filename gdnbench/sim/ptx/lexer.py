@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from gdnbench.sim.errors import PtxSyntaxError
 
-# An identifier keeps its dots and colons: `cp.async.bulk.shared::cta` and `.b32` and `%tid.x` are one token.
+# An identifier includes dots and colons: `cp.async.bulk.shared::cta`, `.b32` and `%tid.x` are one token each.
 _TOKEN = re.compile(
     r"""(?P<space>[ \t\r\f]+|//[^\n]*)
       | (?P<newline>\n)
@@ -32,7 +32,8 @@ class Token:
 
 
 def tokenize(text: str) -> list[Token]:
-    """All tokens of `text` without comments. Raises PtxSyntaxError at the first character that fits none."""
+    """All tokens of `text` without comments. Raises PtxSyntaxError at the first character that starts no
+    token."""
     tokens: list[Token] = []
     line, position = 1, 0
     while position < len(text):

@@ -1,4 +1,4 @@
-"""Numeric literals as bits, in the width of the operand that they stand for (PTX ISA 4.5, Constants)."""
+"""Numeric literals as bits, in the width of their operand (PTX ISA 4.5, Constants)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gdnbench.sim.errors import PtxSyntaxError
 _FLOAT_FORMATS = {16: "<e", 32: "<f", 64: "<d"}
 
 
-# Element types whose name does not end in their container's width.
+# Element types whose name does not end with the width of their container.
 _ODD_WIDTHS = {"e4m3": 8, "e5m2": 8, "e2m3": 8, "e3m2": 8, "e2m1": 4, "ue8m0": 8, "tf32": 32}
 
 
@@ -24,9 +24,10 @@ def width_of(type_name: str) -> int:
 
 
 def literal_bits(text: str, negative: bool, width: int, line: int) -> int:
-    """The bits of a literal in `width` bits, to which an integer of up to 64 is cut (PTX ISA 4.5.1).
+    """The bits of a literal. An integer of up to 64 bits is truncated to `width` bits (PTX ISA 4.5.1).
 
-    PtxSyntaxError for a larger integer, or a floating-point constant where there is no such number.
+    Raises PtxSyntaxError for a larger integer, or for a floating-point constant where the width has no such
+    format.
     """
     lower = text.lower()
     if lower.startswith(("0f", "0d")):

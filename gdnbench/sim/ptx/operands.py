@@ -1,4 +1,4 @@
-"""The operands of one instruction: which are written, and what each token means in its place."""
+"""Parses the operands of one instruction: which are written, and what each token means."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ _OPEN_WIDTH = 32
 
 
 def split_operands(tokens: list[Token]) -> list[list[Token]]:
-    """Split at the commas that stand outside brackets and braces."""
+    """Split at the commas outside brackets and braces."""
     operands: list[list[Token]] = []
     current: list[Token] = []
     depth = 0
@@ -72,7 +72,7 @@ def split_operands(tokens: list[Token]) -> list[list[Token]]:
 
 @dataclass(slots=True)
 class OperandParser:
-    """Parses the operands of `ins`, whose opcode is known and whose operands are not yet."""
+    """Parses the operands of `ins`, whose opcode is already known."""
 
     ins: Instruction
     scope: Scope
@@ -222,6 +222,6 @@ class OperandParser:
         return Address(self.scope.register(head), self._offset(tokens[1:]))
 
     def _width(self, index: int | None) -> int | None:
-        """Bits of an immediate in source position `index`; None where the opcode leaves it open."""
+        """Bits of an immediate in source position `index`; None if the opcode does not determine them."""
         widths = self.ins.form.widths
         return widths[index] if index is not None and index < len(widths) else None

@@ -18,7 +18,7 @@ _FILE = re.compile(r'^\s*\.file\s+(\d+)\s+"((?:[^"\\]|\\.)*)"', re.MULTILINE)
 _LINKING = {".visible", ".weak", ".extern", ".common"}
 _SPACE_WORDS = {".shared", ".global", ".const", ".local"}
 _TRIPLES = {".reqntid", ".maxntid", ".reqnctapercluster"}
-# Directives of an entry that constrain a compiler, not the launch.
+# Directives of an entry that affect a compiler, not the launch.
 _IGNORED_ENTRY = {".noreturn": 0, ".explicitcluster": 0, ".blocksareclusters": 0, ".maxclusterrank": 1}
 
 
@@ -27,18 +27,18 @@ def parse(text: str) -> Module:
     return _ModuleParser(text).parse()
 
 
-# Text asks for memory: what is beyond these is no kernel.
+# Limits on the memory that a text can make the parser allocate; no kernel exceeds them.
 MAX_REGISTERS = 1 << 20
 MAX_DEPTH = 200
 MAX_ALIGN = 1 << 16
-# Bytes of the variables of a state space (PTX ISA, "State Spaces"; CUDA Programming Guide, "Technical
-# Specifications"). Shared memory is held against the launch's budget.
+# Limits on the bytes of a state space's variables (PTX ISA, "State Spaces"; CUDA Programming Guide,
+# "Technical Specifications"). `machine.budget` checks shared memory.
 MAX_BYTES = {"param": 32_764, "const": 64 << 10, "local": 512 << 10, "shared": 1 << 20, "global": 1 << 32}
 
 
 @dataclass(slots=True)
 class _Space:
-    """Lays variables out one after another, each aligned."""
+    """Assigns offsets to variables one after another, each aligned."""
 
     name: str
     size: int = 0
@@ -58,7 +58,7 @@ class _Space:
 
 @dataclass(slots=True)
 class _Raw:
-    """An instruction before its labels are known."""
+    """An instruction whose labels are not yet resolved."""
 
     guard: tuple[bool, Token] | None
     opcode: Token
@@ -132,7 +132,7 @@ class _ModuleParser:
         self.cursor.until("}")
 
     def _function(self, token: Token) -> None:
-        """A prototype is skipped: nothing happens until it is called, and `call` is refused by name."""
+        """Skip a prototype: it has no effect until it is called, and `call` is refused by name."""
         while not self.cursor.at(";") and not self.cursor.at("{"):
             self.cursor.next()
         if self.cursor.at("{"):
@@ -429,8 +429,8 @@ class _BodyParser:
 
 
 def _inline_asm(lines: list[str]) -> set[int]:
-    """The lines of inline assembly. NVVM counts the `.loc` in there on from the source line of the statement,
-    a line of the source for each line of the text, so only the one before it is right."""
+    """The lines of inline assembly. Inside it NVVM increments the `.loc` line for each line of the text, so
+    only the first `.loc` is right."""
     found: set[int] = set()
     inside = False
     for number, line in enumerate(lines, 1):

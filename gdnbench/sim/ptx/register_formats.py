@@ -1,8 +1,8 @@
-"""What the registers of a kernel hold: a PTX register is declared by width, and only its uses say more.
+"""Infers the number format of each register of a kernel. PTX declares only a register's width.
 
-An instruction with a typed opcode says what its operands are. What has no type of its own, a move, a
-selection, a shuffle, says that two registers hold the same, or that one holds the parts of another; loads,
-stores and bitwise logic say nothing. A register of which nothing is said in the end holds bits.
+A typed opcode determines the formats of its operands. An untyped move, selection or shuffle relates two
+registers: they have the same format, or one is a part of the other. Loads, stores and bitwise logic determine
+nothing. A register without any information contains bits.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ _PAIR = {half: pair for pair, half in _HALF.items()}
 
 
 def register_formats(kernel: Kernel) -> dict[int, str]:
-    """By register index: one of `FLOATS`, an integer type, "pred", or `BITS`. Where uses disagree, a
-    floating-point one has it."""
+    """The format by register index: one of `FLOATS`, an integer type, "pred", or `BITS`. If uses disagree, a
+    floating-point format wins."""
     known: dict[int, str] = {}
     equal: list[tuple[int, int]] = []
     packed: list[tuple[int, int]] = []  # (whole, half)

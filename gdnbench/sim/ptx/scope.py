@@ -1,4 +1,4 @@
-"""Where a parser stands in the tokens, and what a name means there."""
+"""The parser's position in the tokens, and the names of a scope."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Cursor:
         return int(text)
 
     def accept(self, text: str) -> bool:
-        """Step over `text` if it is next."""
+        """Skip `text` if it is next and return whether it was."""
         if self.at(text):
             self.position += 1
             return True
@@ -55,14 +55,14 @@ class Cursor:
             raise PtxSyntaxError(f"PTX line {token.line}: expected {text!r}, found {token.text!r}")
 
     def until(self, text: str) -> list[Token]:
-        """The tokens before the next `text`, which is stepped over."""
+        """The tokens before the next `text`; skips `text`."""
         taken = []
         while (token := self.next()).text != text:
             taken.append(token)
         return taken
 
     def balanced(self) -> list[Token]:
-        """The tokens of a `{...}` with everything inside it."""
+        """The tokens of a `{...}`, including nested braces."""
         taken, depth = [], 0
         while True:
             token = self.next()
@@ -74,20 +74,20 @@ class Cursor:
 
 @dataclass(slots=True)
 class Scope:
-    """Names of one `{...}`: registers and variables, and labels as the pc that they stand before."""
+    """Names of one `{...}`: registers, variables, and labels with the pc that they mark."""
 
     parent: Scope | None
     symbols: dict[str, Register | Variable] = field(default_factory=dict)
     labels: dict[str, int] = field(default_factory=dict)
 
     def declare(self, name: Token, meaning: Register | Variable) -> None:
-        """Give `name` its meaning in this scope, where it must be new."""
+        """Declare `name`, which must be new in this scope."""
         if name.text in self.symbols:
             raise PtxSyntaxError(f"PTX line {name.line}: {name.text} is declared twice")
         self.symbols[name.text] = meaning
 
     def find(self, name: str) -> Register | Variable | None:
-        """What `name` is here or in an enclosing scope."""
+        """The meaning of `name` in this or an enclosing scope."""
         scope: Scope | None = self
         while scope is not None:
             if name in scope.symbols:

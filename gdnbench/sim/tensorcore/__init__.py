@@ -1,4 +1,4 @@
-"""Tensor-core arithmetic as named models."""
+"""Models of tensor-core arithmetic, by name."""
 
 from __future__ import annotations
 

@@ -4,15 +4,15 @@
 
 a[m][k], b[n][k], c[m][n] and d[m][n] are dense; c may be null. The function allocates nothing but stack.
 
-Rows are taken 64 at a time, their codes taken apart once; then 16 columns at a time, a lane each. Per row and
-16 columns, with all k unrolled, one fused sum is
+The function processes blocks of 64 rows, whose codes it decodes once, and 16 columns at a time, one per lane.
+For each row and 16 columns, with all k unrolled, one fused sum is
 
     largest = max over k of (e_a + e_b), and e_c
     sum    += int(s_a * s_b * 2^(e_a + e_b - largest + fraction_bits))      for every k, and likewise C
 
-in floats for the terms and i32 for the sum. The product of two significands is exact in a float, the power
-of two too, and the conversion to int cuts toward zero, which is what the hardware does to a term. Powers
-below 2^-63 are taken as 2^-63: the term is below 1 and vanishes either way, without a subnormal on the way.
+with floats for the terms and i32 for the sum. The product of two significands and the power of two are exact
+in a float. The conversion to int truncates toward zero, as the hardware truncates a term. Powers below 2^-63
+are replaced by 2^-63: the term is below 1 and becomes 0 either way, and no subnormal occurs.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ from gdnbench.sim.tensorcore.product import Model, Product, Rule, rule
 ROWS = 64
 ENTRY = "product"
 
-# A partial sum of 16 products (of two numbers below 2) and C stays inside i32 only if the products are of
-# 8-bit formats; of 11-bit ones only 8 fit. See `_Kernel.fixed_point_sum`.
+# A partial sum of 16 products (of two numbers below 2) and C fits an i32 only for products of 8-bit formats;
+# for 11-bit formats only 8 products fit. See `_Kernel.fixed_point_sum`.
 _TERMS_PER_ACCUMULATOR = {8: 16, 16: 8, 32: 8}
 
 
@@ -59,12 +59,12 @@ def module_text(product: Product, model: Model) -> str:
 
 
 class _Operand:
-    """Scratch for the decoded codes of A or B: one array a quantity, [count] in the order of the codes."""
+    """Scratch for the decoded codes of A or B: one array per field, [count], in the order of the codes."""
 
     def __init__(self, b: ir.IRBuilder, form: Format, count: int, name: str) -> None:
         self.form = form
         self.code_type = ir.IntType(8 * form.storage.itemsize)
-        self.exponents = stack_array(b, I32, count, f"{name}.exponents")  # first the codes
+        self.exponents = stack_array(b, I32, count, f"{name}.exponents")  # the codes before decoding
         self.significands = stack_array(b, F32, count, f"{name}.significands")
         self.kinds = stack_array(b, F32, count, f"{name}.kinds")
 
@@ -76,7 +76,7 @@ class _Operand:
 
 
 class _Kernel:
-    """Emits the function; attributes are the values that every part of it uses."""
+    """Emits the function. The attributes are the values that all parts use."""
 
     def __init__(self, product: Product, model: Model) -> None:
         self.product = product
@@ -117,11 +117,11 @@ class _Kernel:
     # Operands.
 
     def decode_rows(self, block: Value, rows: Value) -> Value:
-        """Take A's rows apart, in their own order; true if any element is Inf or NaN."""
+        """Decode A's rows in order; True if any element is Inf or NaN."""
         b, k = self.builder, self.product.k
         count = b.mul(rows, I64(k))
         start = b.mul(block, I64(k))
-        # The last vector may reach past the rows: what it decodes there is never used, but must be defined.
+        # The last vector may extend past the rows. Those elements are never used but must be defined.
         padded = b.and_(b.add(count, I64(LANES - 1)), I64(-LANES))
         with counted(b, padded, LANES, "clear") as i:
             b.store(ints(0), element(b, self.a.exponents, I32, i), align=64)
@@ -130,7 +130,7 @@ class _Kernel:
         return self.decode_scratch(self.a, padded)
 
     def decode_columns(self, column: Value, columns: Value) -> Value:
-        """Take 16 of B's rows apart, transposed to [k][lane]; lanes past the last column are zeros."""
+        """Decode 16 of B's rows, transposed to [k][lane]; lanes past the last column are zero."""
         b, k = self.builder, self.product.k
         for i in range(k):
             b.store(ints(0), element(b, self.b.exponents, I32, I64(i * LANES)), align=64)
@@ -157,7 +157,7 @@ class _Kernel:
         )
 
     def a_at(self, scratch: Value, type_: ir.Type, base: Value, k: int) -> Value:
-        """A's element of this row, in every lane."""
+        """A's element of this row and k, in every lane."""
         b = self.builder
         return splat(b, load(b, type_, scratch, b.add(base, I64(k))))
 
@@ -167,14 +167,14 @@ class _Kernel:
     # Accumulators.
 
     def lane_mask(self, columns: Value) -> Value:
-        """Lanes that hold a column."""
+        """The lanes that have a column."""
         b = self.builder
         left = b.trunc(b.select(b.icmp_signed("<", columns, I64(LANES)), columns, I64(LANES)), I32)
         lanes = ir.Constant(V_I32, [I32(i) for i in range(LANES)])
         return b.icmp_signed("<", lanes, splat(b, left))
 
     def load_c(self, offset: Value, mask: Value) -> Value:
-        """C's codes as i32, zeros without a C."""
+        """C's codes as i32; zeros without a C."""
         b, bits = self.builder, self.d_type.width
         before = b.block
         present = b.icmp_unsigned("!=", b.ptrtoint(self.c_codes, I64), I64(0))
@@ -214,7 +214,7 @@ class _Kernel:
         return total if self.rule.c_fused else self.add(total, c)
 
     def fused_sum(self, base: Value, ks: tuple[int, ...], c: Value, special: Value) -> Value:
-        """One fused sum: codes of C in, codes of D out."""
+        """One fused sum, from codes of C to codes of D."""
         b = self.builder
         addend = decode(b, self.product.accumulator, c, widened=False)
         exponents = [
@@ -277,7 +277,7 @@ class _Kernel:
         return b.select(negative, b.neg(total), total), negative
 
     def sum_of_kinds(self, base: Value, ks: tuple[int, ...], c_kind: Value, special: Value) -> Value:
-        """Inf or NaN where the exact sum is; computed only if an operand of these rows or columns is one."""
+        """Inf or NaN if the exact sum is; computed only if an operand of these rows or columns is one."""
         b = self.builder
         before = b.block
         with b.if_then(special, likely=False):
@@ -296,7 +296,7 @@ class _Kernel:
         b = self.builder
         if self.product.d == "f32":
             total = b.fadd(b.bitcast(x, V_F32), b.bitcast(y, V_F32))
-            # fp64 would round twice; the widening back is exact and only carries the one NaN.
+            # In fp64 the sum would round twice. The widening afterwards is exact; it sets the one NaN.
             return round_fp64(b, "f32", b.fpext(total, V_F64))
         form = self.product.accumulator
         values = [b.fpext(value_of(b, decode(b, form, codes, widened=False)), V_F64) for codes in (x, y)]

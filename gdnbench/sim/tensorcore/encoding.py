@@ -1,7 +1,7 @@
-"""Codes to significands and sums to codes, 16 lanes of LLVM IR at a time.
+"""Decodes codes to significands and encodes sums as codes, 16 lanes of LLVM IR at a time.
 
-A float here is a container: significands of 24 bits and powers of two are exact in it, and products of two
-significands of 11 bits too. Nothing in this file rounds by the processor's rules but where it says so.
+Floats are containers: significands of 24 bits, powers of two, and products of two 11-bit significands are
+exact in them. The processor's rounding is used only where a comment says so.
 """
 
 from __future__ import annotations
@@ -35,9 +35,10 @@ _INF, _NAN, _ONE = 0x7F800000, 0x7FC00000, 0x3F800000  # as f32
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """Codes taken apart: value = significand * 2^exponent, significand signed in (-2, 2), 0 for a special.
+    """Decoded codes: value = significand * 2^exponent, with a signed significand in (-2, 2), 0 for Inf and
+    NaN.
 
-    `kind` is the signed Inf or NaN of a special, +-1 of another non-zero number, +-0 of a zero.
+    `kind` is the signed Inf or NaN itself, +-1 for other non-zero numbers, +-0 for zeros.
     """
 
     significand: Value
@@ -47,7 +48,7 @@ class Parts:
 
 
 def decode(b: ir.IRBuilder, form: Format, codes: Value, widened: bool) -> Parts:
-    """Take i32 codes apart; `widened` gives the exponents that the same values have in f16."""
+    """Decode i32 codes; with `widened` the exponents are those of the same values in f16."""
     code = b.lshr(codes, ints(form.ignored))
     fraction_bits, width = form.fraction_bits, form.exponent_bits + form.fraction_bits
     magnitude = b.and_(code, ints((1 << width) - 1))
@@ -55,7 +56,7 @@ def decode(b: ir.IRBuilder, form: Format, codes: Value, widened: bool) -> Parts:
     field = b.lshr(magnitude, ints(fraction_bits))
     fraction = b.and_(magnitude, ints((1 << fraction_bits) - 1))
 
-    # 1.fraction as a float; without the one for a subnormal.
+    # 1.fraction as a float; 0.fraction for a subnormal.
     one = b.bitcast(b.or_(b.shl(fraction, ints(23 - fraction_bits)), ints(_ONE)), V_F32)
     subnormal = b.icmp_signed("==", field, ints(0))
     significand = b.select(subnormal, b.fsub(one, floats(1.0)), one)
@@ -71,7 +72,7 @@ def decode(b: ir.IRBuilder, form: Format, codes: Value, widened: bool) -> Parts:
     kind = b.select(zero, ints(0), ints(_ONE))
     special = constant(V_I1, 0)
     if form.specials is not Specials.FINITE:
-        # The code of Inf, or of the largest finite number of a format without Inf; NaNs lie above.
+        # The code of Inf, or of the largest finite number of a format without Inf. NaNs have larger codes.
         infinity = ((1 << form.exponent_bits) - 1) << fraction_bits
         if form.specials is Specials.NAN_ONLY:
             infinity += (1 << fraction_bits) - 2
@@ -87,31 +88,32 @@ def decode(b: ir.IRBuilder, form: Format, codes: Value, widened: bool) -> Parts:
 
 
 def value_of(b: ir.IRBuilder, parts: Parts) -> Value:
-    """The value as a float, specials included; every operand and accumulator format fits."""
-    # A zero's exponent is beyond those of floats.
+    """The value as a float, including Inf and NaN; every operand and accumulator format fits."""
+    # A zero's exponent is below those of floats.
     finite = b.fmul(parts.significand, power_of_two(b, smax(b, parts.exponent, ints(-126))))
     return b.select(parts.special, parts.kind, finite)
 
 
 def encode(b: ir.IRBuilder, d: DType, magnitude: Value, negative: Value, unit: Value, cut: int = 0) -> Value:
-    """`magnitude * 2^unit` as i32 codes, magnitude an unsigned i32: f32 cut toward zero, f16 to nearest even.
+    """`magnitude * 2^unit` as i32 codes, where magnitude is an unsigned i32: f32 truncated toward zero, f16
+    rounded to nearest even.
 
-    A result of zero is +0, one beyond the largest finite number Inf. The low `cut` bits of an f32's
-    significand are zero.
+    A zero result is +0, one beyond the largest finite number Inf. The low `cut` bits of an f32's significand
+    are zero.
     """
     leading = intrinsic(b, "llvm.ctlz.v16i32", V_I32, magnitude, I1(0))  # 32 for 0
     normalised = b.shl(magnitude, b.and_(leading, ints(31)))  # top bit at 31
     exponent = b.sub(b.add(unit, ints(31)), leading)
     form = formats.F32 if d == "f32" else formats.F16
     clamped = smax(b, exponent, ints(form.min_exponent))
-    below = b.sub(clamped, exponent)  # places a subnormal loses
+    below = b.sub(clamped, exponent)  # bits that a subnormal loses
     field = b.shl(b.add(clamped, ints(form.bias - 1)), ints(form.fraction_bits))
     if d == "f32":
         kept = b.lshr(b.lshr(normalised, ints(8)), smin(b, below, ints(31)))
         if cut:
             kept = b.and_(kept, ints(-(1 << cut)))
     else:
-        # The bit that leaves is kept as a sticky bit, so that sums of halves fit 32 bits.
+        # The bit shifted out becomes a sticky bit, so that sums of halves fit 32 bits.
         sticky = b.or_(b.lshr(normalised, ints(1)), b.and_(normalised, ints(1)))
         drop = smin(b, b.add(below, ints(20)), ints(31))
         odd = b.and_(b.lshr(sticky, drop), ints(1))
@@ -120,7 +122,7 @@ def encode(b: ir.IRBuilder, d: DType, magnitude: Value, negative: Value, unit: V
         kept = b.select(b.icmp_signed(">", below, ints(11)), ints(0), kept)
     infinity = ints(((1 << form.exponent_bits) - 1) << form.fraction_bits)
     bits = b.add(field, kept)
-    # As exponents the fields cannot wrap: a sum lies below 2^(2 * 128 + 7).
+    # The exponent fields cannot wrap: a sum is below 2^(2 * 128 + 7).
     bits = b.select(b.icmp_signed(">", clamped, ints(form.max_exponent)), infinity, bits)
     if d == "f16":
         bits = smin(b, bits, infinity)
@@ -129,7 +131,7 @@ def encode(b: ir.IRBuilder, d: DType, magnitude: Value, negative: Value, unit: V
 
 
 def with_specials(b: ir.IRBuilder, d: DType, bits: Value, kind: Value) -> Value:
-    """`bits`, but Inf or NaN where the sum of the terms' kinds is one."""
+    """`bits`, replaced by Inf or NaN where the sum of the terms' kinds is Inf or NaN."""
     form = formats.F32 if d == "f32" else formats.F16
     infinity = ints(((1 << form.exponent_bits) - 1) << form.fraction_bits)
     sign = ints(1 << (form.bits - 1))
@@ -147,7 +149,8 @@ def round_fp64(b: ir.IRBuilder, d: DType, value: Value) -> Value:
 
 
 def _f16_bits(b: ir.IRBuilder, value: Value) -> Value:
-    """fp64 to f16 codes. Adding 1.5 * 2^52 units in the last place of the f16 makes fp64 round there."""
+    """fp64 to f16 codes. Adding 1.5 * 2^52 units in the last place of the f16 makes the fp64 addition round
+    there."""
     code = b.bitcast(value, V_I64)
     magnitude = b.and_(code, constant(V_I64, (1 << 63) - 1))
     floor = constant(V_I64, (1023 + formats.F16.min_exponent) << 52)
@@ -156,7 +159,7 @@ def _f16_bits(b: ir.IRBuilder, value: Value) -> Value:
     magic = b.fmul(b.bitcast(power, V_F64), constant(V_F64, 1.5 * 2.0**42))
     rounded = b.fsub(b.fadd(b.bitcast(magnitude, V_F64), magic), magic)
 
-    # Exact in f32 from here, and below 2^18 or beyond the f16 range.
+    # From here on exact in f32, and below 2^18 or beyond the f16 range.
     small = b.fptrunc(rounded, V_F32)
     normal = b.sub(b.lshr(b.bitcast(small, V_I32), ints(13)), ints((127 - 15) << 10))
     subnormal = b.fptosi(b.fmul(small, floats(2.0**24)), V_I32)

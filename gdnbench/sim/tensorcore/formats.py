@@ -1,10 +1,10 @@
-"""The element formats of tensor-core operands as bits: what a code means, exactly.
+"""The element formats of tensor-core operands: the exact value of each code.
 
 A code is the format's bits in the low end of an unsigned integer of `storage` type. Formats of six and four
-bits stand alone in a byte, as an MMA sees them once the padding of shared memory is gone (PTX ISA, "Packing
-formats used for .kind::f8f6f4": 16 elements contiguous, then padding, which is the reader's business). tf32
-is the upper 19 bits of a float; the lower 13 bits are ignored whatever they hold (MMA-Sim truncates there
-too), so a NaN whose payload lies only there reads as Inf.
+bits have a byte per element; the caller removes the padding of shared memory first (PTX ISA, "Packing formats
+used for .kind::f8f6f4": 16 elements contiguous, then padding). tf32 is the upper 19 bits of a float; the
+lower 13 bits are ignored (MMA-Sim truncates there too), so a NaN whose payload is only in those bits is read
+as Inf.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Codes = NDArray[np.unsignedinteger]
 
 
 class Specials(Enum):
-    """How a format spends its largest exponent."""
+    """The use of a format's largest exponent."""
 
     IEEE = "Inf and NaN"
     NAN_ONLY = "one NaN code of each sign, the rest finite"  # OCP OFP8 E4M3
@@ -28,10 +28,10 @@ class Specials(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """Codes taken apart. A finite value is `(-1)^negative * significand * 2^(exponent - fraction_bits)`.
+    """Decoded codes. A finite value is `(-1)^negative * significand * 2^(exponent - fraction_bits)`.
 
     `exponent` is nominal: a subnormal has the format's smallest exponent and a significand without the
-    leading one. It means nothing where `nan` or `inf`, where significand is 0.
+    leading one. For `nan` and `inf` it is undefined and significand is 0.
     """
 
     negative: NDArray[np.bool_]
@@ -43,7 +43,7 @@ class Decoded:
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """A binary floating-point format with a sign; `ignored` low bits of the storage mean nothing."""
+    """A binary floating-point format with a sign; the `ignored` low bits of the storage have no meaning."""
 
     name: str
     exponent_bits: int
@@ -76,7 +76,7 @@ class Format:
         return field - self.bias - (1 if self.specials is Specials.IEEE else 0)
 
     def decode(self, codes: Codes) -> Decoded:
-        """Take codes apart."""
+        """Decode codes into sign, exponent and significand."""
         code = np.asarray(codes).astype(np.int64) >> self.ignored
         top = (1 << self.exponent_bits) - 1
         fraction = code & ((1 << self.fraction_bits) - 1)

@@ -1,4 +1,4 @@
-"""Sixteen lanes of LLVM IR: the vector types, constants and small idioms that `codegen` is written in."""
+"""Helpers for sixteen lanes of LLVM IR, used by `codegen`: vector types, constants and small functions."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The arithmetic models compiled for this CPU: the bits of `reference`, by other arithmetic, at GMAC/s.
+"""The arithmetic models compiled for this CPU: the same bits as `reference`, at GMAC/s.
 
-A product is compiled on first use and kept for the life of the process. Calls release the GIL.
+A product is compiled at first use and stays loaded until the process ends. Calls release the GIL.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _ENGINES: list[llvm.ExecutionEngine] = []  # own the code that the functions poi
 
 
 def multiply(product: Product, model: str, a: Codes, b: Codes, c: Codes | None) -> Codes:
-    """D = A B^T + C, bits in and out (see `product.Multiply`)."""
+    """D = A B^T + C, on codes (see `product.Multiply`)."""
     chosen = check_operands(product, model, a, b, c)
     a, b = np.ascontiguousarray(a), np.ascontiguousarray(b)
     d = np.empty((a.shape[0], b.shape[0]), product.accumulator.storage)
@@ -46,13 +46,13 @@ def multiply(product: Product, model: str, a: Codes, b: Codes, c: Codes | None) 
 
 
 def _data(array: Codes) -> int:
-    """Where the elements lie; `ndarray.ctypes` builds three objects to say so."""
+    """The address of the elements; `ndarray.ctypes` would create three objects for it."""
     where: int = array.__array_interface__["data"][0]
     return where
 
 
 def address(product: Product, model: str) -> int:
-    """Where the function lies that `codegen` describes, for code that calls it without Python."""
+    """The address of the function that `codegen` describes, for native callers."""
     return _compiled(product, Model(model))
 
 
@@ -68,8 +68,8 @@ def _compiled(product: Product, model: Model) -> int:
 
 @cache
 def _compile(product: Product, model: Model) -> int:
-    """Compile and return the address. LLVM's context is shared, so one at a time. Code and constants may be
-    mapped further apart than 2 GB: the large code model reaches that."""
+    """Compile and return the address. LLVM's context is shared, so one thread compiles at a time. Code and
+    constants may be mapped further apart than 2 GB, which needs the large code model."""
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     module = llvm.parse_assembly(module_text(product, model))

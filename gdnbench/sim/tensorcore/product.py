@@ -1,20 +1,21 @@
-"""A tensor-core product as an instruction names it, and the arithmetic that the hardware does for it.
+"""The products that tensor-core instructions compute, and models of the hardware's arithmetic.
 
-`Multiply` is the seam: a matrix product over the K of one instruction, bits in, bits out.
-`reference.multiply` defines it in NumPy, `native.multiply` is the same compiled for this CPU. Two models:
+`Multiply` is the interface: a matrix product over the K of one instruction, on codes. `reference.multiply`
+defines it in NumPy; `native.multiply` is the same compiled for this CPU. There are two models:
 
-`exact`     Products exact, summed in fp64 one after another: C first (0 if there is none), then k = 0, 1,
-            ...; the sum rounded once to D, to nearest even. Overflow gives Inf, any NaN the canonical NaN.
-            Every product of two operand formats is exact in fp64: only additions and the last step round.
+`exact`     Exact products, summed in fp64 one after another: C first (0 if there is none), then k = 0, 1,
+            ...; the sum is rounded once to D, to nearest even. Overflow gives Inf, any NaN the canonical
+            NaN. Every product of two operand formats is exact in fp64: only additions and the last step
+            round.
 
-`hardware`  Fused sums. One fused sum takes C and `terms` products. A product is exact and its exponent is
-            nominal: e_a + e_b, not renormalised; a subnormal has its format's smallest exponent, C its own
-            exponent; terms that are zero take no part. All terms are cut toward zero at 2^(largest exponent
-            - fraction_bits), added exactly, and the sum is normalised to D: toward zero for f32, to nearest
+`hardware`  Fused sums. One fused sum has C and `terms` products. A product is exact and its exponent is
+            nominal: e_a + e_b, not renormalised. A subnormal has its format's smallest exponent, C its own
+            exponent; zero terms are ignored. All terms are truncated toward zero at 2^(largest exponent -
+            fraction_bits) and added exactly. The sum is normalised to D: toward zero for f32, to nearest
             even for f16. Subnormals are kept. A zero sum is +0. Inf and NaN follow the exact sum: Inf - Inf,
             0 * Inf and NaN operands give 0x7FFFFFFF (f16: 0x7FFF). A finite sum too large for D gives Inf.
 
-Where each number comes from:
+The source of each number:
 
     unit      operands     terms             fraction bits  C      source
     mma.sync  f16, bf16    k (8 or 16)       25             fused  MMA-Sim `nv_ptx.mma`, Hopper and Blackwell
@@ -24,33 +25,32 @@ Where each number comes from:
     tcgen05   f16, bf16    16                25             fused  MMA-Sim `nv_ptx.tcgen05mma`
     tcgen05   tf32         8                 25             fused  MMA-Sim, as above
     tcgen05   e4m3, e5m2,  32                25             fused  MMA-Sim, as above; e3m2 and e2m3, which it
-              e3m2 e2m3                                            does not list, are assumed alike
+              e3m2 e2m3                                            does not list, are assumed to be equal
               e2m1
-    wgmma     f16, bf16    16                25             fused  MMA-Sim `nv_ptx.wgmma`; an H200. An f32 D
-    wgmma     tf32         8                 25             fused  of bytes keeps 13 of its 23 fraction bits,
-    wgmma     e4m3, e5m2   32                13             fused  cut toward zero
+    wgmma     f16, bf16    16                25             fused  MMA-Sim `nv_ptx.wgmma`; an H200. With byte
+    wgmma     tf32         8                 25             fused  operands an f32 D keeps 13 of its 23
+    wgmma     e4m3, e5m2   32                13             fused  fraction bits, truncated toward zero
     all       rounding of D, NaN pattern, +0                       MMA-Sim `arithmetic.nv_fused_dot_add`
-    all       zero terms do not align                              an H200; MMA-Sim gives a zero operand the
-                                                                   exponent -126, which the GPU refutes
+    all       zero terms are ignored                               an H200; MMA-Sim gives a zero operand the
+                                                                   exponent -126, which the GPU disproves
 
-Every `mma.sync` row equals an H200 bit for bit over operands of 0 to 40 binades with Inf, NaN, zeros and
-subnormals strewn in, and on sums made to tell zeros, subnormal results and overflow apart
-(`tests/sim/silicon/corners.py`). So does every wgmma row over such operands, in ten combinations of
-types; `tests/sim/wgmma/test_recorded_sums.py` says which other rules that excludes. Sums like those of
-`corners.py` were asked of wgmma with f16, bf16 and tf32 (`wgmma_corners.py`) and not with bytes: what it does
-there with a zero that MMA-Sim's exponent would make the largest term, with a negative sum that is cut to zero
-and with subnormal sums is mma.sync's word. No tcgen05 row was compared with hardware here.
+Every `mma.sync` row equals an H200 bit for bit on operands of 0 to 40 binades mixed with Inf, NaN, zeros and
+subnormals, and on sums that test zeros, subnormal results and overflow (`tests/sim/silicon/corners.py`).
+Every wgmma row equals it on such operands in ten combinations of types;
+`tests/sim/wgmma/test_recorded_sums.py` lists the other rules that this excludes. The sums of `corners.py`
+were also measured for wgmma with f16, bf16 and tf32 (`wgmma_corners.py`), not with bytes. For bytes three
+cases are assumed to be as in mma.sync: a zero that MMA-Sim's exponent would make the largest term, a negative
+sum truncated to zero, and subnormal sums. No tcgen05 row was compared with hardware.
 
 MMA-Sim: Xie et al., arXiv 2511.10909, repository microsoft/MMA-Sim, bit-equal to ten GPUs by its authors.
 Khattak and Mikaitis, arXiv 2512.07004, model the same units (H100, B200) independently.
 
-Neither sm_90a nor sm_100a has an fp8 `mma.sync` in silicon, and MMA-Sim lists none. ptxas expands it: the
-bytes 0 and 1 of every register are unpacked to f16 (exactly) and multiplied with accumulator 0, the bytes 2
-and 3 likewise on top of that, and C is added by an ordinary FADD (HADD2 for f16 accumulators), which rounds
-to nearest even. So K splits by k % 4, and an fp8 subnormal enters with the exponent of its f16.
+Neither sm_90a nor sm_100a has an fp8 `mma.sync` in hardware, and MMA-Sim lists none. ptxas expands it: it
+unpacks bytes 0 and 1 of every register to f16, exactly, and multiplies them with accumulator 0; then it adds
+the products of bytes 2 and 3; then it adds C by an ordinary FADD (HADD2 for f16 accumulators), which rounds
+to nearest even. So K is split by k % 4, and an fp8 subnormal has the exponent of its f16.
 
-Hopper's own fp8 unit, which only wgmma reaches, keeps 13 fraction bits; tcgen05 and mma.sync have no such
-cut.
+Hopper's own fp8 unit, which only wgmma uses, keeps 13 fraction bits; tcgen05 and mma.sync keep all.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ DType = Literal["f32", "f16"]
 
 BYTE_FORMATS = frozenset((E4M3, E5M2, E3M2, E2M3, E2M1))
 
-# What `terms` the units take, by the storage of the operands: (unit, bits of storage) -> allowed k.
+# The allowed k of each unit: (unit, bits of operand storage) -> k.
 _ALLOWED_K: dict[tuple[Unit, int], tuple[int, ...]] = {
     ("mma.sync", 32): (4, 8),
     ("mma.sync", 16): (8, 16),
@@ -135,7 +135,8 @@ class Product:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """How the `hardware` model does a product: which k each fused sum takes, in order, and the rest."""
+    """How the `hardware` model computes a product: the k of each fused sum, in order, and the other
+    parameters."""
 
     sums: tuple[tuple[int, ...], ...]
     fraction_bits: int
@@ -147,7 +148,7 @@ class Rule:
 FRACTION_BITS = 25
 # Of the fp8 unit of Hopper.
 BYTE_FRACTION_BITS = 13
-# Below the exponent of any product that is not zero, so that a zero never is the largest term.
+# Below the exponent of any non-zero product, so that a zero is never the largest term.
 ZERO_EXPONENT = -1024
 NAN_BITS: dict[DType, int] = {"f32": 0x7FFFFFFF, "f16": 0x7FFF}
 
@@ -167,12 +168,12 @@ def rule(product: Product) -> Rule:
 
 Multiply = Callable[[Product, str, Codes, Codes, "Codes | None"], "NDArray[Any]"]
 """(product, model, a[M,K], b[N,K], c[M,N] or None) -> d[M,N], all as bits: a and b in the format's storage
-type, c and d uint32 for f32, uint16 for f16. M and N are any, K is `product.k`. c None is no accumulator
-input (tcgen05 enable-input-d false). Negation of A or B is the caller's: it flips the operand's sign bits."""
+type, c and d uint32 for f32, uint16 for f16. M and N are any, K is `product.k`. c None means no accumulator
+input (tcgen05 enable-input-d false). To negate A or B the caller flips the operand's sign bits."""
 
 
 def check_operands(product: Product, model: str, a: Codes, b: Codes, c: Codes | None) -> Model:
-    """The model by name, after the shapes and types of the operands were checked."""
+    """Check the shapes and types of the operands and return the model of this name."""
     if a.ndim != 2 or b.ndim != 2 or a.shape[1] != product.k or b.shape[1] != product.k:
         raise ValueError(
             f"{product}: a is {a.shape}, b is {b.shape}, want [M,{product.k}] and [N,{product.k}]"
@@ -190,6 +191,6 @@ def check_operands(product: Product, model: str, a: Codes, b: Codes, c: Codes | 
 
 
 def canonical_nan(product: Product) -> np.unsignedinteger[Any]:
-    """The one NaN that a tensor core gives."""
+    """The only NaN that a tensor core produces."""
     nan: np.unsignedinteger[Any] = product.accumulator.storage.type(NAN_BITS[product.d])
     return nan

@@ -1,6 +1,6 @@
-"""The arithmetic models in NumPy, written to be read. `product` says what they are and where they come from.
+"""The arithmetic models in NumPy, written for readability. `product` defines them and names their sources.
 
-Everything of the `hardware` model is integers: significands, nominal exponents and one fixed-point sum.
+The `hardware` model uses only integers: significands, nominal exponents and one fixed-point sum.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Ints = NDArray[np.int64]
 
 
 def multiply(product: Product, model: str, a: Codes, b: Codes, c: Codes | None) -> Codes:
-    """D = A B^T + C, bits in and out (see `product.Multiply`)."""
+    """D = A B^T + C, on codes (see `product.Multiply`)."""
     chosen = check_operands(product, model, a, b, c)
     if c is None:
         c = np.zeros((a.shape[0], b.shape[0]), product.accumulator.storage)
@@ -87,7 +87,7 @@ class _Terms:
 
 
 def _nominal(parts: Decoded) -> Ints:
-    """Exponents as the adder sees them: a zero has its own."""
+    """The exponents that the adder uses: a zero has its own."""
     return np.where(parts.significand == 0, ZERO_EXPONENT, parts.exponent)
 
 
@@ -109,7 +109,7 @@ def _fused_sum(
     accumulator = product.accumulator
     pa, pb, pc = fa.decode(a), fb.decode(b), accumulator.decode(c)
 
-    # [M,N,K] products, and C as one more term behind them.
+    # [M,N,K] products, followed by C as one more term.
     products = _Terms(
         _signed(pa)[:, None, :] * _signed(pb)[None, :, :],
         _nominal(pa)[:, None, :] + _nominal(pb)[None, :, :],
@@ -131,8 +131,8 @@ def _fused_sum(
 
 
 def _encode(total: Ints, unit: Ints, form: Format, cut: int = 0) -> Codes:
-    """`total * 2^unit` in f32 cut toward zero, or in f16 to nearest even; too large gives Inf, 0 gives +0.
-    The low `cut` bits of the significand are zero."""
+    """`total * 2^unit` in f32 truncated toward zero, or in f16 rounded to nearest even; overflow gives Inf, 0
+    gives +0. The low `cut` bits of the significand are zero."""
     magnitude = np.abs(total)
     length = np.frexp(magnitude.astype(np.float64))[1].astype(np.int64)  # bit length: totals stay below 2^53
     exponent = np.maximum(length - 1 + unit, form.min_exponent)
@@ -155,7 +155,7 @@ def _encode(total: Ints, unit: Ints, form: Format, cut: int = 0) -> Codes:
 
 
 def _with_specials(product: Product, bits: Codes, pa: Decoded, pb: Decoded, pc: Decoded) -> Codes:
-    """Inf and NaN as the exact sum has them: only signs and kinds of the operands matter."""
+    """Inf and NaN of the exact sum, which depend only on the operands' signs and kinds."""
 
     def kinds(parts: Decoded) -> NDArray[np.float64]:
         kind = np.where(parts.inf, np.inf, np.sign(parts.significand))
