@@ -1,4 +1,4 @@
-"""Tensors as a compiled kernel can be given them, contiguous and aligned; and the GPU that they are on."""
+"""Tensors in the form that compiled kernels take, contiguous and aligned, and the device's number of SMs."""
 
 from __future__ import annotations
 
@@ -14,25 +14,26 @@ B200_SMS = 148
 
 @cache
 def multiprocessors(device: torch.device) -> int:
-    """SMs of a CUDA device, those of a B200 where there is none."""
+    """SMs of a CUDA device; those of a B200 for any other device."""
     if device.type != "cuda":
         return B200_SMS
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def fits(tensor: Tensor, align: int) -> bool:
-    """Whether a kernel can be given this tensor, its first element aligned to `align` bytes."""
+    """Whether a kernel can take this tensor: contiguous, with its first element aligned to `align` bytes."""
     return tensor.is_contiguous() and tensor.data_ptr() % align == 0
 
 
 def held(tensor: Tensor, align: int) -> Tensor:
-    """The tensor as a kernel can be given it: itself, or a copy."""
+    """The tensor itself if a kernel can take it, else a contiguous, aligned copy."""
     return tensor if fits(tensor, align) else tensor.clone(memory_format=torch.contiguous_format)
 
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """A tensor to fill, and the caller's, which may be one that a kernel cannot write to."""
+    """An output tensor that the kernel writes, and the caller's tensor, which the kernel may not be able to
+    write directly."""
 
     buffer: Tensor
     given: Tensor | None
@@ -46,13 +47,14 @@ class Output:
         device: torch.device,
         align: int,
     ) -> Output:
-        """The caller's, which has that shape, dtype and device, else a new one."""
+        """Use `given`, which has that shape, dtype and device, or allocate a new tensor if it is None."""
         if given is not None and fits(given, align):
             return cls(given, given)
         return cls(torch.empty(tuple(shape), dtype=dtype, device=device), given)
 
     def finish(self) -> Tensor:
-        """The caller's tensor, filled; else ours."""
+        """Copy the result to the caller's tensor if necessary, and return the caller's tensor or the new
+        one."""
         if self.given is None or self.given is self.buffer:
             return self.buffer
         return self.given.copy_(self.buffer)

@@ -1,4 +1,4 @@
-"""A made call that a kernel is proven on."""
+"""A synthetic call on which a kernel is verified."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """Options of an operation's `synth`; `quick` ones are a few small ones that between them meet every
+    """Options of an operation's `synth`. The `quick` cases are a few small ones that together reach every
     branch."""
 
     name: str
     options: Mapping[str, Any]
     quick: bool = False
-    refused: bool = False  # outside what the compiled kernels are written for: must be said, and not computed
+    refused: bool = False  # not supported by the compiled kernels: they must refuse it, not compute it

@@ -1,8 +1,8 @@
-"""Compiled kernels: what they are made from, where they are kept, how they are called.
+"""Compiled kernels: their sources, their cache and their calls.
 
-A `Source` names a kernel and its options; `program` compiles it once, or finds it in memory or on disk. A
-`Program` is called with the kernel's tensors and numbers, without the stream. Who runs it is the `launching`
-block's choice: by default CUDA, on torch's current device and stream.
+A `Source` names a kernel and its options; `program` compiles it, or finds it in memory or on disk. A
+`Program` is called with the kernel's tensors and numbers, without the stream. The `launching` block selects
+what runs it; the default is CUDA, on torch's current device and stream.
 
     target = "gdnbench_kernels.gdn_prefill.sources:build_output"
     source = Source.of("gdn_prefill.chunk_output", target, heads=2, value_heads=4)
@@ -45,7 +45,7 @@ ARCHS: dict[str, tuple[tuple[int, int], ...]] = {
     "sm_100f": ((10, 0), (10, 3)),
     "sm_103a": ((10, 3),),
 }
-"""Targets and the compute capabilities that their code runs on: "a" is for one, "f" for a family."""
+"""Targets and the compute capabilities that run their code: one for suffix "a", a family for "f"."""
 
 STREAM = "!cuda.stream"
 
@@ -53,28 +53,29 @@ Option = int | float | str | bool | None
 
 
 class ArchError(ValueError):
-    """A target that kernels are not compiled for; the message names those that they are."""
+    """A target that no kernel is compiled for; the message names the supported ones."""
 
 
 class ArgumentError(ValueError):
-    """Arguments that a compiled kernel does not take; the message names the argument and what is taken."""
+    """Arguments that a compiled kernel does not take; the message names the argument and what the kernel
+    takes."""
 
 
 LONGEST_SYMBOL, DIGEST_DIGITS = 200, 16
-"""Files add a suffix, and a dot and a process's number while they are written; names end at 255 bytes."""
+"""Files add a suffix, and a dot and the process id while they are written; names have at most 255 bytes."""
 
 
 class LoadError(ValueError):
-    """Files that are not what `export` wrote; the message names one."""
+    """Files that `export` did not write; the message names one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
     """A kernel to compile.
 
-    `target`, "package.module:function", is called with `options` and returns (host function or object with a
-    `@cute.jit` `__call__`, example arguments, a fake stream among them). Its module is imported only to
-    compile.
+    `target`, "package.module:function", is called with `options`. It returns the host function, or an object
+    with a `@cute.jit` `__call__`, and example arguments, including a fake stream. Its module is imported only
+    to compile.
     """
 
     name: str  # "gdn_prefill.chunk_uw"
@@ -87,8 +88,8 @@ class Source:
 
     @property
     def symbol(self) -> str:
-        """What exported symbols and files start with: the name and the options, as an identifier. One that is
-        too long for the name of a file is cut, and ends in a digest of all of it."""
+        """Prefix of exported symbols and files: the name and the options, as an identifier. If it is too long
+        for a file name, it is truncated and ends with a digest of all of it."""
         parts = [self.name, *(f"{name}_{value}" for name, value in self.options)]
         whole = re.sub(r"\W+", "_", "_".join(parts))
         if len(whole) <= LONGEST_SYMBOL:
@@ -97,14 +98,14 @@ class Source:
         return f"{whole[: LONGEST_SYMBOL - DIGEST_DIGITS - 1]}_{digest}"
 
     def build(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        """What the compiler is given; imports CuTe DSL."""
+        """The compiler's input; imports CuTe DSL."""
         module, _, function = self.target.partition(":")
         host, arguments = getattr(importlib.import_module(module), function)(**dict(self.options))
         return host, tuple(arguments)
 
     def files(self) -> dict[str, Path]:
-        """The Python files that decide what is compiled, by module: the target's, and all that it imports
-        of its own top-level package or of this one, directly or not."""
+        """The Python files that decide what is compiled, by module: the target's file, and all files that it
+        imports, directly or indirectly, from its own top-level package or from this one."""
         first = self.target.partition(":")[0]
         packages = {first.partition(".")[0], __name__.partition(".")[0]}
         found: dict[str, Path] = {}
@@ -121,9 +122,8 @@ class Source:
         return dict(sorted(found.items()))
 
     def key(self, arch: str) -> str:
-        """A digest of all that the compiled kernel depends on: source text, DSL, target, options, the
-        compiler's settings in the environment, this host, and where the files lie (line numbers name them).
-        """
+        """A digest of everything that the compiled kernel depends on: source text, DSL, target, options, the
+        compiler's environment variables, this host, and the paths of the files (line numbers name them)."""
         digest = hashlib.sha256()
         settings = sorted((name, value) for name, value in os.environ.items() if name.startswith("CUTE_DSL_"))
         host = (platform.system(), platform.machine())
@@ -145,7 +145,8 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """A parameter of a kernel's host function: its type in the compiler's IR, None if it was compiled in."""
+    """A parameter of a kernel's host function: its type in the compiler's IR, or None if it was compiled
+    in."""
 
     name: str
     type: str | None
@@ -153,14 +154,14 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Program:
-    """A compiled kernel, complete: it is loaded, simulated or linked without compiling anything."""
+    """A complete compiled kernel: it can be loaded, simulated or linked without compiling anything."""
 
     name: str
     arch: str
     key: str
     symbol: str  # prefix of the host object's symbols
-    function: str  # the host function, as the compiler named it
-    parameters: tuple[Parameter, ...]  # in order, the stream among them
+    function: str  # the compiler's name of the host function
+    parameters: tuple[Parameter, ...]  # in order, including the stream
     ptx: str
     header: str  # C, declares what the host object defines
     host_object: bytes  # ELF, with the cubin in it
@@ -168,11 +169,12 @@ class Program:
     compile_seconds: float
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:
-        """Run on the active launcher; arguments in the kernel's order, without the stream."""
+        """Run with the active launcher. The arguments are in the kernel's order, without the stream."""
         (_launcher.get() or _cuda)(self, args, kwargs)
 
     def prepared(self, *args: Any, **kwargs: Any) -> Callable[[], object]:
-        """Calls of this program with these arguments, which are looked at once where that saves time."""
+        """A function that runs this program on these arguments; if that saves time, it checks and packs them
+        only once."""
         if _launcher.get() is not None:
             return partial(self, *args, **kwargs)
         from gdnbench_kernels.cuda_launch import prepared
@@ -180,7 +182,7 @@ class Program:
         return prepared(self, args, kwargs)
 
     def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """Arguments by parameter name, without streams; what was compiled in is None."""
+        """Arguments by parameter name, without streams; compiled-in parameters are None."""
         names = [parameter.name for parameter in self.parameters if parameter.type != STREAM]
         required = [parameter.name for parameter in self.parameters if parameter.type not in (STREAM, None)]
         given = dict(zip(names, args, strict=False))
@@ -198,14 +200,14 @@ class Program:
 
 
 Launcher = Callable[[Program, Sequence[Any], Mapping[str, Any]], object]
-"""Runs a program on arguments as the caller gave them."""
+"""Runs a program on the caller's arguments."""
 
 _launcher: ContextVar[Launcher | None] = ContextVar("gdnbench_kernels_launcher", default=None)
 
 
 @contextmanager
 def launching(launcher: Launcher) -> Iterator[None]:
-    """While calls of programs go to `launcher`."""
+    """Inside this block calls of programs go to `launcher`."""
     token = _launcher.set(launcher)
     try:
         yield
@@ -220,16 +222,17 @@ def _cuda(program: Program, args: Sequence[Any], kwargs: Mapping[str, Any]) -> N
 
 
 _STARTED = time.time_ns()
-"""No kernel was imported in this process long before."""
+"""Import time of this module, in ns: kernels are imported after it."""
 
 _programs: dict[tuple[Source, str], Program] = {}
 _lock = threading.Lock()
 
 
 def program(source: Source, arch: str = "sm_100a") -> Program:
-    """`source`, compiled for `arch`: from this process, else from disk, else compiled now and kept.
+    """`source` compiled for `arch`: from this process, else from disk, else compiled now and cached.
 
-    ArchError for another target, ImportError without CuTe DSL; what the compiler raises passes through.
+    Raises ArchError for an unsupported target and ImportError without CuTe DSL; errors of the compiler pass
+    through.
     """
     if arch not in ARCHS:
         raise ArchError(f"arch {arch!r}; there are {', '.join(ARCHS)}")
@@ -250,7 +253,7 @@ def _from_disk(source: Source, arch: str) -> Program:
 
     imported = {module: path for module, path in source.files().items() if module in sys.modules}
     made = compile_source(source, arch, key)
-    # What an edited file says is not what this process compiled, if it had imported the file before.
+    # If this process imported a file before it was edited, it compiled the old text.
     edited = any(path.stat().st_mtime_ns > _STARTED for path in imported.values())
     if not edited and source.key(arch) == key:
         CACHE.keep(key, _record(made), list(_contents(made).values()))
@@ -258,12 +261,12 @@ def _from_disk(source: Source, arch: str) -> Program:
 
 
 CONTENTS = ("o", "h", "cubin", "ptx")
-"""What a program consists of beside its record, called as the files that `export` writes."""
+"""The files that `export` writes besides the record, by name."""
 
 
 def export(made: Program, folder: Path) -> Path:
-    """Write a program as files to link or to `load`, each called as the program's symbol; returns the path of
-    its record, which is written last."""
+    """Write a program as files to link or to `load`, named after the program's symbol. Returns the path of
+    the record, which is written last."""
     folder.mkdir(parents=True, exist_ok=True)
     contents = _contents(made)
     digests = {suffix: hashlib.sha256(content).hexdigest() for suffix, content in contents.items()}
@@ -274,7 +277,7 @@ def export(made: Program, folder: Path) -> Path:
 
 
 def _write_whole(path: Path, content: bytes) -> None:
-    """A file that appears whole or not at all, and stays as it was where the disk is full."""
+    """Write a file atomically. If the disk is full, the old file stays."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         temporary.write_bytes(content)
@@ -284,7 +287,8 @@ def _write_whole(path: Path, content: bytes) -> None:
 
 
 def load(path: Path) -> Program:
-    """The program whose record `export` wrote to `path`; LoadError unless all its files are as they were."""
+    """The program whose record `export` wrote to `path`. Raises LoadError unless all its files are
+    unchanged."""
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
         digests = record.pop("sha256")
@@ -320,7 +324,7 @@ def _of_record(record: Mapping[str, Any], contents: Mapping[str, bytes]) -> Prog
 
 
 def dsl_version() -> str:
-    """Of the installed CuTe DSL; ImportError says what to install."""
+    """The version of the installed CuTe DSL. Raises ImportError, which says what to install."""
     try:
         return metadata.version(DSL)
     except metadata.PackageNotFoundError:
@@ -328,8 +332,8 @@ def dsl_version() -> str:
 
 
 def _code_generators() -> list[tuple[str, str]]:
-    """The DSL's libraries that are installed: that for CUDA 12 and that for CUDA 13 have assemblers of their
-    own, which give a kernel different registers."""
+    """The DSL's installed libraries. Those for CUDA 12 and CUDA 13 have different assemblers, which allocate
+    different registers."""
     found = []
     for name in (f"{DSL}-libs-{part}" for part in ("base", "core", "cu12", "cu13")):
         with suppress(metadata.PackageNotFoundError):
@@ -338,21 +342,21 @@ def _code_generators() -> list[tuple[str, str]]:
 
 
 def _own_files() -> dict[str, Path]:
-    """What decides how sources are compiled."""
+    """The files that decide how sources are compiled."""
     compiler = Path(__file__).with_name("cutlass_compiler.py")
     return {"compiling": Path(__file__), "cutlass_compiler": compiler, "cache": Path(artifact_cache.__file__)}
 
 
 def _spec(module: str) -> Any:
-    """Where a module is, or None; packages above it are imported, itself it is not."""
+    """The spec of a module, or None. Imports its parent packages, not the module itself."""
     try:
         return importlib.util.find_spec(module)
-    except (ModuleNotFoundError, ValueError):  # of a package that is not there; a module without a spec
+    except (ModuleNotFoundError, ValueError):  # a missing package; a module without a spec
         return None
 
 
 def _imports(spec: Any, packages: set[str]) -> Iterator[str]:
-    """Modules of `packages` that a file imports, anywhere in it."""
+    """Modules of `packages` that a file imports anywhere."""
     package = spec.name if spec.submodule_search_locations is not None else spec.parent
     for node in ast.walk(ast.parse(Path(spec.origin).read_bytes())):
         if isinstance(node, ast.Import):
@@ -361,7 +365,7 @@ def _imports(spec: Any, packages: set[str]) -> Iterator[str]:
             relative = "." * node.level + (node.module or "")
             base = importlib.util.resolve_name(relative, package) if node.level else relative
             names = [base]
-            # What is no package has no modules, and would be imported to look for one.
+            # Only a package has submodules; looking for one would import the module.
             if base.partition(".")[0] in packages and _is_package(base):
                 names += [f"{base}.{alias.name}" for alias in node.names]
         else:

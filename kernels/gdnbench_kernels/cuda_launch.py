@@ -1,8 +1,8 @@
 """Runs a compiled program with CUDA, on torch's current device and stream.
 
-The host object is loaded by CuTe DSL's own loader, whose code calls the CUDA runtime. Its arguments are
-packed here from the types that the compiler lowered them to; a tensor is the struct that the exported header
-declares: data pointer, then the dynamic extents, then the dynamic strides.
+CuTe DSL's own loader loads the host object, whose code calls the CUDA runtime. This module packs the
+arguments by their lowered types. A tensor is the struct of the exported header: data pointer, dynamic
+extents, dynamic strides.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ DTYPES = {
     "i32": (torch.int32, torch.uint32),
     "i8": (torch.int8, torch.uint8, torch.bool),
 }
-"""Element types of the compiler's IR, which has no signs."""
+"""Element types of the compiler's IR, whose integers have no sign."""
 
 NUMBERS: dict[str, Any] = {
     "i1": ctypes.c_bool,
@@ -45,8 +45,8 @@ _DYNAMIC = re.compile(r"\?(?:\{(?:i(\d+))? ?(?:div=(\d+))?\})?")
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """An extent or stride: fixed to `value`, or, where that is None, any multiple of `divisor`, passed in
-    `bits`."""
+    """An extent or stride: fixed to `value`, or if that is None, any multiple of `divisor`, passed with
+    `bits` bits."""
 
     value: int | None
     bits: int = 32
@@ -60,7 +60,7 @@ class Extent:
 
 @dataclass(frozen=True, slots=True)
 class TensorType:
-    """A tensor parameter: what it takes, and the C struct that it is passed as."""
+    """A tensor parameter: which tensors it accepts, and the C struct that passes one."""
 
     dtype: str
     align: int
@@ -70,7 +70,7 @@ class TensorType:
 
     @staticmethod
     def parse(text: str) -> TensorType | None:
-        """None for a type that is no tensor's."""
+        """Parse a type; None if it is no tensor type."""
         found = _TENSOR.fullmatch(text)
         if found is None:
             return None
@@ -83,7 +83,7 @@ class TensorType:
         return TensorType(found[1], int(found[2] or 1), shape, strides, struct)
 
     def check(self, name: str, tensor: Any, device: torch.device) -> None:
-        """ArgumentError says which of the tensor's properties the kernel does not take."""
+        """Raises ArgumentError, which names the property of the tensor that the kernel does not take."""
         if not isinstance(tensor, Tensor):
             raise ArgumentError(f"{name} is {type(tensor).__name__}; the kernel takes a tensor")
         if tensor.device != device:
@@ -119,7 +119,7 @@ class TensorType:
 
 
 class _Argument:
-    """A packed value, in the form that CuTe DSL asks arguments for."""
+    """A packed value, with the interface that CuTe DSL expects of arguments."""
 
     def __init__(self, value: Any) -> None:
         self._value = value
@@ -129,23 +129,23 @@ class _Argument:
 
 
 def launch(program: Program, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Enqueue `program` on torch's current stream. The first call of a program loads it.
+    """Enqueue `program` on torch's current stream. The first call loads the program.
 
-    NotImplementedError names the device needed if torch's is another, ArgumentError the argument that does
-    not fit.
+    Raises NotImplementedError, which names the required device, if torch's current one differs, and
+    ArgumentError, which names the argument that does not fit.
     """
     device, stream = current(program)
     _loaded(program)(*_packed(program, args, kwargs, device, ctypes.c_void_p(stream)))
 
 
 def prepared(program: Program, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Callable[[], None]:
-    """Launches of `program` on these arguments, which are checked and packed once: each goes to what is then
-    torch's current stream. Raises as `launch` does."""
+    """A function that launches `program` on these arguments, checked and packed once, on torch's then current
+    stream. Raises the errors of `launch`."""
     device, stream = current(program)
     function, handle = _loaded(program), ctypes.c_void_p(stream)
     values = _packed(program, args, kwargs, device, handle)
 
-    def go(keep: object = (args, kwargs)) -> None:  # tensors, whose addresses were packed
+    def go(keep: object = (args, kwargs)) -> None:  # keeps the tensors whose addresses are packed
         handle.value = torch.cuda.current_stream(device).cuda_stream
         function(*values)
 
@@ -159,7 +159,7 @@ def _packed(
     device: torch.device,
     stream: ctypes.c_void_p,
 ) -> list[_Argument | None]:
-    """What the host function takes."""
+    """The packed arguments of the host function."""
     bound = program.bind(args, kwargs)
     return [
         _Argument(stream) if parameter.type == STREAM else _pack(parameter, bound[parameter.name], device)
@@ -185,13 +185,13 @@ _functions: WeakKeyDictionary[Program, Callable[..., object]] = WeakKeyDictionar
 
 
 def _loaded(program: Program) -> Callable[..., object]:
-    """The program's host function, in this process."""
+    """The program's host function, loaded into this process."""
     found = _functions.get(program)
     if found is None:
         from cutlass.cute.runtime import load_module
 
         with tempfile.TemporaryDirectory(prefix="gdnbench-") as folder:
-            path = Path(folder, "program.o")  # a symbol may be longer than a file name
+            path = Path(folder, "program.o")  # a symbol may be too long for a file name
             path.write_bytes(program.host_object)
             found = _functions[program] = getattr(load_module(str(path)), program.symbol)
     return found
@@ -228,7 +228,7 @@ def _extents(text: str) -> tuple[Extent, ...]:
 
 
 def _ints(extents: Sequence[Extent]) -> type[ctypes.Structure] | None:
-    """The C struct of the dynamic ones, None if there are none."""
+    """The C struct of the dynamic extents; None if there are none."""
     bits = [extent.bits for extent in extents if extent.value is None]
     fields = [(f"value{i}", {32: ctypes.c_int32, 64: ctypes.c_int64}[size]) for i, size in enumerate(bits)]
     return type("Ints", (ctypes.Structure,), {"_fields_": fields}) if fields else None

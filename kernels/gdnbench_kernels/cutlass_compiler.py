@@ -1,11 +1,11 @@
-"""Compiles a `Source` with CuTe DSL and keeps everything that it makes. Needs no GPU.
+"""Compiles a `Source` with CuTe DSL and keeps all of its artifacts. Needs no GPU.
 
-Public surface: `cute.compile` with the options --gpu-arch, --keep-ptx, --keep-cubin and
---generate-line-info; `artifacts`, `export_to_c`. Private, written against nvidia-cutlass-dsl 4.8.1:
+Public interfaces: `cute.compile` with the options --gpu-arch, --keep-ptx, --keep-cubin and
+--generate-line-info; `artifacts`, `export_to_c`. Private ones, written against nvidia-cutlass-dsl 4.8.1:
 
-    CuTeDSL._get_dsl().envar    what CUTE_DSL_* say, read at import: .keep_ir, .dump_dir, .lineinfo, .arch,
+    CuTeDSL._get_dsl().envar    CUTE_DSL_* variables, read at import: .keep_ir, .dump_dir, .lineinfo, .arch,
                                 .enable_tvm_ffi, .dryrun
-    cutlass._mlir.ir            parses the IR kept; types of the host function's parameters
+    cutlass._mlir.ir            parses the kept IR for the types of the host function's parameters
     compiled.execution_args     .signature: names of the host function's parameters
 """
 
@@ -23,11 +23,11 @@ from gdnbench_kernels.compiling import STREAM, Parameter, Program, Source
 
 
 class CompileError(RuntimeError):
-    """A kernel that was compiled, but not into what a `Program` holds."""
+    """The compiler succeeded, but its output does not fit a `Program`."""
 
 
 def compile_source(source: Source, arch: str, key: str) -> Program:
-    """Compile for `arch`; what the compiler raises passes through."""
+    """Compile for `arch`; errors of the compiler pass through."""
     import cutlass.cute as cute
 
     host, arguments = source.build()
@@ -59,12 +59,13 @@ def compile_source(source: Source, arch: str, key: str) -> Program:
 
 @contextmanager
 def _settings(folder: str, arch: str) -> Iterator[None]:
-    """While compilations write the IR, before any pass, and all else that they keep, to `folder`. Without
-    its source lines, whoever asked for them: with them it is no text that can be parsed. And compiled for the
-    C interface, whatever the environment says of dry runs and TVM FFI.
+    """Inside this block compilations write all artifacts, with the IR before any pass, to `folder`. The IR
+    has no source lines, because with them it cannot be parsed. The code uses the C interface, whatever the
+    environment says about dry runs and TVM FFI.
 
-    The option --gpu-arch alone is not enough for an architecture older than the one that the DSL assumes
-    without a GPU: the host object could not be written."""
+    The option --gpu-arch alone does not suffice for an architecture older than the DSL's default without a
+    GPU: the DSL could not write the host object.
+    """
     from cutlass.cutlass_dsl import CuTeDSL
 
     settings: Any = CuTeDSL._get_dsl().envar
@@ -92,7 +93,7 @@ def _parameter_types(text: str, function: str) -> list[str]:
 
 
 def _bound(host: Any, names: list[str], arguments: tuple[Any, ...]) -> dict[str, Any]:
-    """Example arguments by parameter name, those of `names` alone: others were compile-time constants."""
+    """Example arguments by parameter name, limited to `names`; the others were compile-time constants."""
     called = host if inspect.isroutine(host) or hasattr(host, "_decorator_kind") else type(host).__call__
     signature = inspect.signature(getattr(called, "__wrapped__", called))
     given = (host, *arguments) if called is not host else arguments
@@ -104,7 +105,7 @@ def _bound(host: Any, names: list[str], arguments: tuple[Any, ...]) -> dict[str,
 def _parameters(
     source: Source, names: list[str], types: list[str], examples: dict[str, Any]
 ) -> tuple[Parameter, ...]:
-    """A None among the examples was compiled in; every other one is one value at run time."""
+    """The parameters: a None example was compiled in, every other one is one value at run time."""
     passed = [name for name in names if examples[name] is not None]
     if len(passed) != len(types):
         raise CompileError(

@@ -1,4 +1,4 @@
-"""An operation's tables in Markdown, printed from it: `python -m gdnbench_kernels.describe NAME`."""
+"""Prints an operation's tables in Markdown: `python -m gdnbench_kernels.describe NAME`."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""FlashInfer's Gated DeltaNet modules without CUDA, for the simulator.
+"""Imports FlashInfer's Gated DeltaNet modules without CUDA, for the simulator.
 
-The package loads CUDA libraries when it is imported, asks the device for its architecture and keeps compiled
-kernels on disk. Its host functions and kernels are CuTe DSL and need none of that. So the parents of its
-modules are stood in for by empty packages with the real paths, the device is a B200, a compiled kernel is
-called without its stream, and nothing is stored. The stand-ins are in `sys.modules` only while a module is
-imported or a function of one runs: the package itself can be imported beside them.
+The package loads CUDA libraries at import, queries the device's architecture and caches compiled kernels on
+disk. Its host functions and kernels are CuTe DSL and need none of that. This module replaces the parent
+packages by empty ones with the real paths, reports a B200, calls compiled kernels without their stream, and
+stores nothing. The replacements are in `sys.modules` only while a module is imported or one of its functions
+runs, so the real package can be imported too.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ def module(name: str) -> ModuleType:
 
 @contextmanager
 def in_place() -> Iterator[None]:
-    """While the stand-ins, and what was imported below them, are what `import flashinfer` finds, and the
-    current stream of CUDA is the null stream."""
+    """Inside this block `import flashinfer` finds the replacements and the modules imported through them, and
+    CUDA's current stream is the null stream."""
     before = _taken_out()
     stream = torch.cuda.current_stream
-    sys.modules.update(_modules)  # type: ignore[arg-type]  # None: not to be found
+    sys.modules.update(_modules)  # type: ignore[arg-type]  # None: import fails
     torch.cuda.current_stream = lambda device=None: SimpleNamespace(cuda_stream=0)  # type: ignore[assignment, return-value]
     try:
         yield
@@ -73,7 +73,7 @@ def _root() -> str:
 
 
 def _stand_ins(root: str) -> dict[str, ModuleType | None]:
-    """Packages by name; None for those whose absence the modules take as such."""
+    """Packages by name; None for those that the modules treat as absent."""
 
     def package(name: str, *paths: str, **members: Any) -> tuple[str, ModuleType]:
         full = f"{PACKAGE}.{name}" if name else PACKAGE
@@ -102,7 +102,7 @@ def _stand_ins(root: str) -> dict[str, ModuleType | None]:
 def _build(
     family: str, name: str, compile_kernel: Callable[[], Any], extra_key_files: Sequence[str] = ()
 ) -> Callable[..., None]:
-    """What the package's cache on disk returns: the compiled kernel, here without the stream it is given."""
+    """Replaces the package's disk cache: returns the compiled kernel, called without its stream argument."""
     from cuda.bindings.driver import CUstream
 
     compiled = compile_kernel()
@@ -115,8 +115,8 @@ def _build(
 
 @contextmanager
 def _tensors_of_the_device() -> Iterator[None]:
-    """While modules are imported that take `from_dlpack` of CuTe DSL by name: one that calls memory of the
-    host global memory of a device, for which their kernels are compiled."""
+    """Modules imported inside this block get a `from_dlpack` of CuTe DSL that treats host memory as a
+    device's global memory, for which their kernels are compiled."""
     import cutlass.cute.runtime as runtime
 
     original = runtime.from_dlpack
@@ -133,7 +133,7 @@ def _tensors_of_the_device() -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class _OfTheDevice:
-    """A tensor of the host that says, as DLPack, that it is in a CUDA device's memory."""
+    """A host tensor whose DLPack device type is CUDA."""
 
     tensor: Tensor
 
@@ -141,15 +141,15 @@ class _OfTheDevice:
         capsule = self.tensor.__dlpack__()
         pointer = ctypes.pythonapi.PyCapsule_GetPointer
         pointer.restype, pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
-        # DLTensor begins with the address and then has DLDevice, whose first member is the type.
+        # DLTensor starts with the address, followed by DLDevice, whose first member is the type.
         address = pointer(capsule, b"dltensor") + ctypes.sizeof(ctypes.c_void_p)
         ctypes.c_int32.from_address(address).value = DL_CUDA
         return capsule
 
 
 def _prepare_device() -> None:
-    """Every device is a B200, and kernels are compiled without TVM FFI, whose host code would ask for tensors
-    on that device."""
+    """Make every device a B200, and compile kernels without TVM FFI, whose host code would require tensors on
+    that device."""
     import cutlass.cute as cute
 
     found = importlib.import_module(f"{PACKAGE}.gdn_kernels.device_target")

@@ -1,5 +1,4 @@
-"""What the two Gated DeltaNet operations share: conventions, their conversion, ranges, and the recurrence
-itself.
+"""Shared by the two Gated DeltaNet operations: conventions, their conversion, ranges, and the recurrence.
 
 Shapes use the contract's symbols: H key heads, Hv value heads, K and V head dims. A state is [..., Hv, V, K].
 """
@@ -25,7 +24,7 @@ from gdnbench_kernels.validate import (
 ACTIVATIONS = ("bfloat16", "float16", "float32")
 STATES = ("float32", "bfloat16", "float16")
 OFFSETS = ("int32", "int64")
-NORM_EPS = 1e-6  # added to the sum of squares, as every published implementation does
+NORM_EPS = 1e-6  # added to the sum of squares, as in every published implementation
 
 GATE = Convention(
     "gate", ("log", "linear"), "g holds the log-space decay (<= 0), or alpha = exp(g) in [0, 1] where linear"
@@ -69,12 +68,12 @@ def l2_normalise(x: Tensor, compute: torch.dtype) -> Tensor:
 
 
 def normalised(x: Tensor, qk: str, compute: torch.dtype) -> Tensor:
-    """q or k as the recurrence uses it, in `compute`, whatever the convention `qk` of the caller."""
+    """q or k as the recurrence uses it, in `compute`, for the caller's convention `qk`."""
     return l2_normalise(x, compute) if qk == "raw" else x.to(compute)
 
 
 def decay(g: Tensor, gate: str, compute: torch.dtype) -> Tensor:
-    """alpha, the factor of the state, in `compute`."""
+    """alpha, the factor of the state, in `compute`, from a gate `g` in convention `gate`."""
     wide = g.to(compute)
     return wide if gate == "linear" else wide.exp()
 
@@ -86,7 +85,7 @@ def log_decay(g: Tensor, gate: str, compute: torch.dtype) -> Tensor:
 
 
 def in_vk(state: Tensor, layout: str) -> Tensor:
-    """A state of layout `layout` seen as [..., V, K], or the other way round: a view."""
+    """A view of a state of layout `layout` as [..., V, K]; its own inverse."""
     return state.transpose(-1, -2) if layout == "KV" else state
 
 
@@ -97,7 +96,7 @@ def per_value_head(x: Tensor, value_heads: int, axis: int) -> Tensor:
 
 
 def default_scale(scale: float | None, key_dim: int) -> float:
-    """The factor of the output: K ** -0.5 unless given."""
+    """The factor of the output: `scale`, or K ** -0.5 if that is None."""
     return key_dim**-0.5 if scale is None else scale
 
 
@@ -126,7 +125,8 @@ def check_form(
     call: Call,
     conventions: Sequence[Convention] = CONVENTIONS,
 ) -> dict[str, int]:
-    """Refuses whatever can be told without a value: names, kinds, dtypes, shapes; returns sizes by symbol."""
+    """Check names, kinds, dtypes and shapes, without reading values; returns sizes by symbol. Raises
+    ContractError."""
     check_conventions(op, conventions, call.conventions)
     check_scalars(op, scalars, call)
     sizes = check_tensors(op, tensors, call)
@@ -143,12 +143,12 @@ def check_form(
 
 
 def index_tensors(tensors: Sequence[TensorSpec], call: Call) -> list[str]:
-    """Names of the tensors of a call that may be of either integer dtype."""
+    """Names of the call's tensors that may have either integer dtype."""
     return [spec.name for spec in tensors if spec.dtypes == OFFSETS and spec.name in call.tensors]
 
 
 def check_heads(op: str, sizes: Mapping[str, int]) -> None:
-    """Refuses a number of value heads that is no multiple of the number of key heads."""
+    """Raises ContractError if the number of value heads is no multiple of the number of key heads."""
     heads, value_heads = sizes["H"], sizes["Hv"]
     if heads < 1 or value_heads % heads:
         raise ContractError(
@@ -157,8 +157,8 @@ def check_heads(op: str, sizes: Mapping[str, int]) -> None:
 
 
 def check_gates(op: str, call: Call, beta_max: Scalar) -> None:
-    """Refuses finite values of g and beta outside their ranges, and a beta_max that is neither 1 nor 2. What
-    raw gates are made of may have any value."""
+    """Raises ContractError for finite g and beta outside their ranges, and for a beta_max other than 1 and 2.
+    The inputs of raw gates may have any value."""
     if beta_max not in (1, 2):
         raise ContractError(f"{op}: scalar beta_max is {beta_max}; it must be 1 or 2")
     if call.conventions.get("gate") == "raw":
@@ -172,7 +172,7 @@ IMPOSSIBLE: Mapping[str, str] = {
     "gate": "what a gate was made of cannot be had from it",
     "qk": "normalising them again would change their bits",
 }
-"""Why a convention has no way back."""
+"""Why a conversion cannot be inverted."""
 
 
 def convert_call(
@@ -183,11 +183,11 @@ def convert_call(
     indices: Sequence[str] = (),
     conventions: Sequence[Convention] = CONVENTIONS,
 ) -> Call:
-    """`call` in the `target` values of `conventions` (those it leaves out stay); raises ContractError where
-    that cannot be done, or where there is no such convention or value.
+    """`call` in the `target` values of `conventions`; conventions that `target` leaves out stay. Raises
+    ContractError if that is impossible, or for an unknown convention or value.
 
-    `states` names the tensors that are states, `indices` those that the convention offsets is about. Tensors
-    that no conversion concerns are passed on, not copied.
+    `states` names the tensors that are states, `indices` those that the convention offsets applies to.
+    Tensors that no conversion changes are not copied.
     """
     check_conventions(op, conventions, target)
     current = resolved_conventions(conventions, call.conventions)
@@ -214,7 +214,7 @@ def convert_call(
 def convert_states(
     tensors: Mapping[str, Tensor], source: Mapping[str, str], target: Mapping[str, str], states: Sequence[str]
 ) -> dict[str, Tensor]:
-    """`tensors` with those named in `states` transposed, as contiguous copies, if the two layouts differ."""
+    """`tensors` with those in `states` transposed, as contiguous copies, if the two layouts differ."""
     default = STATE_LAYOUT.values[0]
     if source.get("state_layout", default) == target.get("state_layout", default):
         return dict(tensors)

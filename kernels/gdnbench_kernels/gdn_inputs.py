@@ -1,8 +1,8 @@
-"""Inputs for the Gated DeltaNet operations: keys of a given correlation, gates of a given span, beta of a
-given range.
+"""Synthetic inputs of the Gated DeltaNet operations: keys of a given correlation, gates of a given span, beta
+of a given range.
 
-Random keys hide most regressions of a chunked kernel: near-parallel keys make the triangular inverse hard,
-and wide gates make its exponents large. Everything is deterministic in the seed of a CPU generator.
+Random keys hide most regressions of a chunked kernel: near-parallel keys make the triangular inverse ill-
+conditioned, and wide gates make its exponents large. All values depend only on the seed of a CPU generator.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from gdnbench_kernels.gdn import ACTIVATIONS, CONVENTIONS, OFFSETS, STATES, l2_n
 from gdnbench_kernels.validate import check_conventions
 
 Span = float | tuple[float, float]
-"""One value, or the two ends of a range."""
+"""One value, or the two bounds of a range."""
 
-SPAN_TOKENS = 64  # the chunk over which a gate span is counted
+SPAN_TOKENS = 64  # the tokens over which a gate span is summed
 
 
 @dataclass(frozen=True, slots=True)
 class Dtypes:
-    """The dtypes of a made call."""
+    """The dtypes of a synthetic call."""
 
     activations: torch.dtype
     states: torch.dtype
@@ -34,7 +34,7 @@ class Dtypes:
 
 
 def named_dtypes(dtype: str, state_dtype: str, offsets_dtype: str) -> Dtypes:
-    """The dtypes of those names; ContractError for one that the contracts do not take there."""
+    """The dtypes of those names. Raises ContractError for a dtype that the contract does not allow there."""
     return Dtypes(
         activations=named_dtype("dtype", dtype, ACTIVATIONS),
         states=named_dtype("state_dtype", state_dtype, STATES),
@@ -43,7 +43,7 @@ def named_dtypes(dtype: str, state_dtype: str, offsets_dtype: str) -> Dtypes:
 
 
 def named_dtype(option: str, name: str, allowed: Sequence[str]) -> torch.dtype:
-    """The dtype of that name; ContractError unless it is `allowed`."""
+    """The dtype of that name. Raises ContractError unless it is in `allowed`."""
     if name not in allowed:
         raise ContractError(f"{option} is {name!r}; it must be {' or '.join(allowed)}")
     dtype: torch.dtype = getattr(torch, name)
@@ -53,14 +53,14 @@ def named_dtype(option: str, name: str, allowed: Sequence[str]) -> torch.dtype:
 def made_conventions(
     op: str, gate: str, state_layout: str, qk: str, known: Sequence[Convention] = CONVENTIONS
 ) -> dict[str, str]:
-    """The conventions of those values; ContractError for one that is not among the `known`."""
+    """The conventions of those values. Raises ContractError for one that is not in `known`."""
     conventions = {"gate": gate, "state_layout": state_layout, "qk": qk}
     check_conventions(op, known, conventions)
     return conventions
 
 
 def made_nan(op: str, tensors: Mapping[str, Tensor], rows: Sequence[int], what: str) -> None:
-    """Sets rows of q, k, v, g and beta to NaN in place; ContractError for a row that there is not."""
+    """Set rows of q, k, v, g and beta to NaN in place. Raises ContractError for a row that does not exist."""
     for row in rows:
         if not 0 <= row < len(tensors["q"]):
             raise ContractError(f"{op}: nan_at names {what} {row}; there are {len(tensors['q'])}")
@@ -69,7 +69,7 @@ def made_nan(op: str, tensors: Mapping[str, Tensor], rows: Sequence[int], what: 
 
 
 def ends(span: Span) -> tuple[float, float]:
-    """The two ends of a span; ContractError unless 0 <= low <= high < inf."""
+    """The two bounds of a span. Raises ContractError unless 0 <= low <= high < inf."""
     low, high = span if isinstance(span, tuple) else (span, span)
     if not (math.isfinite(low) and math.isfinite(high) and 0 <= low <= high):
         raise ContractError(f"range {low:g},{high:g} is not one; give LOW,HIGH with 0 <= LOW <= HIGH")
@@ -101,10 +101,10 @@ def queries_and_keys(
 
 
 def gates(shape: tuple[int, ...], span: Span, generator: Generator) -> Tensor:
-    """Log-space gates [T, Hv], fp32, <= 0: sum of |g| over 64 tokens is `span` in expectation.
+    """Log-space gates [T, Hv], fp32, <= 0. The expected sum of |g| over 64 tokens is `span`.
 
-    A range gives every head a span of its own, log-uniform where the range excludes 0, uniform otherwise.
-    Within a head |g| is uniform in [0, 2 span / 64).
+    A range gives every head its own span, log-uniform if the range excludes 0, uniform otherwise. Within a
+    head |g| is uniform in [0, 2 span / 64).
     """
     low, high = ends(span)
     drawn = torch.rand(shape[-1], generator=generator)
@@ -116,7 +116,7 @@ def gates(shape: tuple[int, ...], span: Span, generator: Generator) -> Tensor:
 
 
 def spike(g: Tensor, size: float, generator: Generator) -> None:
-    """Adds `size` to |g| of one drawn token in every 64, for each head by itself, in place."""
+    """Add `size` to |g| of one random token in every 64, separately for each head, in place."""
     if not (math.isfinite(size) and size >= 0):
         raise ContractError(f"gate spike {size:g} is none; give a number of 0 or more")
     for start in range(0, len(g) if size else 0, SPAN_TOKENS):

@@ -1,5 +1,5 @@
-"""Ranges that decide how hard a gated delta rule is to compute: sums of gates over a chunk, and how alike the
-keys of a chunk are."""
+"""Ranges that determine the numerical difficulty of a gated delta rule: sums of gates over a chunk, and
+cosines between keys of a chunk."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from gdnbench_kernels.contract import Ranges
 
 CHUNK = 64
 _BINS = 1 << 14
-"""Between -1 and 1: a quantile is off by 2^-13 at most."""
+"""Bins between -1 and 1: the error of a quantile is at most 2^-13."""
 
 
 @dataclass(slots=True)
 class KeyCosines:
-    """Cosines of all pairs of different keys of one head within a chunk, as a histogram: of 65,536 tokens
-    with 16 heads there are 33 million. Cosines that are not finite are left out."""
+    """A histogram of the cosines of all pairs of different keys of one head within a chunk; 65,536 tokens
+    with 16 heads have 33 million pairs. Cosines that are not finite are left out."""
 
     count: int = 0
     total: float = 0.0
@@ -29,7 +29,7 @@ class KeyCosines:
     histogram: Tensor = field(default_factory=lambda: torch.zeros(_BINS, dtype=torch.int64))
 
     def add(self, k: Tensor, bounds: Sequence[int], chunk: int = CHUNK) -> None:
-        """Those of keys `k` [T, H, K], whose sequences are tokens [bounds[n], bounds[n + 1])."""
+        """Add the pairs of keys `k` [T, H, K], whose sequences are tokens [bounds[n], bounds[n + 1])."""
         for tokens in chunks_of(bounds, chunk):
             if tokens.stop - tokens.start > 1:
                 self._add(torch.nn.functional.normalize(k[tokens].double(), dim=-1).movedim(1, 0))
@@ -37,7 +37,7 @@ class KeyCosines:
     def _add(self, unit: Tensor) -> None:
         rows, columns = torch.tril_indices(unit.shape[1], unit.shape[1], -1)
         cosines = (unit @ unit.mT)[:, rows, columns].flatten()
-        cosines = cosines[cosines.isfinite()].clamp(-1.0, 1.0)  # of equal keys 1 + 1e-16
+        cosines = cosines[cosines.isfinite()].clamp(-1.0, 1.0)  # equal keys may give 1 + 1e-16
         if cosines.numel():
             self.count += cosines.numel()
             self.total += float(cosines.sum())
@@ -50,7 +50,8 @@ class KeyCosines:
         return self.total / self.count
 
     def quantile(self, share: float) -> float:
-        """At least that share of the cosines is at most this, which is too large by 2^-13 at most."""
+        """The least bin bound that at least this share of the cosines does not exceed; at most 2^-13 too
+        large."""
         enough = math.ceil(share * self.count)
         bin = int(torch.searchsorted(self.histogram.cumsum(0), enough))
         return min((bin + 1) * (2 / _BINS) - 1, self.largest)
@@ -71,7 +72,7 @@ def chunks_of(bounds: Sequence[int], chunk: int) -> Iterator[slice]:
 
 
 def chunk_sums(g: Tensor, bounds: Sequence[int], chunk: int = CHUNK) -> Ranges | None:
-    """The least sum of log-space gates `g` [T, Hv] over a chunk, over heads; None without tokens."""
+    """The minimum over chunks and heads of the sum of log-space gates `g` [T, Hv]; None without tokens."""
     sums = [g[tokens].double().sum(0).min() for tokens in chunks_of(bounds, chunk)]
     if not sums:
         return None

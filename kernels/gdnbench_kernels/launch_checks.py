@@ -1,7 +1,8 @@
-"""Checks that calls of compiled kernels share. Arguments are looked at, values on a device are not.
+"""Checks shared by calls of compiled kernels. They look at shapes, dtypes and addresses, never at values on a
+device.
 
-They name the argument: NotImplementedError for what another kernel could take, ValueError and TypeError for
-what none could.
+The errors name the argument: NotImplementedError for what another kernel could take, ValueError and TypeError
+for what no kernel could.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from torch import Tensor
 from gdnbench_kernels.validate import LARGEST, dtype_name
 
 Span = tuple[int, int]
-"""Addresses of a tensor's first byte and of that after its last."""
+"""Addresses of a tensor's first byte and of the byte after its last."""
 
 
 def dtypes_of(names: Sequence[str]) -> tuple[torch.dtype, ...]:
@@ -25,8 +26,8 @@ def dtypes_of(names: Sequence[str]) -> tuple[torch.dtype, ...]:
 
 @dataclass(frozen=True, slots=True)
 class TensorCheck:
-    """How an operation's kernels are named in errors ("the compiled kernels take"), and the tensor whose
-    device is that of the call."""
+    """The subject of an operation's error messages ("the compiled kernels take"), and the tensor whose device
+    is the call's."""
 
     takes: str
     first: str
@@ -39,7 +40,7 @@ class TensorCheck:
         dtypes: Sequence[torch.dtype],
         device: torch.device,
     ) -> None:
-        """NotImplementedError for another dtype, ValueError for another shape or device."""
+        """Raises NotImplementedError for another dtype, ValueError for another shape or device."""
         self.dtype(name, tensor.dtype, dtypes)
         if tensor.shape != tuple(shape):
             raise ValueError(f"{name} has shape {list(tensor.shape)}; it must be {list(shape)}")
@@ -49,14 +50,14 @@ class TensorCheck:
             )
 
     def dtype(self, name: str, dtype: torch.dtype, taken: Sequence[torch.dtype]) -> None:
-        """NotImplementedError for a dtype that is not taken."""
+        """Raises NotImplementedError for a dtype that is not in `taken`."""
         if dtype not in taken:
             names = " or ".join(map(dtype_name, taken))
             raise NotImplementedError(f"{self.takes} {name} as {names}, not as {dtype_name(dtype)}")
 
 
 def check_own_elements(name: str, tensor: Tensor) -> None:
-    """ValueError for an output two elements of which could lie at one address."""
+    """Raises ValueError for an output in which two elements could have one address."""
     reach = 0
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size > 1 and stride <= reach:
@@ -65,7 +66,8 @@ def check_own_elements(name: str, tensor: Tensor) -> None:
 
 
 def number(name: str, value: float) -> float:
-    """A number that float32 has too. A tensor is refused: to read it would be to wait for the device."""
+    """A number that float32 can represent. Raises TypeError for a tensor, because reading it would wait for
+    the device."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(f"{name} is a {type(value).__name__}; it must be a number")
     if not abs(value) <= LARGEST:
@@ -74,7 +76,8 @@ def number(name: str, value: float) -> float:
 
 
 def span(name: str, tensor: Tensor) -> Span:
-    """Where a tensor lies, gaps included; (0, 0) without elements. ValueError for one that lies nowhere."""
+    """The addresses of a tensor, gaps included; (0, 0) without elements. Raises ValueError for a tensor
+    without memory."""
     if not tensor.numel():
         return 0, 0
     start = tensor.data_ptr()
@@ -85,7 +88,8 @@ def span(name: str, tensor: Tensor) -> Span:
 
 
 def check_apart(outputs: Sequence[str], spans: Mapping[str, Span]) -> None:
-    """ValueError for an output in the memory of another tensor, which CTAs that are behind read or write."""
+    """Raises ValueError for an output in the memory of another tensor, which later CTAs still read or
+    write."""
     rest = dict(spans)
     for name in outputs:
         start, stop = rest.pop(name, (0, 0))

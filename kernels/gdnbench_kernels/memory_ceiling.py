@@ -1,4 +1,4 @@
-"""Moves bytes as fast as memory lets it: what kernels that move as many are compared with. CuTe DSL.
+"""Moves bytes as fast as memory allows: the baseline for kernels that move as many. CuTe DSL.
 
     target[i] = source[i] xor key        for 32-bit words i; in place where source and target are one tensor
 
@@ -6,12 +6,12 @@
     source  words   int32  contiguous, 16-byte aligned
     target  words   int32  contiguous, 16-byte aligned
 
-CTA b takes tiles b, b + grid, b + 2 grid, ... of `threads` x `unroll` vectors of 16 bytes. A thread loads
-`unroll` vectors, each `threads` from the one before, and then stores them: all loads of a tile are in flight
-before the first is used. The last tile is taken vector by vector. With `no_allocate` neither loads nor stores
-leave anything in L1. words is a multiple of 4 and less than 2^31.
+CTA b processes tiles b, b + grid, b + 2 grid, ... of `threads` x `unroll` vectors of 16 bytes. A thread loads
+`unroll` vectors, `threads` apart, and then stores them, so all loads of a tile are in flight before the first
+is used. The last tile is processed vector by vector. With `no_allocate` loads and stores do not allocate in
+L1. words is a multiple of 4 and less than 2^31.
 
-Sources are made by `gdnbench.timing.ceiling`; `build` is what they name.
+`gdnbench.timing.ceiling` makes the sources, whose target is `build`.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 I32, I64 = cutlass.Int32, cutlass.Int64
 
 VECTOR = 16
-"""Bytes."""
+"""Bytes of a vector."""
 WORDS = 4
-"""Of a vector."""
+"""Words of a vector."""
 
 
 @dataclass(frozen=True)
 class Move:
-    """target = source xor key; see the module."""
+    """target = source xor key; the module explains it."""
 
     threads: int
     unroll: int
@@ -76,7 +76,7 @@ class Move:
     def move(
         self, source: cute.Tensor, target: cute.Tensor, key: cutlass.Int32, at: cutlass.Int32, count: int
     ) -> None:
-        """Vectors `at`, `at` + threads, ...; `count` of them."""
+        """Process `count` vectors: `at`, `at` + threads, ..."""
         begin = I64(at) * VECTOR
         step = self.threads * VECTOR
         loaded = [self.load(source.iterator.toint() + begin + place * step) for place in range(count)]
@@ -100,7 +100,7 @@ class Move:
 
 
 def build(threads: int, unroll: int, no_allocate: bool) -> tuple[Any, tuple[Any, ...]]:
-    """What is compiled, and examples of its arguments."""
+    """The object to compile, and examples of its arguments."""
     make: Any = make_fake_tensor
     words = cute.sym_int()
     vector = make(cutlass.Int32, (words,), (1,), assumed_align=VECTOR)

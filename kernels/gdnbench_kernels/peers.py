@@ -1,10 +1,10 @@
-"""What the kernels of other packages share: packages that are imported when asked for, and their launches.
+"""Shared by the wrappers of other packages' kernels (peers): lazy imports and launches.
 
     fla         flash-linear-attention 0.6.0 with fla-core 0.6.0: Triton
     flashinfer  flashinfer-python 0.7.2.post1: CuTe DSL
 
-A peer is called by the function that its users call. What its launch does not do, another layout, gathered
-states, is done before and after it, and its module says so.
+A wrapper calls the function that the package's users call. Conversions that its launch does not include, such
+as another layout or gathered states, run before and after it; the wrapper's module lists them.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from gdnbench_kernels.arguments import Output
 from gdnbench_kernels.validate import dtype_name
 
 INSTALL = "pip install 'gdnbench[peers]'"
-ALIGN = 32  # bytes: the most that a peer compiles for
+ALIGN = 32  # bytes: the largest alignment that a peer requires
 NO_DISPATCH = {"FLA_FLASH_QLA": "0", "FLA_DISABLE_BACKEND_DISPATCH": "1"}
-"""Without these flash-linear-attention calls other packages' kernels where it finds them."""
+"""Without these settings flash-linear-attention calls other packages' kernels if they are installed."""
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def taking(bind: Callable[..., Any]) -> Callable[[Function], Function]:
-    """Gives a function of `**call` the parameters of `bind`, by which it is known what to pass."""
+    """Gives a function of `**call` the signature of `bind`, from which callers know what to pass."""
 
     def mark(function: Function) -> Function:
         signature = inspect.signature(bind)
@@ -45,7 +45,8 @@ def taking(bind: Callable[..., Any]) -> Callable[[Function], Function]:
 
 
 def fla_module(name: str) -> ModuleType:
-    """`fla.<name>`, its dispatch to other backends off. ImportError, with what to do, where it is not."""
+    """`fla.<name>`, without its dispatch to other backends. Raises ImportError, which says what to do, if it
+    is missing."""
     os.environ.update(NO_DISPATCH)
     try:
         module = importlib.import_module(f"fla.{name}")
@@ -62,8 +63,8 @@ def fla_module(name: str) -> ModuleType:
 
 
 def flashinfer_module(name: str, device: torch.device) -> ModuleType:
-    """`flashinfer.<name>` for that device; for the CPU, which is the simulator's, without what it needs CUDA
-    for. ImportError, with what to do, if it is not there."""
+    """`flashinfer.<name>` for that device; for the CPU, that is the simulator, without its CUDA parts. Raises
+    ImportError, which says what to do, if it is missing."""
     try:
         if device.type == "cuda":
             return importlib.import_module(f"flashinfer.{name}")
@@ -73,7 +74,7 @@ def flashinfer_module(name: str, device: torch.device) -> ModuleType:
 
 
 def flashinfer_call(device: torch.device, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    """Call what came from `flashinfer_module`."""
+    """Call a function of `flashinfer_module`."""
     if device.type == "cuda":
         return function(*args, **kwargs)
     with flashinfer_stand_in.in_place():
@@ -87,8 +88,8 @@ def _missing(distribution: str, package: str, error: ImportError) -> ImportError
 
 
 class Later(Mapping[str, Tensor]):
-    """What a launch left, by contract name, put into the contract's form when it is first asked for: nobody
-    asks where launches are timed."""
+    """The outputs of a launch, by contract name, converted to the contract's form at first access: timed
+    launches never access them."""
 
     def __init__(self, finish: Callable[[], dict[str, Tensor]]) -> None:
         self._finish = cache(finish)
@@ -104,10 +105,10 @@ class Later(Mapping[str, Tensor]):
 
 
 class PeerLaunch:
-    """A launch of a peer's function, and how its result becomes the contract's outputs.
+    """A launch of a peer's function, and the conversion of its result to the contract's outputs.
 
-    The result is kept until the next launch: memory that a function allocates anew would else be the same in
-    every launch of a round, and stay in the cache.
+    The result is kept until the next launch. Otherwise memory that the function allocates would be the same
+    in every launch of a round, and stay in the cache.
     """
 
     def __init__(self, call: Callable[[], Any], finish: Callable[[Any], dict[str, Tensor]]) -> None:
@@ -125,8 +126,8 @@ _warm: set[Hashable] = set()
 
 
 def kind(peer: str, call: Mapping[str, Any]) -> Hashable:
-    """What peers compile and tune for, of a call: all but the tensors' values, and of their addresses what
-    they are aligned to."""
+    """The properties of a call for which peers compile and tune: everything except the tensors' values and
+    addresses; of the addresses only the alignment."""
     return peer, *(
         (name, value.device, value.dtype, value.shape, value.stride(), value.data_ptr() % ALIGN)
         if isinstance(value, Tensor)
@@ -141,8 +142,8 @@ def warmed(
     slots: Tensor | None = None,
     once: Hashable | None = None,
 ) -> PeerLaunch:
-    """`launch`, called once, so that all is compiled and tuned; rows `slots` of `pool` are as before. Of
-    calls of one kind `once` the first of this process is called: a timing prepares hundreds of a kind."""
+    """`launch`, called once so that it is compiled and tuned; rows `slots` of `pool` are restored. Of calls
+    with the same `once` only the first of this process is called: a timing prepares hundreds of a kind."""
     if once is not None and once in _warm:
         return launch
     saved = None if pool is None or slots is None else pool[slots]
@@ -155,23 +156,23 @@ def warmed(
 
 
 def held(tensor: Tensor) -> Tensor:
-    """The tensor as a peer can be given it: itself, or a contiguous, aligned copy."""
+    """The tensor itself if a peer can take it, else a contiguous, aligned copy."""
     return arguments.held(tensor, ALIGN)
 
 
 def output_of(given: Tensor | None, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Output:
-    """The caller's output where a peer can write to it, else a new one."""
+    """The caller's output if a peer can write to it, else a new one."""
     return Output.of(given, shape, dtype, device, ALIGN)
 
 
 def take_dtypes(peer: str, name: str, tensor: Tensor | None, *taken: torch.dtype) -> None:
-    """NotImplementedError unless the tensor has one of those dtypes, or there is none."""
+    """Raises NotImplementedError if the tensor is given and has none of those dtypes."""
     if tensor is not None and tensor.dtype not in taken:
         names = " or ".join(map(dtype_name, taken))
         raise NotImplementedError(f"{peer} takes {name} as {names}, not as {dtype_name(tensor.dtype)}")
 
 
 def take_dims(peer: str, k: Tensor, v: Tensor, size: int) -> None:
-    """NotImplementedError unless K and V are both `size`."""
+    """Raises NotImplementedError unless K and V are both `size`."""
     if k.shape[-1] != size or v.shape[-1] != size:
         raise NotImplementedError(f"{peer} takes K = V = {size}, not K = {k.shape[-1]} and V = {v.shape[-1]}")

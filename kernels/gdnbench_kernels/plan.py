@@ -14,7 +14,7 @@ from math import prod
 SM_SMEM = 233_472
 """Bytes of shared memory in an SM of sm_100 (228 KiB)."""
 CTA_SMEM = 1_024
-"""Bytes of them that the system reserves for each CTA."""
+"""Bytes of shared memory that the system reserves for each CTA."""
 SMEM_LIMIT = SM_SMEM - CTA_SMEM
 """Bytes of shared memory that one CTA may have."""
 TMEM_COLUMNS = 512
@@ -25,7 +25,7 @@ WARP = 32
 
 
 class PlanError(ValueError):
-    """The plan needs more than the hardware has, or contradicts itself; the message has both figures."""
+    """The plan exceeds the hardware or contradicts itself; the message has both figures."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class Accumulator:
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """Stages that producers fill and consumers release, with a full and an empty mbarrier a stage.
+    """Stages that producers fill and consumers release, with a full and an empty mbarrier per stage.
 
     `full_by` and `empty_by` name the roles that arrive; `full_count` and `empty_count` are the arrivals that
     complete a phase. `bytes` is what TMA writes in a phase; 0 without TMA.
@@ -102,7 +102,8 @@ class Sync:
 
 @dataclass(frozen=True, slots=True)
 class KernelPlan:
-    """One kernel's plan. `roles` are first warps, `warps` how many each role has, `does` its task."""
+    """One kernel's plan. `roles` are first warps, `warps` the number of warps of each role, `does` its
+    task."""
 
     name: str
     roles: type[IntEnum]
@@ -146,7 +147,7 @@ class KernelPlan:
 
     @property
     def smem_bytes(self) -> int:
-        """Buffers in order, each aligned, then the mbarriers, then the word that holds the TMEM address."""
+        """The buffers in order, each aligned, then the mbarriers, then the word with the TMEM address."""
         end = 0
         for buffer in self.smem:
             end = -(-end // buffer.align) * buffer.align + buffer.bytes
@@ -221,7 +222,7 @@ def _arrivals(pipe: Pipeline) -> str:
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Columns padded to their widest entry, four spaces in; the last is not padded."""
+    """Columns padded to their widest entry, indented by four spaces; the last is not padded."""
     widths = [max(len(row[i]) for row in (heads, *rows)) for i in range(len(heads))]
     lines = [
         "  ".join(entry.ljust(width) for entry, width in zip(row, widths, strict=True)).rstrip()

@@ -1,4 +1,4 @@
-"""The program that a call needs: which target its GPU takes, and where it is looked up."""
+"""Finds the program of a call: the target of its GPU, and the cached program."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ BLACKWELL = (SM100, SM103)
 
 
 def arch_of(device: torch.device, archs: Sequence[str], kernels: str) -> str:
-    """The first of `archs` that runs on that device, `SM100` where there is no GPU. NotImplementedError says
-    what `kernels` are compiled for, as compute capabilities."""
+    """The first of `archs` that runs on that device; `SM100` without a GPU. Raises NotImplementedError, which
+    lists the compute capabilities that `kernels` are compiled for."""
     if device.type != "cuda":
         return SM100
     capability = torch.cuda.get_device_capability(device)
@@ -33,5 +33,5 @@ def arch_of(device: torch.device, archs: Sequence[str], kernels: str) -> str:
 
 @cache
 def compiled(arch: str, source: Callable[..., Source], *options: Any) -> Program:
-    """The program of `source(*options)`, looked up once a process."""
+    """The program of `source(*options)`; looked up once per process."""
     return program(source(*options), arch)

@@ -1,4 +1,4 @@
-"""Ranges of a tensor: what `Operation.ranges` is made of."""
+"""Ranges of a tensor, for `Operation.ranges`."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ from gdnbench_kernels.contract import Ranges
 
 
 def extremes(name: str, label: str, values: Tensor, unit: str = "") -> Ranges | None:
-    """The least and the largest of `values`, NaN if one of them is; None without any."""
+    """The minimum and maximum of `values`; NaN if one of them is NaN; None without values."""
     if not values.numel():
         return None
     return Ranges(name, label, {"min": float(values.min()), "max": float(values.max())}, unit)
 
 
 def sizes(name: str, label: str, values: Iterable[Tensor]) -> Ranges | None:
-    """RMS and largest magnitude of all elements of `values`, NaN if one of them is; None without any.
+    """RMS and largest magnitude of all elements of `values`; NaN if one of them is NaN; None without
+    elements.
 
-    `values` are looked at one after another: a pool's states in fp64 may be more than there is memory for.
+    `values` are processed one after another: a pool's states in fp64 may exceed the memory.
     """
     count, squares, largest = 0, 0.0, torch.zeros((), dtype=torch.float64)
     for part in values:
@@ -36,5 +37,5 @@ def sizes(name: str, label: str, values: Iterable[Tensor]) -> Ranges | None:
 
 
 def there(ranges: Iterable[Ranges | None]) -> tuple[Ranges, ...]:
-    """Those that have a value."""
+    """The ranges that are not None."""
     return tuple(one for one in ranges if one is not None)

@@ -1,4 +1,4 @@
-"""In which precision a kernel computes and to which it rounds what it stores."""
+"""The precision in which a kernel computes, and the one to which it rounds stored values."""
 
 from __future__ import annotations
 
@@ -10,24 +10,25 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Arithmetic:
-    """Sums and products in `compute`; every stored intermediate rounded to `stored`, once."""
+    """Sums and products in `compute`; every stored intermediate is rounded to `stored` once."""
 
     compute: torch.dtype
     stored: torch.dtype
 
     def load(self, x: Tensor) -> Tensor:
-        """`x` as an operand: widened to `compute`, which is exact for every narrower dtype."""
+        """`x` as an operand: widened to `compute`, exactly for every narrower dtype."""
         return x.to(self.compute)
 
     def store(self, x: Tensor) -> Tensor:
-        """`x` as it is kept between two products: rounded to `stored`."""
+        """`x` as a stored intermediate: rounded to `stored`."""
         return x.to(self.stored)
 
 
 def served(dtype: torch.dtype) -> Arithmetic:
-    """What tensor cores do with operands of `dtype`: exact products, fp32 sums, rounded to `dtype`."""
+    """The arithmetic of tensor cores with operands of `dtype`: exact products, fp32 sums, rounded to
+    `dtype`."""
     return Arithmetic(torch.float32, dtype)
 
 
 EXACT = Arithmetic(torch.float64, torch.float64)
-"""The oracle's arithmetic: nothing is rounded below fp64."""
+"""The oracle's arithmetic: everything in fp64."""

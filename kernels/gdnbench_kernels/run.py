@@ -1,4 +1,5 @@
-"""Calls this package's own kernels, which return outputs by name. Nothing is poisoned or isolated."""
+"""Runs this package's own kernels, which return outputs by name. Does not poison buffers or isolate the
+process."""
 
 from __future__ import annotations
 
@@ -15,9 +16,9 @@ from gdnbench_kernels.contract import Call, Kernel, Operation, Role, Step
 def run_kernel(
     operation: Operation, name: str, call: Call, stages: dict[str, Tensor] | None = None
 ) -> dict[str, Tensor]:
-    """Outputs and mutated tensors of kernel `name`, in the call's conventions; the call stays as it is.
+    """Outputs and mutated tensors of kernel `name`, in the call's conventions; the call is not changed.
 
-    `stages`, if given, is filled by a kernel that has stages, in the kernel's conventions.
+    A kernel with stages fills `stages`, if given, in the kernel's conventions.
     """
     entry = operation.kernels[name]
     current = operation.default_conventions | dict(call.conventions)
@@ -37,8 +38,8 @@ def run_kernel(
 
 
 def run_step(operation: Operation, step: Step, call: Call, taken: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """What a step of a kernel that takes the call's conventions gives of it and of the stages `taken`; both
-    stay as they are. An optional output that the call does not ask for is left out."""
+    """The results of a step on this call and the stages `taken`, in the call's conventions, which the kernel
+    accepts; neither is changed. Optional outputs that the call does not request are left out."""
     function = step.target if callable(step.target) else _imported(step.target)
     given = _arguments(operation, call)
     returned: dict[str, Tensor] = function(**given, **({"stages": dict(taken)} if step.takes else {}))
@@ -46,7 +47,7 @@ def run_step(operation: Operation, step: Step, call: Call, taken: Mapping[str, T
 
 
 def _arguments(operation: Operation, call: Call) -> dict[str, Any]:
-    """Tensors, scalars and conventions by name; what the call mutates is a copy."""
+    """Tensors, scalars and conventions by name; tensors that the call mutates are copies."""
     mutated = {
         spec.name: call.tensors[spec.name].clone() for spec in operation.tensors if spec.role is Role.MUTATED
     }
@@ -54,7 +55,7 @@ def _arguments(operation: Operation, call: Call) -> dict[str, Any]:
 
 
 def _imported(target: str) -> Kernel:
-    """The function that "package.module:object.function" names."""
+    """The function named "package.module:object.function"."""
     module, path = target.split(":")
     found: Any = importlib.import_module(module)
     for part in path.split("."):

@@ -1,4 +1,4 @@
-"""How a call is made smaller: what an operation says of it, and what operations share in doing it."""
+"""Shared by operations: how to make a call smaller."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """What a call has several of, each of which can go: sequences, heads, slots that no one touches.
+    """Units of a call that can be removed: sequences, heads, unused slots.
 
-    `keep` makes the call of some of the units alone, given in ascending order, at least `least` of them;
-    ContractError where those make no call. `of_pool`: what goes are rows of a pool, and the others get new
-    numbers.
+    `keep` makes the call with only the given units, ascending, at least `least` of them. It raises
+    ContractError if they make no valid call. `of_pool`: the units are rows of a pool, and the others are
+    renumbered.
     """
 
     name: str
@@ -33,30 +33,30 @@ class Axis:
 
 @dataclass(frozen=True, slots=True)
 class Shrinking:
-    """How calls of an operation are made smaller. All callables are given valid calls."""
+    """How to make calls of an operation smaller. All callables take valid calls."""
 
     axes: Callable[[Operation, Call], tuple[Axis, ...]]
-    """What can go, the larger parts before the smaller. What remains keeps its values; offsets, chunk tables
-    and slots follow."""
+    """The axes along which a call can shrink, larger parts first. The rest keeps its values; offsets, chunk
+    tables and slots are adapted."""
     extent: Callable[[Call], dict[str, int]]
-    """What people count in a call, by its singular: {"token": 9991}."""
+    """The sizes of a call for people, by singular noun: {"token": 9991}."""
     level: Callable[[Call], dict[str, float]]
-    """A constant that a floating tensor may hold throughout, in its range; 1 for a tensor left out."""
+    """A constant, in its range, for all elements of a floating tensor; 1 for a tensor left out."""
     placed: Callable[[Call, Mapping[str, Sequence[int]]], dict[str, Tensor]] | None = None
-    """The inverse of `Operation.renumber`: the index tensors of a call for pools in which its rows are those
-    rows, by pool. None where there are no pools."""
+    """The inverse of `Operation.renumber`: the index tensors of a call whose pool rows move to the given
+    rows, by pool. None without pools."""
 
 
 def take(tensor: Tensor, axis: int, units: Sequence[int]) -> Tensor:
-    """Those `units` of one axis, as a contiguous copy, bit by bit."""
+    """The `units` of one axis, as a contiguous copy with the same bits."""
     index = torch.tensor(list(units), dtype=torch.long)
-    if tensor.element_size() == 1:  # torch does not index fp8
+    if tensor.element_size() == 1:  # torch cannot index fp8
         return tensor.view(torch.uint8).index_select(axis, index).view(tensor.dtype)
     return tensor.index_select(axis, index)
 
 
 def select(call: Call, specs: Sequence[TensorSpec], kept: Mapping[str, Sequence[int]]) -> dict[str, Tensor]:
-    """The tensors of `call` with, of every axis named in `kept`, those units alone."""
+    """The tensors of `call` with only the kept units of every axis in `kept`."""
     tensors = dict(call.tensors)
     for spec in specs:
         if spec.name not in tensors or spec.role is Role.OUTPUT:
@@ -72,12 +72,12 @@ def with_tensors(call: Call, tensors: Mapping[str, Tensor]) -> Call:
 
 
 def axis_of(operation: Operation, call: Call, name: str, symbol: str, units: int) -> Axis:
-    """Units of the axis `symbol`, wherever a tensor has it, that depend on nothing else."""
+    """Units of the axis `symbol` in every tensor that has it; nothing else depends on them."""
     return Axis(name, units, lambda kept: with_tensors(call, select(call, operation.tensors, {symbol: kept})))
 
 
 def head_axes(operation: Operation, call: Call, key_heads: int, value_heads: int) -> tuple[Axis, Axis]:
-    """Key heads with all of their value heads, and value heads at the same places of every group."""
+    """Key heads with all of their value heads, and value heads at the same position of every group."""
     group = value_heads // key_heads
 
     def keep_groups(kept: Sequence[int]) -> Call:
@@ -92,7 +92,7 @@ def head_axes(operation: Operation, call: Call, key_heads: int, value_heads: int
 
 
 def optional_axis(call: Call, tensors: Sequence[str], scalars: Mapping[str, bool]) -> Axis:
-    """Of `tensors`, those that the call has, and of `scalars` those that ask for an output: each can be left
+    """Those of `tensors` that the call has, and those of `scalars` that request an output; each can be left
     out."""
     parts = [name for name in tensors if name in call.tensors]
     parts += [name for name, default in scalars.items() if call.scalars.get(name, default)]
@@ -113,8 +113,8 @@ def pool_axis(
     pool: str,
     follow: Callable[[Tensor], dict[str, Tensor]] = lambda rows: {},
 ) -> Axis:
-    """Rows of `pool` that the call does not touch. What is left is numbered anew, by the operation's own
-    `renumber`; `follow` names the rows of other pools that stay with rows of this one."""
+    """Rows of `pool` that the call does not access. The operation's `renumber` renumbers the rest; `follow`
+    names the rows of other pools that belong to rows of this one."""
     renumber = operation.renumber
     assert renumber is not None
     touched = operation.touched(call)[pool]

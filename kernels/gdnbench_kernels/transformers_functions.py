@@ -1,4 +1,4 @@
-"""transformers' own torch implementations of the gated delta rule, found when asked for."""
+"""Finds transformers' own torch implementations of the gated delta rule; imported on demand."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ MODELING = "transformers.models.qwen3_next.modeling_qwen3_next"
 
 
 def transformers_function(name: str) -> Callable[..., tuple[Tensor, Tensor | None]]:
-    """The function `name` of `MODELING` below every wrapper that transformers (or a hook) put around it.
+    """The function `name` of `MODELING` without the wrappers that transformers or a hook added.
 
-    A wrapper would pick flash-linear-attention where that is installed; this kernel stands for torch alone.
+    A wrapper would call flash-linear-attention if it is installed; this kernel uses torch only.
     """
     try:
         modeling = importlib.import_module(MODELING)
@@ -28,9 +28,9 @@ def transformers_function(name: str) -> Callable[..., tuple[Tensor, Tensor | Non
 
 
 def check_scale(scale: float | None, key_dim: int) -> None:
-    """NotImplementedError for any scale but K ** -0.5, the only one that transformers' functions know.
+    """Raises NotImplementedError for any scale but K ** -0.5, the only one that transformers' functions use.
 
-    A scale that went through fp32 may be off by 2^-24 of itself.
+    The comparison allows a relative error of 2^-24, for a scale that went through fp32.
     """
     if scale is not None and not math.isclose(scale, key_dim**-0.5, rel_tol=2**-23):
         raise NotImplementedError(

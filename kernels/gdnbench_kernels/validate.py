@@ -1,7 +1,7 @@
-"""Validation that operations share: names, dtypes, symbolic axes, scalars, ranges. Values are checked
+"""Validation shared by operations: names, dtypes, symbolic axes, scalars, ranges. Checks of values are
 vectorised.
 
-Every refusal is a `ContractError` of one line, `<operation>: <tensor>[<position>] ...`, with the value found.
+Every error is a `ContractError` of one line, `<operation>: <tensor>[<position>] ...`, with the value found.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ LARGEST = torch.finfo(torch.float32).max
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """torch's name of a dtype without the prefix, as contracts and records write it."""
+    """torch's name of a dtype without the prefix, as in contracts and records."""
     return str(dtype).removeprefix("torch.")
 
 
 def resolved_scalars(specs: Sequence[ScalarSpec], call: Call) -> dict[str, Scalar]:
-    """Every scalar of the contract: the call's value, or the default where the call says nothing."""
+    """Every scalar of the contract: the call's value, or the default."""
     return {spec.name: call.scalars.get(spec.name, spec.default) for spec in specs}
 
 
 def resolved_conventions(conventions: Sequence[Convention], given: Mapping[str, str]) -> dict[str, str]:
-    """Every convention of the contract: the given value, or the default where nothing is given."""
+    """Every convention of the contract: the given value, or the default."""
     return {convention.name: given.get(convention.name, convention.values[0]) for convention in conventions}
 
 
 def check_conventions(op: str, conventions: Sequence[Convention], given: Mapping[str, str]) -> None:
-    """Refuses a convention, or a value of one, that the contract does not have."""
+    """Raises ContractError for a convention or value that the contract does not have."""
     known = {convention.name: convention.values for convention in conventions}
     for name, value in given.items():
         if name not in known:
@@ -46,7 +46,8 @@ def check_conventions(op: str, conventions: Sequence[Convention], given: Mapping
 
 
 def check_scalars(op: str, specs: Sequence[ScalarSpec], call: Call) -> None:
-    """Refuses a scalar that the contract does not have, or one of another kind. An int passes for a float."""
+    """Raises ContractError for a scalar that the contract does not have, or one of another type. An int is
+    accepted as a float."""
     known = {spec.name: spec for spec in specs}
     for name, value in call.scalars.items():
         if name not in known:
@@ -67,11 +68,11 @@ def check_scalars(op: str, specs: Sequence[ScalarSpec], call: Call) -> None:
 def check_tensors(
     op: str, specs: Sequence[TensorSpec], call: Call, *, partial: bool = False
 ) -> dict[str, int]:
-    """Checks presence, dtype, rank and shape of every input and mutated tensor; returns sizes by axis symbol.
-    `partial`: any of them may be missing.
+    """Check presence, dtype, rank and shape of every input and mutated tensor; returns sizes by axis symbol.
+    With `partial` any of them may be missing.
 
-    An axis is a number, a symbol, or a symbol plus a number ("N+1"). The first tensor of the table to use a
-    symbol sets its size; the error of a later one that differs names both.
+    An axis is a number, a symbol, or a symbol plus a number ("N+1"). The first tensor of the table with a
+    symbol sets its size; the error for a later tensor with another size names both.
     """
     inputs = {spec.name: spec for spec in specs if spec.role is not Role.OUTPUT}
     for name in call.tensors:
@@ -123,7 +124,7 @@ def _bind_axes(
 
 
 def check_one_dtype(op: str, call: Call, names: Sequence[str]) -> None:
-    """Refuses tensors of different dtypes where the contract asks for one."""
+    """Raises ContractError if these tensors have different dtypes."""
     first = call.tensors[names[0]].dtype
     for name in names[1:]:
         dtype = call.tensors[name].dtype
@@ -142,12 +143,12 @@ def first_true(mask: Tensor) -> tuple[int, ...] | None:
 
 
 def at(name: str, position: Sequence[int]) -> str:
-    """`name[position]`, as errors write it."""
+    """`name[position]`, as in error messages."""
     return f"{name}[{', '.join(map(str, position))}]"
 
 
 def check_range(op: str, call: Call, name: str, low: float, high: float) -> None:
-    """Refuses finite values outside [low, high]. NaN and Inf are valid input and pass."""
+    """Raises ContractError for finite values outside [low, high]. NaN and Inf are valid."""
     values = call.tensors[name]
     found = first_true(values.isfinite() & ((values < low) | (values > high)))
     if found is not None:
@@ -156,7 +157,8 @@ def check_range(op: str, call: Call, name: str, low: float, high: float) -> None
 
 
 def check_integers(op: str, call: Call, name: str, expected: Tensor, why: str) -> None:
-    """Refuses an integer tensor that differs from `expected` (on the host) in the rows that it has."""
+    """Raises ContractError if an integer tensor differs from `expected` (on the host) in the rows that it
+    has."""
     values = call.tensors[name].cpu()[: len(expected)].long()
     found = first_true(values != expected)
     if found is not None:

@@ -1,4 +1,4 @@
-"""What a lane does with a value, spelled out for every kernel that does it. CuTe DSL, sm_90 on."""
+"""Operations of one lane on a value, shared by kernels. CuTe DSL, sm_90 and later."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def float_of(bits: Any) -> Any:
 
 
 def widened(word: Any) -> tuple[Any, Any]:
-    """Two bf16 as floats: the low half, the high half."""
+    """Two bf16 as floats: low half, high half."""
     return float_of(word << 16), float_of(word & -65536)
 
 
@@ -34,5 +34,5 @@ def reciprocal(x: Any) -> Any:
 
 
 def pick(condition: Any, one: Any, other: Any) -> Any:
-    """`one` where the condition holds, else `other`; of the type of `one`."""
+    """`one` if the condition holds, else `other`; the result has the type of `one`."""
     return type(one)(cutlass.select_(condition, one, other))
