@@ -1,5 +1,5 @@
 """The recurrence written out row by row in numpy fp64, which judges the oracles, what judges stages, and the
-scripts that prove kernels."""
+script that proves kernels."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from gdnbench.judge.rule import Bound
 from gdnbench.judge.stages import judge_stages
 from gdnbench_kernels.contract import Call
 from gdnbench_kernels.gdn_prefill.contract import OPERATION as PREFILL
+from tests.kernels import proving
 
 Array = NDArray[np.float64]
 
@@ -132,22 +133,16 @@ def script() -> Callable[[str], ModuleType]:
 
 
 @pytest.fixture
-def proof_of(
-    script: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Callable[[str], Callable[..., tuple[Exit, str]]]:
-    """`proof_of("prove_prefill")(*arguments)`: the script's exit status and what it prints. Kernels run in
+def prove(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[Exit, str]]:
+    """`prove("gdn_prefill", *arguments)`: the exit status of scripts/prove.py and its stdout. Kernels run in
     this process, users' own too: to start another takes longer than they do."""
+    monkeypatch.setattr(proving, "replay", partial(proving.replay, isolate=False))
 
-    def of(name: str) -> Callable[..., tuple[Exit, str]]:
-        module = script(name)
-        here = partial(module.proving.replay, isolate=False)
-        monkeypatch.setattr(module.proving, "replay", here)
+    def run(*arguments: str) -> tuple[Exit, str]:
+        monkeypatch.setattr(sys, "argv", ["prove.py", *arguments])
+        code = proving.main("")
+        return code, capsys.readouterr().out
 
-        def run(*arguments: str) -> tuple[Exit, str]:
-            monkeypatch.setattr(sys, "argv", [name, *arguments])
-            code = module.main()
-            return code, capsys.readouterr().out
-
-        return run
-
-    return of
+    return run

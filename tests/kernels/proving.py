@@ -1,5 +1,4 @@
-"""Replays a kernel on the made calls of its operation's grid and on the shipped captures: what the scripts
-`prove_*` share.
+"""Replays a kernel on the made calls of its operation's grid and on the shipped captures.
 
 A case passes when its record does. A call outside what the compiled kernels are written for passes when it is
 refused. With several schedules of the simulator, it must pass under the first and give the same bits under
@@ -18,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from pathlib import Path
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -40,6 +40,10 @@ from gdnbench.store.recover import open_store
 from gdnbench.store.writer import StoreWriter
 from gdnbench.synth import draft, synthesise
 from gdnbench_kernels.cases import Case
+from gdnbench_kernels.gdn_decode.cases import cases as gdn_decode_cases
+from gdnbench_kernels.gdn_prefill.cases import cases as gdn_prefill_cases
+from gdnbench_kernels.swa_decode.cases import cases as swa_decode_cases
+from gdnbench_kernels.swa_decode.contract import SERVED
 
 CAPTURES = Path(__file__).parents[2] / "captures"
 
@@ -58,12 +62,32 @@ def never(conventions: Mapping[str, str]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """What is proven of one operation."""
+    """The calls that kernels of one operation are proven on."""
 
     op: str
     cases: Callable[[], Iterable[Case]]
-    refusing: tuple[str, ...]  # the kernels that refuse what cases mark as refused
-    refused: Callable[[Mapping[str, str]], bool] = never  # of a captured call's conventions, likewise
+    compiled: tuple[str, ...]
+    """The kernels that are proven if none is named, the first by default; they refuse the cases marked so."""
+    schedules: tuple[str, ...] = ("late", "early", "random:0")
+    """The schedules of the simulator by default."""
+    refused: Callable[[Mapping[str, str]], bool] = never
+    """Whether the compiled kernels refuse a captured call, by its conventions."""
+
+
+GRIDS: Final = {
+    grid.op: grid
+    for grid in (
+        # test_chunk_*.py run each of its kernels under the other schedules.
+        Grid("gdn_prefill", gdn_prefill_cases, ("sm100", "sm100_fused"), schedules=("late",)),
+        Grid("gdn_decode", gdn_decode_cases, ("cute",)),
+        Grid(
+            "swa_decode",
+            swa_decode_cases,
+            ("sm100", "portable", "wgmma"),
+            refused=lambda conventions: conventions["cache_layout"] not in SERVED["cache_layout"],
+        ),
+    )
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +143,7 @@ class Prover:
                 for info, number in [(record.info, record.number) for record in store.records]:
                     name = f"capture {path.name.partition('.')[0]} {number}"
                     if info.op == self.grid.op and self._asked(name, names):
-                        refused = self.kernel in self.grid.refusing and self.grid.refused(info.conventions)
+                        refused = self.kernel in self.grid.compiled and self.grid.refused(info.conventions)
                         few.append((number, name, refused))
                 self._records(store, few, told)
 
@@ -199,7 +223,7 @@ class Prover:
             if self._asked(case.name, names)
             and (case.quick or not quick)
             # What is outside the compiled kernels need not be outside another one.
-            and not (case.refused and self.kernel not in self.grid.refusing)
+            and not (case.refused and self.kernel not in self.grid.compiled)
         ]
         if self.on == SIM:
             for case in cases:
@@ -246,29 +270,31 @@ def row(name: str, verdict: str, record: RecordResult) -> tuple[object, ...]:
     return (name, verdict, f"{record.seconds:.1f}", worst.tensor, *figures, record.reason)
 
 
-def main(grid: Grid, description: str, schedules: tuple[str, ...] = ("late",), kernel: str = "sm100") -> Exit:
-    """The command line of a grid; `schedules` and `kernel` are those that are proven if nothing is said."""
+def main(description: str) -> Exit:
+    """The command line of scripts/prove.py."""
     parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("op", choices=GRIDS)
     parser.add_argument("names", nargs="*", help="patterns of case names; all if left out")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--list", action="store_true", help="print the names")
-    parser.add_argument("--kernel", default=kernel)
+    parser.add_argument("--kernel", help="one of the operation or FILE.py:FUNCTION (default: compiled)")
     parser.add_argument("--on", default=SIM)
     parser.add_argument("--seed", type=int, default=0, help="added to the seed of every case")
     parser.add_argument(
         "--schedules",
-        default=",".join(schedules),
-        help="of the simulator, separated by commas: late, early, random:SEED (default %(default)s)",
+        help="of the simulator, separated by commas: late, early, random:SEED",
     )
     parser.add_argument(
         "--check", action="store_true", help="with the simulator's checker, whose errors fail"
     )
-    options = parser.parse_args()
+    options = parser.parse_intermixed_args()
+    grid = GRIDS[options.op]
     if options.list:
         print("\n".join(case.name for case in grid.cases()))
         return Exit.PASS
-    schedules = tuple(options.schedules.split(","))
-    prover = Prover(grid, options.kernel, options.on, schedules, options.seed, check=options.check)
+    schedules = tuple(options.schedules.split(",")) if options.schedules else grid.schedules
+    kernel = options.kernel or grid.compiled[0]
+    prover = Prover(grid, kernel, options.on, schedules, options.seed, check=options.check)
     found: list[Proof] = []
     begin = time.monotonic()
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -15,6 +15,7 @@ from gdnbench.errors import Exit
 from gdnbench_kernels.contract import Call
 from gdnbench_kernels.gdn_decode.cases import cases
 from gdnbench_kernels.gdn_decode.contract import OPERATION, slots_of
+from tests.kernels.proving import GRIDS, Prover
 from tests.seeds import drawn
 
 Proof = Callable[..., tuple[Exit, str]]
@@ -23,8 +24,8 @@ FAULTY = Path(__file__).with_name("faulty_gdn_decode.py")
 
 
 @pytest.fixture
-def proof(proof_of: Callable[[str], Proof]) -> Proof:
-    return proof_of("prove_gdn_decode")
+def proof(prove: Callable[..., tuple[Exit, str]]) -> Proof:
+    return partial(prove, "gdn_decode")
 
 
 @pytest.fixture(scope="module")
@@ -74,10 +75,9 @@ def test_the_quick_cases_pass_with_torchs_kernel_and_other_numbers(proof: Proof)
     assert out.splitlines()[-1] == f"{len(quick)} cases, 0 failed"
 
 
-def test_one_process_runs_all_cases(script: Callable[[str], ModuleType], tmp_path: Path) -> None:
+def test_one_process_runs_all_cases(tmp_path: Path) -> None:
     """On a GPU each would import torch and compile the kernel again: 29 cases took 200 s."""
-    prove, processes = script("prove_gdn_decode"), tmp_path / "processes"
-    kernel = tmp_path / "kernel.py"
+    processes, kernel = tmp_path / "processes", tmp_path / "kernel.py"
     kernel.write_text(
         "import os\n"
         "from gdnbench_kernels.gdn_decode.torch_recurrent import torch_recurrent as recurrent\n"
@@ -85,7 +85,7 @@ def test_one_process_runs_all_cases(script: Callable[[str], ModuleType], tmp_pat
         "    print(os.getpid(), file=file)\n"
     )
     proofs: list[Any] = []
-    prover = prove.proving.Prover(prove.GRID, f"{kernel}:recurrent", "cpu")
+    prover = Prover(GRIDS["gdn_decode"], f"{kernel}:recurrent", "cpu")
     prover.prove(["fp32, [23] sequences", "bf16, drafts", "capture decode 3*"], False, proofs.append)
     names = ["fp32, 2 sequences", "fp32, 3 sequences", "bf16, drafts"]
     captured = [f"capture decode {number}" for number in (3, 30, 31)]
@@ -96,9 +96,9 @@ def test_one_process_runs_all_cases(script: Callable[[str], ModuleType], tmp_pat
     assert len(set(processes.read_text().split()) - {str(os.getpid())}) == 2
 
 
-def test_a_verdict_is_of_its_own_case(script: Callable[[str], ModuleType], tmp_path: Path) -> None:
+def test_a_verdict_is_of_its_own_case(tmp_path: Path) -> None:
     """Of more than ten, which names of numbers would order otherwise: one sequence count is refused."""
-    prove, kernel = script("prove_gdn_decode"), tmp_path / "kernel.py"
+    kernel = tmp_path / "kernel.py"
     kernel.write_text(
         "import functools\n"
         "from gdnbench_kernels.gdn_decode.torch_recurrent import torch_recurrent\n"
@@ -109,7 +109,7 @@ def test_a_verdict_is_of_its_own_case(script: Callable[[str], ModuleType], tmp_p
         "    return torch_recurrent(**call)\n"
     )
     proofs: list[Any] = []
-    prove.proving.Prover(prove.GRID, f"{kernel}:recurrent", "cpu").prove(["fp32*"], True, proofs.append)
+    Prover(GRIDS["gdn_decode"], f"{kernel}:recurrent", "cpu").prove(["fp32*"], True, proofs.append)
     made = {case.name: OPERATION.synth(**case.options) for case in cases() if case.quick}
     assert len(proofs) > 12
     for name, verdict, _ in proofs:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import ModuleType
+from functools import partial
 
 import pytest
 import torch
@@ -12,6 +12,7 @@ from gdnbench.errors import Exit
 from gdnbench_kernels.cases import Case
 from gdnbench_kernels.gdn_prefill.cases import cases
 from gdnbench_kernels.gdn_prefill.contract import OPERATION
+from tests.kernels.proving import GRIDS, Prover
 from tests.subset import quick
 
 QUICK = [case for case in cases() if case.quick]
@@ -19,14 +20,9 @@ QUICK = [case for case in cases() if case.quick]
 Proof = Callable[..., tuple[Exit, str]]
 
 
-@pytest.fixture(scope="module")
-def prove(script: Callable[[str], ModuleType]) -> ModuleType:
-    return script("prove_prefill")
-
-
 @pytest.fixture
-def proof(proof_of: Callable[[str], Proof]) -> Proof:
-    return proof_of("prove_prefill")
+def proof(prove: Callable[..., tuple[Exit, str]]) -> Proof:
+    return partial(prove, "gdn_prefill")
 
 
 def test_the_grid_has_what_kernels_go_wrong_on() -> None:
@@ -77,8 +73,8 @@ def test_names_that_choose_nothing_prove_nothing(proof: Proof) -> None:
 
 
 @pytest.mark.parametrize("case", quick(QUICK, 0, 2, ids=[case.name for case in QUICK]))
-def test_the_sm100_kernels_pass(prove: ModuleType, case: Case) -> None:
-    verdict, record = prove.proving.Prover(prove.GRID, "sm100", "sim").case(case)
+def test_the_sm100_kernels_pass(case: Case) -> None:
+    verdict, record = Prover(GRIDS["gdn_prefill"], "sm100", "sim").case(case)
     assert verdict == ("refused" if case.refused else "pass"), record.reason
     if not case.refused:
         stages = {tensor.tensor for tensor in record.tensors if tensor.stage}

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -20,6 +20,7 @@ from gdnbench_kernels.swa_decode.contract import OPERATION, flat_of
 from gdnbench_kernels.swa_decode.layouts import unpack
 from gdnbench_kernels.swa_decode.torch_paged import torch_paged
 from gdnbench_kernels.swa_decode.window import attended
+from tests.kernels.proving import GRIDS, Prover
 from tests.seeds import drawn
 from tests.subset import quick
 
@@ -29,8 +30,8 @@ FAULTY = Path(__file__).with_name("faulty_swa.py")
 
 
 @pytest.fixture
-def proof(proof_of: Callable[[str], Proof]) -> Proof:
-    return proof_of("prove_swa")
+def proof(prove: Callable[..., tuple[Exit, str]]) -> Proof:
+    return partial(prove, "swa_decode")
 
 
 @pytest.fixture(scope="module")
@@ -127,8 +128,8 @@ def test_a_wrong_kernel_fails_for_what_it_does(proof: Proof, kernel: str, case: 
 class Bits:
     """Stands for replays whose output depends on the schedule, or not."""
 
-    def __init__(self, script: ModuleType, flips: bool) -> None:
-        self.script, self.flips, self.seen = script, flips, []
+    def __init__(self, flips: bool) -> None:
+        self.flips, self.seen = flips, []
 
     def __call__(self, prover: Any, store: Any, number: int, schedule: str, run: Path) -> Any:
         self.seen.append(schedule)
@@ -138,21 +139,18 @@ class Bits:
         return record, outputs
 
     def replayed(self, prover: Any, store: Any, number: int, schedule: str, run: Path) -> Any:
-        return self.script.proving.Prover(prover.grid, "torch", "cpu")._original(store, number, "late", run)
+        return Prover(prover.grid, "torch", "cpu")._original(store, number, "late", run)
 
 
 @pytest.mark.parametrize("flips", [False, True])
-def test_every_schedule_is_run_and_its_bits_compared(
-    script: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch, flips: bool
-) -> None:
+def test_every_schedule_is_run_and_its_bits_compared(monkeypatch: pytest.MonkeyPatch, flips: bool) -> None:
     """With torch's kernel standing in for a simulated one, which is another test's and takes longer."""
-    module = script("prove_swa")
-    prover_type = module.proving.Prover
-    fake = Bits(module, flips)
-    monkeypatch.setattr(prover_type, "_original", prover_type._replayed, raising=False)
-    monkeypatch.setattr(prover_type, "_replayed", lambda *arguments: fake(*arguments))
+    fake = Bits(flips)
+    monkeypatch.setattr(Prover, "_original", Prover._replayed, raising=False)
+    monkeypatch.setattr(Prover, "_replayed", lambda *arguments: fake(*arguments))
     case = next(case for case in cases() if case.name == "ds_mla, 3 requests")
-    verdict, record = prover_type(module.GRID, "sm100", "sim", module.SCHEDULES).case(case)
+    grid = GRIDS["swa_decode"]
+    verdict, record = Prover(grid, "sm100", "sim", grid.schedules).case(case)
     assert fake.seen == (["late", "early"] if flips else ["late", "early", "random:0"])
     assert verdict == ("FAIL" if flips else "pass"), record.reason
     if flips:
@@ -164,9 +162,7 @@ QUICK = [case for case in cases() if case.quick]
 
 @pytest.mark.parametrize("kernel", ["sm100", "portable"])
 @pytest.mark.parametrize("case", quick(QUICK, *range(0, len(QUICK), 3), ids=[case.name for case in QUICK]))
-def test_the_compiled_kernels_pass(
-    script: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch, kernel: str, case: Case
-) -> None:
+def test_the_compiled_kernels_pass(monkeypatch: pytest.MonkeyPatch, kernel: str, case: Case) -> None:
     """Simulated, the same bits whether effects land late or at random."""
     ran: list[str] = []
 
@@ -176,9 +172,8 @@ def test_the_compiled_kernels_pass(
 
     simulated = simulate._run
     monkeypatch.setattr(simulate, "_run", run)
-    prove = script("prove_swa")
     schedules = ("late", f"random:{drawn('swa grid schedule', 31)}")
-    verdict, record = prove.proving.Prover(prove.GRID, kernel, "sim", schedules).case(case)
+    verdict, record = Prover(GRIDS["swa_decode"], kernel, "sim", schedules).case(case)
     assert verdict == ("refused" if case.refused else "pass"), record.reason
     launched = not case.refused and bool(case.options["lens"])
     assert ran == (list(schedules) if launched else [])

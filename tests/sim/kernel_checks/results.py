@@ -29,7 +29,6 @@ CONTENT = (
     "kernels/**/*.py",
     "tests/sim/kernel_checks/*.py",
     "tests/kernels/proving.py",
-    "scripts/prove_*.py",
 )
 TIMED = 0.3
 """Seconds without the checker from which on a case says what it costs: less is the start of a launch."""

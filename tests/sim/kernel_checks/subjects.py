@@ -6,8 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from scripts import prove_gdn_decode, prove_prefill, prove_swa
-from tests.kernels.proving import Grid
+from tests.kernels.proving import GRIDS, Grid
 from tests.sim.kernel_checks import decode_plans
 from tests.sim.kernel_checks.foreign import CALLS, Calls
 
@@ -27,7 +26,7 @@ class Subject:
 
 
 def _subjects() -> dict[str, Subject]:
-    prefill, decode, swa = (module.GRID for module in (prove_prefill, prove_gdn_decode, prove_swa))
+    prefill, decode, swa = (GRIDS[op] for op in ("gdn_prefill", "gdn_decode", "swa_decode"))
     found = {
         # Stages come from the same launches.
         "gdn_prefill sm100": Subject(prefill, "sm100", stages=True),
